@@ -1,0 +1,1 @@
+"""jaxrl: a reinforcement learning training loop in JAX."""

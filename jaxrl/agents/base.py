@@ -1,0 +1,72 @@
+"""The interface of an agent."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, Protocol
+
+from jaxrl.types import Array, Batch, EnvSpec, Key, Metrics, PyTree
+
+Mode = Literal["explore", "exploit"]
+
+
+class AgentInit(Protocol):
+    def __call__(self, key: Key, /) -> PyTree:
+        """Return the state of a fresh agent. The key is consumed."""
+        ...
+
+
+class ActFn(Protocol):
+    def __call__(
+        self, state: PyTree, obs: PyTree, noise: PyTree, opt_step: Array, mode: Mode, /
+    ) -> tuple[PyTree, PyTree]:
+        """Choose an action for each of `obs` `[N, ...]`; return the actions `[N, ...]` and extras to be stored with them.
+
+        `opt_step` counts the optimisation steps done so far and is shared by a whole population. With `exploit` the
+        choice is greedy, `noise` may be `None`, and a state that `strip` made is enough.
+        """
+        ...
+
+
+class DrawAct(Protocol):
+    def __call__(self, key: Key, num_envs: int, /) -> PyTree:
+        """Draw the randomness of one `act` in `explore` mode. The key is consumed."""
+        ...
+
+
+class UpdateFn(Protocol):
+    def __call__(self, state: PyTree, batch: Batch, noise: PyTree, opt_step: Array, /) -> tuple[PyTree, Metrics, Array]:
+        """Make optimisation step number `opt_step` (from 0); return the new state, metrics, and priorities `[B]`."""
+        ...
+
+
+class DrawUpdate(Protocol):
+    def __call__(self, key: Key, /) -> PyTree:
+        """Draw the randomness of one `update`. The key is consumed."""
+        ...
+
+
+class StripFn(Protocol):
+    def __call__(self, state: PyTree, /) -> PyTree:
+        """Return `state` less what acting greedily does not need."""
+        ...
+
+
+class Agent(NamedTuple):
+    """Pure functions over an agent's state, which holds its parameters and, as arrays, whatever a sweep may vary."""
+
+    name: str
+    init: AgentInit
+    act: ActFn
+    update: UpdateFn
+    draw_act: DrawAct
+    draw_update: DrawUpdate
+    strip: StripFn
+    settings: Mapping[str, Any] | None = None
+    """What rebuilds it, under the names of its settings dataclass; `None` for one with parts made by hand."""
+
+
+class AgentMaker(Protocol):
+    """What `jaxrl.dqn(...)` and its sisters return: an agent that still has to be told its environment."""
+
+    def __call__(self, spec: EnvSpec, /) -> Agent:
+        """Return the agent for the spaces of `spec`; raise `SettingsError` if it cannot take them."""
+        ...

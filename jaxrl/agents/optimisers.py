@@ -1,0 +1,68 @@
+"""Optimisers by name, and the steps of an update that every agent shares."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl.errors import SettingsError, nearest
+from jaxrl.types import Array, PyTree
+
+Optimiser = Callable[[Any], optax.GradientTransformation]
+"""From a learning rate, which may be a traced array, to an Optax transformation."""
+
+OPTIMISERS: dict[str, Optimiser] = {
+    "adam": optax.adam,
+    "adamw": optax.adamw,
+    "lion": optax.lion,
+    "nadam": optax.nadam,
+    "radam": optax.radam,
+    "rmsprop": optax.rmsprop,
+    "sgd": optax.sgd,
+}
+
+
+def optimiser_named(name: str) -> Optimiser:
+    """Return the Optax optimiser `name`; raise `SettingsError` with the nearest names if there is none."""
+    if name not in OPTIMISERS:
+        raise SettingsError(f"unknown optimizer {name!r}; {nearest(name, OPTIMISERS)}")
+    return OPTIMISERS[name]
+
+
+def clip_by_norm(grads: PyTree, norm: Array, max_norm: Array) -> PyTree:
+    """Scale `grads`, whose global norm is `norm`, down to a global norm of `max_norm` where it is larger."""
+    scale = jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-12))
+    return jax.tree.map(lambda g: g * scale, grads)
+
+
+def linear(start: Array, end: Array | float, duration: int, step: Array) -> Array:
+    """Move from `start` to `end` over `duration` steps, then stay; with a duration of 0, be at `end` at once."""
+    if duration == 0:
+        return jnp.asarray(end, jnp.float32)
+    done = jnp.minimum(step, duration).astype(jnp.float32) / duration
+    return start + (end - start) * done
+
+
+def accumulate(
+    loss: Callable[[PyTree, PyTree], tuple[Array, PyTree]], params: PyTree, batch: PyTree, parts: int
+) -> tuple[Array, PyTree, PyTree]:
+    """Return `loss`, its auxiliary output and its gradient, over `parts` equal pieces of `batch` one after the other.
+
+    `loss(params, batch)` must be a mean over the batch; the result is then that of the whole batch, in `1 / parts` of
+    the memory. Every leaf of the auxiliary output is `[B, ...]`.
+    """
+    grad = jax.value_and_grad(loss, has_aux=True)
+    if parts == 1:
+        (value, aux), grads = grad(params, batch)
+        return value, aux, grads
+    pieces = jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch)
+
+    def piece(sums: tuple[Array, PyTree], part: PyTree) -> tuple[tuple[Array, PyTree], PyTree]:
+        (value, aux), grads = grad(params, part)
+        return jax.tree.map(lambda s, x: s + x / parts, sums, (value, grads)), aux
+
+    zeros = (jnp.float32(0.0), jax.tree.map(jnp.zeros_like, params))
+    (value, grads), aux = jax.lax.scan(piece, zeros, pieces)
+    return value, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), aux), grads

@@ -1,0 +1,6 @@
+"""Buffers: from transitions to batches."""
+
+from jaxrl.buffers.base import Buffer
+from jaxrl.buffers.uniform import uniform
+
+__all__ = ["Buffer", "uniform"]

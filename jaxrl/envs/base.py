@@ -1,0 +1,226 @@
+"""One environment as pure functions, and `N` of them with auto-reset."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.errors import SettingsError, check_count
+from jaxrl.types import Array, EnvSpec, Key, PyTree, Step, space_struct, tree_bytes, tree_where
+
+FRESH_BYTES = 4096
+"""Reset states of at most so many bytes are drawn ahead of the loop; larger ones are made from a key inside it."""
+
+
+class TimeStep(NamedTuple):
+    """What one step of one environment yields; all but `obs` and `info` are scalars."""
+
+    obs: PyTree
+    """The true successor. An environment never resets itself inside a step."""
+    reward: Array | float
+    terminated: Array | bool
+    """The episode reached an end of its own: nothing follows, so nothing is bootstrapped."""
+    truncated: Array | bool = False
+    """The episode was cut from outside. A limit given as `EnvSpec.time_limit` is applied by `vectorise`."""
+    info: Mapping[str, Array] = {}
+    """Scalars worth recording."""
+
+
+class ResetFn(Protocol):
+    def __call__(self, key: Key, /) -> tuple[PyTree, PyTree]:
+        """Start an episode; return its state and first observation. The key is consumed."""
+        ...
+
+
+class StepFn(Protocol):
+    def __call__(self, state: PyTree, action: PyTree, noise: PyTree, /) -> tuple[PyTree, TimeStep]:
+        """Advance one step; `noise` is what `draw` returned, a fresh key unless the environment says otherwise."""
+        ...
+
+
+class DrawFn(Protocol):
+    def __call__(self, key: Key, /) -> PyTree:
+        """Draw all randomness of one step. The key is consumed."""
+        ...
+
+
+class RenderFn(Protocol):
+    def __call__(self, state: PyTree, /) -> np.ndarray:
+        """Draw one state on the host as `[H, W, 3]` uint8."""
+        ...
+
+
+def draw_key(key: Key) -> Key:
+    """Hand the key itself to the step: the default of a part that does not draw ahead."""
+    return key
+
+
+def draw_nothing(key: Key) -> tuple[()]:
+    """Draw nothing: for a part without randomness."""
+    del key
+    return ()
+
+
+class Env(NamedTuple):
+    """An environment: two pure functions and a description."""
+
+    spec: EnvSpec
+    reset: ResetFn
+    step: StepFn
+    draw: DrawFn = draw_key
+    render: RenderFn | None = None
+    settings: Mapping[str, Any] | None = None
+    """What `make_env` needs to build it again; `None` for an environment made by hand."""
+
+
+class VecEnvState(NamedTuple):
+    """State of `N` environments; every leaf begins with `[N]`."""
+
+    env: PyTree
+    episode_return: Array
+    """Float32, sum of the raw rewards of the running episode."""
+    episode_length: Array
+    """Int32, steps of the running episode."""
+
+
+class VecEnv(NamedTuple):
+    """`N` environments behind the interface of one, with auto-reset."""
+
+    spec: EnvSpec
+    num_envs: int
+    reset: ResetFn
+    step: Any
+    """`(state, action, noise) -> (state, Step)`"""
+    draw: DrawFn
+
+
+def vectorise(env: Env, num_envs: int) -> VecEnv:
+    """Run `num_envs` copies of `env` side by side; an episode's end starts the next one in the same step.
+
+    The returned `step` yields a `Step` whose `final_obs` is the true successor and whose `obs` is what the policy
+    sees next. `info` holds the environment's own scalars, and `episode_return` and `episode_length`, which are those
+    of a whole episode where the step ended one. A non-finite observation or reward cuts its episode (`truncated`) and
+    is marked `valid=False`, its values replaced by zeros.
+
+    Every reset state is a true fresh reset. Small ones come with the noise (`draw`), large ones are made in the step.
+
+    Raises:
+      SettingsError: `reset` and `step` of `env` disagree on a shape, a dtype or a structure.
+    """
+    check_count("num_envs", num_envs)
+    check_stable(env)
+    ahead = tree_bytes(jax.eval_shape(env.reset, _KEY)) <= FRESH_BYTES
+    return VecEnv(
+        spec=env.spec,
+        num_envs=num_envs,
+        reset=partial(_reset, env, num_envs),
+        step=partial(_step, env, ahead),
+        draw=partial(_draw, env, num_envs, ahead),
+    )
+
+
+def _reset(env: Env, num_envs: int, key: Key) -> tuple[VecEnvState, PyTree]:
+    state, obs = _fresh(env, jax.random.split(key, num_envs))
+    return VecEnvState(state, jnp.zeros(num_envs), jnp.zeros(num_envs, jnp.int32)), obs
+
+
+def _fresh(env: Env, keys: Array) -> tuple[PyTree, PyTree]:
+    """Reset one environment a key, without weak types, so that states keep their types from step to step."""
+    return jax.tree.map(lambda x: jnp.asarray(x, x.dtype), jax.vmap(env.reset)(keys))
+
+
+def _draw(env: Env, num_envs: int, ahead: bool, key: Key) -> tuple[PyTree, PyTree]:
+    step_key, reset_key = jax.random.split(key)
+    step_noise = jax.vmap(env.draw)(jax.random.split(step_key, num_envs))
+    reset_keys = jax.random.split(reset_key, num_envs)
+    return step_noise, _fresh(env, reset_keys) if ahead else reset_keys
+
+
+def _step(env: Env, ahead: bool, state: VecEnvState, action: PyTree, noise: PyTree) -> tuple[VecEnvState, Step]:
+    step_noise, fresh = noise
+    env_state, out = jax.vmap(env.step)(state.env, action, step_noise)
+    length = state.episode_length + 1
+    valid = _finite_rows((out.obs, out.reward))
+    reward = jnp.where(valid, jnp.asarray(out.reward, jnp.float32), 0.0)
+    total = state.episode_return + reward
+    terminated = jnp.asarray(out.terminated, bool) & valid
+    truncated = (jnp.asarray(out.truncated, bool) | ~valid) & ~terminated
+    if env.spec.time_limit is not None:
+        truncated = truncated | ((length >= env.spec.time_limit) & ~terminated)
+    done = terminated | truncated
+    final_obs = tree_where(valid, out.obs, jax.tree.map(jnp.zeros_like, out.obs))
+    fresh_state, fresh_obs = fresh if ahead else _fresh(env, fresh)
+    step = Step(
+        action=action,
+        extras=(),
+        reward=reward,
+        terminated=terminated,
+        truncated=truncated,
+        final_obs=final_obs,
+        obs=tree_where(done, fresh_obs, final_obs),
+        info={**out.info, "episode_return": total, "episode_length": length},
+        valid=valid,
+    )
+    state = VecEnvState(
+        env=tree_where(done, fresh_state, env_state),
+        episode_return=jnp.where(done, 0.0, total),
+        episode_length=jnp.where(done, 0, length),
+    )
+    return state, step
+
+
+def _finite_rows(tree: PyTree) -> Array:
+    """Say for each of `N` rows whether all its floating-point entries are finite; `[N]` bool."""
+    leaves = jax.tree.leaves(tree)
+    valid = jnp.ones(leaves[0].shape[0], bool)
+    for leaf in leaves:
+        if jnp.issubdtype(leaf.dtype, jnp.inexact):
+            valid = valid & jnp.isfinite(leaf).reshape(valid.shape[0], -1).all(axis=1)
+    return valid
+
+
+# --- the contract of an environment, checked by tracing alone ---------------------------------------------------
+
+_KEY = jax.eval_shape(lambda: jax.random.key(0))
+
+
+def check_stable(env: Env) -> None:
+    """Raise `SettingsError` unless `reset` and `step` agree with each other and with the spec, leaf by leaf."""
+    state, obs = jax.eval_shape(env.reset, _KEY)
+    action = space_struct(env.spec.action_space)
+    noise = jax.eval_shape(env.draw, _KEY)
+    result = jax.eval_shape(env.step, state, action, noise)
+    name = env.spec.name
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], TimeStep)):
+        raise SettingsError(
+            f"environment {name}: step returned {type(result).__name__}; expected (state, jaxrl.TimeStep)"
+        )
+    next_state, out = result
+    require_same(f"environment {name}: the state after step", next_state, "that after reset", state)
+    require_same(f"environment {name}: the observation after step", out.obs, "that after reset", obs)
+    require_same(
+        f"environment {name}: the observation", obs, "the observation space", space_struct(env.spec.observation_space)
+    )
+    for field in ("reward", "terminated", "truncated"):
+        shape = np.shape(getattr(out, field))
+        if shape != ():
+            raise SettingsError(f"environment {name}: {field} has shape {shape}; expected a scalar")
+
+
+def require_same(what: str, tree: PyTree, other: str, expected: PyTree) -> None:
+    """Raise `SettingsError` naming the first leaf of `tree` whose path, shape or dtype is not that of `expected`."""
+    came, wanted = (dict(jax.tree_util.tree_flatten_with_path(t)[0]) for t in (tree, expected))
+    for path in sorted({*came, *wanted}, key=str):
+        where = jax.tree_util.keystr(path) or "the array"
+        if path not in came or path not in wanted:
+            missing, has = (what, other) if path not in came else (other, what)
+            raise SettingsError(f"{missing} has no leaf {where}, but {has} has; keep the structure the same")
+        a, b = came[path], wanted[path]
+        if a.shape != b.shape or a.dtype != b.dtype:
+            raise SettingsError(
+                f"{what} has {a.dtype}{list(a.shape)} at {where}; {other} has {b.dtype}{list(b.shape)}; "
+                "make them the same"
+            )

@@ -1,0 +1,169 @@
+"""Name what is wrong with an environment before any time is spent on training in it."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.envs.base import Env, TimeStep, check_stable
+from jaxrl.errors import SettingsError
+from jaxrl.types import Array, Box, Key, PyTree, sample_space
+
+RESETS = 32
+"""Fresh episodes that the check looks at to know what a reset looks like."""
+
+
+class _Walk(NamedTuple):
+    """A run of random actions in one environment, without auto-reset but with a reset by hand; leaves `[T, ...]`."""
+
+    before: PyTree
+    after: PyTree
+    out: TimeStep
+    length: Array
+
+
+def check_env(env: Env, steps: int = 1000, seed: int = 0) -> list[str]:
+    """Run `steps` random actions in `env` and name what is wrong with it, one line a finding; none is good.
+
+    Looks for states, observations or rewards that change structure, shape or dtype; non-finite and out-of-bounds
+    values; keys that are ignored or never advance; episodes that never end or whose time limit is told as
+    termination; and a reset hidden inside a step.
+    """
+    try:
+        check_stable(env)
+    except SettingsError as error:
+        return [str(error)]
+    key_resets, key_walk, key_step = jax.random.split(jax.random.key(seed), 3)
+    resets = jax.vmap(env.reset)(jax.random.split(key_resets, RESETS))
+    walk = jax.jit(_walk, static_argnums=(0, 1))(env, steps, key_walk)
+    return [
+        *_check_values(env, walk),
+        *_check_keys(env, resets, walk, key_step),
+        *_check_ends(env, steps, walk),
+        *_check_hidden_reset(resets[0], walk),
+    ]
+
+
+def _walk(env: Env, steps: int, key: Key) -> _Walk:
+    def body(carry: tuple[PyTree, Array], key: Key) -> tuple[tuple[PyTree, Array], _Walk]:
+        state, length = carry
+        act_key, draw_key, reset_key = jax.random.split(key, 3)
+        action = sample_space(env.spec.action_space, act_key)
+        after, out = env.step(state, action, env.draw(draw_key))
+        out = jax.tree.map(jnp.asarray, out)
+        done = out.terminated | out.truncated
+        if env.spec.time_limit is not None:
+            done = done | (length + 1 >= env.spec.time_limit)
+        fresh, _ = env.reset(reset_key)
+        following = jax.tree.map(lambda a, b: jnp.where(done, a, b), fresh, after)
+        return (following, jnp.where(done, 0, length + 1)), _Walk(state, after, out, length + 1)
+
+    state, _ = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), jax.tree.map(jnp.asarray, env.reset(key)))
+    return jax.lax.scan(body, (state, jnp.int32(0)), jax.random.split(key, steps))[1]
+
+
+def _check_values(env: Env, walk: _Walk) -> list[str]:
+    found = []
+    for name, tree in (("reward", walk.out.reward), ("observation", walk.out.obs)):
+        leaves = [np.asarray(x) for x in jax.tree.leaves(tree)]
+        if any(np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all() for x in leaves):
+            found.append(f"a {name} is not finite; look for a division by zero or an overflow in step")
+    space = env.spec.observation_space
+    if isinstance(space, Box) and not found:
+        obs = np.asarray(walk.out.obs, np.float64).reshape(len(walk.length), -1)
+        low, high = (np.asarray(b, np.float64).reshape(1, -1) for b in (space.low, space.high))
+        if (obs < low - 1e-5).any() or (obs > high + 1e-5).any():
+            found.append(
+                f"an observation lies outside the declared bounds: seen {obs.min():.6g} to {obs.max():.6g}, "
+                f"declared {low.min():.6g} to {high.max():.6g}; widen the observation space"
+            )
+    return found
+
+
+def _check_keys(env: Env, resets: PyTree, walk: _Walk, key: Key) -> list[str]:
+    found = []
+    for path, leaf in jax.tree_util.tree_flatten_with_path(walk.after)[0]:
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            before = dict(jax.tree_util.tree_flatten_with_path(walk.before)[0])[path]
+            if bool(jnp.any(jnp.all(_bits(before) == _bits(leaf), axis=-1))):
+                where = jax.tree_util.keystr(path)
+                found.append(
+                    f"the key in the state at {where} does not advance: every step draws the same numbers; "
+                    "use the key that step is given instead"
+                )
+    if _all_same(resets) and not _reset_is_constant(env):
+        found.append("reset uses its key but returns the same state for every key; draw from the key you are given")
+    if _all_same(resets) and _reset_is_constant(env) and _step_is_blind(env, key):
+        found.append(
+            "reset and step both ignore their keys: all environments run the same episode; "
+            "if the environment is meant to be deterministic, say so with draw=jaxrl.draw_nothing"
+        )
+    return found
+
+
+def _reset_is_constant(env: Env) -> bool:
+    jaxpr = jax.make_jaxpr(env.reset)(jax.random.key(0)).jaxpr
+    return not any(var is jaxpr.invars[0] for eqn in jaxpr.eqns for var in eqn.invars)
+
+
+def _step_is_blind(env: Env, key: Key) -> bool:
+    """Say whether `step` was given noise and reads none of it."""
+    state, _ = env.reset(key)
+    noise = env.draw(key)
+    leaves = jax.tree.leaves(noise)
+    action = sample_space(env.spec.action_space, key)
+    jaxpr = jax.make_jaxpr(lambda n, s, a: env.step(s, a, n))(noise, state, action).jaxpr
+    used = {id(var) for eqn in jaxpr.eqns for var in eqn.invars}
+    return bool(leaves) and not any(id(var) in used for var in jaxpr.invars[: len(leaves)])
+
+
+def _check_ends(env: Env, steps: int, walk: _Walk) -> list[str]:
+    terminated, truncated = np.asarray(walk.out.terminated), np.asarray(walk.out.truncated)
+    lengths, limit = np.asarray(walk.length), env.spec.time_limit
+    if limit is not None and (terminated & (lengths == limit)).sum() > 1 and not (terminated & (lengths < limit)).any():
+        return [
+            f"every episode is terminated at the time limit of {limit} steps: a cut is not an end; "
+            "report it as truncated, or leave it to EnvSpec.time_limit"
+        ]
+    if limit is None and not (terminated | truncated).any():
+        return [
+            f"no episode ended in {steps} random steps and there is no time limit: truncation is missing; "
+            "set EnvSpec.time_limit"
+        ]
+    ends = lengths[terminated]
+    if limit is None and not truncated.any() and len(ends) > 3 and len(set(ends)) == 1 and ends[0] >= 10:
+        return [
+            f"every episode is terminated after exactly {ends[0]} steps: this looks like a time limit; "
+            f"set EnvSpec.time_limit={ends[0]} instead of terminating"
+        ]
+    return []
+
+
+def _check_hidden_reset(reset_state: PyTree, walk: _Walk) -> list[str]:
+    """Compare the states at episode ends with the range of reset states: an environment must not reset itself."""
+    done = np.asarray(walk.out.terminated | walk.out.truncated)
+    like_reset = np.ones(len(done), bool)
+    for fresh, after in zip(jax.tree.leaves(reset_state), jax.tree.leaves(walk.after), strict=True):
+        if jax.dtypes.issubdtype(fresh.dtype, jax.dtypes.prng_key):
+            continue
+        fresh, after = (np.asarray(x, np.float64).reshape(len(x), -1) for x in (fresh, after))
+        like_reset &= ((after >= fresh.min(0)) & (after <= fresh.max(0))).all(axis=1)
+    if done.any() and like_reset[done].all() and not like_reset[~done].all():
+        return [
+            "the state after an episode's end looks like a fresh one: step resets by itself; "
+            "return the true successor, vectorise does the reset"
+        ]
+    return []
+
+
+def _bits(leaf: Array) -> Array:
+    return jax.random.key_data(leaf)
+
+
+def _all_same(resets: Any) -> bool:
+    def same(leaf: Array) -> bool:
+        leaf = _bits(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        return bool(jnp.all(leaf == leaf[:1]))
+
+    return all(same(leaf) for leaf in jax.tree.leaves(resets))

@@ -1,0 +1,135 @@
+"""The environments of gymnax 1.0 (https://github.com/RobertTLange/gymnax), imported only when one is asked for."""
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.envs.base import Env, TimeStep, draw_key, draw_nothing
+from jaxrl.errors import SettingsError, nearest
+from jaxrl.types import Array, Box, Discrete, EnvSpec, Key, PyTree, Space
+
+
+def names() -> list[str]:
+    """Return the names of all environments that gymnax registers."""
+    from gymnax.registration import registered_envs
+
+    return list(registered_envs)
+
+
+def make(name: str, **params: Any) -> Env:
+    """Build the gymnax environment `name`, with `params` in place of its default parameters.
+
+    Raises:
+      SettingsError: the environment has no such parameter, or gymnax cannot make it here.
+    """
+    import gymnax
+
+    try:
+        env, defaults = gymnax.make(name)
+    except Exception as error:
+        raise SettingsError(f"gymnax cannot make {name}: {error}") from error
+    unknown = set(params) - set(vars(defaults))
+    if unknown:
+        word = sorted(unknown)[0]
+        raise SettingsError(f"{name} has no parameter {word!r}; {nearest(word, vars(defaults))}")
+    return wrap(name, env, defaults.replace(**params), {"env": name, "env_args": dict(params)})
+
+
+def wrap(name: str, env: Any, params: Any, settings: dict[str, Any] | None = None) -> Env:
+    """Wrap a `gymnax.environments.environment.Environment` object and its parameters."""
+    reset = partial(_reset, env, params)
+    state, obs = jax.eval_shape(reset, jax.random.key(0))
+    action_space = _space(env.action_space(params))
+    uses_key = _uses_key(env, params, state)
+    limit = getattr(params, "max_steps_in_episode", None)
+    return Env(
+        spec=EnvSpec(
+            name=name,
+            observation_space=_observation_space(env, params, obs),
+            action_space=action_space,
+            time_limit=int(limit) if limit is not None and math.isfinite(limit) else None,
+        ),
+        reset=reset,
+        step=partial(_step, env, params, uses_key, (obs, state)),
+        draw=draw_key if uses_key else draw_nothing,
+        render=partial(_render, name, env, params),
+        settings=settings,
+    )
+
+
+def _reset(env: Any, params: Any, key: Key) -> tuple[PyTree, PyTree]:
+    obs, state = env.reset_env(key, params)
+    return jax.tree.map(jnp.asarray, (state, obs))
+
+
+def _step(
+    env: Any, params: Any, uses_key: bool, like: PyTree, state: PyTree, action: PyTree, noise: PyTree
+) -> tuple[PyTree, TimeStep]:
+    """Step without gymnax's own auto-reset, in the dtypes of the reset (several environments change theirs)."""
+    key = noise if uses_key else jax.random.key(0)
+    obs, state, reward, terminated, _ = env.step_env(key, state, action, params)
+    obs, state = jax.tree.map(lambda x, leaf: jnp.asarray(x, leaf.dtype), (obs, state), like)
+    truncated = env.is_truncated(state, params)
+    return state, TimeStep(obs, jnp.asarray(reward, jnp.float32).reshape(()), terminated, truncated)
+
+
+def _uses_key(env: Any, params: Any, state: PyTree) -> bool:
+    """Say whether a step reads its key at all; those that do not need none drawn."""
+    action = jax.eval_shape(env.action_space(params).sample, jax.random.key(0))
+    jaxpr = jax.make_jaxpr(lambda *args: env.step_env(*args, params))(jax.random.key(0), state, action).jaxpr
+    key = jaxpr.invars[0]
+    return any(var is key for eqn in jaxpr.eqns for var in eqn.invars) or any(var is key for var in jaxpr.outvars)
+
+
+def _space(space: Any) -> Space:
+    from gymnax.environments import spaces
+
+    if isinstance(space, spaces.Discrete):
+        return Discrete(int(space.n), np.dtype(space.dtype).name)
+    if isinstance(space, spaces.Box):
+        return Box(
+            _bound(space.low, space.shape), _bound(space.high, space.shape), tuple(space.shape), _name(space.dtype)
+        )
+    if isinstance(space, spaces.Dict):
+        return {name: _space(part) for name, part in space.spaces.items()}
+    return tuple(_space(part) for part in space.spaces)
+
+
+def _observation_space(env: Any, params: Any, obs: PyTree) -> Space:
+    """Take the declared bounds where they fit what `reset` really returns, and its true shape and dtype always."""
+    try:
+        declared = _space(env.observation_space(params))
+    except (NotImplementedError, AttributeError, TypeError):
+        declared = None
+    if isinstance(declared, Discrete) and obs.shape == ():
+        return Discrete(declared.n, _name(obs.dtype))
+
+    def leaf_space(leaf: Any) -> Box:
+        if isinstance(declared, Box) and declared.shape == leaf.shape:
+            return Box(declared.low, declared.high, leaf.shape, _name(leaf.dtype))
+        return Box(-math.inf, math.inf, leaf.shape, _name(leaf.dtype))
+
+    return jax.tree.map(leaf_space, obs)
+
+
+def _name(dtype: Any) -> str:
+    return np.dtype(dtype).name
+
+
+def _bound(bound: Any, shape: tuple[int, ...]) -> float | tuple[float, ...]:
+    """Write a bound as one number where all entries are equal, else as one number an entry."""
+    values = np.broadcast_to(np.asarray(bound, np.float64), shape).ravel()
+    if values.size == 0 or (values == values[0]).all():
+        return float(values[0]) if values.size else 0.0
+    return tuple(float(v) for v in values)
+
+
+def _render(name: str, env: Any, params: Any, state: PyTree) -> np.ndarray:
+    from jaxrl.envs.render import draw_state
+
+    obs: Array = env.observe(jax.random.key(0), state, None, params)
+    return draw_state(name, state, jax.tree.map(np.asarray, obs))

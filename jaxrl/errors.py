@@ -1,0 +1,64 @@
+"""The errors that a user can cause, each with the exit code of the command line."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class JaxrlError(Exception):
+    """Say in one line what came, what was expected, and how to mend it."""
+
+    exit_code = 1
+
+
+class SettingsError(JaxrlError, ValueError):
+    """Refuse bad usage or settings, before anything compiles."""
+
+    exit_code = 2
+
+
+class DivergedError(JaxrlError):
+    """Report training that no longer makes finite updates."""
+
+    exit_code = 3
+
+
+class RunDirInUseError(JaxrlError):
+    """Refuse a run directory that another process is writing."""
+
+    exit_code = 4
+
+
+class StorageError(JaxrlError):
+    """Report a checkpoint that could not be written."""
+
+    exit_code = 5
+
+
+class NoCheckpointError(JaxrlError):
+    """Refuse to resume where no valid checkpoint is left."""
+
+    exit_code = 6
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return a hint that names the entries of `known` closest to `word`, or all of them if none is close."""
+    known = sorted(known)
+    lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), lower, n=3, cutoff=0.5)
+    if close:
+        return "did you mean " + " or ".join(lower[name] for name in close) + "?"
+    return "known: " + ", ".join(known)
+
+
+def check_count(name: str, value: object, least: int = 1) -> int:
+    """Return `value` if it is a whole number of at least `least`; raise `SettingsError` otherwise."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) != value or int(value) < least:
+        raise SettingsError(f"{name} is {value!r}; expected a whole number of at least {least}")
+    return int(value)
+
+
+def check_between(name: str, value: float, low: float, high: float) -> float:
+    """Return `value` if it is finite and within `[low, high]`; raise `SettingsError` otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise SettingsError(f"{name} is {value!r}; expected a number from {low:g} to {high:g}")
+    return value

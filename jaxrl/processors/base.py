@@ -1,0 +1,195 @@
+"""Processors turn environment steps into transitions, and what the environment shows into what the policy sees."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.errors import SettingsError, check_between, check_count
+from jaxrl.types import Array, Box, Discrete, MultiDiscrete, PyTree, Space, Step, Transition
+
+
+class ProcessorInit(Protocol):
+    def __call__(self, obs: PyTree, /) -> PyTree:
+        """Begin at the first observations `[N, ...]`; return the processor's state."""
+        ...
+
+
+class ProcessFn(Protocol):
+    def __call__(self, state: PyTree, step: Step, /) -> tuple[PyTree, Any]:
+        """Take in one step of `N` environments; return the new state, and a `Step` or (the last of a chain) a `Transition`."""
+        ...
+
+
+class ObserveFn(Protocol):
+    def __call__(self, state: PyTree, /) -> PyTree:
+        """Return what the policy sees now, `[N, ...]`: the latest observation, processed."""
+        ...
+
+
+class SpaceFn(Protocol):
+    def __call__(self, space: Space, /) -> Space:
+        """Return the space of what the policy sees, given that of the environment's observations."""
+        ...
+
+
+class Processor(NamedTuple):
+    """Pure functions over `N` environments at once. A processor keeps the previous observation itself.
+
+    Two kinds share this interface: those that change a `Step` (frame stack, reward scale and clip), and those that
+    end a chain by making a `Transition` of it (one-step, n-step).
+    """
+
+    init: ProcessorInit
+    process: ProcessFn
+    observe: ObserveFn
+    horizon: int = 0
+    """How many vector steps pass before the first transition comes out: `n - 1` for n-step."""
+    makes_transitions: bool = False
+    space: SpaceFn = lambda space: space
+    settings: Mapping[str, Any] | None = None
+    """What rebuilds it, under the names of `ProcessorConfig`; `None` for one made by hand."""
+
+
+def chain(*processors: Processor) -> Processor:
+    """Run `processors` in order, each on what the one before it made; the last one makes the transitions.
+
+    Raises:
+      SettingsError: the last makes no transitions, or an earlier one does.
+    """
+    makes = [p.makes_transitions for p in processors]
+    if not makes or makes != [False] * (len(makes) - 1) + [True]:
+        raise SettingsError(
+            "chain: exactly the last processor must make transitions; put one_step() or n_step(n) at the end, only there"
+        )
+    settings = [p.settings for p in processors]
+    return Processor(
+        init=partial(_init, processors),
+        process=partial(_process, processors),
+        observe=partial(_observe, processors),
+        horizon=sum(p.horizon for p in processors),
+        makes_transitions=True,
+        space=partial(_space, processors),
+        settings=None if None in settings else {k: v for part in settings if part for k, v in part.items()},
+    )
+
+
+def _init(processors: tuple[Processor, ...], obs: PyTree) -> tuple[PyTree, ...]:
+    states = []
+    for processor in processors:
+        states.append(processor.init(obs))
+        obs = processor.observe(states[-1])
+    return tuple(states)
+
+
+def _process(
+    processors: tuple[Processor, ...], states: tuple[PyTree, ...], step: Step
+) -> tuple[tuple[PyTree, ...], Transition]:
+    new_states, result = [], step
+    for processor, state in zip(processors, states, strict=True):
+        state, result = processor.process(state, result)
+        new_states.append(state)
+    return tuple(new_states), result  # type: ignore[return-value]
+
+
+def _observe(processors: tuple[Processor, ...], states: tuple[PyTree, ...]) -> PyTree:
+    return processors[-1].observe(states[-1])
+
+
+def _space(processors: tuple[Processor, ...], space: Space) -> Space:
+    for processor in processors:
+        space = processor.space(space)
+    return space
+
+
+def begin(processor: Processor, obs: PyTree, action: PyTree, extras: PyTree) -> PyTree:
+    """Start `processor` at the first observations `[N, ...]`, in a state whose structure later steps keep.
+
+    The processor is shown a blank step that ends an episode before the first one: nothing of it is ever learnt from,
+    but from `action` and `extras` (of any value, `[N, ...]`) it knows what its windows must hold.
+    """
+    num_envs = jax.tree.leaves(obs)[0].shape[0]
+    ended = jnp.ones(num_envs, bool)
+    blank = Step(action, extras, jnp.zeros(num_envs), ~ended, ended, final_obs=obs, obs=obs, valid=~ended)
+    return processor.process(processor.init(obs), blank)[0]
+
+
+def map_reward(function: Any, settings: Mapping[str, Any] | None = None) -> Processor:
+    """Apply `function` to each reward `[N]` and pass the rest on; recorded returns stay those of the environment."""
+    return Processor(
+        init=lambda obs: obs,
+        process=lambda state, step: (step.obs, step._replace(reward=function(step.reward))),
+        observe=lambda state: state,
+        settings=settings,
+    )
+
+
+def reward_scale(scale: float) -> Processor:
+    """Multiply every reward by `scale`."""
+    check_between("reward_scale", scale, -1e30, 1e30)
+    return map_reward(lambda reward: reward * scale, {"reward_scale": scale})
+
+
+def reward_clip(bound: float) -> Processor:
+    """Clip every reward to `[-bound, bound]`."""
+    check_between("reward_clip", bound, 0.0, 1e30)
+    return map_reward(lambda reward: jnp.clip(reward, -bound, bound), {"reward_clip": bound})
+
+
+def frame_stack(frames: int) -> Processor:
+    """Show the policy the last `frames` observations, joined along the last axis, oldest first.
+
+    An observation `[N, ..., C]` becomes `[N, ..., frames * C]`. At an episode's start its first observation fills the
+    whole stack, so that nothing of the previous episode is seen; the successor of a last step ends the old stack.
+    """
+    check_count("frame_stack", frames)
+    return Processor(
+        init=lambda obs: _fill(obs, frames),
+        process=partial(_stack, frames),
+        observe=lambda state: state,
+        space=partial(_stacked_space, frames),
+        settings={"frame_stack": frames},
+    )
+
+
+def _stacked_space(frames: int, space: Space) -> Space:
+    def stacked(leaf: Box | Discrete | MultiDiscrete) -> Space:
+        if not isinstance(leaf, Box):
+            return MultiDiscrete(tuple(np.atleast_1d(leaf.n).tolist()) * frames, leaf.dtype)
+        shape = leaf.shape or (1,)
+        low, high = (_stacked_bound(bound, shape, frames) for bound in (leaf.low, leaf.high))
+        return Box(low, high, (*shape[:-1], shape[-1] * frames), leaf.dtype)
+
+    return jax.tree.map(stacked, space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
+
+
+def _stacked_bound(bound: Any, shape: tuple[int, ...], frames: int) -> Any:
+    if not isinstance(bound, tuple):
+        return bound
+    return tuple(np.concatenate([np.reshape(bound, shape)] * frames, axis=-1).ravel().tolist())
+
+
+def _fill(obs: PyTree, frames: int) -> PyTree:
+    return jax.tree.map(lambda x: jnp.concatenate([_column(x)] * frames, axis=-1), obs)
+
+
+def _column(obs: Array) -> Array:
+    """Give scalar observations `[N]` an axis to be stacked along."""
+    return obs[:, None] if obs.ndim == 1 else obs
+
+
+def _stack(frames: int, stack: PyTree, step: Step) -> tuple[PyTree, Step]:
+    def push(old: Array, new: Array) -> Array:
+        new = _column(new)
+        return jnp.concatenate([old[..., new.shape[-1] :], new], axis=-1)
+
+    def restart(fresh: Array, going_on: Array) -> Array:
+        done = (step.terminated | step.truncated).reshape(-1, *(1,) * (going_on.ndim - 1))
+        return jnp.where(done, fresh, going_on)
+
+    final_obs = jax.tree.map(push, stack, step.final_obs)
+    obs = jax.tree.map(restart, _fill(step.obs, frames), final_obs)
+    return obs, step._replace(final_obs=final_obs, obs=obs)

@@ -1,0 +1,89 @@
+"""From steps to transitions over one or several steps.
+
+The n-step return is that of Sutton and Barto, *Reinforcement Learning* (2018), equation 7.1. Environments keep their
+places in the batch and one transition comes out per environment and step, `n - 1` steps late, so that every shape and
+every place in a buffer follows from the number of steps alone.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from jaxrl.errors import check_between, check_count
+from jaxrl.processors.base import Processor
+from jaxrl.types import Array, PyTree, Step, Transition, tree_where
+
+
+class NStepState(NamedTuple):
+    """The running observation, and the `n - 1` transitions that are not yet complete."""
+
+    obs: PyTree
+    discount: Array
+    """Scalar float32 gamma: an array, so that a sweep can vary it without compiling again."""
+    pending: tuple[Transition, ...]
+    """Oldest first, each `[N, ...]`; `discount` is `gamma^k` of the `k` steps taken in so far."""
+    open: tuple[Array, ...]
+    """`[N]` bool beside each: its episode still goes on, so that the next reward belongs to it."""
+
+
+def one_step(discount: float = 0.99) -> Processor:
+    """Make a transition of every step."""
+    return n_step(1, discount)
+
+
+def n_step(n: int, discount: float = 0.99) -> Processor:
+    """Make of every step a transition over the `n` steps that begin with it.
+
+    `reward` is the sum of `discount^i` times the `i`-th reward, over `k = n` steps or up to the episode's end, whichever
+    is first; it never crosses an end. `next_obs` is the true successor of the last step taken in. The transition's
+    `discount` is `discount^k`, and 0 where that step terminated: after a truncation one bootstraps.
+
+    Raises:
+      SettingsError: `n` below 1, or a discount outside `[0, 1]`.
+    """
+    check_count("n_step", n)
+    check_between("discount", discount, 0.0, 1.0)
+    return Processor(
+        init=partial(_init, n, discount),
+        process=_process,
+        observe=lambda state: state.obs,
+        horizon=n - 1,
+        makes_transitions=True,
+        settings={"n_step": n, "discount": discount},
+    )
+
+
+def _init(n: int, discount: float, obs: PyTree) -> NStepState:
+    # What an action looks like is not known before the first step: `None` until then (see `base.begin`).
+    return NStepState(obs, jnp.float32(discount), (None,) * (n - 1), (None,) * (n - 1))  # type: ignore[arg-type]
+
+
+def _process(state: NStepState, step: Step) -> tuple[NStepState, Transition]:
+    gamma, ended = state.discount, step.terminated | step.truncated
+    newest = Transition(
+        obs=state.obs,
+        action=step.action,
+        reward=step.reward,
+        discount=jnp.where(step.terminated, 0.0, gamma),
+        next_obs=step.final_obs,
+        extras=step.extras,
+        weight=jnp.asarray(step.valid, jnp.float32) * jnp.ones_like(step.reward),
+    )
+    entries = [
+        (newest, ~ended) if old is None else (_extend(old, is_open, step, gamma), is_open & ~ended)
+        for old, is_open in zip(state.pending, state.open, strict=True)
+    ]
+    (out, _), *rest = [*entries, (newest, ~ended)]
+    return NStepState(step.obs, gamma, tuple(t for t, _ in rest), tuple(o for _, o in rest)), out
+
+
+def _extend(old: Transition, is_open: Array, step: Step, gamma: Array) -> Transition:
+    """Take one more step into a pending transition, in those environments whose episode goes on."""
+    longer = old._replace(
+        reward=old.reward + old.discount * step.reward,
+        discount=jnp.where(step.terminated, 0.0, old.discount * gamma),
+        next_obs=step.final_obs,
+        weight=old.weight * jnp.asarray(step.valid, jnp.float32),
+    )
+    return tree_where(is_open, longer, old)

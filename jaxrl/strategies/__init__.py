@@ -1,0 +1,6 @@
+"""Strategies: environment, processor, buffer and agent composed into one pure training step."""
+
+from jaxrl.strategies.base import Policy, Strategy, fold
+from jaxrl.strategies.off_policy import off_policy
+
+__all__ = ["Policy", "Strategy", "fold", "off_policy"]

@@ -1,0 +1,118 @@
+"""The interface of a strategy, the policy that it trains, and the loop over iterations with randomness drawn ahead."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.envs.base import Env
+from jaxrl.types import Array, EnvSpec, Key, Metrics, PyTree, Step, tree_bytes
+
+BLOCK = 64
+"""Iterations whose randomness is drawn in one batched call, at most."""
+BLOCK_BYTES = 4 << 20
+"""Bytes of randomness of one block, at most (but never less than one iteration)."""
+
+
+class StrategyInit(Protocol):
+    def __call__(self, key: Key, /) -> PyTree:
+        """Return the training state before iteration 0, warmed up. The key is consumed; `state.key` is the stream's."""
+        ...
+
+
+class StrategyDraw(Protocol):
+    def __call__(self, key: Key, t: Array, /) -> PyTree:
+        """Return all randomness of iteration `t` (uint32), a pure function of the stream's key and `t`."""
+        ...
+
+
+class StrategyStep(Protocol):
+    def __call__(self, state: PyTree, noise: PyTree, t: Array, /) -> tuple[PyTree, Metrics]:
+        """Make iteration `t`; return the new state and its metrics. `t` is one scalar, also for a population."""
+        ...
+
+
+class Policy(NamedTuple):
+    """How to act with what a strategy trained, for `N` environments at once."""
+
+    spec: EnvSpec
+    """The spaces of the environment, not those after processing."""
+    params: Callable[[PyTree], PyTree]
+    """`(state) -> params`: the part of a training state that acting greedily needs."""
+    begin: Callable[[PyTree, PyTree], PyTree]
+    """`(params, obs) -> carry`: start at the first observations."""
+    act: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
+    """`(params, carry) -> (carry, action)`: choose greedily."""
+    observe: Callable[[PyTree, PyTree, Step], PyTree]
+    """`(params, carry, step) -> carry`: take in what the action led to."""
+
+
+class Strategy(NamedTuple):
+    """One pure training step, composed of environment, processor, buffer and agent.
+
+    A strategy of one's own needs the first five fields; its state must have a field `key`, the key of its stream.
+    Evaluation needs `env` and `policy`, or an evaluator of one's own.
+    """
+
+    init: StrategyInit
+    draw: StrategyDraw
+    step: StrategyStep
+    env_steps_per_step: int
+    opt_steps_per_step: int
+    warmup_env_steps: int = 0
+    """Environment steps that `init` takes."""
+    env: Env | None = None
+    policy: Policy | None = None
+    notes: tuple[str, ...] = ()
+    """What was rounded or chosen for the user, to be said aloud."""
+    settings: Mapping[str, Any] | None = None
+    """What rebuilds it from the command line; `None` where a part was made by hand."""
+
+
+def fold(key: Key, t: Array | int) -> Key:
+    """Return the key of iteration `t` of the stream of `key`."""
+    return jax.random.fold_in(key, t)
+
+
+def block_length(draw: StrategyDraw, key: Key) -> int:
+    """Return how many iterations' randomness to draw at once: a power of two, from the size of one iteration's."""
+    one = tree_bytes(jax.eval_shape(draw, key, jnp.uint32(0)))
+    length = BLOCK
+    while length > 1 and length * one > BLOCK_BYTES:
+        length //= 2
+    return length
+
+
+def iterate(
+    draw: StrategyDraw,
+    body: Callable[[PyTree, PyTree, Array], PyTree],
+    key: Key,
+    carry: PyTree,
+    start: Array,
+    stop: Array,
+) -> PyTree:
+    """Run `carry = body(carry, draw(key, t), t)` for `t` from `start` to `stop`, drawing a block at a time.
+
+    `start` and `stop` are traced: one program runs every length. Blocks begin at whole multiples of their length,
+    so that an iteration's randomness always comes from the same place of the same program: how a run is cut into
+    calls cannot change a bit of it.
+    """
+    length = block_length(draw, key)
+    start, stop = (jnp.asarray(t, jnp.uint32) for t in (start, stop))
+
+    def block(index: Array, carry: PyTree) -> PyTree:
+        first = index * length
+        noise = jax.vmap(draw, in_axes=(None, 0))(key, first + jnp.arange(length, dtype=jnp.uint32))
+
+        def one(t: Array, carry: PyTree) -> PyTree:
+            # The block ends are below 2^32 because the first of them is at most `stop`.
+            place = (t - first).astype(jnp.int32)
+            return body(carry, jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, place, keepdims=False), noise), t)
+
+        low = jnp.maximum(start, first)
+        high = jnp.where(stop - first < length, stop, first + length)
+        return jax.lax.fori_loop(low, high, one, carry)
+
+    blocks_end = stop // length + (stop % length > 0).astype(jnp.uint32)
+    return jax.lax.fori_loop(start // length, blocks_end, block, carry)
