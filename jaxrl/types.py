@@ -109,13 +109,20 @@ def space_from_plain(plain: Any) -> Space:
     if kind == "tuple":
         return tuple(space_from_plain(part) for part in value)
     (cls,) = (c for c in _LEAVES if c.__name__ == kind)
-    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in value.items()})
+    return cls(**{k: _unplain(v) for k, v in value.items()})
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(v) for v in value]
-    return value
+    # JSON has no infinity.
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _unplain(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_unplain(v) for v in value)
+    return float(value) if value in ("inf", "-inf") else value
 
 
 class EnvSpec(NamedTuple):

@@ -138,6 +138,8 @@ def _checked(config: DQNConfig, settings: dict[str, Any]) -> DQNConfig:
         check_between(f"agent.{name}", getattr(config, name), low, high)
     for name, least in (("accumulate", 1), ("epsilon_decay", 0), ("lr_decay", 0), ("target_interval", 1)):
         check_count(f"agent.{name}", getattr(config, name), least)
+    if not isinstance(config.features, tuple | list):
+        raise SettingsError(f"agent.features is {config.features!r}; expected a width for each layer, as in (120, 84)")
     for width in config.features:
         check_count("agent.features", width)
     for name, known in (
@@ -206,7 +208,7 @@ def _update(
     loss, (error, q), grads = accumulate(
         partial(_loss, parts, state.target), state.params, batch, _pieces(config.accumulate, batch)
     )
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     lr = linear(hyper.lr, 0.0, config.lr_decay, opt_step) if config.lr_decay else hyper.lr
     updates, opt_state = parts.optimiser(lr).update(
         clip_by_norm(grads, norm, hyper.max_grad_norm), state.opt_state, state.params

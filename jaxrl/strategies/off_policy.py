@@ -334,15 +334,14 @@ def make_policy(agent: Agent, processor: Processor, env: Env) -> Policy:
 
     def begin_policy(params: PyTree, obs: PyTree) -> PyTree:
         seen = processor.observe(processor.init(obs))
-        shapes = jax.eval_shape(lambda p, o: agent.act(p, o, None, jnp.uint32(0), "exploit"), params, seen)
-        action, extras = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return begin(processor, obs, action, extras)
+        shapes, _ = jax.eval_shape(lambda p, o: agent.act(p, o, None, jnp.uint32(0), "exploit"), params, seen)
+        return begin(processor, obs, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), ())
 
     def act(params: PyTree, carry: PyTree) -> tuple[PyTree, PyTree]:
         action, _ = agent.act(params, processor.observe(carry), None, jnp.uint32(0), "exploit")
         return carry, action
 
     def observe(params: PyTree, carry: PyTree, step: Step) -> PyTree:
-        return processor.process(carry, step)[0]
+        return processor.process(carry, step._replace(extras=()))[0]
 
     return Policy(env.spec, lambda state: agent.strip(state.agent), begin_policy, act, observe)

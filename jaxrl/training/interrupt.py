@@ -1,0 +1,46 @@
+"""Stopping a run from outside: by a handle, from any thread, or by SIGINT and SIGTERM."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Interrupt:
+    """A handle that stops a run at its next chunk's end, after saving. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self.signal: int | None = None
+
+    def stop(self, reason: str = "handle") -> None:
+        """Ask the run to save and stop."""
+        self.reason = self.reason or reason
+
+    def __bool__(self) -> bool:
+        return self.reason is not None
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Turn the first SIGINT or SIGTERM into `stop`; a second one ends the process at once (130 or 143).
+
+        Handlers can only be set by the main thread; in any other this does nothing.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        old = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self.signal is not None:
+            os._exit(128 + number)
+        self.signal = number
+        self.stop(signal.Signals(number).name)

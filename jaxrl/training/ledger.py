@@ -1,0 +1,96 @@
+"""What the host knows of a run: where it is, how good it was, and where the time went."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from jaxrl.training.schedule import Schedule
+
+PARTS = ("compile", "init", "train", "evaluate", "record", "save")
+
+
+@dataclass
+class Ledger:
+    """Exact counters, scores and seconds; saved with every checkpoint."""
+
+    t: int = 0
+    """Iterations done."""
+    best_score: float | None = None
+    best_opt_steps: int | None = None
+    last_score: float | None = None
+    evals_without_best: int = 0
+    interval_start: int = 0
+    """Iteration at which the running interval of metrics began."""
+    interval_s: float = 0.0
+    """Seconds of training in it."""
+    wall_s: float = 0.0
+    """Seconds of the run before this process took it up."""
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    _begun: float = field(default_factory=time.perf_counter)
+
+    @property
+    def wall(self) -> float:
+        """Seconds of the run in all."""
+        return self.wall_s + time.perf_counter() - self._begun
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Add the time spent inside to `part`."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[part] += time.perf_counter() - begun
+
+    def trained(self, t: int, seconds: float) -> None:
+        """Take note that training reached iteration `t` in `seconds`."""
+        self.t = t
+        self.seconds["train"] += seconds
+        self.interval_s += seconds
+
+    def judge(self, score: float, opt_steps: int) -> bool:
+        """Take note of an evaluation; say whether it is the best: strictly greater, and NaN never."""
+        is_best = score == score and (self.best_score is None or score > self.best_score)
+        self.last_score = score if score == score else None
+        self.evals_without_best = 0 if is_best else self.evals_without_best + 1
+        if is_best:
+            self.best_score, self.best_opt_steps = score, opt_steps
+        return is_best
+
+    def counters(self, schedule: Schedule) -> dict[str, int]:
+        """Return the exact counts that every row begins with."""
+        return {"opt_steps": schedule.opt_steps(self.t), "env_steps": schedule.env_steps(self.t)}
+
+    def rates(self, schedule: Schedule, iterations: int, seconds: float) -> dict[str, float | None]:
+        """Return steps per second of training, compile, evaluation and saving left out."""
+        rate = iterations / seconds if seconds and iterations else None
+        return {
+            "opt_steps_per_sec": rate and rate * schedule.opt_steps_per_step,
+            "env_steps_per_sec": rate and rate * schedule.env_steps_per_step,
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the ledger."""
+        facts = {**asdict(self), "wall_s": self.wall}
+        del facts["_begun"]
+        return facts
+
+    def take_up(self, facts: dict[str, Any]) -> "Ledger":
+        """Return the ledger of a run that goes on from `facts`, with the seconds that this process has spent."""
+        seconds = {part: facts["seconds"].get(part, 0.0) + self.seconds[part] for part in PARTS}
+        return Ledger(**{**facts, "seconds": seconds, "_begun": self._begun})
+
+    def summary(self, schedule: Schedule) -> dict[str, Any]:
+        """Return counters, speeds, scores, and seconds by part and in all."""
+        wall = self.wall
+        return {
+            **self.counters(schedule),
+            **self.rates(schedule, self.t, self.seconds["train"]),
+            "best_score": self.best_score,
+            "best_opt_steps": self.best_opt_steps,
+            "last_score": self.last_score,
+            "wall_s": wall,
+            "seconds": {**self.seconds, "other": max(0.0, wall - sum(self.seconds.values()))},
+        }

@@ -1,0 +1,70 @@
+"""A trained policy, ready to be called."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.strategies.base import Policy, Strategy
+from jaxrl.training.run_dir import plain
+from jaxrl.types import EnvSpec, PyTree, Step, space_from_plain, space_struct, space_to_plain
+
+
+class GreedyPolicy:
+    """Call it with an observation, or a batch `[N, ...]` of them; it returns the action, or `[N, ...]` of them.
+
+    A policy that remembers (stacked frames) takes the calls as one episode; `reset()` begins the next.
+    """
+
+    def __init__(self, policy: Policy, params: PyTree, facts: dict[str, Any] | None = None) -> None:
+        self.policy, self.params = policy, params
+        self.facts = facts or {}
+        """What was known of it when it was saved: `score`, `opt_steps`, `env_steps`."""
+        self._begin, self._follow = jax.jit(partial(_begin, policy)), jax.jit(partial(_follow, policy))
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new episode."""
+        self._memory: Any = None
+
+    def __call__(self, obs: PyTree) -> Any:
+        """Return the greedy action."""
+        struct = space_struct(self.policy.spec.observation_space)
+        obs = jax.tree.map(lambda like, x: jnp.asarray(x, like.dtype), struct, obs)
+        single = jnp.ndim(jax.tree.leaves(obs)[0]) == len(jax.tree.leaves(struct)[0].shape)
+        batch = jax.tree.map(lambda x: x[None], obs) if single else obs
+        rows = jax.tree.leaves(batch)[0].shape[0]
+        if self._memory is None or self._memory[0] != rows:
+            carry, action = self._begin(self.params, batch)
+        else:
+            carry, action = self._follow(self.params, *self._memory[1:], batch)
+        self._memory = (rows, carry, action)
+        return jax.tree.map(lambda x: x[0], action) if single else action
+
+
+def _begin(policy: Policy, params: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
+    return policy.act(params, policy.begin(params, obs))
+
+
+def _follow(policy: Policy, params: PyTree, carry: PyTree, action: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
+    zeros = jnp.zeros(jax.tree.leaves(obs)[0].shape[0])
+    step = Step(action, (), zeros, zeros > 0, zeros > 0, final_obs=obs, obs=obs)
+    return policy.act(params, policy.observe(params, carry, step))
+
+
+def describe(strategy: Strategy, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what rebuilds the policy of `strategy` without the code that trained it."""
+    if strategy.policy is None:
+        return {"settings": plain(settings), "spec": None}
+    spec = strategy.policy.spec
+    spaces = {name: space_to_plain(getattr(spec, name)) for name in ("observation_space", "action_space")}
+    return {"settings": plain(settings), "spec": {"name": spec.name, "time_limit": spec.time_limit, **spaces}}
+
+
+def described_spec(facts: Mapping[str, Any]) -> EnvSpec:
+    """Return the spec that `describe` wrote."""
+    spec = dict(facts["spec"])
+    spaces = {name: space_from_plain(spec[name]) for name in ("observation_space", "action_space")}
+    return EnvSpec(**{**spec, **spaces})

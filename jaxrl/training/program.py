@@ -1,0 +1,135 @@
+"""The compiled loop: iterations of a strategy with running sums of its metrics, one program for every length."""
+
+import math
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.envs.base import require_same
+from jaxrl.errors import SettingsError
+from jaxrl.strategies.base import Strategy, iterate
+from jaxrl.types import Array, Metrics, PyTree, Stat, Total, stat
+
+
+class Sums(NamedTuple):
+    """Running sums of `M` metrics in the order of their sorted names: memory does not grow with what is summed."""
+
+    count: Array
+    """Int32 `[M]`."""
+    sum: Array
+    """Float32 `[M]`."""
+    error: Array
+    """Float32 `[M]`, what rounding has lost of `sum` (Kahan 1965): a sum over millions of steps stays exact."""
+    min: Array
+    max: Array
+
+
+def zero_sums(size: int) -> Sums:
+    """Return the sums of `size` metrics before the first iteration."""
+    zeros = jnp.zeros(size)
+    return Sums(jnp.zeros(size, jnp.int32), zeros, jnp.zeros(size), zeros + math.inf, zeros - math.inf)
+
+
+def metric_shapes(strategy: Strategy, state: PyTree) -> dict[str, Any]:
+    """Return the metrics that `strategy.step` reports, as shapes, sorted by name."""
+    noise = jax.eval_shape(strategy.draw, state.key, jnp.uint32(0))
+    _, metrics = jax.eval_shape(strategy.step, state, noise, jnp.uint32(0))
+    return dict(sorted(metrics.items()))
+
+
+def run(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Array) -> tuple[PyTree, Sums]:
+    """Make iterations `start .. stop-1`; return the new state and sums. Pure; compiled once by the trainer."""
+
+    def body(carry: tuple[PyTree, Sums], noise: PyTree, t: Array) -> tuple[PyTree, Sums]:
+        state, sums = carry
+        state, metrics = strategy.step(state, noise, t)
+        return state, add(sums, metrics)
+
+    return iterate(strategy.draw, body, state.key, (state, sums), start, stop)
+
+
+def add(sums: Sums, metrics: Metrics) -> Sums:
+    """Add one iteration's metrics."""
+    stats = [_as_stat(metric) for _, metric in sorted(metrics.items())]
+    new = Stat(*(jnp.stack(column) for column in zip(*stats, strict=True)))
+    addend = new.sum - sums.error
+    total = sums.sum + addend
+    return Sums(
+        count=sums.count + new.count,
+        sum=total,
+        error=(total - sums.sum) - addend,
+        min=jnp.minimum(sums.min, new.min),
+        max=jnp.maximum(sums.max, new.max),
+    )
+
+
+def _as_stat(metric: Array | Stat | Total) -> Stat:
+    if isinstance(metric, Stat):
+        return metric
+    if isinstance(metric, Total):
+        return Stat(metric.count, jnp.float32(0), jnp.float32(math.inf), jnp.float32(-math.inf))
+    return stat(metric)
+
+
+def summarise(shapes: dict[str, Any], sums: Sums) -> dict[str, float | int | None]:
+    """Return the row of a log: totals as integers, and mean, `_min` and `_max` of what was measured (`None` if never)."""
+    row: dict[str, float | int | None] = {}
+    columns = zip(*(x.tolist() for x in jax.device_get((sums.count, sums.sum, sums.min, sums.max))), strict=True)
+    for (name, shape), (count, value, low, high) in zip(shapes.items(), columns, strict=True):
+        if isinstance(shape, Total):
+            row[name] = count
+        else:
+            mean = value / count if count else None
+            row |= {name: mean, f"{name}_min": low if count else None, f"{name}_max": high if count else None}
+    return row
+
+
+class Compiled(NamedTuple):
+    """The compiled programs of a run, and the shapes of what they work on."""
+
+    init: Any
+    """`(key) -> (state, sums)`; `None` for a run that is resumed."""
+    run: Any
+    """`(state, sums, start, stop) -> (state, sums)`; the state and sums given are donated."""
+    like: tuple[PyTree, Sums]
+    metrics: dict[str, Any]
+
+
+def compile_all(strategy: Strategy, key: Array, evaluator: Any, params: Any, resume: bool) -> Compiled:
+    """Compile all programs of a run at once, each in a thread: XLA lets go of Python's lock while it compiles.
+
+    Raises:
+      SettingsError: the strategy's step does not return a state like the one that it was given.
+    """
+    init = jax.jit(partial(_init, strategy))
+    like = state, sums = jax.eval_shape(init, key)
+    check_step(strategy, state)
+    count = jax.ShapeDtypeStruct((), jnp.uint32)
+    with ThreadPoolExecutor(3) as pool:
+        run_job = pool.submit(lambda: _jit_run(strategy).lower(state, sums, count, count).compile())
+        init_job = None if resume else pool.submit(lambda: init.lower(key).compile())
+        if hasattr(evaluator, "compile"):
+            pool.submit(evaluator.compile, jax.eval_shape(params, state), key).result()
+        return Compiled(init_job and init_job.result(), run_job.result(), like, metric_shapes(strategy, state))
+
+
+def _init(strategy: Strategy, key: Array) -> tuple[PyTree, Sums]:
+    state = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), strategy.init(key))
+    return state, zero_sums(len(metric_shapes(strategy, state)))
+
+
+def _jit_run(strategy: Strategy) -> Any:
+    return jax.jit(partial(run, strategy), donate_argnums=(0, 1))
+
+
+def check_step(strategy: Strategy, state: PyTree) -> None:
+    """Raise `SettingsError` unless `strategy.step` returns a state of the same structure, shapes and dtypes."""
+    noise = jax.eval_shape(strategy.draw, state.key, jnp.uint32(0))
+    new, metrics = jax.eval_shape(strategy.step, state, noise, jnp.uint32(0))
+    require_same("strategy: the state after step", new, "that after init", state)
+    if not isinstance(metrics, Mapping):
+        raise SettingsError(f"strategy: step returned {type(metrics).__name__} as metrics; expected a dict of scalars")

@@ -1,0 +1,61 @@
+"""What takes in a run's rows, and a group of them of which none can stop the others."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+Row = Mapping[str, Any]
+"""One line of `metrics.jsonl`: `kind`, `opt_steps`, `env_steps`, `wall_s`, and what belongs to the kind."""
+
+
+class Progress(NamedTuple):
+    """Where a run is, told after every chunk."""
+
+    opt_steps: int
+    env_steps: int
+    max_opts: int
+    opt_steps_per_sec: float
+    seconds_left: float
+
+
+class Recorder(Protocol):
+    """Anything with these three methods records a run."""
+
+    def write(self, row: Row, /) -> None:
+        """Take in one row."""
+        ...
+
+    def tick(self, progress: Progress, /) -> None:
+        """Take note of how far the run is; called often, must be cheap."""
+        ...
+
+    def close(self) -> None:
+        """Bring everything to where it belongs; nothing follows."""
+        ...
+
+
+class Recorders:
+    """Several recorders as one. A recorder that fails is left out from then on, and reported once."""
+
+    def __init__(self, recorders: Sequence[Recorder]) -> None:
+        self._live = list(recorders)
+        self.failures: list[str] = []
+
+    def write(self, row: Row) -> None:
+        self._each("write", row)
+
+    def tick(self, progress: Progress) -> None:
+        self._each("tick", progress)
+
+    def close(self) -> None:
+        self._each("close")
+
+    def _each(self, method: str, *args: Any) -> None:
+        for recorder in list(self._live):
+            try:
+                getattr(recorder, method)(*args)
+            except Exception as error:
+                self._live.remove(recorder)
+                line = f"recorder {type(recorder).__name__} failed and is left out: {type(error).__name__}: {error}"
+                self.failures.append(line)
+                print(line, file=sys.stderr)

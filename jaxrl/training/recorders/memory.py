@@ -1,0 +1,21 @@
+"""Keep the rows in a list."""
+
+from typing import Any
+
+from jaxrl.training.recorders.base import Progress, Row
+
+
+class MemoryRecorder:
+    """Keep every row in `rows`."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def write(self, row: Row) -> None:
+        self.rows.append(dict(row))
+
+    def tick(self, progress: Progress) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

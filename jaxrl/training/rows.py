@@ -1,0 +1,36 @@
+"""The rows of the logs."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from jaxrl.training.evaluator import Evaluation
+
+
+def eval_columns(evaluation: Evaluation, score: float) -> dict[str, Any]:
+    """Return what an evaluation adds to its row."""
+    returns = np.asarray(evaluation.returns, np.float64)
+    return {
+        "eval_reward": float(returns.mean()),
+        "eval_reward_std": float(returns.std()),
+        "eval_reward_min": float(returns.min()),
+        "eval_reward_max": float(returns.max()),
+        "eval_length": float(np.mean(evaluation.lengths)),
+        "episodes": len(returns),
+        "unfinished": int(np.sum(~np.asarray(evaluation.finished, bool))),
+        "score": score,
+    }
+
+
+def episode_rows(counters: dict[str, int], evaluation: Evaluation) -> Iterator[dict[str, Any]]:
+    """Return a row for each episode of an evaluation."""
+    columns = zip(evaluation.returns, evaluation.lengths, evaluation.finished, strict=True)
+    for episode, (value, length, finished) in enumerate(columns):
+        yield {
+            **counters,
+            "episode": episode,
+            "return": float(value),
+            "length": int(length),
+            "finished": bool(finished),
+        }

@@ -1,0 +1,86 @@
+"""When things happen: a pure function from the settings to the next boundary, in exact integers."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jaxrl.errors import SettingsError, check_count
+
+MAX_COUNT = 2**32 - 1
+"""Iterations and optimisation steps are uint32 on the device; this is the last one."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The counts of a run. An interval of 0 is off; all but `max_env_steps` are in optimisation steps."""
+
+    max_opts: int
+    opt_steps_per_step: int = 1
+    env_steps_per_step: int = 1
+    warmup_env_steps: int = 0
+    eval_interval: int = 0
+    record_interval: int = 0
+    save_interval: int = 0
+    max_env_steps: int = 0
+    """Environment steps, warm-up included, at or past which the run ends; 0: no limit."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_opts", "opt_steps_per_step", "env_steps_per_step"):
+            check_count(name, getattr(self, name))
+        for name in ("warmup_env_steps", "eval_interval", "record_interval", "save_interval", "max_env_steps"):
+            check_count(name, getattr(self, name), least=0)
+        if self.max_opts > MAX_COUNT:
+            raise SettingsError(f"max_opts is {self.max_opts}; at most {MAX_COUNT} optimisation steps can be counted")
+        over = self.max_opts % self.opt_steps_per_step
+        if over:
+            below = self.max_opts - over
+            fits = [n for n in (below, below + self.opt_steps_per_step) if n > 0]
+            raise SettingsError(
+                f"max_opts {self.max_opts} is not a multiple of the {self.opt_steps_per_step} optimisation steps of an "
+                f"iteration; the nearest that is: {' or '.join(map(str, fits))}"
+            )
+
+    def opt_steps(self, t: int) -> int:
+        """Return the optimisation steps done after `t` iterations."""
+        return t * self.opt_steps_per_step
+
+    def env_steps(self, t: int) -> int:
+        """Return the environment steps done after `t` iterations, warm-up included."""
+        return self.warmup_env_steps + t * self.env_steps_per_step
+
+    @property
+    def last(self) -> int:
+        """The iteration at whose end the run ends."""
+        last = self.max_opts // self.opt_steps_per_step
+        if self.max_env_steps:
+            left = max(self.max_env_steps - self.warmup_env_steps, 1)
+            last = min(last, -(-left // self.env_steps_per_step))
+        return last
+
+
+class Boundary(NamedTuple):
+    """A point between two iterations at which something happens, in the order of the fields."""
+
+    t: int
+    evaluate: bool
+    record: bool
+    save: bool
+    last: bool
+
+
+def next_boundary(schedule: Schedule, t: int) -> Boundary:
+    """Return the first boundary after iteration `t`.
+
+    Each interval acts at the first iteration boundary at or past each of its multiples; the end does all three.
+    """
+    intervals = (schedule.eval_interval, schedule.record_interval, schedule.save_interval)
+    turns = [_next_turn(schedule, interval, t) for interval in intervals]
+    at = min([schedule.last, *(turn for turn in turns if turn is not None)])
+    last = at == schedule.last
+    return Boundary(at, *(last or turn == at for turn in turns), last)
+
+
+def _next_turn(schedule: Schedule, interval: int, t: int) -> int | None:
+    if not interval:
+        return None
+    multiple = (schedule.opt_steps(t) // interval + 1) * interval
+    return -(-multiple // schedule.opt_steps_per_step)

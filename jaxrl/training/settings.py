@@ -1,0 +1,77 @@
+"""The settings of the host loop."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxrl.errors import SettingsError, check_count, nearest
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """How long to train, and when to look, write and stop."""
+
+    max_opts: int = 10_000
+    """Optimisation steps; the run ends exactly there."""
+    seed: int = 0
+    """Seed; with the settings it decides every bit of the training."""
+    eval_interval: int = 1_000
+    """Optimisation steps between evaluations; 0: only at the end."""
+    eval_episodes: int = 20
+    """Episodes of an evaluation, run in parallel from start to end; 0: never evaluate."""
+    eval_at_start: bool = False
+    """Evaluate before the first optimisation too."""
+    record_interval: int = 1_000
+    """Optimisation steps between rows of metrics; 0: only at the end."""
+    save_interval: int = 2_500
+    """Optimisation steps between checkpoints; 0: only at the end."""
+    keep: int = 3
+    """Checkpoints kept, the newest; the best policy is kept apart."""
+    stop_reward: float | None = None
+    """Mean evaluation return at which to stop; unset: never."""
+    patience: int = 0
+    """Evaluations without a new best after which to stop; 0: never."""
+    max_env_steps: int = 0
+    """Environment steps, warm-up included, at or past which to stop; 0: no limit."""
+    run_dir: str | None = None
+    """Directory for settings, logs and checkpoints; unset: the library writes none, the command line makes one up."""
+    quiet: bool = False
+    """Show nothing."""
+
+    def changed(self, **settings: Any) -> "TrainerConfig":
+        """Return these settings with some replaced; raise `SettingsError` for a name that is none."""
+        for name in settings:
+            if name not in self.__dataclass_fields__:
+                raise SettingsError(f"Trainer has no setting {name!r}; {nearest(name, self.__dataclass_fields__)}")
+        return replace(self, **settings)
+
+    def check(self) -> None:
+        """Raise `SettingsError` for what cannot be."""
+        for name, least in (("seed", 0), ("eval_episodes", 0), ("keep", 1), ("patience", 0)):
+            check_count(name, getattr(self, name), least)
+        if self.seed >= 2**32:
+            raise SettingsError(f"seed is {self.seed}; expected a whole number below 2^32")
+        if self.eval_interval and not self.eval_episodes:
+            raise SettingsError(
+                f"eval_interval is {self.eval_interval} but eval_episodes is 0; "
+                "set eval_episodes to at least 1, or eval_interval to 0"
+            )
+        if (self.patience or self.stop_reward is not None) and not self.eval_interval:
+            raise SettingsError("patience and stop_reward look at evaluations; set eval_interval as well")
+        if self.stop_reward is not None and not isinstance(self.stop_reward, int | float):
+            raise SettingsError(f"stop_reward is {self.stop_reward!r}; expected a number")
+
+
+HARMLESS = frozenset(
+    "max_opts max_env_steps eval_interval eval_episodes eval_at_start record_interval save_interval keep "
+    "stop_reward patience run_dir quiet".split()
+)
+"""Settings that may change on resume: no bit of the training depends on them."""
+
+
+def difference(old: object, new: object, name: str = "") -> list[str]:
+    """List where the settings `new` differ from `old`, as `name: old -> new`, less what is harmless."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [*old, *(k for k in new if k not in old)]
+        parts = [difference(old.get(k), new.get(k), f"{name}.{k}" if name else k) for k in keys]
+        return [line for part in parts for line in part]
+    return [] if old == new or name in HARMLESS else [f"{name}: {old} -> {new}"]

@@ -1,0 +1,465 @@
+"""The DQN family: each option against numbers worked by hand."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxrl.agents import DQNConfig, dqn
+from jaxrl.agents.optimisers import OPTIMISERS, accumulate, clip_by_norm, linear
+from jaxrl.errors import SettingsError
+from jaxrl.nn import QNetwork
+from jaxrl.types import Batch, Box, Discrete, EnvSpec, MultiDiscrete, Transition
+
+SPEC = EnvSpec("Toy", Box(-1.0, 1.0, (4,)), Discrete(3))
+KEY = jax.random.key(0)
+
+
+class Table(nn.Module):
+    """A network whose parameters are the action values themselves: one row an observation."""
+
+    rows: int = 2
+    actions: int = 2
+
+    @nn.compact
+    def __call__(self, obs):
+        return self.param("q", nn.initializers.zeros, (self.rows, self.actions))[obs]
+
+
+TABLE_SPEC = EnvSpec("Table", Discrete(2), Discrete(2))
+
+
+def tabular(**settings):
+    settings = {"lr": 0.5, "optimizer": "sgd", "loss": "squared", "target_interval": 1_000, **settings}
+    return dqn(make_network=lambda spec: Table(), **settings)(TABLE_SPEC)
+
+
+def table_state(agent, online, target=None):
+    state = agent.init(KEY)
+    params = {"params": {"q": jnp.array(online, jnp.float32)}}
+    return state._replace(params=params, target=state.target if target is None else {"params": {"q": jnp.array(target)}})
+
+
+def table_of(params):
+    return np.asarray(params["params"]["q"])
+
+
+def transitions(obs, action, reward, discount, next_obs, weight=None):
+    weight = jnp.ones(len(reward)) if weight is None else jnp.array(weight)
+    items = Transition(*(jnp.array(x) for x in (obs, action, reward, discount, next_obs)), weight=weight)
+    return Batch(items, jnp.arange(len(reward)), jnp.ones(len(reward)))
+
+
+def random_batch(size=12, spec=SPEC, seed=0):
+    rng = np.random.default_rng(seed)
+    shape = (size, *spec.observation_space.shape)
+    obs, next_obs = rng.normal(size=(2, *shape)).astype(np.float32)
+    action = rng.integers(0, spec.action_space.n, size).astype(np.int32)
+    reward = rng.normal(size=size).astype(np.float32)
+    return transitions(obs, action, reward, np.full(size, 0.9, np.float32), next_obs)
+
+
+def step_of(agent):
+    return jax.jit(lambda state, batch, opt_step: agent.update(state, batch, (), opt_step))
+
+
+def run(agent, state, batch, updates):
+    """Make `updates` optimisation steps; return the states before and after each."""
+    step, states = step_of(agent), [state]
+    for opt_step in range(updates):
+        states.append(step(states[-1], batch, jnp.uint32(opt_step))[0])
+    return states
+
+
+def equal(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def largest_difference(a, b):
+    return max(jax.tree.leaves(jax.tree.map(lambda x, y: float(jnp.abs(x - y).max()), a, b)))
+
+
+# --- one update by hand -----------------------------------------------------------------------------------------
+
+
+def test_one_update_of_a_table_is_that_worked_by_hand():
+    agent = tabular(double=False)
+    state = table_state(agent, [[1.0, 2.0], [0.0, 0.0]], [[0.0, 0.0], [3.0, 5.0]])
+    batch = transitions([0, 0], [1, 0], [0.5, 2.0], [0.5, 0.0], [1, 1])
+    new, metrics, priorities = step_of(agent)(state, batch, jnp.uint32(0))
+    # Errors: 0.5 + 0.5 * 5 - 2 = 1 and 2 + 0 - 1 = 1. A mean of two squares / 2, and lr 0.5: each value moves 0.25.
+    np.testing.assert_array_equal(table_of(new.params), [[1.25, 2.25], [0.0, 0.0]])
+    assert metrics["loss"] == 0.5
+    assert metrics["td_error"] == 1.0
+    assert metrics["q"] == 2.0
+    np.testing.assert_allclose(metrics["grad_norm"], np.sqrt(0.5), rtol=1e-6)
+    np.testing.assert_array_equal(priorities, [1.0, 1.0])
+
+
+def test_huber_bounds_what_one_large_error_can_do():
+    batch = transitions([0], [0], [10.0], [0.0], [1])
+    for loss, moved in (("huber", 0.5), ("squared", 5.0)):
+        agent = tabular(loss=loss)
+        new, metrics, priorities = step_of(agent)(table_state(agent, np.zeros((2, 2))), batch, jnp.uint32(0))
+        assert table_of(new.params)[0, 0] == moved
+        assert metrics["loss"] == {"huber": 9.5, "squared": 50.0}[loss]
+        assert priorities[0] == 10.0
+
+
+def test_double_takes_the_action_that_the_online_network_prefers():
+    online, target = [[0.0, 0.0], [1.0, 0.0]], [[0.0, 0.0], [3.0, 5.0]]
+    batch = transitions([0], [0], [0.0], [1.0], [1])
+    worth = {}
+    for double in (False, True):
+        agent = tabular(double=double)
+        new, *_ = step_of(agent)(table_state(agent, online, target), batch, jnp.uint32(0))
+        worth[double] = table_of(new.params)[0, 0] / 0.5
+        np.testing.assert_array_equal(table_of(new.params)[1], online[1])
+    assert worth == {False: 5.0, True: 3.0}
+
+
+def test_importance_weights_scale_the_loss_and_the_gradient():
+    agent = tabular()
+    batch = transitions([0, 1], [0, 0], [1.0, 1.0], [0.0, 0.0], [0, 0])._replace(weight=jnp.array([1.0, 0.25]))
+    new, metrics, _ = step_of(agent)(table_state(agent, np.zeros((2, 2))), batch, jnp.uint32(0))
+    np.testing.assert_array_equal(table_of(new.params), [[0.25, 0.0], [0.0625, 0.0]])
+    assert metrics["loss"] == (0.5 + 0.125) / 2
+
+
+def test_rows_of_weight_zero_contribute_nothing():
+    agent = dqn(accumulate=2)(SPEC)
+    batch = random_batch()
+    weight = jnp.array([1.0, 0.0] * 6)
+    items = batch.items._replace(weight=weight)
+    other = random_batch(seed=1).items
+    swapped = jax.tree.map(
+        lambda a, b: jnp.where(weight.reshape(-1, *(1,) * (a.ndim - 1)) > 0, a, b), items, other._replace(weight=weight)
+    )
+    assert not equal(items, swapped)
+    step, state = step_of(agent), agent.init(KEY)
+    one, first, priorities = step(state, batch._replace(items=items), jnp.uint32(0))
+    two, second, _ = step(state, batch._replace(items=swapped), jnp.uint32(0))
+    assert equal(one, two)
+    assert not equal(one.params, state.params)
+    assert {k: float(first[k]) for k in ("loss", "td_error", "grad_norm")} == {
+        k: float(second[k]) for k in ("loss", "td_error", "grad_norm")
+    }
+    assert np.all(np.asarray(priorities)[1::2] == 0)
+
+
+# --- targets ----------------------------------------------------------------------------------------------------
+
+
+def test_the_hard_target_is_copied_exactly_at_the_multiples_of_the_interval():
+    agent = dqn(target_interval=4, lr=1e-2)(SPEC)
+    states = run(agent, agent.init(KEY), random_batch(), 12)
+    for done in range(1, 13):
+        last_copy = done // 4 * 4
+        assert equal(states[done].target, states[last_copy].params), done
+        assert not equal(states[done].params, states[done - 1].params)
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+def test_the_soft_target_mixes_in_tau_of_the_online_network(interval):
+    agent = dqn(target_interval=interval, tau=0.25, lr=1e-2)(SPEC)
+    states = run(agent, agent.init(KEY), random_batch(), 6)
+    for done in range(1, 7):
+        before, after = states[done - 1], states[done]
+        if done % interval:
+            assert equal(after.target, before.target)
+        else:
+            mixed = jax.tree.map(lambda new, old: 0.25 * new + 0.75 * old, after.params, before.target)
+            assert largest_difference(after.target, mixed) < 1e-6
+            assert largest_difference(after.target, before.target) > 1e-5
+
+
+def test_target_turns_are_right_at_large_step_numbers():
+    agent = dqn(target_interval=10, lr=1e-2)(SPEC)
+    step, state, batch = step_of(agent), agent.init(KEY), random_batch()
+    for opt_step, turns in ((2**31 + 1, True), (2**31 + 2, False), (2**32 - 7, True), (2**32 - 6, False)):
+        assert ((opt_step + 1) % 10 == 0) == turns
+        new, *_ = step(state, batch, jnp.uint32(opt_step))
+        assert equal(new.target, new.params) == turns
+
+
+# --- exploration ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("decay", "step", "epsilon"),
+    [(100, 0, 1.0), (100, 50, 0.55), (100, 100, 0.1), (100, 2**31 + 5, 0.1), (0, 0, 0.1), (0, 7, 0.1)],
+)
+def test_epsilon_falls_linearly_or_stays(decay, step, epsilon):
+    agent = dqn(epsilon_start=1.0, epsilon_end=0.1, epsilon_decay=decay)(SPEC)
+    _, metrics, _ = step_of(agent)(agent.init(KEY), random_batch(), jnp.uint32(step))
+    np.testing.assert_allclose(metrics["epsilon"], epsilon, atol=1e-6)
+
+
+def test_actions_are_random_where_the_coin_is_below_epsilon_and_greedy_elsewhere():
+    agent = tabular(epsilon_start=1.0, epsilon_end=0.0, epsilon_decay=4)
+    state = table_state(agent, [[0.0, 1.0], [1.0, 0.0]])
+    obs = jnp.array([0, 0, 1, 1])
+    noise = jnp.array([0.4, 0.6, 0.4, 0.6]), jnp.array([0, 0, 1, 1], jnp.int32)
+    for opt_step, actions in ((0, [0, 0, 1, 1]), (2, [0, 1, 1, 0]), (4, [1, 1, 0, 0])):
+        chosen, extras = jax.jit(agent.act, static_argnums=4)(state, obs, noise, jnp.uint32(opt_step), "explore")
+        np.testing.assert_array_equal(chosen, actions)
+        assert extras == ()
+
+
+def test_exploit_is_greedy_and_needs_only_a_stripped_state():
+    agent = tabular(epsilon_start=1.0, epsilon_decay=1_000)
+    state = agent.strip(table_state(agent, [[0.0, 1.0], [1.0, 0.0]]))
+    assert state.target == ()
+    assert state.opt_state == ()
+    action, _ = agent.act(state, jnp.array([0, 1]), None, jnp.uint32(0), "exploit")
+    np.testing.assert_array_equal(action, [1, 0])
+
+
+def test_the_share_of_random_actions_is_epsilon_and_each_is_as_likely():
+    agent = tabular(epsilon_start=0.3, epsilon_end=0.3)
+    state = table_state(agent, [[0.0, 1.0], [0.0, 1.0]])
+    noise = agent.draw_act(jax.random.key(3), 20_000)
+    action, _ = agent.act(state, jnp.zeros(20_000, jnp.int32), noise, jnp.uint32(9), "explore")
+    assert action.dtype == jnp.int32
+    # Half of the random actions are the greedy one; the standard deviation of the share is 0.0025.
+    assert abs(float((action == 0).mean()) - 0.15) < 0.0125
+
+
+# --- gradients and optimisers -----------------------------------------------------------------------------------
+
+
+def test_gradients_are_clipped_to_a_global_norm():
+    # Two values with an error of 3 and 4, alone in their batch of two: gradients 1.5 and 2, of norm 2.5.
+    batch = transitions([0, 1], [0, 1], [3.0, 4.0], [0.0, 0.0], [0, 0])
+    for bound, scale in ((0.5, 0.2), (2.5, 1.0), (100.0, 1.0), (0.0, 0.0)):
+        agent = tabular(max_grad_norm=bound)
+        new, metrics, _ = step_of(agent)(table_state(agent, np.zeros((2, 2))), batch, jnp.uint32(0))
+        moved = 0.5 * scale * np.array([[1.5, 0.0], [0.0, 2.0]])
+        np.testing.assert_allclose(table_of(new.params), moved, rtol=1e-6)
+        assert metrics["grad_norm"] == 2.5
+
+
+def test_clipping_is_that_of_optax_clip_by_global_norm():
+    grads = {"a": jnp.array([3.0, -4.0]), "b": jnp.array([[12.0]])}
+    ours = clip_by_norm(grads, optax.tree.norm(grads), jnp.float32(2.0))
+    theirs, _ = optax.clip_by_global_norm(2.0).update(grads, optax.EmptyState())
+    np.testing.assert_allclose(ours["a"], theirs["a"], rtol=1e-6)
+    np.testing.assert_allclose(ours["b"], theirs["b"], rtol=1e-6)
+    zeros = jax.tree.map(jnp.zeros_like, grads)
+    assert equal(clip_by_norm(zeros, optax.tree.norm(zeros), jnp.float32(2.0)), zeros)
+
+
+@pytest.mark.parametrize("parts", [2, 3, 12])
+def test_gradients_accumulated_over_pieces_are_those_of_the_whole_batch(parts):
+    batch = random_batch(12)._replace(weight=jnp.linspace(0.1, 1.0, 12))
+    results = {}
+    for pieces in (1, parts):
+        agent = dqn(accumulate=pieces, optimizer="sgd", lr=1.0)(SPEC)
+        results[pieces] = step_of(agent)(agent.init(KEY), batch, jnp.uint32(0))
+    (whole, metrics, priorities), (pieced, other, others) = results[1], results[parts]
+    assert largest_difference(whole.params, agent.init(KEY).params) > 1e-3
+    assert largest_difference(whole.params, pieced.params) < 1e-6
+    assert largest_difference(metrics, other) < 1e-6
+    np.testing.assert_allclose(priorities, others, atol=1e-6)
+
+
+def test_accumulate_keeps_the_order_of_what_the_loss_returns_beside_it():
+    loss = lambda params, batch: (jnp.mean(params * batch), batch * 2)  # noqa: E731
+    value, aux, grads = accumulate(loss, jnp.float32(3.0), jnp.arange(6.0), 3)
+    assert value == 7.5
+    assert grads == 2.5
+    np.testing.assert_array_equal(aux, np.arange(6.0) * 2)
+
+
+def test_pieces_that_do_not_divide_the_batch_are_refused():
+    agent = dqn(accumulate=5)(SPEC)
+    with pytest.raises(SettingsError, match=r"agent\.accumulate is 5 and does not divide the batch size 12"):
+        agent.update(agent.init(KEY), random_batch(12), (), jnp.uint32(0))
+
+
+def by_optax(optimiser, params, grads_of, updates):
+    opt_state = optimiser.init(params)
+    for _ in range(updates):
+        change, opt_state = optimiser.update(grads_of(params), opt_state, params)
+        params = optax.apply_updates(params, change)
+    return params
+
+
+@pytest.mark.parametrize("name", [*OPTIMISERS, "by hand"])
+def test_any_optax_optimiser_moves_the_parameters_as_optax_does(name):
+    make = OPTIMISERS.get(name, lambda lr: optax.chain(optax.trace(0.9), optax.scale_by_learning_rate(lr)))
+    chosen = {"make_optimiser": make} if name == "by hand" else {"optimizer": name}
+    agent = dqn(make_network=lambda spec: Table(), lr=0.1, loss="squared", target_interval=1_000, **chosen)(TABLE_SPEC)
+    batch = transitions([0, 1], [0, 1], [1.0, -2.0], [0.0, 0.0], [0, 0])
+    state = run(agent, table_state(agent, np.ones((2, 2))), batch, 3)[-1]
+
+    def grads_of(q):
+        return jnp.array([[q[0, 0] - 1.0, 0.0], [0.0, q[1, 1] + 2.0]]) / 2
+
+    np.testing.assert_allclose(table_of(state.params), by_optax(make(0.1), jnp.ones((2, 2)), grads_of, 3), rtol=1e-5)
+
+
+def test_an_agent_with_parts_made_by_hand_has_no_settings_that_would_rebuild_it():
+    assert dqn(make_optimiser=optax.sgd)(SPEC).settings is None
+    assert dqn(make_network=lambda spec: Table())(TABLE_SPEC).settings is None
+    assert dqn(lr=0.5, double=False)(SPEC).settings["lr"] == 0.5
+
+
+def test_the_learning_rate_decays_linearly_to_zero():
+    agent = tabular(lr=0.5, lr_decay=10)
+    batch = transitions([0, 0], [0, 0], [1.0, 1.0], [0.0, 0.0], [1, 1])
+    for opt_step, moved in ((0, 0.5), (5, 0.25), (9, 0.05), (10, 0.0), (11, 0.0)):
+        new, *_ = step_of(agent)(table_state(agent, np.zeros((2, 2))), batch, jnp.uint32(opt_step))
+        np.testing.assert_allclose(table_of(new.params)[0, 0], moved, rtol=1e-6)
+
+
+def test_the_learning_rate_in_the_state_is_the_one_used_without_compiling_again():
+    agent = tabular()
+    batch = transitions([0], [0], [1.0], [0.0], [1])
+    step, state = step_of(agent), table_state(agent, np.zeros((2, 2)))
+    for lr in (0.5, 0.125):
+        new, *_ = step(state._replace(hyper=state.hyper._replace(lr=jnp.float32(lr))), batch, jnp.uint32(0))
+        assert table_of(new.params)[0, 0] == lr
+    assert step._cache_size() == 1
+
+
+def test_linear_goes_from_start_to_end_and_stays():
+    points = [float(linear(jnp.float32(2.0), 1.0, 4, jnp.uint32(t))) for t in (0, 1, 3, 4, 5, 2**32 - 1)]
+    assert points == [2.0, 1.75, 1.25, 1.0, 1.0, 1.0]
+
+
+# --- networks ---------------------------------------------------------------------------------------------------
+
+
+def test_a_dueling_head_is_value_plus_centred_advantages():
+    agent = dqn(dueling=True, features=(8,))(SPEC)
+    state = agent.init(KEY)
+    params = state.params["params"]
+    heads = {name: part for name, part in params.items() if name.startswith("Dense")}
+    (advantage,) = (part for part in heads.values() if part["kernel"].shape == (8, 3))
+    (value,) = (part for part in heads.values() if part["kernel"].shape == (8, 1))
+    obs = random_batch(5).items.obs
+    hidden = nn.relu(obs @ params["MLP_0"]["Dense_0"]["kernel"] + params["MLP_0"]["Dense_0"]["bias"][None])
+    v, a = (hidden @ part["kernel"] + part["bias"][None] for part in (value, advantage))
+    q = QNetwork(SPEC.observation_space, 3, features=(8,), dueling=True).apply(state.params, obs)
+    np.testing.assert_allclose(q, v + a - a.mean(axis=1, keepdims=True), atol=1e-5)
+    # What tells value and advantage apart: the mean over the actions is the value.
+    np.testing.assert_allclose(q.mean(axis=1), v[:, 0], atol=1e-5)
+    chosen, _ = agent.act(state, obs, None, jnp.uint32(0), "exploit")
+    np.testing.assert_array_equal(chosen, np.argmax(a, axis=1))
+
+
+def test_images_get_a_convolution_and_vectors_do_not():
+    image = EnvSpec("Image", Box(0.0, 1.0, (10, 10, 4)), Discrete(3))
+    assert "ConvTorso_0" in dqn()(image).init(KEY).params["params"]
+    assert "ConvTorso_0" not in dqn(torso="mlp")(image).init(KEY).params["params"]
+    assert "ConvTorso_0" not in dqn()(SPEC).init(KEY).params["params"]
+    kernel = dqn()(image).init(KEY).params["params"]["ConvTorso_0"]["Conv_0"]["kernel"]
+    assert kernel.shape == (3, 3, 4, 16)
+
+
+def test_a_convolution_for_vectors_is_refused():
+    with pytest.raises(SettingsError, match="use torso mlp"):
+        dqn(torso="conv")(SPEC)
+
+
+@pytest.mark.parametrize("torso", ["mlp", "conv"])
+def test_8_bit_images_are_divided_by_255(torso):
+    bytes_spec = EnvSpec("Bytes", Box(0, 255, (4, 4, 1), "uint8"), Discrete(3))
+    floats_spec = EnvSpec("Floats", Box(0.0, 1.0, (4, 4, 1)), Discrete(3))
+    image = np.random.default_rng(0).integers(0, 256, (6, 4, 4, 1)).astype(np.uint8)
+    whole, scaled = (dqn(torso=torso, features=(8,))(spec) for spec in (bytes_spec, floats_spec))
+    state = whole.init(KEY)
+    assert equal(state, scaled.init(KEY))
+    action, reward, discount = np.array([0, 1, 2] * 2), np.zeros(6, np.float32), np.zeros(6, np.float32)
+    batches = [transitions(x, action, reward, discount, x) for x in (image, (image / 255).astype(np.float32))]
+    errors = [agent.update(state, b, (), jnp.uint32(0))[2] for agent, b in zip((whole, scaled), batches, strict=True)]
+    assert float(jnp.abs(errors[0]).max()) > 1e-3
+    assert float(jnp.abs(errors[0]).max()) < 20
+    np.testing.assert_allclose(errors[0], errors[1], atol=1e-5)
+
+
+def test_observations_may_be_dicts_of_vectors_and_numbers():
+    space = {"place": Box(-1.0, 1.0, (2,)), "door": Discrete(3), "keys": MultiDiscrete((2, 4)), "two": (Discrete(2),)}
+    spec = EnvSpec("Dict", space, Discrete(3))
+    agent = dqn(features=(8,))(spec)
+    state = agent.init(KEY)
+    assert state.params["params"]["MLP_0"]["Dense_0"]["kernel"].shape == (2 + 3 + 2 + 4 + 2, 8)
+    obs = {
+        "place": jnp.ones((4, 2)),
+        "door": jnp.array([0, 1, 2, 2]),
+        "keys": jnp.zeros((4, 2), jnp.int32),
+        "two": (jnp.zeros(4, jnp.int32),),
+    }
+    action, _ = agent.act(state, obs, None, jnp.uint32(0), "exploit")
+    assert action.shape == (4,)
+    items = Transition(obs, action, jnp.ones(4), jnp.full(4, 0.9), obs, weight=jnp.ones(4))
+    step = step_of(agent)
+    new, metrics, priorities = step(state, Batch(items, jnp.arange(4), jnp.ones(4)), jnp.uint32(0))
+    assert np.isfinite(metrics["loss"])
+    assert not equal(new.params, state.params)
+    # The last two observations are the same, the first two differ in `door` alone.
+    assert priorities[2] == priorities[3]
+    assert priorities[0] != priorities[1]
+
+
+def test_numbers_are_shown_to_the_network_as_one_hot():
+    agent = dqn(features=())(EnvSpec("Numbers", Discrete(3), Discrete(2)))
+    params = agent.init(KEY).params["params"]
+    assert params["Dense_0"]["kernel"].shape == (3, 2)
+
+
+def test_a_fresh_target_equals_the_network_without_sharing_its_memory():
+    state = dqn()(SPEC).init(KEY)
+    assert equal(state.params, state.target)
+    pointers = [x.unsafe_buffer_pointer() for x in jax.tree.leaves((state.params, state.target))]
+    assert len(set(pointers)) == len(pointers)
+
+
+# --- settings ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"learning_rat": 1.0}, "dqn has no setting 'learning_rat'"),
+        ({"duelling": True}, "did you mean dueling"),
+        ({"epsilon_strt": 1.0}, "did you mean epsilon_start"),
+        ({"lr": -1.0}, r"agent\.lr is -1\.0; expected a number from 0"),
+        ({"lr": float("nan")}, r"agent\.lr is nan"),
+        ({"lr": "fast"}, r"agent\.lr is 'fast'"),
+        ({"tau": 1.5}, r"agent\.tau is 1\.5; expected a number from 0 to 1"),
+        ({"epsilon_end": 2.0}, r"agent\.epsilon_end is 2\.0"),
+        ({"max_grad_norm": float("inf")}, r"agent\.max_grad_norm is inf"),
+        ({"target_interval": 0}, r"agent\.target_interval is 0; expected a whole number of at least 1"),
+        ({"accumulate": 0}, r"agent\.accumulate is 0"),
+        ({"accumulate": 1.5}, r"agent\.accumulate is 1\.5"),
+        ({"lr_decay": -1}, r"agent\.lr_decay is -1"),
+        ({"epsilon_decay": True}, r"agent\.epsilon_decay is True"),
+        ({"features": (64, 0)}, r"agent\.features is 0"),
+        ({"features": 64}, r"agent\.features is 64"),
+        ({"optimizer": "adm"}, "unknown optimizer 'adm'; did you mean adam"),
+        ({"loss": "hubr"}, r"unknown agent\.loss 'hubr'; did you mean huber"),
+        ({"activation": "rel"}, r"unknown agent\.activation 'rel'; did you mean relu"),
+        ({"torso": "cnn"}, r"unknown agent\.torso 'cnn'; (did you mean conv|known: auto, conv, mlp)"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, said):
+    with pytest.raises(SettingsError, match=said):
+        dqn(**settings)
+
+
+def test_settings_given_by_name_win_over_a_config():
+    settings = dqn(DQNConfig(lr=0.5, double=False), lr=0.25)(SPEC).settings
+    assert settings["lr"] == 0.25
+    assert settings["double"] is False
+
+
+@pytest.mark.parametrize("space", [Box(-1.0, 1.0, (2,)), MultiDiscrete((2, 2)), {"a": Discrete(2)}])
+def test_actions_that_are_not_discrete_are_refused_with_agents_that_fit(space):
+    with pytest.raises(SettingsError, match="dqn takes discrete actions, but Pendulum has") as refused:
+        dqn()(EnvSpec("Pendulum", Box(-1.0, 1.0, (3,)), space))
+    if isinstance(space, Box):
+        assert "sac, td3, ddpg and ppo" in str(refused.value)
