@@ -1,1 +1,68 @@
-"""jaxrl: a reinforcement learning training loop in JAX."""
+"""jaxrl: a reinforcement learning training loop in JAX, compiled whole.
+
+Every name below is imported when it is first used, so that `import jaxrl` costs little more than `import jax`.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxrl.agents import DQNConfig, dqn
+    from jaxrl.buffers import uniform
+    from jaxrl.envs import (
+        Env,
+        TimeStep,
+        check_env,
+        draw_key,
+        draw_nothing,
+        env_names,
+        make_env,
+        register_env,
+        vectorise,
+    )
+    from jaxrl.errors import JaxrlError, SettingsError
+    from jaxrl.loading import load_policy
+    from jaxrl.processors import chain, frame_stack, map_reward, n_step, one_step, reward_clip, reward_scale
+    from jaxrl.strategies import Policy, Strategy, fold, off_policy
+    from jaxrl.training import (
+        ConsoleRecorder,
+        Evaluation,
+        Evaluator,
+        Hooks,
+        Interrupt,
+        JSONLRecorder,
+        MemoryRecorder,
+        TensorBoardRecorder,
+        Trainer,
+        TrainerConfig,
+    )
+    from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete, Step, Transition, stat, total
+
+_HOMES = {
+    "jaxrl.agents": "DQNConfig dqn",
+    "jaxrl.buffers": "uniform",
+    "jaxrl.envs": "Env TimeStep check_env draw_key draw_nothing env_names make_env register_env vectorise",
+    "jaxrl.errors": "JaxrlError SettingsError",
+    "jaxrl.loading": "load_policy",
+    "jaxrl.processors": "chain frame_stack map_reward n_step one_step reward_clip reward_scale",
+    "jaxrl.strategies": "Policy Strategy fold off_policy",
+    "jaxrl.training": "ConsoleRecorder Evaluation Evaluator Hooks Interrupt JSONLRecorder MemoryRecorder "
+    "TensorBoardRecorder Trainer TrainerConfig",
+    "jaxrl.types": "Box Discrete EnvSpec MultiDiscrete Step Transition stat total",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+__all__ = sorted(_HOME_OF)
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'jaxrl' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOME_OF]

@@ -93,7 +93,7 @@ def encode(space: Space, obs: PyTree, torso: str = "auto") -> Array:
 
     Discrete parts become one-hot, 8-bit images are divided by 255, parts of dicts and tuples are joined.
     """
-    is_leaf = lambda x: isinstance(x, Box | Discrete | MultiDiscrete)  # noqa: E731
+    is_leaf = lambda x: isinstance(x, Box | Discrete | MultiDiscrete)
     # Leaf by leaf, not tree by tree: Flax turns a dict among a module's attributes into a `FrozenDict`.
     spaces = jax.tree.leaves(space, is_leaf=is_leaf)
     parts = [_encode_leaf(s, x) for s, x in zip(spaces, jax.tree.leaves(obs), strict=True)]

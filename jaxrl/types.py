@@ -79,7 +79,7 @@ def sample_space(space: Space, key: Key) -> PyTree:
     """Draw a uniform element of `space`; the key is consumed. An unbounded `Box` is drawn from the normal."""
     leaves, treedef = jax.tree.flatten(space, is_leaf=_is_space)
     keys = jax.random.split(key, len(leaves))
-    return treedef.unflatten([_sample_leaf(leaf, k) for leaf, k in zip(leaves, keys, strict=True)])
+    return jax.tree.unflatten(treedef, [_sample_leaf(leaf, k) for leaf, k in zip(leaves, keys, strict=True)])
 
 
 def _sample_leaf(space: Discrete | MultiDiscrete | Box, key: Key) -> Array:
@@ -178,7 +178,7 @@ class Batch(NamedTuple):
 
     items: PyTree
     """The items, each leaf `[B, ...]`; for replay a `Transition`."""
-    index: Array
+    index: Array  # type: ignore[assignment]
     """`[B]` int32, where the items lie in the buffer."""
     weight: Array
     """`[B]`, the weight of each item in the loss (importance weights of prioritised replay; 1 otherwise)."""
@@ -190,7 +190,7 @@ class Batch(NamedTuple):
 class Stat(NamedTuple):
     """Count, sum, smallest and largest of a measured number; all scalars."""
 
-    count: Array
+    count: Array  # type: ignore[assignment]
     sum: Array
     min: Array
     max: Array
@@ -199,7 +199,7 @@ class Stat(NamedTuple):
 class Total(NamedTuple):
     """A number of events, to be added up."""
 
-    count: Array
+    count: Array  # type: ignore[assignment]
 
 
 Metrics = Mapping[str, Array | Stat | Total]

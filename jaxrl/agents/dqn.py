@@ -1,9 +1,9 @@
-"""The DQN family (Mnih et al. 2015, https://www.nature.com/articles/nature14236): one agent, its variants as options."""
+"""The DQN family (Mnih et al. 2015, https://www.nature.com/articles/nature14236): one agent, variants as options."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import flax.linen as nn
 import jax
@@ -189,12 +189,18 @@ def _draw_act(spec: EnvSpec, key: Key, num_envs: int) -> tuple[Array, Array]:
 def _act(
     parts: _Parts, state: DQNState, obs: PyTree, noise: PyTree, opt_step: Array, mode: Mode
 ) -> tuple[Array, tuple]:
-    greedy = jnp.argmax(parts.network.apply(state.params, obs), axis=-1)  # type: ignore[arg-type]
-    greedy = greedy.astype(parts.spec.action_space.dtype)
+    space = parts.spec.action_space
+    assert isinstance(space, Discrete)
+    greedy = jnp.argmax(_q(parts, state.params, obs), axis=-1).astype(space.dtype)
     if mode == "exploit":
         return greedy, ()
     coin, random = noise
     return jnp.where(coin < _epsilon(parts, state.hyper, opt_step), random, greedy), ()
+
+
+def _q(parts: _Parts, params: PyTree, obs: PyTree) -> Array:
+    """Return action values `[B, A]`."""
+    return cast(Array, parts.network.apply(params, obs))
 
 
 def _epsilon(parts: _Parts, hyper: DQNHyper, opt_step: Array) -> Array:
@@ -234,14 +240,13 @@ def _pieces(parts: int, batch: Batch) -> int:
 def _loss(parts: _Parts, target: PyTree, params: PyTree, batch: Batch) -> tuple[Array, tuple[Array, Array]]:
     """Return the weighted mean loss of a batch, and errors and values `[B]`."""
     items: Transition = batch.items
-    apply = parts.network.apply
-    q_tm1 = apply(params, items.obs)
-    q_t_value = apply(target, items.next_obs)
-    q_t_select = apply(jax.lax.stop_gradient(params), items.next_obs) if parts.config.double else q_t_value
+    q_tm1 = _q(parts, params, items.obs)
+    q_t_value = _q(parts, target, items.next_obs)
+    q_t_select = _q(parts, jax.lax.stop_gradient(params), items.next_obs) if parts.config.double else q_t_value
     error = jax.vmap(td_error)(q_tm1, items.action, items.reward, items.discount, q_t_value, q_t_select)
     weight = batch.weight * items.weight
     loss = huber(error) if parts.config.loss == "huber" else squared(error)
-    return jnp.mean(weight * loss), (error * items.weight, jnp.max(q_tm1, axis=-1))  # type: ignore[type-var]
+    return jnp.mean(weight * loss), (error * items.weight, jnp.max(q_tm1, axis=-1))
 
 
 def _update_target(config: DQNConfig, tau: Array, params: PyTree, target: PyTree, opt_step: Array) -> PyTree:

@@ -8,7 +8,7 @@ from jaxrl.types import Array, Batch, Key, PyTree
 
 class BufferInit(Protocol):
     def __call__(self, example: PyTree, rows: int, /) -> PyTree:
-        """Make an empty buffer for blocks of `rows` items shaped like `example` (one item, or its `ShapeDtypeStruct`)."""
+        """Make an empty buffer for blocks of `rows` items like `example`, one item or its `ShapeDtypeStruct`."""
         ...
 
 

@@ -189,11 +189,13 @@ _KEY = jax.eval_shape(lambda: jax.random.key(0))
 
 def check_stable(env: Env) -> None:
     """Raise `SettingsError` unless `reset` and `step` agree with each other and with the spec, leaf by leaf."""
-    state, obs = jax.eval_shape(env.reset, _KEY)
+    name, first = env.spec.name, jax.eval_shape(env.reset, _KEY)
+    if not (isinstance(first, tuple) and len(first) == 2):
+        raise SettingsError(f"environment {name}: reset returned {type(first).__name__}; expected (state, observation)")
+    state, obs = first
     action = space_struct(env.spec.action_space)
     noise = jax.eval_shape(env.draw, _KEY)
     result = jax.eval_shape(env.step, state, action, noise)
-    name = env.spec.name
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], TimeStep)):
         raise SettingsError(
             f"environment {name}: step returned {type(result).__name__}; expected (state, jaxrl.TimeStep)"
@@ -201,6 +203,11 @@ def check_stable(env: Env) -> None:
     next_state, out = result
     require_same(f"environment {name}: the state after step", next_state, "that after reset", state)
     require_same(f"environment {name}: the observation after step", out.obs, "that after reset", obs)
+    if jax.tree.structure((next_state, out.obs)) != jax.tree.structure((state, obs)):
+        raise SettingsError(
+            f"environment {name}: the state after step or its observation has other containers (tuple, list, dict) than "
+            "after reset; make them the same"
+        )
     require_same(
         f"environment {name}: the observation", obs, "the observation space", space_struct(env.spec.observation_space)
     )

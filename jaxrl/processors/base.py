@@ -20,7 +20,7 @@ class ProcessorInit(Protocol):
 
 class ProcessFn(Protocol):
     def __call__(self, state: PyTree, step: Step, /) -> tuple[PyTree, Any]:
-        """Take in one step of `N` environments; return the new state, and a `Step` or (the last of a chain) a `Transition`."""
+        """Take in one step of `N` environments; return the new state, and a `Step` or (last of a chain) `Transition`."""
         ...
 
 
@@ -63,7 +63,7 @@ def chain(*processors: Processor) -> Processor:
     makes = [p.makes_transitions for p in processors]
     if not makes or makes != [False] * (len(makes) - 1) + [True]:
         raise SettingsError(
-            "chain: exactly the last processor must make transitions; put one_step() or n_step(n) at the end, only there"
+            "chain: the last processor, and only that, must make transitions; end with one_step() or n_step(n)"
         )
     settings = [p.settings for p in processors]
     return Processor(

@@ -35,7 +35,7 @@ def one_step(discount: float = 0.99) -> Processor:
 def n_step(n: int, discount: float = 0.99) -> Processor:
     """Make of every step a transition over the `n` steps that begin with it.
 
-    `reward` is the sum of `discount^i` times the `i`-th reward, over `k = n` steps or up to the episode's end, whichever
+    `reward` is the sum of `discount^i` times the `i`-th reward, over `k = n` steps or up to the episode's end if that
     is first; it never crosses an end. `next_obs` is the true successor of the last step taken in. The transition's
     `discount` is `discount^k`, and 0 where that step terminated: after a truncation one bootstraps.
 

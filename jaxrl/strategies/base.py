@@ -67,7 +67,7 @@ class Strategy(NamedTuple):
     notes: tuple[str, ...] = ()
     """What was rounded or chosen for the user, to be said aloud."""
     settings: Mapping[str, Any] | None = None
-    """What rebuilds it from the command line; `None` where a part was made by hand."""
+    """What rebuilds it; parts made by hand are listed under `custom`. `None` for a strategy made by hand."""
 
 
 def fold(key: Key, t: Array | int) -> Key:

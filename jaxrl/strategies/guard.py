@@ -29,7 +29,9 @@ def guarded_update(
     nothing to the other metrics. Returns the agent's state, the health, the metrics and the priorities `[B]`.
     """
     new, metrics, priorities = agent.update(state, batch, noise, opt_step)
-    ok = all_finite((new, dict(metrics)))
+    # A `Stat` without measurements has infinite bounds; its sum tells whether what was measured is finite.
+    measured = {name: metric.sum if isinstance(metric, Stat) else metric for name, metric in metrics.items()}
+    ok = all_finite((new, measured))
     health = Health(jnp.where(ok, 0, health.skipped_in_a_row + 1))
     kept = {name: _mask(metric, ok) for name, metric in metrics.items()}
     priorities = jnp.where(ok, priorities, 0.0)
@@ -40,5 +42,5 @@ def _mask(metric: Array | Stat | Total, ok: Array) -> Stat | Total:
     if isinstance(metric, Total):
         return Total(jnp.where(ok, metric.count, 0))
     if isinstance(metric, Stat):
-        return tree_where(ok, metric, stat(jnp.zeros(0)))
+        return tree_where(ok, metric, stat(jnp.zeros(()), False))
     return stat(metric, ok)

@@ -1,7 +1,7 @@
 """Off-policy training: act, step the environments, process, push, sample, update; one pure step of it all."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,19 @@ from jaxrl.processors.base import Processor, begin
 from jaxrl.processors.n_step import one_step
 from jaxrl.strategies.base import Policy, Strategy, fold, iterate
 from jaxrl.strategies.guard import Health, guarded_update, healthy
-from jaxrl.types import Array, Key, Metrics, PyTree, Step, Transition, reduce_metrics, sample_space, stat, total
+from jaxrl.types import (
+    Array,
+    EnvSpec,
+    Key,
+    Metrics,
+    PyTree,
+    Step,
+    Transition,
+    reduce_metrics,
+    sample_space,
+    stat,
+    total,
+)
 
 
 class OffPolicyState(NamedTuple):
@@ -106,7 +118,7 @@ def off_policy(
         opt_steps_per_step=parts.updates,
         warmup_env_steps=warmup_env_steps,
         env=env,
-        policy=make_policy(bound, processor, env),
+        policy=make_policy(bound, processor, env.spec),
         notes=_notes(buffer, rows, warmup, warmup_env_steps),
         settings=_settings(parts, env, opt_interval, warmup),
     )
@@ -140,20 +152,25 @@ def _notes(buffer: Buffer, rows: int, warmup: int, warmup_env_steps: int) -> tup
     return tuple(notes)
 
 
-def _settings(parts: _Parts, env: Env, opt_interval: int, warmup: int) -> dict | None:
-    pieces = (env.settings, parts.agent.settings, parts.buffer.settings, parts.processor.settings)
-    if any(piece is None for piece in pieces):
-        return None
+def _settings(parts: _Parts, env: Env, opt_interval: int, warmup: int) -> dict[str, Any]:
+    """Return what rebuilds the strategy; parts made by hand are named under `custom`."""
+    pieces = {
+        "env": env.settings,
+        "agent": parts.agent.settings,
+        "buffer": parts.buffer.settings,
+        "processor": parts.processor.settings,
+    }
     return {
         "algo": parts.agent.name,
-        **env.settings,  # type: ignore[dict-item]
+        "custom": [name for name, piece in pieces.items() if piece is None],
+        "env": env.spec.name,
+        "env_args": {},
+        **(env.settings or {}),
         "num_envs": parts.env.num_envs,
         "opt_interval": opt_interval,
         "warmup": warmup,
         "random_warmup": parts.random_warmup,
-        "agent": dict(parts.agent.settings),  # type: ignore[arg-type]
-        "buffer": dict(parts.buffer.settings),  # type: ignore[arg-type]
-        "processor": dict(parts.processor.settings),  # type: ignore[arg-type]
+        **{name: dict(piece or {}) for name, piece in pieces.items() if name != "env"},
     }
 
 
@@ -329,7 +346,7 @@ def _shapes(parts: _Parts, agent: PyTree, env: VecEnvState, obs: PyTree) -> tupl
 # --- the policy -------------------------------------------------------------------------------------------------
 
 
-def make_policy(agent: Agent, processor: Processor, env: Env) -> Policy:
+def make_policy(agent: Agent, processor: Processor, spec: EnvSpec) -> Policy:
     """Compose the greedy policy of `agent` behind `processor`."""
 
     def begin_policy(params: PyTree, obs: PyTree) -> PyTree:
@@ -344,4 +361,4 @@ def make_policy(agent: Agent, processor: Processor, env: Env) -> Policy:
     def observe(params: PyTree, carry: PyTree, step: Step) -> PyTree:
         return processor.process(carry, step._replace(extras=()))[0]
 
-    return Policy(env.spec, lambda state: agent.strip(state.agent), begin_policy, act, observe)
+    return Policy(spec, lambda state: agent.strip(state.agent), begin_policy, act, observe)

@@ -182,7 +182,7 @@ def _unflatten(like: PyTree, arrays: list[np.ndarray]) -> PyTree:
         return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=leaf.dtype._impl.name)
 
     leaves, treedef = jax.tree.flatten(like)
-    return treedef.unflatten([wrap(leaf, array) for leaf, array in zip(leaves, arrays, strict=True)])
+    return jax.tree.unflatten(treedef, [wrap(leaf, array) for leaf, array in zip(leaves, arrays, strict=True)])
 
 
 def _is_key(leaf: Any) -> bool:

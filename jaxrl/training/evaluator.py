@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +57,7 @@ class Evaluator:
         """
         check_count("eval_episodes", episodes)
         limit = max_steps or env.spec.time_limit or MAX_STEPS
-        self._run = jax.jit(partial(run_episodes, env, policy, episodes, limit))
+        self._run: Any = jax.jit(partial(run_episodes, env, policy, episodes, limit))
 
     def __call__(self, params: PyTree, key: Key) -> Evaluation:
         """Run the episodes; the key is consumed."""

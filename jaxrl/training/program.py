@@ -18,7 +18,7 @@ from jaxrl.types import Array, Metrics, PyTree, Stat, Total, stat
 class Sums(NamedTuple):
     """Running sums of `M` metrics in the order of their sorted names: memory does not grow with what is summed."""
 
-    count: Array
+    count: Array  # type: ignore[assignment]
     """Int32 `[M]`."""
     sum: Array
     """Float32 `[M]`."""
@@ -76,7 +76,7 @@ def _as_stat(metric: Array | Stat | Total) -> Stat:
 
 
 def summarise(shapes: dict[str, Any], sums: Sums) -> dict[str, float | int | None]:
-    """Return the row of a log: totals as integers, and mean, `_min` and `_max` of what was measured (`None` if never)."""
+    """Return a row of the log: totals as integers; mean, `_min` and `_max` of what was measured (`None` if never)."""
     row: dict[str, float | int | None] = {}
     columns = zip(*(x.tolist() for x in jax.device_get((sums.count, sums.sum, sums.min, sums.max))), strict=True)
     for (name, shape), (count, value, low, high) in zip(shapes.items(), columns, strict=True):

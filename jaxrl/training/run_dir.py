@@ -83,7 +83,9 @@ def _lock(path: Path) -> IO[str]:
         file.seek(0)
         owner = file.read().strip() or "unknown"
         file.close()
-        raise RunDirInUseError(f"{path} is being written by another process ({owner}); wait for it or stop it") from None
+        raise RunDirInUseError(
+            f"{path} is being written by another process ({owner}); wait for it or stop it"
+        ) from None
     file.truncate(0)
     file.write(f"pid {os.getpid()} on {platform.node()}")
     file.flush()

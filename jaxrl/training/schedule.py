@@ -76,7 +76,8 @@ def next_boundary(schedule: Schedule, t: int) -> Boundary:
     turns = [_next_turn(schedule, interval, t) for interval in intervals]
     at = min([schedule.last, *(turn for turn in turns if turn is not None)])
     last = at == schedule.last
-    return Boundary(at, *(last or turn == at for turn in turns), last)
+    evaluate, record, save = (last or turn == at for turn in turns)
+    return Boundary(at, evaluate, record, save, last)
 
 
 def _next_turn(schedule: Schedule, interval: int, t: int) -> int | None:

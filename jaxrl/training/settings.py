@@ -61,10 +61,7 @@ class TrainerConfig:
             raise SettingsError(f"stop_reward is {self.stop_reward!r}; expected a number")
 
 
-HARMLESS = frozenset(
-    "max_opts max_env_steps eval_interval eval_episodes eval_at_start record_interval save_interval keep "
-    "stop_reward patience run_dir quiet".split()
-)
+HARMLESS = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"}
 """Settings that may change on resume: no bit of the training depends on them."""
 
 

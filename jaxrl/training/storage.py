@@ -18,7 +18,7 @@ from jaxrl.types import PyTree
 
 
 class Storage:
-    """A failure to write is reported and survived: training goes on, and the newest attempt decides how the run ends."""
+    """What a run writes. A failure is reported and survived; the newest attempt decides how the run ends."""
 
     def __init__(self, path: str | None, keep: int, settings: Mapping[str, Any], resume: bool) -> None:
         """Take hold of the run directory `path`, or of nothing if it is `None`.
@@ -49,9 +49,10 @@ class Storage:
         created = {} if resume else {"created": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         self.dir.write_metadata(format=FORMAT, **created, **_machine(), status="running", **counters)
 
-    def log(self, name: str) -> Path | None:
-        """Return the path of a log in the run directory."""
-        return self.dir and self.dir / name
+    @property
+    def path(self) -> Path | None:
+        """The run directory."""
+        return None if self.dir is None else self.dir.path
 
     def save(self, opt_steps: int, tree: PyTree, facts: Mapping[str, Any]) -> bool:
         """Begin a checkpoint; say whether it could be begun."""

@@ -1,4 +1,4 @@
-"""The host loop: advance the compiled program to the next boundary, then evaluate, record, save, and see about stopping.
+"""The host loop: advance the compiled program to the next boundary; there evaluate, record, save, and perhaps stop.
 
 The loop is thin on purpose. When things happen is decided by `schedule`, what is computed by `program`, what is written
 by `storage`; nothing here can change a bit of the training.
@@ -126,6 +126,9 @@ class Trainer:
         self.state: PyTree = None
         self._given_recorders = recorders
         self._best: PyTree = None
+        self._run: Any = None
+        self._sums: Any = None
+        self._chunk = 0
 
     # --- what a user calls ---
 
@@ -165,7 +168,9 @@ class Trainer:
 
     def settings(self) -> dict[str, Any]:
         """Return all settings of the run, as `config.yaml` holds them."""
-        return {**(self.strategy.settings or {"algo": "custom"}), **asdict(self.config)}
+        settings = {**(self.strategy.settings or {"algo": "custom", "custom": ["strategy"]}), **asdict(self.config)}
+        del settings["run_dir"]  # a run can be moved
+        return settings
 
     # --- one boundary ---
 
@@ -316,7 +321,7 @@ class Trainer:
         counters = self.ledger.counters(self.schedule)
         self._storage.start(counters, self.resume)
         resumed_at = counters["opt_steps"] if self.resume else None
-        directory = self._storage.dir and self._storage.dir.path
+        directory = self._storage.path
         self._recorders = Recorders(default_recorders(self._given_recorders, directory, self.config.quiet, resumed_at))
         self._episodes = Recorders(episode_recorder(directory))
         for note in self.strategy.notes:

@@ -39,7 +39,9 @@ def tabular(**settings):
 def table_state(agent, online, target=None):
     state = agent.init(KEY)
     params = {"params": {"q": jnp.array(online, jnp.float32)}}
-    return state._replace(params=params, target=state.target if target is None else {"params": {"q": jnp.array(target)}})
+    return state._replace(
+        params=params, target=state.target if target is None else {"params": {"q": jnp.array(target)}}
+    )
 
 
 def table_of(params):
@@ -266,7 +268,7 @@ def test_gradients_accumulated_over_pieces_are_those_of_the_whole_batch(parts):
 
 
 def test_accumulate_keeps_the_order_of_what_the_loss_returns_beside_it():
-    loss = lambda params, batch: (jnp.mean(params * batch), batch * 2)  # noqa: E731
+    loss = lambda params, batch: (jnp.mean(params * batch), batch * 2)
     value, aux, grads = accumulate(loss, jnp.float32(3.0), jnp.arange(6.0), 3)
     assert value == 7.5
     assert grads == 2.5
@@ -375,7 +377,7 @@ def test_8_bit_images_are_divided_by_255(torso):
     assert equal(state, scaled.init(KEY))
     action, reward, discount = np.array([0, 1, 2] * 2), np.zeros(6, np.float32), np.zeros(6, np.float32)
     batches = [transitions(x, action, reward, discount, x) for x in (image, (image / 255).astype(np.float32))]
-    errors = [agent.update(state, b, (), jnp.uint32(0))[2] for agent, b in zip((whole, scaled), batches, strict=True)]
+    errors = [step_of(a)(state, b, jnp.uint32(0))[2] for a, b in zip((whole, scaled), batches, strict=True)]
     assert float(jnp.abs(errors[0]).max()) > 1e-3
     assert float(jnp.abs(errors[0]).max()) < 20
     np.testing.assert_allclose(errors[0], errors[1], atol=1e-5)

@@ -1,0 +1,260 @@
+"""Typed settings of a run, from presets, files and flags; and the tables from a name to what builds it."""
+
+import contextlib
+import io
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxrl.agents import AgentMaker, DQNConfig, dqn
+from jaxrl.buffers import uniform
+from jaxrl.envs import make_env
+from jaxrl.errors import SettingsError, nearest
+from jaxrl.processors import Processor, chain, frame_stack, n_step, reward_clip, reward_scale
+from jaxrl.strategies import Strategy, off_policy
+from jaxrl.training.run_dir import CONFIG, read_yaml, require_run
+from jaxrl.training.settings import TrainerConfig
+
+
+@dataclass(frozen=True)
+class ProcessorConfig:
+    """How steps become transitions, in this order."""
+
+    frame_stack: int = 1
+    """Observations that the policy sees at once; 1: the latest alone."""
+    reward_scale: float = 1.0
+    """Factor of every reward."""
+    reward_clip: float = 0.0
+    """Bound to which rewards are clipped on both sides; 0: not at all."""
+    n_step: int = 1
+    """Steps over which a transition goes."""
+    discount: float = 0.99
+    """Discount of the next reward against this one (gamma)."""
+
+
+@dataclass(frozen=True)
+class UniformConfig:
+    """The replay buffer."""
+
+    capacity: int = 50_000
+    """Transitions kept, the newest; rounded up to whole pushes."""
+    batch_size: int = 128
+    """Transitions in a batch."""
+
+
+@dataclass(frozen=True)
+class DQNRun(TrainerConfig):
+    """Train DQN."""
+
+    env: str = "CartPole-v1"
+    """Environment."""
+    env_args: dict[str, float] = field(default_factory=dict)
+    """Parameters of the environment in place of its defaults, as in `--env-args max_steps_in_episode 200`."""
+    num_envs: int = 10
+    """Environments side by side."""
+    opt_interval: int = 10
+    """Environment steps per optimisation step; a multiple of num_envs, or a divisor of it."""
+    warmup: int = 1_000
+    """Environment steps before the first optimisation step."""
+    random_warmup: bool = True
+    """Take random actions during the warm-up, not the agent's."""
+    agent: DQNConfig = field(default_factory=DQNConfig)
+    buffer: UniformConfig = field(default_factory=UniformConfig)
+    processor: ProcessorConfig = field(default_factory=ProcessorConfig)
+
+
+class Algo(NamedTuple):
+    """What the command line knows of an algorithm."""
+
+    config: type[Any]
+    agent: Callable[..., AgentMaker]
+    presets: Mapping[str, Mapping[str, Any]]
+    """Settings by environment that `--env` alone brings along; a key ending in `*` stands for what begins so."""
+
+
+ALGOS: dict[str, Algo] = {"dqn": Algo(DQNRun, dqn, {})}
+
+
+def build(algo: str, config: Any) -> Strategy:
+    """Build the strategy of `config`; raise `SettingsError` for what cannot be."""
+    return off_policy(
+        make_env(config.env, **config.env_args),
+        ALGOS[algo].agent(config.agent),
+        buffer=uniform(config.buffer.capacity, config.buffer.batch_size),
+        processor=build_processor(config.processor),
+        num_envs=config.num_envs,
+        opt_interval=config.opt_interval,
+        warmup=config.warmup,
+        random_warmup=config.random_warmup,
+    )
+
+
+def build_processor(config: ProcessorConfig) -> Processor:
+    """Build the chain of `config`, less what it leaves off."""
+    parts = [n_step(config.n_step, config.discount)]
+    if config.reward_clip != 0.0:
+        parts.insert(0, reward_clip(config.reward_clip))
+    if config.reward_scale != 1.0:
+        parts.insert(0, reward_scale(config.reward_scale))
+    if config.frame_stack != 1:
+        parts.insert(0, frame_stack(config.frame_stack))
+    return chain(*parts)
+
+
+# --- from flags and files to settings ---------------------------------------------------------------------------
+
+
+class Request(NamedTuple):
+    """What the command line asked for."""
+
+    algo: str
+    config: Any
+    resume: bool
+
+
+def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
+    """Read the arguments of `jaxrl.train`: presets, then the file, then the flags, of which the later wins.
+
+    Raises:
+      SettingsError: an unknown name or a value that is none, wherever it stands.
+      SystemExit: `--help` was shown.
+    """
+    args = list(args)
+    file, resume = _take(args, "--config"), _take(args, "--resume")
+    if file and resume:
+        raise SettingsError("--resume takes all settings from the run; leave --config out")
+    if resume:
+        require_run(Path(resume))
+        file = str(Path(resume) / CONFIG)
+    from_file = read_yaml(Path(file)) if file else {}
+    named = args.pop(0) if args and not args[0].startswith("-") else None
+    algo = named or str(from_file.get("algo", "dqn"))
+    if algo not in ALGOS:
+        raise SettingsError(f"unknown algorithm {algo!r}; {nearest(algo, ALGOS)}")
+    if resume and algo != from_file.get("algo"):
+        raise SettingsError(f"{resume} is a run of {from_file.get('algo')}, not of {algo}")
+    if from_file.get("custom"):
+        parts = ", ".join(map(str, from_file["custom"]))
+        raise SettingsError(
+            f"{file} has parts that were made in Python ({parts}); go on with Trainer(..., resume=True)"
+        )
+    env = _peek(args, "--env") or from_file.get("env")
+    config = from_plain(preset(algo, env), {k: v for k, v in from_file.items() if k not in ("algo", "custom")}, file)
+    config = _flags(algo, config, args, prog)
+    return Request(algo, replace(config, run_dir=resume) if resume else config, bool(resume))
+
+
+def preset(algo: str, env: str | None) -> Any:
+    """Return the settings of `algo` that suit `env`."""
+    entry = ALGOS[algo]
+    config = entry.config()
+    for name, settings in entry.presets.items():
+        if env is not None and (name == env or (name.endswith("*") and env.startswith(name[:-1]))):
+            config = from_plain(config, settings)
+    return config if env is None else replace(config, env=env)
+
+
+def from_plain(config: Any, settings: Mapping[str, Any], source: str | None = None, prefix: str = "") -> Any:
+    """Return the dataclass `config` with `settings`, as YAML gives them, in place of its own.
+
+    Raises:
+      SettingsError: a key that is no setting, or a value of another type.
+    """
+    where = f"{source}: " if source else ""
+    hints = typing.get_type_hints(type(config))
+    known = {f.name: f for f in fields(config)}
+    changes = {}
+    for name, value in settings.items():
+        if name not in known:
+            raise SettingsError(f"{where}unknown setting {prefix}{name}; {nearest(str(name), known)}")
+        old = getattr(config, name)
+        if is_dataclass(old) and isinstance(value, Mapping):
+            changes[name] = from_plain(old, value, source, f"{prefix}{name}.")
+        else:
+            changes[name] = _typed(f"{where}{prefix}{name}", value, hints[name])
+    return replace(config, **changes)
+
+
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    """Return `value` as the type `hint`; YAML reads `1e-3` as text and `1` as a whole number."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if value is None and type(None) in options:
+        return None
+    kind = options[0]
+    origin = typing.get_origin(kind) or kind
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_typed(name, item, typing.get_args(kind)[0]) for item in value)
+    if origin is dict and isinstance(value, Mapping):
+        return {str(k): _typed(name, v, typing.get_args(kind)[1]) for k, v in value.items()}
+    if origin is float and isinstance(value, int | float | str) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError):
+            return float(value)
+    if origin in (int, bool, str) and type(value) is origin:
+        return value
+    raise SettingsError(f"{name} is {value!r}; expected {getattr(origin, '__name__', origin)}")
+
+
+def _flags(algo: str, config: Any, args: list[str], prog: str) -> Any:
+    """Parse flags over `config` with tyro, whose boxes of several lines become one."""
+    import tyro
+
+    shown = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(shown):
+            result, unknown = tyro.cli(
+                type(config),
+                args=args,
+                default=config,
+                prog=f"{prog} {algo}",
+                description=_DESCRIPTION.format(algos=", ".join(ALGOS)),
+                return_unknown_args=True,
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise SettingsError(_one_line(shown.getvalue())) from None
+    if unknown:
+        flags = [f"--{name.replace('_', '-')}" for name in (*_flag_names(config), "config", "resume")]
+        raise SettingsError(f"unknown argument {unknown[0]}; {nearest(unknown[0].split('=')[0], flags)}")
+    return result
+
+
+_DESCRIPTION = (
+    "Train an agent. The first argument names the algorithm ({algos}). --config FILE reads settings from a YAML file; "
+    "flags win over it. --resume DIR goes on with a run and needs no other flag."
+)
+
+
+def _one_line(box: str) -> str:
+    lines = [line.strip("│╭╮╰╯─ \t") for line in box.splitlines()]
+    lines = [line for line in lines if line and not line.startswith(("For full helptext", "Argument helptext"))]
+    return " ".join(lines[1:2] or lines) or "bad arguments"
+
+
+def _flag_names(config: Any, prefix: str = "") -> list[str]:
+    names = []
+    for f in fields(config):
+        value = getattr(config, f.name)
+        names += _flag_names(value, f"{prefix}{f.name}.") if is_dataclass(value) else [prefix + f.name]
+    return names
+
+
+def _take(args: list[str], flag: str) -> str | None:
+    """Remove `flag VALUE` or `flag=VALUE` from `args` and return the value."""
+    for i, arg in enumerate(args):
+        if arg == flag:
+            if i + 1 == len(args) or args[i + 1].startswith("--"):
+                raise SettingsError(f"{flag} needs a value")
+            value = args[i + 1]
+            del args[i : i + 2]
+            return value
+        if arg.startswith(flag + "="):
+            return args.pop(i)[len(flag) + 1 :]
+    return None
+
+
+def _peek(args: Sequence[str], flag: str) -> str | None:
+    return _take(list(args), flag)

@@ -1,0 +1,63 @@
+"""Use a trained policy without the code that trained it."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxrl.config import ALGOS, ProcessorConfig, build_processor, from_plain
+from jaxrl.errors import NoCheckpointError, SettingsError
+from jaxrl.strategies import Policy, Strategy
+from jaxrl.strategies.off_policy import make_policy
+from jaxrl.training.checkpoints import CheckpointError, Store
+from jaxrl.training.policy import GreedyPolicy, described_spec
+from jaxrl.training.run_dir import require_run
+
+
+def load_policy(run_dir: str | Path, strategy: Strategy | None = None) -> GreedyPolicy:
+    """Load the best policy of a run; call it with an observation to get an action.
+
+    Args:
+      run_dir: the run's directory; it is only read.
+      strategy: what trained it; needed only where the agent or processor had parts made by hand.
+
+    Raises:
+      SettingsError: no run directory, or one whose policy cannot be rebuilt without its strategy.
+      NoCheckpointError: the run has no (valid) best policy.
+    """
+    require_run(Path(run_dir))
+    store = Store(Path(run_dir) / "best", 1)
+    if not store.steps():
+        raise NoCheckpointError(f"{run_dir} has no best policy yet: nothing was evaluated")
+    step = store.steps()[-1]
+    try:
+        facts = store.manifest(step)["facts"]
+        policy, like = _rebuild(facts, strategy, run_dir)
+        params, _ = store.load(step, like)
+    except CheckpointError as error:
+        raise NoCheckpointError(f"the best policy of {run_dir}, best/{step}, is damaged: {error}") from error
+    return GreedyPolicy(policy, params, facts)
+
+
+def _rebuild(facts: dict[str, Any], strategy: Strategy | None, run_dir: str | Path) -> tuple[Policy, Any]:
+    """Return the policy and the shapes of its parameters."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    if strategy is not None:
+        policy = strategy.policy
+        if policy is None:
+            raise SettingsError("the strategy given has no policy")
+        return policy, jax.eval_shape(lambda key: policy.params(strategy.init(key)), key)
+    settings = facts["settings"]
+    by_hand = {"agent", "processor", "strategy"} & set(settings.get("custom", []))
+    if by_hand or settings.get("algo") not in ALGOS:
+        raise SettingsError(
+            f"the policy of {run_dir} has parts made in Python ({', '.join(sorted(by_hand)) or settings.get('algo')}); "
+            "pass them: load_policy(run_dir, strategy=...)"
+        )
+    algo = ALGOS[settings["algo"]]
+    processor = build_processor(from_plain(ProcessorConfig(), settings["processor"]))
+    spec = described_spec(facts)
+    agent = algo.agent(from_plain(algo.config().agent, settings["agent"]))(
+        spec._replace(observation_space=processor.space(spec.observation_space))
+    )
+    return make_policy(agent, processor, spec), jax.eval_shape(lambda key: agent.strip(agent.init(key)), key)

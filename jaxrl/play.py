@@ -1,0 +1,67 @@
+"""`python -m jaxrl.play RUN_DIR --out episode.gif`: render one greedy episode of the best policy."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxrl.cli import cache_compilations, run_main
+from jaxrl.envs import Env
+from jaxrl.errors import SettingsError
+from jaxrl.evaluate import env_of
+from jaxrl.loading import load_policy
+from jaxrl.training import GreedyPolicy
+
+
+def main(args: Sequence[str]) -> int:
+    """Parse, load, play, write; return the exit code."""
+    parser = argparse.ArgumentParser("python -m jaxrl.play", description=__doc__)
+    parser.add_argument("run_dir", help="directory of the run")
+    parser.add_argument("--out", default="episode.gif", help="GIF to write (default: episode.gif)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the episode (default: 0)")
+    parser.add_argument("--max-steps", type=int, default=1_000, help="environment steps at most (default: 1000)")
+    parser.add_argument("--fps", type=int, default=30, help="frames per second (default: 30)")
+    options = parser.parse_args(args)
+    if options.max_steps < 1 or not 1 <= options.fps <= 100:
+        raise SettingsError("--max-steps must be at least 1 and --fps from 1 to 100")
+    cache_compilations()
+    policy = load_policy(options.run_dir)
+    frames, total = play(env_of(policy), policy, options.seed, options.max_steps)
+    write_gif(frames, Path(options.out), options.fps)
+    print(f"{options.out}: {len(frames)} frames, return {total:.6g}")
+    return 0
+
+
+def play(env: Env, policy: GreedyPolicy, seed: int, max_steps: int) -> tuple[list[np.ndarray], float]:
+    """Play one episode; return a picture of every state, and the return."""
+    if env.render is None:
+        raise SettingsError(f"{env.spec.name} cannot be rendered; give its Env a render function")
+    reset, step, draw = jax.jit(env.reset), jax.jit(env.step), jax.jit(env.draw)
+    key = jax.random.key(seed)
+    state, obs = reset(key)
+    policy.reset()
+    frames, total = [env.render(state)], 0.0
+    for t in range(min(max_steps, env.spec.time_limit or max_steps)):
+        state, out = step(state, policy(obs), draw(jax.random.fold_in(key, t)))
+        obs, total = out.obs, total + float(out.reward)
+        frames.append(env.render(state))
+        if out.terminated or out.truncated:
+            break
+    return frames, total
+
+
+def write_gif(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:
+    """Write `[H, W, 3]` uint8 pictures as a looping GIF."""
+    from PIL import Image
+
+    first, *rest = [Image.fromarray(frame) for frame in frames]
+    try:
+        first.save(path, format="GIF", save_all=True, append_images=rest, duration=round(1000 / fps), loop=0)
+    except OSError as error:
+        raise SettingsError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,65 @@
+"""`python -m jaxrl.train [ALGO] [flags]`: train an agent, or go on with a run."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+from jaxrl.cli import cache_compilations, run_main
+from jaxrl.config import build, parse
+from jaxrl.training import Result, Trainer, TrainerConfig
+
+
+def main(args: Sequence[str]) -> int:
+    """Parse, build, run; return the exit code."""
+    request = parse(args)
+    config = request.config
+    config.check()
+    if config.run_dir is None:
+        config = replace(config, run_dir=new_run_dir(f"{config.env}-{request.algo}-s{config.seed}"))
+    strategy = build(request.algo, config)
+    cache_compilations()
+    trainer = Trainer(strategy, trainer_config(config), resume=request.resume)
+    result = trainer.train()
+    if not config.quiet:
+        show(result, config.run_dir)
+    number = trainer.interrupt.signal
+    return 0 if number is None else 128 + number
+
+
+def trainer_config(config: TrainerConfig) -> TrainerConfig:
+    """Return the part of a run's settings that the trainer takes."""
+    return TrainerConfig(**{f.name: getattr(config, f.name) for f in fields(TrainerConfig)})
+
+
+def new_run_dir(name: str) -> str:
+    """Return a directory under `runs/` that does not exist yet."""
+    stem = f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = stem, 2
+    while Path(path).exists():
+        path, number = f"{stem}-{number}", number + 1
+    return path
+
+
+def show(result: Result, run_dir: str) -> None:
+    """Print the summary of a run."""
+    from rich.console import Console
+    from rich.table import Table
+
+    summary = result.summary
+    seconds = "  ".join(f"{part} {value:.1f}" for part, value in summary["seconds"].items())
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    table.add_row("stopped by", str(summary["stop"]))
+    table.add_row("steps", f"{summary['opt_steps']:,} optimisation, {summary['env_steps']:,} environment")
+    if summary["opt_steps_per_sec"]:
+        table.add_row("speed", f"{summary['opt_steps_per_sec']:,.0f} optimisation steps/s while training")
+    if summary["best_score"] is not None:
+        table.add_row("best", f"{summary['best_score']:.6g} at {summary['best_opt_steps']:,}")
+    table.add_row("seconds", f"{summary['wall_s']:.1f}: {seconds}")
+    table.add_row("run", run_dir)
+    table.add_row("next", f"python -m jaxrl.evaluate {run_dir}  |  python -m jaxrl.play {run_dir} --out episode.gif")
+    Console(soft_wrap=True, highlight=False).print(table)
+
+
+if __name__ == "__main__":
+    run_main(main)

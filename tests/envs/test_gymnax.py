@@ -1,0 +1,106 @@
+"""The gymnax adapter: every registered environment runs, and its numbers are gymnax's own."""
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys_envs import rollout
+
+from jaxrl.envs import env_names, make_env, vectorise
+from jaxrl.envs.gymnax import names
+from jaxrl.errors import SettingsError
+from jaxrl.types import Box, Discrete, sample_space, space_struct
+
+NEEDS_A_DOWNLOAD = {"MNISTBandit-bsuite"}
+
+
+@pytest.mark.parametrize("name", sorted(set(names()) - NEEDS_A_DOWNLOAD))
+def test_every_environment_runs_as_its_spec_says(name: str) -> None:
+    venv = vectorise(make_env(name), 2)
+    keys = jax.random.split(jax.random.key(1), 6).reshape(3, 2)
+    actions = jax.vmap(jax.vmap(lambda key: sample_space(venv.spec.action_space, key)))(keys)
+    first, steps = rollout(venv, actions)
+
+    def declared(lead: tuple[int, ...]) -> object:
+        return jax.tree.map(lambda x: (*lead, *x.shape, x.dtype), space_struct(venv.spec.observation_space))
+
+    assert jax.tree.map(lambda x: (*x.shape, x.dtype), first) == declared((2,))
+    assert jax.tree.map(lambda x: (*x.shape, x.dtype), steps.obs) == declared((3, 2))
+    assert steps.valid.all()
+    assert not (steps.terminated & steps.truncated).any()
+
+
+def test_cartpole_moves_by_gymnaxs_numbers() -> None:
+    venv = vectorise(make_env("CartPole-v1"), 3)
+    env, params = gymnax.make("CartPole-v1")
+    actions = np.random.default_rng(0).integers(0, 2, (8, 3)).astype(np.int32)
+    key = jax.random.key(5)
+    state, _ = venv.reset(key)
+    theirs = state.env
+
+    for action in actions:  # 8 pushes do not topple a pole that begins upright
+        state, step = venv.step(state, action, venv.draw(key))
+        obs, theirs, reward, terminated, truncated, _ = jax.vmap(env.step, in_axes=(None, 0, 0, None))(
+            key, theirs, action, params
+        )
+        np.testing.assert_allclose(step.final_obs, obs, rtol=1e-6, atol=1e-7)
+        np.testing.assert_array_equal(step.reward, reward)
+        np.testing.assert_array_equal(step.terminated, terminated)
+        np.testing.assert_array_equal(step.truncated, truncated)
+        assert not (terminated | truncated).any()
+
+
+def test_a_fallen_pole_terminates_and_its_last_observation_is_gymnaxs() -> None:
+    venv = vectorise(make_env("CartPole-v1"), 1)
+    first, steps = rollout(venv, np.ones((30, 1), np.int32))
+    end = int(np.argmax(steps.terminated[:, 0]))
+    env, params = gymnax.make("CartPole-v1")
+    _, state = env.reset(jax.random.key(0), params)
+    state = state.replace(**dict(zip(("x", "x_dot", "theta", "theta_dot"), jnp.asarray(first[0]), strict=True)))
+    for _ in range(end + 1):
+        _, state, _, terminated, _, info = env.step(jax.random.key(0), state, 1, params)
+
+    assert bool(terminated)
+    np.testing.assert_allclose(steps.final_obs[end, 0], info["final_observation"], rtol=1e-5)
+    assert np.abs(steps.obs[end, 0]).max() <= 0.05
+    assert steps.info["episode_return"][end, 0] == end + 1
+
+
+def test_spaces_of_cartpole() -> None:
+    spec = make_env("CartPole-v1").spec
+    assert spec.action_space == Discrete(2)
+    assert isinstance(spec.observation_space, Box)
+    assert spec.observation_space.shape == (4,)
+    assert spec.observation_space.high[0] == pytest.approx(4.8)
+    assert spec.observation_space.low[2] == pytest.approx(-24 * np.pi / 180)
+    assert spec.time_limit == 500
+
+
+def test_a_parameter_changes_the_environment() -> None:
+    env = make_env("CartPole-v1", max_steps_in_episode=3)
+    _, steps = rollout(vectorise(env, 2), np.zeros((3, 2), np.int32))
+    assert env.spec.time_limit == 3
+    assert steps.truncated[:, 0].tolist() == [False, False, True]
+    assert env.settings == {"env": "CartPole-v1", "env_args": {"max_steps_in_episode": 3}}
+
+
+def test_an_environment_that_reads_no_key_draws_none() -> None:
+    """CartPole's step is deterministic, so that drawing keys for it would be waste; Asterix's is not."""
+    key = jax.random.key(0)
+    assert make_env("CartPole-v1").draw(key) == ()
+    assert jax.dtypes.issubdtype(make_env("Asterix-MinAtar").draw(key).dtype, jax.dtypes.prng_key)
+
+
+def test_an_unknown_parameter_is_named_with_its_nearest() -> None:
+    with pytest.raises(SettingsError, match=r"CartPole-v1 has no parameter 'gravitas'; did you mean gravity\?"):
+        make_env("CartPole-v1", gravitas=1.0)
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(SettingsError, match=r"unknown environment 'cartpole'; did you mean CartPole-v1"):
+        make_env("cartpole")
+
+
+def test_every_name_is_listed() -> None:
+    assert {"CartPole-v1", "Breakout-MinAtar", "Catch-bsuite"} <= set(env_names())

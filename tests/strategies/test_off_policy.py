@@ -1,0 +1,526 @@
+"""The off-policy step: what is collected, when is learnt, and that nothing but (settings, seed) decides it."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys_closed_form import counting_env
+
+import jaxrl.strategies.base
+from jaxrl.agents import Agent, dqn
+from jaxrl.buffers import uniform
+from jaxrl.envs import Env, TimeStep, draw_nothing
+from jaxrl.errors import SettingsError
+from jaxrl.processors import n_step, reward_scale
+from jaxrl.strategies import off_policy
+from jaxrl.strategies.base import block_length, iterate
+from jaxrl.strategies.guard import guarded_update, healthy
+from jaxrl.types import Batch, Box, Discrete, EnvSpec, Stat, Total, Transition, reduce_metrics, stat
+
+KEY = jax.random.key(1)
+GAMMA = 0.5
+
+
+def make(env=None, agent=None, n=1, capacity=64, batch_size=8, **settings):
+    settings = {"num_envs": 2, "opt_interval": 2, "warmup": 8, **settings}
+    return off_policy(
+        env or counting_env(),
+        agent or dqn(features=(8,), lr=1e-2, target_interval=5, epsilon_decay=20),
+        buffer=uniform(capacity, batch_size),
+        processor=n_step(n, GAMMA),
+        **settings,
+    )
+
+
+def coins(spec):
+    """Make an agent that tosses a coin and learns nothing; it compiles fast."""
+    return dqn()(spec)._replace(
+        init=lambda key: jnp.zeros(()),
+        act=lambda state, obs, noise, opt_step, mode: (noise[1], ()),
+        update=lambda state, batch, noise, opt_step: (state, {}, jnp.zeros(batch.weight.shape)),
+        strip=lambda state: state,
+    )
+
+
+def runner(strategy):
+    """Return a compiled `(state, start, stop) -> state`, one program for every length."""
+
+    def body(state, noise, t):
+        return strategy.step(state, noise, t)[0]
+
+    return jax.jit(lambda state, start, stop: iterate(strategy.draw, body, state.key, state, start, stop))
+
+
+def stepper(strategy):
+    """Return a compiled `(state, t) -> (state, metrics)`."""
+    return jax.jit(lambda state, t: strategy.step(state, strategy.draw(state.key, t), t))
+
+
+def numbers(tree):
+    """Return the leaves as NumPy arrays, keys as their data."""
+    is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return [np.asarray(jax.random.key_data(x) if is_key(x) else x) for x in jax.tree.leaves(tree)]
+
+
+def same_bits(a, b):
+    return all(x.tobytes() == y.tobytes() for x, y in zip(numbers(a), numbers(b), strict=True))
+
+
+# --- ratios and counts ------------------------------------------------------------------------------------------
+
+
+class Counted(NamedTuple):
+    """A strategy, and what a run of it did."""
+
+    strategy: object
+    rows: int
+    opt_steps: list
+
+
+def counted(**settings):
+    """Run two iterations with an agent that writes down the optimisation steps it is asked for."""
+
+    def writes_down(spec):
+        def update(state, batch, noise, opt_step):
+            log, n = state
+            return (log.at[n].set(opt_step.astype(jnp.int32)), n + 1), {}, jnp.zeros(batch.weight.shape)
+
+        return coins(spec)._replace(init=lambda key: (jnp.full(64, -1), jnp.int32(0)), update=update)
+
+    strategy = make(agent=writes_down, **settings)
+    state = jax.jit(strategy.init)(KEY)
+    written = int(state.buffer.weight.sum())
+    assert (np.asarray(state.agent[0]) == -1).all()
+    step = stepper(strategy)
+    for t in range(2):
+        state, _ = step(state, jnp.uint32(t))
+    log, n = state.agent
+    return Counted(strategy, int(state.buffer.weight.sum()) - written, np.asarray(log)[: int(n)].tolist())
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "opt_interval", "env_steps", "opt_steps"), [(2, 6, 6, 1), (4, 4, 4, 1), (6, 2, 6, 3), (6, 1, 6, 6)]
+)
+def test_updates_and_environment_steps_are_in_the_ratio_asked_for(num_envs, opt_interval, env_steps, opt_steps):
+    run = counted(num_envs=num_envs, opt_interval=opt_interval)
+    assert run.strategy.env_steps_per_step == env_steps
+    assert run.strategy.opt_steps_per_step == opt_steps
+    assert env_steps / opt_steps == opt_interval
+    assert run.rows == 2 * env_steps
+    assert run.opt_steps == list(range(2 * opt_steps))
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "opt_interval", "fits"),
+    [(10, 25, "20 or 30"), (10, 15, "10 or 20"), (10, 3, "2 or 5"), (10, 7, "5 or 10"), (7, 3, "1 or 7")],
+)
+def test_what_does_not_divide_is_refused_with_the_nearest_that_does(num_envs, opt_interval, fits):
+    said = f"opt_interval {opt_interval} and num_envs {num_envs} do not divide one another.*nearest.* {fits}$"
+    with pytest.raises(SettingsError, match=said):
+        make(num_envs=num_envs, opt_interval=opt_interval)
+    for fit in map(int, fits.split(" or ")):
+        make(num_envs=num_envs, opt_interval=fit)
+
+
+@pytest.mark.parametrize("settings", [{"num_envs": 0}, {"opt_interval": 0}, {"warmup": -1}, {"num_envs": 2.5}])
+def test_counts_that_make_no_sense_are_refused(settings):
+    with pytest.raises(SettingsError, match=next(iter(settings))):
+        make(**settings)
+
+
+def test_a_processor_without_transitions_is_refused():
+    with pytest.raises(SettingsError, match=r"makes no transitions; end it with .*one_step\(\)\) or n_step\(n\)"):
+        off_policy(counting_env(), dqn(), buffer=uniform(64, 8), processor=reward_scale(2.0))
+
+
+@pytest.mark.parametrize(
+    ("warmup", "n", "opt_interval", "env_steps", "note"),
+    [
+        (8, 1, 2, 8, None),
+        (0, 1, 2, 8, "takes 8 environment steps instead of 0: at least one batch"),
+        (20, 3, 2, 20, None),
+        (8, 3, 2, 12, "takes 12 environment steps instead of 8"),
+        (10, 1, 4, 12, "takes 12 environment steps instead of 10: whole iterations of 4"),
+        (13, 1, 2, 14, "takes 14 environment steps instead of 13: whole iterations of 2"),
+    ],
+)
+def test_warm_up_takes_the_steps_asked_for_and_says_where_it_does_not(warmup, n, opt_interval, env_steps, note):
+    strategy = make(agent=coins, warmup=warmup, n=n, opt_interval=opt_interval, capacity=64)
+    assert strategy.warmup_env_steps == env_steps
+    assert [note in said for said in strategy.notes] == ([True] if note else [])
+    state = jax.jit(strategy.init)(KEY)
+    # A step whose `n` rewards are not all in is not in the buffer yet.
+    assert int(state.buffer.weight.sum()) == env_steps - 2 * (n - 1)
+
+
+def test_a_capacity_that_was_rounded_is_said():
+    (said,) = make(num_envs=6, opt_interval=6, capacity=64, warmup=12).notes
+    assert said == "buffer capacity rounded up from 64 to 66, a multiple of 6 items per push"
+    assert make(num_envs=2, capacity=64).notes == ()
+    state = jax.eval_shape(make(num_envs=6, opt_interval=6, capacity=64, warmup=12).init, KEY)
+    assert state.buffer.reward.shape == (66,)
+
+
+def test_warm_up_is_random_or_explores_as_told():
+    ones = lambda spec: coins(spec)._replace(act=lambda state, obs, *rest: (jnp.ones(len(obs), jnp.int32), ()))
+    settings = {"agent": ones, "capacity": 512, "warmup": 512, "num_envs": 8, "opt_interval": 8}
+    actions = {
+        flag: np.asarray(jax.jit(make(random_warmup=flag, **settings).init)(KEY).buffer.action)
+        for flag in (True, False)
+    }
+    assert (actions[False] == 1).all()
+    # 512 fair coins: a standard deviation of 11.
+    assert abs(int(actions[True].sum()) - 256) < 60
+
+
+# --- transitions ------------------------------------------------------------------------------------------------
+
+
+def walk(actions, terminate_at=7, time_limit=4):
+    """Walk one counting environment by hand through `actions`; yield what each step led to."""
+    count, length, steps = 0, 0, []
+    for action in actions:
+        after, length = count + 1 + action, length + 1
+        terminated = after >= terminate_at
+        truncated = not terminated and length >= time_limit
+        steps.append((count, action, 10 * count + action, terminated, truncated, after))
+        count, length = (0, 0) if terminated or truncated else (after, length)
+    return steps
+
+
+def n_step_by_hand(steps, n):
+    """Return `obs, action, reward, discount, next_obs` of every step whose `n` rewards are known."""
+    rows = []
+    for first in range(len(steps) - n + 1):
+        reward, discount = 0.0, 1.0
+        for _, _, paid, terminated, truncated, after in steps[first : first + n]:
+            reward, discount, end = reward + discount * paid, discount * GAMMA * (not terminated), after
+            if terminated or truncated:
+                break
+        rows.append((steps[first][0], steps[first][1], reward, discount, end))
+    return np.array(rows, np.float64)
+
+
+def actions_taken(state, env, num_envs, pushes, slots):
+    """Read the actions of one environment from the buffer and from the window before it; in order."""
+    rows = np.asarray(state.buffer.action).reshape(slots, num_envs)
+    pending = [np.asarray(t.action) for t in state.processor.pending]
+    return [int(rows[p % slots, env]) for p in range(pushes)] + [int(a[env]) for a in pending]
+
+
+@pytest.mark.parametrize(
+    ("n", "opt_interval"),
+    [(1, 6), (3, 1), (3, 6), pytest.param(1, 3, marks=pytest.mark.slow), pytest.param(3, 3, marks=pytest.mark.slow)],
+)
+def test_the_buffer_holds_exactly_the_transitions_of_the_true_trajectory(n, opt_interval):
+    num_envs, iterations = 3, 10 if opt_interval == 6 else 20
+    strategy = make(agent=coins, n=n, num_envs=num_envs, opt_interval=opt_interval, capacity=120, warmup=12)
+    state = runner(strategy)(jax.jit(strategy.init)(KEY), 0, iterations)
+    vector_steps = strategy.env_steps_per_step // num_envs
+    pushes = strategy.warmup_env_steps // num_envs - (n - 1) + iterations * vector_steps
+    assert pushes <= 40
+    ends = set()
+    for env in range(num_envs):
+        steps = walk(actions_taken(state, env, num_envs, pushes, 40))
+        expected = n_step_by_hand(steps, n)
+        held = state.buffer
+        columns = (held.obs[:, 0], held.action, held.reward, held.discount, held.next_obs[:, 0])
+        came = np.stack([np.asarray(x, np.float64).reshape(40, num_envs)[:pushes, env] for x in columns], axis=1)
+        np.testing.assert_array_equal(came, expected)
+        ends |= {(terminated, truncated) for *_, terminated, truncated, _ in steps}
+        assert float(state.env.env[env, 0]) == (0 if steps[-1][3] or steps[-1][4] else steps[-1][5])
+    assert ends == {(False, False), (True, False), (False, True)}
+    assert int(held.weight.sum()) == pushes * num_envs
+
+
+def test_a_full_ring_overwrites_its_oldest_rows_first():
+    small, large = (make(agent=coins, capacity=capacity, warmup=8, n=3) for capacity in (10, 200))
+    ring, whole = (runner(s)(jax.jit(s.init)(KEY), 0, 33).buffer for s in (small, large))
+    pushes = 4 + 33
+    for slot in range(5):
+        newest = max(p for p in range(pushes) if p % 5 == slot)
+        rows = jax.tree.map(lambda x: x[2 * newest : 2 * newest + 2], whole)  # noqa: B023
+        assert same_bits(jax.tree.map(lambda x: x[2 * slot : 2 * slot + 2], ring), rows)  # noqa: B023
+
+
+def test_sampling_reaches_every_row_of_the_ring_and_none_that_was_not_written():
+    strategy = make(agent=coins, capacity=40, batch_size=8, warmup=8)
+    draw = jax.jit(jax.vmap(strategy.draw, in_axes=(None, 0)))
+    t = jnp.arange(200, dtype=jnp.uint32)
+    index = np.concatenate([np.asarray(draw(jax.random.key(seed), t)[1][0])[:, 0] for seed in range(20)], axis=1)
+    # Eight rows from the warm-up and two more an iteration, until the ring of 40 is full.
+    np.testing.assert_array_equal(index[:20].max(axis=1), np.minimum(8 + 2 * (np.arange(20) + 1), 40) - 1)
+    assert all(set(row.tolist()) >= set(range(8)) for row in index[:20])
+    assert set(index[100:].ravel().tolist()) == set(range(40))
+
+
+def test_episode_metrics_are_those_of_the_true_trajectory():
+    strategy = make(agent=coins, num_envs=3, opt_interval=6, capacity=240, warmup=24)
+    state = jax.jit(strategy.init)(KEY)
+    begun = int(state.buffer.weight.sum()) // 3
+    step, stacked = stepper(strategy), []
+    for t in range(20):
+        state, metrics = step(state, jnp.uint32(t))
+        stacked.append({name: metrics[name] for name in metrics if name.startswith(("episode", "termi", "trunc"))})
+    seen = reduce_metrics(jax.tree.map(lambda *xs: jnp.stack(xs), *stacked))
+    returns, lengths, ends = [], [], []
+    for env in range(3):
+        total = length = 0
+        for place, (_, _, paid, terminated, truncated, _) in enumerate(walk(actions_taken(state, env, 3, 48, 80))):
+            total, length = total + paid, length + 1
+            if terminated or truncated:
+                if place >= begun:
+                    returns.append(total)
+                    lengths.append(length)
+                    ends.append(terminated)
+                total = length = 0
+    assert int(seen["episodes"].count) == len(ends)
+    assert int(seen["terminated"].count) == sum(ends)
+    assert int(seen["truncated"].count) == len(ends) - sum(ends)
+    for name, values in (("episode_return", returns), ("episode_length", lengths)):
+        assert [float(x) for x in seen[name]] == [len(values), sum(values), min(values), max(values)]
+
+
+# --- a run is a function of its settings and its seed ---------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def long_run():
+    strategy = make(n=3, num_envs=4, opt_interval=2, capacity=64)
+    state = jax.jit(strategy.init)(KEY)
+    return runner(strategy), state, runner(strategy)(state, 0, 130)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 50, 64, 130])
+def test_how_a_run_is_cut_into_calls_does_not_change_a_bit(long_run, chunk):
+    run, state, whole = long_run
+    assert not same_bits(state, whole)
+    for start in range(0, 130, chunk):
+        state = run(state, jnp.uint32(start), jnp.uint32(min(start + chunk, 130)))
+    assert same_bits(state, whole)
+
+
+def test_every_length_of_a_call_runs_the_same_program(long_run):
+    run, state, _ = long_run
+    for start, stop in ((0, 1), (3, 90), (5, 5)):
+        run(state, jnp.uint32(start), jnp.uint32(stop))
+    assert run._cache_size() == 1
+
+
+def test_a_call_of_no_iterations_changes_nothing(long_run):
+    run, state, _ = long_run
+    for t in (0, 5, 64):
+        assert same_bits(run(state, jnp.uint32(t), jnp.uint32(t)), state)
+
+
+@pytest.mark.parametrize("block", [7, *(pytest.param(block, marks=pytest.mark.slow) for block in (1, 50))])
+def test_how_much_randomness_is_drawn_at_once_does_not_change_a_bit(long_run, block, monkeypatch):
+    _, state, whole = long_run
+    monkeypatch.setattr(jaxrl.strategies.base, "BLOCK", block)
+    strategy = make(n=3, num_envs=4, opt_interval=2, capacity=64)
+    assert block_length(strategy.draw, state.key) == block
+    assert same_bits(runner(strategy)(state, 0, 130), whole)
+
+
+def test_blocks_are_shorter_where_the_randomness_of_one_iteration_is_large():
+    draw = lambda key, t: jax.random.normal(key, (1 << 17,))
+    assert block_length(draw, KEY) == 8
+    assert block_length(lambda key, t: jax.random.normal(key, (1 << 22,)), KEY) == 1
+    assert block_length(lambda key, t: (), KEY) == 64
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 200), (63, 65), (2**31 - 3, 2**31 + 70), (2**32 - 70, 2**32 - 1)])
+def test_iterate_goes_through_every_iteration_once_and_in_order(start, stop):
+    def body(carry, noise, t):
+        log, n = carry
+        return log.at[n].set(jnp.stack([t, noise])), n + 1
+
+    draw = lambda key, t: t * 2 + 1
+    carry = jnp.zeros((256, 2), jnp.uint32), jnp.int32(0)
+    log, n = jax.jit(lambda a, b: iterate(draw, body, KEY, carry, a, b))(jnp.uint32(start), jnp.uint32(stop))
+    t = np.arange(start, stop, dtype=np.uint32)
+    assert int(n) == len(t)
+    np.testing.assert_array_equal(np.asarray(log)[: len(t)], np.stack([t, t * np.uint32(2) + np.uint32(1)], axis=1))
+
+
+def test_another_seed_gives_another_run(long_run):
+    _, state, _ = long_run
+    other = jax.jit(make(n=3, num_envs=4, opt_interval=2, capacity=64).init)(jax.random.key(2))
+    assert not same_bits(state.agent.params, other.agent.params)
+    assert not same_bits(state.key, other.key)
+
+
+def test_the_noise_of_an_iteration_depends_on_its_number_alone():
+    draw = jax.jit(make(agent=coins).draw)
+    again, other = (draw(KEY, jnp.uint32(t)) for t in (3, 4))
+    assert same_bits(draw(KEY, jnp.uint32(3)), again)
+    assert not same_bits(again, other)
+
+
+@pytest.fixture(scope="module")
+def small_run():
+    strategy = make(capacity=10, warmup=8)
+    return jax.jit(strategy.init)(KEY), stepper(strategy)
+
+
+@pytest.mark.parametrize("start", [2**31 + 5, 2**32 - 40])
+def test_slots_targets_and_exploration_are_right_at_large_iteration_numbers(small_run, start):
+    (state, step), slots, warm = small_run, 5, 4
+    for t in range(start, start + 12):
+        new, metrics = step(state, jnp.uint32(t))
+        slot = (warm + t) % slots
+        held, before = (np.asarray(s.buffer.reward).reshape(slots, 2) for s in (new, state))
+        count = np.asarray(state.env.env)[:, 0]
+        np.testing.assert_array_equal(np.asarray(new.buffer.obs).reshape(slots, 2)[slot], count)
+        np.testing.assert_array_equal(np.delete(held, slot, 0), np.delete(before, slot, 0))
+        assert same_bits(new.agent.target, new.agent.params if (t + 1) % 5 == 0 else state.agent.target)
+        assert not same_bits(new.agent.params, state.agent.params)
+        np.testing.assert_allclose(np.asarray(metrics["epsilon"].sum), 0.05, rtol=1e-6)
+        assert int(metrics["skipped_updates"].count) == 0
+        state = new
+
+
+def test_donating_a_fresh_state_whose_parts_look_alike_is_safe():
+    strategy = make(agent=coins)
+    state = strategy.init(KEY)
+    copy = jax.tree.map(jnp.copy, state)
+    donated = jax.jit(lambda s, t: strategy.step(s, strategy.draw(s.key, t), t), donate_argnums=0)
+    expected, _ = donated(copy, jnp.uint32(0))
+    new, _ = donated(state, jnp.uint32(0))
+    assert same_bits(new, expected)
+
+
+# --- what is not finite -----------------------------------------------------------------------------------------
+
+POISONS = {2: "loss", 3: "params", 4: "target", 9: "opt_state"}
+"""What is NaN, by optimisation step."""
+
+
+def poisoned(poisons):
+    """Make DQN of which a part is NaN at the optimisation steps of `poisons`."""
+
+    def bind(spec):
+        agent = dqn(features=(8,), lr=1e-2, target_interval=5, epsilon_decay=20)(spec)
+
+        def update(state, batch, noise, opt_step):
+            new, metrics, priorities = agent.update(state, batch, noise, opt_step)
+            for bad_step, part in poisons.items():
+                spoil = lambda x: (
+                    jnp.where(opt_step == bad_step, jnp.nan, x) if jnp.issubdtype(x.dtype, jnp.floating) else x  # noqa: B023
+                )
+                if part == "loss":
+                    metrics = {**metrics, "loss": spoil(metrics["loss"])}
+                else:
+                    new = new._replace(**{part: jax.tree.map(spoil, getattr(new, part))})
+            return new, metrics, priorities
+
+        return agent._replace(update=update)
+
+    return bind
+
+
+def test_an_update_that_is_not_finite_leaves_the_agent_bitwise_as_it_was():
+    strategy = make(agent=poisoned(POISONS))
+    state, step = jax.jit(strategy.init)(KEY), stepper(strategy)
+    in_a_row, stacked = [], []
+    for t in range(12):
+        new, metrics = step(state, jnp.uint32(t))
+        assert same_bits(new.agent, state.agent) == (t in POISONS)
+        assert int(metrics["skipped_updates"].count) == (t in POISONS)
+        assert int(metrics["loss"].count) == (t not in POISONS)
+        in_a_row.append(int(new.health.skipped_in_a_row))
+        stacked.append(metrics)
+        state = new
+    assert in_a_row == [0, 0, 1, 2, 3, 0, 0, 0, 0, 1, 0, 0]
+    seen = reduce_metrics(jax.tree.map(lambda *xs: jnp.stack(xs), *stacked))
+    assert int(seen["skipped_updates"].count) == 4
+    for name in ("loss", "q", "td_error", "grad_norm"):
+        good = [float(m[name].sum) for t, m in enumerate(stacked) if t not in POISONS]
+        assert (int(seen[name].count), float(seen[name].min), float(seen[name].max)) == (8, min(good), max(good))
+        np.testing.assert_allclose(seen[name].sum, sum(good), rtol=1e-5)
+    assert int(seen["episodes"].count) == sum(int(m["episodes"].count) for m in stacked) > 0
+
+
+def test_several_updates_in_one_iteration_are_skipped_one_by_one():
+    strategy = make(agent=poisoned({1: "params", 6: "loss"}), num_envs=4, opt_interval=1)
+    state, step = jax.jit(strategy.init)(KEY), stepper(strategy)
+    counts = []
+    for t in range(2):
+        state, metrics = step(state, jnp.uint32(t))
+        counts.append((int(metrics["skipped_updates"].count), int(metrics["loss"].count)))
+    assert counts == [(1, 3), (1, 3)]
+    assert np.all([np.isfinite(x).all() for x in numbers(state.agent)])
+
+
+def stub(metrics):
+    """Make an agent whose every update adds 1 to its state and reports `metrics`."""
+    nothing = lambda *args: ()
+    update = lambda state, batch, noise, opt_step: (state + 1.0, metrics, jnp.ones(2))
+    return Agent("stub", nothing, nothing, update, nothing, nothing, lambda state: state)
+
+
+BATCH = Batch(Transition(*(jnp.zeros(2),) * 5), jnp.arange(2), jnp.ones(2))
+
+
+def test_a_metric_without_a_single_measurement_is_no_reason_to_skip():
+    metrics = {"loss": jnp.float32(1.0), "rare": stat(jnp.ones(3), False), "hits": Total(jnp.int32(2))}
+    new, health, seen, _ = guarded_update(stub(metrics), jnp.float32(0.0), healthy(), BATCH, (), jnp.uint32(0))
+    assert new == 1.0
+    assert int(health.skipped_in_a_row) == 0
+    assert int(seen["skipped_updates"].count) == 0
+    assert int(seen["rare"].count) == 0
+    assert int(seen["hits"].count) == 2
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("kind", [jnp.float32, lambda x: stat(jnp.array([1.0, x]))])
+def test_a_bad_metric_of_any_kind_is_a_reason_to_skip_and_is_not_reported(bad, kind):
+    metrics = {"loss": kind(bad), "hits": Total(jnp.int32(2))}
+    new, health, seen, priorities = guarded_update(stub(metrics), jnp.float32(0.0), healthy(), BATCH, (), jnp.uint32(0))
+    assert new == 0.0
+    assert int(health.skipped_in_a_row) == 1
+    assert int(seen["skipped_updates"].count) == 1
+    assert isinstance(seen["loss"], Stat)
+    assert (int(seen["loss"].count), float(seen["loss"].sum)) == (0, 0.0)
+    assert int(seen["hits"].count) == 0
+    np.testing.assert_array_equal(priorities, [0.0, 0.0])
+
+
+def broken_env(part):
+    """Count steps from 0; the observation or the reward of every fifth step is NaN. Never ends by itself."""
+    spec = EnvSpec("Broken", Box(0.0, 100.0, (1,)), Discrete(2))
+
+    def step(count, action, noise):
+        count = count + 1
+        nan = jnp.where(count % 5 == 0, jnp.nan, 0.0)
+        obs = count[None].astype(jnp.float32) + (nan if part == "obs" else 0.0)
+        return count, TimeStep(obs, 1.0 + (nan if part == "reward" else 0.0), False)
+
+    return Env(spec, lambda key: (jnp.int32(0), jnp.zeros(1)), step, draw_nothing)
+
+
+@pytest.mark.parametrize(("part", "n"), [("obs", 1), ("reward", 3)])
+def test_a_broken_step_cuts_the_episode_and_leaves_rows_of_weight_zero(part, n):
+    strategy = make(env=broken_env(part), n=n, num_envs=1, opt_interval=1, capacity=64, warmup=18 + n)
+    state, step = jax.jit(strategy.init)(KEY), stepper(strategy)
+    invalid = 0
+    for t in range(20):
+        state, metrics = step(state, jnp.uint32(t))
+        invalid += int(metrics["invalid_steps"].count)
+        assert int(metrics["truncated"].count) == int(metrics["invalid_steps"].count)
+        assert int(metrics["terminated"].count) == 0
+        assert int(metrics["skipped_updates"].count) == 0
+    assert invalid == 4
+    pushes = 19 + 20
+    held = jax.tree.map(lambda x: np.asarray(x)[:pushes], state.buffer)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(held))
+    # Five steps an episode, of which the fifth is broken: no transition that takes it in counts.
+    place = np.arange(pushes) % 5
+    np.testing.assert_array_equal(held.obs[:, 0], place)
+    np.testing.assert_array_equal(held.weight, (place < 5 - n).astype(np.float32))
+    good = held.weight > 0
+    np.testing.assert_array_equal(held.next_obs[good, 0], place[good] + n)
+    np.testing.assert_array_equal(held.reward[good], np.full(good.sum(), 1 + (0.75 if n == 3 else 0)))
+    assert np.asarray(state.buffer.weight)[pushes:].sum() == 0

@@ -1,0 +1,145 @@
+"""A population by plain `vmap`: one program, rings written in place, and members that learn as they would alone."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys_closed_form import action_preference
+
+from jaxrl.agents import dqn
+from jaxrl.buffers import uniform
+from jaxrl.nn import QNetwork
+from jaxrl.processors import n_step
+from jaxrl.strategies import off_policy
+from jaxrl.strategies.base import iterate
+
+MEMBERS = 3
+CAPACITY = 1_024
+LRS = (1e-2, 7e-3, 5e-3)
+TOY = action_preference(0.9)
+
+
+def make(capacity=CAPACITY, **settings):
+    agent = dqn(**{"features": (8,), "lr": 5e-3, "target_interval": 20, "epsilon_decay": 100, **settings})
+    return off_policy(
+        TOY.env,
+        agent,
+        buffer=uniform(capacity, 16),
+        processor=n_step(1, 0.9),
+        num_envs=8,
+        opt_interval=8,
+        warmup=64,
+    )
+
+
+def populate(strategy):
+    """Return a function from keys `[P]` and learning rates `[P]` to the state of a population."""
+
+    def init(keys, lrs):
+        state = jax.vmap(strategy.init)(keys)
+        return state._replace(agent=state.agent._replace(hyper=state.agent.hyper._replace(lr=lrs)))
+
+    return jax.jit(init)
+
+
+def step_of(strategy):
+    """Return the step of a population: `t` is one number for all."""
+    draw = jax.vmap(strategy.draw, in_axes=(0, None))
+    step = jax.vmap(strategy.step, in_axes=(0, 0, None))
+    return lambda state, t: step(state, draw(state.key, t), t)
+
+
+def lower(capacity):
+    """Compile the step of a population whose state is donated."""
+    strategy = make(capacity)
+    state = jax.eval_shape(populate(strategy), jax.random.split(jax.random.key(0), MEMBERS), jnp.zeros(MEMBERS))
+    return jax.jit(step_of(strategy), donate_argnums=0).lower(state, jax.ShapeDtypeStruct((), jnp.uint32))
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return {capacity: lower(capacity).compile() for capacity in (CAPACITY, 10 * CAPACITY)}
+
+
+def operations_on_rings(hlo, capacity):
+    """Return the names of the operations of compiled HLO that make an array with an axis of `capacity`."""
+    pattern = rf"= \w+\[(?:\d+,)*{capacity}(?:,\d+)*\](?:{{[\d,]*}})? ([\w-]+)\("
+    return set(re.findall(pattern, hlo))
+
+
+def test_rings_are_written_in_place(compiled):
+    made = operations_on_rings(compiled[CAPACITY].as_text(), CAPACITY)
+    assert "dynamic-update-slice" in made
+    assert made <= {"dynamic-update-slice", "parameter", "fusion", "get-tuple-element", "bitcast", "call"}
+
+
+def test_the_ring_test_sees_a_copy_where_there_is_one():
+    batched = jax.vmap(lambda ring, t: jax.lax.dynamic_update_slice_in_dim(ring, jnp.ones((8,)), t, axis=0))
+    ring = jax.ShapeDtypeStruct((MEMBERS, CAPACITY), jnp.float32)
+    turns = jax.ShapeDtypeStruct((MEMBERS,), jnp.int32)
+    hlo = jax.jit(batched).lower(ring, turns).compile().as_text()
+    assert operations_on_rings(hlo, CAPACITY) & {"scatter", "copy", "while", "select"}
+
+
+def test_what_a_step_needs_beside_its_state_does_not_grow_with_the_capacity(compiled):
+    small, large = (compiled[capacity].memory_analysis() for capacity in (CAPACITY, 10 * CAPACITY))
+    assert large.argument_size_in_bytes - small.argument_size_in_bytes > MEMBERS * 9 * CAPACITY * 20
+    assert abs(large.temp_size_in_bytes - small.temp_size_in_bytes) < 4_096
+    assert large.alias_size_in_bytes - small.alias_size_in_bytes > MEMBERS * 9 * CAPACITY * 20
+
+
+def test_the_target_update_stays_a_branch(compiled):
+    hlo = compiled[CAPACITY].as_text()
+    assert re.search(r" conditional\(", hlo)
+
+
+def test_members_with_their_own_learning_rates_run_in_one_program_and_learn_what_is_right():
+    strategy = make(lr_decay=1_500, target_interval=25, loss="squared", epsilon_end=1.0)
+    keys, lrs = jax.random.split(jax.random.key(0), MEMBERS), jnp.array(LRS)
+    start = populate(strategy)(keys, lrs)
+    np.testing.assert_array_equal(start.agent.hyper.lr, lrs)
+
+    @jax.jit
+    def run(state, first, stop):
+        draw = jax.vmap(strategy.draw, in_axes=(0, None))
+        body = lambda state, noise, t: jax.vmap(strategy.step, in_axes=(0, 0, None))(state, noise, t)[0]
+        return iterate(draw, body, state.key, state, first, stop)
+
+    network = QNetwork(TOY.env.spec.observation_space, 2, features=(8,))
+    halfway = run(start, jnp.uint32(0), jnp.uint32(700))
+    end = run(halfway, jnp.uint32(700), jnp.uint32(1_500))
+    values = jax.vmap(network.apply, in_axes=(0, None))(end.agent.params, TOY.obs)
+    np.testing.assert_allclose(values, np.broadcast_to(TOY.values, (MEMBERS, 2, 2)), atol=2e-2)
+
+    for rates in (lrs, lrs[::-1], jnp.zeros(MEMBERS)):
+        state = start._replace(agent=start.agent._replace(hyper=start.agent.hyper._replace(lr=rates)))
+        moved = run(state, jnp.uint32(0), jnp.uint32(1))
+        before, after = (s.agent.params["params"]["Dense_0"]["bias"] for s in (start, moved))
+        # The first step of Adam is as long as the learning rate.
+        np.testing.assert_allclose(np.abs(after - before).max(axis=1), rates, rtol=1e-3, atol=1e-9)
+    assert run._cache_size() == 1
+
+
+def test_each_member_goes_where_it_would_go_alone():
+    strategy = make()
+    keys, lrs = jax.random.split(jax.random.key(5), MEMBERS), jnp.array(LRS)
+    together = populate(strategy)(keys, lrs)
+    step, alone_step = jax.jit(step_of(strategy)), jax.jit(lambda s, t: strategy.step(s, strategy.draw(s.key, t), t))
+    alone = []
+    for member, lr in enumerate(LRS):
+        state = jax.jit(strategy.init)(keys[member])
+        alone.append(state._replace(agent=state.agent._replace(hyper=state.agent.hyper._replace(lr=jnp.float32(lr)))))
+    for t in range(30):
+        together, metrics = step(together, jnp.uint32(t))
+        alone = [alone_step(state, jnp.uint32(t)) for state in alone]
+        losses = [float(m["loss"].sum) for _, m in alone]
+        np.testing.assert_allclose(metrics["loss"].sum, losses, rtol=1e-3, atol=1e-6)
+        alone = [state for state, _ in alone]
+    for member, state in enumerate(alone):
+        mine = jax.tree.map(lambda x: x[member], (together.agent.params, together.buffer))  # noqa: B023
+        for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves((state.agent.params, state.buffer)), strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-4)
+    first, second = (jax.tree.leaves(state.agent.params)[0] for state in alone[:2])
+    assert np.abs(first - second).max() > 1e-2
