@@ -18,7 +18,7 @@ class ActFn(Protocol):
     def __call__(
         self, state: PyTree, obs: PyTree, noise: PyTree, opt_step: Array, mode: Mode, /
     ) -> tuple[PyTree, PyTree]:
-        """Choose an action for each of `obs` `[N, ...]`; return the actions `[N, ...]` and extras to be stored with them.
+        """Choose actions for `obs` `[N, ...]`; return them `[N, ...]`, and extras to be stored with them.
 
         `opt_step` counts the optimisation steps done so far and is shared by a whole population. With `exploit` the
         choice is greedy, `noise` may be `None`, and a state that `strip` made is enough.

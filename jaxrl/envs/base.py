@@ -205,8 +205,8 @@ def check_stable(env: Env) -> None:
     require_same(f"environment {name}: the observation after step", out.obs, "that after reset", obs)
     if jax.tree.structure((next_state, out.obs)) != jax.tree.structure((state, obs)):
         raise SettingsError(
-            f"environment {name}: the state after step or its observation has other containers (tuple, list, dict) than "
-            "after reset; make them the same"
+            f"environment {name}: the state after step or its observation has other containers (tuple, list, dict) "
+            "than after reset; make them the same"
         )
     require_same(
         f"environment {name}: the observation", obs, "the observation space", space_struct(env.spec.observation_space)

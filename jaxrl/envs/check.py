@@ -1,5 +1,6 @@
 """Name what is wrong with an environment before any time is spent on training in it."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -36,7 +37,7 @@ def check_env(env: Env, steps: int = 1000, seed: int = 0) -> list[str]:
         return [str(error)]
     key_resets, key_walk, key_step = jax.random.split(jax.random.key(seed), 3)
     resets = jax.vmap(env.reset)(jax.random.split(key_resets, RESETS))
-    walk = jax.jit(_walk, static_argnums=(0, 1))(env, steps, key_walk)
+    walk = jax.jit(partial(_walk, env, steps))(key_walk)
     return [
         *_check_values(env, walk),
         *_check_keys(env, resets, walk, key_step),

@@ -20,7 +20,7 @@ class ProcessorInit(Protocol):
 
 class ProcessFn(Protocol):
     def __call__(self, state: PyTree, step: Step, /) -> tuple[PyTree, Any]:
-        """Take in one step of `N` environments; return the new state, and a `Step` or (last of a chain) `Transition`."""
+        """Take in a step of `N` environments; return the new state, and a `Step` or (last of a chain) `Transition`."""
         ...
 
 

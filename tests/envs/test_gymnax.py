@@ -17,10 +17,11 @@ NEEDS_A_DOWNLOAD = {"MNISTBandit-bsuite"}
 
 @pytest.mark.parametrize("name", sorted(set(names()) - NEEDS_A_DOWNLOAD))
 def test_every_environment_runs_as_its_spec_says(name: str) -> None:
-    venv = vectorise(make_env(name), 2)
-    keys = jax.random.split(jax.random.key(1), 6).reshape(3, 2)
-    actions = jax.vmap(jax.vmap(lambda key: sample_space(venv.spec.action_space, key)))(keys)
-    first, steps = rollout(venv, actions)
+    with jax.numpy_rank_promotion("allow"):  # some of gymnax's own code relies on it
+        venv = vectorise(make_env(name), 2)
+        keys = jax.random.split(jax.random.key(1), 6).reshape(3, 2)
+        actions = jax.vmap(jax.vmap(lambda key: sample_space(venv.spec.action_space, key)))(keys)
+        first, steps = rollout(venv, actions)
 
     def declared(lead: tuple[int, ...]) -> object:
         return jax.tree.map(lambda x: (*lead, *x.shape, x.dtype), space_struct(venv.spec.observation_space))

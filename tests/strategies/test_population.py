@@ -127,9 +127,9 @@ def test_each_member_goes_where_it_would_go_alone():
     keys, lrs = jax.random.split(jax.random.key(5), MEMBERS), jnp.array(LRS)
     together = populate(strategy)(keys, lrs)
     step, alone_step = jax.jit(step_of(strategy)), jax.jit(lambda s, t: strategy.step(s, strategy.draw(s.key, t), t))
-    alone = []
+    alone, init = [], jax.jit(strategy.init)
     for member, lr in enumerate(LRS):
-        state = jax.jit(strategy.init)(keys[member])
+        state = init(keys[member])
         alone.append(state._replace(agent=state.agent._replace(hyper=state.agent.hyper._replace(lr=jnp.float32(lr)))))
     for t in range(30):
         together, metrics = step(together, jnp.uint32(t))

@@ -1,0 +1,260 @@
+"""n-step transitions: sums and discounts by hand, ends of both kinds, and a plain NumPy reference."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys_envs import counting, rollout, time_limited
+
+from jaxrl.envs import vectorise
+from jaxrl.errors import SettingsError
+from jaxrl.processors import Processor, begin, n_step, one_step
+from jaxrl.types import Box, Step, Transition
+
+GAMMA = 0.5
+"""With a half and whole rewards every sum is exact in float32: the tests below compare bit for bit."""
+
+
+def transitions(processor: Processor, first: Any, steps: Step) -> Transition:
+    """Run `steps`, leaves `[T, N, ...]`, through `processor` in one compiled scan; keep what comes out once it is full."""
+
+    def run(first: Any, steps: Step) -> Transition:
+        state = begin(processor, first, steps.action[0], steps.extras)
+        return jax.lax.scan(processor.process, state, steps)[1]
+
+    out = jax.jit(run)(first, steps)
+    return jax.tree.map(lambda x: np.asarray(x)[processor.horizon :], out)
+
+
+def one_env(rewards: list[float], terminated: int | None = None, truncated: int | None = None) -> tuple[Any, Step]:
+    """Steps of one environment whose observation is the time, 100 more after an end (at the step of that index)."""
+    count = len(rewards)
+    time = np.arange(count)
+    ended = {"terminated": np.isin(time, terminated), "truncated": np.isin(time, truncated)}
+    done = ended["terminated"] | ended["truncated"]
+    base = 100.0 * np.concatenate([[0], np.cumsum(done)[:-1]])
+    final_obs = (time + 1 + base).astype(np.float32)
+    obs = np.where(done, final_obs + 100, final_obs).astype(np.float32)
+    steps = Step(
+        action=time[:, None].astype(np.int32),
+        extras=(),
+        reward=np.array(rewards, np.float32)[:, None],
+        terminated=ended["terminated"][:, None],
+        truncated=ended["truncated"][:, None],
+        final_obs=final_obs[:, None, None],
+        obs=obs[:, None, None],
+        valid=np.ones((count, 1), bool),
+    )
+    return np.zeros((1, 1), np.float32), steps
+
+
+def column(x: np.ndarray) -> list:
+    return x.reshape(len(x), -1)[:, 0].tolist()
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------
+
+
+def test_one_step_is_the_step_itself() -> None:
+    out = transitions(one_step(GAMMA), *one_env([1, 2, 3], terminated=1))
+    assert column(out.obs) == [0, 1, 102]
+    assert column(out.next_obs) == [1, 2, 103]
+    assert column(out.reward) == [1, 2, 3]
+    assert column(out.discount) == [0.5, 0, 0.5]
+    assert column(out.action) == [0, 1, 2]
+    assert column(out.weight) == [1, 1, 1]
+
+
+def test_three_steps_without_an_end() -> None:
+    out = transitions(n_step(3, GAMMA), *one_env([1, 2, 4, 8, 16]))
+    assert column(out.reward) == [1 + 1 + 1, 2 + 2 + 2, 4 + 4 + 4]
+    assert column(out.discount) == [0.125] * 3
+    assert column(out.obs) == [0, 1, 2]
+    assert column(out.next_obs) == [3, 4, 5]
+    assert column(out.action) == [0, 1, 2]
+
+
+def test_a_termination_closes_the_windows_before_it() -> None:
+    """The episode ends with step 2 (reward 4): nothing is bootstrapped, nothing of the next episode is added."""
+    out = transitions(n_step(3, GAMMA), *one_env([1, 2, 4, 8, 16, 32], terminated=2))
+    assert column(out.reward) == [1 + 1 + 1, 2 + 2, 4, 8 + 8 + 8]
+    assert column(out.discount) == [0, 0, 0, 0.125]
+    assert column(out.next_obs) == [3, 3, 3, 106]
+    assert column(out.obs) == [0, 1, 2, 103]
+
+
+def test_a_truncation_in_the_middle_of_a_window_bootstraps_from_the_true_successor() -> None:
+    """Step 2 is cut: windows of 3, 2 and 1 steps, each discounted by its own length; the successor is the old episode's."""
+    out = transitions(n_step(3, GAMMA), *one_env([1, 2, 4, 8, 16, 32], truncated=2))
+    assert column(out.reward) == [1 + 1 + 1, 2 + 2, 4, 8 + 8 + 8]
+    assert column(out.discount) == [0.125, 0.25, 0.5, 0.125]
+    assert column(out.next_obs) == [3, 3, 3, 106]
+
+
+def test_a_truncation_at_the_edge_of_a_window() -> None:
+    """Step 3 is cut: the window of step 0 is full just before it, and must not notice."""
+    out = transitions(n_step(3, GAMMA), *one_env([1, 2, 4, 8, 16, 32], truncated=3))
+    assert column(out.reward) == [1 + 1 + 1, 2 + 2 + 2, 4 + 4, 8]
+    assert column(out.discount) == [0.125, 0.125, 0.25, 0.5]
+    assert column(out.next_obs) == [3, 4, 4, 4]
+
+
+def test_a_window_longer_than_the_episode() -> None:
+    """Episodes of two steps, rewards 1 and 2, under windows of five."""
+    first, steps = rollout(vectorise(counting(length=2), 2), np.zeros((9, 2), np.int32))
+    out = transitions(n_step(5, GAMMA), first, steps)
+    assert column(out.reward) == [2, 2, 2, 2, 2]
+    assert column(out.discount) == [0] * 5
+    assert out.next_obs[:, 0, 0].tolist() == [2] * 5
+    assert out.obs[:, 0, 0].tolist() == [0, 1, 0, 1, 0]
+
+
+def test_a_window_longer_than_a_time_limit_still_bootstraps() -> None:
+    first, steps = rollout(vectorise(time_limited(2), 1), np.zeros((8, 1), np.int32))
+    out = transitions(n_step(5, GAMMA), first, steps)
+    assert column(out.reward) == [2, 2, 2, 2]
+    assert column(out.discount) == [0.25, 0.5, 0.25, 0.5]
+
+
+def test_successive_ends() -> None:
+    out = transitions(n_step(3, GAMMA), *one_env([1, 2, 4, 8, 16], terminated=1, truncated=2))
+    assert column(out.reward) == [1 + 1, 2, 4]
+    assert column(out.discount) == [0, 0, 0.5]
+
+
+def test_no_window_joins_two_episodes() -> None:
+    """`counting` shows the episode's own number: both ends of every window must carry the same."""
+    first, steps = rollout(vectorise(counting(length=3), 4), np.zeros((40, 4), np.int32))
+    out = transitions(n_step(4, GAMMA), first, steps)
+    np.testing.assert_array_equal(out.obs[..., 1], out.next_obs[..., 1])
+    assert len(np.unique(out.obs[..., 1])) > 40
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_the_horizon_is_how_late_transitions_come(n: int) -> None:
+    processor = n_step(n, GAMMA)
+    first, steps = one_env([1.0] * 8)
+    state = begin(processor, first, steps.action[0], ())
+    weights = []
+    for t in range(8):
+        state, out = processor.process(state, jax.tree.map(lambda x, t=t: jnp.asarray(x[t]), steps))
+        weights.append(float(out.weight[0]))
+    assert processor.horizon == n - 1
+    assert weights == [0.0] * (n - 1) + [1.0] * (9 - n)
+
+
+def test_extras_are_those_of_the_first_step() -> None:
+    first, steps = one_env([1, 2, 3, 4])
+    steps = steps._replace(extras={"log_prob": steps.reward * 10})
+    processor = n_step(2, GAMMA)
+    state = begin(processor, first, steps.action[0], {"log_prob": steps.reward[0]})
+    _, out = jax.lax.scan(processor.process, state, steps)
+    assert column(np.asarray(out.extras["log_prob"])[1:]) == [10, 20, 30]
+
+
+def test_nothing_is_learnt_from_a_window_with_an_invalid_step() -> None:
+    """Step 2 is invalid (and cut, as `vectorise` does): the windows that hold it weigh nothing, all others 1."""
+    first, steps = one_env([1, 2, 0, 8, 16, 32], truncated=2)
+    steps.valid[2] = False
+    out = transitions(n_step(2, GAMMA), first, steps)
+    assert column(out.weight) == [1, 0, 0, 1, 1]
+
+
+def test_the_discount_may_vary_without_compiling_again() -> None:
+    processor = n_step(2, 0.9)
+    first, steps = one_env([1, 2, 4])
+    state = begin(processor, first, steps.action[0], ())
+    run = jax.jit(lambda state: jax.lax.scan(processor.process, state, steps)[1].reward[1:, 0])
+    rewards = [run(state._replace(discount=jnp.float32(gamma))).tolist() for gamma in (0.0, 0.5, 1.0)]
+    assert rewards == [[1, 2], [2, 4], [3, 6]]
+    assert run._cache_size() == 1
+
+
+# --- against a plain reference ------------------------------------------------------------------------------------
+
+
+def reference(n: int, gamma: float, first: np.ndarray, steps: Step) -> dict[str, np.ndarray]:
+    """Equation by equation, environment by environment, window by window."""
+    count, num_envs = steps.reward.shape
+    rows: dict[str, list] = {name: [] for name in ("obs", "reward", "discount", "next_obs", "weight")}
+    for start in range(count - n + 1):
+        for name in rows:
+            rows[name].append([None] * num_envs)
+        for i in range(num_envs):
+            reward, discount, weight, at = 0.0, 1.0, 1.0, start
+            while True:
+                reward += discount * steps.reward[at, i]
+                discount *= gamma
+                weight *= steps.valid[at, i]
+                if steps.terminated[at, i]:
+                    discount = 0.0
+                if steps.terminated[at, i] or steps.truncated[at, i] or at == start + n - 1:
+                    break
+                at += 1
+            seen = first[i] if start == 0 else steps.obs[start - 1, i]
+            found = {"obs": seen, "reward": reward, "discount": discount, "next_obs": steps.final_obs[at, i]}
+            for name, value in {**found, "weight": weight}.items():
+                rows[name][-1][i] = value
+    return {name: np.array(value, np.float32) for name, value in rows.items()}
+
+
+def random_steps(seed: int, count: int = 30, num_envs: int = 5) -> tuple[np.ndarray, Step]:
+    rng = np.random.default_rng(seed)
+    shape = (count, num_envs)
+    ends = rng.choice(3, shape, p=[0.7, 0.15, 0.15])
+    invalid = rng.random(shape) < 0.05
+    final_obs = rng.integers(0, 1000, (*shape, 2)).astype(np.float32)
+    done = (ends > 0) | invalid
+    obs = np.where(done[..., None], rng.integers(0, 1000, (*shape, 2)), final_obs).astype(np.float32)
+    steps = Step(
+        action=rng.integers(0, 4, shape).astype(np.int32),
+        extras=(),
+        reward=np.where(invalid, 0, rng.integers(-8, 9, shape)).astype(np.float32),
+        terminated=(ends == 1) & ~invalid,
+        truncated=(ends == 2) | invalid,
+        final_obs=final_obs,
+        obs=obs,
+        valid=~invalid,
+    )
+    return rng.integers(0, 1000, (num_envs, 2)).astype(np.float32), steps
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7])
+@pytest.mark.parametrize("seed", range(3))
+def test_random_steps_agree_with_the_reference(n: int, seed: int) -> None:
+    first, steps = random_steps(seed)
+    out = transitions(n_step(n, GAMMA), first, steps)
+    for name, expected in reference(n, GAMMA, first, steps).items():
+        np.testing.assert_array_equal(getattr(out, name), expected, err_msg=name)
+    np.testing.assert_array_equal(out.action, steps.action[: len(out.action)])
+
+
+def test_other_discounts_agree_to_rounding() -> None:
+    first, steps = random_steps(9)
+    out = transitions(n_step(5, 0.97), first, steps)
+    for name, expected in reference(5, 0.97, first, steps).items():
+        np.testing.assert_allclose(getattr(out, name), expected, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+# --- settings -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [0, -2, 1.5])
+def test_n_is_a_count(n: Any) -> None:
+    with pytest.raises(SettingsError, match="n_step"):
+        n_step(n)
+
+
+@pytest.mark.parametrize("discount", [-0.1, 1.1, float("nan")])
+def test_the_discount_is_between_0_and_1(discount: float) -> None:
+    with pytest.raises(SettingsError, match="discount"):
+        n_step(2, discount)
+
+
+def test_the_policy_sees_the_environments_own_observations() -> None:
+    space = Box(-1.0, 1.0, (3,))
+    processor = n_step(3)
+    assert processor.space(space) == space
+    np.testing.assert_array_equal(processor.observe(processor.init(jnp.ones((2, 3)))), np.ones((2, 3)))

@@ -1,0 +1,189 @@
+"""Metrics that add up over a scan, and spaces: bounds of what is drawn, and a round trip through plain data."""
+
+import json
+import math
+from typing import Any
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl.envs import make_env
+from jaxrl.types import (
+    Box,
+    Discrete,
+    MultiDiscrete,
+    Space,
+    Stat,
+    all_finite,
+    reduce_metrics,
+    sample_space,
+    space_from_plain,
+    space_struct,
+    space_to_plain,
+    space_zeros,
+    stat,
+    total,
+    tree_bytes,
+    tree_where,
+)
+
+NESTED = {
+    "camera": Box(0.0, 1.0, (4, 4, 3), "bfloat16"),
+    "pair": (Discrete(3), MultiDiscrete((2, 5))),
+    "arm": Box((-1.0, -2.0), (1.0, 2.0), (2,)),
+    "free": Box(-math.inf, math.inf, (2,)),
+}
+
+
+# --- metrics --------------------------------------------------------------------------------------------------------
+
+
+def test_a_stat_counts_only_where_it_is_told() -> None:
+    got = stat(jnp.array([1.0, 50.0, 3.0, -2.0]), jnp.array([True, False, True, True]))
+    assert [float(x) for x in got] == [3, 2, -2, 3]
+
+
+def test_what_is_left_out_may_be_nan() -> None:
+    got = stat(jnp.array([1.0, jnp.nan, jnp.inf]), jnp.array([True, False, False]))
+    assert [float(x) for x in got] == [1, 1, 1, 1]
+
+
+def test_a_stat_of_nothing_leaves_others_as_they_are() -> None:
+    nothing, something = stat(jnp.zeros(3), False), stat(jnp.array([4.0, 6.0]))
+    assert [float(x) for x in nothing] == [0, 0, math.inf, -math.inf]
+    both = reduce_metrics({"x": Stat(*(jnp.stack(pair) for pair in zip(nothing, something, strict=True)))})
+    assert [float(x) for x in both["x"]] == [2, 10, 4, 6]
+
+
+def test_a_total_counts_events() -> None:
+    assert int(total(jnp.array([True, False, True])).count) == 2
+    assert int(total(jnp.zeros(3, bool)).count) == 0
+
+
+def test_metrics_of_a_scan_reduce_to_those_of_all_its_values() -> None:
+    """A stat, a total, and a plain scalar that counts as one measurement an iteration."""
+    values = jnp.array([[1.0, 5.0], [-3.0, 2.0], [7.0, 0.0]])
+
+    def body(carry: Any, row: Any) -> tuple[Any, Any]:
+        return carry, {"stat": stat(row, row > 0), "total": total(row > 1), "plain": row[0]}
+
+    reduced = reduce_metrics(jax.lax.scan(body, 0, values)[1])
+    assert [float(x) for x in reduced["stat"]] == [4, 15, 1, 7]
+    assert int(reduced["total"].count) == 3
+    assert [float(x) for x in reduced["plain"]] == [3, 5, -3, 7]
+
+
+def test_reducing_in_two_halves_is_reducing_at_once() -> None:
+    stacked = jax.vmap(lambda row: {"x": stat(row), "n": total(row > 3)})(jnp.arange(12.0).reshape(6, 2))
+    halves = [reduce_metrics(jax.tree.map(lambda x, at=at: x[at], stacked)) for at in (slice(0, 2), slice(2, 6))]
+    joined = reduce_metrics(jax.tree.map(lambda *x: jnp.stack(x), *halves))
+    assert jax.tree.map(float, joined) == jax.tree.map(float, reduce_metrics(stacked))
+
+
+# --- spaces ---------------------------------------------------------------------------------------------------------
+
+
+def draws(space: Space, count: int = 2000) -> Any:
+    keys = jax.random.split(jax.random.key(0), count)
+    return jax.tree.map(np.asarray, jax.jit(jax.vmap(lambda key: sample_space(space, key)))(keys))
+
+
+def test_whole_numbers_fill_their_range_and_no_more() -> None:
+    assert np.unique(draws(Discrete(4))).tolist() == [0, 1, 2, 3]
+    several = draws(MultiDiscrete((2, 5)))
+    assert np.unique(several[:, 0]).tolist() == [0, 1]
+    assert np.unique(several[:, 1]).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_boxes_are_filled_between_their_bounds_entry_by_entry() -> None:
+    drawn = draws(Box((-1.0, 10.0, 0.0, 5.0), (1.0, 30.0, 0.5, 6.0), (2, 2)))
+    low, high = np.array([[-1, 10], [0, 5]]), np.array([[1, 30], [0.5, 6]])
+    assert (drawn >= low).all()
+    assert (drawn <= high).all()
+    np.testing.assert_allclose(drawn.min(0), low, atol=0.3)
+    np.testing.assert_allclose(drawn.max(0), high, atol=0.3)
+
+
+def test_whole_number_boxes_reach_both_ends() -> None:
+    drawn = draws(Box(-2.0, 2.0, (3,), "int32"))
+    values, counts = np.unique(drawn, return_counts=True)
+    assert values.tolist() == [-2, -1, 0, 1, 2]
+    assert counts.min() > 0.15 * drawn.size
+
+
+@pytest.mark.parametrize("bounds", [(-math.inf, math.inf), (0.0, math.inf), (-3.4028234663852886e38, 3.4028234663852886e38)])
+def test_boxes_without_bounds_give_finite_numbers(bounds: tuple[float, float]) -> None:
+    drawn = draws(Box(*bounds, (3,)), 100)
+    assert np.isfinite(drawn).all()
+    assert len(np.unique(drawn)) > 200
+
+
+def test_observations_of_cartpole_can_be_drawn() -> None:
+    """gymnax bounds its velocities by the largest float there is."""
+    assert np.isfinite(draws(make_env("CartPole-v1").spec.observation_space, 100)).all()
+
+
+@pytest.mark.parametrize("space", [NESTED, *NESTED.values()])
+def test_what_is_drawn_has_the_structure_of_its_space(space: Any) -> None:
+    struct = space_struct(space)
+    for element in (sample_space(space, jax.random.key(0)), space_zeros(space)):
+        assert jax.tree.structure(element) == jax.tree.structure(struct)
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), element) == jax.tree.map(lambda x: (x.shape, x.dtype), struct)
+
+
+def test_parts_of_a_space_are_drawn_independently() -> None:
+    a, b = draws((Box(0.0, 1.0, ()), Box(0.0, 1.0, ())))
+    assert abs(np.corrcoef(a, b)[0, 1]) < 0.1
+
+
+@pytest.mark.parametrize("space", [NESTED, *NESTED.values()])
+def test_a_space_survives_plain_data(space: Any) -> None:
+    assert space_from_plain(json.loads(json.dumps(space_to_plain(space)))) == space
+
+
+def test_spaces_of_gymnax_survive_plain_data() -> None:
+    for name in ("CartPole-v1", "Pendulum-v1", "Breakout-MinAtar"):
+        assert name in gymnax.registered_envs
+        spec = make_env(name).spec
+        for space in (spec.observation_space, spec.action_space):
+            assert space_from_plain(json.loads(json.dumps(space_to_plain(space)))) == space
+
+
+# --- pytrees ----------------------------------------------------------------------------------------------------------
+
+
+def test_tree_where_chooses_row_by_row() -> None:
+    new, old = {"a": jnp.ones((2, 3)), "b": jnp.ones(2)}, {"a": jnp.zeros((2, 3)), "b": jnp.zeros(2)}
+    got = tree_where(jnp.array([True, False]), new, old)
+    assert got["a"].tolist() == [[1, 1, 1], [0, 0, 0]]
+    assert got["b"].tolist() == [1, 0]
+    assert tree_where(jnp.array(False), new, old)["a"].sum() == 0
+
+
+def test_tree_where_takes_keys() -> None:
+    keys = jax.random.split(jax.random.key(0), 4)
+    got = tree_where(jnp.array([True, False]), keys[:2], keys[2:])
+    assert (got == keys[jnp.array([0, 3])]).all()
+
+
+@pytest.mark.parametrize(
+    ("tree", "finite"),
+    [
+        ((jnp.ones(3), jnp.arange(2)), True),
+        ({"a": jnp.ones(3), "b": jnp.array([0.0, jnp.inf])}, False),
+        ([jnp.array(jnp.nan, jnp.bfloat16)], False),
+        ((jnp.arange(2), jnp.zeros(2, bool)), True),
+        ((), True),
+    ],
+)
+def test_all_finite_looks_at_every_floating_leaf(tree: Any, finite: bool) -> None:
+    assert bool(all_finite(tree)) is finite
+
+
+def test_bytes_of_a_tree() -> None:
+    tree = (jnp.zeros((3, 2)), jnp.zeros(5, jnp.int8), jnp.zeros(2, jnp.bfloat16), jnp.zeros((), bool))
+    assert tree_bytes(tree) == 24 + 5 + 4 + 1
+    assert tree_bytes(jax.eval_shape(lambda: tree)) == 34
