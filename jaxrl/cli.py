@@ -1,11 +1,13 @@
 """What the front doors share."""
 
+import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from jaxrl.errors import JaxrlError
+from jaxrl.errors import JaxrlError, SettingsError
 
 
 def run_main(main: Callable[[Sequence[str]], int]) -> None:
@@ -24,6 +26,13 @@ def run_main(main: Callable[[Sequence[str]], int]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     sys.exit(code)
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuse bad arguments by a `SettingsError`, without the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(message)
 
 
 def cache_compilations() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import reprlib
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -131,19 +132,24 @@ def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
         file = str(Path(resume) / CONFIG)
     from_file = read_yaml(Path(file)) if file else {}
     named = args.pop(0) if args and not args[0].startswith("-") else None
-    algo = named or str(from_file.get("algo", "dqn"))
+    algo = named or _typed(f"{file}: algo", from_file.get("algo", "dqn"), str)
     if algo not in ALGOS:
         raise SettingsError(f"unknown algorithm {algo!r}; {nearest(algo, ALGOS)}")
     if resume and algo != from_file.get("algo"):
         raise SettingsError(f"{resume} is a run of {from_file.get('algo')}, not of {algo}")
     if from_file.get("custom"):
-        parts = ", ".join(map(str, from_file["custom"]))
+        parts = ", ".join(_typed(f"{file}: custom", from_file["custom"], tuple[str, ...]))
         raise SettingsError(
             f"{file} has parts that were made in Python ({parts}); go on with Trainer(..., resume=True)"
         )
     env = _peek(args, "--env") or from_file.get("env")
-    config = from_plain(preset(algo, env), {k: v for k, v in from_file.items() if k not in ("algo", "custom")}, file)
+    suited = preset(algo, env if isinstance(env, str) else None)
+    config = from_plain(suited, {k: v for k, v in from_file.items() if k not in ("algo", "custom")}, file)
     config = _flags(algo, config, args, prog)
+    if resume and config.run_dir not in (None, resume):
+        raise SettingsError(f"--resume {resume} goes on in that directory; leave --run-dir out")
+    if config.run_dir == "":
+        raise SettingsError("--run-dir needs a value")
     return Request(algo, replace(config, run_dir=resume) if resume else config, bool(resume))
 
 
@@ -190,11 +196,11 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     if origin is dict and isinstance(value, Mapping):
         return {str(k): _typed(name, v, typing.get_args(kind)[1]) for k, v in value.items()}
     if origin is float and isinstance(value, int | float | str) and not isinstance(value, bool):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, OverflowError):
             return float(value)
     if origin in (int, bool, str) and type(value) is origin:
         return value
-    raise SettingsError(f"{name} is {value!r}; expected {getattr(origin, '__name__', origin)}")
+    raise SettingsError(f"{name} is {reprlib.repr(value)}; expected {getattr(origin, '__name__', origin)}")
 
 
 def _flags(algo: str, config: Any, args: list[str], prog: str) -> Any:
@@ -245,14 +251,12 @@ def _flag_names(config: Any, prefix: str = "") -> list[str]:
 def _take(args: list[str], flag: str) -> str | None:
     """Remove `flag VALUE` or `flag=VALUE` from `args` and return the value."""
     for i, arg in enumerate(args):
-        if arg == flag:
-            if i + 1 == len(args) or args[i + 1].startswith("--"):
+        if arg == flag or arg.startswith(flag + "="):
+            value = arg[len(flag) + 1 :] if arg != flag else "".join(args[i + 1 : i + 2])
+            if not value or (arg == flag and value.startswith("--")):
                 raise SettingsError(f"{flag} needs a value")
-            value = args[i + 1]
-            del args[i : i + 2]
+            del args[i : i + (2 if arg == flag else 1)]
             return value
-        if arg.startswith(flag + "="):
-            return args.pop(i)[len(flag) + 1 :]
     return None
 
 

@@ -1,6 +1,7 @@
 """The errors that a user can cause, each with the exit code of the command line."""
 
 import difflib
+import numbers
 from collections.abc import Iterable
 
 
@@ -59,6 +60,6 @@ def check_count(name: str, value: object, least: int = 1) -> int:
 
 def check_between(name: str, value: float, low: float, high: float) -> float:
     """Return `value` if it is finite and within `[low, high]`; raise `SettingsError` otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not low <= value <= high:
         raise SettingsError(f"{name} is {value!r}; expected a number from {low:g} to {high:g}")
     return value

@@ -1,25 +1,26 @@
 """`python -m jaxrl.evaluate RUN_DIR`: judge the best policy of a run by fresh greedy episodes."""
 
-import argparse
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 
-from jaxrl.cli import cache_compilations, run_main
+from jaxrl.cli import Parser, cache_compilations, run_main
 from jaxrl.envs import Env, make_env
-from jaxrl.errors import SettingsError
+from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.loading import load_policy
 from jaxrl.training import Evaluator, GreedyPolicy
 
 
 def main(args: Sequence[str]) -> int:
     """Parse, load, run, print; return the exit code."""
-    parser = argparse.ArgumentParser("python -m jaxrl.evaluate", description=__doc__)
+    parser = Parser("python -m jaxrl.evaluate", description=__doc__)
     parser.add_argument("run_dir", help="directory of the run")
     parser.add_argument("--episodes", type=int, default=100, help="greedy episodes, all in parallel (default: 100)")
     parser.add_argument("--seed", type=int, default=1_000_000, help="seed of the episodes (default: 1000000)")
     options = parser.parse_args(args)
+    check_count("--episodes", options.episodes)
+    check_between("--seed", options.seed, 0, 2**32 - 1)
     cache_compilations()
     policy = load_policy(options.run_dir)
     result = Evaluator(env_of(policy), policy.policy, options.episodes)(policy.params, jax.random.key(options.seed))

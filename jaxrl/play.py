@@ -1,15 +1,14 @@
 """`python -m jaxrl.play RUN_DIR --out episode.gif`: render one greedy episode of the best policy."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from jaxrl.cli import cache_compilations, run_main
+from jaxrl.cli import Parser, cache_compilations, run_main
 from jaxrl.envs import Env
-from jaxrl.errors import SettingsError
+from jaxrl.errors import SettingsError, check_between
 from jaxrl.evaluate import env_of
 from jaxrl.loading import load_policy
 from jaxrl.training import GreedyPolicy
@@ -17,13 +16,14 @@ from jaxrl.training import GreedyPolicy
 
 def main(args: Sequence[str]) -> int:
     """Parse, load, play, write; return the exit code."""
-    parser = argparse.ArgumentParser("python -m jaxrl.play", description=__doc__)
+    parser = Parser("python -m jaxrl.play", description=__doc__)
     parser.add_argument("run_dir", help="directory of the run")
     parser.add_argument("--out", default="episode.gif", help="GIF to write (default: episode.gif)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the episode (default: 0)")
     parser.add_argument("--max-steps", type=int, default=1_000, help="environment steps at most (default: 1000)")
     parser.add_argument("--fps", type=int, default=30, help="frames per second (default: 30)")
     options = parser.parse_args(args)
+    check_between("--seed", options.seed, 0, 2**32 - 1)
     if options.max_steps < 1 or not 1 <= options.fps <= 100:
         raise SettingsError("--max-steps must be at least 1 and --fps from 1 to 100")
     cache_compilations()

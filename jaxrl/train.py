@@ -42,23 +42,22 @@ def new_run_dir(name: str) -> str:
 
 
 def show(result: Result, run_dir: str) -> None:
-    """Print the summary of a run."""
-    from rich.console import Console
-    from rich.table import Table
-
+    """Print the summary of a run, each part on one line however long."""
     summary = result.summary
     seconds = "  ".join(f"{part} {value:.1f}" for part, value in summary["seconds"].items())
-    table = Table(show_header=False, box=None, padding=(0, 2))
-    table.add_row("stopped by", str(summary["stop"]))
-    table.add_row("steps", f"{summary['opt_steps']:,} optimisation, {summary['env_steps']:,} environment")
+    lines = {
+        "stopped by": summary["stop"],
+        "steps": f"{summary['opt_steps']:,} optimisation, {summary['env_steps']:,} environment",
+    }
     if summary["opt_steps_per_sec"]:
-        table.add_row("speed", f"{summary['opt_steps_per_sec']:,.0f} optimisation steps/s while training")
+        lines["speed"] = f"{summary['opt_steps_per_sec']:,.0f} optimisation steps/s while training"
     if summary["best_score"] is not None:
-        table.add_row("best", f"{summary['best_score']:.6g} at {summary['best_opt_steps']:,}")
-    table.add_row("seconds", f"{summary['wall_s']:.1f}: {seconds}")
-    table.add_row("run", run_dir)
-    table.add_row("next", f"python -m jaxrl.evaluate {run_dir}  |  python -m jaxrl.play {run_dir} --out episode.gif")
-    Console(soft_wrap=True, highlight=False).print(table)
+        lines["best"] = f"{summary['best_score']:.6g} at {summary['best_opt_steps']:,}"
+    lines["seconds"] = f"{summary['wall_s']:.1f}: {seconds}"
+    lines["run"] = run_dir
+    lines["next"] = f"python -m jaxrl.evaluate {run_dir}  |  python -m jaxrl.play {run_dir} --out episode.gif"
+    for name, text in lines.items():
+        print(f"  {name:<12}{text}")
 
 
 if __name__ == "__main__":

@@ -76,20 +76,28 @@ def space_zeros(space: Space) -> PyTree:
 
 
 def sample_space(space: Space, key: Key) -> PyTree:
-    """Draw a uniform element of `space`; the key is consumed. An unbounded `Box` is drawn from the normal."""
+    """Draw a uniform element of `space`; the key is consumed. Unbounded entries of a `Box` come from the normal."""
     leaves, treedef = jax.tree.flatten(space, is_leaf=_is_space)
     keys = jax.random.split(key, len(leaves))
-    return jax.tree.unflatten(treedef, [_sample_leaf(leaf, k) for leaf, k in zip(leaves, keys, strict=True)])
+    return treedef.unflatten([_sample_leaf(leaf, k) for leaf, k in zip(leaves, keys, strict=True)])
 
 
 def _sample_leaf(space: Discrete | MultiDiscrete | Box, key: Key) -> Array:
     if isinstance(space, Discrete | MultiDiscrete):
         return jax.random.randint(key, space.shape, 0, np.asarray(space.n), space.dtype)
-    low = np.broadcast_to(np.reshape(space.low, space.shape if np.size(space.low) > 1 else ()), space.shape)
-    high = np.broadcast_to(np.reshape(space.high, space.shape if np.size(space.high) > 1 else ()), space.shape)
-    if not (np.isfinite(low).all() and np.isfinite(high - low).all()):
-        return jax.random.normal(key, space.shape).astype(space.dtype)
-    return jax.random.uniform(key, space.shape, minval=low, maxval=high).astype(space.dtype)
+    low, high = (_each_entry(bound, space.shape) for bound in (space.low, space.high))
+    bounded = np.abs(low) + np.abs(high) <= float(jnp.finfo(jnp.float32).max)
+    if bounded.all() and not jnp.issubdtype(space.dtype, jnp.inexact):
+        ends = (np.clip(x, -(2**31), 2**31 - 1).astype(np.int32) for x in (low, high + 1))
+        return jax.random.randint(key, space.shape, *ends).astype(space.dtype)
+    limits = np.where(bounded, low, 0.0), np.where(bounded, high, 1.0)
+    within = jax.random.uniform(key, space.shape, jnp.float32, *limits)
+    beyond = jnp.clip(jax.random.normal(key, space.shape), low, high)
+    return jnp.where(bounded, within, beyond).astype(space.dtype)
+
+
+def _each_entry(bound: float | tuple[float, ...], shape: tuple[int, ...]) -> np.ndarray:
+    return np.broadcast_to(np.reshape(bound, shape if np.size(bound) > 1 else ()), shape).astype(np.float64)
 
 
 def space_to_plain(space: Space) -> Any:

@@ -94,7 +94,8 @@ def test_the_gymnax_adapter_imports_gymnax_only_when_asked() -> None:
 
 
 def test_the_scan_sees_every_kind_of_import() -> None:
-    text = "import os.path\nfrom jaxrl import envs\nfrom . import nn\nfrom .agents.dqn import dqn\ndef f():\n    import time\n"
+    lines = ["import os.path", "from jaxrl import envs", "from . import nn", "from .agents.dqn import dqn"]
+    text = "\n".join([*lines, "def f():", "    import time"])
     found = set(imports(ast.parse(text), "jaxrl"))
     assert found == {"os.path", "jaxrl.envs", "jaxrl.nn", "jaxrl.agents.dqn", "time"}
 

@@ -114,11 +114,26 @@ def test_whole_number_boxes_reach_both_ends() -> None:
     assert counts.min() > 0.15 * drawn.size
 
 
-@pytest.mark.parametrize("bounds", [(-math.inf, math.inf), (0.0, math.inf), (-3.4028234663852886e38, 3.4028234663852886e38)])
+@pytest.mark.parametrize(
+    "bounds", [(-math.inf, math.inf), (0.0, math.inf), (-3.4028234663852886e38, 3.4028234663852886e38)]
+)
 def test_boxes_without_bounds_give_finite_numbers(bounds: tuple[float, float]) -> None:
     drawn = draws(Box(*bounds, (3,)), 100)
     assert np.isfinite(drawn).all()
-    assert len(np.unique(drawn)) > 200
+    assert len(np.unique(drawn)) > 200 * np.isinf(bounds[0]) + 90
+    assert drawn.min() >= bounds[0]
+
+
+def test_a_bounded_entry_stays_within_its_bounds_beside_an_unbounded_one() -> None:
+    drawn = draws(Box((2.0, -math.inf), (3.0, math.inf), (2,)))
+    assert 2 <= drawn[:, 0].min() < 2.1 < 2.9 < drawn[:, 0].max() <= 3
+    assert drawn[:, 1].min() < -2 < 2 < drawn[:, 1].max()
+
+
+def test_bytes_use_their_whole_range() -> None:
+    drawn = draws(Box(0.0, 255.0, (8,), "uint8"))
+    assert np.unique(drawn).tolist() == list(range(256))
+    assert draws(Box(0.0, 1.0, (8,), "bool")).mean() == pytest.approx(0.5, abs=0.02)
 
 
 def test_observations_of_cartpole_can_be_drawn() -> None:

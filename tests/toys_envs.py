@@ -109,7 +109,9 @@ def value_from_observation() -> Env:
 def delayed_reward(reward: float = 1.0) -> Env:
     """Two steps, observation 0 and then 1; the reward comes with the second: values are `gamma * reward`, `reward`."""
     return _probe(
-        "delayed-reward", _nothing_to_see, lambda obs, action: (jnp.ones(1), jnp.where(obs[0] > 0, reward, 0.0), obs[0] > 0)
+        "delayed-reward",
+        _nothing_to_see,
+        lambda obs, action: (jnp.ones(1), jnp.where(obs[0] > 0, reward, 0.0), obs[0] > 0),
     )
 
 

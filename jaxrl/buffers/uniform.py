@@ -81,8 +81,14 @@ def check_items(ring: PyTree, items: PyTree) -> None:
     rows = {leaf.shape[:1] for leaf in came.values()}
     for path, leaf in came.items():
         like: Any = wanted[path]
-        if leaf.dtype != like.dtype or leaf.shape[1:] != like.shape[1:] or len(rows) != 1:
+        if leaf.dtype != like.dtype or leaf.ndim != like.ndim or leaf.shape[1:] != like.shape[1:] or len(rows) != 1:
             raise SettingsError(
                 f"buffer: pushed {leaf.dtype}{list(leaf.shape)} at {jax.tree_util.keystr(path)}; "
                 f"expected {like.dtype}, [rows, *{list(like.shape[1:])}], with the same rows in every leaf"
             )
+    (block,), held = rows.pop(), next(iter(wanted.values())).shape[0]
+    if held % block:
+        raise SettingsError(
+            f"buffer: pushed a block of {block} rows, which does not tile the {held} rows that the buffer holds; "
+            "push blocks of the rows given to init"
+        )

@@ -147,8 +147,10 @@ def _notes(buffer: Buffer, rows: int, warmup: int, warmup_env_steps: int) -> tup
     if asked is not None and asked != capacity:
         notes.append(f"buffer capacity rounded up from {asked} to {capacity}, a multiple of {rows} items per push")
     if warmup != warmup_env_steps:
-        reason = "at least one batch" if warmup < buffer.batch_size else f"whole iterations of {rows}"
-        notes.append(f"warm-up takes {warmup_env_steps} environment steps instead of {warmup}: {reason}")
+        notes.append(
+            f"warm-up takes {warmup_env_steps} environment steps instead of {warmup}: "
+            f"at least one batch of {buffer.batch_size}, in whole iterations of {rows}"
+        )
     return tuple(notes)
 
 

@@ -13,7 +13,7 @@ def eval_columns(evaluation: Evaluation, score: float) -> dict[str, Any]:
     returns = np.asarray(evaluation.returns, np.float64)
     return {
         "eval_reward": float(returns.mean()),
-        "eval_reward_std": float(returns.std()),
+        "eval_reward_std": float(returns.std()) if np.isfinite(returns).all() else float("nan"),
         "eval_reward_min": float(returns.min()),
         "eval_reward_max": float(returns.max()),
         "eval_length": float(np.mean(evaluation.lengths)),

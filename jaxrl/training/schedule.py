@@ -30,6 +30,9 @@ class Schedule:
             check_count(name, getattr(self, name), least=0)
         if self.max_opts > MAX_COUNT:
             raise SettingsError(f"max_opts is {self.max_opts}; at most {MAX_COUNT} optimisation steps can be counted")
+        iterations = self.last + self.warmup_env_steps // self.env_steps_per_step + 1
+        if iterations > MAX_COUNT:
+            raise SettingsError(f"the run takes {iterations} iterations; at most {MAX_COUNT} can be counted")
         over = self.max_opts % self.opt_steps_per_step
         if over:
             below = self.max_opts - over

@@ -263,7 +263,7 @@ def test_a_container_of_another_type_is_refused() -> None:
 
 @pytest.mark.parametrize("obs", [jnp.zeros(2, jnp.int32), jnp.zeros(3)])
 def test_an_unstable_observation_is_refused(obs: jax.Array) -> None:
-    with pytest.raises(SettingsError, match="the observation after step has .* the array"):
+    with pytest.raises(SettingsError, match=r"the observation after step has .* the array"):
         vectorise(_env(lambda s, a, n: (s, TimeStep(obs, 0.0, False))), 2)
 
 
@@ -286,13 +286,13 @@ def test_what_must_be_a_scalar_is(field: str, out: TimeStep) -> None:
 
 
 def test_a_step_of_another_library_is_refused() -> None:
-    with pytest.raises(SettingsError, match="expected \\(state, jaxrl.TimeStep\\)"):
+    with pytest.raises(SettingsError, match=r"expected \(state, jaxrl.TimeStep\)"):
         vectorise(_env(lambda s, a, n: (jnp.zeros(2), s, 0.0, False, {})), 2)
 
 
 def test_a_reset_of_another_library_is_refused() -> None:
     env = _env(lambda s, a, n: (s, TimeStep(jnp.zeros(2), 0.0, False)), lambda key: jnp.zeros(3))
-    with pytest.raises(SettingsError, match="reset returned .* expected \\(state, observation\\)"):
+    with pytest.raises(SettingsError, match=r"reset returned .* expected \(state, observation\)"):
         vectorise(env, 2)
 
 

@@ -179,4 +179,6 @@ def test_every_finding_is_reported() -> None:
 
     found = check_env(walker(step, fixed_reset, time_limit=None), STEPS)
     assert len(found) == 3
-    assert [any(word in line for line in found) for word in ("not finite", "ignore their keys", "truncation")] == [True] * 3
+    assert [any(word in line for line in found) for word in ("not finite", "ignore their keys", "truncation")] == [
+        True
+    ] * 3

@@ -18,7 +18,7 @@ GAMMA = 0.5
 
 
 def transitions(processor: Processor, first: Any, steps: Step) -> Transition:
-    """Run `steps`, leaves `[T, N, ...]`, through `processor` in one compiled scan; keep what comes out once it is full."""
+    """Run `steps`, leaves `[T, N, ...]`, through `processor` in one compiled scan; drop what precedes its horizon."""
 
     def run(first: Any, steps: Step) -> Transition:
         state = begin(processor, first, steps.action[0], steps.extras)
@@ -86,7 +86,7 @@ def test_a_termination_closes_the_windows_before_it() -> None:
 
 
 def test_a_truncation_in_the_middle_of_a_window_bootstraps_from_the_true_successor() -> None:
-    """Step 2 is cut: windows of 3, 2 and 1 steps, each discounted by its own length; the successor is the old episode's."""
+    """Step 2 is cut: windows of 3, 2 and 1 steps, each discounted by its own length."""
     out = transitions(n_step(3, GAMMA), *one_env([1, 2, 4, 8, 16, 32], truncated=2))
     assert column(out.reward) == [1 + 1 + 1, 2 + 2, 4, 8 + 8 + 8]
     assert column(out.discount) == [0.125, 0.25, 0.5, 0.125]

@@ -1,0 +1,109 @@
+"""Run the front doors as a user does, in processes of their own, over small runs whose programs compile once."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxrl.training.checkpoints import Store
+
+SMALL = [
+    "--env",
+    "Catch-bsuite",
+    "--warmup",
+    "200",
+    "--eval-interval",
+    "30",
+    "--eval-episodes",
+    "3",
+    "--record-interval",
+    "20",
+    "--save-interval",
+    "20",
+    "--keep",
+    "2",
+    "--agent.features",
+    "16",
+]
+"""Whatever of these goes into a compiled program is the same for all tests, so that it is compiled once."""
+
+
+class Doors(NamedTuple):
+    """The front doors, as real processes in `cwd`."""
+
+    cwd: Path
+    cache: Path
+
+    def start(self, module: str, *args: object) -> subprocess.Popen[str]:
+        """Begin `python -m jaxrl.MODULE ARGS`."""
+        return self._open(["-m", f"jaxrl.{module}", *map(str, args)])
+
+    def run(self, module: str, *args: object) -> subprocess.CompletedProcess[str]:
+        """Run `python -m jaxrl.MODULE ARGS` to its end."""
+        return self._ended(self.start(module, *args))
+
+    def python(self, code: str) -> subprocess.CompletedProcess[str]:
+        """Run `code` in a fresh interpreter."""
+        return self._ended(self._open(["-c", code]))
+
+    def train(self, *args: object) -> subprocess.CompletedProcess[str]:
+        """Train to the end; anything but success fails the test."""
+        done = self.run("train", *args)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    def _open(self, args: list[str]) -> subprocess.Popen[str]:
+        env = {**os.environ, "XDG_CACHE_HOME": str(self.cache), "COLUMNS": "80"}
+        pipe = subprocess.PIPE
+        return subprocess.Popen([sys.executable, *args], cwd=self.cwd, env=env, stdout=pipe, stderr=pipe, text=True)
+
+    @staticmethod
+    def _ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+        out, err = process.communicate()
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+class Finished(NamedTuple):
+    """A run that went to its end, for all tests to look at and none to change."""
+
+    path: Path
+    args: tuple[str, ...]
+    output: subprocess.CompletedProcess[str]
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """Read a log, one JSON object a line."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def timeless(path: Path) -> list[dict[str, Any]]:
+    """Read the rows of a log that a run must repeat: all but events, less what was measured by the clock."""
+    kept = [row for row in rows(path) if row.get("kind") != "event"]
+    return [{k: v for k, v in row.items() if k != "wall_s" and not k.endswith("_per_sec")} for row in kept]
+
+
+def leaves(run: Path, opt_steps: int, part: str = "checkpoints") -> list[dict[str, Any]]:
+    """Return path, shape, dtype and checksum of every array in a checkpoint."""
+    store = Store(run / part, 1)
+    try:
+        found: list[dict[str, Any]] = store.manifest(opt_steps)["leaves"]
+    finally:
+        store.close()
+    return found
+
+
+def snapshot(path: Path) -> dict[str, Any]:
+    """Return every entry below `path` with its bytes and time of change."""
+    entries = sorted(path.rglob("*"))
+    return {str(p.relative_to(path)): (p.stat().st_mtime_ns, p.read_bytes() if p.is_file() else None) for p in entries}
+
+
+def one_error_line(done: subprocess.CompletedProcess[str]) -> str:
+    """Return what a refused process said, after checking that it was one line and no traceback."""
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("error: ")
+    return lines[0]

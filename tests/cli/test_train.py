@@ -1,0 +1,341 @@
+"""`python -m jaxrl.train`: what it leaves, which setting wins, and going on after every kind of end."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from front_doors import SMALL, Doors, Finished, leaves, one_error_line, rows, snapshot, timeless
+
+from jaxrl import config as settings
+from jaxrl import train
+from jaxrl.config import parse
+from jaxrl.errors import SettingsError
+from jaxrl.training.run_dir import RunDir
+
+COMMON = {"kind", "opt_steps", "env_steps", "wall_s"}
+TRAIN = {
+    "opt_steps_per_sec",
+    "env_steps_per_sec",
+    "episode_return",
+    "episode_length",
+    "episodes",
+    "terminated",
+    "truncated",
+    "skipped_updates",
+    "loss",
+    "loss_min",
+    "loss_max",
+}
+EVAL = {
+    "eval_reward",
+    "eval_reward_std",
+    "eval_reward_min",
+    "eval_reward_max",
+    "eval_length",
+    "episodes",
+    "unfinished",
+    "is_best",
+}
+
+# --- what a run leaves ------------------------------------------------------------------------------------------
+
+
+def test_run_directory_has_the_documented_layout(finished: Finished) -> None:
+    visible = {p.name for p in finished.path.iterdir() if not p.name.startswith(".")}
+    documented = "config.yaml metadata.json metrics.jsonl eval_episodes.jsonl tensorboard checkpoints best"
+    assert visible == set(documented.split())
+
+
+def test_the_newest_keep_checkpoints_and_one_best_stay(finished: Finished) -> None:
+    assert {p.name for p in (finished.path / "checkpoints").iterdir()} == {"40", "60"}
+    best = json.loads((finished.path / "metadata.json").read_text())["best_opt_steps"]
+    assert [p.name for p in (finished.path / "best").iterdir()] == [str(best)]
+
+
+def test_train_rows_have_the_documented_columns_and_exact_counters(finished: Finished) -> None:
+    found = [row for row in rows(finished.path / "metrics.jsonl") if row["kind"] == "train"]
+    assert [(row["opt_steps"], row["env_steps"]) for row in found] == [(20, 400), (40, 600), (60, 800)]
+    for row in found:
+        assert row.keys() >= COMMON | TRAIN
+        assert all(isinstance(row[name], int) for name in ("opt_steps", "env_steps", "episodes", "skipped_updates"))
+        assert row["loss_min"] <= row["loss"] <= row["loss_max"]
+        assert row["episodes"] == row["terminated"] + row["truncated"]
+
+
+def test_eval_rows_have_the_documented_columns(finished: Finished) -> None:
+    found = [row for row in rows(finished.path / "metrics.jsonl") if row["kind"] == "eval"]
+    assert [(row["opt_steps"], row["env_steps"]) for row in found] == [(30, 500), (60, 800)]
+    for row in found:
+        assert row.keys() >= COMMON | EVAL
+        assert row["episodes"] == 3
+        assert row["eval_reward_min"] <= row["eval_reward"] <= row["eval_reward_max"]
+
+
+def test_metrics_have_no_other_kind_of_row(finished: Finished) -> None:
+    assert {row["kind"] for row in rows(finished.path / "metrics.jsonl")} <= {"train", "eval", "event"}
+
+
+def test_eval_episodes_has_a_line_for_each_episode_of_each_evaluation(finished: Finished) -> None:
+    found = rows(finished.path / "eval_episodes.jsonl")
+    assert [(row["opt_steps"], row["episode"]) for row in found] == [(at, i) for at in (30, 60) for i in range(3)]
+    assert all(row.keys() == {"opt_steps", "env_steps", "episode", "return", "length", "finished"} for row in found)
+    evaluations = [row for row in rows(finished.path / "metrics.jsonl") if row["kind"] == "eval"]
+    for row in evaluations:
+        returns = [episode["return"] for episode in found if episode["opt_steps"] == row["opt_steps"]]
+        assert row["eval_reward"] == pytest.approx(sum(returns) / 3)
+
+
+def test_metadata_tells_versions_devices_status_counters_and_best_score(finished: Finished) -> None:
+    facts = json.loads((finished.path / "metadata.json").read_text())
+    assert facts.keys() >= {"format", "versions", "devices", "status"}
+    assert (facts["status"], facts["opt_steps"], facts["env_steps"]) == ("max_opts", 60, 800)
+    scores = [row["eval_reward"] for row in rows(finished.path / "metrics.jsonl") if row["kind"] == "eval"]
+    assert facts["best_score"] == max(scores)
+
+
+def test_tensorboard_has_train_and_eval_scalars(finished: Finished) -> None:
+    events = b"".join(p.read_bytes() for p in (finished.path / "tensorboard").iterdir())
+    assert b"train/loss" in events
+    assert b"eval/eval_reward" in events
+
+
+def test_output_off_a_terminal_is_plain_lines_with_a_summary(finished: Finished) -> None:
+    out, err = finished.output.stdout, finished.output.stderr
+    assert err == ""
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", out)
+    assert len(re.findall(r"^ +(30|60) opts .* over 3 episodes", out, re.MULTILINE)) == 2
+    summary = dict(re.findall(r"^  (stopped by|steps|best|seconds|run|next) +(.*)$", out, re.MULTILINE))
+    assert summary["stopped by"].strip() == "max_opts"
+    assert summary["steps"].strip() == "60 optimisation, 800 environment"
+    assert summary["next"].strip() == "python -m jaxrl.evaluate run  |  python -m jaxrl.play run --out episode.gif"
+    assert {"best", "seconds", "run"} <= summary.keys()
+
+
+# --- which setting wins -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def preset_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    presets = {"Catch-*": {"num_envs": 4, "opt_interval": 4, "agent": {"lr": 0.1}}}
+    monkeypatch.setitem(settings.ALGOS, "dqn", settings.ALGOS["dqn"]._replace(presets=presets))
+
+
+@pytest.mark.usefixtures("preset_run")
+def test_flags_win_over_the_file_and_the_file_over_presets(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("env: Catch-bsuite\nopt_interval: 8\nagent:\n  lr: 1e-2\n")
+    config = parse(["--config", str(file), "--agent.lr", "0.5"]).config
+    assert (config.num_envs, config.opt_interval, config.agent.lr) == (4, 8, 0.5)
+    assert parse([f"--config={file}"]).config.agent.lr == 0.01
+    assert config.buffer == settings.UniformConfig()
+
+
+@pytest.mark.usefixtures("preset_run")
+def test_presets_come_with_the_environment_of_the_flag_not_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("env: Catch-bsuite\n")
+    config = parse(["--config", str(file), "--env", "CartPole-v1"]).config
+    assert (config.env, config.num_envs, config.agent.lr) == ("CartPole-v1", 10, 2.5e-4)
+
+
+def test_algorithm_comes_first_and_defaults_to_dqn() -> None:
+    named, unnamed = parse(["dqn", "--env", "Catch-bsuite"]), parse(["--env", "Catch-bsuite"])
+    assert named == unnamed
+    assert (named.algo, named.resume) == ("dqn", False)
+
+
+def test_config_of_a_run_gives_its_settings_back(finished: Finished) -> None:
+    from_file = parse(["--config", str(finished.path / "config.yaml")]).config
+    assert asdict(from_file) == asdict(parse(finished.args).config)
+
+
+def test_config_of_a_run_makes_the_same_run_again_and_quiet_says_nothing(doors: Doors, finished: Finished) -> None:
+    done = doors.train("dqn", "--config", finished.path / "config.yaml", "--run-dir", "again", "--quiet")
+    assert (done.stdout, done.stderr) == ("", "")
+    assert leaves(doors.cwd / "again", 60) == leaves(finished.path, 60)
+    assert timeless(doors.cwd / "again" / "metrics.jsonl") == timeless(finished.path / "metrics.jsonl")
+
+
+def test_help_shows_each_setting_with_unit_and_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--help"])
+    assert stop.value.code == 0
+    shown = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
+    common = (
+        "--env --seed --num-envs --max-opts --opt-interval --warmup --eval-interval --eval-episodes --record-interval "
+        "--save-interval --keep --run-dir --stop-reward --patience --quiet --agent.lr --buffer.capacity --config --resume"
+    )
+    assert [flag for flag in common.split() if flag not in shown] == []
+    assert "Optimisation steps between evaluations; 0: only at the end. (default: 1000)" in shown
+    assert "Environment steps before the first optimisation step. (default: 1000)" in shown
+    assert "Learning rate. (default: 0.00025)" in shown
+
+
+# --- going on ---------------------------------------------------------------------------------------------------
+
+
+def test_resumed_and_prolonged_run_equals_an_uninterrupted_one_bit_for_bit(doors: Doors, finished: Finished) -> None:
+    half, whole = doors.cwd / "half", doors.cwd / "whole"
+    shutil.copytree(finished.path, half)
+    doors.train("--resume", half, "--max-opts", "120", "--quiet")
+    doors.train(*SMALL, "--max-opts", "120", "--run-dir", whole, "--quiet")
+    assert leaves(half, 120) == leaves(whole, 120)
+    for log in ("metrics.jsonl", "eval_episodes.jsonl"):
+        assert timeless(half / log) == timeless(whole / log)
+    assert yaml.safe_load((half / "config.yaml").read_text())["max_opts"] == 120
+
+
+def test_resuming_a_finished_run_needs_no_flag_and_trains_no_further(doors: Doors, finished: Finished) -> None:
+    copy = doors.cwd / "copy"
+    shutil.copytree(finished.path, copy)
+    done = doors.train("--resume", copy)
+    assert "stopped by" in done.stdout
+    assert leaves(copy, 60) == leaves(finished.path, 60)
+    assert timeless(copy / "metrics.jsonl") == timeless(finished.path / "metrics.jsonl")
+    assert json.loads((copy / "metadata.json").read_text())["status"] == "max_opts"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--seed", "5"], ["seed: 0 -> 5"]),
+        (["--agent.lr", "0.1", "--warmup", "300"], ["agent.lr: 0.00025 -> 0.1", "warmup: 200 -> 300"]),
+        (["--env", "CartPole-v1"], ["env: Catch-bsuite -> CartPole-v1"]),
+        (["--buffer.capacity", "1000"], ["buffer.capacity: 50000 -> 1000"]),
+        (["--config", "other.yaml"], ["--config"]),
+        (["--run-dir", "other"], ["--run-dir"]),
+    ],
+)
+def test_resume_refuses_other_settings_with_the_difference(
+    finished: Finished, flags: list[str], said: list[str]
+) -> None:
+    before = snapshot(finished.path)
+    with pytest.raises(SettingsError) as refused:
+        train.main(["--resume", str(finished.path), *flags])
+    assert [part for part in said if part not in str(refused.value)] == []
+    assert snapshot(finished.path) == before
+
+
+def test_run_directory_in_use_is_refused(doors: Doors, finished: Finished) -> None:
+    copy = doors.cwd / "copy"
+    shutil.copytree(finished.path, copy)
+    held = RunDir(copy, resume=True)
+    try:
+        before = snapshot(copy)
+        done = doors.run("train", "--resume", copy, "--max-opts", "120")
+    finally:
+        held.release()
+    assert done.returncode == 4
+    assert "another process" in one_error_line(done)
+    assert snapshot(copy) == before
+
+
+def test_nothing_is_resumed_when_every_checkpoint_is_damaged(doors: Doors, finished: Finished) -> None:
+    copy = doors.cwd / "copy"
+    shutil.copytree(finished.path, copy)
+    for file in (copy / "checkpoints").rglob("*"):
+        if file.is_file() and file.parent.name == "d":
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    before = {name: value for name, value in snapshot(copy).items() if name != ".lock"}
+    done = doors.run("train", "--resume", copy, "--max-opts", "120")
+    assert done.returncode == 6
+    assert "no valid checkpoint" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    after = {name: value for name, value in snapshot(copy).items() if name != ".lock"}
+    assert after == before
+
+
+def test_resume_passes_a_damaged_checkpoint_over_for_the_one_before(doors: Doors, finished: Finished) -> None:
+    copy = doors.cwd / "copy"
+    shutil.copytree(finished.path, copy)
+    for file in (copy / "checkpoints" / "60" / "state" / "d").iterdir():
+        file.write_bytes(bytes(len(file.read_bytes())))
+    done = doors.train("--resume", copy, "--quiet")
+    assert "60" in done.stderr
+    assert leaves(copy, 60) == leaves(finished.path, 60)
+    assert timeless(copy / "metrics.jsonl") == timeless(finished.path / "metrics.jsonl")
+
+
+# --- stopped from outside ---------------------------------------------------------------------------------------
+
+LONG = (*SMALL, "--eval-interval", "500", "--record-interval", "100", "--save-interval", "500", "--quiet")
+
+
+class Stopped(NamedTuple):
+    """A run that was stopped by SIGINT, SIGTERM and SIGKILL in turn, then went to its end; and one left in peace."""
+
+    codes: list[int]
+    statuses: list[str]
+    stderr: list[str]
+    saved: list[int]
+    """The newest checkpoint after each end."""
+    path: Path
+    untouched: Path
+    max_opts: int
+
+
+def _stop(doors: Doors, process: subprocess.Popen[str], number: int, run: Path, after: int) -> Iterator[Any]:
+    """Signal `process` once the log has a row two saves past `after`; yield what it left."""
+    try:
+        while process.poll() is None and _newest_row(run) <= after + 1000:
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, err = process.communicate()
+    finally:
+        process.kill()
+    yield process.returncode
+    yield json.loads((run / "metadata.json").read_text())["status"]
+    yield err
+    yield max(int(p.name) for p in (run / "checkpoints").iterdir() if p.name.isdecimal())
+
+
+def _newest_row(run: Path) -> int:
+    log = run / "metrics.jsonl"
+    whole = log.read_text().splitlines(keepends=True) if log.exists() else []
+    return max((json.loads(line)["opt_steps"] for line in whole if line.endswith("\n")), default=0)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Stopped:
+    doors = Doors(tmp_path_factory.mktemp("stopped"), cache)
+    run, untouched = doors.cwd / "run", doors.cwd / "untouched"
+    found: list[list[Any]] = []
+    begin = (*LONG, "--max-opts", "4000000", "--run-dir", run)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        last = found[-1][3] if found else 0
+        process = doors.start("train", *begin)
+        found.append(list(_stop(doors, process, number, run, last)))
+        begin = ("--resume", run)
+    # No process could come to its end before its signal; where the end is, is settled only now.
+    max_opts = (_newest_row(run) // 500 + 2) * 500
+    doors.train("--resume", run, "--max-opts", max_opts)
+    doors.train(*LONG, "--max-opts", max_opts, "--run-dir", untouched)
+    return Stopped(*(list(column) for column in zip(*found, strict=True)), run, untouched, max_opts)
+
+
+def test_signals_save_and_end_with_their_exit_codes(stopped: Stopped) -> None:
+    assert stopped.codes == [130, 143, -signal.SIGKILL]
+    assert stopped.statuses == ["SIGINT", "SIGTERM", "running"]
+    assert stopped.stderr == ["", "", ""]
+    assert 0 < stopped.saved[0] < stopped.saved[1] < stopped.saved[2] < stopped.max_opts
+
+
+def test_stopped_run_ends_in_the_same_state_as_an_untouched_one(stopped: Stopped) -> None:
+    assert leaves(stopped.path, stopped.max_opts) == leaves(stopped.untouched, stopped.max_opts)
+    best = [next((run / "best").iterdir()).name for run in (stopped.path, stopped.untouched)]
+    assert best[0] == best[1]
+    assert leaves(stopped.path, int(best[0]), "best") == leaves(stopped.untouched, int(best[0]), "best")
+
+
+@pytest.mark.parametrize("log", ["metrics.jsonl", "eval_episodes.jsonl"])
+def test_stopped_run_has_the_same_rows_as_an_untouched_one(stopped: Stopped, log: str) -> None:
+    assert timeless(stopped.path / log) == timeless(stopped.untouched / log)

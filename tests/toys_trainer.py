@@ -1,0 +1,59 @@
+"""Strategies small enough that a test of the host loop spends no time on learning."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import jaxrl
+from jaxrl.training.evaluator import Evaluation
+
+TRACES: list[int] = []
+"""Grows by one whenever the counting strategy's step is traced."""
+
+
+class CountState(NamedTuple):
+    key: jax.Array
+    steps: jax.Array
+    walk: jax.Array
+
+
+def counting(env_steps: int = 1, opt_steps: int = 1, warmup: int = 0) -> jaxrl.Strategy:
+    """Count iterations and walk randomly; the metric `t` is the iteration's number."""
+
+    def init(key: jax.Array) -> CountState:
+        return CountState(key, jnp.uint32(0), jnp.float32(0))
+
+    def step(state: CountState, noise: jax.Array, t: jax.Array) -> tuple[CountState, dict]:
+        TRACES.append(1)
+        walk = state.walk + jax.random.normal(noise)
+        return CountState(state.key, state.steps + 1, walk), {"t": t, "rows": jaxrl.total(jnp.ones(3, bool))}
+
+    return jaxrl.Strategy(init, jaxrl.fold, step, env_steps, opt_steps, warmup_env_steps=warmup)
+
+
+class Scripted:
+    """An evaluator whose returns are given beforehand, one list an evaluation."""
+
+    def __init__(self, *returns: list[float]) -> None:
+        self.returns = list(returns)
+        self.keys: list[jax.Array] = []
+
+    def __call__(self, params: object, key: jax.Array) -> Evaluation:
+        import numpy as np
+
+        self.keys.append(key)
+        values = np.array(self.returns[len(self.keys) - 1])
+        return Evaluation(values, np.ones(len(values), int), np.ones(len(values), bool))
+
+
+def small_dqn(**changes: object) -> jaxrl.Strategy:
+    """DQN on CartPole in the smallest useful size."""
+    settings = {"num_envs": 4, "opt_interval": 4, "warmup": 64, **changes}
+    return jaxrl.off_policy(
+        jaxrl.make_env("CartPole-v1"),
+        jaxrl.dqn(features=(16,), epsilon_decay=20, target_interval=5),
+        buffer=jaxrl.uniform(400, batch_size=16),
+        processor=jaxrl.n_step(3),
+        **settings,  # type: ignore[arg-type]
+    )

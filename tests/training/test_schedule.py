@@ -1,0 +1,79 @@
+"""The schedule: exact multiples, the first iteration boundary at or past them, and the exact end."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrl.errors import SettingsError
+from jaxrl.training.schedule import Boundary, Schedule, next_boundary
+
+
+def walk(schedule: Schedule, t: int = 0) -> list[Boundary]:
+    boundaries = []
+    while t < schedule.last:
+        boundaries.append(next_boundary(schedule, t))
+        t = boundaries[-1].t
+    return boundaries
+
+
+def test_awkward_intervals_fire_at_exactly_their_multiples() -> None:
+    schedule = Schedule(max_opts=1003, eval_interval=7, record_interval=11, save_interval=13)
+    boundaries = walk(schedule)
+    for field, interval in (("evaluate", 7), ("record", 11), ("save", 13)):
+        assert [b.t for b in boundaries if getattr(b, field)] == [*range(interval, 1003, interval), 1003]
+    assert [b.t for b in boundaries if b.last] == [1003]
+
+
+def test_several_opt_steps_an_iteration_act_at_the_first_boundary_past_the_multiple() -> None:
+    schedule = Schedule(max_opts=30, opt_steps_per_step=5, eval_interval=7)
+    # Multiples of 7 below 30 are 7, 14, 21, 28; iterations end at 5, 10, 15, 20, 25, 30.
+    assert [schedule.opt_steps(b.t) for b in walk(schedule) if b.evaluate] == [10, 15, 25, 30]
+
+
+def test_two_multiples_within_one_iteration_fire_once() -> None:
+    schedule = Schedule(max_opts=20, opt_steps_per_step=10, record_interval=3)
+    assert [schedule.opt_steps(b.t) for b in walk(schedule)] == [10, 20]
+
+
+@given(
+    k=st.integers(1, 20),
+    iterations=st.integers(1, 60),
+    intervals=st.tuples(*[st.integers(0, 40)] * 3),
+)
+def test_against_a_plain_loop(k: int, iterations: int, intervals: tuple[int, int, int]) -> None:
+    schedule = Schedule(iterations * k, k, 1, 0, *intervals)
+    got = {b.t: b[1:4] for b in walk(schedule)}
+    for t in range(1, iterations + 1):
+        due = tuple(
+            bool(interval and t * k // interval > (t - 1) * k // interval) or t == iterations for interval in intervals
+        )
+        assert got.get(t, (False, False, False)) == due
+
+
+def test_counters_are_exact_past_2_to_the_31() -> None:
+    schedule = Schedule(max_opts=2**31 + 9, env_steps_per_step=4096, warmup_env_steps=5, eval_interval=2**31 + 1)
+    assert next_boundary(schedule, 2**31 - 2) == Boundary(2**31 + 1, True, False, False, False)
+    assert schedule.env_steps(2**31 + 1) == 5 + 4096 * (2**31 + 1)
+
+
+def test_env_step_limit_ends_at_the_first_iteration_at_or_past_it() -> None:
+    schedule = Schedule(max_opts=100, env_steps_per_step=10, warmup_env_steps=40, max_env_steps=95)
+    assert schedule.last == 6
+    assert schedule.env_steps(6) == 100
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_opts": 0}, "max_opts is 0; expected a whole number of at least 1"),
+        ({"max_opts": 2.5}, "max_opts is 2.5"),
+        ({"max_opts": True}, "max_opts is True"),
+        ({"max_opts": 10, "eval_interval": -1}, "eval_interval is -1"),
+        ({"max_opts": 2**32}, "at most 4294967295"),
+        ({"max_opts": 23, "opt_steps_per_step": 5}, "the nearest that is: 20 or 25"),
+        ({"max_opts": 3, "opt_steps_per_step": 5}, "the nearest that is: 5"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Schedule(**settings)

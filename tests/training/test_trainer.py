@@ -1,0 +1,361 @@
+"""The host loop: when it acts, what it may not change, how it stops, and what it tells."""
+
+import json
+import math
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from toys_trainer import TRACES, Scripted, counting, small_dqn
+
+import jaxrl
+from jaxrl.errors import SettingsError
+from jaxrl.training.checkpoints import Store, digest
+from jaxrl.training.program import zero_sums
+
+QUIET = {"recorders": []}
+
+
+def rows(recorder: jaxrl.MemoryRecorder, kind: str) -> list[dict]:
+    return [row for row in recorder.rows if row["kind"] == kind]
+
+
+# --- when things happen ---
+
+
+def test_awkward_intervals_fire_exactly_and_compile_a_handful(tmp_path: Path) -> None:
+    TRACES.clear()
+    memory = jaxrl.MemoryRecorder()
+    saves: list[int] = []
+    result = jaxrl.Trainer(
+        counting(),
+        evaluator=Scripted(*([[1.0]] * 200)),
+        max_opts=1003,
+        eval_interval=7,
+        record_interval=11,
+        save_interval=13,
+        keep=2,
+        run_dir=str(tmp_path / "run"),
+        recorders=[memory],
+        hooks=jaxrl.Hooks(save=lambda trainer, opt_steps: saves.append(opt_steps)),
+    ).train()
+    assert [row["opt_steps"] for row in rows(memory, "eval")] == [*range(7, 1003, 7), 1003]
+    assert [row["opt_steps"] for row in rows(memory, "train")] == [*range(11, 1003, 11), 1003]
+    assert saves == [*range(13, 1003, 13), 1003]
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["1001", "1003"]
+    assert int(result.state.steps) == 1003
+    assert len(TRACES) <= 6
+
+
+def test_rows_hold_the_mean_min_and_max_of_their_interval() -> None:
+    memory = jaxrl.MemoryRecorder()
+    jaxrl.Trainer(counting(), max_opts=25, record_interval=10, recorders=[memory]).train()
+    # The metric is t: 0..9, 10..19, 20..24.
+    got = [(row["t"], row["t_min"], row["t_max"], row["rows"]) for row in rows(memory, "train")]
+    assert got == [(4.5, 0, 9, 30), (14.5, 10, 19, 30), (22.0, 20, 24, 15)]
+
+
+def test_counters_with_warmup_and_several_steps_an_iteration() -> None:
+    memory = jaxrl.MemoryRecorder()
+    strategy = counting(env_steps=8, opt_steps=4, warmup=24)
+    jaxrl.Trainer(strategy, max_opts=40, record_interval=6, recorders=[memory]).train()
+    assert [(row["opt_steps"], row["env_steps"]) for row in rows(memory, "train")] == [
+        (8, 40), (12, 48), (20, 64), (24, 72), (32, 88), (36, 96), (40, 104),
+    ]  # fmt: skip
+
+
+def test_a_run_goes_on_exactly_past_2_to_the_31(tmp_path: Path) -> None:
+    run, start = tmp_path / "run", 2**31 + 5
+    jaxrl.Trainer(counting(env_steps=4096), max_opts=3, run_dir=str(run), **QUIET).train()
+    store = Store(run / "checkpoints", 1)
+    facts = {**store.manifest(3)["facts"], "t": start}
+    state = jax.jit(counting().init)(jax.random.key(0))
+    store.save(start, {"state": state, "sums": zero_sums(2)}, facts)
+    store.close()
+    memory = jaxrl.MemoryRecorder()
+    jaxrl.Trainer(
+        counting(env_steps=4096),
+        max_opts=start + 20,
+        record_interval=10,
+        run_dir=str(run),
+        resume=True,
+        recorders=[memory],
+    ).train()
+    assert [(row["opt_steps"], row["env_steps"]) for row in rows(memory, "train")] == [
+        (opts, opts * 4096) for opts in (2147483660, 2147483670, 2147483673)
+    ]
+    # float32 cannot tell these numbers apart, but the counters are integers.
+    assert json.loads((run / "metadata.json").read_text())["opt_steps"] == 2147483673
+    assert Store(run / "checkpoints", 1).steps()[-1] == 2147483673
+
+
+# --- what may not change a bit ---
+
+
+@pytest.fixture(scope="module")
+def untouched() -> str:
+    """The digest of a small run left alone."""
+    trainer = jaxrl.Trainer(small_dqn(), max_opts=60, eval_interval=0, eval_episodes=0, record_interval=0, **QUIET)
+    return digest(trainer.train().state)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_chunk": 1},
+        {"max_chunk": 7},
+        {"max_chunk": 50},
+        {"eval_interval": 7, "eval_episodes": 3, "record_interval": 11, "save_interval": 13},
+        {"eval_interval": 20, "eval_episodes": 2, "eval_at_start": True, "record_interval": 1, "max_chunk": 3},
+    ],
+    ids=lambda settings: "-".join(f"{k}={v}" for k, v in settings.items()),
+)
+def test_chunks_and_intervals_change_nothing(untouched: str, settings: dict, tmp_path: Path) -> None:
+    settings = {"eval_interval": 0, "eval_episodes": 0, "record_interval": 0, **settings}
+    with_dir = {"run_dir": str(tmp_path / "run"), "quiet": True} if "save_interval" in settings else QUIET
+    result = jaxrl.Trainer(small_dqn(), max_opts=60, **settings, **with_dir).train()
+    assert digest(result.state) == untouched
+
+
+def test_stopping_and_resuming_changes_nothing(untouched: str, tmp_path: Path) -> None:
+    settings = {"run_dir": str(tmp_path / "run"), "eval_interval": 10, "eval_episodes": 2, "record_interval": 10}
+    whole = jaxrl.MemoryRecorder()
+    jaxrl.Trainer(small_dqn(), max_opts=60, **{**settings, "run_dir": None}, recorders=[whole]).train()
+    parts = jaxrl.MemoryRecorder()
+    for max_opts, resume in ((20, False), (30, True), (60, True)):
+        trainer = jaxrl.Trainer(small_dqn(), max_opts=max_opts, resume=resume, recorders=[parts], **settings)
+        result = trainer.train()
+    assert digest(result.state) == untouched
+    for kind in ("train", "eval"):
+        assert [_timeless(row) for row in rows(parts, kind)] == [_timeless(row) for row in rows(whole, kind)]
+    logged = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["opt_steps"] for row in logged if row["kind"] == "eval"] == [10, 20, 30, 40, 50, 60]
+
+
+def test_seed_changes_everything(untouched: str) -> None:
+    settings = {"eval_interval": 0, "eval_episodes": 0, "record_interval": 0}
+    assert digest(jaxrl.Trainer(small_dqn(), max_opts=60, seed=1, **settings, **QUIET).train().state) != untouched
+
+
+def _timeless(row: dict) -> dict:
+    return {k: v for k, v in row.items() if k != "wall_s" and not k.endswith("_per_sec")}
+
+
+# --- judging ---
+
+
+def test_best_is_strictly_greater_and_nan_never(tmp_path: Path) -> None:
+    scores = [[1.0], [math.nan], [3.0], [3.0], [2.0], [math.inf], [math.nan]]
+    memory = jaxrl.MemoryRecorder()
+    evaluator = Scripted(*scores)
+    trainer = jaxrl.Trainer(
+        counting(), evaluator=evaluator, max_opts=7, eval_interval=1, run_dir=str(tmp_path / "run"), recorders=[memory]
+    )
+    best_on_disk = []
+    for _ in trainer:
+        trainer._storage.best.wait()
+        best_on_disk.append([path.name for path in (tmp_path / "run" / "best").iterdir()])
+    assert [row["is_best"] for row in rows(memory, "eval")] == [True, False, True, False, False, True, False]
+    assert best_on_disk == [["1"], ["1"], ["3"], ["3"], ["3"], ["6"], ["6"]]
+    assert trainer.result().best_score == math.inf
+    assert len({tuple(jax.random.key_data(key).tolist()) for key in evaluator.keys}) == 7
+
+
+def test_the_best_survives_a_resume(tmp_path: Path) -> None:
+    settings = {"eval_interval": 1, "run_dir": str(tmp_path / "run"), **QUIET}
+    jaxrl.Trainer(counting(), evaluator=Scripted([5.0], [1.0]), max_opts=2, **settings).train()
+    result = jaxrl.Trainer(counting(), evaluator=Scripted([4.0], [5.0]), max_opts=4, resume=True, **settings).train()
+    assert (result.best_score, result.summary["best_opt_steps"]) == (5.0, 1)
+    assert [path.name for path in (tmp_path / "run" / "best").iterdir()] == ["1"]
+
+
+def test_score_function_decides() -> None:
+    worst = jaxrl.Trainer(
+        counting(),
+        evaluator=Scripted([0.0, 10.0], [4.0, 4.0]),
+        score=lambda evaluation: float(evaluation.returns.min()),
+        max_opts=2,
+        eval_interval=1,
+        **QUIET,
+    ).train()
+    assert (worst.best_score, worst.summary["best_opt_steps"]) == (4.0, 2)
+
+
+# --- stopping ---
+
+
+@pytest.mark.parametrize(
+    ("settings", "stop", "opt_steps"),
+    [
+        ({"stop_reward": 2.5}, "stop_reward", 3),
+        ({"patience": 2}, "patience", 6),
+        ({"stop": lambda report: report.opt_steps >= 4}, "stop", 4),
+        ({"max_env_steps": 11}, "max_env_steps", 6),
+        ({}, "max_opts", 8),
+    ],
+)
+def test_ways_to_stop(settings: dict, stop: str, opt_steps: int, tmp_path: Path) -> None:
+    scores = [[1.0], [2.0], [3.0], [4.0], [0.0], [0.0], [0.0], [0.0]]
+    run = tmp_path / "run"
+    memory = jaxrl.MemoryRecorder()
+    summary = (
+        jaxrl.Trainer(
+            counting(env_steps=2),
+            evaluator=Scripted(*scores),
+            max_opts=8,
+            eval_interval=1,
+            record_interval=100,
+            run_dir=str(run),
+            recorders=[memory],
+            **settings,
+        )
+        .train()
+        .summary
+    )
+    assert (summary["stop"], summary["opt_steps"]) == (stop, opt_steps)
+    assert rows(memory, "eval")[-1]["opt_steps"] == rows(memory, "train")[-1]["opt_steps"] == opt_steps
+    assert Store(run / "checkpoints", 1).steps()[-1] == opt_steps
+    assert json.loads((run / "metadata.json").read_text())["status"] == stop
+
+
+def test_a_handle_stops_at_the_end_of_the_chunk_and_the_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    settings = {"max_opts": 100, "record_interval": 40, "run_dir": str(tmp_path / "run")}
+    whole, parts = jaxrl.MemoryRecorder(), jaxrl.MemoryRecorder()
+    expected = jaxrl.Trainer(counting(), **{**settings, "run_dir": None}, recorders=[whole]).train()
+
+    def stop_at_30(trainer: jaxrl.Trainer, progress: object) -> None:
+        if progress.opt_steps == 30:  # type: ignore[attr-defined]
+            trainer.interrupt.stop("enough")
+
+    hooks = jaxrl.Hooks(chunk=stop_at_30)
+    first = jaxrl.Trainer(counting(), max_chunk=10, hooks=hooks, recorders=[parts], **settings).train()
+    assert (first.summary["stop"], first.summary["opt_steps"]) == ("enough", 30)
+    second = jaxrl.Trainer(counting(), resume=True, recorders=[parts], **settings).train()
+    assert digest(second.state) == digest(expected.state)
+    assert [_timeless(row) for row in rows(parts, "train")] == [_timeless(row) for row in rows(whole, "train")]
+
+
+def test_leaving_the_iterator_saves_first(tmp_path: Path) -> None:
+    trainer = jaxrl.Trainer(counting(), max_opts=100, record_interval=10, run_dir=str(tmp_path / "run"), **QUIET)
+    for report in trainer:
+        if report.opt_steps == 30:
+            break
+    assert Store(tmp_path / "run" / "checkpoints", 1).steps() == [30]
+    result = jaxrl.Trainer(counting(), max_opts=100, run_dir=str(tmp_path / "run"), resume=True, **QUIET).train()
+    assert int(result.state.steps) == 100
+
+
+def test_an_exception_in_a_hook_keeps_what_was_saved(tmp_path: Path) -> None:
+    def fail(trainer: jaxrl.Trainer, opt_steps: int) -> None:
+        if opt_steps == 20:
+            raise RuntimeError("mine")
+
+    trainer = jaxrl.Trainer(
+        counting(),
+        max_opts=100,
+        save_interval=10,
+        run_dir=str(tmp_path / "run"),
+        hooks=jaxrl.Hooks(save=fail),
+        **QUIET,
+    )
+    with pytest.raises(RuntimeError, match="mine"):
+        trainer.train()
+    assert Store(tmp_path / "run" / "checkpoints", 1).steps() == [10, 20]
+
+
+# --- telling ---
+
+
+def test_hooks_are_called_in_order() -> None:
+    calls: list[str] = []
+    hooks = jaxrl.Hooks(
+        start=lambda trainer: calls.append("start"),
+        chunk=lambda trainer, progress: calls.append(f"chunk {progress.opt_steps}"),
+        evaluation=lambda trainer, evaluation, is_best: calls.append(f"evaluation {is_best}"),
+    )
+    jaxrl.Trainer(
+        counting(), evaluator=Scripted([2.0], [1.0]), max_opts=4, eval_interval=2, hooks=hooks, **QUIET
+    ).train()
+    assert calls == ["start", "chunk 2", "evaluation True", "chunk 4", "evaluation False"]
+
+
+def test_a_failing_recorder_stops_nothing_and_is_reported_once(capsys: pytest.CaptureFixture) -> None:
+    class Failing(jaxrl.MemoryRecorder):
+        def write(self, row: dict) -> None:
+            raise OSError("no room")
+
+    memory = jaxrl.MemoryRecorder()
+    jaxrl.Trainer(counting(), max_opts=30, record_interval=10, recorders=[Failing(), memory]).train()
+    assert len(rows(memory, "train")) == 3
+    assert capsys.readouterr().err.count("recorder Failing failed") == 1
+
+
+def test_the_parts_of_the_time_add_up(tmp_path: Path) -> None:
+    trainer = jaxrl.Trainer(
+        small_dqn(), max_opts=300, eval_interval=100, eval_episodes=4, run_dir=str(tmp_path / "run"), **QUIET
+    )
+    summary = trainer.train().summary
+    parts = {k: v for k, v in summary["seconds"].items() if k != "other"}
+    assert set(parts) == {"compile", "init", "train", "evaluate", "record", "save"}
+    assert sum(parts.values()) >= 0.95 * summary["wall_s"]
+    assert math.isclose(summary["opt_steps_per_sec"], 300 / parts["train"])
+
+
+def test_every_number_of_a_row_is_documented_and_episode_returns_are_whole_episodes() -> None:
+    memory = jaxrl.MemoryRecorder()
+    env = jaxrl.make_env("CartPole-v1", max_steps_in_episode=5)  # no pole falls within 5 steps
+    strategy = jaxrl.off_policy(
+        env, jaxrl.dqn(features=(8,)), buffer=jaxrl.uniform(64, batch_size=8), num_envs=2, opt_interval=2, warmup=10
+    )
+    jaxrl.Trainer(strategy, max_opts=50, eval_interval=25, record_interval=25, recorders=[memory]).train()
+    train, evaluation = rows(memory, "train")[0], rows(memory, "eval")[0]
+    assert (train["episode_return"], train["episode_return_min"], train["episode_length_max"]) == (5.0, 5.0, 5.0)
+    assert (train["episodes"], train["truncated"], train["terminated"]) == (10, 10, 0)
+    assert (evaluation["eval_reward"], evaluation["eval_length"], evaluation["unfinished"]) == (5.0, 5.0, 0)
+    for name in ("opt_steps", "env_steps", "wall_s", "opt_steps_per_sec", "env_steps_per_sec", "loss", "loss_min"):
+        assert name in train
+    for name in ("eval_reward_std", "eval_reward_min", "eval_reward_max", "episodes", "is_best"):
+        assert name in evaluation
+
+
+# --- refusing ---
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_optz": 3}, "no setting 'max_optz'; did you mean max_opts"),
+        ({"eval_interval": 5, "eval_episodes": 0}, "eval_episodes is 0"),
+        ({"eval_interval": 5, "eval_episodes": 2}, "no env and policy to evaluate"),
+        ({"patience": 2}, "set eval_interval"),
+        ({"keep": 0}, "keep is 0"),
+        ({"seed": -1}, "seed is -1"),
+        ({"resume": True}, "resume needs the run_dir"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_happens(settings: dict, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        jaxrl.Trainer(counting(), **settings)
+
+
+def test_a_step_that_changes_its_state_is_named(tmp_path: Path) -> None:
+    strategy = counting()
+
+    def step(state, noise, t):  # type: ignore[no-untyped-def]
+        state, metrics = strategy.step(state, noise, t)
+        return state._replace(walk=state.walk.astype(np.float16)), metrics
+
+    with pytest.raises(SettingsError, match=r"the state after step has float16\[\] at .walk"):
+        jaxrl.Trainer(strategy._replace(step=step), max_opts=3, **QUIET).train()
+
+
+def test_a_directory_that_holds_another_run_is_left_alone(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    jaxrl.Trainer(counting(), max_opts=3, run_dir=str(run), **QUIET).train()
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(SettingsError, match="exists and holds something else"):
+        jaxrl.Trainer(counting(), max_opts=5, run_dir=str(run), **QUIET).train()
+    with pytest.raises(SettingsError, match="seed: 0 -> 1"):
+        jaxrl.Trainer(counting(), max_opts=5, seed=1, run_dir=str(run), resume=True, **QUIET).train()
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
