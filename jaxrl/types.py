@@ -79,7 +79,7 @@ def sample_space(space: Space, key: Key) -> PyTree:
     """Draw a uniform element of `space`; the key is consumed. Unbounded entries of a `Box` come from the normal."""
     leaves, treedef = jax.tree.flatten(space, is_leaf=_is_space)
     keys = jax.random.split(key, len(leaves))
-    return treedef.unflatten([_sample_leaf(leaf, k) for leaf, k in zip(leaves, keys, strict=True)])
+    return jax.tree.unflatten(treedef, [_sample_leaf(leaf, k) for leaf, k in zip(leaves, keys, strict=True)])
 
 
 def _sample_leaf(space: Discrete | MultiDiscrete | Box, key: Key) -> Array:

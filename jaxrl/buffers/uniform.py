@@ -44,7 +44,8 @@ def _rounded(capacity: int, rows: int) -> int:
 
 
 def _init(capacity: int, example: PyTree, rows: int) -> PyTree:
-    return jax.tree.map(lambda x: jnp.zeros((_rounded(capacity, rows), *x.shape), x.dtype), example)
+    shapes = jax.eval_shape(lambda x: x, example)
+    return jax.tree.map(lambda x: jnp.zeros((_rounded(capacity, rows), *x.shape), x.dtype), shapes)
 
 
 def _push(ring: PyTree, items: PyTree, pushes: Array) -> PyTree:

@@ -203,7 +203,8 @@ def check_stable(env: Env) -> None:
     next_state, out = result
     require_same(f"environment {name}: the state after step", next_state, "that after reset", state)
     require_same(f"environment {name}: the observation after step", out.obs, "that after reset", obs)
-    if jax.tree.structure((next_state, out.obs)) != jax.tree.structure((state, obs)):
+    after: Any = jax.tree.structure((next_state, out.obs))
+    if after != jax.tree.structure((state, obs)):
         raise SettingsError(
             f"environment {name}: the state after step or its observation has other containers (tuple, list, dict) "
             "than after reset; make them the same"

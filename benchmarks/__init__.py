@@ -1,0 +1,1 @@
+"""Scripts that measure jaxrl on the machine they run on."""

@@ -1,0 +1,46 @@
+"""The code blocks of the README, run as they stand."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+def block(name: str) -> str:
+    """Return the code block that follows the marker `name`."""
+    found = re.search(rf"<!-- {name} -->\n```\w+\n(.*?)```", README, re.DOTALL)
+    assert found, name
+    return found.group(1)
+
+
+def run(code: str, directory: Path) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=directory, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_custom_environment(tmp_path: Path) -> None:
+    # The best action stays near 0, where the reward is 1; random actions drift off to half of it.
+    best = float(run(block("environment"), tmp_path).splitlines()[-1].split()[0])
+    assert 40 < best <= 50
+
+
+def test_custom_strategy(tmp_path: Path) -> None:
+    means = eval(run(block("strategy"), tmp_path).splitlines()[-1])
+    # Random linear policies of an untrained population hold the pole for some 40 of the 200 steps.
+    assert len(means) == 3
+    assert means[0] < means[2]
+    assert means[2] > 180
+
+
+@pytest.mark.parametrize("length", [pytest.param("50_000", marks=pytest.mark.slow), "2_000"])
+def test_library(tmp_path: Path, length: str) -> None:
+    code = block("library")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 12
+    check = "\nassert int(policy([0.0, 0.0, 0.1, 0.5])) in (0, 1)\nassert result.best_score > 0"
+    run(code.replace("50_000", length) + check, tmp_path)
+    assert [path.name for path in (tmp_path / "runs" / "cartpole" / "checkpoints").iterdir()]
