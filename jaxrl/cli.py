@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -13,8 +14,9 @@ from jaxrl.errors import JaxrlError, SettingsError
 def run_main(main: Callable[[Sequence[str]], int]) -> None:
     """Run a front door with the command line's arguments; end the process with its exit code.
 
-    What a user can cause is one line on standard error, never a traceback.
+    What a user can cause is one line on standard error, never a traceback; so is a warning.
     """
+    warnings.showwarning = lambda message, *where: print(f"warning: {message}", file=sys.stderr)
     try:
         code = main(sys.argv[1:])
     except JaxrlError as error:

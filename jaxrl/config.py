@@ -78,11 +78,10 @@ class Algo(NamedTuple):
 
 
 DQN_PRESETS: dict[str, dict[str, Any]] = {
-    # Found by trying: tanh and a small buffer make DQN far steadier here than the usual ReLU and 50 000 or more. The run
-    # ends at 100 000 environment steps.
+    # Found by trying: tanh and a small buffer make DQN far steadier here than the usual ReLU and 50 000 or more.
+    # The run ends at 100 000 environment steps.
     "CartPole-v1": {
         "max_opts": 19_800,
-        "eval_interval": 600,
         "eval_episodes": 50,
         "num_envs": 5,
         "opt_interval": 5,
@@ -235,7 +234,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
             return float(value)
     if origin in (int, bool, str) and type(value) is origin:
         return value
-    raise SettingsError(f"{name} is {reprlib.repr(value)}; expected {getattr(origin, '__name__', origin)}")
+    raise SettingsError(f"{name} is {reprlib.repr(value)[:80]}; expected {getattr(origin, '__name__', origin)}")
 
 
 def _flags(algo: str, config: Any, args: list[str], prog: str) -> Any:

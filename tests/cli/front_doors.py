@@ -9,24 +9,10 @@ from typing import Any, NamedTuple
 
 from jaxrl.training.checkpoints import Store
 
-SMALL = [
-    "--env",
-    "Catch-bsuite",
-    "--warmup",
-    "200",
-    "--eval-interval",
-    "30",
-    "--eval-episodes",
-    "3",
-    "--record-interval",
-    "20",
-    "--save-interval",
-    "20",
-    "--keep",
-    "2",
-    "--agent.features",
-    "16",
-]
+SMALL = (
+    *("--env", "Catch-bsuite", "--warmup", "200", "--agent.features", "16", "--eval-interval", "30"),
+    *("--eval-episodes", "3", "--record-interval", "20", "--save-interval", "20", "--keep", "2"),
+)
 """Whatever of these goes into a compiled program is the same for all tests, so that it is compiled once."""
 
 

@@ -1,0 +1,121 @@
+"""`python -m jaxrl.evaluate`, `python -m jaxrl.play` and `load_policy`, over runs that were moved and are read only."""
+
+import re
+import shutil
+from pathlib import Path
+
+import jax
+import pytest
+from front_doors import SMALL, Doors, Finished, leaves, snapshot
+from PIL import Image
+
+import jaxrl
+from jaxrl import train
+from jaxrl.envs import Env
+from jaxrl.errors import NoCheckpointError, SettingsError
+
+
+@pytest.fixture
+def moved(finished: Finished, tmp_path: Path) -> Path:
+    """A copy of the finished run in another place, that nobody may write."""
+    copy = tmp_path / "elsewhere" / "moved"
+    shutil.copytree(finished.path, copy)
+    for entry in [*copy.rglob("*"), copy]:
+        entry.chmod(0o555 if entry.is_dir() else 0o444)
+    return copy
+
+
+def test_evaluate_prints_one_line_and_changes_nothing(doors: Doors, moved: Path) -> None:
+    before = snapshot(moved)
+    done = doors.run("evaluate", moved, "--episodes", "5")
+    assert (done.returncode, done.stderr) == (0, "")
+    number = r"-?\d[\d.e+-]*"
+    line = (
+        rf"return {number} \+- {number} \(min {number}, max {number}\), length {number}, over 5 episodes, 0 unfinished"
+    )
+    assert re.fullmatch(line + "\n", done.stdout)
+    assert snapshot(moved) == before
+
+
+def test_play_writes_a_gif_of_every_state_and_changes_nothing(doors: Doors, moved: Path) -> None:
+    before = snapshot(moved)
+    done = doors.run("play", moved, "--out", "episode.gif", "--fps", "10")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(r"episode\.gif: 10 frames, return -?1\n", done.stdout)
+    with Image.open(doors.cwd / "episode.gif") as picture:
+        assert (picture.format, getattr(picture, "n_frames", 1)) == ("GIF", 10)  # Catch lasts 9 steps
+        assert picture.info["duration"] == 100
+    assert snapshot(moved) == before
+
+
+def test_play_stops_at_max_steps(finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "short.gif"
+    assert jaxrl.play.main([str(finished.path), "--out", str(out), "--max-steps", "4"]) == 0
+    assert "5 frames" in capsys.readouterr().out
+    with Image.open(out) as picture:
+        assert getattr(picture, "n_frames", 1) == 5
+
+
+def test_play_refuses_a_file_that_cannot_be_written(finished: Finished, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="cannot write"):
+        jaxrl.play.main([str(finished.path), "--out", str(tmp_path / "missing" / "episode.gif")])
+
+
+def test_policy_is_loaded_in_a_fresh_process_by_two_lines(doors: Doors, moved: Path) -> None:
+    code = f"import jaxrl\npolicy = jaxrl.load_policy({str(moved)!r})\n"
+    ask = "import numpy as np; print(policy(np.zeros((10, 5))), policy(np.zeros((4, 10, 5))).shape)"
+    done = doors.python(code + ask)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"[012] \(4,\)\n", done.stdout)
+
+
+def test_loaded_policy_knows_its_score_and_settings(finished: Finished) -> None:
+    policy = jaxrl.load_policy(finished.path)
+    assert policy.facts["opt_steps"] == int(next((finished.path / "best").iterdir()).name)
+    assert policy.facts["settings"]["env"] == "Catch-bsuite"
+    assert -1.0 <= policy.facts["score"] <= 1.0
+
+
+def test_damaged_best_policy_is_named(finished: Finished, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished.path, run)
+    for manifest in (run / "best").glob("*/manifest/metadata"):
+        manifest.write_text("{")
+    with pytest.raises(NoCheckpointError, match=r"best/\d+, is damaged"):
+        jaxrl.load_policy(run)
+
+
+# --- policies that remember -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose policy sees three frames."""
+    path = tmp_path_factory.mktemp("stacked") / "run"
+    args = [*SMALL, "--max-opts", "20", "--processor.frame-stack", "3", "--run-dir", str(path), "--quiet"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "cache_compilations", lambda: None)
+        assert train.main(args) == 0
+    return path
+
+
+def test_policy_of_stacked_frames_takes_plain_observations(stacked: Path) -> None:
+    policy = jaxrl.load_policy(stacked)
+    env = jaxrl.make_env("Catch-bsuite")
+    first, again = _actions(policy, env), _actions(policy, env)
+    assert len(first) == 9
+    assert first == again
+    assert {int(action) for action in first} <= {0, 1, 2}
+    assert [part for part in leaves(stacked, 20, "best") if 150 in part["shape"]]
+
+
+def _actions(policy: jaxrl.training.GreedyPolicy, env: Env) -> list[int]:
+    """Play one episode of `env` from its start; return the actions."""
+    state, obs = env.reset(jax.random.key(3))
+    policy.reset()
+    actions, done = [], False
+    while not done:
+        actions.append(int(policy(obs)))
+        state, out = env.step(state, actions[-1], env.draw(jax.random.key(len(actions))))
+        obs, done = out.obs, bool(out.terminated | out.truncated)
+    return actions
