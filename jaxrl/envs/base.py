@@ -111,6 +111,8 @@ def vectorise(env: Env, num_envs: int) -> VecEnv:
       SettingsError: `reset` and `step` of `env` disagree on a shape, a dtype or a structure.
     """
     check_count("num_envs", num_envs)
+    if env.spec.time_limit is not None:
+        check_count(f"environment {env.spec.name}: time_limit", env.spec.time_limit)
     check_stable(env)
     ahead = tree_bytes(jax.eval_shape(env.reset, _KEY)) <= FRESH_BYTES
     return VecEnv(

@@ -36,6 +36,9 @@ def make(name: str, **params: Any) -> Env:
     if unknown:
         word = sorted(unknown)[0]
         raise SettingsError(f"{name} has no parameter {word!r}; {nearest(word, vars(defaults))}")
+    for word, value in params.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SettingsError(f"{name}: {word} is {value}; expected a finite number")
     return wrap(name, env, defaults.replace(**params), {"env": name, "env_args": dict(params)})
 
 

@@ -67,8 +67,15 @@ class Store:
         except Exception as error:
             raise StorageError(f"checkpoint {self._path(step)} could not be written: {_reason(error)}") from error
         self.saved = step
-        for old in self.steps()[: -self.keep]:
-            shutil.rmtree(self._path(old), ignore_errors=True)
+        self._prune()
+
+    def _prune(self) -> None:
+        """Remove all but the newest `keep` steps, and what a killed save or removal has left half there."""
+        kept = {str(step) for step in self.steps()[-self.keep :]}
+        for entry in self.directory.iterdir():
+            ours = entry.name.isdecimal() or ".orbax-checkpoint-tmp" in entry.name
+            if ours and entry.name not in kept:
+                shutil.rmtree(entry, ignore_errors=True)
 
     def close(self) -> None:
         """Wait for the save in progress and let go of Orbax's threads."""

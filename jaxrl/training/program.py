@@ -100,14 +100,9 @@ class Compiled(NamedTuple):
 
 
 def compile_all(strategy: Strategy, key: Array, evaluator: Any, params: Any, resume: bool) -> Compiled:
-    """Compile all programs of a run at once, each in a thread: XLA lets go of Python's lock while it compiles.
-
-    Raises:
-      SettingsError: the strategy's step does not return a state like the one that it was given.
-    """
+    """Compile all programs of a run at once, each in a thread: XLA lets go of Python's lock while it compiles."""
     init = jax.jit(partial(_init, strategy))
     like = state, sums = jax.eval_shape(init, key)
-    check_step(strategy, state)
     count = jax.ShapeDtypeStruct((), jnp.uint32)
     with ThreadPoolExecutor(3) as pool:
         run_job = pool.submit(lambda: _jit_run(strategy).lower(state, sums, count, count).compile())
@@ -126,8 +121,9 @@ def _jit_run(strategy: Strategy) -> Any:
     return jax.jit(partial(run, strategy), donate_argnums=(0, 1))
 
 
-def check_step(strategy: Strategy, state: PyTree) -> None:
-    """Raise `SettingsError` unless `strategy.step` returns a state of the same structure, shapes and dtypes."""
+def check_step(strategy: Strategy) -> None:
+    """Trace one iteration; raise `SettingsError` unless its state keeps its structure, shapes and dtypes."""
+    state = jax.eval_shape(strategy.init, jax.eval_shape(lambda: jax.random.key(0)))
     noise = jax.eval_shape(strategy.draw, state.key, jnp.uint32(0))
     new, metrics = jax.eval_shape(strategy.step, state, noise, jnp.uint32(0))
     require_same("strategy: the state after step", new, "that after init", state)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxrl.errors import SettingsError, check_count, nearest
+from jaxrl.errors import SettingsError, check_between, check_count, nearest
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class TrainerConfig:
             )
         if (self.patience or self.stop_reward is not None) and not self.eval_interval:
             raise SettingsError("patience and stop_reward look at evaluations; set eval_interval as well")
-        if self.stop_reward is not None and not isinstance(self.stop_reward, int | float):
-            raise SettingsError(f"stop_reward is {self.stop_reward!r}; expected a number")
+        if self.stop_reward is not None:
+            check_between("stop_reward", self.stop_reward, -1e30, 1e30)
 
 
 HARMLESS = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"}

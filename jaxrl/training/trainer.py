@@ -20,7 +20,7 @@ from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, evaluator_
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.policy import GreedyPolicy, describe
-from jaxrl.training.program import compile_all, summarise, zero_sums
+from jaxrl.training.program import check_step, compile_all, summarise, zero_sums
 from jaxrl.training.recorders import Progress, Recorder, Recorders, Row, default_recorders, episode_recorder
 from jaxrl.training.rows import episode_rows, eval_columns
 from jaxrl.training.schedule import Boundary, Schedule, next_boundary
@@ -145,6 +145,8 @@ class Trainer:
     def __iter__(self) -> Iterator[Report]:
         """Train, yielding at each boundary; leaving the loop early saves first."""
         self.ledger, self.stop_reason = Ledger(), None
+        with self.ledger.timed("compile"):
+            check_step(self.strategy)
         with self._opened() as storage:
             self._begin()
             while self.stop_reason is None:

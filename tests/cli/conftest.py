@@ -1,9 +1,21 @@
 """One finished run for all tests of the front doors, and the front doors themselves."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from front_doors import SMALL, Doors, Finished
+
+from jaxrl import evaluate, play, train
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_cache_in_this_process() -> Iterator[None]:
+    """Keep a front door that is called in this process from turning on the user's own cache, for it and all after."""
+    with pytest.MonkeyPatch.context() as patch:
+        for door in (evaluate, play, train):
+            patch.setattr(door, "cache_compilations", lambda: None)
+        yield
 
 
 @pytest.fixture(scope="session")

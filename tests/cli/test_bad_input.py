@@ -120,7 +120,6 @@ def test_empty_name_of_a_run_or_file_is_not_taken_for_none(refuse: Refuse, args:
     assert "needs a value" in refuse(*args)
 
 
-@pytest.mark.xfail(reason="a step that cannot be traced is refused only once the directory is made; the others never")
 @pytest.mark.parametrize(
     "args",
     [
@@ -130,7 +129,7 @@ def test_empty_name_of_a_run_or_file_is_not_taken_for_none(refuse: Refuse, args:
         ["--env-args", "max_steps_in_episode", "nan"],
     ],
 )
-def test_settings_that_are_found_out_late(refuse: Refuse, args: list[str]) -> None:
+def test_setting_that_only_tracing_or_the_environment_can_judge_is_refused(refuse: Refuse, args: list[str]) -> None:
     assert args[-1] in refuse(*args)
 
 

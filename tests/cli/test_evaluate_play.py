@@ -93,9 +93,7 @@ def stacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose policy sees three frames."""
     path = tmp_path_factory.mktemp("stacked") / "run"
     args = [*SMALL, "--max-opts", "20", "--processor.frame-stack", "3", "--run-dir", str(path), "--quiet"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "cache_compilations", lambda: None)
-        assert train.main(args) == 0
+    assert train.main(args) == 0
     return path
 
 

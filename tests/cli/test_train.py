@@ -165,7 +165,10 @@ def test_config_of_a_run_makes_the_same_run_again_and_quiet_says_nothing(doors: 
     assert timeless(doors.cwd / "again" / "metrics.jsonl") == timeless(finished.path / "metrics.jsonl")
 
 
-def test_help_shows_each_setting_with_unit_and_default(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_each_setting_with_unit_and_default(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(settings.ALGOS, "dqn", settings.ALGOS["dqn"]._replace(presets={}))
     with pytest.raises(SystemExit) as stop:
         train.main(["--help"])
     assert stop.value.code == 0
@@ -209,7 +212,7 @@ def test_resuming_a_finished_run_needs_no_flag_and_trains_no_further(doors: Door
     ("flags", "said"),
     [
         (["--seed", "5"], ["seed: 0 -> 5"]),
-        (["--agent.lr", "0.1", "--warmup", "300"], ["agent.lr: 0.00025 -> 0.1", "warmup: 200 -> 300"]),
+        (["--agent.lr", "0.1", "--warmup", "300"], ["agent.lr: 0.001 -> 0.1", "warmup: 200 -> 300"]),
         (["--env", "CartPole-v1"], ["env: Catch-bsuite -> CartPole-v1"]),
         (["--buffer.capacity", "1000"], ["buffer.capacity: 50000 -> 1000"]),
         (["--config", "other.yaml"], ["--config"]),

@@ -142,8 +142,8 @@ def test_a_processor_without_transitions_is_refused():
         (0, 1, 2, 8, "takes 8 environment steps instead of 0: at least one batch"),
         (20, 3, 2, 20, None),
         (8, 3, 2, 12, "takes 12 environment steps instead of 8"),
-        (10, 1, 4, 12, "takes 12 environment steps instead of 10: whole iterations of 4"),
-        (13, 1, 2, 14, "takes 14 environment steps instead of 13: whole iterations of 2"),
+        (10, 1, 4, 12, "takes 12 environment steps instead of 10: at least one batch of 8, in whole iterations of 4"),
+        (13, 1, 2, 14, "takes 14 environment steps instead of 13: at least one batch of 8, in whole iterations of 2"),
     ],
 )
 def test_warm_up_takes_the_steps_asked_for_and_says_where_it_does_not(warmup, n, opt_interval, env_steps, note):
