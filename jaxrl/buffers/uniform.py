@@ -22,6 +22,8 @@ def uniform(capacity: int, batch_size: int) -> Buffer:
     """
     check_count("buffer.capacity", capacity)
     check_count("buffer.batch_size", batch_size)
+    if capacity >= 2**31 - batch_size:
+        raise SettingsError(f"buffer.capacity is {capacity}; indices are int32, so it must be below 2^31")
     if capacity < batch_size:
         raise SettingsError(
             f"buffer.capacity is {capacity}, below buffer.batch_size {batch_size}; raise it to at least {batch_size}"

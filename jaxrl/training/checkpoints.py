@@ -67,9 +67,9 @@ class Store:
         except Exception as error:
             raise StorageError(f"checkpoint {self._path(step)} could not be written: {_reason(error)}") from error
         self.saved = step
-        self._prune()
+        self.prune()
 
-    def _prune(self) -> None:
+    def prune(self) -> None:
         """Remove all but the newest `keep` steps, and what a killed save or removal has left half there."""
         kept = {str(step) for step in self.steps()[-self.keep :]}
         for entry in self.directory.iterdir():

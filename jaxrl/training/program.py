@@ -1,6 +1,7 @@
 """The compiled loop: iterations of a strategy with running sums of its metrics, one program for every length."""
 
 import math
+import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from jaxrl.envs.base import require_same
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.base import Strategy, iterate
-from jaxrl.types import Array, Metrics, PyTree, Stat, Total, stat
+from jaxrl.types import Array, Metrics, PyTree, Stat, Total, stat, tree_bytes
 
 
 class Sums(NamedTuple):
@@ -121,9 +122,21 @@ def _jit_run(strategy: Strategy) -> Any:
     return jax.jit(partial(run, strategy), donate_argnums=(0, 1))
 
 
+def check_fits(state_bytes: int) -> None:
+    """Raise `SettingsError` if a training state of `state_bytes` cannot fit in the memory of the device."""
+    stats = jax.devices()[0].memory_stats() or {}
+    limit = stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if state_bytes > limit:
+        raise SettingsError(
+            f"the training state takes {state_bytes / 1e9:.1f} GB, but the device has {limit / 1e9:.1f} GB; "
+            "lower buffer.capacity or num_envs"
+        )
+
+
 def check_step(strategy: Strategy) -> None:
     """Trace one iteration; raise `SettingsError` unless its state keeps its structure, shapes and dtypes."""
     state = jax.eval_shape(strategy.init, jax.eval_shape(lambda: jax.random.key(0)))
+    check_fits(tree_bytes(state))
     noise = jax.eval_shape(strategy.draw, state.key, jnp.uint32(0))
     new, metrics = jax.eval_shape(strategy.step, state, noise, jnp.uint32(0))
     require_same("strategy: the state after step", new, "that after init", state)

@@ -30,22 +30,23 @@ class RunDir:
           SettingsError: it exists and is not empty (or is no run, with `resume`), or cannot be written.
           RunDirInUseError: another process holds it.
         """
-        self.path = Path(path).absolute()
-        if resume:
-            require_run(self.path)
-        elif self.path.exists() and (not self.path.is_dir() or any(self._strange(self.path))):
-            raise SettingsError(
-                f"{path} exists and holds something else; choose another --run-dir, or go on with --resume {path}"
-            )
+        self._lock: IO[str] | None = None
         try:
+            self.path = Path(path).absolute()
+            if resume:
+                require_run(self.path)
+            elif self.path.exists() and not (self.path / ".lock").exists():
+                _require_empty(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock: IO[str] | None = _lock(self.path)
-        except OSError as error:
-            raise SettingsError(f"cannot write the run directory {path}: {error.strerror or error}") from error
-
-    @staticmethod
-    def _strange(path: Path) -> list[Path]:
-        return [entry for entry in path.iterdir() if entry.name != ".lock"]
+            self._lock = _lock(self.path)
+            if not resume:
+                _require_empty(self.path)
+        except (OSError, ValueError) as error:
+            self.release()
+            if isinstance(error, SettingsError):
+                raise
+            reason = getattr(error, "strerror", None) or error
+            raise SettingsError(f"cannot write the run directory {path!r}: {reason}") from error
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -64,6 +65,13 @@ class RunDir:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def _require_empty(path: Path) -> None:
+    if not path.is_dir() or any(entry.name != ".lock" for entry in path.iterdir()):
+        raise SettingsError(
+            f"{path} exists and holds something else; choose another --run-dir, or go on with --resume {path}"
+        )
 
 
 def require_run(path: Path) -> None:

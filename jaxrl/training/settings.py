@@ -48,6 +48,8 @@ class TrainerConfig:
         """Raise `SettingsError` for what cannot be."""
         for name, least in (("seed", 0), ("eval_episodes", 0), ("keep", 1), ("patience", 0)):
             check_count(name, getattr(self, name), least)
+        if self.eval_episodes > 2**20:
+            raise SettingsError(f"eval_episodes is {self.eval_episodes}; at most {2**20} run in parallel")
         if self.seed >= 2**32:
             raise SettingsError(f"seed is {self.seed}; expected a whole number below 2^32")
         if self.eval_interval and not self.eval_episodes:

@@ -81,6 +81,8 @@ class Storage:
         if self.best.steps():
             _, best, best_facts = self.best.load_newest(params_like)
             self.best_score = best_facts["score"]
+            self.best.prune()
+        self.checkpoints.prune()
         for log in (METRICS, EPISODES):
             trim(self.dir / log, step)
         return tree, best, facts

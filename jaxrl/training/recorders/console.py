@@ -15,7 +15,7 @@ class ConsoleRecorder:
     def __init__(self, console: Any = None) -> None:
         from rich.console import Console
 
-        self.console = console or Console(soft_wrap=True, highlight=False)
+        self.console = console or Console(soft_wrap=True, highlight=False, markup=False)
         self._live: Any = None
         self._last: float | None = None
         self._best: float | None = None
