@@ -41,6 +41,7 @@ class RunDir:
             self._lock = _lock(self.path)
             if not resume:
                 _require_empty(self.path)
+            _sign(self._lock)
         except (OSError, ValueError) as error:
             self.release()
             if isinstance(error, SettingsError):
@@ -94,10 +95,14 @@ def _lock(path: Path) -> IO[str]:
         raise RunDirInUseError(
             f"{path} is being written by another process ({owner}); wait for it or stop it"
         ) from None
-    file.truncate(0)
-    file.write(f"pid {os.getpid()} on {platform.node()}")
-    file.flush()
     return file
+
+
+def _sign(lock: IO[str]) -> None:
+    """Write into the lock who holds it."""
+    lock.truncate(0)
+    lock.write(f"pid {os.getpid()} on {platform.node()}")
+    lock.flush()
 
 
 def write_atomically(path: Path, text: str) -> None:
