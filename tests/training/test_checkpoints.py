@@ -1,0 +1,140 @@
+"""Checkpoints: the same bits back, or a clear word; real files, real damage."""
+
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl.errors import NoCheckpointError, StorageError
+from jaxrl.training.checkpoints import CheckpointError, Store, digest
+
+
+class Tree(NamedTuple):
+    key: jax.Array
+    weights: jax.Array
+    flags: jax.Array
+    parts: tuple
+
+
+def tree(scale: float = 1.0) -> Tree:
+    return Tree(
+        key=jax.random.split(jax.random.key(7), 3),
+        weights=scale * jnp.linspace(-1, 1, 1000).reshape(10, 100),
+        flags=jnp.arange(5) % 2 == 0,
+        parts=(
+            jnp.float32(scale), {"a": jnp.arange(4, dtype=jnp.int8), "b": jnp.ones(3, jnp.bfloat16)},
+            jnp.zeros((0, 4)), jnp.array([jnp.nan, jnp.inf, -0.0]),
+        ),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "checkpoints", keep=2)
+
+
+def fill(store: Store, *steps: int) -> None:
+    for step in steps:
+        store.save(step, tree(step), {"step": step})
+    store.close()
+
+
+def test_the_same_bits_come_back_into_the_same_types(store: Store) -> None:
+    fill(store, 3)
+    step, loaded, facts = store.load_newest(jax.eval_shape(lambda: tree()))
+    assert (step, facts) == (3, {"step": 3})
+    assert jax.tree.structure(loaded) == jax.tree.structure(tree())
+    assert digest(loaded) == digest(tree(3))
+    assert jax.random.bits(loaded.key[0]) == jax.random.bits(tree().key[0])
+
+
+def test_the_newest_stay(store: Store) -> None:
+    fill(store, 1, 2, 30, 4, 100)
+    assert store.steps() == [30, 100]
+
+
+def test_a_save_never_sees_a_later_state(store: Store) -> None:
+    update = jax.jit(lambda x: x + 1, donate_argnums=0)
+    x = jnp.zeros(4_000_000)
+    for step in range(3):
+        store.save(step, {"x": x}, {})
+        x = update(x)
+    store.close()
+    for step in (1, 2):
+        loaded, _ = store.load(step, {"x": jax.ShapeDtypeStruct((4_000_000,), jnp.float32)})
+        assert (loaded["x"] == step).all()
+
+
+def files(store: Store, step: int) -> list[Path]:
+    return sorted(path for path in (store.directory / str(step)).rglob("*") if path.is_file() and path.stat().st_size)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("damage", ["delete", "truncate", "empty", "flip"])
+def test_no_damage_to_any_file_gives_wrong_values(store: Store, damage: str) -> None:
+    fill(store, 1, 2)
+    backup = store.directory.parent / "backup"
+    shutil.copytree(store.directory / "2", backup)
+    used = []
+    for victim in files(store, 2):
+        data = victim.read_bytes()
+        middle = len(data) // 2
+        flipped = data[:middle] + bytes([data[middle] ^ 16]) + data[middle + 1 :]
+        victim.write_bytes({"delete": b"", "truncate": data[:middle], "empty": b"", "flip": flipped}[damage])
+        if damage == "delete":
+            victim.unlink()
+        step, loaded, _ = Store(store.directory, 2).load_newest(tree())
+        assert digest(loaded) == digest(tree(step))
+        used.append(step)
+        shutil.rmtree(store.directory / "2")
+        shutil.copytree(backup, store.directory / "2")
+    # Orbax also writes files that nothing depends on; damage to the others must be noticed.
+    assert used.count(1) >= 3
+
+
+def test_no_valid_checkpoint_is_refused_and_left_alone(store: Store) -> None:
+    fill(store, 1, 2)
+    for step in (1, 2):
+        (store.directory / str(step) / "manifest" / "metadata").write_text("{")
+    with pytest.warns(UserWarning, match="passed over"), pytest.raises(NoCheckpointError, match="no valid checkpoint"):
+        store.load_newest(tree())
+    assert store.steps() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (lambda t: t._replace(weights=t.weights.astype(jnp.float16)), r"\.weights has dtype float32, expected float16"),
+        (lambda t: t._replace(flags=t.flags[:4]), r"\.flags has shape \[5\], expected \[4\]"),
+        (lambda t: t._replace(parts=(*t.parts, jnp.zeros(2))), r"it has no leaf \.parts\[4\]"),
+        (lambda t: t._replace(parts=t.parts[:3]), r"it also has \.parts\[3\]"),
+        (lambda t: t._replace(key=jax.random.key_data(t.key).astype(jnp.int32)), r"\.key has dtype uint32"),
+    ],
+)
+def test_another_structure_is_an_error_with_the_leaf(store: Store, changed: Any, message: str) -> None:
+    fill(store, 1)
+    with pytest.raises(CheckpointError, match=message):
+        store.load(1, changed(tree()))
+
+
+def test_strange_names_are_not_steps(store: Store) -> None:
+    fill(store, 5)
+    for name in ("7", "007", "5.orbax-checkpoint-tmp-1", "notes"):
+        (store.directory / name).mkdir()
+    assert store.steps() == [5]
+
+
+def test_a_directory_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    store = Store(tmp_path / "file" / "checkpoints", keep=1)
+    with pytest.raises(StorageError, match="could not be written"):
+        store.save(1, tree(), {})
+
+
+def test_digest_tells_dtypes_shapes_and_signs_apart() -> None:
+    variants = [np.zeros(4, np.float32), np.zeros(4, np.int32), np.zeros((2, 2), np.float32), -np.zeros(4, np.float32)]
+    assert len({digest({"x": x}) for x in variants}) == 4

@@ -1,0 +1,95 @@
+"""Evaluation: whole greedy episodes, whatever their lengths, and unfinished ones counted."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl
+from jaxrl.errors import SettingsError
+from jaxrl.training.evaluator import evaluator_of
+
+
+def countdown(time_limit: int | None = 50) -> jaxrl.Env:
+    """An episode lasts as many steps as its first observation says, and pays 1 for action 1; action 0 pays nothing."""
+
+    def reset(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        left = jax.random.randint(key, (), 1, 30).astype(jnp.float32)
+        return left, left[None]
+
+    def step(left: jax.Array, action: jax.Array, key: jax.Array) -> tuple[jax.Array, jaxrl.TimeStep]:
+        left = left - 1
+        return left, jaxrl.TimeStep(left[None], action.astype(jnp.float32), left <= 0)
+
+    spec = jaxrl.EnvSpec("Countdown", jaxrl.Box(-100.0, 30.0, (1,)), jaxrl.Discrete(2), time_limit)
+    return jaxrl.Env(spec, reset, step)
+
+
+def always(action: int) -> jaxrl.Policy:
+    """A policy that does not look, and remembers how many steps it has taken."""
+
+    def act(params, carry):  # type: ignore[no-untyped-def]
+        return carry, jnp.full(carry.shape, action)
+
+    return jaxrl.Policy(
+        spec=countdown().spec,
+        params=lambda state: state,
+        begin=lambda params, obs: jnp.zeros(obs.shape[0], jnp.int32),
+        act=act,
+        observe=lambda params, carry, step: carry + 1,
+    )
+
+
+def first_lengths(episodes: int, key: jax.Array) -> np.ndarray:
+    """Return the lengths that the episodes of an evaluation with `key` must have."""
+    reset_key, _ = jax.random.split(key)
+    return np.asarray(jax.vmap(countdown().reset)(jax.random.split(reset_key, episodes))[0])
+
+
+def test_each_episode_runs_to_its_own_end_and_nothing_is_added_after_it() -> None:
+    key = jax.random.key(3)
+    evaluation = jaxrl.Evaluator(countdown(), always(1), 16)((), key)
+    expected = first_lengths(16, key)
+    assert len(set(expected)) > 5
+    np.testing.assert_array_equal(evaluation.lengths, expected)
+    np.testing.assert_array_equal(evaluation.returns, expected)
+    assert evaluation.finished.all()
+
+
+def test_unfinished_episodes_are_counted_with_what_they_gathered() -> None:
+    key = jax.random.key(3)
+    evaluation = jaxrl.Evaluator(countdown(time_limit=None), always(1), 16, max_steps=10)((), key)
+    expected = first_lengths(16, key)
+    np.testing.assert_array_equal(evaluation.finished, expected <= 10)
+    np.testing.assert_array_equal(evaluation.returns, np.minimum(expected, 10))
+
+
+def test_the_time_limit_ends_an_episode() -> None:
+    evaluation = jaxrl.Evaluator(countdown(time_limit=4), always(1), 16)((), jax.random.key(3))
+    assert evaluation.lengths.max() == 4
+    assert evaluation.finished.all()
+
+
+def test_the_policy_is_what_is_judged() -> None:
+    assert not jaxrl.Evaluator(countdown(), always(0), 4)((), jax.random.key(0)).returns.any()
+
+
+def test_greedy_evaluation_ignores_epsilon() -> None:
+    env = countdown()
+    settings = {"buffer": jaxrl.uniform(64, batch_size=8), "num_envs": 2, "opt_interval": 2}
+    key = jax.random.key(0)
+    returns = []
+    for epsilon in (0.0, 1.0):
+        agent = jaxrl.dqn(features=(8,), epsilon_start=epsilon, epsilon_end=epsilon)
+        strategy = jaxrl.off_policy(env, agent, **settings)
+        assert strategy.policy is not None
+        params = strategy.policy.params(jax.jit(strategy.init)(key))
+        # Initial weights are those of the key alone, so that only exploration could tell the two apart.
+        returns.append(evaluator_of(strategy, 8)(params, jax.random.key(1)).returns)
+    np.testing.assert_array_equal(*returns)
+
+
+@pytest.mark.parametrize("episodes", [0, -1, 1.5])
+def test_episodes_must_be_a_count(episodes: float) -> None:
+    with pytest.raises(SettingsError, match="eval_episodes"):
+        jaxrl.Evaluator(countdown(), always(1), episodes)  # type: ignore[arg-type]

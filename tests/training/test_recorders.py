@@ -1,0 +1,90 @@
+"""Recorders: lines that can be read back, mended logs, TensorBoard's own reader, and plain or live output."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from tensorboardX.proto.event_pb2 import Event
+
+from jaxrl.training.recorders import ConsoleRecorder, JSONLRecorder, Progress, TensorBoardRecorder, trim
+
+TRAIN = {"kind": "train", "opt_steps": 10, "env_steps": 100, "wall_s": 1.0, "loss": 0.5, "episode_return": None}
+EVAL = {
+    "kind": "eval", "opt_steps": 10, "env_steps": 100, "wall_s": 1.0, "eval_reward": 7.5, "eval_reward_std": 0.5,
+    "eval_reward_min": 7.0, "eval_reward_max": 8.0, "eval_length": 9.0, "episodes": 2, "unfinished": 1, "is_best": True,
+}  # fmt: skip
+
+
+def test_nan_and_infinity_are_null(tmp_path: Path) -> None:
+    recorder = JSONLRecorder(tmp_path / "log")
+    recorder.write({**TRAIN, "loss": float("nan"), "q": float("inf")})
+    recorder.close()
+    row = json.loads((tmp_path / "log").read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert (row["loss"], row["q"]) == (None, None)
+
+
+def test_rows_can_be_read_before_the_recorder_is_closed(tmp_path: Path) -> None:
+    JSONLRecorder(tmp_path / "log").write(TRAIN)
+    assert json.loads((tmp_path / "log").read_text()) == TRAIN
+
+
+@given(steps=st.lists(st.integers(0, 20), max_size=12).map(sorted), torn=st.integers(0, 60), at=st.integers(0, 20))
+def test_trimming_keeps_the_past_and_drops_a_torn_line(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[int], torn: int, at: int
+) -> None:
+    path = tmp_path_factory.mktemp("logs") / "log"
+    lines = [json.dumps({"opt_steps": step, "n": n}) + "\n" for n, step in enumerate(steps)]
+    text = "".join(lines)
+    path.write_text(text[: max(0, len(text) - torn)])
+    whole = [line for line in lines if text.index(line) + len(line) <= len(text) - torn + 1]
+    trim(path, at)
+    assert path.read_text() == "".join(line for line in whole if json.loads(line)["opt_steps"] <= at)
+
+
+def read_events(directory: Path) -> list[tuple[str, int, float]]:
+    """Read the scalars of the one event file in `directory`, as TensorBoard does."""
+    (path,) = directory.iterdir()
+    data, scalars = path.read_bytes(), []
+    while data:
+        length = int.from_bytes(data[:8], "little")
+        event = Event.FromString(data[12 : 12 + length])
+        scalars += [(value.tag, event.step, value.simple_value) for value in event.summary.value]
+        data = data[12 + length + 4 :]
+    return scalars
+
+
+def test_tensorboard_has_the_same_scalars_on_the_opt_steps_axis(tmp_path: Path) -> None:
+    recorder = TensorBoardRecorder(tmp_path / "board")
+    recorder.write(TRAIN)
+    recorder.write(EVAL)
+    recorder.write({"kind": "event", "opt_steps": 10, "env_steps": 100, "wall_s": 1.0, "message": "hello"})
+    recorder.close()
+    scalars = read_events(tmp_path / "board")
+    assert ("train/loss", 10, 0.5) in scalars
+    assert ("eval/eval_reward", 10, 7.5) in scalars
+    assert not [tag for tag, _, _ in scalars if "episode_return" in tag or "is_best" in tag or "message" in tag]
+
+
+def test_output_off_a_terminal_is_plain_lines() -> None:
+    out = io.StringIO()
+    recorder = ConsoleRecorder(Console(file=out, soft_wrap=True))
+    recorder.tick(Progress(5, 50, 20, 100.0, 0.2))
+    recorder.write(EVAL)
+    recorder.close()
+    (line,) = out.getvalue().splitlines()
+    assert "7.5 +- 0.5 over 2 episodes  1 unfinished  best" in line
+    assert "\x1b" not in out.getvalue()
+
+
+def test_a_terminal_sees_counters_speed_time_left_and_returns() -> None:
+    out = io.StringIO()
+    recorder = ConsoleRecorder(Console(file=out, force_terminal=True, width=200))
+    recorder.write(EVAL)
+    recorder.tick(Progress(1_500, 15_000, 20_000, 4_321.0, 4.0))
+    recorder.close()
+    for part in ("1,500/20,000 opts", "15,000 env steps", "4,321 opts/s", "4 s left", "last 7.5", "best 7.5"):
+        assert part in out.getvalue()
