@@ -9,7 +9,7 @@ from jaxrl.config import ALGOS, ProcessorConfig, build_processor, from_plain
 from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.strategies import Policy, Strategy
 from jaxrl.strategies.off_policy import make_policy
-from jaxrl.training.checkpoints import CheckpointError, Store
+from jaxrl.training.checkpoints import CheckpointError, Store, check_files
 from jaxrl.training.policy import GreedyPolicy, described_spec
 from jaxrl.training.run_dir import require_run
 
@@ -31,6 +31,7 @@ def load_policy(run_dir: str | Path, strategy: Strategy | None = None) -> Greedy
         raise NoCheckpointError(f"{run_dir} has no best policy yet: nothing was evaluated")
     step = store.steps()[-1]
     try:
+        check_files(store.directory / str(step))
         facts = store.manifest(step)["facts"]
         policy, like = _rebuild(facts, strategy, run_dir)
         params, _ = store.load(step, like)

@@ -7,6 +7,7 @@ passed over for the one before it.
 """
 
 import hashlib
+import json
 import shutil
 import warnings
 import zlib
@@ -18,9 +19,12 @@ import jax
 import numpy as np
 
 from jaxrl.errors import NoCheckpointError, StorageError
+from jaxrl.training.run_dir import write_atomically
 from jaxrl.types import PyTree
 
 FORMAT = 1
+FILES = "files.json"
+"""Size and checksum of every other file of a checkpoint."""
 
 
 class CheckpointError(Exception):
@@ -64,6 +68,7 @@ class Store:
             return
         try:
             self._open().wait_until_finished()
+            write_atomically(self._path(step) / FILES, json.dumps(file_sums(self._path(step))))
         except Exception as error:
             raise StorageError(f"checkpoint {self._path(step)} could not be written: {_reason(error)}") from error
         self.saved = step
@@ -99,6 +104,7 @@ class Store:
         Raises:
           CheckpointError: it is damaged, or was made for another structure; the leaf is named.
         """
+        check_files(self._path(step))
         manifest = self.manifest(step)
         wanted = [(path, leaf) for path, leaf in _flatten(like)]
         _compare(manifest["leaves"], [_entry(path, leaf, digest=False) for path, leaf in wanted])
@@ -152,6 +158,37 @@ class Store:
             )
             self._writer = ocp.AsyncCheckpointer(handler)
         return self._writer
+
+
+def file_sums(directory: Path) -> dict[str, list[int]]:
+    """Return size and CRC-32 of every file under `directory`, by its relative name."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != FILES)
+    return {str(path.relative_to(directory)): _file_sum(path) for path in files}
+
+
+def _file_sum(path: Path) -> list[int]:
+    size = crc = 0
+    with open(path, "rb") as file:
+        while part := file.read(1 << 20):
+            size, crc = size + len(part), zlib.crc32(part, crc)
+    return [size, crc]
+
+
+def check_files(directory: Path) -> None:
+    """Raise `CheckpointError` naming the first file of a checkpoint that is not as it was written.
+
+    Orbax met with damaged files floods the terminal from its own threads; it is not asked to read them. The list is
+    written last: a checkpoint whose process was killed just before has none, and its leaves' own checksums remain.
+    """
+    if not (directory / FILES).exists():
+        return
+    try:
+        for name, wanted in json.loads((directory / FILES).read_text()).items():
+            path = directory / name
+            if not path.is_file() or _file_sum(path) != wanted:
+                raise CheckpointError(f"its file {name} is {'damaged' if path.exists() else 'missing'}")
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"its list of files cannot be read: {_reason(error)}") from error
 
 
 def digest(tree: PyTree) -> str:
