@@ -1,6 +1,5 @@
 """Networks: torsos that take any observation, heads, and how one is chosen from the observation space."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -108,8 +107,3 @@ def _encode_leaf(space: Box | Discrete | MultiDiscrete, x: Array) -> Array:
     if isinstance(space, MultiDiscrete):
         return jnp.concatenate([jax.nn.one_hot(x[:, i], n) for i, n in enumerate(space.n)], axis=-1)
     return x.astype(jnp.float32) / (255.0 if x.dtype == jnp.uint8 else 1.0)
-
-
-def parameter_count(params: PyTree) -> int:
-    """Return how many numbers a network has."""
-    return sum(math.prod(x.shape) for x in jax.tree.leaves(params))

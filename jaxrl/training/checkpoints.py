@@ -37,8 +37,6 @@ class Store:
     def __init__(self, directory: Path, keep: int) -> None:
         self.directory = directory.absolute()
         self.keep = keep
-        self.saved: int | None = None
-        """The last step known to be on disk."""
         self._writer: Any = None
         self._pending: int | None = None
 
@@ -71,7 +69,6 @@ class Store:
             write_atomically(self._path(step) / FILES, json.dumps(file_sums(self._path(step))))
         except Exception as error:
             raise StorageError(f"checkpoint {self._path(step)} could not be written: {_reason(error)}") from error
-        self.saved = step
         self.prune()
 
     def prune(self) -> None:
