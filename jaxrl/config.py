@@ -147,6 +147,8 @@ class Request(NamedTuple):
     algo: str
     config: Any
     resume: bool
+    allow_changes: bool
+    start_over: bool
 
 
 def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
@@ -158,8 +160,11 @@ def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
     """
     args = list(args)
     file, resume = _take(args, "--config"), _take(args, "--resume")
+    allow_changes, start_over = _switch(args, "--allow-changes"), _switch(args, "--start-over")
     if file and resume:
         raise SettingsError("--resume takes all settings from the run; leave --config out")
+    if (allow_changes or start_over) and not resume:
+        raise SettingsError("--allow-changes and --start-over say how to resume; give --resume DIR as well")
     if resume:
         require_run(Path(resume))
         file = str(Path(resume) / CONFIG)
@@ -183,7 +188,8 @@ def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
         raise SettingsError(f"--resume {resume} goes on in that directory; leave --run-dir out")
     if config.run_dir == "":
         raise SettingsError("--run-dir needs a value")
-    return Request(algo, replace(config, run_dir=resume) if resume else config, bool(resume))
+    config = replace(config, run_dir=resume) if resume else config
+    return Request(algo, config, bool(resume), allow_changes, start_over)
 
 
 def preset(algo: str, env: str | None = None) -> Any:
@@ -257,14 +263,18 @@ def _flags(algo: str, config: Any, args: list[str], prog: str) -> Any:
             raise
         raise SettingsError(_one_line(shown.getvalue())) from None
     if unknown:
-        flags = [f"--{name.replace('_', '-')}" for name in (*_flag_names(config), "config", "resume")]
+        flags = [
+            f"--{name.replace('_', '-')}"
+            for name in (*_flag_names(config), "config", "resume", "allow_changes", "start_over")
+        ]
         raise SettingsError(f"unknown argument {unknown[0]}; {nearest(unknown[0].split('=')[0], flags)}")
     return result
 
 
 _DESCRIPTION = (
     "Train an agent. The first argument names the algorithm ({algos}). --config FILE reads settings from a YAML file; "
-    "flags win over it. --resume DIR goes on with a run and needs no other flag."
+    "flags win over it. --resume DIR goes on with a run and needs no other flag; with --allow-changes also under other "
+    "settings or versions, with --start-over from its very beginning, what was there being moved aside."
 )
 
 
@@ -292,6 +302,13 @@ def _take(args: list[str], flag: str) -> str | None:
             del args[i : i + (2 if arg == flag else 1)]
             return value
     return None
+
+
+def _switch(args: list[str], flag: str) -> bool:
+    """Remove `flag` from `args`; say whether it was there."""
+    there = flag in args
+    args[:] = [arg for arg in args if arg != flag]
+    return there
 
 
 def _peek(args: Sequence[str], flag: str) -> str | None:

@@ -19,7 +19,13 @@ def main(args: Sequence[str]) -> int:
         config = replace(config, run_dir=new_run_dir(f"{config.env}-{request.algo}-s{config.seed}"))
     strategy = build(request.algo, config)
     cache_compilations()
-    trainer = Trainer(strategy, trainer_config(config), resume=request.resume)
+    trainer = Trainer(
+        strategy,
+        trainer_config(config),
+        resume=request.resume,
+        allow_changes=request.allow_changes,
+        start_over=request.start_over,
+    )
     result = trainer.train()
     if not config.quiet:
         show(result, config.run_dir)

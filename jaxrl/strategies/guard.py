@@ -1,5 +1,7 @@
-"""An update that cannot poison the agent."""
+"""An update that cannot poison the agent, and the record of how often one was tried."""
 
+import zlib
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -7,17 +9,31 @@ import jax.numpy as jnp
 from jaxrl.agents.base import Agent
 from jaxrl.types import Array, Batch, Metrics, PyTree, Stat, Total, all_finite, stat, tree_where
 
+PARAMETERS = "parameters"
+"""Named when every metric of an update was finite, but not what it made of the agent."""
+
 
 class Health(NamedTuple):
-    """How updates have been going."""
+    """How updates have been going; int32 and uint32 scalars."""
 
     skipped_in_a_row: Array
-    """Int32 scalar, updates skipped since the last one that was made."""
+    """Updates skipped since the last one that was made."""
+    bad_name: Array
+    """CRC-32 of the name of the first metric that was not finite in the latest row: a name cannot live on a device."""
+    most_in_a_row: Array
+    """The most that were ever skipped in a row: what happens between two looks is not missed."""
+    most_since: Array
+    """Optimisation step of the first of those."""
 
 
 def healthy() -> Health:
     """Return the health of a run that has skipped nothing."""
-    return Health(jnp.int32(0))
+    return Health(jnp.int32(0), jnp.uint32(0), jnp.int32(0), jnp.uint32(0))
+
+
+def name_of(code: int, names: Iterable[str]) -> str:
+    """Return which of `names` (or `PARAMETERS`) has the CRC-32 `code`."""
+    return next((name for name in (PARAMETERS, *names) if zlib.crc32(name.encode()) == code), "unknown")
 
 
 def guarded_update(
@@ -30,12 +46,27 @@ def guarded_update(
     """
     new, metrics, priorities = agent.update(state, batch, noise, opt_step)
     # A `Stat` without measurements has infinite bounds; its sum tells whether what was measured is finite.
-    measured = {name: metric.sum if isinstance(metric, Stat) else metric for name, metric in metrics.items()}
-    ok = all_finite((new, measured))
-    health = Health(jnp.where(ok, 0, health.skipped_in_a_row + 1))
+    finite = {name: all_finite(m.sum if isinstance(m, Stat) else m) for name, m in metrics.items()}
+    health, ok = _examine(health, {**finite, PARAMETERS: all_finite(new)}, opt_step)
     kept = {name: _mask(metric, ok) for name, metric in metrics.items()}
-    priorities = jnp.where(ok, priorities, 0.0)
-    return tree_where(ok, new, state), health, {**kept, "skipped_updates": Total(1 - ok.astype(jnp.int32))}, priorities
+    counted = {**kept, "skipped_updates": Total(1 - ok.astype(jnp.int32))}
+    return tree_where(ok, new, state), health, counted, jnp.where(ok, priorities, 0.0)
+
+
+def _examine(health: Health, finite: dict[str, Array], opt_step: Array) -> tuple[Health, Array]:
+    """Take note of an update of which each part is finite or not; say whether all are."""
+    ok, first = jnp.bool_(True), jnp.uint32(0)
+    for name, fine in reversed(finite.items()):
+        ok, first = ok & fine, jnp.where(fine, first, jnp.uint32(zlib.crc32(name.encode())))
+    skipped = jnp.where(ok, 0, health.skipped_in_a_row + 1)
+    most = jnp.maximum(health.most_in_a_row, skipped)
+    since = jnp.asarray(opt_step, jnp.uint32) + 1 - skipped.astype(jnp.uint32)
+    return Health(
+        skipped_in_a_row=skipped,
+        bad_name=jnp.where(skipped == 1, first, health.bad_name),
+        most_in_a_row=most,
+        most_since=jnp.where(skipped > health.most_in_a_row, since, health.most_since),
+    ), ok
 
 
 def _mask(metric: Array | Stat | Total, ok: Array) -> Stat | Total:

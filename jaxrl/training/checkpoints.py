@@ -1,34 +1,47 @@
 """Checkpoints: written whole by Orbax, checked leaf by leaf on the way back.
 
 Orbax writes a step into a temporary directory and renames it, so that a step is there whole or not at all; but it has
-no checksums, casts a wrong dtype silently, and loses a save that nobody waits for. So every step carries a manifest
-with each leaf's path, shape, dtype and CRC-32, "saved" is said only after the wait, and a damaged step is named and
-passed over for the one before it.
+no checksums, casts a wrong dtype silently, and loses a save that nobody waits for. So every step carries a sealed
+manifest with each leaf's path, shape, dtype and CRC-32, "saved" is said only when everything is on the disk, and a
+damaged step is named and passed over for the one before it.
 """
 
 import hashlib
 import json
+import os
 import shutil
+import threading
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxrl.errors import NoCheckpointError, StorageError
-from jaxrl.training.run_dir import write_atomically
+from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
+from jaxrl.training.leaves import checksum, describe_leaf, host_leaves, like_leaves, mismatch, rebuild
+from jaxrl.training.run_dir import sync_dir, write_atomically
 from jaxrl.types import PyTree
 
-FORMAT = 1
+ORBAX = threading.Lock()
+"""Held while Orbax works: its threads signal each other by names that two saves in one process would share."""
+FORMAT = 2
 FILES = "files.json"
 """Size and checksum of every other file of a checkpoint."""
+
+Leaves = dict[str, np.ndarray]
+Facts = dict[str, Any]
 
 
 class CheckpointError(Exception):
     """Say what is wrong with one checkpoint."""
+
+
+class MismatchError(CheckpointError):
+    """Say which leaf of a whole checkpoint does not fit what it is to be loaded into."""
 
 
 class Store:
@@ -37,137 +50,249 @@ class Store:
     def __init__(self, directory: Path, keep: int) -> None:
         self.directory = directory.absolute()
         self.keep = keep
-        self._writer: Any = None
-        self._pending: int | None = None
+        self.newest: int | None = None
+        """The step that was last saved or loaded."""
+        self._bad: set[int] = set()
+        self._orbax: Any = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._job: Future[int] | None = None
+
+    # --- writing ---
 
     def save(self, step: int, tree: PyTree, facts: Mapping[str, Any]) -> None:
-        """Begin to write `tree` and `facts` (JSON) as `step`; call `wait` before saying that it is saved.
+        """Begin to write `tree` and `facts` (JSON) as `step`; it is saved when `wait` says so.
 
-        The arrays are copied before this returns: the caller may donate them.
+        The arrays are copied before this returns: the caller may donate them. A step that was just saved or loaded
+        is not written again.
 
         Raises:
-          StorageError: this save could not begin, or the one before it failed.
+          StorageError: the save before this one failed.
         """
         self.wait()
+        if step == self.newest:
+            return
         leaves = host_leaves(tree)
-        manifest = {"format": FORMAT, "step": step, "facts": dict(facts), "leaves": [_entry(*leaf) for leaf in leaves]}
-        arrays = {_name(i): array for i, (_, array) in enumerate(leaves) if array.size}
+        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._job = self._thread.submit(self._write, step, leaves, dict(facts))
+
+    def wait(self, block: bool = True) -> int | None:
+        """Wait until the save in progress is on disk and return its step; raise `StorageError` if it failed.
+
+        Return `None` if none was in progress, or, without `block`, if it still is.
+        """
+        if self._job is None or not (block or self._job.done()):
+            return None
+        job, self._job = self._job, None
+        return job.result()
+
+    def close(self) -> int | None:
+        """Wait as `wait` does, and let go of the thread and of Orbax."""
+        try:
+            return self.wait()
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+            if self._orbax is not None:
+                self._orbax.close()
+            self._thread = self._orbax = None
+
+    def _write(self, step: int, leaves: Leaves, facts: Facts) -> int:
+        path = self._path(step)
+        entries = [{**describe_leaf(name, array), "crc32": checksum(array)} for name, array in leaves.items()]
+        manifest = seal({"format": FORMAT, "step": step, "facts": facts, "leaves": entries})
+        arrays = {_name(i): array for i, array in enumerate(leaves.values()) if array.size}
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._open().save(self._path(step), args=_save_args(arrays, manifest), force=True)
+            with ORBAX:
+                self._open().save(path, args=_save_args(arrays, manifest), force=True)
+            write_atomically(path / FILES, json.dumps(file_sums(path, sync=True)))
+            sync_dir(self.directory)
         except Exception as error:
-            raise StorageError(f"checkpoint {self._path(step)} could not be written: {_reason(error)}") from error
-        self._pending = step
+            raise StorageError(f"checkpoint {path} could not be written: {_reason(error)}") from error
+        self.newest = step
+        self._bad.discard(step)
+        self._prune(step)
+        return step
 
-    def wait(self) -> None:
-        """Wait until the save in progress is on disk, then prune; raise `StorageError` if it failed."""
-        step, self._pending = self._pending, None
-        if step is None:
-            return
-        try:
-            self._open().wait_until_finished()
-            write_atomically(self._path(step) / FILES, json.dumps(file_sums(self._path(step))))
-        except Exception as error:
-            raise StorageError(f"checkpoint {self._path(step)} could not be written: {_reason(error)}") from error
-        self.prune()
-
-    def prune(self) -> None:
-        """Remove all but the newest `keep` steps, and what a killed save or removal has left half there."""
-        kept = {str(step) for step in self.steps()[-self.keep :]}
+    def _prune(self, newest: int) -> None:
+        """Remove what `surplus` says, and what a killed save or removal has left half there."""
+        kept = {str(step) for step in self.steps()} - {str(step) for step in surplus(self.steps(), self.keep, newest)}
         for entry in self.directory.iterdir():
-            ours = entry.name.isdecimal() or ".orbax-checkpoint-tmp" in entry.name
+            ours = is_step(entry.name) or ".orbax-checkpoint-tmp" in entry.name
             if ours and entry.name not in kept:
                 shutil.rmtree(entry, ignore_errors=True)
 
-    def close(self) -> None:
-        """Wait for the save in progress and let go of Orbax's threads."""
-        try:
-            self.wait()
-        finally:
-            if self._writer is not None:
-                self._writer.close()
-                self._writer = None
+    def drop_after(self, step: int) -> None:
+        """Remove the steps after `step`: the run is going back behind them."""
+        self.wait()
+        for later in [s for s in self.steps() if s > step]:
+            shutil.rmtree(self._path(later), ignore_errors=True)
+
+    # --- reading ---
 
     def steps(self) -> list[int]:
         """Return the steps that were written to their end, in order."""
         if not self.directory.is_dir():
             return []
-        whole = [d for d in self.directory.iterdir() if d.name.isdecimal() and (d / "_CHECKPOINT_METADATA").is_file()]
-        return sorted(int(d.name) for d in whole if d.name == str(int(d.name)))
+        names = [d.name for d in self.directory.iterdir() if is_step(d.name)]
+        return sorted(int(name) for name in names if (self.directory / name / "_CHECKPOINT_METADATA").is_file())
 
-    def load(self, step: int, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
-        """Read `step` into the structure of `like` (arrays or shapes); return it and the facts saved with it.
-
-        Raises:
-          CheckpointError: it is damaged, or was made for another structure; the leaf is named.
-        """
-        check_files(self._path(step))
-        manifest = self.manifest(step)
-        wanted = [(path, leaf) for path, leaf in _flatten(like)]
-        _compare(manifest["leaves"], [_entry(path, leaf, digest=False) for path, leaf in wanted])
-        empty = {_name(i): np.empty(x.shape, x.dtype) for i, (_, x) in enumerate(wanted) if np.prod(x.shape)}
-        try:
-            arrays = self._open().restore(self._path(step), args=_restore_args(empty)).state
-        except Exception as error:
-            raise CheckpointError(f"cannot be read: {_reason(error)}") from error
-        leaves = []
-        for i, (entry, (_, leaf)) in enumerate(zip(manifest["leaves"], wanted, strict=True)):
-            array = np.asarray(arrays.get(_name(i), np.empty(leaf.shape, leaf.dtype)))
-            if _entry(entry["path"], array) != entry:
-                raise CheckpointError(f"the data of {entry['path']} is damaged: its checksum differs")
-            leaves.append(array)
-        return _unflatten(like, leaves), manifest["facts"]
-
-    def manifest(self, step: int) -> dict[str, Any]:
-        """Read the manifest of `step`; raise `CheckpointError` if it has no readable one of this format."""
-        try:
-            manifest = self._open().restore(self._path(step), args=_restore_args(None)).manifest
-            known = manifest["format"] == FORMAT and manifest["step"] == step
-            parts = (manifest["facts"], [(e["path"], e["shape"], e["dtype"], e["crc32"]) for e in manifest["leaves"]])
-        except Exception as error:
-            raise CheckpointError(f"its manifest cannot be read: {_reason(error)}") from error
-        if not known or not isinstance(parts[0], dict):
-            raise CheckpointError(f"its manifest is of format {manifest['format']!r}, step {manifest['step']!r}")
-        return manifest
-
-    def load_newest(self, like: PyTree) -> tuple[int, PyTree, dict[str, Any]]:
-        """Load the newest step that is whole, warning of each newer one that is not.
+    def load_newest(self, like: PyTree, good: Callable[[Facts], bool] | None = None) -> tuple[int, PyTree, Facts]:
+        """Load the newest step that is whole, and whose facts are `good`, warning of each newer one that is not whole.
 
         Raises:
           NoCheckpointError: there is none.
+          SettingsError: it is whole, but was made for another structure; the leaf is named.
         """
+
+        def load(step: int) -> tuple[int, PyTree, Facts] | None:
+            if good is not None and not good(self.manifest(step)["facts"]):
+                return None
+            return step, *self.load(step, like)
+
+        found = self._newest(load)
+        self.newest = found[0]
+        return found
+
+    def newest_facts(self) -> Facts:
+        """Return the facts of the newest step whose files are whole; raise `NoCheckpointError` if there is none."""
+        return self._newest(lambda step: self.manifest(step)["facts"])
+
+    def _newest(self, read: Callable[[int], Any]) -> Any:
+        """Return the first that is not `None` of what `read` makes of the steps, from the newest on."""
+        self.wait()
         for step in reversed(self.steps()):
             try:
-                return step, *self.load(step, like)
+                found = None if step in self._bad else read(step)
+                if found is not None:
+                    return found
+            except MismatchError as error:
+                raise SettingsError(
+                    f"checkpoint {self._path(step)} does not fit this program: {error}; "
+                    "resume it with the settings and the version of jaxrl that made it"
+                ) from error
             except CheckpointError as error:
-                warnings.warn(f"checkpoint {self._path(step)} is passed over: {error}", stacklevel=2)
+                self._bad.add(step)
+                warnings.warn(f"checkpoint {self._path(step)} is passed over: {error}", stacklevel=3)
         raise NoCheckpointError(f"{self.directory} holds no valid checkpoint; nothing was changed")
+
+    def load(self, step: int, like: PyTree) -> tuple[PyTree, Facts]:
+        """Read `step` into the structure of `like` (arrays or shapes); return it and the facts saved with it.
+
+        Raises:
+          CheckpointError: it is damaged.
+          MismatchError: it was made for another structure; the leaf is named.
+        """
+        leaves, facts = self.read(step, like_leaves(like))
+        return rebuild(like, list(leaves.values())), facts
+
+    def read(self, step: int, wanted: Mapping[str, Any] | None = None) -> tuple[Leaves, Facts]:
+        """Read the leaves of `step` by path, and the facts saved with it.
+
+        Args:
+          step: which.
+          wanted: shapes and dtypes by path, as of `like_leaves`, that it must have; left out, its own are believed.
+
+        Raises:
+          CheckpointError: it is damaged.
+          MismatchError: it has other leaves than `wanted`.
+        """
+        manifest = self.manifest(step)
+        different = mismatch(manifest["leaves"], wanted) if wanted is not None else None
+        if different:
+            raise MismatchError(different)
+        try:
+            like = {_name(i): _empty(entry) for i, entry in enumerate(manifest["leaves"])}
+            filled = {name: array for name, array in like.items() if array.size}
+            arrays = self._restore(step, filled).state
+        except Exception as error:
+            raise CheckpointError(f"cannot be read: {_reason(error)}") from error
+        leaves = {}
+        for i, entry in enumerate(manifest["leaves"]):
+            array = np.asarray(arrays.get(_name(i), like[_name(i)]))
+            if {**describe_leaf(entry["path"], array), "crc32": checksum(array)} != entry:
+                raise CheckpointError(f"the data of {entry['path']} is damaged: its checksum differs")
+            leaves[entry["path"]] = array
+        return leaves, manifest["facts"]
+
+    def manifest(self, step: int) -> dict[str, Any]:
+        """Read the manifest of `step`, after a check of all its files.
+
+        Raises:
+          CheckpointError: a file is damaged, or the manifest cannot be read, or is of another format or step.
+        """
+        check_files(self._path(step))
+        try:
+            manifest = self._restore(step, None).manifest
+            version = manifest["format"]
+            if version == FORMAT and manifest["sha256"] != seal(manifest)["sha256"]:
+                raise CheckpointError("its manifest is damaged: its checksum differs")
+            if version == FORMAT and manifest["step"] != step:
+                raise CheckpointError(f"it was saved as step {manifest['step']!r}")
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise CheckpointError(f"its manifest cannot be read: {_reason(error)}") from error
+        if version != FORMAT:
+            raise CheckpointError(f"it is of format {str(version)[:20]}; this version of jaxrl reads format {FORMAT}")
+        return manifest
+
+    def _restore(self, step: int, like: Leaves | None) -> Any:
+        with ORBAX:
+            return self._open().restore(self._path(step), args=_restore_args(like))
 
     def _path(self, step: int) -> Path:
         return self.directory / str(step)
 
     def _open(self) -> Any:
-        if self._writer is None:
+        if self._orbax is None:
             import orbax.checkpoint as ocp
 
             handler = ocp.CompositeCheckpointHandler(
                 state=ocp.StandardCheckpointHandler(), manifest=ocp.JsonCheckpointHandler()
             )
-            self._writer = ocp.AsyncCheckpointer(handler)
-        return self._writer
+            self._orbax = ocp.Checkpointer(handler)
+        return self._orbax
 
 
-def file_sums(directory: Path) -> dict[str, list[int]]:
-    """Return size and CRC-32 of every file under `directory`, by its relative name."""
+def is_step(name: str) -> bool:
+    """Say whether a directory of this name can be a checkpoint."""
+    return name.isascii() and name.isdecimal() and name == str(int(name))
+
+
+def surplus(steps: Iterable[int], keep: int, newest: int) -> set[int]:
+    """Return which of `steps` to remove once `newest` is known to be whole: all but the `keep` steps up to it.
+
+    A step beyond `newest` was damaged and passed over, or belongs to a past that the run has gone back behind: were it
+    counted, it would cost a whole one its place.
+    """
+    steps = set(steps)
+    return steps - set(sorted(step for step in steps if step <= newest)[-keep:])
+
+
+def seal(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `manifest` with the sha256 of all the rest of it as `sha256`."""
+    rest = {name: value for name, value in manifest.items() if name != "sha256"}
+    text = json.dumps(rest, sort_keys=True)
+    return {**rest, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def file_sums(directory: Path, sync: bool = False) -> dict[str, list[int]]:
+    """Return size and CRC-32 of every file under `directory` by its relative name; with `sync`, flush them to disk."""
     files = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != FILES)
-    return {str(path.relative_to(directory)): _file_sum(path) for path in files}
+    sums = {str(path.relative_to(directory)): _file_sum(path, sync) for path in files}
+    for path in {path.parent for path in files} if sync else ():
+        sync_dir(path)
+    return sums
 
 
-def _file_sum(path: Path) -> list[int]:
+def _file_sum(path: Path, sync: bool) -> list[int]:
     size = crc = 0
     with open(path, "rb") as file:
         while part := file.read(1 << 20):
             size, crc = size + len(part), zlib.crc32(part, crc)
+        if sync:
+            os.fsync(file.fileno())
     return [size, crc]
 
 
@@ -175,78 +300,27 @@ def check_files(directory: Path) -> None:
     """Raise `CheckpointError` naming the first file of a checkpoint that is not as it was written.
 
     Orbax met with damaged files floods the terminal from its own threads; it is not asked to read them. The list is
-    written last: a checkpoint whose process was killed just before has none, and its leaves' own checksums remain.
+    written last: a checkpoint whose process was killed just before has none, and its manifest's seal remains. Names in
+    the list are compared, never opened: what the list says cannot lead out of the directory.
     """
-    if not (directory / FILES).exists():
-        return
     try:
-        for name, wanted in json.loads((directory / FILES).read_text()).items():
-            path = directory / name
-            if not path.is_file() or _file_sum(path) != wanted:
-                raise CheckpointError(f"its file {name} is {'damaged' if path.exists() else 'missing'}")
-    except (OSError, ValueError, AttributeError) as error:
+        if not (directory / FILES).exists():
+            return
+        wanted, found = json.loads((directory / FILES).read_text()), file_sums(directory)
+        names = sorted({*wanted, *found})
+        wrong = [name for name in names if wanted.get(name) != found.get(name)]
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(f"its list of files cannot be read: {_reason(error)}") from error
+    if wrong:
+        what = "missing" if wrong[0] not in found else "damaged" if wrong[0] in wanted else "not one of its own"
+        raise CheckpointError(f"its file {wrong[0][:200]} is {what}")
 
 
-def digest(tree: PyTree) -> str:
-    """Return the sha256 over all leaves of `tree`: paths, shapes, dtypes and bytes."""
-    sha = hashlib.sha256()
-    for path, array in host_leaves(tree):
-        sha.update(f"{path} {array.dtype} {array.shape};".encode())
-        sha.update(np.ascontiguousarray(array).tobytes())
-    return sha.hexdigest()
-
-
-def host_leaves(tree: PyTree) -> list[tuple[str, np.ndarray]]:
-    """Copy every leaf of `tree` to the host, PRNG keys as their numbers; return them with their paths."""
-    # A plain device_get may be a view of the device's memory, which a donated buffer's next owner overwrites.
-    return [(path, np.array(leaf, copy=True)) for path, leaf in _flatten(tree)]
-
-
-def _flatten(tree: PyTree) -> list[tuple[str, Any]]:
-    """List the leaves with their paths; keys as their data, shapes staying shapes."""
-
-    def data(leaf: Any) -> Any:
-        if not _is_key(leaf):
-            return leaf
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            return jax.eval_shape(jax.random.key_data, leaf)
-        return jax.random.key_data(leaf)
-
-    return [(jax.tree_util.keystr(path), data(leaf)) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
-
-
-def _unflatten(like: PyTree, arrays: list[np.ndarray]) -> PyTree:
-    def wrap(leaf: Any, array: np.ndarray) -> jax.Array:
-        if not _is_key(leaf):
-            return jax.numpy.asarray(array)
-        return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=leaf.dtype._impl.name)
-
-    leaves, treedef = jax.tree.flatten(like)
-    return jax.tree.unflatten(treedef, [wrap(leaf, array) for leaf, array in zip(leaves, arrays, strict=True)])
-
-
-def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _entry(path: str, leaf: Any, digest: bool = True) -> dict[str, Any]:
-    entry = {"path": path, "shape": list(leaf.shape), "dtype": str(leaf.dtype)}
-    return {**entry, "crc32": zlib.crc32(np.ascontiguousarray(leaf).view(np.uint8).data)} if digest else entry
-
-
-def _compare(saved: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> None:
-    by_path = {entry["path"]: entry for entry in saved}
-    for entry in wanted:
-        old = by_path.get(entry["path"])
-        if old is None:
-            raise CheckpointError(f"it has no leaf {entry['path']}: it was made by another strategy")
-        for what in ("shape", "dtype"):
-            if old[what] != entry[what]:
-                raise CheckpointError(f"{entry['path']} has {what} {old[what]}, expected {entry[what]}")
-    if len(saved) != len(wanted) or [e["path"] for e in saved] != [e["path"] for e in wanted]:
-        extra = sorted(set(by_path) - {entry["path"] for entry in wanted}) or ["the same leaves in another order"]
-        raise CheckpointError(f"it also has {extra[0]}: it was made by another strategy")
+def _empty(entry: Mapping[str, Any]) -> np.ndarray:
+    dtype = jax.numpy.dtype(entry["dtype"])
+    if dtype.hasobject:
+        raise CheckpointError(f"{entry['path']} has dtype {dtype}, which is no array's")
+    return np.empty(entry["shape"], dtype)
 
 
 def _name(index: int) -> str:

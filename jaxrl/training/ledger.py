@@ -1,5 +1,6 @@
 """What the host knows of a run: where it is, how good it was, and where the time went."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,10 @@ class Ledger:
     best_opt_steps: int | None = None
     last_score: float | None = None
     evals_without_best: int = 0
+    rollbacks: int = 0
+    """Times that the run went back to a checkpoint."""
+    tries: int = 0
+    """Of those, times since it last got further."""
     interval_start: int = 0
     """Iteration at which the running interval of metrics began."""
     interval_s: float = 0.0
@@ -51,9 +56,9 @@ class Ledger:
         self.interval_s += seconds
 
     def judge(self, score: float, opt_steps: int) -> bool:
-        """Take note of an evaluation; say whether it is the best: strictly greater, and NaN never."""
-        is_best = score == score and (self.best_score is None or score > self.best_score)
-        self.last_score = score if score == score else None
+        """Take note of an evaluation; say whether it is the best: strictly greater, NaN and infinity never."""
+        is_best = math.isfinite(score) and (self.best_score is None or score > self.best_score)
+        self.last_score = score if math.isfinite(score) else None
         self.evals_without_best = 0 if is_best else self.evals_without_best + 1
         if is_best:
             self.best_score, self.best_opt_steps = score, opt_steps
@@ -82,6 +87,13 @@ class Ledger:
         seconds = {part: facts["seconds"].get(part, 0.0) + self.seconds[part] for part in PARTS}
         return Ledger(**{**facts, "seconds": seconds, "_begun": self._begun})
 
+    def go_back(self, facts: dict[str, Any]) -> "Ledger":
+        """Return the ledger of this run once it is back where `facts` were written; time and best are not undone."""
+        back = Ledger(**{**facts, "seconds": self.seconds, "wall_s": self.wall_s, "_begun": self._begun})
+        back.best_score, back.best_opt_steps = self.best_score, self.best_opt_steps
+        back.rollbacks, back.tries = self.rollbacks + 1, self.tries + 1
+        return back
+
     def summary(self, schedule: Schedule) -> dict[str, Any]:
         """Return counters, speeds, scores, and seconds by part and in all."""
         wall = self.wall
@@ -91,6 +103,7 @@ class Ledger:
             "best_score": self.best_score,
             "best_opt_steps": self.best_opt_steps,
             "last_score": self.last_score,
+            "rollbacks": self.rollbacks,
             "wall_s": wall,
             "seconds": {**self.seconds, "other": max(0.0, wall - sum(self.seconds.values()))},
         }

@@ -93,7 +93,7 @@ class Compiled(NamedTuple):
     """The compiled programs of a run, and the shapes of what they work on."""
 
     init: Any
-    """`(key) -> (state, sums)`; `None` for a run that is resumed."""
+    """`(key) -> (state, sums)`; compiled when first called, for a run that is resumed."""
     run: Any
     """`(state, sums, start, stop) -> (state, sums)`; the state and sums given are donated."""
     like: tuple[PyTree, Sums]
@@ -110,7 +110,7 @@ def compile_all(strategy: Strategy, key: Array, evaluator: Any, params: Any, res
         init_job = None if resume else pool.submit(lambda: init.lower(key).compile())
         if hasattr(evaluator, "compile"):
             pool.submit(evaluator.compile, jax.eval_shape(params, state), key).result()
-        return Compiled(init_job and init_job.result(), run_job.result(), like, metric_shapes(strategy, state))
+        return Compiled(init_job.result() if init_job else init, run_job.result(), like, metric_shapes(strategy, state))
 
 
 def _init(strategy: Strategy, key: Array) -> tuple[PyTree, Sums]:

@@ -1,10 +1,13 @@
 """A run's directory: who may write it, and its small files."""
 
+import contextlib
+import errno
 import fcntl
 import json
 import math
 import os
 import platform
+import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,12 +15,15 @@ from typing import IO, Any
 
 import yaml
 
-from jaxrl.errors import RunDirInUseError, SettingsError
+from jaxrl.errors import JaxrlError, RunDirInUseError, SettingsError, StorageError
 
 FORMAT = 1
 """Version of the directory's layout."""
 
 CONFIG, METADATA, METRICS, EPISODES = "config.yaml", "metadata.json", "metrics.jsonl", "eval_episodes.jsonl"
+LOCK = ".lock"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What the system says when a disk takes no more."""
 
 
 class RunDir:
@@ -29,28 +35,38 @@ class RunDir:
         Raises:
           SettingsError: it exists and is not empty (or is no run, with `resume`), or cannot be written.
           RunDirInUseError: another process holds it.
+          StorageError: the disk is full.
         """
         self._lock: IO[str] | None = None
         try:
             self.path = Path(path).absolute()
             if resume:
                 require_run(self.path)
-            elif self.path.exists() and not (self.path / ".lock").exists():
+            elif self.path.exists() and not os.path.lexists(self.path / LOCK):
                 _require_empty(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
+            require_inside(self.path)
             self._lock = _lock(self.path)
             if not resume:
                 _require_empty(self.path)
-            _sign(self._lock)
+        except JaxrlError:
+            self.release()
+            raise
         except (OSError, ValueError) as error:
             self.release()
-            if isinstance(error, SettingsError):
-                raise
             reason = getattr(error, "strerror", None) or error
-            raise SettingsError(f"cannot write the run directory {path!r}: {reason}") from error
+            kind = StorageError if getattr(error, "errno", None) in FULL else SettingsError
+            raise kind(f"cannot write the run directory {str(path)!r}: {reason}") from error
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
+
+    def sign(self) -> None:
+        """Write into the lock who holds it."""
+        assert self._lock is not None
+        self._lock.truncate(0)
+        self._lock.write(f"pid {os.getpid()} on {platform.node()}")
+        self._lock.flush()
 
     def write_config(self, settings: Mapping[str, Any]) -> None:
         """Write `config.yaml`."""
@@ -58,8 +74,20 @@ class RunDir:
 
     def write_metadata(self, **facts: Any) -> None:
         """Merge `facts` into `metadata.json`."""
-        old = read_json(self.path / METADATA) if (self.path / METADATA).exists() else {}
-        write_atomically(self.path / METADATA, json.dumps({**old, **plain(facts)}, indent=2) + "\n")
+        write_atomically(
+            self.path / METADATA, json.dumps({**read_metadata(self.path), **plain(facts)}, indent=2) + "\n"
+        )
+
+    def set_aside(self) -> Path:
+        """Move all that the run has written, but its settings, into a new directory `discarded-N`; return it."""
+        number = 1
+        while (aside := self.path / f"discarded-{number}").exists():
+            number += 1
+        aside.mkdir()
+        for entry in list(self.path.iterdir()):
+            if entry.name not in (LOCK, CONFIG) and not entry.name.startswith("discarded-"):
+                entry.rename(aside / entry.name)
+        return aside
 
     def release(self) -> None:
         """Let go of the lock."""
@@ -69,28 +97,69 @@ class RunDir:
 
 
 def _require_empty(path: Path) -> None:
-    if not path.is_dir() or any(entry.name != ".lock" for entry in path.iterdir()):
+    if not path.is_dir() or any(entry.name != LOCK for entry in path.iterdir()):
         raise SettingsError(
             f"{path} exists and holds something else; choose another --run-dir, or go on with --resume {path}"
         )
 
 
 def require_run(path: Path) -> None:
-    """Raise `SettingsError` unless `path` is a directory that holds a run."""
-    if not path.is_dir():
-        raise SettingsError(f"{path} is no run directory: there is no such directory")
-    if not (path / CONFIG).is_file() or not (path / METADATA).is_file():
-        raise SettingsError(f"{path} is no run directory: it has no {CONFIG} and {METADATA}")
+    """Raise `SettingsError` unless `path` is a directory that holds a run of a known format, and nothing outside it."""
+    try:
+        if not path.is_dir():
+            raise SettingsError(f"{path} is no run directory: there is no such directory")
+        require_inside(path)
+        if not (path / CONFIG).is_file():
+            raise SettingsError(f"{path} is no run directory: it has no {CONFIG}")
+    except OSError as error:
+        raise SettingsError(f"cannot read {error.filename or path}: {_first_line(error)}") from error
+    version = read_metadata(path).get("format", FORMAT)
+    if version != FORMAT:
+        raise SettingsError(f"{path} has format {str(version)[:20]}; this version of jaxrl knows format {FORMAT} alone")
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Return what `metadata.json` of `path` says, or nothing if it is missing or damaged: no training depends on it."""
+    try:
+        return read_json(path / METADATA)
+    except SettingsError:
+        return {}
+
+
+def require_inside(path: Path) -> None:
+    """Raise `SettingsError` if anything in the directory `path` is a link, or neither file nor directory.
+
+    Following a link would read or write outside the run; so would appending to a file that has another name elsewhere.
+    """
+    appended = (LOCK, METRICS, EPISODES)
+    for folder, folders, files in os.walk(path, onerror=_raise):
+        for name in (*folders, *files):
+            entry = os.path.join(folder, name)
+            try:
+                info = os.lstat(entry)
+            except FileNotFoundError:
+                continue  # a running process replaces its files
+            if stat.S_ISLNK(info.st_mode):
+                raise SettingsError(f"{entry} is a link; a run directory may hold none")
+            if not stat.S_ISDIR(info.st_mode) and not stat.S_ISREG(info.st_mode):
+                raise SettingsError(f"{entry} is neither a file nor a directory; a run directory holds nothing else")
+            if folder == str(path) and name in appended and info.st_nlink > 1:
+                raise SettingsError(f"{entry} has a second name (a hard link); replace it by a copy of itself")
+
+
+def _raise(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _lock(path: Path) -> IO[str]:
     """Lock the directory for the life of this process; the lock dies with it, however it ends."""
-    file = open(path / ".lock", "a+")  # noqa: SIM115
+    file = open(path / LOCK, "a+", errors="replace")  # noqa: SIM115
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        owner = file.read().strip() or "unknown"
+        owner = "".join(c for c in file.read(100) if c.isprintable()) or "unknown"
         file.close()
         raise RunDirInUseError(
             f"{path} is being written by another process ({owner}); wait for it or stop it"
@@ -98,11 +167,13 @@ def _lock(path: Path) -> IO[str]:
     return file
 
 
-def _sign(lock: IO[str]) -> None:
-    """Write into the lock who holds it."""
-    lock.truncate(0)
-    lock.write(f"pid {os.getpid()} on {platform.node()}")
-    lock.flush()
+def sync_dir(path: Path) -> None:
+    """Bring the names in a directory to the disk, so that they outlive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -115,7 +186,8 @@ def write_atomically(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
         raise
 
 
@@ -123,7 +195,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; raise `SettingsError` naming the file if it is none."""
     try:
         value = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
         raise SettingsError(f"cannot read {path}: {_first_line(error)}") from error
     if not isinstance(value, dict):
         raise SettingsError(f"cannot read {path}: expected a JSON object, found {type(value).__name__}")

@@ -1,7 +1,8 @@
 """The settings of the host loop."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxrl.errors import SettingsError, check_between, check_count, nearest
 
@@ -32,6 +33,10 @@ class TrainerConfig:
     """Evaluations without a new best after which to stop; 0: never."""
     max_env_steps: int = 0
     """Environment steps, warm-up included, at or past which to stop; 0: no limit."""
+    max_skips: int = 100
+    """Updates skipped in a row, for not being finite, after which to go back to the last good checkpoint; 0: never."""
+    max_rollbacks: int = 3
+    """Times to go back without getting any further before giving up."""
     run_dir: str | None = None
     """Directory for settings, logs and checkpoints; unset: the library writes none, the command line makes one up."""
     quiet: bool = False
@@ -46,8 +51,9 @@ class TrainerConfig:
 
     def check(self) -> None:
         """Raise `SettingsError` for what cannot be."""
-        for name, least in (("seed", 0), ("eval_episodes", 0), ("keep", 1), ("patience", 0)):
-            check_count(name, getattr(self, name), least)
+        for name in ("seed", "eval_episodes", "patience", "max_skips", "max_rollbacks"):
+            check_count(name, getattr(self, name), least=0)
+        check_count("keep", self.keep)
         if self.eval_episodes > 2**20:
             raise SettingsError(f"eval_episodes is {self.eval_episodes}; at most {2**20} run in parallel")
         if self.seed >= 2**32:
@@ -67,10 +73,21 @@ HARMLESS = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"}
 """Settings that may change on resume: no bit of the training depends on them."""
 
 
-def difference(old: object, new: object, name: str = "") -> list[str]:
-    """List where the settings `new` differ from `old`, as `name: old -> new`, less what is harmless."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = [*old, *(k for k in new if k not in old)]
-        parts = [difference(old.get(k), new.get(k), f"{name}.{k}" if name else k) for k in keys]
-        return [line for part in parts for line in part]
-    return [] if old == new or name in HARMLESS else [f"{name}: {old} -> {new}"]
+class Change(NamedTuple):
+    """One setting or version that is not what it was."""
+
+    name: str
+    old: object
+    new: object
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.old} -> {self.new}"
+
+
+def changes(old: object, new: object, name: str = "") -> list[Change]:
+    """List where the settings `new`, nested by name, differ from `old`."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        keys = [*old, *(key for key in new if key not in old)]
+        parts = [changes(old.get(key), new.get(key), f"{name}.{key}" if name else str(key)) for key in keys]
+        return [change for part in parts for change in part]
+    return [] if old == new else [Change(name, old, new)]

@@ -5,128 +5,249 @@ import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl.errors import SettingsError, StorageError
-from jaxrl.training.checkpoints import Store
-from jaxrl.training.recorders import trim
-from jaxrl.training.run_dir import CONFIG, EPISODES, FORMAT, METRICS, RunDir, plain, read_yaml
-from jaxrl.training.settings import difference
+from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
+from jaxrl.training.checkpoints import Store, is_step
+from jaxrl.training.run_dir import CONFIG, FORMAT, METADATA, RunDir, plain, read_metadata, read_yaml
+from jaxrl.training.settings import HARMLESS, Change, changes
 from jaxrl.types import PyTree
+
+VERSIONS = ("jaxrl", "jax", "jaxlib", "flax", "optax", "gymnax")
+"""Packages whose version may decide a bit of the training."""
+OTHER_VERSIONS = ("orbax-checkpoint", "chex", "numpy")
+
+
+class Resume(NamedTuple):
+    """Whether and how to go on with the run in a directory."""
+
+    run: bool = False
+    allow_changes: bool = False
+    """Go on although settings or versions differ that decide the training."""
+    start_over: bool = False
+    """Begin again with the run's settings; what was there is moved aside."""
+
+
+class Best(NamedTuple):
+    """The best policy so far."""
+
+    opt_steps: int
+    score: float
+    params: PyTree
+    facts: Mapping[str, Any]
 
 
 class Storage:
-    """What a run writes. A failure is reported and survived; the newest attempt decides how the run ends."""
+    """What a run writes. A failure is reported and survived; the newest attempts decide how the run ends."""
 
-    def __init__(self, path: str | None, keep: int, settings: Mapping[str, Any], resume: bool) -> None:
+    def __init__(self, path: str | None, keep: int, settings: Mapping[str, Any], resume: Resume) -> None:
         """Take hold of the run directory `path`, or of nothing if it is `None`.
 
         Raises:
           SettingsError: the directory holds something else, or a run with other settings, or cannot be written.
           RunDirInUseError: another process holds it.
+          NoCheckpointError: `resume`, and no checkpoint is valid.
+          StorageError: the disk is full.
         """
-        self.error: StorageError | None = None
         self.report: Callable[[str], None] = lambda line: None
+        """Told in one line when writing begins to fail, and when it works again."""
+        self.on_saved: Callable[[int], None] = lambda opt_steps: None
+        """Told when a checkpoint is whole on the disk."""
         self.dir: RunDir | None = None
         self.best_score: float | None = None
         """Score of the best policy on disk."""
+        self.resumes = False
+        """Whether there is a checkpoint to go on from."""
+        self.changes: list[Change] = []
+        """How settings and versions differ from those of the checkpoint."""
+        self._failures: dict[str, StorageError] = {}
+        self._pending: float | None = None
+        self._settings = plain(settings)
         if path is None:
             return
-        if resume:
-            check_same_settings(Path(path), settings)
-        self.dir = RunDir(path, resume)
+        self.dir = RunDir(path, resume.run)
         self.checkpoints = Store(self.dir / "checkpoints", keep)
         self.best = Store(self.dir / "best", 1)
-        self._settings = settings
+        try:
+            self._look_back(resume)
+            self._describe()
+        except BaseException:
+            self.dir.release()
+            raise
 
-    def start(self, counters: Mapping[str, int], resume: bool) -> None:
-        """Write what describes the run."""
-        if self.dir is None:
+    def _look_back(self, resume: Resume) -> None:
+        """Find out what there is to go on from."""
+        assert self.dir is not None
+        if not resume.run:
             return
-        self.dir.write_config(self._settings)
-        created = {} if resume else {"created": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-        self.dir.write_metadata(format=FORMAT, **created, **_machine(), status="running", **counters)
+        if resume.start_over:
+            self.dir.set_aside()
+            return
+        if never_saved(self.dir.path):
+            old = {"settings": read_yaml(self.dir / CONFIG)}
+        else:
+            try:
+                old = self.checkpoints.newest_facts()
+            except NoCheckpointError as error:
+                raise NoCheckpointError(f"{error}; begin the run again with --start-over") from error
+            self.resumes = True
+        self.changes = [change for part in ("settings", "versions") for change in self._changes(part, old)]
+        decisive = [change for change in self.changes if change.name not in HARMLESS]
+        if decisive and not resume.allow_changes:
+            raise SettingsError(
+                f"{self.dir.path} was trained with other settings or versions ({'; '.join(map(str, decisive))}); "
+                "go on with its own, or allow the change with --allow-changes"
+            )
+
+    def _changes(self, part: str, old: Mapping[str, Any]) -> list[Change]:
+        new = {"settings": self._settings, "versions": versions(VERSIONS)}[part]
+        return changes(old.get(part, new), new, "" if part == "settings" else part)
+
+    def _describe(self) -> None:
+        """Write what describes the run."""
+        assert self.dir is not None
+        self.dir.sign()
+        created = {} if self.resumes else {"created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "opt_steps": 0}
+        try:
+            self.dir.write_config(self._settings)
+            self.dir.write_metadata(format=FORMAT, **created, **_machine(), status="running")
+        except OSError as error:
+            raise StorageError(f"cannot write the run directory {self.dir.path}: {error.strerror}") from error
 
     @property
     def path(self) -> Path | None:
         """The run directory."""
         return None if self.dir is None else self.dir.path
 
-    def save(self, opt_steps: int, tree: PyTree, facts: Mapping[str, Any]) -> bool:
-        """Begin a checkpoint; say whether it could be begun."""
-        if self.dir is None:
-            return False
-        self._survive(self.checkpoints.wait)
-        return self._survive(lambda: self.checkpoints.save(opt_steps, tree, facts))
+    @property
+    def error(self) -> StorageError | None:
+        """What could not be written at the last attempt."""
+        return next(iter(self._failures.values()), None)
 
-    def save_best(self, opt_steps: int, params: PyTree, facts: Mapping[str, Any], score: float) -> None:
-        """Keep a best policy, unless the disk has a better one: a resumed run passes its own past again."""
-        if self.dir is None or (self.best_score is not None and score < self.best_score):
+    # --- writing ---
+
+    def save(self, opt_steps: int, tree: PyTree, facts: Mapping[str, Any]) -> None:
+        """Begin a checkpoint, once the one before it has come to its end."""
+        if self.dir is not None:
+            self.settle()
+            facts = {**facts, "settings": self._settings, "versions": versions(VERSIONS)}
+            self.checkpoints.save(opt_steps, tree, facts)
+
+    def settle(self, block: bool = True) -> None:
+        """Take note of how the save in progress has ended; without `block`, only if it has."""
+        step = self._settled("checkpoint", self.checkpoints, block) if self.dir is not None else None
+        if step is not None:
+            self.note(saved_opt_steps=step)
+            self.on_saved(step)
+
+    def keep_best(self, best: Best | None) -> None:
+        """Begin to write the best policy, unless the disk has one as good: a resumed run passes its own past again."""
+        if self.dir is None or best is None:
             return
-        self._survive(self.best.wait)
-        if self._survive(lambda: self.best.save(opt_steps, params, facts)):
-            self.best_score = score
-
-    def load(self, like: PyTree, params_like: PyTree) -> tuple[PyTree, PyTree | None, dict[str, Any]]:
-        """Load the newest valid checkpoint and the best policy, if any; mend the logs up to there.
-
-        Raises:
-          NoCheckpointError: no checkpoint is valid.
-        """
-        assert self.dir is not None
-        step, tree, facts = self.checkpoints.load_newest(like)
-        best = None
-        if self.best.steps():
-            _, best, best_facts = self.best.load_newest(params_like)
-            self.best_score = best_facts["score"]
-            self.best.prune()
-        self.checkpoints.prune()
-        for log in (METRICS, EPISODES):
-            trim(self.dir / log, step)
-        return tree, best, facts
+        self._settle_best()
+        if self.best_score is None or best.score > self.best_score:
+            self._pending = best.score
+            self.best.save(best.opt_steps, best.params, best.facts)
 
     def note(self, **facts: Any) -> None:
         """Merge `facts` into `metadata.json`."""
-        if self.dir is not None:
-            self._survive(lambda: self.dir.write_metadata(**facts))  # type: ignore[union-attr]
+        if self.dir is None:
+            return
+        try:
+            self.dir.write_metadata(**facts)
+            self._recovered("metadata")
+        except OSError as error:
+            self._failed("metadata", StorageError(f"{self.dir / METADATA} could not be written: {error.strerror}"))
 
     def finish(self) -> None:
         """Wait for what is being written."""
         if self.dir is not None:
-            self._survive(self.best.close)
-            self._survive(self.checkpoints.close)
+            self._settle_best()
+            self.settle()
+            self.best.close()
+            self.checkpoints.close()
 
     def close(self) -> None:
         """Let go of the directory."""
         if self.dir is not None:
             self.dir.release()
 
-    def _survive(self, write: Callable[[], None]) -> bool:
+    def _settle_best(self) -> None:
+        if self._settled("best policy", self.best, block=True) is not None:
+            self.best_score = self._pending
+
+    def _settled(self, what: str, store: Store, block: bool) -> int | None:
         try:
-            write()
-        except (StorageError, OSError) as error:
-            self.error = error if isinstance(error, StorageError) else StorageError(f"cannot write {self.dir}: {error}")
-            self.report(f"warning: {self.error}; training goes on")
-            return False
-        self.error = None
-        return True
+            step = store.wait(block)
+        except StorageError as error:
+            self._failed(what, error)
+            return None
+        if step is not None:
+            self._recovered(what)
+        return step
+
+    def _failed(self, what: str, error: StorageError) -> None:
+        if what not in self._failures:
+            self.report(f"warning: {error}; training goes on")
+        self._failures[what] = error
+
+    def _recovered(self, what: str) -> None:
+        if self._failures.pop(what, None):
+            self.report(f"the {what} could be written again")
+
+    # --- reading ---
+
+    def load(self, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
+        """Load the newest valid checkpoint; return its state and facts.
+
+        Raises:
+          NoCheckpointError: no checkpoint is valid.
+          SettingsError: it was made for another structure; the leaf is named.
+        """
+        _, tree, facts = self.checkpoints.load_newest(like)
+        return tree, facts
+
+    def go_back(self, like: PyTree) -> tuple[PyTree, dict[str, Any]] | None:
+        """Load the newest valid checkpoint in good health, and drop those after it; `None` if there is none."""
+        if self.dir is None:
+            return None
+        self.settle()
+        try:
+            step, tree, facts = self.checkpoints.load_newest(like, good=lambda facts: facts["healthy"])
+        except NoCheckpointError:
+            return None
+        self.checkpoints.drop_after(step)
+        return tree, facts
+
+    def load_best(self, like: PyTree) -> Best | None:
+        """Load the best policy on disk, if there is one; warn if it is damaged."""
+        if self.dir is None or not self.best.steps():
+            return None
+        try:
+            step, params, facts = self.best.load_newest(like)
+        except NoCheckpointError:
+            return None
+        self.best_score = facts["score"]
+        return Best(step, facts["score"], params, facts)
 
 
-def check_same_settings(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raise `SettingsError` with the difference if the run in `path` was trained with other settings that matter."""
-    if not (path / CONFIG).is_file():
-        return
-    changed = difference(read_yaml(path / CONFIG), plain(settings))
-    if changed:
-        raise SettingsError(f"{path} was trained with other settings ({'; '.join(changed)}); resume it with its own")
+def never_saved(path: Path) -> bool:
+    """Say whether the run in `path` ended before its first checkpoint was written: nothing can be lost."""
+    folder = path / "checkpoints"
+    begun = folder.is_dir() and any(is_step(entry.name) for entry in folder.iterdir())
+    return not begun and read_metadata(path).get("saved_opt_steps") is None
+
+
+def versions(packages: tuple[str, ...]) -> dict[str, str]:
+    """Return the installed version of each of `packages`."""
+    return {name: version(name) for name in packages}
 
 
 def _machine() -> dict[str, Any]:
-    packages = ("jaxrl", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "gymnax", "numpy")
     return {
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+        "versions": {"python": platform.python_version(), **versions(VERSIONS + OTHER_VERSIONS)},
         "devices": [str(device.device_kind) for device in jax.devices()],
         "platform": platform.platform(),
     }

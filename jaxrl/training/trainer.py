@@ -4,18 +4,20 @@ The loop is thin on purpose. When things happen is decided by `schedule`, what i
 by `storage`; nothing here can change a bit of the training.
 """
 
+import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.errors import SettingsError
+from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError
 from jaxrl.strategies.base import Strategy
+from jaxrl.training.divergence import another_try, diverged, explain, in_good_health
 from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, evaluator_of, mean_return
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.ledger import Ledger
@@ -25,7 +27,7 @@ from jaxrl.training.recorders import Progress, Recorder, Recorders, Row, default
 from jaxrl.training.rows import episode_rows, eval_columns
 from jaxrl.training.schedule import Boundary, Schedule, next_boundary
 from jaxrl.training.settings import TrainerConfig
-from jaxrl.training.storage import Storage
+from jaxrl.training.storage import Best, Resume, Storage
 from jaxrl.types import PyTree
 
 CHUNK_S = 0.25
@@ -44,7 +46,7 @@ class Hooks(NamedTuple):
     evaluation: Callable[["Trainer", Evaluation, bool], None] | None = None
     """After each evaluation, told whether it is the best."""
     save: Callable[["Trainer", int], None] | None = None
-    """When a checkpoint has been begun, told its optimisation step."""
+    """When a checkpoint is whole on the disk, told its optimisation step."""
 
 
 class Report(NamedTuple):
@@ -87,6 +89,8 @@ class Trainer:
         recorders: Sequence[Recorder] | None = None,
         hooks: Hooks | None = None,
         resume: bool = False,
+        allow_changes: bool = False,
+        start_over: bool = False,
         interrupt: Interrupt | None = None,
         max_chunk: int | None = None,
         **settings: Any,
@@ -103,6 +107,8 @@ class Trainer:
             and, with a run directory, TensorBoard.
           hooks: functions to call on the way.
           resume: go on with the run in `run_dir` from its newest valid checkpoint.
+          allow_changes: resume although settings or versions differ that decide the training.
+          start_over: resume from the very beginning; what the run has written is moved aside in its directory.
           interrupt: a handle by which another thread can stop the run; also found as `trainer.interrupt`.
           max_chunk: iterations in one call at most; left out, about a quarter of a second's worth.
           **settings: fields of `TrainerConfig`, as in `Trainer(strategy, max_opts=50_000)`.
@@ -116,16 +122,18 @@ class Trainer:
         self.config.check()
         if resume and self.config.run_dir is None:
             raise SettingsError("resume needs the run_dir to go on with")
+        if (allow_changes or start_over) and not resume:
+            raise SettingsError("allow_changes and start_over say how to resume; set resume as well")
         self.schedule = _schedule(strategy, self.config)
         if evaluator is None and self.config.eval_episodes:
             evaluator = evaluator_of(strategy, self.config.eval_episodes)
         self.strategy, self.evaluator, self.score, self.stop = strategy, evaluator, score, stop
         self.hooks, self.interrupt = hooks or Hooks(), interrupt or Interrupt()
-        self.resume, self.max_chunk = resume, max_chunk
+        self.resume, self.max_chunk = Resume(resume, allow_changes, start_over), max_chunk
         self.ledger, self.stop_reason = Ledger(), None  # type: Ledger, str | None
         self.state: PyTree = None
         self._given_recorders = recorders
-        self._best: PyTree = None
+        self._best: Best | None = None
         self._run: Any = None
         self._sums: Any = None
         self._chunk = 0
@@ -137,6 +145,7 @@ class Trainer:
 
         Raises:
           StorageError: the last checkpoint could not be written; everything else was done.
+          DivergedError: no finite update could be made for long, from the last good checkpoint on, again and again.
         """
         for _ in self:
             pass
@@ -150,7 +159,12 @@ class Trainer:
         with self._opened() as storage:
             self._begin()
             while self.stop_reason is None:
-                report = self._to_boundary(next_boundary(self.schedule, self.ledger.t))
+                boundary = next_boundary(self.schedule, self.ledger.t)
+                self._advance(boundary.t)
+                if diverged(self.state, self.config.max_skips):
+                    self._go_back()
+                    continue
+                report = self._at(boundary)
                 try:
                     yield report
                 except GeneratorExit:
@@ -163,21 +177,24 @@ class Trainer:
     def result(self) -> Result:
         """Return what the run has left so far."""
         policy = self.strategy.policy
-        params = self._best if self._best is not None else self._params(self.state)
+        params = self._best.params if self._best is not None else self._params(self.state)
         greedy = policy and GreedyPolicy(policy, params, {"score": self.ledger.best_score})
         summary = {**self.ledger.summary(self.schedule), "stop": self.stop_reason}
         return Result(greedy, self.ledger.best_score, summary, self.state)
 
     def settings(self) -> dict[str, Any]:
         """Return all settings of the run, as `config.yaml` holds them."""
-        settings = {**(self.strategy.settings or {"algo": "custom", "custom": ["strategy"]}), **asdict(self.config)}
+        settings = {
+            **(self.strategy.settings or {"algo": "custom", "custom": ["strategy"]}),
+            **dataclasses.asdict(self.config),
+        }
         del settings["run_dir"]  # a run can be moved
         return settings
 
     # --- one boundary ---
 
-    def _to_boundary(self, boundary: Boundary) -> Report:
-        self._advance(boundary.t)
+    def _at(self, boundary: Boundary) -> Report:
+        """Do what is due at `boundary`, or before it if the run was interrupted on the way."""
         if self.ledger.t < boundary.t:
             # Interrupted on the way: save, but record nothing, so that the rows of the resumed run stay the same.
             self.stop_reason = self.interrupt.reason
@@ -193,8 +210,8 @@ class Trainer:
         return self._report(row, evaluation, saved=bool(boundary.save or self.stop_reason))
 
     def _advance(self, target: int) -> None:
-        """Call the compiled program until iteration `target`, or until someone asks to stop."""
-        while self.ledger.t < target and not self.interrupt:
+        """Call the compiled program until iteration `target`, or until someone asks to stop, or it diverges."""
+        while self.ledger.t < target and not self.interrupt and not diverged(self.state, self.config.max_skips):
             begun, t = time.perf_counter(), self.ledger.t
             stop = min(target, t + self._chunk)
             self.state, self._sums = self._run(self.state, self._sums, np.uint32(t), np.uint32(stop))
@@ -204,6 +221,7 @@ class Trainer:
             self._chunk = self.max_chunk or max(1, int((stop - t) * CHUNK_S / seconds))
             progress = self._progress((stop - t) / seconds)
             self._recorders.tick(progress)
+            self._storage.settle(block=False)
             if self.hooks.chunk:
                 self.hooks.chunk(self, progress)
 
@@ -216,8 +234,8 @@ class Trainer:
             evaluation = self.evaluator(self._params(self.state), key)
             score = float(self.score(evaluation))
         is_best = self.ledger.judge(score, counters["opt_steps"])
-        if is_best:
-            self._save_best(score)
+        if math.isfinite(score) and (self._best is None or score > self._best.score):
+            self._keep_best(score)
         row = self._row("eval", **eval_columns(evaluation, score), is_best=is_best)
         with self.ledger.timed("record"):
             self._recorders.write(row)
@@ -250,20 +268,46 @@ class Trainer:
         return self.interrupt.reason
 
     def _save(self) -> None:
-        opt_steps = self.schedule.opt_steps(self.ledger.t)
+        healthy = in_good_health(self.state)
+        self.ledger.tries = 0 if healthy else self.ledger.tries
+        facts = {"ledger": self.ledger.facts(), "healthy": healthy}
         with self.ledger.timed("save"):
-            tree = {"state": self.state, "sums": self._sums}
-            begun = self._storage.save(opt_steps, tree, self.ledger.facts())
+            self._storage.keep_best(self._best)  # again, if the disk did not take it
+            self._storage.save(self.schedule.opt_steps(self.ledger.t), (self.state, self._sums), facts)
             self._storage.note(**self.ledger.summary(self.schedule), status=self.stop_reason or "running")
-        if begun and self.hooks.save:
-            self.hooks.save(self, opt_steps)
 
-    def _save_best(self, score: float) -> None:
+    def _keep_best(self, score: float) -> None:
         opt_steps = self.schedule.opt_steps(self.ledger.t)
-        self._best = jax.tree.map(jnp.copy, self._params(self.state))
+        params = jax.tree.map(jnp.copy, self._params(self.state))
         facts = {"score": score, **self.ledger.counters(self.schedule), **describe(self.strategy, self.settings())}
+        self._best = Best(opt_steps, score, params, facts)
         with self.ledger.timed("save"):
-            self._storage.save_best(opt_steps, self._best, facts, score)
+            self._storage.keep_best(self._best)
+
+    def _go_back(self) -> None:
+        """Return to the last good state, and take another stream of randomness from there.
+
+        Raises:
+          DivergedError: that has been tried often enough.
+        """
+        what, tries = explain(self.state, self._metrics), self.ledger.tries
+        if tries >= self.config.max_rollbacks:
+            self.stop_reason = "diverged"
+            self._event("diverged", what)
+            raise DivergedError(
+                f"training diverged: {what}; {tries} new tries from the last good checkpoint ended no better; "
+                "try a lower agent.lr, or a smaller agent.max_grad_norm"
+            )
+        self.state = self._sums = None  # make room for what is loaded
+        found = self._storage.go_back(self._compiled.like)
+        if found is None:
+            self.state, self._sums = self._compiled.init(jax.random.key(self.config.seed))
+            self.ledger = self.ledger.go_back(Ledger().facts())
+        else:
+            (self.state, self._sums), self.ledger = found[0], self.ledger.go_back(found[1]["ledger"])
+        self.state = another_try(self.state, self.ledger.rollbacks)
+        self._rewind(self.schedule.opt_steps(self.ledger.t))
+        self._event("rollback", f"{what}; went back to here, to go on with other random numbers")
 
     # --- beginning and ending ---
 
@@ -273,6 +317,7 @@ class Trainer:
         storage = Storage(self.config.run_dir, self.config.keep, self.settings(), self.resume)
         self._storage, self._recorders, self._episodes = storage, Recorders([]), Recorders([])
         storage.report = lambda line: self._event("storage", line)
+        storage.on_saved = self._saved
         try:
             with self.interrupt.signals():
                 yield storage
@@ -283,13 +328,16 @@ class Trainer:
             self._close(storage)
 
     def _close(self, storage: Storage) -> None:
-        with self.ledger.timed("save"):
-            storage.finish()
-        if storage.error is None and self.state is not None:
-            storage.note(**self.ledger.summary(self.schedule), status=self.stop_reason)
-        self._recorders.close()
-        self._episodes.close()
-        storage.close()
+        try:
+            with self.ledger.timed("save"):
+                storage.keep_best(self._best)
+                storage.finish()
+            if self.state is not None:
+                storage.note(**self.ledger.summary(self.schedule), status=self.stop_reason)
+        finally:
+            self._recorders.close()
+            self._episodes.close()
+            storage.close()
 
     def _begin(self) -> None:
         """Compile, initialise or restore, and open the logs."""
@@ -297,13 +345,15 @@ class Trainer:
         self._eval_key = jax.random.fold_in(key, EVAL_STREAM)
         self._chunk = self.max_chunk or 256
         with self.ledger.timed("compile"):
-            compiled = compile_all(self.strategy, key, self.evaluator, self._params, self.resume)
-            self._run, self._metrics = compiled.run, compiled.metrics
+            compiled = compile_all(self.strategy, key, self.evaluator, self._params, self._storage.resumes)
+            self._compiled, self._run, self._metrics = compiled, compiled.run, compiled.metrics
         with self.ledger.timed("init"):
-            if self.resume:
-                self._restore(compiled.like)
+            if self._storage.resumes:
+                self._restore()
             else:
                 self.state, self._sums = jax.block_until_ready(compiled.init(key))
+            if self.resume.run:
+                self._best = self._storage.load_best(jax.eval_shape(self._params, compiled.like[0]))
         self._open_logs()
         if self.hooks.start:
             self.hooks.start(self)
@@ -312,24 +362,35 @@ class Trainer:
         elif self.config.eval_at_start and self.ledger.t == 0:
             self._evaluate()
 
-    def _restore(self, like: tuple[PyTree, PyTree]) -> None:
-        state, sums = like
-        params = jax.eval_shape(self._params, state)
-        tree, self._best, facts = self._storage.load({"state": state, "sums": sums}, params)
-        self.state, self._sums = tree["state"], tree["sums"]
-        self.ledger = self.ledger.take_up(facts)
+    def _restore(self) -> None:
+        (self.state, self._sums), facts = self._storage.load(self._compiled.like)
+        try:
+            self.ledger = self.ledger.take_up(facts["ledger"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise NoCheckpointError(
+                f"the counters in the checkpoints of {self.config.run_dir} are no counters"
+            ) from error
 
     def _open_logs(self) -> None:
-        counters = self.ledger.counters(self.schedule)
-        self._storage.start(counters, self.resume)
-        resumed_at = counters["opt_steps"] if self.resume else None
-        directory = self._storage.path
-        self._recorders = Recorders(default_recorders(self._given_recorders, directory, self.config.quiet, resumed_at))
+        directory, opt_steps = self._storage.path, self.schedule.opt_steps(self.ledger.t)
+        self._recorders = Recorders(default_recorders(self._given_recorders, directory, self.config.quiet))
         self._episodes = Recorders(episode_recorder(directory))
+        if self.resume.run:
+            self._rewind(opt_steps if self._storage.resumes else -1)
         for note in self.strategy.notes:
             self._event("note", note)
-        if self.resume:
-            self._event("resume", f"resumed at {resumed_at} optimisation steps")
+        if self.resume.run:
+            changed = "; ".join(map(str, self._storage.changes))
+            self._event("resume", f"resumed at {opt_steps} optimisation steps{changed and f'; changed: {changed}'}")
+
+    def _rewind(self, opt_steps: int) -> None:
+        """Take back what the logs hold after `opt_steps`."""
+        self._recorders.rewind(opt_steps)
+        self._episodes.rewind(opt_steps)
+
+    def _saved(self, opt_steps: int) -> None:
+        if self.hooks.save:
+            self.hooks.save(self, opt_steps)
 
     # --- small things ---
 

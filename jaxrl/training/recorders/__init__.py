@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jaxrl.training.recorders.base import Progress, Recorder, Recorders, Row
 from jaxrl.training.recorders.console import ConsoleRecorder
-from jaxrl.training.recorders.jsonl import JSONLRecorder, trim
+from jaxrl.training.recorders.jsonl import JSONLRecorder, row_step, trim
 from jaxrl.training.recorders.memory import MemoryRecorder
 from jaxrl.training.recorders.tensorboard import TensorBoardRecorder
 from jaxrl.training.run_dir import EPISODES, METRICS
@@ -21,19 +21,18 @@ __all__ = [
     "TensorBoardRecorder",
     "default_recorders",
     "episode_recorder",
+    "row_step",
     "trim",
 ]
 
 
-def default_recorders(
-    given: Sequence[Recorder] | None, directory: Path | None, quiet: bool, resumed_at: int | None
-) -> list[Recorder]:
+def default_recorders(given: Sequence[Recorder] | None, directory: Path | None, quiet: bool) -> list[Recorder]:
     """Return the recorders of a run: its own log always, and those `given`, or else console and TensorBoard."""
     own: list[Recorder] = [] if directory is None else [JSONLRecorder(directory / METRICS)]
     if given is not None:
         return [*own, *given]
     console: list[Recorder] = [] if quiet else [ConsoleRecorder()]
-    board = [] if directory is None else [TensorBoardRecorder(directory / "tensorboard", resumed_at)]
+    board = [] if directory is None else [TensorBoardRecorder(directory / "tensorboard")]
     return [*own, *console, *board]
 
 

@@ -19,7 +19,11 @@ class Progress(NamedTuple):
 
 
 class Recorder(Protocol):
-    """Anything with these three methods records a run."""
+    """Anything with these three methods records a run.
+
+    One that also has `rewind(opt_steps)` is told when the run goes back, or goes on from an earlier process: what it
+    holds after that step is no longer so.
+    """
 
     def write(self, row: Row, /) -> None:
         """Take in one row."""
@@ -47,15 +51,22 @@ class Recorders:
     def tick(self, progress: Progress) -> None:
         self._each("tick", progress)
 
+    def rewind(self, opt_steps: int) -> None:
+        self._each("rewind", opt_steps)
+
     def close(self) -> None:
         self._each("close")
 
     def _each(self, method: str, *args: Any) -> None:
         for recorder in list(self._live):
             try:
-                getattr(recorder, method)(*args)
+                getattr(recorder, method, _nothing)(*args)
             except Exception as error:
                 self._live.remove(recorder)
                 line = f"recorder {type(recorder).__name__} failed and is left out: {type(error).__name__}: {error}"
                 self.failures.append(line)
                 print(line, file=sys.stderr)
+
+
+def _nothing(*args: Any) -> None:
+    pass

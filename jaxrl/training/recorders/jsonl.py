@@ -1,11 +1,11 @@
 """One JSON object a line."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from jaxrl.training.recorders.base import Progress, Row
+from jaxrl.training.recorders.log_file import LogFile
 from jaxrl.training.run_dir import plain, write_atomically
 
 
@@ -13,19 +13,22 @@ class JSONLRecorder:
     """Append every row to a file, in the system's hands as soon as it is written."""
 
     def __init__(self, path: Path) -> None:
-        self._file = open(path, "a")  # noqa: SIM115
+        self._log = LogFile(path)
 
     def write(self, row: Row) -> None:
-        self._file.write(json.dumps(plain(row)) + "\n")
-        self._file.flush()
+        self._log.append(json.dumps(plain(row)).encode() + b"\n")
 
     def tick(self, progress: Progress) -> None:
         pass
 
+    def rewind(self, opt_steps: int) -> None:
+        """Drop the rows after `opt_steps`, and a torn last line."""
+        self._log.release()
+        trim(self._log.path, opt_steps)
+        self._log.waiting = [line for line in self._log.waiting if _belongs(line.decode(), opt_steps)]
+
     def close(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        self._log.close()
 
 
 def trim(path: Path, opt_steps: int) -> None:
@@ -33,15 +36,22 @@ def trim(path: Path, opt_steps: int) -> None:
     if not path.exists():
         return
     text = path.read_text(errors="replace")
-    kept = [line for line in text.splitlines() if _belongs(line, opt_steps)]
+    kept = [line for line in text.split("\n") if _belongs(line, opt_steps)]
     mended = "".join(line + "\n" for line in kept)
     if mended != text:
         write_atomically(path, mended)
 
 
 def _belongs(line: str, opt_steps: int) -> bool:
+    steps = row_step(line)
+    return steps is not None and steps <= opt_steps
+
+
+def row_step(line: str) -> int | None:
+    """Return the optimisation step of a row of a log, or `None` if the line is no row."""
     try:
         row: Any = json.loads(line)
-        return isinstance(row, dict) and int(row["opt_steps"]) <= opt_steps
-    except (ValueError, KeyError, TypeError):
-        return False
+        steps = row["opt_steps"] if isinstance(row, dict) else None
+    except (ValueError, KeyError, RecursionError):
+        return None
+    return steps if type(steps) is int and steps >= 0 else None

@@ -17,5 +17,8 @@ class MemoryRecorder:
     def tick(self, progress: Progress) -> None:
         pass
 
+    def rewind(self, opt_steps: int) -> None:
+        self.rows = [row for row in self.rows if row["opt_steps"] <= opt_steps]
+
     def close(self) -> None:
         pass

@@ -1,32 +1,73 @@
 """Scalars for TensorBoard, without TensorFlow."""
 
 import math
+import platform
+import struct
+import time
 from pathlib import Path
+from typing import Any
 
 from jaxrl.training.recorders.base import Progress, Row
+from jaxrl.training.recorders.log_file import LogFile
 
 
 class TensorBoardRecorder:
-    """Write every number of the `train` and `eval` rows as `train/...` and `eval/...` over `opt_steps`."""
+    """Write every number of the `train` and `eval` rows as `train/...` and `eval/...` over `opt_steps`.
 
-    def __init__(self, directory: Path, resume_at: int | None = None) -> None:
-        """Open a new event file in `directory`; with `resume_at`, hide what older ones hold after that step."""
-        from tensorboardX import SummaryWriter
+    The events are written as they come, without the writer thread of tensorboardX: a thread that dies on a full disk
+    leaves its queue to fill up and block the training.
+    """
 
-        purge = None if resume_at is None else resume_at + 1
-        self._writer = SummaryWriter(str(directory), purge_step=purge, flush_secs=5)
+    def __init__(self, directory: Path) -> None:
+        from tensorboardX.proto import event_pb2
+
+        self._directory, self._proto = directory, event_pb2
+        self._log: LogFile | None = None
 
     def write(self, row: Row) -> None:
         if row["kind"] not in ("train", "eval"):
             return
-        for name, value in row.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or name == "opt_steps":
-                continue
-            if math.isfinite(value):
-                self._writer.add_scalar(f"{row['kind']}/{name}", value, row["opt_steps"])
+        names = [name for name in row if name != "opt_steps" and _is_number(row[name])]
+        values = [{"tag": f"{row['kind']}/{name}", "simple_value": float(row[name])} for name in names]
+        self._append(step=row["opt_steps"], summary={"value": values})
 
     def tick(self, progress: Progress) -> None:
         pass
 
+    def rewind(self, opt_steps: int) -> None:
+        """Begin a new file of events; TensorBoard then hides what older ones hold after `opt_steps`."""
+        self.close()
+        start = self._proto.SessionLog(status=self._proto.SessionLog.START)
+        self._append(step=opt_steps + 1, session_log=start)
+
     def close(self) -> None:
-        self._writer.close()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _append(self, **fields: Any) -> None:
+        if self._log is None:
+            self._directory.mkdir(exist_ok=True)
+            # The directory's files are read in the order of their names.
+            name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}"
+            self._log = LogFile(self._directory / name)
+            self._log.append(self._record(file_version="brain.Event:2"))
+        self._log.append(self._record(**fields))
+
+    def _record(self, **fields: Any) -> bytes:
+        """Return an event as a TFRecord: length, checksum of it, data, checksum of it."""
+        data: bytes = self._proto.Event(wall_time=time.time(), **fields).SerializeToString()
+        length = struct.pack("<Q", len(data))
+        return length + _masked_crc(length) + data + _masked_crc(data)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _masked_crc(data: bytes) -> bytes:
+    """Return the checksum of the TFRecord format: CRC-32C, rotated right by 15 bits, plus a constant."""
+    from tensorboardX.crc32c import crc32c
+
+    crc = crc32c(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

@@ -1,0 +1,94 @@
+"""The leaves of a training state as plain arrays: paths, shapes, dtypes, checksums, and the digest of them all."""
+
+import hashlib
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl.types import PyTree
+
+Entry = dict[str, Any]
+"""What a checkpoint's manifest says of one leaf: `path`, `shape`, `dtype`, and `crc32` of its bytes."""
+
+
+def host_leaves(tree: PyTree) -> dict[str, np.ndarray]:
+    """Copy every leaf of `tree` to the host, PRNG keys as their numbers; return them by their paths."""
+    # A plain device_get may be a view of the device's memory, which a donated buffer's next owner overwrites.
+    return {path: np.array(leaf, copy=True) for path, leaf in _flatten(tree)}
+
+
+def like_leaves(tree: PyTree) -> dict[str, Any]:
+    """Return the shapes and dtypes of `host_leaves(tree)`, by path; `tree` may hold arrays or shapes."""
+    return {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in _flatten(tree)}
+
+
+def rebuild(like: PyTree, arrays: Sequence[np.ndarray]) -> PyTree:
+    """Return `arrays`, in the order of `host_leaves`, as a tree on the device with the structure of `like`."""
+
+    def wrap(leaf: Any, array: np.ndarray) -> jax.Array:
+        if not _is_key(leaf):
+            return jax.numpy.asarray(array)
+        return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=leaf.dtype._impl.name)
+
+    leaves, treedef = jax.tree.flatten(like)
+    return jax.tree.unflatten(treedef, [wrap(leaf, array) for leaf, array in zip(leaves, arrays, strict=True)])
+
+
+def digest(leaves: Mapping[str, np.ndarray]) -> str:
+    """Return the sha256 over `leaves`: paths, dtypes, shapes and bytes, in their order."""
+    sha = hashlib.sha256()
+    for path, array in leaves.items():
+        sha.update(f"{path} {array.dtype} {array.shape};".encode())
+        sha.update(np.ascontiguousarray(array).tobytes())
+    return sha.hexdigest()
+
+
+def state_digest(state: PyTree) -> str:
+    """Return the sha256 of a training state; two runs are bitwise equal if theirs are."""
+    return digest(host_leaves(state))
+
+
+def describe_leaf(path: str, leaf: Any) -> Entry:
+    """Return the entry of a leaf without its checksum; arrays and shapes alike."""
+    return {"path": path, "shape": list(leaf.shape), "dtype": str(leaf.dtype)}
+
+
+def checksum(array: np.ndarray) -> int:
+    """Return the CRC-32 of an array's bytes."""
+    return zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data)
+
+
+def mismatch(saved: Sequence[Entry], wanted: Mapping[str, Any]) -> str | None:
+    """Say where `wanted` (shapes by path) first differs from the entries `saved`; `None` if nowhere."""
+    by_path = {entry["path"]: entry for entry in saved}
+    for path, leaf in wanted.items():
+        if path not in by_path:
+            return f"it has no leaf {path}"
+        new = describe_leaf(path, leaf)
+        for what in ("shape", "dtype"):
+            if by_path[path][what] != new[what]:
+                return f"{path} has {what} {by_path[path][what]}, expected {new[what]}"
+    extra = [path for path in by_path if path not in wanted]
+    if extra:
+        return f"it also has a leaf {extra[0]}"
+    return None if [entry["path"] for entry in saved] == list(wanted) else "its leaves are in another order"
+
+
+def _flatten(tree: PyTree) -> list[tuple[str, Any]]:
+    """List the leaves with their paths; keys as their data, shapes staying shapes."""
+
+    def data(leaf: Any) -> Any:
+        if not _is_key(leaf):
+            return leaf
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return jax.eval_shape(jax.random.key_data, leaf)
+        return jax.random.key_data(leaf)
+
+    return [(jax.tree_util.keystr(path), data(leaf)) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

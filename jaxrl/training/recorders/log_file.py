@@ -1,0 +1,61 @@
+"""A file that is only appended to, and outlives a full disk."""
+
+import os
+import sys
+from pathlib import Path
+
+
+class LogFile:
+    """Append records; each is in the system's hands when `append` returns, whole or not at all.
+
+    What a full disk does not take waits in memory, said once, and is written with a later record.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.waiting: list[bytes] = []
+        """Records that are not in the file yet."""
+        self._descriptor: int | None = None
+        self._failing = False
+
+    def append(self, record: bytes) -> None:
+        """Add `record` to the end of the file."""
+        self.waiting.append(record)
+        try:
+            self._flush()
+        except OSError as error:
+            if not self._failing:
+                print(f"warning: cannot write {self.path}: {error.strerror}; its rows wait", file=sys.stderr)
+            self._failing = True
+        else:
+            self._failing = False
+
+    def close(self) -> None:
+        """Bring everything to the disk; raise `OSError` if it does not take it."""
+        try:
+            self._flush()
+            if self._descriptor is not None:
+                os.fsync(self._descriptor)
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Let go of the file; the next record opens it again."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _flush(self) -> None:
+        if not self.waiting:
+            return
+        if self._descriptor is None:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._descriptor = os.open(self.path, flags, 0o666)
+        size, data = os.fstat(self._descriptor).st_size, memoryview(b"".join(self.waiting))
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+        except OSError:
+            os.ftruncate(self._descriptor, size)
+            raise
+        self.waiting.clear()
