@@ -1,14 +1,16 @@
 """What the front doors share."""
 
 import argparse
+import errno
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
-from jaxrl.errors import JaxrlError, SettingsError
+from jaxrl.errors import FULL, JaxrlError, SettingsError, StorageError
 
 
 def run_main(main: Callable[[Sequence[str]], int]) -> None:
@@ -16,18 +18,43 @@ def run_main(main: Callable[[Sequence[str]], int]) -> None:
 
     What a user can cause is one line on standard error, never a traceback; so is a warning.
     """
-    warnings.showwarning = lambda message, *where: print(f"warning: {message}", file=sys.stderr)
+    warnings.showwarning = lambda message, *where: print(f"warning: {_one_line(Warning(message))}", file=sys.stderr)
     try:
         code = main(sys.argv[1:])
+        print(end="", flush=True)
     except JaxrlError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"error: {_one_line(error)}", file=sys.stderr)
         code = error.exit_code
-    except KeyboardInterrupt:
-        code = 130
-    except BrokenPipeError:
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.EPIPE, *FULL):
+            raise
+        # Nobody reads what is printed any more, or the disk that it goes to is full; all else was done.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+        code = 0 if error.errno == errno.EPIPE else StorageError.exit_code
     sys.exit(code)
+
+
+def _one_line(error: BaseException) -> str:
+    """Return the message of `error` without breaks or characters that a terminal would obey."""
+    return "".join(c for c in " ".join(str(error).split()) if c.isprintable())
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End the process as a signal asks, where nothing is to be saved."""
+    del frame
+    os._exit(128 + number)
+
+
+def leave_quietly_on_signals() -> None:
+    """Let SIGINT and SIGTERM end a front door at once, without a traceback, whenever no run is there to be saved."""
+    module = getattr(sys.modules["__main__"], "__spec__", None)
+    if module is not None and module.name.startswith("jaxrl."):
+        signal.signal(signal.SIGINT, _leave)
+        signal.signal(signal.SIGTERM, _leave)
+
+
+# While `python -m jaxrl.train` is still importing, too: the front doors import this module before the slow ones.
+leave_quietly_on_signals()
 
 
 class Parser(argparse.ArgumentParser):
@@ -41,7 +68,7 @@ def cache_compilations() -> None:
     """Keep compiled programs on disk between processes, where JAX was not told otherwise."""
     import jax
 
-    if not getattr(jax.config, "jax_compilation_cache_dir", None):
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(home / "jaxrl" / "compiled"))
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if not getattr(jax.config, "jax_compilation_cache_dir", None) and os.path.isabs(cache):
+        jax.config.update("jax_compilation_cache_dir", os.path.join(cache, "jaxrl", "compiled"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

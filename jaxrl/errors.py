@@ -1,8 +1,13 @@
 """The errors that a user can cause, each with the exit code of the command line."""
 
 import difflib
+import errno
 import numbers
 from collections.abc import Iterable
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What the system says when a disk takes no more."""
 
 
 class JaxrlError(Exception):

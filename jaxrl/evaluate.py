@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+from jaxrl.cli import Parser, cache_compilations, run_main  # first, for it takes the signals
+
+# isort: split
 import jax
 import numpy as np
 
-from jaxrl.cli import Parser, cache_compilations, run_main
 from jaxrl.envs import Env, make_env
 from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.loading import load_policy

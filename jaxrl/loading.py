@@ -9,7 +9,7 @@ from jaxrl.config import ALGOS, ProcessorConfig, build_processor, from_plain
 from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.strategies import Policy, Strategy
 from jaxrl.strategies.off_policy import make_policy
-from jaxrl.training.checkpoints import CheckpointError, Store, check_files
+from jaxrl.training.checkpoints import CheckpointError, Store
 from jaxrl.training.policy import GreedyPolicy, described_spec
 from jaxrl.training.run_dir import require_run
 
@@ -27,17 +27,18 @@ def load_policy(run_dir: str | Path, strategy: Strategy | None = None) -> Greedy
     """
     require_run(Path(run_dir))
     store = Store(Path(run_dir) / "best", 1)
-    if not store.steps():
-        raise NoCheckpointError(f"{run_dir} has no best policy yet: nothing was evaluated")
-    step = store.steps()[-1]
-    try:
-        check_files(store.directory / str(step))
-        facts = store.manifest(step)["facts"]
-        policy, like = _rebuild(facts, strategy, run_dir)
-        params, _ = store.load(step, like)
-    except CheckpointError as error:
-        raise NoCheckpointError(f"the best policy of {run_dir}, best/{step}, is damaged: {error}") from error
-    return GreedyPolicy(policy, params, facts)
+    while store.steps():
+        step = store.steps()[-1]
+        try:
+            facts = store.manifest(step)["facts"]
+            policy, like = _rebuild(facts, strategy, run_dir)
+            params, _ = store.load(step, like)
+            return GreedyPolicy(policy, params, facts)
+        except (CheckpointError, KeyError, TypeError, AttributeError) as error:
+            if step in store.steps():  # else a running process has just replaced it by a better one
+                reason = error if isinstance(error, CheckpointError) else "what describes it is incomplete"
+                raise NoCheckpointError(f"the best policy of {run_dir}, best/{step}, is damaged: {reason}") from error
+    raise NoCheckpointError(f"{run_dir} has no best policy yet: nothing was evaluated")
 
 
 def _rebuild(facts: dict[str, Any], strategy: Strategy | None, run_dir: str | Path) -> tuple[Policy, Any]:

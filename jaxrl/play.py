@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxrl.cli import Parser, cache_compilations, run_main  # first, for it takes the signals
+
+# isort: split
 import jax
 import numpy as np
 
-from jaxrl.cli import Parser, cache_compilations, run_main
 from jaxrl.envs import Env
 from jaxrl.errors import SettingsError, check_between
 from jaxrl.evaluate import env_of

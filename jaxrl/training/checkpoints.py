@@ -6,6 +6,7 @@ manifest with each leaf's path, shape, dtype and CRC-32, "saved" is said only wh
 damaged step is named and passed over for the one before it.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -31,6 +32,7 @@ ORBAX = threading.Lock()
 FORMAT = 2
 FILES = "files.json"
 """Size and checksum of every other file of a checkpoint."""
+REMOVED = ".removed"
 
 Leaves = dict[str, np.ndarray]
 Facts = dict[str, Any]
@@ -116,26 +118,32 @@ class Store:
 
     def _prune(self, newest: int) -> None:
         """Remove what `surplus` says, and what a killed save or removal has left half there."""
-        kept = {str(step) for step in self.steps()} - {str(step) for step in surplus(self.steps(), self.keep, newest)}
+        for step in surplus(self.steps(), self.keep, newest):
+            self._remove(step)
         for entry in self.directory.iterdir():
-            ours = is_step(entry.name) or ".orbax-checkpoint-tmp" in entry.name
-            if ours and entry.name not in kept:
+            if ".orbax-checkpoint-tmp" in entry.name or entry.name.endswith(REMOVED):
                 shutil.rmtree(entry, ignore_errors=True)
+
+    def _remove(self, step: int) -> None:
+        """Remove a step, by another name: half removed, it must not look like a damaged one."""
+        aside = self._path(step).with_name(f"{step}{REMOVED}")
+        with contextlib.suppress(OSError):
+            self._path(step).rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
 
     def drop_after(self, step: int) -> None:
         """Remove the steps after `step`: the run is going back behind them."""
         self.wait()
         for later in [s for s in self.steps() if s > step]:
-            shutil.rmtree(self._path(later), ignore_errors=True)
+            self._remove(later)
 
     # --- reading ---
 
     def steps(self) -> list[int]:
-        """Return the steps that were written to their end, in order."""
+        """Return the steps that were written to their end, in order; they may have been damaged since."""
         if not self.directory.is_dir():
             return []
-        names = [d.name for d in self.directory.iterdir() if is_step(d.name)]
-        return sorted(int(name) for name in names if (self.directory / name / "_CHECKPOINT_METADATA").is_file())
+        return sorted(int(entry.name) for entry in self.directory.iterdir() if is_step(entry.name))
 
     def load_newest(self, like: PyTree, good: Callable[[Facts], bool] | None = None) -> tuple[int, PyTree, Facts]:
         """Load the newest step that is whole, and whose facts are `good`, warning of each newer one that is not whole.

@@ -102,15 +102,21 @@ class Compiled(NamedTuple):
 
 def compile_all(strategy: Strategy, key: Array, evaluator: Any, params: Any, resume: bool) -> Compiled:
     """Compile all programs of a run at once, each in a thread: XLA lets go of Python's lock while it compiles."""
-    init = jax.jit(partial(_init, strategy))
+    init = jit_init(strategy)
     like = state, sums = jax.eval_shape(init, key)
     count = jax.ShapeDtypeStruct((), jnp.uint32)
     with ThreadPoolExecutor(3) as pool:
-        run_job = pool.submit(lambda: _jit_run(strategy).lower(state, sums, count, count).compile())
+        run_job = pool.submit(lambda: jit_run(strategy).lower(state, sums, count, count).compile())
         init_job = None if resume else pool.submit(lambda: init.lower(key).compile())
         if hasattr(evaluator, "compile"):
             pool.submit(evaluator.compile, jax.eval_shape(params, state), key).result()
         return Compiled(init_job.result() if init_job else init, run_job.result(), like, metric_shapes(strategy, state))
+
+
+def state_shapes(strategy: Strategy) -> tuple[PyTree, Sums]:
+    """Return the shapes of a training state and of its sums, as a checkpoint holds them."""
+    shapes: tuple[PyTree, Sums] = jax.eval_shape(partial(_init, strategy), jax.eval_shape(lambda: jax.random.key(0)))
+    return shapes
 
 
 def _init(strategy: Strategy, key: Array) -> tuple[PyTree, Sums]:
@@ -118,7 +124,13 @@ def _init(strategy: Strategy, key: Array) -> tuple[PyTree, Sums]:
     return state, zero_sums(len(metric_shapes(strategy, state)))
 
 
-def _jit_run(strategy: Strategy) -> Any:
+def jit_init(strategy: Strategy) -> Any:
+    """Return the program `(key) -> (state, sums)`, compiled when first called."""
+    return jax.jit(partial(_init, strategy))
+
+
+def jit_run(strategy: Strategy) -> Any:
+    """Return the program `(state, sums, start, stop) -> (state, sums)`, compiled when first called."""
     return jax.jit(partial(run, strategy), donate_argnums=(0, 1))
 
 

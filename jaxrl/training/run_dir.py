@@ -1,7 +1,6 @@
 """A run's directory: who may write it, and its small files."""
 
 import contextlib
-import errno
 import fcntl
 import json
 import math
@@ -15,15 +14,13 @@ from typing import IO, Any
 
 import yaml
 
-from jaxrl.errors import JaxrlError, RunDirInUseError, SettingsError, StorageError
+from jaxrl.errors import FULL, JaxrlError, RunDirInUseError, SettingsError, StorageError
 
 FORMAT = 1
 """Version of the directory's layout."""
 
 CONFIG, METADATA, METRICS, EPISODES = "config.yaml", "metadata.json", "metrics.jsonl", "eval_episodes.jsonl"
 LOCK = ".lock"
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What the system says when a disk takes no more."""
 
 
 class RunDir:

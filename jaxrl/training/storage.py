@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
-from jaxrl.training.checkpoints import Store, is_step
+from jaxrl.training.checkpoints import Store
 from jaxrl.training.run_dir import CONFIG, FORMAT, METADATA, RunDir, plain, read_metadata, read_yaml
 from jaxrl.training.settings import HARMLESS, Change, changes
 from jaxrl.types import PyTree
@@ -235,9 +235,7 @@ class Storage:
 
 def never_saved(path: Path) -> bool:
     """Say whether the run in `path` ended before its first checkpoint was written: nothing can be lost."""
-    folder = path / "checkpoints"
-    begun = folder.is_dir() and any(is_step(entry.name) for entry in folder.iterdir())
-    return not begun and read_metadata(path).get("saved_opt_steps") is None
+    return not Store(path / "checkpoints", 1).steps() and read_metadata(path).get("saved_opt_steps") is None
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:

@@ -138,16 +138,24 @@ def test_another_structure_is_an_error_with_the_leaf(store: Store, changed: Any,
 
 def test_strange_names_are_not_steps(store: Store) -> None:
     fill(store, 5)
-    for name in ("7", "007", "5.orbax-checkpoint-tmp-1", "notes"):
+    for name in ("007", "5.orbax-checkpoint-tmp-1", "5.removed", "-1", "\u0667", "notes"):
         (store.directory / name).mkdir()
     assert store.steps() == [5]
+
+
+def test_an_empty_directory_is_a_damaged_step(store: Store) -> None:
+    fill(store, 5)
+    (store.directory / "7").mkdir()
+    with pytest.warns(UserWarning, match=r"checkpoints/7 is passed over"):
+        step, _, _ = store.load_newest(tree())
+    assert step == 5
 
 
 def test_a_directory_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     store = Store(tmp_path / "file" / "checkpoints", keep=1)
+    store.save(1, tree(), {})
     with pytest.raises(StorageError, match="could not be written"):
-        store.save(1, tree(), {})
         store.wait()
 
 

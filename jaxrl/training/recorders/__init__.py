@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jaxrl.training.recorders.base import Progress, Recorder, Recorders, Row
 from jaxrl.training.recorders.console import ConsoleRecorder
-from jaxrl.training.recorders.jsonl import JSONLRecorder, row_step, trim
+from jaxrl.training.recorders.jsonl import JSONLRecorder, log_problems, trim
 from jaxrl.training.recorders.memory import MemoryRecorder
 from jaxrl.training.recorders.tensorboard import TensorBoardRecorder
 from jaxrl.training.run_dir import EPISODES, METRICS
@@ -21,7 +21,7 @@ __all__ = [
     "TensorBoardRecorder",
     "default_recorders",
     "episode_recorder",
-    "row_step",
+    "log_problems",
     "trim",
 ]
 

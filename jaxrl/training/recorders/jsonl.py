@@ -42,16 +42,35 @@ def trim(path: Path, opt_steps: int) -> None:
         write_atomically(path, mended)
 
 
+def log_problems(path: Path) -> list[str]:
+    """Say what is wrong with the rows of the log `path`; a torn last line is not, as a resume mends it."""
+    problems, seen, last = [], set(), 0
+    lines = path.read_text(errors="replace").split("\n")[:-1] if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        row = _parse(line)
+        if row is None:
+            problems.append(f"line {number} is no row")
+            continue
+        what = (row.get("kind"), row["opt_steps"], row.get("episode"))
+        if what in seen and row.get("kind") != "event":
+            problems.append(f"line {number} repeats a row of optimisation step {row['opt_steps']}")
+        if row["opt_steps"] < last:
+            problems.append(f"line {number} goes back from optimisation step {last} to {row['opt_steps']}")
+        seen.add(what)
+        last = row["opt_steps"]
+    return problems
+
+
 def _belongs(line: str, opt_steps: int) -> bool:
-    steps = row_step(line)
-    return steps is not None and steps <= opt_steps
+    row = _parse(line)
+    return row is not None and row["opt_steps"] <= opt_steps
 
 
-def row_step(line: str) -> int | None:
-    """Return the optimisation step of a row of a log, or `None` if the line is no row."""
+def _parse(line: str) -> dict[str, Any] | None:
+    """Return the row of a log in `line`, or `None` if there is none."""
     try:
         row: Any = json.loads(line)
-        steps = row["opt_steps"] if isinstance(row, dict) else None
-    except (ValueError, KeyError, RecursionError):
+    except (ValueError, RecursionError):
         return None
-    return steps if type(steps) is int and steps >= 0 else None
+    steps = row.get("opt_steps") if isinstance(row, dict) else None
+    return row if type(steps) is int and steps >= 0 else None

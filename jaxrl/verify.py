@@ -1,0 +1,106 @@
+"""`python -m jaxrl.verify RUN_DIR`: check every checkpoint of a run, its best policy and its logs; change nothing.
+
+Prints a line per checkpoint, `<opt_steps> <ok or what is wrong> <sha256 of the training state>`, and whatever else is
+worth knowing on standard error.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from jaxrl.cli import Parser, cache_compilations, run_main
+from jaxrl.config import build, parse
+from jaxrl.errors import JaxrlError, NoCheckpointError
+from jaxrl.strategies import Strategy
+from jaxrl.training.checkpoints import CheckpointError, Store
+from jaxrl.training.leaves import digest, like_leaves
+from jaxrl.training.program import state_shapes
+from jaxrl.training.recorders import log_problems
+from jaxrl.training.replay import replay
+from jaxrl.training.run_dir import CONFIG, EPISODES, METRICS, read_yaml, require_run
+
+
+def main(args: Sequence[str]) -> int:
+    """Parse, check, print; return the exit code: 0, or 6 if anything is bad."""
+    parser = Parser("python -m jaxrl.verify", description=__doc__)
+    parser.add_argument("run_dir", help="directory of the run")
+    parser.add_argument(
+        "--replay", action="store_true", help="train again from each checkpoint to the next, and compare every bit"
+    )
+    options = parser.parse_args(args)
+    run_dir = Path(options.run_dir)
+    require_run(run_dir)
+    cache_compilations()
+    problems = Problems()
+    strategy = rebuilt(run_dir, problems)
+    store = Store(run_dir / "checkpoints", keep=1)
+    good = list(check_checkpoints(store, strategy, problems))
+    check_best(Store(run_dir / "best", keep=1), problems)
+    for name in (METRICS, EPISODES):
+        for problem in log_problems(run_dir / name):
+            problems.add(f"{name}: {problem}")
+    if options.replay and strategy is not None:
+        for start, step, equal in replay(strategy, store, good):
+            print(f"{start} -> {step} {'bit-equal' if equal else 'differs'}", flush=True)
+            problems.found |= not equal
+    return NoCheckpointError.exit_code if problems.found else 0
+
+
+class Problems:
+    """What was found to be bad."""
+
+    def __init__(self) -> None:
+        self.found = False
+
+    def add(self, line: str) -> None:
+        """Say that something is bad."""
+        self.found = True
+        print(line, file=sys.stderr)
+
+
+def rebuilt(run_dir: Path, problems: Problems) -> Strategy | None:
+    """Build the strategy that `config.yaml` describes; `None` if it has parts made in Python, or is damaged."""
+    try:
+        if read_yaml(run_dir / CONFIG).get("custom"):
+            print("the run has parts made in Python: shapes are not compared with its settings", file=sys.stderr)
+            return None
+        request = parse(["--resume", str(run_dir)])
+        return build(request.algo, request.config)
+    except JaxrlError as error:
+        problems.add(f"{CONFIG}: {error}")
+        return None
+
+
+def check_checkpoints(store: Store, strategy: Strategy | None, problems: Problems) -> Iterator[int]:
+    """Print the line of each checkpoint; yield the steps of those that are whole."""
+    wanted = None if strategy is None else like_leaves(state_shapes(strategy))
+    steps = store.steps()
+    for step in steps:
+        try:
+            leaves, _ = store.read(step, wanted)
+        except CheckpointError as error:
+            if step not in store.steps():
+                continue  # a running process has removed it
+            problems.found = True
+            print(step, error, "-", flush=True)
+        else:
+            # A checkpoint holds the state, and then the running sums of the metrics.
+            state = {path.removeprefix("[0]"): leaf for path, leaf in leaves.items() if path.startswith("[0]")}
+            print(step, "ok", digest(state), flush=True)
+            yield step
+    if not steps:
+        problems.add(f"{store.directory} holds no checkpoint")
+
+
+def check_best(store: Store, problems: Problems) -> None:
+    """Check the best policy, if there is one."""
+    for step in store.steps():
+        try:
+            store.read(step)
+        except CheckpointError as error:
+            if step in store.steps():
+                problems.add(f"best/{step}: {error}")
+
+
+if __name__ == "__main__":
+    run_main(main)
