@@ -5,7 +5,6 @@ import errno
 import numbers
 from collections.abc import Iterable
 
-
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What the system says when a disk takes no more."""
 

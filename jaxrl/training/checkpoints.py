@@ -49,9 +49,10 @@ class MismatchError(CheckpointError):
 class Store:
     """The checkpoints in one directory, `<directory>/<opt_steps>/`; the newest `keep` stay."""
 
-    def __init__(self, directory: Path, keep: int) -> None:
+    def __init__(self, directory: Path, keep: int, regular: Callable[[int], bool] = lambda step: True) -> None:
+        """Prepare to read or write `directory`, which is made when first written to; see `surplus` for `regular`."""
         self.directory = directory.absolute()
-        self.keep = keep
+        self.keep, self.regular = keep, regular
         self.newest: int | None = None
         """The step that was last saved or loaded."""
         self._bad: set[int] = set()
@@ -118,7 +119,7 @@ class Store:
 
     def _prune(self, newest: int) -> None:
         """Remove what `surplus` says, and what a killed save or removal has left half there."""
-        for step in surplus(self.steps(), self.keep, newest):
+        for step in surplus(self.steps(), self.keep, newest, self.regular):
             self._remove(step)
         for entry in self.directory.iterdir():
             if ".orbax-checkpoint-tmp" in entry.name or entry.name.endswith(REMOVED):
@@ -268,14 +269,18 @@ def is_step(name: str) -> bool:
     return name.isascii() and name.isdecimal() and name == str(int(name))
 
 
-def surplus(steps: Iterable[int], keep: int, newest: int) -> set[int]:
-    """Return which of `steps` to remove once `newest` is known to be whole: all but the `keep` steps up to it.
+def surplus(
+    steps: Iterable[int], keep: int, newest: int, regular: Callable[[int], bool] = lambda step: True
+) -> set[int]:
+    """Return which of `steps` to remove once `newest` is known to be whole: all but the `keep` latest up to it.
 
     A step beyond `newest` was damaged and passed over, or belongs to a past that the run has gone back behind: were it
-    counted, it would cost a whole one its place.
+    counted, it would cost a whole one its place. Steps before `newest` that are not `regular`, because the run was
+    interrupted there, go first: whether a run was interrupted must not decide where it can go back to.
     """
     steps = set(steps)
-    return steps - set(sorted(step for step in steps if step <= newest)[-keep:])
+    ranked = sorted((step == newest, regular(step), step) for step in steps if step <= newest)
+    return steps - {step for *_, step in ranked[-keep:]}
 
 
 def seal(manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Train again what a run has trained, and compare."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -10,6 +9,7 @@ from jaxrl.strategies.base import Strategy
 from jaxrl.training.checkpoints import Store
 from jaxrl.training.leaves import state_digest
 from jaxrl.training.program import jit_init, jit_run, state_shapes
+from jaxrl.types import PyTree
 
 
 def replay(strategy: Strategy, store: Store, steps: Sequence[int]) -> Iterator[tuple[int, int, bool]]:
@@ -18,7 +18,8 @@ def replay(strategy: Strategy, store: Store, steps: Sequence[int]) -> Iterator[t
     A pair between which the run went back to an earlier checkpoint is left out: it was not trained in one go.
     """
     like, program = state_shapes(strategy), jit_run(strategy)
-    start, before = 0, None  # type: int, tuple[Any, dict[str, Any]] | None
+    start = 0
+    before: tuple[PyTree, dict[str, int]] | None = None
     for step in steps:
         tree, facts = store.load(step, like)
         ledger, wanted = facts["ledger"], state_digest(tree[0])

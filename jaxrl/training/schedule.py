@@ -50,6 +50,10 @@ class Schedule:
         """Return the environment steps done after `t` iterations, warm-up included."""
         return self.warmup_env_steps + t * self.env_steps_per_step
 
+    def is_regular_save(self, opt_steps: int) -> bool:
+        """Say whether a save after `opt_steps` is due by its interval, not because the run ends there."""
+        return bool(self.save_interval) and opt_steps % self.save_interval < min(opt_steps, self.opt_steps_per_step)
+
     @property
     def last(self) -> int:
         """The iteration at whose end the run ends."""

@@ -42,7 +42,14 @@ class Best(NamedTuple):
 class Storage:
     """What a run writes. A failure is reported and survived; the newest attempts decide how the run ends."""
 
-    def __init__(self, path: str | None, keep: int, settings: Mapping[str, Any], resume: Resume) -> None:
+    def __init__(
+        self,
+        path: str | None,
+        keep: int,
+        settings: Mapping[str, Any],
+        resume: Resume,
+        regular: Callable[[int], bool] = lambda opt_steps: True,
+    ) -> None:
         """Take hold of the run directory `path`, or of nothing if it is `None`.
 
         Raises:
@@ -68,7 +75,7 @@ class Storage:
         if path is None:
             return
         self.dir = RunDir(path, resume.run)
-        self.checkpoints = Store(self.dir / "checkpoints", keep)
+        self.checkpoints = Store(self.dir / "checkpoints", keep, regular)
         self.best = Store(self.dir / "best", 1)
         try:
             self._look_back(resume)
@@ -210,16 +217,21 @@ class Storage:
         return tree, facts
 
     def go_back(self, like: PyTree) -> tuple[PyTree, dict[str, Any]] | None:
-        """Load the newest valid checkpoint in good health, and drop those after it; `None` if there is none."""
+        """Load the newest checkpoint saved in good health, and drop those after it; `None` if there is none.
+
+        One that was saved at its regular turn is preferred: where a run goes back to must not hang on interruptions.
+        """
         if self.dir is None:
             return None
         self.settle()
-        try:
-            step, tree, facts = self.checkpoints.load_newest(like, good=lambda facts: facts["healthy"])
-        except NoCheckpointError:
-            return None
-        self.checkpoints.drop_after(step)
-        return tree, facts
+        for good in (lambda facts: facts["healthy"] and facts["regular"], lambda facts: facts["healthy"]):
+            try:
+                step, tree, facts = self.checkpoints.load_newest(like, good)
+            except NoCheckpointError:
+                continue
+            self.checkpoints.drop_after(step)
+            return tree, facts
+        return None
 
     def load_best(self, like: PyTree) -> Best | None:
         """Load the best policy on disk, if there is one; warn if it is damaged."""

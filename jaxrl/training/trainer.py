@@ -134,6 +134,7 @@ class Trainer:
         self.state: PyTree = None
         self._given_recorders = recorders
         self._best: Best | None = None
+        self._unwritten: dict[str, str] = {}
         self._run: Any = None
         self._sums: Any = None
         self._chunk = 0
@@ -268,12 +269,14 @@ class Trainer:
         return self.interrupt.reason
 
     def _save(self) -> None:
-        healthy = in_good_health(self.state)
-        self.ledger.tries = 0 if healthy else self.ledger.tries
-        facts = {"ledger": self.ledger.facts(), "healthy": healthy}
+        opt_steps = self.schedule.opt_steps(self.ledger.t)
+        healthy, regular = in_good_health(self.state), self.schedule.is_regular_save(opt_steps)
+        self.ledger.tries = 0 if healthy and regular else self.ledger.tries
+        unwritten = {**self._recorders.unwritten(), **self._episodes.unwritten()}
+        facts = {"ledger": self.ledger.facts(), "healthy": healthy, "regular": regular, "unwritten": unwritten}
         with self.ledger.timed("save"):
             self._storage.keep_best(self._best)  # again, if the disk did not take it
-            self._storage.save(self.schedule.opt_steps(self.ledger.t), (self.state, self._sums), facts)
+            self._storage.save(opt_steps, (self.state, self._sums), facts)
             self._storage.note(**self.ledger.summary(self.schedule), status=self.stop_reason or "running")
 
     def _keep_best(self, score: float) -> None:
@@ -314,7 +317,8 @@ class Trainer:
     @contextmanager
     def _opened(self) -> Iterator[Storage]:
         """Hold everything that lives while the run does: directory, recorders, signal handlers."""
-        storage = Storage(self.config.run_dir, self.config.keep, self.settings(), self.resume)
+        config, regular = self.config, self.schedule.is_regular_save
+        storage = Storage(config.run_dir, config.keep, self.settings(), self.resume, regular)
         self._storage, self._recorders, self._episodes = storage, Recorders([]), Recorders([])
         storage.report = lambda line: self._event("storage", line)
         storage.on_saved = self._saved
@@ -365,7 +369,7 @@ class Trainer:
     def _restore(self) -> None:
         (self.state, self._sums), facts = self._storage.load(self._compiled.like)
         try:
-            self.ledger = self.ledger.take_up(facts["ledger"])
+            self.ledger, self._unwritten = self.ledger.take_up(facts["ledger"]), facts["unwritten"]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise NoCheckpointError(
                 f"the counters in the checkpoints of {self.config.run_dir} are no counters"
@@ -377,6 +381,8 @@ class Trainer:
         self._episodes = Recorders(episode_recorder(directory))
         if self.resume.run:
             self._rewind(opt_steps if self._storage.resumes else -1)
+            self._recorders.take_up(self._unwritten)
+            self._episodes.take_up(self._unwritten)
         for note in self.strategy.notes:
             self._event("note", note)
         if self.resume.run:

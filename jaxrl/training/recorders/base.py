@@ -1,5 +1,6 @@
 """What takes in a run's rows, and a group of them of which none can stop the others."""
 
+import base64
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -22,7 +23,8 @@ class Recorder(Protocol):
     """Anything with these three methods records a run.
 
     One that also has `rewind(opt_steps)` is told when the run goes back, or goes on from an earlier process: what it
-    holds after that step is no longer so.
+    holds after that step is no longer so. One with a `name`, `unwritten() -> bytes` and `take_up(bytes)` has what a
+    full disk did not take kept in the checkpoints, so that it is not lost with the process.
     """
 
     def write(self, row: Row, /) -> None:
@@ -53,6 +55,17 @@ class Recorders:
 
     def rewind(self, opt_steps: int) -> None:
         self._each("rewind", opt_steps)
+
+    def unwritten(self) -> dict[str, str]:
+        """Return what could not be written yet, by the names of the recorders, in base64."""
+        waiting = {r.name: r.unwritten() for r in self._live if hasattr(r, "unwritten")}
+        return {name: base64.b64encode(data).decode() for name, data in waiting.items() if data}
+
+    def take_up(self, unwritten: Mapping[str, str]) -> None:
+        """Write what an earlier process could not."""
+        own: list[Any] = [recorder for recorder in self._live if getattr(recorder, "name", None) in unwritten]
+        for recorder in own:
+            recorder.take_up(base64.b64decode(unwritten[recorder.name]))
 
     def close(self) -> None:
         self._each("close")

@@ -13,6 +13,7 @@ class JSONLRecorder:
     """Append every row to a file, in the system's hands as soon as it is written."""
 
     def __init__(self, path: Path) -> None:
+        self.name = path.name
         self._log = LogFile(path)
 
     def write(self, row: Row) -> None:
@@ -26,6 +27,14 @@ class JSONLRecorder:
         self._log.release()
         trim(self._log.path, opt_steps)
         self._log.waiting = [line for line in self._log.waiting if _belongs(line.decode(), opt_steps)]
+
+    def unwritten(self) -> bytes:
+        """Return the lines that the disk has not taken."""
+        return b"".join(self._log.waiting)
+
+    def take_up(self, unwritten: bytes) -> None:
+        """Append the lines that an earlier process could not write."""
+        self._log.append(unwritten)
 
     def close(self) -> None:
         self._log.close()

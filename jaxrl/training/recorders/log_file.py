@@ -39,6 +39,12 @@ class LogFile:
         finally:
             self.release()
 
+    def carry(self) -> bytes:
+        """Let go of the file, and return the records that are not in it."""
+        self.release()
+        waiting, self.waiting = b"".join(self.waiting), []
+        return waiting
+
     def release(self) -> None:
         """Let go of the file; the next record opens it again."""
         if self._descriptor is not None:
@@ -49,6 +55,7 @@ class LogFile:
         if not self.waiting:
             return
         if self._descriptor is None:
+            self.path.parent.mkdir(exist_ok=True)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._descriptor = os.open(self.path, flags, 0o666)
         size, data = os.fstat(self._descriptor).st_size, memoryview(b"".join(self.waiting))

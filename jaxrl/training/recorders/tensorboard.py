@@ -21,6 +21,7 @@ class TensorBoardRecorder:
     def __init__(self, directory: Path) -> None:
         from tensorboardX.proto import event_pb2
 
+        self.name = directory.name
         self._directory, self._proto = directory, event_pb2
         self._log: LogFile | None = None
 
@@ -29,30 +30,40 @@ class TensorBoardRecorder:
             return
         names = [name for name in row if name != "opt_steps" and _is_number(row[name])]
         values = [{"tag": f"{row['kind']}/{name}", "simple_value": float(row[name])} for name in names]
-        self._append(step=row["opt_steps"], summary={"value": values})
+        self._append(self._record(step=row["opt_steps"], summary={"value": values}))
 
     def tick(self, progress: Progress) -> None:
         pass
 
     def rewind(self, opt_steps: int) -> None:
         """Begin a new file of events; TensorBoard then hides what older ones hold after `opt_steps`."""
-        self.close()
+        carried = self._log.carry() if self._log is not None else b""
+        self._log = None
+        self.take_up(carried)
         start = self._proto.SessionLog(status=self._proto.SessionLog.START)
-        self._append(step=opt_steps + 1, session_log=start)
+        self._append(self._record(step=opt_steps + 1, session_log=start))
+
+    def unwritten(self) -> bytes:
+        """Return the events that the disk has not taken."""
+        return b"" if self._log is None else b"".join(self._log.waiting)
+
+    def take_up(self, unwritten: bytes) -> None:
+        """Append the events that an earlier process could not write."""
+        if unwritten:
+            self._append(unwritten)
 
     def close(self) -> None:
         if self._log is not None:
             self._log.close()
             self._log = None
 
-    def _append(self, **fields: Any) -> None:
+    def _append(self, record: bytes) -> None:
         if self._log is None:
-            self._directory.mkdir(exist_ok=True)
             # The directory's files are read in the order of their names.
             name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}"
             self._log = LogFile(self._directory / name)
             self._log.append(self._record(file_version="brain.Event:2"))
-        self._log.append(self._record(**fields))
+        self._log.append(record)
 
     def _record(self, **fields: Any) -> bytes:
         """Return an event as a TFRecord: length, checksum of it, data, checksum of it."""

@@ -1,0 +1,136 @@
+"""Promises 11 and 12: a bad update is skipped; after many in a row the run goes back, and gives up only at last."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxrl
+from jaxrl import train
+from jaxrl.errors import DivergedError
+from jaxrl.strategies.guard import Health, guarded_update, healthy
+from jaxrl.training.checkpoints import Store
+from jaxrl.training.leaves import state_digest
+
+QUIET: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "record_interval": 10, "quiet": True}
+
+
+class Learner(NamedTuple):
+    key: jax.Array
+    agent: jax.Array
+    health: Health
+
+
+def poisoned(bad: Any, name: str = "loss") -> jaxrl.Strategy:
+    """A walk by guarded updates, of which the metric `name` is NaN wherever `bad(luck, opt_step)`, luck in [0, 1)."""
+
+    def update(state: jax.Array, batch: Any, luck: jax.Array, opt_step: jax.Array) -> Any:
+        metrics = {"loss": state**2, "q_mean": state}
+        spoilt = jnp.where(bad(luck, opt_step), jnp.nan, metrics[name])
+        return state + luck + 0.5, {**metrics, name: spoilt}, jnp.zeros(1)
+
+    agent = jaxrl.dqn()(jaxrl.make_env("CartPole-v1").spec)._replace(update=update)
+
+    def step(state: Learner, noise: jax.Array, t: jax.Array) -> Any:
+        luck = jax.random.uniform(noise)
+        new, health, metrics, _ = guarded_update(agent, state.agent, state.health, None, luck, t)  # type: ignore[arg-type]
+        return Learner(state.key, new, health), metrics
+
+    return jaxrl.Strategy(lambda key: Learner(key, jnp.float32(0), healthy()), jaxrl.fold, step, 1, 1)
+
+
+def events(run: Path) -> list[tuple[str, int]]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [(row["event"], row["opt_steps"]) for row in rows if row["kind"] == "event" and row["event"] != "note"]
+
+
+def steps_of_rows(run: Path) -> list[int]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row["opt_steps"] for row in rows if row["kind"] == "train"]
+
+
+@pytest.mark.parametrize("bad", [[0], [17], list(range(17, 38))], ids=["the first", "one", "21 in a row"])
+def test_skipped_updates_leave_the_agent_bitwise_as_it_was_and_are_counted(bad: list[int]) -> None:
+    strategy = poisoned(lambda luck, opt_step: (opt_step >= bad[0]) & (opt_step <= bad[-1]))
+    memory = jaxrl.MemoryRecorder()
+    trainer = jaxrl.Trainer(strategy, max_opts=50, recorders=[memory], max_chunk=1, **QUIET)
+    agents: list[str] = []
+    trainer.hooks = jaxrl.Hooks(
+        start=lambda t: agents.append(state_digest(t.state.agent)),
+        chunk=lambda t, progress: agents.append(state_digest(t.state.agent)),
+    )
+    trainer.train()
+    assert [k for k in range(50) if agents[k] == agents[k + 1]] == bad
+    assert sum(row["skipped_updates"] for row in memory.rows if row["kind"] == "train") == len(bad)
+
+
+def test_a_permanent_nan_is_tried_again_and_then_reported(tmp_path: Path) -> None:
+    run, strategy = tmp_path / "run", poisoned(lambda luck, opt_step: opt_step >= 33, "q_mean")
+    trainer = jaxrl.Trainer(strategy, max_opts=100, save_interval=10, max_skips=12, run_dir=str(run), **QUIET)
+    with pytest.raises(DivergedError) as raised:
+        trainer.train()
+    for part in ("updates in a row", "at optimisation step 33", "q_mean was not finite", "3 new tries", "agent.lr"):
+        assert part in str(raised.value)
+    assert raised.value.exit_code == 3
+    # 40 was saved while updates were being skipped: each try begins at 30, the last that was saved in good health.
+    assert events(run) == [("rollback", 30)] * 3 + [("diverged", 50)]
+    assert steps_of_rows(run) == [10, 20, 30, 40]
+    assert json.loads((run / "metadata.json").read_text())["status"] == "diverged"
+    # What was good is still there, and other settings may go on from it.
+    assert 30 in Store(run / "checkpoints", 1).steps()
+
+
+def test_with_a_passing_nan_the_run_comes_to_its_end(tmp_path: Path) -> None:
+    bad = lambda luck, opt_step: luck < 0.03  # another stream of randomness has other luck
+    settings = {"max_opts": 100, "save_interval": 10, "max_skips": 1, "max_rollbacks": 50, **QUIET}
+    digests, told = set(), set()
+    for chunk in (1, 7, None):
+        run = tmp_path / str(chunk)
+        trainer = jaxrl.Trainer(poisoned(bad), max_chunk=chunk, run_dir=str(run), **settings)
+        result = trainer.train()
+        digests.add(state_digest(result.state))
+        told.add(tuple(events(run)))
+        assert result.summary["opt_steps"] == 100
+        assert result.summary["rollbacks"] == len(events(run)) > 0
+        assert steps_of_rows(run) == list(range(10, 101, 10))
+    assert (len(digests), len(told)) == (1, 1)
+
+
+@pytest.mark.parametrize("stop", [15, 40, 43, 77])
+def test_a_run_that_went_back_resumes_bit_exactly(tmp_path: Path, stop: int) -> None:
+    settings = {"save_interval": 10, "max_skips": 1, "max_rollbacks": 50, "max_chunk": 4, **QUIET}
+    strategy = poisoned(lambda luck, opt_step: luck < 0.03)
+    whole = jaxrl.Trainer(strategy, max_opts=100, run_dir=str(tmp_path / "whole"), **settings).train()
+    run = str(tmp_path / "run")
+    jaxrl.Trainer(strategy, max_opts=stop, run_dir=run, **settings).train()
+    result = jaxrl.Trainer(strategy, max_opts=100, run_dir=run, resume=True, **settings).train()
+    assert state_digest(result.state) == state_digest(whole.state)
+
+
+def test_without_checkpoints_it_goes_back_to_the_beginning() -> None:
+    memory = jaxrl.MemoryRecorder()
+    strategy = poisoned(lambda luck, opt_step: opt_step >= 20)
+    trainer = jaxrl.Trainer(strategy, max_opts=60, max_skips=5, max_rollbacks=2, recorders=[memory], **QUIET)
+    with pytest.raises(DivergedError, match="2 new tries"):
+        trainer.train()
+    assert [row["opt_steps"] for row in memory.rows if row.get("event") == "rollback"] == [0, 0]
+
+
+@pytest.mark.parametrize(("max_skips", "skips"), [(0, 80), (30, 21)], ids=["never", "not yet"])
+def test_fewer_skips_than_the_limit_are_no_reason_to_go_back(max_skips: int, skips: int) -> None:
+    memory = jaxrl.MemoryRecorder()
+    strategy = poisoned(lambda luck, opt_step: (opt_step >= 20) & (opt_step < 20 + skips))
+    result = jaxrl.Trainer(strategy, max_opts=100, max_skips=max_skips, recorders=[memory], **QUIET).train()
+    assert result.summary["rollbacks"] == 0
+    assert sum(row["skipped_updates"] for row in memory.rows if row["kind"] == "train") == skips
+
+
+def test_the_command_line_ends_with_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "cache_compilations", lambda: None)
+    huge = ["--processor.reward-scale", "1e30", "--agent.loss", "squared"]
+    with pytest.raises(DivergedError, match="loss was not finite"):
+        train.main(["--env", "Catch-bsuite", *huge, "--run-dir", str(tmp_path / "run"), "--quiet"])
+    assert DivergedError.exit_code == 3
