@@ -9,12 +9,13 @@ damaged step is named and passed over for the one before it.
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import shutil
 import threading
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ class Store:
         arrays = {_name(i): array for i, array in enumerate(leaves.values()) if array.size}
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            with ORBAX:
+            with ORBAX, _quiet():
                 self._open().save(path, args=_save_args(arrays, manifest), force=True)
             write_atomically(path / FILES, json.dumps(file_sums(path, sync=True)))
             sync_dir(self.directory)
@@ -247,7 +248,7 @@ class Store:
         return manifest
 
     def _restore(self, step: int, like: Leaves | None) -> Any:
-        with ORBAX:
+        with ORBAX, _quiet():
             return self._open().restore(self._path(step), args=_restore_args(like))
 
     def _path(self, step: int) -> Path:
@@ -327,6 +328,17 @@ def check_files(directory: Path) -> None:
     if wrong:
         what = "missing" if wrong[0] not in found else "damaged" if wrong[0] in wanted else "not one of its own"
         raise CheckpointError(f"its file {wrong[0][:200]} is {what}")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Orbax from logging an error, traceback and all, that is raised and reported in one line as well."""
+    logger = logging.getLogger("absl")
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled
 
 
 def _empty(entry: Mapping[str, Any]) -> np.ndarray:

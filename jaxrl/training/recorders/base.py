@@ -58,7 +58,8 @@ class Recorders:
 
     def unwritten(self) -> dict[str, str]:
         """Return what could not be written yet, by the names of the recorders, in base64."""
-        waiting = {r.name: r.unwritten() for r in self._live if hasattr(r, "unwritten")}
+        own: list[Any] = [recorder for recorder in self._live if hasattr(recorder, "unwritten")]
+        waiting = {recorder.name: recorder.unwritten() for recorder in own}
         return {name: base64.b64encode(data).decode() for name, data in waiting.items() if data}
 
     def take_up(self, unwritten: Mapping[str, str]) -> None:
