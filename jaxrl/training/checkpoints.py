@@ -112,6 +112,7 @@ class Store:
             write_atomically(path / FILES, json.dumps(file_sums(path, sync=True)))
             sync_dir(self.directory)
         except Exception as error:
+            self._sweep()  # what is half there takes the room of the next
             raise StorageError(f"checkpoint {path} could not be written: {_reason(error)}") from error
         self.newest = step
         self._bad.discard(step)
@@ -119,12 +120,17 @@ class Store:
         return step
 
     def _prune(self, newest: int) -> None:
-        """Remove what `surplus` says, and what a killed save or removal has left half there."""
+        """Remove what `surplus` says."""
         for step in surplus(self.steps(), self.keep, newest, self.regular):
             self._remove(step)
-        for entry in self.directory.iterdir():
-            if ".orbax-checkpoint-tmp" in entry.name or entry.name.endswith(REMOVED):
-                shutil.rmtree(entry, ignore_errors=True)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove what a save or a removal that was cut short has left half there."""
+        with contextlib.suppress(OSError):
+            for entry in self.directory.iterdir():
+                if ".orbax-checkpoint-tmp" in entry.name or entry.name.endswith(REMOVED):
+                    shutil.rmtree(entry, ignore_errors=True)
 
     def _remove(self, step: int) -> None:
         """Remove a step, by another name: half removed, it must not look like a damaged one."""

@@ -1,0 +1,70 @@
+"""Promise 13: what one environment breaks reaches neither the agent nor the buffer nor the other environments."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl
+
+N, T, BROKEN, WHEN = 8, 30, 3, 4
+"""Environments, steps, which of them breaks, and at which step."""
+BREAK = 2
+
+
+def fragile(part: str) -> jaxrl.Env:
+    """CartPole with a third action, at which its observation or reward is NaN."""
+    env = jaxrl.make_env("CartPole-v1")
+
+    def step(state: Any, action: jax.Array, noise: Any) -> Any:
+        state, out = env.step(state, jnp.minimum(action, 1), noise)
+        nan = jnp.where(action == BREAK, jnp.nan, 0.0)
+        return state, out._replace(**{part: getattr(out, part) + nan})
+
+    return env._replace(spec=env.spec._replace(action_space=jaxrl.Discrete(3)), step=step)
+
+
+def rollout(env: jaxrl.Env, actions: jax.Array) -> Any:
+    vec = jaxrl.vectorise(env, N)
+    state, _ = vec.reset(jax.random.key(0))
+
+    def one(state: Any, given: Any) -> Any:
+        action, key = given
+        return vec.step(state, action, vec.draw(key))
+
+    return jax.jit(lambda s: jax.lax.scan(one, s, (actions, jax.random.split(jax.random.key(1), T)))[1])(state)
+
+
+@pytest.mark.parametrize("part", ["obs", "reward"])
+def test_the_other_environments_are_bitwise_as_if_nothing_had_happened(part: str) -> None:
+    actions = jax.random.randint(jax.random.key(2), (T, N), 0, 2)
+    whole = rollout(fragile(part), actions)
+    broken = rollout(fragile(part), actions.at[WHEN, BROKEN].set(BREAK))
+    others = np.arange(N) != BROKEN
+    for a, b in zip(jax.tree.leaves(whole._replace(action=0)), jax.tree.leaves(broken._replace(action=0)), strict=True):
+        if np.ndim(a) > 1:
+            np.testing.assert_array_equal(np.asarray(a)[:, others], np.asarray(b)[:, others])
+            assert np.isfinite(np.asarray(b, float)).all()
+    # The broken one was cut there, and began another episode.
+    assert not np.asarray(broken.valid)[WHEN, BROKEN]
+    assert np.asarray(broken.truncated)[WHEN, BROKEN]
+    assert np.asarray(broken.valid).sum() == T * N - 1
+
+
+@pytest.mark.parametrize("part", ["obs", "reward"])
+def test_nothing_that_is_not_finite_is_in_the_buffer_or_the_agent(part: str) -> None:
+    memory = jaxrl.MemoryRecorder()
+    strategy = jaxrl.off_policy(
+        fragile(part), jaxrl.dqn(features=(8,)), buffer=jaxrl.uniform(400, batch_size=8), num_envs=4, opt_interval=4
+    )
+    result = jaxrl.Trainer(strategy, max_opts=90, eval_interval=0, eval_episodes=0, recorders=[memory]).train()
+    row = memory.rows[-1]
+    # A third of the random actions breaks an episode; every such step is counted, and no update was spoilt by one.
+    assert row["invalid_steps"] > 20
+    assert row["skipped_updates"] == 0
+    for leaf in jax.tree.leaves((result.state.buffer, result.state.agent)):
+        assert np.isfinite(np.asarray(leaf, float)).all()
+    weights = np.asarray(result.state.buffer.weight)
+    assert 0 < weights.sum() < weights.size

@@ -1,0 +1,179 @@
+"""`python -m jaxrl.verify`: a line for every checkpoint, computed from what is on the disk, and nothing changed."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import jaxrl
+from jaxrl import train, verify
+from jaxrl.errors import SettingsError
+from jaxrl.training.checkpoints import FILES, Store
+from jaxrl.training.leaves import state_digest
+
+ARGS = (
+    *("--env", "Catch-bsuite", "--num-envs", "4", "--opt-interval", "4", "--warmup", "32", "--agent.features", "8"),
+    *("--buffer.capacity", "200", "--buffer.batch-size", "8", "--eval-interval", "20", "--eval-episodes", "2"),
+    *("--record-interval", "20", "--save-interval", "20", "--max-opts", "60", "--quiet"),
+)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("finished") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "cache_compilations", lambda: None)
+        assert train.main([*ARGS, "--run-dir", str(run)]) == 0
+    return run
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy: a run may be moved."""
+    monkeypatch.setattr(verify, "cache_compilations", lambda: None)
+    monkeypatch.setattr(train, "cache_compilations", lambda: None)
+    return Path(shutil.copytree(finished, tmp_path / "moved"))
+
+
+def verified(run: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, list[str], str]:
+    capsys.readouterr()
+    code = verify.main([str(run), *flags])
+    said = capsys.readouterr()
+    return code, said.out.splitlines(), said.err
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_a_line_for_each_checkpoint_with_the_digest_of_its_state(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(run)
+    code, lines, errors = verified(run, capsys)
+    assert (code, errors) == (0, "")
+    assert [line.split()[:2] for line in lines] == [["20", "ok"], ["40", "ok"], ["60", "ok"]]
+    assert contents(run) == before
+    # The very digest of the state that the trainer holds at its end.
+    strategy = train.build("dqn", train.parse(["--resume", str(run)]).config)
+    config = train.trainer_config(train.parse(["--resume", str(run)]).config)
+    state = jaxrl.Trainer(strategy, config, resume=True).train().state
+    assert lines[-1].split()[2] == state_digest(state)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_others_are_still_checked(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = max((run / "checkpoints" / "40" / "state").rglob("*"), key=lambda p: p.stat().st_size * p.is_file())
+    raw = bytearray(data.read_bytes())
+    raw[len(raw) // 2] ^= 4
+    data.write_bytes(raw)
+    code, lines, _ = verified(run, capsys)
+    assert code == 6
+    assert [line.split()[0] for line in lines] == ["20", "40", "60"]
+    assert [" ok " in line for line in lines] == [True, False, True]
+    assert data.name in lines[1]
+    assert lines[1].endswith(" -")
+
+
+def test_the_digest_is_of_the_arrays_not_of_the_manifest(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, lines, _ = verified(run, capsys)
+    # The arrays of 20 under the manifest of 40, with a list of files that fits: only the arrays themselves tell.
+    shutil.rmtree(run / "checkpoints" / "40" / "state")
+    shutil.copytree(run / "checkpoints" / "20" / "state", run / "checkpoints" / "40" / "state")
+    (run / "checkpoints" / "40" / FILES).unlink()
+    code, now, _ = verified(run, capsys)
+    assert code == 6
+    assert "checksum differs" in now[1]
+    assert (now[0], now[2]) == (lines[0], lines[2])
+
+
+def test_shapes_are_compared_with_the_settings(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("capacity: 200", "capacity: 400"))
+    code, lines, _ = verified(run, capsys)
+    assert code == 6
+    assert all("buffer" in line and "[200" in line and "expected [400" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "eval_episodes.jsonl"])
+def test_logs_are_checked(run: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    log = run / name
+    rows = log.read_text().splitlines(keepends=True)
+    for text, said in [
+        ("".join([*rows, rows[-1]]), "repeats a row"),
+        ("".join([rows[-1], *rows]), "goes back"),
+        ("".join([rows[0], "{]\n", *rows[1:]]), "line 2 is no row"),
+    ]:
+        log.write_text(text)
+        code, lines, errors = verified(run, capsys)
+        assert code == 6
+        assert len(lines) == 3
+        assert f"{name}: " in errors
+        assert said in errors
+    log.write_text("".join(rows)[:-5])  # torn by a kill: a resume mends it
+    assert verified(run, capsys)[0] == 0
+
+
+def test_a_damaged_best_policy_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step = Store(run / "best", 1).steps()[0]
+    (run / "best" / str(step) / "manifest" / "metadata").write_text("{}")
+    code, _, errors = verified(run, capsys)
+    assert code == 6
+    assert f"best/{step}: " in errors
+
+
+def test_replay_trains_again_to_the_same_bits(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, lines, _ = verified(run, capsys, "--replay")
+    assert code == 0
+    assert lines[3:] == ["20 -> 40 bit-equal", "40 -> 60 bit-equal"]
+
+
+def test_replay_of_a_single_checkpoint_is_from_the_beginning(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in ("40", "60"):
+        shutil.rmtree(run / "checkpoints" / step)
+    code, lines, _ = verified(run, capsys, "--replay")
+    assert code == 0
+    assert lines[1:] == ["0 -> 20 bit-equal"]
+
+
+def test_replay_sees_a_checkpoint_that_this_run_did_not_make(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = run.parent / "other"
+    assert train.main([*ARGS, "--run-dir", str(other), "--seed", "5", "--max-opts", "40"]) == 0
+    shutil.rmtree(run / "checkpoints" / "40")
+    shutil.copytree(other / "checkpoints" / "40", run / "checkpoints" / "40")
+    code, lines, _ = verified(run, capsys, "--replay")
+    assert code == 6
+    assert lines[3:] == ["20 -> 40 differs", "40 -> 60 differs"]
+
+
+def test_a_run_of_parts_made_by_hand_is_checked_without_its_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from toys_trainer import counting
+
+    run = tmp_path / "run"
+    jaxrl.Trainer(counting(), max_opts=20, save_interval=10, run_dir=str(run), quiet=True).train()
+    code, lines, errors = verified(run, capsys)
+    assert code == 0
+    assert [line.split()[:2] for line in lines] == [["10", "ok"], ["20", "ok"]]
+    assert "made in Python" in errors
+
+
+def test_no_checkpoint_is_bad_and_no_run_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(run / "checkpoints")
+    code, lines, errors = verified(run, capsys)
+    assert (code, lines) == (6, [])
+    assert "no checkpoint" in errors
+    with pytest.raises(SettingsError, match="no run directory"):
+        verify.main([str(run.parent / "nowhere")])
+
+
+def test_as_a_process_it_prints_the_lines_and_ends_with_its_code(run: Path) -> None:
+    (run / "checkpoints" / "60" / FILES).write_text("[]")
+    done = subprocess.run([sys.executable, "-m", "jaxrl.verify", str(run)], capture_output=True, text=True)
+    assert done.returncode == 6
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["20", "40", "60"]
+    assert "Traceback" not in done.stderr
+    assert json.loads((run / "metadata.json").read_text())["status"] == "max_opts"
