@@ -11,9 +11,10 @@ from jaxrl.training.recorders import (
     Recorder,
     TensorBoardRecorder,
 )
+from jaxrl.training.report import Report, Result
 from jaxrl.training.schedule import Schedule, next_boundary
 from jaxrl.training.settings import TrainerConfig
-from jaxrl.training.trainer import Hooks, Report, Result, Trainer
+from jaxrl.training.trainer import Hooks, Trainer
 
 __all__ = [
     "ConsoleRecorder",

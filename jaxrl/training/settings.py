@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from jaxrl.errors import SettingsError, check_between, check_count, nearest
+from jaxrl.strategies.base import Strategy
+from jaxrl.training.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,19 @@ class TrainerConfig:
             raise SettingsError("patience and stop_reward look at evaluations; set eval_interval as well")
         if self.stop_reward is not None:
             check_between("stop_reward", self.stop_reward, -1e30, 1e30)
+
+    def schedule(self, strategy: Strategy) -> Schedule:
+        """Return when things happen in a run of `strategy`; raise `SettingsError` for counts that do not fit it."""
+        return Schedule(
+            max_opts=self.max_opts,
+            opt_steps_per_step=strategy.opt_steps_per_step,
+            env_steps_per_step=strategy.env_steps_per_step,
+            warmup_env_steps=strategy.warmup_env_steps,
+            eval_interval=self.eval_interval,
+            record_interval=self.record_interval,
+            save_interval=self.save_interval,
+            max_env_steps=self.max_env_steps,
+        )
 
 
 HARMLESS = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"}

@@ -24,8 +24,9 @@ from jaxrl.training.ledger import Ledger
 from jaxrl.training.policy import GreedyPolicy, describe
 from jaxrl.training.program import check_step, compile_all, summarise, zero_sums
 from jaxrl.training.recorders import Progress, Recorder, Recorders, Row, default_recorders, episode_recorder
+from jaxrl.training.report import Report, Result
 from jaxrl.training.rows import episode_rows, eval_columns
-from jaxrl.training.schedule import Boundary, Schedule, next_boundary
+from jaxrl.training.schedule import Boundary, next_boundary
 from jaxrl.training.settings import TrainerConfig
 from jaxrl.training.storage import Best, Resume, Storage
 from jaxrl.types import PyTree
@@ -47,32 +48,6 @@ class Hooks(NamedTuple):
     """After each evaluation, told whether it is the best."""
     save: Callable[["Trainer", int], None] | None = None
     """When a checkpoint is whole on the disk, told its optimisation step."""
-
-
-class Report(NamedTuple):
-    """What happened at a boundary."""
-
-    opt_steps: int
-    env_steps: int
-    train: Row | None
-    """The row of metrics, if it was time to record."""
-    eval: Row | None
-    """The row of the evaluation, if it was time for one."""
-    saved: bool
-    stop: str | None
-    """Why the run ends here, or `None` if it goes on."""
-
-
-class Result(NamedTuple):
-    """What a run leaves."""
-
-    policy: GreedyPolicy | None
-    """The best policy, or the last where nothing was evaluated; `None` if the strategy has no policy."""
-    best_score: float | None
-    summary: dict[str, Any]
-    """Counters, speed, how the time was spent, and why the run stopped."""
-    state: PyTree
-    """The final training state."""
 
 
 class Trainer:
@@ -124,7 +99,7 @@ class Trainer:
             raise SettingsError("resume needs the run_dir to go on with")
         if (allow_changes or start_over) and not resume:
             raise SettingsError("allow_changes and start_over say how to resume; set resume as well")
-        self.schedule = _schedule(strategy, self.config)
+        self.schedule = self.config.schedule(strategy)
         if evaluator is None and self.config.eval_episodes:
             evaluator = evaluator_of(strategy, self.config.eval_episodes)
         self.strategy, self.evaluator, self.score, self.stop = strategy, evaluator, score, stop
@@ -155,6 +130,7 @@ class Trainer:
     def __iter__(self) -> Iterator[Report]:
         """Train, yielding at each boundary; leaving the loop early saves first."""
         self.ledger, self.stop_reason = Ledger(), None
+        self._best, self._unwritten = None, {}
         with self.ledger.timed("compile"):
             check_step(self.strategy)
         with self._opened() as storage:
@@ -322,14 +298,14 @@ class Trainer:
         self._storage, self._recorders, self._episodes = storage, Recorders([]), Recorders([])
         storage.report = lambda line: self._event("storage", line)
         storage.on_saved = self._saved
-        try:
-            with self.interrupt.signals():
+        with self.interrupt.signals():
+            try:
                 yield storage
-        except BaseException as error:
-            self.stop_reason = self.stop_reason or f"failed: {type(error).__name__}"
-            raise
-        finally:
-            self._close(storage)
+            except BaseException as error:
+                self.stop_reason = self.stop_reason or f"failed: {type(error).__name__}"
+                raise
+            finally:
+                self._close(storage)
 
     def _close(self, storage: Storage) -> None:
         try:
@@ -420,16 +396,3 @@ class Trainer:
             opt_steps_per_sec=rate * self.schedule.opt_steps_per_step,
             seconds_left=(self.schedule.last - self.ledger.t) / rate,
         )
-
-
-def _schedule(strategy: Strategy, config: TrainerConfig) -> Schedule:
-    return Schedule(
-        max_opts=config.max_opts,
-        opt_steps_per_step=strategy.opt_steps_per_step,
-        env_steps_per_step=strategy.env_steps_per_step,
-        warmup_env_steps=strategy.warmup_env_steps,
-        eval_interval=config.eval_interval,
-        record_interval=config.record_interval,
-        save_interval=config.save_interval,
-        max_env_steps=config.max_env_steps,
-    )

@@ -30,7 +30,7 @@ SETTINGS = {
 AFTER = {
     "compile": 1, "warm-up": 1, "training": 7, "evaluation": 2, "save begins": 3, "arrays are written": 3,
     "files are summed": 3, "prune": 2, "half pruned": 2, "best is written": 1, "row": 4, "metadata": 5,
-    "log is mended": 1,
+    "log is mended": 1, "end": 1,
 }  # fmt: skip
 """The points, and at which passing of each the signal is sent."""
 
@@ -108,6 +108,7 @@ def watch(passing: Callable[[str], None]) -> None:
     before(jsonl.JSONLRecorder, "write", "row")
     before(storage.RunDir, "write_metadata", "metadata")
     before(jsonl, "trim", "log is mended")
+    before(storage.Storage, "finish", "end")
 
 
 if __name__ == "__main__":

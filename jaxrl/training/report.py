@@ -1,0 +1,33 @@
+"""What a run tells of itself: at each boundary, and at its end."""
+
+from typing import Any, NamedTuple
+
+from jaxrl.training.policy import GreedyPolicy
+from jaxrl.training.recorders import Row
+from jaxrl.types import PyTree
+
+
+class Report(NamedTuple):
+    """What happened at a boundary."""
+
+    opt_steps: int
+    env_steps: int
+    train: Row | None
+    """The row of metrics, if it was time to record."""
+    eval: Row | None
+    """The row of the evaluation, if it was time for one."""
+    saved: bool
+    stop: str | None
+    """Why the run ends here, or `None` if it goes on."""
+
+
+class Result(NamedTuple):
+    """What a run leaves."""
+
+    policy: GreedyPolicy | None
+    """The best policy, or the last where nothing was evaluated; `None` if the strategy has no policy."""
+    best_score: float | None
+    summary: dict[str, Any]
+    """Counters, speed, how the time was spent, and why the run stopped."""
+    state: PyTree
+    """The final training state."""
