@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import logging
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ def run_main(main: Callable[[Sequence[str]], int]) -> None:
     What a user can cause is one line on standard error, never a traceback; so is a warning.
     """
     warnings.showwarning = lambda message, *where: print(f"warning: {_one_line(Warning(message))}", file=sys.stderr)
+    logging.getLogger("asyncio").disabled = True  # where Orbax's threads leave tracebacks of what is reported anyway
     try:
         code = main(sys.argv[1:])
         print(end="", flush=True)

@@ -41,7 +41,12 @@ def env_of(policy: GreedyPolicy) -> Env:
         raise SettingsError(
             f"the environment {settings['env']} was made in Python; use load_policy and Evaluator there"
         )
-    return make_env(settings["env"], **settings.get("env_args", {}))
+    name, params = settings.get("env"), settings.get("env_args", {})
+    if not isinstance(name, str) or not isinstance(params, dict):
+        raise SettingsError(
+            f"the best policy's environment is {name!r} with {params!r}; expected a name and parameters"
+        )
+    return make_env(name, **params)
 
 
 if __name__ == "__main__":

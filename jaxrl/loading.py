@@ -34,7 +34,9 @@ def load_policy(run_dir: str | Path, strategy: Strategy | None = None) -> Greedy
             policy, like = _rebuild(facts, strategy, run_dir)
             params, _ = store.load(step, like)
             return GreedyPolicy(policy, params, facts)
-        except (CheckpointError, KeyError, TypeError, AttributeError) as error:
+        except SettingsError:
+            raise
+        except (CheckpointError, KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             if step in store.steps():  # else a running process has just replaced it by a better one
                 reason = error if isinstance(error, CheckpointError) else "what describes it is incomplete"
                 raise NoCheckpointError(f"the best policy of {run_dir}, best/{step}, is damaged: {reason}") from error

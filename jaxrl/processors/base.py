@@ -54,6 +54,10 @@ class Processor(NamedTuple):
     """What rebuilds it, under the names of `ProcessorConfig`; `None` for one made by hand."""
 
 
+OFF = {"frame_stack": 1, "reward_scale": 1.0, "reward_clip": 0.0}
+"""What the settings of a processor say of the parts that it leaves out."""
+
+
 def chain(*processors: Processor) -> Processor:
     """Run `processors` in order, each on what the one before it made; the last one makes the transitions.
 
@@ -65,6 +69,8 @@ def chain(*processors: Processor) -> Processor:
         raise SettingsError(
             "chain: the last processor, and only that, must make transitions; end with one_step() or n_step(n)"
         )
+    if len(processors) == 1:
+        return processors[0]
     settings = [p.settings for p in processors]
     return Processor(
         init=partial(_init, processors),

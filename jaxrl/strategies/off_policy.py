@@ -10,7 +10,7 @@ from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.envs.base import Env, VecEnv, VecEnvState, vectorise
 from jaxrl.errors import SettingsError, check_count
-from jaxrl.processors.base import Processor, begin
+from jaxrl.processors.base import OFF, Processor, begin
 from jaxrl.processors.n_step import one_step
 from jaxrl.strategies.base import Policy, Strategy, fold, iterate
 from jaxrl.strategies.guard import Health, guarded_update, healthy
@@ -160,7 +160,7 @@ def _settings(parts: _Parts, env: Env, opt_interval: int, warmup: int) -> dict[s
         "env": env.settings,
         "agent": parts.agent.settings,
         "buffer": parts.buffer.settings,
-        "processor": parts.processor.settings,
+        "processor": parts.processor.settings and {**OFF, **parts.processor.settings},
     }
     return {
         "algo": parts.agent.name,

@@ -174,6 +174,17 @@ class Store:
         """Return the facts of the newest step whose files are whole; raise `NoCheckpointError` if there is none."""
         return self._newest(lambda step: self.manifest(step)["facts"])
 
+    def check_newest(self, like: PyTree) -> None:
+        """Raise as `load_newest` does if the newest step cannot be loaded into `like`; read only its manifest."""
+        wanted = like_leaves(like)
+
+        def fits(step: int) -> bool:
+            if different := mismatch(self.manifest(step)["leaves"], wanted):
+                raise MismatchError(different)
+            return True
+
+        self._newest(fits)
+
     def _newest(self, read: Callable[[int], Any]) -> Any:
         """Return the first that is not `None` of what `read` makes of the steps, from the newest on."""
         self.wait()
@@ -245,6 +256,8 @@ class Store:
                 raise CheckpointError("its manifest is damaged: its checksum differs")
             if version == FORMAT and manifest["step"] != step:
                 raise CheckpointError(f"it was saved as step {manifest['step']!r}")
+            if version == FORMAT:
+                _check_types(manifest)
         except CheckpointError:
             raise
         except Exception as error:
@@ -334,6 +347,15 @@ def check_files(directory: Path) -> None:
     if wrong:
         what = "missing" if wrong[0] not in found else "damaged" if wrong[0] in wanted else "not one of its own"
         raise CheckpointError(f"its file {wrong[0][:200]} is {what}")
+
+
+def _check_types(manifest: Mapping[str, Any]) -> None:
+    """Raise `CheckpointError` unless a manifest's parts have the types that all else relies on."""
+    entries = manifest["leaves"]
+    good = isinstance(manifest["facts"], dict) and isinstance(entries, list)
+    kinds = {"path": str, "shape": list, "dtype": str, "crc32": int}
+    if not good or not all(isinstance(e, dict) and {k: type(v) for k, v in e.items()} == kinds for e in entries):
+        raise CheckpointError("its manifest is none of jaxrl's")
 
 
 @contextlib.contextmanager

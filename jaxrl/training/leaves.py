@@ -78,16 +78,15 @@ def mismatch(saved: Sequence[Entry], wanted: Mapping[str, Any]) -> str | None:
 
 
 def _flatten(tree: PyTree) -> list[tuple[str, Any]]:
-    """List the leaves with their paths; keys as their data, shapes staying shapes."""
+    """List the leaves with their paths; keys as their data under a path that names their kind; shapes stay shapes."""
 
-    def data(leaf: Any) -> Any:
+    def plain(path: str, leaf: Any) -> tuple[str, Any]:
         if not _is_key(leaf):
-            return leaf
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            return jax.eval_shape(jax.random.key_data, leaf)
-        return jax.random.key_data(leaf)
+            return path, leaf
+        data = jax.eval_shape if isinstance(leaf, jax.ShapeDtypeStruct) else lambda f, key: f(key)
+        return f"{path}<{leaf.dtype._impl.name}>", data(jax.random.key_data, leaf)
 
-    return [(jax.tree_util.keystr(path), data(leaf)) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    return [plain(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
 def _is_key(leaf: Any) -> bool:

@@ -83,7 +83,12 @@ class Ledger:
         return facts
 
     def take_up(self, facts: dict[str, Any]) -> "Ledger":
-        """Return the ledger of a run that goes on from `facts`, with the seconds that this process has spent."""
+        """Return the ledger of a run that goes on from `facts`, with the seconds that this process has spent.
+
+        Raises:
+          ValueError: `facts` are not what `facts()` returns.
+        """
+        _check(facts)
         seconds = {part: facts["seconds"].get(part, 0.0) + self.seconds[part] for part in PARTS}
         return Ledger(**{**facts, "seconds": seconds, "_begun": self._begun})
 
@@ -107,3 +112,16 @@ class Ledger:
             "wall_s": wall,
             "seconds": {**self.seconds, "other": max(0.0, wall - sum(self.seconds.values()))},
         }
+
+
+def _check(facts: Any) -> None:
+    """Raise `ValueError` unless `facts` have the names and types that `Ledger.facts` gives them."""
+    like = Ledger().facts()
+    if not isinstance(facts, dict) or facts.keys() != like.keys() or not isinstance(facts["seconds"], dict):
+        raise ValueError(f"expected counters named {', '.join(like)}")
+    for name, value in [*facts.items(), *facts["seconds"].items()]:
+        count = type(like.get(name)) is int
+        if count and (type(value) is not int or value < 0):
+            raise ValueError(f"{name} is {value!r}; expected a count")
+        if not count and name != "seconds" and value is not None and type(value) not in (int, float):
+            raise ValueError(f"{name} is {value!r}; expected a number")

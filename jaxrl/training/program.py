@@ -153,4 +153,5 @@ def check_step(strategy: Strategy) -> None:
     new, metrics = jax.eval_shape(strategy.step, state, noise, jnp.uint32(0))
     require_same("strategy: the state after step", new, "that after init", state)
     if not isinstance(metrics, Mapping):
-        raise SettingsError(f"strategy: step returned {type(metrics).__name__} as metrics; expected a dict of scalars")
+        came = f"{metrics.dtype}{list(metrics.shape)}" if hasattr(metrics, "dtype") else type(metrics).__name__
+        raise SettingsError(f"strategy: step returned {came} as metrics; expected a dict of scalars")

@@ -7,7 +7,6 @@ import math
 import os
 import platform
 import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -149,6 +148,13 @@ def _raise(error: OSError) -> None:
         raise error
 
 
+def require_free(path: str | Path) -> None:
+    """Raise `RunDirInUseError` if another process holds the directory, before anything slow is begun."""
+    lock = Path(path) / LOCK
+    if lock.is_file() and not lock.is_symlink() and os.access(lock, os.W_OK):
+        _lock(Path(path)).close()
+
+
 def _lock(path: Path) -> IO[str]:
     """Lock the directory for the life of this process; the lock dies with it, however it ends."""
     file = open(path / LOCK, "a+", errors="replace")  # noqa: SIM115
@@ -175,7 +181,8 @@ def sync_dir(path: Path) -> None:
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a file whole or not at all: to a temporary one beside it, then rename."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.tmp")  # there is one writer, and what a kill left is overwritten
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
         with os.fdopen(descriptor, "w") as file:
             file.write(text)

@@ -1,7 +1,9 @@
 """All that a run writes: its directory, checkpoints and best policy. Without a directory it writes nothing."""
 
+import math
 import platform
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -11,7 +13,7 @@ import jax
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.training.checkpoints import Store
-from jaxrl.training.run_dir import CONFIG, FORMAT, METADATA, RunDir, plain, read_metadata, read_yaml
+from jaxrl.training.run_dir import CONFIG, EPISODES, FORMAT, METADATA, METRICS, RunDir, plain, read_metadata, read_yaml
 from jaxrl.training.settings import HARMLESS, Change, changes
 from jaxrl.types import PyTree
 
@@ -71,7 +73,7 @@ class Storage:
         """How settings and versions differ from those of the checkpoint."""
         self._failures: dict[str, StorageError] = {}
         self._pending: float | None = None
-        self._settings = plain(settings)
+        self._settings, self._resume = plain(settings), resume
         if path is None:
             return
         self.dir = RunDir(path, resume.run)
@@ -79,7 +81,9 @@ class Storage:
         self.best = Store(self.dir / "best", 1)
         try:
             self._look_back(resume)
-            self._describe()
+            self.dir.sign()
+            if not self.resumes:
+                self._describe()
         except BaseException:
             self.dir.release()
             raise
@@ -100,22 +104,23 @@ class Storage:
             except NoCheckpointError as error:
                 raise NoCheckpointError(f"{error}; begin the run again with --start-over") from error
             self.resumes = True
-        self.changes = [change for part in ("settings", "versions") for change in self._changes(part, old)]
+        self._compare(old)
+
+    def _compare(self, old: Mapping[str, Any]) -> None:
+        """Take note of how settings and versions differ from `old`; refuse what decides the training."""
+        settings, installed = self._settings, versions(VERSIONS)
+        self.changes = changes(old.get("settings"), settings)
+        self.changes += changes(old.get("versions", installed), installed, "versions")
         decisive = [change for change in self.changes if change.name not in HARMLESS]
-        if decisive and not resume.allow_changes:
+        if decisive and not self._resume.allow_changes:
             raise SettingsError(
-                f"{self.dir.path} was trained with other settings or versions ({'; '.join(map(str, decisive))}); "
+                f"{self.path} was trained with other settings or versions ({'; '.join(map(str, decisive))}); "
                 "go on with its own, or allow the change with --allow-changes"
             )
-
-    def _changes(self, part: str, old: Mapping[str, Any]) -> list[Change]:
-        new = {"settings": self._settings, "versions": versions(VERSIONS)}[part]
-        return changes(old.get(part, new), new, "" if part == "settings" else part)
 
     def _describe(self) -> None:
         """Write what describes the run."""
         assert self.dir is not None
-        self.dir.sign()
         created = {} if self.resumes else {"created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "opt_steps": 0}
         try:
             self.dir.write_config(self._settings)
@@ -206,15 +211,21 @@ class Storage:
 
     # --- reading ---
 
-    def load(self, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
-        """Load the newest valid checkpoint; return its state and facts.
+    def check_fits(self, like: PyTree) -> None:
+        """Raise `SettingsError`, naming the leaf, if the checkpoint to go on from does not fit `like`."""
+        self.checkpoints.check_newest(like)
+
+    def load(self, like: PyTree) -> tuple[int, PyTree, dict[str, Any]]:
+        """Load the newest valid checkpoint; return its step, state and facts.
 
         Raises:
           NoCheckpointError: no checkpoint is valid.
           SettingsError: it was made for another structure; the leaf is named.
         """
-        _, tree, facts = self.checkpoints.load_newest(like)
-        return tree, facts
+        step, tree, facts = self.checkpoints.load_newest(like)
+        self._compare(facts)  # again: it may be an older one than that which was looked at first
+        self._describe()
+        return step, tree, facts
 
     def go_back(self, like: PyTree) -> tuple[PyTree, dict[str, Any]] | None:
         """Load the newest checkpoint saved in good health, and drop those after it; `None` if there is none.
@@ -241,13 +252,23 @@ class Storage:
             step, params, facts = self.best.load_newest(like)
         except NoCheckpointError:
             return None
-        self.best_score = facts["score"]
-        return Best(step, facts["score"], params, facts)
+        score = facts.get("score")
+        if not isinstance(score, int | float) or not math.isfinite(score):
+            warnings.warn(
+                f"best policy {self.best.directory / str(step)} is passed over: it has no score", stacklevel=2
+            )
+            return None
+        self.best_score = score
+        return Best(step, score, params, facts)
 
 
 def never_saved(path: Path) -> bool:
-    """Say whether the run in `path` ended before its first checkpoint was written: nothing can be lost."""
-    return not Store(path / "checkpoints", 1).steps() and read_metadata(path).get("saved_opt_steps") is None
+    """Say whether the run in `path` ended before its first checkpoint was written, so that nothing can be lost."""
+    if Store(path / "checkpoints", 1).steps():
+        return False
+    if metadata := read_metadata(path):
+        return metadata.get("saved_opt_steps") is None
+    return not any((path / name).exists() for name in (METRICS, EPISODES, "best"))
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:

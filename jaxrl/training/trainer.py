@@ -22,10 +22,11 @@ from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, evaluator_
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.policy import GreedyPolicy, describe
-from jaxrl.training.program import check_step, compile_all, summarise, zero_sums
+from jaxrl.training.program import check_step, compile_all, state_shapes, summarise, zero_sums
 from jaxrl.training.recorders import Progress, Recorder, Recorders, Row, default_recorders, episode_recorder
 from jaxrl.training.report import Report, Result
 from jaxrl.training.rows import episode_rows, eval_columns
+from jaxrl.training.run_dir import require_free
 from jaxrl.training.schedule import Boundary, next_boundary
 from jaxrl.training.settings import TrainerConfig
 from jaxrl.training.storage import Best, Resume, Storage
@@ -131,6 +132,8 @@ class Trainer:
         """Train, yielding at each boundary; leaving the loop early saves first."""
         self.ledger, self.stop_reason = Ledger(), None
         self._best, self._unwritten = None, {}
+        if self.config.run_dir is not None:
+            require_free(self.config.run_dir)
         with self.ledger.timed("compile"):
             check_step(self.strategy)
         with self._opened() as storage:
@@ -325,6 +328,8 @@ class Trainer:
         self._eval_key = jax.random.fold_in(key, EVAL_STREAM)
         self._chunk = self.max_chunk or 256
         with self.ledger.timed("compile"):
+            if self._storage.resumes:
+                self._storage.check_fits(state_shapes(self.strategy))
             compiled = compile_all(self.strategy, key, self.evaluator, self._params, self._storage.resumes)
             self._compiled, self._run, self._metrics = compiled, compiled.run, compiled.metrics
         with self.ledger.timed("init"):
@@ -343,13 +348,19 @@ class Trainer:
             self._evaluate()
 
     def _restore(self) -> None:
-        (self.state, self._sums), facts = self._storage.load(self._compiled.like)
+        step, (self.state, self._sums), facts = self._storage.load(self._compiled.like)
         try:
-            self.ledger, self._unwritten = self.ledger.take_up(facts["ledger"]), facts["unwritten"]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            self.ledger, self._unwritten = self.ledger.take_up(facts["ledger"]), dict(facts["unwritten"])
+        except (KeyError, ValueError) as error:
             raise NoCheckpointError(
-                f"the counters in the checkpoints of {self.config.run_dir} are no counters"
+                f"checkpoint {step} of {self.config.run_dir} is none of jaxrl's: {error}"
             ) from error
+        now = self.schedule.opt_steps(self.ledger.t)
+        if now != step:
+            raise SettingsError(
+                f"checkpoint {step} of {self.config.run_dir} was made after {self.ledger.t} iterations, "
+                f"which under these settings are {now} optimisation steps; keep num_envs and opt_interval"
+            )
 
     def _open_logs(self) -> None:
         directory, opt_steps = self._storage.path, self.schedule.opt_steps(self.ledger.t)

@@ -1,0 +1,278 @@
+"""The best and the newest are kept, and no more than asked for; and the small rules that this rests on."""
+
+import json
+import math
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from toys_trainer import Scripted, counting
+
+import jaxrl
+from jaxrl.training.checkpoints import Store, surplus
+from jaxrl.training.ledger import Ledger
+from jaxrl.training.recorders import log_problems, trim
+from jaxrl.training.settings import Change, changes
+
+# --- whole runs -------------------------------------------------------------------------------------------------
+
+
+class Plan(NamedTuple):
+    """A run with one evaluation after every optimisation step, left and gone on with after `left`, if it is there."""
+
+    scores: list[float]
+    save_interval: int
+    keep: int
+    left: int | None
+
+    def saved(self, end: int) -> list[int]:
+        """Return the steps that are saved up to `end`, where the run is left or ends."""
+        turns = {step for step in range(1, end + 1) if step % self.save_interval == 0}
+        return sorted(turns | {end} | ({self.left} if self.left and self.left <= end else set()))
+
+
+def plan(seed: int) -> Plan:
+    """Return a random plan; few different scores, so that there are ties."""
+    chance = random.Random(seed)
+    odd = [math.nan, math.inf, -math.inf]
+    some = [chance.uniform(-10, 10) for _ in range(3)]
+    kinds = chance.choice([some, [*some, *odd], odd, [*some, math.nan], [*some, math.inf, math.inf]])
+    scores = [chance.choice(kinds) for _ in range(chance.randint(2, 9))]
+    left = chance.choice([None, chance.randint(1, len(scores) - 1)])
+    return Plan(scores, chance.randint(1, 3), chance.randint(1, 4), left)
+
+
+def best_of(scores: Sequence[float]) -> int | None:
+    """Return the first step with the greatest of the finite scores."""
+    finite = [score for score in scores if math.isfinite(score)]
+    return 1 + list(scores).index(max(finite)) if finite else None
+
+
+def bests(scores: Sequence[float]) -> list[bool]:
+    """Say of each score whether it was the best when it came."""
+    return [best_of(scores[:n]) == n for n in range(1, len(scores) + 1)]
+
+
+def kept(run: Path, part: str) -> list[int]:
+    """Return the steps that are kept, after a look into each for the state of just that step, and for anything else."""
+    if not (run / part).is_dir():
+        return []
+    store = Store(run / part, 1)
+    for step in store.steps():
+        leaves, _ = store.read(step)
+        assert [int(array) for path, array in leaves.items() if path.endswith(".steps")] == [step]
+    store.close()
+    assert sorted(str(step) for step in store.steps()) == sorted(entry.name for entry in (run / part).iterdir())
+    return store.steps()
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        *(pytest.param(range(5 * n, 5 * n + 5), id=f"{5 * n}-{5 * n + 4}") for n in range(4)),
+        *(pytest.param(range(n, n + 20), id=f"{n}-{n + 19}", marks=pytest.mark.slow) for n in range(20, 200, 20)),
+    ],
+)
+def test_exactly_the_best_and_the_newest_are_kept(tmp_path: Path, seeds: Sequence[int]) -> None:
+    for seed in seeds:
+        wanted, run = plan(seed), tmp_path / str(seed)
+        for end in [*([wanted.left] if wanted.left else []), len(wanted.scores)]:
+            begun = len(bests_logged(run))
+            trainer = trainer_of(wanted, run, begun)
+            for report in trainer:
+                if report.opt_steps == end:
+                    break
+            scores = wanted.scores[:end]
+            best = best_of(scores)
+            assert kept(run, "best") == ([] if best is None else [best]), (seed, scores)
+            assert kept(run, "checkpoints") == wanted.saved(end)[-wanted.keep :], (seed, wanted)
+            assert bests_logged(run) == bests(scores), (seed, scores)
+            assert trainer.result().best_score == (None if best is None else scores[best - 1])
+            assert json.loads((run / "metadata.json").read_text())["best_opt_steps"] == best
+
+
+def trainer_of(wanted: Plan, run: Path, begun: int) -> jaxrl.Trainer:
+    """Return a trainer that begins the run, or goes on with it after `begun` evaluations."""
+    return jaxrl.Trainer(
+        counting(),
+        evaluator=Scripted(*([score] for score in wanted.scores[begun:])),
+        score=lambda evaluation: float(evaluation.returns[0]),
+        max_opts=len(wanted.scores),
+        eval_interval=1,
+        record_interval=0,
+        save_interval=wanted.save_interval,
+        keep=wanted.keep,
+        run_dir=str(run),
+        resume=begun > 0,
+        recorders=[],
+    )
+
+
+def bests_logged(run: Path) -> list[bool]:
+    """Return what the log says of each evaluation."""
+    log = run / "metrics.jsonl"
+    rows = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    return [row["is_best"] for row in rows if row["kind"] == "eval"]
+
+
+# --- which checkpoints go ---------------------------------------------------------------------------------------
+
+STEPS = st.sets(st.integers(0, 40), min_size=1)
+
+
+@given(steps=STEPS, keep=st.integers(1, 6), data=st.data())
+def test_what_stays_are_the_newest_up_to_the_one_that_is_whole(steps: set[int], keep: int, data: st.DataObject) -> None:
+    newest = data.draw(st.sampled_from(sorted(steps)))
+    gone = surplus(steps, keep, newest)
+    stay = steps - gone
+    assert gone <= steps
+    assert newest in stay
+    assert len(stay) == min(keep, sum(step <= newest for step in steps))
+    assert all(old < min(stay) or old > newest for old in gone)
+
+
+@given(saves=st.lists(st.integers(1, 40), min_size=1, unique=True), keep=st.integers(1, 6))
+def test_pruning_after_every_save_keeps_as_many_as_pruning_once(saves: list[int], keep: int) -> None:
+    there: set[int] = set()
+    for step in sorted(saves):
+        there |= {step}
+        there -= surplus(there, keep, step)
+        assert len(there) <= keep
+    assert there == set(saves) - surplus(saves, keep, max(saves))
+
+
+# --- which settings differ --------------------------------------------------------------------------------------
+
+LEAVES = st.one_of(st.integers(-2, 2), st.text("ab", max_size=2), st.lists(st.integers(0, 1), max_size=2))
+NAMES = st.sampled_from(["lr", "seed", "env", "agent"])
+SETTINGS = st.recursive(
+    st.dictionaries(NAMES, LEAVES, max_size=4),
+    lambda inner: st.dictionaries(NAMES, st.one_of(LEAVES, inner), max_size=4),
+    max_leaves=8,
+)
+
+
+def flat(settings: Any, name: str = "") -> dict[str, Any]:
+    """Return the leaves of nested settings by their names; an empty group is a leaf."""
+    if not isinstance(settings, dict) or not settings:
+        return {name: settings}
+    parts = [flat(value, f"{name}.{key}" if name else key) for key, value in settings.items()]
+    return {key: value for part in parts for key, value in part.items()}
+
+
+@given(old=SETTINGS, new=SETTINGS)
+def test_settings_that_differ_are_named_once_each_and_the_same_from_both_sides(old: dict, new: dict) -> None:
+    there, back = changes(old, new), changes(new, old)
+    assert (there == []) == (old == new)
+    assert len({change.name for change in there}) == len(there)
+    assert {(c.name, repr(c.old), repr(c.new)) for c in there} == {(c.name, repr(c.new), repr(c.old)) for c in back}
+
+
+@given(old=SETTINGS, data=st.data())
+def test_exactly_the_changed_leaf_is_named_with_both_values(old: dict, data: st.DataObject) -> None:
+    leaves = {name: value for name, value in flat(old).items() if name}
+    if not leaves:
+        return
+    path = data.draw(st.sampled_from(sorted(leaves)))
+    new = json.loads(json.dumps(old))
+    group = new
+    *groups, last = path.split(".")
+    for part in groups:
+        group = group[part]
+    group[last] = "another"
+    assert changes(old, new) == [Change(path, leaves[path], "another")]
+
+
+# --- which score is best ----------------------------------------------------------------------------------------
+
+SCORES = st.lists(st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.sampled_from([0.0, -0.0, 1.0])))
+
+
+@given(scores=SCORES)
+def test_judging_agrees_with_looking_at_all_scores_at_once(scores: list[float]) -> None:
+    ledger = Ledger()
+    assert [ledger.judge(score, 10 * n) for n, score in enumerate(scores, start=1)] == bests(scores)
+    best = best_of(scores)
+    assert ledger.best_opt_steps == (None if best is None else 10 * best)
+    assert ledger.best_score == (None if best is None else scores[best - 1])
+    assert ledger.evals_without_best == len(scores) - (best or 0)
+    assert ledger.last_score == (scores[-1] if scores and math.isfinite(scores[-1]) else None)
+
+
+@given(scores=SCORES, data=st.data())
+def test_judging_goes_on_after_a_resume_as_if_there_had_been_none(scores: list[float], data: st.DataObject) -> None:
+    whole, parts = Ledger(), Ledger()
+    at = data.draw(st.integers(0, len(scores)))
+    for n, score in enumerate(scores):
+        if n == at:
+            parts = Ledger().take_up(json.loads(json.dumps(parts.facts())))
+        assert parts.judge(score, n) == whole.judge(score, n)
+    skipped = ("wall_s", "seconds")
+    facts = [{k: v for k, v in ledger.facts().items() if k not in skipped} for ledger in (whole, parts)]
+    assert facts[0] == facts[1]
+
+
+# --- mending logs -----------------------------------------------------------------------------------------------
+
+
+def metrics_log(steps: int) -> list[dict[str, Any]]:
+    """Return rows as of a run that records every step and evaluates every other."""
+    rows: list[dict[str, Any]] = []
+    for step in range(1, steps + 1):
+        rows += [{"kind": "eval", "opt_steps": step, "eval_reward": 0.5}] if step % 2 == 0 else []
+        rows += [{"kind": "train", "opt_steps": step, "loss": None}]
+        rows += [{"kind": "event", "opt_steps": step, "message": "é\n{"}] * (step % 3 == 0) * 2
+    return rows
+
+
+def episodes_log(steps: int) -> list[dict[str, Any]]:
+    return [{"opt_steps": step, "episode": n, "return": -0.0} for step in range(1, steps + 1) for n in range(3)]
+
+
+@pytest.mark.parametrize("rows_of", [metrics_log, episodes_log], ids=["metrics", "episodes"])
+@given(steps=st.integers(0, 8), cut=st.integers(0, 3000), at=st.integers(-1, 9))
+def test_a_log_cut_anywhere_is_mended_to_what_came_before(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows_of: Callable[[int], list[dict[str, Any]]],
+    steps: int,
+    cut: int,
+    at: int,
+) -> None:
+    rows = rows_of(steps)
+    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    cut = min(cut, len(text))
+    path = tmp_path_factory.mktemp("logs") / "log"
+    path.write_bytes(text[:cut])
+    assert log_problems(path) == []
+    trim(path, at)
+    mended = [json.loads(line) for line in path.read_text().splitlines()]
+    whole = text[:cut].count(b"\n") + (cut < len(text) and text[cut : cut + 1] == b"\n")
+    assert mended == [row for row in rows[:whole] if row["opt_steps"] <= at]
+    assert log_problems(path) == []
+    # The run goes on from there; had it lost none of the rows up to there, the log is as if it had never stopped.
+    with open(path, "a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows if row["opt_steps"] > at)
+    assert log_problems(path) == []
+    if whole == len(rows):
+        assert path.read_bytes() == text
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ([{"kind": "train", "opt_steps": 2}, {"kind": "train", "opt_steps": 2}], "line 2 repeats a row"),
+        ([{"opt_steps": 2, "episode": 0}, {"opt_steps": 2, "episode": 0}], "line 2 repeats a row"),
+        ([{"kind": "train", "opt_steps": 2}, {"kind": "eval", "opt_steps": 1}], "line 2 goes back"),
+        ([{"kind": "train"}, {"kind": "train", "opt_steps": 1}], "line 1 is no row"),
+        ([{"kind": "train", "opt_steps": 1}, "torn", {"kind": "train", "opt_steps": 2}], "line 2 is no row"),
+    ],
+)
+def test_a_log_that_no_run_writes_has_its_problem_named(tmp_path: Path, rows: list[Any], problem: str) -> None:
+    path = tmp_path / "log"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (found,) = log_problems(path)
+    assert found.startswith(problem)

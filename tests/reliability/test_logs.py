@@ -1,0 +1,265 @@
+"""Logs that outlive a kill at any moment, and recorders that fail alone."""
+
+import json
+import multiprocessing
+import random
+import struct
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.record_writer import masked_crc32c
+from toys_trainer import CountState, counting
+
+import jaxrl
+from jaxrl.training.evaluator import Evaluation
+from jaxrl.training.leaves import state_digest
+from jaxrl.training.recorders import TensorBoardRecorder, log_problems
+
+LOGS = ("metrics.jsonl", "eval_episodes.jsonl")
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """Read the whole lines of a log; a torn last one is left out, any other fails."""
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+
+def timeless(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows that a run must repeat: all but events, less what was measured by the clock."""
+    return [{k: v for k, v in row.items() if not _by_the_clock(k)} for row in rows if row.get("kind") != "event"]
+
+
+def scalars(directory: Path) -> list[tuple[str, int, float]]:
+    """Read tag, step and value of all that TensorBoard shows of `directory`, less what was measured by the clock.
+
+    It reads the files in the order of their names, each as far as it is whole, and drops what a later start of a
+    session takes back.
+    """
+    found: list[tuple[str, int, float]] = []
+    for path in sorted(directory.iterdir()):
+        for event in events(path):
+            if event.session_log.status == SessionLog.START:
+                found = [scalar for scalar in found if scalar[1] < event.step]
+            found += [(value.tag, event.step, value.simple_value) for value in event.summary.value]
+    return [scalar for scalar in found if not _by_the_clock(scalar[0].partition("/")[2])]
+
+
+def events(path: Path) -> list[Event]:
+    """Read the records of an event file as far as they are whole; check their checksums."""
+    data, found = path.read_bytes(), []
+    while len(data) >= 12:
+        length = struct.unpack("<Q", data[:8])[0]
+        record, rest = data[12 : 12 + length], data[12 + length :]
+        if len(record) < length or len(rest) < 4:
+            break
+        assert data[8:12] == struct.pack("<I", masked_crc32c(data[:8]))
+        assert rest[:4] == struct.pack("<I", masked_crc32c(record))
+        found.append(Event.FromString(record))
+        data = rest[4:]
+    return found
+
+
+def _by_the_clock(name: str) -> bool:
+    return name == "wall_s" or name.endswith("_per_sec")
+
+
+# --- killed while writing ---------------------------------------------------------------------------------------
+
+
+class Telling(jaxrl.MemoryRecorder):
+    """Tell another process of every row of metrics, once the recorders before this one have it."""
+
+    def __init__(self, ear: Connection) -> None:
+        super().__init__()
+        self.ear = ear
+
+    def write(self, row: Any) -> None:
+        if row["kind"] == "train":
+            self.ear.send_bytes(b"%d" % row["opt_steps"])
+
+
+def walked(params: CountState, key: jax.Array) -> Evaluation:
+    """Judge the counting strategy by its walk: the same after a resume."""
+    walk = float(params.walk)
+    return Evaluation(np.array([walk, -walk]), np.array([1, 2]), np.array([True, False]))
+
+
+def write_often(run: str, max_opts: int, resume: bool, recorders: Sequence[Any] = (), **settings: Any) -> None:
+    """Train with a row of metrics at every step."""
+    board = TensorBoardRecorder(Path(run) / "tensorboard")
+    jaxrl.Trainer(
+        counting(),
+        evaluator=walked,
+        max_opts=max_opts,
+        eval_interval=5,
+        record_interval=1,
+        run_dir=run,
+        resume=resume,
+        recorders=[board, *recorders],
+        **settings,
+    ).train()
+
+
+def write_and_tell(run: str, max_opts: int, resume: bool, ear: Connection) -> None:
+    write_often(run, max_opts, resume, [Telling(ear)], save_interval=20)
+
+
+def killed_run(run: Path, kills: int, max_opts: int) -> None:
+    """Train in processes of their own of which all but the last are killed, each at some row; check what each left."""
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["jaxrl.training.trainer", "orbax.checkpoint", "tensorboardX.proto.event_pb2"])
+    chance = random.Random(kills)
+    for kill in range(kills + 1):
+        hearing, ear = processes.Pipe(duplex=False)
+        process = processes.Process(target=write_and_tell, args=(str(run), max_opts, run.exists(), ear))
+        process.start()
+        ear.close()
+        try:
+            if kill == kills:
+                process.join()
+                assert process.exitcode == 0
+                return
+            for _ in range(chance.randint(1, 60)):
+                told = int(hearing.recv_bytes())
+        finally:
+            process.kill()
+            process.join()
+            hearing.close()
+        # What a recorder was told is in the log, although nobody closed it.
+        assert told in [row["opt_steps"] for row in lines(run / LOGS[0]) if row["kind"] == "train"]
+        assert [problem for log in LOGS for problem in log_problems(run / log)] == []
+        if chance.random() < 0.5:
+            tear(run)
+
+
+def tear(run: Path) -> None:
+    """Let every log end in the middle of a record, as where the system died with the process."""
+    for log in LOGS:
+        with open(run / log, "a") as file:
+            file.write('{"kind": "train", "opt_steps": 1000000, "env_st')
+    newest = max((run / "tensorboard").iterdir())
+    newest.write_bytes(newest.read_bytes() + struct.pack("<Q", 100) + b"torn")
+
+
+@pytest.mark.parametrize(
+    ("kills", "max_opts"), [(10, 700), pytest.param(50, 3100, marks=pytest.mark.slow)], ids=["10", "50"]
+)
+def test_after_kills_while_writing_the_logs_equal_those_of_an_undisturbed_run(
+    tmp_path: Path, kills: int, max_opts: int
+) -> None:
+    killed, calm = tmp_path / "killed", tmp_path / "calm"
+    killed_run(killed, kills, max_opts)
+    write_often(str(calm), max_opts, resume=False, save_interval=0)
+    for log in LOGS:
+        assert timeless(lines(killed / log)) == timeless(lines(calm / log))
+        assert (killed / log).read_text().endswith("\n")
+        assert log_problems(killed / log) == []
+    assert [row["opt_steps"] for row in lines(killed / LOGS[0]) if row["kind"] == "train"] == [*range(1, max_opts + 1)]
+    assert scalars(killed / "tensorboard") == scalars(calm / "tensorboard")
+    resumed = [row for row in lines(killed / LOGS[0]) if row.get("event") == "resume"]
+    assert 1 <= len(resumed) <= kills
+
+
+# --- read while it is written -----------------------------------------------------------------------------------
+
+
+class Reading(jaxrl.MemoryRecorder):
+    """Read every row back from the logs as soon as it was written."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__()
+        self.run = run
+        self.found: list[bool] = []
+
+    def write(self, row: Any) -> None:
+        super().write(row)
+        shown = {step for _, step, _ in scalars(self.run / "tensorboard")}
+        self.found.append(lines(self.run / LOGS[0])[-1] == row and row["opt_steps"] in shown)
+
+
+def test_a_row_can_be_read_from_the_file_as_soon_as_it_was_written(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    reading = Reading(run)
+    episodes: list[list[int]] = []
+    hooks = jaxrl.Hooks(evaluation=lambda *_: episodes.append([row["opt_steps"] for row in lines(run / LOGS[1])]))
+    write_often(str(run), 20, resume=False, recorders=[reading], hooks=hooks)
+    assert reading.found == [True] * 24
+    assert episodes == [[5, 5], [5, 5, 10, 10], [5, 5, 10, 10, 15, 15], [5, 5, 10, 10, 15, 15, 20, 20]]
+
+
+# --- recorders that fail ----------------------------------------------------------------------------------------
+
+
+class Failing(jaxrl.MemoryRecorder):
+    """Fail at call `k` of `method`."""
+
+    def __init__(self, method: str, k: int) -> None:
+        super().__init__()
+        self.method, self.k = method, k
+        self.calls = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("write", "tick", "rewind", "close"):
+            return lambda *args: self._called(name, getattr(super(Failing, self), name), *args)
+        return super().__getattribute__(name)
+
+    def _called(self, name: str, method: Any, *args: Any) -> None:
+        self.calls += name == self.method
+        if name == self.method and self.calls >= self.k:
+            raise RuntimeError("out of order")
+        method(*args)
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 5 steps, to be gone on with."""
+    run = tmp_path_factory.mktemp("begun") / "run"
+    write_often(str(run), 5, resume=False, save_interval=0)
+    return run
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> tuple[str, list[dict[str, Any]]]:
+    """The state after 15 steps, and the rows up to there."""
+    memory = jaxrl.MemoryRecorder()
+    settings = {"evaluator": walked, "eval_interval": 5, "record_interval": 1, "recorders": [memory]}
+    return state_digest(jaxrl.Trainer(counting(), max_opts=15, **settings).train().state), timeless(memory.rows)
+
+
+@pytest.mark.parametrize(
+    ("method", "k"),
+    [("write", 1), ("write", 2), ("write", 7), ("write", 13), ("tick", 1), ("tick", 10), ("rewind", 1), ("close", 1)],
+)
+def test_a_failing_recorder_is_reported_once_and_stops_nothing_else(
+    begun: Path,
+    undisturbed: tuple[str, list[dict[str, Any]]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    method: str,
+    k: int,
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for file in (path for path in begun.rglob("*") if path.is_file()):
+        (run / file.relative_to(begun)).parent.mkdir(parents=True, exist_ok=True)
+        (run / file.relative_to(begun)).write_bytes(file.read_bytes())
+    before, failing, after = jaxrl.MemoryRecorder(), Failing(method, k), jaxrl.MemoryRecorder()
+    settings = {"evaluator": walked, "eval_interval": 5, "record_interval": 1, "max_chunk": 1, "run_dir": str(run)}
+    trainer = jaxrl.Trainer(
+        counting(), max_opts=15, resume=True, recorders=[before, failing, after], save_interval=0, **settings
+    )
+    digest, rows = undisturbed
+    assert state_digest(trainer.train().state) == digest
+    assert timeless(lines(run / LOGS[0])) == rows
+    assert timeless(before.rows) == timeless(after.rows) == [row for row in rows if row["opt_steps"] > 5]
+    assert failing.calls == k
+    said = capsys.readouterr().err
+    assert said.count("recorder Failing failed and is left out: RuntimeError: out of order") == 1
+    assert len(said.splitlines()) == 1

@@ -1,0 +1,394 @@
+"""What differs on resume is named: a leaf that has changed is never cast, a setting or version never overlooked."""
+
+import dataclasses
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from test_damage import LAST, SMALL, SmallRun, compiled_once, contents, small_run
+
+import jaxrl
+from jaxrl import train
+from jaxrl.config import DQNRun, build
+from jaxrl.errors import SettingsError
+from jaxrl.training import storage, trainer
+from jaxrl.training.checkpoints import MismatchError, Store
+from jaxrl.training.leaves import state_digest
+from jaxrl.training.settings import HARMLESS
+from jaxrl.training.storage import OTHER_VERSIONS, VERSIONS
+
+# --- leaves ------------------------------------------------------------------------------------------------------
+
+LEAVES: dict[str, Any] = {
+    "bytes": jnp.arange(4, dtype=jnp.int8),
+    "count": jnp.uint32(7),
+    "empty": jnp.zeros((0, 4)),
+    "flags": jnp.arange(5) % 2 == 0,
+    "half": jnp.ones((2, 3), jnp.bfloat16),
+    "key": jax.random.split(jax.random.key(3), 2),
+    "weights": jnp.linspace(-1, 1, 12).reshape(3, 4),
+}
+OTHER_DTYPES = {
+    "bytes": jnp.uint8, "count": jnp.int32, "empty": jnp.int32, "flags": jnp.int8, "half": jnp.float16,
+    "weights": jnp.float16,
+}  # fmt: skip
+
+
+def other_dtype(name: str) -> Any:
+    """Return the leaf in another dtype of the same shape, such as a cast would go over in silence."""
+    return (
+        jax.random.key_data(LEAVES[name]).astype(jnp.int32)
+        if name == "key"
+        else LEAVES[name].astype(OTHER_DTYPES[name])
+    )
+
+
+def other_shape(name: str) -> Any:
+    leaf = LEAVES[name]
+    return leaf[None] if leaf.ndim < 2 else leaf.T
+
+
+Change = Callable[[dict[str, Any], str], str]
+"""Alter the leaf of that name in the state; return the path that the error must name."""
+
+
+def change_dtype(state: dict[str, Any], name: str) -> str:
+    state["agent"][name] = other_dtype(name)
+    return f"['agent']['{name}'] has dtype"
+
+
+def change_shape(state: dict[str, Any], name: str) -> str:
+    state["agent"][name] = other_shape(name)
+    return f"['agent']['{name}'] has shape"
+
+
+def rename(state: dict[str, Any], name: str) -> str:
+    state["agent"][f"{name}_new"] = state["agent"].pop(name)
+    return f"it has no leaf ['agent']['{name}_new']"
+
+
+def leave_out(state: dict[str, Any], name: str) -> str:
+    del state["agent"][name]
+    return f"it also has a leaf ['agent']['{name}']"
+
+
+def add(state: dict[str, Any], name: str) -> str:
+    state["agent"][f"{name}_more"] = state["agent"][name]
+    return f"it has no leaf ['agent']['{name}_more']"
+
+
+CHANGES = [change_dtype, change_shape, rename, leave_out, add]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A checkpoint of all kinds of leaves, for all tests to read."""
+    store = Store(tmp_path_factory.mktemp("leaves") / "checkpoints", keep=1)
+    store.save(1, {"agent": LEAVES}, {})
+    store.wait()
+    yield store
+    store.close()
+
+
+def test_a_state_that_has_not_changed_is_loaded(store: Store) -> None:
+    tree, _ = store.load(1, jax.eval_shape(lambda: {"agent": LEAVES}))
+    assert state_digest(tree) == state_digest({"agent": LEAVES})
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", LEAVES)
+def test_a_changed_leaf_is_an_error_with_its_path(store: Store, name: str, change: Change) -> None:
+    state = {"agent": dict(LEAVES)}
+    said = change(state, name)
+    if name == "key":  # a random key's path also tells of which kind it is
+        said = "['agent']['key"
+    for like in (state, jax.eval_shape(lambda: state)):
+        with pytest.raises(MismatchError) as refused:
+            store.load(1, like)
+        assert said in str(refused.value)
+
+
+def test_a_leaf_that_moved_to_another_place_in_the_tree_is_an_error_with_its_path(store: Store) -> None:
+    rest = {name: leaf for name, leaf in LEAVES.items() if name != "weights"}
+    with pytest.raises(MismatchError, match=r"it has no leaf \['target'\]\['weights'\]"):
+        store.load(1, {"agent": rest, "target": {"weights": LEAVES["weights"]}})
+
+
+def test_leaves_in_another_order_are_an_error(tmp_path: Path) -> None:
+    pair, swapped = namedtuple("Pair", "a b"), namedtuple("Pair", "b a")  # type: ignore[misc]
+    store = Store(tmp_path / "checkpoints", keep=1)
+    store.save(1, pair(jnp.zeros(2), jnp.ones(2)), {})
+    store.close()
+    with pytest.raises(MismatchError, match="another order"):
+        store.load(1, swapped(jnp.zeros(2), jnp.ones(2)))
+    store.close()
+
+
+def test_a_key_of_another_kind_is_an_error_with_its_path(tmp_path: Path) -> None:
+    # Both kinds of key have the same numbers, but not the same random bits.
+    store = Store(tmp_path / "checkpoints", keep=1)
+    store.save(1, {"key": jax.random.key(3, impl="rbg")}, {})
+    store.wait()
+    with pytest.raises(MismatchError, match=r"\['key'\]"):
+        store.load(1, {"key": jax.random.key(3, impl="unsafe_rbg")})
+    store.close()
+
+
+# --- leaves, as a resumed run meets them -------------------------------------------------------------------------
+
+PARTS: dict[str, Any] = {"steps": jnp.uint32(0), "walk": jnp.float32(0), "history": jnp.zeros((2, 3))}
+
+
+def still(parts: dict[str, Any]) -> jaxrl.Strategy:
+    """Do nothing to a state of a key and of `parts`."""
+    state = namedtuple("State", ["key", *parts])  # type: ignore[misc]
+    return jaxrl.Strategy(lambda key: state(key, **parts), jaxrl.fold, lambda state, noise, t: (state, {"t": t}), 1, 1)
+
+
+@pytest.fixture(scope="module")
+def still_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("still") / "run"
+    jaxrl.Trainer(still(PARTS), max_opts=2, run_dir=str(run), recorders=[]).train()
+    return run
+
+
+def part_dtype(name: str) -> tuple[dict[str, Any], str]:
+    return {**PARTS, name: PARTS[name].astype(jnp.float16)}, f"[0].{name} has dtype"
+
+
+def part_shape(name: str) -> tuple[dict[str, Any], str]:
+    return {**PARTS, name: PARTS[name][None]}, f"[0].{name} has shape"
+
+
+def part_renamed(name: str) -> tuple[dict[str, Any], str]:
+    return {old if old != name else f"{name}_new": part for old, part in PARTS.items()}, f"[0].{name}_new"
+
+
+def part_missing(name: str) -> tuple[dict[str, Any], str]:
+    return {old: part for old, part in PARTS.items() if old != name}, f"[0].{name}"
+
+
+def part_extra(name: str) -> tuple[dict[str, Any], str]:
+    return {**PARTS, f"{name}_more": PARTS[name]}, f"[0].{name}_more"
+
+
+@pytest.mark.parametrize("change", [part_dtype, part_shape, part_renamed, part_missing, part_extra])
+@pytest.mark.parametrize("name", PARTS)
+def test_a_changed_leaf_is_refused_on_resume_with_its_path_even_if_changes_are_allowed(
+    still_run: Path, name: str, change: Callable[[str], tuple[dict[str, Any], str]]
+) -> None:
+    parts, said = change(name)
+    before = contents(still_run / "checkpoints")
+    with pytest.raises(SettingsError) as refused:
+        jaxrl.Trainer(
+            still(parts), max_opts=4, run_dir=str(still_run), resume=True, allow_changes=True, recorders=[]
+        ).train()
+    assert said in str(refused.value)
+    assert contents(still_run / "checkpoints") == before
+
+
+# --- settings ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", autouse=True)
+def share_programs() -> Iterator[None]:
+    with compiled_once():
+        yield
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
+    return small_run(tmp_path_factory)
+
+
+@pytest.fixture
+def run(small: SmallRun, tmp_path: Path) -> Path:
+    """A copy of the small run."""
+    return small.copy(tmp_path / "run")
+
+
+DECISIVE: dict[str, Any] = {
+    "seed": 1,
+    "env": "Acrobot-v1",
+    "env_args": {"max_steps_in_episode": 100.0},
+    "num_envs": 4,
+    "opt_interval": 4,
+    "warmup": 18,
+    "random_warmup": False,
+    "agent.lr": 0.5,
+    "agent.lr_decay": 100,
+    "agent.optimizer": "sgd",
+    "agent.max_grad_norm": 1.0,
+    "agent.accumulate": 2,
+    "agent.loss": "squared",
+    "agent.double": False,
+    "agent.dueling": True,
+    "agent.epsilon_start": 0.5,
+    "agent.epsilon_end": 0.25,
+    "agent.epsilon_decay": 21,
+    "agent.target_interval": 6,
+    "agent.tau": 0.5,
+    "agent.torso": "mlp",
+    "agent.features": (4, 4),
+    "agent.activation": "tanh",
+    "buffer.capacity": 66,
+    "buffer.batch_size": 9,
+    "processor.frame_stack": 2,
+    "processor.reward_scale": 2.0,
+    "processor.reward_clip": 1.0,
+    "processor.n_step": 2,
+    "processor.discount": 0.5,
+}
+"""Another value of every setting that decides the training."""
+
+FREE: dict[str, Any] = {
+    "max_opts": 45,
+    "eval_interval": 7,
+    "eval_episodes": 3,
+    "eval_at_start": True,
+    "record_interval": 3,
+    "save_interval": 4,
+    "keep": 1,
+    "stop_reward": 1e9,
+    "patience": 99,
+    "max_env_steps": 10_000,
+    "max_skips": 7,
+    "max_rollbacks": 1,
+    "quiet": False,
+}
+"""Another value of every setting that does not, but for the run's own directory, which may be moved."""
+
+
+def names(config: Any, prefix: str = "") -> list[str]:
+    """Return the name of every setting."""
+    found = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        nested = dataclasses.is_dataclass(value)
+        found += names(value, f"{prefix}{field.name}.") if nested else [f"{prefix}{field.name}"]
+    return found
+
+
+def changed(config: DQNRun, name: str, value: Any) -> DQNRun:
+    """Return `config` with one setting replaced."""
+    part, _, rest = name.partition(".")
+    new = dataclasses.replace(getattr(config, part), **{rest: value}) if rest else value
+    return dataclasses.replace(config, **{part: new})
+
+
+def value_of(config: Any, name: str) -> Any:
+    for part in name.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def test_every_setting_is_either_harmless_or_decides_the_training() -> None:
+    assert sorted(names(SMALL)) == sorted([*DECISIVE, *FREE, "run_dir"])
+    assert sorted([*FREE, "run_dir"]) == sorted(HARMLESS)
+
+
+@pytest.mark.parametrize("name", DECISIVE)
+def test_a_setting_that_decides_the_training_is_refused_with_both_values(
+    run: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(trainer, "check_step", lambda strategy: None)  # it only traces, and takes the time
+    monkeypatch.setattr(trainer, "compile_all", lambda *args: pytest.fail("it began to compile"))
+    config = changed(SMALL, name, DECISIVE[name])
+    old, new = value_of(SMALL, name), value_of(config, name)
+    if name == "env_args":
+        name, old, new = "env_args.max_steps_in_episode", None, 100.0
+    said = f"{name}: {list(old) if isinstance(old, tuple) else old} -> {list(new) if isinstance(new, tuple) else new}"
+    before = contents(run)
+    settings = train.trainer_config(config).changed(run_dir=str(run))
+    with pytest.raises(SettingsError) as refused:
+        jaxrl.Trainer(build("dqn", config), settings, resume=True).train()
+    assert said in str(refused.value)
+    assert "--allow-changes" in str(refused.value)
+    assert contents(run) == before
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_a_harmless_setting_may_change_and_no_bit_with_it(
+    small: SmallRun, run: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    flags = [f"--{name.replace('_', '-')}", str(FREE[name])]
+    if isinstance(FREE[name], bool):
+        flags = [f"--{'' if FREE[name] else 'no-'}{name.replace('_', '-')}"]
+    train.main(["--resume", str(run), *flags])
+    assert small.digest(run, LAST) == small.digests[LAST]
+
+
+def test_several_changed_settings_are_all_named(run: Path) -> None:
+    with pytest.raises(SettingsError) as refused:
+        train.main(["--resume", str(run), "--seed", "1", "--agent.lr", "0.5", "--keep", "1"])
+    assert "seed: 0 -> 1" in str(refused.value)
+    assert "agent.lr: 0.00025 -> 0.5" in str(refused.value)
+    assert "keep" not in str(refused.value)
+
+
+def test_an_allowed_change_that_cannot_be_made_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def train_width(width: int, **resume: bool) -> None:
+        strategy = still({**PARTS, "weights": jnp.zeros(width)})
+        strategy = strategy._replace(settings={"algo": "still", "custom": ["strategy"], "width": width})
+        jaxrl.Trainer(strategy, max_opts=2, run_dir=str(run), recorders=[], **resume).train()
+
+    train_width(4)
+    before = (run / "config.yaml").read_text()
+    with pytest.raises(SettingsError, match=r"\[0\]\.weights has shape"):
+        train_width(8, resume=True, allow_changes=True)
+    train_width(4, resume=True)
+    assert (run / "config.yaml").read_text() == before
+    with pytest.raises(SettingsError, match=r"\[0\]\.weights has shape"):
+        train_width(8, resume=True, allow_changes=True)
+    assert (run / "config.yaml").read_text() == before
+
+
+# --- versions ----------------------------------------------------------------------------------------------------
+
+
+def install(monkeypatch: pytest.MonkeyPatch, package: str) -> str:
+    """Let `package` seem to be of version 0.0.1; return the version that it was of."""
+    real = storage.version
+    monkeypatch.setattr(storage, "version", lambda name: "0.0.1" if name == package else real(name))
+    return real(package)
+
+
+@pytest.mark.parametrize("package", VERSIONS)
+def test_another_version_is_refused_with_both(run: Path, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    old = install(monkeypatch, package)
+    before = contents(run)
+    with pytest.raises(SettingsError) as refused:
+        train.main(["--resume", str(run)])
+    assert f"{package}: {old} -> 0.0.1" in str(refused.value)
+    assert "--allow-changes" in str(refused.value)
+    assert contents(run) == before
+
+
+def test_another_version_that_is_allowed_is_told_in_the_log(
+    small: SmallRun, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = install(monkeypatch, "jaxlib")
+    train.main(["--resume", str(run), "--allow-changes"])
+    assert small.digest(run, LAST) == small.digests[LAST]
+    assert f"jaxlib: {old} -> 0.0.1" in (run / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize("package", OTHER_VERSIONS)
+def test_another_version_of_what_decides_no_bit_is_no_hindrance(
+    run: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    install(monkeypatch, package)
+    store = storage.Storage(str(run), 4, small_settings(), storage.Resume(run=True))
+    store.close()
+    assert store.changes == []
+
+
+def small_settings() -> dict[str, Any]:
+    """Return the settings of the small run as a resumed one has them."""
+    return jaxrl.Trainer(build("dqn", SMALL), train.trainer_config(SMALL)).settings()
