@@ -2,7 +2,6 @@
 
 import argparse
 import errno
-import logging
 import os
 import signal
 import sys
@@ -11,7 +10,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NoReturn
 
-from jaxrl.errors import FULL, JaxrlError, SettingsError, StorageError
+from jaxrl.errors import FULL, JaxrlError, SettingsError, StorageError, say
 
 
 def run_main(main: Callable[[Sequence[str]], int]) -> None:
@@ -19,13 +18,12 @@ def run_main(main: Callable[[Sequence[str]], int]) -> None:
 
     What a user can cause is one line on standard error, never a traceback; so is a warning.
     """
-    warnings.showwarning = lambda message, *where: print(f"warning: {_one_line(Warning(message))}", file=sys.stderr)
-    logging.getLogger("asyncio").disabled = True  # where Orbax's threads leave tracebacks of what is reported anyway
+    warnings.showwarning = lambda message, *where: say(f"warning: {message}")
     try:
         code = main(sys.argv[1:])
         print(end="", flush=True)
     except JaxrlError as error:
-        print(f"error: {_one_line(error)}", file=sys.stderr)
+        say(f"error: {error}")
         code = error.exit_code
     except OSError as error:
         if error.filename is not None or error.errno not in (errno.EPIPE, *FULL):
@@ -34,11 +32,6 @@ def run_main(main: Callable[[Sequence[str]], int]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0 if error.errno == errno.EPIPE else StorageError.exit_code
     sys.exit(code)
-
-
-def _one_line(error: BaseException) -> str:
-    """Return the message of `error` without breaks or characters that a terminal would obey."""
-    return "".join(c for c in " ".join(str(error).split()) if c.isprintable())
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

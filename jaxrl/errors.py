@@ -1,12 +1,25 @@
 """The errors that a user can cause, each with the exit code of the command line."""
 
+import contextlib
 import difflib
 import errno
 import numbers
+import sys
 from collections.abc import Iterable
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What the system says when a disk takes no more."""
+
+
+def say(line: str) -> None:
+    """Print one line on standard error, if anything there takes it."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(one_line(line), file=sys.stderr, flush=True)
+
+
+def one_line(text: object) -> str:
+    """Return `text` without line breaks, and without characters that a terminal would obey."""
+    return "".join(c for c in " ".join(str(text).split()) if c.isprintable())
 
 
 class JaxrlError(Exception):

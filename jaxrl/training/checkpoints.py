@@ -1,9 +1,13 @@
-"""Checkpoints: written whole by Orbax, checked leaf by leaf on the way back.
+"""Checkpoints: written whole, checked leaf by leaf on the way back.
 
-Orbax writes a step into a temporary directory and renames it, so that a step is there whole or not at all; but it has
-no checksums, casts a wrong dtype silently, and loses a save that nobody waits for. So every step carries a sealed
-manifest with each leaf's path, shape, dtype and CRC-32, "saved" is said only when everything is on the disk, and a
-damaged step is named and passed over for the one before it.
+Orbax writes and reads the arrays; but it has no checksums, casts a wrong dtype silently, and loses a save that nobody
+waits for. So every step carries a sealed manifest with each leaf's path, shape, dtype and CRC-32, and a list of its
+files with their checksums; it is written under another name and renamed when all of it is on the disk, "saved" is said
+only then, and a damaged step is named and passed over for the one before it.
+
+    <opt_steps>/manifest.json    what the leaves are, and facts about the run
+    <opt_steps>/files.json       size and checksum of every other file
+    <opt_steps>/state/           the arrays
 """
 
 import contextlib
@@ -15,8 +19,9 @@ import shutil
 import threading
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +34,13 @@ from jaxrl.training.run_dir import sync_dir, write_atomically
 from jaxrl.types import PyTree
 
 ORBAX = threading.Lock()
-"""Held while Orbax works: its threads signal each other by names that two saves in one process would share."""
+"""Held while Orbax works: two saves at once in one process would mix up their signals."""
 FORMAT = 2
-FILES = "files.json"
-"""Size and checksum of every other file of a checkpoint."""
-REMOVED = ".removed"
+MANIFEST, FILES, STATE = "manifest.json", "files.json", "state"
+OVERHEAD = 1 << 16
+"""Bytes that a checkpoint takes beside its arrays, at least."""
+UNFINISHED, REMOVED = ".unfinished", ".removed"
+"""Added to the name of a step that is being written, and of one that is being removed."""
 
 Leaves = dict[str, np.ndarray]
 Facts = dict[str, Any]
@@ -57,7 +64,6 @@ class Store:
         self.newest: int | None = None
         """The step that was last saved or loaded."""
         self._bad: set[int] = set()
-        self._orbax: Any = None
         self._thread: ThreadPoolExecutor | None = None
         self._job: Future[int] | None = None
 
@@ -96,20 +102,23 @@ class Store:
         finally:
             if self._thread is not None:
                 self._thread.shutdown()
-            if self._orbax is not None:
-                self._orbax.close()
-            self._thread = self._orbax = None
+            self._thread = None
 
     def _write(self, step: int, leaves: Leaves, facts: Facts) -> int:
-        path = self._path(step)
+        path, unfinished = self._path(step), self._path(step, UNFINISHED)
         entries = [{**describe_leaf(name, array), "crc32": checksum(array)} for name, array in leaves.items()]
         manifest = seal({"format": FORMAT, "step": step, "facts": facts, "leaves": entries})
         arrays = {_name(i): array for i, array in enumerate(leaves.values()) if array.size}
+        self._sweep()
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            with ORBAX, _quiet():
-                self._open().save(path, args=_save_args(arrays, manifest), force=True)
-            write_atomically(path / FILES, json.dumps(file_sums(path, sync=True)))
+            unfinished.mkdir(parents=True)
+            require_room(unfinished, sum(array.nbytes for array in arrays.values()) + OVERHEAD)
+            write_arrays(unfinished / STATE, arrays)
+            (unfinished / MANIFEST).write_text(json.dumps(manifest))
+            write_atomically(unfinished / FILES, json.dumps(file_sums(unfinished, sync=True)))
+            if path.exists():
+                self._remove(step)
+            unfinished.rename(path)
             sync_dir(self.directory)
         except Exception as error:
             self._sweep()  # what is half there takes the room of the next
@@ -129,15 +138,14 @@ class Store:
         """Remove what a save or a removal that was cut short has left half there."""
         with contextlib.suppress(OSError):
             for entry in self.directory.iterdir():
-                if ".orbax-checkpoint-tmp" in entry.name or entry.name.endswith(REMOVED):
+                if entry.suffix in (UNFINISHED, REMOVED) and is_step(entry.stem):
                     shutil.rmtree(entry, ignore_errors=True)
 
     def _remove(self, step: int) -> None:
         """Remove a step, by another name: half removed, it must not look like a damaged one."""
-        aside = self._path(step).with_name(f"{step}{REMOVED}")
         with contextlib.suppress(OSError):
-            self._path(step).rename(aside)
-        shutil.rmtree(aside, ignore_errors=True)
+            self._path(step).rename(self._path(step, REMOVED))
+        shutil.rmtree(self._path(step, REMOVED), ignore_errors=True)
 
     def drop_after(self, step: int) -> None:
         """Remove the steps after `step`: the run is going back behind them."""
@@ -231,7 +239,7 @@ class Store:
         try:
             like = {_name(i): _empty(entry) for i, entry in enumerate(manifest["leaves"])}
             filled = {name: array for name, array in like.items() if array.size}
-            arrays = self._restore(step, filled).state
+            arrays = read_arrays(self._path(step) / STATE, filled)
         except Exception as error:
             raise CheckpointError(f"cannot be read: {_reason(error)}") from error
         leaves = {}
@@ -250,7 +258,7 @@ class Store:
         """
         check_files(self._path(step))
         try:
-            manifest = self._restore(step, None).manifest
+            manifest = json.loads((self._path(step) / MANIFEST).read_text())
             version = manifest["format"]
             if version == FORMAT and manifest["sha256"] != seal(manifest)["sha256"]:
                 raise CheckpointError("its manifest is damaged: its checksum differs")
@@ -266,22 +274,8 @@ class Store:
             raise CheckpointError(f"it is of format {str(version)[:20]}; this version of jaxrl reads format {FORMAT}")
         return manifest
 
-    def _restore(self, step: int, like: Leaves | None) -> Any:
-        with ORBAX, _quiet():
-            return self._open().restore(self._path(step), args=_restore_args(like))
-
-    def _path(self, step: int) -> Path:
-        return self.directory / str(step)
-
-    def _open(self) -> Any:
-        if self._orbax is None:
-            import orbax.checkpoint as ocp
-
-            handler = ocp.CompositeCheckpointHandler(
-                state=ocp.StandardCheckpointHandler(), manifest=ocp.JsonCheckpointHandler()
-            )
-            self._orbax = ocp.Checkpointer(handler)
-        return self._orbax
+    def _path(self, step: int, suffix: str = "") -> Path:
+        return self.directory / f"{step}{suffix}"
 
 
 def is_step(name: str) -> bool:
@@ -310,6 +304,22 @@ def seal(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
+def require_room(directory: Path, size: int) -> None:
+    """Raise `OSError` unless the disk of `directory` takes a file of `size` bytes; leave none there.
+
+    Orbax, when its disk gets full, fills the terminal with tracebacks from threads of TensorStore; so it is asked to
+    write only where there is room.
+    """
+    path = directory / "room"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if hasattr(os, "posix_fallocate"):  # not everywhere; there Orbax finds out
+            os.posix_fallocate(descriptor, 0, size)
+    finally:
+        os.close(descriptor)
+        path.unlink()
+
+
 def file_sums(directory: Path, sync: bool = False) -> dict[str, list[int]]:
     """Return size and CRC-32 of every file under `directory` by its relative name; with `sync`, flush them to disk."""
     files = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != FILES)
@@ -332,9 +342,8 @@ def _file_sum(path: Path, sync: bool) -> list[int]:
 def check_files(directory: Path) -> None:
     """Raise `CheckpointError` naming the first file of a checkpoint that is not as it was written.
 
-    Orbax met with damaged files floods the terminal from its own threads; it is not asked to read them. The list is
-    written last: a checkpoint whose process was killed just before has none, and its manifest's seal remains. Names in
-    the list are compared, never opened: what the list says cannot lead out of the directory.
+    A missing list is no damage by itself: the manifest's seal and the checksums of the leaves remain. Names in the list
+    are compared, never opened: what it says cannot lead out of the directory.
     """
     try:
         if not (directory / FILES).exists():
@@ -358,17 +367,6 @@ def _check_types(manifest: Mapping[str, Any]) -> None:
         raise CheckpointError("its manifest is none of jaxrl's")
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Orbax from logging an error, traceback and all, that is raised and reported in one line as well."""
-    logger = logging.getLogger("absl")
-    disabled, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = disabled
-
-
 def _empty(entry: Mapping[str, Any]) -> np.ndarray:
     dtype = jax.numpy.dtype(entry["dtype"])
     if dtype.hasobject:
@@ -385,15 +383,36 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 
-def _save_args(arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> Any:
+# --- Orbax ------------------------------------------------------------------------------------------------------
+
+
+def write_arrays(path: Path, arrays: Leaves) -> None:
+    """Write `arrays` into the new directory `path`."""
     import orbax.checkpoint as ocp
 
-    return ocp.args.Composite(state=ocp.args.StandardSave(arrays), manifest=ocp.args.JsonSave(manifest))
+    with ORBAX:
+        handler = _handler()
+        handler.save(path, args=ocp.args.StandardSave(arrays))
+        handler.finalize(path)
 
 
-def _restore_args(like: dict[str, np.ndarray] | None) -> Any:
+def read_arrays(path: Path, like: Leaves) -> Leaves:
+    """Read what `write_arrays` wrote; `like` has the names, shapes and dtypes."""
     import orbax.checkpoint as ocp
 
-    if like is None:
-        return ocp.args.Composite(manifest=ocp.args.JsonRestore())
-    return ocp.args.Composite(state=ocp.args.StandardRestore(like))
+    with ORBAX:
+        return _handler().restore(path, args=ocp.args.StandardRestore(like))
+
+
+@cache
+def _handler() -> Any:
+    """Return what writes and reads arrays.
+
+    When it fails, Orbax raises an error, which is reported in one line, and besides logs it from its threads for each
+    array, traceback and all. These records, and only these, are left out.
+    """
+    import orbax.checkpoint as ocp
+
+    logging.getLogger("absl").addFilter(lambda record: "_SignalingThread" not in record.getMessage())
+    logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
+    return ocp.StandardCheckpointHandler()

@@ -60,9 +60,8 @@ class RunDir:
     def sign(self) -> None:
         """Write into the lock who holds it."""
         assert self._lock is not None
-        self._lock.truncate(0)
-        self._lock.write(f"pid {os.getpid()} on {platform.node()}")
-        self._lock.flush()
+        os.ftruncate(self._lock.fileno(), 0)
+        os.write(self._lock.fileno(), f"pid {os.getpid()} on {platform.node()}".encode())
 
     def write_config(self, settings: Mapping[str, Any]) -> None:
         """Write `config.yaml`."""

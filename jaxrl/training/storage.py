@@ -84,9 +84,11 @@ class Storage:
             self.dir.sign()
             if not self.resumes:
                 self._describe()
-        except BaseException:
+        except BaseException as error:
             self.dir.release()
-            raise
+            if not isinstance(error, OSError):
+                raise
+            raise StorageError(f"cannot write the run directory {self.dir.path}: {error.strerror}") from error
 
     def _look_back(self, resume: Resume) -> None:
         """Find out what there is to go on from."""
@@ -122,11 +124,8 @@ class Storage:
         """Write what describes the run."""
         assert self.dir is not None
         created = {} if self.resumes else {"created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "opt_steps": 0}
-        try:
-            self.dir.write_config(self._settings)
-            self.dir.write_metadata(format=FORMAT, **created, **_machine(), status="running")
-        except OSError as error:
-            raise StorageError(f"cannot write the run directory {self.dir.path}: {error.strerror}") from error
+        self.dir.write_config(self._settings)
+        self.dir.write_metadata(format=FORMAT, **created, **_machine(), status="running")
 
     @property
     def path(self) -> Path | None:
@@ -175,9 +174,12 @@ class Storage:
 
     def finish(self) -> None:
         """Wait for what is being written."""
-        if self.dir is not None:
+        if self.dir is None:
+            return
+        try:
             self._settle_best()
             self.settle()
+        finally:
             self.best.close()
             self.checkpoints.close()
 
@@ -224,7 +226,10 @@ class Storage:
         """
         step, tree, facts = self.checkpoints.load_newest(like)
         self._compare(facts)  # again: it may be an older one than that which was looked at first
-        self._describe()
+        try:
+            self._describe()
+        except OSError as error:
+            raise StorageError(f"cannot write the run directory {self.path}: {error.strerror}") from error
         return step, tree, facts
 
     def go_back(self, like: PyTree) -> tuple[PyTree, dict[str, Any]] | None:

@@ -305,9 +305,12 @@ class Trainer:
             try:
                 yield storage
             except BaseException as error:
-                self.stop_reason = self.stop_reason or f"failed: {type(error).__name__}"
+                self.stop_reason = f"failed: {type(error).__name__}" if self.stop_reason is None else self.stop_reason
+                self._close(storage)
+                if isinstance(error, SystemExit) and storage.error is not None:
+                    raise storage.error from error  # an exit code of 0 would say that all is saved
                 raise
-            finally:
+            else:
                 self._close(storage)
 
     def _close(self, storage: Storage) -> None:

@@ -29,10 +29,11 @@ class Plan(NamedTuple):
     keep: int
     left: int | None
 
-    def saved(self, end: int) -> list[int]:
-        """Return the steps that are saved up to `end`, where the run is left or ends."""
-        turns = {step for step in range(1, end + 1) if step % self.save_interval == 0}
-        return sorted(turns | {end} | ({self.left} if self.left and self.left <= end else set()))
+    def stay(self, end: int) -> list[int]:
+        """Return what is kept once `end` is saved: it, then those of the interval, then the one where it was left."""
+        turns = {step for step in range(1, end) if step % self.save_interval == 0}
+        older = turns | ({self.left} if self.left and self.left < end else set())
+        return sorted([*sorted(older, key=lambda step: (step in turns, step)), end][-self.keep :])
 
 
 def plan(seed: int) -> Plan:
@@ -89,7 +90,7 @@ def test_exactly_the_best_and_the_newest_are_kept(tmp_path: Path, seeds: Sequenc
             scores = wanted.scores[:end]
             best = best_of(scores)
             assert kept(run, "best") == ([] if best is None else [best]), (seed, scores)
-            assert kept(run, "checkpoints") == wanted.saved(end)[-wanted.keep :], (seed, wanted)
+            assert kept(run, "checkpoints") == wanted.stay(end), (seed, wanted)
             assert bests_logged(run) == bests(scores), (seed, scores)
             assert trainer.result().best_score == (None if best is None else scores[best - 1])
             assert json.loads((run / "metadata.json").read_text())["best_opt_steps"] == best
@@ -133,6 +134,21 @@ def test_what_stays_are_the_newest_up_to_the_one_that_is_whole(steps: set[int], 
     assert newest in stay
     assert len(stay) == min(keep, sum(step <= newest for step in steps))
     assert all(old < min(stay) or old > newest for old in gone)
+
+
+@given(steps=STEPS, keep=st.integers(1, 6), interval=st.integers(1, 9))
+def test_no_step_of_the_interval_goes_while_an_older_one_off_it_stays(
+    steps: set[int], keep: int, interval: int
+) -> None:
+    newest = max(steps)
+    gone = surplus(steps, keep, newest, lambda step: step % interval == 0)
+    stay = steps - gone
+    assert newest in stay
+    assert len(stay) == min(keep, len(steps))
+    for old in gone:
+        same_kind = [step for step in stay - {newest} if (step % interval == 0) == (old % interval == 0)]
+        assert all(old < step for step in same_kind)
+        assert old % interval or all(step % interval == 0 for step in stay - {newest})
 
 
 @given(saves=st.lists(st.integers(1, 40), min_size=1, unique=True), keep=st.integers(1, 6))

@@ -156,7 +156,7 @@ def contents(path: Path) -> dict[str, bytes | None]:
 
 def rewrite_manifest(checkpoint: Path, change: Callable[[dict[str, Any]], Any], reseal: bool = True) -> None:
     """Let `change` alter the manifest of a checkpoint in place, and mend every checksum afterwards."""
-    file = checkpoint / "manifest" / "metadata"
+    file = checkpoint / "manifest.json"
     manifest = json.loads(file.read_text())
     change(manifest)
     file.write_text(json.dumps(seal(manifest) if reseal else manifest))
@@ -288,7 +288,7 @@ def test_without_the_list_of_files_no_flipped_bit_gives_wrong_values(small: Smal
     newest = run / "checkpoints" / str(NEWEST)
     (newest / FILES).unlink()
     files = [file for file in files_of(newest) if file.stat().st_size]
-    decisive = [file for file in files if file.parent.name == "d" or file.name == "metadata"]
+    decisive = [file for file in files if file.parent.name == "d" or file.name == "manifest.json"]
     used = set()
     for seed in seeds:
         choice = random.Random(seed)
@@ -333,7 +333,7 @@ def test_a_checkpoint_that_is_hardly_there_is_passed_over(small: SmallRun, run: 
 
 def test_two_damaged_checkpoints_are_both_named_and_the_third_is_taken(small: SmallRun, run: Path) -> None:
     for step in (BEFORE, NEWEST):
-        damage(run / "checkpoints" / str(step) / "manifest" / "metadata", "truncated")
+        damage(run / "checkpoints" / str(step) / "manifest.json", "truncated")
     taken = take_up(small, run)
     assert taken.step == 10
     assert_right(small, run, taken)
@@ -411,7 +411,7 @@ def test_a_checkpoint_of_another_run_below_a_damaged_one_is_refused(run: Path, d
 
 
 def test_a_run_whose_newest_checkpoint_is_damaged_ends_in_the_same_bits(small: SmallRun, run: Path) -> None:
-    damage(run / "checkpoints" / str(NEWEST) / "manifest" / "metadata", "flipped")
+    damage(run / "checkpoints" / str(NEWEST) / "manifest.json", "flipped")
     with pytest.warns(UserWarning, match=f"checkpoints/{NEWEST} is passed over"):
         train.main(["--resume", str(run)])
     assert small.digest(run, LAST) == small.digests[LAST]
@@ -422,7 +422,7 @@ def test_a_run_whose_newest_checkpoint_is_damaged_ends_in_the_same_bits(small: S
 def test_with_one_checkpoint_to_keep_the_last_whole_one_stays_until_the_next_is_saved(
     small: SmallRun, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    damage(run / "checkpoints" / str(NEWEST) / "manifest" / "metadata", "flipped")
+    damage(run / "checkpoints" / str(NEWEST) / "manifest.json", "flipped")
     store = Store(run / "checkpoints", keep=1)
     step, tree, facts = store.load_newest(small.like)
     assert step == BEFORE
@@ -447,7 +447,7 @@ def _no_room(path: Path, text: str) -> None:
 
 def damage_all(run: Path) -> None:
     for checkpoint in (run / "checkpoints").iterdir():
-        damage(checkpoint / "manifest" / "metadata", "flipped")
+        damage(checkpoint / "manifest.json", "flipped")
 
 
 @pytest.mark.filterwarnings("ignore:checkpoint .* is passed over")
@@ -498,7 +498,7 @@ OTHERS = [
     ),
     *((name, how) for name in ("eval_episodes.jsonl", ".lock") for how in ("missing", "flipped")),
     *((name, how) for name in ("tensorboard/*", "best/*/files.json") for how in ("empty", "flipped")),
-    *((name, "flipped") for name in ("best/*/manifest/metadata", "best/*/state/d/*")),
+    *((name, "flipped") for name in ("best/*/manifest.json", "best/*/state/d/*")),
 ]
 
 

@@ -83,7 +83,7 @@ def pickled_json(run: Path) -> None:
     for log in ("metrics.jsonl", "eval_episodes.jsonl"):
         (run / log).write_bytes(pickle.dumps(Payload(), protocol=0) + b"\n")
     for checkpoint in checkpoints_of(run):
-        (checkpoint / "manifest" / "metadata").write_bytes(pickle.dumps(Payload()))
+        (checkpoint / "manifest.json").write_bytes(pickle.dumps(Payload()))
         mend(checkpoint)
 
 
@@ -116,7 +116,7 @@ def deep_nesting(run: Path) -> None:
     (run / "metadata.json").write_text("[" * 100_000)
     (run / "metrics.jsonl").write_text('{"a":' * 100_000 + "\n")
     for checkpoint in checkpoints_of(run):
-        (checkpoint / "manifest" / "metadata").write_text('{"facts":' * 100_000)
+        (checkpoint / "manifest.json").write_text('{"facts":' * 100_000)
         mend(checkpoint)
 
 
@@ -168,9 +168,6 @@ def names_of_code(run: Path) -> None:
 
 def names_of_handlers(run: Path) -> None:
     for checkpoint in checkpoints_of(run):
-        metadata = json.loads((checkpoint / "_CHECKPOINT_METADATA").read_text())
-        metadata["item_handlers"] = dict.fromkeys(metadata["item_handlers"], "os.system")
-        (checkpoint / "_CHECKPOINT_METADATA").write_text(json.dumps(metadata))
         tree = (checkpoint / "state" / "_METADATA").read_text()
         (checkpoint / "state" / "_METADATA").write_text(tree.replace("np.ndarray", "os.system"))
         mend(checkpoint)
@@ -432,7 +429,7 @@ def no_hanging() -> Iterator[None]:
 
 LINKS = [
     *("checkpoints", f"checkpoints/{NEWEST}", f"checkpoints/{NEWEST}/files.json", f"checkpoints/{NEWEST}/state"),
-    *(f"checkpoints/{NEWEST}/manifest/metadata", f"checkpoints/{BEFORE}", "best", "best/20", "best/20/manifest"),
+    *(f"checkpoints/{NEWEST}/manifest.json", f"checkpoints/{BEFORE}", "best", "best/20", "best/20/state"),
     *("metrics.jsonl", "eval_episodes.jsonl", ".lock", "config.yaml", "metadata.json", "tensorboard"),
     *("discarded-1", "checkpoints/50", "checkpoints/5.removed", ".config.yaml.tmp", "notes.txt"),
 ]
@@ -495,7 +492,7 @@ def test_files_with_a_second_name_outside_are_never_changed_there(
     "name",
     [
         *("metrics.jsonl", "eval_episodes.jsonl", ".lock", "config.yaml", "metadata.json", "tensorboard/pipe"),
-        *(f"checkpoints/{NEWEST}", f"checkpoints/{NEWEST}/files.json", f"checkpoints/{NEWEST}/manifest/metadata"),
+        *(f"checkpoints/{NEWEST}", f"checkpoints/{NEWEST}/files.json", f"checkpoints/{NEWEST}/manifest.json"),
     ],
 )
 def test_a_pipe_is_refused_by_name_at_every_door_and_nobody_waits_for_it(run: Path, name: str) -> None:

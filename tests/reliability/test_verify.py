@@ -118,7 +118,7 @@ def test_logs_are_checked(run: Path, capsys: pytest.CaptureFixture[str], name: s
 
 def test_a_damaged_best_policy_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     step = Store(run / "best", 1).steps()[0]
-    (run / "best" / str(step) / "manifest" / "metadata").write_text("{}")
+    (run / "best" / str(step) / "manifest.json").write_text("{}")
     code, _, errors = verified(run, capsys)
     assert code == 6
     assert f"best/{step}: " in errors

@@ -114,7 +114,7 @@ def test_without_the_list_of_files_the_checksums_of_the_leaves_remain(store: Sto
 def test_no_valid_checkpoint_is_refused_and_left_alone(store: Store) -> None:
     fill(store, 1, 2)
     for step in (1, 2):
-        (store.directory / str(step) / "manifest" / "metadata").write_text("{")
+        (store.directory / str(step) / "manifest.json").write_text("{")
     with pytest.warns(UserWarning, match="passed over"), pytest.raises(NoCheckpointError, match="no valid checkpoint"):
         store.load_newest(tree())
     assert store.steps() == [1, 2]
@@ -138,7 +138,7 @@ def test_another_structure_is_an_error_with_the_leaf(store: Store, changed: Any,
 
 def test_strange_names_are_not_steps(store: Store) -> None:
     fill(store, 5)
-    for name in ("007", "5.orbax-checkpoint-tmp-1", "5.removed", "-1", "\u0667", "notes"):
+    for name in ("007", "5.unfinished", "5.removed", "-1", "\u0667", "notes"):
         (store.directory / name).mkdir()
     assert store.steps() == [5]
 

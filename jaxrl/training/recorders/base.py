@@ -1,9 +1,10 @@
 """What takes in a run's rows, and a group of them of which none can stop the others."""
 
 import base64
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
+
+from jaxrl.errors import say
 
 Row = Mapping[str, Any]
 """One line of `metrics.jsonl`: `kind`, `opt_steps`, `env_steps`, `wall_s`, and what belongs to the kind."""
@@ -79,7 +80,7 @@ class Recorders:
                 self._live.remove(recorder)
                 line = f"recorder {type(recorder).__name__} failed and is left out: {type(error).__name__}: {error}"
                 self.failures.append(line)
-                print(line, file=sys.stderr)
+                say(line)
 
 
 def _nothing(*args: Any) -> None:

@@ -1,8 +1,9 @@
 """A file that is only appended to, and outlives a full disk."""
 
 import os
-import sys
 from pathlib import Path
+
+from jaxrl.errors import say
 
 
 class LogFile:
@@ -25,7 +26,7 @@ class LogFile:
             self._flush()
         except OSError as error:
             if not self._failing:
-                print(f"warning: cannot write {self.path}: {error.strerror}; its rows wait", file=sys.stderr)
+                say(f"warning: cannot write {self.path}: {error.strerror}; its rows wait")
             self._failing = True
         else:
             self._failing = False
