@@ -79,7 +79,7 @@ def test_loaded_policy_knows_its_score_and_settings(finished: Finished) -> None:
 def test_damaged_best_policy_is_named(finished: Finished, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished.path, run)
-    for manifest in (run / "best").glob("*/manifest/metadata"):
+    for manifest in (run / "best").glob("*/manifest.json"):
         manifest.write_text("{")
     with pytest.raises(NoCheckpointError, match=r"best/\d+, is damaged"):
         jaxrl.load_policy(run)
