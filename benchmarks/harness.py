@@ -1,0 +1,110 @@
+"""What all cases share: interleaved repeats, rows, the header of a result, and the table."""
+
+import json
+import os
+import platform
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import jaxrl
+
+Row = dict[str, Any]
+Sample = Callable[[], float]
+"""Runs once and returns microseconds per optimisation step (per vector step, for an environment alone)."""
+
+
+def interleave(subjects: Mapping[str, Sample], repeats: int) -> dict[str, list[float]]:
+    """Call each subject in turn, `repeats` times after one that is not counted; return the numbers of each.
+
+    A machine that slows down thus slows all of them.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in subjects}
+    for repeat in range(repeats + 1):
+        for name, subject in subjects.items():
+            value = subject()
+            if repeat:
+                samples[name].append(value)
+    return samples
+
+
+def spread(samples: Sequence[float]) -> list[float]:
+    """Return smallest, median and largest."""
+    return [min(samples), statistics.median(samples), max(samples)]
+
+
+def median_ratio(subject: Sequence[float], reference: Sequence[float]) -> float:
+    """Return the median of the ratios of samples that were taken side by side."""
+    return statistics.median(a / b for a, b in zip(subject, reference, strict=True))
+
+
+def row(case: str, subject: Sequence[float], ceiling: Sequence[float], env_steps: float, **more: Any) -> Row:
+    """Return the row of a case.
+
+    Args:
+      case: its name.
+      subject: microseconds per optimisation step, one number a repeat.
+      ceiling: the same for the limit that it is held against.
+      env_steps: environment steps per optimisation step.
+      **more: whatever else belongs to the case.
+    """
+    us = statistics.median(subject)
+    return {
+        "case": case,
+        "us_per_opt_step": us,
+        "spread": spread(subject),
+        "opt_steps_per_sec": 1e6 / us,
+        "env_steps_per_sec": 1e6 / us * env_steps,
+        "ceiling_us": statistics.median(ceiling),
+        "ratio_to_ceiling": median_ratio(subject, ceiling),
+        "kernels_per_iteration": None,
+        "compile_s": None,
+        **more,
+    }
+
+
+def header() -> Row:
+    """Say on what the numbers were measured."""
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "device": jax.devices()[0].device_kind,
+        "cores": os.cpu_count(),
+        "machine": platform.platform(),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxrl": jaxrl.__version__,
+        "flags": os.environ.get("XLA_FLAGS", ""),
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "command": "python -m benchmarks.run " + " ".join(sys.argv[1:]),
+    }
+
+
+COLUMNS = ("us/opt", "min", "max", "ceiling", "ratio", "env steps/s", "kernels", "compile s")
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the rows as text."""
+    lines = [f"{'case':<22}" + "".join(f"{name:>12}" for name in COLUMNS)]
+    for r in rows:
+        low, median, high = r["spread"]
+        numbers = [
+            *(f"{x:,.1f}" for x in (median, low, high, r["ceiling_us"])),
+            f"{r['ratio_to_ceiling']:.3f}",
+            f"{r['env_steps_per_sec']:,.0f}",
+            "-" if r["kernels_per_iteration"] is None else str(r["kernels_per_iteration"]),
+            "-" if r["compile_s"] is None else f"{r['compile_s']:.1f}",
+        ]
+        lines.append(f"{r.get('name', r['case']):<22}" + "".join(f"{text:>12}" for text in numbers))
+    return "\n".join(lines)
+
+
+def write(path: Path, rows: Sequence[Row]) -> None:
+    """Write a result."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"header": header(), "rows": list(rows)}, indent=2) + "\n")

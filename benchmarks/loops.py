@@ -1,0 +1,222 @@
+"""Compiled loops to be timed: a strategy's training, whole, over several seeds, and each of its parts alone."""
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxrl
+from jaxrl.agents import AgentMaker
+from jaxrl.buffers import Buffer
+from jaxrl.strategies.base import Strategy, fold, iterate
+from jaxrl.training.program import compile_all
+from jaxrl.types import Array, PyTree, sample_space
+
+RESIDENT = 64
+"""Batches between which the update alone goes round."""
+
+
+class Loop:
+    """A compiled `(carry, start, stop) -> carry` that is run on, a stretch at a time."""
+
+    def __init__(self, body: Callable[[PyTree, Array, Array], PyTree], carry: PyTree) -> None:
+        counts = jax.ShapeDtypeStruct((), jnp.uint32)
+        begun = time.perf_counter()
+        self.compiled = jax.jit(body, donate_argnums=0).lower(carry, counts, counts).compile()
+        self.compile_s = time.perf_counter() - begun
+        self.carry, self.t = carry, 0
+
+    def us(self, iterations: int, steps: float = 1) -> float:
+        """Run `iterations`; return microseconds for one of the `steps` that an iteration is counted as."""
+        begun, stop = time.perf_counter(), self.t + iterations
+        self.carry = jax.block_until_ready(self.compiled(self.carry, np.uint32(self.t), np.uint32(stop)))
+        self.t = stop
+        return (time.perf_counter() - begun) / (iterations * steps) * 1e6
+
+
+class Training:
+    """The compiled loop of a strategy by itself: no trainer, record or evaluation."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        key = jax.random.key(0)
+        begun = time.perf_counter()
+        made = compile_all(strategy, key, None, lambda state: state, resume=False)
+        self.compile_s = time.perf_counter() - begun
+        self.strategy, self.compiled = strategy, made.run
+        self.state, self.sums = made.init(key)
+        self.t = 0
+
+    def us(self, iterations: int) -> float:
+        """Run `iterations` in one call; return microseconds per optimisation step."""
+        begun, stop = time.perf_counter(), self.t + iterations
+        self.state, self.sums = self.compiled(self.state, self.sums, np.uint32(self.t), np.uint32(stop))
+        jax.block_until_ready((self.state, self.sums))
+        self.t = stop
+        return (time.perf_counter() - begun) / (iterations * self.strategy.opt_steps_per_step) * 1e6
+
+    def learnt(self, episodes: int = 50) -> dict[str, float]:
+        """Return the mean greedy return of what has been trained by now, and after how many optimisation steps."""
+        policy = self.strategy.policy
+        assert policy is not None
+        assert self.strategy.env is not None
+        evaluate = jaxrl.Evaluator(self.strategy.env, policy, episodes)
+        returns = evaluate(policy.params(self.state), jax.random.key(1)).returns
+        return {"opt_steps": self.t * self.strategy.opt_steps_per_step, "mean_return": float(returns.mean())}
+
+
+def population(strategy: Strategy, seeds: int) -> Loop:
+    """Return the training of `seeds` seeds in one program; the iteration number is shared by all."""
+    state = jax.jit(jax.vmap(strategy.init))(jax.random.split(jax.random.key(0), seeds))
+    step = jax.vmap(lambda state, noise, t: strategy.step(state, noise, t)[0], in_axes=(0, 0, None))
+    draw = jax.vmap(strategy.draw, in_axes=(0, None))
+
+    def run(state: PyTree, start: Array, stop: Array) -> PyTree:
+        return iterate(draw, step, state.key, state, start, stop)
+
+    return Loop(run, state)
+
+
+# --- the parts, each alone -----------------------------------------------------------------------------------
+
+
+def environment(env: jaxrl.Env, num_envs: int) -> Loop:
+    """Return the stepping of `num_envs` environments with random actions; one iteration is one vector step."""
+    vec = jaxrl.vectorise(env, num_envs)
+    state, _ = vec.reset(jax.random.key(0))
+
+    def draw(key: Array, t: Array) -> PyTree:
+        action_key, env_key = jax.random.split(fold(key, t))
+        actions = jax.vmap(lambda k: sample_space(env.spec.action_space, k))(jax.random.split(action_key, num_envs))
+        return actions, vec.draw(env_key)
+
+    def step(carry: PyTree, noise: PyTree, t: Array) -> PyTree:
+        state, seen = carry
+        state, out = vec.step(state, *noise)
+        return state, seen + out.reward.sum() + sum(x.sum() for x in jax.tree.leaves((out.obs, out.final_obs)))
+
+    run = lambda carry, start, stop: iterate(draw, step, jax.random.key(1), carry, start, stop)
+    return Loop(run, (state, jnp.float32(0)))
+
+
+def acting(env: jaxrl.Env, agent: AgentMaker, num_envs: int) -> Loop:
+    """Return the agent's choice of actions for observations that change; one iteration is one vector step."""
+    bound = agent(env.spec)
+    _, obs = jaxrl.vectorise(env, num_envs).reset(jax.random.key(0))
+    state = bound.init(jax.random.key(0))
+
+    def act(carry: PyTree, noise: PyTree, t: Array) -> PyTree:
+        obs, seen = carry
+        action, _ = bound.act(state, obs, noise, t, "explore")
+        total = sum(x.sum().astype(jnp.float32) for x in jax.tree.leaves(action))
+        return jax.tree.map(lambda x: x + (1e-3 * total).astype(x.dtype), obs), seen + total
+
+    draw = lambda key, t: bound.draw_act(fold(key, t), num_envs)
+    run = lambda carry, start, stop: iterate(draw, act, jax.random.key(1), carry, start, stop)
+    return Loop(run, (obs, jnp.float32(0)))
+
+
+def replay(buffer: Buffer, state: PyTree, rows: int, updates: int) -> Loop:
+    """Return pushing `rows` transitions and sampling `updates` batches, with the buffer of a training `state`."""
+    items = jax.tree.map(lambda x: x[:rows], state.buffer)
+    full = jnp.uint32(buffer.capacity(rows) // rows)
+
+    def draw(key: Array, t: Array) -> PyTree:
+        keys = jax.random.split(fold(key, t), updates)
+        return jax.vmap(lambda k: buffer.draw(k, full + t + 1, rows))(keys)
+
+    def turn(carry: PyTree, noise: PyTree, t: Array) -> PyTree:
+        ring, seen = carry
+        ring = buffer.push(ring, jax.tree.map(lambda x: x + t.astype(x.dtype), items), full + t)
+        for i in range(updates):
+            batch = buffer.sample(ring, jax.tree.map(lambda x, i=i: x[i], noise))
+            seen = seen + sum(x.sum().astype(jnp.float32) for x in jax.tree.leaves(batch.items))
+        return ring, seen
+
+    run = lambda carry, start, stop: iterate(draw, turn, jax.random.key(1), carry, start, stop)
+    return Loop(run, (jax.tree.map(jnp.copy, state.buffer), jnp.float32(0)))
+
+
+def update(env: jaxrl.Env, agent: AgentMaker, buffer: Buffer, state: PyTree, rows: int) -> Loop:
+    """Return the agent's update on batches that are there already, and change from one step to the next."""
+    bound = agent(env.spec)
+    pushes = jnp.uint32(buffer.capacity(rows) // rows)
+    keys = jax.random.split(jax.random.key(2), RESIDENT)
+    batches = jax.vmap(lambda k: buffer.sample(state.buffer, buffer.draw(k, pushes, rows)))(keys)
+
+    def learn(carry: PyTree, noise: PyTree, t: Array) -> PyTree:
+        agent_state, seen = carry
+        place = (t % RESIDENT).astype(jnp.int32)
+        batch = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, place, keepdims=False), batches)
+        agent_state, metrics, _ = bound.update(agent_state, batch, noise, t)
+        return agent_state, seen + metrics["loss"]
+
+    draw = lambda key, t: bound.draw_update(fold(key, t))
+    run = lambda carry, start, stop: iterate(draw, learn, jax.random.key(1), carry, start, stop)
+    return Loop(run, (jax.tree.map(jnp.copy, state.agent), jnp.float32(0)))
+
+
+# --- the compiled program ------------------------------------------------------------------------------------
+
+_FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"}
+"""Instructions that run nothing."""
+
+
+def kernels_per_iteration(compiled: Any) -> int:
+    """Count the instructions that one iteration of `iterate` runs: its kernels, a figure without noise.
+
+    On a GPU each is a launch, on a CPU a thunk. A loop inside counts with its body once, a branch with its larger side.
+    """
+    computations = _computations(compiled.as_text())
+    return _size(computations, _iteration(computations))
+
+
+def copies_per_iteration(compiled: Any) -> int:
+    """Count the copies among them."""
+    computations = _computations(compiled.as_text())
+    return sum(1 for line in computations[_iteration(computations)] if re.search(r" copy\(", line))
+
+
+def _iteration(computations: dict[str, list[str]]) -> str:
+    """Return the body of an iteration: the largest loop in the loop over blocks, itself the largest of the program."""
+    name = next(iter(reversed(computations)))  # the entry comes last
+    for _ in range(2):
+        inside = [body for line in computations[name] for body in re.findall(r" while\(.*body=%?([\w.\-]+)", line)]
+        name = max(inside, key=lambda body: _size(computations, body), default=name)
+    return name
+
+
+def _computations(text: str) -> dict[str, list[str]]:
+    """Return the instructions of each computation of an HLO module."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for line in text.splitlines():
+        if opened := re.match(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{\s*$", line):
+            name = opened[1]
+            found[name] = []
+        elif " = " in line and name:
+            found[name].append(line)
+    return found
+
+
+def _size(computations: dict[str, list[str]], name: str) -> int:
+    total = 0
+    for line in computations.get(name, []):
+        operation = re.search(r" = .*? ([a-z][\w\-]*)\(", line)
+        kind = operation[1] if operation else ""
+        if kind == "while":
+            (body,) = re.findall(r"body=%?([\w.\-]+)", line)
+            total += _size(computations, body)
+        elif kind == "conditional":
+            sides = re.findall(r"(?:branch_computations=\{|_computation=)([^},]*(?:, [^}]*)?)", line)
+            names = [part.strip(" %") for side in sides for part in side.split(",")]
+            total += max((_size(computations, side) for side in names), default=0)
+        elif kind == "call":
+            (target,) = re.findall(r"to_apply=%?([\w.\-]+)", line)
+            total += _size(computations, target)
+        elif kind not in _FREE:
+            total += 1
+    return total
