@@ -19,6 +19,7 @@ def run_main(main: Callable[[Sequence[str]], int]) -> None:
     What a user can cause is one line on standard error, never a traceback; so is a warning.
     """
     warnings.showwarning = lambda message, *where: say(f"warning: {message}")
+    code = 128 + signal.SIGPIPE
     try:
         code = main(sys.argv[1:])
         print(end="", flush=True)
@@ -28,9 +29,9 @@ def run_main(main: Callable[[Sequence[str]], int]) -> None:
     except OSError as error:
         if error.filename is not None or error.errno not in (errno.EPIPE, *FULL):
             raise
-        # Nobody reads what is printed any more, or the disk that it goes to is full; all else was done.
+        # Nobody reads what is printed any more, perhaps before all was done, or the disk that it goes to is full.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0 if error.errno == errno.EPIPE else StorageError.exit_code
+        code = code if error.errno == errno.EPIPE else StorageError.exit_code
     sys.exit(code)
 
 

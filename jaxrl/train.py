@@ -1,5 +1,7 @@
 """`python -m jaxrl.train [ALGO] [flags]`: train an agent, or go on with a run."""
 
+import contextlib
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -61,9 +63,12 @@ def show(result: Result, run_dir: str) -> None:
         lines["best"] = f"{summary['best_score']:.6g} at {summary['best_opt_steps']:,}"
     lines["seconds"] = f"{summary['wall_s']:.1f}: {seconds}"
     lines["run"] = run_dir
-    lines["next"] = f"python -m jaxrl.evaluate {run_dir}  |  python -m jaxrl.play {run_dir} --out episode.gif"
-    for name, text in lines.items():
-        print(f"  {name:<12}{text}")
+    if summary["best_score"] is not None:
+        quoted = shlex.quote(run_dir)
+        lines["next"] = f"python -m jaxrl.evaluate {quoted}  |  python -m jaxrl.play {quoted} --out episode.gif"
+    with contextlib.suppress(OSError):  # nobody has to read it
+        for name, text in lines.items():
+            print(f"  {name:<12}{text}", flush=True)
 
 
 if __name__ == "__main__":

@@ -40,9 +40,13 @@ def main(args: Sequence[str]) -> int:
         for problem in log_problems(run_dir / name):
             problems.add(f"{name}: {problem}")
     if options.replay and strategy is not None:
+        pairs = 0
         for start, step, equal in replay(strategy, store, good):
             print(f"{start} -> {step} {'bit-equal' if equal else 'differs'}", flush=True)
             problems.found |= not equal
+            pairs += 1
+        if not pairs:
+            print("no two checkpoints were trained in one go under the present settings", file=sys.stderr)
     return NoCheckpointError.exit_code if problems.found else 0
 
 

@@ -64,6 +64,8 @@ class Strategy(NamedTuple):
     """Environment steps that `init` takes."""
     env: Env | None = None
     policy: Policy | None = None
+    retune: Callable[[PyTree], PyTree] | None = None
+    """`(state) -> state`: give those settings that live in a state as arrays their present values."""
     notes: tuple[str, ...] = ()
     """What was rounded or chosen for the user, to be said aloud."""
     settings: Mapping[str, Any] | None = None

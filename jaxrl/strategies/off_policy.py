@@ -11,7 +11,7 @@ from jaxrl.buffers.base import Buffer
 from jaxrl.envs.base import Env, VecEnv, VecEnvState, vectorise
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.processors.base import OFF, Processor, begin
-from jaxrl.processors.n_step import one_step
+from jaxrl.processors.n_step import NStepState, one_step
 from jaxrl.strategies.base import Policy, Strategy, fold, iterate
 from jaxrl.strategies.guard import Health, guarded_update, healthy
 from jaxrl.types import (
@@ -119,6 +119,7 @@ def off_policy(
         warmup_env_steps=warmup_env_steps,
         env=env,
         policy=make_policy(bound, processor, env.spec),
+        retune=partial(_retune, parts),
         notes=_notes(buffer, rows, warmup, warmup_env_steps),
         settings=_settings(parts, env, opt_interval, warmup),
     )
@@ -343,6 +344,17 @@ def _shapes(parts: _Parts, agent: PyTree, env: VecEnvState, obs: PyTree) -> tupl
     action, extras, items = jax.eval_shape(first, agent, env, obs, jax.random.key(0))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (action, extras))
     return *zeros, items
+
+
+def _retune(parts: _Parts, state: OffPolicyState) -> OffPolicyState:
+    """Take the hyperparameters of the agent and the discount from the settings, all else from `state`."""
+    agent, processor = state.agent, state.processor
+    if hasattr(agent, "hyper"):
+        agent = agent._replace(hyper=parts.agent.init(jax.random.key(0)).hyper)
+    fresh = parts.processor.init(parts.env.reset(jax.random.key(0))[1])
+    is_n_step = lambda part: isinstance(part, NStepState)
+    swap = lambda old, new: old._replace(discount=new.discount) if is_n_step(old) else old
+    return state._replace(agent=agent, processor=jax.tree.map(swap, processor, fresh, is_leaf=is_n_step))
 
 
 # --- the policy -------------------------------------------------------------------------------------------------

@@ -83,7 +83,10 @@ class Store:
             return
         leaves = host_leaves(tree)
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._job = self._thread.submit(self._write, step, leaves, dict(facts))
+        try:
+            self._job = self._thread.submit(self._write, step, leaves, dict(facts))
+        except RuntimeError:  # the interpreter is ending, and starts no more work in threads
+            self._write(step, leaves, dict(facts))
 
     def wait(self, block: bool = True) -> int | None:
         """Wait until the save in progress is on disk and return its step; raise `StorageError` if it failed.
@@ -96,7 +99,7 @@ class Store:
         return job.result()
 
     def close(self) -> int | None:
-        """Wait as `wait` does, and let go of the thread and of Orbax."""
+        """Wait as `wait` does, and let go of the thread."""
         try:
             return self.wait()
         finally:
@@ -183,7 +186,7 @@ class Store:
         return self._newest(lambda step: self.manifest(step)["facts"])
 
     def check_newest(self, like: PyTree) -> None:
-        """Raise as `load_newest` does if the newest step cannot be loaded into `like`; read only its manifest."""
+        """Raise as `load_newest` does if the newest step cannot be loaded into `like`; its arrays are not read."""
         wanted = like_leaves(like)
 
         def fits(step: int) -> bool:

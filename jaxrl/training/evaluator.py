@@ -57,7 +57,8 @@ class Evaluator:
         """
         check_count("eval_episodes", episodes)
         limit = max_steps or env.spec.time_limit or MAX_STEPS
-        self._run: Any = jax.jit(partial(run_episodes, env, policy, episodes, limit))
+        self._jitted: Any = jax.jit(partial(run_episodes, env, policy, episodes, limit))
+        self._run = self._jitted
 
     def __call__(self, params: PyTree, key: Key) -> Evaluation:
         """Run the episodes; the key is consumed."""
@@ -65,7 +66,7 @@ class Evaluator:
 
     def compile(self, params: PyTree, key: Key) -> None:
         """Compile for `params` of these shapes, so that the first evaluation is not slower than the others."""
-        self._run = self._run.lower(params, key).compile()
+        self._run = self._jitted.lower(params, key).compile()
 
 
 def evaluator_of(strategy: Strategy, episodes: int) -> Evaluator:

@@ -26,6 +26,8 @@ class Ledger:
     """Times that the run went back to a checkpoint."""
     tries: int = 0
     """Of those, times since it last got further."""
+    changed_at: int = 0
+    """Optimisation step at which settings or versions last changed that decide the training; 0: never."""
     interval_start: int = 0
     """Iteration at which the running interval of metrics began."""
     interval_s: float = 0.0
@@ -63,6 +65,11 @@ class Ledger:
         if is_best:
             self.best_score, self.best_opt_steps = score, opt_steps
         return is_best
+
+    @property
+    def judged(self) -> bool:
+        """Whether anything has been evaluated."""
+        return self.best_score is not None or self.evals_without_best > 0
 
     def counters(self, schedule: Schedule) -> dict[str, int]:
         """Return the exact counts that every row begins with."""

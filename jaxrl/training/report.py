@@ -17,6 +17,7 @@ class Report(NamedTuple):
     eval: Row | None
     """The row of the evaluation, if it was time for one."""
     saved: bool
+    """Whether a checkpoint was begun here, if the run has a directory."""
     stop: str | None
     """Why the run ends here, or `None` if it goes on."""
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ LOCK = ".lock"
 
 
 class RunDir:
-    """A run directory held by this process: created, locked, and written only through here."""
+    """A run directory held by this process: created, locked, and its small files written whole."""
 
     def __init__(self, path: str | Path, resume: bool) -> None:
         """Take hold of the directory `path`.
@@ -74,13 +75,15 @@ class RunDir:
         )
 
     def set_aside(self) -> Path:
-        """Move all that the run has written, but its settings, into a new directory `discarded-N`; return it."""
+        """Move all that the run has written into a new directory `discarded-N`; return it."""
         number = 1
         while (aside := self.path / f"discarded-{number}").exists():
             number += 1
         aside.mkdir()
         for entry in list(self.path.iterdir()):
-            if entry.name not in (LOCK, CONFIG) and not entry.name.startswith("discarded-"):
+            if entry.name == CONFIG:
+                shutil.copy2(entry, aside)  # a run directory has one at every moment
+            elif entry.name != LOCK and not entry.name.startswith("discarded-"):
                 entry.rename(aside / entry.name)
         return aside
 
@@ -230,4 +233,6 @@ def plain(value: Any) -> Any:
         return [plain(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        return plain(value.item())
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -85,7 +85,7 @@ class TrainerConfig:
 
 
 HARMLESS = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"}
-"""Settings that may change on resume: no bit of the training depends on them."""
+"""Settings that may change on resume: no bit of the training depends on them, unless it diverges and goes back."""
 
 
 class Change(NamedTuple):

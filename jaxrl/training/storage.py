@@ -71,6 +71,8 @@ class Storage:
         """Whether there is a checkpoint to go on from."""
         self.changes: list[Change] = []
         """How settings and versions differ from those of the checkpoint."""
+        self.decisive: list[Change] = []
+        """Those of them on which the training depends."""
         self._failures: dict[str, StorageError] = {}
         self._pending: float | None = None
         self._settings, self._resume = plain(settings), resume
@@ -113,12 +115,12 @@ class Storage:
         settings, installed = self._settings, versions(VERSIONS)
         self.changes = changes(old.get("settings"), settings)
         self.changes += changes(old.get("versions", installed), installed, "versions")
-        decisive = [change for change in self.changes if change.name not in HARMLESS]
-        if decisive and not self._resume.allow_changes:
-            raise SettingsError(
-                f"{self.path} was trained with other settings or versions ({'; '.join(map(str, decisive))}); "
-                "go on with its own, or allow the change with --allow-changes"
-            )
+        self.decisive = [change for change in self.changes if change.name not in HARMLESS]
+        said = f"{self.path} was trained with other settings or versions ({'; '.join(map(str, self.decisive))})"
+        if self.decisive and not self._resume.allow_changes:
+            raise SettingsError(f"{said}; go on with its own, or allow the change with --allow-changes")
+        if any(change.name == "seed" for change in self.decisive):
+            raise SettingsError(f"{said}; the seed decided all of it: go on with its own, or use --start-over")
 
     def _describe(self) -> None:
         """Write what describes the run."""
@@ -160,6 +162,7 @@ class Storage:
         self._settle_best()
         if self.best_score is None or best.score > self.best_score:
             self._pending = best.score
+            self.best.newest = None  # one of the same step is another policy, scored otherwise or from another past
             self.best.save(best.opt_steps, best.params, best.facts)
 
     def note(self, **facts: Any) -> None:
@@ -226,11 +229,14 @@ class Storage:
         """
         step, tree, facts = self.checkpoints.load_newest(like)
         self._compare(facts)  # again: it may be an older one than that which was looked at first
+        return step, tree, facts
+
+    def go_on(self) -> None:
+        """Write what describes the run now that nothing speaks against going on."""
         try:
             self._describe()
         except OSError as error:
             raise StorageError(f"cannot write the run directory {self.path}: {error.strerror}") from error
-        return step, tree, facts
 
     def go_back(self, like: PyTree) -> tuple[PyTree, dict[str, Any]] | None:
         """Load the newest checkpoint saved in good health, and drop those after it; `None` if there is none.
@@ -247,6 +253,7 @@ class Storage:
                 continue
             self.checkpoints.drop_after(step)
             return tree, facts
+        self.checkpoints.newest = None
         return None
 
     def load_best(self, like: PyTree) -> Best | None:

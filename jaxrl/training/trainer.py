@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError
+from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError, check_count, say
 from jaxrl.strategies.base import Strategy
 from jaxrl.training.divergence import another_try, diverged, explain, in_good_health
 from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, evaluator_of, mean_return
@@ -98,6 +98,8 @@ class Trainer:
         self.config.check()
         if resume and self.config.run_dir is None:
             raise SettingsError("resume needs the run_dir to go on with")
+        if max_chunk is not None:
+            check_count("max_chunk", max_chunk)
         if (allow_changes or start_over) and not resume:
             raise SettingsError("allow_changes and start_over say how to resume; set resume as well")
         self.schedule = self.config.schedule(strategy)
@@ -110,7 +112,7 @@ class Trainer:
         self.state: PyTree = None
         self._given_recorders = recorders
         self._best: Best | None = None
-        self._unwritten: dict[str, str] = {}
+        self._unwritten: dict[str, list[str]] = {}
         self._run: Any = None
         self._sums: Any = None
         self._chunk = 0
@@ -155,12 +157,16 @@ class Trainer:
             raise storage.error
 
     def result(self) -> Result:
-        """Return what the run has left so far."""
-        policy = self.strategy.policy
-        params = self._best.params if self._best is not None else self._params(self.state)
-        greedy = policy and GreedyPolicy(policy, params, {"score": self.ledger.best_score})
+        """Return what the run has left so far; raise `SettingsError` before it has begun."""
+        if self.state is None:
+            raise SettingsError("nothing has been trained yet; call train(), or iterate, first")
+        # A run that goes on donates its state to the next call of the compiled program.
+        state = self.state if self.stop_reason else jax.tree.map(jnp.copy, self.state)
+        policy, best = self.strategy.policy, self._best
+        params, score = (best.params, best.score) if best else (self._params(state), self.ledger.best_score)
+        greedy = policy and GreedyPolicy(policy, params, {"score": score})
         summary = {**self.ledger.summary(self.schedule), "stop": self.stop_reason}
-        return Result(greedy, self.ledger.best_score, summary, self.state)
+        return Result(greedy, score, summary, state)
 
     def settings(self) -> dict[str, Any]:
         """Return all settings of the run, as `config.yaml` holds them."""
@@ -238,7 +244,7 @@ class Trainer:
     def _why_stop(self, boundary: Boundary, report: Report) -> str | None:
         config = self.config
         if boundary.last:
-            return "max_opts" if report.opt_steps == config.max_opts else "max_env_steps"
+            return self._limit()
         if report.eval and config.stop_reward is not None and report.eval["eval_reward"] >= config.stop_reward:
             return "stop_reward"
         if report.eval and config.patience and self.ledger.evals_without_best >= config.patience:
@@ -247,12 +253,23 @@ class Trainer:
             return "stop"
         return self.interrupt.reason
 
+    def _limit(self) -> str:
+        """Return which limit a run that has come to its end has reached."""
+        reached = self.schedule.opt_steps(self.ledger.t) >= self.config.max_opts
+        return "max_opts" if reached else "max_env_steps"
+
     def _save(self) -> None:
         opt_steps = self.schedule.opt_steps(self.ledger.t)
         healthy, regular = in_good_health(self.state), self.schedule.is_regular_save(opt_steps)
         self.ledger.tries = 0 if healthy and regular else self.ledger.tries
         unwritten = {**self._recorders.unwritten(), **self._episodes.unwritten()}
-        facts = {"ledger": self.ledger.facts(), "healthy": healthy, "regular": regular, "unwritten": unwritten}
+        facts = {
+            "ledger": self.ledger.facts(),
+            "env_steps": self.schedule.env_steps(self.ledger.t),
+            "healthy": healthy,
+            "regular": regular,
+            "unwritten": unwritten,
+        }
         with self.ledger.timed("save"):
             self._storage.keep_best(self._best)  # again, if the disk did not take it
             self._storage.save(opt_steps, (self.state, self._sums), facts)
@@ -309,6 +326,8 @@ class Trainer:
                 self._close(storage)
                 if isinstance(error, SystemExit) and storage.error is not None:
                     raise storage.error from error  # an exit code of 0 would say that all is saved
+                if isinstance(error, GeneratorExit) and storage.error is not None:
+                    say(f"error: {storage.error}")  # no exception can leave a loop that was left
                 raise
             else:
                 self._close(storage)
@@ -346,24 +365,31 @@ class Trainer:
         if self.hooks.start:
             self.hooks.start(self)
         if self.ledger.t >= self.schedule.last:
-            self.stop_reason = "max_opts"
-        elif self.config.eval_at_start and self.ledger.t == 0:
+            self.stop_reason = self._limit()
+        elif self.config.eval_at_start and self.ledger.t == 0 and not self.ledger.judged and not self.interrupt:
             self._evaluate()
 
     def _restore(self) -> None:
-        step, (self.state, self._sums), facts = self._storage.load(self._compiled.like)
+        step, (state, sums), facts = self._storage.load(self._compiled.like)
         try:
-            self.ledger, self._unwritten = self.ledger.take_up(facts["ledger"]), dict(facts["unwritten"])
-        except (KeyError, ValueError) as error:
+            ledger, unwritten = self.ledger.take_up(facts["ledger"]), facts["unwritten"]
+            if not all(isinstance(text, str) for texts in dict(unwritten).values() for text in list(texts)):
+                raise ValueError("what is unwritten is no text")
+        except (KeyError, TypeError, ValueError) as error:
             raise NoCheckpointError(
                 f"checkpoint {step} of {self.config.run_dir} is none of jaxrl's: {error}"
             ) from error
-        now = self.schedule.opt_steps(self.ledger.t)
-        if now != step:
+        saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
+        if ledger.counters(self.schedule) != saved:
             raise SettingsError(
-                f"checkpoint {step} of {self.config.run_dir} was made after {self.ledger.t} iterations, "
-                f"which under these settings are {now} optimisation steps; keep num_envs and opt_interval"
+                f"checkpoint {step} of {self.config.run_dir} was made after {saved}, which under these settings would "
+                f"be {ledger.counters(self.schedule)}; keep num_envs, opt_interval and warmup"
             )
+        if self._storage.decisive:
+            ledger.changed_at = step
+            state = self.strategy.retune(state) if self.strategy.retune else state
+        self._storage.go_on()
+        self.state, self._sums, self.ledger, self._unwritten = state, sums, ledger, unwritten
 
     def _open_logs(self) -> None:
         directory, opt_steps = self._storage.path, self.schedule.opt_steps(self.ledger.t)
@@ -377,7 +403,8 @@ class Trainer:
             self._event("note", note)
         if self.resume.run:
             changed = "; ".join(map(str, self._storage.changes))
-            self._event("resume", f"resumed at {opt_steps} optimisation steps{changed and f'; changed: {changed}'}")
+            how = f"resumed at {opt_steps} optimisation steps" if self._storage.resumes else "began again"
+            self._event("resume", f"{how}; changed: {changed}" if changed else how)
 
     def _rewind(self, opt_steps: int) -> None:
         """Take back what the logs hold after `opt_steps`."""

@@ -71,7 +71,7 @@ def test_a_run_goes_on_exactly_past_2_to_the_31(tmp_path: Path) -> None:
     jaxrl.Trainer(counting(env_steps=4096), max_opts=3, run_dir=str(run), **QUIET).train()
     store = Store(run / "checkpoints", 1)
     facts = store.manifest(3)["facts"]
-    facts["ledger"]["t"] = start
+    facts["ledger"]["t"], facts["env_steps"] = start, 4096 * start
     state = jax.jit(counting().init)(jax.random.key(0))
     store.save(start, (state, zero_sums(2)), facts)
     store.close()

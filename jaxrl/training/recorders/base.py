@@ -1,6 +1,5 @@
 """What takes in a run's rows, and a group of them of which none can stop the others."""
 
-import base64
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -24,8 +23,8 @@ class Recorder(Protocol):
     """Anything with these three methods records a run.
 
     One that also has `rewind(opt_steps)` is told when the run goes back, or goes on from an earlier process: what it
-    holds after that step is no longer so. One with a `name`, `unwritten() -> bytes` and `take_up(bytes)` has what a
-    full disk did not take kept in the checkpoints, so that it is not lost with the process.
+    holds after that step is no longer so. One that has `unwritten(waiting)`, to put what a full disk did not take into
+    a dict of JSON, and `take_up(waiting)`, has it kept in the checkpoints, so that it is not lost with the process.
     """
 
     def write(self, row: Row, /) -> None:
@@ -57,17 +56,15 @@ class Recorders:
     def rewind(self, opt_steps: int) -> None:
         self._each("rewind", opt_steps)
 
-    def unwritten(self) -> dict[str, str]:
-        """Return what could not be written yet, by the names of the recorders, in base64."""
-        own: list[Any] = [recorder for recorder in self._live if hasattr(recorder, "unwritten")]
-        waiting = {recorder.name: recorder.unwritten() for recorder in own}
-        return {name: base64.b64encode(data).decode() for name, data in waiting.items() if data}
+    def unwritten(self) -> dict[str, list[str]]:
+        """Return the records that could not be written yet, by the names of the recorders, in base64."""
+        waiting: dict[str, list[str]] = {}
+        self._each("unwritten", waiting)
+        return waiting
 
-    def take_up(self, unwritten: Mapping[str, str]) -> None:
+    def take_up(self, unwritten: Mapping[str, list[str]]) -> None:
         """Write what an earlier process could not."""
-        own: list[Any] = [recorder for recorder in self._live if getattr(recorder, "name", None) in unwritten]
-        for recorder in own:
-            recorder.take_up(base64.b64decode(unwritten[recorder.name]))
+        self._each("take_up", unwritten)
 
     def close(self) -> None:
         self._each("close")
@@ -76,7 +73,7 @@ class Recorders:
         for recorder in list(self._live):
             try:
                 getattr(recorder, method, _nothing)(*args)
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # rich ends the process when nobody reads its pipe
                 self._live.remove(recorder)
                 line = f"recorder {type(recorder).__name__} failed and is left out: {type(error).__name__}: {error}"
                 self.failures.append(line)

@@ -1,6 +1,7 @@
 """One JSON object a line."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,15 @@ class JSONLRecorder:
         trim(self._log.path, opt_steps)
         self._log.waiting = [line for line in self._log.waiting if _belongs(line.decode(), opt_steps)]
 
-    def unwritten(self) -> bytes:
-        """Return the lines that the disk has not taken."""
-        return b"".join(self._log.waiting)
+    def unwritten(self, waiting: dict[str, list[str]]) -> None:
+        """Tell which lines the disk has not taken."""
+        if self._log.waiting:
+            waiting[self.name] = self._log.unwritten()
 
-    def take_up(self, unwritten: bytes) -> None:
+    def take_up(self, waiting: Mapping[str, list[str]]) -> None:
         """Append the lines that an earlier process could not write."""
-        self._log.append(unwritten)
+        held = self._log.path.read_bytes() if self._log.path.exists() else b""
+        self._log.take_up(waiting.get(self.name, ()), held)
 
     def close(self) -> None:
         self._log.close()

@@ -1,6 +1,8 @@
 """A file that is only appended to, and outlives a full disk."""
 
+import base64
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl.errors import say
@@ -40,11 +42,16 @@ class LogFile:
         finally:
             self.release()
 
-    def carry(self) -> bytes:
-        """Let go of the file, and return the records that are not in it."""
-        self.release()
-        waiting, self.waiting = b"".join(self.waiting), []
-        return waiting
+    def unwritten(self) -> list[str]:
+        """Return the records that are not in the file yet, in base64."""
+        return [base64.b64encode(record).decode() for record in self.waiting]
+
+    def take_up(self, unwritten: Sequence[str], held: bytes) -> None:
+        """Append the records that an earlier process could not, but for those that `held` shows it could after all."""
+        for text in unwritten:
+            record = base64.b64decode(text)
+            if record not in held:
+                self.append(record)
 
     def release(self) -> None:
         """Let go of the file; the next record opens it again."""

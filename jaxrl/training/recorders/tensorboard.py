@@ -4,6 +4,7 @@ import math
 import platform
 import struct
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +38,25 @@ class TensorBoardRecorder:
 
     def rewind(self, opt_steps: int) -> None:
         """Begin a new file of events; TensorBoard then hides what older ones hold after `opt_steps`."""
-        carried = self._log.carry() if self._log is not None else b""
-        self._log = None
-        self.take_up(carried)
+        carried: list[bytes] = []
+        if self._log is not None:
+            self._log.release()
+            carried, self._log = self._log.waiting, None
+        for record in carried:
+            self._append(record)
         start = self._proto.SessionLog(status=self._proto.SessionLog.START)
         self._append(self._record(step=opt_steps + 1, session_log=start))
 
-    def unwritten(self) -> bytes:
-        """Return the events that the disk has not taken."""
-        return b"" if self._log is None else b"".join(self._log.waiting)
+    def unwritten(self, waiting: dict[str, list[str]]) -> None:
+        """Tell which events the disk has not taken."""
+        if self._log is not None and self._log.waiting:
+            waiting[self.name] = self._log.unwritten()
 
-    def take_up(self, unwritten: bytes) -> None:
+    def take_up(self, waiting: Mapping[str, list[str]]) -> None:
         """Append the events that an earlier process could not write."""
-        if unwritten:
-            self._append(unwritten)
+        held = b"".join(path.read_bytes() for path in self._directory.glob("events.*"))
+        assert self._log is not None  # a run that goes on has just been told to rewind
+        self._log.take_up(waiting.get(self.name, ()), held)
 
     def close(self) -> None:
         if self._log is not None:
