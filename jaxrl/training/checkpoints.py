@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 import threading
 import warnings
 import zlib
@@ -411,11 +412,19 @@ def read_arrays(path: Path, like: Leaves) -> Leaves:
 def _handler() -> Any:
     """Return what writes and reads arrays.
 
-    When it fails, Orbax raises an error, which is reported in one line, and besides logs it from its threads for each
-    array, traceback and all. These records, and only these, are left out.
+    When it fails, Orbax raises an error, which is reported in one line, and besides its threads, and those of
+    TensorStore that find its event loop closed, tell of it for each array, traceback and all. Those tales, and only
+    those, are left out.
     """
     import orbax.checkpoint as ocp
 
+    told = sys.unraisablehook
+
+    def tell(what: Any) -> None:
+        if not (isinstance(what.exc_value, RuntimeError) and str(what.exc_value) == "Event loop is closed"):
+            told(what)
+
+    sys.unraisablehook = tell
     logging.getLogger("absl").addFilter(lambda record: "_SignalingThread" not in record.getMessage())
     logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
     return ocp.StandardCheckpointHandler()
