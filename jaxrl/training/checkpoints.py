@@ -189,13 +189,7 @@ class Store:
     def check_newest(self, like: PyTree) -> None:
         """Raise as `load_newest` does if the newest step cannot be loaded into `like`; its arrays are not read."""
         wanted = like_leaves(like)
-
-        def fits(step: int) -> bool:
-            if different := mismatch(self.manifest(step)["leaves"], wanted):
-                raise MismatchError(different)
-            return True
-
-        self._newest(fits)
+        self._newest(lambda step: self._fitting_manifest(step, wanted))
 
     def _newest(self, read: Callable[[int], Any]) -> Any:
         """Return the first that is not `None` of what `read` makes of the steps, from the newest on."""
@@ -236,10 +230,7 @@ class Store:
           CheckpointError: it is damaged.
           MismatchError: it has other leaves than `wanted`.
         """
-        manifest = self.manifest(step)
-        different = mismatch(manifest["leaves"], wanted) if wanted is not None else None
-        if different:
-            raise MismatchError(different)
+        manifest = self._fitting_manifest(step, wanted)
         try:
             like = {_name(i): _empty(entry) for i, entry in enumerate(manifest["leaves"])}
             filled = {name: array for name, array in like.items() if array.size}
@@ -276,6 +267,13 @@ class Store:
             raise CheckpointError(f"its manifest cannot be read: {_reason(error)}") from error
         if version != FORMAT:
             raise CheckpointError(f"it is of format {str(version)[:20]}; this version of jaxrl reads format {FORMAT}")
+        return manifest
+
+    def _fitting_manifest(self, step: int, wanted: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the manifest of `step`; raise `MismatchError` if it has other leaves than `wanted`."""
+        manifest = self.manifest(step)
+        if wanted is not None and (different := mismatch(manifest["leaves"], wanted)):
+            raise MismatchError(different)
         return manifest
 
     def _path(self, step: int, suffix: str = "") -> Path:

@@ -36,8 +36,9 @@ class JSONLRecorder:
 
     def take_up(self, waiting: Mapping[str, list[str]]) -> None:
         """Append the lines that an earlier process could not write."""
-        held = self._log.path.read_bytes() if self._log.path.exists() else b""
-        self._log.take_up(waiting.get(self.name, ()), held)
+        if unwritten := waiting.get(self.name):
+            held = self._log.path.read_bytes() if self._log.path.exists() else b""
+            self._log.take_up(unwritten, held)
 
     def close(self) -> None:
         self._log.close()

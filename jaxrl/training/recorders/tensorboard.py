@@ -54,9 +54,10 @@ class TensorBoardRecorder:
 
     def take_up(self, waiting: Mapping[str, list[str]]) -> None:
         """Append the events that an earlier process could not write."""
-        held = b"".join(path.read_bytes() for path in self._directory.glob("events.*"))
-        assert self._log is not None  # a run that goes on has just been told to rewind
-        self._log.take_up(waiting.get(self.name, ()), held)
+        if unwritten := waiting.get(self.name):
+            held = b"".join(path.read_bytes() for path in self._directory.glob("events.*"))
+            assert self._log is not None  # a run that goes on has just been told to rewind
+            self._log.take_up(unwritten, held)
 
     def close(self) -> None:
         if self._log is not None:
