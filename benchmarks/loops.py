@@ -90,8 +90,7 @@ def environment(env: jaxrl.Env, num_envs: int) -> Loop:
 
     def draw(key: Array, t: Array) -> PyTree:
         action_key, env_key = jax.random.split(fold(key, t))
-        actions = jax.vmap(lambda k: sample_space(env.spec.action_space, k))(jax.random.split(action_key, num_envs))
-        return actions, vec.draw(env_key)
+        return sample_space(env.spec.action_space, action_key, num_envs), vec.draw(env_key)
 
     def step(carry: PyTree, noise: PyTree, t: Array) -> PyTree:
         state, seen = carry
@@ -121,7 +120,7 @@ def acting(env: jaxrl.Env, agent: AgentMaker, num_envs: int) -> Loop:
 
 def replay(buffer: Buffer, state: PyTree, rows: int, updates: int) -> Loop:
     """Return pushing `rows` transitions and sampling `updates` batches, with the buffer of a training `state`."""
-    items = jax.tree.map(lambda x: x[:rows], state.buffer)
+    items = jax.tree.map(lambda x: x[:rows], state.buffer.items)
     full = jnp.uint32(buffer.capacity(rows) // rows)
 
     def draw(key: Array, t: Array) -> PyTree:

@@ -11,11 +11,24 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl.agents.base import Agent, AgentMaker, Mode
+from jaxrl.agents.flat import Flat
 from jaxrl.agents.losses import huber, squared, td_error
-from jaxrl.agents.optimisers import Optimiser, accumulate, clip_by_norm, linear, optimiser_named
+from jaxrl.agents.optimisers import Descent, Optimiser, accumulate, descent, linear, optimiser_named
 from jaxrl.errors import SettingsError, check_between, check_count, nearest
 from jaxrl.nn import ACTIVATIONS, QNetwork, torso_kind
-from jaxrl.types import Array, Batch, Discrete, EnvSpec, Key, Metrics, PyTree, Transition, sample_space, space_zeros
+from jaxrl.types import (
+    Array,
+    Batch,
+    Discrete,
+    EnvSpec,
+    Key,
+    Metrics,
+    PyTree,
+    Transition,
+    sample_space,
+    space_zeros,
+    tree_where,
+)
 
 
 @dataclass(frozen=True)
@@ -69,16 +82,17 @@ class DQNHyper(NamedTuple):
 class DQNState(NamedTuple):
     """All of a DQN agent. `target` and `opt_state` are empty in a state that only acts."""
 
-    params: PyTree
-    target: PyTree
+    params: Flat
+    """The network's parameters as one vector; `params.tree` is what Flax calls them."""
+    target: Flat
     opt_state: PyTree
     hyper: DQNHyper
 
 
 class _Parts(NamedTuple):
     config: DQNConfig
-    optimiser: Optimiser
     network: nn.Module
+    descent: Descent
     spec: EnvSpec
 
 
@@ -101,16 +115,20 @@ def dqn(
       SettingsError: an unknown setting or a value out of its range.
     """
     config = _checked(config or DQNConfig(), settings)
-    optimiser = make_optimiser or optimiser_named(config.optimizer)
     by_hand = make_optimiser is not None or make_network is not None
+    optimiser = make_optimiser or optimiser_named(config.optimizer)
     return partial(_bind, config, optimiser, make_network or partial(_network, config), by_hand)
 
 
 def _bind(
-    config: DQNConfig, optimiser: Optimiser, make_network: Callable[[EnvSpec], nn.Module], by_hand: bool, spec: EnvSpec
+    config: DQNConfig,
+    optimiser: Optimiser,
+    make_network: Callable[[EnvSpec], nn.Module],
+    by_hand: bool,
+    spec: EnvSpec,
 ) -> Agent:
     check_spec(spec)
-    parts = _Parts(config, optimiser, make_network(spec), spec)
+    parts = _Parts(config, make_network(spec), descent(optimiser), spec)
     return Agent(
         name="dqn",
         init=partial(_init, parts),
@@ -174,16 +192,15 @@ def _network(config: DQNConfig, spec: EnvSpec) -> nn.Module:
 def _init(parts: _Parts, key: Key) -> DQNState:
     config = parts.config
     obs = jax.tree.map(lambda x: x[None], space_zeros(parts.spec.observation_space))
-    params = parts.network.init(key, obs)
+    params = Flat.of(parts.network.init(key, obs))
     hyper = DQNHyper(*(jnp.float32(getattr(config, name)) for name in DQNHyper._fields))
     # The target is a copy, not the same arrays: both are donated to the compiled loop.
-    return DQNState(params, jax.tree.map(jnp.copy, params), parts.optimiser(hyper.lr).init(params), hyper)
+    return DQNState(params, jax.tree.map(jnp.copy, params), parts.descent.init(params, hyper.lr), hyper)
 
 
 def _draw_act(spec: EnvSpec, key: Key, num_envs: int) -> tuple[Array, Array]:
     coin_key, action_key = jax.random.split(key)
-    actions = jax.vmap(partial(sample_space, spec.action_space))(jax.random.split(action_key, num_envs))
-    return jax.random.uniform(coin_key, (num_envs,)), actions
+    return jax.random.uniform(coin_key, (num_envs,)), sample_space(spec.action_space, action_key, num_envs)
 
 
 def _act(
@@ -198,9 +215,9 @@ def _act(
     return jnp.where(coin < _epsilon(parts, state.hyper, opt_step), random, greedy), ()
 
 
-def _q(parts: _Parts, params: PyTree, obs: PyTree) -> Array:
+def _q(parts: _Parts, params: Flat, obs: PyTree) -> Array:
     """Return action values `[B, A]`."""
-    return cast(Array, parts.network.apply(params, obs))
+    return cast(Array, parts.network.apply(params.tree, obs))
 
 
 def _epsilon(parts: _Parts, hyper: DQNHyper, opt_step: Array) -> Array:
@@ -214,12 +231,8 @@ def _update(
     loss, (error, q), grads = accumulate(
         partial(_loss, parts, state.target), state.params, batch, _pieces(config.accumulate, batch)
     )
-    norm = optax.tree.norm(grads)
     lr = linear(hyper.lr, 0.0, config.lr_decay, opt_step) if config.lr_decay else hyper.lr
-    updates, opt_state = parts.optimiser(lr).update(
-        clip_by_norm(grads, norm, hyper.max_grad_norm), state.opt_state, state.params
-    )
-    params = optax.apply_updates(state.params, updates)
+    params, opt_state, norm = parts.descent.step(state.params, grads, state.opt_state, lr, hyper.max_grad_norm)
     target = _update_target(config, hyper.tau, params, state.target, opt_step)
     metrics = {
         "loss": loss,
@@ -237,7 +250,7 @@ def _pieces(parts: int, batch: Batch) -> int:
     return parts
 
 
-def _loss(parts: _Parts, target: PyTree, params: PyTree, batch: Batch) -> tuple[Array, tuple[Array, Array]]:
+def _loss(parts: _Parts, target: Flat, params: Flat, batch: Batch) -> tuple[Array, tuple[Array, Array]]:
     """Return the weighted mean loss of a batch, and errors and values `[B]`."""
     items: Transition = batch.items
     q_tm1 = _q(parts, params, items.obs)
@@ -249,10 +262,11 @@ def _loss(parts: _Parts, target: PyTree, params: PyTree, batch: Batch) -> tuple[
     return jnp.mean(weight * loss), (error * items.weight, jnp.max(q_tm1, axis=-1))
 
 
-def _update_target(config: DQNConfig, tau: Array, params: PyTree, target: PyTree, opt_step: Array) -> PyTree:
+def _update_target(config: DQNConfig, tau: Array, params: Flat, target: Flat, opt_step: Array) -> Flat:
     """Move the target network after every `target_interval`-th optimisation step, counted from 1."""
-    mixed = partial(optax.incremental_update, params, target, tau)
+    mixed: Flat = optax.incremental_update(params, target, tau)
     if config.target_interval == 1:
-        return mixed()
-    turn = (opt_step + 1) % config.target_interval == 0
-    return jax.lax.cond(turn, mixed, lambda: target)
+        return mixed
+    # A select, not a `cond`: a branch that has to copy makes the whole loop asynchronous on a CPU, which costs more
+    # than the copying, and on a GPU waits for the host.
+    return tree_where((opt_step + 1) % config.target_interval == 0, mixed, target)

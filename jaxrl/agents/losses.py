@@ -23,7 +23,12 @@ def td_error(q_tm1: Array, a_tm1: Array, r_t: Array, discount_t: Array, q_t_valu
       q_t_value: `[A]` values after the step, by which the chosen action is judged.
       q_t_select: `[A]` values after the step, by which it is chosen.
     """
-    return r_t + discount_t * q_t_value[jnp.argmax(q_t_select)] - q_tm1[a_tm1]
+    return r_t + discount_t * _entry(q_t_value, jnp.argmax(q_t_select)) - _entry(q_tm1, a_tm1)
+
+
+def _entry(row: Array, index: Array) -> Array:
+    """Return `row[index]`, but as a sum: what fuses, where the gradient of an index would be a scatter of its own."""
+    return jnp.sum(row, where=jnp.arange(row.shape[0]) == index)
 
 
 def huber(error: Array, delta: float = 1.0) -> Array:

@@ -1,12 +1,15 @@
 """Optimisers by name, and the steps of an update that every agent shares."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from jaxrl.agents.flat import Flat
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.types import Array, PyTree
 
@@ -29,6 +32,49 @@ def optimiser_named(name: str) -> Optimiser:
     if name not in OPTIMISERS:
         raise SettingsError(f"unknown optimizer {name!r}; {nearest(name, OPTIMISERS)}")
     return OPTIMISERS[name]
+
+
+class Descent(NamedTuple):
+    """Clipping, optimiser and parameter update as one step."""
+
+    init: Callable[[Flat, Array], PyTree]
+    """`(params, lr) -> opt_state`"""
+    step: Callable[[Flat, Flat, PyTree, Array, Array], tuple[Flat, PyTree, Array]]
+    """`(params, grads, opt_state, lr, max_norm) -> (params, opt_state, norm of the gradient before clipping)`"""
+
+
+def descent(optimiser: Optimiser) -> Descent:
+    """Return the step of an optimiser.
+
+    Those with a name treat every parameter alike, so they run on the vector itself; one's own is given the tree of
+    parameters, since it may tell them apart.
+    """
+    given = _itself if optimiser in OPTIMISERS.values() else _tree
+    return Descent(init=lambda params, lr: optimiser(lr).init(given(params)), step=partial(_descend, optimiser, given))
+
+
+def _itself(flat: Flat) -> PyTree:
+    return flat
+
+
+def _tree(flat: Flat) -> PyTree:
+    return flat.tree
+
+
+def _descend(
+    optimiser: Optimiser,
+    given: Callable[[Flat], PyTree],
+    params: Flat,
+    grads: Flat,
+    opt_state: PyTree,
+    lr: Array,
+    max_norm: Array,
+) -> tuple[Flat, PyTree, Array]:
+    norm = grads.norm
+    clipped = clip_by_norm(grads, norm, max_norm)
+    updates, opt_state = optimiser(lr).update(given(clipped), opt_state, given(params))
+    change = updates if isinstance(updates, Flat) else Flat.of(updates)
+    return replace(params, vector=params.vector + change.vector), opt_state, norm
 
 
 def clip_by_norm(grads: PyTree, norm: Array, max_norm: Array) -> PyTree:

@@ -24,8 +24,8 @@ from jaxrl.types import (
     Transition,
     reduce_metrics,
     sample_space,
-    stat,
-    total,
+    stats,
+    totals,
 )
 
 
@@ -39,6 +39,15 @@ class OffPolicyState(NamedTuple):
     processor: PyTree
     buffer: PyTree
     health: Health
+
+
+class Seen(NamedTuple):
+    """What of a step is recorded: every leaf `[N]`, or `[T * N]` of several steps."""
+
+    terminated: Array
+    truncated: Array
+    invalid: Array
+    info: dict[str, Array]
 
 
 class _Parts(NamedTuple):
@@ -216,42 +225,45 @@ def _collect(
     """Take `vector_steps` steps in all environments; return their transitions as one block of `rows`."""
     body = partial(_interact, parts, opt_step, random)
     if parts.vector_steps == 1:
-        state, (items, metrics) = body(state, jax.tree.map(lambda x: x[0], noise))
-        return state, items, metrics
-    state, (items, stacked) = jax.lax.scan(body, state, noise)
-    return state, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), items), reduce_metrics(stacked)
+        state, (items, seen) = body(state, jax.tree.map(lambda x: x[0], noise))
+        return state, items, episode_metrics(seen)
+    state, (items, seen) = jax.lax.scan(body, state, noise)
+    items, seen = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (items, seen))
+    return state, items, episode_metrics(seen)
 
 
 def _interact(
     parts: _Parts, opt_step: Array, random: bool, state: OffPolicyState, noise: PyTree
-) -> tuple[OffPolicyState, tuple[Transition, Metrics]]:
-    """Take one step in all environments; their transitions are `[N, ...]`."""
+) -> tuple[OffPolicyState, tuple[Transition, Seen]]:
+    """Take one step in all environments; their transitions and what was seen are `[N, ...]`."""
     act_noise, random_action, env_noise = noise
     obs = parts.processor.observe(state.processor)
     action, extras = parts.agent.act(state.agent, obs, act_noise, opt_step, "explore")
     action = random_action if random else action
     env_state, step = parts.env.step(state.env, action, env_noise)
     processor, items = parts.processor.process(state.processor, step._replace(extras=extras))
-    return state._replace(env=env_state, processor=processor), (items, episode_metrics(step))
+    return state._replace(env=env_state, processor=processor), (items, see(step))
 
 
-def episode_metrics(step: Step) -> Metrics:
-    """Summarise the episodes that a vector step ended, and the environment's own scalars."""
-    done = step.terminated | step.truncated
-    own = {
-        f"info/{name}": stat(value)
-        for name, value in step.info.items()
-        if name not in ("episode_return", "episode_length") and value.ndim == 1
+def see(step: Step) -> Seen:
+    """Keep of a step of `N` environments what is recorded of it."""
+    invalid = jnp.broadcast_to(~jnp.asarray(step.valid), step.reward.shape)
+    scalars = {name: value for name, value in step.info.items() if value.ndim == 1}
+    return Seen(step.terminated, step.truncated, invalid, scalars)
+
+
+def episode_metrics(seen: Seen) -> Metrics:
+    """Summarise the episodes that ended, and the environment's own scalars."""
+    done = seen.terminated | seen.truncated
+    of_episodes = {name: seen.info[name] for name in ("episode_return", "episode_length")}
+    own = {f"info/{name}": value for name, value in seen.info.items() if name not in of_episodes}
+    events = {
+        "episodes": done,
+        "terminated": seen.terminated,
+        "truncated": seen.truncated,
+        "invalid_steps": seen.invalid,
     }
-    return {
-        "episode_return": stat(step.info["episode_return"], done),
-        "episode_length": stat(step.info["episode_length"], done),
-        "episodes": total(done),
-        "terminated": total(step.terminated),
-        "truncated": total(step.truncated),
-        "invalid_steps": total(~jnp.asarray(step.valid)),
-        **own,
-    }
+    return {**stats(of_episodes, done), **totals(events), **(stats(own) if own else {})}
 
 
 # --- randomness -------------------------------------------------------------------------------------------------
@@ -274,14 +286,10 @@ def _draw_collect(parts: _Parts, key: Key, random: bool = False) -> PyTree:
     def draw(key: Key) -> PyTree:
         act_key, random_key, env_key = jax.random.split(key, 3)
         act = parts.agent.draw_act(act_key, parts.env.num_envs)
-        return act, _random_actions(parts, random_key) if random else (), parts.env.draw(env_key)
+        actions = sample_space(parts.env.spec.action_space, random_key, parts.env.num_envs) if random else ()
+        return act, actions, parts.env.draw(env_key)
 
     return jax.vmap(draw)(jax.random.split(key, parts.vector_steps))
-
-
-def _random_actions(parts: _Parts, key: Key) -> PyTree:
-    keys = jax.random.split(key, parts.env.num_envs)
-    return jax.vmap(partial(sample_space, parts.env.spec.action_space))(keys)
 
 
 # --- the beginning ----------------------------------------------------------------------------------------------

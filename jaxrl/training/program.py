@@ -56,7 +56,7 @@ def run(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Array
 def add(sums: Sums, metrics: Metrics) -> Sums:
     """Add one iteration's metrics."""
     stats = [_as_stat(metric) for _, metric in sorted(metrics.items())]
-    new = Stat(*(jnp.stack(column) for column in zip(*stats, strict=True)))
+    new = Stat(*(_column(scalars) for scalars in zip(*stats, strict=True)))
     addend = new.sum - sums.error
     total = sums.sum + addend
     return Sums(
@@ -66,6 +66,15 @@ def add(sums: Sums, metrics: Metrics) -> Sums:
         min=jnp.minimum(sums.min, new.min),
         max=jnp.maximum(sums.max, new.max),
     )
+
+
+def _column(scalars: tuple[Array, ...]) -> Array:
+    """Stack `scalars`. As a chain of selects it is one kernel with what follows; a concatenation takes one a scalar."""
+    place = jnp.arange(len(scalars))
+    column = jnp.broadcast_to(scalars[0], place.shape)
+    for i, scalar in enumerate(scalars[1:], 1):
+        column = jnp.where(place == i, scalar, column)
+    return column
 
 
 def _as_stat(metric: Array | Stat | Total) -> Stat:

@@ -8,6 +8,7 @@ import optax
 import pytest
 
 from jaxrl.agents import DQNConfig, dqn
+from jaxrl.agents.flat import Flat
 from jaxrl.agents.optimisers import OPTIMISERS, accumulate, clip_by_norm, linear
 from jaxrl.errors import SettingsError
 from jaxrl.nn import QNetwork
@@ -38,14 +39,12 @@ def tabular(**settings):
 
 def table_state(agent, online, target=None):
     state = agent.init(KEY)
-    params = {"params": {"q": jnp.array(online, jnp.float32)}}
-    return state._replace(
-        params=params, target=state.target if target is None else {"params": {"q": jnp.array(target)}}
-    )
+    flat = lambda table: Flat.of({"params": {"q": jnp.array(table, jnp.float32)}})
+    return state._replace(params=flat(online), target=state.target if target is None else flat(target))
 
 
 def table_of(params):
-    return np.asarray(params["params"]["q"])
+    return np.asarray(params.tree["params"]["q"])
 
 
 def transitions(obs, action, reward, discount, next_obs, weight=None):
@@ -338,14 +337,14 @@ def test_linear_goes_from_start_to_end_and_stays():
 def test_a_dueling_head_is_value_plus_centred_advantages():
     agent = dqn(dueling=True, features=(8,))(SPEC)
     state = agent.init(KEY)
-    params = state.params["params"]
+    params = state.params.tree["params"]
     heads = {name: part for name, part in params.items() if name.startswith("Dense")}
     (advantage,) = (part for part in heads.values() if part["kernel"].shape == (8, 3))
     (value,) = (part for part in heads.values() if part["kernel"].shape == (8, 1))
     obs = random_batch(5).items.obs
     hidden = nn.relu(obs @ params["MLP_0"]["Dense_0"]["kernel"] + params["MLP_0"]["Dense_0"]["bias"][None])
     v, a = (hidden @ part["kernel"] + part["bias"][None] for part in (value, advantage))
-    q = QNetwork(SPEC.observation_space, 3, features=(8,), dueling=True).apply(state.params, obs)
+    q = QNetwork(SPEC.observation_space, 3, features=(8,), dueling=True).apply(state.params.tree, obs)
     np.testing.assert_allclose(q, v + a - a.mean(axis=1, keepdims=True), atol=1e-5)
     # What tells value and advantage apart: the mean over the actions is the value.
     np.testing.assert_allclose(q.mean(axis=1), v[:, 0], atol=1e-5)
@@ -355,10 +354,10 @@ def test_a_dueling_head_is_value_plus_centred_advantages():
 
 def test_images_get_a_convolution_and_vectors_do_not():
     image = EnvSpec("Image", Box(0.0, 1.0, (10, 10, 4)), Discrete(3))
-    assert "ConvTorso_0" in dqn()(image).init(KEY).params["params"]
-    assert "ConvTorso_0" not in dqn(torso="mlp")(image).init(KEY).params["params"]
-    assert "ConvTorso_0" not in dqn()(SPEC).init(KEY).params["params"]
-    kernel = dqn()(image).init(KEY).params["params"]["ConvTorso_0"]["Conv_0"]["kernel"]
+    assert "ConvTorso_0" in dqn()(image).init(KEY).params.tree["params"]
+    assert "ConvTorso_0" not in dqn(torso="mlp")(image).init(KEY).params.tree["params"]
+    assert "ConvTorso_0" not in dqn()(SPEC).init(KEY).params.tree["params"]
+    kernel = dqn()(image).init(KEY).params.tree["params"]["ConvTorso_0"]["Conv_0"]["kernel"]
     assert kernel.shape == (3, 3, 4, 16)
 
 
@@ -388,7 +387,7 @@ def test_observations_may_be_dicts_of_vectors_and_numbers():
     spec = EnvSpec("Dict", space, Discrete(3))
     agent = dqn(features=(8,))(spec)
     state = agent.init(KEY)
-    assert state.params["params"]["MLP_0"]["Dense_0"]["kernel"].shape == (2 + 3 + 2 + 4 + 2, 8)
+    assert state.params.tree["params"]["MLP_0"]["Dense_0"]["kernel"].shape == (2 + 3 + 2 + 4 + 2, 8)
     obs = {
         "place": jnp.ones((4, 2)),
         "door": jnp.array([0, 1, 2, 2]),
@@ -409,7 +408,7 @@ def test_observations_may_be_dicts_of_vectors_and_numbers():
 
 def test_numbers_are_shown_to_the_network_as_one_hot():
     agent = dqn(features=())(EnvSpec("Numbers", Discrete(3), Discrete(2)))
-    params = agent.init(KEY).params["params"]
+    params = agent.init(KEY).params.tree["params"]
     assert params["Dense_0"]["kernel"].shape == (3, 2)
 
 

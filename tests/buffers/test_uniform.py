@@ -10,6 +10,7 @@ import pytest
 from scipy.stats import chisquare
 
 from jaxrl.buffers import Buffer, uniform
+from jaxrl.buffers.rows import Rows
 from jaxrl.errors import SettingsError
 from jaxrl.types import tree_bytes
 
@@ -20,7 +21,7 @@ def number(dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((), dtype)
 
 
-def filled(buffer: Buffer, blocks: int, rows: int = ROWS) -> jax.Array:
+def filled(buffer: Buffer, blocks: int, rows: int = ROWS) -> Rows:
     """Push `blocks` blocks of the numbers 1, 2, 3, ... (0 marks a row that was never written)."""
     ring = buffer.init(number(), rows)
     for t in range(blocks):
@@ -37,20 +38,20 @@ def indices(buffer: Buffer, pushes: int, rows: int = ROWS, draws: int = 200) -> 
 
 
 def test_blocks_lie_one_after_another() -> None:
-    assert filled(uniform(6, 2), 2).tolist() == [1, 2, 3, 4, 0, 0]
+    assert filled(uniform(6, 2), 2).items.tolist() == [1, 2, 3, 4, 0, 0]
 
 
 def test_a_full_ring_overwrites_its_oldest_block() -> None:
-    assert filled(uniform(6, 2), 3).tolist() == [1, 2, 3, 4, 5, 6]
-    assert filled(uniform(6, 2), 4).tolist() == [7, 8, 3, 4, 5, 6]
-    assert filled(uniform(6, 2), 8).tolist() == [13, 14, 15, 16, 11, 12]
+    assert filled(uniform(6, 2), 3).items.tolist() == [1, 2, 3, 4, 5, 6]
+    assert filled(uniform(6, 2), 4).items.tolist() == [7, 8, 3, 4, 5, 6]
+    assert filled(uniform(6, 2), 8).items.tolist() == [13, 14, 15, 16, 11, 12]
 
 
 @pytest.mark.parametrize(("capacity", "rows", "rounded"), [(6, 2, 6), (5, 2, 6), (7, 3, 9), (4, 4, 4), (4, 10, 10)])
 def test_the_capacity_is_rounded_up_to_whole_blocks(capacity: int, rows: int, rounded: int) -> None:
     buffer = uniform(capacity, 1)
     assert buffer.capacity(rows) == rounded
-    assert buffer.init(number(), rows).shape == (rounded,)
+    assert buffer.init(number(), rows).items.shape == (rounded,)
     assert int(buffer.size(jnp.int32(1000), rows)) == rounded
 
 
@@ -60,7 +61,7 @@ def test_the_size_grows_by_blocks_until_it_is_full() -> None:
 
 
 def test_rounding_up_keeps_the_newest_items() -> None:
-    assert filled(uniform(5, 1), 5).tolist() == [7, 8, 9, 10, 5, 6]
+    assert filled(uniform(5, 1), 5).items.tolist() == [7, 8, 9, 10, 5, 6]
 
 
 def test_any_pytree_keeps_its_values_and_dtypes() -> None:
@@ -83,7 +84,7 @@ def test_any_pytree_keeps_its_values_and_dtypes() -> None:
 def test_an_example_may_be_an_item_or_its_struct() -> None:
     buffer, item = uniform(4, 1), (jnp.ones(3), jnp.int8(7))
     by_item, by_struct = (buffer.init(x, ROWS) for x in (item, jax.eval_shape(lambda: item)))
-    for a, b in zip(by_item, by_struct, strict=True):
+    for a, b in zip(by_item.items, by_struct.items, strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
 
@@ -125,7 +126,7 @@ def test_a_batch_says_where_its_items_lie_and_weighs_them_equally() -> None:
 def test_priorities_do_not_matter() -> None:
     buffer = uniform(6, 2)
     ring = filled(buffer, 3)
-    assert buffer.reprioritise(ring, jnp.array([0]), jnp.array([9.0])).tolist() == ring.tolist()
+    assert buffer.reprioritise(ring, jnp.array([0]), jnp.array([9.0])).items.tolist() == ring.items.tolist()
 
 
 # --- what it refuses ------------------------------------------------------------------------------------------------
@@ -227,7 +228,7 @@ def test_a_population_that_shares_its_count_pushes_without_a_scatter() -> None:
 def test_a_population_holds_what_its_members_would() -> None:
     buffer = uniform(6, 2)
     push = jax.jit(jax.vmap(buffer.push, in_axes=(0, 0, None)))
-    rings = jnp.zeros((2, 6))
+    rings = jax.vmap(lambda member: buffer.init(member, 2))(jnp.zeros(2))
     for t in range(4):
         rings = push(rings, jnp.arange(4.0).reshape(2, 2) + 10 * t, jnp.int32(t))
-    assert rings.tolist() == [[30, 31, 10, 11, 20, 21], [32, 33, 12, 13, 22, 23]]
+    assert jax.vmap(lambda ring: ring.items)(rings).tolist() == [[30, 31, 10, 11, 20, 21], [32, 33, 12, 13, 22, 23]]

@@ -66,5 +66,5 @@ def test_nothing_that_is_not_finite_is_in_the_buffer_or_the_agent(part: str) -> 
     assert row["skipped_updates"] == 0
     for leaf in jax.tree.leaves((result.state.buffer, result.state.agent)):
         assert np.isfinite(np.asarray(leaf, float)).all()
-    weights = np.asarray(result.state.buffer.weight)
+    weights = np.asarray(result.state.buffer.items.weight)
     assert 0 < weights.sum() < weights.size

@@ -1,0 +1,56 @@
+"""A tree of parameters as one vector."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.types import Array, PyTree
+
+
+class Shapes(NamedTuple):
+    """What the leaves of a tree look like."""
+
+    treedef: Any
+    leaves: tuple[tuple[tuple[int, ...], Any], ...]
+    """Shape and dtype of each."""
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["vector"], meta_fields=["shapes"])
+@dataclass(frozen=True)
+class Flat:
+    """All leaves of a tree, one after the other, in their widest dtype; a pytree of this one leaf.
+
+    Whatever is done to all parameters alike, such as clipping, moments, a target network, or taking an update back, is
+    then one kernel instead of one a leaf. On a GPU each is a launch; on a CPU a crowd of small ones makes XLA hand some
+    of them to other threads and wait.
+    """
+
+    vector: Array
+    shapes: Shapes
+
+    @classmethod
+    def of(cls, tree: PyTree) -> Flat:
+        """Flatten `tree`."""
+        leaves, treedef = jax.tree.flatten(tree)
+        dtype = jnp.result_type(*leaves)
+        vector = jnp.concatenate([jnp.ravel(leaf).astype(dtype) for leaf in leaves])
+        return cls(vector, Shapes(treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves)))
+
+    @property
+    def tree(self) -> PyTree:
+        """The tree again, each leaf of its own shape and dtype."""
+        ends = np.cumsum([math.prod(shape) for shape, _ in self.shapes.leaves])
+        pieces = zip(jnp.split(self.vector, ends[:-1]), self.shapes.leaves, strict=True)
+        return jax.tree.unflatten(self.shapes.treedef, [x.reshape(shape).astype(dtype) for x, (shape, dtype) in pieces])
+
+    @property
+    def norm(self) -> Array:
+        """The Euclidean norm, as one dot product."""
+        return jnp.sqrt(jnp.vdot(self.vector, self.vector))

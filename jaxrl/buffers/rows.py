@@ -1,0 +1,107 @@
+"""Items of several leaves as rows of bits: a push is one copy and a sample one gather, whatever an item holds."""
+
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.errors import SettingsError
+from jaxrl.types import Array, PyTree
+
+
+class Field(NamedTuple):
+    """Where a leaf of an item lies in its row."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: Any
+    word: str
+    """The unsigned integer as wide as `dtype`, whose row holds it."""
+    start: int
+    """Of its `prod(shape)` words, the first."""
+
+
+class Layout(NamedTuple):
+    """How an item is laid out in rows."""
+
+    treedef: Any
+    fields: tuple[Field, ...]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["words"], meta_fields=["layout"])
+@dataclass(frozen=True)
+class Rows:
+    """`R` items; the leaves of one width lie side by side in one array."""
+
+    words: dict[str, Array]
+    """`[R, W]` for each unsigned integer type that is needed: `uint32` holds float32 and int32, `uint8` pixels."""
+    layout: Layout
+
+    @property
+    def items(self) -> PyTree:
+        """The items as they were given, leaves `[R, ...]`."""
+        return unpack(self.layout, self.words)
+
+    def __len__(self) -> int:
+        return int(next(iter(self.words.values())).shape[0])
+
+
+def layout_of(example: PyTree) -> Layout:
+    """Lay out items like `example`, one item or its `ShapeDtypeStruct`."""
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(jax.eval_shape(lambda: example))
+    fields, used = [], dict[str, int]()
+    for path, leaf in leaves:
+        word = f"uint{8 * leaf.dtype.itemsize}"
+        start = used.get(word, 0)
+        used[word] = start + prod(leaf.shape)
+        fields.append(Field(jax.tree_util.keystr(path), leaf.shape, leaf.dtype, word, start))
+    return Layout(treedef, tuple(fields))
+
+
+def empty(layout: Layout, rows: int) -> Rows:
+    """Return `rows` items, all zeros."""
+    widths = {f.word: f.start + prod(f.shape) for f in layout.fields}
+    return Rows({word: jnp.zeros((rows, width), word) for word, width in widths.items()}, layout)
+
+
+def pack(layout: Layout, items: PyTree) -> dict[str, Array]:
+    """Return items `[rows, ...]` as words `[rows, W]`; raise `SettingsError` unless they are like the example.
+
+    A dtype that differs would otherwise be cast silently, and a shape be an error from deep inside XLA.
+    """
+    check_items(layout, items)
+    columns: dict[str, list[Array]] = {}
+    for field, leaf in zip(layout.fields, jax.tree.leaves(items), strict=True):
+        bits = leaf.astype(field.word) if field.dtype == bool else jax.lax.bitcast_convert_type(leaf, field.word)
+        columns.setdefault(field.word, []).append(bits.reshape(leaf.shape[0], -1))
+    return {word: jnp.concatenate(column, axis=1) for word, column in columns.items()}
+
+
+def unpack(layout: Layout, words: dict[str, Array]) -> PyTree:
+    """Return words `[rows, W]` as the items that `pack` made them of."""
+
+    def leaf(field: Field) -> Array:
+        bits = words[field.word][:, field.start : field.start + prod(field.shape)].reshape(-1, *field.shape)
+        return bits.astype(bool) if field.dtype == bool else jax.lax.bitcast_convert_type(bits, field.dtype)
+
+    return jax.tree.unflatten(layout.treedef, [leaf(field) for field in layout.fields])
+
+
+def check_items(layout: Layout, items: PyTree) -> None:
+    """Raise `SettingsError` at trace time unless `items` are `[rows, ...]` of what `layout` was made for."""
+    wanted = {field.path: field for field in layout.fields}
+    came = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(items)[0]}
+    if wanted.keys() != came.keys():
+        odd = min(wanted.keys() ^ came.keys())
+        raise SettingsError(f"buffer: pushed items do not have the structure of the example; they differ at {odd}")
+    rows = {leaf.shape[:1] for leaf in came.values()}
+    for path, leaf in came.items():
+        like = wanted[path]
+        if leaf.dtype != like.dtype or leaf.shape[1:] != like.shape or leaf.ndim == 0 or len(rows) != 1:
+            raise SettingsError(
+                f"buffer: pushed {leaf.dtype}{list(leaf.shape)} at {path}; "
+                f"expected {like.dtype}, [rows, *{list(like.shape)}], with the same rows in every leaf"
+            )
