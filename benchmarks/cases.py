@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import jaxrl
 from benchmarks import harness, loops
 from benchmarks.harness import Row
+from benchmarks.plain import Setting, plain_dqn
 from jaxrl.config import build, preset
-from jaxrl.strategies.base import BLOCK, fold
+from jaxrl.strategies.base import BLOCK
 
 
 class Effort(NamedTuple):
@@ -26,10 +27,12 @@ class Effort(NamedTuple):
     repeats: int = 7
     opt_steps: int = 3_000
     """Optimisation steps of one call."""
+    profile: Path | None = None
+    """Folder for a trace of one call of the subject, of which the dearest kernels are told."""
 
 
 class DQN(NamedTuple):
-    """DQN as the peers run it: one Q network, no double Q-learning."""
+    """DQN as most peers have it: no double Q-learning, squared loss."""
 
     env: str = "CartPole-v1"
     num_envs: int = 10
@@ -38,12 +41,18 @@ class DQN(NamedTuple):
     batch_size: int = 128
     capacity: int = 10_000
     warmup: int = 1_000
+    slowness: int = 1
+    """Divides the optimisation steps of a call, where one takes long."""
 
     def agent(self) -> Any:
-        return jaxrl.dqn(features=self.features, double=False, max_grad_norm=1e9)
+        return jaxrl.dqn(features=self.features, double=False, loss="squared", max_grad_norm=1e9)
 
     def buffer(self) -> Any:
         return jaxrl.uniform(self.capacity, batch_size=self.batch_size)
+
+    def plain(self) -> Setting:
+        spec = jaxrl.make_env(self.env).spec
+        return Setting(spec, self.num_envs, self.opt_interval, self.features, self.batch_size, self.capacity)
 
     def strategy(self) -> jaxrl.Strategy:
         return jaxrl.off_policy(
@@ -63,17 +72,22 @@ def dqn(case: str, shape: DQN, effort: Effort) -> list[Row]:
     env, updates = jaxrl.make_env(shape.env), strategy.opt_steps_per_step
     rows = strategy.env_steps_per_step
     vector_steps = rows // shape.num_envs
-    iterations = max(1, effort.opt_steps // updates)
+    iterations = max(1, effort.opt_steps // (updates * shape.slowness))
     parts = {
         "environment": (loops.environment(env, shape.num_envs), vector_steps),
         "acting": (loops.acting(env, shape.agent(), shape.num_envs), vector_steps),
         "replay": (loops.replay(shape.buffer(), whole.state, rows, updates), 1),
         "update": (loops.update(env, shape.agent(), shape.buffer(), whole.state, rows), updates),
     }
-    calls: dict[str, harness.Sample] = {"whole": lambda: whole.us(iterations)}
+    plain = plain_dqn(shape.plain())
+    calls: dict[str, harness.Sample] = {
+        "whole": lambda: whole.us(iterations),
+        "plain": lambda: plain.us(iterations * vector_steps) * vector_steps / updates,
+    }
     for name, (loop, times) in parts.items():
         calls[name] = lambda loop=loop, times=times: loop.us(iterations * times) * times / updates
     samples = harness.interleave(calls, effort.repeats)
+    profile(case, whole, iterations, effort)
     ceiling = [sum(column) for column in zip(*(samples[name] for name in parts), strict=True)]
     return [
         harness.row(
@@ -82,10 +96,12 @@ def dqn(case: str, shape: DQN, effort: Effort) -> list[Row]:
             ceiling,
             rows / updates,
             parts_us={name: harness.spread(samples[name])[1] for name in parts},
+            plain_us=harness.spread(samples["plain"])[1],
+            times_faster_than_plain=1 / harness.median_ratio(samples["whole"], samples["plain"]),
             ratio_to_update=harness.median_ratio(samples["whole"], samples["update"]),
             kernels_per_iteration=loops.kernels_per_iteration(whole.compiled),
             copies_per_iteration=loops.copies_per_iteration(whole.compiled),
-            temp_bytes=whole.compiled.memory_analysis().temp_size_in_bytes,
+            **loops.memory(whole.compiled),
             compile_s=whole.compile_s,
             learnt=whole.learnt(),
             settings=dict(strategy.settings or {}),
@@ -93,14 +109,30 @@ def dqn(case: str, shape: DQN, effort: Effort) -> list[Row]:
     ]
 
 
+def profile(case: str, loop: loops.Loop | loops.Training, iterations: int, effort: Effort) -> None:
+    """Where asked for, trace one call and print the kernels that take 1 us and more of an iteration."""
+    if effort.profile:
+        for name, us, runs in loops.profile(loop, min(iterations, 1_000), effort.profile / case):
+            if us >= 1:
+                print(f"{case:<12}{us:>10.1f} us {runs:>8.2f} runs  {name}")
+
+
 def seeds(case: str, count: int, effort: Effort) -> list[Row]:
     """Several seeds in one program against as many times one seed alone; steps are those of all seeds together."""
-    strategy = DQN().strategy()
+    shape = DQN()
+    strategy = shape.strategy()
     one, many = loops.Training(strategy), loops.population(strategy, count)
+    plain = plain_dqn(shape.plain(), count)
     iterations = max(1, effort.opt_steps // count)
     samples = harness.interleave(
-        {"many": lambda: many.us(iterations, count), "one": lambda: one.us(iterations)}, effort.repeats
+        {
+            "many": lambda: many.us(iterations, count),
+            "one": lambda: one.us(iterations),
+            "plain": lambda: plain.us(iterations, count),
+        },
+        effort.repeats,
     )
+    profile(case, many, iterations, effort)
     return [
         harness.row(
             case,
@@ -108,6 +140,9 @@ def seeds(case: str, count: int, effort: Effort) -> list[Row]:
             samples["one"],
             strategy.env_steps_per_step,
             seeds=count,
+            plain_us=harness.spread(samples["plain"])[1],
+            times_faster_than_plain=1 / harness.median_ratio(samples["many"], samples["plain"]),
+            **loops.memory(many.compiled),
             kernels_per_iteration=loops.kernels_per_iteration(many.compiled),
             compile_s=many.compile_s,
             settings=dict(strategy.settings or {}),
@@ -123,6 +158,7 @@ def environment(case: str, num_envs: int, effort: Effort) -> list[Row]:
     samples = harness.interleave(
         {"jaxrl": lambda: ours.us(iterations), "gymnax": lambda: theirs.us(iterations)}, effort.repeats
     )
+    profile(case, ours, iterations, effort)
     return [
         harness.row(
             case,
@@ -138,25 +174,24 @@ def environment(case: str, num_envs: int, effort: Effort) -> list[Row]:
 
 
 def gymnax_loop(num_envs: int) -> loops.Loop:
-    """Return gymnax's own vmapped `step` with random actions, keys split in the loop."""
+    """Return gymnax's own vmapped `step` with random actions, a key split per use, as its README has it."""
     import gymnax
 
     env, params = gymnax.make("CartPole-v1")
     _, state = jax.vmap(env.reset, in_axes=(0, None))(jax.random.split(jax.random.key(0), num_envs), params)
 
-    def step(carry: Any, key: Any, t: Any) -> Any:
-        del t
-        state, seen = carry
-        action_key, step_key = jax.random.split(key)
-        action = jax.random.randint(action_key, (num_envs,), 0, 2)
+    def step(t: Any, carry: Any) -> Any:
+        state, key, seen = carry
+        key, action_key, step_key = jax.random.split(key, 3)
+        action = jax.vmap(env.action_space(params).sample)(jax.random.split(action_key, num_envs))
         keys = jax.random.split(step_key, num_envs)
         obs, state, reward, _, _, info = jax.vmap(env.step, in_axes=(0, 0, 0, None))(keys, state, action, params)
-        return state, seen + reward.sum() + obs.sum() + info["final_observation"].sum()
+        return state, key, seen + reward.sum() + obs.sum() + info["final_observation"].sum()
 
     def run(carry: Any, start: Any, stop: Any) -> Any:
-        return jax.lax.fori_loop(start, stop, lambda t, c: step(c, fold(jax.random.key(1), t), t), carry)
+        return jax.lax.fori_loop(start, stop, step, carry)
 
-    return loops.Loop(run, (state, jnp.float32(0)))
+    return loops.Loop(run, (state, jax.random.key(1), jnp.float32(0)))
 
 
 def host(case: str, effort: Effort) -> list[Row]:
@@ -216,7 +251,7 @@ def capacity(case: str, effort: Effort) -> list[Row]:
             loop.strategy.env_steps_per_step,
             name=f"{case} {size:,}",
             capacity=size,
-            temp_bytes=loop.compiled.memory_analysis().temp_size_in_bytes,
+            **loops.memory(loop.compiled),
             kernels_per_iteration=loops.kernels_per_iteration(loop.compiled),
             compile_s=loop.compile_s,
             settings=dict(loop.strategy.settings or {}),
@@ -257,7 +292,7 @@ CASES: dict[str, Callable[[Effort], list[Row]]] = {
             "dqn-128": DQN(num_envs=128, opt_interval=128, warmup=1_280),
             "dqn-1024": DQN(num_envs=1024, opt_interval=1024, warmup=2_048),
             "dqn-small": DQN(features=(64, 64), batch_size=32),
-            "dqn-conv": DQN("Breakout-MinAtar", 16, 16, batch_size=32, warmup=1_008),
+            "dqn-conv": DQN("Breakout-MinAtar", 16, 16, batch_size=32, warmup=1_008, slowness=10),
         }.items()
     },
     "seeds-8": partial(seeds, "seeds-8", 8),

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -156,6 +157,35 @@ def update(env: jaxrl.Env, agent: AgentMaker, buffer: Buffer, state: PyTree, row
     draw = lambda key, t: bound.draw_update(fold(key, t))
     run = lambda carry, start, stop: iterate(draw, learn, jax.random.key(1), carry, start, stop)
     return Loop(run, (jax.tree.map(jnp.copy, state.agent), jnp.float32(0)))
+
+
+# --- what a profiler sees ------------------------------------------------------------------------------------
+
+
+def profile(loop: Loop | Training, iterations: int, folder: Path) -> list[tuple[str, float, float]]:
+    """Trace one call of `loop` into `folder`; return its kernels: name, microseconds and runs an iteration.
+
+    The dearest come first. On a GPU these are the events of the device; on a CPU those of XLA's threads, which run side
+    by side, so that their times may add up to more than the iteration's.
+    """
+    loop.us(iterations)
+    with jax.profiler.trace(folder):
+        loop.us(iterations)
+    newest = max(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+    planes = list(jax.profiler.ProfileData.from_file(str(newest)).planes)
+    planes = [plane for plane in planes if plane.name.startswith("/device:")] or planes
+    spent: dict[str, list[float]] = {}
+    for event in (event for plane in planes for line in plane.lines for event in line.events):
+        if not re.search(r"^\$|::|^end: |\(|^while", event.name):  # Python's frames, XLA's own functions, whole loops
+            spent.setdefault(event.name, []).append(event.duration_ns / 1e3)
+    kernels = [(name, sum(us) / iterations, len(us) / iterations) for name, us in spent.items()]
+    return sorted(kernels, key=lambda kernel: -kernel[1])
+
+
+def memory(compiled: Any) -> dict[str, int]:
+    """Return the bytes of a program's arguments, and what it needs beside them."""
+    analysis = compiled.memory_analysis()
+    return {"state_bytes": analysis.argument_size_in_bytes, "temp_bytes": analysis.temp_size_in_bytes}
 
 
 # --- the compiled program ------------------------------------------------------------------------------------

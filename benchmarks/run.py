@@ -1,4 +1,4 @@
-"""`python -m benchmarks.run [CASE ...] [--quick] [--json FILE]`: measure, print a table, and keep a JSON.
+"""`python -m benchmarks.run [CASE ...] [--quick] [--json FILE] [--profile DIR]`: measure, print a table, keep a JSON.
 
 Each case runs its subject and its limit in turn, several times, in one process; warm-up and compile time are left out,
 and every call is blocked on.
@@ -18,6 +18,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter repeats, to see that it works")
     parser.add_argument("--json", type=Path, help="file to write")
+    parser.add_argument("--profile", type=Path, metavar="DIR", help="trace one call of each case and tell its kernels")
     options = parser.parse_args()
     unknown = sorted(set(options.cases) - set(CASES))
     if unknown:
@@ -25,7 +26,8 @@ def main() -> None:
     rows = []
     for name in options.cases or CASES:
         print(f"{name} ...", file=sys.stderr, flush=True)
-        rows += CASES[name](Effort(2, 200) if options.quick else Effort())
+        effort = Effort(2, 200) if options.quick else Effort()
+        rows += CASES[name](effort._replace(profile=options.profile))
     print(harness.table(rows))
     if options.json:
         harness.write(options.json, rows)

@@ -100,7 +100,7 @@ def below(key: Key, shape: tuple[int, ...], bound: Array | np.ndarray | int) -> 
 def _sample_leaf(space: Discrete | MultiDiscrete | Box, key: Key, shape: tuple[int, ...]) -> Array:
     if isinstance(space, Discrete | MultiDiscrete):
         return below(key, shape, np.asarray(space.n, np.uint32)).astype(space.dtype)
-    low, high = (_each_entry(bound, space.shape) for bound in (space.low, space.high))
+    low, high = (np.broadcast_to(_each_entry(bound, space.shape), shape) for bound in (space.low, space.high))
     bounded = np.abs(low) + np.abs(high) <= float(jnp.finfo(jnp.float32).max)
     if bounded.all() and not jnp.issubdtype(space.dtype, jnp.inexact):
         ends = (np.clip(x, -(2**31), 2**31 - 1).astype(np.int32) for x in (low, high + 1))

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import chisquare
 
 from jaxrl.envs import make_env
 from jaxrl.types import (
@@ -18,6 +19,7 @@ from jaxrl.types import (
     Space,
     Stat,
     all_finite,
+    below,
     reduce_metrics,
     sample_space,
     space_from_plain,
@@ -25,7 +27,9 @@ from jaxrl.types import (
     space_to_plain,
     space_zeros,
     stat,
+    stats,
     total,
+    totals,
     tree_bytes,
     tree_where,
 )
@@ -83,6 +87,15 @@ def test_reducing_in_two_halves_is_reducing_at_once() -> None:
     assert jax.tree.map(float, joined) == jax.tree.map(float, reduce_metrics(stacked))
 
 
+def test_several_numbers_are_summarised_together_as_each_is_alone() -> None:
+    values, where = {"a": jnp.array([1.0, 5.0, 3.0]), "b": jnp.array([-1, 7, 2])}, jnp.array([True, False, True])
+    together = stats(values, where)
+    for name, value in values.items():
+        assert jax.tree.map(float, together[name]) == jax.tree.map(float, stat(value, where))
+    counts = totals({"all": jnp.ones(3, bool), "some": where})
+    assert {name: int(count.count) for name, count in counts.items()} == {"all": 3, "some": 2}
+
+
 # --- spaces ---------------------------------------------------------------------------------------------------------
 
 
@@ -96,6 +109,24 @@ def test_whole_numbers_fill_their_range_and_no_more() -> None:
     several = draws(MultiDiscrete((2, 5)))
     assert np.unique(several[:, 0]).tolist() == [0, 1]
     assert np.unique(several[:, 1]).tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("bound", [1, 3, 8, 1000])
+def test_numbers_below_a_bound_are_equally_likely(bound: int) -> None:
+    drawn = np.asarray(below(jax.random.key(1), (50 * bound,), bound))
+    counts = np.bincount(drawn, minlength=bound)
+    assert len(counts) == bound
+    assert bound == 1 or chisquare(counts).pvalue > 1e-3
+
+
+def test_many_elements_are_drawn_at_once_each_its_own() -> None:
+    space = {"go": Discrete(3), "how": Box(0.0, 1.0, (2,)), "which": MultiDiscrete((2, 5))}
+    drawn = sample_space(space, jax.random.key(0), 400)
+    assert {name: x.shape for name, x in drawn.items()} == {"go": (400,), "how": (400, 2), "which": (400, 2)}
+    assert {name: str(x.dtype) for name, x in drawn.items()} == {"go": "int32", "how": "float32", "which": "int32"}
+    assert chisquare(np.bincount(drawn["go"])).pvalue > 1e-3
+    assert chisquare(np.bincount(drawn["which"][:, 1])).pvalue > 1e-3
+    assert len(np.unique(drawn["how"])) > 790, "no number twice but by chance"
 
 
 def test_boxes_are_filled_between_their_bounds_entry_by_entry() -> None:

@@ -208,16 +208,16 @@ def _act(
 ) -> tuple[Array, tuple]:
     space = parts.spec.action_space
     assert isinstance(space, Discrete)
-    greedy = jnp.argmax(_q(parts, state.params, obs), axis=-1).astype(space.dtype)
+    greedy = jnp.argmax(_q(parts, state.params.tree, obs), axis=-1).astype(space.dtype)
     if mode == "exploit":
         return greedy, ()
     coin, random = noise
     return jnp.where(coin < _epsilon(parts, state.hyper, opt_step), random, greedy), ()
 
 
-def _q(parts: _Parts, params: Flat, obs: PyTree) -> Array:
+def _q(parts: _Parts, params: PyTree, obs: PyTree) -> Array:
     """Return action values `[B, A]`."""
-    return cast(Array, parts.network.apply(params.tree, obs))
+    return cast(Array, parts.network.apply(params, obs))
 
 
 def _epsilon(parts: _Parts, hyper: DQNHyper, opt_step: Array) -> Array:
@@ -229,10 +229,10 @@ def _update(
 ) -> tuple[DQNState, Metrics, Array]:
     config, hyper = parts.config, state.hyper
     loss, (error, q), grads = accumulate(
-        partial(_loss, parts, state.target), state.params, batch, _pieces(config.accumulate, batch)
+        partial(_loss, parts, state.target.tree), state.params.tree, batch, _pieces(config.accumulate, batch)
     )
     lr = linear(hyper.lr, 0.0, config.lr_decay, opt_step) if config.lr_decay else hyper.lr
-    params, opt_state, norm = parts.descent.step(state.params, grads, state.opt_state, lr, hyper.max_grad_norm)
+    params, opt_state, norm = parts.descent.step(state.params, Flat.of(grads), state.opt_state, lr, hyper.max_grad_norm)
     target = _update_target(config, hyper.tau, params, state.target, opt_step)
     metrics = {
         "loss": loss,
@@ -250,7 +250,7 @@ def _pieces(parts: int, batch: Batch) -> int:
     return parts
 
 
-def _loss(parts: _Parts, target: Flat, params: Flat, batch: Batch) -> tuple[Array, tuple[Array, Array]]:
+def _loss(parts: _Parts, target: PyTree, params: PyTree, batch: Batch) -> tuple[Array, tuple[Array, Array]]:
     """Return the weighted mean loss of a batch, and errors and values `[B]`."""
     items: Transition = batch.items
     q_tm1 = _q(parts, params, items.obs)

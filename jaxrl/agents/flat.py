@@ -39,8 +39,11 @@ class Flat:
     def of(cls, tree: PyTree) -> Flat:
         """Flatten `tree`."""
         leaves, treedef = jax.tree.flatten(tree)
-        dtype = jnp.result_type(*leaves)
-        vector = jnp.concatenate([jnp.ravel(leaf).astype(dtype) for leaf in leaves])
+        vector, end = jnp.zeros(sum(leaf.size for leaf in leaves), jnp.result_type(*leaves)), 0
+        for leaf in leaves:
+            # Written in turn: XLA for CPUs fuses the sums of a gradient into a concatenation, entry by entry.
+            vector = vector.at[end : end + leaf.size].set(jnp.ravel(leaf).astype(vector.dtype))
+            end += leaf.size
         return cls(vector, Shapes(treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves)))
 
     @property

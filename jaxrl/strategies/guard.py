@@ -55,9 +55,13 @@ def guarded_update(
 
 def _examine(health: Health, finite: dict[str, Array], opt_step: Array) -> tuple[Health, Array]:
     """Take note of an update of which each part is finite or not; say whether all are."""
-    ok, first = jnp.bool_(True), jnp.uint32(0)
+    first = jnp.uint32(0)
     for name, fine in reversed(finite.items()):
-        ok, first = ok & fine, jnp.where(fine, first, jnp.uint32(zlib.crc32(name.encode())))
+        first = jnp.where(fine, first, jnp.uint32(zlib.crc32(name.encode())))
+    # As a dot product the answer is a number in memory. Anything less is fused into whoever asks, and the select of every
+    # parameter would work out the means of the batch over again.
+    fine = jnp.stack(list(finite.values())).astype(jnp.float32)
+    ok = jnp.vdot(fine, fine) == len(finite)
     skipped = jnp.where(ok, 0, health.skipped_in_a_row + 1)
     most = jnp.maximum(health.most_in_a_row, skipped)
     since = jnp.asarray(opt_step, jnp.uint32) + 1 - skipped.astype(jnp.uint32)

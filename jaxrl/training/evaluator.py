@@ -40,7 +40,7 @@ ScoreFn = Callable[[Evaluation], float]
 
 def mean_return(evaluation: Evaluation) -> float:
     """Score by the mean return, unfinished episodes included."""
-    return float(np.mean(evaluation.returns))
+    return float(np.mean(np.asarray(evaluation.returns, np.float64)))
 
 
 class Evaluator:

@@ -104,7 +104,9 @@ def test_policy_of_stacked_frames_takes_plain_observations(stacked: Path) -> Non
     assert len(first) == 9
     assert first == again
     assert {int(action) for action in first} <= {0, 1, 2}
-    assert [part for part in leaves(stacked, 20, "best") if 150 in part["shape"]]
+    inputs, width, actions = 3 * 50, 16, 3
+    parameters = (inputs + 1) * width + (width + 1) * actions
+    assert [parameters] in [part["shape"] for part in leaves(stacked, 20, "best")]
 
 
 def _actions(policy: jaxrl.training.GreedyPolicy, env: Env) -> list[int]:
