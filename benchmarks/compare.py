@@ -25,7 +25,9 @@ def verdict(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return a line for each row that both results have, and one for each that only one has."""
-    before, after = ({row.get("name", row["case"]): row for row in result["rows"]} for result in (old, new))
+    before, after = (
+        {row.get("name", row["case"]): row for row in result["rows"] if "spread" in row} for result in (old, new)
+    )
     lines = []
     for name in [*before, *(name for name in after if name not in before)]:
         if name not in before or name not in after:

@@ -94,7 +94,7 @@ def below(key: Key, shape: tuple[int, ...], bound: Array | np.ndarray | int) -> 
     One random word each, where `jax.random.randint` takes two and a split: half of what a vector step draws is this.
     A number's chance is off by at most `bound / 2^32` of itself; where `bound` is a power of two it is exact.
     """
-    return jax.random.bits(key, shape, jnp.uint32) % jnp.asarray(bound, jnp.uint32)
+    return jax.random.bits(key, shape, jnp.uint32) % jnp.broadcast_to(jnp.asarray(bound, jnp.uint32), shape)
 
 
 def _sample_leaf(space: Discrete | MultiDiscrete | Box, key: Key, shape: tuple[int, ...]) -> Array:

@@ -1,11 +1,19 @@
 """The benchmarks' own arithmetic: what is called faster, and what is counted."""
 
+import json
+import subprocess
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import pytest
 
+import jaxrl
 from benchmarks import harness, loops
+from benchmarks.cases import CASES
 from benchmarks.compare import compare, verdict
+from benchmarks.peers import __main__ as peers
+from benchmarks.plain import Setting, plain_dqn
 from jaxrl.strategies.base import fold, iterate
 
 
@@ -72,3 +80,50 @@ def test_kernels_are_those_of_one_iteration(extra: int) -> None:
             lambda c, a, b: iterate(fold, lambda x, n, t: x + 1, jax.random.key(0), c, a, b), jnp.zeros(32)
         )
         assert loops.kernels_per_iteration(plain.compiled) < counted
+
+
+def test_every_case_that_results_are_kept_of_has_its_name() -> None:
+    wanted = {"dqn-1", "dqn-10", "dqn-128", "dqn-1024", "dqn-small", "dqn-conv", "seeds-8", "seeds-32"}
+    assert wanted | {"capacity", "host", "start", "env-10", "env-1024"} == set(CASES)
+
+
+def test_the_plain_loop_and_the_population_of_it_learn_as_often_as_asked() -> None:
+    """Ten environment steps an update: with two environments every fifth vector step."""
+    spec = jaxrl.make_env("CartPole-v1").spec
+    setting = Setting(spec, num_envs=2, opt_interval=10, features=(8,), batch_size=4, capacity=20)
+    one, several = plain_dqn(setting), plain_dqn(setting, seeds=3)
+    for loop in (one, several):
+        loop.us(15)
+    assert int(one.carry.updates) == 3
+    assert several.carry.updates.tolist() == [3, 3, 3]
+    kernels = [x.reshape(3, -1) for x in jax.tree.leaves(several.carry.params) if x.ndim == 3]
+    assert kernels
+    assert all(len({tuple(seed.tolist()) for seed in x}) == 3 for x in kernels)  # each seed has weights of its own
+
+
+def test_a_trace_names_the_kernels_that_ran(tmp_path: Path) -> None:
+    body = lambda carry, noise, t: jnp.sort(carry + jax.random.uniform(noise, carry.shape))
+    run = lambda carry, start, stop: iterate(fold, body, jax.random.key(0), carry, start, stop)
+    kernels = loops.profile(loops.Loop(run, jnp.zeros(32)), 50, tmp_path)
+    (runs,) = [runs for name, _, runs in kernels if name.startswith("sort")]
+    assert runs == 1
+    assert list(tmp_path.rglob("*.xplane.pb"))
+
+
+def test_a_peer_that_cannot_be_installed_is_told_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def install(name: str) -> Path:
+        raise subprocess.CalledProcessError(1, "pip", stderr="Collecting it\nERROR: no such package\n")
+
+    told = {"us_per_opt_step": 100.0, "learnt": {"opt_steps": 2, "mean_return": 9.0}, "versions": {"jaxrl": "0"}}
+    monkeypatch.setattr(peers, "install", install)
+    monkeypatch.setattr(peers, "measure", lambda python, command, steps: told)
+    monkeypatch.setattr("sys.argv", ["peers", "rejax", "--rounds", "2", "--json", str(tmp_path / "x.json")])
+    peers.main()
+    printed = capsys.readouterr().out
+    assert "cannot be installed: ERROR: no such package" in printed
+    rows = json.loads((tmp_path / "x.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == ["jaxrl", "rejax"]
+    assert rows[0]["ratio_to_ceiling"] == 1.0
+    assert rows[1]["failed"] == "cannot be installed: ERROR: no such package"

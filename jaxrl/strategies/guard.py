@@ -58,8 +58,8 @@ def _examine(health: Health, finite: dict[str, Array], opt_step: Array) -> tuple
     first = jnp.uint32(0)
     for name, fine in reversed(finite.items()):
         first = jnp.where(fine, first, jnp.uint32(zlib.crc32(name.encode())))
-    # As a dot product the answer is a number in memory. Anything less is fused into whoever asks, and the select of every
-    # parameter would work out the means of the batch over again.
+    # As a dot product the answer is a number in memory. Anything less is fused into whoever asks, and every entry of
+    # the agent's state that is selected would work out the means of the batch over again.
     fine = jnp.stack(list(finite.values())).astype(jnp.float32)
     ok = jnp.vdot(fine, fine) == len(finite)
     skipped = jnp.where(ok, 0, health.skipped_in_a_row + 1)

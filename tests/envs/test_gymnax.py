@@ -1,10 +1,13 @@
 """The gymnax adapter: every registered environment runs, and its numbers are gymnax's own."""
 
+from typing import Any
+
 import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import ks_2samp
 from toys_envs import rollout
 
 from jaxrl.envs import env_names, make_env, vectorise
@@ -105,3 +108,27 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 
 def test_every_name_is_listed() -> None:
     assert {"CartPole-v1", "Breakout-MinAtar", "Catch-bsuite"} <= set(env_names())
+
+
+def test_states_after_an_auto_reset_are_distributed_as_gymnax_draws_them() -> None:
+    """Drawn ahead or not, every reset is a true one: the entries fill the same interval evenly, each by itself."""
+    venv = vectorise(make_env("CartPole-v1"), 64)
+    state, _ = venv.reset(jax.random.key(0))
+
+    def step(state: Any, key: Any) -> Any:
+        action_key, env_key = jax.random.split(key)
+        action = sample_space(venv.spec.action_space, action_key, 64)
+        state, out = venv.step(state, action, venv.draw(env_key))
+        return state, (out.obs, out.terminated | out.truncated)
+
+    _, (obs, done) = jax.jit(lambda state, keys: jax.lax.scan(step, state, keys))(
+        state, jax.random.split(jax.random.key(1), 600)
+    )
+    fresh = np.asarray(obs)[np.asarray(done)]
+    assert len(fresh) > 1_000
+    assert len(np.unique(fresh[:, 0])) > 0.99 * len(fresh)
+    env, params = gymnax.make("CartPole-v1")
+    theirs, _ = jax.vmap(env.reset, in_axes=(0, None))(jax.random.split(jax.random.key(2), 5_000), params)
+    for entry in range(4):
+        assert ks_2samp(fresh[:, entry], np.asarray(theirs)[:, entry]).pvalue > 1e-3
+    assert np.abs(np.corrcoef(fresh.T) - np.eye(4)).max() < 0.1
