@@ -17,7 +17,8 @@ import jaxrl
 from benchmarks import harness, loops
 from benchmarks.harness import Row
 from benchmarks.plain import Setting, plain_dqn
-from jaxrl.config import build, preset
+from jaxrl.algos import build
+from jaxrl.config import preset
 from jaxrl.strategies.base import BLOCK
 
 

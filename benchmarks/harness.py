@@ -81,8 +81,14 @@ def header() -> Row:
         "jaxrl": jaxrl.__version__,
         "flags": os.environ.get("XLA_FLAGS", ""),
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "command": "python -m benchmarks.run " + " ".join(sys.argv[1:]),
+        "command": " ".join(["python -m", _module(), *sys.argv[1:]]),
     }
+
+
+def _module() -> str:
+    """Return the name by which the script was run."""
+    spec = sys.modules["__main__"].__spec__
+    return spec.name.removesuffix(".__main__") if spec else "benchmarks"
 
 
 COLUMNS = ("us/opt", "min", "max", "ceiling", "ratio", "env steps/s", "kernels", "compile s")

@@ -7,7 +7,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxrl.agents import DQNConfig, dqn
+    from jaxrl.agents import (
+        A2CConfig,
+        DQNConfig,
+        PPOConfig,
+        PQNConfig,
+        REINFORCEConfig,
+        a2c,
+        dqn,
+        ppo,
+        pqn,
+        reinforce,
+    )
     from jaxrl.buffers import uniform
     from jaxrl.envs import (
         Env,
@@ -22,8 +33,18 @@ if TYPE_CHECKING:
     )
     from jaxrl.errors import JaxrlError, SettingsError
     from jaxrl.loading import load_policy
-    from jaxrl.processors import chain, frame_stack, map_reward, n_step, one_step, reward_clip, reward_scale
-    from jaxrl.strategies import Policy, Strategy, fold, off_policy
+    from jaxrl.processors import (
+        chain,
+        frame_stack,
+        map_reward,
+        n_step,
+        normalise_obs,
+        normalise_reward,
+        one_step,
+        reward_clip,
+        reward_scale,
+    )
+    from jaxrl.strategies import Policy, Strategy, fold, off_policy, on_policy
     from jaxrl.training import (
         ConsoleRecorder,
         Evaluation,
@@ -39,13 +60,14 @@ if TYPE_CHECKING:
     from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete, Step, Transition, stat, total
 
 _HOMES = {
-    "jaxrl.agents": "DQNConfig dqn",
+    "jaxrl.agents": "A2CConfig DQNConfig PPOConfig PQNConfig REINFORCEConfig a2c dqn ppo pqn reinforce",
     "jaxrl.buffers": "uniform",
     "jaxrl.envs": "Env TimeStep check_env draw_key draw_nothing env_names make_env register_env vectorise",
     "jaxrl.errors": "JaxrlError SettingsError",
     "jaxrl.loading": "load_policy",
-    "jaxrl.processors": "chain frame_stack map_reward n_step one_step reward_clip reward_scale",
-    "jaxrl.strategies": "Policy Strategy fold off_policy",
+    "jaxrl.processors": "chain frame_stack map_reward n_step normalise_obs normalise_reward one_step "
+    "reward_clip reward_scale",
+    "jaxrl.strategies": "Policy Strategy fold off_policy on_policy",
     "jaxrl.training": "ConsoleRecorder Evaluation Evaluator Hooks Interrupt JSONLRecorder MemoryRecorder "
     "TensorBoardRecorder Trainer TrainerConfig",
     "jaxrl.types": "Box Discrete EnvSpec MultiDiscrete Step Transition stat total",

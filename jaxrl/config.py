@@ -1,4 +1,4 @@
-"""Typed settings of a run, from presets, files and flags; and the tables from a name to what builds it."""
+"""Typed settings from presets, files and flags."""
 
 import contextlib
 import fnmatch
@@ -6,139 +6,14 @@ import io
 import reprlib
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl.agents import AgentMaker, DQNConfig, dqn
-from jaxrl.buffers import uniform
-from jaxrl.envs import make_env
+from jaxrl.algos import ALGOS
 from jaxrl.errors import SettingsError, nearest
-from jaxrl.processors import Processor, chain, frame_stack, n_step, reward_clip, reward_scale
-from jaxrl.strategies import Strategy, off_policy
 from jaxrl.training.run_dir import CONFIG, read_yaml, require_run
-from jaxrl.training.settings import TrainerConfig
-
-
-@dataclass(frozen=True)
-class ProcessorConfig:
-    """How steps become transitions, in this order."""
-
-    frame_stack: int = 1
-    """Observations that the policy sees at once; 1: the latest alone."""
-    reward_scale: float = 1.0
-    """Factor of every reward."""
-    reward_clip: float = 0.0
-    """Bound to which rewards are clipped on both sides; 0: not at all."""
-    n_step: int = 1
-    """Steps over which a transition goes."""
-    discount: float = 0.99
-    """Discount of the next reward against this one (gamma)."""
-
-
-@dataclass(frozen=True)
-class UniformConfig:
-    """The replay buffer."""
-
-    capacity: int = 50_000
-    """Transitions kept, the newest; rounded up to whole pushes."""
-    batch_size: int = 128
-    """Transitions in a batch."""
-
-
-@dataclass(frozen=True)
-class DQNRun(TrainerConfig):
-    """Train DQN."""
-
-    env: str = "CartPole-v1"
-    """Environment."""
-    env_args: dict[str, float] = field(default_factory=dict)
-    """Parameters of the environment in place of its defaults, as in `--env-args max_steps_in_episode 200`."""
-    num_envs: int = 10
-    """Environments side by side."""
-    opt_interval: int = 10
-    """Environment steps per optimisation step; a multiple of num_envs, or a divisor of it."""
-    warmup: int = 1_000
-    """Environment steps before the first optimisation step."""
-    random_warmup: bool = True
-    """Take random actions during the warm-up, not the agent's."""
-    agent: DQNConfig = field(default_factory=DQNConfig)
-    buffer: UniformConfig = field(default_factory=UniformConfig)
-    processor: ProcessorConfig = field(default_factory=ProcessorConfig)
-
-
-class Algo(NamedTuple):
-    """What the command line knows of an algorithm."""
-
-    config: type[Any]
-    agent: Callable[..., AgentMaker]
-    presets: Mapping[str, Mapping[str, Any]]
-    """Settings by environment that `--env` alone brings along; `*` stands for anything."""
-
-
-DQN_PRESETS: dict[str, dict[str, Any]] = {
-    # Found by trying: tanh and a small buffer make DQN far steadier here than the usual ReLU and 50 000 or more.
-    # The run ends at 100 000 environment steps.
-    "CartPole-v1": {
-        "max_opts": 19_800,
-        "eval_episodes": 50,
-        "num_envs": 5,
-        "opt_interval": 5,
-        "agent": {"lr": 1e-3, "activation": "tanh", "target_interval": 50, "epsilon_decay": 5_000},
-        "buffer": {"capacity": 10_000},
-    },
-    "Catch-bsuite": {
-        "max_opts": 5_000,
-        "num_envs": 8,
-        "opt_interval": 8,
-        "agent": {"lr": 1e-3, "epsilon_decay": 2_000},
-        "buffer": {"batch_size": 64},
-    },
-    # After Young and Tian 2019, https://arxiv.org/abs/1903.03176, with Adam and more environments at once.
-    "*-MinAtar": {
-        "max_opts": 30_000,
-        "eval_interval": 5_000,
-        "save_interval": 10_000,
-        "num_envs": 16,
-        "opt_interval": 16,
-        "warmup": 5_008,
-        "agent": {"lr": 1e-3, "target_interval": 250, "epsilon_decay": 10_000},
-        "buffer": {"capacity": 100_000, "batch_size": 32},
-    },
-}
-
-
-ALGOS: dict[str, Algo] = {"dqn": Algo(DQNRun, dqn, DQN_PRESETS)}
-
-
-def build(algo: str, config: Any) -> Strategy:
-    """Build the strategy of `config`; raise `SettingsError` for what cannot be."""
-    return off_policy(
-        make_env(config.env, **config.env_args),
-        ALGOS[algo].agent(config.agent),
-        buffer=uniform(config.buffer.capacity, config.buffer.batch_size),
-        processor=build_processor(config.processor),
-        num_envs=config.num_envs,
-        opt_interval=config.opt_interval,
-        warmup=config.warmup,
-        random_warmup=config.random_warmup,
-    )
-
-
-def build_processor(config: ProcessorConfig) -> Processor:
-    """Build the chain of `config`, less what it leaves off."""
-    parts = [n_step(config.n_step, config.discount)]
-    if config.reward_clip != 0.0:
-        parts.insert(0, reward_clip(config.reward_clip))
-    if config.reward_scale != 1.0:
-        parts.insert(0, reward_scale(config.reward_scale))
-    if config.frame_stack != 1:
-        parts.insert(0, frame_stack(config.frame_stack))
-    return chain(*parts)
-
-
-# --- from flags and files to settings ---------------------------------------------------------------------------
 
 
 class Request(NamedTuple):

@@ -5,10 +5,11 @@ from typing import Any
 
 import jax
 
-from jaxrl.config import ALGOS, ProcessorConfig, build_processor, from_plain
+from jaxrl.algos import ALGOS, ProcessorConfig, build_processor
+from jaxrl.config import from_plain
 from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.strategies import Policy, Strategy
-from jaxrl.strategies.off_policy import make_policy
+from jaxrl.strategies.interaction import bind, make_policy, policy_params_like
 from jaxrl.training.checkpoints import CheckpointError, Store
 from jaxrl.training.policy import GreedyPolicy, described_spec
 from jaxrl.training.run_dir import require_run
@@ -61,7 +62,6 @@ def _rebuild(facts: dict[str, Any], strategy: Strategy | None, run_dir: str | Pa
     algo = ALGOS[settings["algo"]]
     processor = build_processor(from_plain(ProcessorConfig(), settings["processor"]))
     spec = described_spec(facts)
-    agent = algo.agent(from_plain(algo.config().agent, settings["agent"]))(
-        spec._replace(observation_space=processor.space(spec.observation_space))
-    )
-    return make_policy(agent, processor, spec), jax.eval_shape(lambda key: agent.strip(agent.init(key)), key)
+    agent = algo.agent(from_plain(algo.config().agent, settings["agent"]))
+    processor, bound = bind(agent, processor, spec)
+    return make_policy(bound, processor, spec), policy_params_like(bound, processor, spec)

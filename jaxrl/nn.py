@@ -18,12 +18,21 @@ class MLP(nn.Module):
 
     features: Sequence[int]
     activation: str = "relu"
+    layer_norm: bool = False
+    """Normalise each layer before its activation (Ba et al. 2016, https://arxiv.org/abs/1607.06450)."""
+    orthogonal: bool = False
+    """Begin with orthogonal matrices of gain `sqrt(2)` (Saxe et al. 2014, https://arxiv.org/abs/1312.6120)."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for width in self.features:
-            x = ACTIVATIONS[self.activation](nn.Dense(width)(x))
+            x = nn.Dense(width, kernel_init=_kernel(self.orthogonal))(x)
+            x = ACTIVATIONS[self.activation](nn.LayerNorm()(x) if self.layer_norm else x)
         return x
+
+
+def _kernel(orthogonal: bool, gain: float = 2**0.5) -> Any:
+    return nn.initializers.orthogonal(gain) if orthogonal else nn.initializers.lecun_normal()
 
 
 class ConvTorso(nn.Module):
@@ -33,12 +42,16 @@ class ConvTorso(nn.Module):
     features: Sequence[int]
     channels: Sequence[int] = (16,)
     activation: str = "relu"
+    layer_norm: bool = False
+    orthogonal: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for channels in self.channels:
-            x = ACTIVATIONS[self.activation](nn.Conv(channels, (3, 3), padding="VALID")(x))
-        return MLP(self.features, self.activation)(x.reshape(x.shape[0], -1))
+            x = nn.Conv(channels, (3, 3), padding="VALID", kernel_init=_kernel(self.orthogonal))(x)
+            x = ACTIVATIONS[self.activation](nn.LayerNorm()(x) if self.layer_norm else x)
+        x = x.reshape(x.shape[0], -1)
+        return MLP(self.features, self.activation, self.layer_norm, self.orthogonal)(x)
 
 
 class QNetwork(nn.Module):
@@ -53,16 +66,94 @@ class QNetwork(nn.Module):
     features: Sequence[int] = (120, 84)
     activation: str = "relu"
     dueling: bool = False
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, obs: PyTree) -> Array:
-        hidden = make_torso(self.torso, self.observation_space, self.features, self.activation)(
-            encode(self.observation_space, obs, self.torso)
-        )
+        hidden = make_torso(
+            self.torso, self.observation_space, self.features, self.activation, layer_norm=self.layer_norm
+        )(encode(self.observation_space, obs, self.torso))
         advantage = nn.Dense(self.num_actions)(hidden)
         if not self.dueling:
             return advantage
         return nn.Dense(1)(hidden) + advantage - advantage.mean(axis=-1, keepdims=True)
+
+
+class ActorCritic(nn.Module):
+    """What a policy needs to choose, and values, of a batch of observations; with a core, also of what is remembered.
+
+    `[B, ...] -> [B, outputs]`, `[B]` and the memory after it (`()` without a core). Matrices begin orthogonal, the last
+    of the policy small, so that at first all actions are alike (Andrychowicz et al. 2021,
+    https://arxiv.org/abs/2006.05990, section 3.2).
+    """
+
+    observation_space: Any
+    outputs: int
+    scales: int = 0
+    """Of the outputs, the last so many are logarithms of scales that do not depend on the observation."""
+    torso: str = "auto"
+    features: Sequence[int] = (64, 64)
+    activation: str = "tanh"
+    shared: bool = False
+    """One torso for both; otherwise each has its own."""
+    layer_norm: bool = False
+    core: str = "none"
+    """`gru` or `lstm`, behind a shared torso."""
+    core_features: int = 64
+
+    def setup(self) -> None:
+        make = lambda: make_torso(
+            self.torso,
+            self.observation_space,
+            self.features,
+            self.activation,
+            layer_norm=self.layer_norm,
+            orthogonal=True,
+        )
+        self.actor_torso = make()
+        if not (self.shared or self.core != "none"):
+            self.critic_torso = make()
+        if self.core != "none":
+            self.cell = CORES[self.core](self.core_features)
+        self.policy = nn.Dense(self.outputs - self.scales, kernel_init=_kernel(True, 0.01))
+        self.value = nn.Dense(1, kernel_init=_kernel(True, 1.0))
+        if self.scales:
+            self.log_std = self.param("log_std", nn.initializers.zeros, (self.scales,))
+
+    def __call__(self, obs: PyTree) -> tuple[Array, Array, PyTree]:
+        if self.core == "none":
+            return *self.judge(*self.see(obs)), ()
+        hidden, _ = self.see(obs.obs)
+        memory, hidden = self.cell(obs.memory, hidden)
+        return *self.judge(hidden, hidden), memory
+
+    def see(self, obs: PyTree) -> tuple[Array, Array]:
+        """Return what policy and value are made of, `[B, F]` each."""
+        x = encode(self.observation_space, obs, self.torso)
+        hidden = self.actor_torso(x)
+        return hidden, hidden if self.shared or self.core != "none" else self.critic_torso(x)
+
+    def advance(self, memory: PyTree, hidden: Array) -> tuple[PyTree, Array]:
+        """Take in one step `[B, F]`; return the memory after it, and what policy and value are made of."""
+        memory, hidden = self.cell(memory, hidden)
+        return memory, hidden
+
+    def judge(self, actor: Array, critic: Array) -> tuple[Array, Array]:
+        """Return the outputs of the policy `[B, outputs]` and values `[B]`."""
+        outputs = self.policy(actor)
+        if self.scales:
+            free = jnp.broadcast_to(self.log_std, (outputs.shape[0], self.scales))
+            outputs = jnp.concatenate([outputs, free], axis=-1)
+        return outputs, self.value(critic)[:, 0]
+
+
+CORES = {"gru": nn.GRUCell, "lstm": nn.OptimizedLSTMCell}
+
+
+def no_memory(core: str, features: int) -> PyTree:
+    """Return what a core remembers before it has seen anything; `None` for the core `none`."""
+    zeros = jnp.zeros(features)
+    return {"none": None, "gru": zeros, "lstm": (zeros, zeros)}[core]
 
 
 def torso_kind(torso: str, space: Space) -> str:
@@ -81,10 +172,11 @@ def torso_kind(torso: str, space: Space) -> str:
     return torso
 
 
-def make_torso(torso: str, space: Space, features: Sequence[int], activation: str) -> nn.Module:
-    """Build the torso that `torso_kind` chooses."""
-    kind = MLP if torso_kind(torso, space) == "mlp" else ConvTorso
-    return kind(features=tuple(features), activation=activation)
+def make_torso(torso: str, space: Space, features: Sequence[int], activation: str, **options: bool) -> nn.Module:
+    """Build the torso that `torso_kind` chooses; `options` are `layer_norm` and `orthogonal`."""
+    kind: Any = MLP if torso_kind(torso, space) == "mlp" else ConvTorso
+    built: nn.Module = kind(features=tuple(features), activation=activation, **options)
+    return built
 
 
 def encode(space: Space, obs: PyTree, torso: str = "auto") -> Array:

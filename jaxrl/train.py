@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
+from jaxrl.algos import build
 from jaxrl.cli import cache_compilations, run_main
-from jaxrl.config import build, parse
+from jaxrl.config import parse
 from jaxrl.training import Result, Trainer, TrainerConfig
 
 

@@ -196,6 +196,23 @@ class Transition(NamedTuple):
     """1, or 0 for a row from which nothing may be learnt."""
 
 
+class Remembered(NamedTuple):
+    """What a recurrent agent sees: an observation, and what it remembers of the episode so far."""
+
+    obs: PyTree
+    memory: PyTree
+
+
+class Rollout(NamedTuple):
+    """`T` steps of `N` environments, in order."""
+
+    items: Transition
+    """Over one step each, leaves `[T, N, ...]`."""
+    last: Array
+    """`[T, N]` bool: no later step may be counted towards this one, for the episode ended here, was cut, or goes on
+    with a step from which nothing may be learnt. What is still to come is worth `discount` times that of `next_obs`."""
+
+
 class Batch(NamedTuple):
     """`B` sampled items."""
 

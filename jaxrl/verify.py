@@ -8,8 +8,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from jaxrl.algos import build
 from jaxrl.cli import Parser, cache_compilations, run_main
-from jaxrl.config import build, parse
+from jaxrl.config import parse
 from jaxrl.errors import JaxrlError, NoCheckpointError
 from jaxrl.strategies import Strategy
 from jaxrl.training.checkpoints import CheckpointError, Store

@@ -9,8 +9,19 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "jaxrl"
-ROOMS = ["foundations", "envs", "processors", "buffers", "agents", "strategies", "training", "config", "front doors"]
-FOUNDATIONS = {"types", "nn", "errors"}
+ROOMS = [
+    "foundations",
+    "envs",
+    "processors",
+    "buffers",
+    "agents",
+    "strategies",
+    "training",
+    "algos",
+    "config",
+    "front doors",
+]
+FOUNDATIONS = {"types", "nn", "errors", "distributions", "presets"}
 PURE = {"foundations", "envs", "processors", "buffers", "agents", "strategies"}
 PURE_TOO = {"training/schedule.py"}
 IMPURE_ANYWAY = {"envs/host.py"}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
-from jaxrl.types import Array, Batch, EnvSpec, Key, Metrics, PyTree
+from jaxrl.types import Array, Batch, EnvSpec, Key, Metrics, PyTree, Rollout
 
 Mode = Literal["explore", "exploit"]
 
@@ -50,6 +50,21 @@ class StripFn(Protocol):
         ...
 
 
+class PrepareFn(Protocol):
+    def __call__(self, state: PyTree, rollout: Rollout, /) -> PyTree:
+        """Return what the updates learn from, advantages say, as items `[T * N, ...]` that may be shuffled.
+
+        An agent with a memory returns sequences, one an environment: leaves `[N, ...]`.
+        """
+        ...
+
+
+class StopFn(Protocol):
+    def __call__(self, state: PyTree, metrics: Metrics, /) -> Array:
+        """Say, from an update's metrics, whether the rest of the updates on the same rollout shall be left out."""
+        ...
+
+
 class Agent(NamedTuple):
     """Pure functions over an agent's state, which holds its parameters and, as arrays, whatever a sweep may vary."""
 
@@ -62,6 +77,12 @@ class Agent(NamedTuple):
     strip: StripFn
     settings: Mapping[str, Any] | None = None
     """What rebuilds it, under the names of its settings dataclass; `None` for one with parts made by hand."""
+    prepare: PrepareFn | None = None
+    """Of an agent that learns on-policy, and only of such."""
+    stop: StopFn | None = None
+    memory: PyTree | None = None
+    """Of a recurrent agent: what it remembers at an episode's start, of one environment. Its `act` is given a
+    `Remembered` for an observation, and puts what it remembers next into `extras`, as the entry `memory` of a dict."""
 
 
 class AgentMaker(Protocol):

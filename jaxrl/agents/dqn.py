@@ -1,7 +1,7 @@
 """The DQN family (Mnih et al. 2015, https://www.nature.com/articles/nature14236): one agent, variants as options."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl.agents.base import Agent, AgentMaker, Mode
+from jaxrl.agents.checks import changed, pieces
+from jaxrl.agents.exploration import draw_epsilon_greedy, epsilon_greedy
 from jaxrl.agents.flat import Flat
 from jaxrl.agents.losses import huber, squared, td_error
 from jaxrl.agents.optimisers import Descent, Optimiser, accumulate, descent, linear, optimiser_named
-from jaxrl.errors import SettingsError, check_between, check_count, nearest
-from jaxrl.nn import ACTIVATIONS, QNetwork, torso_kind
+from jaxrl.errors import SettingsError
+from jaxrl.nn import QNetwork, torso_kind
 from jaxrl.types import (
     Array,
     Batch,
@@ -25,7 +27,6 @@ from jaxrl.types import (
     Metrics,
     PyTree,
     Transition,
-    sample_space,
     space_zeros,
     tree_where,
 )
@@ -114,7 +115,7 @@ def dqn(
     Raises:
       SettingsError: an unknown setting or a value out of its range.
     """
-    config = _checked(config or DQNConfig(), settings)
+    config = changed("dqn", config or DQNConfig(), settings)
     by_hand = make_optimiser is not None or make_network is not None
     optimiser = make_optimiser or optimiser_named(config.optimizer)
     return partial(_bind, config, optimiser, make_network or partial(_network, config), by_hand)
@@ -134,50 +135,19 @@ def _bind(
         init=partial(_init, parts),
         act=partial(_act, parts),
         update=partial(_update, parts),
-        draw_act=partial(_draw_act, spec),
+        draw_act=partial(draw_epsilon_greedy, spec),
         draw_update=lambda key: (),
         strip=lambda state: state._replace(target=(), opt_state=()),
         settings=None if by_hand else asdict(config),
     )
 
 
-def _checked(config: DQNConfig, settings: dict[str, Any]) -> DQNConfig:
-    for name in settings:
-        if name not in config.__dataclass_fields__:
-            raise SettingsError(f"dqn has no setting {name!r}; {nearest(name, config.__dataclass_fields__)}")
-    config = replace(config, **settings)
-    for name, low, high in (
-        ("lr", 0.0, 1e3),
-        ("max_grad_norm", 0.0, 1e30),
-        ("epsilon_start", 0.0, 1.0),
-        ("epsilon_end", 0.0, 1.0),
-        ("tau", 0.0, 1.0),
-    ):
-        check_between(f"agent.{name}", getattr(config, name), low, high)
-    for name, least in (("accumulate", 1), ("epsilon_decay", 0), ("lr_decay", 0), ("target_interval", 1)):
-        check_count(f"agent.{name}", getattr(config, name), least)
-    if not isinstance(config.features, tuple | list):
-        raise SettingsError(f"agent.features is {config.features!r}; expected a width for each layer, as in (120, 84)")
-    for width in config.features:
-        check_count("agent.features", width)
-    for name, known in (
-        ("loss", ("huber", "squared")),
-        ("activation", ACTIVATIONS),
-        ("torso", ("auto", "mlp", "conv")),
-    ):
-        if getattr(config, name) not in known:
-            raise SettingsError(
-                f"unknown agent.{name} {getattr(config, name)!r}; {nearest(getattr(config, name), known)}"
-            )
-    return replace(config, features=tuple(config.features))
-
-
-def check_spec(spec: EnvSpec) -> None:
+def check_spec(spec: EnvSpec, name: str = "dqn") -> None:
     """Raise `SettingsError` unless the actions are the numbers `0 .. n-1`."""
     if not isinstance(spec.action_space, Discrete):
         raise SettingsError(
-            f"dqn takes discrete actions, but {spec.name} has {type(spec.action_space).__name__} actions; "
-            "agents for continuous actions: sac, td3, ddpg and ppo"
+            f"{name} takes discrete actions, but {spec.name} has {type(spec.action_space).__name__} actions; "
+            "agents for other actions: ppo, a2c and reinforce"
         )
 
 
@@ -198,11 +168,6 @@ def _init(parts: _Parts, key: Key) -> DQNState:
     return DQNState(params, jax.tree.map(jnp.copy, params), parts.descent.init(params, hyper.lr), hyper)
 
 
-def _draw_act(spec: EnvSpec, key: Key, num_envs: int) -> tuple[Array, Array]:
-    coin_key, action_key = jax.random.split(key)
-    return jax.random.uniform(coin_key, (num_envs,)), sample_space(spec.action_space, action_key, num_envs)
-
-
 def _act(
     parts: _Parts, state: DQNState, obs: PyTree, noise: PyTree, opt_step: Array, mode: Mode
 ) -> tuple[Array, tuple]:
@@ -211,8 +176,7 @@ def _act(
     greedy = jnp.argmax(_q(parts, state.params.tree, obs), axis=-1).astype(space.dtype)
     if mode == "exploit":
         return greedy, ()
-    coin, random = noise
-    return jnp.where(coin < _epsilon(parts, state.hyper, opt_step), random, greedy), ()
+    return epsilon_greedy(greedy, noise, _epsilon(parts, state.hyper, opt_step)), ()
 
 
 def _q(parts: _Parts, params: PyTree, obs: PyTree) -> Array:
@@ -227,9 +191,12 @@ def _epsilon(parts: _Parts, hyper: DQNHyper, opt_step: Array) -> Array:
 def _update(
     parts: _Parts, state: DQNState, batch: Batch, noise: PyTree, opt_step: Array
 ) -> tuple[DQNState, Metrics, Array]:
-    config, hyper = parts.config, state.hyper
+    config, hyper, rows = parts.config, state.hyper, batch.weight.shape[0]
     loss, (error, q), grads = accumulate(
-        partial(_loss, parts, state.target.tree), state.params.tree, batch, _pieces(config.accumulate, batch)
+        partial(_loss, parts, state.target.tree),
+        state.params.tree,
+        batch,
+        pieces(config.accumulate, rows),
     )
     lr = linear(hyper.lr, 0.0, config.lr_decay, opt_step) if config.lr_decay else hyper.lr
     params, opt_state, norm = parts.descent.step(state.params, Flat.of(grads), state.opt_state, lr, hyper.max_grad_norm)
@@ -242,12 +209,6 @@ def _update(
         "epsilon": _epsilon(parts, hyper, opt_step),
     }
     return DQNState(params, target, opt_state, hyper), metrics, jnp.abs(error)
-
-
-def _pieces(parts: int, batch: Batch) -> int:
-    if batch.weight.shape[0] % parts:
-        raise SettingsError(f"agent.accumulate is {parts} and does not divide the batch size {batch.weight.shape[0]}")
-    return parts
 
 
 def _loss(parts: _Parts, target: PyTree, params: PyTree, batch: Batch) -> tuple[Array, tuple[Array, Array]]:

@@ -1,6 +1,6 @@
 """Processors turn environment steps into transitions, and what the environment shows into what the policy sees."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -52,9 +52,23 @@ class Processor(NamedTuple):
     space: SpaceFn = lambda space: space
     settings: Mapping[str, Any] | None = None
     """What rebuilds it, under the names of `ProcessorConfig`; `None` for one made by hand."""
+    learnt: Callable[[PyTree], PyTree] = lambda state: ()
+    """`(state) -> learnt`: what it has gathered over a run, and the policy needs, such as running means."""
+    frozen: "Callable[[PyTree], Processor] | None" = None
+    """`(learnt) -> processor`: the same with `learnt` as it is, to act with; `None`: it learns nothing."""
+
+    def freeze(self, learnt: PyTree) -> "Processor":
+        """Return the processor that goes by `learnt` and learns nothing more."""
+        return self if self.frozen is None else self.frozen(learnt)
 
 
-OFF = {"frame_stack": 1, "reward_scale": 1.0, "reward_clip": 0.0}
+OFF = {
+    "frame_stack": 1,
+    "normalise_obs": False,
+    "reward_scale": 1.0,
+    "reward_clip": 0.0,
+    "normalise_reward": False,
+}
 """What the settings of a processor say of the parts that it leaves out."""
 
 
@@ -79,6 +93,8 @@ def chain(*processors: Processor) -> Processor:
         horizon=sum(p.horizon for p in processors),
         makes_transitions=True,
         space=partial(_space, processors),
+        learnt=lambda states: tuple(p.learnt(state) for p, state in zip(processors, states, strict=True)),
+        frozen=lambda learnt: chain(*(p.freeze(x) for p, x in zip(processors, learnt, strict=True))),
         settings=None if None in settings else {k: v for part in settings if part for k, v in part.items()},
     )
 

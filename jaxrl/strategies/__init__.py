@@ -2,5 +2,6 @@
 
 from jaxrl.strategies.base import Policy, Strategy, fold
 from jaxrl.strategies.off_policy import off_policy
+from jaxrl.strategies.on_policy import on_policy
 
-__all__ = ["Policy", "Strategy", "fold", "off_policy"]
+__all__ = ["Policy", "Strategy", "fold", "off_policy", "on_policy"]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.envs.base import Env
-from jaxrl.types import Array, EnvSpec, Key, Metrics, PyTree, Step, tree_bytes
+from jaxrl.types import Array, EnvSpec, Key, Metrics, PyTree, Step, reduce_metrics, tree_bytes
 
 BLOCK = 64
 """Iterations whose randomness is drawn in one batched call, at most."""
@@ -118,3 +118,18 @@ def iterate(
 
     blocks_end = stop // length + (stop % length > 0).astype(jnp.uint32)
     return jax.lax.fori_loop(start // length, blocks_end, block, carry)
+
+
+def repeat(
+    body: Callable[[PyTree, PyTree, Array], tuple[PyTree, Metrics]],
+    state: PyTree,
+    noise: PyTree,
+    first: Array,
+    times: int,
+) -> tuple[PyTree, Metrics]:
+    """Run `state, metrics = body(state, noise[i], first + i)` for each of `times` rows of `noise`."""
+    if times == 1:
+        return body(state, jax.tree.map(lambda x: x[0], noise), first)
+    steps = first + jnp.arange(times, dtype=jnp.uint32)
+    state, metrics = jax.lax.scan(lambda s, xs: body(s, *xs), state, (noise, steps))
+    return state, reduce_metrics(metrics)

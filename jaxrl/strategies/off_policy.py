@@ -1,32 +1,33 @@
 """Off-policy training: act, step the environments, process, push, sample, update; one pure step of it all."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl.agents.base import Agent, AgentMaker
+from jaxrl.agents.base import AgentMaker
 from jaxrl.buffers.base import Buffer
-from jaxrl.envs.base import Env, VecEnv, VecEnvState, vectorise
+from jaxrl.envs.base import Env, VecEnvState
 from jaxrl.errors import SettingsError, check_count
-from jaxrl.processors.base import OFF, Processor, begin
-from jaxrl.processors.n_step import NStepState, one_step
-from jaxrl.strategies.base import Policy, Strategy, fold, iterate
+from jaxrl.processors.base import Processor
+from jaxrl.processors.n_step import one_step
+from jaxrl.strategies.base import Strategy, fold, iterate, repeat
 from jaxrl.strategies.guard import Health, guarded_update, healthy
-from jaxrl.types import (
-    Array,
-    EnvSpec,
-    Key,
-    Metrics,
-    PyTree,
-    Step,
-    Transition,
-    reduce_metrics,
-    sample_space,
-    stats,
-    totals,
+from jaxrl.strategies.interaction import (
+    Actors,
+    Scene,
+    assemble,
+    collect,
+    draw_steps,
+    episode_metrics,
+    interact,
+    make_policy,
+    open_scene,
+    retune,
+    settings_of,
 )
+from jaxrl.types import Array, Key, Metrics, PyTree, Transition
 
 
 class OffPolicyState(NamedTuple):
@@ -41,20 +42,9 @@ class OffPolicyState(NamedTuple):
     health: Health
 
 
-class Seen(NamedTuple):
-    """What of a step is recorded: every leaf `[N]`, or `[T * N]` of several steps."""
-
-    terminated: Array
-    truncated: Array
-    invalid: Array
-    info: dict[str, Array]
-
-
 class _Parts(NamedTuple):
-    env: VecEnv
-    processor: Processor
+    actors: Actors
     buffer: Buffer
-    agent: Agent
     vector_steps: int
     """Steps of all environments in one iteration."""
     updates: int
@@ -66,7 +56,7 @@ class _Parts(NamedTuple):
     @property
     def rows(self) -> int:
         """Transitions pushed in one iteration, as one contiguous block."""
-        return self.vector_steps * self.env.num_envs
+        return self.vector_steps * self.actors.env.num_envs
 
 
 def off_policy(
@@ -100,25 +90,20 @@ def off_policy(
     check_count("opt_interval", opt_interval)
     check_count("warmup", warmup, least=0)
     check_ratio(num_envs, opt_interval)
-    processor = processor or one_step()
-    if not processor.makes_transitions:
-        raise SettingsError("processor: makes no transitions; end it with chain(..., one_step()) or n_step(n)")
-    vector_env = vectorise(env, num_envs)
-    bound = agent(env.spec._replace(observation_space=processor.space(env.spec.observation_space)))
+    actors = assemble(env, agent, processor or one_step(), num_envs)
     vector_steps = max(1, opt_interval // num_envs)
     rows = vector_steps * num_envs
-    missing = max(warmup - processor.horizon * num_envs, buffer.batch_size)
+    horizon_steps = actors.processor.horizon * num_envs
+    missing = max(warmup - horizon_steps, buffer.batch_size)
     parts = _Parts(
-        env=vector_env,
-        processor=processor,
+        actors=actors,
         buffer=buffer,
-        agent=bound,
         vector_steps=vector_steps,
         updates=max(1, num_envs // opt_interval),
         fill=-(-missing // rows),
         random_warmup=random_warmup,
     )
-    warmup_env_steps = processor.horizon * num_envs + parts.fill * rows
+    warmup_env_steps = horizon_steps + parts.fill * rows
     return Strategy(
         init=partial(_init, parts),
         draw=partial(_draw, parts),
@@ -127,10 +112,17 @@ def off_policy(
         opt_steps_per_step=parts.updates,
         warmup_env_steps=warmup_env_steps,
         env=env,
-        policy=make_policy(bound, processor, env.spec),
-        retune=partial(_retune, parts),
+        policy=make_policy(actors.agent, actors.processor, env.spec),
+        retune=partial(retune, actors),
         notes=_notes(buffer, rows, warmup, warmup_env_steps),
-        settings=_settings(parts, env, opt_interval, warmup),
+        settings=settings_of(
+            actors,
+            env,
+            opt_interval=opt_interval,
+            warmup=warmup,
+            random_warmup=random_warmup,
+            buffer=buffer.settings,
+        ),
     )
 
 
@@ -164,28 +156,6 @@ def _notes(buffer: Buffer, rows: int, warmup: int, warmup_env_steps: int) -> tup
     return tuple(notes)
 
 
-def _settings(parts: _Parts, env: Env, opt_interval: int, warmup: int) -> dict[str, Any]:
-    """Return what rebuilds the strategy; parts made by hand are named under `custom`."""
-    pieces = {
-        "env": env.settings,
-        "agent": parts.agent.settings,
-        "buffer": parts.buffer.settings,
-        "processor": parts.processor.settings and {**OFF, **parts.processor.settings},
-    }
-    return {
-        "algo": parts.agent.name,
-        "custom": [name for name, piece in pieces.items() if piece is None],
-        "env": env.spec.name,
-        "env_args": {},
-        **(env.settings or {}),
-        "num_envs": parts.env.num_envs,
-        "opt_interval": opt_interval,
-        "warmup": warmup,
-        "random_warmup": parts.random_warmup,
-        **{name: dict(piece or {}) for name, piece in pieces.items() if name != "env"},
-    }
-
-
 # --- the training step ------------------------------------------------------------------------------------------
 
 
@@ -196,7 +166,7 @@ def _step(parts: _Parts, state: OffPolicyState, noise: PyTree, t: Array) -> tupl
     pushes = parts.fill + jnp.asarray(t, jnp.uint32)
     # Push before sampling: the other way round XLA must keep the old buffer, and copies it every iteration.
     state = state._replace(buffer=parts.buffer.push(state.buffer, items, pushes))
-    state, learnt = _repeat(partial(_update, parts), state, update_noise, first_opt, parts.updates)
+    state, learnt = repeat(partial(_update, parts), state, update_noise, first_opt, parts.updates)
     return state, {**seen, **learnt}
 
 
@@ -204,66 +174,24 @@ def _update(parts: _Parts, state: OffPolicyState, noise: PyTree, opt_step: Array
     sample_noise, agent_noise = noise
     batch = parts.buffer.sample(state.buffer, sample_noise)
     agent, health, metrics, priorities = guarded_update(
-        parts.agent, state.agent, state.health, batch, agent_noise, opt_step
+        parts.actors.agent, state.agent, state.health, batch, agent_noise, opt_step
     )
     buffer = parts.buffer.reprioritise(state.buffer, batch.index, priorities)
     return state._replace(agent=agent, health=health, buffer=buffer), metrics
-
-
-def _repeat(body, state: PyTree, noise: PyTree, first: Array, times: int) -> tuple[PyTree, Metrics]:  # type: ignore[no-untyped-def]
-    """Run `state, metrics = body(state, noise[i], first + i)` for each of `times` rows of `noise`."""
-    if times == 1:
-        return body(state, jax.tree.map(lambda x: x[0], noise), first)
-    steps = first + jnp.arange(times, dtype=jnp.uint32)
-    state, metrics = jax.lax.scan(lambda s, xs: body(s, *xs), state, (noise, steps))
-    return state, reduce_metrics(metrics)
 
 
 def _collect(
     parts: _Parts, state: OffPolicyState, noise: PyTree, opt_step: Array, random: bool
 ) -> tuple[OffPolicyState, Transition, Metrics]:
     """Take `vector_steps` steps in all environments; return their transitions as one block of `rows`."""
-    body = partial(_interact, parts, opt_step, random)
+    scene = Scene(state.env, state.processor)
     if parts.vector_steps == 1:
-        state, (items, seen) = body(state, jax.tree.map(lambda x: x[0], noise))
-        return state, items, episode_metrics(seen)
-    state, (items, seen) = jax.lax.scan(body, state, noise)
-    items, seen = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (items, seen))
-    return state, items, episode_metrics(seen)
-
-
-def _interact(
-    parts: _Parts, opt_step: Array, random: bool, state: OffPolicyState, noise: PyTree
-) -> tuple[OffPolicyState, tuple[Transition, Seen]]:
-    """Take one step in all environments; their transitions and what was seen are `[N, ...]`."""
-    act_noise, random_action, env_noise = noise
-    obs = parts.processor.observe(state.processor)
-    action, extras = parts.agent.act(state.agent, obs, act_noise, opt_step, "explore")
-    action = random_action if random else action
-    env_state, step = parts.env.step(state.env, action, env_noise)
-    processor, items = parts.processor.process(state.processor, step._replace(extras=extras))
-    return state._replace(env=env_state, processor=processor), (items, see(step))
-
-
-def see(step: Step) -> Seen:
-    """Keep of a step of `N` environments what is recorded of it."""
-    invalid = jnp.broadcast_to(~jnp.asarray(step.valid), step.reward.shape)
-    scalars = {name: value for name, value in step.info.items() if value.ndim == 1}
-    return Seen(step.terminated, step.truncated, invalid, scalars)
-
-
-def episode_metrics(seen: Seen) -> Metrics:
-    """Summarise the episodes that ended, and the environment's own scalars."""
-    done = seen.terminated | seen.truncated
-    of_episodes = {name: seen.info[name] for name in ("episode_return", "episode_length")}
-    own = {f"info/{name}": value for name, value in seen.info.items() if name not in of_episodes}
-    events = {
-        "episodes": done,
-        "terminated": seen.terminated,
-        "truncated": seen.truncated,
-        "invalid_steps": seen.invalid,
-    }
-    return {**stats(of_episodes, done), **totals(events), **(stats(own) if own else {})}
+        only = jax.tree.map(lambda x: x[0], noise)
+        scene, (items, seen) = interact(parts.actors, state.agent, opt_step, random, scene, only)
+    else:
+        scene, items, seen = collect(parts.actors, state.agent, opt_step, scene, noise, random)
+        items, seen = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (items, seen))
+    return state._replace(env=scene.env, processor=scene.processor), items, episode_metrics(seen)
 
 
 # --- randomness -------------------------------------------------------------------------------------------------
@@ -275,21 +203,10 @@ def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
 
     def draw_update(key: Key) -> PyTree:
         sample_key, agent_key = jax.random.split(key)
-        return parts.buffer.draw(sample_key, pushes, parts.rows), parts.agent.draw_update(agent_key)
+        return parts.buffer.draw(sample_key, pushes, parts.rows), parts.actors.agent.draw_update(agent_key)
 
-    return _draw_collect(parts, collect_key), jax.vmap(draw_update)(jax.random.split(update_key, parts.updates))
-
-
-def _draw_collect(parts: _Parts, key: Key, random: bool = False) -> PyTree:
-    """Draw the randomness of `vector_steps` steps; with `random`, also actions to take instead of the agent's."""
-
-    def draw(key: Key) -> PyTree:
-        act_key, random_key, env_key = jax.random.split(key, 3)
-        act = parts.agent.draw_act(act_key, parts.env.num_envs)
-        actions = sample_space(parts.env.spec.action_space, random_key, parts.env.num_envs) if random else ()
-        return act, actions, parts.env.draw(env_key)
-
-    return jax.vmap(draw)(jax.random.split(key, parts.vector_steps))
+    collect_noise = draw_steps(parts.actors, collect_key, parts.vector_steps)
+    return collect_noise, jax.vmap(draw_update)(jax.random.split(update_key, parts.updates))
 
 
 # --- the beginning ----------------------------------------------------------------------------------------------
@@ -298,21 +215,20 @@ def _draw_collect(parts: _Parts, key: Key, random: bool = False) -> PyTree:
 def _init(parts: _Parts, key: Key) -> OffPolicyState:
     """Reset, fill the processor's windows, and warm the buffer up."""
     stream, agent_key, env_key, prime_key, fill_key = jax.random.split(key, 5)
-    agent = parts.agent.init(agent_key)
-    env, obs = parts.env.reset(env_key)
-    action, extras, items = _shapes(parts, agent, env, obs)
+    agent = parts.actors.agent.init(agent_key)
+    scene, items = open_scene(parts.actors, agent, env_key)
     state = OffPolicyState(
         key=stream,
         agent=agent,
-        env=env,
-        processor=begin(parts.processor, obs, action, extras),
+        env=scene.env,
+        processor=scene.processor,
         buffer=parts.buffer.init(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), items), parts.rows),
         health=healthy(),
     )
     state = _prime(parts, state, prime_key)
 
     def draw(key: Key, t: Array) -> PyTree:
-        return _draw_collect(parts, fold(key, t), parts.random_warmup)
+        return draw_steps(parts.actors, fold(key, t), parts.vector_steps, parts.random_warmup)
 
     def fill(state: OffPolicyState, noise: PyTree, t: Array) -> OffPolicyState:
         state, items, _ = _collect(parts, state, noise, jnp.uint32(0), parts.random_warmup)
@@ -326,61 +242,9 @@ def _prime(parts: _Parts, state: OffPolicyState, key: Key) -> OffPolicyState:
     one = parts._replace(vector_steps=1)
 
     def draw(key: Key, t: Array) -> PyTree:
-        return _draw_collect(one, fold(key, t), parts.random_warmup)
+        return draw_steps(parts.actors, fold(key, t), 1, parts.random_warmup)
 
     def prime(state: OffPolicyState, noise: PyTree, t: Array) -> OffPolicyState:
         return _collect(one, state, noise, jnp.uint32(0), parts.random_warmup)[0]
 
-    return iterate(draw, prime, key, state, jnp.uint32(0), jnp.uint32(parts.processor.horizon))
-
-
-def _shapes(parts: _Parts, agent: PyTree, env: VecEnvState, obs: PyTree) -> tuple[PyTree, PyTree, PyTree]:
-    """Return zero actions and extras `[N, ...]`, and the shapes of a vector step's transitions."""
-
-    def first(agent: PyTree, env: VecEnvState, obs: PyTree, key: Key) -> PyTree:
-        action, extras = parts.agent.act(
-            agent,
-            parts.processor.observe(parts.processor.init(obs)),
-            parts.agent.draw_act(key, parts.env.num_envs),
-            jnp.uint32(0),
-            "explore",
-        )
-        _, step = parts.env.step(env, action, parts.env.draw(key))
-        _, items = parts.processor.process(begin(parts.processor, obs, action, extras), step._replace(extras=extras))
-        return action, extras, items
-
-    action, extras, items = jax.eval_shape(first, agent, env, obs, jax.random.key(0))
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (action, extras))
-    return *zeros, items
-
-
-def _retune(parts: _Parts, state: OffPolicyState) -> OffPolicyState:
-    """Take the hyperparameters of the agent and the discount from the settings, all else from `state`."""
-    agent, processor = state.agent, state.processor
-    if hasattr(agent, "hyper"):
-        agent = agent._replace(hyper=parts.agent.init(jax.random.key(0)).hyper)
-    fresh = parts.processor.init(parts.env.reset(jax.random.key(0))[1])
-    is_n_step = lambda part: isinstance(part, NStepState)
-    swap = lambda old, new: old._replace(discount=new.discount) if is_n_step(old) else old
-    return state._replace(agent=agent, processor=jax.tree.map(swap, processor, fresh, is_leaf=is_n_step))
-
-
-# --- the policy -------------------------------------------------------------------------------------------------
-
-
-def make_policy(agent: Agent, processor: Processor, spec: EnvSpec) -> Policy:
-    """Compose the greedy policy of `agent` behind `processor`."""
-
-    def begin_policy(params: PyTree, obs: PyTree) -> PyTree:
-        seen = processor.observe(processor.init(obs))
-        shapes, _ = jax.eval_shape(lambda p, o: agent.act(p, o, None, jnp.uint32(0), "exploit"), params, seen)
-        return begin(processor, obs, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), ())
-
-    def act(params: PyTree, carry: PyTree) -> tuple[PyTree, PyTree]:
-        action, _ = agent.act(params, processor.observe(carry), None, jnp.uint32(0), "exploit")
-        return carry, action
-
-    def observe(params: PyTree, carry: PyTree, step: Step) -> PyTree:
-        return processor.process(carry, step._replace(extras=()))[0]
-
-    return Policy(spec, lambda state: agent.strip(state.agent), begin_policy, act, observe)
+    return iterate(draw, prime, key, state, jnp.uint32(0), jnp.uint32(parts.actors.processor.horizon))

@@ -36,7 +36,7 @@ from jaxrl.types import PyTree
 
 ORBAX = threading.Lock()
 """Held while Orbax works: two saves at once in one process would mix up their signals."""
-FORMAT = 3
+FORMAT = 4
 MANIFEST, FILES, STATE = "manifest.json", "files.json", "state"
 OVERHEAD = 1 << 16
 """Bytes that a checkpoint takes beside its arrays, at least."""

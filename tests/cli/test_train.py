@@ -15,7 +15,7 @@ import pytest
 import yaml
 from front_doors import SMALL, Doors, Finished, leaves, one_error_line, rows, snapshot, timeless
 
-from jaxrl import config as settings
+from jaxrl import algos as settings
 from jaxrl import train
 from jaxrl.config import parse
 from jaxrl.errors import SettingsError

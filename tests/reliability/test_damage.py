@@ -15,7 +15,8 @@ import pytest
 
 from jaxrl import train, verify
 from jaxrl.agents import DQNConfig
-from jaxrl.config import DQNRun, ProcessorConfig, UniformConfig, build, parse
+from jaxrl.algos import DQNRun, ProcessorConfig, UniformConfig, build
+from jaxrl.config import parse
 from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError, StorageError
 from jaxrl.loading import load_policy
 from jaxrl.training import Report, Trainer, checkpoints, program, trainer

@@ -13,7 +13,7 @@ from test_damage import LAST, SMALL, SmallRun, compiled_once, contents, small_ru
 
 import jaxrl
 from jaxrl import train
-from jaxrl.config import DQNRun, build
+from jaxrl.algos import DQNRun, build
 from jaxrl.errors import SettingsError
 from jaxrl.training import storage, trainer
 from jaxrl.training.checkpoints import MismatchError, Store

@@ -1,0 +1,399 @@
+"""Policy gradients with a critic: PPO, A2C and REINFORCE as settings of the same parts.
+
+PPO (Schulman et al. 2017, https://arxiv.org/abs/1707.06347) with one epoch over one whole batch is A2C, its ratio being
+1 (Huang et al. 2022, https://arxiv.org/abs/2205.09123), and A2C with Monte-Carlo returns is REINFORCE with a baseline.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxrl.agents.base import Agent, AgentMaker, Mode
+from jaxrl.agents.checks import changed, pieces
+from jaxrl.agents.flat import Flat
+from jaxrl.agents.losses import clipped_surrogate, squared, value_loss
+from jaxrl.agents.optimisers import Descent, Optimiser, accumulate, descent, linear, optimiser_named
+from jaxrl.agents.returns import gae, lambda_returns
+from jaxrl.distributions import Distribution, Head, head_of
+from jaxrl.nn import ActorCritic, no_memory, torso_kind
+from jaxrl.types import (
+    Array,
+    Batch,
+    EnvSpec,
+    Key,
+    Metrics,
+    PyTree,
+    Remembered,
+    Rollout,
+    Stat,
+    space_zeros,
+    tree_where,
+)
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Settings of PPO."""
+
+    lr: float = 2.5e-4
+    """Learning rate."""
+    lr_decay: int = 0
+    """Optimisation steps over which the learning rate falls linearly to 0; 0: it stays."""
+    optimizer: str = "adam"
+    """Optax optimiser: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
+    max_grad_norm: float = 0.5
+    """Global norm to which gradients are clipped."""
+    accumulate: int = 1
+    """Equal pieces in which a minibatch is taken, gradients averaged; must divide its size."""
+    gae_lambda: float = 0.95
+    """Decay of later errors in an advantage; 0: one-step errors, 1: Monte-Carlo returns."""
+    baseline: bool = True
+    """Subtract the value from the return to get the advantage."""
+    surrogate: str = "clipped"
+    """What is climbed: clipped (by the ratio of probabilities), or plain (log-probability times advantage)."""
+    clip: float = 0.2
+    """How far the ratio of probabilities may go from 1."""
+    clip_value: float = 0.0
+    """How far values may go from those before the epochs; 0: anywhere."""
+    entropy: float = 0.01
+    """Weight of the entropy."""
+    value: float = 0.5
+    """Weight of the value loss."""
+    normalise: str = "minibatch"
+    """Over what advantages are brought to mean 0 and deviation 1: minibatch, batch, or none."""
+    target_kl: float = 0.0
+    """Approximate divergence from the old policy beyond which the rest of the epochs is left out; 0: never."""
+    squash: bool = False
+    """Bring continuous actions within their bounds by tanh; otherwise they are clipped."""
+    free_scale: bool = True
+    """Let the scale of continuous actions be a parameter; otherwise it depends on the observation."""
+    torso: str = "auto"
+    """Network torso: mlp, conv, or auto (conv for observations [H, W, C])."""
+    features: tuple[int, ...] = (64, 64)
+    """Widths of the dense layers."""
+    activation: str = "tanh"
+    """Activation: relu, tanh, gelu, silu or elu."""
+    layer_norm: bool = False
+    """Normalise layers before their activation."""
+    shared: bool = False
+    """One torso for policy and value; otherwise each has its own."""
+    core: str = "none"
+    """Recurrent core behind the (then shared) torso: none, gru or lstm."""
+    core_features: int = 64
+    """Width of the core."""
+
+
+@dataclass(frozen=True)
+class A2CConfig(PPOConfig):
+    """Settings of A2C."""
+
+    lr: float = 1e-3
+    surrogate: str = "plain"
+    gae_lambda: float = 1.0
+    normalise: str = "none"
+
+
+@dataclass(frozen=True)
+class REINFORCEConfig(A2CConfig):
+    """Settings of REINFORCE."""
+
+    entropy: float = 0.0
+    normalise: str = "batch"
+
+
+class Hyper(NamedTuple):
+    """What a sweep may vary without compiling again: float32 scalars, `[P]` in a population."""
+
+    lr: Array
+    max_grad_norm: Array
+    gae_lambda: Array
+    clip: Array
+    entropy: Array
+    value: Array
+
+
+class ActorCriticState(NamedTuple):
+    """All of an agent; `opt_state` is empty in a state that only acts."""
+
+    params: Flat
+    opt_state: PyTree
+    hyper: Hyper
+
+
+class Sample(NamedTuple):
+    """What an update learns from: rows `[B]` of steps, or with a memory sequences `[B, T]`, one an environment."""
+
+    obs: PyTree
+    action: Array
+    """Raw actions, as the distribution knows them."""
+    log_prob: Array
+    """Before the first epoch."""
+    value: Array
+    """Before the first epoch."""
+    advantage: Array
+    target: Array
+    """What the value should be."""
+    weight: Array
+    """1, or 0 for a step from which nothing may be learnt."""
+    memory: PyTree = ()
+    """Before the first step of a sequence, `[B, ...]`."""
+    first: Array | tuple[()] = ()
+    """`[B, T]` bool: a new episode begins."""
+
+
+class _Parts(NamedTuple):
+    config: PPOConfig
+    network: nn.Module
+    descent: Descent
+    head: Head
+    spec: EnvSpec
+    memory: PyTree | None
+
+
+def ppo(
+    config: PPOConfig | None = None,
+    *,
+    make_optimiser: Optimiser | None = None,
+    make_network: Callable[[EnvSpec, Head], nn.Module] | None = None,
+    **settings: Any,
+) -> AgentMaker:
+    """Choose a PPO agent; the result is called with an `EnvSpec`.
+
+    Args:
+      config: settings to start from; the defaults of `PPOConfig` if left out.
+      make_optimiser: from a learning rate to any Optax transformation, in place of `optimizer`.
+      make_network: from an `EnvSpec` and the head for its actions to a Flax module like `jaxrl.nn.ActorCritic`.
+      **settings: fields of `PPOConfig` to change, as in `ppo(lr=1e-3, entropy=0.0)`.
+
+    Raises:
+      SettingsError: an unknown setting or a value out of its range.
+    """
+    return _maker("ppo", config or PPOConfig(), make_optimiser, make_network, settings)
+
+
+def a2c(config: A2CConfig | None = None, *, make_optimiser: Optimiser | None = None, **settings: Any) -> AgentMaker:
+    """Choose an A2C agent (Mnih et al. 2016, https://arxiv.org/abs/1602.01783); arguments are as for `ppo`."""
+    return _maker("a2c", config or A2CConfig(), make_optimiser, None, settings)
+
+
+def reinforce(
+    config: REINFORCEConfig | None = None, *, make_optimiser: Optimiser | None = None, **settings: Any
+) -> AgentMaker:
+    """Choose REINFORCE with a baseline (Sutton and Barto 2018, section 13.4); arguments are as for `ppo`.
+
+    Returns run to the episode's end; where a rollout or a time limit cuts it, the rest is worth what the critic says.
+    """
+    return _maker("reinforce", config or REINFORCEConfig(), make_optimiser, None, settings)
+
+
+def _maker(
+    name: str,
+    config: PPOConfig,
+    make_optimiser: Optimiser | None,
+    make_network: Callable[[EnvSpec, Head], nn.Module] | None,
+    settings: dict[str, Any],
+) -> AgentMaker:
+    config = changed(name, config, settings)
+    by_hand = make_optimiser is not None or make_network is not None
+    optimiser = make_optimiser or optimiser_named(config.optimizer)
+    return partial(_bind, name, config, optimiser, make_network or partial(_network, config), by_hand)
+
+
+def _bind(
+    name: str,
+    config: PPOConfig,
+    optimiser: Optimiser,
+    make_network: Callable[[EnvSpec, Head], nn.Module],
+    by_hand: bool,
+    spec: EnvSpec,
+) -> Agent:
+    head, memory = head_of(spec, config.squash), no_memory(config.core, config.core_features)
+    parts = _Parts(config, make_network(spec, head), descent(optimiser), head, spec, memory)
+    return Agent(
+        name=name,
+        init=partial(_init, parts),
+        act=partial(_act, parts),
+        update=partial(_update, parts),
+        draw_act=head.draw,
+        draw_update=lambda key: (),
+        strip=lambda state: state._replace(opt_state=()),
+        settings=None if by_hand else asdict(config),
+        prepare=partial(_prepare, parts),
+        stop=partial(_stop, config.target_kl) if config.target_kl else None,
+        memory=memory,
+    )
+
+
+def _network(config: PPOConfig, spec: EnvSpec, head: Head) -> nn.Module:
+    torso_kind(config.torso, spec.observation_space)
+    return ActorCritic(
+        spec.observation_space,
+        head.outputs,
+        head.scales if config.free_scale else 0,
+        config.torso,
+        config.features,
+        config.activation,
+        config.shared,
+        config.layer_norm,
+        config.core,
+        config.core_features,
+    )
+
+
+def _init(parts: _Parts, key: Key) -> ActorCriticState:
+    batch = lambda tree: jax.tree.map(lambda x: x[None], tree)
+    obs = batch(space_zeros(parts.spec.observation_space))
+    params = Flat.of(parts.network.init(key, obs if parts.memory is None else Remembered(obs, batch(parts.memory))))
+    hyper = Hyper(*(jnp.float32(getattr(parts.config, name)) for name in Hyper._fields))
+    return ActorCriticState(params, parts.descent.init(params, hyper.lr), hyper)
+
+
+# --- acting -----------------------------------------------------------------------------------------------------
+
+
+def _act(
+    parts: _Parts, state: ActorCriticState, obs: PyTree, noise: PyTree, opt_step: Array, mode: Mode
+) -> tuple[PyTree, dict[str, PyTree]]:
+    outputs, _, memory = _look(parts, state.params.tree, obs)
+    distribution = parts.head.of(outputs)
+    raw = distribution.mode() if mode == "exploit" else distribution.sample(noise)
+    # The raw action is stored only where the environment's own does not tell it.
+    extras = {"raw": raw} if parts.head.scales else {}
+    return parts.head.to_env(raw), extras if parts.memory is None else {**extras, "memory": memory}
+
+
+def _look(parts: _Parts, params: PyTree, obs: PyTree) -> tuple[Array, Array, PyTree]:
+    """Return outputs of the policy `[B, K]`, values `[B]` and the memory after the step."""
+    return cast(tuple, parts.network.apply(params, obs))
+
+
+def _judge(parts: _Parts, params: PyTree, sample: Sample) -> tuple[Distribution, Array]:
+    """Return the distributions and values of steps `[B]`, or of sequences `[B, T]` from the memory they began with."""
+    if parts.memory is None:
+        outputs, value, _ = _look(parts, params, sample.obs)
+        return parts.head.of(outputs), value
+    assert not isinstance(sample.first, tuple)
+    rows, steps = sample.first.shape
+    flat = lambda x: x.reshape(rows * steps, *x.shape[2:])
+    apply = partial(parts.network.apply, params)
+    hidden, _ = apply(jax.tree.map(flat, sample.obs), method="see")
+    by_time = lambda x: jnp.moveaxis(x.reshape(rows, steps, *x.shape[1:]), 1, 0)
+
+    def advance(memory: PyTree, step: tuple[Array, Array]) -> tuple[PyTree, Array]:
+        seen, first = step
+        blank = jax.tree.map(lambda x, zero: jnp.broadcast_to(zero, x.shape), memory, parts.memory)
+        return cast(tuple, apply(tree_where(first, blank, memory), seen, method="advance"))
+
+    _, hidden = jax.lax.scan(advance, sample.memory, (by_time(hidden), sample.first.T))
+    hidden = flat(jnp.moveaxis(hidden, 0, 1))
+    outputs, value = cast(tuple[Array, Array], apply(hidden, hidden, method="judge"))
+    return parts.head.of(outputs.reshape(rows, steps, -1)), value.reshape(rows, steps)
+
+
+# --- learning ---------------------------------------------------------------------------------------------------
+
+
+def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample:
+    """Return the steps of a rollout, or its sequences, with advantages and targets.
+
+    Values and probabilities are worked out here, for all steps at once by the parameters that acted: the loop over
+    time then holds nothing that can wait.
+    """
+    items, params = rollout.items, state.params.tree
+    steps, num_envs = rollout.last.shape
+    raw = items.extras["raw"] if parts.head.scales else items.action
+    flat = lambda x: x.reshape(steps * num_envs, *x.shape[2:])
+    weight = jnp.asarray(items.weight)
+    blank = jnp.zeros_like(weight)  # until the values are known
+    sample = Sample(items.obs, raw, log_prob=blank, value=blank, advantage=blank, target=blank, weight=weight)
+    if parts.memory is None:
+        sample = jax.tree.map(flat, sample)
+        as_rollout, as_sample = lambda x: x.reshape(steps, num_envs), flat
+    else:
+        first = jnp.concatenate([jnp.zeros((1, num_envs), bool), rollout.last[:-1]])
+        sample = sample._replace(obs=items.obs.obs, first=first)
+        sample = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), sample)
+        sample = sample._replace(memory=jax.tree.map(lambda x: x[0], items.obs.memory))
+        as_rollout = as_sample = jnp.transpose
+    distribution, value = _judge(parts, params, sample)
+    v_tm1 = as_rollout(value)
+    v_t = _look(parts, params, jax.tree.map(flat, items.next_obs))[1].reshape(steps, num_envs)
+    lambda_ = state.hyper.gae_lambda
+    over_envs = lambda equation: jax.vmap(equation, in_axes=1, out_axes=1)
+    if parts.config.baseline:
+        estimate = over_envs(partial(gae, lambda_=lambda_))
+        advantage = estimate(items.reward, items.discount, rollout.last, v_tm1, v_t)
+        target = advantage + v_tm1
+    else:
+        target = over_envs(partial(lambda_returns, lambda_=lambda_))(items.reward, items.discount, rollout.last, v_t)
+        advantage = target
+    if parts.config.normalise == "batch":
+        advantage = standardise(advantage, weight)
+    return sample._replace(
+        log_prob=distribution.log_prob(sample.action),
+        value=value,
+        advantage=as_sample(advantage),
+        target=as_sample(target),
+    )
+
+
+def standardise(x: Array, weight: Array) -> Array:
+    """Bring the entries of `x` with weight 1 to mean 0 and deviation 1."""
+    count = jnp.maximum(weight.sum(), 1.0)
+    apart = x - (x * weight).sum() / count
+    return apart * jax.lax.rsqrt((jnp.square(apart) * weight).sum() / count + 1e-8)
+
+
+def _update(
+    parts: _Parts, state: ActorCriticState, batch: Batch, noise: PyTree, opt_step: Array
+) -> tuple[ActorCriticState, Metrics, Array]:
+    config, hyper, sample = parts.config, state.hyper, batch.items
+    if config.normalise == "minibatch":
+        sample = sample._replace(advantage=standardise(sample.advantage, sample.weight))
+    rows = batch.weight.shape[0]
+    loss, terms, grads = accumulate(
+        partial(_loss, parts, hyper), state.params.tree, sample, pieces(config.accumulate, rows)
+    )
+    lr = linear(hyper.lr, 0.0, config.lr_decay, opt_step) if config.lr_decay else hyper.lr
+    params, opt_state, norm = parts.descent.step(state.params, Flat.of(grads), state.opt_state, lr, hyper.max_grad_norm)
+    metrics = {"loss": loss, "grad_norm": norm, **{name: term.mean() for name, term in terms.items()}}
+    return ActorCriticState(params, opt_state, hyper), metrics, jnp.zeros(rows)
+
+
+def _loss(parts: _Parts, hyper: Hyper, params: PyTree, sample: Sample) -> tuple[Array, dict[str, Array]]:
+    """Return the mean loss over all steps, and its terms of each."""
+    config = parts.config
+    distribution, value = _judge(parts, params, sample)
+    log_ratio = distribution.log_prob(sample.action) - sample.log_prob
+    ratio = jnp.exp(log_ratio)
+    if config.surrogate == "clipped":
+        policy = clipped_surrogate(ratio, sample.advantage, hyper.clip)
+    else:
+        policy = -log_ratio * sample.advantage
+    of_value = (
+        value_loss(value, sample.value, sample.target, config.clip_value)
+        if config.clip_value
+        else squared(value - sample.target)
+    )
+    terms = {
+        "policy_loss": policy,
+        "value_loss": of_value,
+        "entropy": distribution.entropy(),
+        # Schulman 2020, http://joschu.net/blog/kl-approx.html: unbiased, and never negative.
+        "approx_kl": ratio - 1 - log_ratio,
+        "clip_fraction": (jnp.abs(ratio - 1) > hyper.clip).astype(jnp.float32),
+        "value": value,
+    }
+    terms = {name: sample.weight * term for name, term in terms.items()}
+    loss = terms["policy_loss"] + hyper.value * terms["value_loss"] - hyper.entropy * terms["entropy"]
+    return loss.mean(), terms
+
+
+def _stop(target_kl: float, state: ActorCriticState, metrics: Metrics) -> Array:
+    kl = metrics["approx_kl"]
+    return (kl.sum if isinstance(kl, Stat) else jnp.asarray(kl)) > target_kl

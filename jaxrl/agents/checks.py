@@ -1,0 +1,71 @@
+"""Checks of settings that every agent makes."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from jaxrl.errors import SettingsError, check_between, check_count, nearest
+from jaxrl.nn import ACTIVATIONS
+
+Config = TypeVar("Config")
+
+RANGES = {
+    "lr": (0.0, 1e3),
+    "max_grad_norm": (0.0, 1e30),
+    "epsilon_start": (0.0, 1.0),
+    "epsilon_end": (0.0, 1.0),
+    "tau": (0.0, 1.0),
+    "clip": (0.0, 1e30),
+    "clip_value": (0.0, 1e30),
+    "entropy": (-1e30, 1e30),
+    "value": (0.0, 1e30),
+    "gae_lambda": (0.0, 1.0),
+    "q_lambda": (0.0, 1.0),
+    "target_kl": (0.0, 1e30),
+}
+"""Smallest and largest value of each setting that is a number."""
+LEAST = {"accumulate": 1, "epsilon_decay": 0, "lr_decay": 0, "target_interval": 1, "core_features": 1}
+"""Least value of each setting that is a count."""
+CHOICES: dict[str, Iterable[str]] = {
+    "loss": ("huber", "squared"),
+    "activation": ACTIVATIONS,
+    "torso": ("auto", "mlp", "conv"),
+    "core": ("none", "gru", "lstm"),
+    "surrogate": ("clipped", "plain"),
+    "normalise": ("minibatch", "batch", "none"),
+}
+
+
+def changed(name: str, config: Config, settings: Mapping[str, Any]) -> Config:
+    """Return the settings `config` of the agent `name`, some of them replaced, all of them checked.
+
+    Raises:
+      SettingsError: a setting that the agent does not have, or a value out of its range.
+    """
+    known: Mapping[str, Any] = config.__dataclass_fields__  # type: ignore[attr-defined]
+    for word in settings:
+        if word not in known:
+            raise SettingsError(f"{name} has no setting {word!r}; {nearest(word, known)}")
+    config = replace(config, **settings)  # type: ignore[type-var]
+    for word in known:
+        value = getattr(config, word)
+        if word in RANGES:
+            check_between(f"agent.{word}", value, *RANGES[word])
+        elif word in LEAST:
+            check_count(f"agent.{word}", value, LEAST[word])
+        elif word in CHOICES and value not in CHOICES[word]:
+            raise SettingsError(f"unknown agent.{word} {value!r}; {nearest(str(value), CHOICES[word])}")
+    return replace(config, features=_widths(config.features))  # type: ignore[attr-defined,type-var]
+
+
+def _widths(features: Any) -> tuple[int, ...]:
+    if not isinstance(features, tuple | list):
+        raise SettingsError(f"agent.features is {features!r}; expected a width for each layer, as in (120, 84)")
+    return tuple(check_count("agent.features", width) for width in features)
+
+
+def pieces(parts: int, rows: int) -> int:
+    """Return `parts`, the setting `accumulate`; raise `SettingsError` unless it divides a batch of `rows`."""
+    if rows % parts:
+        raise SettingsError(f"agent.accumulate is {parts} and does not divide the batch size {rows}")
+    return parts

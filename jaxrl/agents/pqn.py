@@ -1,0 +1,207 @@
+"""Parallelised Q-learning without replay or target network (Gallici et al. 2024, https://arxiv.org/abs/2407.04811)."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxrl.agents.base import Agent, AgentMaker, Mode
+from jaxrl.agents.checks import changed, pieces
+from jaxrl.agents.dqn import check_spec
+from jaxrl.agents.exploration import draw_epsilon_greedy, epsilon_greedy
+from jaxrl.agents.flat import Flat
+from jaxrl.agents.losses import entry, squared
+from jaxrl.agents.optimisers import Descent, Optimiser, accumulate, descent, linear, optimiser_named
+from jaxrl.agents.returns import lambda_returns
+from jaxrl.nn import QNetwork, torso_kind
+from jaxrl.types import Array, Batch, Discrete, EnvSpec, Key, Metrics, PyTree, Rollout, space_zeros
+
+
+@dataclass(frozen=True)
+class PQNConfig:
+    """Settings of PQN."""
+
+    lr: float = 5e-4
+    """Learning rate."""
+    lr_decay: int = 0
+    """Optimisation steps over which the learning rate falls linearly to 0; 0: it stays."""
+    optimizer: str = "radam"
+    """Optax optimiser: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
+    max_grad_norm: float = 10.0
+    """Global norm to which gradients are clipped."""
+    accumulate: int = 1
+    """Equal pieces in which a minibatch is taken, gradients averaged; must divide its size."""
+    q_lambda: float = 0.65
+    """Decay of later rewards in a target; 0: one-step targets, 1: Monte-Carlo returns."""
+    epsilon_start: float = 1.0
+    """Share of random actions at the first optimisation step."""
+    epsilon_end: float = 0.05
+    """Share of random actions once the decay is over."""
+    epsilon_decay: int = 2_500
+    """Optimisation steps of the linear decay; 0: epsilon_end all the time."""
+    dueling: bool = False
+    """Split the head into a value and advantages."""
+    layer_norm: bool = True
+    """Normalise layers before their activation: what stands in for the target network."""
+    torso: str = "auto"
+    """Network torso: mlp, conv, or auto (conv for observations [H, W, C])."""
+    features: tuple[int, ...] = (128, 128)
+    """Widths of the dense layers."""
+    activation: str = "relu"
+    """Activation: relu, tanh, gelu, silu or elu."""
+
+
+class PQNHyper(NamedTuple):
+    """What a sweep may vary without compiling again: float32 scalars, `[P]` in a population."""
+
+    lr: Array
+    max_grad_norm: Array
+    q_lambda: Array
+    epsilon_start: Array
+    epsilon_end: Array
+
+
+class PQNState(NamedTuple):
+    """All of a PQN agent; `opt_state` is empty in a state that only acts."""
+
+    params: Flat
+    opt_state: PyTree
+    hyper: PQNHyper
+
+
+class Target(NamedTuple):
+    """A step and the value that its action should have."""
+
+    obs: PyTree
+    action: Array
+    target: Array
+    weight: Array
+
+
+class _Parts(NamedTuple):
+    config: PQNConfig
+    network: nn.Module
+    descent: Descent
+    spec: EnvSpec
+
+
+def pqn(
+    config: PQNConfig | None = None,
+    *,
+    make_optimiser: Optimiser | None = None,
+    make_network: Callable[[EnvSpec], nn.Module] | None = None,
+    **settings: Any,
+) -> AgentMaker:
+    """Choose a PQN agent; the result is called with an `EnvSpec`, which must have discrete actions.
+
+    Args:
+      config: settings to start from; the defaults of `PQNConfig` if left out.
+      make_optimiser: from a learning rate to any Optax transformation, in place of `optimizer`.
+      make_network: from an `EnvSpec` to a Flax module `[B, ...] -> [B, A]`, in place of the built-in networks.
+      **settings: fields of `PQNConfig` to change, as in `pqn(lr=1e-3, q_lambda=0.9)`.
+
+    Raises:
+      SettingsError: an unknown setting or a value out of its range.
+    """
+    config = changed("pqn", config or PQNConfig(), settings)
+    by_hand = make_optimiser is not None or make_network is not None
+    optimiser = make_optimiser or optimiser_named(config.optimizer)
+    return partial(_bind, config, optimiser, make_network or partial(_network, config), by_hand)
+
+
+def _bind(
+    config: PQNConfig, optimiser: Optimiser, make_network: Callable[[EnvSpec], nn.Module], by_hand: bool, spec: EnvSpec
+) -> Agent:
+    check_spec(spec, "pqn")
+    parts = _Parts(config, make_network(spec), descent(optimiser), spec)
+    return Agent(
+        name="pqn",
+        init=partial(_init, parts),
+        act=partial(_act, parts),
+        update=partial(_update, parts),
+        draw_act=partial(draw_epsilon_greedy, spec),
+        draw_update=lambda key: (),
+        strip=lambda state: state._replace(opt_state=()),
+        settings=None if by_hand else asdict(config),
+        prepare=partial(_prepare, parts),
+    )
+
+
+def _network(config: PQNConfig, spec: EnvSpec) -> nn.Module:
+    torso_kind(config.torso, spec.observation_space)
+    actions = cast(Discrete, spec.action_space).n
+    return QNetwork(
+        spec.observation_space,
+        actions,
+        config.torso,
+        config.features,
+        config.activation,
+        config.dueling,
+        config.layer_norm,
+    )
+
+
+def _init(parts: _Parts, key: Key) -> PQNState:
+    obs = jax.tree.map(lambda x: x[None], space_zeros(parts.spec.observation_space))
+    params = Flat.of(parts.network.init(key, obs))
+    hyper = PQNHyper(*(jnp.float32(getattr(parts.config, name)) for name in PQNHyper._fields))
+    return PQNState(params, parts.descent.init(params, hyper.lr), hyper)
+
+
+def _q(parts: _Parts, params: PyTree, obs: PyTree) -> Array:
+    """Return action values `[B, A]`."""
+    return cast(Array, parts.network.apply(params, obs))
+
+
+def _epsilon(parts: _Parts, hyper: PQNHyper, opt_step: Array) -> Array:
+    return linear(hyper.epsilon_start, hyper.epsilon_end, parts.config.epsilon_decay, opt_step)
+
+
+def _act(
+    parts: _Parts, state: PQNState, obs: PyTree, noise: PyTree, opt_step: Array, mode: Mode
+) -> tuple[Array, tuple]:
+    dtype = cast(Discrete, parts.spec.action_space).dtype
+    greedy = jnp.argmax(_q(parts, state.params.tree, obs), axis=-1).astype(dtype)
+    if mode == "exploit":
+        return greedy, ()
+    return epsilon_greedy(greedy, noise, _epsilon(parts, state.hyper, opt_step)), ()
+
+
+def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> Target:
+    """Return the steps of a rollout with their lambda returns over the best actions (equation 5 of the paper)."""
+    items, last = rollout.items, rollout.last
+    flat = lambda x: x.reshape(last.size, *x.shape[2:])
+    v_t = _q(parts, state.params.tree, jax.tree.map(flat, items.next_obs)).max(axis=-1).reshape(last.shape)
+    returns = jax.vmap(partial(lambda_returns, lambda_=state.hyper.q_lambda), in_axes=1, out_axes=1)
+    target = returns(items.reward, items.discount, last, v_t)
+    return jax.tree.map(flat, Target(items.obs, items.action, target, jnp.asarray(items.weight)))
+
+
+def _update(
+    parts: _Parts, state: PQNState, batch: Batch, noise: PyTree, opt_step: Array
+) -> tuple[PQNState, Metrics, Array]:
+    config, hyper, rows = parts.config, state.hyper, batch.weight.shape[0]
+    loss, (error, q), grads = accumulate(
+        partial(_loss, parts), state.params.tree, batch.items, pieces(config.accumulate, rows)
+    )
+    lr = linear(hyper.lr, 0.0, config.lr_decay, opt_step) if config.lr_decay else hyper.lr
+    params, opt_state, norm = parts.descent.step(state.params, Flat.of(grads), state.opt_state, lr, hyper.max_grad_norm)
+    metrics = {
+        "loss": loss,
+        "q": q.mean(),
+        "td_error": jnp.abs(error).mean(),
+        "grad_norm": norm,
+        "epsilon": _epsilon(parts, hyper, opt_step),
+    }
+    return PQNState(params, opt_state, hyper), metrics, jnp.abs(error)
+
+
+def _loss(parts: _Parts, params: PyTree, items: Target) -> tuple[Array, tuple[Array, Array]]:
+    """Return the mean loss, and errors and greedy values `[B]`."""
+    q = _q(parts, params, items.obs)
+    error = items.target - jax.vmap(entry)(q, items.action)
+    return jnp.mean(items.weight * squared(error)), (items.weight * error, q.max(axis=-1))

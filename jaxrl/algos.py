@@ -1,0 +1,200 @@
+"""The algorithms that the command line knows: the settings of each, what suits an environment, and how it is built."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from jaxrl.agents import (
+    A2CConfig,
+    AgentMaker,
+    DQNConfig,
+    PPOConfig,
+    PQNConfig,
+    REINFORCEConfig,
+    a2c,
+    dqn,
+    ppo,
+    pqn,
+    reinforce,
+)
+from jaxrl.buffers import uniform
+from jaxrl.envs import make_env
+from jaxrl.presets import A2C_PRESETS, DQN_PRESETS, PPO_PRESETS, PQN_PRESETS, REINFORCE_PRESETS
+from jaxrl.processors import (
+    Processor,
+    chain,
+    frame_stack,
+    n_step,
+    normalise_obs,
+    normalise_reward,
+    reward_clip,
+    reward_scale,
+)
+from jaxrl.strategies import Strategy, off_policy, on_policy
+from jaxrl.training.settings import TrainerConfig
+
+
+@dataclass(frozen=True)
+class ProcessorConfig:
+    """How steps become transitions, in this order."""
+
+    normalise_obs: bool = False
+    """Bring observations to running mean 0 and deviation 1."""
+    frame_stack: int = 1
+    """Observations that the policy sees at once; 1: the latest alone."""
+    reward_scale: float = 1.0
+    """Factor of every reward."""
+    reward_clip: float = 0.0
+    """Bound to which rewards are clipped on both sides; 0: not at all."""
+    normalise_reward: bool = False
+    """Divide rewards by the running deviation of their discounted sum."""
+    n_step: int = 1
+    """Steps over which a transition goes; 1 for agents that learn on-policy."""
+    discount: float = 0.99
+    """Discount of the next reward against this one (gamma)."""
+
+
+@dataclass(frozen=True)
+class UniformConfig:
+    """The replay buffer."""
+
+    capacity: int = 50_000
+    """Transitions kept, the newest; rounded up to whole pushes."""
+    batch_size: int = 128
+    """Transitions in a batch."""
+
+
+@dataclass(frozen=True)
+class DQNRun(TrainerConfig):
+    """Train DQN."""
+
+    env: str = "CartPole-v1"
+    """Environment."""
+    env_args: dict[str, float] = field(default_factory=dict)
+    """Parameters of the environment in place of its defaults, as in `--env-args max_steps_in_episode 200`."""
+    num_envs: int = 10
+    """Environments side by side."""
+    opt_interval: int = 10
+    """Environment steps per optimisation step; a multiple of num_envs, or a divisor of it."""
+    warmup: int = 1_000
+    """Environment steps before the first optimisation step."""
+    random_warmup: bool = True
+    """Take random actions during the warm-up, not the agent's."""
+    agent: DQNConfig = field(default_factory=DQNConfig)
+    buffer: UniformConfig = field(default_factory=UniformConfig)
+    processor: ProcessorConfig = field(default_factory=ProcessorConfig)
+
+
+@dataclass(frozen=True)
+class OnPolicyRun(TrainerConfig):
+    """Train on-policy. An iteration is a rollout and `epochs * minibatches` optimisation steps on it."""
+
+    env: str = "CartPole-v1"
+    """Environment."""
+    env_args: dict[str, float] = field(default_factory=dict)
+    """Parameters of the environment in place of its defaults, as in `--env-args max_steps_in_episode 200`."""
+    num_envs: int = 8
+    """Environments side by side."""
+    rollout: int = 128
+    """Steps of each environment in an iteration."""
+    epochs: int = 4
+    """Times that a rollout is gone through."""
+    minibatches: int = 4
+    """Equal parts of an epoch, one optimisation step each; must divide the steps of a rollout."""
+    processor: ProcessorConfig = field(default_factory=ProcessorConfig)
+
+
+@dataclass(frozen=True)
+class PPORun(OnPolicyRun):
+    """Train PPO. An iteration is a rollout and `epochs * minibatches` optimisation steps on it."""
+
+    agent: PPOConfig = field(default_factory=PPOConfig)
+
+
+@dataclass(frozen=True)
+class A2CRun(OnPolicyRun):
+    """Train A2C. An iteration is a rollout and one optimisation step on the whole of it."""
+
+    epochs: int = 1
+    """Times that a rollout is gone through."""
+    minibatches: int = 1
+    """Equal parts of an epoch, one optimisation step each; must divide the steps of a rollout."""
+    agent: A2CConfig = field(default_factory=A2CConfig)
+
+
+@dataclass(frozen=True)
+class REINFORCERun(A2CRun):
+    """Train REINFORCE. An iteration is a rollout and one optimisation step on the whole of it."""
+
+    agent: REINFORCEConfig = field(default_factory=REINFORCEConfig)
+
+
+@dataclass(frozen=True)
+class PQNRun(OnPolicyRun):
+    """Train PQN. An iteration is a rollout and `epochs * minibatches` optimisation steps on it."""
+
+    agent: PQNConfig = field(default_factory=PQNConfig)
+
+
+def build(algo: str, config: Any) -> Strategy:
+    """Build the strategy of `config`; raise `SettingsError` for what cannot be."""
+    return ALGOS[algo].build(ALGOS[algo].agent(config.agent), config)
+
+
+def build_off_policy(agent: AgentMaker, config: Any) -> Strategy:
+    """Build an off-policy strategy of `config`."""
+    return off_policy(
+        make_env(config.env, **config.env_args),
+        agent,
+        buffer=uniform(config.buffer.capacity, config.buffer.batch_size),
+        processor=build_processor(config.processor),
+        num_envs=config.num_envs,
+        opt_interval=config.opt_interval,
+        warmup=config.warmup,
+        random_warmup=config.random_warmup,
+    )
+
+
+def build_on_policy(agent: AgentMaker, config: Any) -> Strategy:
+    """Build an on-policy strategy of `config`."""
+    return on_policy(
+        make_env(config.env, **config.env_args),
+        agent,
+        processor=build_processor(config.processor),
+        num_envs=config.num_envs,
+        rollout=config.rollout,
+        epochs=config.epochs,
+        minibatches=config.minibatches,
+    )
+
+
+def build_processor(config: ProcessorConfig) -> Processor:
+    """Build the chain of `config`, less what it leaves off."""
+    parts = {
+        normalise_obs: (config.normalise_obs, ()),
+        frame_stack: (config.frame_stack != 1, (config.frame_stack,)),
+        reward_scale: (config.reward_scale != 1.0, (config.reward_scale,)),
+        reward_clip: (config.reward_clip != 0.0, (config.reward_clip,)),
+        normalise_reward: (config.normalise_reward, (config.discount,)),
+        n_step: (True, (config.n_step, config.discount)),
+    }
+    return chain(*(part(*args) for part, (wanted, args) in parts.items() if wanted))  # type: ignore[operator]
+
+
+class Algo(NamedTuple):
+    """What the command line knows of an algorithm."""
+
+    config: type[Any]
+    agent: Callable[..., AgentMaker]
+    build: Callable[[AgentMaker, Any], Strategy]
+    presets: Mapping[str, Mapping[str, Any]]
+    """Settings by environment that `--env` alone brings along; `*` stands for anything."""
+
+
+ALGOS: dict[str, Algo] = {
+    "dqn": Algo(DQNRun, dqn, build_off_policy, DQN_PRESETS),
+    "ppo": Algo(PPORun, ppo, build_on_policy, PPO_PRESETS),
+    "a2c": Algo(A2CRun, a2c, build_on_policy, A2C_PRESETS),
+    "reinforce": Algo(REINFORCERun, reinforce, build_on_policy, REINFORCE_PRESETS),
+    "pqn": Algo(PQNRun, pqn, build_on_policy, PQN_PRESETS),
+}

@@ -1,0 +1,53 @@
+"""Keep what a recurrent agent remembers from step to step."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.errors import SettingsError
+from jaxrl.processors.base import Processor
+from jaxrl.types import Array, PyTree, Remembered, Step, Transition, tree_where
+
+
+class MemoryState(NamedTuple):
+    """The state of the processor underneath, and what the agent remembers, leaves `[N, ...]`."""
+
+    inner: PyTree
+    memory: PyTree
+
+
+def remember(processor: Processor, memory: PyTree) -> Processor:
+    """Show the policy, beside what `processor` shows it, what it remembers of the episode.
+
+    The agent leaves the memory after a step in `extras["memory"]`. The successor of a step is seen with it, also the
+    last of an episode; the next episode begins with `memory`, which is that of one environment.
+
+    Raises:
+      SettingsError: `processor` makes transitions over several steps, of which the memory after each is not kept.
+    """
+    if processor.horizon:
+        raise SettingsError("processor: an agent with a memory learns from single steps; set processor.n_step to 1")
+    return processor._replace(
+        init=lambda obs: MemoryState(processor.init(obs), _blank(memory, jax.tree.leaves(obs)[0].shape[0])),
+        process=partial(_process, processor, memory),
+        observe=lambda state: Remembered(processor.observe(state.inner), state.memory),
+        learnt=lambda state: processor.learnt(state.inner),
+        frozen=lambda learnt: remember(processor.freeze(learnt), memory),
+    )
+
+
+def _blank(memory: PyTree, num_envs: int) -> PyTree:
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (num_envs, *x.shape)), memory)
+
+
+def _process(processor: Processor, memory: PyTree, state: MemoryState, step: Step) -> tuple[MemoryState, Transition]:
+    extras = {name: value for name, value in step.extras.items() if name != "memory"}
+    after = step.extras["memory"]
+    inner, transition = processor.process(state.inner, step._replace(extras=extras))
+    done: Array = step.terminated | step.truncated
+    seen = transition._replace(
+        obs=Remembered(transition.obs, state.memory), next_obs=Remembered(transition.next_obs, after)
+    )
+    return MemoryState(inner, tree_where(done, _blank(memory, done.shape[0]), after)), seen

@@ -1,0 +1,147 @@
+"""Running normalisation of observations and rewards, over all environments at once."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.errors import check_between
+from jaxrl.processors.base import Processor
+from jaxrl.types import Array, PyTree, Step
+
+CLIP = 10.0
+"""Deviations to which normalised observations and rewards are clipped."""
+EPSILON = 1e-8
+"""Added to variances."""
+
+
+class Moments(NamedTuple):
+    """Count, mean and sum of squared deviations of what was seen so far; the last two of one entry's shape."""
+
+    count: Array  # type: ignore[assignment]
+    mean: Array
+    squares: Array
+
+    @property
+    def variance(self) -> Array:
+        """The mean squared deviation; 1 before there are two entries."""
+        return jnp.where(self.count > 1, self.squares / jnp.maximum(self.count, 1), 1.0)
+
+
+def no_moments(shape: tuple[int, ...]) -> Moments:
+    """Return the moments of nothing."""
+    return Moments(jnp.float32(0), jnp.zeros(shape), jnp.zeros(shape))
+
+
+def merge(moments: Moments, entries: Array, where: Array | None = None) -> Moments:
+    """Take in `entries` `[N, ...]`, all at once, or those rows at which `where` `[N]` holds.
+
+    The merge is exact up to rounding (Chan, Golub and LeVeque 1979, equation 2.1), whatever the number of rows.
+    """
+    entries = jnp.asarray(entries, jnp.float32)
+    rows = jnp.ones(entries.shape[0]) if where is None else where.astype(jnp.float32)
+    weight = rows.reshape(-1, *(1,) * (entries.ndim - 1))
+    new = rows.sum()
+    mean = (entries * weight).sum(0) / jnp.maximum(new, 1)
+    squares = (jnp.square(entries - mean[None]) * weight).sum(0)
+    count, apart = moments.count + new, mean - moments.mean
+    share = new / jnp.maximum(count, 1)
+    return Moments(
+        count,
+        moments.mean + apart * share,
+        moments.squares + squares + jnp.square(apart) * moments.count * share,
+    )
+
+
+class ObsState(NamedTuple):
+    """Moments of each leaf of an observation (`None` of those that are not numbers on a scale), and what is shown."""
+
+    moments: PyTree
+    obs: PyTree
+
+
+def normalise_obs() -> Processor:
+    """Subtract the running mean from every observation, divide by the running deviation, clip to 10 of them.
+
+    Every observation that the policy sees counts once, over all environments. Whole-number and 8-bit leaves stay as
+    they are. What was learnt belongs to the training state and to the policy; in evaluation it stays as it is.
+    """
+    return Processor(
+        init=lambda obs: ObsState(_unseen(obs), _scaled(_unseen(obs), obs)),
+        process=_process_obs,
+        observe=lambda state: state.obs,
+        settings={"normalise_obs": True},
+        learnt=lambda state: state.moments,
+        frozen=_frozen,
+    )
+
+
+def _frozen(moments: PyTree) -> Processor:
+    def process(state: PyTree, step: Step) -> tuple[PyTree, Step]:
+        obs, final_obs = _scaled(moments, step.obs), _scaled(moments, step.final_obs)
+        return obs, step._replace(obs=obs, final_obs=final_obs)
+
+    return Processor(partial(_scaled, moments), process, lambda state: state)
+
+
+def _unseen(obs: PyTree) -> tuple[Moments | None, ...]:
+    floats = (jnp.issubdtype(x.dtype, jnp.floating) for x in jax.tree.leaves(obs))
+    return tuple(no_moments(x.shape[1:]) if f else None for f, x in zip(floats, jax.tree.leaves(obs), strict=True))
+
+
+def _scaled(moments: tuple[Moments | None, ...], obs: PyTree) -> PyTree:
+    leaves, treedef = jax.tree.flatten(obs)
+    return jax.tree.unflatten(treedef, [_scale(m, x) for m, x in zip(moments, leaves, strict=True)])
+
+
+def _scale(moments: Moments | None, x: Array) -> Array:
+    if moments is None:
+        return x
+    scaled = (x - moments.mean[None]) * jax.lax.rsqrt(moments.variance + EPSILON)[None]
+    return jnp.clip(scaled, -CLIP, CLIP).astype(x.dtype)
+
+
+def _process_obs(state: ObsState, step: Step) -> tuple[ObsState, Step]:
+    leaves = jax.tree.leaves(step.obs)
+    moments = tuple(m if m is None else merge(m, x) for m, x in zip(state.moments, leaves, strict=True))
+    obs, final_obs = _scaled(moments, step.obs), _scaled(moments, step.final_obs)
+    return ObsState(moments, obs), step._replace(obs=obs, final_obs=final_obs)
+
+
+class RewardState(NamedTuple):
+    """The discounted sum of each environment's rewards so far, and the moments of those sums."""
+
+    obs: PyTree
+    discount: Array
+    returns: Array
+    """`[N]`"""
+    moments: Moments
+
+
+def normalise_reward(discount: float = 0.99) -> Processor:
+    """Divide rewards by the running deviation of the discounted sum of rewards, and clip to 10.
+
+    The mean stays, so that the sign of a reward does (as in Engstrom et al. 2020, https://arxiv.org/abs/2005.12729,
+    section 3); recorded returns stay those of the environment.
+    """
+    check_between("discount", discount, 0.0, 1.0)
+    return Processor(
+        init=lambda obs: _no_rewards(discount, obs),
+        process=_process_reward,
+        observe=lambda state: state.obs,
+        settings={"normalise_reward": True},
+    )
+
+
+def _no_rewards(discount: float, obs: Any) -> RewardState:
+    num_envs = jax.tree.leaves(obs)[0].shape[0]
+    return RewardState(obs, jnp.float32(discount), jnp.zeros(num_envs), no_moments(()))
+
+
+def _process_reward(state: RewardState, step: Step) -> tuple[RewardState, Step]:
+    returns = state.discount * state.returns + step.reward
+    moments = merge(state.moments, returns, jnp.broadcast_to(step.valid, returns.shape))
+    reward = jnp.clip(step.reward * jax.lax.rsqrt(moments.variance + EPSILON), -CLIP, CLIP)
+    going_on = jnp.where(step.terminated | step.truncated, 0.0, returns)
+    return RewardState(step.obs, state.discount, going_on, moments), step._replace(reward=reward)

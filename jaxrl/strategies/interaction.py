@@ -1,0 +1,232 @@
+"""What every strategy with environments does: act in them, process the steps, tell what was seen, make the policy."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.agents.base import Agent, AgentMaker
+from jaxrl.envs.base import Env, VecEnv, VecEnvState, vectorise
+from jaxrl.errors import SettingsError, check_count
+from jaxrl.processors.base import OFF, Processor, begin
+from jaxrl.processors.memory import remember
+from jaxrl.processors.n_step import NStepState
+from jaxrl.processors.normalise import RewardState
+from jaxrl.strategies.base import Policy
+from jaxrl.types import (
+    Array,
+    EnvSpec,
+    Key,
+    Metrics,
+    PyTree,
+    Step,
+    Transition,
+    sample_space,
+    space_zeros,
+    stats,
+    totals,
+)
+
+
+class Actors(NamedTuple):
+    """An agent before `N` environments, and the processor between them."""
+
+    env: VecEnv
+    processor: Processor
+    agent: Agent
+
+
+class Scene(NamedTuple):
+    """Where the environments stand, and the processor."""
+
+    env: VecEnvState
+    processor: PyTree
+
+
+class Seen(NamedTuple):
+    """What of a step is recorded: every leaf `[N]`, or `[T, N]` of several steps."""
+
+    terminated: Array
+    truncated: Array
+    invalid: Array
+    info: dict[str, Array]
+
+
+def assemble(env: Env, agent: AgentMaker, processor: Processor, num_envs: int) -> Actors:
+    """Put `agent` before `num_envs` copies of `env`.
+
+    Raises:
+      SettingsError: the processor makes no transitions, or the agent cannot take the spaces.
+    """
+    check_count("num_envs", num_envs)
+    if not processor.makes_transitions:
+        raise SettingsError("processor: makes no transitions; end it with chain(..., one_step()) or n_step(n)")
+    return Actors(vectorise(env, num_envs), *bind(agent, processor, env.spec))
+
+
+def bind(agent: AgentMaker, processor: Processor, spec: EnvSpec) -> tuple[Processor, Agent]:
+    """Tell `agent` what it will see of an environment; an agent with a memory gets a processor that keeps it."""
+    bound = agent(spec._replace(observation_space=processor.space(spec.observation_space)))
+    return (processor if bound.memory is None else remember(processor, bound.memory)), bound
+
+
+# --- acting -----------------------------------------------------------------------------------------------------
+
+
+def interact(
+    actors: Actors, agent: PyTree, opt_step: Array, random: bool, scene: Scene, noise: PyTree
+) -> tuple[Scene, tuple[Transition, Seen]]:
+    """Take one step in all environments; their transitions and what was seen are `[N, ...]`."""
+    act_noise, random_action, env_noise = noise
+    obs = actors.processor.observe(scene.processor)
+    action, extras = actors.agent.act(agent, obs, act_noise, opt_step, "explore")
+    action = random_action if random else action
+    env, step = actors.env.step(scene.env, action, env_noise)
+    processor, items = actors.processor.process(scene.processor, step._replace(extras=extras))
+    return Scene(env, processor), (items, see(step))
+
+
+def draw_steps(actors: Actors, key: Key, steps: int, random: bool = False) -> PyTree:
+    """Draw the randomness of `steps` steps; with `random`, also actions to take instead of the agent's."""
+
+    def draw(key: Key) -> PyTree:
+        act_key, random_key, env_key = jax.random.split(key, 3)
+        act = actors.agent.draw_act(act_key, actors.env.num_envs)
+        actions = sample_space(actors.env.spec.action_space, random_key, actors.env.num_envs) if random else ()
+        return act, actions, actors.env.draw(env_key)
+
+    return jax.vmap(draw)(jax.random.split(key, steps))
+
+
+def see(step: Step) -> Seen:
+    """Keep of a step of `N` environments what is recorded of it."""
+    invalid = jnp.broadcast_to(~jnp.asarray(step.valid), step.reward.shape)
+    scalars = {name: value for name, value in step.info.items() if value.ndim == 1}
+    return Seen(step.terminated, step.truncated, invalid, scalars)
+
+
+def episode_metrics(seen: Seen) -> Metrics:
+    """Summarise the episodes that ended, and the environment's own scalars."""
+    done = seen.terminated | seen.truncated
+    of_episodes = {name: seen.info[name] for name in ("episode_return", "episode_length")}
+    own = {f"info/{name}": value for name, value in seen.info.items() if name not in of_episodes}
+    events = {
+        "episodes": done,
+        "terminated": seen.terminated,
+        "truncated": seen.truncated,
+        "invalid_steps": seen.invalid,
+    }
+    return {**stats(of_episodes, done), **totals(events), **(stats(own) if own else {})}
+
+
+# --- the beginning ----------------------------------------------------------------------------------------------
+
+
+def open_scene(actors: Actors, agent: PyTree, key: Key) -> tuple[Scene, PyTree]:
+    """Reset the environments; return where they stand, and the shapes of a vector step's transitions."""
+    env, obs = actors.env.reset(key)
+
+    def first(agent: PyTree, env: VecEnvState, obs: PyTree, key: Key) -> PyTree:
+        action, extras = actors.agent.act(
+            agent,
+            actors.processor.observe(actors.processor.init(obs)),
+            actors.agent.draw_act(key, actors.env.num_envs),
+            jnp.uint32(0),
+            "explore",
+        )
+        _, step = actors.env.step(env, action, actors.env.draw(key))
+        started = begin(actors.processor, obs, action, extras)
+        return action, extras, actors.processor.process(started, step._replace(extras=extras))[1]
+
+    action, extras, items = jax.eval_shape(first, agent, env, obs, jax.random.key(0))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (action, extras))
+    return Scene(env, begin(actors.processor, obs, *zeros)), items
+
+
+def retune(actors: Actors, state: Any) -> Any:
+    """Take the hyperparameters of the agent and the discount from the settings, all else from `state`."""
+    agent, processor = state.agent, state.processor
+    if hasattr(agent, "hyper"):
+        agent = agent._replace(hyper=actors.agent.init(jax.random.key(0)).hyper)
+    fresh = actors.processor.init(actors.env.reset(jax.random.key(0))[1])
+    discounts = lambda part: isinstance(part, NStepState | RewardState)
+    (discount, *_) = [part.discount for part in jax.tree.leaves(fresh, is_leaf=discounts) if discounts(part)]
+    swap = lambda old: old._replace(discount=discount) if discounts(old) else old
+    return state._replace(agent=agent, processor=jax.tree.map(swap, processor, is_leaf=discounts))
+
+
+def settings_of(actors: Actors, env: Env, **others: Any) -> dict[str, Any]:
+    """Return what rebuilds a strategy; parts made by hand are named under `custom`."""
+    pieces = {
+        "env": env.settings,
+        "agent": actors.agent.settings,
+        "processor": actors.processor.settings and {**OFF, **actors.processor.settings},
+        **{name: piece for name, piece in others.items() if name == "buffer"},
+    }
+    return {
+        "algo": actors.agent.name,
+        "custom": [name for name, piece in pieces.items() if piece is None],
+        "env": env.spec.name,
+        "env_args": {},
+        **(env.settings or {}),
+        "num_envs": actors.env.num_envs,
+        **others,
+        **{name: dict(piece or {}) for name, piece in pieces.items() if name != "env"},
+    }
+
+
+# --- the policy -------------------------------------------------------------------------------------------------
+
+
+class PolicyParams(NamedTuple):
+    """What acting greedily needs of a training state."""
+
+    agent: PyTree
+    processor: PyTree
+    """What the processor has learnt, such as running means; `()` for most."""
+
+
+def make_policy(agent: Agent, processor: Processor, spec: EnvSpec) -> Policy:
+    """Compose the greedy policy of `agent` behind `processor`, which learns nothing more."""
+
+    def begin_policy(params: PolicyParams, obs: PyTree) -> PyTree:
+        frozen = processor.freeze(params.processor)
+        seen = frozen.observe(frozen.init(obs))
+        shapes = jax.eval_shape(lambda p, o: agent.act(p, o, None, jnp.uint32(0), "exploit"), params.agent, seen)
+        action, extras = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return begin(frozen, obs, action, extras), extras
+
+    def act(params: PolicyParams, carry: PyTree) -> tuple[PyTree, PyTree]:
+        state, _ = carry
+        obs = processor.freeze(params.processor).observe(state)
+        action, extras = agent.act(params.agent, obs, None, jnp.uint32(0), "exploit")
+        return (state, extras), action
+
+    def observe(params: PolicyParams, carry: PyTree, step: Step) -> PyTree:
+        state, extras = carry
+        return processor.freeze(params.processor).process(state, step._replace(extras=extras))[0], extras
+
+    def params(state: Any) -> PolicyParams:
+        return PolicyParams(agent.strip(state.agent), processor.learnt(state.processor))
+
+    return Policy(spec, params, begin_policy, act, observe)
+
+
+def policy_params_like(agent: Agent, processor: Processor, spec: EnvSpec) -> PolicyParams:
+    """Return the shapes of the parameters of `make_policy`."""
+
+    def params(key: Key) -> PolicyParams:
+        obs = jax.tree.map(lambda x: x[None], space_zeros(spec.observation_space))
+        return PolicyParams(agent.strip(agent.init(key)), processor.learnt(processor.init(obs)))
+
+    like: PolicyParams = jax.eval_shape(params, jax.random.key(0))
+    return like
+
+
+def collect(
+    actors: Actors, agent: PyTree, opt_step: Array, scene: Scene, noise: PyTree, random: bool = False
+) -> tuple[Scene, Transition, Seen]:
+    """Take the steps of `noise` in all environments; return transitions and what was seen, leaves `[T, N, ...]`."""
+    scene, (items, seen) = jax.lax.scan(partial(interact, actors, agent, opt_step, random), scene, noise)
+    return scene, items, seen

@@ -1,0 +1,220 @@
+"""On-policy training: collect a rollout, prepare it, learn from it for some epochs, and drop it; one pure step."""
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.agents.base import AgentMaker
+from jaxrl.buffers.rows import layout_of, pack, unpack
+from jaxrl.envs.base import Env, VecEnvState
+from jaxrl.errors import SettingsError, check_count
+from jaxrl.processors.base import Processor
+from jaxrl.processors.n_step import one_step
+from jaxrl.strategies.base import Strategy, fold, repeat
+from jaxrl.strategies.guard import Health, guarded_update, healthy
+from jaxrl.strategies.interaction import (
+    Actors,
+    Scene,
+    Seen,
+    assemble,
+    collect,
+    draw_steps,
+    episode_metrics,
+    make_policy,
+    open_scene,
+    retune,
+    settings_of,
+)
+from jaxrl.types import Array, Batch, Key, Metrics, PyTree, Rollout, Stat, Total, Transition, tree_where
+
+
+class OnPolicyState(NamedTuple):
+    """The whole truth about a run at the end of an iteration, when no rollout is left."""
+
+    key: Key
+    """The stream of iterations: never advanced, folded with the iteration's number."""
+    agent: PyTree
+    env: VecEnvState
+    processor: PyTree
+    health: Health
+
+
+class _Parts(NamedTuple):
+    actors: Actors
+    rollout: int
+    """Steps of all environments in one iteration."""
+    epochs: int
+    minibatches: int
+
+    @property
+    def units(self) -> int:
+        """What is shuffled: steps, or with a memory the environments."""
+        num_envs = self.actors.env.num_envs
+        return num_envs if self.actors.agent.memory is not None else self.rollout * num_envs
+
+    @property
+    def updates(self) -> int:
+        """Optimisation steps in one iteration."""
+        return self.epochs * self.minibatches
+
+
+def on_policy(
+    env: Env,
+    agent: AgentMaker,
+    *,
+    processor: Processor | None = None,
+    num_envs: int = 8,
+    rollout: int = 128,
+    epochs: int = 4,
+    minibatches: int = 4,
+) -> Strategy:
+    """Compose on-policy training, as of PPO.
+
+    An iteration takes `rollout` steps in every environment and makes `epochs * minibatches` optimisation steps on them:
+    in each epoch every step is learnt from once, in another order. An agent with a memory learns from whole sequences,
+    so that each minibatch is made of environments.
+
+    Args:
+      env: one environment; `num_envs` copies of it run side by side.
+      agent: what `jaxrl.ppo(...)`, `a2c`, `reinforce` or `pqn` returns.
+      processor: what makes transitions of single steps; `one_step()` if left out. The discount is its.
+      num_envs: environments `N`.
+      rollout: steps `T` of each environment in an iteration.
+      epochs: times that a rollout is gone through.
+      minibatches: equal parts of an epoch, one optimisation step each; 1 learns from the rollout as a whole.
+
+    Raises:
+      SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
+    """
+    for name, value in (("rollout", rollout), ("epochs", epochs), ("minibatches", minibatches)):
+        check_count(name, value)
+    actors = assemble(env, agent, processor or one_step(), num_envs)
+    if actors.agent.prepare is None:
+        raise SettingsError(
+            f"{actors.agent.name} does not learn on-policy; agents that do: ppo, a2c, reinforce and pqn"
+        )
+    if actors.processor.horizon:
+        raise SettingsError("processor: on-policy agents look ahead by themselves; set processor.n_step to 1")
+    parts = _Parts(actors, rollout, epochs, minibatches)
+    check_minibatches(parts.units, minibatches, "steps" if actors.agent.memory is None else "environments")
+    return Strategy(
+        init=partial(_init, parts),
+        draw=partial(_draw, parts),
+        step=partial(_step, parts),
+        env_steps_per_step=rollout * num_envs,
+        opt_steps_per_step=parts.updates,
+        env=env,
+        policy=make_policy(actors.agent, actors.processor, env.spec),
+        retune=partial(retune, actors),
+        settings=settings_of(actors, env, rollout=rollout, epochs=epochs, minibatches=minibatches),
+    )
+
+
+def check_minibatches(units: int, minibatches: int, what: str) -> None:
+    """Raise `SettingsError`, naming the nearest settings, unless `minibatches` divides `units`."""
+    if units % minibatches == 0:
+        return
+    fits = [m for m in range(1, units + 1) if units % m == 0]
+    near = sorted(fits, key=lambda m: abs(m - minibatches))[:2]
+    raise SettingsError(
+        f"minibatches {minibatches} does not divide the {units} {what} of a rollout; "
+        f"the nearest that does is {' or '.join(map(str, sorted(near)))}"
+    )
+
+
+def _init(parts: _Parts, key: Key) -> OnPolicyState:
+    stream, agent_key, env_key = jax.random.split(key, 3)
+    agent = parts.actors.agent.init(agent_key)
+    scene, _ = open_scene(parts.actors, agent, env_key)
+    return OnPolicyState(stream, agent, scene.env, scene.processor, healthy())
+
+
+# --- the training step ------------------------------------------------------------------------------------------
+
+
+def _step(parts: _Parts, state: OnPolicyState, noise: PyTree, t: Array) -> tuple[OnPolicyState, Metrics]:
+    collect_noise, update_noise = noise
+    first_opt = jnp.asarray(t, jnp.uint32) * parts.updates
+    scene = Scene(state.env, state.processor)
+    scene, items, seen = collect(parts.actors, state.agent, first_opt, scene, collect_noise)
+    state = state._replace(env=scene.env, processor=scene.processor)
+    assert parts.actors.agent.prepare is not None
+    prepared = parts.actors.agent.prepare(state.agent, Rollout(items, last_steps(items, seen)))
+    state, learnt = _learn(parts, state, prepared, update_noise, first_opt)
+    return state, {**episode_metrics(seen), **learnt}
+
+
+def last_steps(items: Transition, seen: Seen) -> Array:
+    """Say of each step `[T, N]` whether no later one counts towards it: the episode ends, or goes on without worth."""
+    worthless = jnp.asarray(items.weight == 0)
+    cut = jnp.concatenate([worthless[1:], jnp.zeros_like(worthless[:1])])
+    return seen.terminated | seen.truncated | cut
+
+
+def _learn(
+    parts: _Parts, state: OnPolicyState, prepared: PyTree, noise: PyTree, first_opt: Array
+) -> tuple[OnPolicyState, Metrics]:
+    """Make all epochs over the items `prepared`, leaves `[units, ...]`."""
+    if parts.minibatches == 1:
+        batch = Batch(prepared, jnp.arange(parts.units), jnp.ones(parts.units))
+        take = lambda index: batch
+    else:
+        layout = layout_of(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), prepared))
+        rows = pack(layout, prepared)
+        take = lambda index: _rows(layout, rows, index)
+
+    def update(carry: tuple[OnPolicyState, Array], noise: PyTree, opt_step: Array) -> Any:
+        index, agent_noise = noise
+        return _update(parts, carry, take(index), agent_noise, opt_step)
+
+    order, agent_noise = noise
+    index = order.reshape(parts.updates, -1)
+    (state, _), metrics = repeat(update, (state, jnp.bool_(False)), (index, agent_noise), first_opt, parts.updates)
+    return state, metrics
+
+
+def _rows(layout: Any, words: dict[str, Array], index: Array) -> Batch:
+    taken = jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds", unique_indices=True), words)
+    return Batch(unpack(layout, taken), index, jnp.ones(index.shape))
+
+
+def _update(
+    parts: _Parts, carry: tuple[OnPolicyState, Array], batch: Batch, noise: PyTree, opt_step: Array
+) -> tuple[tuple[OnPolicyState, Array], Metrics]:
+    """Make one update, or leave it out where an earlier one on this rollout asked to stop."""
+    state, stopped = carry
+    agent = parts.actors.agent
+    new, health, metrics, _ = guarded_update(agent, state.agent, state.health, batch, noise, opt_step)
+    if agent.stop is None:
+        return (state._replace(agent=new, health=health), stopped), metrics
+    asked = agent.stop(new, metrics)
+    kept, metrics = tree_where(stopped, (state.agent, state.health), (new, health)), _left_out(metrics, stopped)
+    metrics = {**metrics, "stopped_updates": Total(stopped.astype(jnp.int32))}
+    return (state._replace(agent=kept[0], health=kept[1]), stopped | asked), metrics
+
+
+def _left_out(metrics: Metrics, stopped: Array) -> Metrics:
+    """Take the metrics of an update out of the count if it was left out."""
+    nothing = Stat(jnp.int32(0), jnp.float32(0), jnp.float32(math.inf), jnp.float32(-math.inf))
+    blank = lambda m: nothing if isinstance(m, Stat) else Total(jnp.int32(0))
+    return {name: tree_where(stopped, blank(m), m) for name, m in metrics.items()}
+
+
+# --- randomness -------------------------------------------------------------------------------------------------
+
+
+def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
+    collect_key, order_key, update_key = jax.random.split(fold(key, t), 3)
+    updates = jax.vmap(parts.actors.agent.draw_update)(jax.random.split(update_key, parts.updates))
+    return draw_steps(parts.actors, collect_key, parts.rollout), (_draw_order(parts, order_key), updates)
+
+
+def _draw_order(parts: _Parts, key: Key) -> Array:
+    """Draw the order of the units in every epoch, int32 `[epochs, units]`; with one minibatch there is none."""
+    if parts.minibatches == 1:
+        return jnp.zeros((parts.epochs, 1), jnp.int32)
+    bits = jax.random.bits(key, (parts.epochs, parts.units), jnp.uint32)
+    return jnp.argsort(bits, axis=-1).astype(jnp.int32)
