@@ -14,12 +14,14 @@ import jax
 import jax.numpy as jnp
 
 import jaxrl
-from benchmarks import harness, loops
+from benchmarks import harness, loops, plain_ppo
 from benchmarks.harness import Row
 from benchmarks.plain import Setting, plain_dqn
 from jaxrl.algos import build
 from jaxrl.config import preset
 from jaxrl.strategies.base import BLOCK
+from jaxrl.strategies.on_policy import minibatches_of
+from jaxrl.strategies.shuffle import random_orders
 
 
 class Effort(NamedTuple):
@@ -78,7 +80,10 @@ def dqn(case: str, shape: DQN, effort: Effort) -> list[Row]:
         "environment": (loops.environment(env, shape.num_envs), vector_steps),
         "acting": (loops.acting(env, shape.agent(), shape.num_envs), vector_steps),
         "replay": (loops.replay(shape.buffer(), whole.state, rows, updates), 1),
-        "update": (loops.update(env, shape.agent(), shape.buffer(), whole.state, rows), updates),
+        "update": (
+            loops.update(shape.agent()(env.spec), whole.state.agent, loops.replayed(shape.buffer(), whole.state, rows)),
+            updates,
+        ),
     }
     plain = plain_dqn(shape.plain())
     calls: dict[str, harness.Sample] = {
@@ -100,6 +105,84 @@ def dqn(case: str, shape: DQN, effort: Effort) -> list[Row]:
             plain_us=harness.spread(samples["plain"])[1],
             times_faster_than_plain=1 / harness.median_ratio(samples["whole"], samples["plain"]),
             ratio_to_update=harness.median_ratio(samples["whole"], samples["update"]),
+            kernels_per_iteration=loops.kernels_per_iteration(whole.compiled),
+            copies_per_iteration=loops.copies_per_iteration(whole.compiled),
+            **loops.memory(whole.compiled),
+            compile_s=whole.compile_s,
+            learnt=whole.learnt(),
+            settings=dict(strategy.settings or {}),
+        )
+    ]
+
+
+class PPO(NamedTuple):
+    """PPO as most peers have it."""
+
+    env: str = "CartPole-v1"
+    num_envs: int = 4
+    rollout: int = 128
+    epochs: int = 4
+    minibatches: int = 4
+    features: tuple[int, ...] = (64, 64)
+    slowness: int = 1
+    """Divides the optimisation steps of a call, where one takes long."""
+
+    def agent(self) -> Any:
+        return jaxrl.ppo(features=self.features)
+
+    def plain(self) -> plain_ppo.Setting:
+        spec = jaxrl.make_env(self.env).spec
+        return plain_ppo.Setting(spec, self.num_envs, self.rollout, self.epochs, self.minibatches, self.features)
+
+    def strategy(self) -> jaxrl.Strategy:
+        return jaxrl.on_policy(
+            jaxrl.make_env(self.env),
+            self.agent(),
+            num_envs=self.num_envs,
+            rollout=self.rollout,
+            epochs=self.epochs,
+            minibatches=self.minibatches,
+        )
+
+
+def ppo(case: str, shape: PPO, effort: Effort) -> list[Row]:
+    """Training against the sum of its parts, each measured alone beside it."""
+    strategy, env = shape.strategy(), jaxrl.make_env(shape.env)
+    whole, plain = loops.Training(strategy), plain_ppo.plain_ppo(shape.plain())
+    updates, steps = strategy.opt_steps_per_step, strategy.env_steps_per_step
+    iterations = max(1, effort.opt_steps // (updates * shape.slowness))
+    agent, state, rollout = loops.rollout_of(env, shape.agent(), shape.num_envs, shape.rollout)
+    assert agent.prepare is not None
+    prepared = jax.jit(agent.prepare)(state, rollout)
+    take = minibatches_of(prepared, shape.minibatches)
+    orders = random_orders(jax.random.key(3), 1, steps).reshape(shape.minibatches, -1)
+    parts = {
+        "environment": (loops.environment(env, shape.num_envs), shape.rollout),
+        "acting": (loops.acting(env, shape.agent(), shape.num_envs), shape.rollout),
+        "prepare": (loops.preparing(agent, state, rollout), 1),
+        "shuffle": (loops.shuffling(prepared, shape.epochs, shape.minibatches), 1),
+        "update": (loops.update(agent, state, jax.jit(jax.vmap(take))(orders)), updates),
+    }
+    calls: dict[str, harness.Sample] = {
+        "whole": lambda: whole.us(iterations),
+        "plain": lambda: plain.us(iterations) / updates,
+    }
+    for name, (loop, times) in parts.items():
+        calls[name] = lambda loop=loop, times=times: loop.us(iterations * times) * times / updates
+    samples = harness.interleave(calls, effort.repeats)
+    profile(case, whole, iterations, effort)
+    ceiling = [sum(column) for column in zip(*(samples[name] for name in parts), strict=True)]
+    return [
+        harness.row(
+            case,
+            samples["whole"],
+            ceiling,
+            steps / updates,
+            parts_us={name: harness.spread(samples[name])[1] for name in parts},
+            plain_us=harness.spread(samples["plain"])[1],
+            times_faster_than_plain=1 / harness.median_ratio(samples["whole"], samples["plain"]),
+            ratio_to_update=harness.median_ratio(samples["whole"], samples["update"]),
+            share_of_shuffle=harness.median_ratio(samples["shuffle"], samples["whole"]),
             kernels_per_iteration=loops.kernels_per_iteration(whole.compiled),
             copies_per_iteration=loops.copies_per_iteration(whole.compiled),
             **loops.memory(whole.compiled),
@@ -294,6 +377,14 @@ CASES: dict[str, Callable[[Effort], list[Row]]] = {
             "dqn-1024": DQN(num_envs=1024, opt_interval=1024, warmup=2_048),
             "dqn-small": DQN(features=(64, 64), batch_size=32),
             "dqn-conv": DQN("Breakout-MinAtar", 16, 16, batch_size=32, warmup=1_008, slowness=10),
+        }.items()
+    },
+    **{
+        name: partial(ppo, name, shape)
+        for name, shape in {
+            "ppo-4": PPO(),
+            "ppo-64": PPO(num_envs=64, slowness=5),
+            "ppo-1024": PPO(num_envs=1024, slowness=60),
         }.items()
     },
     "seeds-8": partial(seeds, "seeds-8", 8),

@@ -11,11 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxrl
-from jaxrl.agents import AgentMaker
+from jaxrl.agents import Agent, AgentMaker
 from jaxrl.buffers import Buffer
 from jaxrl.strategies.base import Strategy, fold, iterate
+from jaxrl.strategies.interaction import assemble, collect, draw_steps, open_scene
+from jaxrl.strategies.on_policy import last_steps, minibatches_of
+from jaxrl.strategies.shuffle import random_orders
 from jaxrl.training.program import compile_all
-from jaxrl.types import Array, PyTree, sample_space
+from jaxrl.types import Array, PyTree, Rollout, sample_space
 
 RESIDENT = 64
 """Batches between which the update alone goes round."""
@@ -140,23 +143,77 @@ def replay(buffer: Buffer, state: PyTree, rows: int, updates: int) -> Loop:
     return Loop(run, (jax.tree.map(jnp.copy, state.buffer), jnp.float32(0)))
 
 
-def update(env: jaxrl.Env, agent: AgentMaker, buffer: Buffer, state: PyTree, rows: int) -> Loop:
-    """Return the agent's update on batches that are there already, and change from one step to the next."""
-    bound = agent(env.spec)
+def replayed(buffer: Buffer, state: PyTree, rows: int) -> PyTree:
+    """Return `RESIDENT` batches sampled from the buffer of a training `state`, leaves `[RESIDENT, B, ...]`."""
     pushes = jnp.uint32(buffer.capacity(rows) // rows)
     keys = jax.random.split(jax.random.key(2), RESIDENT)
-    batches = jax.vmap(lambda k: buffer.sample(state.buffer, buffer.draw(k, pushes, rows)))(keys)
+    return jax.vmap(lambda k: buffer.sample(state.buffer, buffer.draw(k, pushes, rows)))(keys)
+
+
+def update(agent: Agent, state: PyTree, batches: PyTree) -> Loop:
+    """Return the agent's update on batches that are there already, and change from one step to the next."""
+    resident = jax.tree.leaves(batches)[0].shape[0]
 
     def learn(carry: PyTree, noise: PyTree, t: Array) -> PyTree:
         agent_state, seen = carry
-        place = (t % RESIDENT).astype(jnp.int32)
+        place = (t % resident).astype(jnp.int32)
         batch = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, place, keepdims=False), batches)
-        agent_state, metrics, _ = bound.update(agent_state, batch, noise, t)
+        agent_state, metrics, _ = agent.update(agent_state, batch, noise, t)
         return agent_state, seen + metrics["loss"]
 
-    draw = lambda key, t: bound.draw_update(fold(key, t))
+    draw = lambda key, t: agent.draw_update(fold(key, t))
     run = lambda carry, start, stop: iterate(draw, learn, jax.random.key(1), carry, start, stop)
-    return Loop(run, (jax.tree.map(jnp.copy, state.agent), jnp.float32(0)))
+    return Loop(run, (jax.tree.map(jnp.copy, state), jnp.float32(0)))
+
+
+# --- the parts of on-policy training -------------------------------------------------------------------------
+
+
+def rollout_of(env: jaxrl.Env, agent: AgentMaker, num_envs: int, steps: int) -> tuple[Agent, PyTree, Rollout]:
+    """Return an agent, a fresh state of it, and a rollout that it took."""
+    actors = assemble(env, agent, jaxrl.one_step(), num_envs)
+    state = actors.agent.init(jax.random.key(0))
+
+    def take(state: PyTree) -> Rollout:
+        scene, _ = open_scene(actors, state, jax.random.key(1))
+        noise = draw_steps(actors, jax.random.key(2), steps)
+        _, items, seen = collect(actors, state, jnp.uint32(0), scene, noise)
+        return Rollout(items, last_steps(items, seen))
+
+    return actors.agent, state, jax.jit(take)(state)
+
+
+def preparing(agent: Agent, state: PyTree, rollout: Rollout) -> Loop:
+    """Return the making of advantages and targets, for a rollout whose rewards change."""
+    assert agent.prepare is not None
+    prepare = agent.prepare
+
+    def turn(t: Array, carry: PyTree) -> PyTree:
+        # Carried and changed, lest XLA work it out once and for all.
+        rollout, seen = jax.tree.map(lambda x: x + (1e-6 * t).astype(x.dtype), carry)
+        made = prepare(state, rollout._replace(last=rollout.last > 0))
+        return rollout, seen + sum(x.sum().astype(jnp.float32) for x in jax.tree.leaves(made))
+
+    run = lambda carry, start, stop: jax.lax.fori_loop(start, stop, turn, carry)
+    return Loop(run, (rollout._replace(last=rollout.last.astype(jnp.float32)), jnp.float32(0)))
+
+
+def shuffling(prepared: PyTree, epochs: int, minibatches: int) -> Loop:
+    """Return the drawing of the orders of all epochs, and the gathering of their minibatches."""
+    units = jax.tree.leaves(prepared)[0].shape[0]
+
+    def turn(carry: PyTree, noise: PyTree, t: Array) -> PyTree:
+        items = jax.tree.map(lambda x: x + (1e-6 * t).astype(x.dtype), carry[0])
+        take, index = minibatches_of(items, minibatches), noise.reshape(epochs * minibatches, -1)
+
+        def part(seen: Array, index: Array) -> tuple[Array, None]:
+            return seen + sum(x.sum().astype(jnp.float32) for x in jax.tree.leaves(take(index).items)), None
+
+        return items, jax.lax.scan(part, carry[1], index)[0]
+
+    draw = lambda key, t: random_orders(fold(key, t), epochs, units)
+    run = lambda carry, start, stop: iterate(draw, turn, jax.random.key(1), carry, start, stop)
+    return Loop(run, (jax.tree.map(jnp.copy, prepared), jnp.float32(0)))
 
 
 # --- what a profiler sees ------------------------------------------------------------------------------------

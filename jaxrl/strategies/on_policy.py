@@ -1,6 +1,7 @@
 """On-policy training: collect a rollout, prepare it, learn from it for some epochs, and drop it; one pure step."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import AgentMaker
-from jaxrl.buffers.rows import layout_of, pack, unpack
+from jaxrl.buffers.rows import Layout, layout_of, pack, unpack
 from jaxrl.envs.base import Env, VecEnvState
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.processors.base import Processor
@@ -28,6 +29,7 @@ from jaxrl.strategies.interaction import (
     retune,
     settings_of,
 )
+from jaxrl.strategies.shuffle import random_orders
 from jaxrl.types import Array, Batch, Key, Metrics, PyTree, Rollout, Stat, Total, Transition, tree_where
 
 
@@ -158,13 +160,7 @@ def _learn(
     parts: _Parts, state: OnPolicyState, prepared: PyTree, noise: PyTree, first_opt: Array
 ) -> tuple[OnPolicyState, Metrics]:
     """Make all epochs over the items `prepared`, leaves `[units, ...]`."""
-    if parts.minibatches == 1:
-        batch = Batch(prepared, jnp.arange(parts.units), jnp.ones(parts.units))
-        take = lambda index: batch
-    else:
-        layout = layout_of(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), prepared))
-        rows = pack(layout, prepared)
-        take = lambda index: _rows(layout, rows, index)
+    take = minibatches_of(prepared, parts.minibatches)
 
     def update(carry: tuple[OnPolicyState, Array], noise: PyTree, opt_step: Array) -> Any:
         index, agent_noise = noise
@@ -176,7 +172,16 @@ def _learn(
     return state, metrics
 
 
-def _rows(layout: Any, words: dict[str, Array], index: Array) -> Batch:
+def minibatches_of(prepared: PyTree, minibatches: int) -> Callable[[Array], Batch]:
+    """Return what makes a batch of the places `[B]` of items `[units, ...]`; of one minibatch, always all of them."""
+    units = jax.tree.leaves(prepared)[0].shape[0]
+    if minibatches == 1:
+        return lambda index: Batch(prepared, jnp.arange(units), jnp.ones(units))
+    layout = layout_of(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), prepared))
+    return partial(_gather, layout, pack(layout, prepared))
+
+
+def _gather(layout: Layout, words: dict[str, Array], index: Array) -> Batch:
     taken = jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds", unique_indices=True), words)
     return Batch(unpack(layout, taken), index, jnp.ones(index.shape))
 
@@ -209,12 +214,6 @@ def _left_out(metrics: Metrics, stopped: Array) -> Metrics:
 def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
     collect_key, order_key, update_key = jax.random.split(fold(key, t), 3)
     updates = jax.vmap(parts.actors.agent.draw_update)(jax.random.split(update_key, parts.updates))
-    return draw_steps(parts.actors, collect_key, parts.rollout), (_draw_order(parts, order_key), updates)
-
-
-def _draw_order(parts: _Parts, key: Key) -> Array:
-    """Draw the order of the units in every epoch, int32 `[epochs, units]`; with one minibatch there is none."""
-    if parts.minibatches == 1:
-        return jnp.zeros((parts.epochs, 1), jnp.int32)
-    bits = jax.random.bits(key, (parts.epochs, parts.units), jnp.uint32)
-    return jnp.argsort(bits, axis=-1).astype(jnp.int32)
+    # With one minibatch there is no order.
+    order = random_orders(order_key, parts.epochs, parts.units if parts.minibatches > 1 else 1)
+    return draw_steps(parts.actors, collect_key, parts.rollout), (order, updates)

@@ -1,5 +1,6 @@
 """Promise 13: what one environment breaks reaches neither the agent nor the buffer nor the other environments."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -68,3 +69,19 @@ def test_nothing_that_is_not_finite_is_in_the_buffer_or_the_agent(part: str) -> 
         assert np.isfinite(np.asarray(leaf, float)).all()
     weights = np.asarray(result.state.buffer.items.weight)
     assert 0 < weights.sum() < weights.size
+
+
+@pytest.mark.parametrize("part", ["obs", "reward"])
+@pytest.mark.parametrize("agent", [jaxrl.ppo, jaxrl.a2c, jaxrl.reinforce, jaxrl.pqn, partial(jaxrl.ppo, core="gru")])
+def test_nothing_that_is_not_finite_reaches_an_agent_that_learns_on_policy(part: str, agent: Any) -> None:
+    memory = jaxrl.MemoryRecorder()
+    processor = jaxrl.chain(jaxrl.normalise_obs(), jaxrl.normalise_reward(), jaxrl.one_step())
+    strategy = jaxrl.on_policy(
+        fragile(part), agent(features=(8,)), processor=processor, num_envs=4, rollout=8, minibatches=2
+    )
+    result = jaxrl.Trainer(strategy, max_opts=80, eval_interval=0, eval_episodes=0, recorders=[memory]).train()
+    row = memory.rows[-1]
+    assert row["invalid_steps"] > 20
+    assert row["skipped_updates"] == 0
+    for leaf in jax.tree.leaves((result.state.processor, result.state.agent)):
+        assert np.isfinite(np.asarray(leaf, float)).all()

@@ -1,0 +1,45 @@
+"""Orders in which a rollout is learnt from, without sorting.
+
+On a CPU, sorting random words takes longer than a whole epoch of small networks: 130 ms for 131 072 of them. A Feistel
+network on the places needs no comparison and no more than a few random words: 1 ms.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.types import Array, Key, below
+
+ROUNDS = 6
+"""Two more than suffice to make the result indistinguishable from a random order by looking at places (Luby and Rackoff
+1988, https://doi.org/10.1137/0217022), as the sides are small."""
+NARROW = 8
+"""With fewer rows or columns than this there is too little to mix, and a sort is used."""
+
+
+def random_orders(key: Key, count: int, units: int) -> Array:
+    """Draw `count` orders of the places `0 .. units-1`, int32 `[count, units]`; the key is consumed.
+
+    The places are laid out as a rectangle. In turn every row is shifted round by a random number of its own, then every
+    column, and so on (the generalised Feistel network of Black and Rogaway 2002, https://doi.org/10.1007/3-540-45760-7_9).
+    Each shift can be taken back, so every place occurs once, whatever the numbers.
+    """
+    rows = next(d for d in range(math.isqrt(units), 0, -1) if units % d == 0)
+    columns = units // rows
+    if rows < NARROW:
+        return jnp.argsort(jax.random.bits(key, (count, units), jnp.uint32), axis=-1).astype(jnp.int32)
+    place = jnp.broadcast_to(jnp.arange(units, dtype=jnp.int32), (count, units))
+    row, column = place // columns, place % columns
+    for i, round_key in enumerate(jax.random.split(key, ROUNDS)):
+        if i % 2:
+            column = _shifted(round_key, column, columns, row, rows)
+        else:
+            row = _shifted(round_key, row, rows, column, columns)
+    return row * columns + column
+
+
+def _shifted(key: Key, moved: Array, size: int, by: Array, lines: int) -> Array:
+    """Shift `moved`, of `0 .. size-1`, round by a random number for each of the `lines` that `by` names."""
+    shift = below(key, (moved.shape[0], lines), size).astype(jnp.int32)
+    return (moved + jnp.take_along_axis(shift, by, axis=1, mode="promise_in_bounds")) % size

@@ -1,0 +1,199 @@
+"""The losses of policies and values, worked by hand and against RLax, and what an update makes of them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import rlax
+
+from jaxrl.agents import ppo
+from jaxrl.agents.actor_critic import standardise
+from jaxrl.agents.losses import clipped_surrogate, value_loss
+from jaxrl.types import Batch, Box, Discrete, EnvSpec, Rollout, Transition
+
+MODES = {"jit": jax.jit, "no jit": lambda f: f}
+CLIP = 0.25
+"""A quarter and small whole numbers keep every product exact in float32."""
+
+
+@pytest.fixture(params=MODES)
+def mode(request):
+    return MODES[request.param]
+
+
+# --- the surrogate ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss"),
+    [
+        (1.0, 2.0, -2.0),
+        (1.125, 2.0, -1.125 * 2.0),
+        (1.5, 2.0, -1.25 * 2.0),
+        (0.875, 2.0, -0.875 * 2.0),
+        (0.5, 2.0, -0.5 * 2.0),
+        (1.0, -2.0, 2.0),
+        (1.125, -2.0, 1.125 * 2.0),
+        (1.5, -2.0, 1.5 * 2.0),
+        (0.875, -2.0, 0.875 * 2.0),
+        (0.5, -2.0, 0.75 * 2.0),
+        (1.5, 0.0, 0.0),
+    ],
+)
+def test_the_surrogate_is_that_worked_by_hand(mode, ratio, advantage, loss):
+    assert mode(clipped_surrogate)(jnp.float32(ratio), jnp.float32(advantage), CLIP) == loss
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "slope"),
+    [(1.0, 2.0, -2.0), (1.5, 2.0, 0.0), (0.5, 2.0, -2.0), (1.0, -2.0, 2.0), (1.5, -2.0, 2.0), (0.5, -2.0, 0.0)],
+)
+def test_the_surrogate_is_flat_only_where_the_ratio_went_too_far_in_the_right_direction(mode, ratio, advantage, slope):
+    assert mode(jax.grad(clipped_surrogate))(jnp.float32(ratio), jnp.float32(advantage), CLIP) == slope
+
+
+@pytest.mark.parametrize("clip", [0.1, 0.2, 0.5])
+def test_the_surrogate_and_its_gradient_are_those_of_rlax(mode, clip):
+    rng = np.random.default_rng(0)
+    ratio = jnp.asarray(rng.uniform(0.3, 2.0, 256), jnp.float32)
+    advantage = jnp.asarray(rng.normal(size=256), jnp.float32)
+    ours = mode(jax.value_and_grad(lambda r: clipped_surrogate(r, advantage, clip).mean()))(ratio)
+    theirs = jax.value_and_grad(lambda r: rlax.clipped_surrogate_pg_loss(r, advantage, clip))(ratio)
+    np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5)
+    np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-5, atol=1e-8)
+    unclipped = -(ratio * advantage).mean()
+    assert ours[0] > unclipped + 0.01
+
+
+# --- the value ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "loss"),
+    [
+        (0.125, 0.5 * 0.875**2),  # within the clip: as it is
+        (0.25, 0.5 * 0.75**2),
+        (0.75, 0.5 * 0.75**2),  # beyond, towards the target: as if held at 0.25
+        (1.0, 0.5 * 0.75**2),
+        (-1.0, 0.5 * 2.0**2),  # beyond, away from the target: as it is
+        (3.0, 0.5 * 2.0**2),  # beyond the target, and farther from it than 0.25 is
+    ],
+)
+def test_the_value_loss_is_that_worked_by_hand(mode, value, loss):
+    """The value was 0 before, and should be 1."""
+    assert mode(value_loss)(jnp.float32(value), jnp.float32(0.0), jnp.float32(1.0), CLIP) == loss
+
+
+@pytest.mark.parametrize(("value", "slope"), [(0.125, -0.875), (0.75, 0.0), (-1.0, -2.0), (3.0, 2.0)])
+def test_the_value_loss_is_flat_only_beyond_the_clip_towards_the_target(mode, value, slope):
+    assert mode(jax.grad(value_loss))(jnp.float32(value), jnp.float32(0.0), jnp.float32(1.0), CLIP) == slope
+
+
+def test_the_value_is_held_about_the_old_value_and_not_about_zero(mode):
+    loss = mode(value_loss)(jnp.float32(9.0), jnp.float32(8.0), jnp.float32(10.0), CLIP)
+    assert loss == 0.5 * (8.25 - 10.0) ** 2
+
+
+# --- advantages ---------------------------------------------------------------------------------------------------
+
+
+def test_standardised_advantages_have_mean_0_and_deviation_1(mode):
+    x = jnp.asarray(np.random.default_rng(1).normal(5.0, 3.0, 500), jnp.float32)
+    out = mode(standardise)(x, jnp.ones(500))
+    np.testing.assert_allclose([out.mean(), out.std()], [0.0, 1.0], atol=1e-5)
+    np.testing.assert_array_equal(np.argsort(out), np.argsort(x))
+
+
+def test_entries_of_weight_0_do_not_count_when_advantages_are_standardised(mode):
+    x, weight = jnp.array([1.0, 1e6, 3.0, -1e6, 5.0]), jnp.array([1.0, 0.0, 1.0, 0.0, 1.0])
+    out = mode(standardise)(x, weight)[jnp.array([0, 2, 4])]
+    deviation = ((2**2 + 0 + 2**2) / 3) ** 0.5
+    np.testing.assert_allclose(out, [-2 / deviation, 0.0, 2 / deviation], atol=1e-6)
+
+
+def test_standardising_sequences_looks_at_all_of_them_at_once(mode):
+    x = jnp.array([[0.0, 2.0], [4.0, 6.0]])
+    out = mode(standardise)(x, jnp.ones((2, 2)))
+    np.testing.assert_allclose(out, (np.asarray(x) - 3) / 5**0.5, atol=1e-6)
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.0])
+def test_equal_advantages_and_no_advantages_at_all_standardise_to_finite_numbers(mode, weight):
+    out = mode(standardise)(jnp.full(4, 7.0), jnp.full(4, weight))
+    assert np.isfinite(out).all()
+    if weight:
+        np.testing.assert_array_equal(out, np.zeros(4))
+
+
+# --- updates ------------------------------------------------------------------------------------------------------
+
+BOX = Box(-1.0, 1.0, (4,))
+SPECS = {
+    "discrete": EnvSpec("Toy", BOX, Discrete(3)),
+    "continuous": EnvSpec("Toy", BOX, Box(-2.0, 2.0, (2,))),
+}
+T, N = 8, 2
+
+
+@pytest.fixture(params=SPECS)
+def spec(request):
+    return SPECS[request.param]
+
+
+def an_agent(spec, **settings):
+    plain = {"optimizer": "sgd", "lr": 0.5, "max_grad_norm": 1e9, "normalise": "none", "features": (8,)}
+    return ppo(**{**plain, **settings})(spec)
+
+
+def beginning(agent, weight=None):
+    """Return a fresh state, and steps on random observations as this policy takes them, ready to be learnt from."""
+    rng = np.random.default_rng(0)
+    obs, next_obs = rng.normal(size=(2, T, N, 4)).astype(np.float32)
+    reward = rng.normal(size=(T, N)).astype(np.float32)
+    weight = np.ones((T, N), np.float32) if weight is None else weight
+    last = np.arange(T * N).reshape(T, N) >= (T - 1) * N
+
+    def begin(key):
+        state = agent.init(key)
+        by_time = lambda x: x.reshape(T, N, *x.shape[1:])
+        noise = agent.draw_act(key, T * N)
+        acted = agent.act(state, jnp.asarray(obs.reshape(T * N, 4)), noise, jnp.uint32(0), "explore")
+        action, extras = jax.tree.map(by_time, acted)
+        items = Transition(*jax.tree.map(jnp.asarray, (obs, action, reward, 0.9 * np.ones_like(reward), next_obs)))
+        return state, agent.prepare(state, Rollout(items._replace(extras=extras, weight=jnp.asarray(weight)), last))
+
+    return jax.jit(begin)(jax.random.key(1))
+
+
+def updating(agent):
+    batch = lambda sample: Batch(sample, jnp.arange(T * N), jnp.ones(T * N))
+    return jax.jit(lambda state, sample: agent.update(state, batch(sample), (), jnp.uint32(0))[:2])
+
+
+def test_the_clipped_surrogate_makes_the_update_of_the_plain_one_only_at_ratio_1(spec):
+    clipped, plain = (an_agent(spec, surrogate=surrogate) for surrogate in ("clipped", "plain"))
+    update_ppo, update_a2c = updating(clipped), updating(plain)
+    before, sample = beginning(clipped)
+    (of_ppo, metrics), (of_a2c, _) = update_ppo(before, sample), update_a2c(before, sample)
+    assert metrics["clip_fraction"] == 0
+    np.testing.assert_allclose(metrics["approx_kl"], 0.0, atol=1e-6)
+    assert np.abs(of_ppo.params.vector - before.params.vector).max() > 0.01
+    np.testing.assert_allclose(of_ppo.params.vector, of_a2c.params.vector, atol=1e-6)
+    # The same steps once more: the policy is no longer the one that took them.
+    (of_ppo, metrics), (of_a2c, _) = update_ppo(of_ppo, sample), update_a2c(of_ppo, sample)
+    assert metrics["approx_kl"] > 1e-3
+    assert np.abs(of_ppo.params.vector - of_a2c.params.vector).max() > 1e-3
+
+
+def test_nothing_is_learnt_from_a_step_of_weight_0(spec):
+    agent = an_agent(spec, normalise="minibatch")
+    weight = np.ones((T, N), np.float32)
+    weight[3, 1] = 0
+    before, sample = beginning(agent, weight)
+    (row,) = np.flatnonzero(sample.weight == 0)
+    new = {"advantage": 50.0, "target": -50.0, "log_prob": -2.0, "value": 9.0, "obs": 0.5}
+    change = lambda row: sample._replace(**{k: getattr(sample, k).at[row].set(v) for k, v in new.items()})
+    update = updating(agent)
+    after, unlike, other = (update(before, x)[0].params.vector for x in (sample, change(row), change(row - 1)))
+    np.testing.assert_allclose(after, unlike, atol=1e-6)
+    assert np.abs(after - other).max() > 1e-2

@@ -1,0 +1,436 @@
+"""Running normalisation: exact moments, what the policy sees by them, and rewards against numbers worked by hand."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys_closed_form import counting_env
+from toys_envs import counting, rollout
+
+from jaxrl.agents import Agent
+from jaxrl.envs import Env, TimeStep, vectorise
+from jaxrl.processors import Processor, begin, chain, frame_stack, normalise_obs, normalise_reward, one_step
+from jaxrl.processors.normalise import Moments, merge, no_moments
+from jaxrl.strategies import on_policy
+from jaxrl.types import Box, EnvSpec, Step
+
+ROWS = np.random.default_rng(0).normal(3.0, 2.0, (24, 3)).astype(np.float32)
+
+
+# --- moments ------------------------------------------------------------------------------------------------------
+
+
+def merged(chunks: list[np.ndarray]) -> Moments:
+    """Take in `chunks` one after the other."""
+    moments = no_moments(chunks[0].shape[1:])
+    for chunk in chunks:
+        moments = merge(moments, jnp.asarray(chunk))
+    return moments
+
+
+def assert_moments_of(moments: Moments, rows: np.ndarray, rtol: float = 1e-5) -> None:
+    rows = rows.astype(np.float64)
+    assert float(moments.count) == len(rows)
+    np.testing.assert_allclose(moments.mean, rows.mean(0), rtol=rtol)
+    np.testing.assert_allclose(moments.variance, rows.var(0), rtol=rtol)
+
+
+@pytest.mark.parametrize("sizes", [[24], [1] * 24, [1, 23], [23, 1], [5, 7, 12], [8, 0, 16], [2, 3, 5, 14]], ids=str)
+def test_moments_are_those_of_all_rows_however_they_were_cut(sizes: list[int]) -> None:
+    assert_moments_of(merged(np.split(ROWS, np.cumsum(sizes)[:-1])), ROWS)
+
+
+def test_rows_may_be_single_numbers_or_pictures() -> None:
+    for shape in ((24, 3), (24,), (6, 2, 3, 2)):
+        rows = ROWS.ravel()[: np.prod(shape)].reshape(shape)
+        assert_moments_of(merged(np.split(rows, 2)), rows)
+
+
+def test_rows_outside_the_mask_are_left_out() -> None:
+    where = np.arange(24) % 3 != 1
+    spoilt = np.where(where[:, None], ROWS, 1e9).astype(np.float32)
+    moments = merge(no_moments((3,)), jnp.asarray(spoilt[:10]), jnp.asarray(where[:10]))
+    moments = merge(moments, jnp.asarray(spoilt[10:]), jnp.asarray(where[10:]))
+    assert_moments_of(moments, ROWS[where])
+
+
+def test_a_mask_without_rows_changes_nothing() -> None:
+    before = merged([ROWS])
+    for start in (before, no_moments((3,))):
+        after = merge(start, jnp.asarray(ROWS), jnp.zeros(24, bool))
+        for a, b in zip(after, start, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_a_mean_far_from_zero_costs_no_accuracy() -> None:
+    """A sum of squares less the square of a sum would have nothing left of the variance here."""
+    rows = (ROWS + np.float32(10_000)).astype(np.float32)
+    assert_moments_of(merged(np.split(rows, 8)), rows, rtol=1e-3)
+
+
+def test_many_small_merges_stay_exact() -> None:
+    rows = np.random.default_rng(1).normal(-5.0, 0.5, (20_000, 4)).astype(np.float32)
+    many, _ = jax.jit(lambda x: jax.lax.scan(lambda m, chunk: (merge(m, chunk), ()), no_moments(()), x))(rows)
+    assert_moments_of(many, rows.ravel(), rtol=1e-3)
+
+
+def test_the_variance_is_one_before_there_are_two_rows() -> None:
+    np.testing.assert_array_equal(no_moments((3,)).variance, [1, 1, 1])
+    np.testing.assert_array_equal(merged([ROWS[:1]]).variance, [1, 1, 1])
+
+
+# --- observations ---------------------------------------------------------------------------------------------------
+
+
+def random_steps(steps: int = 12, num_envs: int = 4, shape: tuple[int, ...] = (2,), seed: int = 0) -> tuple[Any, Step]:
+    """Make first observations and steps of which some end an episode, with observations far from 0 and 1."""
+    rng = np.random.default_rng(seed)
+    draw = lambda *lead: rng.normal(5.0, 3.0, (*lead, *shape)).astype(np.float32)
+    ends = rng.choice(3, (steps, num_envs), p=[0.6, 0.2, 0.2])
+    final_obs = draw(steps, num_envs)
+    return draw(num_envs), Step(
+        action=np.zeros((steps, num_envs), np.int32),
+        extras=(),
+        reward=np.ones((steps, num_envs), np.float32),
+        terminated=ends == 1,
+        truncated=ends == 2,
+        final_obs=final_obs,
+        obs=np.where((ends > 0).reshape(steps, num_envs, *(1,) * len(shape)), draw(steps, num_envs), final_obs),
+        valid=np.ones((steps, num_envs), bool),
+    )
+
+
+def run(processor: Processor, first: Any, steps: Step) -> tuple[Any, Any, Any]:
+    """Return what the policy sees, `[T + 1, N, ...]`, the transitions, and the state after every step."""
+
+    def body(state: Any, step: Step) -> tuple[Any, Any]:
+        new, out = processor.process(state, step)
+        return new, (processor.observe(new), out, new)
+
+    def scan(first: Any, steps: Step) -> Any:
+        state = begin(processor, first, jax.tree.map(lambda x: x[0], steps.action), steps.extras)
+        _, (seen, out, states) = jax.lax.scan(body, state, steps)
+        join = lambda a, b: jnp.concatenate([a[None], b])
+        both = (processor.observe(state), state), (seen, states)
+        return jax.tree.map(join, *both), out
+
+    (seen, states), out = jax.tree.map(np.asarray, jax.jit(scan)(first, steps))
+    return seen, out, states
+
+
+def scaled(x: np.ndarray, history: np.ndarray) -> np.ndarray:
+    """Scale `x` by the moments of `history` `[T, N, ...]`."""
+    rows = history.reshape(-1, *history.shape[2:]).astype(np.float64)
+    return np.clip((x - rows.mean(0)) / np.sqrt(rows.var(0) + 1e-8), -10, 10)
+
+
+OBS_ONLY = chain(normalise_obs(), one_step())
+
+
+def test_the_policy_sees_observations_scaled_by_the_moments_so_far() -> None:
+    first, steps = random_steps()
+    seen, _, _ = run(OBS_ONLY, first, steps)
+    history = np.concatenate([first[None], steps.obs])
+    for t in range(len(history)):
+        np.testing.assert_allclose(seen[t], scaled(history[t], history[: t + 1]), rtol=1e-4, atol=1e-5)
+
+
+def test_all_that_was_seen_so_far_has_mean_zero_and_deviation_one() -> None:
+    """In a single vector step over many environments what the policy sees is the whole history."""
+    first, _ = random_steps(num_envs=500)
+    seen = OBS_ONLY.observe(begin(OBS_ONLY, jnp.asarray(first), jnp.zeros(500, jnp.int32), ()))
+    np.testing.assert_allclose(np.mean(seen, 0), [0, 0], atol=1e-5)
+    np.testing.assert_allclose(np.std(seen, 0), [1, 1], rtol=1e-5)
+
+
+def test_a_transition_begins_with_what_the_policy_saw() -> None:
+    first, steps = random_steps()
+    seen, out, _ = run(OBS_ONLY, first, steps)
+    np.testing.assert_array_equal(out.obs, seen[:-1])
+
+
+def test_the_successor_is_scaled_by_the_same_moments_as_what_the_policy_sees_next() -> None:
+    first, steps = random_steps()
+    seen, out, _ = run(OBS_ONLY, first, steps)
+    history = np.concatenate([first[None], steps.obs])
+    for t in range(len(steps.reward)):
+        expected = scaled(steps.final_obs[t], history[: t + 2])
+        np.testing.assert_allclose(out.next_obs[t], expected, rtol=1e-4, atol=1e-5)
+    going_on = ~(steps.terminated | steps.truncated)
+    assert 0 < going_on.mean() < 1
+    np.testing.assert_array_equal(out.next_obs[going_on], seen[1:][going_on])
+
+
+def test_every_observation_counts_once_also_the_first() -> None:
+    first, steps = random_steps(steps=5, num_envs=3)
+    _, _, states = run(OBS_ONLY, first, steps)
+    ((moments,), *_) = OBS_ONLY.learnt(states)
+    np.testing.assert_array_equal(moments.count, 3 * (np.arange(6) + 1))
+    np.testing.assert_allclose(moments.mean[0], first.mean(0), rtol=1e-5)
+
+
+def test_whole_numbers_pixels_and_flags_stay_as_they_are() -> None:
+    rng = np.random.default_rng(0)
+    leaf = {
+        "number": rng.integers(0, 9, (4,), np.int32),
+        "pixels": rng.integers(0, 256, (4, 3, 3, 1), np.uint8),
+        "flag": rng.random((4, 2)) < 0.5,
+    }
+    for name, x in leaf.items():
+        seen = OBS_ONLY.observe(begin(OBS_ONLY, jnp.asarray(x), jnp.zeros(4, jnp.int32), ()))
+        assert seen.dtype == x.dtype, name
+        np.testing.assert_array_equal(seen, x)
+
+
+def test_every_leaf_of_a_dict_has_moments_of_its_own() -> None:
+    first, steps = random_steps(shape=(3,))
+    as_dict = lambda x: {
+        "near": x[..., :2],
+        "far": 1_000 * x[..., 2],
+        "id": np.arange(x.size // 3, dtype=np.int32).reshape(x.shape[:-1]),
+    }
+    pairs = as_dict(first), steps._replace(obs=as_dict(steps.obs), final_obs=as_dict(steps.final_obs))
+    seen, out, _ = run(OBS_ONLY, *pairs)
+    plain, plain_out, _ = run(OBS_ONLY, first, steps)
+    for whole, parts in ((plain, seen), (plain_out.next_obs, out.next_obs)):
+        np.testing.assert_allclose(parts["near"], whole[..., :2], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(parts["far"], whole[..., 2], rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(seen["id"][1:], pairs[1].obs["id"])
+    np.testing.assert_array_equal(out.next_obs["id"], pairs[1].final_obs["id"])
+
+
+def test_what_lies_far_out_is_clipped_at_ten_deviations() -> None:
+    """Of 400 rows one can lie at most `sqrt(399)`, about 20, deviations out."""
+    for outlier, seen_as in ((1e6, 10.0), (-1e6, -10.0)):
+        first = jnp.zeros((400, 1)).at[7].set(outlier)
+        seen = OBS_ONLY.observe(begin(OBS_ONLY, first, jnp.zeros(400, jnp.int32), ()))
+        assert float(seen[7, 0]) == seen_as
+        assert float(jnp.abs(jnp.delete(seen, 7, axis=0)).max()) < 0.1
+
+
+def test_an_observation_that_never_changes_is_seen_as_zero() -> None:
+    seen = OBS_ONLY.observe(begin(OBS_ONLY, jnp.full((8, 2), 3.5), jnp.zeros(8, jnp.int32), ()))
+    np.testing.assert_array_equal(seen, np.zeros((8, 2)))
+
+
+def test_the_space_keeps_its_shape() -> None:
+    assert chain(frame_stack(3), normalise_obs(), one_step()).space(Box(-1.0, 1.0, (2,))).shape == (6,)
+
+
+# --- frozen ----------------------------------------------------------------------------------------------------------
+
+
+def learnt_from(processor: Processor, seed: int = 0) -> tuple[Any, np.ndarray]:
+    """Return what `processor` learns of random steps, and all the observations that it was shown."""
+    first, steps = random_steps(seed=seed)
+    _, _, states = run(processor, first, steps)
+    return processor.learnt(jax.tree.map(lambda x: x[-1], states)), np.concatenate([first[None], steps.obs])
+
+
+def test_a_frozen_processor_scales_by_what_was_learnt() -> None:
+    learnt, history = learnt_from(OBS_ONLY)
+    first, steps = random_steps(seed=1)
+    seen, out, _ = run(OBS_ONLY.freeze(learnt), first, steps)
+    np.testing.assert_allclose(seen, scaled(np.concatenate([first[None], steps.obs]), history), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(out.next_obs, scaled(steps.final_obs, history), rtol=1e-4, atol=1e-5)
+
+
+def test_a_frozen_processor_never_changes() -> None:
+    learnt, _ = learnt_from(OBS_ONLY)
+    first, steps = random_steps(seed=1)
+    again = jax.tree.map(lambda x: np.concatenate([x, x * np.asarray(100, x.dtype), x]), steps._replace(extras=()))
+    seen, _, _ = run(OBS_ONLY.freeze(learnt), first, again)
+    np.testing.assert_array_equal(seen[1:13], seen[25:37])
+
+
+def echo(spec: EnvSpec) -> Agent:
+    """Make an agent whose action is what it sees, and which learns nothing."""
+    return Agent(
+        "echo",
+        init=lambda key: jnp.zeros(()),
+        act=lambda state, obs, noise, opt_step, mode: (obs, ()),
+        update=lambda state, batch, noise, opt_step: (state, {}, jnp.zeros(batch.weight.shape)),
+        draw_act=lambda key, num_envs: (),
+        draw_update=lambda key: (),
+        strip=lambda state: state,
+        prepare=lambda state, rollout: rollout.items.reward.reshape(-1),
+    )
+
+
+def wandering() -> Env:
+    """Start far from 0 and walk on at random whatever one does; nothing ends."""
+    space = Box(-1e9, 1e9, (2,))
+
+    def step(state: Any, action: Any, noise: Any) -> Any:
+        state = state + noise
+        return state, TimeStep(state, 1.0, False)
+
+    first = lambda key: 50 + 10 * jax.random.normal(key, (2,))
+    reset = lambda key: (first(key), first(key))
+    return Env(EnvSpec("Wandering", space, space), reset, step, lambda key: jax.random.normal(key, (2,)))
+
+
+def test_the_policy_acts_on_observations_scaled_by_the_moments_of_training() -> None:
+    strategy = on_policy(wandering(), echo, processor=OBS_ONLY, num_envs=4, rollout=10, epochs=1, minibatches=1)
+    state = jax.jit(strategy.init)(jax.random.key(0))
+    step = jax.jit(lambda s, t: strategy.step(s, strategy.draw(s.key, t), t)[0])
+    for t in range(2):
+        state = step(state, jnp.uint32(t))
+    params = strategy.policy.params(state)
+    ((moments,), *_) = params.processor
+    assert float(moments.count) == 4 * (2 * 10 + 1)
+    obs = jnp.array([[50.0, 40.0], [0.0, 60.0]])
+    expected = (obs - moments.mean[None]) / jnp.sqrt(moments.variance)[None]
+    carry, action = strategy.policy.act(params, strategy.policy.begin(params, obs))
+    np.testing.assert_allclose(action, expected, rtol=1e-4)
+    never = jnp.zeros(2, bool)
+    later = strategy.policy.observe(params, carry, Step(action, (), jnp.ones(2), never, never, obs[::-1], obs[::-1]))
+    np.testing.assert_allclose(strategy.policy.act(params, later)[1], expected[::-1], rtol=1e-4)
+
+
+# --- with stacked frames ---------------------------------------------------------------------------------------------
+
+
+def test_a_stack_holds_the_frames_as_they_were_seen() -> None:
+    first, steps = random_steps()
+    single, _, _ = run(OBS_ONLY, first, steps)
+    stacked, out, _ = run(chain(normalise_obs(), frame_stack(2), one_step()), first, steps)
+    done = steps.terminated | steps.truncated
+    older = np.where(done[..., None], single[1:], stacked[:-1, :, 2:])
+    np.testing.assert_allclose(stacked[0], np.concatenate([single[0]] * 2, -1), rtol=1e-5)
+    np.testing.assert_allclose(stacked[1:], np.concatenate([older, single[1:]], -1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(out.next_obs[..., :2], single[:-1], rtol=1e-5, atol=1e-6)
+
+
+def test_whole_stacks_can_be_normalised() -> None:
+    first, steps = random_steps()
+    stacks, _, _ = run(chain(frame_stack(2), one_step()), first, steps)
+    seen, _, _ = run(chain(frame_stack(2), normalise_obs(), one_step()), first, steps)
+    for t in range(len(stacks)):
+        np.testing.assert_allclose(seen[t], scaled(stacks[t], stacks[: t + 1]), rtol=1e-4, atol=1e-5)
+
+
+def test_a_frozen_chain_still_stacks() -> None:
+    processor = chain(normalise_obs(), frame_stack(2), normalise_reward(), one_step())
+    learnt, history = learnt_from(processor)
+    first, steps = random_steps(seed=1)
+    seen, _, _ = run(processor.freeze(learnt), first, steps)
+    single = scaled(np.concatenate([first[None], steps.obs]), history)
+    assert seen.shape[-1] == 4
+    np.testing.assert_allclose(seen[..., 2:], single, rtol=1e-4, atol=1e-5)
+
+
+# --- rewards ---------------------------------------------------------------------------------------------------------
+
+
+def paid(rewards: Any, terminated: Any = (), truncated: Any = (), invalid: Any = (), discount: float = 0.5) -> Any:
+    """Pay `rewards` `[T, N]`; the rest are pairs `(t, n)`. Return the rewards of the transitions."""
+    rewards = np.array(rewards, np.float32)
+    flags = []
+    for places in (terminated, truncated, invalid):
+        flag = np.zeros(rewards.shape, bool)
+        flag[tuple(np.array(places, int).reshape(-1, 2).T)] = True
+        flags.append(flag)
+    obs = np.zeros((*rewards.shape, 1), np.float32)
+    steps = Step(np.zeros(rewards.shape, np.int32), (), rewards, *flags[:2], obs, obs, valid=~flags[2])
+    _, out, _ = run(chain(normalise_reward(discount), one_step(discount)), obs[0], steps)
+    return out.reward
+
+
+def divided(rewards: list, returns: list) -> np.ndarray:
+    """Divide each row of `rewards` by the deviation of all `returns` up to it; `None` marks what does not count."""
+    rows = []
+    for t, row in enumerate(rewards):
+        so_far = [x for earlier in returns[: t + 1] for x in earlier if x is not None]
+        rows.append(np.clip(np.array(row) / np.sqrt(np.var(so_far) + 1e-8), -10, 10))
+    return np.array(rows)
+
+
+def test_rewards_are_divided_by_the_deviation_of_discounted_sums() -> None:
+    """With two environments: 1 and 3 have deviation 1; 1, 3, 2.5 and 1.5 have variance 5/8."""
+    rewards = [[1, 3], [2, 0], [4, -1]]
+    came = paid(rewards)
+    np.testing.assert_allclose(came[0], [1, 3], rtol=1e-5)
+    np.testing.assert_allclose(came[1], [2 / 0.625**0.5, 0], rtol=1e-5)
+    np.testing.assert_allclose(came, divided(rewards, [[1, 3], [2.5, 1.5], [5.25, -0.25]]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_the_discounted_sum_begins_anew_behind_an_episodes_end(end: str) -> None:
+    rewards = [[1, 3], [2, 0], [4, -1], [1, 1]]
+    returns = [[1, 3], [2.5, 1.5], [4, -0.25], [3, 0.875]]
+    np.testing.assert_allclose(paid(rewards, **{end: [(1, 0)]}), divided(rewards, returns), rtol=1e-5)
+
+
+def test_rows_that_are_not_valid_do_not_count() -> None:
+    rewards = [[1, 3], [2, 0], [4, -1], [1, 1]]
+    returns = [[1, 3], [2.5, None], [5.25, -1], [3.625, 0.5]]
+    came = paid(rewards, truncated=[(1, 1)], invalid=[(1, 1)])
+    np.testing.assert_allclose(came, divided(rewards, returns), rtol=1e-5)
+
+
+def test_the_first_reward_of_all_is_not_compared_with_anything() -> None:
+    """The blank step before the first one does not count."""
+    np.testing.assert_allclose(paid([[7.0], [1.0]])[0], [7.0], rtol=1e-6)
+
+
+def test_rewards_keep_their_sign_and_their_ratio() -> None:
+    rewards = np.random.default_rng(0).uniform(1, 3, (20, 6))
+    rewards[:, 3:] *= -1
+    came = paid(rewards)
+    assert (np.sign(came) == np.sign(rewards)).all()
+    np.testing.assert_allclose(came / came[:, :1], rewards / rewards[:, :1], rtol=1e-4)
+
+
+def test_a_reward_of_any_scale_comes_out_the_same() -> None:
+    rewards = np.random.default_rng(0).normal(1, 2, (20, 6))
+    np.testing.assert_allclose(paid(1_000 * rewards), paid(rewards), rtol=1e-4)
+
+
+def test_rewards_are_clipped_at_ten() -> None:
+    rewards = np.zeros((3, 400))
+    rewards[1, 3], rewards[2, 5] = 1e4, -3e4
+    came = paid(rewards)
+    assert (came[1, 3], came[2, 5]) == (10, -10)
+
+
+def test_a_discount_outside_its_range_is_refused() -> None:
+    for bad in (-0.1, 1.5):
+        with pytest.raises(ValueError, match="discount"):
+            normalise_reward(bad)
+
+
+# --- what is recorded ------------------------------------------------------------------------------------------------
+
+
+def test_nothing_but_the_reward_changes() -> None:
+    first, steps = rollout(vectorise(counting(length=3), 2), np.zeros((4, 2), np.int32))
+    processor = normalise_reward(0.9)
+    state = processor.init(jnp.asarray(first))
+    np.testing.assert_array_equal(processor.observe(state), first)
+    for t in range(4):
+        step = jax.tree.map(lambda x: jnp.asarray(x[t]), steps)  # noqa: B023
+        state, out = processor.process(state, step)
+        np.testing.assert_array_equal(processor.observe(state), step.obs)
+        kept = (x._replace(reward=0) for x in (out, step))
+        for a, b in zip(*map(jax.tree.leaves, kept), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_recorded_returns_stay_those_of_the_environment() -> None:
+    def flip(spec: EnvSpec) -> Agent:
+        draw = lambda key, num_envs: jax.random.randint(key, (num_envs,), 0, 2)
+        return echo(spec)._replace(act=lambda state, obs, noise, opt_step, mode: (noise, ()), draw_act=draw)
+
+    rows = []
+    for processor in (one_step(), chain(normalise_obs(), normalise_reward(), one_step())):
+        strategy = on_policy(counting_env(), flip, processor=processor, num_envs=3, rollout=30, epochs=1, minibatches=1)
+        state = jax.jit(strategy.init)(jax.random.key(0))
+        rows.append(jax.jit(lambda s: strategy.step(s, strategy.draw(s.key, 0), jnp.uint32(0))[1])(state))  # noqa: B023
+    assert int(rows[0]["episodes"].count) > 10
+    assert float(rows[0]["episode_return"].max) > 50
+    for name in ("episodes", "episode_return", "episode_length"):
+        for a, b in zip(rows[0][name], rows[1][name], strict=True):
+            np.testing.assert_array_equal(a, b)

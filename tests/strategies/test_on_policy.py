@@ -1,0 +1,558 @@
+"""The on-policy step: what a rollout holds, what is learnt from and in what order, and when updates are left out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys_closed_form import TOYS, action_preference, counting_env
+from toys_envs import nan_at
+
+import jaxrl.strategies.base
+from jaxrl.agents import Agent, dqn, ppo
+from jaxrl.errors import SettingsError
+from jaxrl.processors import chain, frame_stack, n_step, one_step, reward_scale
+from jaxrl.strategies import on_policy
+from jaxrl.strategies.base import block_length, iterate
+from jaxrl.training.program import jit_run, state_shapes
+from jaxrl.types import Rollout, Transition, reduce_metrics, tree_bytes
+
+KEY = jax.random.key(1)
+GAMMA = 0.5
+
+
+def make(agent, env=None, processor=None, **settings):
+    settings = {"num_envs": 3, "rollout": 5, "epochs": 1, "minibatches": 1, **settings}
+    return on_policy(env or counting_env(), agent, processor=processor or one_step(GAMMA), **settings)
+
+
+def coins(spec, **parts):
+    """Make an agent that tosses a coin and learns nothing, but for `parts`."""
+    agent = Agent(
+        "coins",
+        init=lambda key: jnp.zeros(()),
+        act=lambda state, obs, noise, opt_step, mode: (noise, ()),
+        update=lambda state, batch, noise, opt_step: (state, {}, jnp.zeros(batch.weight.shape)),
+        draw_act=lambda key, num_envs: jax.random.randint(key, (num_envs,), 0, 2),
+        draw_update=lambda key: (),
+        strip=lambda state: state,
+        prepare=lambda state, rollout: rollout.items.reward.reshape(-1),
+    )
+    return agent._replace(**parts)
+
+
+def stepper(strategy):
+    """Return a compiled `(state, t) -> (state, metrics)`."""
+    return jax.jit(lambda state, t: strategy.step(state, strategy.draw(state.key, t), t))
+
+
+def begun(strategy):
+    return jax.jit(strategy.init)(KEY)
+
+
+def numbers(tree):
+    """Return the leaves as NumPy arrays, keys as their data."""
+    is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return [np.asarray(jax.random.key_data(x) if is_key(x) else x) for x in jax.tree.leaves(tree)]
+
+
+def same_bits(a, b):
+    return all(x.tobytes() == y.tobytes() for x, y in zip(numbers(a), numbers(b), strict=True))
+
+
+# --- the rollout ------------------------------------------------------------------------------------------------
+
+
+def keeper(steps, num_envs, width):
+    """Make an agent that keeps as its state the rollout that `prepare` was given, `[T, N, ...]`."""
+    shape = (steps, num_envs)
+    obs, scalar = jnp.zeros((*shape, width)), jnp.zeros(shape)
+    items = Transition(obs, jnp.zeros(shape, jnp.int32), scalar, scalar, obs, {"saw": obs}, scalar)
+    blank = Rollout(items, jnp.zeros(shape, bool))
+
+    def update(state, batch, noise, opt_step):
+        kept = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), batch.items)
+        return kept, {}, jnp.zeros(batch.weight.shape)
+
+    def prepare(state, rollout):
+        assert rollout.last.shape == shape
+        return jax.tree.map(lambda x: x.reshape(steps * num_envs, *x.shape[2:]), rollout)
+
+    act = lambda state, obs, noise, opt_step, mode: (noise, {"saw": obs})
+    return lambda spec: coins(spec, init=lambda key: blank, act=act, update=update, prepare=prepare)
+
+
+def rollouts(env, iterations, rollout=5, num_envs=3, width=1):
+    """Return what `prepare` was given in each of `iterations`, one behind the other along time, and the metrics."""
+    strategy = make(keeper(rollout, num_envs, width), env, rollout=rollout, num_envs=num_envs)
+    state, step, kept, metrics = begun(strategy), stepper(strategy), [], []
+    for t in range(iterations):
+        state, seen = step(state, jnp.uint32(t))
+        kept.append(jax.tree.map(np.asarray, state.agent))
+        metrics.append(seen)
+    metrics = reduce_metrics(jax.tree.map(lambda *xs: jnp.stack(xs), *metrics))
+    return jax.tree.map(lambda *xs: np.concatenate(xs), *kept), metrics
+
+
+def walk(actions, terminate_at=7, time_limit=4):
+    """Walk one counting environment by hand through `actions`; yield what each step led to."""
+    count, length, steps = 0, 0, []
+    for action in actions:
+        after, length = count + 1 + action, length + 1
+        terminated = after >= terminate_at
+        truncated = not terminated and length >= time_limit
+        steps.append((count, action, 10 * count + action, terminated, truncated, after))
+        count, length = (0, 0) if terminated or truncated else (after, length)
+    return steps
+
+
+@pytest.fixture(scope="module")
+def trajectory():
+    return rollouts(counting_env(), 8)
+
+
+def test_rollouts_hold_exactly_the_true_trajectory_without_a_gap_between_them(trajectory):
+    (items, last), _ = trajectory
+    ends = set()
+    for env in range(3):
+        for t, (obs, action, reward, terminated, truncated, after) in enumerate(walk(items.action[:, env].tolist())):
+            came = (items.obs[t, env, 0], items.action[t, env], items.reward[t, env], items.next_obs[t, env, 0])
+            assert came == (obs, action, reward, after)
+            assert items.discount[t, env] == (0 if terminated else GAMMA)
+            assert last[t, env] == (terminated or truncated)
+            ends.add((terminated, truncated, t % 5 == 4))
+    # Ends of both kinds and none, at a rollout's last step and before.
+    assert len(ends) == 6
+    assert (items.weight == 1).all()
+
+
+def test_what_acting_left_beside_the_action_comes_with_the_step(trajectory):
+    (items, _), _ = trajectory
+    np.testing.assert_array_equal(items.extras["saw"], items.obs)
+
+
+def test_episode_metrics_are_those_of_the_true_trajectory(trajectory):
+    (items, _), metrics = trajectory
+    returns, lengths, ends = [], [], []
+    for env in range(3):
+        total = length = 0
+        for _, _, reward, terminated, truncated, _ in walk(items.action[:, env].tolist()):
+            total, length = total + reward, length + 1
+            if terminated or truncated:
+                returns.append(total)
+                lengths.append(length)
+                ends.append(terminated)
+                total = length = 0
+    assert int(metrics["terminated"].count) == sum(ends) > 0
+    assert int(metrics["truncated"].count) == len(ends) - sum(ends) > 0
+    for name, values in (("episode_return", returns), ("episode_length", lengths)):
+        assert [float(x) for x in metrics[name]] == [len(values), sum(values), min(values), max(values)]
+
+
+@pytest.mark.parametrize("where", ["obs", "reward"])
+def test_an_invalid_step_has_no_weight_and_the_step_before_it_is_a_last_one(where):
+    """Every third step is broken. Rollouts of 4 meet it at each of their places."""
+    (items, last), metrics = rollouts(nan_at(3, where), 6, rollout=4, width=2)
+    place = np.arange(24) % 3
+    # What the next rollout begins with was not known to the one before it.
+    expected = (place == 2) | ((place == 1) & (np.arange(24) % 4 < 3))
+    for env in range(3):
+        np.testing.assert_array_equal(items.obs[:, env, 0], place)
+        np.testing.assert_array_equal(items.weight[:, env], place < 2)
+        np.testing.assert_array_equal(last[:, env], expected)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(items))
+    valid = items.weight > 0
+    np.testing.assert_array_equal(items.next_obs[valid][:, 0], items.obs[valid][:, 0] + 1)
+    np.testing.assert_array_equal(items.discount[valid], np.full(valid.sum(), GAMMA))
+    assert int(metrics["invalid_steps"].count) == int(metrics["truncated"].count) == 8 * 3
+
+
+@pytest.mark.parametrize("settings", [{}, {"core": "gru", "core_features": 4}], ids=["plain", "gru"])
+def test_broken_steps_do_not_stop_an_agent_from_learning(settings):
+    agent = ppo(features=(4,), lr=1e-2, **settings)
+    strategy = make(agent, nan_at(3, "obs"), num_envs=4, rollout=4, epochs=2, minibatches=2)
+    state, step = begun(strategy), stepper(strategy)
+    for t in range(3):
+        new, metrics = step(state, jnp.uint32(t))
+        assert int(metrics["skipped_updates"].count) == 0
+        assert not same_bits(new.agent.params, state.agent.params)
+        state = new
+    assert all(np.isfinite(x).all() for x in numbers(state.agent))
+
+
+# --- ratios and order -------------------------------------------------------------------------------------------
+
+
+def writer(units, updates, memory):
+    """Make an agent that writes down of every minibatch the number of the update, the indices, and the units."""
+    log = {name: jnp.full((updates, units), -1) for name in ("index", "unit", "opt_step")}
+
+    def act(state, obs, noise, opt_step, mode):
+        return noise, {} if memory is None else {"memory": obs.memory}
+
+    def update(state, batch, noise, opt_step):
+        rows = {"index": batch.index, "unit": batch.items, "opt_step": jnp.full(batch.index.shape, opt_step)}
+        place = opt_step.astype(jnp.int32) % updates
+        write = lambda old, row: old.at[place, : row.shape[0]].set(row.astype(jnp.int32))
+        return jax.tree.map(write, state, rows), {}, jnp.zeros(batch.weight.shape)
+
+    prepare = lambda state, rollout: jnp.arange(units)
+    return lambda spec: coins(spec, init=lambda key: log, act=act, update=update, prepare=prepare, memory=memory)
+
+
+def diary(epochs, minibatches, memory=None, iterations=2):
+    """Return the strategy, and what was written down in each iteration: `[updates, units of a minibatch]` each."""
+    units = 4 if memory is not None else 4 * 6
+    agent = writer(units, epochs * minibatches, memory)
+    strategy = make(agent, num_envs=4, rollout=6, epochs=epochs, minibatches=minibatches)
+    state, step, logs = begun(strategy), stepper(strategy), []
+    for t in range(iterations):
+        state, _ = step(state, jnp.uint32(t))
+        logs.append({name: np.asarray(x)[:, : units // minibatches] for name, x in state.agent.items()})
+    return strategy, logs
+
+
+@pytest.mark.parametrize(
+    ("epochs", "minibatches", "memory"), [(3, 4, None), (1, 24, None), (3, 2, 0.0), (2, 1, None), (2, 1, 0.0)]
+)
+def test_every_unit_is_learnt_from_exactly_once_an_epoch(epochs, minibatches, memory):
+    memory = None if memory is None else jnp.zeros(())
+    strategy, logs = diary(epochs, minibatches, memory)
+    units = 24 if memory is None else 4
+    assert strategy.env_steps_per_step == 24
+    assert strategy.opt_steps_per_step == epochs * minibatches
+    for t, log in enumerate(logs):
+        for epoch in log["index"].reshape(epochs, units):
+            assert sorted(epoch.tolist()) == list(range(units))
+        np.testing.assert_array_equal(log["unit"], log["index"])
+        updates = np.arange(epochs * minibatches) + t * epochs * minibatches
+        np.testing.assert_array_equal(log["opt_step"], np.repeat(updates[:, None], units // minibatches, axis=1))
+
+
+def test_the_order_differs_from_epoch_to_epoch_and_from_iteration_to_iteration():
+    _, logs = diary(epochs=3, minibatches=4, iterations=3)
+    orders = np.concatenate([log["index"].reshape(3, 24) for log in logs])
+    assert len(np.unique(orders, axis=0)) == 9
+
+
+def test_every_unit_comes_to_stand_at_every_place():
+    strategy, _ = diary(epochs=2, minibatches=4, iterations=0)
+    draw = lambda t: strategy.draw(KEY, t)[1][0]
+    orders = np.asarray(jax.jit(jax.vmap(draw))(jnp.arange(2_400, dtype=jnp.uint32))).reshape(-1, 24)
+    assert len(orders) == 4_800
+    counts = np.stack([np.bincount(orders[:, place], minlength=24) for place in range(24)])
+    # Each of 576 counts is 200 on average with a deviation of 14; none lies 5 deviations off.
+    assert np.abs(counts - 200).max() < 70
+
+
+def test_a_rollout_learnt_from_as_a_whole_is_not_shuffled():
+    _, logs = diary(epochs=2, minibatches=1)
+    for log in logs:
+        np.testing.assert_array_equal(log["index"], np.broadcast_to(np.arange(24), (2, 24)))
+
+
+def test_exploration_is_told_the_optimisation_steps_done_before_the_rollout():
+    act = lambda state, obs, noise, opt_step, mode: (noise, {"at": jnp.full(noise.shape, opt_step)})
+    update = lambda state, batch, noise, opt_step: (batch.items.astype(jnp.float32), {}, jnp.zeros(batch.index.shape))
+    prepare = lambda state, rollout: rollout.items.extras["at"].reshape(-1)
+    agent = lambda spec: coins(spec, init=lambda key: jnp.zeros(15), act=act, update=update, prepare=prepare)
+    strategy = make(agent, epochs=2)
+    state, step = begun(strategy), stepper(strategy)
+    for t in range(3):
+        state, _ = step(state, jnp.uint32(t))
+        np.testing.assert_array_equal(state.agent, np.full(15, 2 * t))
+
+
+# --- settings ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "rollout", "minibatches", "fits"),
+    [(3, 5, 4, "3 or 5"), (3, 5, 2, "1 or 3"), (3, 5, 100, "5 or 15"), (4, 6, 7, "6 or 8"), (1, 1, 2, "1")],
+)
+def test_minibatches_that_do_not_divide_are_refused_with_the_nearest_that_do(num_envs, rollout, minibatches, fits):
+    steps = num_envs * rollout
+    said = f"minibatches {minibatches} does not divide the {steps} steps of a rollout; the nearest.* is {fits}$"
+    with pytest.raises(SettingsError, match=said):
+        make(coins, num_envs=num_envs, rollout=rollout, minibatches=minibatches)
+    for fit in map(int, fits.split(" or ")):
+        make(coins, num_envs=num_envs, rollout=rollout, minibatches=fit)
+
+
+def test_with_a_memory_minibatches_must_divide_the_environments():
+    agent = ppo(core="gru", features=(4,))
+    with pytest.raises(SettingsError, match=r"minibatches 3 does not divide the 4 environments.* is 2 or 4$"):
+        make(agent, num_envs=4, rollout=6, minibatches=3)
+    make(agent, num_envs=4, rollout=5, minibatches=4)
+
+
+@pytest.mark.parametrize("name", ["num_envs", "rollout", "epochs", "minibatches"])
+@pytest.mark.parametrize("value", [0, -1, 2.5])
+def test_counts_that_make_no_sense_are_refused(name, value):
+    with pytest.raises(SettingsError, match=name):
+        make(coins, **{name: value})
+
+
+def test_an_agent_that_learns_from_replay_is_refused():
+    with pytest.raises(SettingsError, match="dqn does not learn on-policy; agents that do: ppo, a2c, reinforce"):
+        make(dqn())
+
+
+@pytest.mark.parametrize("processor", [n_step(2), chain(frame_stack(2), n_step(3))])
+def test_transitions_over_several_steps_are_refused(processor):
+    with pytest.raises(SettingsError, match=r"on-policy agents look ahead by themselves; set processor\.n_step to 1"):
+        make(coins, processor=processor)
+
+
+def test_a_processor_without_transitions_is_refused():
+    with pytest.raises(SettingsError, match=r"makes no transitions; end it with .*one_step\(\)\) or n_step\(n\)"):
+        make(coins, processor=reward_scale(2.0))
+
+
+def test_without_a_processor_steps_are_single_and_the_discount_is_its_default():
+    strategy = on_policy(counting_env(), keeper(5, 3, 1), num_envs=3, rollout=5, epochs=1, minibatches=1)
+    state, _ = stepper(strategy)(begun(strategy), jnp.uint32(0))
+    discounts = set(np.asarray(state.agent.items.discount).ravel().tolist())
+    assert discounts - {0.0} == {float(np.float32(0.99))}
+
+
+# --- stopping ---------------------------------------------------------------------------------------------------
+
+THIRD = np.float32(1 / 3)
+
+
+def counter(asks, poison=()):
+    """Make an agent that adds a third at every update, and asks to stop after those updates at which `asks` holds.
+
+    `poison` are optimisation steps at which the loss is NaN.
+    """
+
+    def update(state, batch, noise, opt_step):
+        made, value = state
+        bad = jnp.isin(opt_step, jnp.array(poison, jnp.uint32)) if poison else False
+        metrics = {"loss": jnp.where(bad, jnp.nan, 1.0), "number": opt_step.astype(jnp.float32)}
+        return (made + 1, value + THIRD), metrics, jnp.zeros(batch.weight.shape)
+
+    def stop(state, metrics):
+        return asks(metrics["number"].sum)
+
+    init = lambda key: (jnp.int32(0), jnp.float32(0))
+    return lambda spec: coins(spec, init=init, update=update, stop=stop)
+
+
+def thirds(times):
+    value = np.float32(0)
+    for _ in range(times):
+        value = np.float32(value + THIRD)
+    return value
+
+
+def test_updates_behind_a_stop_leave_the_agent_bitwise_as_it_was_until_the_next_rollout():
+    """Six updates an iteration; the third of each asks to stop."""
+    strategy = make(counter(lambda number: number % 6 == 2), epochs=2, minibatches=3)
+    state, step = begun(strategy), stepper(strategy)
+    for t in range(3):
+        state, metrics = step(state, jnp.uint32(t))
+        made, value = state.agent
+        assert int(made) == 3 * (t + 1)
+        assert np.asarray(value).tobytes() == thirds(3 * (t + 1)).tobytes()
+        assert int(metrics["stopped_updates"].count) == 3
+        numbers_of_updates = [float(x) for x in metrics["number"]]
+        assert numbers_of_updates == [3, 3 * 6 * t + 3, 6 * t, 6 * t + 2]
+        assert int(metrics["loss"].count) == 3
+        assert int(metrics["skipped_updates"].count) == 0
+
+
+@pytest.mark.parametrize(("first", "made"), [(0, 1), (4, 5), (5, 6)])
+def test_the_update_that_asks_is_still_made(first, made):
+    strategy = make(counter(lambda number: number >= first), epochs=2, minibatches=3)
+    state, metrics = stepper(strategy)(begun(strategy), jnp.uint32(0))
+    assert int(state.agent[0]) == int(metrics["loss"].count) == made
+    assert int(metrics["stopped_updates"].count) == 6 - made
+
+
+def test_an_agent_that_never_asks_makes_all_updates():
+    strategy = make(counter(lambda number: number < 0), epochs=2, minibatches=3)
+    state, metrics = stepper(strategy)(begun(strategy), jnp.uint32(0))
+    assert int(state.agent[0]) == 6
+    assert int(metrics["stopped_updates"].count) == 0
+
+
+def test_what_was_left_out_is_not_counted_as_skipped():
+    """Updates 1 and 4 of each iteration are not finite; the stop comes between them."""
+    strategy = make(counter(lambda number: number % 6 == 2, poison=(1, 4, 7, 10)), epochs=2, minibatches=3)
+    state, step = begun(strategy), stepper(strategy)
+    for t in range(2):
+        state, metrics = step(state, jnp.uint32(t))
+        assert int(state.agent[0]) == 2 * (t + 1)
+        assert int(metrics["skipped_updates"].count) == 1
+        assert int(metrics["stopped_updates"].count) == 3
+        assert int(metrics["loss"].count) == 2
+        assert int(state.health.skipped_in_a_row) == 0
+        assert int(state.health.most_in_a_row) == 1
+
+
+def preferring(**settings):
+    """Make PPO before a toy that it learns, eight updates an iteration on the rollout as a whole."""
+    agent = ppo(**{"features": (8,), "lr": 0.03, "entropy": 0.0, **settings})
+    return make(agent, action_preference(GAMMA).env, num_envs=4, rollout=8, epochs=8, minibatches=1)
+
+
+def test_ppo_leaves_the_rest_of_the_epochs_out_once_it_has_gone_too_far():
+    """At its first update the policy has not moved, at its second it has: that one is the last."""
+    strategy = preferring(target_kl=1e-5)
+    state, step = begun(strategy), stepper(strategy)
+    for t in range(3):
+        new, metrics = step(state, jnp.uint32(t))
+        assert int(metrics["stopped_updates"].count) == 6
+        for name in ("loss", "approx_kl", "entropy", "grad_norm"):
+            assert int(metrics[name].count) == 2
+        assert float(metrics["approx_kl"].min) < 1e-5 < float(metrics["approx_kl"].max)
+        assert not same_bits(new.agent.params, state.agent.params)
+        state = new
+    (counted,) = [int(x) for x in jax.tree.leaves(state.agent.opt_state) if x.dtype == jnp.int32]
+    assert counted == 3 * 2
+
+
+def test_a_target_that_is_not_reached_leaves_nothing_out():
+    ends = []
+    for target_kl in (0.0, 1e6):
+        strategy = preferring(target_kl=target_kl)
+        state, metrics = stepper(strategy)(begun(strategy), jnp.uint32(0))
+        assert int(metrics["loss"].count) == 8
+        assert ("stopped_updates" in metrics) == (target_kl > 0)
+        assert target_kl == 0 or int(metrics["stopped_updates"].count) == 0
+        ends.append(state.agent.params.vector)
+    np.testing.assert_allclose(*ends, rtol=1e-4, atol=1e-6)
+
+
+# --- what is not finite -----------------------------------------------------------------------------------------
+
+
+def poisoned(poisons, **settings):
+    """Make PPO of which, at the optimisation steps of `poisons`, the loss or the parameters named there are NaN."""
+
+    def bind(spec):
+        agent = ppo(features=(4,), lr=1e-2, **settings)(spec)
+
+        def update(state, batch, noise, opt_step):
+            new, metrics, priorities = agent.update(state, batch, noise, opt_step)
+            for bad_step, part in poisons.items():
+                spoil = lambda x: jnp.where(opt_step == bad_step, jnp.nan, x)  # noqa: B023
+                if part == "loss":
+                    metrics = {**metrics, "loss": spoil(metrics["loss"])}
+                else:
+                    new = new._replace(params=jax.tree.map(spoil, new.params))
+            return new, metrics, priorities
+
+        return agent._replace(update=update)
+
+    return bind
+
+
+def test_an_update_that_is_not_finite_leaves_the_agent_bitwise_as_it_was():
+    poisons = {2: "loss", 3: "params", 5: "loss"}
+    strategy = make(poisoned(poisons))
+    state, step = begun(strategy), stepper(strategy)
+    for t in range(7):
+        new, metrics = step(state, jnp.uint32(t))
+        assert same_bits(new.agent, state.agent) == (t in poisons)
+        assert int(metrics["skipped_updates"].count) == (t in poisons)
+        assert int(metrics["loss"].count) == int(metrics["entropy"].count) == (t not in poisons)
+        assert int(new.health.skipped_in_a_row) == {2: 1, 3: 2, 5: 1}.get(t, 0)
+        state = new
+
+
+def test_of_several_updates_only_the_bad_ones_are_skipped():
+    strategy = make(poisoned({1: "params", 6: "loss", 7: "loss"}), epochs=2, minibatches=3)
+    state, step, counts = begun(strategy), stepper(strategy), []
+    for t in range(2):
+        state, metrics = step(state, jnp.uint32(t))
+        counts.append((int(metrics["skipped_updates"].count), int(metrics["loss"].count)))
+        assert np.isfinite(float(metrics["loss"].sum))
+    assert counts == [(1, 5), (2, 4)]
+    assert all(np.isfinite(x).all() for x in numbers(state.agent))
+
+
+# --- a run is a function of its settings and its seed ------------------------------------------------------------
+
+
+def test_how_a_run_is_cut_into_calls_does_not_change_a_bit():
+    strategy = make(ppo(features=(4,), lr=1e-2), epochs=2, minibatches=3)
+    body = lambda state, noise, t: strategy.step(state, noise, t)[0]
+    run = jax.jit(lambda state, start, stop: iterate(strategy.draw, body, state.key, state, start, stop))
+    start = begun(strategy)
+    whole = run(start, jnp.uint32(0), jnp.uint32(70))
+    assert not same_bits(start, whole)
+    for chunk in (1, 9, 64):
+        state = start
+        for first in range(0, 70, chunk):
+            state = run(state, jnp.uint32(first), jnp.uint32(min(first + chunk, 70)))
+        assert same_bits(state, whole)
+    assert run._cache_size() == 1
+
+
+# --- populations ------------------------------------------------------------------------------------------------
+
+LRS = (1e-2, 3e-3, 0.0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param({}, id="all updates", marks=pytest.mark.slow), pytest.param({"target_kl": 1e-4}, id="stopped")],
+)
+def test_each_member_of_a_population_goes_where_it_would_go_alone(settings):
+    agent = ppo(features=(8,), **settings)
+    strategy = make(agent, TOYS["delayed_reward"](GAMMA).env, num_envs=4, rollout=6, epochs=2, minibatches=3)
+    with_lr = lambda state, lr: state._replace(agent=state.agent._replace(hyper=state.agent.hyper._replace(lr=lr)))
+    keys = jax.random.split(jax.random.key(5), len(LRS))
+    together = with_lr(jax.jit(jax.vmap(strategy.init))(keys), jnp.array(LRS))
+    alone = [with_lr(begin, jnp.float32(lr)) for begin, lr in zip(map(jax.jit(strategy.init), keys), LRS, strict=True)]
+    assert same_bits(together.env, jax.tree.map(lambda *xs: jnp.stack(xs), *(s.env for s in alone)))
+
+    step, draw = jax.vmap(strategy.step, in_axes=(0, 0, None)), jax.vmap(strategy.draw, in_axes=(0, None))
+    step_together, step_alone = jax.jit(lambda s, t: step(s, draw(s.key, t), t)), stepper(strategy)
+    start, stopped = together, np.zeros(len(LRS))
+    for t in range(15):
+        together, metrics = step_together(together, jnp.uint32(t))
+        alone, seen = zip(*(step_alone(state, jnp.uint32(t)) for state in alone), strict=True)
+        np.testing.assert_allclose(metrics["loss"].sum, [float(m["loss"].sum) for m in seen], rtol=1e-3, atol=1e-4)
+        for name in ("stopped_updates",) if settings else ("episodes",):
+            np.testing.assert_array_equal(metrics[name].count, [int(m[name].count) for m in seen])
+            stopped += np.asarray(metrics[name].count) * (name == "stopped_updates")
+    # One member stops where another goes on.
+    assert (stopped[0] > stopped[2] == 0) == bool(settings)
+    for member, state in enumerate(alone):
+        mine = jax.tree.map(lambda x: x[member], (together.agent.params, together.env))  # noqa: B023
+        for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves((state.agent.params, state.env)), strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-4)
+    moved = np.abs(together.agent.params.vector - start.agent.params.vector).max(axis=1)
+    assert moved[0] > 1e-2
+    assert moved[1] > 1e-3
+    assert moved[2] == 0
+
+
+# --- memory -----------------------------------------------------------------------------------------------------
+
+
+def loop_memory(strategy, block, monkeypatch):
+    """Return the memory analysis of the compiled loop, which draws the randomness of `block` iterations at once."""
+    monkeypatch.setattr(jaxrl.strategies.base, "BLOCK", block)
+    state, sums = state_shapes(strategy)
+    assert block_length(strategy.draw, state.key) == block
+    t = jax.ShapeDtypeStruct((), jnp.uint32)
+    return jit_run(strategy).lower(state, sums, t, t).compile().memory_analysis(), tree_bytes(state)
+
+
+def test_what_a_loop_needs_does_not_grow_with_its_iterations_but_for_their_randomness(monkeypatch):
+    """The observations of a rollout take 16 MB here; what is drawn for it, a sixtieth of that."""
+    stack = chain(frame_stack(128), one_step())
+    strategy = make(ppo(features=(4,)), nan_at(3), stack, num_envs=8, rollout=1_000, epochs=2, minibatches=4)
+    noise = tree_bytes(jax.eval_shape(strategy.draw, KEY, jnp.uint32(0)))
+    (one, state_bytes), (many, _) = (loop_memory(strategy, block, monkeypatch) for block in (1, 16))
+    observations = 2 * 8 * 1_000 * 2 * 128 * 4
+    assert 16 * noise < observations / 2
+    assert one.temp_size_in_bytes > observations
+    assert many.temp_size_in_bytes - one.temp_size_in_bytes < 2 * 16 * noise
+    # No rollout is left in the state, and the new state lies where the old one was.
+    assert many.output_size_in_bytes < state_bytes + (1 << 16) < observations / 8
+    assert many.alias_size_in_bytes > state_bytes - (1 << 10)
