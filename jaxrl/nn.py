@@ -1,6 +1,8 @@
 """Networks: torsos that take any observation, heads, and how one is chosen from the observation space."""
 
+import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -8,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError, nearest
-from jaxrl.types import Array, Box, Discrete, MultiDiscrete, PyTree, Space
+from jaxrl.types import Array, Box, Discrete, Key, MultiDiscrete, PyTree, Space
 
 ACTIVATIONS = {"relu": nn.relu, "tanh": nn.tanh, "gelu": nn.gelu, "silu": nn.silu, "elu": nn.elu}
 
@@ -32,7 +34,27 @@ class MLP(nn.Module):
 
 
 def _kernel(orthogonal: bool, gain: float = 2**0.5) -> Any:
-    return nn.initializers.orthogonal(gain) if orthogonal else nn.initializers.lecun_normal()
+    return partial(_orthogonal, gain) if orthogonal else nn.initializers.lecun_normal()
+
+
+def _orthogonal(gain: float, key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+    """Return `gain` times a random matrix with orthonormal rows or columns, whichever are fewer, uniform among such.
+
+    By Gram and Schmidt, twice for each column. `jnp.linalg.qr`, which Flax's initialiser calls, waits on a CPU inside a
+    thread of XLA's pool for others of that pool: on two cores, two factorisations for several seeds at once never end.
+    """
+    long, short = max(math.prod(shape[:-1]), shape[-1]), min(math.prod(shape[:-1]), shape[-1])
+
+    def column(i: Array, done: Array) -> Array:
+        before = jnp.where(jnp.arange(short)[None] < i, done, 0.0)
+        v = jax.lax.dynamic_index_in_dim(done, i, axis=1, keepdims=False)
+        for _ in range(2):
+            v = v - before @ (v @ before)
+        return jax.lax.dynamic_update_index_in_dim(done, v / jnp.linalg.norm(v), i, axis=1)
+
+    tall = jax.lax.fori_loop(0, short, column, jax.random.normal(key, (long, short)))
+    matrix = tall if math.prod(shape[:-1]) == long else tall.T
+    return gain * matrix.reshape(shape).astype(dtype)
 
 
 class ConvTorso(nn.Module):
@@ -114,7 +136,7 @@ class ActorCritic(nn.Module):
         if not (self.shared or self.core != "none"):
             self.critic_torso = make()
         if self.core != "none":
-            self.cell = CORES[self.core](self.core_features)
+            self.cell = CORES[self.core](self.core_features, recurrent_kernel_init=_kernel(True, 1.0))
         self.policy = nn.Dense(self.outputs - self.scales, kernel_init=_kernel(True, 0.01))
         self.value = nn.Dense(1, kernel_init=_kernel(True, 1.0))
         if self.scales:

@@ -35,7 +35,82 @@ DQN_PRESETS: Presets = {
     },
 }
 
-PPO_PRESETS: Presets = {}
-A2C_PRESETS: Presets = {}
-REINFORCE_PRESETS: Presets = {}
-PQN_PRESETS: Presets = {}
+# The number of environment steps is that of the rollouts: iterations of rollout * num_envs steps, each of
+# epochs * minibatches optimisation steps. Learning rates fall to 0 over the whole run.
+PPO_PRESETS: Presets = {
+    # 500 000 environment steps. Rollouts, epochs and minibatches of PureJaxRL (Lu et al. 2022,
+    # https://arxiv.org/abs/2210.05639); rewards normalised, and with that four times its learning rate.
+    "CartPole-v1": {
+        "max_opts": 15_616,
+        "eval_episodes": 50,
+        "num_envs": 4,
+        "agent": {"lr": 1e-3, "lr_decay": 15_616},
+        "processor": {"normalise_reward": True},
+    },
+    # 500 000 environment steps. Normalisation and number of environments after RL Baselines3 Zoo (Raffin 2020).
+    "Acrobot-v1": {
+        "max_opts": 3_904,
+        "num_envs": 16,
+        "agent": {"lr": 1e-3, "lr_decay": 3_904},
+        "processor": {"normalise_obs": True, "normalise_reward": True},
+    },
+    # 500 000 environment steps. Discount, epochs, learning rate and no entropy after RL Baselines3 Zoo (Raffin 2020).
+    "Pendulum-v1": {
+        "max_opts": 39_040,
+        "eval_interval": 2_000,
+        "save_interval": 5_000,
+        "num_envs": 16,
+        "rollout": 256,
+        "epochs": 10,
+        "minibatches": 32,
+        "agent": {"lr": 1e-3, "lr_decay": 39_040, "entropy": 0.0},
+        "processor": {"normalise_obs": True, "normalise_reward": True, "discount": 0.9},
+    },
+}
+# 500 000 environment steps each. Sixteen environments as in Mnih et al. 2016, https://arxiv.org/abs/1602.01783; rewards
+# normalised, rollouts three times as long, Adam.
+A2C_PRESETS: Presets = {
+    name: {
+        "max_opts": 1_953,
+        "eval_interval": 100,
+        "eval_episodes": 50,
+        "record_interval": 100,
+        "save_interval": 500,
+        "num_envs": 16,
+        "rollout": 16,
+        "agent": {"lr": 3e-3, "lr_decay": 1_953, "gae_lambda": 0.95},
+        "processor": {"normalise_obs": name != "CartPole-v1", "normalise_reward": True},
+    }
+    for name in ("CartPole-v1", "Acrobot-v1")
+}
+# 500 000 environment steps; found by trying.
+REINFORCE_PRESETS: Presets = {
+    "CartPole-v1": {
+        "max_opts": 488,
+        "eval_interval": 50,
+        "eval_episodes": 50,
+        "record_interval": 50,
+        "save_interval": 100,
+        "agent": {"lr": 3e-3},
+        "processor": {"normalise_reward": True},
+    },
+}
+# 500 000 environment steps each. Rewards, lambda and rollouts after PureJaxQL (Gallici et al. 2024,
+# https://arxiv.org/abs/2407.04811); fewer environments and less exploration.
+PQN_PRESETS: Presets = {
+    "CartPole-v1": {
+        "max_opts": 15_616,
+        "eval_episodes": 50,
+        "rollout": 64,
+        "agent": {"lr": 5e-4, "lr_decay": 15_616, "epsilon_decay": 3_000},
+        "processor": {"reward_scale": 0.1},
+    },
+    "Acrobot-v1": {
+        "max_opts": 15_616,
+        "num_envs": 32,
+        "rollout": 64,
+        "minibatches": 16,
+        "agent": {"lr": 3e-4, "lr_decay": 15_616, "epsilon_decay": 3_000, "epsilon_end": 0.1, "q_lambda": 0.95},
+        "processor": {"reward_scale": 0.1},
+    },
+}

@@ -31,7 +31,8 @@ def lambda_returns(r_t: Array, discount_t: Array, last_t: Array, v_t: Array, lam
     """Return lambda returns `[T]` (Sutton and Barto 2018, equation 12.20).
 
     `G_tm1 = r_t + discount_t * ((1 - lambda) * v_t + lambda * G_t)`, and `r_t + discount_t * v_t` at the last step of
-    an episode and of the rollout. With `lambda` 1 this is the Monte-Carlo return, with 0 the one-step target. Arguments are as for `gae`.
+    an episode and of the rollout. With `lambda` 1 this is the Monte-Carlo return, with 0 the one-step target. Arguments
+    are as for `gae`.
     """
     # Behind the rollout there is nothing to go on with, whatever `last_t` says of the episode.
     further = lambda_ * (1 - last_t.at[-1].set(True))

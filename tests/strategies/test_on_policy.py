@@ -199,11 +199,11 @@ def writer(units, updates, memory):
     return lambda spec: coins(spec, init=lambda key: log, act=act, update=update, prepare=prepare, memory=memory)
 
 
-def diary(epochs, minibatches, memory=None, iterations=2):
+def diary(epochs, minibatches, memory=None, iterations=2, rollout=6):
     """Return the strategy, and what was written down in each iteration: `[updates, units of a minibatch]` each."""
-    units = 4 if memory is not None else 4 * 6
+    units = 4 if memory is not None else 4 * rollout
     agent = writer(units, epochs * minibatches, memory)
-    strategy = make(agent, num_envs=4, rollout=6, epochs=epochs, minibatches=minibatches)
+    strategy = make(agent, num_envs=4, rollout=rollout, epochs=epochs, minibatches=minibatches)
     state, step, logs = begun(strategy), stepper(strategy), []
     for t in range(iterations):
         state, _ = step(state, jnp.uint32(t))
@@ -212,13 +212,23 @@ def diary(epochs, minibatches, memory=None, iterations=2):
 
 
 @pytest.mark.parametrize(
-    ("epochs", "minibatches", "memory"), [(3, 4, None), (1, 24, None), (3, 2, 0.0), (2, 1, None), (2, 1, 0.0)]
+    ("rollout", "epochs", "minibatches", "memory"),
+    [
+        (6, 3, 4, None),
+        (6, 1, 24, None),
+        (16, 3, 4, None),
+        (35, 2, 5, None),
+        (6, 2, 1, None),
+        (6, 3, 2, 0),
+        (6, 2, 1, 0),
+    ],
 )
-def test_every_unit_is_learnt_from_exactly_once_an_epoch(epochs, minibatches, memory):
+def test_every_unit_is_learnt_from_exactly_once_an_epoch(rollout, epochs, minibatches, memory):
+    """A unit is a step, or with a memory an environment."""
     memory = None if memory is None else jnp.zeros(())
-    strategy, logs = diary(epochs, minibatches, memory)
-    units = 24 if memory is None else 4
-    assert strategy.env_steps_per_step == 24
+    strategy, logs = diary(epochs, minibatches, memory, rollout=rollout)
+    units = 4 * rollout if memory is None else 4
+    assert strategy.env_steps_per_step == 4 * rollout
     assert strategy.opt_steps_per_step == epochs * minibatches
     for t, log in enumerate(logs):
         for epoch in log["index"].reshape(epochs, units):
@@ -228,20 +238,36 @@ def test_every_unit_is_learnt_from_exactly_once_an_epoch(epochs, minibatches, me
         np.testing.assert_array_equal(log["opt_step"], np.repeat(updates[:, None], units // minibatches, axis=1))
 
 
-def test_the_order_differs_from_epoch_to_epoch_and_from_iteration_to_iteration():
-    _, logs = diary(epochs=3, minibatches=4, iterations=3)
-    orders = np.concatenate([log["index"].reshape(3, 24) for log in logs])
+@pytest.mark.parametrize("rollout", [6, 16])
+def test_the_order_differs_from_epoch_to_epoch_and_from_iteration_to_iteration(rollout):
+    _, logs = diary(epochs=3, minibatches=4, iterations=3, rollout=rollout)
+    orders = np.concatenate([log["index"].reshape(3, 4 * rollout) for log in logs])
     assert len(np.unique(orders, axis=0)) == 9
 
 
-def test_every_unit_comes_to_stand_at_every_place():
-    strategy, _ = diary(epochs=2, minibatches=4, iterations=0)
+@pytest.fixture(scope="module", params=[6, 16, 35], ids=lambda rollout: f"{4 * rollout} units")
+def orders(request):
+    """Draw 4 800 orders, `[4800, units]`."""
+    strategy, _ = diary(epochs=2, minibatches=4, iterations=0, rollout=request.param)
     draw = lambda t: strategy.draw(KEY, t)[1][0]
-    orders = np.asarray(jax.jit(jax.vmap(draw))(jnp.arange(2_400, dtype=jnp.uint32))).reshape(-1, 24)
-    assert len(orders) == 4_800
-    counts = np.stack([np.bincount(orders[:, place], minlength=24) for place in range(24)])
-    # Each of 576 counts is 200 on average with a deviation of 14; none lies 5 deviations off.
-    assert np.abs(counts - 200).max() < 70
+    drawn = jax.jit(jax.vmap(draw))(jnp.arange(2_400, dtype=jnp.uint32))
+    return np.asarray(drawn).reshape(4_800, 4 * request.param)
+
+
+def test_every_unit_comes_to_stand_at_every_place_equally_often(orders):
+    units = orders.shape[1]
+    counts = np.stack([np.bincount(orders[:, place], minlength=units) for place in range(units)])
+    # Of thousands of counts none lies more than 5.5 deviations off.
+    assert np.abs(counts - 4_800 / units).max() < 5.5 * (4_800 / units) ** 0.5
+
+
+def test_units_far_and_near_meet_in_a_minibatch_equally_often(orders):
+    units = orders.shape[1]
+    minibatch = np.argsort(orders, axis=1) // (units // 4)
+    chance = (units // 4 - 1) / (units - 1)
+    for apart in range(1, units // 2):
+        met = minibatch[:, apart:] == minibatch[:, :-apart]
+        assert abs(met.mean() - chance) < 0.01
 
 
 def test_a_rollout_learnt_from_as_a_whole_is_not_shuffled():

@@ -1,0 +1,153 @@
+"""On-policy agents learn the values of toys whose values are known in closed form, and to remember where they must."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys_closed_form import TOYS
+
+from jaxrl.agents import a2c, ppo, pqn, reinforce
+from jaxrl.envs import Env, TimeStep, draw_nothing, vectorise
+from jaxrl.nn import ActorCritic, QNetwork
+from jaxrl.processors import one_step
+from jaxrl.strategies import on_policy
+from jaxrl.strategies.base import iterate
+from jaxrl.types import Discrete, EnvSpec
+
+DISCOUNT = 0.8
+FEATURES = (16,)
+ACTION_INDEPENDENT = [name for name in TOYS if name != "action_preference"]
+GRADIENTS = {
+    "ppo": (ppo, {"iterations": 500, "epochs": 4, "minibatches": 2}),
+    "a2c": (a2c, {"iterations": 2_000, "epochs": 1, "minibatches": 1}),
+    "reinforce": (reinforce, {"iterations": 2_000, "epochs": 1, "minibatches": 1}),
+}
+
+
+def run(strategy, iterations, seed=0):
+    """Train in one compiled program; return the state."""
+
+    @jax.jit
+    def train(key):
+        body = lambda state, noise, t: strategy.step(state, noise, t)[0]
+        state = strategy.init(key)
+        return iterate(strategy.draw, body, state.key, state, jnp.uint32(0), jnp.uint32(iterations))
+
+    return train(jax.random.key(seed))
+
+
+def learn(toy, make, iterations, epochs, minibatches, **settings):
+    """Train on `toy`, the learning rate falling to 0; return the parameters.
+
+    A rollout takes 7 steps, so that its end comes at every place of an episode.
+    """
+    agent = make(lr=1e-2, lr_decay=iterations * epochs * minibatches, features=FEATURES, **settings)
+    processor = one_step(DISCOUNT)
+    strategy = on_policy(
+        toy.env, agent, processor=processor, num_envs=16, rollout=7, epochs=epochs, minibatches=minibatches
+    )
+    return run(strategy, iterations).agent.params.tree
+
+
+def policy_and_value(toy, make, **settings):
+    """Return the probabilities of actions `[K, A]` and the values `[K]` that were learnt."""
+    outputs, value, _ = ActorCritic(toy.env.spec.observation_space, 2, features=FEATURES).apply(
+        learn(toy, make, entropy=0.0, **settings), toy.obs
+    )
+    return np.asarray(jax.nn.softmax(outputs)), np.asarray(value)
+
+
+def slow_unless(names):
+    """Name every toy, those outside `names` as slow."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in ACTION_INDEPENDENT]
+
+
+CASES = [
+    *((toy, "ppo") for toy in ACTION_INDEPENDENT),
+    *((toy, "a2c") for toy in ("delayed_reward", "clock_truncates")),
+    *((toy, "reinforce") for toy in ("clock_terminates",)),
+]
+REST = [(toy, agent) for toy in ACTION_INDEPENDENT for agent in GRADIENTS if (toy, agent) not in CASES]
+
+
+@pytest.mark.parametrize(("name", "agent"), [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in REST)])
+def test_the_critic_learns_the_closed_form(name, agent):
+    toy, (make, settings) = TOYS[name](DISCOUNT), GRADIENTS[agent]
+    _, value = policy_and_value(toy, make, **settings)
+    np.testing.assert_allclose(value, toy.values[:, 0], atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["clock_truncates", "clock_terminates"])
+def test_without_a_baseline_the_critic_learns_it_too(name):
+    toy, (make, settings) = TOYS[name](DISCOUNT), GRADIENTS["a2c"]
+    _, value = policy_and_value(toy, make, baseline=False, **settings)
+    np.testing.assert_allclose(value, toy.values[:, 0], atol=1e-2)
+
+
+@pytest.mark.parametrize("agent", GRADIENTS)
+def test_the_policy_learns_the_right_action_and_then_the_critic_its_value(agent):
+    toy, (make, settings) = TOYS["action_preference"](DISCOUNT), GRADIENTS[agent]
+    probability, value = policy_and_value(toy, make, **settings)
+    assert np.diag(probability).min() > 0.9
+    np.testing.assert_allclose(value, toy.values.max(axis=1), atol=1e-2)
+
+
+@pytest.mark.parametrize("name", TOYS)
+def test_action_values_of_pqn_are_those_of_the_closed_form(name):
+    """Acting at random, of episodes that no action changes (or that last one step) the return is that of the best."""
+    toy = TOYS[name](DISCOUNT)
+    settings = {"iterations": 500, "epochs": 2, "minibatches": 2, "epsilon_start": 1.0, "epsilon_end": 1.0}
+    params = learn(toy, pqn, q_lambda=0.65, **settings)
+    network = QNetwork(toy.env.spec.observation_space, 2, features=FEATURES, layer_norm=True)
+    np.testing.assert_allclose(network.apply(params, toy.obs), toy.values, atol=1e-2)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------
+
+WAIT = 4
+BLANK = 2
+
+
+def recall():
+    """Show 0 or 1 at first and then nothing; pay 1 for the action of that number `WAIT` steps later, at the end."""
+
+    def reset(key):
+        cue = jax.random.randint(key, (), 0, 2)
+        return (cue, jnp.int32(0)), cue
+
+    def step(state, action, noise):
+        cue, waited = state
+        end = waited == WAIT
+        return (cue, waited + 1), TimeStep(jnp.int32(BLANK), jnp.where(end & (action == cue), 1.0, 0.0), end)
+
+    return Env(EnvSpec("Recall", Discrete(3), Discrete(2)), reset, step, draw_nothing)
+
+
+def mean_reward(core):
+    """Train PPO on `recall`; return the mean reward of its greedy policy over 400 episodes."""
+    agent = ppo(lr=1e-2, entropy=0.0, features=FEATURES, core=core, core_features=16)
+    strategy = on_policy(recall(), agent, num_envs=32, rollout=10, epochs=2, minibatches=2)
+    params = strategy.policy.params(run(strategy, 200))
+    env, policy = vectorise(recall(), 400), strategy.policy
+
+    @jax.jit
+    def play(key):
+        state, obs = env.reset(key)
+        carry, total = policy.begin(params, obs), 0.0
+        # A second episode, for its memory must not be that of the first.
+        for step_key in jax.random.split(key, 2 * (WAIT + 1)):
+            carry, action = policy.act(params, carry)
+            state, step = env.step(state, action, env.draw(step_key))
+            carry, total = policy.observe(params, carry, step), total + step.reward.mean()
+        return total / 2
+
+    return float(play(jax.random.key(7)))
+
+
+def test_with_a_core_ppo_recalls_what_it_saw():
+    assert mean_reward("gru") > 0.95
+
+
+def test_without_a_core_it_stays_at_chance():
+    # Of 800 coins the mean lies within 0.02 of a half, two thirds of the time.
+    assert abs(mean_reward("none") - 0.5) < 0.1

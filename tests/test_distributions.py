@@ -1,0 +1,408 @@
+"""Distributions of actions against sums, integrals and counts; and how raw actions become elements of a space."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl.distributions import LOG_STD, Categorical, Gaussian, MultiCategorical, TanhGaussian, head_of, log_slope
+from jaxrl.errors import SettingsError
+from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete
+
+INF = math.inf
+DRAWS = 20_000
+
+
+log_prob = jax.jit(lambda distribution, action: distribution.log_prob(action))
+entropy = jax.jit(lambda distribution: distribution.entropy())
+
+
+def spec_of(action_space):
+    return EnvSpec("Toy", Box(-1.0, 1.0, (4,)), action_space)
+
+
+def to_env(space, raw, squash=False):
+    return head_of(spec_of(space), squash).to_env(jnp.asarray(raw, jnp.float32))
+
+
+def normal(mean, log_std):
+    return Gaussian(jnp.array([mean], jnp.float32), jnp.array([log_std], jnp.float32))
+
+
+def drawn(space, outputs, squash=False, count=DRAWS):
+    """Actions of the space, one an environment, all of the same outputs of a network."""
+    head = head_of(spec_of(space), squash)
+
+    def draw(key):
+        rows = jnp.broadcast_to(jnp.array(outputs, jnp.float32), (count, len(outputs)))
+        return head.to_env(head.of(rows).sample(head.draw(key, count)))
+
+    return np.asarray(jax.jit(draw)(jax.random.key(0)))
+
+
+def softmax(logits):
+    weights = np.exp(np.asarray(logits, np.float64))
+    return weights / weights.sum()
+
+
+def chi_squared(counts, probabilities):
+    expected = np.sum(counts) * np.asarray(probabilities)
+    return np.sum((counts - expected) ** 2 / expected)
+
+
+def farthest_from(cdf, sample):
+    """Return the statistic of Kolmogorov and Smirnov, times the root of the count."""
+    at = cdf(np.sort(sample))
+    rank = np.arange(len(at) + 1) / len(at)
+    return max(np.max(rank[1:] - at), np.max(at - rank[:-1])) * len(at) ** 0.5
+
+
+def normal_cdf(x, mean, std):
+    return np.array([0.5 * math.erfc(-z / 2**0.5) for z in (np.asarray(x, np.float64) - mean) / std])
+
+
+# --- categories -------------------------------------------------------------------------------------------------
+
+LOGITS = [0.5, -1.0, 2.0, 0.0]
+PARTS = (2, 3)
+PART_LOGITS = [0.3, -0.4, 1.0, 0.0, -1.0]
+
+
+def combinations():
+    return np.stack(np.meshgrid(*(range(n) for n in PARTS), indexing="ij"), axis=-1).reshape(-1, len(PARTS))
+
+
+def test_probabilities_of_all_numbers_are_the_softmax_and_sum_to_1():
+    prob = np.exp(log_prob(Categorical(jnp.tile(jnp.array(LOGITS), (4, 1))), jnp.arange(4)))
+    np.testing.assert_allclose(prob, softmax(LOGITS), rtol=1e-5)
+    np.testing.assert_allclose(prob.sum(), 1.0, rtol=1e-5)
+
+
+def test_probabilities_of_all_combinations_are_products_and_sum_to_1():
+    pairs = combinations()
+    logits = jnp.tile(jnp.array(PART_LOGITS), (len(pairs), 1))
+    prob = np.exp(MultiCategorical(logits, PARTS).log_prob(jnp.asarray(pairs)))
+    np.testing.assert_allclose(prob, np.outer(softmax(PART_LOGITS[:2]), softmax(PART_LOGITS[2:])).ravel(), rtol=1e-5)
+    np.testing.assert_allclose(prob.sum(), 1.0, rtol=1e-5)
+
+
+def test_the_entropy_of_equal_chances_is_the_logarithm_of_their_number():
+    np.testing.assert_allclose(Categorical(jnp.full(7, 3.0)).entropy(), math.log(7), rtol=1e-6)
+    np.testing.assert_allclose(MultiCategorical(jnp.zeros(5), PARTS).entropy(), math.log(6), rtol=1e-6)
+
+
+def test_the_entropy_of_unequal_chances_is_the_mean_of_minus_their_logarithms():
+    p = softmax(LOGITS)
+    np.testing.assert_allclose(Categorical(jnp.array(LOGITS)).entropy(), -np.sum(p * np.log(p)), rtol=1e-5)
+    p = np.outer(softmax(PART_LOGITS[:2]), softmax(PART_LOGITS[2:]))
+    both = MultiCategorical(jnp.array(PART_LOGITS), PARTS)
+    np.testing.assert_allclose(both.entropy(), -np.sum(p * np.log(p)), rtol=1e-5)
+
+
+def test_a_sure_choice_has_entropy_0_and_a_finite_gradient():
+    sure = Categorical(jnp.array([0.0, 1e4, -1e4]))
+    value, slope = jax.jit(jax.value_and_grad(entropy))(sure)
+    assert value == 0
+    assert np.isfinite(slope.logits).all()
+
+
+def test_frequencies_of_numbers_are_their_probabilities():
+    counts = np.bincount(drawn(Discrete(4), LOGITS), minlength=4)
+    # Beyond 16.3 with probability 0.001, at three degrees of freedom.
+    assert chi_squared(counts, softmax(LOGITS)) < 16.3
+
+
+def test_frequencies_of_combinations_are_products():
+    pairs = drawn(MultiDiscrete(PARTS), PART_LOGITS)
+    counts = np.bincount(pairs[:, 0] * 3 + pairs[:, 1], minlength=6)
+    expected = np.outer(softmax(PART_LOGITS[:2]), softmax(PART_LOGITS[2:])).ravel()
+    # Beyond 20.5 with probability 0.001, at five degrees of freedom.
+    assert chi_squared(counts, expected) < 20.5
+
+
+def test_the_mode_of_categories_is_the_likeliest():
+    assert Categorical(jnp.array(LOGITS)).mode() == 2
+    pairs = combinations()
+    mode = MultiCategorical(jnp.array(PART_LOGITS), PARTS).mode()
+    each = MultiCategorical(jnp.tile(jnp.array(PART_LOGITS), (len(pairs), 1)), PARTS)
+    np.testing.assert_array_equal(mode, pairs[np.argmax(each.log_prob(jnp.asarray(pairs)))])
+
+
+def test_the_same_number_added_to_all_logits_changes_nothing():
+    before, after = (log_prob(Categorical(jnp.array(LOGITS) + shift), jnp.int32(1)) for shift in (0.0, 500.0))
+    np.testing.assert_allclose(before, after, atol=1e-4)
+
+
+# --- numbers ------------------------------------------------------------------------------------------------------
+
+GAUSSIANS = [(0.0, 0.0), (0.7, -1.0), (-1.5, 0.5)]
+"""Means and logarithms of scales."""
+
+
+def grid(mean, log_std):
+    """Points before squashing, ten scales to each side, `[K, 1]`."""
+    return np.linspace(mean - 10 * math.exp(log_std), mean + 10 * math.exp(log_std), 20_001)[:, None]
+
+
+def density(distribution, points):
+    wide = jax.tree.map(lambda x: jnp.broadcast_to(x, points.shape), distribution)
+    return np.exp(np.asarray(log_prob(wide, jnp.asarray(points, jnp.float32)), np.float64))
+
+
+@pytest.mark.parametrize(("mean", "log_std"), GAUSSIANS)
+def test_the_density_of_a_gaussian_integrates_to_1(mean, log_std):
+    points = grid(mean, log_std)
+    np.testing.assert_allclose(np.trapezoid(density(normal(mean, log_std), points), points[:, 0]), 1.0, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("mean", "log_std"), GAUSSIANS)
+def test_the_density_of_a_squashed_gaussian_integrates_to_1_over_the_squashed_actions(mean, log_std):
+    points = grid(mean, log_std)
+    squashed = density(TanhGaussian(normal(mean, log_std)), points)
+    np.testing.assert_allclose(np.trapezoid(squashed, np.tanh(points[:, 0])), 1.0, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("mean", "log_std"), GAUSSIANS)
+def test_the_density_of_squashed_actions_is_the_slope_of_their_distribution(mean, log_std):
+    edges = np.linspace(-0.95, 0.95, 39)
+    middles = (edges[1:] + edges[:-1]) / 2
+    reached = normal_cdf(np.arctanh(edges), mean, math.exp(log_std))
+    got = density(TanhGaussian(normal(mean, log_std)), np.arctanh(middles)[:, None])
+    np.testing.assert_allclose(got, np.diff(reached) / np.diff(edges), rtol=0.05, atol=0.01)
+
+
+@pytest.mark.parametrize(("mean", "log_std"), GAUSSIANS)
+def test_the_entropy_of_a_gaussian_is_the_integral(mean, log_std):
+    points = grid(mean, log_std)
+    p = np.maximum(density(normal(mean, log_std), points), 1e-300)
+    integral = np.trapezoid(-p * np.log(p), points[:, 0])
+    np.testing.assert_allclose(entropy(normal(mean, log_std)), integral, atol=1e-3)
+
+
+@pytest.mark.parametrize(("mean", "log_std"), [*GAUSSIANS, (0.2, -5.0), (6.0, 0.0)])
+def test_the_entropy_of_a_squashed_gaussian_is_the_integral(mean, log_std):
+    """Over the points before squashing, where the squashed density's logarithm is as smooth as the Gaussian."""
+    points, base = grid(mean, log_std), normal(mean, log_std)
+    log_p = np.log(np.maximum(density(TanhGaussian(base), points), 1e-300))
+    integral = np.trapezoid(-density(base, points) * log_p, points[:, 0])
+    np.testing.assert_allclose(entropy(TanhGaussian(base)), integral, atol=2e-3)
+
+
+def test_no_squashed_gaussian_has_more_entropy_than_the_uniform():
+    mean, log_std = (x.reshape(-1, 1) for x in jnp.meshgrid(jnp.linspace(-3, 3, 13), jnp.linspace(*LOG_STD, 29)))
+    most = entropy(TanhGaussian(Gaussian(mean, log_std))).max()
+    assert math.log(2) - 0.05 < most < math.log(2)
+
+
+def test_log_probabilities_and_entropies_of_several_numbers_are_sums():
+    mean, log_std, point = jnp.array([0.1, -2.0]), jnp.array([0.3, -0.7]), jnp.array([0.5, -1.0])
+    for make in (Gaussian, lambda *args: TanhGaussian(Gaussian(*args))):
+        both, parts = make(mean, log_std), [make(mean[i : i + 1], log_std[i : i + 1]) for i in range(2)]
+        alone = [part.log_prob(point[i : i + 1]) for i, part in enumerate(parts)]
+        np.testing.assert_allclose(both.log_prob(point), sum(alone), rtol=1e-5)
+        np.testing.assert_allclose(both.entropy(), sum(part.entropy() for part in parts), rtol=1e-5)
+
+
+def test_samples_of_a_gaussian_are_distributed_as_it_says():
+    space = Box(-INF, INF, (2,))
+    actions = drawn(space, [0.7, -1.0, math.log(0.5), math.log(2.0)])
+    # Beyond 1.95 with probability 0.001.
+    assert farthest_from(lambda x: normal_cdf(x, 0.7, 0.5), actions[:, 0]) < 1.95
+    assert farthest_from(lambda x: normal_cdf(x, -1.0, 2.0), actions[:, 1]) < 1.95
+    assert abs(np.corrcoef(actions.T)[0, 1]) < 0.03
+
+
+def test_samples_of_a_squashed_gaussian_are_distributed_as_it_says():
+    actions = drawn(Box(-2.0, 6.0, (1,)), [0.3, math.log(0.8)], squash=True)[:, 0]
+    unsquashed = lambda x: np.arctanh((np.asarray(x, np.float64) - 2) / 4)
+    assert farthest_from(lambda x: normal_cdf(unsquashed(x), 0.3, 0.8), actions) < 1.95
+
+
+def test_the_mode_of_a_gaussian_is_its_mean_before_squashing():
+    base = Gaussian(jnp.array([0.4, -3.0]), jnp.array([0.0, 1.0]))
+    np.testing.assert_array_equal(base.mode(), base.mean)
+    np.testing.assert_array_equal(TanhGaussian(base).mode(), base.mean)
+
+
+def test_outputs_of_a_network_are_a_mean_and_a_logarithm_of_a_scale_held_within_bounds():
+    head = head_of(spec_of(Box(-1.0, 1.0, (2,))))
+    assert (head.outputs, head.scales) == (4, 2)
+    distribution = head.of(jnp.array([0.5, -0.5, 100.0, -100.0]))
+    np.testing.assert_array_equal(distribution.mode(), [0.5, -0.5])
+    low, high = LOG_STD
+    np.testing.assert_allclose(
+        distribution.sample(jnp.ones(2)), [0.5 + math.exp(high), -0.5 + math.exp(low)], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("u", [-30.0, 30.0, -1000.0, 1000.0])
+def test_log_slope_and_its_gradient_are_right_far_out(u):
+    value, slope = jax.value_and_grad(log_slope)(jnp.float32(u))
+    np.testing.assert_allclose(value, 2 * (math.log(2) - abs(u)), rtol=1e-6)
+    np.testing.assert_allclose(slope, -2 * math.copysign(1.0, u), rtol=1e-6)
+
+
+@pytest.mark.parametrize("u", [-3.0, -0.5, 0.0, 0.01, 2.0])
+def test_log_slope_is_the_logarithm_of_the_slope_of_tanh(u):
+    value, slope = jax.value_and_grad(log_slope)(jnp.float32(u))
+    np.testing.assert_allclose(value, math.log(1 - math.tanh(u) ** 2), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(slope, -2 * math.tanh(u), rtol=1e-5, atol=1e-6)
+
+
+def test_the_log_probability_of_a_squashed_action_far_out_is_finite_with_its_gradient():
+    at = jax.value_and_grad(lambda *args: TanhGaussian(Gaussian(args[0], jnp.zeros(1))).log_prob(args[1]), (0, 1))
+    value, slopes = at(jnp.zeros(1), jnp.array([30.0]))
+    exact = -(30.0**2) / 2 - 0.5 * math.log(2 * math.pi) - 2 * (math.log(2) - 30.0)
+    np.testing.assert_allclose(value, exact, rtol=1e-5)
+    np.testing.assert_allclose(slopes, [[30.0], [-30.0 + 2.0]], rtol=1e-5)
+
+
+# --- all of them --------------------------------------------------------------------------------------------------
+
+SPACES = {
+    "Discrete": (Discrete(5), False, ()),
+    "MultiDiscrete": (MultiDiscrete((2, 3)), False, (2,)),
+    "Box": (Box(-1.0, 1.0, (2, 2)), False, (4,)),
+    "squashed Box": (Box(-1.0, 1.0, (2, 2)), True, (4,)),
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_outputs_may_have_any_leading_axes(name):
+    space, squash, action = SPACES[name]
+    head = head_of(spec_of(space), squash)
+
+    @jax.jit
+    def look(outputs):
+        distribution = head.of(outputs)
+        mode = distribution.mode()
+        return mode, distribution.log_prob(mode), distribution.entropy()
+
+    outputs = jax.random.normal(jax.random.key(0), (3, 2, head.outputs))
+    together, alone = look(outputs), look(outputs[2, 1])
+    assert [x.shape for x in together] == [(3, 2, *action), (3, 2), (3, 2)]
+    assert [x.shape for x in alone] == [action, (), ()]
+    for many, one in zip(together, alone, strict=True):
+        np.testing.assert_allclose(many[2, 1], one, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_samples_differ_from_one_environment_to_the_next_and_repeat_with_the_key(name):
+    space, squash, _ = SPACES[name]
+    head = head_of(spec_of(space), squash)
+    distribution = head.of(jnp.zeros((50, head.outputs)))
+    one, same, other = (distribution.sample(head.draw(jax.random.key(seed), 50)) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one, same)
+    assert (one != other).any()
+    assert len(np.unique(one, axis=0)) > 2
+
+
+# --- elements of a space ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("space", "raw"),
+    [
+        (Discrete(3, "int8"), [2]),
+        (Discrete(3), [2]),
+        (MultiDiscrete((2, 3), "uint8"), [[1, 2]]),
+        (MultiDiscrete((2, 3)), [[1, 2]]),
+    ],
+)
+def test_whole_numbers_reach_the_environment_unchanged_and_as_its_dtype(space, raw):
+    action = head_of(spec_of(space)).to_env(jnp.array(raw, jnp.int32))
+    assert action.dtype == space.dtype
+    np.testing.assert_array_equal(action, raw)
+
+
+@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_numbers_reach_the_environment_as_its_dtype(dtype, squash):
+    assert to_env(Box(-1.0, 1.0, (2,), dtype), [[0.5, -0.5]], squash).dtype == dtype
+
+
+def test_a_network_puts_out_a_number_for_each_choice():
+    assert head_of(spec_of(Discrete(5))).outputs == 5
+    assert head_of(spec_of(MultiDiscrete((2, 3)))).outputs == 5
+
+
+def test_bounded_actions_are_rescaled_and_clipped_beyond():
+    raw = [[-1.0], [1.0], [0.0], [0.5], [-7.0], [7.0]]
+    assert to_env(Box(2.0, 6.0, (1,)), raw)[:, 0].tolist() == [2, 6, 4, 5, 2, 6]
+
+
+def test_actions_bounded_on_one_side_are_only_clipped_there():
+    raw = [[-1.0], [0.5], [2.5]]
+    assert to_env(Box(0.0, INF, (1,)), raw)[:, 0].tolist() == [0, 0.5, 2.5]
+    assert to_env(Box(-INF, 0.75, (1,)), raw)[:, 0].tolist() == [-1, 0.5, 0.75]
+
+
+def test_unbounded_actions_are_left_as_they_are():
+    raw = [[-1e6, 0.25], [3.0, 1e6]]
+    assert to_env(Box(-INF, INF, (2,)), raw).tolist() == raw
+
+
+def test_every_entry_keeps_to_its_own_bounds():
+    space = Box((-1.0, 0.0, -INF, 5.0), (1.0, 10.0, INF, INF), (4,))
+    actions = to_env(space, [[1.0] * 4, [-1.0] * 4, [9.0] * 4])
+    assert actions.tolist() == [[1, 10, 1, 5], [-1, 0, -1, 5], [1, 10, 9, 9]]
+
+
+def test_squashed_entries_keep_to_their_own_bounds():
+    space = Box((-1.0, 0.0), (1.0, 10.0), (2,))
+    half = math.tanh(0.5)
+    np.testing.assert_allclose(to_env(space, [[0.5, 0.5]], squash=True), [[half, 5 + 5 * half]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3), (2, 1, 2)])
+def test_actions_have_the_shape_of_the_space(shape):
+    size = math.prod(shape)
+    raw = np.arange(3 * size, dtype=np.float32).reshape(3, size)
+    space = Box(-INF, INF, shape)
+    assert head_of(spec_of(space)).outputs == 2 * size
+    np.testing.assert_array_equal(to_env(space, raw), raw.reshape(3, *shape))
+
+
+def test_bounds_of_each_entry_of_a_matrix_are_taken_row_by_row():
+    high = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+    space = Box(tuple(-x for x in high), high, (2, 3))
+    np.testing.assert_array_equal(to_env(space, [[1.0] * 6])[0], [[1, 2, 3], [4, 5, 6]])
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (-0.1, 0.3), (1e-3, 7.7), (-2.0, 1000.1)])
+def test_squashed_actions_stay_within_their_bounds(low, high):
+    raw = np.linspace(-4, 4, 101, dtype=np.float32)[:, None]
+    actions = np.asarray(to_env(Box(low, high, (1,)), raw, squash=True))
+    assert (actions > np.float32(low)).all()
+    assert (actions < np.float32(high)).all()
+    assert (np.diff(actions[:, 0]) > 0).all()
+    far = np.asarray(to_env(Box(low, high, (1,)), [[-1e6], [-30.0], [30.0], [1e6]], squash=True))
+    assert (far >= np.float32(low)).all()
+    assert (far <= np.float32(high)).all()
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(-INF, INF), (0.0, INF), (-INF, 0.0), ((-1.0, -INF), (1.0, 1.0)), ((-1.0, -1.0), (1.0, INF))]
+)
+def test_squashing_needs_bounds_of_every_entry(low, high):
+    space = Box(low, high, (2,))
+    with pytest.raises(SettingsError, match=r"agent\.squash.*Toy"):
+        head_of(spec_of(space), squash=True)
+    head_of(spec_of(space), squash=False)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        {"arm": Box(-1.0, 1.0, (2,)), "grip": Discrete(2)},
+        (Discrete(2), Discrete(3)),
+        Box(0, 10, (2,), "int32"),
+        Box(0, 255, (2,), "uint8"),
+    ],
+)
+@pytest.mark.parametrize("squash", [False, True])
+def test_other_actions_are_refused_by_name(space, squash):
+    with pytest.raises(SettingsError, match=r"Toy has actions .* expected Discrete, MultiDiscrete or a Box"):
+        head_of(spec_of(space), squash)

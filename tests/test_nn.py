@@ -1,0 +1,360 @@
+"""The network of a policy with a critic: how it begins, what is shared, what it sees, and what it remembers."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl.agents.actor_critic import PPOConfig, Sample, _judge, _network, _Parts
+from jaxrl.distributions import head_of
+from jaxrl.errors import SettingsError
+from jaxrl.nn import MLP, ActorCritic, no_memory
+from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete, Remembered, sample_space, space_zeros
+
+VECTOR = Box(-1.0, 1.0, (6,))
+IMAGE = Box(0, 255, (5, 4, 2), "uint8")
+SPACES = {
+    "vector": VECTOR,
+    "number": Box(-1.0, 1.0, ()),
+    "image": IMAGE,
+    "discrete": Discrete(4),
+    "several numbers": MultiDiscrete((2, 3)),
+    "dict": {"camera": IMAGE, "arm": VECTOR, "mode": Discrete(4)},
+    "tuple": (VECTOR, MultiDiscrete((2, 3))),
+    "nested": {"a": (VECTOR, Discrete(4)), "b": {"c": IMAGE}},
+}
+OUTPUTS = 3
+KEY = jax.random.key(0)
+
+
+class Toy(NamedTuple):
+    """A network, and what would otherwise be compiled anew in every test."""
+
+    network: ActorCritic
+    init: Any
+    """Makes the parameters as they begin, from a key."""
+    apply: Any
+    shapes: Any
+    """Of the parameters."""
+    drawn: Any
+    """Random parameters, such that everything in the network matters."""
+
+
+def toy_of(network, space):
+    obs, memory = space_zeros(space), no_memory(network.core, network.core_features)
+    seen = jax.tree.map(lambda x: x[None], obs if memory is None else Remembered(obs, memory))
+    init = jax.jit(lambda key: network.init(key, seen))
+    shapes, rng = jax.eval_shape(init, KEY), np.random.default_rng(0)
+    drawn = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), shapes)
+    return Toy(network, init, jax.jit(network.apply), shapes["params"], drawn)
+
+
+@functools.cache
+def a_toy(name="vector", **settings):
+    return toy_of(ActorCritic(SPACES[name], OUTPUTS, features=(8, 5), **settings), SPACES[name])
+
+
+def vectors():
+    return jnp.asarray(np.random.default_rng(0).normal(size=(7, 6)), jnp.float32)
+
+
+def matrices(params):
+    """All kernels by name, those of convolutions as `[inputs, outputs]`."""
+    leaves = jax.tree_util.tree_leaves_with_path(params["params"])
+    named = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
+    return {name: x.reshape(-1, x.shape[-1]) for name, x in named.items() if name.endswith("kernel")}
+
+
+def check_orthogonal(matrix, gain):
+    narrow = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
+    np.testing.assert_allclose(narrow.T @ narrow, gain**2 * np.eye(narrow.shape[1]), atol=1e-5 * gain**2)
+
+
+def size_of(toy):
+    return sum(leaf.size for leaf in jax.tree.leaves(toy.shapes))
+
+
+def slopes(toy):
+    """The largest entry of the gradients of the policy's outputs and of the values, by the parts of the network."""
+
+    def largest(output):
+        total = lambda params: jnp.sum(jnp.sin(toy.network.apply(params, vectors())[output]))
+        grads = jax.grad(total)(toy.drawn)["params"]
+        leaves = {name: jax.tree.leaves(part) for name, part in grads.items()}
+        return {name: jnp.stack([jnp.abs(x).max() for x in part]).max() for name, part in leaves.items()}
+
+    return jax.jit(lambda: (largest(0), largest(1)))()
+
+
+# --- the beginning ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "settings"), [("vector", {}), ("image", {"shared": True})], ids=["vector", "image"])
+def test_matrices_begin_orthogonal_each_with_its_gain(name, settings):
+    found = matrices(a_toy(name, **settings).init(KEY))
+    gains = {"policy/kernel": 0.01, "value/kernel": 1.0}
+    for matrix, kernel in found.items():
+        check_orthogonal(kernel, gains.get(matrix, 2**0.5))
+    layers = {"vector": 2 + 2, "image": 1 + 2}[name]
+    assert len(found) == layers + 2
+    assert set(gains) < set(found)
+
+
+def test_other_networks_begin_orthogonal_only_if_told():
+    x = jnp.zeros((1, 6))
+    told, untold = (
+        matrices(MLP((4,), orthogonal=orthogonal).init(KEY, x))["Dense_0/kernel"] for orthogonal in (True, False)
+    )
+    check_orthogonal(told, 2**0.5)
+    with pytest.raises(AssertionError):
+        check_orthogonal(untold, 2**0.5)
+
+
+def test_at_first_all_actions_are_nearly_alike_whatever_is_seen():
+    toy = a_toy()
+    outputs, value, _ = toy.apply(toy.init(KEY), 10 * vectors())
+    assert 0 < np.abs(outputs).max() < 0.05
+    assert np.abs(value).max() > 0.1
+
+
+def test_networks_of_two_seeds_differ():
+    toy = a_toy()
+    one, other = (toy.apply(toy.init(jax.random.key(seed)), vectors())[1] for seed in (0, 1))
+    assert np.abs(one - other).max() > 0.1
+
+
+def test_separate_torsos_do_not_begin_alike():
+    params = a_toy().init(KEY)["params"]
+    actor, critic = (params[name]["Dense_0"]["kernel"] for name in ("actor_torso", "critic_torso"))
+    assert np.abs(actor - critic).max() > 0.1
+
+
+def test_free_scales_begin_at_1_for_every_observation():
+    toy = a_toy(scales=1, shared=True)
+    outputs, _, _ = toy.apply(toy.init(KEY), vectors())
+    assert outputs.shape == (7, OUTPUTS)
+    np.testing.assert_array_equal(outputs[:, -1], np.zeros(7))
+    assert (np.std(outputs[:, :-1], axis=0) > 0).all()
+
+
+def test_free_scales_are_learnt_and_do_not_depend_on_the_observation():
+    toy = a_toy(scales=2)
+    outputs, _, _ = toy.apply(toy.drawn, vectors())
+    np.testing.assert_array_equal(outputs[:, 1:], np.tile(toy.drawn["params"]["log_std"], (7, 1)))
+    policy, value = slopes(toy)
+    assert policy["log_std"] > 0
+    assert value["log_std"] == 0
+
+
+def test_scales_that_are_not_free_depend_on_the_observation():
+    toy = a_toy(scales=0)
+    assert "log_std" not in toy.shapes
+    assert (np.std(toy.apply(toy.drawn, vectors())[0], axis=0) > 0.1).all()
+
+
+# --- what is shared -----------------------------------------------------------------------------------------------
+
+TORSO = (6 * 8 + 8) + (8 * 5 + 5)
+HEADS = (5 * OUTPUTS + OUTPUTS) + (5 + 1)
+
+
+def test_a_shared_torso_is_there_once_and_separate_ones_twice():
+    assert size_of(a_toy(shared=True)) == TORSO + HEADS
+    assert size_of(a_toy(shared=False)) == 2 * TORSO + HEADS
+
+
+def test_with_separate_torsos_policy_and_value_learn_apart():
+    policy, value = slopes(a_toy())
+    assert policy["critic_torso"] == policy["value"] == 0
+    assert min(policy["actor_torso"], policy["policy"]) > 0
+    assert value["actor_torso"] == value["policy"] == 0
+    assert min(value["critic_torso"], value["value"]) > 0
+
+
+def test_with_a_shared_torso_policy_and_value_learn_together():
+    policy, value = slopes(a_toy(shared=True))
+    assert min(policy["actor_torso"], value["actor_torso"]) > 0
+    assert policy["value"] == value["policy"] == 0
+
+
+# --- layer norm ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["vector", "image"])
+def test_layer_norm_takes_the_scale_out_of_observations(name):
+    """With biases of 0, as at the beginning, and everything else random."""
+    obs = 1.0 + np.asarray(sample_space(SPACES[name], KEY, 7), np.float32)
+    change = {}
+    for layer_norm in (False, True):
+        toy = a_toy(name, layer_norm=layer_norm)
+        params = jax.tree_util.tree_map_with_path(lambda path, x: x * (path[-1].key != "bias"), toy.drawn)
+        near, far = (toy.apply(params, jnp.asarray(scale * obs))[1] for scale in (1.0, 3.0))
+        change[layer_norm] = np.abs(near - far).max()
+    assert change[True] < 1e-2
+    assert change[False] > 0.1
+
+
+def test_layer_norm_adds_a_scale_and_a_shift_to_every_unit_of_the_torsos():
+    assert size_of(a_toy(layer_norm=True)) == size_of(a_toy()) + 2 * 2 * (8 + 5)
+
+
+# --- observations -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_every_part_of_an_observation_counts_in_its_own_row_and_in_no_other(name):
+    toy = a_toy(name)
+    obs = sample_space(SPACES[name], KEY, 6)
+    outputs, value, memory = toy.apply(toy.drawn, obs)
+    assert (outputs.shape, value.shape, memory) == ((6, OUTPUTS), (6,), ())
+    leaves, treedef = jax.tree.flatten(obs)
+    for i, leaf in enumerate(leaves):
+        unlike = next(row for row in range(6) if (leaf[row] != leaf[0]).any())
+        changed = [*leaves[:i], leaf.at[0].set(leaf[unlike]), *leaves[i + 1 :]]
+        new_outputs, new_value, _ = toy.apply(toy.drawn, jax.tree.unflatten(treedef, changed))
+        assert np.abs(new_outputs - outputs)[0].min() > 1e-4
+        assert np.abs(new_value - value)[0] > 1e-4
+        np.testing.assert_array_equal(new_outputs[1:], outputs[1:])
+        np.testing.assert_array_equal(new_value[1:], value[1:])
+
+
+def test_every_number_of_a_discrete_observation_has_a_value_of_its_own():
+    toy = a_toy("discrete")
+    value = np.asarray(toy.apply(toy.drawn, jnp.array([0, 1, 2, 3, 0, 0]))[1])
+    assert len(np.unique(value)) == 4
+
+
+def test_images_of_bytes_are_seen_as_fractions():
+    toy, image = a_toy("image"), sample_space(IMAGE, KEY, 6)
+    fractions = ActorCritic(Box(0.0, 1.0, IMAGE.shape), OUTPUTS, features=(8, 5))
+    value = jax.jit(fractions.apply)(toy.drawn, image.astype(jnp.float32) / 255)[1]
+    np.testing.assert_allclose(toy.apply(toy.drawn, image)[1], value, atol=1e-5)
+
+
+def test_images_are_convolved_unless_told_otherwise():
+    conv, dense = (a_toy("image", torso=torso).shapes["actor_torso"] for torso in ("auto", "mlp"))
+    assert conv["Conv_0"]["kernel"].shape == (3, 3, 2, 16)
+    assert conv["MLP_0"]["Dense_0"]["kernel"].shape == ((5 - 2) * (4 - 2) * 16, 8)
+    assert dense["Dense_0"]["kernel"].shape == (5 * 4 * 2, 8)
+
+
+@pytest.mark.parametrize("name", ["vector", "discrete", "dict"])
+def test_what_is_not_an_image_cannot_be_convolved(name):
+    with pytest.raises(SettingsError, match="torso conv wants"):
+        a_toy(name, torso="conv")
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+
+CORES = ["gru", "lstm"]
+ROWS, STEPS, WIDTH = 3, 6, 4
+FIRST = np.zeros((ROWS, STEPS), bool)
+FIRST[0, 0] = FIRST[1, 2] = FIRST[1, 3] = FIRST[0, 5] = True
+"""Row 0 begins with an episode and ends with another, row 1 holds one of a single step, row 2 only goes on."""
+
+
+class Recurrent:
+    """A recurrent agent's network with random parameters, sequences for it, and memories before them."""
+
+    def __init__(self, core, name):
+        config = PPOConfig(core=core, core_features=WIDTH, features=(8, 5))
+        spec = EnvSpec("Toy", SPACES[name], Box(-1.0, 1.0, (2,)))
+        head, self.blank = head_of(spec), no_memory(core, WIDTH)
+        network = _network(config, spec, head)
+        toy = toy_of(network, SPACES[name])
+        self.apply, self.params = toy.apply, toy.drawn
+        rng = np.random.default_rng(1)
+        self.memory = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=(ROWS, *x.shape)), jnp.float32), self.blank)
+        self.judge = jax.jit(functools.partial(_judge, _Parts(config, network, None, head, spec, self.blank)))
+        flat = sample_space(SPACES[name], jax.random.key(1), ROWS * STEPS)
+        self.obs = jax.tree.map(lambda x: x.reshape(ROWS, STEPS, *x.shape[1:]), flat)
+
+    def at_once(self, **changed):
+        """Return means of actions `[ROWS, STEPS, 2]`, and values `[ROWS, STEPS]`, of whole sequences."""
+        nothing = jnp.zeros((ROWS, STEPS))
+        sample = Sample(self.obs, *[nothing] * 6, memory=self.memory, first=jnp.asarray(FIRST))
+        distribution, value = self.judge(self.params, sample._replace(**changed))
+        return distribution.mean, value
+
+    def one_at_a_time(self):
+        """The same by single steps, what is remembered set to zeros by hand where an episode begins."""
+        rows, memory = [], self.memory
+        for t in range(STEPS):
+            begins = jnp.asarray(FIRST[:, t : t + 1])
+            memory = jax.tree.map(lambda x, begins=begins: jnp.where(begins, 0.0, x), memory)
+            obs = jax.tree.map(lambda x, t=t: x[:, t], self.obs)
+            outputs, value, memory = self.apply(self.params, Remembered(obs, memory))
+            rows.append((outputs[:, :2], value))
+        return [jnp.stack(column, axis=1) for column in zip(*rows, strict=True)]
+
+    def change_of_values(self, **changed):
+        return np.abs(np.asarray(self.at_once()[1]) - np.asarray(self.at_once(**changed)[1]))
+
+
+@functools.cache
+def recurrent(core, name="vector"):
+    return Recurrent(core, name)
+
+
+@pytest.mark.parametrize(("core", "name"), [("gru", "vector"), ("lstm", "vector"), ("gru", "dict")])
+def test_a_sequence_at_once_is_judged_as_step_by_step(core, name):
+    toy = recurrent(core, name)
+    for whole, stepped in zip(toy.at_once(), toy.one_at_a_time(), strict=True):
+        assert whole.shape == stepped.shape
+        np.testing.assert_allclose(whole, stepped, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_an_episode_remembers_its_own_steps_and_nothing_of_the_one_before(core):
+    """Row 1 holds the episodes of steps 0 and 1, of step 2, and of steps 3 to 5; step 0 and then step 3 is changed."""
+    toy = recurrent(core)
+    before = toy.change_of_values(obs=toy.obs.at[1, 0].add(1.0)) > 0
+    assert before[1].tolist() == [True, True, False, False, False, False]
+    after = toy.change_of_values(obs=toy.obs.at[1, 3].add(1.0)) > 0
+    assert after[1].tolist() == [False, False, False, True, True, True]
+    assert not before[[0, 2]].any()
+    assert not after[[0, 2]].any()
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_a_sequence_begins_with_the_memory_it_is_given_unless_an_episode_begins_there(core):
+    toy = recurrent(core)
+    change = toy.change_of_values(memory=jax.tree.map(lambda x: x + 1.0, toy.memory)) > 0
+    assert change[:, 0].tolist() == [False, True, True]
+    assert change[0].tolist() == [False] * 6
+    assert change[1].tolist() == [True, True, False, False, False, False]
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_the_gradient_of_a_value_reaches_back_to_the_first_step_of_its_episode(core):
+    toy = recurrent(core)
+    slope_of = jax.jit(jax.grad(lambda obs, t: toy.at_once(obs=obs)[1][1, t]))
+    reached = lambda t: np.asarray(jnp.abs(slope_of(toy.obs, t)).max(axis=-1) > 0)
+    assert reached(5)[1].tolist() == [False, False, False, True, True, True]
+    assert reached(1)[1].tolist() == [True, True, False, False, False, False]
+    assert not reached(5)[[0, 2]].any()
+
+
+@pytest.mark.parametrize(("core", "gates"), [("gru", 3), ("lstm", 4)])
+def test_a_core_stands_behind_one_torso_for_both(core, gates):
+    parts = a_toy(core=core, core_features=WIDTH).shapes
+    assert set(parts) == {"actor_torso", "cell", "policy", "value"}
+    kernels = [x.size for x in jax.tree.leaves(parts["cell"]) if len(x.shape) == 2]
+    assert sum(kernels) == gates * WIDTH * (5 + WIDTH)
+    assert parts["policy"]["kernel"].shape == (WIDTH, OUTPUTS)
+    assert parts["value"]["kernel"].shape == (WIDTH, 1)
+
+
+def test_with_a_core_all_actions_are_nearly_alike_at_first():
+    toy = a_toy(core="gru", core_features=WIDTH)
+    outputs, value, _ = toy.apply(toy.init(KEY), Remembered(vectors(), jnp.ones((7, WIDTH))))
+    assert 0 < np.abs(outputs).max() < 0.05
+    assert np.abs(value).max() > 0.1
+
+
+@pytest.mark.parametrize(("core", "blank"), [("none", None), ("gru", [0.0] * 3), ("lstm", ([0.0] * 3, [0.0] * 3))])
+def test_a_core_begins_with_zeros(core, blank):
+    assert jax.tree.map(lambda x: x.tolist(), no_memory(core, 3)) == blank
