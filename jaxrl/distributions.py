@@ -173,7 +173,7 @@ def head_of(spec: EnvSpec, squash: bool = False) -> Head:
     if isinstance(space, MultiDiscrete):
         of = partial(_multi, tuple(space.n))
         return Head(sum(space.n), of, partial(_gumbel, sum(space.n)), lambda raw: raw.astype(space.dtype))
-    if not isinstance(space, Box) or not np.issubdtype(np.dtype(space.dtype), np.floating):
+    if not isinstance(space, Box) or not jnp.issubdtype(np.dtype(space.dtype), jnp.floating):
         raise SettingsError(
             f"{spec.name} has actions {space}; expected Discrete, MultiDiscrete or a Box of floating-point numbers"
         )

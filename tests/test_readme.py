@@ -37,6 +37,12 @@ def test_custom_strategy(tmp_path: Path) -> None:
     assert means[2] > 180
 
 
+def test_on_policy(tmp_path: Path) -> None:
+    best, action = run(block("on-policy"), tmp_path).splitlines()[-1].split(maxsplit=1)
+    assert -2_000 < float(best) < -100
+    assert -2.0 <= float(action.strip("[]")) <= 2.0
+
+
 @pytest.mark.parametrize("length", [pytest.param("50_000", marks=pytest.mark.slow), "2_000"])
 def test_library(tmp_path: Path, length: str) -> None:
     code = block("library")

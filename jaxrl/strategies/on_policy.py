@@ -119,11 +119,11 @@ def check_minibatches(units: int, minibatches: int, what: str) -> None:
     """Raise `SettingsError`, naming the nearest settings, unless `minibatches` divides `units`."""
     if units % minibatches == 0:
         return
-    fits = [m for m in range(1, units + 1) if units % m == 0]
-    near = sorted(fits, key=lambda m: abs(m - minibatches))[:2]
+    below = max(m for m in range(1, minibatches + 1) if units % m == 0)
+    above = min((m for m in range(minibatches, units + 1) if units % m == 0), default=below)
     raise SettingsError(
         f"minibatches {minibatches} does not divide the {units} {what} of a rollout; "
-        f"the nearest that does is {' or '.join(map(str, sorted(near)))}"
+        f"the nearest that does is {' or '.join(map(str, sorted({below, above})))}"
     )
 
 

@@ -105,7 +105,7 @@ def test_standardised_advantages_have_mean_0_and_deviation_1(mode):
 
 
 def test_entries_of_weight_0_do_not_count_when_advantages_are_standardised(mode):
-    x, weight = jnp.array([1.0, 1e6, 3.0, -1e6, 5.0]), jnp.array([1.0, 0.0, 1.0, 0.0, 1.0])
+    x, weight = jnp.array([1.0, 1e6, 3.0, -2e5, 5.0]), jnp.array([1.0, 0.0, 1.0, 0.0, 1.0])
     out = mode(standardise)(x, weight)[jnp.array([0, 2, 4])]
     deviation = ((2**2 + 0 + 2**2) / 3) ** 0.5
     np.testing.assert_allclose(out, [-2 / deviation, 0.0, 2 / deviation], atol=1e-6)
