@@ -5,7 +5,7 @@ Shape legend, used in all docstrings: `N` environments, `T` time, `B` minibatch,
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -288,6 +288,44 @@ def reduce_metrics(stacked: Metrics) -> Metrics:
         return stat(metric)
 
     return {name: reduce(metric) for name, metric in stacked.items()}
+
+
+def column(scalars: Sequence[Array]) -> Array:
+    """Stack scalars. As a chain of selects it is one kernel with what follows; a concatenation takes one a scalar."""
+    place = jnp.arange(len(scalars))
+    stacked = jnp.broadcast_to(scalars[0], place.shape)
+    for i, scalar in enumerate(scalars[1:], 1):
+        stacked = jnp.where(place == i, scalar, stacked)
+    return stacked
+
+
+def as_stat(metric: Array | Stat | Total) -> Stat:
+    """Return any metric as a `Stat`, of which a `Total` fills the count alone."""
+    if isinstance(metric, Stat):
+        return metric
+    if isinstance(metric, Total):
+        return Stat(metric.count, jnp.float32(0), jnp.float32(math.inf), jnp.float32(-math.inf))
+    return stat(metric)
+
+
+def columns_of(metrics: Metrics) -> Stat:
+    """Return metrics as one `Stat` whose fields are `[M]`, in the order of their sorted names."""
+    each = [as_stat(metric) for _, metric in sorted(metrics.items())]
+    return Stat(*(column(scalars) for scalars in zip(*each, strict=True)))
+
+
+def metrics_of(columns: Stat, like: Metrics) -> Metrics:
+    """Take `columns_of` back, for metrics of the names and kinds of `like`."""
+    made: dict[str, Stat | Total] = {}
+    for i, (name, metric) in enumerate(sorted(like.items())):
+        one = jax.tree.map(lambda x, i=i: x[i], columns)
+        made[name] = Total(one.count) if isinstance(metric, Total) else one
+    return made
+
+
+def merge_stats(a: Stat, b: Stat) -> Stat:
+    """Summarise what two summaries do."""
+    return Stat(a.count + b.count, a.sum + b.sum, jnp.minimum(a.min, b.min), jnp.maximum(a.max, b.max))
 
 
 # --- pytrees --------------------------------------------------------------------------------------------------

@@ -361,7 +361,8 @@ def _update(
     )
     lr = linear(hyper.lr, 0.0, config.lr_decay, opt_step) if config.lr_decay else hyper.lr
     params, opt_state, norm = parts.descent.step(state.params, Flat.of(grads), state.opt_state, lr, hyper.max_grad_norm)
-    metrics = {"loss": loss, "grad_norm": norm, **{name: term.mean() for name, term in terms.items()}}
+    means = jnp.stack(list(terms.values())).reshape(len(terms), -1).mean(axis=1)
+    metrics = {"loss": loss, "grad_norm": norm, **{name: means[i] for i, name in enumerate(terms)}}
     return ActorCriticState(params, opt_state, hyper), metrics, jnp.zeros(rows)
 
 

@@ -7,7 +7,20 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.envs.base import Env
-from jaxrl.types import Array, EnvSpec, Key, Metrics, PyTree, Step, reduce_metrics, tree_bytes
+from jaxrl.types import (
+    Array,
+    EnvSpec,
+    Key,
+    Metrics,
+    PyTree,
+    Stat,
+    Step,
+    columns_of,
+    merge_stats,
+    metrics_of,
+    stat,
+    tree_bytes,
+)
 
 BLOCK = 64
 """Iterations whose randomness is drawn in one batched call, at most."""
@@ -130,6 +143,15 @@ def repeat(
     """Run `state, metrics = body(state, noise[i], first + i)` for each of `times` rows of `noise`."""
     if times == 1:
         return body(state, jax.tree.map(lambda x: x[0], noise), first)
-    steps = first + jnp.arange(times, dtype=jnp.uint32)
-    state, metrics = jax.lax.scan(lambda s, xs: body(s, *xs), state, (noise, steps))
-    return state, reduce_metrics(metrics)
+
+    def one(carry: tuple[PyTree, Stat], xs: tuple[PyTree, Array]) -> tuple[tuple[PyTree, Stat], None]:
+        state, sums = carry
+        state, metrics = body(state, *xs)
+        return (state, merge_stats(sums, columns_of(metrics))), None
+
+    # Summed as they come: stacked, every number of every metric would be written by a kernel of its own.
+    xs = (noise, first + jnp.arange(times, dtype=jnp.uint32))
+    _, like = jax.eval_shape(body, state, *jax.tree.map(lambda x: x[0], xs))
+    nothing = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(like),)), stat(jnp.zeros(()), False))
+    (state, sums), _ = jax.lax.scan(one, (state, nothing), xs)
+    return state, metrics_of(sums, like)

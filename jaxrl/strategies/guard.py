@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent
-from jaxrl.types import Array, Batch, Metrics, PyTree, Stat, Total, all_finite, stat, tree_where
+from jaxrl.types import Array, Batch, Metrics, PyTree, Stat, Total, all_finite, column, stat, tree_where
 
 PARAMETERS = "parameters"
 """Named when every metric of an update was finite, but not what it made of the agent."""
@@ -46,22 +46,21 @@ def guarded_update(
     """
     new, metrics, priorities = agent.update(state, batch, noise, opt_step)
     # A `Stat` without measurements has infinite bounds; its sum tells whether what was measured is finite.
-    finite = {name: all_finite(m.sum if isinstance(m, Stat) else m) for name, m in metrics.items()}
-    health, ok = _examine(health, {**finite, PARAMETERS: all_finite(new)}, opt_step)
+    told = {name: m.sum if isinstance(m, Stat) else m for name, m in metrics.items() if not isinstance(m, Total)}
+    health, ok = _examine(health, {**told, PARAMETERS: jnp.where(all_finite(new), 0.0, jnp.nan)}, opt_step)
     kept = {name: _mask(metric, ok) for name, metric in metrics.items()}
     counted = {**kept, "skipped_updates": Total(1 - ok.astype(jnp.int32))}
     return tree_where(ok, new, state), health, counted, jnp.where(ok, priorities, 0.0)
 
 
-def _examine(health: Health, finite: dict[str, Array], opt_step: Array) -> tuple[Health, Array]:
-    """Take note of an update of which each part is finite or not; say whether all are."""
-    first = jnp.uint32(0)
-    for name, fine in reversed(finite.items()):
-        first = jnp.where(fine, first, jnp.uint32(zlib.crc32(name.encode())))
+def _examine(health: Health, told: dict[str, Array], opt_step: Array) -> tuple[Health, Array]:
+    """Take note of an update that told these numbers; say whether all are finite."""
+    fine = jnp.isfinite(column([jnp.asarray(x, jnp.float32) for x in told.values()])).astype(jnp.float32)
     # As a dot product the answer is a number in memory. Anything less is fused into whoever asks, and every entry of
     # the agent's state that is selected would work out the means of the batch over again.
-    fine = jnp.stack(list(finite.values())).astype(jnp.float32)
-    ok = jnp.vdot(fine, fine) == len(finite)
+    ok = jnp.vdot(fine, fine) == len(told)
+    codes = jnp.asarray([zlib.crc32(name.encode()) for name in told], jnp.uint32)
+    first = codes[jnp.argmin(fine)]
     skipped = jnp.where(ok, 0, health.skipped_in_a_row + 1)
     most = jnp.maximum(health.most_in_a_row, skipped)
     since = jnp.asarray(opt_step, jnp.uint32) + 1 - skipped.astype(jnp.uint32)

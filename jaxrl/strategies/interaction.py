@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker
+from jaxrl.buffers.rows import layout_of, pack, unpack
 from jaxrl.envs.base import Env, VecEnv, VecEnvState, vectorise
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.processors.base import OFF, Processor, begin
@@ -228,5 +229,15 @@ def collect(
     actors: Actors, agent: PyTree, opt_step: Array, scene: Scene, noise: PyTree, random: bool = False
 ) -> tuple[Scene, Transition, Seen]:
     """Take the steps of `noise` in all environments; return transitions and what was seen, leaves `[T, N, ...]`."""
-    scene, (items, seen) = jax.lax.scan(partial(interact, actors, agent, opt_step, random), scene, noise)
+    step = partial(interact, actors, agent, opt_step, random)
+    _, like = jax.eval_shape(step, scene, jax.tree.map(lambda x: x[0], noise))
+    layout = layout_of(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), like))
+
+    def packed(scene: Scene, noise: PyTree) -> tuple[Scene, dict[str, Array]]:
+        scene, kept = step(scene, noise)
+        return scene, pack(layout, kept)
+
+    # As rows of bits a step is written by one kernel instead of one a leaf.
+    scene, words = jax.lax.scan(packed, scene, noise)
+    items, seen = jax.vmap(partial(unpack, layout))(words)
     return scene, items, seen

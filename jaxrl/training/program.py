@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxrl.envs.base import require_same
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.base import Strategy, iterate
-from jaxrl.types import Array, Metrics, PyTree, Stat, Total, stat, tree_bytes
+from jaxrl.types import Array, Metrics, PyTree, Total, columns_of, tree_bytes
 
 
 class Sums(NamedTuple):
@@ -55,8 +55,7 @@ def run(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Array
 
 def add(sums: Sums, metrics: Metrics) -> Sums:
     """Add one iteration's metrics."""
-    stats = [_as_stat(metric) for _, metric in sorted(metrics.items())]
-    new = Stat(*(_column(scalars) for scalars in zip(*stats, strict=True)))
+    new = columns_of(metrics)
     addend = new.sum - sums.error
     total = sums.sum + addend
     return Sums(
@@ -66,23 +65,6 @@ def add(sums: Sums, metrics: Metrics) -> Sums:
         min=jnp.minimum(sums.min, new.min),
         max=jnp.maximum(sums.max, new.max),
     )
-
-
-def _column(scalars: tuple[Array, ...]) -> Array:
-    """Stack `scalars`. As a chain of selects it is one kernel with what follows; a concatenation takes one a scalar."""
-    place = jnp.arange(len(scalars))
-    column = jnp.broadcast_to(scalars[0], place.shape)
-    for i, scalar in enumerate(scalars[1:], 1):
-        column = jnp.where(place == i, scalar, column)
-    return column
-
-
-def _as_stat(metric: Array | Stat | Total) -> Stat:
-    if isinstance(metric, Stat):
-        return metric
-    if isinstance(metric, Total):
-        return Stat(metric.count, jnp.float32(0), jnp.float32(math.inf), jnp.float32(-math.inf))
-    return stat(metric)
 
 
 def summarise(shapes: dict[str, Any], sums: Sums) -> dict[str, float | int | None]:

@@ -1,5 +1,7 @@
 """The losses of policies and values, worked by hand and against RLax, and what an update makes of them."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -145,7 +147,13 @@ def an_agent(spec, **settings):
     return ppo(**{**plain, **settings})(spec)
 
 
-def beginning(agent, weight=None):
+@functools.cache
+def fresh(spec):
+    """Return a fresh state, the same for all agents of this file."""
+    return jax.jit(an_agent(spec).init)(jax.random.key(1))
+
+
+def beginning(agent, spec, weight=None):
     """Return a fresh state, and steps on random observations as this policy takes them, ready to be learnt from."""
     rng = np.random.default_rng(0)
     obs, next_obs = rng.normal(size=(2, T, N, 4)).astype(np.float32)
@@ -153,16 +161,15 @@ def beginning(agent, weight=None):
     weight = np.ones((T, N), np.float32) if weight is None else weight
     last = np.arange(T * N).reshape(T, N) >= (T - 1) * N
 
-    def begin(key):
-        state = agent.init(key)
+    def begin(state, key):
         by_time = lambda x: x.reshape(T, N, *x.shape[1:])
         noise = agent.draw_act(key, T * N)
         acted = agent.act(state, jnp.asarray(obs.reshape(T * N, 4)), noise, jnp.uint32(0), "explore")
         action, extras = jax.tree.map(by_time, acted)
         items = Transition(*jax.tree.map(jnp.asarray, (obs, action, reward, 0.9 * np.ones_like(reward), next_obs)))
-        return state, agent.prepare(state, Rollout(items._replace(extras=extras, weight=jnp.asarray(weight)), last))
+        return agent.prepare(state, Rollout(items._replace(extras=extras, weight=jnp.asarray(weight)), last))
 
-    return jax.jit(begin)(jax.random.key(1))
+    return fresh(spec), jax.jit(begin)(fresh(spec), jax.random.key(1))
 
 
 def updating(agent):
@@ -173,7 +180,7 @@ def updating(agent):
 def test_the_clipped_surrogate_makes_the_update_of_the_plain_one_only_at_ratio_1(spec):
     clipped, plain = (an_agent(spec, surrogate=surrogate) for surrogate in ("clipped", "plain"))
     update_ppo, update_a2c = updating(clipped), updating(plain)
-    before, sample = beginning(clipped)
+    before, sample = beginning(clipped, spec)
     (of_ppo, metrics), (of_a2c, _) = update_ppo(before, sample), update_a2c(before, sample)
     assert metrics["clip_fraction"] == 0
     np.testing.assert_allclose(metrics["approx_kl"], 0.0, atol=1e-6)
@@ -189,7 +196,7 @@ def test_nothing_is_learnt_from_a_step_of_weight_0(spec):
     agent = an_agent(spec, normalise="minibatch")
     weight = np.ones((T, N), np.float32)
     weight[3, 1] = 0
-    before, sample = beginning(agent, weight)
+    before, sample = beginning(agent, spec, weight)
     (row,) = np.flatnonzero(sample.weight == 0)
     new = {"advantage": 50.0, "target": -50.0, "log_prob": -2.0, "value": 9.0, "obs": 0.5}
     change = lambda row: sample._replace(**{k: getattr(sample, k).at[row].set(v) for k, v in new.items()})
