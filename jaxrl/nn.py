@@ -104,9 +104,9 @@ class QNetwork(nn.Module):
 class ActorCritic(nn.Module):
     """What a policy needs to choose, and values, of a batch of observations; with a core, also of what is remembered.
 
-    `[B, ...] -> [B, outputs]`, `[B]` and the memory after it (`()` without a core). Matrices begin orthogonal, the last
-    of the policy small, so that at first all actions are alike (Andrychowicz et al. 2021,
-    https://arxiv.org/abs/2006.05990, section 3.2).
+    `[B, ...] -> [B, outputs]`, `[B]` and the memory after it (`()` without a core). Matrices begin orthogonal (but
+    for those by which a core takes in), the last of the policy small, so that at first all actions are alike
+    (Andrychowicz et al. 2021, https://arxiv.org/abs/2006.05990, section 3.2).
     """
 
     observation_space: Any

@@ -100,8 +100,7 @@ def below(key: Key, shape: tuple[int, ...], bound: Array | np.ndarray | int) -> 
 def _sample_leaf(space: Discrete | MultiDiscrete | Box, key: Key, shape: tuple[int, ...]) -> Array:
     if isinstance(space, Discrete | MultiDiscrete):
         return below(key, shape, np.asarray(space.n, np.uint32)).astype(space.dtype)
-    low, high = (np.broadcast_to(_each_entry(bound, space.shape), shape) for bound in (space.low, space.high))
-    bounded = np.abs(low) + np.abs(high) <= float(jnp.finfo(jnp.float32).max)
+    low, high, bounded = (np.broadcast_to(x, shape) for x in box_bounds(space))
     if bounded.all() and not jnp.issubdtype(space.dtype, jnp.inexact):
         ends = (np.clip(x, -(2**31), 2**31 - 1).astype(np.int32) for x in (low, high + 1))
         return jax.random.randint(key, shape, *ends).astype(space.dtype)
@@ -111,8 +110,16 @@ def _sample_leaf(space: Discrete | MultiDiscrete | Box, key: Key, shape: tuple[i
     return jnp.where(bounded, within, beyond).astype(space.dtype)
 
 
-def _each_entry(bound: float | tuple[float, ...], shape: tuple[int, ...]) -> np.ndarray:
-    return np.broadcast_to(np.reshape(bound, shape if np.size(bound) > 1 else ()), shape).astype(np.float64)
+def box_bounds(space: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return `low` and `high` of every entry, and which entries have both; `space.shape` each.
+
+    Bounds so far apart that float32 cannot say how far are none.
+    """
+    low, high = (
+        np.broadcast_to(np.reshape(bound, space.shape if np.size(bound) > 1 else ()), space.shape).astype(np.float64)
+        for bound in (space.low, space.high)
+    )
+    return low, high, np.abs(low) + np.abs(high) <= float(jnp.finfo(jnp.float32).max)
 
 
 def space_to_plain(space: Space) -> Any:

@@ -181,7 +181,7 @@ def test_the_entropy_of_a_gaussian_is_the_integral(mean, log_std):
     np.testing.assert_allclose(entropy(normal(mean, log_std)), integral, atol=1e-3)
 
 
-@pytest.mark.parametrize(("mean", "log_std"), [*GAUSSIANS, (0.2, -5.0), (6.0, 0.0)])
+@pytest.mark.parametrize(("mean", "log_std"), [*GAUSSIANS, (0.2, -5.0), (6.0, 0.0), (2.0, 1.5)])
 def test_the_entropy_of_a_squashed_gaussian_is_the_integral(mean, log_std):
     """Over the points before squashing, where the squashed density's logarithm is as smooth as the Gaussian."""
     points, base = grid(mean, log_std), normal(mean, log_std)
@@ -192,8 +192,11 @@ def test_the_entropy_of_a_squashed_gaussian_is_the_integral(mean, log_std):
 
 def test_no_squashed_gaussian_has_more_entropy_than_the_uniform():
     mean, log_std = (x.reshape(-1, 1) for x in jnp.meshgrid(jnp.linspace(-3, 3, 13), jnp.linspace(*LOG_STD, 29)))
-    most = entropy(TanhGaussian(Gaussian(mean, log_std))).max()
-    assert math.log(2) - 0.05 < most < math.log(2)
+    distribution = TanhGaussian(Gaussian(mean, log_std))
+    assert math.log(2) - 0.05 < entropy(distribution).max() < math.log(2)
+    # Ever wider, all lies at the ends, and the entropy falls.
+    slope = jax.grad(lambda x: TanhGaussian(Gaussian(mean, x)).entropy().sum())(log_std)
+    assert (slope[log_std > 1] < 0).all()
 
 
 def test_log_probabilities_and_entropies_of_several_numbers_are_sums():
@@ -342,6 +345,8 @@ def test_actions_bounded_on_one_side_are_only_clipped_there():
 def test_unbounded_actions_are_left_as_they_are():
     raw = [[-1e6, 0.25], [3.0, 1e6]]
     assert to_env(Box(-INF, INF, (2,)), raw).tolist() == raw
+    most = float(np.finfo(np.float32).max)
+    assert to_env(Box(-most, most, (2,)), raw).tolist() == raw
 
 
 def test_every_entry_keeps_to_its_own_bounds():

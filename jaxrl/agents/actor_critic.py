@@ -344,9 +344,10 @@ def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample
 
 def standardise(x: Array, weight: Array) -> Array:
     """Bring the entries of `x` with weight 1 to mean 0 and deviation 1."""
-    count = jnp.maximum(weight.sum(), 1.0)
-    apart = x - (x * weight).sum() / count
-    return apart * jax.lax.rsqrt((jnp.square(apart) * weight).sum() / count + 1e-8)
+    count, counts = jnp.maximum(weight.sum(), 1.0), weight > 0
+    # By selects, for an entry that does not count may be no number.
+    apart = jnp.where(counts, x - jnp.where(counts, x, 0.0).sum() / count, 0.0)
+    return apart * jax.lax.rsqrt(jnp.square(apart).sum() / count + 1e-8)
 
 
 def _update(

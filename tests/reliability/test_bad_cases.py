@@ -123,7 +123,7 @@ def still(**changes: Any) -> jaxrl.Strategy:
 
 SPACES: dict[str, tuple[Env, list[str]]] = {
     "continuous actions": (
-        walker(actions=Box(-1.0, 1.0, (2,))), ["walker has Box actions", "takes discrete actions", "sac"],
+        walker(actions=Box(-1.0, 1.0, (2,))), ["walker has Box actions", "takes discrete actions", "ppo"],
     ),
     "observation of another shape than its space": (
         walker(space=Box(-9.0, 9.0, (7,))), ["walker", "float32[3]", "float32[7]", "observation space"],
@@ -223,7 +223,7 @@ def test_settings_that_cannot_be_are_named_before_anything_compiles(refused: Ref
 
 ARGUMENTS: dict[str, list[str]] = {
     "--env CartPol-v1": ["'CartPol-v1'", "CartPole-v1"],
-    "--env Pendulum-v1": ["Pendulum-v1 has Box actions", "takes discrete actions", "sac"],
+    "--env Pendulum-v1": ["Pendulum-v1 has Box actions", "takes discrete actions", "ppo"],
     "--num-env 3": ["--num-env", "did you mean --num-envs"],
     "--num-envs ten": ["--num-envs", "ten"],
     "--num-envs 8 --opt-interval 3": ["opt_interval 3", "num_envs 8", "2 or 4"],

@@ -239,6 +239,8 @@ DECISIVE: dict[str, Any] = {
     "buffer.batch_size": 9,
     "processor.frame_stack": 2,
     "processor.reward_scale": 2.0,
+    "processor.normalise_obs": True,
+    "processor.normalise_reward": True,
     "processor.reward_clip": 1.0,
     "processor.n_step": 2,
     "processor.discount": 0.5,
