@@ -68,10 +68,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return "known: " + ", ".join(known)
 
 
-def check_count(name: str, value: object, least: int = 1) -> int:
-    """Return `value` if it is a whole number of at least `least`; raise `SettingsError` otherwise."""
+def check_count(name: str, value: object, least: int = 1, most: int | None = None) -> int:
+    """Return `value` if it is a whole number from `least` to `most`; raise `SettingsError` otherwise."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) != value or int(value) < least:
         raise SettingsError(f"{name} is {value!r}; expected a whole number of at least {least}")
+    if most is not None and int(value) > most:
+        raise SettingsError(f"{name} is {value!r}; expected at most {most}")
     return int(value)
 
 

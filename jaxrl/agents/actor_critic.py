@@ -220,7 +220,7 @@ def _bind(
         act=partial(_act, parts),
         update=partial(_update, parts),
         draw_act=head.draw,
-        draw_update=lambda key: (),
+        draw_update=lambda key, batch_size: (),
         strip=lambda state: state._replace(opt_state=()),
         settings=None if by_hand else asdict(config),
         prepare=partial(_prepare, parts),

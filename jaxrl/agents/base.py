@@ -39,8 +39,8 @@ class UpdateFn(Protocol):
 
 
 class DrawUpdate(Protocol):
-    def __call__(self, key: Key, /) -> PyTree:
-        """Draw the randomness of one `update`. The key is consumed."""
+    def __call__(self, key: Key, batch_size: int, /) -> PyTree:
+        """Draw the randomness of one `update` with a batch of `batch_size` items. The key is consumed."""
         ...
 
 

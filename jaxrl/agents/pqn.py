@@ -124,7 +124,7 @@ def _bind(
         act=partial(_act, parts),
         update=partial(_update, parts),
         draw_act=partial(draw_epsilon_greedy, spec),
-        draw_update=lambda key: (),
+        draw_update=lambda key, batch_size: (),
         strip=lambda state: state._replace(opt_state=()),
         settings=None if by_hand else asdict(config),
         prepare=partial(_prepare, parts),

@@ -25,14 +25,14 @@ class DrawSample(Protocol):
 
 
 class SampleFn(Protocol):
-    def __call__(self, state: PyTree, noise: PyTree, /) -> Batch:
-        """Return a batch of `B` items."""
+    def __call__(self, state: PyTree, noise: PyTree, opt_step: Array, /) -> Batch:
+        """Return a batch of `B` items for optimisation step number `opt_step` (from 0)."""
         ...
 
 
 class ReprioritiseFn(Protocol):
     def __call__(self, state: PyTree, index: Array, priority: Array, /) -> PyTree:
-        """Tell the buffer how much the items at `index` `[B]` matter, `priority` `[B]`."""
+        """Tell the buffer how much the items at `index` `[B]` matter, `priority` `[B]`; below 0 that is not known."""
         ...
 
 

@@ -72,6 +72,11 @@ def _draw(capacity: int, batch_size: int, key: Key, pushes: Array, rows: int) ->
     return below(key, (batch_size,), _size(capacity, pushes, rows)).astype(jnp.int32)
 
 
-def _sample(ring: Rows, index: Array) -> Batch:
+def _sample(ring: Rows, index: Array, opt_step: Array) -> Batch:
+    return read(ring, index, jnp.ones(index.shape, jnp.float32))
+
+
+def read(ring: Rows, index: Array, weight: Array) -> Batch:
+    """Return the items at `index` `[B]` as a batch in which they have `weight` `[B]`."""
     words = jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), ring.words)
-    return Batch(unpack(ring.layout, words), index, jnp.ones(index.shape, jnp.float32))
+    return Batch(unpack(ring.layout, words), index, weight)

@@ -42,7 +42,8 @@ def guarded_update(
     """Make one update, or none where its loss, gradient or result is not finite.
 
     A skipped update leaves the agent's whole state bitwise as it was, is counted in `skipped_updates`, and adds
-    nothing to the other metrics. Returns the agent's state, the health, the metrics and the priorities `[B]`.
+    nothing to the other metrics. Returns the agent's state, the health, the metrics, and the priorities `[B]`: after a
+    skipped update -1, not known.
     """
     new, metrics, priorities = agent.update(state, batch, noise, opt_step)
     # A `Stat` without measurements has infinite bounds; its sum tells whether what was measured is finite.
@@ -50,7 +51,7 @@ def guarded_update(
     health, ok = _examine(health, {**told, PARAMETERS: jnp.where(all_finite(new), 0.0, jnp.nan)}, opt_step)
     kept = {name: _mask(metric, ok) for name, metric in metrics.items()}
     counted = {**kept, "skipped_updates": Total(1 - ok.astype(jnp.int32))}
-    return tree_where(ok, new, state), health, counted, jnp.where(ok, priorities, 0.0)
+    return tree_where(ok, new, state), health, counted, jnp.where(ok, priorities, -1.0)
 
 
 def _examine(health: Health, told: dict[str, Array], opt_step: Array) -> tuple[Health, Array]:

@@ -67,6 +67,7 @@ def off_policy(
     processor: Processor | None = None,
     num_envs: int = 10,
     opt_interval: int = 10,
+    updates: int = 1,
     warmup: int = 0,
     random_warmup: bool = True,
 ) -> Strategy:
@@ -80,6 +81,7 @@ def off_policy(
       num_envs: environments `N`.
       opt_interval: environment steps per optimisation step. At or above `num_envs` it must be a multiple of it (several
         vector steps, then one update); below, it must divide it (one vector step, then several updates).
+      updates: optimisation steps made each time that one is due.
       warmup: environment steps before the first optimisation; at least those of one batch are taken.
       random_warmup: whether actions during it are uniformly random, or those of the agent exploring.
 
@@ -88,6 +90,7 @@ def off_policy(
     """
     check_count("num_envs", num_envs)
     check_count("opt_interval", opt_interval)
+    check_count("updates", updates)
     check_count("warmup", warmup, least=0)
     check_ratio(num_envs, opt_interval)
     actors = assemble(env, agent, processor or one_step(), num_envs)
@@ -99,7 +102,7 @@ def off_policy(
         actors=actors,
         buffer=buffer,
         vector_steps=vector_steps,
-        updates=max(1, num_envs // opt_interval),
+        updates=updates * max(1, num_envs // opt_interval),
         fill=-(-missing // rows),
         random_warmup=random_warmup,
     )
@@ -119,6 +122,7 @@ def off_policy(
             actors,
             env,
             opt_interval=opt_interval,
+            updates=updates,
             warmup=warmup,
             random_warmup=random_warmup,
             buffer=buffer.settings,
@@ -172,7 +176,7 @@ def _step(parts: _Parts, state: OffPolicyState, noise: PyTree, t: Array) -> tupl
 
 def _update(parts: _Parts, state: OffPolicyState, noise: PyTree, opt_step: Array) -> tuple[OffPolicyState, Metrics]:
     sample_noise, agent_noise = noise
-    batch = parts.buffer.sample(state.buffer, sample_noise)
+    batch = parts.buffer.sample(state.buffer, sample_noise, opt_step)
     agent, health, metrics, priorities = guarded_update(
         parts.actors.agent, state.agent, state.health, batch, agent_noise, opt_step
     )
@@ -203,7 +207,8 @@ def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
 
     def draw_update(key: Key) -> PyTree:
         sample_key, agent_key = jax.random.split(key)
-        return parts.buffer.draw(sample_key, pushes, parts.rows), parts.actors.agent.draw_update(agent_key)
+        agent = parts.actors.agent.draw_update(agent_key, parts.buffer.batch_size)
+        return parts.buffer.draw(sample_key, pushes, parts.rows), agent
 
     collect_noise = draw_steps(parts.actors, collect_key, parts.vector_steps)
     return collect_noise, jax.vmap(draw_update)(jax.random.split(update_key, parts.updates))

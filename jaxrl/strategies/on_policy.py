@@ -213,7 +213,8 @@ def _left_out(metrics: Metrics, stopped: Array) -> Metrics:
 
 def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
     collect_key, order_key, update_key = jax.random.split(fold(key, t), 3)
-    updates = jax.vmap(parts.actors.agent.draw_update)(jax.random.split(update_key, parts.updates))
+    size = parts.units // parts.minibatches
+    updates = jax.vmap(lambda k: parts.actors.agent.draw_update(k, size))(jax.random.split(update_key, parts.updates))
     # With one minibatch there is no order.
     order = random_orders(order_key, parts.epochs, parts.units if parts.minibatches > 1 else 1)
     return draw_steps(parts.actors, collect_key, parts.rollout), (order, updates)

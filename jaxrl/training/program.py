@@ -125,21 +125,36 @@ def jit_run(strategy: Strategy) -> Any:
     return jax.jit(partial(run, strategy), donate_argnums=(0, 1))
 
 
-def check_fits(state_bytes: int) -> None:
-    """Raise `SettingsError` if a training state of `state_bytes` cannot fit in the memory of the device."""
+def memory_plan(state: PyTree) -> str:
+    """Say what a training state takes, from its shapes: in all, by part, and of a replay buffer for each item."""
+    parts = state._asdict() if hasattr(state, "_asdict") else {}
+    sizes = sorted(((tree_bytes(part), name) for name, part in parts.items()), reverse=True)
+    each = ", ".join(f"{name} {_readable(size)}" for size, name in sizes if size >= 1_000)
+    told = f"the training state takes {_readable(tree_bytes(state))} ({each})"
+    if "buffer" in parts:
+        items = jax.tree.leaves(parts["buffer"])[0].shape[0]
+        told += f", {tree_bytes(parts['buffer']) / items:.4g} bytes for each of {items} transitions"
+    return told
+
+
+def _readable(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
+
+
+def check_fits(state: PyTree) -> None:
+    """Raise `SettingsError` if a training state of these shapes cannot fit in the memory of the device."""
     stats = jax.devices()[0].memory_stats() or {}
     limit = stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if state_bytes > limit:
+    if tree_bytes(state) > limit:
         raise SettingsError(
-            f"the training state takes {state_bytes / 1e9:.1f} GB, but the device has {limit / 1e9:.1f} GB; "
-            "lower buffer.capacity or num_envs"
+            f"{memory_plan(state)}, but the device has {_readable(limit)}; lower buffer.capacity or num_envs"
         )
 
 
 def check_step(strategy: Strategy) -> None:
     """Trace one iteration; raise `SettingsError` unless its state keeps its structure, shapes and dtypes."""
     state = jax.eval_shape(strategy.init, jax.eval_shape(lambda: jax.random.key(0)))
-    check_fits(tree_bytes(state))
+    check_fits(state)
     noise = jax.eval_shape(strategy.draw, state.key, jnp.uint32(0))
     new, metrics = jax.eval_shape(strategy.step, state, noise, jnp.uint32(0))
     require_same("strategy: the state after step", new, "that after init", state)

@@ -22,7 +22,7 @@ from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, evaluator_
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.policy import GreedyPolicy, describe
-from jaxrl.training.program import check_step, compile_all, state_shapes, summarise, zero_sums
+from jaxrl.training.program import check_step, compile_all, memory_plan, state_shapes, summarise, zero_sums
 from jaxrl.training.recorders import Progress, Recorder, Recorders, Row, default_recorders, episode_recorder
 from jaxrl.training.report import Report, Result
 from jaxrl.training.rows import episode_rows, eval_columns
@@ -399,7 +399,7 @@ class Trainer:
             self._rewind(opt_steps if self._storage.resumes else -1)
             self._recorders.take_up(self._unwritten)
             self._episodes.take_up(self._unwritten)
-        for note in self.strategy.notes:
+        for note in (memory_plan(self._compiled.like[0]), *self.strategy.notes):
             self._event("note", note)
         if self.resume.run:
             changed = "; ".join(map(str, self._storage.changes))

@@ -253,7 +253,7 @@ def echo(spec: EnvSpec) -> Agent:
         act=lambda state, obs, noise, opt_step, mode: (obs, ()),
         update=lambda state, batch, noise, opt_step: (state, {}, jnp.zeros(batch.weight.shape)),
         draw_act=lambda key, num_envs: (),
-        draw_update=lambda key: (),
+        draw_update=lambda key, batch_size: (),
         strip=lambda state: state,
         prepare=lambda state, rollout: rollout.items.reward.reshape(-1),
     )

@@ -162,7 +162,7 @@ def tally(spec: EnvSpec) -> Agent:
         act=act,
         update=lambda state, batch, noise, opt_step: (jax.tree.map(jnp.transpose, batch.items), {}, jnp.zeros(3)),
         draw_act=lambda key, num_envs: (),
-        draw_update=lambda key: (),
+        draw_update=lambda key, batch_size: (),
         strip=lambda state: state,
         prepare=prepare,
         memory=jnp.zeros(()),

@@ -38,7 +38,7 @@ def coins(spec):
     """Make an agent that tosses a coin and learns nothing; it compiles fast."""
     return dqn()(spec)._replace(
         init=lambda key: jnp.zeros(()),
-        act=lambda state, obs, noise, opt_step, mode: (noise[1], ()),
+        act=lambda state, obs, noise, opt_step, mode: (noise[0][1], ()),
         update=lambda state, batch, noise, opt_step: (state, {}, jnp.zeros(batch.weight.shape)),
         strip=lambda state: state,
     )
@@ -113,6 +113,40 @@ def test_updates_and_environment_steps_are_in_the_ratio_asked_for(num_envs, opt_
 
 
 @pytest.mark.parametrize(
+    ("num_envs", "opt_interval", "updates", "env_steps", "opt_steps"),
+    [(2, 6, 3, 6, 3), (2, 2, 2, 2, 2), (6, 2, 2, 6, 6)],
+)
+def test_several_updates_are_made_each_time_that_one_is_due(num_envs, opt_interval, updates, env_steps, opt_steps):
+    run = counted(num_envs=num_envs, opt_interval=opt_interval, updates=updates)
+    assert run.strategy.env_steps_per_step == env_steps
+    assert run.strategy.opt_steps_per_step == opt_steps
+    assert updates * env_steps / opt_steps == opt_interval
+    assert run.rows == 2 * env_steps
+    assert run.opt_steps == list(range(2 * opt_steps))
+    assert run.strategy.settings["updates"] == updates
+
+
+def test_every_update_samples_anew_from_the_same_items():
+    """Three a step: the items of both pushes are there for all, no two batches alike, and noise of its own for each."""
+    strategy = make(capacity=40, batch_size=8, warmup=8, updates=3)
+    draw = jax.jit(jax.vmap(strategy.draw, in_axes=(None, 0)))
+    _, (index, _) = draw(KEY, jnp.arange(60, dtype=jnp.uint32))
+    assert index.shape == (60, 3, 8)
+    batches = np.asarray(index)[30:].reshape(90, 8)
+    assert len({tuple(batch) for batch in batches.tolist()}) == 90
+    # Every one of the three reaches all of the full ring.
+    for turn in range(3):
+        assert set(np.asarray(index)[20:, turn].ravel().tolist()) == set(range(40))
+
+
+def test_updates_change_nothing_but_how_many_there_are():
+    """Two updates at every fourth step are, bit for bit, one at every second where four steps are taken at once."""
+    often, twice = make(num_envs=4, opt_interval=2), make(num_envs=4, opt_interval=4, updates=2)
+    a, b = (runner(s)(jax.jit(s.init)(KEY), 0, 5) for s in (often, twice))
+    assert same_bits(a, b)
+
+
+@pytest.mark.parametrize(
     ("num_envs", "opt_interval", "fits"),
     [(10, 25, "20 or 30"), (10, 15, "10 or 20"), (10, 3, "2 or 5"), (10, 7, "5 or 10"), (7, 3, "1 or 7")],
 )
@@ -124,7 +158,10 @@ def test_what_does_not_divide_is_refused_with_the_nearest_that_does(num_envs, op
         make(num_envs=num_envs, opt_interval=fit)
 
 
-@pytest.mark.parametrize("settings", [{"num_envs": 0}, {"opt_interval": 0}, {"warmup": -1}, {"num_envs": 2.5}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"num_envs": 0}, {"opt_interval": 0}, {"updates": 0}, {"updates": 1.5}, {"warmup": -1}, {"num_envs": 2.5}],
+)
 def test_counts_that_make_no_sense_are_refused(settings):
     with pytest.raises(SettingsError, match=next(iter(settings))):
         make(**settings)
@@ -485,7 +522,8 @@ def test_a_bad_metric_of_any_kind_is_a_reason_to_skip_and_is_not_reported(bad, k
     assert isinstance(seen["loss"], Stat)
     assert (int(seen["loss"].count), float(seen["loss"].sum)) == (0, 0.0)
     assert int(seen["hits"].count) == 0
-    np.testing.assert_array_equal(priorities, [0.0, 0.0])
+    # Below 0: not known, so that a buffer keeps those it has.
+    np.testing.assert_array_equal(priorities, [-1.0, -1.0])
 
 
 def broken_env(part):

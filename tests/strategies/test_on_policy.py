@@ -33,7 +33,7 @@ def coins(spec, **parts):
         act=lambda state, obs, noise, opt_step, mode: (noise, ()),
         update=lambda state, batch, noise, opt_step: (state, {}, jnp.zeros(batch.weight.shape)),
         draw_act=lambda key, num_envs: jax.random.randint(key, (num_envs,), 0, 2),
-        draw_update=lambda key: (),
+        draw_update=lambda key, batch_size: (),
         strip=lambda state: state,
         prepare=lambda state, rollout: rollout.items.reward.reshape(-1),
     )

@@ -1,0 +1,208 @@
+"""A ring of the newest items, sampled in proportion to how much each matters.
+
+Prioritised experience replay (Schaul et al. 2016, https://arxiv.org/abs/1511.05952, section 3).
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl.buffers.base import Buffer
+from jaxrl.buffers.rows import Rows
+from jaxrl.buffers.uniform import read, uniform
+from jaxrl.errors import SettingsError, check_between, check_count
+from jaxrl.types import Array, Batch, Key, PyTree
+
+FANOUT = 8
+"""Children of a node. More of them mean fewer levels, each a kernel or two, but more numbers to add up in each."""
+LEAST, MOST = 1e-30, 1e28
+"""Bounds of a priority to the power of `alpha`: sums of 2^31 such numbers neither vanish nor overflow."""
+
+Tree = tuple[Array, ...]
+"""Numbers of the items, then of each group of `FANOUT` of them what they come to, and so on up to a last group."""
+
+
+class PrioritisedState(NamedTuple):
+    """Items, and how much each matters, its priority to the power of `alpha`; 0 for a place not written yet."""
+
+    rows: Rows
+    sums: Tree
+    least: Tree
+    """The smallest above 0; empty unless weights are normalised over all items."""
+    highest: Array
+    """The highest so far: what new items are given."""
+
+    @property
+    def items(self) -> PyTree:
+        """The items as they were given, leaves `[R, ...]`."""
+        return self.rows.items
+
+
+class _Settings(NamedTuple):
+    ring: Buffer
+    alpha: float
+    beta: float
+    beta_steps: int
+    over_all: bool
+    epsilon: float
+
+
+def prioritised(
+    capacity: int,
+    batch_size: int,
+    *,
+    alpha: float = 0.6,
+    beta: float = 0.4,
+    beta_steps: int = 100_000,
+    normalise: str = "batch",
+    epsilon: float = 1e-6,
+) -> Buffer:
+    """Keep the newest `capacity` items and sample batches of `batch_size` from them, with replacement.
+
+    An item is drawn with a probability proportional to `(priority + epsilon)^alpha`, exactly (to float32's rounding of
+    sums of `FANOUT` numbers), and weighs `(least / its own)^beta` of that, the importance weight over the largest one.
+    New items have the highest priority so far. Pushing, sampling and reprioritising take a time that grows with the
+    logarithm of the capacity to base `FANOUT`.
+
+    Args:
+      capacity: items, rounded up to whole blocks as `uniform` does.
+      batch_size: items in a batch.
+      alpha: how much priorities decide; 0: not at all.
+      beta: how far weights make up for it at the first optimisation step; 1: fully.
+      beta_steps: optimisation steps in which `beta` rises to 1, linearly; 0: it stays.
+      normalise: the least is that of the `batch`, or of `all` items.
+      epsilon: what is added to every priority.
+
+    Raises:
+      SettingsError: a value out of its range.
+    """
+    ring = uniform(capacity, batch_size)
+    check_between("buffer.alpha", alpha, 0.0, 1e3)
+    check_between("buffer.beta", beta, 0.0, 1.0)
+    check_between("buffer.epsilon", epsilon, 0.0, 1e30)
+    check_count("buffer.beta_steps", beta_steps, 0, 2**31 - 1)
+    if normalise not in ("batch", "all"):
+        raise SettingsError(f"buffer.normalise is {normalise!r}; expected batch or all")
+    if alpha > 0 and epsilon == 0:
+        raise SettingsError("buffer.epsilon is 0, so that items of priority 0 would never be seen again; raise it")
+    settings = _Settings(ring, alpha, beta, beta_steps, normalise == "all", epsilon)
+    return ring._replace(
+        init=partial(_init, settings),
+        push=partial(_push, settings),
+        draw=partial(_draw, settings),
+        sample=partial(_sample, settings),
+        reprioritise=partial(_reprioritise, settings),
+        settings={
+            **(ring.settings or {}),
+            "prioritised": True,
+            "alpha": alpha,
+            "beta": beta,
+            "beta_steps": beta_steps,
+            "normalise": normalise,
+            "epsilon": epsilon,
+        },
+    )
+
+
+def _init(settings: _Settings, example: PyTree, rows: int) -> PrioritisedState:
+    held = settings.ring.init(example, rows)
+    least = _tree(len(held), math.inf) if settings.over_all else ()
+    return PrioritisedState(held, _tree(len(held), 0.0), least, jnp.float32(1.0))
+
+
+def _push(settings: _Settings, state: PrioritisedState, items: PyTree, pushes: Array) -> PrioritisedState:
+    held = settings.ring.push(state.rows, items, pushes)
+    rows = jax.tree.leaves(items)[0].shape[0]
+    start = jnp.asarray(pushes % (len(held) // rows), jnp.int32) * rows
+    new = jnp.broadcast_to(state.highest, (rows,))
+    groups = jnp.minimum(start // FANOUT + jnp.arange(rows // FANOUT + 2), (len(held) - 1) // FANOUT)
+
+    def write(tree: Tree, combine: Callable[..., Array]) -> Tree:
+        leaves = jax.lax.dynamic_update_slice_in_dim(tree[0], new, start, axis=0)
+        return _refresh((leaves, *tree[1:]), groups, combine)
+
+    return state._replace(rows=held, sums=write(state.sums, jnp.sum), least=state.least and write(state.least, jnp.min))
+
+
+def _draw(settings: _Settings, key: Key, pushes: Array, rows: int) -> Array:
+    """Draw from `[0, 1)` once a level and item, `[levels, B]`."""
+    levels = len(_sizes(settings.ring.capacity(rows)))
+    return jax.random.uniform(key, (levels, settings.ring.batch_size))
+
+
+def _sample(settings: _Settings, state: PrioritisedState, noise: Array, opt_step: Array) -> Batch:
+    index = jnp.zeros(noise.shape[1:], jnp.int32)
+    # From the top down, each level with a random number of its own. One number, less what was passed by, would be
+    # rounded at every level, and end beside the items that it was meant for.
+    for numbers, u in zip(reversed(state.sums), noise, strict=True):
+        children = numbers.reshape(-1, FANOUT).at[index].get(mode="promise_in_bounds")
+        index = index * FANOUT + _pick(children, u)
+    own = state.sums[0].at[index].get(mode="promise_in_bounds")
+    least = state.least[-1].min() if settings.over_all else own.min()
+    beta = settings.beta
+    if settings.beta_steps:
+        beta = optax.linear_schedule(beta, 1.0, settings.beta_steps)(opt_step)
+    return read(state.rows, index, (least / own) ** beta)
+
+
+def _pick(numbers: Array, u: Array) -> Array:
+    """Choose from each row of `[B, FANOUT]` a place with a probability proportional to its number; never one with 0."""
+    # Added one after the other, the sums never fall, and stay the same bit for bit where a number is 0, which is why
+    # none such is chosen. `cumsum` promises neither, and takes ten times as long.
+    sums = list(itertools.accumulate(numbers[:, i] for i in range(FANOUT)))
+    # Below the last sum: `u` is at most 1 - 2^-23, and that much less than a float32 is another float32.
+    reached = u * sums[-1]
+    return sum(((reached >= s).astype(jnp.int32) for s in sums[:-1]), jnp.zeros(u.shape, jnp.int32))
+
+
+def _reprioritise(settings: _Settings, state: PrioritisedState, index: Array, priority: Array) -> PrioritisedState:
+    told = priority >= 0
+    powers = jnp.clip((priority + settings.epsilon) ** settings.alpha, LEAST, MOST)
+    new = jnp.where(told, powers, state.sums[0].at[index].get(mode="promise_in_bounds"))
+
+    def write(tree: Tree, combine: Callable[..., Array]) -> Tree:
+        # Of an item that the batch holds more than once the highest counts: the same on every device. The 0 that is
+        # written first is made of `new`: otherwise it would not have to wait for what is read from the leaves on the
+        # way to `new`, and XLA would copy all of them to let it go ahead.
+        leaves = tree[0].at[index].set(jnp.minimum(new, 0.0)).at[index].max(new)
+        return _refresh((leaves, *tree[1:]), index // FANOUT, combine)
+
+    return state._replace(
+        sums=write(state.sums, jnp.sum),
+        least=state.least and write(state.least, jnp.min),
+        highest=jnp.maximum(state.highest, new.max()),
+    )
+
+
+# --- trees ------------------------------------------------------------------------------------------------------
+
+
+def _sizes(items: int) -> tuple[int, ...]:
+    """Return the numbers in each level over `items`, whole groups, from the items up to a single group."""
+    sizes = [-(-items // FANOUT) * FANOUT]
+    while sizes[-1] > FANOUT:
+        sizes.append(-(-sizes[-1] // FANOUT**2) * FANOUT)
+    return tuple(sizes)
+
+
+def _tree(items: int, blank: float) -> Tree:
+    return tuple(jnp.full(size, blank, jnp.float32) for size in _sizes(items))
+
+
+def _refresh(tree: Tree, groups: Array, combine: Callable[..., Array]) -> Tree:
+    """Work out anew what `groups` of the items come to, and the groups of these, up to the top.
+
+    Always of all their numbers, so that no error builds up; a group named twice is worked out twice, alike.
+    """
+    levels = [tree[0]]
+    for above in tree[1:]:
+        children = levels[-1].reshape(-1, FANOUT).at[groups].get(mode="promise_in_bounds")
+        levels.append(above.at[groups].set(combine(children, axis=-1)))
+        groups = groups // FANOUT
+    return tuple(levels)
