@@ -24,13 +24,47 @@ class MLP(nn.Module):
     """Normalise each layer before its activation (Ba et al. 2016, https://arxiv.org/abs/1607.06450)."""
     orthogonal: bool = False
     """Begin with orthogonal matrices of gain `sqrt(2)` (Saxe et al. 2014, https://arxiv.org/abs/1312.6120)."""
+    noisy: float = 0.0
+    """Deviation of the parameters' noise at first, see `NoisyDense`; 0: none."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for width in self.features:
-            x = nn.Dense(width, kernel_init=_kernel(self.orthogonal))(x)
+            x = _dense(width, self.noisy, self.orthogonal)(x)
             x = ACTIVATIONS[self.activation](nn.LayerNorm()(x) if self.layer_norm else x)
         return x
+
+
+class NoisyDense(nn.Module):
+    """A dense layer with factorised noise on its parameters; `[..., D] -> [..., features]`.
+
+    The noise is in the collection `noise`, zeros unless it is given: two standard normal vectors a layer (Fortunato et
+    al. 2018, https://arxiv.org/abs/1706.10295, section 3.1b).
+    """
+
+    features: int
+    std: float
+    """Deviation at first, over the root of the inputs."""
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        shape, bound = (x.shape[-1], self.features), x.shape[-1] ** -0.5
+        middle = lambda key, shape: jax.random.uniform(key, shape, jnp.float32, -bound, bound)
+        spread = nn.initializers.constant(self.std * bound)
+        zeros = lambda name, size: self.variable("noise", name, jnp.zeros, size).value
+        before, after = (
+            jnp.sign(e) * jnp.sqrt(jnp.abs(e)) for e in (zeros("before", shape[0]), zeros("after", shape[1]))
+        )
+        kernel = self.param("kernel", middle, shape)
+        kernel_spread = self.param("kernel_spread", spread, shape)
+        bias = self.param("bias", middle, shape[1:])
+        bias_spread = self.param("bias_spread", spread, shape[1:])
+        weights = kernel + kernel_spread * before[:, None] * after[None]
+        return x @ weights + jnp.expand_dims(bias + bias_spread * after, tuple(range(x.ndim - 1)))
+
+
+def _dense(width: int, noisy: float, orthogonal: bool = False) -> nn.Module:
+    return NoisyDense(width, noisy) if noisy else nn.Dense(width, kernel_init=_kernel(orthogonal))
 
 
 def _kernel(orthogonal: bool, gain: float = 2**0.5) -> Any:
@@ -57,11 +91,9 @@ def _orthogonal(gain: float, key: Key, shape: tuple[int, ...], dtype: Any = jnp.
     return gain * matrix.reshape(shape).astype(dtype)
 
 
-class ConvTorso(nn.Module):
-    """One 3x3 convolution of 16 channels and dense layers, the network of MinAtar (Young and Tian 2019);
-    `[B, H, W, C] -> [B, features[-1]]`."""
+class Convolutions(nn.Module):
+    """One 3x3 convolution of 16 channels, as of MinAtar (Young and Tian 2019); `[B, H, W, C] -> [B, D]`."""
 
-    features: Sequence[int]
     channels: Sequence[int] = (16,)
     activation: str = "relu"
     layer_norm: bool = False
@@ -72,14 +104,32 @@ class ConvTorso(nn.Module):
         for channels in self.channels:
             x = nn.Conv(channels, (3, 3), padding="VALID", kernel_init=_kernel(self.orthogonal))(x)
             x = ACTIVATIONS[self.activation](nn.LayerNorm()(x) if self.layer_norm else x)
-        x = x.reshape(x.shape[0], -1)
-        return MLP(self.features, self.activation, self.layer_norm, self.orthogonal)(x)
+        return x.reshape(x.shape[0], -1)
+
+
+class ConvTorso(nn.Module):
+    """Convolutions and dense layers behind them; `[B, H, W, C] -> [B, features[-1]]`."""
+
+    features: Sequence[int]
+    channels: Sequence[int] = (16,)
+    activation: str = "relu"
+    layer_norm: bool = False
+    orthogonal: bool = False
+    noisy: float = 0.0
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        x = Convolutions(self.channels, self.activation, self.layer_norm, self.orthogonal)(x)
+        return MLP(self.features, self.activation, self.layer_norm, self.orthogonal, self.noisy)(x)
 
 
 class QNetwork(nn.Module):
-    """Action values of a batch of observations, `[B, ...] -> [B, num_actions]`.
+    """Action values of a batch of observations, `[B, ...] -> [B, num_actions]`, or with `atoms` what they are made of,
+    `[B, num_actions, atoms]`.
 
-    With `dueling`, `q = v + a - mean(a)` (Wang et al. 2016, https://arxiv.org/abs/1511.06581, equation 9).
+    With `dueling`, `q = v + a - mean(a)` (Wang et al. 2016, https://arxiv.org/abs/1511.06581, equation 9) of each atom.
+    Given `taus` `[B, n]`, the quantiles there, `[B, num_actions, n]` (Dabney et al. 2018,
+    https://arxiv.org/abs/1806.06923, equation 4; they enter before the last layer).
     """
 
     observation_space: Any
@@ -89,16 +139,78 @@ class QNetwork(nn.Module):
     activation: str = "relu"
     dueling: bool = False
     layer_norm: bool = False
+    atoms: int = 0
+    noisy: float = 0.0
+
+    @nn.compact
+    def __call__(self, obs: PyTree, taus: Array | None = None) -> Array:
+        options: dict[str, Any] = {"layer_norm": self.layer_norm, "noisy": self.noisy}
+        widths = self.features if taus is None else self.features[:-1]
+        torso = make_torso(self.torso, self.observation_space, widths, self.activation, **options)
+        hidden = torso(encode(self.observation_space, obs, self.torso))
+        if taus is not None:
+            waves = jnp.cos(jnp.pi * jnp.arange(COSINES)[None, None] * taus[..., None])
+            weight = nn.relu(nn.Dense(hidden.shape[-1])(waves))
+            hidden = MLP(self.features[-1:], self.activation, **options)(hidden[:, None] * weight)
+        return self._head(hidden) if taus is None else self._head(hidden).swapaxes(-1, -2)
+
+    def _head(self, hidden: Array) -> Array:
+        shape = (self.atoms,) if self.atoms else ()
+        values = lambda count: _dense(count * max(1, self.atoms), self.noisy)(hidden).reshape(
+            *hidden.shape[:-1], count, *shape
+        )
+        advantage = values(self.num_actions)
+        if not self.dueling:
+            return advantage
+        return values(1) + advantage - advantage.mean(axis=hidden.ndim - 1, keepdims=True)
+
+
+COSINES = 64
+"""Waves by which a network is told a quantile."""
+
+
+class PolicyNetwork(nn.Module):
+    """What a policy needs to choose, of a batch of observations; `[B, ...] -> [B, outputs]`."""
+
+    observation_space: Any
+    outputs: int
+    torso: str = "auto"
+    features: Sequence[int] = (256, 256)
+    activation: str = "relu"
 
     @nn.compact
     def __call__(self, obs: PyTree) -> Array:
-        hidden = make_torso(
-            self.torso, self.observation_space, self.features, self.activation, layer_norm=self.layer_norm
-        )(encode(self.observation_space, obs, self.torso))
-        advantage = nn.Dense(self.num_actions)(hidden)
-        if not self.dueling:
-            return advantage
-        return nn.Dense(1)(hidden) + advantage - advantage.mean(axis=-1, keepdims=True)
+        torso = make_torso(self.torso, self.observation_space, self.features, self.activation)
+        return nn.Dense(self.outputs)(torso(encode(self.observation_space, obs, self.torso)))
+
+
+class Critic(nn.Module):
+    """Values `[B, outputs]` of a batch of observations, or of actions `[B, D]` in them."""
+
+    observation_space: Any
+    outputs: int = 1
+    torso: str = "auto"
+    features: Sequence[int] = (256, 256)
+    activation: str = "relu"
+    layer_norm: bool = False
+
+    @nn.compact
+    def __call__(self, obs: PyTree, action: Array | None = None) -> Array:
+        x = encode(self.observation_space, obs, self.torso)
+        if torso_kind(self.torso, self.observation_space) == "conv":
+            x = Convolutions(activation=self.activation, layer_norm=self.layer_norm)(x)
+        if action is not None:
+            x = jnp.concatenate([x, action], axis=-1)
+        return nn.Dense(self.outputs)(MLP(self.features, self.activation, self.layer_norm)(x))
+
+
+def ensemble(size: int, observation_space: Any, **options: Any) -> nn.Module:
+    """Return `size` critics side by side, each with parameters of its own; values `[size, B, outputs]`."""
+    several = nn.vmap(
+        Critic, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=None, out_axes=0, axis_size=size
+    )
+    built: nn.Module = several(observation_space, **options)
+    return built
 
 
 class ActorCritic(nn.Module):
@@ -194,8 +306,8 @@ def torso_kind(torso: str, space: Space) -> str:
     return torso
 
 
-def make_torso(torso: str, space: Space, features: Sequence[int], activation: str, **options: bool) -> nn.Module:
-    """Build the torso that `torso_kind` chooses; `options` are `layer_norm` and `orthogonal`."""
+def make_torso(torso: str, space: Space, features: Sequence[int], activation: str, **options: Any) -> nn.Module:
+    """Build the torso that `torso_kind` chooses; `options` are `layer_norm`, `orthogonal` and `noisy`."""
     kind: Any = MLP if torso_kind(torso, space) == "mlp" else ConvTorso
     built: nn.Module = kind(features=tuple(features), activation=activation, **options)
     return built

@@ -8,14 +8,16 @@ from typing import Any, NamedTuple, cast
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxrl.agents.base import Agent, AgentMaker, Mode
 from jaxrl.agents.checks import changed, pieces
 from jaxrl.agents.exploration import draw_epsilon_greedy, epsilon_greedy
 from jaxrl.agents.flat import Flat
-from jaxrl.agents.losses import huber, squared, td_error
+from jaxrl.agents.losses import entry, munchausen
 from jaxrl.agents.optimisers import Descent, Optimiser, accumulate, descent, linear, optimiser_named
+from jaxrl.agents.values import After, Values, c51, chosen_row, expected, midpoints, quantiles
 from jaxrl.errors import SettingsError
 from jaxrl.nn import QNetwork, torso_kind
 from jaxrl.types import (
@@ -68,6 +70,36 @@ class DQNConfig:
     """Widths of the dense layers."""
     activation: str = "relu"
     """Activation: relu, tanh, gelu, silu or elu."""
+    values: str = "expected"
+    """What is learnt of returns: expected; their distribution by c51 or qr; or iqn, its quantiles anywhere."""
+    atoms: int = 51
+    """Numbers by which c51 and qr tell a distribution; quantiles that iqn draws for a transition."""
+    v_min: float = 0.0
+    """Lowest return that c51 knows."""
+    v_max: float = 100.0
+    """Highest return that c51 knows."""
+    noisy: float = 0.0
+    """Explore by noise on the parameters, this its deviation at first (0.5 as published, and no epsilon); 0: off."""
+    munchausen: float = 0.0
+    """Weight of the log-policy that is added to rewards (0.9 as published; it replaces double); 0: off."""
+    munchausen_temperature: float = 0.03
+    """Temperature of that policy."""
+
+
+@dataclass(frozen=True)
+class RainbowConfig(DQNConfig):
+    """Settings of Rainbow."""
+
+    dueling: bool = True
+    values: str = "c51"
+    noisy: float = 0.5
+    epsilon_start: float = 0.0
+    epsilon_end: float = 0.0
+    epsilon_decay: int = 0
+
+
+MUNCHAUSEN_CLIP = -1.0
+"""Least log-policy, times the temperature, that is added to a reward."""
 
 
 class DQNHyper(NamedTuple):
@@ -90,11 +122,24 @@ class DQNState(NamedTuple):
     hyper: DQNHyper
 
 
+class Draws(NamedTuple):
+    """The randomness of an update: noise of the parameters and, of iqn, quantiles `[B, n]`; `()` for none."""
+
+    noise_tm1: PyTree
+    noise_t: PyTree
+    noise_select: PyTree
+    taus_tm1: PyTree
+    taus_t: PyTree
+
+
 class _Parts(NamedTuple):
     config: DQNConfig
     network: nn.Module
+    values: Values
     descent: Descent
     spec: EnvSpec
+    noise: PyTree
+    """Shapes of the parameters' noise; `{}` without."""
 
 
 def dqn(
@@ -109,34 +154,85 @@ def dqn(
     Args:
       config: settings to start from; the defaults of `DQNConfig` if left out.
       make_optimiser: from a learning rate to any Optax transformation, in place of `optimizer`.
-      make_network: from an `EnvSpec` to a Flax module `[B, ...] -> [B, A]`, in place of the built-in networks.
+      make_network: from an `EnvSpec` to a Flax module `[B, ...] -> [B, A]`, in place of the built-in networks; of
+        distributions `[B, A, atoms]`, for iqn also given the quantiles `[B, n]`, where those are to be told.
       **settings: fields of `DQNConfig` to change, as in `dqn(lr=1e-3, dueling=True)`.
 
     Raises:
       SettingsError: an unknown setting or a value out of its range.
     """
-    config = changed("dqn", config or DQNConfig(), settings)
+    return _maker("dqn", config or DQNConfig(), make_optimiser, make_network, settings)
+
+
+def rainbow(config: RainbowConfig | None = None, **settings: Any) -> AgentMaker:
+    """Choose a Rainbow agent (Hessel et al. 2018, https://arxiv.org/abs/1710.02298); arguments are as for `dqn`.
+
+    The rest of Rainbow is not the agent's: a prioritised buffer and a processor over several steps.
+    """
+    return _maker("rainbow", config or RainbowConfig(), None, None, settings)
+
+
+def _maker(
+    name: str,
+    config: DQNConfig,
+    make_optimiser: Optimiser | None,
+    make_network: Callable[[EnvSpec], nn.Module] | None,
+    settings: dict[str, Any],
+) -> AgentMaker:
+    config = changed(name, config, settings)
+    _check_values(config)
     by_hand = make_optimiser is not None or make_network is not None
     optimiser = make_optimiser or optimiser_named(config.optimizer)
-    return partial(_bind, config, optimiser, make_network or partial(_network, config), by_hand)
+    return partial(_bind, name, config, optimiser, make_network or partial(_network, config), by_hand)
+
+
+def _check_values(config: DQNConfig) -> None:
+    reach, apart = max(abs(config.v_min), abs(config.v_max)), (config.v_max - config.v_min) / (config.atoms - 1)
+    if config.values == "c51" and not apart > 1e-5 * reach:
+        raise SettingsError(
+            f"agent.v_min is {config.v_min} and agent.v_max {config.v_max}; expected v_min below v_max, "
+            "and atoms apart by more than 1e-5 of the larger, which float32 can tell"
+        )
+    if config.values == "c51" and config.munchausen:
+        raise SettingsError("agent.munchausen shifts the returns of each action, which c51 cannot tell; use qr or iqn")
+    if config.values == "iqn" and len(config.features) < 2:
+        raise SettingsError(
+            f"agent.features is {config.features}; iqn needs a layer before its quantiles and another behind, "
+            "as in (64, 64)"
+        )
+
+
+def _values(config: DQNConfig) -> Values:
+    if config.values == "expected":
+        return expected(config.loss)
+    return c51(config.atoms, config.v_min, config.v_max) if config.values == "c51" else quantiles(config.atoms)
 
 
 def _bind(
+    name: str,
     config: DQNConfig,
     optimiser: Optimiser,
     make_network: Callable[[EnvSpec], nn.Module],
     by_hand: bool,
     spec: EnvSpec,
 ) -> Agent:
-    check_spec(spec)
-    parts = _Parts(config, make_network(spec), descent(optimiser), spec)
+    check_spec(spec, name)
+    network, values = make_network(spec), _values(config)
+    blank = _Parts(config, network, values, descent(optimiser), spec, {})
+    out, variables = jax.eval_shape(lambda: _begin(blank, jax.random.key(0)))
+    if values.atoms and out.shape[2:] != (values.atoms,):
+        raise SettingsError(
+            f"make_network: the network puts out {list(out.shape)} for one observation; {config.values} expects "
+            f"[1, actions, {values.atoms}], the last as agent.atoms says"
+        )
+    parts = blank._replace(noise=variables.get("noise", {}))
     return Agent(
-        name="dqn",
+        name=name,
         init=partial(_init, parts),
         act=partial(_act, parts),
         update=partial(_update, parts),
-        draw_act=partial(draw_epsilon_greedy, spec),
-        draw_update=lambda key: (),
+        draw_act=partial(_draw_act, parts),
+        draw_update=partial(_draw_update, parts),
         strip=lambda state: state._replace(target=(), opt_state=()),
         settings=None if by_hand else asdict(config),
     )
@@ -147,7 +243,7 @@ def check_spec(spec: EnvSpec, name: str = "dqn") -> None:
     if not isinstance(spec.action_space, Discrete):
         raise SettingsError(
             f"{name} takes discrete actions, but {spec.name} has {type(spec.action_space).__name__} actions; "
-            "agents for other actions: ppo, a2c and reinforce"
+            "agents for other actions: sac, td3, ddpg, ppo, a2c and reinforce"
         )
 
 
@@ -155,14 +251,34 @@ def _network(config: DQNConfig, spec: EnvSpec) -> nn.Module:
     torso_kind(config.torso, spec.observation_space)
     assert isinstance(spec.action_space, Discrete)
     return QNetwork(
-        spec.observation_space, spec.action_space.n, config.torso, config.features, config.activation, config.dueling
+        spec.observation_space,
+        spec.action_space.n,
+        config.torso,
+        config.features,
+        config.activation,
+        config.dueling,
+        atoms=0 if config.values == "iqn" else _values(config).atoms,
+        noisy=config.noisy,
     )
+
+
+def _begin(parts: _Parts, key: Key) -> tuple[Array, PyTree]:
+    """Return what a fresh network puts out for one observation, and its variables."""
+    obs = jax.tree.map(lambda x: x[None], space_zeros(parts.spec.observation_space))
+    begun: tuple[Array, PyTree] = parts.network.init_with_output(key, obs, *_taus(parts, 1))
+    return begun
+
+
+def _taus(parts: _Parts, batch: int) -> tuple[Array, ...]:
+    """Return the quantiles by which iqn judges when it chooses, evenly spaced `[B, n]`; nothing for others."""
+    if parts.config.values != "iqn":
+        return ()
+    return (jnp.broadcast_to(midpoints(parts.config.atoms)[None], (batch, parts.config.atoms)),)
 
 
 def _init(parts: _Parts, key: Key) -> DQNState:
     config = parts.config
-    obs = jax.tree.map(lambda x: x[None], space_zeros(parts.spec.observation_space))
-    params = Flat.of(parts.network.init(key, obs))
+    params = Flat.of({name: value for name, value in _begin(parts, key)[1].items() if name != "noise"})
     hyper = DQNHyper(*(jnp.float32(getattr(config, name)) for name in DQNHyper._fields))
     # The target is a copy, not the same arrays: both are donated to the compiled loop.
     return DQNState(params, jax.tree.map(jnp.copy, params), parts.descent.init(params, hyper.lr), hyper)
@@ -173,15 +289,47 @@ def _act(
 ) -> tuple[Array, tuple]:
     space = parts.spec.action_space
     assert isinstance(space, Discrete)
-    greedy = jnp.argmax(_q(parts, state.params.tree, obs), axis=-1).astype(space.dtype)
+    coins, net_noise = (cast(Any, None), ()) if mode == "exploit" else noise
+    taus = _taus(parts, jax.tree.leaves(obs)[0].shape[0])
+    q = jax.vmap(parts.values.mean)(_outputs(parts, state.params.tree, obs, net_noise, *taus))
+    greedy = jnp.argmax(q, axis=-1).astype(space.dtype)
     if mode == "exploit":
         return greedy, ()
-    return epsilon_greedy(greedy, noise, _epsilon(parts, state.hyper, opt_step)), ()
+    return epsilon_greedy(greedy, coins, _epsilon(parts, state.hyper, opt_step)), ()
 
 
-def _q(parts: _Parts, params: PyTree, obs: PyTree) -> Array:
-    """Return action values `[B, A]`."""
-    return cast(Array, parts.network.apply(params, obs))
+def _outputs(parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: Array) -> Array:
+    """Return what the network says of each action, `[B, A, n]`; without `noise` on its parameters if that is `()`."""
+    if parts.noise:
+        blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), parts.noise)
+        params = {**params, "noise": blank if noise == () else noise}
+    out = cast(Array, parts.network.apply(params, obs, *taus))
+    return out if out.ndim == 3 else out[..., None]
+
+
+def _draw_act(parts: _Parts, key: Key, num_envs: int) -> PyTree:
+    """Draw coins and random actions, and one noise of the parameters for all environments."""
+    if not parts.noise:
+        return draw_epsilon_greedy(parts.spec, key, num_envs), ()
+    coin_key, noise_key = jax.random.split(key)
+    return draw_epsilon_greedy(parts.spec, coin_key, num_envs), _draw_noise(parts, noise_key)
+
+
+def _draw_noise(parts: _Parts, key: Key) -> PyTree:
+    """Draw the parameters' noise, all of it in one call."""
+    leaves, treedef = jax.tree.flatten(parts.noise)
+    ends = np.cumsum([leaf.size for leaf in leaves])
+    return jax.tree.unflatten(treedef, jnp.split(jax.random.normal(key, (ends[-1],)), ends[:-1]))
+
+
+def _draw_update(parts: _Parts, key: Key, batch_size: int) -> Draws:
+    noise, taus = [()] * 3, [()] * 2
+    noise_key, taus_key = jax.random.split(key)
+    if parts.noise:
+        noise = [_draw_noise(parts, k) for k in jax.random.split(noise_key, 3)]
+    if parts.config.values == "iqn":
+        taus = list(jax.random.uniform(taus_key, (2, batch_size, parts.config.atoms)))
+    return Draws(*noise, *taus)
 
 
 def _epsilon(parts: _Parts, hyper: DQNHyper, opt_step: Array) -> Array:
@@ -192,10 +340,11 @@ def _update(
     parts: _Parts, state: DQNState, batch: Batch, noise: PyTree, opt_step: Array
 ) -> tuple[DQNState, Metrics, Array]:
     config, hyper, rows = parts.config, state.hyper, batch.weight.shape[0]
+    taus = (noise.taus_tm1, noise.taus_t)
     loss, (error, q), grads = accumulate(
-        partial(_loss, parts, state.target.tree),
+        partial(_loss, parts, state.target.tree, noise),
         state.params.tree,
-        batch,
+        (batch, taus),
         pieces(config.accumulate, rows),
     )
     lr = linear(hyper.lr, 0.0, config.lr_decay, opt_step) if config.lr_decay else hyper.lr
@@ -211,16 +360,37 @@ def _update(
     return DQNState(params, target, opt_state, hyper), metrics, jnp.abs(error)
 
 
-def _loss(parts: _Parts, target: PyTree, params: PyTree, batch: Batch) -> tuple[Array, tuple[Array, Array]]:
+def _loss(
+    parts: _Parts, target: PyTree, noise: Draws, params: PyTree, batch: tuple[Batch, PyTree]
+) -> tuple[Array, tuple[Array, Array]]:
     """Return the weighted mean loss of a batch, and errors and values `[B]`."""
-    items: Transition = batch.items
-    q_tm1 = _q(parts, params, items.obs)
-    q_t_value = _q(parts, target, items.next_obs)
-    q_t_select = _q(parts, jax.lax.stop_gradient(params), items.next_obs) if parts.config.double else q_t_value
-    error = jax.vmap(td_error)(q_tm1, items.action, items.reward, items.discount, q_t_value, q_t_select)
-    weight = batch.weight * items.weight
-    loss = huber(error) if parts.config.loss == "huber" else squared(error)
-    return jnp.mean(weight * loss), (error * items.weight, jnp.max(q_tm1, axis=-1))
+    (sampled, (taus_tm1, taus_t)), config, values = batch, parts.config, parts.values
+    items: Transition = sampled.items
+    apply, mean = partial(_outputs, parts), jax.vmap(values.mean)
+    out_tm1 = apply(params, items.obs, noise.noise_tm1, *_given(taus_tm1))
+    out_t = apply(target, items.next_obs, noise.noise_t, *_given(taus_t))
+    reward, penalty = items.reward, jnp.zeros(out_t.shape[:2])
+    if config.munchausen:
+        old = mean(apply(target, items.obs, noise.noise_t, *_taus(parts, reward.shape[0])))
+        _, log_old = jax.vmap(partial(munchausen, temperature=config.munchausen_temperature))(old)
+        bonus = jnp.clip(jax.vmap(entry)(log_old, items.action), MUNCHAUSEN_CLIP, 0.0)
+        reward = reward + config.munchausen * bonus
+        policy, penalty = jax.vmap(partial(munchausen, temperature=config.munchausen_temperature))(mean(out_t))
+    else:
+        select = out_t
+        if config.double:
+            online = jax.lax.stop_gradient(params)
+            select = apply(online, items.next_obs, noise.noise_select, *_taus(parts, reward.shape[0]))
+        policy = jax.nn.one_hot(jnp.argmax(mean(select), axis=-1), select.shape[1])
+    after = After(reward, items.discount, out_t, policy, penalty)
+    taus = taus_tm1 if config.values == "iqn" else jnp.zeros((reward.shape[0], 1)) + midpoints(out_tm1.shape[-1])[None]
+    loss, error = jax.vmap(values.loss)(jax.vmap(chosen_row)(out_tm1, items.action), taus, after)
+    weight = sampled.weight * items.weight
+    return jnp.mean(weight * loss), (error * items.weight, jnp.max(mean(out_tm1), axis=-1))
+
+
+def _given(taus: PyTree) -> tuple[Array, ...]:
+    return () if isinstance(taus, tuple) else (taus,)
 
 
 def _update_target(config: DQNConfig, tau: Array, params: Flat, target: Flat, opt_step: Array) -> Flat:

@@ -3,27 +3,10 @@
 Time is in the names: `q_tm1` are the action values before the step, `q_t` after it.
 """
 
+import jax
 import jax.numpy as jnp
 
 from jaxrl.types import Array
-
-
-def td_error(q_tm1: Array, a_tm1: Array, r_t: Array, discount_t: Array, q_t_value: Array, q_t_select: Array) -> Array:
-    """Return the temporal-difference error of Q-learning, target less prediction.
-
-    The action after the step is the best by `q_t_select` and is worth what `q_t_value` says. With both the target
-    network's this is Q-learning (Mnih et al. 2015, https://www.nature.com/articles/nature14236); with `q_t_select` the
-    online network's it is double Q-learning (van Hasselt et al. 2016, https://arxiv.org/abs/1509.06461, equation 4).
-
-    Args:
-      q_tm1: `[A]` action values before the step.
-      a_tm1: scalar int, the action taken.
-      r_t: scalar reward.
-      discount_t: scalar, `gamma^k`, or 0 after termination.
-      q_t_value: `[A]` values after the step, by which the chosen action is judged.
-      q_t_select: `[A]` values after the step, by which it is chosen.
-    """
-    return r_t + discount_t * entry(q_t_value, jnp.argmax(q_t_select)) - entry(q_tm1, a_tm1)
 
 
 def entry(row: Array, index: Array) -> Array:
@@ -40,6 +23,42 @@ def huber(error: Array, delta: float = 1.0) -> Array:
 def squared(error: Array) -> Array:
     """Return `error^2 / 2`."""
     return 0.5 * error**2
+
+
+def project(z: Array, p: Array, support: Array) -> Array:
+    """Return the distribution of `z` `[m]` with probabilities `p` `[m]` brought onto `support`, `[n]`.
+
+    `support` is evenly spaced; each value gives its probability to its two neighbours there, and beyond the ends to the
+    last (Bellemare et al. 2017, https://arxiv.org/abs/1707.06887, equation 7).
+    """
+    step = support[1] - support[0]
+    apart = jnp.clip(z, support[0], support[-1])[None, :] - support[:, None]
+    return jnp.sum(p[None, :] * jnp.clip(1 - jnp.abs(apart) / step, 0.0, 1.0), axis=1)
+
+
+def cross_entropy(logits: Array, target: Array) -> Array:
+    """Return the cross-entropy of `target` `[n]` and the distribution that `logits` `[n]` make."""
+    return -jnp.sum(target * jax.nn.log_softmax(logits))
+
+
+def quantile_huber(z: Array, taus: Array, target: Array) -> Array:
+    """Return the loss of quantiles `z` `[n]` at `taus` `[n]`, given samples `target` `[m]`, with Huber's of delta 1.
+
+    Summed over the quantiles, averaged over the samples (Dabney et al. 2018, https://arxiv.org/abs/1710.10044,
+    equation 10).
+    """
+    error = target[None, :] - z[:, None]
+    weight = jnp.abs(taus[:, None] - (error < 0))
+    return jnp.sum(jnp.mean(weight * huber(error), axis=1))
+
+
+def munchausen(q: Array, temperature: float) -> tuple[Array, Array]:
+    """Return the softmax policy of `q` `[A]` and `temperature` times its logarithm, both `[A]`.
+
+    Vieillard et al. 2020, https://arxiv.org/abs/2007.14430, section 3.
+    """
+    log_p = jax.nn.log_softmax(q / temperature)
+    return jnp.exp(log_p), temperature * log_p
 
 
 def clipped_surrogate(ratio: Array, advantage: Array, clip: Array | float) -> Array:

@@ -63,7 +63,10 @@ def random_batch(size=12, spec=SPEC, seed=0):
 
 
 def step_of(agent):
-    return jax.jit(lambda state, batch, opt_step: agent.update(state, batch, (), opt_step))
+    def step(state, batch, opt_step):
+        return agent.update(state, batch, agent.draw_update(KEY, batch.weight.shape[0]), opt_step)
+
+    return jax.jit(step)
 
 
 def run(agent, state, batch, updates):
@@ -202,7 +205,7 @@ def test_actions_are_random_where_the_coin_is_below_epsilon_and_greedy_elsewhere
     agent = tabular(epsilon_start=1.0, epsilon_end=0.0, epsilon_decay=4)
     state = table_state(agent, [[0.0, 1.0], [1.0, 0.0]])
     obs = jnp.array([0, 0, 1, 1])
-    noise = jnp.array([0.4, 0.6, 0.4, 0.6]), jnp.array([0, 0, 1, 1], jnp.int32)
+    noise = (jnp.array([0.4, 0.6, 0.4, 0.6]), jnp.array([0, 0, 1, 1], jnp.int32)), ()
     for opt_step, actions in ((0, [0, 0, 1, 1]), (2, [0, 1, 1, 0]), (4, [1, 1, 0, 0])):
         chosen, extras = jax.jit(agent.act, static_argnums=4)(state, obs, noise, jnp.uint32(opt_step), "explore")
         np.testing.assert_array_equal(chosen, actions)
@@ -277,7 +280,7 @@ def test_accumulate_keeps_the_order_of_what_the_loss_returns_beside_it():
 def test_pieces_that_do_not_divide_the_batch_are_refused():
     agent = dqn(accumulate=5)(SPEC)
     with pytest.raises(SettingsError, match=r"agent\.accumulate is 5 and does not divide the batch size 12"):
-        agent.update(agent.init(KEY), random_batch(12), (), jnp.uint32(0))
+        agent.update(agent.init(KEY), random_batch(12), agent.draw_update(KEY, 12), jnp.uint32(0))
 
 
 def by_optax(optimiser, params, grads_of, updates):
@@ -357,7 +360,7 @@ def test_images_get_a_convolution_and_vectors_do_not():
     assert "ConvTorso_0" in dqn()(image).init(KEY).params.tree["params"]
     assert "ConvTorso_0" not in dqn(torso="mlp")(image).init(KEY).params.tree["params"]
     assert "ConvTorso_0" not in dqn()(SPEC).init(KEY).params.tree["params"]
-    kernel = dqn()(image).init(KEY).params.tree["params"]["ConvTorso_0"]["Conv_0"]["kernel"]
+    kernel = dqn()(image).init(KEY).params.tree["params"]["ConvTorso_0"]["Convolutions_0"]["Conv_0"]["kernel"]
     assert kernel.shape == (3, 3, 4, 16)
 
 

@@ -1,0 +1,164 @@
+"""What is learnt of returns, an expectation or a distribution: losses and priorities, by hand and against RLax."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import rlax
+
+from jaxrl.agents.values import After, c51, chosen_row, expected, midpoints, quantiles
+
+ACTIONS, ATOMS, ROWS = 3, 11, 32
+LOW, HIGH = -2.0, 2.0
+SUPPORT = np.linspace(LOW, HIGH, ATOMS, dtype=np.float32)
+TAUS = midpoints(ATOMS)
+
+
+@pytest.fixture(scope="module")
+def steps():
+    """Outputs before and after the step and of who selects, `[B, A, n]`, then actions, rewards and discounts."""
+    rng = np.random.default_rng(0)
+    outs = [jnp.asarray(x) for x in rng.normal(scale=2, size=(3, ROWS, ACTIONS, ATOMS)).astype(np.float32)]
+    action = jnp.asarray(rng.integers(0, ACTIONS, ROWS))
+    reward = jnp.asarray(rng.normal(size=ROWS), jnp.float32)
+    discount = jnp.asarray(rng.choice([0.0, 0.9, 0.99], ROWS), jnp.float32)
+    return *outs, action, reward, discount
+
+
+def judged(values, out_tm1, out_t, out_select, action, reward, discount, taus=TAUS):
+    """Return the losses and errors `[B]`, the next action chosen by `out_select`."""
+    policy = jax.nn.one_hot(jnp.argmax(jax.vmap(values.mean)(out_select), axis=-1), ACTIONS)
+    taus = jnp.broadcast_to(jnp.asarray(taus), (out_tm1.shape[0], len(taus)))
+    after = After(reward, discount, out_t, policy)
+    judge = lambda out, action, taus, after: values.loss(chosen_row(out, action), taus, after)
+    axes = (0, 0, 0, After(0, 0, 0, 0, None))
+    return jax.jit(jax.vmap(judge, in_axes=axes))(out_tm1, action, taus, after)
+
+
+def transposed(out):
+    """RLax has quantiles first."""
+    return jnp.swapaxes(out, 1, 2)
+
+
+# --- against RLax -----------------------------------------------------------------------------------------------
+
+
+def test_the_loss_of_c51_is_that_of_rlax(steps):
+    out_tm1, out_t, _, action, reward, discount = steps
+    ours, _ = judged(c51(ATOMS, LOW, HIGH), out_tm1, out_t, out_t, action, reward, discount)
+    theirs = jax.vmap(rlax.categorical_q_learning, in_axes=(None, 0, 0, 0, 0, None, 0))(
+        jnp.asarray(SUPPORT), out_tm1, action, reward, discount, jnp.asarray(SUPPORT), out_t
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_the_loss_of_double_c51_is_that_of_rlax(steps):
+    out_tm1, out_t, out_select, action, reward, discount = steps
+    ours, _ = judged(c51(ATOMS, LOW, HIGH), *steps)
+    select = jax.nn.softmax(out_select) @ SUPPORT
+    theirs = jax.vmap(rlax.categorical_double_q_learning, in_axes=(None, 0, 0, 0, 0, None, 0, 0))(
+        jnp.asarray(SUPPORT), out_tm1, action, reward, discount, jnp.asarray(SUPPORT), out_t, select
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    # It matters who selects.
+    assert (jnp.argmax(select, axis=1) != jnp.argmax(jax.nn.softmax(out_t) @ SUPPORT, axis=1)).any()
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_the_loss_of_quantiles_is_that_of_rlax(steps, double):
+    out_tm1, out_t, out_select, action, reward, discount = steps
+    out_select = out_select if double else out_t
+    ours, error = judged(quantiles(ATOMS), out_tm1, out_t, out_select, action, reward, discount)
+    theirs = jax.vmap(rlax.quantile_q_learning, in_axes=(0, None, 0, 0, 0, 0, 0, None))(
+        transposed(out_tm1), jnp.asarray(TAUS), action, reward, discount, transposed(out_select), transposed(out_t), 1.0
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    means = [x.mean(axis=-1) for x in (out_tm1, out_t, out_select)]
+    errors = jax.vmap(rlax.double_q_learning)(means[0], action, reward, discount, *means[1:])
+    np.testing.assert_allclose(error, errors, atol=1e-5)
+
+
+@pytest.mark.parametrize(("loss", "of"), [("huber", rlax.huber_loss), ("squared", rlax.l2_loss)])
+def test_the_loss_of_expectations_is_that_of_rlax(steps, loss, of):
+    *outs, action, reward, discount = steps
+    outs = [x[..., :1] for x in outs]
+    ours, error = judged(expected(loss), *outs, action, reward, discount, taus=TAUS[:1])
+    errors = jax.vmap(rlax.double_q_learning)(
+        outs[0][..., 0], action, reward, discount, outs[1][..., 0], outs[2][..., 0]
+    )
+    np.testing.assert_allclose(error, errors, atol=1e-5)
+    np.testing.assert_allclose(ours, of(errors), atol=1e-5)
+
+
+# --- means ------------------------------------------------------------------------------------------------------
+
+
+def test_means_are_those_worked_by_hand():
+    logits = jnp.log(jnp.array([[0.5, 0.25, 0.25], [0.0, 0.0, 1.0], [1.0, 1.0, 1.0]])) + 3
+    np.testing.assert_allclose(c51(3, -1.0, 3.0).mean(logits), [0.5, 3.0, 1.0], atol=1e-6)
+    out = jnp.array([[1.0, 2.0, 6.0], [0.0, 0.0, 0.0]])
+    np.testing.assert_array_equal(quantiles(3).mean(out), [3.0, 0.0])
+    np.testing.assert_array_equal(expected("huber").mean(out[:, 2:]), [6.0, 0.0])
+
+
+def test_quantiles_are_told_at_the_middles_of_equal_parts():
+    np.testing.assert_array_equal(midpoints(4), [0.125, 0.375, 0.625, 0.875])
+    assert midpoints(1).tolist() == [0.5]
+
+
+# --- priorities -------------------------------------------------------------------------------------------------
+
+
+def test_the_priority_of_c51_is_how_far_the_prediction_is_from_its_target(steps):
+    out_tm1, out_t, out_select, action, reward, discount = steps
+    loss, priority = judged(c51(ATOMS, LOW, HIGH), *steps)
+    p = jax.nn.softmax(out_t)[jnp.arange(ROWS), jnp.argmax(jax.nn.softmax(out_select) @ SUPPORT, axis=1)]
+    z = reward[:, None] + discount[:, None] * SUPPORT[None]
+    target = np.asarray(jax.vmap(rlax.categorical_l2_project, in_axes=(0, 0, None))(z, p, jnp.asarray(SUPPORT)))
+    predicted = np.asarray(jax.nn.log_softmax(out_tm1))[np.arange(ROWS), np.asarray(action)]
+    # 0 log 0 is 0.
+    logs = np.log(np.where(target > 0, target, 1))
+    np.testing.assert_allclose(priority, np.sum(target * (logs - predicted), axis=1), atol=1e-5)
+    assert priority.min() > 0
+    assert (loss > priority).any()
+
+
+def test_the_priority_of_c51_is_0_where_the_prediction_is_its_target(steps):
+    out_tm1, *_ = steps
+    still = jnp.zeros(ROWS), jnp.ones(ROWS)
+    values, best = c51(ATOMS, LOW, HIGH), jnp.argmax(jax.nn.softmax(out_tm1) @ SUPPORT, axis=1)
+    loss, priority = judged(values, out_tm1, out_tm1, out_tm1, best, *still)
+    np.testing.assert_allclose(priority, 0, atol=1e-5)
+    assert priority.min() >= 0
+    assert loss.min() > 0.1
+
+
+def test_what_is_terminal_is_the_reward_alone(steps):
+    out_tm1, _, _, action, _, _ = steps
+    ended = jnp.full(ROWS, 1.2), jnp.zeros(ROWS)
+    for values in (c51(ATOMS, LOW, HIGH), quantiles(ATOMS)):
+        one, other = (judged(values, out_tm1, out, out, action, *ended) for out in steps[1:3])
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    # The support has 1.2: all of the target lies there, and the divergence is that of one outcome.
+    loss, priority = judged(c51(ATOMS, LOW, HIGH), out_tm1, out_tm1, out_tm1, action, *ended)
+    place = int(np.argmin(np.abs(SUPPORT - 1.2)))
+    np.testing.assert_allclose(loss, -jax.nn.log_softmax(out_tm1)[jnp.arange(ROWS), action, place], atol=1e-4)
+    np.testing.assert_allclose(priority, loss, atol=1e-4)
+
+
+# --- a policy that is not greedy --------------------------------------------------------------------------------
+
+
+def test_a_penalty_is_taken_from_what_each_action_is_worth_before_the_policy_weighs_them():
+    # 1 + 0.5 * (0.25 * (4 - 2) + 0.75 * (8 - 4)) - 2
+    after = lambda out: After(1.0, 0.5, out, jnp.array([0.25, 0.75]), jnp.array([2.0, 4.0]))
+    _, error = expected("squared").loss(jnp.array([2.0]), jnp.zeros(1), after(jnp.array([[4.0], [8.0]])))
+    assert error == 0.75
+    out = jnp.array([[3.0, 5.0], [6.0, 10.0]])
+    loss, error = quantiles(2).loss(jnp.array([1.0, 3.0]), midpoints(2), after(out))
+    assert error == 0.75
+    # Targets: 1 + 0.5 * (0.25 * (1, 3) + 0.75 * (2, 6)) = 1.875 and 3.625.
+    theirs = rlax.quantile_regression_loss(
+        jnp.array([1.0, 3.0]), jnp.array([0.25, 0.75]), jnp.array([1.875, 3.625]), huber_param=1.0
+    )
+    np.testing.assert_allclose(loss, theirs, rtol=1e-6)

@@ -1,0 +1,123 @@
+"""Distributions of returns, noise, priorities and Munchausen's bonus lead DQN to values known in closed form."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys_closed_form import TOYS
+
+from jaxrl.agents import dqn
+from jaxrl.agents.values import c51, expected, midpoints, quantiles
+from jaxrl.buffers import prioritised, uniform
+from jaxrl.nn import QNetwork
+from jaxrl.processors import one_step
+from jaxrl.strategies import off_policy
+from jaxrl.strategies.base import iterate
+
+DISCOUNT = 0.8
+UPDATES = 2_000
+ATOMS = 9
+LOW, HIGH = -1.0, 5.0
+"""Ends of a support within which returns of all toys stay, one step further too."""
+PRIORITISED = prioritised(512, 32, beta_steps=UPDATES, normalise="all")
+VARIANTS = {
+    "c51": {"values": "c51", "v_min": LOW, "v_max": HIGH},
+    "qr": {"values": "qr"},
+    "iqn": {"values": "iqn"},
+    "noisy": {"noisy": 0.2},
+    "prioritised": {"buffer": PRIORITISED},
+    "rainbow": {
+        "values": "c51",
+        "v_min": LOW,
+        "v_max": HIGH,
+        "dueling": True,
+        "noisy": 0.2,
+        "buffer": PRIORITISED,
+    },
+}
+
+
+def learn(toy, buffer=None, **settings):
+    """Train on `toy` in one compiled program; return the values that were learnt."""
+    kind, dueling, noisy = settings.get("values", "expected"), settings.get("dueling", False), settings.get("noisy", 0)
+    # Quantiles are drawn at random, which takes longer; and they enter behind a layer, which for them is one more.
+    updates, features = (3 * UPDATES, (16, 16)) if kind == "iqn" else (UPDATES, (16,))
+    settings = {"lr": 1e-2, "lr_decay": updates, "target_interval": 25, "atoms": ATOMS, "loss": "squared", **settings}
+    agent = dqn(epsilon_start=1.0, epsilon_end=1.0, features=features, **settings)
+    strategy = off_policy(
+        toy.env,
+        agent,
+        buffer=buffer or uniform(512, 32),
+        processor=one_step(DISCOUNT),
+        num_envs=8,
+        opt_interval=8,
+        warmup=512,
+    )
+    network = QNetwork(
+        toy.env.spec.observation_space,
+        2,
+        features=features,
+        dueling=dueling,
+        atoms=ATOMS if kind in ("c51", "qr") else 0,
+        noisy=noisy,
+    )
+    values = {"expected": expected("squared"), "c51": c51(ATOMS, LOW, HIGH)}.get(kind, quantiles(ATOMS))
+
+    @jax.jit
+    def train(key):
+        state = strategy.init(key)
+        body = lambda state, noise, t: strategy.step(state, noise, t)[0]
+        state = iterate(strategy.draw, body, state.key, state, jnp.uint32(0), jnp.uint32(updates))
+        taus = [jnp.broadcast_to(midpoints(ATOMS)[None], (len(toy.obs), ATOMS))] if kind == "iqn" else []
+        # No noise is given, so there is none.
+        out, _ = network.apply(state.agent.params.tree, toy.obs, *taus, mutable=["noise"])
+        return jax.vmap(values.mean)(out if out.ndim == 3 else out[..., None])
+
+    return np.asarray(train(jax.random.key(0)))
+
+
+QUICK = [
+    ("iqn", "delayed_reward"),
+    ("prioritised", "value_from_observation"),
+    ("rainbow", "clock_terminates"),
+]
+"""Fixed quantiles are also in a test of Munchausen's, c51 and noise in that of Rainbow."""
+ALL = [
+    pytest.param(variant, name, marks=[] if (variant, name) in QUICK else pytest.mark.slow, id=f"{variant} {name}")
+    for variant in VARIANTS
+    for name in TOYS
+]
+
+
+@pytest.mark.parametrize(("variant", "name"), ALL)
+def test_every_variant_learns_the_values_of_the_closed_form(variant, name):
+    toy = TOYS[name](DISCOUNT)
+    np.testing.assert_allclose(learn(toy, **VARIANTS[variant]), toy.values, atol=1e-2)
+
+
+# --- Munchausen ---------------------------------------------------------------------------------------------------
+
+WEIGHT = 0.9
+
+
+@pytest.mark.parametrize("values", ["expected", *(pytest.param(x, marks=pytest.mark.slow) for x in ("qr", "iqn"))])
+def test_munchausen_takes_what_it_is_clipped_to_from_an_action_that_is_never_taken(values):
+    """The better action is as good as certain: nothing is taken from its 1. The other's logarithm would be -70."""
+    toy = TOYS["action_preference"](DISCOUNT)
+    learnt = learn(toy, values=values, munchausen=WEIGHT)
+    np.testing.assert_allclose(learnt, np.where(toy.values > 0, 1.0, -1.0 - WEIGHT), atol=1e-2)
+
+
+@pytest.mark.parametrize("values", ["qr", *(pytest.param(x, marks=pytest.mark.slow) for x in ("expected", "iqn"))])
+def test_munchausen_pays_for_chance_where_all_actions_are_alike(values):
+    """Each has a logarithm of `log(1/2)`: `WEIGHT` of it is added to a reward, all of it taken from the next value."""
+    temperature, length = 0.5, 4
+    chance = temperature * np.log(0.5)
+    worth = [1 + WEIGHT * chance]
+    for _ in range(length - 1):
+        worth.insert(0, WEIGHT * chance + DISCOUNT * (worth[0] - chance))
+    toy = TOYS["delayed_reward"](DISCOUNT)
+    learnt = learn(toy, values=values, munchausen=WEIGHT, munchausen_temperature=temperature)
+    np.testing.assert_allclose(learnt, np.repeat(np.array(worth)[:, None], 2, axis=1), atol=1e-2)
+    # By far not the values without.
+    assert np.abs(np.array(worth) - toy.values[:, 0]).min() > 0.05
