@@ -53,25 +53,56 @@ class DQN(NamedTuple):
     def buffer(self) -> Any:
         return jaxrl.uniform(self.capacity, batch_size=self.batch_size)
 
-    def plain(self) -> Setting:
+    def plain(self, seeds: int = 1) -> loops.Loop | None:
         spec = jaxrl.make_env(self.env).spec
-        return Setting(spec, self.num_envs, self.opt_interval, self.features, self.batch_size, self.capacity)
+        shape = Setting(spec, self.num_envs, self.opt_interval, self.features, self.batch_size, self.capacity)
+        return plain_dqn(shape, seeds)
 
     def strategy(self) -> jaxrl.Strategy:
-        return jaxrl.off_policy(
-            jaxrl.make_env(self.env),
-            self.agent(),
-            buffer=self.buffer(),
-            num_envs=self.num_envs,
-            opt_interval=self.opt_interval,
-            warmup=self.warmup,
-        )
+        return replaying(self)
 
 
-def dqn(case: str, shape: DQN, effort: Effort) -> list[Row]:
+class SAC(NamedTuple):
+    """SAC as published, but for the environment."""
+
+    env: str = "Pendulum-v1"
+    num_envs: int = 1
+    opt_interval: int = 1
+    features: tuple[int, ...] = (256, 256)
+    batch_size: int = 256
+    capacity: int = 100_000
+    warmup: int = 1_000
+    slowness: int = 30
+
+    def agent(self) -> Any:
+        return jaxrl.sac(features=self.features)
+
+    def buffer(self) -> Any:
+        return jaxrl.uniform(self.capacity, batch_size=self.batch_size)
+
+    def plain(self) -> loops.Loop | None:
+        return None
+
+    def strategy(self) -> jaxrl.Strategy:
+        return replaying(self)
+
+
+def replaying(shape: DQN | SAC) -> jaxrl.Strategy:
+    """Return the strategy of a case that learns from replay."""
+    return jaxrl.off_policy(
+        jaxrl.make_env(shape.env),
+        shape.agent(),
+        buffer=shape.buffer(),
+        num_envs=shape.num_envs,
+        opt_interval=shape.opt_interval,
+        warmup=shape.warmup,
+    )
+
+
+def off_policy(case: str, shape: DQN | SAC, effort: Effort) -> list[Row]:
     """Training against the sum of its parts, each measured alone beside it."""
     strategy = shape.strategy()
-    whole = loops.Training(strategy)
+    whole, plain = loops.Training(strategy), shape.plain()
     env, updates = jaxrl.make_env(shape.env), strategy.opt_steps_per_step
     rows = strategy.env_steps_per_step
     vector_steps = rows // shape.num_envs
@@ -79,17 +110,15 @@ def dqn(case: str, shape: DQN, effort: Effort) -> list[Row]:
     parts = {
         "environment": (loops.environment(env, shape.num_envs), vector_steps),
         "acting": (loops.acting(env, shape.agent(), shape.num_envs), vector_steps),
-        "replay": (loops.replay(shape.buffer(), whole.state, rows, updates), 1),
+        "replay": (loops.replay(shape.buffer(), whole.state.buffer, rows, updates), 1),
         "update": (
             loops.update(shape.agent()(env.spec), whole.state.agent, loops.replayed(shape.buffer(), whole.state, rows)),
             updates,
         ),
     }
-    plain = plain_dqn(shape.plain())
-    calls: dict[str, harness.Sample] = {
-        "whole": lambda: whole.us(iterations),
-        "plain": lambda: plain.us(iterations * vector_steps) * vector_steps / updates,
-    }
+    calls: dict[str, harness.Sample] = {"whole": lambda: whole.us(iterations)}
+    if plain:
+        calls["plain"] = lambda: plain.us(iterations * vector_steps) * vector_steps / updates
     for name, (loop, times) in parts.items():
         calls[name] = lambda loop=loop, times=times: loop.us(iterations * times) * times / updates
     samples = harness.interleave(calls, effort.repeats)
@@ -102,8 +131,7 @@ def dqn(case: str, shape: DQN, effort: Effort) -> list[Row]:
             ceiling,
             rows / updates,
             parts_us={name: harness.spread(samples[name])[1] for name in parts},
-            plain_us=harness.spread(samples["plain"])[1],
-            times_faster_than_plain=1 / harness.median_ratio(samples["whole"], samples["plain"]),
+            **beside_plain(samples),
             ratio_to_update=harness.median_ratio(samples["whole"], samples["update"]),
             kernels_per_iteration=loops.kernels_per_iteration(whole.compiled),
             copies_per_iteration=loops.copies_per_iteration(whole.compiled),
@@ -113,6 +141,16 @@ def dqn(case: str, shape: DQN, effort: Effort) -> list[Row]:
             settings=dict(strategy.settings or {}),
         )
     ]
+
+
+def beside_plain(samples: dict[str, list[float]]) -> dict[str, float]:
+    """Return how the whole compares with the plain loop, where there is one."""
+    if "plain" not in samples:
+        return {}
+    return {
+        "plain_us": harness.spread(samples["plain"])[1],
+        "times_faster_than_plain": 1 / harness.median_ratio(samples["whole"], samples["plain"]),
+    }
 
 
 class PPO(NamedTuple):
@@ -179,8 +217,7 @@ def ppo(case: str, shape: PPO, effort: Effort) -> list[Row]:
             ceiling,
             steps / updates,
             parts_us={name: harness.spread(samples[name])[1] for name in parts},
-            plain_us=harness.spread(samples["plain"])[1],
-            times_faster_than_plain=1 / harness.median_ratio(samples["whole"], samples["plain"]),
+            **beside_plain(samples),
             ratio_to_update=harness.median_ratio(samples["whole"], samples["update"]),
             share_of_shuffle=harness.median_ratio(samples["shuffle"], samples["whole"]),
             kernels_per_iteration=loops.kernels_per_iteration(whole.compiled),
@@ -206,11 +243,12 @@ def seeds(case: str, count: int, effort: Effort) -> list[Row]:
     shape = DQN()
     strategy = shape.strategy()
     one, many = loops.Training(strategy), loops.population(strategy, count)
-    plain = plain_dqn(shape.plain(), count)
+    plain = shape.plain(count)
+    assert plain
     iterations = max(1, effort.opt_steps // count)
     samples = harness.interleave(
         {
-            "many": lambda: many.us(iterations, count),
+            "whole": lambda: many.us(iterations, count),
             "one": lambda: one.us(iterations),
             "plain": lambda: plain.us(iterations, count),
         },
@@ -220,12 +258,11 @@ def seeds(case: str, count: int, effort: Effort) -> list[Row]:
     return [
         harness.row(
             case,
-            samples["many"],
+            samples["whole"],
             samples["one"],
             strategy.env_steps_per_step,
             seeds=count,
-            plain_us=harness.spread(samples["plain"])[1],
-            times_faster_than_plain=1 / harness.median_ratio(samples["many"], samples["plain"]),
+            **beside_plain(samples),
             **loops.memory(many.compiled),
             kernels_per_iteration=loops.kernels_per_iteration(many.compiled),
             compile_s=many.compile_s,
@@ -344,6 +381,43 @@ def capacity(case: str, effort: Effort) -> list[Row]:
     ]
 
 
+def replay(case: str, effort: Effort) -> list[Row]:
+    """A push of 10 items, a sample of 128 and new priorities: prioritised against uniform, flashbax's beside both."""
+    told = []
+    for size in (10**4, 10**6):
+        state = loops.Training(DQN(capacity=size, warmup=size).strategy()).state
+        example = jax.tree.map(lambda x: x[0], state.buffer.items)
+        ours = {
+            "prioritised": jaxrl.prioritised(size, 128),
+            "prioritised, weights over all": jaxrl.prioritised(size, 128, normalise="all"),
+            "uniform": jaxrl.uniform(size, 128),
+        }
+        contestants = {
+            name: loops.replay(buffer, loops.filled(buffer, example, 10), 10, 1) for name, buffer in ours.items()
+        }
+        contestants |= loops.flashbax_replay(size, 128, example, 10)
+        calls: dict[str, harness.Sample] = {
+            name: lambda loop=loop: loop.us(effort.opt_steps) for name, loop in contestants.items()
+        }
+        samples = harness.interleave(calls, effort.repeats)
+        told += [
+            harness.row(
+                case,
+                samples[name],
+                samples["uniform"],
+                10,
+                name=f"{case} {size:,} {name}",
+                unit="a push, a sample and new priorities",
+                capacity=size,
+                kernels_per_iteration=loops.kernels_per_iteration(loop.compiled),
+                **loops.memory(loop.compiled),
+                compile_s=loop.compile_s,
+            )
+            for name, loop in contestants.items()
+        ]
+    return told
+
+
 def start(case: str, effort: Effort) -> list[Row]:
     """Seconds from the command to the first optimisation, with an empty compilation cache and with a warm one."""
     samples: dict[str, list[float]] = {"cold": [], "warm": []}
@@ -369,7 +443,7 @@ def _seconds_to_first_step(cache: Path) -> float:
 
 CASES: dict[str, Callable[[Effort], list[Row]]] = {
     **{
-        name: partial(dqn, name, shape)
+        name: partial(off_policy, name, shape)
         for name, shape in {
             "dqn-1": DQN(num_envs=1),
             "dqn-10": DQN(),
@@ -377,6 +451,7 @@ CASES: dict[str, Callable[[Effort], list[Row]]] = {
             "dqn-1024": DQN(num_envs=1024, opt_interval=1024, warmup=2_048),
             "dqn-small": DQN(features=(64, 64), batch_size=32),
             "dqn-conv": DQN("Breakout-MinAtar", 16, 16, batch_size=32, warmup=1_008, slowness=10),
+            "sac": SAC(),
         }.items()
     },
     **{
@@ -390,6 +465,7 @@ CASES: dict[str, Callable[[Effort], list[Row]]] = {
     "seeds-8": partial(seeds, "seeds-8", 8),
     "seeds-32": partial(seeds, "seeds-32", 32),
     "capacity": partial(capacity, "capacity"),
+    "replay": partial(replay, "replay"),
     "host": partial(host, "host"),
     "start": partial(start, "start"),
     "env-10": partial(environment, "env-10", 10),

@@ -122,9 +122,9 @@ def acting(env: jaxrl.Env, agent: AgentMaker, num_envs: int) -> Loop:
     return Loop(run, (obs, jnp.float32(0)))
 
 
-def replay(buffer: Buffer, state: PyTree, rows: int, updates: int) -> Loop:
-    """Return pushing `rows` transitions and sampling `updates` batches, with the buffer of a training `state`."""
-    items = jax.tree.map(lambda x: x[:rows], state.buffer.items)
+def replay(buffer: Buffer, held: PyTree, rows: int, updates: int) -> Loop:
+    """Return pushing `rows` transitions, sampling `updates` batches and telling priorities, with the buffer `held`."""
+    items = jax.tree.map(lambda x: x[:rows], held.items)
     full = jnp.uint32(buffer.capacity(rows) // rows)
 
     def draw(key: Array, t: Array) -> PyTree:
@@ -135,24 +135,71 @@ def replay(buffer: Buffer, state: PyTree, rows: int, updates: int) -> Loop:
         ring, seen = carry
         ring = buffer.push(ring, jax.tree.map(lambda x: x + t.astype(x.dtype), items), full + t)
         for i in range(updates):
-            batch = buffer.sample(ring, jax.tree.map(lambda x, i=i: x[i], noise))
+            batch = buffer.sample(ring, jax.tree.map(lambda x, i=i: x[i], noise), t)
+            ring = buffer.reprioritise(ring, batch.index, jnp.abs(batch.items.reward) * batch.weight)
             seen = seen + sum(x.sum().astype(jnp.float32) for x in jax.tree.leaves(batch.items))
         return ring, seen
 
     run = lambda carry, start, stop: iterate(draw, turn, jax.random.key(1), carry, start, stop)
-    return Loop(run, (jax.tree.map(jnp.copy, state.buffer), jnp.float32(0)))
+    return Loop(run, (jax.tree.map(jnp.copy, held), jnp.float32(0)))
+
+
+def filled(buffer: Buffer, example: PyTree, rows: int) -> PyTree:
+    """Return `buffer` full of items like `example`."""
+    items = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, *x.shape)), example)
+    push = lambda t, state: buffer.push(state, items, jnp.uint32(t))
+    return jax.lax.fori_loop(0, buffer.capacity(rows) // rows, push, buffer.init(example, rows))
+
+
+def flashbax_replay(capacity: int, batch_size: int, example: PyTree, rows: int) -> dict[str, Loop]:
+    """Return what `replay` does by flashbax's item buffers; nothing where it is not installed."""
+    try:
+        import flashbax
+    except ImportError:
+        print("flashbax is not installed, and not measured: pip install flashbax")
+        return {}
+    settings = {"max_length": capacity, "min_length": 1, "sample_batch_size": batch_size, "add_batches": True}
+    uniform = flashbax.make_item_buffer(**settings)
+    prioritised = flashbax.make_prioritised_flat_buffer(
+        capacity, 1, batch_size, add_sequences=False, add_batch_size=rows, priority_exponent=0.6
+    )
+    items = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, *x.shape)), example)
+
+    def by_uniform(carry: PyTree, key: Array, t: Array) -> PyTree:
+        state, seen = carry
+        state = uniform.add(state, jax.tree.map(lambda x: x + t.astype(x.dtype), items))
+        batch = uniform.sample(state, key).experience
+        return state, seen + sum(x.sum().astype(jnp.float32) for x in jax.tree.leaves(batch))
+
+    def by_prioritised(carry: PyTree, key: Array, t: Array) -> PyTree:
+        state, seen = carry
+        state = prioritised.add(state, jax.tree.map(lambda x: x + t.astype(x.dtype), items))
+        sample = prioritised.sample(state, key)
+        state = prioritised.set_priorities(state, sample.indices, jnp.abs(sample.experience.first.reward))
+        return state, seen + sum(x.sum().astype(jnp.float32) for x in jax.tree.leaves(sample.experience))
+
+    loops = {}
+    for name, buffer, turn in (
+        ("flashbax uniform", uniform, by_uniform),
+        ("flashbax prioritised", prioritised, by_prioritised),
+    ):
+        fill = lambda t, state, buffer=buffer: buffer.add(state, items)
+        full = jax.lax.fori_loop(0, capacity // rows, fill, buffer.init(example))
+        run = lambda carry, start, stop, turn=turn: iterate(fold, turn, jax.random.key(1), carry, start, stop)
+        loops[name] = Loop(run, (full, jnp.float32(0)))
+    return loops
 
 
 def replayed(buffer: Buffer, state: PyTree, rows: int) -> PyTree:
     """Return `RESIDENT` batches sampled from the buffer of a training `state`, leaves `[RESIDENT, B, ...]`."""
     pushes = jnp.uint32(buffer.capacity(rows) // rows)
     keys = jax.random.split(jax.random.key(2), RESIDENT)
-    return jax.vmap(lambda k: buffer.sample(state.buffer, buffer.draw(k, pushes, rows)))(keys)
+    return jax.vmap(lambda k: buffer.sample(state.buffer, buffer.draw(k, pushes, rows), jnp.uint32(0)))(keys)
 
 
 def update(agent: Agent, state: PyTree, batches: PyTree) -> Loop:
     """Return the agent's update on batches that are there already, and change from one step to the next."""
-    resident = jax.tree.leaves(batches)[0].shape[0]
+    resident, rows = batches.weight.shape
 
     def learn(carry: PyTree, noise: PyTree, t: Array) -> PyTree:
         agent_state, seen = carry
@@ -161,7 +208,7 @@ def update(agent: Agent, state: PyTree, batches: PyTree) -> Loop:
         agent_state, metrics, _ = agent.update(agent_state, batch, noise, t)
         return agent_state, seen + metrics["loss"]
 
-    draw = lambda key, t: agent.draw_update(fold(key, t))
+    draw = lambda key, t: agent.draw_update(fold(key, t), rows)
     run = lambda carry, start, stop: iterate(draw, learn, jax.random.key(1), carry, start, stop)
     return Loop(run, (jax.tree.map(jnp.copy, state), jnp.float32(0)))
 

@@ -9,17 +9,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxrl.agents import (
         A2CConfig,
+        DDPGConfig,
         DQNConfig,
         PPOConfig,
         PQNConfig,
+        RainbowConfig,
         REINFORCEConfig,
+        SACConfig,
+        TD3Config,
         a2c,
+        ddpg,
         dqn,
         ppo,
         pqn,
+        rainbow,
         reinforce,
+        sac,
+        td3,
     )
-    from jaxrl.buffers import uniform
+    from jaxrl.buffers import prioritised, uniform
     from jaxrl.envs import (
         Env,
         TimeStep,
@@ -60,8 +68,9 @@ if TYPE_CHECKING:
     from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete, Step, Transition, stat, total
 
 _HOMES = {
-    "jaxrl.agents": "A2CConfig DQNConfig PPOConfig PQNConfig REINFORCEConfig a2c dqn ppo pqn reinforce",
-    "jaxrl.buffers": "uniform",
+    "jaxrl.agents": "A2CConfig DDPGConfig DQNConfig PPOConfig PQNConfig REINFORCEConfig RainbowConfig SACConfig "
+    "TD3Config a2c ddpg dqn ppo pqn rainbow reinforce sac td3",
+    "jaxrl.buffers": "prioritised uniform",
     "jaxrl.envs": "Env TimeStep check_env draw_key draw_nothing env_names make_env register_env vectorise",
     "jaxrl.errors": "JaxrlError SettingsError",
     "jaxrl.loading": "load_policy",

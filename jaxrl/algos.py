@@ -1,25 +1,43 @@
 """The algorithms that the command line knows: the settings of each, what suits an environment, and how it is built."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from jaxrl.agents import (
     A2CConfig,
     AgentMaker,
+    DDPGConfig,
     DQNConfig,
     PPOConfig,
     PQNConfig,
+    RainbowConfig,
     REINFORCEConfig,
+    SACConfig,
+    TD3Config,
     a2c,
+    ddpg,
     dqn,
     ppo,
     pqn,
+    rainbow,
     reinforce,
+    sac,
+    td3,
 )
-from jaxrl.buffers import uniform
+from jaxrl.buffers import Buffer, prioritised, uniform
 from jaxrl.envs import make_env
-from jaxrl.presets import A2C_PRESETS, DQN_PRESETS, PPO_PRESETS, PQN_PRESETS, REINFORCE_PRESETS
+from jaxrl.presets import (
+    A2C_PRESETS,
+    DDPG_PRESETS,
+    DQN_PRESETS,
+    PPO_PRESETS,
+    PQN_PRESETS,
+    RAINBOW_PRESETS,
+    REINFORCE_PRESETS,
+    SAC_PRESETS,
+    TD3_PRESETS,
+)
 from jaxrl.processors import (
     Processor,
     chain,
@@ -55,18 +73,30 @@ class ProcessorConfig:
 
 
 @dataclass(frozen=True)
-class UniformConfig:
+class BufferConfig:
     """The replay buffer."""
 
     capacity: int = 50_000
     """Transitions kept, the newest; rounded up to whole pushes."""
     batch_size: int = 128
     """Transitions in a batch."""
+    prioritised: bool = False
+    """Sample by priority, the size of the temporal-difference error; otherwise uniformly."""
+    alpha: float = 0.6
+    """Power of a priority; 0: all items alike. This and the rest are of prioritised replay alone."""
+    beta: float = 0.4
+    """Power of importance weights at the first optimisation step."""
+    beta_steps: int = 100_000
+    """Optimisation steps in which beta rises to 1; 0: it stays."""
+    normalise: str = "batch"
+    """Over what the largest importance weight is 1: batch, or all."""
+    epsilon: float = 1e-6
+    """Added to every priority."""
 
 
 @dataclass(frozen=True)
-class DQNRun(TrainerConfig):
-    """Train DQN."""
+class OffPolicyRun(TrainerConfig):
+    """Train off-policy, from a replay buffer."""
 
     env: str = "CartPole-v1"
     """Environment."""
@@ -76,13 +106,62 @@ class DQNRun(TrainerConfig):
     """Environments side by side."""
     opt_interval: int = 10
     """Environment steps per optimisation step; a multiple of num_envs, or a divisor of it."""
+    updates: int = 1
+    """Optimisation steps made each time that one is due."""
     warmup: int = 1_000
     """Environment steps before the first optimisation step."""
     random_warmup: bool = True
     """Take random actions during the warm-up, not the agent's."""
-    agent: DQNConfig = field(default_factory=DQNConfig)
-    buffer: UniformConfig = field(default_factory=UniformConfig)
+    buffer: BufferConfig = field(default_factory=BufferConfig)
     processor: ProcessorConfig = field(default_factory=ProcessorConfig)
+
+
+@dataclass(frozen=True)
+class DQNRun(OffPolicyRun):
+    """Train DQN."""
+
+    agent: DQNConfig = field(default_factory=DQNConfig)
+
+
+@dataclass(frozen=True)
+class RainbowRun(OffPolicyRun):
+    """Train Rainbow: DQN with all of double, dueling, c51, noisy, several steps and prioritised replay."""
+
+    agent: RainbowConfig = field(default_factory=RainbowConfig)
+    buffer: BufferConfig = field(default_factory=lambda: BufferConfig(prioritised=True, alpha=0.5))
+    processor: ProcessorConfig = field(default_factory=lambda: ProcessorConfig(n_step=3))
+
+
+@dataclass(frozen=True)
+class _ContinuousRun(OffPolicyRun):
+    env: str = "Pendulum-v1"
+    """Environment."""
+    num_envs: int = 1
+    """Environments side by side."""
+    opt_interval: int = 1
+    """Environment steps per optimisation step; a multiple of num_envs, or a divisor of it."""
+    buffer: BufferConfig = field(default_factory=lambda: BufferConfig(capacity=100_000, batch_size=256))
+
+
+@dataclass(frozen=True)
+class SACRun(_ContinuousRun):
+    """Train SAC."""
+
+    agent: SACConfig = field(default_factory=SACConfig)
+
+
+@dataclass(frozen=True)
+class TD3Run(_ContinuousRun):
+    """Train TD3."""
+
+    agent: TD3Config = field(default_factory=TD3Config)
+
+
+@dataclass(frozen=True)
+class DDPGRun(_ContinuousRun):
+    """Train DDPG."""
+
+    agent: DDPGConfig = field(default_factory=DDPGConfig)
 
 
 @dataclass(frozen=True)
@@ -146,10 +225,11 @@ def build_off_policy(agent: AgentMaker, config: Any) -> Strategy:
     return off_policy(
         make_env(config.env, **config.env_args),
         agent,
-        buffer=uniform(config.buffer.capacity, config.buffer.batch_size),
+        buffer=build_buffer(config.buffer),
         processor=build_processor(config.processor),
         num_envs=config.num_envs,
         opt_interval=config.opt_interval,
+        updates=config.updates,
         warmup=config.warmup,
         random_warmup=config.random_warmup,
     )
@@ -166,6 +246,14 @@ def build_on_policy(agent: AgentMaker, config: Any) -> Strategy:
         epochs=config.epochs,
         minibatches=config.minibatches,
     )
+
+
+def build_buffer(config: BufferConfig) -> Buffer:
+    """Build the replay buffer of `config`."""
+    if not config.prioritised:
+        return uniform(config.capacity, config.batch_size)
+    settings = {name: value for name, value in asdict(config).items() if name != "prioritised"}
+    return prioritised(**settings)
 
 
 def build_processor(config: ProcessorConfig) -> Processor:
@@ -193,6 +281,10 @@ class Algo(NamedTuple):
 
 ALGOS: dict[str, Algo] = {
     "dqn": Algo(DQNRun, dqn, build_off_policy, DQN_PRESETS),
+    "rainbow": Algo(RainbowRun, rainbow, build_off_policy, RAINBOW_PRESETS),
+    "sac": Algo(SACRun, sac, build_off_policy, SAC_PRESETS),
+    "td3": Algo(TD3Run, td3, build_off_policy, TD3_PRESETS),
+    "ddpg": Algo(DDPGRun, ddpg, build_off_policy, DDPG_PRESETS),
     "ppo": Algo(PPORun, ppo, build_on_policy, PPO_PRESETS),
     "a2c": Algo(A2CRun, a2c, build_on_policy, A2C_PRESETS),
     "reinforce": Algo(REINFORCERun, reinforce, build_on_policy, REINFORCE_PRESETS),

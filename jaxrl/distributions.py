@@ -185,7 +185,7 @@ def head_of(spec: EnvSpec, squash: bool = False) -> Head:
         raise SettingsError(
             f"agent.squash needs bounds, but actions of {spec.name} have none; set agent.squash to false"
         )
-    to_env = partial(_to_box, space, squash)
+    to_env = (lambda raw: to_box(space, jnp.tanh(raw))) if squash else partial(to_box, space)
     return Head(2 * size, partial(_gaussian, squash), partial(_normal, size), to_env, size)
 
 
@@ -207,10 +207,22 @@ def _gaussian(squash: bool, outputs: Array) -> Distribution:
     return TanhGaussian(base) if squash else base
 
 
-def _to_box(space: Box, squash: bool, raw: Array) -> Array:
+def to_box(space: Box, x: Array) -> Array:
+    """Stretch `x` `[N, D]` so that -1 to 1 spans the bounds of `space`, and clip it there; `[N, *space.shape]`."""
+    low, high, _ = box_bounds(space)
+    middle, reach = _span(space)
+    within = jnp.clip(middle + reach * x, low.reshape(1, -1).astype(np.float32), high.reshape(1, -1).astype(np.float32))
+    return within.reshape(-1, *space.shape).astype(space.dtype)
+
+
+def from_box(space: Box, action: Array) -> Array:
+    """Take `to_box` back: elements of `space` `[N, ...]` -> `[N, D]`, from -1 to 1 within bounds."""
+    middle, reach = _span(space)
+    return (action.reshape(action.shape[0], -1).astype(jnp.float32) - middle) / np.where(reach > 0, reach, 1)
+
+
+def _span(space: Box) -> tuple[np.ndarray, np.ndarray]:
+    """Return middle and half width `[1, D]` of the bounds; 0 and 1 where there are none, or only one."""
     low, high, bounded = (x.reshape(1, -1) for x in box_bounds(space))
     bottom, top = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
-    middle, reach = ((top + bottom) / 2).astype(np.float32), ((top - bottom) / 2).astype(np.float32)
-    scaled = middle + reach * (jnp.tanh(raw) if squash else raw)
-    within = jnp.clip(scaled, low.astype(np.float32), high.astype(np.float32))
-    return within.reshape(-1, *space.shape).astype(space.dtype)
+    return ((top + bottom) / 2).astype(np.float32), ((top - bottom) / 2).astype(np.float32)

@@ -1,10 +1,19 @@
-"""What all tests share: strict JAX settings, and `slow` tests left out unless asked for."""
+"""What all tests share: strict JAX settings, programs compiled once, and `slow` tests left out unless asked for."""
 
 import jax
 import pytest
 
 # The classic bug of losses is `[B]` against `[B, 1]`; NumPy's silent promotion would hide it.
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> None:
+    """Keep compiled programs where all workers find them: much of the time of many tests is the same compilations."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if hasattr(request.config, "workerinput") else base
+    jax.config.update("jax_compilation_cache_dir", str(shared / "programs"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

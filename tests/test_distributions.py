@@ -7,7 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.distributions import LOG_STD, Categorical, Gaussian, MultiCategorical, TanhGaussian, head_of, log_slope
+from jaxrl.distributions import (
+    LOG_STD,
+    Categorical,
+    Gaussian,
+    MultiCategorical,
+    TanhGaussian,
+    from_box,
+    head_of,
+    log_slope,
+    to_box,
+)
 from jaxrl.errors import SettingsError
 from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete
 
@@ -411,3 +421,61 @@ def test_squashing_needs_bounds_of_every_entry(low, high):
 def test_other_actions_are_refused_by_name(space, squash):
     with pytest.raises(SettingsError, match=r"Toy has actions .* expected Discrete, MultiDiscrete or a Box"):
         head_of(spec_of(space), squash)
+
+
+# --- and back -----------------------------------------------------------------------------------------------------
+
+BOXES = {
+    "bounded": Box((-3.0, 0.0, 10.0, -1.0, -0.1, 5.0), (1.0, 0.5, 1000.0, 1.0, 0.3, 5.5), (6,)),
+    "bounded below": Box(2.0, INF, (6,)),
+    "bounded above": Box(-INF, 2.0, (6,)),
+    "unbounded": Box(-INF, INF, (6,)),
+    "of all kinds": Box((-3.0, -INF, -INF, -1.0, 0.0, 5.0), (1.0, 0.5, INF, 1.0, INF, 5.5), (6,)),
+}
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (1, 6, 1)])
+@pytest.mark.parametrize("name", BOXES)
+def test_an_action_of_a_box_goes_back_to_where_it_came_from(name, shape):
+    """Within the bounds, of whatever kind; what is clipped goes back to the bound that clipped it."""
+    space = Box(BOXES[name].low, BOXES[name].high, shape)
+    low, high = (np.broadcast_to(bound, 6).astype(float) for bound in (space.low, space.high))
+    finite = np.isfinite(low) & np.isfinite(high)
+    ends = np.where(finite, -1.0, low), np.where(finite, 1.0, high)
+    x = np.random.default_rng(0).uniform(-1, 1, (50, 6)) * np.where(finite, 1.0, 7.0)[None]
+    x = np.concatenate([x, np.full((1, 6), -50.0), np.full((1, 6), 50.0)])
+    action = to_box(space, jnp.asarray(x, jnp.float32))
+    assert action.shape == (52, *shape)
+    back = from_box(space, action)
+    assert back.shape == (52, 6)
+    assert back.dtype == jnp.float32
+    np.testing.assert_allclose(back, np.clip(x, ends[0][None], ends[1][None]), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(to_box(space, back), action, rtol=1e-6, atol=1e-6)
+
+
+def test_bounds_go_back_to_minus_1_and_1_exactly():
+    space = Box((-3.0, 0.0), (1.0, 0.5), (2,))
+    assert from_box(space, jnp.array([[-3.0, 0.0], [1.0, 0.5], [-1.0, 0.25]])).tolist() == [[-1, -1], [1, 1], [0, 0]]
+
+
+def test_a_single_number_goes_back_too():
+    back = from_box(Box(2.0, 6.0, ()), jnp.array([2.0, 5.0]))
+    np.testing.assert_array_equal(back, [[-1.0], [0.5]])
+
+
+def test_an_entry_without_room_is_its_only_number_and_goes_back_to_0():
+    """Never to NaN, whatever the network says; and entries beside it are not touched."""
+    space = Box((3.0, -1.0), (3.0, 1.0), (2,))
+    action = to_box(space, jnp.array([[-0.5, 0.5], [1e6, -1.0]]))
+    np.testing.assert_array_equal(action, [[3.0, 0.5], [3.0, -1.0]])
+    np.testing.assert_array_equal(from_box(space, action), [[0.0, 0.5], [0.0, -1.0]])
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [("float16", 2e-3), ("bfloat16", 2e-2)])
+def test_small_dtypes_go_back_as_float32_to_their_precision(dtype, atol):
+    space = Box(-2.0, 6.0, (3,), dtype)
+    x = jnp.linspace(-1, 1, 30).reshape(10, 3)
+    action = to_box(space, x)
+    assert action.dtype == dtype
+    assert from_box(space, action).dtype == jnp.float32
+    np.testing.assert_allclose(from_box(space, action), x, atol=atol)

@@ -37,8 +37,9 @@ def test_custom_strategy(tmp_path: Path) -> None:
     assert means[2] > 180
 
 
-def test_on_policy(tmp_path: Path) -> None:
-    best, action = run(block("on-policy"), tmp_path).splitlines()[-1].split(maxsplit=1)
+@pytest.mark.parametrize("name", ["on-policy", "off-policy"])
+def test_continuous_actions(name: str, tmp_path: Path) -> None:
+    best, action = run(block(name), tmp_path).splitlines()[-1].split(maxsplit=1)
     assert -2_000 < float(best) < -100
     assert -2.0 <= float(action.strip("[]")) <= 2.0
 

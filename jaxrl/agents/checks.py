@@ -22,12 +22,35 @@ RANGES = {
     "gae_lambda": (0.0, 1.0),
     "q_lambda": (0.0, 1.0),
     "target_kl": (0.0, 1e30),
+    "policy_lr": (0.0, 1e3),
+    "temperature_lr": (0.0, 1e3),
+    "temperature": (1e-30, 1e30),
+    "target_entropy": (-1e30, 1e30),
+    "noise": (0.0, 1e30),
+    "noise_memory": (0.0, 0.9999),
+    "target_noise": (0.0, 1e30),
+    "target_noise_clip": (0.0, 1e30),
+    "v_min": (-1e30, 1e30),
+    "v_max": (-1e30, 1e30),
+    "noisy": (0.0, 1e30),
+    "munchausen": (0.0, 1e30),
+    "munchausen_temperature": (1e-6, 1e30),
 }
 """Smallest and largest value of each setting that is a number."""
-LEAST = {"accumulate": 1, "epsilon_decay": 0, "lr_decay": 0, "target_interval": 1, "core_features": 1}
+LEAST = {
+    "accumulate": 1,
+    "epsilon_decay": 0,
+    "lr_decay": 0,
+    "target_interval": 1,
+    "core_features": 1,
+    "critics": 1,
+    "policy_interval": 1,
+    "atoms": 2,
+}
 """Least value of each setting that is a count."""
 CHOICES: dict[str, Iterable[str]] = {
     "loss": ("huber", "squared"),
+    "values": ("expected", "c51", "qr", "iqn"),
     "activation": ACTIVATIONS,
     "torso": ("auto", "mlp", "conv"),
     "core": ("none", "gru", "lstm"),
@@ -52,7 +75,7 @@ def changed(name: str, config: Config, settings: Mapping[str, Any]) -> Config:
         if word in RANGES:
             check_between(f"agent.{word}", value, *RANGES[word])
         elif word in LEAST:
-            check_count(f"agent.{word}", value, LEAST[word])
+            check_count(f"agent.{word}", value, LEAST[word], 2**31 - 1)
         elif word in CHOICES and value not in CHOICES[word]:
             raise SettingsError(f"unknown agent.{word} {value!r}; {nearest(str(value), CHOICES[word])}")
     return replace(config, features=_widths(config.features))  # type: ignore[attr-defined,type-var]

@@ -7,15 +7,15 @@ import jaxrl
 ENV = "Catch-bsuite"
 
 
-def _off_policy(agent: jaxrl.Strategy, processor: object = None, env: str = ENV) -> jaxrl.Strategy:
+def _off_policy(
+    agent: object, processor: object = None, env: str = ENV, buffer: object = None, **settings: int
+) -> jaxrl.Strategy:
     return jaxrl.off_policy(
         jaxrl.make_env(env),
         agent,
-        buffer=jaxrl.uniform(96, batch_size=8),
+        buffer=buffer or jaxrl.uniform(96, batch_size=8),
         processor=processor,
-        num_envs=4,
-        opt_interval=4,
-        warmup=16,
+        **{"num_envs": 4, "opt_interval": 4, "warmup": 16, **settings},
     )
 
 
@@ -34,6 +34,24 @@ COMBINATIONS: dict[str, Callable[[], jaxrl.Strategy]] = {
     ),
     "dqn on stacked frames, uniform": lambda: _off_policy(
         jaxrl.dqn(features=(8,), lr_decay=40), jaxrl.chain(jaxrl.frame_stack(2), jaxrl.one_step())
+    ),
+    "rainbow, n-step, prioritised over all": lambda: _off_policy(
+        jaxrl.rainbow(features=(8,), atoms=11, v_min=-1.0, v_max=1.0),
+        jaxrl.n_step(3),
+        buffer=jaxrl.prioritised(96, batch_size=8, normalise="all", beta_steps=50),
+    ),
+    "iqn with munchausen": lambda: _off_policy(jaxrl.dqn(features=(8, 8), values="iqn", atoms=4, munchausen=0.9)),
+    "sac, normalised, several updates": lambda: _off_policy(
+        jaxrl.sac(features=(8,), critics=3, layer_norm=True, accumulate=2),
+        jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step()),
+        "Pendulum-v1",
+        updates=2,
+    ),
+    "discrete sac, prioritised": lambda: _off_policy(
+        jaxrl.sac(features=(8,)), buffer=jaxrl.prioritised(96, batch_size=8)
+    ),
+    "td3 whose noise remembers": lambda: _off_policy(
+        jaxrl.td3(features=(8,), noise_memory=0.9, lr_decay=60), env="Pendulum-v1"
     ),
     "ppo": lambda: _on_policy(jaxrl.ppo(features=(8,), lr_decay=80), minibatches=2),
     "ppo, continuous and squashed, normalised": lambda: _on_policy(

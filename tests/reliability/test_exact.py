@@ -43,7 +43,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, train(tmp_path_factory.mktemp("whole") / "run", request.param)
 
 
-@pytest.mark.parametrize("stop", [13, N, 2 * N - 1])
+@pytest.mark.parametrize("stop", [13, pytest.param(N, marks=pytest.mark.slow), 2 * N - 1])
 def test_stopped_and_resumed_is_as_if_never_stopped(whole: tuple[str, Told], tmp_path: Path, stop: int) -> None:
     name, expected = whole
     trainer = jaxrl.Trainer(COMBINATIONS[name](), max_opts=2 * N, run_dir=str(tmp_path), max_chunk=1, **WATCHED)
@@ -52,7 +52,7 @@ def test_stopped_and_resumed_is_as_if_never_stopped(whole: tuple[str, Told], tmp
     assert train(tmp_path, name, resume=True) == expected
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 2 * N])
+@pytest.mark.parametrize("chunk", [1, 7, pytest.param(2 * N, marks=pytest.mark.slow)])
 def test_the_length_of_a_call_changes_nothing(whole: tuple[str, Told], tmp_path: Path, chunk: int) -> None:
     name, expected = whole
     assert train(tmp_path / "run", name, max_chunk=chunk) == expected
@@ -74,6 +74,11 @@ print(train(Path({run!r}), {name!r}).digest)
 """
 
 
+ONE_OF_EACH = ("dqn, uniform", "sac, normalised, several updates", "ppo with a memory, stopped by divergence")
+REST = [pytest.param(name, marks=pytest.mark.slow) for name in COMBINATIONS if name not in ONE_OF_EACH]
+
+
+@pytest.mark.parametrize("whole", [*ONE_OF_EACH, *REST], indirect=True)
 def test_another_process_makes_the_same_bits(whole: tuple[str, Told], tmp_path: Path) -> None:
     name, expected = whole
     here, run = Path(__file__).parent, tmp_path / "run"

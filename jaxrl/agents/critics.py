@@ -1,0 +1,197 @@
+"""What SAC and TD3 share: critics of observation and action, a policy that climbs them, targets that trail behind."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl.agents.checks import pieces
+from jaxrl.agents.flat import Flat
+from jaxrl.agents.losses import squared
+from jaxrl.agents.optimisers import Descent, accumulate, linear
+from jaxrl.distributions import from_box
+from jaxrl.errors import SettingsError
+from jaxrl.nn import PolicyNetwork, ensemble, torso_kind
+from jaxrl.types import Array, Batch, Box, Discrete, EnvSpec, Key, Metrics, PyTree, Remembered, box_bounds, space_zeros
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    """Settings of an agent with critics."""
+
+    lr: float = 3e-4
+    """Learning rate of the critics."""
+    policy_lr: float = 3e-4
+    """Learning rate of the policy."""
+    lr_decay: int = 0
+    """Optimisation steps over which learning rates fall linearly to 0; 0: they stay."""
+    optimizer: str = "adam"
+    """Optax optimiser: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
+    max_grad_norm: float = 1e6
+    """Global norm to which the gradients of critics, policy and temperature are clipped, each."""
+    accumulate: int = 1
+    """Equal pieces in which a batch is taken, gradients averaged; must divide the batch size."""
+    critics: int = 2
+    """Critics, of which the lowest counts."""
+    tau: float = 0.005
+    """Share of the online networks in each update of the targets."""
+    torso: str = "auto"
+    """Network torso: mlp, conv, or auto (conv for observations [H, W, C])."""
+    features: tuple[int, ...] = (256, 256)
+    """Widths of the dense layers."""
+    activation: str = "relu"
+    """Activation: relu, tanh, gelu, silu or elu."""
+    layer_norm: bool = False
+    """Normalise the critics' layers before their activation, for many updates an environment step."""
+
+
+class Networks(NamedTuple):
+    """A policy `[B, ...] -> [B, outputs]`, and critics `[B, ...], [B, D] -> [K, B, outputs]`."""
+
+    policy: nn.Module
+    critic: nn.Module
+
+
+def build_networks(config: CriticConfig, spec: EnvSpec, policy_outputs: int, critic_outputs: int) -> Networks:
+    """Build the networks that `config` describes; raise `SettingsError` for a torso that does not suit."""
+    torso_kind(config.torso, spec.observation_space)
+    options = {"torso": config.torso, "features": config.features, "activation": config.activation}
+    policy = PolicyNetwork(spec.observation_space, policy_outputs, **options)  # type: ignore[arg-type]
+    critic = ensemble(
+        config.critics, spec.observation_space, outputs=critic_outputs, layer_norm=config.layer_norm, **options
+    )
+    return Networks(policy, critic)
+
+
+def init_networks(networks: Networks, spec: EnvSpec, key: Key) -> tuple[Flat, Flat]:
+    """Return fresh parameters of policy and critics. The key is consumed."""
+    policy_key, critic_key = jax.random.split(key)
+    obs = jax.tree.map(lambda x: x[None], space_zeros(spec.observation_space))
+    space = spec.action_space
+    action = (jnp.zeros((1, space_size(space))),) if isinstance(space, Box) else ()
+    return Flat.of(networks.policy.init(policy_key, obs)), Flat.of(networks.critic.init(critic_key, obs, *action))
+
+
+def space_size(space: Box) -> int:
+    """Return how many numbers an element of `space` is."""
+    return int(box_bounds(space)[0].size)
+
+
+def check_box(name: str, spec: EnvSpec, takes: str) -> Box:
+    """Return the action space; raise `SettingsError` unless it is a box of real numbers with bounds."""
+    space = spec.action_space
+    if isinstance(space, Box) and jnp.issubdtype(space.dtype, jnp.floating):
+        if box_bounds(space)[2].all():
+            return space
+        raise SettingsError(f"{name} needs actions with a bound on both sides, but {spec.name} has {space}; use ppo")
+    others = "dqn, sac, ppo, a2c, reinforce and pqn" if isinstance(space, Discrete) else "ppo, a2c and reinforce"
+    raise SettingsError(
+        f"{name} takes {takes} actions, but {spec.name} has {type(space).__name__} actions"
+        f"{f' of {space.dtype}' if isinstance(space, Box) else ''}; agents for other actions: {others}"
+    )
+
+
+def seen(obs: PyTree) -> PyTree:
+    """Return an observation without what is remembered beside it."""
+    return obs.obs if isinstance(obs, Remembered) else obs
+
+
+def learning_rate(config: CriticConfig, lr: Array, opt_step: Array) -> Array:
+    """Return the learning rate that began as `lr`."""
+    return linear(lr, 0.0, config.lr_decay, opt_step) if config.lr_decay else lr
+
+
+class Learnt(NamedTuple):
+    """What a step of one network came to."""
+
+    params: Flat
+    opt_state: PyTree
+    loss: Array
+    norm: Array
+    aux: PyTree
+
+
+def learn(
+    descent: Descent,
+    loss: Callable[[PyTree, PyTree], tuple[Array, PyTree]],
+    params: Flat,
+    opt_state: PyTree,
+    batch: PyTree,
+    parts: int,
+    lr: Array,
+    max_norm: Array,
+) -> Learnt:
+    """Take one step down `loss(params, batch)`, whose auxiliary output is `[B, ...]`, over `parts` equal pieces."""
+    value, aux, grads = accumulate(loss, params.tree, batch, parts)
+    new, opt_state, norm = descent.step(params, Flat.of(grads), opt_state, lr, max_norm)
+    return Learnt(new, opt_state, value, norm, aux)
+
+
+def learn_critic(
+    config: CriticConfig,
+    networks: Networks,
+    descent: Descent,
+    state: Any,
+    batch: Batch,
+    action: tuple[Array, ...],
+    target: Array,
+    opt_step: Array,
+) -> tuple[Learnt, Metrics, Array]:
+    """Bring the critics' values of what was done nearer to `target` `[B]`; return also metrics and priorities `[B]`.
+
+    `action` is what the critics are given beside the observation; with discrete actions nothing, they value all.
+    """
+    pick = None if action else batch.items.action
+    weight = batch.weight * batch.items.weight
+    learnt = learn(
+        descent,
+        partial(_critic_loss, networks.critic),
+        state.critic,
+        state.opt_state.critic,
+        (seen(batch.items.obs), action, pick, target, weight),
+        pieces(config.accumulate, weight.shape[0]),
+        learning_rate(config, state.hyper.lr, opt_step),
+        state.hyper.max_grad_norm,
+    )
+    error, q = learnt.aux
+    error = error * batch.items.weight
+    metrics = {"loss": learnt.loss, "q": q.mean(), "td_error": error.mean(), "grad_norm": learnt.norm}
+    return learnt, metrics, error
+
+
+def _critic_loss(critic: nn.Module, params: PyTree, batch: PyTree) -> tuple[Array, tuple[Array, Array]]:
+    """Return the weighted mean of the critics' summed losses; distances from the target and values, `[B]` each."""
+    obs, action, pick, target, weight = batch
+    q = chosen(cast(Array, critic.apply(params, obs, *action)), pick)
+    error = target[None] - q
+    return jnp.mean(weight * squared(error).sum(0)), (jnp.abs(error).mean(0), q.mean(0))
+
+
+def chosen(q: Array, pick: Array | None) -> Array:
+    """Return, of `[K, B, outputs]`, the one at `pick` `[B]`, or the only one; `[K, B]`."""
+    if pick is None:
+        return q[..., 0]
+    places = jnp.arange(q.shape[-1])[None, None]
+    # By a mask, so that the gradient is no scatter.
+    return jnp.sum(q, axis=-1, where=places == pick[None, :, None])
+
+
+def lowest(critic: nn.Module, params: PyTree, obs: PyTree, *action: Array) -> Array:
+    """Return the lowest of the critics' values, `[B, outputs]` (Fujimoto et al. 2018, algorithm 1)."""
+    return cast(Array, critic.apply(params, seen(obs), *action)).min(0)
+
+
+def trail(target: Flat, online: Flat, tau: Array) -> Flat:
+    """Move `target` by the share `tau` towards `online`."""
+    moved: Flat = optax.incremental_update(online, target, tau)
+    return moved
+
+
+def unit_actions(spec: EnvSpec, action: Array) -> tuple[Array, ...]:
+    """Return actions as critics are given them, from -1 to 1 `[B, D]`; nothing for discrete ones."""
+    return (from_box(spec.action_space, action),) if isinstance(spec.action_space, Box) else ()

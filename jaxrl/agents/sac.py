@@ -1,0 +1,244 @@
+"""Soft actor-critic: a policy that is paid for its entropy.
+
+For continuous actions Haarnoja et al. 2018 (https://arxiv.org/abs/1812.05905), for discrete ones Christodoulou 2019
+(https://arxiv.org/abs/1910.07207), which differ only in how an expectation over actions is taken.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.agents.base import Agent, AgentMaker, Mode
+from jaxrl.agents.checks import changed, pieces
+from jaxrl.agents.critics import (
+    CriticConfig,
+    Networks,
+    build_networks,
+    check_box,
+    init_networks,
+    learn,
+    learn_critic,
+    learning_rate,
+    lowest,
+    space_size,
+    trail,
+    unit_actions,
+)
+from jaxrl.agents.flat import Flat
+from jaxrl.agents.optimisers import OPTIMISERS, Descent, Optimiser, descent, optimiser_named
+from jaxrl.distributions import Distribution, Head, head_of
+from jaxrl.types import Array, Batch, Discrete, EnvSpec, Key, Metrics, PyTree
+
+
+@dataclass(frozen=True)
+class SACConfig(CriticConfig):
+    """Settings of SAC."""
+
+    temperature: float = 1.0
+    """Worth of a nat of entropy, at first where it is learnt."""
+    learn_temperature: bool = True
+    """Move the temperature so that the entropy comes to target_entropy."""
+    temperature_lr: float = 3e-4
+    """Learning rate of the temperature's logarithm."""
+    target_entropy: float = 0.0
+    """Entropy that the temperature aims at, in nats (of actions from -1 to 1); 0: minus the number of continuous
+    actions, or 0.3 of what choosing at random has."""
+
+
+ADAM = descent(OPTIMISERS["adam"])
+"""Moves the temperature, whatever moves the networks: decay of weights, say, is nothing for it."""
+
+
+class SACHyper(NamedTuple):
+    """What a sweep may vary without compiling again: float32 scalars, `[P]` in a population."""
+
+    lr: Array
+    policy_lr: Array
+    temperature_lr: Array
+    max_grad_norm: Array
+    tau: Array
+    temperature: Array
+    target_entropy: Array
+
+
+class OptStates(NamedTuple):
+    """State of each optimiser; that of the temperature is empty where it is fixed."""
+
+    policy: PyTree
+    critic: PyTree
+    temperature: PyTree
+
+
+class SACState(NamedTuple):
+    """All of a SAC agent; of one that only acts, all but `policy` and `hyper` is empty."""
+
+    policy: Flat
+    critic: Flat
+    target: Flat
+    log_temperature: PyTree
+    """A `Flat` of one number, or `()` where the temperature is fixed."""
+    opt_state: OptStates
+    hyper: SACHyper
+
+
+class _Parts(NamedTuple):
+    config: SACConfig
+    networks: Networks
+    descent: Descent
+    head: Head
+    spec: EnvSpec
+
+
+def sac(config: SACConfig | None = None, *, make_optimiser: Optimiser | None = None, **settings: Any) -> AgentMaker:
+    """Choose a SAC agent; the result is called with an `EnvSpec`, whose actions are a bounded box or discrete.
+
+    Args:
+      config: settings to start from; the defaults of `SACConfig` if left out.
+      make_optimiser: from a learning rate to any Optax transformation, in place of `optimizer`.
+      **settings: fields of `SACConfig` to change, as in `sac(lr=1e-3, critics=5)`.
+
+    Raises:
+      SettingsError: an unknown setting or a value out of its range.
+    """
+    config = changed("sac", config or SACConfig(), settings)
+    return partial(_bind, config, make_optimiser or optimiser_named(config.optimizer), make_optimiser is not None)
+
+
+def _bind(config: SACConfig, optimiser: Optimiser, by_hand: bool, spec: EnvSpec) -> Agent:
+    if not isinstance(spec.action_space, Discrete):
+        check_box("sac", spec, "continuous or discrete")
+    head = head_of(spec, squash=True)
+    outputs = spec.action_space.n if isinstance(spec.action_space, Discrete) else 1
+    parts = _Parts(config, build_networks(config, spec, head.outputs, outputs), descent(optimiser), head, spec)
+    return Agent(
+        name="sac",
+        init=partial(_init, parts),
+        act=partial(_act, parts),
+        update=partial(_update, parts),
+        draw_act=head.draw,
+        draw_update=partial(_draw_update, parts),
+        strip=lambda state: state._replace(critic=(), target=(), log_temperature=(), opt_state=()),
+        settings=None if by_hand else asdict(config),
+    )
+
+
+def _init(parts: _Parts, key: Key) -> SACState:
+    config = parts.config
+    policy, critic = init_networks(parts.networks, parts.spec, key)
+    entropy = config.target_entropy or _usual_entropy(parts.spec)
+    settings = {**asdict(config), "target_entropy": entropy}
+    hyper = SACHyper(*(jnp.float32(settings[name]) for name in SACHyper._fields))
+    log_temperature: PyTree = ()
+    learnt: PyTree = ()
+    if config.learn_temperature:
+        log_temperature = Flat.of(jnp.full((1,), math.log(config.temperature), jnp.float32))
+        learnt = ADAM.init(log_temperature, hyper.temperature_lr)
+    opt_state = OptStates(parts.descent.init(policy, hyper.policy_lr), parts.descent.init(critic, hyper.lr), learnt)
+    # The target is a copy, not the same array: both are donated to the compiled loop.
+    return SACState(policy, critic, jax.tree.map(jnp.copy, critic), log_temperature, opt_state, hyper)
+
+
+def _usual_entropy(spec: EnvSpec) -> float:
+    if isinstance(spec.action_space, Discrete):
+        return 0.3 * math.log(spec.action_space.n)
+    return -float(space_size(cast(Any, spec.action_space)))
+
+
+def _policy(parts: _Parts, params: PyTree, obs: PyTree) -> Distribution:
+    return parts.head.of(cast(Array, parts.networks.policy.apply(params, obs)))
+
+
+def _act(parts: _Parts, state: SACState, obs: PyTree, noise: Array, opt_step: Array, mode: Mode) -> tuple[Array, tuple]:
+    distribution = _policy(parts, state.policy.tree, obs)
+    return parts.head.to_env(distribution.mode() if mode == "exploit" else distribution.sample(noise)), ()
+
+
+def _draw_update(parts: _Parts, key: Key, batch_size: int) -> PyTree:
+    """Draw actions for the observations before and after a step; of discrete ones all are looked at."""
+    if isinstance(parts.spec.action_space, Discrete):
+        return (), ()
+    return tuple(parts.head.draw(k, batch_size) for k in jax.random.split(key))
+
+
+def soft_value(
+    parts: _Parts, policy: PyTree, critic: PyTree, temperature: Array, obs: PyTree, noise: Any
+) -> tuple[Array, Array]:
+    """Return the soft value of `obs`, `E[q(a) - temperature log p(a)]`, and the entropy; `[B]` each.
+
+    Of continuous actions by one sample, through which gradients reach the policy (equation 7); of discrete ones
+    exactly.
+    """
+    distribution = _policy(parts, policy, obs)
+    if isinstance(parts.spec.action_space, Discrete):
+        q = lowest(parts.networks.critic, critic, obs)
+        entropy = distribution.entropy()
+        probability = jax.nn.softmax(cast(Any, distribution).logits)
+        return jnp.sum(probability * q, axis=-1) + temperature * entropy, entropy
+    raw = distribution.sample(noise)
+    entropy = -distribution.log_prob(raw)
+    return lowest(parts.networks.critic, critic, obs, jnp.tanh(raw))[:, 0] + temperature * entropy, entropy
+
+
+def _update(
+    parts: _Parts, state: SACState, batch: Batch, noise: PyTree, opt_step: Array
+) -> tuple[SACState, Metrics, Array]:
+    """Critics first, then the policy by the new critics, then the temperature, as in the paper's algorithm 1."""
+    config, hyper, items = parts.config, state.hyper, batch.items
+    noise_tm1, noise_t = noise
+    temperature = jnp.exp(state.log_temperature.vector[0]) if config.learn_temperature else hyper.temperature
+    v_t, _ = soft_value(parts, state.policy.tree, state.target.tree, temperature, items.next_obs, noise_t)
+    critic, metrics, priorities = learn_critic(
+        config,
+        parts.networks,
+        parts.descent,
+        state,
+        batch,
+        unit_actions(parts.spec, items.action),
+        items.reward + items.discount * v_t,
+        opt_step,
+    )
+    policy = learn(
+        parts.descent,
+        partial(_policy_loss, parts, critic.params.tree, temperature),
+        state.policy,
+        state.opt_state.policy,
+        (items.obs, noise_tm1, batch.weight * items.weight),
+        pieces(config.accumulate, batch.weight.shape[0]),
+        learning_rate(config, hyper.policy_lr, opt_step),
+        hyper.max_grad_norm,
+    )
+    entropy = policy.aux
+    log_temperature, opt_state = state.log_temperature, state.opt_state.temperature
+    if config.learn_temperature:
+        # The gradient of temperature * (entropy - target) by the temperature's logarithm.
+        slope = temperature * jnp.mean((entropy - hyper.target_entropy) * items.weight)
+        log_temperature, opt_state, _ = ADAM.step(
+            log_temperature,
+            Flat.of(slope[None]),
+            opt_state,
+            learning_rate(config, hyper.temperature_lr, opt_step),
+            hyper.max_grad_norm,
+        )
+    metrics = {
+        **metrics,
+        "policy_loss": policy.loss,
+        "policy_grad_norm": policy.norm,
+        "entropy": entropy.mean(),
+        "temperature": temperature,
+    }
+    target = trail(state.target, critic.params, hyper.tau)
+    opt_states = OptStates(policy.opt_state, critic.opt_state, opt_state)
+    return SACState(policy.params, critic.params, target, log_temperature, opt_states, hyper), metrics, priorities
+
+
+def _policy_loss(
+    parts: _Parts, critic: PyTree, temperature: Array, policy: PyTree, batch: PyTree
+) -> tuple[Array, Array]:
+    """Return the negative of the weighted mean soft value, and the entropy `[B]`."""
+    obs, noise, weight = batch
+    value, entropy = soft_value(parts, policy, critic, temperature, obs, noise)
+    return -jnp.mean(weight * value), entropy

@@ -1,0 +1,221 @@
+"""Deterministic policy gradients: TD3 (Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477), and DDPG as a setting.
+
+DDPG (Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971) is TD3 with one critic, a policy that moves at every
+step, and targets without noise.
+"""
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.agents.base import Agent, AgentMaker, Mode
+from jaxrl.agents.checks import changed, pieces
+from jaxrl.agents.critics import (
+    CriticConfig,
+    Learnt,
+    Networks,
+    build_networks,
+    check_box,
+    init_networks,
+    learn,
+    learn_critic,
+    learning_rate,
+    lowest,
+    seen,
+    space_size,
+    trail,
+    unit_actions,
+)
+from jaxrl.agents.flat import Flat
+from jaxrl.agents.optimisers import Descent, Optimiser, descent, optimiser_named
+from jaxrl.distributions import to_box
+from jaxrl.types import Array, Batch, Box, EnvSpec, Key, Metrics, PyTree, Remembered
+
+
+@dataclass(frozen=True)
+class TD3Config(CriticConfig):
+    """Settings of TD3."""
+
+    noise: float = 0.1
+    """Deviation of the noise on actions from -1 to 1, in the long run."""
+    noise_memory: float = 0.0
+    """Share of the noise that stays from one step of an episode to the next; 0: noise without memory."""
+    target_noise: float = 0.2
+    """Deviation of the noise on the target policy's actions."""
+    target_noise_clip: float = 0.5
+    """Bound of that noise."""
+    policy_interval: int = 2
+    """Optimisation steps from one move of policy and targets to the next."""
+
+
+@dataclass(frozen=True)
+class DDPGConfig(TD3Config):
+    """Settings of DDPG."""
+
+    critics: int = 1
+    target_noise: float = 0.0
+    policy_interval: int = 1
+
+
+class TD3Hyper(NamedTuple):
+    """What a sweep may vary without compiling again: float32 scalars, `[P]` in a population."""
+
+    lr: Array
+    policy_lr: Array
+    max_grad_norm: Array
+    tau: Array
+    noise: Array
+    noise_memory: Array
+    target_noise: Array
+    target_noise_clip: Array
+
+
+class OptStates(NamedTuple):
+    """State of each optimiser."""
+
+    policy: PyTree
+    critic: PyTree
+
+
+class TD3State(NamedTuple):
+    """All of a TD3 agent; of one that only acts, all but `policy` and `hyper` is empty."""
+
+    policy: Flat
+    critic: Flat
+    target_policy: Flat
+    target_critic: Flat
+    opt_state: OptStates
+    hyper: TD3Hyper
+
+
+class _Parts(NamedTuple):
+    config: TD3Config
+    networks: Networks
+    descent: Descent
+    spec: EnvSpec
+    space: Box
+
+
+def td3(config: TD3Config | None = None, *, make_optimiser: Optimiser | None = None, **settings: Any) -> AgentMaker:
+    """Choose a TD3 agent; the result is called with an `EnvSpec`, whose actions are a bounded box.
+
+    Args:
+      config: settings to start from; the defaults of `TD3Config` if left out.
+      make_optimiser: from a learning rate to any Optax transformation, in place of `optimizer`.
+      **settings: fields of `TD3Config` to change, as in `td3(lr=1e-3, noise=0.2)`.
+
+    Raises:
+      SettingsError: an unknown setting or a value out of its range.
+    """
+    return _maker("td3", config or TD3Config(), make_optimiser, settings)
+
+
+def ddpg(config: DDPGConfig | None = None, *, make_optimiser: Optimiser | None = None, **settings: Any) -> AgentMaker:
+    """Choose a DDPG agent; arguments are as for `td3`."""
+    return _maker("ddpg", config or DDPGConfig(), make_optimiser, settings)
+
+
+def _maker(name: str, config: TD3Config, make_optimiser: Optimiser | None, settings: dict[str, Any]) -> AgentMaker:
+    config = changed(name, config, settings)
+    optimiser = make_optimiser or optimiser_named(config.optimizer)
+    return partial(_bind, name, config, optimiser, make_optimiser is not None)
+
+
+def _bind(name: str, config: TD3Config, optimiser: Optimiser, by_hand: bool, spec: EnvSpec) -> Agent:
+    space = check_box(name, spec, "continuous")
+    size = space_size(space)
+    parts = _Parts(config, build_networks(config, spec, size, 1), descent(optimiser), spec, space)
+    return Agent(
+        name=name,
+        init=partial(_init, parts),
+        act=partial(_act, parts),
+        update=partial(_update, parts),
+        draw_act=lambda key, num_envs: jax.random.normal(key, (num_envs, size)),
+        draw_update=lambda key, batch_size: jax.random.normal(key, (batch_size, size)),
+        strip=lambda state: state._replace(critic=(), target_policy=(), target_critic=(), opt_state=()),
+        settings=None if by_hand else asdict(config),
+        memory=jnp.zeros(size) if config.noise_memory else None,
+    )
+
+
+def _init(parts: _Parts, key: Key) -> TD3State:
+    policy, critic = init_networks(parts.networks, parts.spec, key)
+    hyper = TD3Hyper(*(jnp.float32(getattr(parts.config, name)) for name in TD3Hyper._fields))
+    opt_state = OptStates(parts.descent.init(policy, hyper.policy_lr), parts.descent.init(critic, hyper.lr))
+    # Targets are copies, not the same arrays: all are donated to the compiled loop.
+    target_policy, target_critic = jax.tree.map(jnp.copy, (policy, critic))
+    return TD3State(policy, critic, target_policy, target_critic, opt_state, hyper)
+
+
+def _policy(parts: _Parts, params: PyTree, obs: PyTree) -> Array:
+    """Return actions from -1 to 1, `[B, D]`."""
+    return jnp.tanh(cast(Array, parts.networks.policy.apply(params, seen(obs))))
+
+
+def _act(parts: _Parts, state: TD3State, obs: PyTree, noise: Array, opt_step: Array, mode: Mode) -> tuple[Array, Any]:
+    action = _policy(parts, state.policy.tree, obs)
+    if mode == "exploit":
+        return to_box(parts.space, action), {"memory": obs.memory} if isinstance(obs, Remembered) else ()
+    if not isinstance(obs, Remembered):
+        return to_box(parts.space, action + state.hyper.noise * noise), ()
+    # An autoregressive process that keeps its deviation: Ornstein and Uhlenbeck's, in steps.
+    kept = state.hyper.noise_memory
+    after = kept * obs.memory + jnp.sqrt(1 - jnp.square(kept)) * noise
+    return to_box(parts.space, action + state.hyper.noise * after), {"memory": after}
+
+
+def _update(
+    parts: _Parts, state: TD3State, batch: Batch, noise: Array, opt_step: Array
+) -> tuple[TD3State, Metrics, Array]:
+    """Move the critics, and at every `policy_interval`-th optimisation step, counted from 1, policy and targets."""
+    config, hyper, items = parts.config, state.hyper, batch.items
+    blur = jnp.clip(hyper.target_noise * noise, -hyper.target_noise_clip, hyper.target_noise_clip)
+    action_t = jnp.clip(_policy(parts, state.target_policy.tree, items.next_obs) + blur, -1.0, 1.0)
+    v_t = lowest(parts.networks.critic, state.target_critic.tree, items.next_obs, action_t)[:, 0]
+    critic, metrics, priorities = learn_critic(
+        config,
+        parts.networks,
+        parts.descent,
+        state,
+        batch,
+        unit_actions(parts.spec, items.action),
+        items.reward + items.discount * v_t,
+        opt_step,
+    )
+    state = state._replace(critic=critic.params, opt_state=state.opt_state._replace(critic=critic.opt_state))
+    if config.policy_interval == 1:
+        return _move_policy(parts, state, batch, opt_step), metrics, priorities
+    # The counter is one scalar for a whole population, so that this stays a condition and the work is left out.
+    due = (opt_step + 1) % config.policy_interval == 0
+    moved = jax.lax.cond(due, lambda s: _move_policy(parts, s, batch, opt_step), lambda s: s, state)
+    return moved, metrics, priorities
+
+
+def _move_policy(parts: _Parts, state: TD3State, batch: Batch, opt_step: Array) -> TD3State:
+    hyper = state.hyper
+    policy: Learnt = learn(
+        parts.descent,
+        partial(_policy_loss, parts, state.critic.tree),
+        state.policy,
+        state.opt_state.policy,
+        (batch.items.obs, batch.weight * batch.items.weight),
+        pieces(parts.config.accumulate, batch.weight.shape[0]),
+        learning_rate(parts.config, hyper.policy_lr, opt_step),
+        hyper.max_grad_norm,
+    )
+    return state._replace(
+        policy=policy.params,
+        opt_state=state.opt_state._replace(policy=policy.opt_state),
+        target_policy=trail(state.target_policy, policy.params, hyper.tau),
+        target_critic=trail(state.target_critic, state.critic, hyper.tau),
+    )
+
+
+def _policy_loss(parts: _Parts, critic: PyTree, policy: PyTree, batch: PyTree) -> tuple[Array, tuple]:
+    """Return the negative of the weighted mean value, by the first critic (equation 9 of DDPG)."""
+    obs, weight = batch
+    q = cast(Array, parts.networks.critic.apply(critic, seen(obs), _policy(parts, policy, obs)))
+    return -jnp.mean(weight * q[0, :, 0]), ()

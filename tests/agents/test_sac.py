@@ -1,0 +1,487 @@
+"""Soft actor-critic: its losses and targets in NumPy, on linear networks, and what it takes, acts like and refuses."""
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl.agents import SACConfig, sac
+from jaxrl.agents.flat import Flat
+from jaxrl.buffers import prioritised
+from jaxrl.distributions import LOG_STD
+from jaxrl.envs import Env, TimeStep, draw_nothing
+from jaxrl.errors import SettingsError
+from jaxrl.processors import chain, n_step, normalise_obs
+from jaxrl.strategies import off_policy
+from jaxrl.types import Batch, Box, Discrete, EnvSpec, MultiDiscrete, Transition, box_bounds, sample_space
+
+KEY = jax.random.key(0)
+OBS = Box(-1.0, 1.0, (3,))
+SPECS = {
+    "discrete": EnvSpec("Toy", OBS, Discrete(4)),
+    "continuous": EnvSpec("Toy", OBS, Box((-2.0, 0.0), (4.0, 0.5), (2,))),
+}
+SIZE = 6
+TEMPERATURE = 0.5
+LR, POLICY_LR, TEMPERATURE_LR, TAU = 0.25, 0.125, 0.5, 0.25
+
+
+@pytest.fixture(params=SPECS)
+def name(request):
+    return request.param
+
+
+@functools.cache
+def agent_of(name, **settings):
+    """Make an agent with linear networks and plain gradient descent, all of which can be said again in NumPy."""
+    rates = {"lr": LR, "policy_lr": POLICY_LR, "temperature_lr": TEMPERATURE_LR, "tau": TAU}
+    plain = {"features": (), "optimizer": "sgd", "temperature": TEMPERATURE, "target_entropy": 0.25}
+    return sac(**{**plain, **rates, **settings})(SPECS[name])
+
+
+@functools.cache
+def step_of(name, **settings):
+    return jax.jit(agent_of(name, **settings).update)
+
+
+@functools.cache
+def noise_of(name, size=SIZE):
+    return agent_of(name).draw_update(jax.random.key(3), size)
+
+
+@functools.cache
+def beginning(name, **settings):
+    """Return a state whose target is not the critic, and whose parameters are all drawn anew."""
+    state = jax.jit(agent_of(name, **settings).init)(KEY)
+    rng = np.random.default_rng(5)
+    draw = lambda flat: replace(flat, vector=jnp.asarray(rng.normal(0, 0.4, flat.vector.shape), jnp.float32))
+    return state._replace(policy=draw(state.policy), critic=draw(state.critic), target=draw(state.target))
+
+
+def batch_of(name, seed=0, size=SIZE, weight=None, importance=None):
+    rng, space = np.random.default_rng(seed), SPECS[name].action_space
+    obs, next_obs = rng.normal(0, 0.5, (2, size, 3)).astype(np.float32)
+    action = sample_space(space, jax.random.key(seed), size)
+    reward = rng.normal(size=size).astype(np.float32)
+    discount = np.where(np.arange(size) % 3 == 1, 0.0, 0.9).astype(np.float32)
+    ones = np.ones(size, np.float32)
+    items = Transition(*map(jnp.asarray, (obs, action, reward, discount, next_obs)))
+    items = items._replace(weight=jnp.asarray(ones if weight is None else weight, jnp.float32))
+    return Batch(items, jnp.arange(size), jnp.asarray(ones if importance is None else importance, jnp.float32))
+
+
+def update(name, state, batch, **settings):
+    return step_of(name, **settings)(state, batch, noise_of(name, len(batch.weight)), jnp.uint32(0))
+
+
+def retuned(state, **values):
+    return state._replace(hyper=state.hyper._replace(**{k: jnp.float32(v) for k, v in values.items()}))
+
+
+def equal(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+# --- the same in NumPy --------------------------------------------------------------------------------------------
+
+WEIGHT, IMPORTANCE = np.array([1.0, 1.0, 0.0, 1.0, 1.0, 1.0]), np.array([1.0, 0.5, 0.7, 0.2, 1.0, 0.9])
+
+
+def weighted(name):
+    return batch_of(name, weight=WEIGHT, importance=IMPORTANCE)
+
+
+def numbers(flat):
+    layer = flat.tree["params"]["Dense_0"]
+    return np.asarray(layer["kernel"], np.float64), np.asarray(layer["bias"], np.float64)
+
+
+def linear(layer, x):
+    """Apply one layer, or one of each critic: `[B, D] -> [(K,) B, outputs]`."""
+    return x @ layer[0] + layer[1][..., None, :]
+
+
+def unit(name, action):
+    """Bring actions of the box back to -1 to 1."""
+    low, high, _ = box_bounds(SPECS[name].action_space)
+    return (np.asarray(action) - (low + high)[None] / 2) / ((high - low)[None] / 2)
+
+
+def soft_value_by_hand(name, policy, critic, temperature, obs, noise):
+    """Return `E[q - temperature log p]` and the entropy, `[B]`; of continuous actions as one draw has it."""
+    obs = np.asarray(obs, np.float64)
+    outputs = linear(policy, obs)
+    if name == "discrete":
+        p = np.exp(outputs - outputs.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)
+        lowest = linear(critic, obs).min(0)
+        return (p * (lowest - temperature * np.log(p))).sum(1), -(p * np.log(p)).sum(1)
+    mean, log_std = np.split(outputs, 2, axis=1)
+    log_std = np.clip(log_std, *LOG_STD)
+    noise = np.asarray(noise, np.float64)
+    raw = mean + np.exp(log_std) * noise
+    normal = -0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi)
+    # The slope of tanh is one over the square of cosh.
+    log_p = (normal + 2 * (np.logaddexp(raw, -raw) - np.log(2))).sum(1)
+    lowest = linear(critic, np.concatenate([obs, np.tanh(raw)], axis=1)).min(0)[:, 0]
+    return lowest - temperature * log_p, -log_p
+
+
+def judged(name, critic, items):
+    """Return what the critics say of the actions that were taken, `[K, B]`, and of what they are linear, `[B, D]`."""
+    obs = np.asarray(items.obs, np.float64)
+    if name == "discrete":
+        return linear(critic, obs)[:, np.arange(len(obs)), np.asarray(items.action)], obs
+    x = np.concatenate([obs, unit(name, items.action)], axis=1)
+    return linear(critic, x)[..., 0], x
+
+
+def target_by_hand(name, state, items):
+    v, _ = soft_value_by_hand(
+        name, numbers(state.policy), numbers(state.target), TEMPERATURE, items.next_obs, noise_of(name)[1]
+    )
+    return np.asarray(items.reward) + np.asarray(items.discount) * v
+
+
+def test_the_objective_of_the_policy_is_the_soft_value_by_the_lowest_critic(name):
+    state, batch = retuned(beginning(name), lr=0.0), weighted(name)
+    _, metrics, _ = update(name, state, batch)
+    critic, obs = numbers(state.critic), batch.items.obs
+    value, entropy = soft_value_by_hand(name, numbers(state.policy), critic, TEMPERATURE, obs, noise_of(name)[0])
+    np.testing.assert_allclose(metrics["policy_loss"], -(WEIGHT * IMPORTANCE * value).mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["entropy"], entropy.mean(), rtol=1e-5)
+    assert metrics["temperature"] == TEMPERATURE
+
+
+def test_targets_are_soft_values_by_the_target_network_with_noise_of_their_own_and_rewards_alone_at_the_end(name):
+    state, batch = beginning(name), weighted(name)
+    _, metrics, priorities = update(name, state, batch)
+    q, _ = judged(name, numbers(state.critic), batch.items)
+    target = target_by_hand(name, state, batch.items)
+    np.testing.assert_array_equal(target[1::3], batch.items.reward[1::3])
+    error = target[None] - q
+    np.testing.assert_allclose(priorities, WEIGHT * np.abs(error).mean(0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(metrics["loss"], (WEIGHT * IMPORTANCE * 0.5 * (error**2).sum(0)).mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["td_error"], (WEIGHT * np.abs(error).mean(0)).mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["q"], q.mean(), rtol=1e-5)
+
+
+def test_critics_descend_towards_their_targets_as_worked_by_hand(name):
+    state, batch = beginning(name), weighted(name)
+    new, _, _ = update(name, state, batch)
+    (kernel, bias), (was, bias_was) = numbers(new.critic), numbers(state.critic)
+    q, x = judged(name, (was, bias_was), batch.items)
+    pull = WEIGHT * IMPORTANCE * (target_by_hand(name, state, batch.items)[None] - q) / SIZE
+    picked = np.eye(4)[np.asarray(batch.items.action)] if name == "discrete" else np.ones((SIZE, 1))
+    np.testing.assert_allclose(kernel - was, LR * np.einsum("kb,bd,ba->kda", pull, x, picked), atol=1e-5)
+    np.testing.assert_allclose(bias - bias_was, LR * np.einsum("kb,ba->ka", pull, picked), atol=1e-5)
+
+
+def test_the_policy_climbs_its_objective_under_the_new_critics(name):
+    """The slope is that of the value worked by hand, by differences."""
+    state, batch = beginning(name), weighted(name)
+    new, _, _ = update(name, state, batch)
+    critic, noise = numbers(new.critic), noise_of(name)[0]
+    was, bias = numbers(state.policy)
+
+    def objective(kernel, bias):
+        value, _ = soft_value_by_hand(name, (kernel, bias), critic, TEMPERATURE, batch.items.obs, noise)
+        return (WEIGHT * IMPORTANCE * value).mean()
+
+    def slope(f, x):
+        h = 1e-5
+        ways = h * np.eye(x.size).reshape(-1, *x.shape)
+        return np.array([(f(x + way) - f(x - way)) / (2 * h) for way in ways]).reshape(x.shape)
+
+    moved, moved_bias = numbers(new.policy)
+    np.testing.assert_allclose(moved - was, POLICY_LR * slope(lambda k: objective(k, bias), was), atol=1e-5)
+    np.testing.assert_allclose(moved_bias - bias, POLICY_LR * slope(lambda b: objective(was, b), bias), atol=1e-5)
+
+
+def test_the_temperature_descends_by_how_far_the_entropy_is_from_its_target(name):
+    state, batch = beginning(name), weighted(name)
+    policy, critic = numbers(state.policy), numbers(state.critic)
+    _, entropy = soft_value_by_hand(name, policy, critic, TEMPERATURE, batch.items.obs, noise_of(name)[0])
+    for target in (-2.0, 0.25, 2.0):
+        new, _, _ = update(name, retuned(state, target_entropy=target), batch)
+        moved, slope = float(new.log_temperature.vector[0]) - np.log(TEMPERATURE), (WEIGHT * (entropy - target)).mean()
+        # Adam's first step goes as far as the learning rate says; its moment tells the slope.
+        np.testing.assert_allclose(moved, -TEMPERATURE_LR * np.sign(slope), rtol=1e-4)
+        np.testing.assert_allclose(new.opt_state.temperature[0].mu.vector, [0.1 * TEMPERATURE * slope], rtol=1e-4)
+
+
+def test_the_temperature_rises_while_the_entropy_is_too_low_and_falls_while_it_is_too_high(name):
+    def moved(target):
+        state = retuned(beginning(name), target_entropy=target, policy_lr=0.0)
+        for _ in range(3):
+            state, metrics, _ = update(name, state, batch_of(name))
+        return float(jnp.exp(state.log_temperature.vector[0])) - TEMPERATURE, float(metrics["entropy"])
+
+    up, entropy = moved(9.0)
+    down, same = moved(-9.0)
+    assert -9 < entropy == same < 9
+    assert up > 0.1
+    assert down < -0.1
+
+
+def test_a_fixed_temperature_stays_bit_for_bit():
+    state = beginning("continuous", learn_temperature=False)
+    assert state.opt_state.temperature == ()
+    new, metrics, _ = update("continuous", state, batch_of("continuous"), learn_temperature=False)
+    assert new.log_temperature == ()
+    assert metrics["temperature"] == np.float32(TEMPERATURE)
+    assert not equal(new.policy, state.policy)
+    # A sweep, or a run that goes on with another setting, changes it there.
+    hotter = state._replace(hyper=state.hyper._replace(temperature=jnp.float32(2 * TEMPERATURE)))
+    assert update("continuous", hotter, batch_of("continuous"), learn_temperature=False)[1][
+        "temperature"
+    ] == np.float32(2 * TEMPERATURE)
+
+
+@pytest.mark.parametrize(
+    ("space", "target"), [(Discrete(4), 0.3 * np.log(4)), (Box(-1.0, 1.0, ()), -1), (Box(-1.0, 1.0, (2, 3)), -6)]
+)
+def test_the_usual_target_is_a_share_of_all_entropy_or_minus_the_number_of_actions(space, target):
+    make = lambda **settings: jax.jit(sac(features=(), **settings)(EnvSpec("Toy", OBS, space)).init)(KEY)
+    usual, given = make(), make(target_entropy=0.7)
+    np.testing.assert_allclose(usual.hyper.target_entropy, target, rtol=1e-6)
+    np.testing.assert_allclose(given.hyper.target_entropy, 0.7, rtol=1e-6)
+
+
+@pytest.mark.parametrize("tau", [0.25, 1.0, 0.0])
+def test_the_target_moves_by_tau_towards_the_new_critics(name, tau):
+    state = beginning(name)
+    new, _, _ = update(name, retuned(state, tau=tau), batch_of(name))
+    assert not equal(new.critic, state.critic)
+    mixed = tau * np.asarray(new.critic.vector) + (1 - tau) * np.asarray(state.target.vector)
+    np.testing.assert_allclose(new.target.vector, mixed, atol=1e-6)
+    if tau == 0:
+        assert equal(new.target, state.target)
+
+
+# --- weights and pieces -------------------------------------------------------------------------------------------
+
+
+def test_gradients_accumulated_over_pieces_are_those_of_the_whole_batch(name):
+    state, batch = beginning(name), weighted(name)
+    whole, pieced = update(name, state, batch), update(name, state, batch, accumulate=3)
+    assert np.abs(whole[0].policy.vector - state.policy.vector).max() > 1e-3
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(pieced), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+
+
+def test_pieces_that_do_not_divide_the_batch_are_refused():
+    with pytest.raises(SettingsError, match=r"agent\.accumulate is 4 and does not divide the batch size 6"):
+        update("discrete", beginning("discrete"), batch_of("discrete"), accumulate=4)
+
+
+def test_rows_of_weight_zero_contribute_nothing(name):
+    weight = np.array([1.0, 0.0] * 3)
+    batch, other = batch_of(name, weight=weight), batch_of(name, seed=1, weight=weight)
+    garbage = other.items._replace(reward=other.items.reward + 1e6, obs=other.items.obs * 50)
+    mask = lambda a, b: jnp.where(weight.reshape(-1, *(1,) * (a.ndim - 1)) > 0, a, b)
+    swapped = batch._replace(items=jax.tree.map(mask, batch.items, garbage))
+    assert not equal(batch, swapped)
+    one, first, priorities = update(name, beginning(name), batch)
+    two, second, others = update(name, beginning(name), swapped)
+    assert equal(one, two)
+    assert not equal(one.policy, beginning(name).policy)
+    told = ("loss", "td_error", "grad_norm", "policy_loss", "policy_grad_norm")
+    assert {k: float(first[k]) for k in told} == {k: float(second[k]) for k in told}
+    np.testing.assert_array_equal(priorities, others)
+    assert np.all(np.asarray(priorities)[1::2] == 0)
+
+
+def test_importance_weights_scale_losses_and_steps_but_not_the_temperature(name):
+    state = retuned(beginning(name), lr=0.0)
+    one, first, _ = update(name, state, batch_of(name))
+    half, second, priorities = update(name, state, batch_of(name, importance=np.full(SIZE, 0.5)))
+    for part in ("loss", "grad_norm", "policy_loss", "policy_grad_norm"):
+        np.testing.assert_allclose(second[part], 0.5 * first[part], rtol=1e-5)
+    moved, less = (np.asarray(s.policy.vector) - np.asarray(state.policy.vector) for s in (one, half))
+    np.testing.assert_allclose(less, 0.5 * moved, atol=1e-6)
+    assert equal(one.log_temperature, half.log_temperature)
+    assert np.all(np.asarray(priorities) > 0)
+
+
+# --- acting -------------------------------------------------------------------------------------------------------
+
+
+def test_exploit_takes_the_likeliest_action_and_needs_only_a_stripped_state(name):
+    state, obs = beginning(name), batch_of(name).items.obs
+    bare = agent_of(name).strip(state)
+    assert len(jax.tree.leaves(bare)) == len(jax.tree.leaves((state.policy, state.hyper)))
+    action, extras = agent_of(name).act(bare, obs, None, jnp.uint32(0), "exploit")
+    outputs = linear(numbers(state.policy), np.asarray(obs, np.float64))
+    if name == "discrete":
+        np.testing.assert_array_equal(action, outputs.argmax(1))
+    else:
+        np.testing.assert_allclose(unit(name, action), np.tanh(outputs[:, :2]), atol=1e-6)
+    assert extras == ()
+
+
+def test_explore_draws_from_the_policy(name):
+    state, agent = beginning(name), agent_of(name)
+    obs = jnp.broadcast_to(batch_of(name).items.obs[:1], (20_000, 3))
+    action, _ = agent.act(state, obs, agent.draw_act(jax.random.key(2), 20_000), jnp.uint32(0), "explore")
+    outputs = linear(numbers(state.policy), np.asarray(obs[:1], np.float64))[0]
+    if name == "discrete":
+        shares = np.bincount(np.asarray(action), minlength=4) / 20_000
+        np.testing.assert_allclose(shares, np.exp(outputs) / np.exp(outputs).sum(), atol=0.02)
+    else:
+        raw = np.arctanh(unit(name, action))
+        np.testing.assert_allclose(raw.mean(0), outputs[:2], atol=0.05)
+        np.testing.assert_allclose(np.log(raw.std(0)), outputs[2:], atol=0.03)
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((), "float32"), ((2,), "float16"), ((2, 3), "float32")])
+def test_actions_fill_the_box_have_its_shape_and_keep_to_the_bounds_of_each_entry(shape, dtype):
+    size = int(np.prod(shape))
+    low, high = np.arange(size) - 3.0, np.arange(size) * 2.0 + 0.5
+    space = Box(tuple(low), tuple(high), shape, dtype) if shape else Box(-3.0, 0.5, shape, dtype)
+    agent = sac(features=())(EnvSpec("Toy", OBS, space))
+    state = jax.jit(agent.init)(KEY)
+    noise = 3 * agent.draw_act(jax.random.key(1), 500)
+    action, _ = agent.act(state, jnp.zeros((500, 3)), noise, jnp.uint32(0), "explore")
+    assert action.shape == (500, *shape)
+    assert action.dtype == dtype
+    flat = np.asarray(action, np.float32).reshape(500, size)
+    assert (flat >= low[None]).all()
+    assert (flat <= high[None]).all()
+    # Three times as wide a draw as usual comes near both ends.
+    np.testing.assert_allclose(flat.min(0), low, atol=0.1)
+    np.testing.assert_allclose(flat.max(0), high, atol=0.1)
+
+
+def test_critics_are_given_every_entry_of_an_action_from_minus_1_to_1():
+    """Two critics over 3 numbers of the observation and 6 of the action, all with parameters of 0 but one."""
+    space = Box(tuple(np.arange(6) - 3.0), tuple(np.arange(6) * 2.0), (2, 3))
+    agent = sac(features=(), tau=1.0)(EnvSpec("Toy", OBS, space))
+    state = jax.jit(agent.init)(KEY)
+    assert state.critic.vector.shape == (2 * (3 + 6 + 1),)
+    low, high, _ = box_bounds(space)
+    action = jnp.asarray(np.stack([low, high, (low + high) / 2]), jnp.float32)
+    zeros = jnp.zeros((3, 3))
+    items = Transition(zeros, action, jnp.zeros(3), jnp.zeros(3), zeros, weight=jnp.ones(3))
+    batch, noise = Batch(items, jnp.arange(3), jnp.ones(3)), agent.draw_update(KEY, 3)
+    update = jax.jit(agent.update)
+    for entry in range(6):
+        tree = jax.tree.map(jnp.zeros_like, state.critic.tree)
+        tree["params"]["Dense_0"]["kernel"] = tree["params"]["Dense_0"]["kernel"].at[:, 3 + entry].set(2.0)
+        tree["params"]["Dense_0"]["bias"] = tree["params"]["Dense_0"]["bias"] + 3.0
+        _, _, priorities = update(state._replace(critic=Flat.of(tree)), batch, noise, jnp.uint32(0))
+        np.testing.assert_allclose(priorities, [1.0, 5.0, 3.0], atol=1e-6)
+
+
+# --- what it takes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("space", "said"),
+    [
+        (Box(-np.inf, np.inf, (2,)), "sac needs actions with a bound on both sides, but Toy has Box"),
+        (Box((-1.0, -1.0), (1.0, np.inf), (2,)), "sac needs actions with a bound on both sides"),
+        (Box(0, 9, (2,), "int32"), "but Toy has"),
+        (
+            MultiDiscrete((2, 2)),
+            "sac takes continuous or discrete actions, .* MultiDiscrete actions; .*: ppo",
+        ),
+        ({"a": Discrete(2)}, "but Toy has dict actions"),
+        ((Discrete(2), Discrete(2)), "but Toy has tuple actions"),
+    ],
+)
+def test_other_actions_are_refused_with_one_clear_message(space, said):
+    with pytest.raises(SettingsError, match=said) as refused:
+        sac()(EnvSpec("Toy", OBS, space))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"temprature": 1.0}, "did you mean temperature"),
+        ({"temperature": 0.0}, r"agent\.temperature is 0\.0"),
+        ({"critics": 0}, r"agent\.critics is 0; expected a whole number of at least 1"),
+        ({"tau": 1.5}, r"agent\.tau is 1\.5"),
+        ({"policy_lr": -1.0}, r"agent\.policy_lr is -1\.0"),
+        ({"optimizer": "adm"}, "did you mean adam"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, said):
+    with pytest.raises(SettingsError, match=said):
+        sac(**settings)
+
+
+def test_settings_given_by_name_win_over_a_config():
+    settings = sac(SACConfig(lr=0.5, critics=5), lr=0.25)(SPECS["discrete"]).settings
+    assert (settings["lr"], settings["critics"]) == (0.25, 5)
+
+
+def test_a_fresh_target_equals_the_critics_without_sharing_their_memory():
+    state = jax.jit(agent_of("continuous").init)(KEY)
+    assert equal(state.critic, state.target)
+    assert state.critic.vector.unsafe_buffer_pointer() != state.target.vector.unsafe_buffer_pointer()
+    first, second = state.critic.tree["params"]["Dense_0"]["kernel"]
+    assert not np.array_equal(first, second)
+
+
+def test_a_population_with_settings_of_its_own_goes_where_its_members_would_go_alone(name):
+    rates = {"lr": (0.1, 0.2), "policy_lr": (0.3, 0.1), "tau": (0.5, 0.1), "target_entropy": (2.0, -2.0)}
+    state, batches = beginning(name), [batch_of(name, seed) for seed in (0, 1)]
+    members = [retuned(state, **{k: v[i] for k, v in rates.items()}) for i in (0, 1)]
+    stack = lambda *trees: jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
+    noise = stack(noise_of(name), noise_of(name))
+    together = jax.jit(jax.vmap(agent_of(name).update, in_axes=(0, 0, 0, None)))
+    result = together(stack(*members), stack(*batches), noise, jnp.uint32(0))
+    for i in (0, 1):
+        alone = update(name, members[i], batches[i])
+        for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(alone), strict=True):
+            np.testing.assert_allclose(a[i], b, atol=1e-5)
+
+
+# --- in training --------------------------------------------------------------------------------------------------
+
+
+def images(action_space: Any) -> Env:
+    """Show a random 8-bit image of 4x4 with a marked corner; pay 1 a step, in episodes of 5."""
+
+    def see(count):
+        return jnp.zeros((4, 4, 1), jnp.uint8).at[0, 0, 0].set((50 * count).astype(jnp.uint8))
+
+    def step(count, action, noise):
+        count = count + 1
+        return count, TimeStep(see(count), 1.0, count >= 5)
+
+    spec = EnvSpec("Images", Box(0, 255, (4, 4, 1), "uint8"), action_space)
+    return Env(spec, lambda key: (jnp.int32(0), see(jnp.int32(0))), step, draw_nothing)
+
+
+@pytest.mark.parametrize(
+    ("name", "processor"),
+    [
+        ("continuous", chain(normalise_obs(), n_step(2))),
+        pytest.param("continuous", n_step(3), marks=pytest.mark.slow),
+        pytest.param("discrete", n_step(2), marks=pytest.mark.slow),
+    ],
+    ids=["normalised", "bytes", "discrete"],
+)
+def test_images_several_steps_and_priorities_go_together(name, processor):
+    agent = sac(features=(4,), lr=1e-2, optimizer="sgd")
+    settings = {"num_envs": 4, "opt_interval": 4, "updates": 2, "warmup": 32, "processor": processor}
+    space = SPECS[name].action_space
+    strategy = off_policy(images(space), agent, buffer=prioritised(32, 8), **settings)
+    state = jax.jit(strategy.init)(KEY)
+    step = jax.jit(lambda s, t: strategy.step(s, strategy.draw(s.key, t), t))
+    before = state
+    for t in range(3):
+        state, metrics = step(state, jnp.uint32(t))
+        assert int(metrics["skipped_updates"].count) == 0
+        assert int(metrics["loss"].count) == strategy.opt_steps_per_step == 2
+    assert "Convolutions_0" in state.agent.critic.tree["params"]
+    assert not equal(before.agent.policy, state.agent.policy)
+    # Items seen have a priority of their own; those not drawn yet still have the highest.
+    assert len(np.unique(np.asarray(state.buffer.sums[0]))) > 5

@@ -1,0 +1,444 @@
+"""TD3 and DDPG: targets and moves in NumPy, on linear networks; when they move; and how they explore."""
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl.agents import DDPGConfig, TD3Config, ddpg, td3
+from jaxrl.buffers import prioritised, uniform
+from jaxrl.envs import Env, TimeStep, draw_nothing, vectorise
+from jaxrl.errors import SettingsError
+from jaxrl.processors import chain, n_step, normalise_obs, one_step
+from jaxrl.strategies import off_policy
+from jaxrl.types import Batch, Box, Discrete, EnvSpec, MultiDiscrete, Remembered, Transition, box_bounds, sample_space
+
+KEY = jax.random.key(0)
+OBS = Box(-1.0, 1.0, (3,))
+SPEC = EnvSpec("Toy", OBS, Box((-2.0, 0.0), (4.0, 0.5), (2,)))
+MAKERS = {"td3": td3, "ddpg": ddpg}
+SIZE = 6
+LR, POLICY_LR, TAU = 0.25, 0.125, 0.25
+
+
+@functools.cache
+def agent_of(name="td3", **settings):
+    """Make an agent with linear networks and plain gradient descent, all of which can be said again in NumPy."""
+    plain = {"features": (), "optimizer": "sgd", "lr": LR, "policy_lr": POLICY_LR, "tau": TAU}
+    return MAKERS[name](**{**plain, **settings})(SPEC)
+
+
+@functools.cache
+def step_of(name="td3", **settings):
+    return jax.jit(agent_of(name, **settings).update)
+
+
+@functools.cache
+def beginning(name="td3", **settings):
+    """Return a state whose targets are not the networks, and whose parameters are all drawn anew."""
+    state = jax.jit(agent_of(name, **settings).init)(KEY)
+    rng, parts = np.random.default_rng(5), ("policy", "critic", "target_policy", "target_critic")
+    draw = lambda flat: replace(flat, vector=jnp.asarray(rng.normal(0, 0.4, flat.vector.shape), jnp.float32))
+    return state._replace(**{part: draw(getattr(state, part)) for part in parts})
+
+
+WEIGHT, IMPORTANCE = np.array([1.0, 1.0, 0.0, 1.0, 1.0, 1.0]), np.array([1.0, 0.5, 0.7, 0.2, 1.0, 0.9])
+
+
+def batch_of(seed=0, weight=WEIGHT, importance=IMPORTANCE):
+    rng = np.random.default_rng(seed)
+    obs, next_obs = rng.normal(0, 0.5, (2, SIZE, 3)).astype(np.float32)
+    reward = rng.normal(size=SIZE).astype(np.float32)
+    discount = np.where(np.arange(SIZE) % 3 == 1, 0.0, 0.9).astype(np.float32)
+    action = sample_space(SPEC.action_space, jax.random.key(seed), SIZE)
+    items = Transition(*map(jnp.asarray, (obs, action, reward, discount, next_obs)))
+    items = items._replace(weight=jnp.asarray(weight, jnp.float32))
+    return Batch(items, jnp.arange(SIZE), jnp.asarray(importance, jnp.float32))
+
+
+NOISE = jnp.asarray(np.random.default_rng(2).normal(0, 2, (SIZE, 2)), jnp.float32)
+
+
+def update(state, batch, opt_step=0, name="td3", **settings):
+    return step_of(name, **settings)(state, batch, NOISE, jnp.uint32(opt_step))
+
+
+def retuned(state, **values):
+    return state._replace(hyper=state.hyper._replace(**{k: jnp.float32(v) for k, v in values.items()}))
+
+
+def equal(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+# --- the same in NumPy --------------------------------------------------------------------------------------------
+
+
+def numbers(flat):
+    layer = flat.tree["params"]["Dense_0"]
+    return np.asarray(layer["kernel"], np.float64), np.asarray(layer["bias"], np.float64)
+
+
+def linear(layer, x):
+    return x @ layer[0] + layer[1][..., None, :]
+
+
+def unit(action):
+    """Bring actions of the box back to -1 to 1."""
+    low, high, _ = box_bounds(SPEC.action_space)
+    return (np.asarray(action, np.float64) - (low + high)[None] / 2) / ((high - low)[None] / 2)
+
+
+def judged(critic, obs, action):
+    """Return what critics say, `[K, B]`, and of what they are linear, `[B, D]`."""
+    x = np.concatenate([np.asarray(obs, np.float64), action], axis=1)
+    return linear(critic, x)[..., 0], x
+
+
+def target_by_hand(state, items, noise, clip):
+    blur = np.clip(noise * np.asarray(NOISE, np.float64), -clip, clip)
+    raw = linear(numbers(state.target_policy), np.asarray(items.next_obs, np.float64))
+    action = np.clip(np.tanh(raw) + blur, -1, 1)
+    q, _ = judged(numbers(state.target_critic), items.next_obs, action)
+    return np.asarray(items.reward) + np.asarray(items.discount) * q.min(0), blur, np.tanh(raw) + blur
+
+
+@pytest.mark.parametrize(
+    ("noise", "clip", "clipped", "beyond"),
+    [(0.05, 0.5, False, False), (0.0, 0.5, False, False), (2.0, 0.5, True, False), (2.0, 20.0, False, True)],
+)
+def test_targets_are_the_lowest_value_of_the_target_policys_action_under_clipped_noise(noise, clip, clipped, beyond):
+    state, batch = retuned(beginning(), target_noise=noise, target_noise_clip=clip), batch_of()
+    target, blur, blurred = target_by_hand(state, batch.items, noise, clip)
+    _, metrics, priorities = update(state, batch)
+    q, _ = judged(numbers(state.critic), batch.items.obs, unit(batch.items.action))
+    error = target[None] - q
+    np.testing.assert_allclose(priorities, WEIGHT * np.abs(error).mean(0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(metrics["loss"], (WEIGHT * IMPORTANCE * 0.5 * (error**2).sum(0)).mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["td_error"], (WEIGHT * np.abs(error).mean(0)).mean(), rtol=1e-5)
+    np.testing.assert_array_equal(target[1::3], batch.items.reward[1::3])
+    # Noise and action do meet their bounds, or this would say nothing about clipping.
+    assert (np.abs(blur) == clip).any() == clipped
+    assert (np.abs(blurred) > 1).any() == beyond
+
+
+def test_critics_and_policy_move_as_worked_by_hand():
+    state, batch = retuned(beginning(), target_noise=0.2), batch_of()
+    new, _, _ = update(state, batch, opt_step=1)
+    (kernel, bias), critic = numbers(new.critic), numbers(state.critic)
+    q, x = judged(critic, batch.items.obs, unit(batch.items.action))
+    pull = WEIGHT * IMPORTANCE * (target_by_hand(state, batch.items, 0.2, 0.5)[0][None] - q) / SIZE
+    np.testing.assert_allclose(kernel[..., 0] - critic[0][..., 0], LR * np.einsum("kb,bd->kd", pull, x), atol=1e-5)
+    np.testing.assert_allclose(bias[:, 0] - critic[1][:, 0], LR * pull.sum(1), atol=1e-5)
+    # The policy climbs the first of the new critics, which is linear in the action, through tanh.
+    policy, obs = numbers(state.policy), np.asarray(batch.items.obs, np.float64)
+    slope = (1 - np.tanh(linear(policy, obs)) ** 2) * kernel[0, 3:, 0][None]
+    slope = slope * (WEIGHT * IMPORTANCE)[:, None] / SIZE
+    np.testing.assert_allclose(numbers(new.policy)[0] - policy[0], POLICY_LR * obs.T @ slope, atol=1e-5)
+    np.testing.assert_allclose(numbers(new.policy)[1] - policy[1], POLICY_LR * slope.sum(0), atol=1e-5)
+
+
+# --- when it moves ------------------------------------------------------------------------------------------------
+
+LATE = ("policy", "target_policy", "target_critic")
+
+
+@pytest.mark.parametrize("interval", [2, 3])
+def test_policy_and_targets_move_at_every_so_manyth_step_and_not_a_bit_between(interval):
+    state, batch, settings = beginning(), batch_of(), {"policy_interval": interval}
+    for opt_step in (*range(6), 2**31 + 1, 2**32 - 2):
+        new, _, _ = update(state, batch, opt_step, **settings)
+        assert not equal(new.critic, state.critic)
+        due = (opt_step + 1) % interval == 0
+        for part in LATE:
+            assert equal(getattr(new, part), getattr(state, part)) != due, (opt_step, part)
+        assert equal(new.opt_state.policy, state.opt_state.policy)
+        for target, online in (("target_policy", "policy"), ("target_critic", "critic")):
+            was, after = (np.asarray(getattr(s, target).vector) for s in (state, new))
+            mixed = TAU * np.asarray(getattr(new, online).vector) + (1 - TAU) * was
+            np.testing.assert_allclose(after, mixed if due else was, atol=1e-6)
+        state = new
+
+
+def test_moments_of_the_policys_optimiser_wait_with_it():
+    agent = td3(features=(), policy_interval=2)(SPEC)
+    state, step = jax.jit(agent.init)(KEY), jax.jit(agent.update)
+    first, _, _ = step(state, batch_of(), NOISE, jnp.uint32(0))
+    assert equal(first.opt_state.policy, state.opt_state.policy)
+    second, _, _ = step(first, batch_of(), NOISE, jnp.uint32(1))
+    counts = [int(part[0].count) for part in (second.opt_state.policy, second.opt_state.critic)]
+    assert counts == [1, 2]
+
+
+def test_ddpg_is_td3_with_one_critic_no_blur_and_a_policy_that_moves_each_step():
+    """Bit for bit, and with a target worked by hand."""
+    settings = {"critics": 1, "target_noise": 0.0, "policy_interval": 1}
+    by_name, by_settings, batch = beginning("ddpg"), beginning("td3", **settings), batch_of()
+    assert equal(by_name, by_settings)
+    first, metrics, priorities = update(by_name, batch, 0, "ddpg")
+    assert equal((first, metrics, priorities), update(by_settings, batch, 0, **settings))
+    assert not any(equal(getattr(first, part), getattr(by_name, part)) for part in LATE)
+    q, _ = judged(numbers(by_name.critic), batch.items.obs, unit(batch.items.action))
+    assert q.shape == (1, SIZE)
+    target, _, _ = target_by_hand(by_name, batch.items, 0.0, 0.5)
+    np.testing.assert_allclose(priorities, WEIGHT * np.abs(target - q[0]), rtol=1e-4, atol=1e-6)
+    assert agent_of("ddpg").name == "ddpg"
+
+
+def test_gradients_accumulated_over_pieces_are_those_of_the_whole_batch():
+    whole, pieced = update(beginning(), batch_of(), 1), update(beginning(), batch_of(), 1, accumulate=3)
+    assert np.abs(whole[0].policy.vector - beginning().policy.vector).max() > 1e-3
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(pieced), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+
+
+def test_rows_of_weight_zero_contribute_nothing():
+    weight = np.array([1.0, 0.0] * 3)
+    batch, other = batch_of(weight=weight), batch_of(1, weight=weight)
+    garbage = other.items._replace(reward=other.items.reward + 1e6, obs=other.items.obs * 50)
+    mask = lambda a, b: jnp.where(weight.reshape(-1, *(1,) * (a.ndim - 1)) > 0, a, b)
+    swapped = batch._replace(items=jax.tree.map(mask, batch.items, garbage))
+    assert not equal(batch, swapped)
+    (one, first, priorities), (two, second, others) = (update(beginning(), b, 1) for b in (batch, swapped))
+    assert equal(one, two)
+    assert not equal(one.policy, beginning().policy)
+    told = ("loss", "td_error", "grad_norm")
+    assert {k: float(first[k]) for k in told} == {k: float(second[k]) for k in told}
+    assert equal(priorities, others)
+    assert np.all(np.asarray(priorities)[1::2] == 0)
+
+
+def test_a_population_with_settings_of_its_own_goes_where_its_members_would_go_alone():
+    """The step at which policies are due is one number for all: the work of the others is left out, not masked."""
+    rates = {"lr": (0.1, 0.2), "policy_lr": (0.3, 0.1), "tau": (0.5, 0.1), "target_noise": (0.0, 0.7)}
+    members = [retuned(beginning(), **{k: v[i] for k, v in rates.items()}) for i in (0, 1)]
+    batches = [batch_of(seed) for seed in (0, 1)]
+    stack = lambda *trees: jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
+    update_all = jax.vmap(agent_of().update, in_axes=(0, 0, 0, None))
+    args = stack(*members), stack(*batches), stack(NOISE, NOISE)
+    together = jax.jit(update_all)
+    for opt_step in (0, 1):
+        result = together(*args, jnp.uint32(opt_step))
+        for i in (0, 1):
+            alone = update(members[i], batches[i], opt_step)
+            for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(alone), strict=True):
+                np.testing.assert_allclose(a[i], b, atol=1e-5)
+    assert " cond[" in str(jax.make_jaxpr(update_all)(*args, jnp.uint32(0)))
+    apart = jax.vmap(agent_of().update, in_axes=(0, 0, 0, 0))
+    assert " cond[" not in str(jax.make_jaxpr(apart)(*args, jnp.arange(2, dtype=jnp.uint32)))
+
+
+def test_in_a_population_of_whole_runs_the_policys_turn_is_still_a_condition():
+    strategy = still(td3(features=(), policy_interval=2), updates=4)
+    keys = jax.random.split(KEY, 2)
+    state = jax.eval_shape(jax.vmap(strategy.init), keys)
+    draw, step = jax.vmap(strategy.draw, in_axes=(0, None)), jax.vmap(strategy.step, in_axes=(0, 0, None))
+    program = jax.make_jaxpr(lambda s, t: step(s, draw(s.key, t), t))(state, jnp.uint32(0))
+    assert " cond[" in str(program)
+
+
+# --- acting -------------------------------------------------------------------------------------------------------
+
+
+def test_exploit_is_the_policys_action_and_needs_only_a_stripped_state():
+    state, obs = beginning(), batch_of().items.obs
+    bare = agent_of().strip(state)
+    assert len(jax.tree.leaves(bare)) == len(jax.tree.leaves((state.policy, state.hyper)))
+    action, extras = agent_of().act(bare, obs, None, jnp.uint32(0), "exploit")
+    expected = np.tanh(linear(numbers(state.policy), np.asarray(obs, np.float64)))
+    np.testing.assert_allclose(unit(action), expected, atol=1e-6)
+    assert extras == ()
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.02, 0.0])
+def test_exploration_is_noise_of_the_stated_deviation_about_the_policys_action(noise):
+    agent, state = agent_of(), retuned(beginning(), noise=noise)
+    obs = jnp.zeros((20_000, 3))
+    drawn = agent.draw_act(jax.random.key(1), 20_000)
+    action, extras = agent.act(state, obs, drawn, jnp.uint32(0), "explore")
+    greedy, _ = agent.act(state, obs, None, jnp.uint32(0), "exploit")
+    apart = unit(action) - unit(greedy)
+    # 20 000 numbers: half a percent of a deviation off, two thirds of the time.
+    np.testing.assert_allclose(apart.std(0), noise, rtol=0.03, atol=1e-6)
+    np.testing.assert_allclose(apart.mean(0), 0.0, atol=0.04 * noise + 1e-6)
+    assert abs(np.corrcoef(apart.T)[0, 1]) < 0.04 if noise else equal(action, greedy)
+    assert extras == ()
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((), "float32"), ((2,), "float16"), ((2, 3), "float32")])
+def test_actions_have_the_shape_of_the_box_and_keep_to_the_bounds_of_each_entry(shape, dtype):
+    size = int(np.prod(shape))
+    low, high = np.arange(size) - 3.0, np.arange(size) * 2.0 + 0.5
+    space = Box(tuple(low), tuple(high), shape, dtype) if shape else Box(-3.0, 0.5, shape, dtype)
+    agent = td3(features=(), noise=1.0)(EnvSpec("Toy", OBS, space))
+    state, noise = jax.jit(agent.init)(KEY), agent.draw_act(jax.random.key(1), 200)
+    action, _ = agent.act(state, jnp.zeros((200, 3)), noise, jnp.uint32(0), "explore")
+    assert action.shape == (200, *shape)
+    assert action.dtype == dtype
+    flat = np.asarray(action, np.float32).reshape(200, size)
+    np.testing.assert_array_equal(flat.min(0), low)
+    np.testing.assert_array_equal(flat.max(0), high)
+
+
+# --- noise that lasts ---------------------------------------------------------------------------------------------
+
+LENGTH = 200
+
+
+def still(agent, length=LENGTH, **settings):
+    """Train in an environment that always looks the same and ends after `length` steps."""
+    zeros = jnp.zeros(3)
+
+    def step(count, action, noise):
+        return count + 1, TimeStep(zeros, 0.0, count + 1 >= length)
+
+    env = Env(SPEC, lambda key: (jnp.int32(0), zeros), step, draw_nothing)
+    settings = {"num_envs": 8, "opt_interval": 8, "warmup": 8, "random_warmup": False, **settings}
+    return off_policy(env, agent, **{"buffer": uniform(6_400, 8), "processor": one_step(), **settings})
+
+
+def quiet(spec, memory=0.8, noise=0.1):
+    """Make TD3 that does not learn; it compiles fast."""
+    agent = td3(features=(), noise=noise, noise_memory=memory)(spec)
+    keep = lambda state, batch, noise, opt_step: (state, {}, jnp.zeros(batch.weight.shape))
+    return agent._replace(update=keep)
+
+
+@functools.cache
+def noises(memory, length=LENGTH):
+    """Return the noise of 800 steps in 8 environments, `[800, 8, 2]`, over its deviation in the long run."""
+    strategy = still(functools.partial(quiet, memory=memory), length, warmup=6_400)
+    state = jax.jit(strategy.init)(KEY)
+    # With a policy that never moves and observations of zeros, its action is tanh of the biases.
+    middle = np.tanh(np.asarray(state.agent.policy.tree["params"]["Dense_0"]["bias"]))
+    taken = np.asarray(state.buffer.items.action).reshape(800, 8, 2)
+    return (unit(taken.reshape(-1, 2)).reshape(800, 8, 2) - middle[None, None]) / 0.1, state
+
+
+def test_noise_with_a_memory_is_autoregressive_of_the_stated_deviation_and_correlation():
+    memory = 0.8
+    later = noises(memory)[0].reshape(4, LENGTH, 8, 2)[:, 20:]
+    # 32 stretches of 180 steps, two numbers each; those of a run are alike, so that some 1200 tell something new.
+    np.testing.assert_allclose(later.std(), 1.0, atol=0.08)
+    np.testing.assert_allclose(later.mean(), 0.0, atol=0.12)
+    for lag in (1, 2, 5):
+        product = (later[:, lag:] * later[:, :-lag]).mean()
+        np.testing.assert_allclose(product, memory**lag, atol=0.1)
+    new = later[:, 1:] - memory * later[:, :-1]
+    np.testing.assert_allclose(new.std(), (1 - memory**2) ** 0.5, rtol=0.03)
+    # Nothing of what is new was in the noise before.
+    assert abs((new * later[:, :-1]).mean()) < 0.04
+
+
+def test_noise_begins_anew_with_an_episode():
+    """The first noise of an episode owes nothing to the last of the one before: it has the deviation of what is new."""
+    noise = noises(0.8, 10)[0].reshape(80, 10, 8, 2)
+    first, before, second = noise[1:, 0], noise[:-1, -1], noise[1:, 1]
+    np.testing.assert_allclose(first.std(), 0.6, rtol=0.07)
+    assert abs((first * before).mean()) < 0.08
+    assert (first * second).mean() > 0.2
+    # The noise after `n` steps has the variance `1 - memory^(2 n)`.
+    growing = 1 - 0.8 ** (2 * np.arange(1, 11))
+    np.testing.assert_allclose((noise**2).mean((0, 2, 3)), growing, rtol=0.15)
+
+
+def test_what_is_remembered_is_the_noise_itself_and_stands_beside_the_observations():
+    noise, state = noises(0.8, 10)
+    held = state.buffer.items
+    remembered = np.asarray(held.next_obs.memory).reshape(800, 8, 2)
+    np.testing.assert_allclose(remembered, noise, atol=1e-3)
+    before = np.asarray(held.obs.memory).reshape(80, 10, 8, 2)
+    assert not before[:, 0].any()
+    np.testing.assert_array_equal(before[:, 1:], remembered.reshape(80, 10, 8, 2)[:, :-1])
+
+
+def test_evaluation_is_free_of_noise_that_lasts():
+    strategy = still(quiet)
+    params = strategy.policy.params(jax.jit(strategy.init)(KEY))
+    env, policy = vectorise(strategy.env, 4), strategy.policy
+    state, obs = env.reset(KEY)
+    carry = policy.begin(params, obs)
+    middle = np.tanh(np.asarray(params.agent.policy.tree["params"]["Dense_0"]["bias"]))
+    for _ in range(3):
+        carry, action = policy.act(params, carry)
+        np.testing.assert_allclose(unit(action), np.broadcast_to(middle, (4, 2)), atol=1e-6)
+        state, step = env.step(state, action, env.draw(KEY))
+        carry = policy.observe(params, carry, step)
+
+
+def test_the_memory_of_noise_is_not_shown_to_the_networks():
+    agent = agent_of(noise_memory=0.5)
+    batch, memory = batch_of(), jnp.asarray(np.random.default_rng(0).normal(size=(SIZE, 2)), jnp.float32)
+    beside = lambda obs: Remembered(obs, memory)
+    items = batch.items._replace(obs=beside(batch.items.obs), next_obs=beside(batch.items.next_obs))
+    plain = update(beginning(), batch, 1)
+    assert equal(plain[0]._replace(hyper=()), update(beginning(), batch._replace(items=items), 1)[0]._replace(hyper=()))
+    action, extras = agent.act(beginning(), items.obs, None, jnp.uint32(0), "exploit")
+    assert equal(action, agent.act(beginning(), batch.items.obs, None, jnp.uint32(0), "exploit")[0])
+    assert equal(extras["memory"], memory)
+
+
+def test_noise_that_lasts_and_several_steps_do_not_go_together():
+    with pytest.raises(SettingsError, match=r"set processor\.n_step to 1"):
+        still(td3(noise_memory=0.5), processor=n_step(3))
+
+
+# --- what it takes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(
+    ("space", "said"),
+    [
+        (Box(-np.inf, np.inf, (2,)), "needs actions with a bound on both sides, but Toy has Box"),
+        (Box((-1.0, -1.0), (1.0, np.inf), (2,)), "needs actions with a bound on both sides"),
+        (Box(0, 9, (2,), "int32"), "takes continuous actions, but Toy has"),
+        (Discrete(3), "takes continuous actions, but Toy has Discrete actions; agents for other actions: .*dqn"),
+        (MultiDiscrete((2, 2)), "but Toy has MultiDiscrete actions; agents for other actions: ppo"),
+        ({"a": Discrete(2)}, "but Toy has dict actions"),
+    ],
+)
+def test_other_actions_are_refused_with_one_clear_message(name, space, said):
+    with pytest.raises(SettingsError, match=f"^{name} .*{said}|^{name} {said}") as refused:
+        MAKERS[name]()(EnvSpec("Toy", OBS, space))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"noize": 1.0}, "did you mean noise"),
+        ({"noise": -0.1}, r"agent\.noise is -0\.1"),
+        ({"noise_memory": 1.5}, r"agent\.noise_memory is 1\.5"),
+        ({"policy_interval": 0}, r"agent\.policy_interval is 0"),
+        ({"target_noise_clip": -1.0}, r"agent\.target_noise_clip is -1\.0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, said):
+    with pytest.raises(SettingsError, match=said):
+        td3(**settings)
+
+
+def test_settings_given_by_name_win_over_a_config():
+    assert td3(TD3Config(lr=0.5, noise=0.3), lr=0.25)(SPEC).settings["lr"] == 0.25
+    settings = ddpg(DDPGConfig(noise=0.3), critics=2)(SPEC).settings
+    assert (settings["noise"], settings["critics"], settings["policy_interval"]) == (0.3, 2, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", [0.0, 0.5])
+def test_normalised_observations_and_priorities_go_together(memory):
+    processor = chain(normalise_obs(), n_step(1 if memory else 2))
+    agent = td3(features=(4,), lr=1e-2, noise_memory=memory)
+    strategy = still(agent, 5, processor=processor, buffer=prioritised(32, 8), updates=2)
+    state = jax.jit(strategy.init)(KEY)
+    step = jax.jit(lambda s, t: strategy.step(s, strategy.draw(s.key, t), t))
+    before = state
+    for t in range(3):
+        state, metrics = step(state, jnp.uint32(t))
+        assert int(metrics["skipped_updates"].count) == 0
+    assert not equal(before.agent.policy, state.agent.policy)
+    assert len(np.unique(np.asarray(state.buffer.sums[0]))) > 5

@@ -1,0 +1,88 @@
+"""The agents that learn from replay, beside plain DQN, from the command line to the loaded policy."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from front_doors import leaves, timeless
+
+import jaxrl
+from jaxrl import train
+from jaxrl.algos import ALGOS, build
+from jaxrl.config import preset
+
+SMALL = (
+    *("--num-envs", "4", "--opt-interval", "2", "--warmup", "16", "--agent.features", "8", "--quiet"),
+    *("--buffer.capacity", "200", "--buffer.batch-size", "8", "--eval-interval", "20", "--eval-episodes", "3"),
+    *("--record-interval", "20", "--save-interval", "20"),
+)
+CASES = {
+    "sac": ("--env", "Pendulum-v1", "--buffer.prioritised", "--updates", "2"),
+    "td3": ("--env", "Pendulum-v1", "--agent.noise-memory", "0.8"),
+    "ddpg": ("--env", "Pendulum-v1", "--processor.n-step", "3"),
+}
+
+
+@pytest.mark.parametrize("algo", ["sac", *(pytest.param(name, marks=pytest.mark.slow) for name in ("td3", "ddpg"))])
+def test_each_trains_resumes_to_the_same_bits_and_leaves_a_policy(algo: str, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for path, opts in ((whole, 80), (parts, 40)):
+        assert train.main([algo, *CASES[algo], *SMALL, "--max-opts", str(opts), "--run-dir", str(path)]) == 0
+    assert train.main(["--resume", str(parts), "--max-opts", "80"]) == 0
+    assert leaves(whole, 80) == leaves(parts, 80)
+    last = [row for row in timeless(whole / "metrics.jsonl") if row["kind"] == "train"][-1]
+    assert last == [row for row in timeless(parts / "metrics.jsonl") if row["kind"] == "train"][-1]
+    action = jaxrl.load_policy(whole)(np.array([1.0, 0.0, 0.0], np.float32))
+    assert action.shape == (1,)
+    assert -2.0 <= float(action[0]) <= 2.0
+
+
+def test_rainbow_is_what_its_name_says_unless_told_otherwise(tmp_path: Path) -> None:
+    args = ("rainbow", "--env", "Catch-bsuite", "--max-opts", "20", *SMALL, "--agent.atoms", "5")
+    assert train.main([*args, "--run-dir", str(tmp_path)]) == 0
+    settings = (tmp_path / "config.yaml").read_text()
+    for said in ("algo: rainbow", "values: c51", "dueling: true", "double: true", "noisy: 0.5", "prioritised: true"):
+        assert said in settings
+    assert "n_step: 3" in settings
+    note = (tmp_path / "metrics.jsonl").read_text()
+    assert "bytes for each of 200 transitions" in note
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("td3", "--env", "CartPole-v1"), "td3 takes continuous actions, but CartPole-v1 has Discrete actions"),
+        (("rainbow", "--env", "Pendulum-v1"), "rainbow takes discrete actions, but Pendulum-v1 has Box actions"),
+        (("sac", "--updates", "0"), "updates"),
+        (("sac", "--agent.temperature", "0"), "agent.temperature"),
+        (("sac", "--buffer.prioritised", "--buffer.beta", "2"), "buffer.beta"),
+        (("sac", "--buffer.prioritised", "--buffer.normalise", "some"), "expected batch or all"),
+        (("dqn", "--agent.values", "c52"), "c51"),
+        (("dqn", "--agent.values", "c51", "--agent.v-min", "3", "--agent.v-max", "3"), "expected v_min below v_max"),
+        (("rainbow", "--agent.v-min", "1e8", "--agent.v-max", "100000001"), "which float32 can tell"),
+        (("dqn", "--agent.values", "iqn", "--agent.features", "8"), "another behind"),
+        (("dqn", "--agent.epsilon-decay", "10000000000"), "at most 2147483647"),
+        (("sac", "--buffer.prioritised", "--buffer.beta-steps", "10000000000"), "at most 2147483647"),
+        (("dqn", "--agent.values", "c51", "--agent.munchausen", "0.9"), "use qr or iqn"),
+        (("td3", "--agent.noise-memory", "0.5", "--processor.n-step", "3"), "set processor.n_step to 1"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(
+    args: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(jaxrl.JaxrlError) as refused:
+        train.main(args)
+    assert refused.value.exit_code == 2
+    assert said in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("algo", ["dqn", "rainbow", "sac", "td3", "ddpg"])
+def test_every_preset_fits_its_environment(algo: str) -> None:
+    for name in ALGOS[algo].presets:
+        config = preset(algo, name.replace("*", "Breakout"))
+        config.check()
+        schedule = config.schedule(build(algo, config))
+        assert schedule.opt_steps(schedule.last) == config.max_opts
+        assert config.agent.lr_decay in (0, config.max_opts)
