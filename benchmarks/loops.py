@@ -145,10 +145,10 @@ def replay(buffer: Buffer, held: PyTree, rows: int, updates: int) -> Loop:
 
 
 def filled(buffer: Buffer, example: PyTree, rows: int) -> PyTree:
-    """Return `buffer` full of items like `example`."""
+    """Return `buffer` full of items like `example`, `rows` of which are the steps of as many environments."""
     items = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, *x.shape)), example)
     push = lambda t, state: buffer.push(state, items, jnp.uint32(t))
-    return jax.lax.fori_loop(0, buffer.capacity(rows) // rows, push, buffer.init(example, rows))
+    return jax.lax.fori_loop(0, buffer.capacity(rows) // rows, push, buffer.init(example, rows, rows))
 
 
 def flashbax_replay(capacity: int, batch_size: int, example: PyTree, rows: int) -> dict[str, Loop]:

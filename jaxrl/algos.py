@@ -80,6 +80,10 @@ class BufferConfig:
     """Transitions kept, the newest; rounded up to whole pushes."""
     batch_size: int = 128
     """Transitions in a batch."""
+    compact: bool = False
+    """Keep each observation once, in about half of the memory; samples stay the same."""
+    ends: float = 0.125
+    """Places of a compact buffer for transitions next to an episode's end, as a share of all; older ones are lost."""
     prioritised: bool = False
     """Sample by priority, the size of the temporal-difference error; otherwise uniformly."""
     alpha: float = 0.6
@@ -251,7 +255,7 @@ def build_on_policy(agent: AgentMaker, config: Any) -> Strategy:
 def build_buffer(config: BufferConfig) -> Buffer:
     """Build the replay buffer of `config`."""
     if not config.prioritised:
-        return uniform(config.capacity, config.batch_size)
+        return uniform(config.capacity, config.batch_size, compact=config.compact, ends=config.ends)
     settings = {name: value for name, value in asdict(config).items() if name != "prioritised"}
     return prioritised(**settings)
 

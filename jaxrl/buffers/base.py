@@ -7,8 +7,12 @@ from jaxrl.types import Array, Batch, Key, PyTree
 
 
 class BufferInit(Protocol):
-    def __call__(self, example: PyTree, rows: int, /) -> PyTree:
-        """Make an empty buffer for blocks of `rows` items like `example`, one item or its `ShapeDtypeStruct`."""
+    def __call__(self, example: PyTree, rows: int, lag: int = 0, /) -> PyTree:
+        """Make an empty buffer for blocks of `rows` items like `example`, one item or its `ShapeDtypeStruct`.
+
+        Unless the episode ends before, the observation of the item `lag` places on is an item's `next_obs`; 0: it is
+        not known which is.
+        """
         ...
 
 

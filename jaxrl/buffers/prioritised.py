@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl.buffers.base import Buffer
-from jaxrl.buffers.rows import Rows
-from jaxrl.buffers.uniform import read, uniform
+from jaxrl.buffers.uniform import Ring, uniform
 from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.types import Array, Batch, Key, PyTree
 
@@ -31,7 +30,7 @@ Tree = tuple[Array, ...]
 class PrioritisedState(NamedTuple):
     """Items, and how much each matters, its priority to the power of `alpha`; 0 for a place not written yet."""
 
-    rows: Rows
+    rows: Ring
     sums: Tree
     least: Tree
     """The smallest above 0; empty unless weights are normalised over all items."""
@@ -62,6 +61,8 @@ def prioritised(
     beta_steps: int = 100_000,
     normalise: str = "batch",
     epsilon: float = 1e-6,
+    compact: bool = False,
+    ends: float = 0.125,
 ) -> Buffer:
     """Keep the newest `capacity` items and sample batches of `batch_size` from them, with replacement.
 
@@ -78,11 +79,13 @@ def prioritised(
       beta_steps: optimisation steps in which `beta` rises to 1, linearly; 0: it stays.
       normalise: the least is that of the `batch`, or of `all` items.
       epsilon: what is added to every priority.
+      compact: keep observations once, as `uniform` does.
+      ends: places for the ends of episodes, as a share of the capacity.
 
     Raises:
       SettingsError: a value out of its range.
     """
-    ring = uniform(capacity, batch_size)
+    ring = uniform(capacity, batch_size, compact=compact, ends=ends)
     check_between("buffer.alpha", alpha, 0.0, 1e3)
     check_between("buffer.beta", beta, 0.0, 1.0)
     check_between("buffer.epsilon", epsilon, 0.0, 1e30)
@@ -110,8 +113,8 @@ def prioritised(
     )
 
 
-def _init(settings: _Settings, example: PyTree, rows: int) -> PrioritisedState:
-    held = settings.ring.init(example, rows)
+def _init(settings: _Settings, example: PyTree, rows: int, lag: int = 0) -> PrioritisedState:
+    held = settings.ring.init(example, rows, lag)
     least = _tree(len(held), math.inf) if settings.over_all else ()
     return PrioritisedState(held, _tree(len(held), 0.0), least, jnp.float32(1.0))
 
@@ -148,7 +151,7 @@ def _sample(settings: _Settings, state: PrioritisedState, noise: Array, opt_step
     beta = settings.beta
     if settings.beta_steps:
         beta = optax.linear_schedule(beta, 1.0, settings.beta_steps)(opt_step)
-    return read(state.rows, index, (least / own) ** beta)
+    return Batch(state.rows.read(index), index, (least / own) ** beta)
 
 
 def _pick(numbers: Array, u: Array) -> Array:

@@ -1,6 +1,6 @@
 """Items of several leaves as rows of bits: a push is one copy and a sample one gather, whatever an item holds."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
@@ -47,6 +47,15 @@ class Rows:
 
     def __len__(self) -> int:
         return int(next(iter(self.words.values())).shape[0])
+
+    def write(self, items: PyTree, start: Array) -> "Rows":
+        """Write a block `[rows, ...]` from row `start` on."""
+        put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=0)
+        return replace(self, words=jax.tree.map(put, self.words, pack(self.layout, items)))
+
+    def read(self, index: Array) -> PyTree:
+        """Return the items at `index` `[B]`."""
+        return unpack(self.layout, jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), self.words))
 
 
 def layout_of(example: PyTree) -> Layout:

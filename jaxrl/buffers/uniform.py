@@ -1,25 +1,41 @@
 """A ring of the newest items, sampled uniformly with replacement."""
 
-from dataclasses import replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl.buffers.base import Buffer
-from jaxrl.buffers.rows import Rows, empty, layout_of, pack, unpack
-from jaxrl.errors import SettingsError, check_count
+from jaxrl.buffers.compact import CompactRows, empty_compact
+from jaxrl.buffers.rows import Rows, check_items, empty, layout_of
+from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.types import Array, Batch, Key, PyTree, below
 
+Ring = Rows | CompactRows
+"""Both write blocks and read items; they differ in how these lie in memory."""
 
-def uniform(capacity: int, batch_size: int) -> Buffer:
+
+def uniform(capacity: int, batch_size: int, *, compact: bool = False, ends: float = 0.125) -> Buffer:
     """Keep the newest `capacity` items and sample batches of `batch_size` from them uniformly.
 
     Items are written in blocks, one contiguous update a block, so the capacity is rounded up to whole blocks
     (`buffer.capacity(rows)` says to what).
 
+    A `compact` buffer samples the same bits, and for large observations takes little more than half of the memory: it
+    keeps the `next_obs` of the newest items and of those next to the end of an episode, as many an episode as a
+    transition has steps; elsewhere it is the `obs` of a later item. There are `ends * capacity` places for those next
+    to an end. An older one is no longer learnt from (`weight` 0) unless its episode terminated: then its successor is
+    worth nothing, and `obs` takes the place of `next_obs`. Where episodes are on average longer than `n / ends` steps
+    with transitions over `n`, nothing is lost.
+
+    Args:
+      capacity: items.
+      batch_size: items in a batch.
+      compact: keep observations once; for items that are `Transition`s.
+      ends: places for the ends of episodes, as a share of the capacity.
+
     Raises:
-      SettingsError: a count below 1, or a capacity below the batch size.
+      SettingsError: a count below 1, a capacity below the batch size, or `ends` outside `[0, 1]`.
     """
     check_count("buffer.capacity", capacity)
     check_count("buffer.batch_size", batch_size)
@@ -29,8 +45,9 @@ def uniform(capacity: int, batch_size: int) -> Buffer:
         raise SettingsError(
             f"buffer.capacity is {capacity}, below buffer.batch_size {batch_size}; raise it to at least {batch_size}"
         )
+    check_between("buffer.ends", ends, 0.0, 1.0)
     return Buffer(
-        init=partial(_init, capacity),
+        init=partial(_init, capacity, ends if compact else None),
         push=_push,
         draw=partial(_draw, capacity, batch_size),
         sample=_sample,
@@ -38,7 +55,13 @@ def uniform(capacity: int, batch_size: int) -> Buffer:
         size=partial(_size, capacity),
         capacity=partial(_rounded, capacity),
         batch_size=batch_size,
-        settings={"capacity": capacity, "batch_size": batch_size},
+        settings={
+            "capacity": capacity,
+            "batch_size": batch_size,
+            "compact": compact,
+            "ends": ends,
+            "prioritised": False,
+        },
     )
 
 
@@ -46,12 +69,13 @@ def _rounded(capacity: int, rows: int) -> int:
     return -(-capacity // rows) * rows
 
 
-def _init(capacity: int, example: PyTree, rows: int) -> Rows:
-    return empty(layout_of(example), _rounded(capacity, rows))
+def _init(capacity: int, ends: float | None, example: PyTree, rows: int, lag: int = 0) -> Ring:
+    held = _rounded(capacity, rows)
+    return empty(layout_of(example), held) if ends is None else empty_compact(example, held, lag, ends)
 
 
-def _push(ring: Rows, items: PyTree, pushes: Array) -> Rows:
-    block = pack(ring.layout, items)
+def _push(ring: Ring, items: PyTree, pushes: Array) -> Ring:
+    check_items(ring.layout, items)
     rows = jax.tree.leaves(items)[0].shape[0]
     if len(ring) % rows:
         raise SettingsError(
@@ -59,8 +83,7 @@ def _push(ring: Rows, items: PyTree, pushes: Array) -> Rows:
             "push blocks of the rows given to init"
         )
     start = jnp.asarray(pushes % (len(ring) // rows), jnp.int32) * rows
-    write = partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=0)
-    return replace(ring, words=jax.tree.map(write, ring.words, block))
+    return ring.write(items, start)
 
 
 def _size(capacity: int, pushes: Array, rows: int) -> Array:
@@ -72,11 +95,5 @@ def _draw(capacity: int, batch_size: int, key: Key, pushes: Array, rows: int) ->
     return below(key, (batch_size,), _size(capacity, pushes, rows)).astype(jnp.int32)
 
 
-def _sample(ring: Rows, index: Array, opt_step: Array) -> Batch:
-    return read(ring, index, jnp.ones(index.shape, jnp.float32))
-
-
-def read(ring: Rows, index: Array, weight: Array) -> Batch:
-    """Return the items at `index` `[B]` as a batch in which they have `weight` `[B]`."""
-    words = jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), ring.words)
-    return Batch(unpack(ring.layout, words), index, weight)
+def _sample(ring: Ring, index: Array, opt_step: Array) -> Batch:
+    return Batch(ring.read(index), index, jnp.ones(index.shape, jnp.float32))

@@ -58,6 +58,11 @@ class _Parts(NamedTuple):
         """Transitions pushed in one iteration, as one contiguous block."""
         return self.vector_steps * self.actors.env.num_envs
 
+    @property
+    def lag(self) -> int:
+        """Transitions from one to that which begins where it leads to, if its episode goes on."""
+        return (self.actors.processor.horizon + 1) * self.actors.env.num_envs
+
 
 def off_policy(
     env: Env,
@@ -222,12 +227,13 @@ def _init(parts: _Parts, key: Key) -> OffPolicyState:
     stream, agent_key, env_key, prime_key, fill_key = jax.random.split(key, 5)
     agent = parts.actors.agent.init(agent_key)
     scene, items = open_scene(parts.actors, agent, env_key)
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), items)
     state = OffPolicyState(
         key=stream,
         agent=agent,
         env=scene.env,
         processor=scene.processor,
-        buffer=parts.buffer.init(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), items), parts.rows),
+        buffer=parts.buffer.init(example, parts.rows, parts.lag),
         health=healthy(),
     )
     state = _prime(parts, state, prime_key)

@@ -136,7 +136,7 @@ def test_flags_win_over_the_file_and_the_file_over_presets(tmp_path: Path) -> No
     config = parse(["--config", str(file), "--agent.lr", "0.5"]).config
     assert (config.num_envs, config.opt_interval, config.agent.lr) == (4, 8, 0.5)
     assert parse([f"--config={file}"]).config.agent.lr == 0.01
-    assert config.buffer == settings.UniformConfig()
+    assert config.buffer == settings.BufferConfig()
 
 
 @pytest.mark.usefixtures("preset_run")

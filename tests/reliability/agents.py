@@ -32,6 +32,9 @@ COMBINATIONS: dict[str, Callable[[], jaxrl.Strategy]] = {
         jaxrl.n_step(3, discount=0.9),
         "CartPole-v1",
     ),
+    "dqn, compact": lambda: _off_policy(
+        jaxrl.dqn(features=(8,), accumulate=2), jaxrl.n_step(3), buffer=jaxrl.uniform(96, batch_size=8, compact=True)
+    ),
     "dqn on stacked frames, uniform": lambda: _off_policy(
         jaxrl.dqn(features=(8,), lr_decay=40), jaxrl.chain(jaxrl.frame_stack(2), jaxrl.one_step())
     ),

@@ -15,7 +15,7 @@ import pytest
 
 from jaxrl import train, verify
 from jaxrl.agents import DQNConfig
-from jaxrl.algos import DQNRun, ProcessorConfig, UniformConfig, build
+from jaxrl.algos import BufferConfig, DQNRun, ProcessorConfig, build
 from jaxrl.config import parse
 from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError, StorageError
 from jaxrl.loading import load_policy
@@ -32,7 +32,7 @@ SMALL = DQNRun(
     opt_interval=2,
     warmup=16,
     agent=DQNConfig(features=(4,), epsilon_decay=20, target_interval=5),
-    buffer=UniformConfig(64, 8),
+    buffer=BufferConfig(64, 8),
     processor=ProcessorConfig(n_step=3),
     max_opts=40,
     eval_interval=20,

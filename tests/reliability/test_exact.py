@@ -43,7 +43,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, train(tmp_path_factory.mktemp("whole") / "run", request.param)
 
 
-@pytest.mark.parametrize("stop", [13, pytest.param(N, marks=pytest.mark.slow), 2 * N - 1])
+@pytest.mark.parametrize("stop", [13, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (N, 2 * N - 1))])
 def test_stopped_and_resumed_is_as_if_never_stopped(whole: tuple[str, Told], tmp_path: Path, stop: int) -> None:
     name, expected = whole
     trainer = jaxrl.Trainer(COMBINATIONS[name](), max_opts=2 * N, run_dir=str(tmp_path), max_chunk=1, **WATCHED)
@@ -52,7 +52,7 @@ def test_stopped_and_resumed_is_as_if_never_stopped(whole: tuple[str, Told], tmp
     assert train(tmp_path, name, resume=True) == expected
 
 
-@pytest.mark.parametrize("chunk", [1, 7, pytest.param(2 * N, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("chunk", [7, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in (1, 2 * N))])
 def test_the_length_of_a_call_changes_nothing(whole: tuple[str, Told], tmp_path: Path, chunk: int) -> None:
     name, expected = whole
     assert train(tmp_path / "run", name, max_chunk=chunk) == expected

@@ -71,7 +71,7 @@ def test_nothing_that_is_not_finite_is_in_the_buffer_or_the_agent(part: str) -> 
     assert 0 < weights.sum() < weights.size
 
 
-@pytest.mark.parametrize("part", ["obs", "reward"])
+@pytest.mark.parametrize("part", ["obs", pytest.param("reward", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("agent", [jaxrl.ppo, jaxrl.a2c, jaxrl.reinforce, jaxrl.pqn, partial(jaxrl.ppo, core="gru")])
 def test_nothing_that_is_not_finite_reaches_an_agent_that_learns_on_policy(part: str, agent: Any) -> None:
     memory = jaxrl.MemoryRecorder()

@@ -217,6 +217,7 @@ DECISIVE: dict[str, Any] = {
     "env_args": {"max_steps_in_episode": 100.0},
     "num_envs": 4,
     "opt_interval": 4,
+    "updates": 2,
     "warmup": 18,
     "random_warmup": False,
     "agent.lr": 0.5,
@@ -235,8 +236,18 @@ DECISIVE: dict[str, Any] = {
     "agent.torso": "mlp",
     "agent.features": (4, 4),
     "agent.activation": "tanh",
+    "agent.values": "qr",
+    "agent.atoms": 50,
+    "agent.v_min": -1.0,
+    "agent.v_max": 10.0,
+    "agent.noisy": 0.5,
+    "agent.munchausen": 0.9,
+    "agent.munchausen_temperature": 0.1,
     "buffer.capacity": 66,
     "buffer.batch_size": 9,
+    "buffer.compact": True,
+    "buffer.ends": 0.5,
+    "buffer.prioritised": True,
     "processor.frame_stack": 2,
     "processor.reward_scale": 2.0,
     "processor.normalise_obs": True,
@@ -265,6 +276,16 @@ FREE: dict[str, Any] = {
 """Another value of every setting that does not, but for the run's own directory, which may be moved."""
 
 
+IDLE: dict[str, Any] = {
+    "buffer.alpha": 0.5,
+    "buffer.beta": 0.5,
+    "buffer.beta_steps": 10,
+    "buffer.normalise": "all",
+    "buffer.epsilon": 0.1,
+}
+"""Another value of every setting that does once `buffer.prioritised` is set."""
+
+
 def names(config: Any, prefix: str = "") -> list[str]:
     """Return the name of every setting."""
     found = []
@@ -289,7 +310,7 @@ def value_of(config: Any, name: str) -> Any:
 
 
 def test_every_setting_is_either_harmless_or_decides_the_training() -> None:
-    assert sorted(names(SMALL)) == sorted([*DECISIVE, *FREE, "run_dir"])
+    assert sorted(names(SMALL)) == sorted([*DECISIVE, *FREE, *IDLE, "run_dir"])
     assert sorted([*FREE, "run_dir"]) == sorted(HARMLESS)
 
 
@@ -322,6 +343,20 @@ def test_a_harmless_setting_may_change_and_no_bit_with_it(
         flags = [f"--{'' if FREE[name] else 'no-'}{name.replace('_', '-')}"]
     train.main(["--resume", str(run), *flags])
     assert small.digest(run, LAST) == small.digests[LAST]
+
+
+def test_settings_of_prioritised_replay_change_no_bit_of_uniform(small: SmallRun, run: Path) -> None:
+    flags = [word for name in IDLE for word in (f"--{name.replace('_', '-')}", str(IDLE[name]))]
+    train.main(["--resume", str(run), *flags])
+    assert small.digest(run, LAST) == small.digests[LAST]
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_of_prioritised_replay_they_decide(name: str) -> None:
+    priorities = changed(SMALL, "buffer.prioritised", True)
+    strategies = [build("dqn", config) for config in (priorities, changed(priorities, name, IDLE[name]))]
+    before, after = (strategy.settings["buffer"][name.partition(".")[2]] for strategy in strategies)
+    assert (before, after) == (value_of(SMALL, name), IDLE[name])
 
 
 def test_several_changed_settings_are_all_named(run: Path) -> None:

@@ -57,13 +57,13 @@ def policy_and_value(toy, make, **settings):
     return np.asarray(jax.nn.softmax(outputs)), np.asarray(value)
 
 
-def slow_unless(names):
+def slow_unless(*names):
     """Name every toy, those outside `names` as slow."""
-    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in ACTION_INDEPENDENT]
+    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in TOYS]
 
 
 CASES = [
-    *((toy, "ppo") for toy in ACTION_INDEPENDENT),
+    *((toy, "ppo") for toy in ("delayed_reward", "clock_truncates", "clock_terminates")),
     *((toy, "a2c") for toy in ("delayed_reward", "clock_truncates")),
     *((toy, "reinforce") for toy in ("clock_terminates",)),
 ]
@@ -92,7 +92,7 @@ def test_the_policy_learns_the_right_action_and_then_the_critic_its_value(agent)
     np.testing.assert_allclose(value, toy.values.max(axis=1), atol=1e-2)
 
 
-@pytest.mark.parametrize("name", TOYS)
+@pytest.mark.parametrize("name", slow_unless("action_preference", "delayed_reward", "clock_truncates"))
 def test_action_values_of_pqn_are_those_of_the_closed_form(name):
     """Acting at random, of episodes that no action changes (or that last one step) the return is that of the best."""
     toy = TOYS[name](DISCOUNT)

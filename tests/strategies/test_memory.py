@@ -15,11 +15,15 @@ from jaxrl.types import tree_bytes
 SMALL, LARGE = 10_000, 1_000_000
 
 
-def memory(capacity, loop, **settings):
+def memory(capacity, loop, compact=False, **settings):
     """Return the memory analysis of the compiled step, or of a loop over steps, and the bytes of its state."""
     settings = {"num_envs": 10, "opt_interval": 10, **settings}
     strategy = off_policy(
-        counting_env(), dqn(features=(8,)), buffer=uniform(capacity, 32), processor=n_step(3), **settings
+        counting_env(),
+        dqn(features=(8,)),
+        buffer=uniform(capacity, 32, compact=compact),
+        processor=n_step(3),
+        **settings,
     )
     state = jax.eval_shape(strategy.init, jax.random.key(0))
 
@@ -36,11 +40,13 @@ def memory(capacity, loop, **settings):
 
 
 @pytest.mark.parametrize(
-    ("loop", "opt_interval"), [(False, 10), (True, 10), (True, 2), (True, 30)], ids=["step", "loop", "many", "few"]
+    ("loop", "opt_interval", "compact"),
+    [(False, 10, False), (True, 10, False), (True, 2, False), (True, 30, False), (True, 10, True)],
+    ids=["step", "loop", "many", "few", "compact"],
 )
-def test_what_a_step_needs_beside_its_state_does_not_grow_with_the_capacity(loop, opt_interval):
+def test_what_a_step_needs_beside_its_state_does_not_grow_with_the_capacity(loop, opt_interval, compact):
     (small, small_bytes), (large, large_bytes) = (
-        memory(capacity, loop, opt_interval=opt_interval) for capacity in (SMALL, LARGE)
+        memory(capacity, loop, compact, opt_interval=opt_interval) for capacity in (SMALL, LARGE)
     )
     assert large_bytes - small_bytes > 20_000_000
     assert abs(large.temp_size_in_bytes - small.temp_size_in_bytes) < 1 << 20

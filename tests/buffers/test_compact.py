@@ -1,0 +1,324 @@
+"""The compact ring: it samples what the plain one does, bit for bit, in little more than half of the memory."""
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl
+from jaxrl.buffers import Buffer, prioritised, uniform
+from jaxrl.envs import Env, TimeStep
+from jaxrl.errors import SettingsError
+from jaxrl.processors import Processor, n_step
+from jaxrl.processors.base import begin
+from jaxrl.strategies.base import iterate
+from jaxrl.training.program import memory_plan
+from jaxrl.types import Box, Discrete, EnvSpec, PyTree, Remembered, Step, Transition, tree_bytes
+
+STEP = jnp.uint32(0)
+
+
+def bits(tree: PyTree) -> list[bytes]:
+    return [x.tobytes() for x in jax.tree.leaves(jax.device_get(tree))]
+
+
+# --- histories ------------------------------------------------------------------------------------------------------
+
+
+def observations(key: jax.Array, envs: int) -> PyTree:
+    """Draw observations of several widths, seldom twice the same; NaNs of any payload among their numbers."""
+    number, pixel, flag = jax.random.split(key, 3)
+    words = jax.random.bits(number, (envs, 2), jnp.uint32) | jnp.uint32(0x7F800000)
+    return {
+        "numbers": jax.lax.bitcast_convert_type(words, jnp.float32),
+        "pixels": (jax.random.bits(pixel, (envs, 2, 3), jnp.uint8), jax.random.bernoulli(flag, 0.5, (envs,))),
+    }
+
+
+def steps(envs: int, ending: float, seed: int = 0) -> Iterator[Step]:
+    """Yield steps of random episodes, a share `ending` of which are the last of theirs, one way or the other."""
+    key = jax.random.key(seed)
+    draw = jax.jit(
+        lambda key: (observations(key, envs), *(jax.random.uniform(k, (envs,)) for k in jax.random.split(key)))
+    )
+    for t in range(10_000):
+        final, u, valid = draw(jax.random.fold_in(key, t))
+        first, _, _ = draw(jax.random.fold_in(key, 10_000 + t))
+        done = u < ending
+        obs = jax.tree.map(lambda a, b: jnp.where(done.reshape(-1, *[1] * (a.ndim - 1)), a, b), first, final)  # noqa: B023
+        yield Step(jnp.full(envs, t), (), u, u < ending / 2, done & (u >= ending / 2), final, obs, {}, valid < 0.9)
+
+
+def blocks(processor: Processor, envs: int, vector_steps: int, ending: float) -> Iterator[Transition]:
+    """Yield what `processor` makes of `steps`, `vector_steps` of them in a block, environments beside one another."""
+    stream, process = steps(envs, ending), jax.jit(processor.process)
+    state = begin(processor, next(stream).obs, jnp.zeros(envs, jnp.int32), ())
+    for _ in range(processor.horizon):
+        state, _ = process(state, next(stream))
+    while True:
+        made = []
+        for _ in range(vector_steps):
+            state, items = process(state, next(stream))
+            made.append(items)
+        yield jax.tree.map(lambda *x: jnp.concatenate(x), *made)
+
+
+def both(capacity: int, ends: float, block: PyTree, rows: int, lag: int) -> tuple[Any, Any, Any]:
+    """Return a plain and a compact ring for blocks like `block`, how both are pushed to, and how one is looked at."""
+    buffers = uniform(capacity, 1), uniform(capacity, 1, compact=True, ends=ends)
+    push = lambda held, block, t: tuple(b.push(ring, block, t) for b, ring in zip(buffers, held, strict=True))
+    look = jax.jit(lambda ring: ring.items)
+    held = tuple(buffer.init(one_of(block), rows, lag) for buffer in buffers)
+    return held, jax.jit(push, donate_argnums=0), lambda ring: jax.device_get(look(ring))
+
+
+def one_of(block: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), block)
+
+
+@pytest.mark.parametrize(
+    ("envs", "vector_steps", "n", "capacity", "ending"),
+    [
+        (3, 1, 1, 12, 0.2),
+        (3, 1, 1, 12, 0.0),
+        (3, 1, 1, 12, 1.0),
+        (1, 1, 1, 7, 0.3),
+        (2, 3, 1, 18, 0.2),
+        (2, 1, 3, 14, 0.15),
+        (4, 2, 3, 16, 0.15),
+        (1, 5, 3, 10, 0.2),
+        (3, 2, 2, 20, 0.2),
+    ],
+)
+def test_it_holds_the_same_bits_after_every_push(
+    envs: int, vector_steps: int, n: int, capacity: int, ending: float
+) -> None:
+    rows, stream = envs * vector_steps, blocks(n_step(n), envs, vector_steps, ending)
+    held, push, items = both(capacity, 1.0, next(stream), rows, envs * n)
+    for t in range(4 * capacity // rows + 3):
+        held = push(held, next(stream), jnp.uint32(t))
+        a, b = (jax.tree.map(lambda x: x[: (t + 1) * rows], items(ring)) for ring in held)  # noqa: B023
+        assert bits(a) == bits(b)
+
+
+def test_one_bit_that_differs_makes_another_successor() -> None:
+    """And only that: numbers that are the same bits are the same, also where they are not equal, as NaNs are not."""
+    obs = observations(jax.random.key(3), 1)
+    leaves, treedef = jax.tree.flatten(obs)
+    block = Transition(obs, (), jnp.zeros(1), jnp.ones(1), obs, (), jnp.ones(1))
+    held, push, items = both(40, 1.0, block, 1, 1)
+    following = [block]
+    for i, leaf in enumerate(leaves):
+        for j in range(leaf.size):
+            words = leaf if leaf.dtype == bool else jax.lax.bitcast_convert_type(leaf, f"uint{8 * leaf.dtype.itemsize}")
+            words = words.reshape(-1).at[j].set(words.reshape(-1)[j] ^ True).reshape(words.shape)
+            changed = words if leaf.dtype == bool else jax.lax.bitcast_convert_type(words, leaf.dtype)
+            other = jax.tree.unflatten(treedef, [*leaves[:i], changed, *leaves[i + 1 :]])
+            following += [block._replace(next_obs=other), block]
+    for t, one in enumerate(following):
+        held = push(held, one, jnp.uint32(t))
+    a, b = (items(ring) for ring in held)
+    assert bits(a) == bits(b)
+    # One more for the successor that the ring begins with, of a row before the first.
+    assert int(held[1].next_end) == 1 + len(following) // 2
+
+
+def test_observations_with_a_memory_are_kept_once() -> None:
+    remember = lambda x: x._replace(obs=Remembered(x.obs, x.action), next_obs=Remembered(x.next_obs, x.action + 1))
+    stream = map(remember, blocks(n_step(1), 2, 1, 0.2))
+    held, push, items = both(20, 0.5, next(stream), 2, 2)
+    for t in range(25):
+        held = push(held, next(stream), jnp.uint32(t))
+    a, b = (items(ring) for ring in held)
+    assert bits(a) == bits(b)
+    assert b.next_obs.memory.tolist() == (b.obs.memory + 1).tolist()
+
+
+# --- ends that are lost ---------------------------------------------------------------------------------------------
+
+
+def test_where_an_end_is_lost_nothing_wrong_is_learnt() -> None:
+    stream = blocks(n_step(2), 2, 2, 0.3)
+    held, push, items = both(64, 0.1, next(stream), 4, 4)
+    lost = {"cut": 0, "terminated": 0}
+    for t in range(48):
+        held = push(held, next(stream), jnp.uint32(t))
+        if t < 20 or t % 3:
+            continue
+        a, b = (items(ring) for ring in held)
+        right, own = (rows_of(b.next_obs) == rows_of(like) for like in (a.next_obs, b.obs))
+        terminated = a.discount == 0
+        assert bits(b._replace(next_obs=(), weight=())) == bits(a._replace(next_obs=(), weight=()))
+        assert (right | own).all()
+        assert b.weight.tolist() == (a.weight * (right | terminated)).tolist()
+        assert right[terminated].any()
+        lost["cut"] += (~right & ~terminated).sum()
+        lost["terminated"] += (~right & terminated).sum()
+    assert min(lost.values()) > 10
+
+
+def rows_of(tree: PyTree) -> np.ndarray:
+    return np.array([b"".join(bits(jax.tree.map(lambda x: x[i], tree))) for i in range(64)], object)  # noqa: B023
+
+
+def test_of_a_block_with_more_ends_than_places_the_last_stay() -> None:
+    rows = 8
+    buffer = uniform(32, 1, compact=True, ends=0.1)
+    numbers = jnp.arange(6.0 * rows).reshape(6, rows)
+    block = lambda t: Transition(numbers[t], (), jnp.zeros(rows), jnp.ones(rows), -1 - numbers[t], (), jnp.ones(rows))
+    ring = buffer.init(one_of(block(0)), rows, rows)
+    for t in range(4):
+        ring = jax.jit(buffer.push)(ring, block(t), jnp.uint32(t))
+    # The last block waits; of the ends before it there is place for four.
+    assert ring.items.weight.tolist() == [0] * 20 + [1] * 12
+    assert ring.items.next_obs.tolist() == [*range(20), *range(-21, -33, -1)]
+
+
+# --- in training ----------------------------------------------------------------------------------------------------
+
+
+def walk() -> Env:
+    """Walk to and fro, observed without and with rounding; walks of six steps are cut, at 2 and -2 they end."""
+    spec = EnvSpec("Walk", Box(-9.0, 9.0, (2,)), Discrete(2), 6)
+    seen = lambda place: jnp.stack([place, jnp.sin(place)])
+
+    def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
+        place = jax.random.uniform(key, (), minval=-1.0, maxval=1.0)
+        return place, seen(place)
+
+    def step(place: PyTree, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
+        place = 1.01 * place + (action - 0.5) * noise
+        return place, TimeStep(seen(place), place, jnp.abs(place) > 2)
+
+    return Env(spec, reset, step, lambda key: jax.random.uniform(key, (), minval=0.2, maxval=3.0))
+
+
+def strategy(buffer: Buffer, n: int, **settings: int) -> jaxrl.Strategy:
+    agent = jaxrl.dqn(features=(8,), target_interval=7)
+    return jaxrl.off_policy(walk(), agent, buffer=buffer, processor=n_step(n, 0.9), warmup=40, **settings)
+
+
+MADE = {"uniform": uniform, "prioritised": partial(prioritised, normalise="all")}
+SETTINGS = {
+    "one step at a time": (1, {"num_envs": 4, "opt_interval": 4}),
+    "several steps, several updates": (3, {"num_envs": 4, "opt_interval": 8, "updates": 2}),
+}
+
+
+@pytest.mark.parametrize(("kind", "settings"), list(zip(MADE, SETTINGS, strict=True)))
+def test_training_makes_the_same_bits(kind: str, settings: str) -> None:
+    states = []
+    for compact in (False, True):
+        n, others = SETTINGS[settings]
+        made = strategy(MADE[kind](96, 8, compact=compact, ends=0.9), n, **others)
+        step = lambda state, noise, t, made=made: made.step(state, noise, t)[0]
+        run = lambda state, made=made, step=step: iterate(made.draw, step, state.key, state, STEP, jnp.uint32(100))
+        states.append(jax.jit(lambda key, made=made, run=run: run(made.init(key)))(jax.random.key(0)))
+    plain, compact = states
+    items = plain.buffer.items
+    # Both kinds of ends are there.
+    ended = jax.jit(lambda ring: ring.tails.words["uint32"][:, 0] > 0)(getattr(compact.buffer, "rows", compact.buffer))
+    assert 3 < int((items.discount == 0).sum()) < int(ended.sum())
+    assert bits((plain.agent, plain.env.env, items)) == bits((compact.agent, compact.env.env, compact.buffer.items))
+    if kind == "prioritised":
+        assert bits(plain.buffer._replace(rows=())) == bits(compact.buffer._replace(rows=()))
+
+
+# --- what it takes --------------------------------------------------------------------------------------------------
+
+IMAGE = jax.ShapeDtypeStruct((84, 84, 4), jnp.uint8)
+
+
+def images(rows: int | None = None) -> Transition:
+    like = lambda x: jax.ShapeDtypeStruct((x.shape if rows is None else (rows, *x.shape)), x.dtype)
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    return jax.tree.map(like, Transition(IMAGE, jax.ShapeDtypeStruct((), jnp.int32), number, number, IMAGE, (), number))  # type: ignore[arg-type]
+
+
+def ring_of(buffer: Buffer) -> PyTree:
+    return jax.eval_shape(lambda: buffer.init(images(), 10, 10))
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_images_take_little_more_than_half(kind: str) -> None:
+    plain, compact = (tree_bytes(ring_of(MADE[kind](100_000, 32, compact=compact))) for compact in (False, True))
+    assert compact < 0.57 * plain
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_the_memory_plan_counts_its_items(kind: str) -> None:
+    made = strategy(MADE[kind](200, 8, compact=True), 1, num_envs=4, opt_interval=4)
+    assert "bytes for each of 200 transitions" in memory_plan(jax.eval_shape(made.init, jax.random.key(0)))
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_pushes_and_samples_in_a_scan_need_no_second_ring(kind: str) -> None:
+    buffer = MADE[kind](2_000, 4, compact=True)
+    ring = ring_of(buffer)
+
+    def body(ring: Any, inputs: Any) -> Any:
+        block, key, t = inputs
+        ring = buffer.push(ring, block, t)
+        batch = buffer.sample(ring, buffer.draw(key, t + 1, 10), t)
+        ring = buffer.reprioritise(ring, batch.index, batch.items.reward)
+        return ring, sum(x.astype(jnp.float32).sum() for x in jax.tree.leaves(batch.items))
+
+    def scan(ring: Any, block: Any, key: Any) -> Any:
+        blocks = jax.tree.map(lambda x: jnp.broadcast_to(x, (2, *x.shape)), block)
+        return jax.lax.scan(body, ring, (blocks, jax.random.split(key, 2), jnp.arange(2)))
+
+    compiled = jax.jit(scan, donate_argnums=0).lower(ring, images(10), jax.random.key(0)).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < tree_bytes(ring) / 10
+
+
+def test_a_population_that_shares_its_count_writes_its_rows_as_one_piece() -> None:
+    buffer = uniform(2_000, 4, compact=True)
+    members = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct((3, *x.shape), x.dtype), tree)
+    rings, blocks = members(ring_of(buffer)), members(images(10))
+    push = jax.jit(jax.vmap(buffer.push, in_axes=(0, 0, None)), donate_argnums=0)
+    compiled = push.lower(rings, blocks, STEP).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < tree_bytes(rings) / 10
+    assert re.search(r"u8\[3,\d+,28224\]\S* dynamic-update-slice\(", compiled.as_text())
+
+
+# --- what it refuses ------------------------------------------------------------------------------------------------
+
+NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
+ITEM: Any = Transition(NUMBER, (), NUMBER, NUMBER, NUMBER, (), NUMBER)
+
+
+@pytest.mark.parametrize(
+    ("example", "lag", "words"),
+    [
+        (NUMBER, 2, ["items are ShapeDtypeStruct", "expected Transition"]),
+        (ITEM._replace(next_obs=jax.ShapeDtypeStruct((2,), jnp.float32)), 2, ["next_obs", "not like their obs"]),
+        (ITEM, 0, ["0 items after"]),
+        (ITEM, 8, ["8 items after", "buffer.capacity holds 8", "raise it above 8"]),
+    ],
+)
+def test_what_has_no_successors_in_the_ring_is_refused(example: Any, lag: int, words: list[str]) -> None:
+    with pytest.raises(SettingsError) as error:
+        uniform(7, 1, compact=True).init(example, 2, lag)
+    assert all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize("ends", [-0.1, 1.5, float("nan"), True])
+def test_ends_are_a_share(ends: Any) -> None:
+    with pytest.raises(SettingsError, match=r"buffer\.ends is"):
+        uniform(8, 1, compact=True, ends=ends)
+
+
+def test_items_unlike_the_example_are_refused_by_the_name_of_the_leaf() -> None:
+    buffer = uniform(8, 1, compact=True)
+    number = jnp.zeros(2)
+    with pytest.raises(SettingsError, match=re.escape("float32[2, 3] at .next_obs")):
+        buffer.push(
+            buffer.init(ITEM, 2, 2),
+            ITEM._replace(obs=number, next_obs=jnp.zeros((2, 3)), reward=number, discount=number, weight=number),
+            STEP,
+        )
