@@ -38,7 +38,23 @@ def train(run: Path, name: str, max_opts: int = 2 * N, **settings: Any) -> Told:
     return told(run, state_digest(trainer.train().state))
 
 
-@pytest.fixture(scope="module", params=list(COMBINATIONS))
+ORDINARY = (
+    "dqn, uniform",
+    "dqn, compact",
+    "rainbow, n-step, prioritised over all",
+    "sac, normalised, several updates",
+    "td3 whose noise remembers",
+    "ppo, continuous and squashed, normalised",
+    "ppo with a memory, stopped by divergence",
+    "pqn",
+)
+"""These go through every part at least once; the others only when slow tests are asked for."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[name if name in ORDINARY else pytest.param(name, marks=pytest.mark.slow) for name in COMBINATIONS],
+)
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Told]:
     return request.param, train(tmp_path_factory.mktemp("whole") / "run", request.param)
 

@@ -42,7 +42,7 @@ def learn(toy, n, **settings):
 
 
 SLOW = pytest.mark.slow
-FEW = ("action_preference", "clock_truncates", "delayed_reward")
+FEW = ("action_preference", "clock_truncates")
 
 
 @pytest.mark.parametrize("n", [1, 3])
