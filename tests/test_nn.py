@@ -260,7 +260,7 @@ def test_images_of_bytes_are_seen_as_fractions():
 
 def test_images_are_convolved_unless_told_otherwise():
     conv, dense = (a_toy("image", torso=torso).shapes["actor_torso"] for torso in ("auto", "mlp"))
-    assert conv["Conv_0"]["kernel"].shape == (3, 3, 2, 16)
+    assert conv["Convolutions_0"]["Conv_0"]["kernel"].shape == (3, 3, 2, 16)
     assert conv["MLP_0"]["Dense_0"]["kernel"].shape == ((5 - 2) * (4 - 2) * 16, 8)
     assert dense["Dense_0"]["kernel"].shape == (5 * 4 * 2, 8)
 

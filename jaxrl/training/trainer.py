@@ -399,7 +399,10 @@ class Trainer:
             self._rewind(opt_steps if self._storage.resumes else -1)
             self._recorders.take_up(self._unwritten)
             self._episodes.take_up(self._unwritten)
-        for note in (memory_plan(self._compiled.like[0]), *self.strategy.notes):
+        state, _ = self._compiled.like
+        # How much replay takes is for the user to choose.
+        plan = [memory_plan(state)] if hasattr(state, "buffer") else []
+        for note in (*plan, *self.strategy.notes):
             self._event("note", note)
         if self.resume.run:
             changed = "; ".join(map(str, self._storage.changes))
