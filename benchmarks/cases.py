@@ -50,16 +50,10 @@ class DQN(NamedTuple):
     def agent(self) -> Any:
         return jaxrl.dqn(features=self.features, double=False, loss="squared", max_grad_norm=1e9)
 
-    def buffer(self) -> Any:
-        return jaxrl.uniform(self.capacity, batch_size=self.batch_size)
-
-    def plain(self, seeds: int = 1) -> loops.Loop | None:
+    def plain(self, seeds: int = 1) -> loops.Loop:
         spec = jaxrl.make_env(self.env).spec
         shape = Setting(spec, self.num_envs, self.opt_interval, self.features, self.batch_size, self.capacity)
         return plain_dqn(shape, seeds)
-
-    def strategy(self) -> jaxrl.Strategy:
-        return replaying(self)
 
 
 class SAC(NamedTuple):
@@ -77,14 +71,13 @@ class SAC(NamedTuple):
     def agent(self) -> Any:
         return jaxrl.sac(features=self.features)
 
-    def buffer(self) -> Any:
-        return jaxrl.uniform(self.capacity, batch_size=self.batch_size)
-
     def plain(self) -> loops.Loop | None:
         return None
 
-    def strategy(self) -> jaxrl.Strategy:
-        return replaying(self)
+
+def buffer_of(shape: DQN | SAC) -> Any:
+    """Return the replay buffer of a case."""
+    return jaxrl.uniform(shape.capacity, batch_size=shape.batch_size)
 
 
 def replaying(shape: DQN | SAC) -> jaxrl.Strategy:
@@ -92,7 +85,7 @@ def replaying(shape: DQN | SAC) -> jaxrl.Strategy:
     return jaxrl.off_policy(
         jaxrl.make_env(shape.env),
         shape.agent(),
-        buffer=shape.buffer(),
+        buffer=buffer_of(shape),
         num_envs=shape.num_envs,
         opt_interval=shape.opt_interval,
         warmup=shape.warmup,
@@ -101,7 +94,7 @@ def replaying(shape: DQN | SAC) -> jaxrl.Strategy:
 
 def off_policy(case: str, shape: DQN | SAC, effort: Effort) -> list[Row]:
     """Training against the sum of its parts, each measured alone beside it."""
-    strategy = shape.strategy()
+    strategy, buffer = replaying(shape), buffer_of(shape)
     whole, plain = loops.Training(strategy), shape.plain()
     env, updates = jaxrl.make_env(shape.env), strategy.opt_steps_per_step
     rows = strategy.env_steps_per_step
@@ -110,9 +103,9 @@ def off_policy(case: str, shape: DQN | SAC, effort: Effort) -> list[Row]:
     parts = {
         "environment": (loops.environment(env, shape.num_envs), vector_steps),
         "acting": (loops.acting(env, shape.agent(), shape.num_envs), vector_steps),
-        "replay": (loops.replay(shape.buffer(), whole.state.buffer, rows, updates), 1),
+        "replay": (loops.replay(buffer, whole.state.buffer, rows, updates), 1),
         "update": (
-            loops.update(shape.agent()(env.spec), whole.state.agent, loops.replayed(shape.buffer(), whole.state, rows)),
+            loops.update(shape.agent()(env.spec), whole.state.agent, loops.replayed(buffer, whole.state, rows)),
             updates,
         ),
     }
@@ -241,10 +234,9 @@ def profile(case: str, loop: loops.Loop | loops.Training, iterations: int, effor
 def seeds(case: str, count: int, effort: Effort) -> list[Row]:
     """Several seeds in one program against as many times one seed alone; steps are those of all seeds together."""
     shape = DQN()
-    strategy = shape.strategy()
+    strategy = replaying(shape)
     one, many = loops.Training(strategy), loops.population(strategy, count)
     plain = shape.plain(count)
-    assert plain
     iterations = max(1, effort.opt_steps // count)
     samples = harness.interleave(
         {
@@ -359,7 +351,7 @@ def host(case: str, effort: Effort) -> list[Row]:
 def capacity(case: str, effort: Effort) -> list[Row]:
     """Training with full buffers of 10^4, 10^5 and 10^6 items, against the first: neither time nor memory may grow."""
     sizes = (10**4, 10**5, 10**6)
-    whole = {size: loops.Training(DQN(capacity=size, warmup=size).strategy()) for size in sizes}
+    whole = {size: loops.Training(replaying(DQN(capacity=size, warmup=size))) for size in sizes}
     calls: dict[str, harness.Sample] = {
         str(size): lambda loop=loop: loop.us(effort.opt_steps) for size, loop in whole.items()
     }
@@ -384,9 +376,9 @@ def capacity(case: str, effort: Effort) -> list[Row]:
 def replay(case: str, effort: Effort) -> list[Row]:
     """A push of 10 items, a sample of 128 and new priorities: prioritised against uniform, flashbax's beside both."""
     told = []
+    state: Any = jax.jit(replaying(DQN()).init)(jax.random.key(0))
+    example = jax.tree.map(lambda x: x[0], state.buffer.items)
     for size in (10**4, 10**6):
-        state = loops.Training(DQN(capacity=size, warmup=size).strategy()).state
-        example = jax.tree.map(lambda x: x[0], state.buffer.items)
         ours = {
             "prioritised": jaxrl.prioritised(size, 128),
             "prioritised, weights over all": jaxrl.prioritised(size, 128, normalise="all"),

@@ -99,13 +99,19 @@ class BufferConfig:
 
 
 @dataclass(frozen=True)
-class OffPolicyRun(TrainerConfig):
-    """Train off-policy, from a replay buffer."""
+class EnvRun(TrainerConfig):
+    """Train in an environment."""
 
     env: str = "CartPole-v1"
     """Environment."""
     env_args: dict[str, float] = field(default_factory=dict)
     """Parameters of the environment in place of its defaults, as in `--env-args max_steps_in_episode 200`."""
+
+
+@dataclass(frozen=True)
+class OffPolicyRun(EnvRun):
+    """Train off-policy, from a replay buffer."""
+
     num_envs: int = 10
     """Environments side by side."""
     opt_interval: int = 10
@@ -169,13 +175,9 @@ class DDPGRun(_ContinuousRun):
 
 
 @dataclass(frozen=True)
-class OnPolicyRun(TrainerConfig):
+class OnPolicyRun(EnvRun):
     """Train on-policy. An iteration is a rollout and `epochs * minibatches` optimisation steps on it."""
 
-    env: str = "CartPole-v1"
-    """Environment."""
-    env_args: dict[str, float] = field(default_factory=dict)
-    """Parameters of the environment in place of its defaults, as in `--env-args max_steps_in_episode 200`."""
     num_envs: int = 8
     """Environments side by side."""
     rollout: int = 128

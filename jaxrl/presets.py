@@ -152,17 +152,7 @@ RAINBOW_PRESETS: Presets = {
         "agent": {"lr": 1e-3, "activation": "tanh", "features": [64, 64], "target_interval": 50},
         "buffer": {"capacity": 10_000, "batch_size": 64},
     },
-    # All but the agent as for DQN.
-    "*-MinAtar": {
-        "max_opts": 30_000,
-        "eval_interval": 5_000,
-        "save_interval": 10_000,
-        "num_envs": 16,
-        "opt_interval": 16,
-        "warmup": 5_008,
-        "agent": {"lr": 1e-3, "target_interval": 250, "v_max": 50.0},
-        "buffer": {"capacity": 100_000, "batch_size": 32},
-    },
+    "*-MinAtar": {**DQN_PRESETS["*-MinAtar"], "agent": {"lr": 1e-3, "target_interval": 250, "v_max": 50.0}},
 }
 # Sizes and learning rate after Rejax (Liesen et al. 2024), one optimisation step an environment step: 10 000 of these.
 _PENDULUM: dict[str, Any] = {

@@ -71,9 +71,10 @@ def space_struct(space: Space) -> PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), space, is_leaf=_is_space)
 
 
-def space_zeros(space: Space) -> PyTree:
-    """Return an element of the shape and dtype of `space`, all zeros."""
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), space, is_leaf=_is_space)
+def space_zeros(space: Space, count: int | None = None) -> PyTree:
+    """Return an element of `space` that is all zeros, or `count` of them `[count, ...]`."""
+    batch = () if count is None else (count,)
+    return jax.tree.map(lambda leaf: jnp.zeros((*batch, *leaf.shape), leaf.dtype), space, is_leaf=_is_space)
 
 
 def sample_space(space: Space, key: Key, count: int | None = None) -> PyTree:
@@ -360,6 +361,11 @@ def all_finite(tree: PyTree) -> Array:
             shape = jnp.shape(leaf)
             finite[shape] = jnp.isfinite(leaf) & finite[shape] if shape in finite else jnp.isfinite(leaf)
     return functools.reduce(jnp.logical_and, (jnp.all(x) for x in finite.values()), jnp.bool_(True))
+
+
+def row_struct(tree: PyTree) -> PyTree:
+    """Return the shapes of one row of leaves `[rows, ...]`."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
 
 
 def tree_bytes(tree: PyTree) -> int:

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker, Mode
-from jaxrl.agents.checks import changed, pieces
+from jaxrl.agents.checks import changed
 from jaxrl.agents.flat import Flat
 from jaxrl.agents.losses import clipped_surrogate, squared, value_loss
-from jaxrl.agents.optimisers import Descent, Optimiser, accumulate, descent, linear, optimiser_named
+from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn, optimiser_named
 from jaxrl.agents.returns import gae, lambda_returns
 from jaxrl.distributions import Distribution, Head, head_of
 from jaxrl.nn import ActorCritic, no_memory, torso_kind
@@ -246,9 +246,10 @@ def _network(config: PPOConfig, spec: EnvSpec, head: Head) -> nn.Module:
 
 
 def _init(parts: _Parts, key: Key) -> ActorCriticState:
-    batch = lambda tree: jax.tree.map(lambda x: x[None], tree)
-    obs = batch(space_zeros(parts.spec.observation_space))
-    params = Flat.of(parts.network.init(key, obs if parts.memory is None else Remembered(obs, batch(parts.memory))))
+    obs = space_zeros(parts.spec.observation_space, 1)
+    if parts.memory is not None:
+        obs = Remembered(obs, jax.tree.map(lambda x: x[None], parts.memory))
+    params = Flat.of(parts.network.init(key, obs))
     hyper = Hyper(*(jnp.float32(getattr(parts.config, name)) for name in Hyper._fields))
     return ActorCriticState(params, parts.descent.init(params, hyper.lr), hyper)
 
@@ -356,15 +357,21 @@ def _update(
     config, hyper, sample = parts.config, state.hyper, batch.items
     if config.normalise == "minibatch":
         sample = sample._replace(advantage=standardise(sample.advantage, sample.weight))
-    rows = batch.weight.shape[0]
-    loss, terms, grads = accumulate(
-        partial(_loss, parts, hyper), state.params.tree, sample, pieces(config.accumulate, rows)
+    learnt = learn(
+        config,
+        parts.descent,
+        partial(_loss, parts, hyper),
+        state.params,
+        state.opt_state,
+        sample,
+        hyper.lr,
+        hyper.max_grad_norm,
+        opt_step,
     )
-    lr = linear(hyper.lr, 0.0, config.lr_decay, opt_step) if config.lr_decay else hyper.lr
-    params, opt_state, norm = parts.descent.step(state.params, Flat.of(grads), state.opt_state, lr, hyper.max_grad_norm)
+    terms = learnt.aux
     means = jnp.stack(list(terms.values())).reshape(len(terms), -1).mean(axis=1)
-    metrics = {"loss": loss, "grad_norm": norm, **{name: means[i] for i, name in enumerate(terms)}}
-    return ActorCriticState(params, opt_state, hyper), metrics, jnp.zeros(rows)
+    metrics = {"loss": learnt.loss, "grad_norm": learnt.norm, **{name: means[i] for i, name in enumerate(terms)}}
+    return ActorCriticState(learnt.params, learnt.opt_state, hyper), metrics, jnp.zeros(batch.weight.shape[0])
 
 
 def _loss(parts: _Parts, hyper: Hyper, params: PyTree, sample: Sample) -> tuple[Array, dict[str, Array]]:

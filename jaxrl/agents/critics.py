@@ -1,6 +1,5 @@
 """What SAC and TD3 share: critics of observation and action, a policy that climbs them, targets that trail behind."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -10,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl.agents.checks import pieces
 from jaxrl.agents.flat import Flat
-from jaxrl.agents.losses import squared
-from jaxrl.agents.optimisers import Descent, accumulate, linear
+from jaxrl.agents.losses import entry, squared
+from jaxrl.agents.optimisers import Descent, Learnt, learn
 from jaxrl.distributions import from_box
 from jaxrl.errors import SettingsError
 from jaxrl.nn import PolicyNetwork, ensemble, torso_kind
@@ -57,6 +55,18 @@ class Networks(NamedTuple):
     critic: nn.Module
 
 
+class Parts(NamedTuple):
+    """What an agent with critics is made of."""
+
+    config: Any
+    """A `CriticConfig`, or one made of it."""
+    networks: Networks
+    descent: Descent
+    spec: EnvSpec
+    head: Any = None
+    """The `Head` that makes a distribution of the policy's outputs, where they are to be one."""
+
+
 def build_networks(config: CriticConfig, spec: EnvSpec, policy_outputs: int, critic_outputs: int) -> Networks:
     """Build the networks that `config` describes; raise `SettingsError` for a torso that does not suit."""
     torso_kind(config.torso, spec.observation_space)
@@ -71,7 +81,7 @@ def build_networks(config: CriticConfig, spec: EnvSpec, policy_outputs: int, cri
 def init_networks(networks: Networks, spec: EnvSpec, key: Key) -> tuple[Flat, Flat]:
     """Return fresh parameters of policy and critics. The key is consumed."""
     policy_key, critic_key = jax.random.split(key)
-    obs = jax.tree.map(lambda x: x[None], space_zeros(spec.observation_space))
+    obs = space_zeros(spec.observation_space, 1)
     space = spec.action_space
     action = (jnp.zeros((1, space_size(space))),) if isinstance(space, Box) else ()
     return Flat.of(networks.policy.init(policy_key, obs)), Flat.of(networks.critic.init(critic_key, obs, *action))
@@ -101,62 +111,22 @@ def seen(obs: PyTree) -> PyTree:
     return obs.obs if isinstance(obs, Remembered) else obs
 
 
-def learning_rate(config: CriticConfig, lr: Array, opt_step: Array) -> Array:
-    """Return the learning rate that began as `lr`."""
-    return linear(lr, 0.0, config.lr_decay, opt_step) if config.lr_decay else lr
-
-
-class Learnt(NamedTuple):
-    """What a step of one network came to."""
-
-    params: Flat
-    opt_state: PyTree
-    loss: Array
-    norm: Array
-    aux: PyTree
-
-
-def learn(
-    descent: Descent,
-    loss: Callable[[PyTree, PyTree], tuple[Array, PyTree]],
-    params: Flat,
-    opt_state: PyTree,
-    batch: PyTree,
-    parts: int,
-    lr: Array,
-    max_norm: Array,
-) -> Learnt:
-    """Take one step down `loss(params, batch)`, whose auxiliary output is `[B, ...]`, over `parts` equal pieces."""
-    value, aux, grads = accumulate(loss, params.tree, batch, parts)
-    new, opt_state, norm = descent.step(params, Flat.of(grads), opt_state, lr, max_norm)
-    return Learnt(new, opt_state, value, norm, aux)
-
-
 def learn_critic(
-    config: CriticConfig,
-    networks: Networks,
-    descent: Descent,
-    state: Any,
-    batch: Batch,
-    action: tuple[Array, ...],
-    target: Array,
-    opt_step: Array,
+    parts: Parts, state: Any, batch: Batch, target: Array, opt_step: Array
 ) -> tuple[Learnt, Metrics, Array]:
-    """Bring the critics' values of what was done nearer to `target` `[B]`; return also metrics and priorities `[B]`.
-
-    `action` is what the critics are given beside the observation; with discrete actions nothing, they value all.
-    """
+    """Bring the critics' values of what was done nearer to `target` `[B]`; return also metrics and priorities `[B]`."""
+    action = unit_actions(parts.spec, batch.items.action)
     pick = None if action else batch.items.action
-    weight = batch.weight * batch.items.weight
     learnt = learn(
-        descent,
-        partial(_critic_loss, networks.critic),
+        parts.config,
+        parts.descent,
+        partial(_critic_loss, parts.networks.critic),
         state.critic,
         state.opt_state.critic,
-        (seen(batch.items.obs), action, pick, target, weight),
-        pieces(config.accumulate, weight.shape[0]),
-        learning_rate(config, state.hyper.lr, opt_step),
+        (seen(batch.items.obs), action, pick, target, batch.weight * batch.items.weight),
+        state.hyper.lr,
         state.hyper.max_grad_norm,
+        opt_step,
     )
     error, q = learnt.aux
     error = error * batch.items.weight
@@ -176,9 +146,7 @@ def chosen(q: Array, pick: Array | None) -> Array:
     """Return, of `[K, B, outputs]`, the one at `pick` `[B]`, or the only one; `[K, B]`."""
     if pick is None:
         return q[..., 0]
-    places = jnp.arange(q.shape[-1])[None, None]
-    # By a mask, so that the gradient is no scatter.
-    return jnp.sum(q, axis=-1, where=places == pick[None, :, None])
+    return jax.vmap(jax.vmap(entry), in_axes=(0, None))(q, pick)
 
 
 def lowest(critic: nn.Module, params: PyTree, obs: PyTree, *action: Array) -> Array:

@@ -12,11 +12,11 @@ import numpy as np
 import optax
 
 from jaxrl.agents.base import Agent, AgentMaker, Mode
-from jaxrl.agents.checks import changed, pieces
+from jaxrl.agents.checks import changed
 from jaxrl.agents.exploration import draw_epsilon_greedy, epsilon_greedy
 from jaxrl.agents.flat import Flat
 from jaxrl.agents.losses import entry, munchausen
-from jaxrl.agents.optimisers import Descent, Optimiser, accumulate, descent, linear, optimiser_named
+from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn, linear, optimiser_named
 from jaxrl.agents.values import After, Values, c51, chosen_row, expected, midpoints, quantiles
 from jaxrl.errors import SettingsError
 from jaxrl.nn import QNetwork, torso_kind
@@ -264,7 +264,7 @@ def _network(config: DQNConfig, spec: EnvSpec) -> nn.Module:
 
 def _begin(parts: _Parts, key: Key) -> tuple[Array, PyTree]:
     """Return what a fresh network puts out for one observation, and its variables."""
-    obs = jax.tree.map(lambda x: x[None], space_zeros(parts.spec.observation_space))
+    obs = space_zeros(parts.spec.observation_space, 1)
     begun: tuple[Array, PyTree] = parts.network.init_with_output(key, obs, *_taus(parts, 1))
     return begun
 
@@ -273,7 +273,11 @@ def _taus(parts: _Parts, batch: int) -> tuple[Array, ...]:
     """Return the quantiles by which iqn judges when it chooses, evenly spaced `[B, n]`; nothing for others."""
     if parts.config.values != "iqn":
         return ()
-    return (jnp.broadcast_to(midpoints(parts.config.atoms)[None], (batch, parts.config.atoms)),)
+    return (_midpoints(batch, parts.config.atoms),)
+
+
+def _midpoints(batch: int, count: int) -> Array:
+    return jnp.broadcast_to(midpoints(count)[None], (batch, count))
 
 
 def _init(parts: _Parts, key: Key) -> DQNState:
@@ -339,25 +343,28 @@ def _epsilon(parts: _Parts, hyper: DQNHyper, opt_step: Array) -> Array:
 def _update(
     parts: _Parts, state: DQNState, batch: Batch, noise: PyTree, opt_step: Array
 ) -> tuple[DQNState, Metrics, Array]:
-    config, hyper, rows = parts.config, state.hyper, batch.weight.shape[0]
-    taus = (noise.taus_tm1, noise.taus_t)
-    loss, (error, q), grads = accumulate(
+    config, hyper = parts.config, state.hyper
+    learnt = learn(
+        config,
+        parts.descent,
         partial(_loss, parts, state.target.tree, noise),
-        state.params.tree,
-        (batch, taus),
-        pieces(config.accumulate, rows),
+        state.params,
+        state.opt_state,
+        (batch, (noise.taus_tm1, noise.taus_t)),
+        hyper.lr,
+        hyper.max_grad_norm,
+        opt_step,
     )
-    lr = linear(hyper.lr, 0.0, config.lr_decay, opt_step) if config.lr_decay else hyper.lr
-    params, opt_state, norm = parts.descent.step(state.params, Flat.of(grads), state.opt_state, lr, hyper.max_grad_norm)
-    target = _update_target(config, hyper.tau, params, state.target, opt_step)
+    error, q = learnt.aux
+    target = _update_target(config, hyper.tau, learnt.params, state.target, opt_step)
     metrics = {
-        "loss": loss,
+        "loss": learnt.loss,
         "q": q.mean(),
         "td_error": jnp.abs(error).mean(),
-        "grad_norm": norm,
+        "grad_norm": learnt.norm,
         "epsilon": _epsilon(parts, hyper, opt_step),
     }
-    return DQNState(params, target, opt_state, hyper), metrics, jnp.abs(error)
+    return DQNState(learnt.params, target, learnt.opt_state, hyper), metrics, jnp.abs(error)
 
 
 def _loss(
@@ -383,7 +390,7 @@ def _loss(
             select = apply(online, items.next_obs, noise.noise_select, *_taus(parts, reward.shape[0]))
         policy = jax.nn.one_hot(jnp.argmax(mean(select), axis=-1), select.shape[1])
     after = After(reward, items.discount, out_t, policy, penalty)
-    taus = taus_tm1 if config.values == "iqn" else jnp.zeros((reward.shape[0], 1)) + midpoints(out_tm1.shape[-1])[None]
+    taus = taus_tm1 if config.values == "iqn" else _midpoints(reward.shape[0], out_tm1.shape[-1])
     loss, error = jax.vmap(values.loss)(jax.vmap(chosen_row)(out_tm1, items.action), taus, after)
     weight = sampled.weight * items.weight
     return jnp.mean(weight * loss), (error * items.weight, jnp.max(mean(out_tm1), axis=-1))

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from jaxrl.agents.checks import pieces
 from jaxrl.agents.flat import Flat
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.types import Array, PyTree
@@ -81,6 +82,53 @@ def clip_by_norm(grads: PyTree, norm: Array, max_norm: Array) -> PyTree:
     """Scale `grads`, whose global norm is `norm`, down to a global norm of `max_norm` where it is larger."""
     scale = jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-12))
     return jax.tree.map(lambda g: g * scale, grads)
+
+
+class Schedule(Protocol):
+    """The settings by which every agent takes its steps."""
+
+    @property
+    def lr_decay(self) -> int: ...
+    @property
+    def accumulate(self) -> int: ...
+
+
+class Learnt(NamedTuple):
+    """What a step of one network came to."""
+
+    params: Flat
+    opt_state: PyTree
+    loss: Array
+    norm: Array
+    """Of the gradient before clipping."""
+    aux: PyTree
+
+
+def learn(
+    config: Schedule,
+    descent: Descent,
+    loss: Callable[[PyTree, PyTree], tuple[Array, PyTree]],
+    params: Flat,
+    opt_state: PyTree,
+    batch: PyTree,
+    lr: Array,
+    max_norm: Array,
+    opt_step: Array,
+) -> Learnt:
+    """Take one step down `loss(params, batch)`, a mean over the batch `[B, ...]`, as is its auxiliary output.
+
+    `lr` is the learning rate before any decay.
+    """
+    parts = pieces(config.accumulate, jax.tree.leaves(batch)[0].shape[0])
+    value, aux, grads = accumulate(loss, params.tree, batch, parts)
+    lr = decayed(lr, config.lr_decay, opt_step)
+    new, opt_state, norm = descent.step(params, Flat.of(grads), opt_state, lr, max_norm)
+    return Learnt(new, opt_state, value, norm, aux)
+
+
+def decayed(lr: Array, duration: int, opt_step: Array) -> Array:
+    """Let a learning rate fall linearly to 0 over `duration` optimisation steps; with a duration of 0 it stays."""
+    return linear(lr, 0.0, duration, opt_step) if duration else lr
 
 
 def linear(start: Array, end: Array | float, duration: int, step: Array) -> Array:

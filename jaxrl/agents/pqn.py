@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker, Mode
-from jaxrl.agents.checks import changed, pieces
+from jaxrl.agents.checks import changed
 from jaxrl.agents.dqn import check_spec
 from jaxrl.agents.exploration import draw_epsilon_greedy, epsilon_greedy
 from jaxrl.agents.flat import Flat
 from jaxrl.agents.losses import entry, squared
-from jaxrl.agents.optimisers import Descent, Optimiser, accumulate, descent, linear, optimiser_named
+from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn, linear, optimiser_named
 from jaxrl.agents.returns import lambda_returns
 from jaxrl.nn import QNetwork, torso_kind
 from jaxrl.types import Array, Batch, Discrete, EnvSpec, Key, Metrics, PyTree, Rollout, space_zeros
@@ -146,7 +146,7 @@ def _network(config: PQNConfig, spec: EnvSpec) -> nn.Module:
 
 
 def _init(parts: _Parts, key: Key) -> PQNState:
-    obs = jax.tree.map(lambda x: x[None], space_zeros(parts.spec.observation_space))
+    obs = space_zeros(parts.spec.observation_space, 1)
     params = Flat.of(parts.network.init(key, obs))
     hyper = PQNHyper(*(jnp.float32(getattr(parts.config, name)) for name in PQNHyper._fields))
     return PQNState(params, parts.descent.init(params, hyper.lr), hyper)
@@ -184,20 +184,27 @@ def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> Target:
 def _update(
     parts: _Parts, state: PQNState, batch: Batch, noise: PyTree, opt_step: Array
 ) -> tuple[PQNState, Metrics, Array]:
-    config, hyper, rows = parts.config, state.hyper, batch.weight.shape[0]
-    loss, (error, q), grads = accumulate(
-        partial(_loss, parts), state.params.tree, batch.items, pieces(config.accumulate, rows)
+    hyper = state.hyper
+    learnt = learn(
+        parts.config,
+        parts.descent,
+        partial(_loss, parts),
+        state.params,
+        state.opt_state,
+        batch.items,
+        hyper.lr,
+        hyper.max_grad_norm,
+        opt_step,
     )
-    lr = linear(hyper.lr, 0.0, config.lr_decay, opt_step) if config.lr_decay else hyper.lr
-    params, opt_state, norm = parts.descent.step(state.params, Flat.of(grads), state.opt_state, lr, hyper.max_grad_norm)
+    error, q = learnt.aux
     metrics = {
-        "loss": loss,
+        "loss": learnt.loss,
         "q": q.mean(),
         "td_error": jnp.abs(error).mean(),
-        "grad_norm": norm,
+        "grad_norm": learnt.norm,
         "epsilon": _epsilon(parts, hyper, opt_step),
     }
-    return PQNState(params, opt_state, hyper), metrics, jnp.abs(error)
+    return PQNState(learnt.params, learnt.opt_state, hyper), metrics, jnp.abs(error)
 
 
 def _loss(parts: _Parts, params: PyTree, items: Target) -> tuple[Array, tuple[Array, Array]]:

@@ -13,24 +13,21 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker, Mode
-from jaxrl.agents.checks import changed, pieces
+from jaxrl.agents.checks import changed
 from jaxrl.agents.critics import (
     CriticConfig,
-    Networks,
+    Parts,
     build_networks,
     check_box,
     init_networks,
-    learn,
     learn_critic,
-    learning_rate,
     lowest,
     space_size,
     trail,
-    unit_actions,
 )
 from jaxrl.agents.flat import Flat
-from jaxrl.agents.optimisers import OPTIMISERS, Descent, Optimiser, descent, optimiser_named
-from jaxrl.distributions import Distribution, Head, head_of
+from jaxrl.agents.optimisers import OPTIMISERS, Optimiser, decayed, descent, learn, optimiser_named
+from jaxrl.distributions import Distribution, head_of
 from jaxrl.types import Array, Batch, Discrete, EnvSpec, Key, Metrics, PyTree
 
 
@@ -85,14 +82,6 @@ class SACState(NamedTuple):
     hyper: SACHyper
 
 
-class _Parts(NamedTuple):
-    config: SACConfig
-    networks: Networks
-    descent: Descent
-    head: Head
-    spec: EnvSpec
-
-
 def sac(config: SACConfig | None = None, *, make_optimiser: Optimiser | None = None, **settings: Any) -> AgentMaker:
     """Choose a SAC agent; the result is called with an `EnvSpec`, whose actions are a bounded box or discrete.
 
@@ -113,7 +102,7 @@ def _bind(config: SACConfig, optimiser: Optimiser, by_hand: bool, spec: EnvSpec)
         check_box("sac", spec, "continuous or discrete")
     head = head_of(spec, squash=True)
     outputs = spec.action_space.n if isinstance(spec.action_space, Discrete) else 1
-    parts = _Parts(config, build_networks(config, spec, head.outputs, outputs), descent(optimiser), head, spec)
+    parts = Parts(config, build_networks(config, spec, head.outputs, outputs), descent(optimiser), spec, head)
     return Agent(
         name="sac",
         init=partial(_init, parts),
@@ -126,7 +115,7 @@ def _bind(config: SACConfig, optimiser: Optimiser, by_hand: bool, spec: EnvSpec)
     )
 
 
-def _init(parts: _Parts, key: Key) -> SACState:
+def _init(parts: Parts, key: Key) -> SACState:
     config = parts.config
     policy, critic = init_networks(parts.networks, parts.spec, key)
     entropy = config.target_entropy or _usual_entropy(parts.spec)
@@ -148,16 +137,16 @@ def _usual_entropy(spec: EnvSpec) -> float:
     return -float(space_size(cast(Any, spec.action_space)))
 
 
-def _policy(parts: _Parts, params: PyTree, obs: PyTree) -> Distribution:
+def _policy(parts: Parts, params: PyTree, obs: PyTree) -> Distribution:
     return parts.head.of(cast(Array, parts.networks.policy.apply(params, obs)))
 
 
-def _act(parts: _Parts, state: SACState, obs: PyTree, noise: Array, opt_step: Array, mode: Mode) -> tuple[Array, tuple]:
+def _act(parts: Parts, state: SACState, obs: PyTree, noise: Array, opt_step: Array, mode: Mode) -> tuple[Array, tuple]:
     distribution = _policy(parts, state.policy.tree, obs)
     return parts.head.to_env(distribution.mode() if mode == "exploit" else distribution.sample(noise)), ()
 
 
-def _draw_update(parts: _Parts, key: Key, batch_size: int) -> PyTree:
+def _draw_update(parts: Parts, key: Key, batch_size: int) -> PyTree:
     """Draw actions for the observations before and after a step; of discrete ones all are looked at."""
     if isinstance(parts.spec.action_space, Discrete):
         return (), ()
@@ -165,7 +154,7 @@ def _draw_update(parts: _Parts, key: Key, batch_size: int) -> PyTree:
 
 
 def soft_value(
-    parts: _Parts, policy: PyTree, critic: PyTree, temperature: Array, obs: PyTree, noise: Any
+    parts: Parts, policy: PyTree, critic: PyTree, temperature: Array, obs: PyTree, noise: Any
 ) -> tuple[Array, Array]:
     """Return the soft value of `obs`, `E[q(a) - temperature log p(a)]`, and the entropy; `[B]` each.
 
@@ -184,32 +173,24 @@ def soft_value(
 
 
 def _update(
-    parts: _Parts, state: SACState, batch: Batch, noise: PyTree, opt_step: Array
+    parts: Parts, state: SACState, batch: Batch, noise: PyTree, opt_step: Array
 ) -> tuple[SACState, Metrics, Array]:
     """Critics first, then the policy by the new critics, then the temperature, as in the paper's algorithm 1."""
     config, hyper, items = parts.config, state.hyper, batch.items
     noise_tm1, noise_t = noise
     temperature = jnp.exp(state.log_temperature.vector[0]) if config.learn_temperature else hyper.temperature
     v_t, _ = soft_value(parts, state.policy.tree, state.target.tree, temperature, items.next_obs, noise_t)
-    critic, metrics, priorities = learn_critic(
-        config,
-        parts.networks,
-        parts.descent,
-        state,
-        batch,
-        unit_actions(parts.spec, items.action),
-        items.reward + items.discount * v_t,
-        opt_step,
-    )
+    critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, opt_step)
     policy = learn(
+        config,
         parts.descent,
         partial(_policy_loss, parts, critic.params.tree, temperature),
         state.policy,
         state.opt_state.policy,
         (items.obs, noise_tm1, batch.weight * items.weight),
-        pieces(config.accumulate, batch.weight.shape[0]),
-        learning_rate(config, hyper.policy_lr, opt_step),
+        hyper.policy_lr,
         hyper.max_grad_norm,
+        opt_step,
     )
     entropy = policy.aux
     log_temperature, opt_state = state.log_temperature, state.opt_state.temperature
@@ -220,7 +201,7 @@ def _update(
             log_temperature,
             Flat.of(slope[None]),
             opt_state,
-            learning_rate(config, hyper.temperature_lr, opt_step),
+            decayed(hyper.temperature_lr, config.lr_decay, opt_step),
             hyper.max_grad_norm,
         )
     metrics = {
@@ -236,7 +217,7 @@ def _update(
 
 
 def _policy_loss(
-    parts: _Parts, critic: PyTree, temperature: Array, policy: PyTree, batch: PyTree
+    parts: Parts, critic: PyTree, temperature: Array, policy: PyTree, batch: PyTree
 ) -> tuple[Array, Array]:
     """Return the negative of the weighted mean soft value, and the entropy `[B]`."""
     obs, noise, weight = batch

@@ -12,25 +12,21 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker, Mode
-from jaxrl.agents.checks import changed, pieces
+from jaxrl.agents.checks import changed
 from jaxrl.agents.critics import (
     CriticConfig,
-    Learnt,
-    Networks,
+    Parts,
     build_networks,
     check_box,
     init_networks,
-    learn,
     learn_critic,
-    learning_rate,
     lowest,
     seen,
     space_size,
     trail,
-    unit_actions,
 )
 from jaxrl.agents.flat import Flat
-from jaxrl.agents.optimisers import Descent, Optimiser, descent, optimiser_named
+from jaxrl.agents.optimisers import Optimiser, descent, learn, optimiser_named
 from jaxrl.distributions import to_box
 from jaxrl.types import Array, Batch, Box, EnvSpec, Key, Metrics, PyTree, Remembered
 
@@ -91,14 +87,6 @@ class TD3State(NamedTuple):
     hyper: TD3Hyper
 
 
-class _Parts(NamedTuple):
-    config: TD3Config
-    networks: Networks
-    descent: Descent
-    spec: EnvSpec
-    space: Box
-
-
 def td3(config: TD3Config | None = None, *, make_optimiser: Optimiser | None = None, **settings: Any) -> AgentMaker:
     """Choose a TD3 agent; the result is called with an `EnvSpec`, whose actions are a bounded box.
 
@@ -127,7 +115,7 @@ def _maker(name: str, config: TD3Config, make_optimiser: Optimiser | None, setti
 def _bind(name: str, config: TD3Config, optimiser: Optimiser, by_hand: bool, spec: EnvSpec) -> Agent:
     space = check_box(name, spec, "continuous")
     size = space_size(space)
-    parts = _Parts(config, build_networks(config, spec, size, 1), descent(optimiser), spec, space)
+    parts = Parts(config, build_networks(config, spec, size, 1), descent(optimiser), spec)
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -141,7 +129,7 @@ def _bind(name: str, config: TD3Config, optimiser: Optimiser, by_hand: bool, spe
     )
 
 
-def _init(parts: _Parts, key: Key) -> TD3State:
+def _init(parts: Parts, key: Key) -> TD3State:
     policy, critic = init_networks(parts.networks, parts.spec, key)
     hyper = TD3Hyper(*(jnp.float32(getattr(parts.config, name)) for name in TD3Hyper._fields))
     opt_state = OptStates(parts.descent.init(policy, hyper.policy_lr), parts.descent.init(critic, hyper.lr))
@@ -150,61 +138,53 @@ def _init(parts: _Parts, key: Key) -> TD3State:
     return TD3State(policy, critic, target_policy, target_critic, opt_state, hyper)
 
 
-def _policy(parts: _Parts, params: PyTree, obs: PyTree) -> Array:
+def _policy(parts: Parts, params: PyTree, obs: PyTree) -> Array:
     """Return actions from -1 to 1, `[B, D]`."""
     return jnp.tanh(cast(Array, parts.networks.policy.apply(params, seen(obs))))
 
 
-def _act(parts: _Parts, state: TD3State, obs: PyTree, noise: Array, opt_step: Array, mode: Mode) -> tuple[Array, Any]:
-    action = _policy(parts, state.policy.tree, obs)
+def _act(parts: Parts, state: TD3State, obs: PyTree, noise: Array, opt_step: Array, mode: Mode) -> tuple[Array, Any]:
+    action, to_env = _policy(parts, state.policy.tree, obs), partial(to_box, cast(Box, parts.spec.action_space))
     if mode == "exploit":
-        return to_box(parts.space, action), {"memory": obs.memory} if isinstance(obs, Remembered) else ()
+        return to_env(action), {"memory": obs.memory} if isinstance(obs, Remembered) else ()
     if not isinstance(obs, Remembered):
-        return to_box(parts.space, action + state.hyper.noise * noise), ()
+        return to_env(action + state.hyper.noise * noise), ()
     # An autoregressive process that keeps its deviation: Ornstein and Uhlenbeck's, in steps.
     kept = state.hyper.noise_memory
     after = kept * obs.memory + jnp.sqrt(1 - jnp.square(kept)) * noise
-    return to_box(parts.space, action + state.hyper.noise * after), {"memory": after}
+    return to_env(action + state.hyper.noise * after), {"memory": after}
 
 
 def _update(
-    parts: _Parts, state: TD3State, batch: Batch, noise: Array, opt_step: Array
+    parts: Parts, state: TD3State, batch: Batch, noise: Array, opt_step: Array
 ) -> tuple[TD3State, Metrics, Array]:
     """Move the critics, and at every `policy_interval`-th optimisation step, counted from 1, policy and targets."""
-    config, hyper, items = parts.config, state.hyper, batch.items
+    hyper, items = state.hyper, batch.items
     blur = jnp.clip(hyper.target_noise * noise, -hyper.target_noise_clip, hyper.target_noise_clip)
     action_t = jnp.clip(_policy(parts, state.target_policy.tree, items.next_obs) + blur, -1.0, 1.0)
     v_t = lowest(parts.networks.critic, state.target_critic.tree, items.next_obs, action_t)[:, 0]
-    critic, metrics, priorities = learn_critic(
-        config,
-        parts.networks,
-        parts.descent,
-        state,
-        batch,
-        unit_actions(parts.spec, items.action),
-        items.reward + items.discount * v_t,
-        opt_step,
-    )
+    critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, opt_step)
     state = state._replace(critic=critic.params, opt_state=state.opt_state._replace(critic=critic.opt_state))
-    if config.policy_interval == 1:
+    if parts.config.policy_interval == 1:
         return _move_policy(parts, state, batch, opt_step), metrics, priorities
     # The counter is one scalar for a whole population, so that this stays a condition and the work is left out.
-    due = (opt_step + 1) % config.policy_interval == 0
+    due = (opt_step + 1) % parts.config.policy_interval == 0
     moved = jax.lax.cond(due, lambda s: _move_policy(parts, s, batch, opt_step), lambda s: s, state)
     return moved, metrics, priorities
 
 
-def _move_policy(parts: _Parts, state: TD3State, batch: Batch, opt_step: Array) -> TD3State:
+def _move_policy(parts: Parts, state: TD3State, batch: Batch, opt_step: Array) -> TD3State:
     hyper = state.hyper
-    policy: Learnt = learn(
+    policy = learn(
+        parts.config,
         parts.descent,
         partial(_policy_loss, parts, state.critic.tree),
         state.policy,
         state.opt_state.policy,
         (batch.items.obs, batch.weight * batch.items.weight),
-        pieces(parts.config.accumulate, batch.weight.shape[0]),
-        learning_rate(parts.config, hyper.policy_lr, opt_step),
+        hyper.policy_lr,
         hyper.max_grad_norm,
+        opt_step,
     )
     return state._replace(
         policy=policy.params,
@@ -214,7 +194,7 @@ def _move_policy(parts: _Parts, state: TD3State, batch: Batch, opt_step: Array) 
     )
 
 
-def _policy_loss(parts: _Parts, critic: PyTree, policy: PyTree, batch: PyTree) -> tuple[Array, tuple]:
+def _policy_loss(parts: Parts, critic: PyTree, policy: PyTree, batch: PyTree) -> tuple[Array, tuple]:
     """Return the negative of the weighted mean value, by the first critic (equation 9 of DDPG)."""
     obs, weight = batch
     q = cast(Array, parts.networks.critic.apply(critic, seen(obs), _policy(parts, policy, obs)))

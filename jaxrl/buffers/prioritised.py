@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl.buffers.base import Buffer
-from jaxrl.buffers.uniform import Ring, uniform
+from jaxrl.buffers.uniform import Ring, block_start, uniform
 from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.types import Array, Batch, Key, PyTree
 
@@ -122,7 +122,7 @@ def _init(settings: _Settings, example: PyTree, rows: int, lag: int = 0) -> Prio
 def _push(settings: _Settings, state: PrioritisedState, items: PyTree, pushes: Array) -> PrioritisedState:
     held = settings.ring.push(state.rows, items, pushes)
     rows = jax.tree.leaves(items)[0].shape[0]
-    start = jnp.asarray(pushes % (len(held) // rows), jnp.int32) * rows
+    start = block_start(len(held), rows, pushes)
     new = jnp.broadcast_to(state.highest, (rows,))
     groups = jnp.minimum(start // FANOUT + jnp.arange(rows // FANOUT + 2), (len(held) - 1) // FANOUT)
 

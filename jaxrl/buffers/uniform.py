@@ -82,8 +82,12 @@ def _push(ring: Ring, items: PyTree, pushes: Array) -> Ring:
             f"buffer: pushed a block of {rows} rows, which does not tile the {len(ring)} rows that the buffer holds; "
             "push blocks of the rows given to init"
         )
-    start = jnp.asarray(pushes % (len(ring) // rows), jnp.int32) * rows
-    return ring.write(items, start)
+    return ring.write(items, block_start(len(ring), rows, pushes))
+
+
+def block_start(held: int, rows: int, pushes: Array) -> Array:
+    """Return the first of the `rows` places, of `held` in all, into which push number `pushes` (from 0) goes."""
+    return jnp.asarray(pushes % (held // rows), jnp.int32) * rows
 
 
 def _size(capacity: int, pushes: Array, rows: int) -> Array:

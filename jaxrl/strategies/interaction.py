@@ -23,6 +23,7 @@ from jaxrl.types import (
     PyTree,
     Step,
     Transition,
+    row_struct,
     sample_space,
     space_zeros,
     stats,
@@ -218,7 +219,7 @@ def policy_params_like(agent: Agent, processor: Processor, spec: EnvSpec) -> Pol
     """Return the shapes of the parameters of `make_policy`."""
 
     def params(key: Key) -> PolicyParams:
-        obs = jax.tree.map(lambda x: x[None], space_zeros(spec.observation_space))
+        obs = space_zeros(spec.observation_space, 1)
         return PolicyParams(agent.strip(agent.init(key)), processor.learnt(processor.init(obs)))
 
     like: PolicyParams = jax.eval_shape(params, jax.random.key(0))
@@ -231,7 +232,7 @@ def collect(
     """Take the steps of `noise` in all environments; return transitions and what was seen, leaves `[T, N, ...]`."""
     step = partial(interact, actors, agent, opt_step, random)
     _, like = jax.eval_shape(step, scene, jax.tree.map(lambda x: x[0], noise))
-    layout = layout_of(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), like))
+    layout = layout_of(row_struct(like))
 
     def packed(scene: Scene, noise: PyTree) -> tuple[Scene, dict[str, Array]]:
         scene, kept = step(scene, noise)

@@ -27,7 +27,7 @@ from jaxrl.strategies.interaction import (
     retune,
     settings_of,
 )
-from jaxrl.types import Array, Key, Metrics, PyTree, Transition
+from jaxrl.types import Array, Key, Metrics, PyTree, Transition, row_struct
 
 
 class OffPolicyState(NamedTuple):
@@ -227,13 +227,12 @@ def _init(parts: _Parts, key: Key) -> OffPolicyState:
     stream, agent_key, env_key, prime_key, fill_key = jax.random.split(key, 5)
     agent = parts.actors.agent.init(agent_key)
     scene, items = open_scene(parts.actors, agent, env_key)
-    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), items)
     state = OffPolicyState(
         key=stream,
         agent=agent,
         env=scene.env,
         processor=scene.processor,
-        buffer=parts.buffer.init(example, parts.rows, parts.lag),
+        buffer=parts.buffer.init(row_struct(items), parts.rows, parts.lag),
         health=healthy(),
     )
     state = _prime(parts, state, prime_key)

@@ -30,7 +30,7 @@ from jaxrl.strategies.interaction import (
     settings_of,
 )
 from jaxrl.strategies.shuffle import random_orders
-from jaxrl.types import Array, Batch, Key, Metrics, PyTree, Rollout, Stat, Total, Transition, tree_where
+from jaxrl.types import Array, Batch, Key, Metrics, PyTree, Rollout, Stat, Total, Transition, row_struct, tree_where
 
 
 class OnPolicyState(NamedTuple):
@@ -177,7 +177,7 @@ def minibatches_of(prepared: PyTree, minibatches: int) -> Callable[[Array], Batc
     units = jax.tree.leaves(prepared)[0].shape[0]
     if minibatches == 1:
         return lambda index: Batch(prepared, jnp.arange(units), jnp.ones(units))
-    layout = layout_of(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), prepared))
+    layout = layout_of(row_struct(prepared))
     return partial(_gather, layout, pack(layout, prepared))
 
 
