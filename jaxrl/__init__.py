@@ -30,12 +30,16 @@ if TYPE_CHECKING:
     from jaxrl.buffers import prioritised, uniform
     from jaxrl.envs import (
         Env,
+        HostEnv,
         TimeStep,
         check_env,
         draw_key,
         draw_nothing,
         env_names,
+        gymnasium_env,
+        gymnasium_envs,
         make_env,
+        on_host,
         register_env,
         vectorise,
     )
@@ -52,7 +56,7 @@ if TYPE_CHECKING:
         reward_clip,
         reward_scale,
     )
-    from jaxrl.strategies import Policy, Strategy, fold, off_policy, on_policy
+    from jaxrl.strategies import ActorsConfig, Policy, Strategy, fold, off_policy, on_policy
     from jaxrl.training import (
         ConsoleRecorder,
         Evaluation,
@@ -71,12 +75,13 @@ _HOMES = {
     "jaxrl.agents": "A2CConfig DDPGConfig DQNConfig PPOConfig PQNConfig REINFORCEConfig RainbowConfig SACConfig "
     "TD3Config a2c ddpg dqn ppo pqn rainbow reinforce sac td3",
     "jaxrl.buffers": "prioritised uniform",
-    "jaxrl.envs": "Env TimeStep check_env draw_key draw_nothing env_names make_env register_env vectorise",
+    "jaxrl.envs": "Env HostEnv TimeStep check_env draw_key draw_nothing env_names gymnasium_env gymnasium_envs "
+    "make_env on_host register_env vectorise",
     "jaxrl.errors": "JaxrlError SettingsError",
     "jaxrl.loading": "load_policy",
     "jaxrl.processors": "chain frame_stack map_reward n_step normalise_obs normalise_reward one_step "
     "reward_clip reward_scale",
-    "jaxrl.strategies": "Policy Strategy fold off_policy on_policy",
+    "jaxrl.strategies": "ActorsConfig Policy Strategy fold off_policy on_policy",
     "jaxrl.training": "ConsoleRecorder Evaluation Evaluator Hooks Interrupt JSONLRecorder MemoryRecorder "
     "TensorBoardRecorder Trainer TrainerConfig",
     "jaxrl.types": "Box Discrete EnvSpec MultiDiscrete Step Transition stat total",

@@ -1,8 +1,8 @@
 """The algorithms that the command line knows: the settings of each, what suits an environment, and how it is built."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, NamedTuple, TypeVar
 
 from jaxrl.agents import (
     A2CConfig,
@@ -48,7 +48,7 @@ from jaxrl.processors import (
     reward_clip,
     reward_scale,
 )
-from jaxrl.strategies import Strategy, off_policy, on_policy
+from jaxrl.strategies import ActorsConfig, Strategy, off_policy, on_policy
 from jaxrl.training.settings import TrainerConfig
 
 
@@ -99,7 +99,7 @@ class BufferConfig:
 
 
 @dataclass(frozen=True)
-class EnvRun(TrainerConfig):
+class EnvRun(ActorsConfig, TrainerConfig):
     """Train in an environment."""
 
     env: str = "CartPole-v1"
@@ -238,6 +238,7 @@ def build_off_policy(agent: AgentMaker, config: Any) -> Strategy:
         updates=config.updates,
         warmup=config.warmup,
         random_warmup=config.random_warmup,
+        actors=part_of(config, ActorsConfig),
     )
 
 
@@ -251,7 +252,16 @@ def build_on_policy(agent: AgentMaker, config: Any) -> Strategy:
         rollout=config.rollout,
         epochs=config.epochs,
         minibatches=config.minibatches,
+        actors=part_of(config, ActorsConfig),
     )
+
+
+Part = TypeVar("Part")
+
+
+def part_of(config: Any, kind: type[Part]) -> Part:
+    """Return those settings of a run that are the fields of the dataclass `kind`."""
+    return kind(**{f.name: getattr(config, f.name) for f in fields(kind)})  # type: ignore[arg-type]
 
 
 def build_buffer(config: BufferConfig) -> Buffer:

@@ -34,6 +34,10 @@ class SettingsError(JaxrlError, ValueError):
     exit_code = 2
 
 
+class ActorError(JaxrlError):
+    """Report an actor that failed or hangs."""
+
+
 class DivergedError(JaxrlError):
     """Report training that no longer makes finite updates."""
 

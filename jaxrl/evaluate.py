@@ -8,10 +8,11 @@ from jaxrl.cli import Parser, cache_compilations, run_main  # first, for it take
 import jax
 import numpy as np
 
-from jaxrl.envs import Env, make_env
+from jaxrl.envs import Env, HostEnv, make_env
 from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.loading import load_policy
-from jaxrl.training import Evaluator, GreedyPolicy
+from jaxrl.training import GreedyPolicy
+from jaxrl.training.evaluator import evaluator_for
 
 
 def main(args: Sequence[str]) -> int:
@@ -25,7 +26,8 @@ def main(args: Sequence[str]) -> int:
     check_between("--seed", options.seed, 0, 2**32 - 1)
     cache_compilations()
     policy = load_policy(options.run_dir)
-    result = Evaluator(env_of(policy), policy.policy, options.episodes)(policy.params, jax.random.key(options.seed))
+    evaluate = evaluator_for(env_of(policy), policy.policy, options.episodes)
+    result = evaluate(policy.params, jax.random.key(options.seed))
     returns, unfinished = result.returns, int(np.sum(~result.finished))
     print(
         f"return {returns.mean():.6g} +- {returns.std():.6g} (min {returns.min():.6g}, max {returns.max():.6g}), "
@@ -34,7 +36,7 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
-def env_of(policy: GreedyPolicy) -> Env:
+def env_of(policy: GreedyPolicy) -> Env | HostEnv:
     """Build the environment that a loaded policy was trained in; raise `SettingsError` if it was made by hand."""
     settings = policy.facts["settings"]
     if "env" in settings.get("custom", []):
@@ -46,7 +48,8 @@ def env_of(policy: GreedyPolicy) -> Env:
         raise SettingsError(
             f"the best policy's environment is {name!r} with {params!r}; expected a name and parameters"
         )
-    return make_env(name, **params)
+    env: Env | HostEnv = make_env(name, **params)
+    return env
 
 
 if __name__ == "__main__":

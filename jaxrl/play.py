@@ -9,11 +9,13 @@ from jaxrl.cli import Parser, cache_compilations, run_main  # first, for it take
 import jax
 import numpy as np
 
-from jaxrl.envs import Env
+from jaxrl.envs import Env, HostEnv
+from jaxrl.envs.host import to_host
 from jaxrl.errors import SettingsError, check_between
 from jaxrl.evaluate import env_of
 from jaxrl.loading import load_policy
 from jaxrl.training import GreedyPolicy
+from jaxrl.types import PyTree
 
 
 def main(args: Sequence[str]) -> int:
@@ -36,8 +38,10 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
-def play(env: Env, policy: GreedyPolicy, seed: int, max_steps: int) -> tuple[list[np.ndarray], float]:
+def play(env: Env | HostEnv, policy: GreedyPolicy, seed: int, max_steps: int) -> tuple[list[np.ndarray], float]:
     """Play one episode; return a picture of every state, and the return."""
+    if isinstance(env, HostEnv):
+        return film(env, policy, seed, max_steps)
     if env.render is None:
         raise SettingsError(f"{env.spec.name} cannot be rendered; give its Env a render function")
     reset, step, draw = jax.jit(env.reset), jax.jit(env.step), jax.jit(env.draw)
@@ -52,6 +56,34 @@ def play(env: Env, policy: GreedyPolicy, seed: int, max_steps: int) -> tuple[lis
         if out.terminated or out.truncated:
             break
     return frames, total
+
+
+def film(env: HostEnv, policy: GreedyPolicy, seed: int, max_steps: int) -> tuple[list[np.ndarray], float]:
+    """Play one episode of an environment on the host as `play` does."""
+    if env.film is None:
+        raise SettingsError(f"{env.spec.name} cannot be rendered here")
+    one = env.film()
+    try:
+        obs, _ = one.reset(seed=seed)
+        policy.reset()
+        frames, total = [one.render()], 0.0
+        for _ in range(max_steps):
+            action = jax.tree.map(lambda x: np.asarray(x)[None], policy(obs))
+            obs, reward, terminated, truncated, _ = one.step(first_of(to_host(one.action_space, action)))
+            frames.append(one.render())
+            total += float(reward)
+            if terminated or truncated:
+                break
+    except Exception as error:
+        raise SettingsError(f"{env.spec.name} cannot be rendered: {error}") from error
+    finally:
+        one.close()
+    return frames, total
+
+
+def first_of(tree: PyTree) -> PyTree:
+    """Return the first row of leaves `[1, ...]`."""
+    return jax.tree.map(lambda x: x[0], tree)
 
 
 def write_gif(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:

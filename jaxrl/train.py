@@ -4,10 +4,10 @@ import contextlib
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
-from jaxrl.algos import build
+from jaxrl.algos import build, part_of
 from jaxrl.cli import cache_compilations, run_main
 from jaxrl.config import parse
 from jaxrl.training import Result, Trainer, TrainerConfig
@@ -19,7 +19,8 @@ def main(args: Sequence[str]) -> int:
     config = request.config
     config.check()
     if config.run_dir is None:
-        config = replace(config, run_dir=new_run_dir(f"{config.env}-{request.algo}-s{config.seed}"))
+        env = config.env.replace(":", "-").replace("/", "-")
+        config = replace(config, run_dir=new_run_dir(f"{env}-{request.algo}-s{config.seed}"))
     strategy = build(request.algo, config)
     cache_compilations()
     trainer = Trainer(
@@ -38,7 +39,7 @@ def main(args: Sequence[str]) -> int:
 
 def trainer_config(config: TrainerConfig) -> TrainerConfig:
     """Return the part of a run's settings that the trainer takes."""
-    return TrainerConfig(**{f.name: getattr(config, f.name) for f in fields(TrainerConfig)})
+    return part_of(config, TrainerConfig)
 
 
 def new_run_dir(name: str) -> str:

@@ -13,7 +13,7 @@ import optax
 
 from jaxrl.agents.base import Agent, AgentMaker, Mode
 from jaxrl.agents.checks import changed
-from jaxrl.agents.exploration import draw_epsilon_greedy, epsilon_greedy
+from jaxrl.agents.exploration import EPSILONS, draw_epsilon_greedy, epsilon_greedy
 from jaxrl.agents.flat import Flat
 from jaxrl.agents.losses import entry, munchausen
 from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn, linear, optimiser_named
@@ -235,6 +235,7 @@ def _bind(
         draw_update=partial(_draw_update, parts),
         strip=lambda state: state._replace(target=(), opt_state=()),
         settings=None if by_hand else asdict(config),
+        exploration=EPSILONS,
     )
 
 

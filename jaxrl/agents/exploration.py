@@ -5,6 +5,9 @@ import jax.numpy as jnp
 
 from jaxrl.types import Array, EnvSpec, Key, sample_space
 
+EPSILONS = ("epsilon_start", "epsilon_end")
+"""The hyperparameters that decide the share of random actions."""
+
 
 def draw_epsilon_greedy(spec: EnvSpec, key: Key, num_envs: int) -> tuple[Array, Array]:
     """Draw a coin `[N]` from `[0, 1)` and a random action `[N]`; the key is consumed."""

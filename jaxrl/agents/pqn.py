@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxrl.agents.base import Agent, AgentMaker, Mode
 from jaxrl.agents.checks import changed
 from jaxrl.agents.dqn import check_spec
-from jaxrl.agents.exploration import draw_epsilon_greedy, epsilon_greedy
+from jaxrl.agents.exploration import EPSILONS, draw_epsilon_greedy, epsilon_greedy
 from jaxrl.agents.flat import Flat
 from jaxrl.agents.losses import entry, squared
 from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn, linear, optimiser_named
@@ -127,6 +127,7 @@ def _bind(
         draw_update=lambda key, batch_size: (),
         strip=lambda state: state._replace(opt_state=()),
         settings=None if by_hand else asdict(config),
+        exploration=EPSILONS,
         prepare=partial(_prepare, parts),
     )
 

@@ -125,6 +125,7 @@ def _bind(name: str, config: TD3Config, optimiser: Optimiser, by_hand: bool, spe
         draw_update=lambda key, batch_size: jax.random.normal(key, (batch_size, size)),
         strip=lambda state: state._replace(critic=(), target_policy=(), target_critic=(), opt_state=()),
         settings=None if by_hand else asdict(config),
+        exploration=("noise",),
         memory=jnp.zeros(size) if config.noise_memory else None,
     )
 

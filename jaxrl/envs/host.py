@@ -1,14 +1,216 @@
-"""Environments not written in JAX: those of Gymnasium (https://gymnasium.farama.org), imported only when asked for."""
+"""Environments stepped on the host: those of Gymnasium (https://gymnasium.farama.org), imported only when asked for.
 
-from typing import Any
+An environment written in JAX can be put on the host too, to be stepped there by actors, or on another device.
+"""
 
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxrl.envs.base import Env
 from jaxrl.errors import SettingsError, nearest
-from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete, PyTree, Space
+from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete, PyTree, Space, Step, space_struct, tree_where
 
 PREFIX = "gymnasium:"
-"""What the name of such an environment begins with, as in `gymnasium:CartPole-v1`."""
+"""What the name of an environment of Gymnasium begins with, as in `gymnasium:CartPole-v1`."""
+
+
+class HostVector(Protocol):
+    """`N` environments that never reset themselves. Observations are NumPy arrays `[N, ...]` of the spec's dtypes."""
+
+    def reset(self, which: np.ndarray | None = None) -> PyTree:
+        """Begin an episode in those of `which` `[N]`, or in all; return the observations of all."""
+        ...
+
+    def step(self, action: PyTree) -> tuple[PyTree, np.ndarray, np.ndarray, np.ndarray]:
+        """Advance all; return true successors, rewards, and whether each terminated or was truncated."""
+        ...
+
+    def close(self, kill: bool = False) -> None:
+        """Let go of everything; with `kill`, without waiting for a step that hangs."""
+        ...
+
+
+class HostEnv(NamedTuple):
+    """An environment that is stepped on the host."""
+
+    spec: EnvSpec
+    open: Callable[[int, int, bool], HostVector]
+    """`(num_envs, seed, processes)`: open a vector of it, with `processes` each in one of its own."""
+    film: Callable[[], Any] | None = None
+    """`()`: open one that draws itself, with `reset`, `step` and `render` as Gymnasium has them."""
+    settings: Mapping[str, Any] | None = None
+    """What `make_env` needs to build it again; `None` for an environment made by hand."""
+
+
+class Stage:
+    """`N` environments on the host, episode after episode, with the very bookkeeping of `vectorise`."""
+
+    def __init__(self, env: HostEnv, num_envs: int, seed: int, processes: bool = False) -> None:
+        """Open the environments; nothing is reset yet."""
+        self.spec, self.num_envs = env.spec, num_envs
+        self.vector = env.open(num_envs, seed, processes)
+        self._returns = np.zeros(num_envs, np.float32)
+        self._lengths = np.zeros(num_envs, np.int32)
+
+    def reset(self) -> PyTree:
+        """Begin everywhere; return the first observations."""
+        self._returns[:], self._lengths[:] = 0.0, 0
+        return self.vector.reset()
+
+    def step(self, action: PyTree) -> Step:
+        """Advance all environments, in NumPy; those whose episode ends begin the next one in the same step.
+
+        As of `vectorise`: `final_obs` is the true successor and `obs` what the policy sees next; a non-finite
+        observation or reward cuts its episode and is marked `valid=False`, its values replaced by zeros.
+        """
+        successor, reward, terminated, truncated = self.vector.step(action)  # type: Any, Any, Any, Any
+        valid = np.isfinite(reward) & _finite_rows(successor)
+        reward = np.where(valid, reward, 0.0).astype(np.float32)
+        successor = jax.tree.map(lambda x: np.where(_like(valid, x), x, np.zeros_like(x)), successor)
+        self._returns, self._lengths = self._returns + reward, self._lengths + 1
+        terminated = terminated & valid
+        late = self._lengths >= (self.spec.time_limit or np.inf)
+        truncated = (truncated | late | ~valid) & ~terminated
+        done = terminated | truncated
+        info: Any = {"episode_return": self._returns, "episode_length": self._lengths}
+        obs = successor
+        if done.any():
+            fresh = self.vector.reset(done)
+            obs = jax.tree.map(lambda new, old: np.where(_like(done, new), new, old), fresh, successor)
+            self._returns, self._lengths = np.where(done, 0, self._returns), np.where(done, 0, self._lengths)
+        return Step(action, (), reward, terminated, truncated, successor, obs, info, valid)
+
+    def close(self, kill: bool = False) -> None:
+        """Let go of the environments; with `kill`, without waiting for a step that hangs."""
+        self.vector.close(kill)
+
+
+def _like(mask: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return mask.reshape(mask.shape + (1,) * (x.ndim - 1))
+
+
+def _finite_rows(tree: PyTree) -> Any:
+    floats = [x for x in jax.tree.leaves(tree) if np.issubdtype(x.dtype, np.inexact)]
+    return np.logical_and.reduce([np.isfinite(x).reshape(len(x), -1).all(axis=1) for x in floats] or [True])
+
+
+# --- Gymnasium --------------------------------------------------------------------------------------------------
+
+
+def gymnasium_env(name: str, **kwargs: Any) -> HostEnv:
+    """Return the environment that Gymnasium knows as `name` (with or without `gymnasium:`); `kwargs` go to its maker.
+
+    Raises:
+      SettingsError: Gymnasium is not installed, knows no such name, or cannot make it here.
+    """
+    gymnasium, id_ = require_gymnasium(), check_name(name)
+    # On the command line all numbers are real ones.
+    whole = {key: int(x) if isinstance(x, float) and x.is_integer() else x for key, x in kwargs.items()}
+    make = partial(gymnasium.make, id_, **whole)
+    try:
+        one = make()
+    except Exception as error:
+        raise SettingsError(f"Gymnasium cannot make {id_}: {error}") from error
+    spec = gymnasium_spec(one)._replace(name=PREFIX + id_)
+    one.close()
+    settings = {"env": PREFIX + id_, "env_args": dict(kwargs)}
+    return HostEnv(spec, partial(_Gymnasium, make, spec), partial(make, render_mode="rgb_array"), settings)
+
+
+def gymnasium_envs(spec: EnvSpec, make: Callable[[], Any]) -> HostEnv:
+    """Return an environment of one's own: `make()` returns a `gymnasium.Env`, of spaces as in `spec`."""
+    return HostEnv(spec, partial(_Gymnasium, make, spec))
+
+
+class _Gymnasium:
+    def __init__(self, make: Callable[[], Any], spec: EnvSpec, num_envs: int, seed: int, processes: bool) -> None:
+        gymnasium = require_gymnasium()
+        vector = gymnasium.vector
+        mode = {"autoreset_mode": vector.AutoresetMode.DISABLED}
+        # Spawned: a fork of a process in which JAX runs threads may hang.
+        self._env = (
+            vector.AsyncVectorEnv([make] * num_envs, context="spawn", **mode)
+            if processes
+            else vector.SyncVectorEnv([make] * num_envs, **mode)
+        )
+        self._seed: int | None = seed
+        self._struct = space_struct(spec.observation_space)
+
+    def reset(self, which: np.ndarray | None = None) -> PyTree:
+        options = None if which is None else {"reset_mask": which}
+        seed, self._seed = self._seed, None
+        return self._cast(self._env.reset(seed=seed, options=options)[0])
+
+    def step(self, action: PyTree) -> tuple[PyTree, np.ndarray, np.ndarray, np.ndarray]:
+        obs, reward, terminated, truncated, _ = self._env.step(to_host(self._env.single_action_space, action))
+        return self._cast(obs), reward, terminated, truncated
+
+    def close(self, kill: bool = False) -> None:
+        if kill and hasattr(self._env, "processes"):
+            for process in self._env.processes:
+                process.kill()
+        elif not kill:
+            self._env.close()
+
+    def _cast(self, obs: PyTree) -> PyTree:
+        flat = jax.tree.leaves(obs if not isinstance(obs, dict) else dict(obs))
+        like, treedef = jax.tree.flatten(self._struct)
+        pairs = zip(flat, like, strict=True)
+        return jax.tree.unflatten(treedef, [np.asarray(x, s.dtype).reshape(len(x), *s.shape) for x, s in pairs])
+
+
+# --- JAX --------------------------------------------------------------------------------------------------------
+
+
+def on_host(env: Env, device: Any = None) -> HostEnv:
+    """Put an environment written in JAX on the host, to be stepped by actors, on `device` or JAX's first."""
+    return HostEnv(env.spec, partial(_Jax, env, device or jax.devices()[0]), settings=env.settings)
+
+
+class _Jax:
+    def __init__(self, env: Env, device: Any, num_envs: int, seed: int, processes: bool) -> None:
+        if processes:
+            raise SettingsError(f"{env.spec.name} is written in JAX; processes are for environments of Gymnasium")
+        self._device, self._count = device, 0
+        self._key = jax.device_put(jax.random.key(seed), device)
+        self._fresh = jax.jit(lambda key: jax.vmap(env.reset)(jax.random.split(key, num_envs)))
+        self._mix = jax.jit(tree_where)
+        self._step = jax.jit(partial(_step_all, env, num_envs))
+        self._state: Any = None
+
+    def reset(self, which: np.ndarray | None = None) -> PyTree:
+        with jax.default_device(self._device):
+            state, obs = self._fresh(self._next_key())
+            self._state = state if which is None else self._mix(which, state, self._state)
+        return jax.tree.map(np.asarray, obs)
+
+    def step(self, action: PyTree) -> tuple[PyTree, np.ndarray, np.ndarray, np.ndarray]:
+        with jax.default_device(self._device):
+            self._state, *out = self._step(self._state, action, self._next_key())
+        obs, reward, terminated, truncated = jax.tree.map(np.asarray, out)
+        return obs, reward, terminated, truncated
+
+    def close(self, kill: bool = False) -> None:
+        self._state = None
+
+    def _next_key(self) -> Any:
+        self._count += 1
+        return jax.random.fold_in(self._key, self._count)
+
+
+def _step_all(env: Env, num_envs: int, state: PyTree, action: PyTree, key: Any) -> tuple[PyTree, ...]:
+    noise = jax.vmap(env.draw)(jax.random.split(key, num_envs))
+    state, out = jax.vmap(env.step)(state, action, noise)
+    flags = (jnp.broadcast_to(jnp.asarray(x, bool), (num_envs,)) for x in (out.terminated, out.truncated))
+    return state, out.obs, jnp.asarray(out.reward, jnp.float32), *flags
+
+
+# --- spaces -----------------------------------------------------------------------------------------------------
 
 
 def gymnasium_spec(env: Any) -> EnvSpec:

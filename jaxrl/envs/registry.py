@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxrl.envs.base import Env
+from jaxrl.envs.host import PREFIX, HostEnv, gymnasium_env
 from jaxrl.errors import SettingsError, nearest
 
-EnvFactory = Callable[..., Env]
+EnvFactory = Callable[..., Env | HostEnv]
 
 _REGISTERED: dict[str, EnvFactory] = {}
 
@@ -22,10 +23,11 @@ def register_env(name: str, factory: EnvFactory) -> None:
     _REGISTERED[name] = factory
 
 
-def make_env(name: str, **params: Any) -> Env:
+def make_env(name: str, **params: Any) -> Any:
     """Build an environment by name: one that `register_env` was told of, or one of gymnax's.
 
-    `params` replace the environment's default parameters, such as `max_steps_in_episode=200`.
+    `params` replace the environment's default parameters, such as `max_steps_in_episode=200`. One of Gymnasium's, as
+    `gymnasium:CartPole-v1`, comes as a `HostEnv`, any other as an `Env`.
 
     Raises:
       SettingsError: unknown name (with the nearest known ones) or parameter.
@@ -33,6 +35,8 @@ def make_env(name: str, **params: Any) -> Env:
     if name in _REGISTERED:
         env = _REGISTERED[name](**params)
         return env._replace(settings={"env": name, "env_args": dict(params)})
+    if name.startswith(PREFIX):
+        return gymnasium_env(name, **params)
     from jaxrl.envs import gymnax
 
     if name not in gymnax.names():

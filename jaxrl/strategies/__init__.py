@@ -3,5 +3,6 @@
 from jaxrl.strategies.base import Policy, Strategy, fold
 from jaxrl.strategies.off_policy import off_policy
 from jaxrl.strategies.on_policy import on_policy
+from jaxrl.strategies.remote import ActorsConfig
 
-__all__ = ["Policy", "Strategy", "fold", "off_policy", "on_policy"]
+__all__ = ["ActorsConfig", "Policy", "Strategy", "fold", "off_policy", "on_policy"]

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.envs.base import Env
+from jaxrl.envs.host import HostEnv
 from jaxrl.types import (
     Array,
     EnvSpec,
@@ -83,11 +84,55 @@ class Strategy(NamedTuple):
     """What was rounded or chosen for the user, to be said aloud."""
     settings: Mapping[str, Any] | None = None
     """What rebuilds it; parts made by hand are listed under `custom`. `None` for a strategy made by hand."""
+    remote: "Remote | None" = None
+    """What actors do, where environments are on the host; the noise of `step` is then `(arrival, what draw returned)`,
+    and `init` leaves the warm-up to them."""
+
+
+class Remote(NamedTuple):
+    """What actors do for a strategy whose environments are on the host, in rounds. All functions are pure."""
+
+    env: HostEnv
+    config: Any
+    """An `ActorsConfig`."""
+    actors: int
+    exploration: tuple[Mapping[str, float], ...]
+    """For each actor, what takes the place of hyperparameters of the agent."""
+    num_envs: int
+    """Environments of each actor."""
+    steps: int
+    """Steps of each environment in a round."""
+    prime: int
+    """Steps before the first round, of which no transition is complete."""
+    fill: int
+    """Rounds of warm-up."""
+    random_fill: bool
+    """Whether actions during it are uniformly random."""
+    arrival: PyTree
+    """Shapes of what the learner is given: the first part of the noise of `Strategy.step`."""
+    begin: Callable[[PyTree, PyTree, Key], PyTree]
+    """`(agent, obs, key) -> processor`"""
+    draw: Callable[[Key, int, bool], PyTree]
+    """`(key, steps, random) -> noise`"""
+    act: Callable[[PyTree, PyTree, PyTree, Array, Array], tuple[PyTree, PyTree]]
+    """`(agent, processor, noise, place, opt_step) -> (action, extras)`"""
+    take: Callable[[PyTree, Step], tuple[PyTree, PyTree]]
+    """`(processor, step) -> (processor, words)`"""
+    publish: Callable[[PyTree], PyTree]
+    """`(state) -> agent`: what acting needs of a training state."""
+    push: Callable[[PyTree, PyTree, Array], PyTree] | None
+    """`(state, arrival, t) -> state`: take up round `t` of the warm-up."""
 
 
 def fold(key: Key, t: Array | int) -> Key:
     """Return the key of iteration `t` of the stream of `key`."""
     return jax.random.fold_in(key, t)
+
+
+def noise_shapes(strategy: Strategy, state: PyTree) -> PyTree:
+    """Return the shapes of what `strategy.step` is given as noise."""
+    drawn = jax.eval_shape(strategy.draw, state.key, jnp.uint32(0))
+    return drawn if strategy.remote is None else (strategy.remote.arrival, drawn)
 
 
 def block_length(draw: StrategyDraw, key: Key) -> int:

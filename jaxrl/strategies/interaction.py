@@ -158,7 +158,7 @@ def retune(actors: Actors, state: Any) -> Any:
     return state._replace(agent=agent, processor=jax.tree.map(swap, processor, is_leaf=discounts))
 
 
-def settings_of(actors: Actors, env: Env, **others: Any) -> dict[str, Any]:
+def settings_of(actors: Actors, env: Env, /, **others: Any) -> dict[str, Any]:
     """Return what rebuilds a strategy; parts made by hand are named under `custom`."""
     pieces = {
         "env": env.settings,
@@ -172,7 +172,6 @@ def settings_of(actors: Actors, env: Env, **others: Any) -> dict[str, Any]:
         "env": env.spec.name,
         "env_args": {},
         **(env.settings or {}),
-        "num_envs": actors.env.num_envs,
         **others,
         **{name: dict(piece or {}) for name, piece in pieces.items() if name != "env"},
     }

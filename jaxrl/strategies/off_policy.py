@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from jaxrl.agents.base import AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.envs.base import Env, VecEnvState
+from jaxrl.envs.host import HostEnv
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
-from jaxrl.strategies.base import Strategy, fold, iterate, repeat
+from jaxrl.strategies.base import Remote, Strategy, fold, iterate, repeat
 from jaxrl.strategies.guard import Health, guarded_update, healthy
 from jaxrl.strategies.interaction import (
     Actors,
@@ -27,6 +28,7 @@ from jaxrl.strategies.interaction import (
     retune,
     settings_of,
 )
+from jaxrl.strategies.remote import ActorsConfig, Arrival, Crowd, arrived, remote, settings_of_actors, stage
 from jaxrl.types import Array, Key, Metrics, PyTree, Transition, row_struct
 
 
@@ -52,6 +54,8 @@ class _Parts(NamedTuple):
     fill: int
     """Warm-up iterations, which push but do not optimise."""
     random_warmup: bool
+    crowd: Crowd | None
+    """The environments on the host, if they are there."""
 
     @property
     def rows(self) -> int:
@@ -65,7 +69,7 @@ class _Parts(NamedTuple):
 
 
 def off_policy(
-    env: Env,
+    env: Env | HostEnv,
     agent: AgentMaker,
     *,
     buffer: Buffer,
@@ -75,6 +79,7 @@ def off_policy(
     updates: int = 1,
     warmup: int = 0,
     random_warmup: bool = True,
+    actors: ActorsConfig | None = None,
 ) -> Strategy:
     """Compose off-policy training, as of DQN.
 
@@ -89,6 +94,8 @@ def off_policy(
       updates: optimisation steps made each time that one is due.
       warmup: environment steps before the first optimisation; at least those of one batch are taken.
       random_warmup: whether actions during it are uniformly random, or those of the agent exploring.
+      actors: who steps environments on the host, each `num_envs` of them; left out, an environment in JAX runs on the
+        device, and any other with one actor.
 
     Raises:
       SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
@@ -97,19 +104,22 @@ def off_policy(
     check_count("opt_interval", opt_interval)
     check_count("updates", updates)
     check_count("warmup", warmup, least=0)
-    check_ratio(num_envs, opt_interval)
-    actors = assemble(env, agent, processor or one_step(), num_envs)
-    vector_steps = max(1, opt_interval // num_envs)
-    rows = vector_steps * num_envs
-    horizon_steps = actors.processor.horizon * num_envs
+    env, crowd = stage(env, actors)
+    total, times = (num_envs * crowd.actors, crowd.config.send) if crowd else (num_envs, 1)
+    check_ratio(total, opt_interval)
+    bound = assemble(env, agent, processor or one_step(), total)
+    vector_steps = times * max(1, opt_interval // total)
+    rows = vector_steps * total
+    horizon_steps = bound.processor.horizon * total
     missing = max(warmup - horizon_steps, buffer.batch_size)
     parts = _Parts(
-        actors=actors,
+        actors=bound,
         buffer=buffer,
         vector_steps=vector_steps,
-        updates=updates * max(1, num_envs // opt_interval),
+        updates=times * updates * max(1, total // opt_interval),
         fill=-(-missing // rows),
         random_warmup=random_warmup,
+        crowd=crowd,
     )
     warmup_env_steps = horizon_steps + parts.fill * rows
     return Strategy(
@@ -120,18 +130,21 @@ def off_policy(
         opt_steps_per_step=parts.updates,
         warmup_env_steps=warmup_env_steps,
         env=env,
-        policy=make_policy(actors.agent, actors.processor, env.spec),
-        retune=partial(retune, actors),
+        policy=make_policy(bound.agent, bound.processor, env.spec),
+        retune=partial(retune, bound),
         notes=_notes(buffer, rows, warmup, warmup_env_steps),
         settings=settings_of(
-            actors,
+            bound,
             env,
+            num_envs=num_envs,
+            **settings_of_actors(crowd),
             opt_interval=opt_interval,
             updates=updates,
             warmup=warmup,
             random_warmup=random_warmup,
             buffer=buffer.settings,
         ),
+        remote=_remote(parts, crowd) if crowd else None,
     )
 
 
@@ -169,14 +182,40 @@ def _notes(buffer: Buffer, rows: int, warmup: int, warmup_env_steps: int) -> tup
 
 
 def _step(parts: _Parts, state: OffPolicyState, noise: PyTree, t: Array) -> tuple[OffPolicyState, Metrics]:
-    collect_noise, update_noise = noise
     first_opt = jnp.asarray(t, jnp.uint32) * parts.updates
-    state, items, seen = _collect(parts, state, collect_noise, first_opt, random=False)
+    if parts.crowd is None:
+        collect_noise, update_noise = noise
+        state, items, seen = _collect(parts, state, collect_noise, first_opt, random=False)
+    else:
+        arrival, update_noise = noise
+        items, seen = _arrived(parts, arrival)
     pushes = parts.fill + jnp.asarray(t, jnp.uint32)
     # Push before sampling: the other way round XLA must keep the old buffer, and copies it every iteration.
     state = state._replace(buffer=parts.buffer.push(state.buffer, items, pushes))
     state, learnt = repeat(partial(_update, parts), state, update_noise, first_opt, parts.updates)
     return state, {**seen, **learnt}
+
+
+def _arrived(parts: _Parts, arrival: Arrival) -> tuple[Transition, Metrics]:
+    """Return the transitions that actors have sent as one block of `rows`."""
+    assert parts.crowd is not None
+    items, seen, told = arrived(parts.actors, parts.crowd, arrival)
+    items, seen = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (items, seen))
+    return items, {**episode_metrics(seen), **told}
+
+
+def _remote(parts: _Parts, crowd: Crowd) -> Remote:
+    def push(state: OffPolicyState, arrival: Arrival, t: Array) -> OffPolicyState:
+        return state._replace(buffer=parts.buffer.push(state.buffer, _arrived(parts, arrival)[0], t))
+
+    return remote(
+        parts.actors,
+        crowd,
+        steps=parts.vector_steps,
+        fill=parts.fill,
+        random_fill=parts.random_warmup,
+        push=push,
+    )
 
 
 def _update(parts: _Parts, state: OffPolicyState, noise: PyTree, opt_step: Array) -> tuple[OffPolicyState, Metrics]:
@@ -215,8 +254,10 @@ def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
         agent = parts.actors.agent.draw_update(agent_key, parts.buffer.batch_size)
         return parts.buffer.draw(sample_key, pushes, parts.rows), agent
 
-    collect_noise = draw_steps(parts.actors, collect_key, parts.vector_steps)
-    return collect_noise, jax.vmap(draw_update)(jax.random.split(update_key, parts.updates))
+    update_noise = jax.vmap(draw_update)(jax.random.split(update_key, parts.updates))
+    if parts.crowd is not None:
+        return update_noise
+    return draw_steps(parts.actors, collect_key, parts.vector_steps), update_noise
 
 
 # --- the beginning ----------------------------------------------------------------------------------------------
@@ -235,6 +276,8 @@ def _init(parts: _Parts, key: Key) -> OffPolicyState:
         buffer=parts.buffer.init(row_struct(items), parts.rows, parts.lag),
         health=healthy(),
     )
+    if parts.crowd is not None:
+        return state
     state = _prime(parts, state, prime_key)
 
     def draw(key: Key, t: Array) -> PyTree:

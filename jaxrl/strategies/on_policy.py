@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxrl.agents.base import AgentMaker
 from jaxrl.buffers.rows import Layout, layout_of, pack, unpack
 from jaxrl.envs.base import Env, VecEnvState
+from jaxrl.envs.host import HostEnv
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
@@ -29,6 +30,7 @@ from jaxrl.strategies.interaction import (
     retune,
     settings_of,
 )
+from jaxrl.strategies.remote import ActorsConfig, Crowd, arrived, remote, settings_of_actors, stage
 from jaxrl.strategies.shuffle import random_orders
 from jaxrl.types import Array, Batch, Key, Metrics, PyTree, Rollout, Stat, Total, Transition, row_struct, tree_where
 
@@ -50,6 +52,8 @@ class _Parts(NamedTuple):
     """Steps of all environments in one iteration."""
     epochs: int
     minibatches: int
+    crowd: Crowd | None
+    """The environments on the host, if they are there."""
 
     @property
     def units(self) -> int:
@@ -64,7 +68,7 @@ class _Parts(NamedTuple):
 
 
 def on_policy(
-    env: Env,
+    env: Env | HostEnv,
     agent: AgentMaker,
     *,
     processor: Processor | None = None,
@@ -72,6 +76,7 @@ def on_policy(
     rollout: int = 128,
     epochs: int = 4,
     minibatches: int = 4,
+    actors: ActorsConfig | None = None,
 ) -> Strategy:
     """Compose on-policy training, as of PPO.
 
@@ -87,31 +92,41 @@ def on_policy(
       rollout: steps `T` of each environment in an iteration.
       epochs: times that a rollout is gone through.
       minibatches: equal parts of an epoch, one optimisation step each; 1 learns from the rollout as a whole.
+      actors: who steps environments on the host, each `num_envs` of them; a rollout is that of all. Left out, an
+        environment in JAX runs on the device, and any other with one actor.
 
     Raises:
       SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
     """
     for name, value in (("rollout", rollout), ("epochs", epochs), ("minibatches", minibatches)):
         check_count(name, value)
-    actors = assemble(env, agent, processor or one_step(), num_envs)
-    if actors.agent.prepare is None:
-        raise SettingsError(
-            f"{actors.agent.name} does not learn on-policy; agents that do: ppo, a2c, reinforce and pqn"
-        )
-    if actors.processor.horizon:
+    env, crowd = stage(env, actors)
+    bound = assemble(env, agent, processor or one_step(), num_envs * (crowd.actors if crowd else 1))
+    if bound.agent.prepare is None:
+        raise SettingsError(f"{bound.agent.name} does not learn on-policy; agents that do: ppo, a2c, reinforce and pqn")
+    if bound.processor.horizon:
         raise SettingsError("processor: on-policy agents look ahead by themselves; set processor.n_step to 1")
-    parts = _Parts(actors, rollout, epochs, minibatches)
-    check_minibatches(parts.units, minibatches, "steps" if actors.agent.memory is None else "environments")
+    parts = _Parts(bound, rollout, epochs, minibatches, crowd)
+    check_minibatches(parts.units, minibatches, "steps" if bound.agent.memory is None else "environments")
     return Strategy(
         init=partial(_init, parts),
         draw=partial(_draw, parts),
         step=partial(_step, parts),
-        env_steps_per_step=rollout * num_envs,
+        env_steps_per_step=rollout * bound.env.num_envs,
         opt_steps_per_step=parts.updates,
         env=env,
-        policy=make_policy(actors.agent, actors.processor, env.spec),
-        retune=partial(retune, actors),
-        settings=settings_of(actors, env, rollout=rollout, epochs=epochs, minibatches=minibatches),
+        policy=make_policy(bound.agent, bound.processor, env.spec),
+        retune=partial(retune, bound),
+        settings=settings_of(
+            bound,
+            env,
+            num_envs=num_envs,
+            **settings_of_actors(crowd),
+            rollout=rollout,
+            epochs=epochs,
+            minibatches=minibatches,
+        ),
+        remote=remote(bound, crowd, steps=rollout) if crowd else None,
     )
 
 
@@ -138,15 +153,20 @@ def _init(parts: _Parts, key: Key) -> OnPolicyState:
 
 
 def _step(parts: _Parts, state: OnPolicyState, noise: PyTree, t: Array) -> tuple[OnPolicyState, Metrics]:
-    collect_noise, update_noise = noise
     first_opt = jnp.asarray(t, jnp.uint32) * parts.updates
-    scene = Scene(state.env, state.processor)
-    scene, items, seen = collect(parts.actors, state.agent, first_opt, scene, collect_noise)
-    state = state._replace(env=scene.env, processor=scene.processor)
+    told: Metrics = {}
+    if parts.crowd is None:
+        collect_noise, update_noise = noise
+        scene = Scene(state.env, state.processor)
+        scene, items, seen = collect(parts.actors, state.agent, first_opt, scene, collect_noise)
+        state = state._replace(env=scene.env, processor=scene.processor)
+    else:
+        arrival, update_noise = noise
+        items, seen, told = arrived(parts.actors, parts.crowd, arrival)
     assert parts.actors.agent.prepare is not None
     prepared = parts.actors.agent.prepare(state.agent, Rollout(items, last_steps(items, seen)))
     state, learnt = _learn(parts, state, prepared, update_noise, first_opt)
-    return state, {**episode_metrics(seen), **learnt}
+    return state, {**episode_metrics(seen), **told, **learnt}
 
 
 def last_steps(items: Transition, seen: Seen) -> Array:
@@ -217,4 +237,6 @@ def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
     updates = jax.vmap(lambda k: parts.actors.agent.draw_update(k, size))(jax.random.split(update_key, parts.updates))
     # With one minibatch there is no order.
     order = random_orders(order_key, parts.epochs, parts.units if parts.minibatches > 1 else 1)
+    if parts.crowd is not None:
+        return order, updates
     return draw_steps(parts.actors, collect_key, parts.rollout), (order, updates)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.base import Env
+from jaxrl.envs.host import HostEnv, Stage
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.strategies.base import Policy, Strategy, fold
 from jaxrl.types import Array, Key, PyTree, Step
@@ -69,14 +70,51 @@ class Evaluator:
         self._run = self._jitted.lower(params, key).compile()
 
 
-def evaluator_of(strategy: Strategy, episodes: int) -> Evaluator:
+class HostEvaluator:
+    """Run `episodes` greedy episodes from start to end, side by side, in environments on the host."""
+
+    def __init__(self, env: HostEnv, policy: Policy, episodes: int, max_steps: int = MAX_STEPS) -> None:
+        """Prepare an evaluation; arguments are those of `Evaluator`. Environments are opened for each anew."""
+        check_count("eval_episodes", episodes)
+        self.env, self.episodes, self.max_steps = env, episodes, max_steps
+        self._begin, self._act, self._observe = jax.jit(policy.begin), jax.jit(policy.act), jax.jit(policy.observe)
+
+    def __call__(self, params: PyTree, key: Key) -> Evaluation:
+        """Run the episodes; the key is consumed."""
+        stage = Stage(self.env, self.episodes, int(jax.random.bits(key) >> 1))
+        try:
+            return self._run(stage, params)
+        finally:
+            stage.close()
+
+    def _run(self, stage: Stage, params: PyTree) -> Evaluation:
+        carry = self._begin(params, stage.reset())
+        returns, lengths = np.zeros(self.episodes), np.zeros(self.episodes, np.int32)
+        running = np.ones(self.episodes, bool)
+        for _ in range(self.max_steps):
+            carry, action = self._act(params, carry)
+            step = stage.step(jax.tree.map(np.asarray, action))
+            returns, lengths = returns + np.where(running, step.reward, 0.0), lengths + running
+            running &= ~(step.terminated | step.truncated)
+            if not running.any():
+                break
+            carry = self._observe(params, carry, step._replace(action=action, info={}))
+        return Evaluation(returns, lengths, ~running)
+
+
+def evaluator_for(env: Env | HostEnv, policy: Policy, episodes: int) -> EvaluateFn:
+    """Return what judges `policy` in `env`."""
+    return Evaluator(env, policy, episodes) if isinstance(env, Env) else HostEvaluator(env, policy, episodes)
+
+
+def evaluator_of(strategy: Strategy, episodes: int) -> EvaluateFn:
     """Return the evaluator of `strategy` in its own environment; raise `SettingsError` if it has none."""
     if strategy.env is None or strategy.policy is None:
         raise SettingsError(
             "this strategy has no env and policy to evaluate; give them to it, pass evaluator=..., "
             "or turn evaluation off with eval_interval=0 and eval_episodes=0"
         )
-    return Evaluator(strategy.env, strategy.policy, episodes)
+    return evaluator_for(strategy.remote.env if strategy.remote else strategy.env, strategy.policy, episodes)
 
 
 class _Episodes(NamedTuple):

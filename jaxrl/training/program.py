@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxrl.envs.base import require_same
 from jaxrl.errors import SettingsError
-from jaxrl.strategies.base import Strategy, iterate
+from jaxrl.strategies.base import Strategy, iterate, noise_shapes
 from jaxrl.types import Array, Metrics, PyTree, Total, columns_of, tree_bytes
 
 
@@ -37,8 +37,7 @@ def zero_sums(size: int) -> Sums:
 
 def metric_shapes(strategy: Strategy, state: PyTree) -> dict[str, Any]:
     """Return the metrics that `strategy.step` reports, as shapes, sorted by name."""
-    noise = jax.eval_shape(strategy.draw, state.key, jnp.uint32(0))
-    _, metrics = jax.eval_shape(strategy.step, state, noise, jnp.uint32(0))
+    _, metrics = jax.eval_shape(strategy.step, state, noise_shapes(strategy, state), jnp.uint32(0))
     return dict(sorted(metrics.items()))
 
 
@@ -51,6 +50,12 @@ def run(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Array
         return state, add(sums, metrics)
 
     return iterate(strategy.draw, body, state.key, (state, sums), start, stop)
+
+
+def run_one(strategy: Strategy, state: PyTree, sums: Sums, arrival: PyTree, t: Array) -> tuple[PyTree, Sums]:
+    """Make iteration `t` of a strategy whose actors have sent `arrival`."""
+    state, metrics = strategy.step(state, (arrival, strategy.draw(state.key, t)), t)
+    return state, add(sums, metrics)
 
 
 def add(sums: Sums, metrics: Metrics) -> Sums:
@@ -86,7 +91,8 @@ class Compiled(NamedTuple):
     init: Any
     """`(key) -> (state, sums)`; compiled when first called, for a run that is resumed."""
     run: Any
-    """`(state, sums, start, stop) -> (state, sums)`; the state and sums given are donated."""
+    """`(state, sums, start, stop) -> (state, sums)`, of one that acts on the host `(state, sums, arrival, t) -> ...`;
+    the state and sums given are donated."""
     like: tuple[PyTree, Sums]
     metrics: dict[str, Any]
 
@@ -97,7 +103,8 @@ def compile_all(strategy: Strategy, key: Array, evaluator: Any, params: Any, res
     like = state, sums = jax.eval_shape(init, key)
     count = jax.ShapeDtypeStruct((), jnp.uint32)
     with ThreadPoolExecutor(3) as pool:
-        run_job = pool.submit(lambda: jit_run(strategy).lower(state, sums, count, count).compile())
+        given = (count, count) if strategy.remote is None else (strategy.remote.arrival, count)
+        run_job = pool.submit(lambda: jit_run(strategy).lower(state, sums, *given).compile())
         init_job = None if resume else pool.submit(lambda: init.lower(key).compile())
         if hasattr(evaluator, "compile"):
             pool.submit(evaluator.compile, jax.eval_shape(params, state), key).result()
@@ -121,8 +128,8 @@ def jit_init(strategy: Strategy) -> Any:
 
 
 def jit_run(strategy: Strategy) -> Any:
-    """Return the program `(state, sums, start, stop) -> (state, sums)`, compiled when first called."""
-    return jax.jit(partial(run, strategy), donate_argnums=(0, 1))
+    """Return the program of `Compiled.run`, compiled when first called."""
+    return jax.jit(partial(run if strategy.remote is None else run_one, strategy), donate_argnums=(0, 1))
 
 
 def memory_plan(state: PyTree) -> str:
@@ -155,8 +162,7 @@ def check_step(strategy: Strategy) -> None:
     """Trace one iteration; raise `SettingsError` unless its state keeps its structure, shapes and dtypes."""
     state = jax.eval_shape(strategy.init, jax.eval_shape(lambda: jax.random.key(0)))
     check_fits(state)
-    noise = jax.eval_shape(strategy.draw, state.key, jnp.uint32(0))
-    new, metrics = jax.eval_shape(strategy.step, state, noise, jnp.uint32(0))
+    new, metrics = jax.eval_shape(strategy.step, state, noise_shapes(strategy, state), jnp.uint32(0))
     require_same("strategy: the state after step", new, "that after init", state)
     if not isinstance(metrics, Mapping):
         came = f"{metrics.dtype}{list(metrics.shape)}" if hasattr(metrics, "dtype") else type(metrics).__name__

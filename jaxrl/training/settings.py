@@ -84,7 +84,7 @@ class TrainerConfig:
         )
 
 
-HARMLESS = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"}
+HARMLESS = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"} | {"processes", "actor_timeout"}
 """Settings that may change on resume: no bit of the training depends on them, unless it diverges and goes back."""
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError, check_count, say
 from jaxrl.strategies.base import Strategy
+from jaxrl.training.actors import Crew, programs
 from jaxrl.training.divergence import another_try, diverged, explain, in_good_health
 from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, evaluator_of, mean_return
 from jaxrl.training.interrupt import Interrupt
@@ -114,6 +115,7 @@ class Trainer:
         self._best: Best | None = None
         self._unwritten: dict[str, list[str]] = {}
         self._run: Any = None
+        self._crew: Crew | None = None
         self._sums: Any = None
         self._chunk = 0
 
@@ -166,6 +168,7 @@ class Trainer:
         params, score = (best.params, best.score) if best else (self._params(state), self.ledger.best_score)
         greedy = policy and GreedyPolicy(policy, params, {"score": score})
         summary = {**self.ledger.summary(self.schedule), "stop": self.stop_reason}
+        summary |= self._crew.summary() if self._crew is not None else {}
         return Result(greedy, score, summary, state)
 
     def settings(self) -> dict[str, Any]:
@@ -199,17 +202,41 @@ class Trainer:
         """Call the compiled program until iteration `target`, or until someone asks to stop, or it diverges."""
         while self.ledger.t < target and not self.interrupt and not diverged(self.state, self.config.max_skips):
             begun, t = time.perf_counter(), self.ledger.t
-            stop = min(target, t + self._chunk)
-            self.state, self._sums = self._run(self.state, self._sums, np.uint32(t), np.uint32(stop))
+            stop = self._call(t, min(target, t + self._chunk))
             jax.block_until_ready((self.state, self._sums))
             seconds = max(time.perf_counter() - begun, 1e-9)
             self.ledger.trained(stop, seconds)
+            self._fail_with_crew()
             self._chunk = self.max_chunk or max(1, int((stop - t) * CHUNK_S / seconds))
             progress = self._progress((stop - t) / seconds)
             self._recorders.tick(progress)
             self._storage.settle(block=False)
             if self.hooks.chunk:
                 self.hooks.chunk(self, progress)
+
+    def _new_crew(self) -> Crew | None:
+        """Return the actors of a strategy whose environments are on the host."""
+        remote = self.strategy.remote
+        if remote is None:
+            return None
+        return Crew(remote, programs(remote, self._run), self.interrupt, self.schedule.opt_steps_per_step)
+
+    def _call(self, t: int, stop: int) -> int:
+        """Make iterations `t .. stop-1`, or what of them there is no reason to leave; return the next."""
+        if self._crew is not None:
+            self.state, self._sums, stop = self._crew.run(self.state, self._sums, t, stop)
+        else:
+            self.state, self._sums = self._run(self.state, self._sums, np.uint32(t), np.uint32(stop))
+        return stop
+
+    def _fail_with_crew(self) -> None:
+        """Save and raise if an actor has failed."""
+        if self._crew is not None and self._crew.failure is not None:
+            error, trace = self._crew.failure
+            self.stop_reason = "actor"
+            self._event("actor", f"{error}\n{trace}")
+            self._save()
+            raise error
 
     def _evaluate(self) -> Row | None:
         if self.evaluator is None:
@@ -235,7 +262,8 @@ class Trainer:
         ledger = self.ledger
         with ledger.timed("record"):
             rates = ledger.rates(self.schedule, ledger.t - ledger.interval_start, ledger.interval_s)
-            row = self._row("train", **rates, **summarise(self._metrics, self._sums))
+            waits = self._crew.columns() if self._crew is not None else {}
+            row = self._row("train", **rates, **waits, **summarise(self._metrics, self._sums))
             self._recorders.write(row)
             self._sums = zero_sums(len(self._metrics))
             ledger.interval_start, ledger.interval_s = ledger.t, 0.0
@@ -305,6 +333,9 @@ class Trainer:
         else:
             (self.state, self._sums), self.ledger = found[0], self.ledger.go_back(found[1]["ledger"])
         self.state = another_try(self.state, self.ledger.rollbacks)
+        if self._crew is not None:
+            self._crew.close()
+            self._crew = self._new_crew()
         self._rewind(self.schedule.opt_steps(self.ledger.t))
         self._event("rollback", f"{what}; went back to here, to go on with other random numbers")
 
@@ -334,6 +365,8 @@ class Trainer:
 
     def _close(self, storage: Storage) -> None:
         try:
+            if self._crew is not None:
+                self._crew.close()
             with self.ledger.timed("save"):
                 storage.keep_best(self._best)
                 storage.finish()
@@ -354,6 +387,7 @@ class Trainer:
                 self._storage.check_fits(state_shapes(self.strategy))
             compiled = compile_all(self.strategy, key, self.evaluator, self._params, self._storage.resumes)
             self._compiled, self._run, self._metrics = compiled, compiled.run, compiled.metrics
+            self._crew = self._new_crew()
         with self.ledger.timed("init"):
             if self._storage.resumes:
                 self._restore()
@@ -407,6 +441,7 @@ class Trainer:
         if self.resume.run:
             changed = "; ".join(map(str, self._storage.changes))
             how = f"resumed at {opt_steps} optimisation steps" if self._storage.resumes else "began again"
+            how += " with environments that start anew" if self._crew is not None and self._storage.resumes else ""
             self._event("resume", f"{how}; changed: {changed}" if changed else how)
 
     def _rewind(self, opt_steps: int) -> None:
@@ -438,5 +473,5 @@ class Trainer:
             **self.ledger.counters(self.schedule),
             max_opts=self.schedule.opt_steps(self.schedule.last),
             opt_steps_per_sec=rate * self.schedule.opt_steps_per_step,
-            seconds_left=(self.schedule.last - self.ledger.t) / rate,
+            seconds_left=(self.schedule.last - self.ledger.t) / max(rate, 1e-9),
         )

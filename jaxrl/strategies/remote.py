@@ -1,0 +1,218 @@
+"""Environments that are not on the device: what actors do on the host, and how what they send comes to the learner.
+
+Actors go in rounds. In each, every actor takes the same number of steps with the same parameters and sends them as one
+block; the learner takes up the blocks of a round together, in the order of the actors, as if all environments had been
+one vector. Which parameters a round is played with is a matter of its number alone, never of time: so asynchronous
+training, too, is a function of settings and seed, as far as the environments are.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.buffers.rows import Layout, empty, layout_of, pack, unpack
+from jaxrl.envs.base import Env, TimeStep, draw_nothing
+from jaxrl.envs.host import HostEnv, on_host
+from jaxrl.errors import SettingsError, check_between, check_count
+from jaxrl.processors.base import begin
+from jaxrl.strategies.base import Remote
+from jaxrl.strategies.interaction import Actors, Seen, draw_steps, interact, open_scene, see
+from jaxrl.types import Array, EnvSpec, Key, Metrics, PyTree, Step, Total, Transition, row_struct, space_zeros, stat
+
+
+@dataclass(frozen=True)
+class ActorsConfig:
+    """Settings of actors, which step environments on the host while a learner optimises."""
+
+    actors: int | None = None
+    """Actors, each with `num_envs` environments in a thread of its own; unset: one for environments of Gymnasium, and
+    for those in JAX none, they run on the device."""
+    send: int = 8
+    """Times that each actor does what an iteration asks for before it sends; rollouts are sent whole."""
+    max_lag: int = 2
+    """Rounds that the parameters of actors are behind; 0: actors and learner take turns."""
+    sync_interval: int = 1
+    """Optimisation steps from one set of parameters for the actors to the next."""
+    exploration: tuple[float, ...] = ()
+    """Exploration of each actor, in place of epsilon (dqn, pqn) or noise (td3, ddpg). Of one number e, actor i of A has
+    e^(1 + 7 i / (A - 1)), as Ape-X; unset: all as the agent's settings say."""
+    processes: bool = False
+    """Step each environment of Gymnasium in a process of its own."""
+    actor_timeout: float = 60.0
+    """Seconds after which an actor that sends nothing counts as hanging."""
+
+
+class Crowd(NamedTuple):
+    """Environments on the host."""
+
+    env: HostEnv
+    config: ActorsConfig
+    actors: int
+
+
+def check_actors(config: ActorsConfig) -> None:
+    """Raise `SettingsError` for what cannot be."""
+    check_count("actors", 1 if config.actors is None else config.actors)
+    for name in ("send", "sync_interval"):
+        check_count(name, getattr(config, name))
+    check_count("max_lag", config.max_lag, least=0)
+    check_between("actor_timeout", config.actor_timeout, 0.1, 1e6)
+    if len(config.exploration) not in (0, 1, config.actors or 1):
+        raise SettingsError(
+            f"exploration has {len(config.exploration)} numbers for {config.actors or 1} actors; "
+            "give one, or one an actor"
+        )
+
+
+def settings_of_actors(crowd: Crowd | None) -> dict[str, Any]:
+    """Return the settings of actors as those of a run; without any, none are told of."""
+    return {} if crowd is None else asdict(crowd.config)
+
+
+def stage(env: Env | HostEnv, config: ActorsConfig | None) -> tuple[Env, Crowd | None]:
+    """Return the environment as the learner sees it, and those which actors step, if there are to be any."""
+    config = config or ActorsConfig()
+    check_actors(config)
+    if isinstance(env, Env) and config.actors is None:
+        return env, None
+    host = on_host(env) if isinstance(env, Env) else env
+    count = config.actors or 1
+    return blank(host.spec)._replace(settings=host.settings), Crowd(host, replace(config, actors=count), count)
+
+
+def blank(spec: EnvSpec) -> Env:
+    """Return an environment of which only the shapes are true."""
+    zeros = lambda: space_zeros(spec.observation_space)
+    return Env(
+        spec=spec,
+        reset=lambda key: ((), zeros()),
+        step=lambda state, action, noise: ((), TimeStep(zeros(), 0.0, False)),
+        draw=draw_nothing,
+    )
+
+
+def exploration_of(crowd: Crowd, names: tuple[str, ...], agent: str) -> list[dict[str, float]]:
+    """Return, for each actor, what takes the place of the agent's hyperparameters `names`.
+
+    Raises:
+      SettingsError: the agent explores by nothing that could be set.
+    """
+    count, given = crowd.actors, crowd.config.exploration
+    if given and not names:
+        raise SettingsError(f"{agent} explores by its own policy; leave exploration unset")
+    if len(given) == 1 < count:
+        # Horgan et al. 2018, https://arxiv.org/abs/1803.00933, section 4.1.
+        given = tuple(given[0] ** (1 + 7 * i / (count - 1)) for i in range(count))
+    return [dict.fromkeys(names, value) for value in given] or [{}] * count
+
+
+# --- what an actor does -----------------------------------------------------------------------------------------
+
+
+class Arrival(NamedTuple):
+    """What the learner is given for an iteration."""
+
+    words: dict[str, Array]
+    """Steps `[T, N, W]` of all actors' environments, packed."""
+    lag: Array
+    """Float32, optimisation steps made since the parameters that the steps were taken with."""
+
+
+def remote(
+    actors: Actors,
+    crowd: Crowd,
+    *,
+    steps: int,
+    fill: int = 0,
+    random_fill: bool = False,
+    push: Any = None,
+) -> Remote:
+    """Say what actors do: `actors` stand before the environments of all, and take `steps` steps in a round.
+
+    `fill` rounds of warm-up come first; `push(state, items, t)` takes them up.
+    """
+    first = space_zeros(crowd.env.spec.observation_space, 1)
+    if jax.tree.leaves(jax.eval_shape(lambda: actors.processor.learnt(actors.processor.init(first)))):
+        raise SettingsError("processor: actors do not share running statistics; turn normalise_obs off")
+    num_envs = actors.env.num_envs // crowd.actors
+    one = actors._replace(env=actors.env._replace(num_envs=num_envs))
+    layout = layout_of_steps(actors)
+    arrival = jax.eval_shape(lambda: Arrival(_several(empty(layout, actors.env.num_envs).words, steps), jnp.float32(0)))
+    return Remote(
+        env=crowd.env,
+        config=crowd.config,
+        actors=crowd.actors,
+        exploration=tuple(exploration_of(crowd, actors.agent.exploration, actors.agent.name)),
+        num_envs=num_envs,
+        steps=steps,
+        prime=actors.processor.horizon,
+        fill=fill,
+        random_fill=random_fill,
+        arrival=arrival,
+        begin=partial(_begin, one),
+        draw=lambda key, count, random: draw_steps(one, key, count, random),
+        act=partial(_act, one),
+        take=partial(_take, one, layout),
+        publish=lambda state: actors.agent.strip(state.agent),
+        push=push,
+    )
+
+
+def layout_of_steps(actors: Actors) -> Layout:
+    """Return how a step of one environment is packed: its transition, and what is recorded of it."""
+
+    def one() -> tuple[Transition, Seen]:
+        agent_key, env_key, key = jax.random.split(jax.random.key(0), 3)
+        agent = actors.agent.init(agent_key)
+        scene, _ = open_scene(actors, agent, env_key)
+        noise = jax.tree.map(lambda x: x[0], draw_steps(actors, key, 1))
+        return interact(actors, agent, jnp.uint32(0), False, scene, noise)[1]
+
+    return layout_of(row_struct(jax.eval_shape(one)))
+
+
+def _several(words: dict[str, Array], steps: int) -> dict[str, Array]:
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (steps, *x.shape)), words)
+
+
+def _begin(actors: Actors, agent: PyTree, obs: PyTree, key: Key) -> PyTree:
+    """Start the processor at the first observations."""
+    seen = actors.processor.observe(actors.processor.init(obs))
+    noise = actors.agent.draw_act(key, actors.env.num_envs)
+    shapes = jax.eval_shape(lambda: actors.agent.act(agent, seen, noise, jnp.uint32(0), "explore"))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return begin(actors.processor, obs, *zeros)
+
+
+def _act(actors: Actors, agent: PyTree, processor: PyTree, noise: PyTree, place: Array, opt_step: Array) -> Any:
+    """Choose actions with the randomness of step `place` of a round; return them and the extras."""
+    act_noise, random_action, _ = jax.tree.map(lambda x: x[place], noise)
+    obs = actors.processor.observe(processor)
+    action, extras = actors.agent.act(agent, obs, act_noise, opt_step, "explore")
+    return (action if isinstance(random_action, tuple) and not random_action else random_action), extras
+
+
+def _take(actors: Actors, layout: Layout, processor: PyTree, step: Step) -> tuple[PyTree, dict[str, Array]]:
+    """Take in what the actions led to; return the processor's state, and the step packed `[N, W]`."""
+    processor, items = actors.processor.process(processor, step)
+    return processor, pack(layout, (items, see(step)))
+
+
+# --- what the learner makes of it -------------------------------------------------------------------------------
+
+
+def arrived(actors: Actors, crowd: Crowd, arrival: Arrival) -> tuple[Transition, Seen, Metrics]:
+    """Unpack what arrived: transitions and what was seen, leaves `[T, N, ...]`, and what is told of each actor."""
+    items, seen = jax.vmap(partial(unpack, layout_of_steps(actors)))(arrival.words)
+    done = seen.terminated | seen.truncated
+    told: dict[str, Any] = {"staleness": arrival.lag}
+    each = actors.env.num_envs // crowd.actors
+    for i in range(crowd.actors):
+        own = slice(i * each, (i + 1) * each)
+        told[f"actor{i}/env_steps"] = Total(jnp.int32(done[:, own].size))
+        told[f"actor{i}/episodes"] = Total(done[:, own].sum(dtype=jnp.int32))
+        told[f"actor{i}/episode_return"] = stat(seen.info["episode_return"][:, own], done[:, own])
+    return items, seen, told

@@ -1,0 +1,348 @@
+"""Actors in threads: they step environments on the host while the learner, in the main thread, optimises."""
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from itertools import count
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl.envs.host import Stage
+from jaxrl.errors import ActorError, one_line
+from jaxrl.strategies.base import Remote, fold
+from jaxrl.strategies.remote import Arrival
+from jaxrl.training.interrupt import Interrupt
+from jaxrl.types import Key, PyTree
+
+POLL_S = 0.1
+"""Seconds between looks at whether someone asks to stop."""
+PATIENCE_S = 2.0
+"""Seconds given to an actor to come to its end."""
+STREAM = 2**32 - 2
+"""Folded into the key of a run's stream for its actors: no iteration has this number."""
+
+
+class Stopped(Exception):
+    """End an actor's thread."""
+
+
+class Published(NamedTuple):
+    """Parameters for actors."""
+
+    round: int
+    """The first round that may be played with them without lag."""
+    opt_step: int
+    agent: PyTree
+
+
+class Board:
+    """What actors and learner tell one another; every wait ends when the board is closed."""
+
+    def __init__(self, max_lag: int) -> None:
+        self.max_lag = max_lag
+        self.closed = False
+        self.failure: tuple[int, str, str] | None = None
+        """The actor that failed first, what it raised in one line, and its traceback."""
+        self._changed = threading.Condition()
+        self._published: list[Published] = []
+        self._blocks: dict[tuple[int, int], dict[str, np.ndarray]] = {}
+        self._taken = 0
+
+    # --- for the learner ---
+
+    def open(self, agent: PyTree, opt_step: int) -> None:
+        """Offer the first parameters."""
+        with self._changed:
+            self._published = [Published(0, opt_step, agent)]
+            self._changed.notify_all()
+
+    def take(self, actors: int, seconds: float) -> list[dict[str, np.ndarray]] | None:
+        """Return the blocks of the next round in the order of the actors, or `None` if not all came in `seconds`."""
+        with self._changed:
+            wanted = [(self._taken, i) for i in range(actors)]
+            ready = lambda: all(key in self._blocks for key in wanted)
+            if not self._changed.wait_for(lambda: ready() or self.failure, seconds) or not ready():
+                return None
+            return [self._blocks.pop(key) for key in wanted]
+
+    def learnt(self, agent: PyTree = None, opt_step: int = 0) -> None:
+        """Take note that the round that was taken has been learnt from, and of new parameters, if there are any.
+
+        At once, so that no round can begin between the two with parameters that are not its own.
+        """
+        with self._changed:
+            self._taken += 1
+            if agent is not None:
+                self._published.append(Published(self._taken, opt_step, agent))
+                # No actor begins a round before the next that is to be taken.
+                oldest = self._of_round(self._taken)
+                self._published = [p for p in self._published if p.round >= oldest.round]
+            self._changed.notify_all()
+
+    def missing(self, actors: int) -> list[int]:
+        """Return the actors whose block of the next round has not come."""
+        with self._changed:
+            return [i for i in range(actors) if (self._taken, i) not in self._blocks]
+
+    def opt_step_of_round(self) -> int:
+        """Return the optimisation step of the parameters that the next round is played with."""
+        with self._changed:
+            return self._of_round(self._taken).opt_step
+
+    def close(self) -> None:
+        """Let everyone who waits go."""
+        with self._changed:
+            self.closed = True
+            self._changed.notify_all()
+
+    # --- for actors ---
+
+    def begin(self, number: int) -> Published:
+        """Wait until round `number` may begin; return the parameters to play it with."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.closed or (self._published and number - self._taken <= self.max_lag))
+            if self.closed:
+                raise Stopped
+            return self._of_round(number)
+
+    def deliver(self, number: int, actor: int, block: dict[str, np.ndarray]) -> None:
+        """Send the block of a round."""
+        with self._changed:
+            self._blocks[number, actor] = block
+            self._changed.notify_all()
+
+    def fail(self, actor: int, error: BaseException) -> None:
+        """Tell that an actor cannot go on."""
+        with self._changed:
+            if not self.closed and self.failure is None:
+                line = f"{type(error).__name__}: {one_line(error)}" if str(error) else type(error).__name__
+                self.failure = (actor, line, "".join(traceback.format_exception(error)))
+            self._changed.notify_all()
+
+    def _of_round(self, number: int) -> Published:
+        """Return the newest parameters that are at least `max_lag` rounds old; always the same for one round."""
+        old = [p for p in self._published if p.round <= number - self.max_lag]
+        return old[-1] if old else self._published[0]
+
+
+class Tally:
+    """What one actor has done, and how long it waited for the learner."""
+
+    def __init__(self) -> None:
+        self.env_steps = self.episodes = 0
+        self.returns, self.waited_s = 0.0, 0.0
+
+
+class Crew:
+    """The actors of a run, from its first iteration in this process to its end."""
+
+    def __init__(self, remote: Remote, programs: Any, interrupt: Interrupt, opt_steps_per_step: int) -> None:
+        """Prepare; threads and environments begin with the first call of `run`."""
+        self.remote, self.programs, self.interrupt = remote, programs, interrupt
+        self.failure: tuple[ActorError, str] | None = None
+        """The error that ended the actors, and what the log is to say of it."""
+        self.waited_s = 0.0
+        """Seconds in which the learner waited for actors."""
+        self._opts = opt_steps_per_step
+        self._board = Board(remote.config.max_lag)
+        self._tallies = [Tally() for _ in range(remote.actors)]
+        self._stages: dict[int, Stage] = {}
+        self._threads: list[threading.Thread] = []
+        self._fill = 0
+        self._told = (0.0, 0.0, time.perf_counter())
+
+    # --- for the trainer ---
+
+    def run(self, state: PyTree, sums: PyTree, t: int, stop: int) -> tuple[PyTree, PyTree, int]:
+        """Make iterations from `t` on, up to `stop` or until there is a reason not to; return also the next."""
+        if not self._threads:
+            self._start(state, t)
+        while t < stop:
+            arrival = self._receive(t)
+            if arrival is None:
+                break
+            if self._fill:
+                filled = self.remote.fill - self._fill
+                state = self.programs.push(state, arrival, np.uint32(filled))
+                self._fill -= 1
+                self._board.learnt()
+                continue
+            state, sums = self.programs.run(state, sums, arrival, np.uint32(t))
+            t += 1
+            due = (t * self._opts) % self.remote.config.sync_interval < self._opts
+            self._board.learnt(self.programs.publish(state) if due else None, t * self._opts)
+        return state, sums, t
+
+    def columns(self) -> dict[str, float]:
+        """Return what a row tells of the time since the last: the share that learner and actors spent waiting."""
+        actors, now = sum(tally.waited_s for tally in self._tallies), time.perf_counter()
+        learner_0, actors_0, then = self._told
+        seconds = max(now - then, 1e-9)
+        self._told = (self.waited_s, actors, now)
+        return {
+            "learner_waits": (self.waited_s - learner_0) / seconds,
+            "actors_wait": (actors - actors_0) / seconds / len(self._tallies),
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Return what each actor has done in this process, and how long both sides have waited."""
+        return {
+            "learner_waited_s": self.waited_s,
+            "actors": [
+                {
+                    "env_steps": tally.env_steps,
+                    "episodes": tally.episodes,
+                    "mean_return": tally.returns / tally.episodes if tally.episodes else None,
+                    "waited_s": tally.waited_s,
+                }
+                for tally in self._tallies
+            ],
+        }
+
+    def close(self) -> None:
+        """End every actor, its environments and their processes."""
+        self._board.close()
+        deadline = time.perf_counter() + PATIENCE_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.perf_counter()))
+        for i, thread in enumerate(self._threads):
+            if thread.is_alive() and i in self._stages:
+                self._stages[i].close(kill=True)
+
+    # --- the learner's side ---
+
+    def _start(self, state: PyTree, t: int) -> None:
+        self._fill = 0 if t else self.remote.fill
+        self._board.open(self.programs.publish(state), t * self._opts)
+        key = fold(fold(state.key, STREAM), t)
+        for i in range(self.remote.actors):
+            work = lambda i=i: self._work(i, fold(key, i))
+            self._threads.append(threading.Thread(target=work, name=f"actor {i}", daemon=True))
+            self._threads[-1].start()
+
+    def _receive(self, t: int) -> Arrival | None:
+        """Wait for the next round; `None` where there is a reason to stop."""
+        begun = time.perf_counter()
+        blocks = None
+        while blocks is None:
+            if self.interrupt or self.failure:
+                return None
+            blocks = self._board.take(self.remote.actors, POLL_S)
+            self._look(time.perf_counter() - begun)
+        self.waited_s += time.perf_counter() - begun
+        words: Any = {word: np.concatenate([block[word] for block in blocks], axis=1) for word in blocks[0]}
+        lag: Any = np.float32(t * self._opts - self._board.opt_step_of_round())
+        return Arrival(words, lag)
+
+    def _look(self, waited_s: float) -> None:
+        """Take note of an actor that failed, or hangs."""
+        config = self.remote.config
+        if self._board.failure is not None:
+            actor, line, trace = self._board.failure
+            self.failure = ActorError(f"actor {actor} failed: {line}"), trace
+        elif waited_s > config.actor_timeout and (late := self._board.missing(self.remote.actors)):
+            who = ", ".join(map(str, late))
+            self.failure = (
+                ActorError(
+                    f"actor {who} has sent nothing for {config.actor_timeout:g} s: {self.remote.env.spec.name} hangs, "
+                    "or raise actor_timeout"
+                ),
+                "\n".join(_stack(self._threads[i]) for i in late),
+            )
+
+    # --- the actors' side ---
+
+    def _work(self, actor: int, key: Key) -> None:
+        try:
+            seed = int(jax.random.bits(key) >> 1)
+            self._stages[actor] = stage = Stage(
+                self.remote.env, self.remote.num_envs, seed, self.remote.config.processes
+            )
+            try:
+                self._play(actor, key, stage)
+            finally:
+                stage.close()
+        except Stopped:
+            pass
+        except BaseException as error:
+            self._board.fail(actor, error)
+
+    def _play(self, actor: int, key: Key, stage: Stage) -> None:
+        remote, programs, tally, fill = self.remote, self.programs, self._tallies[actor], self._fill
+        first = self._begin(0, actor)
+        processor = programs.begin(first.agent, stage.reset(), key)
+        if remote.prime:
+            noise = programs.draw(fold(key, STREAM), remote.prime, bool(fill) and remote.random_fill)
+            processor, _ = self._steps(stage, tally, first, processor, noise, remote.prime)
+        for number in count():
+            published = self._begin(number, actor)
+            noise = programs.draw(fold(key, number), remote.steps, number < fill and remote.random_fill)
+            processor, words = self._steps(stage, tally, published, processor, noise, remote.steps)
+            block = {word: np.stack([step[word] for step in words]) for word in words[0]}
+            self._board.deliver(number, actor, block)
+
+    def _begin(self, number: int, actor: int) -> Published:
+        begun = time.perf_counter()
+        published = self._board.begin(number)
+        self._tallies[actor].waited_s += time.perf_counter() - begun
+        given = self.remote.exploration[actor]
+        if not given:
+            return published
+        agent = published.agent
+        hyper = agent.hyper._replace(**{name: np.float32(value) for name, value in given.items()})
+        return published._replace(agent=agent._replace(hyper=hyper))
+
+    def _steps(
+        self, stage: Stage, tally: Tally, published: Published, processor: PyTree, noise: PyTree, steps: int
+    ) -> tuple[PyTree, list[dict[str, np.ndarray]]]:
+        """Take `steps` steps; return the processor's state, and each step packed."""
+        kept, opt_step = [], np.uint32(published.opt_step)
+        for place in range(steps):
+            if self._board.closed:
+                raise Stopped
+            action, extras = self.programs.act(published.agent, processor, noise, np.int32(place), opt_step)
+            step = stage.step(jax.tree.map(np.asarray, action))
+            processor, words = self.programs.take(processor, step._replace(action=action, extras=extras))
+            kept.append({word: np.asarray(x) for word, x in words.items()})
+            done = step.terminated | step.truncated
+            tally.env_steps += stage.num_envs
+            tally.episodes += int(done.sum())
+            tally.returns += float(step.info["episode_return"][done].sum())
+        return processor, kept
+
+
+def _stack(thread: threading.Thread) -> str:
+    """Say where a thread is."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return f"{thread.name}:\n" + "".join(traceback.format_stack(frame))
+
+
+class Programs(NamedTuple):
+    """The compiled functions of a strategy with actors."""
+
+    run: Callable[..., Any]
+    """`(state, sums, arrival, t) -> (state, sums)`; the state and sums given are donated."""
+    push: Callable[..., Any]
+    """`(state, arrival, t) -> state`; the state given is donated."""
+    publish: Callable[..., Any]
+    begin: Callable[..., Any]
+    draw: Callable[..., Any]
+    act: Callable[..., Any]
+    take: Callable[..., Any]
+
+
+def programs(remote: Remote, run: Callable[..., Any]) -> Programs:
+    """Return what learner and actors call; `run` is compiled already, the others are when first called."""
+    return Programs(
+        run=run,
+        push=jax.jit(remote.push or (lambda state, arrival, t: state), donate_argnums=0),
+        publish=jax.jit(lambda state: jax.tree.map(lambda x: x.copy(), remote.publish(state))),
+        begin=jax.jit(remote.begin),
+        draw=jax.jit(remote.draw, static_argnums=(1, 2)),
+        act=jax.jit(remote.act),
+        take=jax.jit(remote.take),
+    )
