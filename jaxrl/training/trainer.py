@@ -107,7 +107,7 @@ class Trainer:
         if evaluator is None and self.config.eval_episodes:
             evaluator = evaluator_of(strategy, self.config.eval_episodes)
         self.strategy, self.evaluator, self.score, self.stop = strategy, evaluator, score, stop
-        self.hooks, self.interrupt = hooks or Hooks(), interrupt or Interrupt()
+        self.hooks, self.interrupt = hooks or Hooks(), Interrupt() if interrupt is None else interrupt
         self.resume, self.max_chunk = Resume(resume, allow_changes, start_over), max_chunk
         self.ledger, self.stop_reason = Ledger(), None  # type: Ledger, str | None
         self.state: PyTree = None

@@ -1,0 +1,119 @@
+"""Environments on the host: no junk at an episode's end, true successors, the bookkeeping of `vectorise`."""
+
+from functools import partial
+from typing import Any
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+from toys_envs import counting
+from toys_gymnasium import Counting
+
+import jaxrl
+from jaxrl.envs.host import HostEnv, Stage, gymnasium_spec, space_of, to_host
+from jaxrl.errors import SettingsError
+from jaxrl.types import Box, Discrete, MultiDiscrete
+
+
+def counter(**kwargs: int) -> HostEnv:
+    return jaxrl.gymnasium_envs(gymnasium_spec(Counting()), partial(Counting, **kwargs))
+
+
+def walk(stage: Stage, steps: int) -> list[Any]:
+    stage.reset()
+    try:
+        return [stage.step(np.zeros(stage.num_envs, np.int32)) for _ in range(steps)]
+    finally:
+        stage.close()
+
+
+@pytest.mark.parametrize("processes", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_an_episode_s_end_keeps_its_true_successor_and_the_next_begins_in_the_same_step(processes: bool):
+    steps = walk(Stage(counter(), 2, 0, processes), 9)
+    # Episode 1 terminates at step 3, episode 2 is truncated at its step 5, episode 3 begins.
+    assert [s.final_obs[0].tolist() for s in steps] == [
+        [1, 1], [2, 1], [3, 1], [1, 2], [2, 2], [3, 2], [4, 2], [5, 2], [1, 3],
+    ]  # fmt: skip
+    assert [s.obs[0].tolist() for s in steps][2] == [0, 2]
+    assert [s.obs[0].tolist() for s in steps][7] == [0, 3]
+    assert [bool(s.terminated[0]) for s in steps] == [i == 2 for i in range(9)]
+    assert [bool(s.truncated[0]) for s in steps] == [i == 7 for i in range(9)]
+    assert steps[2].info["episode_return"].tolist() == [6, 6]
+    assert steps[7].info["episode_length"].tolist() == [5, 5]
+    assert steps[8].info["episode_return"].tolist() == [1, 1]
+    assert steps[0].final_obs.dtype == np.float32
+
+
+def test_a_step_that_is_not_finite_cuts_its_episode_there_and_nothing_else():
+    steps = walk(Stage(counter(bad_step=2), 1, 0), 3)
+    assert [bool(s.valid[0]) for s in steps] == [True, False, True]
+    assert bool(steps[1].truncated[0])
+    assert not steps[1].terminated[0]
+    assert steps[1].final_obs[0].tolist() == [0, 0]
+    assert steps[1].obs[0].tolist() == [0, 2]
+    assert steps[2].info["episode_length"][0] == 1
+
+
+def test_an_environment_in_jax_on_the_host_does_what_vectorise_does():
+    env = counting(length=4, time_limit=3)
+    steps = walk(Stage(jaxrl.on_host(env), 2, 7), 7)
+    vector = jaxrl.vectorise(env, 2)
+    state, _ = vector.reset(jax.random.key(0))
+    for step in steps:
+        state, other = vector.step(state, np.zeros(2, np.int32), vector.draw(jax.random.key(1)))
+        for name in ("reward", "terminated", "truncated", "valid"):
+            np.testing.assert_array_equal(getattr(step, name), getattr(other, name))
+        np.testing.assert_array_equal(step.final_obs[:, 0], other.final_obs[:, 0])
+        np.testing.assert_array_equal(step.obs[:, 0], other.obs[:, 0])
+        for name in ("episode_return", "episode_length"):
+            np.testing.assert_array_equal(step.info[name], other.info[name])
+
+
+def test_spaces_of_gymnasium_become_ours_and_actions_go_back_from_their_own_start():
+    spaces = gymnasium.spaces
+    both = spaces.Dict({"a": spaces.Discrete(3, start=2), "b": spaces.Box(-1, np.array([1.0, 2.0]), dtype=np.float64)})
+    assert space_of("x", both) == {"a": Discrete(3), "b": Box(-1.0, (1.0, 2.0), (2,))}
+    assert space_of("x", spaces.Tuple([spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2)])) == (
+        MultiDiscrete((2, 3)),
+        MultiDiscrete((2, 2)),
+    )
+    back = to_host(both, {"a": np.array([0, 2], np.int32), "b": np.zeros((2, 2), np.float32)})
+    assert back["a"].tolist() == [2, 4]
+    assert back["b"].dtype == np.float64
+    with pytest.raises(SettingsError, match=r"environment x has a space Text.*expected Box, Discrete"):
+        space_of("x", spaces.Text(3))
+
+
+def test_an_unknown_name_is_refused_with_the_nearest():
+    with pytest.raises(SettingsError, match=r"unknown environment 'gymnasium:CartPol-v1'; did you mean gymnasium:Cart"):
+        jaxrl.make_env("gymnasium:CartPol-v1")
+
+
+def test_without_the_extra_the_line_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(__import__("sys").modules, "gymnasium", None)
+    with pytest.raises(SettingsError, match=r"pip install 'jaxrl\[gymnasium\]'"):
+        jaxrl.make_env("gymnasium:CartPole-v1")
+
+
+def test_parameters_reach_the_maker_and_whole_numbers_stay_whole():
+    env = jaxrl.make_env("gymnasium:CartPole-v1", max_episode_steps=7.0)
+    steps = walk(Stage(env, 1, 0), 7)
+    assert any(s.truncated[0] and s.info["episode_length"][0] == 7 for s in steps) or any(
+        s.terminated[0] for s in steps
+    )
+    with pytest.raises(SettingsError, match="Gymnasium cannot make CartPole-v1"):
+        jaxrl.make_env("gymnasium:CartPole-v1", nonsense=1.0)
+
+
+def test_the_best_policy_can_be_judged_there():
+    env = counter()
+    strategy = jaxrl.off_policy(env, jaxrl.dqn(), buffer=jaxrl.uniform(64, batch_size=8), num_envs=2, opt_interval=2)
+    from jaxrl.training.evaluator import evaluator_of
+
+    evaluator = evaluator_of(strategy, 3)
+    params = strategy.policy.params(strategy.init(jax.random.key(0)))
+    result = evaluator(params, jax.random.key(1))
+    assert result.returns.tolist() == [6, 6, 6]
+    assert result.lengths.tolist() == [3, 3, 3]
+    assert result.finished.all()

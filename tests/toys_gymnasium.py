@@ -1,0 +1,40 @@
+"""Gymnasium environments whose every number is known."""
+
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+
+class Counting(gymnasium.Env):
+    """Observe `[steps taken, number of the episode]`; the reward is the number of the step, from 1.
+
+    Odd episodes terminate after 3 steps, even ones are truncated after 5.
+    """
+
+    observation_space = gymnasium.spaces.Box(0.0, np.inf, (2,), np.float64)
+    action_space = gymnasium.spaces.Discrete(2, start=5)
+
+    def __init__(self, bad_step: int = 0, raise_step: int = 0, hang_step: int = 0) -> None:
+        self.steps = self.episode = self.total = 0
+        self.bad_step, self.raise_step, self.hang_step = bad_step, raise_step, hang_step
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.steps, self.episode = 0, self.episode + 1
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        assert self.action_space.contains(int(action)), action
+        self.steps, self.total = self.steps + 1, self.total + 1
+        if self.total == self.raise_step:
+            raise RuntimeError("the motor\nis on fire")
+        if self.total == self.hang_step:
+            time.sleep(1e6)
+        odd = self.episode % 2 == 1
+        obs = self._obs() * (np.nan if self.total == self.bad_step else 1.0)
+        return obs, float(self.steps), odd and self.steps == 3, not odd and self.steps == 5, {}
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self.steps, self.episode], np.float64)

@@ -1,0 +1,289 @@
+"""Actors in threads: exact counts, nothing lost, the same bits again, and a clear end whatever goes wrong."""
+
+import json
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+import pytest
+from toys_closed_form import clock_truncates
+from toys_gymnasium import Counting
+
+import jaxrl
+from jaxrl.envs.host import HostEnv, gymnasium_spec
+from jaxrl.errors import ActorError, SettingsError
+from jaxrl.nn import QNetwork
+from jaxrl.strategies.remote import Crowd, exploration_of
+from jaxrl.training.actors import Board, Stopped
+from jaxrl.training.leaves import state_digest
+
+QUIET: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "quiet": True}
+
+
+def counter(**kwargs: int) -> HostEnv:
+    return jaxrl.gymnasium_envs(gymnasium_spec(Counting()), partial(Counting, **kwargs))
+
+
+def replaying(env: Any, n: int = 1, agent: Any = None, **actors: Any) -> jaxrl.Strategy:
+    config = jaxrl.ActorsConfig(**{"actors": 2, "send": 2, **actors})
+    return jaxrl.off_policy(
+        env,
+        agent or jaxrl.dqn(features=(8,)),
+        buffer=jaxrl.uniform(128, batch_size=8),
+        processor=jaxrl.n_step(n, discount=0.5),
+        num_envs=2,
+        opt_interval=4,
+        warmup=32,
+        actors=config,
+    )
+
+
+def rollouts(env: Any, agent: Any = None, **actors: Any) -> jaxrl.Strategy:
+    config = jaxrl.ActorsConfig(**{"actors": 2, "max_lag": 1, **actors})
+    agent = agent or jaxrl.ppo(features=(8,))
+    return jaxrl.on_policy(env, agent, num_envs=2, rollout=8, epochs=2, minibatches=2, actors=config)
+
+
+def train(strategy: jaxrl.Strategy, max_opts: int, **settings: Any) -> tuple[Any, dict[str, Any]]:
+    memory = jaxrl.MemoryRecorder()
+    result = jaxrl.Trainer(strategy, max_opts=max_opts, recorders=[memory], **{**QUIET, **settings}).train()
+    return result, [row for row in memory.rows if row["kind"] == "train"][-1]
+
+
+def test_every_transition_reaches_the_buffer_once_and_none_crosses_an_end():
+    result, row = train(replaying(counter(), max_lag=2), 40)
+    items = jax.tree.map(np.asarray, result.state.buffer.items)
+    pushed = row["env_steps"]
+    assert pushed == 32 + 40 * 4
+    assert len(items.reward) == 128
+    went_on = items.discount > 0
+    np.testing.assert_array_equal(items.next_obs[:, 0], items.obs[:, 0] + 1)
+    np.testing.assert_array_equal(items.next_obs[:, 1], items.obs[:, 1])
+    np.testing.assert_array_equal(items.reward, items.next_obs[:, 0])
+    # Only odd episodes terminate, at 3; truncation at 5 goes on in worth.
+    np.testing.assert_array_equal(went_on, ~((items.obs[:, 1] % 2 == 1) & (items.next_obs[:, 0] == 3)))
+    assert (items.next_obs[:, 0] == 5).any()
+
+
+def test_what_is_counted_is_what_was_taken_up():
+    result, row = train(replaying(counter(), max_lag=1), 20)
+    assert row["actor0/env_steps"] == row["actor1/env_steps"] == 40
+    assert row["episodes"] == row["actor0/episodes"] + row["actor1/episodes"] == row["terminated"] + row["truncated"]
+    assert row["actor0/episode_return_min"] == 6
+    assert row["actor0/episode_return_max"] == 15
+    # Actors may be ahead, by their lag and the round under way.
+    for told in result.summary["actors"]:
+        assert 40 + 16 <= told["env_steps"] <= 40 + 16 + 2 * 4
+    assert {"learner_waits", "actors_wait"} < row.keys()
+
+
+@pytest.mark.parametrize(
+    ("max_lag", "sync_interval", "staleness"),
+    [
+        pytest.param(0, 1, [0] * 10, marks=pytest.mark.slow),
+        pytest.param(1, 1, [0] + [2] * 9, marks=pytest.mark.slow),
+        (2, 1, [0, 2] + [4] * 8),
+        # New parameters after 6, 12 and 18 optimisation steps only.
+        (0, 6, [0, 2, 4] * 3 + [0]),
+    ],
+)
+def test_parameters_are_as_old_as_said_to_the_step(max_lag: int, sync_interval: int, staleness: list[int]):
+    strategy = replaying(counter(), max_lag=max_lag, sync_interval=sync_interval)
+    memory = jaxrl.MemoryRecorder()
+    jaxrl.Trainer(strategy, max_opts=20, record_interval=2, recorders=[memory], **QUIET).train()
+    told = [row["staleness"] for row in memory.rows if row["kind"] == "train"]
+    assert told == staleness
+
+
+MAKERS = {
+    "replay in lockstep": partial(replaying, max_lag=0, actors=1),
+    "replay with a lag, of several steps": partial(replaying, n=3, max_lag=3),
+    "rollouts with a lag of one": rollouts,
+    "sequences with memory": partial(rollouts, agent=jaxrl.ppo(features=(8,), core="gru", core_features=4)),
+}
+FEW = "replay with a lag, of several steps"
+
+
+@pytest.mark.parametrize("name", [n if n == FEW else pytest.param(n, marks=pytest.mark.slow) for n in MAKERS])
+def test_the_same_settings_and_seed_make_the_same_bits_whatever_the_threads_do(name: str):
+    digests = {state_digest(train(MAKERS[name](counter()), 24)[0].state) for _ in range(3)}
+    assert len(digests) == 1
+
+
+def test_rollouts_are_learnt_from_with_a_lag_of_exactly_one():
+    memory = jaxrl.MemoryRecorder()
+    trainer = jaxrl.Trainer(rollouts(counter()), max_opts=16, record_interval=4, recorders=[memory], **QUIET)
+    trainer.train()
+    assert [row["staleness"] for row in memory.rows if row["kind"] == "train"] == [0, 4, 4, 4]
+
+
+@pytest.mark.parametrize("lag", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_values_of_a_clock_that_only_cuts_are_those_of_the_closed_form(lag: int):
+    toy, updates = clock_truncates(0.8), 2_000
+    agent = jaxrl.dqn(
+        lr=1e-2,
+        lr_decay=updates,
+        features=(16,),
+        target_interval=25,
+        loss="squared",
+        epsilon_start=1.0,
+        epsilon_end=1.0,
+    )
+    strategy = jaxrl.off_policy(
+        toy.env,
+        agent,
+        buffer=jaxrl.uniform(512, 32),
+        processor=jaxrl.n_step(1, 0.8),
+        num_envs=4,
+        opt_interval=8,
+        warmup=512,
+        actors=jaxrl.ActorsConfig(actors=2, max_lag=lag, send=50),
+    )
+    result, _ = train(strategy, updates)
+    network = QNetwork(toy.env.spec.observation_space, 2, features=(16,))
+    values = np.asarray(network.apply(result.state.agent.params.tree, toy.obs))
+    np.testing.assert_allclose(values, toy.values, atol=1e-2)
+
+
+def test_one_number_spreads_exploration_over_the_actors_as_ape_x_does():
+    crowd = lambda *numbers, actors=3: Crowd(counter(), jaxrl.ActorsConfig(actors, exploration=numbers), actors)
+    spread = exploration_of(crowd(0.4), ("noise",), "td3")
+    assert [round(x["noise"], 6) for x in spread] == [0.4, round(0.4**4.5, 6), round(0.4**8, 6)]
+    assert [x["a"] for x in exploration_of(crowd(0.1, 0.2, 0.3), ("a", "b"), "dqn")] == [0.1, 0.2, 0.3]
+    assert exploration_of(crowd(), ("a",), "dqn") == [{}, {}, {}]
+    with pytest.raises(SettingsError, match="sac explores by its own policy; leave exploration unset"):
+        exploration_of(crowd(0.1), (), "sac")
+
+
+def test_actors_explore_as_they_are_told():
+    class Still(Counting):
+        taken: ClassVar[dict[int, list[int]]] = {}
+
+        def step(self, action: Any) -> Any:
+            self.taken.setdefault(id(self), []).append(int(action))
+            return super().step(action)
+
+    env = jaxrl.gymnasium_envs(gymnasium_spec(Counting()), Still)
+    strategy = replaying(env, exploration=(0.0, 1.0), max_lag=0)
+    # After the warm-up the first actor is greedy: with these parameters always the same action in the same state.
+    train(strategy, 40)
+    changes = sorted(sum(a != b for a, b in zip(x[16:], x[24:], strict=False)) for x in Still.taken.values())
+    assert changes[0] <= changes[1] < changes[2] <= changes[3]
+
+
+@pytest.mark.parametrize("settings", [{"actors": 0}, {"sync_interval": 0}, {"send": 0}, {"max_lag": -1}])
+def test_counts_that_cannot_be_are_refused(settings: dict[str, int]):
+    with pytest.raises(SettingsError, match=f"{next(iter(settings))} is .*; expected a whole number of at least"):
+        replaying(counter(), **settings)
+
+
+def test_settings_that_do_not_fit_actors_are_refused():
+    with pytest.raises(SettingsError, match="exploration has 3 numbers for 2 actors; give one, or one an actor"):
+        replaying(counter(), exploration=(0.1, 0.2, 0.3))
+    with pytest.raises(SettingsError, match="dqn takes discrete actions, but gymnasium:Pendulum-v1 has Box actions"):
+        replaying(jaxrl.make_env("gymnasium:Pendulum-v1"))
+    with pytest.raises(SettingsError, match="actors do not share running statistics; turn normalise_obs off"):
+        jaxrl.on_policy(
+            counter(),
+            jaxrl.ppo(),
+            num_envs=2,
+            rollout=8,
+            processor=jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step()),
+        )
+
+
+# --- the end ----------------------------------------------------------------------------------------------------
+
+
+def events(run_dir: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["kind"] == "event"]
+
+
+def test_no_thread_outlives_a_run_however_it_ends():
+    before = set(threading.enumerate())
+    train(replaying(counter()), 8)
+    trainer = jaxrl.Trainer(replaying(counter()), max_opts=80, record_interval=8, recorders=[], **QUIET)
+    for _ in trainer:
+        break
+    with pytest.raises(ActorError):
+        train(replaying(counter(raise_step=20)), 400)
+    assert set(threading.enumerate()) <= before
+
+
+def test_an_actor_that_raises_stops_the_run_with_a_checkpoint_and_its_traceback_in_the_log(tmp_path: Path):
+    strategy = replaying(counter(raise_step=40), actors=1)
+    trainer = jaxrl.Trainer(strategy, max_opts=4_000, run_dir=str(tmp_path / "run"), **QUIET)
+    with pytest.raises(ActorError, match=r"^actor 0 failed: RuntimeError: the motor is on fire$") as caught:
+        trainer.train()
+    assert caught.value.exit_code == 1
+    (event,) = [e for e in events(tmp_path / "run") if e["event"] == "actor"]
+    assert "toys_gymnasium.py" in event["message"]
+    assert "raise RuntimeError" in event["message"]
+    saved = trainer.ledger.counters(trainer.schedule)["opt_steps"]
+    assert (tmp_path / "run" / "checkpoints" / str(saved) / "manifest.json").exists()
+    metadata = json.loads((tmp_path / "run" / "metadata.json").read_text())
+    assert metadata["status"] == "actor"
+    # It goes on from there, in new environments, and says so.
+    more = jaxrl.Trainer(
+        replaying(counter(), actors=1), max_opts=saved + 8, run_dir=str(tmp_path / "run"), resume=True, **QUIET
+    )
+    assert more.train().summary["opt_steps"] == saved + 8
+    (event,) = [e for e in events(tmp_path / "run") if e["event"] == "resume"]
+    assert event["message"].startswith(f"resumed at {saved} optimisation steps with environments that start anew")
+
+
+def test_an_actor_that_hangs_is_named(tmp_path: Path):
+    strategy = replaying(counter(hang_step=40), actors=1, actor_timeout=1.0)
+    with pytest.raises(
+        ActorError, match=r"^actor 0 has sent nothing for 1 s: gymnasium:Counting hangs, or raise actor"
+    ):
+        train(strategy, 4_000, run_dir=str(tmp_path / "run"))
+    (event,) = [e for e in events(tmp_path / "run") if e["event"] == "actor"]
+    assert "time.sleep" in event["message"]
+
+
+def test_a_learner_that_waits_can_be_stopped(tmp_path: Path):
+    handle = jaxrl.Interrupt()
+
+    class Stopping(Counting):
+        def step(self, action: Any) -> Any:
+            if self.total == 40:
+                handle.stop()
+                time.sleep(1e6)
+            return super().step(action)
+
+    strategy = replaying(jaxrl.gymnasium_envs(gymnasium_spec(Counting()), Stopping), actors=1)
+    trainer = jaxrl.Trainer(strategy, max_opts=4_000, run_dir=str(tmp_path / "run"), interrupt=handle, **QUIET)
+    assert trainer.train().summary["stop"] == "handle"
+    assert (tmp_path / "run" / "checkpoints" / str(trainer.ledger.t * 2) / "manifest.json").exists()
+
+
+def test_learner_state_is_exactly_what_was_saved(tmp_path: Path):
+    run = str(tmp_path / "run")
+    result, _ = train(replaying(counter()), 16, run_dir=run)
+    again = jaxrl.Trainer(replaying(counter()), max_opts=16, run_dir=run, resume=True, **QUIET).train()
+    assert state_digest(again.state) == state_digest(result.state)
+
+
+def test_a_round_waits_for_its_turn_and_gets_its_own_parameters():
+    board = Board(max_lag=1)
+    board.open("first", 0)
+    assert board.begin(0).agent == board.begin(1).agent == "first"
+    board.deliver(0, 0, {"x": np.zeros(1)})
+    assert board.take(2, 0.01) is None
+    assert board.missing(2) == [1]
+    board.deliver(0, 1, {"x": np.ones(1)})
+    taken = board.take(2, 0.01)
+    assert taken is not None
+    assert [block["x"][0] for block in taken] == [0, 1]
+    board.learnt("second", 5)
+    assert board.opt_step_of_round() == 0
+    assert board.begin(2).agent == "second"
+    board.close()
+    with pytest.raises(Stopped):
+        board.begin(3)
