@@ -3,8 +3,10 @@
 An environment written in JAX can be put on the host too, to be stepped there by actors, or on another device.
 """
 
+import signal
 from collections.abc import Callable, Mapping
 from functools import partial
+from multiprocessing import parent_process
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -127,6 +129,13 @@ def gymnasium_envs(spec: EnvSpec, make: Callable[[], Any]) -> HostEnv:
     return HostEnv(spec, partial(_Gymnasium, make, spec))
 
 
+def _deaf(make: Callable[[], Any]) -> Any:
+    """Make an environment; in a process of its own, which leaves signals to the one that began it."""
+    for number in (signal.SIGINT, signal.SIGTERM) if parent_process() is not None else ():
+        signal.signal(number, signal.SIG_IGN)
+    return make()
+
+
 class _Gymnasium:
     def __init__(self, make: Callable[[], Any], spec: EnvSpec, num_envs: int, seed: int, processes: bool) -> None:
         gymnasium = require_gymnasium()
@@ -134,7 +143,7 @@ class _Gymnasium:
         mode = {"autoreset_mode": vector.AutoresetMode.DISABLED}
         # Spawned: a fork of a process in which JAX runs threads may hang.
         self._env = (
-            vector.AsyncVectorEnv([make] * num_envs, context="spawn", **mode)
+            vector.AsyncVectorEnv([partial(_deaf, make)] * num_envs, context="spawn", **mode)
             if processes
             else vector.SyncVectorEnv([make] * num_envs, **mode)
         )
@@ -174,8 +183,7 @@ def on_host(env: Env, device: Any = None) -> HostEnv:
 
 class _Jax:
     def __init__(self, env: Env, device: Any, num_envs: int, seed: int, processes: bool) -> None:
-        if processes:
-            raise SettingsError(f"{env.spec.name} is written in JAX; processes are for environments of Gymnasium")
+        del processes
         self._device, self._count = device, 0
         self._key = jax.device_put(jax.random.key(seed), device)
         self._fresh = jax.jit(lambda key: jax.vmap(env.reset)(jax.random.split(key, num_envs)))

@@ -30,7 +30,7 @@ class ActorsConfig:
     actors: int | None = None
     """Actors, each with `num_envs` environments in a thread of its own; unset: one for environments of Gymnasium, and
     for those in JAX none, they run on the device."""
-    send: int = 8
+    send: int = 4
     """Times that each actor does what an iteration asks for before it sends; rollouts are sent whole."""
     max_lag: int = 2
     """Rounds that the parameters of actors are behind; 0: actors and learner take turns."""
@@ -78,6 +78,8 @@ def stage(env: Env | HostEnv, config: ActorsConfig | None) -> tuple[Env, Crowd |
     check_actors(config)
     if isinstance(env, Env) and config.actors is None:
         return env, None
+    if isinstance(env, Env) and config.processes:
+        raise SettingsError(f"{env.spec.name} is written in JAX; processes are for environments of Gymnasium")
     host = on_host(env) if isinstance(env, Env) else env
     count = config.actors or 1
     return blank(host.spec)._replace(settings=host.settings), Crowd(host, replace(config, actors=count), count)

@@ -241,6 +241,8 @@ class Crew:
     def _look(self, waited_s: float) -> None:
         """Take note of an actor that failed, or hangs."""
         config = self.remote.config
+        if self.interrupt:
+            return  # a signal may have reached more than this process
         if self._board.failure is not None:
             actor, line, trace = self._board.failure
             self.failure = ActorError(f"actor {actor} failed: {line}"), trace

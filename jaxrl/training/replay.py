@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
+from jaxrl.errors import SettingsError
 from jaxrl.strategies.base import Strategy
 from jaxrl.training.checkpoints import CheckpointError, Store
 from jaxrl.training.leaves import state_digest
@@ -19,6 +20,11 @@ def replay(strategy: Strategy, store: Store, steps: Sequence[int]) -> Iterator[t
     A pair is left out if it was not trained in one go and under the settings of `strategy`: where the run went back to
     an earlier checkpoint in between, or where settings or versions were allowed to change then or later.
     """
+    if strategy.remote is not None:
+        raise SettingsError(
+            f"the environments of {strategy.remote.env.spec.name} are not part of a checkpoint, so that what was "
+            "trained cannot be trained again; leave --replay out"
+        )
     like, program, settings = state_shapes(strategy), jit_run(strategy), plain(strategy.settings or {})
     start = 0
     before: tuple[PyTree, dict[str, int]] | None = None

@@ -234,7 +234,7 @@ class Trainer:
         if self._crew is not None and self._crew.failure is not None:
             error, trace = self._crew.failure
             self.stop_reason = "actor"
-            self._event("actor", f"{error}\n{trace}")
+            self._event("actor", str(error), traceback=trace)
             self._save()
             raise error
 
@@ -461,8 +461,8 @@ class Trainer:
     def _row(self, kind: str, **columns: Any) -> dict[str, Any]:
         return {"kind": kind, **self.ledger.counters(self.schedule), "wall_s": round(self.ledger.wall, 3), **columns}
 
-    def _event(self, event: str, message: str) -> None:
-        self._recorders.write(self._row("event", event=event, message=message))
+    def _event(self, event: str, message: str, **more: str) -> None:
+        self._recorders.write(self._row("event", event=event, message=message, **more))
 
     def _report(self, train: Row | None, evaluation: Row | None, saved: bool) -> Report:
         counters = self.ledger.counters(self.schedule)

@@ -212,6 +212,7 @@ def run(small: SmallRun, tmp_path: Path) -> Path:
 
 
 DECISIVE: dict[str, Any] = {
+    "actors": 1,
     "seed": 1,
     "env": "Acrobot-v1",
     "env_args": {"max_steps_in_episode": 100.0},
@@ -272,6 +273,8 @@ FREE: dict[str, Any] = {
     "max_skips": 7,
     "max_rollbacks": 1,
     "quiet": False,
+    "processes": True,
+    "actor_timeout": 5.0,
 }
 """Another value of every setting that does not, but for the run's own directory, which may be moved."""
 
@@ -282,8 +285,12 @@ IDLE: dict[str, Any] = {
     "buffer.beta_steps": 10,
     "buffer.normalise": "all",
     "buffer.epsilon": 0.1,
+    "send": 2,
+    "max_lag": 1,
+    "sync_interval": 2,
+    "exploration": (0.5,),
 }
-"""Another value of every setting that does once `buffer.prioritised` is set."""
+"""Another value of every setting that does once `buffer.prioritised` is set, or `actors`."""
 
 
 def names(config: Any, prefix: str = "") -> list[str]:

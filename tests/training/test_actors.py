@@ -222,8 +222,8 @@ def test_an_actor_that_raises_stops_the_run_with_a_checkpoint_and_its_traceback_
         trainer.train()
     assert caught.value.exit_code == 1
     (event,) = [e for e in events(tmp_path / "run") if e["event"] == "actor"]
-    assert "toys_gymnasium.py" in event["message"]
-    assert "raise RuntimeError" in event["message"]
+    assert "toys_gymnasium.py" in event["traceback"]
+    assert "raise RuntimeError" in event["traceback"]
     saved = trainer.ledger.counters(trainer.schedule)["opt_steps"]
     assert (tmp_path / "run" / "checkpoints" / str(saved) / "manifest.json").exists()
     metadata = json.loads((tmp_path / "run" / "metadata.json").read_text())
@@ -244,7 +244,7 @@ def test_an_actor_that_hangs_is_named(tmp_path: Path):
     ):
         train(strategy, 4_000, run_dir=str(tmp_path / "run"))
     (event,) = [e for e in events(tmp_path / "run") if e["event"] == "actor"]
-    assert "time.sleep" in event["message"]
+    assert "time.sleep" in event["traceback"]
 
 
 def test_a_learner_that_waits_can_be_stopped(tmp_path: Path):

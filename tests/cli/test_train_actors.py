@@ -1,0 +1,65 @@
+"""Environments of Gymnasium from the command line: train, stop, go on, judge; and what cannot be."""
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from front_doors import Doors
+
+from jaxrl import train
+from jaxrl.errors import SettingsError
+
+CARTPOLE = ("dqn", "--env", "gymnasium:CartPole-v1", "--actors", "2")
+TINY = (*CARTPOLE, "--agent.features", "8", "--eval-interval", "0", "--eval-episodes", "2", "--record-interval", "8")
+
+
+def wait_for_rows(run: Path, process: "subprocess.Popen[str]") -> None:
+    """Return when the run has recorded its first metrics."""
+    log = run / "metrics.jsonl"
+    while not (log.exists() and '"kind": "train"' in log.read_text()):
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.1)
+
+
+@pytest.mark.parametrize("processes", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_run_is_stopped_by_a_signal_goes_on_and_can_be_used(doors: Doors, processes: bool) -> None:
+    flags = ["--processes"] if processes else []
+    process = doors.start("train", *TINY, *flags, "--max-opts", "8000000", "--run-dir", "run")
+    wait_for_rows(doors.cwd / "run", process)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate()
+    assert (process.returncode, errors) == (143, "")
+    metadata = json.loads((doors.cwd / "run" / "metadata.json").read_text())
+    saved = metadata["opt_steps"]
+    assert (doors.cwd / "run" / "checkpoints" / str(saved) / "manifest.json").exists()
+    doors.train("--resume", "run", "--max-opts", str(saved + 8))
+    said = doors.run("evaluate", "run", "--episodes", "3")
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.endswith("over 3 episodes, 0 unfinished\n")
+    replayed = doors.run("verify", "run", "--replay")
+    assert replayed.returncode == 2
+    assert "environments of gymnasium:CartPole-v1 are not part of a checkpoint" in replayed.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--env", "gymnasium:CartPol-v1"], "did you mean gymnasium:CartPole-v1"),
+        (["--env", "gymnasium:Pendulum-v1"], "dqn takes discrete actions, but gymnasium:Pendulum-v1 has Box actions"),
+        (["--actors", "0"], "actors is 0; expected a whole number of at least 1"),
+        (["--sync-interval", "0"], "sync_interval is 0; expected a whole number of at least 1"),
+        (["--exploration", "0.1", "0.2", "0.3"], "exploration has 3 numbers for 2 actors"),
+        (["--processor.normalise-obs"], "actors do not share running statistics; turn normalise_obs off"),
+        (["--env", "CartPole-v1", "--processes"], "CartPole-v1 is written in JAX; processes are for environments of"),
+    ],
+)
+def test_what_actors_cannot_do_is_refused(
+    flags: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError) as refused:
+        train.main([*CARTPOLE, "--quiet", *flags])
+    assert said in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
