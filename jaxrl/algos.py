@@ -84,6 +84,8 @@ class BufferConfig:
     """Keep each observation once, in about half of the memory; samples stay the same."""
     ends: float = 0.125
     """Places of a compact buffer for transitions next to an episode's end, as a share of all; older ones are lost."""
+    frames: int = 1
+    """Frames stacked in an observation, as processor.frame_stack says, of which a compact buffer keeps each once."""
     prioritised: bool = False
     """Sample by priority, the size of the temporal-difference error; otherwise uniformly."""
     alpha: float = 0.6
@@ -269,7 +271,8 @@ def part_of(config: Any, kind: type[Part]) -> Part:
 def build_buffer(config: BufferConfig) -> Buffer:
     """Build the replay buffer of `config`."""
     if not config.prioritised:
-        return uniform(config.capacity, config.batch_size, compact=config.compact, ends=config.ends)
+        ring = {name: getattr(config, name) for name in ("compact", "ends", "frames")}
+        return uniform(config.capacity, config.batch_size, **ring)
     settings = {name: value for name, value in asdict(config).items() if name != "prioritised"}
     return prioritised(**settings)
 

@@ -7,11 +7,11 @@ from jaxrl.types import Array, Batch, Key, PyTree
 
 
 class BufferInit(Protocol):
-    def __call__(self, example: PyTree, rows: int, lag: int = 0, /) -> PyTree:
+    def __call__(self, example: PyTree, rows: int, lag: int = 0, stride: int = 0, /) -> PyTree:
         """Make an empty buffer for blocks of `rows` items like `example`, one item or its `ShapeDtypeStruct`.
 
         Unless the episode ends before, the observation of the item `lag` places on is an item's `next_obs`; 0: it is
-        not known which is.
+        not known which is. That which lies `stride` places on is of the same environment's next step.
         """
         ...
 

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl.buffers.frames import Frames, empty_frames
 from jaxrl.buffers.rows import Layout, Rows, empty, layout_of, pack, unpack
 from jaxrl.errors import SettingsError
-from jaxrl.types import Array, PyTree, Transition
+from jaxrl.types import Array, PyTree, Transition, tree_where
 
 
 class Tail(NamedTuple):
@@ -38,8 +39,9 @@ class CompactRows:
 
     tails: Rows
     """`R` tails. They come first: the first leaf of a buffer says how many items it holds."""
-    seen: Rows
-    """`R + lag + M` observations: those of the rows, the successors of the newest `lag` rows, and the ends."""
+    seen: Rows | Frames
+    """`R + lag + M` observations: those of the rows, the successors of the newest `lag` rows, and the ends; the latter
+    two lie apart where the rows are kept frame by frame."""
     waiting: dict[str, Array]
     """Those of the newest rows once more, `[lag, W]`: read from `seen` before this is written, they would have XLA copy
     all of it."""
@@ -63,27 +65,48 @@ class CompactRows:
 
     def write(self, items: Transition, start: Array) -> "CompactRows":
         """Write a block from row `start` on, behind the block written last."""
-        now, then = pack(self.seen.layout, items.obs), pack(self.seen.layout, items.next_obs)
+        layout = self._whole.layout
+        now, then = pack(layout, items.obs), pack(layout, items.next_obs)
         rows = next(iter(now.values())).shape[0]
         waited = {w: jnp.concatenate([x, then[w]]) for w, x in self.waiting.items()}
         settled, waiting = ({w: x[part] for w, x in waited.items()} for part in (slice(rows), slice(rows, None)))
         link, place = self._ends(settled, now)
         tails = self.tails.write(Tail(link, _without_obs(items)), start)
-        words = {}
-        for w, held in self.seen.words.items():
-            held = jax.lax.dynamic_update_slice_in_dim(held, now[w], start, axis=0)
-            held = jax.lax.dynamic_update_slice_in_dim(held, waiting[w], len(self), axis=0)
-            at = held.at[len(self) + self.lag + place]
+        words, first = {}, len(self._whole) - self.lag - self.owner.shape[0]
+        for w, held in self._whole.words.items():
+            if not isinstance(self.seen, Frames):
+                held = jax.lax.dynamic_update_slice_in_dim(held, now[w], start, axis=0)
+            held = jax.lax.dynamic_update_slice_in_dim(held, waiting[w], first, axis=0)
+            at = held.at[first + self.lag + place]
             words[w] = at.set(settled[w], mode="drop", unique_indices=True)
+        whole = replace(self._whole, words=words)
+        if isinstance(self.seen, Frames):
+            seen: Rows | Frames = replace(self.seen.write(items.obs, start), apart=whole)
+        else:
+            seen = whole
         return replace(
             self,
             tails=tails,
-            seen=replace(self.seen, words=words),
+            seen=seen,
             waiting=waiting,
             owner=self.owner.at[place].set(start + jnp.arange(rows), mode="drop", unique_indices=True),
             newest=start + rows - 1,
             next_end=(self.next_end + jnp.count_nonzero(link)) % self.owner.shape[0],
         )
+
+    @property
+    def _whole(self) -> Rows:
+        """The observations that are kept whole; the successors of the newest rows and the ends are the last of them."""
+        return self.seen.apart if isinstance(self.seen, Frames) else self.seen
+
+    def _observations(self, place: Array) -> tuple[PyTree, Array]:
+        """Return the observations at `place` `[B]` of the `R + lag + M`, and whether they are known."""
+        if not isinstance(self.seen, Frames):
+            return self.seen.read(place), jnp.ones(place.shape, bool)
+        rows, apart = len(self), place >= len(self)
+        stacks, known = self.seen.read(jnp.where(apart, 0, place), self.newest)
+        whole = self.seen.apart.read(jnp.where(apart, place - rows, 0))
+        return tree_where(apart, whole, stacks), known | apart
 
     def _links(self, index: Array) -> Array:
         # The first leaf of a tail is its first word.
@@ -112,9 +135,9 @@ class CompactRows:
         lost = ~waits & ended & (self.owner.at[jnp.maximum(link - 1, 0)].get(mode="promise_in_bounds") != after)
         place = jnp.where(ended, rows + self.lag + link - 1, after)
         place = jnp.where(waits, rows + self.lag - 1 - age, jnp.where(lost, index, place))
-        both = self.seen.read(jnp.concatenate([index, place]))
+        both, known = self._observations(jnp.concatenate([index, place]))
         item = self.tails.read(index).item
-        worthless = lost & (item.discount != 0)
+        worthless = (lost & (item.discount != 0)) | ~known[: len(index)] | ~known[len(index) :]
         item = item._replace(
             obs=jax.tree.map(lambda x: x[: len(index)], both),
             next_obs=jax.tree.map(lambda x: x[len(index) :], both),
@@ -124,8 +147,13 @@ class CompactRows:
         return unpack(self.layout, jax.lax.optimization_barrier(pack(self.layout, item)))
 
 
-def empty_compact(example: PyTree, rows: int, lag: int, ends: float) -> CompactRows:
+def empty_compact(
+    example: PyTree, rows: int, lag: int, ends: float, frames: int = 1, block: int = 1, stride: int = 0
+) -> CompactRows:
     """Return `rows` transitions, all zeros, with places for the ends of a share `ends` of them.
+
+    Observations that are stacks of more than one of `frames` are kept frame by frame; `stride` rows lie between one
+    step of an environment and the next, and `block` rows are written at once.
 
     Raises:
       SettingsError: `example` is no `Transition` whose `next_obs` is like its `obs`, or `lag` is not below `rows`.
@@ -145,7 +173,9 @@ def empty_compact(example: PyTree, rows: int, lag: int, ends: float) -> CompactR
         raise SettingsError(f"buffer.capacity is {rows}; a compact buffer must be below 2^29, for indices are int32")
     zero = jnp.int32(0)
     tails = empty(layout_of(Tail(jax.ShapeDtypeStruct((), jnp.int32), _without_obs(example))), rows)
-    seen = empty(obs, rows + lag + size)
+    seen: Rows | Frames = empty(obs, rows + lag + size)
+    if frames > 1:
+        seen = empty_frames(example.obs, frames, rows, block, stride, lag + size)
     waiting = empty(obs, lag).words
     return CompactRows(tails, seen, waiting, jnp.zeros(size, jnp.int32), zero, zero, lag, layout_of(example))
 

@@ -63,6 +63,7 @@ def prioritised(
     epsilon: float = 1e-6,
     compact: bool = False,
     ends: float = 0.125,
+    frames: int = 1,
 ) -> Buffer:
     """Keep the newest `capacity` items and sample batches of `batch_size` from them, with replacement.
 
@@ -81,11 +82,12 @@ def prioritised(
       epsilon: what is added to every priority.
       compact: keep observations once, as `uniform` does.
       ends: places for the ends of episodes, as a share of the capacity.
+      frames: frames that an observation is a stack of, as for `uniform`.
 
     Raises:
       SettingsError: a value out of its range.
     """
-    ring = uniform(capacity, batch_size, compact=compact, ends=ends)
+    ring = uniform(capacity, batch_size, compact=compact, ends=ends, frames=frames)
     check_between("buffer.alpha", alpha, 0.0, 1e3)
     check_between("buffer.beta", beta, 0.0, 1.0)
     check_between("buffer.epsilon", epsilon, 0.0, 1e30)
@@ -113,8 +115,8 @@ def prioritised(
     )
 
 
-def _init(settings: _Settings, example: PyTree, rows: int, lag: int = 0) -> PrioritisedState:
-    held = settings.ring.init(example, rows, lag)
+def _init(settings: _Settings, example: PyTree, rows: int, lag: int = 0, stride: int = 0) -> PrioritisedState:
+    held = settings.ring.init(example, rows, lag, stride)
     least = _tree(len(held), math.inf) if settings.over_all else ()
     return PrioritisedState(held, _tree(len(held), 0.0), least, jnp.float32(1.0))
 

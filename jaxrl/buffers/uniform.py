@@ -15,7 +15,7 @@ Ring = Rows | CompactRows
 """Both write blocks and read items; they differ in how these lie in memory."""
 
 
-def uniform(capacity: int, batch_size: int, *, compact: bool = False, ends: float = 0.125) -> Buffer:
+def uniform(capacity: int, batch_size: int, *, compact: bool = False, ends: float = 0.125, frames: int = 1) -> Buffer:
     """Keep the newest `capacity` items and sample batches of `batch_size` from them uniformly.
 
     Items are written in blocks, one contiguous update a block, so the capacity is rounded up to whole blocks
@@ -33,6 +33,7 @@ def uniform(capacity: int, batch_size: int, *, compact: bool = False, ends: floa
       batch_size: items in a batch.
       compact: keep observations once; for items that are `Transition`s.
       ends: places for the ends of episodes, as a share of the capacity.
+      frames: frames that an observation is a stack of, as `frame_stack` makes it; a compact buffer keeps each once.
 
     Raises:
       SettingsError: a count below 1, a capacity below the batch size, or `ends` outside `[0, 1]`.
@@ -46,8 +47,11 @@ def uniform(capacity: int, batch_size: int, *, compact: bool = False, ends: floa
             f"buffer.capacity is {capacity}, below buffer.batch_size {batch_size}; raise it to at least {batch_size}"
         )
     check_between("buffer.ends", ends, 0.0, 1.0)
+    check_count("buffer.frames", frames)
+    if frames > 1 and not compact:
+        raise SettingsError("buffer.frames is for compact buffers; set buffer.compact as well, or buffer.frames to 1")
     return Buffer(
-        init=partial(_init, capacity, ends if compact else None),
+        init=partial(_init, capacity, ends if compact else None, frames),
         push=_push,
         draw=partial(_draw, capacity, batch_size),
         sample=_sample,
@@ -60,6 +64,7 @@ def uniform(capacity: int, batch_size: int, *, compact: bool = False, ends: floa
             "batch_size": batch_size,
             "compact": compact,
             "ends": ends,
+            "frames": frames,
             "prioritised": False,
         },
     )
@@ -69,9 +74,13 @@ def _rounded(capacity: int, rows: int) -> int:
     return -(-capacity // rows) * rows
 
 
-def _init(capacity: int, ends: float | None, example: PyTree, rows: int, lag: int = 0) -> Ring:
+def _init(
+    capacity: int, ends: float | None, frames: int, example: PyTree, rows: int, lag: int = 0, stride: int = 0
+) -> Ring:
     held = _rounded(capacity, rows)
-    return empty(layout_of(example), held) if ends is None else empty_compact(example, held, lag, ends)
+    if ends is None:
+        return empty(layout_of(example), held)
+    return empty_compact(example, held, lag, ends, frames, rows, stride)
 
 
 def _push(ring: Ring, items: PyTree, pushes: Array) -> Ring:

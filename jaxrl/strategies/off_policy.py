@@ -273,7 +273,7 @@ def _init(parts: _Parts, key: Key) -> OffPolicyState:
         agent=agent,
         env=scene.env,
         processor=scene.processor,
-        buffer=parts.buffer.init(row_struct(items), parts.rows, parts.lag),
+        buffer=parts.buffer.init(row_struct(items), parts.rows, parts.lag, parts.actors.env.num_envs),
         health=healthy(),
     )
     if parts.crowd is not None:

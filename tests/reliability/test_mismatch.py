@@ -280,6 +280,7 @@ FREE: dict[str, Any] = {
 
 
 IDLE: dict[str, Any] = {
+    "buffer.frames": 1,
     "buffer.alpha": 0.5,
     "buffer.beta": 0.5,
     "buffer.beta_steps": 10,

@@ -1,0 +1,131 @@
+"""Observations that are stacks of frames, of which each frame is kept once."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.buffers.rows import Rows, empty, layout_of, pack
+from jaxrl.errors import SettingsError
+from jaxrl.types import Array, PyTree, row_struct
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["single", "depth", "apart", "last", "last_depth", "head"],
+    meta_fields=["count", "rows"],
+)
+@dataclass(frozen=True)
+class Frames:
+    """The observations of `R` rows, `count` frames each along the last axis, and others that lie apart.
+
+    An observation is the frame of its own row behind those of the rows before, `stride` apart: as many of them as
+    belong to the same episode, its `depth`. Before these its first frame is repeated, as `frame_stack` does. How deep
+    an observation goes is found by comparing its bits with those of the one before.
+    """
+
+    single: Rows
+    """The newest frame of each row, those of `R` rows and of as many before as a stack may reach back to."""
+    depth: Array
+    """`[R]` int32; below `-count` where older frames are known to no row: what was pushed is no stack."""
+    apart: Rows
+    """Whole observations."""
+    last: PyTree
+    """The newest `stride` observations, and their depths."""
+    last_depth: Array
+    head: Array
+    """Int32 scalar, where in `single` the row written last lies."""
+    count: int
+    rows: int
+
+    def write(self, obs: PyTree, start: Array) -> "Frames":
+        """Write a block of observations from row `start` on, behind the block written last."""
+        size, stride = jax.tree.leaves(obs)[0].shape[0], self.last_depth.shape[0]
+        before = jax.tree.map(lambda old, new: jnp.concatenate([old, new])[: len(new)], self.last, obs)
+        follows = _same(_frames(obs, self.count, 0, -1), _frames(before, self.count, 1, None))
+        begins = _same(_frames(obs, self.count, 0, -1), _frames(obs, self.count, 1, None))
+        depths, depth = [], self.last_depth
+        for i in range(0, size, stride):
+            depth = self._deeper(depth, follows[i : i + stride], begins[i : i + stride])
+            depths.append(depth)
+        held = len(self.single)
+        return replace(
+            self,
+            single=self.single.write(_frames(obs, self.count, -1, None), (self.head + 1) % held),
+            depth=jax.lax.dynamic_update_slice_in_dim(self.depth, jnp.concatenate(depths), start, axis=0),
+            last=jax.tree.map(lambda x: x[-stride:], obs),
+            last_depth=depth,
+            head=(self.head + size) % held,
+        )
+
+    def _deeper(self, depth: Array, follows: Array, begins: Array) -> Array:
+        """Return the depth of the observations after those of `depth`."""
+        known = jnp.minimum(depth + 1, self.count - 1)
+        # After one that is no stack, it takes as many as a stack has until all frames of one are there.
+        unknown = jnp.minimum(depth + 1, -self.count - 1)
+        after = jnp.where(depth >= 0, known, unknown)
+        return jnp.where(begins, 0, jnp.where(follows, after, -2 * self.count))
+
+    def read(self, index: Array, newest: Array) -> tuple[PyTree, Array]:
+        """Return the observations of the rows `index` `[B]`, and whether they are known; `newest` was written last."""
+        depth = self.depth.at[index].get(mode="promise_in_bounds")
+        reach = jnp.where(depth < 0, self.count - 1, depth)
+        back = jnp.minimum(jnp.arange(self.count - 1, -1, -1)[None], reach[:, None]) * self.last_depth.shape[0]
+        age = (newest - index) % self.rows
+        place = (self.head - age[:, None] - back) % len(self.single)
+        frames = self.single.read(place.reshape(-1))
+        return jax.tree.map(partial(_stack, self.count), frames), (depth >= 0) | (depth >= -self.count - 1)
+
+
+def _stack(count: int, frames: Array) -> Array:
+    """Join frames `[B * count, ..., C]` to `[B, ..., count * C]`."""
+    apart = jnp.moveaxis(frames.reshape(-1, count, *frames.shape[1:]), 1, -2)
+    return apart.reshape(*apart.shape[:-2], -1)
+
+
+def _frames(obs: PyTree, count: int, start: int, stop: int | None) -> PyTree:
+    """Return frames `start` to `stop` of each observation."""
+
+    def cut(x: Array) -> Array:
+        apart = x.reshape(*x.shape[:-1], count, x.shape[-1] // count)[..., start:stop, :]
+        return apart.reshape(*x.shape[:-1], -1)
+
+    return jax.tree.map(cut, obs)
+
+
+def _same(a: PyTree, b: PyTree) -> Array:
+    """Say for each row whether all its bits are the same; `[rows]`."""
+    layout = layout_of(row_struct(a))
+    pairs = [(x != y).any(axis=1) for x, y in zip(pack(layout, a).values(), pack(layout, b).values(), strict=True)]
+    return ~jnp.any(jnp.stack(pairs), axis=0)
+
+
+def empty_frames(example: PyTree, count: int, rows: int, block: int, stride: int, apart: int) -> Frames:
+    """Return observations of `rows` rows, all zeros, for blocks of `block`, and room for `apart` more.
+
+    Raises:
+      SettingsError: an observation cannot be a stack of `count` frames, or it is not known where the one before lies.
+    """
+    for leaf in jax.tree.leaves(example):
+        if not leaf.shape or leaf.shape[-1] % count:
+            raise SettingsError(
+                f"buffer.frames is {count}, but an observation is {list(leaf.shape)}: its last axis is no stack of as "
+                "many; set buffer.frames to what processor.frame_stack is"
+            )
+    if stride < 1 or block % stride:
+        raise SettingsError("buffer.frames: it is not known where the frame before one lies; set it to 1")
+    reach = -(-(count - 1) * stride // block) * block
+    single = jax.eval_shape(lambda: _frames(jax.tree.map(lambda x: jnp.zeros((1, *x.shape)), example), count, -1, None))
+    frame = jax.tree.map(lambda x, like: jax.ShapeDtypeStruct(x.shape[1:], like.dtype), single, example)
+    last = jax.tree.map(lambda x: jnp.zeros((stride, *x.shape), x.dtype), example)
+    return Frames(
+        single=empty(layout_of(frame), rows + reach),
+        depth=jnp.zeros(rows, jnp.int32),
+        apart=empty(layout_of(example), apart),
+        last=last,
+        last_depth=jnp.full(stride, -2 * count, jnp.int32),
+        head=jnp.int32(rows + reach - 1),
+        count=count,
+        rows=rows,
+    )
