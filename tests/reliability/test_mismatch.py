@@ -280,7 +280,6 @@ FREE: dict[str, Any] = {
 
 
 IDLE: dict[str, Any] = {
-    "buffer.frames": 1,
     "buffer.alpha": 0.5,
     "buffer.beta": 0.5,
     "buffer.beta_steps": 10,
@@ -291,7 +290,9 @@ IDLE: dict[str, Any] = {
     "sync_interval": 2,
     "exploration": (0.5,),
 }
-"""Another value of every setting that does once `buffer.prioritised` is set, or `actors`."""
+"""Another value of every setting that does once `buffer.prioritised` is set, or there are actors."""
+COMPACT = ["buffer.frames"]
+"""What is refused unless `buffer.compact` is set."""
 
 
 def names(config: Any, prefix: str = "") -> list[str]:
@@ -318,7 +319,7 @@ def value_of(config: Any, name: str) -> Any:
 
 
 def test_every_setting_is_either_harmless_or_decides_the_training() -> None:
-    assert sorted(names(SMALL)) == sorted([*DECISIVE, *FREE, *IDLE, "run_dir"])
+    assert sorted(names(SMALL)) == sorted([*DECISIVE, *FREE, *IDLE, *COMPACT, "run_dir"])
     assert sorted([*FREE, "run_dir"]) == sorted(HARMLESS)
 
 
@@ -353,18 +354,20 @@ def test_a_harmless_setting_may_change_and_no_bit_with_it(
     assert small.digest(run, LAST) == small.digests[LAST]
 
 
-def test_settings_of_prioritised_replay_change_no_bit_of_uniform(small: SmallRun, run: Path) -> None:
-    flags = [word for name in IDLE for word in (f"--{name.replace('_', '-')}", str(IDLE[name]))]
+def test_settings_of_prioritised_replay_and_of_actors_change_no_bit_without_them(small: SmallRun, run: Path) -> None:
+    values = {name: str(value[0] if isinstance(value, tuple) else value) for name, value in IDLE.items()}
+    flags = [word for name in IDLE for word in (f"--{name.replace('_', '-')}", values[name])]
     train.main(["--resume", str(run), *flags])
     assert small.digest(run, LAST) == small.digests[LAST]
 
 
 @pytest.mark.parametrize("name", IDLE)
-def test_of_prioritised_replay_they_decide(name: str) -> None:
-    priorities = changed(SMALL, "buffer.prioritised", True)
-    strategies = [build("dqn", config) for config in (priorities, changed(priorities, name, IDLE[name]))]
-    before, after = (strategy.settings["buffer"][name.partition(".")[2]] for strategy in strategies)
-    assert (before, after) == (value_of(SMALL, name), IDLE[name])
+def test_with_them_they_decide(name: str) -> None:
+    part, _, rest = name.rpartition(".")
+    awake = changed(SMALL, "buffer.prioritised", True) if part else changed(SMALL, "actors", 1)
+    strategies = [build("dqn", config) for config in (awake, changed(awake, name, IDLE[name]))]
+    settings = [strategy.settings[part] if part else strategy.settings for strategy in strategies]
+    assert [s[rest] for s in settings] == [value_of(SMALL, name), IDLE[name]]
 
 
 def test_several_changed_settings_are_all_named(run: Path) -> None:
