@@ -111,7 +111,16 @@ def on_policy(
         env=env,
         policy=make_policy(actors.agent, actors.processor, env.spec),
         retune=partial(retune, actors),
-        settings=settings_of(actors, env, rollout=rollout, epochs=epochs, minibatches=minibatches),
+        settings=settings_of(
+            actors.agent,
+            actors.processor,
+            env.spec,
+            env.settings,
+            num_envs=num_envs,
+            rollout=rollout,
+            epochs=epochs,
+            minibatches=minibatches,
+        ),
     )
 
 
