@@ -61,6 +61,10 @@ if TYPE_CHECKING:
         Interrupt,
         JSONLRecorder,
         MemoryRecorder,
+        Session,
+        SessionConfig,
+        SessionHooks,
+        Statistics,
         TensorBoardRecorder,
         Trainer,
         TrainerConfig,
@@ -78,7 +82,7 @@ _HOMES = {
     "reward_clip reward_scale",
     "jaxrl.strategies": "Policy Strategy fold off_policy on_policy",
     "jaxrl.training": "ConsoleRecorder Evaluation Evaluator Hooks Interrupt JSONLRecorder MemoryRecorder "
-    "TensorBoardRecorder Trainer TrainerConfig",
+    "Session SessionConfig SessionHooks Statistics TensorBoardRecorder Trainer TrainerConfig",
     "jaxrl.types": "Box Discrete EnvSpec MultiDiscrete Step Transition stat total",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
