@@ -12,8 +12,9 @@ import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent
 from jaxrl.buffers.base import Buffer
+from jaxrl.buffers.rows import Layout, layout_of, pack, unpack
 from jaxrl.processors.base import Processor
-from jaxrl.strategies.base import fold
+from jaxrl.strategies.base import Policy, fold
 from jaxrl.strategies.guard import Health, healthy
 from jaxrl.strategies.interaction import draw_acting, open_processor
 from jaxrl.strategies.replay import Turns, draw_learning, learn
@@ -21,6 +22,10 @@ from jaxrl.types import Array, EnvSpec, Key, Metrics, PyTree, Step, row_struct, 
 
 Phase = Literal["prime", "fill", "train"]
 """Before the first transition is complete; warm-up that pushes; training."""
+
+
+AHEAD = 64
+"""Vector steps whose randomness is drawn in one call, about."""
 
 
 class Driven(NamedTuple):
@@ -31,6 +36,17 @@ class Driven(NamedTuple):
     processor: Processor
     buffer: Buffer
     turns: Turns
+
+
+class Window(NamedTuple):
+    """A processor between two steps.
+
+    Its state is one row of bits: with an array a leaf, a step of one environment takes twice as long on a CPU.
+    """
+
+    words: dict[str, Array]
+    shown: PyTree
+    """What the policy sees, `[N, ...]`."""
 
 
 class Told(NamedTuple):
@@ -44,8 +60,8 @@ class Told(NamedTuple):
 class Last(NamedTuple):
     """The last step, to be taken in again once it is known with what the next episode begins."""
 
-    before: PyTree
-    """The processor's state before it."""
+    before: Window
+    """The processor before it."""
     action: PyTree
     extras: PyTree
     told: Told
@@ -57,7 +73,7 @@ class DrivenState(NamedTuple):
     key: Key
     """The stream of iterations, folded with their numbers."""
     agent: PyTree
-    processor: PyTree
+    window: Window
     buffer: PyTree
     health: Health
     last: Last
@@ -78,14 +94,14 @@ def init(driven: Driven, key: Key) -> DrivenState:
     stream, agent_key = stream_keys(key)["train"], jax.random.split(key, 5)[1]
     agent = driven.agent.init(agent_key)
     opened = open_processor(driven.agent, driven.processor, agent, obs)
-    told = Told(jnp.zeros((4, num_envs)), obs)
+    told, window = Told(jnp.zeros((4, num_envs)), obs), _close(driven, opened.processor)
     return DrivenState(
         key=stream,
         agent=agent,
-        processor=opened.processor,
+        window=window,
         buffer=driven.buffer.init(row_struct(opened.items), num_envs, driven.turns.lag),
         health=healthy(),
-        last=Last(opened.processor, opened.action, opened.extras, told),
+        last=Last(window, opened.action, opened.extras, told),
     )
 
 
@@ -105,6 +121,11 @@ def place_of(turns: Turns, steps: int) -> tuple[Phase, int, int]:
     )
 
 
+def steps_in(turns: Turns, phase: Phase) -> int:
+    """Return the vector steps of one iteration."""
+    return 1 if phase == "prime" else turns.vector_steps
+
+
 def iterations(turns: Turns, steps: int) -> int:
     """Return how many iterations have come to their end, optimisation and all, after `steps` vector steps."""
     return max(0, steps - turns.warmup_steps) // turns.vector_steps
@@ -113,46 +134,66 @@ def iterations(turns: Turns, steps: int) -> int:
 # --- the programs -----------------------------------------------------------------------------------------------
 
 
-def begin(driven: Driven, agent: PyTree, obs: PyTree) -> PyTree:
+def begin(driven: Driven, agent: PyTree, obs: PyTree) -> Window:
     """Start the processor at the very first observations."""
-    return open_processor(driven.agent, driven.processor, agent, obs).processor
+    return _close(driven, open_processor(driven.agent, driven.processor, agent, obs).processor)
 
 
-def begin_again(driven: Driven, last: Last, obs: PyTree, ended: Array) -> PyTree:
-    """Return the processor's state after the last step, where `ended` `[N]` now that episodes begin with `obs`."""
+def begin_again(driven: Driven, last: Last, obs: PyTree, ended: Array) -> Window:
+    """Return the processor after the last step, known that where `ended` `[N]` an episode begins with `obs`."""
     step = _step(last.action, last.extras, last.told)
     cut = step._replace(
         truncated=step.truncated | (ended & ~step.terminated), obs=tree_where(ended, obs, last.told.next_obs)
     )
-    return driven.processor.process(last.before, cut)[0]
+    return _close(driven, driven.processor.process(_open(driven, last.before), cut)[0])
 
 
-def act(
-    driven: Driven, phase: Phase, agent: PyTree, processor: PyTree, key: Key, place: Array
-) -> tuple[PyTree, PyTree]:
-    """Choose actions; return them and extras. `place` is uint32: iteration, vector step in it, optimisation step."""
-    turns, (t, at, opt_step) = driven.turns, place
-    key = jax.random.split(fold(key, t))[0] if phase == "train" else fold(key, t)
-    key = jax.random.split(key, 1 if phase == "prime" else turns.vector_steps)[at]
-    random = phase != "train" and turns.random_warmup
-    noise, actions, _ = draw_acting(driven.agent, driven.spec, turns.num_envs, key, random)
-    action, extras = driven.agent.act(agent, driven.processor.observe(processor), noise, opt_step, "explore")
-    return (actions if random else action), extras
+def ahead(turns: Turns, phase: Phase) -> int:
+    """Return of how many iterations randomness is drawn in one call."""
+    return max(1, AHEAD // steps_in(turns, phase))
+
+
+def draw_ahead(driven: Driven, phase: Phase, key: Key, block: Array) -> PyTree:
+    """Draw what the choices of actions of a block of iterations need, a row for each vector step in it."""
+    steps, count = steps_in(driven.turns, phase), ahead(driven.turns, phase)
+    random = phase != "train" and driven.turns.random_warmup
+
+    def draw(t: Array) -> PyTree:
+        own = jax.random.split(fold(key, t))[0] if phase == "train" else fold(key, t)
+        acting = lambda key: draw_acting(driven.agent, driven.spec, driven.turns.num_envs, key, random)[:2]
+        return jax.vmap(acting)(jax.random.split(own, steps))
+
+    drawn = jax.vmap(draw)(block * count + jnp.arange(count, dtype=jnp.uint32))
+    return jax.tree.map(lambda x: x.reshape(count * steps, *x.shape[2:]), drawn)
+
+
+def act(driven: Driven, agent: PyTree, shown: PyTree, drawn: PyTree, place: Array) -> tuple[PyTree, PyTree]:
+    """Choose actions; return them and extras. `place` is uint32: the row of `drawn`, and the optimisation step."""
+    row, opt_step = place[0].astype(jnp.int32), place[1]
+    noise, actions = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, row, keepdims=False), drawn)
+    action, extras = driven.agent.act(agent, shown, noise, opt_step, "explore")
+    return (actions if jax.tree.leaves(actions) else action), extras
 
 
 def take_in(
     driven: Driven,
     push: bool,
     buffer: PyTree,
-    processor: PyTree,
+    window: Window,
     action: PyTree,
     extras: PyTree,
     told: Told,
     pushes: Array,
-) -> tuple[PyTree, PyTree]:
-    """Process a step and, where `push`, write its transitions; return the buffer and the processor's state."""
-    processor, items = driven.processor.process(processor, _step(action, extras, told))
-    return (driven.buffer.push(buffer, items, pushes) if push else buffer), processor
+) -> tuple[PyTree, Window]:
+    """Process a step and, where `push`, write its transitions; return the buffer and the processor."""
+    processor, items = driven.processor.process(_open(driven, window), _step(action, extras, told))
+    return (driven.buffer.push(buffer, items, pushes) if push else buffer), _close(driven, processor)
+
+
+def params(driven: Driven, policy: Policy, agent: PyTree, window: Window) -> PyTree:
+    """Return the parameters of the greedy `policy`, copied: what they are copied from may be donated."""
+    copied: PyTree = jax.tree.map(jnp.copy, policy.params(_Trained(agent, _open(driven, window))))
+    return copied
 
 
 def learn_once(driven: Driven, learner: Learner, key: Key, t: Array) -> tuple[Learner, Metrics]:
@@ -168,3 +209,27 @@ def learn_once(driven: Driven, learner: Learner, key: Key, t: Array) -> tuple[Le
 def _step(action: PyTree, extras: PyTree, told: Told) -> Step:
     reward, (terminated, truncated, valid) = told.numbers[0], told.numbers[1:] > 0
     return Step(action, extras, reward, terminated, truncated, told.next_obs, told.next_obs, valid=valid)
+
+
+class _Trained(NamedTuple):
+    agent: PyTree
+    processor: PyTree
+
+
+def _layout(driven: Driven) -> Layout:
+    """Return how the processor's state lies in a row."""
+    obs = space_zeros(driven.spec.observation_space, driven.turns.num_envs)
+
+    def opened(key: Key) -> PyTree:
+        return open_processor(driven.agent, driven.processor, driven.agent.init(key), obs).processor
+
+    return layout_of(jax.eval_shape(opened, jax.random.key(0)))
+
+
+def _close(driven: Driven, processor: PyTree) -> Window:
+    row = jax.tree.map(lambda x: jnp.asarray(x)[None], processor)
+    return Window(pack(_layout(driven), row), driven.processor.observe(processor))
+
+
+def _open(driven: Driven, window: Window) -> PyTree:
+    return jax.tree.map(lambda x: x[0], unpack(_layout(driven), window.words))

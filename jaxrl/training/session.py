@@ -59,6 +59,10 @@ class Session:
     between; callbacks are called after it. One thread at a time may use it.
     """
 
+    _now: Now
+    _storage: Storage
+    _greedy: GreedyPolicy
+
     def __init__(
         self,
         spec: Any,
@@ -121,10 +125,8 @@ class Session:
             return self._shown(self._greedy.at(self._params())(seen.obs), seen.single)
         self._require_going_on("act")
         now = self._arrived(self._now, seen)
-        phase, t, at = place_of(self._driven.turns, now.steps)
-        opt_step = t * self._driven.turns.updates if phase == "train" else 0
-        place = np.array([t, at, opt_step], np.uint32)
-        acted = self._act[phase](now.state.agent, now.state.processor, self._keys[phase], place)
+        drawn, place = self._randomness(now.steps)
+        acted = self._act(now.state.agent, now.state.window.shown, drawn, place)
         shown = self._shown(acted[0], seen.single)
         self._now = now._replace(acted=acted)
         return shown
@@ -172,7 +174,7 @@ class Session:
         ledger, best = dataclasses.replace(now.ledger), now.best
         if is_best := ledger.judge(score, self.opt_steps):
             facts = {"score": score, **self._counters(), **describe(self._policy, self.settings())}
-            best = Best(self.opt_steps, score, self._copied_params(), facts)
+            best = Best(self.opt_steps, score, self._params(), facts)
         self._now = now._replace(ledger=ledger, best=best)
         self._storage.keep_best(best)
         return is_best
@@ -254,7 +256,7 @@ class Session:
     @property
     def policy(self) -> GreedyPolicy:
         """The present policy, greedy; it stays as it is while training goes on."""
-        return self._greedy.at(self._copied_params())
+        return self._greedy.at(self._params())
 
     def summary(self) -> dict[str, Any]:
         """Return counters, scores, statistics of the episodes, and means of what was learnt over the whole session."""
@@ -286,7 +288,7 @@ class Session:
         """Return what is known once these observations are there to be acted on."""
         state, host = now.state, now.host
         if now.steps == 0:
-            processor = self._begin(state.agent, seen.obs)
+            window = self._begin(state.agent, seen.obs)
             fresh = np.ones_like(host.ended)
         else:
             other = differ(seen.obs, host.seen, self.config.num_envs) & ~host.ended
@@ -298,9 +300,19 @@ class Session:
             fresh = host.ended | other
             if not fresh.any():
                 return now._replace(resumed=False)
-            processor = self._begin_again(state.last, seen.obs, fresh)
+            window = self._begin_again(state.last, seen.obs, fresh)
         host = begun(host, fresh)._replace(seen=seen.obs, ended=np.zeros_like(fresh), spoilt=~seen.valid)
-        return now._replace(state=state._replace(processor=processor), host=host, resumed=False, acted=None)
+        return now._replace(state=state._replace(window=window), host=host, resumed=False, acted=None)
+
+    def _randomness(self, steps: int) -> tuple[PyTree, np.ndarray]:
+        """Return the randomness of a block that holds the step after `steps`, its row, and the optimisation step."""
+        turns = self._driven.turns
+        phase, t, at = place_of(turns, steps)
+        block, first = divmod(t, programs.ahead(turns, phase))
+        if self._drawn[0] != (phase, block):
+            self._drawn = (phase, block), self._draw[phase](self._keys[phase], np.uint32(block))
+        row = first * programs.steps_in(turns, phase) + at
+        return self._drawn[1], np.array([row, t * turns.updates if phase == "train" else 0], np.uint32)
 
     def _told(self, reward: Any, next_obs: PyTree, terminated: Any, truncated: Any) -> Told:
         """Check, copy and make finite what was told of a step."""
@@ -310,17 +322,19 @@ class Session:
         valid = seen.valid & finite & ~self._now.host.spoilt
         ended = take_flags("observe: terminated", terminated, num_envs) & valid
         cut = (take_flags("observe: truncated", truncated, num_envs) | ~valid) & ~ended
-        return Told(np.stack([np.where(valid, rewards, 0), ended, cut, valid], dtype=np.float32), seen.obs)  # type: ignore[arg-type]
+        numbers = np.empty((4, num_envs), np.float32)
+        numbers[0], numbers[1], numbers[2], numbers[3] = np.where(valid, rewards, 0), ended, cut, valid
+        return Told(numbers, seen.obs)  # type: ignore[arg-type]
 
     def _after(self, now: Now, told: Told) -> tuple[Now, Learnt | None]:
         """Return all that is after a step, and what was learnt from it. The buffer of `now` is donated, if not more."""
         assert now.acted is not None
         state, turns, reward = now.state, self._driven.turns, told.numbers[0]
-        last = Last(state.processor, *now.acted, told)
+        last = Last(state.window, *now.acted, told)
         pushes = np.uint32(max(0, now.steps - turns.horizon))
         program = self._take_in[now.steps >= turns.horizon]
-        buffer, processor = program(state.buffer, state.processor, *now.acted, told, pushes)
-        state = state._replace(buffer=buffer, processor=processor, last=last)
+        buffer, window = program(state.buffer, state.window, *now.acted, told, pushes)
+        state = state._replace(buffer=buffer, window=window, last=last)
         sums, learnt, steps = now.sums, None, now.steps + 1
         if iterations(turns, steps) > iterations(turns, now.steps):
             learner = Learner(state.agent, state.buffer, state.health)
@@ -354,7 +368,10 @@ class Session:
         self._keys = stream_keys(key)
         self._begin = jax.jit(partial(programs.begin, driven))
         self._begin_again = jax.jit(partial(programs.begin_again, driven))
-        self._act = {phase: jax.jit(partial(programs.act, driven, phase)) for phase in self._keys}
+        self._act = jax.jit(partial(programs.act, driven))
+        self._draw = {phase: jax.jit(partial(programs.draw_ahead, driven, phase)) for phase in self._keys}
+        self._drawn: tuple[Any, PyTree] = None, ()
+        self._copied = jax.jit(partial(programs.params, driven, self._policy))
         self._take_in = [jax.jit(partial(programs.take_in, driven, push), donate_argnums=0) for push in (False, True)]
         self._learn = jax.jit(partial(learn_and_sum, driven), donate_argnums=(0, 1))
         self._init = jax.jit(partial(programs.init, driven))
@@ -367,14 +384,14 @@ class Session:
     def _open(self, resume: bool, statistics: Statistics) -> None:
         """Take hold of the run directory, and begin or go on."""
         config, regular = self.config, self._schedule.is_regular_save
-        self._storage: Storage = Storage(config.run_dir, config.keep, self.settings(), Resume(resume), regular)
+        self._storage = Storage(config.run_dir, config.keep, self.settings(), Resume(resume), regular)
         self._storage.report = say
         self._storage.on_saved = self._saves.append
         try:
-            self._now: Now = self._first(statistics)
+            self._now = self._first(statistics)
             if self._storage.resumes:
                 self._now = self._restored(self._now)
-            self._greedy: GreedyPolicy = GreedyPolicy(self._policy, self._params())
+            self._greedy = GreedyPolicy(self._policy, self._params())
             if resume:
                 best = self._storage.load_best(jax.eval_shape(self._params))
                 self._now = self._now._replace(best=best)
@@ -438,10 +455,7 @@ class Session:
         return jax.tree.map(lambda x: x[0], action) if single else action
 
     def _params(self) -> PyTree:
-        return self._policy.params(self._now.state)
-
-    def _copied_params(self) -> PyTree:
-        return jax.tree.map(jnp.copy, self._params())
+        return self._copied(self._now.state.agent, self._now.state.window)
 
     def _counters(self) -> dict[str, int]:
         return {"opt_steps": self.opt_steps, "env_steps": self.env_steps}
