@@ -62,6 +62,7 @@ class Session:
     _now: Now
     _storage: Storage
     _greedy: GreedyPolicy
+    _drawn: tuple[Any, PyTree]
 
     def __init__(
         self,
@@ -370,7 +371,7 @@ class Session:
         self._begin_again = jax.jit(partial(programs.begin_again, driven))
         self._act = jax.jit(partial(programs.act, driven))
         self._draw = {phase: jax.jit(partial(programs.draw_ahead, driven, phase)) for phase in self._keys}
-        self._drawn: tuple[Any, PyTree] = None, ()
+        self._drawn = (None, ())
         self._copied = jax.jit(partial(programs.params, driven, self._policy))
         self._take_in = [jax.jit(partial(programs.take_in, driven, push), donate_argnums=0) for push in (False, True)]
         self._learn = jax.jit(partial(learn_and_sum, driven), donate_argnums=(0, 1))
