@@ -1,5 +1,6 @@
 """Sessions small enough for a test, and loops that drive them."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -7,20 +8,46 @@ import numpy as np
 
 import jaxrl
 from jaxrl.training.leaves import state_digest
+from jaxrl.training.session_parts import schedule_of
 
 SPEC = jaxrl.EnvSpec("scripted", jaxrl.Box(-10.0, 10.0, (2,)), jaxrl.Discrete(3))
 
 
-def small(spec: Any = SPEC, **settings: Any) -> jaxrl.Session:
-    """A session of DQN over three steps, with two environments unless asked for otherwise."""
-    given = {"num_envs": 2, "opt_interval": 4, "warmup": 20, "max_opts": 1_000, "save_interval": 0, **settings}
-    parts: dict[str, Any] = {
-        "agent": jaxrl.dqn(features=(8,), epsilon_decay=20, target_interval=5),
-        "buffer": jaxrl.uniform(40, batch_size=8),
-        "processor": jaxrl.n_step(3),
-    }
-    parts |= {name: given.pop(name) for name in list(given) if name in parts}
-    return jaxrl.Session(spec, parts.pop("agent"), **parts, **given)
+PARTS: dict[str, Any] = {
+    "agent": jaxrl.dqn(features=(8,), epsilon_decay=20, target_interval=5),
+    "buffer": jaxrl.uniform(40, batch_size=8),
+    "processor": jaxrl.n_step(3),
+}
+SETTINGS: dict[str, Any] = {"num_envs": 2, "opt_interval": 4, "warmup": 20, "max_opts": 1_000, "save_interval": 0}
+NO_PROGRAM = ("max_opts", "save_interval", "keep", "run_dir", "resume", "hooks", "statistics")
+_COMPILED: dict[str, tuple[jaxrl.Session, Any]] = {}
+
+
+def small(spec: Any = SPEC, **changes: Any) -> jaxrl.Session:
+    """A session of DQN over three steps, with two environments unless asked for otherwise.
+
+    Sessions that compile the same programs share them here: compiling is nearly all that these tests would do.
+    """
+    settings = {"spec": spec, **PARTS, **SETTINGS, **changes}
+    key = str({name: (value, id(value)) for name, value in settings.items() if name not in NO_PROGRAM})
+    if key not in _COMPILED:
+        alone = {name: value for name, value in settings.items() if name not in ("run_dir", "resume")}
+        _COMPILED[key] = jaxrl.Session(**alone), settings
+    session = copy.copy(_COMPILED[key][0])
+    session.config = session.config.changed(
+        **{name: settings[name] for name in ("max_opts", "save_interval", "keep", "run_dir") if name in settings}
+    )
+    session.config.check()
+    session.hooks, session.interrupt = settings.get("hooks") or jaxrl.SessionHooks(), jaxrl.Interrupt()
+    session._schedule = schedule_of(session.config, session._driven)
+    session._saves, session._saved = [], None
+    session._open(settings.get("resume", False), settings.get("statistics") or jaxrl.Statistics())
+    return session
+
+
+def single(**changes: Any) -> jaxrl.Session:
+    """The same with one environment, and an optimisation step after each of its steps."""
+    return small(**{"num_envs": 1, "opt_interval": 1, "warmup": 8, **changes})
 
 
 class Script:
