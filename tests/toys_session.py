@@ -14,7 +14,7 @@ SPEC = jaxrl.EnvSpec("scripted", jaxrl.Box(-10.0, 10.0, (2,)), jaxrl.Discrete(3)
 
 
 PARTS: dict[str, Any] = {
-    "agent": jaxrl.dqn(features=(8,), epsilon_decay=20, target_interval=5),
+    "agent": jaxrl.dqn(lr=1e-2, features=(8,), epsilon_decay=20, target_interval=5),
     "buffer": jaxrl.uniform(40, batch_size=8),
     "processor": jaxrl.n_step(3),
 }
