@@ -12,6 +12,7 @@ from jaxrl.training.recorders import (
     TensorBoardRecorder,
 )
 from jaxrl.training.report import Report, Result
+from jaxrl.training.runs import find_runs
 from jaxrl.training.schedule import Schedule, next_boundary
 from jaxrl.training.session import Session
 from jaxrl.training.session_parts import Episode, Learnt, SessionHooks
@@ -42,6 +43,7 @@ __all__ = [
     "TensorBoardRecorder",
     "Trainer",
     "TrainerConfig",
+    "find_runs",
     "mean_return",
     "next_boundary",
 ]

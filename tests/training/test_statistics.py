@@ -57,7 +57,7 @@ def test_written_and_read_back_they_go_on_as_if_nothing_had_happened() -> None:
         one = one.add({"x": value})
     other = jaxrl.Statistics({"never": ["mean"]}, window=3).take_up(json.loads(json.dumps(one.facts())))
     assert other.add({"x": 5.0}).summary() == one.add({"x": 5.0}).summary()
-    with pytest.raises(ValueError, match="no statistics|unpack"):
+    with pytest.raises(ValueError, match=r"no statistics|unpack"):
         one.take_up({"x": [1, 2]})
 
 
