@@ -324,7 +324,7 @@ class Session:
         ended = take_flags("observe: terminated", terminated, num_envs) & valid
         cut = (take_flags("observe: truncated", truncated, num_envs) | ~valid) & ~ended
         numbers = np.empty((4, num_envs), np.float32)
-        numbers[0], numbers[1], numbers[2], numbers[3] = np.where(valid, rewards, 0), ended, cut, valid
+        numbers[0], numbers[1], numbers[2], numbers[3] = rewards * valid, ended, cut, valid
         return Told(numbers, seen.obs)  # type: ignore[arg-type]
 
     def _after(self, now: Now, told: Told) -> tuple[Now, Learnt | None]:
