@@ -373,6 +373,31 @@ def capacity(case: str, effort: Effort) -> list[Row]:
     ]
 
 
+def session(case: str, effort: Effort) -> list[Row]:
+    """A step of a session, `act` and `observe` without the optimisation, against its two programs alone."""
+    shape = DQN(num_envs=1)
+    spec = jaxrl.make_env(shape.env).spec
+    driven = jaxrl.Session(
+        spec,
+        shape.agent(),
+        buffer=buffer_of(shape),
+        processor=jaxrl.n_step(3),
+        opt_interval=shape.opt_interval,
+        warmup=shape.warmup,
+        max_opts=10**9,
+    )
+    steps = max(100, effort.opt_steps)
+    return [
+        harness.row(
+            case,
+            **loops.session_us(driven, steps, effort.repeats),
+            env_steps=1,
+            unit="one environment step",
+            settings=driven.settings(),
+        )
+    ]
+
+
 def replay(case: str, effort: Effort) -> list[Row]:
     """A push of 10 items, a sample of 128 and new priorities: prioritised against uniform, flashbax's beside both."""
     told = []
@@ -456,6 +481,7 @@ CASES: dict[str, Callable[[Effort], list[Row]]] = {
     },
     "seeds-8": partial(seeds, "seeds-8", 8),
     "seeds-32": partial(seeds, "seeds-32", 32),
+    "session": partial(session, "session"),
     "capacity": partial(capacity, "capacity"),
     "replay": partial(replay, "replay"),
     "host": partial(host, "host"),

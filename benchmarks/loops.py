@@ -1,6 +1,7 @@
 """Compiled loops to be timed: a strategy's training, whole, over several seeds, and each of its parts alone."""
 
 import re
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -353,3 +354,47 @@ def _size(computations: dict[str, list[str]], name: str) -> int:
         elif kind not in _FREE:
             total += 1
     return total
+
+
+def session_us(session: jaxrl.Session, steps: int, repeats: int) -> dict[str, list[float]]:
+    """Time `steps` steps of a session of one environment, those left out at which it learnt or waited for that.
+
+    Returns the median microseconds of a step for each repeat, as `subject`; as `ceiling` those of the two compiled
+    programs in it alone.
+    """
+    obs = np.ones(session._outside.spec.observation_space.shape, np.float32)
+    while not session.opt_steps:
+        _session_step(session, obs)
+    samples: dict[str, list[float]] = {"subject": [], "ceiling": []}
+    for repeat in range(repeats + 1):
+        told = [us for us, learnt in (_session_step(session, obs) for _ in range(steps)) if not learnt]
+        alone = _session_programs(session, obs, steps // 4)
+        if repeat:
+            samples["subject"].append(statistics.median(told))
+            samples["ceiling"].append(alone)
+    return samples
+
+
+def _session_step(session: jaxrl.Session, obs: np.ndarray) -> tuple[float, bool]:
+    begun = time.perf_counter()
+    session.act(obs)
+    learnt = session.observe(1.0, obs, False, False) is not None
+    us = (time.perf_counter() - begun) * 1e6
+    if learnt:
+        jax.block_until_ready(session._now.state)
+    return us, learnt
+
+
+def _session_programs(session: jaxrl.Session, obs: np.ndarray, times: int) -> float:
+    """Return the median microseconds of choosing an action and taking a step in, on a copy of the buffer."""
+    now = session._now
+    drawn, place = session._randomness(now.steps)
+    told, buffer, us = now.state.last.told, jax.tree.map(jnp.copy, now.state.buffer), []
+    for _ in range(times):
+        begun = time.perf_counter()
+        action, extras = session._act(now.state.agent, now.state.window.shown, drawn, place)
+        np.array(action)
+        buffer, window = session._take_in[True](buffer, now.state.window, action, extras, told, np.uint32(0))
+        us.append((time.perf_counter() - begun) * 1e6)
+    jax.block_until_ready((buffer, window))
+    return statistics.median(us)

@@ -65,9 +65,14 @@ if TYPE_CHECKING:
         Interrupt,
         JSONLRecorder,
         MemoryRecorder,
+        Session,
+        SessionConfig,
+        SessionHooks,
+        Statistics,
         TensorBoardRecorder,
         Trainer,
         TrainerConfig,
+        find_runs,
     )
     from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete, Step, Transition, stat, total
 
@@ -83,7 +88,8 @@ _HOMES = {
     "reward_clip reward_scale",
     "jaxrl.strategies": "ActorsConfig Policy Strategy fold off_policy on_policy",
     "jaxrl.training": "ConsoleRecorder Evaluation Evaluator Hooks Interrupt JSONLRecorder MemoryRecorder "
-    "TensorBoardRecorder Trainer TrainerConfig",
+    "Session SessionConfig SessionHooks Statistics TensorBoardRecorder Trainer TrainerConfig "
+    "find_runs",
     "jaxrl.types": "Box Discrete EnvSpec MultiDiscrete Step Transition stat total",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -6,7 +6,6 @@ from jaxrl.cli import Parser, cache_compilations, run_main  # first, for it take
 
 # isort: split
 import jax
-import numpy as np
 
 from jaxrl.envs import Env, HostEnv, make_env
 from jaxrl.errors import SettingsError, check_between, check_count
@@ -21,6 +20,9 @@ def main(args: Sequence[str]) -> int:
     parser.add_argument("run_dir", help="directory of the run")
     parser.add_argument("--episodes", type=int, default=100, help="greedy episodes, all in parallel (default: 100)")
     parser.add_argument("--seed", type=int, default=1_000_000, help="seed of the episodes (default: 1000000)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--table", action="store_true", help="print quantiles of returns and lengths as a table")
+    form.add_argument("--json", action="store_true", help="print the same as one JSON object")
     options = parser.parse_args(args)
     check_count("--episodes", options.episodes)
     check_between("--seed", options.seed, 0, 2**32 - 1)
@@ -28,10 +30,14 @@ def main(args: Sequence[str]) -> int:
     policy = load_policy(options.run_dir)
     evaluate = evaluator_for(env_of(policy), policy.policy, options.episodes)
     result = evaluate(policy.params, jax.random.key(options.seed))
-    returns, unfinished = result.returns, int(np.sum(~result.finished))
+    if options.table or options.json:
+        report = result.report()
+        print(report.to_json() if options.json else report)
+        return 0
+    returns = result.returns
     print(
         f"return {returns.mean():.6g} +- {returns.std():.6g} (min {returns.min():.6g}, max {returns.max():.6g}), "
-        f"length {result.lengths.mean():.6g}, over {len(returns)} episodes, {unfinished} unfinished"
+        f"length {result.lengths.mean():.6g}, over {len(returns)} episodes, {result.unfinished} unfinished"
     )
     return 0
 

@@ -84,7 +84,19 @@ def test_kernels_are_those_of_one_iteration(extra: int) -> None:
 
 def test_every_case_that_results_are_kept_of_has_its_name() -> None:
     wanted = {"dqn-1", "dqn-10", "dqn-128", "dqn-1024", "dqn-small", "dqn-conv", "seeds-8", "seeds-32"}
-    wanted |= {"ppo-4", "ppo-64", "ppo-1024", "sac", "replay", "capacity", "host", "start", "env-10", "env-1024"}
+    wanted |= {
+        "ppo-4",
+        "ppo-64",
+        "ppo-1024",
+        "sac",
+        "session",
+        "replay",
+        "capacity",
+        "host",
+        "start",
+        "env-10",
+        "env-1024",
+    }
     assert wanted == set(CASES)
 
 

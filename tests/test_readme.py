@@ -44,6 +44,19 @@ def test_continuous_actions(name: str, tmp_path: Path) -> None:
     assert -2.0 <= float(action.strip("[]")) <= 2.0
 
 
+@pytest.mark.parametrize("length", [pytest.param("20_000", marks=pytest.mark.slow), "200"])
+def test_session(tmp_path: Path, length: str) -> None:
+    code = block("session")
+    short = code.replace("1_000 == 0", "100 == 0").replace("range(20)", "range(2)").replace("range(100)", "range(3)")
+    first = code if length == "20_000" else short.replace("max_opts=20_000", f"max_opts={length}")
+    best, fresh = run(first, tmp_path).split()
+    assert min(float(best), float(fresh)) >= (475 if length == "20_000" else 8)
+    # Once more, with more to do: it goes on from there.
+    run(short.replace("max_opts=20_000", f"max_opts={length} + 100"), tmp_path)
+    steps = [int(path.name) for path in (tmp_path / "runs" / "mine" / "checkpoints").iterdir()]
+    assert {int(length), int(length) + 100} <= set(steps)
+
+
 @pytest.mark.parametrize("length", [pytest.param("50_000", marks=pytest.mark.slow), "2_000"])
 def test_library(tmp_path: Path, length: str) -> None:
     code = block("library")

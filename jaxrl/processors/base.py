@@ -133,10 +133,14 @@ def begin(processor: Processor, obs: PyTree, action: PyTree, extras: PyTree) -> 
     The processor is shown a blank step that ends an episode before the first one: nothing of it is ever learnt from,
     but from `action` and `extras` (of any value, `[N, ...]`) it knows what its windows must hold.
     """
+    return processor.process(processor.init(obs), blank_step(obs, action, extras))[0]
+
+
+def blank_step(obs: PyTree, action: PyTree, extras: PyTree) -> Step:
+    """Return a step from which nothing may be learnt, that ends an episode and leads to `obs` `[N, ...]`."""
     num_envs = jax.tree.leaves(obs)[0].shape[0]
     ended = jnp.ones(num_envs, bool)
-    blank = Step(action, extras, jnp.zeros(num_envs), ~ended, ended, final_obs=obs, obs=obs, valid=~ended)
-    return processor.process(processor.init(obs), blank)[0]
+    return Step(action, extras, jnp.zeros(num_envs), ~ended, ended, final_obs=obs, obs=obs, valid=~ended)
 
 
 def map_reward(function: Any, settings: Mapping[str, Any] | None = None) -> Processor:

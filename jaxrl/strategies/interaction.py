@@ -1,5 +1,6 @@
 """What every strategy with environments does: act in them, process the steps, tell what was seen, make the policy."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.buffers.rows import layout_of, pack, unpack
 from jaxrl.envs.base import Env, VecEnv, VecEnvState, vectorise
 from jaxrl.errors import SettingsError, check_count
-from jaxrl.processors.base import OFF, Processor, begin
+from jaxrl.processors.base import OFF, Processor, begin, blank_step
 from jaxrl.processors.memory import remember
 from jaxrl.processors.n_step import NStepState
 from jaxrl.processors.normalise import RewardState
@@ -93,12 +94,17 @@ def draw_steps(actors: Actors, key: Key, steps: int, random: bool = False) -> Py
     """Draw the randomness of `steps` steps; with `random`, also actions to take instead of the agent's."""
 
     def draw(key: Key) -> PyTree:
-        act_key, random_key, env_key = jax.random.split(key, 3)
-        act = actors.agent.draw_act(act_key, actors.env.num_envs)
-        actions = sample_space(actors.env.spec.action_space, random_key, actors.env.num_envs) if random else ()
+        act, actions, env_key = draw_acting(actors.agent, actors.env.spec, actors.env.num_envs, key, random)
         return act, actions, actors.env.draw(env_key)
 
     return jax.vmap(draw)(jax.random.split(key, steps))
+
+
+def draw_acting(agent: Agent, spec: EnvSpec, num_envs: int, key: Key, random: bool) -> tuple[PyTree, PyTree, Key]:
+    """Draw the randomness of one `act`, actions to take instead if `random`, and a key for the environments' step."""
+    act_key, random_key, env_key = jax.random.split(key, 3)
+    actions = sample_space(spec.action_space, random_key, num_envs) if random else ()
+    return agent.draw_act(act_key, num_envs), actions, env_key
 
 
 def see(step: Step) -> Seen:
@@ -128,22 +134,33 @@ def episode_metrics(seen: Seen) -> Metrics:
 def open_scene(actors: Actors, agent: PyTree, key: Key) -> tuple[Scene, PyTree]:
     """Reset the environments; return where they stand, and the shapes of a vector step's transitions."""
     env, obs = actors.env.reset(key)
+    opened = open_processor(actors.agent, actors.processor, agent, obs)
+    return Scene(env, opened.processor), opened.items
 
-    def first(agent: PyTree, env: VecEnvState, obs: PyTree, key: Key) -> PyTree:
-        action, extras = actors.agent.act(
-            agent,
-            actors.processor.observe(actors.processor.init(obs)),
-            actors.agent.draw_act(key, actors.env.num_envs),
-            jnp.uint32(0),
-            "explore",
-        )
-        _, step = actors.env.step(env, action, actors.env.draw(key))
-        started = begin(actors.processor, obs, action, extras)
-        return action, extras, actors.processor.process(started, step._replace(extras=extras))[1]
 
-    action, extras, items = jax.eval_shape(first, agent, env, obs, jax.random.key(0))
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (action, extras))
-    return Scene(env, begin(actors.processor, obs, *zeros)), items
+class Opened(NamedTuple):
+    """A processor at the first observations, and what an action looks like there."""
+
+    processor: PyTree
+    action: PyTree
+    """Zeros `[N, ...]`, as are the extras."""
+    extras: PyTree
+    items: PyTree
+    """The shapes of the transitions of a vector step."""
+
+
+def open_processor(agent: Agent, processor: Processor, state: PyTree, obs: PyTree) -> Opened:
+    """Start `processor` at the first observations `[N, ...]`, before an agent in `state`."""
+
+    def first(state: PyTree, obs: PyTree, key: Key) -> PyTree:
+        noise = agent.draw_act(key, jax.tree.leaves(obs)[0].shape[0])
+        action, extras = agent.act(state, processor.observe(processor.init(obs)), noise, jnp.uint32(0), "explore")
+        started = begin(processor, obs, action, extras)
+        return action, extras, processor.process(started, blank_step(obs, action, extras))[1]
+
+    *acted, items = jax.eval_shape(first, state, obs, jax.random.key(0))
+    action, extras = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), acted)
+    return Opened(begin(processor, obs, action, extras), action, extras, items)
 
 
 def retune(actors: Actors, state: Any) -> Any:
@@ -158,20 +175,22 @@ def retune(actors: Actors, state: Any) -> Any:
     return state._replace(agent=agent, processor=jax.tree.map(swap, processor, is_leaf=discounts))
 
 
-def settings_of(actors: Actors, env: Env, /, **others: Any) -> dict[str, Any]:
-    """Return what rebuilds a strategy; parts made by hand are named under `custom`."""
+def settings_of(
+    agent: Agent, processor: Processor, spec: EnvSpec, made: Mapping[str, Any] | None, **others: Any
+) -> dict[str, Any]:
+    """Return what rebuilds a strategy; parts made by hand are named under `custom`. `made` rebuilds the environment."""
     pieces = {
-        "env": env.settings,
-        "agent": actors.agent.settings,
-        "processor": actors.processor.settings and {**OFF, **actors.processor.settings},
+        "env": made,
+        "agent": agent.settings,
+        "processor": processor.settings and {**OFF, **processor.settings},
         **{name: piece for name, piece in others.items() if name == "buffer"},
     }
     return {
-        "algo": actors.agent.name,
+        "algo": agent.name,
         "custom": [name for name, piece in pieces.items() if piece is None],
-        "env": env.spec.name,
+        "env": spec.name,
         "env_args": {},
-        **(env.settings or {}),
+        **(made or {}),
         **others,
         **{name: dict(piece or {}) for name, piece in pieces.items() if name != "env"},
     }

@@ -118,8 +118,10 @@ def on_policy(
         policy=make_policy(bound.agent, bound.processor, env.spec),
         retune=partial(retune, bound),
         settings=settings_of(
-            bound,
-            env,
+            bound.agent,
+            bound.processor,
+            env.spec,
+            env.settings,
             num_envs=num_envs,
             **settings_of_actors(crowd),
             rollout=rollout,

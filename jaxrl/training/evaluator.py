@@ -1,6 +1,8 @@
 """Judge a policy by whole episodes, run side by side, greedily, in environments and with keys of their own."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -12,6 +14,7 @@ from jaxrl.envs.base import Env
 from jaxrl.envs.host import HostEnv, Stage
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.strategies.base import Policy, Strategy, fold
+from jaxrl.training.run_dir import plain
 from jaxrl.types import Array, Key, PyTree, Step
 
 MAX_STEPS = 10_000
@@ -27,6 +30,48 @@ class Evaluation(NamedTuple):
     """Int `[E]`."""
     finished: np.ndarray
     """Bool `[E]`: the episode ended, rather than being left at the step limit of the evaluation."""
+
+    @property
+    def unfinished(self) -> int:
+        """How many episodes were left at the step limit."""
+        return int(np.sum(~np.asarray(self.finished, bool)))
+
+    def report(self) -> "EvaluationReport":
+        """Return what there is to tell of the episodes: `print` it, or write its `to_json()`."""
+        return EvaluationReport(len(self.returns), self.unfinished, _spread(self.returns), _spread(self.lengths))
+
+
+QUANTILES = {"min": 0.0, "5%": 0.05, "25%": 0.25, "median": 0.5, "75%": 0.75, "95%": 0.95, "max": 1.0}
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """An evaluation in a few numbers."""
+
+    episodes: int
+    unfinished: int
+    returns: Mapping[str, float]
+    """Mean, standard deviation and quantiles, by name."""
+    lengths: Mapping[str, float]
+
+    def to_json(self) -> str:
+        """Return it as one JSON object; NaN and infinity as `null`."""
+        return json.dumps(plain(asdict(self)))
+
+    def __str__(self) -> str:
+        """Return it as a small table."""
+        lines = ["".join(f"{text:>10}" for text in ("", *self.returns))]
+        for name, numbers in (("return", self.returns), ("length", self.lengths)):
+            lines.append(f"{name:>10}" + "".join(f"{number:>10.5g}" for number in numbers.values()))
+        return "\n".join([*lines, f"{self.episodes} episodes, {self.unfinished} unfinished"])
+
+
+def _spread(values: np.ndarray) -> dict[str, float]:
+    """Return mean, standard deviation and quantiles; NaN where a value is not finite."""
+    wide = np.asarray(values, np.float64)
+    wide = wide if np.isfinite(wide).all() else np.full_like(wide, np.nan)
+    told = {"mean": float(wide.mean()), "std": float(wide.std())}
+    return told | {name: float(np.quantile(wide, share)) for name, share in QUANTILES.items()}
 
 
 class EvaluateFn(Protocol):

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 
 class Interrupt:
@@ -44,3 +45,33 @@ class Interrupt:
             os._exit(128 + number)
         self.signal = number
         self.stop(signal.Signals(number).name)
+
+
+class Undisturbed:
+    """Put off SIGINT and SIGTERM to the end of a `with` block: what they raise cannot leave it half done.
+
+    Only the main thread handles signals; in any other this does nothing. One that ends the process at once still does.
+    """
+
+    def __enter__(self) -> None:
+        self._handlers: dict[int, Any] = {}
+        self._came: int | None = None
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if callable(signal.getsignal(number)):
+                    self._handlers[number] = signal.signal(number, self._note)
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._restore(signal.SIGTERM)
+        finally:
+            self._restore(signal.SIGINT)
+        if self._came is not None:
+            signal.raise_signal(self._came)
+
+    def _restore(self, number: int) -> None:
+        if number in self._handlers:
+            signal.signal(number, self._handlers[number])
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came = number

@@ -1,5 +1,6 @@
 """A trained policy, ready to be called."""
 
+import copy
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl.strategies.base import Policy, Strategy
+from jaxrl.strategies.base import Policy
 from jaxrl.training.run_dir import plain
 from jaxrl.types import EnvSpec, PyTree, Step, space_from_plain, space_struct, space_to_plain
 
@@ -24,6 +25,13 @@ class GreedyPolicy:
         """What was known of it when it was saved: `score`, `opt_steps`, `env_steps`."""
         self._begin, self._follow = jax.jit(partial(_begin, policy)), jax.jit(partial(_follow, policy))
         self.reset()
+
+    def at(self, params: PyTree) -> "GreedyPolicy":
+        """Return the same policy with other `params`, at the beginning of an episode; nothing is compiled again."""
+        other = copy.copy(self)
+        other.params = params
+        other.reset()
+        return other
 
     def reset(self) -> None:
         """Begin a new episode."""
@@ -54,11 +62,11 @@ def _follow(policy: Policy, params: PyTree, carry: PyTree, action: PyTree, obs: 
     return policy.act(params, policy.observe(params, carry, step))
 
 
-def describe(strategy: Strategy, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what rebuilds the policy of `strategy` without the code that trained it."""
-    if strategy.policy is None:
+def describe(policy: Policy | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what rebuilds `policy` without the code that trained it."""
+    if policy is None:
         return {"settings": plain(settings), "spec": None}
-    spec = strategy.policy.spec
+    spec = policy.spec
     spaces = {name: space_to_plain(getattr(spec, name)) for name in ("observation_space", "action_space")}
     return {"settings": plain(settings), "spec": {"name": spec.name, "time_limit": spec.time_limit, **spaces}}
 

@@ -18,7 +18,7 @@ def eval_columns(evaluation: Evaluation, score: float) -> dict[str, Any]:
         "eval_reward_max": float(returns.max()),
         "eval_length": float(np.mean(evaluation.lengths)),
         "episodes": len(returns),
-        "unfinished": int(np.sum(~np.asarray(evaluation.finished, bool))),
+        "unfinished": evaluation.unfinished,
         "score": score,
     }
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from jaxrl.errors import SettingsError, check_between, check_count, nearest
 from jaxrl.strategies.base import Strategy
@@ -46,20 +46,16 @@ class TrainerConfig:
 
     def changed(self, **settings: Any) -> "TrainerConfig":
         """Return these settings with some replaced; raise `SettingsError` for a name that is none."""
-        for name in settings:
-            if name not in self.__dataclass_fields__:
-                raise SettingsError(f"Trainer has no setting {name!r}; {nearest(name, self.__dataclass_fields__)}")
-        return replace(self, **settings)
+        return changed("Trainer", self, settings)
 
     def check(self) -> None:
         """Raise `SettingsError` for what cannot be."""
-        for name in ("seed", "eval_episodes", "patience", "max_skips", "max_rollbacks"):
+        for name in ("eval_episodes", "patience", "max_skips", "max_rollbacks"):
             check_count(name, getattr(self, name), least=0)
         check_count("keep", self.keep)
+        check_seed(self.seed)
         if self.eval_episodes > 2**20:
             raise SettingsError(f"eval_episodes is {self.eval_episodes}; at most {2**20} run in parallel")
-        if self.seed >= 2**32:
-            raise SettingsError(f"seed is {self.seed}; expected a whole number below 2^32")
         if self.eval_interval and not self.eval_episodes:
             raise SettingsError(
                 f"eval_interval is {self.eval_interval} but eval_episodes is 0; "
@@ -82,6 +78,58 @@ class TrainerConfig:
             save_interval=self.save_interval,
             max_env_steps=self.max_env_steps,
         )
+
+
+@dataclass(frozen=True)
+class SessionConfig:
+    """How a session learns, for how long, and when it writes."""
+
+    num_envs: int = 1
+    """Environments `N` that are driven side by side."""
+    opt_interval: int = 10
+    """Environment steps per optimisation step; a multiple of `num_envs` or a divisor of it."""
+    updates: int = 1
+    """Optimisation steps made each time that one is due."""
+    warmup: int = 0
+    """Environment steps before the first optimisation; at least those of one batch are taken."""
+    random_warmup: bool = True
+    """Act uniformly at random during it, instead of as the agent explores."""
+    max_opts: int = 10_000
+    """Optimisation steps; the session is done exactly there."""
+    seed: int = 0
+    """Seed; with the settings and what the environments tell it decides every bit of the training."""
+    save_interval: int = 2_500
+    """Optimisation steps between checkpoints; 0: only when asked to and at the end."""
+    keep: int = 3
+    """Checkpoints kept, the newest; the best policy is kept apart."""
+    run_dir: str | None = None
+    """Directory for settings and checkpoints; unset: nothing is written."""
+
+    def changed(self, **settings: Any) -> "SessionConfig":
+        """Return these settings with some replaced; raise `SettingsError` for a name that is none."""
+        return changed("Session", self, settings)
+
+    def check(self) -> None:
+        """Raise `SettingsError` for what cannot be."""
+        check_count("keep", self.keep)
+        check_seed(self.seed)
+
+
+Config = TypeVar("Config", TrainerConfig, SessionConfig)
+
+
+def changed(whose: str, config: Config, settings: Mapping[str, Any]) -> Config:
+    """Return `config` with some settings replaced; raise `SettingsError` for a name that is none."""
+    for name in settings:
+        if name not in config.__dataclass_fields__:
+            raise SettingsError(f"{whose} has no setting {name!r}; {nearest(name, config.__dataclass_fields__)}")
+    return replace(config, **settings)
+
+
+def check_seed(seed: int) -> None:
+    """Raise `SettingsError` unless `seed` is a whole number of 32 bits."""
+    if check_count("seed", seed, least=0) >= 2**32:
+        raise SettingsError(f"seed is {seed}; expected a whole number below 2^32")
 
 
 HARMLESS = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"} | {"processes", "actor_timeout"}

@@ -141,10 +141,15 @@ class Storage:
 
     # --- writing ---
 
-    def save(self, opt_steps: int, tree: PyTree, facts: Mapping[str, Any]) -> None:
-        """Begin a checkpoint, once the one before it has come to its end."""
+    def save(self, opt_steps: int, tree: PyTree, facts: Mapping[str, Any], again: bool = False) -> None:
+        """Begin a checkpoint, once the one before it has come to its end.
+
+        One that is there already is not written again, unless `again`: the state has changed without an optimisation.
+        """
         if self.dir is not None:
             self.settle()
+            if again:
+                self.checkpoints.newest = None
             facts = {**facts, "settings": self._settings, "versions": versions(VERSIONS)}
             self.checkpoints.save(opt_steps, tree, facts)
 

@@ -306,7 +306,11 @@ class Trainer:
     def _keep_best(self, score: float) -> None:
         opt_steps = self.schedule.opt_steps(self.ledger.t)
         params = jax.tree.map(jnp.copy, self._params(self.state))
-        facts = {"score": score, **self.ledger.counters(self.schedule), **describe(self.strategy, self.settings())}
+        facts = {
+            "score": score,
+            **self.ledger.counters(self.schedule),
+            **describe(self.strategy.policy, self.settings()),
+        }
         self._best = Best(opt_steps, score, params, facts)
         with self.ledger.timed("save"):
             self._storage.keep_best(self._best)

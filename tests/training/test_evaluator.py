@@ -1,5 +1,7 @@
 """Evaluation: whole greedy episodes, whatever their lengths, and unfinished ones counted."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,3 +95,22 @@ def test_greedy_evaluation_ignores_epsilon() -> None:
 def test_episodes_must_be_a_count(episodes: float) -> None:
     with pytest.raises(SettingsError, match="eval_episodes"):
         jaxrl.Evaluator(countdown(), always(1), episodes)  # type: ignore[arg-type]
+
+
+def test_a_report_is_a_table_and_a_json_object() -> None:
+    from jaxrl.training.evaluator import Evaluation
+
+    evaluation = Evaluation(np.array([1.0, 2.0, 3.0, 6.0, 8.0]), np.array([5, 5, 5, 5, 5]), np.arange(5) > 0)
+    report = evaluation.report()
+    assert (report.episodes, report.unfinished) == (5, 1)
+    assert report.returns["mean"] == 4.0
+    assert report.returns["std"] == pytest.approx(np.sqrt(34 / 5))
+    assert [report.returns[name] for name in ("min", "25%", "median", "75%", "max")] == [1.0, 2.0, 3.0, 6.0, 8.0]
+    assert json.loads(report.to_json())["lengths"]["median"] == 5.0
+    heading, returns, lengths, last = str(report).splitlines()
+    assert heading.split()[:3] == ["mean", "std", "min"]
+    assert returns.split()[:2] == ["return", "4"]
+    assert lengths.split()[-1] == "5"
+    assert last == "5 episodes, 1 unfinished"
+    spoilt = Evaluation(np.array([1.0, np.nan]), np.array([1, 1]), np.ones(2, bool)).report()
+    assert json.loads(spoilt.to_json())["returns"]["mean"] is None

@@ -1,0 +1,235 @@
+"""Off-policy training one step at a time, for environments that are driven from outside.
+
+The same parts, counts and randomness as in `off_policy`, but as programs between which the host waits: act, take in
+what the action led to, learn. A vector step is pushed as a block of its own, for nobody knows when the next one comes;
+with a capacity that is a multiple of both blocks, the buffer holds the same items at the same places.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.agents.base import Agent
+from jaxrl.buffers.base import Buffer
+from jaxrl.buffers.rows import Layout, layout_of, pack, unpack
+from jaxrl.processors.base import Processor
+from jaxrl.strategies.base import Policy, fold
+from jaxrl.strategies.guard import Health, healthy
+from jaxrl.strategies.interaction import draw_acting, open_processor
+from jaxrl.strategies.replay import Turns, draw_learning, learn
+from jaxrl.types import Array, EnvSpec, Key, Metrics, PyTree, Step, row_struct, space_zeros, tree_where
+
+Phase = Literal["prime", "fill", "train"]
+"""Before the first transition is complete; warm-up that pushes; training."""
+
+
+AHEAD = 64
+"""Vector steps whose randomness is drawn in one call, about."""
+
+
+class Driven(NamedTuple):
+    """What is trained, and in which turns."""
+
+    spec: EnvSpec
+    agent: Agent
+    processor: Processor
+    buffer: Buffer
+    turns: Turns
+
+
+class Window(NamedTuple):
+    """A processor between two steps.
+
+    Its state is one row of bits: with an array a leaf, a step of one environment takes twice as long on a CPU.
+    """
+
+    words: dict[str, Array]
+    shown: PyTree
+    """What the policy sees, `[N, ...]`."""
+
+
+class Told(NamedTuple):
+    """What the outside told of one step of all environments."""
+
+    numbers: Array
+    """Float32 `[4, N]`: reward, and as 0 or 1 terminated, truncated and valid."""
+    next_obs: PyTree
+
+
+class Last(NamedTuple):
+    """The last step, to be taken in again once it is known with what the next episode begins."""
+
+    before: Window
+    """The processor before it."""
+    action: PyTree
+    extras: PyTree
+    told: Told
+
+
+class DrivenState(NamedTuple):
+    """The whole truth on the device between two steps."""
+
+    key: Key
+    """The stream of iterations, folded with their numbers."""
+    agent: PyTree
+    window: Window
+    buffer: PyTree
+    health: Health
+    last: Last
+
+
+class Learner(NamedTuple):
+    """What an optimisation step changes."""
+
+    agent: PyTree
+    buffer: PyTree
+    health: Health
+
+
+def init(driven: Driven, key: Key) -> DrivenState:
+    """Return the state before the first observation."""
+    num_envs = driven.turns.num_envs
+    obs = space_zeros(driven.spec.observation_space, num_envs)
+    stream, agent_key = stream_keys(key)["train"], jax.random.split(key, 5)[1]
+    agent = driven.agent.init(agent_key)
+    opened = open_processor(driven.agent, driven.processor, agent, obs)
+    told, window = Told(jnp.zeros((4, num_envs)), obs), _close(driven, opened.processor)
+    return DrivenState(
+        key=stream,
+        agent=agent,
+        window=window,
+        buffer=driven.buffer.init(row_struct(opened.items), num_envs, driven.turns.lag),
+        health=healthy(),
+        last=Last(window, opened.action, opened.extras, told),
+    )
+
+
+def stream_keys(key: Key) -> dict[Phase, Key]:
+    """Return the stream of randomness of each phase; the seed's `key` is split as `off_policy` splits it."""
+    stream, _, _, prime_key, fill_key = jax.random.split(key, 5)
+    return {"prime": prime_key, "fill": fill_key, "train": stream}
+
+
+def place_of(turns: Turns, steps: int) -> tuple[Phase, int, int]:
+    """Return, for the vector step after `steps` of them, its phase, its iteration, and its place in that."""
+    if steps < turns.horizon:
+        return "prime", steps, 0
+    fill = steps < turns.warmup_steps
+    return "fill" if fill else "train", *divmod(
+        steps - (turns.horizon if fill else turns.warmup_steps), turns.vector_steps
+    )
+
+
+def steps_in(turns: Turns, phase: Phase) -> int:
+    """Return the vector steps of one iteration."""
+    return 1 if phase == "prime" else turns.vector_steps
+
+
+def iterations(turns: Turns, steps: int) -> int:
+    """Return how many iterations have come to their end, optimisation and all, after `steps` vector steps."""
+    return max(0, steps - turns.warmup_steps) // turns.vector_steps
+
+
+# --- the programs -----------------------------------------------------------------------------------------------
+
+
+def begin(driven: Driven, agent: PyTree, obs: PyTree) -> Window:
+    """Start the processor at the very first observations."""
+    return _close(driven, open_processor(driven.agent, driven.processor, agent, obs).processor)
+
+
+def begin_again(driven: Driven, last: Last, obs: PyTree, ended: Array) -> Window:
+    """Return the processor after the last step, known that where `ended` `[N]` an episode begins with `obs`."""
+    step = _step(last.action, last.extras, last.told)
+    cut = step._replace(
+        truncated=step.truncated | (ended & ~step.terminated), obs=tree_where(ended, obs, last.told.next_obs)
+    )
+    return _close(driven, driven.processor.process(_open(driven, last.before), cut)[0])
+
+
+def ahead(turns: Turns, phase: Phase) -> int:
+    """Return of how many iterations randomness is drawn in one call."""
+    return max(1, AHEAD // steps_in(turns, phase))
+
+
+def draw_ahead(driven: Driven, phase: Phase, key: Key, block: Array) -> PyTree:
+    """Draw what the choices of actions of a block of iterations need, a row for each vector step in it."""
+    steps, count = steps_in(driven.turns, phase), ahead(driven.turns, phase)
+    random = phase != "train" and driven.turns.random_warmup
+
+    def draw(t: Array) -> PyTree:
+        own = jax.random.split(fold(key, t))[0] if phase == "train" else fold(key, t)
+        acting = lambda key: draw_acting(driven.agent, driven.spec, driven.turns.num_envs, key, random)[:2]
+        return jax.vmap(acting)(jax.random.split(own, steps))
+
+    drawn = jax.vmap(draw)(block * count + jnp.arange(count, dtype=jnp.uint32))
+    return jax.tree.map(lambda x: x.reshape(count * steps, *x.shape[2:]), drawn)
+
+
+def act(driven: Driven, agent: PyTree, shown: PyTree, drawn: PyTree, place: Array) -> tuple[PyTree, PyTree]:
+    """Choose actions; return them and extras. `place` is uint32: the row of `drawn`, and the optimisation step."""
+    row, opt_step = place[0].astype(jnp.int32), place[1]
+    noise, actions = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, row, keepdims=False), drawn)
+    action, extras = driven.agent.act(agent, shown, noise, opt_step, "explore")
+    return (actions if jax.tree.leaves(actions) else action), extras
+
+
+def take_in(
+    driven: Driven,
+    push: bool,
+    buffer: PyTree,
+    window: Window,
+    action: PyTree,
+    extras: PyTree,
+    told: Told,
+    pushes: Array,
+) -> tuple[PyTree, Window]:
+    """Process a step and, where `push`, write its transitions; return the buffer and the processor."""
+    processor, items = driven.processor.process(_open(driven, window), _step(action, extras, told))
+    return (driven.buffer.push(buffer, items, pushes) if push else buffer), _close(driven, processor)
+
+
+def params(driven: Driven, policy: Policy, agent: PyTree, window: Window) -> PyTree:
+    """Return the parameters of the greedy `policy`, copied: what they are copied from may be donated."""
+    copied: PyTree = jax.tree.map(jnp.copy, policy.params(_Trained(agent, _open(driven, window))))
+    return copied
+
+
+def learn_once(driven: Driven, learner: Learner, key: Key, t: Array) -> tuple[Learner, Metrics]:
+    """Make the optimisation steps of iteration `t`."""
+    turns = driven.turns
+    pushes = (turns.fill + t + 1) * turns.vector_steps
+    update_key = jax.random.split(fold(key, t))[1]
+    noise = draw_learning(driven.agent, driven.buffer, update_key, pushes, turns.num_envs, turns.updates)
+    made: tuple[Learner, Metrics] = learn(driven.agent, driven.buffer, learner, noise, t * turns.updates, turns.updates)
+    return made
+
+
+def _step(action: PyTree, extras: PyTree, told: Told) -> Step:
+    reward, (terminated, truncated, valid) = told.numbers[0], told.numbers[1:] > 0
+    return Step(action, extras, reward, terminated, truncated, told.next_obs, told.next_obs, valid=valid)
+
+
+class _Trained(NamedTuple):
+    agent: PyTree
+    processor: PyTree
+
+
+def _layout(driven: Driven) -> Layout:
+    """Return how the processor's state lies in a row."""
+    obs = space_zeros(driven.spec.observation_space, driven.turns.num_envs)
+
+    def opened(key: Key) -> PyTree:
+        return open_processor(driven.agent, driven.processor, driven.agent.init(key), obs).processor
+
+    return layout_of(jax.eval_shape(opened, jax.random.key(0)))
+
+
+def _close(driven: Driven, processor: PyTree) -> Window:
+    row = jax.tree.map(lambda x: jnp.asarray(x)[None], processor)
+    return Window(pack(_layout(driven), row), driven.processor.observe(processor))
+
+
+def _open(driven: Driven, window: Window) -> PyTree:
+    return jax.tree.map(lambda x: x[0], unpack(_layout(driven), window.words))

@@ -1,0 +1,140 @@
+"""Learning from replay: when it is due, and how it is done, wherever the steps come from."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxrl.agents.base import Agent
+from jaxrl.buffers.base import Buffer
+from jaxrl.errors import SettingsError, check_count
+from jaxrl.strategies.base import repeat
+from jaxrl.strategies.guard import guarded_update
+from jaxrl.types import Array, Key, Metrics, PyTree
+
+
+class Turns(NamedTuple):
+    """How steps and optimisation steps take turns: counts that follow from the settings alone."""
+
+    num_envs: int
+    vector_steps: int
+    """Steps of all environments in one iteration."""
+    updates: int
+    """Optimisation steps in one iteration."""
+    horizon: int
+    """Vector steps before the first iteration, whose transitions are not complete yet."""
+    fill: int
+    """Warm-up iterations, which push but do not optimise."""
+    random_warmup: bool
+
+    @property
+    def rows(self) -> int:
+        """Transitions made in one iteration."""
+        return self.vector_steps * self.num_envs
+
+    @property
+    def lag(self) -> int:
+        """Transitions from one to that which begins where it leads to, if its episode goes on."""
+        return (self.horizon + 1) * self.num_envs
+
+    @property
+    def warmup_steps(self) -> int:
+        """Vector steps before the first iteration that optimises."""
+        return self.horizon + self.fill * self.vector_steps
+
+    @property
+    def warmup_env_steps(self) -> int:
+        return self.warmup_steps * self.num_envs
+
+    def notes(self, buffer: Buffer, rows: int, warmup: int) -> tuple[str, ...]:
+        """Say what was rounded, of a `buffer` written in blocks of `rows`, and of the `warmup` asked for."""
+        notes = []
+        asked, capacity = (buffer.settings or {}).get("capacity"), buffer.capacity(rows)
+        if asked is not None and asked != capacity:
+            notes.append(f"buffer capacity rounded up from {asked} to {capacity}, a multiple of {rows} items per push")
+        if warmup != self.warmup_env_steps:
+            notes.append(
+                f"warm-up takes {self.warmup_env_steps} environment steps instead of {warmup}: "
+                f"at least one batch of {buffer.batch_size}, in whole iterations of {self.rows}"
+            )
+        return tuple(notes)
+
+
+def take_turns(
+    *,
+    horizon: int,
+    batch_size: int,
+    num_envs: int,
+    opt_interval: int,
+    updates: int,
+    warmup: int,
+    random_warmup: bool,
+    times: int = 1,
+) -> Turns:
+    """Return the turns that the settings of `off_policy` ask for, with a processor and a buffer of these sizes.
+
+    An iteration is made of `times` of the smallest.
+
+    Raises:
+      SettingsError: a count below what it must be, or what does not divide (with the nearest settings that do).
+    """
+    check_count("num_envs", num_envs)
+    check_count("opt_interval", opt_interval)
+    check_count("updates", updates)
+    check_count("warmup", warmup, least=0)
+    check_ratio(num_envs, opt_interval)
+    vector_steps = times * max(1, opt_interval // num_envs)
+    missing = max(warmup - horizon * num_envs, batch_size)
+    return Turns(
+        num_envs=num_envs,
+        vector_steps=vector_steps,
+        updates=times * updates * max(1, num_envs // opt_interval),
+        horizon=horizon,
+        fill=-(-missing // (vector_steps * num_envs)),
+        random_warmup=random_warmup,
+    )
+
+
+def check_ratio(num_envs: int, opt_interval: int) -> None:
+    """Raise `SettingsError`, naming the nearest settings, unless one of the two divides the other."""
+    large, small = max(num_envs, opt_interval), min(num_envs, opt_interval)
+    if large % small == 0:
+        return
+    if opt_interval > num_envs:
+        below = opt_interval // num_envs * num_envs
+        fits = [below, below + num_envs]
+    else:
+        fits = [next(i for i in range(opt_interval, 0, -1) if num_envs % i == 0)]
+        fits.append(next(i for i in range(opt_interval, num_envs + 1) if num_envs % i == 0))
+    raise SettingsError(
+        f"opt_interval {opt_interval} and num_envs {num_envs} do not divide one another; "
+        f"the nearest opt_interval that does is {fits[0]} or {fits[1]}"
+    )
+
+
+def learn(
+    agent: Agent, buffer: Buffer, state: Any, noise: PyTree, first_opt: Array, updates: int
+) -> tuple[Any, Metrics]:
+    """Make `updates` optimisation steps, the first of them number `first_opt`, each on a batch of its own.
+
+    `state` is a `NamedTuple` with the fields `agent`, `buffer` and `health`; `noise` is what `draw_learning` returned.
+    """
+    return repeat(partial(_update, agent, buffer), state, noise, first_opt, updates)
+
+
+def _update(agent: Agent, buffer: Buffer, state: Any, noise: PyTree, opt_step: Array) -> tuple[Any, Metrics]:
+    sample_noise, agent_noise = noise
+    batch = buffer.sample(state.buffer, sample_noise, opt_step)
+    new, health, metrics, priorities = guarded_update(agent, state.agent, state.health, batch, agent_noise, opt_step)
+    told = buffer.reprioritise(state.buffer, batch.index, priorities)
+    return state._replace(agent=new, health=health, buffer=told), metrics
+
+
+def draw_learning(agent: Agent, buffer: Buffer, key: Key, pushes: Array, rows: int, updates: int) -> PyTree:
+    """Draw the randomness of `updates` optimisation steps made after `pushes` blocks of `rows`. The key is consumed."""
+
+    def draw_update(key: Key) -> PyTree:
+        sample_key, agent_key = jax.random.split(key)
+        return buffer.draw(sample_key, pushes, rows), agent.draw_update(agent_key, buffer.batch_size)
+
+    return jax.vmap(draw_update)(jax.random.split(key, updates))

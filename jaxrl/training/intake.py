@@ -1,0 +1,126 @@
+"""What a session is given from outside: checked, copied, and made finite."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl.envs.base import Env
+from jaxrl.envs.host import gymnasium_spec, to_host
+from jaxrl.errors import SettingsError
+from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete, PyTree, Space
+
+
+class Outside(NamedTuple):
+    """What is known of the environments that someone else drives."""
+
+    spec: EnvSpec
+    made: Mapping[str, Any] | None = None
+    """What `make_env` needs to build one; `None` for those that it cannot."""
+    action_space: Any = None
+    """Gymnasium's, of one environment: actions are given as it has them."""
+
+    def action(self, action: PyTree) -> PyTree:
+        """Return actions `[N, ...]` as the environments take them."""
+        return action if self.action_space is None else to_host(self.action_space, action)
+
+
+def outside(given: Any, num_envs: int) -> Outside:
+    """Describe an `EnvSpec`, an `Env`, or an environment (or vector of `num_envs`) of Gymnasium.
+
+    Raises:
+      SettingsError: it is none of these, or a vector of another number of environments.
+    """
+    if isinstance(given, EnvSpec):
+        return Outside(given)
+    if isinstance(given, Env):
+        return Outside(given.spec, given.settings)
+    if not (hasattr(given, "action_space") and hasattr(given, "observation_space")):
+        raise SettingsError(
+            f"a session was given {type(given).__name__} for its environment; "
+            "expected jaxrl.EnvSpec, jaxrl.Env or an environment of Gymnasium"
+        )
+    if getattr(given, "num_envs", num_envs) != num_envs:
+        raise SettingsError(f"num_envs is {num_envs}, but the environment is a vector of {given.num_envs}")
+    return Outside(gymnasium_spec(given), None, getattr(given, "single_action_space", given.action_space))
+
+
+class Seen(NamedTuple):
+    """Observations as they go to the device."""
+
+    obs: PyTree
+    """Owned by the session, `[N, ...]`; rows that were not finite are zeros."""
+    valid: np.ndarray
+    """`[N]` bool: the row was finite."""
+    single: bool
+    """It came without the axis of environments."""
+
+
+def take_obs(name: str, space: Space, num_envs: int | None, obs: PyTree) -> Seen:
+    """Return observations of one environment or of `num_envs` (`None`: of any number).
+
+    Raises:
+      SettingsError: another structure, shape or kind of number than `space` has; `name` says of what.
+    """
+    if isinstance(space, Box | Discrete | MultiDiscrete):
+        return _take_leaf(name, space, num_envs, obs)
+    entries = list(space.items()) if isinstance(space, Mapping) else list(enumerate(space))
+    same = set(obs) == set(space) if isinstance(obs, Mapping) else False
+    if isinstance(space, tuple):
+        same = isinstance(obs, tuple | list) and len(obs) == len(space)
+    if not same:
+        keys = f"a dict of {', '.join(map(str, space))}" if isinstance(space, Mapping) else f"a tuple of {len(space)}"
+        raise SettingsError(f"{name} is {type(obs).__name__}; expected {keys}")
+    parts = [take_obs(f"{name}[{key!r}]", part, num_envs, obs[key]) for key, part in entries]
+    if len({(part.single, part.valid.shape) for part in parts}) > 1:
+        raise SettingsError(f"{name} has parts of different numbers of environments; expected one number in all")
+    values = [part.obs for part in parts]
+    whole = dict(zip(space, values, strict=True)) if isinstance(space, Mapping) else tuple(values)
+    return Seen(whole, np.logical_and.reduce([part.valid for part in parts]), parts[0].single)
+
+
+def _take_leaf(name: str, space: Box | Discrete | MultiDiscrete, num_envs: int | None, value: Any) -> Seen:
+    came = _array(name, value)
+    single = came.shape == space.shape and num_envs in (None, 1)
+    batched = came.ndim == len(space.shape) + 1 and came.shape[1:] == space.shape and num_envs in (None, came.shape[0])
+    if not (single or batched) or not np.can_cast(came.dtype, space.dtype, "same_kind"):
+        shape = [] if num_envs == 1 else ["N" if num_envs is None else num_envs]
+        wanted = "[" + ", ".join(map(str, [*shape, *space.shape])) + "]"
+        raise SettingsError(f"{name} is {came.dtype}{list(came.shape)}; expected {space.dtype}{wanted}")
+    # A copy: the caller may write into its own array while the device still reads.
+    array = np.array(came, space.dtype).reshape(-1, *space.shape)
+    valid = np.ones(array.shape[0], bool)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        valid = np.isfinite(array).reshape(array.shape[0], -1).all(1)
+        array[~valid] = 0
+    return Seen(array, valid, single)
+
+
+def take_reward(reward: Any, num_envs: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return rewards float32 `[N]`, those that were not finite as 0, and which were finite."""
+    came = _per_env("observe: reward", reward, num_envs, "biuf", "a number")
+    with np.errstate(over="ignore"):
+        array = came.astype(np.float32)
+    valid = np.isfinite(array)
+    array[~valid] = 0
+    return array, valid
+
+
+def take_flags(name: str, flags: Any, num_envs: int) -> np.ndarray:
+    """Return flags as bool `[N]`."""
+    return _per_env(name, flags, num_envs, "b", "True or False")
+
+
+def _per_env(name: str, value: Any, num_envs: int, kinds: str, what: str) -> np.ndarray:
+    came = _array(name, value)
+    if came.dtype.kind not in kinds or came.shape not in ((num_envs,), *([()] if num_envs == 1 else [])):
+        each = what if num_envs == 1 else f"{what} for each of {num_envs} environments"
+        raise SettingsError(f"{name} is {came.dtype}{list(came.shape)}; expected {each}")
+    return came.reshape(num_envs)
+
+
+def _array(name: str, value: Any) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise SettingsError(f"{name} is no array: {' '.join(str(error).split())}") from error

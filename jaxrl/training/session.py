@@ -1,0 +1,465 @@
+"""Training driven from a loop that the user owns: a script, a robot, a game engine."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.agents.base import AgentMaker
+from jaxrl.buffers.base import Buffer
+from jaxrl.errors import NoCheckpointError, SettingsError, say
+from jaxrl.processors.base import Processor
+from jaxrl.processors.n_step import one_step
+from jaxrl.strategies import driven as programs
+from jaxrl.strategies.driven import Last, Learner, Told, iterations, place_of, stream_keys
+from jaxrl.strategies.interaction import make_policy, settings_of
+from jaxrl.training.intake import Seen, outside, take_flags, take_obs, take_reward
+from jaxrl.training.interrupt import Interrupt, Undisturbed
+from jaxrl.training.ledger import Ledger
+from jaxrl.training.policy import GreedyPolicy, describe
+from jaxrl.training.program import summarise, zero_sums
+from jaxrl.training.session_parts import (
+    Episode,
+    Host,
+    Learnt,
+    Now,
+    SessionHooks,
+    begun,
+    differ,
+    learn_and_sum,
+    over,
+    put_together,
+    schedule_of,
+)
+from jaxrl.training.settings import SessionConfig
+from jaxrl.training.statistics import Statistics
+from jaxrl.training.storage import Best, Resume, Storage
+from jaxrl.types import PyTree
+
+
+class Session:
+    """Train by `act` and `observe`, from a loop of one's own.
+
+        with jaxrl.Session(env, jaxrl.dqn(), buffer=jaxrl.uniform(10_000, batch_size=64), max_opts=5_000) as session:
+            obs, _ = env.reset()
+            while not session.is_done:
+                next_obs, reward, terminated, truncated, _ = env.step(session.act(obs))
+                session.observe(reward, next_obs, terminated, truncated)
+                obs = env.reset()[0] if terminated or truncated else next_obs
+
+    With one environment everything may come without the axis `[N]`, and actions then go without it. With several, `act`
+    is given the observations of all of them: the first of a new episode where one ended, and elsewhere `next_obs`.
+    `next_obs` itself is always the true successor, also of a last step: of a Gymnasium vector ask for the autoreset
+    mode `SAME_STEP`, and take it from `final_obs` there.
+
+    An exception, be it from a callback or Ctrl-C, leaves the session as it was before the call or after it, never in
+    between; callbacks are called after it. One thread at a time may use it.
+    """
+
+    _now: Now
+    _storage: Storage
+    _greedy: GreedyPolicy
+    _drawn: tuple[Any, PyTree]
+
+    def __init__(
+        self,
+        spec: Any,
+        agent: AgentMaker,
+        *,
+        buffer: Buffer,
+        processor: Processor | None = None,
+        config: SessionConfig | None = None,
+        resume: bool = False,
+        hooks: SessionHooks | None = None,
+        statistics: Statistics | None = None,
+        interrupt: Interrupt | None = None,
+        **settings: Any,
+    ) -> None:
+        """Check the settings, and take hold of the run directory if there is one.
+
+        Args:
+          spec: an `EnvSpec`, an `Env`, or an environment of Gymnasium; it only tells the spaces.
+          agent: what `jaxrl.dqn(...)` returns, or any that learns from replay.
+          buffer: what `jaxrl.uniform(...)` returns.
+          processor: what makes transitions of steps; `one_step()` if left out.
+          config: settings to start from; the defaults of `SessionConfig` if left out.
+          resume: go on with the session in `run_dir` from its newest valid checkpoint.
+          hooks: functions to call on the way.
+          statistics: which of them the summary tells; all over all episodes, and the mean of the last 100, if left out.
+          interrupt: a handle by which another thread can ask to stop; also found as `session.interrupt`.
+          **settings: fields of `SessionConfig`, as in `Session(..., max_opts=50_000)`.
+
+        Raises:
+          SettingsError: what cannot be.
+        """
+        self.config = (config or SessionConfig()).changed(**settings)
+        self.config.check()
+        if resume and self.config.run_dir is None:
+            raise SettingsError("resume needs the run_dir to go on with")
+        self.hooks, self.interrupt = hooks or SessionHooks(), Interrupt() if interrupt is None else interrupt
+        self._outside = outside(spec, self.config.num_envs)
+        self._driven = put_together(self.config, self._outside.spec, agent, buffer, processor or one_step())
+        self._schedule = schedule_of(self.config, self._driven)
+        self._closed, self._saves = False, list[int]()
+        self._saved: Now | None = None
+        self._compile()
+        self._open(resume, statistics or Statistics())
+
+    # --- what a loop calls ---
+
+    def act(self, obs: PyTree, explore: bool = True) -> Any:
+        """Return actions for observations, as NumPy arrays.
+
+        Uniformly random ones during warm-up, unless `random_warmup` is off. With `explore=False` the choice is greedy
+        and nothing changes: not the episode, no counter, no stream of randomness. The observations, of any number of
+        environments, then are first ones to the processor; over whole episodes with stacked frames use `policy`.
+
+        Raises:
+          SettingsError: observations that do not fit the space, or are not those that the last step led to.
+        """
+        space, num_envs = self._outside.spec.observation_space, self.config.num_envs
+        seen = take_obs("act: obs", space, num_envs if explore else None, obs)
+        if not explore:
+            return self._shown(self._greedy.at(self._params())(seen.obs), seen.single)
+        self._require_going_on("act")
+        now = self._arrived(self._now, seen)
+        drawn, place = self._randomness(now.steps)
+        acted = self._act(now.state.agent, now.state.window.shown, drawn, place)
+        shown = self._shown(acted[0], seen.single)
+        self._now = now._replace(acted=acted)
+        return shown
+
+    def observe(self, reward: Any, next_obs: PyTree, terminated: Any, truncated: Any) -> Learnt | None:
+        """Take in what the actions led to; return what was learnt, if an optimisation step was due.
+
+        A reward or observation that is not finite cuts its episode, nothing is learnt from it, and it is counted
+        (`summary()["invalid_steps"]`); the next observation begins another episode, as `ended` says.
+
+        Raises:
+          SettingsError: no actions were given before, or what came does not fit them.
+        """
+        self._require_going_on("observe")
+        if self._now.acted is None:
+            raise SettingsError("observe was called without an act before it; call act(obs), then observe, in turns")
+        told = self._told(reward, next_obs, terminated, truncated)
+        with Undisturbed():
+            episodes, (after, learnt) = self._episodes(told), self._after(self._now, told)
+            self._now = after._replace(statistics=over(after.statistics, episodes))
+        if learnt is not None and self._schedule.is_regular_save(self.opt_steps):
+            self.save()
+        self._storage.settle(block=False)
+        self._call_hooks(learnt, episodes)
+        return learnt
+
+    def cut(self) -> None:
+        """Cut the running episodes where they stand: the next observations begin others. Nothing is learnt of it.
+
+        For a loop that gives an episode up between two steps; a cut that comes with a step is told by `truncated`.
+        """
+        host = self._now.host
+        self._now = self._now._replace(host=begun(host, np.ones_like(host.ended)), acted=None)
+
+    def note(self, **values: float | None) -> None:
+        """Take numbers of one's own into the statistics of `summary`."""
+        self._now = self._now._replace(statistics=self._now.statistics.note(values))
+
+    def evaluate_score(self, score: float) -> bool:
+        """Judge the present policy; keep it as the best if `score` is strictly greater than any before it.
+
+        NaN and infinity are never best. Return whether it is.
+        """
+        now, score = self._now, float(score)
+        ledger, best = dataclasses.replace(now.ledger), now.best
+        if is_best := ledger.judge(score, self.opt_steps):
+            facts = {"score": score, **self._counters(), **describe(self._policy, self.settings())}
+            best = Best(self.opt_steps, score, self._params(), facts)
+        self._now = now._replace(ledger=ledger, best=best)
+        self._storage.keep_best(best)
+        return is_best
+
+    def stop(self, reason: str = "asked") -> None:
+        """Ask for the end: `is_done` is true from now on."""
+        self.interrupt.stop(reason)
+
+    def save(self) -> None:
+        """Begin a checkpoint of the present state; it is on disk when `hooks.save` is called, or `close` returns."""
+        now = self._now
+        facts = {
+            "ledger": dataclasses.replace(now.ledger, t=iterations(self._driven.turns, now.steps)).facts(),
+            "env_steps": self.env_steps,
+            "steps": now.steps,
+            "invalid": now.invalid,
+            "statistics": now.statistics.facts(),
+            "healthy": True,
+            "regular": self._schedule.is_regular_save(self.opt_steps),
+            "unwritten": {},
+        }
+        self._storage.keep_best(self._now.best)
+        again, self._saved = now is not self._saved, now
+        self._storage.save(self.opt_steps, (now.state, now.sums, now.host), facts, again)
+        self._storage.note(**self._counters(), best_score=now.ledger.best_score, status=self._status())
+
+    def close(self) -> None:
+        """Save, wait until all is on the disk, and let go of the run directory.
+
+        Raises:
+          StorageError: the last checkpoint could not be written.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.save()
+            self._storage.keep_best(self._now.best)
+            self._storage.finish()
+        finally:
+            self._storage.close()
+        self._call_hooks(None, [])
+        if self._storage.error is not None:
+            raise self._storage.error
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # --- what a loop looks at ---
+
+    @property
+    def opt_steps(self) -> int:
+        """Optimisation steps made."""
+        return self._schedule.opt_steps(iterations(self._driven.turns, self._now.steps))
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps taken in, over all environments."""
+        return self._now.steps * self.config.num_envs
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `max_opts` is reached, or someone has asked to stop."""
+        return self._at_end or bool(self.interrupt)
+
+    @property
+    def ended(self) -> np.ndarray:
+        """Bool `[N]`: the next observation of this environment begins an episode."""
+        return self._now.host.ended.copy()
+
+    @property
+    def best_score(self) -> float | None:
+        """The best score so far."""
+        return self._now.ledger.best_score
+
+    @property
+    def policy(self) -> GreedyPolicy:
+        """The present policy, greedy; it stays as it is while training goes on."""
+        return self._greedy.at(self._params())
+
+    def summary(self) -> dict[str, Any]:
+        """Return counters, scores, statistics of the episodes, and means of what was learnt over the whole session."""
+        now = self._now
+        return {
+            **self._counters(),
+            "best_score": now.ledger.best_score,
+            "best_opt_steps": now.ledger.best_opt_steps,
+            "last_score": now.ledger.last_score,
+            "invalid_steps": now.invalid,
+            **now.statistics.summary(),
+            **summarise(self._metrics, now.sums),
+            "wall_s": now.ledger.wall,
+            "stop": self._status(),
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """Return all settings of the session, as `config.yaml` holds them."""
+        driven, config = self._driven, dataclasses.asdict(self.config)
+        del config["run_dir"]  # a run can be moved
+        made = settings_of(
+            driven.agent, driven.processor, driven.spec, self._outside.made, buffer=driven.buffer.settings, **config
+        )
+        return {**made, "driven": "from outside"}
+
+    # --- one step ---
+
+    def _arrived(self, now: Now, seen: Seen) -> Now:
+        """Return what is known once these observations are there to be acted on."""
+        state, host = now.state, now.host
+        if now.steps == 0:
+            window = self._begin(state.agent, seen.obs)
+            fresh = np.ones_like(host.ended)
+        else:
+            other = differ(seen.obs, host.seen, self.config.num_envs) & ~host.ended
+            if other.any() and not now.resumed:
+                raise SettingsError(
+                    f"act: obs of environment {int(np.argmax(other))} is not the next_obs that observe was given, "
+                    "though no episode ended there; pass next_obs, or call cut() before you reset"
+                )
+            fresh = host.ended | other
+            if not fresh.any():
+                return now._replace(resumed=False)
+            window = self._begin_again(state.last, seen.obs, fresh)
+        host = begun(host, fresh)._replace(seen=seen.obs, ended=np.zeros_like(fresh), spoilt=~seen.valid)
+        return now._replace(state=state._replace(window=window), host=host, resumed=False, acted=None)
+
+    def _randomness(self, steps: int) -> tuple[PyTree, np.ndarray]:
+        """Return the randomness of a block that holds the step after `steps`, its row, and the optimisation step."""
+        turns = self._driven.turns
+        phase, t, at = place_of(turns, steps)
+        block, first = divmod(t, programs.ahead(turns, phase))
+        if self._drawn[0] != (phase, block):
+            self._drawn = (phase, block), self._draw[phase](self._keys[phase], np.uint32(block))
+        row = first * programs.steps_in(turns, phase) + at
+        return self._drawn[1], np.array([row, t * turns.updates if phase == "train" else 0], np.uint32)
+
+    def _told(self, reward: Any, next_obs: PyTree, terminated: Any, truncated: Any) -> Told:
+        """Check, copy and make finite what was told of a step."""
+        num_envs = self.config.num_envs
+        seen = take_obs("observe: next_obs", self._outside.spec.observation_space, num_envs, next_obs)
+        rewards, finite = take_reward(reward, num_envs)
+        valid = seen.valid & finite & ~self._now.host.spoilt
+        ended = take_flags("observe: terminated", terminated, num_envs) & valid
+        cut = (take_flags("observe: truncated", truncated, num_envs) | ~valid) & ~ended
+        numbers = np.empty((4, num_envs), np.float32)
+        numbers[0], numbers[1], numbers[2], numbers[3] = rewards * valid, ended, cut, valid
+        return Told(numbers, seen.obs)  # type: ignore[arg-type]
+
+    def _after(self, now: Now, told: Told) -> tuple[Now, Learnt | None]:
+        """Return all that is after a step, and what was learnt from it. The buffer of `now` is donated, if not more."""
+        assert now.acted is not None
+        state, turns, reward = now.state, self._driven.turns, told.numbers[0]
+        last = Last(state.window, *now.acted, told)
+        pushes = np.uint32(max(0, now.steps - turns.horizon))
+        program = self._take_in[now.steps >= turns.horizon]
+        buffer, window = program(state.buffer, state.window, *now.acted, told, pushes)
+        state = state._replace(buffer=buffer, window=window, last=last)
+        sums, learnt, steps = now.sums, None, now.steps + 1
+        if iterations(turns, steps) > iterations(turns, now.steps):
+            learner = Learner(state.agent, state.buffer, state.health)
+            t = np.uint32(iterations(turns, now.steps))
+            learner, sums, means = self._learn(learner, sums, state.key, t)
+            state = state._replace(**learner._asdict())
+            learnt = Learnt(self._names, means)
+        ended = np.asarray(told.numbers[1:3].any(axis=0))
+        host = now.host._replace(
+            returns=now.host.returns + reward, lengths=now.host.lengths + 1, seen=told.next_obs, ended=ended
+        )
+        invalid = now.invalid + int((told.numbers[3] == 0).sum())
+        return now._replace(state=state, sums=sums, host=host, steps=steps, invalid=invalid, acted=None), learnt
+
+    def _episodes(self, told: Told) -> list[Episode]:
+        """Return the episodes that a step ends."""
+        reward, terminated, truncated, _ = told.numbers
+        host, turns, steps = self._now.host, self._driven.turns, self._now.steps + 1
+        counts = self._schedule.opt_steps(iterations(turns, steps)), steps * self.config.num_envs
+        return [
+            Episode(i, float(host.returns[i] + reward[i]), int(host.lengths[i]) + 1, bool(terminated[i]), *counts)
+            for i in np.flatnonzero(terminated + truncated).tolist()
+        ]
+
+    # --- beginning ---
+
+    def _compile(self) -> None:
+        """Prepare the programs; each is compiled when first called."""
+        driven, key = self._driven, jax.random.key(self.config.seed)
+        self._policy = make_policy(driven.agent, driven.processor, driven.spec)
+        self._keys = stream_keys(key)
+        self._begin = jax.jit(partial(programs.begin, driven))
+        self._begin_again = jax.jit(partial(programs.begin_again, driven))
+        self._act = jax.jit(partial(programs.act, driven))
+        self._draw = {phase: jax.jit(partial(programs.draw_ahead, driven, phase)) for phase in self._keys}
+        self._drawn = (None, ())
+        self._copied = jax.jit(partial(programs.params, driven, self._policy))
+        self._take_in = [jax.jit(partial(programs.take_in, driven, push), donate_argnums=0) for push in (False, True)]
+        self._learn = jax.jit(partial(learn_and_sum, driven), donate_argnums=(0, 1))
+        self._init = jax.jit(partial(programs.init, driven))
+        state = jax.eval_shape(self._init, key)
+        learner = Learner(state.agent, state.buffer, state.health)
+        _, metrics = jax.eval_shape(partial(programs.learn_once, driven), learner, state.key, jnp.uint32(0))
+        self._metrics = dict(sorted(metrics.items()))
+        self._names = list(self._metrics)
+
+    def _open(self, resume: bool, statistics: Statistics) -> None:
+        """Take hold of the run directory, and begin or go on."""
+        config, regular = self.config, self._schedule.is_regular_save
+        self._storage = Storage(config.run_dir, config.keep, self.settings(), Resume(resume), regular)
+        self._storage.report = say
+        self._storage.on_saved = self._saves.append
+        try:
+            self._now = self._first(statistics)
+            if self._storage.resumes:
+                self._now = self._restored(self._now)
+            self._greedy = GreedyPolicy(self._policy, self._params())
+            if resume:
+                best = self._storage.load_best(jax.eval_shape(self._params))
+                self._now = self._now._replace(best=best)
+        except BaseException:
+            self._storage.close()
+            raise
+
+    def _first(self, statistics: Statistics) -> Now:
+        """Return what a session is before its first observation."""
+        num_envs = self.config.num_envs
+        state = self._init(jax.random.key(self.config.seed))
+        seen = jax.tree.map(np.array, state.last.told.next_obs)
+        no = np.zeros(num_envs, bool)
+        host = Host(np.zeros(num_envs, np.float32), np.zeros(num_envs, np.int32), seen, ~no, no)
+        return Now(state, zero_sums(len(self._metrics)), host, Ledger(), statistics=statistics)
+
+    def _restored(self, first: Now) -> Now:
+        """Return what the newest valid checkpoint holds, in the structure of `first`."""
+        like = (first.state, first.sums, first.host)
+        self._storage.check_fits(like)
+        step, (state, sums, host), facts = self._storage.load(like)
+        try:
+            ledger, steps, invalid = first.ledger.take_up(facts["ledger"]), facts["steps"], facts["invalid"]
+            statistics = first.statistics.take_up(facts["statistics"])
+            if type(steps) is not int or type(invalid) is not int:
+                raise ValueError("steps and invalid are counts")
+        except (KeyError, TypeError, ValueError) as error:
+            raise NoCheckpointError(f"checkpoint {step} of {self._storage.path} is no session's: {error}") from error
+        self._storage.go_on()
+        host = jax.tree.map(np.array, host)
+        return Now(state, sums, host, ledger, steps, invalid, statistics, resumed=True)
+
+    # --- small things ---
+
+    def _call_hooks(self, learnt: Learnt | None, episodes: list[Episode]) -> None:
+        while self._saves:
+            step = self._saves.pop(0)
+            if self.hooks.save:
+                self.hooks.save(step)
+        if learnt is not None and self.hooks.learnt:
+            self.hooks.learnt(learnt)
+        for episode in episodes:
+            if self.hooks.episode:
+                self.hooks.episode(episode)
+
+    @property
+    def _at_end(self) -> bool:
+        return iterations(self._driven.turns, self._now.steps) >= self._schedule.last
+
+    def _require_going_on(self, what: str) -> None:
+        if self._closed:
+            raise SettingsError(f"{what} was called on a session that is closed; resume it from its run_dir")
+        if self._at_end:
+            raise SettingsError(
+                f"{what} was called after max_opts {self.config.max_opts} was reached; loop while not session.is_done"
+            )
+
+    def _shown(self, action: PyTree, single: bool) -> Any:
+        """Return actions `[N, ...]` as the user gets them, arrays of its own."""
+        action = self._outside.action(jax.tree.map(np.array, action))
+        return jax.tree.map(lambda x: x[0], action) if single else action
+
+    def _params(self) -> PyTree:
+        return self._copied(self._now.state.agent, self._now.state.window)
+
+    def _counters(self) -> dict[str, int]:
+        return {"opt_steps": self.opt_steps, "env_steps": self.env_steps}
+
+    def _status(self) -> str:
+        return "max_opts" if self._at_end else self.interrupt.reason or "running"

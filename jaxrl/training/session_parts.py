@@ -1,0 +1,182 @@
+"""What a session is made of: the records of where it stands, and the parts that its settings ask for."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.agents.base import AgentMaker
+from jaxrl.buffers.base import Buffer
+from jaxrl.errors import SettingsError
+from jaxrl.processors.base import Processor
+from jaxrl.strategies.driven import Driven, DrivenState, Learner, learn_once
+from jaxrl.strategies.interaction import bind
+from jaxrl.strategies.replay import take_turns
+from jaxrl.training.ledger import Ledger
+from jaxrl.training.program import Sums, add
+from jaxrl.training.schedule import Schedule
+from jaxrl.training.settings import SessionConfig
+from jaxrl.training.statistics import Statistics
+from jaxrl.training.storage import Best
+from jaxrl.types import EnvSpec, Metrics, PyTree, Total, columns_of
+
+
+class Episode(NamedTuple):
+    """An episode that has come to its end."""
+
+    env: int
+    """Which environment's."""
+    episode_return: float
+    """Undiscounted."""
+    length: int
+    terminated: bool
+    """It reached an end of its own; else it was cut."""
+    opt_steps: int
+    """Optimisation steps made when it ended."""
+    env_steps: int
+
+
+class SessionHooks(NamedTuple):
+    """Functions called as a session goes on, each once what it tells of has wholly happened."""
+
+    episode: Callable[[Episode], None] | None = None
+    """After each episode."""
+    learnt: Callable[["Learnt"], None] | None = None
+    """After each time that optimisation steps were made."""
+    save: Callable[[int], None] | None = None
+    """When a checkpoint is whole on the disk, told its optimisation step."""
+
+
+class Learnt(Mapping[str, float]):
+    """Means of the metrics of the optimisation steps just made, by name; fetched from the device when first read.
+
+    A metric of which nothing was measured, as of a skipped update, is NaN.
+    """
+
+    def __init__(self, names: list[str], means: jax.Array) -> None:
+        self._names, self._means = names, means
+        self._read: dict[str, float] | None = None
+
+    def _values(self) -> dict[str, float]:
+        if self._read is None:
+            self._read = dict(zip(self._names, np.asarray(self._means).tolist(), strict=True))
+        return self._read
+
+    def __getitem__(self, name: str) -> float:
+        return self._values()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return f"Learnt({self._values()})"
+
+
+class Host(NamedTuple):
+    """What the host knows of the running episodes; every leaf `[N, ...]`."""
+
+    returns: np.ndarray
+    lengths: np.ndarray
+    seen: PyTree
+    """The latest observations."""
+    ended: np.ndarray
+    """Whether the next observation begins an episode."""
+    spoilt: np.ndarray
+    """Whether the latest observation was not finite, so that nothing may be learnt from the step that leaves it."""
+
+
+class Now(NamedTuple):
+    """All that a session is between two calls. It is replaced as a whole, so that it is never half of anything."""
+
+    state: DrivenState
+    sums: Sums
+    host: Host
+    ledger: Ledger
+    steps: int = 0
+    """Vector steps taken."""
+    invalid: int = 0
+    """Steps of one environment that were not finite."""
+    statistics: Statistics = Statistics()
+    best: Best | None = None
+    acted: tuple[PyTree, PyTree] | None = None
+    """Actions and extras that wait for what they lead to."""
+    resumed: bool = False
+    """Whether the running episodes may have been lost with the process that drove them."""
+
+
+def begun(host: Host, where: np.ndarray) -> Host:
+    """Return `host` once episodes begin `where` `[N]` they do."""
+    return host._replace(
+        returns=np.where(where, np.float32(0), host.returns),
+        lengths=np.where(where, np.int32(0), host.lengths),
+        ended=host.ended | where,
+    )
+
+
+def differ(obs: PyTree, seen: PyTree, num_envs: int) -> np.ndarray:
+    """Say for each environment whether two observations of it differ; bool `[N]`."""
+    other = np.zeros(num_envs, bool)
+    for a, b in zip(jax.tree.leaves(obs), jax.tree.leaves(seen), strict=True):
+        if not np.array_equal(a, b):
+            other |= (a != b).reshape(num_envs, -1).any(axis=1)
+    return other
+
+
+def over(statistics: Statistics, episodes: list[Episode]) -> Statistics:
+    """Take episodes into the statistics."""
+    for episode in episodes:
+        numbers = {"episode_return": episode.episode_return, "episode_length": episode.length}
+        statistics = statistics.note({**numbers, "terminated": float(episode.terminated)})
+    return statistics
+
+
+def put_together(
+    config: SessionConfig, spec: EnvSpec, agent: AgentMaker, buffer: Buffer, processor: Processor
+) -> Driven:
+    """Put the parts together; raise `SettingsError` for those that do not fit one another."""
+    if not processor.makes_transitions:
+        raise SettingsError("processor: makes no transitions; end it with chain(..., one_step()) or n_step(n)")
+    processor, bound = bind(agent, processor, spec)
+    if bound.prepare is not None:
+        raise SettingsError(
+            f"a session learns from replay, and {bound.name} does not; use dqn, rainbow, sac, td3, ddpg"
+        )
+    turns = take_turns(
+        horizon=processor.horizon,
+        batch_size=buffer.batch_size,
+        num_envs=config.num_envs,
+        opt_interval=config.opt_interval,
+        updates=config.updates,
+        warmup=config.warmup,
+        random_warmup=config.random_warmup,
+    )
+    return Driven(spec, bound, processor, buffer, turns)
+
+
+def schedule_of(config: SessionConfig, driven: Driven) -> Schedule:
+    return Schedule(
+        max_opts=config.max_opts,
+        opt_steps_per_step=driven.turns.updates,
+        env_steps_per_step=driven.turns.rows,
+        warmup_env_steps=driven.turns.warmup_env_steps,
+        save_interval=config.save_interval,
+    )
+
+
+def learn_and_sum(driven: Driven, learner: Learner, sums: Sums, key: Any, t: Any) -> tuple[Learner, Sums, jax.Array]:
+    """Make the optimisation steps of iteration `t`; return also the sums with their metrics added, and their means."""
+    learner, metrics = learn_once(driven, learner, key, t)
+    return learner, add(sums, metrics), _means(metrics)
+
+
+def _means(metrics: Metrics) -> jax.Array:
+    """Return the means of metrics in the order of their sorted names, NaN of nothing; of events their number."""
+    stats = columns_of(metrics)
+    events = np.array([isinstance(metric, Total) for _, metric in sorted(metrics.items())])
+    means = jnp.where(stats.count > 0, stats.sum / jnp.maximum(stats.count, 1), jnp.nan)
+    return jnp.where(events, stats.count.astype(jnp.float32), means)

@@ -1,0 +1,134 @@
+"""Running statistics of numbers that come one at a time, such as returns: small, exact, and never stopped by a NaN."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import Any
+
+from jaxrl.errors import SettingsError, check_count, nearest
+
+
+@dataclass(frozen=True)
+class Series:
+    """What is kept of one series of numbers; those that are missing or not finite are only counted."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    """Sum of squared differences from the mean (Welford 1962), which loses no digits to a large mean."""
+    low: float = math.inf
+    high: float = -math.inf
+    recent: tuple[float, ...] = ()
+    """The latest, oldest first."""
+    missing: int = 0
+    """Times that there was no number."""
+    not_finite: int = 0
+
+    def add(self, value: float | None, window: int) -> "Series":
+        """Take in one number, or that there was none."""
+        if value is None:
+            return replace(self, missing=self.missing + 1)
+        value = float(value)
+        if not math.isfinite(value):
+            return replace(self, not_finite=self.not_finite + 1)
+        count, apart = self.count + 1, value - self.mean
+        mean = self.mean + apart / count
+        return Series(
+            count=count,
+            mean=mean,
+            squares=self.squares + apart * (value - mean),
+            low=min(self.low, value),
+            high=max(self.high, value),
+            recent=(*self.recent, value)[-window:],
+            missing=self.missing,
+            not_finite=self.not_finite,
+        )
+
+
+AGGREGATIONS: dict[str, Callable[[Series], float]] = {
+    "mean": lambda series: series.mean,
+    "std": lambda series: math.sqrt(series.squares / series.count),
+    "min": lambda series: series.low,
+    "max": lambda series: series.high,
+    "last": lambda series: series.recent[-1],
+    "rolling": lambda series: math.fsum(series.recent) / len(series.recent),
+}
+"""From a series that has a number to what is told of it; `rolling` is the mean of the latest."""
+
+
+class Statistics:
+    """Running statistics by name. It never changes: `add` returns another one.
+
+    statistics = jaxrl.Statistics({"return": ["mean", "rolling"]}, window=100)
+    statistics = statistics.add({"return": 200.0, "battery": None})
+    statistics.summary()  # {"return_mean": 200.0, "return_rolling": 200.0, "return_count": 1, ...}
+    """
+
+    def __init__(
+        self,
+        chosen: Mapping[str, Sequence[str]] | None = None,
+        *,
+        others: Sequence[str] = tuple(AGGREGATIONS),
+        window: int = 100,
+    ) -> None:
+        """Choose what is told.
+
+        Args:
+          chosen: for a name which of `mean`, `std`, `min`, `max`, `last` and `rolling`.
+          others: the same for every other name.
+          window: numbers over which `rolling` goes.
+
+        Raises:
+          SettingsError: an aggregation that there is not, or a window below 1.
+        """
+        self.chosen = {name: tuple(kinds) for name, kinds in (chosen or {}).items()}
+        self.others, self.window = tuple(others), check_count("window", window)
+        for kind in {kind for kinds in (self.others, *self.chosen.values()) for kind in kinds}:
+            if kind not in AGGREGATIONS:
+                raise SettingsError(f"unknown aggregation {kind!r}; {nearest(kind, AGGREGATIONS)}")
+        self.series: dict[str, Series] = {name: Series() for name in self.chosen}
+
+    def add(self, values: Mapping[str, Any]) -> "Statistics":
+        """Take in one number for each name; one that is known and left out, or `None`, is counted as missing."""
+        names = [*self.series, *(name for name in values if name not in self.series)]
+        return self._with({n: self.series.get(n, Series()).add(values.get(n), self.window) for n in names})
+
+    def note(self, values: Mapping[str, Any]) -> "Statistics":
+        """Take in numbers as `add` does, but say nothing of names that are left out."""
+        new = {name: self.series.get(name, Series()).add(value, self.window) for name, value in values.items()}
+        return self._with({**self.series, **new})
+
+    def summary(self) -> dict[str, float | int | None]:
+        """Return `<name>_<aggregation>`, `None` where there was no number yet, and how many numbers there were."""
+        told: dict[str, float | int | None] = {}
+        for name, series in self.series.items():
+            for kind in self.chosen.get(name, self.others):
+                told[f"{name}_{kind}"] = AGGREGATIONS[kind](series) if series.count else None
+            told[f"{name}_count"] = series.count
+            told |= {f"{name}_{what}": n for what in ("missing", "not_finite") if (n := getattr(series, what))}
+        return told
+
+    def facts(self) -> dict[str, list[Any]]:
+        """Return the numbers kept, for JSON."""
+        return {
+            name: [x if x not in (math.inf, -math.inf) else None for x in astuple(s)] for name, s in self.series.items()
+        }
+
+    def take_up(self, facts: Mapping[str, Sequence[Any]]) -> "Statistics":
+        """Return these statistics with the numbers that `facts()` returned; raise `ValueError` if they are none."""
+
+        def series(values: Sequence[Any]) -> Series:
+            count, mean, squares, low, high, recent, missing, not_finite = values
+            low, high = (x if y is None else float(y) for x, y in ((math.inf, low), (-math.inf, high)))
+            kept = tuple(float(x) for x in recent)[-self.window :]
+            return Series(int(count), float(mean), float(squares), low, high, kept, int(missing), int(not_finite))
+
+        try:
+            return self._with({**self.series, **{str(name): series(values) for name, values in facts.items()}})
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"no statistics: {error}") from error
+
+    def _with(self, series: dict[str, Series]) -> "Statistics":
+        new = Statistics(self.chosen, others=self.others, window=self.window)
+        new.series = series
+        return new

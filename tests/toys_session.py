@@ -1,0 +1,84 @@
+"""Sessions small enough for a test, and loops that drive them."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import jaxrl
+from jaxrl.training.leaves import state_digest
+from jaxrl.training.session_parts import schedule_of
+
+SPEC = jaxrl.EnvSpec("scripted", jaxrl.Box(-10.0, 10.0, (2,)), jaxrl.Discrete(3))
+
+
+PARTS: dict[str, Any] = {
+    "agent": jaxrl.dqn(lr=1e-2, features=(8,), epsilon_decay=20, target_interval=5),
+    "buffer": jaxrl.uniform(40, batch_size=8),
+    "processor": jaxrl.n_step(3),
+}
+SETTINGS: dict[str, Any] = {"num_envs": 2, "opt_interval": 4, "warmup": 20, "max_opts": 1_000, "save_interval": 0}
+NO_PROGRAM = ("max_opts", "save_interval", "keep", "run_dir", "resume", "hooks", "statistics")
+_COMPILED: dict[str, tuple[jaxrl.Session, Any]] = {}
+
+
+def small(spec: Any = SPEC, **changes: Any) -> jaxrl.Session:
+    """A session of DQN over three steps, with two environments unless asked for otherwise.
+
+    Sessions that compile the same programs share them here: compiling is nearly all that these tests would do.
+    """
+    settings = {"spec": spec, **PARTS, **SETTINGS, **changes}
+    key = str({name: (value, id(value)) for name, value in settings.items() if name not in NO_PROGRAM})
+    if key not in _COMPILED:
+        alone = {name: value for name, value in settings.items() if name not in ("run_dir", "resume")}
+        _COMPILED[key] = jaxrl.Session(**alone), settings
+    session = copy.copy(_COMPILED[key][0])
+    session.config = session.config.changed(
+        **{name: settings[name] for name in ("max_opts", "save_interval", "keep", "run_dir") if name in settings}
+    )
+    session.config.check()
+    session.hooks, session.interrupt = settings.get("hooks") or jaxrl.SessionHooks(), jaxrl.Interrupt()
+    session._schedule = schedule_of(session.config, session._driven)
+    session._saves, session._saved = [], None
+    session._open(settings.get("resume", False), settings.get("statistics") or jaxrl.Statistics())
+    return session
+
+
+def single(**changes: Any) -> jaxrl.Session:
+    """The same with one environment, and an optimisation step after each of its steps."""
+    return small(**{"num_envs": 1, "opt_interval": 1, "warmup": 8, **changes})
+
+
+class Script:
+    """`N` environments whose every number follows from how many steps were taken and from the actions."""
+
+    def __init__(self, num_envs: int = 2, step: int = 0) -> None:
+        self.num_envs, self.step, self.actions = num_envs, step, np.zeros(num_envs, int)
+
+    def obs(self, fresh: np.ndarray | None = None) -> np.ndarray:
+        """What is seen now; where an episode has just ended, the first of the next one if `fresh` says so."""
+        seen = np.stack([np.sin(self.step + np.arange(self.num_envs)), 0.1 * self.actions], axis=1)
+        return seen if fresh is None else np.where(fresh[:, None], seen + 3.0, seen)
+
+    def advance(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return reward, successor, terminated and truncated; episodes of the environments end in turns."""
+        self.step, self.actions = self.step + 1, np.asarray(actions)
+        place = self.step + np.arange(self.num_envs)
+        return self.actions - 0.5, self.obs(), place % 5 == 0, place % 7 == 0
+
+
+def drive(session: jaxrl.Session, script: Script, steps: int, between: Callable[[], Any] = lambda: None) -> None:
+    """Take `steps` steps, calling `between` after each half of one."""
+    for _ in range(steps):
+        # Before the first step every episode begins, yet there is nothing that this would have to look different from.
+        actions = session.act(script.obs(session.ended))
+        between()
+        session.observe(*script.advance(actions))
+        between()
+
+
+def digest(session: jaxrl.Session) -> str:
+    """Return the sha256 of all that a session would save."""
+    now = session._now
+    return state_digest((now.state, now.sums, now.host, np.array([now.steps, now.invalid])))

@@ -1,0 +1,295 @@
+"""Sessions: the same learning as a trainer's, one step at a time; what is refused; what is told."""
+
+from functools import partial
+from typing import Any
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+
+import jaxrl
+from jaxrl.strategies.driven import place_of, steps_in, stream_keys
+from jaxrl.strategies.interaction import assemble, draw_steps
+from jaxrl.training.intake import outside, take_obs
+from jaxrl.types import Step
+from tests.toys_envs import counting
+from tests.toys_session import SPEC, Script, single, small
+
+
+def drive_as_trainer(session: jaxrl.Session, env: jaxrl.Env, seed: int, steps: int) -> None:
+    """Drive a session through `env` with the randomness that a trainer's run of `seed` would give it."""
+    driven, config = session._driven, session.config
+    actors = assemble(env, lambda spec: driven.agent, driven.processor, config.num_envs)
+    keys, env_key = stream_keys(jax.random.key(seed)), jax.random.split(jax.random.key(seed), 5)[2]
+    state, obs = actors.env.reset(env_key)
+    step = jax.jit(actors.env.step)
+
+    @partial(jax.jit, static_argnums=0)
+    def noise(phase: Any, t: int, at: int) -> Any:
+        key = jax.random.fold_in(keys[phase], t)
+        key = jax.random.split(key)[0] if phase == "train" else key
+        return jax.tree.map(lambda x: x[at], draw_steps(actors, key, steps_in(driven.turns, phase))[2])
+
+    for v in range(steps):
+        actions = session.act(obs)
+        state, out = step(state, actions, noise(*place_of(driven.turns, v)))
+        assert isinstance(out, Step)
+        session.observe(out.reward, out.final_obs, out.terminated, out.truncated)
+        obs = out.obs
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "opt_interval", "n", "random"),
+    [
+        (2, 4, 3, True),
+        pytest.param(1, 1, 2, True, marks=pytest.mark.slow),
+        pytest.param(4, 4, 1, False, marks=pytest.mark.slow),
+        pytest.param(4, 2, 2, True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_session_is_the_trainer_one_step_at_a_time(num_envs: int, opt_interval: int, n: int, random: bool) -> None:
+    env = counting(length=5)._replace(draw=lambda key: key)
+    agent = jaxrl.dqn(features=(8,), epsilon_decay=8, target_interval=3)
+    buffer, processor = jaxrl.uniform(48, batch_size=8), jaxrl.chain(jaxrl.frame_stack(2), jaxrl.n_step(n))
+    counts: dict[str, Any] = {"num_envs": num_envs, "opt_interval": opt_interval, "warmup": 24, "random_warmup": random}
+    strategy = jaxrl.off_policy(env, agent, buffer=buffer, processor=processor, **counts)
+    session = jaxrl.Session(env, agent, buffer=buffer, processor=processor, seed=7, max_opts=100, **counts)
+    iterations = 12
+    state = jax.jit(strategy.init)(jax.random.key(7))
+    step = jax.jit(lambda state, t: strategy.step(state, strategy.draw(state.key, t), t)[0])
+    for t in range(iterations):
+        state = step(state, np.uint32(t))
+    env_steps = strategy.warmup_env_steps + iterations * strategy.env_steps_per_step
+    drive_as_trainer(session, env, 7, env_steps // num_envs)
+    assert (session.opt_steps, session.env_steps) == (iterations * strategy.opt_steps_per_step, env_steps)
+    ours, theirs = session._now.state, state
+    for a, b in zip(jax.tree.leaves(ours.buffer.items), jax.tree.leaves(theirs.buffer.items), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(jax.tree.leaves(ours.agent), jax.tree.leaves(theirs.agent), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)  # two programs may round differently
+
+
+def test_values_of_a_constant_reward_are_learnt() -> None:
+    """One step an episode, always 1: every value is 1."""
+    session = single(max_opts=400)
+    while not session.is_done:
+        session.act(np.zeros(2))
+        session.observe(1.0, np.ones(2), True, False)
+    summary = session.summary()
+    assert summary["episode_return_mean"] == 1.0
+    assert summary["td_error_min"] < 0.01
+    last = session._now.state
+    batch = session._driven.buffer.sample(last.buffer, np.arange(8), np.uint32(0))
+    _, metrics, _ = session._driven.agent.update(
+        last.agent, batch, session._driven.agent.draw_update(jax.random.key(0), 8), np.uint32(0)
+    )
+    assert abs(float(metrics["q"]) - 1.0) < 0.02
+
+
+def test_one_environment_goes_without_the_axis_of_environments() -> None:
+    session = single()
+    action = session.act([0.0, 1.0])
+    assert np.shape(action) == ()
+    assert session.observe(1, [0.0, 2.0], False, False) is None
+    action = session.act(np.array([[0.0, 2.0]]))
+    assert action.shape == (1,)
+    session.observe([1.0], [[0.0, 3.0]], [True], [False])
+    assert session.ended.tolist() == [True]
+
+
+def test_what_is_learnt_comes_when_it_is_due() -> None:
+    session, script, told = small(), Script(), []
+    for _ in range(30):
+        told.append(session.observe(*script.advance(session.act(script.obs(session.ended)))))
+    # 4 steps of 2 environments prime the window; the warm-up of 20 takes 8 more vector steps, whole pairs of them.
+    assert [i for i, learnt in enumerate(told) if learnt is not None] == list(range(11, 30, 2))
+    assert session.opt_steps == 10
+    learnt = told[11]
+    assert learnt is not None
+    assert set(learnt) >= {"loss", "skipped_updates"}
+    assert learnt["skipped_updates"] == 0
+    assert np.isfinite(learnt["loss"])
+
+
+def test_episodes_are_told_with_their_returns() -> None:
+    episodes: list[Any] = []
+    session = single(hooks=jaxrl.SessionHooks(episode=episodes.append))
+    for step, reward in enumerate([1.0, 2.0, 4.0, 8.0, 16.0]):
+        session.act([float(step), 0.0])
+        session.observe(reward, [step + 1.0, 0.0], step == 1, step == 4)
+    assert [(e.env, e.episode_return, e.length, e.terminated, e.env_steps) for e in episodes] == [
+        (0, 3.0, 2, True, 2),
+        (0, 28.0, 3, False, 5),
+    ]
+    summary = session.summary()
+    assert (summary["episode_return_mean"], summary["episode_length_max"]) == (15.5, 3.0)
+    assert summary["terminated_mean"] == 0.5
+
+
+def test_acting_greedily_changes_nothing() -> None:
+    one, other = small(), small()
+    for session in (one, other):
+        script = Script()
+        for _ in range(20):
+            obs = script.obs(session.ended)
+            if session is one:
+                session.act(np.zeros(2), explore=False)
+            actions = session.act(obs)
+            if session is one:
+                assert session.act(np.zeros((5, 2)), explore=False).shape == (5,)
+            session.observe(*script.advance(actions))
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), one._now.state.agent, other._now.state.agent))
+    greedy = one.act(np.ones(2), explore=False)
+    assert greedy == int(one.policy(np.ones(2)))
+
+
+def test_random_actions_of_the_warm_up_are_all_there_are() -> None:
+    session = single(warmup=300)
+    seen = []
+    for _ in range(200):
+        seen.append(int(session.act([0.0, 0.0])))
+        session.observe(0.0, [0.0, 0.0], False, False)
+    counts = np.bincount(seen, minlength=3)
+    assert (counts > 40).all(), counts
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), 3.0, 2.0])
+def test_only_a_strictly_greater_finite_score_is_best(score: float) -> None:
+    session = small()
+    assert session.evaluate_score(3.0)
+    assert not session.evaluate_score(score)
+    assert session.best_score == 3.0
+    assert session.evaluate_score(3.5)
+
+
+def test_the_session_ends_at_its_last_optimisation_step_or_when_asked() -> None:
+    session = single(max_opts=3)
+    while not session.is_done:
+        session.act([0.0, 0.0])
+        session.observe(0.0, [0.0, 0.0], False, False)
+    assert session.opt_steps == 3
+    with pytest.raises(jaxrl.SettingsError, match="after max_opts 3 was reached"):
+        session.act([0.0, 0.0])
+    other = small()
+    other.stop()
+    assert other.is_done
+
+
+def test_numbers_of_ones_own_are_told() -> None:
+    session = small(statistics=jaxrl.Statistics({"battery": ["min", "last"]}))
+    session.note(battery=3.0)
+    session.note(battery=float("nan"), speed=None)
+    session.note(battery=2.0)
+    summary = session.summary()
+    assert (summary["battery_min"], summary["battery_last"], summary["battery_not_finite"]) == (2.0, 2.0, 1)
+    assert (summary["speed_mean"], summary["speed_missing"]) == (None, 1)
+
+
+def test_the_spaces_come_from_an_env_a_spec_or_gymnasium() -> None:
+    gym = gymnasium.make_vec("CartPole-v1", num_envs=3)
+    env = jaxrl.make_env("CartPole-v1")
+    assert outside(env, 3).spec == outside(env.spec, 3).spec == env.spec
+    assert outside(env, 3).made == env.settings
+    assert outside(gym, 3).spec.observation_space.shape == (4,)
+    assert outside(gym, 3).action_space == gym.single_action_space
+    with pytest.raises(jaxrl.SettingsError, match="num_envs is 2, but the environment is a vector of 3"):
+        outside(gym, 2)
+
+
+def test_actions_are_those_of_the_gymnasium_space() -> None:
+    class Odd:
+        observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
+        action_space = gymnasium.spaces.Discrete(3, start=5)
+
+    taken = outside(Odd(), 1).action(np.arange(3, dtype=np.int32))
+    assert taken.tolist() == [5, 6, 7]
+    assert all(Odd.action_space.contains(action) for action in taken)
+
+
+def test_observations_may_be_dicts_in_any_order() -> None:
+    space = {"a": jaxrl.Box(-1.0, 1.0, (2,)), "b": jaxrl.Discrete(4)}
+    seen = take_obs("obs", space, 1, {"b": 3, "a": [0.5, np.nan]})
+    assert seen.single
+    assert seen.valid.tolist() == [False]
+    assert seen.obs["b"].tolist() == [3]
+    assert seen.obs["a"].tolist() == [[0.0, 0.0]]
+    with pytest.raises(jaxrl.SettingsError, match="expected a dict of a, b"):
+        take_obs("obs", space, 1, {"a": [0.5, 0.0]})
+
+
+NO = [False, False]
+BAD: list[tuple[str, tuple[Any, ...]]] = [
+    (r"next_obs is float64\[3\]; expected float32\[2, 2\]", ([1, 1], [1.0, 2.0, 3.0], NO, NO)),
+    (
+        r"reward is float64\[3\]; expected a number for each of 2",
+        (np.ones(3), np.ones((2, 2)), NO, NO),
+    ),
+    (r"terminated is float64\[2\]; expected True or False", ([1, 1], np.ones((2, 2)), [0.5, 1.0], NO)),
+    (r"truncated is bool\[\]; expected True or False for each of 2", ([1, 1], np.ones((2, 2)), NO, False)),
+    (r"next_obs is <U1\[\]", ([1, 1], "x", NO, NO)),
+    (r"next_obs is no array", ([1, 1], [[1.0], [1.0, 2.0]], NO, NO)),
+    (r"next_obs is complex128", ([1, 1], np.ones((2, 2), complex), NO, NO)),
+]
+
+
+@pytest.mark.parametrize(("message", "told"), BAD, ids=[message[:12] for message, _ in BAD])
+def test_what_does_not_fit_is_refused_and_changes_nothing(message: str, told: tuple[Any, ...]) -> None:
+    session = small()
+    actions = session.act(np.zeros((2, 2)))
+    before = session._now
+    with pytest.raises(jaxrl.SettingsError, match=message) as refused:
+        session.observe(*told)
+    assert "\n" not in str(refused.value)
+    assert session._now is before
+    assert session.act(np.zeros((2, 2))).tolist() == actions.tolist()
+
+
+def test_steps_for_actions_never_given_are_refused() -> None:
+    session, told = small(), ([1.0, 1.0], np.ones((2, 2)), [False, False], [False, False])
+    with pytest.raises(jaxrl.SettingsError, match="without an act before it"):
+        session.observe(*told)
+    session.act(np.zeros((2, 2)))
+    session.observe(*told)
+    with pytest.raises(jaxrl.SettingsError, match="without an act before it"):
+        session.observe(*told)
+    with pytest.raises(jaxrl.SettingsError, match=r"act: obs is float64\[3, 2\]; expected float32\[2, 2\]"):
+        session.act(np.zeros((3, 2)))
+    with pytest.raises(jaxrl.SettingsError, match="environment 1 is not the next_obs"):
+        session.act([[1.0, 1.0], [1.0, 2.0]])
+    session.cut()
+    session.act([[1.0, 1.0], [1.0, 2.0]])
+
+
+@pytest.mark.parametrize(
+    ("message", "settings"),
+    [
+        ("Session has no setting 'max_opt'; did you mean max_opts", {"max_opt": 3}),
+        ("do not divide one another", {"num_envs": 2, "opt_interval": 3}),
+        ("learns from replay, and ppo does not", {"agent": jaxrl.ppo()}),
+        ("makes no transitions", {"processor": jaxrl.frame_stack(2)}),
+        ("seed is -1", {"seed": -1}),
+        ("was given str for its environment", {"spec": "CartPole-v1"}),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(message: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(jaxrl.SettingsError, match=message):
+        small(**settings)
+    with pytest.raises(jaxrl.SettingsError, match="resume needs the run_dir"):
+        jaxrl.Session(SPEC, jaxrl.dqn(), buffer=jaxrl.uniform(40, batch_size=8), resume=True)
+
+
+@pytest.mark.slow
+def test_a_box_of_actions_is_driven_too() -> None:
+    spec = jaxrl.EnvSpec("box", jaxrl.Box(-1.0, 1.0, (2,)), jaxrl.Box(-2.0, 2.0, (1,)))
+    session = small(spec, agent=jaxrl.sac(features=(8,)), processor=jaxrl.one_step(), num_envs=1, opt_interval=2)
+    rng = np.random.default_rng(0)
+    obs = rng.uniform(-1, 1, 2)
+    for _ in range(30):
+        action = session.act(obs)
+        assert action.shape == (1,)
+        assert abs(action[0]) <= 2
+        obs = rng.uniform(-1, 1, 2)
+        session.observe(-abs(action[0]), obs, False, False)
+    assert session.opt_steps == 5
+    assert session.summary()["skipped_updates"] == 0
