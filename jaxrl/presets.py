@@ -202,5 +202,11 @@ _MOUNTAIN_CAR: dict[str, Any] = {
         "features": [64, 64],
     },
 }
+BC_PRESETS: Presets = {}
+TD3_BC_PRESETS: Presets = {}
+CQL_PRESETS: Presets = {}
+CQL_DQN_PRESETS: Presets = {}
+AWAC_PRESETS: Presets = {}
+IQL_PRESETS: Presets = {}
 TD3_PRESETS: Presets = {"Pendulum-v1": _PENDULUM, "MountainCarContinuous-v0": _MOUNTAIN_CAR}
 DDPG_PRESETS: Presets = {"Pendulum-v1": _PENDULUM, "MountainCarContinuous-v0": _MOUNTAIN_CAR}

@@ -80,6 +80,8 @@ class Agent(NamedTuple):
     prepare: PrepareFn | None = None
     """Of an agent that learns on-policy, and only of such."""
     stop: StopFn | None = None
+    offline: bool = False
+    """Whether it is meant to learn from data that others have gathered."""
     memory: PyTree | None = None
     """Of a recurrent agent: what it remembers at an episode's start, of one environment. Its `act` is given a
     `Remembered` for an observation, and puts what it remembers next into `extras`, as the entry `memory` of a dict."""

@@ -2,6 +2,7 @@
 
 from jaxrl.strategies.base import Policy, Strategy, fold
 from jaxrl.strategies.off_policy import off_policy
+from jaxrl.strategies.offline import offline
 from jaxrl.strategies.on_policy import on_policy
 
-__all__ = ["Policy", "Strategy", "fold", "off_policy", "on_policy"]
+__all__ = ["Policy", "Strategy", "fold", "off_policy", "offline", "on_policy"]

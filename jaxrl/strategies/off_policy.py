@@ -13,7 +13,7 @@ from jaxrl.errors import SettingsError, check_count
 from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
 from jaxrl.strategies.base import Strategy, fold, iterate, repeat
-from jaxrl.strategies.guard import Health, guarded_update, healthy
+from jaxrl.strategies.guard import Health, healthy
 from jaxrl.strategies.interaction import (
     Actors,
     Scene,
@@ -27,6 +27,7 @@ from jaxrl.strategies.interaction import (
     retune,
     settings_of,
 )
+from jaxrl.strategies.replay import draw_updates, update_from
 from jaxrl.types import Array, Key, Metrics, PyTree, Transition, row_struct
 
 
@@ -175,18 +176,9 @@ def _step(parts: _Parts, state: OffPolicyState, noise: PyTree, t: Array) -> tupl
     pushes = parts.fill + jnp.asarray(t, jnp.uint32)
     # Push before sampling: the other way round XLA must keep the old buffer, and copies it every iteration.
     state = state._replace(buffer=parts.buffer.push(state.buffer, items, pushes))
-    state, learnt = repeat(partial(_update, parts), state, update_noise, first_opt, parts.updates)
+    update = partial(update_from, parts.actors.agent, parts.buffer)
+    state, learnt = repeat(update, state, update_noise, first_opt, parts.updates)
     return state, {**seen, **learnt}
-
-
-def _update(parts: _Parts, state: OffPolicyState, noise: PyTree, opt_step: Array) -> tuple[OffPolicyState, Metrics]:
-    sample_noise, agent_noise = noise
-    batch = parts.buffer.sample(state.buffer, sample_noise, opt_step)
-    agent, health, metrics, priorities = guarded_update(
-        parts.actors.agent, state.agent, state.health, batch, agent_noise, opt_step
-    )
-    buffer = parts.buffer.reprioritise(state.buffer, batch.index, priorities)
-    return state._replace(agent=agent, health=health, buffer=buffer), metrics
 
 
 def _collect(
@@ -209,14 +201,8 @@ def _collect(
 def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
     collect_key, update_key = jax.random.split(fold(key, t))
     pushes = parts.fill + jnp.asarray(t, jnp.uint32) + 1
-
-    def draw_update(key: Key) -> PyTree:
-        sample_key, agent_key = jax.random.split(key)
-        agent = parts.actors.agent.draw_update(agent_key, parts.buffer.batch_size)
-        return parts.buffer.draw(sample_key, pushes, parts.rows), agent
-
     collect_noise = draw_steps(parts.actors, collect_key, parts.vector_steps)
-    return collect_noise, jax.vmap(draw_update)(jax.random.split(update_key, parts.updates))
+    return collect_noise, draw_updates(parts.actors.agent, parts.buffer, update_key, pushes, parts.rows, parts.updates)
 
 
 # --- the beginning ----------------------------------------------------------------------------------------------

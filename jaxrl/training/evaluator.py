@@ -43,7 +43,24 @@ def mean_return(evaluation: Evaluation) -> float:
     return float(np.mean(np.asarray(evaluation.returns, np.float64)))
 
 
-class Evaluator:
+class Judge:
+    """Judge by a pure function `(params, key) -> (returns, lengths, finished)`, compiled."""
+
+    def __init__(self, run: Callable[[PyTree, Key], tuple[Array, Array, Array]]) -> None:
+        """Prepare an evaluation; nothing is compiled before the first call."""
+        self._jitted: Any = jax.jit(run)
+        self._run = self._jitted
+
+    def __call__(self, params: PyTree, key: Key) -> Evaluation:
+        """Evaluate; the key is consumed."""
+        return Evaluation(*(np.asarray(x) for x in self._run(params, key)))
+
+    def compile(self, params: PyTree, key: Key) -> None:
+        """Compile for `params` of these shapes, so that the first evaluation is not slower than the others."""
+        self._run = self._jitted.lower(params, key).compile()
+
+
+class Evaluator(Judge):
     """Run `episodes` parallel greedy episodes from start to end."""
 
     def __init__(self, env: Env, policy: Policy, episodes: int, max_steps: int | None = None) -> None:
@@ -57,26 +74,19 @@ class Evaluator:
         """
         check_count("eval_episodes", episodes)
         limit = max_steps or env.spec.time_limit or MAX_STEPS
-        self._jitted: Any = jax.jit(partial(run_episodes, env, policy, episodes, limit))
-        self._run = self._jitted
-
-    def __call__(self, params: PyTree, key: Key) -> Evaluation:
-        """Run the episodes; the key is consumed."""
-        return Evaluation(*(np.asarray(x) for x in self._run(params, key)))
-
-    def compile(self, params: PyTree, key: Key) -> None:
-        """Compile for `params` of these shapes, so that the first evaluation is not slower than the others."""
-        self._run = self._jitted.lower(params, key).compile()
+        super().__init__(partial(run_episodes, env, policy, episodes, limit))
 
 
-def evaluator_of(strategy: Strategy, episodes: int) -> Evaluator:
-    """Return the evaluator of `strategy` in its own environment; raise `SettingsError` if it has none."""
-    if strategy.env is None or strategy.policy is None:
-        raise SettingsError(
-            "this strategy has no env and policy to evaluate; give them to it, pass evaluator=..., "
-            "or turn evaluation off with eval_interval=0 and eval_episodes=0"
-        )
-    return Evaluator(strategy.env, strategy.policy, episodes)
+def evaluator_of(strategy: Strategy, episodes: int) -> Judge:
+    """Return the evaluator of `strategy`, in its own environment or by its `judge`; raise `SettingsError` without."""
+    if strategy.env is not None and strategy.policy is not None:
+        return Evaluator(strategy.env, strategy.policy, episodes)
+    if strategy.judge is not None and strategy.policy is not None:
+        return Judge(strategy.judge)
+    raise SettingsError(
+        "this strategy has no env and policy to evaluate; give them to it, pass evaluator=..., "
+        "or turn evaluation off with eval_interval=0 and eval_episodes=0"
+    )
 
 
 class _Episodes(NamedTuple):

@@ -84,8 +84,11 @@ class TrainerConfig:
         )
 
 
-HARMLESS = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"}
-"""Settings that may change on resume: no bit of the training depends on them, unless it diverges and goes back."""
+HARMLESS = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"} | {"data"}
+"""Settings that may change on resume: no bit of the training depends on them, unless it diverges and goes back.
+
+Where data lie is one of them; what they are, `data_sha256` says.
+"""
 
 
 class Change(NamedTuple):
