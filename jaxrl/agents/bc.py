@@ -141,8 +141,10 @@ def cloning_head(spec: EnvSpec) -> Head:
 
 
 def _bounded(outputs: Array) -> Distribution:
-    mean, log_std = jnp.split(outputs, 2, axis=-1)
-    return Gaussian(jnp.tanh(mean), jnp.clip(log_std, *LOG_STD))
+    mean, scale = jnp.split(outputs, 2, axis=-1)
+    # Not clipped: beyond a bound there would be no way back.
+    low, high = LOG_STD
+    return Gaussian(jnp.tanh(mean), (low + high) / 2 + (high - low) / 2 * jnp.tanh(scale))
 
 
 def taken(spec: EnvSpec, action: Array) -> Array:
