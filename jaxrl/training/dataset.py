@@ -12,6 +12,7 @@ import numpy as np
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.errors import FULL, SettingsError, StorageError
 from jaxrl.training.leaves import digest
+from jaxrl.training.minari import read_minari
 from jaxrl.types import (
     Box,
     Discrete,
@@ -94,7 +95,7 @@ def load_dataset(*files: str | Path, spec: EnvSpec | None = None, sha256: str | 
     Args:
       files: `.npz` files as `save_dataset` writes them, or with the names of D4RL; or `minari:NAME`, a data set that
         Minari has on this machine.
-      spec: the environment, where a file does not say in which its steps were taken.
+      spec: the environment, where a file does not say in which its steps were taken (and for a data set of Minari).
       sha256: of the arrays, if only one data set will do.
 
     Raises:
@@ -131,9 +132,8 @@ def _plain(spec: EnvSpec) -> Any:
 
 def _load(file: str, spec: EnvSpec | None) -> Dataset:
     if file.startswith(MINARI):
-        from jaxrl.training.minari import read_minari
-
-        entries, spec = read_minari(file.removeprefix(MINARI), spec)
+        entries, own = read_minari(file.removeprefix(MINARI))
+        spec = spec or own  # it knows environments by other names
     else:
         entries = _read(file)
         spec = _spec(file, entries.pop("spec", None)) or spec

@@ -1,7 +1,9 @@
 """Data sets on disk: what is written is what is read, and what is wrong with a file is said in one line."""
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -159,3 +161,71 @@ def test_the_spec_is_json(tmp_path: Path) -> None:
     jaxrl.save_dataset(tmp_path / "walk.npz", walk())
     with np.load(tmp_path / "walk.npz") as archive:
         assert json.loads(str(archive["spec"]))["name"] == "Walk"
+
+
+# --- Minari, of which a stand-in tells what the real one would ----------------------------------------------------
+
+
+class Dict:
+    def __init__(self, **spaces: Any) -> None:
+        self.spaces = spaces
+
+
+class Discrete2(SimpleNamespace):
+    pass
+
+
+Discrete2.__name__ = "Discrete"
+Box1 = type("Box", (SimpleNamespace,), {})
+POSITION = Box1(low=np.zeros(1), high=np.full(1, 100.0), shape=(1,), dtype=np.dtype(np.float64))
+
+
+def minari_of(*lengths: int) -> ModuleType:
+    """Return a module that holds one data set, of episodes that count and alternate actions 1 and 2."""
+    episodes = [
+        SimpleNamespace(
+            observations={"at": np.arange(n + 1.0)[:, None]},
+            actions=1 + np.arange(n) % 2,
+            rewards=np.ones(n),
+            terminations=np.arange(n) == n - 1 if n > 2 else np.zeros(n, bool),
+            truncations=np.zeros(n, bool),
+        )
+        for n in lengths
+    ]
+    found = SimpleNamespace(
+        iterate_episodes=lambda: iter(episodes),
+        env_spec=SimpleNamespace(id="Walk-v0"),
+        observation_space=Dict(at=POSITION),
+        action_space=Discrete2(n=2, start=1),
+    )
+    module = ModuleType("minari")
+
+    def load_dataset(name: str) -> Any:
+        if name != "walk/v0":
+            raise FileNotFoundError(f"{name} not found locally")
+        return found
+
+    module.load_dataset = load_dataset  # type: ignore[attr-defined]
+    return module
+
+
+def test_a_data_set_of_minari_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "minari", minari_of(3, 2))
+    data = jaxrl.load_dataset("minari:walk/v0")
+    spaces = {"at": Box(0.0, 100.0, (1,))}, Discrete(2)
+    assert data.spec == EnvSpec("gymnasium:Walk-v0", *spaces)
+    np.testing.assert_array_equal(data.next_obs["at"][:, 0], [1, 2, 3, 1, 2])
+    np.testing.assert_array_equal(data.action, [0, 1, 0, 0, 1])
+    np.testing.assert_array_equal(data.terminated, [0, 0, 1, 0, 0])
+    np.testing.assert_array_equal(data.truncated, [0, 0, 0, 0, 1])
+    assert data.settings["data"] == ["minari:walk/v0"]
+    given = EnvSpec("Walk", *spaces)
+    assert jaxrl.load_dataset("minari:walk/v0", spec=given).spec == given
+    with pytest.raises(SettingsError, match="fetch it with: minari download other/v1"):
+        jaxrl.load_dataset("minari:other/v1")
+
+
+def test_without_minari_the_line_that_installs_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "minari", None)
+    with pytest.raises(SettingsError, match=r"pip install 'jaxrl\[minari\]'"):
+        jaxrl.load_dataset("minari:walk/v0")
