@@ -28,7 +28,7 @@ class Dataset(NamedTuple):
     truncated: np.ndarray
     """Bool `[R]`: the episode was cut; the last step is one or the other."""
     settings: Mapping[str, Any] | None = None
-    """What loads it again, `data` and `data_sha256`; `None` for one made by hand."""
+    """What loads it again, `data` and `data_sha256`; `None` for one made by hand, or changed since it was loaded."""
 
     @property
     def rows(self) -> int:

@@ -96,7 +96,7 @@ def offline(
             f"batch_size is {batch_size}, but there are {train.rows} transitions to learn from; lower batch_size"
         )
     parts = _Parts(bound, processor, uniform(train.rows, batch_size), train, updates)
-    settings = describe(bound, processor, env, True, batch_size=batch_size, updates=updates, holdout=holdout)
+    settings = describe(bound, processor, env, offline=True, batch_size=batch_size, updates=updates, holdout=holdout)
     by_hand = [] if data.settings else ["data"]
     return Strategy(
         init=partial(_init, parts),

@@ -84,7 +84,7 @@ def evaluator_of(strategy: Strategy, episodes: int) -> Judge:
     if strategy.judge is not None and strategy.policy is not None:
         return Judge(strategy.judge)
     raise SettingsError(
-        "this strategy has no env and policy to evaluate; give them to it, pass evaluator=..., "
+        "this strategy has no env and policy to evaluate; give them to it (or a holdout, of data), pass evaluator=..., "
         "or turn evaluation off with eval_interval=0 and eval_episodes=0"
     )
 
