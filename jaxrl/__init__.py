@@ -9,25 +9,37 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxrl.agents import (
         A2CConfig,
+        AWACConfig,
+        BCConfig,
+        CQLConfig,
+        CQLDQNConfig,
         DDPGConfig,
         DQNConfig,
+        IQLConfig,
         PPOConfig,
         PQNConfig,
         RainbowConfig,
         REINFORCEConfig,
         SACConfig,
+        TD3BCConfig,
         TD3Config,
         a2c,
+        awac,
+        bc,
+        cql,
+        cql_dqn,
         ddpg,
         dqn,
+        iql,
         ppo,
         pqn,
         rainbow,
         reinforce,
         sac,
         td3,
+        td3_bc,
     )
-    from jaxrl.buffers import prioritised, uniform
+    from jaxrl.buffers import Dataset, prioritised, uniform
     from jaxrl.envs import (
         Env,
         HostEnv,
@@ -56,7 +68,7 @@ if TYPE_CHECKING:
         reward_clip,
         reward_scale,
     )
-    from jaxrl.strategies import ActorsConfig, Policy, Strategy, fold, off_policy, on_policy
+    from jaxrl.strategies import ActorsConfig, Policy, Strategy, fold, off_policy, offline, on_policy
     from jaxrl.training import (
         ConsoleRecorder,
         Evaluation,
@@ -74,22 +86,27 @@ if TYPE_CHECKING:
         TrainerConfig,
         find_runs,
     )
+    from jaxrl.training.dataset import load_dataset, save_dataset
+    from jaxrl.training.gather import gather
     from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete, Step, Transition, stat, total
 
 _HOMES = {
-    "jaxrl.agents": "A2CConfig DDPGConfig DQNConfig PPOConfig PQNConfig REINFORCEConfig RainbowConfig SACConfig "
-    "TD3Config a2c ddpg dqn ppo pqn rainbow reinforce sac td3",
-    "jaxrl.buffers": "prioritised uniform",
+    "jaxrl.agents": "A2CConfig AWACConfig BCConfig CQLConfig CQLDQNConfig DDPGConfig DQNConfig IQLConfig PPOConfig "
+    "PQNConfig REINFORCEConfig RainbowConfig SACConfig TD3BCConfig TD3Config a2c awac bc cql cql_dqn ddpg dqn iql ppo "
+    "pqn rainbow reinforce sac td3 td3_bc",
+    "jaxrl.buffers": "Dataset prioritised uniform",
     "jaxrl.envs": "Env HostEnv TimeStep check_env draw_key draw_nothing env_names gymnasium_env gymnasium_envs "
     "make_env on_host register_env vectorise",
     "jaxrl.errors": "JaxrlError SettingsError",
     "jaxrl.loading": "load_policy",
     "jaxrl.processors": "chain frame_stack map_reward n_step normalise_obs normalise_reward one_step "
     "reward_clip reward_scale",
-    "jaxrl.strategies": "ActorsConfig Policy Strategy fold off_policy on_policy",
+    "jaxrl.strategies": "ActorsConfig Policy Strategy fold off_policy offline on_policy",
     "jaxrl.training": "ConsoleRecorder Evaluation Evaluator Hooks Interrupt JSONLRecorder MemoryRecorder "
     "Session SessionConfig SessionHooks Statistics TensorBoardRecorder Trainer TrainerConfig "
     "find_runs",
+    "jaxrl.training.dataset": "load_dataset save_dataset",
+    "jaxrl.training.gather": "gather",
     "jaxrl.types": "Box Discrete EnvSpec MultiDiscrete Step Transition stat total",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -7,35 +7,54 @@ from typing import Any, NamedTuple, TypeVar
 from jaxrl.agents import (
     A2CConfig,
     AgentMaker,
+    AWACConfig,
+    BCConfig,
+    CQLConfig,
+    CQLDQNConfig,
     DDPGConfig,
     DQNConfig,
+    IQLConfig,
     PPOConfig,
     PQNConfig,
     RainbowConfig,
     REINFORCEConfig,
     SACConfig,
+    TD3BCConfig,
     TD3Config,
     a2c,
+    awac,
+    bc,
+    cql,
+    cql_dqn,
     ddpg,
     dqn,
+    iql,
     ppo,
     pqn,
     rainbow,
     reinforce,
     sac,
     td3,
+    td3_bc,
 )
 from jaxrl.buffers import Buffer, prioritised, uniform
 from jaxrl.envs import make_env
+from jaxrl.errors import SettingsError
 from jaxrl.presets import (
     A2C_PRESETS,
+    AWAC_PRESETS,
+    BC_PRESETS,
+    CQL_DQN_PRESETS,
+    CQL_PRESETS,
     DDPG_PRESETS,
     DQN_PRESETS,
+    IQL_PRESETS,
     PPO_PRESETS,
     PQN_PRESETS,
     RAINBOW_PRESETS,
     REINFORCE_PRESETS,
     SAC_PRESETS,
+    TD3_BC_PRESETS,
     TD3_PRESETS,
 )
 from jaxrl.processors import (
@@ -48,7 +67,8 @@ from jaxrl.processors import (
     reward_clip,
     reward_scale,
 )
-from jaxrl.strategies import ActorsConfig, Strategy, off_policy, on_policy
+from jaxrl.strategies import ActorsConfig, Strategy, off_policy, offline, on_policy
+from jaxrl.training.dataset import load_dataset
 from jaxrl.training.settings import TrainerConfig
 
 
@@ -225,6 +245,69 @@ class PQNRun(OnPolicyRun):
     agent: PQNConfig = field(default_factory=PQNConfig)
 
 
+@dataclass(frozen=True)
+class OfflineRun(TrainerConfig):
+    """Train from data alone."""
+
+    data: tuple[str, ...] = ()
+    """Data sets, as `jaxrl.collect` writes them or of D4RL, .npz files all; or minari:NAME."""
+    data_sha256: str = ""
+    """Of the arrays, as a run has found it: no other data will do. Unset: whatever it is."""
+    env: str | None = None
+    """Environment to judge the policy in; unset: by how near it comes to the actions of the episodes held out."""
+    env_args: dict[str, float] = field(default_factory=dict)
+    """Parameters of the environment in place of its defaults, as in `--env-args max_steps_in_episode 200`."""
+    batch_size: int = 256
+    """Transitions in a batch."""
+    updates: int = 1
+    """Optimisation steps in one iteration; must divide max_opts."""
+    holdout: float | None = None
+    """Share of the episodes that are not learnt from; unset: 0 with an env, else 0.1."""
+    processor: ProcessorConfig = field(default_factory=ProcessorConfig)
+
+
+@dataclass(frozen=True)
+class BCRun(OfflineRun):
+    """Train by behavioural cloning."""
+
+    agent: BCConfig = field(default_factory=BCConfig)
+
+
+@dataclass(frozen=True)
+class TD3BCRun(OfflineRun):
+    """Train TD3+BC."""
+
+    agent: TD3BCConfig = field(default_factory=TD3BCConfig)
+
+
+@dataclass(frozen=True)
+class CQLRun(OfflineRun):
+    """Train by conservative Q-learning with a policy, SAC's."""
+
+    agent: CQLConfig = field(default_factory=CQLConfig)
+
+
+@dataclass(frozen=True)
+class CQLDQNRun(OfflineRun):
+    """Train by conservative Q-learning without a policy, on DQN."""
+
+    agent: CQLDQNConfig = field(default_factory=CQLDQNConfig)
+
+
+@dataclass(frozen=True)
+class AWACRun(OfflineRun):
+    """Train AWAC."""
+
+    agent: AWACConfig = field(default_factory=AWACConfig)
+
+
+@dataclass(frozen=True)
+class IQLRun(OfflineRun):
+    """Train IQL."""
+
+    agent: IQLConfig = field(default_factory=IQLConfig)
+
+
 def build(algo: str, config: Any) -> Strategy:
     """Build the strategy of `config`; raise `SettingsError` for what cannot be."""
     return ALGOS[algo].build(ALGOS[algo].agent(config.agent), config)
@@ -266,6 +349,24 @@ Part = TypeVar("Part")
 def part_of(config: Any, kind: type[Part]) -> Part:
     """Return those settings of a run that are the fields of the dataclass `kind`."""
     return kind(**{f.name: getattr(config, f.name) for f in fields(kind)})  # type: ignore[arg-type]
+
+
+def build_offline(agent: AgentMaker, config: Any) -> Strategy:
+    """Build an offline strategy of `config`, whose data are read."""
+    if not config.data:
+        raise SettingsError("data is unset; name what to learn from, as in --data FILE.npz (jaxrl.collect makes one)")
+    if config.env_args and config.env is None:
+        raise SettingsError("env_args are parameters of an environment; name it as env")
+    env = None if config.env is None else make_env(config.env, **config.env_args)
+    return offline(
+        load_dataset(*config.data, spec=env and env.spec, sha256=config.data_sha256),
+        agent,
+        batch_size=config.batch_size,
+        env=env,
+        processor=build_processor(config.processor),
+        updates=config.updates,
+        holdout=(0.1 if env is None else 0.0) if config.holdout is None else config.holdout,
+    )
 
 
 def build_buffer(config: BufferConfig) -> Buffer:
@@ -310,4 +411,10 @@ ALGOS: dict[str, Algo] = {
     "a2c": Algo(A2CRun, a2c, build_on_policy, A2C_PRESETS),
     "reinforce": Algo(REINFORCERun, reinforce, build_on_policy, REINFORCE_PRESETS),
     "pqn": Algo(PQNRun, pqn, build_on_policy, PQN_PRESETS),
+    "bc": Algo(BCRun, bc, build_offline, BC_PRESETS),
+    "td3_bc": Algo(TD3BCRun, td3_bc, build_offline, TD3_BC_PRESETS),
+    "cql": Algo(CQLRun, cql, build_offline, CQL_PRESETS),
+    "cql_dqn": Algo(CQLDQNRun, cql_dqn, build_offline, CQL_DQN_PRESETS),
+    "awac": Algo(AWACRun, awac, build_offline, AWAC_PRESETS),
+    "iql": Algo(IQLRun, iql, build_offline, IQL_PRESETS),
 }

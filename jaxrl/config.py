@@ -74,7 +74,7 @@ def preset(algo: str, env: str | None = None) -> Any:
     config = entry.config()
     env = config.env if env is None else env
     for name, settings in entry.presets.items():
-        if fnmatch.fnmatchcase(env.removeprefix(PREFIX), name):
+        if env is not None and fnmatch.fnmatchcase(env.removeprefix(PREFIX), name):
             config = from_plain(config, settings)
     return replace(config, env=env)
 

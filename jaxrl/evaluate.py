@@ -49,6 +49,8 @@ def env_of(policy: GreedyPolicy) -> Env | HostEnv:
         raise SettingsError(
             f"the environment {settings['env']} was made in Python; use load_policy and Evaluator there"
         )
+    if "data" in settings and settings.get("env") is None:
+        raise SettingsError("the policy was learnt from data, and no env was named then; use load_policy in Python")
     name, params = settings.get("env"), settings.get("env_args", {})
     if not isinstance(name, str) or not isinstance(params, dict):
         raise SettingsError(

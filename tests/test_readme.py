@@ -57,6 +57,13 @@ def test_session(tmp_path: Path, length: str) -> None:
     assert {int(length), int(length) + 100} <= set(steps)
 
 
+@pytest.mark.slow
+def test_learning_from_data(tmp_path: Path) -> None:
+    best, action = run(block("offline"), tmp_path).splitlines()[-1].split()
+    assert 50 < float(best) <= 500
+    assert int(action) in (0, 1)
+
+
 @pytest.mark.parametrize("length", [pytest.param("50_000", marks=pytest.mark.slow), "2_000"])
 def test_library(tmp_path: Path, length: str) -> None:
     code = block("library")

@@ -1,31 +1,45 @@
 """Agents: from batches to better parameters."""
 
 from jaxrl.agents.actor_critic import A2CConfig, PPOConfig, REINFORCEConfig, a2c, ppo, reinforce
+from jaxrl.agents.advantage import AWACConfig, IQLConfig, awac, iql
 from jaxrl.agents.base import Agent, AgentMaker
-from jaxrl.agents.dqn import DQNConfig, RainbowConfig, dqn, rainbow
+from jaxrl.agents.bc import BCConfig, bc
+from jaxrl.agents.dqn import CQLDQNConfig, DQNConfig, RainbowConfig, cql_dqn, dqn, rainbow
 from jaxrl.agents.pqn import PQNConfig, pqn
-from jaxrl.agents.sac import SACConfig, sac
-from jaxrl.agents.td3 import DDPGConfig, TD3Config, ddpg, td3
+from jaxrl.agents.sac import CQLConfig, SACConfig, cql, sac
+from jaxrl.agents.td3 import DDPGConfig, TD3BCConfig, TD3Config, ddpg, td3, td3_bc
 
 __all__ = [
     "A2CConfig",
+    "AWACConfig",
     "Agent",
     "AgentMaker",
+    "BCConfig",
+    "CQLConfig",
+    "CQLDQNConfig",
     "DDPGConfig",
     "DQNConfig",
+    "IQLConfig",
     "PPOConfig",
     "PQNConfig",
     "REINFORCEConfig",
     "RainbowConfig",
     "SACConfig",
+    "TD3BCConfig",
     "TD3Config",
     "a2c",
+    "awac",
+    "bc",
+    "cql",
+    "cql_dqn",
     "ddpg",
     "dqn",
+    "iql",
     "ppo",
     "pqn",
     "rainbow",
     "reinforce",
     "sac",
     "td3",
+    "td3_bc",
 ]

@@ -82,6 +82,8 @@ class Agent(NamedTuple):
     stop: StopFn | None = None
     exploration: tuple[str, ...] = ()
     """Hyperparameters by which it explores, all of which take the same number."""
+    offline: bool = False
+    """Whether it is meant to learn from data that others have gathered."""
     memory: PyTree | None = None
     """Of a recurrent agent: what it remembers at an episode's start, of one environment. Its `act` is given a
     `Remembered` for an observation, and puts what it remembers next into `extras`, as the entry `memory` of a dict."""

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import jax.numpy as jnp
+
 from jaxrl.errors import SettingsError, check_between, check_count, nearest
 from jaxrl.nn import ACTIVATIONS
 
@@ -35,6 +37,11 @@ RANGES = {
     "noisy": (0.0, 1e30),
     "munchausen": (0.0, 1e30),
     "munchausen_temperature": (1e-6, 1e30),
+    "bc_alpha": (0.0, 1e30),
+    "cql": (0.0, 1e30),
+    "beta": (0.0, 1e30),
+    "max_weight": (1e-30, 1e30),
+    "expectile": (1e-6, 1 - 1e-6),
 }
 """Smallest and largest value of each setting that is a number."""
 LEAST = {
@@ -46,6 +53,7 @@ LEAST = {
     "critics": 1,
     "policy_interval": 1,
     "atoms": 2,
+    "cql_actions": 1,
 }
 """Least value of each setting that is a count."""
 CHOICES: dict[str, Iterable[str]] = {
@@ -79,6 +87,14 @@ def changed(name: str, config: Config, settings: Mapping[str, Any]) -> Config:
         elif word in CHOICES and value not in CHOICES[word]:
             raise SettingsError(f"unknown agent.{word} {value!r}; {nearest(str(value), CHOICES[word])}")
     return replace(config, features=_widths(config.features))  # type: ignore[attr-defined,type-var]
+
+
+def hyper_of(settings: Mapping[str, Any], names: Iterable[str], optional: str) -> list[Any]:
+    """Return the settings `names` as float32 scalars; the `optional` one is `()` if it is 0 or there is none.
+
+    An option that is off leaves no trace in the state: what was saved before there was one stays good.
+    """
+    return [() if name == optional and not settings.get(name) else jnp.float32(settings[name]) for name in names]
 
 
 def _widths(features: Any) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl.agents.flat import Flat
-from jaxrl.agents.losses import entry, squared
+from jaxrl.agents.losses import conservative_gap, entry, squared
 from jaxrl.agents.optimisers import Descent, Learnt, learn
 from jaxrl.distributions import from_box
 from jaxrl.errors import SettingsError
@@ -111,35 +111,67 @@ def seen(obs: PyTree) -> PyTree:
     return obs.obs if isinstance(obs, Remembered) else obs
 
 
+class Rivals(NamedTuple):
+    """Actions beside those of the data, whose values are held down; of discrete ones all are, and both are `()`."""
+
+    action: PyTree
+    """`[B, S, D]`, from -1 to 1."""
+    log_density: PyTree
+    """`[B, S]`, under what drew them, plus the logarithm of `S`."""
+
+
 def learn_critic(
-    parts: Parts, state: Any, batch: Batch, target: Array, opt_step: Array
+    parts: Parts, state: Any, batch: Batch, target: Array, opt_step: Array, rivals: Rivals | None = None
 ) -> tuple[Learnt, Metrics, Array]:
-    """Bring the critics' values of what was done nearer to `target` `[B]`; return also metrics and priorities `[B]`."""
+    """Bring the critics' values of what was done nearer to `target` `[B]`; return also metrics and priorities `[B]`.
+
+    With `rivals`, also hold the values of those actions down, by `hyper.cql`.
+    """
     action = unit_actions(parts.spec, batch.items.action)
     pick = None if action else batch.items.action
+    penalty = None if rivals is None else partial(_gap, parts.networks.critic)
     learnt = learn(
         parts.config,
         parts.descent,
-        partial(_critic_loss, parts.networks.critic),
+        partial(_critic_loss, parts.networks.critic, penalty, 0.0 if rivals is None else state.hyper.cql),
         state.critic,
         state.opt_state.critic,
-        (seen(batch.items.obs), action, pick, target, batch.weight * batch.items.weight),
+        (seen(batch.items.obs), action, pick, target, batch.weight * batch.items.weight, rivals),
         state.hyper.lr,
         state.hyper.max_grad_norm,
         opt_step,
     )
-    error, q = learnt.aux
+    error, q, gap = learnt.aux
     error = error * batch.items.weight
     metrics = {"loss": learnt.loss, "q": q.mean(), "td_error": error.mean(), "grad_norm": learnt.norm}
-    return learnt, metrics, error
+    return learnt, metrics if rivals is None else {**metrics, "cql_gap": gap.mean()}, error
 
 
-def _critic_loss(critic: nn.Module, params: PyTree, batch: PyTree) -> tuple[Array, tuple[Array, Array]]:
-    """Return the weighted mean of the critics' summed losses; distances from the target and values, `[B]` each."""
-    obs, action, pick, target, weight = batch
-    q = chosen(cast(Array, critic.apply(params, obs, *action)), pick)
+def _critic_loss(
+    critic: nn.Module, penalty: Any, push: Array | float, params: PyTree, batch: PyTree
+) -> tuple[Array, tuple[Array, Array, PyTree]]:
+    """Return the weighted mean of the critics' summed losses; distances from the target, values, gaps, `[B]` each."""
+    obs, action, pick, target, weight, rivals = batch
+    out = cast(Array, critic.apply(params, obs, *action))
+    q = chosen(out, pick)
     error = target[None] - q
-    return jnp.mean(weight * squared(error).sum(0)), (jnp.abs(error).mean(0), q.mean(0))
+    each, gap = squared(error), ()
+    if penalty is not None:
+        gap = penalty(params, obs, rivals, out, q)
+        each = each + push * gap
+        gap = gap.mean(0)
+    return jnp.mean(weight * each.sum(0)), (jnp.abs(error).mean(0), q.mean(0), gap)
+
+
+def _gap(critic: nn.Module, params: PyTree, obs: PyTree, rivals: Rivals, out: Array, q: Array) -> Array:
+    """Return how far the values of the rivals are above `q` `[K, B]` of the data's actions; `[K, B]`."""
+    if isinstance(rivals.action, tuple):
+        return jax.vmap(jax.vmap(conservative_gap))(out, jnp.zeros_like(out), q)
+    rows, several, _ = rivals.action.shape
+    again = jax.tree.map(lambda x: jnp.repeat(x, several, axis=0), obs)
+    others = cast(Array, critic.apply(params, again, rivals.action.reshape(rows * several, -1)))
+    density = jnp.broadcast_to(rivals.log_density, (q.shape[0], rows, several))
+    return jax.vmap(jax.vmap(conservative_gap))(others.reshape(density.shape), density, q)
 
 
 def chosen(q: Array, pick: Array | None) -> Array:

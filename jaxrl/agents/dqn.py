@@ -12,10 +12,10 @@ import numpy as np
 import optax
 
 from jaxrl.agents.base import Agent, AgentMaker, Mode
-from jaxrl.agents.checks import changed
+from jaxrl.agents.checks import changed, hyper_of
 from jaxrl.agents.exploration import EPSILONS, draw_epsilon_greedy, epsilon_greedy
 from jaxrl.agents.flat import Flat
-from jaxrl.agents.losses import entry, munchausen
+from jaxrl.agents.losses import conservative_gap, entry, munchausen
 from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn, linear, optimiser_named
 from jaxrl.agents.values import After, Values, c51, chosen_row, expected, midpoints, quantiles
 from jaxrl.errors import SettingsError
@@ -84,6 +84,8 @@ class DQNConfig:
     """Weight of the log-policy that is added to rewards (0.9 as published; it replaces double); 0: off."""
     munchausen_temperature: float = 0.03
     """Temperature of that policy."""
+    cql: float = 0.0
+    """Weight by which the values of other actions than the data's are held down (conservative Q-learning); 0: off."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,13 @@ class RainbowConfig(DQNConfig):
     epsilon_decay: int = 0
 
 
+@dataclass(frozen=True)
+class CQLDQNConfig(DQNConfig):
+    """Settings of conservative Q-learning without a policy."""
+
+    cql: float = 1.0
+
+
 MUNCHAUSEN_CLIP = -1.0
 """Least log-policy, times the temperature, that is added to a reward."""
 
@@ -110,6 +119,8 @@ class DQNHyper(NamedTuple):
     epsilon_start: Array
     epsilon_end: Array
     tau: Array
+    cql: PyTree
+    """`()` where it is off."""
 
 
 class DQNState(NamedTuple):
@@ -170,6 +181,14 @@ def rainbow(config: RainbowConfig | None = None, **settings: Any) -> AgentMaker:
     The rest of Rainbow is not the agent's: a prioritised buffer and a processor over several steps.
     """
     return _maker("rainbow", config or RainbowConfig(), None, None, settings)
+
+
+def cql_dqn(config: CQLDQNConfig | None = None, **settings: Any) -> AgentMaker:
+    """Choose conservative Q-learning without a policy, for data (Kumar et al. 2020, https://arxiv.org/abs/2006.04779).
+
+    Arguments are as for `dqn`.
+    """
+    return _maker("cql_dqn", config or CQLDQNConfig(), None, None, settings)
 
 
 def _maker(
@@ -236,6 +255,7 @@ def _bind(
         strip=lambda state: state._replace(target=(), opt_state=()),
         settings=None if by_hand else asdict(config),
         exploration=EPSILONS,
+        offline=isinstance(config, CQLDQNConfig),
     )
 
 
@@ -284,7 +304,7 @@ def _midpoints(batch: int, count: int) -> Array:
 def _init(parts: _Parts, key: Key) -> DQNState:
     config = parts.config
     params = Flat.of({name: value for name, value in _begin(parts, key)[1].items() if name != "noise"})
-    hyper = DQNHyper(*(jnp.float32(getattr(config, name)) for name in DQNHyper._fields))
+    hyper = DQNHyper(*hyper_of(asdict(config), DQNHyper._fields, optional="cql"))
     # The target is a copy, not the same arrays: both are donated to the compiled loop.
     return DQNState(params, jax.tree.map(jnp.copy, params), parts.descent.init(params, hyper.lr), hyper)
 
@@ -348,7 +368,7 @@ def _update(
     learnt = learn(
         config,
         parts.descent,
-        partial(_loss, parts, state.target.tree, noise),
+        partial(_loss, parts, state.target.tree, noise, hyper.cql),
         state.params,
         state.opt_state,
         (batch, (noise.taus_tm1, noise.taus_t)),
@@ -369,7 +389,7 @@ def _update(
 
 
 def _loss(
-    parts: _Parts, target: PyTree, noise: Draws, params: PyTree, batch: tuple[Batch, PyTree]
+    parts: _Parts, target: PyTree, noise: Draws, cql: PyTree, params: PyTree, batch: tuple[Batch, PyTree]
 ) -> tuple[Array, tuple[Array, Array]]:
     """Return the weighted mean loss of a batch, and errors and values `[B]`."""
     (sampled, (taus_tm1, taus_t)), config, values = batch, parts.config, parts.values
@@ -393,6 +413,9 @@ def _loss(
     after = After(reward, items.discount, out_t, policy, penalty)
     taus = taus_tm1 if config.values == "iqn" else _midpoints(reward.shape[0], out_tm1.shape[-1])
     loss, error = jax.vmap(values.loss)(jax.vmap(chosen_row)(out_tm1, items.action), taus, after)
+    if config.cql:
+        q = mean(out_tm1)
+        loss = loss + cql * jax.vmap(conservative_gap)(q, jnp.zeros_like(q), jax.vmap(entry)(q, items.action))
     weight = sampled.weight * items.weight
     return jnp.mean(weight * loss), (error * items.weight, jnp.max(mean(out_tm1), axis=-1))
 

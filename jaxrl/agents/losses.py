@@ -76,3 +76,28 @@ def value_loss(value: Array, old_value: Array, target: Array, clip: float) -> Ar
     """
     held = old_value + jnp.clip(value - old_value, -clip, clip)
     return jnp.maximum(squared(value - target), squared(held - target))
+
+
+def expectile_loss(error: Array, expectile: Array | float) -> Array:
+    """Return `|expectile - 1(error < 0)| error^2`, least where a value is the expectile of what it is told.
+
+    Kostrikov et al. 2021, https://arxiv.org/abs/2110.06169, equation 5; `error` is what was told less the value.
+    """
+    return jnp.abs(expectile - (error < 0)) * jnp.square(error)
+
+
+def advantage_weight(advantage: Array, beta: Array | float, most: Array | float) -> Array:
+    """Return `exp(beta advantage)`, at most `most`: how much an action counts that was better than others.
+
+    Peng et al. 2019, https://arxiv.org/abs/1910.00177, section 3; there `beta` is one over a temperature.
+    """
+    return jnp.exp(jnp.minimum(beta * advantage, jnp.log(most)))
+
+
+def conservative_gap(q: Array, log_density: Array, chosen: Array) -> Array:
+    """Return how far the soft maximum of the values `q` `[S]` of actions is above `chosen`, the value of the data's.
+
+    `log_density` `[S]` is that under which each action was drawn, plus the logarithm of how many were; zeros where
+    `q` are the values of all actions (Kumar et al. 2020, https://arxiv.org/abs/2006.04779, equation 4 and appendix F).
+    """
+    return jax.nn.logsumexp(q - log_density) - chosen

@@ -2,6 +2,9 @@
 
 For continuous actions Haarnoja et al. 2018 (https://arxiv.org/abs/1812.05905), for discrete ones Christodoulou 2019
 (https://arxiv.org/abs/1910.07207), which differ only in how an expectation over actions is taken.
+
+Conservative Q-learning, for data that others have gathered, is an option (Kumar et al. 2020,
+https://arxiv.org/abs/2006.04779).
 """
 
 import math
@@ -13,10 +16,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker, Mode
-from jaxrl.agents.checks import changed
+from jaxrl.agents.checks import changed, hyper_of
 from jaxrl.agents.critics import (
     CriticConfig,
     Parts,
+    Rivals,
     build_networks,
     check_box,
     init_networks,
@@ -44,6 +48,17 @@ class SACConfig(CriticConfig):
     target_entropy: float = 0.0
     """Entropy that the temperature aims at, in nats (of actions from -1 to 1); 0: minus the number of continuous
     actions, or 0.3 of what choosing at random has."""
+    cql: float = 0.0
+    """Weight by which the values of other actions than the data's are held down (conservative Q-learning); 0: off."""
+    cql_actions: int = 10
+    """Actions drawn for that, of continuous ones: so many at random, by the policy, and by the policy a step later."""
+
+
+@dataclass(frozen=True)
+class CQLConfig(SACConfig):
+    """Settings of conservative Q-learning with a policy."""
+
+    cql: float = 5.0
 
 
 ADAM = descent(OPTIMISERS["adam"])
@@ -60,6 +75,8 @@ class SACHyper(NamedTuple):
     tau: Array
     temperature: Array
     target_entropy: Array
+    cql: PyTree
+    """`()` where it is off."""
 
 
 class OptStates(NamedTuple):
@@ -93,18 +110,28 @@ def sac(config: SACConfig | None = None, *, make_optimiser: Optimiser | None = N
     Raises:
       SettingsError: an unknown setting or a value out of its range.
     """
-    config = changed("sac", config or SACConfig(), settings)
-    return partial(_bind, config, make_optimiser or optimiser_named(config.optimizer), make_optimiser is not None)
+    return _maker("sac", config or SACConfig(), make_optimiser, settings)
 
 
-def _bind(config: SACConfig, optimiser: Optimiser, by_hand: bool, spec: EnvSpec) -> Agent:
+def cql(config: CQLConfig | None = None, *, make_optimiser: Optimiser | None = None, **settings: Any) -> AgentMaker:
+    """Choose conservative Q-learning with a policy, for data; arguments are as for `sac`."""
+    return _maker("cql", config or CQLConfig(), make_optimiser, settings)
+
+
+def _maker(name: str, config: SACConfig, make_optimiser: Optimiser | None, settings: dict[str, Any]) -> AgentMaker:
+    config = changed(name, config, settings)
+    optimiser = make_optimiser or optimiser_named(config.optimizer)
+    return partial(_bind, name, config, optimiser, make_optimiser is not None)
+
+
+def _bind(name: str, config: SACConfig, optimiser: Optimiser, by_hand: bool, spec: EnvSpec) -> Agent:
     if not isinstance(spec.action_space, Discrete):
-        check_box("sac", spec, "continuous or discrete")
+        check_box(name, spec, "continuous or discrete")
     head = head_of(spec, squash=True)
     outputs = spec.action_space.n if isinstance(spec.action_space, Discrete) else 1
     parts = Parts(config, build_networks(config, spec, head.outputs, outputs), descent(optimiser), spec, head)
     return Agent(
-        name="sac",
+        name=name,
         init=partial(_init, parts),
         act=partial(_act, parts),
         update=partial(_update, parts),
@@ -112,6 +139,7 @@ def _bind(config: SACConfig, optimiser: Optimiser, by_hand: bool, spec: EnvSpec)
         draw_update=partial(_draw_update, parts),
         strip=lambda state: state._replace(critic=(), target=(), log_temperature=(), opt_state=()),
         settings=None if by_hand else asdict(config),
+        offline=isinstance(config, CQLConfig),
     )
 
 
@@ -120,7 +148,7 @@ def _init(parts: Parts, key: Key) -> SACState:
     policy, critic = init_networks(parts.networks, parts.spec, key)
     entropy = config.target_entropy or _usual_entropy(parts.spec)
     settings = {**asdict(config), "target_entropy": entropy}
-    hyper = SACHyper(*(jnp.float32(settings[name]) for name in SACHyper._fields))
+    hyper = SACHyper(*hyper_of(settings, SACHyper._fields, optional="cql"))
     log_temperature: PyTree = ()
     learnt: PyTree = ()
     if config.learn_temperature:
@@ -147,10 +175,16 @@ def _act(parts: Parts, state: SACState, obs: PyTree, noise: Array, opt_step: Arr
 
 
 def _draw_update(parts: Parts, key: Key, batch_size: int) -> PyTree:
-    """Draw actions for the observations before and after a step; of discrete ones all are looked at."""
+    """Draw actions for the observations before and after a step, and rivals; of discrete ones all are looked at."""
     if isinstance(parts.spec.action_space, Discrete):
-        return (), ()
-    return tuple(parts.head.draw(k, batch_size) for k in jax.random.split(key))
+        return (), (), ()
+    tm1, t = (parts.head.draw(k, batch_size) for k in jax.random.split(key))
+    if not parts.config.cql:
+        return tm1, t, ()
+    shape = (2, batch_size, parts.config.cql_actions, tm1.shape[-1])
+    uniform_key, policy_key = jax.random.split(jax.random.fold_in(key, 1))
+    uniform = jax.random.uniform(uniform_key, shape[1:], minval=-1.0, maxval=1.0)
+    return tm1, t, (uniform, jax.random.normal(policy_key, shape))
 
 
 def soft_value(
@@ -177,10 +211,12 @@ def _update(
 ) -> tuple[SACState, Metrics, Array]:
     """Critics first, then the policy by the new critics, then the temperature, as in the paper's algorithm 1."""
     config, hyper, items = parts.config, state.hyper, batch.items
-    noise_tm1, noise_t = noise
+    noise_tm1, noise_t, noise_rivals = noise
     temperature = jnp.exp(state.log_temperature.vector[0]) if config.learn_temperature else hyper.temperature
     v_t, _ = soft_value(parts, state.policy.tree, state.target.tree, temperature, items.next_obs, noise_t)
-    critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, opt_step)
+    rivals = _rivals(parts, state.policy.tree, items, noise_rivals) if config.cql else None
+    target = items.reward + items.discount * v_t
+    critic, metrics, priorities = learn_critic(parts, state, batch, target, opt_step, rivals)
     policy = learn(
         config,
         parts.descent,
@@ -211,9 +247,25 @@ def _update(
         "entropy": entropy.mean(),
         "temperature": temperature,
     }
-    target = trail(state.target, critic.params, hyper.tau)
+    trailing = trail(state.target, critic.params, hyper.tau)
     opt_states = OptStates(policy.opt_state, critic.opt_state, opt_state)
-    return SACState(policy.params, critic.params, target, log_temperature, opt_states, hyper), metrics, priorities
+    return SACState(policy.params, critic.params, trailing, log_temperature, opt_states, hyper), metrics, priorities
+
+
+def _rivals(parts: Parts, policy: PyTree, items: Any, noise: PyTree) -> Rivals:
+    """Draw rivals at random, by the policy, and by the policy where the step led to, all for the observation before."""
+    if isinstance(parts.spec.action_space, Discrete):
+        return Rivals((), ())
+    uniform, normal = noise
+    actions, densities = [uniform], [jnp.full(uniform.shape[:2], -uniform.shape[2] * math.log(2))]
+    for obs, part in ((items.obs, normal[0]), (items.next_obs, normal[1])):
+        outputs = cast(Array, parts.networks.policy.apply(policy, obs))
+        distribution = parts.head.of(outputs[:, None])
+        raw = distribution.sample(part)
+        actions.append(jnp.tanh(raw))
+        densities.append(distribution.log_prob(raw))
+    action = jnp.concatenate(actions, axis=1)
+    return Rivals(action, jnp.concatenate(densities, axis=1) + math.log(action.shape[1]))
 
 
 def _policy_loss(

@@ -1,7 +1,8 @@
 """Deterministic policy gradients: TD3 (Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477), and DDPG as a setting.
 
 DDPG (Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971) is TD3 with one critic, a policy that moves at every
-step, and targets without noise.
+step, and targets without noise. TD3+BC (Fujimoto & Gu 2021, https://arxiv.org/abs/2106.06860), for data that others
+have gathered, is one whose policy also stays near their actions.
 """
 
 from dataclasses import asdict, dataclass
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker, Mode
-from jaxrl.agents.checks import changed
+from jaxrl.agents.checks import changed, hyper_of
 from jaxrl.agents.critics import (
     CriticConfig,
     Parts,
@@ -24,6 +25,7 @@ from jaxrl.agents.critics import (
     seen,
     space_size,
     trail,
+    unit_actions,
 )
 from jaxrl.agents.flat import Flat
 from jaxrl.agents.optimisers import Optimiser, descent, learn, optimiser_named
@@ -45,6 +47,9 @@ class TD3Config(CriticConfig):
     """Bound of that noise."""
     policy_interval: int = 2
     """Optimisation steps from one move of policy and targets to the next."""
+    bc_alpha: float = 0.0
+    """Weight of values, over their mean size, against the squared distance from the data's actions (alpha); 0: values
+    alone, and no distance."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,13 @@ class DDPGConfig(TD3Config):
     critics: int = 1
     target_noise: float = 0.0
     policy_interval: int = 1
+
+
+@dataclass(frozen=True)
+class TD3BCConfig(TD3Config):
+    """Settings of TD3+BC."""
+
+    bc_alpha: float = 2.5
 
 
 class TD3Hyper(NamedTuple):
@@ -67,6 +79,8 @@ class TD3Hyper(NamedTuple):
     noise_memory: Array
     target_noise: Array
     target_noise_clip: Array
+    bc_alpha: PyTree
+    """`()` where it is off."""
 
 
 class OptStates(NamedTuple):
@@ -106,6 +120,13 @@ def ddpg(config: DDPGConfig | None = None, *, make_optimiser: Optimiser | None =
     return _maker("ddpg", config or DDPGConfig(), make_optimiser, settings)
 
 
+def td3_bc(
+    config: TD3BCConfig | None = None, *, make_optimiser: Optimiser | None = None, **settings: Any
+) -> AgentMaker:
+    """Choose TD3+BC, for data; arguments are as for `td3`."""
+    return _maker("td3_bc", config or TD3BCConfig(), make_optimiser, settings)
+
+
 def _maker(name: str, config: TD3Config, make_optimiser: Optimiser | None, settings: dict[str, Any]) -> AgentMaker:
     config = changed(name, config, settings)
     optimiser = make_optimiser or optimiser_named(config.optimizer)
@@ -126,13 +147,14 @@ def _bind(name: str, config: TD3Config, optimiser: Optimiser, by_hand: bool, spe
         strip=lambda state: state._replace(critic=(), target_policy=(), target_critic=(), opt_state=()),
         settings=None if by_hand else asdict(config),
         exploration=("noise",),
+        offline=isinstance(config, TD3BCConfig),
         memory=jnp.zeros(size) if config.noise_memory else None,
     )
 
 
 def _init(parts: Parts, key: Key) -> TD3State:
     policy, critic = init_networks(parts.networks, parts.spec, key)
-    hyper = TD3Hyper(*(jnp.float32(getattr(parts.config, name)) for name in TD3Hyper._fields))
+    hyper = TD3Hyper(*hyper_of(asdict(parts.config), TD3Hyper._fields, optional="bc_alpha"))
     opt_state = OptStates(parts.descent.init(policy, hyper.policy_lr), parts.descent.init(critic, hyper.lr))
     # Targets are copies, not the same arrays: all are donated to the compiled loop.
     target_policy, target_critic = jax.tree.map(jnp.copy, (policy, critic))
@@ -175,14 +197,20 @@ def _update(
 
 
 def _move_policy(parts: Parts, state: TD3State, batch: Batch, opt_step: Array) -> TD3State:
-    hyper = state.hyper
+    hyper, weight = state.hyper, batch.weight * batch.items.weight
+    near: PyTree = ()
+    loss = partial(_policy_loss, parts, state.critic.tree, 1.0)
+    if parts.config.bc_alpha:
+        near = unit_actions(parts.spec, batch.items.action)[0]
+        q, _ = _value(parts, state.critic.tree, state.policy.tree, batch.items.obs)
+        loss = partial(_policy_loss, parts, state.critic.tree, value_weight(q, weight, hyper.bc_alpha))
     policy = learn(
         parts.config,
         parts.descent,
-        partial(_policy_loss, parts, state.critic.tree),
+        loss,
         state.policy,
         state.opt_state.policy,
-        (batch.items.obs, batch.weight * batch.items.weight),
+        (batch.items.obs, weight, near),
         hyper.policy_lr,
         hyper.max_grad_norm,
         opt_step,
@@ -195,8 +223,25 @@ def _move_policy(parts: Parts, state: TD3State, batch: Batch, opt_step: Array) -
     )
 
 
-def _policy_loss(parts: Parts, critic: PyTree, policy: PyTree, batch: PyTree) -> tuple[Array, tuple]:
-    """Return the negative of the weighted mean value, by the first critic (equation 9 of DDPG)."""
-    obs, weight = batch
-    q = cast(Array, parts.networks.critic.apply(critic, seen(obs), _policy(parts, policy, obs)))
-    return -jnp.mean(weight * q[0, :, 0]), ()
+def _value(parts: Parts, critic: PyTree, policy: PyTree, obs: PyTree) -> tuple[Array, Array]:
+    """Return the value of what the policy does, by the first critic `[B]`, and what that is, from -1 to 1 `[B, D]`."""
+    action = _policy(parts, policy, obs)
+    return cast(Array, parts.networks.critic.apply(critic, seen(obs), action))[0, :, 0], action
+
+
+def value_weight(q: Array, weight: Array, alpha: Array) -> Array:
+    """Return `alpha` over the weighted mean size of the values `q` `[B]` (equation 5 of TD3+BC)."""
+    return alpha * jnp.sum(weight) / jnp.maximum(jnp.sum(weight * jnp.abs(q)), 1e-6)
+
+
+def _policy_loss(
+    parts: Parts, critic: PyTree, value: Array | float, policy: PyTree, batch: PyTree
+) -> tuple[Array, tuple]:
+    """Return the negative of the weighted mean value (equation 9 of DDPG); with actions to stay near, that times
+    `value`, plus the mean squared distance from them (equation 3 of TD3+BC)."""
+    obs, weight, near = batch
+    q, action = _value(parts, critic, policy, obs)
+    loss = -value * q
+    if parts.config.bc_alpha:
+        loss = loss + jnp.mean(jnp.square(action - near), axis=-1)
+    return jnp.mean(weight * loss), ()

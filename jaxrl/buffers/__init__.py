@@ -1,7 +1,8 @@
 """Buffers: from transitions to batches."""
 
 from jaxrl.buffers.base import Buffer
+from jaxrl.buffers.dataset import Dataset, Summary, summary_of
 from jaxrl.buffers.prioritised import prioritised
 from jaxrl.buffers.uniform import uniform
 
-__all__ = ["Buffer", "prioritised", "uniform"]
+__all__ = ["Buffer", "Dataset", "Summary", "prioritised", "summary_of", "uniform"]

@@ -66,7 +66,7 @@ class Strategy(NamedTuple):
     """One pure training step, composed of environment, processor, buffer and agent.
 
     A strategy of one's own needs the first five fields; its state must have a field `key`, the key of its stream.
-    Evaluation needs `env` and `policy`, or an evaluator of one's own.
+    Evaluation needs `policy` and either `env` or `judge`, or an evaluator of one's own.
     """
 
     init: StrategyInit
@@ -76,8 +76,10 @@ class Strategy(NamedTuple):
     opt_steps_per_step: int
     warmup_env_steps: int = 0
     """Environment steps that `init` takes."""
-    env: Env | None = None
+    env: Env | HostEnv | None = None
     policy: Policy | None = None
+    judge: Callable[[PyTree, Key], tuple[Array, Array, Array]] | None = None
+    """`(params, key) -> (returns, lengths, finished)`, each `[E]`: how to judge where there is no `env`. Pure."""
     retune: Callable[[PyTree], PyTree] | None = None
     """`(state) -> state`: give those settings that live in a state as arrays their present values."""
     notes: tuple[str, ...] = ()

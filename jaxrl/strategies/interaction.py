@@ -165,34 +165,52 @@ def open_processor(agent: Agent, processor: Processor, state: PyTree, obs: PyTre
 
 def retune(actors: Actors, state: Any) -> Any:
     """Take the hyperparameters of the agent and the discount from the settings, all else from `state`."""
-    agent, processor = state.agent, state.processor
-    if hasattr(agent, "hyper"):
-        agent = agent._replace(hyper=actors.agent.init(jax.random.key(0)).hyper)
     fresh = actors.processor.init(actors.env.reset(jax.random.key(0))[1])
     discounts = lambda part: isinstance(part, NStepState | RewardState)
     (discount, *_) = [part.discount for part in jax.tree.leaves(fresh, is_leaf=discounts) if discounts(part)]
     swap = lambda old: old._replace(discount=discount) if discounts(old) else old
-    return state._replace(agent=agent, processor=jax.tree.map(swap, processor, is_leaf=discounts))
+    return state._replace(
+        agent=retune_agent(actors.agent, state.agent),
+        processor=jax.tree.map(swap, state.processor, is_leaf=discounts),
+    )
+
+
+def retune_agent(agent: Agent, state: Any) -> Any:
+    """Take the hyperparameters of an agent from its settings, all else from its `state`."""
+    if not hasattr(state, "hyper"):
+        return state
+    return state._replace(hyper=agent.init(jax.random.key(0)).hyper)
 
 
 def settings_of(
-    agent: Agent, processor: Processor, spec: EnvSpec, made: Mapping[str, Any] | None, **others: Any
+    agent: Agent,
+    processor: Processor,
+    spec: EnvSpec | None,
+    made: Mapping[str, Any] | None,
+    *,
+    offline: bool = False,
+    **others: Any,
 ) -> dict[str, Any]:
-    """Return what rebuilds a strategy; parts made by hand are named under `custom`. `made` rebuilds the environment."""
+    """Return what rebuilds a strategy, in an environment that `made` rebuilds, or in none.
+
+    Parts made by hand are named under `custom`. So is the training, where the command line does not know the agent to
+    be trained like that.
+    """
     pieces = {
         "env": made,
         "agent": agent.settings,
         "processor": processor.settings and {**OFF, **processor.settings},
         **{name: piece for name, piece in others.items() if name == "buffer"},
+        "training": {} if agent.offline == offline else None,
     }
     return {
         "algo": agent.name,
         "custom": [name for name, piece in pieces.items() if piece is None],
-        "env": spec.name,
+        "env": spec and spec.name,
         "env_args": {},
         **(made or {}),
         **others,
-        **{name: dict(piece or {}) for name, piece in pieces.items() if name != "env"},
+        **{name: dict(piece or {}) for name, piece in pieces.items() if name not in ("env", "training")},
     }
 
 

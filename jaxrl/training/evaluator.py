@@ -89,7 +89,24 @@ def mean_return(evaluation: Evaluation) -> float:
     return float(np.mean(np.asarray(evaluation.returns, np.float64)))
 
 
-class Evaluator:
+class Judge:
+    """Judge by a pure function `(params, key) -> (returns, lengths, finished)`, compiled."""
+
+    def __init__(self, run: Callable[[PyTree, Key], tuple[Array, Array, Array]]) -> None:
+        """Prepare an evaluation; nothing is compiled before the first call."""
+        self._jitted: Any = jax.jit(run)
+        self._run = self._jitted
+
+    def __call__(self, params: PyTree, key: Key) -> Evaluation:
+        """Evaluate; the key is consumed."""
+        return Evaluation(*(np.asarray(x) for x in self._run(params, key)))
+
+    def compile(self, params: PyTree, key: Key) -> None:
+        """Compile for `params` of these shapes, so that the first evaluation is not slower than the others."""
+        self._run = self._jitted.lower(params, key).compile()
+
+
+class Evaluator(Judge):
     """Run `episodes` parallel greedy episodes from start to end."""
 
     def __init__(self, env: Env, policy: Policy, episodes: int, max_steps: int | None = None) -> None:
@@ -103,16 +120,7 @@ class Evaluator:
         """
         check_count("eval_episodes", episodes)
         limit = max_steps or env.spec.time_limit or MAX_STEPS
-        self._jitted: Any = jax.jit(partial(run_episodes, env, policy, episodes, limit))
-        self._run = self._jitted
-
-    def __call__(self, params: PyTree, key: Key) -> Evaluation:
-        """Run the episodes; the key is consumed."""
-        return Evaluation(*(np.asarray(x) for x in self._run(params, key)))
-
-    def compile(self, params: PyTree, key: Key) -> None:
-        """Compile for `params` of these shapes, so that the first evaluation is not slower than the others."""
-        self._run = self._jitted.lower(params, key).compile()
+        super().__init__(partial(run_episodes, env, policy, episodes, limit))
 
 
 class HostEvaluator:
@@ -153,13 +161,16 @@ def evaluator_for(env: Env | HostEnv, policy: Policy, episodes: int) -> Evaluate
 
 
 def evaluator_of(strategy: Strategy, episodes: int) -> EvaluateFn:
-    """Return the evaluator of `strategy` in its own environment; raise `SettingsError` if it has none."""
-    if strategy.env is None or strategy.policy is None:
-        raise SettingsError(
-            "this strategy has no env and policy to evaluate; give them to it, pass evaluator=..., "
-            "or turn evaluation off with eval_interval=0 and eval_episodes=0"
-        )
-    return evaluator_for(strategy.remote.env if strategy.remote else strategy.env, strategy.policy, episodes)
+    """Return the evaluator of `strategy`, in its own environment or by its `judge`; raise `SettingsError` without."""
+    env = strategy.remote.env if strategy.remote else strategy.env
+    if env is not None and strategy.policy is not None:
+        return evaluator_for(env, strategy.policy, episodes)
+    if strategy.judge is not None and strategy.policy is not None:
+        return Judge(strategy.judge)
+    raise SettingsError(
+        "this strategy has no env and policy to evaluate; give them to it (or a holdout, of data), pass evaluator=..., "
+        "or turn evaluation off with eval_interval=0 and eval_episodes=0"
+    )
 
 
 class _Episodes(NamedTuple):

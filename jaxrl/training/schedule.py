@@ -16,6 +16,7 @@ class Schedule:
     max_opts: int
     opt_steps_per_step: int = 1
     env_steps_per_step: int = 1
+    """0 of a strategy that learns from data alone."""
     warmup_env_steps: int = 0
     eval_interval: int = 0
     record_interval: int = 0
@@ -24,13 +25,18 @@ class Schedule:
     """Environment steps, warm-up included, at or past which the run ends; 0: no limit."""
 
     def __post_init__(self) -> None:
-        for name in ("max_opts", "opt_steps_per_step", "env_steps_per_step"):
+        for name in ("max_opts", "opt_steps_per_step"):
             check_count(name, getattr(self, name))
-        for name in ("warmup_env_steps", "eval_interval", "record_interval", "save_interval", "max_env_steps"):
+        intervals = ("eval_interval", "record_interval", "save_interval")
+        for name in ("env_steps_per_step", "warmup_env_steps", "max_env_steps", *intervals):
             check_count(name, getattr(self, name), least=0)
+        if self.max_env_steps and not self.env_steps_per_step:
+            raise SettingsError(
+                f"max_env_steps is {self.max_env_steps}, but training takes no environment steps; set max_opts instead"
+            )
         if self.max_opts > MAX_COUNT:
             raise SettingsError(f"max_opts is {self.max_opts}; at most {MAX_COUNT} optimisation steps can be counted")
-        iterations = self.last + self.warmup_env_steps // self.env_steps_per_step + 1
+        iterations = self.last + self.warmup_env_steps // max(1, self.env_steps_per_step) + 1
         if iterations > MAX_COUNT:
             raise SettingsError(f"the run takes {iterations} iterations; at most {MAX_COUNT} can be counted")
         over = self.max_opts % self.opt_steps_per_step

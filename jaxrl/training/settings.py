@@ -132,8 +132,11 @@ def check_seed(seed: int) -> None:
         raise SettingsError(f"seed is {seed}; expected a whole number below 2^32")
 
 
-HARMLESS = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"} | {"processes", "actor_timeout"}
-"""Settings that may change on resume: no bit of the training depends on them, unless it diverges and goes back."""
+HARMLESS = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"} | {"processes", "actor_timeout", "data"}
+"""Settings that may change on resume: no bit of the training depends on them, unless it diverges and goes back.
+
+Where data lie is one of them; what they are, `data_sha256` says.
+"""
 
 
 class Change(NamedTuple):

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from toys_data import bandit, walk
+
 import jaxrl
 
 ENV = "Catch-bsuite"
@@ -23,6 +25,16 @@ def _on_policy(agent: object, processor: object = None, env: str = ENV, **settin
     return jaxrl.on_policy(
         jaxrl.make_env(env), agent, processor=processor, **{"num_envs": 4, "rollout": 6, "epochs": 2, **settings}
     )
+
+
+def _offline(agent: object, processor: object = None, **settings: float) -> jaxrl.Strategy:
+    options = {"batch_size": 8, "holdout": 0.25, **settings}
+    return jaxrl.offline(walk((5,) * 12, (True, False) * 6), agent, processor=processor, **options)
+
+
+def _offline_box(agent: object) -> jaxrl.Strategy:
+    actions = [i / 20 - 1 for i in range(40)]
+    return jaxrl.offline(bandit(actions, actions, jaxrl.Box(-1.0, 1.0, (1,))), agent, batch_size=8, holdout=0.25)
 
 
 COMBINATIONS: dict[str, Callable[[], jaxrl.Strategy]] = {
@@ -70,5 +82,15 @@ COMBINATIONS: dict[str, Callable[[], jaxrl.Strategy]] = {
     "reinforce without a baseline": lambda: _on_policy(
         jaxrl.reinforce(features=(8,), baseline=False, core="gru", core_features=8), epochs=1, minibatches=1
     ),
+    "iql from data, n-step, normalised, several updates": lambda: _offline(
+        jaxrl.iql(features=(8,), accumulate=2),
+        jaxrl.chain(jaxrl.normalise_obs(), jaxrl.n_step(3)),
+        updates=2,
+    ),
+    "bc from data": lambda: _offline(jaxrl.bc(features=(8,), lr_decay=60)),
+    "awac from data": lambda: _offline_box(jaxrl.awac(features=(8,))),
+    "td3_bc from data": lambda: _offline_box(jaxrl.td3_bc(features=(8,))),
+    "cql from data": lambda: _offline_box(jaxrl.cql(features=(8,), cql_actions=3)),
+    "cql_dqn from data": lambda: _offline(jaxrl.cql_dqn(features=(8,))),
     "pqn": lambda: _on_policy(jaxrl.pqn(features=(8,), epsilon_decay=40), minibatches=4, epochs=1),
 }

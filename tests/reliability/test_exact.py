@@ -47,6 +47,7 @@ ORDINARY = (
     "ppo, continuous and squashed, normalised",
     "ppo with a memory, stopped by divergence",
     "pqn",
+    "iql from data, n-step, normalised, several updates",
 )
 """These go through every part at least once; the others only when slow tests are asked for."""
 

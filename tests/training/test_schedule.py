@@ -77,3 +77,10 @@ def test_env_step_limit_ends_at_the_first_iteration_at_or_past_it() -> None:
 def test_what_cannot_be_is_refused(settings: dict, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         Schedule(**settings)
+
+
+def test_training_without_environment_steps_counts_none() -> None:
+    schedule = Schedule(max_opts=12, opt_steps_per_step=3, env_steps_per_step=0, eval_interval=5)
+    assert (schedule.last, schedule.env_steps(4), schedule.opt_steps(4)) == (4, 0, 12)
+    with pytest.raises(SettingsError, match="takes no environment steps; set max_opts"):
+        Schedule(max_opts=12, env_steps_per_step=0, max_env_steps=5)

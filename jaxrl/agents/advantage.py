@@ -1,0 +1,255 @@
+"""Advantage-weighted regression from data: AWAC and IQL, which differ in what they compare an action with.
+
+Both make the data's actions likelier, those most that were better than others, `exp(beta (q(s, a) - v(s)))`. To AWAC
+(Nair et al. 2020, https://arxiv.org/abs/2006.09359) `v` is the value of its own policy. To IQL (Kostrikov et al. 2021,
+https://arxiv.org/abs/2110.06169) it is an upper expectile of the values of what was done there, learnt without asking
+for the value of any other action.
+"""
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxrl.agents.base import Agent, AgentMaker
+from jaxrl.agents.bc import act, cloning_head, judge, regress, taken
+from jaxrl.agents.checks import changed, hyper_of
+from jaxrl.agents.critics import (
+    CriticConfig,
+    Parts,
+    build_networks,
+    check_box,
+    chosen,
+    init_networks,
+    learn_critic,
+    lowest,
+    trail,
+    unit_actions,
+)
+from jaxrl.agents.flat import Flat
+from jaxrl.agents.losses import advantage_weight, expectile_loss
+from jaxrl.agents.optimisers import Learnt, Optimiser, descent, learn, optimiser_named
+from jaxrl.nn import Critic
+from jaxrl.types import Array, Batch, Discrete, EnvSpec, Key, Metrics, PyTree, Transition, space_zeros
+
+
+@dataclass(frozen=True)
+class AWACConfig(CriticConfig):
+    """Settings of AWAC."""
+
+    beta: float = 1.0
+    """What an advantage is multiplied by before it is a weight's logarithm; 0: all actions count alike."""
+    max_weight: float = 100.0
+    """Largest weight of an action."""
+
+
+@dataclass(frozen=True)
+class IQLConfig(AWACConfig):
+    """Settings of IQL."""
+
+    beta: float = 3.0
+    expectile: float = 0.7
+    """Which expectile of the values of actions the value of an observation is; 0.5: their mean, towards 1: the best."""
+
+
+class AdvantageHyper(NamedTuple):
+    """What a sweep may vary without compiling again: float32 scalars, `[P]` in a population."""
+
+    lr: Array
+    policy_lr: Array
+    max_grad_norm: Array
+    tau: Array
+    beta: Array
+    max_weight: Array
+    expectile: PyTree
+    """`()` of AWAC."""
+
+
+class OptStates(NamedTuple):
+    """State of each optimiser; that of the value is empty of AWAC."""
+
+    policy: PyTree
+    critic: PyTree
+    value: PyTree
+
+
+class AdvantageState(NamedTuple):
+    """All of such an agent; of one that only acts, all but `policy` and `hyper` is empty."""
+
+    policy: Flat
+    critic: Flat
+    target: Flat
+    value: PyTree
+    """A `Flat`; `()` of AWAC."""
+    opt_state: OptStates
+    hyper: AdvantageHyper
+
+
+def awac(config: AWACConfig | None = None, *, make_optimiser: Optimiser | None = None, **settings: Any) -> AgentMaker:
+    """Choose AWAC; the result is called with an `EnvSpec`, whose actions are a bounded box or discrete.
+
+    Args:
+      config: settings to start from; the defaults of `AWACConfig` if left out.
+      make_optimiser: from a learning rate to any Optax transformation, in place of `optimizer`.
+      **settings: fields of `AWACConfig` to change, as in `awac(beta=3.0)`.
+
+    Raises:
+      SettingsError: an unknown setting or a value out of its range.
+    """
+    return _maker("awac", config or AWACConfig(), make_optimiser, settings)
+
+
+def iql(config: IQLConfig | None = None, *, make_optimiser: Optimiser | None = None, **settings: Any) -> AgentMaker:
+    """Choose IQL; arguments are as for `awac`."""
+    return _maker("iql", config or IQLConfig(), make_optimiser, settings)
+
+
+def _maker(name: str, config: AWACConfig, make_optimiser: Optimiser | None, settings: dict[str, Any]) -> AgentMaker:
+    config = changed(name, config, settings)
+    optimiser = make_optimiser or optimiser_named(config.optimizer)
+    return partial(_bind, name, config, optimiser, make_optimiser is not None)
+
+
+def _bind(name: str, config: AWACConfig, optimiser: Optimiser, by_hand: bool, spec: EnvSpec) -> Agent:
+    if not isinstance(spec.action_space, Discrete):
+        check_box(name, spec, "continuous or discrete")
+    head = cloning_head(spec)
+    outputs = spec.action_space.n if isinstance(spec.action_space, Discrete) else 1
+    parts = Parts(config, build_networks(config, spec, head.outputs, outputs), descent(optimiser), spec, head)
+    network = parts.networks.policy
+    return Agent(
+        name=name,
+        init=partial(_init, parts),
+        act=lambda state, obs, noise, opt_step, mode: (act(network, head, state.policy.tree, obs, noise, mode), ()),
+        update=partial(_update_iql if isinstance(config, IQLConfig) else _update_awac, parts),
+        draw_act=head.draw,
+        draw_update=partial(_draw_update, parts),
+        strip=lambda state: state._replace(critic=(), target=(), value=(), opt_state=()),
+        settings=None if by_hand else asdict(config),
+        offline=True,
+    )
+
+
+def _value_network(parts: Parts) -> nn.Module:
+    config = parts.config
+    return Critic(parts.spec.observation_space, 1, config.torso, config.features, config.activation, config.layer_norm)
+
+
+def _init(parts: Parts, key: Key) -> AdvantageState:
+    network_key, value_key = jax.random.split(key)
+    policy, critic = init_networks(parts.networks, parts.spec, network_key)
+    hyper = AdvantageHyper(*hyper_of(asdict(parts.config), AdvantageHyper._fields, optional="expectile"))
+    value: PyTree = ()
+    if isinstance(parts.config, IQLConfig):
+        value = Flat.of(_value_network(parts).init(value_key, space_zeros(parts.spec.observation_space, 1)))
+    opt_state = OptStates(
+        parts.descent.init(policy, hyper.policy_lr),
+        parts.descent.init(critic, hyper.lr),
+        parts.descent.init(value, hyper.lr) if value else (),
+    )
+    # The target is a copy, not the same array: both are donated to the compiled loop.
+    return AdvantageState(policy, critic, jax.tree.map(jnp.copy, critic), value, opt_state, hyper)
+
+
+def _draw_update(parts: Parts, key: Key, batch_size: int) -> PyTree:
+    """Draw actions of the policy for the observations before and after a step, where they are asked for."""
+    if isinstance(parts.config, IQLConfig) or isinstance(parts.spec.action_space, Discrete):
+        return (), ()
+    return tuple(parts.head.draw(k, batch_size) for k in jax.random.split(key))
+
+
+def _update_awac(
+    parts: Parts, state: AdvantageState, batch: Batch, noise: PyTree, opt_step: Array
+) -> tuple[AdvantageState, Metrics, Array]:
+    """Critics first, then the policy by the new critics."""
+    items, policy = batch.items, state.policy.tree
+    v_t = policy_value(parts, policy, state.target.tree, items.next_obs, noise[1])
+    critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, opt_step)
+    v_tm1 = policy_value(parts, policy, critic.params.tree, items.obs, noise[0])
+    advantage = done_value(parts, critic.params.tree, items) - v_tm1
+    state = state._replace(critic=critic.params, opt_state=state.opt_state._replace(critic=critic.opt_state))
+    state, told = _improve(parts, state, batch, advantage, opt_step)
+    return state, {**metrics, **told}, priorities
+
+
+def _update_iql(
+    parts: Parts, state: AdvantageState, batch: Batch, noise: PyTree, opt_step: Array
+) -> tuple[AdvantageState, Metrics, Array]:
+    """The value first, then critics and policy by the new value."""
+    items, network = batch.items, _value_network(parts)
+    q = done_value(parts, state.target.tree, items)
+    value = _learn_value(parts, state, batch, q, opt_step)
+    v_tm1, v_t = (cast(Array, network.apply(value.params.tree, obs))[:, 0] for obs in (items.obs, items.next_obs))
+    critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, opt_step)
+    state = state._replace(
+        critic=critic.params,
+        value=value.params,
+        opt_state=state.opt_state._replace(critic=critic.opt_state, value=value.opt_state),
+    )
+    state, told = _improve(parts, state, batch, q - v_tm1, opt_step)
+    return state, {**metrics, **told, "value": v_tm1.mean(), "value_loss": value.loss}, priorities
+
+
+def done_value(parts: Parts, critic: PyTree, items: Transition) -> Array:
+    """Return the lowest of the critics' values of what was done, `[B]`."""
+    action = unit_actions(parts.spec, items.action)
+    q = cast(Array, parts.networks.critic.apply(critic, items.obs, *action))
+    return chosen(q, None if action else items.action).min(0)
+
+
+def policy_value(parts: Parts, policy: PyTree, critic: PyTree, obs: PyTree, noise: Any) -> Array:
+    """Return the value of what the policy does, `[B]`: of continuous actions by one draw, of discrete ones exactly."""
+    distribution = parts.head.of(cast(Array, parts.networks.policy.apply(policy, obs)))
+    if isinstance(parts.spec.action_space, Discrete):
+        probability = jax.nn.softmax(cast(Any, distribution).logits)
+        return jnp.sum(probability * lowest(parts.networks.critic, critic, obs), axis=-1)
+    drawn = jnp.clip(distribution.sample(noise), -1.0, 1.0)
+    return lowest(parts.networks.critic, critic, obs, drawn)[:, 0]
+
+
+def _learn_value(parts: Parts, state: AdvantageState, batch: Batch, q: Array, opt_step: Array) -> Learnt:
+    """Bring the value of each observation nearer to the expectile of `q` `[B]`."""
+
+    def loss(params: PyTree, batch: PyTree) -> tuple[Array, tuple]:
+        obs, q, weight = batch
+        error = q - cast(Array, _value_network(parts).apply(params, obs))[:, 0]
+        return jnp.mean(weight * expectile_loss(error, state.hyper.expectile)), ()
+
+    weight = batch.weight * batch.items.weight
+    norm, lr = state.hyper.max_grad_norm, state.hyper.lr
+    data = (batch.items.obs, q, weight)
+    return learn(parts.config, parts.descent, loss, state.value, state.opt_state.value, data, lr, norm, opt_step)
+
+
+def _improve(
+    parts: Parts, state: AdvantageState, batch: Batch, advantage: Array, opt_step: Array
+) -> tuple[AdvantageState, Metrics]:
+    """Make the data's actions likelier by their advantages `[B]`, and let the targets trail behind."""
+    items, hyper = batch.items, state.hyper
+    weight = advantage_weight(advantage, hyper.beta, hyper.max_weight)
+    policy = regress(
+        parts.config,
+        parts.descent,
+        partial(judge, parts.networks.policy, parts.head),
+        state.policy,
+        state.opt_state.policy,
+        (items.obs, taken(parts.spec, items.action), weight * batch.weight * items.weight),
+        hyper.policy_lr,
+        hyper.max_grad_norm,
+        opt_step,
+    )
+    told = {
+        "policy_loss": policy.loss,
+        "policy_grad_norm": policy.norm,
+        "log_prob": policy.aux.mean(),
+        "advantage": advantage.mean(),
+        "advantage_weight": weight.mean(),
+    }
+    return state._replace(
+        policy=policy.params,
+        target=trail(state.target, state.critic, hyper.tau),
+        opt_state=state.opt_state._replace(policy=policy.opt_state),
+    ), told

@@ -1,0 +1,185 @@
+"""Behavioural cloning (Pomerleau 1991): do as was done; and the regression on actions that others weigh.
+
+Policies are categorical, or Gaussians around a point within the bounds: the density of an action at a bound, of which
+data are full, is then as good as any other, where that of a squashed Gaussian would be without limit.
+"""
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from jaxrl.agents.base import Agent, AgentMaker, Mode
+from jaxrl.agents.checks import changed
+from jaxrl.agents.critics import check_box, unit_actions
+from jaxrl.agents.flat import Flat
+from jaxrl.agents.optimisers import Descent, Learnt, Optimiser, Schedule, descent, learn, optimiser_named
+from jaxrl.distributions import Distribution, Gaussian, Head, head_of
+from jaxrl.nn import PolicyNetwork, torso_kind
+from jaxrl.types import Array, Batch, Box, Discrete, EnvSpec, Key, Metrics, MultiDiscrete, PyTree, space_zeros
+
+LOG_STD = (-3.0, 0.0)
+"""Bounds of the logarithm of a scale. Where the data are of one mind it would else go to zero, and the loss with it."""
+
+
+@dataclass(frozen=True)
+class BCConfig:
+    """Settings of behavioural cloning."""
+
+    lr: float = 3e-4
+    """Learning rate."""
+    lr_decay: int = 0
+    """Optimisation steps over which the learning rate falls linearly to 0; 0: it stays."""
+    optimizer: str = "adam"
+    """Optax optimiser: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
+    max_grad_norm: float = 1e6
+    """Global norm to which gradients are clipped."""
+    accumulate: int = 1
+    """Equal pieces in which a batch is taken, gradients averaged; must divide the batch size."""
+    torso: str = "auto"
+    """Network torso: mlp, conv, or auto (conv for observations [H, W, C])."""
+    features: tuple[int, ...] = (256, 256)
+    """Widths of the dense layers."""
+    activation: str = "relu"
+    """Activation: relu, tanh, gelu, silu or elu."""
+
+
+class BCHyper(NamedTuple):
+    """What a sweep may vary without compiling again: float32 scalars, `[P]` in a population."""
+
+    lr: Array
+    max_grad_norm: Array
+
+
+class BCState(NamedTuple):
+    """All of a cloning agent. `opt_state` is empty in a state that only acts."""
+
+    policy: Flat
+    opt_state: PyTree
+    hyper: BCHyper
+
+
+class _Parts(NamedTuple):
+    config: BCConfig
+    network: nn.Module
+    descent: Descent
+    spec: EnvSpec
+    head: Head
+
+
+def bc(config: BCConfig | None = None, *, make_optimiser: Optimiser | None = None, **settings: Any) -> AgentMaker:
+    """Choose behavioural cloning; the result is called with an `EnvSpec`.
+
+    Its actions are discrete, several of such, or a bounded box.
+
+    Args:
+      config: settings to start from; the defaults of `BCConfig` if left out.
+      make_optimiser: from a learning rate to any Optax transformation, in place of `optimizer`.
+      **settings: fields of `BCConfig` to change, as in `bc(lr=1e-3)`.
+
+    Raises:
+      SettingsError: an unknown setting or a value out of its range.
+    """
+    config = changed("bc", config or BCConfig(), settings)
+    return partial(_bind, config, make_optimiser or optimiser_named(config.optimizer), make_optimiser is not None)
+
+
+def _bind(config: BCConfig, optimiser: Optimiser, by_hand: bool, spec: EnvSpec) -> Agent:
+    if not isinstance(spec.action_space, Discrete | MultiDiscrete):
+        check_box("bc", spec, "continuous or discrete")
+    torso_kind(config.torso, spec.observation_space)
+    head = cloning_head(spec)
+    network = PolicyNetwork(spec.observation_space, head.outputs, config.torso, config.features, config.activation)
+    parts = _Parts(config, network, descent(optimiser), spec, head)
+    return Agent(
+        name="bc",
+        init=partial(_init, parts),
+        act=lambda state, obs, noise, opt_step, mode: (act(network, head, state.policy.tree, obs, noise, mode), ()),
+        update=partial(_update, parts),
+        draw_act=head.draw,
+        draw_update=lambda key, batch_size: (),
+        strip=lambda state: state._replace(opt_state=()),
+        settings=None if by_hand else asdict(config),
+        offline=True,
+    )
+
+
+def _init(parts: _Parts, key: Key) -> BCState:
+    policy = Flat.of(parts.network.init(key, space_zeros(parts.spec.observation_space, 1)))
+    hyper = BCHyper(*(jnp.float32(getattr(parts.config, name)) for name in BCHyper._fields))
+    return BCState(policy, parts.descent.init(policy, hyper.lr), hyper)
+
+
+def _update(
+    parts: _Parts, state: BCState, batch: Batch, noise: PyTree, opt_step: Array
+) -> tuple[BCState, Metrics, Array]:
+    items, hyper = batch.items, state.hyper
+    learnt = regress(
+        parts.config,
+        parts.descent,
+        partial(judge, parts.network, parts.head),
+        state.policy,
+        state.opt_state,
+        (items.obs, taken(parts.spec, items.action), batch.weight * items.weight),
+        hyper.lr,
+        hyper.max_grad_norm,
+        opt_step,
+    )
+    metrics = {"loss": learnt.loss, "log_prob": learnt.aux.mean(), "grad_norm": learnt.norm}
+    return BCState(learnt.params, learnt.opt_state, hyper), metrics, -learnt.aux * items.weight
+
+
+# --- what every regression on actions shares --------------------------------------------------------------------
+
+
+def cloning_head(spec: EnvSpec) -> Head:
+    """Return the head of a policy that is to give actions of the data, as `taken` has them, a likelihood."""
+    head = head_of(spec)
+    return head._replace(of=_bounded) if isinstance(spec.action_space, Box) else head
+
+
+def _bounded(outputs: Array) -> Distribution:
+    mean, scale = jnp.split(outputs, 2, axis=-1)
+    # Not clipped: beyond a bound there would be no way back.
+    low, high = LOG_STD
+    return Gaussian(jnp.tanh(mean), (low + high) / 2 + (high - low) / 2 * jnp.tanh(scale))
+
+
+def taken(spec: EnvSpec, action: Array) -> Array:
+    """Return actions of the environment as a policy judges them: from -1 to 1 `[B, D]`, or as they are."""
+    unit = unit_actions(spec, action)
+    return unit[0] if unit else action
+
+
+def act(network: nn.Module, head: Head, policy: PyTree, obs: PyTree, noise: PyTree, mode: Mode) -> PyTree:
+    """Choose the likeliest action for each of `obs` `[N, ...]`, or draw one."""
+    distribution = head.of(cast(Array, network.apply(policy, obs)))
+    return head.to_env(distribution.mode() if mode == "exploit" else distribution.sample(noise))
+
+
+def judge(network: nn.Module, head: Head, policy: PyTree, obs: PyTree, action: Array) -> Array:
+    """Return the logarithm of the likelihood of `action`, as `taken` has it, `[B]`."""
+    return head.of(cast(Array, network.apply(policy, obs))).log_prob(action)
+
+
+def regress(
+    config: Schedule,
+    descent: Descent,
+    judge: Any,
+    policy: Flat,
+    opt_state: PyTree,
+    batch: tuple[PyTree, Array, Array],
+    lr: Array,
+    max_norm: Array,
+    opt_step: Array,
+) -> Learnt:
+    """Make the actions of `batch` (observations, actions, weights) likelier, in proportion to their weights `[B]`."""
+
+    def loss(params: PyTree, batch: tuple[PyTree, Array, Array]) -> tuple[Array, Array]:
+        obs, action, weight = batch
+        log_prob = judge(params, obs, action)
+        return -jnp.mean(weight * log_prob), log_prob
+
+    return learn(config, descent, loss, policy, opt_state, batch, lr, max_norm, opt_step)

@@ -1,0 +1,95 @@
+"""A fixed set of steps, taken by someone else and never added to."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl.errors import SettingsError, check_between
+from jaxrl.types import EnvSpec, PyTree
+
+
+class Dataset(NamedTuple):
+    """`R` steps in one environment in the order in which they were taken, episode after episode; on the host."""
+
+    spec: EnvSpec
+    """The environment in which they were taken."""
+    obs: PyTree
+    """`[R, ...]`"""
+    action: PyTree
+    """`[R, ...]`"""
+    reward: np.ndarray
+    """Float32 `[R]`."""
+    next_obs: PyTree
+    """`[R, ...]`, the true successors: at an episode's end not the next one's beginning."""
+    terminated: np.ndarray
+    """Bool `[R]`: the episode reached an end of its own."""
+    truncated: np.ndarray
+    """Bool `[R]`: the episode was cut; the last step is one or the other."""
+    settings: Mapping[str, Any] | None = None
+    """What loads it again, `data` and `data_sha256`; `None` for one made by hand, or changed since it was loaded."""
+
+    @property
+    def rows(self) -> int:
+        """The number of steps `R`."""
+        return int(self.reward.shape[0])
+
+    @property
+    def episode(self) -> np.ndarray:
+        """The number of each step's episode, int32 `[R]`."""
+        done = self.terminated | self.truncated
+        return np.concatenate([[0], np.cumsum(done)[:-1]]).astype(np.int32)
+
+    def where(self, rows: np.ndarray) -> "Dataset":
+        """Return the steps at which `rows` `[R]` holds; whole episodes, or what is left goes astray."""
+        kept: Any = jax.tree.map(lambda x: x[rows], self[1:-1])
+        return Dataset(self.spec, *kept)._replace(settings=self.settings)
+
+
+def split(data: Dataset, share: float) -> tuple[Dataset, Dataset | None]:
+    """Hold out `share` of the episodes, evenly spread over the set; return the rest and them (`None`: none).
+
+    Raises:
+      SettingsError: a share outside `[0, 0.9]`, or too few episodes for it.
+    """
+    check_between("holdout", share, 0.0, 0.9)
+    if share == 0:
+        return data, None
+    episode = data.episode
+    numbers = np.arange(episode[-1] + 1)
+    held = np.floor((numbers + 1) * share + 1e-9) > np.floor(numbers * share + 1e-9)
+    if not held.any():
+        raise SettingsError(
+            f"holdout is {share:g}, but the data set has {len(numbers)} episodes, and none is to spare; raise holdout, "
+            "or set it to 0 and name an env to be judged in"
+        )
+    return data.where(~held[episode]), data.where(held[episode])
+
+
+class Summary(NamedTuple):
+    """What a data set holds."""
+
+    transitions: int
+    episodes: int
+    terminated: int
+    """Episodes that reached an end of their own."""
+    returns: np.ndarray
+    """Float64 `[E]`, undiscounted."""
+    lengths: np.ndarray
+    """Int `[E]`."""
+
+    def __str__(self) -> str:
+        low, quarter, median, upper, high = np.quantile(self.returns, (0, 0.25, 0.5, 0.75, 1))
+        return (
+            f"{self.transitions} transitions in {self.episodes} episodes ({self.terminated} terminated), "
+            f"return {self.returns.mean():.6g} (min {low:.6g}, quartiles {quarter:.6g}, {median:.6g} and {upper:.6g}, "
+            f"max {high:.6g}), length {self.lengths.mean():.6g} ({self.lengths.min()} to {self.lengths.max()})"
+        )
+
+
+def summary_of(data: Dataset) -> Summary:
+    """Return what `data` holds."""
+    episode = data.episode
+    returns = np.bincount(episode, weights=data.reward.astype(np.float64))
+    return Summary(data.rows, len(returns), int(data.terminated.sum()), returns, np.bincount(episode))

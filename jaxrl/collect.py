@@ -1,0 +1,56 @@
+"""`python -m jaxrl.collect RUN_DIR --transitions N --out FILE`: gather a data set with the best policy of a run."""
+
+from collections.abc import Sequence
+
+from jaxrl.cli import Parser, cache_compilations, run_main  # first, for it takes the signals
+
+# isort: split
+import jax
+
+from jaxrl.buffers import summary_of
+from jaxrl.envs import HostEnv
+from jaxrl.errors import SettingsError, check_between
+from jaxrl.evaluate import env_of
+from jaxrl.loading import load_policy
+from jaxrl.training.dataset import save_dataset
+from jaxrl.training.gather import gather
+
+
+def main(args: Sequence[str]) -> int:
+    """Parse, load, gather, write, print; return the exit code."""
+    parser = Parser("python -m jaxrl.collect", description=__doc__)
+    parser.add_argument("run_dir", help="directory of the run")
+    parser.add_argument("--transitions", type=int, required=True, help="environment steps to take")
+    parser.add_argument("--out", required=True, help="data set to write, an .npz file")
+    parser.add_argument("--random", type=float, default=0.0, help="share of steps taken at random (default: 0)")
+    parser.add_argument(
+        "--noise", type=float, default=0.0, help="deviation of the noise on actions, of half their range (default: 0)"
+    )
+    parser.add_argument("--seed", type=int, default=2_000_000, help="seed of the episodes (default: 2000000)")
+    parser.add_argument("--num-envs", type=int, default=16, help="environments side by side (default: 16)")
+    options = parser.parse_args(args)
+    check_between("--seed", options.seed, 0, 2**32 - 1)
+    cache_compilations()
+    policy = load_policy(options.run_dir)
+    env = env_of(policy)
+    if isinstance(env, HostEnv):
+        raise SettingsError(
+            f"{env.spec.name} is stepped on the host, where nothing is gathered; use Minari's DataCollector"
+        )
+    data = gather(
+        env,
+        policy.policy,
+        policy.params,
+        jax.random.key(options.seed),
+        options.transitions,
+        random=options.random,
+        noise=options.noise,
+        num_envs=options.num_envs,
+    )
+    save_dataset(options.out, data)
+    print(f"{options.out}: {summary_of(data)}")
+    return 0
+
+
+if __name__ == "__main__":
+    run_main(main)

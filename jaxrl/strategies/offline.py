@@ -1,0 +1,245 @@
+"""Offline training: learn from a fixed set of steps that others have taken; no environment, no exploration."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.agents.base import Agent, AgentMaker
+from jaxrl.buffers.base import Buffer
+from jaxrl.buffers.dataset import Dataset, split, summary_of
+from jaxrl.buffers.uniform import uniform
+from jaxrl.distributions import from_box
+from jaxrl.envs.base import Env
+from jaxrl.envs.host import HostEnv
+from jaxrl.errors import SettingsError, check_count
+from jaxrl.processors.base import Processor, begin
+from jaxrl.processors.n_step import one_step
+from jaxrl.strategies.base import Strategy, fold
+from jaxrl.strategies.guard import Health, healthy
+from jaxrl.strategies.interaction import PolicyParams, bind, make_policy, retune_agent, settings_of
+from jaxrl.strategies.replay import draw_learning, learn
+from jaxrl.types import (
+    Array,
+    Box,
+    Discrete,
+    Key,
+    Metrics,
+    MultiDiscrete,
+    PyTree,
+    Space,
+    Step,
+    Transition,
+    row_struct,
+    space_to_plain,
+)
+
+
+class OfflineState(NamedTuple):
+    """The whole truth about a run at the end of an iteration."""
+
+    key: Key
+    """The stream of iterations: never advanced, folded with the iteration's number."""
+    agent: PyTree
+    processor: PyTree
+    """What was learnt of the data, such as means and deviations; it stays."""
+    buffer: PyTree
+    """The data as transitions; they stay."""
+    health: Health
+
+
+class _Parts(NamedTuple):
+    agent: Agent
+    processor: Processor
+    buffer: Buffer
+    data: Dataset
+    updates: int
+
+
+def offline(
+    data: Dataset,
+    agent: AgentMaker,
+    *,
+    batch_size: int = 256,
+    env: Env | HostEnv | None = None,
+    processor: Processor | None = None,
+    updates: int = 1,
+    holdout: float = 0.0,
+) -> Strategy:
+    """Compose training from data alone, as of IQL.
+
+    The data go through `processor` as steps in an environment would, so that n-step returns, stacked frames and scaled
+    rewards are what they are there, and nothing is bootstrapped across an episode's end. Only what a processor learns
+    on its way, such as the mean of observations, it learns from all of the data first.
+
+    Args:
+      data: what `jaxrl.load_dataset(...)` returns.
+      agent: what `jaxrl.iql(...)` and its sisters return, or any agent that learns from replay.
+      batch_size: transitions in a batch, drawn uniformly with replacement.
+      env: where to judge the policy; without it, by how near its greedy actions come to those of episodes held out.
+      processor: what makes transitions of steps; `one_step()` if left out.
+      updates: optimisation steps in one iteration.
+      holdout: share of the episodes that are not learnt from.
+
+    Raises:
+      SettingsError: data of another environment, fewer than a batch, or an agent that cannot learn from them.
+    """
+    check_count("updates", updates)
+    check_count("batch_size", batch_size)
+    processor = processor or one_step()
+    check_env(data, env)
+    train, held = split(data, holdout)
+    bound = _bound(agent, processor, data)
+    if train.rows < batch_size:
+        raise SettingsError(
+            f"batch_size is {batch_size}, but there are {train.rows} transitions to learn from; lower batch_size"
+        )
+    parts = _Parts(bound, processor, uniform(train.rows, batch_size), train, updates)
+    settings = settings_of(
+        bound,
+        processor,
+        env and env.spec,
+        {} if env is None else env.settings,
+        offline=True,
+        batch_size=batch_size,
+        updates=updates,
+        holdout=holdout,
+    )
+    by_hand = [] if data.settings else ["data"]
+    return Strategy(
+        init=partial(_init, parts),
+        draw=partial(_draw, parts),
+        step=partial(_step, parts),
+        env_steps_per_step=0,
+        opt_steps_per_step=updates,
+        env=env,
+        policy=make_policy(bound, processor, data.spec if env is None else env.spec),
+        judge=held and partial(_judge, parts, held),
+        retune=partial(_retune, parts),
+        notes=(f"learns from {summary_of(train)}",),
+        settings={**settings, **(data.settings or {}), "custom": [*settings["custom"], *by_hand]},
+    )
+
+
+def check_env(data: Dataset, env: Env | HostEnv | None) -> None:
+    """Raise `SettingsError` unless `data` were gathered in `env`, if there is one."""
+    if env is None:
+        return
+    if data.spec.name != env.spec.name:
+        raise SettingsError(f"the data were gathered in {data.spec.name}, not in {env.spec.name}; name that one as env")
+    for what in ("observation_space", "action_space"):
+        came, wanted = getattr(data.spec, what), getattr(env.spec, what)
+        if space_to_plain(came) != space_to_plain(wanted):
+            raise SettingsError(
+                f"the data have {what.replace('_', ' ')} {came}, but {env.spec.name} has {wanted}; "
+                "give the parameters with which they were gathered as env_args"
+            )
+
+
+def _bound(agent: AgentMaker, processor: Processor, data: Dataset) -> Agent:
+    if not processor.makes_transitions:
+        raise SettingsError("processor: makes no transitions; end it with chain(..., one_step()) or n_step(n)")
+    if (processor.settings or {}).get("normalise_reward"):
+        raise SettingsError("processor.normalise_reward goes by what was seen so far; use processor.reward_scale")
+    _, bound = bind(agent, processor, data.spec)
+    if bound.prepare is not None:
+        raise SettingsError(f"{bound.name} learns from its own rollouts alone; agents for data: {', '.join(FOR_DATA)}")
+    if bound.memory is not None:
+        raise SettingsError(f"{bound.name} remembers, and data do not tell what; set agent.noise_memory to 0")
+    return bound
+
+
+FOR_DATA = ("bc", "td3_bc", "cql", "cql_dqn", "iql", "awac")
+
+
+# --- the training step ------------------------------------------------------------------------------------------
+
+
+def _step(parts: _Parts, state: OfflineState, noise: PyTree, t: Array) -> tuple[OfflineState, Metrics]:
+    first_opt = jnp.asarray(t, jnp.uint32) * parts.updates
+    return learn(parts.agent, parts.buffer, state, noise, first_opt, parts.updates)
+
+
+def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
+    return draw_learning(parts.agent, parts.buffer, fold(key, t), jnp.uint32(1), parts.data.rows, parts.updates)
+
+
+# --- the beginning ----------------------------------------------------------------------------------------------
+
+
+def _init(parts: _Parts, key: Key) -> OfflineState:
+    stream, agent_key = jax.random.split(key)
+    processor = learnt_from(parts.processor, parts.data)
+    items = transitions(parts.processor.freeze(parts.processor.learnt(processor)), parts.data)
+    empty = parts.buffer.init(row_struct(items), parts.data.rows)
+    buffer = parts.buffer.push(empty, items, jnp.uint32(0))
+    return OfflineState(stream, parts.agent.init(agent_key), processor, buffer, healthy())
+
+
+def _retune(parts: _Parts, state: OfflineState) -> OfflineState:
+    """Take hyperparameters from the settings; so too what the data are made into, which follows from them alone."""
+    fresh = _init(parts, jax.random.key(0))
+    return fresh._replace(key=state.key, agent=retune_agent(parts.agent, state.agent), health=state.health)
+
+
+def _steps(data: Dataset) -> tuple[Step, PyTree, PyTree]:
+    """Return the data as steps in one environment, leaves `[R, 1, ...]`, and its first observation and action."""
+    following = jax.tree.map(lambda x: np.concatenate([x[1:], x[-1:]]), data.obs)
+    ends: tuple[Any, Any, Any] = data.terminated, data.truncated, np.ones_like(data.terminated)
+    reward: Any = data.reward
+    steps = Step(data.action, (), reward, *ends[:2], final_obs=data.next_obs, obs=following, valid=ends[2])
+    first = jax.tree.map(lambda x: x[:1], (data.obs, data.action))
+    return jax.tree.map(lambda x: x[:, None], steps), *first
+
+
+def learnt_from(processor: Processor, data: Dataset) -> PyTree:
+    """Return the state of `processor` once it has seen every observation of `data` once."""
+    steps, obs, action = _steps(data)
+    start = begin(processor, obs, action, ())
+    if not jax.tree.leaves(processor.learnt(start)):
+        return start
+    # The first observation was seen at the beginning, and a step shows the one that follows.
+    before_last = jax.tree.map(lambda x: x[:-1], steps)
+    return jax.lax.scan(lambda state, step: (processor.process(state, step)[0], None), start, before_last)[0]
+
+
+def transitions(processor: Processor, data: Dataset) -> Transition:
+    """Return the transitions that `processor` makes of `data`, leaves `[R, ...]`, each in the place of its step."""
+    steps, obs, action = _steps(data)
+    # An n-step transition comes out n - 1 steps late: the last ones are pushed out by steps that belong to no episode.
+    blank = jax.tree.map(lambda x: np.repeat(np.zeros_like(x[:1]), processor.horizon, axis=0), steps)
+    steps = jax.tree.map(lambda x, y: np.concatenate([x, y]), steps, blank)
+    _, items = jax.lax.scan(processor.process, begin(processor, obs, action, ()), steps)
+    made: Transition = jax.tree.map(lambda x: x[processor.horizon :, 0], items)
+    return made
+
+
+# --- judging without an environment -----------------------------------------------------------------------------
+
+
+def _judge(parts: _Parts, held: Dataset, params: PolicyParams, key: Key) -> tuple[Array, Array, Array]:
+    """Return, of each episode held out, minus the mean distance of the greedy actions from those taken."""
+    del key
+    episode, lengths = held.episode, np.bincount(held.episode)
+    items = transitions(parts.processor.freeze(params.processor), held)
+    action, _ = parts.agent.act(params.agent, items.obs, None, jnp.uint32(0), "exploit")
+    apart = distance(held.spec.action_space, action, items.action)
+    sums = jax.ops.segment_sum(apart, episode, len(lengths))
+    return -sums / lengths.astype(np.float32), jnp.asarray(lengths, jnp.int32), jnp.ones(len(lengths), bool)
+
+
+def distance(space: Space, a: PyTree, b: PyTree) -> Array:
+    """Return `[B]`: the share of numbers that differ, or the mean square of how far, of the bounds' half width."""
+    leaves = jax.tree.leaves(space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
+    pairs = zip(leaves, jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return jnp.stack([_distance(leaf, x, y) for leaf, x, y in pairs]).mean(0)
+
+
+def _distance(space: Any, a: Array, b: Array) -> Array:
+    if isinstance(space, Box):
+        apart = jnp.square(from_box(space, a) - from_box(space, b))
+    else:
+        apart = (a != b).astype(jnp.float32)
+    return apart.reshape(a.shape[0], -1).mean(1)

@@ -1,0 +1,283 @@
+"""Data sets on disk: written whole, and read with every check that can be made before training on them."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl.buffers.dataset import Dataset
+from jaxrl.errors import FULL, SettingsError, StorageError
+from jaxrl.training.leaves import digest
+from jaxrl.training.minari import read_minari
+from jaxrl.types import (
+    Box,
+    Discrete,
+    EnvSpec,
+    MultiDiscrete,
+    PyTree,
+    Space,
+    box_bounds,
+    space_from_plain,
+    space_to_plain,
+)
+
+SYNONYMS = {
+    "observations": "obs",
+    "actions": "action",
+    "rewards": "reward",
+    "next_observations": "next_obs",
+    "terminals": "terminated",
+    "timeouts": "truncated",
+}
+"""The names of D4RL (Fu et al. 2020, https://arxiv.org/abs/2004.07219)."""
+MINARI = "minari:"
+_LEAF = lambda x: isinstance(x, Box | Discrete | MultiDiscrete)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+def save_dataset(path: str | Path, data: Dataset) -> None:
+    """Write `data` as one `.npz` file, whole or not at all.
+
+    Its entries are `obs, action, reward, next_obs, terminated, truncated`, the leaves of nested ones as `obs/a/b`, and
+    `spec`, the environment as JSON.
+
+    Raises:
+      SettingsError: the file cannot be written.
+      StorageError: the disk is full.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **_entries(data))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        kind = StorageError if error.errno in FULL else SettingsError
+        raise kind(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _entries(data: Dataset) -> dict[str, np.ndarray]:
+    spec = {"name": data.spec.name, "time_limit": data.spec.time_limit}
+    spaces = {name: space_to_plain(getattr(data.spec, name)) for name in ("observation_space", "action_space")}
+    return {**_arrays(data), "spec": np.array(json.dumps({**spec, **spaces}))}
+
+
+def _arrays(data: Dataset) -> dict[str, np.ndarray]:
+    """Return the arrays of `data` by their flat names."""
+    trees = data._asdict()
+    del trees["spec"], trees["settings"]
+    return {
+        "/".join((name, *map(_word, path))): np.asarray(leaf)
+        for name, tree in trees.items()
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    }
+
+
+def _word(entry: Any) -> str:
+    return str(getattr(entry, "key", getattr(entry, "idx", None)))
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+def load_dataset(*files: str | Path, spec: EnvSpec | None = None, sha256: str | None = None) -> Dataset:
+    """Read data sets, one after the other, as one.
+
+    Args:
+      files: `.npz` files as `save_dataset` writes them, or with the names of D4RL; or `minari:NAME`, a data set that
+        Minari has on this machine.
+      spec: the environment, where a file does not say in which its steps were taken (and for a data set of Minari).
+      sha256: of the arrays, if only one data set will do.
+
+    Raises:
+      SettingsError: a file that cannot be read, or is not what it should be; which entry, and how to mend it.
+    """
+    if not files:
+        raise SettingsError("there are no data: name at least one file")
+    parts = [_load(str(file), spec) for file in files]
+    for file, part in zip(files, parts, strict=True):
+        if _plain(part.spec) != _plain(parts[0].spec):
+            raise SettingsError(
+                f"{file} was gathered in {part.spec.name}, and {files[0]} in {parts[0].spec.name}; "
+                "data sets of one environment alone can be learnt from together"
+            )
+    arrays = jax.tree.map(lambda *x: np.concatenate(x), *(part[1:-1] for part in parts))
+    data = Dataset(parts[0].spec, *arrays)
+    found = digest(_arrays(data))
+    if sha256 and found != sha256:
+        raise SettingsError(
+            f"{', '.join(map(str, files))} is not what the run was trained on (sha256 {found[:12]}..., expected "
+            f"{sha256[:12]}...); bring that data set back, or begin another run"
+        )
+    return data._replace(settings={"data": [_lasting(str(file)) for file in files], "data_sha256": found})
+
+
+def _lasting(file: str) -> str:
+    """Return the name by which `file` is found from any directory."""
+    return file if file.startswith(MINARI) else str(Path(file).absolute())
+
+
+def _plain(spec: EnvSpec) -> Any:
+    return spec.name, space_to_plain(spec.observation_space), space_to_plain(spec.action_space)
+
+
+def _load(file: str, spec: EnvSpec | None) -> Dataset:
+    if file.startswith(MINARI):
+        entries, own = read_minari(file.removeprefix(MINARI))
+        spec = spec or own  # it knows environments by other names
+    else:
+        entries = _read(file)
+        spec = _spec(file, entries.pop("spec", None)) or spec
+    if spec is None:
+        raise SettingsError(f"{file} does not say in which environment it was gathered (entry spec); name it as env")
+    return checked(file, entries, spec)
+
+
+def _read(file: str) -> dict[str, np.ndarray]:
+    """Return the entries of an `.npz` file under the names of this library."""
+    try:
+        archive = np.load(file, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise SettingsError(f"{file} is one array; expected an .npz file of several, by name")
+        with archive:
+            return {_renamed(name): archive[name] for name in archive.files}
+    except SettingsError:
+        raise
+    except OSError as error:
+        raise SettingsError(f"cannot read {file}: {error.strerror or error}") from error
+    except Exception as error:  # a damaged archive may raise anything that zip, deflate and NumPy know
+        raise SettingsError(f"cannot read {file}: expected an .npz file of plain arrays, undamaged") from error
+
+
+def _renamed(name: str) -> str:
+    head, slash, rest = name.partition("/")
+    return SYNONYMS.get(head, head) + slash + rest
+
+
+def _spec(file: str, entry: np.ndarray | None) -> EnvSpec | None:
+    if entry is None:
+        return None
+    try:
+        plain = json.loads(str(entry))
+        spaces = {name: space_from_plain(plain[name]) for name in ("observation_space", "action_space")}
+        return EnvSpec(str(plain["name"]), **spaces, time_limit=plain.get("time_limit"))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise SettingsError(f"{file}: its entry spec is damaged; remove it and name the env instead") from error
+
+
+# --- checking ---------------------------------------------------------------------------------------------------
+
+
+def checked(file: str, entries: Mapping[str, np.ndarray], spec: EnvSpec) -> Dataset:
+    """Return the data set that `entries` are; raise `SettingsError` for the first thing that is wrong with them."""
+    rows = _rows(file, entries)
+    obs, next_obs = (_gathered(file, entries, name, spec.observation_space, rows) for name in ("obs", "next_obs"))
+    action = _gathered(file, entries, "action", spec.action_space, rows)
+    reward = _numbers(file, entries, "reward", rows)
+    terminated, truncated = _ends(file, entries, rows)
+    data = Dataset(spec, obs, action, reward, next_obs, terminated, truncated)
+    _check_order(file, data)
+    return data
+
+
+def _rows(file: str, entries: Mapping[str, np.ndarray]) -> int:
+    if "reward" not in entries:
+        raise SettingsError(f"{file} has no reward (or rewards); it has {', '.join(sorted(entries)) or 'nothing'}")
+    rows = entries["reward"].shape[0] if entries["reward"].ndim else 0
+    if rows == 0:
+        raise SettingsError(f"{file} holds no steps; gather some first")
+    return rows
+
+
+def _numbers(file: str, entries: Mapping[str, np.ndarray], name: str, rows: int) -> np.ndarray:
+    """Return one finite number a step, float32 `[R]`."""
+    return _leaf(file, entries, name, Box(-np.inf, np.inf, ()), rows)
+
+
+def _gathered(file: str, entries: Mapping[str, np.ndarray], name: str, space: Space, rows: int) -> PyTree:
+    """Return what is under `name`, a leaf of `space` each."""
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(space, is_leaf=_LEAF)
+    names = ["/".join((name, *map(_word, path))) for path, _ in leaves]
+    odd = {key for key in entries if key.split("/")[0] == name} - set(names)
+    if odd:
+        raise SettingsError(f"{file} has {min(odd)}, but {name} is {' and '.join(names)} in that environment")
+    found = [_leaf(file, entries, key, leaf, rows) for key, (_, leaf) in zip(names, leaves, strict=True)]
+    return jax.tree_util.tree_unflatten(treedef, found)
+
+
+def _leaf(file: str, entries: Mapping[str, np.ndarray], name: str, space: Any, rows: int) -> np.ndarray:
+    """Return one array `[R, *shape]` of elements of `space`."""
+    if name not in entries:
+        old = {new: old for old, new in SYNONYMS.items()}.get(name)
+        raise SettingsError(f"{file} has no {name}{f' (or {old})' if old else ''}; add it, one row a step")
+    array, dtype = entries[name], np.dtype(space.dtype)
+    if array.shape == (rows, 1) and space.shape == ():
+        array = array[:, 0]
+    if array.shape != (rows, *space.shape):
+        raise SettingsError(f"{file}: {name} has shape {list(array.shape)}; expected {[rows, *space.shape]}")
+    kinds = "fiub" if np.issubdtype(dtype, np.floating) else "iub"
+    if array.dtype.kind not in kinds:
+        raise SettingsError(f"{file}: {name} has dtype {array.dtype}; expected {dtype}")
+    if array.dtype.kind == "f":
+        _refuse(file, name, ~np.isfinite(array), "is not finite")
+    low, high = _bounds(space, name)
+    _refuse(file, name, (array < low) | (array > high), f"is outside {space}")
+    return np.ascontiguousarray(array, dtype)
+
+
+def _bounds(space: Any, name: str) -> tuple[Any, Any]:
+    """Return the least and the largest that may come, a little beyond the bounds of actions that are rounded."""
+    if isinstance(space, Discrete | MultiDiscrete):
+        return 0, np.asarray(space.n)[None] - 1
+    if np.issubdtype(space.dtype, np.floating):
+        low, high, bounded = box_bounds(space)
+        slack = np.where(bounded & (name.split("/")[0] == "action"), 1e-3 * (high - low), np.inf)
+        return (low - slack)[None], (high + slack)[None]
+    return np.iinfo(space.dtype).min, np.iinfo(space.dtype).max
+
+
+def _refuse(file: str, name: str, bad: np.ndarray, what: str) -> None:
+    if bad.any():
+        row = int(np.argmax(bad.reshape(len(bad), -1).any(1)))
+        raise SettingsError(f"{file}: {name} of step {row} {what}; leave the step's episode out, or mend it")
+
+
+def _ends(file: str, entries: Mapping[str, np.ndarray], rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return where episodes terminated and where they were cut; the last step is cut where nothing says otherwise."""
+    if "terminated" not in entries:
+        raise SettingsError(f"{file} has no terminated (or terminals); add it, true where an episode ended by itself")
+    terminated, truncated = (
+        _leaf(file, {"truncated": np.zeros(rows, bool), **entries}, name, Discrete(2), rows).astype(bool)
+        for name in ("terminated", "truncated")
+    )
+    if not (terminated | truncated).any():
+        raise SettingsError(
+            f"{file} has no end of an episode: terminated and truncated are all false; set truncated (or timeouts) "
+            "where one was cut, the last step at least"
+        )
+    truncated = truncated & ~terminated
+    truncated[-1] = not terminated[-1]
+    return terminated, truncated
+
+
+def _check_order(file: str, data: Dataset) -> None:
+    """Raise `SettingsError` where an episode goes on with something else than what its step led to."""
+    going_on = ~(data.terminated | data.truncated)[:-1]
+    for obs, next_obs in zip(jax.tree.leaves(data.obs), jax.tree.leaves(data.next_obs), strict=True):
+        came, led_to = (x.reshape(len(x), -1).astype(np.float64) for x in (obs[1:], next_obs[:-1]))
+        apart = ~np.isclose(came, led_to, rtol=1e-3, atol=1e-3).all(1) & going_on
+        if apart.any():
+            row = int(np.argmax(apart))
+            raise SettingsError(
+                f"{file}: obs of step {row + 1} is not next_obs of step {row}, though its episode goes on; "
+                "order the steps by episode and time, or mark where episodes end (truncated)"
+            )

@@ -1,0 +1,140 @@
+"""Gather a data set with a policy: steps of whole episodes, in order."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.buffers.dataset import Dataset
+from jaxrl.distributions import from_box, to_box
+from jaxrl.envs.base import Env, VecEnv, vectorise
+from jaxrl.errors import SettingsError, check_between, check_count
+from jaxrl.strategies.base import Policy, fold
+from jaxrl.types import Array, Box, Key, PyTree, Space, sample_space, tree_where
+
+CHUNK = 256
+"""Vector steps in one call."""
+
+
+class _Taken(NamedTuple):
+    """What is kept of a step of `N` environments; the first fields as in a `Dataset`."""
+
+    obs: PyTree
+    action: PyTree
+    reward: Array
+    next_obs: PyTree
+    terminated: Array
+    truncated: Array
+    valid: Array
+
+
+def gather(
+    env: Env,
+    policy: Policy,
+    params: PyTree,
+    key: Key,
+    transitions: int,
+    *,
+    random: float = 0.0,
+    noise: float = 0.0,
+    num_envs: int = 16,
+) -> Dataset:
+    """Take `transitions` steps with the greedy policy; the last episode is cut where they are full.
+
+    Episodes are taken in the order in which they began, so that short ones are no likelier to be among them.
+
+    Args:
+      env: the environment.
+      policy: how to act.
+      params: what the policy goes by.
+      key: consumed.
+      transitions: steps `R`.
+      random: share of the steps whose action is uniformly random.
+      noise: deviation of the noise on actions, of the half width of their bounds; for boxes.
+      num_envs: environments side by side.
+
+    Raises:
+      SettingsError: counts and shares that cannot be, noise on actions that take none, or steps that are not finite.
+    """
+    check_count("transitions", transitions)
+    check_count("num_envs", num_envs)
+    check_between("random", random, 0.0, 1.0)
+    check_between("noise", noise, 0.0, 1e3)
+    if noise and not isinstance(env.spec.action_space, Box):
+        raise SettingsError(f"noise is for continuous actions, which {env.spec.name} does not have; use random")
+    several = vectorise(env, num_envs)
+    run = jax.jit(partial(_run, several, policy, random, noise))
+    reset_key, step_key = jax.random.split(key)
+    state, obs = jax.jit(several.reset)(reset_key)
+    scene = (state, jax.jit(policy.begin)(params, obs), obs)
+    chunks: list[_Taken] = []
+    rows = None
+    while rows is None:
+        scene, taken = run(params, scene, fold(step_key, len(chunks)))
+        chunks.append(jax.tree.map(np.asarray, taken))
+        if not chunks[-1].valid.all():
+            raise SettingsError(f"{env.spec.name} gave an observation or reward that is not finite; nothing was kept")
+        ends = [c.terminated | c.truncated for c in chunks]
+        rows = in_order(np.concatenate(ends), transitions)
+    whole = jax.tree.map(lambda *x: np.concatenate(x)[rows], *chunks)
+    whole.truncated[-1] = not whole.terminated[-1]
+    return Dataset(env.spec, *whole[:-1])
+
+
+def _run(
+    env: VecEnv, policy: Policy, random: float, noise: float, params: PyTree, scene: PyTree, key: Key
+) -> tuple[PyTree, _Taken]:
+    """Take `CHUNK` steps in all environments; leaves of what is kept are `[CHUNK, N, ...]`. Pure."""
+
+    def step(scene: PyTree, key: Key) -> tuple[PyTree, _Taken]:
+        state, carry, obs = scene
+        act_key, env_key = jax.random.split(key)
+        carry, action = policy.act(params, carry)
+        action = disturbed(env.spec.action_space, action, act_key, env.num_envs, random, noise)
+        state, out = env.step(state, action, env.draw(env_key))
+        kept = _Taken(obs, action, out.reward, out.final_obs, out.terminated, out.truncated, jnp.asarray(out.valid))
+        return (state, policy.observe(params, carry, out), out.obs), kept
+
+    scene, taken = jax.lax.scan(step, scene, jax.random.split(key, CHUNK))
+    return scene, taken
+
+
+def disturbed(space: Space, action: PyTree, key: Key, num_envs: int, random: float, noise: float) -> PyTree:
+    """Return actions `[N, ...]` with noise on them, a share of them replaced by random ones. The key is consumed."""
+    coin_key, random_key, noise_key = jax.random.split(key, 3)
+    if noise and isinstance(space, Box):
+        unit = from_box(space, action)
+        action = to_box(space, unit + noise * jax.random.normal(noise_key, unit.shape))
+    if random:
+        coins = jax.random.uniform(coin_key, (num_envs,)) < random
+        action = tree_where(coins, sample_space(space, random_key, num_envs), action)
+    return action
+
+
+def in_order(ends: np.ndarray, wanted: int) -> Any:
+    """Return where the first `wanted` steps lie, in time `[T]` and environment `[N]`, given where episodes end.
+
+    Episodes come in the order in which they began, each in one piece; all but the last are whole. `None` if `ends`
+    `[T, N]` do not reach so far yet.
+    """
+    steps, envs = ends.shape
+    episodes = []
+    for env in range(envs):
+        stops = [*(np.flatnonzero(ends[:, env]) + 1), steps]
+        begun = 0
+        for stop in stops:
+            if stop > begun:
+                episodes.append((begun, env, int(stop), bool(ends[stop - 1, env])))
+            begun = int(stop)
+    times: list[np.ndarray] = []
+    places: list[np.ndarray] = []
+    for begun, env, stop, whole in sorted(episodes):
+        times.append(np.arange(begun, stop))
+        places.append(np.full(stop - begun, env))
+        if sum(map(len, times)) >= wanted:
+            return np.concatenate(times)[:wanted], np.concatenate(places)[:wanted]
+        if not whole:
+            return None
+    return None

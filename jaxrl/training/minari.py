@@ -1,0 +1,64 @@
+"""Data sets of Minari (https://minari.farama.org) that are on this machine; imported only when one is asked for."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl.envs.host import PREFIX, space_of
+from jaxrl.errors import SettingsError
+from jaxrl.types import EnvSpec, PyTree
+
+
+def read_minari(name: str) -> tuple[dict[str, np.ndarray], EnvSpec]:
+    """Return the steps of the data set `name`, by the flat names of a data set's file, and their environment.
+
+    Raises:
+      SettingsError: Minari is not installed, or has no such data set here; the line that mends it.
+    """
+    try:
+        import minari
+    except ImportError:
+        raise SettingsError("data sets of Minari need the extra `minari`: pip install 'jaxrl[minari]'") from None
+    try:
+        found = minari.load_dataset(name)
+        episodes = [_episode(found, episode) for episode in found.iterate_episodes()]
+    except Exception as error:  # whatever its storage makes of a name that is none, or of a damaged file
+        raise SettingsError(
+            f"Minari cannot read {name!r} on this machine ({error or type(error).__name__}); "
+            f"fetch it with: minari download {name}"
+        ) from error
+    if not episodes:
+        raise SettingsError(f"minari:{name} holds no steps; gather some first")
+    whole = jax.tree.map(lambda *parts: np.concatenate(parts), *episodes)
+    id_ = PREFIX + (found.env_spec.id if found.env_spec is not None else name)
+    return _flat(whole), EnvSpec(id_, space_of(id_, found.observation_space), space_of(id_, found.action_space))
+
+
+def _episode(found: Any, episode: Any) -> dict[str, PyTree]:
+    """Return the `T` steps of an episode, of which Minari keeps `T + 1` observations."""
+    ends = np.asarray(episode.terminations, bool), np.asarray(episode.truncations, bool)
+    last = np.arange(len(ends[0])) == len(ends[0]) - 1
+    return {
+        "obs": from_host(found.observation_space, jax.tree.map(lambda x: np.asarray(x)[:-1], episode.observations)),
+        "action": from_host(found.action_space, jax.tree.map(np.asarray, episode.actions)),
+        "reward": np.asarray(episode.rewards),
+        "next_obs": from_host(found.observation_space, jax.tree.map(lambda x: np.asarray(x)[1:], episode.observations)),
+        "terminated": ends[0],
+        "truncated": (ends[1] | last) & ~ends[0],
+    }
+
+
+def from_host(space: Any, values: PyTree) -> PyTree:
+    """Return elements `[T, ...]` of a Gymnasium space as whole numbers from 0 on, or as they are."""
+    kind = type(space).__name__
+    if kind == "Dict":
+        return {key: from_host(part, values[key]) for key, part in space.spaces.items()}
+    if kind == "Tuple":
+        return tuple(from_host(part, x) for part, x in zip(space.spaces, values, strict=True))
+    return values - space.start if kind in ("Discrete", "MultiDiscrete") else values
+
+
+def _flat(steps: dict[str, PyTree]) -> dict[str, np.ndarray]:
+    paths = jax.tree_util.tree_flatten_with_path(steps)[0]
+    return {"/".join(str(getattr(p, "key", getattr(p, "idx", None))) for p in path): leaf for path, leaf in paths}

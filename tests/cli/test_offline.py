@@ -1,0 +1,133 @@
+"""Learning from data, from the command line to the loaded policy."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from front_doors import Doors, Finished, leaves, one_error_line, rows, timeless
+
+import jaxrl
+from jaxrl import collect, train
+from jaxrl.algos import ALGOS, build_offline, build_processor
+from jaxrl.config import preset
+
+OFFLINE = [name for name, algo in ALGOS.items() if algo.build is build_offline]
+SMALL = (
+    *("--agent.features", "8", "--batch-size", "16", "--eval-interval", "20", "--eval-episodes", "3"),
+    *("--record-interval", "10", "--save-interval", "20", "--quiet"),
+)
+ENV = ("--env", "Catch-bsuite")
+
+
+@pytest.fixture(scope="session")
+def catch(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set of the finished run's policy, a third of it random."""
+    path = tmp_path_factory.mktemp("data") / "catch.npz"
+    args = ("--transitions", "500", "--random", "0.3", "--num-envs", "4")
+    assert collect.main([str(finished.path), "--out", str(path), *args]) == 0
+    return path
+
+
+def run(path: Path, *args: object) -> None:
+    assert train.main([*map(str, args), "--run-dir", str(path)]) == 0
+
+
+def test_collected_data_are_whole_episodes_of_the_environment(catch: Path) -> None:
+    data = jaxrl.load_dataset(catch)
+    assert (data.rows, data.spec.name) == (500, "Catch-bsuite")
+    assert set(np.bincount(data.episode)[:-1]) == {9}
+    assert data.truncated.sum() == data.truncated[-1] == 1
+
+
+def test_it_trains_resumes_elsewhere_to_the_same_bits_and_leaves_a_policy(
+    catch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(catch.parent)
+    run(tmp_path / "whole", "iql", "--data", catch.name, *ENV, *SMALL, "--max-opts", 80)
+    run(tmp_path / "parts", "iql", "--data", catch.name, *ENV, *SMALL, "--max-opts", 40)
+    monkeypatch.chdir(tmp_path)
+    assert train.main(["--resume", "parts", "--max-opts", "80"]) == 0
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert leaves(whole, 80) == leaves(parts, 80)
+    assert timeless(whole / "metrics.jsonl") == timeless(parts / "metrics.jsonl")
+    last = [row for row in rows(whole / "metrics.jsonl") if row["kind"] == "train"][-1]
+    assert (last["opt_steps"], last["env_steps"], last["env_steps_per_sec"]) == (80, 0, 0)
+    policy = jaxrl.load_policy(whole)
+    assert int(policy(np.zeros((10, 5), np.float32))) in range(3)
+    # The data may be found elsewhere, but no others take their place.
+    moved = catch.rename(tmp_path / "moved.npz")
+    try:
+        with pytest.raises(jaxrl.SettingsError, match="cannot read"):
+            train.main(["--resume", "parts", "--max-opts", "100"])
+        assert train.main(["--resume", "parts", "--max-opts", "100", "--data", "moved.npz"]) == 0
+        data = jaxrl.load_dataset(moved)
+        jaxrl.save_dataset("other.npz", data._replace(reward=data.reward + np.float32(1)))
+        with pytest.raises(jaxrl.SettingsError, match="not what the run was trained on"):
+            train.main(["--resume", "parts", "--max-opts", "120", "--data", "other.npz"])
+    finally:
+        moved.rename(catch)
+
+
+def test_the_front_doors_take_a_run_that_learnt_from_data(doors: Doors, catch: Path) -> None:
+    doors.train("bc", "--data", catch, catch, *ENV, *SMALL, "--max-opts", 40, "--run-dir", "run")
+    done = doors.run("evaluate", "run", "--episodes", 2)
+    assert (done.returncode, done.stderr) == (0, "")
+    verified = doors.run("verify", "run", "--replay")
+    assert (verified.returncode, "20 -> 40 bit-equal" in verified.stdout) == (0, True)
+    again = doors.run("collect", "run", "--transitions", 20, "--out", "again.npz")
+    assert again.stdout.startswith("again.npz: 20 transitions in ")
+
+
+def test_without_an_environment_a_run_is_judged_by_episodes_held_out(catch: Path, tmp_path: Path) -> None:
+    processor = ("--processor.normalise-obs", "--processor.n-step", 3, "--processor.reward-scale", 0.5)
+    run(tmp_path / "run", "cql_dqn", "--data", catch, *processor, *SMALL, "--updates", 2, "--max-opts", 40)
+    judged = [row for row in rows(tmp_path / "run" / "metrics.jsonl") if row["kind"] == "eval"]
+    assert len(judged) == 2
+    assert all(-1 <= row["eval_reward"] <= 0 and row["episodes"] == 5 for row in judged)
+    policy = jaxrl.load_policy(tmp_path / "run")
+    assert policy(np.zeros((3, 10, 5), np.float32)).shape == (3,)
+    with pytest.raises(jaxrl.SettingsError, match="no env was named"):
+        collect.main([str(tmp_path / "run"), "--transitions", "5", "--out", str(tmp_path / "x.npz")])
+
+
+BAD: dict[str, tuple[list[str], list[str]]] = {
+    "no data": (["iql"], ["data is unset", "--data FILE"]),
+    "no such file": (["iql", "--data", "none.npz"], ["cannot read none.npz"]),
+    "another environment": (["iql", "--data", "{data}", "--env", "CartPole-v1"], ["Catch-bsuite", "CartPole-v1"]),
+    "continuous actions": (["td3_bc", "--data", "{data}"], ["td3_bc takes continuous", "Discrete"]),
+    "parameters of nothing": (["bc", "--data", "{data}", "--env-args", "rows", "3"], ["env_args", "env"]),
+    "half an iteration": (["bc", "--data", "{data}", "--updates", "3"], ["max_opts 10000", "9999 or 10002"]),
+    "environment steps": (["bc", "--data", "{data}", "--max-env-steps", "5"], ["max_env_steps", "max_opts"]),
+    "a setting of another agent": (["bc", "--data", "{data}", "--agent.tau", "0.5"], ["--agent.tau"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_settings_are_refused_by_name(
+    case: str, catch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    args, parts = BAD[case]
+    with pytest.raises(jaxrl.JaxrlError) as refused:
+        train.main([arg.format(data=catch) for arg in args])
+    assert refused.value.exit_code == 2
+    assert [part for part in parts if part not in str(refused.value)] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_arguments_are_one_line_and_exit_code_2(doors: Doors, finished: Finished) -> None:
+    done = doors.run("collect", finished.path, "--transitions", 5, "--out", "x.npz", "--noise", 0.5)
+    assert done.returncode == 2
+    assert "noise is for continuous actions" in one_error_line(done)
+
+
+@pytest.mark.parametrize("algo", OFFLINE)
+def test_every_preset_suits_its_agent_and_processor(algo: str) -> None:
+    for name in ALGOS[algo].presets:
+        config = preset(algo, name)
+        config.check()
+        assert config.max_opts % config.updates == 0
+        build_processor(config.processor)
+        agent = ALGOS[algo].agent(config.agent)(jaxrl.make_env(name).spec)
+        jax.eval_shape(agent.init, jax.random.key(0))

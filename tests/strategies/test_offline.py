@@ -1,0 +1,251 @@
+"""Offline training: transitions made of data as worked by hand, closed-form answers, and what is refused."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys_data import bandit, trained, walk
+
+import jaxrl
+from jaxrl.buffers.dataset import split, summary_of
+from jaxrl.errors import SettingsError
+from jaxrl.strategies.offline import distance, learnt_from, transitions
+from jaxrl.types import Box, Discrete
+
+TABLE = {"features": (), "lr": 0.05}
+"""One observation and linear networks: a table."""
+
+
+def softmax_of(state: Any, agent: Any, obs: Any) -> np.ndarray:
+    """Return the shares of actions drawn by the policy."""
+    noise = agent.draw_act(jax.random.key(1), 20_000)
+    many = jnp.broadcast_to(jnp.asarray(obs)[:1], (20_000, 1))
+    action, _ = jax.jit(agent.act, static_argnums=4)(state.agent, many, noise, jnp.uint32(0), "explore")
+    return np.bincount(np.asarray(action), minlength=3) / 20_000
+
+
+# --- from steps to transitions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_returns_and_discounts_never_cross_an_end_and_are_cut_only_where_an_episode_terminated(n: int) -> None:
+    data, gamma = walk(), 0.5
+    made = transitions(jaxrl.n_step(n, gamma), data)
+    for row in range(data.rows):
+        stop = next(i for i in range(row, data.rows) if data.terminated[i] or data.truncated[i])
+        last = min(row + n - 1, stop)
+        reward = sum(gamma**k * data.reward[row + k] for k in range(last - row + 1))
+        discount = 0.0 if data.terminated[last] else gamma ** (last - row + 1)
+        assert (made.reward[row], made.discount[row]) == (np.float32(reward), np.float32(discount))
+        assert (made.obs[row], made.next_obs[row]) == (data.obs[row], data.next_obs[last])
+        assert (made.action[row], made.weight[row]) == (data.action[row], 1)
+
+
+def test_observations_are_normalised_by_the_mean_and_deviation_of_all_of_them() -> None:
+    data = walk()
+    processor = jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step())
+    learnt = processor.learnt(learnt_from(processor, data))
+    made = transitions(processor.freeze(learnt), data)
+    mean, deviation = data.obs.mean(), data.obs.std()
+    np.testing.assert_allclose(made.obs, (data.obs - mean) / deviation, atol=1e-5)
+    np.testing.assert_allclose(made.next_obs, (data.next_obs - mean) / deviation, atol=1e-5)
+
+
+def test_stacked_frames_begin_anew_with_each_episode() -> None:
+    made = transitions(jaxrl.chain(jaxrl.frame_stack(2), jaxrl.one_step()), walk())
+    np.testing.assert_array_equal(made.obs[3:6], [[2, 3], [0, 0], [0, 1]])
+    np.testing.assert_array_equal(made.next_obs[3:5], [[3, 4], [0, 1]])
+
+
+def test_the_buffer_holds_each_transition_once_and_nothing_changes_it() -> None:
+    data = walk()
+    strategy = jaxrl.offline(data, jaxrl.bc(features=()), batch_size=4)
+    state = trained(strategy, 5)
+    np.testing.assert_array_equal(state.buffer.items.reward, data.reward)
+    assert (strategy.env_steps_per_step, strategy.opt_steps_per_step, strategy.warmup_env_steps) == (0, 1, 0)
+
+
+# --- closed forms -------------------------------------------------------------------------------------------------
+
+ACTIONS = np.repeat([0, 1, 2], [60, 30, 10])
+FREQUENCY = np.array([0.6, 0.3, 0.1])
+REWARD = np.array([0.0, 1.0, 2.0])
+
+
+def test_cloning_recovers_the_frequencies_of_actions() -> None:
+    agent = jaxrl.bc(features=(), lr=0.02, lr_decay=1500)
+    data = bandit(ACTIONS, REWARD[ACTIONS])
+    state = trained(jaxrl.offline(data, agent, batch_size=64), 1500)
+    np.testing.assert_allclose(softmax_of(state, agent(data.spec), data.obs), FREQUENCY, atol=0.03)
+
+
+def test_cloning_of_continuous_actions_comes_to_their_mean_and_deviation() -> None:
+    drawn = np.random.default_rng(0).normal(1.0, 0.4, 400).clip(-2, 4)
+    space = Box(-2.0, 4.0, (1,))
+    agent = jaxrl.bc(features=(), lr=0.02, lr_decay=1500)
+    data = bandit(drawn, drawn, space)
+    state = trained(jaxrl.offline(data, agent, batch_size=64), 1500)
+    bound = agent(data.spec)
+    greedy, _ = bound.act(state.agent, data.obs[:1], None, jnp.uint32(0), "exploit")
+    noise = bound.draw_act(jax.random.key(1), 5_000)
+    many, _ = bound.act(state.agent, jnp.ones((5_000, 1)), noise, jnp.uint32(0), "explore")
+    np.testing.assert_allclose(greedy[0, 0], drawn.mean(), atol=0.05)
+    np.testing.assert_allclose(np.std(many), drawn.std(), atol=0.03)
+
+
+def expectile_by_hand(values: np.ndarray, weights: np.ndarray, expectile: float) -> float:
+    """Return where the weighted pull of what is above equals that of what is below."""
+    low, high = values.min(), values.max()
+    for _ in range(60):
+        middle = (low + high) / 2
+        pull = (weights * np.where(values > middle, expectile, 1 - expectile) * (values - middle)).sum()
+        low, high = (middle, high) if pull > 0 else (low, middle)
+    return low
+
+
+def test_the_value_of_iql_is_the_expectile_of_what_was_done_and_its_policy_weighs_by_the_advantage() -> None:
+    expectile = 0.9
+    agent = jaxrl.iql(**TABLE, policy_lr=0.02, lr_decay=2000, tau=0.05, expectile=expectile, beta=1.0)
+    data = bandit(ACTIONS, REWARD[ACTIONS])
+    state = trained(jaxrl.offline(data, agent, batch_size=64), 2000)
+    layer = state.agent.value.tree["params"]["Dense_0"]
+    value = float((layer["kernel"] + layer["bias"][None])[0, 0])
+    np.testing.assert_allclose(value, expectile_by_hand(REWARD, FREQUENCY, expectile), atol=0.05)
+    # The weights are exp(q - v), of which v falls out.
+    wanted = FREQUENCY * np.exp(REWARD)
+    np.testing.assert_allclose(softmax_of(state, agent(data.spec), data.obs), wanted / wanted.sum(), atol=0.04)
+
+
+def test_the_policy_of_awac_weighs_by_the_advantage_over_itself() -> None:
+    agent = jaxrl.awac(**TABLE, policy_lr=0.02, lr_decay=2000, tau=0.05, beta=1.0)
+    data = bandit(ACTIONS, REWARD[ACTIONS])
+    state = trained(jaxrl.offline(data, agent, batch_size=64), 2000)
+    wanted = FREQUENCY * np.exp(REWARD)
+    np.testing.assert_allclose(softmax_of(state, agent(data.spec), data.obs), wanted / wanted.sum(), atol=0.04)
+
+
+def test_conservative_values_are_where_the_pull_of_the_targets_equals_that_of_the_penalty() -> None:
+    """Of `c (logsumexp q - q[a]) + (r - q[a])^2 / 2`: `c (softmax(q) - f) = f (r - q)` for each action."""
+    agent, c = jaxrl.cql_dqn(features=(), lr=0.02, lr_decay=2000, loss="squared", cql=0.5, target_interval=1), 0.5
+    data = bandit(ACTIONS, REWARD[ACTIONS])
+    state = trained(jaxrl.offline(data, agent, batch_size=64), 2000)
+    (layer,) = state.agent.params.tree["params"].values()
+    q = np.asarray(layer["kernel"] + layer["bias"][None])[0]
+    share = np.exp(q) / np.exp(q).sum()
+    np.testing.assert_allclose(c * (share - FREQUENCY), FREQUENCY * (REWARD - q), atol=0.02)
+    assert np.abs(q - REWARD).max() > 0.2
+
+
+@pytest.mark.parametrize("make", [jaxrl.iql, jaxrl.awac])
+def test_what_was_cut_is_worth_what_follows_and_what_terminated_is_not(make: Any) -> None:
+    """Paid 1 for ever at a discount of 0.5: 2 where it was only cut, and 1 where it ends at once."""
+    cut, ended = (bandit(np.zeros(20), np.ones(20), Discrete(1), terminated) for terminated in (False, True))
+    where = [np.concatenate([x, y]) for x, y in zip(cut[1:-1], ended[1:-1], strict=True)]
+    data = jaxrl.Dataset(cut.spec, *where)
+    sign = np.where(data.terminated, -1, 1).astype(np.float32)[:, None]
+    data = data._replace(obs=data.obs * sign, next_obs=data.next_obs * sign)
+    agent = make(features=(), lr=0.05, lr_decay=800, tau=0.1)
+    state = trained(jaxrl.offline(data, agent, batch_size=8, processor=jaxrl.one_step(0.5)), 800)
+    (layer,) = state.agent.critic.tree["params"].values()
+    q = layer["bias"][:, 0, None] + layer["kernel"][:, 0] * jnp.array([[1.0, -1.0]])
+    np.testing.assert_allclose(q, [[2.0, 1.0]] * 2, atol=0.03)
+
+
+# --- judging, settings and refusals -------------------------------------------------------------------------------
+
+
+def test_without_an_environment_the_policy_is_judged_by_its_distance_from_episodes_held_out() -> None:
+    data = walk(lengths=(4, 3, 5, 2), terminated=(True,) * 4)
+    strategy = jaxrl.offline(data, jaxrl.bc(features=()), batch_size=4, holdout=0.5, updates=3)
+    state = jax.jit(strategy.init)(jax.random.key(0))
+    params = strategy.policy.params(state)
+    returns, lengths, finished = strategy.judge(params, jax.random.key(0))
+    held = data.where(np.isin(data.episode, [1, 3]))
+    action = np.array([strategy.policy.act(params, strategy.policy.begin(params, obs[None]))[1][0] for obs in held.obs])
+    wrong = (action != held.action).astype(float)
+    np.testing.assert_allclose(returns, [-wrong[:3].mean(), -wrong[3:].mean()], atol=1e-6)
+    assert (list(lengths), list(finished)) == ([3, 2], [True, True])
+    np.testing.assert_array_equal(state.buffer.items.reward, data.reward[np.isin(data.episode, [0, 2])])
+    result = jaxrl.Trainer(strategy, max_opts=6, eval_interval=3, quiet=True).train()
+    assert -1 <= result.best_score <= 0
+    assert (result.summary["opt_steps"], result.summary["env_steps"]) == (6, 0)
+
+
+def test_distances_are_of_actions_brought_to_their_bounds() -> None:
+    box = Box(-2.0, 2.0, (2,))
+    a, b = jnp.array([[2.0, 0.0], [0.0, 0.0]]), jnp.array([[-2.0, 1.0], [0.0, 0.0]])
+    np.testing.assert_allclose(distance(box, a, b), [(4 + 0.25) / 2, 0.0])
+    np.testing.assert_allclose(distance(Discrete(3), jnp.array([0, 2]), jnp.array([0, 1])), [0, 1])
+
+
+def test_held_out_episodes_are_spread_over_the_set() -> None:
+    train, held = split(walk(lengths=(2,) * 10, terminated=(True,) * 10), 0.2)
+    assert held is not None
+    np.testing.assert_array_equal(np.unique(held.reward // 10), [4, 9])
+    assert (train.rows, held.rows) == (16, 4)
+    assert split(walk(), 0.0)[1] is None
+
+
+def test_a_summary_tells_returns_lengths_and_ends() -> None:
+    summary = summary_of(walk())
+    np.testing.assert_array_equal(summary.returns, [0 + 1 + 2 + 3, 30 + 3, 100 + 10])
+    assert "12 transitions in 3 episodes (2 terminated), return 49.6667 (min 6" in str(summary)
+    assert "length 4 (3 to 5)" in str(summary)
+
+
+CARTPOLE = "CartPole-v1"
+REFUSED: dict[str, tuple[Any, list[str]]] = {
+    "another environment": (
+        lambda: jaxrl.offline(walk(), jaxrl.bc(), env=jaxrl.make_env(CARTPOLE)),
+        ["Walk", CARTPOLE],
+    ),
+    "other spaces": (
+        lambda: jaxrl.offline(bandit([0, 1], [0, 0], name=CARTPOLE), jaxrl.bc(), env=jaxrl.make_env(CARTPOLE)),
+        ["observation space", "env_args"],
+    ),
+    "less than a batch": (lambda: jaxrl.offline(walk(), jaxrl.bc()), ["batch_size is 256", "12 transitions"]),
+    "nothing to spare": (
+        lambda: jaxrl.offline(walk(), jaxrl.bc(), batch_size=2, holdout=0.1),
+        ["holdout", "3 episodes"],
+    ),
+    "all held out": (lambda: jaxrl.offline(walk(), jaxrl.bc(), holdout=1.0), ["holdout", "from 0 to 0.9"]),
+    "on-policy": (lambda: jaxrl.offline(walk(), jaxrl.ppo(), batch_size=2), ["ppo", "iql"]),
+    "running rewards": (
+        lambda: jaxrl.offline(
+            walk(), jaxrl.bc(), batch_size=2, processor=jaxrl.chain(jaxrl.normalise_reward(), jaxrl.one_step())
+        ),
+        ["normalise_reward", "reward_scale"],
+    ),
+    "no transitions": (lambda: jaxrl.offline(walk(), jaxrl.bc(), processor=jaxrl.frame_stack(2)), ["one_step"]),
+    "remembered noise": (
+        lambda: jaxrl.offline(
+            bandit([0.0, 0.5], [0, 0], Box(-1.0, 1.0, (1,))), jaxrl.td3_bc(noise_memory=0.5), batch_size=2
+        ),
+        ["noise_memory to 0"],
+    ),
+    "discrete actions": (lambda: jaxrl.offline(walk(), jaxrl.td3_bc(), batch_size=2), ["td3_bc takes continuous"]),
+    "environment steps": (
+        lambda: jaxrl.Trainer(jaxrl.offline(walk(), jaxrl.bc(), batch_size=2), max_env_steps=5),
+        ["max_env_steps is 5", "max_opts"],
+    ),
+    "nothing to judge by": (
+        lambda: jaxrl.Trainer(jaxrl.offline(walk(), jaxrl.bc(), batch_size=2), eval_interval=1, eval_episodes=1),
+        ["no env"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_learnt_from_is_refused_in_one_line(case: str) -> None:
+    make, parts = REFUSED[case]
+    with pytest.raises(SettingsError) as refused:
+        make()
+    assert [part for part in parts if part not in str(refused.value)] == []
+    assert "\n" not in str(refused.value)
+
+
+def test_any_agent_that_learns_from_replay_learns_from_data() -> None:
+    strategy = jaxrl.offline(walk(), jaxrl.dqn(features=(4,), cql=1.0), batch_size=4)
+    assert strategy.settings["custom"] == ["training", "data"]
