@@ -32,7 +32,7 @@ def main(args: Sequence[str]) -> int:
     )
     result = trainer.train()
     if not config.quiet:
-        show(result, config.run_dir, config.env)
+        show(result, config.run_dir, playable=config.env is not None)
     number = trainer.interrupt.signal
     return 0 if number is None else 128 + number
 
@@ -51,8 +51,8 @@ def new_run_dir(name: str) -> str:
     return path
 
 
-def show(result: Result, run_dir: str, env: str | None) -> None:
-    """Print the summary of a run, each part on one line however long."""
+def show(result: Result, run_dir: str, playable: bool = True) -> None:
+    """Print the summary of a run, each part on one line however long; what to do next where there is an environment."""
     summary = result.summary
     seconds = "  ".join(f"{part} {value:.1f}" for part, value in summary["seconds"].items())
     lines = {
@@ -65,7 +65,7 @@ def show(result: Result, run_dir: str, env: str | None) -> None:
         lines["best"] = f"{summary['best_score']:.6g} at {summary['best_opt_steps']:,}"
     lines["seconds"] = f"{summary['wall_s']:.1f}: {seconds}"
     lines["run"] = run_dir
-    if summary["best_score"] is not None and env is not None:
+    if summary["best_score"] is not None and playable:
         quoted = shlex.quote(run_dir)
         lines["next"] = f"python -m jaxrl.evaluate {quoted}  |  python -m jaxrl.play {quoted} --out episode.gif"
     with contextlib.suppress(OSError):  # nobody has to read it
