@@ -3,9 +3,11 @@
 import contextlib
 import difflib
 import errno
+import importlib
 import numbers
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What the system says when a disk takes no more."""
@@ -60,6 +62,14 @@ class NoCheckpointError(JaxrlError):
     """Refuse to resume where no valid checkpoint is left."""
 
     exit_code = 6
+
+
+def require_extra(module: str, what: str) -> Any:
+    """Return the optional `module`, which `what` needs; raise `SettingsError` with the line that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise SettingsError(f"{what} need the extra `{module}`: pip install 'jaxrl[{module}]'") from None
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -52,7 +52,8 @@ def env_of(policy: GreedyPolicy) -> Env | HostEnv:
     if "data" in settings and settings.get("env") is None:
         raise SettingsError("the policy was learnt from data, and no env was named then; use load_policy in Python")
     name, params = settings.get("env"), settings.get("env_args", {})
-    if not isinstance(name, str) or not isinstance(params, dict):
+    plain = isinstance(params, dict) and all(isinstance(value, int | float) for value in params.values())
+    if not isinstance(name, str) or not plain:
         raise SettingsError(
             f"the best policy's environment is {name!r} with {params!r}; expected a name and parameters"
         )

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.base import Env
-from jaxrl.errors import SettingsError, nearest
+from jaxrl.errors import SettingsError, nearest, require_extra
 from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete, PyTree, Space, Step, space_struct, tree_where
 
 PREFIX = "gymnasium:"
 """What the name of an environment of Gymnasium begins with, as in `gymnasium:CartPole-v1`."""
+NEEDS = "environments of Gymnasium"
 
 
 class HostVector(Protocol):
@@ -110,7 +111,7 @@ def gymnasium_env(name: str, **kwargs: Any) -> HostEnv:
     Raises:
       SettingsError: Gymnasium is not installed, knows no such name, or cannot make it here.
     """
-    gymnasium, id_ = require_gymnasium(), check_name(name)
+    gymnasium, id_ = require_extra("gymnasium", NEEDS), check_name(name)
     # On the command line all numbers are real ones.
     whole = {key: int(x) if isinstance(x, float) and x.is_integer() else x for key, x in kwargs.items()}
     make = partial(gymnasium.make, id_, **whole)
@@ -138,7 +139,7 @@ def _deaf(make: Callable[[], Any]) -> Any:
 
 class _Gymnasium:
     def __init__(self, make: Callable[[], Any], spec: EnvSpec, num_envs: int, seed: int, processes: bool) -> None:
-        gymnasium = require_gymnasium()
+        gymnasium = require_extra("gymnasium", NEEDS)
         vector = gymnasium.vector
         mode = {"autoreset_mode": vector.AutoresetMode.DISABLED}
         # Spawned: a fork of a process in which JAX runs threads may hang.
@@ -268,20 +269,9 @@ def to_host(space: Any, action: PyTree) -> PyTree:
     return array + space.start if kind in ("Discrete", "MultiDiscrete") else array.astype(space.dtype)
 
 
-def require_gymnasium() -> Any:
-    """Return the module; raise `SettingsError` with the line that installs it."""
-    try:
-        import gymnasium
-    except ImportError:
-        raise SettingsError(
-            "environments of Gymnasium need the extra `gymnasium`: pip install 'jaxrl[gymnasium]'"
-        ) from None
-    return gymnasium
-
-
 def check_name(name: str) -> str:
     """Return the Gymnasium id in `name`, which begins with `PREFIX`; raise `SettingsError` with the nearest names."""
-    registry = require_gymnasium().registry
+    registry = require_extra("gymnasium", NEEDS).registry
     id_ = name.removeprefix(PREFIX)
     if id_ not in registry:
         raise SettingsError(f"unknown environment {name!r}; {nearest(name, [PREFIX + known for known in registry])}")

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from jaxrl.envs.host import PREFIX, space_of
-from jaxrl.errors import SettingsError
+from jaxrl.errors import SettingsError, require_extra
 from jaxrl.types import EnvSpec, PyTree
 
 
@@ -16,10 +16,7 @@ def read_minari(name: str) -> tuple[dict[str, np.ndarray], EnvSpec]:
     Raises:
       SettingsError: Minari is not installed, or has no such data set here; the line that mends it.
     """
-    try:
-        import minari
-    except ImportError:
-        raise SettingsError("data sets of Minari need the extra `minari`: pip install 'jaxrl[minari]'") from None
+    minari = require_extra("minari", "data sets of Minari")
     try:
         found = minari.load_dataset(name)
         episodes = [_episode(found, episode) for episode in found.iterate_episodes()]

@@ -175,7 +175,7 @@ class Trainer:
         """Return all settings of the run, as `config.yaml` holds them."""
         settings = {
             **(self.strategy.settings or {"algo": "custom", "custom": ["strategy"]}),
-            **dataclasses.asdict(self.config),
+            **{f.name: getattr(self.config, f.name) for f in dataclasses.fields(TrainerConfig)},
         }
         del settings["run_dir"]  # a run can be moved
         return settings

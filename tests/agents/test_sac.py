@@ -463,7 +463,7 @@ def images(action_space: Any) -> Env:
 @pytest.mark.parametrize(
     ("name", "processor"),
     [
-        ("continuous", chain(normalise_obs(), n_step(2))),
+        pytest.param("continuous", chain(normalise_obs(), n_step(2)), marks=pytest.mark.slow),
         pytest.param("continuous", n_step(3), marks=pytest.mark.slow),
         pytest.param("discrete", n_step(2), marks=pytest.mark.slow),
     ],

@@ -269,7 +269,13 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "settings", "frames"), list(zip(MADE, SETTINGS, (3, 1), strict=True)))
+@pytest.mark.parametrize(
+    ("kind", "settings", "frames"),
+    [
+        pytest.param(*case, marks=pytest.mark.slow if i else ())
+        for i, case in enumerate(zip(MADE, SETTINGS, (3, 1), strict=True))
+    ],
+)
 def test_training_makes_the_same_bits(kind: str, settings: str, frames: int) -> None:
     states = []
     for compact in (False, True):

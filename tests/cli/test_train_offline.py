@@ -69,6 +69,7 @@ def test_it_trains_resumes_elsewhere_to_the_same_bits_and_leaves_a_policy(
         moved.rename(catch)
 
 
+@pytest.mark.slow
 def test_the_front_doors_take_a_run_that_learnt_from_data(doors: Doors, catch: Path) -> None:
     doors.train("bc", "--data", catch, catch, *ENV, *SMALL, "--max-opts", 40, "--run-dir", "run")
     done = doors.run("evaluate", "run", "--episodes", 2)

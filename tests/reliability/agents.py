@@ -47,8 +47,10 @@ COMBINATIONS: dict[str, Callable[[], jaxrl.Strategy]] = {
     "dqn, compact": lambda: _off_policy(
         jaxrl.dqn(features=(8,), accumulate=2), jaxrl.n_step(3), buffer=jaxrl.uniform(96, batch_size=8, compact=True)
     ),
-    "dqn on stacked frames, uniform": lambda: _off_policy(
-        jaxrl.dqn(features=(8,), lr_decay=40), jaxrl.chain(jaxrl.frame_stack(2), jaxrl.one_step())
+    "dqn on stacked frames, each kept once": lambda: _off_policy(
+        jaxrl.dqn(features=(8,), lr_decay=40),
+        jaxrl.chain(jaxrl.frame_stack(2), jaxrl.one_step()),
+        buffer=jaxrl.uniform(96, batch_size=8, compact=True, frames=2),
     ),
     "rainbow, n-step, prioritised over all": lambda: _off_policy(
         jaxrl.rainbow(features=(8,), atoms=11, v_min=-1.0, v_max=1.0),

@@ -91,7 +91,7 @@ print(train(Path({run!r}), {name!r}).digest)
 """
 
 
-ONE_OF_EACH = ("dqn, uniform", "sac, normalised, several updates", "ppo with a memory, stopped by divergence")
+ONE_OF_EACH = ("dqn, uniform", "ppo with a memory, stopped by divergence")
 REST = [pytest.param(name, marks=pytest.mark.slow) for name in COMBINATIONS if name not in ONE_OF_EACH]
 
 

@@ -121,7 +121,8 @@ def test_rollouts_are_learnt_from_with_a_lag_of_exactly_one():
     assert [row["staleness"] for row in memory.rows if row["kind"] == "train"] == [0, 4, 4, 4]
 
 
-@pytest.mark.parametrize("lag", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("lag", [0, 2])
 def test_values_of_a_clock_that_only_cuts_are_those_of_the_closed_form(lag: int):
     toy, updates = clock_truncates(0.8), 2_000
     agent = jaxrl.dqn(
