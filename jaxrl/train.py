@@ -63,6 +63,13 @@ def show(result: Result, run_dir: str, playable: bool = True) -> None:
         lines["speed"] = f"{summary['opt_steps_per_sec']:,.0f} optimisation steps/s while training"
     if summary["best_score"] is not None:
         lines["best"] = f"{summary['best_score']:.6g} at {summary['best_opt_steps']:,}"
+    if summary.get("staleness") is not None:
+        lines["staleness"] = f"{summary['staleness']:.4g} optimisation steps, at most {summary['staleness_max']:.4g}"
+        lines["learner"] = f"waited {summary['learner_waited_s']:.1f} s"
+    for i, told in enumerate(summary.get("actors", [])):
+        mean = "" if told["mean_return"] is None else f", mean return {told['mean_return']:.4g}"
+        steps = f"{told['env_steps']:,} steps, {told['episodes']:,} episodes{mean}"
+        lines[f"actor {i}"] = f"{steps}; waited {told['waited_s']:.1f} s"
     lines["seconds"] = f"{summary['wall_s']:.1f}: {seconds}"
     lines["run"] = run_dir
     if summary["best_score"] is not None and playable:

@@ -153,6 +153,8 @@ class Crew:
         self._stages: dict[int, Stage] = {}
         self._threads: list[threading.Thread] = []
         self._fill = 0
+        self._lags: list[float] = [0.0, 0.0, 0.0]
+        """Rounds learnt from, and the sum and the largest of their lags, in optimisation steps."""
         self._told = (0.0, 0.0, time.perf_counter())
 
     # --- for the trainer ---
@@ -172,6 +174,8 @@ class Crew:
                 self._board.learnt()
                 continue
             state, sums = self.programs.run(state, sums, arrival, np.uint32(t))
+            rounds, total, most = self._lags
+            self._lags = [rounds + 1, total + float(arrival.lag), max(most, float(arrival.lag))]
             t += 1
             due = (t * self._opts) % self.remote.config.sync_interval < self._opts
             self._board.learnt(self.programs.publish(state) if due else None, t * self._opts)
@@ -190,8 +194,11 @@ class Crew:
 
     def summary(self) -> dict[str, Any]:
         """Return what each actor has done in this process, and how long both sides have waited."""
+        rounds, total, most = self._lags
         return {
             "learner_waited_s": self.waited_s,
+            "staleness": total / rounds if rounds else None,
+            "staleness_max": most if rounds else None,
             "actors": [
                 {
                     "env_steps": tally.env_steps,

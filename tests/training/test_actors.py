@@ -79,6 +79,7 @@ def test_what_is_counted_is_what_was_taken_up():
     for told in result.summary["actors"]:
         assert 40 + 16 <= told["env_steps"] <= 40 + 16 + 2 * 4
     assert {"learner_waits", "actors_wait"} < row.keys()
+    assert (result.summary["staleness"], result.summary["staleness_max"]) == (2 * 9 / 10, 2)
 
 
 @pytest.mark.parametrize(
