@@ -202,6 +202,19 @@ class Session:
         self._storage.save(self.opt_steps, (now.state, now.sums, now.host), facts, again)
         self._storage.note(**self._counters(), best_score=now.ledger.best_score, status=self._status())
 
+    def restore(self) -> None:
+        """Go back to the newest valid checkpoint, as a session that is resumed; what came after it is forgotten.
+
+        Raises:
+          SettingsError: there is no run directory, or the session is closed.
+          NoCheckpointError: no checkpoint is valid; nothing was changed.
+        """
+        if self.config.run_dir is None or self._closed:
+            raise SettingsError("restore needs an open session with a run_dir")
+        self._storage.settle()
+        restored = self._restored(self._first(self._now.statistics.fresh()))
+        self._now = restored._replace(best=self._now.best)
+
     def close(self) -> None:
         """Save, wait until all is on the disk, and let go of the run directory.
 

@@ -108,6 +108,10 @@ class Statistics:
             told |= {f"{name}_{what}": n for what in ("missing", "not_finite") if (n := getattr(series, what))}
         return told
 
+    def fresh(self) -> "Statistics":
+        """Return statistics of the same choices and of no numbers yet."""
+        return self._with({name: Series() for name in self.chosen})
+
     def facts(self) -> dict[str, list[Any]]:
         """Return the numbers kept, for JSON."""
         return {

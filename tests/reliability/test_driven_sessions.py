@@ -69,6 +69,22 @@ def test_a_resumed_session_begins_episodes_anew_where_its_environments_do(tmp_pa
     assert [(e.episode_return, e.length) for e in episodes] == [(1.0, 1)]
 
 
+def test_a_session_goes_back_to_what_it_saved_and_on_to_the_same_bits(undisturbed: list[str], tmp_path: Path) -> None:
+    script = Script()
+    with small(run_dir=str(tmp_path / "run")) as session:
+        drive(session, script, 24)
+        session.save()
+        kept = script.step, script.actions
+        drive(session, script, 9)
+        session.restore()
+        assert digest(session) == undisturbed[23]
+        script.step, script.actions = kept
+        drive(session, script, STEPS - 24)
+        assert digest(session) == undisturbed[-1]
+    with pytest.raises(jaxrl.SettingsError, match="restore needs an open session with a run_dir"):
+        session.restore()
+
+
 class Boom(Exception):
     pass
 
