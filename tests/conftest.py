@@ -1,10 +1,21 @@
 """What all tests share: strict JAX settings, programs compiled once, and `slow` tests left out unless asked for."""
 
+import os
+
 import jax
 import pytest
 
 # The classic bug of losses is `[B]` against `[B, 1]`; NumPy's silent promotion would hide it.
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have XLA compile quickly rather than well, here and in the processes that tests begin.
+
+    Compiling is most of what the ordinary tests do. Where slow ones are asked for, all runs as users have it.
+    """
+    if not config.getoption("-m"):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
 
 
 @pytest.fixture(scope="session", autouse=True)
