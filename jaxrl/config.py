@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl.algos import ALGOS
-from jaxrl.envs.host import PREFIX
+from jaxrl.envs.registry import bare_name
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.training.run_dir import CONFIG, read_yaml, require_run
 
@@ -74,7 +74,7 @@ def preset(algo: str, env: str | None = None) -> Any:
     config = entry.config()
     env = config.env if env is None else env
     for name, settings in entry.presets.items():
-        if env is not None and fnmatch.fnmatchcase(env.removeprefix(PREFIX), name):
+        if env is not None and fnmatch.fnmatchcase(bare_name(env), name):
             config = from_plain(config, settings)
     return replace(config, env=env)
 

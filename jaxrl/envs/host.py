@@ -154,11 +154,11 @@ class _Gymnasium:
     def reset(self, which: np.ndarray | None = None) -> PyTree:
         options = None if which is None else {"reset_mask": which}
         seed, self._seed = self._seed, None
-        return self._cast(self._env.reset(seed=seed, options=options)[0])
+        return like_spec(self._struct, self._env.reset(seed=seed, options=options)[0])
 
     def step(self, action: PyTree) -> tuple[PyTree, np.ndarray, np.ndarray, np.ndarray]:
         obs, reward, terminated, truncated, _ = self._env.step(to_host(self._env.single_action_space, action))
-        return self._cast(obs), reward, terminated, truncated
+        return like_spec(self._struct, obs), reward, terminated, truncated
 
     def close(self, kill: bool = False) -> None:
         if kill and hasattr(self._env, "processes"):
@@ -167,11 +167,13 @@ class _Gymnasium:
         elif not kill:
             self._env.close()
 
-    def _cast(self, obs: PyTree) -> PyTree:
-        flat = jax.tree.leaves(obs if not isinstance(obs, dict) else dict(obs))
-        like, treedef = jax.tree.flatten(self._struct)
-        pairs = zip(flat, like, strict=True)
-        return jax.tree.unflatten(treedef, [np.asarray(x, s.dtype).reshape(len(x), *s.shape) for x, s in pairs])
+
+def like_spec(struct: PyTree, obs: PyTree) -> PyTree:
+    """Return observations `[N, ...]` with the containers, dtypes and shapes of `struct`, that of one."""
+    flat = jax.tree.leaves(obs if not isinstance(obs, dict) else dict(obs))
+    like, treedef = jax.tree.flatten(struct)
+    pairs = zip(flat, like, strict=True)
+    return jax.tree.unflatten(treedef, [np.asarray(x, s.dtype).reshape(len(x), *s.shape) for x, s in pairs])
 
 
 # --- JAX --------------------------------------------------------------------------------------------------------

@@ -55,6 +55,24 @@ def test_a_step_that_is_not_finite_cuts_its_episode_there_and_nothing_else():
     assert steps[2].info["episode_length"][0] == 1
 
 
+@pytest.mark.parametrize("suite", ["gymnasium", "envpool"])
+def test_no_step_is_lost_or_made_up_where_an_episode_ends(suite: str):
+    pytest.importorskip(suite)
+    stage = Stage(jaxrl.make_env(f"{suite}:CartPole-v1"), 3, 0)
+    obs, lengths, ends = stage.reset(), np.zeros(3, int), 0
+    for t in range(60):
+        step = stage.step(np.array([0, 1, t % 2], np.int32))
+        # The cart's place moves by its speed at every step, the last and the first of an episode included.
+        np.testing.assert_allclose(step.final_obs[:, 0], obs[:, 0] + 0.02 * obs[:, 1], atol=1e-6)
+        done, lengths = step.terminated | step.truncated, lengths + 1
+        np.testing.assert_array_equal(step.info["episode_length"], lengths)
+        assert (np.abs(step.obs[done]) <= 0.05).all()
+        np.testing.assert_array_equal(step.obs[~done], step.final_obs[~done])
+        obs, lengths, ends = step.obs, np.where(done, 0, lengths), ends + done.sum()
+    stage.close()
+    assert ends > 10
+
+
 def test_an_environment_in_jax_on_the_host_does_what_vectorise_does():
     env = counting(length=4, time_limit=3)
     steps = walk(Stage(jaxrl.on_host(env), 2, 7), 7)

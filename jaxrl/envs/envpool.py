@@ -1,0 +1,72 @@
+"""The environments of EnvPool (https://envpool.readthedocs.io), stepped by its own threads; imported if asked for."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl.envs.host import HostEnv, like_spec, space_of, to_host
+from jaxrl.errors import SettingsError, nearest, require_extra
+from jaxrl.types import EnvSpec, PyTree, space_struct
+
+PREFIX = "envpool:"
+"""What the name of an environment of EnvPool begins with, as in `envpool:CartPole-v1`."""
+
+
+def envpool_env(name: str, **kwargs: Any) -> HostEnv:
+    """Return the environment that EnvPool knows as `name` (with or without `envpool:`); `kwargs` go to its maker.
+
+    Raises:
+      SettingsError: EnvPool is not installed, knows no such name, or cannot make it here.
+    """
+    envpool, id_ = require_extra("envpool", "environments of EnvPool"), name.removeprefix(PREFIX)
+    known = envpool.list_all_envs()
+    if id_ not in known:
+        raise SettingsError(f"unknown environment {name!r}; {nearest(name, [PREFIX + other for other in known])}")
+    # On the command line all numbers are real ones.
+    whole = {key: int(x) if isinstance(x, float) and x.is_integer() else x for key, x in kwargs.items()}
+    make = partial(envpool.make_gymnasium, id_, **whole)
+    try:
+        one = make(num_envs=1)
+    except Exception as error:
+        raise SettingsError(f"EnvPool cannot make {id_}: {error}") from error
+    observations, actions = (space_of(PREFIX + id_, space) for space in (one.observation_space, one.action_space))
+    spec = EnvSpec(PREFIX + id_, observations, actions)
+    return HostEnv(spec, partial(_EnvPool, make, spec), settings={"env": PREFIX + id_, "env_args": dict(kwargs)})
+
+
+class _EnvPool:
+    def __init__(self, make: Any, spec: EnvSpec, num_envs: int, seed: int, processes: bool) -> None:
+        del processes  # it has threads
+        self._env, self._struct = make(num_envs=num_envs, seed=seed), space_struct(spec.observation_space)
+        self._obs: Any = None
+
+    def reset(self, which: np.ndarray | None = None) -> PyTree:
+        if which is None:
+            self._obs = like_spec(self._struct, self._env.reset()[0])
+        else:
+            ids = np.flatnonzero(which).astype(np.int32)
+            fresh = like_spec(self._struct, self._env.reset(ids)[0])
+            self._obs = _put(self._obs, ids, fresh)
+        return self._obs
+
+    def step(self, action: PyTree) -> tuple[PyTree, np.ndarray, np.ndarray, np.ndarray]:
+        obs, reward, terminated, truncated, _ = self._env.step(to_host(self._env.action_space, action))
+        self._obs = like_spec(self._struct, obs)
+        return self._obs, reward, terminated, truncated
+
+    def close(self, kill: bool = False) -> None:
+        if not kill:
+            self._env.close()
+
+
+def _put(obs: PyTree, ids: np.ndarray, fresh: PyTree) -> PyTree:
+    """Return `obs` `[N, ...]` with `fresh` `[K, ...]` at `ids`."""
+
+    def put(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+        new_rows = old.copy()
+        new_rows[ids] = new
+        return new_rows
+
+    return jax.tree.map(put, obs, fresh)
