@@ -125,7 +125,7 @@ def recall():
 
 def mean_reward(core):
     """Train PPO on `recall`; return the mean reward of its greedy policy over 400 episodes."""
-    agent = ppo(lr=1e-2, entropy=0.0, features=FEATURES, core=core, core_features=16)
+    agent = ppo(lr=1e-2, entropy=0.01, features=FEATURES, core=core, core_features=16)
     strategy = on_policy(recall(), agent, num_envs=32, rollout=10, epochs=2, minibatches=2)
     params = strategy.policy.params(run(strategy, 200))
     env, policy = vectorise(recall(), 400), strategy.policy
