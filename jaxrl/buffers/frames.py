@@ -75,7 +75,7 @@ class Frames:
         age = (newest - index) % self.rows
         place = (self.head - age[:, None] - back) % len(self.single)
         frames = self.single.read(place.reshape(-1))
-        return jax.tree.map(partial(_stack, self.count), frames), (depth >= 0) | (depth >= -self.count - 1)
+        return jax.tree.map(partial(_stack, self.count), frames), depth >= -self.count - 1
 
 
 def _stack(count: int, frames: Array) -> Array:

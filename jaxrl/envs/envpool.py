@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl.envs.host import HostEnv, like_spec, space_of, to_host
+from jaxrl.envs.host import HostEnv, like_spec, space_of, to_host, whole
 from jaxrl.errors import SettingsError, nearest, require_extra
 from jaxrl.types import EnvSpec, PyTree, space_struct
 
@@ -24,9 +24,7 @@ def envpool_env(name: str, **kwargs: Any) -> HostEnv:
     known = envpool.list_all_envs()
     if id_ not in known:
         raise SettingsError(f"unknown environment {name!r}; {nearest(name, [PREFIX + other for other in known])}")
-    # On the command line all numbers are real ones.
-    whole = {key: int(x) if isinstance(x, float) and x.is_integer() else x for key, x in kwargs.items()}
-    make = partial(envpool.make_gymnasium, id_, **whole)
+    make = partial(envpool.make_gymnasium, id_, **whole(kwargs))
     try:
         one = make(num_envs=1)
     except Exception as error:

@@ -112,9 +112,7 @@ def gymnasium_env(name: str, **kwargs: Any) -> HostEnv:
       SettingsError: Gymnasium is not installed, knows no such name, or cannot make it here.
     """
     gymnasium, id_ = require_extra("gymnasium", NEEDS), check_name(name)
-    # On the command line all numbers are real ones.
-    whole = {key: int(x) if isinstance(x, float) and x.is_integer() else x for key, x in kwargs.items()}
-    make = partial(gymnasium.make, id_, **whole)
+    make = partial(gymnasium.make, id_, **whole(kwargs))
     try:
         one = make()
     except Exception as error:
@@ -123,6 +121,11 @@ def gymnasium_env(name: str, **kwargs: Any) -> HostEnv:
     one.close()
     settings = {"env": PREFIX + id_, "env_args": dict(kwargs)}
     return HostEnv(spec, partial(_Gymnasium, make, spec), partial(make, render_mode="rgb_array"), settings)
+
+
+def whole(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters with whole numbers as such: on the command line all are real ones."""
+    return {key: int(x) if isinstance(x, float) and x.is_integer() else x for key, x in numbers.items()}
 
 
 def gymnasium_envs(spec: EnvSpec, make: Callable[[], Any]) -> HostEnv:

@@ -63,13 +63,17 @@ def assemble(env: Env, agent: AgentMaker, processor: Processor, num_envs: int) -
       SettingsError: the processor makes no transitions, or the agent cannot take the spaces.
     """
     check_count("num_envs", num_envs)
-    if not processor.makes_transitions:
-        raise SettingsError("processor: makes no transitions; end it with chain(..., one_step()) or n_step(n)")
     return Actors(vectorise(env, num_envs), *bind(agent, processor, env.spec))
 
 
 def bind(agent: AgentMaker, processor: Processor, spec: EnvSpec) -> tuple[Processor, Agent]:
-    """Tell `agent` what it will see of an environment; an agent with a memory gets a processor that keeps it."""
+    """Tell `agent` what it will see of an environment; an agent with a memory gets a processor that keeps it.
+
+    Raises:
+      SettingsError: the processor makes no transitions, or the agent cannot take the spaces.
+    """
+    if not processor.makes_transitions:
+        raise SettingsError("processor: makes no transitions; end it with chain(..., one_step()) or n_step(n)")
     bound = agent(spec._replace(observation_space=processor.space(spec.observation_space)))
     return (processor if bound.memory is None else remember(processor, bound.memory)), bound
 

@@ -139,8 +139,6 @@ def check_env(data: Dataset, env: Env | HostEnv | None) -> None:
 
 
 def _bound(agent: AgentMaker, processor: Processor, data: Dataset) -> Agent:
-    if not processor.makes_transitions:
-        raise SettingsError("processor: makes no transitions; end it with chain(..., one_step()) or n_step(n)")
     if (processor.settings or {}).get("normalise_reward"):
         raise SettingsError("processor.normalise_reward goes by what was seen so far; use processor.reward_scale")
     _, bound = bind(agent, processor, data.spec)

@@ -194,7 +194,7 @@ def _act(actors: Actors, agent: PyTree, processor: PyTree, noise: PyTree, place:
     act_noise, random_action, _ = jax.tree.map(lambda x: x[place], noise)
     obs = actors.processor.observe(processor)
     action, extras = actors.agent.act(agent, obs, act_noise, opt_step, "explore")
-    return (action if isinstance(random_action, tuple) and not random_action else random_action), extras
+    return (random_action if jax.tree.leaves(random_action) else action), extras
 
 
 def _take(actors: Actors, layout: Layout, processor: PyTree, step: Step) -> tuple[PyTree, dict[str, Array]]:

@@ -139,8 +139,6 @@ def put_together(
     config: SessionConfig, spec: EnvSpec, agent: AgentMaker, buffer: Buffer, processor: Processor
 ) -> Driven:
     """Put the parts together; raise `SettingsError` for those that do not fit one another."""
-    if not processor.makes_transitions:
-        raise SettingsError("processor: makes no transitions; end it with chain(..., one_step()) or n_step(n)")
     processor, bound = bind(agent, processor, spec)
     if bound.prepare is not None:
         raise SettingsError(
