@@ -39,11 +39,12 @@ class Flat:
     def of(cls, tree: PyTree) -> Flat:
         """Flatten `tree`."""
         leaves, treedef = jax.tree.flatten(tree)
-        vector, end = jnp.zeros(sum(leaf.size for leaf in leaves), jnp.result_type(*leaves)), 0
-        for leaf in leaves:
-            # Written in turn: XLA for CPUs fuses the sums of a gradient into a concatenation, entry by entry.
-            vector = vector.at[end : end + leaf.size].set(jnp.ravel(leaf).astype(vector.dtype))
-            end += leaf.size
+        ends = np.cumsum([leaf.size for leaf in leaves])
+        vector = jnp.zeros(ends[-1], jnp.result_type(*leaves))
+        # Written in turn, for XLA for CPUs fuses the sums of a gradient into a concatenation, entry by entry; and the
+        # largest first, for it turns the first write into a padding, and fuses sums into that as well.
+        for leaf, end in sorted(zip(leaves, ends, strict=True), key=lambda pair: -pair[0].size):
+            vector = vector.at[end - leaf.size : end].set(jnp.ravel(leaf).astype(vector.dtype))
         return cls(vector, Shapes(treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves)))
 
     @property
