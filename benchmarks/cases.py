@@ -232,34 +232,38 @@ def profile(case: str, loop: loops.Loop | loops.Training, iterations: int, effor
 
 
 def seeds(case: str, count: int, effort: Effort) -> list[Row]:
-    """Several seeds in one program against as many times one seed alone; steps are those of all seeds together."""
+    """Several seeds in one program against as many times one seed alone; steps are those of all seeds together.
+
+    Once one after the other, which suits a CPU, and once all at once, which suits what has thousands of lanes.
+    """
     shape = DQN()
     strategy = replaying(shape)
-    one, many = loops.Training(strategy), loops.population(strategy, count)
-    plain = shape.plain(count)
-    iterations = max(1, effort.opt_steps // count)
-    samples = harness.interleave(
-        {
-            "whole": lambda: many.us(iterations, count),
-            "one": lambda: one.us(iterations),
-            "plain": lambda: plain.us(iterations, count),
-        },
-        effort.repeats,
-    )
-    profile(case, many, iterations, effort)
+    one, plain = loops.Training(strategy), shape.plain(count)
+    many = {"": (loops.in_turn(strategy, count), 3), " at once": (loops.population(strategy, count), 2)}
+    iterations = max(BLOCK, effort.opt_steps // count)
+    calls: dict[str, harness.Sample] = {
+        "one": lambda: one.us(effort.opt_steps),
+        "plain": lambda: plain.us(iterations, count),
+    }
+    for name, (loop, _) in many.items():
+        calls[name] = lambda loop=loop: loop.us(iterations, count)
+        profile(case + name, loop, iterations, effort)
+    samples = harness.interleave(calls, effort.repeats)
     return [
         harness.row(
             case,
-            samples["whole"],
+            samples[name],
             samples["one"],
             strategy.env_steps_per_step,
+            name=case + name,
             seeds=count,
-            **beside_plain(samples),
-            **loops.memory(many.compiled),
-            kernels_per_iteration=loops.kernels_per_iteration(many.compiled),
-            compile_s=many.compile_s,
+            **beside_plain({"whole": samples[name], "plain": samples["plain"]}),
+            **loops.memory(loop.compiled),
+            kernels_per_iteration=loops.kernels_per_iteration(loop.compiled, depth),
+            compile_s=loop.compile_s,
             settings=dict(strategy.settings or {}),
         )
+        for name, (loop, depth) in many.items()
     ]
 
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxrl
 from benchmarks import harness, loops
-from benchmarks.cases import CASES
+from benchmarks.cases import CASES, DQN, replaying
 from benchmarks.compare import compare, verdict
 from benchmarks.peers import __main__ as peers
 from benchmarks.plain import Setting, plain_dqn
@@ -112,6 +113,18 @@ def test_the_plain_loop_and_the_population_of_it_learn_as_often_as_asked() -> No
     kernels = [x.reshape(3, -1) for x in jax.tree.leaves(several.carry.params) if x.ndim == 3]
     assert kernels
     assert all(len({tuple(seed.tolist()) for seed in x}) == 3 for x in kernels)  # each seed has weights of its own
+
+
+def test_seeds_in_turn_and_at_once_train_the_same() -> None:
+    strategy = replaying(DQN(num_envs=2, features=(8,), batch_size=4, capacity=100, warmup=20))
+    turn, at_once = loops.in_turn(strategy, 3), loops.population(strategy, 3)
+    for loop in (turn, at_once):
+        loop.us(7)
+    one, other = turn.carry.agent.params.vector, at_once.carry.agent.params.vector
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    assert len({tuple(seed.tolist()) for seed in one}) == 3
+    counts = [loops.kernels_per_iteration(turn.compiled, 3), loops.kernels_per_iteration(at_once.compiled)]
+    assert min(counts) > 20, counts  # an update is in what was counted, so it is no shell around it
 
 
 def test_a_trace_names_the_kernels_that_ran(tmp_path: Path) -> None:
