@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import jaxrl
-from benchmarks import harness, loops
+from benchmarks import cases, harness, loops
+from benchmarks import run as benchmarks_run
 from benchmarks.cases import CASES, DQN, replaying
 from benchmarks.compare import compare, verdict
 from benchmarks.peers import __main__ as peers
@@ -99,6 +100,32 @@ def test_every_case_that_results_are_kept_of_has_its_name() -> None:
         "env-1024",
     }
     assert wanted == set(CASES)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_envs", "opt_interval"),
+    [("dqn-1", 1, 10), ("dqn-5", 5, 10), ("dqn-10", 10, 10), ("dqn-16", 16, 16), ("dqn-4096", 4096, 4096)],
+)
+def test_a_case_of_any_size_has_its_own_settings(
+    name: str, num_envs: int, opt_interval: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[DQN] = []
+    monkeypatch.setattr(cases, "off_policy", lambda case, shape, effort: asked.append(shape))
+    cases.case_named(name)(cases.Effort())
+    (shape,) = asked
+    assert (shape.num_envs, shape.opt_interval) == (num_envs, opt_interval)
+    replaying(shape)  # which refuses settings that do not go together
+
+
+@pytest.mark.parametrize("name", ["dqn-0", "dqn", "dqn-", "dqn-1.5", "nothing-4", "seeds-x", ""])
+def test_an_unknown_case_is_refused_with_the_known_ones(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["benchmarks.run", name])
+    with pytest.raises(SystemExit) as error:
+        benchmarks_run.main()
+    assert error.value.code == 2
+    assert f"unknown case {name}; known: dqn-1, " in capsys.readouterr().err
 
 
 def test_the_plain_loop_and_the_population_of_it_learn_as_often_as_asked() -> None:
