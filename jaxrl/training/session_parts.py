@@ -103,8 +103,10 @@ class Now(NamedTuple):
     """Steps of one environment that were not finite."""
     statistics: Statistics = Statistics()
     best: Best | None = None
-    acted: tuple[PyTree, PyTree] | None = None
-    """Actions and extras that wait for what they lead to."""
+    chosen: tuple[PyTree, PyTree] | None = None
+    """Actions and extras for the latest observations, if they are chosen already."""
+    acted: bool = False
+    """Whether the actions were given out, and wait for what they lead to."""
     resumed: bool = False
     """Whether the running episodes may have been lost with the process that drove them."""
 
@@ -122,8 +124,9 @@ def differ(obs: PyTree, seen: PyTree, num_envs: int) -> np.ndarray:
     """Say for each environment whether two observations of it differ; bool `[N]`."""
     other = np.zeros(num_envs, bool)
     for a, b in zip(jax.tree.leaves(obs), jax.tree.leaves(seen), strict=True):
-        if not np.array_equal(a, b):
-            other |= (a != b).reshape(num_envs, -1).any(axis=1)
+        entries = a != b
+        if np.count_nonzero(entries):
+            other |= entries.reshape(num_envs, -1).any(axis=1)
     return other
 
 
