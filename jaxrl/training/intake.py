@@ -83,15 +83,16 @@ def _take_leaf(name: str, space: Box | Discrete | MultiDiscrete, num_envs: int |
     came = _array(name, value)
     single = came.shape == space.shape and num_envs in (None, 1)
     batched = came.ndim == len(space.shape) + 1 and came.shape[1:] == space.shape and num_envs in (None, came.shape[0])
-    if not (single or batched) or not np.can_cast(came.dtype, space.dtype, "same_kind"):
+    castable = came.dtype == space.dtype or np.can_cast(came.dtype, space.dtype, "same_kind")
+    if not (single or batched) or not castable:
         shape = [] if num_envs == 1 else ["N" if num_envs is None else num_envs]
         wanted = "[" + ", ".join(map(str, [*shape, *space.shape])) + "]"
         raise SettingsError(f"{name} is {came.dtype}{list(came.shape)}; expected {space.dtype}{wanted}")
     # A copy: the caller may write into its own array while the device still reads.
     array = np.array(came, space.dtype).reshape(-1, *space.shape)
     valid = np.ones(array.shape[0], bool)
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        valid = np.isfinite(array).reshape(array.shape[0], -1).all(1)
+    if array.dtype.kind == "f" and not every(finite := np.isfinite(array)):
+        valid = finite.reshape(array.shape[0], -1).all(1)
         array[~valid] = 0
     return Seen(array, valid, single)
 
@@ -102,13 +103,19 @@ def take_reward(reward: Any, num_envs: int) -> tuple[np.ndarray, np.ndarray]:
     with np.errstate(over="ignore"):
         array = came.astype(np.float32)
     valid = np.isfinite(array)
-    array[~valid] = 0
+    if not every(valid):
+        array[~valid] = 0
     return array, valid
 
 
 def take_flags(name: str, flags: Any, num_envs: int) -> np.ndarray:
     """Return flags as bool `[N]`."""
     return _per_env(name, flags, num_envs, "b", "True or False")
+
+
+def every(flags: np.ndarray) -> bool:
+    """Say whether all are true; of few flags, `flags.all()` takes several times as long."""
+    return np.count_nonzero(flags) == flags.size
 
 
 def _per_env(name: str, value: Any, num_envs: int, kinds: str, what: str) -> np.ndarray:
