@@ -8,6 +8,7 @@ import numpy as np
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import gymnasium_spec, to_host
 from jaxrl.errors import SettingsError
+from jaxrl.strategies.driven import Told
 from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete, PyTree, Space
 
 
@@ -95,6 +96,30 @@ def _take_leaf(name: str, space: Box | Discrete | MultiDiscrete, num_envs: int |
         valid = finite.reshape(array.shape[0], -1).all(1)
         array[~valid] = 0
     return Seen(array, valid, single)
+
+
+def take_told(
+    space: Space,
+    num_envs: int,
+    reward: Any,
+    next_obs: PyTree,
+    terminated: Any,
+    truncated: Any,
+    spoilt: np.ndarray,
+) -> Told:
+    """Return what was told of a step, made finite; `spoilt` `[N]` says where it left an observation that was not.
+
+    Raises:
+      SettingsError: some of it does not fit the space or the number of environments.
+    """
+    seen = take_obs("observe: next_obs", space, num_envs, next_obs)
+    rewards, finite = take_reward(reward, num_envs)
+    valid = seen.valid & finite & ~spoilt
+    ended = take_flags("observe: terminated", terminated, num_envs) & valid
+    cut = (take_flags("observe: truncated", truncated, num_envs) | ~valid) & ~ended
+    numbers = np.empty((4, num_envs), np.float32)
+    numbers[0], numbers[1], numbers[2], numbers[3] = rewards * valid, ended, cut, valid
+    return Told(numbers, seen.obs)  # type: ignore[arg-type]
 
 
 def take_reward(reward: Any, num_envs: int) -> tuple[np.ndarray, np.ndarray]:

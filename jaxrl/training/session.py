@@ -16,7 +16,7 @@ from jaxrl.processors.n_step import one_step
 from jaxrl.strategies import driven as programs
 from jaxrl.strategies.driven import Last, Learner, Told, iterations, place_of, stream_keys
 from jaxrl.strategies.interaction import make_policy, settings_of
-from jaxrl.training.intake import Seen, outside, take_flags, take_obs, take_reward
+from jaxrl.training.intake import Seen, outside, take_obs, take_told
 from jaxrl.training.interrupt import Interrupt, Undisturbed
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.policy import GreedyPolicy, describe
@@ -29,6 +29,8 @@ from jaxrl.training.session_parts import (
     SessionHooks,
     begun,
     differ,
+    ends,
+    episodes_of,
     learn_and_sum,
     over,
     put_together,
@@ -143,10 +145,16 @@ class Session:
         self._require_going_on("observe")
         if not self._now.acted:
             raise SettingsError("observe was called without an act before it; call act(obs), then observe, in turns")
-        told = self._told(reward, next_obs, terminated, truncated)
+        space, num_envs, now = self._outside.spec.observation_space, self.config.num_envs, self._now
+        told = take_told(space, num_envs, reward, next_obs, terminated, truncated, now.host.spoilt)
         with Undisturbed():
-            episodes, (after, learnt) = self._episodes(told), self._after(self._now, told)
-            self._now = after._replace(statistics=over(after.statistics, episodes)) if episodes else after
+            after, learnt = self._after(now, told)
+            episodes = list[Episode]()
+            if np.count_nonzero(after.host.ended):
+                t = iterations(self._driven.turns, after.steps)
+                episodes = episodes_of(now.host, told, self._schedule.opt_steps(t), after.steps * num_envs)
+                after = after._replace(statistics=over(after.statistics, episodes))
+            self._now = after
         if not (episodes or self._at_end):
             self._now = self._chosen(self._now)  # ahead, so that the device works while the loop comes round to `act`
         if learnt is not None and self._schedule.is_regular_save(self.opt_steps):
@@ -341,18 +349,6 @@ class Session:
         row = first * programs.steps_in(turns, phase) + at
         return self._drawn[1], np.array([row, t * turns.updates if phase == "train" else 0], np.uint32)
 
-    def _told(self, reward: Any, next_obs: PyTree, terminated: Any, truncated: Any) -> Told:
-        """Check, copy and make finite what was told of a step."""
-        num_envs = self.config.num_envs
-        seen = take_obs("observe: next_obs", self._outside.spec.observation_space, num_envs, next_obs)
-        rewards, finite = take_reward(reward, num_envs)
-        valid = seen.valid & finite & ~self._now.host.spoilt
-        ended = take_flags("observe: terminated", terminated, num_envs) & valid
-        cut = (take_flags("observe: truncated", truncated, num_envs) | ~valid) & ~ended
-        numbers = np.empty((4, num_envs), np.float32)
-        numbers[0], numbers[1], numbers[2], numbers[3] = rewards * valid, ended, cut, valid
-        return Told(numbers, seen.obs)  # type: ignore[arg-type]
-
     def _after(self, now: Now, told: Told) -> tuple[Now, Learnt | None]:
         """Return all that is after a step, and what was learnt from it. The buffer of `now` is donated, if not more."""
         assert now.chosen is not None
@@ -370,24 +366,11 @@ class Session:
             state = state._replace(**learner._asdict())
             learnt = Learnt(self._names, means)
         host = now.host._replace(
-            returns=now.host.returns + reward, lengths=now.host.lengths + 1, seen=told.next_obs, ended=_ended(told)
+            returns=now.host.returns + reward, lengths=now.host.lengths + 1, seen=told.next_obs, ended=ends(told)
         )
         invalid = now.invalid + int(self.config.num_envs - np.count_nonzero(told.numbers[3]))
         after = now._replace(state=state, sums=sums, host=host, steps=steps, invalid=invalid, chosen=None, acted=False)
         return after, learnt
-
-    def _episodes(self, told: Told) -> list[Episode]:
-        """Return the episodes that a step ends."""
-        ended = _ended(told).nonzero()[0].tolist()
-        if not ended:
-            return []
-        reward, terminated, _, _ = told.numbers
-        host, turns, steps = self._now.host, self._driven.turns, self._now.steps + 1
-        counts = self._schedule.opt_steps(iterations(turns, steps)), steps * self.config.num_envs
-        return [
-            Episode(i, float(host.returns[i] + reward[i]), int(host.lengths[i]) + 1, bool(terminated[i]), *counts)
-            for i in ended
-        ]
 
     # --- beginning ---
 
@@ -492,8 +475,3 @@ class Session:
 
     def _status(self) -> str:
         return "max_opts" if self._at_end else self.interrupt.reason or "running"
-
-
-def _ended(told: Told) -> np.ndarray:
-    """Say for each environment whether its episode ended with a step; bool `[N]`."""
-    return np.asarray(told.numbers[1] + told.numbers[2] > 0)

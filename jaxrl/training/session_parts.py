@@ -11,7 +11,7 @@ from jaxrl.agents.base import AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.errors import SettingsError
 from jaxrl.processors.base import Processor
-from jaxrl.strategies.driven import Driven, DrivenState, Learner, learn_once
+from jaxrl.strategies.driven import Driven, DrivenState, Learner, Told, learn_once
 from jaxrl.strategies.interaction import bind
 from jaxrl.strategies.replay import take_turns
 from jaxrl.training.ledger import Ledger
@@ -128,6 +128,22 @@ def differ(obs: PyTree, seen: PyTree, num_envs: int) -> np.ndarray:
         if np.count_nonzero(entries):
             other |= entries.reshape(num_envs, -1).any(axis=1)
     return other
+
+
+def ends(told: Told) -> np.ndarray:
+    """Say for each environment whether its episode ends with a step; bool `[N]`."""
+    return np.asarray(told.numbers[1] + told.numbers[2] > 0)
+
+
+def episodes_of(host: Host, told: Told, opt_steps: int, env_steps: int) -> list[Episode]:
+    """Return the episodes that a step ends; `host` is what was known before it, the counts are those after it."""
+    reward, terminated, _, _ = told.numbers
+    return [
+        Episode(
+            i, float(host.returns[i] + reward[i]), int(host.lengths[i]) + 1, bool(terminated[i]), opt_steps, env_steps
+        )
+        for i in np.flatnonzero(ends(told)).tolist()
+    ]
 
 
 def over(statistics: Statistics, episodes: list[Episode]) -> Statistics:
