@@ -1,5 +1,6 @@
 """Items of several leaves as rows of bits: a push is one copy and a sample one gather, whatever an item holds."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -10,6 +11,9 @@ import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError
 from jaxrl.types import Array, PyTree
+
+SHORT = 4096
+"""Words up to which `join_short` makes a row in one kernel."""
 
 
 class Field(NamedTuple):
@@ -76,17 +80,37 @@ def empty(layout: Layout, rows: int) -> Rows:
     return Rows({word: jnp.zeros((rows, width), word) for word, width in widths.items()}, layout)
 
 
-def pack(layout: Layout, items: PyTree) -> dict[str, Array]:
+def join(columns: list[Array]) -> Array:
+    """Put columns `[rows, ...]` side by side."""
+    return jnp.concatenate(columns, axis=1)
+
+
+def join_short(columns: list[Array]) -> Array:
+    """Do as `join` does, to columns of words and in one kernel with what these are made of, if they are short.
+
+    A concatenation that nothing follows takes XLA for CPUs a kernel a column, and a crowd of kernels, however small, is
+    handed to other threads and waited for. Padded and put together by halves, each word is found by a few comparisons;
+    long rows are better copied.
+    """
+    if len(columns) == 1 or sum(column.shape[1] for column in columns) > SHORT:
+        return join(columns)
+    half = len(columns) // 2
+    left, right = join_short(columns[:half]), join_short(columns[half:])
+    return jnp.pad(left, ((0, 0), (0, right.shape[1]))) | jnp.pad(right, ((0, 0), (left.shape[1], 0)))
+
+
+def pack(layout: Layout, items: PyTree, join: Callable[[list[Array]], Array] = join) -> dict[str, Array]:
     """Return items `[rows, ...]` as words `[rows, W]`; raise `SettingsError` unless they are like the example.
 
-    A dtype that differs would otherwise be cast silently, and a shape be an error from deep inside XLA.
+    A dtype that differs would otherwise be cast silently, and a shape be an error from deep inside XLA. `join` puts
+    columns side by side.
     """
     check_items(layout, items)
     columns: dict[str, list[Array]] = {}
     for field, leaf in zip(layout.fields, jax.tree.leaves(items), strict=True):
         bits = leaf.astype(field.word) if field.dtype == bool else jax.lax.bitcast_convert_type(leaf, field.word)
         columns.setdefault(field.word, []).append(bits.reshape(leaf.shape[0], -1))
-    return {word: jnp.concatenate(column, axis=1) for word, column in columns.items()}
+    return {word: join(column) for word, column in columns.items()}
 
 
 def unpack(layout: Layout, words: dict[str, Array]) -> PyTree:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent
 from jaxrl.buffers.base import Buffer
-from jaxrl.buffers.rows import Layout, layout_of, pack, unpack
+from jaxrl.buffers.rows import Layout, join_short, layout_of, pack, unpack
 from jaxrl.processors.base import Processor
 from jaxrl.strategies.base import Policy, fold
 from jaxrl.strategies.guard import Health, healthy
@@ -228,7 +228,7 @@ def _layout(driven: Driven) -> Layout:
 
 def _close(driven: Driven, processor: PyTree) -> Window:
     row = jax.tree.map(lambda x: jnp.asarray(x)[None], processor)
-    return Window(pack(_layout(driven), row), driven.processor.observe(processor))
+    return Window(pack(_layout(driven), row, join_short), driven.processor.observe(processor))
 
 
 def _open(driven: Driven, window: Window) -> PyTree:

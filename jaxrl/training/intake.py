@@ -8,6 +8,7 @@ import numpy as np
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import gymnasium_spec, to_host
 from jaxrl.errors import SettingsError
+from jaxrl.strategies.driven import Told
 from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete, PyTree, Space
 
 
@@ -83,17 +84,42 @@ def _take_leaf(name: str, space: Box | Discrete | MultiDiscrete, num_envs: int |
     came = _array(name, value)
     single = came.shape == space.shape and num_envs in (None, 1)
     batched = came.ndim == len(space.shape) + 1 and came.shape[1:] == space.shape and num_envs in (None, came.shape[0])
-    if not (single or batched) or not np.can_cast(came.dtype, space.dtype, "same_kind"):
+    castable = came.dtype == space.dtype or np.can_cast(came.dtype, space.dtype, "same_kind")
+    if not (single or batched) or not castable:
         shape = [] if num_envs == 1 else ["N" if num_envs is None else num_envs]
         wanted = "[" + ", ".join(map(str, [*shape, *space.shape])) + "]"
         raise SettingsError(f"{name} is {came.dtype}{list(came.shape)}; expected {space.dtype}{wanted}")
     # A copy: the caller may write into its own array while the device still reads.
     array = np.array(came, space.dtype).reshape(-1, *space.shape)
     valid = np.ones(array.shape[0], bool)
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        valid = np.isfinite(array).reshape(array.shape[0], -1).all(1)
+    if array.dtype.kind == "f" and not every(finite := np.isfinite(array)):
+        valid = finite.reshape(array.shape[0], -1).all(1)
         array[~valid] = 0
     return Seen(array, valid, single)
+
+
+def take_told(
+    space: Space,
+    num_envs: int,
+    reward: Any,
+    next_obs: PyTree,
+    terminated: Any,
+    truncated: Any,
+    spoilt: np.ndarray,
+) -> Told:
+    """Return what was told of a step, made finite; `spoilt` `[N]` says where it left an observation that was not.
+
+    Raises:
+      SettingsError: some of it does not fit the space or the number of environments.
+    """
+    seen = take_obs("observe: next_obs", space, num_envs, next_obs)
+    rewards, finite = take_reward(reward, num_envs)
+    valid = seen.valid & finite & ~spoilt
+    ended = take_flags("observe: terminated", terminated, num_envs) & valid
+    cut = (take_flags("observe: truncated", truncated, num_envs) | ~valid) & ~ended
+    numbers = np.empty((4, num_envs), np.float32)
+    numbers[0], numbers[1], numbers[2], numbers[3] = rewards * valid, ended, cut, valid
+    return Told(numbers, seen.obs)  # type: ignore[arg-type]
 
 
 def take_reward(reward: Any, num_envs: int) -> tuple[np.ndarray, np.ndarray]:
@@ -102,13 +128,19 @@ def take_reward(reward: Any, num_envs: int) -> tuple[np.ndarray, np.ndarray]:
     with np.errstate(over="ignore"):
         array = came.astype(np.float32)
     valid = np.isfinite(array)
-    array[~valid] = 0
+    if not every(valid):
+        array[~valid] = 0
     return array, valid
 
 
 def take_flags(name: str, flags: Any, num_envs: int) -> np.ndarray:
     """Return flags as bool `[N]`."""
     return _per_env(name, flags, num_envs, "b", "True or False")
+
+
+def every(flags: np.ndarray) -> bool:
+    """Say whether all are true; of few flags, `flags.all()` takes several times as long."""
+    return np.count_nonzero(flags) == flags.size
 
 
 def _per_env(name: str, value: Any, num_envs: int, kinds: str, what: str) -> np.ndarray:

@@ -16,7 +16,7 @@ from jaxrl.processors.n_step import one_step
 from jaxrl.strategies import driven as programs
 from jaxrl.strategies.driven import Last, Learner, Told, iterations, place_of, stream_keys
 from jaxrl.strategies.interaction import make_policy, settings_of
-from jaxrl.training.intake import Seen, outside, take_flags, take_obs, take_reward
+from jaxrl.training.intake import Seen, outside, take_obs, take_told
 from jaxrl.training.interrupt import Interrupt, Undisturbed
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.policy import GreedyPolicy, describe
@@ -29,6 +29,8 @@ from jaxrl.training.session_parts import (
     SessionHooks,
     begun,
     differ,
+    ends,
+    episodes_of,
     learn_and_sum,
     over,
     put_together,
@@ -125,11 +127,10 @@ class Session:
         if not explore:
             return self._shown(self._greedy.at(self._params())(seen.obs), seen.single)
         self._require_going_on("act")
-        now = self._arrived(self._now, seen)
-        drawn, place = self._randomness(now.steps)
-        acted = self._act(now.state.agent, now.state.window.shown, drawn, place)
-        shown = self._shown(acted[0], seen.single)
-        self._now = now._replace(acted=acted)
+        now = self._chosen(self._arrived(self._now, seen))
+        assert now.chosen is not None
+        shown = self._shown(now.chosen[0], seen.single)
+        self._now = now._replace(acted=True)
         return shown
 
     def observe(self, reward: Any, next_obs: PyTree, terminated: Any, truncated: Any) -> Learnt | None:
@@ -142,12 +143,20 @@ class Session:
           SettingsError: no actions were given before, or what came does not fit them.
         """
         self._require_going_on("observe")
-        if self._now.acted is None:
+        if not self._now.acted:
             raise SettingsError("observe was called without an act before it; call act(obs), then observe, in turns")
-        told = self._told(reward, next_obs, terminated, truncated)
+        space, num_envs, now = self._outside.spec.observation_space, self.config.num_envs, self._now
+        told = take_told(space, num_envs, reward, next_obs, terminated, truncated, now.host.spoilt)
         with Undisturbed():
-            episodes, (after, learnt) = self._episodes(told), self._after(self._now, told)
-            self._now = after._replace(statistics=over(after.statistics, episodes))
+            after, learnt = self._after(now, told)
+            episodes = list[Episode]()
+            if np.count_nonzero(after.host.ended):
+                t = iterations(self._driven.turns, after.steps)
+                episodes = episodes_of(now.host, told, self._schedule.opt_steps(t), after.steps * num_envs)
+                after = after._replace(statistics=over(after.statistics, episodes))
+            self._now = after
+        if not (episodes or self._at_end):
+            self._now = self._chosen(self._now)  # ahead, so that the device works while the loop comes round to `act`
         if learnt is not None and self._schedule.is_regular_save(self.opt_steps):
             self.save()
         self._storage.settle(block=False)
@@ -160,7 +169,7 @@ class Session:
         For a loop that gives an episode up between two steps; a cut that comes with a step is told by `truncated`.
         """
         host = self._now.host
-        self._now = self._now._replace(host=begun(host, np.ones_like(host.ended)), acted=None)
+        self._now = self._now._replace(host=begun(host, np.ones_like(host.ended)), acted=False)
 
     def note(self, **values: float | None) -> None:
         """Take numbers of one's own into the statistics of `summary`."""
@@ -305,18 +314,30 @@ class Session:
             window = self._begin(state.agent, seen.obs)
             fresh = np.ones_like(host.ended)
         else:
-            other = differ(seen.obs, host.seen, self.config.num_envs) & ~host.ended
-            if other.any() and not now.resumed:
+            other = differ(seen.obs, host.seen, self.config.num_envs)
+            fresh = host.ended | other
+            if not np.count_nonzero(fresh):
+                return now._replace(resumed=False) if now.resumed else now
+            odd = other & ~host.ended
+            if odd.any() and not now.resumed:
                 raise SettingsError(
-                    f"act: obs of environment {int(np.argmax(other))} is not the next_obs that observe was given, "
+                    f"act: obs of environment {int(np.argmax(odd))} is not the next_obs that observe was given, "
                     "though no episode ended there; pass next_obs, or call cut() before you reset"
                 )
-            fresh = host.ended | other
-            if not fresh.any():
-                return now._replace(resumed=False)
             window = self._begin_again(state.last, seen.obs, fresh)
         host = begun(host, fresh)._replace(seen=seen.obs, ended=np.zeros_like(fresh), spoilt=~seen.valid)
-        return now._replace(state=state._replace(window=window), host=host, resumed=False, acted=None)
+        state = state._replace(window=window)
+        return now._replace(state=state, host=host, resumed=False, chosen=None, acted=False)
+
+    def _chosen(self, now: Now) -> Now:
+        """Return `now` with actions for the observations that are there, chosen unless they were before.
+
+        Whether ahead or not, one program chooses them: another might round differently, and a resumed run differ.
+        """
+        if now.chosen is not None:
+            return now
+        drawn, place = self._randomness(now.steps)
+        return now._replace(chosen=self._act(now.state.agent, now.state.window.shown, drawn, place))
 
     def _randomness(self, steps: int) -> tuple[PyTree, np.ndarray]:
         """Return the randomness of a block that holds the step after `steps`, its row, and the optimisation step."""
@@ -328,26 +349,14 @@ class Session:
         row = first * programs.steps_in(turns, phase) + at
         return self._drawn[1], np.array([row, t * turns.updates if phase == "train" else 0], np.uint32)
 
-    def _told(self, reward: Any, next_obs: PyTree, terminated: Any, truncated: Any) -> Told:
-        """Check, copy and make finite what was told of a step."""
-        num_envs = self.config.num_envs
-        seen = take_obs("observe: next_obs", self._outside.spec.observation_space, num_envs, next_obs)
-        rewards, finite = take_reward(reward, num_envs)
-        valid = seen.valid & finite & ~self._now.host.spoilt
-        ended = take_flags("observe: terminated", terminated, num_envs) & valid
-        cut = (take_flags("observe: truncated", truncated, num_envs) | ~valid) & ~ended
-        numbers = np.empty((4, num_envs), np.float32)
-        numbers[0], numbers[1], numbers[2], numbers[3] = rewards * valid, ended, cut, valid
-        return Told(numbers, seen.obs)  # type: ignore[arg-type]
-
     def _after(self, now: Now, told: Told) -> tuple[Now, Learnt | None]:
         """Return all that is after a step, and what was learnt from it. The buffer of `now` is donated, if not more."""
-        assert now.acted is not None
+        assert now.chosen is not None
         state, turns, reward = now.state, self._driven.turns, told.numbers[0]
-        last = Last(state.window, *now.acted, told)
+        last = Last(state.window, *now.chosen, told)
         pushes = np.uint32(max(0, now.steps - turns.horizon))
         program = self._take_in[now.steps >= turns.horizon]
-        buffer, window = program(state.buffer, state.window, *now.acted, told, pushes)
+        buffer, window = program(state.buffer, state.window, *now.chosen, told, pushes)
         state = state._replace(buffer=buffer, window=window, last=last)
         sums, learnt, steps = now.sums, None, now.steps + 1
         if iterations(turns, steps) > iterations(turns, now.steps):
@@ -356,22 +365,12 @@ class Session:
             learner, sums, means = self._learn(learner, sums, state.key, t)
             state = state._replace(**learner._asdict())
             learnt = Learnt(self._names, means)
-        ended = np.asarray(told.numbers[1:3].any(axis=0))
         host = now.host._replace(
-            returns=now.host.returns + reward, lengths=now.host.lengths + 1, seen=told.next_obs, ended=ended
+            returns=now.host.returns + reward, lengths=now.host.lengths + 1, seen=told.next_obs, ended=ends(told)
         )
-        invalid = now.invalid + int((told.numbers[3] == 0).sum())
-        return now._replace(state=state, sums=sums, host=host, steps=steps, invalid=invalid, acted=None), learnt
-
-    def _episodes(self, told: Told) -> list[Episode]:
-        """Return the episodes that a step ends."""
-        reward, terminated, truncated, _ = told.numbers
-        host, turns, steps = self._now.host, self._driven.turns, self._now.steps + 1
-        counts = self._schedule.opt_steps(iterations(turns, steps)), steps * self.config.num_envs
-        return [
-            Episode(i, float(host.returns[i] + reward[i]), int(host.lengths[i]) + 1, bool(terminated[i]), *counts)
-            for i in np.flatnonzero(terminated + truncated).tolist()
-        ]
+        invalid = now.invalid + int(self.config.num_envs - np.count_nonzero(told.numbers[3]))
+        after = now._replace(state=state, sums=sums, host=host, steps=steps, invalid=invalid, chosen=None, acted=False)
+        return after, learnt
 
     # --- beginning ---
 

@@ -11,7 +11,7 @@ from jaxrl.agents.base import AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.errors import SettingsError
 from jaxrl.processors.base import Processor
-from jaxrl.strategies.driven import Driven, DrivenState, Learner, learn_once
+from jaxrl.strategies.driven import Driven, DrivenState, Learner, Told, learn_once
 from jaxrl.strategies.interaction import bind
 from jaxrl.strategies.replay import take_turns
 from jaxrl.training.ledger import Ledger
@@ -103,8 +103,10 @@ class Now(NamedTuple):
     """Steps of one environment that were not finite."""
     statistics: Statistics = Statistics()
     best: Best | None = None
-    acted: tuple[PyTree, PyTree] | None = None
-    """Actions and extras that wait for what they lead to."""
+    chosen: tuple[PyTree, PyTree] | None = None
+    """Actions and extras for the latest observations, if they are chosen already."""
+    acted: bool = False
+    """Whether the actions were given out, and wait for what they lead to."""
     resumed: bool = False
     """Whether the running episodes may have been lost with the process that drove them."""
 
@@ -122,9 +124,26 @@ def differ(obs: PyTree, seen: PyTree, num_envs: int) -> np.ndarray:
     """Say for each environment whether two observations of it differ; bool `[N]`."""
     other = np.zeros(num_envs, bool)
     for a, b in zip(jax.tree.leaves(obs), jax.tree.leaves(seen), strict=True):
-        if not np.array_equal(a, b):
-            other |= (a != b).reshape(num_envs, -1).any(axis=1)
+        entries = a != b
+        if np.count_nonzero(entries):
+            other |= entries.reshape(num_envs, -1).any(axis=1)
     return other
+
+
+def ends(told: Told) -> np.ndarray:
+    """Say for each environment whether its episode ends with a step; bool `[N]`."""
+    return np.asarray(told.numbers[1] + told.numbers[2] > 0)
+
+
+def episodes_of(host: Host, told: Told, opt_steps: int, env_steps: int) -> list[Episode]:
+    """Return the episodes that a step ends; `host` is what was known before it, the counts are those after it."""
+    reward, terminated, _, _ = told.numbers
+    return [
+        Episode(
+            i, float(host.returns[i] + reward[i]), int(host.lengths[i]) + 1, bool(terminated[i]), opt_steps, env_steps
+        )
+        for i in np.flatnonzero(ends(told)).tolist()
+    ]
 
 
 def over(statistics: Statistics, episodes: list[Episode]) -> Statistics:
