@@ -294,7 +294,7 @@ class Session:
         made = settings_of(
             driven.agent, driven.processor, driven.spec, self._outside.made, buffer=driven.buffer.settings, **config
         )
-        return {**made, "driven": "from outside"}
+        return {**made, "custom": [*made["custom"], "loop"], "driven": "from outside"}
 
     # --- one step ---
 
