@@ -24,7 +24,8 @@ PARTS: dict[str, Any] = {
     "processor": jaxrl.n_step(3),
 }
 SETTINGS: dict[str, Any] = {"num_envs": 2, "opt_interval": 4, "warmup": 20, "max_opts": 1_000, "save_interval": 0}
-NO_PROGRAM = ("max_opts", "save_interval", "keep", "run_dir", "resume", "hooks", "statistics")
+HOST_ALONE = ("max_opts", "record_interval", "save_interval", "keep", "run_dir")
+NO_PROGRAM = (*HOST_ALONE, "resume", "hooks", "statistics")
 _COMPILED: dict[str, tuple[jaxrl.Session, Any]] = {}
 
 
@@ -39,9 +40,7 @@ def small(spec: Any = SPEC, **changes: Any) -> jaxrl.Session:
         alone = {name: value for name, value in settings.items() if name not in ("run_dir", "resume")}
         _COMPILED[key] = jaxrl.Session(**alone), settings
     session = copy.copy(_COMPILED[key][0])
-    session.config = session.config.changed(
-        **{name: settings[name] for name in ("max_opts", "save_interval", "keep", "run_dir") if name in settings}
-    )
+    session.config = session.config.changed(**{name: settings[name] for name in HOST_ALONE if name in settings})
     session.config.check()
     session.hooks, session.interrupt = settings.get("hooks") or jaxrl.SessionHooks(), jaxrl.Interrupt()
     session._schedule = schedule_of(session.config, session._driven)
@@ -108,4 +107,4 @@ def drive_as_trainer(session: jaxrl.Session, env: jaxrl.Env, seed: int, steps: i
 def digest(session: jaxrl.Session) -> str:
     """Return the sha256 of all that a session would save."""
     now = session._now
-    return state_digest((now.state, now.sums, now.host, np.array([now.steps, now.invalid])))
+    return state_digest((now.state, now.sums, now.past, now.host, np.array([now.steps, now.invalid])))
