@@ -232,34 +232,38 @@ def profile(case: str, loop: loops.Loop | loops.Training, iterations: int, effor
 
 
 def seeds(case: str, count: int, effort: Effort) -> list[Row]:
-    """Several seeds in one program against as many times one seed alone; steps are those of all seeds together."""
+    """Several seeds in one program against as many times one seed alone; steps are those of all seeds together.
+
+    Once one after the other, which suits a CPU, and once all at once, which suits what has thousands of lanes.
+    """
     shape = DQN()
     strategy = replaying(shape)
-    one, many = loops.Training(strategy), loops.population(strategy, count)
-    plain = shape.plain(count)
-    iterations = max(1, effort.opt_steps // count)
-    samples = harness.interleave(
-        {
-            "whole": lambda: many.us(iterations, count),
-            "one": lambda: one.us(iterations),
-            "plain": lambda: plain.us(iterations, count),
-        },
-        effort.repeats,
-    )
-    profile(case, many, iterations, effort)
+    one, plain = loops.Training(strategy), shape.plain(count)
+    many = {"": (loops.in_turn(strategy, count), 3), " at once": (loops.population(strategy, count), 2)}
+    iterations = max(BLOCK, effort.opt_steps // count)
+    calls: dict[str, harness.Sample] = {
+        "one": lambda: one.us(effort.opt_steps),
+        "plain": lambda: plain.us(iterations, count),
+    }
+    for name, (loop, _) in many.items():
+        calls[name] = lambda loop=loop: loop.us(iterations, count)
+        profile(case + name, loop, iterations, effort)
+    samples = harness.interleave(calls, effort.repeats)
     return [
         harness.row(
             case,
-            samples["whole"],
+            samples[name],
             samples["one"],
             strategy.env_steps_per_step,
+            name=case + name,
             seeds=count,
-            **beside_plain(samples),
-            **loops.memory(many.compiled),
-            kernels_per_iteration=loops.kernels_per_iteration(many.compiled),
-            compile_s=many.compile_s,
+            **beside_plain({"whole": samples[name], "plain": samples["plain"]}),
+            **loops.memory(loop.compiled),
+            kernels_per_iteration=loops.kernels_per_iteration(loop.compiled, depth),
+            compile_s=loop.compile_s,
             settings=dict(strategy.settings or {}),
         )
+        for name, (loop, depth) in many.items()
     ]
 
 
@@ -458,34 +462,58 @@ def _seconds_to_first_step(cache: Path) -> float:
         return time.perf_counter() - begun
 
 
-CASES: dict[str, Callable[[Effort], list[Row]]] = {
+Case = Callable[[Effort], list[Row]]
+
+
+def _dqn(case: str, num_envs: int, effort: Effort) -> list[Row]:
+    """One optimisation per 10 environment steps where that divides, per vector step otherwise."""
+    opt_interval = num_envs if 10 % num_envs else 10
+    warmup = max(1_000, 2 * num_envs)
+    shape = DQN(num_envs=num_envs, opt_interval=opt_interval, warmup=warmup - warmup % -num_envs)
+    return off_policy(case, shape, effort)
+
+
+def _ppo(case: str, num_envs: int, effort: Effort) -> list[Row]:
+    return ppo(case, PPO(num_envs=num_envs, slowness=max(1, num_envs // 16)), effort)
+
+
+SIZES: dict[str, Callable[[str, int, Effort], list[Row]]] = {
+    "dqn": _dqn,
+    "ppo": _ppo,
+    "seeds": seeds,
+    "env": environment,
+}
+"""Cases that there are of every size: environments, or seeds."""
+
+
+def sized(name: str) -> Case:
+    """Return the case `KIND-SIZE`; raise `KeyError` if there is none."""
+    kind, _, size = name.partition("-")
+    if not (size.isdecimal() and int(size)):
+        raise KeyError(name)
+    return partial(SIZES[kind], name, int(size))
+
+
+def case_named(name: str) -> Case:
+    """Return the case `name`; raise `KeyError` if there is none."""
+    return CASES.get(name) or sized(name)
+
+
+CASES: dict[str, Case] = {
+    **{name: sized(name) for name in ("dqn-1", "dqn-10", "dqn-128", "dqn-1024")},
     **{
         name: partial(off_policy, name, shape)
         for name, shape in {
-            "dqn-1": DQN(num_envs=1),
-            "dqn-10": DQN(),
-            "dqn-128": DQN(num_envs=128, opt_interval=128, warmup=1_280),
-            "dqn-1024": DQN(num_envs=1024, opt_interval=1024, warmup=2_048),
             "dqn-small": DQN(features=(64, 64), batch_size=32),
             "dqn-conv": DQN("Breakout-MinAtar", 16, 16, batch_size=32, warmup=1_008, slowness=10),
             "sac": SAC(),
         }.items()
     },
-    **{
-        name: partial(ppo, name, shape)
-        for name, shape in {
-            "ppo-4": PPO(),
-            "ppo-64": PPO(num_envs=64, slowness=5),
-            "ppo-1024": PPO(num_envs=1024, slowness=60),
-        }.items()
-    },
-    "seeds-8": partial(seeds, "seeds-8", 8),
-    "seeds-32": partial(seeds, "seeds-32", 32),
+    **{name: sized(name) for name in ("ppo-4", "ppo-64", "ppo-1024", "seeds-8", "seeds-32")},
     "session": partial(session, "session"),
     "capacity": partial(capacity, "capacity"),
     "replay": partial(replay, "replay"),
     "host": partial(host, "host"),
     "start": partial(start, "start"),
-    "env-10": partial(environment, "env-10", 10),
-    "env-1024": partial(environment, "env-1024", 1024),
+    **{name: sized(name) for name in ("env-10", "env-1024")},
 }

@@ -74,13 +74,24 @@ class Training:
 
 
 def population(strategy: Strategy, seeds: int) -> Loop:
-    """Return the training of `seeds` seeds in one program; the iteration number is shared by all."""
+    """Return the training of `seeds` seeds in one program, all at once by `vmap`; they share the iteration number."""
     state = jax.jit(jax.vmap(strategy.init))(jax.random.split(jax.random.key(0), seeds))
     step = jax.vmap(lambda state, noise, t: strategy.step(state, noise, t)[0], in_axes=(0, 0, None))
     draw = jax.vmap(strategy.draw, in_axes=(0, None))
 
     def run(state: PyTree, start: Array, stop: Array) -> PyTree:
         return iterate(draw, step, state.key, state, start, stop)
+
+    return Loop(run, state)
+
+
+def in_turn(strategy: Strategy, seeds: int) -> Loop:
+    """Return the same, but each seed makes all iterations of a call before the next begins: it has the caches alone."""
+    state = jax.jit(jax.vmap(strategy.init))(jax.random.split(jax.random.key(0), seeds))
+    step = lambda state, noise, t: strategy.step(state, noise, t)[0]
+
+    def run(state: PyTree, start: Array, stop: Array) -> PyTree:
+        return jax.lax.map(lambda one: iterate(strategy.draw, step, one.key, one, start, stop), state)
 
     return Loop(run, state)
 
@@ -299,13 +310,14 @@ _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "afte
 """Instructions that run nothing."""
 
 
-def kernels_per_iteration(compiled: Any) -> int:
+def kernels_per_iteration(compiled: Any, depth: int = 2) -> int:
     """Count the instructions that one iteration of `iterate` runs: its kernels, a figure without noise.
 
     On a GPU each is a launch, on a CPU a thunk. A loop inside counts with its body once, a branch with its larger side.
+    `depth` is that of the loop over iterations: 2 where only the one over blocks is around it.
     """
     computations = _computations(compiled.as_text())
-    return _size(computations, _iteration(computations))
+    return _size(computations, _iteration(computations, depth))
 
 
 def copies_per_iteration(compiled: Any) -> int:
@@ -314,10 +326,10 @@ def copies_per_iteration(compiled: Any) -> int:
     return sum(1 for line in computations[_iteration(computations)] if re.search(r" copy\(", line))
 
 
-def _iteration(computations: dict[str, list[str]]) -> str:
+def _iteration(computations: dict[str, list[str]], depth: int = 2) -> str:
     """Return the body of an iteration: the largest loop in the loop over blocks, itself the largest of the program."""
     name = next(iter(reversed(computations)))  # the entry comes last
-    for _ in range(2):
+    for _ in range(depth):
         inside = [body for line in computations[name] for body in re.findall(r" while\(.*body=%?([\w.\-]+)", line)]
         name = max(inside, key=lambda body: _size(computations, body), default=name)
     return name

@@ -9,28 +9,35 @@ import sys
 from pathlib import Path
 
 from benchmarks import harness
-from benchmarks.cases import CASES, Effort
+from benchmarks.cases import CASES, SIZES, Case, Effort, case_named
 
 
 def main() -> None:
     """Parse, measure, print, write."""
     parser = argparse.ArgumentParser("python -m benchmarks.run", description=__doc__)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (default: all)")
+    sizes = " or ".join(f"{kind}-N" for kind in SIZES)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (default: all), or {sizes}")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter repeats, to see that it works")
     parser.add_argument("--json", type=Path, help="file to write")
     parser.add_argument("--profile", type=Path, metavar="DIR", help="trace one call of each case and tell its kernels")
     options = parser.parse_args()
-    unknown = sorted(set(options.cases) - set(CASES))
-    if unknown:
-        parser.error(f"unknown case {unknown[0]}; known: {', '.join(CASES)}")
+    effort = Effort(2, 200) if options.quick else Effort()
     rows = []
-    for name in options.cases or CASES:
+    for name, case in [(name, _case(parser, name)) for name in options.cases or CASES]:
         print(f"{name} ...", file=sys.stderr, flush=True)
-        effort = Effort(2, 200) if options.quick else Effort()
-        rows += CASES[name](effort._replace(profile=options.profile))
+        rows += case(effort._replace(profile=options.profile))
     print(harness.table(rows))
     if options.json:
         harness.write(options.json, rows)
+
+
+def _case(parser: argparse.ArgumentParser, name: str) -> Case:
+    try:
+        return case_named(name)
+    except KeyError:
+        parser.error(
+            f"unknown case {name}; known: {', '.join(CASES)}; of other sizes {', '.join(SIZES)}, as in dqn-4096"
+        )
 
 
 if __name__ == "__main__":

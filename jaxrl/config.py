@@ -166,6 +166,7 @@ def _flag_names(config: Any, prefix: str = "") -> list[str]:
     for f in fields(config):
         value = getattr(config, f.name)
         names += _flag_names(value, f"{prefix}{f.name}.") if is_dataclass(value) else [prefix + f.name]
+        names += [f"{prefix}no-{f.name}"] if isinstance(value, bool) else []
     return names
 
 

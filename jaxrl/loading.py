@@ -11,8 +11,9 @@ from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.strategies import Policy, Strategy
 from jaxrl.strategies.interaction import bind, make_policy, policy_params_like
 from jaxrl.training.checkpoints import CheckpointError, Store
-from jaxrl.training.policy import GreedyPolicy, described_spec
+from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.run_dir import require_run
+from jaxrl.types import spec_from_plain
 
 
 def load_policy(run_dir: str | Path, strategy: Strategy | None = None) -> GreedyPolicy:
@@ -61,7 +62,7 @@ def _rebuild(facts: dict[str, Any], strategy: Strategy | None, run_dir: str | Pa
         )
     algo = ALGOS[settings["algo"]]
     processor = build_processor(from_plain(ProcessorConfig(), settings["processor"]))
-    spec = described_spec(facts)
+    spec = spec_from_plain(facts["spec"])
     agent = algo.agent(from_plain(algo.config().agent, settings["agent"]))
     processor, bound = bind(agent, processor, spec)
     return make_policy(bound, processor, spec), policy_params_like(bound, processor, spec)

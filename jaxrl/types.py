@@ -166,6 +166,18 @@ class EnvSpec(NamedTuple):
     """Environment steps after which an episode is truncated; `None`: never."""
 
 
+def spec_to_plain(spec: EnvSpec) -> dict[str, Any]:
+    """Write `spec` as plain dicts, lists and numbers, as JSON holds them."""
+    spaces = {name: space_to_plain(getattr(spec, name)) for name in ("observation_space", "action_space")}
+    return {**spec._asdict(), **spaces}
+
+
+def spec_from_plain(plain: Mapping[str, Any]) -> EnvSpec:
+    """Read back what `spec_to_plain` wrote."""
+    spaces = {name: space_from_plain(plain[name]) for name in ("observation_space", "action_space")}
+    return EnvSpec(**{**plain, "name": str(plain["name"]), **spaces})
+
+
 # --- data -----------------------------------------------------------------------------------------------------
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxrl
-from benchmarks import harness, loops
-from benchmarks.cases import CASES
+from benchmarks import cases, harness, loops
+from benchmarks import run as benchmarks_run
+from benchmarks.cases import CASES, DQN, replaying
 from benchmarks.compare import compare, verdict
 from benchmarks.peers import __main__ as peers
 from benchmarks.plain import Setting, plain_dqn
@@ -100,6 +102,32 @@ def test_every_case_that_results_are_kept_of_has_its_name() -> None:
     assert wanted == set(CASES)
 
 
+@pytest.mark.parametrize(
+    ("name", "num_envs", "opt_interval"),
+    [("dqn-1", 1, 10), ("dqn-5", 5, 10), ("dqn-10", 10, 10), ("dqn-16", 16, 16), ("dqn-4096", 4096, 4096)],
+)
+def test_a_case_of_any_size_has_its_own_settings(
+    name: str, num_envs: int, opt_interval: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[DQN] = []
+    monkeypatch.setattr(cases, "off_policy", lambda case, shape, effort: asked.append(shape))
+    cases.case_named(name)(cases.Effort())
+    (shape,) = asked
+    assert (shape.num_envs, shape.opt_interval) == (num_envs, opt_interval)
+    replaying(shape)  # which refuses settings that do not go together
+
+
+@pytest.mark.parametrize("name", ["dqn-0", "dqn", "dqn-", "dqn-1.5", "nothing-4", "seeds-x", ""])
+def test_an_unknown_case_is_refused_with_the_known_ones(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["benchmarks.run", name])
+    with pytest.raises(SystemExit) as error:
+        benchmarks_run.main()
+    assert error.value.code == 2
+    assert f"unknown case {name}; known: dqn-1, " in capsys.readouterr().err
+
+
 def test_the_plain_loop_and_the_population_of_it_learn_as_often_as_asked() -> None:
     """Ten environment steps an update: with two environments every fifth vector step."""
     spec = jaxrl.make_env("CartPole-v1").spec
@@ -112,6 +140,18 @@ def test_the_plain_loop_and_the_population_of_it_learn_as_often_as_asked() -> No
     kernels = [x.reshape(3, -1) for x in jax.tree.leaves(several.carry.params) if x.ndim == 3]
     assert kernels
     assert all(len({tuple(seed.tolist()) for seed in x}) == 3 for x in kernels)  # each seed has weights of its own
+
+
+def test_seeds_in_turn_and_at_once_train_the_same() -> None:
+    strategy = replaying(DQN(num_envs=2, features=(8,), batch_size=4, capacity=100, warmup=20))
+    turn, at_once = loops.in_turn(strategy, 3), loops.population(strategy, 3)
+    for loop in (turn, at_once):
+        loop.us(7)
+    one, other = turn.carry.agent.params.vector, at_once.carry.agent.params.vector
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    assert len({tuple(seed.tolist()) for seed in one}) == 3
+    counts = [loops.kernels_per_iteration(turn.compiled, 3), loops.kernels_per_iteration(at_once.compiled)]
+    assert min(counts) > 20, counts  # an update is in what was counted, so it is no shell around it
 
 
 def test_a_trace_names_the_kernels_that_ran(tmp_path: Path) -> None:

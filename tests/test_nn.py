@@ -258,7 +258,7 @@ def test_images_of_bytes_are_seen_as_fractions():
     np.testing.assert_allclose(toy.apply(toy.drawn, image)[1], value, atol=1e-5)
 
 
-@pytest.mark.parametrize("height, width", [(3, 3), (2, 4), (1, 1)])
+@pytest.mark.parametrize(("height", "width"), [(3, 3), (2, 4), (1, 1)])
 def test_a_convolution_and_its_gradients_are_those_of_jax(height, width):
     keys = jax.random.split(jax.random.key(0), 3)
     x, kernel = jax.random.normal(keys[0], (5, 9, 7, 4)), jax.random.normal(keys[1], (height, width, 4, 6))

@@ -15,6 +15,7 @@ from jaxrl.envs import make_env
 from jaxrl.types import (
     Box,
     Discrete,
+    EnvSpec,
     MultiDiscrete,
     Space,
     Stat,
@@ -26,6 +27,8 @@ from jaxrl.types import (
     space_struct,
     space_to_plain,
     space_zeros,
+    spec_from_plain,
+    spec_to_plain,
     stat,
     stats,
     total,
@@ -188,6 +191,12 @@ def test_parts_of_a_space_are_drawn_independently() -> None:
 @pytest.mark.parametrize("space", [NESTED, *NESTED.values()])
 def test_a_space_survives_plain_data(space: Any) -> None:
     assert space_from_plain(json.loads(json.dumps(space_to_plain(space)))) == space
+
+
+@pytest.mark.parametrize("time_limit", [None, 200])
+def test_a_spec_is_read_back_as_it_was_written(time_limit: int | None) -> None:
+    spec = EnvSpec("Crane-v0", {"load": Box(-math.inf, 2.0, (3,)), "on": Discrete(2)}, Discrete(5), time_limit)
+    assert spec_from_plain(json.loads(json.dumps(spec_to_plain(spec)))) == spec
 
 
 def test_spaces_of_gymnax_survive_plain_data() -> None:

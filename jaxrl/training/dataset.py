@@ -21,8 +21,8 @@ from jaxrl.types import (
     PyTree,
     Space,
     box_bounds,
-    space_from_plain,
-    space_to_plain,
+    spec_from_plain,
+    spec_to_plain,
 )
 
 SYNONYMS = {
@@ -66,9 +66,7 @@ def save_dataset(path: str | Path, data: Dataset) -> None:
 
 
 def _entries(data: Dataset) -> dict[str, np.ndarray]:
-    spec = {"name": data.spec.name, "time_limit": data.spec.time_limit}
-    spaces = {name: space_to_plain(getattr(data.spec, name)) for name in ("observation_space", "action_space")}
-    return {**_arrays(data), "spec": np.array(json.dumps({**spec, **spaces}))}
+    return {**_arrays(data), "spec": np.array(json.dumps(spec_to_plain(data.spec)))}
 
 
 def _arrays(data: Dataset) -> dict[str, np.ndarray]:
@@ -105,7 +103,7 @@ def load_dataset(*files: str | Path, spec: EnvSpec | None = None, sha256: str | 
         raise SettingsError("there are no data: name at least one file")
     parts = [_load(str(file), spec) for file in files]
     for file, part in zip(files, parts, strict=True):
-        if _plain(part.spec) != _plain(parts[0].spec):
+        if _kind(part.spec) != _kind(parts[0].spec):
             raise SettingsError(
                 f"{file} was gathered in {part.spec.name}, and {files[0]} in {parts[0].spec.name}; "
                 "data sets of one environment alone can be learnt from together"
@@ -126,8 +124,9 @@ def _lasting(file: str) -> str:
     return file if file.startswith(MINARI) else str(Path(file).absolute())
 
 
-def _plain(spec: EnvSpec) -> Any:
-    return spec.name, space_to_plain(spec.observation_space), space_to_plain(spec.action_space)
+def _kind(spec: EnvSpec) -> Any:
+    """Return what data sets must have alike."""
+    return spec_to_plain(spec._replace(time_limit=None))
 
 
 def _load(file: str, spec: EnvSpec | None) -> Dataset:
@@ -167,9 +166,7 @@ def _spec(file: str, entry: np.ndarray | None) -> EnvSpec | None:
     if entry is None:
         return None
     try:
-        plain = json.loads(str(entry))
-        spaces = {name: space_from_plain(plain[name]) for name in ("observation_space", "action_space")}
-        return EnvSpec(str(plain["name"]), **spaces, time_limit=plain.get("time_limit"))
+        return spec_from_plain(json.loads(str(entry)))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SettingsError(f"{file}: its entry spec is damaged; remove it and name the env instead") from error
 

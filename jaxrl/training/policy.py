@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxrl.strategies.base import Policy
 from jaxrl.training.run_dir import plain
-from jaxrl.types import EnvSpec, PyTree, Step, space_from_plain, space_struct, space_to_plain
+from jaxrl.types import PyTree, Step, space_struct, spec_to_plain
 
 
 class GreedyPolicy:
@@ -64,15 +64,4 @@ def _follow(policy: Policy, params: PyTree, carry: PyTree, action: PyTree, obs: 
 
 def describe(policy: Policy | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return what rebuilds `policy` without the code that trained it."""
-    if policy is None:
-        return {"settings": plain(settings), "spec": None}
-    spec = policy.spec
-    spaces = {name: space_to_plain(getattr(spec, name)) for name in ("observation_space", "action_space")}
-    return {"settings": plain(settings), "spec": {"name": spec.name, "time_limit": spec.time_limit, **spaces}}
-
-
-def described_spec(facts: Mapping[str, Any]) -> EnvSpec:
-    """Return the spec that `describe` wrote."""
-    spec = dict(facts["spec"])
-    spaces = {name: space_from_plain(spec[name]) for name in ("observation_space", "action_space")}
-    return EnvSpec(**{**spec, **spaces})
+    return {"settings": plain(settings), "spec": None if policy is None else spec_to_plain(policy.spec)}

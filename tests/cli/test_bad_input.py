@@ -47,6 +47,7 @@ def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refuse:
         (["--num-env", "3"], "--num-env", "--num-envs"),
         (["--agent.lrr", "3"], "--agent.lrr", "--agent.lr"),
         (["--agent.lrr=3"], "--agent.lrr", "--agent.lr"),
+        (["--no-agent.double"], "--no-agent.double", "--agent.no-double"),
         (["--confg", "x.yaml"], "--confg", "--config"),
         (["--agent.optimizer", "adm"], "'adm'", "adam"),
         (["--agent.activation", "rel"], "'rel'", "relu"),
