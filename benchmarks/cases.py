@@ -352,6 +352,77 @@ def host(case: str, effort: Effort) -> list[Row]:
     ]
 
 
+def actors(case: str, effort: Effort) -> list[Row]:
+    """Two actors and a learner by `Trainer`, against the slower of the two sides alone.
+
+    That is the limit if the sides hindered one another in nothing: the learner's compiled iterations, or as many steps
+    of Gymnasium's own vectors with random actions, in as many threads. The steps that the actors take ahead of a call
+    end with it, for the learner falls behind by no more than `max_lag` rounds.
+    """
+    try:
+        import gymnasium  # noqa: F401
+    except ImportError:
+        print(f"{case}: left out, it needs Gymnasium: pip install 'jaxrl[gymnasium]'", file=sys.stderr)
+        return []
+    threads, shape = 2, DQN("gymnasium:CartPole-v1", num_envs=5)
+    strategy = jaxrl.off_policy(
+        jaxrl.make_env(shape.env),
+        shape.agent(),
+        buffer=buffer_of(shape),
+        num_envs=shape.num_envs,
+        opt_interval=shape.opt_interval,
+        warmup=shape.warmup,
+        actors=jaxrl.ActorsConfig(actors=threads),
+    )
+    iterations = max(1, effort.opt_steps // strategy.opt_steps_per_step)
+    opts = iterations * strategy.opt_steps_per_step
+    vector_steps = opts * shape.opt_interval // (threads * shape.num_envs)
+    learner = loops.Learner(strategy)
+    envs = loops.GymnasiumThreads("CartPole-v1", threads, shape.num_envs)
+    # A row for each call: actors wait between them, once they are as far ahead as they may be.
+    trainer = jaxrl.Trainer(
+        strategy,
+        max_opts=(effort.repeats + 1) * opts,
+        eval_interval=0,
+        eval_episodes=50,
+        record_interval=opts,
+        save_interval=0,
+        recorders=[],
+    )
+    reports = iter(trainer)
+
+    def whole() -> float:
+        row = next(reports).train
+        assert row is not None
+        return 1e6 / float(row["opt_steps_per_sec"])
+
+    samples = harness.interleave(
+        {
+            "whole": whole,
+            "learner": lambda: learner.us(iterations),
+            "environments": lambda: envs.us(vector_steps) * vector_steps / opts,
+        },
+        effort.repeats,
+    )
+    for _ in reports:
+        pass
+    result = trainer.result()
+    ceiling = [max(sides) for sides in zip(samples["learner"], samples["environments"], strict=True)]
+    return [
+        harness.row(
+            case,
+            samples["whole"],
+            ceiling,
+            shape.opt_interval,
+            parts_us={name: harness.spread(samples[name])[1] for name in ("learner", "environments")},
+            compile_s=learner.training.compile_s,
+            learnt={"opt_steps": trainer.config.max_opts, "mean_return": result.best_score},
+            staleness=result.summary["staleness"],
+            settings=dict(strategy.settings or {}),
+        )
+    ]
+
+
 def capacity(case: str, effort: Effort) -> list[Row]:
     """Training with full buffers of 10^4, 10^5 and 10^6 items, against the first: neither time nor memory may grow."""
     sizes = (10**4, 10**5, 10**6)
@@ -514,6 +585,7 @@ CASES: dict[str, Case] = {
     "capacity": partial(capacity, "capacity"),
     "replay": partial(replay, "replay"),
     "host": partial(host, "host"),
+    "actors": partial(actors, "actors"),
     "start": partial(start, "start"),
     **{name: sized(name) for name in ("env-10", "env-1024")},
 }

@@ -4,6 +4,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,52 @@ class Training:
         evaluate = jaxrl.Evaluator(self.strategy.env, policy, episodes)
         returns = evaluate(policy.params(self.state), jax.random.key(1)).returns
         return {"opt_steps": self.t * self.strategy.opt_steps_per_step, "mean_return": float(returns.mean())}
+
+
+class Learner:
+    """The learner of a strategy with actors by itself: its compiled iterations, over one and the same arrival."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        assert strategy.remote is not None
+        self.training = Training(strategy)
+        self.arrival = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), strategy.remote.arrival)
+
+    def us(self, iterations: int) -> float:
+        """Make `iterations`; return microseconds per optimisation step."""
+        whole, begun = self.training, time.perf_counter()
+        for _ in range(iterations):
+            whole.state, whole.sums = whole.compiled(whole.state, whole.sums, self.arrival, np.uint32(whole.t))
+            whole.t += 1
+        jax.block_until_ready((whole.state, whole.sums))
+        return (time.perf_counter() - begun) / (iterations * whole.strategy.opt_steps_per_step) * 1e6
+
+
+class GymnasiumThreads:
+    """Vectors of a Gymnasium environment, each stepped by a thread of its own with random actions: nothing else."""
+
+    def __init__(self, name: str, threads: int, num_envs: int) -> None:
+        import gymnasium
+
+        mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
+        make = lambda: gymnasium.make_vec(name, num_envs=num_envs, vectorization_mode="sync", vector_kwargs=mode)
+        self.vectors = [make() for _ in range(threads)]
+        for seed, vector in enumerate(self.vectors):
+            vector.reset(seed=seed)
+            vector.action_space.seed(seed)
+
+    def us(self, steps: int) -> float:
+        """Take `steps` steps of each vector; return microseconds for one of them all."""
+        actions = [[vector.action_space.sample() for _ in range(steps)] for vector in self.vectors]
+        begun = time.perf_counter()
+        with ThreadPoolExecutor(len(self.vectors)) as pool:
+            for done in [pool.submit(_walk, vector, own) for vector, own in zip(self.vectors, actions, strict=True)]:
+                done.result()
+        return (time.perf_counter() - begun) / steps * 1e6
+
+
+def _walk(vector: Any, actions: list[np.ndarray]) -> None:
+    for action in actions:
+        vector.step(action)
 
 
 def population(strategy: Strategy, seeds: int) -> Loop:

@@ -53,8 +53,9 @@ def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
         raise SettingsError(f"{resume} is a run of {from_file.get('algo')}, not of {algo}")
     if from_file.get("custom"):
         parts = ", ".join(_typed(f"{file}: custom", from_file["custom"], tuple[str, ...]))
+        whose = "Session" if "driven" in from_file else "Trainer"
         raise SettingsError(
-            f"{file} has parts that were made in Python ({parts}); go on with Trainer(..., resume=True)"
+            f"{file} has parts that were made in Python ({parts}); go on with {whose}(..., resume=True)"
         )
     env = _peek(args, "--env") or from_file.get("env")
     suited = preset(algo, env if isinstance(env, str) else None)

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -12,11 +13,12 @@ import pytest
 import jaxrl
 from benchmarks import cases, harness, loops
 from benchmarks import run as benchmarks_run
-from benchmarks.cases import CASES, DQN, replaying
+from benchmarks.cases import CASES, DQN, Effort, replaying
 from benchmarks.compare import compare, verdict
 from benchmarks.peers import __main__ as peers
 from benchmarks.plain import Setting, plain_dqn
 from jaxrl.strategies.base import fold, iterate
+from jaxrl.training.program import metric_shapes
 
 
 def row(case: str, *samples: float, kernels: int = 10) -> harness.Row:
@@ -95,11 +97,38 @@ def test_every_case_that_results_are_kept_of_has_its_name() -> None:
         "replay",
         "capacity",
         "host",
+        "actors",
         "start",
         "env-10",
         "env-1024",
     }
     assert wanted == set(CASES)
+
+
+def test_actors_are_left_out_in_one_line_where_gymnasium_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    assert CASES["actors"](Effort()) == []
+    assert capsys.readouterr().err == "actors: left out, it needs Gymnasium: pip install 'jaxrl[gymnasium]'\n"
+
+
+def test_a_learner_alone_makes_the_optimisation_steps_of_a_strategy_with_actors() -> None:
+    env = jaxrl.make_env("CartPole-v1")
+    strategy = jaxrl.off_policy(
+        env,
+        jaxrl.dqn(features=(8,)),
+        buffer=jaxrl.uniform(100, 8),
+        num_envs=2,
+        opt_interval=4,
+        actors=jaxrl.ActorsConfig(actors=2),
+    )
+    learner = loops.Learner(strategy)
+    assert learner.us(3) > 0
+    names = list(metric_shapes(strategy, learner.training.state))
+    counts = dict(zip(names, learner.training.sums.count.tolist(), strict=True))
+    assert counts["loss"] == 3 * strategy.opt_steps_per_step
+    assert counts["skipped_updates"] == 0
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,21 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 
 import jaxrl
+from jaxrl.strategies.driven import place_of, steps_in, stream_keys
+from jaxrl.strategies.interaction import assemble, draw_steps
 from jaxrl.training.leaves import state_digest
 from jaxrl.training.session_parts import schedule_of
+from jaxrl.types import Step
 
 SPEC = jaxrl.EnvSpec("scripted", jaxrl.Box(-10.0, 10.0, (2,)), jaxrl.Discrete(3))
-
+BOX = SPEC._replace(name="scripted-box", action_space=jaxrl.Box(-2.0, 2.0, (1,)))
 
 PARTS: dict[str, Any] = {
     "agent": jaxrl.dqn(lr=1e-2, features=(8,), epsilon_decay=20, target_interval=5),
@@ -19,7 +24,8 @@ PARTS: dict[str, Any] = {
     "processor": jaxrl.n_step(3),
 }
 SETTINGS: dict[str, Any] = {"num_envs": 2, "opt_interval": 4, "warmup": 20, "max_opts": 1_000, "save_interval": 0}
-NO_PROGRAM = ("max_opts", "save_interval", "keep", "run_dir", "resume", "hooks", "statistics")
+HOST_ALONE = ("max_opts", "record_interval", "save_interval", "keep", "run_dir")
+NO_PROGRAM = (*HOST_ALONE, "resume", "hooks", "statistics")
 _COMPILED: dict[str, tuple[jaxrl.Session, Any]] = {}
 
 
@@ -34,9 +40,7 @@ def small(spec: Any = SPEC, **changes: Any) -> jaxrl.Session:
         alone = {name: value for name, value in settings.items() if name not in ("run_dir", "resume")}
         _COMPILED[key] = jaxrl.Session(**alone), settings
     session = copy.copy(_COMPILED[key][0])
-    session.config = session.config.changed(
-        **{name: settings[name] for name in ("max_opts", "save_interval", "keep", "run_dir") if name in settings}
-    )
+    session.config = session.config.changed(**{name: settings[name] for name in HOST_ALONE if name in settings})
     session.config.check()
     session.hooks, session.interrupt = settings.get("hooks") or jaxrl.SessionHooks(), jaxrl.Interrupt()
     session._schedule = schedule_of(session.config, session._driven)
@@ -63,7 +67,7 @@ class Script:
 
     def advance(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Return reward, successor, terminated and truncated; episodes of the environments end in turns."""
-        self.step, self.actions = self.step + 1, np.asarray(actions)
+        self.step, self.actions = self.step + 1, np.asarray(actions).reshape(self.num_envs)
         place = self.step + np.arange(self.num_envs)
         return self.actions - 0.5, self.obs(), place % 5 == 0, place % 7 == 0
 
@@ -78,7 +82,29 @@ def drive(session: jaxrl.Session, script: Script, steps: int, between: Callable[
         between()
 
 
+def drive_as_trainer(session: jaxrl.Session, env: jaxrl.Env, seed: int, steps: int) -> None:
+    """Drive a session through `env` with the randomness that a trainer's run of `seed` would give it."""
+    driven, config = session._driven, session.config
+    actors = assemble(env, lambda spec: driven.agent, driven.processor, config.num_envs)
+    keys, env_key = stream_keys(jax.random.key(seed)), jax.random.split(jax.random.key(seed), 5)[2]
+    state, obs = actors.env.reset(env_key)
+    step = jax.jit(actors.env.step)
+
+    @partial(jax.jit, static_argnums=0)
+    def noise(phase: Any, t: int, at: int) -> Any:
+        key = jax.random.fold_in(keys[phase], t)
+        key = jax.random.split(key)[0] if phase == "train" else key
+        return jax.tree.map(lambda x: x[at], draw_steps(actors, key, steps_in(driven.turns, phase))[2])
+
+    for v in range(steps):
+        actions = session.act(obs)
+        state, out = step(state, actions, noise(*place_of(driven.turns, v)))
+        assert isinstance(out, Step)
+        session.observe(out.reward, out.final_obs, out.terminated, out.truncated)
+        obs = out.obs
+
+
 def digest(session: jaxrl.Session) -> str:
     """Return the sha256 of all that a session would save."""
     now = session._now
-    return state_digest((now.state, now.sums, now.host, np.array([now.steps, now.invalid])))
+    return state_digest((now.state, now.sums, now.past, now.host, np.array([now.steps, now.invalid])))

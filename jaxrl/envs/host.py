@@ -4,6 +4,7 @@ An environment written in JAX can be put on the host too, to be stepped there by
 """
 
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from multiprocessing import parent_process
@@ -121,6 +122,41 @@ def gymnasium_env(name: str, **kwargs: Any) -> HostEnv:
     one.close()
     settings = {"env": PREFIX + id_, "env_args": dict(kwargs)}
     return HostEnv(spec, partial(_Gymnasium, make, spec), partial(make, render_mode="rgb_array"), settings)
+
+
+UNFELT = tuple(f":{name}" for name in ("HumanRendering", "RecordEpisodeStatistics", "RecordVideo"))
+"""Wrappers of Gymnasium, as the ends of their paths, that change nothing of an episode."""
+
+
+def gymnasium_made(env: Any) -> dict[str, Any] | None:
+    """Return what `make_env` needs to build an environment of Gymnasium, or one of a vector of them, again.
+
+    Its name and plain numbers alone are told. One that another process could not build from these is `None`: it is not
+    Gymnasium's own, is wrapped by hand, or was made with other things than numbers.
+    """
+    spec: Any = getattr(env, "spec", None)
+    registry = getattr(sys.modules.get("gymnasium"), "registry", {})
+    known = registry.get(getattr(spec, "id", None))
+    if known is None or known.entry_point != spec.entry_point or not str(spec.entry_point).startswith("gymnasium."):
+        return None
+    wrappers = [wrapper.entry_point for wrapper in spec.additional_wrappers]
+    while hasattr(env, "single_action_space") and env is not env.unwrapped:
+        wrappers.append(f"{type(env).__module__}:{type(env).__name__}")
+        env = env.env
+    if not all(path.startswith("gymnasium.wrappers.") and path.endswith(UNFELT) for path in wrappers):
+        return None
+    kwargs = {"max_episode_steps": spec.max_episode_steps, **spec.kwargs}
+    as_known = {"max_episode_steps": known.max_episode_steps, **known.kwargs}
+    for name in ("render_mode", "num_envs", "vectorization_mode", "vector_kwargs"):
+        kwargs.pop(name, None)
+    other = {name: x for name, x in kwargs.items() if name not in as_known or not same_plain(x, as_known[name])}
+    numbers = all(isinstance(x, int | float) for x in other.values())
+    return {"env": PREFIX + spec.id, "env_args": other} if numbers else None
+
+
+def same_plain(a: Any, b: Any) -> bool:
+    """Say whether two values are the same number or text, or both nothing."""
+    return isinstance(a, int | float | str | None) and type(a) is type(b) and a == b
 
 
 def whole(numbers: Mapping[str, Any]) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def init(driven: Driven, key: Key) -> DrivenState:
         key=stream,
         agent=agent,
         window=window,
-        buffer=driven.buffer.init(row_struct(opened.items), num_envs, driven.turns.lag),
+        buffer=driven.buffer.init(row_struct(opened.items), num_envs, driven.turns.lag, num_envs),
         health=healthy(),
         last=Last(window, opened.action, opened.extras, told),
     )

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl.envs.base import Env
-from jaxrl.envs.host import gymnasium_spec, to_host
+from jaxrl.envs.host import gymnasium_made, gymnasium_spec, to_host
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.driven import Told
 from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete, PyTree, Space
@@ -43,7 +43,9 @@ def outside(given: Any, num_envs: int) -> Outside:
         )
     if getattr(given, "num_envs", num_envs) != num_envs:
         raise SettingsError(f"num_envs is {num_envs}, but the environment is a vector of {given.num_envs}")
-    return Outside(gymnasium_spec(given), None, getattr(given, "single_action_space", given.action_space))
+    return Outside(
+        gymnasium_spec(given), gymnasium_made(given), getattr(given, "single_action_space", given.action_space)
+    )
 
 
 class Seen(NamedTuple):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxrl.envs.base import require_same
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.base import Strategy, iterate, noise_shapes
-from jaxrl.types import Array, Metrics, PyTree, Total, columns_of, tree_bytes
+from jaxrl.types import Array, Metrics, PyTree, Stat, Total, columns_of, tree_bytes
 
 
 class Sums(NamedTuple):
@@ -60,7 +60,11 @@ def run_one(strategy: Strategy, state: PyTree, sums: Sums, arrival: PyTree, t: A
 
 def add(sums: Sums, metrics: Metrics) -> Sums:
     """Add one iteration's metrics."""
-    new = columns_of(metrics)
+    return add_up(sums, columns_of(metrics))
+
+
+def add_up(sums: Sums, new: Stat | Sums) -> Sums:
+    """Add what others have summed up."""
     addend = new.sum - sums.error
     total = sums.sum + addend
     return Sums(

@@ -58,7 +58,14 @@ class Schedule:
 
     def is_regular_save(self, opt_steps: int) -> bool:
         """Say whether a save after `opt_steps` is due by its interval, not because the run ends there."""
-        return bool(self.save_interval) and opt_steps % self.save_interval < min(opt_steps, self.opt_steps_per_step)
+        return self._is_regular(self.save_interval, opt_steps)
+
+    def is_regular_record(self, opt_steps: int) -> bool:
+        """Say whether a row after `opt_steps` is due by its interval."""
+        return self._is_regular(self.record_interval, opt_steps)
+
+    def _is_regular(self, interval: int, opt_steps: int) -> bool:
+        return bool(interval) and opt_steps % interval < min(opt_steps, self.opt_steps_per_step)
 
     @property
     def last(self) -> int:

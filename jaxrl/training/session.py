@@ -20,9 +20,9 @@ from jaxrl.training.intake import Seen, outside, take_obs, take_told
 from jaxrl.training.interrupt import Interrupt, Undisturbed
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.policy import GreedyPolicy, describe
-from jaxrl.training.program import summarise, zero_sums
+from jaxrl.training.program import add_up, memory_plan, summarise, zero_sums
+from jaxrl.training.recorders import Recorders, check_unwritten, default_recorders
 from jaxrl.training.session_parts import (
-    Episode,
     Host,
     Learnt,
     Now,
@@ -36,6 +36,7 @@ from jaxrl.training.session_parts import (
     put_together,
     schedule_of,
 )
+from jaxrl.training.session_rows import Episode, Interval, score_columns
 from jaxrl.training.settings import SessionConfig
 from jaxrl.training.statistics import Statistics
 from jaxrl.training.storage import Best, Resume, Storage
@@ -153,8 +154,12 @@ class Session:
             if np.count_nonzero(after.host.ended):
                 t = iterations(self._driven.turns, after.steps)
                 episodes = episodes_of(now.host, told, self._schedule.opt_steps(t), after.steps * num_envs)
-                after = after._replace(statistics=over(after.statistics, episodes))
+                after = after._replace(
+                    statistics=over(after.statistics, episodes), interval=after.interval.over(episodes)
+                )
             self._now = after
+            if learnt is not None and self._is_row_due():
+                self._record()
         if not (episodes or self._at_end):
             self._now = self._chosen(self._now)  # ahead, so that the device works while the loop comes round to `act`
         if learnt is not None and self._schedule.is_regular_save(self.opt_steps):
@@ -173,7 +178,8 @@ class Session:
 
     def note(self, **values: float | None) -> None:
         """Take numbers of one's own into the statistics of `summary`."""
-        self._now = self._now._replace(statistics=self._now.statistics.note(values))
+        now = self._now
+        self._now = now._replace(statistics=now.statistics.note(values), interval=now.interval.noted(values))
 
     def evaluate_score(self, score: float) -> bool:
         """Judge the present policy; keep it as the best if `score` is strictly greater than any before it.
@@ -185,7 +191,9 @@ class Session:
         if is_best := ledger.judge(score, self.opt_steps):
             facts = {"score": score, **self._counters(), **describe(self._policy, self.settings())}
             best = Best(self.opt_steps, score, self._params(), facts)
-        self._now = now._replace(ledger=ledger, best=best)
+        with Undisturbed():
+            self._now = now._replace(ledger=ledger, best=best)
+            self._recorders.write(self._row("eval", **score_columns(score, is_best)))
         self._storage.keep_best(best)
         return is_best
 
@@ -204,11 +212,12 @@ class Session:
             "statistics": now.statistics.facts(),
             "healthy": True,
             "regular": self._schedule.is_regular_save(self.opt_steps),
-            "unwritten": {},
+            "interval": now.interval.facts(),
+            "unwritten": self._recorders.unwritten(),
         }
         self._storage.keep_best(self._now.best)
         again, self._saved = now is not self._saved, now
-        self._storage.save(self.opt_steps, (now.state, now.sums, now.host), facts, again)
+        self._storage.save(self.opt_steps, (now.state, (now.past, now.sums), now.host), facts, again)
         self._storage.note(**self._counters(), best_score=now.ledger.best_score, status=self._status())
 
     def restore(self) -> None:
@@ -221,8 +230,10 @@ class Session:
         if self.config.run_dir is None or self._closed:
             raise SettingsError("restore needs an open session with a run_dir")
         self._storage.settle()
-        restored = self._restored(self._first(self._now.statistics.fresh()))
+        restored, _ = self._restored(self._first(self._now.statistics.fresh()))
         self._now = restored._replace(best=self._now.best)
+        self._recorders.rewind(self.opt_steps)
+        self._event("restore", f"went back to {self.opt_steps} optimisation steps")
 
     def close(self) -> None:
         """Save, wait until all is on the disk, and let go of the run directory.
@@ -238,6 +249,7 @@ class Session:
             self._storage.keep_best(self._now.best)
             self._storage.finish()
         finally:
+            self._recorders.close()
             self._storage.close()
         self._call_hooks(None, [])
         if self._storage.error is not None:
@@ -291,7 +303,7 @@ class Session:
             "last_score": now.ledger.last_score,
             "invalid_steps": now.invalid,
             **now.statistics.summary(),
-            **summarise(self._metrics, now.sums),
+            **summarise(self._metrics, add_up(now.past, now.sums)),
             "wall_s": now.ledger.wall,
             "stop": self._status(),
         }
@@ -303,7 +315,7 @@ class Session:
         made = settings_of(
             driven.agent, driven.processor, driven.spec, self._outside.made, buffer=driven.buffer.settings, **config
         )
-        return {**made, "driven": "from outside"}
+        return {**made, "custom": [*made["custom"], "loop"], "driven": "from outside"}
 
     # --- one step ---
 
@@ -398,19 +410,35 @@ class Session:
         """Take hold of the run directory, and begin or go on."""
         config, regular = self.config, self._schedule.is_regular_save
         self._storage = Storage(config.run_dir, config.keep, self.settings(), Resume(resume), regular)
-        self._storage.report = say
+        self._storage.report = self._report
         self._storage.on_saved = self._saves.append
+        self._recorders = Recorders(default_recorders(None, self._storage.path, quiet=True))
+        unwritten: dict[str, list[str]] = {}
         try:
             self._now = self._first(statistics)
             if self._storage.resumes:
-                self._now = self._restored(self._now)
+                self._now, unwritten = self._restored(self._now)
             self._greedy = GreedyPolicy(self._policy, self._params())
             if resume:
                 best = self._storage.load_best(jax.eval_shape(self._params))
                 self._now = self._now._replace(best=best)
+            self._open_log(resume, unwritten)
         except BaseException:
             self._storage.close()
             raise
+
+    def _open_log(self, resume: bool, unwritten: dict[str, list[str]]) -> None:
+        """Take back what the log holds of a future that was undone, and say how the session begins."""
+        if resume:
+            self._recorders.rewind(self.opt_steps if self._storage.resumes else -1)
+            self._recorders.take_up(unwritten)
+        turns, config = self._driven.turns, self.config
+        for note in (memory_plan(self._now.state), *turns.notes(self._driven.buffer, config.num_envs, config.warmup)):
+            self._event("note", note)
+        if resume:
+            how = f"resumed at {self.opt_steps} optimisation steps" if self._storage.resumes else "began again"
+            changed = "; ".join(map(str, self._storage.changes))
+            self._event("resume", f"{how}; changed: {changed}" if changed else how)
 
     def _first(self, statistics: Statistics) -> Now:
         """Return what a session is before its first observation."""
@@ -419,23 +447,26 @@ class Session:
         seen = jax.tree.map(np.array, state.last.told.next_obs)
         no = np.zeros(num_envs, bool)
         host = Host(np.zeros(num_envs, np.float32), np.zeros(num_envs, np.int32), seen, ~no, no)
-        return Now(state, zero_sums(len(self._metrics)), host, Ledger(), statistics=statistics)
+        sums, past = zero_sums(len(self._metrics)), zero_sums(len(self._metrics))
+        return Now(state, sums, past, host, Ledger(), statistics=statistics)
 
-    def _restored(self, first: Now) -> Now:
-        """Return what the newest valid checkpoint holds, in the structure of `first`."""
-        like = (first.state, first.sums, first.host)
+    def _restored(self, first: Now) -> tuple[Now, dict[str, list[str]]]:
+        """Return what the newest valid checkpoint holds, in the structure of `first`, and rows not yet in the log."""
+        like = (first.state, (first.past, first.sums), first.host)
         self._storage.check_fits(like)
-        step, (state, sums, host), facts = self._storage.load(like)
+        step, (state, (past, sums), host), facts = self._storage.load(like)
         try:
             ledger, steps, invalid = first.ledger.take_up(facts["ledger"]), facts["steps"], facts["invalid"]
-            statistics = first.statistics.take_up(facts["statistics"])
+            statistics, interval = first.statistics.take_up(facts["statistics"]), Interval().take_up(facts["interval"])
+            check_unwritten(facts["unwritten"])
             if type(steps) is not int or type(invalid) is not int:
                 raise ValueError("steps and invalid are counts")
         except (KeyError, TypeError, ValueError) as error:
             raise NoCheckpointError(f"checkpoint {step} of {self._storage.path} is no session's: {error}") from error
         self._storage.go_on()
         host = jax.tree.map(np.array, host)
-        return Now(state, sums, host, ledger, steps, invalid, statistics, resumed=True)
+        now = Now(state, sums, past, host, ledger, steps, invalid, statistics, interval, resumed=True)
+        return now, facts["unwritten"]
 
     # --- small things ---
 
@@ -453,6 +484,29 @@ class Session:
     @property
     def _at_end(self) -> bool:
         return iterations(self._driven.turns, self._now.steps) >= self._schedule.last
+
+    def _is_row_due(self) -> bool:
+        return self._schedule.is_regular_record(self.opt_steps) or (self.config.record_interval > 0 and self._at_end)
+
+    def _record(self) -> None:
+        """Write the row of the interval that ends here, and begin another."""
+        now, opt_steps, env_steps = self._now, self.opt_steps, self.env_steps
+        wall = now.ledger.wall
+        own = now.interval.columns(opt_steps, env_steps, now.invalid, wall)
+        self._recorders.write(self._row("train", **own, **summarise(self._metrics, now.sums)))
+        begun = Interval(opt_steps=opt_steps, env_steps=env_steps, invalid=now.invalid, wall=wall)
+        past, sums = add_up(now.past, now.sums), zero_sums(len(self._metrics))
+        self._now = now._replace(past=past, sums=sums, interval=begun)
+
+    def _row(self, kind: str, **columns: Any) -> dict[str, Any]:
+        return {"kind": kind, **self._counters(), "wall_s": round(self._now.ledger.wall, 3), **columns}
+
+    def _event(self, event: str, message: str) -> None:
+        self._recorders.write(self._row("event", event=event, message=message))
+
+    def _report(self, line: str) -> None:
+        say(line)
+        self._event("storage", line)
 
     def _require_going_on(self, what: str) -> None:
         if self._closed:

@@ -17,25 +17,11 @@ from jaxrl.strategies.replay import take_turns
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.program import Sums, add
 from jaxrl.training.schedule import Schedule
+from jaxrl.training.session_rows import Episode, Interval
 from jaxrl.training.settings import SessionConfig
 from jaxrl.training.statistics import Statistics
 from jaxrl.training.storage import Best
 from jaxrl.types import EnvSpec, Metrics, PyTree, Total, columns_of
-
-
-class Episode(NamedTuple):
-    """An episode that has come to its end."""
-
-    env: int
-    """Which environment's."""
-    episode_return: float
-    """Undiscounted."""
-    length: int
-    terminated: bool
-    """It reached an end of its own; else it was cut."""
-    opt_steps: int
-    """Optimisation steps made when it ended."""
-    env_steps: int
 
 
 class SessionHooks(NamedTuple):
@@ -95,6 +81,9 @@ class Now(NamedTuple):
 
     state: DrivenState
     sums: Sums
+    """Of the metrics since the last row."""
+    past: Sums
+    """Of those before."""
     host: Host
     ledger: Ledger
     steps: int = 0
@@ -102,6 +91,7 @@ class Now(NamedTuple):
     invalid: int = 0
     """Steps of one environment that were not finite."""
     statistics: Statistics = Statistics()
+    interval: Interval = Interval()
     best: Best | None = None
     chosen: tuple[PyTree, PyTree] | None = None
     """Actions and extras for the latest observations, if they are chosen already."""
@@ -181,6 +171,7 @@ def schedule_of(config: SessionConfig, driven: Driven) -> Schedule:
         opt_steps_per_step=driven.turns.updates,
         env_steps_per_step=driven.turns.rows,
         warmup_env_steps=driven.turns.warmup_env_steps,
+        record_interval=config.record_interval,
         save_interval=config.save_interval,
     )
 

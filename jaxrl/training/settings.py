@@ -98,12 +98,14 @@ class SessionConfig:
     """Optimisation steps; the session is done exactly there."""
     seed: int = 0
     """Seed; with the settings and what the environments tell it decides every bit of the training."""
+    record_interval: int = 1_000
+    """Optimisation steps between rows of metrics in the run directory; 0: none."""
     save_interval: int = 2_500
     """Optimisation steps between checkpoints; 0: only when asked to and at the end."""
     keep: int = 3
     """Checkpoints kept, the newest; the best policy is kept apart."""
     run_dir: str | None = None
-    """Directory for settings and checkpoints; unset: nothing is written."""
+    """Directory for settings, logs and checkpoints; unset: nothing is written."""
 
     def changed(self, **settings: Any) -> "SessionConfig":
         """Return these settings with some replaced; raise `SettingsError` for a name that is none."""

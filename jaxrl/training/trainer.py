@@ -24,7 +24,15 @@ from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.policy import GreedyPolicy, describe
 from jaxrl.training.program import check_step, compile_all, memory_plan, state_shapes, summarise, zero_sums
-from jaxrl.training.recorders import Progress, Recorder, Recorders, Row, default_recorders, episode_recorder
+from jaxrl.training.recorders import (
+    Progress,
+    Recorder,
+    Recorders,
+    Row,
+    check_unwritten,
+    default_recorders,
+    episode_recorder,
+)
 from jaxrl.training.report import Report, Result
 from jaxrl.training.rows import episode_rows, eval_columns
 from jaxrl.training.run_dir import require_free
@@ -411,8 +419,7 @@ class Trainer:
         step, (state, sums), facts = self._storage.load(self._compiled.like)
         try:
             ledger, unwritten = self.ledger.take_up(facts["ledger"]), facts["unwritten"]
-            if not all(isinstance(text, str) for texts in dict(unwritten).values() for text in list(texts)):
-                raise ValueError("what is unwritten is no text")
+            check_unwritten(unwritten)
         except (KeyError, TypeError, ValueError) as error:
             raise NoCheckpointError(
                 f"checkpoint {step} of {self.config.run_dir} is none of jaxrl's: {error}"

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from toys_data import walk
@@ -13,6 +14,7 @@ from toys_data import walk
 import jaxrl
 from jaxrl.errors import SettingsError
 from jaxrl.types import Box, Discrete, EnvSpec
+from tests.toys_gymnasium import Counting
 
 SPEC = walk().spec
 
@@ -229,3 +231,55 @@ def test_without_minari_the_line_that_installs_it_is_shown(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "minari", None)
     with pytest.raises(SettingsError, match=r"pip install 'jaxrl\[minari\]'"):
         jaxrl.load_dataset("minari:walk/v0")
+
+
+class Nested(gymnasium.Wrapper):
+    """`Counting`, observed as a dict with a tuple in it, by actions that are like that too."""
+
+    observation_space = gymnasium.spaces.Dict(
+        at=Counting.observation_space, flags=gymnasium.spaces.Tuple([gymnasium.spaces.MultiBinary(2)])
+    )
+    action_space = gymnasium.spaces.Dict(
+        a=Counting.action_space, b=gymnasium.spaces.Tuple([gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)])
+    )
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, info = self.env.reset(**kwargs)
+        return self.nested(obs), info
+
+    def step(self, action: Any) -> Any:
+        obs, *rest = self.env.step(action["a"])
+        return self.nested(obs), *rest
+
+    def nested(self, obs: np.ndarray) -> dict[str, Any]:
+        return {"at": obs, "flags": (np.array([obs[0] % 2, 1], np.int8),)}
+
+
+@pytest.mark.parametrize("form", ["hdf5", "arrow"])
+def test_a_data_set_that_minari_has_written_is_read(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minari = pytest.importorskip("minari")
+    pytest.importorskip({"hdf5": "h5py", "arrow": "pyarrow"}[form])
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    env = minari.DataCollector(Nested(Counting()), data_format=form)
+    env.action_space.seed(0)
+    taken = []
+    for _ in range(3):
+        env.reset(seed=0)
+        ended = False
+        while not ended:
+            taken.append(env.action_space.sample())
+            *_, terminated, truncated, _ = env.step(taken[-1])
+            ended = terminated or truncated
+    env.create_dataset("toys/counting-v0", algorithm_name="random", author="nobody")
+    data = jaxrl.load_dataset("minari:toys/counting-v0")
+    steps, episode = np.array([0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2]), np.repeat([1, 2, 3], [3, 5, 3])
+    np.testing.assert_array_equal(data.obs["at"], np.stack([steps, episode], axis=1))
+    np.testing.assert_array_equal(data.next_obs["at"], np.stack([steps + 1, episode], axis=1))
+    np.testing.assert_array_equal(data.next_obs["flags"][0][:, 0], (steps + 1) % 2)
+    np.testing.assert_array_equal(data.reward, steps + 1)
+    np.testing.assert_array_equal(np.flatnonzero(data.terminated), [2, 10])
+    np.testing.assert_array_equal(np.flatnonzero(data.truncated), [7])
+    np.testing.assert_array_equal(data.action["a"], [action["a"] - 5 for action in taken])
+    np.testing.assert_array_equal(data.action["b"][0], [action["b"][0] for action in taken])
+    assert data.spec.action_space == {"a": Discrete(2), "b": (Box(-1.0, 1.0, (2,)),)}
+    assert set(data.spec.observation_space) == {"at", "flags"}

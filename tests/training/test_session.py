@@ -1,6 +1,5 @@
 """Sessions: the same learning as a trainer's, one step at a time; what is refused; what is told."""
 
-from functools import partial
 from typing import Any
 
 import gymnasium
@@ -9,34 +8,9 @@ import numpy as np
 import pytest
 
 import jaxrl
-from jaxrl.strategies.driven import place_of, steps_in, stream_keys
-from jaxrl.strategies.interaction import assemble, draw_steps
 from jaxrl.training.intake import outside, take_obs
-from jaxrl.types import Step
 from tests.toys_envs import counting
-from tests.toys_session import SPEC, Script, single, small
-
-
-def drive_as_trainer(session: jaxrl.Session, env: jaxrl.Env, seed: int, steps: int) -> None:
-    """Drive a session through `env` with the randomness that a trainer's run of `seed` would give it."""
-    driven, config = session._driven, session.config
-    actors = assemble(env, lambda spec: driven.agent, driven.processor, config.num_envs)
-    keys, env_key = stream_keys(jax.random.key(seed)), jax.random.split(jax.random.key(seed), 5)[2]
-    state, obs = actors.env.reset(env_key)
-    step = jax.jit(actors.env.step)
-
-    @partial(jax.jit, static_argnums=0)
-    def noise(phase: Any, t: int, at: int) -> Any:
-        key = jax.random.fold_in(keys[phase], t)
-        key = jax.random.split(key)[0] if phase == "train" else key
-        return jax.tree.map(lambda x: x[at], draw_steps(actors, key, steps_in(driven.turns, phase))[2])
-
-    for v in range(steps):
-        actions = session.act(obs)
-        state, out = step(state, actions, noise(*place_of(driven.turns, v)))
-        assert isinstance(out, Step)
-        session.observe(out.reward, out.final_obs, out.terminated, out.truncated)
-        obs = out.obs
+from tests.toys_session import SPEC, Script, drive_as_trainer, single, small
 
 
 @pytest.mark.parametrize(

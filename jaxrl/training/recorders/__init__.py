@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxrl.training.recorders.base import Progress, Recorder, Recorders, Row
+from jaxrl.training.recorders.base import Progress, Recorder, Recorders, Row, check_unwritten
 from jaxrl.training.recorders.console import ConsoleRecorder
 from jaxrl.training.recorders.jsonl import JSONLRecorder, log_problems, trim
 from jaxrl.training.recorders.memory import MemoryRecorder
@@ -19,6 +19,7 @@ __all__ = [
     "Recorders",
     "Row",
     "TensorBoardRecorder",
+    "check_unwritten",
     "default_recorders",
     "episode_recorder",
     "log_problems",

@@ -80,5 +80,11 @@ class Recorders:
                 say(line)
 
 
+def check_unwritten(unwritten: Any) -> None:
+    """Raise `ValueError` or `TypeError` unless this is what `Recorders.unwritten` returns."""
+    if not all(isinstance(text, str) for texts in dict(unwritten).values() for text in list(texts)):
+        raise ValueError("what is unwritten is no text")
+
+
 def _nothing(*args: Any) -> None:
     pass

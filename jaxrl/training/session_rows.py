@@ -1,0 +1,89 @@
+"""The rows of metrics of a session: as a trainer's, of what its loop has told since the last of them."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from jaxrl.training.statistics import Statistics
+
+OF_EPISODES = Statistics({"episode_return": ["mean"], "episode_length": ["mean"]}, window=1)
+
+
+class Episode(NamedTuple):
+    """An episode that has come to its end."""
+
+    env: int
+    """Which environment's."""
+    episode_return: float
+    """Undiscounted."""
+    length: int
+    terminated: bool
+    """It reached an end of its own; else it was cut."""
+    opt_steps: int
+    """Optimisation steps made when it ended."""
+    env_steps: int
+
+
+class Interval(NamedTuple):
+    """What is known on the host of the time since the last row; the sums on the device tell the rest."""
+
+    statistics: Statistics = OF_EPISODES
+    terminated: int = 0
+    """Of its episodes, those that reached an end of their own."""
+    opt_steps: int = 0
+    """At its beginning, as are those below."""
+    env_steps: int = 0
+    invalid: int = 0
+    wall: float = 0.0
+    """Seconds of the session."""
+
+    def over(self, episodes: list[Episode]) -> "Interval":
+        """Take in episodes."""
+        if not episodes:
+            return self
+        statistics = self.statistics
+        for episode in episodes:
+            statistics = statistics.note(
+                {"episode_return": episode.episode_return, "episode_length": float(episode.length)}
+            )
+        ends = sum(episode.terminated for episode in episodes)
+        return self._replace(statistics=statistics, terminated=self.terminated + ends)
+
+    def noted(self, values: Mapping[str, float | None]) -> "Interval":
+        """Take in numbers of the user's own."""
+        return self._replace(statistics=self.statistics.note({f"info/{name}": x for name, x in values.items()}))
+
+    def columns(self, opt_steps: int, env_steps: int, invalid: int, wall: float) -> dict[str, Any]:
+        """Return what a row tells at these counts: steps per second of all that went by, the user's own loop too."""
+        seconds = wall - self.wall
+        rates = {"opt_steps_per_sec": opt_steps - self.opt_steps, "env_steps_per_sec": env_steps - self.env_steps}
+        told: dict[str, Any] = {name: steps / seconds if seconds > 0 else None for name, steps in rates.items()}
+        for name, series in self.statistics.series.items():
+            numbers = {name: series.mean, f"{name}_min": series.low, f"{name}_max": series.high}
+            told |= {column: x if series.count else None for column, x in numbers.items()}
+        episodes = self.statistics.series["episode_return"]
+        episodes_in_all = episodes.count + episodes.not_finite
+        counts = {"episodes": episodes_in_all, "terminated": self.terminated}
+        return {
+            **told,
+            **counts,
+            "truncated": episodes_in_all - self.terminated,
+            "invalid_steps": invalid - self.invalid,
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """Return the numbers kept, for JSON."""
+        return {**self._asdict(), "statistics": self.statistics.facts()}
+
+    def take_up(self, facts: Mapping[str, Any]) -> "Interval":
+        """Return the interval of which `facts()` told; raise `ValueError` if it did not."""
+        like = Interval()._asdict()
+        if not isinstance(facts, Mapping) or facts.keys() != like.keys():
+            raise ValueError(f"expected an interval of {', '.join(like)}")
+        if any(type(facts[name]) not in (type(x), int) for name, x in like.items() if name != "statistics"):
+            raise ValueError("an interval is made of numbers")
+        return Interval(**{**facts, "statistics": OF_EPISODES.take_up(facts["statistics"])})
+
+
+def score_columns(score: float, is_best: bool) -> dict[str, Any]:
+    """Return what a row tells of a policy that the user has judged."""
+    return {"eval_reward": score, "score": score, "is_best": is_best}

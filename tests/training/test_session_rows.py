@@ -1,0 +1,130 @@
+"""The log of a session: what its rows say, and that none is doubled or lost however the session is cut."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jaxrl
+from jaxrl.training.recorders import log_problems
+from tests.toys_session import Script, digest, drive, single, small
+
+EVERY = 4
+
+
+def rows(run: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """Read the rows of one kind, or of all, less what the clock has measured."""
+    read = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = [row for row in read if kind in (None, row["kind"])]
+    return [{k: v for k, v in row.items() if k != "wall_s" and not k.endswith("_per_sec")} for row in kept]
+
+
+def test_rows_tell_of_the_time_since_the_last_one(tmp_path: Path) -> None:
+    learnt: list[dict[str, float]] = []
+    hooks = jaxrl.SessionHooks(learnt=lambda told: learnt.append(dict(told)))
+    with single(run_dir=str(tmp_path), record_interval=EVERY, max_opts=10, hooks=hooks) as session:
+        step = 0
+        while not session.is_done:
+            step += 1
+            session.act([float(step % 5), 0.0])
+            if step == 13:
+                session.note(battery=0.5)
+            reward = np.nan if step == 16 else float(step)
+            session.observe(reward, [float(step % 5 + 1), 0.0], step % 6 == 0, step == 15)
+            if step % 6 == 0 or step in (15, 16):
+                continue
+            session.cut()  # the observations begin again after the fifth
+    first, second, last = rows(tmp_path, "train")
+    # Two steps prime the window of three, and a batch of 8 fills the buffer: then each step is learnt from.
+    assert [(row["opt_steps"], row["env_steps"]) for row in (first, second, last)] == [(4, 14), (8, 18), (10, 20)]
+    assert (first["episodes"], first["terminated"], first["truncated"], first["invalid_steps"]) == (2, 2, 0, 0)
+    assert (first["episode_return"], first["episode_return_min"], first["episode_return_max"]) == (9.0, 6.0, 12.0)
+    assert (first["episode_length"], first["info/battery"]) == (1.0, 0.5)
+    # Steps 15 (cut), 16 (not finite, so cut) and 18 (an end).
+    assert (second["episodes"], second["terminated"], second["truncated"], second["invalid_steps"]) == (3, 1, 2, 1)
+    assert (second["episode_return"], second["episode_return_min"]) == (11.0, 0.0)
+    assert (last["episodes"], last["episode_return"], last["episode_length_max"]) == (0, None, None)
+    for row, told in ((first, learnt[:4]), (second, learnt[4:8]), (last, learnt[8:])):
+        losses = [each["loss"] for each in told]
+        assert row["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+        assert (row["loss_min"], row["loss_max"]) == (min(losses), max(losses))
+        assert row["skipped_updates"] == 0
+    # The summary is over the whole session all the same.
+    assert session.summary()["loss"] == pytest.approx(np.mean([told["loss"] for told in learnt]), rel=1e-5)
+    assert session.summary()["loss_max"] == max(told["loss"] for told in learnt)
+    text = (tmp_path / "metrics.jsonl").read_text()
+    (speed, *_) = [json.loads(line)["opt_steps_per_sec"] for line in text.splitlines() if '"train"' in line]
+    assert speed > 0
+
+
+def test_scores_are_rows_and_several_may_be_told_at_one_step(tmp_path: Path) -> None:
+    with small(run_dir=str(tmp_path), record_interval=0) as session:
+        drive(session, Script(), 20)
+        for score in (3.0, float("nan"), 3.5):
+            session.evaluate_score(score)
+    told = rows(tmp_path, "eval")
+    assert [(row["eval_reward"], row["is_best"]) for row in told] == [(3.0, True), (None, False), (3.5, True)]
+    assert {(row["opt_steps"], row["env_steps"]) for row in told} == {(session.opt_steps, 40)}
+    assert rows(tmp_path, "train") == []
+    assert log_problems(tmp_path / "metrics.jsonl") == []
+    notes = [row["message"] for row in rows(tmp_path, "event")]
+    assert any("the training state takes" in note for note in notes)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], str]:
+    """The rows of a session that nothing disturbs, and its state at the end."""
+    run = tmp_path_factory.mktemp("whole")
+    with small(run_dir=str(run), record_interval=EVERY) as session:
+        drive(session, Script(), 44)
+    assert [row["opt_steps"] for row in rows(run, "train")] == [4, 8, 12, 16]
+    return rows(run, "train"), digest(session)
+
+
+def test_how_often_rows_are_written_changes_no_bit_of_the_training(whole: Any) -> None:
+    session, script = small(record_interval=0), Script()
+    drive(session, script, 44)
+    other = small(record_interval=7)
+    drive(other, Script(), 44)
+    agents = [each._now.state.agent.params for each in (session, other)]
+    np.testing.assert_array_equal(*(np.asarray(agent.vector) for agent in agents))
+
+
+@pytest.mark.parametrize("stop", [18, 26])  # within an interval, of 5 and of 9 optimisation steps
+def test_a_resumed_session_goes_on_with_its_rows(stop: int, whole: Any, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"run_dir": str(tmp_path), "record_interval": EVERY}
+    script = Script()
+    with small(**settings) as session:
+        drive(session, script, stop)
+    with small(**settings, resume=True) as session:
+        drive(session, script, 44 - stop)
+    assert (rows(tmp_path, "train"), digest(session)) == whole
+    assert rows(tmp_path, "event")[-1]["event"] == "resume"
+
+
+def test_rows_after_the_checkpoint_are_cut(whole: Any, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"run_dir": str(tmp_path), "record_interval": EVERY}
+    script = Script()
+    session = small(**settings)
+    drive(session, script, 26)
+    session.save()
+    kept = script.step, script.actions
+    drive(session, script, 11)
+    session.evaluate_score(1.0)
+    # A process that is killed lets go of the directory and writes nothing more.
+    session._storage.settle()
+    session._storage.close()
+    assert [row["opt_steps"] for row in rows(tmp_path, "train")] == [4, 8, 12]
+    script.step, script.actions = kept
+    with small(**settings, resume=True) as session:
+        assert [row["opt_steps"] for row in rows(tmp_path, "train")] == [4, 8]
+        assert rows(tmp_path, "eval") == []
+        drive(session, script, 9)
+        session.restore()  # and once more within a process
+        script.step, script.actions = kept
+        assert [row["opt_steps"] for row in rows(tmp_path, "train")] == [4, 8]
+        drive(session, script, 18)
+    assert (rows(tmp_path, "train"), digest(session)) == whole
+    assert log_problems(tmp_path / "metrics.jsonl") == []
