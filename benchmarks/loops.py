@@ -447,13 +447,13 @@ def _session_step(session: jaxrl.Session, obs: np.ndarray) -> tuple[float, bool]
 def _session_programs(session: jaxrl.Session, obs: np.ndarray, times: int) -> float:
     """Return the median microseconds of choosing an action and taking a step in, on a copy of the buffer."""
     now = session._now
-    drawn, place = session._randomness(now.steps)
+    drawn, place = session._stepper.randomness(now.steps)
     told, buffer, us = now.state.last.told, jax.tree.map(jnp.copy, now.state.buffer), []
     for _ in range(times):
         begun = time.perf_counter()
-        action, extras = session._act(now.state.agent, now.state.window.shown, drawn, place)
+        action, extras = session._stepper.act(now.state.agent, now.state.window.shown, drawn, place)
         np.array(action)
-        buffer, window = session._take_in[True](buffer, now.state.window, action, extras, told, np.uint32(0))
+        buffer, window = session._stepper.take_in[True](buffer, now.state.window, action, extras, told, np.uint32(0))
         us.append((time.perf_counter() - begun) * 1e6)
     jax.block_until_ready((buffer, window))
     return statistics.median(us)

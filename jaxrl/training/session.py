@@ -1,11 +1,9 @@
 """Training driven from a loop that the user owns: a script, a robot, a game engine."""
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.agents.base import AgentMaker
@@ -13,25 +11,19 @@ from jaxrl.buffers.base import Buffer
 from jaxrl.errors import NoCheckpointError, SettingsError, say
 from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
-from jaxrl.strategies import driven as programs
-from jaxrl.strategies.driven import Last, Learner, Told, iterations, place_of, stream_keys
-from jaxrl.strategies.interaction import make_policy, settings_of
-from jaxrl.training.intake import Seen, outside, take_obs, take_told
+from jaxrl.strategies.driven import iterations
+from jaxrl.strategies.interaction import settings_of
+from jaxrl.training.intake import outside, take_obs, take_told
 from jaxrl.training.interrupt import Interrupt, Undisturbed
-from jaxrl.training.ledger import Ledger
 from jaxrl.training.policy import GreedyPolicy, describe
 from jaxrl.training.program import add_up, memory_plan, summarise, zero_sums
 from jaxrl.training.recorders import Recorders, check_unwritten, default_recorders
 from jaxrl.training.session_parts import (
-    Host,
     Learnt,
     Now,
     SessionHooks,
     begun,
-    differ,
-    ends,
     episodes_of,
-    learn_and_sum,
     over,
     put_together,
     schedule_of,
@@ -39,6 +31,7 @@ from jaxrl.training.session_parts import (
 from jaxrl.training.session_rows import Episode, Interval, score_columns
 from jaxrl.training.settings import SessionConfig
 from jaxrl.training.statistics import Statistics
+from jaxrl.training.stepper import Stepper
 from jaxrl.training.storage import Best, Resume, Storage
 from jaxrl.types import PyTree
 
@@ -65,7 +58,6 @@ class Session:
     _now: Now
     _storage: Storage
     _greedy: GreedyPolicy
-    _drawn: tuple[Any, PyTree]
 
     def __init__(
         self,
@@ -108,7 +100,7 @@ class Session:
         self._schedule = schedule_of(self.config, self._driven)
         self._closed, self._saves = False, list[int]()
         self._saved: Now | None = None
-        self._compile()
+        self._stepper = Stepper(self._driven, self.config.seed)
         self._open(resume, statistics or Statistics())
 
     # --- what a loop calls ---
@@ -126,9 +118,9 @@ class Session:
         space, num_envs = self._outside.spec.observation_space, self.config.num_envs
         seen = take_obs("act: obs", space, num_envs if explore else None, obs)
         if not explore:
-            return self._shown(self._greedy.at(self._params())(seen.obs), seen.single)
+            return self._shown(self._greedy.at(self._stepper.params(self._now))(seen.obs), seen.single)
         self._require_going_on("act")
-        now = self._chosen(self._arrived(self._now, seen))
+        now = self._stepper.chosen(self._stepper.arrived(self._now, seen))
         assert now.chosen is not None
         shown = self._shown(now.chosen[0], seen.single)
         self._now = now._replace(acted=True)
@@ -149,7 +141,7 @@ class Session:
         space, num_envs, now = self._outside.spec.observation_space, self.config.num_envs, self._now
         told = take_told(space, num_envs, reward, next_obs, terminated, truncated, now.host.spoilt)
         with Undisturbed():
-            after, learnt = self._after(now, told)
+            after, learnt = self._stepper.after(now, told)
             episodes = list[Episode]()
             if np.count_nonzero(after.host.ended):
                 t = iterations(self._driven.turns, after.steps)
@@ -161,7 +153,8 @@ class Session:
             if learnt is not None and self._is_row_due():
                 self._record()
         if not (episodes or self._at_end):
-            self._now = self._chosen(self._now)  # ahead, so that the device works while the loop comes round to `act`
+            # Ahead, so that the device works while the loop comes round to `act`.
+            self._now = self._stepper.chosen(self._now)
         if learnt is not None and self._schedule.is_regular_save(self.opt_steps):
             self.save()
         self._storage.settle(block=False)
@@ -189,8 +182,8 @@ class Session:
         now, score = self._now, float(score)
         ledger, best = dataclasses.replace(now.ledger), now.best
         if is_best := ledger.judge(score, self.opt_steps):
-            facts = {"score": score, **self._counters(), **describe(self._policy, self.settings())}
-            best = Best(self.opt_steps, score, self._params(), facts)
+            facts = {"score": score, **self._counters(), **describe(self._stepper.policy, self.settings())}
+            best = Best(self.opt_steps, score, self._stepper.params(self._now), facts)
         with Undisturbed():
             self._now = now._replace(ledger=ledger, best=best)
             self._recorders.write(self._row("eval", **score_columns(score, is_best)))
@@ -230,7 +223,7 @@ class Session:
         if self.config.run_dir is None or self._closed:
             raise SettingsError("restore needs an open session with a run_dir")
         self._storage.settle()
-        restored, _ = self._restored(self._first(self._now.statistics.fresh()))
+        restored, _ = self._restored(self._stepper.first(self._now.statistics.fresh()))
         self._now = restored._replace(best=self._now.best)
         self._recorders.rewind(self.opt_steps)
         self._event("restore", f"went back to {self.opt_steps} optimisation steps")
@@ -291,7 +284,7 @@ class Session:
     @property
     def policy(self) -> GreedyPolicy:
         """The present policy, greedy; it stays as it is while training goes on."""
-        return self._greedy.at(self._params())
+        return self._greedy.at(self._stepper.params(self._now))
 
     def summary(self) -> dict[str, Any]:
         """Return counters, scores, statistics of the episodes, and means of what was learnt over the whole session."""
@@ -303,7 +296,7 @@ class Session:
             "last_score": now.ledger.last_score,
             "invalid_steps": now.invalid,
             **now.statistics.summary(),
-            **summarise(self._metrics, add_up(now.past, now.sums)),
+            **summarise(self._stepper.metrics, add_up(now.past, now.sums)),
             "wall_s": now.ledger.wall,
             "stop": self._status(),
         }
@@ -317,94 +310,7 @@ class Session:
         )
         return {**made, "custom": [*made["custom"], "loop"], "driven": "from outside"}
 
-    # --- one step ---
-
-    def _arrived(self, now: Now, seen: Seen) -> Now:
-        """Return what is known once these observations are there to be acted on."""
-        state, host = now.state, now.host
-        if now.steps == 0:
-            window = self._begin(state.agent, seen.obs)
-            fresh = np.ones_like(host.ended)
-        else:
-            other = differ(seen.obs, host.seen, self.config.num_envs)
-            fresh = host.ended | other
-            if not np.count_nonzero(fresh):
-                return now._replace(resumed=False) if now.resumed else now
-            odd = other & ~host.ended
-            if odd.any() and not now.resumed:
-                raise SettingsError(
-                    f"act: obs of environment {int(np.argmax(odd))} is not the next_obs that observe was given, "
-                    "though no episode ended there; pass next_obs, or call cut() before you reset"
-                )
-            window = self._begin_again(state.last, seen.obs, fresh)
-        host = begun(host, fresh)._replace(seen=seen.obs, ended=np.zeros_like(fresh), spoilt=~seen.valid)
-        state = state._replace(window=window)
-        return now._replace(state=state, host=host, resumed=False, chosen=None, acted=False)
-
-    def _chosen(self, now: Now) -> Now:
-        """Return `now` with actions for the observations that are there, chosen unless they were before.
-
-        Whether ahead or not, one program chooses them: another might round differently, and a resumed run differ.
-        """
-        if now.chosen is not None:
-            return now
-        drawn, place = self._randomness(now.steps)
-        return now._replace(chosen=self._act(now.state.agent, now.state.window.shown, drawn, place))
-
-    def _randomness(self, steps: int) -> tuple[PyTree, np.ndarray]:
-        """Return the randomness of a block that holds the step after `steps`, its row, and the optimisation step."""
-        turns = self._driven.turns
-        phase, t, at = place_of(turns, steps)
-        block, first = divmod(t, programs.ahead(turns, phase))
-        if self._drawn[0] != (phase, block):
-            self._drawn = (phase, block), self._draw[phase](self._keys[phase], np.uint32(block))
-        row = first * programs.steps_in(turns, phase) + at
-        return self._drawn[1], np.array([row, t * turns.updates if phase == "train" else 0], np.uint32)
-
-    def _after(self, now: Now, told: Told) -> tuple[Now, Learnt | None]:
-        """Return all that is after a step, and what was learnt from it. The buffer of `now` is donated, if not more."""
-        assert now.chosen is not None
-        state, turns, reward = now.state, self._driven.turns, told.numbers[0]
-        last = Last(state.window, *now.chosen, told)
-        pushes = np.uint32(max(0, now.steps - turns.horizon))
-        program = self._take_in[now.steps >= turns.horizon]
-        buffer, window = program(state.buffer, state.window, *now.chosen, told, pushes)
-        state = state._replace(buffer=buffer, window=window, last=last)
-        sums, learnt, steps = now.sums, None, now.steps + 1
-        if iterations(turns, steps) > iterations(turns, now.steps):
-            learner = Learner(state.agent, state.buffer, state.health)
-            t = np.uint32(iterations(turns, now.steps))
-            learner, sums, means = self._learn(learner, sums, state.key, t)
-            state = state._replace(**learner._asdict())
-            learnt = Learnt(self._names, means)
-        host = now.host._replace(
-            returns=now.host.returns + reward, lengths=now.host.lengths + 1, seen=told.next_obs, ended=ends(told)
-        )
-        invalid = now.invalid + int(self.config.num_envs - np.count_nonzero(told.numbers[3]))
-        after = now._replace(state=state, sums=sums, host=host, steps=steps, invalid=invalid, chosen=None, acted=False)
-        return after, learnt
-
     # --- beginning ---
-
-    def _compile(self) -> None:
-        """Prepare the programs; each is compiled when first called."""
-        driven, key = self._driven, jax.random.key(self.config.seed)
-        self._policy = make_policy(driven.agent, driven.processor, driven.spec)
-        self._keys = stream_keys(key)
-        self._begin = jax.jit(partial(programs.begin, driven))
-        self._begin_again = jax.jit(partial(programs.begin_again, driven))
-        self._act = jax.jit(partial(programs.act, driven))
-        self._draw = {phase: jax.jit(partial(programs.draw_ahead, driven, phase)) for phase in self._keys}
-        self._drawn = (None, ())
-        self._copied = jax.jit(partial(programs.params, driven, self._policy))
-        self._take_in = [jax.jit(partial(programs.take_in, driven, push), donate_argnums=0) for push in (False, True)]
-        self._learn = jax.jit(partial(learn_and_sum, driven), donate_argnums=(0, 1))
-        self._init = jax.jit(partial(programs.init, driven))
-        state = jax.eval_shape(self._init, key)
-        learner = Learner(state.agent, state.buffer, state.health)
-        _, metrics = jax.eval_shape(partial(programs.learn_once, driven), learner, state.key, jnp.uint32(0))
-        self._metrics = dict(sorted(metrics.items()))
-        self._names = list(self._metrics)
 
     def _open(self, resume: bool, statistics: Statistics) -> None:
         """Take hold of the run directory, and begin or go on."""
@@ -415,12 +321,12 @@ class Session:
         self._recorders = Recorders(default_recorders(None, self._storage.path, quiet=True))
         unwritten: dict[str, list[str]] = {}
         try:
-            self._now = self._first(statistics)
+            self._now = self._stepper.first(statistics)
             if self._storage.resumes:
                 self._now, unwritten = self._restored(self._now)
-            self._greedy = GreedyPolicy(self._policy, self._params())
+            self._greedy = GreedyPolicy(self._stepper.policy, self._stepper.params(self._now))
             if resume:
-                best = self._storage.load_best(jax.eval_shape(self._params))
+                best = self._storage.load_best(jax.eval_shape(lambda: self._stepper.params(self._now)))
                 self._now = self._now._replace(best=best)
             self._open_log(resume, unwritten)
         except BaseException:
@@ -439,16 +345,6 @@ class Session:
             how = f"resumed at {self.opt_steps} optimisation steps" if self._storage.resumes else "began again"
             changed = "; ".join(map(str, self._storage.changes))
             self._event("resume", f"{how}; changed: {changed}" if changed else how)
-
-    def _first(self, statistics: Statistics) -> Now:
-        """Return what a session is before its first observation."""
-        num_envs = self.config.num_envs
-        state = self._init(jax.random.key(self.config.seed))
-        seen = jax.tree.map(np.array, state.last.told.next_obs)
-        no = np.zeros(num_envs, bool)
-        host = Host(np.zeros(num_envs, np.float32), np.zeros(num_envs, np.int32), seen, ~no, no)
-        sums, past = zero_sums(len(self._metrics)), zero_sums(len(self._metrics))
-        return Now(state, sums, past, host, Ledger(), statistics=statistics)
 
     def _restored(self, first: Now) -> tuple[Now, dict[str, list[str]]]:
         """Return what the newest valid checkpoint holds, in the structure of `first`, and rows not yet in the log."""
@@ -493,9 +389,9 @@ class Session:
         now, opt_steps, env_steps = self._now, self.opt_steps, self.env_steps
         wall = now.ledger.wall
         own = now.interval.columns(opt_steps, env_steps, now.invalid, wall)
-        self._recorders.write(self._row("train", **own, **summarise(self._metrics, now.sums)))
+        self._recorders.write(self._row("train", **own, **summarise(self._stepper.metrics, now.sums)))
         begun = Interval(opt_steps=opt_steps, env_steps=env_steps, invalid=now.invalid, wall=wall)
-        past, sums = add_up(now.past, now.sums), zero_sums(len(self._metrics))
+        past, sums = add_up(now.past, now.sums), zero_sums(len(self._stepper.metrics))
         self._now = now._replace(past=past, sums=sums, interval=begun)
 
     def _row(self, kind: str, **columns: Any) -> dict[str, Any]:
@@ -520,9 +416,6 @@ class Session:
         """Return actions `[N, ...]` as the user gets them, arrays of its own."""
         action = self._outside.action(jax.tree.map(np.array, action))
         return jax.tree.map(lambda x: x[0], action) if single else action
-
-    def _params(self) -> PyTree:
-        return self._copied(self._now.state.agent, self._now.state.window)
 
     def _counters(self) -> dict[str, int]:
         return {"opt_steps": self.opt_steps, "env_steps": self.env_steps}

@@ -1,0 +1,122 @@
+"""A session one step at a time: its compiled programs, and what it is after each call."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.errors import SettingsError
+from jaxrl.strategies import driven as programs
+from jaxrl.strategies.driven import Driven, Last, Learner, Told, iterations, place_of, stream_keys
+from jaxrl.strategies.interaction import make_policy
+from jaxrl.training.intake import Seen
+from jaxrl.training.ledger import Ledger
+from jaxrl.training.program import zero_sums
+from jaxrl.training.session_parts import Host, Learnt, Now, begun, differ, ends, learn_and_sum
+from jaxrl.training.statistics import Statistics
+from jaxrl.types import PyTree
+
+
+class Stepper:
+    """Says what a session is after each call. It holds programs, and nothing that a checkpoint would have to hold."""
+
+    def __init__(self, driven: Driven, seed: int) -> None:
+        """Prepare the programs; each is compiled when first called."""
+        key = jax.random.key(seed)
+        self.driven, self._key, self._keys = driven, key, stream_keys(key)
+        self.policy = make_policy(driven.agent, driven.processor, driven.spec)
+        self._init = jax.jit(partial(programs.init, driven))
+        self._begin = jax.jit(partial(programs.begin, driven))
+        self._begin_again = jax.jit(partial(programs.begin_again, driven))
+        self._draw = {phase: jax.jit(partial(programs.draw_ahead, driven, phase)) for phase in self._keys}
+        self._drawn: tuple[Any, PyTree] = (None, ())
+        self.act = jax.jit(partial(programs.act, driven))
+        self.take_in = [jax.jit(partial(programs.take_in, driven, push), donate_argnums=0) for push in (False, True)]
+        self._learn = jax.jit(partial(learn_and_sum, driven), donate_argnums=(0, 1))
+        self._copied = jax.jit(partial(programs.params, driven, self.policy))
+        state = jax.eval_shape(self._init, key)
+        learner = Learner(state.agent, state.buffer, state.health)
+        _, metrics = jax.eval_shape(partial(programs.learn_once, driven), learner, state.key, jnp.uint32(0))
+        self.metrics = dict(sorted(metrics.items()))
+        """Of an optimisation step: what each looks like, by its name."""
+
+    def first(self, statistics: Statistics) -> Now:
+        """Return what a session is before its first observation."""
+        num_envs = self.driven.turns.num_envs
+        state = self._init(self._key)
+        seen = jax.tree.map(np.array, state.last.told.next_obs)
+        no = np.zeros(num_envs, bool)
+        host = Host(np.zeros(num_envs, np.float32), np.zeros(num_envs, np.int32), seen, ~no, no)
+        sums, past = zero_sums(len(self.metrics)), zero_sums(len(self.metrics))
+        return Now(state, sums, past, host, Ledger(), statistics=statistics)
+
+    def arrived(self, now: Now, seen: Seen) -> Now:
+        """Return what is known once these observations are there to be acted on."""
+        state, host = now.state, now.host
+        if now.steps == 0:
+            window = self._begin(state.agent, seen.obs)
+            fresh = np.ones_like(host.ended)
+        else:
+            other = differ(seen.obs, host.seen, self.driven.turns.num_envs)
+            fresh = host.ended | other
+            if not np.count_nonzero(fresh):
+                return now._replace(resumed=False) if now.resumed else now
+            odd = other & ~host.ended
+            if odd.any() and not now.resumed:
+                raise SettingsError(
+                    f"act: obs of environment {int(np.argmax(odd))} is not the next_obs that observe was given, "
+                    "though no episode ended there; pass next_obs, or call cut() before you reset"
+                )
+            window = self._begin_again(state.last, seen.obs, fresh)
+        host = begun(host, fresh)._replace(seen=seen.obs, ended=np.zeros_like(fresh), spoilt=~seen.valid)
+        state = state._replace(window=window)
+        return now._replace(state=state, host=host, resumed=False, chosen=None, acted=False)
+
+    def chosen(self, now: Now) -> Now:
+        """Return `now` with actions for the observations that are there, chosen unless they were before.
+
+        Whether ahead or not, one program chooses them: another might round differently, and a resumed run differ.
+        """
+        if now.chosen is not None:
+            return now
+        drawn, place = self.randomness(now.steps)
+        return now._replace(chosen=self.act(now.state.agent, now.state.window.shown, drawn, place))
+
+    def randomness(self, steps: int) -> tuple[PyTree, np.ndarray]:
+        """Return the randomness of a block that holds the step after `steps`, its row, and the optimisation step."""
+        turns = self.driven.turns
+        phase, t, at = place_of(turns, steps)
+        block, first = divmod(t, programs.ahead(turns, phase))
+        if self._drawn[0] != (phase, block):
+            self._drawn = (phase, block), self._draw[phase](self._keys[phase], np.uint32(block))
+        row = first * programs.steps_in(turns, phase) + at
+        return self._drawn[1], np.array([row, t * turns.updates if phase == "train" else 0], np.uint32)
+
+    def after(self, now: Now, told: Told) -> tuple[Now, Learnt | None]:
+        """Return all that is after a step, and what was learnt from it. The buffer of `now` is donated, if not more."""
+        assert now.chosen is not None
+        state, turns, reward = now.state, self.driven.turns, told.numbers[0]
+        last = Last(state.window, *now.chosen, told)
+        pushes = np.uint32(max(0, now.steps - turns.horizon))
+        program = self.take_in[now.steps >= turns.horizon]
+        buffer, window = program(state.buffer, state.window, *now.chosen, told, pushes)
+        state = state._replace(buffer=buffer, window=window, last=last)
+        sums, learnt, steps = now.sums, None, now.steps + 1
+        if iterations(turns, steps) > iterations(turns, now.steps):
+            learner = Learner(state.agent, state.buffer, state.health)
+            t = np.uint32(iterations(turns, now.steps))
+            learner, sums, means = self._learn(learner, sums, state.key, t)
+            state = state._replace(**learner._asdict())
+            learnt = Learnt(list(self.metrics), means)
+        host = now.host._replace(
+            returns=now.host.returns + reward, lengths=now.host.lengths + 1, seen=told.next_obs, ended=ends(told)
+        )
+        invalid = now.invalid + int(self.driven.turns.num_envs - np.count_nonzero(told.numbers[3]))
+        after = now._replace(state=state, sums=sums, host=host, steps=steps, invalid=invalid, chosen=None, acted=False)
+        return after, learnt
+
+    def params(self, now: Now) -> PyTree:
+        """Return the parameters of the greedy policy, which stay as they are while training goes on."""
+        return self._copied(now.state.agent, now.state.window)
