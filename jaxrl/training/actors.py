@@ -285,11 +285,11 @@ class Crew:
         first = self._begin(0, actor)
         processor = programs.begin(first.agent, stage.reset(), key)
         if remote.prime:
-            noise = programs.draw(fold(key, STREAM), remote.prime, bool(fill) and remote.random_fill)
+            noise = programs.draw(key, np.uint32(STREAM), remote.prime, bool(fill) and remote.random_fill)
             processor, _ = self._steps(stage, tally, first, processor, noise, remote.prime)
         for number in count():
             published = self._begin(number, actor)
-            noise = programs.draw(fold(key, number), remote.steps, number < fill and remote.random_fill)
+            noise = programs.draw(key, np.uint32(number), remote.steps, number < fill and remote.random_fill)
             processor, words = self._steps(stage, tally, published, processor, noise, remote.steps)
             block = {word: np.stack([step[word] for step in words]) for word in words[0]}
             self._board.deliver(number, actor, block)
@@ -340,6 +340,7 @@ class Programs(NamedTuple):
     publish: Callable[..., Any]
     begin: Callable[..., Any]
     draw: Callable[..., Any]
+    """`(key, number, steps, random) -> noise` of a round, by its number."""
     act: Callable[..., Any]
     take: Callable[..., Any]
 
@@ -351,7 +352,9 @@ def programs(remote: Remote, run: Callable[..., Any]) -> Programs:
         push=jax.jit(remote.push or (lambda state, arrival, t: state), donate_argnums=0),
         publish=jax.jit(lambda state: jax.tree.map(lambda x: x.copy(), remote.publish(state))),
         begin=jax.jit(remote.begin),
-        draw=jax.jit(remote.draw, static_argnums=(1, 2)),
+        draw=jax.jit(
+            lambda key, number, steps, random: remote.draw(fold(key, number), steps, random), static_argnums=(2, 3)
+        ),
         act=jax.jit(remote.act),
         take=jax.jit(remote.take),
     )

@@ -26,7 +26,13 @@ KINDS: dict[str, dict[str, Any]] = {
 """What differs from the usual small session: DQN over three steps with uniform replay."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
+ORDINARY = ("frames", "rainbow", "td3")
+"""Those of which the others are parts, or near kin."""
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind in ORDINARY else pytest.mark.slow) for kind in KINDS]
+)
 def test_it_learns_and_a_resumed_session_goes_on_to_the_same_bits(kind: str, tmp_path: Path) -> None:
     settings, script = {"run_dir": str(tmp_path / "run"), **KINDS[kind]}, Script()
     whole = small(**KINDS[kind])
