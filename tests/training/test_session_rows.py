@@ -92,7 +92,8 @@ def test_how_often_rows_are_written_changes_no_bit_of_the_training(whole: Any) -
     np.testing.assert_array_equal(*(np.asarray(agent.vector) for agent in agents))
 
 
-@pytest.mark.parametrize("stop", [18, 26])  # within an interval, of 5 and of 9 optimisation steps
+# Within an interval, of 5 and of 9 optimisation steps.
+@pytest.mark.parametrize("stop", [18, pytest.param(26, marks=pytest.mark.slow)])
 def test_a_resumed_session_goes_on_with_its_rows(stop: int, whole: Any, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"run_dir": str(tmp_path), "record_interval": EVERY}
     script = Script()
