@@ -81,7 +81,7 @@ def header() -> Row:
         "jaxrl": jaxrl.__version__,
         "flags": os.environ.get("XLA_FLAGS", ""),
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "command": " ".join(["python -m", _module(), *sys.argv[1:]]),
+        "command": " ".join(["python -m", _module(), *map(_nameless, sys.argv[1:])]),
     }
 
 
@@ -89,6 +89,11 @@ def _module() -> str:
     """Return the name by which the script was run."""
     spec = sys.modules["__main__"].__spec__
     return spec.name.removesuffix(".__main__") if spec else "benchmarks"
+
+
+def _nameless(argument: str) -> str:
+    """Return an argument without the folder of an absolute path, which is the machine's own affair."""
+    return Path(argument).name if Path(argument).is_absolute() else argument
 
 
 COLUMNS = ("us/opt", "min", "max", "ceiling", "ratio", "env steps/s", "kernels", "compile s")
