@@ -80,7 +80,7 @@ def buffer_of(shape: DQN | SAC) -> Any:
     return jaxrl.uniform(shape.capacity, batch_size=shape.batch_size)
 
 
-def replaying(shape: DQN | SAC) -> jaxrl.Strategy:
+def replaying(shape: DQN | SAC, actors: jaxrl.ActorsConfig | None = None) -> jaxrl.Strategy:
     """Return the strategy of a case that learns from replay."""
     return jaxrl.off_policy(
         jaxrl.make_env(shape.env),
@@ -89,6 +89,7 @@ def replaying(shape: DQN | SAC) -> jaxrl.Strategy:
         num_envs=shape.num_envs,
         opt_interval=shape.opt_interval,
         warmup=shape.warmup,
+        actors=actors,
     )
 
 
@@ -365,15 +366,7 @@ def actors(case: str, effort: Effort) -> list[Row]:
         print(f"{case}: left out, it needs Gymnasium: pip install 'jaxrl[gymnasium]'", file=sys.stderr)
         return []
     threads, shape = 2, DQN("gymnasium:CartPole-v1", num_envs=5)
-    strategy = jaxrl.off_policy(
-        jaxrl.make_env(shape.env),
-        shape.agent(),
-        buffer=buffer_of(shape),
-        num_envs=shape.num_envs,
-        opt_interval=shape.opt_interval,
-        warmup=shape.warmup,
-        actors=jaxrl.ActorsConfig(actors=threads),
-    )
+    strategy = replaying(shape, jaxrl.ActorsConfig(actors=threads))
     iterations = max(1, effort.opt_steps // strategy.opt_steps_per_step)
     opts = iterations * strategy.opt_steps_per_step
     vector_steps = opts * shape.opt_interval // (threads * shape.num_envs)

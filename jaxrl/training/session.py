@@ -342,9 +342,7 @@ class Session:
         for note in (memory_plan(self._now.state), *turns.notes(self._driven.buffer, config.num_envs, config.warmup)):
             self._event("note", note)
         if resume:
-            how = f"resumed at {self.opt_steps} optimisation steps" if self._storage.resumes else "began again"
-            changed = "; ".join(map(str, self._storage.changes))
-            self._event("resume", f"{how}; changed: {changed}" if changed else how)
+            self._event("resume", self._storage.resumption(self.opt_steps))
 
     def _restored(self, first: Now) -> tuple[Now, dict[str, list[str]]]:
         """Return what the newest valid checkpoint holds, in the structure of `first`, and rows not yet in the log."""

@@ -139,8 +139,7 @@ def episodes_of(host: Host, told: Told, opt_steps: int, env_steps: int) -> list[
 def over(statistics: Statistics, episodes: list[Episode]) -> Statistics:
     """Take episodes into the statistics."""
     for episode in episodes:
-        numbers = {"episode_return": episode.episode_return, "episode_length": episode.length}
-        statistics = statistics.note({**numbers, "terminated": float(episode.terminated)})
+        statistics = statistics.note({**episode.numbers, "terminated": float(episode.terminated)})
     return statistics
 
 

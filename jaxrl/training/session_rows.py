@@ -22,6 +22,11 @@ class Episode(NamedTuple):
     """Optimisation steps made when it ended."""
     env_steps: int
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """What statistics are taken of."""
+        return {"episode_return": self.episode_return, "episode_length": float(self.length)}
+
 
 class Interval(NamedTuple):
     """What is known on the host of the time since the last row; the sums on the device tell the rest."""
@@ -38,13 +43,9 @@ class Interval(NamedTuple):
 
     def over(self, episodes: list[Episode]) -> "Interval":
         """Take in episodes."""
-        if not episodes:
-            return self
         statistics = self.statistics
         for episode in episodes:
-            statistics = statistics.note(
-                {"episode_return": episode.episode_return, "episode_length": float(episode.length)}
-            )
+            statistics = statistics.note(episode.numbers)
         ends = sum(episode.terminated for episode in episodes)
         return self._replace(statistics=statistics, terminated=self.terminated + ends)
 
@@ -60,13 +61,13 @@ class Interval(NamedTuple):
         for name, series in self.statistics.series.items():
             numbers = {name: series.mean, f"{name}_min": series.low, f"{name}_max": series.high}
             told |= {column: x if series.count else None for column, x in numbers.items()}
-        episodes = self.statistics.series["episode_return"]
-        episodes_in_all = episodes.count + episodes.not_finite
-        counts = {"episodes": episodes_in_all, "terminated": self.terminated}
+        returns = self.statistics.series["episode_return"]
+        episodes = returns.count + returns.not_finite
         return {
             **told,
-            **counts,
-            "truncated": episodes_in_all - self.terminated,
+            "episodes": episodes,
+            "terminated": self.terminated,
+            "truncated": episodes - self.terminated,
             "invalid_steps": invalid - self.invalid,
         }
 

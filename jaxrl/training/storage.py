@@ -141,6 +141,12 @@ class Storage:
 
     # --- writing ---
 
+    def resumption(self, opt_steps: int, aside: str = "") -> str:
+        """Say from where a run that is resumed goes on, with `aside` if from a checkpoint, and what has changed."""
+        how = f"resumed at {opt_steps} optimisation steps{aside}" if self.resumes else "began again"
+        changed = "; ".join(map(str, self.changes))
+        return f"{how}; changed: {changed}" if changed else how
+
     def save(self, opt_steps: int, tree: PyTree, facts: Mapping[str, Any], again: bool = False) -> None:
         """Begin a checkpoint, once the one before it has come to its end.
 

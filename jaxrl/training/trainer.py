@@ -450,10 +450,8 @@ class Trainer:
         for note in (*plan, *self.strategy.notes):
             self._event("note", note)
         if self.resume.run:
-            changed = "; ".join(map(str, self._storage.changes))
-            how = f"resumed at {opt_steps} optimisation steps" if self._storage.resumes else "began again"
-            how += " with environments that start anew" if self._crew is not None and self._storage.resumes else ""
-            self._event("resume", f"{how}; changed: {changed}" if changed else how)
+            aside = " with environments that start anew" if self._crew is not None else ""
+            self._event("resume", self._storage.resumption(opt_steps, aside))
 
     def _rewind(self, opt_steps: int) -> None:
         """Take back what the logs hold after `opt_steps`."""
