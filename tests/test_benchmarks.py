@@ -186,7 +186,7 @@ def test_seeds_in_turn_and_at_once_train_the_same() -> None:
 def test_a_trace_names_the_kernels_that_ran(tmp_path: Path) -> None:
     body = lambda carry, noise, t: jnp.sort(carry + jax.random.uniform(noise, carry.shape))
     run = lambda carry, start, stop: iterate(fold, body, jax.random.key(0), carry, start, stop)
-    kernels = loops.profile(loops.Loop(run, jnp.zeros(32)), 50, tmp_path)
+    kernels = loops.profile(loops.Loop(run, jnp.zeros(256)), 50, tmp_path)
     (runs,) = [runs for name, _, runs in kernels if name.startswith("sort")]
     assert runs == 1
     assert list(tmp_path.rglob("*.xplane.pb"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,6 +34,9 @@ class Flat:
 
     vector: Array
     shapes: Shapes
+    pieces: tuple[Array, ...] = field(default=(), init=False, repr=False, compare=False)
+    """The matrices among the leaves, where they have been cut out of the vector already. No part of the pytree:
+    whatever maps it lets go of them."""
 
     @classmethod
     def of(cls, tree: PyTree) -> Flat:
@@ -51,8 +54,23 @@ class Flat:
     def tree(self) -> PyTree:
         """The tree again, each leaf of its own shape and dtype."""
         ends = np.cumsum([math.prod(shape) for shape, _ in self.shapes.leaves])
-        pieces = zip(jnp.split(self.vector, ends[:-1]), self.shapes.leaves, strict=True)
-        return jax.tree.unflatten(self.shapes.treedef, [x.reshape(shape).astype(dtype) for x, (shape, dtype) in pieces])
+        split = zip(jnp.split(self.vector, ends[:-1]), self.shapes.leaves, strict=True)
+        leaves = [x.reshape(shape).astype(dtype) for x, (shape, dtype) in split]
+        ready = iter(self.pieces)
+        return jax.tree.unflatten(self.shapes.treedef, [next(ready, x) if x.ndim > 1 else x for x in leaves])
+
+    @property
+    def matrices(self) -> tuple[Array, ...]:
+        """The leaves that a kernel cannot read where they lie in the vector, as it can a bias; none of a population."""
+        if self.vector.ndim != 1:
+            return ()
+        return tuple(x for x in jax.tree.leaves(self.tree) if x.ndim > 1)
+
+    def cut(self, pieces: tuple[Array, ...]) -> Flat:
+        """Return the same, with its `matrices` at hand."""
+        same = Flat(self.vector, self.shapes)
+        object.__setattr__(same, "pieces", pieces)
+        return same
 
     @property
     def norm(self) -> Array:

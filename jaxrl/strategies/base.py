@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import HostEnv
+from jaxrl.strategies.bundle import fori_loop, rows_of
 from jaxrl.types import (
     Array,
     EnvSpec,
@@ -166,15 +167,17 @@ def iterate(
     def block(index: Array, carry: PyTree) -> PyTree:
         first = index * length
         noise = jax.vmap(draw, in_axes=(None, 0))(key, first + jnp.arange(length, dtype=jnp.uint32))
+        rows, row = rows_of(noise)
 
         def one(t: Array, carry: PyTree) -> PyTree:
             # The block ends are below 2^32 because the first of them is at most `stop`.
             place = (t - first).astype(jnp.int32)
-            return body(carry, jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, place, keepdims=False), noise), t)
+            at_place = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, place, keepdims=False), rows)
+            return body(carry, row(at_place), t)
 
         low = jnp.maximum(start, first)
         high = jnp.where(stop - first < length, stop, first + length)
-        return jax.lax.fori_loop(low, high, one, carry)
+        return fori_loop(low, high, one, carry)
 
     blocks_end = stop // length + (stop % length > 0).astype(jnp.uint32)
     return jax.lax.fori_loop(start // length, blocks_end, block, carry)

@@ -39,6 +39,7 @@ def test_the_gradient_of_a_function_of_the_tree_is_that_tree_flattened():
 def test_a_population_of_vectors_becomes_a_population_of_trees():
     many = jax.vmap(lambda scale: Flat.of(jax.tree.map(lambda x: x * scale, TREE)))(jnp.array([1.0, 2.0]))
     assert many.vector.shape == (2, 9)
+    assert many.matrices == ()
     assert jax.vmap(lambda flat: flat.tree)(many)["w"][1].tolist() == (2 * TREE["w"]).tolist()
 
 
@@ -67,3 +68,13 @@ def test_an_optimiser_of_ones_own_is_given_the_tree_and_may_tell_leaves_apart():
     assert float(norm) == 3.0
     assert new.tree["b"][0].tolist() == [7, 8]
     assert new.tree["w"].tolist() == (TREE["w"] - 0.5).tolist()
+
+
+def test_pieces_cut_out_beforehand_are_used_until_the_vector_is_mapped():
+    flat = Flat.of(TREE)
+    assert [x.tolist() for x in flat.matrices] == [TREE["w"].tolist()]
+    at_hand = flat.cut((jnp.full((2, 3), 5.0),))
+    assert at_hand.tree["w"].tolist() == [[5.0] * 3] * 2
+    assert at_hand.tree["b"][0].tolist() == [7, 8]
+    assert jax.tree.structure(at_hand) == jax.tree.structure(flat)
+    assert jax.tree.map(lambda x: x, at_hand).tree["w"].tolist() == TREE["w"].tolist()

@@ -40,16 +40,13 @@ def train(run: Path, name: str, max_opts: int = 2 * N, **settings: Any) -> Told:
 
 ORDINARY = (
     "dqn, uniform",
-    "dqn, compact",
     "rainbow, n-step, prioritised over all",
     "sac, normalised, several updates",
-    "td3 whose noise remembers",
     "ppo, continuous and squashed, normalised",
     "ppo with a memory, stopped by divergence",
-    "pqn",
     "iql from data, n-step, normalised, several updates",
 )
-"""These go through every part at least once; the others only when slow tests are asked for."""
+"""Those of which the others are parts, or near kin; these only when slow tests are asked for."""
 
 
 @pytest.fixture(

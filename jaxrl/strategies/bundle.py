@@ -1,0 +1,123 @@
+"""Small leaves of a tree side by side in one array, for what a loop carries and what it reads.
+
+A carried leaf that is read after it was written is copied in every iteration, and one that is read at the iteration's
+place is sliced: a kernel each. On a GPU that is a launch. On a CPU it is one more in a crowd of which XLA gives some to
+other threads, as soon as more than eight are ready at once, and then waits for them.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.agents.flat import Flat
+from jaxrl.buffers.rows import join_short
+from jaxrl.envs.base import require_same
+from jaxrl.types import Array, PyTree
+
+LEAF = 128
+"""Words of a leaf that is tied, at most."""
+WORDS = 1024
+"""Words of a bundle, at most. Of much larger ones XLA for CPUs would share out the very kernel that writes them."""
+_WORD = [jnp.dtype(name) for name in ("float32", "int32", "uint32", "bool")]
+"""What is tied into words of 32 bits."""
+
+
+class Bundle(NamedTuple):
+    """A tree in few arrays."""
+
+    words: Array
+    """Uint32 `[W]`, the bits of all small leaves."""
+    large: list[Array]
+    """All others, as they are."""
+
+
+def bundle(example: PyTree) -> tuple[Callable[[PyTree], Bundle], Callable[[Bundle], PyTree]]:
+    """Return `tie` and its inverse `untie`, for trees like `example`; of an array, or of its shape and dtype.
+
+    The smallest leaves are tied, up to `WORDS` words together. `tie` raises `SettingsError` for a tree with other
+    shapes or dtypes.
+    """
+    example = jax.eval_shape(lambda: example)
+    leaves, treedef = jax.tree.flatten(example)
+    tied, words = dict[int, int](), 0
+    for place in sorted(range(len(leaves)), key=lambda i: leaves[i].size):
+        if leaves[place].dtype in _WORD and leaves[place].size <= LEAF and words + leaves[place].size <= WORDS:
+            tied[place] = words
+            words += leaves[place].size
+
+    def tie(tree: PyTree) -> Bundle:
+        require_same("the carry after an iteration", tree, "that before", example)
+        given = jax.tree.leaves(tree)
+        columns = [_bits(given[place]).reshape(1, -1) for place in tied]
+        row = join_short(columns)[0] if columns else jnp.zeros(0, jnp.uint32)
+        return Bundle(row, [leaf for place, leaf in enumerate(given) if place not in tied])
+
+    def untie(bundle: Bundle) -> PyTree:
+        large = iter(bundle.large)
+
+        def leaf(place: int, like: Array) -> Array:
+            if place not in tied:
+                return next(large)
+            bits = bundle.words[tied[place] : tied[place] + like.size]
+            return _value(bits.reshape(like.shape), like.dtype)
+
+        return jax.tree.unflatten(treedef, [leaf(place, like) for place, like in enumerate(leaves)])
+
+    return tie, untie
+
+
+def _bits(leaf: Array) -> Array:
+    return leaf.astype(jnp.uint32) if leaf.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(leaf, jnp.uint32)
+
+
+def _value(bits: Array, dtype: jnp.dtype) -> Array:
+    return bits.astype(bool) if dtype == jnp.bool_ else jax.lax.bitcast_convert_type(bits, dtype)
+
+
+def rows_of(tree: PyTree) -> tuple[Bundle, Callable[[Bundle], PyTree]]:
+    """Tie a tree of leaves `[R, ...]` row by row; return it, and what unties one of the rows."""
+    tie, untie = bundle(jax.tree.map(lambda x: x[0], tree))
+    return jax.vmap(tie)(tree), untie
+
+
+def scan(body: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], carry: PyTree, xs: PyTree) -> tuple[PyTree, PyTree]:
+    """Do as `jax.lax.scan` does, with `carry` and each row of `xs` as bundles."""
+    tie, untie = bundle(carry)
+    rows, row = rows_of(xs)
+
+    def tied(carry: Bundle, x: Bundle) -> tuple[Bundle, PyTree]:
+        new, y = body(untie(carry), row(x))
+        return tie(new), y
+
+    end, ys = jax.lax.scan(tied, tie(carry), rows)
+    return untie(end), ys
+
+
+def fori_loop(start: Array, stop: Array, body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:
+    """Do as `jax.lax.fori_loop` does, with `carry` as a bundle.
+
+    The matrices of every `Flat` in it are carried too: they are cut out of its vector as soon as that is written, few
+    at a time, and not all at once when the next iteration begins.
+    """
+    tie, untie = bundle(carry)
+
+    def tied(t: Array, state: tuple[Bundle, list[PyTree]]) -> tuple[Bundle, list[PyTree]]:
+        new = body(t, _with_matrices(untie(state[0]), state[1]))
+        return tie(new), _matrices(new)
+
+    return untie(jax.lax.fori_loop(start, stop, tied, (tie(carry), _matrices(carry)))[0])
+
+
+def _matrices(tree: PyTree) -> list[PyTree]:
+    return [flat.matrices for flat in jax.tree.leaves(tree, is_leaf=_is_flat) if _is_flat(flat)]
+
+
+def _with_matrices(tree: PyTree, matrices: list[PyTree]) -> PyTree:
+    given = iter(matrices)
+    return jax.tree.map(lambda x: x.cut(next(given)) if _is_flat(x) else x, tree, is_leaf=_is_flat)
+
+
+def _is_flat(x: PyTree) -> bool:
+    return isinstance(x, Flat)

@@ -1,0 +1,122 @@
+"""Loops over bundles: the same bits as JAX's own loops, in fewer arrays."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl
+from jaxrl.agents.flat import Flat
+from jaxrl.strategies.bundle import LEAF, WORDS, bundle, fori_loop, rows_of, scan
+
+
+class Carry(NamedTuple):
+    count: jax.Array
+    flags: jax.Array
+    number: jax.Array
+    key: jax.Array
+    image: jax.Array
+    half: jax.Array
+    params: Flat
+
+
+def carry() -> Carry:
+    return Carry(
+        count=jnp.int32(-3),
+        flags=jnp.array([True, False]),
+        number=jnp.array([[np.nan, -0.0], [np.inf, 1e-42]], jnp.float32),
+        key=jax.random.key(1),
+        image=jnp.full((2, 3), 255, jnp.uint8),
+        half=jnp.float16(0.1),
+        params=Flat.of({"w": jnp.arange(6.0).reshape(3, 2), "b": jnp.ones(2)}),
+    )
+
+
+def same(a: Any, b: Any) -> bool:
+    def words(x: jax.Array) -> tuple[str, tuple[int, ...], bytes]:
+        raw = jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+        return str(x.dtype), x.shape, np.asarray(raw).tobytes()
+
+    return jax.tree.structure(a) == jax.tree.structure(b) and jax.tree.map(words, a) == jax.tree.map(words, b)
+
+
+def test_every_bit_comes_back_in_its_own_type():
+    tree = carry()
+    tie, untie = bundle(tree)
+    tied = tie(tree)
+    # One count, two flags, four numbers and the eight parameters; the key, the bytes and the half lie outside.
+    assert (tied.words.shape, tied.words.dtype, len(tied.large)) == ((15,), jnp.uint32, 3)
+    assert same(untie(tied), tree)
+    assert same(jax.jit(lambda t: untie(tie(t)))(tree), tree)
+
+
+def test_the_smallest_are_tied_and_no_more_than_is_good():
+    sizes = [LEAF + 1, LEAF, 5, *[LEAF] * (WORDS // LEAF)]
+    tree = [jnp.full(size, i, jnp.float32) for i, size in enumerate(sizes)]
+    tie, untie = bundle(tree)
+    tied = tie(tree)
+    # The five, and as many of the largest allowed as fit beside them.
+    assert tied.words.size == 5 + (WORDS // LEAF - 1) * LEAF
+    assert same(untie(tied), tree)
+
+
+def test_a_tree_without_anything_small_is_left_alone():
+    tie, untie = bundle([jnp.zeros(LEAF + 1)])
+    assert tie([jnp.zeros(LEAF + 1)]).words.size == 0
+    assert same(untie(tie([jnp.zeros(LEAF + 1)])), [jnp.zeros(LEAF + 1)])
+
+
+def test_rows_are_tied_one_by_one():
+    tree = {"a": jnp.arange(12.0).reshape(4, 3), "b": jnp.arange(4) > 1}
+    rows, row = rows_of(tree)
+    assert rows.words.shape == (4, 4)
+    assert same(row(jax.tree.map(lambda x: x[2], rows)), jax.tree.map(lambda x: x[2], tree))
+
+
+@pytest.mark.parametrize("wrong", [jnp.float32(0), jnp.zeros(1, jnp.int32)])
+def test_a_carry_that_changes_its_type_is_refused_by_name(wrong: jax.Array):
+    with pytest.raises(jaxrl.SettingsError, match=r"after an iteration has .* at .*count"):
+        fori_loop(jnp.int32(0), jnp.int32(2), lambda t, c: {"count": wrong}, {"count": jnp.int32(0)})
+
+
+def step(t: jax.Array, state: Carry) -> Carry:
+    tree = state.params.tree
+    return state._replace(
+        count=state.count + t.astype(jnp.int32),
+        flags=~state.flags,
+        number=jnp.sin(state.number) + tree["w"].sum(),
+        key=jax.random.fold_in(state.key, t),
+        image=state.image + 1,
+        params=Flat.of({"w": tree["w"] * 1.5 + tree["b"][None], "b": tree["b"] - state.number[0, 1]}),
+    )
+
+
+def test_a_loop_makes_the_same_bits_as_that_of_jax():
+    start, stop = jnp.int32(2), jnp.int32(9)
+    ours = jax.jit(lambda c: fori_loop(start, stop, step, c))(carry())
+    assert same(ours, jax.jit(lambda c: jax.lax.fori_loop(start, stop, step, c))(carry()))
+    # And none of it goes on in the pieces that the loop has cut: what came out is a plain vector.
+    assert same(ours.params.tree, Flat.of(ours.params.tree).tree)
+
+
+def test_a_scan_makes_the_same_bits_as_that_of_jax():
+    xs = {"t": jnp.arange(5, dtype=jnp.int32), "key": jax.random.split(jax.random.key(2), 5)}
+
+    def body(state: Carry, x: dict[str, jax.Array]) -> tuple[Carry, jax.Array]:
+        new = step(x["t"], state)
+        return new, new.number * jax.random.uniform(x["key"])
+
+    assert same(jax.jit(lambda c: scan(body, c, xs))(carry()), jax.jit(lambda c: jax.lax.scan(body, c, xs))(carry()))
+
+
+def test_what_is_written_into_a_vector_is_read_from_it_and_not_from_old_pieces():
+    def double(t: jax.Array, state: Carry) -> Carry:
+        # By arithmetic on the vector, which knows nothing of pieces, and back by the tree.
+        twice = jax.tree.map(lambda x: 2 * x, state.params)
+        return state._replace(params=twice, number=twice.tree["w"][:2] + 0 * state.number[0, 1])
+
+    end = fori_loop(jnp.int32(0), jnp.int32(3), double, carry())
+    assert end.params.tree["w"].tolist() == (8 * np.arange(6.0).reshape(3, 2)).tolist()
+    assert end.number.tolist() == [[0.0, 8.0], [16.0, 24.0]]
