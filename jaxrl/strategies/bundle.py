@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.flat import Flat
-from jaxrl.buffers.rows import join_short
+from jaxrl.buffers.rows import join, join_short
 from jaxrl.envs.base import require_same
 from jaxrl.types import Array, PyTree
 
@@ -33,11 +33,13 @@ class Bundle(NamedTuple):
     """All others, as they are."""
 
 
-def bundle(example: PyTree) -> tuple[Callable[[PyTree], Bundle], Callable[[Bundle], PyTree]]:
+def bundle(
+    example: PyTree, join: Callable[[list[Array]], Array] = join_short
+) -> tuple[Callable[[PyTree], Bundle], Callable[[Bundle], PyTree]]:
     """Return `tie` and its inverse `untie`, for trees like `example`; of an array, or of its shape and dtype.
 
-    The smallest leaves are tied, up to `WORDS` words together. `tie` raises `SettingsError` for a tree with other
-    shapes or dtypes.
+    The smallest leaves are tied, up to `WORDS` words together, by `join`. `tie` raises `SettingsError` for a tree with
+    other shapes or dtypes.
     """
     example = jax.eval_shape(lambda: example)
     leaves, treedef = jax.tree.flatten(example)
@@ -51,7 +53,7 @@ def bundle(example: PyTree) -> tuple[Callable[[PyTree], Bundle], Callable[[Bundl
         require_same("the carry after an iteration", tree, "that before", example)
         given = jax.tree.leaves(tree)
         columns = [_bits(given[place]).reshape(1, -1) for place in tied]
-        row = join_short(columns)[0] if columns else jnp.zeros(0, jnp.uint32)
+        row = join(columns)[0] if columns else jnp.zeros(0, jnp.uint32)
         return Bundle(row, [leaf for place, leaf in enumerate(given) if place not in tied])
 
     def untie(bundle: Bundle) -> PyTree:
@@ -77,8 +79,11 @@ def _value(bits: Array, dtype: jnp.dtype) -> Array:
 
 
 def rows_of(tree: PyTree) -> tuple[Bundle, Callable[[Bundle], PyTree]]:
-    """Tie a tree of leaves `[R, ...]` row by row; return it, and what unties one of the rows."""
-    tie, untie = bundle(jax.tree.map(lambda x: x[0], tree))
+    """Tie a tree of leaves `[R, ...]` row by row; return it, and what unties one of the rows.
+
+    Once for many iterations, so that copying as a whole pays, in as many kernels as there are leaves.
+    """
+    tie, untie = bundle(jax.tree.map(lambda x: x[0], tree), join)
     return jax.vmap(tie)(tree), untie
 
 
