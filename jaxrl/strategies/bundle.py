@@ -78,11 +78,13 @@ def _value(bits: Array, dtype: jnp.dtype) -> Array:
     return bits.astype(bool) if dtype == jnp.bool_ else jax.lax.bitcast_convert_type(bits, dtype)
 
 
-def rows_of(tree: PyTree) -> tuple[Bundle, Callable[[Bundle], PyTree]]:
+def rows_of(tree: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
     """Tie a tree of leaves `[R, ...]` row by row; return it, and what unties one of the rows.
 
     Once for many iterations, so that copying as a whole pays, in as many kernels as there are leaves.
     """
+    if not jax.tree.leaves(tree):
+        return tree, lambda row: row
     tie, untie = bundle(jax.tree.map(lambda x: x[0], tree), join)
     return jax.vmap(tie)(tree), untie
 

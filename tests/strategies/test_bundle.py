@@ -9,6 +9,7 @@ import pytest
 
 import jaxrl
 from jaxrl.agents.flat import Flat
+from jaxrl.strategies.base import iterate
 from jaxrl.strategies.bundle import LEAF, WORDS, bundle, fori_loop, rows_of, scan
 
 
@@ -73,6 +74,12 @@ def test_rows_are_tied_one_by_one():
     rows, row = rows_of(tree)
     assert rows.words.shape == (4, 4)
     assert same(row(jax.tree.map(lambda x: x[2], rows)), jax.tree.map(lambda x: x[2], tree))
+
+
+def test_iterations_without_randomness_read_nothing():
+    draw, body = lambda key, t: {"none": ()}, lambda count, noise, t: count + len(noise)
+    count = jax.jit(lambda: iterate(draw, body, jax.random.key(0), jnp.int32(0), jnp.uint32(3), jnp.uint32(70)))()
+    assert int(count) == 67
 
 
 @pytest.mark.parametrize("wrong", [jnp.float32(0), jnp.zeros(1, jnp.int32)])
