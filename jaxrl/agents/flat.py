@@ -13,6 +13,9 @@ import numpy as np
 
 from jaxrl.types import Array, PyTree
 
+CUT = 1 << 14
+"""Entries of a matrix that is cut out beforehand, at most: larger ones are better copied while other things go on."""
+
 
 class Shapes(NamedTuple):
     """What the leaves of a tree look like."""
@@ -35,8 +38,8 @@ class Flat:
     vector: Array
     shapes: Shapes
     pieces: tuple[Array, ...] = field(default=(), init=False, repr=False, compare=False)
-    """The matrices among the leaves, where they have been cut out of the vector already. No part of the pytree:
-    whatever maps it lets go of them."""
+    """Its `matrices`, where they have been cut out of the vector already. No part of the pytree: whatever maps it lets
+    go of them."""
 
     @classmethod
     def of(cls, tree: PyTree) -> Flat:
@@ -57,14 +60,14 @@ class Flat:
         split = zip(jnp.split(self.vector, ends[:-1]), self.shapes.leaves, strict=True)
         leaves = [x.reshape(shape).astype(dtype) for x, (shape, dtype) in split]
         ready = iter(self.pieces)
-        return jax.tree.unflatten(self.shapes.treedef, [next(ready, x) if x.ndim > 1 else x for x in leaves])
+        return jax.tree.unflatten(self.shapes.treedef, [next(ready, x) if _worth_cutting(x) else x for x in leaves])
 
     @property
     def matrices(self) -> tuple[Array, ...]:
-        """The leaves that a kernel cannot read where they lie in the vector, as it can a bias; none of a population."""
+        """Small leaves that no kernel reads where they lie in the vector, as it does biases; a population has none."""
         if self.vector.ndim != 1:
             return ()
-        return tuple(x for x in jax.tree.leaves(self.tree) if x.ndim > 1)
+        return tuple(x for x in jax.tree.leaves(self.tree) if _worth_cutting(x))
 
     def cut(self, pieces: tuple[Array, ...]) -> Flat:
         """Return the same, with its `matrices` at hand."""
@@ -76,3 +79,7 @@ class Flat:
     def norm(self) -> Array:
         """The Euclidean norm, as one dot product."""
         return jnp.sqrt(jnp.vdot(self.vector, self.vector))
+
+
+def _worth_cutting(leaf: Array) -> bool:
+    return leaf.ndim > 1 and leaf.size <= CUT

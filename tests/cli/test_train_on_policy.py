@@ -60,6 +60,7 @@ def test_what_was_learnt_of_observations_and_the_memory_belong_to_the_policy(tmp
     assert first == [int(policy(x)) for x in obs]
 
 
+@pytest.mark.slow
 def test_a_real_process_trains_continuous_actions_and_is_evaluated(doors: Doors) -> None:
     small = ("--num-envs", 2, "--rollout", 16, "--epochs", 1, "--minibatches", 1, "--max-opts", 4, "--eval-episodes", 2)
     doors.train("ppo", "--env", "Pendulum-v1", *small, "--agent.squash", "--agent.lr-decay", 4, "--run-dir", "run")

@@ -66,7 +66,11 @@ def test_the_seed_cannot_change(run: Path) -> None:
         jaxrl.Trainer(dqn(), max_opts=30, seed=1, run_dir=str(run), resume=True, allow_changes=True, **QUIET).train()
 
 
-@pytest.mark.parametrize("changed", [{"warmup": 128}, {"opt_interval": 8}, {"opt_interval": 2}], ids=str)
+@pytest.mark.parametrize(
+    "changed",
+    [{"warmup": 128}, *(pytest.param({"opt_interval": x}, marks=pytest.mark.slow) for x in (8, 2))],
+    ids=str,
+)
 def test_what_would_falsify_the_counts_is_refused_and_changes_nothing(run: Path, changed: dict[str, int]) -> None:
     before = {str(path): path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
     trainer = jaxrl.Trainer(

@@ -72,7 +72,15 @@ def test_nothing_that_is_not_finite_is_in_the_buffer_or_the_agent(part: str) -> 
 
 
 @pytest.mark.parametrize("part", ["obs", pytest.param("reward", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("agent", [jaxrl.ppo, jaxrl.a2c, jaxrl.reinforce, jaxrl.pqn, partial(jaxrl.ppo, core="gru")])
+@pytest.mark.parametrize(
+    "agent",
+    [
+        jaxrl.ppo,
+        jaxrl.pqn,
+        partial(jaxrl.ppo, core="gru"),
+        *(pytest.param(agent, marks=pytest.mark.slow) for agent in (jaxrl.a2c, jaxrl.reinforce)),
+    ],
+)
 def test_nothing_that_is_not_finite_reaches_an_agent_that_learns_on_policy(part: str, agent: Any) -> None:
     memory = jaxrl.MemoryRecorder()
     processor = jaxrl.chain(jaxrl.normalise_obs(), jaxrl.normalise_reward(), jaxrl.one_step())

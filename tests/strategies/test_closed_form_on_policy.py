@@ -148,6 +148,7 @@ def test_with_a_core_ppo_recalls_what_it_saw():
     assert mean_reward("gru") > 0.95
 
 
+@pytest.mark.slow
 def test_without_a_core_it_stays_at_chance():
     # Of 800 coins the mean lies within 0.02 of a half, two thirds of the time.
     assert abs(mean_reward("none") - 0.5) < 0.1
