@@ -23,7 +23,7 @@ class Field(NamedTuple):
     shape: tuple[int, ...]
     dtype: Any
     word: str
-    """The unsigned integer as wide as `dtype`, whose row holds it."""
+    """The unsigned integer whose row holds it: as wide as `dtype`, or wider for a flag."""
     start: int
     """Of its `prod(shape)` words, the first."""
 
@@ -62,12 +62,12 @@ class Rows:
         return unpack(self.layout, jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), self.words))
 
 
-def layout_of(example: PyTree) -> Layout:
-    """Lay out items like `example`, one item or its `ShapeDtypeStruct`."""
+def layout_of(example: PyTree, flag: str = "uint8") -> Layout:
+    """Lay out items like `example`, one item or its `ShapeDtypeStruct`; each flag, a bool scalar, as a word `flag`."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(jax.eval_shape(lambda: example))
     fields, used = [], dict[str, int]()
     for path, leaf in leaves:
-        word = f"uint{8 * leaf.dtype.itemsize}"
+        word = flag if leaf.dtype == bool and leaf.shape == () else f"uint{8 * leaf.dtype.itemsize}"
         start = used.get(word, 0)
         used[word] = start + prod(leaf.shape)
         fields.append(Field(jax.tree_util.keystr(path), leaf.shape, leaf.dtype, word, start))
@@ -108,8 +108,7 @@ def pack(layout: Layout, items: PyTree, join: Callable[[list[Array]], Array] = j
     check_items(layout, items)
     columns: dict[str, list[Array]] = {}
     for field, leaf in zip(layout.fields, jax.tree.leaves(items), strict=True):
-        bits = leaf.astype(field.word) if field.dtype == bool else jax.lax.bitcast_convert_type(leaf, field.word)
-        columns.setdefault(field.word, []).append(bits.reshape(leaf.shape[0], -1))
+        columns.setdefault(field.word, []).append(bits_of(leaf, field.word).reshape(leaf.shape[0], -1))
     return {word: join(column) for word, column in columns.items()}
 
 
@@ -118,9 +117,19 @@ def unpack(layout: Layout, words: dict[str, Array]) -> PyTree:
 
     def leaf(field: Field) -> Array:
         bits = words[field.word][:, field.start : field.start + prod(field.shape)].reshape(-1, *field.shape)
-        return bits.astype(bool) if field.dtype == bool else jax.lax.bitcast_convert_type(bits, field.dtype)
+        return value_of(bits, field.dtype)
 
     return jax.tree.unflatten(layout.treedef, [leaf(field) for field in layout.fields])
+
+
+def bits_of(leaf: Array, word: str) -> Array:
+    """Return the bits of `leaf` as integers of the type `word`."""
+    return leaf.astype(word) if leaf.dtype == bool else jax.lax.bitcast_convert_type(leaf, word)
+
+
+def value_of(bits: Array, dtype: Any) -> Array:
+    """Take `bits_of` back, for a leaf of `dtype`."""
+    return bits.astype(bool) if dtype == jnp.bool_ else jax.lax.bitcast_convert_type(bits, dtype)
 
 
 def check_items(layout: Layout, items: PyTree) -> None:

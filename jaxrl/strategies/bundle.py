@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.flat import Flat
-from jaxrl.buffers.rows import join, join_short
+from jaxrl.buffers.rows import bits_of, join, join_short, value_of
 from jaxrl.envs.base import require_same
 from jaxrl.types import Array, PyTree
 
@@ -52,7 +52,7 @@ def bundle(
     def tie(tree: PyTree) -> Bundle:
         require_same("the carry after an iteration", tree, "that before", example)
         given = jax.tree.leaves(tree)
-        columns = [_bits(given[place]).reshape(1, -1) for place in tied]
+        columns = [bits_of(given[place], "uint32").reshape(1, -1) for place in tied]
         row = join(columns)[0] if columns else jnp.zeros(0, jnp.uint32)
         return Bundle(row, [leaf for place, leaf in enumerate(given) if place not in tied])
 
@@ -63,19 +63,11 @@ def bundle(
             if place not in tied:
                 return next(large)
             bits = bundle.words[tied[place] : tied[place] + like.size]
-            return _value(bits.reshape(like.shape), like.dtype)
+            return value_of(bits.reshape(like.shape), like.dtype)
 
         return jax.tree.unflatten(treedef, [leaf(place, like) for place, like in enumerate(leaves)])
 
     return tie, untie
-
-
-def _bits(leaf: Array) -> Array:
-    return leaf.astype(jnp.uint32) if leaf.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(leaf, jnp.uint32)
-
-
-def _value(bits: Array, dtype: jnp.dtype) -> Array:
-    return bits.astype(bool) if dtype == jnp.bool_ else jax.lax.bitcast_convert_type(bits, dtype)
 
 
 def rows_of(tree: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:

@@ -273,15 +273,14 @@ def collect(
     """Take the steps of `noise` in all environments; return transitions and what was seen, leaves `[T, N, ...]`."""
     step = partial(interact, actors, agent, opt_step, random)
     _, like = jax.eval_shape(step, scene, jax.tree.map(lambda x: x[0], noise))
-    # Flags as words, so that all lies in one array.
-    widen = partial(jax.tree.map, lambda x: x.astype(jnp.uint32) if x.dtype == bool and x.ndim == 1 else x)
-    layout = layout_of(row_struct(jax.eval_shape(widen, like)))
+    # Flags as words of 32 bits, like most else: one array instead of two.
+    layout = layout_of(row_struct(like), flag="uint32")
 
     def packed(scene: Scene, noise: PyTree) -> tuple[Scene, dict[str, Array]]:
         scene, kept = step(scene, noise)
-        return scene, pack(layout, widen(kept))
+        return scene, pack(layout, kept)
 
     # As rows of bits a step is written by one kernel instead of one a leaf.
     scene, words = scan(packed, scene, noise)
-    items, seen = jax.tree.map(lambda x, like: x.astype(like.dtype), jax.vmap(partial(unpack, layout))(words), like)
+    items, seen = jax.vmap(partial(unpack, layout))(words)
     return scene, items, seen
