@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import HostEnv
 from jaxrl.strategies.bundle import fori_loop, rows_of
+from jaxrl.strategies.threefry import unrolled
 from jaxrl.types import (
     Array,
     EnvSpec,
@@ -166,7 +167,7 @@ def iterate(
 
     def block(index: Array, carry: PyTree) -> PyTree:
         first = index * length
-        noise = jax.vmap(draw, in_axes=(None, 0))(key, first + jnp.arange(length, dtype=jnp.uint32))
+        noise = jax.vmap(unrolled(draw), in_axes=(None, 0))(key, first + jnp.arange(length, dtype=jnp.uint32))
         rows, row = rows_of(noise)
 
         def one(t: Array, carry: PyTree) -> PyTree:

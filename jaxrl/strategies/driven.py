@@ -18,6 +18,7 @@ from jaxrl.strategies.base import Policy, fold
 from jaxrl.strategies.guard import Health, healthy
 from jaxrl.strategies.interaction import draw_acting, open_processor
 from jaxrl.strategies.replay import Turns, draw_learning, learn
+from jaxrl.strategies.threefry import unrolled
 from jaxrl.types import Array, EnvSpec, Key, Metrics, PyTree, Step, row_struct, space_zeros, tree_where
 
 Phase = Literal["prime", "fill", "train"]
@@ -158,12 +159,12 @@ def draw_ahead(driven: Driven, phase: Phase, key: Key, block: Array) -> PyTree:
     steps, count = steps_in(driven.turns, phase), ahead(driven.turns, phase)
     random = phase != "train" and driven.turns.random_warmup
 
-    def draw(t: Array) -> PyTree:
+    def draw(key: Key, t: Array) -> PyTree:
         own = jax.random.split(fold(key, t))[0] if phase == "train" else fold(key, t)
         acting = lambda key: draw_acting(driven.agent, driven.spec, driven.turns.num_envs, key, random)[:2]
         return jax.vmap(acting)(jax.random.split(own, steps))
 
-    drawn = jax.vmap(draw)(block * count + jnp.arange(count, dtype=jnp.uint32))
+    drawn = jax.vmap(unrolled(draw), (None, 0))(key, block * count + jnp.arange(count, dtype=jnp.uint32))
     return jax.tree.map(lambda x: x.reshape(count * steps, *x.shape[2:]), drawn)
 
 

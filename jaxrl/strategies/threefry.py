@@ -1,0 +1,140 @@
+"""The random bits that JAX itself draws, in a form that CPUs draw several times faster."""
+
+from collections.abc import Callable
+from math import prod
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax.extend.random import define_prng_impl, threefry2x32_p
+
+from jaxrl.types import Array, Key, PyTree
+
+TURNS = (13, 15, 26, 6), (17, 29, 16, 24)
+"""By how many bits a round turns a word: four rounds by the first, four by the second, and so on."""
+
+Words = tuple[Array, ...]
+"""Both words of each hash, or the two as one by exclusive or."""
+
+
+def unrolled(draw: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Return `draw(key, ...)` with the very same results, and its bits from `hashes`.
+
+    Keys among the results are of the kind that came. Any other generator than JAX's default is left alone.
+    """
+
+    def drawn(key: Key, *args: Any) -> PyTree:
+        kind = jax.random.key_impl(key)
+        if kind != "threefry2x32" or not cast(Any, jax.config).jax_threefry_partitionable:
+            return draw(key, *args)
+        own = jax.random.wrap_key_data(jax.random.key_data(key), impl=_GENERATOR)
+        back = lambda x: jax.random.wrap_key_data(jax.random.key_data(x), impl=kind) if x.dtype == own.dtype else x
+        return jax.tree.map(back, draw(own, *args))
+
+    return drawn
+
+
+def hashes(key: Array, first: Array | int, count: int, pairs: bool) -> Words:
+    """Hash the numbers `first + [0..count)` under `key`, uint32 `[2]`; return a word of each, or of each a pair.
+
+    It is Threefry-2x32 with 20 rounds (Salmon et al., 2011, "Parallel random numbers: as easy as 1, 2, 3").
+
+    On CPUs JAX runs the rounds as a loop over whole arrays. Written out, a word stays in a register. All keys of a
+    batch are hashed together, in two halves one after the other: what a loop writes, XLA does not work out once more
+    for each of its readers.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def hashed(*args: Array) -> Words:
+        on_cpu = lambda a, b, first: _in_halves(a, b, first, count, pairs)
+        elsewhere = lambda a, b, first: _words(threefry2x32_p.bind(*_numbered(a, b, first, count)), pairs)
+        words: Words = jax.lax.platform_dependent(*args, cpu=on_cpu, default=elsewhere)
+        return words
+
+    @hashed.def_vmap
+    def rule(size: int, batched: list[bool], *args: Array) -> tuple[Words, Any]:
+        full = (x if has else jnp.broadcast_to(x, (size, *x.shape)) for x, has in zip(args, batched, strict=True))
+        words = hashed(*full)
+        return words, jax.tree.map(lambda _: True, words)
+
+    words: Words = hashed(key[0], key[1], jnp.uint32(first))
+    return words
+
+
+def _in_halves(a: Array, b: Array, first: Array, count: int, pairs: bool) -> Words:
+    """Hash under keys `(a, b)` from `first` on, all `[...]`; return words `[..., count]`."""
+    shape, rows = (*first.shape, count), first.size
+    args = [x.reshape(-1) for x in (a, b, first)]
+    if rows == 1:  # as if each number had a key of its own
+        args = [jnp.broadcast_to(x, count) for x in args]
+        args[2] += jax.lax.iota(jnp.uint32, count)
+        rows, count = count, 1
+    half = -(-rows // 2)
+
+    def one(i: Array, done: Words) -> Words:
+        # Of an odd number of rows that in the middle is worked out twice.
+        start = jnp.minimum(i * half, rows - half)
+        a, b, first = (jax.lax.dynamic_slice_in_dim(x, start, half) for x in args)
+        new = _words(_rounds(*_numbered(a, b, first, count)), pairs)
+        return tuple(jax.lax.dynamic_update_slice_in_dim(x, y, start, 0) for x, y in zip(done, new, strict=True))
+
+    nothing = (jnp.zeros((rows, count), jnp.uint32),) * (2 if pairs else 1)
+    return tuple(x.reshape(shape) for x in jax.lax.fori_loop(0, 2, one, nothing))
+
+
+def _numbered(a: Array, b: Array, first: Array, count: int) -> tuple[Array, Array, Array, Array]:
+    """Return the words to be hashed, each `[..., count]`: the two of the key, the two of the number."""
+    shape = (*first.shape, count)
+    a, b, first = (jnp.broadcast_to(x[..., None], shape) for x in (a, b, first))
+    low = first + jax.lax.broadcasted_iota(jnp.uint32, shape, first.ndim - 1)
+    return a, b, jnp.zeros_like(low), low
+
+
+def _rounds(a: Array, b: Array, x: Array, y: Array) -> tuple[Array, Array]:
+    keys = a, b, a ^ b ^ jnp.uint32(0x1BD11BDA)
+    x, y = x + keys[0], y + keys[1]
+    for i in range(5):
+        for turn in TURNS[i % 2]:
+            x = x + y
+            y = x ^ (y << turn | y >> (32 - turn))
+        x, y = x + keys[(i + 1) % 3], y + keys[(i + 2) % 3] + jnp.uint32(i + 1)
+    return x, y
+
+
+def _words(hashed: tuple[Array, Array], pairs: bool) -> Words:
+    x, y = hashed
+    return (x, y) if pairs else (x ^ y,)
+
+
+# --- as a generator for `jax.random` ----------------------------------------------------------------------------
+
+
+def _split(key: Array, shape: tuple[int, ...]) -> Array:
+    return jnp.stack(hashes(key, 0, prod(shape), pairs=True), axis=-1).reshape(*shape, 2)
+
+
+def _fold_in(key: Array, data: Array | int) -> Array:
+    return jnp.concatenate(hashes(key, data, 1, pairs=True))
+
+
+def _bits(key: Array, width: int, shape: tuple[int, ...]) -> Array:
+    if width == 64:
+        high, low = (x.astype(jnp.uint64).reshape(shape) for x in hashes(key, 0, prod(shape), pairs=True))
+        return high << 32 | low
+    (word,) = hashes(key, 0, prod(shape), pairs=False)
+    return word.reshape(shape).astype(f"uint{width}")
+
+
+def _seed(seed: Array) -> Array:
+    raise NotImplementedError("keys are made by JAX's own generator")
+
+
+_GENERATOR = define_prng_impl(
+    key_shape=(2,),
+    seed=_seed,
+    split=_split,
+    random_bits=_bits,
+    fold_in=_fold_in,
+    name="threefry_unrolled",
+    tag="fru",
+)

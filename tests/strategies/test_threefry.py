@@ -1,0 +1,67 @@
+"""The same random bits as JAX's own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl.strategies.threefry import unrolled
+
+DRAWS: dict[str, Callable[[Any], Any]] = {
+    "uniform": lambda key: jax.random.uniform(key, (5, 3)),
+    "normal": lambda key: jax.random.normal(key, (7,)),
+    "one word": jax.random.bits,
+    "nothing": lambda key: jax.random.bits(key, (0, 3)),
+    "bytes": lambda key: jax.random.bits(key, (5,), "uint8"),
+    "half words": lambda key: jax.random.bits(key, (2, 2), "uint16"),
+    "whole numbers": lambda key: jax.random.randint(key, (4,), 0, 10),
+    "an order": lambda key: jax.random.permutation(key, 11),
+    "keys": lambda key: jax.random.split(key, (2, 3)),
+    "one key": lambda key: jax.random.split(key, 1),
+    "a folded key": lambda key: jax.random.fold_in(key, 2**32 - 1),
+    "keys of keys": lambda key: jax.vmap(jax.random.split)(jax.random.split(key, 3)),
+    "several": lambda key: [jax.random.gumbel(k, (3,)) for k in jax.random.split(key, 3)],
+}
+
+
+def same(came: Any, wanted: Any) -> None:
+    assert jax.tree.map(lambda x: x.dtype, came) == jax.tree.map(lambda x: x.dtype, wanted)
+    bits = lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(bits(a), bits(b)), came, wanted)
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+@pytest.mark.parametrize("keys", [(), (1,), (5,), (2, 3)])
+def test_its_bits_are_those_of_jax(draw: Callable[[Any], Any], keys: tuple[int, ...]):
+    given, wrapped = jax.random.split(jax.random.key(3), keys), unrolled(draw)
+    for _ in keys:
+        draw, wrapped = jax.vmap(draw), jax.vmap(wrapped)
+    same(jax.jit(wrapped)(given), draw(given))
+
+
+def test_its_bits_are_those_of_jax_where_only_the_number_of_an_iteration_differs():
+    fold = lambda key, t: jax.random.normal(jax.random.fold_in(key, t), (2,))
+    key, t = jax.random.key(0), jnp.arange(5, dtype=jnp.uint32)
+    same(jax.vmap(unrolled(fold), (None, 0))(key, t), jax.vmap(fold, (None, 0))(key, t))
+
+
+def test_words_of_64_bits():
+    draw = lambda key: jax.random.bits(key, (3,), "uint64")
+    with jax.enable_x64(True):
+        same(unrolled(draw)(jax.random.key(1)), draw(jax.random.key(1)))
+
+
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+def test_another_generator_is_left_alone(impl: str):
+    draw = DRAWS["several"]
+    key = jax.random.key(1, impl=impl)
+    same(unrolled(draw)(key), draw(key))
+
+
+def test_the_older_layout_of_bits_is_left_alone():
+    draw = DRAWS["uniform"]
+    with jax.threefry_partitionable(False):
+        same(unrolled(draw)(jax.random.key(1)), draw(jax.random.key(1)))
