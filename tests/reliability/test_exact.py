@@ -42,9 +42,7 @@ ORDINARY = (
     "dqn, uniform",
     "rainbow, n-step, prioritised over all",
     "sac, normalised, several updates",
-    "ppo, continuous and squashed, normalised",
     "ppo with a memory, stopped by divergence",
-    "iql from data, n-step, normalised, several updates",
 )
 """Those of which the others are parts, or near kin; these only when slow tests are asked for."""
 

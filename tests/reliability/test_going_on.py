@@ -48,7 +48,11 @@ def run(twenty: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(twenty, tmp_path / "run"))
 
 
-@pytest.mark.parametrize("changed", [{"lr": 0.1}, {"tau": 0.5}, {"discount": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "changed",
+    [{"lr": 0.1}, pytest.param({"tau": 0.5}, marks=pytest.mark.slow), {"discount": 0.5}],
+    ids=str,
+)
 def test_an_allowed_change_takes_effect(run: Path, tmp_path: Path, changed: dict[str, float]) -> None:
     (name, value), *_ = changed.items()
     strategy = dqn(**changed)  # type: ignore[arg-type]

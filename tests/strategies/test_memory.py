@@ -41,8 +41,13 @@ def memory(capacity, loop, compact=False, **settings):
 
 @pytest.mark.parametrize(
     ("loop", "opt_interval", "compact"),
-    [(False, 10, False), (True, 10, False), (True, 2, False), (True, 30, False), (True, 10, True)],
-    ids=["step", "loop", "many", "few", "compact"],
+    [
+        pytest.param(False, 10, False, marks=pytest.mark.slow, id="step"),
+        pytest.param(True, 10, False, id="loop"),
+        pytest.param(True, 2, False, marks=pytest.mark.slow, id="many"),
+        pytest.param(True, 30, False, id="few"),
+        pytest.param(True, 10, True, id="compact"),
+    ],
 )
 def test_what_a_step_needs_beside_its_state_does_not_grow_with_the_capacity(loop, opt_interval, compact):
     (small, small_bytes), (large, large_bytes) = (
