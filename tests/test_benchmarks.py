@@ -200,7 +200,7 @@ def test_a_peer_that_cannot_be_installed_is_told_and_the_others_go_on(
 
     told = {"us_per_opt_step": 100.0, "learnt": {"opt_steps": 2, "mean_return": 9.0}, "versions": {"jaxrl": "0"}}
     monkeypatch.setattr(peers, "install", install)
-    monkeypatch.setattr(peers, "measure", lambda python, command, steps: told)
+    monkeypatch.setattr(peers, "measure", lambda python, command, task, steps: told)
     monkeypatch.setattr("sys.argv", ["peers", "rejax", "--rounds", "2", "--json", str(tmp_path / "x.json")])
     peers.main()
     printed = capsys.readouterr().out

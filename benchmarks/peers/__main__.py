@@ -1,5 +1,6 @@
 """`python -m benchmarks.peers [PEER ...] [--opt-steps N] [--rounds N] [--json FILE]`: jaxrl beside its peers.
 
+A peer trains one of the tasks of `settings.py`, DQN unless its name says otherwise, and jaxrl the same in each round.
 Each peer is installed from the package index into an environment of its own, which is kept for the next time. The
 processes take turns, a round at a time; each trains as long again before what is timed, so that nothing is compiled or
 warmed up within. A peer that cannot be installed or run is reported with what it said last.
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import harness
+from benchmarks.peers import settings
 
 HERE = Path(__file__).parent
 
@@ -24,17 +26,23 @@ class Peer(NamedTuple):
 
     requirements: tuple[str, ...]
     command: tuple[str, ...]
-    """A script of this folder; its first argument, the optimisation steps, comes after its name."""
+    """A script of this folder; the optimisation steps and the task come after its name."""
+    task: str = "dqn"
+    home: str = ""
+    """The name of its environment, where that is not the peer's own."""
 
 
 TORCH = "torch==2.13.0"
 """Named exactly, so that the wheel without CUDA is taken where there is one."""
 
+REJAX = Peer(("rejax", "gymnax<1"), ("with_rejax.py",), home="rejax")
+
 PEERS = {
-    "stable-baselines3": Peer(("stable-baselines3", TORCH), ("sb3.py", "stable_baselines3")),
-    "sbx": Peer(("sbx-rl", TORCH), ("sb3.py", "sbx")),
-    "tianshou": Peer(("tianshou>=2", TORCH), ("tianshou_dqn.py",)),
-    "rejax": Peer(("rejax", "gymnax<1"), ("rejax_dqn.py",)),
+    "stable-baselines3": Peer(("stable-baselines3", TORCH), ("with_sb3.py", "stable_baselines3")),
+    "sbx": Peer(("sbx-rl", TORCH), ("with_sb3.py", "sbx")),
+    "tianshou": Peer(("tianshou>=2", TORCH), ("with_tianshou.py",)),
+    "rejax": REJAX,
+    **{f"rejax-{task}": REJAX._replace(task=task) for task in settings.TASKS if task != "dqn"},
 }
 
 
@@ -45,22 +53,23 @@ def home() -> Path:
 
 def install(name: str) -> Path:
     """Return the Python of the environment of peer `name`, made now if it is not there yet."""
-    python = home() / name / "bin" / "python"
-    installed = home() / name / "installed"
+    place = home() / (PEERS[name].home or name)
+    python, installed = place / "bin" / "python", place / "installed"
     if not installed.exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", home() / name], check=True, capture_output=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", place], check=True, capture_output=True)
         pip = [python, "-m", "pip", "install", "--quiet", *PEERS[name].requirements]
         subprocess.run(pip, check=True, capture_output=True, text=True)
         installed.touch()
     return python
 
 
-def measure(python: Path | str, command: tuple[str, ...], steps: int) -> dict[str, Any]:
+def measure(python: Path | str, command: tuple[str, ...], task: str, steps: int) -> dict[str, Any]:
     """Run a script of this folder once; return what it told."""
     script, *rest = command
+    steps = max(1, steps // settings.SLOWNESS[task])
     paths = os.pathsep.join([str(HERE), str(HERE.parent.parent)])
     done = subprocess.run(
-        [python, HERE / script, str(steps), *rest],
+        [python, HERE / script, str(steps), task, *rest],
         check=True,
         capture_output=True,
         text=True,
@@ -88,12 +97,14 @@ def main() -> None:
     unknown = sorted(set(options.peers) - set(PEERS))
     if unknown:
         parser.error(f"unknown peer {unknown[0]}; known: {', '.join(PEERS)}")
-    pythons: dict[str, Path | str] = {"jaxrl": sys.executable}
-    commands, failures = {"jaxrl": ("jaxrl_dqn.py",)}, {}
-    for name in options.peers or PEERS:
+    names, failures = options.peers or list(PEERS), {}
+    tasks = dict.fromkeys(PEERS[name].task for name in names)
+    peers = {ours(task): Peer((), ("ours.py",), task) for task in tasks}
+    pythons: dict[str, Path | str] = dict.fromkeys(peers, sys.executable)
+    for name in names:
         print(f"installing {name} ...", file=sys.stderr, flush=True)
         try:
-            pythons[name], commands[name] = install(name), PEERS[name].command
+            pythons[name], peers[name] = install(name), PEERS[name]
         except subprocess.CalledProcessError as error:
             failures[name] = f"cannot be installed: {said(error)}"
     told: dict[str, list[dict[str, Any]]] = {name: [] for name in pythons}
@@ -101,10 +112,14 @@ def main() -> None:
         for name in [name for name in pythons if name not in failures]:
             print(f"round {turn + 1}: {name} ...", file=sys.stderr, flush=True)
             try:
-                told[name].append(measure(pythons[name], commands[name], options.opt_steps))
+                told[name].append(measure(pythons[name], peers[name].command, peers[name].task, options.opt_steps))
             except subprocess.CalledProcessError as error:
                 failures[name] = f"cannot be run: {said(error)}"
-    rows = [row(name, results, told["jaxrl"]) for name, results in told.items() if name not in failures]
+    rows = [
+        row(name, peers[name].task, results, told[ours(peers[name].task)])
+        for name, results in told.items()
+        if name not in failures
+    ]
     print(harness.table(rows))
     for name, why in failures.items():
         print(f"{name:<22}{why}")
@@ -114,15 +129,20 @@ def main() -> None:
         )
 
 
-def row(name: str, told: list[dict[str, Any]], jaxrl: list[dict[str, Any]]) -> harness.Row:
+def ours(task: str) -> str:
+    """Return the name of jaxrl's own row of a task."""
+    return "jaxrl" if task == "dqn" else f"jaxrl-{task}"
+
+
+def row(name: str, task: str, told: list[dict[str, Any]], jaxrl: list[dict[str, Any]]) -> harness.Row:
     """Return the row of a peer. Its `ceiling` is jaxrl in the same rounds: `ratio` says how many times slower it is."""
-    ours = [result["us_per_opt_step"] for result in jaxrl]
     return harness.row(
         "peers",
         [result["us_per_opt_step"] for result in told],
-        ours,
-        10,
+        [result["us_per_opt_step"] for result in jaxrl],
+        settings.env_steps(task),
         name=name,
+        task=task,
         versions=told[0]["versions"],
         learnt={
             "opt_steps": told[0]["learnt"]["opt_steps"],

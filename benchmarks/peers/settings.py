@@ -1,22 +1,73 @@
 """The settings that all peers train with, and how a script tells what it measured. Imports nothing beyond Python.
 
-The loss is squared, except in Stable-Baselines3 and SBX, which have a Huber and a squared one and no choice.
+The loss of DQN is squared, except in Stable-Baselines3 and SBX, which have a Huber and a squared one and no choice.
 """
 
 import json
 import sys
 import time
+from typing import NamedTuple
 
 ENV, NUM_ENVS, OPT_INTERVAL = "CartPole-v1", 10, 10
 HIDDEN, BATCH_SIZE, CAPACITY, WARMUP = (120, 84), 128, 10_000, 1_000
 LR, DISCOUNT, TARGET_INTERVAL = 2.5e-4, 0.99, 100
 EPSILON_START, EPSILON_END, EPSILON_DECAY = 1.0, 0.05, 2_500
-"""The decay and the target's interval are in optimisation steps."""
+"""The decay and the target's interval are in optimisation steps. All these are of DQN."""
+
+
+class PPO(NamedTuple):
+    """PPO; it learns by Adam from `epochs` times `minibatches` parts of each rollout."""
+
+    num_envs: int
+    env: str = "CartPole-v1"
+    rollout: int = 128
+    epochs: int = 4
+    minibatches: int = 4
+    hidden: tuple[int, ...] = (64, 64)
+    lr: float = 2.5e-4
+    discount: float = 0.99
+    gae_lambda: float = 0.95
+    clip: float = 0.2
+    value: float = 0.5
+    entropy: float = 0.01
+    max_grad_norm: float = 0.5
+
+
+class SAC(NamedTuple):
+    """SAC with two critics and a temperature that is learnt; an optimisation step after every environment step."""
+
+    env: str = "Pendulum-v1"
+    num_envs: int = 1
+    hidden: tuple[int, ...] = (256, 256)
+    batch_size: int = 256
+    capacity: int = 100_000
+    warmup: int = 1_000
+    lr: float = 3e-4
+    discount: float = 0.99
+    tau: float = 0.005
+
+
+TASKS = {"dqn": None, "ppo-4": PPO(4), "ppo-1024": PPO(1024), "sac": SAC()}
+SLOWNESS = {"dqn": 1, "ppo-4": 1, "ppo-1024": 60, "sac": 15}
+"""Divides the optimisation steps of a turn, where one takes long."""
+
+
+def env_steps(task: str) -> float:
+    """Return the environment steps of an optimisation step."""
+    asked = TASKS[task]
+    if isinstance(asked, PPO):
+        return asked.num_envs * asked.rollout / (asked.epochs * asked.minibatches)
+    return asked.num_envs if asked else OPT_INTERVAL
 
 
 def opt_steps() -> int:
     """Return how many optimisation steps the driver asks for, after as many that are not counted."""
     return int(sys.argv[1])
+
+
+def task() -> str:
+    """Return which of `TASKS` the driver asks for."""
+    return sys.argv[2]
 
 
 class Watch:

@@ -1,4 +1,4 @@
-"""DQN of Stable-Baselines3, or of SBX, which has its interface: `python sb3.py OPT_STEPS MODULE`."""
+"""DQN of Stable-Baselines3, or of SBX, which has its interface: `python with_sb3.py OPT_STEPS TASK MODULE`."""
 
 import importlib
 import importlib.metadata
@@ -12,7 +12,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 def main() -> None:
     """Train twice as long as asked for, and time the second half."""
-    name, steps = sys.argv[2], s.opt_steps()
+    name, steps = sys.argv[3], s.opt_steps()
     module = importlib.import_module(name)
     kwargs: dict[str, Any] = {"net_arch": list(s.HIDDEN)}
     total = s.WARMUP + 2 * steps * s.OPT_INTERVAL

@@ -1,4 +1,4 @@
-"""DQN of Tianshou 2: `python tianshou_dqn.py OPT_STEPS`."""
+"""DQN of Tianshou 2: `python with_tianshou.py OPT_STEPS TASK`."""
 
 import importlib.metadata
 
