@@ -16,7 +16,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.processors import n_step, reward_scale
 from jaxrl.strategies import off_policy
 from jaxrl.strategies.base import block_length, iterate
-from jaxrl.strategies.guard import guarded_update, healthy
+from jaxrl.strategies.guard import LARGE, guarded_update, healthy
 from jaxrl.types import Batch, Box, Discrete, EnvSpec, Stat, Total, Transition, reduce_metrics, stat
 
 KEY = jax.random.key(1)
@@ -501,10 +501,15 @@ def stub(metrics):
 BATCH = Batch(Transition(*(jnp.zeros(2),) * 5), jnp.arange(2), jnp.ones(2))
 
 
-def test_a_metric_without_a_single_measurement_is_no_reason_to_skip():
+SIZES = [1, LARGE // 4]
+"""Entries of a state that is chosen by selects, and of one that is chosen by a branch."""
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_metric_without_a_single_measurement_is_no_reason_to_skip(size):
     metrics = {"loss": jnp.float32(1.0), "rare": stat(jnp.ones(3), False), "hits": Total(jnp.int32(2))}
-    new, health, seen, _ = guarded_update(stub(metrics), jnp.float32(0.0), healthy(), BATCH, (), jnp.uint32(0))
-    assert new == 1.0
+    new, health, seen, _ = guarded_update(stub(metrics), jnp.zeros(size), healthy(), BATCH, (), jnp.uint32(0))
+    assert (new == 1.0).all()
     assert int(health.skipped_in_a_row) == 0
     assert int(seen["skipped_updates"].count) == 0
     assert int(seen["rare"].count) == 0
@@ -513,10 +518,11 @@ def test_a_metric_without_a_single_measurement_is_no_reason_to_skip():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("kind", [jnp.float32, lambda x: stat(jnp.array([1.0, x]))])
-def test_a_bad_metric_of_any_kind_is_a_reason_to_skip_and_is_not_reported(bad, kind):
+@pytest.mark.parametrize("size", SIZES)
+def test_a_bad_metric_of_any_kind_is_a_reason_to_skip_and_is_not_reported(bad, kind, size):
     metrics = {"loss": kind(bad), "hits": Total(jnp.int32(2))}
-    new, health, seen, priorities = guarded_update(stub(metrics), jnp.float32(0.0), healthy(), BATCH, (), jnp.uint32(0))
-    assert new == 0.0
+    new, health, seen, priorities = guarded_update(stub(metrics), jnp.zeros(size), healthy(), BATCH, (), jnp.uint32(0))
+    assert (new == 0.0).all()
     assert int(health.skipped_in_a_row) == 1
     assert int(seen["skipped_updates"].count) == 1
     assert isinstance(seen["loss"], Stat)
