@@ -171,6 +171,7 @@ def test_the_plain_loop_and_the_population_of_it_learn_as_often_as_asked() -> No
     assert all(len({tuple(seed.tolist()) for seed in x}) == 3 for x in kernels)  # each seed has weights of its own
 
 
+@pytest.mark.slow
 def test_seeds_in_turn_and_at_once_train_the_same() -> None:
     strategy = replaying(DQN(num_envs=2, features=(8,), batch_size=4, capacity=100, warmup=20))
     turn, at_once = loops.in_turn(strategy, 3), loops.population(strategy, 3)

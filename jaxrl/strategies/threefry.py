@@ -20,12 +20,14 @@ Words = tuple[Array, ...]
 def unrolled(draw: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """Return `draw(key, ...)` with the very same results, and its bits from `hashes`.
 
-    Keys among the results are of the kind that came. Any other generator than JAX's default is left alone.
+    Keys among the results are of the kind that came. Left alone are keys of any other generator than JAX's default, and
+    those of the old style, which are plain words.
     """
 
     def drawn(key: Key, *args: Any) -> PyTree:
         kind = jax.random.key_impl(key)
-        if kind != "threefry2x32" or not cast(Any, jax.config).jax_threefry_partitionable:
+        plain = not jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        if plain or kind != "threefry2x32" or not cast(Any, jax.config).jax_threefry_partitionable:
             return draw(key, *args)
         own = jax.random.wrap_key_data(jax.random.key_data(key), impl=_GENERATOR)
         back = lambda x: jax.random.wrap_key_data(jax.random.key_data(x), impl=kind) if x.dtype == own.dtype else x

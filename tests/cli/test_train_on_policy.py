@@ -43,6 +43,7 @@ def test_each_trains_resumes_to_the_same_bits_and_leaves_a_policy(algo: str, tmp
     assert int(policy(np.zeros((10, 5), np.float32))) in range(3)
 
 
+@pytest.mark.slow
 def test_what_was_learnt_of_observations_and_the_memory_belong_to_the_policy(tmp_path: Path) -> None:
     run(tmp_path, "ppo", *SMALL, *REMEMBERING, "--max-opts", 40)
     request = parse(["--resume", str(tmp_path)])

@@ -37,6 +37,7 @@ def test_each_trains_resumes_to_the_same_bits_and_leaves_a_policy(algo: str, tmp
     assert -2.0 <= float(action[0]) <= 2.0
 
 
+@pytest.mark.slow
 def test_rainbow_is_what_its_name_says_unless_told_otherwise(tmp_path: Path) -> None:
     args = ("rainbow", "--env", "Catch-bsuite", "--max-opts", "20", *SMALL, "--agent.atoms", "5")
     assert train.main([*args, "--run-dir", str(tmp_path)]) == 0

@@ -91,10 +91,10 @@ def test_killed_at_one_point_after_the_other_it_ends_in_the_same_bits(
     assert_whole(runs.path)
 
 
-@pytest.mark.slow
-def test_killed_at_random_moments_it_ends_in_the_same_bits(runs: Runs, untouched: str) -> None:
-    chance = random.Random(1)
-    for _ in range(50):
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
+def test_killed_at_random_moments_it_ends_in_the_same_bits(runs: Runs, untouched: str, kills: int) -> None:
+    chance = random.Random(kills)
+    for _ in range(kills):
         process = runs.start()
         try:
             process.communicate(timeout=chance.uniform(1.0, 8.0))

@@ -522,10 +522,8 @@ def test_how_a_run_is_cut_into_calls_does_not_change_a_bit():
 LRS = (1e-2, 3e-3, 0.0)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [pytest.param({}, id="all updates", marks=pytest.mark.slow), pytest.param({"target_kl": 1e-4}, id="stopped")],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"target_kl": 1e-4}], ids=["all updates", "stopped"])
 def test_each_member_of_a_population_goes_where_it_would_go_alone(settings):
     agent = ppo(features=(8,), **settings)
     strategy = make(agent, TOYS["delayed_reward"](GAMMA).env, num_envs=4, rollout=6, epochs=2, minibatches=3)
@@ -569,6 +567,7 @@ def loop_memory(strategy, block, monkeypatch):
     return jit_run(strategy).lower(state, sums, t, t).compile().memory_analysis(), tree_bytes(state)
 
 
+@pytest.mark.slow
 def test_what_a_loop_needs_does_not_grow_with_its_iterations_but_for_their_randomness(monkeypatch):
     """The observations of a rollout take 16 MB here; what is drawn for it, a sixtieth of that."""
     stack = chain(frame_stack(128), one_step())

@@ -30,16 +30,20 @@ DRAWS: dict[str, Callable[[Any], Any]] = {
 def same(came: Any, wanted: Any) -> None:
     assert jax.tree.map(lambda x: x.dtype, came) == jax.tree.map(lambda x: x.dtype, wanted)
     bits = lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(bits(a), bits(b)), came, wanted)
+    for (path, a), (_, b) in zip(*(jax.tree.leaves_with_path(x) for x in (came, wanted)), strict=True):
+        np.testing.assert_array_equal(bits(a), bits(b), jax.tree_util.keystr(path))
 
 
-@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 @pytest.mark.parametrize("keys", [(), (1,), (5,), (2, 3)])
-def test_its_bits_are_those_of_jax(draw: Callable[[Any], Any], keys: tuple[int, ...]):
-    given, wrapped = jax.random.split(jax.random.key(3), keys), unrolled(draw)
+def test_its_bits_are_those_of_jax(keys: tuple[int, ...]):
+    def draw_all(key: Any) -> dict[str, Any]:
+        return {name: draw(key) for name, draw in DRAWS.items()}
+
+    wanted, came = draw_all, unrolled(draw_all)
     for _ in keys:
-        draw, wrapped = jax.vmap(draw), jax.vmap(wrapped)
-    same(jax.jit(wrapped)(given), draw(given))
+        wanted, came = jax.vmap(wanted), jax.vmap(came)
+    given = jax.random.split(jax.random.key(3), keys)
+    same(jax.jit(came)(given), jax.jit(wanted)(given))
 
 
 def test_its_bits_are_those_of_jax_where_only_the_number_of_an_iteration_differs():
@@ -54,11 +58,14 @@ def test_words_of_64_bits():
         same(unrolled(draw)(jax.random.key(1)), draw(jax.random.key(1)))
 
 
-@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
-def test_another_generator_is_left_alone(impl: str):
-    draw = DRAWS["several"]
-    key = jax.random.key(1, impl=impl)
-    same(unrolled(draw)(key), draw(key))
+@pytest.mark.parametrize(
+    "key",
+    [jax.random.key(1, impl="rbg"), jax.random.key(1, impl="unsafe_rbg"), jax.random.PRNGKey(1)],
+    ids=["rbg", "unsafe_rbg", "plain words"],
+)
+@pytest.mark.parametrize("name", ["several", "keys"])
+def test_another_generator_or_kind_of_key_is_left_alone(name: str, key: Any):
+    same(unrolled(DRAWS[name])(key), DRAWS[name](key))
 
 
 def test_the_older_layout_of_bits_is_left_alone():
