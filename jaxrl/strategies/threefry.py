@@ -30,7 +30,8 @@ def unrolled(draw: Callable[..., PyTree]) -> Callable[..., PyTree]:
         if plain or kind != "threefry2x32" or not cast(Any, jax.config).jax_threefry_partitionable:
             return draw(key, *args)
         own = jax.random.wrap_key_data(jax.random.key_data(key), impl=_GENERATOR)
-        back = lambda x: jax.random.wrap_key_data(jax.random.key_data(x), impl=kind) if x.dtype == own.dtype else x
+        ours = lambda x: getattr(x, "dtype", None) == own.dtype
+        back = lambda x: jax.random.wrap_key_data(jax.random.key_data(x), impl=kind) if ours(x) else x
         return jax.tree.map(back, draw(own, *args))
 
     return drawn

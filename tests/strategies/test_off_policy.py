@@ -532,6 +532,18 @@ def test_a_bad_metric_of_any_kind_is_a_reason_to_skip_and_is_not_reported(bad, k
     np.testing.assert_array_equal(priorities, [-1.0, -1.0])
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_of_a_population_each_member_lets_go_of_its_own_bad_updates(size):
+    """Their states are the numbers 0, 1 and 2; the update of the second is bad."""
+
+    def update(state, luck):
+        return guarded_update(stub({"loss": luck}), state, healthy(), BATCH, (), jnp.uint32(0))[0]
+
+    states = jnp.broadcast_to(jnp.arange(3.0)[:, None], (3, size))
+    new = jax.jit(jax.vmap(update))(states, jnp.array([0.0, jnp.nan, 0.0]))
+    np.testing.assert_array_equal(new, jnp.broadcast_to(jnp.array([1.0, 1.0, 3.0])[:, None], (3, size)))
+
+
 def broken_env(part):
     """Count steps from 0; the observation or the reward of every fifth step is NaN. Never ends by itself."""
     spec = EnvSpec("Broken", Box(0.0, 100.0, (1,)), Discrete(2))

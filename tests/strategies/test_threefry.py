@@ -23,6 +23,8 @@ DRAWS: dict[str, Callable[[Any], Any]] = {
     "one key": lambda key: jax.random.split(key, 1),
     "a folded key": lambda key: jax.random.fold_in(key, 2**32 - 1),
     "keys of keys": lambda key: jax.vmap(jax.random.split)(jax.random.split(key, 3)),
+    "a number": lambda key: 0.5,
+    "an array of NumPy": lambda key: np.arange(3),
     "several": lambda key: [jax.random.gumbel(k, (3,)) for k in jax.random.split(key, 3)],
 }
 
