@@ -148,6 +148,11 @@ def block_length(draw: StrategyDraw, key: Key) -> int:
     return length
 
 
+def draw_block(draw: StrategyDraw, key: Key, first: Array, length: int) -> PyTree:
+    """Draw the randomness of `length` iterations from `first` (uint32) on in one call; leaves `[length, ...]`."""
+    return jax.vmap(unrolled(draw), in_axes=(None, 0))(key, first + jnp.arange(length, dtype=jnp.uint32))
+
+
 def iterate(
     draw: StrategyDraw,
     body: Callable[[PyTree, PyTree, Array], PyTree],
@@ -167,8 +172,7 @@ def iterate(
 
     def block(index: Array, carry: PyTree) -> PyTree:
         first = index * length
-        noise = jax.vmap(unrolled(draw), in_axes=(None, 0))(key, first + jnp.arange(length, dtype=jnp.uint32))
-        rows, row = rows_of(noise)
+        rows, row = rows_of(draw_block(draw, key, first, length))
 
         def one(t: Array, carry: PyTree) -> PyTree:
             # The block ends are below 2^32 because the first of them is at most `stop`.

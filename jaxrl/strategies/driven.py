@@ -14,11 +14,10 @@ from jaxrl.agents.base import Agent
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.rows import Layout, join_short, layout_of, pack, unpack
 from jaxrl.processors.base import Processor
-from jaxrl.strategies.base import Policy, fold
+from jaxrl.strategies.base import Policy, draw_block, fold
 from jaxrl.strategies.guard import Health, healthy
 from jaxrl.strategies.interaction import draw_acting, open_processor
 from jaxrl.strategies.replay import Turns, draw_learning, learn
-from jaxrl.strategies.threefry import unrolled
 from jaxrl.types import Array, EnvSpec, Key, Metrics, PyTree, Step, row_struct, space_zeros, tree_where
 
 Phase = Literal["prime", "fill", "train"]
@@ -164,7 +163,7 @@ def draw_ahead(driven: Driven, phase: Phase, key: Key, block: Array) -> PyTree:
         acting = lambda key: draw_acting(driven.agent, driven.spec, driven.turns.num_envs, key, random)[:2]
         return jax.vmap(acting)(jax.random.split(own, steps))
 
-    drawn = jax.vmap(unrolled(draw), (None, 0))(key, block * count + jnp.arange(count, dtype=jnp.uint32))
+    drawn = draw_block(draw, key, block * count, count)
     return jax.tree.map(lambda x: x.reshape(count * steps, *x.shape[2:]), drawn)
 
 
