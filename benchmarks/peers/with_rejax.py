@@ -10,6 +10,11 @@ from flax import linen as nn
 from rejax.networks import DiscreteQNetwork, EpsilonGreedyPolicy
 
 
+def whole(total: int) -> dict[str, Any]:
+    """Return the settings of a run of `total` environment steps without evaluations on the way."""
+    return {"total_timesteps": total, "eval_freq": total, "skip_initial_evaluation": True}
+
+
 def dqn(steps: int) -> tuple[Any, int]:
     """Return DQN for a run of `steps` optimisation steps, and how many it makes."""
     total = s.WARMUP + steps * s.OPT_INTERVAL
@@ -29,9 +34,7 @@ def dqn(steps: int) -> tuple[Any, int]:
         eps_end=s.EPSILON_END,
         exploration_fraction=s.EPSILON_DECAY * s.OPT_INTERVAL / total,
         ddqn=False,
-        total_timesteps=total,
-        eval_freq=total,
-        skip_initial_evaluation=True,
+        **whole(total),
     )
     # The widths cannot be given to `create`.
     network = EpsilonGreedyPolicy(DiscreteQNetwork)(hidden_layer_sizes=s.HIDDEN, action_dim=2, activation=nn.relu)
@@ -57,9 +60,7 @@ def ppo(p: s.PPO, steps: int) -> tuple[Any, int]:
         ent_coef=p.entropy,
         max_grad_norm=p.max_grad_norm,
         agent_kwargs={"hidden_layer_sizes": p.hidden, "activation": "tanh"},
-        total_timesteps=total,
-        eval_freq=total,
-        skip_initial_evaluation=True,
+        **whole(total),
     )
     return algorithm, rollouts * updates
 
@@ -78,9 +79,7 @@ def sac(p: s.SAC, steps: int) -> tuple[Any, int]:
         learning_rate=p.lr,
         gamma=p.discount,
         polyak=1 - p.tau,
-        total_timesteps=total,
-        eval_freq=total,
-        skip_initial_evaluation=True,
+        **whole(total),
     )
     return algorithm, steps
 
