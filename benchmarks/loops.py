@@ -19,7 +19,7 @@ from jaxrl.strategies.base import Strategy, fold, iterate
 from jaxrl.strategies.interaction import assemble, collect, draw_steps, open_scene
 from jaxrl.strategies.on_policy import last_steps, minibatches_of
 from jaxrl.strategies.shuffle import random_orders
-from jaxrl.training.program import compile_all
+from jaxrl.training.program import compile_all, compiler_options
 from jaxrl.types import Array, PyTree, Rollout, sample_space
 
 RESIDENT = 64
@@ -32,7 +32,8 @@ class Loop:
     def __init__(self, body: Callable[[PyTree, Array, Array], PyTree], carry: PyTree) -> None:
         counts = jax.ShapeDtypeStruct((), jnp.uint32)
         begun = time.perf_counter()
-        self.compiled = jax.jit(body, donate_argnums=0).lower(carry, counts, counts).compile()
+        program = jax.jit(body, donate_argnums=0, compiler_options=compiler_options())
+        self.compiled = program.lower(carry, counts, counts).compile()
         self.compile_s = time.perf_counter() - begun
         self.carry, self.t = carry, 0
 

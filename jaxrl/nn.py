@@ -3,13 +3,14 @@
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError, nearest
+from jaxrl.products import convolve, multiply
 from jaxrl.types import Array, Box, Discrete, Key, MultiDiscrete, PyTree, Space
 
 ACTIVATIONS = {"relu": nn.relu, "tanh": nn.tanh, "gelu": nn.gelu, "silu": nn.silu, "elu": nn.elu}
@@ -60,11 +61,20 @@ class NoisyDense(nn.Module):
         bias = self.param("bias", middle, shape[1:])
         bias_spread = self.param("bias_spread", spread, shape[1:])
         weights = kernel + kernel_spread * before[:, None] * after[None]
-        return x @ weights + jnp.expand_dims(bias + bias_spread * after, tuple(range(x.ndim - 1)))
+        return multiply(x, weights) + jnp.expand_dims(bias + bias_spread * after, tuple(range(x.ndim - 1)))
 
 
 def _dense(width: int, noisy: float, orthogonal: bool = False) -> nn.Module:
-    return NoisyDense(width, noisy) if noisy else nn.Dense(width, kernel_init=_kernel(orthogonal))
+    return NoisyDense(width, noisy) if noisy else dense(width, kernel_init=_kernel(orthogonal))
+
+
+def dense(width: int, **options: Any) -> nn.Dense:
+    """Return a dense layer `[..., D] -> [..., width]` with the products of `jaxrl.products`."""
+    return nn.Dense(width, dot_general=_multiply, **options)
+
+
+def _multiply(x: Array, kernel: Array, *_: Any, **__: Any) -> Array:
+    return multiply(x, kernel)
 
 
 def _kernel(orthogonal: bool, gain: float = 2**0.5) -> Any:
@@ -89,23 +99,6 @@ def _orthogonal(gain: float, key: Key, shape: tuple[int, ...], dtype: Any = jnp.
     tall = jax.lax.fori_loop(0, short, column, jax.random.normal(key, (long, short)))
     matrix = tall if math.prod(shape[:-1]) == long else tall.T
     return gain * matrix.reshape(shape).astype(dtype)
-
-
-def convolve(x: Array, kernel: Array, *args: Any, **kwargs: Any) -> Array:
-    """Return the convolution of `x` `[B, H, W, C]` with `kernel` `[h, w, C, D]`, as `nn.Conv` asks for it.
-
-    On CPUs one of stride 1 without padding is a product of matrices, of which XLA's own gradient by the kernel takes up
-    to 30 times as long.
-    """
-    general = lambda x, kernel: jax.lax.conv_general_dilated(x, kernel, *args, **kwargs)
-    return cast(Array, jax.lax.platform_dependent(x, kernel, cpu=_patches, default=general))
-
-
-def _patches(x: Array, kernel: Array) -> Array:
-    height, width, channels, features = kernel.shape
-    rows, columns = x.shape[1] - height + 1, x.shape[2] - width + 1
-    shifted = [x[:, i : i + rows, j : j + columns] for i in range(height) for j in range(width)]
-    return jnp.concatenate(shifted, axis=-1) @ kernel.reshape(height * width * channels, features)
 
 
 class Convolutions(nn.Module):
@@ -168,7 +161,7 @@ class QNetwork(nn.Module):
         hidden = torso(encode(self.observation_space, obs, self.torso))
         if taus is not None:
             waves = jnp.cos(jnp.pi * jnp.arange(COSINES)[None, None] * taus[..., None])
-            weight = nn.relu(nn.Dense(hidden.shape[-1])(waves))
+            weight = nn.relu(dense(hidden.shape[-1])(waves))
             hidden = MLP(self.features[-1:], self.activation, **options)(hidden[:, None] * weight)
         return self._head(hidden) if taus is None else self._head(hidden).swapaxes(-1, -2)
 
@@ -199,7 +192,7 @@ class PolicyNetwork(nn.Module):
     @nn.compact
     def __call__(self, obs: PyTree) -> Array:
         torso = make_torso(self.torso, self.observation_space, self.features, self.activation)
-        return nn.Dense(self.outputs)(torso(encode(self.observation_space, obs, self.torso)))
+        return dense(self.outputs)(torso(encode(self.observation_space, obs, self.torso)))
 
 
 class Critic(nn.Module):
@@ -219,7 +212,7 @@ class Critic(nn.Module):
             x = Convolutions(activation=self.activation, layer_norm=self.layer_norm)(x)
         if action is not None:
             x = jnp.concatenate([x, action], axis=-1)
-        return nn.Dense(self.outputs)(MLP(self.features, self.activation, self.layer_norm)(x))
+        return dense(self.outputs)(MLP(self.features, self.activation, self.layer_norm)(x))
 
 
 def ensemble(size: int, observation_space: Any, **options: Any) -> nn.Module:
@@ -267,8 +260,8 @@ class ActorCritic(nn.Module):
             self.critic_torso = make()
         if self.core != "none":
             self.cell = CORES[self.core](self.core_features, recurrent_kernel_init=_kernel(True, 1.0))
-        self.policy = nn.Dense(self.outputs - self.scales, kernel_init=_kernel(True, 0.01))
-        self.value = nn.Dense(1, kernel_init=_kernel(True, 1.0))
+        self.policy = dense(self.outputs - self.scales, kernel_init=_kernel(True, 0.01))
+        self.value = dense(1, kernel_init=_kernel(True, 1.0))
         if self.scales:
             self.log_std = self.param("log_std", nn.initializers.zeros, (self.scales,))
 

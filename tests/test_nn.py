@@ -11,7 +11,7 @@ import pytest
 from jaxrl.agents.actor_critic import PPOConfig, Sample, _judge, _network, _Parts
 from jaxrl.distributions import head_of
 from jaxrl.errors import SettingsError
-from jaxrl.nn import MLP, ActorCritic, Convolutions, convolve, no_memory
+from jaxrl.nn import MLP, ActorCritic, Convolutions, no_memory
 from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete, Remembered, space_zeros
 
 VECTOR = Box(-1.0, 1.0, (6,))
@@ -256,18 +256,6 @@ def test_images_of_bytes_are_seen_as_fractions():
     fractions = ActorCritic(Box(0.0, 1.0, IMAGE.shape), OUTPUTS, features=(8, 5))
     value = jax.jit(fractions.apply)(toy.drawn, image.astype(np.float32) / 255)[1]
     np.testing.assert_allclose(toy.apply(toy.drawn, image)[1], value, atol=1e-5)
-
-
-@pytest.mark.parametrize(("height", "width"), [(3, 3), (2, 4), (1, 1)])
-def test_a_convolution_and_its_gradients_are_those_of_jax(height, width):
-    keys = jax.random.split(jax.random.key(0), 3)
-    x, kernel = jax.random.normal(keys[0], (5, 9, 7, 4)), jax.random.normal(keys[1], (height, width, 4, 6))
-    options = {"window_strides": (1, 1), "padding": "VALID", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
-    ours, back = jax.vjp(lambda x, kernel: convolve(x, kernel, **options), x, kernel)
-    theirs, back_theirs = jax.vjp(lambda x, kernel: jax.lax.conv_general_dilated(x, kernel, **options), x, kernel)
-    slope = jax.random.normal(keys[2], ours.shape)
-    for a, b in zip((ours, *back(slope)), (theirs, *back_theirs(slope)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
 def test_convolutions_by_hand():

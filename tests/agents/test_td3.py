@@ -226,9 +226,14 @@ def test_a_population_with_settings_of_its_own_goes_where_its_members_would_go_a
             alone = update(members[i], batches[i], opt_step)
             for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(alone), strict=True):
                 np.testing.assert_allclose(a[i], b, atol=1e-5)
-    assert " cond[" in str(jax.make_jaxpr(update_all)(*args, jnp.uint32(0)))
-    apart = jax.vmap(agent_of().update, in_axes=(0, 0, 0, 0))
-    assert " cond[" not in str(jax.make_jaxpr(apart)(*args, jnp.arange(2, dtype=jnp.uint32)))
+    assert conditions(together, *args, jnp.uint32(0)) == 1
+    apart = jax.jit(jax.vmap(agent_of().update, in_axes=(0, 0, 0, 0)))
+    assert conditions(apart, *args, jnp.arange(2, dtype=jnp.uint32)) == 0
+
+
+def conditions(program, *args):
+    """How often the compiled program chooses between two ways; what depends on the platform is no longer in it."""
+    return program.lower(*args).compile().as_text().count(" conditional(")
 
 
 def test_in_a_population_of_whole_runs_the_policys_turn_is_still_a_condition():
@@ -236,8 +241,7 @@ def test_in_a_population_of_whole_runs_the_policys_turn_is_still_a_condition():
     keys = jax.random.split(KEY, 2)
     state = jax.eval_shape(jax.vmap(strategy.init), keys)
     draw, step = jax.vmap(strategy.draw, in_axes=(0, None)), jax.vmap(strategy.step, in_axes=(0, 0, None))
-    program = jax.make_jaxpr(lambda s, t: step(s, draw(s.key, t), t))(state, jnp.uint32(0))
-    assert " cond[" in str(program)
+    assert conditions(jax.jit(lambda s, t: step(s, draw(s.key, t), t)), state, jnp.uint32(0)) == 1
 
 
 # --- acting -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,92 @@
+"""Products of matrices and their gradients, in every form that shapes choose between."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl.nn import dense
+from jaxrl.products import SMALL, THIN, TINY, convolve, multiply
+
+SHAPES = {
+    "tiny": ((2, 3), 4),
+    "tiny, with several leading axes": ((2, 3, 5), 4),
+    "the last tiny one": ((2, TINY // 8), 4),
+    "the first that is not": ((2, TINY // 8), 5),
+    "few outputs": ((128, 64), 3),
+    "one output": ((128, 64), 1),
+    "few outputs, with several leading axes": ((8, 16, 40), THIN),
+    "few inputs": ((128, 4), 64),
+    "square": ((32, 64), 64),
+    "large": ((16, SMALL // 64), 65),
+    "many rows": ((SMALL + 1, 3), 33),
+}
+
+
+def drawn(shape, outputs):
+    keys = jax.random.split(jax.random.key(0), 3)
+    x, kernel = jax.random.normal(keys[0], shape), jax.random.normal(keys[1], (shape[-1], outputs))
+    return x, kernel, jax.random.normal(keys[2], (*shape[:-1], outputs))
+
+
+def by_hand(x, kernel, slope):
+    """The product, and how `sum(slope * product)` changes with either factor, in twice the precision."""
+    x, kernel, slope = (np.asarray(array, np.float64) for array in (x, kernel, slope))
+    by_kernel = np.einsum("bi,bo->io", x.reshape(-1, x.shape[-1]), slope.reshape(-1, slope.shape[-1]))
+    return x @ kernel, slope @ kernel.T, by_kernel
+
+
+@pytest.mark.parametrize(("shape", "outputs"), SHAPES.values(), ids=SHAPES)
+def test_a_product_and_its_gradients(shape, outputs):
+    x, kernel, slope = drawn(shape, outputs)
+
+    def ours(x, kernel, slope):
+        y, back = jax.vjp(multiply, x, kernel)
+        return y, *back(slope)
+
+    for found, expected in zip(jax.jit(ours)(x, kernel, slope), by_hand(x, kernel, slope), strict=True):
+        assert found.shape == expected.shape
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", ["tiny", "few outputs", "few inputs", "large"])
+def test_products_of_several_networks_are_those_of_each(name):
+    x, kernel, slope = drawn(*SHAPES[name])
+    kernels = jnp.stack([kernel, 2 * kernel, -kernel])
+    gradient = jax.grad(lambda kernel, x, slope: (multiply(x, kernel) * slope).sum(), argnums=(0, 1))
+    together = jax.jit(jax.vmap(gradient, in_axes=(0, None, None)))(kernels, x, slope)
+    for i, one in enumerate(kernels):
+        for found, expected in zip(together, jax.jit(gradient)(one, x, slope), strict=True):
+            np.testing.assert_allclose(found[i], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["tiny", "few outputs", "few inputs", "large"])
+def test_gradients_have_gradients(name):
+    """Of `sum(y^2)`, `y = x k`, half the gradient by `k` is `x' x k`, and that of its square `2 x' x (x' x k)`."""
+    x, kernel, _ = drawn(*SHAPES[name])
+    x = x / np.sqrt(x.shape[0])
+    slope = lambda kernel: jax.grad(lambda kernel: (multiply(x, kernel) ** 2).sum())(kernel) / 2
+    found = jax.jit(jax.grad(lambda kernel: (slope(kernel) ** 2).sum()))(kernel)
+    square = np.asarray(x, np.float64).T @ np.asarray(x, np.float64)
+    expected = 2 * square @ (square @ np.asarray(kernel, np.float64))
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", ["tiny", "few outputs", "square"])
+def test_a_layer_adds_its_bias(name):
+    x, kernel, _ = drawn(*SHAPES[name])
+    bias = jnp.arange(float(kernel.shape[1]))
+    params = {"params": {"kernel": kernel, "bias": bias}}
+    np.testing.assert_allclose(dense(kernel.shape[1]).apply(params, x), x @ kernel + bias[None], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("height", "width"), [(3, 3), (2, 4), (1, 1)])
+def test_a_convolution_and_its_gradients_are_those_of_jax(height, width):
+    keys = jax.random.split(jax.random.key(0), 3)
+    x, kernel = jax.random.normal(keys[0], (5, 9, 7, 4)), jax.random.normal(keys[1], (height, width, 4, 6))
+    options = {"window_strides": (1, 1), "padding": "VALID", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+    ours, back = jax.vjp(lambda x, kernel: convolve(x, kernel, **options), x, kernel)
+    theirs, back_theirs = jax.vjp(lambda x, kernel: jax.lax.conv_general_dilated(x, kernel, **options), x, kernel)
+    slope = jax.random.normal(keys[2], ours.shape)
+    for a, b in zip((ours, *back(slope)), (theirs, *back_theirs(slope)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
