@@ -51,8 +51,7 @@ class DQN(NamedTuple):
         return jaxrl.dqn(features=self.features, double=False, loss="squared", max_grad_norm=1e9)
 
     def plain(self, seeds: int = 1) -> loops.Loop:
-        spec = jaxrl.make_env(self.env).spec
-        shape = Setting(spec, self.num_envs, self.opt_interval, self.features, self.batch_size, self.capacity)
+        shape = Setting(self.env, self.num_envs, self.opt_interval, self.features, self.batch_size, self.capacity)
         return plain_dqn(shape, seeds)
 
 
@@ -163,8 +162,7 @@ class PPO(NamedTuple):
         return jaxrl.ppo(features=self.features)
 
     def plain(self) -> plain_ppo.Setting:
-        spec = jaxrl.make_env(self.env).spec
-        return plain_ppo.Setting(spec, self.num_envs, self.rollout, self.epochs, self.minibatches, self.features)
+        return plain_ppo.Setting(self.env, self.num_envs, self.rollout, self.epochs, self.minibatches, self.features)
 
     def strategy(self) -> jaxrl.Strategy:
         return jaxrl.on_policy(
@@ -309,7 +307,7 @@ def gymnax_loop(num_envs: int) -> loops.Loop:
     def run(carry: Any, start: Any, stop: Any) -> Any:
         return jax.lax.fori_loop(start, stop, step, carry)
 
-    return loops.Loop(run, (state, jax.random.key(1), jnp.float32(0)))
+    return loops.Loop(run, (state, jax.random.key(1), jnp.float32(0)), usual=True)
 
 
 def host(case: str, effort: Effort) -> list[Row]:

@@ -27,12 +27,15 @@ RESIDENT = 64
 
 
 class Loop:
-    """A compiled `(carry, start, stop) -> carry` that is run on, a stretch at a time."""
+    """A compiled `(carry, start, stop) -> carry` that is run on, a stretch at a time.
 
-    def __init__(self, body: Callable[[PyTree, Array, Array], PyTree], carry: PyTree) -> None:
+    It is compiled as jaxrl's own training is, or if `usual` with XLA's own settings.
+    """
+
+    def __init__(self, body: Callable[[PyTree, Array, Array], PyTree], carry: PyTree, *, usual: bool = False) -> None:
         counts = jax.ShapeDtypeStruct((), jnp.uint32)
         begun = time.perf_counter()
-        program = jax.jit(body, donate_argnums=0, compiler_options=compiler_options())
+        program = jax.jit(body, donate_argnums=0, compiler_options=None if usual else compiler_options())
         self.compiled = program.lower(carry, counts, counts).compile()
         self.compile_s = time.perf_counter() - begun
         self.carry, self.t = carry, 0

@@ -1,20 +1,19 @@
 """DQN in the usual style of JAX loops, as a reference.
 
-Keys are split in the loop, updates stand under conditions, pushes are scatters, parameters are a tree. Nothing of
-jaxrl's loop is used, only its network; what is computed is what the `dqn-*` cases compute, less records and guards.
+Keys are split in the loop, updates stand under conditions, pushes are scatters, parameters are a tree of Flax's own
+layers. Nothing of jaxrl is used; what is computed is what the `dqn-*` cases compute, less records and guards.
 """
 
 from functools import partial
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import gymnax
 import jax
 import jax.numpy as jnp
 import optax
 
 from benchmarks.loops import Loop
-from jaxrl.nn import QNetwork
-from jaxrl.types import EnvSpec, space_zeros
 
 LR, DISCOUNT, TARGET_INTERVAL = 2.5e-4, 0.99, 100
 EPSILON_DECAY = 2_500
@@ -23,12 +22,29 @@ EPSILON_DECAY = 2_500
 class Setting(NamedTuple):
     """What the cases vary."""
 
-    spec: EnvSpec
+    env: str
     num_envs: int
     opt_interval: int
     features: tuple[int, ...]
     batch_size: int
     capacity: int
+
+
+class Network(nn.Module):
+    """Dense layers, for images `[B, H, W, C]` behind a convolution; `[B, ...] -> [B, outputs]`."""
+
+    features: tuple[int, ...]
+    outputs: int
+    activation: Any = nn.relu
+
+    @nn.compact
+    def __call__(self, obs: Any) -> Any:
+        x = obs.astype(jnp.float32)
+        if x.ndim == 4:
+            x = self.activation(nn.Conv(16, (3, 3), padding="VALID")(x)).reshape(len(x), -1)
+        for width in self.features:
+            x = self.activation(nn.Dense(width)(x))
+        return nn.Dense(self.outputs)(x)
 
 
 class State(NamedTuple):
@@ -49,8 +65,8 @@ def plain_dqn(setting: Setting, seeds: int | None = None) -> Loop:
 
     With `seeds`, so many runs side by side by `vmap`.
     """
-    env, env_params = gymnax.make(setting.spec.name)
-    network = QNetwork(setting.spec.observation_space, env.num_actions, "auto", setting.features, "relu", False)
+    env, env_params = gymnax.make(setting.env)
+    network = Network(setting.features, env.num_actions)
     optimiser = optax.adam(LR)
     begin = partial(_begin, setting, env, env_params, network, optimiser)
     step = partial(_step, setting, env, env_params, network, optimiser)
@@ -63,14 +79,14 @@ def plain_dqn(setting: Setting, seeds: int | None = None) -> Loop:
     def run(state: State, start: Any, stop: Any) -> State:
         return jax.lax.fori_loop(start, stop, step, state)
 
-    return Loop(run, state)
+    return Loop(run, state, usual=True)
 
 
 def _begin(setting: Setting, env: Any, env_params: Any, network: Any, optimiser: Any, key: Any) -> State:
     key, reset_key, params_key = jax.random.split(key, 3)
     reset_keys = jax.random.split(reset_key, setting.num_envs)
     obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(reset_keys, env_params)
-    params = network.init(params_key, jax.tree.map(lambda x: x[None], space_zeros(setting.spec.observation_space)))
+    params = network.init(params_key, obs)
     rows = lambda x: jnp.zeros((setting.capacity, *x.shape[1:]), x.dtype)
     scalars = jnp.zeros(setting.num_envs)
     ring = {

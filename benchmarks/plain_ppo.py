@@ -1,21 +1,21 @@
 """PPO in the usual style of JAX loops, as a reference.
 
-Keys are split in the loop, every leaf of a rollout is shuffled by a permutation each epoch, parameters are a tree.
-Nothing of jaxrl's loop is used, only its network; what is computed is what the `ppo-*` cases compute, less records,
-guards and the bootstrapping at time limits.
+Keys are split in the loop, every leaf of a rollout is shuffled by a permutation each epoch, parameters are a tree of
+Flax's own layers. Nothing of jaxrl is used; what is computed is what the `ppo-*` cases compute, less records, guards
+and the bootstrapping at time limits.
 """
 
 from functools import partial
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import gymnax
 import jax
 import jax.numpy as jnp
 import optax
 
 from benchmarks.loops import Loop
-from jaxrl.nn import ActorCritic
-from jaxrl.types import EnvSpec, space_zeros
+from benchmarks.plain import Network
 
 LR, DISCOUNT, LAMBDA, CLIP, VALUE, ENTROPY, MAX_NORM = 2.5e-4, 0.99, 0.95, 0.2, 0.5, 0.01, 0.5
 
@@ -23,12 +23,23 @@ LR, DISCOUNT, LAMBDA, CLIP, VALUE, ENTROPY, MAX_NORM = 2.5e-4, 0.99, 0.95, 0.2, 
 class Setting(NamedTuple):
     """What the cases vary."""
 
-    spec: EnvSpec
+    env: str
     num_envs: int
     rollout: int
     epochs: int
     minibatches: int
     features: tuple[int, ...]
+
+
+class ActorCritic(nn.Module):
+    """Logits `[B, outputs]` and values `[B]`, each of a network of its own."""
+
+    features: tuple[int, ...]
+    outputs: int
+
+    @nn.compact
+    def __call__(self, obs: Any) -> tuple[Any, Any]:
+        return Network(self.features, self.outputs, nn.tanh)(obs), Network(self.features, 1, nn.tanh)(obs)[:, 0]
 
 
 class State(NamedTuple):
@@ -62,8 +73,8 @@ class _Parts(NamedTuple):
 
 def plain_ppo(setting: Setting) -> Loop:
     """Return the loop; one iteration is a rollout and all epochs on it."""
-    env, env_params = gymnax.make(setting.spec.name)
-    network = ActorCritic(setting.spec.observation_space, env.num_actions, features=setting.features)
+    env, env_params = gymnax.make(setting.env)
+    network = ActorCritic(setting.features, env.num_actions)
     optimiser = optax.chain(optax.clip_by_global_norm(MAX_NORM), optax.adam(LR))
     parts = _Parts(setting, env, env_params, network, optimiser)
     state = jax.jit(partial(_begin, parts))(jax.random.key(0))
@@ -71,20 +82,20 @@ def plain_ppo(setting: Setting) -> Loop:
     def run(state: State, start: Any, stop: Any) -> State:
         return jax.lax.fori_loop(start, stop, lambda t, state: _iterate(parts, state), state)
 
-    return Loop(run, state)
+    return Loop(run, state, usual=True)
 
 
 def _begin(parts: _Parts, key: Any) -> State:
     key, reset_key, params_key = jax.random.split(key, 3)
     reset_keys = jax.random.split(reset_key, parts.setting.num_envs)
     obs, env_state = jax.vmap(parts.env.reset, in_axes=(0, None))(reset_keys, parts.env_params)
-    params = parts.network.init(params_key, space_zeros(parts.setting.spec.observation_space)[None])
+    params = parts.network.init(params_key, obs)
     return State(params, parts.optimiser.init(params), env_state, obs, key)
 
 
 def _iterate(parts: _Parts, state: State) -> State:
     state, steps = jax.lax.scan(lambda state, _: _act(parts, state), state, None, parts.setting.rollout)
-    _, last_value, _ = parts.network.apply(state.params, state.obs)
+    _, last_value = parts.network.apply(state.params, state.obs)
     advantage = _advantages(steps, last_value)
     data = (steps, advantage, advantage + steps.value)
     key, epochs_key = jax.random.split(state.key)
@@ -98,7 +109,7 @@ def _iterate(parts: _Parts, state: State) -> State:
 
 def _act(parts: _Parts, state: State) -> tuple[State, Step]:
     key, action_key, step_key = jax.random.split(state.key, 3)
-    logits, value, _ = parts.network.apply(state.params, state.obs)
+    logits, value = parts.network.apply(state.params, state.obs)
     action = jax.random.categorical(action_key, logits)
     log_prob = _log_prob(logits, action)
     keys = jax.random.split(step_key, parts.setting.num_envs)
@@ -142,7 +153,7 @@ def _learn(parts: _Parts, carry: Any, batch: Any) -> Any:
 
 def _loss(parts: _Parts, batch: Any, params: Any) -> Any:
     steps, advantage, target = batch
-    logits, value, _ = parts.network.apply(params, steps.obs)
+    logits, value = parts.network.apply(params, steps.obs)
     ratio = jnp.exp(_log_prob(logits, steps.action) - steps.log_prob)
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     policy = -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - CLIP, 1 + CLIP) * advantage).mean()

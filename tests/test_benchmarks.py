@@ -159,8 +159,7 @@ def test_an_unknown_case_is_refused_with_the_known_ones(
 
 def test_the_plain_loop_and_the_population_of_it_learn_as_often_as_asked() -> None:
     """Ten environment steps an update: with two environments every fifth vector step."""
-    spec = jaxrl.make_env("CartPole-v1").spec
-    setting = Setting(spec, num_envs=2, opt_interval=10, features=(8,), batch_size=4, capacity=20)
+    setting = Setting("CartPole-v1", num_envs=2, opt_interval=10, features=(8,), batch_size=4, capacity=20)
     one, several = plain_dqn(setting), plain_dqn(setting, seeds=3)
     for loop in (one, several):
         loop.us(15)
