@@ -66,7 +66,7 @@ def install(name: str) -> Path:
 def measure(python: Path | str, command: tuple[str, ...], task: str, steps: int) -> dict[str, Any]:
     """Run a script of this folder once; return what it told."""
     script, *rest = command
-    steps = max(1, steps // settings.SLOWNESS[task])
+    steps = max(1, steps // settings.TASKS[task].slowness)
     paths = os.pathsep.join([str(HERE), str(HERE.parent.parent)])
     done = subprocess.run(
         [python, HERE / script, str(steps), task, *rest],
@@ -140,7 +140,7 @@ def row(name: str, task: str, told: list[dict[str, Any]], jaxrl: list[dict[str, 
         "peers",
         [result["us_per_opt_step"] for result in told],
         [result["us_per_opt_step"] for result in jaxrl],
-        settings.env_steps(task),
+        settings.TASKS[task].env_steps,
         name=name,
         task=task,
         versions=told[0]["versions"],

@@ -6,26 +6,26 @@ import jaxrl
 from benchmarks import loops
 
 
-def dqn() -> jaxrl.Strategy:
+def dqn(p: s.DQN) -> jaxrl.Strategy:
     """Return DQN."""
     return jaxrl.off_policy(
-        jaxrl.make_env(s.ENV),
+        jaxrl.make_env(p.env),
         jaxrl.dqn(
-            lr=s.LR,
-            features=s.HIDDEN,
+            lr=p.lr,
+            features=p.hidden,
             double=False,
             loss="squared",
             max_grad_norm=1e9,
-            target_interval=s.TARGET_INTERVAL,
-            epsilon_start=s.EPSILON_START,
-            epsilon_end=s.EPSILON_END,
-            epsilon_decay=s.EPSILON_DECAY,
+            target_interval=p.target_interval,
+            epsilon_start=p.epsilon_start,
+            epsilon_end=p.epsilon_end,
+            epsilon_decay=p.epsilon_decay,
         ),
-        buffer=jaxrl.uniform(s.CAPACITY, s.BATCH_SIZE),
-        processor=jaxrl.one_step(s.DISCOUNT),
-        num_envs=s.NUM_ENVS,
-        opt_interval=s.OPT_INTERVAL,
-        warmup=s.WARMUP,
+        buffer=jaxrl.uniform(p.capacity, p.batch_size),
+        processor=jaxrl.one_step(p.discount),
+        num_envs=p.num_envs,
+        opt_interval=p.opt_interval,
+        warmup=p.warmup,
     )
 
 
@@ -67,8 +67,8 @@ def sac(p: s.SAC) -> jaxrl.Strategy:
 
 def main() -> None:
     """Warm up, then time one stretch; evaluation comes after it."""
-    asked = s.TASKS[s.task()]
-    strategy = ppo(asked) if isinstance(asked, s.PPO) else sac(asked) if isinstance(asked, s.SAC) else dqn()
+    asked = s.task()
+    strategy = ppo(asked) if isinstance(asked, s.PPO) else sac(asked) if isinstance(asked, s.SAC) else dqn(asked)
     training = loops.Training(strategy)
     iterations = -(-s.opt_steps() // strategy.opt_steps_per_step)
     training.us(iterations)

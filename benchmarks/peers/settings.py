@@ -8,17 +8,39 @@ import sys
 import time
 from typing import NamedTuple
 
-ENV, NUM_ENVS, OPT_INTERVAL = "CartPole-v1", 10, 10
-HIDDEN, BATCH_SIZE, CAPACITY, WARMUP = (120, 84), 128, 10_000, 1_000
-LR, DISCOUNT, TARGET_INTERVAL = 2.5e-4, 0.99, 100
-EPSILON_START, EPSILON_END, EPSILON_DECAY = 1.0, 0.05, 2_500
-"""The decay and the target's interval are in optimisation steps. All these are of DQN."""
+
+class DQN(NamedTuple):
+    """DQN with a single network for the choice and the value of the next action."""
+
+    env: str = "CartPole-v1"
+    num_envs: int = 10
+    opt_interval: int = 10
+    """Environment steps."""
+    hidden: tuple[int, ...] = (120, 84)
+    batch_size: int = 128
+    capacity: int = 10_000
+    warmup: int = 1_000
+    lr: float = 2.5e-4
+    discount: float = 0.99
+    target_interval: int = 100
+    """Optimisation steps, as is the decay."""
+    epsilon_start: float = 1.0
+    epsilon_end: float = 0.05
+    epsilon_decay: int = 2_500
+    slowness: int = 1
+    """Divides the optimisation steps of a turn, where one takes long."""
+
+    @property
+    def env_steps(self) -> float:
+        """Environment steps of an optimisation step."""
+        return self.opt_interval
 
 
 class PPO(NamedTuple):
     """PPO; it learns by Adam from `epochs` times `minibatches` parts of each rollout."""
 
     num_envs: int
+    slowness: int = 1
     env: str = "CartPole-v1"
     rollout: int = 128
     epochs: int = 4
@@ -31,6 +53,11 @@ class PPO(NamedTuple):
     value: float = 0.5
     entropy: float = 0.01
     max_grad_norm: float = 0.5
+
+    @property
+    def env_steps(self) -> float:
+        """Environment steps of an optimisation step."""
+        return self.num_envs * self.rollout / (self.epochs * self.minibatches)
 
 
 class SAC(NamedTuple):
@@ -45,19 +72,20 @@ class SAC(NamedTuple):
     lr: float = 3e-4
     discount: float = 0.99
     tau: float = 0.005
+    slowness: int = 15
+
+    @property
+    def env_steps(self) -> float:
+        """Environment steps of an optimisation step."""
+        return self.num_envs
 
 
-TASKS = {"dqn": None, "ppo-4": PPO(4), "ppo-1024": PPO(1024), "sac": SAC()}
-SLOWNESS = {"dqn": 1, "ppo-4": 1, "ppo-1024": 60, "sac": 15}
-"""Divides the optimisation steps of a turn, where one takes long."""
-
-
-def env_steps(task: str) -> float:
-    """Return the environment steps of an optimisation step."""
-    asked = TASKS[task]
-    if isinstance(asked, PPO):
-        return asked.num_envs * asked.rollout / (asked.epochs * asked.minibatches)
-    return asked.num_envs if asked else OPT_INTERVAL
+TASKS: dict[str, DQN | PPO | SAC] = {
+    "dqn": DQN(),
+    "ppo-4": PPO(4),
+    "ppo-1024": PPO(1024, slowness=60),
+    "sac": SAC(),
+}
 
 
 def opt_steps() -> int:
@@ -65,9 +93,9 @@ def opt_steps() -> int:
     return int(sys.argv[1])
 
 
-def task() -> str:
+def task() -> DQN | PPO | SAC:
     """Return which of `TASKS` the driver asks for."""
-    return sys.argv[2]
+    return TASKS[sys.argv[2]]
 
 
 class Watch:

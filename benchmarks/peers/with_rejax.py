@@ -15,29 +15,29 @@ def whole(total: int) -> dict[str, Any]:
     return {"total_timesteps": total, "eval_freq": total, "skip_initial_evaluation": True}
 
 
-def dqn(steps: int) -> tuple[Any, int]:
+def dqn(p: s.DQN, steps: int) -> tuple[Any, int]:
     """Return DQN for a run of `steps` optimisation steps, and how many it makes."""
-    total = s.WARMUP + steps * s.OPT_INTERVAL
+    total = p.warmup + steps * p.opt_interval
     algorithm = rejax.DQN.create(
-        env=s.ENV,
-        num_envs=s.NUM_ENVS,
+        env=p.env,
+        num_envs=p.num_envs,
         num_epochs=1,
-        buffer_size=s.CAPACITY,
-        fill_buffer=s.WARMUP,
-        batch_size=s.BATCH_SIZE,
-        learning_rate=s.LR,
-        gamma=s.DISCOUNT,
-        target_update_freq=s.TARGET_INTERVAL * s.OPT_INTERVAL,
+        buffer_size=p.capacity,
+        fill_buffer=p.warmup,
+        batch_size=p.batch_size,
+        learning_rate=p.lr,
+        gamma=p.discount,
+        target_update_freq=p.target_interval * p.opt_interval,
         polyak=0.0,
         max_grad_norm=1e9,
-        eps_start=s.EPSILON_START,
-        eps_end=s.EPSILON_END,
-        exploration_fraction=s.EPSILON_DECAY * s.OPT_INTERVAL / total,
+        eps_start=p.epsilon_start,
+        eps_end=p.epsilon_end,
+        exploration_fraction=p.epsilon_decay * p.opt_interval / total,
         ddqn=False,
         **whole(total),
     )
     # The widths cannot be given to `create`.
-    network = EpsilonGreedyPolicy(DiscreteQNetwork)(hidden_layer_sizes=s.HIDDEN, action_dim=2, activation=nn.relu)
+    network = EpsilonGreedyPolicy(DiscreteQNetwork)(hidden_layer_sizes=p.hidden, action_dim=2, activation=nn.relu)
     return algorithm.replace(agent=network), steps
 
 
@@ -86,11 +86,11 @@ def sac(p: s.SAC, steps: int) -> tuple[Any, int]:
 
 def main() -> None:
     """Compile, then time one run; evaluation comes after it."""
-    asked, steps = s.TASKS[s.task()], 2 * s.opt_steps()
+    asked, steps = s.task(), 2 * s.opt_steps()
     if isinstance(asked, s.PPO):
         algorithm, made = ppo(asked, steps)
     else:
-        algorithm, made = sac(asked, steps) if isinstance(asked, s.SAC) else dqn(steps)
+        algorithm, made = sac(asked, steps) if isinstance(asked, s.SAC) else dqn(asked, steps)
     evaluate = algorithm.eval_callback
     algorithm = algorithm.replace(eval_callback=lambda algorithm, state, key: ())
     train = jax.jit(algorithm.train)

@@ -12,33 +12,33 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 def main() -> None:
     """Train twice as long as asked for, and time the second half."""
-    name, steps = sys.argv[3], s.opt_steps()
+    name, steps, p = sys.argv[3], s.opt_steps(), s.DQN()
     module = importlib.import_module(name)
-    kwargs: dict[str, Any] = {"net_arch": list(s.HIDDEN)}
-    total = s.WARMUP + 2 * steps * s.OPT_INTERVAL
+    kwargs: dict[str, Any] = {"net_arch": list(p.hidden)}
+    total = p.warmup + 2 * steps * p.opt_interval
     model = module.DQN(
         "MlpPolicy",
-        make_vec_env(s.ENV, s.NUM_ENVS),
-        learning_rate=s.LR,
-        buffer_size=s.CAPACITY,
-        learning_starts=s.WARMUP,
-        batch_size=s.BATCH_SIZE,
-        gamma=s.DISCOUNT,
-        train_freq=s.OPT_INTERVAL // s.NUM_ENVS,
+        make_vec_env(p.env, p.num_envs),
+        learning_rate=p.lr,
+        buffer_size=p.capacity,
+        learning_starts=p.warmup,
+        batch_size=p.batch_size,
+        gamma=p.discount,
+        train_freq=p.opt_interval // p.num_envs,
         gradient_steps=1,
-        target_update_interval=s.TARGET_INTERVAL * s.OPT_INTERVAL,
-        exploration_fraction=s.EPSILON_DECAY * s.OPT_INTERVAL / total,
-        exploration_initial_eps=s.EPSILON_START,
-        exploration_final_eps=s.EPSILON_END,
+        target_update_interval=p.target_interval * p.opt_interval,
+        exploration_fraction=p.epsilon_decay * p.opt_interval / total,
+        exploration_initial_eps=p.epsilon_start,
+        exploration_final_eps=p.epsilon_end,
         policy_kwargs=kwargs,
         seed=0,
         device="cpu",
     )
-    model.learn(s.WARMUP + steps * s.OPT_INTERVAL)
+    model.learn(p.warmup + steps * p.opt_interval)
     watch = s.Watch()
-    model.learn(steps * s.OPT_INTERVAL, reset_num_timesteps=False)
+    model.learn(steps * p.opt_interval, reset_num_timesteps=False)
     us = watch.us(steps)
-    score, _ = evaluate_policy(model, make_vec_env(s.ENV, s.NUM_ENVS), n_eval_episodes=20)
+    score, _ = evaluate_policy(model, make_vec_env(p.env, p.num_envs), n_eval_episodes=20)
     package = {"stable_baselines3": "stable-baselines3", "sbx": "sbx-rl"}[name]
     s.tell(us, float(score), 2 * steps, **{package: importlib.metadata.version(package)})
 

@@ -15,41 +15,41 @@ from tianshou.utils.net.common import Net
 
 def main() -> None:
     """Train twice as long as asked for, and time the second half."""
-    steps = s.opt_steps()
-    env = gymnasium.make(s.ENV)
+    steps, p = s.opt_steps(), s.DQN()
+    env = gymnasium.make(p.env)
     policy = DiscreteQLearningPolicy(
-        model=Net(state_shape=env.observation_space.shape, action_shape=env.action_space.n, hidden_sizes=s.HIDDEN),
+        model=Net(state_shape=env.observation_space.shape, action_shape=env.action_space.n, hidden_sizes=p.hidden),
         action_space=env.action_space,
         observation_space=env.observation_space,
-        eps_training=s.EPSILON_START,
+        eps_training=p.epsilon_start,
     )
     algorithm = DQN(
         policy=policy,
-        optim=AdamOptimizerFactory(lr=s.LR),
-        gamma=s.DISCOUNT,
-        target_update_freq=s.TARGET_INTERVAL,
+        optim=AdamOptimizerFactory(lr=p.lr),
+        gamma=p.discount,
+        target_update_freq=p.target_interval,
         is_double=False,
     )
-    envs = DummyVectorEnv([lambda: gymnasium.make(s.ENV) for _ in range(s.NUM_ENVS)])
-    collector = Collector(algorithm, envs, VectorReplayBuffer(s.CAPACITY, s.NUM_ENVS), exploration_noise=True)
+    envs = DummyVectorEnv([lambda: gymnasium.make(p.env) for _ in range(p.num_envs)])
+    collector = Collector(algorithm, envs, VectorReplayBuffer(p.capacity, p.num_envs), exploration_noise=True)
     collector.reset()
-    collector.collect(n_step=s.WARMUP)
+    collector.collect(n_step=p.warmup)
     done = 0
 
     def explore(epoch: int, env_step: int) -> None:
-        share = min(1.0, (done + env_step / s.OPT_INTERVAL) / s.EPSILON_DECAY)
-        policy.set_eps_training(s.EPSILON_START + (s.EPSILON_END - s.EPSILON_START) * share)
+        share = min(1.0, (done + env_step / p.opt_interval) / p.epsilon_decay)
+        policy.set_eps_training(p.epsilon_start + (p.epsilon_end - p.epsilon_start) * share)
 
     params = OffPolicyTrainerParams(
         max_epochs=1,
-        epoch_num_steps=steps * s.OPT_INTERVAL,
+        epoch_num_steps=steps * p.opt_interval,
         training_fn=explore,
         show_progress=False,
         verbose=False,
         training_collector=collector,
-        collection_step_num_env_steps=s.OPT_INTERVAL,
-        batch_size=s.BATCH_SIZE,
-        update_step_num_gradient_steps_per_sample=1 / s.OPT_INTERVAL,
+        collection_step_num_env_steps=p.opt_interval,
+        batch_size=p.batch_size,
+        update_step_num_gradient_steps_per_sample=1 / p.opt_interval,
     )
     algorithm.run_training(params)
     done = steps
@@ -57,7 +57,7 @@ def main() -> None:
     algorithm.run_training(params)
     us = watch.us(steps)
     policy.set_eps_inference(0.0)
-    test = Collector(algorithm, DummyVectorEnv([lambda: gymnasium.make(s.ENV) for _ in range(s.NUM_ENVS)]))
+    test = Collector(algorithm, DummyVectorEnv([lambda: gymnasium.make(p.env) for _ in range(p.num_envs)]))
     test.reset()
     score = test.collect(n_episode=20).returns_stat
     s.tell(us, float(score.mean), 2 * steps, tianshou=importlib.metadata.version("tianshou"))
