@@ -249,7 +249,7 @@ def flashbax_replay(capacity: int, batch_size: int, example: PyTree, rows: int) 
         fill = lambda t, state, buffer=buffer: buffer.add(state, items)
         full = jax.lax.fori_loop(0, capacity // rows, fill, buffer.init(example))
         run = lambda carry, start, stop, turn=turn: iterate(fold, turn, jax.random.key(1), carry, start, stop)
-        loops[name] = Loop(run, (full, jnp.float32(0)))
+        loops[name] = Loop(run, (full, jnp.float32(0)), usual=True)
     return loops
 
 

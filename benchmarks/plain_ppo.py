@@ -2,7 +2,7 @@
 
 Keys are split in the loop, every leaf of a rollout is shuffled by a permutation each epoch, parameters are a tree of
 Flax's own layers. Nothing of jaxrl is used; what is computed is what the `ppo-*` cases compute, less records, guards
-and the bootstrapping at time limits.
+and the bootstrapping at time limits, and but for the parameters at first.
 """
 
 from functools import partial

@@ -13,6 +13,7 @@ from jaxrl.errors import SettingsError, nearest
 from jaxrl.products import convolve, multiply
 from jaxrl.types import Array, Box, Discrete, Key, MultiDiscrete, PyTree, Space
 
+_LECUN = nn.initializers.lecun_normal()
 ACTIVATIONS = {"relu": nn.relu, "tanh": nn.tanh, "gelu": nn.gelu, "silu": nn.silu, "elu": nn.elu}
 
 
@@ -65,12 +66,12 @@ class NoisyDense(nn.Module):
 
 
 def _dense(width: int, noisy: float, orthogonal: bool = False) -> nn.Module:
-    return NoisyDense(width, noisy) if noisy else dense(width, kernel_init=_kernel(orthogonal))
+    return NoisyDense(width, noisy) if noisy else dense(width, _kernel(orthogonal))
 
 
-def dense(width: int, **options: Any) -> nn.Dense:
+def dense(width: int, kernel_init: Any = _LECUN) -> nn.Dense:
     """Return a dense layer `[..., D] -> [..., width]` with the products of `jaxrl.products`."""
-    return nn.Dense(width, dot_general=_multiply, **options)
+    return nn.Dense(width, kernel_init=kernel_init, dot_general=_multiply)
 
 
 def _multiply(x: Array, kernel: Array, *_: Any, **__: Any) -> Array:
@@ -78,7 +79,7 @@ def _multiply(x: Array, kernel: Array, *_: Any, **__: Any) -> Array:
 
 
 def _kernel(orthogonal: bool, gain: float = 2**0.5) -> Any:
-    return partial(_orthogonal, gain) if orthogonal else nn.initializers.lecun_normal()
+    return partial(_orthogonal, gain) if orthogonal else _LECUN
 
 
 def _orthogonal(gain: float, key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
@@ -260,8 +261,8 @@ class ActorCritic(nn.Module):
             self.critic_torso = make()
         if self.core != "none":
             self.cell = CORES[self.core](self.core_features, recurrent_kernel_init=_kernel(True, 1.0))
-        self.policy = dense(self.outputs - self.scales, kernel_init=_kernel(True, 0.01))
-        self.value = dense(1, kernel_init=_kernel(True, 1.0))
+        self.policy = dense(self.outputs - self.scales, _kernel(True, 0.01))
+        self.value = dense(1, _kernel(True, 1.0))
         if self.scales:
             self.log_std = self.param("log_std", nn.initializers.zeros, (self.scales,))
 

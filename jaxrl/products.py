@@ -1,8 +1,10 @@
 """Products of matrices in the forms that XLA for CPUs is fast at; on other devices they are XLA's own.
 
-What each form gains is in `benchmarks/NOTES.md`.
+What each form gains is in `benchmarks/NOTES.md`. The recurrent cores are Flax's own, and do without.
 """
 
+import math
+from collections.abc import Callable
 from typing import Any, cast
 
 import jax
@@ -20,28 +22,42 @@ SMALL = 1 << 13
 
 @jax.custom_vjp
 def multiply(x: Array, kernel: Array) -> Array:
-    """Return `x @ kernel`, `[..., D], [D, F] -> [..., F]`; only for reverse-mode differentiation."""
-    plain = lambda x, kernel: x @ kernel
+    """Return `x @ kernel`, `[..., D], [D, F] -> [..., F]`.
+
+    It can be differentiated in reverse, and forwards only what has been in reverse. Rows belong into one call: what is
+    chosen here goes by the shapes that it sees, and `vmap` hides its own.
+    """
+    return _product(x, kernel)
+
+
+def _product(x: Array, kernel: Array) -> Array:
     if x.size * kernel.shape[1] > TINY:
-        return plain(x, kernel)
-    sums = lambda x, kernel: (_rows(x)[:, :, None] * kernel[None]).sum(axis=1).reshape(*x.shape[:-1], -1)
-    return _on_cpus(sums, plain, x, kernel)
+        return _plain(x, kernel)
+    return _on_cpus(_sums, _plain, x, kernel)
+
+
+def _plain(x: Array, kernel: Array) -> Array:
+    return x @ kernel
+
+
+def _sums(x: Array, kernel: Array) -> Array:
+    return (_rows(x)[:, :, None] * kernel[None]).sum(axis=1).reshape(*x.shape[:-1], kernel.shape[1])
 
 
 def _forwards(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    return multiply(x, kernel), (x, kernel)
+    return _product(x, kernel), (x, kernel)
 
 
 def _backwards(given: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     x, kernel = given
-    return g @ kernel.T, _by_kernel(_rows(x), _rows(g))
+    return (g @ kernel.T).astype(x.dtype), _by_kernel(_rows(x), _rows(g)).astype(kernel.dtype)
 
 
 multiply.defvjp(_forwards, _backwards)
 
 
 def _rows(x: Array) -> Array:
-    return x.reshape(-1, x.shape[-1])
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def _by_kernel(x: Array, g: Array) -> Array:
@@ -50,14 +66,18 @@ def _by_kernel(x: Array, g: Array) -> Array:
     XLA for CPUs leaves a product over the first axes of both to another library than all else, one several times
     slower where there are few outputs. So one of the two is transposed by a kernel of its own beforehand.
     """
-    plain, (rows, inputs), outputs = (lambda x, g: x.T @ g), x.shape, g.shape[1]
-    # What is behind a barrier is not made one with the product again.
+    # Without a barrier XLA folds the transposition into the product.
     apart = jax.lax.optimization_barrier
+    inputs, outputs = x.shape[1], g.shape[1]
     if outputs <= THIN and outputs < inputs:
-        return _on_cpus(lambda x, g: apart(apart(g.T) @ x).T, plain, x, g)
-    if inputs * outputs <= SMALL and rows <= SMALL:
-        return _on_cpus(lambda x, g: apart(x.T) @ g, plain, x, g)
-    return plain(x, g)
+        return _on_cpus(lambda x, g: apart(apart(g.T) @ x).T, _plain_by_kernel, x, g)
+    if inputs * outputs <= SMALL and x.shape[0] <= SMALL:
+        return _on_cpus(lambda x, g: apart(x.T) @ g, _plain_by_kernel, x, g)
+    return _plain_by_kernel(x, g)
+
+
+def _plain_by_kernel(x: Array, g: Array) -> Array:
+    return x.T @ g
 
 
 def convolve(x: Array, kernel: Array, *args: Any, **kwargs: Any) -> Array:
@@ -76,5 +96,5 @@ def _patches(x: Array, kernel: Array) -> Array:
     return jnp.concatenate(shifted, axis=-1) @ kernel.reshape(height * width * channels, features)
 
 
-def _on_cpus(ours: Any, default: Any, x: Array, y: Array) -> Array:
+def _on_cpus(ours: Callable[..., Array], default: Callable[..., Array], x: Array, y: Array) -> Array:
     return cast(Array, jax.lax.platform_dependent(x, y, cpu=ours, default=default))

@@ -20,6 +20,9 @@ SHAPES = {
     "square": ((32, 64), 64),
     "large": ((16, SMALL // 64), 65),
     "many rows": ((SMALL + 1, 3), 33),
+    "one row": ((1, 64), 64),
+    "no row": ((0, 5), 3),
+    "no row, with several leading axes": ((2, 0, 40), 40),
 }
 
 
@@ -46,17 +49,20 @@ def test_a_product_and_its_gradients(shape, outputs):
 
     for found, expected in zip(jax.jit(ours)(x, kernel, slope), by_hand(x, kernel, slope), strict=True):
         assert found.shape == expected.shape
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max(initial=1.0))
 
 
+@pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)], ids=["networks", "batches", "both"])
 @pytest.mark.parametrize("name", ["tiny", "few outputs", "few inputs", "large"])
-def test_products_of_several_networks_are_those_of_each(name):
+def test_products_of_several_networks_or_batches_are_those_of_each(name, axes):
     x, kernel, slope = drawn(*SHAPES[name])
-    kernels = jnp.stack([kernel, 2 * kernel, -kernel])
-    gradient = jax.grad(lambda kernel, x, slope: (multiply(x, kernel) * slope).sum(), argnums=(0, 1))
-    together = jax.jit(jax.vmap(gradient, in_axes=(0, None, None)))(kernels, x, slope)
-    for i, one in enumerate(kernels):
-        for found, expected in zip(together, jax.jit(gradient)(one, x, slope), strict=True):
+    several = [jnp.stack([part, 2 * part, -part]) for part in (kernel, x)]
+    given = [many if axis == 0 else one for many, one, axis in zip(several, (kernel, x), axes, strict=True)]
+    gradient = jax.grad(lambda kernel, x: (multiply(x, kernel) * slope).sum(), argnums=(0, 1))
+    together = jax.jit(jax.vmap(gradient, in_axes=axes))(*given)
+    for i in range(3):
+        alone = [part[i] if axis == 0 else part for part, axis in zip(given, axes, strict=True)]
+        for found, expected in zip(together, jax.jit(gradient)(*alone), strict=True):
             np.testing.assert_allclose(found[i], expected, rtol=1e-4, atol=1e-4)
 
 
@@ -70,6 +76,41 @@ def test_gradients_have_gradients(name):
     square = np.asarray(x, np.float64).T @ np.asarray(x, np.float64)
     expected = 2 * square @ (square @ np.asarray(kernel, np.float64))
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
+    # Forwards over reverse, as of the product of a Hessian with a vector.
+    _, along = jax.jit(lambda kernel: jax.jvp(slope, (kernel,), (kernel,)))(kernel)
+    expected = square @ np.asarray(kernel, np.float64)
+    np.testing.assert_allclose(along, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
+
+
+def test_gradients_have_the_dtypes_of_their_factors():
+    x, kernel, _ = drawn((6, 40), 3)
+    by_x, by_kernel = jax.grad(lambda x, kernel: multiply(x, kernel).sum(), argnums=(0, 1))(
+        x.astype("bfloat16"), kernel
+    )
+    assert (by_x.dtype, by_kernel.dtype) == (jnp.bfloat16, jnp.float32)
+
+
+ACROSS = "lhs_contracting_dims={0}, rhs_contracting_dims={0}"
+"""How XLA calls a product over the first axes of both, for which it has the slower library."""
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="other devices have products of their own")
+@pytest.mark.parametrize("name", ["few outputs", "few inputs", "square"])
+def test_no_gradient_is_left_to_the_slower_library(name):
+    def text(by):
+        gradient = jax.grad(lambda kernel, x, slope: (by(x, kernel) * slope).sum())
+        x, kernel, slope = drawn(*SHAPES[name])
+        return jax.jit(gradient).lower(kernel, x, slope).compile().as_text()
+
+    assert ACROSS in text(jnp.matmul)
+    assert ACROSS not in text(multiply)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="other devices have products of their own")
+def test_a_tiny_product_calls_no_library():
+    text = lambda name: jax.jit(multiply).lower(*drawn(*SHAPES[name])[:2]).compile().as_text()
+    assert " dot(" not in text("the last tiny one")
+    assert " dot(" in text("the first that is not")
 
 
 @pytest.mark.parametrize("name", ["tiny", "few outputs", "square"])

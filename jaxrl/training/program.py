@@ -138,10 +138,10 @@ def jit_run(strategy: Strategy) -> Any:
 
 
 def compiler_options() -> dict[str, Any] | None:
-    """Return what XLA is asked for in programs that train.
+    """Return what XLA is asked for in the programs that optimise: `Compiled.run`, and what a session learns by.
 
-    On CPUs those are vectors of 512 bits, where there are any: left alone, XLA uses halves of them, although the
-    libraries that it calls for products of matrices use whole ones.
+    On CPUs those are vectors of 512 bits, where there are any, whatever `XLA_FLAGS` say of that: left alone, XLA uses
+    halves of them, although the libraries that it calls for products of matrices use whole ones.
     """
     return {"xla_cpu_prefer_vector_width": 512} if jax.default_backend() == "cpu" else None
 

@@ -242,6 +242,8 @@ def test_in_a_population_of_whole_runs_the_policys_turn_is_still_a_condition():
     state = jax.eval_shape(jax.vmap(strategy.init), keys)
     draw, step = jax.vmap(strategy.draw, in_axes=(0, None)), jax.vmap(strategy.step, in_axes=(0, 0, None))
     assert conditions(jax.jit(lambda s, t: step(s, draw(s.key, t), t)), state, jnp.uint32(0)) == 1
+    apart = jax.jit(jax.vmap(lambda s, t: strategy.step(s, strategy.draw(s.key, t), t)))
+    assert conditions(apart, state, jnp.arange(2, dtype=jnp.uint32)) == 0
 
 
 # --- acting -------------------------------------------------------------------------------------------------------

@@ -1,13 +1,23 @@
 """Running sums: means, smallest and largest by hand, and no growth or drift over long intervals."""
 
 import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+import jaxrl
+from jaxrl.training import program
 from jaxrl.training.program import add, summarise, zero_sums
 from jaxrl.types import stat, total
+
+
+class State(NamedTuple):
+    """The least that can be trained."""
+
+    key: Any
 
 
 def test_means_totals_and_extremes_by_hand() -> None:
@@ -39,3 +49,17 @@ def test_a_sum_of_a_million_terms_does_not_drift() -> None:
     mean = summarise({"x": jnp.float32(0)}, sums)["x"]
     assert mean is not None
     assert math.isclose(mean, float(np.float32(0.1)), rel_tol=1e-6)
+
+
+def test_what_trains_is_compiled_with_options_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They ask CPUs for something, and other devices for nothing, whose compilers might not know it."""
+    for backend, asked in (("cpu", True), ("gpu", False)):
+        with monkeypatch.context() as patch:
+            patch.setattr(jax, "default_backend", lambda backend=backend: backend)
+            assert bool(program.compiler_options()) == asked
+    step = lambda state, noise, t: (state, {"t": jnp.float32(t)})
+    strategy = jaxrl.Strategy(State, jaxrl.fold, step, env_steps_per_step=1, opt_steps_per_step=1)
+    monkeypatch.setattr(program, "compiler_options", lambda: {"no_such_option": 1})
+    count = jax.ShapeDtypeStruct((), jnp.uint32)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
+        program.jit_run(strategy).lower(*program.state_shapes(strategy), count, count).compile()
