@@ -12,7 +12,8 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 def main() -> None:
     """Train twice as long as asked for, and time the second half."""
-    name, steps, p = sys.argv[3], s.opt_steps(), s.DQN()
+    name, steps, p = sys.argv[3], s.opt_steps(), s.task()
+    assert isinstance(p, s.DQN)
     module = importlib.import_module(name)
     kwargs: dict[str, Any] = {"net_arch": list(p.hidden)}
     total = p.warmup + 2 * steps * p.opt_interval

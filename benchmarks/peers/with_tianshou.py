@@ -15,7 +15,8 @@ from tianshou.utils.net.common import Net
 
 def main() -> None:
     """Train twice as long as asked for, and time the second half."""
-    steps, p = s.opt_steps(), s.DQN()
+    steps, p = s.opt_steps(), s.task()
+    assert isinstance(p, s.DQN)
     env = gymnasium.make(p.env)
     policy = DiscreteQLearningPolicy(
         model=Net(state_shape=env.observation_space.shape, action_shape=env.action_space.n, hidden_sizes=p.hidden),

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -133,8 +133,12 @@ def jit_init(strategy: Strategy) -> Any:
 
 def jit_run(strategy: Strategy) -> Any:
     """Return the program of `Compiled.run`, compiled when first called."""
-    iterations = partial(run if strategy.remote is None else run_one, strategy)
-    return jax.jit(iterations, donate_argnums=(0, 1), compiler_options=compiler_options())
+    return jit_training(partial(run if strategy.remote is None else run_one, strategy))
+
+
+def jit_training(function: Callable[..., Any]) -> Any:
+    """Compile what optimises when it is first called; its first two arguments are donated."""
+    return jax.jit(function, donate_argnums=(0, 1), compiler_options=compiler_options())
 
 
 def compiler_options() -> dict[str, Any] | None:

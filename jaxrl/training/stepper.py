@@ -13,7 +13,7 @@ from jaxrl.strategies.driven import Driven, Last, Learner, Told, iterations, pla
 from jaxrl.strategies.interaction import make_policy
 from jaxrl.training.intake import Seen
 from jaxrl.training.ledger import Ledger
-from jaxrl.training.program import compiler_options, zero_sums
+from jaxrl.training.program import jit_training, zero_sums
 from jaxrl.training.session_parts import Host, Learnt, Now, begun, differ, ends, learn_and_sum
 from jaxrl.training.statistics import Statistics
 from jaxrl.types import PyTree
@@ -34,8 +34,7 @@ class Stepper:
         self._drawn: tuple[Any, PyTree] = (None, ())
         self.act = jax.jit(partial(programs.act, driven))
         self.take_in = [jax.jit(partial(programs.take_in, driven, push), donate_argnums=0) for push in (False, True)]
-        learn, options = partial(learn_and_sum, driven), compiler_options()
-        self._learn = jax.jit(learn, donate_argnums=(0, 1), compiler_options=options)
+        self._learn = jit_training(partial(learn_and_sum, driven))
         self._copied = jax.jit(partial(programs.params, driven, self.policy))
         state = jax.eval_shape(self._init, key)
         learner = Learner(state.agent, state.buffer, state.health)
