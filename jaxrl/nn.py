@@ -8,6 +8,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.products import convolve, multiply
@@ -298,7 +299,7 @@ CORES = {"gru": nn.GRUCell, "lstm": nn.OptimizedLSTMCell}
 
 def no_memory(core: str, features: int) -> PyTree:
     """Return what a core remembers before it has seen anything; `None` for the core `none`."""
-    zeros = jnp.zeros(features)
+    zeros = np.zeros(features, np.float32)
     return {"none": None, "gru": zeros, "lstm": (zeros, zeros)}[core]
 
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import HostEnv
@@ -135,13 +136,13 @@ def fold(key: Key, t: Array | int) -> Key:
 
 def noise_shapes(strategy: Strategy, state: PyTree) -> PyTree:
     """Return the shapes of what `strategy.step` is given as noise."""
-    drawn = jax.eval_shape(strategy.draw, state.key, jnp.uint32(0))
+    drawn = jax.eval_shape(strategy.draw, state.key, np.uint32(0))
     return drawn if strategy.remote is None else (strategy.remote.arrival, drawn)
 
 
 def block_length(draw: StrategyDraw, key: Key) -> int:
     """Return how many iterations' randomness to draw at once: a power of two, from the size of one iteration's."""
-    one = tree_bytes(jax.eval_shape(draw, key, jnp.uint32(0)))
+    one = tree_bytes(jax.eval_shape(draw, key, np.uint32(0)))
     length = BLOCK
     while length > 1 and length * one > BLOCK_BYTES:
         length //= 2

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl.envs.base import require_same
 from jaxrl.errors import SettingsError
@@ -31,13 +32,16 @@ class Sums(NamedTuple):
 
 def zero_sums(size: int) -> Sums:
     """Return the sums of `size` metrics before the first iteration."""
-    zeros = jnp.zeros(size)
-    return Sums(jnp.zeros(size, jnp.int32), zeros, jnp.zeros(size), zeros + math.inf, zeros - math.inf)
+
+    def full(value: float, dtype: type = np.float32) -> Any:
+        return np.full(size, value, dtype)  # for JAX it would be a program, to be compiled in the midst of a run
+
+    return Sums(full(0, np.int32), full(0), full(0), full(math.inf), full(-math.inf))
 
 
 def metric_shapes(strategy: Strategy, state: PyTree) -> dict[str, Any]:
     """Return the metrics that `strategy.step` reports, as shapes, sorted by name."""
-    _, metrics = jax.eval_shape(strategy.step, state, noise_shapes(strategy, state), jnp.uint32(0))
+    _, metrics = jax.eval_shape(strategy.step, state, noise_shapes(strategy, state), np.uint32(0))
     return dict(sorted(metrics.items()))
 
 
@@ -180,7 +184,7 @@ def check_step(strategy: Strategy) -> None:
     """Trace one iteration; raise `SettingsError` unless its state keeps its structure, shapes and dtypes."""
     state = jax.eval_shape(strategy.init, jax.eval_shape(lambda: jax.random.key(0)))
     check_fits(state)
-    new, metrics = jax.eval_shape(strategy.step, state, noise_shapes(strategy, state), jnp.uint32(0))
+    new, metrics = jax.eval_shape(strategy.step, state, noise_shapes(strategy, state), np.uint32(0))
     require_same("strategy: the state after step", new, "that after init", state)
     if not isinstance(metrics, Mapping):
         came = f"{metrics.dtype}{list(metrics.shape)}" if hasattr(metrics, "dtype") else type(metrics).__name__

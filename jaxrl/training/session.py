@@ -16,7 +16,7 @@ from jaxrl.strategies.interaction import settings_of
 from jaxrl.training.intake import outside, take_obs, take_told
 from jaxrl.training.interrupt import Interrupt, Undisturbed
 from jaxrl.training.policy import GreedyPolicy, describe
-from jaxrl.training.program import add_up, memory_plan, summarise, zero_sums
+from jaxrl.training.program import memory_plan, summarise, zero_sums
 from jaxrl.training.recorders import Recorders, check_unwritten, default_recorders
 from jaxrl.training.session_parts import (
     Learnt,
@@ -296,7 +296,7 @@ class Session:
             "last_score": now.ledger.last_score,
             "invalid_steps": now.invalid,
             **now.statistics.summary(),
-            **summarise(self._stepper.metrics, add_up(now.past, now.sums)),
+            **summarise(self._stepper.metrics, self._stepper.add_up(now.past, now.sums)),
             "wall_s": now.ledger.wall,
             "stop": self._status(),
         }
@@ -389,7 +389,7 @@ class Session:
         own = now.interval.columns(opt_steps, env_steps, now.invalid, wall)
         self._recorders.write(self._row("train", **own, **summarise(self._stepper.metrics, now.sums)))
         begun = Interval(opt_steps=opt_steps, env_steps=env_steps, invalid=now.invalid, wall=wall)
-        past, sums = add_up(now.past, now.sums), zero_sums(len(self._stepper.metrics))
+        past, sums = self._stepper.add_up(now.past, now.sums), zero_sums(len(self._stepper.metrics))
         self._now = now._replace(past=past, sums=sums, interval=begun)
 
     def _row(self, kind: str, **columns: Any) -> dict[str, Any]:

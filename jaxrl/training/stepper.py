@@ -4,7 +4,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.errors import SettingsError
@@ -13,7 +12,7 @@ from jaxrl.strategies.driven import Driven, Last, Learner, Told, iterations, pla
 from jaxrl.strategies.interaction import make_policy
 from jaxrl.training.intake import Seen
 from jaxrl.training.ledger import Ledger
-from jaxrl.training.program import jit_training, zero_sums
+from jaxrl.training.program import add_up, jit_training, zero_sums
 from jaxrl.training.session_parts import Host, Learnt, Now, begun, differ, ends, learn_and_sum
 from jaxrl.training.statistics import Statistics
 from jaxrl.types import PyTree
@@ -35,10 +34,11 @@ class Stepper:
         self.act = jax.jit(partial(programs.act, driven))
         self.take_in = [jax.jit(partial(programs.take_in, driven, push), donate_argnums=0) for push in (False, True)]
         self._learn = jit_training(partial(learn_and_sum, driven))
+        self.add_up = jax.jit(add_up)
         self._copied = jax.jit(partial(programs.params, driven, self.policy))
         state = jax.eval_shape(self._init, key)
         learner = Learner(state.agent, state.buffer, state.health)
-        _, metrics = jax.eval_shape(partial(programs.learn_once, driven), learner, state.key, jnp.uint32(0))
+        _, metrics = jax.eval_shape(partial(programs.learn_once, driven), learner, state.key, np.uint32(0))
         self.metrics = dict(sorted(metrics.items()))
         """Of an optimisation step: what each looks like, by its name."""
 

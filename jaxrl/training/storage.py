@@ -76,6 +76,7 @@ class Storage:
         self._failures: dict[str, StorageError] = {}
         self._pending: float | None = None
         self._settings, self._resume = plain(settings), resume
+        self._versions = versions(VERSIONS)
         if path is None:
             return
         self.dir = RunDir(path, resume.run)
@@ -112,7 +113,7 @@ class Storage:
 
     def _compare(self, old: Mapping[str, Any]) -> None:
         """Take note of how settings and versions differ from `old`; refuse what decides the training."""
-        settings, installed = self._settings, versions(VERSIONS)
+        settings, installed = self._settings, self._versions
         self.changes = changes(old.get("settings"), settings)
         self.changes += changes(old.get("versions", installed), installed, "versions")
         self.decisive = [change for change in self.changes if change.name not in HARMLESS]
@@ -156,7 +157,7 @@ class Storage:
             self.settle()
             if again:
                 self.checkpoints.newest = None
-            facts = {**facts, "settings": self._settings, "versions": versions(VERSIONS)}
+            facts = {**facts, "settings": self._settings, "versions": self._versions}
             self.checkpoints.save(opt_steps, tree, facts)
 
     def settle(self, block: bool = True) -> None:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError, check_count, say
@@ -171,7 +170,7 @@ class Trainer:
         if self.state is None:
             raise SettingsError("nothing has been trained yet; call train(), or iterate, first")
         # A run that goes on donates its state to the next call of the compiled program.
-        state = self.state if self.stop_reason else jax.tree.map(jnp.copy, self.state)
+        state = self.state if self.stop_reason else jax.device_put(self.state, may_alias=False)
         policy, best = self.strategy.policy, self._best
         params, score = (best.params, best.score) if best else (self._params(state), self.ledger.best_score)
         greedy = policy and GreedyPolicy(policy, params, {"score": score})
@@ -313,7 +312,7 @@ class Trainer:
 
     def _keep_best(self, score: float) -> None:
         opt_steps = self.schedule.opt_steps(self.ledger.t)
-        params = jax.tree.map(jnp.copy, self._params(self.state))
+        params = jax.device_put(self._params(self.state), may_alias=False)
         facts = {
             "score": score,
             **self.ledger.counters(self.schedule),

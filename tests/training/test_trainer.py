@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -47,6 +50,28 @@ def test_awkward_intervals_fire_exactly_and_compile_a_handful(tmp_path: Path) ->
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["1001", "1003"]
     assert int(result.state.steps) == 1003
     assert len(TRACES) <= 6
+
+
+COUNTING = """
+import sys, jax, jaxrl
+from toys_trainer import small_dqn
+seen = []
+jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: seen.append(event))
+hooks = jaxrl.Hooks(start=lambda trainer: seen.clear())
+settings = {"max_opts": 40, "eval_interval": 10, "eval_episodes": 2, "record_interval": 10, "save_interval": 10}
+for report in jaxrl.Trainer(small_dqn(), run_dir=sys.argv[1], quiet=True, hooks=hooks, **settings):
+    pass
+print(sum("backend_compile" in event for event in seen))
+"""
+
+
+def test_nothing_is_compiled_once_training_has_begun(tmp_path: Path) -> None:
+    # In a process of its own: in this one other tests have compiled what little there may be to compile.
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-c", COUNTING, str(tmp_path / "run")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr[-3000:]
+    assert json.loads((tmp_path / "run" / "metadata.json").read_text())["best_score"] > 0
 
 
 def test_rows_hold_the_mean_min_and_max_of_their_interval() -> None:
