@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -18,6 +18,16 @@ import jaxrl
 Row = dict[str, Any]
 Sample = Callable[[], float]
 """Runs once and returns microseconds per optimisation step (per vector step, for an environment alone)."""
+
+
+class Effort(NamedTuple):
+    """How much to measure."""
+
+    repeats: int = 7
+    opt_steps: int = 3_000
+    """Optimisation steps of one call."""
+    profile: Path | None = None
+    """Folder for a trace of one call of the subject, of which the dearest kernels are told."""
 
 
 def interleave(subjects: Mapping[str, Sample], repeats: int) -> dict[str, list[float]]:

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from benchmarks import harness
-from benchmarks.cases import CASES, SIZES, Case, Effort, case_named
+from benchmarks.cases import CASES, SIZES, Case, case_named
+from benchmarks.harness import Effort
 
 
 def main() -> None:

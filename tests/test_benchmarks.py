@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import jaxrl
-from benchmarks import cases, harness, loops
+from benchmarks import cases, compiled, harness, loops, outside
 from benchmarks import run as benchmarks_run
-from benchmarks.cases import CASES, DQN, Effort, replaying
+from benchmarks.cases import CASES
+from benchmarks.cases.shapes import DQN, replaying
 from benchmarks.compare import compare, verdict
 from benchmarks.peers import __main__ as peers
 from benchmarks.plain import Setting, plain_dqn
@@ -75,7 +76,7 @@ def test_kernels_are_those_of_one_iteration(extra: int) -> None:
 
     loop = loops.Loop(run, jnp.zeros(32))
     text = loop.compiled.as_text()
-    counted = loops.kernels_per_iteration(loop.compiled)
+    counted = compiled.kernels_per_iteration(loop.compiled)
     assert "sort(" in text
     assert 2 + 2 * extra <= counted
     assert loop.us(10) > 0
@@ -83,7 +84,7 @@ def test_kernels_are_those_of_one_iteration(extra: int) -> None:
         plain = loops.Loop(
             lambda c, a, b: iterate(fold, lambda x, n, t: x + 1, jax.random.key(0), c, a, b), jnp.zeros(32)
         )
-        assert loops.kernels_per_iteration(plain.compiled) < counted
+        assert compiled.kernels_per_iteration(plain.compiled) < counted
 
 
 def test_every_case_that_results_are_kept_of_has_its_name() -> None:
@@ -109,7 +110,7 @@ def test_actors_are_left_out_in_one_line_where_gymnasium_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    assert CASES["actors"](Effort()) == []
+    assert CASES["actors"](harness.Effort()) == []
     assert capsys.readouterr().err == "actors: left out, it needs Gymnasium: pip install 'jaxrl[gymnasium]'\n"
 
 
@@ -123,7 +124,7 @@ def test_a_learner_alone_makes_the_optimisation_steps_of_a_strategy_with_actors(
         opt_interval=4,
         actors=jaxrl.ActorsConfig(actors=2),
     )
-    learner = loops.Learner(strategy)
+    learner = outside.Learner(strategy)
     assert learner.us(3) > 0
     names = list(metric_shapes(strategy, learner.training.state))
     counts = dict(zip(names, learner.training.sums.count.tolist(), strict=True))
@@ -140,7 +141,7 @@ def test_a_case_of_any_size_has_its_own_settings(
 ) -> None:
     asked: list[DQN] = []
     monkeypatch.setattr(cases, "off_policy", lambda case, shape, effort: asked.append(shape))
-    cases.case_named(name)(cases.Effort())
+    cases.case_named(name)(harness.Effort())
     (shape,) = asked
     assert (shape.num_envs, shape.opt_interval) == (num_envs, opt_interval)
     replaying(shape)  # which refuses settings that do not go together
@@ -179,14 +180,14 @@ def test_seeds_in_turn_and_at_once_train_the_same() -> None:
     one, other = turn.carry.agent.params.vector, at_once.carry.agent.params.vector
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
     assert len({tuple(seed.tolist()) for seed in one}) == 3
-    counts = [loops.kernels_per_iteration(turn.compiled, 3), loops.kernels_per_iteration(at_once.compiled)]
+    counts = [compiled.kernels_per_iteration(turn.compiled, 3), compiled.kernels_per_iteration(at_once.compiled)]
     assert min(counts) > 20, counts  # an update is in what was counted, so it is no shell around it
 
 
 def test_a_trace_names_the_kernels_that_ran(tmp_path: Path) -> None:
     body = lambda carry, noise, t: jnp.sort(carry + jax.random.uniform(noise, carry.shape))
     run = lambda carry, start, stop: iterate(fold, body, jax.random.key(0), carry, start, stop)
-    kernels = loops.profile(loops.Loop(run, jnp.zeros(256)), 50, tmp_path)
+    kernels = compiled.profile(loops.Loop(run, jnp.zeros(256)), 50, tmp_path)
     (runs,) = [runs for name, _, runs in kernels if name.startswith("sort")]
     assert runs == 1
     assert list(tmp_path.rglob("*.xplane.pb"))

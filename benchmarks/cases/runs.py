@@ -1,0 +1,160 @@
+"""Cases of whole runs: training by `Trainer`, with actors, and the start of the command."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jaxrl
+from benchmarks import compiled, harness, loops, outside
+from benchmarks.cases.shapes import DQN, replaying
+from benchmarks.harness import Effort, Row
+from jaxrl.algos import build
+from jaxrl.config import preset
+
+
+def host(case: str, effort: Effort) -> list[Row]:
+    """Training by `Trainer` with evaluation, records and saves, against the same iterations in one bare call."""
+    config = preset("dqn")
+    strategy = build("dqn", config)
+    bare = loops.Training(strategy)
+    opts = config.max_opts if effort.opt_steps >= 3_000 else effort.opt_steps
+    told: list[dict[str, Any]] = []
+
+    def trainer() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            summary = jaxrl.Trainer(
+                strategy,
+                max_opts=opts,
+                eval_interval=config.eval_interval,
+                eval_episodes=config.eval_episodes,
+                record_interval=config.record_interval,
+                save_interval=config.save_interval,
+                run_dir=f"{folder}/run",
+                quiet=True,
+            ).train()
+        told.append(summary.summary)
+        return float(summary.summary["seconds"]["train"]) / opts * 1e6
+
+    samples = harness.interleave({"trainer": trainer, "bare": lambda: bare.us(opts)}, effort.repeats)
+    steps = strategy.env_steps_per_step / strategy.opt_steps_per_step
+    best = max(float(summary["best_score"] or 0.0) for summary in told)
+    shares = [_share_of_training(summary["seconds"]) for summary in told]
+    return [
+        harness.row(
+            case,
+            samples["trainer"],
+            samples["bare"],
+            steps,
+            compile_s=bare.compile_s,
+            kernels_per_iteration=compiled.kernels_per_iteration(bare.compiled),
+            learnt={"opt_steps": opts, "mean_return": best},
+            seconds=told[-1]["seconds"],
+            share_of_training=harness.spread(shares)[1],
+            settings=dict(strategy.settings or {}),
+        )
+    ]
+
+
+def _share_of_training(seconds: dict[str, float]) -> float:
+    """Return what training takes of the seconds of a run, its preparations left out."""
+    return seconds["train"] / (sum(seconds.values()) - seconds["compile"] - seconds["init"])
+
+
+def actors(case: str, effort: Effort) -> list[Row]:
+    """Two actors and a learner by `Trainer`, against the slower of the two sides alone.
+
+    That is the limit if the sides hindered one another in nothing: the learner's compiled iterations, or as many steps
+    of Gymnasium's own vectors with random actions, in as many threads. The steps that the actors take ahead of a call
+    end with it, for the learner falls behind by no more than `max_lag` rounds.
+    """
+    try:
+        import gymnasium  # noqa: F401
+    except ImportError:
+        print(f"{case}: left out, it needs Gymnasium: pip install 'jaxrl[gymnasium]'", file=sys.stderr)
+        return []
+    threads, shape = 2, DQN("gymnasium:CartPole-v1", num_envs=5)
+    strategy = replaying(shape, jaxrl.ActorsConfig(actors=threads))
+    iterations = max(1, effort.opt_steps // strategy.opt_steps_per_step)
+    opts = iterations * strategy.opt_steps_per_step
+    vector_steps = opts * shape.opt_interval // (threads * shape.num_envs)
+    learner = outside.Learner(strategy)
+    envs = outside.GymnasiumThreads("CartPole-v1", threads, shape.num_envs)
+    # A row for each call: actors wait between them, once they are as far ahead as they may be.
+    trainer = jaxrl.Trainer(
+        strategy,
+        max_opts=(effort.repeats + 1) * opts,
+        eval_interval=0,
+        eval_episodes=50,
+        record_interval=opts,
+        save_interval=0,
+        recorders=[],
+    )
+    reports = iter(trainer)
+
+    def whole() -> float:
+        row = next(reports).train
+        assert row is not None
+        return 1e6 / float(row["opt_steps_per_sec"])
+
+    samples = harness.interleave(
+        {
+            "whole": whole,
+            "learner": lambda: learner.us(iterations),
+            "environments": lambda: envs.us(vector_steps) * vector_steps / opts,
+        },
+        effort.repeats,
+    )
+    for _ in reports:
+        pass
+    result = trainer.result()
+    ceiling = [max(sides) for sides in zip(samples["learner"], samples["environments"], strict=True)]
+    return [
+        harness.row(
+            case,
+            samples["whole"],
+            ceiling,
+            shape.opt_interval,
+            parts_us={name: harness.spread(samples[name])[1] for name in ("learner", "environments")},
+            compile_s=learner.training.compile_s,
+            learnt={"opt_steps": trainer.config.max_opts, "mean_return": result.best_score},
+            staleness=result.summary["staleness"],
+            settings=dict(strategy.settings or {}),
+        )
+    ]
+
+
+def start(case: str, effort: Effort) -> list[Row]:
+    """Seconds from the command to the first optimisation, with an empty compilation cache and with a warm one."""
+    seconds: dict[str, list[tuple[float, float]]] = {"cold": [], "warm": []}
+    for _ in range(max(2, effort.repeats // 2)):
+        with tempfile.TemporaryDirectory() as folder:
+            for kind in seconds:
+                seconds[kind].append(_seconds_to_first_step(Path(folder)))
+    first = {kind: [1e6 * one for one, _ in both] for kind, both in seconds.items()}
+    return [
+        harness.row(
+            case,
+            first[kind],
+            first["cold"],
+            0,
+            name=f"{case} {kind}",
+            unit="from the command to the first optimisation step",
+            whole_command_s=harness.spread([whole for _, whole in seconds[kind]])[1],
+        )
+        for kind in seconds
+    ]
+
+
+def _seconds_to_first_step(cache: Path) -> tuple[float, float]:
+    """Return the seconds from the command to the row of its only optimisation step, and to its end."""
+    command = [sys.executable, "-m", "jaxrl.train", "--max-opts", "1", "--eval-interval", "0", "--eval-episodes", "0"]
+    env = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    with tempfile.TemporaryDirectory() as folder:
+        begun = time.time()
+        subprocess.run([*command, "--quiet", "--run-dir", f"{folder}/run"], check=True, env=env)
+        # The log is last written to for that row.
+        return Path(folder, "run", "metrics.jsonl").stat().st_mtime - begun, time.time() - begun
