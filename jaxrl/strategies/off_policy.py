@@ -224,6 +224,8 @@ def _init(parts: _Parts, key: Key) -> OffPolicyState:
 
 def _prime(parts: _Parts, state: OffPolicyState, key: Key) -> OffPolicyState:
     """Take `horizon` vector steps, whose transitions are not complete yet."""
+    if not parts.turns.horizon:
+        return state
     one = parts._replace(turns=parts.turns._replace(vector_steps=1))
 
     def draw(key: Key, t: Array) -> PyTree:
