@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jaxrl
 from benchmarks import compiled, harness, loops, outside
@@ -16,47 +16,52 @@ from jaxrl.algos import build
 from jaxrl.config import preset
 
 
+class Length(NamedTuple):
+    """How long a run is, and how often it does something else than train."""
+
+    max_opts: int
+    eval_interval: int
+    record_interval: int
+    save_interval: int
+
+
 def host(case: str, effort: Effort) -> list[Row]:
-    """Training by `Trainer` with evaluation, records and saves, against the same iterations in one bare call."""
+    """Training by `Trainer` with evaluation, records and saves, against the same iterations in one bare call.
+
+    Once as the default command has it, a run of seconds, and once five times as long, with intervals to match.
+    """
     config = preset("dqn")
     strategy = build("dqn", config)
     bare = loops.Training(strategy)
     opts = config.max_opts if effort.opt_steps >= 3_000 else effort.opt_steps
+    default = Length(opts, config.eval_interval, config.record_interval, config.save_interval)
+    lengths = {case: default, f"{case} five times": Length(*(5 * number for number in default))}
+    return [_host(case, name, length, strategy, bare, effort) for name, length in lengths.items()]
+
+
+def _host(case: str, name: str, length: Length, strategy: jaxrl.Strategy, bare: loops.Training, effort: Effort) -> Row:
     told: list[dict[str, Any]] = []
 
     def trainer() -> float:
         with tempfile.TemporaryDirectory() as folder:
-            summary = jaxrl.Trainer(
-                strategy,
-                max_opts=opts,
-                eval_interval=config.eval_interval,
-                eval_episodes=config.eval_episodes,
-                record_interval=config.record_interval,
-                save_interval=config.save_interval,
-                run_dir=f"{folder}/run",
-                quiet=True,
-            ).train()
-        told.append(summary.summary)
-        return float(summary.summary["seconds"]["train"]) / opts * 1e6
+            settings = {**length._asdict(), "eval_episodes": 50, "run_dir": f"{folder}/run", "quiet": True}
+            told.append(jaxrl.Trainer(strategy, **settings).train().summary)
+        return float(told[-1]["seconds"]["train"]) / length.max_opts * 1e6
 
-    samples = harness.interleave({"trainer": trainer, "bare": lambda: bare.us(opts)}, effort.repeats)
-    steps = strategy.env_steps_per_step / strategy.opt_steps_per_step
-    best = max(float(summary["best_score"] or 0.0) for summary in told)
-    shares = [_share_of_training(summary["seconds"]) for summary in told]
-    return [
-        harness.row(
-            case,
-            samples["trainer"],
-            samples["bare"],
-            steps,
-            compile_s=bare.compile_s,
-            kernels_per_iteration=compiled.kernels_per_iteration(bare.compiled),
-            learnt={"opt_steps": opts, "mean_return": best},
-            seconds=told[-1]["seconds"],
-            share_of_training=harness.spread(shares)[1],
-            settings=dict(strategy.settings or {}),
-        )
-    ]
+    samples = harness.interleave({"trainer": trainer, "bare": lambda: bare.us(length.max_opts)}, effort.repeats)
+    return harness.row(
+        case,
+        samples["trainer"],
+        samples["bare"],
+        strategy.env_steps_per_step / strategy.opt_steps_per_step,
+        name=name,
+        compile_s=bare.compile_s,
+        kernels_per_iteration=compiled.kernels_per_iteration(bare.compiled),
+        learnt={"opt_steps": length.max_opts, "mean_return": max(float(run["best_score"] or 0.0) for run in told)},
+        seconds=told[-1]["seconds"],
+        share_of_training=harness.spread([_share_of_training(run["seconds"]) for run in told])[1],
+        settings={**(strategy.settings or {}), **length._asdict()},
+    )
 
 
 def _share_of_training(seconds: dict[str, float]) -> float:
