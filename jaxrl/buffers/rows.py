@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jaxrl.errors import SettingsError
 from jaxrl.types import Array, PyTree
 
+SHARE = 1 << 18
+"""Bytes that XLA for CPUs thinks worth a thread of its own."""
 SHORT = 4096
 """Words up to which `join_short` makes a row in one kernel."""
 
@@ -59,7 +61,31 @@ class Rows:
 
     def read(self, index: Array) -> PyTree:
         """Return the items at `index` `[B]`."""
-        return unpack(self.layout, jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), self.words))
+        return unpack(self.layout, jax.tree.map(lambda words: take(words, index), self.words))
+
+
+def take(array: Array, index: Array) -> Array:
+    """Return `array[index]`, `[R, ...], [B] -> [B, ...]`; every index must be in bounds."""
+    each = prod(array.shape[1:]) * array.dtype.itemsize
+    if len(array) * each < 2 * SHARE or index.size * each > SHARE:
+        return _gather(array, index)
+    return jax.lax.platform_dependent(array, index, cpu=_gather_alone, default=_gather)
+
+
+def _gather(array: Array, index: Array) -> Array:
+    return array.at[index].get(mode="promise_in_bounds")
+
+
+def _gather_alone(array: Array, index: Array) -> Array:
+    """Gather in one thread.
+
+    XLA for CPUs shares a gather among threads by the size of what it reads from, not of what it reads: few rows of a
+    large buffer take ten times as long as by one thread. What might be written in place it leaves to one; but where a
+    single kernel is all that reads the rows, they become part of that.
+    """
+    space = jnp.zeros((len(index) + 1, *array.shape[1:]), array.dtype)
+    start = jax.lax.optimization_barrier(jnp.int32(0))  # a place that XLA knew would make a padding of it
+    return jax.lax.dynamic_update_slice_in_dim(space, _gather(array, index), start, 0)[: len(index)]
 
 
 def layout_of(example: PyTree, flag: str = "uint8") -> Layout:

@@ -1,11 +1,14 @@
 """Rows of bits: how columns are put side by side."""
 
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.buffers.rows import SHORT, join, join_short, layout_of, pack, unpack
+from jaxrl.buffers import rows
+from jaxrl.buffers.rows import SHARE, SHORT, empty, join, join_short, layout_of, pack, take, unpack
 
 
 @pytest.mark.parametrize("widths", [(3,), (1, 1), (2, 1, 4, 1, 1), (0, 3, 0, 2), (SHORT, 1), (SHORT - 1, 1)])
@@ -25,3 +28,31 @@ def test_flags_may_lie_among_the_words():
     back = unpack(layout, words)
     assert {name: str(x.dtype) for name, x in back.items()} == {"done": "bool", "mask": "bool", "x": "float32"}
     jax.tree.map(np.testing.assert_array_equal, back, rows)
+
+
+LARGE = 2 * SHARE // 12 + 1
+"""Rows of three words that are too many for one thread, in the eyes of XLA for CPUs."""
+
+
+@pytest.mark.parametrize(("size", "batch"), [(7, 3), (LARGE, 5), (LARGE, SHARE // 12 + 1)])
+def test_rows_are_taken_from_where_they_are(size: int, batch: int) -> None:
+    array = np.arange(3 * size, dtype=np.uint32).reshape(size, 3)
+    index = np.random.default_rng(0).integers(0, size, (2, batch)).astype(np.int32)
+    index[0, :2] = 0, size - 1
+    np.testing.assert_array_equal(jax.jit(take)(array, index[0]), array[index[0]])
+    of_each = jax.jit(jax.vmap(take, in_axes=(0, 0)))(np.stack([array, array[::-1]]), index)
+    np.testing.assert_array_equal(of_each, np.stack([array[index[0]], array[::-1][index[1]]]))
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu" or (os.cpu_count() or 1) < 2, reason="needs a CPU of two cores")
+def test_few_rows_of_a_large_buffer_are_not_shared_among_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = jax.eval_shape(lambda: empty(layout_of({"obs": jnp.zeros(2), "reward": jnp.zeros(())}), LARGE))
+    index = jax.ShapeDtypeStruct((5,), jnp.int32)
+
+    def is_shared() -> bool:
+        read = lambda held, index: jax.tree.map(lambda x: x + 1, held.read(index))
+        return "outer_dimension_partitions" in jax.jit(read).lower(held, index).compile().as_text()
+
+    assert not is_shared()
+    monkeypatch.setattr(rows, "_gather_alone", rows._gather)
+    assert is_shared()  # if it is not, nothing need be done about it
