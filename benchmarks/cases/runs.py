@@ -31,20 +31,20 @@ def host(case: str, effort: Effort) -> list[Row]:
     Once as the default command has it, a run of seconds, and once five times as long, with intervals to match.
     """
     config = preset("dqn")
-    strategy = build("dqn", config)
-    bare = loops.Training(strategy)
+    bare = loops.Training(build("dqn", config))
     opts = config.max_opts if effort.opt_steps >= 3_000 else effort.opt_steps
     default = Length(opts, config.eval_interval, config.record_interval, config.save_interval)
     lengths = {case: default, f"{case} five times": Length(*(5 * number for number in default))}
-    return [_host(case, name, length, strategy, bare, effort) for name, length in lengths.items()]
+    return [_host(case, name, length, config.eval_episodes, bare, effort) for name, length in lengths.items()]
 
 
-def _host(case: str, name: str, length: Length, strategy: jaxrl.Strategy, bare: loops.Training, effort: Effort) -> Row:
+def _host(case: str, name: str, length: Length, episodes: int, bare: loops.Training, effort: Effort) -> Row:
+    strategy = bare.strategy
     told: list[dict[str, Any]] = []
 
     def trainer() -> float:
         with tempfile.TemporaryDirectory() as folder:
-            settings = {**length._asdict(), "eval_episodes": 50, "run_dir": f"{folder}/run", "quiet": True}
+            settings = {**length._asdict(), "eval_episodes": episodes, "run_dir": f"{folder}/run", "quiet": True}
             told.append(jaxrl.Trainer(strategy, **settings).train().summary)
         return float(told[-1]["seconds"]["train"]) / length.max_opts * 1e6
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError
-from jaxrl.types import Array, PyTree
+from jaxrl.types import Array, PyTree, tree_bytes
 
 SHARE = 1 << 18
 """Bytes that XLA for CPUs thinks worth a thread of its own."""
@@ -66,8 +66,8 @@ class Rows:
 
 def take(array: Array, index: Array) -> Array:
     """Return `array[index]`, `[R, ...], [B] -> [B, ...]`; every index must be in bounds."""
-    each = prod(array.shape[1:]) * array.dtype.itemsize
-    if len(array) * each < 2 * SHARE or index.size * each > SHARE:
+    held = tree_bytes(array)
+    if held < 2 * SHARE or held // len(array) * len(index) > SHARE:
         return _gather(array, index)
     return jax.lax.platform_dependent(array, index, cpu=_gather_alone, default=_gather)
 

@@ -76,9 +76,9 @@ class Storage:
         self._failures: dict[str, StorageError] = {}
         self._pending: float | None = None
         self._settings, self._resume = plain(settings), resume
-        self._versions = versions(VERSIONS)
         if path is None:
             return
+        self._versions = versions(VERSIONS)
         self.dir = RunDir(path, resume.run)
         self.checkpoints = Store(self.dir / "checkpoints", keep, regular)
         self.best = Store(self.dir / "best", 1)
@@ -128,7 +128,14 @@ class Storage:
         assert self.dir is not None
         created = {} if self.resumes else {"created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "opt_steps": 0}
         self.dir.write_config(self._settings)
-        self.dir.write_metadata(format=FORMAT, **created, **_machine(), status="running")
+        self.dir.write_metadata(format=FORMAT, **created, **self._machine(), status="running")
+
+    def _machine(self) -> dict[str, Any]:
+        return {
+            "versions": {"python": platform.python_version(), **self._versions, **versions(OTHER_VERSIONS)},
+            "devices": [str(device.device_kind) for device in jax.devices()],
+            "platform": platform.platform(),
+        }
 
     @property
     def path(self) -> Path | None:
@@ -298,11 +305,3 @@ def never_saved(path: Path) -> bool:
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
     """Return the installed version of each of `packages`."""
     return {name: version(name) for name in packages}
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "versions": {"python": platform.python_version(), **versions(VERSIONS + OTHER_VERSIONS)},
-        "devices": [str(device.device_kind) for device in jax.devices()],
-        "platform": platform.platform(),
-    }
