@@ -21,6 +21,8 @@ from jaxrl.training.evaluator import Evaluation
 
 CHUNKS, WARM = 500, 150
 """Chunks of the run, each of one optimisation step; all that is made once is made within the first so many."""
+RUNS = 9
+"""Short runs after the long one, in the same process."""
 EVERY = 5
 """Optimisation steps between evaluations, and between saves."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -79,7 +81,7 @@ STRATEGIES: dict[str, Any] = {
 
 
 def long_run(directory: str, kind: str) -> None:
-    """Train in one process, thrice; print what it held on the way, and after each run."""
+    """Train in one process, again and again; print what it held on the way, and after each run."""
     compilations: list[str] = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, seconds, **_: compilations.append(event) if "backend_compile" in event else None
@@ -109,10 +111,10 @@ def long_run(directory: str, kind: str) -> None:
                 seen.append(held(len(compilations)))
         return of_the_run(directory)
 
-    left = [train("long", CHUNKS), train("short", EVERY)]
-    after = [len(os.listdir("/proc/self/task"))]
-    train("again", EVERY)
-    after.append(len(os.listdir("/proc/self/task")))
+    left, after = [train("long", CHUNKS)], []
+    for number in range(RUNS):
+        left.append(train(f"short{number}", EVERY))
+        after.append(len(os.listdir("/proc/self/task")))
     print(json.dumps({"seen": seen, "counts": counts, "left": left, "after": after}))
 
 
@@ -147,8 +149,9 @@ def test_after_a_warm_part_the_memory_of_a_run_is_flat(long: dict[str, Any]) -> 
 
 
 def test_nothing_of_a_run_is_left_open_or_running_after_it(long: dict[str, Any]) -> None:
-    assert long["left"] == [[], []]
-    assert long["after"][1] == long["after"][0]
+    assert long["left"] == [[]] * (1 + RUNS)
+    # One thread left by each run would be more than the pools of the libraries may still fill up by.
+    assert long["after"][-1] - long["after"][0] <= GROWTH["threads"] < RUNS - 1, long["after"]
 
 
 # --- saves beside training --------------------------------------------------------------------------------------
