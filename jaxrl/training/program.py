@@ -148,10 +148,12 @@ def jit_training(function: Callable[..., Any]) -> Any:
 def compiler_options() -> dict[str, Any] | None:
     """Return what XLA is asked for in the programs that optimise: `Compiled.run`, and what a session learns by.
 
-    On CPUs those are vectors of 512 bits, where there are any, whatever `XLA_FLAGS` say of that: left alone, XLA uses
-    halves of them, although the libraries that it calls for products of matrices use whole ones.
+    On CPUs those are vectors of 512 bits, where there are any: left alone, XLA uses halves of them, although the
+    libraries that it calls for products of matrices use whole ones. Where `XLA_FLAGS` say a width, they decide.
     """
-    return {"xla_cpu_prefer_vector_width": 512} if jax.default_backend() == "cpu" else None
+    option = "xla_cpu_prefer_vector_width"
+    said = option in os.environ.get("XLA_FLAGS", "")
+    return {option: 512} if jax.default_backend() == "cpu" and not said else None
 
 
 def memory_plan(state: PyTree) -> str:

@@ -52,10 +52,13 @@ def test_a_sum_of_a_million_terms_does_not_drift() -> None:
 
 
 def test_what_trains_is_compiled_with_options_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They ask CPUs for something, and other devices for nothing, whose compilers might not know it."""
-    for backend, asked in (("cpu", True), ("gpu", False)):
+    """They ask CPUs for what no flag has said, and other devices for nothing, whose compilers might not know it."""
+    other, width = "--xla_cpu_enable_fast_math=false", "--xla_cpu_prefer_vector_width=256"
+    cases = [("cpu", "", True), ("cpu", other, True), ("cpu", f"{other} {width}", False), ("gpu", "", False)]
+    for backend, flags, asked in cases:
         with monkeypatch.context() as patch:
             patch.setattr(jax, "default_backend", lambda backend=backend: backend)
+            patch.setenv("XLA_FLAGS", flags)
             assert bool(program.compiler_options()) == asked
     step = lambda state, noise, t: (state, {"t": jnp.float32(t)})
     strategy = jaxrl.Strategy(State, jaxrl.fold, step, env_steps_per_step=1, opt_steps_per_step=1)
