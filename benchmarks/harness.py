@@ -106,7 +106,7 @@ def _nameless(argument: str) -> str:
     return Path(argument).name if Path(argument).is_absolute() else argument
 
 
-COLUMNS = ("us/opt", "min", "max", "ceiling", "ratio", "env steps/s", "kernels", "compile s")
+COLUMNS = ("us/opt", "min", "max", "ceiling", "ratio", "to scan", "env steps/s", "kernels", "compile s")
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -117,6 +117,7 @@ def table(rows: Sequence[Row]) -> str:
         numbers = [
             *(f"{x:,.1f}" for x in (median, low, high, r["ceiling_us"])),
             f"{r['ratio_to_ceiling']:.3f}",
+            f"{r['ratio_to_scan']:.3f}" if "ratio_to_scan" in r else "-",
             f"{r['env_steps_per_sec']:,.0f}",
             "-" if r["kernels_per_iteration"] is None else str(r["kernels_per_iteration"]),
             "-" if r["compile_s"] is None else f"{r['compile_s']:.1f}",

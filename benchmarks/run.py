@@ -1,7 +1,7 @@
 """`python -m benchmarks.run [CASE ...] [--quick] [--json FILE] [--profile DIR]`: measure, print a table, keep a JSON.
 
 Each case runs its subject and its limit in turn, several times, in one process; warm-up and compile time are left out,
-and every call is blocked on.
+and every call is blocked on. The exit code is 1 where a row failed what its case demands.
 """
 
 import argparse
@@ -30,6 +30,9 @@ def main() -> None:
     print(harness.table(rows))
     if options.json:
         harness.write(options.json, rows)
+    failed = [f"{row.get('name', row['case'])} {row['failed']}" for row in rows if row.get("failed")]
+    if failed:
+        sys.exit("\n".join(failed))
 
 
 def _case(parser: argparse.ArgumentParser, name: str) -> Case:

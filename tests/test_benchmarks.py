@@ -13,8 +13,9 @@ import pytest
 import jaxrl
 from benchmarks import cases, compiled, harness, loops, outside
 from benchmarks import run as benchmarks_run
-from benchmarks.cases import CASES
-from benchmarks.cases.shapes import DQN, replaying
+from benchmarks.cases import CASES, scans
+from benchmarks.cases.shapes import DQN, PPO, replaying
+from benchmarks.cases.training import growth
 from benchmarks.compare import compare, verdict
 from benchmarks.peers import __main__ as peers
 from benchmarks.plain import Setting, plain_dqn
@@ -104,6 +105,52 @@ def test_every_case_that_results_are_kept_of_has_its_name() -> None:
         "env-1024",
     }
     assert wanted == set(CASES)
+
+
+def test_a_scan_of_the_parts_trains_as_training_does() -> None:
+    shape = DQN(num_envs=2, opt_interval=4, features=(8,), batch_size=8, capacity=200, warmup=40)
+    rollouts = PPO(num_envs=2, rollout=8, epochs=2, minibatches=2, features=(8,))
+    replay = replaying(shape)
+    for strategy, make in (
+        (replay, lambda state: scans.off_policy(shape, replay, state)),
+        (rollouts.strategy(), lambda state: scans.on_policy(rollouts, rollouts.strategy(), state)),
+    ):
+        training = loops.Training(strategy)
+        scan, before = make(training.state), np.asarray(training.state.agent.params.vector)
+        for loop in (training, scan):
+            loop.us(20)
+        after = scan.carry[-1].params.vector
+        np.testing.assert_allclose(after, training.state.agent.params.vector, rtol=1e-4, atol=1e-6)
+        assert np.abs(after - before).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("spread", "ratio", "temp_bytes", "said"),
+    [
+        ([105, 108, 110], 1.08, 2_100, None),
+        ([99, 130, 140], 1.3, 2_000, None),  # within the noise of the smallest
+        ([120, 130, 140], 1.3, 2_000, "takes 1.30 times as long as with 10 items"),
+        ([100, 100, 100], 1.0, 92_000, "needs 90,000 bytes more beside its state than with 10 items"),
+    ],
+)
+def test_a_case_fails_where_time_or_memory_grows_with_the_capacity(
+    spread: list[float], ratio: float, temp_bytes: int, said: str | None
+) -> None:
+    smallest = {"capacity": 10, "spread": [90, 100, 110], "state_bytes": 10_000, "temp_bytes": 2_000}
+    row = {"spread": spread, "ratio_to_ceiling": ratio, "state_bytes": 100_000, "temp_bytes": temp_bytes}
+    assert growth(smallest, row) == said
+
+
+def test_a_run_with_a_failed_row_writes_it_and_exits_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{**row("capacity", 1, 1, 1), "failed": None}, {**row("capacity", 2, 2, 2), "failed": "takes too long"}]
+    monkeypatch.setattr(benchmarks_run, "case_named", lambda name: lambda effort: rows)
+    monkeypatch.setattr("sys.argv", ["benchmarks.run", "capacity", "--json", str(tmp_path / "x.json")])
+    with pytest.raises(SystemExit, match=r"^capacity takes too long$"):
+        benchmarks_run.main()
+    assert capsys.readouterr().out.count("\ncapacity ") == 2
+    assert len(json.loads((tmp_path / "x.json").read_text())["rows"]) == 2
 
 
 def test_actors_are_left_out_in_one_line_where_gymnasium_is_missing(

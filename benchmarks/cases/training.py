@@ -6,6 +6,7 @@ import jax
 
 import jaxrl
 from benchmarks import compiled, harness, loops, plain_ppo
+from benchmarks.cases import scans
 from benchmarks.cases.shapes import DQN, PPO, SAC, buffer_of, replaying
 from benchmarks.harness import Effort, Row
 from jaxrl.strategies.base import BLOCK
@@ -20,6 +21,7 @@ def off_policy(case: str, shape: DQN | SAC, effort: Effort) -> list[Row]:
     """Training against the sum of its parts, each measured alone beside it."""
     strategy, buffer = replaying(shape), buffer_of(shape)
     whole, plain = loops.Training(strategy), shape.plain()
+    scan = scans.off_policy(shape, strategy, whole.state)
     env, updates, rows = jaxrl.make_env(shape.env), strategy.opt_steps_per_step, strategy.env_steps_per_step
     vector_steps = rows // shape.num_envs
     batches = loops.replayed(buffer, whole.state, rows)
@@ -29,13 +31,14 @@ def off_policy(case: str, shape: DQN | SAC, effort: Effort) -> list[Row]:
         "replay": (loops.replay(buffer, whole.state.buffer, rows, updates), 1),
         "update": (loops.update(shape.agent()(env.spec), whole.state.agent, batches), updates),
     }
-    return [against_parts(case, whole, plain, vector_steps, parts, effort, shape.slowness)]
+    return [against_parts(case, whole, scan, plain, vector_steps, parts, effort, shape.slowness)]
 
 
 def ppo(case: str, shape: PPO, effort: Effort) -> list[Row]:
     """Training against the sum of its parts, each measured alone beside it."""
     strategy, env = shape.strategy(), jaxrl.make_env(shape.env)
     whole, plain = loops.Training(strategy), plain_ppo.plain_ppo(shape.plain())
+    scan = scans.on_policy(shape, strategy, whole.state)
     agent, state, rollout = loops.rollout_of(env, shape.agent(), shape.num_envs, shape.rollout)
     assert agent.prepare is not None
     prepared = jax.jit(agent.prepare)(state, rollout)
@@ -49,23 +52,25 @@ def ppo(case: str, shape: PPO, effort: Effort) -> list[Row]:
         "shuffle": (loops.shuffling(prepared, shape.epochs, shape.minibatches), 1),
         "update": (loops.update(agent, state, batches), strategy.opt_steps_per_step),
     }
-    return [against_parts(case, whole, plain, 1, parts, effort, shape.slowness)]
+    return [against_parts(case, whole, scan, plain, 1, parts, effort, shape.slowness)]
 
 
 def against_parts(
     case: str,
     whole: loops.Training,
+    scan: loops.Loop,
     plain: loops.Loop | None,
     plain_iterations: int,
     parts: Parts,
     effort: Effort,
     slowness: int,
 ) -> Row:
-    """Time training, a plain loop and each part in turn; return the row of the case.
+    """Time training, a bare scan, a plain loop and each part in turn; return the row of the case.
 
     Args:
       case: its name.
       whole: the training.
+      scan: what it is made of, in one scan.
       plain: the plain loop, where there is one.
       plain_iterations: how many of its iterations make one of the training's.
       parts: the parts of an iteration.
@@ -75,7 +80,10 @@ def against_parts(
     strategy = whole.strategy
     updates = strategy.opt_steps_per_step
     iterations = max(1, effort.opt_steps // (updates * slowness))
-    calls: dict[str, harness.Sample] = {"whole": lambda: whole.us(iterations)}
+    calls: dict[str, harness.Sample] = {
+        "whole": lambda: whole.us(iterations),
+        "scan": lambda: scan.us(iterations, updates),
+    }
     others = {**parts, **({"plain": (plain, plain_iterations)} if plain else {})}
     for name, (loop, times) in others.items():
         calls[name] = lambda loop=loop, times=times: loop.us(iterations * times) * times / updates
@@ -88,6 +96,8 @@ def against_parts(
         strategy.env_steps_per_step / updates,
         parts_us={name: harness.spread(samples[name])[1] for name in parts},
         **beside_plain(samples),
+        scan_us=harness.spread(samples["scan"])[1],
+        ratio_to_scan=harness.median_ratio(samples["whole"], samples["scan"]),
         ratio_to_update=harness.median_ratio(samples["whole"], samples["update"]),
         kernels_per_iteration=compiled.kernels_per_iteration(whole.compiled),
         copies_per_iteration=compiled.copies_per_iteration(whole.compiled),
@@ -153,14 +163,17 @@ def seeds(case: str, count: int, effort: Effort) -> list[Row]:
 
 
 def capacity(case: str, effort: Effort) -> list[Row]:
-    """Training with full buffers of 10^4, 10^5 and 10^6 items, against the first: neither time nor memory may grow."""
+    """Training with full buffers of 10^4, 10^5 and 10^6 items, against the first: neither time nor memory may grow.
+
+    A row in which one of them did says so as `failed`.
+    """
     sizes = (10**4, 10**5, 10**6)
     whole = {size: loops.Training(replaying(DQN(capacity=size, warmup=size))) for size in sizes}
     calls: dict[str, harness.Sample] = {
         str(size): lambda loop=loop: loop.us(effort.opt_steps) for size, loop in whole.items()
     }
     samples = harness.interleave(calls, effort.repeats)
-    return [
+    rows = [
         harness.row(
             case,
             samples[str(size)],
@@ -175,3 +188,18 @@ def capacity(case: str, effort: Effort) -> list[Row]:
         )
         for size, loop in whole.items()
     ]
+    return [{**row, "failed": growth(rows[0], row)} for row in rows]
+
+
+GROWTH = 1.1
+"""Times as long as with the smallest buffer that an iteration may take, beyond the noise of the repeats."""
+
+
+def growth(smallest: Row, row: Row) -> str | None:
+    """Say what grew with the capacity, in a row with a larger buffer than that of `smallest`; None if nothing did."""
+    more = row["temp_bytes"] - smallest["temp_bytes"]
+    if more > (row["state_bytes"] - smallest["state_bytes"]) // 100:
+        return f"needs {more:,} bytes more beside its state than with {smallest['capacity']:,} items"
+    if row["ratio_to_ceiling"] > GROWTH and row["spread"][0] > smallest["spread"][2]:
+        return f"takes {row['ratio_to_ceiling']:.2f} times as long as with {smallest['capacity']:,} items"
+    return None

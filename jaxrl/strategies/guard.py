@@ -11,8 +11,9 @@ from jaxrl.agents.base import Agent
 from jaxrl.types import Array, Batch, Metrics, PyTree, Stat, Total, all_finite, column, stat, tree_bytes, tree_where
 
 LARGE = 1 << 20
-"""Bytes of an agent's state from which on a CPU had better branch. That copies nothing where an update is made, while
-selects read the old state and the new one and write a third. A small one is only delayed by it; a GPU would wait."""
+"""Bytes of an agent's state from which on a CPU had better branch. That copies the new state over the old one where an
+update is made, while selects read both and are shared out among threads. A small one is only delayed by it; a GPU would
+wait."""
 PARAMETERS = "parameters"
 """Named when every metric of an update was finite, but not what it made of the agent."""
 

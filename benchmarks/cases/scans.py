@@ -1,0 +1,69 @@
+"""What an iteration of training is made of, in one bare scan: no guard, no metrics, nothing that a record would tell.
+
+Between such a scan and the sum of its parts, each alone, is what it costs that they stand in one loop; between it and
+training is what jaxrl does beside the algorithm.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+import jaxrl
+from benchmarks.cases.shapes import DQN, PPO, SAC, buffer_of
+from benchmarks.loops import Loop
+from jaxrl.strategies.base import Strategy, iterate
+from jaxrl.strategies.interaction import Scene, assemble, collect
+from jaxrl.strategies.on_policy import last_steps, minibatches_of
+from jaxrl.types import Array, PyTree, Rollout
+
+
+def off_policy(shape: DQN | SAC, strategy: Strategy, state: PyTree) -> Loop:
+    """Return the scan of a case that learns from replay, from a training `state` on, with the same random numbers."""
+    actors, buffer = (
+        assemble(jaxrl.make_env(shape.env), shape.agent(), jaxrl.one_step(), shape.num_envs),
+        buffer_of(shape),
+    )
+    filled = jnp.uint32(strategy.warmup_env_steps // strategy.env_steps_per_step)
+
+    def turn(carry: PyTree, noise: PyTree, t: Array) -> PyTree:
+        scene, ring, agent = carry
+        steps, learning = noise
+        first = t * strategy.opt_steps_per_step
+        scene, items, _ = collect(actors, agent, first, scene, steps)
+        ring = buffer.push(ring, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), items), filled + t)
+        for i in range(strategy.opt_steps_per_step):
+            sample_noise, agent_noise = jax.tree.map(lambda x, i=i: x[i], learning)
+            batch = buffer.sample(ring, sample_noise, first + i)
+            agent, _, priorities = actors.agent.update(agent, batch, agent_noise, first + i)
+            ring = buffer.reprioritise(ring, batch.index, priorities)
+        return scene, ring, agent
+
+    return _scan(strategy, turn, state, (Scene(state.env, state.processor), state.buffer, state.agent))
+
+
+def on_policy(shape: PPO, strategy: Strategy, state: PyTree) -> Loop:
+    """Return the scan of a case that learns from rollouts, from a training `state` on, with the same random numbers."""
+    actors = assemble(jaxrl.make_env(shape.env), shape.agent(), jaxrl.one_step(), shape.num_envs)
+    updates, prepare = strategy.opt_steps_per_step, actors.agent.prepare
+    assert prepare is not None
+
+    def turn(carry: PyTree, noise: PyTree, t: Array) -> PyTree:
+        scene, agent = carry
+        steps, (order, agent_noise) = noise
+        scene, items, seen = collect(actors, agent, t * updates, scene, steps)
+        take = minibatches_of(prepare(agent, Rollout(items, last_steps(items, seen))), shape.minibatches)
+
+        def update(agent: PyTree, given: PyTree) -> tuple[PyTree, None]:
+            index, noise, i = given
+            return actors.agent.update(agent, take(index), noise, t * updates + i)[0], None
+
+        given = (order.reshape(updates, -1), agent_noise, jnp.arange(updates, dtype=jnp.uint32))
+        return scene, jax.lax.scan(update, agent, given)[0]
+
+    return _scan(strategy, turn, state, (Scene(state.env, state.processor), state.agent))
+
+
+def _scan(strategy: Strategy, turn: Callable[[PyTree, PyTree, Array], PyTree], state: PyTree, carry: PyTree) -> Loop:
+    run = lambda carry, start, stop: iterate(strategy.draw, turn, state.key, carry, start, stop)
+    return Loop(run, jax.tree.map(jnp.copy, carry))
