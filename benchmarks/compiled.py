@@ -1,6 +1,7 @@
 """What a compiled program is made of, and what a profiler sees of it."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,11 @@ def profile(loop: Loop | Training, iterations: int, folder: Path) -> list[tuple[
 
 
 def memory(compiled: Any) -> dict[str, int]:
-    """Return the bytes of a program's arguments, and what it needs beside them."""
+    """Return the bytes of a program's arguments, what it needs beside them, and both with its results: its peak."""
     analysis = compiled.memory_analysis()
-    return {"state_bytes": analysis.argument_size_in_bytes, "temp_bytes": analysis.temp_size_in_bytes}
+    state, temp = analysis.argument_size_in_bytes, analysis.temp_size_in_bytes
+    results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    return {"state_bytes": state, "temp_bytes": temp, "peak_bytes": state + temp + results}
 
 
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"}
@@ -42,17 +45,23 @@ _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "afte
 def kernels_per_iteration(compiled: Any, depth: int = 2) -> int:
     """Count the instructions that one iteration of `iterate` runs: its kernels, a figure without noise.
 
-    On a GPU each is a launch, on a CPU a thunk. A loop inside counts with its body once, a branch with its larger side.
-    `depth` is that of the loop over iterations: 2 where only the one over blocks is around it.
+    On a GPU each is a launch, on a CPU a thunk. A loop inside counts as often as it turns, where XLA knows it, a branch
+    with its larger side. `depth` is that of the loop over iterations: 2 where only the one over blocks is around it.
     """
     computations = _computations(compiled.as_text())
     return _size(computations, _iteration(computations, depth))
 
 
-def copies_per_iteration(compiled: Any) -> int:
-    """Count the copies among them."""
+def instructions_per_iteration(compiled: Any, depth: int = 2) -> int:
+    """Count them with each loop inside only once: the size of the program."""
     computations = _computations(compiled.as_text())
-    return sum(1 for line in computations[_iteration(computations)] if re.search(r" copy\(", line))
+    return _size(computations, _iteration(computations, depth), turning=False)
+
+
+def copies_per_iteration(compiled: Any, depth: int = 2) -> int:
+    """Count the copies among the kernels."""
+    computations = _computations(compiled.as_text())
+    return _size(computations, _iteration(computations, depth), only=("copy", "copy-start"))
 
 
 def _iteration(computations: dict[str, list[str]], depth: int = 2) -> str:
@@ -60,7 +69,7 @@ def _iteration(computations: dict[str, list[str]], depth: int = 2) -> str:
     name = next(iter(reversed(computations)))  # the entry comes last
     for _ in range(depth):
         inside = [body for line in computations[name] for body in re.findall(r" while\(.*body=%?([\w.\-]+)", line)]
-        name = max(inside, key=lambda body: _size(computations, body), default=name)
+        name = max(inside, key=lambda body: _size(computations, body, turning=False), default=name)
     return name
 
 
@@ -77,21 +86,24 @@ def _computations(text: str) -> dict[str, list[str]]:
     return found
 
 
-def _size(computations: dict[str, list[str]], name: str) -> int:
+def _size(computations: dict[str, list[str]], name: str, *, turning: bool = True, only: tuple[str, ...] = ()) -> int:
+    """Count what a computation runs, or of that only instructions of some kinds."""
+    size = partial(_size, computations, turning=turning, only=only)
     total = 0
     for line in computations.get(name, []):
         operation = re.search(r" = .*? ([a-z][\w\-]*)\(", line)
         kind = operation[1] if operation else ""
         if kind == "while":
             (body,) = re.findall(r"body=%?([\w.\-]+)", line)
-            total += _size(computations, body)
+            turns = re.search(r"known_trip_count[^0-9]*(\d+)", line)
+            total += size(body) * (int(turns[1]) if turns and turning else 1)
         elif kind == "conditional":
             sides = re.findall(r"(?:branch_computations=\{|_computation=)([^},]*(?:, [^}]*)?)", line)
             names = [part.strip(" %") for side in sides for part in side.split(",")]
-            total += max((_size(computations, side) for side in names), default=0)
+            total += max((size(side) for side in names), default=0)
         elif kind == "call":
             (target,) = re.findall(r"to_apply=%?([\w.\-]+)", line)
-            total += _size(computations, target)
-        elif kind not in _FREE:
+            total += size(target)
+        elif kind in only or (not only and kind not in _FREE):
             total += 1
     return total

@@ -1,10 +1,12 @@
 """What all cases share: interleaved repeats, rows, the header of a result, and the table."""
 
+import importlib.metadata
 import json
 import os
 import platform
 import resource
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 import jaxrl
+from jaxrl.training.program import compiler_options
 
 Row = dict[str, Any]
 Sample = Callable[[], float]
@@ -73,6 +76,8 @@ def row(case: str, subject: Sequence[float], ceiling: Sequence[float], env_steps
         "env_steps_per_sec": 1e6 / us * env_steps,
         "ceiling_us": statistics.median(ceiling),
         "ratio_to_ceiling": median_ratio(subject, ceiling),
+        "ratio_spread": spread([a / b for a, b in zip(subject, ceiling, strict=True)]),
+        "repeats": len(subject),
         "kernels_per_iteration": None,
         "compile_s": None,
         **more,
@@ -85,14 +90,59 @@ def header() -> Row:
         "date": time.strftime("%Y-%m-%d"),
         "device": jax.devices()[0].device_kind,
         "cores": os.cpu_count(),
+        "devices": len(jax.devices()),
+        "cpu": _cpu(),
         "machine": platform.platform(),
         "python": platform.python_version(),
         "jax": jax.__version__,
         "jaxrl": jaxrl.__version__,
+        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "commit": _commit(),
         "flags": os.environ.get("XLA_FLAGS", ""),
+        "variables": {name: _nameless(value) for name, value in sorted(os.environ.items()) if name in VARIABLES},
+        "compiler_options": compiler_options(),
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "command": " ".join(["python -m", _module(), *map(_nameless, sys.argv[1:])]),
     }
+
+
+PACKAGES = ("jaxlib", "flax", "optax", "chex", "gymnax", "orbax-checkpoint", "numpy", "gymnasium", "flashbax")
+"""Whose versions are told, where they are installed."""
+VARIABLES = (
+    "PJRT_NPROC",
+    "JAX_PLATFORMS",
+    "JAX_ENABLE_X64",
+    "JAX_DEFAULT_MATMUL_PRECISION",
+    "JAX_CPU_ENABLE_ASYNC_DISPATCH",
+)
+"""Of the environment, that change what is measured."""
+
+
+def _cpu() -> str:
+    """Return the name of the processor."""
+    try:
+        named = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    except OSError:
+        named = []
+    return named[0].partition(":")[2].strip() if named else platform.processor()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """Return the commit that is checked out, with `+` where files were changed since; None outside a repository."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "..", ":!results"]).returncode
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head + ("+" if changed else "")
 
 
 def _module() -> str:

@@ -65,12 +65,17 @@ class Training:
 
     def learnt(self, episodes: int = 50) -> dict[str, float]:
         """Return the mean greedy return of what has been trained by now, and after how many optimisation steps."""
-        policy = self.strategy.policy
-        assert policy is not None
-        assert self.strategy.env is not None
-        evaluate = jaxrl.Evaluator(self.strategy.env, policy, episodes)
-        returns = evaluate(policy.params(self.state), jax.random.key(1)).returns
-        return {"opt_steps": self.t * self.strategy.opt_steps_per_step, "mean_return": float(returns.mean())}
+        return learnt(self.strategy, [self.state], self.t, episodes)
+
+
+def learnt(strategy: Strategy, states: list[PyTree], iterations: int, episodes: int = 50) -> dict[str, float]:
+    """Return the mean greedy return of one or several seeds, and after how many optimisation steps of each."""
+    policy = strategy.policy
+    assert policy is not None
+    assert strategy.env is not None
+    evaluate = jaxrl.Evaluator(strategy.env, policy, episodes)
+    returns = [evaluate(policy.params(state), jax.random.key(1)).returns.mean() for state in states]
+    return {"opt_steps": iterations * strategy.opt_steps_per_step, "mean_return": float(np.mean(returns))}
 
 
 def population(strategy: Strategy, seeds: int) -> Loop:
@@ -243,18 +248,18 @@ def rollout_of(env: jaxrl.Env, agent: AgentMaker, num_envs: int, steps: int) -> 
 
 
 def preparing(agent: Agent, state: PyTree, rollout: Rollout) -> Loop:
-    """Return the making of advantages and targets, for a rollout whose rewards change."""
+    """Return the making of advantages and targets, for a rollout whose steps change, but not where episodes end."""
     assert agent.prepare is not None
     prepare = agent.prepare
 
     def turn(t: Array, carry: PyTree) -> PyTree:
         # Carried and changed, lest XLA work it out once and for all.
-        rollout, seen = jax.tree.map(lambda x: x + (1e-6 * t).astype(x.dtype), carry)
-        made = prepare(state, rollout._replace(last=rollout.last > 0))
-        return rollout, seen + sum(x.sum().astype(jnp.float32) for x in jax.tree.leaves(made))
+        items, seen = jax.tree.map(lambda x: x + (1e-6 * t).astype(x.dtype), carry)
+        made = prepare(state, rollout._replace(items=items))
+        return items, seen + sum(x.sum().astype(jnp.float32) for x in jax.tree.leaves(made))
 
     run = lambda carry, start, stop: jax.lax.fori_loop(start, stop, turn, carry)
-    return Loop(run, (rollout._replace(last=rollout.last.astype(jnp.float32)), jnp.float32(0)))
+    return Loop(run, (rollout.items, jnp.float32(0)))
 
 
 def shuffling(prepared: PyTree, epochs: int, minibatches: int) -> Loop:

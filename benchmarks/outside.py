@@ -99,6 +99,6 @@ def _session_programs(session: jaxrl.Session, obs: np.ndarray, times: int) -> fl
         action, extras = session._stepper.act(now.state.agent, now.state.window.shown, drawn, place)
         np.array(action)
         buffer, window = session._stepper.take_in[True](buffer, now.state.window, action, extras, told, np.uint32(0))
+        jax.block_until_ready((buffer, window))
         us.append((time.perf_counter() - begun) * 1e6)
-    jax.block_until_ready((buffer, window))
     return statistics.median(us)

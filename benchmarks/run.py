@@ -20,16 +20,16 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (default: all), or {sizes}")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter repeats, to see that it works")
     parser.add_argument("--json", type=Path, help="file to write")
-    parser.add_argument("--profile", type=Path, metavar="DIR", help="trace one call of each case and tell its kernels")
+    parser.add_argument("--profile", type=Path, metavar="DIR", help="trace a call of each case of one compiled loop")
     options = parser.parse_args()
     effort = Effort(2, 200) if options.quick else Effort()
     rows = []
     for name, case in [(name, _case(parser, name)) for name in options.cases or CASES]:
         print(f"{name} ...", file=sys.stderr, flush=True)
         rows += case(effort._replace(profile=options.profile))
+        if options.json:  # after each case: the next may take minutes, and may fail
+            harness.write(options.json, rows)
     print(harness.table(rows))
-    if options.json:
-        harness.write(options.json, rows)
     failed = [f"{row.get('name', row['case'])} {row['failed']}" for row in rows if row.get("failed")]
     if failed:
         sys.exit("\n".join(failed))

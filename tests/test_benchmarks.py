@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -37,7 +38,20 @@ def row(case: str, *samples: float, kernels: int = 10) -> harness.Row:
     ],
 )
 def test_a_difference_counts_only_beyond_the_noise(old: tuple[float, ...], new: tuple[float, ...], said: str) -> None:
-    assert verdict(row("x", *old), row("x", *new)) == said
+    assert verdict(row("x", *old)["spread"], row("x", *new)["spread"]) == said
+
+
+def test_a_row_is_also_judged_by_what_took_turns_with_it() -> None:
+    """Twice as slow, but so was its limit: the machine was. A plain loop beside it goes before the limit."""
+    old, busy = harness.row("x", [10.0] * 3, [5.0] * 3, 1.0), harness.row("x", [20.0] * 3, [10.0] * 3, 1.0)
+    (line,) = compare({"rows": [old]}, {"rows": [busy]})
+    assert line.split()[1:] == ["10.0", "20.0", "2.000", "slower", "1.000", "same", "beside", "its", "limit"]
+    old, busy = {**old, "plain_ratio_spread": [1, 1, 1]}, {**busy, "plain_ratio_spread": [0.5, 0.5, 0.5]}
+    (line,) = compare({"rows": [old]}, {"rows": [{**busy, "settings": {"lr": 1}}]})
+    assert line.endswith("slower     0.500  faster beside its plain")
+    assert (
+        "other settings" in compare({"rows": [{**old, "settings": {}}]}, {"rows": [{**busy, "settings": {"lr": 1}}]})[0]
+    )
 
 
 def test_what_only_one_result_has_and_other_kernels_are_told() -> None:
@@ -45,7 +59,7 @@ def test_what_only_one_result_has_and_other_kernels_are_told() -> None:
         {"rows": [row("a", 1, 1, 1), row("b", 1, 1, 1)]}, {"rows": [row("b", 1, 1, 1, kernels=12), row("c", 1, 1, 1)]}
     )
     assert "only in A" in lines[0]
-    assert "kernels 10 -> 12" in lines[1]
+    assert "kernels_per_iteration 10 -> 12" in lines[1]
     assert "only in B" in lines[2]
 
 
@@ -86,6 +100,28 @@ def test_kernels_are_those_of_one_iteration(extra: int) -> None:
             lambda c, a, b: iterate(fold, lambda x, n, t: x + 1, jax.random.key(0), c, a, b), jnp.zeros(32)
         )
         assert compiled.kernels_per_iteration(plain.compiled) < counted
+
+
+def test_a_loop_inside_an_iteration_counts_as_often_as_it_turns() -> None:
+    """A sort is a kernel, and cannot be fused with another."""
+
+    def body(turns: int, carry: jax.Array, noise: jax.Array, t: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, turns, lambda i, x: jnp.sort(x * 1.5 - i), carry)
+
+    def counted(turns: int) -> tuple[int, int]:
+        run = lambda carry, a, b: iterate(fold, partial(body, turns), jax.random.key(0), carry, a, b)
+        loop = loops.Loop(run, jnp.zeros(32))
+        return compiled.kernels_per_iteration(loop.compiled), compiled.instructions_per_iteration(loop.compiled)
+
+    (few, size), (many, same) = counted(7), counted(17)
+    assert same == size
+    assert many - few >= 10 * 2  # what is sorted, and the sort
+    assert (many - few) % 10 == 0
+
+
+def test_the_plain_loop_beside_a_case_is_no_population() -> None:
+    loop = DQN(num_envs=2, features=(8,), batch_size=4, capacity=20).plain()
+    assert loop.carry.updates.shape == ()
 
 
 def test_every_case_that_results_are_kept_of_has_its_name() -> None:

@@ -132,10 +132,14 @@ def actors(case: str, effort: Effort) -> list[Row]:
     ]
 
 
+START = ("--max-opts", "1", "--eval-interval", "0", "--eval-episodes", "0")
+"""What the command is given whose start is timed."""
+
+
 def start(case: str, effort: Effort) -> list[Row]:
     """Seconds from the command to the first optimisation, with an empty compilation cache and with a warm one."""
     seconds: dict[str, list[tuple[float, float]]] = {"cold": [], "warm": []}
-    for _ in range(max(2, effort.repeats // 2)):
+    for _ in range(min(5, effort.repeats)):  # each takes some 15 seconds
         with tempfile.TemporaryDirectory() as folder:
             for kind in seconds:
                 seconds[kind].append(_seconds_to_first_step(Path(folder)))
@@ -148,6 +152,7 @@ def start(case: str, effort: Effort) -> list[Row]:
             0,
             name=f"{case} {kind}",
             unit="from the command to the first optimisation step",
+            settings={"command": " ".join(["python -m jaxrl.train", *START])},
             whole_command_s=harness.spread([whole for _, whole in seconds[kind]])[1],
         )
         for kind in seconds
@@ -156,8 +161,8 @@ def start(case: str, effort: Effort) -> list[Row]:
 
 def _seconds_to_first_step(cache: Path) -> tuple[float, float]:
     """Return the seconds from the command to the row of its only optimisation step, and to its end."""
-    command = [sys.executable, "-m", "jaxrl.train", "--max-opts", "1", "--eval-interval", "0", "--eval-episodes", "0"]
-    env = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    command = [sys.executable, "-m", "jaxrl.train", *START]
+    env = {**os.environ, "XDG_CACHE_HOME": str(cache), "JAX_COMPILATION_CACHE_DIR": ""}
     with tempfile.TemporaryDirectory() as folder:
         begun = time.time()
         subprocess.run([*command, "--quiet", "--run-dir", f"{folder}/run"], check=True, env=env)

@@ -23,7 +23,7 @@ class DQN(NamedTuple):
     def agent(self) -> Any:
         return jaxrl.dqn(features=self.features, double=False, loss="squared", max_grad_norm=1e9)
 
-    def plain(self, seeds: int = 1) -> loops.Loop:
+    def plain(self, seeds: int | None = None) -> loops.Loop:
         shape = Setting(self.env, self.num_envs, self.opt_interval, self.features, self.batch_size, self.capacity)
         return plain_dqn(shape, seeds)
 

@@ -1,6 +1,7 @@
 """Cases of the compiled training loop: against its parts, over several seeds, with larger buffers."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 
@@ -100,6 +101,7 @@ def against_parts(
         ratio_to_scan=harness.median_ratio(samples["whole"], samples["scan"]),
         ratio_to_update=harness.median_ratio(samples["whole"], samples["update"]),
         kernels_per_iteration=compiled.kernels_per_iteration(whole.compiled),
+        instructions_per_iteration=compiled.instructions_per_iteration(whole.compiled),
         copies_per_iteration=compiled.copies_per_iteration(whole.compiled),
         **compiled.memory(whole.compiled),
         compile_s=whole.compile_s,
@@ -108,12 +110,13 @@ def against_parts(
     )
 
 
-def beside_plain(samples: Mapping[str, list[float]]) -> dict[str, float]:
+def beside_plain(samples: Mapping[str, list[float]]) -> dict[str, Any]:
     """Return how the whole compares with the plain loop, where there is one."""
     if "plain" not in samples:
         return {}
     return {
         "plain_us": harness.spread(samples["plain"])[1],
+        "plain_ratio_spread": harness.spread([a / b for a, b in zip(samples["whole"], samples["plain"], strict=True)]),
         "times_faster_than_plain": 1 / harness.median_ratio(samples["whole"], samples["plain"]),
     }
 
@@ -156,6 +159,9 @@ def seeds(case: str, count: int, effort: Effort) -> list[Row]:
             **compiled.memory(loop.compiled),
             kernels_per_iteration=compiled.kernels_per_iteration(loop.compiled, depth),
             compile_s=loop.compile_s,
+            learnt=loops.learnt(
+                strategy, [jax.tree.map(lambda x, i=i: x[i], loop.carry) for i in range(count)], loop.t
+            ),
             settings=dict(strategy.settings or {}),
         )
         for name, (loop, depth) in many.items()
@@ -184,6 +190,7 @@ def capacity(case: str, effort: Effort) -> list[Row]:
             **compiled.memory(loop.compiled),
             kernels_per_iteration=compiled.kernels_per_iteration(loop.compiled),
             compile_s=loop.compile_s,
+            learnt=loop.learnt(),
             settings=dict(loop.strategy.settings or {}),
         )
         for size, loop in whole.items()

@@ -75,7 +75,11 @@ def measure(python: Path | str, command: tuple[str, ...], task: str, steps: int)
         text=True,
         env={**os.environ, "PYTHONPATH": paths if python == sys.executable else str(HERE)},
     )
-    told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    try:
+        told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        why = f"{script} told no result as its last line"
+        raise subprocess.CalledProcessError(done.returncode, script, stderr=why) from None
     return told
 
 
@@ -115,6 +119,8 @@ def main() -> None:
                 told[name].append(measure(pythons[name], peers[name].command, peers[name].task, options.opt_steps))
             except subprocess.CalledProcessError as error:
                 failures[name] = f"cannot be run: {said(error)}"
+    for name in [name for name in peers if name not in failures and ours(peers[name].task) in failures]:
+        failures[name] = f"has nothing to be compared with: {ours(peers[name].task)} failed"
     rows = [
         row(name, peers[name].task, results, told[ours(peers[name].task)])
         for name, results in told.items()
@@ -144,6 +150,7 @@ def row(name: str, task: str, told: list[dict[str, Any]], jaxrl: list[dict[str, 
         name=name,
         task=task,
         versions=told[0]["versions"],
+        settings=settings.TASKS[task]._asdict(),
         learnt={
             "opt_steps": told[0]["learnt"]["opt_steps"],
             "mean_return": statistics.median(result["learnt"]["mean_return"] for result in told),
