@@ -17,7 +17,7 @@ def environment(case: str, num_envs: int, effort: Effort) -> list[Row]:
     """Stepping with auto-reset and random actions, against gymnax's own step in a scan of the usual style."""
     env = jaxrl.make_env("CartPole-v1")
     ours, theirs = loops.environment(env, num_envs), gymnax_loop(num_envs)
-    iterations = max(10 * BLOCK, effort.opt_steps * 10 // num_envs)
+    iterations = max(10 * BLOCK, effort.opt_steps * 100 // num_envs)  # shorter calls are mostly their own beginning
     samples = harness.interleave(
         {"jaxrl": lambda: ours.us(iterations), "gymnax": lambda: theirs.us(iterations)}, effort.repeats
     )

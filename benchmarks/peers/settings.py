@@ -1,6 +1,7 @@
 """The settings that all peers train with, and how a script tells what it measured. Imports nothing beyond Python.
 
 The loss of DQN is squared, except in Stable-Baselines3 and SBX, which have a Huber and a squared one and no choice.
+Its gradients are not clipped, but Stable-Baselines3 and jaxrl work out their norm all the same.
 """
 
 import json
