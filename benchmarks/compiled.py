@@ -48,29 +48,30 @@ def kernels_per_iteration(compiled: Any, depth: int = 2) -> int:
     On a GPU each is a launch, on a CPU a thunk. A loop inside counts as often as it turns, where XLA knows it, a branch
     with its larger side. `depth` is that of the loop over iterations: 2 where only the one over blocks is around it.
     """
-    computations = _computations(compiled.as_text())
-    return _size(computations, _iteration(computations, depth))
+    return _size(*_iteration(compiled, depth))
 
 
 def instructions_per_iteration(compiled: Any, depth: int = 2) -> int:
     """Count them with each loop inside only once: the size of the program."""
-    computations = _computations(compiled.as_text())
-    return _size(computations, _iteration(computations, depth), turning=False)
+    return _size(*_iteration(compiled, depth), turning=False)
 
 
 def copies_per_iteration(compiled: Any, depth: int = 2) -> int:
     """Count the copies among the kernels."""
+    return _size(*_iteration(compiled, depth), only=("copy", "copy-start"))
+
+
+def _iteration(compiled: Any, depth: int) -> tuple[dict[str, list[str]], str]:
+    """Return the computations of a program, and which of them is the body of an iteration.
+
+    It is the largest loop in the loop over blocks, itself the largest of the program.
+    """
     computations = _computations(compiled.as_text())
-    return _size(computations, _iteration(computations, depth), only=("copy", "copy-start"))
-
-
-def _iteration(computations: dict[str, list[str]], depth: int = 2) -> str:
-    """Return the body of an iteration: the largest loop in the loop over blocks, itself the largest of the program."""
     name = next(iter(reversed(computations)))  # the entry comes last
     for _ in range(depth):
         inside = [body for line in computations[name] for body in re.findall(r" while\(.*body=%?([\w.\-]+)", line)]
         name = max(inside, key=lambda body: _size(computations, body, turning=False), default=name)
-    return name
+    return computations, name
 
 
 def _computations(text: str) -> dict[str, list[str]]:

@@ -52,9 +52,14 @@ def spread(samples: Sequence[float]) -> list[float]:
     return [min(samples), statistics.median(samples), max(samples)]
 
 
+def ratio_spread(subject: Sequence[float], reference: Sequence[float]) -> list[float]:
+    """Return smallest, median and largest of the ratios of samples that were taken side by side."""
+    return spread([a / b for a, b in zip(subject, reference, strict=True)])
+
+
 def median_ratio(subject: Sequence[float], reference: Sequence[float]) -> float:
-    """Return the median of the ratios of samples that were taken side by side."""
-    return statistics.median(a / b for a, b in zip(subject, reference, strict=True))
+    """Return the median of them."""
+    return ratio_spread(subject, reference)[1]
 
 
 def row(case: str, subject: Sequence[float], ceiling: Sequence[float], env_steps: float, **more: Any) -> Row:
@@ -76,7 +81,7 @@ def row(case: str, subject: Sequence[float], ceiling: Sequence[float], env_steps
         "env_steps_per_sec": 1e6 / us * env_steps,
         "ceiling_us": statistics.median(ceiling),
         "ratio_to_ceiling": median_ratio(subject, ceiling),
-        "ratio_spread": spread([a / b for a, b in zip(subject, ceiling, strict=True)]),
+        "ratio_spread": ratio_spread(subject, ceiling),
         "repeats": len(subject),
         "kernels_per_iteration": None,
         "compile_s": None,

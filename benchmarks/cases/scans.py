@@ -13,26 +13,23 @@ import jaxrl
 from benchmarks.cases.shapes import DQN, PPO, SAC, buffer_of
 from benchmarks.loops import Loop
 from jaxrl.strategies.base import Strategy, iterate
-from jaxrl.strategies.interaction import Scene, assemble, collect
+from jaxrl.strategies.interaction import Actors, Scene, assemble, collect
 from jaxrl.strategies.on_policy import last_steps, minibatches_of
 from jaxrl.types import Array, PyTree, Rollout
 
 
 def off_policy(shape: DQN | SAC, strategy: Strategy, state: PyTree) -> Loop:
     """Return the scan of a case that learns from replay, from a training `state` on, with the same random numbers."""
-    actors, buffer = (
-        assemble(jaxrl.make_env(shape.env), shape.agent(), jaxrl.one_step(), shape.num_envs),
-        buffer_of(shape),
-    )
+    actors, buffer, updates = _actors(shape), buffer_of(shape), strategy.opt_steps_per_step
     filled = jnp.uint32(strategy.warmup_env_steps // strategy.env_steps_per_step)
 
     def turn(carry: PyTree, noise: PyTree, t: Array) -> PyTree:
         scene, ring, agent = carry
         steps, learning = noise
-        first = t * strategy.opt_steps_per_step
+        first = t * updates
         scene, items, _ = collect(actors, agent, first, scene, steps)
         ring = buffer.push(ring, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), items), filled + t)
-        for i in range(strategy.opt_steps_per_step):
+        for i in range(updates):
             sample_noise, agent_noise = jax.tree.map(lambda x, i=i: x[i], learning)
             batch = buffer.sample(ring, sample_noise, first + i)
             agent, _, priorities = actors.agent.update(agent, batch, agent_noise, first + i)
@@ -44,7 +41,7 @@ def off_policy(shape: DQN | SAC, strategy: Strategy, state: PyTree) -> Loop:
 
 def on_policy(shape: PPO, strategy: Strategy, state: PyTree) -> Loop:
     """Return the scan of a case that learns from rollouts, from a training `state` on, with the same random numbers."""
-    actors = assemble(jaxrl.make_env(shape.env), shape.agent(), jaxrl.one_step(), shape.num_envs)
+    actors = _actors(shape)
     updates, prepare = strategy.opt_steps_per_step, actors.agent.prepare
     assert prepare is not None
 
@@ -62,6 +59,10 @@ def on_policy(shape: PPO, strategy: Strategy, state: PyTree) -> Loop:
         return scene, jax.lax.scan(update, agent, given)[0]
 
     return _scan(strategy, turn, state, (Scene(state.env, state.processor), state.agent))
+
+
+def _actors(shape: DQN | SAC | PPO) -> Actors:
+    return assemble(jaxrl.make_env(shape.env), shape.agent(), jaxrl.one_step(), shape.num_envs)
 
 
 def _scan(strategy: Strategy, turn: Callable[[PyTree, PyTree, Array], PyTree], state: PyTree, carry: PyTree) -> Loop:
