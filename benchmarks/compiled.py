@@ -1,12 +1,13 @@
 """What a compiled program is made of, and what a profiler sees of it."""
 
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from benchmarks.device import limits
+from benchmarks.hlo import Kernel, kernels
 from benchmarks.loops import Loop, Training
 
 
@@ -30,81 +31,36 @@ def profile(loop: Loop | Training, iterations: int, folder: Path) -> list[tuple[
     return sorted(kernels, key=lambda kernel: -kernel[1])
 
 
-def memory(compiled: Any) -> dict[str, int]:
-    """Return the bytes of a program's arguments, what it needs beside them, and both with its results: its peak."""
-    analysis = compiled.memory_analysis()
+def figures(program: Any, depth: int = 2, updates: float = 1) -> dict[str, Any]:
+    """Return what a compiled program says of itself: all but its time.
+
+    Args:
+      program: the program.
+      depth: of the loop over iterations in it, see `hlo.kernels`.
+      updates: optimisation steps of an iteration.
+
+    Returns:
+      Kernels of an iteration, which have no noise: as often as they run, written out once, and those that only copy;
+      `kernels_per_opt_step`; `device_us`, the least that the device allows them for an optimisation step, and of that
+      what is `launching`, and what is for `products` alone; bytes of the program's arguments, of what it needs beside
+      them, and of both with its results: its peak.
+    """
+    iteration, device = kernels(program, depth), limits()
+    runs = sum(kernel.times for kernel in iteration)
+    flops = sum(kernel.flops * kernel.times for kernel in iteration)
+    analysis = program.memory_analysis()
     state, temp = analysis.argument_size_in_bytes, analysis.temp_size_in_bytes
-    results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-    return {"state_bytes": state, "temp_bytes": temp, "peak_bytes": state + temp + results}
-
-
-_FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"}
-"""Instructions that run nothing."""
-
-
-def kernels_per_iteration(compiled: Any, depth: int = 2) -> int:
-    """Count the instructions that one iteration of `iterate` runs: its kernels, a figure without noise.
-
-    On a GPU each is a launch, on a CPU a thunk. A loop inside counts as often as it turns, where XLA knows it, a branch
-    with its larger side. `depth` is that of the loop over iterations: 2 where only the one over blocks is around it.
-    """
-    return _size(*_iteration(compiled, depth))
-
-
-def instructions_per_iteration(compiled: Any, depth: int = 2) -> int:
-    """Count them with each loop inside only once: the size of the program."""
-    return _size(*_iteration(compiled, depth), turning=False)
-
-
-def copies_per_iteration(compiled: Any, depth: int = 2) -> int:
-    """Count the copies among the kernels."""
-    return _size(*_iteration(compiled, depth), only=("copy", "copy-start"))
-
-
-def _iteration(compiled: Any, depth: int) -> tuple[dict[str, list[str]], str]:
-    """Return the computations of a program, and which of them is the body of an iteration.
-
-    It is the largest loop in the loop over blocks, itself the largest of the program.
-    """
-    computations = _computations(compiled.as_text())
-    name = next(iter(reversed(computations)))  # the entry comes last
-    for _ in range(depth):
-        inside = [body for line in computations[name] for body in re.findall(r" while\(.*body=%?([\w.\-]+)", line)]
-        name = max(inside, key=lambda body: _size(computations, body, turning=False), default=name)
-    return computations, name
-
-
-def _computations(text: str) -> dict[str, list[str]]:
-    """Return the instructions of each computation of an HLO module."""
-    found: dict[str, list[str]] = {}
-    name = ""
-    for line in text.splitlines():
-        if opened := re.match(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{\s*$", line):
-            name = opened[1]
-            found[name] = []
-        elif " = " in line and name:
-            found[name].append(line)
-    return found
-
-
-def _size(computations: dict[str, list[str]], name: str, *, turning: bool = True, only: tuple[str, ...] = ()) -> int:
-    """Count what a computation runs, or of that only instructions of some kinds."""
-    size = partial(_size, computations, turning=turning, only=only)
-    total = 0
-    for line in computations.get(name, []):
-        operation = re.search(r" = .*? ([a-z][\w\-]*)\(", line)
-        kind = operation[1] if operation else ""
-        if kind == "while":
-            (body,) = re.findall(r"body=%?([\w.\-]+)", line)
-            turns = re.search(r"known_trip_count[^0-9]*(\d+)", line)
-            total += size(body) * (int(turns[1]) if turns and turning else 1)
-        elif kind == "conditional":
-            sides = re.findall(r"(?:branch_computations=\{|_computation=)([^},]*(?:, [^}]*)?)", line)
-            names = [part.strip(" %") for side in sides for part in side.split(",")]
-            total += max((size(side) for side in names), default=0)
-        elif kind == "call":
-            (target,) = re.findall(r"to_apply=%?([\w.\-]+)", line)
-            total += size(target)
-        elif kind in only or (not only and kind not in _FREE):
-            total += 1
-    return total
+    return {
+        "kernels_per_iteration": runs,
+        "instructions_per_iteration": len(iteration),
+        "copies_per_iteration": sum(kernel.times for kernel in iteration if kernel.kind in ("copy", "copy-start")),
+        "kernels_per_opt_step": runs / updates,
+        "device_us": device.bound(iteration) / updates,
+        "device_us_of": {
+            "launching": runs * device.kernel(Kernel("", 0, 0, 1)) / updates,
+            "products": flops / device.flops_per_us / updates,
+        },
+        "state_bytes": state,
+        "temp_bytes": temp,
+        "peak_bytes": state + temp + analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
+    }

@@ -70,9 +70,11 @@ def row(case: str, subject: Sequence[float], ceiling: Sequence[float], env_steps
       subject: microseconds per optimisation step, one number a repeat.
       ceiling: the same for the limit that it is held against.
       env_steps: environment steps per optimisation step.
-      **more: whatever else belongs to the case.
+      **more: whatever else belongs to the case; with `compiled.figures` also how near the device's limit it comes.
     """
     us = statistics.median(subject)
+    if "device_us" in more:
+        more = {**more, "ratio_to_device": us / more["device_us"], "us_per_kernel": us / more["kernels_per_opt_step"]}
     return {
         "case": case,
         "us_per_opt_step": us,
@@ -91,6 +93,7 @@ def row(case: str, subject: Sequence[float], ceiling: Sequence[float], env_steps
 
 def header() -> Row:
     """Say on what the numbers were measured."""
+    memory = jax.devices()[0].memory_stats() or {}  # a CPU has none
     return {
         "date": time.strftime("%Y-%m-%d"),
         "device": jax.devices()[0].device_kind,
@@ -107,6 +110,7 @@ def header() -> Row:
         "variables": {name: _nameless(value) for name, value in sorted(os.environ.items()) if name in VARIABLES},
         "compiler_options": compiler_options(),
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "device_peak_memory_mb": memory["peak_bytes_in_use"] / 2**20 if "peak_bytes_in_use" in memory else None,
         "command": " ".join(["python -m", _module(), *map(_nameless, sys.argv[1:])]),
     }
 
@@ -161,7 +165,7 @@ def _nameless(argument: str) -> str:
     return Path(argument).name if Path(argument).is_absolute() else argument
 
 
-COLUMNS = ("us/opt", "min", "max", "ceiling", "ratio", "to scan", "env steps/s", "kernels", "compile s")
+COLUMNS = ("us/opt", "min", "max", "ceiling", "ratio", "to scan", "to device", "env steps/s", "kernels", "compile s")
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -172,7 +176,7 @@ def table(rows: Sequence[Row]) -> str:
         numbers = [
             *(f"{x:,.1f}" for x in (median, low, high, r["ceiling_us"])),
             f"{r['ratio_to_ceiling']:.3f}",
-            f"{r['ratio_to_scan']:.3f}" if "ratio_to_scan" in r else "-",
+            *(f"{r[name]:.3f}" if name in r else "-" for name in ("ratio_to_scan", "ratio_to_device")),
             f"{r['env_steps_per_sec']:,.0f}",
             "-" if r["kernels_per_iteration"] is None else str(r["kernels_per_iteration"]),
             "-" if r["compile_s"] is None else f"{r['compile_s']:.1f}",
@@ -181,7 +185,7 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def write(path: Path, rows: Sequence[Row]) -> None:
-    """Write a result."""
+def write(path: Path, rows: Sequence[Row], **measured: Any) -> None:
+    """Write a result, with what was `measured` of the machine beforehand."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"header": header(), "rows": list(rows)}, indent=2) + "\n")
+    path.write_text(json.dumps({"header": {**header(), **measured}, "rows": list(rows)}, indent=2) + "\n")

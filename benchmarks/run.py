@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks import harness
 from benchmarks.cases import CASES, SIZES, Case, case_named
+from benchmarks.device import limits
 from benchmarks.harness import Effort
 
 
@@ -23,12 +24,14 @@ def main() -> None:
     parser.add_argument("--profile", type=Path, metavar="DIR", help="trace a call of each case of one compiled loop")
     options = parser.parse_args()
     effort = Effort(2, 200) if options.quick else Effort()
-    rows = []
-    for name, case in [(name, _case(parser, name)) for name in options.cases or CASES]:
+    cases = [(name, _case(parser, name)) for name in options.cases or CASES]
+    device, rows = limits(), []
+    for name, case in cases:
         print(f"{name} ...", file=sys.stderr, flush=True)
         rows += case(effort._replace(profile=options.profile))
         if options.json:  # after each case: the next may take minutes, and may fail
-            harness.write(options.json, rows)
+            harness.write(options.json, rows, device_limits=device._asdict())
+    print(device)
     print(harness.table(rows))
     failed = [f"{row.get('name', row['case'])} {row['failed']}" for row in rows if row.get("failed")]
     if failed:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +14,13 @@ import numpy as np
 import pytest
 
 import jaxrl
-from benchmarks import cases, compiled, harness, loops, outside
+from benchmarks import cases, compiled, harness, hlo, loops, outside
 from benchmarks import run as benchmarks_run
 from benchmarks.cases import CASES, scans
 from benchmarks.cases.shapes import DQN, PPO, replaying
 from benchmarks.cases.training import growth
 from benchmarks.compare import compare, verdict
+from benchmarks.device import Limits, limits
 from benchmarks.peers import __main__ as peers
 from benchmarks.plain import Setting, plain_dqn
 from jaxrl.strategies.base import fold, iterate
@@ -79,6 +82,10 @@ def test_subjects_take_turns_and_the_first_round_is_not_counted() -> None:
     assert samples == {"a": [3.0, 5.0], "b": [4.0, 6.0]}
 
 
+def runs(program: Any, depth: int = 2) -> int:
+    return sum(kernel.times for kernel in hlo.kernels(program, depth))
+
+
 @pytest.mark.parametrize("extra", [0, 3])
 def test_kernels_are_those_of_one_iteration(extra: int) -> None:
     def body(carry: jax.Array, noise: jax.Array, t: jax.Array) -> jax.Array:
@@ -91,7 +98,7 @@ def test_kernels_are_those_of_one_iteration(extra: int) -> None:
 
     loop = loops.Loop(run, jnp.zeros(32))
     text = loop.compiled.as_text()
-    counted = compiled.kernels_per_iteration(loop.compiled)
+    counted = runs(loop.compiled)
     assert "sort(" in text
     assert 2 + 2 * extra <= counted
     assert loop.us(10) > 0
@@ -99,7 +106,7 @@ def test_kernels_are_those_of_one_iteration(extra: int) -> None:
         plain = loops.Loop(
             lambda c, a, b: iterate(fold, lambda x, n, t: x + 1, jax.random.key(0), c, a, b), jnp.zeros(32)
         )
-        assert compiled.kernels_per_iteration(plain.compiled) < counted
+        assert runs(plain.compiled) < counted
 
 
 def test_a_loop_inside_an_iteration_counts_as_often_as_it_turns() -> None:
@@ -111,12 +118,116 @@ def test_a_loop_inside_an_iteration_counts_as_often_as_it_turns() -> None:
     def counted(turns: int) -> tuple[int, int]:
         run = lambda carry, a, b: iterate(fold, partial(body, turns), jax.random.key(0), carry, a, b)
         loop = loops.Loop(run, jnp.zeros(32))
-        return compiled.kernels_per_iteration(loop.compiled), compiled.instructions_per_iteration(loop.compiled)
+        return runs(loop.compiled), len(hlo.kernels(loop.compiled))
 
     (few, size), (many, same) = counted(7), counted(17)
     assert same == size
     assert many - few >= 10 * 2  # what is sorted, and the sort
     assert (many - few) % 10 == 0
+
+
+GPU_PROGRAM = """HloModule jit_run, is_scheduled=true
+
+%push (ring: f32[1000,12], rows: f32[10,12], place: s32[]) -> f32[1000,12] {
+  %ring = f32[1000,12]{1,0} parameter(0)
+  %place = s32[] parameter(2)
+  %rows = f32[10,12]{1,0} parameter(1)
+  %twice = f32[10,12]{1,0} add(%rows, %rows)
+  %zero = s32[] constant(0)
+  ROOT %written = f32[1000,12]{1,0} dynamic-update-slice(%ring, %twice, %place, /*index=3*/%zero)
+}
+
+%turn (given: (s32[], f32[128,120], f32[120,84])) -> (s32[], f32[128,120], f32[120,84]) {
+  %given = (s32[], f32[128,120]{1,0}, f32[120,84]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%given), index=0
+  %x = f32[128,120]{1,0} get-tuple-element(%given), index=1
+  %k = f32[120,84]{1,0} get-tuple-element(%given), index=2
+  %gemm = (f32[128,84]{1,0}, s8[4194304]{0}) custom-call(%x, %k), custom_call_target="__cublas$gemm", \
+backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}
+  ROOT %next = (s32[], f32[128,120]{1,0}, f32[120,84]{1,0}) tuple(%i, %x, %k)
+}
+
+%graph (ring: f32[1000,12], rows: f32[10,12], place: s32[]) -> f32[10,12] {
+  %ring = f32[1000,12]{1,0} parameter(0)
+  %rows = f32[10,12]{1,0} parameter(1)
+  %place = s32[] parameter(2)
+  %pushed = f32[1000,12]{1,0} fusion(%ring, %rows, %place), kind=kLoop, calls=%push, metadata={op_name="jit(run)/x"}
+  %zero = s32[] constant(0)
+  ROOT %read = f32[10,12]{1,0} dynamic-slice(%pushed, %place, %zero), dynamic_slice_sizes={10,12}
+}
+
+%iteration (all: (f32[1000,12], f32[10,12], s32[])) -> (f32[1000,12], f32[10,12], s32[]) {
+  %all = (f32[1000,12]{1,0}, f32[10,12]{1,0}, s32[]) parameter(0)
+  %ring = f32[1000,12]{1,0} get-tuple-element(%all), index=0
+  %rows = f32[10,12]{1,0} get-tuple-element(%all), index=1
+  %place = s32[] get-tuple-element(%all), index=2
+  %replayed = f32[10,12]{1,0} call(%ring, %rows, %place), to_apply=%graph
+  %start = (s32[], f32[128,120]{1,0}, f32[120,84]{1,0}) constant({...})
+  %loop = (s32[], f32[128,120]{1,0}, f32[120,84]{1,0}) while(%start), condition=%goes_on, body=%turn, \
+backend_config={"known_trip_count":{"n":"16"}}
+  ROOT %done = (f32[1000,12]{1,0}, f32[10,12]{1,0}, s32[]) tuple(%ring, %rows, %place)
+}
+
+%captured (all: (f32[1000,12], f32[10,12], s32[])) -> (f32[1000,12], f32[10,12], s32[]) {
+  %all = (f32[1000,12]{1,0}, f32[10,12]{1,0}, s32[]) parameter(0)
+  ROOT %loop = (f32[1000,12]{1,0}, f32[10,12]{1,0}, s32[]) while(%all), condition=%goes_on, body=%iteration
+}
+
+ENTRY %main (all: (f32[1000,12], f32[10,12], s32[])) -> (f32[1000,12], f32[10,12], s32[]) {
+  %all = (f32[1000,12]{1,0}, f32[10,12]{1,0}, s32[]) parameter(0)
+  ROOT %call = (f32[1000,12]{1,0}, f32[10,12]{1,0}, s32[]) call(%all), to_apply=%captured
+}
+"""
+
+
+def test_a_kernel_is_charged_with_the_slices_that_it_moves_and_the_products_that_it_makes() -> None:
+    """A push of 10 rows of 12 words, a slice as large, and 16 products that a library makes, with 4 MB of its own."""
+    program = SimpleNamespace(as_text=lambda: GPU_PROGRAM.replace("\\\n", ""))
+    push, read, product = hlo.kernels(program, depth=1)
+    assert push == ("fusion", 480 + 4 + 480, 0, 1)  # the rows, where to, and the rows again
+    assert read == ("dynamic-slice", 480 + 4 + 4 + 480, 0, 1)
+    assert product == ("custom-call", 4 * (128 * 120 + 120 * 84 + 128 * 84), 2 * 128 * 120 * 84, 16)
+
+
+def test_a_program_that_xla_made_is_charged_the_same_way() -> None:
+    """The loop adds 12 words to each row of a million that it points to, and multiplies 64x32 by 32x16."""
+
+    def body(i: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        ring, x, k, seen = carry
+        row = jax.lax.dynamic_slice(ring, (i, 0), (1, 12)) + 1
+        ring = jax.lax.dynamic_update_slice(ring, row, (i, 0))
+        return ring, 0.5 * x, k, seen + jnp.tanh(x @ k)
+
+    carry = (jnp.zeros((1_000_000, 12)), jnp.ones((64, 32)), jnp.ones((32, 16)), jnp.zeros((64, 16)))
+    run = lambda carry, start, stop: jax.lax.fori_loop(start.astype(jnp.int32), stop.astype(jnp.int32), body, carry)
+    found = hlo.kernels(loops.Loop(run, carry).compiled, depth=1)
+    assert sum(kernel.flops for kernel in found) == 2 * 64 * 32 * 16
+    moved = sum(kernel.bytes for kernel in found)
+    assert 4 * (64 * 32 + 32 * 16 + 64 * 16) < moved < 100_000  # the ring has 48 000 000
+
+
+def test_the_bound_is_what_each_kernel_takes_at_the_least() -> None:
+    device = Limits({1_000: 2.0, 3_000: 4.0, 10_000: 11.0}, flops_per_us=100, turn_us=0)
+    times = {(0, 0): 2.0, (2_000, 0): 3.0, (20_000, 0): 22.0, (2_000, 200): 3.0, (2_000, 1_000): 10.0}
+    assert {given: device.kernel(hlo.Kernel("fusion", *given, 1)) for given in times} == times
+    assert device.bound([hlo.Kernel("fusion", 0, 0, 5), hlo.Kernel("dot", 2_000, 1_000, 3)]) == 5 * 2 + 3 * 10
+
+
+def test_a_row_says_how_far_it_is_from_the_device() -> None:
+    made = harness.row("x", [30.0] * 3, [10.0] * 3, 1, device_us=12.0, kernels_per_opt_step=60)
+    assert (made["ratio_to_device"], made["us_per_kernel"]) == (2.5, 0.5)
+    assert "2.500" in harness.table([made])
+
+
+@pytest.mark.slow
+def test_what_the_device_allows_is_measured() -> None:
+    """More bytes take longer, and a larger product cannot be faster than the rate that was found."""
+    device = limits()
+    times = list(device.kernel_us.values())
+    assert 0 < times[0] < times[-1]
+    assert device.kernel_us[max(device.kernel_us)] > 10 * device.kernel_us[12 * 2**17]
+    assert device.flops_per_us > 1_000  # 1 GFLOP/s
+    assert str(device).startswith("device: ")
 
 
 def test_the_plain_loop_beside_a_case_is_no_population() -> None:
@@ -182,11 +293,14 @@ def test_a_run_with_a_failed_row_writes_it_and_exits_with_1(
 ) -> None:
     rows = [{**row("capacity", 1, 1, 1), "failed": None}, {**row("capacity", 2, 2, 2), "failed": "takes too long"}]
     monkeypatch.setattr(benchmarks_run, "case_named", lambda name: lambda effort: rows)
+    monkeypatch.setattr(benchmarks_run, "limits", lambda: Limits({1: 1.0}, 1, 0))
     monkeypatch.setattr("sys.argv", ["benchmarks.run", "capacity", "--json", str(tmp_path / "x.json")])
     with pytest.raises(SystemExit, match=r"^capacity takes too long$"):
         benchmarks_run.main()
     assert capsys.readouterr().out.count("\ncapacity ") == 2
-    assert len(json.loads((tmp_path / "x.json").read_text())["rows"]) == 2
+    kept = json.loads((tmp_path / "x.json").read_text())
+    assert len(kept["rows"]) == 2
+    assert kept["header"]["device_limits"] == {"kernel_us": {"1": 1.0}, "flops_per_us": 1, "turn_us": 0}
 
 
 def test_actors_are_left_out_in_one_line_where_gymnasium_is_missing(
@@ -263,7 +377,7 @@ def test_seeds_in_turn_and_at_once_train_the_same() -> None:
     one, other = turn.carry.agent.params.vector, at_once.carry.agent.params.vector
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
     assert len({tuple(seed.tolist()) for seed in one}) == 3
-    counts = [compiled.kernels_per_iteration(turn.compiled, 3), compiled.kernels_per_iteration(at_once.compiled)]
+    counts = [runs(turn.compiled, 3), runs(at_once.compiled)]
     assert min(counts) > 20, counts  # an update is in what was counted, so it is no shell around it
 
 

@@ -30,7 +30,7 @@ def environment(case: str, num_envs: int, effort: Effort) -> list[Row]:
             num_envs,
             unit="one vector step",
             settings={"env": "CartPole-v1", "num_envs": num_envs},
-            kernels_per_iteration=compiled.kernels_per_iteration(ours.compiled),
+            **compiled.figures(ours.compiled),
             compile_s=ours.compile_s,
             times_faster=1 / harness.median_ratio(samples["jaxrl"], samples["gymnax"]),
         )
@@ -87,8 +87,7 @@ def replay(case: str, effort: Effort) -> list[Row]:
                 unit="a push, a sample and new priorities",
                 settings={"capacity": size, "pushed": 10, "batch_size": 128},
                 capacity=size,
-                kernels_per_iteration=compiled.kernels_per_iteration(loop.compiled),
-                **compiled.memory(loop.compiled),
+                **compiled.figures(loop.compiled),
                 compile_s=loop.compile_s,
             )
             for name, loop in contestants.items()

@@ -100,10 +100,7 @@ def against_parts(
         scan_us=harness.spread(samples["scan"])[1],
         ratio_to_scan=harness.median_ratio(samples["whole"], samples["scan"]),
         ratio_to_update=harness.median_ratio(samples["whole"], samples["update"]),
-        kernels_per_iteration=compiled.kernels_per_iteration(whole.compiled),
-        instructions_per_iteration=compiled.instructions_per_iteration(whole.compiled),
-        copies_per_iteration=compiled.copies_per_iteration(whole.compiled),
-        **compiled.memory(whole.compiled),
+        **compiled.figures(whole.compiled, updates=updates),
         compile_s=whole.compile_s,
         learnt=whole.learnt(),
         settings=dict(strategy.settings or {}),
@@ -137,13 +134,14 @@ def seeds(case: str, count: int, effort: Effort) -> list[Row]:
     shape = DQN()
     strategy = replaying(shape)
     one, plain = loops.Training(strategy), shape.plain(count)
-    many = {"": (loops.in_turn(strategy, count), 3), " at once": (loops.population(strategy, count), 2)}
+    # Beside each loop: how deep in it an iteration stands, and how many optimisation steps that is.
+    many = {"": (loops.in_turn(strategy, count), 3, 1), " at once": (loops.population(strategy, count), 2, count)}
     iterations = max(BLOCK, effort.opt_steps // count)
     calls: dict[str, harness.Sample] = {
         "one": lambda: one.us(effort.opt_steps),
         "plain": lambda: plain.us(iterations, count),
     }
-    for name, (loop, _) in many.items():
+    for name, (loop, _, _) in many.items():
         calls[name] = lambda loop=loop: loop.us(iterations, count)
         profile(case + name, loop, iterations, effort)
     samples = harness.interleave(calls, effort.repeats)
@@ -156,15 +154,14 @@ def seeds(case: str, count: int, effort: Effort) -> list[Row]:
             name=case + name,
             seeds=count,
             **beside_plain({"whole": samples[name], "plain": samples["plain"]}),
-            **compiled.memory(loop.compiled),
-            kernels_per_iteration=compiled.kernels_per_iteration(loop.compiled, depth),
+            **compiled.figures(loop.compiled, depth, updates),
             compile_s=loop.compile_s,
             learnt=loops.learnt(
                 strategy, [jax.tree.map(lambda x, i=i: x[i], loop.carry) for i in range(count)], loop.t
             ),
             settings=dict(strategy.settings or {}),
         )
-        for name, (loop, depth) in many.items()
+        for name, (loop, depth, updates) in many.items()
     ]
 
 
@@ -187,8 +184,7 @@ def capacity(case: str, effort: Effort) -> list[Row]:
             loop.strategy.env_steps_per_step,
             name=f"{case} {size:,}",
             capacity=size,
-            **compiled.memory(loop.compiled),
-            kernels_per_iteration=compiled.kernels_per_iteration(loop.compiled),
+            **compiled.figures(loop.compiled),
             compile_s=loop.compile_s,
             learnt=loop.learnt(),
             settings=dict(loop.strategy.settings or {}),

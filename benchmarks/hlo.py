@@ -1,0 +1,176 @@
+"""What one iteration of a compiled program runs, read from the program's text."""
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+
+class Kernel(NamedTuple):
+    """An instruction that runs something: a launch on a GPU, a thunk on a CPU."""
+
+    kind: str
+    bytes: float
+    """What it has to read and write; where it uses a slice of an array, that slice alone."""
+    flops: float
+    """Those of its products of matrices, two for each multiplication; other arithmetic is not counted."""
+    times: int
+    """How often an iteration runs it, as far as XLA knows."""
+
+
+def kernels(compiled: Any, depth: int = 2) -> list[Kernel]:
+    """Return the kernels of an iteration of `iterate`.
+
+    A loop inside gives its kernels as often as it turns, where XLA knows it, a branch its larger side. `depth` is that
+    of the loop over iterations: 2 where only the one over blocks is around it.
+    """
+    program = _parse(compiled.as_text())
+    name = next(iter(reversed(program)))  # the entry comes last
+    for _ in range(depth):
+        inside = [loop.attribute("body") for loop in _reached(program, name) if loop.kind == "while"]
+        name = max(inside, key=lambda body: len(list(_kernels(program, body))), default=name)
+    return list(_kernels(program, name))
+
+
+class Instruction(NamedTuple):
+    """A line of a program."""
+
+    name: str
+    shape: str
+    kind: str
+    operands: tuple[str, ...]
+    attributes: str
+
+    def attribute(self, name: str) -> str:
+        """Return the computation that is called `name`; empty if there is none."""
+        found = re.search(rf"\b{name}=%?([\w.\-]+)", self.attributes)
+        return found[1] if found else ""
+
+
+Computation = dict[str, Instruction]
+Program = dict[str, Computation]
+
+_FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "copy-done"}
+"""Instructions that run nothing."""
+_SLICES = {"slice", "dynamic-slice", "gather"}
+"""Read of their first operand only what they return."""
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
+"""Write only one operand, this one, into the first."""
+_LINE = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*?)\)(,.*)?$")
+
+
+def _parse(text: str) -> Program:
+    """Return the instructions of each computation of an HLO module; the last of each is its result."""
+    found: Program = {}
+    computation: Computation = {}
+    for line in text.splitlines():
+        if opened := re.match(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{\s*$", line):
+            computation = found[opened[1]] = {}
+        elif read := _LINE.match(line):
+            name, shape, kind, given, attributes = read.groups(default="")
+            named = re.sub(r"/\*.*?\*/", "", given).split(", ")
+            operands = tuple(words[-1].lstrip("%") for one in named if (words := one.split()))
+            computation[name] = Instruction(name, shape, kind, operands, attributes)
+    return found
+
+
+def _reached(program: Program, name: str) -> Iterator[Instruction]:
+    """Yield the instructions of a computation, and those of what it calls in place of the calls."""
+    for instruction in program.get(name, {}).values():
+        if instruction.kind == "call":
+            yield from _reached(program, instruction.attribute("to_apply"))
+        else:
+            yield instruction
+
+
+def _kernels(program: Program, name: str, times: int = 1) -> Iterator[Kernel]:
+    """Yield what a computation runs."""
+    computation = program.get(name, {})
+    for instruction in computation.values():
+        kind = instruction.kind
+        if kind == "while":
+            turns = re.search(r"known_trip_count[^0-9]*(\d+)", instruction.attributes)
+            yield from _kernels(program, instruction.attribute("body"), times * int(turns[1] if turns else 1))
+        elif kind == "conditional":
+            sides = re.findall(r"(?:branch_computations=\{|_computation=)([^},]*(?:, [^}]*)?)", instruction.attributes)
+            names = [part.strip(" %") for side in sides for part in side.split(",")]
+            branches = [list(_kernels(program, branch, times)) for branch in names]
+            yield from max(branches, key=lambda branch: sum(kernel.times for kernel in branch), default=[])
+        elif kind == "call":
+            yield from _kernels(program, instruction.attribute("to_apply"), times)
+        elif kind not in _FREE:
+            moved, flops = _moved(program, computation, instruction), _flops(program, computation, instruction)
+            yield Kernel(kind, moved, flops, times)
+
+
+# --- bytes ---------------------------------------------------------------------------------------------------
+
+
+def _moved(program: Program, computation: Computation, kernel: Instruction) -> float:
+    """Return the bytes that a kernel reads and writes."""
+    if kernel.kind != "fusion":
+        read = sum(_read({kernel.name: kernel}, name, computation[name].shape) for name in set(kernel.operands))
+        return read + _written(computation, kernel)
+    inside = program[kernel.attribute("calls")]
+    parameters = [instruction for instruction in inside.values() if instruction.kind == "parameter"]
+    result = list(inside.values())[-1]
+    return sum(_read(inside, one.name, one.shape) for one in parameters) + _written(inside, result)
+
+
+def _read(computation: Computation, name: str, shape: str) -> float:
+    """Return how many bytes of the array `name` a computation reads, at most all of it."""
+    size, total = _bytes(shape), 0.0
+    for user in computation.values():
+        for place, operand in enumerate(user.operands):
+            if operand != name or user.kind in ("tuple", "parameter", "constant"):
+                continue
+            if user.kind == "bitcast":
+                total += _read(computation, user.name, shape)
+            elif place == 0 and user.kind in _SLICES:
+                total += _bytes(user.shape)
+            elif not (place == 0 and user.kind in _UPDATES):
+                total += size
+    return min(total, size)
+
+
+def _written(computation: Computation, result: Instruction) -> float:
+    """Return how much of a result is written: of one that is updated in place, the update."""
+    if result.kind in ("tuple", "bitcast"):
+        return sum(_written(computation, computation[name]) for name in result.operands)
+    if result.kind == "custom-call":  # a library's: what comes after its result is room for it to work in
+        return _bytes(result.shape.partition("]")[0] + "]")
+    place = _UPDATES.get(result.kind)
+    return _bytes(result.shape if place is None else computation[result.operands[place]].shape)
+
+
+def _bytes(shape: str) -> float:
+    """Return the size of a shape as it is written in a program, of a tuple that of all its arrays."""
+    sizes = {"pred": 8.0, "bf16": 16.0, "c64": 64.0, "c128": 128.0}
+    return sum(
+        math.prod(map(int, dims.split(","))) * bits / 8 if dims else bits / 8
+        for kind, dims in re.findall(r"\b(pred|bf16|c64|c128|[suf]\d+)\w*\[([\d,]*)\]", shape)
+        for bits in [sizes.get(kind) or float(kind[1:])]
+    )
+
+
+# --- products ------------------------------------------------------------------------------------------------
+
+
+def _flops(program: Program, computation: Computation, kernel: Instruction) -> float:
+    """Return those of the products of matrices in a kernel."""
+    if kernel.kind == "fusion":
+        inside = program[kernel.attribute("calls")]
+        return sum(_flops(program, inside, instruction) for instruction in inside.values())
+    # XLA for GPUs gives products to a library, by a call of its name.
+    contracted = re.search(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]+)', kernel.attributes)
+    if contracted is None:
+        return 0.0
+    sizes = _dims(computation[kernel.operands[0]].shape)
+    summed = math.prod(sizes[int(place.strip('"'))] for place in contracted[1].split(","))
+    return 2.0 * math.prod(_dims(kernel.shape)) * summed
+
+
+def _dims(shape: str) -> list[int]:
+    """Return the dimensions of the first array in a shape."""
+    found = re.search(r"\[([\d,]*)\]", shape)
+    return [int(size) for size in found[1].split(",")] if found and found[1] else []
