@@ -50,8 +50,8 @@ class Instruction(NamedTuple):
 Computation = dict[str, Instruction]
 Program = dict[str, Computation]
 
-_FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "copy-done"}
-"""Instructions that run nothing."""
+_FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"}
+"""Instructions that run nothing; nor do those that wait for what others began, `copy-done` and its like."""
 _SLICES = {"slice", "dynamic-slice", "gather"}
 """Read of their first operand only what they return."""
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
@@ -98,7 +98,7 @@ def _kernels(program: Program, name: str, times: int = 1) -> Iterator[Kernel]:
             yield from max(branches, key=lambda branch: sum(kernel.times for kernel in branch), default=[])
         elif kind == "call":
             yield from _kernels(program, instruction.attribute("to_apply"), times)
-        elif kind not in _FREE:
+        elif kind not in _FREE and not kind.endswith("-done"):
             moved, flops = _moved(program, computation, instruction), _flops(program, computation, instruction)
             yield Kernel(kind, moved, flops, times)
 
@@ -108,10 +108,10 @@ def _kernels(program: Program, name: str, times: int = 1) -> Iterator[Kernel]:
 
 def _moved(program: Program, computation: Computation, kernel: Instruction) -> float:
     """Return the bytes that a kernel reads and writes."""
-    if kernel.kind != "fusion":
-        read = sum(_read({kernel.name: kernel}, name, computation[name].shape) for name in set(kernel.operands))
+    inside = program.get(kernel.attribute("calls")) if kernel.kind == "fusion" else None
+    if inside is None:
+        read = sum(_read({kernel.name: kernel}, name, _shape(computation, name)) for name in set(kernel.operands))
         return read + _written(computation, kernel)
-    inside = program[kernel.attribute("calls")]
     parameters = [instruction for instruction in inside.values() if instruction.kind == "parameter"]
     result = list(inside.values())[-1]
     return sum(_read(inside, one.name, one.shape) for one in parameters) + _written(inside, result)
@@ -136,11 +136,16 @@ def _read(computation: Computation, name: str, shape: str) -> float:
 def _written(computation: Computation, result: Instruction) -> float:
     """Return how much of a result is written: of one that is updated in place, the update."""
     if result.kind in ("tuple", "bitcast"):
-        return sum(_written(computation, computation[name]) for name in result.operands)
+        return sum(_written(computation, computation[name]) for name in result.operands if name in computation)
     if result.kind == "custom-call":  # a library's: what comes after its result is room for it to work in
         return _bytes(result.shape.partition("]")[0] + "]")
     place = _UPDATES.get(result.kind)
-    return _bytes(result.shape if place is None else computation[result.operands[place]].shape)
+    return _bytes(result.shape if place is None else _shape(computation, result.operands[place]))
+
+
+def _shape(computation: Computation, name: str) -> str:
+    """Return the shape of an instruction; empty if the computation has none of this name."""
+    return computation[name].shape if name in computation else ""
 
 
 def _bytes(shape: str) -> float:
@@ -159,14 +164,14 @@ def _bytes(shape: str) -> float:
 def _flops(program: Program, computation: Computation, kernel: Instruction) -> float:
     """Return those of the products of matrices in a kernel."""
     if kernel.kind == "fusion":
-        inside = program[kernel.attribute("calls")]
+        inside = program.get(kernel.attribute("calls"), {})
         return sum(_flops(program, inside, instruction) for instruction in inside.values())
     # XLA for GPUs gives products to a library, by a call of its name.
     contracted = re.search(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]+)', kernel.attributes)
     if contracted is None:
         return 0.0
-    sizes = _dims(computation[kernel.operands[0]].shape)
-    summed = math.prod(sizes[int(place.strip('"'))] for place in contracted[1].split(","))
+    sizes = dict(enumerate(_dims(_shape(computation, kernel.operands[0]))))
+    summed = math.prod(sizes.get(int(place.strip('"')), 1) for place in contracted[1].split(","))
     return 2.0 * math.prod(_dims(kernel.shape)) * summed
 
 

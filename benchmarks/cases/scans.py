@@ -13,7 +13,7 @@ import jaxrl
 from benchmarks.cases.shapes import DQN, PPO, SAC, buffer_of
 from benchmarks.loops import Loop
 from jaxrl.strategies.base import Strategy, iterate
-from jaxrl.strategies.interaction import Actors, Scene, assemble, collect
+from jaxrl.strategies.interaction import Actors, Scene, assemble, collect, interact
 from jaxrl.strategies.on_policy import last_steps, minibatches_of
 from jaxrl.types import Array, PyTree, Rollout
 
@@ -21,14 +21,19 @@ from jaxrl.types import Array, PyTree, Rollout
 def off_policy(shape: DQN | SAC, strategy: Strategy, state: PyTree) -> Loop:
     """Return the scan of a case that learns from replay, from a training `state` on, with the same random numbers."""
     actors, buffer, updates = _actors(shape), buffer_of(shape), strategy.opt_steps_per_step
+    vector_steps = strategy.env_steps_per_step // shape.num_envs
     filled = jnp.uint32(strategy.warmup_env_steps // strategy.env_steps_per_step)
 
     def turn(carry: PyTree, noise: PyTree, t: Array) -> PyTree:
         scene, ring, agent = carry
         steps, learning = noise
         first = t * updates
-        scene, items, _ = collect(actors, agent, first, scene, steps)
-        ring = buffer.push(ring, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), items), filled + t)
+        if vector_steps == 1:  # as training does
+            scene, (items, _) = interact(actors, agent, first, False, scene, jax.tree.map(lambda x: x[0], steps))
+        else:
+            scene, items, _ = collect(actors, agent, first, scene, steps)
+            items = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), items)
+        ring = buffer.push(ring, items, filled + t)
         for i in range(updates):
             sample_noise, agent_noise = jax.tree.map(lambda x, i=i: x[i], learning)
             batch = buffer.sample(ring, sample_noise, first + i)
