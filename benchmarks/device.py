@@ -1,20 +1,22 @@
 """What the device allows: the least time that a kernel takes, by the bytes it moves and the products it makes."""
 
+import bisect
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from benchmarks.hlo import Kernel, kernels
 from benchmarks.loops import Loop
 
-FLOATS = tuple(2**k for k in range(8, 27, 3))
-"""Lengths of the vectors that the simplest kernel is timed with: 3 kB to 800 MB moved."""
+FLOATS = tuple(4**k for k in range(4, 13))
+"""Lengths of the vectors that the simplest kernel is timed with: 3 kB to 200 MB moved."""
 SIDES = (512, 1024, 2048, 4096)
-"""Of the square matrices that are multiplied, as long as larger ones are faster."""
+"""Of the square matrices that are multiplied."""
+LINKS = 16
+"""Kernels of a chain, of which the next needs what the last one made: as many as a GPU is given in one graph."""
 
 
 class Limits(NamedTuple):
@@ -37,10 +39,16 @@ class Limits(NamedTuple):
         )
 
     def kernel(self, kernel: Kernel) -> float:
-        """Return the least microseconds of one run of a kernel."""
-        most = max(self.kernel_us)
-        moving = np.interp(kernel.bytes, list(self.kernel_us), list(self.kernel_us.values()))
-        return max(float(moving) * max(1.0, kernel.bytes / most), kernel.flops / self.flops_per_us)
+        """Return the least microseconds of one run of a kernel.
+
+        Between two sizes that were measured it moves bytes as fast as with the better of them, and takes no less than
+        with the smaller.
+        """
+        sizes = sorted(self.kernel_us)
+        above = bisect.bisect_left(sizes, kernel.bytes)
+        beside = sizes[max(0, above - 1) : above + 1]
+        moving = kernel.bytes * min(self.kernel_us[size] / size for size in beside)
+        return max(moving, self.kernel_us[beside[0]], kernel.flops / self.flops_per_us)
 
     def bound(self, iteration: Sequence[Kernel]) -> float:
         """Return the least microseconds of an iteration of these kernels, one after the other."""
@@ -50,30 +58,29 @@ class Limits(NamedTuple):
 @cache
 def limits() -> Limits:
     """Measure the device, once a process."""
-    turn, size = {}, {}
+    turn = {}
     for n in FLOATS:
         turns = min(256, max(16, FLOATS[-1] // n))
-        loop = _loop(_triad, jnp.ones(n), turns)
-        turn[n], size[n] = _fastest(loop) / turns, len(kernels(loop.compiled))
+        turn[n] = _fastest(_loop(_triad, jnp.ones(n), turns)) / turns
     least = FLOATS[0]
-    launch = turn[least] / size[least]  # the counter of the loop is a kernel, too
-    alone = {12 * n: turn[n] - (size[n] - 1) * launch for n in FLOATS}
-    return Limits(alone, _flops_per_us(), max(0.0, _fastest(_loop(_triad, jnp.ones(least))) - turn[least]))
-
-
-def _flops_per_us() -> float:
-    """Return how fast square matrices are multiplied."""
-    best = 0.0
-    for n in SIDES:
-        rate = 2 * n**3 / _fastest(_loop(jnp.matmul, jnp.eye(n)))
-        if rate < best:
-            break
-        best = rate
-    return best
+    launching = [_loop(_triad, jnp.ones(least), 64), _loop(_chain, jnp.ones((32, 32)), 64)]
+    launch = min(_fastest(loop) / (64 * len(kernels(loop.compiled))) for loop in launching)
+    return Limits(
+        kernel_us={12 * n: launch + max(0.0, turn[n] - turn[least]) for n in FLOATS},
+        flops_per_us=max(2 * n**3 / _fastest(_loop(jnp.matmul, jnp.eye(n))) for n in SIDES),
+        turn_us=max(0.0, _fastest(_loop(_triad, jnp.ones(least))) - turn[least]),
+    )
 
 
 def _triad(x: Any, y: Any) -> Any:
     return 0.5 * x + y
+
+
+def _chain(x: Any, y: Any) -> Any:
+    """Make `LINKS` kernels: a sum is not fused with one that needs it, for each of its terms would add up anew."""
+    for _ in range(LINKS):
+        x = (0.03 * x * y).sum(1)[None] + y
+    return x
 
 
 def _loop(step: Callable[[Any, Any], Any], x: Any, turns: int = 1) -> Loop:
@@ -84,6 +91,8 @@ def _loop(step: Callable[[Any, Any], Any], x: Any, turns: int = 1) -> Loop:
 
 
 def _fastest(loop: Loop, repeats: int = 5) -> float:
-    """Return the fewest microseconds of an iteration, of calls of some 20 ms."""
-    iterations = max(1, int(20_000 / min(loop.us(1) for _ in range(2))))
+    """Return the fewest microseconds of an iteration, of calls of 20 ms and more."""
+    iterations = 1
+    while loop.us(iterations) * iterations < 20_000:
+        iterations *= 2
     return min(loop.us(iterations) for _ in range(repeats))

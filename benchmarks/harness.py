@@ -73,7 +73,7 @@ def row(case: str, subject: Sequence[float], ceiling: Sequence[float], env_steps
       **more: whatever else belongs to the case; with `compiled.figures` also how near the device's limit it comes.
     """
     us = statistics.median(subject)
-    if "device_us" in more:
+    if more.get("device_us"):
         more = {**more, "ratio_to_device": us / more["device_us"], "us_per_kernel": us / more["kernels_per_opt_step"]}
     return {
         "case": case,

@@ -92,9 +92,9 @@ def _kernels(program: Program, name: str, times: int = 1) -> Iterator[Kernel]:
             turns = re.search(r"known_trip_count[^0-9]*(\d+)", instruction.attributes)
             yield from _kernels(program, instruction.attribute("body"), times * int(turns[1] if turns else 1))
         elif kind == "conditional":
-            sides = re.findall(r"(?:branch_computations=\{|_computation=)([^},]*(?:, [^}]*)?)", instruction.attributes)
-            names = [part.strip(" %") for side in sides for part in side.split(",")]
-            branches = [list(_kernels(program, branch, times)) for branch in names]
+            named = re.findall(r"branch_computations=\{([^}]*)\}|\b\w+_computation=([\w.%\-]+)", instruction.attributes)
+            names = [name.strip(" %") for several, one in named for name in (several or one).split(",")]
+            branches = [list(_kernels(program, name, times)) for name in names]
             yield from max(branches, key=lambda branch: sum(kernel.times for kernel in branch), default=[])
         elif kind == "call":
             yield from _kernels(program, instruction.attribute("to_apply"), times)
@@ -137,7 +137,8 @@ def _written(computation: Computation, result: Instruction) -> float:
     """Return how much of a result is written: of one that is updated in place, the update."""
     if result.kind in ("tuple", "bitcast"):
         return sum(_written(computation, computation[name]) for name in result.operands if name in computation)
-    if result.kind == "custom-call":  # a library's: what comes after its result is room for it to work in
+    # After the result of a library's call comes room that it works in, and after that of a copy what it is a copy of.
+    if result.kind == "custom-call" or result.kind.endswith("-start"):
         return _bytes(result.shape.partition("]")[0] + "]")
     place = _UPDATES.get(result.kind)
     return _bytes(result.shape if place is None else _shape(computation, result.operands[place]))
