@@ -5,6 +5,7 @@ What each form gains is in `benchmarks/NOTES.md`. The recurrent cores are Flax's
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -18,6 +19,10 @@ THIN = 32
 """Outputs of a layer whose gradient is that of a few vectors, at most."""
 SMALL = 1 << 13
 """Entries of a matrix of parameters, and rows of a batch, up to which one core is faster than two that share."""
+LONG = 1 << 10
+"""Rows from which on a batch is cut, for a small matrix of parameters."""
+CUTS = 16
+"""Pieces of such a batch: XLA for CPUs divides as many, and no fewer, between cores."""
 
 
 @jax.custom_vjp
@@ -71,9 +76,18 @@ def _by_kernel(x: Array, g: Array) -> Array:
     inputs, outputs = x.shape[1], g.shape[1]
     if outputs <= THIN and outputs < inputs:
         return _on_cpus(lambda x, g: apart(apart(g.T) @ x).T, _plain_by_kernel, x, g)
+    if THIN < outputs <= inputs and inputs * outputs <= SMALL and x.shape[0] >= LONG and x.shape[0] % CUTS == 0:
+        return _on_cpus(_in_pieces, _plain_by_kernel, x, g)
     if inputs * outputs <= SMALL and x.shape[0] <= SMALL:
         return _on_cpus(lambda x, g: apart(x.T) @ g, _plain_by_kernel, x, g)
     return _plain_by_kernel(x, g)
+
+
+def _in_pieces(x: Array, g: Array) -> Array:
+    """Return `x.T @ g` as the sum of products of a piece of the rows each, `g` transposed."""
+    pieces = partial(jnp.reshape, shape=(CUTS, len(x) // CUTS, -1))
+    apart = jax.lax.optimization_barrier
+    return apart(apart(pieces(g).mT) @ pieces(x)).sum(axis=0).T
 
 
 def _plain_by_kernel(x: Array, g: Array) -> Array:

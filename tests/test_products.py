@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl.nn import dense
-from jaxrl.products import SMALL, THIN, TINY, convolve, multiply
+from jaxrl.products import CUTS, LONG, SMALL, THIN, TINY, convolve, multiply
 
 SHAPES = {
     "tiny": ((2, 3), 4),
@@ -20,6 +20,9 @@ SHAPES = {
     "square": ((32, 64), 64),
     "large": ((16, SMALL // 64), 65),
     "many rows": ((SMALL + 1, 3), 33),
+    "in pieces": ((LONG, 64), 64),
+    "in pieces, with several leading axes": ((LONG // 8, 24, 40), 33),
+    "not in pieces": ((LONG + 1, 64), 64),
     "one row": ((1, 64), 64),
     "no row": ((0, 5), 3),
     "no row, with several leading axes": ((2, 0, 40), 40),
@@ -53,7 +56,7 @@ def test_a_product_and_its_gradients(shape, outputs):
 
 
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)], ids=["networks", "batches", "both"])
-@pytest.mark.parametrize("name", ["tiny", "few outputs", "few inputs", "large"])
+@pytest.mark.parametrize("name", ["tiny", "few outputs", "few inputs", "large", "in pieces"])
 def test_products_of_several_networks_or_batches_are_those_of_each(name, axes):
     x, kernel, slope = drawn(*SHAPES[name])
     several = [jnp.stack([part, 2 * part, -part]) for part in (kernel, x)]
@@ -66,7 +69,7 @@ def test_products_of_several_networks_or_batches_are_those_of_each(name, axes):
             np.testing.assert_allclose(found[i], expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["tiny", "few outputs", "few inputs", "large"])
+@pytest.mark.parametrize("name", ["tiny", "few outputs", "few inputs", "large", "in pieces"])
 def test_gradients_have_gradients(name):
     """Of `sum(y^2)`, `y = x k`, half the gradient by `k` is `x' x k`, and that of its square `2 x' x (x' x k)`."""
     x, kernel, _ = drawn(*SHAPES[name])
@@ -95,7 +98,7 @@ ACROSS = "lhs_contracting_dims={0}, rhs_contracting_dims={0}"
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="other devices have products of their own")
-@pytest.mark.parametrize("name", ["few outputs", "few inputs", "square"])
+@pytest.mark.parametrize("name", ["few outputs", "few inputs", "square", "in pieces"])
 def test_no_gradient_is_left_to_the_slower_library(name):
     def text(by):
         gradient = jax.grad(lambda kernel, x, slope: (by(x, kernel) * slope).sum())
@@ -104,6 +107,15 @@ def test_no_gradient_is_left_to_the_slower_library(name):
 
     assert ACROSS in text(jnp.matmul)
     assert ACROSS not in text(multiply)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="other devices have products of their own")
+@pytest.mark.parametrize(("name", "cut"), [("in pieces", True), ("not in pieces", False)])
+def test_a_long_batch_is_cut_where_its_rows_allow_it(name, cut):
+    gradient = jax.grad(lambda kernel, x, slope: (multiply(x, kernel) * slope).sum())
+    x, kernel, slope = drawn(*SHAPES[name])
+    text = jax.jit(gradient).lower(kernel, x, slope).compile().as_text()
+    assert (f"f32[{CUTS},64,64]" in text) is cut
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="other devices have products of their own")
