@@ -16,7 +16,7 @@ FLOATS = tuple(4**k for k in range(4, 13))
 SIDES = (512, 1024, 2048, 4096)
 """Of the square matrices that are multiplied."""
 LINKS = 16
-"""Kernels of a chain, of which the next needs what the last one made: as many as a GPU is given in one graph."""
+"""Kernels of a chain, each of which needs what the last one made: enough for XLA to give them to a GPU as one graph."""
 
 
 class Limits(NamedTuple):
