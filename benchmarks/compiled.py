@@ -27,8 +27,8 @@ def profile(loop: Loop | Training, iterations: int, folder: Path) -> list[tuple[
     for event in (event for plane in planes for line in plane.lines for event in line.events):
         if not re.search(r"^\$|::|^end: |\(|^while", event.name):  # Python's frames, XLA's own functions, whole loops
             spent.setdefault(event.name, []).append(event.duration_ns / 1e3)
-    kernels = [(name, sum(us) / iterations, len(us) / iterations) for name, us in spent.items()]
-    return sorted(kernels, key=lambda kernel: -kernel[1])
+    told = [(name, sum(us) / iterations, len(us) / iterations) for name, us in spent.items()]
+    return sorted(told, key=lambda kernel: -kernel[1])
 
 
 def figures(program: Any, depth: int = 2, updates: float = 1) -> dict[str, Any]:

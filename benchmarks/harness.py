@@ -186,6 +186,6 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def write(path: Path, rows: Sequence[Row], **measured: Any) -> None:
-    """Write a result, with what was `measured` of the machine beforehand."""
+    """Write a result, with what else was `measured` of the machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"header": {**header(), **measured}, "rows": list(rows)}, indent=2) + "\n")

@@ -27,7 +27,7 @@ def kernels(compiled: Any, depth: int = 2) -> list[Kernel]:
     program = _parse(compiled.as_text())
     name = next(iter(reversed(program)))  # the entry comes last
     for _ in range(depth):
-        inside = [loop.attribute("body") for loop in _reached(program, name) if loop.kind == "while"]
+        inside = [loop.attribute("body") for _, loop in _reached(program, name) if loop.kind == "while"]
         name = max(inside, key=lambda body: len(list(_kernels(program, body))), default=name)
     return list(_kernels(program, name))
 
@@ -74,30 +74,28 @@ def _parse(text: str) -> Program:
     return found
 
 
-def _reached(program: Program, name: str) -> Iterator[Instruction]:
-    """Yield the instructions of a computation, and those of what it calls in place of the calls."""
-    for instruction in program.get(name, {}).values():
+def _reached(program: Program, name: str) -> Iterator[tuple[Computation, Instruction]]:
+    """Yield the instructions of a computation, each with its own, and those of what it calls in place of the calls."""
+    computation = program.get(name, {})
+    for instruction in computation.values():
         if instruction.kind == "call":
             yield from _reached(program, instruction.attribute("to_apply"))
         else:
-            yield instruction
+            yield computation, instruction
 
 
 def _kernels(program: Program, name: str, times: int = 1) -> Iterator[Kernel]:
     """Yield what a computation runs."""
-    computation = program.get(name, {})
-    for instruction in computation.values():
+    for computation, instruction in _reached(program, name):
         kind = instruction.kind
         if kind == "while":
             turns = re.search(r"known_trip_count[^0-9]*(\d+)", instruction.attributes)
             yield from _kernels(program, instruction.attribute("body"), times * int(turns[1] if turns else 1))
         elif kind == "conditional":
             named = re.findall(r"branch_computations=\{([^}]*)\}|\b\w+_computation=([\w.%\-]+)", instruction.attributes)
-            names = [name.strip(" %") for several, one in named for name in (several or one).split(",")]
-            branches = [list(_kernels(program, name, times)) for name in names]
+            sides = [side.strip(" %") for several, one in named for side in (several or one).split(",")]
+            branches = [list(_kernels(program, side, times)) for side in sides]
             yield from max(branches, key=lambda branch: sum(kernel.times for kernel in branch), default=[])
-        elif kind == "call":
-            yield from _kernels(program, instruction.attribute("to_apply"), times)
         elif kind not in _FREE and not kind.endswith("-done"):
             moved, flops = _moved(program, computation, instruction), _flops(program, computation, instruction)
             yield Kernel(kind, moved, flops, times)

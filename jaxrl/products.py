@@ -24,6 +24,9 @@ LONG = 1 << 10
 CUTS = 16
 """Pieces of such a batch: XLA for CPUs divides as many, and no fewer, between cores."""
 
+_apart = jax.lax.optimization_barrier
+"""Without a barrier XLA folds a transposition into the product."""
+
 
 @jax.custom_vjp
 def multiply(x: Array, kernel: Array) -> Array:
@@ -71,23 +74,21 @@ def _by_kernel(x: Array, g: Array) -> Array:
     XLA for CPUs leaves a product over the first axes of both to another library than all else, one several times
     slower where there are few outputs. So one of the two is transposed by a kernel of its own beforehand.
     """
-    # Without a barrier XLA folds the transposition into the product.
-    apart = jax.lax.optimization_barrier
-    inputs, outputs = x.shape[1], g.shape[1]
+    rows, inputs, outputs = len(x), x.shape[1], g.shape[1]
+    small = inputs * outputs <= SMALL
     if outputs <= THIN and outputs < inputs:
-        return _on_cpus(lambda x, g: apart(apart(g.T) @ x).T, _plain_by_kernel, x, g)
-    if THIN < outputs <= inputs and inputs * outputs <= SMALL and x.shape[0] >= LONG and x.shape[0] % CUTS == 0:
+        return _on_cpus(lambda x, g: _apart(_apart(g.T) @ x).T, _plain_by_kernel, x, g)
+    if small and THIN < outputs <= inputs and rows >= LONG and rows % CUTS == 0:
         return _on_cpus(_in_pieces, _plain_by_kernel, x, g)
-    if inputs * outputs <= SMALL and x.shape[0] <= SMALL:
-        return _on_cpus(lambda x, g: apart(x.T) @ g, _plain_by_kernel, x, g)
+    if small and rows <= SMALL:
+        return _on_cpus(lambda x, g: _apart(x.T) @ g, _plain_by_kernel, x, g)
     return _plain_by_kernel(x, g)
 
 
 def _in_pieces(x: Array, g: Array) -> Array:
     """Return `x.T @ g` as the sum of products of a piece of the rows each, `g` transposed."""
     pieces = partial(jnp.reshape, shape=(CUTS, len(x) // CUTS, -1))
-    apart = jax.lax.optimization_barrier
-    return apart(apart(pieces(g).mT) @ pieces(x)).sum(axis=0).T
+    return _apart(_apart(pieces(g).mT) @ pieces(x)).sum(axis=0).T
 
 
 def _plain_by_kernel(x: Array, g: Array) -> Array:
