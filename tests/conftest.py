@@ -1,9 +1,12 @@
 """What all tests share: strict JAX settings, programs compiled once, and `slow` tests left out unless asked for."""
 
 import os
+from functools import lru_cache
 
 import jax
 import pytest
+
+from jaxrl.training import program
 
 # The classic bug of losses is `[B]` against `[B, 1]`; NumPy's silent promotion would hide it.
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -25,6 +28,8 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixt
     shared = base.parent if hasattr(request.config, "workerinput") else base
     jax.config.update("jax_compilation_cache_dir", str(shared / "programs"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    # Tests come back to the same strategies more often than users do.
+    program._programs = lru_cache(maxsize=64)(program._programs.__wrapped__)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,5 +1,6 @@
 """Strategies small enough that a test of the host loop spends no time on learning."""
 
+from functools import cache
 from typing import NamedTuple
 
 import jax
@@ -47,8 +48,9 @@ class Scripted:
         return Evaluation(values, np.ones(len(values), int), np.ones(len(values), bool))
 
 
+@cache
 def small_dqn(**changes: object) -> jaxrl.Strategy:
-    """DQN on CartPole in the smallest useful size."""
+    """DQN on CartPole in the smallest useful size; the same strategy for the same changes, so compiled once."""
     settings = {"num_envs": 4, "opt_interval": 4, "warmup": 64, **changes}
     return jaxrl.off_policy(
         jaxrl.make_env("CartPole-v1"),

@@ -14,6 +14,7 @@ from jaxrl.envs.base import Env
 from jaxrl.envs.host import HostEnv, Stage
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.strategies.base import Policy, Strategy, fold
+from jaxrl.training.program import programs_of
 from jaxrl.training.run_dir import plain
 from jaxrl.types import Array, Key, PyTree, Step
 
@@ -96,6 +97,7 @@ class Judge:
         """Prepare an evaluation; nothing is compiled before the first call."""
         self._jitted: Any = jax.jit(run)
         self._run = self._jitted
+        self._compiled_for: Any = None
 
     def __call__(self, params: PyTree, key: Key) -> Evaluation:
         """Evaluate; the key is consumed."""
@@ -103,7 +105,9 @@ class Judge:
 
     def compile(self, params: PyTree, key: Key) -> None:
         """Compile for `params` of these shapes, so that the first evaluation is not slower than the others."""
-        self._run = self._jitted.lower(params, key).compile()
+        shapes = jax.tree.map(lambda x: (x.shape, x.dtype), params), jax.tree.structure(params)
+        if self._compiled_for != shapes:
+            self._run, self._compiled_for = self._jitted.lower(params, key).compile(), shapes
 
 
 class Evaluator(Judge):
@@ -161,7 +165,18 @@ def evaluator_for(env: Env | HostEnv, policy: Policy, episodes: int) -> Evaluate
 
 
 def evaluator_of(strategy: Strategy, episodes: int) -> EvaluateFn:
-    """Return the evaluator of `strategy`, in its own environment or by its `judge`; raise `SettingsError` without."""
+    """Return the evaluator of `strategy`, in its own environment or by its `judge`; raise `SettingsError` without.
+
+    For the same strategy it is the same evaluator, compiled once.
+    """
+    made, name = programs_of(strategy), f"evaluator of {episodes}"
+    if name not in made:
+        made[name] = _evaluator_of(strategy, episodes)
+    evaluator: EvaluateFn = made[name]
+    return evaluator
+
+
+def _evaluator_of(strategy: Strategy, episodes: int) -> EvaluateFn:
     env = strategy.remote.env if strategy.remote else strategy.env
     if env is not None and strategy.policy is not None:
         return evaluator_for(env, strategy.policy, episodes)

@@ -1,5 +1,6 @@
 """The compiled loop: iterations of a strategy with running sums of its metrics, one program for every length."""
 
+import functools
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -15,6 +16,17 @@ from jaxrl.envs.base import require_same
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.base import Strategy, iterate, noise_shapes
 from jaxrl.types import Array, Metrics, PyTree, Stat, Total, columns_of, tree_bytes
+
+KEPT = 8
+"""Strategies whose compiled programs are kept for the next run of the same one."""
+DECIDES_PROGRAMS = (
+    "jax_default_device",
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_debug_nans",
+    "jax_disable_jit",
+)
+"""Options of JAX that make another program of the same strategy."""
 
 
 class Sums(NamedTuple):
@@ -106,17 +118,47 @@ class Compiled(NamedTuple):
 
 
 def compile_all(strategy: Strategy, key: Array, evaluator: Any, params: Any, resume: bool) -> Compiled:
-    """Compile all programs of a run at once, each in a thread: XLA lets go of Python's lock while it compiles."""
-    init = jit_init(strategy)
-    like = state, sums = jax.eval_shape(init, key)
-    count = jax.ShapeDtypeStruct((), jnp.uint32)
+    """Compile all programs of a run at once, each in a thread: XLA lets go of Python's lock while it compiles.
+
+    What was compiled for the same strategy before, in this process, is used again.
+    """
+    init, made = jit_init(strategy), programs_of(strategy)
+    like = state, _ = jax.eval_shape(init, key)
     with ThreadPoolExecutor(3) as pool:
-        given = (count, count) if strategy.remote is None else (strategy.remote.arrival, count)
-        run_job = pool.submit(lambda: jit_run(strategy).lower(state, sums, *given).compile())
-        init_job = None if resume else pool.submit(lambda: init.lower(key).compile())
+        run_job = None if "run" in made else pool.submit(_compile_run, strategy, like)
+        init_job = None if resume or "init" in made else pool.submit(lambda: init.lower(key).compile())
         if hasattr(evaluator, "compile"):
             pool.submit(evaluator.compile, jax.eval_shape(params, state), key).result()
-        return Compiled(init_job.result() if init_job else init, run_job.result(), like, metric_shapes(strategy, state))
+        made |= {"run": run_job.result()} if run_job else {}
+        made |= {"init": init_job.result()} if init_job else {}
+    return Compiled(made.get("init", init), made["run"], like, metric_shapes(strategy, state))
+
+
+def _compile_run(strategy: Strategy, like: tuple[PyTree, Sums]) -> Any:
+    count = jax.ShapeDtypeStruct((), jnp.uint32)
+    given = (count, count) if strategy.remote is None else (strategy.remote.arrival, count)
+    return jit_run(strategy).lower(*like, *given).compile()
+
+
+def programs_of(strategy: Strategy) -> dict[str, Any]:
+    """Return what was compiled for `strategy` in this process, by name, to be added to.
+
+    Strategies are told apart by their functions, and programs by what JAX was told about numbers and devices. The
+    programs of the `KEPT` strategies used last are kept. A strategy whose functions cannot be hashed keeps none.
+    """
+    options = (getattr(jax.config, name, None) for name in DECIDES_PROGRAMS)
+    env = strategy.remote.env if strategy.remote else strategy.env
+    functions = (part for group in (strategy, strategy.policy, env) for part in group or () if callable(part))
+    try:
+        return _programs((*functions, env and repr(env.spec), *options))
+    except TypeError:
+        return {}
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _programs(key: tuple[Any, ...]) -> dict[str, Any]:
+    del key
+    return {}
 
 
 def state_shapes(strategy: Strategy) -> tuple[PyTree, Sums]:
@@ -132,12 +174,13 @@ def _init(strategy: Strategy, key: Array) -> tuple[PyTree, Sums]:
 
 def jit_init(strategy: Strategy) -> Any:
     """Return the program `(key) -> (state, sums)`, compiled when first called."""
-    return jax.jit(partial(_init, strategy))
+    return programs_of(strategy).setdefault("jit_init", jax.jit(partial(_init, strategy)))
 
 
 def jit_run(strategy: Strategy) -> Any:
     """Return the program of `Compiled.run`, compiled when first called."""
-    return jit_training(partial(run if strategy.remote is None else run_one, strategy))
+    program = run if strategy.remote is None else run_one
+    return programs_of(strategy).setdefault("jit_run", jit_training(partial(program, strategy)))
 
 
 def jit_training(function: Callable[..., Any]) -> Any:

@@ -1,6 +1,7 @@
 """Every agent with every buffer, small: what the promises are tested over. A new agent or buffer is added here."""
 
 from collections.abc import Callable
+from functools import cache
 
 from toys_data import bandit, walk
 
@@ -37,7 +38,7 @@ def _offline_box(agent: object) -> jaxrl.Strategy:
     return jaxrl.offline(bandit(actions, actions, jaxrl.Box(-1.0, 1.0, (1,))), agent, batch_size=8, holdout=0.25)
 
 
-COMBINATIONS: dict[str, Callable[[], jaxrl.Strategy]] = {
+_MAKERS: dict[str, Callable[[], jaxrl.Strategy]] = {
     "dqn, uniform": lambda: _off_policy(jaxrl.dqn(features=(8,), target_interval=7)),
     "dueling and soft, accumulated, n-step, uniform": lambda: _off_policy(
         jaxrl.dqn(features=(8,), dueling=True, tau=0.1, target_interval=1, accumulate=2, double=False),
@@ -96,3 +97,6 @@ COMBINATIONS: dict[str, Callable[[], jaxrl.Strategy]] = {
     "cql_dqn from data": lambda: _offline(jaxrl.cql_dqn(features=(8,))),
     "pqn": lambda: _on_policy(jaxrl.pqn(features=(8,), epsilon_decay=40), minibatches=4, epochs=1),
 }
+
+COMBINATIONS = {name: cache(make) for name, make in _MAKERS.items()}
+"""Makers by name; each returns the same strategy every time, so that its programs are compiled once a process."""

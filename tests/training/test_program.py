@@ -1,12 +1,14 @@
 """Running sums: means, smallest and largest by hand, and no growth or drift over long intervals."""
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_trainer import small_dqn
 
 import jaxrl
 from jaxrl.training import program
@@ -66,3 +68,40 @@ def test_what_trains_is_compiled_with_options_of_its_own(monkeypatch: pytest.Mon
     count = jax.ShapeDtypeStruct((), jnp.uint32)
     with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
         program.jit_run(strategy).lower(*program.state_shapes(strategy), count, count).compile()
+
+
+def test_a_second_run_of_the_same_strategy_compiles_nothing_and_trains_alike() -> None:
+    compiled: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, seconds, **_: compiled.append(event) if "backend_compile" in event else None
+    )
+    # Of its own, so that no other test has compiled it.
+    strategy = small_dqn(num_envs=2, opt_interval=2)
+    first, after_first = jaxrl.Trainer(strategy, max_opts=30, eval_episodes=3, quiet=True).train(), len(compiled)
+    second = jaxrl.Trainer(strategy, max_opts=30, eval_episodes=3, quiet=True).train()
+    assert after_first > 0
+    assert len(compiled) == after_first
+    assert first.best_score == second.best_score
+    for a, b in zip(*(jax.tree.leaves(run.state) for run in (first, second)), strict=True):
+        assert np.array_equal(*(np.asarray(jax.random.key_data(x)) if _is_key(x) else np.asarray(x) for x in (a, b)))
+    # Another seed is the same program, another environment another one.
+    other = jaxrl.Trainer(strategy, max_opts=30, eval_episodes=3, seed=1, quiet=True).train()
+    assert len(compiled) == after_first
+    assert not np.array_equal(other.state.agent.params.vector, first.state.agent.params.vector)
+    shorter = strategy.env._replace(spec=strategy.env.spec._replace(time_limit=5))
+    cut = jaxrl.Trainer(strategy._replace(env=shorter), max_opts=30, eval_episodes=3, quiet=True).train()
+    assert len(compiled) > after_first
+    assert cut.best_score is not None
+    assert cut.best_score <= 5
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def test_programs_of_few_strategies_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "_programs", lru_cache(program.KEPT)(program._programs.__wrapped__))
+    strategies = [small_dqn.__wrapped__() for _ in range(program.KEPT + 1)]
+    for strategy in strategies:
+        program.programs_of(strategy)["mark"] = True
+    assert [bool(program.programs_of(s)) for s in reversed(strategies)] == [True] * program.KEPT + [False]
