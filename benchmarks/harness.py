@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 import jaxrl
-from jaxrl.training.program import compiler_options
+from jaxrl.xla.options import compiler_options
 
 Row = dict[str, Any]
 Sample = Callable[[], float]

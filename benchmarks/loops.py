@@ -13,9 +13,10 @@ from jaxrl.buffers import Buffer
 from jaxrl.strategies.base import Strategy, fold, iterate
 from jaxrl.strategies.interaction import assemble, collect, draw_steps, open_scene
 from jaxrl.strategies.on_policy import last_steps, minibatches_of
-from jaxrl.strategies.shuffle import random_orders
-from jaxrl.training.program import compile_all, compiler_options
+from jaxrl.training.program import compile_all
 from jaxrl.types import Array, PyTree, Rollout, sample_space
+from jaxrl.xla.options import compiler_options
+from jaxrl.xla.shuffle import random_orders
 
 RESIDENT = 64
 """Batches between which the update alone goes round."""

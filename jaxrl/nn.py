@@ -1,6 +1,5 @@
 """Networks: torsos that take any observation, heads, and how one is chosen from the observation space."""
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -11,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.errors import SettingsError, nearest
-from jaxrl.products import convolve, multiply
-from jaxrl.types import Array, Box, Discrete, Key, MultiDiscrete, PyTree, Space
+from jaxrl.types import Array, Box, Discrete, MultiDiscrete, PyTree, Space
+from jaxrl.xla.orthogonal import orthogonal as random_orthogonal
+from jaxrl.xla.products import convolve, dot_general, multiply
 
 _LECUN = nn.initializers.lecun_normal()
 ACTIVATIONS = {"relu": nn.relu, "tanh": nn.tanh, "gelu": nn.gelu, "silu": nn.silu, "elu": nn.elu}
@@ -71,36 +71,12 @@ def _dense(width: int, noisy: float, orthogonal: bool = False) -> nn.Module:
 
 
 def dense(width: int, kernel_init: Any = _LECUN) -> nn.Dense:
-    """Return a dense layer `[..., D] -> [..., width]` with the products of `jaxrl.products`."""
-    return nn.Dense(width, kernel_init=kernel_init, dot_general=_multiply)
-
-
-def _multiply(x: Array, kernel: Array, *_: Any, **__: Any) -> Array:
-    return multiply(x, kernel)
+    """Return a dense layer `[..., D] -> [..., width]` with the products of `jaxrl.xla.products`."""
+    return nn.Dense(width, kernel_init=kernel_init, dot_general=dot_general)
 
 
 def _kernel(orthogonal: bool, gain: float = 2**0.5) -> Any:
-    return partial(_orthogonal, gain) if orthogonal else _LECUN
-
-
-def _orthogonal(gain: float, key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
-    """Return `gain` times a random matrix with orthonormal rows or columns, whichever are fewer, uniform among such.
-
-    By Gram and Schmidt, twice for each column. `jnp.linalg.qr`, which Flax's initialiser calls, waits on a CPU inside a
-    thread of XLA's pool for others of that pool: on two cores, two factorisations for several seeds at once never end.
-    """
-    long, short = max(math.prod(shape[:-1]), shape[-1]), min(math.prod(shape[:-1]), shape[-1])
-
-    def column(i: Array, done: Array) -> Array:
-        before = jnp.where(jnp.arange(short)[None] < i, done, 0.0)
-        v = jax.lax.dynamic_index_in_dim(done, i, axis=1, keepdims=False)
-        for _ in range(2):
-            v = v - before @ (v @ before)
-        return jax.lax.dynamic_update_index_in_dim(done, v / jnp.linalg.norm(v), i, axis=1)
-
-    tall = jax.lax.fori_loop(0, short, column, jax.random.normal(key, (long, short)))
-    matrix = tall if math.prod(shape[:-1]) == long else tall.T
-    return gain * matrix.reshape(shape).astype(dtype)
+    return partial(random_orthogonal, gain) if orthogonal else _LECUN
 
 
 class Convolutions(nn.Module):

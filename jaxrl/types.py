@@ -5,7 +5,7 @@ Shape legend, used in all docstrings: `N` environments, `T` time, `B` minibatch,
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,11 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Array = jax.Array
-Key = jax.Array
-"""A typed PRNG key, as `jax.random.key` makes it."""
-PyTree = Any
-
+from jaxrl.trees import Array, Key, PyTree
+from jaxrl.xla.columns import column
+from jaxrl.xla.shuffle import below
 
 # --- spaces ---------------------------------------------------------------------------------------------------
 
@@ -87,15 +85,6 @@ def sample_space(space: Space, key: Key, count: int | None = None) -> PyTree:
     batch = () if count is None else (count,)
     drawn = [_sample_leaf(leaf, k, (*batch, *leaf.shape)) for leaf, k in zip(leaves, keys, strict=True)]
     return jax.tree.unflatten(treedef, drawn)
-
-
-def below(key: Key, shape: tuple[int, ...], bound: Array | np.ndarray | int) -> Array:
-    """Draw whole numbers from `0 .. bound-1`, uint32 and of `shape`; the key is consumed.
-
-    One random word each, where `jax.random.randint` takes two and a split: half of what a vector step draws is this.
-    A number's chance is off by at most `bound / 2^32` of itself; where `bound` is a power of two it is exact.
-    """
-    return jax.random.bits(key, shape, jnp.uint32) % jnp.broadcast_to(jnp.asarray(bound, jnp.uint32), shape)
 
 
 def _sample_leaf(space: Discrete | MultiDiscrete | Box, key: Key, shape: tuple[int, ...]) -> Array:
@@ -297,28 +286,6 @@ def total(events: Array) -> Total:
     return Total(jnp.sum(events, dtype=jnp.int32))
 
 
-def reduce_metrics(stacked: Metrics) -> Metrics:
-    """Reduce metrics stacked along a leading axis, as `lax.scan` returns them, to one of each."""
-
-    def reduce(metric: Any) -> Stat | Total:
-        if isinstance(metric, Total):
-            return Total(metric.count.sum(dtype=jnp.int32))
-        if isinstance(metric, Stat):
-            return Stat(metric.count.sum(dtype=jnp.int32), metric.sum.sum(), metric.min.min(), metric.max.max())
-        return stat(metric)
-
-    return {name: reduce(metric) for name, metric in stacked.items()}
-
-
-def column(scalars: Sequence[Array]) -> Array:
-    """Stack scalars. As a chain of selects it is one kernel with what follows; a concatenation takes one a scalar."""
-    place = jnp.arange(len(scalars))
-    stacked = jnp.broadcast_to(scalars[0], place.shape)
-    for i, scalar in enumerate(scalars[1:], 1):
-        stacked = jnp.where(place == i, scalar, stacked)
-    return stacked
-
-
 def as_stat(metric: Array | Stat | Total) -> Stat:
     """Return any metric as a `Stat`, of which a `Total` fills the count alone."""
     if isinstance(metric, Stat):
@@ -346,45 +313,3 @@ def metrics_of(columns: Stat, like: Metrics) -> Metrics:
 def merge_stats(a: Stat, b: Stat) -> Stat:
     """Summarise what two summaries do."""
     return Stat(a.count + b.count, a.sum + b.sum, jnp.minimum(a.min, b.min), jnp.maximum(a.max, b.max))
-
-
-# --- pytrees --------------------------------------------------------------------------------------------------
-
-
-def tree_where(condition: Array, new: PyTree, old: PyTree) -> PyTree:
-    """Choose `new` or `old` leaf by leaf; `condition` is a scalar, or `[N]` against leaves `[N, ...]`."""
-
-    def choose(a: Array, b: Array) -> Array:
-        shape = condition.shape + (1,) * (a.ndim - condition.ndim)
-        return jnp.where(condition.reshape(shape), a, b)
-
-    return jax.tree.map(choose, new, old)
-
-
-def all_finite(tree: PyTree) -> Array:
-    """Say whether every floating-point entry of `tree` is finite; a scalar bool.
-
-    Leaves of one shape are looked at in one pass: parameters, their moments and a target network cost one reduction,
-    which on a CPU is the dear part.
-    """
-    finite: dict[tuple[int, ...], Array] = {}
-    for leaf in jax.tree.leaves(tree):
-        if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
-            shape = jnp.shape(leaf)
-            finite[shape] = jnp.isfinite(leaf) & finite[shape] if shape in finite else jnp.isfinite(leaf)
-    return functools.reduce(jnp.logical_and, (jnp.all(x) for x in finite.values()), jnp.bool_(True))
-
-
-def row_struct(tree: PyTree) -> PyTree:
-    """Return the shapes of one row of leaves `[rows, ...]`."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
-
-
-def tree_bytes(tree: PyTree) -> int:
-    """Return the bytes of all leaves; arrays, `ShapeDtypeStruct`s and keys alike."""
-
-    def leaf_bytes(leaf: Any) -> int:
-        itemsize = 16 if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.dtype(leaf.dtype).itemsize
-        return math.prod(leaf.shape) * itemsize
-
-    return sum(leaf_bytes(leaf) for leaf in jax.tree.leaves(tree))

@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import chisquare
+from stacked import reduce_metrics
 
 from jaxrl.envs import make_env
+from jaxrl.trees import all_finite, tree_bytes, tree_where
 from jaxrl.types import (
     Box,
     Discrete,
@@ -19,9 +21,7 @@ from jaxrl.types import (
     MultiDiscrete,
     Space,
     Stat,
-    all_finite,
     below,
-    reduce_metrics,
     sample_space,
     space_from_plain,
     space_struct,
@@ -33,8 +33,6 @@ from jaxrl.types import (
     stats,
     total,
     totals,
-    tree_bytes,
-    tree_where,
 )
 
 NESTED = {

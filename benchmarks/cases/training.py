@@ -12,7 +12,7 @@ from benchmarks.cases.shapes import DQN, PPO, SAC, buffer_of, replaying
 from benchmarks.harness import Effort, Row
 from jaxrl.strategies.base import BLOCK
 from jaxrl.strategies.on_policy import minibatches_of
-from jaxrl.strategies.shuffle import random_orders
+from jaxrl.xla.shuffle import random_orders
 
 Parts = Mapping[str, tuple[loops.Loop, int]]
 """A loop for each part of an iteration, and how often the part runs in it."""

@@ -15,25 +15,14 @@ import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker, Mode
 from jaxrl.agents.checks import changed
-from jaxrl.agents.flat import Flat
 from jaxrl.agents.losses import clipped_surrogate, squared, value_loss
 from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn, optimiser_named
 from jaxrl.agents.returns import gae, lambda_returns
 from jaxrl.distributions import Distribution, Head, head_of
 from jaxrl.nn import ActorCritic, no_memory, torso_kind
-from jaxrl.types import (
-    Array,
-    Batch,
-    EnvSpec,
-    Key,
-    Metrics,
-    PyTree,
-    Remembered,
-    Rollout,
-    Stat,
-    space_zeros,
-    tree_where,
-)
+from jaxrl.trees import tree_where
+from jaxrl.types import Array, Batch, EnvSpec, Key, Metrics, PyTree, Remembered, Rollout, Stat, space_zeros
+from jaxrl.xla.flat import Flat
 
 
 @dataclass(frozen=True)

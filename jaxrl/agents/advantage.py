@@ -29,11 +29,11 @@ from jaxrl.agents.critics import (
     trail,
     unit_actions,
 )
-from jaxrl.agents.flat import Flat
 from jaxrl.agents.losses import advantage_weight, expectile_loss
 from jaxrl.agents.optimisers import Learnt, Optimiser, descent, learn, optimiser_named
 from jaxrl.nn import Critic
 from jaxrl.types import Array, Batch, Discrete, EnvSpec, Key, Metrics, PyTree, Transition, space_zeros
+from jaxrl.xla.flat import Flat
 
 
 @dataclass(frozen=True)

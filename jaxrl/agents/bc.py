@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from jaxrl.agents.base import Agent, AgentMaker, Mode
 from jaxrl.agents.checks import changed
 from jaxrl.agents.critics import check_box, unit_actions
-from jaxrl.agents.flat import Flat
 from jaxrl.agents.optimisers import Descent, Learnt, Optimiser, Schedule, descent, learn, optimiser_named
 from jaxrl.distributions import Distribution, Gaussian, Head, head_of
 from jaxrl.nn import PolicyNetwork, torso_kind
 from jaxrl.types import Array, Batch, Box, Discrete, EnvSpec, Key, Metrics, MultiDiscrete, PyTree, space_zeros
+from jaxrl.xla.flat import Flat
 
 LOG_STD = (-3.0, 0.0)
 """Bounds of the logarithm of a scale. Where the data are of one mind it would else go to zero, and the loss with it."""

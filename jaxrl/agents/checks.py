@@ -86,7 +86,9 @@ def changed(name: str, config: Config, settings: Mapping[str, Any]) -> Config:
             check_count(f"agent.{word}", value, LEAST[word], 2**31 - 1)
         elif word in CHOICES and value not in CHOICES[word]:
             raise SettingsError(f"unknown agent.{word} {value!r}; {nearest(str(value), CHOICES[word])}")
-    return replace(config, features=_widths(config.features))  # type: ignore[attr-defined,type-var]
+    if "features" in known:
+        config = replace(config, features=_widths(config.features))  # type: ignore[attr-defined,type-var]
+    return config
 
 
 def hyper_of(settings: Mapping[str, Any], names: Iterable[str], optional: str) -> list[Any]:

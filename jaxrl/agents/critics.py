@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl.agents.flat import Flat
 from jaxrl.agents.losses import conservative_gap, entry, squared
 from jaxrl.agents.optimisers import Descent, Learnt, learn
 from jaxrl.distributions import from_box
 from jaxrl.errors import SettingsError
 from jaxrl.nn import PolicyNetwork, ensemble, torso_kind
 from jaxrl.types import Array, Batch, Box, Discrete, EnvSpec, Key, Metrics, PyTree, Remembered, box_bounds, space_zeros
+from jaxrl.xla.flat import Flat
 
 
 @dataclass(frozen=True)

@@ -14,24 +14,14 @@ import optax
 from jaxrl.agents.base import Agent, AgentMaker, Mode
 from jaxrl.agents.checks import changed, hyper_of
 from jaxrl.agents.exploration import EPSILONS, draw_epsilon_greedy, epsilon_greedy
-from jaxrl.agents.flat import Flat
 from jaxrl.agents.losses import conservative_gap, entry, munchausen
 from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn, linear, optimiser_named
 from jaxrl.agents.values import After, Values, c51, chosen_row, expected, midpoints, quantiles
 from jaxrl.errors import SettingsError
 from jaxrl.nn import QNetwork, torso_kind
-from jaxrl.types import (
-    Array,
-    Batch,
-    Discrete,
-    EnvSpec,
-    Key,
-    Metrics,
-    PyTree,
-    Transition,
-    space_zeros,
-    tree_where,
-)
+from jaxrl.trees import tree_where
+from jaxrl.types import Array, Batch, Discrete, EnvSpec, Key, Metrics, PyTree, Transition, space_zeros
+from jaxrl.xla.flat import Flat
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl.agents.checks import pieces
-from jaxrl.agents.flat import Flat
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.types import Array, PyTree
+from jaxrl.xla import reverse_mode
+from jaxrl.xla.flat import Flat
 
 Optimiser = Callable[[Any], optax.GradientTransformation]
 """From a learning rate, which may be a traced array, to an Optax transformation."""
@@ -147,7 +148,12 @@ def accumulate(
     `loss(params, batch)` must be a mean over the batch; the result is then that of the whole batch, in `1 / parts` of
     the memory. Every leaf of the auxiliary output is `[B, ...]`.
     """
-    grad = jax.value_and_grad(loss, has_aux=True)
+    differentiate = jax.value_and_grad(loss, has_aux=True)
+
+    def grad(params: PyTree, batch: PyTree) -> Any:
+        with reverse_mode():
+            return differentiate(params, batch)
+
     if parts == 1:
         (value, aux), grads = grad(params, batch)
         return value, aux, grads

@@ -13,12 +13,12 @@ from jaxrl.agents.base import Agent, AgentMaker, Mode
 from jaxrl.agents.checks import changed
 from jaxrl.agents.dqn import check_spec
 from jaxrl.agents.exploration import EPSILONS, draw_epsilon_greedy, epsilon_greedy
-from jaxrl.agents.flat import Flat
 from jaxrl.agents.losses import entry, squared
 from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn, linear, optimiser_named
 from jaxrl.agents.returns import lambda_returns
 from jaxrl.nn import QNetwork, torso_kind
 from jaxrl.types import Array, Batch, Discrete, EnvSpec, Key, Metrics, PyTree, Rollout, space_zeros
+from jaxrl.xla.flat import Flat
 
 
 @dataclass(frozen=True)

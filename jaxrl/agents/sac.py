@@ -29,10 +29,10 @@ from jaxrl.agents.critics import (
     space_size,
     trail,
 )
-from jaxrl.agents.flat import Flat
 from jaxrl.agents.optimisers import OPTIMISERS, Optimiser, decayed, descent, learn, optimiser_named
 from jaxrl.distributions import Distribution, head_of
 from jaxrl.types import Array, Batch, Discrete, EnvSpec, Key, Metrics, PyTree
+from jaxrl.xla.flat import Flat
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ from jaxrl.agents.critics import (
     trail,
     unit_actions,
 )
-from jaxrl.agents.flat import Flat
 from jaxrl.agents.optimisers import Optimiser, descent, learn, optimiser_named
 from jaxrl.distributions import to_box
 from jaxrl.types import Array, Batch, Box, EnvSpec, Key, Metrics, PyTree, Remembered
+from jaxrl.xla.flat import Flat
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.buffers.frames import Frames, empty_frames
-from jaxrl.buffers.rows import Layout, Rows, empty, layout_of, pack, unpack
 from jaxrl.errors import SettingsError
-from jaxrl.types import Array, PyTree, Transition, tree_where
+from jaxrl.trees import tree_where
+from jaxrl.types import Array, PyTree, Transition
+from jaxrl.xla.packing import Layout, Rows, empty, layout_of, pack, unpack
 
 
 class Tail(NamedTuple):

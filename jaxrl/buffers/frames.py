@@ -6,9 +6,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from jaxrl.buffers.rows import Rows, empty, layout_of, pack
 from jaxrl.errors import SettingsError
-from jaxrl.types import Array, PyTree, row_struct
+from jaxrl.trees import row_struct
+from jaxrl.types import Array, PyTree
+from jaxrl.xla.packing import Rows, empty, layout_of, pack
 
 
 @partial(

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.errors import SettingsError, check_count
-from jaxrl.types import Array, EnvSpec, Key, PyTree, Step, space_struct, tree_bytes, tree_where
+from jaxrl.trees import require_same, tree_bytes, tree_where
+from jaxrl.types import Array, EnvSpec, Key, PyTree, Step, space_struct
 
 FRESH_BYTES = 4096
 """Reset states of at most so many bytes are drawn ahead of the loop; larger ones are made from a key inside it."""
@@ -218,19 +219,3 @@ def check_stable(env: Env) -> None:
         shape = np.shape(getattr(out, field))
         if shape != ():
             raise SettingsError(f"environment {name}: {field} has shape {shape}; expected a scalar")
-
-
-def require_same(what: str, tree: PyTree, other: str, expected: PyTree) -> None:
-    """Raise `SettingsError` naming the first leaf of `tree` whose path, shape or dtype is not that of `expected`."""
-    came, wanted = (dict(jax.tree_util.tree_flatten_with_path(t)[0]) for t in (tree, expected))
-    for path in sorted({*came, *wanted}, key=str):
-        where = jax.tree_util.keystr(path) or "the array"
-        if path not in came or path not in wanted:
-            missing, has = (what, other) if path not in came else (other, what)
-            raise SettingsError(f"{missing} has no leaf {where}, but {has} has; keep the structure the same")
-        a, b = came[path], wanted[path]
-        if a.shape != b.shape or a.dtype != b.dtype:
-            raise SettingsError(
-                f"{what} has {a.dtype}{list(a.shape)} at {where}; {other} has {b.dtype}{list(b.shape)}; "
-                "make them the same"
-            )

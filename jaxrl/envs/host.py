@@ -16,7 +16,8 @@ import numpy as np
 
 from jaxrl.envs.base import Env
 from jaxrl.errors import SettingsError, nearest, require_extra
-from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete, PyTree, Space, Step, space_struct, tree_where
+from jaxrl.trees import tree_where
+from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete, PyTree, Space, Step, space_struct
 
 PREFIX = "gymnasium:"
 """What the name of an environment of Gymnasium begins with, as in `gymnasium:CartPole-v1`."""

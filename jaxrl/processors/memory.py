@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError
 from jaxrl.processors.base import Processor
-from jaxrl.types import Array, PyTree, Remembered, Step, Transition, tree_where
+from jaxrl.trees import tree_where
+from jaxrl.types import Array, PyTree, Remembered, Step, Transition
 
 
 class MemoryState(NamedTuple):

@@ -9,22 +9,10 @@ import numpy as np
 
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import HostEnv
-from jaxrl.strategies.bundle import fori_loop, rows_of
-from jaxrl.strategies.threefry import unrolled
-from jaxrl.types import (
-    Array,
-    EnvSpec,
-    Key,
-    Metrics,
-    PyTree,
-    Stat,
-    Step,
-    columns_of,
-    merge_stats,
-    metrics_of,
-    stat,
-    tree_bytes,
-)
+from jaxrl.trees import tree_bytes
+from jaxrl.types import Array, EnvSpec, Key, Metrics, PyTree, Stat, Step, columns_of, merge_stats, metrics_of, stat
+from jaxrl.xla.carry import fori_loop, rows_of
+from jaxrl.xla.threefry import unrolled
 
 BLOCK = 64
 """Iterations whose randomness is drawn in one batched call, at most."""

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent
 from jaxrl.buffers.base import Buffer
-from jaxrl.buffers.rows import Layout, join_short, layout_of, pack, unpack
 from jaxrl.processors.base import Processor
 from jaxrl.strategies.base import Policy, draw_block, fold
 from jaxrl.strategies.guard import Health, healthy
 from jaxrl.strategies.interaction import draw_acting, open_processor
 from jaxrl.strategies.replay import Turns, draw_learning, learn
-from jaxrl.types import Array, EnvSpec, Key, Metrics, PyTree, Step, row_struct, space_zeros, tree_where
+from jaxrl.trees import row_struct, tree_where
+from jaxrl.types import Array, EnvSpec, Key, Metrics, PyTree, Step, space_zeros
+from jaxrl.xla.packing import Layout, join_short, layout_of, pack, unpack
 
 Phase = Literal["prime", "fill", "train"]
 """Before the first transition is complete; warm-up that pushes; training."""

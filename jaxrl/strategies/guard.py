@@ -4,16 +4,14 @@ import zlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent
-from jaxrl.types import Array, Batch, Metrics, PyTree, Stat, Total, all_finite, column, stat, tree_bytes, tree_where
+from jaxrl.trees import all_finite, tree_where
+from jaxrl.types import Array, Batch, Metrics, PyTree, Stat, Total, stat
+from jaxrl.xla.columns import column
+from jaxrl.xla.verdict import all_true, either
 
-LARGE = 1 << 20
-"""Bytes of an agent's state from which on a CPU had better branch. That copies the new state over the old one where an
-update is made, while selects read both and are shared out among threads. A small one is only delayed by it; a GPU would
-wait."""
 PARAMETERS = "parameters"
 """Named when every metric of an update was finite, but not what it made of the agent."""
 
@@ -56,24 +54,13 @@ def guarded_update(
     health, ok = _examine(health, {**told, PARAMETERS: jnp.where(all_finite(new), 0.0, jnp.nan)}, opt_step)
     kept = {name: _mask(metric, ok) for name, metric in metrics.items()}
     counted = {**kept, "skipped_updates": Total(1 - ok.astype(jnp.int32))}
-    return _either(ok, new, state), health, counted, jnp.where(ok, priorities, -1.0)
-
-
-def _either(ok: Array, new: PyTree, old: PyTree) -> PyTree:
-    """Return `new` if `ok`, else `old`."""
-    select = lambda: tree_where(ok, new, old)
-    if tree_bytes(new) < LARGE:
-        return select()
-    branch = lambda: jax.lax.cond(ok, lambda: new, lambda: old)
-    return jax.lax.platform_dependent(cpu=branch, default=select)
+    return either(ok, new, state), health, counted, jnp.where(ok, priorities, -1.0)
 
 
 def _examine(health: Health, told: dict[str, Array], opt_step: Array) -> tuple[Health, Array]:
     """Take note of an update that told these numbers; say whether all are finite."""
-    fine = jnp.isfinite(column([jnp.asarray(x, jnp.float32) for x in told.values()])).astype(jnp.float32)
-    # As a dot product the answer is a number in memory. Anything less is fused into whoever asks, and every entry of
-    # the agent's state that is selected would work out the means of the batch over again.
-    ok = jnp.vdot(fine, fine) == len(told)
+    fine = jnp.isfinite(column([jnp.asarray(x, jnp.float32) for x in told.values()]))
+    ok = all_true(fine)
     codes = jnp.asarray([zlib.crc32(name.encode()) for name in told], jnp.uint32)
     first = codes[jnp.argmin(fine)]
     skipped = jnp.where(ok, 0, health.skipped_in_a_row + 1)

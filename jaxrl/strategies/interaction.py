@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker
-from jaxrl.buffers.rows import layout_of, pack, unpack
 from jaxrl.envs.base import Env, VecEnv, VecEnvState, vectorise
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.processors.base import OFF, Processor, begin, blank_step
@@ -16,21 +15,8 @@ from jaxrl.processors.memory import remember
 from jaxrl.processors.n_step import NStepState
 from jaxrl.processors.normalise import RewardState
 from jaxrl.strategies.base import Policy
-from jaxrl.strategies.bundle import scan
-from jaxrl.types import (
-    Array,
-    EnvSpec,
-    Key,
-    Metrics,
-    PyTree,
-    Step,
-    Transition,
-    row_struct,
-    sample_space,
-    space_zeros,
-    stats,
-    totals,
-)
+from jaxrl.types import Array, EnvSpec, Key, Metrics, PyTree, Step, Transition, sample_space, space_zeros, stats, totals
+from jaxrl.xla.carry import scan_rows
 
 
 class Actors(NamedTuple):
@@ -169,14 +155,15 @@ def open_processor(agent: Agent, processor: Processor, state: PyTree, obs: PyTre
 
 
 def retune(actors: Actors, state: Any) -> Any:
-    """Take the hyperparameters of the agent and the discount from the settings, all else from `state`."""
+    """Take the agent's hyperparameters and the processor's discounts from the settings, all else from `state`."""
     fresh = actors.processor.init(actors.env.reset(jax.random.key(0))[1])
-    discounts = lambda part: isinstance(part, NStepState | RewardState)
-    (discount, *_) = [part.discount for part in jax.tree.leaves(fresh, is_leaf=discounts) if discounts(part)]
-    swap = lambda old: old._replace(discount=discount) if discounts(old) else old
+    discounted = lambda part: isinstance(part, NStepState | RewardState)
+    given = iter([part.discount for part in jax.tree.leaves(fresh, is_leaf=discounted) if discounted(part)])
+    # Each part of a chain its own: rewards may be normalised by another discount than values are learnt with.
+    swap = lambda old: old._replace(discount=next(given)) if discounted(old) else old
     return state._replace(
         agent=retune_agent(actors.agent, state.agent),
-        processor=jax.tree.map(swap, state.processor, is_leaf=discounts),
+        processor=jax.tree.map(swap, state.processor, is_leaf=discounted),
     )
 
 
@@ -272,15 +259,5 @@ def collect(
 ) -> tuple[Scene, Transition, Seen]:
     """Take the steps of `noise` in all environments; return transitions and what was seen, leaves `[T, N, ...]`."""
     step = partial(interact, actors, agent, opt_step, random)
-    _, like = jax.eval_shape(step, scene, jax.tree.map(lambda x: x[0], noise))
-    # Flags as words of 32 bits, like most else: one array instead of two.
-    layout = layout_of(row_struct(like), flag="uint32")
-
-    def packed(scene: Scene, noise: PyTree) -> tuple[Scene, dict[str, Array]]:
-        scene, kept = step(scene, noise)
-        return scene, pack(layout, kept)
-
-    # As rows of bits a step is written by one kernel instead of one a leaf.
-    scene, words = scan(packed, scene, noise)
-    items, seen = jax.vmap(partial(unpack, layout))(words)
+    scene, (items, seen) = scan_rows(step, scene, noise)
     return scene, items, seen

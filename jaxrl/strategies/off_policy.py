@@ -29,7 +29,8 @@ from jaxrl.strategies.interaction import (
 )
 from jaxrl.strategies.remote import ActorsConfig, Arrival, Crowd, arrived, remote, settings_of_actors, stage
 from jaxrl.strategies.replay import Turns, draw_learning, learn, take_turns
-from jaxrl.types import Array, Key, Metrics, PyTree, Transition, row_struct
+from jaxrl.trees import row_struct
+from jaxrl.types import Array, Key, Metrics, PyTree, Transition
 
 
 class OffPolicyState(NamedTuple):

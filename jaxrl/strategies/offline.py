@@ -21,6 +21,7 @@ from jaxrl.strategies.base import Strategy, fold
 from jaxrl.strategies.guard import Health, healthy
 from jaxrl.strategies.interaction import PolicyParams, bind, make_policy, retune_agent, settings_of
 from jaxrl.strategies.replay import draw_learning, learn
+from jaxrl.trees import row_struct
 from jaxrl.types import (
     Array,
     Box,
@@ -32,7 +33,6 @@ from jaxrl.types import (
     Space,
     Step,
     Transition,
-    row_struct,
     space_to_plain,
 )
 

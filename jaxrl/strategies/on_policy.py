@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import AgentMaker
-from jaxrl.buffers.rows import Layout, layout_of, pack, unpack
 from jaxrl.envs.base import Env, VecEnvState
 from jaxrl.envs.host import HostEnv
 from jaxrl.errors import SettingsError, check_count
@@ -31,8 +30,10 @@ from jaxrl.strategies.interaction import (
     settings_of,
 )
 from jaxrl.strategies.remote import ActorsConfig, Crowd, arrived, remote, settings_of_actors, stage
-from jaxrl.strategies.shuffle import random_orders
-from jaxrl.types import Array, Batch, Key, Metrics, PyTree, Rollout, Stat, Total, Transition, row_struct, tree_where
+from jaxrl.trees import tree_where
+from jaxrl.types import Array, Batch, Key, Metrics, PyTree, Rollout, Stat, Total, Transition
+from jaxrl.xla.packing import takers
+from jaxrl.xla.shuffle import random_orders
 
 
 class OnPolicyState(NamedTuple):
@@ -199,13 +200,8 @@ def minibatches_of(prepared: PyTree, minibatches: int) -> Callable[[Array], Batc
     units = jax.tree.leaves(prepared)[0].shape[0]
     if minibatches == 1:
         return lambda index: Batch(prepared, jnp.arange(units), jnp.ones(units))
-    layout = layout_of(row_struct(prepared))
-    return partial(_gather, layout, pack(layout, prepared))
-
-
-def _gather(layout: Layout, words: dict[str, Array], index: Array) -> Batch:
-    taken = jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds", unique_indices=True), words)
-    return Batch(unpack(layout, taken), index, jnp.ones(index.shape))
+    take = takers(prepared)
+    return lambda index: Batch(take(index), index, jnp.ones(index.shape))
 
 
 def _update(

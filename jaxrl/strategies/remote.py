@@ -13,14 +13,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl.buffers.rows import Layout, empty, layout_of, pack, unpack
 from jaxrl.envs.base import Env, TimeStep, draw_nothing
 from jaxrl.envs.host import HostEnv, on_host
 from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.processors.base import begin
 from jaxrl.strategies.base import Remote
 from jaxrl.strategies.interaction import Actors, Seen, draw_steps, interact, open_scene, see
-from jaxrl.types import Array, EnvSpec, Key, Metrics, PyTree, Step, Total, Transition, row_struct, space_zeros, stat
+from jaxrl.trees import row_struct
+from jaxrl.types import Array, EnvSpec, Key, Metrics, PyTree, Step, Total, Transition, space_zeros, stat
+from jaxrl.xla.packing import Layout, empty, layout_of, pack, unpack
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,13 @@ only then, and a damaged step is named and passed over for the one before it.
 import contextlib
 import hashlib
 import json
-import logging
 import os
 import shutil
-import sys
 import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +27,7 @@ import jax
 import numpy as np
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
+from jaxrl.training.hush import hushed
 from jaxrl.training.leaves import checksum, describe_leaf, host_leaves, like_leaves, mismatch, rebuild
 from jaxrl.training.run_dir import sync_dir, write_atomically
 from jaxrl.types import PyTree
@@ -392,8 +390,8 @@ def write_arrays(path: Path, arrays: Leaves) -> None:
     """Write `arrays` into the new directory `path`."""
     import orbax.checkpoint as ocp
 
-    with ORBAX:
-        handler = _handler()
+    with ORBAX, hushed():
+        handler = ocp.StandardCheckpointHandler()
         handler.save(path, args=ocp.args.StandardSave(arrays))
         handler.finalize(path)
 
@@ -402,27 +400,5 @@ def read_arrays(path: Path, like: Leaves) -> Leaves:
     """Read what `write_arrays` wrote; `like` has the names, shapes and dtypes."""
     import orbax.checkpoint as ocp
 
-    with ORBAX:
-        return _handler().restore(path, args=ocp.args.StandardRestore(like))
-
-
-@cache
-def _handler() -> Any:
-    """Return what writes and reads arrays.
-
-    When it fails, Orbax raises an error, which is reported in one line, and besides its threads, and those of
-    TensorStore that find its event loop closed, tell of it for each array, traceback and all. Those tales, and only
-    those, are left out.
-    """
-    import orbax.checkpoint as ocp
-
-    told = sys.unraisablehook
-
-    def tell(what: Any) -> None:
-        if not (isinstance(what.exc_value, RuntimeError) and str(what.exc_value) == "Event loop is closed"):
-            told(what)
-
-    sys.unraisablehook = tell
-    logging.getLogger("absl").addFilter(lambda record: "_SignalingThread" not in record.getMessage())
-    logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
-    return ocp.StandardCheckpointHandler()
+    with ORBAX, hushed():
+        return ocp.StandardCheckpointHandler().restore(path, args=ocp.args.StandardRestore(like))

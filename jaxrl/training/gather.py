@@ -12,7 +12,8 @@ from jaxrl.distributions import from_box, to_box
 from jaxrl.envs.base import Env, VecEnv, vectorise
 from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.strategies.base import Policy, fold
-from jaxrl.types import Array, Box, Key, PyTree, Space, sample_space, tree_where
+from jaxrl.trees import tree_where
+from jaxrl.types import Array, Box, Key, PyTree, Space, sample_space
 
 CHUNK = 256
 """Vector steps in one call."""

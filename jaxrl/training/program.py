@@ -12,10 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.envs.base import require_same
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.base import Strategy, iterate, noise_shapes
-from jaxrl.types import Array, Metrics, PyTree, Stat, Total, columns_of, tree_bytes
+from jaxrl.trees import require_same, tree_bytes
+from jaxrl.types import Array, Metrics, PyTree, Stat, Total, columns_of
+from jaxrl.xla import chosen
+from jaxrl.xla.options import compiler_options
 
 KEPT = 8
 """Strategies whose compiled programs are kept for the next run of the same one."""
@@ -150,7 +152,7 @@ def programs_of(strategy: Strategy) -> dict[str, Any]:
     env = strategy.remote.env if strategy.remote else strategy.env
     functions = (part for group in (strategy, strategy.policy, env) for part in group or () if callable(part))
     try:
-        return _programs((*functions, env and repr(env.spec), *options))
+        return _programs((*functions, env and repr(env.spec), chosen(), *options))
     except TypeError:
         return {}
 
@@ -186,17 +188,6 @@ def jit_run(strategy: Strategy) -> Any:
 def jit_training(function: Callable[..., Any]) -> Any:
     """Compile what optimises when it is first called; its first two arguments are donated."""
     return jax.jit(function, donate_argnums=(0, 1), compiler_options=compiler_options())
-
-
-def compiler_options() -> dict[str, Any] | None:
-    """Return what XLA is asked for in the programs that optimise: `Compiled.run`, and what a session learns by.
-
-    On CPUs those are vectors of 512 bits, where there are any: left alone, XLA uses halves of them, although the
-    libraries that it calls for products of matrices use whole ones. Where `XLA_FLAGS` say a width, they decide.
-    """
-    option = "xla_cpu_prefer_vector_width"
-    said = option in os.environ.get("XLA_FLAGS", "")
-    return {option: 512} if jax.default_backend() == "cpu" and not said else None
 
 
 def memory_plan(state: PyTree) -> str:

@@ -8,11 +8,11 @@ import optax
 import pytest
 
 from jaxrl.agents import DQNConfig, dqn
-from jaxrl.agents.flat import Flat
 from jaxrl.agents.optimisers import OPTIMISERS, accumulate, clip_by_norm, linear
 from jaxrl.errors import SettingsError
 from jaxrl.nn import QNetwork
 from jaxrl.types import Batch, Box, Discrete, EnvSpec, MultiDiscrete, Transition
+from jaxrl.xla.flat import Flat
 
 SPEC = EnvSpec("Toy", Box(-1.0, 1.0, (4,)), Discrete(3))
 KEY = jax.random.key(0)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from jaxrl.agents import SACConfig, sac
-from jaxrl.agents.flat import Flat
 from jaxrl.buffers import prioritised
 from jaxrl.distributions import LOG_STD
 from jaxrl.envs import Env, TimeStep, draw_nothing
@@ -18,6 +17,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.processors import chain, n_step, normalise_obs
 from jaxrl.strategies import off_policy
 from jaxrl.types import Batch, Box, Discrete, EnvSpec, MultiDiscrete, Transition, box_bounds, sample_space
+from jaxrl.xla.flat import Flat
 
 KEY = jax.random.key(0)
 OBS = Box(-1.0, 1.0, (3,))

@@ -18,7 +18,8 @@ from jaxrl.processors import Processor, chain, frame_stack, n_step
 from jaxrl.processors.base import begin
 from jaxrl.strategies.base import iterate
 from jaxrl.training.program import memory_plan
-from jaxrl.types import Box, Discrete, EnvSpec, PyTree, Remembered, Step, Transition, tree_bytes
+from jaxrl.trees import tree_bytes
+from jaxrl.types import Box, Discrete, EnvSpec, PyTree, Remembered, Step, Transition
 
 STEP = jnp.uint32(0)
 

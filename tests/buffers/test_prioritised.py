@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 from jaxrl.buffers import Buffer, prioritised
 from jaxrl.buffers.prioritised import FANOUT, LEAST, MOST, PrioritisedState
 from jaxrl.errors import SettingsError
-from jaxrl.types import tree_bytes
+from jaxrl.trees import tree_bytes
 
 NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
 LARGEST_U = np.nextafter(np.float32(1), np.float32(0))

@@ -10,9 +10,9 @@ import pytest
 from scipy.stats import chisquare
 
 from jaxrl.buffers import Buffer, uniform
-from jaxrl.buffers.rows import Rows
 from jaxrl.errors import SettingsError
-from jaxrl.types import tree_bytes
+from jaxrl.trees import tree_bytes
+from jaxrl.xla.packing import Rows
 
 ROWS = 2
 

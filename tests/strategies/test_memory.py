@@ -10,7 +10,7 @@ from jaxrl.buffers import uniform
 from jaxrl.processors import n_step
 from jaxrl.strategies import off_policy
 from jaxrl.strategies.base import iterate
-from jaxrl.types import tree_bytes
+from jaxrl.trees import tree_bytes
 
 SMALL, LARGE = 10_000, 1_000_000
 

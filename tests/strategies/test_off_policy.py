@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stacked import reduce_metrics
 from toys_closed_form import counting_env
 
+import jaxrl
 import jaxrl.strategies.base
 from jaxrl.agents import Agent, dqn
 from jaxrl.buffers import uniform
@@ -16,8 +18,9 @@ from jaxrl.errors import SettingsError
 from jaxrl.processors import n_step, reward_scale
 from jaxrl.strategies import off_policy
 from jaxrl.strategies.base import block_length, iterate
-from jaxrl.strategies.guard import LARGE, guarded_update, healthy
-from jaxrl.types import Batch, Box, Discrete, EnvSpec, Stat, Total, Transition, reduce_metrics, stat
+from jaxrl.strategies.guard import guarded_update, healthy
+from jaxrl.types import Batch, Box, Discrete, EnvSpec, Stat, Total, Transition, stat
+from jaxrl.xla.verdict import LARGE
 
 KEY = jax.random.key(1)
 GAMMA = 0.5
@@ -580,3 +583,25 @@ def test_a_broken_step_cuts_the_episode_and_leaves_rows_of_weight_zero(part, n):
     np.testing.assert_array_equal(held.next_obs[good, 0], place[good] + n)
     np.testing.assert_array_equal(held.reward[good], np.full(good.sum(), 1 + (0.75 if n == 3 else 0)))
     assert np.asarray(state.buffer.items.weight)[pushes:].sum() == 0
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_new_settings_give_each_part_of_a_chain_its_own_discount(memory: bool) -> None:
+    """Rewards normalised with one discount, values learnt with another: neither takes that of the other."""
+
+    def strategy(of_rewards: float, of_values: float, lr: float) -> jaxrl.Strategy:
+        processor = jaxrl.chain(jaxrl.normalise_reward(of_rewards), jaxrl.one_step(of_values))
+        agent = jaxrl.ppo(features=(4,), lr=lr, **({"core": "gru", "core_features": 4} if memory else {}))
+        return jaxrl.on_policy(jaxrl.make_env("Catch-bsuite"), agent, processor=processor, num_envs=2, rollout=4)
+
+    old, new = strategy(0.9, 0.99, 1e-3), strategy(0.8, 0.95, 1e-2)
+    state = jax.eval_shape(old.init, jax.random.key(0))
+    state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state._replace(key=()))
+    retuned = new.retune(state)
+    discounts = [
+        float(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(retuned.processor)
+        if "discount" in jax.tree_util.keystr(path)
+    ]
+    assert discounts == pytest.approx([0.8, 0.95])
+    assert float(retuned.agent.hyper.lr) == pytest.approx(1e-2)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stacked import reduce_metrics
 from toys_closed_form import TOYS, action_preference, counting_env
 from toys_envs import nan_at
 
@@ -14,7 +15,8 @@ from jaxrl.processors import chain, frame_stack, n_step, one_step, reward_scale
 from jaxrl.strategies import on_policy
 from jaxrl.strategies.base import block_length, iterate
 from jaxrl.training.program import jit_run, state_shapes
-from jaxrl.types import Rollout, Transition, reduce_metrics, tree_bytes
+from jaxrl.trees import tree_bytes
+from jaxrl.types import Rollout, Transition
 
 KEY = jax.random.key(1)
 GAMMA = 0.5

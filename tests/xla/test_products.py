@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jaxrl.nn import dense
-from jaxrl.products import CUTS, LONG, SMALL, THIN, TINY, convolve, multiply
+from jaxrl.xla import reverse_mode
+from jaxrl.xla.products import CUTS, LONG, SMALL, THIN, TINY, convolve, multiply
 
 SHAPES = {
     "tiny": ((2, 3), 4),
@@ -27,6 +28,13 @@ SHAPES = {
     "no row": ((0, 5), 3),
     "no row, with several leading axes": ((2, 0, 40), 40),
 }
+
+
+@pytest.fixture(autouse=True)
+def in_a_loss():
+    """Trace all as a loss is traced, which is only differentiated in reverse."""
+    with reverse_mode():
+        yield
 
 
 def drawn(shape, outputs):

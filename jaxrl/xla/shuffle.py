@@ -1,15 +1,17 @@
-"""Orders in which a rollout is learnt from, without sorting.
+"""Random orders without sorting, and random whole numbers of one word each. Plain: a permutation by sorting.
 
-On a CPU, sorting random words takes longer than a whole epoch of small networks: 130 ms for 131 072 of them. A Feistel
-network on the places needs no comparison and no more than a few random words: 1 ms.
+Used everywhere, for an order is part of what a run is. On a CPU, sorting random words takes longer than a whole epoch
+of small networks: 130 ms for 131 072 of them. A Feistel network on the places needs no comparison and no more than a
+few random words: 1 ms.
 """
 
 import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxrl.types import Array, Key, below
+from jaxrl.trees import Array, Key
 
 ROUNDS = 6
 """Two more than suffice to make the result indistinguishable from a random order by looking at places (Luby and Rackoff
@@ -43,3 +45,12 @@ def _shifted(key: Key, moved: Array, size: int, by: Array, lines: int) -> Array:
     """Shift `moved`, of `0 .. size-1`, round by a random number for each of the `lines` that `by` names."""
     shift = below(key, (moved.shape[0], lines), size).astype(jnp.int32)
     return (moved + jnp.take_along_axis(shift, by, axis=1, mode="promise_in_bounds")) % size
+
+
+def below(key: Key, shape: tuple[int, ...], bound: Array | np.ndarray | int) -> Array:
+    """Draw whole numbers from `0 .. bound-1`, uint32 and of `shape`; the key is consumed.
+
+    One random word each, where `jax.random.randint` takes two and a split: half of what a vector step draws is this.
+    A number's chance is off by at most `bound / 2^32` of itself; where `bound` is a power of two it is exact.
+    """
+    return jax.random.bits(key, shape, jnp.uint32) % jnp.broadcast_to(jnp.asarray(bound, jnp.uint32), shape)

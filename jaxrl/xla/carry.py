@@ -3,19 +3,25 @@
 A carried leaf that is read after it was written is copied in every iteration, and one that is read at the iteration's
 place is sliced: a kernel each. On a GPU that is a launch. On a CPU it is one more in a crowd of which XLA gives some to
 other threads, as soon as more than eight are ready at once, and then waits for them.
+
+Plain: `jax.lax.scan` and `fori_loop`. Used on CPUs (0.84 to 0.95 of the time up to 128 environments) and on CUDA (55
+kernels an iteration of DQN in place of 66), not on TPUs (171 000 estimated cycles in place of 135 000).
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl.agents.flat import Flat
-from jaxrl.buffers.rows import bits_of, join, join_short, value_of
-from jaxrl.envs.base import require_same
-from jaxrl.types import Array, PyTree
+from jaxrl.trees import Array, PyTree, require_same, row_struct
+from jaxrl.xla import shaped_for
+from jaxrl.xla.flat import Flat
+from jaxrl.xla.packing import bits_of, join, join_short, layout_of, pack, unpack, value_of
 
+TIED = ("cpu", "cuda")
+"""Platforms on which small leaves are tied."""
 LEAF = 128
 """Words of a leaf that is tied, at most."""
 WORDS = 1024
@@ -75,7 +81,7 @@ def rows_of(tree: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
 
     Once for many iterations, so that copying as a whole pays, in as many kernels as there are leaves.
     """
-    if not jax.tree.leaves(tree):
+    if not jax.tree.leaves(tree) or not shaped_for(*TIED):
         return tree, lambda row: row
     tie, untie = bundle(jax.tree.map(lambda x: x[0], tree), join)
     return jax.vmap(tie)(tree), untie
@@ -83,6 +89,8 @@ def rows_of(tree: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
 
 def scan(body: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], carry: PyTree, xs: PyTree) -> tuple[PyTree, PyTree]:
     """Do as `jax.lax.scan` does, with `carry` and each row of `xs` as bundles."""
+    if not shaped_for(*TIED):
+        return jax.lax.scan(body, carry, xs)
     tie, untie = bundle(carry)
     rows, row = rows_of(xs)
 
@@ -94,12 +102,35 @@ def scan(body: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], carry: PyTree,
     return untie(end), ys
 
 
+def scan_rows(
+    body: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], carry: PyTree, xs: PyTree
+) -> tuple[PyTree, PyTree]:
+    """Do as `jax.lax.scan` does, where every leaf that `body` puts out is `[N, ...]`, as rows of bits.
+
+    As rows of bits a step is written by one kernel instead of one a leaf.
+    """
+    if not shaped_for(*TIED):
+        return jax.lax.scan(body, carry, xs)
+    _, like = jax.eval_shape(body, carry, jax.tree.map(lambda x: x[0], xs))
+    # Flags as words of 32 bits, like most else: one array instead of two.
+    layout = layout_of(row_struct(like), flag="uint32")
+
+    def packed(carry: PyTree, x: PyTree) -> tuple[PyTree, dict[str, Array]]:
+        carry, out = body(carry, x)
+        return carry, pack(layout, out)
+
+    carry, words = scan(packed, carry, xs)
+    return carry, jax.vmap(partial(unpack, layout))(words)
+
+
 def fori_loop(start: Array, stop: Array, body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:
     """Do as `jax.lax.fori_loop` does, with `carry` as a bundle.
 
     The matrices of every `Flat` in it are carried too: they are cut out of its vector as soon as that is written, few
     at a time, and not all at once when the next iteration begins.
     """
+    if not shaped_for(*TIED):
+        return jax.lax.fori_loop(start, stop, body, carry)
     tie, untie = bundle(carry)
 
     def tied(t: Array, state: tuple[Bundle, list[PyTree]]) -> tuple[Bundle, list[PyTree]]:

@@ -1,4 +1,8 @@
-"""Items of several leaves as rows of bits: a push is one copy and a sample one gather, whatever an item holds."""
+"""Items of several leaves as rows of bits: a push is one copy and a sample one gather, whatever an item holds.
+
+This is the layout of replay buffers, and of what actors send, on every platform: a checkpoint does not depend on where
+it was made. Only how a row is joined and gathered is chosen by platform.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError
-from jaxrl.types import Array, PyTree, tree_bytes
+from jaxrl.trees import Array, PyTree, row_struct, tree_bytes
+from jaxrl.xla import by_platform, shaped_for
 
 SHARE = 1 << 18
 """Bytes that XLA for CPUs thinks worth a thread of its own."""
@@ -69,7 +74,8 @@ def take(array: Array, index: Array) -> Array:
     held = tree_bytes(array)
     if held < 2 * SHARE or held // len(array) * len(index) > SHARE:
         return _gather(array, index)
-    return jax.lax.platform_dependent(array, index, cpu=_gather_alone, default=_gather)
+    taken: Array = by_platform(_gather_alone, _gather, array, index)
+    return taken
 
 
 def _gather(array: Array, index: Array) -> Array:
@@ -118,7 +124,7 @@ def join_short(columns: list[Array]) -> Array:
     handed to other threads and waited for. Padded and put together by halves, each word is found by a few comparisons;
     long rows are better copied.
     """
-    if len(columns) == 1 or sum(column.shape[1] for column in columns) > SHORT:
+    if len(columns) == 1 or not shaped_for("cpu", "cuda") or sum(column.shape[1] for column in columns) > SHORT:
         return join(columns)
     half = len(columns) // 2
     left, right = join_short(columns[:half]), join_short(columns[half:])
@@ -173,3 +179,20 @@ def check_items(layout: Layout, items: PyTree) -> None:
                 f"buffer: pushed {leaf.dtype}{list(leaf.shape)} at {path}; "
                 f"expected {like.dtype}, [rows, *{list(like.shape)}], with the same rows in every leaf"
             )
+
+
+def takers(items: PyTree) -> Callable[[Array], PyTree]:
+    """Return what gathers, of items `[R, ...]`, those at places `[B]`, each of them once.
+
+    On CPUs from rows of bits, in one gather; elsewhere leaf by leaf: on a TPU, unpacking the rows is more than half of
+    an update of PPO (686 000 estimated cycles, 287 000 without), on CUDA it is as many kernels either way.
+    """
+    if not shaped_for("cpu"):
+        return lambda index: jax.tree.map(lambda x: _gather_once(x, index), items)
+    layout = layout_of(row_struct(items))
+    words = pack(layout, items)
+    return lambda index: unpack(layout, jax.tree.map(lambda x: _gather_once(x, index), words))
+
+
+def _gather_once(array: Array, index: Array) -> Array:
+    return array.at[index].get(mode="promise_in_bounds", unique_indices=True)

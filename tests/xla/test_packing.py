@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.buffers import rows
-from jaxrl.buffers.rows import SHARE, SHORT, empty, join, join_short, layout_of, pack, take, unpack
+from jaxrl.xla import packing
+from jaxrl.xla.packing import SHARE, SHORT, empty, join, join_short, layout_of, pack, take, unpack
 
 
 @pytest.mark.parametrize("widths", [(3,), (1, 1), (2, 1, 4, 1, 1), (0, 3, 0, 2), (SHORT, 1), (SHORT - 1, 1)])
@@ -54,5 +54,5 @@ def test_few_rows_of_a_large_buffer_are_not_shared_among_threads(monkeypatch: py
         return "outer_dimension_partitions" in jax.jit(read).lower(held, index).compile().as_text()
 
     assert not is_shared()
-    monkeypatch.setattr(rows, "_gather_alone", rows._gather)
+    monkeypatch.setattr(packing, "_gather_alone", packing._gather)
     assert is_shared()  # if it is not, nothing need be done about it

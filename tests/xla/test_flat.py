@@ -6,8 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl.agents.flat import Flat
 from jaxrl.agents.optimisers import OPTIMISERS, descent
+from jaxrl.xla.flat import Flat
 
 TREE = {"w": jnp.arange(6.0).reshape(2, 3), "b": [jnp.array([7.0, 8.0]), jnp.float32(9.0)]}
 

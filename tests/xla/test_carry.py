@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import jaxrl
-from jaxrl.agents.flat import Flat
 from jaxrl.strategies.base import iterate
-from jaxrl.strategies.bundle import LEAF, WORDS, bundle, fori_loop, rows_of, scan
+from jaxrl.xla.carry import LEAF, WORDS, bundle, fori_loop, rows_of, scan
+from jaxrl.xla.flat import Flat
 
 
 class Carry(NamedTuple):

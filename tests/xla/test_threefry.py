@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.strategies.threefry import unrolled
+from jaxrl.xla.threefry import unrolled
 
 DRAWS: dict[str, Callable[[Any], Any]] = {
     "uniform": lambda key: jax.random.uniform(key, (5, 3)),

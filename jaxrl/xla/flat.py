@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.types import Array, PyTree
+from jaxrl.trees import Array, PyTree
+from jaxrl.xla import shaped_for
 
 CUT = 1 << 14
 """Entries of a matrix that is cut out beforehand, at most: larger ones are better copied while other things go on."""
@@ -45,13 +46,16 @@ class Flat:
     def of(cls, tree: PyTree) -> Flat:
         """Flatten `tree`."""
         leaves, treedef = jax.tree.flatten(tree)
-        ends = np.cumsum([leaf.size for leaf in leaves])
-        vector = jnp.zeros(ends[-1], jnp.result_type(*leaves))
+        shapes = Shapes(treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+        dtype, ends = jnp.result_type(*leaves), np.cumsum([leaf.size for leaf in leaves])
+        if not shaped_for("cpu"):
+            return cls(jnp.concatenate([jnp.ravel(leaf).astype(dtype) for leaf in leaves]), shapes)
+        vector = jnp.zeros(ends[-1], dtype)
         # Written in turn, for XLA for CPUs fuses the sums of a gradient into a concatenation, entry by entry; and the
         # largest first, for it turns the first write into a padding, and fuses sums into that as well.
         for leaf, end in sorted(zip(leaves, ends, strict=True), key=lambda pair: -pair[0].size):
             vector = vector.at[end - leaf.size : end].set(jnp.ravel(leaf).astype(vector.dtype))
-        return cls(vector, Shapes(treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves)))
+        return cls(vector, shapes)
 
     @property
     def tree(self) -> PyTree:

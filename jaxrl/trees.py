@@ -1,0 +1,71 @@
+"""Trees of arrays: choosing between two, looking for NaN, sizes, and whether two are alike."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.errors import SettingsError
+
+Array = jax.Array
+Key = jax.Array
+"""A typed PRNG key, as `jax.random.key` makes it."""
+PyTree = Any
+
+
+def tree_where(condition: Array, new: PyTree, old: PyTree) -> PyTree:
+    """Choose `new` or `old` leaf by leaf; `condition` is a scalar, or `[N]` against leaves `[N, ...]`."""
+
+    def choose(a: Array, b: Array) -> Array:
+        shape = condition.shape + (1,) * (a.ndim - condition.ndim)
+        return jnp.where(condition.reshape(shape), a, b)
+
+    return jax.tree.map(choose, new, old)
+
+
+def all_finite(tree: PyTree) -> Array:
+    """Say whether every floating-point entry of `tree` is finite; a scalar bool.
+
+    Leaves of one shape are looked at in one pass: parameters, their moments and a target network cost one reduction,
+    which on a CPU is the dear part.
+    """
+    finite: dict[tuple[int, ...], Array] = {}
+    for leaf in jax.tree.leaves(tree):
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+            shape = jnp.shape(leaf)
+            finite[shape] = jnp.isfinite(leaf) & finite[shape] if shape in finite else jnp.isfinite(leaf)
+    return functools.reduce(jnp.logical_and, (jnp.all(x) for x in finite.values()), jnp.bool_(True))
+
+
+def row_struct(tree: PyTree) -> PyTree:
+    """Return the shapes of one row of leaves `[rows, ...]`."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
+
+
+def tree_bytes(tree: PyTree) -> int:
+    """Return the bytes of all leaves; arrays, `ShapeDtypeStruct`s and keys alike."""
+
+    def leaf_bytes(leaf: Any) -> int:
+        itemsize = 16 if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.dtype(leaf.dtype).itemsize
+        return math.prod(leaf.shape) * itemsize
+
+    return sum(leaf_bytes(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def require_same(what: str, tree: PyTree, other: str, expected: PyTree) -> None:
+    """Raise `SettingsError` naming the first leaf of `tree` whose path, shape or dtype is not that of `expected`."""
+    came, wanted = (dict(jax.tree_util.tree_flatten_with_path(t)[0]) for t in (tree, expected))
+    for path in sorted({*came, *wanted}, key=str):
+        where = jax.tree_util.keystr(path) or "the array"
+        if path not in came or path not in wanted:
+            missing, has = (what, other) if path not in came else (other, what)
+            raise SettingsError(f"{missing} has no leaf {where}, but {has} has; keep the structure the same")
+        a, b = came[path], wanted[path]
+        if a.shape != b.shape or a.dtype != b.dtype:
+            raise SettingsError(
+                f"{what} has {a.dtype}{list(a.shape)} at {where}; {other} has {b.dtype}{list(b.shape)}; "
+                "make them the same"
+            )

@@ -1,0 +1,31 @@
+"""What a library may do to its process: nothing that stays."""
+
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+from toys_trainer import counting
+
+import jaxrl
+from jaxrl.training.hush import hushed
+
+
+def of_the_process() -> tuple[object, ...]:
+    return sys.unraisablehook, *(tuple(logging.getLogger(name).filters) for name in ("absl", "asyncio"))
+
+
+def test_a_run_that_saves_leaves_the_process_as_it_was(tmp_path: Path) -> None:
+    before = of_the_process()
+    trainer = jaxrl.Trainer(counting(), max_opts=3, run_dir=str(tmp_path / "run"), quiet=True)
+    trainer.train()
+    jaxrl.Trainer(trainer.strategy, max_opts=5, run_dir=str(tmp_path / "run"), quiet=True, resume=True).train()
+    assert of_the_process() == before
+
+
+def test_only_the_tales_of_orbax_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    with hushed():
+        logging.getLogger("asyncio").error("task of orbax failed")
+        logging.getLogger("asyncio").error("task of mine failed")
+    logging.getLogger("asyncio").error("orbax, afterwards")
+    assert [record.getMessage() for record in caplog.records] == ["task of mine failed", "orbax, afterwards"]
