@@ -124,6 +124,20 @@ REINFORCE_PRESETS: Presets = {
         "processor": {"normalise_reward": True},
     },
 }
+# TODO
+IMPALA_PRESETS: Presets = {
+    "CartPole-v1": {
+        "max_opts": 1_953,
+        "eval_interval": 100,
+        "eval_episodes": 50,
+        "record_interval": 100,
+        "save_interval": 500,
+        "num_envs": 16,
+        "rollout": 16,
+        "agent": {"lr": 3e-3, "lr_decay": 1_953, "gae_lambda": 0.95},
+        "processor": {"normalise_reward": True},
+    },
+}
 # 500 000 environment steps each. Rewards, lambda and rollouts after PureJaxQL (Gallici et al. 2024,
 # https://arxiv.org/abs/2407.04811); fewer environments and less exploration.
 PQN_PRESETS: Presets = {
