@@ -43,7 +43,7 @@ class ActorsConfig:
     processes: bool = False
     """Step each environment of Gymnasium in a process of its own."""
     actor_timeout: float = 60.0
-    """Seconds after which an actor that sends nothing counts as hanging."""
+    """Seconds that one step of an actor's environments may take before it counts as hanging."""
 
 
 class Crowd(NamedTuple):
