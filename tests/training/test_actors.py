@@ -241,10 +241,8 @@ def test_an_actor_that_raises_stops_the_run_with_a_checkpoint_and_its_traceback_
 
 def test_an_actor_that_hangs_is_named(tmp_path: Path):
     strategy = replaying(counter(hang_step=40), actors=1, actor_timeout=1.0)
-    with pytest.raises(
-        ActorError,
-        match=r"^actor 0: a call of gymnasium:Counting takes more than 1 s; it hangs, or raise actor_timeout$",
-    ):
+    said = r"^actor 0: a call of gymnasium:Counting takes more than 1 s; it hangs, or raise actor_timeout$"
+    with pytest.raises(ActorError, match=said):
         train(strategy, 4_000, run_dir=str(tmp_path / "run"))
     (event,) = [e for e in events(tmp_path / "run") if e["event"] == "actor"]
     assert "time.sleep" in event["traceback"]
