@@ -5,6 +5,7 @@ import math
 import multiprocessing
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -330,15 +331,14 @@ def test_an_actor_that_hangs_is_named(tmp_path: Path):
     assert "time.sleep" in event["traceback"]
 
 
-def slow_act(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> None:
-    """Let the first choice of actions take that long in the threads named, as a compilation does."""
-    left = dict(seconds)
+def slow_act(monkeypatch: pytest.MonkeyPatch, **waits: Callable[[], Any]) -> None:
+    """Let the first choice of actions wait in the threads named, as it does for a compilation."""
 
     def programs(remote: Any, run: Any) -> Any:
         made = jaxrl.training.actors.programs(remote, run)
 
         def act(*args: Any) -> Any:
-            time.sleep(left.pop(threading.current_thread().name, 0.0))
+            waits.pop(threading.current_thread().name.replace(" ", ""), lambda: None)()
             return made.act(*args)
 
         return made._replace(act=act)
@@ -347,7 +347,7 @@ def slow_act(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> None
 
 
 def test_compiling_what_an_actor_does_is_no_hanging(monkeypatch: pytest.MonkeyPatch):
-    slow_act(monkeypatch, {"actor 0": 4.0})
+    slow_act(monkeypatch, actor0=lambda: time.sleep(4.0))
     result, _ = train(replaying(counter(), actors=1, actor_timeout=2.0), 4)
     assert result.summary["opt_steps"] == 4
 
@@ -379,8 +379,11 @@ class Stuck(Counting):
 def test_of_a_run_that_hangs_only_the_thread_that_is_stuck_is_left(monkeypatch: pytest.MonkeyPatch):
     Stuck.go_on.clear()
     before = set(threading.enumerate())
-    # The other actor is still at work when the run has waited for the stuck one to its end.
-    slow_act(monkeypatch, {"actor 1": 5.0})
+    # The other actor is still at work when the run no longer waits for the stuck one.
+    closed = threading.Event()
+    monkeypatch.setattr(jaxrl.training.actors, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(Board, "close", lambda self, close=Board.close: (close(self), closed.set()))
+    slow_act(monkeypatch, actor1=lambda: (closed.wait(), time.sleep(2.0)))
     with pytest.raises(ActorError, match="actor 0: a call of"):
         train(replaying(jaxrl.gymnasium_envs(gymnasium_spec(Counting()), Stuck), actor_timeout=0.5, max_lag=40), 400)
     (left,) = set(threading.enumerate()) - before
