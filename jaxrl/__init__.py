@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         CQLDQNConfig,
         DDPGConfig,
         DQNConfig,
+        IMPALAConfig,
         IQLConfig,
         PPOConfig,
         PQNConfig,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         cql_dqn,
         ddpg,
         dqn,
+        impala,
         iql,
         ppo,
         pqn,
@@ -91,9 +93,9 @@ if TYPE_CHECKING:
     from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete, Step, Transition, stat, total
 
 _HOMES = {
-    "jaxrl.agents": "A2CConfig AWACConfig BCConfig CQLConfig CQLDQNConfig DDPGConfig DQNConfig IQLConfig PPOConfig "
-    "PQNConfig REINFORCEConfig RainbowConfig SACConfig TD3BCConfig TD3Config a2c awac bc cql cql_dqn ddpg dqn iql ppo "
-    "pqn rainbow reinforce sac td3 td3_bc",
+    "jaxrl.agents": "A2CConfig AWACConfig BCConfig CQLConfig CQLDQNConfig DDPGConfig DQNConfig IMPALAConfig IQLConfig "
+    "PPOConfig PQNConfig REINFORCEConfig RainbowConfig SACConfig TD3BCConfig TD3Config a2c awac bc cql cql_dqn ddpg "
+    "dqn impala iql ppo pqn rainbow reinforce sac td3 td3_bc",
     "jaxrl.buffers": "Dataset prioritised uniform",
     "jaxrl.envs": "Env HostEnv TimeStep check_env draw_key draw_nothing env_names gymnasium_env gymnasium_envs "
     "make_env on_host register_env vectorise",

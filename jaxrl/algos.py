@@ -13,6 +13,7 @@ from jaxrl.agents import (
     CQLDQNConfig,
     DDPGConfig,
     DQNConfig,
+    IMPALAConfig,
     IQLConfig,
     PPOConfig,
     PQNConfig,
@@ -28,6 +29,7 @@ from jaxrl.agents import (
     cql_dqn,
     ddpg,
     dqn,
+    impala,
     iql,
     ppo,
     pqn,
@@ -48,6 +50,7 @@ from jaxrl.presets import (
     CQL_PRESETS,
     DDPG_PRESETS,
     DQN_PRESETS,
+    IMPALA_PRESETS,
     IQL_PRESETS,
     PPO_PRESETS,
     PQN_PRESETS,
@@ -208,8 +211,6 @@ class OnPolicyRun(EnvRun):
     """Times that a rollout is gone through."""
     minibatches: int = 4
     """Equal parts of an epoch, one optimisation step each; must divide the steps of a rollout."""
-    max_lag: int = 1
-    """Rounds that the parameters of actors are behind; 0: actors and learner take turns."""
     processor: ProcessorConfig = field(default_factory=ProcessorConfig)
 
 
@@ -236,6 +237,13 @@ class REINFORCERun(A2CRun):
     """Train REINFORCE. An iteration is a rollout and one optimisation step on the whole of it."""
 
     agent: REINFORCEConfig = field(default_factory=REINFORCEConfig)
+
+
+@dataclass(frozen=True)
+class IMPALARun(A2CRun):
+    """Train IMPALA. An iteration is a rollout and one optimisation step on the whole of it."""
+
+    agent: IMPALAConfig = field(default_factory=IMPALAConfig)
 
 
 @dataclass(frozen=True)
@@ -410,6 +418,7 @@ ALGOS: dict[str, Algo] = {
     "ppo": Algo(PPORun, ppo, build_on_policy, PPO_PRESETS),
     "a2c": Algo(A2CRun, a2c, build_on_policy, A2C_PRESETS),
     "reinforce": Algo(REINFORCERun, reinforce, build_on_policy, REINFORCE_PRESETS),
+    "impala": Algo(IMPALARun, impala, build_on_policy, IMPALA_PRESETS),
     "pqn": Algo(PQNRun, pqn, build_on_policy, PQN_PRESETS),
     "bc": Algo(BCRun, bc, build_offline, BC_PRESETS),
     "td3_bc": Algo(TD3BCRun, td3_bc, build_offline, TD3_BC_PRESETS),

@@ -124,6 +124,21 @@ REINFORCE_PRESETS: Presets = {
         "processor": {"normalise_reward": True},
     },
 }
+# 500 000 environment steps: all as for A2C but lambda, which is 1 as published (Espeholt et al. 2018,
+# https://arxiv.org/abs/1802.01561). It learns as well from two actors with `--num-envs 8` at a lag of four rounds.
+IMPALA_PRESETS: Presets = {
+    "CartPole-v1": {
+        "max_opts": 1_953,
+        "eval_interval": 100,
+        "eval_episodes": 50,
+        "record_interval": 100,
+        "save_interval": 500,
+        "num_envs": 16,
+        "rollout": 16,
+        "agent": {"lr": 3e-3, "lr_decay": 1_953},
+        "processor": {"normalise_reward": True},
+    },
+}
 # 500 000 environment steps each. Rewards, lambda and rollouts after PureJaxQL (Gallici et al. 2024,
 # https://arxiv.org/abs/2407.04811); fewer environments and less exploration.
 PQN_PRESETS: Presets = {

@@ -1,6 +1,7 @@
 """Agents: from batches to better parameters."""
 
-from jaxrl.agents.actor_critic import A2CConfig, PPOConfig, REINFORCEConfig, a2c, ppo, reinforce
+from jaxrl.agents.actor_critic import a2c, impala, ppo, reinforce
+from jaxrl.agents.actor_critic_settings import A2CConfig, IMPALAConfig, PPOConfig, REINFORCEConfig
 from jaxrl.agents.advantage import AWACConfig, IQLConfig, awac, iql
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.agents.bc import BCConfig, bc
@@ -19,6 +20,7 @@ __all__ = [
     "CQLDQNConfig",
     "DDPGConfig",
     "DQNConfig",
+    "IMPALAConfig",
     "IQLConfig",
     "PPOConfig",
     "PQNConfig",
@@ -34,6 +36,7 @@ __all__ = [
     "cql_dqn",
     "ddpg",
     "dqn",
+    "impala",
     "iql",
     "ppo",
     "pqn",

@@ -1,11 +1,13 @@
-"""Policy gradients with a critic: PPO, A2C and REINFORCE as settings of the same parts.
+"""Policy gradients with a critic: PPO, A2C, REINFORCE and IMPALA as settings of the same parts.
 
 PPO (Schulman et al. 2017, https://arxiv.org/abs/1707.06347) with one epoch over one whole batch is A2C, its ratio being
 1 (Huang et al. 2022, https://arxiv.org/abs/2205.09123), and A2C with Monte-Carlo returns is REINFORCE with a baseline.
+IMPALA (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561) is A2C whose returns and gradient are corrected by
+V-trace. Where the parameters that acted are the learner's own, all ratios are 1 and it is A2C again.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -13,86 +15,18 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxrl.agents.actor_critic_settings import A2CConfig, IMPALAConfig, PPOConfig, REINFORCEConfig
 from jaxrl.agents.base import Agent, AgentMaker, Mode
 from jaxrl.agents.checks import changed
-from jaxrl.agents.losses import clipped_surrogate, squared, value_loss
+from jaxrl.agents.losses import clipped_surrogate, squared, value_loss, weighted_surrogate
 from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn, optimiser_named
-from jaxrl.agents.returns import gae, lambda_returns
+from jaxrl.agents.returns import gae, lambda_returns, vtrace
 from jaxrl.distributions import Distribution, Head, head_of
+from jaxrl.errors import SettingsError
 from jaxrl.nn import ActorCritic, no_memory, torso_kind
 from jaxrl.trees import tree_where
 from jaxrl.types import Array, Batch, EnvSpec, Key, Metrics, PyTree, Remembered, Rollout, Stat, space_zeros
 from jaxrl.xla.flat import Flat
-
-
-@dataclass(frozen=True)
-class PPOConfig:
-    """Settings of PPO."""
-
-    lr: float = 2.5e-4
-    """Learning rate."""
-    lr_decay: int = 0
-    """Optimisation steps over which the learning rate falls linearly to 0; 0: it stays."""
-    optimizer: str = "adam"
-    """Optax optimiser: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
-    max_grad_norm: float = 0.5
-    """Global norm to which gradients are clipped."""
-    accumulate: int = 1
-    """Equal pieces in which a minibatch is taken, gradients averaged; must divide its size."""
-    gae_lambda: float = 0.95
-    """Decay of later errors in an advantage; 0: one-step errors, 1: Monte-Carlo returns."""
-    baseline: bool = True
-    """Subtract the value from the return to get the advantage."""
-    surrogate: str = "clipped"
-    """What is climbed: clipped (by the ratio of probabilities), or plain (log-probability times advantage)."""
-    clip: float = 0.2
-    """How far the ratio of probabilities may go from 1."""
-    clip_value: float = 0.0
-    """How far values may go from those before the epochs; 0: anywhere."""
-    entropy: float = 0.01
-    """Weight of the entropy."""
-    value: float = 0.5
-    """Weight of the value loss."""
-    normalise: str = "minibatch"
-    """Over what advantages are brought to mean 0 and deviation 1: minibatch, batch, or none."""
-    target_kl: float = 0.0
-    """Approximate divergence from the old policy beyond which the rest of the epochs is left out; 0: never."""
-    squash: bool = False
-    """Bring continuous actions within their bounds by tanh; otherwise they are clipped."""
-    free_scale: bool = True
-    """Let the scale of continuous actions be a parameter; otherwise it depends on the observation."""
-    torso: str = "auto"
-    """Network torso: mlp, conv, or auto (conv for observations [H, W, C])."""
-    features: tuple[int, ...] = (64, 64)
-    """Widths of the dense layers."""
-    activation: str = "tanh"
-    """Activation: relu, tanh, gelu, silu or elu."""
-    layer_norm: bool = False
-    """Normalise layers before their activation."""
-    shared: bool = False
-    """One torso for policy and value; otherwise each has its own."""
-    core: str = "none"
-    """Recurrent core behind the (then shared) torso: none, gru or lstm."""
-    core_features: int = 64
-    """Width of the core."""
-
-
-@dataclass(frozen=True)
-class A2CConfig(PPOConfig):
-    """Settings of A2C."""
-
-    lr: float = 1e-3
-    surrogate: str = "plain"
-    gae_lambda: float = 1.0
-    normalise: str = "none"
-
-
-@dataclass(frozen=True)
-class REINFORCEConfig(A2CConfig):
-    """Settings of REINFORCE."""
-
-    entropy: float = 0.0
-    normalise: str = "batch"
 
 
 class Hyper(NamedTuple):
@@ -104,6 +38,9 @@ class Hyper(NamedTuple):
     clip: Array
     entropy: Array
     value: Array
+    rho_clip: PyTree = ()
+    """`()` without V-trace, as is `c_clip`."""
+    c_clip: PyTree = ()
 
 
 class ActorCriticState(NamedTuple):
@@ -121,7 +58,7 @@ class Sample(NamedTuple):
     action: Array
     """Raw actions, as the distribution knows them."""
     log_prob: Array
-    """Before the first epoch."""
+    """Of the action under the parameters that chose it."""
     value: Array
     """Before the first epoch."""
     advantage: Array
@@ -180,6 +117,16 @@ def reinforce(
     return _maker("reinforce", config or REINFORCEConfig(), make_optimiser, None, settings)
 
 
+def impala(
+    config: IMPALAConfig | None = None, *, make_optimiser: Optimiser | None = None, **settings: Any
+) -> AgentMaker:
+    """Choose an IMPALA agent (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561); arguments are as for `ppo`.
+
+    It is made for actors on the host whose parameters are several rounds old. `gae_lambda` is the lambda of V-trace.
+    """
+    return _maker("impala", config or IMPALAConfig(), make_optimiser, None, settings)
+
+
 def _maker(
     name: str,
     config: PPOConfig,
@@ -188,6 +135,8 @@ def _maker(
     settings: dict[str, Any],
 ) -> AgentMaker:
     config = changed(name, config, settings)
+    if config.surrogate == "weighted" and not config.rho_clip:
+        raise SettingsError("agent.surrogate weighted needs V-trace; set agent.rho_clip to 1, or another surrogate")
     by_hand = make_optimiser is not None or make_network is not None
     optimiser = make_optimiser or optimiser_named(config.optimizer)
     return partial(_bind, name, config, optimiser, make_network or partial(_network, config), by_hand)
@@ -215,6 +164,7 @@ def _bind(
         prepare=partial(_prepare, parts),
         stop=partial(_stop, config.target_kl) if config.target_kl else None,
         memory=memory,
+        behave=partial(_act, parts, judged=True),
     )
 
 
@@ -239,7 +189,8 @@ def _init(parts: _Parts, key: Key) -> ActorCriticState:
     if parts.memory is not None:
         obs = Remembered(obs, jax.tree.map(lambda x: x[None], parts.memory))
     params = Flat.of(parts.network.init(key, obs))
-    hyper = Hyper(*(jnp.float32(getattr(parts.config, name)) for name in Hyper._fields))
+    names = [name for name in Hyper._fields if parts.config.rho_clip or name not in ("rho_clip", "c_clip")]
+    hyper = Hyper(**{name: jnp.float32(getattr(parts.config, name)) for name in names})
     return ActorCriticState(params, parts.descent.init(params, hyper.lr), hyper)
 
 
@@ -247,13 +198,21 @@ def _init(parts: _Parts, key: Key) -> ActorCriticState:
 
 
 def _act(
-    parts: _Parts, state: ActorCriticState, obs: PyTree, noise: PyTree, opt_step: Array, mode: Mode
+    parts: _Parts,
+    state: ActorCriticState,
+    obs: PyTree,
+    noise: PyTree,
+    opt_step: Array,
+    mode: Mode,
+    judged: bool = False,
 ) -> tuple[PyTree, dict[str, PyTree]]:
     outputs, _, memory = _look(parts, state.params.tree, obs)
     distribution = parts.head.of(outputs)
     raw = distribution.mode() if mode == "exploit" else distribution.sample(noise)
     # The raw action is stored only where the environment's own does not tell it.
     extras = {"raw": raw} if parts.head.scales else {}
+    if judged:
+        extras["log_prob"] = distribution.log_prob(raw)
     return parts.head.to_env(raw), extras if parts.memory is None else {**extras, "memory": memory}
 
 
@@ -291,8 +250,8 @@ def _judge(parts: _Parts, params: PyTree, sample: Sample) -> tuple[Distribution,
 def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample:
     """Return the steps of a rollout, or its sequences, with advantages and targets.
 
-    Values and probabilities are worked out here, for all steps at once by the parameters that acted: the loop over
-    time then holds nothing that can wait.
+    Values are worked out here, for all steps at once: the loop over time then holds nothing that can wait. So are the
+    probabilities, unless actors with parameters of their own sent theirs.
     """
     items, params = rollout.items, state.params.tree
     steps, num_envs = rollout.last.shape
@@ -313,23 +272,29 @@ def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample
     distribution, value = _judge(parts, params, sample)
     v_tm1 = as_rollout(value)
     v_t = _look(parts, params, jax.tree.map(flat, items.next_obs))[1].reshape(steps, num_envs)
-    lambda_ = state.hyper.gae_lambda
-    over_envs = lambda equation: jax.vmap(equation, in_axes=1, out_axes=1)
-    if parts.config.baseline:
-        estimate = over_envs(partial(gae, lambda_=lambda_))
-        advantage = estimate(items.reward, items.discount, rollout.last, v_tm1, v_t)
-        target = advantage + v_tm1
-    else:
-        target = over_envs(partial(lambda_returns, lambda_=lambda_))(items.reward, items.discount, rollout.last, v_t)
-        advantage = target
+    log_prob = distribution.log_prob(sample.action)
+    behaviour = as_sample(items.extras["log_prob"]) if "log_prob" in items.extras else log_prob
+    advantage, target = _estimate(parts.config, state.hyper, rollout, v_tm1, v_t, as_rollout(log_prob - behaviour))
     if parts.config.normalise == "batch":
         advantage = standardise(advantage, weight)
-    return sample._replace(
-        log_prob=distribution.log_prob(sample.action),
-        value=value,
-        advantage=as_sample(advantage),
-        target=as_sample(target),
-    )
+    return sample._replace(log_prob=behaviour, value=value, advantage=as_sample(advantage), target=as_sample(target))
+
+
+def _estimate(
+    config: PPOConfig, hyper: Hyper, rollout: Rollout, v_tm1: Array, v_t: Array, log_rho: Array
+) -> tuple[Array, Array]:
+    """Return advantages and what values should be, all `[T, N]`; `log_rho` are logarithms of the policy's ratios."""
+    items, last, lambda_ = rollout.items, rollout.last, hyper.gae_lambda
+    over_envs = lambda equation, *args: jax.vmap(partial(equation, lambda_=lambda_), in_axes=1, out_axes=1)(*args)
+    if config.rho_clip:
+        equation = partial(vtrace, rho_clip=hyper.rho_clip, c_clip=hyper.c_clip)
+        traced = over_envs(equation, items.reward, items.discount, last, v_tm1, v_t, jnp.exp(log_rho))
+        return (traced.advantage if config.baseline else traced.advantage + v_tm1), traced.target
+    if config.baseline:
+        advantage = over_envs(gae, items.reward, items.discount, last, v_tm1, v_t)
+        return advantage, advantage + v_tm1
+    target = over_envs(lambda_returns, items.reward, items.discount, last, v_t)
+    return target, target
 
 
 def standardise(x: Array, weight: Array) -> Array:
@@ -371,6 +336,8 @@ def _loss(parts: _Parts, hyper: Hyper, params: PyTree, sample: Sample) -> tuple[
     ratio = jnp.exp(log_ratio)
     if config.surrogate == "clipped":
         policy = clipped_surrogate(ratio, sample.advantage, hyper.clip)
+    elif config.surrogate == "weighted":
+        policy = weighted_surrogate(log_ratio, sample.advantage, hyper.rho_clip)
     else:
         policy = -log_ratio * sample.advantage
     of_value = (

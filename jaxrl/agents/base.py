@@ -87,6 +87,10 @@ class Agent(NamedTuple):
     memory: PyTree | None = None
     """Of a recurrent agent: what it remembers at an episode's start, of one environment. Its `act` is given a
     `Remembered` for an observation, and puts what it remembers next into `extras`, as the entry `memory` of a dict."""
+    behave: ActFn | None = None
+    """`act` that also puts the log-probability `[N]` of the action into `extras`, as the entry `log_prob` of a dict.
+
+    Actors on the host use it, for their parameters may be older than the learner's; `prepare` takes what it finds."""
 
 
 class AgentMaker(Protocol):

@@ -19,6 +19,8 @@ RANGES = {
     "tau": (0.0, 1.0),
     "clip": (0.0, 1e30),
     "clip_value": (0.0, 1e30),
+    "rho_clip": (0.0, 1e30),
+    "c_clip": (0.0, 1e30),
     "entropy": (-1e30, 1e30),
     "value": (0.0, 1e30),
     "gae_lambda": (0.0, 1.0),
@@ -62,7 +64,7 @@ CHOICES: dict[str, Iterable[str]] = {
     "activation": ACTIVATIONS,
     "torso": ("auto", "mlp", "conv"),
     "core": ("none", "gru", "lstm"),
-    "surrogate": ("clipped", "plain"),
+    "surrogate": ("clipped", "plain", "weighted"),
     "normalise": ("minibatch", "batch", "none"),
 }
 

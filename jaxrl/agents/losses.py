@@ -69,6 +69,16 @@ def clipped_surrogate(ratio: Array, advantage: Array, clip: Array | float) -> Ar
     return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - clip, 1 + clip) * advantage)
 
 
+def weighted_surrogate(log_ratio: Array, advantage: Array, rho_clip: Array | float) -> Array:
+    """Return the policy loss of IMPALA: its gradient is `-min(rho_clip, ratio) * advantage` times that of `log_ratio`.
+
+    The weight itself is not differentiated (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, section 4.2).
+    `log_ratio` is the action's log-probability less that under the policy that chose it.
+    """
+    rho = jnp.minimum(jnp.exp(jax.lax.stop_gradient(log_ratio)), rho_clip)
+    return -rho * log_ratio * advantage
+
+
 def value_loss(value: Array, old_value: Array, target: Array, clip: float) -> Array:
     """Return the larger of the squared losses of `value`, and of it held within `clip` of `old_value`.
 

@@ -4,6 +4,8 @@ Time is in the names: `v_tm1` is the value before a step, `v_t` that of its true
 termination, `last_t` is true wherever nothing later may be counted, so that a cut is bootstrapped and an end is not.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -37,6 +39,52 @@ def lambda_returns(r_t: Array, discount_t: Array, last_t: Array, v_t: Array, lam
     # Behind the rollout there is nothing to go on with, whatever `last_t` says of the episode.
     further = lambda_ * (1 - last_t.at[-1].set(True))
     return _backwards(r_t + discount_t * (1 - further) * v_t, discount_t * further)
+
+
+class VTrace(NamedTuple):
+    """What V-trace makes of `T` steps, each `[T]`."""
+
+    target: Array
+    """What the value before each step should be."""
+    advantage: Array
+    """Of each action, before it is weighted by its ratio."""
+
+
+def vtrace(
+    r_t: Array,
+    discount_t: Array,
+    last_t: Array,
+    v_tm1: Array,
+    v_t: Array,
+    rho_tm1: Array,
+    lambda_: Array | float,
+    rho_clip: Array | float,
+    c_clip: Array | float,
+) -> VTrace:
+    """Return V-trace targets and advantages (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561).
+
+    Targets are those of equation 1, with `c = lambda * min(c_clip, rho)` as in remark 2:
+    `vs_tm1 = v_tm1 + x_tm1`, `x_tm1 = min(rho_clip, rho_tm1) * delta_t + discount_t * c_tm1 * x_t`, and
+    `delta_t = r_t + discount_t * v_t - v_tm1`. Advantages are those of section 4.2, `r_t + discount_t * vs_t - v_tm1`;
+    with `lambda` below 1 they bootstrap from `lambda * vs_t + (1 - lambda) * v_t`. So where all ratios are 1, targets
+    are lambda returns, and advantages are those of `gae`. At the last step of an episode and of the rollout the
+    bootstrap is `v_t` alone.
+
+    Args:
+      r_t: `[T]` rewards.
+      discount_t: `[T]`, gamma, or 0 after termination.
+      last_t: `[T]` bool, the last step of an episode.
+      v_tm1: `[T]` values of the observations.
+      v_t: `[T]` values of their true successors.
+      rho_tm1: `[T]`, the probability of each action over that under the policy that chose it.
+      lambda_: scalar in `[0, 1]`.
+      rho_clip: bound on the ratios that weight errors, which decides whose values are learnt.
+      c_clip: bound on the ratios by which later errors are passed back; at most `rho_clip` in the paper.
+    """
+    delta = r_t + discount_t * v_t - v_tm1
+    further = discount_t * lambda_ * (1 - last_t)
+    x = _backwards(jnp.minimum(rho_clip, rho_tm1) * delta, further * jnp.minimum(c_clip, rho_tm1))
+    return VTrace(v_tm1 + x, delta + further * jnp.append(x[1:], 0.0))
 
 
 def _backwards(terms: Array, factors: Array) -> Array:

@@ -17,7 +17,7 @@ import numpy as np
 from jaxrl.envs.base import Env
 from jaxrl.errors import SettingsError, nearest, require_extra
 from jaxrl.trees import tree_where
-from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete, PyTree, Space, Step, space_struct
+from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete, PyTree, Space, Step, space_struct, space_zeros
 
 PREFIX = "gymnasium:"
 """What the name of an environment of Gymnasium begins with, as in `gymnasium:CartPole-v1`."""
@@ -50,6 +50,8 @@ class HostEnv(NamedTuple):
     """`()`: open one that draws itself, with `reset`, `step` and `render` as Gymnasium has them."""
     settings: Mapping[str, Any] | None = None
     """What `make_env` needs to build it again; `None` for an environment made by hand."""
+    compiled: bool = False
+    """Whether opening it compiles programs, which may take any time."""
 
 
 class Stage:
@@ -202,8 +204,11 @@ class _Gymnasium:
 
     def close(self, kill: bool = False) -> None:
         if kill and hasattr(self._env, "processes"):
+            self._env.closed = True  # there is nobody left to say goodbye to
             for process in self._env.processes:
                 process.kill()
+            for process in self._env.processes:
+                process.join()
         elif not kill:
             self._env.close()
 
@@ -221,7 +226,7 @@ def like_spec(struct: PyTree, obs: PyTree) -> PyTree:
 
 def on_host(env: Env, device: Any = None) -> HostEnv:
     """Put an environment written in JAX on the host, to be stepped by actors, on `device` or JAX's first."""
-    return HostEnv(env.spec, partial(_Jax, env, device or jax.devices()[0]), settings=env.settings)
+    return HostEnv(env.spec, partial(_Jax, env, device or jax.devices()[0]), settings=env.settings, compiled=True)
 
 
 class _Jax:
@@ -233,6 +238,15 @@ class _Jax:
         self._mix = jax.jit(tree_where)
         self._step = jax.jit(partial(_step_all, env, num_envs))
         self._state: Any = None
+        self._compile(env, num_envs)
+
+    def _compile(self, env: Env, num_envs: int) -> None:
+        """Call every program once, so that none compiles when an actor waits for it; nothing of this is kept."""
+        action = jax.tree.map(np.asarray, space_zeros(env.spec.action_space, num_envs))
+        with jax.default_device(self._device):
+            fresh, _ = self._fresh(self._key)
+            stepped, *_ = self._step(self._mix(np.ones(num_envs, bool), fresh, fresh), action, self._key)
+            self._step(self._mix(np.ones(num_envs, bool), fresh, stepped), action, self._key)
 
     def reset(self, which: np.ndarray | None = None) -> PyTree:
         with jax.default_device(self._device):

@@ -87,7 +87,7 @@ def on_policy(
 
     Args:
       env: one environment; `num_envs` copies of it run side by side.
-      agent: what `jaxrl.ppo(...)`, `a2c`, `reinforce` or `pqn` returns.
+      agent: what `jaxrl.ppo(...)`, `a2c`, `reinforce`, `impala` or `pqn` returns.
       processor: what makes transitions of single steps; `one_step()` if left out. The discount is its.
       num_envs: environments `N`.
       rollout: steps `T` of each environment in an iteration.
@@ -101,12 +101,16 @@ def on_policy(
     """
     for name, value in (("rollout", rollout), ("epochs", epochs), ("minibatches", minibatches)):
         check_count(name, value)
-    env, crowd = stage(env, actors)
+    env, crowd = stage(env, actors, max_lag=1)
     bound = assemble(env, agent, processor or one_step(), num_envs * (crowd.actors if crowd else 1))
     if bound.agent.prepare is None:
-        raise SettingsError(f"{bound.agent.name} does not learn on-policy; agents that do: ppo, a2c, reinforce and pqn")
+        able = "ppo, a2c, reinforce, impala and pqn"
+        raise SettingsError(f"{bound.agent.name} does not learn on-policy; agents that do: {able}")
     if bound.processor.horizon:
         raise SettingsError("processor: on-policy agents look ahead by themselves; set processor.n_step to 1")
+    policy = make_policy(bound.agent, bound.processor, env.spec)
+    if crowd is not None and bound.agent.behave is not None:
+        bound = bound._replace(agent=bound.agent._replace(act=bound.agent.behave))
     parts = _Parts(bound, rollout, epochs, minibatches, crowd)
     check_minibatches(parts.units, minibatches, "steps" if bound.agent.memory is None else "environments")
     return Strategy(
@@ -116,7 +120,7 @@ def on_policy(
         env_steps_per_step=rollout * bound.env.num_envs,
         opt_steps_per_step=parts.updates,
         env=env,
-        policy=make_policy(bound.agent, bound.processor, env.spec),
+        policy=policy,
         retune=partial(retune, bound),
         settings=settings_of(
             bound.agent,

@@ -33,8 +33,9 @@ class ActorsConfig:
     for those in JAX none, they run on the device."""
     send: int = 4
     """Times that each actor does what an iteration asks for before it sends; rollouts are sent whole."""
-    max_lag: int = 2
-    """Rounds that the parameters of actors are behind; 0: actors and learner take turns."""
+    max_lag: int | None = None
+    """Rounds that the parameters of actors are behind; 0: actors and learner take turns; unset: 2 with replay, 1 with
+    rollouts."""
     sync_interval: int = 1
     """Optimisation steps from one set of parameters for the actors to the next."""
     exploration: tuple[float, ...] = ()
@@ -43,7 +44,7 @@ class ActorsConfig:
     processes: bool = False
     """Step each environment of Gymnasium in a process of its own."""
     actor_timeout: float = 60.0
-    """Seconds after which an actor that sends nothing counts as hanging."""
+    """Seconds that one step of an actor's environments may take before it counts as hanging."""
 
 
 class Crowd(NamedTuple):
@@ -59,7 +60,7 @@ def check_actors(config: ActorsConfig) -> None:
     check_count("actors", 1 if config.actors is None else config.actors)
     for name in ("send", "sync_interval"):
         check_count(name, getattr(config, name))
-    check_count("max_lag", config.max_lag, least=0)
+    check_count("max_lag", 0 if config.max_lag is None else config.max_lag, least=0)
     check_between("actor_timeout", config.actor_timeout, 0.1, 1e6)
     if len(config.exploration) not in (0, 1, config.actors or 1):
         raise SettingsError(
@@ -73,8 +74,11 @@ def settings_of_actors(crowd: Crowd | None) -> dict[str, Any]:
     return {} if crowd is None else asdict(crowd.config)
 
 
-def stage(env: Env | HostEnv, config: ActorsConfig | None) -> tuple[Env, Crowd | None]:
-    """Return the environment as the learner sees it, and those which actors step, if there are to be any."""
+def stage(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tuple[Env, Crowd | None]:
+    """Return the environment as the learner sees it, and those which actors step, if there are to be any.
+
+    `max_lag` is that of actors whose settings leave it unset.
+    """
     config = config or ActorsConfig()
     check_actors(config)
     if isinstance(env, Env) and config.actors is None:
@@ -83,7 +87,8 @@ def stage(env: Env | HostEnv, config: ActorsConfig | None) -> tuple[Env, Crowd |
         raise SettingsError(f"{env.spec.name} is written in JAX; processes are for environments of Gymnasium")
     host = on_host(env) if isinstance(env, Env) else env
     count = config.actors or 1
-    return blank(host.spec)._replace(settings=host.settings), Crowd(host, replace(config, actors=count), count)
+    config = replace(config, actors=count, max_lag=max_lag if config.max_lag is None else config.max_lag)
+    return blank(host.spec)._replace(settings=host.settings), Crowd(host, config, count)
 
 
 def blank(spec: EnvSpec) -> Env:

@@ -1,5 +1,6 @@
 """Actors in threads: they step environments on the host while the learner, in the main thread, optimises."""
 
+import math
 import sys
 import threading
 import time
@@ -16,12 +17,15 @@ from jaxrl.errors import ActorError, one_line
 from jaxrl.strategies.base import Remote, fold
 from jaxrl.strategies.remote import Arrival
 from jaxrl.training.interrupt import Interrupt
+from jaxrl.training.tally import Tally, Watch
 from jaxrl.types import Key, PyTree
 
 POLL_S = 0.1
 """Seconds between looks at whether someone asks to stop."""
 PATIENCE_S = 2.0
-"""Seconds given to an actor to come to its end."""
+"""Seconds given to an actor to return from a call of its environment, when a run ends."""
+OPENING_S = 60.0
+"""Seconds that opening environments may take at the least, which begins processes and imports."""
 STREAM = 2**32 - 2
 """Folded into the key of a run's stream for its actors: no iteration has this number."""
 
@@ -129,14 +133,6 @@ class Board:
         return old[-1] if old else self._published[0]
 
 
-class Tally:
-    """What one actor has done, and how long it waited for the learner."""
-
-    def __init__(self) -> None:
-        self.env_steps = self.episodes = 0
-        self.returns, self.waited_s = 0.0, 0.0
-
-
 class Crew:
     """The actors of a run, from its first iteration in this process to its end."""
 
@@ -150,6 +146,7 @@ class Crew:
         self._opts = opt_steps_per_step
         self._board = Board(remote.config.max_lag)
         self._tallies = [Tally() for _ in range(remote.actors)]
+        self._watch = Watch(self._tallies)
         self._stages: dict[int, Stage] = {}
         self._threads: list[threading.Thread] = []
         self._fill = 0
@@ -211,14 +208,25 @@ class Crew:
         }
 
     def close(self) -> None:
-        """End every actor, its environments and their processes."""
+        """End every actor, its environments and their processes.
+
+        What outlives it is a thread stuck in the code of an environment in this process: no thread can be killed.
+        """
         self._board.close()
-        deadline = time.perf_counter() + PATIENCE_S
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.perf_counter()))
-        for i, thread in enumerate(self._threads):
-            if thread.is_alive() and i in self._stages:
+        self._join()
+        stuck = [i for i, thread in enumerate(self._threads) if thread.is_alive()]
+        for i in stuck:
+            if i in self._stages:
                 self._stages[i].close(kill=True)
+        if stuck:
+            self._join()  # a thread that waited for a process is free now
+
+    def _join(self) -> None:
+        """Wait for all threads, but for those in a call of their environment no longer than `PATIENCE_S` in all."""
+        deadline = time.perf_counter() + PATIENCE_S
+        for thread, tally in zip(self._threads, self._tallies, strict=False):
+            while thread.is_alive() and not (tally.inside and time.perf_counter() > deadline):
+                thread.join(POLL_S)
 
     # --- the learner's side ---
 
@@ -238,27 +246,27 @@ class Crew:
         while blocks is None:
             if self.interrupt or self.failure:
                 return None
+            looked = time.perf_counter()
             blocks = self._board.take(self.remote.actors, POLL_S)
-            self._look(time.perf_counter() - begun)
+            self._look(time.perf_counter() - looked)
         self.waited_s += time.perf_counter() - begun
         words: Any = {word: np.concatenate([block[word] for block in blocks], axis=1) for word in blocks[0]}
         lag: Any = np.float32(t * self._opts - self._board.opt_step_of_round())
         return Arrival(words, lag)
 
-    def _look(self, waited_s: float) -> None:
-        """Take note of an actor that failed, or hangs."""
-        config = self.remote.config
+    def _look(self, seconds: float) -> None:
+        """Take note of an actor that failed or hangs; the learner has waited `seconds` since it last looked."""
         if self.interrupt:
             return  # a signal may have reached more than this process
+        late = self._watch.late(seconds)
         if self._board.failure is not None:
             actor, line, trace = self._board.failure
             self.failure = ActorError(f"actor {actor} failed: {line}"), trace
-        elif waited_s > config.actor_timeout and (late := self._board.missing(self.remote.actors)):
-            who = ", ".join(map(str, late))
+        elif late:
+            who, limit_s, name = ", ".join(map(str, late)), max(late.values()), self.remote.env.spec.name
             self.failure = (
                 ActorError(
-                    f"actor {who} has sent nothing for {config.actor_timeout:g} s: {self.remote.env.spec.name} hangs, "
-                    "or raise actor_timeout"
+                    f"actor {who}: a call of {name} takes more than {limit_s:g} s; it hangs, or raise actor_timeout"
                 ),
                 "\n".join(_stack(self._threads[i]) for i in late),
             )
@@ -266,15 +274,18 @@ class Crew:
     # --- the actors' side ---
 
     def _work(self, actor: int, key: Key) -> None:
+        remote, tally = self.remote, self._tallies[actor]
         try:
             seed = int(jax.random.bits(key) >> 1)
-            self._stages[actor] = stage = Stage(
-                self.remote.env, self.remote.num_envs, seed, self.remote.config.processes
-            )
+            opening_s = math.inf if remote.env.compiled else max(OPENING_S, remote.config.actor_timeout)
+            with tally.calling(opening_s):
+                stage = Stage(remote.env, remote.num_envs, seed, remote.config.processes)
+            self._stages[actor] = stage
             try:
                 self._play(actor, key, stage)
             finally:
-                stage.close()
+                with tally.calling(remote.config.actor_timeout):
+                    stage.close()
         except Stopped:
             pass
         except BaseException as error:
@@ -283,7 +294,9 @@ class Crew:
     def _play(self, actor: int, key: Key, stage: Stage) -> None:
         remote, programs, tally, fill = self.remote, self.programs, self._tallies[actor], self._fill
         first = self._begin(0, actor)
-        processor = programs.begin(first.agent, stage.reset(), key)
+        with tally.calling(remote.config.actor_timeout):
+            obs = stage.reset()
+        processor = programs.begin(first.agent, obs, key)
         if remote.prime:
             noise = programs.draw(key, np.uint32(STREAM), remote.prime, bool(fill) and remote.random_fill)
             processor, _ = self._steps(stage, tally, first, processor, noise, remote.prime)
@@ -314,7 +327,9 @@ class Crew:
             if self._board.closed:
                 raise Stopped
             action, extras = self.programs.act(published.agent, processor, noise, np.int32(place), opt_step)
-            step = stage.step(jax.tree.map(np.asarray, action))
+            action = jax.tree.map(np.asarray, action)
+            with tally.calling(self.remote.config.actor_timeout):
+                step = stage.step(action)
             processor, words = self.programs.take(processor, step._replace(action=action, extras=extras))
             kept.append({word: np.asarray(x) for word, x in words.items()})
             done = step.terminated | step.truncated

@@ -141,6 +141,10 @@ Where data lie is one of them; what they are, `data_sha256` says.
 """
 
 
+NEWER: Mapping[str, object] = {"agent.rho_clip": 0.0, "agent.c_clip": 1.0}
+"""Settings that version 0.3.0 did not have, with the values under which a run goes on as it began."""
+
+
 class Change(NamedTuple):
     """One setting or version that is not what it was."""
 
@@ -155,7 +159,7 @@ class Change(NamedTuple):
 def changes(old: object, new: object, name: str = "") -> list[Change]:
     """List where the settings `new`, nested by name, differ from `old`."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        keys = [*old, *(key for key in new if key not in old)]
-        parts = [changes(old.get(key), new.get(key), f"{name}.{key}" if name else str(key)) for key in keys]
+        keys = {key: f"{name}.{key}" if name else str(key) for key in [*old, *new]}
+        parts = [changes(old.get(key, NEWER.get(path)), new.get(key), path) for key, path in keys.items()]
         return [change for part in parts for change in part]
     return [] if old == new else [Change(name, old, new)]

@@ -1,6 +1,7 @@
 """The losses of policies and values, worked by hand and against RLax, and what an update makes of them."""
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +9,12 @@ import numpy as np
 import pytest
 import rlax
 
-from jaxrl.agents import ppo
+from jaxrl.agents import impala, ppo
 from jaxrl.agents.actor_critic import standardise
-from jaxrl.agents.losses import clipped_surrogate, value_loss
-from jaxrl.types import Batch, Box, Discrete, EnvSpec, Rollout, Transition
+from jaxrl.agents.losses import clipped_surrogate, value_loss, weighted_surrogate
+from jaxrl.errors import SettingsError
+from jaxrl.nn import ActorCritic
+from jaxrl.types import Batch, Box, Discrete, EnvSpec, Remembered, Rollout, Transition
 
 MODES = {"jit": jax.jit, "no jit": lambda f: f}
 CLIP = 0.25
@@ -65,6 +68,15 @@ def test_the_surrogate_and_its_gradient_are_those_of_rlax(mode, clip):
     np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-5, atol=1e-8)
     unclipped = -(ratio * advantage).mean()
     assert ours[0] > unclipped + 0.01
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "slope"), [(0.5, 3.0, -1.5), (2.0, 3.0, -3.0), (4.0, 3.0, -3.0 * 1.0), (0.5, -3.0, 1.5)]
+)
+def test_the_slope_of_the_weighted_surrogate_is_the_bounded_ratio_times_the_advantage(mode, ratio, advantage, slope):
+    """As of the log-probability, and the ratio itself has none."""
+    of_log = mode(jax.grad(weighted_surrogate))(jnp.log(jnp.float32(ratio)), jnp.float32(advantage), 1.0)
+    np.testing.assert_allclose(of_log, slope, rtol=1e-6)
 
 
 # --- the value ----------------------------------------------------------------------------------------------------
@@ -204,3 +216,95 @@ def test_nothing_is_learnt_from_a_step_of_weight_0(spec):
     after, unlike, other = (update(before, x)[0].params.vector for x in (sample, change(row), change(row - 1)))
     np.testing.assert_allclose(after, unlike, atol=1e-6)
     assert np.abs(after - other).max() > 1e-2
+
+
+# --- old parameters ---------------------------------------------------------------------------------------------
+
+
+def moved(state):
+    """Return the state with other parameters, far from its own."""
+    change = np.random.default_rng(4).normal(0.0, 0.3, state.params.vector.shape)
+    return state._replace(params=replace(state.params, vector=state.params.vector + jnp.asarray(change, jnp.float32)))
+
+
+def rollout_of(agent, state):
+    """Return a rollout `[T, N]` without an end, as an actor with the parameters of `state` sends it."""
+    rng = np.random.default_rng(2)
+    obs = rng.normal(size=(T + 1, N, 4)).astype(np.float32)
+    behave = lambda state, obs, key: agent.behave(state, obs, agent.draw_act(key, T * N), jnp.uint32(0), "explore")
+    acted = jax.jit(behave)(state, obs[:-1].reshape(T * N, 4), jax.random.key(3))
+    action, extras = jax.tree.map(lambda x: x.reshape(T, N, *x.shape[1:]), acted)
+    reward = jnp.asarray(rng.normal(size=(T, N)), jnp.float32)
+    items = Transition(obs[:-1], action, reward, jnp.full((T, N), 0.9), jnp.asarray(obs[1:]), extras, jnp.ones((T, N)))
+    return Rollout(items, jnp.zeros((T, N), bool))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def judged(spec, state, rollout):
+    """Work out log-probabilities and values `[T, N]` of a rollout's steps with nothing of the agent but its network."""
+    discrete = isinstance(spec.action_space, Discrete)
+    network = ActorCritic(BOX, 3 if discrete else 4, 0 if discrete else 2, features=(8,))
+    outputs, value, _ = network.apply(state.params.tree, rollout.items.obs.reshape(T * N, 4))
+    outputs, value = outputs.reshape(T, N, -1), value.reshape(T, N)
+    if discrete:
+        chosen = jax.nn.one_hot(rollout.items.action, 3)
+        return (jax.nn.log_softmax(outputs) * chosen).sum(-1), value
+    mean, std = outputs[..., :2], jnp.exp(outputs[..., 2:])
+    density = jnp.exp(-0.5 * ((rollout.items.extras["raw"] - mean) / std) ** 2) / (std * (2 * np.pi) ** 0.5)
+    return jnp.log(density).sum(-1), value
+
+
+@pytest.mark.parametrize("settings", [{}, {"core": "gru", "core_features": 4}], ids=["plain", "gru"])
+def test_acting_on_the_device_tells_of_no_probability_and_old_parameters_do(spec, settings):
+    agent = an_agent(spec, **settings)
+    state = jax.eval_shape(agent.init, jax.random.key(0))
+    obs = jax.ShapeDtypeStruct((N, 4), jnp.float32)
+    seen = obs if not settings else Remembered(obs, jax.ShapeDtypeStruct((N, 4), jnp.float32))
+    noise = jax.eval_shape(lambda: agent.draw_act(jax.random.key(0), N))
+    kinds = [
+        jax.eval_shape(lambda *args: act(*args, jnp.uint32(0), "explore"), state, seen, noise)[1]  # noqa: B023
+        for act in (agent.act, agent.behave)
+    ]
+    assert kinds[1].keys() - kinds[0].keys() == {"log_prob"}
+    assert kinds[1]["log_prob"].shape == (N,)
+
+
+def test_the_ratio_is_that_of_the_learner_to_the_parameters_that_acted(spec):
+    agent = an_agent(spec, gae_lambda=0.0)
+    old, new = fresh(spec), moved(fresh(spec))
+    rollout = rollout_of(agent, old)
+    (before, _), (after, _) = judged(spec, old, rollout), judged(spec, new, rollout)
+    sample = jax.jit(agent.prepare)(new, rollout)
+    np.testing.assert_allclose(sample.log_prob, before.reshape(-1), rtol=1e-4, atol=1e-4)
+    ratio = np.exp(np.asarray(after - before))
+    assert np.abs(ratio - 1).max() > 0.1
+    metrics = updating(agent)(new, sample)[1]
+    np.testing.assert_allclose(metrics["approx_kl"], (ratio - 1 - np.log(ratio)).mean(), rtol=1e-3)
+    np.testing.assert_allclose(metrics["clip_fraction"], (np.abs(ratio - 1) > 0.2).mean(), atol=1e-6)
+
+
+def test_an_update_of_impala_from_old_parameters_is_that_of_rlax():
+    spec = SPECS["discrete"]
+    agent = impala(optimizer="sgd", lr=0.5, max_grad_norm=1e9, features=(8,), entropy=0.0, value=0.25)(spec)
+    old, new = fresh(spec), moved(jax.jit(agent.init)(jax.random.key(1)))
+    rollout = rollout_of(agent, old)
+    before, _ = judged(spec, old, rollout)
+    network = ActorCritic(BOX, 3, 0, features=(8,))
+    v_t = network.apply(new.params.tree, rollout.items.next_obs.reshape(T * N, 4))[1].reshape(T, N)
+
+    def loss(params):
+        log_prob, value = judged(spec, new._replace(params=replace(new.params, vector=params)), rollout)
+        rho = jax.lax.stop_gradient(jnp.exp(log_prob - before))
+        each = jax.vmap(rlax.vtrace_td_error_and_advantage, in_axes=1, out_axes=1)
+        out = each(value, v_t, rollout.items.reward, rollout.items.discount, rho)
+        return jnp.mean(-log_prob * jax.lax.stop_gradient(out.pg_advantage) + 0.25 * 0.5 * out.errors**2)
+
+    expected = new.params.vector - 0.5 * jax.jit(jax.grad(loss))(new.params.vector)
+    after, _ = updating(agent)(new, jax.jit(agent.prepare)(new, rollout))
+    assert np.abs(after.params.vector - new.params.vector).max() > 0.01
+    np.testing.assert_allclose(after.params.vector, expected, atol=1e-5)
+
+
+def test_a_weighted_surrogate_without_v_trace_is_refused():
+    with pytest.raises(SettingsError, match="weighted needs V-trace"):
+        ppo(surrogate="weighted")

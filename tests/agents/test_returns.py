@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import rlax
 
-from jaxrl.agents.returns import gae, lambda_returns
+from jaxrl.agents.returns import gae, lambda_returns, vtrace
 
 MODES = {"jit": jax.jit, "no jit": lambda f: f}
 GAMMA = 0.5
@@ -264,3 +264,88 @@ def test_lambda_may_vary_without_compiling_again(equation):
         out = compiled(*rows, jnp.float32(lambda_))
         np.testing.assert_allclose(out, theirs(rows, lambda_), rtol=1e-5, atol=1e-5)
     assert compiled._cache_size() == 1
+
+
+# --- V-trace ------------------------------------------------------------------------------------------------------
+
+
+def traced(mode, rows, rho, lambda_=1.0, rho_clip=1.0, c_clip=1.0):
+    """Return targets and advantages."""
+    rho = jnp.asarray(rho, jnp.float32)
+    return [x.tolist() for x in mode(vtrace)(*rows, rho, lambda_, rho_clip, c_clip)]
+
+
+def test_v_trace_is_that_worked_by_hand(mode):
+    """Errors are -5, -1 and 5; the first ratio counts as 1, the second passes on and takes half."""
+    third = 5
+    second = 0.5 * -1 + 0.5 * 0.5 * third
+    first = 1 * -5 + 0.5 * 1 * second
+    assert (first, second) == (-4.625, 0.75)
+    target, advantage = traced(mode, three_steps(), [2.0, 0.5, 1.0])
+    assert target == [8 + first, 4 + second, 2 + third]
+    assert advantage == [1 + 0.5 * target[1] - 8, 2 + 0.5 * target[2] - 4, 4 + 0.5 * 6 - 2]
+
+
+def test_each_bound_of_v_trace_is_on_its_own_ratio(mode):
+    """Errors are weighted up to 2, and passed back up to 0.5."""
+    third = 2 * 5
+    second = 2 * -1 + 0.5 * 0.5 * third
+    first = 1 * -5 + 0.5 * 0.5 * second
+    target, _ = traced(mode, three_steps(), [1.0, 4.0, 4.0], rho_clip=2.0, c_clip=0.5)
+    assert target == [8 + first, 4 + second, 2 + third] == [3.125, 4.5, 12]
+
+
+def test_with_lambda_v_trace_passes_back_less_and_bootstraps_from_the_value_as_well(mode):
+    third = 0.5 * 5
+    second = 1 * -1 + 0.5 * 0.5 * third
+    first = 1 * -5 + 0.5 * 0.5 * second
+    target, advantage = traced(mode, three_steps(), [1.0, 1.0, 0.5], lambda_=0.5)
+    assert target == [8 + first, 4 + second, 2 + third]
+    later = [0.5 * target[1] + 0.5 * 4, 0.5 * target[2] + 0.5 * 2, 6]
+    assert advantage == [1 + 0.5 * later[0] - 8, 2 + 0.5 * later[1] - 4, 4 + 0.5 * later[2] - 2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "bootstrap"), [({"terminated": 1}, 2 - 4, 0), ({"truncated": 1, "successor": 16}, 2 + 8 - 4, 8)]
+)
+def test_v_trace_passes_nothing_over_an_end_and_bootstraps_a_cut_from_the_true_successor(mode, kind, error, bootstrap):
+    second = 0.5 * error
+    first = -5 + 0.5 * second
+    target, advantage = traced(mode, three_steps(**kind), [1.0, 0.5, 8.0])
+    assert target == [8 + first, 4 + second, 2 + 5]
+    assert advantage == [1 + 0.5 * target[1] - 8, 2 + bootstrap - 4, 5]
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.7, 1.0])
+def test_on_policy_v_trace_is_the_lambda_return_and_gae(mode, lambda_):
+    rows = random_rows(6, terminated=0.1, truncated=0.1)
+    target, advantage = mode(vtrace)(*rows, jnp.ones(40), lambda_, 1.0, 1.0)
+    np.testing.assert_allclose(target, returns_of(*rows, lambda_), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(advantage, gae(*rows, lambda_), rtol=1e-5, atol=1e-5)
+
+
+def test_ratios_beyond_the_bounds_count_as_the_bounds_and_a_ratio_of_0_leaves_the_value(mode):
+    rows, rho = random_rows(7, truncated=0.1), jnp.linspace(0.0, 3.0, 40)
+    beyond = mode(vtrace)(*rows, jnp.where(rho > 1.5, 1e9, rho), 0.9, 1.5, 1.5)
+    at = mode(vtrace)(*rows, jnp.minimum(rho, 1.5), 0.9, 1e9, 1e9)
+    for a, b in zip(beyond, at, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert beyond.target[0] == rows[3][0]
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("rho_clip", [0.5, 1.0, 2.0])
+def test_v_trace_agrees_with_rlax_on_each_episode_apart(lambda_, rho_clip):
+    rows = random_rows(8, steps=24, terminated=0.15, truncated=0.15)
+    rho = jnp.asarray(np.random.default_rng(9).uniform(0.1, 3.0, 24), jnp.float32)
+    target, advantage = jax.jit(vtrace)(*rows, rho, lambda_, rho_clip, 1.0)
+
+    def theirs(columns, _):
+        reward, discount, _, v_tm1, v_t, ratio = columns
+        out = rlax.vtrace_td_error_and_advantage(v_tm1, v_t, reward, discount, ratio, lambda_, rho_clip, rho_clip)
+        return np.stack([out.errors + v_tm1, out.pg_advantage], axis=1)
+
+    assert rows[2].sum() > 3
+    expected = episode_by_episode(theirs, [*rows, rho], lambda_)
+    ours = np.stack([target, jnp.minimum(rho, rho_clip) * advantage], axis=1)
+    np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)

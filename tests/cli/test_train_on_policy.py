@@ -15,7 +15,7 @@ from jaxrl import train
 from jaxrl.algos import ALGOS, build
 from jaxrl.config import parse, preset
 
-ON_POLICY = ("ppo", "a2c", "reinforce", "pqn")
+ON_POLICY = ("ppo", "a2c", "reinforce", "impala", "pqn")
 SMALL = (
     *("--env", "Catch-bsuite", "--num-envs", "4", "--rollout", "8", "--epochs", "2", "--minibatches", "2"),
     *("--agent.features", "8", "--eval-interval", "20", "--eval-episodes", "3", "--record-interval", "20"),
@@ -86,6 +86,7 @@ BAD: dict[str, Bad] = {
     "half an iteration": (["ppo", "--env", "Catch-bsuite", "--max-opts", "1000"], ["16", "992 or 1008"]),
     "several steps": (["a2c", "--processor.n-step", "3"], ["n_step to 1"]),
     "no rollout": (["ppo", "--rollout", "0"], ["rollout", "at least 1"]),
+    "a weight without V-trace": (["ppo", "--agent.surrogate", "weighted"], ["needs V-trace", "agent.rho_clip"]),
     "another core": (["ppo", "--agent.core", "gro"], ["'gro'", "gru"]),
     "squash without bounds": (["ppo", "--env", "CartPole-v1", "--agent.squash", "3"], ["3"]),
     "continuous actions": (["pqn", "--env", "Pendulum-v1"], ["pqn takes discrete actions", "ppo"]),

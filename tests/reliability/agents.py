@@ -85,6 +85,9 @@ _MAKERS: dict[str, Callable[[], jaxrl.Strategy]] = {
     "reinforce without a baseline": lambda: _on_policy(
         jaxrl.reinforce(features=(8,), baseline=False, core="gru", core_features=8), epochs=1, minibatches=1
     ),
+    "impala": lambda: _on_policy(
+        jaxrl.impala(features=(8,), optimizer="rmsprop", rho_clip=2.0, gae_lambda=0.9), epochs=1, minibatches=1
+    ),
     "iql from data, n-step, normalised, several updates": lambda: _offline(
         jaxrl.iql(features=(8,), accumulate=2),
         jaxrl.chain(jaxrl.normalise_obs(), jaxrl.n_step(3)),

@@ -18,7 +18,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.training import storage, trainer
 from jaxrl.training.checkpoints import MismatchError, Store
 from jaxrl.training.leaves import state_digest
-from jaxrl.training.settings import HARMLESS
+from jaxrl.training.settings import HARMLESS, changes
 from jaxrl.training.storage import OTHER_VERSIONS, VERSIONS
 
 # --- leaves ------------------------------------------------------------------------------------------------------
@@ -369,7 +369,16 @@ def test_with_them_they_decide(name: str) -> None:
     awake = changed(SMALL, "buffer.prioritised", True) if part else changed(SMALL, "actors", 1)
     strategies = [build("dqn", config) for config in (awake, changed(awake, name, IDLE[name]))]
     settings = [strategy.settings[part] if part else strategy.settings for strategy in strategies]
-    assert [s[rest] for s in settings] == [value_of(SMALL, name), IDLE[name]]
+    usual = 2 if name == "max_lag" else value_of(SMALL, name)  # unset, it is that of replay
+    assert [s[rest] for s in settings] == [usual, IDLE[name]]
+
+
+def test_a_run_from_before_a_setting_was_there_went_as_with_the_value_that_leaves_it_off() -> None:
+    old, off = {"agent": {"lr": 0.1}}, {"agent": {"lr": 0.1, "rho_clip": 0.0, "c_clip": 1.0}}
+    assert changes(old, off) == []
+    assert [str(x) for x in changes(old, {"agent": {**off["agent"], "rho_clip": 1.0}})] == [
+        "agent.rho_clip: 0.0 -> 1.0"
+    ]
 
 
 def test_several_changed_settings_are_all_named(run: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from toys_closed_form import TOYS
 
-from jaxrl.agents import a2c, ppo, pqn, reinforce
+from jaxrl.agents import a2c, impala, ppo, pqn, reinforce
 from jaxrl.envs import Env, TimeStep, draw_nothing, vectorise
 from jaxrl.nn import ActorCritic, QNetwork
 from jaxrl.processors import one_step
@@ -20,6 +20,7 @@ ACTION_INDEPENDENT = [name for name in TOYS if name != "action_preference"]
 GRADIENTS = {
     "ppo": (ppo, {"iterations": 500, "epochs": 4, "minibatches": 2}),
     "a2c": (a2c, {"iterations": 2_000, "epochs": 1, "minibatches": 1}),
+    "impala": (impala, {"iterations": 2_000, "epochs": 1, "minibatches": 1}),
     "reinforce": (reinforce, {"iterations": 2_000, "epochs": 1, "minibatches": 1}),
 }
 
@@ -65,6 +66,7 @@ def slow_unless(*names):
 CASES = [
     *((toy, "ppo") for toy in ("delayed_reward", "clock_truncates")),
     *((toy, "a2c") for toy in ("clock_truncates",)),
+    *((toy, "impala") for toy in ("clock_truncates",)),
     *((toy, "reinforce") for toy in ("clock_terminates",)),
 ]
 REST = [(toy, agent) for toy in ACTION_INDEPENDENT for agent in GRADIENTS if (toy, agent) not in CASES]
@@ -84,7 +86,7 @@ def test_without_a_baseline_the_critic_learns_it_too(name):
     np.testing.assert_allclose(value, toy.values[:, 0], atol=1e-2)
 
 
-@pytest.mark.parametrize("agent", GRADIENTS)
+@pytest.mark.parametrize("agent", ["ppo", "a2c", "reinforce", pytest.param("impala", marks=pytest.mark.slow)])
 def test_the_policy_learns_the_right_action_and_then_the_critic_its_value(agent):
     toy, (make, settings) = TOYS["action_preference"](DISCOUNT), GRADIENTS[agent]
     probability, value = policy_and_value(toy, make, **settings)

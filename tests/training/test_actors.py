@@ -1,8 +1,11 @@
 """Actors in threads: exact counts, nothing lost, the same bits again, and a clear end whatever goes wrong."""
 
 import json
+import math
+import multiprocessing
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,12 +17,17 @@ from toys_closed_form import clock_truncates
 from toys_gymnasium import Counting
 
 import jaxrl
+import jaxrl.training.actors
+import jaxrl.training.trainer
+from jaxrl.algos import build
+from jaxrl.config import parse
 from jaxrl.envs.host import HostEnv, gymnasium_spec
 from jaxrl.errors import ActorError, SettingsError
-from jaxrl.nn import QNetwork
+from jaxrl.nn import ActorCritic, QNetwork
 from jaxrl.strategies.remote import Crowd, exploration_of
 from jaxrl.training.actors import Board, Stopped
 from jaxrl.training.leaves import state_digest
+from jaxrl.training.tally import Tally, Watch
 
 QUIET: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "quiet": True}
 
@@ -122,6 +130,59 @@ def test_rollouts_are_learnt_from_with_a_lag_of_exactly_one():
     assert [row["staleness"] for row in memory.rows if row["kind"] == "train"] == [0, 4, 4, 4]
 
 
+class Diary(Counting):
+    """Keeps what it was shown and told, in order."""
+
+    kept: ClassVar[list[tuple[np.ndarray, int]]] = []
+
+    def step(self, action: Any) -> Any:
+        self.kept.append((self._obs().astype(np.float32) / 5, int(action) - 5))
+        obs, *rest = super().step(action)
+        return obs / 5, *rest
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, info = super().reset(**kwargs)
+        return obs / 5, info
+
+
+@pytest.mark.parametrize("lag", [2])
+def test_ratios_are_those_to_the_parameters_that_acted_as_many_rounds_ago_as_said(lag: int):
+    Diary.kept.clear()
+    env = jaxrl.gymnasium_envs(gymnasium_spec(Counting()), Diary)
+    agent, config = jaxrl.ppo(features=(8,), lr=0.02), jaxrl.ActorsConfig(actors=1, max_lag=lag)
+    strategy = jaxrl.on_policy(env, agent, num_envs=1, rollout=8, epochs=1, minibatches=1, actors=config)
+    memory, hooks = jaxrl.MemoryRecorder(), jaxrl.Hooks(start=lambda trainer: params.append(now(trainer)))
+    params: list[Any] = []
+    now = lambda trainer: jax.tree.map(np.array, trainer.state.agent.params.tree)
+    trainer = jaxrl.Trainer(strategy, max_opts=6, record_interval=1, recorders=[memory], hooks=hooks, **QUIET)
+    params.extend(now(trainer) for _ in trainer)
+    network = ActorCritic(strategy.env.spec.observation_space, 2, features=(8,))
+
+    @jax.jit
+    def log_prob(params: Any, obs: Any, action: Any) -> Any:
+        return jax.nn.log_softmax(network.apply(params, obs)[0])[np.arange(8), action]
+
+    told = [row for row in memory.rows if row["kind"] == "train"]
+    for t, row in enumerate(told):
+        obs, action = (np.stack(x) for x in zip(*Diary.kept[8 * t : 8 * t + 8], strict=True))
+        new, behaviour = log_prob(params[t], obs, action), log_prob(params[max(0, t - lag)], obs, action)
+        ratio = np.exp(np.float64(new) - np.float64(behaviour))
+        assert (np.abs(ratio - 1).max() > 0.01) == (t > 0)
+        np.testing.assert_allclose(row["approx_kl"], (ratio - 1 - np.log(ratio)).mean(), rtol=1e-2, atol=1e-6)
+        np.testing.assert_allclose(row["clip_fraction"], (np.abs(ratio - 1) > 0.2).mean(), atol=1e-6)
+    assert len(told) == 6
+    assert told[-1]["staleness"] == lag
+
+
+def test_unset_the_lag_is_one_of_rollouts_and_two_of_replay():
+    settings = lambda strategy: strategy.settings["max_lag"]
+    assert settings(rollouts(counter(), max_lag=None)) == 1
+    assert settings(replaying(counter())) == 2
+    assert settings(rollouts(counter(), max_lag=3)) == settings(replaying(counter(), max_lag=3)) == 3
+    config = parse(["ppo", "--env", "gymnasium:CartPole-v1"]).config
+    assert (config.max_lag, settings(build("ppo", config))) == (None, 1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lag", [0, 2])
 def test_values_of_a_clock_that_only_cuts_are_those_of_the_closed_form(lag: int):
@@ -149,6 +210,28 @@ def test_values_of_a_clock_that_only_cuts_are_those_of_the_closed_form(lag: int)
     network = QNetwork(toy.env.spec.observation_space, 2, features=(16,))
     values = np.asarray(network.apply(result.state.agent.params.tree, toy.obs))
     np.testing.assert_allclose(values, toy.values, atol=1e-2)
+
+
+@pytest.mark.slow
+def test_v_trace_learns_the_values_of_a_clock_that_only_cuts_from_old_parameters():
+    toy, updates = clock_truncates(0.8), 2_000
+    agent = jaxrl.impala(lr=1e-2, lr_decay=updates, features=(16,), entropy=0.0)
+    config = jaxrl.ActorsConfig(actors=2, max_lag=3)
+    strategy = jaxrl.on_policy(
+        toy.env,
+        agent,
+        processor=jaxrl.one_step(0.8),
+        num_envs=8,
+        rollout=7,
+        epochs=1,
+        minibatches=1,
+        actors=config,
+    )
+    result, row = train(strategy, updates)
+    assert row["staleness"] == 3
+    network = ActorCritic(toy.env.spec.observation_space, 2, features=(16,))
+    value = np.asarray(network.apply(result.state.agent.params.tree, toy.obs)[1])
+    np.testing.assert_allclose(value, toy.values[:, 0], atol=1e-2)
 
 
 def test_one_number_spreads_exploration_over_the_actors_as_ape_x_does():
@@ -241,12 +324,83 @@ def test_an_actor_that_raises_stops_the_run_with_a_checkpoint_and_its_traceback_
 
 def test_an_actor_that_hangs_is_named(tmp_path: Path):
     strategy = replaying(counter(hang_step=40), actors=1, actor_timeout=1.0)
-    with pytest.raises(
-        ActorError, match=r"^actor 0 has sent nothing for 1 s: gymnasium:Counting hangs, or raise actor"
-    ):
+    said = r"^actor 0: a call of gymnasium:Counting takes more than 1 s; it hangs, or raise actor_timeout$"
+    with pytest.raises(ActorError, match=said):
         train(strategy, 4_000, run_dir=str(tmp_path / "run"))
     (event,) = [e for e in events(tmp_path / "run") if e["event"] == "actor"]
     assert "time.sleep" in event["traceback"]
+
+
+def slow_act(monkeypatch: pytest.MonkeyPatch, **waits: Callable[[], Any]) -> None:
+    """Let the first choice of actions wait in the threads named, as it does for a compilation."""
+
+    def programs(remote: Any, run: Any) -> Any:
+        made = jaxrl.training.actors.programs(remote, run)
+
+        def act(*args: Any) -> Any:
+            waits.pop(threading.current_thread().name.replace(" ", ""), lambda: None)()
+            return made.act(*args)
+
+        return made._replace(act=act)
+
+    monkeypatch.setattr(jaxrl.training.trainer, "programs", programs)
+
+
+def test_compiling_what_an_actor_does_is_no_hanging(monkeypatch: pytest.MonkeyPatch):
+    slow_act(monkeypatch, actor0=lambda: time.sleep(4.0))
+    result, _ = train(replaying(counter(), actors=1, actor_timeout=2.0), 4)
+    assert result.summary["opt_steps"] == 4
+
+
+def test_an_actor_is_late_once_one_call_has_been_watched_for_too_long():
+    tallies = [Tally(), Tally(), Tally()]
+    watch, (first, second, third) = Watch(tallies), tallies
+    with first.calling(2.5), second.calling(2.5), third.calling(math.inf):
+        for seconds in (0.5, 1.0, 1.0):  # the first look only sees that there is a call
+            assert watch.late(seconds) == {}
+        with second.calling(2.5):  # another call
+            # That the process stood still for an hour is not the actor's fault: it counts as a second.
+            assert watch.late(3600.0) == {0: 2.5}
+            assert watch.late(1.0) == {0: 2.5}
+    assert watch.late(1.0) == {}
+
+
+class Stuck(Counting):
+    """Hangs in the first actor until it is let go."""
+
+    go_on = threading.Event()
+
+    def step(self, action: Any) -> Any:
+        if self.total == 40 and threading.current_thread().name == "actor 0":
+            self.go_on.wait()
+        return super().step(action)
+
+
+def test_of_a_run_that_hangs_only_the_thread_that_is_stuck_is_left(monkeypatch: pytest.MonkeyPatch):
+    Stuck.go_on.clear()
+    before = set(threading.enumerate())
+    # The other actor is still at work when the run no longer waits for the stuck one.
+    closed = threading.Event()
+    monkeypatch.setattr(jaxrl.training.actors, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(Board, "close", lambda self, close=Board.close: (close(self), closed.set()))
+    slow_act(monkeypatch, actor1=lambda: (closed.wait(), time.sleep(2.0)))
+    with pytest.raises(ActorError, match="actor 0: a call of"):
+        train(replaying(jaxrl.gymnasium_envs(gymnasium_spec(Counting()), Stuck), actor_timeout=0.5, max_lag=40), 400)
+    (left,) = set(threading.enumerate()) - before
+    assert left.name == "actor 0"
+    # Let go, it closes its environments and ends by itself.
+    Stuck.go_on.set()
+    left.join(60)
+    assert not left.is_alive()
+
+
+@pytest.mark.slow
+def test_a_hang_in_a_process_leaves_neither_the_process_nor_the_thread():
+    before = set(threading.enumerate())
+    with pytest.raises(ActorError, match="a call of gymnasium:Counting takes more than 5 s"):
+        train(replaying(counter(hang_step=40), actor_timeout=5.0, processes=True), 400)
+    assert set(threading.enumerate()) <= before
+    assert multiprocessing.active_children() == []
 
 
 def test_a_learner_that_waits_can_be_stopped(tmp_path: Path):

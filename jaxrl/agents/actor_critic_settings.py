@@ -1,0 +1,87 @@
+"""Settings of the agents that learn by policy gradients with a critic."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Settings of PPO."""
+
+    lr: float = 2.5e-4
+    """Learning rate."""
+    lr_decay: int = 0
+    """Optimisation steps over which the learning rate falls linearly to 0; 0: it stays."""
+    optimizer: str = "adam"
+    """Optax optimiser: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
+    max_grad_norm: float = 0.5
+    """Global norm to which gradients are clipped."""
+    accumulate: int = 1
+    """Equal pieces in which a minibatch is taken, gradients averaged; must divide its size."""
+    gae_lambda: float = 0.95
+    """Decay of later errors in an advantage; 0: one-step errors, 1: Monte-Carlo returns."""
+    baseline: bool = True
+    """Subtract the value from the return to get the advantage."""
+    rho_clip: float = 0.0
+    """Bound on the ratios of probabilities by which V-trace corrects for actors' old parameters (1 as published); 0: no
+    V-trace."""
+    c_clip: float = 1.0
+    """Bound on the ratios by which V-trace passes later errors back; used with rho_clip alone."""
+    surrogate: str = "clipped"
+    """What is climbed: clipped (by the ratio of probabilities), plain (log-probability times advantage), or weighted
+    (plain, times the ratio up to rho_clip)."""
+    clip: float = 0.2
+    """How far the ratio of probabilities may go from 1."""
+    clip_value: float = 0.0
+    """How far values may go from those before the epochs; 0: anywhere."""
+    entropy: float = 0.01
+    """Weight of the entropy."""
+    value: float = 0.5
+    """Weight of the value loss."""
+    normalise: str = "minibatch"
+    """Over what advantages are brought to mean 0 and deviation 1: minibatch, batch, or none."""
+    target_kl: float = 0.0
+    """Approximate divergence from the old policy beyond which the rest of the epochs is left out; 0: never."""
+    squash: bool = False
+    """Bring continuous actions within their bounds by tanh; otherwise they are clipped."""
+    free_scale: bool = True
+    """Let the scale of continuous actions be a parameter; otherwise it depends on the observation."""
+    torso: str = "auto"
+    """Network torso: mlp, conv, or auto (conv for observations [H, W, C])."""
+    features: tuple[int, ...] = (64, 64)
+    """Widths of the dense layers."""
+    activation: str = "tanh"
+    """Activation: relu, tanh, gelu, silu or elu."""
+    layer_norm: bool = False
+    """Normalise layers before their activation."""
+    shared: bool = False
+    """One torso for policy and value; otherwise each has its own."""
+    core: str = "none"
+    """Recurrent core behind the (then shared) torso: none, gru or lstm."""
+    core_features: int = 64
+    """Width of the core."""
+
+
+@dataclass(frozen=True)
+class A2CConfig(PPOConfig):
+    """Settings of A2C."""
+
+    lr: float = 1e-3
+    surrogate: str = "plain"
+    gae_lambda: float = 1.0
+    normalise: str = "none"
+
+
+@dataclass(frozen=True)
+class REINFORCEConfig(A2CConfig):
+    """Settings of REINFORCE."""
+
+    entropy: float = 0.0
+    normalise: str = "batch"
+
+
+@dataclass(frozen=True)
+class IMPALAConfig(A2CConfig):
+    """Settings of IMPALA."""
+
+    rho_clip: float = 1.0
+    surrogate: str = "weighted"
