@@ -199,6 +199,9 @@ class Step(NamedTuple):
     info: Mapping[str, Array] = {}
     valid: Array | bool = True
     """False where the environment gave a non-finite observation or reward: nothing may be learnt from that step."""
+    obs_valid: Array | tuple[()] = ()
+    """False where a first observation was not finite: `obs` is zeros in its place, and belongs in no statistics. `()`
+    where all are."""
 
 
 class Transition(NamedTuple):

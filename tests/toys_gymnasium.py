@@ -16,14 +16,15 @@ class Counting(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(0.0, np.inf, (2,), np.float64)
     action_space = gymnasium.spaces.Discrete(2, start=5)
 
-    def __init__(self, bad_step: int = 0, raise_step: int = 0, hang_step: int = 0) -> None:
+    def __init__(self, bad_step: int = 0, raise_step: int = 0, hang_step: int = 0, bad_reset: int = 0) -> None:
         self.steps = self.episode = self.total = 0
         self.bad_step, self.raise_step, self.hang_step = bad_step, raise_step, hang_step
+        self.bad_reset = bad_reset
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
         self.steps, self.episode = 0, self.episode + 1
-        return self._obs(), {}
+        return self._obs() * (np.nan if self.episode == self.bad_reset else 1.0), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         assert self.action_space.contains(int(action)), action

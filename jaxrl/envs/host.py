@@ -60,34 +60,42 @@ class Stage:
         self.vector = env.open(num_envs, seed, processes)
         self._returns = np.zeros(num_envs, np.float32)
         self._lengths = np.zeros(num_envs, np.int32)
+        self.spoilt = np.zeros(num_envs, bool)
+        """Whether the first observation of the running episode was not finite, and no step was taken since."""
 
     def reset(self) -> PyTree:
-        """Begin everywhere; return the first observations."""
+        """Begin everywhere; return the first observations, zeros for those that are not finite."""
         self._returns[:], self._lengths[:] = 0.0, 0
-        return self.vector.reset()
+        return self._begun(self.vector.reset(), np.ones(self.num_envs, bool))
+
+    def _begun(self, obs: PyTree, where: np.ndarray) -> PyTree:
+        """Note where episodes begin spoilt; return their first observations made finite."""
+        self.spoilt = where & ~_finite_rows(obs)
+        return _zeros_where(self.spoilt, obs)
 
     def step(self, action: PyTree) -> Step:
         """Advance all environments, in NumPy; those whose episode ends begin the next one in the same step.
 
         As of `vectorise`: `final_obs` is the true successor and `obs` what the policy sees next; a non-finite
-        observation or reward cuts its episode and is marked `valid=False`, its values replaced by zeros.
+        observation or reward cuts its episode and is marked `valid=False`, its values replaced by zeros; of a first
+        observation it is the step that leaves it.
         """
         successor, reward, terminated, truncated = self.vector.step(action)  # type: Any, Any, Any, Any
-        valid = np.isfinite(reward) & _finite_rows(successor)
+        valid = np.isfinite(reward) & _finite_rows(successor) & ~self.spoilt
         reward = np.where(valid, reward, 0.0).astype(np.float32)
-        successor = jax.tree.map(lambda x: np.where(_like(valid, x), x, np.zeros_like(x)), successor)
+        successor = _zeros_where(~valid, successor)
         self._returns, self._lengths = self._returns + reward, self._lengths + 1
         terminated = terminated & valid
         late = self._lengths >= (self.spec.time_limit or np.inf)
         truncated = (truncated | late | ~valid) & ~terminated
         done = terminated | truncated
         info: Any = {"episode_return": self._returns, "episode_length": self._lengths}
-        obs = successor
+        obs, self.spoilt = successor, np.zeros_like(valid)
         if done.any():
-            fresh = self.vector.reset(done)
+            fresh = self._begun(self.vector.reset(done), done)
             obs = jax.tree.map(lambda new, old: np.where(_like(done, new), new, old), fresh, successor)
             self._returns, self._lengths = np.where(done, 0, self._returns), np.where(done, 0, self._lengths)
-        return Step(action, (), reward, terminated, truncated, successor, obs, info, valid)
+        return Step(action, (), reward, terminated, truncated, successor, obs, info, valid, ~self.spoilt)
 
     def close(self, kill: bool = False) -> None:
         """Let go of the environments; with `kill`, without waiting for a step that hangs."""
@@ -96,6 +104,12 @@ class Stage:
 
 def _like(mask: np.ndarray, x: np.ndarray) -> np.ndarray:
     return mask.reshape(mask.shape + (1,) * (x.ndim - 1))
+
+
+def _zeros_where(spoilt: np.ndarray, tree: PyTree) -> PyTree:
+    if not spoilt.any():
+        return tree
+    return jax.tree.map(lambda x: np.where(_like(spoilt, x), np.zeros_like(x), x), tree)
 
 
 def _finite_rows(tree: PyTree) -> Any:

@@ -134,16 +134,21 @@ def iterations(turns: Turns, steps: int) -> int:
 # --- the programs -----------------------------------------------------------------------------------------------
 
 
-def begin(driven: Driven, agent: PyTree, obs: PyTree) -> Window:
-    """Start the processor at the very first observations."""
-    return _close(driven, open_processor(driven.agent, driven.processor, agent, obs).processor)
+def begin(driven: Driven, agent: PyTree, obs: PyTree, obs_valid: Array) -> Window:
+    """Start the processor at the very first observations; `obs_valid` `[N]` is that of `Step`."""
+    return _close(driven, open_processor(driven.agent, driven.processor, agent, obs, obs_valid).processor)
 
 
-def begin_again(driven: Driven, last: Last, obs: PyTree, ended: Array) -> Window:
-    """Return the processor after the last step, known that where `ended` `[N]` an episode begins with `obs`."""
+def begin_again(driven: Driven, last: Last, obs: PyTree, ended: Array, obs_valid: Array) -> Window:
+    """Return the processor after the last step, known that where `ended` `[N]` an episode begins with `obs`.
+
+    `obs_valid` `[N]` is that of `Step`.
+    """
     step = _step(last.action, last.extras, last.told)
     cut = step._replace(
-        truncated=step.truncated | (ended & ~step.terminated), obs=tree_where(ended, obs, last.told.next_obs)
+        truncated=step.truncated | (ended & ~step.terminated),
+        obs=tree_where(ended, obs, last.told.next_obs),
+        obs_valid=obs_valid,
     )
     return _close(driven, driven.processor.process(_open(driven, last.before), cut)[0])
 
@@ -208,7 +213,9 @@ def learn_once(driven: Driven, learner: Learner, key: Key, t: Array) -> tuple[Le
 
 def _step(action: PyTree, extras: PyTree, told: Told) -> Step:
     reward, (terminated, truncated, valid) = told.numbers[0], told.numbers[1:] > 0
-    return Step(action, extras, reward, terminated, truncated, told.next_obs, told.next_obs, valid=valid)
+    return Step(
+        action, extras, reward, terminated, truncated, told.next_obs, told.next_obs, valid=valid, obs_valid=valid
+    )
 
 
 class _Trained(NamedTuple):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.buffers.rows import layout_of, pack, unpack
-from jaxrl.envs.base import Env, VecEnv, VecEnvState, vectorise
+from jaxrl.envs.base import Env, VecEnv, VecEnvState, first_valid, vectorise
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.processors.base import OFF, Processor, begin, blank_step
 from jaxrl.processors.memory import remember
@@ -139,7 +139,7 @@ def episode_metrics(seen: Seen) -> Metrics:
 def open_scene(actors: Actors, agent: PyTree, key: Key) -> tuple[Scene, PyTree]:
     """Reset the environments; return where they stand, and the shapes of a vector step's transitions."""
     env, obs = actors.env.reset(key)
-    opened = open_processor(actors.agent, actors.processor, agent, obs)
+    opened = open_processor(actors.agent, actors.processor, agent, obs, first_valid(env))
     return Scene(env, opened.processor), opened.items
 
 
@@ -154,8 +154,13 @@ class Opened(NamedTuple):
     """The shapes of the transitions of a vector step."""
 
 
-def open_processor(agent: Agent, processor: Processor, state: PyTree, obs: PyTree) -> Opened:
-    """Start `processor` at the first observations `[N, ...]`, before an agent in `state`."""
+def open_processor(
+    agent: Agent, processor: Processor, state: PyTree, obs: PyTree, obs_valid: Array | tuple[()] = ()
+) -> Opened:
+    """Start `processor` at the first observations `[N, ...]`, before an agent in `state`.
+
+    `obs_valid` is that of `Step`.
+    """
 
     def first(state: PyTree, obs: PyTree, key: Key) -> PyTree:
         noise = agent.draw_act(key, jax.tree.leaves(obs)[0].shape[0])
@@ -165,7 +170,7 @@ def open_processor(agent: Agent, processor: Processor, state: PyTree, obs: PyTre
 
     *acted, items = jax.eval_shape(first, state, obs, jax.random.key(0))
     action, extras = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), acted)
-    return Opened(begin(processor, obs, action, extras), action, extras, items)
+    return Opened(begin(processor, obs, action, extras, obs_valid), action, extras, items)
 
 
 def retune(actors: Actors, state: Any) -> Any:

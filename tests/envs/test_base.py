@@ -72,7 +72,7 @@ def test_large_reset_states_are_not_drawn_ahead() -> None:
         sum(leaf.size for leaf in jax.tree.leaves(vectorise(counting(ballast=ballast), 3).draw(key)))
         for ballast in (SMALL, LARGE)
     ]
-    assert sizes[0] == 3 * (2 + 2)
+    assert sizes[0] == 3 * (2 + 2 + 1)  # state, observation, and the length that the episode begins with
     assert sizes[1] == 3
 
 

@@ -89,6 +89,16 @@ def test_nan(where: str) -> None:
     assert f"a {name} is not finite" in finding(nan_at(4, where, length=6))
 
 
+def test_nan_from_reset() -> None:
+    def reset(key: Any) -> tuple[Any, Any]:
+        start, obs = _walker_reset(key)
+        return start, jnp.where(jax.random.uniform(jax.random.fold_in(key, 1)) < 0.1, jnp.nan, obs)
+
+    assert finding(walker(reset=reset)) == (
+        "a first observation is not finite; look for a division by zero or an overflow in reset"
+    )
+
+
 def test_out_of_bounds() -> None:
     found = finding(walker(limits=2.0))
     assert "outside the declared bounds" in found

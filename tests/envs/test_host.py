@@ -55,6 +55,24 @@ def test_a_step_that_is_not_finite_cuts_its_episode_there_and_nothing_else():
     assert steps[2].info["episode_length"][0] == 1
 
 
+@pytest.mark.parametrize("bad", [1, 2])
+def test_an_episode_whose_first_observation_is_not_finite_is_cut_at_its_first_step(bad: int):
+    stage = Stage(counter(bad_reset=bad), 1, 0)
+    first = stage.reset()
+    steps = [stage.step(np.zeros(1, np.int32)) for _ in range(6)]
+    stage.close()
+    shown = [first, *(s.obs for s in steps)]
+    at = {1: 0, 2: 3}[bad]  # episode 1 takes 3 steps, and the fourth leaves the spoilt one
+    assert shown[at][0].tolist() == [0, 0]
+    assert shown[at + 1][0].tolist() == [0, bad + 1]
+    assert [bool(s.valid[0]) for s in steps] == [t != at for t in range(6)]
+    assert [bool(s.obs_valid[0]) for s in steps] == [t != at - 1 for t in range(6)]
+    assert bool(steps[at].truncated[0])
+    assert (steps[at].reward[0], steps[at].final_obs[0].tolist()) == (0, [0, 0])
+    assert (steps[at].info["episode_length"][0], steps[at + 1].info["episode_length"][0]) == (1, 1)
+    assert steps[at + 1].final_obs[0].tolist() == [1, bad + 1]
+
+
 @pytest.mark.parametrize("suite", ["gymnasium", "envpool"])
 def test_no_step_is_lost_or_made_up_where_an_episode_ends(suite: str):
     pytest.importorskip(suite)

@@ -56,6 +56,20 @@ def test_rows_outside_the_mask_are_left_out() -> None:
     assert_moments_of(moments, ROWS[where])
 
 
+@pytest.mark.parametrize("placeholder", [0.0, np.nan])
+def test_zeros_in_place_of_a_first_observation_are_not_counted(placeholder: float) -> None:
+    seen = np.arange(24) % 3 != 1
+    rows = np.where(seen[:, None], ROWS, np.float32(placeholder))
+    processor, nothing = chain(normalise_obs(), one_step()), jnp.zeros(6)
+    state = begin(processor, jnp.asarray(rows[:6]), nothing, (), jnp.asarray(seen[:6]))
+    for k in range(1, 4):
+        here = slice(6 * k, 6 * k + 6)
+        obs, no = jnp.asarray(rows[here]), jnp.zeros(6, bool)
+        step = Step(nothing, (), nothing, no, ~no, obs, obs, valid=no, obs_valid=jnp.asarray(seen[here]))
+        state, _ = processor.process(state, step)
+    assert_moments_of(processor.learnt(state)[0][0], ROWS[seen])
+
+
 def test_a_mask_without_rows_changes_nothing() -> None:
     before = merged([ROWS])
     for start in (before, no_moments((3,))):
