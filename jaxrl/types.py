@@ -6,177 +6,75 @@ Shape legend, used in all docstrings: `N` environments, `T` time, `B` minibatch,
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-Array = jax.Array
-Key = jax.Array
-"""A typed PRNG key, as `jax.random.key` makes it."""
-PyTree = Any
+from jaxrl.spaces import (
+    Array,
+    Box,
+    Discrete,
+    EnvSpec,
+    Key,
+    MultiDiscrete,
+    PyTree,
+    Space,
+    below,
+    box_bounds,
+    sample_space,
+    space_from_plain,
+    space_of,
+    space_struct,
+    space_to_plain,
+    space_zeros,
+    spec_from_plain,
+    spec_to_plain,
+)
 
-
-# --- spaces ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Discrete:
-    """The whole numbers `0 .. n-1`."""
-
-    n: int
-    dtype: str = "int32"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return ()
-
-
-@dataclass(frozen=True)
-class MultiDiscrete:
-    """A vector of whole numbers, entry `i` from `0 .. n[i]-1`."""
-
-    n: tuple[int, ...]
-    dtype: str = "int32"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (len(self.n),)
-
-
-@dataclass(frozen=True)
-class Box:
-    """Arrays of one shape and dtype; `low` and `high` bound every entry (a number, or one number an entry, flat)."""
-
-    low: float | tuple[float, ...]
-    high: float | tuple[float, ...]
-    shape: tuple[int, ...]
-    dtype: str = "float32"
-
-
-Space = Discrete | MultiDiscrete | Box | Mapping[str, Any] | tuple
-"""A space is one of the three above, or a dict or tuple of spaces."""
-
-_LEAVES = (Discrete, MultiDiscrete, Box)
-
-
-def _is_space(x: Any) -> bool:
-    return isinstance(x, _LEAVES)
-
-
-def space_struct(space: Space) -> PyTree:
-    """Return the `jax.ShapeDtypeStruct` of one element of `space`, leaf by leaf."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), space, is_leaf=_is_space)
-
-
-def space_zeros(space: Space, count: int | None = None) -> PyTree:
-    """Return an element of `space` that is all zeros, or `count` of them `[count, ...]`."""
-    batch = () if count is None else (count,)
-    return jax.tree.map(lambda leaf: jnp.zeros((*batch, *leaf.shape), leaf.dtype), space, is_leaf=_is_space)
-
-
-def sample_space(space: Space, key: Key, count: int | None = None) -> PyTree:
-    """Draw a uniform element of `space`, or `count` of them `[count, ...]`; the key is consumed.
-
-    Unbounded entries of a `Box` come from the normal.
-    """
-    leaves, treedef = jax.tree.flatten(space, is_leaf=_is_space)
-    keys = jax.random.split(key, len(leaves)) if len(leaves) > 1 else [key]
-    batch = () if count is None else (count,)
-    drawn = [_sample_leaf(leaf, k, (*batch, *leaf.shape)) for leaf, k in zip(leaves, keys, strict=True)]
-    return jax.tree.unflatten(treedef, drawn)
-
-
-def below(key: Key, shape: tuple[int, ...], bound: Array | np.ndarray | int) -> Array:
-    """Draw whole numbers from `0 .. bound-1`, uint32 and of `shape`; the key is consumed.
-
-    One random word each, where `jax.random.randint` takes two and a split: half of what a vector step draws is this.
-    A number's chance is off by at most `bound / 2^32` of itself; where `bound` is a power of two it is exact.
-    """
-    return jax.random.bits(key, shape, jnp.uint32) % jnp.broadcast_to(jnp.asarray(bound, jnp.uint32), shape)
-
-
-def _sample_leaf(space: Discrete | MultiDiscrete | Box, key: Key, shape: tuple[int, ...]) -> Array:
-    if isinstance(space, Discrete | MultiDiscrete):
-        return below(key, shape, np.asarray(space.n, np.uint32)).astype(space.dtype)
-    low, high, bounded = (np.broadcast_to(x, shape) for x in box_bounds(space))
-    if bounded.all() and not jnp.issubdtype(space.dtype, jnp.inexact):
-        ends = (np.clip(x, -(2**31), 2**31 - 1).astype(np.int32) for x in (low, high + 1))
-        return jax.random.randint(key, shape, *ends).astype(space.dtype)
-    limits = np.where(bounded, low, 0.0), np.where(bounded, high, 1.0)
-    within = jax.random.uniform(key, shape, jnp.float32, *limits)
-    beyond = jnp.clip(jax.random.normal(key, shape), low, high)
-    return jnp.where(bounded, within, beyond).astype(space.dtype)
-
-
-def box_bounds(space: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return `low` and `high` of every entry, and which entries have both; `space.shape` each.
-
-    Bounds so far apart that float32 cannot say how far are none.
-    """
-    low, high = (
-        np.broadcast_to(np.reshape(bound, space.shape if np.size(bound) > 1 else ()), space.shape).astype(np.float64)
-        for bound in (space.low, space.high)
-    )
-    return low, high, np.abs(low) + np.abs(high) <= float(jnp.finfo(jnp.float32).max)
-
-
-def space_to_plain(space: Space) -> Any:
-    """Write `space` as plain dicts, lists and numbers, for a settings file."""
-    if isinstance(space, Mapping):
-        return {"dict": {name: space_to_plain(part) for name, part in space.items()}}
-    if isinstance(space, tuple):
-        return {"tuple": [space_to_plain(part) for part in space]}
-    return {type(space).__name__: {k: _plain(v) for k, v in vars(space).items()}}
-
-
-def space_from_plain(plain: Any) -> Space:
-    """Read back what `space_to_plain` wrote."""
-    ((kind, value),) = plain.items()
-    if kind == "dict":
-        return {name: space_from_plain(part) for name, part in value.items()}
-    if kind == "tuple":
-        return tuple(space_from_plain(part) for part in value)
-    (cls,) = (c for c in _LEAVES if c.__name__ == kind)
-    return cls(**{k: _unplain(v) for k, v in value.items()})
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return [_plain(v) for v in value]
-    # JSON has no infinity.
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _unplain(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(_unplain(v) for v in value)
-    return float(value) if value in ("inf", "-inf") else value
-
-
-class EnvSpec(NamedTuple):
-    """What there is to know of an environment without running it."""
-
-    name: str
-    observation_space: Space
-    action_space: Space
-    time_limit: int | None = None
-    """Environment steps after which an episode is truncated; `None`: never."""
-
-
-def spec_to_plain(spec: EnvSpec) -> dict[str, Any]:
-    """Write `spec` as plain dicts, lists and numbers, as JSON holds them."""
-    spaces = {name: space_to_plain(getattr(spec, name)) for name in ("observation_space", "action_space")}
-    return {**spec._asdict(), **spaces}
-
-
-def spec_from_plain(plain: Mapping[str, Any]) -> EnvSpec:
-    """Read back what `spec_to_plain` wrote."""
-    spaces = {name: space_from_plain(plain[name]) for name in ("observation_space", "action_space")}
-    return EnvSpec(**{**plain, "name": str(plain["name"]), **spaces})
-
+__all__ = [
+    "Array",
+    "Batch",
+    "Box",
+    "Discrete",
+    "EnvSpec",
+    "Key",
+    "Metrics",
+    "MultiDiscrete",
+    "PyTree",
+    "Remembered",
+    "Rollout",
+    "Space",
+    "Stat",
+    "Step",
+    "Total",
+    "Transition",
+    "all_finite",
+    "as_stat",
+    "below",
+    "box_bounds",
+    "column",
+    "columns_of",
+    "merge_stats",
+    "metrics_of",
+    "reduce_metrics",
+    "row_struct",
+    "sample_space",
+    "space_from_plain",
+    "space_of",
+    "space_struct",
+    "space_to_plain",
+    "space_zeros",
+    "spec_from_plain",
+    "spec_to_plain",
+    "stat",
+    "stats",
+    "total",
+    "totals",
+    "tree_bytes",
+    "tree_where",
+]
 
 # --- data -----------------------------------------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl.envs.host import HostEnv, like_spec, space_of, to_host, whole
+from jaxrl.envs.host import HostEnv, like_spec, to_host, whole
 from jaxrl.errors import SettingsError, nearest, require_extra
-from jaxrl.types import EnvSpec, PyTree, space_struct
+from jaxrl.types import EnvSpec, PyTree, space_of, space_struct
 
 PREFIX = "envpool:"
 """What the name of an environment of EnvPool begins with, as in `envpool:CartPole-v1`."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxrl.envs.base import Env
 from jaxrl.errors import SettingsError, nearest, require_extra
-from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete, PyTree, Space, Step, space_struct, tree_where
+from jaxrl.types import EnvSpec, PyTree, Step, space_of, space_struct, tree_where
 
 PREFIX = "gymnasium:"
 """What the name of an environment of Gymnasium begins with, as in `gymnasium:CartPole-v1`."""
@@ -95,7 +95,8 @@ class Stage:
             fresh = self._begun(self.vector.reset(done), done)
             obs = jax.tree.map(lambda new, old: np.where(_like(done, new), new, old), fresh, successor)
             self._returns, self._lengths = np.where(done, 0, self._returns), np.where(done, 0, self._lengths)
-        return Step(action, (), reward, terminated, truncated, successor, obs, info, valid, ~self.spoilt)
+        seen: Any = ~self.spoilt
+        return Step(action, (), reward, terminated, truncated, successor, obs, info, valid, seen)
 
     def close(self, kill: bool = False) -> None:
         """Let go of the environments; with `kill`, without waiting for a step that hangs."""
@@ -287,30 +288,6 @@ def gymnasium_spec(env: Any) -> EnvSpec:
     spec = getattr(env, "spec", None)
     name = PREFIX + (spec.id if spec is not None else type(getattr(env, "unwrapped", env)).__name__)
     return EnvSpec(name, space_of(name, observations), space_of(name, actions))
-
-
-def space_of(name: str, space: Any) -> Space:
-    """Return the space of environment `name` that a Gymnasium space is."""
-    kind = type(space).__name__
-    if kind == "Dict":
-        return {key: space_of(name, part) for key, part in space.spaces.items()}
-    if kind == "Tuple":
-        return tuple(space_of(name, part) for part in space.spaces)
-    if kind == "Discrete":
-        return Discrete(int(space.n))
-    if kind == "MultiDiscrete" and space.nvec.ndim == 1:
-        return MultiDiscrete(tuple(int(n) for n in space.nvec))
-    if kind == "MultiBinary" and len(space.shape) == 1:
-        return MultiDiscrete((2,) * space.shape[0])
-    if kind == "Box":
-        dtype = np.float32 if space.dtype == np.float64 else space.dtype
-        return Box(_bound(space.low), _bound(space.high), tuple(space.shape), str(np.dtype(dtype)))
-    raise SettingsError(f"environment {name} has a space {space}; expected Box, Discrete, MultiDiscrete, Dict or Tuple")
-
-
-def _bound(values: np.ndarray) -> float | tuple[float, ...]:
-    flat = [float(x) for x in np.ravel(values)]
-    return flat[0] if len(set(flat)) <= 1 and flat else tuple(flat)
 
 
 def to_host(space: Any, action: PyTree) -> PyTree:

@@ -69,8 +69,9 @@ class ObsState(NamedTuple):
 def normalise_obs() -> Processor:
     """Subtract the running mean from every observation, divide by the running deviation, clip to 10 of them.
 
-    Every observation that the policy sees counts once, over all environments, but not the zeros that stand in for one
-    that was not finite. Whole-number and 8-bit leaves stay as they are. What was learnt belongs to the training state and to the policy; in evaluation it stays as it is.
+    Every observation that the policy sees counts once, over all environments, but not the zeros that stand in for
+    one that was not finite. Whole-number and 8-bit leaves stay as they are. What was learnt belongs to the training
+    state and to the policy; in evaluation it stays as it is.
     """
     return Processor(
         init=lambda obs: ObsState(_unseen(obs), _scaled(_unseen(obs), obs)),

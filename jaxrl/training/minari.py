@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl.envs.host import PREFIX, space_of
+from jaxrl.envs.host import PREFIX
 from jaxrl.errors import SettingsError, require_extra
-from jaxrl.types import EnvSpec, PyTree
+from jaxrl.types import EnvSpec, PyTree, space_of
 
 
 def read_minari(name: str) -> tuple[dict[str, np.ndarray], EnvSpec]:

@@ -11,9 +11,9 @@ from toys_envs import counting
 from toys_gymnasium import Counting
 
 import jaxrl
-from jaxrl.envs.host import HostEnv, Stage, gymnasium_spec, space_of, to_host
+from jaxrl.envs.host import HostEnv, Stage, gymnasium_spec, to_host
 from jaxrl.errors import SettingsError
-from jaxrl.types import Box, Discrete, MultiDiscrete
+from jaxrl.types import Box, Discrete, MultiDiscrete, space_of
 
 
 def counter(**kwargs: int) -> HostEnv:
