@@ -203,6 +203,47 @@ def _leaf_of(kind: str, space: Any) -> Discrete | MultiDiscrete | Box | None:
     return None
 
 
+# --- images with channels first -----------------------------------------------------------------------------------
+
+CHANNELS = 16
+"""Channels of an image, at most, that is told by its shape to have them first."""
+
+
+def channels_last(space: Space) -> Space:
+    """Return the space of observations whose images have their channels last, as convolutions want them.
+
+    An image has them first if it is a `Box` `[C, H, W]` of bytes with at most 16 channels, both sides longer than that
+    and at least 8, and neither more than twice the other, as the frames `[4, 84, 84]` of EnvPool.
+    """
+
+    def turned(leaf: Discrete | MultiDiscrete | Box) -> Discrete | MultiDiscrete | Box:
+        if not (isinstance(leaf, Box) and leaf.dtype == "uint8" and _channels_first(leaf.shape)):
+            return leaf
+        low, high = (_turned_bound(bound, leaf.shape) for bound in (leaf.low, leaf.high))
+        return Box(low, high, (*leaf.shape[1:], leaf.shape[0]), leaf.dtype)
+
+    turned_all: Space = jax.tree.map(turned, space, is_leaf=_is_space)
+    return turned_all
+
+
+def _channels_first(shape: tuple[int, ...]) -> bool:
+    if len(shape) != 3:
+        return False
+    channels, (short, long) = shape[0], sorted(shape[1:])
+    return 0 < channels <= CHANNELS and short >= max(channels + 1, 8) and long <= 2 * short
+
+
+def _turned_bound(bound: Any, shape: tuple[int, ...]) -> Any:
+    return np.moveaxis(np.reshape(bound, shape), 0, -1) if np.size(bound) > 1 else bound
+
+
+def as_shape(x: Any, shape: tuple[int, ...]) -> Any:
+    """Return images `[..., C, H, W]` as `[..., H, W, C]` if that is the `shape` they are to have, else as they are."""
+    if not _channels_first(x.shape[-3:]) or tuple(shape) != (*x.shape[-2:], x.shape[-3]):
+        return x
+    return x.transpose(*range(x.ndim - 3), x.ndim - 2, x.ndim - 1, x.ndim - 3)
+
+
 # --- elements -----------------------------------------------------------------------------------------------------
 
 

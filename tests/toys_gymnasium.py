@@ -7,6 +7,28 @@ import gymnasium
 import numpy as np
 
 
+class Frames(gymnasium.Env):
+    """Show frames `[3, 12, 10]`, channels first, and how many steps were taken; an episode takes four steps."""
+
+    observation_space = gymnasium.spaces.Dict(
+        camera=gymnasium.spaces.Box(0, 255, (3, 12, 10), np.uint8), steps=gymnasium.spaces.Box(0.0, 4.0, (1,))
+    )
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict, dict]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[dict, float, bool, bool, dict]:
+        self.steps += 1
+        return self._obs(), 1.0, self.steps == 4, False, {}
+
+    def _obs(self) -> dict:
+        frame = (np.arange(360).reshape(3, 12, 10) + self.steps) % 251
+        return {"camera": frame.astype(np.uint8), "steps": np.array([self.steps], np.float32)}
+
+
 class Counting(gymnasium.Env):
     """Observe `[steps taken, number of the episode]`; the reward is the number of the step, from 1.
 

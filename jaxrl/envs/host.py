@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxrl.envs.base import Env
 from jaxrl.errors import SettingsError, nearest, require_extra
-from jaxrl.types import EnvSpec, PyTree, Step, space_of, space_struct, tree_where
+from jaxrl.types import EnvSpec, PyTree, Step, as_shape, channels_last, space_of, space_struct, tree_where
 
 PREFIX = "gymnasium:"
 """What the name of an environment of Gymnasium begins with, as in `gymnasium:CartPole-v1`."""
@@ -108,8 +108,6 @@ def _like(mask: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def _zeros_where(spoilt: np.ndarray, tree: PyTree) -> PyTree:
-    if not spoilt.any():
-        return tree
     return jax.tree.map(lambda x: np.where(_like(spoilt, x), np.zeros_like(x), x), tree)
 
 
@@ -181,6 +179,7 @@ def whole(numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 def gymnasium_envs(spec: EnvSpec, make: Callable[[], Any]) -> HostEnv:
     """Return an environment of one's own: `make()` returns a `gymnasium.Env`, of spaces as in `spec`."""
+    spec = spec._replace(observation_space=channels_last(spec.observation_space))
     return HostEnv(spec, partial(_Gymnasium, make, spec))
 
 
@@ -223,11 +222,15 @@ class _Gymnasium:
 
 
 def like_spec(struct: PyTree, obs: PyTree) -> PyTree:
-    """Return observations `[N, ...]` with the containers, dtypes and shapes of `struct`, that of one."""
+    """Return observations `[N, ...]` with the containers, dtypes and shapes of `struct`, that of one.
+
+    Images come with channels first or last.
+    """
     flat = jax.tree.leaves(obs if not isinstance(obs, dict) else dict(obs))
     like, treedef = jax.tree.flatten(struct)
     pairs = zip(flat, like, strict=True)
-    return jax.tree.unflatten(treedef, [np.asarray(x, s.dtype).reshape(len(x), *s.shape) for x, s in pairs])
+    arrays = ((as_shape(np.asarray(x, s.dtype), s.shape), s.shape) for x, s in pairs)
+    return jax.tree.unflatten(treedef, [x.reshape(len(x), *shape) for x, shape in arrays])
 
 
 # --- JAX --------------------------------------------------------------------------------------------------------
@@ -281,13 +284,14 @@ def _step_all(env: Env, num_envs: int, state: PyTree, action: PyTree, key: Any) 
 def gymnasium_spec(env: Any) -> EnvSpec:
     """Describe a Gymnasium environment, or one of a vector of them; raise `SettingsError` for a space that is unknown.
 
-    A time limit is the environment's own affair: it says itself where it cuts an episode.
+    A time limit is the environment's own affair: it says itself where it cuts an episode. Images with channels first
+    are told as `[H, W, C]`, see `channels_last`, and their observations turned likewise.
     """
     single = "single_" if hasattr(env, "single_action_space") else ""
     observations, actions = getattr(env, f"{single}observation_space"), getattr(env, f"{single}action_space")
     spec = getattr(env, "spec", None)
     name = PREFIX + (spec.id if spec is not None else type(getattr(env, "unwrapped", env)).__name__)
-    return EnvSpec(name, space_of(name, observations), space_of(name, actions))
+    return EnvSpec(name, channels_last(space_of(name, observations)), space_of(name, actions))
 
 
 def to_host(space: Any, action: PyTree) -> PyTree:
