@@ -10,11 +10,13 @@ import numpy as np
 import jaxrl
 from jaxrl.agents import Agent, AgentMaker
 from jaxrl.buffers import Buffer
+from jaxrl.spaces import sample_space
 from jaxrl.strategies.base import Strategy, fold, iterate
 from jaxrl.strategies.interaction import assemble, collect, draw_steps, open_scene
 from jaxrl.strategies.on_policy import last_steps, minibatches_of
 from jaxrl.training.program import compile_all
-from jaxrl.types import Array, PyTree, Rollout, sample_space
+from jaxrl.trees import Array, PyTree
+from jaxrl.types import Rollout
 from jaxrl.xla.options import compiler_options
 from jaxrl.xla.shuffle import random_orders
 

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     )
     from jaxrl.errors import JaxrlError, SettingsError
     from jaxrl.loading import load_policy
+    from jaxrl.metrics import stat, total
     from jaxrl.processors import (
         chain,
         frame_stack,
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
         reward_clip,
         reward_scale,
     )
+    from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete
     from jaxrl.strategies import ActorsConfig, Policy, Strategy, fold, off_policy, offline, on_policy
     from jaxrl.training import (
         ConsoleRecorder,
@@ -90,7 +92,7 @@ if TYPE_CHECKING:
     )
     from jaxrl.training.dataset import load_dataset, save_dataset
     from jaxrl.training.gather import gather
-    from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete, Step, Transition, stat, total
+    from jaxrl.types import Step, Transition
 
 _HOMES = {
     "jaxrl.agents": "A2CConfig AWACConfig BCConfig CQLConfig CQLDQNConfig DDPGConfig DQNConfig IMPALAConfig IQLConfig "
@@ -109,7 +111,9 @@ _HOMES = {
     "find_runs",
     "jaxrl.training.dataset": "load_dataset save_dataset",
     "jaxrl.training.gather": "gather",
-    "jaxrl.types": "Box Discrete EnvSpec MultiDiscrete Step Transition stat total",
+    "jaxrl.metrics": "stat total",
+    "jaxrl.spaces": "Box Discrete EnvSpec MultiDiscrete",
+    "jaxrl.types": "Step Transition",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

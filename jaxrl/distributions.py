@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.errors import SettingsError
-from jaxrl.types import Array, Box, Discrete, EnvSpec, Key, MultiDiscrete, box_bounds
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box_bounds
+from jaxrl.trees import Array, Key
 
 LOG_STD = (-5.0, 2.0)
 """Bounds of the logarithm of a scale."""

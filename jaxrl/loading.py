@@ -8,12 +8,12 @@ import jax
 from jaxrl.algos import ALGOS, ProcessorConfig, build_processor
 from jaxrl.config import from_plain
 from jaxrl.errors import NoCheckpointError, SettingsError
+from jaxrl.spaces import spec_from_plain
 from jaxrl.strategies import Policy, Strategy
 from jaxrl.strategies.interaction import bind, make_policy, policy_params_like
 from jaxrl.training.checkpoints import CheckpointError, Store
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.run_dir import require_run
-from jaxrl.types import spec_from_plain
 
 
 def load_policy(run_dir: str | Path, strategy: Strategy | None = None) -> GreedyPolicy:

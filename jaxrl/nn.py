@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.errors import SettingsError, nearest
-from jaxrl.types import Array, Box, Discrete, MultiDiscrete, PyTree, Space
+from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl.trees import Array, PyTree
 from jaxrl.xla.orthogonal import orthogonal as random_orthogonal
 from jaxrl.xla.products import convolve, dot_general, multiply
 
@@ -112,6 +113,34 @@ class ConvTorso(nn.Module):
         return MLP(self.features, self.activation, self.layer_norm, self.orthogonal, self.noisy)(x)
 
 
+class Joined(nn.Module):
+    """Convolutions for each image, what they see joined with the rest; `([B, H, W, C], ...)` and `[B, D] -> [B, F]`."""
+
+    activation: str = "relu"
+    layer_norm: bool = False
+    orthogonal: bool = False
+
+    @nn.compact
+    def __call__(self, images: tuple[Array, ...], rest: Array) -> Array:
+        seen = [Convolutions((16,), self.activation, self.layer_norm, self.orthogonal)(image) for image in images]
+        return jnp.concatenate([*seen, rest], axis=-1)
+
+
+class JoinedTorso(nn.Module):
+    """Convolutions for each image, and dense layers behind them and the rest; `-> [B, features[-1]]`."""
+
+    features: Sequence[int]
+    activation: str = "relu"
+    layer_norm: bool = False
+    orthogonal: bool = False
+    noisy: float = 0.0
+
+    @nn.compact
+    def __call__(self, seen: tuple[tuple[Array, ...], Array]) -> Array:
+        x = Joined(self.activation, self.layer_norm, self.orthogonal)(*seen)
+        return MLP(self.features, self.activation, self.layer_norm, self.orthogonal, self.noisy)(x)
+
+
 class QNetwork(nn.Module):
     """Action values of a batch of observations, `[B, ...] -> [B, num_actions]`, or with `atoms` what they are made of,
     `[B, num_actions, atoms]`.
@@ -186,8 +215,11 @@ class Critic(nn.Module):
     @nn.compact
     def __call__(self, obs: PyTree, action: Array | None = None) -> Array:
         x = encode(self.observation_space, obs, self.torso)
-        if torso_kind(self.torso, self.observation_space) == "conv":
+        kind = torso_kind(self.torso, self.observation_space)
+        if kind == "conv":
             x = Convolutions(activation=self.activation, layer_norm=self.layer_norm)(x)
+        elif kind == "joined":
+            x = Joined(activation=self.activation, layer_norm=self.layer_norm)(*x)
         if action is not None:
             x = jnp.concatenate([x, action], axis=-1)
         return dense(self.outputs)(MLP(self.features, self.activation, self.layer_norm)(x))
@@ -280,40 +312,59 @@ def no_memory(core: str, features: int) -> PyTree:
 
 
 def torso_kind(torso: str, space: Space) -> str:
-    """Return `mlp` or `conv`: as told, or with `auto` by the rank of the observation (three: an image).
+    """Return `mlp`, `conv` or `joined`: as told, or with `auto` by the rank of the observation (three: an image).
+
+    `joined` is that of a dict or tuple with images: convolutions for these, dense layers for all together.
 
     Raises:
-      SettingsError: unknown torso, or `conv` for observations that are not `[H, W, C]`.
+      SettingsError: unknown torso, or `conv` for observations without an image `[H, W, C]`.
     """
-    is_image = isinstance(space, Box) and len(space.shape) == 3 and min(space.shape[:2]) >= 3
+    several = not isinstance(space, Box)
+    kind = ("joined" if several else "conv") if any(map(_is_image, _leaves(space))) else "mlp"
     if torso == "auto":
-        return "conv" if is_image else "mlp"
+        return kind
     if torso not in ("mlp", "conv"):
         raise SettingsError(f"unknown torso {torso!r}; {nearest(torso, ('auto', 'mlp', 'conv'))}")
-    if torso == "conv" and not is_image:
-        raise SettingsError("torso conv wants one observation [H, W, C] with H and W of at least 3; use torso mlp")
-    return torso
+    if torso == "conv" and kind == "mlp":
+        raise SettingsError(
+            "torso conv wants an observation [H, W, C] with H and W of at least 3, or one among others; use torso mlp"
+        )
+    return kind if torso == "conv" else torso
+
+
+def _leaves(space: Space) -> list[Any]:
+    # Leaf by leaf, not tree by tree: Flax turns a dict among a module's attributes into a `FrozenDict`.
+    return jax.tree.leaves(space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
+
+
+def _is_image(space: Any) -> bool:
+    return isinstance(space, Box) and len(space.shape) == 3 and min(space.shape[:2]) >= 3
 
 
 def make_torso(torso: str, space: Space, features: Sequence[int], activation: str, **options: Any) -> nn.Module:
     """Build the torso that `torso_kind` chooses; `options` are `layer_norm`, `orthogonal` and `noisy`."""
-    kind: Any = MLP if torso_kind(torso, space) == "mlp" else ConvTorso
-    built: nn.Module = kind(features=tuple(features), activation=activation, **options)
+    kinds: dict[str, Any] = {"mlp": MLP, "conv": ConvTorso, "joined": JoinedTorso}
+    built: nn.Module = kinds[torso_kind(torso, space)](features=tuple(features), activation=activation, **options)
     return built
 
 
-def encode(space: Space, obs: PyTree, torso: str = "auto") -> Array:
-    """Make one float32 array of a batch of observations: `[B, H, W, C]` for a convolution, else `[B, D]`.
+def encode(space: Space, obs: PyTree, torso: str = "auto") -> Any:
+    """Make float32 of a batch of observations: `[B, H, W, C]` for a convolution, `[B, D]` for dense layers.
 
-    Discrete parts become one-hot, 8-bit images are divided by 255, parts of dicts and tuples are joined.
+    For a `joined` torso it is a tuple of the images `[B, H, W, C]`, and all else as `[B, D]`. Discrete parts become
+    one-hot, 8-bit images are divided by 255, parts of dicts and tuples are joined.
     """
-    is_leaf = lambda x: isinstance(x, Box | Discrete | MultiDiscrete)
-    # Leaf by leaf, not tree by tree: Flax turns a dict among a module's attributes into a `FrozenDict`.
-    spaces = jax.tree.leaves(space, is_leaf=is_leaf)
+    spaces = _leaves(space)
     parts = [_encode_leaf(s, x) for s, x in zip(spaces, jax.tree.leaves(obs), strict=True)]
-    if torso_kind(torso, space) == "conv":
+    kind = torso_kind(torso, space)
+    if kind == "conv":
         return parts[0]
-    return jnp.concatenate([x.reshape(x.shape[0], -1) for x in parts], axis=-1)
+    flat = lambda parts: [x.reshape(x.shape[0], -1) for x in parts]
+    if kind == "mlp":
+        return jnp.concatenate(flat(parts), axis=-1)
+    images = tuple(x for s, x in zip(spaces, parts, strict=True) if _is_image(s))
+    rest = [x for s, x in zip(spaces, parts, strict=True) if not _is_image(s)]
+    return images, jnp.concatenate([jnp.zeros((images[0].shape[0], 0)), *flat(rest)], axis=-1)
 
 
 def _encode_leaf(space: Box | Discrete | MultiDiscrete, x: Array) -> Array:

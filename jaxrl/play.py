@@ -15,7 +15,7 @@ from jaxrl.errors import SettingsError, check_between
 from jaxrl.evaluate import env_of
 from jaxrl.loading import load_policy
 from jaxrl.training import GreedyPolicy
-from jaxrl.types import PyTree
+from jaxrl.trees import PyTree
 
 
 def main(args: Sequence[str]) -> int:

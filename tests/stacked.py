@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxrl.types import Metrics, Stat, Total, stat
+from jaxrl.metrics import Metrics, Stat, Total, stat
 
 
 def reduce_metrics(stacked: Metrics) -> Metrics:

@@ -19,7 +19,7 @@ from jaxrl.distributions import (
     to_box,
 )
 from jaxrl.errors import SettingsError
-from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 
 INF = math.inf
 DRAWS = 20_000

@@ -11,8 +11,19 @@ import pytest
 from jaxrl.agents.actor_critic import PPOConfig, Sample, _judge, _network, _Parts
 from jaxrl.distributions import head_of
 from jaxrl.errors import SettingsError
-from jaxrl.nn import MLP, ActorCritic, Convolutions, no_memory
-from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete, Remembered, space_zeros
+from jaxrl.nn import (
+    MLP,
+    ActorCritic,
+    Convolutions,
+    Critic,
+    PolicyNetwork,
+    QNetwork,
+    encode,
+    make_torso,
+    no_memory,
+)
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, space_zeros
+from jaxrl.types import Remembered
 
 VECTOR = Box(-1.0, 1.0, (6,))
 IMAGE = Box(0, 255, (5, 4, 2), "uint8")
@@ -274,7 +285,59 @@ def test_images_are_convolved_unless_told_otherwise():
     assert dense["Dense_0"]["kernel"].shape == (5 * 4 * 2, 8)
 
 
-@pytest.mark.parametrize("name", ["vector", "discrete", "dict"])
+def test_images_among_others_are_convolved_each_before_all_are_joined():
+    kernels = ((5 - 2) * (4 - 2) * 16 + 6 + 4, 8), (5 * 4 * 2 + 6 + 4, 8)
+    joined, told, dense = (a_toy("dict", torso=torso).shapes["actor_torso"] for torso in ("auto", "conv", "mlp"))
+    assert jax.tree.structure(joined) == jax.tree.structure(told)
+    assert joined["Joined_0"]["Convolutions_0"]["Conv_0"]["kernel"].shape == (3, 3, 2, 16)
+    assert joined["MLP_0"]["Dense_0"]["kernel"].shape == kernels[0]
+    assert dense["Dense_0"]["kernel"].shape == kernels[1]
+
+
+def test_a_joined_torso_by_hand():
+    """Two images, a vector and a number that is one of two; the dense layer is put together from its parts."""
+    other = Box(0.0, 1.0, (3, 3, 1))
+    space = {"a": IMAGE, "b": Discrete(2), "c": other, "d": VECTOR}
+    rng = np.random.default_rng(0)
+    obs = {
+        "a": rng.integers(0, 256, (2, 5, 4, 2)).astype(np.uint8),
+        "b": np.array([1, 0]),
+        "c": rng.uniform(size=(2, 3, 3, 1)).astype(np.float32),
+        "d": vectors()[:2],
+    }
+    torso = make_torso("auto", space, (7,), "relu")
+    params = torso.init(KEY, encode(space, obs))
+    parts = params["params"]
+    eyes = [{"params": parts["Joined_0"][f"Convolutions_{i}"]} for i in range(2)]
+    seen = [Convolutions().apply(eyes[0], obs["a"] / 255.0), Convolutions().apply(eyes[1], obs["c"])]
+    x = np.concatenate([*seen, [[0, 1], [1, 0]], obs["d"]], axis=1)
+    layer = jax.tree.map(np.asarray, parts["MLP_0"]["Dense_0"])
+    expected = np.maximum(x @ layer["kernel"] + layer["bias"], 0)
+    np.testing.assert_allclose(torso.apply(params, encode(space, obs)), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("network", [QNetwork, PolicyNetwork, Critic])
+def test_every_network_sees_images_among_others(network):
+    space = SPACES["dict"]
+    obs = space_zeros(space, 2)
+    net = network(space, 3, features=(7,))
+    action = (jnp.zeros((2, 2)),) if network is Critic else ()
+    shapes = jax.eval_shape(lambda key: net.init(key, obs, *action), KEY)
+    kernels = [x.shape for x in jax.tree.leaves(shapes) if len(x.shape) > 1]
+    assert (3, 3, 2, 16) in kernels
+    assert ((5 - 2) * (4 - 2) * 16 + 6 + 4 + 2 * len(action), 7) in kernels
+    assert jax.eval_shape(net.apply, shapes, obs, *action).shape == (2, 3)
+
+
+def test_a_dict_without_images_is_seen_as_one_vector():
+    toy = toy_of(
+        ActorCritic({"a": VECTOR, "b": Discrete(4)}, OUTPUTS, features=(8, 5)), {"a": VECTOR, "b": Discrete(4)}
+    )
+    assert set(toy.shapes["actor_torso"]) == {"Dense_0", "Dense_1"}
+    assert toy.shapes["actor_torso"]["Dense_0"]["kernel"].shape == (6 + 4, 8)
+
+
+@pytest.mark.parametrize("name", ["vector", "discrete", "tuple"])
 def test_what_is_not_an_image_cannot_be_convolved(name):
     with pytest.raises(SettingsError, match="torso conv wants"):
         a_toy(name, torso="conv")

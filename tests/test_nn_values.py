@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl.nn import NoisyDense, QNetwork
-from jaxrl.types import Box, Discrete
+from jaxrl.spaces import Box, Discrete
 
 KEY = jax.random.key(0)
 SPACE = Box(-1.0, 1.0, (6,))

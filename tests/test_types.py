@@ -4,24 +4,25 @@ import json
 import math
 from typing import Any
 
+import gymnasium
 import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import yaml
 from scipy.stats import chisquare
 from stacked import reduce_metrics
 
 from jaxrl.envs import make_env
-from jaxrl.trees import all_finite, tree_bytes, tree_where
-from jaxrl.types import (
+from jaxrl.errors import SettingsError
+from jaxrl.metrics import Stat, stat, stats, total, totals
+from jaxrl.spaces import (
     Box,
     Discrete,
     EnvSpec,
     MultiDiscrete,
     Space,
-    Stat,
-    below,
     sample_space,
     space_from_plain,
     space_struct,
@@ -29,11 +30,9 @@ from jaxrl.types import (
     space_zeros,
     spec_from_plain,
     spec_to_plain,
-    stat,
-    stats,
-    total,
-    totals,
 )
+from jaxrl.trees import all_finite, tree_bytes, tree_where
+from jaxrl.xla.shuffle import below
 
 NESTED = {
     "camera": Box(0.0, 1.0, (4, 4, 3), "bfloat16"),
@@ -189,6 +188,75 @@ def test_parts_of_a_space_are_drawn_independently() -> None:
 @pytest.mark.parametrize("space", [NESTED, *NESTED.values()])
 def test_a_space_survives_plain_data(space: Any) -> None:
     assert space_from_plain(json.loads(json.dumps(space_to_plain(space)))) == space
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        (Box(0, 255, (8, 8, 3), jnp.uint8), Box(0.0, 255.0, (8, 8, 3), "uint8")),  # type: ignore[arg-type]
+        (Box(np.zeros((2, 2)), jnp.ones((2, 2)), [2, 2], np.dtype("f4")), Box(0.0, 1.0, (2, 2))),  # type: ignore[arg-type]
+        (Box([-1, -2], np.array([1.0, 2.0]), 2), Box((-1.0, -2.0), (1.0, 2.0), (2,))),  # type: ignore[arg-type]
+        (Box(-np.float32(np.inf), np.inf, np.array([3]), float), Box(-math.inf, math.inf, (3,))),  # type: ignore[arg-type]
+        (Box(np.array([[0.0], [1.0]]), 2, (2, 2)), Box((0.0, 0.0, 1.0, 1.0), 2.0, (2, 2))),  # type: ignore[arg-type]
+        (Box(0, 1, (), jnp.bfloat16), Box(0.0, 1.0, (), "bfloat16")),  # type: ignore[arg-type]
+        (Discrete(np.int64(2), np.int32), Discrete(2)),  # type: ignore[arg-type]
+        (Discrete(jnp.array(3)), Discrete(3)),  # type: ignore[arg-type]
+        (MultiDiscrete(np.array([2, 3]), jnp.int32), MultiDiscrete((2, 3))),  # type: ignore[arg-type]
+    ],
+)
+def test_spaces_are_kept_as_plain_numbers_and_names_whatever_they_were_given_as(given: Any, plain: Any) -> None:
+    assert given == plain
+    assert repr(given) == repr(plain)
+    assert hash(given) == hash(plain)
+    assert space_from_plain(json.loads(json.dumps(space_to_plain(given)))) == plain
+    assert space_from_plain(yaml.safe_load(yaml.safe_dump(space_to_plain(given)))) == plain
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Discrete(0), "Discrete: n is 0; expected a whole number of at least 1"),
+        (lambda: Discrete(-3), "n is -3"),
+        (lambda: Discrete(2.0), "n is 2.0"),
+        (lambda: Discrete(True), "n is True"),
+        (lambda: Discrete(2, "colour"), "dtype is 'colour'; expected one of real numbers"),
+        (lambda: MultiDiscrete((2, 0)), "MultiDiscrete: n is 0"),
+        (lambda: MultiDiscrete(np.ones((2, 2), int)), "MultiDiscrete: n is array"),
+        (lambda: Box(0, 1, (2,), object), "dtype is <class 'object'>"),
+        (lambda: Box(0, 1, (2,), None), "dtype is None"),
+        (lambda: Box(0, 1, (2.5,)), r"shape is \(2.5,\); expected whole numbers"),
+        (lambda: Box(0, 1, (-1,)), r"shape is \(-1,\)"),
+        (lambda: Box(0, [1, 2, 3], (2,)), r"high has shape \[3\]; expected one number, or \[2\]"),
+        (lambda: Box(float("nan"), 1, (2,)), "low is nan"),
+        (lambda: Box("0", 1, (2,)), "low is '0'; expected a number"),
+        (lambda: Box([0, 5], [1, 4], (2,)), "is above high"),
+    ],
+)
+def test_what_is_no_space_is_refused_by_name(make: Any, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        make()
+
+
+def test_spaces_of_gymnasium_in_a_spec_become_ours() -> None:
+    spaces = gymnasium.spaces
+    seen = spaces.Dict({"camera": spaces.Box(0, 255, (8, 8, 3), np.uint8), "mode": spaces.MultiBinary(3)})
+    spec = EnvSpec("crane", seen, spaces.Tuple([spaces.Discrete(3), spaces.MultiDiscrete([2, 4])]))
+    assert spec.observation_space == {"camera": Box(0.0, 255.0, (8, 8, 3), "uint8"), "mode": MultiDiscrete((2, 2, 2))}
+    assert spec.action_space == (Discrete(3), MultiDiscrete((2, 4)))
+    mixed = spec._replace(observation_space={"a": spaces.Box(-1, 1, (2,), np.float64), "b": [Discrete(2)]})
+    assert mixed.observation_space == {"a": Box(-1.0, 1.0, (2,)), "b": (Discrete(2),)}
+    for one in (spec, mixed):
+        assert spec_from_plain(json.loads(json.dumps(spec_to_plain(one)))) == one
+        assert isinstance(one, EnvSpec)
+    for wrong, message in (
+        (spaces.Text(3), r"environment crane has a space Text.*expected Box, Discrete"),
+        (spaces.Discrete(3, start=1), "whole numbers count from 0"),
+        ({1: Discrete(2)}, "the key 1; expected names"),
+        (3, "environment crane has a space 3"),
+        (None, "environment crane has a space None"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            EnvSpec("crane", wrong, Discrete(2))
 
 
 @pytest.mark.parametrize("time_limit", [None, 200])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs import Env, TimeStep, draw_nothing
-from jaxrl.types import Box, Discrete, EnvSpec
+from jaxrl.spaces import Box, Discrete, EnvSpec
 
 ACTIONS = 2
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxrl
+from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.training.program import run, zero_sums
-from jaxrl.types import Box, Discrete, EnvSpec
 
 ONE = np.float32(1)
 

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs import Env, TimeStep, VecEnv, draw_nothing
-from jaxrl.types import Array, Box, Discrete, EnvSpec, Key, PyTree, Step
+from jaxrl.spaces import Box, Discrete, EnvSpec
+from jaxrl.trees import Array, Key, PyTree
+from jaxrl.types import Step
 
 # --- counting: nothing but time passes ------------------------------------------------------------------------
 

@@ -7,6 +7,28 @@ import gymnasium
 import numpy as np
 
 
+class Frames(gymnasium.Env):
+    """Show frames `[3, 12, 10]`, channels first, and how many steps were taken; an episode takes four steps."""
+
+    observation_space = gymnasium.spaces.Dict(
+        camera=gymnasium.spaces.Box(0, 255, (3, 12, 10), np.uint8), steps=gymnasium.spaces.Box(0.0, 4.0, (1,))
+    )
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict, dict]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[dict, float, bool, bool, dict]:
+        self.steps += 1
+        return self._obs(), 1.0, self.steps == 4, False, {}
+
+    def _obs(self) -> dict:
+        frame = (np.arange(360).reshape(3, 12, 10) + self.steps) % 251
+        return {"camera": frame.astype(np.uint8), "steps": np.array([self.steps], np.float32)}
+
+
 class Counting(gymnasium.Env):
     """Observe `[steps taken, number of the episode]`; the reward is the number of the step, from 1.
 
@@ -16,14 +38,15 @@ class Counting(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(0.0, np.inf, (2,), np.float64)
     action_space = gymnasium.spaces.Discrete(2, start=5)
 
-    def __init__(self, bad_step: int = 0, raise_step: int = 0, hang_step: int = 0) -> None:
+    def __init__(self, bad_step: int = 0, raise_step: int = 0, hang_step: int = 0, bad_reset: int = 0) -> None:
         self.steps = self.episode = self.total = 0
         self.bad_step, self.raise_step, self.hang_step = bad_step, raise_step, hang_step
+        self.bad_reset = bad_reset
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
         self.steps, self.episode = 0, self.episode + 1
-        return self._obs(), {}
+        return self._obs() * (np.nan if self.episode == self.bad_reset else 1.0), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         assert self.action_space.contains(int(action)), action

@@ -15,7 +15,8 @@ from benchmarks.loops import Loop
 from jaxrl.strategies.base import Strategy, iterate
 from jaxrl.strategies.interaction import Actors, Scene, assemble, collect, interact
 from jaxrl.strategies.on_policy import last_steps, minibatches_of
-from jaxrl.types import Array, PyTree, Rollout
+from jaxrl.trees import Array, PyTree
+from jaxrl.types import Rollout
 
 
 def off_policy(shape: DQN | SAC, strategy: Strategy, state: PyTree) -> Loop:

@@ -23,9 +23,11 @@ from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn, optimise
 from jaxrl.agents.returns import gae, lambda_returns, vtrace
 from jaxrl.distributions import Distribution, Head, head_of
 from jaxrl.errors import SettingsError
+from jaxrl.metrics import Metrics, Stat
 from jaxrl.nn import ActorCritic, no_memory, torso_kind
-from jaxrl.trees import tree_where
-from jaxrl.types import Array, Batch, EnvSpec, Key, Metrics, PyTree, Remembered, Rollout, Stat, space_zeros
+from jaxrl.spaces import EnvSpec, space_zeros
+from jaxrl.trees import Array, Key, PyTree, tree_where
+from jaxrl.types import Batch, Remembered, Rollout
 from jaxrl.xla.flat import Flat
 
 

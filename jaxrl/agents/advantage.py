@@ -31,8 +31,11 @@ from jaxrl.agents.critics import (
 )
 from jaxrl.agents.losses import advantage_weight, expectile_loss
 from jaxrl.agents.optimisers import Learnt, Optimiser, descent, learn, optimiser_named
+from jaxrl.metrics import Metrics
 from jaxrl.nn import Critic
-from jaxrl.types import Array, Batch, Discrete, EnvSpec, Key, Metrics, PyTree, Transition, space_zeros
+from jaxrl.spaces import Discrete, EnvSpec, space_zeros
+from jaxrl.trees import Array, Key, PyTree
+from jaxrl.types import Batch, Transition
 from jaxrl.xla.flat import Flat
 
 

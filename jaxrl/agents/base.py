@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
-from jaxrl.types import Array, Batch, EnvSpec, Key, Metrics, PyTree, Rollout
+from jaxrl.metrics import Metrics
+from jaxrl.spaces import EnvSpec
+from jaxrl.trees import Array, Key, PyTree
+from jaxrl.types import Batch, Rollout
 
 Mode = Literal["explore", "exploit"]
 

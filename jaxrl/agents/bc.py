@@ -16,8 +16,11 @@ from jaxrl.agents.checks import changed
 from jaxrl.agents.critics import check_box, unit_actions
 from jaxrl.agents.optimisers import Descent, Learnt, Optimiser, Schedule, descent, learn, optimiser_named
 from jaxrl.distributions import Distribution, Gaussian, Head, head_of
+from jaxrl.metrics import Metrics
 from jaxrl.nn import PolicyNetwork, torso_kind
-from jaxrl.types import Array, Batch, Box, Discrete, EnvSpec, Key, Metrics, MultiDiscrete, PyTree, space_zeros
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, space_zeros
+from jaxrl.trees import Array, Key, PyTree
+from jaxrl.types import Batch
 from jaxrl.xla.flat import Flat
 
 LOG_STD = (-3.0, 0.0)

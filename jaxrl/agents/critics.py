@@ -13,8 +13,11 @@ from jaxrl.agents.losses import conservative_gap, entry, squared
 from jaxrl.agents.optimisers import Descent, Learnt, learn
 from jaxrl.distributions import from_box
 from jaxrl.errors import SettingsError
+from jaxrl.metrics import Metrics
 from jaxrl.nn import PolicyNetwork, ensemble, torso_kind
-from jaxrl.types import Array, Batch, Box, Discrete, EnvSpec, Key, Metrics, PyTree, Remembered, box_bounds, space_zeros
+from jaxrl.spaces import Box, Discrete, EnvSpec, box_bounds, space_zeros
+from jaxrl.trees import Array, Key, PyTree
+from jaxrl.types import Batch, Remembered
 from jaxrl.xla.flat import Flat
 
 

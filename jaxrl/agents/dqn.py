@@ -18,9 +18,11 @@ from jaxrl.agents.losses import conservative_gap, entry, munchausen
 from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn, linear, optimiser_named
 from jaxrl.agents.values import After, Values, c51, chosen_row, expected, midpoints, quantiles
 from jaxrl.errors import SettingsError
+from jaxrl.metrics import Metrics
 from jaxrl.nn import QNetwork, torso_kind
-from jaxrl.trees import tree_where
-from jaxrl.types import Array, Batch, Discrete, EnvSpec, Key, Metrics, PyTree, Transition, space_zeros
+from jaxrl.spaces import Discrete, EnvSpec, space_zeros
+from jaxrl.trees import Array, Key, PyTree, tree_where
+from jaxrl.types import Batch, Transition
 from jaxrl.xla.flat import Flat
 
 

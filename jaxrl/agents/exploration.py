@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl.types import Array, EnvSpec, Key, sample_space
+from jaxrl.spaces import EnvSpec, sample_space
+from jaxrl.trees import Array, Key
 
 EPSILONS = ("epsilon_start", "epsilon_end")
 """The hyperparameters that decide the share of random actions."""

@@ -6,7 +6,7 @@ Time is in the names: `q_tm1` are the action values before the step, `q_t` after
 import jax
 import jax.numpy as jnp
 
-from jaxrl.types import Array
+from jaxrl.trees import Array
 
 
 def entry(row: Array, index: Array) -> Array:

@@ -11,7 +11,7 @@ import optax
 
 from jaxrl.agents.checks import pieces
 from jaxrl.errors import SettingsError, nearest
-from jaxrl.types import Array, PyTree
+from jaxrl.trees import Array, PyTree
 from jaxrl.xla import reverse_mode
 from jaxrl.xla.flat import Flat
 

@@ -16,8 +16,11 @@ from jaxrl.agents.exploration import EPSILONS, draw_epsilon_greedy, epsilon_gree
 from jaxrl.agents.losses import entry, squared
 from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn, linear, optimiser_named
 from jaxrl.agents.returns import lambda_returns
+from jaxrl.metrics import Metrics
 from jaxrl.nn import QNetwork, torso_kind
-from jaxrl.types import Array, Batch, Discrete, EnvSpec, Key, Metrics, PyTree, Rollout, space_zeros
+from jaxrl.spaces import Discrete, EnvSpec, space_zeros
+from jaxrl.trees import Array, Key, PyTree
+from jaxrl.types import Batch, Rollout
 from jaxrl.xla.flat import Flat
 
 

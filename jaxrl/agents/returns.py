@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl.types import Array
+from jaxrl.trees import Array
 
 
 def gae(r_t: Array, discount_t: Array, last_t: Array, v_tm1: Array, v_t: Array, lambda_: Array | float) -> Array:

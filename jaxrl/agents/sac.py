@@ -31,7 +31,10 @@ from jaxrl.agents.critics import (
 )
 from jaxrl.agents.optimisers import OPTIMISERS, Optimiser, decayed, descent, learn, optimiser_named
 from jaxrl.distributions import Distribution, head_of
-from jaxrl.types import Array, Batch, Discrete, EnvSpec, Key, Metrics, PyTree
+from jaxrl.metrics import Metrics
+from jaxrl.spaces import Discrete, EnvSpec
+from jaxrl.trees import Array, Key, PyTree
+from jaxrl.types import Batch
 from jaxrl.xla.flat import Flat
 
 

@@ -29,7 +29,10 @@ from jaxrl.agents.critics import (
 )
 from jaxrl.agents.optimisers import Optimiser, descent, learn, optimiser_named
 from jaxrl.distributions import to_box
-from jaxrl.types import Array, Batch, Box, EnvSpec, Key, Metrics, PyTree, Remembered
+from jaxrl.metrics import Metrics
+from jaxrl.spaces import Box, EnvSpec
+from jaxrl.trees import Array, Key, PyTree
+from jaxrl.types import Batch, Remembered
 from jaxrl.xla.flat import Flat
 
 

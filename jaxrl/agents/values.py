@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.agents.losses import cross_entropy, entry, huber, project, quantile_huber, squared
-from jaxrl.types import Array
+from jaxrl.trees import Array
 
 
 class After(NamedTuple):

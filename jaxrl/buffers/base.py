@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-from jaxrl.types import Array, Batch, Key, PyTree
+from jaxrl.trees import Array, Key, PyTree
+from jaxrl.types import Batch
 
 
 class BufferInit(Protocol):

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from jaxrl.buffers.frames import Frames, empty_frames
 from jaxrl.errors import SettingsError
-from jaxrl.trees import tree_where
-from jaxrl.types import Array, PyTree, Transition
+from jaxrl.trees import Array, PyTree, tree_where
+from jaxrl.types import Transition
 from jaxrl.xla.packing import Layout, Rows, empty, layout_of, pack, unpack
 
 

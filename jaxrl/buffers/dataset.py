@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from jaxrl.errors import SettingsError, check_between
-from jaxrl.types import EnvSpec, PyTree
+from jaxrl.spaces import EnvSpec
+from jaxrl.trees import PyTree
 
 
 class Dataset(NamedTuple):

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError
-from jaxrl.trees import row_struct
-from jaxrl.types import Array, PyTree
+from jaxrl.trees import Array, PyTree, row_struct
 from jaxrl.xla.packing import Rows, empty, layout_of, pack
 
 

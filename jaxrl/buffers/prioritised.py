@@ -16,7 +16,8 @@ import optax
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.uniform import Ring, block_start, uniform
 from jaxrl.errors import SettingsError, check_between, check_count
-from jaxrl.types import Array, Batch, Key, PyTree
+from jaxrl.trees import Array, Key, PyTree
+from jaxrl.types import Batch
 
 FANOUT = 8
 """Children of a node. More of them mean fewer levels, each a kernel or two, but more numbers to add up in each."""

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.compact import CompactRows, empty_compact
 from jaxrl.errors import SettingsError, check_between, check_count
-from jaxrl.types import Array, Batch, Key, PyTree, below
+from jaxrl.trees import Array, Key, PyTree
+from jaxrl.types import Batch
 from jaxrl.xla.packing import Rows, check_items, empty, layout_of
+from jaxrl.xla.shuffle import below
 
 Ring = Rows | CompactRows
 """Both write blocks and read items; they differ in how these lie in memory."""

@@ -9,11 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.errors import SettingsError, check_count
-from jaxrl.trees import require_same, tree_bytes, tree_where
-from jaxrl.types import Array, EnvSpec, Key, PyTree, Step, space_struct
+from jaxrl.spaces import EnvSpec, space_struct
+from jaxrl.trees import Array, Key, PyTree, require_same, tree_bytes, tree_where
+from jaxrl.types import Step
 
 FRESH_BYTES = 4096
 """Reset states of at most so many bytes are drawn ahead of the loop; larger ones are made from a key inside it."""
+
+
+SPOILT = -1
+"""The length of an episode that must be cut at its first step, for its first observation was not finite."""
 
 
 class TimeStep(NamedTuple):
@@ -84,7 +89,7 @@ class VecEnvState(NamedTuple):
     episode_return: Array
     """Float32, sum of the raw rewards of the running episode."""
     episode_length: Array
-    """Int32, steps of the running episode."""
+    """Int32, steps of the running episode; `SPOILT` before the first of one whose first observation was not finite."""
 
 
 class VecEnv(NamedTuple):
@@ -104,7 +109,8 @@ def vectorise(env: Env, num_envs: int) -> VecEnv:
     The returned `step` yields a `Step` whose `final_obs` is the true successor and whose `obs` is what the policy
     sees next. `info` holds the environment's own scalars, and `episode_return` and `episode_length`, which are those
     of a whole episode where the step ended one. A non-finite observation or reward cuts its episode (`truncated`) and
-    is marked `valid=False`, its values replaced by zeros.
+    is marked `valid=False`, its values replaced by zeros. So is a non-finite first observation: the policy sees zeros,
+    and the one step that leaves them is the invalid one.
 
     Every reset state is a true fresh reset. Small ones come with the noise (`draw`), large ones are made in the step.
 
@@ -126,13 +132,23 @@ def vectorise(env: Env, num_envs: int) -> VecEnv:
 
 
 def _reset(env: Env, num_envs: int, key: Key) -> tuple[VecEnvState, PyTree]:
-    state, obs = _fresh(env, jax.random.split(key, num_envs))
-    return VecEnvState(state, jnp.zeros(num_envs), jnp.zeros(num_envs, jnp.int32)), obs
+    state, obs, length = _fresh(env, jax.random.split(key, num_envs))
+    return VecEnvState(state, jnp.zeros(num_envs), length), obs
 
 
-def _fresh(env: Env, keys: Array) -> tuple[PyTree, PyTree]:
-    """Reset one environment a key, without weak types, so that states keep their types from step to step."""
-    return jax.tree.map(lambda x: jnp.asarray(x, x.dtype), jax.vmap(env.reset)(keys))
+def first_valid(state: VecEnvState) -> Array:
+    """Say whether the running episodes may be learnt from: false before the first step of a spoilt one; `[N]` bool."""
+    return state.episode_length != SPOILT
+
+
+def _fresh(env: Env, keys: Array) -> tuple[PyTree, PyTree, Array]:
+    """Reset one environment a key; return states, first observations made finite, and the lengths they begin with.
+
+    Without weak types, so that states keep their types from step to step.
+    """
+    state, obs = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), jax.vmap(env.reset)(keys))
+    finite = finite_rows(obs)
+    return state, zeros_unless(finite, obs), jnp.where(finite, jnp.int32(0), jnp.int32(SPOILT))
 
 
 def _draw(env: Env, num_envs: int, ahead: bool, key: Key) -> tuple[PyTree, PyTree]:
@@ -145,8 +161,8 @@ def _draw(env: Env, num_envs: int, ahead: bool, key: Key) -> tuple[PyTree, PyTre
 def _step(env: Env, ahead: bool, state: VecEnvState, action: PyTree, noise: PyTree) -> tuple[VecEnvState, Step]:
     step_noise, fresh = noise
     env_state, out = jax.vmap(env.step)(state.env, action, step_noise)
-    length = state.episode_length + 1
-    valid = _finite_rows((out.obs, out.reward))
+    length = jnp.maximum(state.episode_length, 0) + 1
+    valid = finite_rows((out.obs, out.reward)) & first_valid(state)
     reward = jnp.where(valid, jnp.asarray(out.reward, jnp.float32), 0.0)
     total = state.episode_return + reward
     terminated = jnp.asarray(out.terminated, bool) & valid
@@ -154,8 +170,9 @@ def _step(env: Env, ahead: bool, state: VecEnvState, action: PyTree, noise: PyTr
     if env.spec.time_limit is not None:
         truncated = truncated | ((length >= env.spec.time_limit) & ~terminated)
     done = terminated | truncated
-    final_obs = tree_where(valid, out.obs, jax.tree.map(jnp.zeros_like, out.obs))
-    fresh_state, fresh_obs = fresh if ahead else _fresh(env, fresh)
+    final_obs = zeros_unless(valid, out.obs)
+    fresh_state, fresh_obs, fresh_length = fresh if ahead else _fresh(env, fresh)
+    length_after = jnp.where(done, fresh_length, length)
     step = Step(
         action=action,
         extras=(),
@@ -166,16 +183,22 @@ def _step(env: Env, ahead: bool, state: VecEnvState, action: PyTree, noise: PyTr
         obs=tree_where(done, fresh_obs, final_obs),
         info={**out.info, "episode_return": total, "episode_length": length},
         valid=valid,
+        obs_valid=length_after != SPOILT,
     )
     state = VecEnvState(
         env=tree_where(done, fresh_state, env_state),
         episode_return=jnp.where(done, 0.0, total),
-        episode_length=jnp.where(done, 0, length),
+        episode_length=length_after,
     )
     return state, step
 
 
-def _finite_rows(tree: PyTree) -> Array:
+def zeros_unless(finite: Array, tree: PyTree) -> PyTree:
+    """Return leaves `[N, ...]` with zeros in those of `N` rows that are not `finite`."""
+    return tree_where(finite, tree, jax.tree.map(jnp.zeros_like, tree))
+
+
+def finite_rows(tree: PyTree) -> Array:
     """Say for each of `N` rows whether all its floating-point entries are finite; `[N]` bool."""
     leaves = jax.tree.leaves(tree)
     valid = jnp.ones(leaves[0].shape[0], bool)

@@ -9,7 +9,8 @@ import numpy as np
 
 from jaxrl.envs.base import Env, TimeStep, check_stable
 from jaxrl.errors import SettingsError
-from jaxrl.types import Array, Box, Key, PyTree, sample_space
+from jaxrl.spaces import Box, sample_space
+from jaxrl.trees import Array, Key, PyTree
 
 RESETS = 32
 """Fresh episodes that the check looks at to know what a reset looks like."""
@@ -22,14 +23,16 @@ class _Walk(NamedTuple):
     after: PyTree
     out: TimeStep
     length: Array
+    fresh: PyTree
+    """First observations, one drawn at each step."""
 
 
 def check_env(env: Env, steps: int = 1000, seed: int = 0) -> list[str]:
     """Run `steps` random actions in `env` and name what is wrong with it, one line a finding; none is good.
 
-    Looks for states, observations or rewards that change structure, shape or dtype; non-finite and out-of-bounds
-    values; keys that are ignored or never advance; episodes that never end or whose time limit is told as
-    termination; and a reset hidden inside a step.
+    Looks for states, observations or rewards that change structure, shape or dtype; non-finite values, of a reset too,
+    and out-of-bounds ones; keys that are ignored or never advance; episodes that never end or whose time limit is told
+    as termination; and a reset hidden inside a step.
     """
     try:
         check_stable(env)
@@ -56,9 +59,9 @@ def _walk(env: Env, steps: int, key: Key) -> _Walk:
         done = out.terminated | out.truncated
         if env.spec.time_limit is not None:
             done = done | (length + 1 >= env.spec.time_limit)
-        fresh, _ = env.reset(reset_key)
+        fresh, first = env.reset(reset_key)
         following = jax.tree.map(lambda a, b: jnp.where(done, a, b), fresh, after)
-        return (following, jnp.where(done, 0, length + 1)), _Walk(state, after, out, length + 1)
+        return (following, jnp.where(done, 0, length + 1)), _Walk(state, after, out, length + 1, first)
 
     state, _ = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), jax.tree.map(jnp.asarray, env.reset(key)))
     return jax.lax.scan(body, (state, jnp.int32(0)), jax.random.split(key, steps))[1]
@@ -66,10 +69,14 @@ def _walk(env: Env, steps: int, key: Key) -> _Walk:
 
 def _check_values(env: Env, walk: _Walk) -> list[str]:
     found = []
-    for name, tree in (("reward", walk.out.reward), ("observation", walk.out.obs)):
+    for name, where, tree in (
+        ("reward", "step", walk.out.reward),
+        ("observation", "step", walk.out.obs),
+        ("first observation", "reset", walk.fresh),
+    ):
         leaves = [np.asarray(x) for x in jax.tree.leaves(tree)]
         if any(np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all() for x in leaves):
-            found.append(f"a {name} is not finite; look for a division by zero or an overflow in step")
+            found.append(f"a {name} is not finite; look for a division by zero or an overflow in {where}")
     space = env.spec.observation_space
     if isinstance(space, Box) and not found:
         obs = np.asarray(walk.out.obs, np.float64).reshape(len(walk.length), -1)

@@ -6,9 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl.envs.host import HostEnv, like_spec, space_of, to_host, whole
+from jaxrl.envs.host import HostEnv, like_spec, to_host, whole
 from jaxrl.errors import SettingsError, nearest, require_extra
-from jaxrl.types import EnvSpec, PyTree, space_struct
+from jaxrl.spaces import EnvSpec, channels_last, space_of, space_struct
+from jaxrl.trees import PyTree
 
 PREFIX = "envpool:"
 """What the name of an environment of EnvPool begins with, as in `envpool:CartPole-v1`."""
@@ -30,7 +31,7 @@ def envpool_env(name: str, **kwargs: Any) -> HostEnv:
     except Exception as error:
         raise SettingsError(f"EnvPool cannot make {id_}: {error}") from error
     observations, actions = (space_of(PREFIX + id_, space) for space in (one.observation_space, one.action_space))
-    spec = EnvSpec(PREFIX + id_, observations, actions)
+    spec = EnvSpec(PREFIX + id_, channels_last(observations), actions)
     return HostEnv(spec, partial(_EnvPool, make, spec), settings={"env": PREFIX + id_, "env_args": dict(kwargs)})
 
 

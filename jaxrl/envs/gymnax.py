@@ -10,7 +10,8 @@ import numpy as np
 
 from jaxrl.envs.base import Env, TimeStep, draw_key, draw_nothing
 from jaxrl.errors import SettingsError, nearest
-from jaxrl.types import Array, Box, Discrete, EnvSpec, Key, PyTree, Space
+from jaxrl.spaces import Box, Discrete, EnvSpec, Space
+from jaxrl.trees import Array, Key, PyTree
 
 
 def names() -> list[str]:

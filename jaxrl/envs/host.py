@@ -16,8 +16,9 @@ import numpy as np
 
 from jaxrl.envs.base import Env
 from jaxrl.errors import SettingsError, nearest, require_extra
-from jaxrl.trees import tree_where
-from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete, PyTree, Space, Step, space_struct, space_zeros
+from jaxrl.spaces import EnvSpec, as_shape, channels_last, space_of, space_struct, space_zeros
+from jaxrl.trees import PyTree, tree_where
+from jaxrl.types import Step
 
 PREFIX = "gymnasium:"
 """What the name of an environment of Gymnasium begins with, as in `gymnasium:CartPole-v1`."""
@@ -63,34 +64,43 @@ class Stage:
         self.vector = env.open(num_envs, seed, processes)
         self._returns = np.zeros(num_envs, np.float32)
         self._lengths = np.zeros(num_envs, np.int32)
+        self.spoilt = np.zeros(num_envs, bool)
+        """Whether the first observation of the running episode was not finite, and no step was taken since."""
 
     def reset(self) -> PyTree:
-        """Begin everywhere; return the first observations."""
+        """Begin everywhere; return the first observations, zeros for those that are not finite."""
         self._returns[:], self._lengths[:] = 0.0, 0
-        return self.vector.reset()
+        return self._begun(self.vector.reset(), np.ones(self.num_envs, bool))
+
+    def _begun(self, obs: PyTree, where: np.ndarray) -> PyTree:
+        """Note where episodes begin spoilt; return their first observations made finite."""
+        self.spoilt = where & ~_finite_rows(obs)
+        return _zeros_where(self.spoilt, obs)
 
     def step(self, action: PyTree) -> Step:
         """Advance all environments, in NumPy; those whose episode ends begin the next one in the same step.
 
         As of `vectorise`: `final_obs` is the true successor and `obs` what the policy sees next; a non-finite
-        observation or reward cuts its episode and is marked `valid=False`, its values replaced by zeros.
+        observation or reward cuts its episode and is marked `valid=False`, its values replaced by zeros; of a first
+        observation it is the step that leaves it.
         """
         successor, reward, terminated, truncated = self.vector.step(action)  # type: Any, Any, Any, Any
-        valid = np.isfinite(reward) & _finite_rows(successor)
+        valid = np.isfinite(reward) & _finite_rows(successor) & ~self.spoilt
         reward = np.where(valid, reward, 0.0).astype(np.float32)
-        successor = jax.tree.map(lambda x: np.where(_like(valid, x), x, np.zeros_like(x)), successor)
+        successor = _zeros_where(~valid, successor)
         self._returns, self._lengths = self._returns + reward, self._lengths + 1
         terminated = terminated & valid
         late = self._lengths >= (self.spec.time_limit or np.inf)
         truncated = (truncated | late | ~valid) & ~terminated
         done = terminated | truncated
         info: Any = {"episode_return": self._returns, "episode_length": self._lengths}
-        obs = successor
+        obs, self.spoilt = successor, np.zeros_like(valid)
         if done.any():
-            fresh = self.vector.reset(done)
+            fresh = self._begun(self.vector.reset(done), done)
             obs = jax.tree.map(lambda new, old: np.where(_like(done, new), new, old), fresh, successor)
             self._returns, self._lengths = np.where(done, 0, self._returns), np.where(done, 0, self._lengths)
-        return Step(action, (), reward, terminated, truncated, successor, obs, info, valid)
+        seen: Any = ~self.spoilt
+        return Step(action, (), reward, terminated, truncated, successor, obs, info, valid, seen)
 
     def close(self, kill: bool = False) -> None:
         """Let go of the environments; with `kill`, without waiting for a step that hangs."""
@@ -99,6 +109,10 @@ class Stage:
 
 def _like(mask: np.ndarray, x: np.ndarray) -> np.ndarray:
     return mask.reshape(mask.shape + (1,) * (x.ndim - 1))
+
+
+def _zeros_where(spoilt: np.ndarray, tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: np.where(_like(spoilt, x), np.zeros_like(x), x), tree)
 
 
 def _finite_rows(tree: PyTree) -> Any:
@@ -169,6 +183,7 @@ def whole(numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 def gymnasium_envs(spec: EnvSpec, make: Callable[[], Any]) -> HostEnv:
     """Return an environment of one's own: `make()` returns a `gymnasium.Env`, of spaces as in `spec`."""
+    spec = spec._replace(observation_space=channels_last(spec.observation_space))
     return HostEnv(spec, partial(_Gymnasium, make, spec))
 
 
@@ -214,11 +229,15 @@ class _Gymnasium:
 
 
 def like_spec(struct: PyTree, obs: PyTree) -> PyTree:
-    """Return observations `[N, ...]` with the containers, dtypes and shapes of `struct`, that of one."""
+    """Return observations `[N, ...]` with the containers, dtypes and shapes of `struct`, that of one.
+
+    Images come with channels first or last.
+    """
     flat = jax.tree.leaves(obs if not isinstance(obs, dict) else dict(obs))
     like, treedef = jax.tree.flatten(struct)
     pairs = zip(flat, like, strict=True)
-    return jax.tree.unflatten(treedef, [np.asarray(x, s.dtype).reshape(len(x), *s.shape) for x, s in pairs])
+    arrays = ((as_shape(np.asarray(x, s.dtype), s.shape), s.shape) for x, s in pairs)
+    return jax.tree.unflatten(treedef, [x.reshape(len(x), *shape) for x, shape in arrays])
 
 
 # --- JAX --------------------------------------------------------------------------------------------------------
@@ -281,37 +300,14 @@ def _step_all(env: Env, num_envs: int, state: PyTree, action: PyTree, key: Any) 
 def gymnasium_spec(env: Any) -> EnvSpec:
     """Describe a Gymnasium environment, or one of a vector of them; raise `SettingsError` for a space that is unknown.
 
-    A time limit is the environment's own affair: it says itself where it cuts an episode.
+    A time limit is the environment's own affair: it says itself where it cuts an episode. Images with channels first
+    are told as `[H, W, C]`, see `channels_last`, and their observations turned likewise.
     """
     single = "single_" if hasattr(env, "single_action_space") else ""
     observations, actions = getattr(env, f"{single}observation_space"), getattr(env, f"{single}action_space")
     spec = getattr(env, "spec", None)
     name = PREFIX + (spec.id if spec is not None else type(getattr(env, "unwrapped", env)).__name__)
-    return EnvSpec(name, space_of(name, observations), space_of(name, actions))
-
-
-def space_of(name: str, space: Any) -> Space:
-    """Return the space of environment `name` that a Gymnasium space is."""
-    kind = type(space).__name__
-    if kind == "Dict":
-        return {key: space_of(name, part) for key, part in space.spaces.items()}
-    if kind == "Tuple":
-        return tuple(space_of(name, part) for part in space.spaces)
-    if kind == "Discrete":
-        return Discrete(int(space.n))
-    if kind == "MultiDiscrete" and space.nvec.ndim == 1:
-        return MultiDiscrete(tuple(int(n) for n in space.nvec))
-    if kind == "MultiBinary" and len(space.shape) == 1:
-        return MultiDiscrete((2,) * space.shape[0])
-    if kind == "Box":
-        dtype = np.float32 if space.dtype == np.float64 else space.dtype
-        return Box(_bound(space.low), _bound(space.high), tuple(space.shape), str(np.dtype(dtype)))
-    raise SettingsError(f"environment {name} has a space {space}; expected Box, Discrete, MultiDiscrete, Dict or Tuple")
-
-
-def _bound(values: np.ndarray) -> float | tuple[float, ...]:
-    flat = [float(x) for x in np.ravel(values)]
-    return flat[0] if len(set(flat)) <= 1 and flat else tuple(flat)
+    return EnvSpec(name, channels_last(space_of(name, observations)), space_of(name, actions))
 
 
 def to_host(space: Any, action: PyTree) -> PyTree:

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.errors import SettingsError, check_between, check_count
-from jaxrl.types import Array, Box, Discrete, MultiDiscrete, PyTree, Space, Step, Transition
+from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl.trees import Array, PyTree
+from jaxrl.types import Step, Transition
 
 
 class ProcessorInit(Protocol):
@@ -127,20 +129,25 @@ def _space(processors: tuple[Processor, ...], space: Space) -> Space:
     return space
 
 
-def begin(processor: Processor, obs: PyTree, action: PyTree, extras: PyTree) -> PyTree:
+def begin(
+    processor: Processor, obs: PyTree, action: PyTree, extras: PyTree, obs_valid: Array | tuple[()] = ()
+) -> PyTree:
     """Start `processor` at the first observations `[N, ...]`, in a state whose structure later steps keep.
 
     The processor is shown a blank step that ends an episode before the first one: nothing of it is ever learnt from,
-    but from `action` and `extras` (of any value, `[N, ...]`) it knows what its windows must hold.
+    but from `action` and `extras` (of any value, `[N, ...]`) it knows what its windows must hold. `obs_valid` is that
+    of `Step`.
     """
-    return processor.process(processor.init(obs), blank_step(obs, action, extras))[0]
+    return processor.process(processor.init(obs), blank_step(obs, action, extras, obs_valid))[0]
 
 
-def blank_step(obs: PyTree, action: PyTree, extras: PyTree) -> Step:
+def blank_step(obs: PyTree, action: PyTree, extras: PyTree, obs_valid: Array | tuple[()] = ()) -> Step:
     """Return a step from which nothing may be learnt, that ends an episode and leads to `obs` `[N, ...]`."""
     num_envs = jax.tree.leaves(obs)[0].shape[0]
     ended = jnp.ones(num_envs, bool)
-    return Step(action, extras, jnp.zeros(num_envs), ~ended, ended, final_obs=obs, obs=obs, valid=~ended)
+    return Step(
+        action, extras, jnp.zeros(num_envs), ~ended, ended, final_obs=obs, obs=obs, valid=~ended, obs_valid=obs_valid
+    )
 
 
 def map_reward(function: Any, settings: Mapping[str, Any] | None = None) -> Processor:

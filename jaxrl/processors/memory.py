@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError
 from jaxrl.processors.base import Processor
-from jaxrl.trees import tree_where
-from jaxrl.types import Array, PyTree, Remembered, Step, Transition
+from jaxrl.trees import Array, PyTree, tree_where
+from jaxrl.types import Remembered, Step, Transition
 
 
 class MemoryState(NamedTuple):

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from jaxrl.errors import check_between, check_count
 from jaxrl.processors.base import Processor
-from jaxrl.trees import tree_where
-from jaxrl.types import Array, PyTree, Step, Transition
+from jaxrl.trees import Array, PyTree, tree_where
+from jaxrl.types import Step, Transition
 
 
 class NStepState(NamedTuple):

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from jaxrl.errors import check_between
 from jaxrl.processors.base import Processor
-from jaxrl.types import Array, PyTree, Step
+from jaxrl.trees import Array, PyTree
+from jaxrl.types import Step
 
 CLIP = 10.0
 """Deviations to which normalised observations and rewards are clipped."""
@@ -45,6 +46,11 @@ def merge(moments: Moments, entries: Array, where: Array | None = None) -> Momen
     new = rows.sum()
     mean = (entries * weight).sum(0) / jnp.maximum(new, 1)
     squares = (jnp.square(entries - mean[None]) * weight).sum(0)
+    return _joined(moments, new, mean, squares)
+
+
+def _joined(moments: Moments, new: Array, mean: Array, squares: Array) -> Moments:
+    """Join `moments` and those of `new` entries with this mean and sum of squared deviations."""
     count, apart = moments.count + new, mean - moments.mean
     share = new / jnp.maximum(count, 1)
     return Moments(
@@ -64,8 +70,9 @@ class ObsState(NamedTuple):
 def normalise_obs() -> Processor:
     """Subtract the running mean from every observation, divide by the running deviation, clip to 10 of them.
 
-    Every observation that the policy sees counts once, over all environments. Whole-number and 8-bit leaves stay as
-    they are. What was learnt belongs to the training state and to the policy; in evaluation it stays as it is.
+    Every observation that the policy sees counts once, over all environments, but not the zeros that stand in for
+    one that was not finite. Whole-number and 8-bit leaves stay as they are. What was learnt belongs to the training
+    state and to the policy; in evaluation it stays as it is.
     """
     return Processor(
         init=lambda obs: ObsState(_unseen(obs), _scaled(_unseen(obs), obs)),
@@ -104,9 +111,21 @@ def _scale(moments: Moments | None, x: Array) -> Array:
 
 def _process_obs(state: ObsState, step: Step) -> tuple[ObsState, Step]:
     leaves = jax.tree.leaves(step.obs)
-    moments = tuple(m if m is None else merge(m, x) for m, x in zip(state.moments, leaves, strict=True))
+    take_in = merge if isinstance(step.obs_valid, tuple) else partial(_merge_seen, seen=step.obs_valid)
+    moments = tuple(m if m is None else take_in(m, x) for m, x in zip(state.moments, leaves, strict=True))
     obs, final_obs = _scaled(moments, step.obs), _scaled(moments, step.final_obs)
     return ObsState(moments, obs), step._replace(obs=obs, final_obs=final_obs)
+
+
+def _merge_seen(moments: Moments, entries: Array, seen: Array) -> Moments:
+    """Take in those of `entries` `[N, ...]` at which `seen` `[N]` holds, by selects: where it always does, no bit of
+    the moments is other than without it."""
+    entries = jnp.asarray(entries, jnp.float32)
+    some = seen.reshape(-1, *(1,) * (entries.ndim - 1))
+    new = seen.sum(dtype=jnp.float32)
+    mean = jnp.where(some, entries, 0.0).sum(0) / jnp.maximum(new, 1)
+    squares = jnp.square(jnp.where(some, entries - mean[None], 0.0)).sum(0)
+    return _joined(moments, new, mean, squares)
 
 
 class RewardState(NamedTuple):

@@ -9,8 +9,10 @@ import numpy as np
 
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import HostEnv
-from jaxrl.trees import tree_bytes
-from jaxrl.types import Array, EnvSpec, Key, Metrics, PyTree, Stat, Step, columns_of, merge_stats, metrics_of, stat
+from jaxrl.metrics import Metrics, Stat, columns_of, merge_stats, metrics_of, stat
+from jaxrl.spaces import EnvSpec
+from jaxrl.trees import Array, Key, PyTree, tree_bytes
+from jaxrl.types import Step
 from jaxrl.xla.carry import fori_loop, rows_of
 from jaxrl.xla.threefry import unrolled
 

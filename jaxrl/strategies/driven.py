@@ -12,13 +12,15 @@ import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent
 from jaxrl.buffers.base import Buffer
+from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor
+from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.strategies.base import Policy, draw_block, fold
 from jaxrl.strategies.guard import Health, healthy
 from jaxrl.strategies.interaction import draw_acting, open_processor
 from jaxrl.strategies.replay import Turns, draw_learning, learn
-from jaxrl.trees import row_struct, tree_where
-from jaxrl.types import Array, EnvSpec, Key, Metrics, PyTree, Step, space_zeros
+from jaxrl.trees import Array, Key, PyTree, row_struct, tree_where
+from jaxrl.types import Step
 from jaxrl.xla.packing import Layout, join_short, layout_of, pack, unpack
 
 Phase = Literal["prime", "fill", "train"]
@@ -135,16 +137,21 @@ def iterations(turns: Turns, steps: int) -> int:
 # --- the programs -----------------------------------------------------------------------------------------------
 
 
-def begin(driven: Driven, agent: PyTree, obs: PyTree) -> Window:
-    """Start the processor at the very first observations."""
-    return _close(driven, open_processor(driven.agent, driven.processor, agent, obs).processor)
+def begin(driven: Driven, agent: PyTree, obs: PyTree, obs_valid: Array) -> Window:
+    """Start the processor at the very first observations; `obs_valid` `[N]` is that of `Step`."""
+    return _close(driven, open_processor(driven.agent, driven.processor, agent, obs, obs_valid).processor)
 
 
-def begin_again(driven: Driven, last: Last, obs: PyTree, ended: Array) -> Window:
-    """Return the processor after the last step, known that where `ended` `[N]` an episode begins with `obs`."""
+def begin_again(driven: Driven, last: Last, obs: PyTree, ended: Array, obs_valid: Array) -> Window:
+    """Return the processor after the last step, known that where `ended` `[N]` an episode begins with `obs`.
+
+    `obs_valid` `[N]` is that of `Step`.
+    """
     step = _step(last.action, last.extras, last.told)
     cut = step._replace(
-        truncated=step.truncated | (ended & ~step.terminated), obs=tree_where(ended, obs, last.told.next_obs)
+        truncated=step.truncated | (ended & ~step.terminated),
+        obs=tree_where(ended, obs, last.told.next_obs),
+        obs_valid=obs_valid,
     )
     return _close(driven, driven.processor.process(_open(driven, last.before), cut)[0])
 
@@ -209,7 +216,9 @@ def learn_once(driven: Driven, learner: Learner, key: Key, t: Array) -> tuple[Le
 
 def _step(action: PyTree, extras: PyTree, told: Told) -> Step:
     reward, (terminated, truncated, valid) = told.numbers[0], told.numbers[1:] > 0
-    return Step(action, extras, reward, terminated, truncated, told.next_obs, told.next_obs, valid=valid)
+    return Step(
+        action, extras, reward, terminated, truncated, told.next_obs, told.next_obs, valid=valid, obs_valid=valid
+    )
 
 
 class _Trained(NamedTuple):

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent
-from jaxrl.trees import all_finite, tree_where
-from jaxrl.types import Array, Batch, Metrics, PyTree, Stat, Total, stat
+from jaxrl.metrics import Metrics, Stat, Total, stat
+from jaxrl.trees import Array, PyTree, all_finite, tree_where
+from jaxrl.types import Batch
 from jaxrl.xla.columns import column
 from jaxrl.xla.verdict import all_true, either
 

@@ -8,14 +8,17 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker
-from jaxrl.envs.base import Env, VecEnv, VecEnvState, vectorise
+from jaxrl.envs.base import Env, VecEnv, VecEnvState, first_valid, vectorise
 from jaxrl.errors import SettingsError, check_count
+from jaxrl.metrics import Metrics, stats, totals
 from jaxrl.processors.base import OFF, Processor, begin, blank_step
 from jaxrl.processors.memory import remember
 from jaxrl.processors.n_step import NStepState
 from jaxrl.processors.normalise import RewardState
+from jaxrl.spaces import EnvSpec, sample_space, space_zeros
 from jaxrl.strategies.base import Policy
-from jaxrl.types import Array, EnvSpec, Key, Metrics, PyTree, Step, Transition, sample_space, space_zeros, stats, totals
+from jaxrl.trees import Array, Key, PyTree
+from jaxrl.types import Step, Transition
 from jaxrl.xla.carry import scan_rows
 
 
@@ -125,7 +128,7 @@ def episode_metrics(seen: Seen) -> Metrics:
 def open_scene(actors: Actors, agent: PyTree, key: Key) -> tuple[Scene, PyTree]:
     """Reset the environments; return where they stand, and the shapes of a vector step's transitions."""
     env, obs = actors.env.reset(key)
-    opened = open_processor(actors.agent, actors.processor, agent, obs)
+    opened = open_processor(actors.agent, actors.processor, agent, obs, first_valid(env))
     return Scene(env, opened.processor), opened.items
 
 
@@ -140,8 +143,13 @@ class Opened(NamedTuple):
     """The shapes of the transitions of a vector step."""
 
 
-def open_processor(agent: Agent, processor: Processor, state: PyTree, obs: PyTree) -> Opened:
-    """Start `processor` at the first observations `[N, ...]`, before an agent in `state`."""
+def open_processor(
+    agent: Agent, processor: Processor, state: PyTree, obs: PyTree, obs_valid: Array | tuple[()] = ()
+) -> Opened:
+    """Start `processor` at the first observations `[N, ...]`, before an agent in `state`.
+
+    `obs_valid` is that of `Step`.
+    """
 
     def first(state: PyTree, obs: PyTree, key: Key) -> PyTree:
         noise = agent.draw_act(key, jax.tree.leaves(obs)[0].shape[0])
@@ -151,7 +159,7 @@ def open_processor(agent: Agent, processor: Processor, state: PyTree, obs: PyTre
 
     *acted, items = jax.eval_shape(first, state, obs, jax.random.key(0))
     action, extras = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), acted)
-    return Opened(begin(processor, obs, action, extras), action, extras, items)
+    return Opened(begin(processor, obs, action, extras, obs_valid), action, extras, items)
 
 
 def retune(actors: Actors, state: Any) -> Any:

@@ -10,6 +10,7 @@ from jaxrl.agents.base import AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.envs.base import Env, VecEnvState
 from jaxrl.envs.host import HostEnv
+from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
 from jaxrl.strategies.base import Remote, Strategy, fold, iterate
@@ -29,8 +30,8 @@ from jaxrl.strategies.interaction import (
 )
 from jaxrl.strategies.remote import ActorsConfig, Arrival, Crowd, arrived, remote, settings_of_actors, stage
 from jaxrl.strategies.replay import Turns, draw_learning, learn, take_turns
-from jaxrl.trees import row_struct
-from jaxrl.types import Array, Key, Metrics, PyTree, Transition
+from jaxrl.trees import Array, Key, PyTree, row_struct
+from jaxrl.types import Transition
 
 
 class OffPolicyState(NamedTuple):

@@ -15,26 +15,16 @@ from jaxrl.distributions import from_box
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import HostEnv
 from jaxrl.errors import SettingsError, check_count
+from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor, begin
 from jaxrl.processors.n_step import one_step
+from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, space_to_plain
 from jaxrl.strategies.base import Strategy, fold
 from jaxrl.strategies.guard import Health, healthy
 from jaxrl.strategies.interaction import PolicyParams, bind, make_policy, retune_agent, settings_of
 from jaxrl.strategies.replay import draw_learning, learn
-from jaxrl.trees import row_struct
-from jaxrl.types import (
-    Array,
-    Box,
-    Discrete,
-    Key,
-    Metrics,
-    MultiDiscrete,
-    PyTree,
-    Space,
-    Step,
-    Transition,
-    space_to_plain,
-)
+from jaxrl.trees import Array, Key, PyTree, row_struct
+from jaxrl.types import Step, Transition
 
 
 class OfflineState(NamedTuple):

@@ -12,6 +12,7 @@ from jaxrl.agents.base import AgentMaker
 from jaxrl.envs.base import Env, VecEnvState
 from jaxrl.envs.host import HostEnv
 from jaxrl.errors import SettingsError, check_count
+from jaxrl.metrics import Metrics, Stat, Total
 from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
 from jaxrl.strategies.base import Strategy, fold, repeat
@@ -30,8 +31,8 @@ from jaxrl.strategies.interaction import (
     settings_of,
 )
 from jaxrl.strategies.remote import ActorsConfig, Crowd, arrived, remote, settings_of_actors, stage
-from jaxrl.trees import tree_where
-from jaxrl.types import Array, Batch, Key, Metrics, PyTree, Rollout, Stat, Total, Transition
+from jaxrl.trees import Array, Key, PyTree, tree_where
+from jaxrl.types import Batch, Rollout, Transition
 from jaxrl.xla.packing import takers
 from jaxrl.xla.shuffle import random_orders
 

@@ -16,11 +16,13 @@ import jax.numpy as jnp
 from jaxrl.envs.base import Env, TimeStep, draw_nothing
 from jaxrl.envs.host import HostEnv, on_host
 from jaxrl.errors import SettingsError, check_between, check_count
+from jaxrl.metrics import Metrics, Total, stat
 from jaxrl.processors.base import begin
+from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.strategies.base import Remote
 from jaxrl.strategies.interaction import Actors, Seen, draw_steps, interact, open_scene, see
-from jaxrl.trees import row_struct
-from jaxrl.types import Array, EnvSpec, Key, Metrics, PyTree, Step, Total, Transition, space_zeros, stat
+from jaxrl.trees import Array, Key, PyTree, row_struct
+from jaxrl.types import Step, Transition
 from jaxrl.xla.packing import Layout, empty, layout_of, pack, unpack
 
 

@@ -8,9 +8,10 @@ import jax
 from jaxrl.agents.base import Agent
 from jaxrl.buffers.base import Buffer
 from jaxrl.errors import SettingsError, check_count
+from jaxrl.metrics import Metrics
 from jaxrl.strategies.base import repeat
 from jaxrl.strategies.guard import guarded_update
-from jaxrl.types import Array, Key, Metrics, PyTree
+from jaxrl.trees import Array, Key, PyTree
 
 
 class Turns(NamedTuple):

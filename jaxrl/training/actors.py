@@ -18,7 +18,7 @@ from jaxrl.strategies.base import Remote, fold
 from jaxrl.strategies.remote import Arrival
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.tally import Tally, Watch
-from jaxrl.types import Key, PyTree
+from jaxrl.trees import Key, PyTree
 
 POLL_S = 0.1
 """Seconds between looks at whether someone asks to stop."""

@@ -30,7 +30,7 @@ from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.training.hush import hushed
 from jaxrl.training.leaves import checksum, describe_leaf, host_leaves, like_leaves, mismatch, rebuild
 from jaxrl.training.run_dir import sync_dir, write_atomically
-from jaxrl.types import PyTree
+from jaxrl.trees import PyTree
 
 ORBAX = threading.Lock()
 """Held while Orbax works: two saves at once in one process would mix up their signals."""

@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.envs.base import Env
+from jaxrl.envs.base import Env, finite_rows, zeros_unless
 from jaxrl.envs.host import HostEnv, Stage
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.strategies.base import Policy, Strategy, fold
 from jaxrl.training.program import programs_of
 from jaxrl.training.run_dir import plain
-from jaxrl.types import Array, Key, PyTree, Step
+from jaxrl.trees import Array, Key, PyTree
+from jaxrl.types import Step
 
 MAX_STEPS = 10_000
 """Steps after which an episode without a time limit counts as unfinished."""
@@ -26,7 +27,7 @@ class Evaluation(NamedTuple):
     """The outcome of `E` episodes."""
 
     returns: np.ndarray
-    """Float `[E]`, undiscounted; of an unfinished episode what it had gathered."""
+    """Float `[E]`, undiscounted; of an unfinished episode what it had gathered, and NaN of one that was not finite."""
     lengths: np.ndarray
     """Int `[E]`."""
     finished: np.ndarray
@@ -111,7 +112,11 @@ class Judge:
 
 
 class Evaluator(Judge):
-    """Run `episodes` parallel greedy episodes from start to end."""
+    """Run `episodes` parallel greedy episodes from start to end.
+
+    An episode ends where the environment gives a non-finite observation, the first one included, or reward: its return
+    is NaN, so that no score is made of it.
+    """
 
     def __init__(self, env: Env, policy: Policy, episodes: int, max_steps: int | None = None) -> None:
         """Prepare an evaluation; nothing is compiled before the first call.
@@ -128,7 +133,10 @@ class Evaluator(Judge):
 
 
 class HostEvaluator:
-    """Run `episodes` greedy episodes from start to end, side by side, in environments on the host."""
+    """Run `episodes` greedy episodes from start to end, side by side, in environments on the host.
+
+    Those that are not finite are treated as `Evaluator` does.
+    """
 
     def __init__(self, env: HostEnv, policy: Policy, episodes: int, max_steps: int = MAX_STEPS) -> None:
         """Prepare an evaluation; arguments are those of `Evaluator`. Environments are opened for each anew."""
@@ -146,15 +154,16 @@ class HostEvaluator:
 
     def _run(self, stage: Stage, params: PyTree) -> Evaluation:
         carry = self._begin(params, stage.reset())
-        returns, lengths = np.zeros(self.episodes), np.zeros(self.episodes, np.int32)
-        running = np.ones(self.episodes, bool)
+        returns, lengths = np.where(stage.spoilt, np.nan, 0.0), np.zeros(self.episodes, np.int32)
+        running = ~stage.spoilt
         for _ in range(self.max_steps):
-            carry, action = self._act(params, carry)
-            step = stage.step(jax.tree.map(np.asarray, action))
-            returns, lengths = returns + np.where(running, step.reward, 0.0), lengths + running
-            running &= ~(step.terminated | step.truncated)
             if not running.any():
                 break
+            carry, action = self._act(params, carry)
+            step = stage.step(jax.tree.map(np.asarray, action))
+            reward = np.where(step.valid, step.reward, np.nan)
+            returns, lengths = returns + np.where(running, reward, 0.0), lengths + running
+            running &= ~(step.terminated | step.truncated)
             carry = self._observe(params, carry, step._replace(action=action, info={}))
         return Evaluation(returns, lengths, ~running)
 
@@ -204,9 +213,14 @@ def run_episodes(
     reset_key, step_key = jax.random.split(key)
     state, obs = jax.vmap(env.reset)(jax.random.split(reset_key, episodes))
     state, obs = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), (state, obs))
-    zeros = jnp.zeros(episodes)
+    finite = finite_rows(obs)
     start = _Episodes(
-        jnp.int32(0), state, policy.begin(params, obs), zeros, zeros.astype(jnp.int32), jnp.ones(episodes, bool)
+        step=jnp.int32(0),
+        env=state,
+        carry=policy.begin(params, zeros_unless(finite, obs)),
+        returns=jnp.where(finite, jnp.float32(0), jnp.float32(jnp.nan)),
+        lengths=jnp.zeros(episodes, jnp.int32),
+        running=finite,
     )
     end = jax.lax.while_loop(
         lambda e: e.running.any() & (e.step < max_steps), partial(_advance, env, policy, params, step_key), start
@@ -222,7 +236,8 @@ def _advance(env: Env, policy: Policy, params: PyTree, key: Key, e: _Episodes) -
     terminated, truncated = (jnp.asarray(x, bool) for x in (out.terminated, out.truncated))
     if env.spec.time_limit is not None:
         truncated = truncated | (lengths >= env.spec.time_limit)
-    reward = jnp.asarray(out.reward, jnp.float32)
+    finite = finite_rows((out.obs, out.reward))
+    reward = jnp.where(finite, jnp.asarray(out.reward, jnp.float32), jnp.nan)
     step = Step(action, (), reward, terminated, truncated & ~terminated, out.obs, out.obs)
     return _Episodes(
         step=e.step + 1,
@@ -230,5 +245,5 @@ def _advance(env: Env, policy: Policy, params: PyTree, key: Key, e: _Episodes) -
         carry=policy.observe(params, carry, step),
         returns=e.returns + jnp.where(e.running, reward, 0.0),
         lengths=lengths,
-        running=e.running & ~(terminated | truncated),
+        running=e.running & finite & ~(terminated | truncated),
     )

@@ -11,9 +11,9 @@ from jaxrl.buffers.dataset import Dataset
 from jaxrl.distributions import from_box, to_box
 from jaxrl.envs.base import Env, VecEnv, vectorise
 from jaxrl.errors import SettingsError, check_between, check_count
+from jaxrl.spaces import Box, Space, sample_space
 from jaxrl.strategies.base import Policy, fold
-from jaxrl.trees import tree_where
-from jaxrl.types import Array, Box, Key, PyTree, Space, sample_space
+from jaxrl.trees import Array, Key, PyTree, tree_where
 
 CHUNK = 256
 """Vector steps in one call."""

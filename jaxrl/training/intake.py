@@ -8,8 +8,9 @@ import numpy as np
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import gymnasium_made, gymnasium_spec, to_host
 from jaxrl.errors import SettingsError
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, as_shape, channels_last
 from jaxrl.strategies.driven import Told
-from jaxrl.types import Box, Discrete, EnvSpec, MultiDiscrete, PyTree, Space
+from jaxrl.trees import PyTree
 
 
 class Outside(NamedTuple):
@@ -33,7 +34,7 @@ def outside(given: Any, num_envs: int) -> Outside:
       SettingsError: it is none of these, or a vector of another number of environments.
     """
     if isinstance(given, EnvSpec):
-        return Outside(given)
+        return Outside(given._replace(observation_space=channels_last(given.observation_space)))
     if isinstance(given, Env):
         return Outside(given.spec, given.settings)
     if not (hasattr(given, "action_space") and hasattr(given, "observation_space")):
@@ -83,7 +84,7 @@ def take_obs(name: str, space: Space, num_envs: int | None, obs: PyTree) -> Seen
 
 
 def _take_leaf(name: str, space: Box | Discrete | MultiDiscrete, num_envs: int | None, value: Any) -> Seen:
-    came = _array(name, value)
+    came = as_shape(_array(name, value), space.shape)
     single = came.shape == space.shape and num_envs in (None, 1)
     batched = came.ndim == len(space.shape) + 1 and came.shape[1:] == space.shape and num_envs in (None, came.shape[0])
     castable = came.dtype == space.dtype or np.can_cast(came.dtype, space.dtype, "same_kind")

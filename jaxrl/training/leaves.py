@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl.types import PyTree
+from jaxrl.trees import PyTree
 
 Entry = dict[str, Any]
 """What a checkpoint's manifest says of one leaf: `path`, `shape`, `dtype`, and `crc32` of its bytes."""

@@ -5,9 +5,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl.envs.host import PREFIX, space_of
+from jaxrl.envs.host import PREFIX
 from jaxrl.errors import SettingsError, require_extra
-from jaxrl.types import EnvSpec, PyTree
+from jaxrl.spaces import EnvSpec, as_shape, channels_last, space_of, space_struct
+from jaxrl.trees import PyTree
 
 
 def read_minari(name: str) -> tuple[dict[str, np.ndarray], EnvSpec]:
@@ -29,7 +30,11 @@ def read_minari(name: str) -> tuple[dict[str, np.ndarray], EnvSpec]:
         raise SettingsError(f"minari:{name} holds no steps; gather some first")
     whole = jax.tree.map(lambda *parts: np.concatenate(parts), *episodes)
     id_ = PREFIX + (found.env_spec.id if found.env_spec is not None else name)
-    return _flat(whole), EnvSpec(id_, space_of(id_, found.observation_space), space_of(id_, found.action_space))
+    seen = channels_last(space_of(id_, found.observation_space))
+    struct = space_struct(seen)
+    for name in ("obs", "next_obs"):
+        whole[name] = jax.tree.map(lambda like, x: as_shape(x, like.shape), struct, whole[name])
+    return _flat(whole), EnvSpec(id_, seen, space_of(id_, found.action_space))
 
 
 def _episode(found: Any, episode: Any) -> dict[str, PyTree]:

@@ -8,9 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl.spaces import as_shape, space_struct, spec_to_plain
 from jaxrl.strategies.base import Policy
 from jaxrl.training.run_dir import plain
-from jaxrl.types import PyTree, Step, space_struct, spec_to_plain
+from jaxrl.trees import PyTree
+from jaxrl.types import Step
 
 
 class GreedyPolicy:
@@ -40,7 +42,7 @@ class GreedyPolicy:
     def __call__(self, obs: PyTree) -> Any:
         """Return the greedy action."""
         struct = space_struct(self.policy.spec.observation_space)
-        obs = jax.tree.map(lambda like, x: jnp.asarray(x, like.dtype), struct, obs)
+        obs = jax.tree.map(lambda like, x: as_shape(jnp.asarray(x, like.dtype), like.shape), struct, obs)
         single = jnp.ndim(jax.tree.leaves(obs)[0]) == len(jax.tree.leaves(struct)[0].shape)
         batch = jax.tree.map(lambda x: x[None], obs) if single else obs
         rows = jax.tree.leaves(batch)[0].shape[0]

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.errors import SettingsError
+from jaxrl.metrics import Metrics, Stat, Total, columns_of
 from jaxrl.strategies.base import Strategy, iterate, noise_shapes
-from jaxrl.trees import require_same, tree_bytes
-from jaxrl.types import Array, Metrics, PyTree, Stat, Total, columns_of
+from jaxrl.trees import Array, PyTree, require_same, tree_bytes
 from jaxrl.xla import chosen
 from jaxrl.xla.options import compiler_options
 

@@ -11,7 +11,7 @@ from jaxrl.training.checkpoints import CheckpointError, Store
 from jaxrl.training.leaves import state_digest
 from jaxrl.training.program import jit_init, jit_run, state_shapes
 from jaxrl.training.run_dir import plain
-from jaxrl.types import PyTree
+from jaxrl.trees import PyTree
 
 
 def replay(strategy: Strategy, store: Store, steps: Sequence[int]) -> Iterator[tuple[int, int, bool]]:

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Row
-from jaxrl.types import PyTree
+from jaxrl.trees import PyTree
 
 
 class Report(NamedTuple):

@@ -33,7 +33,7 @@ from jaxrl.training.settings import SessionConfig
 from jaxrl.training.statistics import Statistics
 from jaxrl.training.stepper import Stepper
 from jaxrl.training.storage import Best, Resume, Storage
-from jaxrl.types import PyTree
+from jaxrl.trees import PyTree
 
 
 class Session:

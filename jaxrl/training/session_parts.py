@@ -10,7 +10,9 @@ import numpy as np
 from jaxrl.agents.base import AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.errors import SettingsError
+from jaxrl.metrics import Metrics, Total, columns_of
 from jaxrl.processors.base import Processor
+from jaxrl.spaces import EnvSpec
 from jaxrl.strategies.driven import Driven, DrivenState, Learner, Told, learn_once
 from jaxrl.strategies.interaction import bind
 from jaxrl.strategies.replay import take_turns
@@ -21,7 +23,7 @@ from jaxrl.training.session_rows import Episode, Interval
 from jaxrl.training.settings import SessionConfig
 from jaxrl.training.statistics import Statistics
 from jaxrl.training.storage import Best
-from jaxrl.types import EnvSpec, Metrics, PyTree, Total, columns_of
+from jaxrl.trees import PyTree
 
 
 class SessionHooks(NamedTuple):

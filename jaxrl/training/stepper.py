@@ -15,7 +15,7 @@ from jaxrl.training.ledger import Ledger
 from jaxrl.training.program import add_up, jit_training, zero_sums
 from jaxrl.training.session_parts import Host, Learnt, Now, begun, differ, ends, learn_and_sum
 from jaxrl.training.statistics import Statistics
-from jaxrl.types import PyTree
+from jaxrl.trees import PyTree
 
 
 class Stepper:
@@ -56,7 +56,7 @@ class Stepper:
         """Return what is known once these observations are there to be acted on."""
         state, host = now.state, now.host
         if now.steps == 0:
-            window = self._begin(state.agent, seen.obs)
+            window = self._begin(state.agent, seen.obs, seen.valid)
             fresh = np.ones_like(host.ended)
         else:
             other = differ(seen.obs, host.seen, self.driven.turns.num_envs)
@@ -69,7 +69,7 @@ class Stepper:
                     f"act: obs of environment {int(np.argmax(odd))} is not the next_obs that observe was given, "
                     "though no episode ended there; pass next_obs, or call cut() before you reset"
                 )
-            window = self._begin_again(state.last, seen.obs, fresh)
+            window = self._begin_again(state.last, seen.obs, fresh, seen.valid)
         host = begun(host, fresh)._replace(seen=seen.obs, ended=np.zeros_like(fresh), spoilt=~seen.valid)
         state = state._replace(window=window)
         return now._replace(state=state, host=host, resumed=False, chosen=None, acted=False)

@@ -15,7 +15,7 @@ from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.training.checkpoints import Store
 from jaxrl.training.run_dir import CONFIG, EPISODES, FORMAT, METADATA, METRICS, RunDir, plain, read_metadata, read_yaml
 from jaxrl.training.settings import HARMLESS, Change, changes
-from jaxrl.types import PyTree
+from jaxrl.trees import PyTree
 
 VERSIONS = ("jaxrl", "jax", "jaxlib", "flax", "optax", "gymnax")
 """Packages whose version may decide a bit of the training."""

@@ -17,7 +17,7 @@ import numpy as np
 from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError, check_count, say
 from jaxrl.strategies.base import Strategy
 from jaxrl.training.actors import Crew, programs
-from jaxrl.training.divergence import another_try, diverged, explain, in_good_health
+from jaxrl.training.divergence import Validity, another_try, diverged, explain, in_good_health, look
 from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, evaluator_of, mean_return
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.ledger import Ledger
@@ -38,7 +38,7 @@ from jaxrl.training.run_dir import require_free
 from jaxrl.training.schedule import Boundary, next_boundary
 from jaxrl.training.settings import TrainerConfig
 from jaxrl.training.storage import Best, Resume, Storage
-from jaxrl.types import PyTree
+from jaxrl.trees import PyTree
 
 CHUNK_S = 0.25
 """Seconds of training in one call, about: how long a signal waits, and how often progress is shown."""
@@ -142,7 +142,7 @@ class Trainer:
     def __iter__(self) -> Iterator[Report]:
         """Train, yielding at each boundary; leaving the loop early saves first."""
         self.ledger, self.stop_reason = Ledger(), None
-        self._best, self._unwritten = None, {}
+        self._best, self._unwritten, self._validity = None, {}, Validity()
         if self.config.run_dir is not None:
             require_free(self.config.run_dir)
         with self.ledger.timed("compile"):
@@ -203,6 +203,10 @@ class Trainer:
             evaluation, row = evaluation or self._evaluate(), row or self._record()
         if boundary.save or self.stop_reason:
             self._save()
+        if self.stop_reason and not self.interrupt and (verdict := self._validity.verdict):
+            self.stop_reason = "diverged"
+            self._event("diverged", verdict)
+            raise DivergedError(verdict)
         return self._report(row, evaluation, saved=bool(boundary.save or self.stop_reason))
 
     def _advance(self, target: int) -> None:
@@ -273,6 +277,10 @@ class Trainer:
             row = self._row("train", **rates, **waits, **summarise(self._metrics, self._sums))
             self._recorders.write(row)
             self._sums = zero_sums(len(self._metrics))
+            steps = (ledger.t - ledger.interval_start) * self.schedule.env_steps_per_step
+            self._validity, warning = look(self._validity, row, steps)
+            if warning:
+                self._event("invalid", warning)
             ledger.interval_start, ledger.interval_s = ledger.t, 0.0
         return row
 

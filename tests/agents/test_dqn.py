@@ -11,7 +11,8 @@ from jaxrl.agents import DQNConfig, dqn
 from jaxrl.agents.optimisers import OPTIMISERS, accumulate, clip_by_norm, linear
 from jaxrl.errors import SettingsError
 from jaxrl.nn import QNetwork
-from jaxrl.types import Batch, Box, Discrete, EnvSpec, MultiDiscrete, Transition
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete
+from jaxrl.types import Batch, Transition
 from jaxrl.xla.flat import Flat
 
 SPEC = EnvSpec("Toy", Box(-1.0, 1.0, (4,)), Discrete(3))

@@ -12,7 +12,8 @@ from jaxrl.agents import awac, bc, cql, cql_dqn, dqn, iql, sac, td3, td3_bc
 from jaxrl.agents.losses import advantage_weight, conservative_gap, expectile_loss
 from jaxrl.agents.td3 import value_weight
 from jaxrl.errors import SettingsError
-from jaxrl.types import Batch, Box, Discrete, EnvSpec, MultiDiscrete, Transition, sample_space
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, sample_space
+from jaxrl.types import Batch, Transition
 
 KEY = jax.random.key(0)
 OBS = Box(-1.0, 1.0, (3,))

@@ -14,7 +14,8 @@ from jaxrl.agents.actor_critic import standardise
 from jaxrl.agents.losses import clipped_surrogate, value_loss, weighted_surrogate
 from jaxrl.errors import SettingsError
 from jaxrl.nn import ActorCritic
-from jaxrl.types import Batch, Box, Discrete, EnvSpec, Remembered, Rollout, Transition
+from jaxrl.spaces import Box, Discrete, EnvSpec
+from jaxrl.types import Batch, Remembered, Rollout, Transition
 
 MODES = {"jit": jax.jit, "no jit": lambda f: f}
 CLIP = 0.25

@@ -15,8 +15,9 @@ from jaxrl.distributions import LOG_STD
 from jaxrl.envs import Env, TimeStep, draw_nothing
 from jaxrl.errors import SettingsError
 from jaxrl.processors import chain, n_step, normalise_obs
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box_bounds, sample_space
 from jaxrl.strategies import off_policy
-from jaxrl.types import Batch, Box, Discrete, EnvSpec, MultiDiscrete, Transition, box_bounds, sample_space
+from jaxrl.types import Batch, Transition
 from jaxrl.xla.flat import Flat
 
 KEY = jax.random.key(0)

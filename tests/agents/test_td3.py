@@ -13,8 +13,9 @@ from jaxrl.buffers import prioritised, uniform
 from jaxrl.envs import Env, TimeStep, draw_nothing, vectorise
 from jaxrl.errors import SettingsError
 from jaxrl.processors import chain, n_step, normalise_obs, one_step
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box_bounds, sample_space
 from jaxrl.strategies import off_policy
-from jaxrl.types import Batch, Box, Discrete, EnvSpec, MultiDiscrete, Remembered, Transition, box_bounds, sample_space
+from jaxrl.types import Batch, Remembered, Transition
 
 KEY = jax.random.key(0)
 OBS = Box(-1.0, 1.0, (3,))

@@ -16,10 +16,11 @@ from jaxrl.envs import Env, TimeStep
 from jaxrl.errors import SettingsError
 from jaxrl.processors import Processor, chain, frame_stack, n_step
 from jaxrl.processors.base import begin
+from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.strategies.base import iterate
 from jaxrl.training.program import memory_plan
-from jaxrl.trees import tree_bytes
-from jaxrl.types import Box, Discrete, EnvSpec, PyTree, Remembered, Step, Transition
+from jaxrl.trees import PyTree, tree_bytes
+from jaxrl.types import Remembered, Step, Transition
 
 STEP = jnp.uint32(0)
 

@@ -14,7 +14,7 @@ from toys_envs import BREAK, breaking, counting, nan_at, rollout, time_limited
 from jaxrl.envs import Env, TimeStep, make_env, vectorise
 from jaxrl.envs.base import FRESH_BYTES
 from jaxrl.errors import SettingsError
-from jaxrl.types import Box, Discrete, EnvSpec
+from jaxrl.spaces import Box, Discrete, EnvSpec
 
 SMALL, LARGE = 0, FRESH_BYTES
 """Ballast of reset states that are drawn ahead of the loop, and of some that are made inside it."""
@@ -72,7 +72,7 @@ def test_large_reset_states_are_not_drawn_ahead() -> None:
         sum(leaf.size for leaf in jax.tree.leaves(vectorise(counting(ballast=ballast), 3).draw(key)))
         for ballast in (SMALL, LARGE)
     ]
-    assert sizes[0] == 3 * (2 + 2)
+    assert sizes[0] == 3 * (2 + 2 + 1)  # state, observation, and the length that the episode begins with
     assert sizes[1] == 3
 
 

@@ -8,7 +8,7 @@ import pytest
 from toys_envs import action_from_observation, counting, nan_at, time_limited
 
 from jaxrl.envs import Env, TimeStep, check_env, draw_nothing, make_env
-from jaxrl.types import Box, Discrete, EnvSpec
+from jaxrl.spaces import Box, Discrete, EnvSpec
 
 STEPS = 200
 
@@ -87,6 +87,16 @@ def test_observation_unlike_its_space() -> None:
 def test_nan(where: str) -> None:
     name = {"reward": "reward", "obs": "observation"}[where]
     assert f"a {name} is not finite" in finding(nan_at(4, where, length=6))
+
+
+def test_nan_from_reset() -> None:
+    def reset(key: Any) -> tuple[Any, Any]:
+        start, obs = _walker_reset(key)
+        return start, jnp.where(jax.random.uniform(jax.random.fold_in(key, 1)) < 0.1, jnp.nan, obs)
+
+    assert finding(walker(reset=reset)) == (
+        "a first observation is not finite; look for a division by zero or an overflow in reset"
+    )
 
 
 def test_out_of_bounds() -> None:

@@ -13,7 +13,7 @@ from toys_envs import rollout
 from jaxrl.envs import env_names, make_env, vectorise
 from jaxrl.envs.gymnax import names
 from jaxrl.errors import SettingsError
-from jaxrl.types import Box, Discrete, sample_space, space_struct
+from jaxrl.spaces import Box, Discrete, sample_space, space_struct
 
 NEEDS_A_DOWNLOAD = {"MNISTBandit-bsuite"}
 

@@ -8,12 +8,14 @@ import jax
 import numpy as np
 import pytest
 from toys_envs import counting
-from toys_gymnasium import Counting
+from toys_gymnasium import Counting, Frames
 
 import jaxrl
-from jaxrl.envs.host import HostEnv, Stage, gymnasium_spec, space_of, to_host
+from jaxrl.envs.host import HostEnv, Stage, gymnasium_spec, to_host
 from jaxrl.errors import SettingsError
-from jaxrl.types import Box, Discrete, MultiDiscrete
+from jaxrl.spaces import Box, Discrete, MultiDiscrete, channels_last, space_of
+from jaxrl.training.intake import outside, take_obs
+from jaxrl.training.policy import GreedyPolicy
 
 
 def counter(**kwargs: int) -> HostEnv:
@@ -53,6 +55,24 @@ def test_a_step_that_is_not_finite_cuts_its_episode_there_and_nothing_else():
     assert steps[1].final_obs[0].tolist() == [0, 0]
     assert steps[1].obs[0].tolist() == [0, 2]
     assert steps[2].info["episode_length"][0] == 1
+
+
+@pytest.mark.parametrize("bad", [1, 2])
+def test_an_episode_whose_first_observation_is_not_finite_is_cut_at_its_first_step(bad: int):
+    stage = Stage(counter(bad_reset=bad), 1, 0)
+    first = stage.reset()
+    steps = [stage.step(np.zeros(1, np.int32)) for _ in range(6)]
+    stage.close()
+    shown = [first, *(s.obs for s in steps)]
+    at = {1: 0, 2: 3}[bad]  # episode 1 takes 3 steps, and the fourth leaves the spoilt one
+    assert shown[at][0].tolist() == [0, 0]
+    assert shown[at + 1][0].tolist() == [0, bad + 1]
+    assert [bool(s.valid[0]) for s in steps] == [t != at for t in range(6)]
+    assert [bool(s.obs_valid[0]) for s in steps] == [t != at - 1 for t in range(6)]
+    assert bool(steps[at].truncated[0])
+    assert (steps[at].reward[0], steps[at].final_obs[0].tolist()) == (0, [0, 0])
+    assert (steps[at].info["episode_length"][0], steps[at + 1].info["episode_length"][0]) == (1, 1)
+    assert steps[at + 1].final_obs[0].tolist() == [1, bad + 1]
 
 
 @pytest.mark.parametrize("suite", ["gymnasium", "envpool"])
@@ -101,6 +121,51 @@ def test_spaces_of_gymnasium_become_ours_and_actions_go_back_from_their_own_star
     assert back["b"].dtype == np.float64
     with pytest.raises(SettingsError, match=r"environment x has a space Text.*expected Box, Discrete"):
         space_of("x", spaces.Text(3))
+
+
+def test_frames_with_channels_first_come_with_channels_last():
+    stage = Stage(jaxrl.gymnasium_envs(gymnasium_spec(Frames()), Frames), 2, 0)
+    assert stage.spec.observation_space == {"camera": Box(0, 255, (12, 10, 3), "uint8"), "steps": Box(0.0, 4.0, (1,))}
+    frame = np.moveaxis(np.arange(360).reshape(3, 12, 10), 0, -1)
+    shown = [stage.reset(), *(stage.step(np.zeros(2, np.int32)) for _ in range(4))]
+    stage.close()
+    np.testing.assert_array_equal(shown[0]["camera"], [frame % 251] * 2)
+    for t, step in enumerate(shown[1:], 1):
+        np.testing.assert_array_equal(step.final_obs["camera"], [(frame + t) % 251] * 2)
+        np.testing.assert_array_equal(step.obs["camera"], [(frame + t % 4) % 251] * 2)
+        assert step.obs["steps"].tolist() == [[t % 4]] * 2
+
+
+def test_frames_are_taken_either_way_by_a_session_and_by_a_policy():
+    spec = gymnasium_spec(Frames())
+    given = outside(jaxrl.EnvSpec("own", Frames.observation_space, Frames.action_space), 1)
+    assert given.spec.observation_space == spec.observation_space
+    raw, _ = Frames().reset()
+    turned = {**raw, "camera": np.moveaxis(raw["camera"], 0, -1)}
+    act = lambda params, obs: (obs, obs["camera"][:, :, :, 2].sum((1, 2), dtype=int))
+    policy = GreedyPolicy(jaxrl.Policy(spec, lambda s: s, lambda params, obs: obs, act, lambda *_: _[-1]), ())
+    for obs in (raw, turned):
+        seen = take_obs("obs", spec.observation_space, 1, obs).obs
+        np.testing.assert_array_equal(seen["camera"][0], turned["camera"])
+        policy.reset()
+        assert int(policy(obs)) == raw["camera"][2].sum()
+
+
+@pytest.mark.parametrize(
+    ("shape", "turned"),
+    [
+        ((4, 84, 84), (84, 84, 4)),
+        ((3, 210, 160), (210, 160, 3)),
+        ((16, 17, 20), (17, 20, 16)),
+        *((shape, shape) for shape in ((84, 84, 4), (17, 84, 84), (3, 7, 7), (3, 10, 30), (8, 8, 3), (10, 10, 10))),
+    ],
+)
+def test_channels_are_first_where_few_come_before_two_long_sides(shape: tuple, turned: tuple):
+    low = np.arange(np.prod(shape)).reshape(shape) % 7
+    box = channels_last(Box(low, 255, shape, "uint8"))
+    axes = (0, 1, 2) if shape == turned else (1, 2, 0)
+    assert box == Box(low.transpose(axes), 255.0, turned, "uint8")
+    assert channels_last(Box(0, 1, shape)) == Box(0, 1, shape), "numbers other than bytes stay as they are"
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():

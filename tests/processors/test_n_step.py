@@ -11,7 +11,8 @@ from toys_envs import counting, rollout, time_limited
 from jaxrl.envs import vectorise
 from jaxrl.errors import SettingsError
 from jaxrl.processors import Processor, begin, n_step, one_step
-from jaxrl.types import Box, Step, Transition
+from jaxrl.spaces import Box
+from jaxrl.types import Step, Transition
 
 GAMMA = 0.5
 """With a half and whole rewards every sum is exact in float32: the tests below compare bit for bit."""

@@ -13,8 +13,9 @@ from jaxrl.agents import Agent
 from jaxrl.envs import Env, TimeStep, vectorise
 from jaxrl.processors import Processor, begin, chain, frame_stack, normalise_obs, normalise_reward, one_step
 from jaxrl.processors.normalise import Moments, merge, no_moments
+from jaxrl.spaces import Box, EnvSpec
 from jaxrl.strategies import on_policy
-from jaxrl.types import Box, EnvSpec, Step
+from jaxrl.types import Step
 
 ROWS = np.random.default_rng(0).normal(3.0, 2.0, (24, 3)).astype(np.float32)
 
@@ -54,6 +55,20 @@ def test_rows_outside_the_mask_are_left_out() -> None:
     moments = merge(no_moments((3,)), jnp.asarray(spoilt[:10]), jnp.asarray(where[:10]))
     moments = merge(moments, jnp.asarray(spoilt[10:]), jnp.asarray(where[10:]))
     assert_moments_of(moments, ROWS[where])
+
+
+@pytest.mark.parametrize("placeholder", [0.0, np.nan])
+def test_zeros_in_place_of_a_first_observation_are_not_counted(placeholder: float) -> None:
+    seen = np.arange(24) % 3 != 1
+    rows = np.where(seen[:, None], ROWS, np.float32(placeholder))
+    processor, nothing = chain(normalise_obs(), one_step()), jnp.zeros(6)
+    state = begin(processor, jnp.asarray(rows[:6]), nothing, (), jnp.asarray(seen[:6]))
+    for k in range(1, 4):
+        here = slice(6 * k, 6 * k + 6)
+        obs, no = jnp.asarray(rows[here]), jnp.zeros(6, bool)
+        step = Step(nothing, (), nothing, no, ~no, obs, obs, valid=no, obs_valid=jnp.asarray(seen[here]))
+        state, _ = processor.process(state, step)
+    assert_moments_of(processor.learnt(state)[0][0], ROWS[seen])
 
 
 def test_a_mask_without_rows_changes_nothing() -> None:

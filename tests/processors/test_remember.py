@@ -11,8 +11,9 @@ from toys_envs import counting
 from jaxrl.agents import Agent
 from jaxrl.errors import SettingsError
 from jaxrl.processors import Processor, begin, chain, frame_stack, n_step, normalise_obs, one_step, remember
+from jaxrl.spaces import EnvSpec
 from jaxrl.strategies import on_policy
-from jaxrl.types import EnvSpec, Step
+from jaxrl.types import Step
 
 BLANK = jnp.array([-1.0, -2.0])
 """What is remembered at an episode's start; not zeros, so that it cannot come about by chance."""

@@ -11,7 +11,8 @@ from toys_envs import counting, rollout, time_limited
 from jaxrl.envs import vectorise
 from jaxrl.errors import SettingsError
 from jaxrl.processors import Processor, begin, chain, frame_stack, n_step, one_step, reward_clip, reward_scale
-from jaxrl.types import Box, Discrete, MultiDiscrete, Step, space_struct
+from jaxrl.spaces import Box, Discrete, MultiDiscrete, space_struct
+from jaxrl.types import Step
 
 
 def run(processor: Processor, first: Any, steps: Step) -> tuple[Any, Any, Any]:

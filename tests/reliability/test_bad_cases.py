@@ -17,8 +17,8 @@ import jaxrl
 from jaxrl import train
 from jaxrl.envs import Env, TimeStep
 from jaxrl.errors import SettingsError
+from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.training import program, trainer
-from jaxrl.types import Box, Discrete, EnvSpec
 
 Refused = Callable[..., None]
 

@@ -128,6 +128,41 @@ def test_fewer_skips_than_the_limit_are_no_reason_to_go_back(max_skips: int, ski
     assert sum(row["skipped_updates"] for row in memory.rows if row["kind"] == "train") == skips
 
 
+def given(reward: float, chance: float) -> jaxrl.Strategy:
+    """Steps of an environment of which so many give this reward."""
+    env = jaxrl.make_env("CartPole-v1")
+
+    def step(state: Any, action: jax.Array, key: jax.Array) -> Any:
+        state, out = env.step(state, action, ())
+        return state, out._replace(reward=jnp.where(jax.random.uniform(key) < chance, reward, out.reward))
+
+    spoilt = env._replace(step=step, draw=lambda key: key)
+    return jaxrl.off_policy(
+        spoilt, jaxrl.dqn(features=(4,)), buffer=jaxrl.uniform(64, batch_size=4), num_envs=2, opt_interval=2
+    )
+
+
+def test_a_run_without_one_valid_step_is_no_success(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(DivergedError, match="none of 60 environment steps gave a finite observation and reward") as it:
+        jaxrl.Trainer(given(jnp.nan, 1.0), max_opts=30, run_dir=str(run), **QUIET).train()
+    assert it.value.exit_code == 3
+    assert events(run) == [("invalid", 10), ("diverged", 30)]
+    assert steps_of_rows(run) == [10, 20, 30]
+    assert json.loads((run / "metadata.json").read_text())["status"] == "diverged"
+
+
+def test_few_valid_steps_are_no_reason_to_fail_and_a_row_without_any_is_told_once() -> None:
+    memory = jaxrl.MemoryRecorder()
+    settings = {**QUIET, "record_interval": 1}
+    result = jaxrl.Trainer(given(jnp.nan, 0.9), max_opts=60, recorders=[memory], **settings).train()
+    rows = [row["invalid_steps"] for row in memory.rows if row["kind"] == "train"]
+    assert sum(rows) < 120
+    assert rows.count(2) > 5
+    assert [row["opt_steps"] for row in memory.rows if row.get("event") == "invalid"] == [rows.index(2) + 1]
+    assert result.summary["stop"] == "max_opts"
+
+
 def test_the_command_line_ends_with_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "cache_compilations", lambda: None)
     huge = ["--processor.reward-scale", "1e30", "--agent.loss", "squared"]

@@ -182,6 +182,22 @@ def test_what_is_not_finite_reaches_no_update(where: str) -> None:
     assert summary["episode_return_count"] == 1 + (where == "next_obs") + (where == "first obs")
 
 
+def test_first_observations_that_are_not_finite_are_not_in_the_running_mean() -> None:
+    session = single(processor=jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step()))
+    shown = []
+    for step in range(12):
+        obs = np.array([float(step), 1.0])
+        session.act(np.full(2, np.nan) if step in (0, 5) else obs)
+        session.observe(0.0, np.array([step + 1.0, 1.0]), step == 4, False)
+        shown += [obs] if step not in (0, 5) else []
+    session.act(np.array([12.0, 1.0]))
+    assert session.summary()["invalid_steps"] == 2
+    policy = session._stepper.params(session._now)
+    moments = policy.processor[0][0]
+    np.testing.assert_allclose(moments.count, len(shown) + 1)
+    np.testing.assert_allclose(moments.mean, np.mean([*shown, [12.0, 1.0]], axis=0), rtol=1e-5)
+
+
 def _after(where: str, step: int) -> np.ndarray:
     """What a loop that knows of nothing passes next."""
     return np.array([np.sin(step), 0.0 if where == "reward" else np.nan])

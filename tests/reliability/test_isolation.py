@@ -27,6 +27,18 @@ def fragile(part: str) -> jaxrl.Env:
     return env._replace(spec=env.spec._replace(action_space=jaxrl.Discrete(3)), step=step)
 
 
+def born_bad(chance: float) -> jaxrl.Env:
+    """CartPole of which so many episodes begin with a NaN."""
+    env = jaxrl.make_env("CartPole-v1")
+
+    def reset(key: jax.Array) -> Any:
+        state, obs = env.reset(key)
+        bad = jax.random.uniform(jax.random.fold_in(key, 1)) < chance
+        return state, obs.at[1].set(jnp.where(bad, jnp.nan, obs[1]))
+
+    return env._replace(reset=reset)
+
+
 def rollout(env: jaxrl.Env, actions: jax.Array) -> Any:
     vec = jaxrl.vectorise(env, N)
     state, _ = vec.reset(jax.random.key(0))
@@ -52,6 +64,49 @@ def test_the_other_environments_are_bitwise_as_if_nothing_had_happened(part: str
     assert not np.asarray(broken.valid)[WHEN, BROKEN]
     assert np.asarray(broken.truncated)[WHEN, BROKEN]
     assert np.asarray(broken.valid).sum() == T * N - 1
+
+
+def test_an_episode_that_begins_with_a_nan_is_cut_at_once_and_the_others_are_bitwise_as_without_it() -> None:
+    actions = jax.random.randint(jax.random.key(2), (T, N), 0, 2)
+    whole, some = (rollout(born_bad(chance), actions) for chance in (0.0, 0.15))
+    bad = ~np.asarray(some.valid)
+    # What is left by an invalid step is the first observation of an episode: that of the reset, or after an end.
+    np.testing.assert_array_equal(bad[1:], ~np.asarray(some.obs_valid)[:-1])
+    assert bad.sum() >= 3
+    np.testing.assert_array_equal(np.asarray(some.obs)[:-1][bad[1:]], 0)
+    assert np.asarray(some.truncated)[bad].all()
+    np.testing.assert_array_equal(np.asarray(some.info["episode_length"])[bad], 1)
+    np.testing.assert_array_equal(np.asarray(some.reward)[bad], 0)
+    others = ~bad.any(0)
+    assert 0 < others.sum() < N
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(some), strict=True):
+        np.testing.assert_array_equal(np.asarray(a)[:, others], np.asarray(b)[:, others])
+        assert np.isfinite(np.asarray(b, float)).all()
+
+
+def test_no_first_observation_that_is_not_finite_is_in_the_buffer_the_agent_or_the_normaliser() -> None:
+    memory = jaxrl.MemoryRecorder()
+    strategy = jaxrl.off_policy(
+        born_bad(0.3),
+        jaxrl.dqn(features=(8,)),
+        buffer=jaxrl.uniform(800, batch_size=8),
+        processor=jaxrl.chain(jaxrl.normalise_obs(), jaxrl.n_step(3)),
+        num_envs=4,
+        opt_interval=4,
+    )
+    result = jaxrl.Trainer(strategy, max_opts=180, eval_interval=0, eval_episodes=0, recorders=[memory]).train()
+    row = [row for row in memory.rows if row["kind"] == "train"][-1]
+    assert row["invalid_steps"] > 5
+    assert row["skipped_updates"] == 0
+    state = result.state
+    for leaf in jax.tree.leaves((state.buffer, state.agent, state.processor)):
+        assert np.isfinite(np.asarray(leaf, float)).all()
+    # The normaliser has counted all first observations and successors but the spoilt ones. Each of these is left by one
+    # row of weight 0, and no other row has it, for the episode before had ended; the last rows are still to come out.
+    spoilt = row["env_steps"] + 4 - float(state.processor[0].moments[0].count)
+    rows = np.asarray(state.buffer.items.weight).reshape(-1)[: row["env_steps"] - 4 * 2]
+    assert 0 <= spoilt - (rows == 0).sum() <= 4 * 3
+    assert (rows == 0).sum() > 5
 
 
 @pytest.mark.parametrize("part", ["obs", "reward"])

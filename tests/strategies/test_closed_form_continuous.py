@@ -15,9 +15,9 @@ from jaxrl.distributions import from_box
 from jaxrl.envs import Env, TimeStep, draw_nothing
 from jaxrl.nn import PolicyNetwork, ensemble
 from jaxrl.processors import one_step
+from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.strategies import off_policy
 from jaxrl.strategies.base import iterate
-from jaxrl.types import Box, Discrete, EnvSpec
 
 DISCOUNT = 0.8
 

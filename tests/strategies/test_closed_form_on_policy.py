@@ -10,9 +10,9 @@ from jaxrl.agents import a2c, impala, ppo, pqn, reinforce
 from jaxrl.envs import Env, TimeStep, draw_nothing, vectorise
 from jaxrl.nn import ActorCritic, QNetwork
 from jaxrl.processors import one_step
+from jaxrl.spaces import Discrete, EnvSpec
 from jaxrl.strategies import on_policy
 from jaxrl.strategies.base import iterate
-from jaxrl.types import Discrete, EnvSpec
 
 DISCOUNT = 0.8
 FEATURES = (16,)

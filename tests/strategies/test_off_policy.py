@@ -15,11 +15,13 @@ from jaxrl.agents import Agent, dqn
 from jaxrl.buffers import uniform
 from jaxrl.envs import Env, TimeStep, draw_nothing
 from jaxrl.errors import SettingsError
+from jaxrl.metrics import Stat, Total, stat
 from jaxrl.processors import n_step, reward_scale
+from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.strategies import off_policy
 from jaxrl.strategies.base import block_length, iterate
 from jaxrl.strategies.guard import guarded_update, healthy
-from jaxrl.types import Batch, Box, Discrete, EnvSpec, Stat, Total, Transition, stat
+from jaxrl.types import Batch, Transition
 from jaxrl.xla.verdict import LARGE
 
 KEY = jax.random.key(1)

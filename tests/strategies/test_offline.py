@@ -11,8 +11,8 @@ from toys_data import bandit, trained, walk
 import jaxrl
 from jaxrl.buffers.dataset import split, summary_of
 from jaxrl.errors import SettingsError
+from jaxrl.spaces import Box, Discrete
 from jaxrl.strategies.offline import distance, learnt_from, transitions
-from jaxrl.types import Box, Discrete
 
 TABLE = {"features": (), "lr": 0.05}
 """One observation and linear networks: a table."""

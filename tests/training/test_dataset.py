@@ -13,7 +13,7 @@ from toys_data import walk
 
 import jaxrl
 from jaxrl.errors import SettingsError
-from jaxrl.types import Box, Discrete, EnvSpec
+from jaxrl.spaces import Box, Discrete, EnvSpec
 from tests.toys_gymnasium import Counting
 
 SPEC = walk().spec

@@ -1,15 +1,18 @@
 """Evaluation: whole greedy episodes, whatever their lengths, and unfinished ones counted."""
 
 import json
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_gymnasium import Counting
 
 import jaxrl
+from jaxrl.envs.host import gymnasium_spec
 from jaxrl.errors import SettingsError
-from jaxrl.training.evaluator import evaluator_of
+from jaxrl.training.evaluator import HostEvaluator, evaluator_of
 
 
 def countdown(time_limit: int | None = 50) -> jaxrl.Env:
@@ -89,6 +92,41 @@ def test_greedy_evaluation_ignores_epsilon() -> None:
         # Initial weights are those of the key alone, so that only exploration could tell the two apart.
         returns.append(evaluator_of(strategy, 8)(params, jax.random.key(1)).returns)
     np.testing.assert_array_equal(*returns)
+
+
+def test_an_episode_that_is_not_finite_ends_there_with_a_return_that_is_never_best() -> None:
+    """Whose first observation says that it would last 10 steps or more."""
+    env, key = countdown(), jax.random.key(3)
+
+    def reset(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        left, obs = env.reset(key)
+        return left, jnp.where(obs >= 10, jnp.nan, obs)
+
+    def step(left: jax.Array, action: jax.Array, key: jax.Array) -> tuple[jax.Array, jaxrl.TimeStep]:
+        left, out = env.step(left, action, key)
+        return left, out._replace(obs=jnp.where(left == 7, jnp.nan, out.obs))
+
+    expected = first_lengths(16, key)
+    for spoilt, bad, lengths in (
+        (env._replace(reset=reset), expected >= 10, np.where(expected >= 10, 0, expected)),
+        (env._replace(step=step), expected >= 8, np.where(expected >= 8, expected - 7, expected)),
+    ):
+        evaluation = jaxrl.Evaluator(spoilt, always(1), 16)((), key)
+        assert 3 < bad.sum() < 13
+        np.testing.assert_array_equal(evaluation.lengths, lengths)
+        np.testing.assert_array_equal(evaluation.returns, np.where(bad, np.nan, expected))
+        assert evaluation.finished.all()
+
+
+@pytest.mark.parametrize(
+    ("bad", "length", "returns"), [({}, 3, 6.0), ({"bad_reset": 1}, 0, np.nan), ({"bad_step": 2}, 2, np.nan)]
+)
+def test_on_the_host_too(bad: dict[str, int], length: int, returns: float) -> None:
+    env = jaxrl.gymnasium_envs(gymnasium_spec(Counting()), partial(Counting, **bad))
+    evaluation = HostEvaluator(env, always(1), 2)((), jax.random.key(0))
+    np.testing.assert_array_equal(evaluation.returns, [returns] * 2)
+    np.testing.assert_array_equal(evaluation.lengths, [length] * 2)
+    assert evaluation.finished.all()
 
 
 @pytest.mark.parametrize("episodes", [0, -1, 1.5])

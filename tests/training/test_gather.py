@@ -8,9 +8,9 @@ from toys_closed_form import counting_env
 
 import jaxrl
 from jaxrl.errors import SettingsError
+from jaxrl.spaces import Box
 from jaxrl.strategies.interaction import make_policy, policy_params_like
 from jaxrl.training.gather import disturbed, in_order
-from jaxrl.types import Box
 
 
 def lazy(env: jaxrl.Env, agent: object) -> tuple[object, object]:

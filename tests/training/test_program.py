@@ -11,9 +11,9 @@ import pytest
 from toys_trainer import small_dqn
 
 import jaxrl
+from jaxrl.metrics import stat, total
 from jaxrl.training import program
 from jaxrl.training.program import add, summarise, zero_sums
-from jaxrl.types import stat, total
 
 
 class State(NamedTuple):

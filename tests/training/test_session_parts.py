@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxrl
-from jaxrl.types import Box
+from jaxrl.spaces import Box
 from tests.toys_envs import counting
 from tests.toys_session import BOX, Script, digest, drive, drive_as_trainer, small
 

@@ -1,0 +1,366 @@
+"""Spaces: what observations and actions look like, in plain numbers that a settings file can hold."""
+
+import math
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.errors import SettingsError
+from jaxrl.trees import Array, Key, PyTree
+from jaxrl.xla.shuffle import below
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """The whole numbers `0 .. n-1`."""
+
+    n: int
+    dtype: str = "int32"
+    """Anything that JAX takes for a dtype; kept as its name."""
+
+    def __post_init__(self) -> None:
+        _set(self, n=_count("Discrete", self.n), dtype=_dtype("Discrete", self.dtype))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class MultiDiscrete:
+    """A vector of whole numbers, entry `i` from `0 .. n[i]-1`."""
+
+    n: tuple[int, ...]
+    """Also given as a list or an array."""
+    dtype: str = "int32"
+
+    def __post_init__(self) -> None:
+        if np.ndim(self.n) != 1:
+            raise SettingsError(f"MultiDiscrete: n is {self.n!r}; expected one whole number for each entry")
+        _set(self, n=tuple(_count("MultiDiscrete", n) for n in self.n), dtype=_dtype("MultiDiscrete", self.dtype))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.n),)
+
+
+@dataclass(frozen=True)
+class Box:
+    """Arrays of one shape and dtype; `low` and `high` bound every entry (a number, or one number an entry, flat).
+
+    Bounds may be given as arrays of `shape`, or that broadcast to it; the shape as one number or a list; the dtype as
+    anything that JAX takes for one. What is kept is plain: floats, tuples of them, and the name of the dtype.
+    """
+
+    low: float | tuple[float, ...]
+    high: float | tuple[float, ...]
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        shape = _shape(self.shape)
+        low, high = _bound("low", self.low, shape), _bound("high", self.high, shape)
+        if np.any(np.asarray(low) > np.asarray(high)):
+            raise SettingsError(f"Box: low {_short(low)} is above high {_short(high)}; swap them")
+        _set(self, low=low, high=high, shape=shape, dtype=_dtype("Box", self.dtype))
+
+
+Space = Discrete | MultiDiscrete | Box | Mapping[str, Any] | tuple
+"""A space is one of the three above, or a dict or tuple of spaces."""
+
+_LEAVES = (Discrete, MultiDiscrete, Box)
+
+
+def _is_space(x: Any) -> bool:
+    return isinstance(x, _LEAVES)
+
+
+# --- plain numbers ------------------------------------------------------------------------------------------------
+
+
+def _set(space: Any, **fields: Any) -> None:
+    for name, value in fields.items():
+        object.__setattr__(space, name, value)
+
+
+def _count(kind: str, n: Any) -> int:
+    try:
+        count = -1 if isinstance(n, bool) else operator.index(n)
+    except TypeError:
+        count = -1
+    if count < 1:
+        raise SettingsError(f"{kind}: n is {n!r}; expected a whole number of at least 1")
+    return count
+
+
+def _dtype(kind: str, dtype: Any) -> str:
+    """Return the name of the dtype that JAX makes of `dtype`: unless told otherwise, it has none of 64 bits."""
+    try:
+        made = None if dtype is None else jax.dtypes.canonicalize_dtype(dtype)
+    except TypeError:
+        made = None
+    if made is None or not any(jnp.issubdtype(made, sort) for sort in (np.integer, np.floating, np.bool_)):
+        raise SettingsError(f"{kind}: dtype is {dtype!r}; expected one of real numbers, such as 'float32' or 'uint8'")
+    return str(made.name)
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    try:
+        whole = tuple(operator.index(size) for size in (shape if np.ndim(shape) else [shape]))
+    except TypeError:
+        whole = (-1,)
+    if any(size < 0 for size in whole):
+        raise SettingsError(f"Box: shape is {shape!r}; expected whole numbers, such as (84, 84, 3)")
+    return whole
+
+
+def _bound(name: str, bound: Any, shape: tuple[int, ...]) -> float | tuple[float, ...]:
+    """Return a bound as one number, or as one number an entry, flat."""
+    try:
+        array = np.asarray(bound)
+        if array.dtype.kind in "OSUc":
+            raise TypeError
+        array = array.astype(np.float64)
+    except (TypeError, ValueError):
+        raise SettingsError(f"Box: {name} is {_short(bound)}; expected a number, or one an entry") from None
+    if np.isnan(array).any():
+        raise SettingsError(f"Box: {name} is {_short(bound)}; expected numbers, or infinity for none")
+    if array.ndim == 0:
+        return float(array)
+    try:
+        flat = (array if array.size == math.prod(shape) else np.broadcast_to(array, shape)).ravel().tolist()
+    except ValueError:
+        raise SettingsError(
+            f"Box: {name} has shape {list(array.shape)}; expected one number, or {list(shape)} as the box has"
+        ) from None
+    alike = not isinstance(bound, tuple | list) and len(set(flat)) == 1
+    return flat[0] if alike else tuple(flat)
+
+
+def _short(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# --- spaces of others ---------------------------------------------------------------------------------------------
+
+
+def space_of(name: str, space: Any, shifted: bool = True) -> Space:
+    """Return the space of environment `name` that `space` is: ours, one of Gymnasium, or a dict or tuple of them.
+
+    Whole numbers then count from 0; unless `shifted`, those of Gymnasium that begin elsewhere are refused.
+
+    Raises:
+      SettingsError: it is none of these.
+    """
+    kind = type(space).__name__
+    if _is_space(space):
+        return space
+    if isinstance(space, Mapping) or kind == "Dict":
+        return {key: space_of(name, part, shifted) for key, part in _named(name, getattr(space, "spaces", space))}
+    if isinstance(space, tuple) and hasattr(space, "_fields"):
+        parts: list[Any] = [space_of(name, part, shifted) for part in space]
+        return type(space)(*parts)
+    if isinstance(space, tuple | list) or kind == "Tuple":
+        return tuple(space_of(name, part, shifted) for part in getattr(space, "spaces", space))
+    leaf = _leaf_of(kind, space)
+    if leaf is None:
+        raise SettingsError(
+            f"environment {name} has a space {_short(space)}; expected Box, Discrete, MultiDiscrete, Dict or Tuple"
+        )
+    if not shifted and np.any(getattr(space, "start", 0)):
+        raise SettingsError(
+            f"environment {name} has a space {_short(space)}, but whole numbers count from 0 here; "
+            "leave start out, and add it in the environment"
+        )
+    return leaf
+
+
+def _named(name: str, parts: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
+    for key in parts:
+        if not isinstance(key, str):
+            raise SettingsError(f"environment {name} has a dict of spaces with the key {key!r}; expected names")
+    return parts.items()
+
+
+def _leaf_of(kind: str, space: Any) -> Discrete | MultiDiscrete | Box | None:
+    if kind == "Discrete":
+        return Discrete(int(space.n))
+    if kind == "MultiDiscrete" and space.nvec.ndim == 1:
+        return MultiDiscrete(space.nvec)
+    if kind == "MultiBinary" and len(space.shape) == 1:
+        return MultiDiscrete((2,) * space.shape[0])
+    if kind == "Box":
+        return Box(np.asarray(space.low), np.asarray(space.high), space.shape, space.dtype)  # type: ignore[arg-type]
+    return None
+
+
+# --- images with channels first -----------------------------------------------------------------------------------
+
+CHANNELS = 16
+"""Channels of an image, at most, that is told by its shape to have them first."""
+
+
+def channels_last(space: Space) -> Space:
+    """Return the space of observations whose images have their channels last, as convolutions want them.
+
+    An image has them first if it is a `Box` `[C, H, W]` of bytes with at most 16 channels, both sides longer than that
+    and at least 8, and neither more than twice the other, as the frames `[4, 84, 84]` of EnvPool.
+    """
+
+    def turned(leaf: Discrete | MultiDiscrete | Box) -> Discrete | MultiDiscrete | Box:
+        if not (isinstance(leaf, Box) and leaf.dtype == "uint8" and _channels_first(leaf.shape)):
+            return leaf
+        low, high = (_turned_bound(bound, leaf.shape) for bound in (leaf.low, leaf.high))
+        return Box(low, high, (*leaf.shape[1:], leaf.shape[0]), leaf.dtype)
+
+    turned_all: Space = jax.tree.map(turned, space, is_leaf=_is_space)
+    return turned_all
+
+
+def _channels_first(shape: tuple[int, ...]) -> bool:
+    if len(shape) != 3:
+        return False
+    channels, (short, long) = shape[0], sorted(shape[1:])
+    return 0 < channels <= CHANNELS and short >= max(channels + 1, 8) and long <= 2 * short
+
+
+def _turned_bound(bound: Any, shape: tuple[int, ...]) -> Any:
+    return np.moveaxis(np.reshape(bound, shape), 0, -1) if np.size(bound) > 1 else bound
+
+
+def as_shape(x: Any, shape: tuple[int, ...]) -> Any:
+    """Return images `[..., C, H, W]` as `[..., H, W, C]` if that is the `shape` they are to have, else as they are."""
+    if not _channels_first(x.shape[-3:]) or tuple(shape) != (*x.shape[-2:], x.shape[-3]):
+        return x
+    return x.transpose(*range(x.ndim - 3), x.ndim - 2, x.ndim - 1, x.ndim - 3)
+
+
+# --- elements -----------------------------------------------------------------------------------------------------
+
+
+def space_struct(space: Space) -> PyTree:
+    """Return the `jax.ShapeDtypeStruct` of one element of `space`, leaf by leaf."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), space, is_leaf=_is_space)
+
+
+def space_zeros(space: Space, count: int | None = None) -> PyTree:
+    """Return an element of `space` that is all zeros, or `count` of them `[count, ...]`."""
+    batch = () if count is None else (count,)
+    return jax.tree.map(lambda leaf: jnp.zeros((*batch, *leaf.shape), leaf.dtype), space, is_leaf=_is_space)
+
+
+def sample_space(space: Space, key: Key, count: int | None = None) -> PyTree:
+    """Draw a uniform element of `space`, or `count` of them `[count, ...]`; the key is consumed.
+
+    Unbounded entries of a `Box` come from the normal.
+    """
+    leaves, treedef = jax.tree.flatten(space, is_leaf=_is_space)
+    keys = jax.random.split(key, len(leaves)) if len(leaves) > 1 else [key]
+    batch = () if count is None else (count,)
+    drawn = [_sample_leaf(leaf, k, (*batch, *leaf.shape)) for leaf, k in zip(leaves, keys, strict=True)]
+    return jax.tree.unflatten(treedef, drawn)
+
+
+def _sample_leaf(space: Discrete | MultiDiscrete | Box, key: Key, shape: tuple[int, ...]) -> Array:
+    if isinstance(space, Discrete | MultiDiscrete):
+        return below(key, shape, np.asarray(space.n, np.uint32)).astype(space.dtype)
+    low, high, bounded = (np.broadcast_to(x, shape) for x in box_bounds(space))
+    if bounded.all() and not jnp.issubdtype(space.dtype, jnp.inexact):
+        ends = (np.clip(x, -(2**31), 2**31 - 1).astype(np.int32) for x in (low, high + 1))
+        return jax.random.randint(key, shape, *ends).astype(space.dtype)
+    limits = np.where(bounded, low, 0.0), np.where(bounded, high, 1.0)
+    within = jax.random.uniform(key, shape, jnp.float32, *limits)
+    beyond = jnp.clip(jax.random.normal(key, shape), low, high)
+    return jnp.where(bounded, within, beyond).astype(space.dtype)
+
+
+def box_bounds(space: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return `low` and `high` of every entry, and which entries have both; `space.shape` each.
+
+    Bounds so far apart that float32 cannot say how far are none.
+    """
+    low, high = (
+        np.broadcast_to(np.reshape(bound, space.shape if np.size(bound) > 1 else ()), space.shape).astype(np.float64)
+        for bound in (space.low, space.high)
+    )
+    return low, high, np.abs(low) + np.abs(high) <= float(jnp.finfo(jnp.float32).max)
+
+
+def space_to_plain(space: Space) -> Any:
+    """Write `space` as plain dicts, lists and numbers, for a settings file."""
+    if isinstance(space, Mapping):
+        return {"dict": {name: space_to_plain(part) for name, part in space.items()}}
+    if isinstance(space, tuple):
+        return {"tuple": [space_to_plain(part) for part in space]}
+    return {type(space).__name__: {k: _plain(v) for k, v in vars(space).items()}}
+
+
+def space_from_plain(plain: Any) -> Space:
+    """Read back what `space_to_plain` wrote."""
+    ((kind, value),) = plain.items()
+    if kind == "dict":
+        return {name: space_from_plain(part) for name, part in value.items()}
+    if kind == "tuple":
+        return tuple(space_from_plain(part) for part in value)
+    (cls,) = (c for c in _LEAVES if c.__name__ == kind)
+    return cls(**{k: _unplain(v) for k, v in value.items()})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(v) for v in value]
+    # JSON has no infinity.
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _unplain(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_unplain(v) for v in value)
+    return float(value) if value in ("inf", "-inf") else value
+
+
+class _EnvSpec(NamedTuple):
+    name: str
+    observation_space: Space
+    action_space: Space
+    time_limit: int | None = None
+    """Environment steps after which an episode is truncated; `None`: never."""
+
+
+class EnvSpec(_EnvSpec):
+    """What there is to know of an environment without running it.
+
+    Spaces of Gymnasium become ours.
+
+    Raises:
+      SettingsError: a space that is neither.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, name: str, observation_space: Any, action_space: Any, time_limit: int | None = None) -> "EnvSpec":
+        """Describe an environment."""
+        seen, done = (space_of(name, space, shifted=False) for space in (observation_space, action_space))
+        return super().__new__(cls, name, seen, done, time_limit)
+
+    @classmethod
+    def _make(cls, iterable: Iterable[Any]) -> "EnvSpec":  # type: ignore[override]
+        return cls(*iterable)
+
+
+def spec_to_plain(spec: EnvSpec) -> dict[str, Any]:
+    """Write `spec` as plain dicts, lists and numbers, as JSON holds them."""
+    spaces = {name: space_to_plain(getattr(spec, name)) for name in ("observation_space", "action_space")}
+    return {**spec._asdict(), **spaces}
+
+
+def spec_from_plain(plain: Mapping[str, Any]) -> EnvSpec:
+    """Read back what `spec_to_plain` wrote."""
+    spaces = {name: space_from_plain(plain[name]) for name in ("observation_space", "action_space")}
+    return EnvSpec(**{**plain, "name": str(plain["name"]), **spaces})
