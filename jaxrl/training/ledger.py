@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxrl.training.schedule import Schedule
 
-PARTS = ("compile", "init", "train", "evaluate", "record", "save")
+PARTS = ("compile", "init", "train", "evaluate", "confirm", "record", "save")
 
 
 @dataclass
@@ -57,13 +57,21 @@ class Ledger:
         self.seconds["train"] += seconds
         self.interval_s += seconds
 
-    def judge(self, score: float, opt_steps: int) -> bool:
-        """Take note of an evaluation; say whether it is the best: strictly greater, NaN and infinity never."""
-        is_best = math.isfinite(score) and (self.best_score is None or score > self.best_score)
+    def is_better(self, score: float) -> bool:
+        """Say whether `score` is better than the best: strictly greater, NaN and infinity never."""
+        return math.isfinite(score) and (self.best_score is None or score > self.best_score)
+
+    def judge(self, score: float, opt_steps: int, again: float | None = None) -> bool:
+        """Take note of an evaluation; say whether it is the best.
+
+        Where a candidate was evaluated `again`, that score must be better than the best too, and is the one kept.
+        """
+        kept = score if again is None else again
+        is_best = self.is_better(score) and self.is_better(kept)
         self.last_score = score if math.isfinite(score) else None
         self.evals_without_best = 0 if is_best else self.evals_without_best + 1
         if is_best:
-            self.best_score, self.best_opt_steps = score, opt_steps
+            self.best_score, self.best_opt_steps = kept, opt_steps
         return is_best
 
     @property

@@ -211,7 +211,8 @@ class Session:
         self._storage.keep_best(self._now.best)
         again, self._saved = now is not self._saved, now
         self._storage.save(self.opt_steps, (now.state, (now.past, now.sums), now.host), facts, again)
-        self._storage.note(**self._counters(), best_score=now.ledger.best_score, status=self._status())
+        scores = {"best_score": now.ledger.best_score, "last_score": now.ledger.last_score}
+        self._storage.note(**self._counters(), **scores, status=self._status())
 
     def restore(self) -> None:
         """Go back to the newest valid checkpoint, as a session that is resumed; what came after it is forgotten.

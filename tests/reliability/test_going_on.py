@@ -131,7 +131,7 @@ def test_an_evaluation_at_the_start_is_made_once_however_the_run_begins(tmp_path
     settings = {"max_opts": 3, "eval_interval": 1, "eval_at_start": True, "run_dir": str(tmp_path), "quiet": True}
     stop = jaxrl.Hooks(start=lambda trainer: trainer.interrupt.stop())
     jaxrl.Trainer(counting(), evaluator=Scripted(), hooks=stop, **settings).train()
-    scores = Scripted([1.0], [2.0], [3.0], [4.0])
+    scores = Scripted(*([score] for score in (1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0)))  # each confirmed
     jaxrl.Trainer(counting(), evaluator=scores, resume=True, **settings).train()
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["opt_steps"] for row in rows if row["kind"] == "eval"] == [0, 1, 2, 3]
