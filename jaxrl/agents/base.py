@@ -87,6 +87,9 @@ class Agent(NamedTuple):
     memory: PyTree | None = None
     """Of a recurrent agent: what it remembers at an episode's start, of one environment. Its `act` is given a
     `Remembered` for an observation, and puts what it remembers next into `extras`, as the entry `memory` of a dict."""
+    bounds_returns: bool = False
+    """Whether it derives from rewards and discounts which returns there can be, for which the discount must be below
+    1."""
 
 
 class AgentMaker(Protocol):
