@@ -8,7 +8,21 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent
-from jaxrl.types import Array, Batch, Metrics, PyTree, Stat, Total, all_finite, column, stat, tree_bytes, tree_where
+from jaxrl.types import (
+    Array,
+    Batch,
+    Metrics,
+    PyTree,
+    Stat,
+    Total,
+    Transition,
+    all_finite,
+    column,
+    stat,
+    stats,
+    tree_bytes,
+    tree_where,
+)
 
 LARGE = 1 << 20
 """Bytes of an agent's state from which on a CPU had better branch. That copies the new state over the old one where an
@@ -57,6 +71,13 @@ def guarded_update(
     kept = {name: _mask(metric, ok) for name, metric in metrics.items()}
     counted = {**kept, "skipped_updates": Total(1 - ok.astype(jnp.int32))}
     return _either(ok, new, state), health, counted, jnp.where(ok, priorities, -1.0)
+
+
+def what_returns_are_made_of(items: Transition) -> Metrics:
+    """Tell the rewards and discounts of transitions of one shape: from them follows how large a return can be."""
+    shape = items.reward.shape
+    told = {"reward": items.reward, "discount": jnp.broadcast_to(items.discount, shape)}
+    return stats(told, jnp.broadcast_to(jnp.asarray(items.weight) > 0, shape))
 
 
 def _either(ok: Array, new: PyTree, old: PyTree) -> PyTree:

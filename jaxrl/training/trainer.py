@@ -22,7 +22,15 @@ from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, evaluator_
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.policy import GreedyPolicy, describe
-from jaxrl.training.program import check_step, compile_all, memory_plan, state_shapes, summarise, zero_sums
+from jaxrl.training.program import (
+    check_step,
+    compile_all,
+    memory_plan,
+    metric_shapes,
+    state_shapes,
+    summarise,
+    zero_sums,
+)
 from jaxrl.training.recorders import (
     Progress,
     Recorder,
@@ -294,6 +302,8 @@ class Trainer:
             waits = self._crew.columns() if self._crew is not None else {}
             row = self._row("train", **rates, **waits, **summarise(self._metrics, self._sums))
             self._recorders.write(row)
+            for event, message in ledger.watch(row, (self.strategy.settings or {}).get("agent") or {}).items():
+                self._event(event, message)
             self._sums = zero_sums(len(self._metrics))
             ledger.interval_start, ledger.interval_s = ledger.t, 0.0
         return row
@@ -417,7 +427,8 @@ class Trainer:
         self._chunk = self.max_chunk or 256
         with self.ledger.timed("compile"):
             if self._storage.resumes:
-                self._storage.check_fits(state_shapes(self.strategy))
+                like = state_shapes(self.strategy)
+                self._storage.check_fits(like, metric_shapes(self.strategy, like[0]))
             compiled = compile_all(self.strategy, key, self.evaluator, self._params, self._storage.resumes)
             self._compiled, self._run, self._metrics = compiled, compiled.run, compiled.metrics
             self._crew = self._new_crew()
