@@ -19,7 +19,6 @@ from jaxrl.types import (
     all_finite,
     column,
     stat,
-    stats,
     tree_bytes,
     tree_where,
 )
@@ -74,10 +73,14 @@ def guarded_update(
 
 
 def what_returns_are_made_of(items: Transition) -> Metrics:
-    """Tell the rewards and discounts of transitions of one shape: from them follows how large a return can be."""
-    shape = items.reward.shape
-    told = {"reward": items.reward, "discount": jnp.broadcast_to(items.discount, shape)}
-    return stats(told, jnp.broadcast_to(jnp.asarray(items.weight) > 0, shape))
+    """Tell the largest size of a reward and the largest discount of transitions; rows of weight 0 do not count.
+
+    From them follows how large a return can be. Both come of one reduction, which is one kernel.
+    """
+    counts = jnp.asarray(items.weight) > 0
+    sizes = jnp.stack([jnp.where(counts, size, 0.0).ravel() for size in (jnp.abs(items.reward), items.discount)])
+    largest = sizes.max(axis=1)
+    return {"largest_reward": largest[0], "largest_discount": largest[1]}
 
 
 def _either(ok: Array, new: PyTree, old: PyTree) -> PyTree:

@@ -39,7 +39,7 @@ def zero_sums(size: int) -> Sums:
     return Sums(full(0, np.int32), full(0), full(0), full(math.inf), full(-math.inf))
 
 
-LATER = ("discount", "out_of_support", "reward")
+LATER = ("largest_discount", "largest_reward", "out_of_support")
 """Metrics of which checkpoints of version 0.3 have no sums."""
 
 

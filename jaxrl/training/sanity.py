@@ -39,7 +39,7 @@ def seen(row: Mapping[str, Any], agent: Mapping[str, Any], before: Seen) -> Seen
     bonus = size("temperature") * size("entropy")
     if munchausen := agent.get("munchausen"):
         bonus += -MUNCHAUSEN_CLIP * munchausen + ENTROPY * agent.get("munchausen_temperature", 0.0)
-    came = Seen(size("reward"), size("discount"), bonus)
+    came = Seen(size("largest_reward"), size("largest_discount"), bonus)
     return Seen(*(max(old, new) for old, new in zip(before, came, strict=True)))
 
 

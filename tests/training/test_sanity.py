@@ -7,17 +7,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from toys_trainer import CountState, counting
+from toys_trainer import CountState, counting, small_dqn
 
 import jaxrl
+from jaxrl.strategies.guard import what_returns_are_made_of
 from jaxrl.training.ledger import Ledger
+from jaxrl.training.program import metric_shapes, state_shapes
 from jaxrl.training.sanity import Seen, seen, support_missed, values_beyond
 
 
 def row(q: float | None, reward: float = 1.0, discount: float = 0.99, **more: Any) -> dict[str, Any]:
-    return {
-        "q": q, "reward_min": -reward, "reward_max": 0.5, "discount_min": 0.0, "discount_max": discount, **more
-    }  # fmt: skip
+    return {"q": q, "largest_reward_max": reward, "largest_discount_max": discount, **more}
 
 
 DQN = {"loss": "huber", "tau": 1.0, "target_interval": 100}
@@ -42,7 +42,7 @@ def test_the_bound_goes_by_all_that_came_and_is_at_least_1() -> None:
     assert values_beyond({"q": 2.1}, {}, Seen()) is not None
     # Under a discount of 1 there is no bound, and what is not finite tells nothing.
     assert values_beyond({"q": 1e9}, {}, Seen(1.0, 1.0)) is None
-    assert seen({"reward_max": float("inf"), "reward_min": None}, {}, Seen()) == Seen()
+    assert seen({"largest_reward_max": float("inf"), "largest_discount_max": None}, {}, Seen()) == Seen()
 
 
 def test_the_entropy_of_soft_values_belongs_to_the_reward() -> None:
@@ -66,7 +66,12 @@ def diverging() -> jaxrl.Strategy:
     """Count; the value is 10 times the iteration's number, where rewards of 1 under a discount of 0.9 allow 10."""
 
     def step(state: CountState, noise: jax.Array, t: jax.Array) -> tuple[CountState, dict]:
-        told = {"q": 10.0 * t, "reward": jnp.float32(1), "discount": jnp.float32(0.9), "out_of_support": t / 100}
+        told = {
+            "q": 10.0 * t,
+            "largest_reward": jnp.float32(1),
+            "largest_discount": jnp.float32(0.9),
+            "out_of_support": t / 100,
+        }
         return state._replace(steps=state.steps + 1), told
 
     return counting()._replace(step=step)
@@ -94,3 +99,19 @@ def test_what_version_0_3_saved_of_the_ledger_is_taken_up() -> None:
         Ledger().take_up({**old, "more": 1})
     with pytest.raises(ValueError, match="seen_reward"):
         Ledger().take_up({**facts, "seen_reward": None})
+
+
+def test_the_largest_reward_and_discount_are_told_of_rows_that_count() -> None:
+    reward, discount, weight = ([1.0, -3.0, 100.0], [0.5, 0.0, 0.9], [1.0, 1.0, 0.0])
+    items = jaxrl.Transition((), (), jnp.array(reward), jnp.array(discount), (), (), jnp.array(weight))
+    made = what_returns_are_made_of(items)
+    assert {name: float(size) for name, size in made.items()} == {"largest_reward": 3.0, "largest_discount": 0.5}
+
+
+def test_both_kinds_of_training_tell_them() -> None:
+    env = jaxrl.make_env("CartPole-v1")
+    ppo = jaxrl.on_policy(env, jaxrl.ppo(features=(4,)), num_envs=2, rollout=4, epochs=1, minibatches=1)
+    for strategy, value in ((ppo, "value"), (small_dqn(), "q")):
+        assert {"largest_reward", "largest_discount", value} <= metric_shapes(
+            strategy, state_shapes(strategy)[0]
+        ).keys()
