@@ -185,10 +185,20 @@ RAINBOW_PRESETS: Presets = {
         "eval_episodes": 50,
         "num_envs": 5,
         "opt_interval": 5,
-        "agent": {"lr": 1e-3, "activation": "tanh", "features": [64, 64], "target_interval": 50},
+        "agent": {
+            "lr": 1e-3,
+            "activation": "tanh",
+            "features": [64, 64],
+            "target_interval": 50,
+            "v_min": 0.0,
+            "v_max": 100.0,
+        },
         "buffer": {"capacity": 10_000, "batch_size": 64},
     },
-    "*-MinAtar": {**DQN_PRESETS["*-MinAtar"], "agent": {"lr": 1e-3, "target_interval": 250, "v_max": 50.0}},
+    "*-MinAtar": {
+        **DQN_PRESETS["*-MinAtar"],
+        "agent": {"lr": 1e-3, "target_interval": 250, "v_min": 0.0, "v_max": 50.0},
+    },
 }
 # Sizes and learning rate after Rejax (Liesen et al. 2024), one optimisation step an environment step: 10 000 of these.
 _PENDULUM: dict[str, Any] = {

@@ -63,6 +63,8 @@ def show(result: Result, run_dir: str, playable: bool = True) -> None:
         lines["speed"] = f"{summary['opt_steps_per_sec']:,.0f} optimisation steps/s while training"
     if summary["best_score"] is not None:
         lines["best"] = f"{summary['best_score']:.6g} at {summary['best_opt_steps']:,}"
+    if summary["last_score"] is not None:
+        lines["last"] = f"{summary['last_score']:.6g}"
     if summary.get("staleness") is not None:
         lines["staleness"] = f"{summary['staleness']:.4g} optimisation steps, at most {summary['staleness_max']:.4g}"
         lines["learner"] = f"waited {summary['learner_waited_s']:.1f} s"

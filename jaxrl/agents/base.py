@@ -94,6 +94,9 @@ class Agent(NamedTuple):
     """`act` that also puts the log-probability `[N]` of the action into `extras`, as the entry `log_prob` of a dict.
 
     Actors on the host use it, for their parameters may be older than the learner's; `prepare` takes what it finds."""
+    bounds_returns: bool = False
+    """Whether it derives from rewards and discounts which returns there can be, for which the discount must be below
+    1."""
 
 
 class AgentMaker(Protocol):

@@ -46,6 +46,8 @@ RANGES = {
     "expectile": (1e-6, 1 - 1e-6),
 }
 """Smallest and largest value of each setting that is a number."""
+UNSET = ("v_min", "v_max")
+"""Settings that may be left out, as `None`."""
 LEAST = {
     "accumulate": 1,
     "epsilon_decay": 0,
@@ -82,6 +84,8 @@ def changed(name: str, config: Config, settings: Mapping[str, Any]) -> Config:
     config = replace(config, **settings)  # type: ignore[type-var]
     for word in known:
         value = getattr(config, word)
+        if word in UNSET and value is None:
+            continue
         if word in RANGES:
             check_between(f"agent.{word}", value, *RANGES[word])
         elif word in LEAST:

@@ -16,7 +16,18 @@ from jaxrl.agents.checks import changed, hyper_of
 from jaxrl.agents.exploration import EPSILONS, draw_epsilon_greedy, epsilon_greedy
 from jaxrl.agents.losses import conservative_gap, entry, munchausen
 from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn, linear, optimiser_named
-from jaxrl.agents.values import After, Values, c51, chosen_row, expected, midpoints, quantiles
+from jaxrl.agents.values import (
+    After,
+    Values,
+    c51,
+    chosen_row,
+    ends_of,
+    expected,
+    midpoints,
+    no_reach,
+    quantiles,
+    widened,
+)
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics
 from jaxrl.nn import QNetwork, torso_kind
@@ -66,10 +77,10 @@ class DQNConfig:
     """What is learnt of returns: expected; their distribution by c51 or qr; or iqn, its quantiles anywhere."""
     atoms: int = 51
     """Numbers by which c51 and qr tell a distribution; quantiles that iqn draws for a transition."""
-    v_min: float = 0.0
-    """Lowest return that c51 knows."""
-    v_max: float = 100.0
-    """Highest return that c51 knows."""
+    v_min: float | None = None
+    """Lowest return that c51 knows; unset: the lowest that the rewards and discounts learnt from so far allow."""
+    v_max: float | None = None
+    """Highest return that c51 knows; unset: as for `v_min`."""
     noisy: float = 0.0
     """Explore by noise on the parameters, this its deviation at first (0.5 as published, and no epsilon); 0: off."""
     munchausen: float = 0.0
@@ -123,6 +134,8 @@ class DQNState(NamedTuple):
     target: Flat
     opt_state: PyTree
     hyper: DQNHyper
+    reach: PyTree = ()
+    """A `Reach`, from which c51 derives its support; `()` where `v_min` and `v_max` are both given, and of others."""
 
 
 class Draws(NamedTuple):
@@ -138,7 +151,6 @@ class Draws(NamedTuple):
 class _Parts(NamedTuple):
     config: DQNConfig
     network: nn.Module
-    values: Values
     descent: Descent
     spec: EnvSpec
     noise: PyTree
@@ -198,12 +210,13 @@ def _maker(
 
 
 def _check_values(config: DQNConfig) -> None:
-    reach, apart = max(abs(config.v_min), abs(config.v_max)), (config.v_max - config.v_min) / (config.atoms - 1)
-    if config.values == "c51" and not apart > 1e-5 * reach:
-        raise SettingsError(
-            f"agent.v_min is {config.v_min} and agent.v_max {config.v_max}; expected v_min below v_max, "
-            "and atoms apart by more than 1e-5 of the larger, which float32 can tell"
-        )
+    if config.values == "c51" and config.v_min is not None and config.v_max is not None:
+        reach, apart = max(abs(config.v_min), abs(config.v_max)), (config.v_max - config.v_min) / (config.atoms - 1)
+        if not apart > 1e-5 * reach:
+            raise SettingsError(
+                f"agent.v_min is {config.v_min} and agent.v_max {config.v_max}; expected v_min below v_max, "
+                "and atoms apart by more than 1e-5 of the larger, which float32 can tell"
+            )
     if config.values == "c51" and config.munchausen:
         raise SettingsError("agent.munchausen shifts the returns of each action, which c51 cannot tell; use qr or iqn")
     if config.values == "iqn" and len(config.features) < 2:
@@ -213,10 +226,23 @@ def _check_values(config: DQNConfig) -> None:
         )
 
 
-def _values(config: DQNConfig) -> Values:
+def _values(config: DQNConfig, reach: PyTree) -> Values:
     if config.values == "expected":
         return expected(config.loss)
-    return c51(config.atoms, config.v_min, config.v_max) if config.values == "c51" else quantiles(config.atoms)
+    if config.values != "c51":
+        return quantiles(config.atoms)
+    if config.v_min is not None and config.v_max is not None:
+        return c51(config.atoms, config.v_min, config.v_max)
+    return c51(config.atoms, *ends_of(reach, config.v_min, config.v_max))
+
+
+def _derives_support(config: DQNConfig) -> bool:
+    return config.values == "c51" and (config.v_min is None or config.v_max is None)
+
+
+def _tells_outside(config: DQNConfig) -> bool:
+    """Say whether returns can lie beyond the support: where the user gave an end of it."""
+    return config.values == "c51" and not (config.v_min is None and config.v_max is None)
 
 
 def _bind(
@@ -228,13 +254,12 @@ def _bind(
     spec: EnvSpec,
 ) -> Agent:
     check_spec(spec, name)
-    network, values = make_network(spec), _values(config)
-    blank = _Parts(config, network, values, descent(optimiser), spec, {})
+    blank = _Parts(config, make_network(spec), descent(optimiser), spec, {})
     out, variables = jax.eval_shape(lambda: _begin(blank, jax.random.key(0)))
-    if values.atoms and out.shape[2:] != (values.atoms,):
+    if config.values != "expected" and out.shape[2:] != (config.atoms,):
         raise SettingsError(
             f"make_network: the network puts out {list(out.shape)} for one observation; {config.values} expects "
-            f"[1, actions, {values.atoms}], the last as agent.atoms says"
+            f"[1, actions, {config.atoms}], the last as agent.atoms says"
         )
     parts = blank._replace(noise=variables.get("noise", {}))
     return Agent(
@@ -248,6 +273,7 @@ def _bind(
         settings=None if by_hand else asdict(config),
         exploration=EPSILONS,
         offline=isinstance(config, CQLDQNConfig),
+        bounds_returns=_derives_support(config),
     )
 
 
@@ -270,7 +296,7 @@ def _network(config: DQNConfig, spec: EnvSpec) -> nn.Module:
         config.features,
         config.activation,
         config.dueling,
-        atoms=0 if config.values == "iqn" else _values(config).atoms,
+        atoms=config.atoms if config.values in ("c51", "qr") else 0,
         noisy=config.noisy,
     )
 
@@ -298,7 +324,8 @@ def _init(parts: _Parts, key: Key) -> DQNState:
     params = Flat.of({name: value for name, value in _begin(parts, key)[1].items() if name != "noise"})
     hyper = DQNHyper(*hyper_of(asdict(config), DQNHyper._fields, optional="cql"))
     # The target is a copy, not the same arrays: both are donated to the compiled loop.
-    return DQNState(params, jax.tree.map(jnp.copy, params), parts.descent.init(params, hyper.lr), hyper)
+    target, opt_state = jax.tree.map(jnp.copy, params), parts.descent.init(params, hyper.lr)
+    return DQNState(params, target, opt_state, hyper, no_reach() if _derives_support(config) else ())
 
 
 def _act(
@@ -308,7 +335,7 @@ def _act(
     assert isinstance(space, Discrete)
     coins, net_noise = (cast(Any, None), ()) if mode == "exploit" else noise
     taus = _taus(parts, jax.tree.leaves(obs)[0].shape[0])
-    q = jax.vmap(parts.values.mean)(_outputs(parts, state.params.tree, obs, net_noise, *taus))
+    q = jax.vmap(_values(parts.config, state.reach).mean)(_outputs(parts, state.params.tree, obs, net_noise, *taus))
     greedy = jnp.argmax(q, axis=-1).astype(space.dtype)
     if mode == "exploit":
         return greedy, ()
@@ -357,10 +384,11 @@ def _update(
     parts: _Parts, state: DQNState, batch: Batch, noise: PyTree, opt_step: Array
 ) -> tuple[DQNState, Metrics, Array]:
     config, hyper = parts.config, state.hyper
+    reach = widened(state.reach, batch.items) if _derives_support(config) else ()
     learnt = learn(
         config,
         parts.descent,
-        partial(_loss, parts, state.target.tree, noise, hyper.cql),
+        partial(_loss, parts, _values(config, reach), state.target.tree, noise, hyper.cql),
         state.params,
         state.opt_state,
         (batch, (noise.taus_tm1, noise.taus_t)),
@@ -368,7 +396,7 @@ def _update(
         hyper.max_grad_norm,
         opt_step,
     )
-    error, q = learnt.aux
+    error, q, outside = learnt.aux
     target = _update_target(config, hyper.tau, learnt.params, state.target, opt_step)
     metrics = {
         "loss": learnt.loss,
@@ -377,14 +405,22 @@ def _update(
         "grad_norm": learnt.norm,
         "epsilon": _epsilon(parts, hyper, opt_step),
     }
-    return DQNState(learnt.params, target, learnt.opt_state, hyper), metrics, jnp.abs(error)
+    if _tells_outside(config):
+        metrics["out_of_support"] = outside.mean()
+    return DQNState(learnt.params, target, learnt.opt_state, hyper, reach), metrics, jnp.abs(error)
 
 
 def _loss(
-    parts: _Parts, target: PyTree, noise: Draws, cql: PyTree, params: PyTree, batch: tuple[Batch, PyTree]
-) -> tuple[Array, tuple[Array, Array]]:
-    """Return the weighted mean loss of a batch, and errors and values `[B]`."""
-    (sampled, (taus_tm1, taus_t)), config, values = batch, parts.config, parts.values
+    parts: _Parts,
+    values: Values,
+    target: PyTree,
+    noise: Draws,
+    cql: PyTree,
+    params: PyTree,
+    batch: tuple[Batch, PyTree],
+) -> tuple[Array, tuple[Array, Array, PyTree]]:
+    """Return the weighted mean loss of a batch, and errors, values and shares outside of the support `[B]` or `()`."""
+    (sampled, (taus_tm1, taus_t)), config = batch, parts.config
     items: Transition = sampled.items
     apply, mean = partial(_outputs, parts), jax.vmap(values.mean)
     out_tm1 = apply(params, items.obs, noise.noise_tm1, *_given(taus_tm1))
@@ -409,7 +445,8 @@ def _loss(
         q = mean(out_tm1)
         loss = loss + cql * jax.vmap(conservative_gap)(q, jnp.zeros_like(q), jax.vmap(entry)(q, items.action))
     weight = sampled.weight * items.weight
-    return jnp.mean(weight * loss), (error * items.weight, jnp.max(mean(out_tm1), axis=-1))
+    outside = jax.vmap(values.outside)(after) * items.weight if values.outside and _tells_outside(config) else ()
+    return jnp.mean(weight * loss), (error * items.weight, jnp.max(mean(out_tm1), axis=-1), outside)
 
 
 def _given(taus: PyTree) -> tuple[Array, ...]:

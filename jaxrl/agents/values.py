@@ -13,6 +13,10 @@ import numpy as np
 
 from jaxrl.agents.losses import cross_entropy, entry, huber, project, quantile_huber, squared
 from jaxrl.trees import Array
+from jaxrl.types import Transition
+
+ENDLESS = 1e-3
+"""Stands for `1 - discount` where the discount is 1: from the reward of one step then follows no bound."""
 
 
 class After(NamedTuple):
@@ -37,6 +41,45 @@ class Values(NamedTuple):
     """`[A, n] -> [A]`: expected returns"""
     loss: Callable[[Array, Array, After], tuple[Array, Array]]
     """`(chosen [n], taus [n], after) -> (loss, error)`, the error such as its size should be the priority"""
+    outside: Callable[[After], Array] | None = None
+    """Of values on a support: the probability with which the return after the step lies beyond its ends."""
+
+
+class Reach(NamedTuple):
+    """The returns that the transitions seen so far allow; float32 scalars, with 0 always between them."""
+
+    low: Array
+    high: Array
+
+
+def no_reach() -> Reach:
+    """Return the reach before the first transition."""
+    return Reach(jnp.float32(0.0), jnp.float32(0.0))
+
+
+def widened(reach: Reach, items: Transition) -> Reach:
+    """Return `reach` with the returns that `items` `[B]` allow.
+
+    If the reward of a transition came again with each transition after it, the return would be
+    `reward / (1 - discount)`; no return lies outside of the smallest and largest of these. At an episode's end the
+    discount is 0 and the return is the reward itself. Rows of weight 0 do not count. A discount of 1 allows any return;
+    it counts as 0.999.
+    """
+    rest = jnp.where(items.discount < 1, 1 - items.discount, ENDLESS)
+    bound = jnp.where(jnp.asarray(items.weight) > 0, items.reward / rest, 0.0)
+    return Reach(jnp.minimum(reach.low, bound.min()), jnp.maximum(reach.high, bound.max()))
+
+
+def ends_of(reach: Reach, v_min: float | None, v_max: float | None) -> tuple[Array, Array]:
+    """Return the ends of a support: `v_min` and `v_max`, or where one is not given, that of `reach`.
+
+    Where they would coincide or cross, the one that is not given moves away from the other by 1, or by its size.
+    """
+    low = reach.low if v_min is None else jnp.float32(v_min)
+    high = reach.high if v_max is None else jnp.float32(v_max)
+    if v_max is None:
+        return low, jnp.where(high > low, high, low + jnp.maximum(jnp.abs(low), 1.0))
+    return jnp.where(high > low, low, high - jnp.maximum(jnp.abs(high), 1.0)), high
 
 
 def expected(loss: str) -> Values:
@@ -50,21 +93,40 @@ def _expected_loss(loss: Callable[[Array], Array], chosen: Array, taus: Array, a
     return loss(error), error
 
 
-def c51(atoms: int, v_min: float, v_max: float) -> Values:
+def c51(atoms: int, v_min: float | Array, v_max: float | Array) -> Values:
     """Return values that are logits over returns from `v_min` to `v_max` (Bellemare et al. 2017).
 
-    The priority is the divergence of prediction from target (Hessel et al. 2018, https://arxiv.org/abs/1710.02298).
+    The ends may be traced scalars. The priority is the divergence of prediction from target (Hessel et al. 2018, https://arxiv.org/abs/1710.02298).
     """
-    support = np.linspace(v_min, v_max, atoms, dtype=np.float32)
+    support = _evenly(v_min, v_max, atoms)
     mean = lambda out: jnp.sum(jax.nn.softmax(out) * support[None], axis=-1)
-    return Values(atoms, mean, partial(_c51_loss, support))
+    return Values(atoms, mean, partial(_c51_loss, support), partial(_c51_outside, support))
 
 
-def _c51_loss(support: np.ndarray, chosen: Array, taus: Array, after: After) -> tuple[Array, Array]:
-    p_t = after.policy @ jax.nn.softmax(after.out)
-    target = project(after.reward + after.discount * support, p_t, jnp.asarray(support))
+def _evenly(low: float | Array, high: float | Array, count: int) -> np.ndarray | Array:
+    """Return `count` numbers from `low` to `high`, both ends exact; a constant where the ends are."""
+    if not isinstance(low, jax.Array) and not isinstance(high, jax.Array):
+        return np.linspace(low, high, count, dtype=np.float32)
+    share = np.linspace(0.0, 1.0, count, dtype=np.float32)
+    return low * (1 - share) + high * share
+
+
+def _c51_loss(support: np.ndarray | Array, chosen: Array, taus: Array, after: After) -> tuple[Array, Array]:
+    target = project(*_foretold(support, after), jnp.asarray(support))
     loss = cross_entropy(chosen, target)
     return loss, jnp.maximum(loss + jnp.sum(jax.scipy.special.xlogy(target, target)), 0.0)
+
+
+def _c51_outside(support: np.ndarray | Array, after: After) -> Array:
+    z, p = _foretold(support, after)
+    # Rounding puts what should fall on an end a little beyond it.
+    beyond = jnp.abs(z - jnp.clip(z, support[0], support[-1])) > 0.01 * (support[1] - support[0])
+    return jnp.sum(p, where=beyond)
+
+
+def _foretold(support: np.ndarray | Array, after: After) -> tuple[Array, Array]:
+    """Return the returns `[n]` that the target network foretells, and their probabilities."""
+    return after.reward + after.discount * support, after.policy @ jax.nn.softmax(after.out)
 
 
 def quantiles(atoms: int) -> Values:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxrl.agents.base import Agent
 from jaxrl.metrics import Metrics, Stat, Total, stat
 from jaxrl.trees import Array, PyTree, all_finite, tree_where
-from jaxrl.types import Batch
+from jaxrl.types import Batch, Transition
 from jaxrl.xla.columns import column
 from jaxrl.xla.verdict import all_true, either
 
@@ -56,6 +56,17 @@ def guarded_update(
     kept = {name: _mask(metric, ok) for name, metric in metrics.items()}
     counted = {**kept, "skipped_updates": Total(1 - ok.astype(jnp.int32))}
     return either(ok, new, state), health, counted, jnp.where(ok, priorities, -1.0)
+
+
+def what_returns_are_made_of(items: Transition) -> Metrics:
+    """Tell the largest size of a reward and the largest discount of transitions; rows of weight 0 do not count.
+
+    From them follows how large a return can be. Both come of one reduction, which is one kernel.
+    """
+    counts = jnp.asarray(items.weight) > 0
+    sizes = jnp.stack([jnp.where(counts, size, 0.0).ravel() for size in (jnp.abs(items.reward), items.discount)])
+    largest = sizes.max(axis=1)
+    return {"largest_reward": largest[0], "largest_discount": largest[1]}
 
 
 def _examine(health: Health, told: dict[str, Array], opt_step: Array) -> tuple[Health, Array]:

@@ -60,11 +60,16 @@ def bind(agent: AgentMaker, processor: Processor, spec: EnvSpec) -> tuple[Proces
     """Tell `agent` what it will see of an environment; an agent with a memory gets a processor that keeps it.
 
     Raises:
-      SettingsError: the processor makes no transitions, or the agent cannot take the spaces.
+      SettingsError: the processor makes no transitions, or the agent cannot take the spaces or the discount.
     """
     if not processor.makes_transitions:
         raise SettingsError("processor: makes no transitions; end it with chain(..., one_step()) or n_step(n)")
     bound = agent(spec._replace(observation_space=processor.space(spec.observation_space)))
+    if bound.bounds_returns and (processor.settings or {}).get("discount") == 1:
+        raise SettingsError(
+            "processor.discount is 1, under which rewards do not tell how large returns can be; "
+            "set agent.v_min and agent.v_max, or a discount below 1"
+        )
     return (processor if bound.memory is None else remember(processor, bound.memory)), bound
 
 

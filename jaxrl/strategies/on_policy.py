@@ -16,7 +16,7 @@ from jaxrl.metrics import Metrics, Stat, Total
 from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
 from jaxrl.strategies.base import Strategy, fold, repeat
-from jaxrl.strategies.guard import Health, guarded_update, healthy
+from jaxrl.strategies.guard import Health, guarded_update, healthy, what_returns_are_made_of
 from jaxrl.strategies.interaction import (
     Actors,
     Scene,
@@ -174,7 +174,7 @@ def _step(parts: _Parts, state: OnPolicyState, noise: PyTree, t: Array) -> tuple
     assert parts.actors.agent.prepare is not None
     prepared = parts.actors.agent.prepare(state.agent, Rollout(items, last_steps(items, seen)))
     state, learnt = _learn(parts, state, prepared, update_noise, first_opt)
-    return state, {**episode_metrics(seen), **told, **learnt}
+    return state, {**episode_metrics(seen), **told, **what_returns_are_made_of(items), **learnt}
 
 
 def last_steps(items: Transition, seen: Seen) -> Array:

@@ -10,7 +10,7 @@ from jaxrl.buffers.base import Buffer
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics
 from jaxrl.strategies.base import repeat
-from jaxrl.strategies.guard import guarded_update
+from jaxrl.strategies.guard import guarded_update, what_returns_are_made_of
 from jaxrl.trees import Array, Key, PyTree
 
 
@@ -128,7 +128,7 @@ def _update(agent: Agent, buffer: Buffer, state: Any, noise: PyTree, opt_step: A
     batch = buffer.sample(state.buffer, sample_noise, opt_step)
     new, health, metrics, priorities = guarded_update(agent, state.agent, state.health, batch, agent_noise, opt_step)
     told = buffer.reprioritise(state.buffer, batch.index, priorities)
-    return state._replace(agent=new, health=health, buffer=told), metrics
+    return state._replace(agent=new, health=health, buffer=told), {**what_returns_are_made_of(batch.items), **metrics}
 
 
 def draw_learning(agent: Agent, buffer: Buffer, key: Key, pushes: Array, rows: int, updates: int) -> PyTree:

@@ -62,6 +62,8 @@ class Store:
         self.keep, self.regular = keep, regular
         self.newest: int | None = None
         """The step that was last saved or loaded."""
+        self.older: Callable[[PyTree], tuple[PyTree, Callable[[PyTree], PyTree]]] | None = None
+        """Makes of the structure to be loaded into that which an older version of jaxrl saved, and what renews it."""
         self._bad: set[int] = set()
         self._thread: ThreadPoolExecutor | None = None
         self._job: Future[int] | None = None
@@ -186,8 +188,7 @@ class Store:
 
     def check_newest(self, like: PyTree) -> None:
         """Raise as `load_newest` does if the newest step cannot be loaded into `like`; its arrays are not read."""
-        wanted = like_leaves(like)
-        self._newest(lambda step: self._fitting_manifest(step, wanted))
+        self._newest(lambda step: self._either(like, lambda like: self._fitting_manifest(step, like_leaves(like))))
 
     def _newest(self, read: Callable[[int], Any]) -> Any:
         """Return the first that is not `None` of what `read` makes of the steps, from the newest on."""
@@ -214,8 +215,25 @@ class Store:
           CheckpointError: it is damaged.
           MismatchError: it was made for another structure; the leaf is named.
         """
-        leaves, facts = self.read(step, like_leaves(like))
-        return rebuild(like, list(leaves.values())), facts
+
+        def load(like: PyTree) -> tuple[PyTree, Facts]:
+            leaves, facts = self.read(step, like_leaves(like))
+            return rebuild(like, list(leaves.values())), facts
+
+        (tree, facts), renew = self._either(like, load)
+        return renew(tree), facts
+
+    def _either(self, like: PyTree, read: Callable[[PyTree], Any]) -> tuple[Any, Callable[[PyTree], PyTree]]:
+        """Return `read(like)`, or where that does not fit, of the older structure; and what renews a tree of it."""
+        try:
+            return read(like), lambda tree: tree
+        except MismatchError:
+            if self.older is None:
+                raise
+            older, renew = self.older(like)
+            with contextlib.suppress(MismatchError):
+                return read(older), renew
+            raise
 
     def read(self, step: int, wanted: Mapping[str, Any] | None = None) -> tuple[Leaves, Facts]:
         """Read the leaves of `step` by path, and the facts saved with it.

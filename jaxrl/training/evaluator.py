@@ -78,7 +78,10 @@ def _spread(values: np.ndarray) -> dict[str, float]:
 
 class EvaluateFn(Protocol):
     def __call__(self, params: PyTree, key: Key, /) -> Evaluation:
-        """Judge the policy with `params`, what the strategy's `policy.params` returns (the whole state without one)."""
+        """Judge the policy with `params`, what the strategy's `policy.params` returns (the whole state without one).
+
+        Where a run confirms its best, a candidate is judged again right after, with the same `params` and another key.
+        """
         ...
 
 

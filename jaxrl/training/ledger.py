@@ -2,14 +2,17 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from jaxrl.training.sanity import Seen, seen, support_missed, values_beyond
 from jaxrl.training.schedule import Schedule
 
-PARTS = ("compile", "init", "train", "evaluate", "record", "save")
+PARTS = ("compile", "init", "train", "evaluate", "confirm", "record", "save")
+LATER = ("seen_reward", "seen_discount", "seen_bonus", "told_values", "told_support")
+"""What checkpoints of version 0.3 do not have."""
 
 
 @dataclass
@@ -34,6 +37,14 @@ class Ledger:
     """Seconds of training in it."""
     wall_s: float = 0.0
     """Seconds of the run before this process took it up."""
+    seen_reward: float = 0.0
+    """The largest size of a reward so far, as are those below; see `sanity.Seen`."""
+    seen_discount: float = 0.0
+    seen_bonus: float = 0.0
+    told_values: int = 0
+    """Times that values beyond all returns were told of."""
+    told_support: int = 0
+    """Times that a support too narrow was told of."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     _begun: float = field(default_factory=time.perf_counter)
 
@@ -57,14 +68,33 @@ class Ledger:
         self.seconds["train"] += seconds
         self.interval_s += seconds
 
-    def judge(self, score: float, opt_steps: int) -> bool:
-        """Take note of an evaluation; say whether it is the best: strictly greater, NaN and infinity never."""
-        is_best = math.isfinite(score) and (self.best_score is None or score > self.best_score)
+    def is_better(self, score: float) -> bool:
+        """Say whether `score` is better than the best: strictly greater, NaN and infinity never."""
+        return math.isfinite(score) and (self.best_score is None or score > self.best_score)
+
+    def judge(self, score: float, opt_steps: int, again: float | None = None) -> bool:
+        """Take note of an evaluation; say whether it is the best.
+
+        Where a candidate was evaluated `again`, that score must be better than the best too, and is the one kept.
+        """
+        kept = score if again is None else again
+        is_best = self.is_better(score) and self.is_better(kept)
         self.last_score = score if math.isfinite(score) else None
         self.evals_without_best = 0 if is_best else self.evals_without_best + 1
         if is_best:
-            self.best_score, self.best_opt_steps = score, opt_steps
+            self.best_score, self.best_opt_steps = kept, opt_steps
         return is_best
+
+    def watch(self, row: Mapping[str, Any], agent: Mapping[str, Any]) -> dict[str, str]:
+        """Take note of a row of metrics; return what is wrong with it, by the name of the event, each once in a run."""
+        allowed = seen(row, agent, Seen(self.seen_reward, self.seen_discount, self.seen_bonus))
+        self.seen_reward, self.seen_discount, self.seen_bonus = allowed
+        said: dict[str, str] = {}
+        if not self.told_values and (message := values_beyond(row, agent, allowed)):
+            self.told_values, said["values"] = 1, message
+        if not self.told_support and (message := support_missed(row, agent)):
+            self.told_support, said["support"] = 1, message
+        return said
 
     @property
     def judged(self) -> bool:
@@ -124,11 +154,14 @@ class Ledger:
 def _check(facts: Any) -> None:
     """Raise `ValueError` unless `facts` have the names and types that `Ledger.facts` gives them."""
     like = Ledger().facts()
-    if not isinstance(facts, dict) or facts.keys() != like.keys() or not isinstance(facts["seconds"], dict):
+    names = {*facts, *LATER} if isinstance(facts, dict) else set()
+    if names != like.keys() or not isinstance(facts["seconds"], dict):
         raise ValueError(f"expected counters named {', '.join(like)}")
     for name, value in [*facts.items(), *facts["seconds"].items()]:
         count = type(like.get(name)) is int
         if count and (type(value) is not int or value < 0):
             raise ValueError(f"{name} is {value!r}; expected a count")
+        if name in LATER and value is None:
+            raise ValueError(f"{name} is None; expected a number")
         if not count and name != "seconds" and value is not None and type(value) not in (int, float):
             raise ValueError(f"{name} is {value!r}; expected a number")

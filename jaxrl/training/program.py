@@ -3,7 +3,7 @@
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -51,6 +51,30 @@ def zero_sums(size: int) -> Sums:
         return np.full(size, value, dtype)  # for JAX it would be a program, to be compiled in the midst of a run
 
     return Sums(full(0, np.int32), full(0), full(0), full(math.inf), full(-math.inf))
+
+
+LATER = ("largest_discount", "largest_reward", "out_of_support")
+"""Metrics of which checkpoints of version 0.3 have no sums."""
+
+
+def without_later(names: Iterable[str], tree: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
+    """Return the shapes `tree` as they were before there were sums of `LATER`, and what makes of such a tree a new one.
+
+    `names` are those of the metrics, sorted.
+    """
+    names = list(names)
+    places = np.array([i for i, name in enumerate(names) if name not in LATER], np.int32)
+    is_sums = lambda x: isinstance(x, Sums)
+
+    def narrow(sums: Sums) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(places.shape, x.dtype), sums)
+
+    def wide(sums: Sums) -> Sums:
+        zeros = (jnp.asarray(x) for x in zero_sums(len(names)))
+        return Sums(*(new.at[places].set(old) for new, old in zip(zeros, sums, strict=True)))
+
+    change = lambda f, tree: jax.tree.map(lambda x: f(x) if is_sums(x) else x, tree, is_leaf=is_sums)
+    return change(narrow, tree), partial(change, wide)
 
 
 def metric_shapes(strategy: Strategy, state: PyTree) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import numpy as np
 from jaxrl.training.evaluator import Evaluation
 
 
-def eval_columns(evaluation: Evaluation, score: float) -> dict[str, Any]:
-    """Return what an evaluation adds to its row."""
+def eval_columns(evaluation: Evaluation, score: float, again: float | None, is_best: bool) -> dict[str, Any]:
+    """Return what an evaluation adds to its row; `again` is the score of a second look at a candidate for the best."""
     returns = np.asarray(evaluation.returns, np.float64)
     return {
         "eval_reward": float(returns.mean()),
@@ -20,6 +20,8 @@ def eval_columns(evaluation: Evaluation, score: float) -> dict[str, Any]:
         "episodes": len(returns),
         "unfinished": evaluation.unfinished,
         "score": score,
+        "confirm_score": again,
+        "is_best": is_best,
     }
 
 

@@ -211,7 +211,8 @@ class Session:
         self._storage.keep_best(self._now.best)
         again, self._saved = now is not self._saved, now
         self._storage.save(self.opt_steps, (now.state, (now.past, now.sums), now.host), facts, again)
-        self._storage.note(**self._counters(), best_score=now.ledger.best_score, status=self._status())
+        scores = {"best_score": now.ledger.best_score, "last_score": now.ledger.last_score}
+        self._storage.note(**self._counters(), **scores, status=self._status())
 
     def restore(self) -> None:
         """Go back to the newest valid checkpoint, as a session that is resumed; what came after it is forgotten.
@@ -347,7 +348,7 @@ class Session:
     def _restored(self, first: Now) -> tuple[Now, dict[str, list[str]]]:
         """Return what the newest valid checkpoint holds, in the structure of `first`, and rows not yet in the log."""
         like = (first.state, (first.past, first.sums), first.host)
-        self._storage.check_fits(like)
+        self._storage.check_fits(like, self._stepper.metrics)
         step, (state, (past, sums), host), facts = self._storage.load(like)
         try:
             ledger, steps, invalid = first.ledger.take_up(facts["ledger"]), facts["steps"], facts["invalid"]
@@ -387,10 +388,16 @@ class Session:
         now, opt_steps, env_steps = self._now, self.opt_steps, self.env_steps
         wall = now.ledger.wall
         own = now.interval.columns(opt_steps, env_steps, now.invalid, wall)
-        self._recorders.write(self._row("train", **own, **summarise(self._stepper.metrics, now.sums)))
+        row, ledger = (
+            self._row("train", **own, **summarise(self._stepper.metrics, now.sums)),
+            dataclasses.replace(now.ledger),
+        )
+        self._recorders.write(row)
+        for event, message in ledger.watch(row, self._driven.agent.settings or {}).items():
+            self._event(event, message)
         begun = Interval(opt_steps=opt_steps, env_steps=env_steps, invalid=now.invalid, wall=wall)
         past, sums = self._stepper.add_up(now.past, now.sums), zero_sums(len(self._stepper.metrics))
-        self._now = now._replace(past=past, sums=sums, interval=begun)
+        self._now = now._replace(past=past, sums=sums, interval=begun, ledger=ledger)
 
     def _row(self, kind: str, **columns: Any) -> dict[str, Any]:
         return {"kind": kind, **self._counters(), "wall_s": round(self._now.ledger.wall, 3), **columns}

@@ -23,6 +23,8 @@ class TrainerConfig:
     """Episodes of an evaluation, run in parallel from start to end; 0: never evaluate."""
     eval_at_start: bool = False
     """Evaluate before the first optimisation too."""
+    confirm_best: bool = True
+    """Evaluate a candidate for the best again: it must be better in fresh episodes too, and that score is kept."""
     record_interval: int = 1_000
     """Optimisation steps between rows of metrics; 0: only at the end."""
     save_interval: int = 2_500

@@ -4,7 +4,8 @@ import math
 import platform
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import jax
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.training.checkpoints import Store
+from jaxrl.training.program import without_later
 from jaxrl.training.run_dir import CONFIG, EPISODES, FORMAT, METADATA, METRICS, RunDir, plain, read_metadata, read_yaml
 from jaxrl.training.settings import HARMLESS, Change, changes
 from jaxrl.trees import PyTree
@@ -235,8 +237,12 @@ class Storage:
 
     # --- reading ---
 
-    def check_fits(self, like: PyTree) -> None:
-        """Raise `SettingsError`, naming the leaf, if the checkpoint to go on from does not fit `like`."""
+    def check_fits(self, like: PyTree, metrics: Iterable[str]) -> None:
+        """Raise `SettingsError`, naming the leaf, if the checkpoint to go on from does not fit `like`.
+
+        Sums of the metrics that version 0.3 did not have may be missing in it, here and in what is loaded later.
+        """
+        self.checkpoints.older = partial(without_later, sorted(metrics))
         self.checkpoints.check_newest(like)
 
     def load(self, like: PyTree) -> tuple[int, PyTree, dict[str, Any]]:

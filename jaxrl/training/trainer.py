@@ -22,7 +22,15 @@ from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, evaluator_
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.policy import GreedyPolicy, describe
-from jaxrl.training.program import check_step, compile_all, memory_plan, state_shapes, summarise, zero_sums
+from jaxrl.training.program import (
+    check_step,
+    compile_all,
+    memory_plan,
+    metric_shapes,
+    state_shapes,
+    summarise,
+    zero_sums,
+)
 from jaxrl.training.recorders import (
     Progress,
     Recorder,
@@ -38,12 +46,14 @@ from jaxrl.training.run_dir import require_free
 from jaxrl.training.schedule import Boundary, next_boundary
 from jaxrl.training.settings import TrainerConfig
 from jaxrl.training.storage import Best, Resume, Storage
-from jaxrl.trees import PyTree
+from jaxrl.trees import Key, PyTree
 
 CHUNK_S = 0.25
 """Seconds of training in one call, about: how long a signal waits, and how often progress is shown."""
 EVAL_STREAM = 2**32 - 1
 """Folded into the seed's key for evaluation: no iteration has this number."""
+CONFIRM_STREAM = 2**32 - 1
+"""Folded into the key of an evaluation for the second look at a candidate for the best."""
 
 
 class Hooks(NamedTuple):
@@ -84,7 +94,8 @@ class Trainer:
         Args:
           strategy: what to train.
           config: settings to start from; the defaults of `TrainerConfig` if left out.
-          evaluator: what judges, in place of greedy episodes in the strategy's environment.
+          evaluator: what judges, in place of greedy episodes in the strategy's environment; with `confirm_best` it is
+            called a second time, with another key, where the first score is better than the best.
           score: from an evaluation to the number by which the best is chosen.
           stop: asked at each boundary whether to end the run.
           recorders: what takes in the rows, beside the logs of the run directory; left out, a console (unless `quiet`)
@@ -120,6 +131,7 @@ class Trainer:
         self.state: PyTree = None
         self._given_recorders = recorders
         self._best: Best | None = None
+        self._least_return = math.nan
         self._unwritten: dict[str, list[str]] = {}
         self._run: Any = None
         self._crew: Crew | None = None
@@ -253,14 +265,15 @@ class Trainer:
         if self.evaluator is None:
             return None
         counters = self.ledger.counters(self.schedule)
-        with self.ledger.timed("evaluate"):
-            key = jax.random.fold_in(self._eval_key, counters["opt_steps"])
-            evaluation = self.evaluator(self._params(self.state), key)
-            score = float(self.score(evaluation))
-        is_best = self.ledger.judge(score, counters["opt_steps"])
-        if math.isfinite(score) and (self._best is None or score > self._best.score):
-            self._keep_best(score)
-        row = self._row("eval", **eval_columns(evaluation, score), is_best=is_best)
+        key = jax.random.fold_in(self._eval_key, counters["opt_steps"])
+        evaluation, score = self._look("evaluate", key)
+        self._least_return = mean_return(evaluation)
+        again = self._confirm(score, key)
+        is_best = self.ledger.judge(score, counters["opt_steps"], again)
+        kept = score if again is None else again
+        if math.isfinite(score) and math.isfinite(kept) and (self._best is None or kept > self._best.score):
+            self._keep_best(kept)
+        row = self._row("eval", **eval_columns(evaluation, score, again, is_best))
         with self.ledger.timed("record"):
             self._recorders.write(row)
             for episode in episode_rows(counters, evaluation):
@@ -269,6 +282,23 @@ class Trainer:
             self.hooks.evaluation(self, evaluation, is_best)
         return row
 
+    def _look(self, part: str, key: Key) -> tuple[Evaluation, float]:
+        """Evaluate the present policy; return also the score. The time counts as `part`; the key is consumed."""
+        assert self.evaluator is not None
+        with self.ledger.timed(part):
+            evaluation = self.evaluator(self._params(self.state), key)
+            return evaluation, float(self.score(evaluation))
+
+    def _confirm(self, score: float, key: Key) -> float | None:
+        """Return the score of a second look, if `score` is that of a candidate for the best; `key` was the first's."""
+        # The best on disk can be poorer than the best so far: it was damaged, and what came next took its place.
+        for_disk = math.isfinite(score) and (self._best is None or score > self._best.score)
+        if not self.config.confirm_best or not (self.ledger.is_better(score) or for_disk):
+            return None
+        evaluation, again = self._look("confirm", jax.random.fold_in(key, CONFIRM_STREAM))
+        self._least_return = min(self._least_return, mean_return(evaluation))
+        return again
+
     def _record(self) -> Row:
         ledger = self.ledger
         with ledger.timed("record"):
@@ -276,6 +306,8 @@ class Trainer:
             waits = self._crew.columns() if self._crew is not None else {}
             row = self._row("train", **rates, **waits, **summarise(self._metrics, self._sums))
             self._recorders.write(row)
+            for event, message in ledger.watch(row, (self.strategy.settings or {}).get("agent") or {}).items():
+                self._event(event, message)
             self._sums = zero_sums(len(self._metrics))
             steps = (ledger.t - ledger.interval_start) * self.schedule.env_steps_per_step
             self._validity, warning = look(self._validity, row, steps)
@@ -288,7 +320,7 @@ class Trainer:
         config = self.config
         if boundary.last:
             return self._limit()
-        if report.eval and config.stop_reward is not None and report.eval["eval_reward"] >= config.stop_reward:
+        if report.eval and config.stop_reward is not None and self._least_return >= config.stop_reward:
             return "stop_reward"
         if report.eval and config.patience and self.ledger.evals_without_best >= config.patience:
             return "patience"
@@ -403,7 +435,8 @@ class Trainer:
         self._chunk = self.max_chunk or 256
         with self.ledger.timed("compile"):
             if self._storage.resumes:
-                self._storage.check_fits(state_shapes(self.strategy))
+                like = state_shapes(self.strategy)
+                self._storage.check_fits(like, metric_shapes(self.strategy, like[0]))
             compiled = compile_all(self.strategy, key, self.evaluator, self._params, self._storage.resumes)
             self._compiled, self._run, self._metrics = compiled, compiled.run, compiled.metrics
             self._crew = self._new_crew()

@@ -468,3 +468,64 @@ def test_actions_that_are_not_discrete_are_refused_with_agents_that_fit(space):
         dqn()(EnvSpec("Pendulum", Box(-1.0, 1.0, (3,)), space))
     if isinstance(space, Box):
         assert "ppo, a2c and reinforce" in str(refused.value)
+
+
+# --- the support of c51 -----------------------------------------------------------------------------------------
+
+
+class Logits(nn.Module):
+    """One row of logits over three atoms for each of two actions, whatever is observed."""
+
+    @nn.compact
+    def __call__(self, obs):
+        logits = self.param("logits", nn.initializers.zeros, (2, 3))
+        return jnp.broadcast_to(logits, (obs.shape[0], 2, 3))
+
+
+def updated(*batches, **settings):
+    """Return the state and the metrics of a c51 of uniform logits once it has learnt from `batches`."""
+    settings = {"values": "c51", "atoms": 3, "lr": 1.0, "optimizer": "sgd", "target_interval": 1_000, **settings}
+    agent = dqn(make_network=lambda spec: Logits(), **settings)(TABLE_SPEC)
+    state = agent.init(KEY)
+    for batch in batches:
+        state, metrics, _ = agent.update(state, batch, agent.draw_update(KEY, 1), jnp.uint32(0))
+    return agent, state, metrics
+
+
+ONE = transitions([0], [0], [1.0], [0.5], [1])
+"""A reward of 1 and a discount of 0.5: returns reach 2."""
+
+
+def test_c51_derives_its_support_from_the_rewards_and_discounts_that_it_learns_from():
+    agent, state, metrics = updated(ONE)
+    assert [float(x) for x in state.reach] == [0.0, 2.0]
+    # From 0, 1, 2 to 1, 1.5, 2: by thirds, onto 1 and 2 half each; the slope of the logits is 1/3 less that.
+    logits = state.params.tree["params"]["logits"]
+    np.testing.assert_allclose(logits, [[-1 / 3, 1 / 6, 1 / 6], [0, 0, 0]], atol=1e-6)
+    np.testing.assert_allclose(metrics["q"], 1.0, atol=1e-6)  # the middle of 0 .. 2
+    assert "out_of_support" not in metrics
+    assert agent.strip(state).reach == state.reach
+
+
+def test_the_support_of_c51_gets_wider_as_other_rewards_come():
+    worse = transitions([0], [0], [-8.0], [0.0], [1])
+    _, state, metrics = updated(ONE, worse)
+    assert [float(x) for x in state.reach] == [-8.0, 2.0]
+    # All of the target is on the lowest of -8, -3, 2; softmax of the first logits: 0.2330, 0.3835, 0.3835.
+    p = np.exp([-1 / 3, 1 / 6, 1 / 6]) / np.exp([-1 / 3, 1 / 6, 1 / 6]).sum()
+    expected = np.array([-1 / 3, 1 / 6, 1 / 6]) - (p - [1, 0, 0])
+    np.testing.assert_allclose(state.params.tree["params"]["logits"][0], expected, atol=1e-6)
+    np.testing.assert_allclose(metrics["q"], max(p @ [-8, -3, 2], -3.0), atol=1e-5)
+
+
+def test_c51_with_bounds_tells_the_share_of_its_targets_beyond_them():
+    _, state, metrics = updated(ONE, v_min=0.0, v_max=1.5)
+    assert state.reach == ()
+    np.testing.assert_allclose(metrics["out_of_support"], 1 / 3, atol=1e-6)
+    _, state, metrics = updated(ONE, v_max=1.5)
+    assert [float(x) for x in state.reach] == [0.0, 2.0]
+    np.testing.assert_allclose(metrics["out_of_support"], 1 / 3, atol=1e-6)
+
+
+def test_others_than_c51_keep_no_reach():
+    assert tabular().init(KEY).reach == ()

@@ -6,7 +6,19 @@ import numpy as np
 import pytest
 import rlax
 
-from jaxrl.agents.values import After, c51, chosen_row, expected, midpoints, quantiles
+from jaxrl.agents.values import (
+    After,
+    Reach,
+    c51,
+    chosen_row,
+    ends_of,
+    expected,
+    midpoints,
+    no_reach,
+    quantiles,
+    widened,
+)
+from jaxrl.types import Transition
 
 ACTIONS, ATOMS, ROWS = 3, 11, 32
 LOW, HIGH = -2.0, 2.0
@@ -104,6 +116,48 @@ def test_means_are_those_worked_by_hand():
 def test_quantiles_are_told_at_the_middles_of_equal_parts():
     np.testing.assert_array_equal(midpoints(4), [0.125, 0.375, 0.625, 0.875])
     assert midpoints(1).tolist() == [0.5]
+
+
+# --- the support, where it is derived ---------------------------------------------------------------------------
+
+
+def items(reward, discount, weight):
+    return Transition((), (), *(jnp.array(x, jnp.float32) for x in (reward, discount)), (), (), jnp.array(weight))
+
+
+def test_the_reach_is_what_each_reward_would_come_to_if_it_came_for_ever():
+    # 1 / (1 - 0.75) = 4; -2 / (1 - 0.5) = -4; 5 at an end stays 5; the last two rows do not count.
+    batch = items([1, -2, 5, 100, np.nan], [0.75, 0.5, 0, 0.75, 0.75], [1, 1, 1, 0, 0])
+    assert [float(x) for x in widened(no_reach(), batch)] == [-4.0, 5.0]
+    # It never gets narrower, and 0 is always inside.
+    assert [float(x) for x in widened(Reach(-1.0, 10.0), batch)] == [-4.0, 10.0]
+    assert [float(x) for x in widened(no_reach(), items([-3], [0], [1]))] == [-3.0, 0.0]
+    # A discount of 1 allows anything; it counts as 0.999.
+    assert [round(float(x)) for x in widened(no_reach(), items([2], [1], [1]))] == [0, 2000]
+
+
+@pytest.mark.parametrize(
+    ("reach", "v_min", "v_max", "ends"),
+    [
+        ((-4, 5), None, None, (-4, 5)),
+        ((-4, 5), -10, None, (-10, 5)),
+        ((-4, 5), None, 2, (-4, 2)),
+        ((0, 0), None, None, (0, 1)),
+        ((-4, 0), 0, None, (0, 1)),
+        ((0, 5), None, -20, (-40, -20)),
+    ],
+)
+def test_a_support_has_the_ends_that_are_given_or_those_of_the_reach(reach, v_min, v_max, ends):
+    assert tuple(float(x) for x in ends_of(Reach(*map(jnp.float32, reach)), v_min, v_max)) == ends
+
+
+def test_the_share_outside_of_a_support_is_that_of_the_target_before_it_is_projected():
+    # The support 0, 1, 2 leads to 1, 1.5, 2 and stays inside; 0, 0.75, 1.5 leads to 1, 1.375 and 1.75, which does not.
+    after = After(jnp.float32(1), jnp.float32(0.5), jnp.log(jnp.array([[0.25, 0.25, 0.5]])), jnp.ones(1))
+    outside = [float(c51(3, 0.0, high).outside(after)) for high in (2.0, 1.5)]
+    np.testing.assert_allclose(outside, [0.0, 0.5], atol=1e-6)
+    traced = jax.jit(lambda high: c51(3, 0.0, high).outside(after))(1.5)
+    np.testing.assert_allclose(traced, 0.5, atol=1e-6)
 
 
 # --- priorities -------------------------------------------------------------------------------------------------

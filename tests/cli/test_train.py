@@ -43,6 +43,8 @@ EVAL = {
     "eval_length",
     "episodes",
     "unfinished",
+    "score",
+    "confirm_score",
     "is_best",
 }
 
@@ -98,8 +100,9 @@ def test_metadata_tells_versions_devices_status_counters_and_best_score(finished
     facts = json.loads((finished.path / "metadata.json").read_text())
     assert facts.keys() >= {"format", "versions", "devices", "status"}
     assert (facts["status"], facts["opt_steps"], facts["env_steps"]) == ("max_opts", 60, 800)
-    scores = [row["eval_reward"] for row in rows(finished.path / "metrics.jsonl") if row["kind"] == "eval"]
-    assert facts["best_score"] == max(scores)
+    evaluations = [row for row in rows(finished.path / "metrics.jsonl") if row["kind"] == "eval"]
+    assert facts["best_score"] == max(row["confirm_score"] for row in evaluations if row["is_best"])
+    assert facts["last_score"] == evaluations[-1]["score"]
 
 
 def test_tensorboard_has_train_and_eval_scalars(finished: Finished) -> None:
@@ -113,11 +116,11 @@ def test_output_off_a_terminal_is_plain_lines_with_a_summary(finished: Finished)
     assert err == ""
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", out)
     assert len(re.findall(r"^ +(30|60) opts .* over 3 episodes", out, re.MULTILINE)) == 2
-    summary = dict(re.findall(r"^  (stopped by|steps|best|seconds|run|next) +(.*)$", out, re.MULTILINE))
+    summary = dict(re.findall(r"^  (stopped by|steps|best|last|seconds|run|next) +(.*)$", out, re.MULTILINE))
     assert summary["stopped by"].strip() == "max_opts"
     assert summary["steps"].strip() == "60 optimisation, 800 environment"
     assert summary["next"].strip() == "python -m jaxrl.evaluate run  |  python -m jaxrl.play run --out episode.gif"
-    assert {"best", "seconds", "run"} <= summary.keys()
+    assert {"best", "last", "seconds", "run"} <= summary.keys()
 
 
 # --- which setting wins -----------------------------------------------------------------------------------------

@@ -64,6 +64,7 @@ def test_rainbow_is_what_its_name_says_unless_told_otherwise(tmp_path: Path) -> 
         (("dqn", "--agent.values", "iqn", "--agent.features", "8"), "another behind"),
         (("dqn", "--agent.epsilon-decay", "10000000000"), "at most 2147483647"),
         (("sac", "--buffer.prioritised", "--buffer.beta-steps", "10000000000"), "at most 2147483647"),
+        (("rainbow", "--processor.discount", "1", "--agent.v-max", "None"), "set agent.v_min and agent.v_max"),
         (("dqn", "--agent.values", "c51", "--agent.munchausen", "0.9"), "use qr or iqn"),
         (("td3", "--agent.noise-memory", "0.5", "--processor.n-step", "3"), "set processor.n_step to 1"),
     ],

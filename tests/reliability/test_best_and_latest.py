@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toys_trainer import Scripted, counting
+from toys_trainer import ByStep, counting
 
 import jaxrl
 from jaxrl.training.checkpoints import Store, surplus
@@ -82,8 +82,7 @@ def test_exactly_the_best_and_the_newest_are_kept(tmp_path: Path, seeds: Sequenc
     for seed in seeds:
         wanted, run = plan(seed), tmp_path / str(seed)
         for end in [*([wanted.left] if wanted.left else []), len(wanted.scores)]:
-            begun = len(bests_logged(run))
-            trainer = trainer_of(wanted, run, begun)
+            trainer = trainer_of(wanted, run, resume=bool(bests_logged(run)))
             for report in trainer:
                 if report.opt_steps == end:
                     break
@@ -96,11 +95,11 @@ def test_exactly_the_best_and_the_newest_are_kept(tmp_path: Path, seeds: Sequenc
             assert json.loads((run / "metadata.json").read_text())["best_opt_steps"] == best
 
 
-def trainer_of(wanted: Plan, run: Path, begun: int) -> jaxrl.Trainer:
-    """Return a trainer that begins the run, or goes on with it after `begun` evaluations."""
+def trainer_of(wanted: Plan, run: Path, resume: bool) -> jaxrl.Trainer:
+    """Return a trainer that begins the run, or goes on with it."""
     return jaxrl.Trainer(
         counting(),
-        evaluator=Scripted(*([score] for score in wanted.scores[begun:])),
+        evaluator=ByStep(wanted.scores),
         score=lambda evaluation: float(evaluation.returns[0]),
         max_opts=len(wanted.scores),
         eval_interval=1,
@@ -108,7 +107,7 @@ def trainer_of(wanted: Plan, run: Path, begun: int) -> jaxrl.Trainer:
         save_interval=wanted.save_interval,
         keep=wanted.keep,
         run_dir=str(run),
-        resume=begun > 0,
+        resume=resume,
         recorders=[],
     )
 

@@ -265,6 +265,7 @@ FREE: dict[str, Any] = {
     "eval_interval": 7,
     "eval_episodes": 3,
     "eval_at_start": True,
+    "confirm_best": False,
     "record_interval": 3,
     "save_interval": 4,
     "keep": 1,

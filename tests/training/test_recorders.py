@@ -88,3 +88,15 @@ def test_a_terminal_sees_counters_speed_time_left_and_returns() -> None:
     recorder.close()
     for part in ("1,500/20,000 opts", "15,000 env steps", "4,321 opts/s", "4 s left", "last 7.5", "best 7.5"):
         assert part in out.getvalue()
+
+
+def test_the_console_tells_what_a_second_look_came_to() -> None:
+    text = io.StringIO()
+    recorder = ConsoleRecorder(Console(file=text, soft_wrap=True))
+    for score, again, is_best in ((7.5, 6.25, True), (9.0, 5.0, False), (2.0, None, False)):
+        recorder.write({**EVAL, "score": score, "confirm_score": again, "is_best": is_best})
+    first, second, third = text.getvalue().splitlines()
+    assert first.endswith("1 unfinished  best, confirmed at 6.25")
+    assert second.endswith("1 unfinished  not the best: again 5")
+    assert third.endswith("1 unfinished")
+    assert recorder._best == 6.25

@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from toys_trainer import TRACES, Scripted, counting, small_dqn
+from toys_trainer import TRACES, ByStep, Scripted, counting, small_dqn
 
 import jaxrl
 from jaxrl.errors import SettingsError
@@ -173,9 +174,8 @@ def _timeless(row: dict) -> dict:
 
 
 def test_best_is_strictly_greater_and_nan_and_infinity_never(tmp_path: Path) -> None:
-    scores = [[1.0], [math.nan], [3.0], [3.0], [2.0], [math.inf], [math.nan]]
     memory = jaxrl.MemoryRecorder()
-    evaluator = Scripted(*scores)
+    evaluator = ByStep([1.0, math.nan, 3.0, 3.0, 2.0, math.inf, math.nan])
     trainer = jaxrl.Trainer(
         counting(), evaluator=evaluator, max_opts=7, eval_interval=1, run_dir=str(tmp_path / "run"), recorders=[memory]
     )
@@ -186,15 +186,76 @@ def test_best_is_strictly_greater_and_nan_and_infinity_never(tmp_path: Path) -> 
     assert [row["is_best"] for row in rows(memory, "eval")] == [True, False, True, False, False, False, False]
     assert best_on_disk == [["1"], ["1"], ["3"], ["3"], ["3"], ["3"], ["3"]]
     assert trainer.result().best_score == 3.0
-    assert len({tuple(jax.random.key_data(key).tolist()) for key in evaluator.keys}) == 7
+    # The two candidates were looked at twice, each time with a key of its own.
+    assert [step for step, _ in evaluator.looks] == [1, 1, 2, 3, 3, 4, 5, 6, 7]
+    assert len({key for _, key in evaluator.looks}) == 9
 
 
 def test_the_best_survives_a_resume(tmp_path: Path) -> None:
-    settings = {"eval_interval": 1, "run_dir": str(tmp_path / "run"), **QUIET}
+    settings = {"eval_interval": 1, "confirm_best": False, "run_dir": str(tmp_path / "run"), **QUIET}
     jaxrl.Trainer(counting(), evaluator=Scripted([5.0], [1.0]), max_opts=2, **settings).train()
     result = jaxrl.Trainer(counting(), evaluator=Scripted([4.0], [5.0]), max_opts=4, resume=True, **settings).train()
     assert (result.best_score, result.summary["best_opt_steps"]) == (5.0, 1)
     assert [path.name for path in (tmp_path / "run" / "best").iterdir()] == ["1"]
+
+
+def test_a_lucky_first_look_is_not_kept_and_the_second_score_is(tmp_path: Path) -> None:
+    # Step 2 looks like 9 but is 1; step 3 looks like 5 and is 4; step 4 looks like 6, which is 3.5; step 5 is no
+    # candidate; step 6 looks like infinity.
+    evaluator = ByStep([2.0, 1.0, 4.0, 3.5, 3.0, 5.0], luck={2: 8.0, 3: 1.0, 4: 2.5, 6: math.inf})
+    memory, run = jaxrl.MemoryRecorder(), tmp_path / "run"
+    result = jaxrl.Trainer(
+        counting(), evaluator=evaluator, max_opts=6, eval_interval=1, run_dir=str(run), recorders=[memory]
+    ).train()
+    told = [(row["score"], row["confirm_score"], row["is_best"]) for row in rows(memory, "eval")]
+    assert told == [
+        (2.0, 2.0, True), (9.0, 1.0, False), (5.0, 4.0, True), (6.0, 3.5, False), (3.0, None, False),
+        (math.inf, None, False),
+    ]  # fmt: skip
+    assert (result.best_score, result.summary["best_score"], result.summary["best_opt_steps"]) == (4.0, 4.0, 3)
+    assert [path.name for path in (run / "best").iterdir()] == ["3"]
+    assert Store(run / "best", 1).newest_facts()["score"] == 4.0
+    metadata = json.loads((run / "metadata.json").read_text())
+    assert (metadata["best_score"], metadata["best_opt_steps"]) == (4.0, 3)
+    assert result.summary["seconds"]["confirm"] > 0
+
+
+def test_a_second_look_that_is_not_finite_confirms_nothing() -> None:
+    evaluator = ByStep([math.nan, math.inf, 1.0], luck={})
+    looks = iter([5.0, math.nan, 6.0, math.inf, 1.0, 1.0])
+    result = jaxrl.Trainer(
+        counting(), evaluator=evaluator, score=lambda evaluation: next(looks), max_opts=3, eval_interval=1, **QUIET
+    ).train()
+    assert (result.best_score, result.summary["best_opt_steps"]) == (1.0, 3)
+
+
+def test_a_run_that_confirms_its_best_is_the_same_after_a_resume(tmp_path: Path) -> None:
+    settings = {"eval_interval": 10, "eval_episodes": 7, "record_interval": 0, "quiet": True}
+    logs, digests = [], []
+    for name, ends in (("whole", [40]), ("parts", [10, 20, 30, 40])):
+        for end in ends:
+            run = tmp_path / name
+            trainer = jaxrl.Trainer(small_dqn(), max_opts=end, run_dir=str(run), resume=end != ends[0], **settings)
+            state = trainer.train().state
+        found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        logs.append([{**row, "wall_s": 0} for row in found if row["kind"] == "eval"])
+        digests.append((digest(state), Store(run / "best", 1).newest_facts()["score"]))
+    assert [row["opt_steps"] for row in logs[0]] == [10, 20, 30, 40]
+    assert logs[0][0]["confirm_score"] not in (None, logs[0][0]["score"])  # other episodes than the first's
+    assert logs[0] == logs[1]
+    assert digests[0] == digests[1]
+
+
+def test_stop_reward_must_be_reached_at_both_looks() -> None:
+    def stopped(**settings: Any) -> tuple:
+        evaluator = ByStep([2.0, 2.0, 4.0, 0.0], luck={1: 2.0})
+        trainer = jaxrl.Trainer(
+            counting(), evaluator=evaluator, max_opts=4, eval_interval=1, stop_reward=3.0, **settings, **QUIET
+        )
+        return (summary := trainer.train().summary)["stop"], summary["opt_steps"]
+
+    assert stopped() == ("stop_reward", 3)
+    assert stopped(confirm_best=False) == ("stop_reward", 1)
 
 
 def test_score_function_decides() -> None:
@@ -204,6 +265,7 @@ def test_score_function_decides() -> None:
         score=lambda evaluation: float(evaluation.returns.min()),
         max_opts=2,
         eval_interval=1,
+        confirm_best=False,
         **QUIET,
     ).train()
     assert (worst.best_score, worst.summary["best_opt_steps"]) == (4.0, 2)
@@ -223,13 +285,13 @@ def test_score_function_decides() -> None:
     ],
 )
 def test_ways_to_stop(settings: dict, stop: str, opt_steps: int, tmp_path: Path) -> None:
-    scores = [[1.0], [2.0], [3.0], [4.0], [0.0], [0.0], [0.0], [0.0]]
+    scores = [1.0, 2.0, 3.0, 4.0, 0.0, 0.0, 0.0, 0.0]
     run = tmp_path / "run"
     memory = jaxrl.MemoryRecorder()
     summary = (
         jaxrl.Trainer(
             counting(env_steps=2),
-            evaluator=Scripted(*scores),
+            evaluator=ByStep(scores),
             max_opts=8,
             eval_interval=1,
             record_interval=100,
@@ -302,7 +364,7 @@ def test_hooks_are_called_in_order() -> None:
         evaluation=lambda trainer, evaluation, is_best: calls.append(f"evaluation {is_best}"),
     )
     jaxrl.Trainer(
-        counting(), evaluator=Scripted([2.0], [1.0]), max_opts=4, eval_interval=2, hooks=hooks, **QUIET
+        counting(), evaluator=ByStep([0.0, 2.0, 0.0, 1.0]), max_opts=4, eval_interval=2, hooks=hooks, **QUIET
     ).train()
     assert calls == ["start", "chunk 2", "evaluation True", "chunk 4", "evaluation False"]
 
@@ -324,7 +386,7 @@ def test_the_parts_of_the_time_add_up(tmp_path: Path) -> None:
     )
     summary = trainer.train().summary
     parts = {k: v for k, v in summary["seconds"].items() if k != "other"}
-    assert set(parts) == {"compile", "init", "train", "evaluate", "record", "save"}
+    assert set(parts) == {"compile", "init", "train", "evaluate", "confirm", "record", "save"}
     assert sum(parts.values()) >= 0.95 * summary["wall_s"]
     assert math.isclose(summary["opt_steps_per_sec"], 300 / parts["train"])
 
@@ -339,6 +401,8 @@ def test_every_number_of_a_row_is_documented_and_episode_returns_are_whole_episo
     train, evaluation = rows(memory, "train")[0], rows(memory, "eval")[0]
     assert (train["episode_return"], train["episode_return_min"], train["episode_length_max"]) == (5.0, 5.0, 5.0)
     assert (train["episodes"], train["truncated"], train["terminated"]) == (10, 10, 0)
+    assert (train["largest_reward"], train["largest_reward_max"]) == (1.0, 1.0)
+    assert train["largest_discount_max"] == np.float32(0.99)
     assert (evaluation["eval_reward"], evaluation["eval_length"], evaluation["unfinished"]) == (5.0, 5.0, 0)
     for name in ("opt_steps", "env_steps", "wall_s", "opt_steps_per_sec", "env_steps_per_sec", "loss", "loss_min"):
         assert name in train

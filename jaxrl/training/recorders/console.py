@@ -27,7 +27,8 @@ class ConsoleRecorder:
             self._train = row.get("episode_return")
         elif row["kind"] == "eval":
             self._last = row["eval_reward"]
-            self._best = self._last if row["is_best"] else self._best
+            if row["is_best"]:
+                self._best = self._last if row.get("confirm_score") is None else row["confirm_score"]
             self.console.print(_eval_line(row))
         else:
             self.console.print(f"{row['opt_steps']:>9,} opts  {row['message']}")
@@ -76,8 +77,16 @@ def _eval_line(row: Row) -> str:
     return (
         f"{row['opt_steps']:>9,} opts  {row['env_steps']:>11,} env steps  return {_number(row['eval_reward']):>9}"
         f" +- {_number(row['eval_reward_std'])} over {row['episodes']} episodes{unfinished}"
-        f"{'  best' if row['is_best'] else ''}"
+        f"{_verdict(row)}"
     )
+
+
+def _verdict(row: Row) -> str:
+    """Say whether an evaluation is the best, and what a second look at it came to."""
+    again = row.get("confirm_score")
+    if again is None:
+        return "  best" if row["is_best"] else ""
+    return f"  best, confirmed at {_number(again)}" if row["is_best"] else f"  not the best: again {_number(again)}"
 
 
 def _number(value: float | None) -> str:

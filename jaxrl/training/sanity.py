@@ -1,0 +1,83 @@
+"""What a row of metrics says that is wrong with a run: values that no return can have, a support that is too narrow.
+
+Pure functions of a row, a dict of numbers or `None`, as of `program.summarise`.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from jaxrl.agents.dqn import MUNCHAUSEN_CLIP
+
+FACTOR = 2.0
+"""Times the bound from which on values are told: what is learnt may overshoot a little on its way."""
+OUTSIDE = 0.05
+"""Share of the targets beyond the support from which on it is told."""
+ENTROPY = 10.0
+"""Most that an entropy adds for a temperature of 1: that of 22 000 actions, all alike."""
+
+
+class Seen(NamedTuple):
+    """The largest numbers over all transitions learnt from so far."""
+
+    reward: float = 0.0
+    """Its size, with or without sign."""
+    discount: float = 0.0
+    bonus: float = 0.0
+    """What the agent itself adds to a reward, such as the entropy of its policy."""
+
+    @property
+    def bound(self) -> float:
+        """The largest size that a return can have, at least 1; infinite under a discount of 1."""
+        return max(1.0, (self.reward + self.bonus) / (1 - self.discount)) if self.discount < 1 else math.inf
+
+
+def seen(row: Mapping[str, Any], agent: Mapping[str, Any], before: Seen) -> Seen:
+    """Return what has been seen with the interval of `row`, of an agent with these settings."""
+    size = lambda name: max((abs(x) for x in (_number(row, f"{name}_{end}") for end in ("min", "max"))), default=0.0)
+    # SAC adds its entropy to rewards, Munchausen's DQN its clipped log-policy, and to values the entropy.
+    bonus = size("temperature") * size("entropy")
+    if munchausen := agent.get("munchausen"):
+        bonus += -MUNCHAUSEN_CLIP * munchausen + ENTROPY * agent.get("munchausen_temperature", 0.0)
+    came = Seen(size("largest_reward"), size("largest_discount"), bonus)
+    return Seen(*(max(old, new) for old, new in zip(before, came, strict=True)))
+
+
+def values_beyond(row: Mapping[str, Any], agent: Mapping[str, Any], allowed: Seen) -> str | None:
+    """Say by how much the mean values of an interval exceed what rewards and discounts allow; `None` if they do not."""
+    for name in ("q", "value"):
+        value = _number(row, name)
+        if abs(value) > FACTOR * allowed.bound:
+            entropy = " and entropy" if allowed.bonus else ""
+            return (
+                f"{name} reaches {value:.5g}, but rewards up to {allowed.reward:.4g}{entropy} and discount "
+                f"{allowed.discount:.4g} allow at most {allowed.bound:.4g}: training has probably diverged; "
+                f"try {_advice(agent)}"
+            )
+    return None
+
+
+def support_missed(row: Mapping[str, Any], agent: Mapping[str, Any]) -> str | None:
+    """Say which share of an interval's targets was beyond the support of c51; `None` if it is small."""
+    share = _number(row, "out_of_support")
+    if share <= OUTSIDE:
+        return None
+    ends = " and ".join(f"agent.{name} {agent[name]}" for name in ("v_min", "v_max") if agent.get(name) is not None)
+    return (
+        f"{share:.0%} of the returns that c51 learns from lie outside of its support, by {ends or 'its bounds'}; "
+        "set them wider, or leave them unset: they are then derived from the rewards"
+    )
+
+
+def _number(row: Mapping[str, Any], name: str) -> float:
+    """Return the finite number `name` of `row`, or 0."""
+    value = row.get(name)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
+
+
+def _advice(agent: Mapping[str, Any]) -> str:
+    tries = ["agent.loss squared"] if agent.get("loss") == "huber" else []
+    tries.append("a lower agent.lr")
+    tries += ["a slower target (agent.tau, agent.target_interval)"] if "target_interval" in agent else []
+    tries += ["a slower target (agent.tau)"] if "tau" in agent and "target_interval" not in agent else []
+    return " or ".join([", ".join(tries[:-1]), tries[-1]] if tries[:-1] else tries)
