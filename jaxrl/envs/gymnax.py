@@ -1,6 +1,7 @@
 """The environments of gymnax 1.0 (https://github.com/RobertTLange/gymnax), imported only when one is asked for."""
 
 import math
+import reprlib
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,9 @@ import numpy as np
 from jaxrl.envs.base import Env, TimeStep, draw_key, draw_nothing
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.types import Array, Box, Discrete, EnvSpec, Key, PyTree, Space
+
+TIME_LIMIT = "max_steps_in_episode"
+"""The parameter that all environments of gymnax have."""
 
 
 def names() -> list[str]:
@@ -37,9 +41,23 @@ def make(name: str, **params: Any) -> Env:
         word = sorted(unknown)[0]
         raise SettingsError(f"{name} has no parameter {word!r}; {nearest(word, vars(defaults))}")
     for word, value in params.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise SettingsError(f"{name}: {word} is {value}; expected a finite number")
+        _check_number(f"{name}: {word}", value, 0 if word == TIME_LIMIT else vars(defaults)[word])
     return wrap(name, env, defaults.replace(**params), {"env": name, "env_args": dict(params)})
+
+
+def _check_number(name: str, value: Any, default: Any) -> None:
+    """Raise `SettingsError` for a number that the 32 bits of a parameter like `default` cannot hold."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    if not isinstance(value, int) and not math.isfinite(value):
+        raise SettingsError(f"{name} is {value}; expected a finite number")
+    if isinstance(default, int):
+        most = 1 if isinstance(default, bool) else np.iinfo(np.int32).max
+        if value != int(value) or abs(value) > most:
+            what = "0 or 1" if isinstance(default, bool) else f"a whole number of at most {most}"
+            raise SettingsError(f"{name} is {reprlib.repr(value)}; expected {what}")
+    elif abs(value) > np.finfo(np.float32).max:
+        raise SettingsError(f"{name} is {reprlib.repr(value)}; expected at most {np.finfo(np.float32).max:g}")
 
 
 def wrap(name: str, env: Any, params: Any, settings: dict[str, Any] | None = None) -> Env:
@@ -48,7 +66,7 @@ def wrap(name: str, env: Any, params: Any, settings: dict[str, Any] | None = Non
     state, obs = jax.eval_shape(reset, jax.random.key(0))
     action_space = _space(env.action_space(params))
     uses_key = _uses_key(env, params, state)
-    limit = getattr(params, "max_steps_in_episode", None)
+    limit = getattr(params, TIME_LIMIT, None)
     return Env(
         spec=EnvSpec(
             name=name,
