@@ -164,8 +164,8 @@ def _check_size(file: str, archive: Any) -> None:
     size, memory = sum(info.file_size for info in archive.zip.infolist()), _memory()
     if size > memory:
         raise SettingsError(
-            f"{file} holds {size / 2**30:.1f} GiB of arrays once unpacked, and this machine has {memory / 2**30:.1f} GiB "
-            "of memory; split it, and leave steps out"
+            f"{file} holds {size / 2**30:.1f} GiB of arrays once unpacked, more than the {memory / 2**30:.1f} GiB of "
+            "memory of this machine; leave steps out"
         )
     for info in archive.zip.infolist():
         with archive.zip.open(info) as packed:

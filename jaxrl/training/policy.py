@@ -18,8 +18,8 @@ from jaxrl.types import PyTree, Step, space_struct, spec_to_plain
 class GreedyPolicy:
     """Call it with an observation, or a batch `[N, ...]` of them; it returns the action, or `[N, ...]` of them.
 
-    A policy that remembers (stacked frames) takes the calls as one episode; `reset()` begins the next. One that does not
-    may also be called inside `jax.jit`, `jax.vmap` and the like.
+    A policy that remembers (stacked frames) takes the calls as one episode; `reset()` begins the next. One that does
+    not may also be called inside `jax.jit`, `jax.vmap` and the like.
     """
 
     def __init__(self, policy: Policy, params: PyTree, facts: dict[str, Any] | None = None) -> None:

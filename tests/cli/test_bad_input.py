@@ -393,7 +393,7 @@ def test_settings_of_a_stranger_that_the_environment_cannot_hold_are_refused(
     config = tmp_path / "run" / "config.yaml"
     config.write_text(config.read_text().replace("env_args: {}", "env_args: {max_steps_in_episode: 1.0e+300}"))
     before = snapshot(tmp_path)
-    with pytest.raises(SettingsError, match="max_steps_in_episode is 1e.300; expected a whole number"):
+    with pytest.raises(SettingsError, match=r"max_steps_in_episode is 1e\+300; expected a whole number"):
         train.main(["--resume", str(tmp_path / "run")])
     assert snapshot(tmp_path) == before
 
@@ -401,7 +401,7 @@ def test_settings_of_a_stranger_that_the_environment_cannot_hold_are_refused(
 def test_fewer_optimisation_steps_than_were_made_are_refused(finished: Finished, tmp_path: Path) -> None:
     run = Path(shutil.copytree(finished.path, tmp_path / "run"))
     before = snapshot(run)
-    with pytest.raises(SettingsError, match="max_opts is 59, but .* has made 60 optimisation steps") as refused:
+    with pytest.raises(SettingsError, match=r"max_opts is 59, but .* has made 60 optimisation steps") as refused:
         train.main(["--resume", str(run), "--max-opts", "59"])
     assert refused.value.exit_code == 2
     after = snapshot(run)

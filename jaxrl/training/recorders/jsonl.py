@@ -29,9 +29,8 @@ class JSONLRecorder:
         self._log.release()
         if damaged := trim(self._log.path, opt_steps):
             lines = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
-            say(
-                f"warning: {self._log.path} was damaged: {len(damaged)} of its lines are no rows and left out ({lines})"
-            )
+            said = f"{len(damaged)} of its lines are no rows and left out ({lines})"
+            say(f"warning: {self._log.path} was damaged: {said}")
         self._log.waiting = [line for line in self._log.waiting if _belongs(line, opt_steps)]
 
     def unwritten(self, waiting: dict[str, list[str]]) -> None:
