@@ -15,6 +15,7 @@ from jaxrl.types import Array, Box, Discrete, EnvSpec, Key, PyTree, Space
 
 TIME_LIMIT = "max_steps_in_episode"
 """The parameter that all environments of gymnax have."""
+FLOAT_MAX = float(np.finfo(np.float32).max)
 
 
 def names() -> list[str]:
@@ -56,8 +57,8 @@ def _check_number(name: str, value: Any, default: Any) -> None:
         if value != int(value) or abs(value) > most:
             what = "0 or 1" if isinstance(default, bool) else f"a whole number of at most {most}"
             raise SettingsError(f"{name} is {reprlib.repr(value)}; expected {what}")
-    elif abs(value) > np.finfo(np.float32).max:
-        raise SettingsError(f"{name} is {reprlib.repr(value)}; expected at most {np.finfo(np.float32).max:g}")
+    elif abs(value) > FLOAT_MAX:
+        raise SettingsError(f"{name} is {reprlib.repr(value)}; expected at most {FLOAT_MAX:g}")
 
 
 def wrap(name: str, env: Any, params: Any, settings: dict[str, Any] | None = None) -> Env:
