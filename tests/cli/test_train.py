@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -234,7 +235,7 @@ def test_resume_refuses_other_settings_with_the_difference(
 
 def test_two_runs_begun_in_one_second_get_a_directory_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train.time, "strftime", lambda form: "20260501-120000")
+    monkeypatch.setattr(train, "time", SimpleNamespace(strftime=lambda form: "20260501-120000"))
     choose, others = train.new_run_dir, []
 
     def choose_with_another(name: str) -> str:
@@ -255,7 +256,8 @@ def test_two_runs_begun_in_one_second_get_a_directory_each(tmp_path: Path, monke
 def test_a_run_started_without_standard_streams_gives_their_numbers_to_no_file(doors: Doors) -> None:
     command = [sys.executable, "-m", "jaxrl.train", *SMALL, "--max-opts", "40000000", "--run-dir", "run", "--quiet"]
     env = {**os.environ, "XDG_CACHE_HOME": str(doors.cache)}
-    process = subprocess.Popen(command, cwd=doors.cwd, env=env, preexec_fn=lambda: os.closerange(0, 3))
+    closed = ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", *command]
+    process = subprocess.Popen(closed, cwd=doors.cwd, env=env)
     log = doors.cwd / "run" / "metrics.jsonl"
     while process.poll() is None and not (log.exists() and '"kind": "train"' in log.read_text()):
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,11 +143,9 @@ CATCH = (
 )
 
 
-def door(
-    module: str, *args: object, env: dict[str, str] | None = None, before: Callable[[], None] | None = None
-) -> "subprocess.CompletedProcess[str]":
+def door(module: str, *args: object, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", f"jaxrl.{module}", *map(str, args)]
-    return subprocess.run(command, env=env, preexec_fn=before, capture_output=True, text=True)
+    return subprocess.run(command, env=env, capture_output=True, text=True)
 
 
 def digests(run: Path) -> list[str]:
@@ -203,8 +201,11 @@ def spoil(file: Path, how: str, chance: random.Random) -> None:
     file.write_bytes({"flipped": data, "torn": data[: len(data) // 2], "empty": b""}[how])
 
 
-def limited(kind: int, value: int) -> Callable[[], None]:
-    return lambda: resource.setrlimit(kind, (value, value))
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(int(sys.argv[1]), (int(sys.argv[2]), int(sys.argv[2])))
+os.execv(sys.executable, [sys.executable, "-m", "jaxrl.train", *sys.argv[3:]])
+"""
 
 
 @pytest.mark.slow
@@ -220,7 +221,8 @@ def test_under_low_limits_nothing_that_was_saved_is_lost(tmp_path: Path, kind: i
     run, whole = tmp_path / "run", tmp_path / "whole"
     assert door("train", *CATCH, "--max-opts", 20, "--run-dir", run).returncode == 0
     saved = digests(run)
-    done = door("train", "--resume", run, "--max-opts", 60, before=limited(kind, value))
+    command = [sys.executable, "-c", LIMITED, kind, value, "--resume", run, "--max-opts", 60]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
     assert done.returncode == 0 or done.stderr != ""
     assert digests(run)[: len(saved)] == saved
     assert door("train", "--resume", run, "--max-opts", 60).returncode == 0
