@@ -19,7 +19,7 @@ def say(line: str) -> None:
         print(one_line(line), file=sys.stderr, flush=True)
 
 
-def tell(*parts: object) -> None:
+def print_line(*parts: object) -> None:
     """Print one line on standard output. All that the front doors read in a run directory is shown by this or `say`."""
     print(*map(one_line, parts), flush=True)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrl.envs import Env, HostEnv
 from jaxrl.envs.host import to_host
-from jaxrl.errors import SettingsError, check_between, tell
+from jaxrl.errors import SettingsError, check_between, print_line
 from jaxrl.evaluate import env_of
 from jaxrl.loading import load_policy
 from jaxrl.training import GreedyPolicy
@@ -35,7 +35,7 @@ def main(args: Sequence[str]) -> int:
     policy = load_policy(options.run_dir)
     frames, total = play(env_of(policy), policy, options.seed, options.max_steps)
     write_gif(frames, Path(options.out), options.fps)
-    tell(f"{options.out}: {len(frames)} frames, return {total:.6g}")
+    print_line(f"{options.out}: {len(frames)} frames, return {total:.6g}")
     return 0
 
 

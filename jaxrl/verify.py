@@ -4,14 +4,16 @@ Prints a line per checkpoint, `<opt_steps> <ok or what is wrong> <sha256 of the 
 worth knowing on standard error.
 """
 
+from jaxrl.cli import Parser, cache_compilations, run_main  # first, for it takes the signals
+
+# isort: split
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jaxrl.algos import build
-from jaxrl.cli import Parser, cache_compilations, run_main
 from jaxrl.config import parse
-from jaxrl.errors import JaxrlError, NoCheckpointError, say, tell
+from jaxrl.errors import JaxrlError, NoCheckpointError, print_line, say
 from jaxrl.strategies import Strategy
 from jaxrl.training.checkpoints import CheckpointError, Store
 from jaxrl.training.leaves import digest, like_leaves
@@ -45,7 +47,7 @@ def main(args: Sequence[str]) -> int:
     if options.replay and strategy is not None:
         pairs = 0
         for start, step, equal in replay(strategy, store, good):
-            tell(f"{start} -> {step} {'bit-equal' if equal else 'differs'}")
+            print_line(f"{start} -> {step} {'bit-equal' if equal else 'differs'}")
             problems.found |= not equal
             pairs += 1
         if not pairs:
@@ -89,11 +91,11 @@ def check_checkpoints(store: Store, strategy: Strategy | None, problems: Problem
             if step not in store.steps():
                 continue  # a running process has removed it
             problems.found = True
-            tell(step, shortened(error), "-")
+            print_line(step, shortened(error), "-")
         else:
             # A checkpoint holds the state, and then the running sums of the metrics.
             state = {path.removeprefix("[0]"): leaf for path, leaf in leaves.items() if path.startswith("[0]")}
-            tell(step, "ok", digest(state))
+            print_line(step, "ok", digest(state))
             yield step
     if not steps:
         problems.add(f"{store.directory} holds no checkpoint")
