@@ -52,7 +52,8 @@ def children(pid: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
 def test_a_worker_process_that_is_killed_ends_the_run_in_one_line_with_a_checkpoint(doors: Doors) -> None:
-    process = doors.start("train", *TINY, "--quiet", "--processes", "--max-opts", "8000000", "--run-dir", "run")
+    args = (*TINY, "--quiet", "--processes", "--actor-timeout", "600", "--max-opts", "8000000", "--run-dir", "run")
+    process = doors.start("train", *args)
     wait_for_rows(doors.cwd / "run", process)
     workers = children(process.pid)
     assert workers

@@ -182,10 +182,11 @@ def test_a_damaged_cache_of_compiled_programs_changes_nothing(tmp_path: Path, ho
         assert done.returncode == 0, done.stderr[-2000:]
         assert "Traceback" not in done.stderr
         found.append(digests(tmp_path / name))
-        files = [path for path in cache.rglob("*") if path.is_file()]
-        assert files
-        for file in files:
-            spoil(file, how, chance)
+        if name == "first":
+            files = [path for path in cache.rglob("*") if path.is_file()]
+            assert files
+            for file in files:
+                spoil(file, how, chance)
     assert found[0] == found[1]
 
 
