@@ -43,14 +43,31 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def leave_quietly_on_signals() -> None:
     """Let SIGINT and SIGTERM end a front door at once, without a traceback, whenever no run is there to be saved."""
+    signal.signal(signal.SIGINT, _leave)
+    signal.signal(signal.SIGTERM, _leave)
+
+
+def hold_standard_streams() -> None:
+    """Open `/dev/null` wherever a front door was started with standard input, output or error closed.
+
+    Else the run's own files would get these descriptors, and what libraries print there would go into them.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free: this one
+
+
+def _is_front_door() -> bool:
     module = getattr(sys.modules["__main__"], "__spec__", None)
-    if module is not None and module.name.startswith("jaxrl."):
-        signal.signal(signal.SIGINT, _leave)
-        signal.signal(signal.SIGTERM, _leave)
+    return module is not None and module.name.startswith("jaxrl.")
 
 
 # While `python -m jaxrl.train` is still importing, too: the front doors import this module before the slow ones.
-leave_quietly_on_signals()
+if _is_front_door():
+    hold_standard_streams()
+    leave_quietly_on_signals()
 
 
 class Parser(argparse.ArgumentParser):

@@ -9,7 +9,7 @@ import jax
 
 from jaxrl.buffers import summary_of
 from jaxrl.envs import HostEnv
-from jaxrl.errors import SettingsError, check_between
+from jaxrl.errors import SettingsError, check_between, print_line
 from jaxrl.evaluate import env_of
 from jaxrl.loading import load_policy
 from jaxrl.training.dataset import save_dataset
@@ -48,7 +48,7 @@ def main(args: Sequence[str]) -> int:
         num_envs=options.num_envs,
     )
     save_dataset(options.out, data)
-    print(f"{options.out}: {summary_of(data)}")
+    print_line(f"{options.out}: {summary_of(data)}")
     return 0
 
 

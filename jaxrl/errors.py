@@ -19,6 +19,11 @@ def say(line: str) -> None:
         print(one_line(line), file=sys.stderr, flush=True)
 
 
+def print_line(*parts: object) -> None:
+    """Print one line on standard output. All that the front doors read in a run directory is shown by this or `say`."""
+    print(*map(one_line, parts), flush=True)
+
+
 def one_line(text: object) -> str:
     """Return `text` without line breaks, and without characters that a terminal would obey."""
     return "".join(c for c in " ".join(str(text).split()) if c.isprintable())

@@ -8,7 +8,7 @@ from jaxrl.cli import Parser, cache_compilations, run_main  # first, for it take
 import jax
 
 from jaxrl.envs import Env, HostEnv, make_env
-from jaxrl.errors import SettingsError, check_between, check_count
+from jaxrl.errors import SettingsError, check_between, check_count, print_line
 from jaxrl.loading import load_policy
 from jaxrl.training import GreedyPolicy
 from jaxrl.training.evaluator import evaluator_for
@@ -35,7 +35,7 @@ def main(args: Sequence[str]) -> int:
         print(report.to_json() if options.json else report)
         return 0
     returns = result.returns
-    print(
+    print_line(
         f"return {returns.mean():.6g} +- {returns.std():.6g} (min {returns.min():.6g}, max {returns.max():.6g}), "
         f"length {result.lengths.mean():.6g}, over {len(returns)} episodes, {result.unfinished} unfinished"
     )

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrl.envs import Env, HostEnv
 from jaxrl.envs.host import to_host
-from jaxrl.errors import SettingsError, check_between
+from jaxrl.errors import SettingsError, check_between, print_line
 from jaxrl.evaluate import env_of
 from jaxrl.loading import load_policy
 from jaxrl.training import GreedyPolicy
@@ -30,11 +30,12 @@ def main(args: Sequence[str]) -> int:
     check_between("--seed", options.seed, 0, 2**32 - 1)
     if options.max_steps < 1 or not 1 <= options.fps <= 100:
         raise SettingsError("--max-steps must be at least 1 and --fps from 1 to 100")
+    require_writable(Path(options.out))
     cache_compilations()
     policy = load_policy(options.run_dir)
     frames, total = play(env_of(policy), policy, options.seed, options.max_steps)
     write_gif(frames, Path(options.out), options.fps)
-    print(f"{options.out}: {len(frames)} frames, return {total:.6g}")
+    print_line(f"{options.out}: {len(frames)} frames, return {total:.6g}")
     return 0
 
 
@@ -84,6 +85,19 @@ def film(env: HostEnv, policy: GreedyPolicy, seed: int, max_steps: int) -> tuple
 def first_of(tree: PyTree) -> PyTree:
     """Return the first row of leaves `[1, ...]`."""
     return jax.tree.map(lambda x: x[0], tree)
+
+
+def require_writable(path: Path) -> None:
+    """Raise `SettingsError` unless `path` is the name of a GIF and can be written; leave what is there as it is."""
+    if path.suffix.lower() != ".gif":
+        raise SettingsError(f"--out is {str(path)!r}, but a GIF is written; expected a name that ends with .gif")
+    there = path.exists()
+    try:
+        open(path, "ab").close()
+        if not there:
+            path.unlink()
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def write_gif(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:

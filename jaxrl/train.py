@@ -10,6 +10,7 @@ from pathlib import Path
 from jaxrl.algos import build, part_of
 from jaxrl.cli import cache_compilations, run_main
 from jaxrl.config import parse
+from jaxrl.errors import RunDirInUseError
 from jaxrl.training import Result, Trainer, TrainerConfig
 
 
@@ -30,7 +31,12 @@ def main(args: Sequence[str]) -> int:
         allow_changes=request.allow_changes,
         start_over=request.start_over,
     )
-    result = trainer.train()
+    try:
+        result = trainer.train()
+    except RunDirInUseError:
+        if request.config.run_dir is None:
+            return main(args)  # another process took that directory a moment ago, so that a new one has another name
+        raise
     if not config.quiet:
         show(result, config.run_dir, playable=config.env is not None)
     number = trainer.interrupt.signal

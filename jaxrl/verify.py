@@ -4,21 +4,24 @@ Prints a line per checkpoint, `<opt_steps> <ok or what is wrong> <sha256 of the 
 worth knowing on standard error.
 """
 
-import sys
+from jaxrl.cli import Parser, cache_compilations, run_main  # first, for it takes the signals
+
+# isort: split
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jaxrl.algos import build
-from jaxrl.cli import Parser, cache_compilations, run_main
 from jaxrl.config import parse
-from jaxrl.errors import JaxrlError, NoCheckpointError
+from jaxrl.errors import JaxrlError, NoCheckpointError, print_line, say
 from jaxrl.strategies import Strategy
 from jaxrl.training.checkpoints import CheckpointError, Store
 from jaxrl.training.leaves import digest, like_leaves
+from jaxrl.training.log_sums import LOGS, damage
 from jaxrl.training.program import state_shapes
 from jaxrl.training.recorders import log_problems
 from jaxrl.training.replay import replay
-from jaxrl.training.run_dir import CONFIG, EPISODES, METRICS, read_yaml, require_run
+from jaxrl.training.run_dir import CONFIG, read_yaml, require_run
 
 
 def main(args: Sequence[str]) -> int:
@@ -37,17 +40,18 @@ def main(args: Sequence[str]) -> int:
     store = Store(run_dir / "checkpoints", keep=1)
     good = list(check_checkpoints(store, strategy, problems))
     check_best(Store(run_dir / "best", keep=1), problems)
-    for name in (METRICS, EPISODES):
+    for name in LOGS:
         for problem in log_problems(run_dir / name):
             problems.add(f"{name}: {problem}")
+    check_sums(run_dir, store, good, problems)
     if options.replay and strategy is not None:
         pairs = 0
         for start, step, equal in replay(strategy, store, good):
-            print(f"{start} -> {step} {'bit-equal' if equal else 'differs'}", flush=True)
+            print_line(f"{start} -> {step} {'bit-equal' if equal else 'differs'}")
             problems.found |= not equal
             pairs += 1
         if not pairs:
-            print("no two checkpoints were trained in one go under the present settings", file=sys.stderr)
+            say("no two checkpoints were trained in one go under the present settings")
     return NoCheckpointError.exit_code if problems.found else 0
 
 
@@ -60,14 +64,14 @@ class Problems:
     def add(self, line: str) -> None:
         """Say that something is bad."""
         self.found = True
-        print(line, file=sys.stderr)
+        say(shortened(line))
 
 
 def rebuilt(run_dir: Path, problems: Problems) -> Strategy | None:
     """Build the strategy that `config.yaml` describes; `None` if it has parts made in Python, or is damaged."""
     try:
         if read_yaml(run_dir / CONFIG).get("custom"):
-            print("the run has parts made in Python: shapes are not compared with its settings", file=sys.stderr)
+            say("the run has parts made in Python: shapes are not compared with its settings")
             return None
         request = parse(["--resume", str(run_dir)])
         return build(request.algo, request.config)
@@ -87,11 +91,11 @@ def check_checkpoints(store: Store, strategy: Strategy | None, problems: Problem
             if step not in store.steps():
                 continue  # a running process has removed it
             problems.found = True
-            print(step, error, "-", flush=True)
+            print_line(step, shortened(error), "-")
         else:
             # A checkpoint holds the state, and then the running sums of the metrics.
             state = {path.removeprefix("[0]"): leaf for path, leaf in leaves.items() if path.startswith("[0]")}
-            print(step, "ok", digest(state), flush=True)
+            print_line(step, "ok", digest(state))
             yield step
     if not steps:
         problems.add(f"{store.directory} holds no checkpoint")
@@ -105,6 +109,22 @@ def check_best(store: Store, problems: Problems) -> None:
         except CheckpointError as error:
             if step in store.steps():
                 problems.add(f"best/{step}: {error}")
+
+
+def check_sums(run_dir: Path, store: Store, good: Sequence[int], problems: Problems) -> None:
+    """Compare the logs with what the newest of the `good` checkpoints tells of them."""
+    if not good:
+        return
+    with contextlib.suppress(CheckpointError):  # a running process has removed it
+        found = damage(run_dir, store.manifest(good[-1])["facts"])
+        if good[-1] in store.steps():  # a running process that went back behind it has shortened the logs
+            for problem in found:
+                problems.add(problem)
+
+
+def shortened(text: object) -> str:
+    """Return what a stranger may have made very long, in few words."""
+    return str(text) if len(str(text)) <= 1_000 else f"{str(text)[:1_000]}..."
 
 
 if __name__ == "__main__":

@@ -179,20 +179,32 @@ def dqn(
     return _maker("dqn", config or DQNConfig(), make_optimiser, make_network, settings)
 
 
-def rainbow(config: RainbowConfig | None = None, **settings: Any) -> AgentMaker:
+def rainbow(
+    config: RainbowConfig | None = None,
+    *,
+    make_optimiser: Optimiser | None = None,
+    make_network: Callable[[EnvSpec], nn.Module] | None = None,
+    **settings: Any,
+) -> AgentMaker:
     """Choose a Rainbow agent (Hessel et al. 2018, https://arxiv.org/abs/1710.02298); arguments are as for `dqn`.
 
     The rest of Rainbow is not the agent's: a prioritised buffer and a processor over several steps.
     """
-    return _maker("rainbow", config or RainbowConfig(), None, None, settings)
+    return _maker("rainbow", config or RainbowConfig(), make_optimiser, make_network, settings)
 
 
-def cql_dqn(config: CQLDQNConfig | None = None, **settings: Any) -> AgentMaker:
+def cql_dqn(
+    config: CQLDQNConfig | None = None,
+    *,
+    make_optimiser: Optimiser | None = None,
+    make_network: Callable[[EnvSpec], nn.Module] | None = None,
+    **settings: Any,
+) -> AgentMaker:
     """Choose conservative Q-learning without a policy, for data (Kumar et al. 2020, https://arxiv.org/abs/2006.04779).
 
     Arguments are as for `dqn`.
     """
-    return _maker("cql_dqn", config or CQLDQNConfig(), None, None, settings)
+    return _maker("cql_dqn", config or CQLDQNConfig(), make_optimiser, make_network, settings)
 
 
 def _maker(

@@ -1,6 +1,7 @@
 """The environments of gymnax 1.0 (https://github.com/RobertTLange/gymnax), imported only when one is asked for."""
 
 import math
+import reprlib
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,10 @@ from jaxrl.envs.base import Env, TimeStep, draw_key, draw_nothing
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.spaces import Box, Discrete, EnvSpec, Space
 from jaxrl.trees import Array, Key, PyTree
+
+TIME_LIMIT = "max_steps_in_episode"
+"""The parameter that all environments of gymnax have."""
+FLOAT_MAX = float(np.finfo(np.float32).max)
 
 
 def names() -> list[str]:
@@ -38,9 +43,23 @@ def make(name: str, **params: Any) -> Env:
         word = sorted(unknown)[0]
         raise SettingsError(f"{name} has no parameter {word!r}; {nearest(word, vars(defaults))}")
     for word, value in params.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise SettingsError(f"{name}: {word} is {value}; expected a finite number")
+        _check_number(f"{name}: {word}", value, 0 if word == TIME_LIMIT else vars(defaults)[word])
     return wrap(name, env, defaults.replace(**params), {"env": name, "env_args": dict(params)})
+
+
+def _check_number(name: str, value: Any, default: Any) -> None:
+    """Raise `SettingsError` for a number that the 32 bits of a parameter like `default` cannot hold."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    if not isinstance(value, int) and not math.isfinite(value):
+        raise SettingsError(f"{name} is {value}; expected a finite number")
+    if isinstance(default, int):
+        most = 1 if isinstance(default, bool) else np.iinfo(np.int32).max
+        if value != int(value) or abs(value) > most:
+            what = "0 or 1" if isinstance(default, bool) else f"a whole number of at most {most}"
+            raise SettingsError(f"{name} is {reprlib.repr(value)}; expected {what}")
+    elif abs(value) > FLOAT_MAX:
+        raise SettingsError(f"{name} is {reprlib.repr(value)}; expected at most {FLOAT_MAX:g}")
 
 
 def wrap(name: str, env: Any, params: Any, settings: dict[str, Any] | None = None) -> Env:
@@ -49,7 +68,7 @@ def wrap(name: str, env: Any, params: Any, settings: dict[str, Any] | None = Non
     state, obs = jax.eval_shape(reset, jax.random.key(0))
     action_space = _space(env.action_space(params))
     uses_key = _uses_key(env, params, state)
-    limit = getattr(params, "max_steps_in_episode", None)
+    limit = getattr(params, TIME_LIMIT, None)
     return Env(
         spec=EnvSpec(
             name=name,

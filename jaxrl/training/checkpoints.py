@@ -182,9 +182,10 @@ class Store:
         self.newest = found[0]
         return found
 
-    def newest_facts(self) -> Facts:
-        """Return the facts of the newest step whose files are whole; raise `NoCheckpointError` if there is none."""
-        return self._newest(lambda step: self.manifest(step)["facts"])
+    def newest_facts(self) -> tuple[int, Facts]:
+        """Return the newest step whose files are whole, and its facts; raise `NoCheckpointError` if there is none."""
+        found: tuple[int, Facts] = self._newest(lambda step: (step, self.manifest(step)["facts"]))
+        return found
 
     def check_newest(self, like: PyTree) -> None:
         """Raise as `load_newest` does if the newest step cannot be loaded into `like`; its arrays are not read."""
@@ -383,6 +384,8 @@ def _check_types(manifest: Mapping[str, Any]) -> None:
     kinds = {"path": str, "shape": list, "dtype": str, "crc32": int}
     if not good or not all(isinstance(e, dict) and {k: type(v) for k, v in e.items()} == kinds for e in entries):
         raise CheckpointError("its manifest is none of jaxrl's")
+    if len({e["path"] for e in entries}) != len(entries):
+        raise CheckpointError("its manifest lists a leaf more than once")
 
 
 def _empty(entry: Mapping[str, Any]) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Data sets on disk: written whole, and read with every check that can be made before training on them."""
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -139,6 +140,7 @@ def _read(file: str) -> dict[str, np.ndarray]:
         if isinstance(archive, np.ndarray):
             raise SettingsError(f"{file} is one array; expected an .npz file of several, by name")
         with archive:
+            _check_size(file, archive)
             return {_renamed(name): archive[name] for name in archive.files}
     except SettingsError:
         raise
@@ -146,6 +148,34 @@ def _read(file: str) -> dict[str, np.ndarray]:
         raise SettingsError(f"cannot read {file}: {error.strerror or error}") from error
     except Exception as error:  # a damaged archive may raise anything that zip, deflate and NumPy know
         raise SettingsError(f"cannot read {file}: expected an .npz file of plain arrays, undamaged") from error
+
+
+def _check_size(file: str, archive: Any) -> None:
+    """Raise `SettingsError` for an archive that would fill the memory: packed, it may be a thousand times smaller."""
+    size, memory = sum(info.file_size for info in archive.zip.infolist()), _memory()
+    if size > memory:
+        raise SettingsError(
+            f"{file} holds {size / 2**30:.1f} GiB of arrays once unpacked, more than the {memory / 2**30:.1f} GiB of "
+            "memory of this machine; leave steps out"
+        )
+    for info in archive.zip.infolist():
+        with archive.zip.open(info) as packed:
+            shape, dtype = _header(packed)
+        if not dtype.hasobject and math.prod(shape) * dtype.itemsize > info.file_size:
+            raise SettingsError(f"{file}: {info.filename} is said to have shape {list(shape)[:9]}, but is shorter")
+
+
+def _header(packed: Any) -> tuple[tuple[int, ...], np.dtype]:
+    """Return shape and dtype of an array, as its header tells them."""
+    version = np.lib.format.read_magic(packed)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(packed)
+    return shape, dtype
+
+
+def _memory() -> int:
+    """Return the bytes of memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _renamed(name: str) -> str:

@@ -33,19 +33,44 @@ class Interrupt:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        old = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        if not _BEFORE:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                _BEFORE[number] = signal.signal(number, _on_signal)
+        _LISTENING.append(self)
         try:
             yield
         finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
+            _LISTENING.remove(self)
+            if not _LISTENING and threading.current_thread() is threading.main_thread():
+                _restore_handlers()
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        if self.signal is not None:
-            os._exit(128 + number)
-        self.signal = number
-        self.stop(signal.Signals(number).name)
+
+_LISTENING: list[Interrupt] = []
+"""Handles of all runs that go on in the main thread; several, where their loops are interleaved or nested.
+
+They may end in any order: only with the last of them do the handlers come back that were there before the first.
+"""
+_BEFORE: dict[int, Any] = {}
+"""Those handlers, by signal."""
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    """Stop all runs that listen; end the process at the second signal."""
+    del frame
+    if not _LISTENING:  # the last run was dropped by another thread, which cannot restore handlers
+        _restore_handlers()
+        signal.raise_signal(number)
+    if any(interrupt.signal is not None for interrupt in _LISTENING):
+        os._exit(128 + number)
+    for interrupt in _LISTENING:
+        interrupt.signal = number
+        interrupt.stop(signal.Signals(number).name)
+
+
+def _restore_handlers() -> None:
+    for number, handler in _BEFORE.items():
+        signal.signal(number, handler)
+    _BEFORE.clear()
 
 
 class Undisturbed:

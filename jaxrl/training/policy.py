@@ -7,7 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Literal
 
+from jaxrl.errors import SettingsError
 from jaxrl.spaces import as_shape, space_struct, spec_to_plain
 from jaxrl.strategies.base import Policy
 from jaxrl.training.run_dir import plain
@@ -18,7 +20,8 @@ from jaxrl.types import Step
 class GreedyPolicy:
     """Call it with an observation, or a batch `[N, ...]` of them; it returns the action, or `[N, ...]` of them.
 
-    A policy that remembers (stacked frames) takes the calls as one episode; `reset()` begins the next.
+    A policy that remembers (stacked frames) takes the calls as one episode; `reset()` begins the next. One that does
+    not may also be called inside `jax.jit`, `jax.vmap` and the like.
     """
 
     def __init__(self, policy: Policy, params: PyTree, facts: dict[str, Any] | None = None) -> None:
@@ -26,6 +29,7 @@ class GreedyPolicy:
         self.facts = facts or {}
         """What was known of it when it was saved: `score`, `opt_steps`, `env_steps`."""
         self._begin, self._follow = jax.jit(partial(_begin, policy)), jax.jit(partial(_follow, policy))
+        self._remembers: bool | None = None
         self.reset()
 
     def at(self, params: PyTree) -> "GreedyPolicy":
@@ -40,7 +44,11 @@ class GreedyPolicy:
         self._memory: Any = None
 
     def __call__(self, obs: PyTree) -> Any:
-        """Return the greedy action."""
+        """Return the greedy action.
+
+        Raises:
+          SettingsError: the policy remembers, and is called inside `jax.jit` or the like.
+        """
         struct = space_struct(self.policy.spec.observation_space)
         obs = jax.tree.map(lambda like, x: as_shape(jnp.asarray(x, like.dtype), like.shape), struct, obs)
         single = jnp.ndim(jax.tree.leaves(obs)[0]) == len(jax.tree.leaves(struct)[0].shape)
@@ -50,8 +58,37 @@ class GreedyPolicy:
             carry, action = self._begin(self.params, batch)
         else:
             carry, action = self._follow(self.params, *self._memory[1:], batch)
-        self._memory = (rows, carry, action)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(action)):
+            self._require_no_memory(batch)
+        else:
+            self._memory = (rows, carry, action)
         return jax.tree.map(lambda x: x[0], action) if single else action
+
+    def _require_no_memory(self, batch: PyTree) -> None:
+        """Raise `SettingsError` if the action for `batch` `[N, ...]` may depend on the calls before."""
+        if self._remembers is None:
+            self._remembers = remembers(self.policy, *jax.tree.map(jnp.asarray, (self.params, batch)))
+        if self._remembers:
+            raise SettingsError(
+                "the policy remembers its episode, and a call inside jax.jit cannot change what it remembers; call it "
+                "outside, or carry its memory yourself by policy.policy.begin, act and observe"
+            )
+
+
+def remembers(policy: Policy, params: PyTree, obs: PyTree) -> bool:
+    """Say whether the action of `policy` for `obs` `[N, ...]` may depend on anything else than these, and `params`."""
+    carry, action = jax.eval_shape(partial(_begin, policy), params, obs)
+    traced = jax.make_jaxpr(lambda carry, action, params, obs: _follow(policy, params, carry, action, obs)[1])
+    jaxpr = traced(carry, action, params, obs).jaxpr
+    needed = set(filter(_is_variable, jaxpr.outvars))
+    for eqn in reversed(jaxpr.eqns):
+        if not needed.isdisjoint(eqn.outvars):
+            needed |= set(filter(_is_variable, eqn.invars))
+    return not needed.isdisjoint(jaxpr.invars[: len(jax.tree.leaves((carry, action)))])
+
+
+def _is_variable(atom: Any) -> bool:
+    return not isinstance(atom, Literal)
 
 
 def _begin(policy: Policy, params: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:

@@ -141,7 +141,10 @@ def require_inside(path: Path) -> None:
                 raise SettingsError(f"{entry} is a link; a run directory may hold none")
             if not stat.S_ISDIR(info.st_mode) and not stat.S_ISREG(info.st_mode):
                 raise SettingsError(f"{entry} is neither a file nor a directory; a run directory holds nothing else")
-            if folder == str(path) and name in appended and info.st_nlink > 1:
+            own = folder == str(path) and name in appended
+            if own and stat.S_ISDIR(info.st_mode):
+                raise SettingsError(f"{entry} is a directory; expected a file: move it away")
+            if own and info.st_nlink > 1:
                 raise SettingsError(f"{entry} has a second name (a hard link); replace it by a copy of itself")
 
 

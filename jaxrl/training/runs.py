@@ -1,18 +1,20 @@
 """Runs found by name."""
 
 import re
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from jaxrl.errors import SettingsError
-from jaxrl.training.run_dir import CONFIG
+from jaxrl.training.run_dir import CONFIG, read_metadata
 
 
 def find_runs(root: str | Path = "runs", name: str = "*") -> list[Path]:
-    """Return the runs under `root` whose names match, the newest first: in the natural order of names, turned round.
+    """Return the runs under `root` whose names match, the newest first, by the time at which each was begun.
 
-    In it numbers count as such, so that `v10` is newer than `v9`. Only directories that are runs are found, at any
-    depth; links are not followed.
+    `created` in a run's `metadata.json` tells it, or else the time at which its `config.yaml` was last written. Runs of
+    one second come in the natural order of names, turned round: numbers count as such, `v10` comes before `v9`. Only
+    directories that are runs are found, at any depth; links are not followed.
 
     Args:
       root: where to look.
@@ -26,7 +28,24 @@ def find_runs(root: str | Path = "runs", name: str = "*") -> list[Path]:
         raise SettingsError(f"{root} holds no runs: there is no such directory")
     below = [path.parent.relative_to(folder) for path in folder.rglob(CONFIG)]
     named = [path for path in below if fnmatchcase(path.as_posix() if "/" in name else path.name, name)]
-    return [folder / path for path in sorted(named, key=_natural, reverse=True)]
+    return [folder / path for path in sorted(named, key=lambda path: _age(folder, path), reverse=True)]
+
+
+def _age(folder: Path, path: Path) -> tuple[datetime, list[tuple[int, int, str]]]:
+    """Return a key by which the runs below `folder` come in the order in which they were begun."""
+    return _created(folder / path), _natural(path)
+
+
+def _created(run: Path) -> datetime:
+    """Return when a run was begun."""
+    try:
+        created = datetime.fromisoformat(read_metadata(run)["created"])
+    except (KeyError, TypeError, ValueError):
+        try:
+            created = datetime.fromtimestamp((run / CONFIG).stat().st_mtime, UTC)
+        except OSError:  # removed meanwhile
+            return datetime.fromtimestamp(0, UTC)
+    return created if created.tzinfo is not None else created.astimezone()
 
 
 def _natural(path: Path) -> list[tuple[int, int, str]]:

@@ -14,6 +14,7 @@ import jax
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.training.checkpoints import Store
+from jaxrl.training.log_sums import LogSums, damage
 from jaxrl.training.program import without_later
 from jaxrl.training.run_dir import CONFIG, EPISODES, FORMAT, METADATA, METRICS, RunDir, plain, read_metadata, read_yaml
 from jaxrl.training.settings import HARMLESS, Change, changes
@@ -84,6 +85,7 @@ class Storage:
         self.dir = RunDir(path, resume.run)
         self.checkpoints = Store(self.dir / "checkpoints", keep, regular)
         self.best = Store(self.dir / "best", 1)
+        self._logs = LogSums(self.dir.path)
         try:
             self._look_back(resume)
             self.dir.sign()
@@ -107,10 +109,14 @@ class Storage:
             old = {"settings": read_yaml(self.dir / CONFIG)}
         else:
             try:
-                old = self.checkpoints.newest_facts()
+                step, old = self.checkpoints.newest_facts()
             except NoCheckpointError as error:
                 raise NoCheckpointError(f"{error}; begin the run again with --start-over") from error
             self.resumes = True
+            if (most := self._settings.get("max_opts", step)) < step:
+                raise SettingsError(
+                    f"max_opts is {most}, but {self.path} has made {step} optimisation steps; expected at least as many"
+                )
         self._compare(old)
 
     def _compare(self, old: Mapping[str, Any]) -> None:
@@ -166,7 +172,7 @@ class Storage:
             self.settle()
             if again:
                 self.checkpoints.newest = None
-            facts = {**facts, "settings": self._settings, "versions": self._versions}
+            facts = {**facts, "settings": self._settings, "versions": self._versions, "logs": self._logs.facts()}
             self.checkpoints.save(opt_steps, tree, facts)
 
     def settle(self, block: bool = True) -> None:
@@ -254,6 +260,10 @@ class Storage:
         """
         step, tree, facts = self.checkpoints.load_newest(like)
         self._compare(facts)  # again: it may be an older one than that which was looked at first
+        self._forget_logs()
+        assert self.dir is not None
+        for problem in damage(self.dir.path, facts):
+            warnings.warn(f"{self.path}: {problem}", stacklevel=2)
         return step, tree, facts
 
     def go_on(self) -> None:
@@ -271,6 +281,7 @@ class Storage:
         if self.dir is None:
             return None
         self.settle()
+        self._forget_logs()
         for good in (lambda facts: facts["healthy"] and facts["regular"], lambda facts: facts["healthy"]):
             try:
                 step, tree, facts = self.checkpoints.load_newest(like, good)
@@ -280,6 +291,11 @@ class Storage:
             return tree, facts
         self.checkpoints.newest = None
         return None
+
+    def _forget_logs(self) -> None:
+        """Sum up the logs from their beginnings again: what comes after a step is taken back."""
+        assert self.dir is not None
+        self._logs = LogSums(self.dir.path)
 
     def load_best(self, like: PyTree) -> Best | None:
         """Load the best policy on disk, if there is one; warn if it is damaged."""
@@ -295,8 +311,17 @@ class Storage:
                 f"best policy {self.best.directory / str(step)} is passed over: it has no score", stacklevel=2
             )
             return None
+        if (problem := self._foreign(facts)) is not None:
+            warnings.warn(f"best policy {self.best.directory / str(step)} is passed over: {problem}", stacklevel=2)
+            return None
         self.best_score = score
         return Best(step, score, params, facts)
+
+    def _foreign(self, facts: Mapping[str, Any]) -> str | None:
+        """Say why the best policy with these `facts` is another run's; the seed is what no resumption changes."""
+        settings, own = facts.get("settings"), self._settings.get("seed")
+        seed = settings.get("seed", own) if isinstance(settings, dict) else own
+        return None if seed == own else f"it is of a run with seed {str(seed)[:20]}, not {own}"
 
 
 def never_saved(path: Path) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl.agents import DQNConfig, dqn
+from jaxrl.agents import DQNConfig, cql_dqn, dqn, rainbow
 from jaxrl.agents.optimisers import OPTIMISERS, accumulate, clip_by_norm, linear
 from jaxrl.errors import SettingsError
 from jaxrl.nn import QNetwork
@@ -310,6 +310,16 @@ def test_an_agent_with_parts_made_by_hand_has_no_settings_that_would_rebuild_it(
     assert dqn(make_optimiser=optax.sgd)(SPEC).settings is None
     assert dqn(make_network=lambda spec: Table())(TABLE_SPEC).settings is None
     assert dqn(lr=0.5, double=False)(SPEC).settings["lr"] == 0.5
+
+
+@pytest.mark.parametrize("make", [rainbow, cql_dqn])
+def test_the_kin_of_dqn_take_parts_made_by_hand_as_it_does(make):
+    agent = make(make_network=lambda spec: Table(), make_optimiser=optax.sgd, values="expected", noisy=0.0)(TABLE_SPEC)
+    state = agent.init(KEY)
+    assert state.params.tree["params"]["q"].tolist() == [[0, 0], [0, 0]]
+    # Adam, the optimiser by name, keeps moments as large as the parameters; plain descent keeps nothing.
+    assert all(leaf.size < 4 for leaf in jax.tree.leaves(state.opt_state))
+    assert agent.settings is None
 
 
 def test_the_learning_rate_decays_linearly_to_zero():

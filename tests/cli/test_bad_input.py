@@ -128,6 +128,12 @@ def test_empty_name_of_a_run_or_file_is_not_taken_for_none(refuse: Refuse, args:
         ["--stop-reward", "nan"],
         ["--env-args", "max_steps_in_episode", "-5"],
         ["--env-args", "max_steps_in_episode", "nan"],
+        ["--env-args", "max_steps_in_episode", "1e+300"],
+        ["--env-args", "max_steps_in_episode", "2147483648.0"],
+        ["--env-args", "max_steps_in_episode", "20.5"],
+        ["--env-args", "gravity", "1e+39"],
+        ["--env", "Asterix-MinAtar", "--env-args", "ramping", "2.0"],
+        ["--env", "BernoulliBandit-misc", "--env-args", "max_steps_in_episode", "1e+30"],
     ],
 )
 def test_setting_that_only_tracing_or_the_environment_can_judge_is_refused(refuse: Refuse, args: list[str]) -> None:
@@ -235,6 +241,9 @@ def test_run_without_a_best_policy_is_refused(finished: Finished, tmp_path: Path
         (play.main, ["--seed", "-1"], "--seed"),
         (play.main, ["--max-steps", "0"], "--max-steps"),
         (play.main, ["--fps", "0"], "--fps"),
+        (play.main, ["--out", "film.mp4"], "ends with .gif"),
+        (play.main, ["--out", "film"], "ends with .gif"),
+        (play.main, ["--out", "missing/film.gif"], "cannot write missing/film.gif"),
     ],
 )
 def test_bad_arguments_of_evaluate_and_play_are_refused(
@@ -375,6 +384,31 @@ def test_run_with_a_spoilt_config_is_refused(finished: Finished, tmp_path: Path)
     with pytest.raises(SettingsError, match=r"config\.yaml"):
         train.main(["--resume", str(tmp_path / "run")])
     assert snapshot(tmp_path) == before
+
+
+def test_settings_of_a_stranger_that_the_environment_cannot_hold_are_refused(
+    finished: Finished, tmp_path: Path
+) -> None:
+    shutil.copytree(finished.path, tmp_path / "run")
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("env_args: {}", "env_args: {max_steps_in_episode: 1.0e+300}"))
+    before = snapshot(tmp_path)
+    with pytest.raises(SettingsError, match=r"max_steps_in_episode is 1e\+300; expected a whole number"):
+        train.main(["--resume", str(tmp_path / "run")])
+    assert snapshot(tmp_path) == before
+
+
+def test_fewer_optimisation_steps_than_were_made_are_refused(finished: Finished, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished.path, tmp_path / "run"))
+    before = snapshot(run)
+    with pytest.raises(SettingsError, match=r"max_opts is 59, but .* has made 60 optimisation steps") as refused:
+        train.main(["--resume", str(run), "--max-opts", "59"])
+    assert refused.value.exit_code == 2
+    after = snapshot(run)
+    assert {name: entry for name, entry in after.items() if name != ".lock"} == {
+        name: entry for name, entry in before.items() if name != ".lock"
+    }
+    assert train.main(["--resume", str(run), "--max-opts", "60", "--quiet"]) == 0
 
 
 # --- as a user sees it ------------------------------------------------------------------------------------------

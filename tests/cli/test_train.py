@@ -1,14 +1,18 @@
 """`python -m jaxrl.train`: what it leaves, which setting wins, and going on after every kind of end."""
 
+import contextlib
 import json
+import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -230,6 +234,41 @@ def test_resume_refuses_other_settings_with_the_difference(
         train.main(["--resume", str(finished.path), *flags])
     assert [part for part in said if part not in str(refused.value)] == []
     assert snapshot(finished.path) == before
+
+
+def test_two_runs_begun_in_one_second_get_a_directory_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "time", SimpleNamespace(strftime=lambda form: "20260501-120000"))
+    choose, others = train.new_run_dir, []
+
+    def choose_with_another(name: str) -> str:
+        chosen = choose(name)
+        if not others:
+            others.append(RunDir(chosen, resume=False))  # another process, just after this one looked
+        return chosen
+
+    monkeypatch.setattr(train, "new_run_dir", choose_with_another)
+    assert train.main([*SMALL, "--max-opts", "10", "--quiet"]) == 0
+    others[0].release()
+    stem = "Catch-bsuite-dqn-s0-20260501-120000"
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [stem, f"{stem}-2"]
+    assert (tmp_path / "runs" / f"{stem}-2" / "checkpoints" / "10").is_dir()
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
+def test_a_run_started_without_standard_streams_gives_their_numbers_to_no_file(doors: Doors) -> None:
+    command = [sys.executable, "-m", "jaxrl.train", *SMALL, "--max-opts", "40000000", "--run-dir", "run", "--quiet"]
+    env = {**os.environ, "XDG_CACHE_HOME": str(doors.cache)}
+    closed = ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", *command]
+    process = subprocess.Popen(closed, cwd=doors.cwd, env=env)
+    log = doors.cwd / "run" / "metrics.jsonl"
+    while process.poll() is None and not (log.exists() and '"kind": "train"' in log.read_text()):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.1)
+    held = [os.readlink(f"/proc/{process.pid}/fd/{number}") for number in range(3)]
+    process.terminate()
+    assert process.wait() == 143
+    assert held == [os.devnull] * 3
 
 
 def test_run_directory_in_use_is_refused(doors: Doors, finished: Finished) -> None:

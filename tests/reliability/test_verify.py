@@ -5,12 +5,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from test_damage import rewrite_manifest
 
 import jaxrl
 from jaxrl import train, verify
 from jaxrl.errors import SettingsError
+from jaxrl.training import checkpoints
 from jaxrl.training.checkpoints import FILES, Store
 from jaxrl.training.leaves import state_digest
 
@@ -112,8 +115,102 @@ def test_logs_are_checked(run: Path, capsys: pytest.CaptureFixture[str], name: s
         assert len(lines) == 3
         assert f"{name}: " in errors
         assert said in errors
-    log.write_text("".join(rows)[:-5])  # torn by a kill: a resume mends it
+    log.write_text("".join(rows) + rows[-1][:-5])  # torn by a kill: a resume mends it
     assert verified(run, capsys)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("metrics.jsonl", b'{"kind": [], "opt_steps": 1}'),
+        ("metrics.jsonl", b'{"kind": "train", "opt_steps": 1, "name": "\xff"}'),
+        ("eval_episodes.jsonl", b'{"opt_steps": 1, "episode": [1]}'),
+    ],
+)
+def test_a_line_that_is_no_row_is_named(run: Path, capsys: pytest.CaptureFixture[str], name: str, line: bytes) -> None:
+    with open(run / name, "ab") as log:
+        log.write(line + b"\n")
+    code, lines, errors = verified(run, capsys)
+    rows = (run / name).read_bytes().count(b"\n")
+    assert (code, len(lines)) == (6, 3)
+    assert errors == f"{name}: line {rows} is no row\n"
+
+
+def test_a_flipped_digit_in_a_log_is_seen_by_the_sums_of_the_newest_checkpoint(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    episodes, metrics = (run / name for name in ("eval_episodes.jsonl", "metrics.jsonl"))
+    rows = episodes.read_text()
+    episodes.write_text(rows.replace('"length": 9', '"length": 8', 1))
+    code, _, errors = verified(run, capsys)
+    assert code == 6
+    assert errors.startswith("eval_episodes.jsonl: was changed: its first ")
+    episodes.write_text(rows)
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(lines[:-1]))
+    code, _, errors = verified(run, capsys)
+    assert code == 6
+    assert errors.startswith("metrics.jsonl: has lost rows: ")
+    for checkpoint in (run / "checkpoints").iterdir():  # as version 0.3.0 wrote them
+        rewrite_manifest(checkpoint, lambda manifest: manifest["facts"].pop("logs"))
+    assert verified(run, capsys)[0] == 0
+
+
+def test_a_run_that_goes_on_says_which_log_was_changed_and_sums_up_what_is_there(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    episodes = run / "eval_episodes.jsonl"
+    episodes.write_text(episodes.read_text().replace('"length": 9', '"length": 8', 1))
+    with pytest.warns(UserWarning, match=r"eval_episodes\.jsonl: was changed"):
+        assert train.main(["--resume", str(run), "--max-opts", "80"]) == 0
+    assert verified(run, capsys)[0] == 0
+
+
+def test_what_a_stranger_named_is_shown_without_lines_and_escapes_of_its_own(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = "a\n500 ok " + "0" * 64 + "\n\x1b]0;owned\x07\x1b[2J" + "\u202e" + "x" * 10_000
+    files = run / "checkpoints" / "20" / FILES
+    files.write_text(json.dumps({**json.loads(files.read_text()), evil: [1, 2]}))
+
+    def rename(manifest: dict[str, Any]) -> None:
+        manifest["leaves"][0].update(path=evil, crc32=1)
+
+    rewrite_manifest(run / "checkpoints" / "40", rename)
+    rewrite_manifest(next((run / "best").iterdir()), rename)
+    code, lines, errors = verified(run, capsys)
+    assert code == 6
+    assert [line.split()[0] for line in lines] == ["20", "40", "60"]
+    assert errors.startswith("best/")
+    assert errors.count("\n") == 1
+    for line in (*lines, errors[:-1]):
+        assert line.isprintable()
+        assert len(line) < 1_200
+
+
+def test_a_leaf_that_is_listed_more_than_once_is_refused_before_its_arrays_are_read(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Store(run / "best", 1).steps()[0]
+    rewrite_manifest(run / "best" / str(step), lambda manifest: manifest.update(leaves=manifest["leaves"] * 2))
+    read, seen = checkpoints.read_arrays, []
+
+    def note(path: Path, like: Any) -> Any:
+        seen.append(f"{path.parent.parent.name}/{path.parent.name}")
+        return read(path, like)
+
+    monkeypatch.setattr(checkpoints, "read_arrays", note)
+    code, _, errors = verified(run, capsys)
+    assert (code, errors) == (6, f"best/{step}: its manifest lists a leaf more than once\n")
+    assert seen == ["checkpoints/20", "checkpoints/40", "checkpoints/60"]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "eval_episodes.jsonl", ".lock"])
+def test_a_directory_in_place_of_a_log_is_called_one(run: Path, name: str) -> None:
+    (run / name).unlink()
+    (run / name).mkdir()
+    with pytest.raises(SettingsError, match="is a directory; expected a file"):
+        verify.main([str(run)])
 
 
 def test_a_damaged_best_policy_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

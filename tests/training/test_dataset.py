@@ -1,7 +1,9 @@
 """Data sets on disk: what is written is what is read, and what is wrong with a file is said in one line."""
 
+import io
 import json
 import sys
+import zipfile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ from toys_data import walk
 import jaxrl
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec
+from jaxrl.training import dataset
 from tests.toys_gymnasium import Counting
 
 SPEC = walk().spec
@@ -149,6 +152,34 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
         jaxrl.load_dataset(written(tmp_path, entries()))
     with pytest.raises(SettingsError, match="cannot write"):
         jaxrl.save_dataset(tmp_path / "no" / "x.npz", walk())
+
+
+def test_a_file_that_would_fill_the_memory_is_refused_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bomb = tmp_path / "bomb.npz"
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("obs.npy", npy_header(400_000) + bytes(400_000))
+    assert bomb.stat().st_size < 2_000
+    monkeypatch.setattr(dataset, "_memory", lambda: 300_000)
+    monkeypatch.setattr(np.lib.format, "read_array", lambda *args, **kwargs: pytest.fail("it was unpacked"))
+    with pytest.raises(SettingsError, match=r"bomb.npz holds 0.0 GiB of arrays once unpacked"):
+        jaxrl.load_dataset(bomb, spec=SPEC)
+
+
+def test_an_array_that_is_shorter_than_it_says_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with zipfile.ZipFile(tmp_path / "liar.npz", "w") as archive:
+        archive.writestr("reward.npy", npy_header(2**40))
+    monkeypatch.setattr(np.lib.format, "read_array", lambda *args, **kwargs: pytest.fail("it was unpacked"))
+    with pytest.raises(SettingsError, match=r"reward.npy is said to have shape \[1099511627776\], but is shorter"):
+        jaxrl.load_dataset(tmp_path / "liar.npz", spec=SPEC)
+
+
+def npy_header(rows: int) -> bytes:
+    """Return the beginning of an array of `rows` bytes."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "|i1", "fortran_order": False, "shape": (rows,)})
+    return file.getvalue()
 
 
 def test_actions_beyond_the_bounds_are_refused_and_rounded_ones_taken(tmp_path: Path) -> None:

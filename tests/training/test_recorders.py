@@ -45,6 +45,20 @@ def test_trimming_keeps_the_past_and_drops_a_torn_line(
     assert path.read_text() == "".join(line for line in whole if json.loads(line)["opt_steps"] <= at)
 
 
+def test_damaged_lines_are_left_out_and_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "log"
+    good = [json.dumps({"kind": "train", "opt_steps": step}).encode() + b"\n" for step in (1, 2, 3, 9)]
+    bad = [b'{"opt_steps": 1, "kind": []}\n', b'{"opt_steps": 2, "name": "\xff"}\n']
+    path.write_bytes(good[0] + bad[0] + good[1] + bad[1] + good[2] + good[3] + b'{"opt_st')
+    JSONLRecorder(path).rewind(3)
+    assert path.read_bytes() == b"".join(good[:3])
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "2 of its lines are no rows and left out (2, 4)" in said
+    JSONLRecorder(path).rewind(3)
+    assert capsys.readouterr().err == ""
+
+
 def read_events(directory: Path) -> list[tuple[str, int, float]]:
     """Read the scalars of the one event file in `directory`, as TensorBoard does."""
     (path,) = directory.iterdir()

@@ -1,5 +1,7 @@
-"""Runs found by name, in natural order."""
+"""Runs found by name, the newest first."""
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -7,13 +9,32 @@ import pytest
 import jaxrl
 
 
-def make(root: Path, *names: str) -> None:
+def make(root: Path, *names: str, created: object = "2026-05-01T12:00:00+0000") -> None:
     for name in names:
         (root / name).mkdir(parents=True)
         (root / name / "config.yaml").write_text("algo: dqn\n")
+        (root / name / "metadata.json").write_text(json.dumps({"created": created}))
 
 
-def test_the_newest_come_first_in_natural_order(tmp_path: Path) -> None:
+def test_the_newest_come_first_whatever_their_names(tmp_path: Path) -> None:
+    make(tmp_path, "zebra", created="2026-05-01T12:00:00+0000")
+    make(tmp_path, "ant", created="2026-05-01T13:30:00+0200")  # 11:30 by the time of the zebra
+    make(tmp_path, "moth", created="2026-05-01T12:00:01+0000")
+    assert [path.name for path in jaxrl.find_runs(tmp_path)] == ["moth", "zebra", "ant"]
+
+
+def test_a_run_that_does_not_tell_its_beginning_is_as_old_as_its_settings(tmp_path: Path) -> None:
+    make(tmp_path, "told", created="2026-05-01T12:00:00+0000")
+    make(tmp_path, "no time", created=[3])
+    make(tmp_path, "no metadata")
+    (tmp_path / "no metadata" / "metadata.json").unlink()
+    noon = 1777636800  # 2026-05-01T12:00:00 UTC
+    os.utime(tmp_path / "no time" / "config.yaml", (noon + 5, noon + 5))
+    os.utime(tmp_path / "no metadata" / "config.yaml", (noon - 5, noon - 5))
+    assert [path.name for path in jaxrl.find_runs(tmp_path)] == ["no time", "told", "no metadata"]
+
+
+def test_runs_of_one_second_come_in_natural_order(tmp_path: Path) -> None:
     make(tmp_path, "v9", "v10", "v1", "v10-b", "2026-02-03", "2026-10-01")
     (tmp_path / "no run").mkdir()
     found = [path.name for path in jaxrl.find_runs(tmp_path)]

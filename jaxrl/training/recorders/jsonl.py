@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxrl.errors import say
 from jaxrl.training.recorders.base import Progress, Row
 from jaxrl.training.recorders.log_file import LogFile
 from jaxrl.training.run_dir import plain, write_atomically
@@ -26,8 +27,11 @@ class JSONLRecorder:
     def rewind(self, opt_steps: int) -> None:
         """Drop the rows after `opt_steps`, and a torn last line."""
         self._log.release()
-        trim(self._log.path, opt_steps)
-        self._log.waiting = [line for line in self._log.waiting if _belongs(line.decode(), opt_steps)]
+        if damaged := trim(self._log.path, opt_steps):
+            lines = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
+            said = f"{len(damaged)} of its lines are no rows and left out ({lines})"
+            say(f"warning: {self._log.path} was damaged: {said}")
+        self._log.waiting = [line for line in self._log.waiting if _belongs(line, opt_steps)]
 
     def unwritten(self, waiting: dict[str, list[str]]) -> None:
         """Tell which lines the disk has not taken."""
@@ -44,21 +48,26 @@ class JSONLRecorder:
         self._log.close()
 
 
-def trim(path: Path, opt_steps: int) -> None:
-    """Mend the log `path` for a run that goes on at `opt_steps`: drop a torn last line, and rows from the future."""
+def trim(path: Path, opt_steps: int) -> list[int]:
+    """Mend the log `path` for a run that goes on at `opt_steps`: drop a torn last line, and rows from the future.
+
+    Lines that are no rows go too; return their numbers.
+    """
     if not path.exists():
-        return
-    text = path.read_text(errors="replace")
-    kept = [line for line in text.split("\n") if _belongs(line, opt_steps)]
-    mended = "".join(line + "\n" for line in kept)
-    if mended != text:
-        write_atomically(path, mended)
+        return []
+    held = path.read_bytes()
+    *lines, torn = held.split(b"\n")
+    kept = [line for line in (*lines, torn) if _belongs(line, opt_steps)]
+    mended = b"".join(line + b"\n" for line in kept)
+    if mended != held:
+        write_atomically(path, mended.decode())
+    return [number for number, line in enumerate(lines, start=1) if _parse(line) is None]
 
 
 def log_problems(path: Path) -> list[str]:
     """Say what is wrong with the rows of the log `path`; a torn last line is not, as a resume mends it."""
     problems, seen, last = [], set(), 0
-    lines = path.read_text(errors="replace").split("\n")[:-1] if path.exists() else []
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     for number, line in enumerate(lines, start=1):
         row = _parse(line)
         if row is None:
@@ -76,16 +85,18 @@ def log_problems(path: Path) -> list[str]:
     return problems
 
 
-def _belongs(line: str, opt_steps: int) -> bool:
+def _belongs(line: bytes, opt_steps: int) -> bool:
     row = _parse(line)
     return row is not None and row["opt_steps"] <= opt_steps
 
 
-def _parse(line: str) -> dict[str, Any] | None:
+def _parse(line: bytes) -> dict[str, Any] | None:
     """Return the row of a log in `line`, or `None` if there is none."""
     try:
-        row: Any = json.loads(line)
+        row: Any = json.loads(line.decode())
     except (ValueError, RecursionError):
         return None
-    steps = row.get("opt_steps") if isinstance(row, dict) else None
-    return row if type(steps) is int and steps >= 0 else None
+    if not isinstance(row, dict) or not isinstance(row.get("kind"), str | None):
+        return None
+    steps, episode = row.get("opt_steps"), row.get("episode")
+    return row if type(steps) is int and steps >= 0 and isinstance(episode, int | None) else None

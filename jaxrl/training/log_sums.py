@@ -1,0 +1,78 @@
+"""Sums of the logs: a log is only appended to, so what a checkpoint has seen of it stays as it was."""
+
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxrl.training.run_dir import EPISODES, METRICS
+
+LOGS = (METRICS, EPISODES)
+PIECE = 1 << 20
+"""Bytes read at once."""
+
+
+class _Sum(NamedTuple):
+    """CRC-32 of the first `size` bytes of the file with the number `inode`."""
+
+    inode: int
+    size: int
+    crc: int
+
+
+class LogSums:
+    """Sum up the logs in a directory, each time reading what was appended since the last."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known: dict[str, _Sum] = {}
+
+    def facts(self) -> dict[str, list[int]]:
+        """Return size and CRC-32 of each log that is there."""
+        for name in LOGS:
+            try:
+                self._known[name] = self._sum(self._directory / name, self._known.get(name))
+            except OSError:
+                self._known.pop(name, None)
+        return {name: [found.size, found.crc] for name, found in self._known.items()}
+
+    def _sum(self, path: Path, known: _Sum | None) -> _Sum:
+        with open(path, "rb") as file:
+            info = os.fstat(file.fileno())
+            if known is None or known.inode != info.st_ino or known.size > info.st_size:
+                known = _Sum(info.st_ino, 0, 0)  # a mended log is another file
+            file.seek(known.size)
+            size, crc = known.size, known.crc
+            while part := file.read(PIECE):
+                size, crc = size + len(part), zlib.crc32(part, crc)
+        return _Sum(info.st_ino, size, crc)
+
+
+def damage(directory: Path, facts: Mapping[str, Any]) -> list[str]:
+    """Say which logs no longer begin with what they held when a checkpoint with these `facts` was saved.
+
+    Checkpoints of version 0.3.0 tell nothing of the logs: then nothing is said.
+    """
+    sums = facts.get("logs")
+    problems = []
+    for name in LOGS:
+        told = sums.get(name) if isinstance(sums, dict) else None
+        if isinstance(told, list) and len(told) == 2 and all(type(number) is int for number in told):
+            problem = _damage(directory / name, *told)
+            problems += [f"{name}: {problem}"] if problem else []
+    return problems
+
+
+def _damage(path: Path, size: int, crc: int) -> str | None:
+    found = left = 0
+    try:
+        with open(path, "rb") as file:
+            left = size
+            while left > 0 and (part := file.read(min(left, PIECE))):
+                left, found = left - len(part), zlib.crc32(part, found)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if left > 0:
+        return f"has lost rows: it is shorter than the {size} bytes that the newest checkpoint tells of"
+    return None if found == crc else f"was changed: its first {size} bytes are not what the newest checkpoint tells of"

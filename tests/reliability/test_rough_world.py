@@ -1,0 +1,231 @@
+"""Clocks that jump, places that are missing, files that others have damaged or swapped: the run goes on, or says so."""
+
+import itertools
+import json
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_damage import (
+    BEFORE,
+    LAST,
+    NEWEST,
+    SMALL,
+    SmallRun,
+    compiled_once,
+    small_run,
+    take_up,
+)
+from toys_trainer import counting
+
+import jaxrl
+from jaxrl import train
+from jaxrl.algos import build
+from jaxrl.errors import SettingsError
+from jaxrl.training import Trainer
+from jaxrl.training.evaluator import Evaluation
+from jaxrl.training.leaves import state_digest
+
+# --- the clock, and the files of TensorBoard -----------------------------------------------------------------------
+
+TOY = {"record_interval": 2, "eval_interval": 4, "save_interval": 4, "quiet": True}
+
+
+def judge(params: Any, key: Any) -> Evaluation:
+    return Evaluation(np.array([float(params.steps)]), np.array([1]), np.array([True]))
+
+
+def toy(run: Path, max_opts: int, resume: bool = False) -> str:
+    trainer = Trainer(counting(), evaluator=judge, max_opts=max_opts, run_dir=str(run), resume=resume, **TOY)
+    return state_digest(trainer.train().state)
+
+
+def counts(run: Path) -> list[tuple[str, int]]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [(row["kind"], row["opt_steps"]) for row in rows if row["kind"] != "event"]
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[tuple[str, int]]]:
+    run = tmp_path_factory.mktemp("calm") / "run"
+    return toy(run, 12), counts(run)
+
+
+def test_a_clock_that_goes_back_and_jumps_changes_nothing(
+    calm: tuple[str, list[tuple[str, int]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jumps = itertools.cycle([1.0e9, 4.0e9, 0.0, 1.7e9])
+    monkeypatch.setattr(time, "time", lambda: next(jumps))
+    toy(tmp_path / "run", 8)
+    assert (toy(tmp_path / "run", 12, resume=True), counts(tmp_path / "run")) == calm
+    assert jaxrl.find_runs(tmp_path) == [tmp_path / "run"]
+
+
+@pytest.mark.parametrize("how", ["garbage", "empty", "removed", "a file"])
+def test_damaged_files_of_tensorboard_stop_nothing(
+    calm: tuple[str, list[tuple[str, int]]], tmp_path: Path, how: str
+) -> None:
+    run = tmp_path / "run"
+    toy(run, 8)
+    board = run / "tensorboard"
+    for file in board.iterdir():
+        file.write_bytes(random.Random(0).randbytes(500) if how == "garbage" else b"")
+    if how in ("removed", "a file"):
+        shutil.rmtree(board)
+    if how == "a file":
+        board.write_text("none")
+    assert (toy(run, 12, resume=True), counts(run)) == calm
+
+
+# --- checkpoints of another run --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", autouse=True)
+def share_programs() -> Iterator[None]:
+    with compiled_once():
+        yield
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
+    return small_run(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def other(small: SmallRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the same shapes with another seed."""
+    path = tmp_path_factory.mktemp("other") / "run"
+    config = train.trainer_config(SMALL).changed(run_dir=str(path), seed=5, max_opts=NEWEST)
+    Trainer(build("dqn", SMALL), config).train()
+    return path
+
+
+def swap(run: Path, other: Path, name: str) -> None:
+    shutil.rmtree(run / name)
+    shutil.copytree(other / name, run / name)
+
+
+def test_a_checkpoint_of_another_run_is_not_gone_on_from(small: SmallRun, other: Path, tmp_path: Path) -> None:
+    run = small.copy(tmp_path / "run")
+    swap(run, other, f"checkpoints/{NEWEST}")
+    with pytest.raises(SettingsError, match="seed: 5 -> 0"):
+        train.main(["--resume", str(run)])
+    run = small.copy(tmp_path / "older")
+    swap(run, other, f"checkpoints/{BEFORE}")
+    (run / "checkpoints" / str(NEWEST) / "manifest.json").write_text("{}")
+    with pytest.raises(SettingsError, match="seed: 5 -> 0"):
+        take_up(small, run)
+
+
+def test_the_best_policy_of_another_run_is_passed_over(small: SmallRun, other: Path, tmp_path: Path) -> None:
+    run = small.copy(tmp_path / "run")
+    swap(run, other, "best")
+    with pytest.warns(UserWarning, match=r"best policy .* is passed over: it is of a run with seed 5, not 0"):
+        assert train.main(["--resume", str(run)]) == 0
+    assert small.digest(run, LAST) == small.digests[LAST]
+
+
+# --- as real processes -----------------------------------------------------------------------------------------------
+
+CATCH = (
+    *("--env", "Catch-bsuite", "--num-envs", "4", "--opt-interval", "4", "--warmup", "32", "--agent.features", "8"),
+    *("--buffer.capacity", "200", "--buffer.batch-size", "8", "--eval-interval", "20", "--eval-episodes", "2"),
+    *("--record-interval", "20", "--save-interval", "20", "--keep", "9", "--quiet"),
+)
+
+
+def door(module: str, *args: object, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", f"jaxrl.{module}", *map(str, args)]
+    return subprocess.run(command, env=env, capture_output=True, text=True)
+
+
+def digests(run: Path) -> list[str]:
+    done = door("verify", run)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_without_a_home_and_a_place_for_temporary_files_a_run_goes_on(tmp_path: Path) -> None:
+    plain = {name: value for name, value in os.environ.items() if name not in ("HOME", "TMPDIR", "XDG_CACHE_HOME")}
+    found = []
+    for name, places in {
+        "none": {},
+        "missing": {"HOME": "/proc/nowhere", "TMPDIR": "/proc/nowhere", "XDG_CACHE_HOME": "/proc/nowhere"},
+        "relative": {"HOME": "here", "XDG_CACHE_HOME": "there"},
+    }.items():
+        run = tmp_path / name
+        done = door("train", *CATCH, "--max-opts", 40, "--run-dir", run, env={**plain, **places})
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+        found.append(digests(run))
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["flipped", "torn", "empty", "directories"])
+def test_a_damaged_cache_of_compiled_programs_changes_nothing(tmp_path: Path, how: str) -> None:
+    chance, cache = random.Random(how), tmp_path / "cache"
+    env = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    found = []
+    for name in ("first", "second"):
+        done = door("train", *CATCH, "--max-opts", 40, "--run-dir", tmp_path / name, env=env)
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert "Traceback" not in done.stderr
+        found.append(digests(tmp_path / name))
+        if name == "first":
+            files = [path for path in cache.rglob("*") if path.is_file()]
+            assert files
+            for file in files:
+                spoil(file, how, chance)
+    assert found[0] == found[1]
+
+
+def spoil(file: Path, how: str, chance: random.Random) -> None:
+    data = bytearray(file.read_bytes())
+    if how == "directories":
+        file.unlink()
+        file.mkdir()
+        return
+    if how == "flipped":
+        for _ in range(5):
+            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    file.write_bytes({"flipped": data, "torn": data[: len(data) // 2], "empty": b""}[how])
+
+
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(int(sys.argv[1]), (int(sys.argv[2]), int(sys.argv[2])))
+os.execv(sys.executable, [sys.executable, "-m", "jaxrl.train", *sys.argv[3:]])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        *((resource.RLIMIT_AS, size << 20) for size in (500, 1_000, 1_500, 2_500)),
+        *((resource.RLIMIT_NOFILE, files) for files in (8, 16, 32)),
+        *((resource.RLIMIT_FSIZE, size) for size in (0, 300, 20_000)),
+    ],
+)
+def test_under_low_limits_nothing_that_was_saved_is_lost(tmp_path: Path, kind: int, value: int) -> None:
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    assert door("train", *CATCH, "--max-opts", 20, "--run-dir", run).returncode == 0
+    saved = digests(run)
+    command = [sys.executable, "-c", LIMITED, kind, value, "--resume", run, "--max-opts", 60]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode == 0 or done.stderr != ""
+    assert digests(run)[: len(saved)] == saved
+    assert door("train", "--resume", run, "--max-opts", 60).returncode == 0
+    assert door("train", *CATCH, "--max-opts", 60, "--run-dir", whole).returncode == 0
+    assert digests(run) == digests(whole)
