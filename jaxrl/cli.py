@@ -1,4 +1,4 @@
-"""What the front doors share."""
+"""What the front doors share. It takes the signals, and imports nothing slow: the doors import it before all else."""
 
 import argparse
 import errno
@@ -8,22 +8,25 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from jaxrl.errors import FULL, JaxrlError, SettingsError, StorageError, say
+from jaxrl.opening import stage
+from jaxrl.terminal import restore
 
 
-def run_main(main: Callable[[Sequence[str]], int]) -> None:
-    """Run a front door with the command line's arguments; end the process with its exit code.
+def run_main(main: Callable[[Sequence[str]], int], args: Sequence[str] | None = None) -> None:
+    """Run a front door with `args`, or those of the command line; end the process with its exit code.
 
     What a user can cause is one line on standard error, never a traceback; so is a warning.
     """
     warnings.showwarning = lambda message, *where: say(f"warning: {message}")
     code = 128 + signal.SIGPIPE
     try:
-        code = main(sys.argv[1:])
+        code = main(sys.argv[1:] if args is None else args)
         print(end="", flush=True)
     except JaxrlError as error:
+        stage.clear()
         say(f"error: {error}")
         code = error.exit_code
     except OSError as error:
@@ -32,25 +35,33 @@ def run_main(main: Callable[[Sequence[str]], int]) -> None:
         # Nobody reads what is printed any more, perhaps before all was done, or the disk that it goes to is full.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = code if error.errno == errno.EPIPE else StorageError.exit_code
+    finally:
+        stage.clear()
     sys.exit(code)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
     """End the process as a signal asks, where nothing is to be saved."""
     del frame
+    restore()
     os._exit(128 + number)
 
 
 def leave_quietly_on_signals() -> None:
     """Let SIGINT and SIGTERM end a front door at once, without a traceback, whenever no run is there to be saved."""
+    signal.signal(signal.SIGINT, _leave)
+    signal.signal(signal.SIGTERM, _leave)
+
+
+def _is_front_door() -> bool:
+    """Say whether this process was begun as `python -m jaxrl.train` or the like: a library leaves signals alone."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
-    if module is not None and module.name.startswith("jaxrl."):
-        signal.signal(signal.SIGINT, _leave)
-        signal.signal(signal.SIGTERM, _leave)
+    return module is not None and module.name.startswith("jaxrl.")
 
 
-# While `python -m jaxrl.train` is still importing, too: the front doors import this module before the slow ones.
-leave_quietly_on_signals()
+# While `python -m jaxrl.train` is still importing, too.
+if _is_front_door():
+    leave_quietly_on_signals()
 
 
 class Parser(argparse.ArgumentParser):
@@ -68,3 +79,34 @@ def cache_compilations() -> None:
     if not getattr(jax.config, "jax_compilation_cache_dir", None) and os.path.isabs(cache):
         jax.config.update("jax_compilation_cache_dir", os.path.join(cache, "jaxrl", "compiled"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def require_devices() -> Any:
+    """Return the devices of JAX; raise `SettingsError` if those that it was told to use are not there."""
+    import jax
+
+    asked = getattr(jax.config, "jax_platforms", None)
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        # JAX asserts where a platform that it knows has no device, and says more where it does not know the platform.
+        reason = " ".join(str(error).split()).split(". (set ")[0].split(": ", 1)[-1]
+    there = _devices_there()
+    raise SettingsError(
+        f"JAX_PLATFORMS={asked} asks for devices that JAX cannot use here{f' ({reason})' if reason else ''}; "
+        f"there is: {there}; unset JAX_PLATFORMS, or choose one of these"
+    )
+
+
+def _devices_there() -> str:
+    """Return the names of the platforms whose devices JAX finds by itself."""
+    import jax
+
+    asked = getattr(jax.config, "jax_platforms", None)
+    try:
+        jax.config.update("jax_platforms", "")
+        return ", ".join(sorted({device.platform for device in jax.devices()}))
+    except (RuntimeError, AssertionError):
+        return "nothing"
+    finally:
+        jax.config.update("jax_platforms", asked)

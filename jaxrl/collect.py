@@ -1,10 +1,10 @@
 """`python -m jaxrl.collect RUN_DIR --transitions N --out FILE`: gather a data set with the best policy of a run."""
 
-from collections.abc import Sequence
-
-from jaxrl.cli import Parser, cache_compilations, run_main  # first, for it takes the signals
+from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # first, for it takes the signals
 
 # isort: split
+from collections.abc import Sequence
+
 import jax
 
 from jaxrl.buffers import summary_of
@@ -31,6 +31,7 @@ def main(args: Sequence[str]) -> int:
     options = parser.parse_args(args)
     check_between("--seed", options.seed, 0, 2**32 - 1)
     cache_compilations()
+    require_devices()
     policy = load_policy(options.run_dir)
     env = env_of(policy)
     if isinstance(env, HostEnv):

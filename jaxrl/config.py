@@ -80,6 +80,11 @@ def preset(algo: str, env: str | None = None) -> Any:
     return replace(config, env=env)
 
 
+def has_preset(algo: str, env: str) -> bool:
+    """Say whether there are settings of `algo` that suit `env`, or only its general ones."""
+    return any(fnmatch.fnmatchcase(bare_name(env), name) for name in ALGOS[algo].presets)
+
+
 def from_plain(config: Any, settings: Mapping[str, Any], source: str | None = None, prefix: str = "") -> Any:
     """Return the dataclass `config` with `settings`, as YAML gives them, in place of its own.
 

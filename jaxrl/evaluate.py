@@ -1,10 +1,10 @@
 """`python -m jaxrl.evaluate RUN_DIR`: judge the best policy of a run by fresh greedy episodes."""
 
-from collections.abc import Sequence
-
-from jaxrl.cli import Parser, cache_compilations, run_main  # first, for it takes the signals
+from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # first, for it takes the signals
 
 # isort: split
+from collections.abc import Sequence
+
 import jax
 
 from jaxrl.envs import Env, HostEnv, make_env
@@ -27,6 +27,7 @@ def main(args: Sequence[str]) -> int:
     check_count("--episodes", options.episodes)
     check_between("--seed", options.seed, 0, 2**32 - 1)
     cache_compilations()
+    require_devices()
     policy = load_policy(options.run_dir)
     evaluate = evaluator_for(env_of(policy), policy.policy, options.episodes)
     result = evaluate(policy.params, jax.random.key(options.seed))

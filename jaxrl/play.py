@@ -1,11 +1,11 @@
 """`python -m jaxrl.play RUN_DIR --out episode.gif`: render one greedy episode of the best policy."""
 
+from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # first, for it takes the signals
+
+# isort: split
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxrl.cli import Parser, cache_compilations, run_main  # first, for it takes the signals
-
-# isort: split
 import jax
 import numpy as np
 
@@ -31,6 +31,7 @@ def main(args: Sequence[str]) -> int:
     if options.max_steps < 1 or not 1 <= options.fps <= 100:
         raise SettingsError("--max-steps must be at least 1 and --fps from 1 to 100")
     cache_compilations()
+    require_devices()
     policy = load_policy(options.run_dir)
     frames, total = play(env_of(policy), policy, options.seed, options.max_steps)
     write_gif(frames, Path(options.out), options.fps)

@@ -1,14 +1,22 @@
 """`python -m jaxrl.train [ALGO] [flags]`: train an agent, or go on with a run."""
 
+from jaxrl.cli import cache_compilations, require_devices, run_main  # first, for it takes the signals
+
+# isort: split
 import contextlib
 import shlex
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from jaxrl.opening import greet, stage, tell
+
+if __name__ == "__main__":
+    greet(sys.argv[1:])  # before what is slow to import
+
 from jaxrl.algos import build, part_of
-from jaxrl.cli import cache_compilations, run_main
 from jaxrl.config import parse
 from jaxrl.training import Result, Trainer, TrainerConfig
 
@@ -21,6 +29,10 @@ def main(args: Sequence[str]) -> int:
     if config.run_dir is None:
         env = (config.env or "data").replace(":", "-").replace("/", "-")
         config = replace(config, run_dir=new_run_dir(f"{env}-{request.algo}-s{config.seed}"))
+    devices = require_devices()
+    if not config.quiet:
+        tell(f"device {devices[0].device_kind}, run directory {config.run_dir}")
+        stage.show("building the environment")
     strategy = build(request.algo, config)
     cache_compilations()
     trainer = Trainer(
@@ -30,6 +42,7 @@ def main(args: Sequence[str]) -> int:
         allow_changes=request.allow_changes,
         start_over=request.start_over,
     )
+    stage.clear()
     result = trainer.train()
     if not config.quiet:
         show(result, config.run_dir, playable=config.env is not None)

@@ -4,12 +4,14 @@ Prints a line per checkpoint, `<opt_steps> <ok or what is wrong> <sha256 of the 
 worth knowing on standard error.
 """
 
+from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # first, for it takes the signals
+
+# isort: split
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jaxrl.algos import build
-from jaxrl.cli import Parser, cache_compilations, run_main
 from jaxrl.config import parse
 from jaxrl.errors import JaxrlError, NoCheckpointError
 from jaxrl.strategies import Strategy
@@ -32,6 +34,7 @@ def main(args: Sequence[str]) -> int:
     run_dir = Path(options.run_dir)
     require_run(run_dir)
     cache_compilations()
+    require_devices()
     problems = Problems()
     strategy = rebuilt(run_dir, problems)
     store = Store(run_dir / "checkpoints", keep=1)

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from jaxrl.terminal import restore
+
 
 class Interrupt:
     """A handle that stops a run at its next chunk's end, after saving. Safe to use from any thread."""
@@ -43,6 +45,7 @@ class Interrupt:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         if self.signal is not None:
+            restore()
             os._exit(128 + number)
         self.signal = number
         self.stop(signal.Signals(number).name)

@@ -29,6 +29,7 @@ from jaxrl.training.recorders import (
     Recorders,
     Row,
     check_unwritten,
+    console_of,
     default_recorders,
     episode_recorder,
 )
@@ -118,7 +119,7 @@ class Trainer:
         self.resume, self.max_chunk = Resume(resume, allow_changes, start_over), max_chunk
         self.ledger, self.stop_reason = Ledger(), None  # type: Ledger, str | None
         self.state: PyTree = None
-        self._given_recorders = recorders
+        self._given_recorders, self._console = recorders, None  # type: Sequence[Recorder] | None, Any
         self._best: Best | None = None
         self._unwritten: dict[str, list[str]] = {}
         self._run: Any = None
@@ -145,8 +146,14 @@ class Trainer:
         self._best, self._unwritten = None, {}
         if self.config.run_dir is not None:
             require_free(self.config.run_dir)
-        with self.ledger.timed("compile"):
-            check_step(self.strategy)
+        self._console = console_of(self._given_recorders, self.config.quiet)
+        try:
+            self._stage("tracing")
+            with self.ledger.timed("compile"):
+                check_step(self.strategy)
+        except BaseException:
+            self._unstage()
+            raise
         with self._opened() as storage:
             self._begin()
             while self.stop_reason is None:
@@ -384,6 +391,7 @@ class Trainer:
             if self.state is not None:
                 storage.note(**self.ledger.summary(self.schedule), status=self.stop_reason)
         finally:
+            self._unstage()
             self._recorders.close()
             self._episodes.close()
             storage.close()
@@ -393,12 +401,15 @@ class Trainer:
         key = jax.random.key(self.config.seed)
         self._eval_key = jax.random.fold_in(key, EVAL_STREAM)
         self._chunk = self.max_chunk or 256
+        self._stage("compiling")
         with self.ledger.timed("compile"):
             if self._storage.resumes:
                 self._storage.check_fits(state_shapes(self.strategy))
             compiled = compile_all(self.strategy, key, self.evaluator, self._params, self._storage.resumes)
             self._compiled, self._run, self._metrics = compiled, compiled.run, compiled.metrics
             self._crew = self._new_crew()
+        warmup = 0 if self._storage.resumes or self._crew is not None else self.schedule.warmup_env_steps
+        self._stage(f"warming up: {warmup:,} environment steps" if warmup else "getting ready")
         with self.ledger.timed("init"):
             if self._storage.resumes:
                 self._restore()
@@ -407,6 +418,7 @@ class Trainer:
             if self.resume.run:
                 self._best = self._storage.load_best(jax.eval_shape(self._params, compiled.like[0]))
         self._open_logs()
+        self._stage("training")
         if self.hooks.start:
             self.hooks.start(self)
         if self.ledger.t >= self.schedule.last:
@@ -437,7 +449,7 @@ class Trainer:
 
     def _open_logs(self) -> None:
         directory, opt_steps = self._storage.path, self.schedule.opt_steps(self.ledger.t)
-        self._recorders = Recorders(default_recorders(self._given_recorders, directory, self.config.quiet))
+        self._recorders = Recorders(default_recorders(self._given_recorders, directory, self._console))
         self._episodes = Recorders(episode_recorder(directory))
         if self.resume.run:
             self._rewind(opt_steps if self._storage.resumes else -1)
@@ -462,6 +474,16 @@ class Trainer:
             self.hooks.save(self, opt_steps)
 
     # --- small things ---
+
+    def _stage(self, what: str) -> None:
+        """Show what is done next."""
+        if self._console is not None:
+            self._console.stage(what)
+
+    def _unstage(self) -> None:
+        """Take back what was shown of it."""
+        if self._console is not None:
+            self._console.unstage()
 
     def _params(self, state: PyTree) -> PyTree:
         return state if self.strategy.policy is None else self.strategy.policy.params(state)

@@ -4,6 +4,7 @@ import math
 import time
 from typing import Any
 
+from jaxrl.terminal import Stage
 from jaxrl.training.recorders.base import Progress, Row
 
 REFRESH_S = 0.1
@@ -16,13 +17,23 @@ class ConsoleRecorder:
         from rich.console import Console
 
         self.console = console or Console(soft_wrap=True, highlight=False, markup=False)
+        self._stage = Stage(self.console.file, self.console.is_terminal and not self.console.is_dumb_terminal)
         self._live: Any = None
         self._last: float | None = None
         self._best: float | None = None
         self._train: float | None = None
         self._shown = 0.0
 
+    def stage(self, what: str) -> None:
+        """Show what is done before the first step: on a terminal until something else is shown."""
+        self._stage.show(what)
+
+    def unstage(self) -> None:
+        """Take back what a terminal shows of it."""
+        self._stage.clear()
+
     def write(self, row: Row) -> None:
+        self._stage.clear()
         if row["kind"] == "train":
             self._train = row.get("episode_return")
         elif row["kind"] == "eval":
@@ -36,12 +47,14 @@ class ConsoleRecorder:
         if not self.console.is_terminal or time.monotonic() - self._shown < REFRESH_S:
             return
         self._shown = time.monotonic()
+        self._stage.clear()
         if self._live is None:
             self._live = self._start()
             self._task = self._live.add_task("", total=progress.max_opts, detail="")
         self._live.update(self._task, completed=progress.opt_steps, detail=self._detail(progress))
 
     def close(self) -> None:
+        self._stage.clear()
         if self._live is not None:
             self._live.stop()
             self._live = None
