@@ -21,7 +21,7 @@ ROOMS = [
     "config",
     "front doors",
 ]
-FOUNDATIONS = {"types", "products", "nn", "errors", "distributions", "presets", "hints", "terminal"}
+FOUNDATIONS = {"types", "products", "nn", "errors", "distributions", "presets", "hints", "terminal", "written"}
 PURE = {"foundations", "envs", "processors", "buffers", "agents", "strategies"}
 PURE_TOO = {"training/schedule.py"}
 IMPURE_ANYWAY = {"envs/host.py", "terminal.py"}

@@ -54,7 +54,7 @@ class _Settings(NamedTuple):
 
 def prioritised(
     capacity: int,
-    batch_size: int,
+    batch_size: int | None = None,
     *,
     alpha: float = 0.6,
     beta: float = 0.4,

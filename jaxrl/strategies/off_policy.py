@@ -10,6 +10,7 @@ from jaxrl.agents.base import AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.envs.base import Env, VecEnvState
 from jaxrl.envs.host import HostEnv
+from jaxrl.errors import SettingsError
 from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
 from jaxrl.strategies.base import Remote, Strategy, fold, iterate
@@ -30,6 +31,7 @@ from jaxrl.strategies.interaction import (
 from jaxrl.strategies.remote import ActorsConfig, Arrival, Crowd, arrived, remote, settings_of_actors, stage
 from jaxrl.strategies.replay import Turns, draw_learning, learn, take_turns
 from jaxrl.types import Array, Key, Metrics, PyTree, Transition, row_struct
+from jaxrl.written import whole
 
 
 class OffPolicyState(NamedTuple):
@@ -84,9 +86,13 @@ def off_policy(
     Raises:
       SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
     """
+    num_envs, opt_interval, updates, warmup = map(whole, (num_envs, opt_interval, updates, warmup))
     env, crowd = stage(env, actors)
     total = num_envs * (crowd.actors if crowd else 1)
     bound = assemble(env, agent, processor or one_step(), total)
+    if bound.agent.prepare is not None:
+        name = bound.agent.name
+        raise SettingsError(f"{name} learns on-policy, without a buffer; compose it by on_policy(env, {name}(...))")
     turns = take_turns(
         horizon=bound.processor.horizon,
         batch_size=buffer.batch_size,

@@ -33,6 +33,7 @@ from jaxrl.strategies.interaction import (
 from jaxrl.strategies.remote import ActorsConfig, Crowd, arrived, remote, settings_of_actors, stage
 from jaxrl.strategies.shuffle import random_orders
 from jaxrl.types import Array, Batch, Key, Metrics, PyTree, Rollout, Stat, Total, Transition, row_struct, tree_where
+from jaxrl.written import whole
 
 
 class OnPolicyState(NamedTuple):
@@ -98,6 +99,7 @@ def on_policy(
     Raises:
       SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
     """
+    num_envs, rollout, epochs, minibatches = map(whole, (num_envs, rollout, epochs, minibatches))
     for name, value in (("rollout", rollout), ("epochs", epochs), ("minibatches", minibatches)):
         check_count(name, value)
     env, crowd = stage(env, actors)

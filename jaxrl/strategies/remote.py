@@ -74,6 +74,7 @@ def settings_of_actors(crowd: Crowd | None) -> dict[str, Any]:
 
 def stage(env: Env | HostEnv, config: ActorsConfig | None) -> tuple[Env, Crowd | None]:
     """Return the environment as the learner sees it, and those which actors step, if there are to be any."""
+    require_env(env)
     config = config or ActorsConfig()
     check_actors(config)
     if isinstance(env, Env) and config.actors is None:
@@ -83,6 +84,20 @@ def stage(env: Env | HostEnv, config: ActorsConfig | None) -> tuple[Env, Crowd |
     host = on_host(env) if isinstance(env, Env) else env
     count = config.actors or 1
     return blank(host.spec)._replace(settings=host.settings), Crowd(host, replace(config, actors=count), count)
+
+
+def require_env(env: object) -> None:
+    """Raise `SettingsError`, with what to give instead, unless `env` is an environment of jaxrl."""
+    if isinstance(env, Env | HostEnv):
+        return
+    if isinstance(env, str):
+        raise SettingsError(f"env is the name {env!r}; build the environment first, by jaxrl.make_env({env!r})")
+    if hasattr(env, "observation_space") and hasattr(env, "step"):
+        raise SettingsError(
+            f"env is {type(env).__name__} with Gymnasium's interface; give jaxrl.gymnasium_env(NAME) instead, or keep "
+            "the loop and drive it by jaxrl.Session"
+        )
+    raise SettingsError(f"env is {type(env).__name__}; expected an environment, as jaxrl.make_env(...) returns it")
 
 
 def blank(spec: EnvSpec) -> Env:

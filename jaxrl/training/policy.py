@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl.errors import SettingsError
 from jaxrl.strategies.base import Policy
 from jaxrl.training.run_dir import plain
 from jaxrl.types import PyTree, Step, space_struct, spec_to_plain
@@ -40,7 +41,7 @@ class GreedyPolicy:
     def __call__(self, obs: PyTree) -> Any:
         """Return the greedy action."""
         struct = space_struct(self.policy.spec.observation_space)
-        obs = jax.tree.map(lambda like, x: jnp.asarray(x, like.dtype), struct, obs)
+        obs = _as_observation(self.policy.spec.name, struct, obs)
         single = jnp.ndim(jax.tree.leaves(obs)[0]) == len(jax.tree.leaves(struct)[0].shape)
         batch = jax.tree.map(lambda x: x[None], obs) if single else obs
         rows = jax.tree.leaves(batch)[0].shape[0]
@@ -50,6 +51,21 @@ class GreedyPolicy:
             carry, action = self._follow(self.params, *self._memory[1:], batch)
         self._memory = (rows, carry, action)
         return jax.tree.map(lambda x: x[0], action) if single else action
+
+
+def _as_observation(env: str, struct: PyTree, obs: PyTree) -> PyTree:
+    """Return `obs`, one or a batch, in the dtypes of `struct`; raise `SettingsError` if it has other shapes."""
+    try:
+        arrays = jax.tree.map(lambda like, x: jnp.asarray(x, like.dtype), struct, obs)
+    except (ValueError, TypeError) as error:
+        raise SettingsError(f"the observation is none of {env}, whose are {struct}: {error}") from error
+    for like, x in zip(jax.tree.leaves(struct), jax.tree.leaves(arrays), strict=True):
+        if x.shape != like.shape and x.shape[1:] != like.shape:
+            raise SettingsError(
+                f"the observation has shape {list(x.shape)}; {env} has {list(like.shape)}, "
+                f"or {['N', *like.shape]} of a batch".replace("'", "")
+            )
+    return arrays
 
 
 def _begin(policy: Policy, params: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:

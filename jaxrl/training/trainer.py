@@ -101,6 +101,7 @@ class Trainer:
         Raises:
           SettingsError: what cannot be.
         """
+        _check_strategy(strategy)
         if strategy.policy is None and evaluator is None and config is None:
             settings = {"eval_interval": 0, "eval_episodes": 0, **settings}
         self.config = (config or TrainerConfig()).changed(**settings)
@@ -111,6 +112,8 @@ class Trainer:
             check_count("max_chunk", max_chunk)
         if (allow_changes or start_over) and not resume:
             raise SettingsError("allow_changes and start_over say how to resume; set resume as well")
+        asked, self.config = self.config.max_opts, self.config.rounded(strategy)
+        self._rounding = _rounding(asked, self.config.max_opts, strategy.opt_steps_per_step)
         self.schedule = self.config.schedule(strategy)
         if evaluator is None and self.config.eval_episodes:
             evaluator = evaluator_of(strategy, self.config.eval_episodes)
@@ -458,7 +461,7 @@ class Trainer:
         state, _ = self._compiled.like
         # How much replay takes is for the user to choose.
         plan = [memory_plan(state)] if hasattr(state, "buffer") else []
-        for note in (*plan, *self.strategy.notes):
+        for note in (*self._rounding, *plan, *self.strategy.notes):
             self._event("note", note)
         if self.resume.run:
             aside = " with environments that start anew" if self._crew is not None else ""
@@ -505,3 +508,19 @@ class Trainer:
             opt_steps_per_sec=rate * self.schedule.opt_steps_per_step,
             seconds_left=(self.schedule.last - self.ledger.t) / max(rate, 1e-9),
         )
+
+
+def _check_strategy(strategy: object) -> None:
+    """Raise `SettingsError` unless this is what can be trained."""
+    if not isinstance(strategy, Strategy):
+        raise SettingsError(
+            f"Trainer was given {type(strategy).__name__}; expected a strategy, as in "
+            "Trainer(off_policy(make_env('CartPole-v1'), dqn(), buffer=uniform(50_000, batch_size=128)))"
+        )
+
+
+def _rounding(asked: int, taken: int, opt_steps_per_step: int) -> list[str]:
+    """Return what to say if a run is longer than was asked for."""
+    if asked == taken:
+        return []
+    return [f"max_opts {asked} is rounded up to {taken}: an iteration makes {opt_steps_per_step} optimisation steps"]
