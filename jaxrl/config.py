@@ -11,7 +11,6 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jaxrl
 from jaxrl.algos import ALGOS
 from jaxrl.envs.registry import bare_name, env_names
 from jaxrl.errors import SettingsError, nearest
@@ -73,10 +72,7 @@ def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
 
 
 def _answer(args: Sequence[str]) -> None:
-    """Answer what needs no run, `--version` and `--list-envs`, and end the process."""
-    if "--version" in args or "-v" in args:
-        print(f"jaxrl {jaxrl.__version__}")
-        raise SystemExit(0)
+    """Answer `--list-envs`, which needs no run, and end the process."""
     if "--list-envs" in args:
         print("\n".join(env_names()))
         print("\nas well as gymnasium:NAME for environments of Gymnasium and envpool:NAME for those of EnvPool")

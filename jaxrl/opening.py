@@ -15,14 +15,20 @@ CONTINUOUS = ("sac", "td3", "ddpg")
 """Those whose usual environment is Pendulum."""
 OFFLINE = ("bc", "td3_bc", "cql", "cql_dqn", "awac", "iql")
 """Those that need no environment."""
-SILENT = {"--quiet", "--help", "-h", "--version", "--list-envs"}
+SILENT = {"--quiet", "--help", "-h", "--list-envs"}
 
 stage = Stage()
 """What a front door is doing, until the trainer shows it."""
 
 
 def greet(args: Sequence[str]) -> None:
-    """Print the first line of a run with these arguments, and that imports are under way; nothing if they are bad."""
+    """Print the first line of a run with these arguments, and that imports are under way; nothing if they are bad.
+
+    `--version` is answered here, and ends the process.
+    """
+    if {"--version", "-v"} & set(args):
+        print(f"jaxrl {jaxrl.__version__}")
+        raise SystemExit(0)
     line = None if SILENT & set(args) else first_line(args)
     if line:
         print(line, flush=True)

@@ -89,7 +89,7 @@ def test_zero_is_refused_where_one_is_the_least(refuse: Refuse, flag: str) -> No
 
 
 @pytest.mark.parametrize("flag", ["num-envs", "max-opts", "warmup", "keep", "seed", "buffer.capacity"])
-@pytest.mark.parametrize("value", ["1.5", "ten", "1e3", "nan", ""])
+@pytest.mark.parametrize("value", ["1.5", "ten", "1e-3", "nan", ""])
 def test_count_that_is_no_whole_number_is_refused(refuse: Refuse, flag: str, value: str) -> None:
     assert flag in refuse(f"--{flag}", value)
 
@@ -160,11 +160,6 @@ def test_opt_interval_that_does_not_divide_is_answered_with_the_nearest(
 def test_nearest_opt_interval_is_taken(tmp_path: Path) -> None:
     for opt_interval in (2, 4, 8, 16):
         train.build("dqn", parse(["--num-envs", "8", "--opt-interval", str(opt_interval)]).config)
-
-
-def test_max_opts_that_does_not_divide_is_answered_with_the_nearest(refuse: Refuse) -> None:
-    said = refuse("--num-envs", "8", "--opt-interval", "2", "--max-opts", "1001")
-    assert said.endswith("1000 or 1004")
 
 
 def test_evaluation_without_episodes_is_refused(refuse: Refuse) -> None:
@@ -288,7 +283,7 @@ def test_unknown_name_in_a_file_is_answered_with_the_nearest(
         ("num_envs: true", "num_envs"),
         ("num_envs: [1]", "num_envs"),
         ("num_envs: null", "num_envs"),
-        ("max_opts: 1.0e+3", "max_opts"),
+        ("max_opts: 1.0e-3", "max_opts"),
         ("env: 3", "env"),
         ("env: [CartPole-v1]", "env"),
         ("algo: [dqn]", "algo"),

@@ -227,7 +227,6 @@ ARGUMENTS: dict[str, list[str]] = {
     "--num-env 3": ["--num-env", "did you mean --num-envs"],
     "--num-envs ten": ["--num-envs", "ten"],
     "--num-envs 8 --opt-interval 3": ["opt_interval 3", "num_envs 8", "2 or 4"],
-    "--num-envs 8 --opt-interval 2 --max-opts 1001": ["max_opts", "1001", "1000 or 1004"],
     "--agent.lr -1": ["agent.lr is -1", "expected"],
     "--agent.loss hubber": ["'hubber'", "huber"],
     "--agent.accumulate 3": ["accumulate", "3", "128"],
