@@ -7,9 +7,10 @@ import contextlib
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from jaxrl.opening import greet, stage, tell
 
@@ -85,12 +86,24 @@ def show(result: Result, run_dir: str, playable: bool = True) -> None:
         lines[f"actor {i}"] = f"{steps}; waited {told['waited_s']:.1f} s"
     lines["seconds"] = f"{summary['wall_s']:.1f}: {seconds}"
     lines["run"] = run_dir
+    quoted = shlex.quote(run_dir)
+    if (more := _to_go_on(summary)) is not None:
+        lines["go on"] = f"python -m jaxrl.train --resume {quoted}{more}"
     if summary["best_score"] is not None and playable:
-        quoted = shlex.quote(run_dir)
-        lines["next"] = f"python -m jaxrl.evaluate {quoted}  |  python -m jaxrl.play {quoted} --out episode.gif"
+        lines["evaluate"] = f"python -m jaxrl.evaluate {quoted}"
+        lines["watch"] = f"python -m jaxrl.play {quoted} --out episode.gif"
     with contextlib.suppress(OSError):  # nobody has to read it
         for name, text in lines.items():
             print(f"  {name:<12}{text}", flush=True)
+
+
+def _to_go_on(summary: Mapping[str, Any]) -> str | None:
+    """Return the flags by which a run goes on from where it stopped, beside `--resume`; `None` where none would do."""
+    limits = {"max_opts": "opt_steps", "max_env_steps": "env_steps"}
+    stop = summary["stop"]
+    if stop in limits:
+        return f" --{stop.replace('_', '-')} {2 * summary[limits[stop]]}"
+    return "" if stop in ("SIGINT", "SIGTERM") else None
 
 
 if __name__ == "__main__":

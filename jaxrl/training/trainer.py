@@ -7,7 +7,7 @@ by `storage`; nothing here can change a bit of the training.
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError, check_count, say
 from jaxrl.strategies.base import Strategy
 from jaxrl.training.actors import Crew, programs
+from jaxrl.training.checkpoints import Store
 from jaxrl.training.divergence import another_try, diverged, explain, in_good_health
 from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, evaluator_of, mean_return
 from jaxrl.training.interrupt import Interrupt
@@ -366,7 +367,7 @@ class Trainer:
     def _opened(self) -> Iterator[Storage]:
         """Hold everything that lives while the run does: directory, recorders, signal handlers."""
         config, regular = self.config, self.schedule.is_regular_save
-        storage = Storage(config.run_dir, config.keep, self.settings(), self.resume, regular)
+        storage = Storage(config.run_dir, config.keep, self.settings(), self.resume, regular, self._fits)
         self._storage, self._recorders, self._episodes = storage, Recorders([]), Recorders([])
         storage.report = lambda line: self._event("storage", line)
         storage.on_saved = self._saved
@@ -449,6 +450,15 @@ class Trainer:
             state = self.strategy.retune(state) if self.strategy.retune else state
         self._storage.go_on()
         self.state, self._sums, self.ledger, self._unwritten = state, sums, ledger, unwritten
+
+    def _fits(self, checkpoints: Store, facts: Mapping[str, Any]) -> bool:
+        """Say whether the newest of `checkpoints`, of which these are the facts, could be gone on from."""
+        try:
+            checkpoints.check_newest(state_shapes(self.strategy))
+            ledger = self.ledger.take_up(facts["ledger"])
+        except (SettingsError, KeyError, TypeError, ValueError):
+            return False
+        return ledger.counters(self.schedule)["env_steps"] == facts.get("env_steps")
 
     def _open_logs(self) -> None:
         directory, opt_steps = self._storage.path, self.schedule.opt_steps(self.ledger.t)

@@ -180,6 +180,7 @@ def test_directory_of_another_run_is_refused_with_the_way_on(refuse: Refuse, fin
     before = snapshot(finished.path)
     said = refuse("--run-dir", str(finished.path))
     assert str(finished.path) in said
+    assert "holds a run" in said
     assert f"--resume {finished.path}" in said
     assert snapshot(finished.path) == before
 
@@ -210,6 +211,7 @@ def test_what_is_no_run_is_refused(refuse: Refuse, tmp_path: Path, door: str, ki
     said = refuse(str(target), main=doors[door]) if door in doors else refuse("--resume", str(target))
     assert str(target) in said
     assert "no run directory" in said
+    assert ("it is a file" in said) == (kind == "file")
 
 
 def test_run_without_a_best_policy_is_refused(finished: Finished, tmp_path: Path) -> None:
