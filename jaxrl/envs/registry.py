@@ -47,7 +47,7 @@ def make_env(name: str, **params: Any) -> Any:
         return envpool.envpool_env(name, **params)
     from jaxrl.envs import gymnax
 
-    if name not in gymnax.names():
+    if not gymnax.knows(name):
         raise SettingsError(f"unknown environment {name!r}; {_meant(name)}")
     return gymnax.make(name, **params)
 

@@ -14,6 +14,7 @@ import jaxrl
 from jaxrl import opening, train
 from jaxrl.config import parse
 from jaxrl.errors import SettingsError, close_to, nearest
+from jaxrl.training import program, trainer
 
 
 def refusal(action: Callable[[], Any]) -> str:
@@ -274,3 +275,21 @@ def test_a_name_that_jaxrl_lacks_is_answered_with_the_nearest(name: str, hint: s
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1].startswith(f"AttributeError: module 'jaxrl' has no attribute '{name}'")
     assert hint in done.stderr
+
+
+# --- memory -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+def test_more_environments_than_the_memory_holds_are_refused_before_any_is_taken(
+    algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state alone would fit: what acting in all of them takes does not."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "cache_compilations", lambda: None)
+    monkeypatch.setattr(program, "_device_bytes", lambda: 20 * 10**9)
+    monkeypatch.setattr(trainer, "compile_all", lambda *args: pytest.fail("it began to compile"))
+    said = refusal(lambda: train.main([algo, "--num-envs", "100000000", "--quiet"]))
+    assert "an iteration needs" in said
+    assert "the device has 20.0 GB; lower num_envs" in said
+    assert list(tmp_path.iterdir()) == []
