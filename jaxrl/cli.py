@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
+import jaxrl
 from jaxrl.errors import FULL, JaxrlError, SettingsError, StorageError, say
 from jaxrl.opening import stage
 from jaxrl.terminal import restore
@@ -65,7 +66,11 @@ if _is_front_door():
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuse bad arguments by a `SettingsError`, without the usage before it."""
+    """Refuse bad arguments by a `SettingsError`, without the usage before it; answer `--version`."""
+
+    def __init__(self, prog: str, **settings: Any) -> None:
+        super().__init__(prog, **settings)
+        self.add_argument("--version", action="version", version=f"jaxrl {jaxrl.__version__}")
 
     def error(self, message: str) -> NoReturn:
         raise SettingsError(message)

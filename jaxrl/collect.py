@@ -18,7 +18,11 @@ from jaxrl.training.gather import gather
 
 def main(args: Sequence[str]) -> int:
     """Parse, load, gather, write, print; return the exit code."""
-    parser = Parser("python -m jaxrl.collect", description=__doc__)
+    parser = Parser(
+        "python -m jaxrl.collect",
+        description="Gather a data set with the best policy of a run.",
+        epilog="Example: python -m jaxrl.collect runs/cartpole --transitions 20000 --out cartpole.npz --random 0.3",
+    )
     parser.add_argument("run_dir", help="directory of the run")
     parser.add_argument("--transitions", type=int, required=True, help="environment steps to take")
     parser.add_argument("--out", required=True, help="data set to write, an .npz file")

@@ -16,7 +16,11 @@ from jaxrl.training.evaluator import evaluator_for
 
 def main(args: Sequence[str]) -> int:
     """Parse, load, run, print; return the exit code."""
-    parser = Parser("python -m jaxrl.evaluate", description=__doc__)
+    parser = Parser(
+        "python -m jaxrl.evaluate",
+        description="Judge the best policy of a run by fresh greedy episodes.",
+        epilog="Example: python -m jaxrl.evaluate runs/cartpole --episodes 200 --table",
+    )
     parser.add_argument("run_dir", help="directory of the run")
     parser.add_argument("--episodes", type=int, default=100, help="greedy episodes, all in parallel (default: 100)")
     parser.add_argument("--seed", type=int, default=1_000_000, help="seed of the episodes (default: 1000000)")

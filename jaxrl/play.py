@@ -20,7 +20,11 @@ from jaxrl.types import PyTree
 
 def main(args: Sequence[str]) -> int:
     """Parse, load, play, write; return the exit code."""
-    parser = Parser("python -m jaxrl.play", description=__doc__)
+    parser = Parser(
+        "python -m jaxrl.play",
+        description="Film one greedy episode of the best policy of a run.",
+        epilog="Example: python -m jaxrl.play runs/cartpole --out episode.gif",
+    )
     parser.add_argument("run_dir", help="directory of the run")
     parser.add_argument("--out", default="episode.gif", help="GIF to write (default: episode.gif)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the episode (default: 0)")

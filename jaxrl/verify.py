@@ -25,7 +25,11 @@ from jaxrl.training.run_dir import CONFIG, EPISODES, METRICS, read_yaml, require
 
 def main(args: Sequence[str]) -> int:
     """Parse, check, print; return the exit code: 0, or 6 if anything is bad."""
-    parser = Parser("python -m jaxrl.verify", description=__doc__)
+    parser = Parser(
+        "python -m jaxrl.verify",
+        description="Check every checkpoint of a run, its best policy and its logs; change nothing.",
+        epilog="Example: python -m jaxrl.verify runs/cartpole --replay",
+    )
     parser.add_argument("run_dir", help="directory of the run")
     parser.add_argument(
         "--replay", action="store_true", help="train again from each checkpoint to the next, and compare every bit"

@@ -2,16 +2,19 @@
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from front_doors import SMALL, Doors, one_error_line
 
-from jaxrl import opening
+import jaxrl
+from jaxrl import collect, evaluate, opening, play, verify
 from jaxrl.algos import ALGOS
 from jaxrl.config import has_preset
 
@@ -33,6 +36,42 @@ def run_with_fake_jax(path: Path, body: str, args: Sequence[str], **kwargs: obje
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("begin", [["-m", "jaxrl"], ["-c", "from jaxrl.__main__ import main; main()"]])
+def test_the_command_interrupted_while_importing_ends_without_a_word(
+    tmp_path: Path, begin: list[str], number: int
+) -> None:
+    body = f"import os, time; os.kill(os.getpid(), {int(number)}); time.sleep(60)"
+    done = run_with_fake_jax(tmp_path, body, [*begin, "train"])
+    assert (done.returncode, done.stderr) == (128 + number, "")
+    assert done.stdout.startswith(f"jaxrl {jaxrl.__version__}: dqn on CartPole-v1")
+
+
+@pytest.mark.parametrize("args", [[], ["--help"]])
+def test_the_command_alone_lists_the_front_doors(tmp_path: Path, args: list[str]) -> None:
+    """Without importing anything slow, which would end it here."""
+    done = run_with_fake_jax(tmp_path, "raise SystemExit(9)", ["-m", "jaxrl", *args])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [door for door in DOORS if not re.search(rf"^  {door} +\w", done.stdout, re.MULTILINE)] == []
+
+
+@pytest.mark.parametrize(("args", "said"), [(["trian"], "did you mean train?"), (["--gpu"], "known: collect, ")])
+def test_an_unknown_command_is_refused(doors: Doors, args: list[str], said: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "jaxrl", *args], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert said in one_error_line(done)
+
+
+@pytest.mark.parametrize("door", [evaluate, play, verify, collect])
+def test_help_says_in_plain_words_what_a_front_door_does(door: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        door.main(["--help"])
+    shown = capsys.readouterr().out
+    assert stop.value.code == 0
+    assert "`" not in shown
+    assert f"Example: python -m {door.__name__} runs/" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("door", DOORS)
 def test_a_front_door_interrupted_while_importing_ends_without_a_word(tmp_path: Path, door: str, number: int) -> None:
     body = f"import os, time; os.kill(os.getpid(), {int(number)}); time.sleep(60)"
@@ -43,7 +82,7 @@ def test_a_front_door_interrupted_while_importing_ends_without_a_word(tmp_path: 
 def test_the_library_leaves_the_signals_to_the_program_that_imports_it(doors: Doors) -> None:
     done = doors.python(
         "import signal; before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]\n"
-        "import jaxrl.train, jaxrl.verify, jaxrl.cli\n"
+        "import jaxrl.train, jaxrl.verify, jaxrl.cli, jaxrl.__main__\n"
         "assert before == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]"
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

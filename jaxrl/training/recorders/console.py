@@ -2,12 +2,17 @@
 
 import math
 import time
+from itertools import accumulate
 from typing import Any
 
 from jaxrl.terminal import Stage
 from jaxrl.training.recorders.base import Progress, Row
 
 REFRESH_S = 0.1
+COUNTER, BAR = 24, 24
+"""Columns of the counter, at least, and of the bar."""
+WIDE = 100
+"""Columns of a terminal that has room for a bar."""
 
 
 class ConsoleRecorder:
@@ -61,14 +66,14 @@ class ConsoleRecorder:
 
     def _start(self) -> Any:
         from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
 
-        live = Progress(
-            TextColumn("{task.completed:>9,}/{task.total:,} opts"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[detail]}"),
-            console=self.console,
-            transient=True,
-        )
+        # On a narrow terminal the counter stays whole, and the rest is cut: a line that wraps could not be taken back.
+        whole = Column(no_wrap=True, min_width=COUNTER)
+        counter = TextColumn("{task.completed:>9,}/{task.total:,} opts", table_column=whole)
+        bar = [BarColumn(bar_width=BAR)] if self.console.width >= WIDE else []
+        detail = TextColumn("{task.fields[detail]}", table_column=Column(no_wrap=True, overflow="crop", ratio=1))
+        live = Progress(counter, *bar, detail, console=self.console, transient=True, expand=True)
         live.start()
         return live
 
@@ -81,7 +86,9 @@ class ConsoleRecorder:
             f"last {_number(self._last)}",
             f"best {_number(self._best)}",
         ]
-        return "  ".join(parts)
+        room = self.console.width - COUNTER - (BAR if self.console.width >= WIDE else 0) - 2
+        ends = accumulate(len(part) + 2 for part in parts)
+        return "  ".join(part for part, end in zip(parts, ends, strict=True) if end - 2 <= room)
 
 
 def _eval_line(row: Row) -> str:
