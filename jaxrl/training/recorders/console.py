@@ -11,7 +11,7 @@ from jaxrl.training.recorders.base import Progress, Row
 REFRESH_S = 0.1
 COUNTER, BAR = 24, 24
 """Columns of the counter, at least, and of the bar."""
-WIDE = 100
+WIDE = 136
 """Columns of a terminal that has room for a bar."""
 
 
