@@ -123,10 +123,21 @@ __version__ = "0.3.0"
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
-        raise AttributeError(f"module 'jaxrl' has no attribute {name!r}")
+        raise AttributeError(f"module 'jaxrl' has no attribute {name!r}{_hint(name)}")
     value = getattr(importlib.import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value
+
+
+def _hint(name: str) -> str:
+    """Return what a name that is none may have meant."""
+    if name == "train":
+        return "; train by jaxrl.Trainer(...).train(), or by `python -m jaxrl.train` in a shell"
+    import difflib
+
+    plain = {known.lower(): known for known in reversed(__all__)}
+    close = difflib.get_close_matches(name.lower(), plain, n=1, cutoff=0.75)
+    return "" if name.startswith("_") or not close else f"; did you mean jaxrl.{plain[close[0]]}?"
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""What the front doors share."""
+"""What the front doors share. It takes the signals, and imports nothing slow: the doors import it before all else."""
 
 import argparse
 import errno
@@ -8,22 +8,28 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import jaxrl
 from jaxrl.errors import FULL, JaxrlError, SettingsError, StorageError, say
+from jaxrl.hush import hushed
+from jaxrl.opening import stage
+from jaxrl.terminal import restore
 
 
-def run_main(main: Callable[[Sequence[str]], int]) -> None:
-    """Run a front door with the command line's arguments; end the process with its exit code.
+def run_main(main: Callable[[Sequence[str]], int], args: Sequence[str] | None = None) -> None:
+    """Run a front door with `args`, or those of the command line; end the process with its exit code.
 
     What a user can cause is one line on standard error, never a traceback; so is a warning.
     """
     warnings.showwarning = lambda message, *where: say(f"warning: {message}")
     code = 128 + signal.SIGPIPE
     try:
-        code = main(sys.argv[1:])
+        with hushed():
+            code = main(sys.argv[1:] if args is None else args)
         print(end="", flush=True)
     except JaxrlError as error:
+        stage.clear()
         say(f"error: {error}")
         code = error.exit_code
     except OSError as error:
@@ -32,12 +38,15 @@ def run_main(main: Callable[[Sequence[str]], int]) -> None:
         # Nobody reads what is printed any more, perhaps before all was done, or the disk that it goes to is full.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = code if error.errno == errno.EPIPE else StorageError.exit_code
+    finally:
+        stage.clear()
     sys.exit(code)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
     """End the process as a signal asks, where nothing is to be saved."""
     del frame
+    restore()
     os._exit(128 + number)
 
 
@@ -60,6 +69,7 @@ def hold_standard_streams() -> None:
 
 
 def _is_front_door() -> bool:
+    """Say whether this process was begun as `python -m jaxrl.train` or the like: a library leaves signals alone."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
     return module is not None and module.name.startswith("jaxrl.")
 
@@ -71,7 +81,11 @@ if _is_front_door():
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuse bad arguments by a `SettingsError`, without the usage before it."""
+    """Refuse bad arguments by a `SettingsError`, without the usage before it; answer `--version`."""
+
+    def __init__(self, prog: str, **settings: Any) -> None:
+        super().__init__(prog, **settings)
+        self.add_argument("--version", action="version", version=f"jaxrl {jaxrl.__version__}")
 
     def error(self, message: str) -> NoReturn:
         raise SettingsError(message)
@@ -85,3 +99,34 @@ def cache_compilations() -> None:
     if not getattr(jax.config, "jax_compilation_cache_dir", None) and os.path.isabs(cache):
         jax.config.update("jax_compilation_cache_dir", os.path.join(cache, "jaxrl", "compiled"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def require_devices() -> Any:
+    """Return the devices of JAX; raise `SettingsError` if those that it was told to use are not there."""
+    import jax
+
+    asked = getattr(jax.config, "jax_platforms", None)
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        # JAX asserts where a platform that it knows has no device, and says more where it does not know the platform.
+        reason = " ".join(str(error).split()).split(". (set ")[0].split(": ", 1)[-1]
+    there = _devices_there()
+    raise SettingsError(
+        f"JAX_PLATFORMS={asked} asks for devices that JAX cannot use here{f' ({reason})' if reason else ''}; "
+        f"there is: {there}; unset JAX_PLATFORMS, or choose one of these"
+    )
+
+
+def _devices_there() -> str:
+    """Return the names of the platforms whose devices JAX finds by itself."""
+    import jax
+
+    asked = getattr(jax.config, "jax_platforms", None)
+    try:
+        jax.config.update("jax_platforms", "")
+        return ", ".join(sorted({device.platform for device in jax.devices()}))
+    except (RuntimeError, AssertionError):
+        return "nothing"
+    finally:
+        jax.config.update("jax_platforms", asked)

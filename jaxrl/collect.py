@@ -1,10 +1,10 @@
 """`python -m jaxrl.collect RUN_DIR --transitions N --out FILE`: gather a data set with the best policy of a run."""
 
-from collections.abc import Sequence
-
-from jaxrl.cli import Parser, cache_compilations, run_main  # first, for it takes the signals
+from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # first, for it takes the signals
 
 # isort: split
+from collections.abc import Sequence
+
 import jax
 
 from jaxrl.buffers import summary_of
@@ -18,7 +18,11 @@ from jaxrl.training.gather import gather
 
 def main(args: Sequence[str]) -> int:
     """Parse, load, gather, write, print; return the exit code."""
-    parser = Parser("python -m jaxrl.collect", description=__doc__)
+    parser = Parser(
+        "python -m jaxrl.collect",
+        description="Gather a data set with the best policy of a run.",
+        epilog="Example: python -m jaxrl.collect runs/cartpole --transitions 20000 --out cartpole.npz --random 0.3",
+    )
     parser.add_argument("run_dir", help="directory of the run")
     parser.add_argument("--transitions", type=int, required=True, help="environment steps to take")
     parser.add_argument("--out", required=True, help="data set to write, an .npz file")
@@ -31,6 +35,7 @@ def main(args: Sequence[str]) -> int:
     options = parser.parse_args(args)
     check_between("--seed", options.seed, 0, 2**32 - 1)
     cache_compilations()
+    require_devices()
     policy = load_policy(options.run_dir)
     env = env_of(policy)
     if isinstance(env, HostEnv):

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl.algos import ALGOS
-from jaxrl.envs.registry import bare_name
+from jaxrl.envs.registry import bare_name, env_names
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.training.run_dir import CONFIG, read_yaml, require_run
+from jaxrl.written import number, pieces, whole
 
 
 class Request(NamedTuple):
@@ -35,6 +36,7 @@ def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
       SystemExit: `--help` was shown.
     """
     args = list(args)
+    _answer(args)
     file, resume = _take(args, "--config"), _take(args, "--resume")
     allow_changes, start_over = _switch(args, "--allow-changes"), _switch(args, "--start-over")
     if file and resume:
@@ -69,6 +71,14 @@ def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
     return Request(algo, config, bool(resume), allow_changes, start_over)
 
 
+def _answer(args: Sequence[str]) -> None:
+    """Answer `--list-envs`, which needs no run, and end the process."""
+    if "--list-envs" in args:
+        print("\n".join(env_names()))
+        print("\nas well as gymnasium:NAME for environments of Gymnasium and envpool:NAME for those of EnvPool")
+        raise SystemExit(0)
+
+
 def preset(algo: str, env: str | None = None) -> Any:
     """Return the settings of `algo` that suit `env`, or its usual environment."""
     entry = ALGOS[algo]
@@ -78,6 +88,11 @@ def preset(algo: str, env: str | None = None) -> Any:
         if env is not None and fnmatch.fnmatchcase(bare_name(env), name):
             config = from_plain(config, settings)
     return replace(config, env=env)
+
+
+def has_preset(algo: str, env: str) -> bool:
+    """Say whether there are settings of `algo` that suit `env`, or only its general ones."""
+    return any(fnmatch.fnmatchcase(bare_name(env), name) for name in ALGOS[algo].presets)
 
 
 def from_plain(config: Any, settings: Mapping[str, Any], source: str | None = None, prefix: str = "") -> Any:
@@ -92,7 +107,7 @@ def from_plain(config: Any, settings: Mapping[str, Any], source: str | None = No
     changes = {}
     for name, value in settings.items():
         if name not in known:
-            raise SettingsError(f"{where}unknown setting {prefix}{name}; {nearest(str(name), known)}")
+            raise SettingsError(f"{where}unknown setting {prefix}{name}; {nearest(str(name), known, settings=True)}")
         old = getattr(config, name)
         if is_dataclass(old) and isinstance(value, Mapping):
             changes[name] = from_plain(old, value, source, f"{prefix}{name}.")
@@ -108,6 +123,9 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         return None
     kind = options[0]
     origin = typing.get_origin(kind) or kind
+    value = whole(value) if origin is int else value
+    if origin is tuple and isinstance(value, str) and typing.get_args(kind)[0] is not str:
+        value = pieces(value)
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_typed(name, item, typing.get_args(kind)[0]) for item in value)
     if origin is dict and isinstance(value, Mapping):
@@ -117,13 +135,25 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
             return float(value)
     if origin in (int, bool, str) and type(value) is origin:
         return value
-    raise SettingsError(f"{name} is {reprlib.repr(value)[:80]}; expected {getattr(origin, '__name__', origin)}")
+    raise SettingsError(f"{name} is {reprlib.repr(value)[:80]}; expected {_WANTED.get(origin, origin)}")
+
+
+_WANTED = {
+    int: "a whole number, as in 5000 or 5e3",
+    float: "a number, as in 0.1 or 1e-3",
+    bool: "true or false",
+    str: "a name",
+    tuple: "a list, as in [64, 64]",
+    dict: "names with values, as in {gravity: 9.8}",
+}
+"""What a value of a type looks like, in words."""
 
 
 def _flags(algo: str, config: Any, args: list[str], prog: str) -> Any:
     """Parse flags over `config` with tyro, whose boxes of several lines become one."""
     import tyro
 
+    args = _numbers(args, _flag_types(config))
     shown = io.StringIO()
     try:
         with contextlib.redirect_stderr(shown):
@@ -140,12 +170,85 @@ def _flags(algo: str, config: Any, args: list[str], prog: str) -> Any:
             raise
         raise SettingsError(_one_line(shown.getvalue())) from None
     if unknown:
-        flags = [
-            f"--{name.replace('_', '-')}"
-            for name in (*_flag_names(config), "config", "resume", "allow_changes", "start_over")
-        ]
-        raise SettingsError(f"unknown argument {unknown[0]}; {nearest(unknown[0].split('=')[0], flags)}")
+        raise SettingsError(_unknown(algo, unknown[0], config))
     return result
+
+
+def _unknown(algo: str, word: str, config: Any) -> str:
+    """Return what to say to an argument that is none."""
+    if not word.startswith("-"):
+        return (
+            f"unexpected argument {word!r} after {algo}; the algorithm comes first, then flags, as in: {algo} --seed 1"
+        )
+    more = ("config", "resume", "allow_changes", "start_over", "version", "list_envs")
+    flags = [f"--{name.replace('_', '-')}" for name in (*_flag_names(config), *more)]
+    return f"unknown argument {word}; {nearest(word.split('=')[0], flags, settings=True)}"
+
+
+def _flag_types(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the type of each setting of `config` by its flag, as `--agent.lr`; `X | None` counts as `X`."""
+    found: dict[str, Any] = {}
+    for name, hint in typing.get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if is_dataclass(value):
+            found |= _flag_types(value, f"{prefix}{name}.")
+        else:
+            kind = typing.get_args(hint)[0] if isinstance(hint, types.UnionType) else hint
+            found[f"--{prefix}{name}".replace("_", "-")] = kind
+    return found
+
+
+def _numbers(args: Sequence[str], kinds: Mapping[str, Any]) -> list[str]:
+    """Return `args` with numbers as tyro reads them: `1e4` as `10000`, `[64, 64]` as `64 64`.
+
+    Raises:
+      SettingsError: what follows a flag is no such value.
+    """
+    done: list[str] = []
+    args = list(args)
+    while args:
+        flag, equals, value = args.pop(0).partition("=")
+        kind = kinds.get(flag.replace("_", "-"))
+        if kind is None or not flag.startswith("--") or kind in (bool, str):
+            done.append(f"{flag}{equals}{value}")
+            continue
+        given = [value] if equals else []
+        many = typing.get_origin(kind) in (tuple, dict)
+        while args and not _is_flag(args[0]) and (many or not given):
+            given.append(args.pop(0))
+        done += [flag, *_values(flag, given, kind)]
+    return done
+
+
+def _values(flag: str, given: list[str], kind: Any) -> list[str]:
+    """Return the words that followed `flag` as tyro reads them."""
+    if not given:
+        raise SettingsError(f"{flag} needs a value")
+    if typing.get_origin(kind) is tuple and typing.get_args(kind)[0] is not str:
+        item = typing.get_args(kind)[0]
+        return [_value(flag, word, item) for word in pieces(" ".join(given))] or [_value(flag, "", item)]
+    if typing.get_origin(kind) is dict:
+        if len(given) % 2 or not all(number(value) is not None for value in given[1::2]):
+            raise SettingsError(f"{flag} is {' '.join(given)!r}; expected names with numbers, as in {flag} gravity 9.8")
+        return given
+    return given if typing.get_origin(kind) is not None else [_value(flag, given[0], kind)]
+
+
+def _value(flag: str, word: str, kind: Any) -> str:
+    """Return one number as tyro reads it."""
+    if word == "None":
+        return word
+    if kind is int and isinstance(whole(word), int):
+        return str(whole(word))
+    if kind is float and number(word) is not None:
+        return str(number(word))
+    if kind in (int, float):
+        raise SettingsError(f"{flag} is {word!r}; expected {_WANTED[kind]}")
+    return word
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and number(word) is None
 
 
 _DESCRIPTION = (
@@ -158,7 +261,8 @@ _DESCRIPTION = (
 def _one_line(box: str) -> str:
     lines = [line.strip("│╭╮╰╯─ \t") for line in box.splitlines()]
     lines = [line for line in lines if line and not line.startswith(("For full helptext", "Argument helptext"))]
-    return " ".join(lines[1:2] or lines) or "bad arguments"
+    said = " ".join(lines[1:2] or lines)
+    return (" ".join(lines[1:]) if said.endswith(":") else said) or "bad arguments"
 
 
 def _flag_names(config: Any, prefix: str = "") -> list[str]:

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from jaxrl.hints import Hint, elsewhere, hint_of
+
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What the system says when a disk takes no more."""
 
@@ -77,14 +79,56 @@ def require_extra(module: str, what: str) -> Any:
         raise SettingsError(f"{what} need the extra `{module}`: pip install 'jaxrl[{module}]'") from None
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return a hint that names the entries of `known` closest to `word`, or all of them if none is close."""
+SHOWN = 12
+"""Names of a longer list that a message shows."""
+
+
+def nearest(word: str, known: Iterable[str], settings: bool = False) -> str:
+    """Return a hint that names the entries of `known` which `word` may have meant, or some of them if there is none.
+
+    Where the names are `settings`, `word` may also be what another library calls one of them.
+    """
     known = sorted(known)
-    lower = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), lower, n=3, cutoff=0.5)
+    if settings and (hint := hint_of(word)) is not None and (told := _translated(hint, known)):
+        return told
+    close = close_to(word, known)
     if close:
-        return "did you mean " + " or ".join(lower[name] for name in close) + "?"
-    return "known: " + ", ".join(known)
+        return "did you mean " + " or ".join(close) + "?"
+    if settings and known and known[0].startswith("--"):
+        return "--help shows all flags"
+    more = len(known) - SHOWN
+    return "known: " + ", ".join(known if more <= 1 else [*known[:SHOWN], f"and {more} more"])
+
+
+def close_to(word: str, known: Iterable[str]) -> list[str]:
+    """Return up to three entries of `known` that look like `word`, the likest first; dashes and case do not count."""
+    plain = _plain(word)
+
+    def likeness(name: str) -> float:
+        whole = _plain(name)
+        last = whole.rpartition(".")[2]
+        if len(plain) > 3 and whole.startswith(plain):
+            return 0.99
+        return max(difflib.SequenceMatcher(None, plain, part).ratio() for part in (whole, last))
+
+    ranked = sorted(((likeness(name), name) for name in known), reverse=True)
+    return [name for ratio, name in ranked[:3] if ratio >= max(0.65, ranked[0][0] - 0.15)]
+
+
+def _plain(name: str) -> str:
+    return name.lstrip("-").replace("-", "_").lower()
+
+
+def _translated(hint: Hint, known: list[str]) -> str:
+    """Return what jaxrl calls something, in the spelling of `known`, flags or names with or without their path."""
+    spelt = {_plain(name): name for name in known}
+    for name in hint.names:
+        found = spelt.get(name) or spelt.get(name.rpartition(".")[2])
+        if found is not None:
+            return f"did you mean {found}?" + (f" ({hint.note})" if hint.note else "")
+    if known and known[0].startswith("--"):
+        return hint.note or f"jaxrl calls it --{hint.names[0].replace('_', '-')}, which this algorithm does not have"
+    return hint.note if not hint.names else elsewhere(hint)
 
 
 def check_count(name: str, value: object, least: int = 1, most: int | None = None) -> int:

@@ -1,10 +1,10 @@
 """`python -m jaxrl.evaluate RUN_DIR`: judge the best policy of a run by fresh greedy episodes."""
 
-from collections.abc import Sequence
-
-from jaxrl.cli import Parser, cache_compilations, run_main  # first, for it takes the signals
+from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # first, for it takes the signals
 
 # isort: split
+from collections.abc import Sequence
+
 import jax
 
 from jaxrl.envs import Env, HostEnv, make_env
@@ -16,7 +16,11 @@ from jaxrl.training.evaluator import evaluator_for
 
 def main(args: Sequence[str]) -> int:
     """Parse, load, run, print; return the exit code."""
-    parser = Parser("python -m jaxrl.evaluate", description=__doc__)
+    parser = Parser(
+        "python -m jaxrl.evaluate",
+        description="Judge the best policy of a run by fresh greedy episodes.",
+        epilog="Example: python -m jaxrl.evaluate runs/cartpole --episodes 200 --table",
+    )
     parser.add_argument("run_dir", help="directory of the run")
     parser.add_argument("--episodes", type=int, default=100, help="greedy episodes, all in parallel (default: 100)")
     parser.add_argument("--seed", type=int, default=1_000_000, help="seed of the episodes (default: 1000000)")
@@ -27,6 +31,7 @@ def main(args: Sequence[str]) -> int:
     check_count("--episodes", options.episodes)
     check_between("--seed", options.seed, 0, 2**32 - 1)
     cache_compilations()
+    require_devices()
     policy = load_policy(options.run_dir)
     evaluate = evaluator_for(env_of(policy), policy.policy, options.episodes)
     result = evaluate(policy.params, jax.random.key(options.seed))

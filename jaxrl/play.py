@@ -1,11 +1,11 @@
 """`python -m jaxrl.play RUN_DIR --out episode.gif`: render one greedy episode of the best policy."""
 
+from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # first, for it takes the signals
+
+# isort: split
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxrl.cli import Parser, cache_compilations, run_main  # first, for it takes the signals
-
-# isort: split
 import jax
 import numpy as np
 
@@ -20,7 +20,11 @@ from jaxrl.trees import PyTree
 
 def main(args: Sequence[str]) -> int:
     """Parse, load, play, write; return the exit code."""
-    parser = Parser("python -m jaxrl.play", description=__doc__)
+    parser = Parser(
+        "python -m jaxrl.play",
+        description="Film one greedy episode of the best policy of a run.",
+        epilog="Example: python -m jaxrl.play runs/cartpole --out episode.gif",
+    )
     parser.add_argument("run_dir", help="directory of the run")
     parser.add_argument("--out", default="episode.gif", help="GIF to write (default: episode.gif)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the episode (default: 0)")
@@ -32,6 +36,7 @@ def main(args: Sequence[str]) -> int:
         raise SettingsError("--max-steps must be at least 1 and --fps from 1 to 100")
     require_writable(Path(options.out))
     cache_compilations()
+    require_devices()
     policy = load_policy(options.run_dir)
     frames, total = play(env_of(policy), policy, options.seed, options.max_steps)
     write_gif(frames, Path(options.out), options.fps)

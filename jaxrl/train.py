@@ -1,14 +1,23 @@
 """`python -m jaxrl.train [ALGO] [flags]`: train an agent, or go on with a run."""
 
+from jaxrl.cli import cache_compilations, require_devices, run_main  # first, for it takes the signals
+
+# isort: split
 import contextlib
 import shlex
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from jaxrl.opening import greet, stage, tell
+
+if __name__ == "__main__":
+    greet(sys.argv[1:])  # before what is slow to import
 
 from jaxrl.algos import build, part_of
-from jaxrl.cli import cache_compilations, run_main
 from jaxrl.config import parse
 from jaxrl.errors import RunDirInUseError
 from jaxrl.training import Result, Trainer, TrainerConfig
@@ -22,6 +31,10 @@ def main(args: Sequence[str]) -> int:
     if config.run_dir is None:
         env = (config.env or "data").replace(":", "-").replace("/", "-")
         config = replace(config, run_dir=new_run_dir(f"{env}-{request.algo}-s{config.seed}"))
+    devices = require_devices()
+    if not config.quiet:
+        tell(f"device {devices[0].device_kind}, run directory {config.run_dir}")
+        stage.show("building the environment")
     strategy = build(request.algo, config)
     cache_compilations()
     trainer = Trainer(
@@ -31,6 +44,7 @@ def main(args: Sequence[str]) -> int:
         allow_changes=request.allow_changes,
         start_over=request.start_over,
     )
+    stage.clear()
     try:
         result = trainer.train()
     except RunDirInUseError:
@@ -80,12 +94,24 @@ def show(result: Result, run_dir: str, playable: bool = True) -> None:
         lines[f"actor {i}"] = f"{steps}; waited {told['waited_s']:.1f} s"
     lines["seconds"] = f"{summary['wall_s']:.1f}: {seconds}"
     lines["run"] = run_dir
+    quoted = shlex.quote(run_dir)
+    if (more := _to_go_on(summary)) is not None:
+        lines["go on"] = f"python -m jaxrl.train --resume {quoted}{more}"
     if summary["best_score"] is not None and playable:
-        quoted = shlex.quote(run_dir)
-        lines["next"] = f"python -m jaxrl.evaluate {quoted}  |  python -m jaxrl.play {quoted} --out episode.gif"
+        lines["evaluate"] = f"python -m jaxrl.evaluate {quoted}"
+        lines["watch"] = f"python -m jaxrl.play {quoted} --out episode.gif"
     with contextlib.suppress(OSError):  # nobody has to read it
         for name, text in lines.items():
             print(f"  {name:<12}{text}", flush=True)
+
+
+def _to_go_on(summary: Mapping[str, Any]) -> str | None:
+    """Return the flags by which a run goes on from where it stopped, beside `--resume`; `None` where none would do."""
+    limits = {"max_opts": "opt_steps", "max_env_steps": "env_steps"}
+    stop = summary["stop"]
+    if stop in limits:
+        return f" --{stop.replace('_', '-')} {2 * summary[limits[stop]]}"
+    return "" if stop in ("SIGINT", "SIGTERM") else None
 
 
 if __name__ == "__main__":

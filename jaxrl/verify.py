@@ -4,14 +4,12 @@ Prints a line per checkpoint, `<opt_steps> <ok or what is wrong> <sha256 of the 
 worth knowing on standard error.
 """
 
-from jaxrl.cli import Parser, cache_compilations, run_main  # first, for it takes the signals
-
-# isort: split
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jaxrl.algos import build
+from jaxrl.cli import Parser, cache_compilations, require_devices, run_main
 from jaxrl.config import parse
 from jaxrl.errors import JaxrlError, NoCheckpointError, print_line, say
 from jaxrl.strategies import Strategy
@@ -26,7 +24,11 @@ from jaxrl.training.run_dir import CONFIG, read_yaml, require_run
 
 def main(args: Sequence[str]) -> int:
     """Parse, check, print; return the exit code: 0, or 6 if anything is bad."""
-    parser = Parser("python -m jaxrl.verify", description=__doc__)
+    parser = Parser(
+        "python -m jaxrl.verify",
+        description="Check every checkpoint of a run, its best policy and its logs; change nothing.",
+        epilog="Example: python -m jaxrl.verify runs/cartpole --replay",
+    )
     parser.add_argument("run_dir", help="directory of the run")
     parser.add_argument(
         "--replay", action="store_true", help="train again from each checkpoint to the next, and compare every bit"
@@ -35,6 +37,7 @@ def main(args: Sequence[str]) -> int:
     run_dir = Path(options.run_dir)
     require_run(run_dir)
     cache_compilations()
+    require_devices()
     problems = Problems()
     strategy = rebuilt(run_dir, problems)
     store = Store(run_dir / "checkpoints", keep=1)

@@ -21,11 +21,14 @@ ROOMS = [
     "config",
     "front doors",
 ]
-FOUNDATIONS = {"types", "spaces", "metrics", "trees", "xla", "nn", "errors", "distributions", "presets"}
+FOUNDATIONS = {
+    *("types", "spaces", "metrics", "trees", "xla", "nn", "errors", "distributions", "presets"),
+    *("hints", "hush", "terminal", "written"),
+}
 PURE = {"foundations", "envs", "processors", "buffers", "agents", "strategies"}
 PURE_TOO = {"training/schedule.py"}
-IMPURE_ANYWAY = {"envs/host.py", "xla/__init__.py", "xla/options.py"}
-"""One steps environments outside the device, the others read what the user set in the process environment."""
+IMPURE_ANYWAY = {"envs/host.py", "hush.py", "terminal.py", "xla/__init__.py", "xla/options.py"}
+"""Environments outside the device, the terminal, what libraries print, and what the user set in the process environment."""
 IMPURE_MODULES = {"os", "time", "threading", "logging", "pathlib", "pickle", "random"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError, check_between, check_count, nearest
 from jaxrl.nn import ACTIVATIONS
+from jaxrl.written import whole
 
 Config = TypeVar("Config")
 
@@ -80,7 +81,8 @@ def changed(name: str, config: Config, settings: Mapping[str, Any]) -> Config:
     known: Mapping[str, Any] = config.__dataclass_fields__  # type: ignore[attr-defined]
     for word in settings:
         if word not in known:
-            raise SettingsError(f"{name} has no setting {word!r}; {nearest(word, known)}")
+            raise SettingsError(f"{name} has no setting {word!r}; {nearest(word, known, settings=True)}")
+    settings = {word: whole(value) if word in LEAST else value for word, value in settings.items()}
     config = replace(config, **settings)  # type: ignore[type-var]
     for word in known:
         value = getattr(config, word)
@@ -108,7 +110,7 @@ def hyper_of(settings: Mapping[str, Any], names: Iterable[str], optional: str) -
 def _widths(features: Any) -> tuple[int, ...]:
     if not isinstance(features, tuple | list):
         raise SettingsError(f"agent.features is {features!r}; expected a width for each layer, as in (120, 84)")
-    return tuple(check_count("agent.features", width) for width in features)
+    return tuple(check_count("agent.features", whole(width)) for width in features)
 
 
 def pieces(parts: int, rows: int) -> int:

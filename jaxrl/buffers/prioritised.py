@@ -55,7 +55,7 @@ class _Settings(NamedTuple):
 
 def prioritised(
     capacity: int,
-    batch_size: int,
+    batch_size: int | None = None,
     *,
     alpha: float = 0.6,
     beta: float = 0.4,

@@ -10,6 +10,7 @@ from jaxrl.buffers.compact import CompactRows, empty_compact
 from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch
+from jaxrl.written import whole
 from jaxrl.xla.packing import Rows, check_items, empty, layout_of
 from jaxrl.xla.shuffle import below
 
@@ -17,7 +18,9 @@ Ring = Rows | CompactRows
 """Both write blocks and read items; they differ in how these lie in memory."""
 
 
-def uniform(capacity: int, batch_size: int, *, compact: bool = False, ends: float = 0.125, frames: int = 1) -> Buffer:
+def uniform(
+    capacity: int, batch_size: int | None = None, *, compact: bool = False, ends: float = 0.125, frames: int = 1
+) -> Buffer:
     """Keep the newest `capacity` items and sample batches of `batch_size` from them uniformly.
 
     Items are written in blocks, one contiguous update a block, so the capacity is rounded up to whole blocks
@@ -40,6 +43,9 @@ def uniform(capacity: int, batch_size: int, *, compact: bool = False, ends: floa
     Raises:
       SettingsError: a count below 1, a capacity below the batch size, or `ends` outside `[0, 1]`.
     """
+    if batch_size is None:
+        raise SettingsError("buffer.batch_size is missing; give it too, as in uniform(50_000, batch_size=128)")
+    capacity, batch_size = whole(capacity), whole(batch_size)
     check_count("buffer.capacity", capacity)
     check_count("buffer.batch_size", batch_size)
     if capacity >= 2**31 - batch_size:

@@ -1,8 +1,16 @@
-"""The environments of gymnax 1.0 (https://github.com/RobertTLange/gymnax), imported only when one is asked for."""
+"""The environments of gymnax 1.0 (https://github.com/RobertTLange/gymnax), imported only when one is asked for.
 
+Only the module of the one that is asked for is imported, where gymnax allows it: all of them together bring matplotlib,
+seaborn, pandas and SciPy with them, which takes longer than all else that is imported.
+"""
+
+import importlib
+import importlib.util
 import math
 import reprlib
+import sys
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -18,6 +26,20 @@ TIME_LIMIT = "max_steps_in_episode"
 """The parameter that all environments of gymnax have."""
 FLOAT_MAX = float(np.finfo(np.float32).max)
 
+_HOMES = {
+    "CartPole-v1": "classic_control.cartpole:CartPole",
+    "Pendulum-v1": "classic_control.pendulum:Pendulum",
+    "Acrobot-v1": "classic_control.acrobot:Acrobot",
+    "MountainCar-v0": "classic_control.mountain_car:MountainCar",
+    "MountainCarContinuous-v0": "classic_control.continuous_mountain_car:ContinuousMountainCar",
+    "Asterix-MinAtar": "minatar.asterix:MinAsterix",
+    "Breakout-MinAtar": "minatar.breakout:MinBreakout",
+    "Freeway-MinAtar": "minatar.freeway:MinFreeway",
+    "Seaquest-MinAtar": "minatar.seaquest:MinSeaquest",
+    "SpaceInvaders-MinAtar": "minatar.space_invaders:MinSpaceInvaders",
+}
+"""Where gymnax 1.0 keeps those of its environments that draw nothing when they are imported."""
+
 
 def names() -> list[str]:
     """Return the names of all environments that gymnax registers."""
@@ -26,16 +48,67 @@ def names() -> list[str]:
     return list(registered_envs)
 
 
+def knows(name: str) -> bool:
+    """Say whether gymnax registers `name`; only for a rare one is all of gymnax imported."""
+    return name in _HOMES or name in names()
+
+
+def _made(name: str) -> tuple[Any, Any]:
+    """Return the environment `name` and its parameters, as `gymnax.make` does."""
+    if name in _HOMES and "gymnax.registration" not in sys.modules:
+        module, _, kind = _HOMES[name].partition(":")
+        _open_lazily("gymnax")
+        _open_lazily("gymnax.environments")
+        env = getattr(importlib.import_module(f"gymnax.environments.{module}"), kind)()
+        return env, env.default_params
+    import gymnax
+
+    env, defaults = gymnax.make(name)
+    return env, defaults
+
+
+def _open_lazily(package: str) -> None:
+    """Put the package where imports find its modules; its own code runs when anything else is asked of it.
+
+    To whoever imports it later it is the package itself, complete, and its modules are the same objects.
+    """
+    if package in sys.modules:
+        return
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"there is no package {package}")
+    module = importlib.util.module_from_spec(spec)
+    module.__getattr__ = partial(_attribute, module)  # type: ignore[method-assign]
+    sys.modules[package] = module
+    parent, _, own = package.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], own, module)
+
+
+def _attribute(module: ModuleType, name: str) -> Any:
+    """Return what `module` lacks as yet: one of its modules, or what its own code makes, which runs then."""
+    path = f"{module.__name__}.{name}"
+    if path in sys.modules:
+        return sys.modules[path]
+    if name.startswith("__") and name != "__all__":
+        raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+    if importlib.util.find_spec(path) is not None:
+        return importlib.import_module(path)
+    assert module.__spec__ is not None
+    assert module.__spec__.loader is not None
+    del module.__getattr__
+    module.__spec__.loader.exec_module(module)
+    return getattr(module, name)
+
+
 def make(name: str, **params: Any) -> Env:
     """Build the gymnax environment `name`, with `params` in place of its default parameters.
 
     Raises:
       SettingsError: the environment has no such parameter, or gymnax cannot make it here.
     """
-    import gymnax
-
     try:
-        env, defaults = gymnax.make(name)
+        env, defaults = _made(name)
     except Exception as error:
         raise SettingsError(f"gymnax cannot make {name}: {error}") from error
     unknown = set(params) - set(vars(defaults))

@@ -3,6 +3,7 @@
 An environment written in JAX can be put on the host too, to be stepped there by actors, or on another device.
 """
 
+import importlib
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -139,6 +140,14 @@ def gymnasium_env(name: str, **kwargs: Any) -> HostEnv:
     one.close()
     settings = {"env": PREFIX + id_, "env_args": dict(kwargs)}
     return HostEnv(spec, partial(_Gymnasium, make, spec), partial(make, render_mode="rgb_array"), settings)
+
+
+def gymnasium_names() -> list[str]:
+    """Return the names that Gymnasium knows, none where it is not installed."""
+    try:
+        return list(importlib.import_module("gymnasium").registry)
+    except ImportError:
+        return []
 
 
 UNFELT = tuple(f":{name}" for name in ("HumanRendering", "RecordEpisodeStatistics", "RecordVideo"))

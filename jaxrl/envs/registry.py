@@ -5,8 +5,8 @@ from typing import Any
 
 from jaxrl.envs import envpool
 from jaxrl.envs.base import Env
-from jaxrl.envs.host import PREFIX, HostEnv, gymnasium_env
-from jaxrl.errors import SettingsError, nearest
+from jaxrl.envs.host import PREFIX, HostEnv, gymnasium_env, gymnasium_names
+from jaxrl.errors import SettingsError, close_to, nearest
 
 EnvFactory = Callable[..., Env | HostEnv]
 
@@ -47,9 +47,24 @@ def make_env(name: str, **params: Any) -> Any:
         return envpool.envpool_env(name, **params)
     from jaxrl.envs import gymnax
 
-    if name not in gymnax.names():
-        raise SettingsError(f"unknown environment {name!r}; {nearest(name, env_names())}")
+    if not gymnax.knows(name):
+        raise SettingsError(f"unknown environment {name!r}; {_meant(name)}")
     return gymnax.make(name, **params)
+
+
+def _meant(name: str) -> str:
+    """Return a hint at what an unknown name may have meant, here or in Gymnasium."""
+    prefix, _, rest = name.rpartition(":")
+    others = gymnasium_names()
+    if name in others:
+        return f"Gymnasium has it: {PREFIX}{name}"
+    own = close_to(rest.rpartition("/")[2], env_names())
+    close = own or [PREFIX + other for other in close_to(rest, others)]
+    if close:
+        return "did you mean " + " or ".join(close) + "?"
+    if prefix:
+        return f"there is no {prefix}: here, only {PREFIX} and {envpool.PREFIX}, as in {PREFIX}Hopper-v5"
+    return f"{nearest(name, env_names())}; --list-envs shows all, and {PREFIX}NAME is one of Gymnasium's"
 
 
 def env_names() -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import jax
@@ -64,6 +65,7 @@ def bind(agent: AgentMaker, processor: Processor, spec: EnvSpec) -> tuple[Proces
     """
     if not processor.makes_transitions:
         raise SettingsError("processor: makes no transitions; end it with chain(..., one_step()) or n_step(n)")
+    require_maker(agent)
     bound = agent(spec._replace(observation_space=processor.space(spec.observation_space)))
     if bound.bounds_returns and (processor.settings or {}).get("discount") == 1:
         raise SettingsError(
@@ -71,6 +73,15 @@ def bind(agent: AgentMaker, processor: Processor, spec: EnvSpec) -> tuple[Proces
             "set agent.v_min and agent.v_max, or a discount below 1"
         )
     return (processor if bound.memory is None else remember(processor, bound.memory)), bound
+
+
+def require_maker(agent: object) -> None:
+    """Raise `SettingsError` unless `agent` may be what `jaxrl.dqn(...)` and its sisters return."""
+    name = getattr(agent, "__name__", type(agent).__name__)
+    if isinstance(agent, FunctionType) and agent.__module__.startswith("jaxrl.agents.") and agent.__qualname__ == name:
+        raise SettingsError(f"agent is jaxrl.{name} itself; call it, as in {name}() or {name}(lr=1e-3)")
+    if not callable(agent):
+        raise SettingsError(f"agent is {agent!r:.60}; expected what jaxrl.dqn(...) or one of its sisters returns")
 
 
 # --- acting -----------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from jaxrl.agents.base import AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.envs.base import Env, VecEnvState
 from jaxrl.envs.host import HostEnv
+from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
@@ -32,6 +33,7 @@ from jaxrl.strategies.remote import ActorsConfig, Arrival, Crowd, arrived, remot
 from jaxrl.strategies.replay import Turns, draw_learning, learn, take_turns
 from jaxrl.trees import Array, Key, PyTree, row_struct
 from jaxrl.types import Transition
+from jaxrl.written import whole
 
 
 class OffPolicyState(NamedTuple):
@@ -86,9 +88,13 @@ def off_policy(
     Raises:
       SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
     """
+    num_envs, opt_interval, updates, warmup = map(whole, (num_envs, opt_interval, updates, warmup))
     env, crowd = stage(env, actors, max_lag=2)
     total = num_envs * (crowd.actors if crowd else 1)
     bound = assemble(env, agent, processor or one_step(), total)
+    if bound.agent.prepare is not None:
+        name = bound.agent.name
+        raise SettingsError(f"{name} learns on-policy, without a buffer; compose it by on_policy(env, {name}(...))")
     turns = take_turns(
         horizon=bound.processor.horizon,
         batch_size=buffer.batch_size,

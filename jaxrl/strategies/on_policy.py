@@ -33,6 +33,7 @@ from jaxrl.strategies.interaction import (
 from jaxrl.strategies.remote import ActorsConfig, Crowd, arrived, remote, settings_of_actors, stage
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Rollout, Transition
+from jaxrl.written import whole
 from jaxrl.xla.packing import takers
 from jaxrl.xla.shuffle import random_orders
 
@@ -100,6 +101,7 @@ def on_policy(
     Raises:
       SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
     """
+    num_envs, rollout, epochs, minibatches = map(whole, (num_envs, rollout, epochs, minibatches))
     for name, value in (("rollout", rollout), ("epochs", epochs), ("minibatches", minibatches)):
         check_count(name, value)
     env, crowd = stage(env, actors, max_lag=1)

@@ -81,6 +81,7 @@ def stage(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tupl
 
     `max_lag` is that of actors whose settings leave it unset.
     """
+    require_env(env)
     config = config or ActorsConfig()
     check_actors(config)
     if isinstance(env, Env) and config.actors is None:
@@ -91,6 +92,20 @@ def stage(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tupl
     count = config.actors or 1
     config = replace(config, actors=count, max_lag=max_lag if config.max_lag is None else config.max_lag)
     return blank(host.spec)._replace(settings=host.settings), Crowd(host, config, count)
+
+
+def require_env(env: object) -> None:
+    """Raise `SettingsError`, with what to give instead, unless `env` is an environment of jaxrl."""
+    if isinstance(env, Env | HostEnv):
+        return
+    if isinstance(env, str):
+        raise SettingsError(f"env is the name {env!r}; build the environment first, by jaxrl.make_env({env!r})")
+    if hasattr(env, "observation_space") and hasattr(env, "step"):
+        raise SettingsError(
+            f"env is {type(env).__name__} with Gymnasium's interface; give jaxrl.gymnasium_env(NAME) instead, or keep "
+            "the loop and drive it by jaxrl.Session"
+        )
+    raise SettingsError(f"env is {type(env).__name__}; expected an environment, as jaxrl.make_env(...) returns it")
 
 
 def blank(spec: EnvSpec) -> Env:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from jaxrl.terminal import restore
+
 
 class Interrupt:
     """A handle that stops a run at its next chunk's end, after saving. Safe to use from any thread."""
@@ -61,6 +63,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         _restore_handlers()
         signal.raise_signal(number)
     if any(interrupt.signal is not None for interrupt in _LISTENING):
+        restore()
         os._exit(128 + number)
     for interrupt in _LISTENING:
         interrupt.signal = number

@@ -50,7 +50,7 @@ class GreedyPolicy:
           SettingsError: the policy remembers, and is called inside `jax.jit` or the like.
         """
         struct = space_struct(self.policy.spec.observation_space)
-        obs = jax.tree.map(lambda like, x: as_shape(jnp.asarray(x, like.dtype), like.shape), struct, obs)
+        obs = _as_observation(self.policy.spec.name, struct, obs)
         single = jnp.ndim(jax.tree.leaves(obs)[0]) == len(jax.tree.leaves(struct)[0].shape)
         batch = jax.tree.map(lambda x: x[None], obs) if single else obs
         rows = jax.tree.leaves(batch)[0].shape[0]
@@ -89,6 +89,21 @@ def remembers(policy: Policy, params: PyTree, obs: PyTree) -> bool:
 
 def _is_variable(atom: Any) -> bool:
     return not isinstance(atom, Literal)
+
+
+def _as_observation(env: str, struct: PyTree, obs: PyTree) -> PyTree:
+    """Return `obs`, one or a batch, in the dtypes of `struct`; raise `SettingsError` if it has other shapes."""
+    try:
+        arrays = jax.tree.map(lambda like, x: as_shape(jnp.asarray(x, like.dtype), like.shape), struct, obs)
+    except (ValueError, TypeError) as error:
+        raise SettingsError(f"the observation is none of {env}, whose are {struct}: {error}") from error
+    for like, x in zip(jax.tree.leaves(struct), jax.tree.leaves(arrays), strict=True):
+        if x.shape != like.shape and x.shape[1:] != like.shape:
+            raise SettingsError(
+                f"the observation has shape {list(x.shape)}; {env} has {list(like.shape)}, "
+                f"or {['N', *like.shape]} of a batch".replace("'", "")
+            )
+    return arrays
 
 
 def _begin(policy: Policy, params: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:

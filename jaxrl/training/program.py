@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Stat, Total, columns_of
-from jaxrl.strategies.base import Strategy, iterate, noise_shapes
+from jaxrl.strategies.base import Strategy, block_length, iterate, noise_shapes
 from jaxrl.trees import Array, PyTree, require_same, tree_bytes
 from jaxrl.xla import chosen
 from jaxrl.xla.options import compiler_options
@@ -232,19 +232,62 @@ def _readable(size: int) -> str:
 
 def check_fits(state: PyTree) -> None:
     """Raise `SettingsError` if a training state of these shapes cannot fit in the memory of the device."""
-    stats = jax.devices()[0].memory_stats() or {}
-    limit = stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _device_bytes()
     if tree_bytes(state) > limit:
         raise SettingsError(
             f"{memory_plan(state)}, but the device has {_readable(limit)}; lower buffer.capacity or num_envs"
         )
 
 
+def check_step_fits(strategy: Strategy, state: PyTree, noise: PyTree, largest: int = 0) -> None:
+    """Raise `SettingsError` if one iteration cannot fit in the memory of the device.
+
+    Counted is what surely is there at once: the state, a block of random numbers, and beside them an array of `largest`
+    bytes.
+    """
+    parts = {
+        "the training state": tree_bytes(state),
+        "random numbers": tree_bytes(noise) * (1 if strategy.remote else block_length(strategy.draw, state.key)),
+        "the largest array beside them": largest,
+    }
+    limit = _device_bytes()
+    if sum(parts.values()) > limit:
+        each = ", ".join(f"{name} {_readable(size)}" for name, size in parts.items() if size)
+        raise SettingsError(
+            f"an iteration needs {_readable(sum(parts.values()))} ({each}), but the device has {_readable(limit)}; "
+            "lower num_envs, or what else an iteration is made of"
+        )
+
+
+def largest_array(jaxpr: Any) -> int:
+    """Return the bytes of the largest array that a product of matrices or a convolution makes, wherever it stands.
+
+    Others may never be written: XLA fuses them with what follows, or updates in place.
+    """
+    largest = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
+            largest = max([largest, *(tree_bytes(out.aval) for out in equation.outvars)])
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+            if hasattr(inner, "eqns"):
+                largest = max(largest, largest_array(inner))
+    return largest
+
+
+def _device_bytes() -> int:
+    """Return the memory of the device; of a CPU, that of the machine."""
+    stats = jax.devices()[0].memory_stats() or {}
+    return int(stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
 def check_step(strategy: Strategy) -> None:
     """Trace one iteration; raise `SettingsError` unless its state keeps its structure, shapes and dtypes."""
     state = jax.eval_shape(strategy.init, jax.eval_shape(lambda: jax.random.key(0)))
     check_fits(state)
-    new, metrics = jax.eval_shape(strategy.step, state, noise_shapes(strategy, state), np.uint32(0))
+    noise = noise_shapes(strategy, state)
+    check_step_fits(strategy, state, noise)  # first, for a step of far too many cannot even be traced
+    jaxpr, (new, metrics) = jax.make_jaxpr(strategy.step, return_shape=True)(state, noise, np.uint32(0))
+    check_step_fits(strategy, state, noise, largest_array(jaxpr))
     require_same("strategy: the state after step", new, "that after init", state)
     if not isinstance(metrics, Mapping):
         came = f"{metrics.dtype}{list(metrics.shape)}" if hasattr(metrics, "dtype") else type(metrics).__name__

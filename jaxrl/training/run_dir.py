@@ -95,17 +95,23 @@ class RunDir:
 
 
 def _require_empty(path: Path) -> None:
-    if not path.is_dir() or any(entry.name != LOCK for entry in path.iterdir()):
+    if not path.is_dir():
+        raise SettingsError(f"{path} is a file; choose another --run-dir")
+    if (path / CONFIG).exists():
         raise SettingsError(
-            f"{path} exists and holds something else; choose another --run-dir, or go on with --resume {path}"
+            f"{path} holds a run already; choose another --run-dir, or go on with that run by --resume {path} "
+            "(in Python resume=True)"
         )
+    if any(entry.name != LOCK for entry in path.iterdir()):
+        raise SettingsError(f"{path} is not empty, and holds no run; choose another --run-dir")
 
 
 def require_run(path: Path) -> None:
     """Raise `SettingsError` unless `path` is a directory that holds a run of a known format, and nothing outside it."""
     try:
         if not path.is_dir():
-            raise SettingsError(f"{path} is no run directory: there is no such directory")
+            there = "it is a file" if path.exists() else "there is no such directory"
+            raise SettingsError(f"{path} is no run directory: {there}")
         require_inside(path)
         if not (path / CONFIG).is_file():
             raise SettingsError(f"{path} is no run directory: it has no {CONFIG}")

@@ -77,6 +77,14 @@ class Schedule:
         return last
 
 
+def rounded_up(max_opts: int, opt_steps_per_step: int) -> int:
+    """Return the least length of at least `max_opts` that is made of whole iterations; a bad one as it is."""
+    if not isinstance(max_opts, int) or max_opts < 1:
+        return max_opts
+    rounded = -(-max_opts // opt_steps_per_step) * opt_steps_per_step
+    return rounded if rounded <= MAX_COUNT else max_opts
+
+
 class Boundary(NamedTuple):
     """A point between two iterations at which something happens, in the order of the fields."""
 

@@ -319,7 +319,7 @@ class Session:
         self._storage = Storage(config.run_dir, config.keep, self.settings(), Resume(resume), regular)
         self._storage.report = self._report
         self._storage.on_saved = self._saves.append
-        self._recorders = Recorders(default_recorders(None, self._storage.path, quiet=True))
+        self._recorders = Recorders(default_recorders(None, self._storage.path))
         unwritten: dict[str, list[str]] = {}
         try:
             self._now = self._stepper.first(statistics)

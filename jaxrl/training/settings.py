@@ -6,7 +6,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from jaxrl.errors import SettingsError, check_between, check_count, nearest
 from jaxrl.strategies.base import Strategy
-from jaxrl.training.schedule import Schedule
+from jaxrl.training.schedule import Schedule, rounded_up
+from jaxrl.written import whole
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class TrainerConfig:
     """How long to train, and when to look, write and stop."""
 
     max_opts: int = 10_000
-    """Optimisation steps; the run ends exactly there."""
+    """Optimisation steps, rounded up to whole iterations; the run ends exactly there."""
     seed: int = 0
     """Seed; with the settings it decides every bit of the training."""
     eval_interval: int = 1_000
@@ -67,6 +68,10 @@ class TrainerConfig:
             raise SettingsError("patience and stop_reward look at evaluations; set eval_interval as well")
         if self.stop_reward is not None:
             check_between("stop_reward", self.stop_reward, -1e30, 1e30)
+
+    def rounded(self, strategy: Strategy) -> "TrainerConfig":
+        """Return these settings with a `max_opts` of whole iterations of `strategy`, at least as many as asked for."""
+        return replace(self, max_opts=rounded_up(self.max_opts, strategy.opt_steps_per_step))
 
     def schedule(self, strategy: Strategy) -> Schedule:
         """Return when things happen in a run of `strategy`; raise `SettingsError` for counts that do not fit it."""
@@ -126,8 +131,15 @@ def changed(whose: str, config: Config, settings: Mapping[str, Any]) -> Config:
     """Return `config` with some settings replaced; raise `SettingsError` for a name that is none."""
     for name in settings:
         if name not in config.__dataclass_fields__:
-            raise SettingsError(f"{whose} has no setting {name!r}; {nearest(name, config.__dataclass_fields__)}")
-    return replace(config, **settings)
+            raise SettingsError(
+                f"{whose} has no setting {name!r}; {nearest(name, config.__dataclass_fields__, settings=True)}"
+            )
+    return replace(config, **{name: _as_declared(config, name, value) for name, value in settings.items()})
+
+
+def _as_declared(config: Any, name: str, value: Any) -> Any:
+    """Return `value` as an `int` where a whole number is wanted and `1e5` was given."""
+    return whole(value) if config.__dataclass_fields__[name].type is int else value
 
 
 def check_seed(seed: int) -> None:

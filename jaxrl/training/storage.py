@@ -54,8 +54,11 @@ class Storage:
         settings: Mapping[str, Any],
         resume: Resume,
         regular: Callable[[int], bool] = lambda opt_steps: True,
+        fits: Callable[[Store, Mapping[str, Any]], bool] = lambda checkpoints, facts: True,
     ) -> None:
         """Take hold of the run directory `path`, or of nothing if it is `None`.
+
+        `fits` says of checkpoints, and the facts of the newest, whether they can be gone on from under these settings.
 
         Raises:
           SettingsError: the directory holds something else, or a run with other settings, or cannot be written.
@@ -78,7 +81,7 @@ class Storage:
         """Those of them on which the training depends."""
         self._failures: dict[str, StorageError] = {}
         self._pending: float | None = None
-        self._settings, self._resume = plain(settings), resume
+        self._settings, self._resume, self._fits = plain(settings), resume, fits
         if path is None:
             return
         self._versions = versions(VERSIONS)
@@ -125,11 +128,19 @@ class Storage:
         self.changes = changes(old.get("settings"), settings)
         self.changes += changes(old.get("versions", installed), installed, "versions")
         self.decisive = [change for change in self.changes if change.name not in HARMLESS]
+        if not self.decisive:
+            return
         said = f"{self.path} was trained with other settings or versions ({'; '.join(map(str, self.decisive))})"
-        if self.decisive and not self._resume.allow_changes:
-            raise SettingsError(f"{said}; go on with its own, or allow the change with --allow-changes")
         if any(change.name == "seed" for change in self.decisive):
             raise SettingsError(f"{said}; the seed decided all of it: go on with its own, or use --start-over")
+        if self.resumes and not self._fits(self.checkpoints, old):
+            one = len(self.decisive) == 1
+            which = f"{self.decisive[0].name} cannot change" if one else "not all of these can change"
+            raise SettingsError(
+                f"{said}; {which}, for what was saved would not fit: go on with its own, or use --start-over"
+            )
+        if not self._resume.allow_changes:
+            raise SettingsError(f"{said}; go on with its own, or allow the change with --allow-changes")
 
     def _describe(self) -> None:
         """Write what describes the run."""

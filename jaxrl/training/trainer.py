@@ -7,7 +7,7 @@ by `storage`; nothing here can change a bit of the training.
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError, check_count, say
 from jaxrl.strategies.base import Strategy
 from jaxrl.training.actors import Crew, programs
+from jaxrl.training.checkpoints import Store
 from jaxrl.training.divergence import Validity, another_try, diverged, explain, in_good_health, look
 from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, evaluator_of, mean_return
 from jaxrl.training.interrupt import Interrupt
@@ -37,6 +38,7 @@ from jaxrl.training.recorders import (
     Recorders,
     Row,
     check_unwritten,
+    console_of,
     default_recorders,
     episode_recorder,
 )
@@ -111,6 +113,7 @@ class Trainer:
         Raises:
           SettingsError: what cannot be.
         """
+        _check_strategy(strategy)
         if strategy.policy is None and evaluator is None and config is None:
             settings = {"eval_interval": 0, "eval_episodes": 0, **settings}
         self.config = (config or TrainerConfig()).changed(**settings)
@@ -121,6 +124,8 @@ class Trainer:
             check_count("max_chunk", max_chunk)
         if (allow_changes or start_over) and not resume:
             raise SettingsError("allow_changes and start_over say how to resume; set resume as well")
+        asked, self.config = self.config.max_opts, self.config.rounded(strategy)
+        self._rounding = _rounding(asked, self.config.max_opts, strategy.opt_steps_per_step)
         self.schedule = self.config.schedule(strategy)
         if evaluator is None and self.config.eval_episodes:
             evaluator = evaluator_of(strategy, self.config.eval_episodes)
@@ -129,7 +134,7 @@ class Trainer:
         self.resume, self.max_chunk = Resume(resume, allow_changes, start_over), max_chunk
         self.ledger, self.stop_reason = Ledger(), None  # type: Ledger, str | None
         self.state: PyTree = None
-        self._given_recorders = recorders
+        self._given_recorders, self._console = recorders, None  # type: Sequence[Recorder] | None, Any
         self._best: Best | None = None
         self._least_return = math.nan
         self._unwritten: dict[str, list[str]] = {}
@@ -157,8 +162,14 @@ class Trainer:
         self._best, self._unwritten, self._validity = None, {}, Validity()
         if self.config.run_dir is not None:
             require_free(self.config.run_dir)
-        with self.ledger.timed("compile"):
-            check_step(self.strategy)
+        self._console = console_of(self._given_recorders, self.config.quiet)
+        try:
+            self._stage("tracing")
+            with self.ledger.timed("compile"):
+                check_step(self.strategy)
+        except BaseException:
+            self._unstage()
+            raise
         with self._opened() as storage:
             self._begin()
             while self.stop_reason is None:
@@ -396,7 +407,7 @@ class Trainer:
     def _opened(self) -> Iterator[Storage]:
         """Hold everything that lives while the run does: directory, recorders, signal handlers."""
         config, regular = self.config, self.schedule.is_regular_save
-        storage = Storage(config.run_dir, config.keep, self.settings(), self.resume, regular)
+        storage = Storage(config.run_dir, config.keep, self.settings(), self.resume, regular, self._fits)
         self._storage, self._recorders, self._episodes = storage, Recorders([]), Recorders([])
         storage.report = lambda line: self._event("storage", line)
         storage.on_saved = self._saved
@@ -424,6 +435,7 @@ class Trainer:
             if self.state is not None:
                 storage.note(**self.ledger.summary(self.schedule), status=self.stop_reason)
         finally:
+            self._unstage()
             self._recorders.close()
             self._episodes.close()
             storage.close()
@@ -433,6 +445,7 @@ class Trainer:
         key = jax.random.key(self.config.seed)
         self._eval_key = jax.random.fold_in(key, EVAL_STREAM)
         self._chunk = self.max_chunk or 256
+        self._stage("compiling")
         with self.ledger.timed("compile"):
             if self._storage.resumes:
                 like = state_shapes(self.strategy)
@@ -440,6 +453,8 @@ class Trainer:
             compiled = compile_all(self.strategy, key, self.evaluator, self._params, self._storage.resumes)
             self._compiled, self._run, self._metrics = compiled, compiled.run, compiled.metrics
             self._crew = self._new_crew()
+        warmup = 0 if self._storage.resumes or self._crew is not None else self.schedule.warmup_env_steps
+        self._stage(f"warming up: {warmup:,} environment steps" if warmup else "getting ready")
         with self.ledger.timed("init"):
             if self._storage.resumes:
                 self._restore()
@@ -448,6 +463,7 @@ class Trainer:
             if self.resume.run:
                 self._best = self._storage.load_best(jax.eval_shape(self._params, compiled.like[0]))
         self._open_logs()
+        self._stage("training")
         if self.hooks.start:
             self.hooks.start(self)
         if self.ledger.t >= self.schedule.last:
@@ -476,9 +492,18 @@ class Trainer:
         self._storage.go_on()
         self.state, self._sums, self.ledger, self._unwritten = state, sums, ledger, unwritten
 
+    def _fits(self, checkpoints: Store, facts: Mapping[str, Any]) -> bool:
+        """Say whether the newest of `checkpoints`, of which these are the facts, could be gone on from."""
+        try:
+            checkpoints.check_newest(state_shapes(self.strategy))
+            ledger = self.ledger.take_up(facts["ledger"])
+        except (SettingsError, KeyError, TypeError, ValueError):
+            return False
+        return ledger.counters(self.schedule)["env_steps"] == facts.get("env_steps")
+
     def _open_logs(self) -> None:
         directory, opt_steps = self._storage.path, self.schedule.opt_steps(self.ledger.t)
-        self._recorders = Recorders(default_recorders(self._given_recorders, directory, self.config.quiet))
+        self._recorders = Recorders(default_recorders(self._given_recorders, directory, self._console))
         self._episodes = Recorders(episode_recorder(directory))
         if self.resume.run:
             self._rewind(opt_steps if self._storage.resumes else -1)
@@ -487,7 +512,7 @@ class Trainer:
         state, _ = self._compiled.like
         # How much replay takes is for the user to choose.
         plan = [memory_plan(state)] if hasattr(state, "buffer") else []
-        for note in (*plan, *self.strategy.notes):
+        for note in (*self._rounding, *plan, *self.strategy.notes):
             self._event("note", note)
         if self.resume.run:
             aside = " with environments that start anew" if self._crew is not None else ""
@@ -503,6 +528,16 @@ class Trainer:
             self.hooks.save(self, opt_steps)
 
     # --- small things ---
+
+    def _stage(self, what: str) -> None:
+        """Show what is done next."""
+        if self._console is not None:
+            self._console.stage(what)
+
+    def _unstage(self) -> None:
+        """Take back what was shown of it."""
+        if self._console is not None:
+            self._console.unstage()
 
     def _params(self, state: PyTree) -> PyTree:
         return state if self.strategy.policy is None else self.strategy.policy.params(state)
@@ -524,3 +559,19 @@ class Trainer:
             opt_steps_per_sec=rate * self.schedule.opt_steps_per_step,
             seconds_left=(self.schedule.last - self.ledger.t) / max(rate, 1e-9),
         )
+
+
+def _check_strategy(strategy: object) -> None:
+    """Raise `SettingsError` unless this is what can be trained."""
+    if not isinstance(strategy, Strategy):
+        raise SettingsError(
+            f"Trainer was given {type(strategy).__name__}; expected a strategy, as in "
+            "Trainer(off_policy(make_env('CartPole-v1'), dqn(), buffer=uniform(50_000, batch_size=128)))"
+        )
+
+
+def _rounding(asked: int, taken: int, opt_steps_per_step: int) -> list[str]:
+    """Return what to say if a run is longer than was asked for."""
+    if asked == taken:
+        return []
+    return [f"max_opts {asked} is rounded up to {taken}: an iteration makes {opt_steps_per_step} optimisation steps"]

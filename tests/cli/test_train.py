@@ -23,6 +23,7 @@ from jaxrl import algos as settings
 from jaxrl import train
 from jaxrl.config import parse
 from jaxrl.errors import SettingsError
+from jaxrl.training import Result
 from jaxrl.training.run_dir import RunDir
 
 COMMON = {"kind", "opt_steps", "env_steps", "wall_s"}
@@ -120,10 +121,14 @@ def test_output_off_a_terminal_is_plain_lines_with_a_summary(finished: Finished)
     assert err == ""
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", out)
     assert len(re.findall(r"^ +(30|60) opts .* over 3 episodes", out, re.MULTILINE)) == 2
-    summary = dict(re.findall(r"^  (stopped by|steps|best|last|seconds|run|next) +(.*)$", out, re.MULTILINE))
+    summary = dict(
+        re.findall(r"^  (stopped by|steps|best|last|seconds|run|go on|evaluate|watch) +(.*)$", out, re.MULTILINE)
+    )
     assert summary["stopped by"].strip() == "max_opts"
     assert summary["steps"].strip() == "60 optimisation, 800 environment"
-    assert summary["next"].strip() == "python -m jaxrl.evaluate run  |  python -m jaxrl.play run --out episode.gif"
+    assert summary["go on"].strip() == "python -m jaxrl.train --resume run --max-opts 120"
+    assert summary["evaluate"].strip() == "python -m jaxrl.evaluate run"
+    assert summary["watch"].strip() == "python -m jaxrl.play run --out episode.gif"
     assert {"best", "last", "seconds", "run"} <= summary.keys()
 
 
@@ -269,6 +274,49 @@ def test_a_run_started_without_standard_streams_gives_their_numbers_to_no_file(d
     process.terminate()
     assert process.wait() == 143
     assert held == [os.devnull] * 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--seed", "5"], "seed: 0 -> 5"),
+        (["--num-envs", "5"], "num_envs cannot change"),
+        (["--warmup", "300"], "warmup cannot change"),
+        (["--agent.features", "8"], "agent.features cannot change"),
+    ],
+)
+def test_what_cannot_change_is_named_at_once_with_what_can_be_done(
+    finished: Finished, flags: list[str], said: str
+) -> None:
+    """The same with and without `--allow-changes`, to which nobody is sent in vain."""
+    answers = set()
+    for allowed in ([], ["--allow-changes"]):
+        with pytest.raises(SettingsError) as refused:
+            train.main(["--resume", str(finished.path), *flags, *allowed])
+        answers.add(str(refused.value))
+    (answer,) = answers
+    assert said in answer
+    assert "--start-over" in answer
+    assert "--allow-changes" not in answer
+    assert "[0]" not in answer
+
+
+@pytest.mark.parametrize(
+    ("stop", "more"),
+    [
+        ("max_opts", " --max-opts 120"),
+        ("max_env_steps", " --max-env-steps 1600"),
+        ("SIGINT", ""),
+        ("SIGTERM", ""),
+        ("stop_reward", None),
+    ],
+)
+def test_the_summary_says_how_to_go_on(stop: str, more: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = {"stop": stop, "opt_steps": 60, "env_steps": 800, "opt_steps_per_sec": 1.0, "best_score": None}
+    counters: Any = {**summary, "last_score": None, "seconds": {}, "wall_s": 1.0, "best_opt_steps": None}
+    train.show(Result(None, None, counters, None), "my run")
+    shown = re.findall(r"^  go on +(.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert shown == ([] if more is None else [f"python -m jaxrl.train --resume 'my run'{more}"])
 
 
 def test_run_directory_in_use_is_refused(doors: Doors, finished: Finished) -> None:

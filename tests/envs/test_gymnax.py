@@ -1,5 +1,7 @@
 """The gymnax adapter: every registered environment runs, and its numbers are gymnax's own."""
 
+import subprocess
+import sys
 from typing import Any
 
 import gymnax
@@ -11,6 +13,7 @@ from scipy.stats import ks_2samp
 from toys_envs import rollout
 
 from jaxrl.envs import env_names, make_env, vectorise
+from jaxrl.envs import gymnax as gymnax_adapter
 from jaxrl.envs.gymnax import names
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, sample_space, space_struct
@@ -132,3 +135,43 @@ def test_states_after_an_auto_reset_are_distributed_as_gymnax_draws_them() -> No
     for entry in range(4):
         assert ks_2samp(fresh[:, entry], np.asarray(theirs)[:, entry]).pvalue > 1e-3
     assert np.abs(np.corrcoef(fresh.T) - np.eye(4)).max() < 0.1
+
+
+# --- how it is imported -----------------------------------------------------------------------------------------
+
+HEAVY = "[name for name in ('matplotlib', 'pandas', 'seaborn', 'scipy.stats') if name in sys.modules]"
+
+
+def fresh(code: str) -> str:
+    """Return what `code` prints in an interpreter of its own."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_what_draws_is_not_imported_to_step_a_cart() -> None:
+    made = "jaxrl.make_env('CartPole-v1'); jaxrl.make_env('Breakout-MinAtar')"
+    assert fresh(f"import sys, jaxrl; {made}; print({HEAVY})") == "[]"
+
+
+def test_gymnax_is_complete_for_whoever_imports_it_afterwards() -> None:
+    """One object each, however it is reached: nobody sees that it was opened lazily."""
+    shown = fresh(
+        "import sys, jaxrl; jaxrl.make_env('CartPole-v1')\n"
+        "before = sys.modules['gymnax.environments.classic_control.cartpole'].CartPole\n"
+        "import gymnax, gymnax.environments.spaces\n"
+        "from gymnax.environments import environment, Pong\n"
+        "from gymnax import make\n"
+        "print(gymnax.environments.CartPole is before, type(make('CartPole-v1')[0]) is before,\n"
+        "      gymnax.environments.spaces.Discrete.__name__, len(gymnax.registered_envs), Pong.__name__,\n"
+        "      gymnax is sys.modules['gymnax'], 'make' in dir(gymnax), issubclass(before, environment.Environment))\n"
+        "try: gymnax.nothing\n"
+        "except AttributeError as error: print(error)\n"
+    )
+    first, second = shown.splitlines()
+    assert first == f"True True Discrete {len(names())} Pong True True True"
+    assert second == "module 'gymnax' has no attribute 'nothing'"
+
+
+def test_the_environments_that_are_found_without_gymnax_are_those_that_it_registers() -> None:
+    for name, home in gymnax_adapter._HOMES.items():
+        kind = type(gymnax.make(name)[0])
+        assert f"gymnax.environments.{home}" == f"{kind.__module__}:{kind.__name__}"

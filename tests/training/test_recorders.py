@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,27 @@ def test_the_console_tells_what_a_second_look_came_to() -> None:
     assert second.endswith("1 unfinished  not the best: again 5")
     assert third.endswith("1 unfinished")
     assert recorder._best == 6.25
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (40, ["2,000/19,800 opts"]),
+        (60, ["2,000/19,800 opts", "11,000 env steps", "800 opts/s"]),
+        (160, ["2,000/19,800 opts", "━", "11,000 env steps", "800 opts/s", "12 s left", "train -", "last -", "best -"]),
+    ],
+)
+def test_a_narrow_terminal_keeps_the_counter_and_drops_what_does_not_fit(width: int, shown: list[str]) -> None:
+    """No line is wider than the terminal: one that wraps could not be taken back, and would stay after the end."""
+    out = io.StringIO()
+    recorder = ConsoleRecorder(Console(file=out, force_terminal=True, width=width, soft_wrap=True, highlight=False))
+    recorder.stage("compiling")
+    recorder.tick(Progress(2_000, 11_000, 19_800, 800.0, 12.0))
+    recorder.close()
+    lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue()))
+    assert max(map(len, lines)) <= width
+    live = next(line for line in reversed(lines) if "opts" in line)
+    every = ["2,000/19,800 opts", "━", "11,000 env steps", "800 opts/s", "12 s left", "train -", "last -", "best -"]
+    assert [part for part in every if part in live] == shown
+    assert not live.rstrip().endswith(("…", "11,000", "12"))
+    assert out.getvalue().endswith("\x1b[2K")

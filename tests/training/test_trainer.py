@@ -445,7 +445,7 @@ def test_a_directory_that_holds_another_run_is_left_alone(tmp_path: Path) -> Non
     run = tmp_path / "run"
     jaxrl.Trainer(counting(), max_opts=3, run_dir=str(run), **QUIET).train()
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    with pytest.raises(SettingsError, match="exists and holds something else"):
+    with pytest.raises(SettingsError, match="holds a run already"):
         jaxrl.Trainer(counting(), max_opts=5, run_dir=str(run), **QUIET).train()
     with pytest.raises(SettingsError, match="seed: 0 -> 1"):
         jaxrl.Trainer(counting(), max_opts=5, seed=1, run_dir=str(run), resume=True, **QUIET).train()

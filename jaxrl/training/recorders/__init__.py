@@ -20,6 +20,7 @@ __all__ = [
     "Row",
     "TensorBoardRecorder",
     "check_unwritten",
+    "console_of",
     "default_recorders",
     "episode_recorder",
     "log_problems",
@@ -27,14 +28,23 @@ __all__ = [
 ]
 
 
-def default_recorders(given: Sequence[Recorder] | None, directory: Path | None, quiet: bool) -> list[Recorder]:
-    """Return the recorders of a run: its own log always, and those `given`, or else console and TensorBoard."""
+def console_of(given: Sequence[Recorder] | None, quiet: bool) -> ConsoleRecorder | None:
+    """Return the console of a run, one of those `given` or a new one; `None` if nobody is to be shown anything."""
+    if given is None:
+        return None if quiet else ConsoleRecorder()
+    return next((recorder for recorder in given if isinstance(recorder, ConsoleRecorder)), None)
+
+
+def default_recorders(
+    given: Sequence[Recorder] | None, directory: Path | None, console: ConsoleRecorder | None = None
+) -> list[Recorder]:
+    """Return the recorders of a run: its own log always, and those `given`, or else `console` and TensorBoard."""
     own: list[Recorder] = [] if directory is None else [JSONLRecorder(directory / METRICS)]
     if given is not None:
         return [*own, *given]
-    console: list[Recorder] = [] if quiet else [ConsoleRecorder()]
+    shown: list[Recorder] = [] if console is None else [console]
     board = [] if directory is None else [TensorBoardRecorder(directory / "tensorboard")]
-    return [*own, *console, *board]
+    return [*own, *shown, *board]
 
 
 def episode_recorder(directory: Path | None) -> list[Recorder]:

@@ -2,11 +2,17 @@
 
 import math
 import time
+from itertools import accumulate
 from typing import Any
 
+from jaxrl.terminal import Stage
 from jaxrl.training.recorders.base import Progress, Row
 
 REFRESH_S = 0.1
+COUNTER, BAR = 24, 24
+"""Columns of the counter, at least, and of the bar."""
+WIDE = 136
+"""Columns of a terminal that has room for a bar."""
 
 
 class ConsoleRecorder:
@@ -16,13 +22,23 @@ class ConsoleRecorder:
         from rich.console import Console
 
         self.console = console or Console(soft_wrap=True, highlight=False, markup=False)
+        self._stage = Stage(self.console.file, self.console.is_terminal and not self.console.is_dumb_terminal)
         self._live: Any = None
         self._last: float | None = None
         self._best: float | None = None
         self._train: float | None = None
         self._shown = 0.0
 
+    def stage(self, what: str) -> None:
+        """Show what is done before the first step: on a terminal until something else is shown."""
+        self._stage.show(what)
+
+    def unstage(self) -> None:
+        """Take back what a terminal shows of it."""
+        self._stage.clear()
+
     def write(self, row: Row) -> None:
+        self._stage.clear()
         if row["kind"] == "train":
             self._train = row.get("episode_return")
         elif row["kind"] == "eval":
@@ -37,26 +53,28 @@ class ConsoleRecorder:
         if not self.console.is_terminal or time.monotonic() - self._shown < REFRESH_S:
             return
         self._shown = time.monotonic()
+        self._stage.clear()
         if self._live is None:
             self._live = self._start()
             self._task = self._live.add_task("", total=progress.max_opts, detail="")
         self._live.update(self._task, completed=progress.opt_steps, detail=self._detail(progress))
 
     def close(self) -> None:
+        self._stage.clear()
         if self._live is not None:
             self._live.stop()
             self._live = None
 
     def _start(self) -> Any:
         from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
 
-        live = Progress(
-            TextColumn("{task.completed:>9,}/{task.total:,} opts"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[detail]}"),
-            console=self.console,
-            transient=True,
-        )
+        # On a narrow terminal the counter stays whole, and the rest is cut: a line that wraps could not be taken back.
+        whole = Column(no_wrap=True, min_width=COUNTER)
+        counter = TextColumn("{task.completed:>9,}/{task.total:,} opts", table_column=whole)
+        bar = [BarColumn(bar_width=BAR)] if self.console.width >= WIDE else []
+        detail = TextColumn("{task.fields[detail]}", table_column=Column(no_wrap=True, overflow="crop", ratio=1))
+        live = Progress(counter, *bar, detail, console=self.console, transient=True, expand=True)
         live.start()
         return live
 
@@ -69,7 +87,9 @@ class ConsoleRecorder:
             f"last {_number(self._last)}",
             f"best {_number(self._best)}",
         ]
-        return "  ".join(parts)
+        room = self.console.width - COUNTER - (BAR if self.console.width >= WIDE else 0) - 2
+        ends = accumulate(len(part) + 2 for part in parts)
+        return "  ".join(part for part, end in zip(parts, ends, strict=True) if end - 2 <= room)
 
 
 def _eval_line(row: Row) -> str:

@@ -8,7 +8,7 @@ import pytest
 from toys_trainer import counting
 
 import jaxrl
-from jaxrl.training.hush import hushed
+from jaxrl.hush import hushed
 
 
 def of_the_process() -> tuple[object, ...]:

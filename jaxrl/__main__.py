@@ -1,0 +1,50 @@
+"""`python -m jaxrl COMMAND` and the command `jaxrl`: one name for all front doors."""
+
+from jaxrl.cli import leave_quietly_on_signals, run_main  # first, for it takes the signals
+
+# isort: split
+import importlib
+import sys
+from collections.abc import Sequence
+
+import jaxrl
+from jaxrl.errors import SettingsError, nearest
+from jaxrl.opening import greet
+
+COMMANDS = {
+    "train": "train an agent, or go on with a run",
+    "evaluate": "judge the best policy of a run by fresh episodes",
+    "play": "film one episode of it",
+    "collect": "gather a data set with it",
+    "verify": "check all that a run has saved",
+}
+HELP = """usage: jaxrl COMMAND ...
+
+{commands}
+
+jaxrl COMMAND --help says more; jaxrl train --list-envs names the environments.
+Begin with: jaxrl train ppo --env CartPole-v1"""
+
+
+def main() -> None:
+    """Run the front door that the first argument names; end the process with its exit code."""
+    leave_quietly_on_signals()
+    name, args = (sys.argv[1:2] or ["--help"])[0], sys.argv[2:]
+    if name in ("--help", "-h", "help"):
+        print(HELP.format(commands="\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items())))
+    elif name in ("--version", "-v"):
+        print(f"jaxrl {jaxrl.__version__}")
+    elif name not in COMMANDS:
+        run_main(_refuse, [name])
+    else:
+        if name == "train":
+            greet(args)  # before what is slow to import
+        run_main(importlib.import_module(f"jaxrl.{name}").main, args)
+
+
+def _refuse(args: Sequence[str]) -> int:
+    raise SettingsError(f"unknown command {args[0]!r}; {nearest(args[0], COMMANDS)}")
+
+
+if __name__ == "__main__":
+    main()

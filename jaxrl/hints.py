@@ -1,0 +1,111 @@
+"""From the names that others use to those of jaxrl: for hints to whoever comes from another library."""
+
+from typing import NamedTuple
+
+
+class Hint(NamedTuple):
+    """What jaxrl calls something."""
+
+    names: tuple[str, ...]
+    """Its settings, as paths; the first that there is in a place is meant there."""
+    note: str = ""
+
+
+_ALIASES = {
+    "processor.discount": "gamma discount_factor",
+    "agent.lr": "learning_rate lr_rate alpha q_lr critic_lr qf_lr value_lr",
+    "agent.policy_lr": "actor_lr pi_lr actor_learning_rate",
+    "agent.temperature_lr": "alpha_lr ent_lr",
+    "agent.lr_decay": "anneal_lr lr_schedule linear_schedule",
+    "buffer.batch_size batch_size minibatches": "batch_size minibatch_size train_batch_size",
+    "buffer.capacity": "buffer_size replay_size replay_buffer_size memory_size replay_capacity",
+    "buffer.prioritised": "per prioritized prioritized_replay prioritized_buffer",
+    "rollout processor.n_step": "n_steps num_steps rollout_length unroll_length rollout_steps horizon nstep",
+    "agent.gae_lambda agent.q_lambda": "gae_lambda gae lam lambda lambd",
+    "agent.entropy agent.temperature": "ent_coef entropy_coef entropy_coeff entropy_cost",
+    "agent.value": "vf_coef value_coef value_loss_coef vf_coeff",
+    "agent.clip": "clip_range clip_coef clip_eps clip_param clip_epsilon clip_ratio",
+    "agent.clip_value": "clip_range_vf clip_vloss",
+    "agent.normalise": "norm_adv normalize_advantage normalize_advantages",
+    "num_envs": "n_envs n_env envs num_environments nenvs",
+    "epochs": "n_epochs update_epochs num_epochs ppo_epochs",
+    "minibatches": "num_minibatches n_minibatches nminibatches",
+    "warmup": "learning_starts start_steps initial_steps warmup_steps fill_buffer",
+    "opt_interval": "train_freq train_frequency update_every update_frequency",
+    "updates": "gradient_steps utd utd_ratio updates_per_step num_updates_per_step",
+    "agent.target_interval": "target_update_interval target_network_frequency target_update_freq target_update_period",
+    "agent.tau": "polyak soft_tau target_update_tau",
+    "agent.epsilon_decay": "exploration_fraction exploration_decay eps_decay epsilon_timesteps",
+    "agent.epsilon_end": "exploration_final_eps end_e eps_end final_epsilon",
+    "agent.epsilon_start": "exploration_initial_eps start_e eps_start initial_epsilon",
+    "agent.policy_interval": "policy_frequency policy_delay",
+    "agent.noise": "exploration_noise action_noise",
+    "agent.features": "net_arch hidden_sizes hidden_size hidden_layer_sizes hidden_dims hidden_dim layers",
+    "agent.torso": "policy network",
+    "agent.atoms": "n_atoms num_atoms n_quantiles num_quantiles",
+    "agent.optimizer": "optim optimiser",
+    "env": "env_id env_name environment task gym_id",
+    "eval_interval": "eval_freq eval_frequency eval_every",
+    "eval_episodes": "n_eval_episodes num_eval_episodes eval_runs",
+    "record_interval": "log_interval log_freq log_frequency log_every",
+    "save_interval": "save_freq checkpoint_interval checkpoint_freq checkpoint_frequency save_frequency",
+    "run_dir": "logdir log_dir log_folder output_dir out save_path save_dir tensorboard_log dir exp_name run_name",
+    "resume": "load load_model load_path checkpoint ckpt trained_agent restore",
+    "quiet": "verbose silent",
+    "processor.normalise_obs": "normalize normalise norm_obs normalize_obs normalize_observations",
+    "processor.normalise_reward": "norm_reward normalize_reward normalize_rewards",
+    "processor.frame_stack": "n_stack num_stack framestack stack",
+}
+_SENTENCES = {
+    "algo algorithm agent model": "the algorithm is the first argument, as in: train ppo --env CartPole-v1",
+    "track wandb use_wandb wandb_project_name wandb_entity mlflow tensorboard": (
+        "a run writes TensorBoard files and metrics.jsonl into its run directory by itself"
+    ),
+    "render render_mode capture_video record_video video": (
+        "training shows no pictures; afterwards: python -m jaxrl.play RUN_DIR --out episode.gif"
+    ),
+    "device cuda gpu use_cuda use_gpu no_cuda": (
+        "JAX takes a GPU if it can use one; the environment variable JAX_PLATFORMS=cpu (or cuda) chooses"
+    ),
+}
+_STEPS = (
+    "total_timesteps timesteps n_timesteps num_timesteps total_steps max_steps max_timesteps total_frames num_frames"
+)
+_STEPS_NOTE = "the run ends where max_opts or max_env_steps is reached first, so raise max_opts too if that is less"
+
+HINTS: dict[str, Hint] = {
+    **{word: Hint(tuple(names.split())) for names, words in _ALIASES.items() for word in words.split()},
+    **{word: Hint(("max_env_steps",), _STEPS_NOTE) for word in _STEPS.split()},
+    **{word: Hint((), sentence) for words, sentence in _SENTENCES.items() for word in words.split()},
+}
+
+ELSEWHERE = {
+    "processor": "the discount and what else is done to steps belong to the processor, as in "
+    "off_policy(..., processor=jaxrl.n_step(1, discount=0.99))",
+    "buffer": "that belongs to the buffer, as in off_policy(..., buffer=jaxrl.uniform(capacity, batch_size))",
+    "agent": "that belongs to the agent, as in jaxrl.dqn(lr=1e-3) or jaxrl.ppo(clip=0.2)",
+}
+"""Whose a setting is in Python, by the first part of its path."""
+TRAINERS = (
+    "max_opts",
+    "max_env_steps",
+    "eval_interval",
+    "eval_episodes",
+    "record_interval",
+    "save_interval",
+    "run_dir",
+)
+
+
+def hint_of(word: str) -> Hint | None:
+    """Return what jaxrl calls `word`, a flag or a name in any spelling."""
+    return HINTS.get(word.lstrip("-").replace("-", "_").lower())
+
+
+def elsewhere(hint: Hint) -> str:
+    """Say, of a setting that is not where it was looked for, whose it is."""
+    head, _, tail = hint.names[0].rpartition(".")
+    if head:
+        return f"jaxrl calls it {tail}; {ELSEWHERE[head]}"
+    whose = "Trainer(...)" if tail in TRAINERS else "off_policy(...) or on_policy(...)"
+    return f"jaxrl calls it {tail}, a setting of {whose}"

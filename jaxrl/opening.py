@@ -1,0 +1,100 @@
+"""The first line of `jaxrl train`, before anything slow is imported: what is trained, on what, from which seed."""
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import jaxrl
+from jaxrl import presets
+from jaxrl.terminal import Stage
+
+DISCRETE = ("dqn", "rainbow", "ppo", "a2c", "reinforce", "pqn")
+"""Algorithms whose usual environment is CartPole; these names are those of `algos.ALGOS`, which is slow to import."""
+CONTINUOUS = ("sac", "td3", "ddpg")
+"""Those whose usual environment is Pendulum."""
+OFFLINE = ("bc", "td3_bc", "cql", "cql_dqn", "awac", "iql")
+"""Those that need no environment."""
+SILENT = {"--quiet", "--help", "-h", "--list-envs"}
+
+stage = Stage()
+"""What a front door is doing, until the trainer shows it."""
+
+
+def greet(args: Sequence[str]) -> None:
+    """Print the first line of a run with these arguments, and that imports are under way; nothing if they are bad.
+
+    `--version` is answered here, and ends the process.
+    """
+    if {"--version", "-v"} & set(args):
+        print(f"jaxrl {jaxrl.__version__}")
+        raise SystemExit(0)
+    line = None if SILENT & set(args) else first_line(args)
+    if line:
+        print(line, flush=True)
+        stage.show("importing")
+
+
+def first_line(args: Sequence[str]) -> str | None:
+    """Return the first line, or `None` where these arguments will be refused anyway."""
+    resume, config = value_of(args, "--resume"), value_of(args, "--config")
+    try:
+        settings = _settings(f"{resume}/config.yaml") if resume else _settings(config) if config else {}
+    except (OSError, ValueError):
+        return None
+    named = args[0] if args and not args[0].startswith("-") else settings.get("algo", "dqn")
+    if named not in (*DISCRETE, *CONTINUOUS, *OFFLINE) or not (settings or not resume):
+        return None
+    env = value_of(args, "--env") or settings.get("env") or usual_env(named)
+    seed = value_of(args, "--seed") or settings.get("seed", 0)
+    where = f"on {env}" if env else "from data"
+    run_dir = value_of(args, "--run-dir")
+    told = [f"jaxrl {jaxrl.__version__}: {named} {where}", f"seed {seed}"]
+    told += [f"going on in {resume}"] if resume else [f"run directory {run_dir}"] if run_dir else []
+    told += ["generic settings (no preset for this environment)"] if _generic(named, env, settings) else []
+    return ", ".join(told)
+
+
+def usual_env(algo: str) -> str | None:
+    """Return the environment that `algo` trains in if none is named."""
+    if algo in OFFLINE:
+        return None
+    return "Pendulum-v1" if algo in CONTINUOUS else "CartPole-v1"
+
+
+def suited(algo: str, env: str) -> bool:
+    """Say whether there is a preset of `algo` for `env`."""
+    bare = env.removeprefix("gymnasium:").removeprefix("envpool:")
+    known: Mapping[str, Any] = getattr(presets, f"{algo.upper()}_PRESETS", {})
+    return any(fnmatchcase(bare, name) for name in known)
+
+
+def value_of(args: Sequence[str], flag: str) -> str | None:
+    """Return what follows `flag` in `args`, as `flag VALUE` or `flag=VALUE`."""
+    for arg, following in zip(args, [*args, ""][1:], strict=True):
+        if arg == flag:
+            return following or None
+        if arg.startswith(f"{flag}="):
+            return arg[len(flag) + 1 :] or None
+    return None
+
+
+def tell(line: str) -> None:
+    """Print a line in place of what is being done."""
+    stage.clear()
+    print(f"  {line}", flush=True)
+
+
+def _generic(algo: str, env: Any, settings: Mapping[str, Any]) -> bool:
+    """Say whether only the general settings of `algo` are in use; a file has its own."""
+    return not settings and isinstance(env, str) and not suited(algo, env)
+
+
+def _settings(path: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        found = yaml.safe_load(Path(path).read_text())
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(path) from error
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,79 @@
+"""What is being done, on one line that a terminal rewrites and that is a plain line elsewhere. Imports nothing slow."""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+CLEAR = "\r\x1b[2K"
+"""Takes back the line that the cursor is on."""
+_CURSOR = "\x1b[?25h"
+
+
+class Stage:
+    """Show what is being done; on a terminal with the seconds that it has taken so far, until the next `clear`."""
+
+    def __init__(self, file: Any = None, live: bool | None = None) -> None:
+        self._file, self._live = file, live
+        self._end: threading.Event | None = None
+        self._thread: threading.Thread | None = None
+
+    def show(self, what: str) -> None:
+        """Show `what` in place of what was shown before."""
+        self.clear()
+        file = self._file or sys.stdout
+        if not (is_terminal(file) if self._live is None else self._live):
+            _write(file, f"  {what}\n")
+            return
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=_tick, args=(file, what, self._end), daemon=True)
+        self._thread.start()
+
+    def clear(self) -> None:
+        """Take back what a terminal shows."""
+        if self._thread is not None and self._end is not None:
+            self._end.set()
+            self._thread.join()
+            self._thread = None
+            _write(self._file or sys.stdout, CLEAR)
+
+
+def _tick(file: Any, what: str, end: threading.Event) -> None:
+    """Rewrite the line every second until `end`, cut to the terminal's width: one that wraps cannot be taken back."""
+    begun = time.monotonic()
+    while True:
+        seconds = int(time.monotonic() - begun)
+        line = f"  {what} ..." + (f" {seconds} s" if seconds else "")
+        _write(file, CLEAR + line[: columns() - 1])
+        if end.wait(1.0):
+            return
+
+
+def columns() -> int:
+    """Return the width of the terminal, 80 if that is unknown."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
+    return 80
+
+
+def is_terminal(file: Any) -> bool:
+    """Say whether `file` is a terminal that can rewrite a line."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return bool(file.isatty()) and os.environ.get("TERM", "dumb") != "dumb"
+    return False
+
+
+def restore() -> None:
+    """Take back a line in progress and show the cursor, before a process ends at once. Safe in a signal handler."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if is_terminal(sys.stdout):
+            os.write(sys.stdout.fileno(), (CLEAR + _CURSOR).encode())
+
+
+def _write(file: Any, text: str) -> None:
+    """Write `text`; nobody has to read it."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        file.write(text)
+        file.flush()

@@ -1,0 +1,32 @@
+"""Numbers as people write them: `1e4`, `1_000`, `64,64` or `[64, 64]`."""
+
+import math
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+
+def whole(value: Any) -> Any:
+    """Return `value` as an `int` if it is a whole number, written or as a float, below 10^18; else just as it came."""
+    if isinstance(value, float):
+        return int(value) if math.isfinite(value) and value.is_integer() and abs(value) < 1e18 else value
+    if not isinstance(value, str):
+        return value
+    try:
+        number = Decimal(value.strip())
+    except InvalidOperation:
+        return value
+    small = number.is_finite() and number.adjusted() < 18
+    return int(number) if small and number == number.to_integral_value() else value
+
+
+def number(value: str) -> float | None:
+    """Return what `value` says as a float; `None` if it is no number."""
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def pieces(text: str) -> list[str]:
+    """Return the parts of a list as people write it: `64,64`, `[64, 64]`, `(64, 64)` or `64 64`."""
+    return text.strip().strip("[]()").replace(",", " ").split()

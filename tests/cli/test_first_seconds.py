@@ -1,0 +1,178 @@
+"""The first seconds of a front door: what it says before anything slow is imported, and how it is interrupted there."""
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from front_doors import SMALL, Doors, one_error_line
+
+import jaxrl
+from jaxrl import collect, evaluate, opening, play, verify
+from jaxrl.algos import ALGOS
+from jaxrl.config import has_preset
+
+DOORS = {
+    "train": [],
+    "evaluate": ["run"],
+    "play": ["run"],
+    "verify": ["run"],
+    "collect": ["run", "--transitions", "9", "--out", "x.npz"],
+}
+
+
+def run_with_fake_jax(path: Path, body: str, args: Sequence[str], **kwargs: object) -> subprocess.CompletedProcess[str]:
+    """Run Python with a package `jax` that does `body` when it is imported, and then nothing any more."""
+    (path / "jax").mkdir()
+    (path / "jax" / "__init__.py").write_text(body)
+    env = {**os.environ, "PYTHONPATH": f"{path}:{os.environ.get('PYTHONPATH', '')}"}
+    return subprocess.run([sys.executable, *args], cwd=path, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("begin", [["-m", "jaxrl"], ["-c", "from jaxrl.__main__ import main; main()"]])
+def test_the_command_interrupted_while_importing_ends_without_a_word(
+    tmp_path: Path, begin: list[str], number: int
+) -> None:
+    body = f"import os, time; os.kill(os.getpid(), {int(number)}); time.sleep(60)"
+    done = run_with_fake_jax(tmp_path, body, [*begin, "train"])
+    assert (done.returncode, done.stderr) == (128 + number, "")
+    assert done.stdout.startswith(f"jaxrl {jaxrl.__version__}: dqn on CartPole-v1")
+
+
+@pytest.mark.parametrize("args", [[], ["--help"]])
+def test_the_command_alone_lists_the_front_doors(tmp_path: Path, args: list[str]) -> None:
+    """Without importing anything slow, which would end it here."""
+    done = run_with_fake_jax(tmp_path, "raise SystemExit(9)", ["-m", "jaxrl", *args])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [door for door in DOORS if not re.search(rf"^  {door} +\w", done.stdout, re.MULTILINE)] == []
+
+
+@pytest.mark.parametrize(("args", "said"), [(["trian"], "did you mean train?"), (["--gpu"], "known: collect, ")])
+def test_an_unknown_command_is_refused(doors: Doors, args: list[str], said: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "jaxrl", *args], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert said in one_error_line(done)
+
+
+@pytest.mark.parametrize("door", [evaluate, play, verify, collect])
+def test_help_says_in_plain_words_what_a_front_door_does(door: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        door.main(["--help"])
+    shown = capsys.readouterr().out
+    assert stop.value.code == 0
+    assert "`" not in shown
+    assert f"Example: python -m {door.__name__} runs/" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("door", DOORS)
+def test_a_front_door_interrupted_while_importing_ends_without_a_word(tmp_path: Path, door: str, number: int) -> None:
+    body = f"import os, time; os.kill(os.getpid(), {int(number)}); time.sleep(60)"
+    done = run_with_fake_jax(tmp_path, body, ["-m", f"jaxrl.{door}", *DOORS[door]])
+    assert (done.returncode, done.stderr) == (128 + number, "")
+
+
+def test_the_library_leaves_the_signals_to_the_program_that_imports_it(doors: Doors) -> None:
+    done = doors.python(
+        "import signal; before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]\n"
+        "import jaxrl.train, jaxrl.verify, jaxrl.cli, jaxrl.__main__\n"
+        "assert before == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_first_line_comes_before_jax_is_imported(tmp_path: Path) -> None:
+    args = ["-m", "jaxrl.train", "ppo", "--env", "Catch-bsuite", "--seed", "7", "--run-dir", "x"]
+    done = run_with_fake_jax(tmp_path, "raise SystemExit(9)", args)
+    assert done.returncode == 9
+    first, *rest = done.stdout.splitlines()
+    assert [part for part in ("ppo on Catch-bsuite", "seed 7", "x", "generic settings") if part not in first] == []
+    assert rest == ["  importing"]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([], "dqn on CartPole-v1, seed 0"),
+        (["sac", "--seed=3"], "sac on Pendulum-v1, seed 3"),
+        (["iql", "--data", "x.npz"], "iql from data, seed 0"),
+        (["--env=Zzz-v1"], "dqn on Zzz-v1, seed 0, generic settings"),
+        (["--config", "mine.yaml"], "td3 on Mine-v1, seed 4"),
+        (["--config", "mine.yaml", "--seed", "5"], "td3 on Mine-v1, seed 5"),
+    ],
+)
+def test_the_first_line_says_what_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("algo: td3\nenv: Mine-v1\nseed: 4\n")
+    assert said in str(opening.first_line(args))
+
+
+@pytest.mark.parametrize("args", ["--quiet", "--help", "-h", "dqm", "--resume nowhere", "--config no"])
+def test_nothing_is_said_where_nothing_is_trained(args: str, capsys: pytest.CaptureFixture[str]) -> None:
+    opening.greet(args.split())
+    assert capsys.readouterr().out == ""
+
+
+def test_what_the_first_line_knows_of_algorithms_is_so() -> None:
+    for algo, entry in ALGOS.items():
+        assert opening.usual_env(algo) == entry.config().env
+        for env in ("CartPole-v1", "gymnasium:CartPole-v1", "Breakout-MinAtar", "Pendulum-v1", "Zzz-v1"):
+            assert opening.suited(algo, env) == has_preset(algo, env), (algo, env)
+    assert {*opening.DISCRETE, *opening.CONTINUOUS, *opening.OFFLINE} == set(ALGOS)
+
+
+def test_each_thing_that_takes_long_is_named_in_its_turn(doors: Doors) -> None:
+    done = doors.train(*SMALL, "--max-opts", "20", "--run-dir", "x")
+    lines = done.stdout.splitlines()
+    assert lines[0].endswith("dqn on Catch-bsuite, seed 0, run directory x")
+    stages = ["importing", "device ", "building ", "tracing", "compiling", "warming up: 200 ", "training"]
+    found = [i for stage in stages for i, line in enumerate(lines) if line.startswith(f"  {stage}")]
+    assert len(found) == len(stages)
+    assert found == sorted(found)
+
+
+def test_a_terminal_shows_one_line_that_is_taken_back(tmp_path: Path) -> None:
+    """What stays on the screen are the lines that end in a newline."""
+    code = "from jaxrl.terminal import Stage; s = Stage(); s.show('importing'); s.clear(); print('done')"
+    shown = on_a_terminal(["-c", code], tmp_path)
+    assert "  importing ..." in shown
+    assert [line.rpartition("\r\x1b[2K")[2] for line in shown.replace("\r\n", "\n").split("\n")] == ["done", ""]
+
+
+def on_a_terminal(args: Sequence[str], cwd: Path) -> str:
+    """Run Python on a terminal of its own; return all that it wrote there."""
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "TERM": "xterm"}
+    process = subprocess.Popen([sys.executable, *args], cwd=cwd, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    try:
+        while part := os.read(ours, 4096):
+            shown += part
+    except OSError:  # the other end is closed
+        pass
+    os.close(ours)
+    process.wait()
+    return shown.decode()
+
+
+@pytest.mark.parametrize("platform", ["rocm", "nonsense"])
+def test_devices_that_are_not_there_are_refused_in_one_line(
+    doors: Doors, monkeypatch: pytest.MonkeyPatch, platform: str
+) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", platform)
+    done = doors.run("train", "--env", "Catch-bsuite")
+    assert done.returncode == 2
+    said = one_error_line(done)
+    assert said.startswith(f"error: JAX_PLATFORMS={platform} asks for devices that JAX cannot use here")
+    assert "there is: cpu" in said
+    assert list(doors.cwd.iterdir()) == []
