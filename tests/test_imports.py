@@ -28,7 +28,7 @@ FOUNDATIONS = {
 PURE = {"foundations", "envs", "processors", "buffers", "agents", "strategies"}
 PURE_TOO = {"training/schedule.py"}
 IMPURE_ANYWAY = {"envs/host.py", "hush.py", "terminal.py", "xla/__init__.py", "xla/options.py"}
-"""Environments outside the device, the terminal, what libraries print, and what the user set in the process environment."""
+"""Environments outside the device, the terminal, what libraries print, and what the user set in the environment."""
 IMPURE_MODULES = {"os", "time", "threading", "logging", "pathlib", "pickle", "random"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
