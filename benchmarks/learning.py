@@ -1,4 +1,4 @@
-"""`python -m benchmarks.learning [--algo A ...] [--env E ...] [--seeds S ...] [--json FILE] [--FLAG ...]`: what is learnt.
+"""`python -m benchmarks.learning [--algo A ...] [--env E ...] [--seeds S ...] [--json FILE] [--FLAG ...]`: learning.
 
 Each preset asked for is trained as `python -m jaxrl.train ALGO --env E --seed S` would, for each seed, without a run
 directory. Then the best and the last policy play 100 fresh greedy episodes. Flags that are not the script's own go to
@@ -41,7 +41,7 @@ GOOD = {
     "MountainCarContinuous-v0": 90.0,
     "Pendulum-v1": -200.0,
 }
-"""Mean return from which an evaluation is good: Gymnasium's `reward_threshold`, and -200 for Pendulum, which has none."""
+"""Mean return from which an evaluation is good: Gymnasium's `reward_threshold`, and -200 for Pendulum."""
 
 ZOO: dict[str, dict[str, tuple[float, int]]] = {
     "ppo": {
@@ -154,7 +154,7 @@ def steadiness(scores: Sequence[float], good: float | None) -> Row:
     """Tell how the evaluations after the first good one fared.
 
     Returns:
-      `good`: the score from which an evaluation is good, or None where that is not known; `good_from`: the number of the
+      `good`: the score from which an evaluation is good, or None where that is not known; `good_from`: number of the
       first good one, from 0, or None; `later`: how many came after it; `steady`: the share of these that are good too,
       or None where there are none; `last_good`: whether the last evaluation of all is good.
     """
