@@ -208,8 +208,6 @@ class OnPolicyRun(EnvRun):
     """Times that a rollout is gone through."""
     minibatches: int = 4
     """Equal parts of an epoch, one optimisation step each; must divide the steps of a rollout."""
-    max_lag: int = 1
-    """Rounds that the parameters of actors are behind; 0: actors and learner take turns."""
     processor: ProcessorConfig = field(default_factory=ProcessorConfig)
 
 

@@ -15,7 +15,14 @@ Ring = Rows | CompactRows
 """Both write blocks and read items; they differ in how these lie in memory."""
 
 
-def uniform(capacity: int, batch_size: int, *, compact: bool = False, ends: float = 0.125, frames: int = 1) -> Buffer:
+def uniform(
+    capacity: int = 50_000,
+    batch_size: int = 128,
+    *,
+    compact: bool = False,
+    ends: float = 0.125,
+    frames: int = 1,
+) -> Buffer:
     """Keep the newest `capacity` items and sample batches of `batch_size` from them uniformly.
 
     Items are written in blocks, one contiguous update a block, so the capacity is rounded up to whole blocks

@@ -61,7 +61,7 @@ def off_policy(
     num_envs: int = 10,
     opt_interval: int = 10,
     updates: int = 1,
-    warmup: int = 0,
+    warmup: int = 1_000,
     random_warmup: bool = True,
     actors: ActorsConfig | None = None,
 ) -> Strategy:
@@ -84,7 +84,7 @@ def off_policy(
     Raises:
       SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
     """
-    env, crowd = stage(env, actors)
+    env, crowd = stage(env, actors, max_lag=2)
     total = num_envs * (crowd.actors if crowd else 1)
     bound = assemble(env, agent, processor or one_step(), total)
     turns = take_turns(

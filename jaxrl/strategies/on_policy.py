@@ -100,7 +100,7 @@ def on_policy(
     """
     for name, value in (("rollout", rollout), ("epochs", epochs), ("minibatches", minibatches)):
         check_count(name, value)
-    env, crowd = stage(env, actors)
+    env, crowd = stage(env, actors, max_lag=1)
     bound = assemble(env, agent, processor or one_step(), num_envs * (crowd.actors if crowd else 1))
     if bound.agent.prepare is None:
         raise SettingsError(f"{bound.agent.name} does not learn on-policy; agents that do: ppo, a2c, reinforce and pqn")

@@ -32,8 +32,8 @@ class ActorsConfig:
     for those in JAX none, they run on the device."""
     send: int = 4
     """Times that each actor does what an iteration asks for before it sends; rollouts are sent whole."""
-    max_lag: int = 2
-    """Rounds that the parameters of actors are behind; 0: actors and learner take turns."""
+    max_lag: int | None = None
+    """Rounds that the parameters of actors are behind; 0: actors and learner take turns; unset: 2, or 1 of rollouts."""
     sync_interval: int = 1
     """Optimisation steps from one set of parameters for the actors to the next."""
     exploration: tuple[float, ...] = ()
@@ -50,6 +50,7 @@ class Crowd(NamedTuple):
 
     env: HostEnv
     config: ActorsConfig
+    """With nothing unset."""
     actors: int
 
 
@@ -58,7 +59,7 @@ def check_actors(config: ActorsConfig) -> None:
     check_count("actors", 1 if config.actors is None else config.actors)
     for name in ("send", "sync_interval"):
         check_count(name, getattr(config, name))
-    check_count("max_lag", config.max_lag, least=0)
+    check_count("max_lag", 0 if config.max_lag is None else config.max_lag, least=0)
     check_between("actor_timeout", config.actor_timeout, 0.1, 1e6)
     if len(config.exploration) not in (0, 1, config.actors or 1):
         raise SettingsError(
@@ -72,8 +73,11 @@ def settings_of_actors(crowd: Crowd | None) -> dict[str, Any]:
     return {} if crowd is None else asdict(crowd.config)
 
 
-def stage(env: Env | HostEnv, config: ActorsConfig | None) -> tuple[Env, Crowd | None]:
-    """Return the environment as the learner sees it, and those which actors step, if there are to be any."""
+def stage(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tuple[Env, Crowd | None]:
+    """Return the environment as the learner sees it, and those which actors step, if there are to be any.
+
+    `max_lag` is the lag of a config that leaves it unset.
+    """
     config = config or ActorsConfig()
     check_actors(config)
     if isinstance(env, Env) and config.actors is None:
@@ -81,8 +85,9 @@ def stage(env: Env | HostEnv, config: ActorsConfig | None) -> tuple[Env, Crowd |
     if isinstance(env, Env) and config.processes:
         raise SettingsError(f"{env.spec.name} is written in JAX; processes are for environments of Gymnasium")
     host = on_host(env) if isinstance(env, Env) else env
-    count = config.actors or 1
-    return blank(host.spec)._replace(settings=host.settings), Crowd(host, replace(config, actors=count), count)
+    count, lag = config.actors or 1, max_lag if config.max_lag is None else config.max_lag
+    config = replace(config, actors=count, max_lag=lag)
+    return blank(host.spec)._replace(settings=host.settings), Crowd(host, config, count)
 
 
 def blank(spec: EnvSpec) -> Env:

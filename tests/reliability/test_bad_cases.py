@@ -98,7 +98,8 @@ def _step(state: Any, **other: Any) -> tuple[Any, TimeStep]:
 
 def dqn_on(env: Env, **changes: Any) -> jaxrl.Strategy:
     """Build DQN with some of its parts replaced."""
-    parts = {"buffer": lambda: jaxrl.uniform(64, batch_size=8), "agent": jaxrl.dqn(features=(4,)), **changes}
+    small = {"buffer": lambda: jaxrl.uniform(64, batch_size=8), "agent": jaxrl.dqn(features=(4,)), "warmup": 0}
+    parts = {**small, **changes}
     buffer, agent = parts.pop("buffer"), parts.pop("agent")
     return jaxrl.off_policy(env, agent, buffer=buffer(), **parts)
 
