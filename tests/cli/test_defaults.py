@@ -48,7 +48,20 @@ PAIRS: dict[str, tuple[Callable[..., Any], Any, set[str]]] = {
     "prioritised": (
         jaxrl.prioritised,
         BufferConfig,
-        {*"capacity batch_size alpha beta beta_steps normalise epsilon compact ends frames".split()},
+        {
+            *[
+                "capacity",
+                "batch_size",
+                "alpha",
+                "beta",
+                "beta_steps",
+                "normalise",
+                "epsilon",
+                "compact",
+                "ends",
+                "frames",
+            ]
+        },
     ),
     "one_step": (jaxrl.one_step, ProcessorConfig, {"discount"}),
     "n_step": (jaxrl.n_step, ProcessorConfig, {"discount"}),
