@@ -5,9 +5,9 @@ from typing import Any
 Presets = dict[str, dict[str, Any]]
 
 DQN_PRESETS: Presets = {
-    # 100 000 environment steps; reaches 500 and stays there. Found by trying: transitions over five steps, a target that
-    # trails, tanh, a small buffer and a learning rate that falls to 0. With transitions of one step a policy that holds
-    # the pole for all 500 steps is forgotten again.
+    # 100 000 environment steps; reaches 500 and stays there. Found by trying: transitions over five steps, a target
+    # that trails, tanh, a small buffer and a learning rate that falls to 0. With transitions of one step a policy that
+    # holds the pole for all 500 steps is forgotten again.
     "CartPole-v1": {
         "max_opts": 19_800,
         "eval_interval": 600,
