@@ -115,7 +115,7 @@ def learn(algo: str, env: str, seed: int, flags: Sequence[str] = ()) -> Row:
         "reference": reference(algo, env),
     }
     curve: list[tuple[int, float]] = []
-    begun = time.perf_counter()
+    begun, busy = time.perf_counter(), time.process_time()
     try:
         strategy = build(algo, config)
         trainer = Trainer(strategy, trainer_config(config), recorders=[])
@@ -131,6 +131,7 @@ def learn(algo: str, env: str, seed: int, flags: Sequence[str] = ()) -> Row:
         "env_steps": result.summary["env_steps"],
         "opt_steps": result.summary["opt_steps"],
         "seconds": result.summary["wall_s"],
+        "cpu_seconds": time.process_time() - busy,
         "settings": _plain(asdict(config)),
     }
 
@@ -183,10 +184,23 @@ def told(row: Row) -> str:
     if "failed" in row:
         return name + row["failed"]
     steady = "" if row["steady"] is None else f", {row['steady']:.0%} of {row['later']} later evaluations good"
-    return f"{name}best {row['best']:.1f}, last {row['last']:.1f}{steady}, {row['seconds']:.0f} s"
+    return f"{name}best {row['best']:.1f}, last {row['last']:.1f}{steady}, {row['cpu_seconds']:.0f} CPU s"
 
 
-COLUMNS = ("seeds", "env steps", "best", "+-", "worst", "last", "+-", "worst", "steady", "ends good", "s", "reference")
+COLUMNS = (
+    "seeds",
+    "env steps",
+    "best",
+    "+-",
+    "worst",
+    "last",
+    "+-",
+    "worst",
+    "steady",
+    "ends good",
+    "CPU s",
+    "reference",
+)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -213,7 +227,7 @@ def _summary(rows: Sequence[Row]) -> list[str]:
     texts.append(f"{min(shares):.0%}" if shares else "-")
     known = rows[0]["good"] is not None
     texts.append(f"{sum(row['last_good'] for row in rows)}/{len(rows)}" if known else "-")
-    return [*texts, f"{statistics.mean(row['seconds'] for row in rows):.0f}"]
+    return [*texts, f"{statistics.mean(row['cpu_seconds'] for row in rows):.0f}"]
 
 
 if __name__ == "__main__":
