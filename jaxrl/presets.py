@@ -5,15 +5,57 @@ from typing import Any
 Presets = dict[str, dict[str, Any]]
 
 DQN_PRESETS: Presets = {
-    # Found by trying: tanh and a small buffer make DQN far steadier here than the usual ReLU and 50 000 or more.
-    # The run ends at 100 000 environment steps.
+    # 100 000 environment steps; reaches 500 and stays there. Found by trying: transitions over five steps, a target
+    # that trails, tanh, a small buffer and a learning rate that falls to 0. With transitions of one step a policy that
+    # holds the pole for all 500 steps is forgotten again.
     "CartPole-v1": {
         "max_opts": 19_800,
+        "eval_interval": 600,
         "eval_episodes": 50,
         "num_envs": 5,
         "opt_interval": 5,
-        "agent": {"lr": 1e-3, "activation": "tanh", "target_interval": 50, "epsilon_decay": 5_000},
+        "agent": {
+            "lr": 1e-3,
+            "lr_decay": 19_800,
+            "activation": "tanh",
+            "tau": 0.01,
+            "target_interval": 1,
+            "epsilon_decay": 5_000,
+        },
         "buffer": {"capacity": 10_000},
+        "processor": {"n_step": 5},
+    },
+    # 101 000 environment steps, five updates for ten of them; found by trying. Reaches -73 to -79 over fresh episodes,
+    # where RL Baselines3 Zoo (Raffin 2020) has -76.6.
+    "Acrobot-v1": {
+        "max_opts": 50_000,
+        "updates": 5,
+        "eval_interval": 2_500,
+        "eval_episodes": 50,
+        "save_interval": 10_000,
+        "agent": {"lr": 1e-3, "lr_decay": 50_000, "epsilon_decay": 12_500},
+    },
+    # 121 000 environment steps. Learning rate, updates, targets, exploration, network and discount after RL Baselines3
+    # Zoo (Raffin 2020), which has -100.8; here eight environments at once and a learning rate that falls to 0. Without
+    # its large learning rate the car does not reach the top once. One seed tried: best -105, last -132.
+    "MountainCar-v0": {
+        "max_opts": 60_000,
+        "updates": 8,
+        "eval_interval": 3_000,
+        "eval_episodes": 50,
+        "save_interval": 12_000,
+        "num_envs": 8,
+        "opt_interval": 16,
+        "agent": {
+            "lr": 4e-3,
+            "lr_decay": 60_000,
+            "target_interval": 300,
+            "epsilon_decay": 12_000,
+            "epsilon_end": 0.07,
+            "features": [256, 256],
+        },
+        "buffer": {"capacity": 10_000},
+        "processor": {"discount": 0.98},
     },
     "Catch-bsuite": {
         "max_opts": 5_000,
@@ -22,7 +64,8 @@ DQN_PRESETS: Presets = {
         "agent": {"lr": 1e-3, "epsilon_decay": 2_000},
         "buffer": {"batch_size": 64},
     },
-    # After Young and Tian 2019, https://arxiv.org/abs/1903.03176, with Adam and more environments at once.
+    # After Young and Tian 2019, https://arxiv.org/abs/1903.03176, with Adam and more environments at once. The Huber
+    # loss is theirs; rewards are 0 or 1, so that few errors lie beyond its bend.
     "*-MinAtar": {
         "max_opts": 30_000,
         "eval_interval": 5_000,
@@ -30,7 +73,7 @@ DQN_PRESETS: Presets = {
         "num_envs": 16,
         "opt_interval": 16,
         "warmup": 5_008,
-        "agent": {"lr": 1e-3, "target_interval": 250, "epsilon_decay": 10_000},
+        "agent": {"lr": 1e-3, "loss": "huber", "target_interval": 250, "epsilon_decay": 10_000},
         "buffer": {"capacity": 100_000, "batch_size": 32},
     },
 }
@@ -195,6 +238,9 @@ RAINBOW_PRESETS: Presets = {
         },
         "buffer": {"capacity": 10_000, "batch_size": 64},
     },
+    # 101 000 environment steps on generic settings, but for the returns that can be: -1 a step, discounted by 0.99, is
+    # never below -100. One seed tried: -96, where DQN reaches -77.
+    "Acrobot-v1": {"eval_episodes": 50, "agent": {"v_min": -100.0, "v_max": 0.0}},
     "*-MinAtar": {
         **DQN_PRESETS["*-MinAtar"],
         "agent": {"lr": 1e-3, "target_interval": 250, "v_min": 0.0, "v_max": 50.0},

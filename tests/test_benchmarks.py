@@ -339,6 +339,7 @@ def test_a_learner_alone_makes_the_optimisation_steps_of_a_strategy_with_actors(
         buffer=jaxrl.uniform(100, 8),
         num_envs=2,
         opt_interval=4,
+        warmup=0,
         actors=jaxrl.ActorsConfig(actors=2),
     )
     learner = outside.Learner(strategy)

@@ -51,8 +51,8 @@ class DQNConfig:
     """Global norm to which gradients are clipped."""
     accumulate: int = 1
     """Equal pieces in which a batch is taken, gradients averaged; must divide the batch size."""
-    loss: str = "huber"
-    """Loss of the temporal-difference error: huber or squared."""
+    loss: str = "squared"
+    """Loss of the temporal-difference error: squared, or huber, which bends at 1 and suits rewards scaled to that."""
     double: bool = True
     """Choose the next action by the online network (double Q-learning)."""
     dueling: bool = False

@@ -54,8 +54,8 @@ class _Settings(NamedTuple):
 
 
 def prioritised(
-    capacity: int,
-    batch_size: int | None = None,
+    capacity: int = 50_000,
+    batch_size: int = 128,
     *,
     alpha: float = 0.6,
     beta: float = 0.4,

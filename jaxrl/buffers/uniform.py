@@ -19,7 +19,12 @@ Ring = Rows | CompactRows
 
 
 def uniform(
-    capacity: int, batch_size: int | None = None, *, compact: bool = False, ends: float = 0.125, frames: int = 1
+    capacity: int = 50_000,
+    batch_size: int = 128,
+    *,
+    compact: bool = False,
+    ends: float = 0.125,
+    frames: int = 1,
 ) -> Buffer:
     """Keep the newest `capacity` items and sample batches of `batch_size` from them uniformly.
 
@@ -43,8 +48,6 @@ def uniform(
     Raises:
       SettingsError: a count below 1, a capacity below the batch size, or `ends` outside `[0, 1]`.
     """
-    if batch_size is None:
-        raise SettingsError("buffer.batch_size is missing; give it too, as in uniform(50_000, batch_size=128)")
     capacity, batch_size = whole(capacity), whole(batch_size)
     check_count("buffer.capacity", capacity)
     check_count("buffer.batch_size", batch_size)

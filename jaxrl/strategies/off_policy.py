@@ -65,7 +65,7 @@ def off_policy(
     num_envs: int = 10,
     opt_interval: int = 10,
     updates: int = 1,
-    warmup: int = 0,
+    warmup: int = 1_000,
     random_warmup: bool = True,
     actors: ActorsConfig | None = None,
 ) -> Strategy:

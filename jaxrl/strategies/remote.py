@@ -54,6 +54,7 @@ class Crowd(NamedTuple):
 
     env: HostEnv
     config: ActorsConfig
+    """With nothing unset."""
     actors: int
 
 

@@ -97,7 +97,7 @@ class SessionConfig:
     """Environment steps per optimisation step; a multiple of `num_envs` or a divisor of it."""
     updates: int = 1
     """Optimisation steps made each time that one is due."""
-    warmup: int = 0
+    warmup: int = 1_000
     """Environment steps before the first optimisation; at least those of one batch are taken."""
     random_warmup: bool = True
     """Act uniformly at random during it, instead of as the agent explores."""

@@ -241,7 +241,6 @@ MISUSE: dict[str, tuple[Callable[[], Any], list[str]]] = {
         lambda: jaxrl.off_policy(counting(), jaxrl.ppo(), **BUFFER), ["ppo learns on-policy", "on_policy(env, ppo("],
     ),
     "an environment for a strategy": (lambda: jaxrl.Trainer(counting()), ["Env", "expected a strategy"]),
-    "a buffer without a batch": (lambda: jaxrl.uniform(1000), ["batch_size=128"]),
     "learning_rate": (lambda: jaxrl.dqn(learning_rate=1e-3), ["did you mean lr?"]),
     "gamma": (lambda: jaxrl.ppo(gamma=0.9), ["discount", "processor="]),
     "total_timesteps": (lambda: jaxrl.TrainerConfig().changed(total_timesteps=5), ["max_env_steps?"]),

@@ -191,7 +191,8 @@ def test_parameters_reach_the_maker_and_whole_numbers_stay_whole():
 
 def test_the_best_policy_can_be_judged_there():
     env = counter()
-    strategy = jaxrl.off_policy(env, jaxrl.dqn(), buffer=jaxrl.uniform(64, batch_size=8), num_envs=2, opt_interval=2)
+    buffer = jaxrl.uniform(64, batch_size=8)
+    strategy = jaxrl.off_policy(env, jaxrl.dqn(), buffer=buffer, num_envs=2, opt_interval=2, warmup=0)
     from jaxrl.training.evaluator import evaluator_of
 
     evaluator = evaluator_of(strategy, 3)

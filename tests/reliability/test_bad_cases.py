@@ -98,7 +98,8 @@ def _step(state: Any, **other: Any) -> tuple[Any, TimeStep]:
 
 def dqn_on(env: Env, **changes: Any) -> jaxrl.Strategy:
     """Build DQN with some of its parts replaced."""
-    parts = {"buffer": lambda: jaxrl.uniform(64, batch_size=8), "agent": jaxrl.dqn(features=(4,)), **changes}
+    small = {"buffer": lambda: jaxrl.uniform(64, batch_size=8), "agent": jaxrl.dqn(features=(4,)), "warmup": 0}
+    parts = {**small, **changes}
     buffer, agent = parts.pop("buffer"), parts.pop("agent")
     return jaxrl.off_policy(env, agent, buffer=buffer(), **parts)
 
@@ -235,7 +236,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "--processor.n-step 0": ["n_step is 0", "at least 1"],
     "--buffer.capacity 100": ["buffer.capacity is 100", "at least 128"],
     "--buffer.capacity 2000000000": ["GB", "lower buffer.capacity"],
-    "--eval-episodes 0": ["eval_interval is 1000", "set eval_episodes to at least 1"],
+    "--eval-episodes 0": ["eval_interval is 600", "set eval_episodes to at least 1"],
     "--patience 2 --eval-interval 0": ["patience", "set eval_interval"],
     "--seed -1": ["seed is -1", "at least 0"],
     "--env-args max_steps_in_episode -5": ["time_limit is -5", "at least 1"],

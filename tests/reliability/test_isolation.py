@@ -113,7 +113,12 @@ def test_no_first_observation_that_is_not_finite_is_in_the_buffer_the_agent_or_t
 def test_nothing_that_is_not_finite_is_in_the_buffer_or_the_agent(part: str) -> None:
     memory = jaxrl.MemoryRecorder()
     strategy = jaxrl.off_policy(
-        fragile(part), jaxrl.dqn(features=(8,)), buffer=jaxrl.uniform(400, batch_size=8), num_envs=4, opt_interval=4
+        fragile(part),
+        jaxrl.dqn(features=(8,)),
+        buffer=jaxrl.uniform(400, batch_size=8),
+        num_envs=4,
+        opt_interval=4,
+        warmup=0,
     )
     result = jaxrl.Trainer(strategy, max_opts=90, eval_interval=0, eval_episodes=0, recorders=[memory]).train()
     row = memory.rows[-1]

@@ -226,7 +226,7 @@ DECISIVE: dict[str, Any] = {
     "agent.optimizer": "sgd",
     "agent.max_grad_norm": 1.0,
     "agent.accumulate": 2,
-    "agent.loss": "squared",
+    "agent.loss": "huber",
     "agent.double": False,
     "agent.dueling": True,
     "agent.epsilon_start": 0.5,

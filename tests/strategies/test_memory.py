@@ -17,7 +17,7 @@ SMALL, LARGE = 10_000, 1_000_000
 
 def memory(capacity, loop, compact=False, **settings):
     """Return the memory analysis of the compiled step, or of a loop over steps, and the bytes of its state."""
-    settings = {"num_envs": 10, "opt_interval": 10, **settings}
+    settings = {"num_envs": 10, "opt_interval": 10, "warmup": 0, **settings}
     strategy = off_policy(
         counting_env(),
         dqn(features=(8,)),

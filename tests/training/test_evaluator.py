@@ -81,7 +81,7 @@ def test_the_policy_is_what_is_judged() -> None:
 
 def test_greedy_evaluation_ignores_epsilon() -> None:
     env = countdown()
-    settings = {"buffer": jaxrl.uniform(64, batch_size=8), "num_envs": 2, "opt_interval": 2}
+    settings = {"buffer": jaxrl.uniform(64, batch_size=8), "num_envs": 2, "opt_interval": 2, "warmup": 0}
     key = jax.random.key(0)
     returns = []
     for epsilon in (0.0, 1.0):

@@ -1,0 +1,68 @@
+"""The script that says what presets learn: its arithmetic by hand, and one small run from end to end."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import learning
+from jaxrl.algos import ALGOS
+
+
+@pytest.mark.parametrize(
+    ("scores", "told"),
+    [
+        ([10, 500, 480, 470, 490], (1, 3, 2 / 3, True)),
+        ([480, 100, 100], (0, 2, 0.0, False)),
+        ([10, 20, 475], (2, 0, None, True)),  # none came later
+        ([10, 20, 474.9], (None, 0, None, False)),
+        ([], (None, 0, None, False)),
+    ],
+)
+def test_steady_is_the_share_of_good_evaluations_after_the_first(scores: list[float], told: tuple[object, ...]) -> None:
+    row = learning.steadiness(scores, 475.0)
+    assert (row["good_from"], row["later"], row["steady"], row["last_good"]) == told
+    assert learning.steadiness(scores, None)["last_good"] is None
+
+
+def test_without_a_choice_each_named_preset_is_a_task_and_families_are_not() -> None:
+    tasks = learning.tasks(["dqn", "ppo"], None)
+    assert ("dqn", "CartPole-v1") in tasks
+    assert ("ppo", "Pendulum-v1") in tasks
+    assert not [env for _, env in tasks if "*" in env]
+    assert learning.tasks(["ppo"], ["Breakout-MinAtar"]) == [("ppo", "Breakout-MinAtar")]
+    assert {env for algo, env in tasks if algo == "dqn"} == {name for name in ALGOS["dqn"].presets if "*" not in name}
+
+
+def test_the_reference_is_that_of_the_algorithm() -> None:
+    assert learning.reference("dqn", "Acrobot-v1") == (-76.6, 100_000)
+    assert learning.reference("ppo", "gymnasium:Acrobot-v1") == (-73.5, 1_000_000)
+    assert learning.reference("ppo", "Breakout-MinAtar") == (22.9, 9_920_000)
+    assert learning.reference("dqn", "Breakout-MinAtar") is None
+
+
+def test_a_run_leaves_a_row_and_a_table_and_a_failed_one_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--algo", "dqn", "--env", "CartPole-v1", "--seeds", "3", "--json", str(tmp_path / "x.json")]
+    small = ["--max-opts", "40", "--eval-interval", "20", "--eval-episodes", "2", "--agent.features", "8"]
+    monkeypatch.setattr(learning, "cache_compilations", lambda: None)  # tests have a cache of their own
+    monkeypatch.setattr(sys, "argv", ["learning", *asked, *small])
+    learning.main()
+    (row,) = json.loads((tmp_path / "x.json").read_text())["rows"]
+    assert (row["algo"], row["env"], row["seed"], row["preset"]) == ("dqn", "CartPole-v1", 3, True)
+    assert row["opt_steps"] == 40
+    assert row["env_steps"] == row["settings"]["warmup"] + 40 * row["settings"]["opt_interval"]
+    assert [steps for steps, _ in row["curve"]] == [1_100, 1_200]
+    assert (row["later"], row["last_good"]) == (0, False)
+    assert 8 <= row["last"] <= 500
+    assert row["best"] >= 8
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("dqn CartPole-v1 ")
+    assert line.endswith("500 @ 50,000")
+
+    failed = learning.learn("dqn", "CartPole-v1", 3, ["--opt-interval", "7"])
+    assert "opt_interval" in failed["failed"]
+    assert learning.told(failed).endswith(failed["failed"])
+    assert learning.table([row, failed]).splitlines()[1].split()[2] == "1/2"
