@@ -304,7 +304,7 @@ def _midpoints(batch: int, count: int) -> Array:
 def _init(parts: _Parts, key: Key) -> DQNState:
     config = parts.config
     params = Flat.of({name: value for name, value in _begin(parts, key)[1].items() if name != "noise"})
-    hyper = DQNHyper(*hyper_of(asdict(config), DQNHyper._fields, optional="cql"))
+    hyper = DQNHyper(*hyper_of(asdict(config), DQNHyper._fields, optional=("cql",)))
     # The target is a copy, not the same arrays: both are donated to the compiled loop.
     return DQNState(params, jax.tree.map(jnp.copy, params), parts.descent.init(params, hyper.lr), hyper)
 
