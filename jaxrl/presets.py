@@ -185,6 +185,23 @@ _PENDULUM: dict[str, Any] = {
 }
 SAC_PRESETS: Presets = {
     "Pendulum-v1": {**_PENDULUM, "agent": {**_PENDULUM["agent"], "temperature_lr": 1e-3}},
+    # 49 000 environment steps. The car must swing to and fro many times before anything is paid: with noise of its own
+    # at each step SAC learns to do nothing, with noise that lasts it is there after 15 000 steps. Found by trying.
+    "MountainCarContinuous-v0": {
+        "max_opts": 12_000,
+        "eval_interval": 500,
+        "eval_episodes": 50,
+        "save_interval": 3_000,
+        "num_envs": 4,
+        "opt_interval": 4,
+        "agent": {
+            "lr": 1e-3,
+            "policy_lr": 1e-3,
+            "temperature_lr": 1e-3,
+            "features": [64, 64],
+            "noise_memory": 0.9,
+        },
+    },
     # 75 000 environment steps. Temperature, steps and learning rate after Tianshou (Weng et al. 2022,
     # https://arxiv.org/abs/2107.14171); tanh, a small buffer and faster targets as they help DQN here.
     "CartPole-v1": {

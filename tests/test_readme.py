@@ -40,7 +40,8 @@ def test_custom_strategy(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["on-policy", "off-policy"])
 def test_continuous_actions(name: str, tmp_path: Path) -> None:
     best, action = run(block(name), tmp_path).splitlines()[-1].split(maxsplit=1)
-    assert -2_000 < float(best) < -100
+    # Doing nothing gets about -1 200; the pendulum swung up and held, -100 to -200 as it begins.
+    assert -200 < float(best) < -100
     assert -2.0 <= float(action.strip("[]")) <= 2.0
 
 
