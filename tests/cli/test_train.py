@@ -150,7 +150,13 @@ def test_presets_come_with_the_environment_of_the_flag_not_of_the_file(tmp_path:
 @pytest.mark.usefixtures("preset_run")
 @pytest.mark.parametrize(
     ("env", "there"),
-    [("Catch-bsuite", True), ("gymnasium:Catch-v5", True), ("CartPole-v1", False), ("My-Catch-v0", False), (None, False)],
+    [
+        ("Catch-bsuite", True),
+        ("gymnasium:Catch-v5", True),
+        ("CartPole-v1", False),
+        ("My-Catch-v0", False),
+        (None, False),
+    ],
 )
 def test_whether_a_preset_came_along_can_be_asked(env: str | None, there: bool) -> None:
     assert has_preset("dqn", env) is there
