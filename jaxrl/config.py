@@ -81,18 +81,26 @@ def _answer(args: Sequence[str]) -> None:
 
 def preset(algo: str, env: str | None = None) -> Any:
     """Return the settings of `algo` that suit `env`, or its usual environment."""
-    entry = ALGOS[algo]
-    config = entry.config()
+    config = ALGOS[algo].config()
     env = config.env if env is None else env
-    for name, settings in entry.presets.items():
-        if env is not None and fnmatch.fnmatchcase(bare_name(env), name):
-            config = from_plain(config, settings)
+    for settings in _suited(algo, env):
+        config = from_plain(config, settings)
     return replace(config, env=env)
 
 
-def has_preset(algo: str, env: str) -> bool:
-    """Say whether there are settings of `algo` that suit `env`, or only its general ones."""
-    return any(fnmatch.fnmatchcase(bare_name(env), name) for name in ALGOS[algo].presets)
+def has_preset(algo: str, env: str | None) -> bool:
+    """Say whether `jaxrl.presets` has settings of `algo` for `env`; if not, a run has the generic ones.
+
+    No environment, as of a run from data alone, has none.
+    """
+    return bool(_suited(algo, env))
+
+
+def _suited(algo: str, env: str | None) -> list[Mapping[str, Any]]:
+    """Return the presets of `algo` whose name or family `env` is of, whatever suite it comes from."""
+    if env is None:
+        return []
+    return [found for name, found in ALGOS[algo].presets.items() if fnmatch.fnmatchcase(bare_name(env), name)]
 
 
 def from_plain(config: Any, settings: Mapping[str, Any], source: str | None = None, prefix: str = "") -> Any:

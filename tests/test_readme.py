@@ -1,4 +1,4 @@
-"""The code blocks of the README, run as they stand; those that train, with three seeds, for what they reach (slow)."""
+"""The code blocks of README and docs, run as they stand; those that train, on three seeds, for what they reach (slow)."""
 
 import json
 import re
@@ -10,12 +10,13 @@ import pytest
 
 from benchmarks.learning import steadiness
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+PAGES = "\n".join(path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
 
 
 def block(name: str) -> str:
-    """Return the code block that follows the marker `name`."""
-    found = re.search(rf"<!-- {name} -->\n```\w+\n(.*?)```", README, re.DOTALL)
+    """Return the code block that follows the marker `name`, in README or docs."""
+    found = re.search(rf"<!-- {name} -->\n```\w+\n(.*?)```", PAGES, re.DOTALL)
     assert found, name
     return found.group(1)
 
@@ -124,8 +125,8 @@ def test_custom_strategy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "long", "short"),
     [
-        ("on-policy", "max_opts=19_200, eval_interval=1_920", "max_opts=640, eval_interval=320"),
-        ("off-policy", "max_opts=9_000, eval_interval=1_000", "max_opts=2_000, eval_interval=1_000"),
+        ("on-policy", "max_opts=12_800, eval_interval=1_280", "max_opts=640, eval_interval=320"),
+        ("off-policy", "max_opts=4_000, eval_interval=500", "max_opts=2_000, eval_interval=500"),
     ],
 )
 def test_continuous_actions(name: str, long: str, short: str, tmp_path: Path) -> None:
@@ -153,3 +154,13 @@ def test_library(tmp_path: Path) -> None:
     check = "\nassert int(policy([0.0, 0.0, 0.1, 0.5])) in (0, 1)\nassert result.best_score > 0"
     run(code.replace("max_opts=20_000", "max_opts=2_000") + check, tmp_path)
     assert [path.name for path in (tmp_path / "runs" / "cartpole" / "checkpoints").iterdir()]
+
+
+def test_every_link_between_pages_leads_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), (page.name, target)
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150

@@ -144,7 +144,7 @@ def _value_network(parts: Parts) -> nn.Module:
 def _init(parts: Parts, key: Key) -> AdvantageState:
     network_key, value_key = jax.random.split(key)
     policy, critic = init_networks(parts.networks, parts.spec, network_key)
-    hyper = AdvantageHyper(*hyper_of(asdict(parts.config), AdvantageHyper._fields, optional="expectile"))
+    hyper = AdvantageHyper(*hyper_of(asdict(parts.config), AdvantageHyper._fields, optional=("expectile",)))
     value: PyTree = ()
     if isinstance(parts.config, IQLConfig):
         value = Flat.of(_value_network(parts).init(value_key, space_zeros(parts.spec.observation_space, 1)))

@@ -1,6 +1,6 @@
 """Checks of settings that every agent makes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -99,12 +99,12 @@ def changed(name: str, config: Config, settings: Mapping[str, Any]) -> Config:
     return config
 
 
-def hyper_of(settings: Mapping[str, Any], names: Iterable[str], optional: str) -> list[Any]:
-    """Return the settings `names` as float32 scalars; the `optional` one is `()` if it is 0 or there is none.
+def hyper_of(settings: Mapping[str, Any], names: Iterable[str], optional: Collection[str]) -> list[Any]:
+    """Return the settings `names` as float32 scalars; an `optional` one is `()` if it is 0 or there is none.
 
     An option that is off leaves no trace in the state: what was saved before there was one stays good.
     """
-    return [() if name == optional and not settings.get(name) else jnp.float32(settings[name]) for name in names]
+    return [() if name in optional and not settings.get(name) else jnp.float32(settings[name]) for name in names]
 
 
 def _widths(features: Any) -> tuple[int, ...]:

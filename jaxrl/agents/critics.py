@@ -114,6 +114,14 @@ def seen(obs: PyTree) -> PyTree:
     return obs.obs if isinstance(obs, Remembered) else obs
 
 
+def lasting(kept: Array, before: Array, fresh: Array) -> Array:
+    """Return noise of which the share `kept` is that of the step before; with unit deviation in the long run.
+
+    It is an autoregressive process: that of Ornstein and Uhlenbeck, in steps.
+    """
+    return kept * before + jnp.sqrt(1 - jnp.square(kept)) * fresh
+
+
 class Rivals(NamedTuple):
     """Actions beside those of the data, whose values are held down; of discrete ones all are, and both are `()`."""
 

@@ -334,7 +334,7 @@ def _midpoints(batch: int, count: int) -> Array:
 def _init(parts: _Parts, key: Key) -> DQNState:
     config = parts.config
     params = Flat.of({name: value for name, value in _begin(parts, key)[1].items() if name != "noise"})
-    hyper = DQNHyper(*hyper_of(asdict(config), DQNHyper._fields, optional="cql"))
+    hyper = DQNHyper(*hyper_of(asdict(config), DQNHyper._fields, optional=("cql",)))
     # The target is a copy, not the same arrays: both are donated to the compiled loop.
     target, opt_state = jax.tree.map(jnp.copy, params), parts.descent.init(params, hyper.lr)
     return DQNState(params, target, opt_state, hyper, no_reach() if _derives_support(config) else ())

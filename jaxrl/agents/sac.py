@@ -4,7 +4,8 @@ For continuous actions Haarnoja et al. 2018 (https://arxiv.org/abs/1812.05905), 
 (https://arxiv.org/abs/1910.07207), which differ only in how an expectation over actions is taken.
 
 Conservative Q-learning, for data that others have gathered, is an option (Kumar et al. 2020,
-https://arxiv.org/abs/2006.04779).
+https://arxiv.org/abs/2006.04779). So is noise that lasts over steps, for tasks that are solved only by doing the same
+for a while (Eberhard et al. 2023, https://openreview.net/forum?id=hQ9V5QN27eS; here autoregressive).
 """
 
 import math
@@ -24,17 +25,20 @@ from jaxrl.agents.critics import (
     build_networks,
     check_box,
     init_networks,
+    lasting,
     learn_critic,
     lowest,
+    seen,
     space_size,
     trail,
 )
 from jaxrl.agents.optimisers import OPTIMISERS, Optimiser, decayed, descent, learn, optimiser_named
 from jaxrl.distributions import Distribution, head_of
+from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics
-from jaxrl.spaces import Discrete, EnvSpec
+from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch
+from jaxrl.types import Batch, Remembered
 from jaxrl.xla.flat import Flat
 
 
@@ -51,6 +55,9 @@ class SACConfig(CriticConfig):
     target_entropy: float = 0.0
     """Entropy that the temperature aims at, in nats (of actions from -1 to 1); 0: minus the number of continuous
     actions, or 0.3 of what choosing at random has."""
+    noise_memory: float = 0.0
+    """Share of the noise in continuous actions that stays from one step of an episode to the next, while exploring;
+    0: noise without memory."""
     cql: float = 0.0
     """Weight by which the values of other actions than the data's are held down (conservative Q-learning); 0: off."""
     cql_actions: int = 10
@@ -79,6 +86,8 @@ class SACHyper(NamedTuple):
     temperature: Array
     target_entropy: Array
     cql: PyTree
+    """`()` where it is off."""
+    noise_memory: PyTree = ()
     """`()` where it is off."""
 
 
@@ -130,6 +139,11 @@ def _maker(name: str, config: SACConfig, make_optimiser: Optimiser | None, setti
 def _bind(name: str, config: SACConfig, optimiser: Optimiser, by_hand: bool, spec: EnvSpec) -> Agent:
     if not isinstance(spec.action_space, Discrete):
         check_box(name, spec, "continuous or discrete")
+    elif config.noise_memory:
+        raise SettingsError(
+            f"agent.noise_memory is {config.noise_memory}, but {spec.name} has Discrete actions, each drawn "
+            "afresh; set it to 0"
+        )
     head = head_of(spec, squash=True)
     outputs = spec.action_space.n if isinstance(spec.action_space, Discrete) else 1
     parts = Parts(config, build_networks(config, spec, head.outputs, outputs), descent(optimiser), spec, head)
@@ -143,6 +157,7 @@ def _bind(name: str, config: SACConfig, optimiser: Optimiser, by_hand: bool, spe
         strip=lambda state: state._replace(critic=(), target=(), log_temperature=(), opt_state=()),
         settings=None if by_hand else asdict(config),
         offline=isinstance(config, CQLConfig),
+        memory=jnp.zeros(space_size(cast(Box, spec.action_space))) if config.noise_memory else None,
     )
 
 
@@ -151,7 +166,7 @@ def _init(parts: Parts, key: Key) -> SACState:
     policy, critic = init_networks(parts.networks, parts.spec, key)
     entropy = config.target_entropy or _usual_entropy(parts.spec)
     settings = {**asdict(config), "target_entropy": entropy}
-    hyper = SACHyper(*hyper_of(settings, SACHyper._fields, optional="cql"))
+    hyper = SACHyper(*hyper_of(settings, SACHyper._fields, optional=("cql", "noise_memory")))
     log_temperature: PyTree = ()
     learnt: PyTree = ()
     if config.learn_temperature:
@@ -169,12 +184,18 @@ def _usual_entropy(spec: EnvSpec) -> float:
 
 
 def _policy(parts: Parts, params: PyTree, obs: PyTree) -> Distribution:
-    return parts.head.of(cast(Array, parts.networks.policy.apply(params, obs)))
+    return parts.head.of(cast(Array, parts.networks.policy.apply(params, seen(obs))))
 
 
-def _act(parts: Parts, state: SACState, obs: PyTree, noise: Array, opt_step: Array, mode: Mode) -> tuple[Array, tuple]:
+def _act(parts: Parts, state: SACState, obs: PyTree, noise: Array, opt_step: Array, mode: Mode) -> tuple[Array, Any]:
     distribution = _policy(parts, state.policy.tree, obs)
-    return parts.head.to_env(distribution.mode() if mode == "exploit" else distribution.sample(noise)), ()
+    if mode == "exploit":
+        return parts.head.to_env(distribution.mode()), {"memory": obs.memory} if isinstance(obs, Remembered) else ()
+    if not isinstance(obs, Remembered):
+        return parts.head.to_env(distribution.sample(noise)), ()
+    # Each action alone is still a draw of the policy; only the draws of an episode hang together.
+    after = lasting(state.hyper.noise_memory, obs.memory, noise)
+    return parts.head.to_env(distribution.sample(after)), {"memory": after}
 
 
 def _draw_update(parts: Parts, key: Key, batch_size: int) -> PyTree:
@@ -262,7 +283,7 @@ def _rivals(parts: Parts, policy: PyTree, items: Any, noise: PyTree) -> Rivals:
     uniform, normal = noise
     actions, densities = [uniform], [jnp.full(uniform.shape[:2], -uniform.shape[2] * math.log(2))]
     for obs, part in ((items.obs, normal[0]), (items.next_obs, normal[1])):
-        outputs = cast(Array, parts.networks.policy.apply(policy, obs))
+        outputs = cast(Array, parts.networks.policy.apply(policy, seen(obs)))
         distribution = parts.head.of(outputs[:, None])
         raw = distribution.sample(part)
         actions.append(jnp.tanh(raw))

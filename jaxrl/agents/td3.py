@@ -20,6 +20,7 @@ from jaxrl.agents.critics import (
     build_networks,
     check_box,
     init_networks,
+    lasting,
     learn_critic,
     lowest,
     seen,
@@ -157,7 +158,7 @@ def _bind(name: str, config: TD3Config, optimiser: Optimiser, by_hand: bool, spe
 
 def _init(parts: Parts, key: Key) -> TD3State:
     policy, critic = init_networks(parts.networks, parts.spec, key)
-    hyper = TD3Hyper(*hyper_of(asdict(parts.config), TD3Hyper._fields, optional="bc_alpha"))
+    hyper = TD3Hyper(*hyper_of(asdict(parts.config), TD3Hyper._fields, optional=("bc_alpha",)))
     opt_state = OptStates(parts.descent.init(policy, hyper.policy_lr), parts.descent.init(critic, hyper.lr))
     # Targets are copies, not the same arrays: all are donated to the compiled loop.
     target_policy, target_critic = jax.tree.map(jnp.copy, (policy, critic))
@@ -175,9 +176,7 @@ def _act(parts: Parts, state: TD3State, obs: PyTree, noise: Array, opt_step: Arr
         return to_env(action), {"memory": obs.memory} if isinstance(obs, Remembered) else ()
     if not isinstance(obs, Remembered):
         return to_env(action + state.hyper.noise * noise), ()
-    # An autoregressive process that keeps its deviation: Ornstein and Uhlenbeck's, in steps.
-    kept = state.hyper.noise_memory
-    after = kept * obs.memory + jnp.sqrt(1 - jnp.square(kept)) * noise
+    after = lasting(state.hyper.noise_memory, obs.memory, noise)
     return to_env(action + state.hyper.noise * after), {"memory": after}
 
 

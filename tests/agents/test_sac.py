@@ -17,7 +17,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.processors import chain, n_step, normalise_obs
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box_bounds, sample_space
 from jaxrl.strategies import off_policy
-from jaxrl.types import Batch, Transition
+from jaxrl.types import Batch, Remembered, Transition
 from jaxrl.xla.flat import Flat
 
 KEY = jax.random.key(0)
@@ -339,6 +339,45 @@ def test_explore_draws_from_the_policy(name):
         np.testing.assert_allclose(np.log(raw.std(0)), outputs[2:], atol=0.03)
 
 
+def test_noise_with_a_memory_keeps_a_share_of_the_noise_before_and_draws_from_the_policy():
+    agent, state = agent_of("continuous", noise_memory=0.8), beginning("continuous", noise_memory=0.8)
+    obs, rng = batch_of("continuous").items.obs, np.random.default_rng(1)
+    before, fresh = jnp.asarray(rng.normal(size=(2, SIZE, 2)), jnp.float32)
+    action, extras = agent.act(state, Remembered(obs, before), fresh, jnp.uint32(0), "explore")
+    after = 0.8 * np.asarray(before) + 0.6 * np.asarray(fresh)
+    np.testing.assert_allclose(extras["memory"], after, rtol=1e-5, atol=1e-6)
+    outputs = linear(numbers(state.policy), np.asarray(obs, np.float64))
+    raw = outputs[:, :2] + np.exp(outputs[:, 2:]) * after
+    np.testing.assert_allclose(unit("continuous", action), np.tanh(raw), atol=1e-5)
+    # Evaluation takes the middle, and leaves the memory alone.
+    action, extras = agent.act(state, Remembered(obs, before), None, jnp.uint32(0), "exploit")
+    np.testing.assert_allclose(unit("continuous", action), np.tanh(outputs[:, :2]), atol=1e-6)
+    assert equal(extras["memory"], before)
+
+
+def test_noise_with_a_memory_begins_at_nothing_and_leaves_no_trace_where_it_is_off():
+    np.testing.assert_array_equal(agent_of("continuous", noise_memory=0.5).memory, np.zeros(2))
+    assert agent_of("continuous").memory is None
+    assert beginning("continuous").hyper.noise_memory == ()
+
+
+def test_the_memory_of_noise_is_not_shown_to_the_networks():
+    batch, memory = batch_of("continuous"), jnp.asarray(np.random.default_rng(0).normal(size=(SIZE, 2)), jnp.float32)
+    items = batch.items._replace(
+        obs=Remembered(batch.items.obs, memory), next_obs=Remembered(batch.items.next_obs, -memory)
+    )
+    for settings in ({}, {"cql": 1.0}):
+        state, noise = beginning("continuous", **settings), agent_of("continuous", **settings).draw_update(KEY, SIZE)
+        step = step_of("continuous", **settings)
+        plain = step(state, batch, noise, jnp.uint32(0))
+        assert equal(plain, step(state, batch._replace(items=items), noise, jnp.uint32(0)))
+
+
+def test_noise_with_a_memory_is_refused_for_discrete_actions():
+    with pytest.raises(SettingsError, match=r"agent\.noise_memory is 0\.5, but Toy has Discrete actions"):
+        sac(noise_memory=0.5)(SPECS["discrete"])
+
+
 @pytest.mark.parametrize(("shape", "dtype"), [((), "float32"), ((2,), "float16"), ((2, 3), "float32")])
 def test_actions_fill_the_box_have_its_shape_and_keep_to_the_bounds_of_each_entry(shape, dtype):
     size = int(np.prod(shape))
@@ -408,6 +447,7 @@ def test_other_actions_are_refused_with_one_clear_message(space, said):
         ({"temperature": 0.0}, r"agent\.temperature is 0\.0"),
         ({"critics": 0}, r"agent\.critics is 0; expected a whole number of at least 1"),
         ({"tau": 1.5}, r"agent\.tau is 1\.5"),
+        ({"noise_memory": 1.0}, r"agent\.noise_memory is 1\.0"),
         ({"policy_lr": -1.0}, r"agent\.policy_lr is -1\.0"),
         ({"optimizer": "adm"}, "did you mean adam"),
     ],

@@ -21,7 +21,7 @@ from front_doors import SMALL, Doors, Finished, leaves, one_error_line, rows, sn
 
 from jaxrl import algos as settings
 from jaxrl import train
-from jaxrl.config import parse
+from jaxrl.config import has_preset, parse, preset
 from jaxrl.errors import SettingsError
 from jaxrl.training import Result
 from jaxrl.training.run_dir import RunDir
@@ -157,6 +157,26 @@ def test_presets_come_with_the_environment_of_the_flag_not_of_the_file(tmp_path:
     file.write_text("env: Catch-bsuite\n")
     config = parse(["--config", str(file), "--env", "CartPole-v1"]).config
     assert (config.env, config.num_envs, config.agent.lr) == ("CartPole-v1", 10, 2.5e-4)
+
+
+@pytest.mark.usefixtures("preset_run")
+@pytest.mark.parametrize(
+    ("env", "there"),
+    [
+        ("Catch-bsuite", True),
+        ("gymnasium:Catch-v5", True),
+        ("CartPole-v1", False),
+        ("My-Catch-v0", False),
+        (None, False),
+    ],
+)
+def test_whether_a_preset_came_along_can_be_asked(env: str | None, there: bool) -> None:
+    assert has_preset("dqn", env) is there
+    if env is not None:
+        assert (preset("dqn", env).agent.lr == 0.1) is there
+    # That of another algorithm is none of this one's.
+    assert has_preset("ppo", "CartPole-v1")
+    assert not has_preset("bc", "Acrobot-v1")
 
 
 def test_algorithm_comes_first_and_defaults_to_dqn() -> None:

@@ -65,6 +65,7 @@ _MAKERS: dict[str, Callable[[], jaxrl.Strategy]] = {
         "Pendulum-v1",
         updates=2,
     ),
+    "sac whose noise remembers": lambda: _off_policy(jaxrl.sac(features=(8,), noise_memory=0.9), env="Pendulum-v1"),
     "discrete sac, prioritised": lambda: _off_policy(
         jaxrl.sac(features=(8,)), buffer=jaxrl.prioritised(96, batch_size=8)
     ),

@@ -116,6 +116,7 @@ RARE = {
     "sac, in pieces": ("sac", {"accumulate": 4}, {}),
     "sac, prioritised": ("sac", {}, {"buffer": prioritised(4_096, 32)}),
     "td3, prioritised": ("td3", {}, {"buffer": prioritised(4_096, 32)}),
+    "sac, noise that lasts": ("sac", {"noise_memory": 0.8}, {}),
     "td3, noise that lasts": ("td3", {"noise_memory": 0.8}, {}),
     "td3, a patient policy": ("td3", {"policy_interval": 3}, {}),
     "ddpg, several updates a step": ("ddpg", {}, {"updates": 2}),
