@@ -1,4 +1,4 @@
-"""The code blocks of README and docs, run as they stand; those that train, on three seeds, for what they reach (slow)."""
+"""The code blocks of README and docs, run as they stand; those that train, for what they reach on three seeds."""
 
 import json
 import re
