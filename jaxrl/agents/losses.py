@@ -3,6 +3,7 @@
 Time is in the names: `q_tm1` are the action values before the step, `q_t` after it.
 """
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -31,6 +32,7 @@ def project(z: Array, p: Array, support: Array) -> Array:
     `support` is evenly spaced; each value gives its probability to its two neighbours there, and beyond the ends to the
     last (Bellemare et al. 2017, https://arxiv.org/abs/1707.06887, equation 7).
     """
+    chex.assert_rank([z, p, support], 1)
     step = support[1] - support[0]
     apart = jnp.clip(z, support[0], support[-1])[None, :] - support[:, None]
     return jnp.sum(p[None, :] * jnp.clip(1 - jnp.abs(apart) / step, 0.0, 1.0), axis=1)
@@ -38,6 +40,7 @@ def project(z: Array, p: Array, support: Array) -> Array:
 
 def cross_entropy(logits: Array, target: Array) -> Array:
     """Return the cross-entropy of `target` `[n]` and the distribution that `logits` `[n]` make."""
+    chex.assert_rank([logits, target], 1)
     return -jnp.sum(target * jax.nn.log_softmax(logits))
 
 
@@ -47,6 +50,7 @@ def quantile_huber(z: Array, taus: Array, target: Array) -> Array:
     Summed over the quantiles, averaged over the samples (Dabney et al. 2018, https://arxiv.org/abs/1710.10044,
     equation 10).
     """
+    chex.assert_rank([z, taus, target], 1)
     error = target[None, :] - z[:, None]
     weight = jnp.abs(taus[:, None] - (error < 0))
     return jnp.sum(jnp.mean(weight * huber(error), axis=1))
@@ -57,6 +61,7 @@ def munchausen(q: Array, temperature: float) -> tuple[Array, Array]:
 
     Vieillard et al. 2020, https://arxiv.org/abs/2007.14430, section 3.
     """
+    chex.assert_rank(q, 1)
     log_p = jax.nn.log_softmax(q / temperature)
     return jnp.exp(log_p), temperature * log_p
 

@@ -6,6 +6,7 @@ termination, `last_t` is true wherever nothing later may be counted, so that a c
 
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -26,6 +27,7 @@ def gae(r_t: Array, discount_t: Array, last_t: Array, v_tm1: Array, v_t: Array, 
       v_t: `[T]` values of their true successors.
       lambda_: scalar in `[0, 1]`.
     """
+    chex.assert_rank([r_t, discount_t, last_t, v_tm1, v_t], 1)
     return _backwards(r_t + discount_t * v_t - v_tm1, discount_t * lambda_ * (1 - last_t))
 
 
@@ -36,6 +38,7 @@ def lambda_returns(r_t: Array, discount_t: Array, last_t: Array, v_t: Array, lam
     an episode and of the rollout. With `lambda` 1 this is the Monte-Carlo return, with 0 the one-step target. Arguments
     are as for `gae`.
     """
+    chex.assert_rank([r_t, discount_t, last_t, v_t], 1)
     # Behind the rollout there is nothing to go on with, whatever `last_t` says of the episode.
     further = lambda_ * (1 - last_t.at[-1].set(True))
     return _backwards(r_t + discount_t * (1 - further) * v_t, discount_t * further)
@@ -81,6 +84,7 @@ def vtrace(
       rho_clip: bound on the ratios that weight errors, which decides whose values are learnt.
       c_clip: bound on the ratios by which later errors are passed back; at most `rho_clip` in the paper.
     """
+    chex.assert_rank([r_t, discount_t, last_t, v_tm1, v_t, rho_tm1], 1)
     delta = r_t + discount_t * v_t - v_tm1
     further = discount_t * lambda_ * (1 - last_t)
     x = _backwards(jnp.minimum(rho_clip, rho_tm1) * delta, further * jnp.minimum(c_clip, rho_tm1))

@@ -256,7 +256,7 @@ def test_the_command_line_refuses_in_one_line_with_exit_code_2_and_leaves_nothin
     args = ["--num-envs", "8", "--opt-interval", "12", "--run-dir", "run"]
     done = subprocess.run([sys.executable, "-m", "jaxrl.train", *args], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stdout.splitlines()[0] == "jaxrl 0.3.0: dqn on CartPole-v1, seed 0, run directory run"
+    assert done.stdout.splitlines()[0] == f"jaxrl {jaxrl.__version__}: dqn on CartPole-v1, seed 0, run directory run"
     assert "compiling" not in done.stdout
     assert done.stderr == (
         "error: opt_interval 12 and num_envs 8 do not divide one another; "
