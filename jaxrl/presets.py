@@ -143,8 +143,8 @@ A2C_PRESETS: Presets = {
         "agent": {"lr": 1e-3, "gae_lambda": 0.98, "entropy": 0.0, "normalise": "batch"},
         "processor": _NORMALISED,
     },
-    # 2 000 000 environment steps. Rollouts, discount, lambda and no entropy after RL Baselines3 Zoo (Raffin 2020); twice
-    # its environments and steps, for after 1 000 000 some seeds have not swung up yet.
+    # 2 000 000 environment steps. Rollouts, discount, lambda and no entropy after RL Baselines3 Zoo (Raffin 2020);
+    # twice its environments and steps, for after 1 000 000 some seeds have not swung up yet.
     "Pendulum-v1": {
         "max_opts": 15_624,
         "eval_interval": 868,
@@ -187,8 +187,8 @@ REINFORCE_PRESETS: Presets = {
         }
         for name in ("MountainCar-v0", "MountainCarContinuous-v0")
     },
-    # Pendulum-v1 has none: the best settings found (2 000 000 environment steps in rollouts of 32, a discount of 0.9, lr
-    # falling from 3e-3, normalisation as above) swing up with one seed in two.
+    # Pendulum-v1 has none: the best settings found (2 000 000 environment steps in rollouts of 32, a discount of 0.9,
+    # lr falling from 3e-3, normalisation as above) swing up with one seed in two.
 }
 # 500 000 environment steps each. Rewards, lambda and rollouts after PureJaxQL (Gallici et al. 2024,
 # https://arxiv.org/abs/2407.04811); fewer environments and less exploration.
