@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.base import Env
-from jaxrl.errors import SettingsError, nearest, require_extra
+from jaxrl.errors import ActorError, SettingsError, nearest, require_extra
 from jaxrl.spaces import EnvSpec, as_shape, channels_last, space_of, space_struct, space_zeros
 from jaxrl.trees import PyTree, tree_where
 from jaxrl.types import Step
@@ -220,21 +220,36 @@ class _Gymnasium:
     def reset(self, which: np.ndarray | None = None) -> PyTree:
         options = None if which is None else {"reset_mask": which}
         seed, self._seed = self._seed, None
-        return like_spec(self._struct, self._env.reset(seed=seed, options=options)[0])
+        return like_spec(self._struct, self._ask(partial(self._env.reset, seed=seed, options=options))[0])
 
     def step(self, action: PyTree) -> tuple[PyTree, np.ndarray, np.ndarray, np.ndarray]:
-        obs, reward, terminated, truncated, _ = self._env.step(to_host(self._env.single_action_space, action))
+        actions = to_host(self._env.single_action_space, action)
+        obs, reward, terminated, truncated, _ = self._ask(partial(self._env.step, actions))
         return like_spec(self._struct, obs), reward, terminated, truncated
 
     def close(self, kill: bool = False) -> None:
-        if kill and hasattr(self._env, "processes"):
-            self._env.closed = True  # there is nobody left to say goodbye to
-            for process in self._env.processes:
-                process.kill()
-            for process in self._env.processes:
-                process.join()
-        elif not kill:
+        if kill:
+            self._kill()
+        else:
             self._env.close()
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        """Return the answer of all environments; raise `ActorError` if one of their processes is gone."""
+        try:
+            return question()
+        except (EOFError, ConnectionError) as error:
+            self._kill()
+            raise ActorError("a process that steps its environments has ended: killed, or out of memory?") from error
+
+    def _kill(self) -> None:
+        """End the processes, which heed no milder signal: left alone, they would keep this one from ending."""
+        processes = getattr(self._env, "processes", ())
+        if processes:
+            self._env.closed = True  # there is nobody left whom Gymnasium could wait for
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join()
 
 
 def like_spec(struct: PyTree, obs: PyTree) -> PyTree:

@@ -143,9 +143,11 @@ CATCH = (
 )
 
 
-def door(module: str, *args: object, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+def door(
+    module: str, *args: object, env: dict[str, str] | None = None, cwd: Path | None = None
+) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", f"jaxrl.{module}", *map(str, args)]
-    return subprocess.run(command, env=env, capture_output=True, text=True)
+    return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True)
 
 
 def digests(run: Path) -> list[str]:
@@ -164,7 +166,7 @@ def test_without_a_home_and_a_place_for_temporary_files_a_run_goes_on(tmp_path: 
         "relative": {"HOME": "here", "XDG_CACHE_HOME": "there"},
     }.items():
         run = tmp_path / name
-        done = door("train", *CATCH, "--max-opts", 40, "--run-dir", run, env={**plain, **places})
+        done = door("train", *CATCH, "--max-opts", 40, "--run-dir", run, env={**plain, **places}, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert "Traceback" not in done.stderr
         found.append(digests(run))
