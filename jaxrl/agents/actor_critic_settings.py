@@ -46,7 +46,7 @@ class PPOConfig:
     free_scale: bool = True
     """Let the scale of continuous actions be a parameter; otherwise it depends on the observation."""
     torso: str = "auto"
-    """Network torso: mlp, conv, or auto (conv for observations [H, W, C])."""
+    """Network torso: mlp, conv, or auto (conv for images [H, W, C], also within a dict)."""
     features: tuple[int, ...] = (64, 64)
     """Widths of the dense layers."""
     activation: str = "tanh"

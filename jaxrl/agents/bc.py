@@ -42,7 +42,7 @@ class BCConfig:
     accumulate: int = 1
     """Equal pieces in which a batch is taken, gradients averaged; must divide the batch size."""
     torso: str = "auto"
-    """Network torso: mlp, conv, or auto (conv for observations [H, W, C])."""
+    """Network torso: mlp, conv, or auto (conv for images [H, W, C], also within a dict)."""
     features: tuple[int, ...] = (256, 256)
     """Widths of the dense layers."""
     activation: str = "relu"

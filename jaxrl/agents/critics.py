@@ -42,7 +42,7 @@ class CriticConfig:
     tau: float = 0.005
     """Share of the online networks in each update of the targets."""
     torso: str = "auto"
-    """Network torso: mlp, conv, or auto (conv for observations [H, W, C])."""
+    """Network torso: mlp, conv, or auto (conv for images [H, W, C], also within a dict)."""
     features: tuple[int, ...] = (256, 256)
     """Widths of the dense layers."""
     activation: str = "relu"

@@ -68,7 +68,7 @@ class DQNConfig:
     tau: float = 1.0
     """Share of the online network in a target update; 1 copies it (hard), less mixes it in (soft)."""
     torso: str = "auto"
-    """Network torso: mlp, conv, or auto (conv for observations [H, W, C])."""
+    """Network torso: mlp, conv, or auto (conv for images [H, W, C], also within a dict)."""
     features: tuple[int, ...] = (120, 84)
     """Widths of the dense layers."""
     activation: str = "relu"

@@ -51,7 +51,7 @@ class PQNConfig:
     layer_norm: bool = True
     """Normalise layers before their activation: what stands in for the target network."""
     torso: str = "auto"
-    """Network torso: mlp, conv, or auto (conv for observations [H, W, C])."""
+    """Network torso: mlp, conv, or auto (conv for images [H, W, C], also within a dict)."""
     features: tuple[int, ...] = (128, 128)
     """Widths of the dense layers."""
     activation: str = "relu"
