@@ -1,5 +1,6 @@
 """The first line of `jaxrl train`, before anything slow is imported: what is trained, on what, from which seed."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -7,9 +8,10 @@ from typing import Any
 
 import jaxrl
 from jaxrl import presets
+from jaxrl.errors import print_line
 from jaxrl.terminal import Stage
 
-DISCRETE = ("dqn", "rainbow", "ppo", "a2c", "reinforce", "pqn")
+DISCRETE = ("dqn", "rainbow", "ppo", "a2c", "reinforce", "impala", "pqn")
 """Algorithms whose usual environment is CartPole; these names are those of `algos.ALGOS`, which is slow to import."""
 CONTINUOUS = ("sac", "td3", "ddpg")
 """Those whose usual environment is Pendulum."""
@@ -30,8 +32,10 @@ def greet(args: Sequence[str]) -> None:
         print(f"jaxrl {jaxrl.__version__}")
         raise SystemExit(0)
     line = None if SILENT & set(args) else first_line(args)
-    if line:
-        print(line, flush=True)
+    if not line:
+        return
+    with contextlib.suppress(OSError):  # who cannot read it is told by what comes after
+        print_line(line)
         stage.show("importing")
 
 

@@ -14,9 +14,9 @@ from jaxrl.config import parse
 from jaxrl.errors import JaxrlError, NoCheckpointError, print_line, say
 from jaxrl.strategies import Strategy
 from jaxrl.training.checkpoints import CheckpointError, Store
-from jaxrl.training.leaves import digest, like_leaves
+from jaxrl.training.leaves import digest
 from jaxrl.training.log_sums import LOGS, damage
-from jaxrl.training.program import state_shapes
+from jaxrl.training.program import older_of, state_shapes
 from jaxrl.training.recorders import log_problems
 from jaxrl.training.replay import replay
 from jaxrl.training.run_dir import CONFIG, read_yaml, require_run
@@ -85,11 +85,12 @@ def rebuilt(run_dir: Path, problems: Problems) -> Strategy | None:
 
 def check_checkpoints(store: Store, strategy: Strategy | None, problems: Problems) -> Iterator[int]:
     """Print the line of each checkpoint; yield the steps of those that are whole."""
-    wanted = None if strategy is None else like_leaves(state_shapes(strategy))
+    like = None if strategy is None else state_shapes(strategy)
+    store.older = None if strategy is None or like is None else older_of(strategy, like)
     steps = store.steps()
     for step in steps:
         try:
-            leaves, _ = store.read(step, wanted)
+            leaves = store.read_like(step, like)
         except CheckpointError as error:
             if step not in store.steps():
                 continue  # a running process has removed it

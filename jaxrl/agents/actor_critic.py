@@ -30,6 +30,9 @@ from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Remembered, Rollout
 from jaxrl.xla.flat import Flat
 
+LARGEST_RATIO = 1e6
+"""Ratio of probabilities above which the divergence that is reported no longer tells by how much."""
+
 
 class Hyper(NamedTuple):
     """What a sweep may vary without compiling again: float32 scalars, `[P]` in a population."""
@@ -351,8 +354,9 @@ def _loss(parts: _Parts, hyper: Hyper, params: PyTree, sample: Sample) -> tuple[
         "policy_loss": policy,
         "value_loss": of_value,
         "entropy": distribution.entropy(),
-        # Schulman 2020, http://joschu.net/blog/kl-approx.html: unbiased, and never negative.
-        "approx_kl": ratio - 1 - log_ratio,
+        # Schulman 2020, http://joschu.net/blog/kl-approx.html: unbiased, and never negative. Bounded, for a metric that
+        # is not finite would cost the update.
+        "approx_kl": jnp.minimum(ratio, LARGEST_RATIO) - 1 - log_ratio,
         "clip_fraction": (jnp.abs(ratio - 1) > hyper.clip).astype(jnp.float32),
         "value": value,
     }

@@ -64,6 +64,9 @@ def widened(reach: Reach, items: Transition) -> Reach:
     `reward / (1 - discount)`; no return lies outside of the smallest and largest of these. At an episode's end the
     discount is 0 and the return is the reward itself. Rows of weight 0 do not count. A discount of 1 allows any return;
     it counts as 0.999.
+
+    The reach only grows: one large reward widens it for good, and the first reward of a sparse task stretches the
+    support by which values are told.
     """
     rest = jnp.where(items.discount < 1, 1 - items.discount, ENDLESS)
     bound = jnp.where(jnp.asarray(items.weight) > 0, items.reward / rest, 0.0)

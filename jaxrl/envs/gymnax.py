@@ -96,8 +96,13 @@ def _attribute(module: ModuleType, name: str) -> Any:
         return importlib.import_module(path)
     assert module.__spec__ is not None
     assert module.__spec__.loader is not None
-    del module.__getattr__
-    module.__spec__.loader.exec_module(module)
+    lazily = module.__dict__.pop("__getattr__", None)
+    try:
+        module.__spec__.loader.exec_module(module)
+    except BaseException:
+        if lazily is not None:
+            module.__getattr__ = lazily  # type: ignore[method-assign]
+        raise
     return getattr(module, name)
 
 

@@ -67,10 +67,16 @@ def bind(agent: AgentMaker, processor: Processor, spec: EnvSpec) -> tuple[Proces
         raise SettingsError("processor: makes no transitions; end it with chain(..., one_step()) or n_step(n)")
     require_maker(agent)
     bound = agent(spec._replace(observation_space=processor.space(spec.observation_space)))
-    if bound.bounds_returns and (processor.settings or {}).get("discount") == 1:
+    settings = processor.settings or {}
+    if bound.bounds_returns and settings.get("discount") == 1:
         raise SettingsError(
             "processor.discount is 1, under which rewards do not tell how large returns can be; "
             "set agent.v_min and agent.v_max, or a discount below 1"
+        )
+    if bound.bounds_returns and settings.get("normalise_reward"):
+        raise SettingsError(
+            "processor.normalise_reward scales the first rewards by too little for a support to be derived from them; "
+            "set agent.v_min and agent.v_max, or leave rewards as they are"
         )
     return (processor if bound.memory is None else remember(processor, bound.memory)), bound
 

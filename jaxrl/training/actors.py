@@ -6,6 +6,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -236,7 +238,9 @@ class Crew:
         key = fold(fold(state.key, STREAM), t)
         for i in range(self.remote.actors):
             work = lambda i=i: self._work(i, fold(key, i))
-            self._threads.append(threading.Thread(target=work, name=f"actor {i}", daemon=True))
+            self._threads.append(
+                threading.Thread(target=copy_context().run, args=(work,), name=f"actor {i}", daemon=True)
+            )
             self._threads[-1].start()
 
     def _receive(self, t: int) -> Arrival | None:
@@ -366,10 +370,11 @@ def programs(remote: Remote, run: Callable[..., Any]) -> Programs:
         run=run,
         push=jax.jit(remote.push or (lambda state, arrival, t: state), donate_argnums=0),
         publish=jax.jit(lambda state: jax.tree.map(lambda x: x.copy(), remote.publish(state))),
-        begin=jax.jit(remote.begin),
+        # Each in a wrapper of its own: JAX would give a function traced with other forms the programs of then.
+        begin=jax.jit(partial(remote.begin)),
         draw=jax.jit(
             lambda key, number, steps, random: remote.draw(fold(key, number), steps, random), static_argnums=(2, 3)
         ),
-        act=jax.jit(remote.act),
-        take=jax.jit(remote.take),
+        act=jax.jit(partial(remote.act)),
+        take=jax.jit(partial(remote.take)),
     )

@@ -224,6 +224,17 @@ class Store:
         (tree, facts), renew = self._either(like, load)
         return renew(tree), facts
 
+    def read_like(self, step: int, like: PyTree | None) -> Leaves:
+        """Read the leaves of `step` by path, which must be those of `like`, or what an older version saved of it.
+
+        Raises:
+          CheckpointError: as `load` does; without `like`, any structure will do.
+        """
+        if like is None:
+            return self.read(step)[0]
+        leaves: Leaves = self._either(like, lambda like: self.read(step, like_leaves(like))[0])[0]
+        return leaves
+
     def _either(self, like: PyTree, read: Callable[[PyTree], Any]) -> tuple[Any, Callable[[PyTree], PyTree]]:
         """Return `read(like)`, or where that does not fit, of the older structure; and what renews a tree of it."""
         try:

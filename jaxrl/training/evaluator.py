@@ -99,7 +99,7 @@ class Judge:
 
     def __init__(self, run: Callable[[PyTree, Key], tuple[Array, Array, Array]]) -> None:
         """Prepare an evaluation; nothing is compiled before the first call."""
-        self._jitted: Any = jax.jit(run)
+        self._jitted: Any = jax.jit(partial(run))
         self._run = self._jitted
         self._compiled_for: Any = None
 
@@ -145,7 +145,9 @@ class HostEvaluator:
         """Prepare an evaluation; arguments are those of `Evaluator`. Environments are opened for each anew."""
         check_count("eval_episodes", episodes)
         self.env, self.episodes, self.max_steps = env, episodes, max_steps
-        self._begin, self._act, self._observe = jax.jit(policy.begin), jax.jit(policy.act), jax.jit(policy.observe)
+        self._begin, self._act, self._observe = (
+            jax.jit(partial(function)) for function in (policy.begin, policy.act, policy.observe)
+        )
 
     def __call__(self, params: PyTree, key: Key) -> Evaluation:
         """Run the episodes; the key is consumed."""

@@ -35,8 +35,8 @@ class Interrupt:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        if not _BEFORE:
-            for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not _on_signal:
                 _BEFORE[number] = signal.signal(number, _on_signal)
         _LISTENING.append(self)
         try:
@@ -72,7 +72,8 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 def _restore_handlers() -> None:
     for number, handler in _BEFORE.items():
-        signal.signal(number, handler)
+        if handler is not None:  # one that was not set from Python cannot be given back
+            signal.signal(number, handler)
     _BEFORE.clear()
 
 

@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,6 +28,9 @@ DECIDES_PROGRAMS = (
     "jax_default_matmul_precision",
     "jax_debug_nans",
     "jax_disable_jit",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_numpy_dtype_promotion",
 )
 """Options of JAX that make another program of the same strategy."""
 
@@ -42,6 +46,11 @@ class Sums(NamedTuple):
     """Float32 `[M]`, what rounding has lost of `sum` (Kahan 1965): a sum over millions of steps stays exact."""
     min: Array
     max: Array
+
+
+def older_of(strategy: Strategy, like: tuple[PyTree, "Sums"]) -> Callable[[PyTree], Any]:
+    """Return what makes of shapes like `like` those that version 0.3 saved, for `Store.older`."""
+    return partial(without_later, sorted(metric_shapes(strategy, like[0])))
 
 
 def zero_sums(size: int) -> Sums:
@@ -151,10 +160,12 @@ def compile_all(strategy: Strategy, key: Array, evaluator: Any, params: Any, res
     init, made = jit_init(strategy), programs_of(strategy)
     like = state, _ = jax.eval_shape(init, key)
     with ThreadPoolExecutor(3) as pool:
-        run_job = None if "run" in made else pool.submit(_compile_run, strategy, like)
-        init_job = None if resume or "init" in made else pool.submit(lambda: init.lower(key).compile())
+        # Threads do not take the choice of forms along by themselves.
+        submit = lambda job, *args: pool.submit(copy_context().run, job, *args)
+        run_job = None if "run" in made else submit(_compile_run, strategy, like)
+        init_job = None if resume or "init" in made else submit(lambda: init.lower(key).compile())
         if hasattr(evaluator, "compile"):
-            pool.submit(evaluator.compile, jax.eval_shape(params, state), key).result()
+            submit(evaluator.compile, jax.eval_shape(params, state), key).result()
         made |= {"run": run_job.result()} if run_job else {}
         made |= {"init": init_job.result()} if init_job else {}
     return Compiled(made.get("init", init), made["run"], like, metric_shapes(strategy, state))
@@ -170,8 +181,12 @@ def programs_of(strategy: Strategy) -> dict[str, Any]:
     """Return what was compiled for `strategy` in this process, by name, to be added to.
 
     Strategies are told apart by their functions, and programs by what JAX was told about numbers and devices. The
-    programs of the `KEPT` strategies used last are kept. A strategy whose functions cannot be hashed keeps none.
+    programs of the `KEPT` strategies used last are kept, so what their functions refer to must not change, as of any
+    function given to `jax.jit`. A strategy whose functions cannot be hashed keeps none, nor does one that takes no
+    environment steps: its data would be kept with them.
     """
+    if not strategy.env_steps_per_step:
+        return {}
     options = (getattr(jax.config, name, None) for name in DECIDES_PROGRAMS)
     env = strategy.remote.env if strategy.remote else strategy.env
     functions = (part for group in (strategy, strategy.policy, env) for part in group or () if callable(part))

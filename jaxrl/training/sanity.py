@@ -45,6 +45,8 @@ def seen(row: Mapping[str, Any], agent: Mapping[str, Any], before: Seen) -> Seen
 
 def values_beyond(row: Mapping[str, Any], agent: Mapping[str, Any], allowed: Seen) -> str | None:
     """Say by how much the mean values of an interval exceed what rewards and discounts allow; `None` if they do not."""
+    if "largest_reward_max" not in row:
+        return None  # a strategy of one's own, of whose rewards nothing is known
     for name in ("q", "value"):
         value = _number(row, name)
         if abs(value) > FACTOR * allowed.bound:

@@ -155,8 +155,15 @@ Where data lie is one of them; what they are, `data_sha256` says.
 """
 
 
-NEWER: Mapping[str, object] = {"agent.rho_clip": 0.0, "agent.c_clip": 1.0}
+NEWER: Mapping[str, object] = {"agent.rho_clip": 0.0, "agent.c_clip": 1.0, "agent.noise_memory": 0.0}
 """Settings that version 0.3.0 did not have, with the values under which a run goes on as it began."""
+
+
+def unread(settings: Mapping[str, Any]) -> frozenset[str]:
+    """Name the settings that nothing reads under `settings`: without c51 the ends of its support."""
+    agent = settings.get("agent")
+    c51 = isinstance(agent, Mapping) and agent.get("values") == "c51"
+    return frozenset() if c51 else frozenset({"agent.v_min", "agent.v_max"})
 
 
 class Change(NamedTuple):

@@ -17,7 +17,7 @@ from jaxrl.training.checkpoints import Store
 from jaxrl.training.log_sums import LogSums, damage
 from jaxrl.training.program import without_later
 from jaxrl.training.run_dir import CONFIG, EPISODES, FORMAT, METADATA, METRICS, RunDir, plain, read_metadata, read_yaml
-from jaxrl.training.settings import HARMLESS, Change, changes
+from jaxrl.training.settings import HARMLESS, Change, changes, unread
 from jaxrl.trees import PyTree
 
 VERSIONS = ("jaxrl", "jax", "jaxlib", "flax", "optax", "gymnax")
@@ -127,7 +127,8 @@ class Storage:
         settings, installed = self._settings, self._versions
         self.changes = changes(old.get("settings"), settings)
         self.changes += changes(old.get("versions", installed), installed, "versions")
-        self.decisive = [change for change in self.changes if change.name not in HARMLESS]
+        harmless = HARMLESS | unread(self._settings)
+        self.decisive = [change for change in self.changes if change.name not in harmless]
         if not self.decisive:
             return
         said = f"{self.path} was trained with other settings or versions ({'; '.join(map(str, self.decisive))})"

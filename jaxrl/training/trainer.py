@@ -28,6 +28,7 @@ from jaxrl.training.program import (
     compile_all,
     memory_plan,
     metric_shapes,
+    older_of,
     state_shapes,
     summarise,
     zero_sums,
@@ -307,7 +308,7 @@ class Trainer:
         if not self.config.confirm_best or not (self.ledger.is_better(score) or for_disk):
             return None
         evaluation, again = self._look("confirm", jax.random.fold_in(key, CONFIRM_STREAM))
-        self._least_return = min(self._least_return, mean_return(evaluation))
+        self._least_return = float(np.minimum(self._least_return, mean_return(evaluation)))  # NaN if one is
         return again
 
     def _record(self) -> Row:
@@ -495,7 +496,9 @@ class Trainer:
     def _fits(self, checkpoints: Store, facts: Mapping[str, Any]) -> bool:
         """Say whether the newest of `checkpoints`, of which these are the facts, could be gone on from."""
         try:
-            checkpoints.check_newest(state_shapes(self.strategy))
+            like = state_shapes(self.strategy)
+            checkpoints.older = older_of(self.strategy, like)
+            checkpoints.check_newest(like)
             ledger = self.ledger.take_up(facts["ledger"])
         except (SettingsError, KeyError, TypeError, ValueError):
             return False
