@@ -180,7 +180,11 @@ def test_a_run_whose_checkpoint_lacks_the_sums_of_later_metrics_goes_on_as_if_it
                 break
         if name == "older":
             forget(run)
-        trainer = jaxrl.Trainer(small_dqn(), max_opts=30, run_dir=str(run), resume=True, **settings)
+            with pytest.raises(jaxrl.SettingsError, match=r"versions.jaxrl: 0\.3\.0 -> .*--allow-changes"):
+                jaxrl.Trainer(small_dqn(), max_opts=30, run_dir=str(run), resume=True, **settings).train()
+            assert subprocess.run([sys.executable, "-m", "jaxrl.verify", str(run)], capture_output=True).returncode == 0
+        going_on = {"resume": True, "allow_changes": name == "older"}
+        trainer = jaxrl.Trainer(small_dqn(), max_opts=30, run_dir=str(run), **going_on, **settings)
         digests.append(state_digest(trainer.train().state))
         found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         rows.append([{**row, "wall_s": 0} for row in found if row["kind"] == "train"][-1])
@@ -199,6 +203,7 @@ def forget(run: Path) -> None:
     (state, sums), facts = store.load(20, like)
     later = [name.startswith("largest_") for name in metric_shapes(strategy, like[0])]
     assert sum(later) == 2
+    facts["versions"] = {**facts["versions"], "jaxrl": "0.3.0"}
     facts["ledger"] = {k: v for k, v in facts["ledger"].items() if not k.startswith(("seen_", "told_"))}
     store.save(20, (state, jax.tree.map(lambda x: x[~np.array(later)], sums)), facts)
     store.close()

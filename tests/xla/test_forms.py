@@ -17,6 +17,7 @@ from jaxrl import xla
 from jaxrl.nn import MLP, QNetwork
 from jaxrl.strategies.base import iterate
 from jaxrl.training.program import jit_run, programs_of, state_shapes
+from jaxrl.xla import carry
 from jaxrl.xla.packing import takers
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +48,21 @@ def test_a_strategy_has_programs_of_its_own_for_each_choice() -> None:
         programs_of(strategy)["mark"] = True
         assert "mark" in programs_of(strategy)
     assert "mark" not in programs_of(strategy)
+
+
+@pytest.mark.parametrize(("which", "tied"), [("plain", False), ("cpu", True)])
+def test_a_run_is_traced_with_the_forms_that_it_is_begun_with(
+    which: str, tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the threads that compile, too."""
+    calls, bundle = [], carry.bundle
+    monkeypatch.setattr(carry, "bundle", lambda *args: calls.append(1) or bundle(*args))
+    strategy = small_dqn.__wrapped__(num_envs=2, opt_interval=2)
+    with xla.forms(which):
+        jaxrl.Trainer(strategy, max_opts=2, eval_episodes=1, quiet=True).train()
+        assert "run" in programs_of(strategy)
+    assert bool(calls) is tied
+    assert "run" not in programs_of(strategy) or which == xla.chosen()
 
 
 @pytest.mark.parametrize("algo", ["dqn", "ppo"])
