@@ -177,3 +177,19 @@ def changes(old: object, new: object, name: str = "") -> list[Change]:
         parts = [changes(old.get(key, NEWER.get(path)), new.get(key), path) for key, path in keys.items()]
         return [change for part in parts for change in part]
     return [] if old == new else [Change(name, old, new)]
+
+
+def check_strategy(strategy: object) -> None:
+    """Raise `SettingsError` unless this is what can be trained."""
+    if not isinstance(strategy, Strategy):
+        raise SettingsError(
+            f"Trainer was given {type(strategy).__name__}; expected a strategy, as in "
+            "Trainer(off_policy(make_env('CartPole-v1'), dqn(), buffer=uniform(50_000, batch_size=128)))"
+        )
+
+
+def rounding(asked: int, taken: int, opt_steps_per_step: int) -> list[str]:
+    """Return what to say if a run is longer than was asked for."""
+    if asked == taken:
+        return []
+    return [f"max_opts {asked} is rounded up to {taken}: an iteration makes {opt_steps_per_step} optimisation steps"]
