@@ -1,6 +1,7 @@
 """Training driven from a loop that the user owns: a script, a robot, a game engine."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,16 +9,18 @@ import numpy as np
 
 from jaxrl.agents.base import AgentMaker
 from jaxrl.buffers.base import Buffer
-from jaxrl.errors import SettingsError, say
+from jaxrl.errors import DivergedError, SettingsError, say
 from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
 from jaxrl.strategies.driven import iterations
 from jaxrl.strategies.interaction import settings_of
+from jaxrl.training.divergence import explain, skips_left
 from jaxrl.training.intake import outside, take_obs, take_told
 from jaxrl.training.interrupt import Interrupt, Undisturbed
 from jaxrl.training.logbook import Logbook, unpacking
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.program import memory_plan, summarise, zero_sums
+from jaxrl.training.recorders import Recorder
 from jaxrl.training.session_parts import (
     Learnt,
     Now,
@@ -68,6 +71,7 @@ class Session:
         processor: Processor | None = None,
         config: SessionConfig | None = None,
         resume: bool = False,
+        recorders: Sequence[Recorder] | None = None,
         hooks: SessionHooks | None = None,
         statistics: Statistics | None = None,
         interrupt: Interrupt | None = None,
@@ -82,6 +86,8 @@ class Session:
           processor: what makes transitions of steps; `one_step()` if left out.
           config: settings to start from; the defaults of `SessionConfig` if left out.
           resume: go on with the session in `run_dir` from its newest valid checkpoint.
+          recorders: what takes in the rows, beside the log of the run directory; left out, TensorBoard where there is a
+            run directory.
           hooks: functions to call on the way.
           statistics: which of them the summary tells; all over all episodes, and the mean of the last 100, if left out.
           interrupt: a handle by which another thread can ask to stop; also found as `session.interrupt`.
@@ -98,7 +104,7 @@ class Session:
         self._outside = outside(spec, self.config.num_envs)
         self._driven = put_together(self.config, self._outside.spec, agent, buffer, processor or one_step())
         self._schedule = schedule_of(self.config, self._driven)
-        self._closed, self._saves = False, list[int]()
+        self._given_recorders, self._closed, self._saves = recorders, False, list[int]()
         self._saved: Now | None = None
         self._stepper = Stepper(self._driven, self.config.seed)
         self._open(resume, statistics or Statistics())
@@ -134,6 +140,7 @@ class Session:
 
         Raises:
           SettingsError: no actions were given before, or what came does not fit them.
+          DivergedError: the last `max_skips` updates were skipped, for none was finite; the session is saved, and done.
         """
         self._require_going_on("observe")
         if not self._now.acted:
@@ -159,6 +166,8 @@ class Session:
             self.save()
         self._storage.settle(block=False)
         self._call_hooks(learnt, episodes)
+        if learnt is not None and self.config.max_skips:
+            self._require_updates()
         return learnt
 
     def cut(self) -> None:
@@ -220,8 +229,8 @@ class Session:
         if self.config.run_dir is None or self._closed:
             raise SettingsError("restore needs an open session with a run_dir")
         self._storage.settle()
-        restored = self._restored(self._stepper.first(self._now.statistics.fresh()))
-        self._now = restored._replace(best=self._now.best)
+        self._look_at = 0
+        self._now = self._restored(self._stepper.first(self._now.statistics.fresh()))._replace(best=self._now.best)
         self._log.rewind(self.opt_steps)
         self._log.event("restore", f"went back to {self.opt_steps} optimisation steps")
 
@@ -315,7 +324,9 @@ class Session:
         self._storage = Storage(config.run_dir, config.keep, self.settings(), Resume(resume), regular)
         self._storage.report = self._report
         self._storage.on_saved = self._saves.append
-        self._log = Logbook(self._schedule, self._where)
+        where = lambda: (self._counters(), self._now.ledger.wall)
+        self._log = Logbook(self._schedule, where, self._given_recorders)
+        self._look_at = 0  # of the optimisation steps: when to look next whether updates are still made
         try:
             self._now = self._stepper.first(statistics)
             if self._storage.resumes:
@@ -357,6 +368,22 @@ class Session:
             if self.hooks.episode:
                 self.hooks.episode(episode)
 
+    def _require_updates(self) -> None:
+        """Save and raise `DivergedError` if the last `max_skips` updates were skipped."""
+        if self.opt_steps < self._look_at:
+            return  # To look means to wait for the device. There cannot have been so many yet.
+        left = skips_left(self._now.state, self.config.max_skips)
+        self._look_at = self.opt_steps + max(left, 0)
+        if left > 0:
+            return
+        what = explain(self._now.state, self._stepper.metrics)
+        self._log.event("diverged", what)
+        self.stop("diverged")
+        self.save()
+        self._storage.settle()
+        self._call_hooks(None, [])
+        raise DivergedError(f"training diverged: {what}; try a lower agent.lr, or a smaller agent.max_grad_norm")
+
     @property
     def _at_end(self) -> bool:
         return iterations(self._driven.turns, self._now.steps) >= self._schedule.last
@@ -374,9 +401,6 @@ class Session:
         begun = Interval(opt_steps=opt_steps, env_steps=env_steps, invalid=now.invalid, wall=wall)
         past, sums = self._stepper.add_up(now.past, now.sums), zero_sums(len(self._stepper.metrics))
         self._now = now._replace(past=past, sums=sums, interval=begun, ledger=ledger)
-
-    def _where(self) -> tuple[dict[str, int], float]:
-        return self._counters(), self._now.ledger.wall
 
     def _report(self, line: str) -> None:
         say(line)

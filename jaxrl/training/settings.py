@@ -111,6 +111,8 @@ class SessionConfig:
     """Optimisation steps between checkpoints; 0: only when asked to and at the end."""
     keep: int = 3
     """Checkpoints kept, the newest; the best policy is kept apart."""
+    max_skips: int = 100
+    """Updates skipped in a row, for not being finite, after which to save and raise `DivergedError`; 0: never."""
     run_dir: str | None = None
     """Directory for settings, logs and checkpoints; unset: nothing is written."""
 
@@ -121,6 +123,7 @@ class SessionConfig:
     def check(self) -> None:
         """Raise `SettingsError` for what cannot be."""
         check_count("keep", self.keep)
+        check_count("max_skips", self.max_skips, least=0)
         check_seed(self.seed)
 
 
@@ -155,7 +158,7 @@ Where data lie is one of them; what they are, `data_sha256` says.
 """
 
 
-NEWER: Mapping[str, object] = {"agent.rho_clip": 0.0, "agent.c_clip": 1.0}
+NEWER: Mapping[str, object] = {"agent.rho_clip": 0.0, "agent.c_clip": 1.0, "max_skips": 100}
 """Settings that version 0.3.0 did not have, with the values under which a run goes on as it began."""
 
 
