@@ -4,12 +4,14 @@ Prints a line per checkpoint, `<opt_steps> <ok or what is wrong> <sha256 of the 
 worth knowing on standard error.
 """
 
+from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # first, for it takes the signals
+
+# isort: split
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jaxrl.algos import build
-from jaxrl.cli import Parser, cache_compilations, require_devices, run_main
 from jaxrl.config import parse
 from jaxrl.errors import JaxrlError, NoCheckpointError, print_line, say
 from jaxrl.strategies import Strategy

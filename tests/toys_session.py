@@ -24,8 +24,8 @@ PARTS: dict[str, Any] = {
     "processor": jaxrl.n_step(3),
 }
 SETTINGS: dict[str, Any] = {"num_envs": 2, "opt_interval": 4, "warmup": 20, "max_opts": 1_000, "save_interval": 0}
-HOST_ALONE = ("max_opts", "record_interval", "save_interval", "keep", "run_dir")
-NO_PROGRAM = (*HOST_ALONE, "resume", "hooks", "statistics")
+HOST_ALONE = ("max_opts", "record_interval", "save_interval", "keep", "max_skips", "run_dir")
+NO_PROGRAM = (*HOST_ALONE, "resume", "hooks", "statistics", "recorders")
 _COMPILED: dict[str, tuple[jaxrl.Session, Any]] = {}
 
 
@@ -37,12 +37,13 @@ def small(spec: Any = SPEC, **changes: Any) -> jaxrl.Session:
     settings = {"spec": spec, **PARTS, **SETTINGS, **changes}
     key = str({name: (value, id(value)) for name, value in settings.items() if name not in NO_PROGRAM})
     if key not in _COMPILED:
-        alone = {name: value for name, value in settings.items() if name not in ("run_dir", "resume")}
+        alone = {name: value for name, value in settings.items() if name not in ("run_dir", "resume", "recorders")}
         _COMPILED[key] = jaxrl.Session(**alone), settings
     session = copy.copy(_COMPILED[key][0])
     session.config = session.config.changed(**{name: settings[name] for name in HOST_ALONE if name in settings})
     session.config.check()
     session.hooks, session.interrupt = settings.get("hooks") or jaxrl.SessionHooks(), jaxrl.Interrupt()
+    session._given_recorders = settings.get("recorders")
     session._schedule = schedule_of(session.config, session._driven)
     session._saves, session._saved = [], None
     session._open(settings.get("resume", False), settings.get("statistics") or jaxrl.Statistics())

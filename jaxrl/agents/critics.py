@@ -102,7 +102,7 @@ def check_box(name: str, spec: EnvSpec, takes: str) -> Box:
         if box_bounds(space)[2].all():
             return space
         raise SettingsError(f"{name} needs actions with a bound on both sides, but {spec.name} has {space}; use ppo")
-    others = f"{'dqn, sac, pqn, ' if isinstance(space, Discrete) else ''}impala, ppo, a2c and reinforce"
+    others = f"{'dqn, sac, pqn, ' if isinstance(space, Discrete) else ''}ppo, a2c, reinforce and impala"
     raise SettingsError(
         f"{name} takes {takes} actions, but {spec.name} has {type(space).__name__} actions"
         f"{f' of {space.dtype}' if isinstance(space, Box) else ''}; agents for other actions: {others}"

@@ -294,7 +294,7 @@ def check_spec(spec: EnvSpec, name: str = "dqn") -> None:
     if not isinstance(spec.action_space, Discrete):
         raise SettingsError(
             f"{name} takes discrete actions, but {spec.name} has {type(spec.action_space).__name__} actions; "
-            "agents for other actions: sac, td3, ddpg, impala, ppo, a2c and reinforce"
+            "agents for other actions: sac, td3, ddpg, ppo, a2c, reinforce and impala"
         )
 
 

@@ -30,6 +30,12 @@ def diverged(state: PyTree, limit: int) -> bool:
     return bool(limit and health is not None and np.any(health.most_in_a_row >= limit))
 
 
+def skips_left(state: PyTree, limit: int) -> int:
+    """Return how many more updates have to be skipped until the last `limit` of them were; 0 or less: they were."""
+    health = _health(state)
+    return limit if health is None else limit - int(np.max(health.skipped_in_a_row))
+
+
 def explain(state: PyTree, metrics: Iterable[str]) -> str:
     """Say how many updates were skipped, from which on, and which of `metrics` was the first that was not finite."""
     health = _health(state)

@@ -56,6 +56,10 @@ class Schedule:
         """Return the environment steps done after `t` iterations, warm-up included."""
         return self.warmup_env_steps + t * self.env_steps_per_step
 
+    def limit(self, t: int) -> str:
+        """Return which limit a run that ends after `t` iterations has reached, by the name of its setting."""
+        return "max_opts" if self.opt_steps(t) >= self.max_opts else "max_env_steps"
+
     def is_regular_save(self, opt_steps: int) -> bool:
         """Say whether a save after `opt_steps` is due by its interval, not because the run ends there."""
         return self._is_regular(self.save_interval, opt_steps)

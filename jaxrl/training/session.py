@@ -1,6 +1,7 @@
 """Training driven from a loop that the user owns: a script, a robot, a game engine."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,16 +9,18 @@ import numpy as np
 
 from jaxrl.agents.base import AgentMaker
 from jaxrl.buffers.base import Buffer
-from jaxrl.errors import NoCheckpointError, SettingsError, say
+from jaxrl.errors import DivergedError, SettingsError, say
 from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
 from jaxrl.strategies.driven import iterations
 from jaxrl.strategies.interaction import settings_of
+from jaxrl.training.divergence import explain, skips_left
 from jaxrl.training.intake import outside, take_obs, take_told
 from jaxrl.training.interrupt import Interrupt, Undisturbed
-from jaxrl.training.policy import GreedyPolicy, describe
+from jaxrl.training.logbook import Logbook, unpacking
+from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.program import memory_plan, summarise, zero_sums
-from jaxrl.training.recorders import Recorders, check_unwritten, default_recorders
+from jaxrl.training.recorders import Recorder
 from jaxrl.training.session_parts import (
     Learnt,
     Now,
@@ -32,7 +35,7 @@ from jaxrl.training.session_rows import Episode, Interval, score_columns
 from jaxrl.training.settings import SessionConfig
 from jaxrl.training.statistics import Statistics
 from jaxrl.training.stepper import Stepper
-from jaxrl.training.storage import Best, Resume, Storage
+from jaxrl.training.storage import Resume, Storage
 from jaxrl.trees import PyTree
 
 
@@ -68,6 +71,7 @@ class Session:
         processor: Processor | None = None,
         config: SessionConfig | None = None,
         resume: bool = False,
+        recorders: Sequence[Recorder] | None = None,
         hooks: SessionHooks | None = None,
         statistics: Statistics | None = None,
         interrupt: Interrupt | None = None,
@@ -82,6 +86,8 @@ class Session:
           processor: what makes transitions of steps; `one_step()` if left out.
           config: settings to start from; the defaults of `SessionConfig` if left out.
           resume: go on with the session in `run_dir` from its newest valid checkpoint.
+          recorders: what takes in the rows, beside the log of the run directory; left out, TensorBoard where there is a
+            run directory.
           hooks: functions to call on the way.
           statistics: which of them the summary tells; all over all episodes, and the mean of the last 100, if left out.
           interrupt: a handle by which another thread can ask to stop; also found as `session.interrupt`.
@@ -98,7 +104,7 @@ class Session:
         self._outside = outside(spec, self.config.num_envs)
         self._driven = put_together(self.config, self._outside.spec, agent, buffer, processor or one_step())
         self._schedule = schedule_of(self.config, self._driven)
-        self._closed, self._saves = False, list[int]()
+        self._given_recorders, self._closed, self._saves = recorders, False, list[int]()
         self._saved: Now | None = None
         self._stepper = Stepper(self._driven, self.config.seed)
         self._open(resume, statistics or Statistics())
@@ -134,6 +140,7 @@ class Session:
 
         Raises:
           SettingsError: no actions were given before, or what came does not fit them.
+          DivergedError: the last `max_skips` updates were skipped, for none was finite; the session is saved, and done.
         """
         self._require_going_on("observe")
         if not self._now.acted:
@@ -159,6 +166,8 @@ class Session:
             self.save()
         self._storage.settle(block=False)
         self._call_hooks(learnt, episodes)
+        if learnt is not None and self.config.max_skips:
+            self._require_updates()
         return learnt
 
     def cut(self) -> None:
@@ -182,11 +191,10 @@ class Session:
         now, score = self._now, float(score)
         ledger, best = dataclasses.replace(now.ledger), now.best
         if is_best := ledger.judge(score, self.opt_steps):
-            facts = {"score": score, **self._counters(), **describe(self._stepper.policy, self.settings())}
-            best = Best(self.opt_steps, score, self._stepper.params(self._now), facts)
+            best = self._log.best(score, self._stepper.params(now), self._stepper.policy, self.settings())
         with Undisturbed():
             self._now = now._replace(ledger=ledger, best=best)
-            self._recorders.write(self._row("eval", **score_columns(score, is_best)))
+            self._log.judged(score_columns(score, is_best))
         self._storage.keep_best(best)
         return is_best
 
@@ -197,17 +205,14 @@ class Session:
     def save(self) -> None:
         """Begin a checkpoint of the present state; it is on disk when `hooks.save` is called, or `close` returns."""
         now = self._now
-        facts = {
-            "ledger": dataclasses.replace(now.ledger, t=iterations(self._driven.turns, now.steps)).facts(),
-            "env_steps": self.env_steps,
-            "steps": now.steps,
-            "invalid": now.invalid,
-            "statistics": now.statistics.facts(),
-            "healthy": True,
-            "regular": self._schedule.is_regular_save(self.opt_steps),
-            "interval": now.interval.facts(),
-            "unwritten": self._recorders.unwritten(),
-        }
+        facts = self._log.facts(
+            dataclasses.replace(now.ledger, t=iterations(self._driven.turns, now.steps)),
+            now.state,
+            steps=now.steps,
+            invalid=now.invalid,
+            statistics=now.statistics.facts(),
+            interval=now.interval.facts(),
+        )
         self._storage.keep_best(self._now.best)
         again, self._saved = now is not self._saved, now
         self._storage.save(self.opt_steps, (now.state, (now.past, now.sums), now.host), facts, again)
@@ -224,10 +229,10 @@ class Session:
         if self.config.run_dir is None or self._closed:
             raise SettingsError("restore needs an open session with a run_dir")
         self._storage.settle()
-        restored, _ = self._restored(self._stepper.first(self._now.statistics.fresh()))
-        self._now = restored._replace(best=self._now.best)
-        self._recorders.rewind(self.opt_steps)
-        self._event("restore", f"went back to {self.opt_steps} optimisation steps")
+        self._look_at = 0
+        self._now = self._restored(self._stepper.first(self._now.statistics.fresh()))._replace(best=self._now.best)
+        self._log.rewind(self.opt_steps)
+        self._log.event("restore", f"went back to {self.opt_steps} optimisation steps")
 
     def close(self) -> None:
         """Save, wait until all is on the disk, and let go of the run directory.
@@ -243,7 +248,7 @@ class Session:
             self._storage.keep_best(self._now.best)
             self._storage.finish()
         finally:
-            self._recorders.close()
+            self._log.close()
             self._storage.close()
         self._call_hooks(None, [])
         if self._storage.error is not None:
@@ -319,49 +324,36 @@ class Session:
         self._storage = Storage(config.run_dir, config.keep, self.settings(), Resume(resume), regular)
         self._storage.report = self._report
         self._storage.on_saved = self._saves.append
-        self._recorders = Recorders(default_recorders(None, self._storage.path))
-        unwritten: dict[str, list[str]] = {}
+        where = lambda: (self._counters(), self._now.ledger.wall)
+        self._log = Logbook(self._schedule, where, self._given_recorders)
+        self._look_at = 0  # of the optimisation steps: when to look next whether updates are still made
         try:
             self._now = self._stepper.first(statistics)
             if self._storage.resumes:
-                self._now, unwritten = self._restored(self._now)
+                self._now = self._restored(self._now)
             self._greedy = GreedyPolicy(self._stepper.policy, self._stepper.params(self._now))
             if resume:
                 best = self._storage.load_best(jax.eval_shape(lambda: self._stepper.params(self._now)))
                 self._now = self._now._replace(best=best)
-            self._open_log(resume, unwritten)
+            notes = self._driven.turns.notes(self._driven.buffer, config.num_envs, config.warmup)
+            self._log.open(self._storage, resume, (memory_plan(self._now.state), *notes))
         except BaseException:
             self._storage.close()
             raise
 
-    def _open_log(self, resume: bool, unwritten: dict[str, list[str]]) -> None:
-        """Take back what the log holds of a future that was undone, and say how the session begins."""
-        if resume:
-            self._recorders.rewind(self.opt_steps if self._storage.resumes else -1)
-            self._recorders.take_up(unwritten)
-        turns, config = self._driven.turns, self.config
-        for note in (memory_plan(self._now.state), *turns.notes(self._driven.buffer, config.num_envs, config.warmup)):
-            self._event("note", note)
-        if resume:
-            self._event("resume", self._storage.resumption(self.opt_steps))
-
-    def _restored(self, first: Now) -> tuple[Now, dict[str, list[str]]]:
-        """Return what the newest valid checkpoint holds, in the structure of `first`, and rows not yet in the log."""
+    def _restored(self, first: Now) -> Now:
+        """Return what the newest valid checkpoint holds, in the structure of `first`."""
         like = (first.state, (first.past, first.sums), first.host)
         self._storage.check_fits(like, self._stepper.metrics)
         step, (state, (past, sums), host), facts = self._storage.load(like)
-        try:
-            ledger, steps, invalid = first.ledger.take_up(facts["ledger"]), facts["steps"], facts["invalid"]
+        with unpacking(f"{step} of {self._storage.path}", "no session's"):
+            ledger, steps, invalid = self._log.take_up(facts, first.ledger), facts["steps"], facts["invalid"]
             statistics, interval = first.statistics.take_up(facts["statistics"]), Interval().take_up(facts["interval"])
-            check_unwritten(facts["unwritten"])
             if type(steps) is not int or type(invalid) is not int:
                 raise ValueError("steps and invalid are counts")
-        except (KeyError, TypeError, ValueError) as error:
-            raise NoCheckpointError(f"checkpoint {step} of {self._storage.path} is no session's: {error}") from error
         self._storage.go_on()
         host = jax.tree.map(np.array, host)
-        now = Now(state, sums, past, host, ledger, steps, invalid, statistics, interval, resumed=True)
-        return now, facts["unwritten"]
+        return Now(state, sums, past, host, ledger, steps, invalid, statistics, interval, resumed=True)
 
     # --- small things ---
 
@@ -376,6 +368,22 @@ class Session:
             if self.hooks.episode:
                 self.hooks.episode(episode)
 
+    def _require_updates(self) -> None:
+        """Save and raise `DivergedError` if the last `max_skips` updates were skipped."""
+        if self.opt_steps < self._look_at:
+            return  # To look means to wait for the device. There cannot have been so many yet.
+        left = skips_left(self._now.state, self.config.max_skips)
+        self._look_at = self.opt_steps + max(left, 0)
+        if left > 0:
+            return
+        what = explain(self._now.state, self._stepper.metrics)
+        self._log.event("diverged", what)
+        self.stop("diverged")
+        self.save()
+        self._storage.settle()
+        self._call_hooks(None, [])
+        raise DivergedError(f"training diverged: {what}; try a lower agent.lr, or a smaller agent.max_grad_norm")
+
     @property
     def _at_end(self) -> bool:
         return iterations(self._driven.turns, self._now.steps) >= self._schedule.last
@@ -386,28 +394,17 @@ class Session:
     def _record(self) -> None:
         """Write the row of the interval that ends here, and begin another."""
         now, opt_steps, env_steps = self._now, self.opt_steps, self.env_steps
-        wall = now.ledger.wall
+        wall, ledger = now.ledger.wall, dataclasses.replace(now.ledger)
         own = now.interval.columns(opt_steps, env_steps, now.invalid, wall)
-        row, ledger = (
-            self._row("train", **own, **summarise(self._stepper.metrics, now.sums)),
-            dataclasses.replace(now.ledger),
-        )
-        self._recorders.write(row)
-        for event, message in ledger.watch(row, self._driven.agent.settings or {}).items():
-            self._event(event, message)
+        columns = {**own, **summarise(self._stepper.metrics, now.sums)}
+        self._log.trained(columns, ledger, self._driven.agent.settings or {})
         begun = Interval(opt_steps=opt_steps, env_steps=env_steps, invalid=now.invalid, wall=wall)
         past, sums = self._stepper.add_up(now.past, now.sums), zero_sums(len(self._stepper.metrics))
         self._now = now._replace(past=past, sums=sums, interval=begun, ledger=ledger)
 
-    def _row(self, kind: str, **columns: Any) -> dict[str, Any]:
-        return {"kind": kind, **self._counters(), "wall_s": round(self._now.ledger.wall, 3), **columns}
-
-    def _event(self, event: str, message: str) -> None:
-        self._recorders.write(self._row("event", event=event, message=message))
-
     def _report(self, line: str) -> None:
         say(line)
-        self._event("storage", line)
+        self._log.event("storage", line)
 
     def _require_going_on(self, what: str) -> None:
         if self._closed:

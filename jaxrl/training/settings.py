@@ -111,6 +111,8 @@ class SessionConfig:
     """Optimisation steps between checkpoints; 0: only when asked to and at the end."""
     keep: int = 3
     """Checkpoints kept, the newest; the best policy is kept apart."""
+    max_skips: int = 100
+    """Updates skipped in a row, for not being finite, after which to save and raise `DivergedError`; 0: never."""
     run_dir: str | None = None
     """Directory for settings, logs and checkpoints; unset: nothing is written."""
 
@@ -121,6 +123,7 @@ class SessionConfig:
     def check(self) -> None:
         """Raise `SettingsError` for what cannot be."""
         check_count("keep", self.keep)
+        check_count("max_skips", self.max_skips, least=0)
         check_seed(self.seed)
 
 
@@ -155,7 +158,12 @@ Where data lie is one of them; what they are, `data_sha256` says.
 """
 
 
-NEWER: Mapping[str, object] = {"agent.rho_clip": 0.0, "agent.c_clip": 1.0, "agent.noise_memory": 0.0}
+NEWER: Mapping[str, object] = {
+    "agent.rho_clip": 0.0,
+    "agent.c_clip": 1.0,
+    "agent.noise_memory": 0.0,
+    "max_skips": 100,
+}
 """Settings that version 0.3.0 did not have, with the values under which a run goes on as it began."""
 
 
@@ -184,3 +192,19 @@ def changes(old: object, new: object, name: str = "") -> list[Change]:
         parts = [changes(old.get(key, NEWER.get(path)), new.get(key), path) for key, path in keys.items()]
         return [change for part in parts for change in part]
     return [] if old == new else [Change(name, old, new)]
+
+
+def check_strategy(strategy: object) -> None:
+    """Raise `SettingsError` unless this is what can be trained."""
+    if not isinstance(strategy, Strategy):
+        raise SettingsError(
+            f"Trainer was given {type(strategy).__name__}; expected a strategy, as in "
+            "Trainer(off_policy(make_env('CartPole-v1'), dqn(), buffer=uniform(50_000, batch_size=128)))"
+        )
+
+
+def rounding(asked: int, taken: int, opt_steps_per_step: int) -> list[str]:
+    """Return what to say if a run is longer than was asked for."""
+    if asked == taken:
+        return []
+    return [f"max_opts {asked} is rounded up to {taken}: an iteration makes {opt_steps_per_step} optimisation steps"]

@@ -14,15 +14,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError, check_count, say
+from jaxrl.errors import DivergedError, SettingsError, check_count, say
 from jaxrl.strategies.base import Strategy
 from jaxrl.training.actors import Crew, programs
 from jaxrl.training.checkpoints import Store
-from jaxrl.training.divergence import Validity, another_try, diverged, explain, in_good_health, look
+from jaxrl.training.divergence import another_try, diverged, explain
 from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, evaluator_of, mean_return
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.ledger import Ledger
-from jaxrl.training.policy import GreedyPolicy, describe
+from jaxrl.training.logbook import Logbook, unpacking
+from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.program import (
     check_step,
     compile_all,
@@ -33,21 +34,12 @@ from jaxrl.training.program import (
     summarise,
     zero_sums,
 )
-from jaxrl.training.recorders import (
-    Progress,
-    Recorder,
-    Recorders,
-    Row,
-    check_unwritten,
-    console_of,
-    default_recorders,
-    episode_recorder,
-)
+from jaxrl.training.recorders import Progress, Recorder, Row
 from jaxrl.training.report import Report, Result
-from jaxrl.training.rows import episode_rows, eval_columns
+from jaxrl.training.rows import eval_columns
 from jaxrl.training.run_dir import require_free
 from jaxrl.training.schedule import Boundary, next_boundary
-from jaxrl.training.settings import TrainerConfig
+from jaxrl.training.settings import TrainerConfig, check_strategy, rounding
 from jaxrl.training.storage import Best, Resume, Storage
 from jaxrl.trees import Key, PyTree
 
@@ -114,7 +106,7 @@ class Trainer:
         Raises:
           SettingsError: what cannot be.
         """
-        _check_strategy(strategy)
+        check_strategy(strategy)
         if strategy.policy is None and evaluator is None and config is None:
             settings = {"eval_interval": 0, "eval_episodes": 0, **settings}
         self.config = (config or TrainerConfig()).changed(**settings)
@@ -126,7 +118,7 @@ class Trainer:
         if (allow_changes or start_over) and not resume:
             raise SettingsError("allow_changes and start_over say how to resume; set resume as well")
         asked, self.config = self.config.max_opts, self.config.rounded(strategy)
-        self._rounding = _rounding(asked, self.config.max_opts, strategy.opt_steps_per_step)
+        self._rounding = rounding(asked, self.config.max_opts, strategy.opt_steps_per_step)
         self.schedule = self.config.schedule(strategy)
         if evaluator is None and self.config.eval_episodes:
             evaluator = evaluator_of(strategy, self.config.eval_episodes)
@@ -135,10 +127,9 @@ class Trainer:
         self.resume, self.max_chunk = Resume(resume, allow_changes, start_over), max_chunk
         self.ledger, self.stop_reason = Ledger(), None  # type: Ledger, str | None
         self.state: PyTree = None
-        self._given_recorders, self._console = recorders, None  # type: Sequence[Recorder] | None, Any
+        self._given_recorders = recorders
         self._best: Best | None = None
         self._least_return = math.nan
-        self._unwritten: dict[str, list[str]] = {}
         self._run: Any = None
         self._crew: Crew | None = None
         self._sums: Any = None
@@ -160,16 +151,16 @@ class Trainer:
     def __iter__(self) -> Iterator[Report]:
         """Train, yielding at each boundary; leaving the loop early saves first."""
         self.ledger, self.stop_reason = Ledger(), None
-        self._best, self._unwritten, self._validity = None, {}, Validity()
+        self._best = None
         if self.config.run_dir is not None:
             require_free(self.config.run_dir)
-        self._console = console_of(self._given_recorders, self.config.quiet)
+        self._log = Logbook(self.schedule, self._where, self._given_recorders, self.config.quiet)
         try:
-            self._stage("tracing")
+            self._log.stage("tracing")
             with self.ledger.timed("compile"):
                 check_step(self.strategy)
         except BaseException:
-            self._unstage()
+            self._log.unstage()
             raise
         with self._opened() as storage:
             self._begin()
@@ -227,9 +218,9 @@ class Trainer:
             evaluation, row = evaluation or self._evaluate(), row or self._record()
         if boundary.save or self.stop_reason:
             self._save()
-        if self.stop_reason and not self.interrupt and (verdict := self._validity.verdict):
+        if self.stop_reason and not self.interrupt and (verdict := self._log.validity.verdict):
             self.stop_reason = "diverged"
-            self._event("diverged", verdict)
+            self._log.event("diverged", verdict)
             raise DivergedError(verdict)
         return self._report(row, evaluation, saved=bool(boundary.save or self.stop_reason))
 
@@ -243,8 +234,7 @@ class Trainer:
             self.ledger.trained(stop, seconds)
             self._fail_with_crew()
             self._chunk = self.max_chunk or max(1, int((stop - t) * CHUNK_S / seconds))
-            progress = self._progress((stop - t) / seconds)
-            self._recorders.tick(progress)
+            progress = self._log.tick(stop, (stop - t) / seconds)
             self._storage.settle(block=False)
             if self.hooks.chunk:
                 self.hooks.chunk(self, progress)
@@ -269,27 +259,24 @@ class Trainer:
         if self._crew is not None and self._crew.failure is not None:
             error, trace = self._crew.failure
             self.stop_reason = "actor"
-            self._event("actor", str(error), traceback=trace)
+            self._log.event("actor", str(error), traceback=trace)
             self._save()
             raise error
 
     def _evaluate(self) -> Row | None:
         if self.evaluator is None:
             return None
-        counters = self.ledger.counters(self.schedule)
-        key = jax.random.fold_in(self._eval_key, counters["opt_steps"])
+        opt_steps = self.schedule.opt_steps(self.ledger.t)
+        key = jax.random.fold_in(self._eval_key, opt_steps)
         evaluation, score = self._look("evaluate", key)
         self._least_return = mean_return(evaluation)
         again = self._confirm(score, key)
-        is_best = self.ledger.judge(score, counters["opt_steps"], again)
+        is_best = self.ledger.judge(score, opt_steps, again)
         kept = score if again is None else again
         if math.isfinite(score) and math.isfinite(kept) and (self._best is None or kept > self._best.score):
             self._keep_best(kept)
-        row = self._row("eval", **eval_columns(evaluation, score, again, is_best))
         with self.ledger.timed("record"):
-            self._recorders.write(row)
-            for episode in episode_rows(counters, evaluation):
-                self._episodes.write(episode)
+            row = self._log.judged(eval_columns(evaluation, score, again, is_best), evaluation)
         if self.hooks.evaluation:
             self.hooks.evaluation(self, evaluation, is_best)
         return row
@@ -314,24 +301,20 @@ class Trainer:
     def _record(self) -> Row:
         ledger = self.ledger
         with ledger.timed("record"):
-            rates = ledger.rates(self.schedule, ledger.t - ledger.interval_start, ledger.interval_s)
+            done = ledger.t - ledger.interval_start
+            rates = ledger.rates(self.schedule, done, ledger.interval_s)
             waits = self._crew.columns() if self._crew is not None else {}
-            row = self._row("train", **rates, **waits, **summarise(self._metrics, self._sums))
-            self._recorders.write(row)
-            for event, message in ledger.watch(row, (self.strategy.settings or {}).get("agent") or {}).items():
-                self._event(event, message)
+            columns = {**rates, **waits, **summarise(self._metrics, self._sums)}
+            agent, steps = (self.strategy.settings or {}).get("agent") or {}, done * self.schedule.env_steps_per_step
+            row = self._log.trained(columns, ledger, agent, steps)
             self._sums = zero_sums(len(self._metrics))
-            steps = (ledger.t - ledger.interval_start) * self.schedule.env_steps_per_step
-            self._validity, warning = look(self._validity, row, steps)
-            if warning:
-                self._event("invalid", warning)
             ledger.interval_start, ledger.interval_s = ledger.t, 0.0
         return row
 
     def _why_stop(self, boundary: Boundary, report: Report) -> str | None:
         config = self.config
         if boundary.last:
-            return self._limit()
+            return self.schedule.limit(self.ledger.t)
         if report.eval and config.stop_reward is not None and self._least_return >= config.stop_reward:
             return "stop_reward"
         if report.eval and config.patience and self.ledger.evals_without_best >= config.patience:
@@ -340,37 +323,16 @@ class Trainer:
             return "stop"
         return self.interrupt.reason
 
-    def _limit(self) -> str:
-        """Return which limit a run that has come to its end has reached."""
-        reached = self.schedule.opt_steps(self.ledger.t) >= self.config.max_opts
-        return "max_opts" if reached else "max_env_steps"
-
     def _save(self) -> None:
-        opt_steps = self.schedule.opt_steps(self.ledger.t)
-        healthy, regular = in_good_health(self.state), self.schedule.is_regular_save(opt_steps)
-        self.ledger.tries = 0 if healthy and regular else self.ledger.tries
-        unwritten = {**self._recorders.unwritten(), **self._episodes.unwritten()}
-        facts = {
-            "ledger": self.ledger.facts(),
-            "env_steps": self.schedule.env_steps(self.ledger.t),
-            "healthy": healthy,
-            "regular": regular,
-            "unwritten": unwritten,
-        }
+        facts = self._log.facts(self.ledger, self.state)
         with self.ledger.timed("save"):
             self._storage.keep_best(self._best)  # again, if the disk did not take it
-            self._storage.save(opt_steps, (self.state, self._sums), facts)
+            self._storage.save(self.schedule.opt_steps(self.ledger.t), (self.state, self._sums), facts)
             self._storage.note(**self.ledger.summary(self.schedule), status=self.stop_reason or "running")
 
     def _keep_best(self, score: float) -> None:
-        opt_steps = self.schedule.opt_steps(self.ledger.t)
         params = jax.device_put(self._params(self.state), may_alias=False)
-        facts = {
-            "score": score,
-            **self.ledger.counters(self.schedule),
-            **describe(self.strategy.policy, self.settings()),
-        }
-        self._best = Best(opt_steps, score, params, facts)
+        self._best = self._log.best(score, params, self.strategy.policy, self.settings())
         with self.ledger.timed("save"):
             self._storage.keep_best(self._best)
 
@@ -383,7 +345,7 @@ class Trainer:
         what, tries = explain(self.state, self._metrics), self.ledger.tries
         if tries >= self.config.max_rollbacks:
             self.stop_reason = "diverged"
-            self._event("diverged", what)
+            self._log.event("diverged", what)
             raise DivergedError(
                 f"training diverged: {what}; {tries} new tries from the last good checkpoint ended no better; "
                 "try a lower agent.lr, or a smaller agent.max_grad_norm"
@@ -399,8 +361,8 @@ class Trainer:
         if self._crew is not None:
             self._crew.close()
             self._crew = self._new_crew()
-        self._rewind(self.schedule.opt_steps(self.ledger.t))
-        self._event("rollback", f"{what}; went back to here, to go on with other random numbers")
+        self._log.rewind(self.schedule.opt_steps(self.ledger.t))
+        self._log.event("rollback", f"{what}; went back to here, to go on with other random numbers")
 
     # --- beginning and ending ---
 
@@ -409,9 +371,9 @@ class Trainer:
         """Hold everything that lives while the run does: directory, recorders, signal handlers."""
         config, regular = self.config, self.schedule.is_regular_save
         storage = Storage(config.run_dir, config.keep, self.settings(), self.resume, regular, self._fits)
-        self._storage, self._recorders, self._episodes = storage, Recorders([]), Recorders([])
-        storage.report = lambda line: self._event("storage", line)
-        storage.on_saved = self._saved
+        self._storage = storage
+        storage.report = lambda line: self._log.event("storage", line)
+        storage.on_saved = lambda opt_steps: self.hooks.save and self.hooks.save(self, opt_steps)
         with self.interrupt.signals():
             try:
                 yield storage
@@ -436,9 +398,7 @@ class Trainer:
             if self.state is not None:
                 storage.note(**self.ledger.summary(self.schedule), status=self.stop_reason)
         finally:
-            self._unstage()
-            self._recorders.close()
-            self._episodes.close()
+            self._log.close()
             storage.close()
 
     def _begin(self) -> None:
@@ -446,7 +406,7 @@ class Trainer:
         key = jax.random.key(self.config.seed)
         self._eval_key = jax.random.fold_in(key, EVAL_STREAM)
         self._chunk = self.max_chunk or 256
-        self._stage("compiling")
+        self._log.stage("compiling")
         with self.ledger.timed("compile"):
             if self._storage.resumes:
                 like = state_shapes(self.strategy)
@@ -455,7 +415,7 @@ class Trainer:
             self._compiled, self._run, self._metrics = compiled, compiled.run, compiled.metrics
             self._crew = self._new_crew()
         warmup = 0 if self._storage.resumes or self._crew is not None else self.schedule.warmup_env_steps
-        self._stage(f"warming up: {warmup:,} environment steps" if warmup else "getting ready")
+        self._log.stage(f"warming up: {warmup:,} environment steps" if warmup else "getting ready")
         with self.ledger.timed("init"):
             if self._storage.resumes:
                 self._restore()
@@ -464,23 +424,18 @@ class Trainer:
             if self.resume.run:
                 self._best = self._storage.load_best(jax.eval_shape(self._params, compiled.like[0]))
         self._open_logs()
-        self._stage("training")
+        self._log.stage("training")
         if self.hooks.start:
             self.hooks.start(self)
         if self.ledger.t >= self.schedule.last:
-            self.stop_reason = self._limit()
+            self.stop_reason = self.schedule.limit(self.ledger.t)
         elif self.config.eval_at_start and self.ledger.t == 0 and not self.ledger.judged and not self.interrupt:
             self._evaluate()
 
     def _restore(self) -> None:
         step, (state, sums), facts = self._storage.load(self._compiled.like)
-        try:
-            ledger, unwritten = self.ledger.take_up(facts["ledger"]), facts["unwritten"]
-            check_unwritten(unwritten)
-        except (KeyError, TypeError, ValueError) as error:
-            raise NoCheckpointError(
-                f"checkpoint {step} of {self.config.run_dir} is none of jaxrl's: {error}"
-            ) from error
+        with unpacking(f"{step} of {self.config.run_dir}", "none of jaxrl's"):
+            ledger = self._log.take_up(facts, self.ledger)
         saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
         if ledger.counters(self.schedule) != saved:
             raise SettingsError(
@@ -491,7 +446,7 @@ class Trainer:
             ledger.changed_at = step
             state = self.strategy.retune(state) if self.strategy.retune else state
         self._storage.go_on()
-        self.state, self._sums, self.ledger, self._unwritten = state, sums, ledger, unwritten
+        self.state, self._sums, self.ledger = state, sums, ledger
 
     def _fits(self, checkpoints: Store, facts: Mapping[str, Any]) -> bool:
         """Say whether the newest of `checkpoints`, of which these are the facts, could be gone on from."""
@@ -505,76 +460,20 @@ class Trainer:
         return ledger.counters(self.schedule)["env_steps"] == facts.get("env_steps")
 
     def _open_logs(self) -> None:
-        directory, opt_steps = self._storage.path, self.schedule.opt_steps(self.ledger.t)
-        self._recorders = Recorders(default_recorders(self._given_recorders, directory, self._console))
-        self._episodes = Recorders(episode_recorder(directory))
-        if self.resume.run:
-            self._rewind(opt_steps if self._storage.resumes else -1)
-            self._recorders.take_up(self._unwritten)
-            self._episodes.take_up(self._unwritten)
         state, _ = self._compiled.like
         # How much replay takes is for the user to choose.
         plan = [memory_plan(state)] if hasattr(state, "buffer") else []
-        for note in (*self._rounding, *plan, *self.strategy.notes):
-            self._event("note", note)
-        if self.resume.run:
-            aside = " with environments that start anew" if self._crew is not None else ""
-            self._event("resume", self._storage.resumption(opt_steps, aside))
-
-    def _rewind(self, opt_steps: int) -> None:
-        """Take back what the logs hold after `opt_steps`."""
-        self._recorders.rewind(opt_steps)
-        self._episodes.rewind(opt_steps)
-
-    def _saved(self, opt_steps: int) -> None:
-        if self.hooks.save:
-            self.hooks.save(self, opt_steps)
+        aside = " with environments that start anew" if self._crew is not None else ""
+        self._log.open(self._storage, self.resume.run, (*self._rounding, *plan, *self.strategy.notes), aside)
 
     # --- small things ---
 
-    def _stage(self, what: str) -> None:
-        """Show what is done next."""
-        if self._console is not None:
-            self._console.stage(what)
-
-    def _unstage(self) -> None:
-        """Take back what was shown of it."""
-        if self._console is not None:
-            self._console.unstage()
+    def _where(self) -> tuple[dict[str, int], float]:
+        return self.ledger.counters(self.schedule), self.ledger.wall
 
     def _params(self, state: PyTree) -> PyTree:
         return state if self.strategy.policy is None else self.strategy.policy.params(state)
 
-    def _row(self, kind: str, **columns: Any) -> dict[str, Any]:
-        return {"kind": kind, **self.ledger.counters(self.schedule), "wall_s": round(self.ledger.wall, 3), **columns}
-
-    def _event(self, event: str, message: str, **more: str) -> None:
-        self._recorders.write(self._row("event", event=event, message=message, **more))
-
     def _report(self, train: Row | None, evaluation: Row | None, saved: bool) -> Report:
         counters = self.ledger.counters(self.schedule)
         return Report(**counters, train=train, eval=evaluation, saved=saved, stop=self.stop_reason)
-
-    def _progress(self, rate: float) -> Progress:
-        return Progress(
-            **self.ledger.counters(self.schedule),
-            max_opts=self.schedule.opt_steps(self.schedule.last),
-            opt_steps_per_sec=rate * self.schedule.opt_steps_per_step,
-            seconds_left=(self.schedule.last - self.ledger.t) / max(rate, 1e-9),
-        )
-
-
-def _check_strategy(strategy: object) -> None:
-    """Raise `SettingsError` unless this is what can be trained."""
-    if not isinstance(strategy, Strategy):
-        raise SettingsError(
-            f"Trainer was given {type(strategy).__name__}; expected a strategy, as in "
-            "Trainer(off_policy(make_env('CartPole-v1'), dqn(), buffer=uniform(50_000, batch_size=128)))"
-        )
-
-
-def _rounding(asked: int, taken: int, opt_steps_per_step: int) -> list[str]:
-    """Return what to say if a run is longer than was asked for."""
-    if asked == taken:
-        return []
-    return [f"max_opts {asked} is rounded up to {taken}: an iteration makes {opt_steps_per_step} optimisation steps"]

@@ -288,7 +288,7 @@ def test_more_environments_than_the_memory_holds_are_refused_before_any_is_taken
     monkeypatch.setattr(train, "cache_compilations", lambda: None)
     monkeypatch.setattr(program, "_device_bytes", lambda: 20 * 10**9)
     monkeypatch.setattr(trainer, "compile_all", lambda *args: pytest.fail("it began to compile"))
-    said = refusal(lambda: train.main([algo, "--num-envs", "100000000", "--quiet"]))
+    said = refusal(lambda: train.main([algo, "--num-envs", "100000000", "--processor.n-step", "1", "--quiet"]))
     assert "an iteration needs" in said
     assert "the device has 20.0 GB; lower num_envs" in said
     assert list(tmp_path.iterdir()) == []

@@ -214,7 +214,7 @@ def test_a_lucky_first_look_is_not_kept_and_the_second_score_is(tmp_path: Path) 
     ]  # fmt: skip
     assert (result.best_score, result.summary["best_score"], result.summary["best_opt_steps"]) == (4.0, 4.0, 3)
     assert [path.name for path in (run / "best").iterdir()] == ["3"]
-    assert Store(run / "best", 1).newest_facts()["score"] == 4.0
+    assert Store(run / "best", 1).newest_facts()[1]["score"] == 4.0
     metadata = json.loads((run / "metadata.json").read_text())
     assert (metadata["best_score"], metadata["best_opt_steps"]) == (4.0, 3)
     assert result.summary["seconds"]["confirm"] > 0
@@ -239,7 +239,7 @@ def test_a_run_that_confirms_its_best_is_the_same_after_a_resume(tmp_path: Path)
             state = trainer.train().state
         found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         logs.append([{**row, "wall_s": 0} for row in found if row["kind"] == "eval"])
-        digests.append((digest(state), Store(run / "best", 1).newest_facts()["score"]))
+        digests.append((digest(state), Store(run / "best", 1).newest_facts()[1]["score"]))
     assert [row["opt_steps"] for row in logs[0]] == [10, 20, 30, 40]
     assert logs[0][0]["confirm_score"] not in (None, logs[0][0]["score"])  # other episodes than the first's
     assert logs[0] == logs[1]

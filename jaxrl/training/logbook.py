@@ -1,0 +1,200 @@
+"""The book-keeping that a trainer and a session share: rows and events, the best policy, the facts of a checkpoint.
+
+A logbook decides nothing and computes nothing of the training; it only knows how things are written down, and how to
+go on with what an earlier process wrote.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from jaxrl.errors import NoCheckpointError
+from jaxrl.strategies.base import Policy
+from jaxrl.training.divergence import Validity, in_good_health, look
+from jaxrl.training.evaluator import Evaluation
+from jaxrl.training.ledger import Ledger
+from jaxrl.training.policy import describe
+from jaxrl.training.recorders import (
+    Progress,
+    Recorder,
+    Recorders,
+    Row,
+    check_unwritten,
+    console_of,
+    default_recorders,
+    episode_recorder,
+)
+from jaxrl.training.rows import episode_rows
+from jaxrl.training.schedule import Schedule
+from jaxrl.training.storage import Best, Storage
+from jaxrl.trees import PyTree
+
+
+class Logbook:
+    """Write down what happens in a run. Until `open` is called, rows go nowhere."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        where: Callable[[], tuple[dict[str, int], float]],
+        given: Sequence[Recorder] | None = None,
+        quiet: bool = True,
+    ) -> None:
+        """Prepare the recorders, but open no file.
+
+        Args:
+          schedule: when things happen in the run.
+          where: returns where the run is: the counters that every row begins with, and its seconds so far.
+          given: what takes in the rows, beside the logs of the run directory; left out, a console (unless `quiet`) and,
+            with a run directory, TensorBoard.
+          quiet: show nothing, unless a console is given.
+        """
+        self.validity = Validity()
+        """How many environment steps the rows tell of, and how many of those were not valid."""
+        self._schedule, self._where = schedule, where
+        self._given, self._console = given, console_of(given, quiet)
+        self._rows, self._episodes = Recorders([]), Recorders([])
+        self._waiting: dict[str, list[str]] = {}
+
+    # --- beginning, going back, ending ---
+
+    def open(self, storage: Storage, resume: bool, notes: Iterable[str], aside: str = "") -> None:
+        """Open the logs in the directory of `storage`, and write how the run begins.
+
+        With `resume` the logs first lose what came after the checkpoint, and get the rows that an earlier process could
+        not write. `notes` become events; `aside` goes into the event of a resumption.
+        """
+        opt_steps = self._counters["opt_steps"]
+        self._rows = Recorders(default_recorders(self._given, storage.path, self._console))
+        self._episodes = Recorders(episode_recorder(storage.path))
+        if resume:
+            self.rewind(opt_steps if storage.resumes else -1)
+            self._rows.take_up(self._waiting)
+            self._episodes.take_up(self._waiting)
+        for note in notes:
+            self.event("note", note)
+        if resume:
+            self.event("resume", storage.resumption(opt_steps, aside))
+
+    def rewind(self, opt_steps: int) -> None:
+        """Take back what the logs hold after `opt_steps`."""
+        self._rows.rewind(opt_steps)
+        self._episodes.rewind(opt_steps)
+
+    def close(self) -> None:
+        """Bring all rows to where they belong; nothing follows."""
+        self.unstage()
+        self._rows.close()
+        self._episodes.close()
+
+    # --- rows ---
+
+    def row(self, kind: str, **columns: Any) -> dict[str, Any]:
+        """Return a row of this moment."""
+        counters, wall = self._where()
+        return {"kind": kind, **counters, "wall_s": round(wall, 3), **columns}
+
+    def event(self, event: str, message: str, **more: str) -> None:
+        """Write that something has happened."""
+        self._rows.write(self.row("event", event=event, message=message, **more))
+
+    def trained(self, columns: Mapping[str, Any], ledger: Ledger, agent: Mapping[str, Any], steps: int = 0) -> Row:
+        """Write and return a row of metrics, with an event for each thing that is wrong with it.
+
+        `ledger` takes note of what was said, so that it is said once; `agent` are the settings of the agent. `steps` is
+        the number of environment steps that the row tells of, if it matters how many of them were valid.
+        """
+        row = self.row("train", **columns)
+        self._rows.write(row)
+        for event, message in ledger.watch(row, agent).items():
+            self.event(event, message)
+        self.validity, warning = look(self.validity, row, steps)
+        if warning:
+            self.event("invalid", warning)
+        return row
+
+    def judged(self, columns: Mapping[str, Any], evaluation: Evaluation | None = None) -> Row:
+        """Write and return the row of a score, with a row for each episode of its `evaluation` if there was one."""
+        row = self.row("eval", **columns)
+        self._rows.write(row)
+        if evaluation is not None:
+            for episode in episode_rows(self._counters, evaluation):
+                self._episodes.write(episode)
+        return row
+
+    # --- what is shown ---
+
+    def stage(self, what: str) -> None:
+        """Show what is done next."""
+        if self._console is not None:
+            self._console.stage(what)
+
+    def unstage(self) -> None:
+        """Take back what was shown of it."""
+        if self._console is not None:
+            self._console.unstage()
+
+    def tick(self, t: int, rate: float) -> Progress:
+        """Show and return how far the run is after `t` iterations, at `rate` iterations a second."""
+        schedule = self._schedule
+        progress = Progress(
+            **self._counters,
+            max_opts=schedule.opt_steps(schedule.last),
+            opt_steps_per_sec=rate * schedule.opt_steps_per_step,
+            seconds_left=(schedule.last - t) / max(rate, 1e-9),
+        )
+        self._rows.tick(progress)
+        return progress
+
+    # --- checkpoints ---
+
+    def best(self, score: float, params: PyTree, policy: Policy | None, settings: Mapping[str, Any]) -> Best:
+        """Return the present policy as the best, with all that it takes to load and run it."""
+        counters = self._counters
+        facts = {"score": score, **counters, **describe(policy, settings)}
+        return Best(counters["opt_steps"], score, params, facts)
+
+    def facts(self, ledger: Ledger, state: PyTree, **own: Any) -> dict[str, Any]:
+        """Return what a checkpoint of `state` tells beside it; `own` is what only this kind of run has to tell.
+
+        A regular save in good health means that the run has got further: `ledger` then counts its tries anew.
+        """
+        counters = self._counters
+        healthy, regular = in_good_health(state), self._schedule.is_regular_save(counters["opt_steps"])
+        ledger.tries = 0 if healthy and regular else ledger.tries
+        return {
+            "ledger": ledger.facts(),
+            "env_steps": counters["env_steps"],
+            "healthy": healthy,
+            "regular": regular,
+            "unwritten": {**self._rows.unwritten(), **self._episodes.unwritten()},
+            **own,
+        }
+
+    def take_up(self, facts: Mapping[str, Any], ledger: Ledger) -> Ledger:
+        """Return the ledger of a run that goes on from `facts`; keep the rows that could not be written for `open`.
+
+        Raises:
+          KeyError, TypeError, ValueError: these are not what `facts()` returns.
+        """
+        taken, waiting = ledger.take_up(facts["ledger"]), facts["unwritten"]
+        check_unwritten(waiting)
+        self._waiting = waiting
+        return taken
+
+    @property
+    def _counters(self) -> dict[str, int]:
+        return self._where()[0]
+
+
+@contextmanager
+def unpacking(checkpoint: str, verdict: str) -> Iterator[None]:
+    """Read the facts of a checkpoint inside; `verdict` says what one is that does not have them.
+
+    Raises:
+      NoCheckpointError: the facts are not those of this kind of run.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise NoCheckpointError(f"checkpoint {checkpoint} is {verdict}: {error}") from error
