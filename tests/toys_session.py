@@ -13,6 +13,7 @@ from jaxrl.strategies.driven import place_of, steps_in, stream_keys
 from jaxrl.strategies.interaction import assemble, draw_steps
 from jaxrl.training.leaves import state_digest
 from jaxrl.training.session_parts import schedule_of
+from jaxrl.training.storage import Resume
 from jaxrl.types import Step
 
 SPEC = jaxrl.EnvSpec("scripted", jaxrl.Box(-10.0, 10.0, (2,)), jaxrl.Discrete(3))
@@ -25,7 +26,7 @@ PARTS: dict[str, Any] = {
 }
 SETTINGS: dict[str, Any] = {"num_envs": 2, "opt_interval": 4, "warmup": 20, "max_opts": 1_000, "save_interval": 0}
 HOST_ALONE = ("max_opts", "record_interval", "save_interval", "keep", "max_skips", "run_dir")
-NO_PROGRAM = (*HOST_ALONE, "resume", "hooks", "statistics", "recorders")
+NO_PROGRAM = (*HOST_ALONE, "resume", "allow_changes", "hooks", "statistics", "recorders")
 _COMPILED: dict[str, tuple[jaxrl.Session, Any]] = {}
 
 
@@ -37,7 +38,8 @@ def small(spec: Any = SPEC, **changes: Any) -> jaxrl.Session:
     settings = {"spec": spec, **PARTS, **SETTINGS, **changes}
     key = str({name: (value, id(value)) for name, value in settings.items() if name not in NO_PROGRAM})
     if key not in _COMPILED:
-        alone = {name: value for name, value in settings.items() if name not in ("run_dir", "resume", "recorders")}
+        left_out = ("run_dir", "resume", "allow_changes", "recorders")
+        alone = {name: value for name, value in settings.items() if name not in left_out}
         _COMPILED[key] = jaxrl.Session(**alone), settings
     session = copy.copy(_COMPILED[key][0])
     session.config = session.config.changed(**{name: settings[name] for name in HOST_ALONE if name in settings})
@@ -46,7 +48,8 @@ def small(spec: Any = SPEC, **changes: Any) -> jaxrl.Session:
     session._given_recorders = settings.get("recorders")
     session._schedule = schedule_of(session.config, session._driven)
     session._saves, session._saved = [], None
-    session._open(settings.get("resume", False), settings.get("statistics") or jaxrl.Statistics())
+    resume = Resume(settings.get("resume", False), settings.get("allow_changes", False))
+    session._open(resume, settings.get("statistics") or jaxrl.Statistics())
     return session
 
 

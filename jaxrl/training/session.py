@@ -13,7 +13,7 @@ from jaxrl.errors import DivergedError, SettingsError, say
 from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
 from jaxrl.strategies.driven import iterations
-from jaxrl.strategies.interaction import settings_of
+from jaxrl.strategies.interaction import retune_agent, settings_of
 from jaxrl.training.divergence import explain, skips_left
 from jaxrl.training.intake import outside, take_obs, take_told
 from jaxrl.training.interrupt import Interrupt, Undisturbed
@@ -71,6 +71,7 @@ class Session:
         processor: Processor | None = None,
         config: SessionConfig | None = None,
         resume: bool = False,
+        allow_changes: bool = False,
         recorders: Sequence[Recorder] | None = None,
         hooks: SessionHooks | None = None,
         statistics: Statistics | None = None,
@@ -86,6 +87,8 @@ class Session:
           processor: what makes transitions of steps; `one_step()` if left out.
           config: settings to start from; the defaults of `SessionConfig` if left out.
           resume: go on with the session in `run_dir` from its newest valid checkpoint.
+          allow_changes: resume although versions, or settings of the agent or of the session, differ that decide the
+            training.
           recorders: what takes in the rows, beside the log of the run directory; left out, TensorBoard where there is a
             run directory.
           hooks: functions to call on the way.
@@ -100,6 +103,8 @@ class Session:
         self.config.check()
         if resume and self.config.run_dir is None:
             raise SettingsError("resume needs the run_dir to go on with")
+        if allow_changes and not resume:
+            raise SettingsError("allow_changes says how to resume; set resume as well")
         self.hooks, self.interrupt = hooks or SessionHooks(), Interrupt() if interrupt is None else interrupt
         self._outside = outside(spec, self.config.num_envs)
         self._driven = put_together(self.config, self._outside.spec, agent, buffer, processor or one_step())
@@ -107,7 +112,7 @@ class Session:
         self._given_recorders, self._closed, self._saves = recorders, False, list[int]()
         self._saved: Now | None = None
         self._stepper = Stepper(self._driven, self.config.seed)
-        self._open(resume, statistics or Statistics())
+        self._open(Resume(resume, allow_changes), statistics or Statistics())
 
     # --- what a loop calls ---
 
@@ -318,10 +323,10 @@ class Session:
 
     # --- beginning ---
 
-    def _open(self, resume: bool, statistics: Statistics) -> None:
+    def _open(self, resume: Resume, statistics: Statistics) -> None:
         """Take hold of the run directory, and begin or go on."""
         config, regular = self.config, self._schedule.is_regular_save
-        self._storage = Storage(config.run_dir, config.keep, self.settings(), Resume(resume), regular)
+        self._storage = Storage(config.run_dir, config.keep, self.settings(), resume, regular)
         self._storage.report = self._report
         self._storage.on_saved = self._saves.append
         where = lambda: (self._counters(), self._now.ledger.wall)
@@ -332,11 +337,11 @@ class Session:
             if self._storage.resumes:
                 self._now = self._restored(self._now)
             self._greedy = GreedyPolicy(self._stepper.policy, self._stepper.params(self._now))
-            if resume:
+            if resume.run:
                 best = self._storage.load_best(jax.eval_shape(lambda: self._stepper.params(self._now)))
                 self._now = self._now._replace(best=best)
             notes = self._driven.turns.notes(self._driven.buffer, config.num_envs, config.warmup)
-            self._log.open(self._storage, resume, (memory_plan(self._now.state), *notes))
+            self._log.open(self._storage, resume.run, (memory_plan(self._now.state), *notes))
         except BaseException:
             self._storage.close()
             raise
@@ -351,9 +356,19 @@ class Session:
             statistics, interval = first.statistics.take_up(facts["statistics"]), Interval().take_up(facts["interval"])
             if type(steps) is not int or type(invalid) is not int:
                 raise ValueError("steps and invalid are counts")
+        if self._storage.decisive:
+            self._require_same_processor()
+            ledger.changed_at = step
+            state = state._replace(agent=retune_agent(self._driven.agent, state.agent))
         self._storage.go_on()
         host = jax.tree.map(np.array, host)
         return Now(state, sums, past, host, ledger, steps, invalid, statistics, interval, resumed=True)
+
+    def _require_same_processor(self) -> None:
+        """Raise `SettingsError` if the processor changed: what it holds of the running episodes was made by the old."""
+        changed = [str(change) for change in self._storage.decisive if change.name.startswith("processor")]
+        if changed:
+            raise SettingsError(f"{'; '.join(changed)}: a session keeps its processor; go on with that, or begin anew")
 
     # --- small things ---
 

@@ -141,7 +141,9 @@ class Storage:
                 f"{said}; {which}, for what was saved would not fit: go on with its own, or use --start-over"
             )
         if not self._resume.allow_changes:
-            raise SettingsError(f"{said}; go on with its own, or allow the change with --allow-changes")
+            raise SettingsError(
+                f"{said}; go on with its own, or allow the change with --allow-changes (allow_changes=True in Python)"
+            )
 
     def _describe(self) -> None:
         """Write what describes the run."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxrl
-from tests.toys_session import Script, digest, drive, single, small
+from tests.toys_session import SPEC, Script, digest, drive, single, small
 
 STEPS = 44
 
@@ -236,6 +236,21 @@ def test_other_settings_are_refused_on_resume(tmp_path: Path) -> None:
     with pytest.raises(jaxrl.SettingsError, match="warmup: 20 -> 40"):
         small(run_dir=run, resume=True, warmup=40)
     small(run_dir=run, resume=True, max_opts=9).close()
+
+
+def test_allowed_changes_take_effect_but_not_those_of_the_processor(tmp_path: Path) -> None:
+    run, other = str(tmp_path / "run"), jaxrl.dqn(lr=0.5, features=(8,), epsilon_decay=20, target_interval=5)
+    with small(run_dir=run) as session:
+        drive(session, Script(), 30)
+    with pytest.raises(jaxrl.SettingsError, match=r"agent.lr: 0.01 -> 0.5.*allow_changes=True"):
+        small(run_dir=run, resume=True, agent=other)
+    with pytest.raises(jaxrl.SettingsError, match=r"discount: 0.99 -> 0.5: a session keeps its processor"):
+        small(run_dir=run, resume=True, allow_changes=True, processor=jaxrl.n_step(3, discount=0.5))
+    with pytest.raises(jaxrl.SettingsError, match="set resume as well"):
+        jaxrl.Session(SPEC, other, buffer=jaxrl.uniform(40, batch_size=8), allow_changes=True)
+    with small(run_dir=run, resume=True, allow_changes=True, agent=other) as session:
+        assert float(session._now.state.agent.hyper.lr) == 0.5
+        assert session._now.ledger.changed_at == session.opt_steps > 0
 
 
 def test_a_closed_session_says_so() -> None:
