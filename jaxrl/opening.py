@@ -86,7 +86,8 @@ def value_of(args: Sequence[str], flag: str) -> str | None:
 def tell(line: str) -> None:
     """Print a line in place of what is being done."""
     stage.clear()
-    print(f"  {line}", flush=True)
+    with contextlib.suppress(OSError):  # nobody has to read it
+        print(f"  {line}", flush=True)
 
 
 def _generic(algo: str, env: Any, settings: Mapping[str, Any]) -> bool:

@@ -477,7 +477,7 @@ def test_actions_that_are_not_discrete_are_refused_with_agents_that_fit(space):
     with pytest.raises(SettingsError, match="dqn takes discrete actions, but Pendulum has") as refused:
         dqn()(EnvSpec("Pendulum", Box(-1.0, 1.0, (3,)), space))
     if isinstance(space, Box):
-        assert "ppo, a2c and reinforce" in str(refused.value)
+        assert "ppo, a2c, reinforce and impala" in str(refused.value)
 
 
 # --- the support of c51 -----------------------------------------------------------------------------------------

@@ -83,7 +83,6 @@ Bad = tuple[list[str], list[str]]
 BAD: dict[str, Bad] = {
     "minibatches that do not divide": (["ppo", "--num-envs", "3", "--minibatches", "5"], ["384", "4 or 6"]),
     "sequences that do not divide": (["ppo", "--agent.core", "gru", "--num-envs", "6"], ["6 environments", "3 or 6"]),
-    "half an iteration": (["ppo", "--env", "Catch-bsuite", "--max-opts", "1000"], ["16", "992 or 1008"]),
     "several steps": (["a2c", "--processor.n-step", "3"], ["n_step to 1"]),
     "no rollout": (["ppo", "--rollout", "0"], ["rollout", "at least 1"]),
     "a weight without V-trace": (["ppo", "--agent.surrogate", "weighted"], ["needs V-trace", "agent.rho_clip"]),

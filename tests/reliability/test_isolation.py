@@ -93,6 +93,7 @@ def test_no_first_observation_that_is_not_finite_is_in_the_buffer_the_agent_or_t
         processor=jaxrl.chain(jaxrl.normalise_obs(), jaxrl.n_step(3)),
         num_envs=4,
         opt_interval=4,
+        warmup=0,
     )
     result = jaxrl.Trainer(strategy, max_opts=180, eval_interval=0, eval_episodes=0, recorders=[memory]).train()
     row = [row for row in memory.rows if row["kind"] == "train"][-1]

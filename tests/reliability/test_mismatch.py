@@ -239,8 +239,6 @@ DECISIVE: dict[str, Any] = {
     "agent.activation": "tanh",
     "agent.values": "qr",
     "agent.atoms": 50,
-    "agent.v_min": -1.0,
-    "agent.v_max": 10.0,
     "agent.noisy": 0.5,
     "agent.munchausen": 0.9,
     "agent.munchausen_temperature": 0.1,
@@ -282,6 +280,8 @@ FREE: dict[str, Any] = {
 
 
 IDLE: dict[str, Any] = {
+    "agent.v_min": -1.0,
+    "agent.v_max": 10.0,
     "buffer.alpha": 0.5,
     "buffer.beta": 0.5,
     "buffer.beta_steps": 10,
@@ -292,7 +292,7 @@ IDLE: dict[str, Any] = {
     "sync_interval": 2,
     "exploration": (0.5,),
 }
-"""Another value of every setting that does once `buffer.prioritised` is set, or there are actors."""
+"""Another value of every setting that does with prioritised replay, with c51, or where there are actors."""
 COMPACT = ["buffer.frames"]
 """What is refused unless `buffer.compact` is set."""
 
@@ -358,7 +358,9 @@ def test_a_harmless_setting_may_change_and_no_bit_with_it(
     assert small.digest(run, LAST) == small.digests[LAST]
 
 
-def test_settings_of_prioritised_replay_and_of_actors_change_no_bit_without_them(small: SmallRun, run: Path) -> None:
+def test_settings_of_prioritised_replay_of_c51_and_of_actors_change_no_bit_without_them(
+    small: SmallRun, run: Path
+) -> None:
     values = {name: str(value[0] if isinstance(value, tuple) else value) for name, value in IDLE.items()}
     flags = [word for name in IDLE for word in (f"--{name.replace('_', '-')}", values[name])]
     train.main(["--resume", str(run), *flags])
@@ -368,7 +370,9 @@ def test_settings_of_prioritised_replay_and_of_actors_change_no_bit_without_them
 @pytest.mark.parametrize("name", IDLE)
 def test_with_them_they_decide(name: str) -> None:
     part, _, rest = name.rpartition(".")
-    awake = changed(SMALL, "buffer.prioritised", True) if part else changed(SMALL, "actors", 1)
+    awake = changed(
+        SMALL, *{"buffer": ("buffer.prioritised", True), "agent": ("agent.values", "c51")}.get(part, ("actors", 1))
+    )
     strategies = [build("dqn", config) for config in (awake, changed(awake, name, IDLE[name]))]
     settings = [strategy.settings[part] if part else strategy.settings for strategy in strategies]
     usual = 2 if name == "max_lag" else value_of(SMALL, name)  # unset, it is that of replay

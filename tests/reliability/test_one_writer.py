@@ -70,6 +70,6 @@ def test_a_name_in_the_lock_is_only_shown(owner: "subprocess.Popen[str]", tmp_pa
 
 def test_a_refused_directory_is_left_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(SettingsError, match="holds something else"):
+    with pytest.raises(SettingsError, match="is not empty, and holds no run"):
         RunDir(tmp_path, resume=False)
     assert os.listdir(tmp_path) == ["notes.txt"]

@@ -594,7 +594,9 @@ def test_new_settings_give_each_part_of_a_chain_its_own_discount(memory: bool) -
     def strategy(of_rewards: float, of_values: float, lr: float) -> jaxrl.Strategy:
         processor = jaxrl.chain(jaxrl.normalise_reward(of_rewards), jaxrl.one_step(of_values))
         agent = jaxrl.ppo(features=(4,), lr=lr, **({"core": "gru", "core_features": 4} if memory else {}))
-        return jaxrl.on_policy(jaxrl.make_env("Catch-bsuite"), agent, processor=processor, num_envs=2, rollout=4)
+        return jaxrl.on_policy(
+            jaxrl.make_env("Catch-bsuite"), agent, processor=processor, num_envs=2, rollout=4, minibatches=1
+        )
 
     old, new = strategy(0.9, 0.99, 1e-3), strategy(0.8, 0.95, 1e-2)
     state = jax.eval_shape(old.init, jax.random.key(0))

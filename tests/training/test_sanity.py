@@ -32,16 +32,18 @@ def test_values_are_told_from_twice_the_bound_on() -> None:
         "q reaches -24.5, but rewards up to 3 and discount 0.75 allow at most 12: training has probably diverged; "
         "try agent.loss squared, a lower agent.lr or a slower target (agent.tau, agent.target_interval)"
     )
-    assert "value reaches 25" in str(values_beyond({"value": 25.0}, {}, allowed))
+    assert "value reaches 25" in str(values_beyond({"value": 25.0, "largest_reward_max": 3.0}, {}, allowed))
 
 
 def test_the_bound_goes_by_all_that_came_and_is_at_least_1() -> None:
     allowed = seen(row(None, 0.5, 0.5), {}, seen(row(None, 3.0, 0.25), {}, Seen()))
     assert allowed == Seen(3.0, 0.5, 0.0)
-    assert values_beyond({"q": 2.0}, {}, Seen()) is None
-    assert values_beyond({"q": 2.1}, {}, Seen()) is not None
+    assert values_beyond(row(2.0, 0.0), {}, Seen()) is None
+    assert values_beyond(row(2.1, 0.0), {}, Seen()) is not None
+    # Of a strategy of one's own nothing is known of the rewards, so nothing is said of its values.
+    assert values_beyond({"q": 1e9}, {}, Seen()) is None
     # Under a discount of 1 there is no bound, and what is not finite tells nothing.
-    assert values_beyond({"q": 1e9}, {}, Seen(1.0, 1.0)) is None
+    assert values_beyond(row(1e9), {}, Seen(1.0, 1.0)) is None
     assert seen({"largest_reward_max": float("inf"), "largest_discount_max": None}, {}, Seen()) == Seen()
 
 
