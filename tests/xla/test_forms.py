@@ -65,7 +65,7 @@ def test_a_run_is_traced_with_the_forms_that_it_is_begun_with(
     assert "run" not in programs_of(strategy) or which == xla.chosen()
 
 
-@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+@pytest.mark.parametrize("algo", [pytest.param("dqn", marks=pytest.mark.slow), "ppo"])
 def test_plain_forms_train_alike(algo: str) -> None:
     """The same random numbers and the same equations: all whole numbers are equal, all others to rounding."""
 
