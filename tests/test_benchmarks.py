@@ -273,6 +273,7 @@ def test_every_case_that_results_are_kept_of_has_its_name() -> None:
     assert wanted == set(CASES)
 
 
+@pytest.mark.slow
 def test_a_scan_of_the_parts_trains_as_training_does() -> None:
     shape = DQN(num_envs=2, opt_interval=4, features=(8,), batch_size=8, capacity=200, warmup=40)
     rollouts = PPO(num_envs=2, rollout=8, epochs=2, minibatches=2, features=(8,))

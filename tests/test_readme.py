@@ -126,7 +126,7 @@ def test_custom_strategy(tmp_path: Path) -> None:
     ("name", "long", "short"),
     [
         ("on-policy", "max_opts=12_800, eval_interval=1_280", "max_opts=640, eval_interval=320"),
-        ("off-policy", "max_opts=4_000, eval_interval=500", "max_opts=2_000, eval_interval=500"),
+        ("off-policy", "max_opts=4_000, eval_interval=500", "max_opts=400, eval_interval=200"),
     ],
 )
 def test_continuous_actions(name: str, long: str, short: str, tmp_path: Path) -> None:
