@@ -2,6 +2,7 @@
 
 import os
 from functools import lru_cache
+from pathlib import Path
 
 import jax
 import pytest
@@ -21,12 +22,17 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
 
 
+@pytest.fixture(scope="session")
+def cache(request: pytest.FixtureRequest) -> Path:
+    """Where compiled programs are kept: for all workers, for the processes that tests begin, and for the next time."""
+    return request.config.cache.mkdir("programs")
+
+
 @pytest.fixture(scope="session", autouse=True)
-def compiled_once(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> None:
-    """Keep compiled programs where all workers find them: much of the time of many tests is the same compilations."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if hasattr(request.config, "workerinput") else base
-    jax.config.update("jax_compilation_cache_dir", str(shared / "programs"))
+def compiled_once(cache: Path) -> None:
+    """Keep compiled programs: much of the time of many tests is the same compilations."""
+    os.environ["XDG_CACHE_HOME"] = str(cache)
+    jax.config.update("jax_compilation_cache_dir", str(cache / "jaxrl" / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     # Tests come back to the same strategies more often than users do.
     program._programs = lru_cache(maxsize=64)(program._programs.__wrapped__)

@@ -46,7 +46,7 @@ class Ledger:
     told_support: int = 0
     """Times that a support too narrow was told of."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
-    _begun: float = field(default_factory=time.perf_counter)
+    _begun: float = field(default_factory=lambda: time.perf_counter())
 
     @property
     def wall(self) -> float:

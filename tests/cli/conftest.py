@@ -18,12 +18,6 @@ def no_cache_in_this_process() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the compiled programs of all these processes are kept."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
 def doors(tmp_path: Path, cache: Path) -> Doors:
     """The front doors, in the test's own directory."""

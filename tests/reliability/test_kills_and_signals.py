@@ -42,11 +42,6 @@ class Runs(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
 def untouched(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> str:
     """The digest of the run that nobody disturbs."""
     ended = Runs(tmp_path_factory.mktemp("untouched") / "run", cache).run()
