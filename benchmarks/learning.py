@@ -6,7 +6,6 @@ directory. Then the best and the last policy play 100 fresh greedy episodes. Fla
 """
 
 import argparse
-import fnmatch
 import statistics
 import sys
 import time
@@ -19,11 +18,12 @@ import jax
 
 from benchmarks import harness
 from benchmarks.harness import Row
-from jaxrl.algos import ALGOS, OfflineRun, build
+from jaxrl.algos import build
 from jaxrl.cli import cache_compilations
 from jaxrl.config import parse
-from jaxrl.envs.registry import bare_name
 from jaxrl.errors import JaxrlError
+from jaxrl.presets import PRESETS
+from jaxrl.registry import names_of, suite_of, suited
 from jaxrl.strategies.base import Strategy
 from jaxrl.train import trainer_config
 from jaxrl.training import Result, Trainer
@@ -80,7 +80,7 @@ BLINES = {
 def main() -> None:
     """Parse, train, judge, print, write."""
     parser = argparse.ArgumentParser("python -m benchmarks.learning", description=__doc__, allow_abbrev=False)
-    known = [name for name, algo in ALGOS.items() if not issubclass(algo.config, OfflineRun)]
+    known = names_of("off_policy", "on_policy")
     parser.add_argument("--algo", nargs="+", choices=known, default=known, help="algorithms (default: all)")
     parser.add_argument("--env", nargs="+", help="environments (default: those that have a preset by name)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4], help="seeds (default: 0 to 4)")
@@ -99,7 +99,7 @@ def main() -> None:
 
 def tasks(algos: Sequence[str], envs: Sequence[str] | None) -> list[tuple[str, str]]:
     """Pair each algorithm with the environments; if none are given, with those that it has a preset for by name."""
-    named = {algo: [name for name in ALGOS[algo].presets if "*" not in name] for algo in algos}
+    named = {algo: [name for name in PRESETS[algo] if "*" not in name] for algo in algos}
     return [(algo, env) for algo in algos for env in (named[algo] if envs is None else envs)]
 
 
@@ -110,7 +110,7 @@ def learn(algo: str, env: str, seed: int, flags: Sequence[str] = ()) -> Row:
         "algo": algo,
         "env": env,
         "seed": seed,
-        "preset": any(fnmatch.fnmatchcase(bare_name(env), name) for name in ALGOS[algo].presets),
+        "preset": bool(suited(PRESETS[algo], env)),
         "flags": list(flags),
         "reference": reference(algo, env),
     }
@@ -126,7 +126,7 @@ def learn(algo: str, env: str, seed: int, flags: Sequence[str] = ()) -> Row:
     return {
         **about,
         **judged(strategy, result),
-        **steadiness([score for _, score in curve], GOOD.get(bare_name(env))),
+        **steadiness([score for _, score in curve], GOOD.get(suite_of(env)[1])),
         "curve": curve,
         "env_steps": result.summary["env_steps"],
         "opt_steps": result.summary["opt_steps"],
@@ -170,7 +170,7 @@ def steadiness(scores: Sequence[float], good: float | None) -> Row:
 
 def reference(algo: str, env: str) -> tuple[float, int] | None:
     """Return mean return and environment steps that others have published for this algorithm, if known."""
-    name = bare_name(env)
+    name = suite_of(env)[1]
     return BLINES.get(name) if algo == "ppo" and name in BLINES else ZOO.get(algo, {}).get(name)
 
 

@@ -1,65 +1,13 @@
-"""The algorithms that the command line knows: the settings of each, what suits an environment, and how it is built."""
+"""The settings of a run of each kind, and how what they say is built."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Generic, TypeVar
 
-from jaxrl.agents import (
-    A2CConfig,
-    AgentMaker,
-    AWACConfig,
-    BCConfig,
-    CQLConfig,
-    CQLDQNConfig,
-    DDPGConfig,
-    DQNConfig,
-    IMPALAConfig,
-    IQLConfig,
-    PPOConfig,
-    PQNConfig,
-    RainbowConfig,
-    REINFORCEConfig,
-    SACConfig,
-    TD3BCConfig,
-    TD3Config,
-    a2c,
-    awac,
-    bc,
-    cql,
-    cql_dqn,
-    ddpg,
-    dqn,
-    impala,
-    iql,
-    ppo,
-    pqn,
-    rainbow,
-    reinforce,
-    sac,
-    td3,
-    td3_bc,
-)
+from jaxrl.agents import AgentMaker
 from jaxrl.buffers import Buffer, prioritised, uniform
 from jaxrl.envs import make_env
 from jaxrl.errors import SettingsError
-from jaxrl.presets import (
-    A2C_PRESETS,
-    AWAC_PRESETS,
-    BC_PRESETS,
-    CQL_DQN_PRESETS,
-    CQL_PRESETS,
-    DDPG_PRESETS,
-    DQN_PRESETS,
-    IMPALA_PRESETS,
-    IQL_PRESETS,
-    PPO_PRESETS,
-    PQN_PRESETS,
-    RAINBOW_PRESETS,
-    REINFORCE_PRESETS,
-    SAC_PRESETS,
-    TD3_BC_PRESETS,
-    TD3_PRESETS,
-)
 from jaxrl.processors import (
     Processor,
     chain,
@@ -70,9 +18,12 @@ from jaxrl.processors import (
     reward_clip,
     reward_scale,
 )
+from jaxrl.registry import ALGORITHMS, named
 from jaxrl.strategies import ActorsConfig, Strategy, off_policy, offline, on_policy
 from jaxrl.training.dataset import load_dataset
 from jaxrl.training.settings import TrainerConfig
+
+AgentConfig = TypeVar("AgentConfig")
 
 
 @dataclass(frozen=True)
@@ -133,8 +84,8 @@ class EnvRun(ActorsConfig, TrainerConfig):
     """Parameters of the environment in place of its defaults, as in `--env-args max_steps_in_episode 200`."""
 
 
-@dataclass(frozen=True)
-class OffPolicyRun(EnvRun):
+@dataclass(frozen=True, kw_only=True)
+class OffPolicyRun(EnvRun, Generic[AgentConfig]):
     """Train off-policy, from a replay buffer."""
 
     num_envs: int = 10
@@ -149,58 +100,11 @@ class OffPolicyRun(EnvRun):
     """Take random actions during the warm-up, not the agent's."""
     buffer: BufferConfig = field(default_factory=BufferConfig)
     processor: ProcessorConfig = field(default_factory=ProcessorConfig)
+    agent: AgentConfig
 
 
-@dataclass(frozen=True)
-class DQNRun(OffPolicyRun):
-    """Train DQN."""
-
-    agent: DQNConfig = field(default_factory=DQNConfig)
-
-
-@dataclass(frozen=True)
-class RainbowRun(OffPolicyRun):
-    """Train Rainbow: DQN with all of double, dueling, c51, noisy, several steps and prioritised replay."""
-
-    agent: RainbowConfig = field(default_factory=RainbowConfig)
-    buffer: BufferConfig = field(default_factory=lambda: BufferConfig(prioritised=True, alpha=0.5))
-    processor: ProcessorConfig = field(default_factory=lambda: ProcessorConfig(n_step=3))
-
-
-@dataclass(frozen=True)
-class _ContinuousRun(OffPolicyRun):
-    env: str = "Pendulum-v1"
-    """Environment."""
-    num_envs: int = 1
-    """Environments side by side."""
-    opt_interval: int = 1
-    """Environment steps per optimisation step; a multiple of num_envs, or a divisor of it."""
-    buffer: BufferConfig = field(default_factory=lambda: BufferConfig(capacity=100_000, batch_size=256))
-
-
-@dataclass(frozen=True)
-class SACRun(_ContinuousRun):
-    """Train SAC."""
-
-    agent: SACConfig = field(default_factory=SACConfig)
-
-
-@dataclass(frozen=True)
-class TD3Run(_ContinuousRun):
-    """Train TD3."""
-
-    agent: TD3Config = field(default_factory=TD3Config)
-
-
-@dataclass(frozen=True)
-class DDPGRun(_ContinuousRun):
-    """Train DDPG."""
-
-    agent: DDPGConfig = field(default_factory=DDPGConfig)
-
-
-@dataclass(frozen=True)
-class OnPolicyRun(EnvRun):
+@dataclass(frozen=True, kw_only=True)
+class OnPolicyRun(EnvRun, Generic[AgentConfig]):
     """Train on-policy. An iteration is a rollout and `epochs * minibatches` optimisation steps on it."""
 
     num_envs: int = 8
@@ -212,49 +116,11 @@ class OnPolicyRun(EnvRun):
     minibatches: int = 4
     """Equal parts of an epoch, one optimisation step each; must divide the steps of a rollout."""
     processor: ProcessorConfig = field(default_factory=ProcessorConfig)
+    agent: AgentConfig
 
 
-@dataclass(frozen=True)
-class PPORun(OnPolicyRun):
-    """Train PPO. An iteration is a rollout and `epochs * minibatches` optimisation steps on it."""
-
-    agent: PPOConfig = field(default_factory=PPOConfig)
-
-
-@dataclass(frozen=True)
-class A2CRun(OnPolicyRun):
-    """Train A2C. An iteration is a rollout and one optimisation step on the whole of it."""
-
-    epochs: int = 1
-    """Times that a rollout is gone through."""
-    minibatches: int = 1
-    """Equal parts of an epoch, one optimisation step each; must divide the steps of a rollout."""
-    agent: A2CConfig = field(default_factory=A2CConfig)
-
-
-@dataclass(frozen=True)
-class REINFORCERun(A2CRun):
-    """Train REINFORCE. An iteration is a rollout and one optimisation step on the whole of it."""
-
-    agent: REINFORCEConfig = field(default_factory=REINFORCEConfig)
-
-
-@dataclass(frozen=True)
-class IMPALARun(A2CRun):
-    """Train IMPALA. An iteration is a rollout and one optimisation step on the whole of it."""
-
-    agent: IMPALAConfig = field(default_factory=IMPALAConfig)
-
-
-@dataclass(frozen=True)
-class PQNRun(OnPolicyRun):
-    """Train PQN. An iteration is a rollout and `epochs * minibatches` optimisation steps on it."""
-
-    agent: PQNConfig = field(default_factory=PQNConfig)
-
-
-@dataclass(frozen=True)
-class OfflineRun(TrainerConfig):
+@dataclass(frozen=True, kw_only=True)
+class OfflineRun(TrainerConfig, Generic[AgentConfig]):
     """Train from data alone."""
 
     data: tuple[str, ...] = ()
@@ -272,53 +138,36 @@ class OfflineRun(TrainerConfig):
     holdout: float | None = None
     """Share of the episodes that are not learnt from; unset: 0 with an env, else 0.1."""
     processor: ProcessorConfig = field(default_factory=ProcessorConfig)
-
-
-@dataclass(frozen=True)
-class BCRun(OfflineRun):
-    """Train by behavioural cloning."""
-
-    agent: BCConfig = field(default_factory=BCConfig)
-
-
-@dataclass(frozen=True)
-class TD3BCRun(OfflineRun):
-    """Train TD3+BC."""
-
-    agent: TD3BCConfig = field(default_factory=TD3BCConfig)
-
-
-@dataclass(frozen=True)
-class CQLRun(OfflineRun):
-    """Train by conservative Q-learning with a policy, SAC's."""
-
-    agent: CQLConfig = field(default_factory=CQLConfig)
-
-
-@dataclass(frozen=True)
-class CQLDQNRun(OfflineRun):
-    """Train by conservative Q-learning without a policy, on DQN."""
-
-    agent: CQLDQNConfig = field(default_factory=CQLDQNConfig)
-
-
-@dataclass(frozen=True)
-class AWACRun(OfflineRun):
-    """Train AWAC."""
-
-    agent: AWACConfig = field(default_factory=AWACConfig)
-
-
-@dataclass(frozen=True)
-class IQLRun(OfflineRun):
-    """Train IQL."""
-
-    agent: IQLConfig = field(default_factory=IQLConfig)
+    agent: AgentConfig
 
 
 def build(algo: str, config: Any) -> Strategy:
     """Build the strategy of `config`; raise `SettingsError` for what cannot be."""
-    return ALGOS[algo].build(ALGOS[algo].agent(config.agent), config)
+    _, make = KINDS[ALGORITHMS[algo].kind]
+    return make(maker(algo)(config.agent), config)
+
+
+def maker(algo: str) -> Callable[..., AgentMaker]:
+    """Return the function that makes the agent, as `jaxrl.dqn`."""
+    return named(ALGORITHMS[algo].module, algo)
+
+
+def run_type(algo: str) -> Any:
+    """Return the type of the settings of a run, as `OffPolicyRun[DQNConfig]`."""
+    row = ALGORITHMS[algo]
+    run, _ = KINDS[row.kind]
+    return run[named(row.module, row.config)]
+
+
+def general(algo: str) -> Any:
+    """Return the settings of a run before presets, files and flags."""
+    row = ALGORITHMS[algo]
+    config = run_type(algo)(agent=named(row.module, row.config)(), env=row.env)
+    parts = {
+        name: replace(getattr(config, name), **value) if isinstance(value, dict) else value
+        for name, value in row.settings.items()
+    }
+    return replace(config, **parts)
 
 
 def build_off_policy(agent: AgentMaker, config: Any) -> Strategy:
@@ -399,31 +248,9 @@ def build_processor(config: ProcessorConfig) -> Processor:
     return chain(*(part(*args) for part, (wanted, args) in parts.items() if wanted))  # type: ignore[operator]
 
 
-class Algo(NamedTuple):
-    """What the command line knows of an algorithm."""
-
-    config: type[Any]
-    agent: Callable[..., AgentMaker]
-    build: Callable[[AgentMaker, Any], Strategy]
-    presets: Mapping[str, Mapping[str, Any]]
-    """Settings by environment that `--env` alone brings along; `*` stands for anything."""
-
-
-ALGOS: dict[str, Algo] = {
-    "dqn": Algo(DQNRun, dqn, build_off_policy, DQN_PRESETS),
-    "rainbow": Algo(RainbowRun, rainbow, build_off_policy, RAINBOW_PRESETS),
-    "sac": Algo(SACRun, sac, build_off_policy, SAC_PRESETS),
-    "td3": Algo(TD3Run, td3, build_off_policy, TD3_PRESETS),
-    "ddpg": Algo(DDPGRun, ddpg, build_off_policy, DDPG_PRESETS),
-    "ppo": Algo(PPORun, ppo, build_on_policy, PPO_PRESETS),
-    "a2c": Algo(A2CRun, a2c, build_on_policy, A2C_PRESETS),
-    "reinforce": Algo(REINFORCERun, reinforce, build_on_policy, REINFORCE_PRESETS),
-    "impala": Algo(IMPALARun, impala, build_on_policy, IMPALA_PRESETS),
-    "pqn": Algo(PQNRun, pqn, build_on_policy, PQN_PRESETS),
-    "bc": Algo(BCRun, bc, build_offline, BC_PRESETS),
-    "td3_bc": Algo(TD3BCRun, td3_bc, build_offline, TD3_BC_PRESETS),
-    "cql": Algo(CQLRun, cql, build_offline, CQL_PRESETS),
-    "cql_dqn": Algo(CQLDQNRun, cql_dqn, build_offline, CQL_DQN_PRESETS),
-    "awac": Algo(AWACRun, awac, build_offline, AWAC_PRESETS),
-    "iql": Algo(IQLRun, iql, build_offline, IQL_PRESETS),
+KINDS: dict[str, tuple[Any, Callable[[AgentMaker, Any], Strategy]]] = {
+    "off_policy": (OffPolicyRun, build_off_policy),
+    "on_policy": (OnPolicyRun, build_on_policy),
+    "offline": (OfflineRun, build_offline),
 }
+"""The settings of a run of each kind, and what builds its strategy."""

@@ -1,7 +1,6 @@
 """Typed settings from presets, files and flags."""
 
 import contextlib
-import fnmatch
 import io
 import reprlib
 import types
@@ -11,9 +10,11 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl.algos import ALGOS
-from jaxrl.envs.registry import bare_name, env_names
+from jaxrl.algos import general, run_type
+from jaxrl.envs.registry import env_names
 from jaxrl.errors import SettingsError, nearest
+from jaxrl.presets import PRESETS
+from jaxrl.registry import ALGORITHMS, SUITES, listed, suited
 from jaxrl.training.run_dir import CONFIG, read_yaml, require_run
 from jaxrl.written import number, pieces, whole
 
@@ -49,8 +50,8 @@ def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
     from_file = read_yaml(Path(file)) if file else {}
     named = args.pop(0) if args and not args[0].startswith("-") else None
     algo = named or _typed(f"{file}: algo", from_file.get("algo", "dqn"), str)
-    if algo not in ALGOS:
-        raise SettingsError(f"unknown algorithm {algo!r}; {nearest(algo, ALGOS)}")
+    if algo not in ALGORITHMS:
+        raise SettingsError(f"unknown algorithm {algo!r}; {nearest(algo, ALGORITHMS)}")
     if resume and algo != from_file.get("algo"):
         raise SettingsError(f"{resume} is a run of {from_file.get('algo')}, not of {algo}")
     if from_file.get("custom"):
@@ -60,8 +61,8 @@ def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
             f"{file} has parts that were made in Python ({parts}); go on with {whose}(..., resume=True)"
         )
     env = _peek(args, "--env") or from_file.get("env")
-    suited = preset(algo, env if isinstance(env, str) else None)
-    config = from_plain(suited, {k: v for k, v in from_file.items() if k not in ("algo", "custom")}, file)
+    config = preset(algo, env if isinstance(env, str) else None)
+    config = from_plain(config, {k: v for k, v in from_file.items() if k not in ("algo", "custom")}, file)
     config = _flags(algo, config, args, prog)
     if resume and config.run_dir not in (None, resume):
         raise SettingsError(f"--resume {resume} goes on in that directory; leave --run-dir out")
@@ -75,32 +76,17 @@ def _answer(args: Sequence[str]) -> None:
     """Answer `--list-envs`, which needs no run, and end the process."""
     if "--list-envs" in args:
         print("\n".join(env_names()))
-        print("\nas well as gymnasium:NAME for environments of Gymnasium and envpool:NAME for those of EnvPool")
+        print(f"\nas well as {listed(f'{suite}:NAME' for suite in SUITES)} for environments of other libraries")
         raise SystemExit(0)
 
 
 def preset(algo: str, env: str | None = None) -> Any:
     """Return the settings of `algo` that suit `env`, or its usual environment."""
-    config = ALGOS[algo].config()
+    config = general(algo)
     env = config.env if env is None else env
-    for settings in _suited(algo, env):
+    for settings in suited(PRESETS[algo], env):
         config = from_plain(config, settings)
     return replace(config, env=env)
-
-
-def has_preset(algo: str, env: str | None) -> bool:
-    """Say whether `jaxrl.presets` has settings of `algo` for `env`; if not, a run has the generic ones.
-
-    No environment, as of a run from data alone, has none.
-    """
-    return bool(_suited(algo, env))
-
-
-def _suited(algo: str, env: str | None) -> list[Mapping[str, Any]]:
-    """Return the presets of `algo` whose name or family `env` is of, whatever suite it comes from."""
-    if env is None:
-        return []
-    return [found for name, found in ALGOS[algo].presets.items() if fnmatch.fnmatchcase(bare_name(env), name)]
 
 
 def from_plain(config: Any, settings: Mapping[str, Any], source: str | None = None, prefix: str = "") -> Any:
@@ -166,11 +152,11 @@ def _flags(algo: str, config: Any, args: list[str], prog: str) -> Any:
     try:
         with contextlib.redirect_stderr(shown):
             result, unknown = tyro.cli(
-                type(config),
+                run_type(algo),
                 args=args,
                 default=config,
                 prog=f"{prog} {algo}",
-                description=_DESCRIPTION.format(algos=", ".join(ALGOS)),
+                description=_description(algo),
                 return_unknown_args=True,
             )
     except SystemExit as stop:
@@ -259,11 +245,13 @@ def _is_flag(word: str) -> bool:
     return word.startswith("-") and number(word) is None
 
 
-_DESCRIPTION = (
-    "Train an agent. The first argument names the algorithm ({algos}). --config FILE reads settings from a YAML file; "
-    "flags win over it. --resume DIR goes on with a run and needs no other flag; with --allow-changes also under other "
-    "settings or versions, with --start-over from its very beginning, what was there being moved aside."
-)
+def _description(algo: str) -> str:
+    return (
+        f"Train {ALGORITHMS[algo].title}. The first argument names the algorithm ({', '.join(ALGORITHMS)}). "
+        "--config FILE reads settings from a YAML file; flags win over it. --resume DIR goes on with a run and needs "
+        "no other flag; with --allow-changes also under other settings or versions, with --start-over from its very "
+        "beginning, what was there being moved aside."
+    )
 
 
 def _one_line(box: str) -> str:

@@ -5,9 +5,10 @@ from typing import Any
 
 import jax
 
-from jaxrl.algos import ALGOS, ProcessorConfig, build_processor
+from jaxrl.algos import ProcessorConfig, build_processor, general, maker
 from jaxrl.config import from_plain
 from jaxrl.errors import NoCheckpointError, SettingsError
+from jaxrl.registry import ALGORITHMS
 from jaxrl.spaces import spec_from_plain
 from jaxrl.strategies import Policy, Strategy
 from jaxrl.strategies.interaction import bind, make_policy, policy_params_like
@@ -55,14 +56,14 @@ def _rebuild(facts: dict[str, Any], strategy: Strategy | None, run_dir: str | Pa
         return policy, jax.eval_shape(lambda key: policy.params(strategy.init(key)), key)
     settings = facts["settings"]
     by_hand = {"agent", "processor", "strategy"} & set(settings.get("custom", []))
-    if by_hand or settings.get("algo") not in ALGOS:
+    if by_hand or settings.get("algo") not in ALGORITHMS:
         raise SettingsError(
             f"the policy of {run_dir} has parts made in Python ({', '.join(sorted(by_hand)) or settings.get('algo')}); "
             "pass them: load_policy(run_dir, strategy=...)"
         )
-    algo = ALGOS[settings["algo"]]
     processor = build_processor(from_plain(ProcessorConfig(), settings["processor"]))
     spec = spec_from_plain(facts["spec"])
-    agent = algo.agent(from_plain(algo.config().agent, settings["agent"]))
+    algo = settings["algo"]
+    agent = maker(algo)(from_plain(general(algo).agent, settings["agent"]))
     processor, bound = bind(agent, processor, spec)
     return make_policy(bound, processor, spec), policy_params_like(bound, processor, spec)

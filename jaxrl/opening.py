@@ -2,21 +2,15 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import jaxrl
-from jaxrl import presets
 from jaxrl.errors import print_line
+from jaxrl.presets import PRESETS
+from jaxrl.registry import ALGORITHMS, suited
 from jaxrl.terminal import Stage
 
-DISCRETE = ("dqn", "rainbow", "ppo", "a2c", "reinforce", "impala", "pqn")
-"""Algorithms whose usual environment is CartPole; these names are those of `algos.ALGOS`, which is slow to import."""
-CONTINUOUS = ("sac", "td3", "ddpg")
-"""Those whose usual environment is Pendulum."""
-OFFLINE = ("bc", "td3_bc", "cql", "cql_dqn", "awac", "iql")
-"""Those that need no environment."""
 SILENT = {"--quiet", "--help", "-h", "--list-envs"}
 
 stage = Stage()
@@ -47,9 +41,9 @@ def first_line(args: Sequence[str]) -> str | None:
     except (OSError, ValueError):
         return None
     named = args[0] if args and not args[0].startswith("-") else settings.get("algo", "dqn")
-    if named not in (*DISCRETE, *CONTINUOUS, *OFFLINE) or not (settings or not resume):
+    if named not in ALGORITHMS or not (settings or not resume):
         return None
-    env = value_of(args, "--env") or settings.get("env") or usual_env(named)
+    env = value_of(args, "--env") or settings.get("env") or ALGORITHMS[named].env
     seed = value_of(args, "--seed") or settings.get("seed", 0)
     where = f"on {env}" if env else "from data"
     run_dir = value_of(args, "--run-dir")
@@ -57,20 +51,6 @@ def first_line(args: Sequence[str]) -> str | None:
     told += [f"going on in {resume}"] if resume else [f"run directory {run_dir}"] if run_dir else []
     told += ["generic settings (no preset for this environment)"] if _generic(named, env, settings) else []
     return ", ".join(told)
-
-
-def usual_env(algo: str) -> str | None:
-    """Return the environment that `algo` trains in if none is named."""
-    if algo in OFFLINE:
-        return None
-    return "Pendulum-v1" if algo in CONTINUOUS else "CartPole-v1"
-
-
-def suited(algo: str, env: str) -> bool:
-    """Say whether there is a preset of `algo` for `env`."""
-    bare = env.removeprefix("gymnasium:").removeprefix("envpool:")
-    known: Mapping[str, Any] = getattr(presets, f"{algo.upper()}_PRESETS", {})
-    return any(fnmatchcase(bare, name) for name in known)
 
 
 def value_of(args: Sequence[str], flag: str) -> str | None:
@@ -92,7 +72,7 @@ def tell(line: str) -> None:
 
 def _generic(algo: str, env: Any, settings: Mapping[str, Any]) -> bool:
     """Say whether only the general settings of `algo` are in use; a file has its own."""
-    return not settings and isinstance(env, str) and not suited(algo, env)
+    return not settings and isinstance(env, str) and not suited(PRESETS[algo], env)
 
 
 def _settings(path: str) -> dict[str, Any]:

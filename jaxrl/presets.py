@@ -2,9 +2,10 @@
 
 from typing import Any
 
-Presets = dict[str, dict[str, Any]]
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {}
+"""Settings by algorithm, then by environment."""
 
-DQN_PRESETS: Presets = {
+PRESETS["dqn"] = {
     # 100 000 environment steps; reaches 500 and stays there. Found by trying: transitions over five steps, a target
     # that trails, tanh, a small buffer and a learning rate that falls to 0. With transitions of one step a policy that
     # holds the pole for all 500 steps is forgotten again.
@@ -81,7 +82,7 @@ DQN_PRESETS: Presets = {
 _NORMALISED = {"normalise_obs": True, "normalise_reward": True}
 # The number of environment steps is that of the rollouts: iterations of rollout * num_envs steps, each of
 # epochs * minibatches optimisation steps. Learning rates fall to 0 over the whole run.
-PPO_PRESETS: Presets = {
+PRESETS["ppo"] = {
     # 500 000 environment steps. Rollouts, epochs and minibatches of PureJaxRL (Lu et al. 2022,
     # https://arxiv.org/abs/2210.05639); rewards normalised, and with that four times its learning rate.
     "CartPole-v1": {
@@ -146,7 +147,7 @@ PPO_PRESETS: Presets = {
 }
 # Sixteen environments as in Mnih et al. 2016, https://arxiv.org/abs/1602.01783; rewards normalised, longer rollouts,
 # Adam.
-A2C_PRESETS: Presets = {
+PRESETS["a2c"] = {
     # 500 000 environment steps each.
     **{
         name: {
@@ -201,7 +202,7 @@ A2C_PRESETS: Presets = {
     },
 }
 # All found by trying.
-REINFORCE_PRESETS: Presets = {
+PRESETS["reinforce"] = {
     # 500 000 environment steps each.
     **{
         name: {
@@ -235,7 +236,7 @@ REINFORCE_PRESETS: Presets = {
 }
 # 500 000 environment steps: all as for A2C but lambda, which is 1 as published (Espeholt et al. 2018,
 # https://arxiv.org/abs/1802.01561). It learns as well from two actors with `--num-envs 8` at a lag of four rounds.
-IMPALA_PRESETS: Presets = {
+PRESETS["impala"] = {
     "CartPole-v1": {
         "max_opts": 1_953,
         "eval_interval": 100,
@@ -250,7 +251,7 @@ IMPALA_PRESETS: Presets = {
 }
 # 500 000 environment steps each. Rewards, lambda and rollouts after PureJaxQL (Gallici et al. 2024,
 # https://arxiv.org/abs/2407.04811); fewer environments and less exploration.
-PQN_PRESETS: Presets = {
+PRESETS["pqn"] = {
     "CartPole-v1": {
         "max_opts": 15_616,
         "eval_episodes": 50,
@@ -288,7 +289,7 @@ PQN_PRESETS: Presets = {
     },
 }
 # Found by trying, as for DQN; the run ends at 75 000 environment steps.
-RAINBOW_PRESETS: Presets = {
+PRESETS["rainbow"] = {
     "CartPole-v1": {
         "max_opts": 15_000,
         "eval_episodes": 50,
@@ -308,7 +309,7 @@ RAINBOW_PRESETS: Presets = {
     # never below -100. One seed tried: -96, where DQN reaches -77.
     "Acrobot-v1": {"eval_episodes": 50, "agent": {"v_min": -100.0, "v_max": 0.0}},
     "*-MinAtar": {
-        **DQN_PRESETS["*-MinAtar"],
+        **PRESETS["dqn"]["*-MinAtar"],
         "agent": {"lr": 1e-3, "target_interval": 250, "v_min": 0.0, "v_max": 50.0},
     },
 }
@@ -320,7 +321,7 @@ _PENDULUM: dict[str, Any] = {
     "save_interval": 3_000,
     "agent": {"lr": 1e-3, "policy_lr": 1e-3, "features": [64, 64]},
 }
-SAC_PRESETS: Presets = {
+PRESETS["sac"] = {
     "Pendulum-v1": {**_PENDULUM, "agent": {**_PENDULUM["agent"], "temperature_lr": 1e-3}},
     # 49 000 environment steps. The car must swing to and fro many times before anything is paid: with noise of its own
     # at each step SAC learns to do nothing, with noise that lasts it is there after 15 000 steps. Found by trying.
@@ -378,8 +379,8 @@ _MOUNTAIN_CAR: dict[str, Any] = {
         "features": [64, 64],
     },
 }
-TD3_PRESETS: Presets = {"Pendulum-v1": _PENDULUM, "MountainCarContinuous-v0": _MOUNTAIN_CAR}
-DDPG_PRESETS: Presets = {"Pendulum-v1": _PENDULUM, "MountainCarContinuous-v0": _MOUNTAIN_CAR}
+PRESETS["td3"] = {"Pendulum-v1": _PENDULUM, "MountainCarContinuous-v0": _MOUNTAIN_CAR}
+PRESETS["ddpg"] = {"Pendulum-v1": _PENDULUM, "MountainCarContinuous-v0": _MOUNTAIN_CAR}
 
 
 def _from_data(max_opts: int, policy: bool, processor: dict[str, Any] | None = None, **agent: Any) -> dict[str, Any]:
@@ -398,25 +399,25 @@ def _from_data(max_opts: int, policy: bool, processor: dict[str, Any] | None = N
 # Found by trying, on 20 000 steps of a trained policy with noise and of random ones. Pendulum pays up to -16 a step: a
 # tenth of that brings advantages to where the weights of AWAC and IQL tell them apart.
 _TENTH = {"reward_scale": 0.1}
-BC_PRESETS: Presets = {
+PRESETS["bc"] = {
     "CartPole-v1": _from_data(4_000, False),
     "Pendulum-v1": _from_data(6_000, False),
 }
-AWAC_PRESETS: Presets = {
+PRESETS["awac"] = {
     "CartPole-v1": _from_data(4_000, True),
     "Pendulum-v1": _from_data(8_000, True, _TENTH, beta=3.0),
 }
-IQL_PRESETS: Presets = {
+PRESETS["iql"] = {
     "CartPole-v1": _from_data(4_000, True),
     "Pendulum-v1": _from_data(8_000, True, _TENTH),
 }
 # Normalised observations as published (Fujimoto & Gu 2021, https://arxiv.org/abs/2106.06860); a larger alpha, since the
 # data are further from good than those of D4RL, and faster targets.
-TD3_BC_PRESETS: Presets = {
+PRESETS["td3_bc"] = {
     "Pendulum-v1": _from_data(10_000, True, {**_TENTH, "normalise_obs": True}, bc_alpha=10.0, tau=0.02),
 }
-CQL_PRESETS: Presets = {
+PRESETS["cql"] = {
     "CartPole-v1": _from_data(4_000, True),
     "Pendulum-v1": _from_data(6_000, True, _TENTH),
 }
-CQL_DQN_PRESETS: Presets = {"CartPole-v1": _from_data(4_000, False)}
+PRESETS["cql_dqn"] = {"CartPole-v1": _from_data(4_000, False)}

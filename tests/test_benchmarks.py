@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 import jaxrl
-from benchmarks import cases, compiled, harness, hlo, loops, outside
-from benchmarks import run as benchmarks_run
+from benchmarks import cases, compiled, harness, hlo, loops, outside, run as benchmarks_run
 from benchmarks.cases import CASES, scans
 from benchmarks.cases.shapes import DQN, PPO, replaying
 from benchmarks.cases.training import growth

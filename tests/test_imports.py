@@ -22,7 +22,7 @@ ROOMS = [
     "front doors",
 ]
 FOUNDATIONS = {
-    *("types", "spaces", "metrics", "trees", "xla", "nn", "errors", "distributions", "presets"),
+    *("types", "spaces", "metrics", "trees", "xla", "nn", "errors", "distributions", "presets", "registry"),
     *("hints", "hush", "terminal", "written"),
 }
 PURE = {"foundations", "envs", "processors", "buffers", "agents", "strategies"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import learning
-from jaxrl.algos import ALGOS
+from jaxrl.presets import PRESETS
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_without_a_choice_each_named_preset_is_a_task_and_families_are_not() -> 
     assert ("ppo", "Pendulum-v1") in tasks
     assert not [env for _, env in tasks if "*" in env]
     assert learning.tasks(["ppo"], ["Breakout-MinAtar"]) == [("ppo", "Breakout-MinAtar")]
-    assert {env for algo, env in tasks if algo == "dqn"} == {name for name in ALGOS["dqn"].presets if "*" not in name}
+    assert {env for algo, env in tasks if algo == "dqn"} == {name for name in PRESETS["dqn"] if "*" not in name}
 
 
 def test_the_reference_is_that_of_the_algorithm() -> None:

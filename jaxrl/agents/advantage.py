@@ -16,12 +16,11 @@ import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.agents.bc import act, cloning_head, judge, regress, taken
-from jaxrl.agents.checks import changed, hyper_of
+from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.critics import (
     CriticConfig,
     Parts,
     build_networks,
-    check_box,
     chosen,
     init_networks,
     learn_critic,
@@ -117,8 +116,7 @@ def _maker(name: str, config: AWACConfig, make_optimiser: Optimiser | None, sett
 
 
 def _bind(name: str, config: AWACConfig, optimiser: Optimiser, by_hand: bool, spec: EnvSpec) -> Agent:
-    if not isinstance(spec.action_space, Discrete):
-        check_box(name, spec, "continuous or discrete")
+    check_actions(name, spec)
     head = cloning_head(spec)
     outputs = spec.action_space.n if isinstance(spec.action_space, Discrete) else 1
     parts = Parts(config, build_networks(config, spec, head.outputs, outputs), descent(optimiser), spec, head)

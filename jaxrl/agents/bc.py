@@ -12,13 +12,13 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker, Mode
-from jaxrl.agents.checks import changed
-from jaxrl.agents.critics import check_box, unit_actions
+from jaxrl.agents.checks import changed, check_actions
+from jaxrl.agents.critics import unit_actions
 from jaxrl.agents.optimisers import Descent, Learnt, Optimiser, Schedule, descent, learn, optimiser_named
 from jaxrl.distributions import Distribution, Gaussian, Head, head_of
 from jaxrl.metrics import Metrics
 from jaxrl.nn import PolicyNetwork, torso_kind
-from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, space_zeros
+from jaxrl.spaces import Box, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch
 from jaxrl.xla.flat import Flat
@@ -90,8 +90,7 @@ def bc(config: BCConfig | None = None, *, make_optimiser: Optimiser | None = Non
 
 
 def _bind(config: BCConfig, optimiser: Optimiser, by_hand: bool, spec: EnvSpec) -> Agent:
-    if not isinstance(spec.action_space, Discrete | MultiDiscrete):
-        check_box("bc", spec, "continuous or discrete")
+    check_actions("bc", spec)
     torso_kind(config.torso, spec.observation_space)
     head = cloning_head(spec)
     network = PolicyNetwork(spec.observation_space, head.outputs, config.torso, config.features, config.activation)

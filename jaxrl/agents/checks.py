@@ -8,6 +8,8 @@ import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError, check_between, check_count, nearest
 from jaxrl.nn import ACTIVATIONS
+from jaxrl.registry import ALGORITHMS, Actions, Kind, listed, names_of
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, box_bounds
 from jaxrl.written import whole
 
 Config = TypeVar("Config")
@@ -97,6 +99,36 @@ def changed(name: str, config: Config, settings: Mapping[str, Any]) -> Config:
     if "features" in known:
         config = replace(config, features=_widths(config.features))  # type: ignore[attr-defined,type-var]
     return config
+
+
+def check_actions(name: str, spec: EnvSpec) -> None:
+    """Raise `SettingsError` unless the agent `name` takes the actions of an environment."""
+    space, row = spec.action_space, ALGORITHMS[name]
+    kind = _actions_of(space)
+    if kind in row.actions:
+        return
+    alike: tuple[Kind, ...] = ("offline",) if row.kind == "offline" else ("off_policy", "on_policy")
+    others = names_of(*alike, actions=kind) or names_of("off_policy", "on_policy", actions=kind)
+    if kind == "unbounded" and "bounded" in row.actions:
+        raise SettingsError(
+            f"{name} needs actions with a bound on both sides, but {spec.name} has {space}; use {listed(others, 'or')}"
+        )
+    takes = listed([word for word in ("continuous", "discrete") if _WORDS[word] & {*row.actions}], "or")
+    raise SettingsError(
+        f"{name} takes {takes} actions, but {spec.name} has {type(space).__name__} actions"
+        f"{f' of {space.dtype}' if isinstance(space, Box) else ''}; agents for other actions: {listed(others)}"
+    )
+
+
+_WORDS = {"continuous": {"bounded", "unbounded"}, "discrete": {"discrete", "multidiscrete"}}
+
+
+def _actions_of(space: Space) -> Actions | None:
+    if isinstance(space, Discrete | MultiDiscrete):
+        return "discrete" if isinstance(space, Discrete) else "multidiscrete"
+    if not isinstance(space, Box) or not jnp.issubdtype(space.dtype, jnp.floating):
+        return None
+    return "bounded" if box_bounds(space)[2].all() else "unbounded"
 
 
 def hyper_of(settings: Mapping[str, Any], names: Iterable[str], optional: Collection[str]) -> list[Any]:

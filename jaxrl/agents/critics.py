@@ -12,10 +12,9 @@ import optax
 from jaxrl.agents.losses import conservative_gap, entry, squared
 from jaxrl.agents.optimisers import Descent, Learnt, learn
 from jaxrl.distributions import from_box
-from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics
 from jaxrl.nn import PolicyNetwork, ensemble, torso_kind
-from jaxrl.spaces import Box, Discrete, EnvSpec, box_bounds, space_zeros
+from jaxrl.spaces import Box, EnvSpec, box_bounds, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Remembered
 from jaxrl.xla.flat import Flat
@@ -93,20 +92,6 @@ def init_networks(networks: Networks, spec: EnvSpec, key: Key) -> tuple[Flat, Fl
 def space_size(space: Box) -> int:
     """Return how many numbers an element of `space` is."""
     return int(box_bounds(space)[0].size)
-
-
-def check_box(name: str, spec: EnvSpec, takes: str) -> Box:
-    """Return the action space; raise `SettingsError` unless it is a box of real numbers with bounds."""
-    space = spec.action_space
-    if isinstance(space, Box) and jnp.issubdtype(space.dtype, jnp.floating):
-        if box_bounds(space)[2].all():
-            return space
-        raise SettingsError(f"{name} needs actions with a bound on both sides, but {spec.name} has {space}; use ppo")
-    others = f"{'dqn, sac, pqn, ' if isinstance(space, Discrete) else ''}ppo, a2c, reinforce and impala"
-    raise SettingsError(
-        f"{name} takes {takes} actions, but {spec.name} has {type(space).__name__} actions"
-        f"{f' of {space.dtype}' if isinstance(space, Box) else ''}; agents for other actions: {others}"
-    )
 
 
 def seen(obs: PyTree) -> PyTree:

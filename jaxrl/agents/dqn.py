@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from jaxrl.agents.base import Agent, AgentMaker, Mode
-from jaxrl.agents.checks import changed, hyper_of
+from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.exploration import EPSILONS, draw_epsilon_greedy, epsilon_greedy
 from jaxrl.agents.losses import conservative_gap, entry, munchausen
 from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn, linear, optimiser_named
@@ -265,7 +265,7 @@ def _bind(
     by_hand: bool,
     spec: EnvSpec,
 ) -> Agent:
-    check_spec(spec, name)
+    check_actions(name, spec)
     blank = _Parts(config, make_network(spec), descent(optimiser), spec, {})
     out, variables = jax.eval_shape(lambda: _begin(blank, jax.random.key(0)))
     if config.values != "expected" and out.shape[2:] != (config.atoms,):
@@ -287,15 +287,6 @@ def _bind(
         offline=isinstance(config, CQLDQNConfig),
         bounds_returns=_derives_support(config),
     )
-
-
-def check_spec(spec: EnvSpec, name: str = "dqn") -> None:
-    """Raise `SettingsError` unless the actions are the numbers `0 .. n-1`."""
-    if not isinstance(spec.action_space, Discrete):
-        raise SettingsError(
-            f"{name} takes discrete actions, but {spec.name} has {type(spec.action_space).__name__} actions; "
-            "agents for other actions: sac, td3, ddpg, ppo, a2c, reinforce and impala"
-        )
 
 
 def _network(config: DQNConfig, spec: EnvSpec) -> nn.Module:

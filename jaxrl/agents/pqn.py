@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker, Mode
-from jaxrl.agents.checks import changed
-from jaxrl.agents.dqn import check_spec
+from jaxrl.agents.checks import changed, check_actions
 from jaxrl.agents.exploration import EPSILONS, draw_epsilon_greedy, epsilon_greedy
 from jaxrl.agents.losses import entry, squared
 from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn, linear, optimiser_named
@@ -119,7 +118,7 @@ def pqn(
 def _bind(
     config: PQNConfig, optimiser: Optimiser, make_network: Callable[[EnvSpec], nn.Module], by_hand: bool, spec: EnvSpec
 ) -> Agent:
-    check_spec(spec, "pqn")
+    check_actions("pqn", spec)
     parts = _Parts(config, make_network(spec), descent(optimiser), spec)
     return Agent(
         name="pqn",

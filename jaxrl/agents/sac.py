@@ -17,13 +17,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker, Mode
-from jaxrl.agents.checks import changed, hyper_of
+from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.critics import (
     CriticConfig,
     Parts,
     Rivals,
     build_networks,
-    check_box,
     init_networks,
     lasting,
     learn_critic,
@@ -137,9 +136,8 @@ def _maker(name: str, config: SACConfig, make_optimiser: Optimiser | None, setti
 
 
 def _bind(name: str, config: SACConfig, optimiser: Optimiser, by_hand: bool, spec: EnvSpec) -> Agent:
-    if not isinstance(spec.action_space, Discrete):
-        check_box(name, spec, "continuous or discrete")
-    elif config.noise_memory:
+    check_actions(name, spec)
+    if config.noise_memory and isinstance(spec.action_space, Discrete):
         raise SettingsError(
             f"agent.noise_memory is {config.noise_memory}, but {spec.name} has Discrete actions, each drawn "
             "afresh; set it to 0"

@@ -13,12 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker, Mode
-from jaxrl.agents.checks import changed, hyper_of
+from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.critics import (
     CriticConfig,
     Parts,
     build_networks,
-    check_box,
     init_networks,
     lasting,
     learn_critic,
@@ -138,8 +137,8 @@ def _maker(name: str, config: TD3Config, make_optimiser: Optimiser | None, setti
 
 
 def _bind(name: str, config: TD3Config, optimiser: Optimiser, by_hand: bool, spec: EnvSpec) -> Agent:
-    space = check_box(name, spec, "continuous")
-    size = space_size(space)
+    check_actions(name, spec)
+    size = space_size(cast(Box, spec.action_space))
     parts = Parts(config, build_networks(config, spec, size, 1), descent(optimiser), spec)
     return Agent(
         name=name,

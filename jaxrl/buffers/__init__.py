@@ -4,5 +4,3 @@ from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.dataset import Dataset, Summary, summary_of
 from jaxrl.buffers.prioritised import prioritised
 from jaxrl.buffers.uniform import uniform
-
-__all__ = ["Buffer", "Dataset", "Summary", "prioritised", "summary_of", "uniform"]

@@ -4,20 +4,3 @@ from jaxrl.envs.base import Env, TimeStep, VecEnv, draw_key, draw_nothing, vecto
 from jaxrl.envs.check import check_env
 from jaxrl.envs.host import HostEnv, gymnasium_env, gymnasium_envs, on_host
 from jaxrl.envs.registry import env_names, make_env, register_env
-
-__all__ = [
-    "Env",
-    "HostEnv",
-    "TimeStep",
-    "VecEnv",
-    "check_env",
-    "draw_key",
-    "draw_nothing",
-    "env_names",
-    "gymnasium_env",
-    "gymnasium_envs",
-    "make_env",
-    "on_host",
-    "register_env",
-    "vectorise",
-]

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl.envs import envpool
 from jaxrl.envs.base import Env
-from jaxrl.envs.host import PREFIX, HostEnv, gymnasium_env, gymnasium_names
+from jaxrl.envs.host import PREFIX, HostEnv, gymnasium_names
 from jaxrl.errors import SettingsError, close_to, nearest
+from jaxrl.registry import SUITES, listed, named, suite_of
 
 EnvFactory = Callable[..., Env | HostEnv]
 
@@ -24,11 +24,6 @@ def register_env(name: str, factory: EnvFactory) -> None:
     _REGISTERED[name] = factory
 
 
-def bare_name(name: str) -> str:
-    """Return the name of an environment without that of the suite it is from."""
-    return name.removeprefix(PREFIX).removeprefix(envpool.PREFIX)
-
-
 def make_env(name: str, **params: Any) -> Any:
     """Build an environment by name: one that `register_env` was told of, or one of gymnax's.
 
@@ -41,10 +36,9 @@ def make_env(name: str, **params: Any) -> Any:
     if name in _REGISTERED:
         env = _REGISTERED[name](**params)
         return env._replace(settings={"env": name, "env_args": dict(params)})
-    if name.startswith(PREFIX):
-        return gymnasium_env(name, **params)
-    if name.startswith(envpool.PREFIX):
-        return envpool.envpool_env(name, **params)
+    suite, _ = suite_of(name)
+    if suite is not None:
+        return named(*suite)(name, **params)
     from jaxrl.envs import gymnax
 
     if not gymnax.knows(name):
@@ -63,7 +57,7 @@ def _meant(name: str) -> str:
     if close:
         return "did you mean " + " or ".join(close) + "?"
     if prefix:
-        return f"there is no {prefix}: here, only {PREFIX} and {envpool.PREFIX}, as in {PREFIX}Hopper-v5"
+        return f"there is no {prefix}: here, only {listed(f'{suite}:' for suite in SUITES)}, as in {PREFIX}Hopper-v5"
     return f"{nearest(name, env_names())}; --list-envs shows all, and {PREFIX}NAME is one of Gymnasium's"
 
 

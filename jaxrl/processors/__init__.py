@@ -4,18 +4,3 @@ from jaxrl.processors.base import Processor, begin, chain, frame_stack, map_rewa
 from jaxrl.processors.memory import remember
 from jaxrl.processors.n_step import n_step, one_step
 from jaxrl.processors.normalise import normalise_obs, normalise_reward
-
-__all__ = [
-    "Processor",
-    "begin",
-    "chain",
-    "frame_stack",
-    "map_reward",
-    "n_step",
-    "normalise_obs",
-    "normalise_reward",
-    "one_step",
-    "remember",
-    "reward_clip",
-    "reward_scale",
-]

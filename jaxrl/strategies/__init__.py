@@ -5,5 +5,3 @@ from jaxrl.strategies.off_policy import off_policy
 from jaxrl.strategies.offline import offline
 from jaxrl.strategies.on_policy import on_policy
 from jaxrl.strategies.remote import ActorsConfig
-
-__all__ = ["ActorsConfig", "Policy", "Strategy", "fold", "off_policy", "offline", "on_policy"]

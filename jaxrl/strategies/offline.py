@@ -18,6 +18,7 @@ from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor, begin
 from jaxrl.processors.n_step import one_step
+from jaxrl.registry import listed, names_of
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, space_to_plain
 from jaxrl.strategies.base import Strategy, fold
 from jaxrl.strategies.guard import Health, healthy
@@ -133,13 +134,11 @@ def _bound(agent: AgentMaker, processor: Processor, data: Dataset) -> Agent:
         raise SettingsError("processor.normalise_reward goes by what was seen so far; use processor.reward_scale")
     _, bound = bind(agent, processor, data.spec)
     if bound.prepare is not None:
-        raise SettingsError(f"{bound.name} learns from its own rollouts alone; agents for data: {', '.join(FOR_DATA)}")
+        able = listed(names_of("offline"))
+        raise SettingsError(f"{bound.name} learns from its own rollouts alone; agents for data: {able}")
     if bound.memory is not None:
         raise SettingsError(f"{bound.name} remembers, and data do not tell what; set agent.noise_memory to 0")
     return bound
-
-
-FOR_DATA = ("bc", "td3_bc", "cql", "cql_dqn", "iql", "awac")
 
 
 # --- the training step ------------------------------------------------------------------------------------------

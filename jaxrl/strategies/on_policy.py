@@ -15,6 +15,7 @@ from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics, Stat, Total
 from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
+from jaxrl.registry import listed, names_of
 from jaxrl.strategies.base import Strategy, fold, repeat
 from jaxrl.strategies.guard import Health, guarded_update, healthy, what_returns_are_made_of
 from jaxrl.strategies.interaction import (
@@ -107,7 +108,7 @@ def on_policy(
     env, crowd = stage(env, actors, max_lag=1)
     bound = assemble(env, agent, processor or one_step(), num_envs * (crowd.actors if crowd else 1))
     if bound.agent.prepare is None:
-        able = "ppo, a2c, reinforce, impala and pqn"
+        able = listed(names_of("on_policy"))
         raise SettingsError(f"{bound.agent.name} does not learn on-policy; agents that do: {able}")
     if bound.processor.horizon:
         raise SettingsError("processor: on-policy agents look ahead by themselves; set processor.n_step to 1")

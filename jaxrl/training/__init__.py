@@ -19,31 +19,3 @@ from jaxrl.training.session_parts import Episode, Learnt, SessionHooks
 from jaxrl.training.settings import SessionConfig, TrainerConfig
 from jaxrl.training.statistics import Statistics
 from jaxrl.training.trainer import Hooks, Trainer
-
-__all__ = [
-    "ConsoleRecorder",
-    "Episode",
-    "Evaluation",
-    "Evaluator",
-    "GreedyPolicy",
-    "Hooks",
-    "Interrupt",
-    "JSONLRecorder",
-    "Learnt",
-    "MemoryRecorder",
-    "Progress",
-    "Recorder",
-    "Report",
-    "Result",
-    "Schedule",
-    "Session",
-    "SessionConfig",
-    "SessionHooks",
-    "Statistics",
-    "TensorBoardRecorder",
-    "Trainer",
-    "TrainerConfig",
-    "find_runs",
-    "mean_return",
-    "next_boundary",
-]

@@ -12,6 +12,7 @@ from jaxrl.buffers.base import Buffer
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Total, columns_of
 from jaxrl.processors.base import Processor
+from jaxrl.registry import listed, names_of
 from jaxrl.spaces import EnvSpec
 from jaxrl.strategies.driven import Driven, DrivenState, Learner, Told, learn_once
 from jaxrl.strategies.interaction import bind
@@ -151,9 +152,8 @@ def put_together(
     """Put the parts together; raise `SettingsError` for those that do not fit one another."""
     processor, bound = bind(agent, processor, spec)
     if bound.prepare is not None:
-        raise SettingsError(
-            f"a session learns from replay, and {bound.name} does not; use dqn, rainbow, sac, td3, ddpg"
-        )
+        able = listed(names_of("off_policy"), "or")
+        raise SettingsError(f"a session learns from replay, and {bound.name} does not; use {able}")
     turns = take_turns(
         horizon=processor.horizon,
         batch_size=buffer.batch_size,

@@ -9,19 +9,8 @@ import jax
 import pytest
 
 import jaxrl
-from jaxrl.algos import (
-    A2CRun,
-    BufferConfig,
-    DQNRun,
-    OfflineRun,
-    OffPolicyRun,
-    OnPolicyRun,
-    PPORun,
-    PQNRun,
-    ProcessorConfig,
-    RainbowRun,
-    REINFORCERun,
-)
+from jaxrl.algos import BufferConfig, OfflineRun, OffPolicyRun, OnPolicyRun, ProcessorConfig, build, general
+from jaxrl.registry import names_of
 from jaxrl.training.settings import SessionConfig
 
 
@@ -74,9 +63,9 @@ def test_a_session_has_the_defaults_of_off_policy_training_but_for_one_environme
 def test_the_settings_of_an_agent_are_the_same_object_on_both_sides() -> None:
     """`jaxrl.dqn()` and `--agent.*` read one dataclass, so that its defaults cannot differ."""
     spec = jaxrl.EnvSpec("x", jaxrl.Box(-1.0, 1.0, (3,)), jaxrl.Discrete(2))
-    for run in (DQNRun, RainbowRun, PPORun, A2CRun, REINFORCERun, PQNRun):
-        maker = getattr(jaxrl, run.__name__.removesuffix("Run").lower())
-        assert maker()(spec).settings == maker(run().agent)(spec).settings
+    for name in names_of(actions="discrete"):
+        maker = getattr(jaxrl, name)
+        assert maker()(spec).settings == maker(general(name).agent)(spec).settings
 
 
 @pytest.mark.parametrize(("kind", "lag"), [("off", 2), ("on", 1)])
@@ -96,9 +85,7 @@ def test_actors_are_two_rounds_behind_and_of_rollouts_one_unless_told(kind: str,
 
 def test_the_library_alone_trains_as_the_command_line_without_a_preset() -> None:
     """`off_policy`, `dqn` and `uniform` with nothing said start from the very state of the command line."""
-    from jaxrl.algos import build
-
-    whole = build("dqn", DQNRun())
+    whole = build("dqn", general("dqn"))
     ours = jaxrl.off_policy(jaxrl.make_env("CartPole-v1"), jaxrl.dqn(), buffer=jaxrl.uniform())
     assert ours.settings == whole.settings
     assert ours.warmup_env_steps == whole.warmup_env_steps == 1_000

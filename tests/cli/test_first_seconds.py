@@ -15,8 +15,6 @@ from front_doors import SMALL, Doors, one_error_line
 
 import jaxrl
 from jaxrl import collect, evaluate, opening, play, verify
-from jaxrl.algos import ALGOS
-from jaxrl.config import has_preset
 
 DOORS = {
     "train": [],
@@ -120,14 +118,6 @@ def test_the_first_line_says_what_is_trained(
 def test_nothing_is_said_where_nothing_is_trained(args: str, capsys: pytest.CaptureFixture[str]) -> None:
     opening.greet(args.split())
     assert capsys.readouterr().out == ""
-
-
-def test_what_the_first_line_knows_of_algorithms_is_so() -> None:
-    for algo, entry in ALGOS.items():
-        assert opening.usual_env(algo) == entry.config().env
-        for env in ("CartPole-v1", "gymnasium:CartPole-v1", "Breakout-MinAtar", "Pendulum-v1", "Zzz-v1"):
-            assert opening.suited(algo, env) == has_preset(algo, env), (algo, env)
-    assert {*opening.DISCRETE, *opening.CONTINUOUS, *opening.OFFLINE} == set(ALGOS)
 
 
 def test_each_thing_that_takes_long_is_named_in_its_turn(doors: Doors) -> None:

@@ -19,10 +19,12 @@ import pytest
 import yaml
 from front_doors import SMALL, Doors, Finished, leaves, one_error_line, rows, snapshot, timeless
 
-from jaxrl import algos as settings
 from jaxrl import train
-from jaxrl.config import has_preset, parse, preset
+from jaxrl.algos import BufferConfig
+from jaxrl.config import parse, preset
 from jaxrl.errors import SettingsError
+from jaxrl.presets import PRESETS
+from jaxrl.registry import suited
 from jaxrl.training import Result
 from jaxrl.training.run_dir import RunDir
 
@@ -138,7 +140,7 @@ def test_output_off_a_terminal_is_plain_lines_with_a_summary(finished: Finished)
 @pytest.fixture
 def preset_run(monkeypatch: pytest.MonkeyPatch) -> None:
     presets = {"Catch-*": {"num_envs": 4, "opt_interval": 4, "agent": {"lr": 0.1}}}
-    monkeypatch.setitem(settings.ALGOS, "dqn", settings.ALGOS["dqn"]._replace(presets=presets))
+    monkeypatch.setitem(PRESETS, "dqn", presets)
 
 
 @pytest.mark.usefixtures("preset_run")
@@ -148,7 +150,7 @@ def test_flags_win_over_the_file_and_the_file_over_presets(tmp_path: Path) -> No
     config = parse(["--config", str(file), "--agent.lr", "0.5"]).config
     assert (config.num_envs, config.opt_interval, config.agent.lr) == (4, 8, 0.5)
     assert parse([f"--config={file}"]).config.agent.lr == 0.01
-    assert config.buffer == settings.BufferConfig()
+    assert config.buffer == BufferConfig()
 
 
 @pytest.mark.usefixtures("preset_run")
@@ -171,12 +173,12 @@ def test_presets_come_with_the_environment_of_the_flag_not_of_the_file(tmp_path:
     ],
 )
 def test_whether_a_preset_came_along_can_be_asked(env: str | None, there: bool) -> None:
-    assert has_preset("dqn", env) is there
+    assert bool(suited(PRESETS["dqn"], env)) is there
     if env is not None:
         assert (preset("dqn", env).agent.lr == 0.1) is there
     # That of another algorithm is none of this one's.
-    assert has_preset("ppo", "CartPole-v1")
-    assert not has_preset("bc", "Acrobot-v1")
+    assert suited(PRESETS["ppo"], "CartPole-v1")
+    assert not suited(PRESETS["bc"], "Acrobot-v1")
 
 
 def test_algorithm_comes_first_and_defaults_to_dqn() -> None:
@@ -200,7 +202,7 @@ def test_config_of_a_run_makes_the_same_run_again_and_quiet_says_nothing(doors: 
 def test_help_shows_each_setting_with_unit_and_default(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(settings.ALGOS, "dqn", settings.ALGOS["dqn"]._replace(presets={}))
+    monkeypatch.setitem(PRESETS, "dqn", {})
     with pytest.raises(SystemExit) as stop:
         train.main(["--help"])
     assert stop.value.code == 0

@@ -9,10 +9,12 @@ from front_doors import Doors, Finished, leaves, one_error_line, rows, timeless
 
 import jaxrl
 from jaxrl import collect, train
-from jaxrl.algos import ALGOS, build_offline, build_processor
+from jaxrl.algos import build_processor, maker
 from jaxrl.config import preset
+from jaxrl.presets import PRESETS
+from jaxrl.registry import names_of
 
-OFFLINE = [name for name, algo in ALGOS.items() if algo.build is build_offline]
+OFFLINE = names_of("offline")
 SMALL = (
     *("--agent.features", "8", "--batch-size", "16", "--eval-interval", "20", "--eval-episodes", "3"),
     *("--record-interval", "10", "--save-interval", "20", "--quiet"),
@@ -124,10 +126,10 @@ def test_bad_arguments_are_one_line_and_exit_code_2(doors: Doors, finished: Fini
 
 @pytest.mark.parametrize("algo", OFFLINE)
 def test_every_preset_suits_its_agent_and_processor(algo: str) -> None:
-    for name in ALGOS[algo].presets:
+    for name in PRESETS[algo]:
         config = preset(algo, name)
         config.check()
         assert config.max_opts % config.updates == 0
         build_processor(config.processor)
-        agent = ALGOS[algo].agent(config.agent)(jaxrl.make_env(name).spec)
+        agent = maker(algo)(config.agent)(jaxrl.make_env(name).spec)
         jax.eval_shape(agent.init, jax.random.key(0))

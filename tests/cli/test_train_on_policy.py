@@ -12,8 +12,9 @@ from front_doors import Doors, leaves, one_error_line, rows, timeless
 
 import jaxrl
 from jaxrl import train
-from jaxrl.algos import ALGOS, build
+from jaxrl.algos import build
 from jaxrl.config import parse, preset
+from jaxrl.presets import PRESETS
 
 ON_POLICY = ("ppo", "a2c", "reinforce", "impala", "pqn")
 SMALL = (
@@ -113,7 +114,7 @@ def test_bad_settings_are_one_line_and_exit_code_2(doors: Doors) -> None:
 
 @pytest.mark.parametrize("algo", ON_POLICY)
 def test_every_preset_fits_its_environment(algo: str) -> None:
-    for name in ALGOS[algo].presets:
+    for name in PRESETS[algo]:
         config = preset(algo, name.replace("*", "Breakout"))
         config.check()
         schedule = config.schedule(build(algo, config))

@@ -8,8 +8,9 @@ from front_doors import leaves, timeless
 
 import jaxrl
 from jaxrl import train
-from jaxrl.algos import ALGOS, build
+from jaxrl.algos import build
 from jaxrl.config import preset
+from jaxrl.presets import PRESETS
 
 SMALL = (
     *("--num-envs", "4", "--opt-interval", "2", "--warmup", "16", "--agent.features", "8", "--quiet"),
@@ -82,7 +83,7 @@ def test_bad_settings_are_refused_by_name(
 
 @pytest.mark.parametrize("algo", ["dqn", "rainbow", "sac", "td3", "ddpg"])
 def test_every_preset_fits_its_environment(algo: str) -> None:
-    for name in ALGOS[algo].presets:
+    for name in PRESETS[algo]:
         config = preset(algo, name.replace("*", "Breakout"))
         config.check()
         schedule = config.schedule(build(algo, config))

@@ -12,8 +12,7 @@ import pytest
 from scipy.stats import ks_2samp
 from toys_envs import rollout
 
-from jaxrl.envs import env_names, make_env, vectorise
-from jaxrl.envs import gymnax as gymnax_adapter
+from jaxrl.envs import env_names, gymnax as gymnax_adapter, make_env, vectorise
 from jaxrl.envs.gymnax import names
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, sample_space, space_struct

@@ -15,7 +15,7 @@ import pytest
 
 from jaxrl import train, verify
 from jaxrl.agents import DQNConfig
-from jaxrl.algos import BufferConfig, DQNRun, ProcessorConfig, build
+from jaxrl.algos import BufferConfig, OffPolicyRun, ProcessorConfig, build
 from jaxrl.config import parse
 from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError, StorageError
 from jaxrl.loading import load_policy
@@ -26,7 +26,7 @@ from jaxrl.training.storage import Resume, Storage
 
 # --- one small run for all tests of this directory that damage one -----------------------------------------------
 
-SMALL = DQNRun(
+SMALL = OffPolicyRun(
     env="CartPole-v1",
     num_envs=2,
     opt_interval=2,

@@ -13,7 +13,7 @@ from test_damage import LAST, SMALL, SmallRun, compiled_once, contents, small_ru
 
 import jaxrl
 from jaxrl import train
-from jaxrl.algos import DQNRun, build
+from jaxrl.algos import OffPolicyRun, build
 from jaxrl.errors import SettingsError
 from jaxrl.training import storage, trainer
 from jaxrl.training.checkpoints import MismatchError, Store
@@ -307,7 +307,7 @@ def names(config: Any, prefix: str = "") -> list[str]:
     return found
 
 
-def changed(config: DQNRun, name: str, value: Any) -> DQNRun:
+def changed(config: OffPolicyRun, name: str, value: Any) -> OffPolicyRun:
     """Return `config` with one setting replaced."""
     part, _, rest = name.partition(".")
     new = dataclasses.replace(getattr(config, part), **{rest: value}) if rest else value

@@ -1,8 +1,7 @@
 """The schedule: exact multiples, the first iteration boundary at or past them, and the exact end."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jaxrl.errors import SettingsError
 from jaxrl.training.schedule import Boundary, Schedule, next_boundary

@@ -10,23 +10,6 @@ from jaxrl.training.recorders.memory import MemoryRecorder
 from jaxrl.training.recorders.tensorboard import TensorBoardRecorder
 from jaxrl.training.run_dir import EPISODES, METRICS
 
-__all__ = [
-    "ConsoleRecorder",
-    "JSONLRecorder",
-    "MemoryRecorder",
-    "Progress",
-    "Recorder",
-    "Recorders",
-    "Row",
-    "TensorBoardRecorder",
-    "check_unwritten",
-    "console_of",
-    "default_recorders",
-    "episode_recorder",
-    "log_problems",
-    "trim",
-]
-
 
 def console_of(given: Sequence[Recorder] | None, quiet: bool) -> ConsoleRecorder | None:
     """Return the console of a run, one of those `given` or a new one; `None` if nobody is to be shown anything."""

@@ -1,0 +1,123 @@
+"""The public names, and where they are: for type checkers, and for `jaxrl/__init__.py`, which reads them from here."""
+
+from .agents import (
+    A2CConfig as A2CConfig,
+    AWACConfig as AWACConfig,
+    BCConfig as BCConfig,
+    CQLConfig as CQLConfig,
+    CQLDQNConfig as CQLDQNConfig,
+    DDPGConfig as DDPGConfig,
+    DQNConfig as DQNConfig,
+    IMPALAConfig as IMPALAConfig,
+    IQLConfig as IQLConfig,
+    PPOConfig as PPOConfig,
+    PQNConfig as PQNConfig,
+    RainbowConfig as RainbowConfig,
+    REINFORCEConfig as REINFORCEConfig,
+    SACConfig as SACConfig,
+    TD3BCConfig as TD3BCConfig,
+    TD3Config as TD3Config,
+    a2c as a2c,
+    awac as awac,
+    bc as bc,
+    cql as cql,
+    cql_dqn as cql_dqn,
+    ddpg as ddpg,
+    dqn as dqn,
+    impala as impala,
+    iql as iql,
+    ppo as ppo,
+    pqn as pqn,
+    rainbow as rainbow,
+    reinforce as reinforce,
+    sac as sac,
+    td3 as td3,
+    td3_bc as td3_bc,
+)
+from .buffers import (
+    Dataset as Dataset,
+    prioritised as prioritised,
+    uniform as uniform,
+)
+from .envs import (
+    Env as Env,
+    HostEnv as HostEnv,
+    TimeStep as TimeStep,
+    check_env as check_env,
+    draw_key as draw_key,
+    draw_nothing as draw_nothing,
+    env_names as env_names,
+    gymnasium_env as gymnasium_env,
+    gymnasium_envs as gymnasium_envs,
+    make_env as make_env,
+    on_host as on_host,
+    register_env as register_env,
+    vectorise as vectorise,
+)
+from .errors import (
+    JaxrlError as JaxrlError,
+    SettingsError as SettingsError,
+)
+from .loading import (
+    load_policy as load_policy,
+)
+from .metrics import (
+    stat as stat,
+    total as total,
+)
+from .processors import (
+    chain as chain,
+    frame_stack as frame_stack,
+    map_reward as map_reward,
+    n_step as n_step,
+    normalise_obs as normalise_obs,
+    normalise_reward as normalise_reward,
+    one_step as one_step,
+    reward_clip as reward_clip,
+    reward_scale as reward_scale,
+)
+from .spaces import (
+    Box as Box,
+    Discrete as Discrete,
+    EnvSpec as EnvSpec,
+    MultiDiscrete as MultiDiscrete,
+)
+from .strategies import (
+    ActorsConfig as ActorsConfig,
+    Policy as Policy,
+    Strategy as Strategy,
+    fold as fold,
+    off_policy as off_policy,
+    offline as offline,
+    on_policy as on_policy,
+)
+from .training import (
+    ConsoleRecorder as ConsoleRecorder,
+    Evaluation as Evaluation,
+    Evaluator as Evaluator,
+    Hooks as Hooks,
+    Interrupt as Interrupt,
+    JSONLRecorder as JSONLRecorder,
+    MemoryRecorder as MemoryRecorder,
+    Session as Session,
+    SessionConfig as SessionConfig,
+    SessionHooks as SessionHooks,
+    Statistics as Statistics,
+    TensorBoardRecorder as TensorBoardRecorder,
+    Trainer as Trainer,
+    TrainerConfig as TrainerConfig,
+    find_runs as find_runs,
+)
+from .training.dataset import (
+    load_dataset as load_dataset,
+    save_dataset as save_dataset,
+)
+from .training.gather import (
+    gather as gather,
+)
+from .types import (
+    Step as Step,
+    Transition as Transition,
+)
+
+__version__: str

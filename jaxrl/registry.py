@@ -1,0 +1,115 @@
+"""What jaxrl has, by name: one row for each algorithm and each suite of environments.
+
+Rows hold names alone, so that reading them imports nothing. A new algorithm is its file and its row here: the command
+line, its help and messages, the public names and the tests follow from the table.
+"""
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Literal, NamedTuple
+
+Kind = Literal["off_policy", "on_policy", "offline"]
+Actions = Literal["discrete", "multidiscrete", "bounded", "unbounded"]
+
+DISCRETE: tuple[Actions, ...] = ("discrete",)
+BOUNDED: tuple[Actions, ...] = ("bounded",)
+ANY: tuple[Actions, ...] = ("discrete", "multidiscrete", "bounded", "unbounded")
+
+
+class Algorithm(NamedTuple):
+    """One algorithm. Its maker is the function of its name in its module."""
+
+    title: str
+    """Its name in a sentence."""
+    module: str
+    config: str
+    """The name of its settings, a dataclass of that module or of one that it imports from."""
+    kind: Kind
+    """What it learns from: replay, its own rollouts, or data."""
+    actions: tuple[Actions, ...]
+    """The action spaces that it takes."""
+    env: str | None = "CartPole-v1"
+    """The environment that it trains in if none is named."""
+    settings: Mapping[str, Any] = {}
+    """Settings of a run in place of those of its kind, nested by name."""
+
+
+_BOXES: Mapping[str, Any] = {
+    "num_envs": 1,
+    "opt_interval": 1,
+    "buffer": {"capacity": 100_000, "batch_size": 256},
+}
+"""Settings of runs off-policy with continuous actions: one update for each step, of large batches."""
+_ONE_UPDATE: Mapping[str, Any] = {"epochs": 1, "minibatches": 1}
+_RAINBOW: Mapping[str, Any] = {"buffer": {"prioritised": True, "alpha": 0.5}, "processor": {"n_step": 3}}
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "dqn": Algorithm("DQN", "jaxrl.agents.dqn", "DQNConfig", "off_policy", DISCRETE),
+    "rainbow": Algorithm("Rainbow", "jaxrl.agents.dqn", "RainbowConfig", "off_policy", DISCRETE, settings=_RAINBOW),
+    "sac": Algorithm(
+        "SAC", "jaxrl.agents.sac", "SACConfig", "off_policy", (*DISCRETE, *BOUNDED), "Pendulum-v1", _BOXES
+    ),
+    "td3": Algorithm("TD3", "jaxrl.agents.td3", "TD3Config", "off_policy", BOUNDED, "Pendulum-v1", _BOXES),
+    "ddpg": Algorithm("DDPG", "jaxrl.agents.td3", "DDPGConfig", "off_policy", BOUNDED, "Pendulum-v1", _BOXES),
+    "ppo": Algorithm("PPO", "jaxrl.agents.actor_critic", "PPOConfig", "on_policy", ANY),
+    "a2c": Algorithm("A2C", "jaxrl.agents.actor_critic", "A2CConfig", "on_policy", ANY, settings=_ONE_UPDATE),
+    "reinforce": Algorithm(
+        "REINFORCE", "jaxrl.agents.actor_critic", "REINFORCEConfig", "on_policy", ANY, settings=_ONE_UPDATE
+    ),
+    "impala": Algorithm("IMPALA", "jaxrl.agents.actor_critic", "IMPALAConfig", "on_policy", ANY, settings=_ONE_UPDATE),
+    "pqn": Algorithm("PQN", "jaxrl.agents.pqn", "PQNConfig", "on_policy", DISCRETE),
+    "bc": Algorithm("BC", "jaxrl.agents.bc", "BCConfig", "offline", ("discrete", "multidiscrete", "bounded"), env=None),
+    "td3_bc": Algorithm("TD3+BC", "jaxrl.agents.td3", "TD3BCConfig", "offline", BOUNDED, env=None),
+    "cql": Algorithm("CQL", "jaxrl.agents.sac", "CQLConfig", "offline", (*DISCRETE, *BOUNDED), env=None),
+    "cql_dqn": Algorithm("CQL on DQN", "jaxrl.agents.dqn", "CQLDQNConfig", "offline", DISCRETE, env=None),
+    "awac": Algorithm("AWAC", "jaxrl.agents.advantage", "AWACConfig", "offline", (*DISCRETE, *BOUNDED), env=None),
+    "iql": Algorithm("IQL", "jaxrl.agents.advantage", "IQLConfig", "offline", (*DISCRETE, *BOUNDED), env=None),
+}
+
+
+class Suite(NamedTuple):
+    """Environments of another library, named `suite:NAME`. `make(NAME, **params)` of `module` builds one."""
+
+    module: str
+    make: str
+
+
+SUITES: dict[str, Suite] = {
+    "gymnasium": Suite("jaxrl.envs.host", "gymnasium_env"),
+    "envpool": Suite("jaxrl.envs.envpool", "envpool_env"),
+}
+
+
+def named(module: str, name: str) -> Callable[..., Any]:
+    """Import what a row names."""
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def names_of(*kinds: Kind, actions: Actions | None = None) -> list[str]:
+    """Return the algorithms of these kinds, of all if none is given, that take such actions."""
+    return [
+        name
+        for name, row in ALGORITHMS.items()
+        if (not kinds or row.kind in kinds) and (actions is None or actions in row.actions)
+    ]
+
+
+def listed(names: Iterable[str], last: str = "and") -> str:
+    """Return names as they stand in a sentence: `a, b and c`."""
+    *most, end = names
+    return f"{', '.join(most)} {last} {end}" if most else end
+
+
+def suite_of(env: str) -> tuple[Suite | None, str]:
+    """Return the suite that the name of an environment begins with, if any, and the rest of the name."""
+    prefix, colon, rest = env.partition(":")
+    return (SUITES[prefix], rest) if colon and prefix in SUITES else (None, env)
+
+
+def suited(presets: Mapping[str, Mapping[str, Any]], env: str | None) -> Sequence[Mapping[str, Any]]:
+    """Return those presets whose name or family an environment is of, whatever suite it comes from."""
+    if env is None:
+        return []
+    return [found for name, found in presets.items() if fnmatchcase(suite_of(env)[1], name)]

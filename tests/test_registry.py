@@ -1,0 +1,73 @@
+"""The table of algorithms says what is so, and what follows from it agrees with it."""
+
+import numpy as np
+import pytest
+
+import jaxrl
+from jaxrl import agents
+from jaxrl.algos import general, maker
+from jaxrl.envs.registry import make_env
+from jaxrl.errors import SettingsError
+from jaxrl.presets import PRESETS
+from jaxrl.registry import ALGORITHMS, listed, names_of, suite_of, suited
+
+SPACES = {
+    "discrete": jaxrl.Discrete(3),
+    "multidiscrete": jaxrl.MultiDiscrete((2, 3)),
+    "bounded": jaxrl.Box(-1.0, 2.0, (2,)),
+    "unbounded": jaxrl.Box(-np.inf, np.inf, (2,)),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_agent_takes_the_actions_of_its_row_and_refuses_others_by_naming_agents_that_take_them(name: str) -> None:
+    row = ALGORITHMS[name]
+    for kind, space in SPACES.items():
+        spec = jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (3,)), space)
+        if kind in row.actions:
+            assert maker(name)()(spec).name == name
+            continue
+        with pytest.raises(SettingsError, match=name) as refused:
+            maker(name)()(spec)
+        suggested = str(refused.value).split(";")[1]
+        others = [
+            other for other in ALGORITHMS if f" {other}," in f"{suggested} ,".replace(" and", ",").replace(" ,", ",")
+        ]
+        assert others
+        assert all(kind in ALGORITHMS[other].actions for other in others)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_row_has_a_public_maker_settings_presets_and_a_usual_environment_that_it_takes(name: str) -> None:
+    row = ALGORITHMS[name]
+    assert getattr(jaxrl, name) is getattr(agents, name) is maker(name)
+    assert getattr(jaxrl, row.config) is getattr(agents, row.config) is type(general(name).agent)
+    assert PRESETS[name]
+    assert general(name).env == row.env
+    if row.env is not None:
+        maker(name)()(make_env(row.env).spec)
+    assert (row.env is None) == (row.kind == "offline")
+
+
+def test_tables_have_no_rows_beside_one_another() -> None:
+    assert PRESETS.keys() == ALGORITHMS.keys()
+
+
+def test_names_are_chosen_by_kind_and_by_actions_and_listed_as_in_a_sentence() -> None:
+    assert names_of("on_policy", actions="unbounded") == ["ppo", "a2c", "reinforce", "impala"]
+    assert names_of(actions="multidiscrete") == ["ppo", "a2c", "reinforce", "impala", "bc"]
+    assert set(names_of()) == set(ALGORITHMS)
+    assert [listed("a"), listed("ab"), listed("abc", "or")] == ["a", "a and b", "a, b or c"]
+
+
+def test_the_name_of_a_suite_is_told_from_a_name_with_a_colon() -> None:
+    suite, name = suite_of("gymnasium:CartPole-v1")
+    assert (suite and suite.make, name) == ("gymnasium_env", "CartPole-v1")
+    assert suite_of("CartPole-v1") == (None, "CartPole-v1")
+    assert suite_of("mine:CartPole-v1") == (None, "mine:CartPole-v1")
+
+
+def test_presets_of_a_name_and_of_a_family_come_together_whatever_the_suite() -> None:
+    presets = {"Catch-*": {"num_envs": 4}, "Catch-v1": {"seed": 1}, "Pong": {"seed": 2}}
+    assert suited(presets, "gymnasium:Catch-v1") == [{"num_envs": 4}, {"seed": 1}]
+    assert suited(presets, "My-Catch-v1") == suited(presets, None) == []
