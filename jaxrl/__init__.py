@@ -90,8 +90,8 @@ if TYPE_CHECKING:
         TrainerConfig,
         find_runs,
     )
-    from jaxrl.training.dataset import load_dataset, save_dataset
-    from jaxrl.training.gather import gather
+    from jaxrl.training.data.collect import gather
+    from jaxrl.training.data.files import load_dataset, save_dataset
     from jaxrl.types import Step, Transition
 
 _HOMES = {
@@ -109,8 +109,8 @@ _HOMES = {
     "jaxrl.training": "ConsoleRecorder Evaluation Evaluator Hooks Interrupt JSONLRecorder MemoryRecorder "
     "Session SessionConfig SessionHooks Statistics TensorBoardRecorder Trainer TrainerConfig "
     "find_runs",
-    "jaxrl.training.dataset": "load_dataset save_dataset",
-    "jaxrl.training.gather": "gather",
+    "jaxrl.training.data.files": "load_dataset save_dataset",
+    "jaxrl.training.data.collect": "gather",
     "jaxrl.metrics": "stat total",
     "jaxrl.spaces": "Box Discrete EnvSpec MultiDiscrete",
     "jaxrl.types": "Step Transition",

@@ -71,7 +71,7 @@ from jaxrl.processors import (
     reward_scale,
 )
 from jaxrl.strategies import ActorsConfig, Strategy, off_policy, offline, on_policy
-from jaxrl.training.dataset import load_dataset
+from jaxrl.training.data.files import load_dataset
 from jaxrl.training.settings import TrainerConfig
 
 

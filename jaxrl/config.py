@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from jaxrl.algos import ALGOS
 from jaxrl.envs.registry import bare_name, env_names
 from jaxrl.errors import SettingsError, nearest
-from jaxrl.training.run_dir import CONFIG, read_yaml, require_run
+from jaxrl.training.storage.run_dir import CONFIG, read_yaml, require_run
 from jaxrl.written import number, pieces, whole
 
 

@@ -24,7 +24,7 @@ from jaxrl import train
 from jaxrl.config import has_preset, parse, preset
 from jaxrl.errors import SettingsError
 from jaxrl.training import Result
-from jaxrl.training.run_dir import RunDir
+from jaxrl.training.storage.run_dir import RunDir
 
 COMMON = {"kind", "opt_steps", "env_steps", "wall_s"}
 TRAIN = {
