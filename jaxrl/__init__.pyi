@@ -108,12 +108,12 @@ from .training import (
     TrainerConfig as TrainerConfig,
     find_runs as find_runs,
 )
-from .training.dataset import (
+from .training.data.collect import (
+    gather as gather,
+)
+from .training.data.files import (
     load_dataset as load_dataset,
     save_dataset as save_dataset,
-)
-from .training.gather import (
-    gather as gather,
 )
 from .types import (
     Step as Step,

@@ -20,7 +20,7 @@ from jaxrl.processors import (
 )
 from jaxrl.registry import ALGORITHMS, named
 from jaxrl.strategies import ActorsConfig, Strategy, off_policy, offline, on_policy
-from jaxrl.training.dataset import load_dataset
+from jaxrl.training.data.files import load_dataset
 from jaxrl.training.settings import TrainerConfig
 
 AgentConfig = TypeVar("AgentConfig")

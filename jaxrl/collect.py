@@ -12,8 +12,8 @@ from jaxrl.envs import HostEnv
 from jaxrl.errors import SettingsError, check_between, print_line
 from jaxrl.evaluate import env_of
 from jaxrl.loading import load_policy
-from jaxrl.training.dataset import save_dataset
-from jaxrl.training.gather import gather
+from jaxrl.training.data.collect import gather
+from jaxrl.training.data.files import save_dataset
 
 
 def main(args: Sequence[str]) -> int:

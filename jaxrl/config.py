@@ -15,7 +15,7 @@ from jaxrl.envs.registry import env_names
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, SUITES, listed, suited
-from jaxrl.training.run_dir import CONFIG, read_yaml, require_run
+from jaxrl.training.storage.run_dir import CONFIG, read_yaml, require_run
 from jaxrl.written import number, pieces, whole
 
 

@@ -12,9 +12,9 @@ from jaxrl.registry import ALGORITHMS
 from jaxrl.spaces import spec_from_plain
 from jaxrl.strategies import Policy, Strategy
 from jaxrl.strategies.interaction import bind, make_policy, policy_params_like
-from jaxrl.training.checkpoints import CheckpointError, Store
 from jaxrl.training.policy import GreedyPolicy
-from jaxrl.training.run_dir import require_run
+from jaxrl.training.storage.checkpoints import CheckpointError, Store
+from jaxrl.training.storage.run_dir import require_run
 
 
 def load_policy(run_dir: str | Path, strategy: Strategy | None = None) -> GreedyPolicy:

@@ -15,13 +15,13 @@ from jaxrl.algos import build
 from jaxrl.config import parse
 from jaxrl.errors import JaxrlError, NoCheckpointError, print_line, say
 from jaxrl.strategies import Strategy
-from jaxrl.training.checkpoints import CheckpointError, Store
-from jaxrl.training.leaves import digest
-from jaxrl.training.log_sums import LOGS, damage
 from jaxrl.training.program import older_of, state_shapes
 from jaxrl.training.recorders import log_problems
-from jaxrl.training.replay import replay
-from jaxrl.training.run_dir import CONFIG, read_yaml, require_run
+from jaxrl.training.storage.checkpoints import CheckpointError, Store
+from jaxrl.training.storage.leaves import digest
+from jaxrl.training.storage.log_sums import LOGS, damage
+from jaxrl.training.storage.retrain import replay
+from jaxrl.training.storage.run_dir import CONFIG, read_yaml, require_run
 
 
 def main(args: Sequence[str]) -> int:

@@ -3,7 +3,7 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,16 @@ ROOMS = [
     "config",
     "front doors",
 ]
+TRAINING = [
+    {"divergence", "interrupt", "ledger", "program", "sanity", "schedule", "settings", "tally"},
+    {"storage"},
+    {"data"},
+    {"recorders"},
+    {"evaluator", "logbook", "policy", "report"},
+    {"session"},
+    {"actors", "trainer"},
+]
+"""The floors of `training`, of sub-rooms and loose modules: a module imports from its own floor and those before."""
 FOUNDATIONS = {
     *("types", "spaces", "metrics", "trees", "xla", "nn", "errors", "distributions", "presets", "registry"),
     *("hints", "hush", "terminal", "written"),
@@ -85,6 +95,24 @@ def test_a_room_imports_only_to_its_left(file: Path) -> None:
     assert not right, f"{label(file)} imports {sorted(right)}, to the right of {ROOMS[own]}"
 
 
+def floor_of(module: str) -> int:
+    """Return the floor of a module `jaxrl.training.<part>...`."""
+    (floor,) = [i for i, parts in enumerate(TRAINING) if module.split(".")[2] in parts]
+    return floor
+
+
+def in_training(modules: Iterable[str]) -> list[str]:
+    return [m for m in modules if m.startswith("jaxrl.training.")]
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if in_training([module_of(f)])], ids=label)
+def test_a_sub_room_of_training_imports_only_from_floors_before_it(file: Path) -> None:
+    own = floor_of(module_of(file))
+    after = {m for m in in_training(imported(file)) if floor_of(m) > own}
+    assert not after, f"{label(file)} imports {sorted(after)}, from a floor after its own"
+    assert "jaxrl.training" not in imported(file), "what stands in the room itself names its module"
+
+
 @pytest.mark.parametrize("file", [f for f in FILES if room_of(module_of(f)) in PURE or label(f) in PURE_TOO], ids=label)
 def test_pure_rooms_touch_no_disk_clock_thread_or_log(file: Path) -> None:
     if label(file) in IMPURE_ANYWAY:
@@ -93,7 +121,9 @@ def test_pure_rooms_touch_no_disk_clock_thread_or_log(file: Path) -> None:
 
 
 def test_only_checkpoints_know_orbax() -> None:
-    assert {label(f) for f in FILES if any(top(m) == "orbax" for m in imported(f))} <= {"training/checkpoints.py"}
+    assert {label(f) for f in FILES if any(top(m) == "orbax" for m in imported(f))} <= {
+        "training/storage/checkpoints.py"
+    }
 
 
 def test_only_the_gymnax_adapter_knows_gymnax() -> None:

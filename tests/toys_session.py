@@ -11,9 +11,9 @@ import numpy as np
 import jaxrl
 from jaxrl.strategies.driven import place_of, steps_in, stream_keys
 from jaxrl.strategies.interaction import assemble, draw_steps
-from jaxrl.training.leaves import state_digest
-from jaxrl.training.session_parts import schedule_of
-from jaxrl.training.storage import Resume
+from jaxrl.training.session.parts import schedule_of
+from jaxrl.training.storage.leaves import state_digest
+from jaxrl.training.storage.run import Resume
 from jaxrl.types import Step
 
 SPEC = jaxrl.EnvSpec("scripted", jaxrl.Box(-10.0, 10.0, (2,)), jaxrl.Discrete(3))

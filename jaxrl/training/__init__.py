@@ -12,10 +12,10 @@ from jaxrl.training.recorders import (
     TensorBoardRecorder,
 )
 from jaxrl.training.report import Report, Result
-from jaxrl.training.runs import find_runs
 from jaxrl.training.schedule import Schedule, next_boundary
-from jaxrl.training.session import Session
-from jaxrl.training.session_parts import Episode, Learnt, SessionHooks
+from jaxrl.training.session.parts import Episode, Learnt, SessionHooks
+from jaxrl.training.session.session import Session
+from jaxrl.training.session.statistics import Statistics
 from jaxrl.training.settings import SessionConfig, TrainerConfig
-from jaxrl.training.statistics import Statistics
+from jaxrl.training.storage.find import find_runs
 from jaxrl.training.trainer import Hooks, Trainer

@@ -1,7 +1,7 @@
 """Judge a policy by whole episodes, run side by side, greedily, in environments and with keys of their own."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -15,7 +15,7 @@ from jaxrl.envs.host import HostEnv, Stage
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.strategies.base import Policy, Strategy, fold
 from jaxrl.training.program import programs_of
-from jaxrl.training.run_dir import plain
+from jaxrl.training.storage.run_dir import plain
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step
 
@@ -74,6 +74,36 @@ def _spread(values: np.ndarray) -> dict[str, float]:
     wide = wide if np.isfinite(wide).all() else np.full_like(wide, np.nan)
     told = {"mean": float(wide.mean()), "std": float(wide.std())}
     return told | {name: float(np.quantile(wide, share)) for name, share in QUANTILES.items()}
+
+
+def eval_columns(evaluation: Evaluation, score: float, again: float | None, is_best: bool) -> dict[str, Any]:
+    """Return what an evaluation adds to its row; `again` is the score of a second look at a candidate for the best."""
+    returns = np.asarray(evaluation.returns, np.float64)
+    return {
+        "eval_reward": float(returns.mean()),
+        "eval_reward_std": float(returns.std()) if np.isfinite(returns).all() else float("nan"),
+        "eval_reward_min": float(returns.min()),
+        "eval_reward_max": float(returns.max()),
+        "eval_length": float(np.mean(evaluation.lengths)),
+        "episodes": len(returns),
+        "unfinished": evaluation.unfinished,
+        "score": score,
+        "confirm_score": again,
+        "is_best": is_best,
+    }
+
+
+def episode_rows(counters: dict[str, int], evaluation: Evaluation) -> Iterator[dict[str, Any]]:
+    """Return a row for each episode of an evaluation."""
+    columns = zip(evaluation.returns, evaluation.lengths, evaluation.finished, strict=True)
+    for episode, (value, length, finished) in enumerate(columns):
+        yield {
+            **counters,
+            "episode": episode,
+            "return": float(value),
+            "length": int(length),
+            "finished": bool(finished),
+        }
 
 
 class EvaluateFn(Protocol):

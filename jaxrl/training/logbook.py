@@ -11,7 +11,7 @@ from typing import Any
 from jaxrl.errors import NoCheckpointError
 from jaxrl.strategies.base import Policy
 from jaxrl.training.divergence import Validity, in_good_health, look
-from jaxrl.training.evaluator import Evaluation
+from jaxrl.training.evaluator import Evaluation, episode_rows
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.policy import describe
 from jaxrl.training.recorders import (
@@ -24,9 +24,8 @@ from jaxrl.training.recorders import (
     default_recorders,
     episode_recorder,
 )
-from jaxrl.training.rows import episode_rows
 from jaxrl.training.schedule import Schedule
-from jaxrl.training.storage import Best, Storage
+from jaxrl.training.storage.run import Best, Storage
 from jaxrl.trees import PyTree
 
 

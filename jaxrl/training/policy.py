@@ -12,7 +12,7 @@ from jax.extend.core import Literal
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import as_shape, space_struct, spec_to_plain
 from jaxrl.strategies.base import Policy
-from jaxrl.training.run_dir import plain
+from jaxrl.training.storage.run_dir import plain
 from jaxrl.trees import PyTree
 from jaxrl.types import Step
 

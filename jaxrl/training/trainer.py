@@ -17,9 +17,8 @@ import numpy as np
 from jaxrl.errors import DivergedError, SettingsError, check_count, say
 from jaxrl.strategies.base import Strategy
 from jaxrl.training.actors import Crew, programs
-from jaxrl.training.checkpoints import Store
 from jaxrl.training.divergence import another_try, diverged, explain
-from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, evaluator_of, mean_return
+from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, eval_columns, evaluator_of, mean_return
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.logbook import Logbook, unpacking
@@ -36,11 +35,11 @@ from jaxrl.training.program import (
 )
 from jaxrl.training.recorders import Progress, Recorder, Row
 from jaxrl.training.report import Report, Result
-from jaxrl.training.rows import eval_columns
-from jaxrl.training.run_dir import require_free
 from jaxrl.training.schedule import Boundary, next_boundary
 from jaxrl.training.settings import TrainerConfig, check_strategy, rounding
-from jaxrl.training.storage import Best, Resume, Storage
+from jaxrl.training.storage.checkpoints import Store
+from jaxrl.training.storage.run import Best, Resume, Storage
+from jaxrl.training.storage.run_dir import require_free
 from jaxrl.trees import Key, PyTree
 
 CHUNK_S = 0.25

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl.training.checkpoints import Store
+from jaxrl.training.storage.checkpoints import Store
 
 SMALL = (
     *("--env", "Catch-bsuite", "--num-envs", "10", "--opt-interval", "10", "--warmup", "200", "--agent.lr", "1e-3"),

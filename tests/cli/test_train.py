@@ -26,7 +26,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.presets import PRESETS
 from jaxrl.registry import suited
 from jaxrl.training import Result
-from jaxrl.training.run_dir import RunDir
+from jaxrl.training.storage.run_dir import RunDir
 
 COMMON = {"kind", "opt_steps", "env_steps", "wall_s"}
 TRAIN = {

@@ -14,8 +14,8 @@ import jaxrl
 from jaxrl.envs.host import HostEnv, Stage, gymnasium_spec, to_host
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, channels_last, space_of
-from jaxrl.training.intake import outside, take_obs
 from jaxrl.training.policy import GreedyPolicy
+from jaxrl.training.session.inputs import outside, take_obs
 
 
 def counter(**kwargs: int) -> HostEnv:

@@ -14,7 +14,7 @@ from agents import COMBINATIONS
 
 import jaxrl
 from jaxrl.training import Progress, Trainer
-from jaxrl.training.leaves import state_digest
+from jaxrl.training.storage.leaves import state_digest
 
 
 def main(name: str, directory: str, kill_at: int = 1_000) -> None:

@@ -16,9 +16,10 @@ import jax
 
 import jaxrl
 from jaxrl import cli
-from jaxrl.training import checkpoints, storage, trainer
-from jaxrl.training.leaves import state_digest
+from jaxrl.training import trainer
 from jaxrl.training.recorders import jsonl
+from jaxrl.training.storage import checkpoints, run as storage
+from jaxrl.training.storage.leaves import state_digest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from toys_trainer import small_dqn

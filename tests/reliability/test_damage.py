@@ -19,10 +19,11 @@ from jaxrl.algos import BufferConfig, OffPolicyRun, ProcessorConfig, build
 from jaxrl.config import parse
 from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError, StorageError
 from jaxrl.loading import load_policy
-from jaxrl.training import Report, Trainer, checkpoints, program, trainer
-from jaxrl.training.checkpoints import FILES, Store, file_sums, seal
-from jaxrl.training.leaves import state_digest
-from jaxrl.training.storage import Resume, Storage
+from jaxrl.training import Report, Trainer, program, trainer
+from jaxrl.training.storage import checkpoints
+from jaxrl.training.storage.checkpoints import FILES, Store, file_sums, seal
+from jaxrl.training.storage.leaves import state_digest
+from jaxrl.training.storage.run import Resume, Storage
 
 # --- one small run for all tests of this directory that damage one -----------------------------------------------
 

@@ -12,8 +12,8 @@ import jaxrl
 from jaxrl import train
 from jaxrl.errors import DivergedError
 from jaxrl.strategies.guard import Health, guarded_update, healthy
-from jaxrl.training.checkpoints import Store
-from jaxrl.training.leaves import state_digest
+from jaxrl.training.storage.checkpoints import Store
+from jaxrl.training.storage.leaves import state_digest
 
 QUIET: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "record_interval": 10, "quiet": True}
 

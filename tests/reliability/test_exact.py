@@ -10,7 +10,7 @@ import pytest
 from agents import COMBINATIONS
 
 import jaxrl
-from jaxrl.training.leaves import state_digest
+from jaxrl.training.storage.leaves import state_digest
 
 N = 40
 WATCHED = {"eval_interval": 8, "eval_episodes": 2, "record_interval": 5, "save_interval": 10, "keep": 9, "quiet": True}

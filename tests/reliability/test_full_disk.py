@@ -24,10 +24,10 @@ import jaxrl
 from jaxrl.cli import run_main
 from jaxrl.errors import StorageError
 from jaxrl.train import show
-from jaxrl.training.checkpoints import Store
 from jaxrl.training.evaluator import Evaluation
-from jaxrl.training.leaves import state_digest
 from jaxrl.training.recorders import TensorBoardRecorder, log_problems
+from jaxrl.training.storage.checkpoints import Store
+from jaxrl.training.storage.leaves import state_digest
 
 FULL, ROOM, END = 7, 13, 24
 """Optimisation steps after which the disk is full, has room again, and the run ends; it saves after every third."""

@@ -14,12 +14,12 @@ from toys_trainer import Scripted, counting, small_dqn
 
 import jaxrl
 from jaxrl.errors import SettingsError
-from jaxrl.training.checkpoints import Store
-from jaxrl.training.leaves import state_digest
 from jaxrl.training.program import metric_shapes, state_shapes
 from jaxrl.training.recorders import log_problems
 from jaxrl.training.recorders.jsonl import JSONLRecorder
-from jaxrl.training.storage import Best, Resume, Storage
+from jaxrl.training.storage.checkpoints import Store
+from jaxrl.training.storage.leaves import state_digest
+from jaxrl.training.storage.run import Best, Resume, Storage
 
 QUIET: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "save_interval": 10, "quiet": True}
 

@@ -21,7 +21,7 @@ from test_damage import BEFORE, LAST, NEWEST, SmallRun, compiled_once, contents,
 from jaxrl import evaluate, train, verify
 from jaxrl.errors import JaxrlError, SettingsError
 from jaxrl.loading import load_policy
-from jaxrl.training.checkpoints import FILES, file_sums
+from jaxrl.training.storage.checkpoints import FILES, file_sums
 
 Door = Callable[[Path], Any]
 DOORS: dict[str, Door] = {

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import pytest
 from fragile_run import AFTER, SETTINGS
 
-from jaxrl.training.checkpoints import Store
 from jaxrl.training.recorders import log_problems
+from jaxrl.training.storage.checkpoints import Store
 
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 POINTS = tuple(AFTER)

@@ -16,8 +16,8 @@ import pytest
 from toys_trainer import CountState, counting, small_dqn
 
 import jaxrl
-from jaxrl.training.checkpoints import Store
 from jaxrl.training.evaluator import Evaluation
+from jaxrl.training.storage.checkpoints import Store
 
 CHUNKS, WARM = 500, 150
 """Chunks of the run, each of one optimisation step; all that is made once is made within the first so many."""

@@ -18,8 +18,8 @@ from toys_trainer import CountState, counting
 
 import jaxrl
 from jaxrl.training.evaluator import Evaluation
-from jaxrl.training.leaves import state_digest
 from jaxrl.training.recorders import TensorBoardRecorder, log_problems
+from jaxrl.training.storage.leaves import state_digest
 
 LOGS = ("metrics.jsonl", "eval_episodes.jsonl")
 

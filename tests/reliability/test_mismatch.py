@@ -15,11 +15,12 @@ import jaxrl
 from jaxrl import train
 from jaxrl.algos import OffPolicyRun, build
 from jaxrl.errors import SettingsError
-from jaxrl.training import storage, trainer
-from jaxrl.training.checkpoints import MismatchError, Store
-from jaxrl.training.leaves import state_digest
+from jaxrl.training import trainer
 from jaxrl.training.settings import HARMLESS, changes
-from jaxrl.training.storage import OTHER_VERSIONS, VERSIONS
+from jaxrl.training.storage import run as storage
+from jaxrl.training.storage.checkpoints import MismatchError, Store
+from jaxrl.training.storage.leaves import state_digest
+from jaxrl.training.storage.run import OTHER_VERSIONS, VERSIONS
 
 # --- leaves ------------------------------------------------------------------------------------------------------
 

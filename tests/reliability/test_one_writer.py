@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from jaxrl.errors import RunDirInUseError, SettingsError
-from jaxrl.training.run_dir import RunDir
+from jaxrl.training.storage.run_dir import RunDir
 
-HOLD = "import sys; from jaxrl.training.run_dir import RunDir; run = RunDir(sys.argv[1], sys.argv[2] == 'resume');"
+HOLD = (
+    "import sys; from jaxrl.training.storage.run_dir import RunDir; run = RunDir(sys.argv[1], sys.argv[2] == 'resume');"
+)
 HOLD += "run.sign(); run.write_config({}); print('held', flush=True); sys.stdin.read()"
 
 

@@ -33,7 +33,7 @@ from jaxrl.algos import build
 from jaxrl.errors import SettingsError
 from jaxrl.training import Trainer
 from jaxrl.training.evaluator import Evaluation
-from jaxrl.training.leaves import state_digest
+from jaxrl.training.storage.leaves import state_digest
 
 # --- the clock, and the files of TensorBoard -----------------------------------------------------------------------
 

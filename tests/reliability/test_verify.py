@@ -13,9 +13,9 @@ from test_damage import rewrite_manifest
 import jaxrl
 from jaxrl import train, verify
 from jaxrl.errors import SettingsError
-from jaxrl.training import checkpoints
-from jaxrl.training.checkpoints import FILES, Store
-from jaxrl.training.leaves import state_digest
+from jaxrl.training.storage import checkpoints
+from jaxrl.training.storage.checkpoints import FILES, Store
+from jaxrl.training.storage.leaves import state_digest
 
 ARGS = (
     *("--env", "Catch-bsuite", "--num-envs", "4", "--opt-interval", "4", "--warmup", "32", "--agent.features", "8"),

@@ -26,7 +26,7 @@ from jaxrl.errors import ActorError, SettingsError
 from jaxrl.nn import ActorCritic, QNetwork
 from jaxrl.strategies.remote import Crowd, exploration_of
 from jaxrl.training.actors import Board, Stopped
-from jaxrl.training.leaves import state_digest
+from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.tally import Tally, Watch
 
 QUIET: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "quiet": True}

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from jaxrl.errors import NoCheckpointError, StorageError
-from jaxrl.training.checkpoints import CheckpointError, Store
-from jaxrl.training.leaves import state_digest as digest
+from jaxrl.training.storage.checkpoints import CheckpointError, Store
+from jaxrl.training.storage.leaves import state_digest as digest
 
 
 class Tree(NamedTuple):

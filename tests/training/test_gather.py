@@ -10,7 +10,7 @@ import jaxrl
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box
 from jaxrl.strategies.interaction import make_policy, policy_params_like
-from jaxrl.training.gather import disturbed, in_order
+from jaxrl.training.data.collect import disturbed, in_order
 
 
 def lazy(env: jaxrl.Env, agent: object) -> tuple[object, object]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxrl
-from jaxrl.training.intake import outside, take_obs
+from jaxrl.training.session.inputs import outside, take_obs
 from tests.toys_envs import counting
 from tests.toys_session import SPEC, Script, drive_as_trainer, single, small
 

@@ -8,8 +8,8 @@ import pytest
 
 import jaxrl
 from jaxrl.errors import DivergedError
-from jaxrl.training import session as module
-from jaxrl.training.checkpoints import Store
+from jaxrl.training.session import session as module
+from jaxrl.training.storage.checkpoints import Store
 from tests.toys_session import single
 
 HUGE = 3e38

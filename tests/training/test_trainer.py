@@ -17,9 +17,9 @@ from toys_trainer import TRACES, ByStep, Scripted, counting, small_dqn
 
 import jaxrl
 from jaxrl.errors import SettingsError
-from jaxrl.training.checkpoints import Store
-from jaxrl.training.leaves import state_digest as digest
 from jaxrl.training.program import zero_sums
+from jaxrl.training.storage.checkpoints import Store
+from jaxrl.training.storage.leaves import state_digest as digest
 
 QUIET = {"recorders": []}
 

@@ -8,7 +8,7 @@ from jaxrl.training.recorders.console import ConsoleRecorder
 from jaxrl.training.recorders.jsonl import JSONLRecorder, log_problems, trim
 from jaxrl.training.recorders.memory import MemoryRecorder
 from jaxrl.training.recorders.tensorboard import TensorBoardRecorder
-from jaxrl.training.run_dir import EPISODES, METRICS
+from jaxrl.training.storage.run_dir import EPISODES, METRICS
 
 
 def console_of(given: Sequence[Recorder] | None, quiet: bool) -> ConsoleRecorder | None:

@@ -8,7 +8,7 @@ from typing import Any
 from jaxrl.errors import say
 from jaxrl.training.recorders.base import Progress, Row
 from jaxrl.training.recorders.log_file import LogFile
-from jaxrl.training.run_dir import plain, write_atomically
+from jaxrl.training.storage.run_dir import plain, write_atomically
 
 
 class JSONLRecorder:

@@ -13,8 +13,8 @@ import numpy as np
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.errors import FULL, SettingsError, StorageError
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, box_bounds, spec_from_plain, spec_to_plain
-from jaxrl.training.leaves import digest
-from jaxrl.training.minari import read_minari
+from jaxrl.training.data.minari import read_minari
+from jaxrl.training.storage.leaves import digest
 from jaxrl.trees import PyTree
 
 SYNONYMS = {

@@ -28,8 +28,8 @@ import numpy as np
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.hush import hushed
-from jaxrl.training.leaves import checksum, describe_leaf, host_leaves, like_leaves, mismatch, rebuild
-from jaxrl.training.run_dir import sync_dir, write_atomically
+from jaxrl.training.storage.leaves import checksum, describe_leaf, host_leaves, like_leaves, mismatch, rebuild
+from jaxrl.training.storage.run_dir import sync_dir, write_atomically
 from jaxrl.trees import PyTree
 
 ORBAX = threading.Lock()

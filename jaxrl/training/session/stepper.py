@@ -10,11 +10,11 @@ from jaxrl.errors import SettingsError
 from jaxrl.strategies import driven as programs
 from jaxrl.strategies.driven import Driven, Last, Learner, Told, iterations, place_of, stream_keys
 from jaxrl.strategies.interaction import make_policy
-from jaxrl.training.intake import Seen
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.program import add_up, jit_training, zero_sums
-from jaxrl.training.session_parts import Host, Learnt, Now, begun, differ, ends, learn_and_sum
-from jaxrl.training.statistics import Statistics
+from jaxrl.training.session.inputs import Seen
+from jaxrl.training.session.parts import Host, Learnt, Now, begun, differ, ends, learn_and_sum
+from jaxrl.training.session.statistics import Statistics
 from jaxrl.trees import PyTree
 
 

@@ -15,13 +15,13 @@ from jaxrl.processors.n_step import one_step
 from jaxrl.strategies.driven import iterations
 from jaxrl.strategies.interaction import retune_agent, settings_of
 from jaxrl.training.divergence import explain, skips_left
-from jaxrl.training.intake import outside, take_obs, take_told
 from jaxrl.training.interrupt import Interrupt, Undisturbed
 from jaxrl.training.logbook import Logbook, unpacking
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.program import memory_plan, summarise, zero_sums
 from jaxrl.training.recorders import Recorder
-from jaxrl.training.session_parts import (
+from jaxrl.training.session.inputs import outside, take_obs, take_told
+from jaxrl.training.session.parts import (
     Learnt,
     Now,
     SessionHooks,
@@ -31,11 +31,11 @@ from jaxrl.training.session_parts import (
     put_together,
     schedule_of,
 )
-from jaxrl.training.session_rows import Episode, Interval, score_columns
+from jaxrl.training.session.rows import Episode, Interval, score_columns
+from jaxrl.training.session.statistics import Statistics
+from jaxrl.training.session.stepper import Stepper
 from jaxrl.training.settings import SessionConfig
-from jaxrl.training.statistics import Statistics
-from jaxrl.training.stepper import Stepper
-from jaxrl.training.storage import Resume, Storage
+from jaxrl.training.storage.run import Resume, Storage
 from jaxrl.trees import PyTree
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl.training.run_dir import EPISODES, METRICS
+from jaxrl.training.storage.run_dir import EPISODES, METRICS
 
 LOGS = (METRICS, EPISODES)
 PIECE = 1 << 20

@@ -20,10 +20,10 @@ from jaxrl.strategies.replay import take_turns
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.program import Sums, add
 from jaxrl.training.schedule import Schedule
-from jaxrl.training.session_rows import Episode, Interval
+from jaxrl.training.session.rows import Episode, Interval
+from jaxrl.training.session.statistics import Statistics
 from jaxrl.training.settings import SessionConfig
-from jaxrl.training.statistics import Statistics
-from jaxrl.training.storage import Best
+from jaxrl.training.storage.run import Best
 from jaxrl.trees import PyTree
 
 

@@ -13,11 +13,21 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
-from jaxrl.training.checkpoints import Store
-from jaxrl.training.log_sums import LogSums, damage
 from jaxrl.training.program import without_later
-from jaxrl.training.run_dir import CONFIG, EPISODES, FORMAT, METADATA, METRICS, RunDir, plain, read_metadata, read_yaml
 from jaxrl.training.settings import HARMLESS, Change, changes, unread
+from jaxrl.training.storage.checkpoints import Store
+from jaxrl.training.storage.log_sums import LogSums, damage
+from jaxrl.training.storage.run_dir import (
+    CONFIG,
+    EPISODES,
+    FORMAT,
+    METADATA,
+    METRICS,
+    RunDir,
+    plain,
+    read_metadata,
+    read_yaml,
+)
 from jaxrl.trees import PyTree
 
 VERSIONS = ("jaxrl", "jax", "jaxlib", "flax", "optax", "gymnax")

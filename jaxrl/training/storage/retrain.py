@@ -7,10 +7,10 @@ import numpy as np
 
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.base import Strategy
-from jaxrl.training.checkpoints import CheckpointError, Store
-from jaxrl.training.leaves import state_digest
 from jaxrl.training.program import jit_init, jit_run, state_shapes
-from jaxrl.training.run_dir import plain
+from jaxrl.training.storage.checkpoints import CheckpointError, Store
+from jaxrl.training.storage.leaves import state_digest
+from jaxrl.training.storage.run_dir import plain
 from jaxrl.trees import PyTree
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jaxrl.training.statistics import Statistics
+from jaxrl.training.session.statistics import Statistics
 
 OF_EPISODES = Statistics({"episode_return": ["mean"], "episode_length": ["mean"]}, window=1)
 

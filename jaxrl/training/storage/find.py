@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from jaxrl.errors import SettingsError
-from jaxrl.training.run_dir import CONFIG, read_metadata
+from jaxrl.training.storage.run_dir import CONFIG, read_metadata
 
 
 def find_runs(root: str | Path = "runs", name: str = "*") -> list[Path]:

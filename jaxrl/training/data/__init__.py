@@ -1,0 +1,1 @@
+"""Data sets: read, checked, written, and collected."""

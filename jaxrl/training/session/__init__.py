@@ -1,0 +1,1 @@
+"""Training driven from a loop that the user owns."""
