@@ -71,3 +71,11 @@ def test_presets_of_a_name_and_of_a_family_come_together_whatever_the_suite() ->
     presets = {"Catch-*": {"num_envs": 4}, "Catch-v1": {"seed": 1}, "Pong": {"seed": 2}}
     assert suited(presets, "gymnasium:Catch-v1") == [{"num_envs": 4}, {"seed": 1}]
     assert suited(presets, "My-Catch-v1") == suited(presets, None) == []
+
+
+@pytest.mark.parametrize(("space", "said"), [(jaxrl.Box(0, 9, (2,), "int32"), "Box actions of int32"), ({}, "dict")])
+@pytest.mark.parametrize("name", ["dqn", "sac", "td3", "iql"])
+def test_spaces_of_no_kind_are_refused_with_one_clear_message(name: str, space: object, said: str) -> None:
+    with pytest.raises(SettingsError, match=rf"^{name} takes .* but Toy has {said}") as refused:
+        maker(name)()(jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (3,)), space))
+    assert "\n" not in str(refused.value)

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl.agents import DQNConfig, cql_dqn, dqn, rainbow
+from jaxrl.agents import cql_dqn, dqn, rainbow
 from jaxrl.agents.optimisers import OPTIMISERS, accumulate, clip_by_norm, linear
 from jaxrl.errors import SettingsError
 from jaxrl.nn import QNetwork
@@ -256,32 +256,12 @@ def test_clipping_is_that_of_optax_clip_by_global_norm():
     assert equal(clip_by_norm(zeros, optax.tree.norm(zeros), jnp.float32(2.0)), zeros)
 
 
-@pytest.mark.parametrize("parts", [2, 3, 12])
-def test_gradients_accumulated_over_pieces_are_those_of_the_whole_batch(parts):
-    batch = random_batch(12)._replace(weight=jnp.linspace(0.1, 1.0, 12))
-    results = {}
-    for pieces in (1, parts):
-        agent = dqn(accumulate=pieces, optimizer="sgd", lr=1.0)(SPEC)
-        results[pieces] = step_of(agent)(agent.init(KEY), batch, jnp.uint32(0))
-    (whole, metrics, priorities), (pieced, other, others) = results[1], results[parts]
-    assert largest_difference(whole.params, agent.init(KEY).params) > 1e-3
-    assert largest_difference(whole.params, pieced.params) < 1e-6
-    assert largest_difference(metrics, other) < 1e-6
-    np.testing.assert_allclose(priorities, others, atol=1e-6)
-
-
 def test_accumulate_keeps_the_order_of_what_the_loss_returns_beside_it():
     loss = lambda params, batch: (jnp.mean(params * batch), batch * 2)
     value, aux, grads = accumulate(loss, jnp.float32(3.0), jnp.arange(6.0), 3)
     assert value == 7.5
     assert grads == 2.5
     np.testing.assert_array_equal(aux, np.arange(6.0) * 2)
-
-
-def test_pieces_that_do_not_divide_the_batch_are_refused():
-    agent = dqn(accumulate=5)(SPEC)
-    with pytest.raises(SettingsError, match=r"agent\.accumulate is 5 and does not divide the batch size 12"):
-        agent.update(agent.init(KEY), random_batch(12), agent.draw_update(KEY, 12), jnp.uint32(0))
 
 
 def by_optax(optimiser, params, grads_of, updates):
@@ -464,20 +444,6 @@ def test_a_fresh_target_equals_the_network_without_sharing_its_memory():
 def test_settings_that_make_no_sense_are_refused(settings, said):
     with pytest.raises(SettingsError, match=said):
         dqn(**settings)
-
-
-def test_settings_given_by_name_win_over_a_config():
-    settings = dqn(DQNConfig(lr=0.5, double=False), lr=0.25)(SPEC).settings
-    assert settings["lr"] == 0.25
-    assert settings["double"] is False
-
-
-@pytest.mark.parametrize("space", [Box(-1.0, 1.0, (2,)), MultiDiscrete((2, 2)), {"a": Discrete(2)}])
-def test_actions_that_are_not_discrete_are_refused_with_agents_that_fit(space):
-    with pytest.raises(SettingsError, match="dqn takes discrete actions, but Pendulum has") as refused:
-        dqn()(EnvSpec("Pendulum", Box(-1.0, 1.0, (3,)), space))
-    if isinstance(space, Box):
-        assert "ppo, a2c, reinforce and impala" in str(refused.value)
 
 
 # --- the support of c51 -----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.agents import SACConfig, sac
+from jaxrl.agents import sac
 from jaxrl.buffers import prioritised
 from jaxrl.distributions import LOG_STD
 from jaxrl.envs import Env, TimeStep, draw_nothing
@@ -267,36 +267,6 @@ def test_the_target_moves_by_tau_towards_the_new_critics(name, tau):
 # --- weights and pieces -------------------------------------------------------------------------------------------
 
 
-def test_gradients_accumulated_over_pieces_are_those_of_the_whole_batch(name):
-    state, batch = beginning(name), weighted(name)
-    whole, pieced = update(name, state, batch), update(name, state, batch, accumulate=3)
-    assert np.abs(whole[0].policy.vector - state.policy.vector).max() > 1e-3
-    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(pieced), strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-6)
-
-
-def test_pieces_that_do_not_divide_the_batch_are_refused():
-    with pytest.raises(SettingsError, match=r"agent\.accumulate is 4 and does not divide the batch size 6"):
-        update("discrete", beginning("discrete"), batch_of("discrete"), accumulate=4)
-
-
-def test_rows_of_weight_zero_contribute_nothing(name):
-    weight = np.array([1.0, 0.0] * 3)
-    batch, other = batch_of(name, weight=weight), batch_of(name, seed=1, weight=weight)
-    garbage = other.items._replace(reward=other.items.reward + 1e6, obs=other.items.obs * 50)
-    mask = lambda a, b: jnp.where(weight.reshape(-1, *(1,) * (a.ndim - 1)) > 0, a, b)
-    swapped = batch._replace(items=jax.tree.map(mask, batch.items, garbage))
-    assert not equal(batch, swapped)
-    one, first, priorities = update(name, beginning(name), batch)
-    two, second, others = update(name, beginning(name), swapped)
-    assert equal(one, two)
-    assert not equal(one.policy, beginning(name).policy)
-    told = ("loss", "td_error", "grad_norm", "policy_loss", "policy_grad_norm")
-    assert {k: float(first[k]) for k in told} == {k: float(second[k]) for k in told}
-    np.testing.assert_array_equal(priorities, others)
-    assert np.all(np.asarray(priorities)[1::2] == 0)
-
-
 def test_importance_weights_scale_losses_and_steps_but_not_the_temperature(name):
     state = retuned(beginning(name), lr=0.0)
     one, first, _ = update(name, state, batch_of(name))
@@ -457,31 +427,12 @@ def test_settings_that_make_no_sense_are_refused(settings, said):
         sac(**settings)
 
 
-def test_settings_given_by_name_win_over_a_config():
-    settings = sac(SACConfig(lr=0.5, critics=5), lr=0.25)(SPECS["discrete"]).settings
-    assert (settings["lr"], settings["critics"]) == (0.25, 5)
-
-
 def test_a_fresh_target_equals_the_critics_without_sharing_their_memory():
     state = jax.jit(agent_of("continuous").init)(KEY)
     assert equal(state.critic, state.target)
     assert state.critic.vector.unsafe_buffer_pointer() != state.target.vector.unsafe_buffer_pointer()
     first, second = state.critic.tree["params"]["Dense_0"]["kernel"]
     assert not np.array_equal(first, second)
-
-
-def test_a_population_with_settings_of_its_own_goes_where_its_members_would_go_alone(name):
-    rates = {"lr": (0.1, 0.2), "policy_lr": (0.3, 0.1), "tau": (0.5, 0.1), "target_entropy": (2.0, -2.0)}
-    state, batches = beginning(name), [batch_of(name, seed) for seed in (0, 1)]
-    members = [retuned(state, **{k: v[i] for k, v in rates.items()}) for i in (0, 1)]
-    stack = lambda *trees: jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
-    noise = stack(noise_of(name), noise_of(name))
-    together = jax.jit(jax.vmap(agent_of(name).update, in_axes=(0, 0, 0, None)))
-    result = together(stack(*members), stack(*batches), noise, jnp.uint32(0))
-    for i in (0, 1):
-        alone = update(name, members[i], batches[i])
-        for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(alone), strict=True):
-            np.testing.assert_allclose(a[i], b, atol=1e-5)
 
 
 # --- in training --------------------------------------------------------------------------------------------------

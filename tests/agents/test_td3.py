@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.agents import DDPGConfig, TD3Config, ddpg, td3
+from jaxrl.agents import ddpg, td3
 from jaxrl.buffers import prioritised, uniform
 from jaxrl.envs import Env, TimeStep, draw_nothing, vectorise
 from jaxrl.errors import SettingsError
@@ -187,49 +187,6 @@ def test_ddpg_is_td3_with_one_critic_no_blur_and_a_policy_that_moves_each_step()
     target, _, _ = target_by_hand(by_name, batch.items, 0.0, 0.5)
     np.testing.assert_allclose(priorities, WEIGHT * np.abs(target - q[0]), rtol=1e-4, atol=1e-6)
     assert agent_of("ddpg").name == "ddpg"
-
-
-def test_gradients_accumulated_over_pieces_are_those_of_the_whole_batch():
-    whole, pieced = update(beginning(), batch_of(), 1), update(beginning(), batch_of(), 1, accumulate=3)
-    assert np.abs(whole[0].policy.vector - beginning().policy.vector).max() > 1e-3
-    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(pieced), strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-6)
-
-
-def test_rows_of_weight_zero_contribute_nothing():
-    weight = np.array([1.0, 0.0] * 3)
-    batch, other = batch_of(weight=weight), batch_of(1, weight=weight)
-    garbage = other.items._replace(reward=other.items.reward + 1e6, obs=other.items.obs * 50)
-    mask = lambda a, b: jnp.where(weight.reshape(-1, *(1,) * (a.ndim - 1)) > 0, a, b)
-    swapped = batch._replace(items=jax.tree.map(mask, batch.items, garbage))
-    assert not equal(batch, swapped)
-    (one, first, priorities), (two, second, others) = (update(beginning(), b, 1) for b in (batch, swapped))
-    assert equal(one, two)
-    assert not equal(one.policy, beginning().policy)
-    told = ("loss", "td_error", "grad_norm")
-    assert {k: float(first[k]) for k in told} == {k: float(second[k]) for k in told}
-    assert equal(priorities, others)
-    assert np.all(np.asarray(priorities)[1::2] == 0)
-
-
-def test_a_population_with_settings_of_its_own_goes_where_its_members_would_go_alone():
-    """The step at which policies are due is one number for all: the work of the others is left out, not masked."""
-    rates = {"lr": (0.1, 0.2), "policy_lr": (0.3, 0.1), "tau": (0.5, 0.1), "target_noise": (0.0, 0.7)}
-    members = [retuned(beginning(), **{k: v[i] for k, v in rates.items()}) for i in (0, 1)]
-    batches = [batch_of(seed) for seed in (0, 1)]
-    stack = lambda *trees: jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
-    update_all = jax.vmap(agent_of().update, in_axes=(0, 0, 0, None))
-    args = stack(*members), stack(*batches), stack(NOISE, NOISE)
-    together = jax.jit(update_all)
-    for opt_step in (0, 1):
-        result = together(*args, jnp.uint32(opt_step))
-        for i in (0, 1):
-            alone = update(members[i], batches[i], opt_step)
-            for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(alone), strict=True):
-                np.testing.assert_allclose(a[i], b, atol=1e-5)
-    assert conditions(together, *args, jnp.uint32(0)) == 1
-    apart = jax.jit(jax.vmap(agent_of().update, in_axes=(0, 0, 0, 0)))
-    assert conditions(apart, *args, jnp.arange(2, dtype=jnp.uint32)) == 0
 
 
 def conditions(program, *args):
@@ -427,12 +384,6 @@ def test_other_actions_are_refused_with_one_clear_message(name, space, said):
 def test_settings_that_make_no_sense_are_refused(settings, said):
     with pytest.raises(SettingsError, match=said):
         td3(**settings)
-
-
-def test_settings_given_by_name_win_over_a_config():
-    assert td3(TD3Config(lr=0.5, noise=0.3), lr=0.25)(SPEC).settings["lr"] == 0.25
-    settings = ddpg(DDPGConfig(noise=0.3), critics=2)(SPEC).settings
-    assert (settings["noise"], settings["critics"], settings["policy_interval"]) == (0.3, 2, 1)
 
 
 @pytest.mark.slow

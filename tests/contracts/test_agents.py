@@ -1,0 +1,190 @@
+"""What every agent keeps, row by row of the table: a new one is tested here by having a row."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl
+from jaxrl.agents import Agent
+from jaxrl.algos import general, maker
+from jaxrl.errors import SettingsError
+from jaxrl.registry import ALGORITHMS, names_of
+from jaxrl.spaces import sample_space
+from jaxrl.types import Batch, Rollout, Transition
+
+KEY, OPT_STEP = jax.random.key(0), jnp.uint32(3)
+T, N = 4, 2
+SIZE = T * N
+OBS = jaxrl.Box(-1.0, 1.0, (3,))
+ACTIONS = {"discrete": jaxrl.Discrete(3), "bounded": jaxrl.Box((-1.0, 0.0), (1.0, 4.0), (2,))}
+DISCRETE = {*names_of(actions="discrete")} - {"sac", "a2c", "reinforce", "cql", "iql"}
+"""Those tried with discrete actions; the others with a box, each kind at least once for a family."""
+
+pytestmark = pytest.mark.parametrize("name", ALGORITHMS)
+
+
+class Tried(NamedTuple):
+    """An agent with a fresh state and a batch to learn from."""
+
+    agent: Agent
+    state: Any
+    batch: Batch
+    update: Callable[..., Any]
+    """`(state, batch) -> (state, metrics, priorities)`, compiled."""
+
+
+def spec_of(name: str) -> jaxrl.EnvSpec:
+    return jaxrl.EnvSpec("Toy", OBS, ACTIONS["discrete" if name in DISCRETE else "bounded"])
+
+
+def agent_of(name: str, **settings: Any) -> Agent:
+    return maker(name)(**{"features": (5,), "lr": 0.01, "max_grad_norm": 1.0, **settings})(spec_of(name))
+
+
+@cache
+def tried(name: str) -> Tried:
+    agent = agent_of(name)
+    state = jax.jit(agent.init)(KEY)
+    return Tried(agent, state, jax.jit(lambda state: batch_of(name, agent, state))(state), updating(agent))
+
+
+def updating(agent: Agent) -> Callable[..., Any]:
+    noise = jax.jit(lambda: agent.draw_update(KEY, SIZE))()
+    return jax.jit(lambda state, batch: agent.update(state, batch, noise, OPT_STEP))
+
+
+def batch_of(name: str, agent: Agent, state: Any) -> Batch:
+    """Return `SIZE` items: transitions, or what an agent that learns on-policy makes of a rollout."""
+    keys = jax.random.split(KEY, 5)
+    obs, next_obs = jax.random.uniform(keys[0], (2, SIZE, *OBS.shape), minval=-1.0)
+    acted, extras = agent.act(state, obs, agent.draw_act(keys[1], SIZE), OPT_STEP, "explore")
+    action = acted if agent.prepare else sample_space(spec_of(name).action_space, keys[2], SIZE)
+    reward, ends = jax.random.normal(keys[3], (SIZE,)), jax.random.bernoulli(keys[4], 0.2, (SIZE,))
+    items: Any = Transition(obs, action, reward, jnp.where(ends, 0.0, 0.9), next_obs, extras, jnp.ones(SIZE))
+    if agent.prepare is not None:
+        by_time = jax.tree.map(lambda x: x.reshape(T, N, *x.shape[1:]), items)
+        items = agent.prepare(state, Rollout(by_time, (by_time.discount == 0).at[-1].set(True)))
+    return Batch(items, jnp.arange(SIZE), jnp.ones(SIZE))
+
+
+def equal(first: Any, second: Any) -> bool:
+    return all(
+        np.array_equal(np.asarray(a), np.asarray(b))
+        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    )
+
+
+def test_a_fresh_state_follows_from_the_key(name: str) -> None:
+    agent, state, _, _ = tried(name)
+    other = jax.jit(agent.init)(jax.random.key(1))
+    assert equal(state, jax.jit(agent.init)(KEY))
+    assert not equal(agent.strip(state), agent.strip(other))
+    assert not any(leaf.weak_type for leaf in jax.tree.leaves(state))
+
+
+def test_what_a_sweep_varies_is_a_float_in_the_state(name: str) -> None:
+    hyper = tried(name).state.hyper
+    assert {"lr", "max_grad_norm"} <= set(hyper._fields)
+    assert {(x.shape, str(x.dtype)) for x in jax.tree.leaves(hyper)} == {((), "float32")}
+
+
+def test_actions_are_of_the_space_and_exploiting_needs_no_noise_and_only_a_stripped_state(name: str) -> None:
+    agent, state, _, _ = tried(name)
+    space, bare = spec_of(name).action_space, agent.strip(state)
+
+    def act(state: Any, bare: Any) -> Any:
+        obs = jax.random.uniform(KEY, (SIZE, *OBS.shape), minval=-1.0)
+        greedy, stripped = (agent.act(some, obs, None, OPT_STEP, "exploit")[0] for some in (state, bare))
+        return greedy, stripped, agent.act(state, obs, agent.draw_act(KEY, SIZE), OPT_STEP, "explore")[0]
+
+    greedy, stripped, explored = jax.jit(act)(state, bare)
+    assert equal(greedy, stripped)
+    assert len(jax.tree.leaves(bare)) < len(jax.tree.leaves(state))
+    low, high = (0, 2) if isinstance(space, jaxrl.Discrete) else (space.low, space.high)
+    for action in (greedy, explored):
+        assert (action.shape, action.dtype) == ((SIZE, *space.shape), space.dtype)
+        assert np.all((np.asarray(action) >= low) & (np.asarray(action) <= high))
+
+
+def test_an_update_moves_what_acts_and_keeps_every_shape_and_dtype(name: str) -> None:
+    agent, state, batch, update = tried(name)
+    new, metrics, priorities = update(state, batch)
+    shapes = lambda tree: jax.tree.map(lambda x: (x.shape, str(x.dtype)), tree)
+    assert shapes(new) == shapes(state)
+    assert not equal(agent.strip(new), agent.strip(state))
+    assert equal(new.hyper, state.hyper)
+    assert priorities.shape == (SIZE,)
+    assert {"loss", "grad_norm"} <= metrics.keys()
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((metrics, agent.strip(new))))
+
+
+def test_nothing_is_learnt_from_rows_of_weight_zero(name: str) -> None:
+    _, state, batch, update = tried(name)
+    dead = jnp.arange(SIZE) % 3 == 1
+
+    def garbage(items: Any) -> Any:
+        spoil = lambda x: jnp.where(dead.reshape(-1, *[1] * (x.ndim - 1)), 0.25, x)
+        kept = {"action": items.action, "weight": jnp.where(dead, 0.0, items.weight)}
+        return jax.tree.map(spoil, items)._replace(**kept)
+
+    weighed = batch.items._replace(weight=jnp.where(dead, 0.0, batch.items.weight))
+    first, told, priorities = update(state, batch._replace(items=weighed))
+    second, again, _ = update(state, batch._replace(items=garbage(batch.items)))
+    assert equal(first, second)
+    assert not np.any(np.asarray(priorities)[np.asarray(dead)])
+    assert equal(told["loss"], again["loss"])
+    assert not equal(first, update(state, batch)[0])
+
+
+def test_gradients_of_pieces_are_those_of_the_whole_batch_and_pieces_must_divide_it(name: str) -> None:
+    _, state, batch, update = tried(name)
+    whole, in_pieces = update(state, batch)[0], updating(agent_of(name, accumulate=2))(state, batch)[0]
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(in_pieces), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+    with pytest.raises(SettingsError, match=rf"agent\.accumulate is 3 and does not divide the batch size {SIZE}"):
+        updating(agent_of(name, accumulate=3))(state, batch)
+
+
+def test_members_of_a_population_go_where_each_would_go_alone(name: str) -> None:
+    agent, state, batch, update = tried(name)
+    members = [state._replace(hyper=jax.tree.map(lambda x, by=by: x * by, state.hyper)) for by in (1.0, 0.7)]
+    stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *members)
+    noise = agent.draw_update(KEY, SIZE)
+    together = jax.jit(jax.vmap(lambda state: agent.update(state, batch, noise, OPT_STEP)[0]))(stacked)
+    for i, member in enumerate(members):
+        alone = update(member, batch)[0]
+        for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
+            np.testing.assert_allclose(a[i], b, rtol=2e-4, atol=2e-5)
+    assert not equal(*(jax.tree.map(lambda x, i=i: x[i], agent.strip(together)) for i in (0, 1)))
+
+
+def test_settings_rebuild_it_and_those_given_by_name_win(name: str) -> None:
+    agent = tried(name).agent
+    config = general(name).agent
+    again = maker(name)(type(config)(**agent.settings))(spec_of(name))
+    assert again.settings == agent.settings
+    assert equal(jax.jit(again.init)(KEY), tried(name).state)
+    assert maker(name)(config, lr=0.25)(spec_of(name)).settings["lr"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"lrr": 0.1}, "did you mean lr"),
+        ({"gamma": 0.9}, "jaxrl calls it discount"),
+        ({"lr": -1.0}, r"agent\.lr is -1\.0"),
+        ({"accumulate": 0}, r"agent\.accumulate is 0"),
+        ({"torso": "cnn"}, "unknown agent.torso 'cnn'"),
+        ({"features": (0,)}, r"agent\.features is 0"),
+        ({"optimizer": "adan"}, "did you mean adam"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_in_one_line(name: str, settings: dict, said: str) -> None:
+    with pytest.raises(SettingsError, match=said) as refused:
+        maker(name)(**settings)(spec_of(name))
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,131 @@
+"""What every processor keeps: a new one is tested here by having a row."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl
+from jaxrl.algos import ProcessorConfig, build_processor
+from jaxrl.processors import begin
+from jaxrl.types import Step
+
+ROWS: dict[str, dict[str, Any]] = {
+    "one_step": {},
+    "n_step": {"n_step": 3},
+    "frame_stack": {"frame_stack": 2},
+    "reward_scale": {"reward_scale": 0.1},
+    "reward_clip": {"reward_clip": 1.0},
+    "normalise_obs": {"normalise_obs": True},
+    "normalise_reward": {"normalise_reward": True},
+    "all": {
+        "normalise_obs": True,
+        "frame_stack": 2,
+        "reward_scale": 0.5,
+        "reward_clip": 2.0,
+        "normalise_reward": True,
+        "n_step": 2,
+    },
+}
+SPACE, N, T = jaxrl.Box(-5.0, 5.0, (3,)), 2, 9
+
+pytestmark = pytest.mark.parametrize("name", ROWS)
+
+
+def processor_of(name: str) -> Any:
+    return build_processor(ProcessorConfig(**ROWS[name]))
+
+
+def steps(seed: int = 0) -> tuple[jax.Array, Step]:
+    """Return first observations and `T` random steps of two environments, of which some end an episode."""
+    rng = np.random.default_rng(seed)
+    final = jnp.asarray(rng.uniform(-5, 5, (T, N, 3)), jnp.float32)
+    ended = jnp.asarray(rng.random((T, N)) < 0.3)
+    fresh = jnp.asarray(rng.uniform(-5, 5, (T, N, 3)), jnp.float32)
+    reward = jnp.asarray(rng.normal(size=(T, N)), jnp.float32)
+    action = jnp.asarray(rng.integers(0, 2, (T, N)), jnp.int32)
+    cut = jnp.asarray(rng.random((T, N)) < 0.5)
+    obs = jnp.where(ended[..., None], fresh, final)
+    step = Step(action, (), reward, ended & ~cut, ended & cut, final, obs, {"episode_return": reward}, jnp.ones((T, N)))
+    return jnp.asarray(rng.uniform(-5, 5, (N, 3)), jnp.float32), step
+
+
+def run(processor: Any, first: jax.Array, several: Step) -> tuple[Any, Any, Any]:
+    """Return the last state, all transitions `[T, N, ...]`, and what the policy saw after each step."""
+
+    def one(state: Any, step: Step) -> Any:
+        state, out = processor.process(state, step)
+        return state, (out, processor.observe(state))
+
+    @jax.jit
+    def whole(first: jax.Array, several: Step) -> Any:
+        return jax.lax.scan(one, begin(processor, first, several.action[0], ()), several)
+
+    state, (out, seen) = whole(first, several)
+    return state, out, seen
+
+
+def test_what_the_policy_sees_is_of_the_space_that_is_said(name: str) -> None:
+    processor = processor_of(name)
+    _, out, seen = run(processor, *steps())
+    space = processor.space(SPACE)
+    for obs in (seen, out.obs, out.next_obs):
+        assert obs.shape == (T, N, *space.shape)
+        assert obs.dtype == space.dtype
+        assert np.isfinite(obs).all()
+
+
+def test_transitions_come_late_by_the_horizon_and_those_before_are_worth_nothing(name: str) -> None:
+    processor = processor_of(name)
+    _, out, _ = run(processor, *steps())
+    weight = np.asarray(out.weight)
+    assert np.all(weight[: processor.horizon] == 0)
+    assert np.all(weight[processor.horizon :] == 1)
+
+
+def test_only_a_termination_is_worth_nothing_afterwards(name: str) -> None:
+    """A transition over `k` steps is discounted by `0.99^k`, and by 0 if it ended; never by anything between."""
+    processor, (first, several) = processor_of(name), steps()
+    _, out, _ = run(processor, first, several)
+    window = processor.horizon + 1
+    late = lambda x: np.asarray(x)[processor.horizon :]
+    allowed = {0.0, *(np.float32(0.99) ** np.arange(1, window + 1)).astype(np.float32).tolist()}
+    assert np.all([any(np.isclose(x, a) for a in allowed) for x in late(out.discount).ravel()])
+    if window == 1:
+        np.testing.assert_array_equal(np.asarray(out.discount) == 0, several.terminated)
+
+
+def test_what_comes_later_changes_nothing_that_was_said_before(name: str) -> None:
+    processor, (first, several) = processor_of(name), steps()
+    _, out, seen = run(processor, first, several)
+    other = jax.tree.map(lambda a, b: jnp.concatenate([a[:5], b[5:]]), several, steps(seed=1)[1])
+    _, again, seen_again = run(processor, first, other)
+    for a, b in zip(jax.tree.leaves((out, seen)), jax.tree.leaves((again, seen_again)), strict=True):
+        np.testing.assert_array_equal(a[:5], b[:5])
+    assert not np.array_equal(out.reward, again.reward)
+
+
+def test_frozen_it_learns_nothing_more(name: str) -> None:
+    processor = processor_of(name)
+    state, _, _ = run(processor, *steps())
+    learnt = processor.learnt(state)
+    frozen = processor.freeze(learnt)
+    first, several = steps(seed=1)
+    twice = jax.tree.map(lambda x: jnp.concatenate([x, x]), several)
+    twice = twice._replace(truncated=twice.truncated.at[T - 1].set(~twice.terminated[T - 1]))
+    twice = twice._replace(obs=twice.obs.at[T - 1].set(first))
+    _, out, seen = run(frozen, first, twice)
+    later = slice(processor.horizon + ROWS[name].get("frame_stack", 1), T - 1)
+    np.testing.assert_allclose(seen[later], seen[T:][later], rtol=1e-6)
+    if not ROWS[name].get("normalise_reward"):  # a matter of training alone: no policy sees rewards
+        np.testing.assert_allclose(out.reward[later], out.reward[T:][later], rtol=1e-6)
+
+
+def test_settings_rebuild_it(name: str) -> None:
+    processor = processor_of(name)
+    said = {**ROWS[name], "discount": 0.99, "n_step": ROWS[name].get("n_step", 1)}
+    assert {k: processor.settings[k] for k in said} == said
+    again = build_processor(ProcessorConfig(**processor.settings))
+    assert again.settings == processor.settings
