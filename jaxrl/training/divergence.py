@@ -31,9 +31,11 @@ def diverged(state: PyTree, limit: int) -> bool:
 
 
 def skips_left(state: PyTree, limit: int) -> int:
-    """Return how many more updates have to be skipped until the last `limit` of them were; 0 or less: they were."""
+    """Return how many more updates must at least be skipped until `limit` in a row were; 0: they were, at any time."""
     health = _health(state)
-    return limit if health is None else limit - int(np.max(health.skipped_in_a_row))
+    if health is None:
+        return limit
+    return 0 if np.any(health.most_in_a_row >= limit) else limit - int(np.max(health.skipped_in_a_row))
 
 
 def explain(state: PyTree, metrics: Iterable[str]) -> str:

@@ -37,6 +37,7 @@ from jaxrl.training.recorders import Progress, Recorder, Row
 from jaxrl.training.report import Report, Result
 from jaxrl.training.schedule import Boundary, next_boundary
 from jaxrl.training.settings import TrainerConfig, check_strategy, rounding
+from jaxrl.training.stopping import after_evaluation, ledger_after, require_try, require_valid, went_back
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.run import Best, Resume, Storage
 from jaxrl.training.storage.run_dir import require_free
@@ -217,10 +218,8 @@ class Trainer:
             evaluation, row = evaluation or self._evaluate(), row or self._record()
         if boundary.save or self.stop_reason:
             self._save()
-        if self.stop_reason and not self.interrupt and (verdict := self._log.validity.verdict):
-            self.stop_reason = "diverged"
-            self._log.event("diverged", verdict)
-            raise DivergedError(verdict)
+        if self.stop_reason and not self.interrupt:
+            require_valid(self._log, self._log.validity)
         return self._report(row, evaluation, saved=bool(boundary.save or self.stop_reason))
 
     def _advance(self, target: int) -> None:
@@ -311,13 +310,10 @@ class Trainer:
         return row
 
     def _why_stop(self, boundary: Boundary, report: Report) -> str | None:
-        config = self.config
         if boundary.last:
             return self.schedule.limit(self.ledger.t)
-        if report.eval and config.stop_reward is not None and self._least_return >= config.stop_reward:
-            return "stop_reward"
-        if report.eval and config.patience and self.ledger.evals_without_best >= config.patience:
-            return "patience"
+        if report.eval and (reached := after_evaluation(self.config, self.ledger, self._least_return)):
+            return reached
         if self.stop is not None and self.stop(report):
             return "stop"
         return self.interrupt.reason
@@ -341,27 +337,17 @@ class Trainer:
         Raises:
           DivergedError: that has been tried often enough.
         """
-        what, tries = explain(self.state, self._metrics), self.ledger.tries
-        if tries >= self.config.max_rollbacks:
-            self.stop_reason = "diverged"
-            self._log.event("diverged", what)
-            raise DivergedError(
-                f"training diverged: {what}; {tries} new tries from the last good checkpoint ended no better; "
-                "try a lower agent.lr, or a smaller agent.max_grad_norm"
-            )
+        what = explain(self.state, self._metrics)
+        require_try(self._log, self.ledger, self.config.max_rollbacks, what)
         self.state = self._sums = None  # make room for what is loaded
         found = self._storage.go_back(self._compiled.like)
-        if found is None:
-            self.state, self._sums = self._compiled.init(jax.random.key(self.config.seed))
-            self.ledger = self.ledger.go_back(Ledger().facts())
-        else:
-            (self.state, self._sums), self.ledger = found[0], self.ledger.go_back(found[1]["ledger"])
-        self.state = another_try(self.state, self.ledger.rollbacks)
+        self.ledger = ledger_after(self.ledger, found)
+        state, self._sums = found[0] if found else self._compiled.init(jax.random.key(self.config.seed))
+        self.state = another_try(self._with_changes(state, self.ledger) if found else state, self.ledger.rollbacks)
         if self._crew is not None:
             self._crew.close()
             self._crew = self._new_crew()
-        self._log.rewind(self.schedule.opt_steps(self.ledger.t))
-        self._log.event("rollback", f"{what}; went back to here, to go on with other random numbers")
+        went_back(self._log, self.schedule.opt_steps(self.ledger.t), what)
 
     # --- beginning and ending ---
 
@@ -377,7 +363,8 @@ class Trainer:
             try:
                 yield storage
             except BaseException as error:
-                self.stop_reason = f"failed: {type(error).__name__}" if self.stop_reason is None else self.stop_reason
+                failed = f"failed: {type(error).__name__}" if self.stop_reason is None else self.stop_reason
+                self.stop_reason = "diverged" if isinstance(error, DivergedError) else failed
                 self._close(storage)
                 if isinstance(error, SystemExit) and storage.error is not None:
                     raise storage.error from error  # an exit code of 0 would say that all is saved
@@ -441,11 +428,15 @@ class Trainer:
                 f"checkpoint {step} of {self.config.run_dir} was made after {saved}, which under these settings would "
                 f"be {ledger.counters(self.schedule)}; keep num_envs, opt_interval and warmup"
             )
-        if self._storage.decisive:
-            ledger.changed_at = step
-            state = self.strategy.retune(state) if self.strategy.retune else state
+        self.state, self._sums, self.ledger = self._with_changes(state, ledger), sums, ledger
         self._storage.go_on()
-        self.state, self._sums, self.ledger = state, sums, ledger
+
+    def _with_changes(self, state: PyTree, ledger: Ledger) -> PyTree:
+        """Give a state that was loaded the settings that were allowed to change, if any were; `ledger` takes note."""
+        if not self._storage.decisive:
+            return state
+        ledger.changed_at = self.schedule.opt_steps(ledger.t)
+        return self.strategy.retune(state) if self.strategy.retune else state
 
     def _fits(self, checkpoints: Store, facts: Mapping[str, Any]) -> bool:
         """Say whether the newest of `checkpoints`, of which these are the facts, could be gone on from."""
