@@ -212,6 +212,11 @@ def changes(old: object, new: object, name: str = "") -> list[Change]:
 
 def check_strategy(strategy: object) -> None:
     """Raise `SettingsError` unless this is what can be trained."""
+    if isinstance(strategy, Strategy) and (strategy.health is None) != (strategy.reseed is None):
+        given, lacking = ("health", "reseed") if strategy.reseed is None else ("reseed", "health")
+        raise SettingsError(
+            f"the strategy has {given} but no {lacking}; give both, as jaxrl.strategies.guard has them, or neither"
+        )
     if not isinstance(strategy, Strategy):
         raise SettingsError(
             f"Trainer was given {type(strategy).__name__}; expected a strategy, as in "

@@ -16,8 +16,9 @@ import numpy as np
 
 from jaxrl.errors import DivergedError, SettingsError, check_count, say
 from jaxrl.strategies.base import Strategy
+from jaxrl.strategies.guard import Health
 from jaxrl.training.actors import Crew, programs
-from jaxrl.training.divergence import another_try, diverged, explain
+from jaxrl.training.divergence import diverged, explain
 from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, eval_columns, evaluator_of, mean_return
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.ledger import Ledger
@@ -167,7 +168,7 @@ class Trainer:
             while self.stop_reason is None:
                 boundary = next_boundary(self.schedule, self.ledger.t)
                 self._advance(boundary.t)
-                if diverged(self.state, self.config.max_skips):
+                if diverged(self._health(), self.config.max_skips):
                     self._go_back()
                     continue
                 report = self._at(boundary)
@@ -224,7 +225,7 @@ class Trainer:
 
     def _advance(self, target: int) -> None:
         """Call the compiled program until iteration `target`, or until someone asks to stop, or it diverges."""
-        while self.ledger.t < target and not self.interrupt and not diverged(self.state, self.config.max_skips):
+        while self.ledger.t < target and not self.interrupt and not diverged(self._health(), self.config.max_skips):
             begun, t = time.perf_counter(), self.ledger.t
             stop = self._call(t, min(target, t + self._chunk))
             jax.block_until_ready((self.state, self._sums))
@@ -319,7 +320,7 @@ class Trainer:
         return self.interrupt.reason
 
     def _save(self) -> None:
-        facts = self._log.facts(self.ledger, self.state)
+        facts = self._log.facts(self.ledger, self._health())
         with self.ledger.timed("save"):
             self._storage.keep_best(self._best)  # again, if the disk did not take it
             self._storage.save(self.schedule.opt_steps(self.ledger.t), (self.state, self._sums), facts)
@@ -337,13 +338,16 @@ class Trainer:
         Raises:
           DivergedError: that has been tried often enough.
         """
-        what = explain(self.state, self._metrics)
+        health, reseed = self._health(), self.strategy.reseed
+        assert health is not None
+        assert reseed is not None, "check_strategy wants it with health"
+        what = explain(health, self._metrics)
         require_try(self._log, self.ledger, self.config.max_rollbacks, what)
         self.state = self._sums = None  # make room for what is loaded
         found = self._storage.go_back(self._compiled.like)
         self.ledger = ledger_after(self.ledger, found)
         state, self._sums = found[0] if found else self._compiled.init(jax.random.key(self.config.seed))
-        self.state = another_try(self._with_changes(state, self.ledger) if found else state, self.ledger.rollbacks)
+        self.state = reseed(self._with_changes(state, self.ledger) if found else state, self.ledger.rollbacks)
         if self._crew is not None:
             self._crew.close()
             self._crew = self._new_crew()
@@ -450,9 +454,9 @@ class Trainer:
         return ledger.counters(self.schedule)["env_steps"] == facts.get("env_steps")
 
     def _open_logs(self) -> None:
-        state, _ = self._compiled.like
+        state, capacity = self._compiled.like[0], self.strategy.capacity
         # How much replay takes is for the user to choose.
-        plan = [memory_plan(state)] if hasattr(state, "buffer") else []
+        plan = [] if capacity is None else [memory_plan(state, capacity)]
         aside = " with environments that start anew" if self._crew is not None else ""
         self._log.open(self._storage, self.resume.run, (*self._rounding, *plan, *self.strategy.notes), aside)
 
@@ -460,6 +464,11 @@ class Trainer:
 
     def _where(self) -> tuple[dict[str, int], float]:
         return self.ledger.counters(self.schedule), self.ledger.wall
+
+    def _health(self) -> Health | None:
+        """Return how updates have been going, if the strategy says so."""
+        health: Health | None = self.strategy.health and jax.device_get(self.strategy.health(self.state))
+        return health
 
     def _params(self, state: PyTree) -> PyTree:
         return state if self.strategy.policy is None else self.strategy.policy.params(state)

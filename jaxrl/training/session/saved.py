@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl.strategies.guard import reseed
 from jaxrl.training.ledger import Ledger
-from jaxrl.training.session.parts import Now
+from jaxrl.training.session.parts import Now, begun
 from jaxrl.training.session.rows import Interval
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.trees import PyTree
@@ -46,3 +47,12 @@ def restored(tree: PyTree, facts: Mapping[str, Any], ledger: Ledger, statistics:
     statistics, interval = statistics.take_up(facts["statistics"]), Interval().take_up(facts["interval"])
     host = jax.tree.map(np.array, host)
     return Now(state, sums, past, host, ledger, steps, invalid, statistics, interval, resumed=True)
+
+
+def for_another_try(now: Now) -> Now:
+    """Return a session that went back, with other random numbers to go on with.
+
+    Its environments did not go back: the running episodes are cut.
+    """
+    state = reseed(now.state, now.ledger.rollbacks)
+    return now._replace(state=state, host=begun(now.host, np.ones_like(now.host.ended)))

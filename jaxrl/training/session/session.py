@@ -14,8 +14,9 @@ from jaxrl.errors import DivergedError, SettingsError, say
 from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
 from jaxrl.strategies.driven import iterations
+from jaxrl.strategies.guard import Health
 from jaxrl.strategies.interaction import retune_agent
-from jaxrl.training.divergence import Validity, another_try, explain, skips_left
+from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.interrupt import Interrupt, Undisturbed
 from jaxrl.training.logbook import Logbook, unpacking
 from jaxrl.training.policy import GreedyPolicy
@@ -34,7 +35,7 @@ from jaxrl.training.session.parts import (
     settings_of_session,
 )
 from jaxrl.training.session.rows import Episode, Interval, score_columns
-from jaxrl.training.session.saved import facts_of, restored, shapes_of, tree_of
+from jaxrl.training.session.saved import facts_of, for_another_try, restored, shapes_of, tree_of
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.training.session.stepper import Stepper
 from jaxrl.training.settings import SessionConfig
@@ -229,7 +230,7 @@ class Session:
     def save(self) -> None:
         """Begin a checkpoint of the present state; it is on disk when `hooks.save` is called, or `close` returns."""
         ledger = dataclasses.replace(self._now.ledger, t=self._iterations)
-        facts = self._log.facts(ledger, self._now.state, **facts_of(self._now))
+        facts = self._log.facts(ledger, self._health(), **facts_of(self._now))
         if ledger.tries != self._now.ledger.tries:  # it got further
             self._now = self._now._replace(ledger=dataclasses.replace(self._now.ledger, tries=ledger.tries))
         now = self._now
@@ -352,7 +353,8 @@ class Session:
                 best = self._storage.load_best(jax.eval_shape(lambda: self._stepper.params(self._now)))
                 self._now = self._now._replace(best=best)
             notes = self._driven.turns.notes(self._driven.buffer, config.num_envs, config.warmup)
-            self._log.open(self._storage, resume.run, (memory_plan(self._now.state), *notes))
+            plan = memory_plan(self._now.state, self._driven.buffer.capacity(config.num_envs))
+            self._log.open(self._storage, resume.run, (plan, *notes))
         except BaseException:
             self._storage.close()
             raise
@@ -403,10 +405,11 @@ class Session:
         """Go back to the last good state, or give up, if `max_skips` updates in a row were skipped."""
         if not self.config.max_skips or self.opt_steps < self._look_at:
             return  # To look means to wait for the device. There cannot have been so many yet.
-        left = skips_left(self._now.state, self.config.max_skips)
+        health = self._health()
+        left = skips_left(health, self.config.max_skips)
         self._look_at = self.opt_steps + left
         if left == 0:
-            what = explain(self._now.state, self._stepper.metrics)
+            what = explain(health, self._stepper.metrics)
             with self._saved_where_diverged():
                 require_try(self._log, self._now.ledger, self.config.max_rollbacks, what)
             self._go_back(what)
@@ -421,12 +424,14 @@ class Session:
         else:
             with unpacking(f"of {self._storage.path}", "no session's"):
                 back = self._with_changes(restored(*found, ledger, fresh))
-        state, host = another_try(back.state, ledger.rollbacks), back.host
-        # The environments did not go back: their episodes are cut, as by `cut`.
-        host = begun(host, np.ones_like(host.ended))
         with Undisturbed():
-            self._now, self._look_at = back._replace(state=state, host=host, best=now.best), 0
+            self._now, self._look_at = for_another_try(back)._replace(best=now.best), 0
             went_back(self._log, self.opt_steps, what)
+
+    def _health(self) -> Health:
+        """Return how updates have been going, once the device has come to it."""
+        health: Health = jax.device_get(self._now.state.health)
+        return health
 
     def _require_valid(self) -> None:
         """Raise `DivergedError` at the end of a session none of whose steps was valid."""
