@@ -26,7 +26,7 @@ TRAINING = [
     {"storage"},
     {"data"},
     {"recorders"},
-    {"evaluator", "logbook", "policy", "report"},
+    {"evaluator", "logbook", "policy", "report", "stopping"},
     {"session"},
     {"actors", "trainer"},
 ]

@@ -54,3 +54,30 @@ def test_lengths_and_depths_are_seen() -> None:
     inner = "    def g():\n        def h():\n            return 1\n        return h\n"
     found = functions(ast.parse(f"def f():\n    'doc'\n    x = 1\n{inner}    return x"))
     assert [(f.name, lines(f), depth) for f, depth in found] == [("f", 6, 1), ("g", 3, 2), ("h", 1, 3)]
+
+
+MAY_ASK = {
+    ("envs/host.py", "single_action_space"): "a Gymnasium vector, a class of an optional dependency",
+    ("errors.py", "__index__"): "whole numbers of any library",
+    ("spaces.py", "_fields"): "a NamedTuple, which has no class of its own",
+    ("strategies/remote.py", "observation_space"): "an environment of Gymnasium, told what to give instead",
+    ("strategies/remote.py", "step"): "as above",
+    ("training/program.py", "compile"): "an evaluator may be a bare function",
+    ("training/session/inputs.py", "action_space"): "an environment of Gymnasium, or what looks like one",
+    ("training/session/inputs.py", "observation_space"): "as above",
+    ("training/storage/checkpoints.py", "posix_fallocate"): "a system call that not every system has",
+    ("training/storage/run_dir.py", "item"): "a number of NumPy or JAX",
+}
+"""What `hasattr` may be asked of, by file and attribute, and why: never of a state, whose strategy says what it has."""
+
+
+def asked(tree: ast.AST) -> set[str]:
+    """Return the attributes that are asked for by `hasattr`."""
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    return {ast.literal_eval(n.args[1]) for n in calls if isinstance(n.func, ast.Name) and n.func.id == "hasattr"}
+
+
+def test_no_state_is_asked_what_it_has() -> None:
+    found = {(label(file), name) for file in FILES for name in asked(ast.parse(file.read_text()))}
+    assert found == MAY_ASK.keys()
+    assert asked(ast.parse("if hasattr(state, 'buffer'): pass")) == {"buffer"}

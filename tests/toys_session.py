@@ -25,7 +25,10 @@ PARTS: dict[str, Any] = {
     "processor": jaxrl.n_step(3),
 }
 SETTINGS: dict[str, Any] = {"num_envs": 2, "opt_interval": 4, "warmup": 20, "max_opts": 1_000, "save_interval": 0}
-HOST_ALONE = ("max_opts", "record_interval", "save_interval", "keep", "max_skips", "run_dir")
+HOST_ALONE = (
+    *("max_opts", "max_env_steps", "stop_reward", "patience", "record_interval", "save_interval", "keep"),
+    *("max_skips", "max_rollbacks", "run_dir"),
+)
 NO_PROGRAM = (*HOST_ALONE, "resume", "allow_changes", "hooks", "statistics", "recorders")
 _COMPILED: dict[str, tuple[jaxrl.Session, Any]] = {}
 
@@ -38,8 +41,7 @@ def small(spec: Any = SPEC, **changes: Any) -> jaxrl.Session:
     settings = {"spec": spec, **PARTS, **SETTINGS, **changes}
     key = str({name: (value, id(value)) for name, value in settings.items() if name not in NO_PROGRAM})
     if key not in _COMPILED:
-        left_out = ("run_dir", "resume", "allow_changes", "recorders")
-        alone = {name: value for name, value in settings.items() if name not in left_out}
+        alone = {name: value for name, value in settings.items() if name not in NO_PROGRAM}
         _COMPILED[key] = jaxrl.Session(**alone), settings
     session = copy.copy(_COMPILED[key][0])
     session.config = session.config.changed(**{name: settings[name] for name in HOST_ALONE if name in settings})

@@ -1,7 +1,7 @@
 """The interface of a strategy, the policy that it trains, and the loop over iterations with randomness drawn ahead."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,14 @@ from jaxrl.envs.base import Env
 from jaxrl.envs.host import HostEnv
 from jaxrl.metrics import Metrics, Stat, columns_of, merge_stats, metrics_of, stat
 from jaxrl.spaces import EnvSpec
+from jaxrl.strategies.guard import Health
 from jaxrl.trees import Array, Key, PyTree, tree_bytes
 from jaxrl.types import Step
 from jaxrl.xla.carry import fori_loop, rows_of
 from jaxrl.xla.threefry import unrolled
+
+if TYPE_CHECKING:
+    from jaxrl.strategies.remote import Remote
 
 BLOCK = 64
 """Iterations whose randomness is drawn in one batched call, at most."""
@@ -58,7 +62,8 @@ class Policy(NamedTuple):
 class Strategy(NamedTuple):
     """One pure training step, composed of environment, processor, buffer and agent.
 
-    A strategy of one's own needs the first five fields; its state must have a field `key`, the key of its stream.
+    A strategy of one's own needs the first five fields; its state must have a field `key`, the key of its stream. What
+    else the host asks of a state, it asks by the functions below.
     Evaluation needs `policy` and either `env` or `judge`, or an evaluator of one's own.
     """
 
@@ -82,41 +87,13 @@ class Strategy(NamedTuple):
     remote: "Remote | None" = None
     """What actors do, where environments are on the host; the noise of `step` is then `(arrival, what draw returned)`,
     and `init` leaves the warm-up to them."""
-
-
-class Remote(NamedTuple):
-    """What actors do for a strategy whose environments are on the host, in rounds. All functions are pure."""
-
-    env: HostEnv
-    config: Any
-    """An `ActorsConfig`."""
-    actors: int
-    exploration: tuple[Mapping[str, float], ...]
-    """For each actor, what takes the place of hyperparameters of the agent."""
-    num_envs: int
-    """Environments of each actor."""
-    steps: int
-    """Steps of each environment in a round."""
-    prime: int
-    """Steps before the first round, of which no transition is complete."""
-    fill: int
-    """Rounds of warm-up."""
-    random_fill: bool
-    """Whether actions during it are uniformly random."""
-    arrival: PyTree
-    """Shapes of what the learner is given: the first part of the noise of `Strategy.step`."""
-    begin: Callable[[PyTree, PyTree, Key], PyTree]
-    """`(agent, obs, key) -> processor`"""
-    draw: Callable[[Key, int, bool], PyTree]
-    """`(key, steps, random) -> noise`"""
-    act: Callable[[PyTree, PyTree, PyTree, Array, Array], tuple[PyTree, PyTree]]
-    """`(agent, processor, noise, place, opt_step) -> (action, extras)`"""
-    take: Callable[[PyTree, Step], tuple[PyTree, PyTree]]
-    """`(processor, step) -> (processor, words)`"""
-    publish: Callable[[PyTree], PyTree]
-    """`(state) -> agent`: what acting needs of a training state."""
-    push: Callable[[PyTree, PyTree, Array], PyTree] | None
-    """`(state, arrival, t) -> state`: take up round `t` of the warm-up."""
+    health: Callable[[PyTree], Health] | None = None
+    """`(state) -> health`: how updates have been going. A run goes back where too many in a row were skipped; without
+    it, never."""
+    reseed: Callable[[PyTree, int], PyTree] | None = None
+    """`(state, n) -> state`: the state for try number `n`, with other randomness and healthy; goes with `health`."""
+    capacity: int | None = None
+    """Transitions in the field `buffer` of its state; `None` without one."""
 
 
 def fold(key: Key, t: Array | int) -> Key:

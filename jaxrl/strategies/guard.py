@@ -2,8 +2,9 @@
 
 import zlib
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent
@@ -13,6 +14,8 @@ from jaxrl.types import Batch, Transition
 from jaxrl.xla.columns import column
 from jaxrl.xla.verdict import all_true, either
 
+RETRY_STREAM = 2**32 - 1
+"""Folded into the key of a run's stream for another try: no iteration has this number."""
 PARAMETERS = "parameters"
 """Named when every metric of an update was finite, but not what it made of the agent."""
 
@@ -33,6 +36,18 @@ class Health(NamedTuple):
 def healthy() -> Health:
     """Return the health of a run that has skipped nothing."""
     return Health(jnp.int32(0), jnp.uint32(0), jnp.int32(0), jnp.uint32(0))
+
+
+def health_of(state: Any) -> Health:
+    """Return the health in a training state, its field `health`."""
+    health: Health = state.health
+    return health
+
+
+def reseed(state: Any, number: int) -> Any:
+    """Return a good training state with a clean bill of health, and with the stream of randomness of try `number`."""
+    key = jax.random.fold_in(jax.random.fold_in(state.key, RETRY_STREAM), number)
+    return state._replace(key=key, health=healthy())
 
 
 def name_of(code: int, names: Iterable[str]) -> str:

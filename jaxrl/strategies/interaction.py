@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -197,9 +197,18 @@ def retune(actors: Actors, state: Any) -> Any:
     )
 
 
-def retune_agent(agent: Agent, state: Any) -> Any:
-    """Take the hyperparameters of an agent from its settings, all else from its `state`."""
-    if not hasattr(state, "hyper"):
+@runtime_checkable
+class Tunable(Protocol):
+    """The state of an agent whose hyperparameters can change: they are its field `hyper`, a tree of arrays."""
+
+    @property
+    def hyper(self) -> PyTree: ...
+    def _replace(self, **fields: PyTree) -> PyTree: ...
+
+
+def retune_agent(agent: Agent, state: PyTree) -> PyTree:
+    """Take the hyperparameters of an agent from its settings, all else from its `state`; one without keeps it all."""
+    if not isinstance(state, Tunable):
         return state
     return state._replace(hyper=agent.init(jax.random.key(0)).hyper)
 

@@ -14,8 +14,8 @@ from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
-from jaxrl.strategies.base import Remote, Strategy, fold, iterate
-from jaxrl.strategies.guard import Health, healthy
+from jaxrl.strategies.base import Strategy, fold, iterate
+from jaxrl.strategies.guard import Health, health_of, healthy, reseed
 from jaxrl.strategies.interaction import (
     Actors,
     Scene,
@@ -29,7 +29,7 @@ from jaxrl.strategies.interaction import (
     retune,
     settings_of,
 )
-from jaxrl.strategies.remote import ActorsConfig, Arrival, Crowd, arrived, remote, settings_of_actors, stage
+from jaxrl.strategies.remote import ActorsConfig, Arrival, Crowd, Remote, arrived, remote, settings_of_actors, stage
 from jaxrl.strategies.replay import Turns, draw_learning, learn, take_turns
 from jaxrl.trees import Array, Key, PyTree, row_struct
 from jaxrl.types import Transition
@@ -131,6 +131,9 @@ def off_policy(
             buffer=buffer.settings,
         ),
         remote=_remote(parts, crowd) if crowd else None,
+        health=health_of,
+        reseed=reseed,
+        capacity=buffer.capacity(turns.rows),
     )
 
 

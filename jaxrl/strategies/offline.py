@@ -21,7 +21,7 @@ from jaxrl.processors.n_step import one_step
 from jaxrl.registry import listed, names_of
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, space_to_plain
 from jaxrl.strategies.base import Strategy, fold
-from jaxrl.strategies.guard import Health, healthy
+from jaxrl.strategies.guard import Health, health_of, healthy, reseed
 from jaxrl.strategies.interaction import PolicyParams, bind, make_policy, retune_agent, settings_of
 from jaxrl.strategies.replay import draw_learning, learn
 from jaxrl.trees import Array, Key, PyTree, row_struct
@@ -111,6 +111,9 @@ def offline(
         retune=partial(_retune, parts),
         notes=(f"learns from {summary_of(train)}",),
         settings={**settings, **(data.settings or {}), "custom": [*settings["custom"], *by_hand]},
+        health=health_of,
+        reseed=reseed,
+        capacity=parts.buffer.capacity(train.rows),
     )
 
 

@@ -17,7 +17,7 @@ from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
 from jaxrl.registry import listed, names_of
 from jaxrl.strategies.base import Strategy, fold, repeat
-from jaxrl.strategies.guard import Health, guarded_update, healthy, what_returns_are_made_of
+from jaxrl.strategies.guard import Health, guarded_update, health_of, healthy, reseed, what_returns_are_made_of
 from jaxrl.strategies.interaction import (
     Actors,
     Scene,
@@ -138,6 +138,8 @@ def on_policy(
             minibatches=minibatches,
         ),
         remote=remote(bound, crowd, steps=rollout) if crowd else None,
+        health=health_of,
+        reseed=reseed,
     )
 
 

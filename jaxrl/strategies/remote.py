@@ -6,6 +6,7 @@ one vector. Which parameters a round is played with is a matter of its number al
 training, too, is a function of settings and seed, as far as the environments are.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,7 +20,6 @@ from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.metrics import Metrics, Total, stat
 from jaxrl.processors.base import begin
 from jaxrl.spaces import EnvSpec, space_zeros
-from jaxrl.strategies.base import Remote
 from jaxrl.strategies.interaction import Actors, Seen, draw_steps, interact, open_scene, see
 from jaxrl.trees import Array, Key, PyTree, row_struct
 from jaxrl.types import Step, Transition
@@ -47,6 +47,41 @@ class ActorsConfig:
     """Step each environment of Gymnasium in a process of its own."""
     actor_timeout: float = 60.0
     """Seconds that one step of an actor's environments may take before it counts as hanging."""
+
+
+class Remote(NamedTuple):
+    """What actors do for a strategy whose environments are on the host, in rounds. All functions are pure."""
+
+    env: HostEnv
+    config: ActorsConfig
+    """With nothing unset."""
+    actors: int
+    exploration: tuple[Mapping[str, float], ...]
+    """For each actor, what takes the place of hyperparameters of the agent."""
+    num_envs: int
+    """Environments of each actor."""
+    steps: int
+    """Steps of each environment in a round."""
+    prime: int
+    """Steps before the first round, of which no transition is complete."""
+    fill: int
+    """Rounds of warm-up."""
+    random_fill: bool
+    """Whether actions during it are uniformly random."""
+    arrival: PyTree
+    """Shapes of what the learner is given: the first part of the noise of `Strategy.step`."""
+    begin: Callable[[PyTree, PyTree, Key], PyTree]
+    """`(agent, obs, key) -> processor`"""
+    draw: Callable[[Key, int, bool], PyTree]
+    """`(key, steps, random) -> noise`"""
+    act: Callable[[PyTree, PyTree, PyTree, Array, Array], tuple[PyTree, PyTree]]
+    """`(agent, processor, noise, place, opt_step) -> (action, extras)`"""
+    take: Callable[[PyTree, Step], tuple[PyTree, PyTree]]
+    """`(processor, step) -> (processor, words)`"""
+    publish: Callable[[PyTree], PyTree]
+    """`(state) -> agent`: what acting needs of a training state."""
+    push: Callable[[PyTree, PyTree, Array], PyTree] | None
+    """`(state, arrival, t) -> state`: take up round `t` of the warm-up."""
 
 
 class Crowd(NamedTuple):

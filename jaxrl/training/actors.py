@@ -16,8 +16,8 @@ import numpy as np
 
 from jaxrl.envs.host import Stage
 from jaxrl.errors import ActorError, one_line
-from jaxrl.strategies.base import Remote, fold
-from jaxrl.strategies.remote import Arrival
+from jaxrl.strategies.base import fold
+from jaxrl.strategies.remote import Arrival, Remote
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.tally import Tally, Watch
 from jaxrl.trees import Key, PyTree
@@ -146,6 +146,7 @@ class Crew:
         self.waited_s = 0.0
         """Seconds in which the learner waited for actors."""
         self._opts = opt_steps_per_step
+        assert remote.config.max_lag is not None, "nothing is unset in the settings of a strategy's actors"
         self._board = Board(remote.config.max_lag)
         self._tallies = [Tally() for _ in range(remote.actors)]
         self._watch = Watch(self._tallies)

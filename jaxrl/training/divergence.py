@@ -1,57 +1,39 @@
-"""When updates stop being finite: whether a state is past hope, what to say of it, and how to try again.
+"""When updates stop being finite: whether a run is past hope, and what to say of it.
 
-A state says so in its field `health`, as `strategies.guard` keeps it; a strategy without one never diverges here. Nor
-does a run succeed in which the environments gave no finite step.
+A strategy's `health` says how its updates go, as `strategies.guard` keeps it; one without never diverges here. Nor does
+a run succeed in which the environments gave no finite step.
 """
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from jaxrl.strategies.guard import Health, healthy, name_of
-from jaxrl.trees import PyTree
-
-RETRY_STREAM = 2**32 - 1
-"""Folded into the key of a run's stream for another try: no iteration has this number."""
+from jaxrl.strategies.guard import Health, name_of
 
 
-def in_good_health(state: PyTree) -> bool:
+def in_good_health(health: Health | None) -> bool:
     """Say whether the last update was made, not skipped."""
-    health = _health(state)
     return health is None or not np.any(health.skipped_in_a_row)
 
 
-def diverged(state: PyTree, limit: int) -> bool:
+def diverged(health: Health | None, limit: int) -> bool:
     """Say whether `limit` updates in a row were skipped at any time so far; a limit of 0 is none."""
-    health = _health(state)
     return bool(limit and health is not None and np.any(health.most_in_a_row >= limit))
 
 
-def skips_left(state: PyTree, limit: int) -> int:
-    """Return how many more updates have to be skipped until the last `limit` of them were; 0 or less: they were."""
-    health = _health(state)
-    return limit if health is None else limit - int(np.max(health.skipped_in_a_row))
+def skips_left(health: Health, limit: int) -> int:
+    """Return how many more updates must at least be skipped until `limit` in a row were; 0: they were, at any time."""
+    return 0 if diverged(health, limit) else limit - int(np.max(health.skipped_in_a_row))
 
 
-def explain(state: PyTree, metrics: Iterable[str]) -> str:
+def explain(health: Health, metrics: Iterable[str]) -> str:
     """Say how many updates were skipped, from which on, and which of `metrics` was the first that was not finite."""
-    health = _health(state)
-    assert health is not None
     name = name_of(int(np.max(health.bad_name)), metrics)
     return (
         f"{np.max(health.most_in_a_row)} updates in a row were skipped, "
         f"the first at optimisation step {np.min(health.most_since)}, where {name} was not finite"
     )
-
-
-def another_try(state: PyTree, number: int) -> PyTree:
-    """Return a good `state` with a clean bill of health, and with the stream of randomness of try `number`."""
-    key = jax.random.fold_in(jax.random.fold_in(state.key, RETRY_STREAM), number)
-    fields = {"key": key, "health": healthy()}
-    return state._replace(**fields) if hasattr(state, "_replace") else dataclasses.replace(state, **fields)
 
 
 class Validity(NamedTuple):
@@ -83,8 +65,3 @@ def look(validity: Validity, row: Mapping[str, Any], steps: int) -> tuple[Validi
     if validity.warned or not none:
         return seen, None
     return seen, f"none of the {steps} environment steps since the last row was finite: nothing was learnt from them"
-
-
-def _health(state: PyTree) -> Health | None:
-    health = getattr(state, "health", None)
-    return None if health is None else jax.device_get(health)

@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxrl.errors import NoCheckpointError
 from jaxrl.strategies.base import Policy
+from jaxrl.strategies.guard import Health
 from jaxrl.training.divergence import Validity, in_good_health, look
 from jaxrl.training.evaluator import Evaluation, episode_rows
 from jaxrl.training.ledger import Ledger
@@ -153,13 +154,13 @@ class Logbook:
         facts = {"score": score, **counters, **describe(policy, settings)}
         return Best(counters["opt_steps"], score, params, facts)
 
-    def facts(self, ledger: Ledger, state: PyTree, **own: Any) -> dict[str, Any]:
-        """Return what a checkpoint of `state` tells beside it; `own` is what only this kind of run has to tell.
+    def facts(self, ledger: Ledger, health: Health | None, **own: Any) -> dict[str, Any]:
+        """Return what a checkpoint tells beside its state; `own` is what only this kind of run has to tell.
 
         A regular save in good health means that the run has got further: `ledger` then counts its tries anew.
         """
         counters = self._counters
-        healthy, regular = in_good_health(state), self._schedule.is_regular_save(counters["opt_steps"])
+        healthy, regular = in_good_health(health), self._schedule.is_regular_save(counters["opt_steps"])
         ledger.tries = 0 if healthy and regular else ledger.tries
         return {
             "ledger": ledger.facts(),

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Stat, Total, columns_of
@@ -229,15 +230,15 @@ def jit_training(function: Callable[..., Any]) -> Any:
     return jax.jit(function, donate_argnums=(0, 1), compiler_options=compiler_options())
 
 
-def memory_plan(state: PyTree) -> str:
-    """Say what a training state takes, from its shapes: in all, by part, and of a replay buffer for each item."""
-    parts = state._asdict() if hasattr(state, "_asdict") else {}
+def memory_plan(state: PyTree, capacity: int | None = None) -> str:
+    """Say what a training state takes, from its shapes: in all, by part, and of its `buffer` for each of `capacity`."""
+    children, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda x: x is not state)
+    parts = {jax.tree_util.keystr(path, simple=True): part for path, part in children}
     sizes = sorted(((tree_bytes(part), name) for name, part in parts.items()), reverse=True)
-    each = ", ".join(f"{name} {_readable(size)}" for size, name in sizes if size >= 1_000)
-    told = f"the training state takes {_readable(tree_bytes(state))} ({each})"
-    if "buffer" in parts:
-        items = jax.tree.leaves(parts["buffer"])[0].shape[0]
-        told += f", {tree_bytes(parts['buffer']) / items:.4g} bytes for each of {items} transitions"
+    each = ", ".join(f"{name} {_readable(size)}" for size, name in sizes if size >= 1_000 and name)
+    told = f"the training state takes {_readable(tree_bytes(state))}" + (f" ({each})" if each else "")
+    if capacity is not None:
+        told += f", {tree_bytes(parts['buffer']) / capacity:.4g} bytes for each of {capacity} transitions"
     return told
 
 
@@ -245,12 +246,15 @@ def _readable(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
 
 
-def check_fits(state: PyTree) -> None:
-    """Raise `SettingsError` if a training state of these shapes cannot fit in the memory of the device."""
+def check_fits(state: PyTree, capacity: int | None = None) -> None:
+    """Raise `SettingsError` if a training state of these shapes cannot fit in the memory of the device.
+
+    `capacity` is that of its buffer, if it has one.
+    """
     limit = _device_bytes()
     if tree_bytes(state) > limit:
         raise SettingsError(
-            f"{memory_plan(state)}, but the device has {_readable(limit)}; lower buffer.capacity or num_envs"
+            f"{memory_plan(state, capacity)}, but the device has {_readable(limit)}; lower buffer.capacity or num_envs"
         )
 
 
@@ -283,10 +287,14 @@ def largest_array(jaxpr: Any) -> int:
     for equation in jaxpr.eqns:
         if equation.primitive.name in ("dot_general", "conv_general_dilated"):
             largest = max([largest, *(tree_bytes(out.aval) for out in equation.outvars)])
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
-            if hasattr(inner, "eqns"):
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
+            if _is_jaxpr(inner):
                 largest = max(largest, largest_array(inner))
     return largest
+
+
+def _is_jaxpr(x: object) -> bool:
+    return isinstance(x, Jaxpr | ClosedJaxpr)
 
 
 def _device_bytes() -> int:
@@ -298,12 +306,13 @@ def _device_bytes() -> int:
 def check_step(strategy: Strategy) -> None:
     """Trace one iteration; raise `SettingsError` unless its state keeps its structure, shapes and dtypes."""
     state = jax.eval_shape(strategy.init, jax.eval_shape(lambda: jax.random.key(0)))
-    check_fits(state)
+    check_fits(state, strategy.capacity)
     noise = noise_shapes(strategy, state)
     check_step_fits(strategy, state, noise)  # first, for a step of far too many cannot even be traced
     jaxpr, (new, metrics) = jax.make_jaxpr(strategy.step, return_shape=True)(state, noise, np.uint32(0))
     check_step_fits(strategy, state, noise, largest_array(jaxpr))
     require_same("strategy: the state after step", new, "that after init", state)
     if not isinstance(metrics, Mapping):
-        came = f"{metrics.dtype}{list(metrics.shape)}" if hasattr(metrics, "dtype") else type(metrics).__name__
+        array = isinstance(metrics, jax.ShapeDtypeStruct)
+        came = f"{metrics.dtype}{list(metrics.shape)}" if array else type(metrics).__name__
         raise SettingsError(f"strategy: step returned {came} as metrics; expected a dict of scalars")

@@ -53,10 +53,8 @@ class TrainerConfig:
 
     def check(self) -> None:
         """Raise `SettingsError` for what cannot be."""
-        for name in ("eval_episodes", "patience", "max_skips", "max_rollbacks"):
-            check_count(name, getattr(self, name), least=0)
-        check_count("keep", self.keep)
-        check_seed(self.seed)
+        check_count("eval_episodes", self.eval_episodes, least=0)
+        check_shared(self)
         if self.eval_episodes > 2**20:
             raise SettingsError(f"eval_episodes is {self.eval_episodes}; at most {2**20} run in parallel")
         if self.eval_interval and not self.eval_episodes:
@@ -66,8 +64,6 @@ class TrainerConfig:
             )
         if (self.patience or self.stop_reward is not None) and not self.eval_interval:
             raise SettingsError("patience and stop_reward look at evaluations; set eval_interval as well")
-        if self.stop_reward is not None:
-            check_between("stop_reward", self.stop_reward, -1e30, 1e30)
 
     def rounded(self, strategy: Strategy) -> "TrainerConfig":
         """Return these settings with a `max_opts` of whole iterations of `strategy`, at least as many as asked for."""
@@ -111,8 +107,16 @@ class SessionConfig:
     """Optimisation steps between checkpoints; 0: only when asked to and at the end."""
     keep: int = 3
     """Checkpoints kept, the newest; the best policy is kept apart."""
+    stop_reward: float | None = None
+    """Score given to `evaluate_score` at which to stop; unset: never."""
+    patience: int = 0
+    """Scores given to it without a new best after which to stop; 0: never."""
+    max_env_steps: int = 0
+    """Environment steps, warm-up included, at or past which to stop; 0: no limit."""
     max_skips: int = 100
-    """Updates skipped in a row, for not being finite, after which to save and raise `DivergedError`; 0: never."""
+    """Updates skipped in a row, for not being finite, after which to go back to the last good checkpoint; 0: never."""
+    max_rollbacks: int = 3
+    """Times to go back without getting any further before saving and raising `DivergedError`."""
     run_dir: str | None = None
     """Directory for settings, logs and checkpoints; unset: nothing is written."""
 
@@ -122,9 +126,7 @@ class SessionConfig:
 
     def check(self) -> None:
         """Raise `SettingsError` for what cannot be."""
-        check_count("keep", self.keep)
-        check_count("max_skips", self.max_skips, least=0)
-        check_seed(self.seed)
+        check_shared(self)
 
 
 Config = TypeVar("Config", TrainerConfig, SessionConfig)
@@ -145,6 +147,16 @@ def _as_declared(config: Any, name: str, value: Any) -> Any:
     return whole(value) if config.__dataclass_fields__[name].type is int else value
 
 
+def check_shared(config: TrainerConfig | SessionConfig) -> None:
+    """Raise `SettingsError` for what cannot be in a trainer or a session."""
+    for name in ("patience", "max_skips", "max_rollbacks"):
+        check_count(name, getattr(config, name), least=0)
+    check_count("keep", config.keep)
+    check_seed(config.seed)
+    if config.stop_reward is not None:
+        check_between("stop_reward", config.stop_reward, -1e30, 1e30)
+
+
 def check_seed(seed: int) -> None:
     """Raise `SettingsError` unless `seed` is a whole number of 32 bits."""
     if check_count("seed", seed, least=0) >= 2**32:
@@ -163,8 +175,12 @@ NEWER: Mapping[str, object] = {
     "agent.c_clip": 1.0,
     "agent.noise_memory": 0.0,
     "max_skips": 100,
+    "patience": 0,
+    "max_env_steps": 0,
+    "max_rollbacks": 3,
 }
-"""Settings that version 0.3.0 did not have, with the values under which a run goes on as it began."""
+"""Settings that earlier versions did not have, here or in a session, with the values under which a run goes on as it
+began."""
 
 
 def unread(settings: Mapping[str, Any]) -> frozenset[str]:
@@ -196,6 +212,11 @@ def changes(old: object, new: object, name: str = "") -> list[Change]:
 
 def check_strategy(strategy: object) -> None:
     """Raise `SettingsError` unless this is what can be trained."""
+    if isinstance(strategy, Strategy) and (strategy.health is None) != (strategy.reseed is None):
+        given, lacking = ("health", "reseed") if strategy.reseed is None else ("reseed", "health")
+        raise SettingsError(
+            f"the strategy has {given} but no {lacking}; give both, as jaxrl.strategies.guard has them, or neither"
+        )
     if not isinstance(strategy, Strategy):
         raise SettingsError(
             f"Trainer was given {type(strategy).__name__}; expected a strategy, as in "

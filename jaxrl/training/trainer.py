@@ -16,8 +16,9 @@ import numpy as np
 
 from jaxrl.errors import DivergedError, SettingsError, check_count, say
 from jaxrl.strategies.base import Strategy
+from jaxrl.strategies.guard import Health
 from jaxrl.training.actors import Crew, programs
-from jaxrl.training.divergence import another_try, diverged, explain
+from jaxrl.training.divergence import diverged, explain
 from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, eval_columns, evaluator_of, mean_return
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.ledger import Ledger
@@ -37,6 +38,7 @@ from jaxrl.training.recorders import Progress, Recorder, Row
 from jaxrl.training.report import Report, Result
 from jaxrl.training.schedule import Boundary, next_boundary
 from jaxrl.training.settings import TrainerConfig, check_strategy, rounding
+from jaxrl.training.stopping import after_evaluation, ledger_after, require_try, require_valid, went_back
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.run import Best, Resume, Storage
 from jaxrl.training.storage.run_dir import require_free
@@ -166,7 +168,7 @@ class Trainer:
             while self.stop_reason is None:
                 boundary = next_boundary(self.schedule, self.ledger.t)
                 self._advance(boundary.t)
-                if diverged(self.state, self.config.max_skips):
+                if diverged(self._health(), self.config.max_skips):
                     self._go_back()
                     continue
                 report = self._at(boundary)
@@ -217,15 +219,13 @@ class Trainer:
             evaluation, row = evaluation or self._evaluate(), row or self._record()
         if boundary.save or self.stop_reason:
             self._save()
-        if self.stop_reason and not self.interrupt and (verdict := self._log.validity.verdict):
-            self.stop_reason = "diverged"
-            self._log.event("diverged", verdict)
-            raise DivergedError(verdict)
+        if self.stop_reason and not self.interrupt:
+            require_valid(self._log, self._log.validity)
         return self._report(row, evaluation, saved=bool(boundary.save or self.stop_reason))
 
     def _advance(self, target: int) -> None:
         """Call the compiled program until iteration `target`, or until someone asks to stop, or it diverges."""
-        while self.ledger.t < target and not self.interrupt and not diverged(self.state, self.config.max_skips):
+        while self.ledger.t < target and not self.interrupt and not diverged(self._health(), self.config.max_skips):
             begun, t = time.perf_counter(), self.ledger.t
             stop = self._call(t, min(target, t + self._chunk))
             jax.block_until_ready((self.state, self._sums))
@@ -311,19 +311,16 @@ class Trainer:
         return row
 
     def _why_stop(self, boundary: Boundary, report: Report) -> str | None:
-        config = self.config
         if boundary.last:
             return self.schedule.limit(self.ledger.t)
-        if report.eval and config.stop_reward is not None and self._least_return >= config.stop_reward:
-            return "stop_reward"
-        if report.eval and config.patience and self.ledger.evals_without_best >= config.patience:
-            return "patience"
+        if report.eval and (reached := after_evaluation(self.config, self.ledger, self._least_return)):
+            return reached
         if self.stop is not None and self.stop(report):
             return "stop"
         return self.interrupt.reason
 
     def _save(self) -> None:
-        facts = self._log.facts(self.ledger, self.state)
+        facts = self._log.facts(self.ledger, self._health())
         with self.ledger.timed("save"):
             self._storage.keep_best(self._best)  # again, if the disk did not take it
             self._storage.save(self.schedule.opt_steps(self.ledger.t), (self.state, self._sums), facts)
@@ -341,27 +338,20 @@ class Trainer:
         Raises:
           DivergedError: that has been tried often enough.
         """
-        what, tries = explain(self.state, self._metrics), self.ledger.tries
-        if tries >= self.config.max_rollbacks:
-            self.stop_reason = "diverged"
-            self._log.event("diverged", what)
-            raise DivergedError(
-                f"training diverged: {what}; {tries} new tries from the last good checkpoint ended no better; "
-                "try a lower agent.lr, or a smaller agent.max_grad_norm"
-            )
+        health, reseed = self._health(), self.strategy.reseed
+        assert health is not None
+        assert reseed is not None, "check_strategy wants it with health"
+        what = explain(health, self._metrics)
+        require_try(self._log, self.ledger, self.config.max_rollbacks, what)
         self.state = self._sums = None  # make room for what is loaded
         found = self._storage.go_back(self._compiled.like)
-        if found is None:
-            self.state, self._sums = self._compiled.init(jax.random.key(self.config.seed))
-            self.ledger = self.ledger.go_back(Ledger().facts())
-        else:
-            (self.state, self._sums), self.ledger = found[0], self.ledger.go_back(found[1]["ledger"])
-        self.state = another_try(self.state, self.ledger.rollbacks)
+        self.ledger = ledger_after(self.ledger, found)
+        state, self._sums = found[0] if found else self._compiled.init(jax.random.key(self.config.seed))
+        self.state = reseed(self._with_changes(state, self.ledger) if found else state, self.ledger.rollbacks)
         if self._crew is not None:
             self._crew.close()
             self._crew = self._new_crew()
-        self._log.rewind(self.schedule.opt_steps(self.ledger.t))
-        self._log.event("rollback", f"{what}; went back to here, to go on with other random numbers")
+        went_back(self._log, self.schedule.opt_steps(self.ledger.t), what)
 
     # --- beginning and ending ---
 
@@ -377,7 +367,8 @@ class Trainer:
             try:
                 yield storage
             except BaseException as error:
-                self.stop_reason = f"failed: {type(error).__name__}" if self.stop_reason is None else self.stop_reason
+                failed = f"failed: {type(error).__name__}" if self.stop_reason is None else self.stop_reason
+                self.stop_reason = "diverged" if isinstance(error, DivergedError) else failed
                 self._close(storage)
                 if isinstance(error, SystemExit) and storage.error is not None:
                     raise storage.error from error  # an exit code of 0 would say that all is saved
@@ -441,11 +432,15 @@ class Trainer:
                 f"checkpoint {step} of {self.config.run_dir} was made after {saved}, which under these settings would "
                 f"be {ledger.counters(self.schedule)}; keep num_envs, opt_interval and warmup"
             )
-        if self._storage.decisive:
-            ledger.changed_at = step
-            state = self.strategy.retune(state) if self.strategy.retune else state
+        self.state, self._sums, self.ledger = self._with_changes(state, ledger), sums, ledger
         self._storage.go_on()
-        self.state, self._sums, self.ledger = state, sums, ledger
+
+    def _with_changes(self, state: PyTree, ledger: Ledger) -> PyTree:
+        """Give a state that was loaded the settings that were allowed to change, if any were; `ledger` takes note."""
+        if not self._storage.decisive:
+            return state
+        ledger.changed_at = self.schedule.opt_steps(ledger.t)
+        return self.strategy.retune(state) if self.strategy.retune else state
 
     def _fits(self, checkpoints: Store, facts: Mapping[str, Any]) -> bool:
         """Say whether the newest of `checkpoints`, of which these are the facts, could be gone on from."""
@@ -459,9 +454,9 @@ class Trainer:
         return ledger.counters(self.schedule)["env_steps"] == facts.get("env_steps")
 
     def _open_logs(self) -> None:
-        state, _ = self._compiled.like
+        state, capacity = self._compiled.like[0], self.strategy.capacity
         # How much replay takes is for the user to choose.
-        plan = [memory_plan(state)] if hasattr(state, "buffer") else []
+        plan = [] if capacity is None else [memory_plan(state, capacity)]
         aside = " with environments that start anew" if self._crew is not None else ""
         self._log.open(self._storage, self.resume.run, (*self._rounding, *plan, *self.strategy.notes), aside)
 
@@ -469,6 +464,11 @@ class Trainer:
 
     def _where(self) -> tuple[dict[str, int], float]:
         return self.ledger.counters(self.schedule), self.ledger.wall
+
+    def _health(self) -> Health | None:
+        """Return how updates have been going, if the strategy says so."""
+        health: Health | None = self.strategy.health and jax.device_get(self.strategy.health(self.state))
+        return health
 
     def _params(self, state: PyTree) -> PyTree:
         return state if self.strategy.policy is None else self.strategy.policy.params(state)

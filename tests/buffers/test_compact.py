@@ -321,7 +321,8 @@ def test_images_take_little_more_than_half(kind: str) -> None:
 @pytest.mark.parametrize("kind", MADE)
 def test_the_memory_plan_counts_its_items(kind: str) -> None:
     made = strategy(MADE[kind](200, 8, compact=True), 1, num_envs=4, opt_interval=4)
-    assert "bytes for each of 200 transitions" in memory_plan(jax.eval_shape(made.init, jax.random.key(0)))
+    plan = memory_plan(jax.eval_shape(made.init, jax.random.key(0)), made.capacity)
+    assert "bytes for each of 200 transitions" in plan
 
 
 @pytest.mark.parametrize(("kind", "frames"), [("uniform", 1), ("uniform", 4), ("prioritised", 1)])

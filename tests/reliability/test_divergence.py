@@ -11,7 +11,7 @@ import pytest
 import jaxrl
 from jaxrl import train
 from jaxrl.errors import DivergedError
-from jaxrl.strategies.guard import Health, guarded_update, healthy
+from jaxrl.strategies.guard import Health, guarded_update, health_of, healthy, reseed
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.leaves import state_digest
 
@@ -39,7 +39,8 @@ def poisoned(bad: Any, name: str = "loss") -> jaxrl.Strategy:
         new, health, metrics, _ = guarded_update(agent, state.agent, state.health, None, luck, t)  # type: ignore[arg-type]
         return Learner(state.key, new, health), metrics
 
-    return jaxrl.Strategy(lambda key: Learner(key, jnp.float32(0), healthy()), jaxrl.fold, step, 1, 1)
+    init = lambda key: Learner(key, jnp.float32(0), healthy())
+    return jaxrl.Strategy(init, jaxrl.fold, step, 1, 1, health=health_of, reseed=reseed)
 
 
 def events(run: Path) -> list[tuple[str, int]]:

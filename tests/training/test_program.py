@@ -105,3 +105,16 @@ def test_programs_of_few_strategies_are_kept(monkeypatch: pytest.MonkeyPatch) ->
     for strategy in strategies:
         program.programs_of(strategy)["mark"] = True
     assert [bool(program.programs_of(s)) for s in reversed(strategies)] == [True] * program.KEPT + [False]
+
+
+def test_what_tells_of_health_and_what_gives_it_back_go_together() -> None:
+    for given, lacking in (("health", "reseed"), ("reseed", "health")):
+        with pytest.raises(jaxrl.SettingsError, match=f"has {given} but no {lacking}; give both"):
+            jaxrl.Trainer(small_dqn()._replace(**{lacking: None}))
+
+
+def test_the_parts_of_any_state_are_told_of() -> None:
+    wide = jax.ShapeDtypeStruct((1_000,), np.float32)
+    plan = "the training state takes 0.008 MB (buffer 0.004 MB, agent 0.004 MB), 40 bytes for each of 100 transitions"
+    assert program.memory_plan({"agent": wide, "buffer": wide}, 100) == plan
+    assert program.memory_plan(wide) == "the training state takes 0.004 MB"

@@ -1,6 +1,7 @@
 """What a session is made of: the records of where it stands, and the parts that its settings ask for."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ from jaxrl.processors.base import Processor
 from jaxrl.registry import listed, names_of
 from jaxrl.spaces import EnvSpec
 from jaxrl.strategies.driven import Driven, DrivenState, Learner, Told, learn_once
-from jaxrl.strategies.interaction import bind
+from jaxrl.strategies.interaction import bind, settings_of
 from jaxrl.strategies.replay import take_turns
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.program import Sums, add
@@ -100,6 +101,8 @@ class Now(NamedTuple):
     """Actions and extras for the latest observations, if they are chosen already."""
     acted: bool = False
     """Whether the actions were given out, and wait for what they lead to."""
+    stop: str | None = None
+    """Why the session is done, if by an evaluation or because it diverged."""
     resumed: bool = False
     """Whether the running episodes may have been lost with the process that drove them."""
 
@@ -174,7 +177,16 @@ def schedule_of(config: SessionConfig, driven: Driven) -> Schedule:
         warmup_env_steps=driven.turns.warmup_env_steps,
         record_interval=config.record_interval,
         save_interval=config.save_interval,
+        max_env_steps=config.max_env_steps,
     )
+
+
+def settings_of_session(config: SessionConfig, driven: Driven, made: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return all settings of a session; `made` is what builds one of its environments, if anything does."""
+    own = asdict(config)
+    del own["run_dir"]  # a run can be moved
+    settings = settings_of(driven.agent, driven.processor, driven.spec, made, buffer=driven.buffer.settings, **own)
+    return {**settings, "custom": [*settings["custom"], "loop"], "driven": "from outside"}
 
 
 def learn_and_sum(driven: Driven, learner: Learner, sums: Sums, key: Any, t: Any) -> tuple[Learner, Sums, jax.Array]:

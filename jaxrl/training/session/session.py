@@ -1,7 +1,8 @@
 """Training driven from a loop that the user owns: a script, a robot, a game engine."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -13,8 +14,9 @@ from jaxrl.errors import DivergedError, SettingsError, say
 from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
 from jaxrl.strategies.driven import iterations
-from jaxrl.strategies.interaction import retune_agent, settings_of
-from jaxrl.training.divergence import explain, skips_left
+from jaxrl.strategies.guard import Health
+from jaxrl.strategies.interaction import retune_agent
+from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.interrupt import Interrupt, Undisturbed
 from jaxrl.training.logbook import Logbook, unpacking
 from jaxrl.training.policy import GreedyPolicy
@@ -30,11 +32,14 @@ from jaxrl.training.session.parts import (
     over,
     put_together,
     schedule_of,
+    settings_of_session,
 )
 from jaxrl.training.session.rows import Episode, Interval, score_columns
+from jaxrl.training.session.saved import facts_of, for_another_try, restored, shapes_of, tree_of
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.training.session.stepper import Stepper
 from jaxrl.training.settings import SessionConfig
+from jaxrl.training.stopping import after_evaluation, ledger_after, require_try, require_valid, went_back
 from jaxrl.training.storage.run import Resume, Storage
 from jaxrl.trees import PyTree
 
@@ -141,11 +146,15 @@ class Session:
         """Take in what the actions led to; return what was learnt, if an optimisation step was due.
 
         A reward or observation that is not finite cuts its episode, nothing is learnt from it, and it is counted
-        (`summary()["invalid_steps"]`); the next observation begins another episode, as `ended` says.
+        (`summary()["invalid_steps"]`); the next observation begins another episode, as `ended` says. So do all of them
+        once the session has gone back to its last good checkpoint (to its beginning, without one), for training
+        diverged.
 
         Raises:
           SettingsError: no actions were given before, or what came does not fit them.
-          DivergedError: the last `max_skips` updates were skipped, for none was finite; the session is saved, and done.
+          DivergedError: `max_skips` updates in a row were skipped, for none was finite, and `max_rollbacks` returns to
+            the last good checkpoint ended no better; or not one step was finite to the end. The session is saved, and
+            done.
         """
         self._require_going_on("observe")
         if not self._now.acted:
@@ -171,8 +180,10 @@ class Session:
             self.save()
         self._storage.settle(block=False)
         self._call_hooks(learnt, episodes)
-        if learnt is not None and self.config.max_skips:
+        if learnt is not None:
             self._require_updates()
+            if self._at_end:
+                self._require_valid()
         return learnt
 
     def cut(self) -> None:
@@ -191,16 +202,25 @@ class Session:
     def evaluate_score(self, score: float) -> bool:
         """Judge the present policy; keep it as the best if `score` is strictly greater than any before it.
 
-        NaN and infinity are never best. Return whether it is.
+        NaN and infinity are never best. Return whether it is. The session is done if the score reaches `stop_reward`,
+        or is the last of `patience` without a new best.
+
+        Raises:
+          DivergedError: the session is done, and not one of its steps was finite.
         """
         now, score = self._now, float(score)
         ledger, best = dataclasses.replace(now.ledger), now.best
         if is_best := ledger.judge(score, self.opt_steps):
             best = self._log.best(score, self._stepper.params(now), self._stepper.policy, self.settings())
+        stop = None if self.is_done else after_evaluation(self.config, ledger, score)
         with Undisturbed():
-            self._now = now._replace(ledger=ledger, best=best)
+            self._now = now._replace(ledger=ledger, best=best, stop=stop or now.stop)
             self._log.judged(score_columns(score, is_best))
+            if stop and self.config.record_interval and self.opt_steps > now.interval.opt_steps:
+                self._record()
         self._storage.keep_best(best)
+        if stop:
+            self._require_valid()
         return is_best
 
     def stop(self, reason: str = "asked") -> None:
@@ -209,18 +229,14 @@ class Session:
 
     def save(self) -> None:
         """Begin a checkpoint of the present state; it is on disk when `hooks.save` is called, or `close` returns."""
+        ledger = dataclasses.replace(self._now.ledger, t=self._iterations)
+        facts = self._log.facts(ledger, self._health(), **facts_of(self._now))
+        if ledger.tries != self._now.ledger.tries:  # it got further
+            self._now = self._now._replace(ledger=dataclasses.replace(self._now.ledger, tries=ledger.tries))
         now = self._now
-        facts = self._log.facts(
-            dataclasses.replace(now.ledger, t=iterations(self._driven.turns, now.steps)),
-            now.state,
-            steps=now.steps,
-            invalid=now.invalid,
-            statistics=now.statistics.facts(),
-            interval=now.interval.facts(),
-        )
-        self._storage.keep_best(self._now.best)
+        self._storage.keep_best(now.best)
         again, self._saved = now is not self._saved, now
-        self._storage.save(self.opt_steps, (now.state, (now.past, now.sums), now.host), facts, again)
+        self._storage.save(self.opt_steps, tree_of(now), facts, again)
         scores = {"best_score": now.ledger.best_score, "last_score": now.ledger.last_score}
         self._storage.note(**self._counters(), **scores, status=self._status())
 
@@ -270,7 +286,7 @@ class Session:
     @property
     def opt_steps(self) -> int:
         """Optimisation steps made."""
-        return self._schedule.opt_steps(iterations(self._driven.turns, self._now.steps))
+        return self._schedule.opt_steps(self._iterations)
 
     @property
     def env_steps(self) -> int:
@@ -279,8 +295,8 @@ class Session:
 
     @property
     def is_done(self) -> bool:
-        """Whether `max_opts` is reached, or someone has asked to stop."""
-        return self._at_end or bool(self.interrupt)
+        """Whether `max_opts`, `max_env_steps`, `stop_reward` or `patience` is reached, or someone has asked to stop."""
+        return self._at_end or self._now.stop is not None or bool(self.interrupt)
 
     @property
     def ended(self) -> np.ndarray:
@@ -305,6 +321,7 @@ class Session:
             "best_score": now.ledger.best_score,
             "best_opt_steps": now.ledger.best_opt_steps,
             "last_score": now.ledger.last_score,
+            "rollbacks": now.ledger.rollbacks,
             "invalid_steps": now.invalid,
             **now.statistics.summary(),
             **summarise(self._stepper.metrics, self._stepper.add_up(now.past, now.sums)),
@@ -314,12 +331,7 @@ class Session:
 
     def settings(self) -> dict[str, Any]:
         """Return all settings of the session, as `config.yaml` holds them."""
-        driven, config = self._driven, dataclasses.asdict(self.config)
-        del config["run_dir"]  # a run can be moved
-        made = settings_of(
-            driven.agent, driven.processor, driven.spec, self._outside.made, buffer=driven.buffer.settings, **config
-        )
-        return {**made, "custom": [*made["custom"], "loop"], "driven": "from outside"}
+        return settings_of_session(self.config, self._driven, self._outside.made)
 
     # --- beginning ---
 
@@ -341,28 +353,34 @@ class Session:
                 best = self._storage.load_best(jax.eval_shape(lambda: self._stepper.params(self._now)))
                 self._now = self._now._replace(best=best)
             notes = self._driven.turns.notes(self._driven.buffer, config.num_envs, config.warmup)
-            self._log.open(self._storage, resume.run, (memory_plan(self._now.state), *notes))
+            plan = memory_plan(self._now.state, self._driven.buffer.capacity(config.num_envs))
+            self._log.open(self._storage, resume.run, (plan, *notes))
         except BaseException:
             self._storage.close()
             raise
 
     def _restored(self, first: Now) -> Now:
         """Return what the newest valid checkpoint holds, in the structure of `first`."""
-        like = (first.state, (first.past, first.sums), first.host)
+        like = tree_of(first)
         self._storage.check_fits(like, self._stepper.metrics)
-        step, (state, (past, sums), host), facts = self._storage.load(like)
+        step, tree, facts = self._storage.load(like)
         with unpacking(f"{step} of {self._storage.path}", "no session's"):
-            ledger, steps, invalid = self._log.take_up(facts, first.ledger), facts["steps"], facts["invalid"]
-            statistics, interval = first.statistics.take_up(facts["statistics"]), Interval().take_up(facts["interval"])
-            if type(steps) is not int or type(invalid) is not int:
-                raise ValueError("steps and invalid are counts")
+            now = restored(tree, facts, self._log.take_up(facts, first.ledger), first.statistics)
         if self._storage.decisive:
             self._require_same_processor()
-            ledger.changed_at = step
-            state = state._replace(agent=retune_agent(self._driven.agent, state.agent))
+        now = self._with_changes(now)
         self._storage.go_on()
-        host = jax.tree.map(np.array, host)
-        return Now(state, sums, past, host, ledger, steps, invalid, statistics, interval, resumed=True)
+        return now
+
+    def _with_changes(self, now: Now) -> Now:
+        """Give what was loaded the settings that were allowed to change, if any were."""
+        if not self._storage.decisive:
+            return now
+        changed_at = self._schedule.opt_steps(iterations(self._driven.turns, now.steps))
+        agent = retune_agent(self._driven.agent, now.state.agent)
+        return now._replace(
+            state=now.state._replace(agent=agent), ledger=dataclasses.replace(now.ledger, changed_at=changed_at)
+        )
 
     def _require_same_processor(self) -> None:
         """Raise `SettingsError` if the processor changed: what it holds of the running episodes was made by the old."""
@@ -384,24 +402,62 @@ class Session:
                 self.hooks.episode(episode)
 
     def _require_updates(self) -> None:
-        """Save and raise `DivergedError` if the last `max_skips` updates were skipped."""
-        if self.opt_steps < self._look_at:
+        """Go back to the last good state, or give up, if `max_skips` updates in a row were skipped."""
+        if not self.config.max_skips or self.opt_steps < self._look_at:
             return  # To look means to wait for the device. There cannot have been so many yet.
-        left = skips_left(self._now.state, self.config.max_skips)
-        self._look_at = self.opt_steps + max(left, 0)
-        if left > 0:
-            return
-        what = explain(self._now.state, self._stepper.metrics)
-        self._log.event("diverged", what)
-        self.stop("diverged")
-        self.save()
-        self._storage.settle()
-        self._call_hooks(None, [])
-        raise DivergedError(f"training diverged: {what}; try a lower agent.lr, or a smaller agent.max_grad_norm")
+        health = self._health()
+        left = skips_left(health, self.config.max_skips)
+        self._look_at = self.opt_steps + left
+        if left == 0:
+            what = explain(health, self._stepper.metrics)
+            with self._saved_where_diverged():
+                require_try(self._log, self._now.ledger, self.config.max_rollbacks, what)
+            self._go_back(what)
+
+    def _go_back(self, what: str) -> None:
+        """Return to the last good state, or to the beginning, and take another stream of randomness from there."""
+        now, fresh = self._now, self._now.statistics.fresh()
+        found = self._storage.go_back(shapes_of(now))
+        ledger = ledger_after(now.ledger, found)
+        if found is None:
+            back = self._stepper.first(fresh)._replace(ledger=ledger)
+        else:
+            with unpacking(f"of {self._storage.path}", "no session's"):
+                back = self._with_changes(restored(*found, ledger, fresh))
+        with Undisturbed():
+            self._now, self._look_at = for_another_try(back)._replace(best=now.best), 0
+            went_back(self._log, self.opt_steps, what)
+
+    def _health(self) -> Health:
+        """Return how updates have been going, once the device has come to it."""
+        health: Health = jax.device_get(self._now.state.health)
+        return health
+
+    def _require_valid(self) -> None:
+        """Raise `DivergedError` at the end of a session none of whose steps was valid."""
+        if not self.interrupt:
+            with self._saved_where_diverged():
+                require_valid(self._log, Validity(self.env_steps, self._now.invalid))
+
+    @contextmanager
+    def _saved_where_diverged(self) -> Iterator[None]:
+        """Save the session, done, before a `DivergedError` leaves it."""
+        try:
+            yield
+        except DivergedError:
+            self._now = self._now._replace(stop="diverged")
+            self.save()
+            self._storage.settle()
+            self._call_hooks(None, [])
+            raise
+
+    @property
+    def _iterations(self) -> int:
+        return iterations(self._driven.turns, self._now.steps)
 
     @property
     def _at_end(self) -> bool:
-        return iterations(self._driven.turns, self._now.steps) >= self._schedule.last
+        return self._iterations >= self._schedule.last
 
     def _is_row_due(self) -> bool:
         return self._schedule.is_regular_record(self.opt_steps) or (self.config.record_interval > 0 and self._at_end)
@@ -412,7 +468,7 @@ class Session:
         wall, ledger = now.ledger.wall, dataclasses.replace(now.ledger)
         own = now.interval.columns(opt_steps, env_steps, now.invalid, wall)
         columns = {**own, **summarise(self._stepper.metrics, now.sums)}
-        self._log.trained(columns, ledger, self._driven.agent.settings or {})
+        self._log.trained(columns, ledger, self._driven.agent.settings or {}, env_steps - now.interval.env_steps)
         begun = Interval(opt_steps=opt_steps, env_steps=env_steps, invalid=now.invalid, wall=wall)
         past, sums = self._stepper.add_up(now.past, now.sums), zero_sums(len(self._stepper.metrics))
         self._now = now._replace(past=past, sums=sums, interval=begun, ledger=ledger)
@@ -425,8 +481,10 @@ class Session:
         if self._closed:
             raise SettingsError(f"{what} was called on a session that is closed; resume it from its run_dir")
         if self._at_end:
+            limit = self._schedule.limit(self._iterations)
             raise SettingsError(
-                f"{what} was called after max_opts {self.config.max_opts} was reached; loop while not session.is_done"
+                f"{what} was called after {limit} {getattr(self.config, limit)} was reached; "
+                "loop while not session.is_done"
             )
 
     def _shown(self, action: PyTree, single: bool) -> Any:
@@ -438,4 +496,5 @@ class Session:
         return {"opt_steps": self.opt_steps, "env_steps": self.env_steps}
 
     def _status(self) -> str:
-        return "max_opts" if self._at_end else self.interrupt.reason or "running"
+        limit = self._schedule.limit(self._iterations) if self._at_end else None
+        return self._now.stop or limit or self.interrupt.reason or "running"

@@ -31,6 +31,7 @@ class Stepper:
         self._begin_again = jax.jit(partial(programs.begin_again, driven))
         self._draw = {phase: jax.jit(partial(programs.draw_ahead, driven, phase)) for phase in self._keys}
         self._drawn: tuple[Any, PyTree] = (None, ())
+        self._drawn_with: Any = None
         self.act = jax.jit(partial(programs.act, driven))
         self.take_in = [jax.jit(partial(programs.take_in, driven, push), donate_argnums=0) for push in (False, True)]
         self._learn = jit_training(partial(learn_and_sum, driven))
@@ -81,16 +82,18 @@ class Stepper:
         """
         if now.chosen is not None:
             return now
-        drawn, place = self.randomness(now.steps)
+        drawn, place = self.randomness(now)
         return now._replace(chosen=self.act(now.state.agent, now.state.window.shown, drawn, place))
 
-    def randomness(self, steps: int) -> tuple[PyTree, np.ndarray]:
-        """Return the randomness of a block that holds the step after `steps`, its row, and the optimisation step."""
+    def randomness(self, now: Now) -> tuple[PyTree, np.ndarray]:
+        """Return the randomness of a block that holds the next step, its row, and the optimisation step."""
         turns = self.driven.turns
-        phase, t, at = place_of(turns, steps)
+        phase, t, at = place_of(turns, now.steps)
         block, first = divmod(t, programs.ahead(turns, phase))
-        if self._drawn[0] != (phase, block):
-            self._drawn = (phase, block), self._draw[phase](self._keys[phase], np.uint32(block))
+        # A session that went back for another try has another stream of training than its seed's.
+        key = now.state.key if phase == "train" else self._keys[phase]
+        if self._drawn[0] != (phase, block) or self._drawn_with is not key:
+            self._drawn, self._drawn_with = ((phase, block), self._draw[phase](key, np.uint32(block))), key
         row = first * programs.steps_in(turns, phase) + at
         return self._drawn[1], np.array([row, t * turns.updates if phase == "train" else 0], np.uint32)
 

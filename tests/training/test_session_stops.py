@@ -1,0 +1,246 @@
+"""Sessions that stop by a score, by patience or by environment steps, and that go back where training diverges."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import jaxrl
+from jaxrl.errors import DivergedError
+from jaxrl.strategies.guard import reseed
+from jaxrl.training.session.saved import shapes_of
+from jaxrl.training.storage.checkpoints import Store
+from jaxrl.training.storage.leaves import state_digest
+from tests.toys_envs import counting
+from tests.toys_session import Script, digest, drive, single, small
+
+HUGE = 3e38
+"""Finite, but no sum of two of them is."""
+
+
+def take(session: jaxrl.Session, reward: float = 1.0) -> None:
+    session.act(np.zeros(2))
+    session.observe(reward, np.zeros(2), False, False)
+
+
+def take_to(session: jaxrl.Session, opt_steps: int) -> None:
+    while session.opt_steps < opt_steps:
+        take(session)
+
+
+def take_all(session: jaxrl.Session, reward: float) -> None:
+    while not session.is_done:
+        take(session, reward)
+
+
+def spoil(session: jaxrl.Session) -> None:
+    """Give rewards of which no update is finite until the session has gone back."""
+    before = session.summary()["rollbacks"]
+    for _ in range(100):
+        take(session, HUGE)
+        if session.summary()["rollbacks"] > before:
+            return
+    raise AssertionError("it never went back")
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def events(run: Path) -> list[tuple[str, int]]:
+    return [(row["event"], row["opt_steps"]) for row in rows(run) if row["kind"] == "event" and row["event"] != "note"]
+
+
+def metadata(run: Path) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((run / "metadata.json").read_text())
+    return told
+
+
+# --- stopping ---
+
+
+def test_a_score_at_stop_reward_ends_it_with_a_row_and_a_checkpoint(tmp_path: Path) -> None:
+    with single(stop_reward=2.0, record_interval=5, run_dir=str(tmp_path)) as session:
+        take_to(session, 5)
+        session.evaluate_score(float("nan"))
+        session.evaluate_score(1.9)
+        assert not session.is_done
+        take_to(session, 7)
+        session.evaluate_score(2.0)
+        assert session.is_done
+    assert session.summary()["stop"] == metadata(tmp_path)["status"] == "stop_reward"
+    told = [(row["kind"], row["opt_steps"]) for row in rows(tmp_path) if row["kind"] != "event"]
+    assert told == [("train", 5), ("eval", 5), ("eval", 5), ("eval", 7), ("train", 7)]
+    assert Store(tmp_path / "checkpoints", 1).steps() == [7]
+    # As a trainer's, it goes on if it is told to, until the next score.
+    with single(stop_reward=2.0, run_dir=str(tmp_path), resume=True) as session:
+        take_to(session, 8)
+        assert not session.is_done
+        session.evaluate_score(3.0)
+        assert session.is_done
+
+
+def test_scores_without_a_new_best_end_it_also_where_it_was_resumed_between_them(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"patience": 3, "run_dir": str(tmp_path)}
+    with single(**settings) as session:
+        for score in (1.0, 0.5, 2.0, 2.0, 1.0):
+            session.evaluate_score(score)
+        assert not session.is_done
+    with single(**settings, resume=True) as session:
+        assert not session.is_done
+        session.evaluate_score(1.5)
+        assert session.is_done
+        assert session.summary()["stop"] == "patience"
+
+
+@pytest.mark.parametrize("limit", [1, 30, 50, 51])
+def test_environment_steps_end_it_where_a_trainer_ends(limit: int) -> None:
+    counts: dict[str, Any] = {"num_envs": 2, "opt_interval": 4, "warmup": 20}
+    parts = {"buffer": jaxrl.uniform(40, batch_size=8), "processor": jaxrl.n_step(3)}
+    strategy = jaxrl.off_policy(counting(), jaxrl.dqn(), **parts, **counts)
+    schedule = jaxrl.TrainerConfig(max_env_steps=limit).schedule(strategy)
+    session, script = small(max_env_steps=limit), Script()
+    while not session.is_done:
+        drive(session, script, 1)
+    wanted = (schedule.opt_steps(schedule.last), schedule.env_steps(schedule.last))
+    assert (session.opt_steps, session.env_steps) == wanted
+    assert session.env_steps >= limit
+    assert session.summary()["stop"] == "max_env_steps"
+    with pytest.raises(jaxrl.SettingsError, match=f"act was called after max_env_steps {limit} was reached"):
+        session.act(script.obs(session.ended))
+
+
+def test_with_one_environment_and_an_update_a_step_it_ends_at_just_that_step() -> None:
+    session = single(max_env_steps=33)
+    while not session.is_done:
+        take(session)
+    assert session.env_steps == 33
+
+
+@pytest.mark.parametrize(
+    ("message", "settings"),
+    [
+        ("patience is -1", {"patience": -1}),
+        ("max_rollbacks is 0.5", {"max_rollbacks": 0.5}),
+        ("max_env_steps is -3", {"max_env_steps": -3}),
+        ("stop_reward is 'much'; expected a number", {"stop_reward": "much"}),
+    ],
+)
+def test_limits_that_cannot_be_are_refused(message: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(jaxrl.SettingsError, match=message):
+        single(**settings)
+
+
+# --- going back ---
+
+RETRIED: dict[str, Any] = {"save_interval": 10, "record_interval": 10, "max_skips": 4}
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # of the return of the episode
+def test_a_session_that_diverges_goes_back_to_what_it_saved(tmp_path: Path) -> None:
+    with single(**RETRIED, run_dir=str(tmp_path)) as session:
+        take_to(session, 12)
+        session._storage.settle()
+        saved, _ = Store(tmp_path / "checkpoints", 3).load(10, shapes_of(session._now))
+        session.evaluate_score(1.0)
+        spoil(session)
+        now = session._now
+        assert (session.opt_steps, session.env_steps) == (10, int(saved[2].lengths[0]))
+        assert state_digest(now.state) == state_digest(reseed(saved[0], 1))
+        assert state_digest((now.sums, now.past)) == state_digest((saved[1][1], saved[1][0]))
+        assert state_digest(now.state.key) != state_digest(saved[0].key)
+        # The environment did not go back: its episode is cut.
+        assert session.ended.all()
+        assert session.best_score == 1.0
+        take_to(session, 30)
+    assert session.summary()["skipped_updates"] == 0
+    assert session.summary()["rollbacks"] == 1
+    assert events(tmp_path) == [("rollback", 10)]
+    assert [row["opt_steps"] for row in rows(tmp_path) if row["kind"] == "train"] == [10, 20, 30]
+    message = next(row["message"] for row in rows(tmp_path) if row.get("event") == "rollback")
+    assert "4 updates in a row were skipped, the first at optimisation step" in message
+    assert message.endswith("went back to here, to go on with other random numbers")
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("stop", [23, 27])
+def test_one_that_went_back_is_resumed_to_the_same_bits(stop: int, tmp_path: Path) -> None:
+    """It diverges twice, but gets further in between: one try is enough."""
+    settings = {**RETRIED, "max_rollbacks": 1}
+
+    def go(session: jaxrl.Session, points: list[int]) -> str:
+        for point in points:
+            take_to(session, point)
+            if point in (13, 25):
+                spoil(session)
+        return digest(session)
+
+    points = [13, 23, 25, 27, 36]
+    with single(**settings, run_dir=str(tmp_path / "whole")) as session:
+        wanted = go(session, points)
+        assert session.summary()["rollbacks"] == 2
+    cut = points.index(stop) + 1
+    with single(**settings, run_dir=str(tmp_path / "run")) as session:
+        halfway = go(session, points[:cut])
+    with single(**settings, run_dir=str(tmp_path / "run"), resume=True) as session:
+        assert digest(session) == halfway
+        assert go(session, points[cut:]) == wanted
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_tries_that_end_no_better_are_reported_and_without_checkpoints_they_begin_at_the_beginning() -> None:
+    memory = jaxrl.MemoryRecorder()
+    session = single(max_skips=4, max_rollbacks=2, recorders=[memory])
+    with pytest.raises(DivergedError, match=r"training diverged: .*; 2 new tries from the last good checkpoint ended"):
+        take_all(session, HUGE)
+    told = [(row["event"], row["opt_steps"]) for row in memory.rows if row["kind"] == "event"]
+    assert told[-3:] == [("rollback", 0), ("rollback", 0), ("diverged", 4)]
+    assert session.is_done
+    assert session.summary()["stop"] == "diverged"
+
+
+# --- nothing valid ---
+
+
+def test_a_session_without_one_valid_step_is_no_success(tmp_path: Path) -> None:
+    with (
+        pytest.raises(DivergedError, match="steps gave a finite observation and reward, so that nothing was learnt"),
+        single(max_opts=12, record_interval=5, run_dir=str(tmp_path)) as session,
+    ):
+        take_all(session, np.nan)
+    assert session.opt_steps == 12
+    assert events(tmp_path) == [("invalid", 5), ("diverged", 12)]
+    assert metadata(tmp_path)["status"] == "diverged"
+    assert Store(tmp_path / "checkpoints", 1).steps() == [12]
+
+
+def test_few_valid_steps_are_no_reason_to_fail_and_a_row_without_any_is_told_once(tmp_path: Path) -> None:
+    with single(max_opts=20, record_interval=5, run_dir=str(tmp_path)) as session:
+        take(session)
+        take_all(session, np.nan)
+    assert events(tmp_path) == [("invalid", 10)]
+    assert session.summary()["stop"] == "max_opts"
+
+
+def test_a_trainer_gives_what_it_went_back_to_the_settings_that_were_changed(tmp_path: Path) -> None:
+    """Else the run would go on with the old ones, of the older checkpoint, and say nothing."""
+    from tests.reliability.test_divergence import QUIET, poisoned
+
+    settings: dict[str, Any] = {"save_interval": 10, "max_skips": 3, "run_dir": str(tmp_path), **QUIET}
+    made = lambda kind, bad: poisoned(bad)._replace(
+        settings={"algo": "custom", "kind": kind}, retune=lambda state: state._replace(agent=jax.numpy.float32(kind))
+    )
+    jaxrl.Trainer(made(0, lambda luck, step: False), max_opts=20, **settings).train()
+    agents = list[float]()
+    hooks = jaxrl.Hooks(chunk=lambda trainer, progress: agents.append(float(trainer.state.agent)))
+    spoilt = made(100, lambda luck, step: (step >= 22) & (luck < 0.9))
+    trainer = jaxrl.Trainer(
+        spoilt, max_opts=30, resume=True, allow_changes=True, hooks=hooks, max_chunk=1, max_rollbacks=1, **settings
+    )
+    with pytest.raises(DivergedError):
+        trainer.train()
+    assert trainer.ledger.rollbacks == 1
+    assert min(agents) > 100
