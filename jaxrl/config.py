@@ -15,6 +15,7 @@ from jaxrl.algos import ALGOS
 from jaxrl.envs.registry import bare_name, env_names
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.training.run_dir import CONFIG, read_yaml, require_run
+from jaxrl.training.settings import renewed
 from jaxrl.written import number, pieces, whole
 
 
@@ -61,6 +62,7 @@ def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
         )
     env = _peek(args, "--env") or from_file.get("env")
     suited = preset(algo, env if isinstance(env, str) else None)
+    from_file = renewed(from_file) if resume else from_file
     config = from_plain(suited, {k: v for k, v in from_file.items() if k not in ("algo", "custom")}, file)
     config = _flags(algo, config, args, prog)
     if resume and config.run_dir not in (None, resume):
