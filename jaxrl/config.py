@@ -15,6 +15,7 @@ from jaxrl.envs.registry import env_names
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, SUITES, listed, suited
+from jaxrl.training.settings import renewed
 from jaxrl.training.storage.run_dir import CONFIG, read_yaml, require_run
 from jaxrl.written import number, pieces, whole
 
@@ -61,6 +62,7 @@ def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
             f"{file} has parts that were made in Python ({parts}); go on with {whose}(..., resume=True)"
         )
     env = _peek(args, "--env") or from_file.get("env")
+    from_file = renewed(from_file) if resume else from_file
     config = preset(algo, env if isinstance(env, str) else None)
     config = from_plain(config, {k: v for k, v in from_file.items() if k not in ("algo", "custom")}, file)
     config = _flags(algo, config, args, prog)

@@ -6,12 +6,10 @@ IMPALA (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561) is A2C whose ret
 V-trace. Where the parameters that acted are the learner's own, all ratios are 1 and it is A2C again.
 """
 
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -19,12 +17,13 @@ from jaxrl.agents.actor_critic_settings import A2CConfig, IMPALAConfig, PPOConfi
 from jaxrl.agents.base import Agent, AgentMaker, Mode
 from jaxrl.agents.checks import changed
 from jaxrl.agents.losses import clipped_surrogate, squared, value_loss, weighted_surrogate
-from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn, optimiser_named
+from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn
+from jaxrl.agents.own import ONE_VALUE, MakePolicy, Own, by_row, choices, network_of, observations, own_parts
 from jaxrl.agents.returns import gae, lambda_returns, vtrace
 from jaxrl.distributions import Distribution, Head, head_of
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Stat
-from jaxrl.nn import ActorCritic, no_memory, torso_kind
+from jaxrl.nn import ActorCritic, Network, check_torso, no_memory
 from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Remembered, Rollout
@@ -79,7 +78,7 @@ class Sample(NamedTuple):
 
 class _Parts(NamedTuple):
     config: PPOConfig
-    network: nn.Module
+    network: Network
     descent: Descent
     head: Head
     spec: EnvSpec
@@ -90,7 +89,7 @@ def ppo(
     config: PPOConfig | None = None,
     *,
     make_optimiser: Optimiser | None = None,
-    make_network: Callable[[EnvSpec, Head], nn.Module] | None = None,
+    make_network: MakePolicy | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Choose a PPO agent; the result is called with an `EnvSpec`.
@@ -98,7 +97,8 @@ def ppo(
     Args:
       config: settings to start from; the defaults of `PPOConfig` if left out.
       make_optimiser: from a learning rate to any Optax transformation, in place of `optimizer`.
-      make_network: from an `EnvSpec` and the head for its actions to a Flax module like `jaxrl.nn.ActorCritic`.
+      make_network: from an `EnvSpec` and the head for its actions to a network `[B, ...] -> [B, head.outputs]`, which
+        choose the action, and values `[B]`, in place of the built-in ones. It has no memory: `core` must be none.
       **settings: fields of `PPOConfig` to change, as in `ppo(lr=1e-3, entropy=0.0)`.
 
     Raises:
@@ -107,56 +107,67 @@ def ppo(
     return _maker("ppo", config or PPOConfig(), make_optimiser, make_network, settings)
 
 
-def a2c(config: A2CConfig | None = None, *, make_optimiser: Optimiser | None = None, **settings: Any) -> AgentMaker:
+def a2c(
+    config: A2CConfig | None = None,
+    *,
+    make_optimiser: Optimiser | None = None,
+    make_network: MakePolicy | None = None,
+    **settings: Any,
+) -> AgentMaker:
     """Choose an A2C agent (Mnih et al. 2016, https://arxiv.org/abs/1602.01783); arguments are as for `ppo`."""
-    return _maker("a2c", config or A2CConfig(), make_optimiser, None, settings)
+    return _maker("a2c", config or A2CConfig(), make_optimiser, make_network, settings)
 
 
 def reinforce(
-    config: REINFORCEConfig | None = None, *, make_optimiser: Optimiser | None = None, **settings: Any
+    config: REINFORCEConfig | None = None,
+    *,
+    make_optimiser: Optimiser | None = None,
+    make_network: MakePolicy | None = None,
+    **settings: Any,
 ) -> AgentMaker:
     """Choose REINFORCE with a baseline (Sutton and Barto 2018, section 13.4); arguments are as for `ppo`.
 
     Returns run to the episode's end; where a rollout or a time limit cuts it, the rest is worth what the critic says.
     """
-    return _maker("reinforce", config or REINFORCEConfig(), make_optimiser, None, settings)
+    return _maker("reinforce", config or REINFORCEConfig(), make_optimiser, make_network, settings)
 
 
 def impala(
-    config: IMPALAConfig | None = None, *, make_optimiser: Optimiser | None = None, **settings: Any
+    config: IMPALAConfig | None = None,
+    *,
+    make_optimiser: Optimiser | None = None,
+    make_network: MakePolicy | None = None,
+    **settings: Any,
 ) -> AgentMaker:
     """Choose an IMPALA agent (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561); arguments are as for `ppo`.
 
     It is made for actors on the host whose parameters are several rounds old. `gae_lambda` is the lambda of V-trace.
     """
-    return _maker("impala", config or IMPALAConfig(), make_optimiser, None, settings)
+    return _maker("impala", config or IMPALAConfig(), make_optimiser, make_network, settings)
 
 
 def _maker(
     name: str,
     config: PPOConfig,
     make_optimiser: Optimiser | None,
-    make_network: Callable[[EnvSpec, Head], nn.Module] | None,
+    make_network: MakePolicy | None,
     settings: dict[str, Any],
 ) -> AgentMaker:
     config = changed(name, config, settings)
     if config.surrogate == "weighted" and not config.rho_clip:
         raise SettingsError("agent.surrogate weighted needs V-trace; set agent.rho_clip to 1, or another surrogate")
-    by_hand = make_optimiser is not None or make_network is not None
-    optimiser = make_optimiser or optimiser_named(config.optimizer)
-    return partial(_bind, name, config, optimiser, make_network or partial(_network, config), by_hand)
+    if make_network is not None and config.core != "none":
+        raise SettingsError(
+            f"agent.core is {config.core}, but a network of make_network has no memory; set agent.core to none"
+        )
+    return partial(_bind, name, config, own_parts(config.optimizer, make_optimiser, make_network=make_network))
 
 
-def _bind(
-    name: str,
-    config: PPOConfig,
-    optimiser: Optimiser,
-    make_network: Callable[[EnvSpec, Head], nn.Module],
-    by_hand: bool,
-    spec: EnvSpec,
-) -> Agent:
+def _bind(name: str, config: PPOConfig, own: Own, spec: EnvSpec) -> Agent:
     head, memory = head_of(spec, config.squash), no_memory(config.core, config.core_features)
-    parts = _Parts(config, make_network(spec, head), descent(optimiser), head, spec, memory)
+    usual, outputs = partial(_network, config, spec, head), (choices(head), ONE_VALUE)
+    network = network_of(own, "make_network", (spec, head), usual, (observations(spec),), outputs)
+    parts = _Parts(config, network, descent(own.optimiser), head, spec, memory)
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -165,7 +176,8 @@ def _bind(
         draw_act=head.draw,
         draw_update=lambda key, batch_size: (),
         strip=lambda state: state._replace(opt_state=()),
-        settings=None if by_hand else asdict(config),
+        settings=asdict(config),
+        custom=own.custom,
         prepare=partial(_prepare, parts),
         stop=partial(_stop, config.target_kl) if config.target_kl else None,
         memory=memory,
@@ -173,8 +185,8 @@ def _bind(
     )
 
 
-def _network(config: PPOConfig, spec: EnvSpec, head: Head) -> nn.Module:
-    torso_kind(config.torso, spec.observation_space)
+def _network(config: PPOConfig, spec: EnvSpec, head: Head) -> Network:
+    check_torso(config.torso, spec.observation_space, config.channels)
     return ActorCritic(
         spec.observation_space,
         head.outputs,
@@ -186,6 +198,8 @@ def _network(config: PPOConfig, spec: EnvSpec, head: Head) -> nn.Module:
         config.layer_norm,
         config.core,
         config.core_features,
+        config.channels,
+        config.dtype,
     )
 
 
@@ -223,7 +237,8 @@ def _act(
 
 def _look(parts: _Parts, params: PyTree, obs: PyTree) -> tuple[Array, Array, PyTree]:
     """Return outputs of the policy `[B, K]`, values `[B]` and the memory after the step."""
-    return cast(tuple, parts.network.apply(params, obs))
+    outputs, value, *memory = cast(tuple, parts.network.apply(params, obs))
+    return outputs, by_row(value), memory[0] if memory else ()
 
 
 def _judge(parts: _Parts, params: PyTree, sample: Sample) -> tuple[Distribution, Array]:
@@ -234,7 +249,7 @@ def _judge(parts: _Parts, params: PyTree, sample: Sample) -> tuple[Distribution,
     assert not isinstance(sample.first, tuple)
     rows, steps = sample.first.shape
     flat = lambda x: x.reshape(rows * steps, *x.shape[2:])
-    apply = partial(parts.network.apply, params)
+    apply = partial(cast(Any, parts.network).apply, params)
     hidden, _ = apply(jax.tree.map(flat, sample.obs), method="see")
     by_time = lambda x: jnp.moveaxis(x.reshape(rows, steps, *x.shape[1:]), 1, 0)
 

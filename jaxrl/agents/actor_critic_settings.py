@@ -46,9 +46,14 @@ class PPOConfig:
     free_scale: bool = True
     """Let the scale of continuous actions be a parameter; otherwise it depends on the observation."""
     torso: str = "auto"
-    """Network torso: mlp, conv, or auto (conv for images [H, W, C], also within a dict)."""
+    """Network torso: mlp, minatar (also called conv), nature, impala; or auto: mlp without images [H, W, C], nature for
+    images with sides of at least 36, minatar for smaller ones."""
     features: tuple[int, ...] = (64, 64)
     """Widths of the dense layers."""
+    channels: tuple[int, ...] = ()
+    """Channels of the convolutions; none: the torso's own (minatar 16, nature 32 64 64, impala 16 32 32)."""
+    dtype: str = "float32"
+    """What torsos compute in: float32 or bfloat16; parameters, heads and outputs are float32 anyway."""
     activation: str = "tanh"
     """Activation: relu, tanh, gelu, silu or elu."""
     layer_norm: bool = False

@@ -6,11 +6,11 @@ https://arxiv.org/abs/2110.06169) it is an upper expectile of the values of what
 for the value of any other action.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -27,11 +27,13 @@ from jaxrl.agents.critics import (
     lowest,
     trail,
     unit_actions,
+    value_network,
 )
 from jaxrl.agents.losses import advantage_weight, expectile_loss
-from jaxrl.agents.optimisers import Learnt, Optimiser, descent, learn, optimiser_named
+from jaxrl.agents.optimisers import Learnt, Optimiser, descent, learn
+from jaxrl.agents.own import MakeNetwork, MakePolicy, Own, by_row, own_parts
 from jaxrl.metrics import Metrics
-from jaxrl.nn import Critic
+from jaxrl.nn import Network
 from jaxrl.spaces import Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Transition
@@ -90,37 +92,63 @@ class AdvantageState(NamedTuple):
     hyper: AdvantageHyper
 
 
-def awac(config: AWACConfig | None = None, *, make_optimiser: Optimiser | None = None, **settings: Any) -> AgentMaker:
+def awac(
+    config: AWACConfig | None = None,
+    *,
+    make_optimiser: Optimiser | None = None,
+    make_policy: MakePolicy | None = None,
+    make_critic: MakeNetwork | None = None,
+    **settings: Any,
+) -> AgentMaker:
     """Choose AWAC; the result is called with an `EnvSpec`, whose actions are a bounded box or discrete.
 
     Args:
       config: settings to start from; the defaults of `AWACConfig` if left out.
       make_optimiser: from a learning rate to any Optax transformation, in place of `optimizer`.
+      make_policy: from an `EnvSpec` and the head for its actions to a network `[B, ...] -> [B, head.outputs]`.
+      make_critic: from an `EnvSpec` to the network of one critic, of observations and actions from -1 to 1
+        `[B, ...], [B, D] -> [B]`; of discrete actions `[B, ...] -> [B, A]`.
       **settings: fields of `AWACConfig` to change, as in `awac(beta=3.0)`.
 
     Raises:
       SettingsError: an unknown setting or a value out of its range.
     """
-    return _maker("awac", config or AWACConfig(), make_optimiser, settings)
+    makers = {"make_policy": make_policy, "make_critic": make_critic}
+    return _maker("awac", config or AWACConfig(), settings, make_optimiser, **makers)
 
 
-def iql(config: IQLConfig | None = None, *, make_optimiser: Optimiser | None = None, **settings: Any) -> AgentMaker:
-    """Choose IQL; arguments are as for `awac`."""
-    return _maker("iql", config or IQLConfig(), make_optimiser, settings)
+def iql(
+    config: IQLConfig | None = None,
+    *,
+    make_optimiser: Optimiser | None = None,
+    make_policy: MakePolicy | None = None,
+    make_critic: MakeNetwork | None = None,
+    make_value: MakeNetwork | None = None,
+    **settings: Any,
+) -> AgentMaker:
+    """Choose IQL; arguments are as for `awac`, and `make_value` from an `EnvSpec` to a network `[B, ...] -> [B]`."""
+    makers = {"make_policy": make_policy, "make_critic": make_critic, "make_value": make_value}
+    return _maker("iql", config or IQLConfig(), settings, make_optimiser, **makers)
 
 
-def _maker(name: str, config: AWACConfig, make_optimiser: Optimiser | None, settings: dict[str, Any]) -> AgentMaker:
+def _maker(
+    name: str,
+    config: AWACConfig,
+    settings: dict[str, Any],
+    make_optimiser: Optimiser | None,
+    **makers: Callable[..., Network] | None,
+) -> AgentMaker:
     config = changed(name, config, settings)
-    optimiser = make_optimiser or optimiser_named(config.optimizer)
-    return partial(_bind, name, config, optimiser, make_optimiser is not None)
+    return partial(_bind, name, config, own_parts(config.optimizer, make_optimiser, **makers))
 
 
-def _bind(name: str, config: AWACConfig, optimiser: Optimiser, by_hand: bool, spec: EnvSpec) -> Agent:
+def _bind(name: str, config: AWACConfig, own: Own, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
     head = cloning_head(spec)
-    outputs = spec.action_space.n if isinstance(spec.action_space, Discrete) else 1
-    parts = Parts(config, build_networks(config, spec, head.outputs, outputs), descent(optimiser), spec, head)
-    network = parts.networks.policy
+    networks = build_networks(config, own, spec, head)
+    if isinstance(config, IQLConfig):
+        networks = networks._replace(value=value_network(config, own, spec))
+    parts, network = Parts(config, networks, descent(own.optimiser), spec, head), networks.policy
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -129,14 +157,10 @@ def _bind(name: str, config: AWACConfig, optimiser: Optimiser, by_hand: bool, sp
         draw_act=head.draw,
         draw_update=partial(_draw_update, parts),
         strip=lambda state: state._replace(critic=(), target=(), value=(), opt_state=()),
-        settings=None if by_hand else asdict(config),
+        settings=asdict(config),
+        custom=own.custom,
         offline=True,
     )
-
-
-def _value_network(parts: Parts) -> nn.Module:
-    config = parts.config
-    return Critic(parts.spec.observation_space, 1, config.torso, config.features, config.activation, config.layer_norm)
 
 
 def _init(parts: Parts, key: Key) -> AdvantageState:
@@ -144,8 +168,8 @@ def _init(parts: Parts, key: Key) -> AdvantageState:
     policy, critic = init_networks(parts.networks, parts.spec, network_key)
     hyper = AdvantageHyper(*hyper_of(asdict(parts.config), AdvantageHyper._fields, optional=("expectile",)))
     value: PyTree = ()
-    if isinstance(parts.config, IQLConfig):
-        value = Flat.of(_value_network(parts).init(value_key, space_zeros(parts.spec.observation_space, 1)))
+    if parts.networks.value is not None:
+        value = Flat.of(parts.networks.value.init(value_key, space_zeros(parts.spec.observation_space, 1)))
     opt_state = OptStates(
         parts.descent.init(policy, hyper.policy_lr),
         parts.descent.init(critic, hyper.lr),
@@ -180,10 +204,10 @@ def _update_iql(
     parts: Parts, state: AdvantageState, batch: Batch, noise: PyTree, opt_step: Array
 ) -> tuple[AdvantageState, Metrics, Array]:
     """The value first, then critics and policy by the new value."""
-    items, network = batch.items, _value_network(parts)
+    items = batch.items
     q = done_value(parts, state.target.tree, items)
     value = _learn_value(parts, state, batch, q, opt_step)
-    v_tm1, v_t = (cast(Array, network.apply(value.params.tree, obs))[:, 0] for obs in (items.obs, items.next_obs))
+    v_tm1, v_t = (_value(parts, value.params.tree, obs) for obs in (items.obs, items.next_obs))
     critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, opt_step)
     state = state._replace(
         critic=critic.params,
@@ -211,12 +235,17 @@ def policy_value(parts: Parts, policy: PyTree, critic: PyTree, obs: PyTree, nois
     return lowest(parts.networks.critic, critic, obs, drawn)[:, 0]
 
 
+def _value(parts: Parts, params: PyTree, obs: PyTree) -> Array:
+    """Return the values of observations themselves, `[B]`."""
+    return by_row(cast(Any, parts.networks.value).apply(params, obs))
+
+
 def _learn_value(parts: Parts, state: AdvantageState, batch: Batch, q: Array, opt_step: Array) -> Learnt:
     """Bring the value of each observation nearer to the expectile of `q` `[B]`."""
 
     def loss(params: PyTree, batch: PyTree) -> tuple[Array, tuple]:
         obs, q, weight = batch
-        error = q - cast(Array, _value_network(parts).apply(params, obs))[:, 0]
+        error = q - _value(parts, params, obs)
         return jnp.mean(weight * expectile_loss(error, state.hyper.expectile)), ()
 
     weight = batch.weight * batch.items.weight

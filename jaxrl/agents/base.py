@@ -79,7 +79,8 @@ class Agent(NamedTuple):
     draw_update: DrawUpdate
     strip: StripFn
     settings: Mapping[str, Any] | None = None
-    """What rebuilds it, under the names of its settings dataclass; `None` for one with parts made by hand."""
+    """What rebuilds it, under the names of its settings dataclass, but for its `custom` parts; `None` for one that was
+    made otherwise."""
     prepare: PrepareFn | None = None
     """Of an agent that learns on-policy, and only of such."""
     stop: StopFn | None = None
@@ -97,6 +98,8 @@ class Agent(NamedTuple):
     bounds_returns: bool = False
     """Whether it derives from rewards and discounts which returns there can be, for which the discount must be below
     1."""
+    custom: tuple[str, ...] = ()
+    """Arguments by which parts of it were made in Python, as in `make_network`."""
 
 
 class AgentMaker(Protocol):

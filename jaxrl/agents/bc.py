@@ -8,16 +8,16 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-import flax.linen as nn
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker, Mode
 from jaxrl.agents.checks import changed, check_actions
 from jaxrl.agents.critics import unit_actions
-from jaxrl.agents.optimisers import Descent, Learnt, Optimiser, Schedule, descent, learn, optimiser_named
+from jaxrl.agents.optimisers import Descent, Learnt, Optimiser, Schedule, descent, learn
+from jaxrl.agents.own import MakePolicy, Own, choices, network_of, observations, own_parts
 from jaxrl.distributions import Distribution, Gaussian, Head, head_of
 from jaxrl.metrics import Metrics
-from jaxrl.nn import PolicyNetwork, torso_kind
+from jaxrl.nn import Network, PolicyNetwork, check_torso
 from jaxrl.spaces import Box, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch
@@ -42,9 +42,14 @@ class BCConfig:
     accumulate: int = 1
     """Equal pieces in which a batch is taken, gradients averaged; must divide the batch size."""
     torso: str = "auto"
-    """Network torso: mlp, conv, or auto (conv for images [H, W, C], also within a dict)."""
+    """Network torso: mlp, minatar (also called conv), nature, impala; or auto: mlp without images [H, W, C], nature for
+    images with sides of at least 36, minatar for smaller ones."""
     features: tuple[int, ...] = (256, 256)
     """Widths of the dense layers."""
+    channels: tuple[int, ...] = ()
+    """Channels of the convolutions; none: the torso's own (minatar 16, nature 32 64 64, impala 16 32 32)."""
+    dtype: str = "float32"
+    """What torsos compute in: float32 or bfloat16; parameters, heads and outputs are float32 anyway."""
     activation: str = "relu"
     """Activation: relu, tanh, gelu, silu or elu."""
 
@@ -66,13 +71,19 @@ class BCState(NamedTuple):
 
 class _Parts(NamedTuple):
     config: BCConfig
-    network: nn.Module
+    network: Network
     descent: Descent
     spec: EnvSpec
     head: Head
 
 
-def bc(config: BCConfig | None = None, *, make_optimiser: Optimiser | None = None, **settings: Any) -> AgentMaker:
+def bc(
+    config: BCConfig | None = None,
+    *,
+    make_optimiser: Optimiser | None = None,
+    make_network: MakePolicy | None = None,
+    **settings: Any,
+) -> AgentMaker:
     """Choose behavioural cloning; the result is called with an `EnvSpec`.
 
     Its actions are discrete, several of such, or a bounded box.
@@ -80,21 +91,22 @@ def bc(config: BCConfig | None = None, *, make_optimiser: Optimiser | None = Non
     Args:
       config: settings to start from; the defaults of `BCConfig` if left out.
       make_optimiser: from a learning rate to any Optax transformation, in place of `optimizer`.
+      make_network: from an `EnvSpec` and the head for its actions to a network `[B, ...] -> [B, head.outputs]`.
       **settings: fields of `BCConfig` to change, as in `bc(lr=1e-3)`.
 
     Raises:
       SettingsError: an unknown setting or a value out of its range.
     """
     config = changed("bc", config or BCConfig(), settings)
-    return partial(_bind, config, make_optimiser or optimiser_named(config.optimizer), make_optimiser is not None)
+    return partial(_bind, config, own_parts(config.optimizer, make_optimiser, make_network=make_network))
 
 
-def _bind(config: BCConfig, optimiser: Optimiser, by_hand: bool, spec: EnvSpec) -> Agent:
+def _bind(config: BCConfig, own: Own, spec: EnvSpec) -> Agent:
     check_actions("bc", spec)
-    torso_kind(config.torso, spec.observation_space)
     head = cloning_head(spec)
-    network = PolicyNetwork(spec.observation_space, head.outputs, config.torso, config.features, config.activation)
-    parts = _Parts(config, network, descent(optimiser), spec, head)
+    usual = partial(_network, config, spec, head)
+    network = network_of(own, "make_network", (spec, head), usual, (observations(spec),), (choices(head),))
+    parts = _Parts(config, network, descent(own.optimiser), spec, head)
     return Agent(
         name="bc",
         init=partial(_init, parts),
@@ -103,8 +115,22 @@ def _bind(config: BCConfig, optimiser: Optimiser, by_hand: bool, spec: EnvSpec) 
         draw_act=head.draw,
         draw_update=lambda key, batch_size: (),
         strip=lambda state: state._replace(opt_state=()),
-        settings=None if by_hand else asdict(config),
+        settings=asdict(config),
+        custom=own.custom,
         offline=True,
+    )
+
+
+def _network(config: BCConfig, spec: EnvSpec, head: Head) -> Network:
+    check_torso(config.torso, spec.observation_space, config.channels)
+    return PolicyNetwork(
+        spec.observation_space,
+        head.outputs,
+        config.torso,
+        config.features,
+        config.activation,
+        config.channels,
+        config.dtype,
     )
 
 
@@ -155,13 +181,13 @@ def taken(spec: EnvSpec, action: Array) -> Array:
     return unit[0] if unit else action
 
 
-def act(network: nn.Module, head: Head, policy: PyTree, obs: PyTree, noise: PyTree, mode: Mode) -> PyTree:
+def act(network: Network, head: Head, policy: PyTree, obs: PyTree, noise: PyTree, mode: Mode) -> PyTree:
     """Choose the likeliest action for each of `obs` `[N, ...]`, or draw one."""
     distribution = head.of(cast(Array, network.apply(policy, obs)))
     return head.to_env(distribution.mode() if mode == "exploit" else distribution.sample(noise))
 
 
-def judge(network: nn.Module, head: Head, policy: PyTree, obs: PyTree, action: Array) -> Array:
+def judge(network: Network, head: Head, policy: PyTree, obs: PyTree, action: Array) -> Array:
     """Return the logarithm of the likelihood of `action`, as `taken` has it, `[B]`."""
     return head.of(cast(Array, network.apply(policy, obs))).log_prob(action)
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError, check_between, check_count, nearest
-from jaxrl.nn import ACTIVATIONS
+from jaxrl.nn import ACTIVATIONS, DTYPES, TORSOS
 from jaxrl.registry import ALGORITHMS, Actions, Kind, listed, names_of
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, box_bounds
 from jaxrl.written import whole
@@ -67,7 +67,8 @@ CHOICES: dict[str, Iterable[str]] = {
     "loss": ("huber", "squared"),
     "values": ("expected", "c51", "qr", "iqn"),
     "activation": ACTIVATIONS,
-    "torso": ("auto", "mlp", "conv"),
+    "torso": TORSOS,
+    "dtype": DTYPES,
     "core": ("none", "gru", "lstm"),
     "surrogate": ("clipped", "plain", "weighted"),
     "normalise": ("minibatch", "batch", "none"),
@@ -96,9 +97,8 @@ def changed(name: str, config: Config, settings: Mapping[str, Any]) -> Config:
             check_count(f"agent.{word}", value, LEAST[word], 2**31 - 1)
         elif word in CHOICES and value not in CHOICES[word]:
             raise SettingsError(f"unknown agent.{word} {value!r}; {nearest(str(value), CHOICES[word])}")
-    if "features" in known:
-        config = replace(config, features=_widths(config.features))  # type: ignore[attr-defined,type-var]
-    return config
+    widths = {word: _widths(word, getattr(config, word)) for word in ("features", "channels") if word in known}
+    return replace(config, **widths)  # type: ignore[type-var]
 
 
 def check_actions(name: str, spec: EnvSpec) -> None:
@@ -139,10 +139,10 @@ def hyper_of(settings: Mapping[str, Any], names: Iterable[str], optional: Collec
     return [() if name in optional and not settings.get(name) else jnp.float32(settings[name]) for name in names]
 
 
-def _widths(features: Any) -> tuple[int, ...]:
-    if not isinstance(features, tuple | list):
-        raise SettingsError(f"agent.features is {features!r}; expected a width for each layer, as in (120, 84)")
-    return tuple(check_count("agent.features", whole(width)) for width in features)
+def _widths(word: str, widths: Any) -> tuple[int, ...]:
+    if not isinstance(widths, tuple | list):
+        raise SettingsError(f"agent.{word} is {widths!r}; expected a width for each layer, as in (120, 84)")
+    return tuple(check_count(f"agent.{word}", whole(width)) for width in widths)
 
 
 def pieces(parts: int, rows: int) -> int:

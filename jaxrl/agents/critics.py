@@ -4,17 +4,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxrl.agents.losses import conservative_gap, entry, squared
 from jaxrl.agents.optimisers import Descent, Learnt, learn
-from jaxrl.distributions import from_box
+from jaxrl.agents.own import ONE_VALUE, Own, choices, network_of, observations, values_of
+from jaxrl.distributions import Head, from_box
 from jaxrl.metrics import Metrics
-from jaxrl.nn import PolicyNetwork, ensemble, torso_kind
-from jaxrl.spaces import Box, EnvSpec, box_bounds, space_zeros
+from jaxrl.nn import Critic, Ensemble, Network, PolicyNetwork, check_torso, ensemble, require_network
+from jaxrl.nn.own import ROWS
+from jaxrl.spaces import Box, Discrete, EnvSpec, box_bounds, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Remembered
 from jaxrl.xla.flat import Flat
@@ -41,9 +42,14 @@ class CriticConfig:
     tau: float = 0.005
     """Share of the online networks in each update of the targets."""
     torso: str = "auto"
-    """Network torso: mlp, conv, or auto (conv for images [H, W, C], also within a dict)."""
+    """Network torso: mlp, minatar (also called conv), nature, impala; or auto: mlp without images [H, W, C], nature for
+    images with sides of at least 36, minatar for smaller ones."""
     features: tuple[int, ...] = (256, 256)
     """Widths of the dense layers."""
+    channels: tuple[int, ...] = ()
+    """Channels of the convolutions; none: the torso's own (minatar 16, nature 32 64 64, impala 16 32 32)."""
+    dtype: str = "float32"
+    """What torsos compute in: float32 or bfloat16; parameters, heads and outputs are float32 anyway."""
     activation: str = "relu"
     """Activation: relu, tanh, gelu, silu or elu."""
     layer_norm: bool = False
@@ -53,8 +59,10 @@ class CriticConfig:
 class Networks(NamedTuple):
     """A policy `[B, ...] -> [B, outputs]`, and critics `[B, ...], [B, D] -> [K, B, outputs]`."""
 
-    policy: nn.Module
-    critic: nn.Module
+    policy: Network
+    critic: Network
+    value: Network | None = None
+    """`[B, ...] -> [B]` or `[B, 1]`; of IQL alone."""
 
 
 class Parts(NamedTuple):
@@ -65,19 +73,37 @@ class Parts(NamedTuple):
     networks: Networks
     descent: Descent
     spec: EnvSpec
-    head: Any = None
-    """The `Head` that makes a distribution of the policy's outputs, where they are to be one."""
+    head: Head
+    """What makes actions of the policy's outputs."""
 
 
-def build_networks(config: CriticConfig, spec: EnvSpec, policy_outputs: int, critic_outputs: int) -> Networks:
-    """Build the networks that `config` describes; raise `SettingsError` for a torso that does not suit."""
-    torso_kind(config.torso, spec.observation_space)
-    options = {"torso": config.torso, "features": config.features, "activation": config.activation}
-    policy = PolicyNetwork(spec.observation_space, policy_outputs, **options)  # type: ignore[arg-type]
-    critic = ensemble(
-        config.critics, spec.observation_space, outputs=critic_outputs, layer_norm=config.layer_norm, **options
-    )
-    return Networks(policy, critic)
+def build_networks(config: CriticConfig, own: Own, spec: EnvSpec, head: Head) -> Networks:
+    """Build the networks that `config` describes, or those made in Python; raise `SettingsError` for what cannot be."""
+    obs, space = observations(spec), spec.action_space
+    usual = lambda: PolicyNetwork(spec.observation_space, head.outputs, **_options(config, spec))
+    policy = network_of(own, "make_policy", (spec, head), usual, (obs,), (choices(head),))
+    if "make_critic" not in own.makers:
+        options = {**_options(config, spec), "layer_norm": config.layer_norm}
+        outputs = space.n if isinstance(space, Discrete) else 1
+        return Networks(policy, ensemble(config.critics, spec.observation_space, outputs=outputs, **options))
+    args, values = ((obs,), values_of(spec)) if isinstance(space, Discrete) else ((obs, _actions(space)), ONE_VALUE)
+    member = require_network(own.made("make_critic", spec), "make_critic", args, (values,))
+    return Networks(policy, Ensemble(member, config.critics))
+
+
+def value_network(config: CriticConfig, own: Own, spec: EnvSpec) -> Network:
+    """Build the network of the values of observations; arguments are as of `build_networks`."""
+    usual = lambda: Critic(spec.observation_space, 1, layer_norm=config.layer_norm, **_options(config, spec))
+    return network_of(own, "make_value", (spec,), usual, (observations(spec),), (ONE_VALUE,))
+
+
+def _options(config: CriticConfig, spec: EnvSpec) -> dict[str, Any]:
+    check_torso(config.torso, spec.observation_space, config.channels)
+    return {name: getattr(config, name) for name in ("torso", "features", "activation", "channels", "dtype")}
+
+
+def _actions(space: Any) -> Array:
+    return jnp.zeros((ROWS, space_size(space)))
 
 
 def init_networks(networks: Networks, spec: EnvSpec, key: Key) -> tuple[Flat, Flat]:
@@ -144,7 +170,7 @@ def learn_critic(
 
 
 def _critic_loss(
-    critic: nn.Module, penalty: Any, push: Array | float, params: PyTree, batch: PyTree
+    critic: Network, penalty: Any, push: Array | float, params: PyTree, batch: PyTree
 ) -> tuple[Array, tuple[Array, Array, PyTree]]:
     """Return the weighted mean of the critics' summed losses; distances from the target, values, gaps, `[B]` each."""
     obs, action, pick, target, weight, rivals = batch
@@ -159,7 +185,7 @@ def _critic_loss(
     return jnp.mean(weight * each.sum(0)), (jnp.abs(error).mean(0), q.mean(0), gap)
 
 
-def _gap(critic: nn.Module, params: PyTree, obs: PyTree, rivals: Rivals, out: Array, q: Array) -> Array:
+def _gap(critic: Network, params: PyTree, obs: PyTree, rivals: Rivals, out: Array, q: Array) -> Array:
     """Return how far the values of the rivals are above `q` `[K, B]` of the data's actions; `[K, B]`."""
     if isinstance(rivals.action, tuple):
         return jax.vmap(jax.vmap(conservative_gap))(out, jnp.zeros_like(out), q)
@@ -177,7 +203,7 @@ def chosen(q: Array, pick: Array | None) -> Array:
     return jax.vmap(jax.vmap(entry), in_axes=(0, None))(q, pick)
 
 
-def lowest(critic: nn.Module, params: PyTree, obs: PyTree, *action: Array) -> Array:
+def lowest(critic: Network, params: PyTree, obs: PyTree, *action: Array) -> Array:
     """Return the lowest of the critics' values, `[B, outputs]` (Fujimoto et al. 2018, algorithm 1)."""
     return cast(Array, critic.apply(params, seen(obs), *action)).min(0)
 

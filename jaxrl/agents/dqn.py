@@ -1,11 +1,9 @@
 """The DQN family (Mnih et al. 2015, https://www.nature.com/articles/nature14236): one agent, variants as options."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +13,8 @@ from jaxrl.agents.base import Agent, AgentMaker, Mode
 from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.exploration import EPSILONS, draw_epsilon_greedy, epsilon_greedy
 from jaxrl.agents.losses import conservative_gap, entry, munchausen
-from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn, linear, optimiser_named
+from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn, linear
+from jaxrl.agents.own import MakeNetwork, Own, network_of, observations, own_parts, values_of
 from jaxrl.agents.values import (
     After,
     Values,
@@ -30,7 +29,8 @@ from jaxrl.agents.values import (
 )
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics
-from jaxrl.nn import QNetwork, torso_kind
+from jaxrl.nn import Network, QNetwork, check_torso
+from jaxrl.nn.own import ROWS
 from jaxrl.spaces import Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Transition
@@ -68,9 +68,14 @@ class DQNConfig:
     tau: float = 1.0
     """Share of the online network in a target update; 1 copies it (hard), less mixes it in (soft)."""
     torso: str = "auto"
-    """Network torso: mlp, conv, or auto (conv for images [H, W, C], also within a dict)."""
+    """Network torso: mlp, minatar (also called conv), nature, impala; or auto: mlp without images [H, W, C], nature for
+    images with sides of at least 36, minatar for smaller ones."""
     features: tuple[int, ...] = (120, 84)
     """Widths of the dense layers."""
+    channels: tuple[int, ...] = ()
+    """Channels of the convolutions; none: the torso's own (minatar 16, nature 32 64 64, impala 16 32 32)."""
+    dtype: str = "float32"
+    """What torsos compute in: float32 or bfloat16; parameters, heads and outputs are float32 anyway."""
     activation: str = "relu"
     """Activation: relu, tanh, gelu, silu or elu."""
     values: str = "expected"
@@ -150,7 +155,7 @@ class Draws(NamedTuple):
 
 class _Parts(NamedTuple):
     config: DQNConfig
-    network: nn.Module
+    network: Network
     descent: Descent
     spec: EnvSpec
     noise: PyTree
@@ -161,7 +166,7 @@ def dqn(
     config: DQNConfig | None = None,
     *,
     make_optimiser: Optimiser | None = None,
-    make_network: Callable[[EnvSpec], nn.Module] | None = None,
+    make_network: MakeNetwork | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Choose a DQN agent; the result is called with an `EnvSpec`, which must have discrete actions.
@@ -169,7 +174,7 @@ def dqn(
     Args:
       config: settings to start from; the defaults of `DQNConfig` if left out.
       make_optimiser: from a learning rate to any Optax transformation, in place of `optimizer`.
-      make_network: from an `EnvSpec` to a Flax module `[B, ...] -> [B, A]`, in place of the built-in networks; of
+      make_network: from an `EnvSpec` to a network `[B, ...] -> [B, A]` of values, in place of the built-in ones; of
         distributions `[B, A, atoms]`, for iqn also given the quantiles `[B, n]`, where those are to be told.
       **settings: fields of `DQNConfig` to change, as in `dqn(lr=1e-3, dueling=True)`.
 
@@ -183,7 +188,7 @@ def rainbow(
     config: RainbowConfig | None = None,
     *,
     make_optimiser: Optimiser | None = None,
-    make_network: Callable[[EnvSpec], nn.Module] | None = None,
+    make_network: MakeNetwork | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Choose a Rainbow agent (Hessel et al. 2018, https://arxiv.org/abs/1710.02298); arguments are as for `dqn`.
@@ -197,7 +202,7 @@ def cql_dqn(
     config: CQLDQNConfig | None = None,
     *,
     make_optimiser: Optimiser | None = None,
-    make_network: Callable[[EnvSpec], nn.Module] | None = None,
+    make_network: MakeNetwork | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Choose conservative Q-learning without a policy, for data (Kumar et al. 2020, https://arxiv.org/abs/2006.04779).
@@ -211,14 +216,12 @@ def _maker(
     name: str,
     config: DQNConfig,
     make_optimiser: Optimiser | None,
-    make_network: Callable[[EnvSpec], nn.Module] | None,
+    make_network: MakeNetwork | None,
     settings: dict[str, Any],
 ) -> AgentMaker:
     config = changed(name, config, settings)
     _check_values(config)
-    by_hand = make_optimiser is not None or make_network is not None
-    optimiser = make_optimiser or optimiser_named(config.optimizer)
-    return partial(_bind, name, config, optimiser, make_network or partial(_network, config), by_hand)
+    return partial(_bind, name, config, own_parts(config.optimizer, make_optimiser, make_network=make_network))
 
 
 def _check_values(config: DQNConfig) -> None:
@@ -257,23 +260,19 @@ def _tells_outside(config: DQNConfig) -> bool:
     return config.values == "c51" and not (config.v_min is None and config.v_max is None)
 
 
-def _bind(
-    name: str,
-    config: DQNConfig,
-    optimiser: Optimiser,
-    make_network: Callable[[EnvSpec], nn.Module],
-    by_hand: bool,
-    spec: EnvSpec,
-) -> Agent:
+def _bind(name: str, config: DQNConfig, own: Own, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
-    blank = _Parts(config, make_network(spec), descent(optimiser), spec, {})
-    out, variables = jax.eval_shape(lambda: _begin(blank, jax.random.key(0)))
-    if config.values != "expected" and out.shape[2:] != (config.atoms,):
-        raise SettingsError(
-            f"make_network: the network puts out {list(out.shape)} for one observation; {config.values} expects "
-            f"[1, actions, {config.atoms}], the last as agent.atoms says"
-        )
-    parts = blank._replace(noise=variables.get("noise", {}))
+    network = network_of(
+        own,
+        "make_network",
+        (spec,),
+        partial(_network, config, spec),
+        (observations(spec), *((jnp.zeros((ROWS, config.atoms)),) if config.values == "iqn" else ())),
+        (values_of(spec, 0 if config.values == "expected" else config.atoms),),
+        kept=("params", "noise"),
+    )
+    blank = _Parts(config, network, descent(own.optimiser), spec, {})
+    parts = blank._replace(noise=jax.eval_shape(lambda: _begin(blank, jax.random.key(0))).get("noise", {}))
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -282,15 +281,16 @@ def _bind(
         draw_act=partial(_draw_act, parts),
         draw_update=partial(_draw_update, parts),
         strip=lambda state: state._replace(target=(), opt_state=()),
-        settings=None if by_hand else asdict(config),
+        settings=asdict(config),
+        custom=own.custom,
         exploration=EPSILONS,
         offline=isinstance(config, CQLDQNConfig),
         bounds_returns=_derives_support(config),
     )
 
 
-def _network(config: DQNConfig, spec: EnvSpec) -> nn.Module:
-    torso_kind(config.torso, spec.observation_space)
+def _network(config: DQNConfig, spec: EnvSpec) -> Network:
+    check_torso(config.torso, spec.observation_space, config.channels)
     assert isinstance(spec.action_space, Discrete)
     return QNetwork(
         spec.observation_space,
@@ -301,14 +301,14 @@ def _network(config: DQNConfig, spec: EnvSpec) -> nn.Module:
         config.dueling,
         atoms=config.atoms if config.values in ("c51", "qr") else 0,
         noisy=config.noisy,
+        channels=config.channels,
+        dtype=config.dtype,
     )
 
 
-def _begin(parts: _Parts, key: Key) -> tuple[Array, PyTree]:
-    """Return what a fresh network puts out for one observation, and its variables."""
-    obs = space_zeros(parts.spec.observation_space, 1)
-    begun: tuple[Array, PyTree] = parts.network.init_with_output(key, obs, *_taus(parts, 1))
-    return begun
+def _begin(parts: _Parts, key: Key) -> PyTree:
+    """Return the variables of a fresh network."""
+    return parts.network.init(key, space_zeros(parts.spec.observation_space, 1), *_taus(parts, 1))
 
 
 def _taus(parts: _Parts, batch: int) -> tuple[Array, ...]:
@@ -324,7 +324,7 @@ def _midpoints(batch: int, count: int) -> Array:
 
 def _init(parts: _Parts, key: Key) -> DQNState:
     config = parts.config
-    params = Flat.of({name: value for name, value in _begin(parts, key)[1].items() if name != "noise"})
+    params = Flat.of({name: value for name, value in _begin(parts, key).items() if name != "noise"})
     hyper = DQNHyper(*hyper_of(asdict(config), DQNHyper._fields, optional=("cql",)))
     # The target is a copy, not the same arrays: both are donated to the compiled loop.
     target, opt_state = jax.tree.map(jnp.copy, params), parts.descent.init(params, hyper.lr)

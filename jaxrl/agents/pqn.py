@@ -1,11 +1,9 @@
 """Parallelised Q-learning without replay or target network (Gallici et al. 2024, https://arxiv.org/abs/2407.04811)."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -13,10 +11,11 @@ from jaxrl.agents.base import Agent, AgentMaker, Mode
 from jaxrl.agents.checks import changed, check_actions
 from jaxrl.agents.exploration import EPSILONS, draw_epsilon_greedy, epsilon_greedy
 from jaxrl.agents.losses import entry, squared
-from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn, linear, optimiser_named
+from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn, linear
+from jaxrl.agents.own import MakeNetwork, Own, network_of, observations, own_parts, values_of
 from jaxrl.agents.returns import lambda_returns
 from jaxrl.metrics import Metrics
-from jaxrl.nn import QNetwork, torso_kind
+from jaxrl.nn import Network, QNetwork, check_torso
 from jaxrl.spaces import Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Rollout
@@ -50,9 +49,14 @@ class PQNConfig:
     layer_norm: bool = True
     """Normalise layers before their activation: what stands in for the target network."""
     torso: str = "auto"
-    """Network torso: mlp, conv, or auto (conv for images [H, W, C], also within a dict)."""
+    """Network torso: mlp, minatar (also called conv), nature, impala; or auto: mlp without images [H, W, C], nature for
+    images with sides of at least 36, minatar for smaller ones."""
     features: tuple[int, ...] = (128, 128)
     """Widths of the dense layers."""
+    channels: tuple[int, ...] = ()
+    """Channels of the convolutions; none: the torso's own (minatar 16, nature 32 64 64, impala 16 32 32)."""
+    dtype: str = "float32"
+    """What torsos compute in: float32 or bfloat16; parameters, heads and outputs are float32 anyway."""
     activation: str = "relu"
     """Activation: relu, tanh, gelu, silu or elu."""
 
@@ -86,7 +90,7 @@ class Target(NamedTuple):
 
 class _Parts(NamedTuple):
     config: PQNConfig
-    network: nn.Module
+    network: Network
     descent: Descent
     spec: EnvSpec
 
@@ -95,7 +99,7 @@ def pqn(
     config: PQNConfig | None = None,
     *,
     make_optimiser: Optimiser | None = None,
-    make_network: Callable[[EnvSpec], nn.Module] | None = None,
+    make_network: MakeNetwork | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Choose a PQN agent; the result is called with an `EnvSpec`, which must have discrete actions.
@@ -103,23 +107,21 @@ def pqn(
     Args:
       config: settings to start from; the defaults of `PQNConfig` if left out.
       make_optimiser: from a learning rate to any Optax transformation, in place of `optimizer`.
-      make_network: from an `EnvSpec` to a Flax module `[B, ...] -> [B, A]`, in place of the built-in networks.
+      make_network: from an `EnvSpec` to a network `[B, ...] -> [B, A]` of values, in place of the built-in ones.
       **settings: fields of `PQNConfig` to change, as in `pqn(lr=1e-3, q_lambda=0.9)`.
 
     Raises:
       SettingsError: an unknown setting or a value out of its range.
     """
     config = changed("pqn", config or PQNConfig(), settings)
-    by_hand = make_optimiser is not None or make_network is not None
-    optimiser = make_optimiser or optimiser_named(config.optimizer)
-    return partial(_bind, config, optimiser, make_network or partial(_network, config), by_hand)
+    return partial(_bind, config, own_parts(config.optimizer, make_optimiser, make_network=make_network))
 
 
-def _bind(
-    config: PQNConfig, optimiser: Optimiser, make_network: Callable[[EnvSpec], nn.Module], by_hand: bool, spec: EnvSpec
-) -> Agent:
+def _bind(config: PQNConfig, own: Own, spec: EnvSpec) -> Agent:
     check_actions("pqn", spec)
-    parts = _Parts(config, make_network(spec), descent(optimiser), spec)
+    usual, outputs = partial(_network, config, spec), (values_of(spec),)
+    network = network_of(own, "make_network", (spec,), usual, (observations(spec),), outputs)
+    parts = _Parts(config, network, descent(own.optimiser), spec)
     return Agent(
         name="pqn",
         init=partial(_init, parts),
@@ -128,14 +130,15 @@ def _bind(
         draw_act=partial(draw_epsilon_greedy, spec),
         draw_update=lambda key, batch_size: (),
         strip=lambda state: state._replace(opt_state=()),
-        settings=None if by_hand else asdict(config),
+        settings=asdict(config),
+        custom=own.custom,
         exploration=EPSILONS,
         prepare=partial(_prepare, parts),
     )
 
 
-def _network(config: PQNConfig, spec: EnvSpec) -> nn.Module:
-    torso_kind(config.torso, spec.observation_space)
+def _network(config: PQNConfig, spec: EnvSpec) -> Network:
+    check_torso(config.torso, spec.observation_space, config.channels)
     actions = cast(Discrete, spec.action_space).n
     return QNetwork(
         spec.observation_space,
@@ -145,6 +148,8 @@ def _network(config: PQNConfig, spec: EnvSpec) -> nn.Module:
         config.activation,
         config.dueling,
         config.layer_norm,
+        channels=config.channels,
+        dtype=config.dtype,
     )
 
 

@@ -9,6 +9,7 @@ for a while (Eberhard et al. 2023, https://openreview.net/forum?id=hQ9V5QN27eS; 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -31,10 +32,12 @@ from jaxrl.agents.critics import (
     space_size,
     trail,
 )
-from jaxrl.agents.optimisers import OPTIMISERS, Optimiser, decayed, descent, learn, optimiser_named
+from jaxrl.agents.optimisers import OPTIMISERS, Optimiser, decayed, descent, learn
+from jaxrl.agents.own import MakeNetwork, MakePolicy, Own, own_parts
 from jaxrl.distributions import Distribution, head_of
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics
+from jaxrl.nn import Network
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Remembered
@@ -110,32 +113,56 @@ class SACState(NamedTuple):
     hyper: SACHyper
 
 
-def sac(config: SACConfig | None = None, *, make_optimiser: Optimiser | None = None, **settings: Any) -> AgentMaker:
+def sac(
+    config: SACConfig | None = None,
+    *,
+    make_optimiser: Optimiser | None = None,
+    make_policy: MakePolicy | None = None,
+    make_critic: MakeNetwork | None = None,
+    **settings: Any,
+) -> AgentMaker:
     """Choose a SAC agent; the result is called with an `EnvSpec`, whose actions are a bounded box or discrete.
 
     Args:
       config: settings to start from; the defaults of `SACConfig` if left out.
       make_optimiser: from a learning rate to any Optax transformation, in place of `optimizer`.
+      make_policy: from an `EnvSpec` and the head for its actions to a network `[B, ...] -> [B, head.outputs]`.
+      make_critic: from an `EnvSpec` to the network of one critic, of observations and actions from -1 to 1
+        `[B, ...], [B, D] -> [B]`; of discrete actions `[B, ...] -> [B, A]`.
       **settings: fields of `SACConfig` to change, as in `sac(lr=1e-3, critics=5)`.
 
     Raises:
       SettingsError: an unknown setting or a value out of its range.
     """
-    return _maker("sac", config or SACConfig(), make_optimiser, settings)
+    makers = {"make_policy": make_policy, "make_critic": make_critic}
+    return _maker("sac", config or SACConfig(), settings, make_optimiser, **makers)
 
 
-def cql(config: CQLConfig | None = None, *, make_optimiser: Optimiser | None = None, **settings: Any) -> AgentMaker:
+def cql(
+    config: CQLConfig | None = None,
+    *,
+    make_optimiser: Optimiser | None = None,
+    make_policy: MakePolicy | None = None,
+    make_critic: MakeNetwork | None = None,
+    **settings: Any,
+) -> AgentMaker:
     """Choose conservative Q-learning with a policy, for data; arguments are as for `sac`."""
-    return _maker("cql", config or CQLConfig(), make_optimiser, settings)
+    makers = {"make_policy": make_policy, "make_critic": make_critic}
+    return _maker("cql", config or CQLConfig(), settings, make_optimiser, **makers)
 
 
-def _maker(name: str, config: SACConfig, make_optimiser: Optimiser | None, settings: dict[str, Any]) -> AgentMaker:
+def _maker(
+    name: str,
+    config: SACConfig,
+    settings: dict[str, Any],
+    make_optimiser: Optimiser | None,
+    **makers: Callable[..., Network] | None,
+) -> AgentMaker:
     config = changed(name, config, settings)
-    optimiser = make_optimiser or optimiser_named(config.optimizer)
-    return partial(_bind, name, config, optimiser, make_optimiser is not None)
+    return partial(_bind, name, config, own_parts(config.optimizer, make_optimiser, **makers))
 
 
-def _bind(name: str, config: SACConfig, optimiser: Optimiser, by_hand: bool, spec: EnvSpec) -> Agent:
+def _bind(name: str, config: SACConfig, own: Own, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
     if config.noise_memory and isinstance(spec.action_space, Discrete):
         raise SettingsError(
@@ -143,8 +170,7 @@ def _bind(name: str, config: SACConfig, optimiser: Optimiser, by_hand: bool, spe
             "afresh; set it to 0"
         )
     head = head_of(spec, squash=True)
-    outputs = spec.action_space.n if isinstance(spec.action_space, Discrete) else 1
-    parts = Parts(config, build_networks(config, spec, head.outputs, outputs), descent(optimiser), spec, head)
+    parts = Parts(config, build_networks(config, own, spec, head), descent(own.optimiser), spec, head)
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -153,7 +179,8 @@ def _bind(name: str, config: SACConfig, optimiser: Optimiser, by_hand: bool, spe
         draw_act=head.draw,
         draw_update=partial(_draw_update, parts),
         strip=lambda state: state._replace(critic=(), target=(), log_temperature=(), opt_state=()),
-        settings=None if by_hand else asdict(config),
+        settings=asdict(config),
+        custom=own.custom,
         offline=isinstance(config, CQLConfig),
         memory=jnp.zeros(space_size(cast(Box, spec.action_space))) if config.noise_memory else None,
     )

@@ -5,6 +5,7 @@ step, and targets without noise. TD3+BC (Fujimoto & Gu 2021, https://arxiv.org/a
 have gathered, is one whose policy also stays near their actions.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -27,9 +28,11 @@ from jaxrl.agents.critics import (
     trail,
     unit_actions,
 )
-from jaxrl.agents.optimisers import Optimiser, descent, learn, optimiser_named
-from jaxrl.distributions import to_box
+from jaxrl.agents.optimisers import Optimiser, descent, learn
+from jaxrl.agents.own import MakeNetwork, MakePolicy, Own, own_parts
+from jaxrl.distributions import Head, to_box
 from jaxrl.metrics import Metrics
+from jaxrl.nn import Network
 from jaxrl.spaces import Box, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Remembered
@@ -104,51 +107,90 @@ class TD3State(NamedTuple):
     hyper: TD3Hyper
 
 
-def td3(config: TD3Config | None = None, *, make_optimiser: Optimiser | None = None, **settings: Any) -> AgentMaker:
+def td3(
+    config: TD3Config | None = None,
+    *,
+    make_optimiser: Optimiser | None = None,
+    make_policy: MakePolicy | None = None,
+    make_critic: MakeNetwork | None = None,
+    **settings: Any,
+) -> AgentMaker:
     """Choose a TD3 agent; the result is called with an `EnvSpec`, whose actions are a bounded box.
 
     Args:
       config: settings to start from; the defaults of `TD3Config` if left out.
       make_optimiser: from a learning rate to any Optax transformation, in place of `optimizer`.
+      make_policy: from an `EnvSpec` and the head for its actions to a network `[B, ...] -> [B, head.outputs]`.
+      make_critic: from an `EnvSpec` to the network of one critic, of observations and actions from -1 to 1
+        `[B, ...], [B, D] -> [B]`.
       **settings: fields of `TD3Config` to change, as in `td3(lr=1e-3, noise=0.2)`.
 
     Raises:
       SettingsError: an unknown setting or a value out of its range.
     """
-    return _maker("td3", config or TD3Config(), make_optimiser, settings)
+    makers = {"make_policy": make_policy, "make_critic": make_critic}
+    return _maker("td3", config or TD3Config(), settings, make_optimiser, **makers)
 
 
-def ddpg(config: DDPGConfig | None = None, *, make_optimiser: Optimiser | None = None, **settings: Any) -> AgentMaker:
+def ddpg(
+    config: DDPGConfig | None = None,
+    *,
+    make_optimiser: Optimiser | None = None,
+    make_policy: MakePolicy | None = None,
+    make_critic: MakeNetwork | None = None,
+    **settings: Any,
+) -> AgentMaker:
     """Choose a DDPG agent; arguments are as for `td3`."""
-    return _maker("ddpg", config or DDPGConfig(), make_optimiser, settings)
+    makers = {"make_policy": make_policy, "make_critic": make_critic}
+    return _maker("ddpg", config or DDPGConfig(), settings, make_optimiser, **makers)
 
 
 def td3_bc(
-    config: TD3BCConfig | None = None, *, make_optimiser: Optimiser | None = None, **settings: Any
+    config: TD3BCConfig | None = None,
+    *,
+    make_optimiser: Optimiser | None = None,
+    make_policy: MakePolicy | None = None,
+    make_critic: MakeNetwork | None = None,
+    **settings: Any,
 ) -> AgentMaker:
     """Choose TD3+BC, for data; arguments are as for `td3`."""
-    return _maker("td3_bc", config or TD3BCConfig(), make_optimiser, settings)
+    makers = {"make_policy": make_policy, "make_critic": make_critic}
+    return _maker("td3_bc", config or TD3BCConfig(), settings, make_optimiser, **makers)
 
 
-def _maker(name: str, config: TD3Config, make_optimiser: Optimiser | None, settings: dict[str, Any]) -> AgentMaker:
+def _maker(
+    name: str,
+    config: TD3Config,
+    settings: dict[str, Any],
+    make_optimiser: Optimiser | None,
+    **makers: Callable[..., Network] | None,
+) -> AgentMaker:
     config = changed(name, config, settings)
-    optimiser = make_optimiser or optimiser_named(config.optimizer)
-    return partial(_bind, name, config, optimiser, make_optimiser is not None)
+    return partial(_bind, name, config, own_parts(config.optimizer, make_optimiser, **makers))
 
 
-def _bind(name: str, config: TD3Config, optimiser: Optimiser, by_hand: bool, spec: EnvSpec) -> Agent:
+def _bind(name: str, config: TD3Config, own: Own, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
-    size = space_size(cast(Box, spec.action_space))
-    parts = Parts(config, build_networks(config, spec, size, 1), descent(optimiser), spec)
+    space = cast(Box, spec.action_space)
+    size = space_size(space)
+    # Its `of` gives actions from -1 to 1, where that of others gives distributions.
+    head = Head(
+        size,
+        cast(Any, jnp.tanh),
+        draw=lambda key, rows: jax.random.normal(key, (rows, size)),
+        to_env=partial(to_box, space),
+    )
+    parts = Parts(config, build_networks(config, own, spec, head), descent(own.optimiser), spec, head)
     return Agent(
         name=name,
         init=partial(_init, parts),
         act=partial(_act, parts),
         update=partial(_update, parts),
-        draw_act=lambda key, num_envs: jax.random.normal(key, (num_envs, size)),
-        draw_update=lambda key, batch_size: jax.random.normal(key, (batch_size, size)),
+        draw_act=head.draw,
+        draw_update=head.draw,
         strip=lambda state: state._replace(critic=(), target_policy=(), target_critic=(), opt_state=()),
-        settings=None if by_hand else asdict(config),
+        settings=asdict(config),
+        custom=own.custom,
         exploration=("noise",),
         offline=isinstance(config, TD3BCConfig),
         memory=jnp.zeros(size) if config.noise_memory else None,
@@ -166,11 +208,11 @@ def _init(parts: Parts, key: Key) -> TD3State:
 
 def _policy(parts: Parts, params: PyTree, obs: PyTree) -> Array:
     """Return actions from -1 to 1, `[B, D]`."""
-    return jnp.tanh(cast(Array, parts.networks.policy.apply(params, seen(obs))))
+    return cast(Array, parts.head.of(parts.networks.policy.apply(params, seen(obs))))
 
 
 def _act(parts: Parts, state: TD3State, obs: PyTree, noise: Array, opt_step: Array, mode: Mode) -> tuple[Array, Any]:
-    action, to_env = _policy(parts, state.policy.tree, obs), partial(to_box, cast(Box, parts.spec.action_space))
+    action, to_env = _policy(parts, state.policy.tree, obs), parts.head.to_env
     if mode == "exploit":
         return to_env(action), {"memory": obs.memory} if isinstance(obs, Remembered) else ()
     if not isinstance(obs, Remembered):

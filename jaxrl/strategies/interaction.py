@@ -224,8 +224,8 @@ def settings_of(
 ) -> dict[str, Any]:
     """Return what rebuilds a strategy, in an environment that `made` rebuilds, or in none.
 
-    Parts made by hand are named under `custom`. So is the training, where the command line does not know the agent to
-    be trained like that.
+    Parts made by hand are named under `custom`, those of the agent by the arguments that made them. So is the training,
+    where the command line does not know the agent to be trained like that.
     """
     pieces = {
         "env": made,
@@ -236,7 +236,7 @@ def settings_of(
     }
     return {
         "algo": agent.name,
-        "custom": [name for name, piece in pieces.items() if piece is None],
+        "custom": [*agent.custom, *(name for name, piece in pieces.items() if piece is None)],
         "env": spec and spec.name,
         "env_args": {},
         **(made or {}),

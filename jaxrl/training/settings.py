@@ -178,9 +178,24 @@ NEWER: Mapping[str, object] = {
     "patience": 0,
     "max_env_steps": 0,
     "max_rollbacks": 3,
+    "agent.channels": [],
+    "agent.dtype": "float32",
 }
 """Settings that earlier versions did not have, here or in a session, with the values under which a run goes on as it
 began."""
+SHAPED = frozenset({"agent.torso", "agent.channels"})
+"""Settings on which nothing but the leaves of the parameters depends: where what was saved fits, no bit does."""
+
+
+def renewed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run as this version writes those under which it goes on as it began.
+
+    Before there were `channels`, `auto` knew one convolution of 16 for images of any size, and no other torso.
+    """
+    agent = settings.get("agent")
+    if not isinstance(agent, Mapping) or "torso" not in agent or "channels" in agent:
+        return dict(settings)
+    return {**settings, "agent": {**agent, "channels": [16]}}
 
 
 def unread(settings: Mapping[str, Any]) -> frozenset[str]:
@@ -203,11 +218,19 @@ class Change(NamedTuple):
 
 def changes(old: object, new: object, name: str = "") -> list[Change]:
     """List where the settings `new`, nested by name, differ from `old`."""
+    if not name and isinstance(old, Mapping) and isinstance(new, Mapping) and "agent" in _custom(old):
+        # Up to version 0.4 an agent with a part made in Python had no settings.
+        old = {**old, "agent": new.get("agent"), "custom": new.get("custom")}
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         keys = {key: f"{name}.{key}" if name else str(key) for key in [*old, *new]}
         parts = [changes(old.get(key, NEWER.get(path)), new.get(key), path) for key, path in keys.items()]
         return [change for part in parts for change in part]
     return [] if old == new else [Change(name, old, new)]
+
+
+def _custom(settings: Mapping[str, Any]) -> list[Any]:
+    custom = settings.get("custom")
+    return custom if isinstance(custom, list) else []
 
 
 def check_strategy(strategy: object) -> None:

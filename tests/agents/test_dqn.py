@@ -286,10 +286,11 @@ def test_any_optax_optimiser_moves_the_parameters_as_optax_does(name):
     np.testing.assert_allclose(table_of(state.params), by_optax(make(0.1), jnp.ones((2, 2)), grads_of, 3), rtol=1e-5)
 
 
-def test_an_agent_with_parts_made_by_hand_has_no_settings_that_would_rebuild_it():
-    assert dqn(make_optimiser=optax.sgd)(SPEC).settings is None
-    assert dqn(make_network=lambda spec: Table())(TABLE_SPEC).settings is None
-    assert dqn(lr=0.5, double=False)(SPEC).settings["lr"] == 0.5
+def test_an_agent_tells_its_settings_and_which_of_its_parts_they_would_not_rebuild():
+    assert dqn(make_optimiser=optax.sgd)(SPEC).custom == ("make_optimiser",)
+    assert dqn(make_network=lambda spec: Table())(TABLE_SPEC).custom == ("make_network",)
+    agent = dqn(lr=0.5, double=False)(SPEC)
+    assert (agent.settings["lr"], agent.custom) == (0.5, ())
 
 
 @pytest.mark.parametrize("make", [rainbow, cql_dqn])
@@ -299,7 +300,7 @@ def test_the_kin_of_dqn_take_parts_made_by_hand_as_it_does(make):
     assert state.params.tree["params"]["q"].tolist() == [[0, 0], [0, 0]]
     # Adam, the optimiser by name, keeps moments as large as the parameters; plain descent keeps nothing.
     assert all(leaf.size < 4 for leaf in jax.tree.leaves(state.opt_state))
-    assert agent.settings is None
+    assert agent.custom == ("make_optimiser", "make_network")
 
 
 def test_the_learning_rate_decays_linearly_to_zero():
@@ -438,7 +439,7 @@ def test_a_fresh_target_equals_the_network_without_sharing_its_memory():
         ({"optimizer": "adm"}, "unknown optimizer 'adm'; did you mean adam"),
         ({"loss": "hubr"}, r"unknown agent\.loss 'hubr'; did you mean huber"),
         ({"activation": "rel"}, r"unknown agent\.activation 'rel'; did you mean relu"),
-        ({"torso": "cnn"}, r"unknown agent\.torso 'cnn'; (did you mean conv|known: auto, conv, mlp)"),
+        ({"torso": "cnn"}, r"unknown agent\.torso 'cnn'; known: auto, conv, impala, minatar"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, said):

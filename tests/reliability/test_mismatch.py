@@ -235,7 +235,7 @@ DECISIVE: dict[str, Any] = {
     "agent.epsilon_decay": 21,
     "agent.target_interval": 6,
     "agent.tau": 0.5,
-    "agent.torso": "mlp",
+    "agent.dtype": "bfloat16",
     "agent.features": (4, 4),
     "agent.activation": "tanh",
     "agent.values": "qr",
@@ -294,6 +294,8 @@ IDLE: dict[str, Any] = {
     "exploration": (0.5,),
 }
 """Another value of every setting that does with prioritised replay, with c51, or where there are actors."""
+SHAPED = {"agent.torso": "mlp", "agent.channels": (8,)}
+"""Another value of every setting that is told by the parameters; observations of CartPole have no images."""
 COMPACT = ["buffer.frames"]
 """What is refused unless `buffer.compact` is set."""
 
@@ -322,7 +324,7 @@ def value_of(config: Any, name: str) -> Any:
 
 
 def test_every_setting_is_either_harmless_or_decides_the_training() -> None:
-    assert sorted(names(SMALL)) == sorted([*DECISIVE, *FREE, *IDLE, *COMPACT, "run_dir"])
+    assert sorted(names(SMALL)) == sorted([*DECISIVE, *FREE, *IDLE, *SHAPED, *COMPACT, "run_dir"])
     # Where data lie is for runs that learn from data alone.
     assert sorted([*FREE, "run_dir", "data"]) == sorted(HARMLESS)
 
@@ -368,6 +370,24 @@ def test_settings_of_prioritised_replay_of_c51_and_of_actors_change_no_bit_witho
     assert small.digest(run, LAST) == small.digests[LAST]
 
 
+@pytest.mark.parametrize("name", SHAPED)
+def test_a_setting_that_the_parameters_tell_may_change_where_these_fit_and_no_bit_with_it(
+    small: SmallRun, run: Path, name: str
+) -> None:
+    value = SHAPED[name] if isinstance(SHAPED[name], tuple) else (SHAPED[name],)
+    train.main(["--resume", str(run), f"--{name}", *map(str, value)])
+    assert small.digest(run, LAST) == small.digests[LAST]
+
+
+@pytest.mark.parametrize("name", SHAPED)
+def test_and_not_where_they_do_not_fit(run: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(trainer.Trainer, "_fits", lambda *args: False)
+    monkeypatch.setattr(trainer, "check_step", lambda strategy: None)
+    config, settings = changed(SMALL, name, SHAPED[name]), train.trainer_config(SMALL).changed(run_dir=str(run))
+    with pytest.raises(SettingsError, match=f"{name} cannot change, for what was saved would not fit"):
+        jaxrl.Trainer(build("dqn", config), settings, resume=True, allow_changes=True).train()
+
+
 @pytest.mark.parametrize("name", IDLE)
 def test_with_them_they_decide(name: str) -> None:
     part, _, rest = name.rpartition(".")
@@ -381,7 +401,10 @@ def test_with_them_they_decide(name: str) -> None:
 
 
 def test_a_run_from_before_a_setting_was_there_went_as_with_the_value_that_leaves_it_off() -> None:
-    old, off = {"agent": {"lr": 0.1}}, {"agent": {"lr": 0.1, "rho_clip": 0.0, "c_clip": 1.0}}
+    old, off = (
+        {"agent": {"lr": 0.1}},
+        {"agent": {"lr": 0.1, "rho_clip": 0.0, "c_clip": 1.0, "channels": [], "dtype": "float32"}},
+    )
     assert changes(old, off) == []
     assert [str(x) for x in changes(old, {"agent": {**off["agent"], "rho_clip": 1.0}})] == [
         "agent.rho_clip: 0.0 -> 1.0"

@@ -141,11 +141,14 @@ def test_a_layer_adds_its_bias(name):
     np.testing.assert_allclose(dense(kernel.shape[1]).apply(params, x), x @ kernel + bias[None], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("height", "width"), [(3, 3), (2, 4), (1, 1)])
-def test_a_convolution_and_its_gradients_are_those_of_jax(height, width):
+@pytest.mark.parametrize(
+    ("height", "width", "stride", "padding"),
+    [(3, 3, 1, "VALID"), (2, 4, 1, "VALID"), (1, 1, 1, "VALID"), (3, 3, 2, "VALID"), (3, 3, 1, "SAME")],
+)
+def test_a_convolution_and_its_gradients_are_those_of_jax(height, width, stride, padding):
     keys = jax.random.split(jax.random.key(0), 3)
     x, kernel = jax.random.normal(keys[0], (5, 9, 7, 4)), jax.random.normal(keys[1], (height, width, 4, 6))
-    options = {"window_strides": (1, 1), "padding": "VALID", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+    options = {"window_strides": (stride, stride), "padding": padding, "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
     ours, back = jax.vjp(lambda x, kernel: convolve(x, kernel, **options), x, kernel)
     theirs, back_theirs = jax.vjp(lambda x, kernel: jax.lax.conv_general_dilated(x, kernel, **options), x, kernel)
     slope = jax.random.normal(keys[2], ours.shape)

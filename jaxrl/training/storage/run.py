@@ -14,7 +14,7 @@ import jax
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.training.program import without_later
-from jaxrl.training.settings import HARMLESS, Change, changes, unread
+from jaxrl.training.settings import HARMLESS, SHAPED, Change, changes, unread
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.log_sums import LogSums, damage
 from jaxrl.training.storage.run_dir import (
@@ -139,12 +139,16 @@ class Storage:
         self.changes += changes(old.get("versions", installed), installed, "versions")
         harmless = HARMLESS | unread(self._settings)
         self.decisive = [change for change in self.changes if change.name not in harmless]
+        shaped = [change for change in self.decisive if change.name in SHAPED]
+        fits = not self.decisive or not self.resumes or self._fits(self.checkpoints, old)
+        if self.resumes and fits:
+            self.decisive = [change for change in self.decisive if change not in shaped]
         if not self.decisive:
             return
         said = f"{self.path} was trained with other settings or versions ({'; '.join(map(str, self.decisive))})"
         if any(change.name == "seed" for change in self.decisive):
             raise SettingsError(f"{said}; the seed decided all of it: go on with its own, or use --start-over")
-        if self.resumes and not self._fits(self.checkpoints, old):
+        if not fits:
             one = len(self.decisive) == 1
             which = f"{self.decisive[0].name} cannot change" if one else "not all of these can change"
             raise SettingsError(

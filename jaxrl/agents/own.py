@@ -1,0 +1,111 @@
+"""Parts of an agent that were made in Python, in place of those that its settings describe."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import jax
+
+from jaxrl.agents.optimisers import Optimiser, optimiser_named
+from jaxrl.distributions import Head
+from jaxrl.errors import SettingsError
+from jaxrl.nn import Network, require_network
+from jaxrl.nn.own import ROWS, Output
+from jaxrl.spaces import Discrete, EnvSpec, space_struct
+from jaxrl.trees import Array, PyTree
+
+MakeNetwork = Callable[[EnvSpec], Network]
+"""Makes a network of values, or a critic, for the spaces of an `EnvSpec`."""
+MakePolicy = Callable[[EnvSpec, Head], Network]
+"""Makes a policy, or a policy with values, that puts out `head.outputs` numbers for an observation."""
+
+
+class Own(NamedTuple):
+    """What was made in Python, and the optimiser, whoever made it."""
+
+    optimiser: Optimiser
+    makers: Mapping[str, Callable[..., Network]]
+    """Of networks, by the arguments' names."""
+    custom: tuple[str, ...]
+    """Names of all arguments that were given."""
+
+    def made(self, name: str, *given: Any) -> Any:
+        """Return what the argument `name` makes of `given`; raise `SettingsError` if that fails."""
+        try:
+            return self.makers[name](*given)
+        except Exception as error:
+            said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            told = "the spec and the head of the policy" if len(given) == 2 else "the spec"
+            raise SettingsError(f"{name}, which is called with {told}, failed: {said}") from error
+
+
+def own_parts(optimizer: str, make_optimiser: Optimiser | None, **makers: Callable[..., Network] | None) -> Own:
+    """Return what was made in Python; where no optimiser was, that named `optimizer`.
+
+    Raises:
+      SettingsError: an unknown optimiser, or an argument that is not a function.
+    """
+    given = {name: made for name, made in {"make_optimiser": make_optimiser, **makers}.items() if made is not None}
+    for name, made in given.items():
+        if not callable(made) or (hasattr(made, "apply") and not isinstance(made, type)):
+            raise SettingsError(
+                f"{name} is {type(made).__name__}; expected a function that makes it, as in {_AS[name]}"
+            )
+    networks = {name: made for name, made in given.items() if name != "make_optimiser"}
+    return Own(make_optimiser or optimiser_named(optimizer), networks, tuple(given))
+
+
+_AS = {
+    "make_optimiser": "lambda lr: optax.adam(lr)",
+    "make_network": "lambda spec: MyNetwork()",
+    "make_policy": "lambda spec, head: MyPolicy(head.outputs)",
+    "make_critic": "lambda spec: MyCritic()",
+    "make_value": "lambda spec: MyValue()",
+}
+
+
+def network_of(
+    own: Own,
+    name: str,
+    given: tuple[Any, ...],
+    usual: Callable[[], Network],
+    args: Sequence[PyTree],
+    outputs: Sequence[Output],
+    kept: Collection[str] = ("params",),
+) -> Network:
+    """Return the network that the argument `name` makes of `given`, or the `usual` one.
+
+    `args`, `outputs` and `kept` are as of `require_network`.
+
+    Raises:
+      SettingsError: what is made is no network, or not of this kind.
+    """
+    if name not in own.makers:
+        return usual()
+    return require_network(own.made(name, *given), name, args, outputs, kept)
+
+
+def observations(spec: EnvSpec) -> PyTree:
+    """Return the shapes of the observations by which a network is tried."""
+    struct = space_struct(spec.observation_space)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((ROWS, *x.shape), x.dtype), struct)
+
+
+def values_of(spec: EnvSpec, atoms: int = 0) -> Output:
+    """Return what a network of values puts out, for discrete actions; with `atoms`, distributions."""
+    actions = cast(Discrete, spec.action_space).n
+    if atoms:
+        return Output("agent.atoms numbers for each action", ((ROWS, actions, atoms),))
+    return Output("a value for each action", ((ROWS, actions),))
+
+
+ONE_VALUE = Output("a value for each observation", ((ROWS,), (ROWS, 1)))
+
+
+def choices(head: Head) -> Output:
+    """Return what a policy puts out."""
+    return Output("what the head of the policy takes", ((ROWS, head.outputs),))
+
+
+def by_row(value: Array) -> Array:
+    """Return values `[B]` or `[B, 1]` as `[B]`."""
+    return value[:, 0] if value.ndim == 2 else value

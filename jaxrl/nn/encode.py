@@ -1,0 +1,52 @@
+"""From observations to what a torso takes: float32, images apart from the rest."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl.trees import Array, PyTree
+
+
+def encode(space: Space, obs: PyTree, torso: str = "auto") -> Any:
+    """Make float32 of a batch of observations: `[B, H, W, C]` for a convolution, `[B, D]` for dense layers.
+
+    Of a dict or tuple with images it is a tuple of these, `[B, H, W, C]` each, and all else as `[B, D]`, unless the
+    torso is `mlp`. Discrete parts become one-hot, 8-bit images are divided by 255, parts of dicts and tuples are
+    joined.
+    """
+    spaces = space_leaves(space)
+    parts = [_encode_leaf(s, x) for s, x in zip(spaces, jax.tree.leaves(obs), strict=True)]
+    flat = lambda parts: [x.reshape(x.shape[0], -1) for x in parts]
+    if torso == "mlp" or not images_of(space):
+        return jnp.concatenate(flat(parts), axis=-1)
+    if isinstance(space, Box):
+        return parts[0]
+    images = tuple(x for s, x in zip(spaces, parts, strict=True) if is_image(s))
+    rest = [x for s, x in zip(spaces, parts, strict=True) if not is_image(s)]
+    return images, jnp.concatenate([jnp.zeros((images[0].shape[0], 0)), *flat(rest)], axis=-1)
+
+
+def space_leaves(space: Space) -> list[Any]:
+    """Return the parts of a space that are no dict or tuple."""
+    # Leaf by leaf, not tree by tree: Flax turns a dict among a module's attributes into a `FrozenDict`.
+    return jax.tree.leaves(space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
+
+
+def images_of(space: Space) -> list[Box]:
+    """Return those parts of a space that are images `[H, W, C]`, of at least 3 x 3."""
+    return [leaf for leaf in space_leaves(space) if is_image(leaf)]
+
+
+def is_image(space: Any) -> bool:
+    """Say whether a convolution can take this part of an observation."""
+    return isinstance(space, Box) and len(space.shape) == 3 and min(space.shape[:2]) >= 3
+
+
+def _encode_leaf(space: Box | Discrete | MultiDiscrete, x: Array) -> Array:
+    if isinstance(space, Discrete):
+        return jax.nn.one_hot(x, space.n)
+    if isinstance(space, MultiDiscrete):
+        return jnp.concatenate([jax.nn.one_hot(x[:, i], n) for i, n in enumerate(space.n)], axis=-1)
+    return x.astype(jnp.float32) / (255.0 if x.dtype == jnp.uint8 else 1.0)

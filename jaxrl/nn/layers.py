@@ -1,0 +1,91 @@
+"""Dense layers, of which every network is made."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxrl.trees import Array
+from jaxrl.xla.orthogonal import orthogonal as random_orthogonal
+from jaxrl.xla.products import dot_general, multiply
+
+LECUN = nn.initializers.lecun_normal()
+ACTIVATIONS = {"relu": nn.relu, "tanh": nn.tanh, "gelu": nn.gelu, "silu": nn.silu, "elu": nn.elu}
+DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}
+"""What torsos may compute in, as Flax wants it told: `None` is that of the parameters, which are float32 anyway."""
+
+
+class MLP(nn.Module):
+    """Dense layers, each with its activation; `[..., D] -> [..., features[-1]]`."""
+
+    features: Sequence[int]
+    activation: str = "relu"
+    layer_norm: bool = False
+    """Normalise each layer before its activation (Ba et al. 2016, https://arxiv.org/abs/1607.06450)."""
+    orthogonal: bool = False
+    """Begin with orthogonal matrices of gain `sqrt(2)` (Saxe et al. 2014, https://arxiv.org/abs/1312.6120)."""
+    noisy: float = 0.0
+    """Deviation of the parameters' noise at first, see `NoisyDense`; 0: none."""
+    dtype: str = "float32"
+    """What it computes in and puts out, `float32` or `bfloat16`; parameters are float32."""
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        for width in self.features:
+            x = dense_or_noisy(width, self.noisy, self.orthogonal, self.dtype)(x)
+            x = activated(x, self.activation, self.layer_norm, self.dtype)
+        return x
+
+
+def activated(x: Array, activation: str, layer_norm: bool, dtype: str) -> Array:
+    """Normalise `x` if told, and apply the activation; for use inside a compact module."""
+    return ACTIVATIONS[activation](nn.LayerNorm(dtype=DTYPES[dtype])(x) if layer_norm else x)
+
+
+class NoisyDense(nn.Module):
+    """A dense layer with factorised noise on its parameters; `[..., D] -> [..., features]`.
+
+    The noise is in the collection `noise`, zeros unless it is given: two standard normal vectors a layer (Fortunato et
+    al. 2018, https://arxiv.org/abs/1706.10295, section 3.1b).
+    """
+
+    features: int
+    std: float
+    """Deviation at first, over the root of the inputs."""
+    dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        shape, bound = (x.shape[-1], self.features), x.shape[-1] ** -0.5
+        middle = lambda key, shape: jax.random.uniform(key, shape, jnp.float32, -bound, bound)
+        spread = nn.initializers.constant(self.std * bound)
+        zeros = lambda name, size: self.variable("noise", name, jnp.zeros, size).value
+        before, after = (
+            jnp.sign(e) * jnp.sqrt(jnp.abs(e)) for e in (zeros("before", shape[0]), zeros("after", shape[1]))
+        )
+        kernel = self.param("kernel", middle, shape)
+        kernel_spread = self.param("kernel_spread", spread, shape)
+        bias = self.param("bias", middle, shape[1:])
+        bias_spread = self.param("bias_spread", spread, shape[1:])
+        weights = kernel + kernel_spread * before[:, None] * after[None]
+        cast = lambda x: x.astype(DTYPES[self.dtype] or x.dtype)
+        product = multiply(cast(x), cast(weights))
+        return product + cast(jnp.expand_dims(bias + bias_spread * after, tuple(range(x.ndim - 1))))
+
+
+def dense_or_noisy(width: int, noisy: float, orthogonal: bool = False, dtype: str = "float32") -> nn.Module:
+    """Return a dense layer, a `NoisyDense` if there is to be noise on its parameters."""
+    return NoisyDense(width, noisy, dtype) if noisy else dense(width, kernel_init(orthogonal), dtype)
+
+
+def dense(width: int, kernel_init: Any = LECUN, dtype: str = "float32") -> nn.Dense:
+    """Return a dense layer `[..., D] -> [..., width]` with the products of `jaxrl.xla.products`."""
+    return nn.Dense(width, kernel_init=kernel_init, dot_general=dot_general, dtype=DTYPES[dtype])
+
+
+def kernel_init(orthogonal: bool, gain: float = 2**0.5) -> Any:
+    """Return how matrices begin: orthogonal with `gain`, or as Flax has it."""
+    return partial(random_orthogonal, gain) if orthogonal else LECUN

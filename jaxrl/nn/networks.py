@@ -1,0 +1,195 @@
+"""Networks: a torso and heads. Torsos may compute in bfloat16; heads, and so all outputs, are float32."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from jaxrl.nn.encode import encode
+from jaxrl.nn.layers import MLP, dense, dense_or_noisy, kernel_init
+from jaxrl.nn.recurrent import CORES
+from jaxrl.nn.torsos import Joined, check_torso, convolutions, make_torso, torso_kind
+from jaxrl.spaces import Box
+from jaxrl.trees import Array, PyTree
+
+
+class QNetwork(nn.Module):
+    """Action values of a batch of observations, `[B, ...] -> [B, num_actions]`, or with `atoms` what they are made of,
+    `[B, num_actions, atoms]`.
+
+    With `dueling`, `q = v + a - mean(a)` (Wang et al. 2016, https://arxiv.org/abs/1511.06581, equation 9) of each atom.
+    Given `taus` `[B, n]`, the quantiles there, `[B, num_actions, n]` (Dabney et al. 2018,
+    https://arxiv.org/abs/1806.06923, equation 4; they enter before the last layer).
+    """
+
+    observation_space: Any
+    num_actions: int
+    torso: str = "auto"
+    features: Sequence[int] = (120, 84)
+    activation: str = "relu"
+    dueling: bool = False
+    layer_norm: bool = False
+    atoms: int = 0
+    noisy: float = 0.0
+    channels: Sequence[int] = ()
+    dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, obs: PyTree, taus: Array | None = None) -> Array:
+        options: dict[str, Any] = {"layer_norm": self.layer_norm, "noisy": self.noisy, "dtype": self.dtype}
+        widths = self.features if taus is None else self.features[:-1]
+        torso = make_torso(self.torso, self.observation_space, widths, self.activation, self.channels, **options)
+        hidden = torso(encode(self.observation_space, obs, self.torso))
+        if taus is not None:
+            waves = jnp.cos(jnp.pi * jnp.arange(COSINES)[None, None] * taus[..., None])
+            weight = nn.relu(dense(hidden.shape[-1], dtype=self.dtype)(waves))
+            hidden = MLP(self.features[-1:], self.activation, **options)(hidden[:, None] * weight)
+        hidden = hidden.astype(jnp.float32)
+        return self._head(hidden) if taus is None else self._head(hidden).swapaxes(-1, -2)
+
+    def _head(self, hidden: Array) -> Array:
+        shape = (self.atoms,) if self.atoms else ()
+        values = lambda count: dense_or_noisy(count * max(1, self.atoms), self.noisy)(hidden).reshape(
+            *hidden.shape[:-1], count, *shape
+        )
+        advantage = values(self.num_actions)
+        if not self.dueling:
+            return advantage
+        return values(1) + advantage - advantage.mean(axis=hidden.ndim - 1, keepdims=True)
+
+
+COSINES = 64
+"""Waves by which a network is told a quantile."""
+
+
+class PolicyNetwork(nn.Module):
+    """What a policy needs to choose, of a batch of observations; `[B, ...] -> [B, outputs]`."""
+
+    observation_space: Any
+    outputs: int
+    torso: str = "auto"
+    features: Sequence[int] = (256, 256)
+    activation: str = "relu"
+    channels: Sequence[int] = ()
+    dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, obs: PyTree) -> Array:
+        torso = make_torso(
+            self.torso, self.observation_space, self.features, self.activation, self.channels, dtype=self.dtype
+        )
+        hidden = torso(encode(self.observation_space, obs, self.torso))
+        return dense(self.outputs)(hidden.astype(jnp.float32))
+
+
+class Critic(nn.Module):
+    """Values `[B, outputs]` of a batch of observations, or of actions `[B, D]` in them."""
+
+    observation_space: Any
+    outputs: int = 1
+    torso: str = "auto"
+    features: Sequence[int] = (256, 256)
+    activation: str = "relu"
+    layer_norm: bool = False
+    channels: Sequence[int] = ()
+    dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, obs: PyTree, action: Array | None = None) -> Array:
+        check_torso(self.torso, self.observation_space, self.channels)
+        options: dict[str, Any] = {
+            "activation": self.activation, "layer_norm": self.layer_norm, "dtype": self.dtype,
+        }  # fmt: skip
+        x = encode(self.observation_space, obs, self.torso)
+        kind = torso_kind(self.torso, self.observation_space, self.channels)
+        if kind != "mlp" and isinstance(self.observation_space, Box):
+            x = convolutions(kind, self.channels, **options)(x)
+        elif kind != "mlp":
+            x = Joined(kind=kind, channels=self.channels, **options)(*x)
+        if action is not None:
+            x = jnp.concatenate([x, action], axis=-1)
+        return dense(self.outputs)(MLP(self.features, **options)(x).astype(jnp.float32))
+
+
+def ensemble(size: int, observation_space: Any, **options: Any) -> nn.Module:
+    """Return `size` critics side by side, each with parameters of its own; values `[size, B, outputs]`."""
+    several = nn.vmap(
+        Critic, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=None, out_axes=0, axis_size=size
+    )
+    built: nn.Module = several(observation_space, **options)
+    return built
+
+
+class ActorCritic(nn.Module):
+    """What a policy needs to choose, and values, of a batch of observations; with a core, also of what is remembered.
+
+    `[B, ...] -> [B, outputs]`, `[B]` and the memory after it (`()` without a core). Matrices begin orthogonal (but
+    for those by which a core takes in), the last of the policy small, so that at first all actions are alike
+    (Andrychowicz et al. 2021, https://arxiv.org/abs/2006.05990, section 3.2).
+    """
+
+    observation_space: Any
+    outputs: int
+    scales: int = 0
+    """Of the outputs, the last so many are logarithms of scales that do not depend on the observation."""
+    torso: str = "auto"
+    features: Sequence[int] = (64, 64)
+    activation: str = "tanh"
+    shared: bool = False
+    """One torso for both; otherwise each has its own."""
+    layer_norm: bool = False
+    core: str = "none"
+    """`gru` or `lstm`, behind a shared torso."""
+    core_features: int = 64
+    channels: Sequence[int] = ()
+    dtype: str = "float32"
+
+    def setup(self) -> None:
+        make = lambda: make_torso(
+            self.torso,
+            self.observation_space,
+            self.features,
+            self.activation,
+            self.channels,
+            layer_norm=self.layer_norm,
+            orthogonal=True,
+            dtype=self.dtype,
+        )
+        self.actor_torso = make()
+        if not (self.shared or self.core != "none"):
+            self.critic_torso = make()
+        if self.core != "none":
+            self.cell = CORES[self.core](self.core_features, recurrent_kernel_init=kernel_init(True, 1.0))
+        self.policy = dense(self.outputs - self.scales, kernel_init(True, 0.01))
+        self.value = dense(1, kernel_init(True, 1.0))
+        if self.scales:
+            self.log_std = self.param("log_std", nn.initializers.zeros, (self.scales,))
+
+    def __call__(self, obs: PyTree) -> tuple[Array, Array, PyTree]:
+        if self.core == "none":
+            return *self.judge(*self.see(obs)), ()
+        hidden, _ = self.see(obs.obs)
+        memory, hidden = self.cell(obs.memory, hidden)
+        return *self.judge(hidden, hidden), memory
+
+    def see(self, obs: PyTree) -> tuple[Array, Array]:
+        """Return what policy and value are made of, `[B, F]` each."""
+        x = encode(self.observation_space, obs, self.torso)
+        hidden = self.actor_torso(x).astype(jnp.float32)
+        if self.shared or self.core != "none":
+            return hidden, hidden
+        return hidden, self.critic_torso(x).astype(jnp.float32)
+
+    def advance(self, memory: PyTree, hidden: Array) -> tuple[PyTree, Array]:
+        """Take in one step `[B, F]`; return the memory after it, and what policy and value are made of."""
+        memory, hidden = self.cell(memory, hidden)
+        return memory, hidden
+
+    def judge(self, actor: Array, critic: Array) -> tuple[Array, Array]:
+        """Return the outputs of the policy `[B, outputs]` and values `[B]`."""
+        outputs = self.policy(actor)
+        if self.scales:
+            free = jnp.broadcast_to(self.log_std, (outputs.shape[0], self.scales))
+            outputs = jnp.concatenate([outputs, free], axis=-1)
+        return outputs, self.value(critic)[:, 0]

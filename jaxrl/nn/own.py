@@ -1,0 +1,186 @@
+"""Networks of one's own: what they must be, how that is checked, and modules of `flax.nnx`."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.errors import SettingsError
+from jaxrl.trees import Array, Key, PyTree
+
+ROWS = 3
+"""Observations by which a network is tried: few other sizes are this one."""
+
+
+class Network(Protocol):
+    """Two pure functions, as every Flax Linen module has them."""
+
+    def init(self, key: Key, /, *args: Any) -> PyTree:
+        """Return fresh variables, `{"params": ...}`. The key is consumed."""
+        ...
+
+    def apply(self, variables: PyTree, /, *args: Any) -> Any:
+        """Return what the network puts out."""
+        ...
+
+
+class Output(NamedTuple):
+    """One thing that a network is to put out, as float32."""
+
+    what: str
+    """In words, as in `a value for each action`."""
+    shapes: tuple[tuple[int, ...], ...]
+    """Any of these, of `ROWS` observations."""
+
+
+def require_network(
+    made: Any, name: str, args: Sequence[PyTree], outputs: Sequence[Output], kept: Collection[str] = ("params",)
+) -> Network:
+    """Return the network `made`, once it was traced with `args` `[ROWS, ...]`; nothing is computed.
+
+    Args:
+      made: what `name` has returned.
+      name: of the argument that it comes from, as in `make_network`.
+      args: what the network is called with.
+      outputs: what it is to put out: one array, or a tuple of several; `()` behind them does not count.
+      kept: collections of variables that it may have.
+
+    Raises:
+      SettingsError: it is no network, cannot take `args`, puts out something else, or has other variables.
+    """
+    network, taken = _require_functions(made, name), _shown(args)
+    try:
+        variables = jax.eval_shape(network.init, jax.random.key(0), *args)
+        _check_variables(variables, name, kept)
+        out = jax.eval_shape(network.apply, variables, *args)
+    except SettingsError:
+        raise
+    except Exception as error:
+        raise SettingsError(f"{name}: the network cannot be called with {taken}: {_first_line(error)}") from error
+    found = list(out) if isinstance(out, tuple | list) and len(outputs) > 1 else [out]
+    while len(found) > len(outputs) and not jax.tree.leaves(found[-1]):
+        found.pop()
+    if len(found) != len(outputs) or not all(map(_is_as, found, outputs)):
+        wanted = " and ".join(f"{' or '.join(map(_listed, x.shapes))} float32, {x.what}" for x in outputs)
+        raise SettingsError(f"{name}: called with {taken}, the network puts out {_shown(found)}; expected {wanted}")
+    return network
+
+
+def _require_functions(made: Any, name: str) -> Network:
+    if isinstance(made, type):
+        raise SettingsError(
+            f"{name} returned the class {made.__name__} itself; return one of it, as in {made.__name__}()"
+        )
+    if callable(getattr(made, "init", None)) and callable(getattr(made, "apply", None)):
+        return cast(Network, made)
+    if any(base.__module__.startswith("flax.nnx") for base in type(made).__mro__):
+        raise SettingsError(
+            f"{name} returned {type(made).__name__}, a module of flax.nnx; "
+            "return jaxrl.nn.from_nnx(lambda rngs: ...), the function making it"
+        )
+    raise SettingsError(
+        f"{name} returned {type(made).__name__}; expected a Flax Linen module, or what else has init and apply"
+    )
+
+
+def _check_variables(variables: Any, name: str, kept: Collection[str]) -> None:
+    if not isinstance(variables, Mapping) or not jax.tree.leaves(variables.get("params")):
+        raise SettingsError(f"{name}: the network has no parameters; expected init to return {{'params': ...}}")
+    if more := sorted(set(variables) - set(kept)):
+        raise SettingsError(
+            f"{name}: the network has the variables {', '.join(more)} beside params; expected it to depend on its "
+            "params alone (layer norm in place of batch norm, say)"
+        )
+
+
+def _is_as(found: Any, output: Output) -> bool:
+    return isinstance(found, jax.ShapeDtypeStruct) and found.shape in output.shapes and found.dtype == jnp.float32
+
+
+def _shown(tree: Any) -> str:
+    """Return shapes, and dtypes that are not float32, in words."""
+    leaves = [x if hasattr(x, "shape") else jnp.asarray(x) for x in jax.tree.leaves(tree)]
+    told = [_listed(x.shape) + (f" {x.dtype}" if x.dtype != jnp.float32 else "") for x in leaves]
+    return " and ".join(told) or "nothing"
+
+
+def _listed(shape: Sequence[int]) -> str:
+    return str(list(shape))
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
+
+
+class Ensemble(NamedTuple):
+    """`size` networks of one make side by side, each with parameters of its own; values `[size, B, outputs]`."""
+
+    member: Network
+    """Puts out `[B, outputs]`, or `[B]`."""
+    size: int
+
+    def init(self, key: Key, /, *args: Any) -> PyTree:
+        """Return fresh variables of all, leaves `[size, ...]`. The key is consumed."""
+        return jax.vmap(lambda key: self.member.init(key, *args))(jax.random.split(key, self.size))
+
+    def apply(self, variables: PyTree, /, *args: Any) -> Array:
+        """Return what all of them say."""
+        out = jax.vmap(lambda own: self.member.apply(own, *args))(variables)
+        return out if out.ndim == 3 else out[..., None]
+
+
+class FromNNX(NamedTuple):
+    """A network of `flax.nnx` as two pure functions; `from_nnx` makes it."""
+
+    make: Callable[[Any], Any]
+    graph: Any
+    """What the module is but for its parameters."""
+    names: tuple[str, ...]
+    """Of the parameters, by their places in the module."""
+    treedef: Any
+
+    def init(self, key: Key, /, *args: Any) -> PyTree:
+        """Return fresh parameters by name. The key is consumed."""
+        from flax import nnx
+
+        params = nnx.state(self.make(nnx.Rngs(key)), nnx.Param)
+        return {"params": dict(zip(self.names, jax.tree.leaves(params), strict=True))}
+
+    def apply(self, variables: PyTree, /, *args: Any) -> Any:
+        """Call the module with these parameters."""
+        from flax import nnx
+
+        params = jax.tree.unflatten(self.treedef, [variables["params"][name] for name in self.names])
+        return nnx.merge(self.graph, params)(*args)
+
+
+def from_nnx(make: Callable[[Any], Any]) -> FromNNX:
+    """Make a network of a `flax.nnx` module, as in `from_nnx(lambda rngs: MyModule(4, 2, rngs=rngs))`.
+
+    Args:
+      make: from `nnx.Rngs` to the module; called for each set of fresh parameters.
+
+    Raises:
+      SettingsError: what is made is no module, or keeps more than parameters, such as running means or random numbers.
+    """
+    from flax import nnx
+
+    try:
+        module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
+    except Exception as error:
+        raise SettingsError(f"from_nnx: no module can be made: {_first_line(error)}") from error
+    if not isinstance(module, nnx.Module):
+        raise SettingsError(f"from_nnx: what is made is {type(module).__name__}; expected a module of flax.nnx")
+    graph, params, rest = cast(Any, nnx.split)(module, nnx.Param, ...)
+    if kinds := sorted(
+        {type(x).__name__ for x in jax.tree.leaves(rest, is_leaf=lambda x: isinstance(x, nnx.Variable))}
+    ):
+        raise SettingsError(
+            f"from_nnx: the module keeps {', '.join(kinds)} beside its Param; expected it to depend on these alone "
+            "(no batch norm, no dropout, and rngs not kept)"
+        )
+    paths, treedef = jax.tree_util.tree_flatten_with_path(params)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value") for path, _ in paths]
+    return FromNNX(make, graph, tuple(names), treedef)

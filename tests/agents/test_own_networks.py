@@ -1,0 +1,255 @@
+"""Networks made in Python: every agent learns with one, and what is none is refused before anything compiles."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from toys_agents import ACTIONS, CONTINUOUS, DISCRETE, KEY, ROWS, transitions, updated
+
+import jaxrl
+from jaxrl.nn import ActorCritic, from_nnx
+from jaxrl.spaces import sample_space
+from jaxrl.types import Batch
+
+
+class Mine(nn.Module):
+    """A layer, and heads of these widths behind it; of several a tuple, `[B]` each where the width is 0."""
+
+    widths: tuple[int, ...]
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, obs, *action):
+        hidden = nn.tanh(nn.Dense(5, name="mine")(jnp.concatenate([obs, *action], axis=-1)))
+        heads = [nn.Dense(max(1, width))(hidden).astype(self.dtype) for width in self.widths]
+        heads = [x if width else x[:, 0] for x, width in zip(heads, self.widths, strict=True)]
+        return heads[0] if len(heads) == 1 else tuple(heads)
+
+
+values = {"make_network": lambda spec: Mine((ACTIONS,))}
+both = {"make_network": lambda spec, head: Mine((head.outputs, 0))}
+policy = {"make_policy": lambda spec, head: Mine((head.outputs,))}
+critic = {"make_critic": lambda spec: Mine((0,))}
+critic_of_all = {"make_critic": lambda spec: Mine((ACTIONS,))}
+CASES: dict[str, tuple[Any, jaxrl.EnvSpec, dict[str, Any]]] = {
+    "dqn": (jaxrl.dqn, DISCRETE, values),
+    "rainbow": (
+        jaxrl.rainbow,
+        DISCRETE,
+        {"make_network": lambda spec: nn.Sequential([Mine((ACTIONS * 5,)), lambda x: x.reshape(-1, ACTIONS, 5)])},
+    ),
+    "cql_dqn": (jaxrl.cql_dqn, DISCRETE, values),
+    "pqn": (jaxrl.pqn, DISCRETE, values),
+    "ppo": (jaxrl.ppo, CONTINUOUS, both),
+    "a2c": (jaxrl.a2c, DISCRETE, {"make_network": lambda spec, head: Mine((head.outputs, 1))}),
+    "reinforce": (jaxrl.reinforce, DISCRETE, both),
+    "impala": (jaxrl.impala, DISCRETE, both),
+    "bc": (jaxrl.bc, CONTINUOUS, {"make_network": lambda spec, head: Mine((head.outputs,))}),
+    "sac": (jaxrl.sac, CONTINUOUS, {**policy, **critic}),
+    "discrete sac": (jaxrl.sac, DISCRETE, {**policy, **critic_of_all}),
+    "cql": (jaxrl.cql, CONTINUOUS, {**policy, **critic}),
+    "td3": (jaxrl.td3, CONTINUOUS, {**policy, **critic}),
+    "ddpg": (jaxrl.ddpg, CONTINUOUS, {**policy, "make_critic": lambda spec: Mine((1,))}),
+    "td3_bc": (jaxrl.td3_bc, CONTINUOUS, {**policy, **critic}),
+    "awac": (jaxrl.awac, DISCRETE, {**policy, **critic_of_all}),
+    "iql": (jaxrl.iql, CONTINUOUS, {**policy, **critic, "make_value": lambda spec: Mine((0,))}),
+}
+NETWORKS = ("params", "policy", "critic", "value")
+"""Entries of agents' states that are the parameters of a network."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_agent_learns_with_networks_made_in_python(name):
+    make, spec, own = CASES[name]
+    agent = make(**own, **({"atoms": 5} if name == "rainbow" else {}))(spec)
+    assert agent.custom == tuple(own)
+    state = agent.init(KEY)
+    new, metrics = jax.jit(lambda state: updated(agent, spec, state))(state)
+    networks = [x for x in NETWORKS if getattr(state, x, ())]
+    assert len(networks) == len(own)
+    for entry in networks:
+        before, after = (getattr(s, entry).tree["params"] for s in (state, new))
+        assert "mine" in before or "layers_0" in before
+        pairs = list(zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
+        assert all(np.isfinite(moved).all() for _, moved in pairs)
+        # TD3 moves its policy at every other step, of which this was the second.
+        assert any((np.asarray(old) != moved).any() for old, moved in pairs)
+    assert np.isfinite(metrics["loss"])
+
+
+def test_critics_of_ones_own_are_several_each_with_parameters_of_its_own():
+    agent = jaxrl.sac(critics=3, **critic)(CONTINUOUS)
+    kernels = agent.init(KEY).critic.tree["params"]["mine"]["kernel"]
+    assert kernels.shape == (3, 3 + 2, 5)
+    assert len(np.unique(kernels[:, 0, 0])) == 3
+    assert agent.custom == ("make_critic",)  # the policy is that of the settings
+    assert "MLP_0" in agent.init(KEY).policy.tree["params"]
+
+
+def test_a_network_of_ones_own_acts():
+    agent = jaxrl.dqn(**values)(DISCRETE)
+    state = agent.init(KEY)
+    obs = sample_space(DISCRETE.observation_space, KEY, ROWS)
+    best = Mine((ACTIONS,)).apply(state.params.tree, obs).argmax(axis=-1)
+    assert agent.act(state, obs, None, jnp.uint32(0), "exploit")[0].tolist() == best.tolist()
+
+
+def test_our_actor_critic_will_do_as_a_network_of_ones_own():
+    net = lambda spec, head: ActorCritic(spec.observation_space, head.outputs, features=(5,))
+    agents = jaxrl.ppo(features=(5,))(DISCRETE), jaxrl.ppo(make_network=net)(DISCRETE)
+    one, other = (agent.init(KEY).params for agent in agents)
+    assert jax.tree.structure(one.tree) == jax.tree.structure(other.tree)
+    assert one.vector.tolist() == other.vector.tolist()
+
+
+# --- flax.nnx -----------------------------------------------------------------------------------------------------
+
+
+class NNXValues(nnx.Module):
+    """An MLP in Flax's other dialect."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.layers = nnx.List([nnx.Linear(3, 5, rngs=rngs), nnx.Linear(5, ACTIONS, rngs=rngs)])
+
+    def __call__(self, obs: jax.Array) -> jax.Array:
+        return self.layers[1](nnx.tanh(self.layers[0](obs)))
+
+
+def test_a_module_of_nnx_learns_as_the_same_one_in_linen_does():
+    agents = [
+        jaxrl.dqn(make_network=make, optimizer="sgd", lr=0.1)(DISCRETE)
+        for make in (lambda spec: from_nnx(NNXValues), lambda spec: Mine((ACTIONS,)))
+    ]
+    nnx_state, linen_state = (agent.init(KEY) for agent in agents)
+    names = {"layers/0": "mine", "layers/1": "Dense_0"}
+    found = nnx_state.params.tree["params"]
+    assert sorted(found) == sorted(f"{layer}/{part}" for layer in names for part in ("kernel", "bias"))
+    same = {mine: {part: found[f"{layer}/{part}"] for part in ("kernel", "bias")} for layer, mine in names.items()}
+    params = type(linen_state.params).of({"params": same})
+    linen_state = linen_state._replace(params=params, target=params)
+    batch = transitions(agents[1], DISCRETE, linen_state, ROWS)
+    batch = Batch(batch, jnp.arange(ROWS), jnp.ones(ROWS))
+    after = []
+    for agent, state in zip(agents, (nnx_state, linen_state), strict=True):
+        update = jax.jit(lambda s, agent=agent: agent.update(s, batch, agent.draw_update(KEY, ROWS), jnp.uint32(0))[0])
+        after.append(update(state).params.tree["params"])
+    for layer, mine in names.items():
+        for part in ("kernel", "bias"):
+            np.testing.assert_allclose(after[0][f"{layer}/{part}"], after[1][mine][part], rtol=1e-5, atol=1e-6)
+            assert (np.asarray(after[1][mine][part]) != np.asarray(same[mine][part])).any()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda rngs: nnx.BatchNorm(3, rngs=rngs), "keeps BatchStat beside its Param"),
+        (lambda rngs: nnx.Dropout(0.5, rngs=rngs), "keeps RngCount, RngKey beside its Param"),
+        (lambda rngs: 3, "expected a module of flax.nnx"),
+        (lambda: None, "from_nnx: no module can be made"),
+    ],
+)
+def test_what_from_nnx_cannot_take_is_refused(make, said):
+    with pytest.raises(jaxrl.SettingsError, match=said):
+        from_nnx(make)
+
+
+# --- refused ------------------------------------------------------------------------------------------------------
+
+
+class Unkept(nn.Module):
+    """Something beside parameters."""
+
+    @nn.compact
+    def __call__(self, obs):
+        return nn.Dense(ACTIONS)(nn.BatchNorm(use_running_average=False)(obs))
+
+
+class Nothing(nn.Module):
+    """No parameters."""
+
+    def __call__(self, obs):
+        return jnp.zeros((obs.shape[0], ACTIONS))
+
+
+def with_network(make):
+    return {"make_network": make}
+
+
+REFUSED: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
+    "values of other actions": (
+        jaxrl.dqn,
+        with_network(lambda spec: Mine((ACTIONS + 1,))),
+        ["make_network: called with [3, 3]", "puts out [3, 5]", "expected [3, 4]", "a value for each action"],
+    ),
+    "values without atoms": (
+        jaxrl.rainbow,
+        {**values, "atoms": 5},
+        ["puts out [3, 4]", "expected [3, 4, 5]", "agent.atoms"],
+    ),
+    "no values": (
+        jaxrl.ppo,
+        with_network(lambda spec, head: Mine((head.outputs,))),
+        ["puts out [3, 4]; expected [3, 4] float32", "and [3] or [3, 1] float32, a value for each observation"],
+    ),
+    "other outputs": (
+        jaxrl.bc,
+        with_network(lambda spec, head: Mine((head.outputs + 1,))),
+        ["puts out [3, 5]", "expected [3, 4]", "what the head of the policy takes"],
+    ),
+    "a critic of other actions": (
+        jaxrl.sac,
+        {"make_critic": lambda spec: Mine((1,))},
+        ["make_critic", "puts out [3, 1]", "expected [3, 4]"],
+    ),
+    "a value too many": (
+        jaxrl.iql,
+        {"make_value": lambda spec: Mine((2,))},
+        ["make_value", "puts out [3, 2]", "expected [3] or [3, 1]"],
+    ),
+    "bfloat16": (
+        jaxrl.dqn,
+        with_network(lambda spec: Mine((ACTIONS,), jnp.bfloat16)),
+        ["puts out [3, 4] bfloat16", "expected [3, 4] float32"],
+    ),
+    "no module": (jaxrl.dqn, with_network(lambda spec: 3), ["make_network returned int", "Flax Linen module"]),
+    "a class": (jaxrl.dqn, with_network(lambda spec: Mine), ["the class Mine itself", "as in Mine()"]),
+    "nnx, bare": (
+        jaxrl.dqn,
+        with_network(lambda spec: NNXValues(nnx.Rngs(0))),
+        ["NNXValues, a module of flax.nnx", "jaxrl.nn.from_nnx"],
+    ),
+    "no function": (
+        jaxrl.dqn,
+        {"make_network": Mine((ACTIONS,))},
+        ["make_network is Mine", "lambda spec: MyNetwork()"],
+    ),
+    "no optimiser": (jaxrl.dqn, {"make_optimiser": optax.sgd(0.1)}, ["make_optimiser is", "lambda lr: optax.adam(lr)"]),
+    "other arguments": (
+        jaxrl.ppo,
+        with_network(lambda spec: Mine((4, 0))),
+        ["make_network, which is called with the spec and the head of the policy, failed: TypeError"],
+    ),
+    "batch norm": (jaxrl.dqn, with_network(lambda spec: Unkept()), ["variables batch_stats", "layer norm"]),
+    "no parameters": (jaxrl.dqn, with_network(lambda spec: Nothing()), ["has no parameters"]),
+    "other observations": (
+        jaxrl.dqn,
+        with_network(lambda spec: nn.Sequential([lambda x: x @ jnp.ones((7, 4)), nn.Dense(4)])),
+        ["cannot be called with [3, 3]: TypeError"],
+    ),
+    "a memory": (jaxrl.ppo, {**both, "core": "gru"}, ["agent.core is gru", "has no memory", "none"]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_such_network_is_refused_in_one_line(name):
+    make, own, said = REFUSED[name]
+    with pytest.raises(jaxrl.SettingsError) as refused:
+        make(**own)(DISCRETE)
+    assert "\n" not in str(refused.value)
+    for part in said:
+        assert part in str(refused.value)

@@ -1,0 +1,51 @@
+"""Any agent by itself: an environment that suits it, what it learns from, and one update of it."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jaxrl
+from jaxrl.agents import Agent
+from jaxrl.spaces import sample_space
+from jaxrl.types import Batch, Remembered, Rollout, Transition
+
+OBS = jaxrl.Box(-1.0, 1.0, (3,))
+ACTIONS = 4
+DISCRETE = jaxrl.EnvSpec("Toy", OBS, jaxrl.Discrete(ACTIONS))
+CONTINUOUS = jaxrl.EnvSpec("Toy", OBS, jaxrl.Box(-1.0, 1.0, (2,)))
+KEY = jax.random.key(0)
+ROWS = 6
+
+
+def seeing(space: Any, spec: jaxrl.EnvSpec = DISCRETE) -> jaxrl.EnvSpec:
+    """Return `spec` with another observation space."""
+    return spec._replace(observation_space=space)
+
+
+def transitions(agent: Agent, spec: jaxrl.EnvSpec, state: Any, *shape: int) -> Transition:
+    """Draw transitions `[*shape, ...]` at random, the extras as the agent makes them."""
+    rows = 1
+    for size in shape:
+        rows *= size
+    obs, next_obs = (sample_space(spec.observation_space, jax.random.key(seed), rows) for seed in (1, 2))
+    if agent.memory is not None:
+        blank = jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x), (rows, *jnp.shape(x))), agent.memory)
+        obs, next_obs = Remembered(obs, blank), Remembered(next_obs, blank)
+    action, extras = agent.act(state, obs, agent.draw_act(KEY, rows), jnp.uint32(0), "explore")
+    reward = jax.random.normal(jax.random.key(3), (rows,))
+    items = Transition(obs, action, reward, jnp.full(rows, 0.9), next_obs, extras, jnp.ones(rows))
+    return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), items)
+
+
+def updated(agent: Agent, spec: jaxrl.EnvSpec, state: Any) -> Any:
+    """Return the state after an update on random data, and its metrics."""
+    if agent.prepare is None:
+        items = transitions(agent, spec, state, ROWS)
+    else:
+        rollout = transitions(agent, spec, state, 2, ROWS)
+        items = agent.prepare(state, Rollout(rollout, jnp.zeros((2, ROWS), bool)))
+    rows = jax.tree.leaves(items)[0].shape[0]
+    batch = Batch(items, jnp.arange(rows), jnp.ones(rows))
+    new, metrics, _ = agent.update(state, batch, agent.draw_update(KEY, rows), jnp.uint32(1))
+    return new, metrics
