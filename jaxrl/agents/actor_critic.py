@@ -170,6 +170,7 @@ def _bind(
         stop=partial(_stop, config.target_kl) if config.target_kl else None,
         memory=memory,
         behave=partial(_act, parts, judged=True),
+        scaled_rewards=True,
     )
 
 

@@ -67,7 +67,6 @@ class A2CConfig(PPOConfig):
 
     lr: float = 1e-3
     surrogate: str = "plain"
-    gae_lambda: float = 1.0
     normalise: str = "none"
 
 
@@ -75,6 +74,7 @@ class A2CConfig(PPOConfig):
 class REINFORCEConfig(A2CConfig):
     """Settings of REINFORCE."""
 
+    gae_lambda: float = 1.0
     entropy: float = 0.0
     normalise: str = "batch"
 
@@ -83,5 +83,6 @@ class REINFORCEConfig(A2CConfig):
 class IMPALAConfig(A2CConfig):
     """Settings of IMPALA."""
 
+    gae_lambda: float = 1.0
     rho_clip: float = 1.0
     surrogate: str = "weighted"

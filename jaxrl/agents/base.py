@@ -97,6 +97,9 @@ class Agent(NamedTuple):
     bounds_returns: bool = False
     """Whether it derives from rewards and discounts which returns there can be, for which the discount must be below
     1."""
+    scaled_rewards: bool = False
+    """Whether it learns best from rewards that are divided by the deviation of their discounted sum; on-policy training
+    does so unless it is given a processor."""
 
 
 class AgentMaker(Protocol):
