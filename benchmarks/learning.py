@@ -85,7 +85,11 @@ def main() -> None:
     parser.add_argument("--env", nargs="+", help="environments (default: those that have a preset by name)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4], help="seeds (default: 0 to 4)")
     parser.add_argument("--json", type=Path, help="file to write")
+    parser.add_argument("--generic", action="store_true", help="settings of an environment without a preset")
     options, flags = parser.parse_known_args()
+    if options.generic:
+        for presets in PRESETS.values():
+            presets.clear()
     cache_compilations()
     rows: list[Row] = []
     for algo, env in tasks(options.algo, options.env):
@@ -123,6 +127,8 @@ def learn(algo: str, env: str, seed: int, flags: Sequence[str] = ()) -> Row:
         result = trainer.result()
     except JaxrlError as error:
         return {**about, "failed": str(error), "curve": curve, "seconds": time.perf_counter() - begun}
+    if trainer.interrupt:  # half a run is no result
+        raise SystemExit(f"stopped by {trainer.interrupt.reason} in {algo} {env} seed {seed}; earlier rows are kept")
     return {
         **about,
         **judged(strategy, result),
@@ -228,6 +234,32 @@ def _summary(rows: Sequence[Row]) -> list[str]:
     known = rows[0]["good"] is not None
     texts.append(f"{sum(row['last_good'] for row in rows)}/{len(rows)}" if known else "-")
     return [*texts, f"{statistics.mean(row['cpu_seconds'] for row in rows):.0f}"]
+
+
+def documented(rows: Sequence[Row]) -> str:
+    """Return the table of `docs/algorithms.md`: what presets reach, of `rows` as the result files hold them."""
+    lines = [
+        "| environment | agent | environment steps | seeds | best policy | last policy | published |",
+        "|---" * 7 + "|",
+    ]
+    plain = [row for row in rows if row["preset"] and not row["flags"] and "failed" not in row]
+    for env, algo in sorted({(row["env"], row["algo"]) for row in plain}):
+        of_task = {row["seed"]: row for row in plain if (row["env"], row["algo"]) == (env, algo)}.values()
+        steps = statistics.mean(row["env_steps"] for row in of_task)
+        cells = [env, f"`{algo}`", _spaced(steps), str(len(of_task))]
+        cells += [_mean_and_deviation([row[name] for row in of_task]) for name in ("best", "last")]
+        known = reference(algo, env)
+        lines.append(f"| {' | '.join(cells)} | {f'{known[0]:g} at {_spaced(known[1])}' if known else ''} |")
+    return "\n".join(lines)
+
+
+def _spaced(number: float) -> str:
+    return f"{number:,.0f}".replace(",", " ")
+
+
+def _mean_and_deviation(values: Sequence[float]) -> str:
+    mean, deviation = statistics.mean(values), statistics.pstdev(values)
+    return f"{mean:.1f} ± {deviation:.1f}" if deviation else f"{mean:g}"
 
 
 if __name__ == "__main__":

@@ -41,7 +41,10 @@ _BOXES: Mapping[str, Any] = {
     "buffer": {"capacity": 100_000, "batch_size": 256},
 }
 """Settings of runs off-policy with continuous actions: one update for each step, of large batches."""
-_ONE_UPDATE: Mapping[str, Any] = {"epochs": 1, "minibatches": 1}
+_SCALED: Mapping[str, Any] = {"processor": {"normalise_reward": True}}
+"""Settings of policy gradients: one learning rate then suits rewards of any size."""
+_ONE_UPDATE: Mapping[str, Any] = {"epochs": 1, "minibatches": 1, **_SCALED}
+_SHORT: Mapping[str, Any] = {"rollout": 16, **_ONE_UPDATE}
 _RAINBOW: Mapping[str, Any] = {"buffer": {"prioritised": True, "alpha": 0.5}, "processor": {"n_step": 3}}
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -52,12 +55,12 @@ ALGORITHMS: dict[str, Algorithm] = {
     ),
     "td3": Algorithm("TD3", "jaxrl.agents.td3", "TD3Config", "off_policy", BOUNDED, "Pendulum-v1", _BOXES),
     "ddpg": Algorithm("DDPG", "jaxrl.agents.td3", "DDPGConfig", "off_policy", BOUNDED, "Pendulum-v1", _BOXES),
-    "ppo": Algorithm("PPO", "jaxrl.agents.actor_critic", "PPOConfig", "on_policy", ANY),
-    "a2c": Algorithm("A2C", "jaxrl.agents.actor_critic", "A2CConfig", "on_policy", ANY, settings=_ONE_UPDATE),
+    "ppo": Algorithm("PPO", "jaxrl.agents.actor_critic", "PPOConfig", "on_policy", ANY, settings=_SCALED),
+    "a2c": Algorithm("A2C", "jaxrl.agents.actor_critic", "A2CConfig", "on_policy", ANY, settings=_SHORT),
     "reinforce": Algorithm(
         "REINFORCE", "jaxrl.agents.actor_critic", "REINFORCEConfig", "on_policy", ANY, settings=_ONE_UPDATE
     ),
-    "impala": Algorithm("IMPALA", "jaxrl.agents.actor_critic", "IMPALAConfig", "on_policy", ANY, settings=_ONE_UPDATE),
+    "impala": Algorithm("IMPALA", "jaxrl.agents.actor_critic", "IMPALAConfig", "on_policy", ANY, settings=_SHORT),
     "pqn": Algorithm("PQN", "jaxrl.agents.pqn", "PQNConfig", "on_policy", DISCRETE),
     "bc": Algorithm("BC", "jaxrl.agents.bc", "BCConfig", "offline", ("discrete", "multidiscrete", "bounded"), env=None),
     "td3_bc": Algorithm("TD3+BC", "jaxrl.agents.td3", "TD3BCConfig", "offline", BOUNDED, env=None),

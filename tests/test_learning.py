@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import jaxrl
 from benchmarks import learning
 from jaxrl.presets import PRESETS
 
@@ -66,3 +67,27 @@ def test_a_run_leaves_a_row_and_a_table_and_a_failed_one_says_why(
     assert "opt_interval" in failed["failed"]
     assert learning.told(failed).endswith(failed["failed"])
     assert learning.table([row, failed]).splitlines()[1].split()[2] == "1/2"
+
+
+def test_a_run_that_was_stopped_leaves_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*args: object, **settings: object) -> jaxrl.Trainer:
+        trainer = jaxrl.Trainer(*args, **settings)
+        trainer.interrupt.stop("SIGTERM")
+        return trainer
+
+    monkeypatch.setattr(learning, "Trainer", stopped)
+    with pytest.raises(SystemExit, match="stopped by SIGTERM in dqn CartPole-v1 seed 3"):
+        learning.learn("dqn", "CartPole-v1", 3, ["--max-opts", "40", "--eval-episodes", "2", "--agent.features", "8"])
+
+
+def test_the_table_of_the_docs_is_what_the_result_files_hold() -> None:
+    """Each seed counts once, and no row is there that no file is behind."""
+    root = Path(__file__).parents[1]
+    files = sorted((root / "benchmarks" / "results").glob("*-learning-*.json"))
+    rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
+    assert learning.documented([*rows, *rows]) in (root / "docs" / "algorithms.md").read_text()
+    row = {"algo": "dqn", "env": "CartPole-v1", "preset": True, "flags": [], "env_steps": 1_000}
+    ends = [{**row, "seed": seed, "best": best, "last": 500.0} for seed, best in ((0, 1.0), (1, 2.0))]
+    others = [{**ends[0], "seed": 2, "flags": ["--num-envs", "3"]}, {**ends[0], "seed": 3, "failed": "why"}]
+    line = "| CartPole-v1 | `dqn` | 1 000 | 2 | 1.5 ± 0.5 | 500 | 500 at 50 000 |"
+    assert learning.documented([*ends, *others]).splitlines()[2:] == [line]

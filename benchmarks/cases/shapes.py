@@ -69,6 +69,7 @@ class PPO(NamedTuple):
         return jaxrl.on_policy(
             jaxrl.make_env(self.env),
             self.agent(),
+            processor=jaxrl.one_step(),
             num_envs=self.num_envs,
             rollout=self.rollout,
             epochs=self.epochs,

@@ -72,7 +72,6 @@ class A2CConfig(PPOConfig):
 
     lr: float = 1e-3
     surrogate: str = "plain"
-    gae_lambda: float = 1.0
     normalise: str = "none"
 
 
@@ -80,6 +79,7 @@ class A2CConfig(PPOConfig):
 class REINFORCEConfig(A2CConfig):
     """Settings of REINFORCE."""
 
+    gae_lambda: float = 1.0
     entropy: float = 0.0
     normalise: str = "batch"
 
@@ -88,5 +88,6 @@ class REINFORCEConfig(A2CConfig):
 class IMPALAConfig(A2CConfig):
     """Settings of IMPALA."""
 
+    gae_lambda: float = 1.0
     rho_clip: float = 1.0
     surrogate: str = "weighted"

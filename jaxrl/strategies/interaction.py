@@ -12,10 +12,10 @@ from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.envs.base import Env, VecEnv, VecEnvState, first_valid, vectorise
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics, stats, totals
-from jaxrl.processors.base import OFF, Processor, begin, blank_step
+from jaxrl.processors.base import OFF, Processor, begin, blank_step, chain
 from jaxrl.processors.memory import remember
-from jaxrl.processors.n_step import NStepState
-from jaxrl.processors.normalise import RewardState
+from jaxrl.processors.n_step import NStepState, one_step
+from jaxrl.processors.normalise import RewardState, normalise_reward
 from jaxrl.spaces import EnvSpec, sample_space, space_zeros
 from jaxrl.strategies.base import Policy
 from jaxrl.trees import Array, Key, PyTree
@@ -79,6 +79,12 @@ def bind(agent: AgentMaker, processor: Processor, spec: EnvSpec) -> tuple[Proces
             "set agent.v_min and agent.v_max, or leave rewards as they are"
         )
     return (processor if bound.memory is None else remember(processor, bound.memory)), bound
+
+
+def usual_processor(agent: AgentMaker, spec: EnvSpec) -> Processor:
+    """Return the processor of an on-policy agent that was given none: steps as they are, or of scaled rewards."""
+    require_maker(agent)
+    return chain(normalise_reward(), one_step()) if agent(spec).scaled_rewards else one_step()
 
 
 def require_maker(agent: object) -> None:

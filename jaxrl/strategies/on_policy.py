@@ -14,7 +14,6 @@ from jaxrl.envs.host import HostEnv
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics, Stat, Total
 from jaxrl.processors.base import Processor
-from jaxrl.processors.n_step import one_step
 from jaxrl.registry import listed, names_of
 from jaxrl.strategies.base import Strategy, fold, repeat
 from jaxrl.strategies.guard import Health, guarded_update, health_of, healthy, reseed, what_returns_are_made_of
@@ -30,6 +29,7 @@ from jaxrl.strategies.interaction import (
     open_scene,
     retune,
     settings_of,
+    usual_processor,
 )
 from jaxrl.strategies.remote import ActorsConfig, Crowd, arrived, remote, settings_of_actors, stage
 from jaxrl.trees import Array, Key, PyTree, tree_where
@@ -91,7 +91,8 @@ def on_policy(
     Args:
       env: one environment; `num_envs` copies of it run side by side.
       agent: what `jaxrl.ppo(...)`, `a2c`, `reinforce`, `impala` or `pqn` returns.
-      processor: what makes transitions of single steps; `one_step()` if left out. The discount is its.
+      processor: what makes transitions of single steps. The discount is its. If left out, it is `one_step()`, behind
+        `normalise_reward()` for all agents but `pqn`: how large rewards are then matters little.
       num_envs: environments `N`.
       rollout: steps `T` of each environment in an iteration.
       epochs: times that a rollout is gone through.
@@ -106,7 +107,8 @@ def on_policy(
     for name, value in (("rollout", rollout), ("epochs", epochs), ("minibatches", minibatches)):
         check_count(name, value)
     env, crowd = stage(env, actors, max_lag=1)
-    bound = assemble(env, agent, processor or one_step(), num_envs * (crowd.actors if crowd else 1))
+    processor = processor or usual_processor(agent, env.spec)
+    bound = assemble(env, agent, processor, num_envs * (crowd.actors if crowd else 1))
     if bound.agent.prepare is None:
         able = listed(names_of("on_policy"))
         raise SettingsError(f"{bound.agent.name} does not learn on-policy; agents that do: {able}")

@@ -90,3 +90,17 @@ def test_the_library_alone_trains_as_the_command_line_without_a_preset() -> None
     assert ours.settings == whole.settings
     assert ours.warmup_env_steps == whole.warmup_env_steps == 1_000
     assert jax.eval_shape(ours.init, jax.random.key(0)) == jax.eval_shape(whole.init, jax.random.key(0))
+
+
+@pytest.mark.parametrize("name", names_of("on_policy"))
+def test_what_the_library_makes_of_rollouts_is_what_the_command_line_makes(name: str) -> None:
+    """All of these but PQN learn from rewards of one scale, unless told another processor."""
+    env, agent, config = jaxrl.make_env("CartPole-v1"), getattr(jaxrl, name)(), general(name)
+    shape = {"rollout": config.rollout, "epochs": config.epochs, "minibatches": config.minibatches}
+    ours = jaxrl.on_policy(env, agent, **shape)
+    assert ours.settings == build(name, config).settings
+    assert ours.settings is not None
+    assert ours.settings["processor"]["normalise_reward"] == (name != "pqn")
+    told = jaxrl.on_policy(env, agent, processor=jaxrl.one_step(), **shape)
+    assert told.settings is not None
+    assert not told.settings["processor"]["normalise_reward"]
