@@ -67,9 +67,9 @@ def plain_dqn(setting: Setting, seeds: int | None = None) -> Loop:
     """
     env, env_params = gymnax.make(setting.env)
     network = Network(setting.features, env.num_actions)
-    optimiser = optax.adam(LR)
-    begin = partial(_begin, setting, env, env_params, network, optimiser)
-    step = partial(_step, setting, env, env_params, network, optimiser)
+    optimizer = optax.adam(LR)
+    begin = partial(_begin, setting, env, env_params, network, optimizer)
+    step = partial(_step, setting, env, env_params, network, optimizer)
     if seeds is None:
         state = jax.jit(begin)(jax.random.key(0))
     else:
@@ -82,7 +82,7 @@ def plain_dqn(setting: Setting, seeds: int | None = None) -> Loop:
     return Loop(run, state, usual=True)
 
 
-def _begin(setting: Setting, env: Any, env_params: Any, network: Any, optimiser: Any, key: Any) -> State:
+def _begin(setting: Setting, env: Any, env_params: Any, network: Any, optimizer: Any, key: Any) -> State:
     key, reset_key, params_key = jax.random.split(key, 3)
     reset_keys = jax.random.split(reset_key, setting.num_envs)
     obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(reset_keys, env_params)
@@ -97,10 +97,10 @@ def _begin(setting: Setting, env: Any, env_params: Any, network: Any, optimiser:
         "next_obs": rows(obs),
     }
     target = jax.tree.map(jnp.copy, params)
-    return State(params, target, optimiser.init(params), ring, env_state, obs, key, jnp.int32(0))
+    return State(params, target, optimizer.init(params), ring, env_state, obs, key, jnp.int32(0))
 
 
-def _step(setting: Setting, env: Any, env_params: Any, network: Any, optimiser: Any, t: Any, state: State) -> State:
+def _step(setting: Setting, env: Any, env_params: Any, network: Any, optimizer: Any, t: Any, state: State) -> State:
     key, coin_key, random_key, step_key, sample_key = jax.random.split(state.key, 5)
     n = setting.num_envs
     greedy = network.apply(state.params, state.obs).argmax(axis=-1)
@@ -125,7 +125,7 @@ def _step(setting: Setting, env: Any, env_params: Any, network: Any, optimiser: 
 
     def learn(state: State) -> State:
         index = jax.random.randint(sample_key, (setting.batch_size,), 0, filled)
-        return _learn(network, optimiser, state, jax.tree.map(lambda x: x[index], ring))
+        return _learn(network, optimizer, state, jax.tree.map(lambda x: x[index], ring))
 
     vector_steps = max(1, setting.opt_interval // n)
     if vector_steps == 1:
@@ -133,7 +133,7 @@ def _step(setting: Setting, env: Any, env_params: Any, network: Any, optimiser: 
     return jax.lax.cond(t % vector_steps == 0, learn, lambda state: state, state)
 
 
-def _learn(network: Any, optimiser: Any, state: State, batch: dict[str, Any]) -> State:
+def _learn(network: Any, optimizer: Any, state: State, batch: dict[str, Any]) -> State:
     next_value = network.apply(state.target, batch["next_obs"]).max(axis=-1)
     goal = batch["reward"] + DISCOUNT * (1 - batch["done"]) * next_value
 
@@ -141,7 +141,7 @@ def _learn(network: Any, optimiser: Any, state: State, batch: dict[str, Any]) ->
         values = network.apply(params, batch["obs"])
         return optax.l2_loss(jnp.take_along_axis(values, batch["action"][:, None], axis=1)[:, 0], goal).mean()
 
-    updates, opt_state = optimiser.update(jax.grad(loss)(state.params), state.opt_state, state.params)
+    updates, opt_state = optimizer.update(jax.grad(loss)(state.params), state.opt_state, state.params)
     params, count = optax.apply_updates(state.params, updates), state.updates + 1
     target = jax.lax.cond(count % TARGET_INTERVAL == 0, lambda: params, lambda: state.target)
     return state._replace(params=params, target=target, opt_state=opt_state, updates=count)

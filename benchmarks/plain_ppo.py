@@ -68,15 +68,15 @@ class _Parts(NamedTuple):
     env: Any
     env_params: Any
     network: Any
-    optimiser: Any
+    optimizer: Any
 
 
 def plain_ppo(setting: Setting) -> Loop:
     """Return the loop; one iteration is a rollout and all epochs on it."""
     env, env_params = gymnax.make(setting.env)
     network = ActorCritic(setting.features, env.num_actions)
-    optimiser = optax.chain(optax.clip_by_global_norm(MAX_NORM), optax.adam(LR))
-    parts = _Parts(setting, env, env_params, network, optimiser)
+    optimizer = optax.chain(optax.clip_by_global_norm(MAX_NORM), optax.adam(LR))
+    parts = _Parts(setting, env, env_params, network, optimizer)
     state = jax.jit(partial(_begin, parts))(jax.random.key(0))
 
     def run(state: State, start: Any, stop: Any) -> State:
@@ -90,7 +90,7 @@ def _begin(parts: _Parts, key: Any) -> State:
     reset_keys = jax.random.split(reset_key, parts.setting.num_envs)
     obs, env_state = jax.vmap(parts.env.reset, in_axes=(0, None))(reset_keys, parts.env_params)
     params = parts.network.init(params_key, obs)
-    return State(params, parts.optimiser.init(params), env_state, obs, key)
+    return State(params, parts.optimizer.init(params), env_state, obs, key)
 
 
 def _iterate(parts: _Parts, state: State) -> State:
@@ -147,7 +147,7 @@ def _epoch(parts: _Parts, data: Any, carry: Any, key: Any) -> Any:
 
 def _learn(parts: _Parts, carry: Any, batch: Any) -> Any:
     params, opt_state = carry
-    updates, opt_state = parts.optimiser.update(jax.grad(partial(_loss, parts, batch))(params), opt_state, params)
+    updates, opt_state = parts.optimizer.update(jax.grad(partial(_loss, parts, batch))(params), opt_state, params)
     return optax.apply_updates(params, updates), opt_state
 
 

@@ -114,7 +114,7 @@ def from_plain(config: Any, settings: Mapping[str, Any], source: str | None = No
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
     """Return `value` as the type `hint`; YAML reads `1e-3` as text and `1` as a whole number."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    options = _options(hint)
     if value is None and type(None) in options:
         return None
     kind = options[0]
@@ -132,6 +132,12 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     if origin in (int, bool, str) and type(value) is origin:
         return value
     raise SettingsError(f"{name} is {reprlib.repr(value)[:80]}; expected {_WANTED.get(origin, origin)}")
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    """Return the types of which a value may be, of `X | None` both."""
+    several = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if several else (hint,)
 
 
 _WANTED = {
@@ -189,8 +195,7 @@ def _flag_types(config: Any, prefix: str = "") -> dict[str, Any]:
         if is_dataclass(value):
             found |= _flag_types(value, f"{prefix}{name}.")
         else:
-            kind = typing.get_args(hint)[0] if isinstance(hint, types.UnionType) else hint
-            found[f"--{prefix}{name}".replace("_", "-")] = kind
+            found[f"--{prefix}{name}".replace("_", "-")] = _options(hint)[0]
     return found
 
 

@@ -22,11 +22,11 @@ _ALIASES = {
     "buffer.prioritised": "per prioritized prioritized_replay prioritized_buffer",
     "rollout processor.n_step": "n_steps num_steps rollout_length unroll_length rollout_steps horizon nstep",
     "agent.gae_lambda agent.q_lambda": "gae_lambda gae lam lambda lambd",
-    "agent.entropy agent.temperature": "ent_coef entropy_coef entropy_coeff entropy_cost",
-    "agent.value": "vf_coef value_coef value_loss_coef vf_coeff",
-    "agent.clip": "clip_range clip_coef clip_eps clip_param clip_epsilon clip_ratio",
-    "agent.clip_value": "clip_range_vf clip_vloss",
-    "agent.normalise": "norm_adv normalize_advantage normalize_advantages",
+    "agent.ent_coef agent.temperature": "entropy entropy_coef entropy_coeff entropy_cost",
+    "agent.vf_coef": "value value_coef value_loss_coef vf_coeff",
+    "agent.clip_eps": "clip clip_range clip_coef clip_param clip_epsilon clip_ratio",
+    "agent.vf_clip_eps": "clip_value clip_range_vf clip_vloss",
+    "agent.normalise_advantage": "norm_adv normalize_advantage normalize_advantages advantage_normalization",
     "num_envs": "n_envs n_env envs num_environments nenvs",
     "epochs": "n_epochs update_epochs num_epochs ppo_epochs",
     "minibatches": "num_minibatches n_minibatches nminibatches",
@@ -34,6 +34,7 @@ _ALIASES = {
     "opt_interval": "train_freq train_frequency update_every update_frequency",
     "updates": "gradient_steps utd utd_ratio updates_per_step num_updates_per_step",
     "agent.target_interval": "target_update_interval target_network_frequency target_update_freq target_update_period",
+    "agent.num_critics": "critics n_critics num_qs ensemble_size",
     "agent.tau": "polyak soft_tau target_update_tau",
     "agent.epsilon_decay": "exploration_fraction exploration_decay eps_decay epsilon_timesteps",
     "agent.epsilon_end": "exploration_final_eps end_e eps_end final_epsilon",
@@ -83,7 +84,7 @@ ELSEWHERE = {
     "processor": "the discount and what else is done to steps belong to the processor, as in "
     "off_policy(..., processor=jaxrl.n_step(1, discount=0.99))",
     "buffer": "that belongs to the buffer, as in off_policy(..., buffer=jaxrl.uniform(capacity, batch_size))",
-    "agent": "that belongs to the agent, as in jaxrl.dqn(lr=1e-3) or jaxrl.ppo(clip=0.2)",
+    "agent": "that belongs to the agent, as in jaxrl.dqn(lr=1e-3) or jaxrl.ppo(clip_eps=0.2)",
 }
 """Whose a setting is in Python, by the first part of its path."""
 TRAINERS = (
@@ -99,7 +100,8 @@ TRAINERS = (
 
 def hint_of(word: str) -> Hint | None:
     """Return what jaxrl calls `word`, a flag or a name in any spelling."""
-    return HINTS.get(word.lstrip("-").replace("-", "_").lower())
+    plain = word.lstrip("-").replace("-", "_").lower()
+    return HINTS.get(plain) or HINTS.get(plain.rpartition(".")[2])
 
 
 def elsewhere(hint: Hint) -> str:

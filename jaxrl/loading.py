@@ -31,7 +31,7 @@ def load_policy(
     Args:
       run_dir: the run's directory; it is only read.
       strategy: what trained it; needed only where the agent or processor was made by hand.
-      **made: `make_network` or `make_policy`, as the agent had it, where its network was made in Python. An optimiser,
+      **made: `make_network` or `make_policy`, as the agent had it, where its network was made in Python. An optimizer,
         or critics, are not needed to act.
 
     Raises:

@@ -100,7 +100,7 @@ PRESETS["ppo"] = {
         "eval_episodes": 100,
         "num_envs": 16,
         "minibatches": 8,
-        "agent": {"lr": 1e-3, "lr_decay": 15_616, "gae_lambda": 0.94, "entropy": 0.0},
+        "agent": {"lr": 1e-3, "lr_decay": 15_616, "gae_lambda": 0.94, "ent_coef": 0.0},
         "processor": _NORMALISED,
     },
     # 500 000 environment steps. Discount, epochs, learning rate and no entropy after RL Baselines3 Zoo (Raffin 2020).
@@ -112,7 +112,7 @@ PRESETS["ppo"] = {
         "rollout": 256,
         "epochs": 10,
         "minibatches": 32,
-        "agent": {"lr": 1e-3, "lr_decay": 39_040, "entropy": 0.0},
+        "agent": {"lr": 1e-3, "lr_decay": 39_040, "ent_coef": 0.0},
         "processor": {"normalise_obs": True, "normalise_reward": True, "discount": 0.9},
     },
     # 1 000 000 environment steps each. Environments, lambda and normalisation after RL Baselines3 Zoo (Raffin 2020).
@@ -121,7 +121,7 @@ PRESETS["ppo"] = {
             "max_opts": 15_616,
             "num_envs": 16,
             "rollout": 64,
-            "agent": {"lr": 1e-3, "lr_decay": 15_616, "gae_lambda": 0.98, "entropy": entropy},
+            "agent": {"lr": 1e-3, "lr_decay": 15_616, "gae_lambda": 0.98, "ent_coef": entropy},
             "processor": {"normalise_obs": True, "normalise_reward": True},
         }
         for name, entropy in (("MountainCar-v0", 0.0), ("MountainCarContinuous-v0", 0.01))
@@ -173,7 +173,7 @@ PRESETS["a2c"] = {
         "save_interval": 868,
         "num_envs": 16,
         "rollout": 16,
-        "agent": {"lr": 1e-3, "lr_decay": 3_906, "gae_lambda": 0.98, "entropy": 0.0},
+        "agent": {"lr": 1e-3, "lr_decay": 3_906, "gae_lambda": 0.98, "ent_coef": 0.0},
         "processor": {**_NORMALISED, "discount": 0.995},
     },
     # 1 000 000 environment steps; found by trying. A bonus for entropy makes the policy as loud as can be instead.
@@ -185,7 +185,7 @@ PRESETS["a2c"] = {
         "save_interval": 244,
         "num_envs": 16,
         "rollout": 64,
-        "agent": {"lr": 1e-3, "gae_lambda": 0.98, "entropy": 0.0, "normalise": "batch"},
+        "agent": {"lr": 1e-3, "gae_lambda": 0.98, "ent_coef": 0.0, "normalise_advantage": "batch"},
         "processor": _NORMALISED,
     },
     # 2 000 000 environment steps. Rollouts, discount, lambda and no entropy after RL Baselines3 Zoo (Raffin 2020);
@@ -198,7 +198,7 @@ PRESETS["a2c"] = {
         "save_interval": 3_472,
         "num_envs": 16,
         "rollout": 8,
-        "agent": {"lr": 2e-3, "lr_decay": 15_624, "gae_lambda": 0.9, "entropy": 0.0},
+        "agent": {"lr": 2e-3, "lr_decay": 15_624, "gae_lambda": 0.9, "ent_coef": 0.0},
         "processor": {**_NORMALISED, "discount": 0.9},
     },
 }

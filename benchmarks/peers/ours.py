@@ -35,10 +35,10 @@ def ppo(p: s.PPO) -> jaxrl.Strategy:
         lr=p.lr,
         features=p.hidden,
         gae_lambda=p.gae_lambda,
-        clip=p.clip,
-        clip_value=p.clip,
-        value=p.value,
-        entropy=p.entropy,
+        clip_eps=p.clip,
+        vf_clip_eps=p.clip,
+        vf_coef=p.value,
+        ent_coef=p.entropy,
         max_grad_norm=p.max_grad_norm,
     )
     return jaxrl.on_policy(

@@ -17,7 +17,7 @@ from jaxrl.agents.actor_critic_settings import A2CConfig, IMPALAConfig, PPOConfi
 from jaxrl.agents.base import Agent, AgentMaker, Mode
 from jaxrl.agents.checks import changed
 from jaxrl.agents.losses import clipped_surrogate, squared, value_loss, weighted_surrogate
-from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn
+from jaxrl.agents.optimizers import Descent, Optimizer, descent, learn
 from jaxrl.agents.own import ONE_VALUE, MakePolicy, Own, by_row, choices, network_of, observations, own_parts
 from jaxrl.agents.returns import gae, lambda_returns, vtrace
 from jaxrl.distributions import Distribution, Head, head_of
@@ -39,9 +39,9 @@ class Hyper(NamedTuple):
     lr: Array
     max_grad_norm: Array
     gae_lambda: Array
-    clip: Array
-    entropy: Array
-    value: Array
+    clip_eps: Array
+    ent_coef: Array
+    vf_coef: Array
     rho_clip: PyTree = ()
     """`()` without V-trace, as is `c_clip`."""
     c_clip: PyTree = ()
@@ -88,7 +88,7 @@ class _Parts(NamedTuple):
 def ppo(
     config: PPOConfig | None = None,
     *,
-    make_optimiser: Optimiser | None = None,
+    make_optimizer: Optimizer | None = None,
     make_network: MakePolicy | None = None,
     **settings: Any,
 ) -> AgentMaker:
@@ -96,32 +96,32 @@ def ppo(
 
     Args:
       config: settings to start from; the defaults of `PPOConfig` if left out.
-      make_optimiser: from a learning rate to any Optax transformation, in place of `optimizer`.
+      make_optimizer: from a learning rate to any Optax transformation, in place of `optimizer`.
       make_network: from an `EnvSpec` and the head for its actions to a network `[B, ...] -> [B, head.outputs]`, which
         choose the action, and values `[B]`, in place of the built-in ones. It has no memory: `core` must be none.
-      **settings: fields of `PPOConfig` to change, as in `ppo(lr=1e-3, entropy=0.0)`.
+      **settings: fields of `PPOConfig` to change, as in `ppo(lr=1e-3, ent_coef=0.0)`.
 
     Raises:
       SettingsError: an unknown setting or a value out of its range.
     """
-    return _maker("ppo", config or PPOConfig(), make_optimiser, make_network, settings)
+    return _maker("ppo", config or PPOConfig(), make_optimizer, make_network, settings)
 
 
 def a2c(
     config: A2CConfig | None = None,
     *,
-    make_optimiser: Optimiser | None = None,
+    make_optimizer: Optimizer | None = None,
     make_network: MakePolicy | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Choose an A2C agent (Mnih et al. 2016, https://arxiv.org/abs/1602.01783); arguments are as for `ppo`."""
-    return _maker("a2c", config or A2CConfig(), make_optimiser, make_network, settings)
+    return _maker("a2c", config or A2CConfig(), make_optimizer, make_network, settings)
 
 
 def reinforce(
     config: REINFORCEConfig | None = None,
     *,
-    make_optimiser: Optimiser | None = None,
+    make_optimizer: Optimizer | None = None,
     make_network: MakePolicy | None = None,
     **settings: Any,
 ) -> AgentMaker:
@@ -129,13 +129,13 @@ def reinforce(
 
     Returns run to the episode's end; where a rollout or a time limit cuts it, the rest is worth what the critic says.
     """
-    return _maker("reinforce", config or REINFORCEConfig(), make_optimiser, make_network, settings)
+    return _maker("reinforce", config or REINFORCEConfig(), make_optimizer, make_network, settings)
 
 
 def impala(
     config: IMPALAConfig | None = None,
     *,
-    make_optimiser: Optimiser | None = None,
+    make_optimizer: Optimizer | None = None,
     make_network: MakePolicy | None = None,
     **settings: Any,
 ) -> AgentMaker:
@@ -143,13 +143,13 @@ def impala(
 
     It is made for actors on the host whose parameters are several rounds old. `gae_lambda` is the lambda of V-trace.
     """
-    return _maker("impala", config or IMPALAConfig(), make_optimiser, make_network, settings)
+    return _maker("impala", config or IMPALAConfig(), make_optimizer, make_network, settings)
 
 
 def _maker(
     name: str,
     config: PPOConfig,
-    make_optimiser: Optimiser | None,
+    make_optimizer: Optimizer | None,
     make_network: MakePolicy | None,
     settings: dict[str, Any],
 ) -> AgentMaker:
@@ -160,14 +160,14 @@ def _maker(
         raise SettingsError(
             f"agent.core is {config.core}, but a network of make_network has no memory; set agent.core to none"
         )
-    return partial(_bind, name, config, own_parts(config.optimizer, make_optimiser, make_network=make_network))
+    return partial(_bind, name, config, own_parts(config.optimizer, make_optimizer, make_network=make_network))
 
 
 def _bind(name: str, config: PPOConfig, own: Own, spec: EnvSpec) -> Agent:
     head, memory = head_of(spec, config.squash), no_memory(config.core, config.core_features)
     usual, outputs = partial(_network, config, spec, head), (choices(head), ONE_VALUE)
     network = network_of(own, "make_network", (spec, head), usual, (observations(spec),), outputs)
-    parts = _Parts(config, network, descent(own.optimiser), head, spec, memory)
+    parts = _Parts(config, network, descent(own.optimizer), head, spec, memory)
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -296,7 +296,7 @@ def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample
     log_prob = distribution.log_prob(sample.action)
     behaviour = as_sample(items.extras["log_prob"]) if "log_prob" in items.extras else log_prob
     advantage, target = _estimate(parts.config, state.hyper, rollout, v_tm1, v_t, as_rollout(log_prob - behaviour))
-    if parts.config.normalise == "batch":
+    if parts.config.normalise_advantage == "batch":
         advantage = standardise(advantage, weight)
     return sample._replace(log_prob=behaviour, value=value, advantage=as_sample(advantage), target=as_sample(target))
 
@@ -330,7 +330,7 @@ def _update(
     parts: _Parts, state: ActorCriticState, batch: Batch, noise: PyTree, opt_step: Array
 ) -> tuple[ActorCriticState, Metrics, Array]:
     config, hyper, sample = parts.config, state.hyper, batch.items
-    if config.normalise == "minibatch":
+    if config.normalise_advantage == "minibatch":
         sample = sample._replace(advantage=standardise(sample.advantage, sample.weight))
     learnt = learn(
         config,
@@ -356,14 +356,14 @@ def _loss(parts: _Parts, hyper: Hyper, params: PyTree, sample: Sample) -> tuple[
     log_ratio = distribution.log_prob(sample.action) - sample.log_prob
     ratio = jnp.exp(log_ratio)
     if config.surrogate == "clipped":
-        policy = clipped_surrogate(ratio, sample.advantage, hyper.clip)
+        policy = clipped_surrogate(ratio, sample.advantage, hyper.clip_eps)
     elif config.surrogate == "weighted":
         policy = weighted_surrogate(log_ratio, sample.advantage, hyper.rho_clip)
     else:
         policy = -log_ratio * sample.advantage
     of_value = (
-        value_loss(value, sample.value, sample.target, config.clip_value)
-        if config.clip_value
+        value_loss(value, sample.value, sample.target, config.vf_clip_eps)
+        if config.vf_clip_eps
         else squared(value - sample.target)
     )
     terms = {
@@ -373,11 +373,11 @@ def _loss(parts: _Parts, hyper: Hyper, params: PyTree, sample: Sample) -> tuple[
         # Schulman 2020, http://joschu.net/blog/kl-approx.html: unbiased, and never negative. Bounded, for a metric that
         # is not finite would cost the update.
         "approx_kl": jnp.minimum(ratio, LARGEST_RATIO) - 1 - log_ratio,
-        "clip_fraction": (jnp.abs(ratio - 1) > hyper.clip).astype(jnp.float32),
+        "clip_fraction": (jnp.abs(ratio - 1) > hyper.clip_eps).astype(jnp.float32),
         "value": value,
     }
     terms = {name: sample.weight * term for name, term in terms.items()}
-    loss = terms["policy_loss"] + hyper.value * terms["value_loss"] - hyper.entropy * terms["entropy"]
+    loss = terms["policy_loss"] + hyper.vf_coef * terms["value_loss"] - hyper.ent_coef * terms["entropy"]
     return loss.mean(), terms
 
 

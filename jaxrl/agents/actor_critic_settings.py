@@ -1,68 +1,71 @@
 """Settings of the agents that learn by policy gradients with a critic."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from jaxrl.agents.fields import Activation, Count, DType, OneOf, Rate, Real, Share, Steps, Torso, Weight, Widths
 
 
 @dataclass(frozen=True)
 class PPOConfig:
     """Settings of PPO."""
 
-    lr: float = 2.5e-4
+    lr: Rate = 2.5e-4
     """Learning rate."""
-    lr_decay: int = 0
+    lr_decay: Steps = 0
     """Optimisation steps over which the learning rate falls linearly to 0; 0: it stays."""
     optimizer: str = "adam"
-    """Optax optimiser: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
-    max_grad_norm: float = 0.5
+    """Optax optimizer: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
+    max_grad_norm: Weight = 0.5
     """Global norm to which gradients are clipped."""
-    accumulate: int = 1
+    accumulate: Count = 1
     """Equal pieces in which a minibatch is taken, gradients averaged; must divide its size."""
-    gae_lambda: float = 0.95
+    gae_lambda: Share = 0.95
     """Decay of later errors in an advantage; 0: one-step errors, 1: Monte-Carlo returns."""
     baseline: bool = True
     """Subtract the value from the return to get the advantage."""
-    rho_clip: float = 0.0
+    rho_clip: Weight = 0.0
     """Bound on the ratios of probabilities by which V-trace corrects for actors' old parameters (1 as published); 0: no
     V-trace."""
-    c_clip: float = 1.0
+    c_clip: Weight = 1.0
     """Bound on the ratios by which V-trace passes later errors back; used with rho_clip alone."""
-    surrogate: str = "clipped"
+    surrogate: Annotated[str, OneOf(("clipped", "plain", "weighted"))] = "clipped"
     """What is climbed: clipped (by the ratio of probabilities), plain (log-probability times advantage), or weighted
     (plain, times the ratio up to rho_clip)."""
-    clip: float = 0.2
+    clip_eps: Weight = 0.2
     """How far the ratio of probabilities may go from 1."""
-    clip_value: float = 0.0
+    vf_clip_eps: Weight = 0.0
     """How far values may go from those before the epochs; 0: anywhere."""
-    entropy: float = 0.01
+    ent_coef: Real = 0.01
     """Weight of the entropy."""
-    value: float = 0.5
+    vf_coef: Weight = 0.5
     """Weight of the value loss."""
-    normalise: str = "minibatch"
+    normalise_advantage: Annotated[str, OneOf(("minibatch", "batch", "none"))] = "minibatch"
     """Over what advantages are brought to mean 0 and deviation 1: minibatch, batch, or none."""
-    target_kl: float = 0.0
+    target_kl: Weight = 0.0
     """Approximate divergence from the old policy beyond which the rest of the epochs is left out; 0: never."""
     squash: bool = False
     """Bring continuous actions within their bounds by tanh; otherwise they are clipped."""
     free_scale: bool = True
     """Let the scale of continuous actions be a parameter; otherwise it depends on the observation."""
-    torso: str = "auto"
+    torso: Torso = "auto"
     """Network torso: mlp, minatar (also called conv), nature, impala; or auto: mlp without images [H, W, C], nature for
     images with sides of at least 36, minatar for smaller ones."""
-    features: tuple[int, ...] = (64, 64)
+    features: Widths = (64, 64)
     """Widths of the dense layers."""
-    channels: tuple[int, ...] = ()
+    channels: Widths = ()
     """Channels of the convolutions; none: the torso's own (minatar 16, nature 32 64 64, impala 16 32 32)."""
-    dtype: str = "float32"
+    dtype: DType = "float32"
     """What torsos compute in: float32 or bfloat16; parameters, heads and outputs are float32 anyway."""
-    activation: str = "tanh"
+    activation: Activation = "tanh"
     """Activation: relu, tanh, gelu, silu or elu."""
     layer_norm: bool = False
     """Normalise layers before their activation."""
     shared: bool = False
     """One torso for policy and value; otherwise each has its own."""
-    core: str = "none"
+    core: Annotated[str, OneOf(("none", "gru", "lstm"))] = "none"
     """Recurrent core behind the (then shared) torso: none, gru or lstm."""
-    core_features: int = 64
+    core_features: Count = 64
     """Width of the core."""
 
 
@@ -70,24 +73,24 @@ class PPOConfig:
 class A2CConfig(PPOConfig):
     """Settings of A2C."""
 
-    lr: float = 1e-3
-    surrogate: str = "plain"
-    normalise: str = "none"
+    lr: Rate = 1e-3
+    surrogate: Annotated[str, OneOf(("clipped", "plain", "weighted"))] = "plain"
+    normalise_advantage: Annotated[str, OneOf(("minibatch", "batch", "none"))] = "none"
 
 
 @dataclass(frozen=True)
 class REINFORCEConfig(A2CConfig):
     """Settings of REINFORCE."""
 
-    gae_lambda: float = 1.0
-    entropy: float = 0.0
-    normalise: str = "batch"
+    gae_lambda: Share = 1.0
+    ent_coef: Real = 0.0
+    normalise_advantage: Annotated[str, OneOf(("minibatch", "batch", "none"))] = "batch"
 
 
 @dataclass(frozen=True)
 class IMPALAConfig(A2CConfig):
     """Settings of IMPALA."""
 
-    gae_lambda: float = 1.0
-    rho_clip: float = 1.0
-    surrogate: str = "weighted"
+    gae_lambda: Share = 1.0
+    rho_clip: Weight = 1.0
+    surrogate: Annotated[str, OneOf(("clipped", "plain", "weighted"))] = "weighted"

@@ -9,7 +9,7 @@ for the value of any other action.
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +29,9 @@ from jaxrl.agents.critics import (
     unit_actions,
     value_network,
 )
+from jaxrl.agents.fields import Between, Positive, Weight
 from jaxrl.agents.losses import advantage_weight, expectile_loss
-from jaxrl.agents.optimisers import Learnt, Optimiser, descent, learn
+from jaxrl.agents.optimizers import Learnt, Optimizer, descent, learn
 from jaxrl.agents.own import MakeNetwork, MakePolicy, Own, by_row, own_parts
 from jaxrl.metrics import Metrics
 from jaxrl.nn import Network
@@ -44,9 +45,9 @@ from jaxrl.xla.flat import Flat
 class AWACConfig(CriticConfig):
     """Settings of AWAC."""
 
-    beta: float = 1.0
+    beta: Weight = 1.0
     """What an advantage is multiplied by before it is a weight's logarithm; 0: all actions count alike."""
-    max_weight: float = 100.0
+    max_weight: Positive = 100.0
     """Largest weight of an action."""
 
 
@@ -54,8 +55,8 @@ class AWACConfig(CriticConfig):
 class IQLConfig(AWACConfig):
     """Settings of IQL."""
 
-    beta: float = 3.0
-    expectile: float = 0.7
+    beta: Weight = 3.0
+    expectile: Annotated[float, Between(1e-6, 1 - 1e-6)] = 0.7
     """Which expectile of the values of actions the value of an observation is; 0.5: their mean, towards 1: the best."""
 
 
@@ -73,7 +74,7 @@ class AdvantageHyper(NamedTuple):
 
 
 class OptStates(NamedTuple):
-    """State of each optimiser; that of the value is empty of AWAC."""
+    """State of each optimizer; that of the value is empty of AWAC."""
 
     policy: PyTree
     critic: PyTree
@@ -95,7 +96,7 @@ class AdvantageState(NamedTuple):
 def awac(
     config: AWACConfig | None = None,
     *,
-    make_optimiser: Optimiser | None = None,
+    make_optimizer: Optimizer | None = None,
     make_policy: MakePolicy | None = None,
     make_critic: MakeNetwork | None = None,
     **settings: Any,
@@ -104,7 +105,7 @@ def awac(
 
     Args:
       config: settings to start from; the defaults of `AWACConfig` if left out.
-      make_optimiser: from a learning rate to any Optax transformation, in place of `optimizer`.
+      make_optimizer: from a learning rate to any Optax transformation, in place of `optimizer`.
       make_policy: from an `EnvSpec` and the head for its actions to a network `[B, ...] -> [B, head.outputs]`.
       make_critic: from an `EnvSpec` to the network of one critic, of observations and actions from -1 to 1
         `[B, ...], [B, D] -> [B]`; of discrete actions `[B, ...] -> [B, A]`.
@@ -114,13 +115,13 @@ def awac(
       SettingsError: an unknown setting or a value out of its range.
     """
     makers = {"make_policy": make_policy, "make_critic": make_critic}
-    return _maker("awac", config or AWACConfig(), settings, make_optimiser, **makers)
+    return _maker("awac", config or AWACConfig(), settings, make_optimizer, **makers)
 
 
 def iql(
     config: IQLConfig | None = None,
     *,
-    make_optimiser: Optimiser | None = None,
+    make_optimizer: Optimizer | None = None,
     make_policy: MakePolicy | None = None,
     make_critic: MakeNetwork | None = None,
     make_value: MakeNetwork | None = None,
@@ -128,18 +129,18 @@ def iql(
 ) -> AgentMaker:
     """Choose IQL; arguments are as for `awac`, and `make_value` from an `EnvSpec` to a network `[B, ...] -> [B]`."""
     makers = {"make_policy": make_policy, "make_critic": make_critic, "make_value": make_value}
-    return _maker("iql", config or IQLConfig(), settings, make_optimiser, **makers)
+    return _maker("iql", config or IQLConfig(), settings, make_optimizer, **makers)
 
 
 def _maker(
     name: str,
     config: AWACConfig,
     settings: dict[str, Any],
-    make_optimiser: Optimiser | None,
+    make_optimizer: Optimizer | None,
     **makers: Callable[..., Network] | None,
 ) -> AgentMaker:
     config = changed(name, config, settings)
-    return partial(_bind, name, config, own_parts(config.optimizer, make_optimiser, **makers))
+    return partial(_bind, name, config, own_parts(config.optimizer, make_optimizer, **makers))
 
 
 def _bind(name: str, config: AWACConfig, own: Own, spec: EnvSpec) -> Agent:
@@ -148,7 +149,7 @@ def _bind(name: str, config: AWACConfig, own: Own, spec: EnvSpec) -> Agent:
     networks = build_networks(config, own, spec, head)
     if isinstance(config, IQLConfig):
         networks = networks._replace(value=value_network(config, own, spec))
-    parts, network = Parts(config, networks, descent(own.optimiser), spec, head), networks.policy
+    parts, network = Parts(config, networks, descent(own.optimizer), spec, head), networks.policy
     return Agent(
         name=name,
         init=partial(_init, parts),

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jaxrl.agents.base import Agent, AgentMaker, Mode
 from jaxrl.agents.checks import changed, check_actions
 from jaxrl.agents.critics import unit_actions
-from jaxrl.agents.optimisers import Descent, Learnt, Optimiser, Schedule, descent, learn
+from jaxrl.agents.fields import Activation, Count, DType, Rate, Steps, Torso, Weight, Widths
+from jaxrl.agents.optimizers import Descent, Learnt, Optimizer, Schedule, descent, learn
 from jaxrl.agents.own import MakePolicy, Own, choices, network_of, observations, own_parts
 from jaxrl.distributions import Distribution, Gaussian, Head, head_of
 from jaxrl.metrics import Metrics
@@ -31,26 +32,26 @@ LOG_STD = (-3.0, 0.0)
 class BCConfig:
     """Settings of behavioural cloning."""
 
-    lr: float = 3e-4
+    lr: Rate = 3e-4
     """Learning rate."""
-    lr_decay: int = 0
+    lr_decay: Steps = 0
     """Optimisation steps over which the learning rate falls linearly to 0; 0: it stays."""
     optimizer: str = "adam"
-    """Optax optimiser: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
-    max_grad_norm: float = 1e6
+    """Optax optimizer: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
+    max_grad_norm: Weight = 1e6
     """Global norm to which gradients are clipped."""
-    accumulate: int = 1
+    accumulate: Count = 1
     """Equal pieces in which a batch is taken, gradients averaged; must divide the batch size."""
-    torso: str = "auto"
+    torso: Torso = "auto"
     """Network torso: mlp, minatar (also called conv), nature, impala; or auto: mlp without images [H, W, C], nature for
     images with sides of at least 36, minatar for smaller ones."""
-    features: tuple[int, ...] = (256, 256)
+    features: Widths = (256, 256)
     """Widths of the dense layers."""
-    channels: tuple[int, ...] = ()
+    channels: Widths = ()
     """Channels of the convolutions; none: the torso's own (minatar 16, nature 32 64 64, impala 16 32 32)."""
-    dtype: str = "float32"
+    dtype: DType = "float32"
     """What torsos compute in: float32 or bfloat16; parameters, heads and outputs are float32 anyway."""
-    activation: str = "relu"
+    activation: Activation = "relu"
     """Activation: relu, tanh, gelu, silu or elu."""
 
 
@@ -80,7 +81,7 @@ class _Parts(NamedTuple):
 def bc(
     config: BCConfig | None = None,
     *,
-    make_optimiser: Optimiser | None = None,
+    make_optimizer: Optimizer | None = None,
     make_network: MakePolicy | None = None,
     **settings: Any,
 ) -> AgentMaker:
@@ -90,7 +91,7 @@ def bc(
 
     Args:
       config: settings to start from; the defaults of `BCConfig` if left out.
-      make_optimiser: from a learning rate to any Optax transformation, in place of `optimizer`.
+      make_optimizer: from a learning rate to any Optax transformation, in place of `optimizer`.
       make_network: from an `EnvSpec` and the head for its actions to a network `[B, ...] -> [B, head.outputs]`.
       **settings: fields of `BCConfig` to change, as in `bc(lr=1e-3)`.
 
@@ -98,7 +99,7 @@ def bc(
       SettingsError: an unknown setting or a value out of its range.
     """
     config = changed("bc", config or BCConfig(), settings)
-    return partial(_bind, config, own_parts(config.optimizer, make_optimiser, make_network=make_network))
+    return partial(_bind, config, own_parts(config.optimizer, make_optimizer, make_network=make_network))
 
 
 def _bind(config: BCConfig, own: Own, spec: EnvSpec) -> Agent:
@@ -106,7 +107,7 @@ def _bind(config: BCConfig, own: Own, spec: EnvSpec) -> Agent:
     head = cloning_head(spec)
     usual = partial(_network, config, spec, head)
     network = network_of(own, "make_network", (spec, head), usual, (observations(spec),), (choices(head),))
-    parts = _Parts(config, network, descent(own.optimiser), spec, head)
+    parts = _Parts(config, network, descent(own.optimizer), spec, head)
     return Agent(
         name="bc",
         init=partial(_init, parts),

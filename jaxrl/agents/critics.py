@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxrl.agents.fields import Activation, Count, DType, Rate, Share, Steps, Torso, Weight, Widths
 from jaxrl.agents.losses import conservative_gap, entry, squared
-from jaxrl.agents.optimisers import Descent, Learnt, learn
+from jaxrl.agents.optimizers import Descent, Learnt, learn
 from jaxrl.agents.own import ONE_VALUE, Own, choices, network_of, observations, values_of
 from jaxrl.distributions import Head, from_box
 from jaxrl.metrics import Metrics
@@ -25,32 +26,32 @@ from jaxrl.xla.flat import Flat
 class CriticConfig:
     """Settings of an agent with critics."""
 
-    lr: float = 3e-4
+    lr: Rate = 3e-4
     """Learning rate of the critics."""
-    policy_lr: float = 3e-4
+    policy_lr: Rate = 3e-4
     """Learning rate of the policy."""
-    lr_decay: int = 0
+    lr_decay: Steps = 0
     """Optimisation steps over which learning rates fall linearly to 0; 0: they stay."""
     optimizer: str = "adam"
-    """Optax optimiser: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
-    max_grad_norm: float = 1e6
+    """Optax optimizer: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
+    max_grad_norm: Weight = 1e6
     """Global norm to which the gradients of critics, policy and temperature are clipped, each."""
-    accumulate: int = 1
+    accumulate: Count = 1
     """Equal pieces in which a batch is taken, gradients averaged; must divide the batch size."""
-    critics: int = 2
+    num_critics: Count = 2
     """Critics, of which the lowest counts."""
-    tau: float = 0.005
+    tau: Share = 0.005
     """Share of the online networks in each update of the targets."""
-    torso: str = "auto"
+    torso: Torso = "auto"
     """Network torso: mlp, minatar (also called conv), nature, impala; or auto: mlp without images [H, W, C], nature for
     images with sides of at least 36, minatar for smaller ones."""
-    features: tuple[int, ...] = (256, 256)
+    features: Widths = (256, 256)
     """Widths of the dense layers."""
-    channels: tuple[int, ...] = ()
+    channels: Widths = ()
     """Channels of the convolutions; none: the torso's own (minatar 16, nature 32 64 64, impala 16 32 32)."""
-    dtype: str = "float32"
+    dtype: DType = "float32"
     """What torsos compute in: float32 or bfloat16; parameters, heads and outputs are float32 anyway."""
-    activation: str = "relu"
+    activation: Activation = "relu"
     """Activation: relu, tanh, gelu, silu or elu."""
     layer_norm: bool = False
     """Normalise the critics' layers before their activation, for many updates an environment step."""
@@ -85,10 +86,10 @@ def build_networks(config: CriticConfig, own: Own, spec: EnvSpec, head: Head) ->
     if "make_critic" not in own.makers:
         options = {**_options(config, spec), "layer_norm": config.layer_norm}
         outputs = space.n if isinstance(space, Discrete) else 1
-        return Networks(policy, ensemble(config.critics, spec.observation_space, outputs=outputs, **options))
+        return Networks(policy, ensemble(config.num_critics, spec.observation_space, outputs=outputs, **options))
     args, values = ((obs,), values_of(spec)) if isinstance(space, Discrete) else ((obs, _actions(space)), ONE_VALUE)
     member = require_network(own.made("make_critic", spec), "make_critic", args, (values,))
-    return Networks(policy, Ensemble(member, config.critics))
+    return Networks(policy, Ensemble(member, config.num_critics))
 
 
 def value_network(config: CriticConfig, own: Own, spec: EnvSpec) -> Network:

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,23 @@ import optax
 from jaxrl.agents.base import Agent, AgentMaker, Mode
 from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.exploration import EPSILONS, draw_epsilon_greedy, epsilon_greedy
+from jaxrl.agents.fields import (
+    Activation,
+    AtLeast,
+    Between,
+    Count,
+    DType,
+    OneOf,
+    Rate,
+    Real,
+    Share,
+    Steps,
+    Torso,
+    Weight,
+    Widths,
+)
 from jaxrl.agents.losses import conservative_gap, entry, munchausen
-from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn, linear
+from jaxrl.agents.optimizers import Descent, Optimizer, descent, learn, linear
 from jaxrl.agents.own import MakeNetwork, Own, network_of, observations, own_parts, values_of
 from jaxrl.agents.values import (
     After,
@@ -41,58 +56,58 @@ from jaxrl.xla.flat import Flat
 class DQNConfig:
     """Settings of DQN."""
 
-    lr: float = 2.5e-4
+    lr: Rate = 2.5e-4
     """Learning rate."""
-    lr_decay: int = 0
+    lr_decay: Steps = 0
     """Optimisation steps over which the learning rate falls linearly to 0; 0: it stays."""
     optimizer: str = "adam"
-    """Optax optimiser: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
-    max_grad_norm: float = 10.0
+    """Optax optimizer: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
+    max_grad_norm: Weight = 10.0
     """Global norm to which gradients are clipped."""
-    accumulate: int = 1
+    accumulate: Count = 1
     """Equal pieces in which a batch is taken, gradients averaged; must divide the batch size."""
-    loss: str = "squared"
+    loss: Annotated[str, OneOf(("huber", "squared"))] = "squared"
     """Loss of the temporal-difference error: squared, or huber, which bends at 1 and suits rewards scaled to that."""
     double: bool = True
     """Choose the next action by the online network (double Q-learning)."""
     dueling: bool = False
     """Split the head into a value and advantages."""
-    epsilon_start: float = 1.0
+    epsilon_start: Share = 1.0
     """Share of random actions at the first optimisation step."""
-    epsilon_end: float = 0.05
+    epsilon_end: Share = 0.05
     """Share of random actions once the decay is over."""
-    epsilon_decay: int = 2_500
+    epsilon_decay: Steps = 2_500
     """Optimisation steps of the linear decay; 0: epsilon_end all the time."""
-    target_interval: int = 100
+    target_interval: Count = 100
     """Optimisation steps from one target update to the next."""
-    tau: float = 1.0
+    tau: Share = 1.0
     """Share of the online network in a target update; 1 copies it (hard), less mixes it in (soft)."""
-    torso: str = "auto"
+    torso: Torso = "auto"
     """Network torso: mlp, minatar (also called conv), nature, impala; or auto: mlp without images [H, W, C], nature for
     images with sides of at least 36, minatar for smaller ones."""
-    features: tuple[int, ...] = (120, 84)
+    features: Widths = (120, 84)
     """Widths of the dense layers."""
-    channels: tuple[int, ...] = ()
+    channels: Widths = ()
     """Channels of the convolutions; none: the torso's own (minatar 16, nature 32 64 64, impala 16 32 32)."""
-    dtype: str = "float32"
+    dtype: DType = "float32"
     """What torsos compute in: float32 or bfloat16; parameters, heads and outputs are float32 anyway."""
-    activation: str = "relu"
+    activation: Activation = "relu"
     """Activation: relu, tanh, gelu, silu or elu."""
-    values: str = "expected"
+    values: Annotated[str, OneOf(("expected", "c51", "qr", "iqn"))] = "expected"
     """What is learnt of returns: expected; their distribution by c51 or qr; or iqn, its quantiles anywhere."""
-    atoms: int = 51
+    atoms: Annotated[int, AtLeast(2)] = 51
     """Numbers by which c51 and qr tell a distribution; quantiles that iqn draws for a transition."""
-    v_min: float | None = None
+    v_min: Real | None = None
     """Lowest return that c51 knows; unset: the lowest that the rewards and discounts learnt from so far allow."""
-    v_max: float | None = None
+    v_max: Real | None = None
     """Highest return that c51 knows; unset: as for `v_min`."""
-    noisy: float = 0.0
+    noisy: Weight = 0.0
     """Explore by noise on the parameters, this its deviation at first (0.5 as published, and no epsilon); 0: off."""
-    munchausen: float = 0.0
+    munchausen: Weight = 0.0
     """Weight of the log-policy that is added to rewards (0.9 as published; it replaces double); 0: off."""
-    munchausen_temperature: float = 0.03
+    munchausen_temperature: Annotated[float, Between(1e-6, 1e30)] = 0.03
     """Temperature of that policy."""
-    cql: float = 0.0
+    cql: Weight = 0.0
     """Weight by which the values of other actions than the data's are held down (conservative Q-learning); 0: off."""
 
 
@@ -101,18 +116,18 @@ class RainbowConfig(DQNConfig):
     """Settings of Rainbow."""
 
     dueling: bool = True
-    values: str = "c51"
-    noisy: float = 0.5
-    epsilon_start: float = 0.0
-    epsilon_end: float = 0.0
-    epsilon_decay: int = 0
+    values: Annotated[str, OneOf(("expected", "c51", "qr", "iqn"))] = "c51"
+    noisy: Weight = 0.5
+    epsilon_start: Share = 0.0
+    epsilon_end: Share = 0.0
+    epsilon_decay: Steps = 0
 
 
 @dataclass(frozen=True)
 class CQLDQNConfig(DQNConfig):
     """Settings of conservative Q-learning without a policy."""
 
-    cql: float = 1.0
+    cql: Weight = 1.0
 
 
 MUNCHAUSEN_CLIP = -1.0
@@ -165,7 +180,7 @@ class _Parts(NamedTuple):
 def dqn(
     config: DQNConfig | None = None,
     *,
-    make_optimiser: Optimiser | None = None,
+    make_optimizer: Optimizer | None = None,
     make_network: MakeNetwork | None = None,
     **settings: Any,
 ) -> AgentMaker:
@@ -173,7 +188,7 @@ def dqn(
 
     Args:
       config: settings to start from; the defaults of `DQNConfig` if left out.
-      make_optimiser: from a learning rate to any Optax transformation, in place of `optimizer`.
+      make_optimizer: from a learning rate to any Optax transformation, in place of `optimizer`.
       make_network: from an `EnvSpec` to a network `[B, ...] -> [B, A]` of values, in place of the built-in ones; of
         distributions `[B, A, atoms]`, for iqn also given the quantiles `[B, n]`, where those are to be told.
       **settings: fields of `DQNConfig` to change, as in `dqn(lr=1e-3, dueling=True)`.
@@ -181,13 +196,13 @@ def dqn(
     Raises:
       SettingsError: an unknown setting or a value out of its range.
     """
-    return _maker("dqn", config or DQNConfig(), make_optimiser, make_network, settings)
+    return _maker("dqn", config or DQNConfig(), make_optimizer, make_network, settings)
 
 
 def rainbow(
     config: RainbowConfig | None = None,
     *,
-    make_optimiser: Optimiser | None = None,
+    make_optimizer: Optimizer | None = None,
     make_network: MakeNetwork | None = None,
     **settings: Any,
 ) -> AgentMaker:
@@ -195,13 +210,13 @@ def rainbow(
 
     The rest of Rainbow is not the agent's: a prioritised buffer and a processor over several steps.
     """
-    return _maker("rainbow", config or RainbowConfig(), make_optimiser, make_network, settings)
+    return _maker("rainbow", config or RainbowConfig(), make_optimizer, make_network, settings)
 
 
 def cql_dqn(
     config: CQLDQNConfig | None = None,
     *,
-    make_optimiser: Optimiser | None = None,
+    make_optimizer: Optimizer | None = None,
     make_network: MakeNetwork | None = None,
     **settings: Any,
 ) -> AgentMaker:
@@ -209,19 +224,19 @@ def cql_dqn(
 
     Arguments are as for `dqn`.
     """
-    return _maker("cql_dqn", config or CQLDQNConfig(), make_optimiser, make_network, settings)
+    return _maker("cql_dqn", config or CQLDQNConfig(), make_optimizer, make_network, settings)
 
 
 def _maker(
     name: str,
     config: DQNConfig,
-    make_optimiser: Optimiser | None,
+    make_optimizer: Optimizer | None,
     make_network: MakeNetwork | None,
     settings: dict[str, Any],
 ) -> AgentMaker:
     config = changed(name, config, settings)
     _check_values(config)
-    return partial(_bind, name, config, own_parts(config.optimizer, make_optimiser, make_network=make_network))
+    return partial(_bind, name, config, own_parts(config.optimizer, make_optimizer, make_network=make_network))
 
 
 def _check_values(config: DQNConfig) -> None:
@@ -271,7 +286,7 @@ def _bind(name: str, config: DQNConfig, own: Own, spec: EnvSpec) -> Agent:
         (values_of(spec, 0 if config.values == "expected" else config.atoms),),
         kept=("params", "noise"),
     )
-    blank = _Parts(config, network, descent(own.optimiser), spec, {})
+    blank = _Parts(config, network, descent(own.optimizer), spec, {})
     parts = blank._replace(noise=jax.eval_shape(lambda: _begin(blank, jax.random.key(0))).get("noise", {}))
     return Agent(
         name=name,

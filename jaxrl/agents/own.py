@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 
-from jaxrl.agents.optimisers import Optimiser, optimiser_named
+from jaxrl.agents.optimizers import Optimizer, optimizer_named
 from jaxrl.distributions import Head
 from jaxrl.errors import SettingsError
 from jaxrl.nn import Network, require_network
@@ -20,9 +20,9 @@ MakePolicy = Callable[[EnvSpec, Head], Network]
 
 
 class Own(NamedTuple):
-    """What was made in Python, and the optimiser, whoever made it."""
+    """What was made in Python, and the optimizer, whoever made it."""
 
-    optimiser: Optimiser
+    optimizer: Optimizer
     makers: Mapping[str, Callable[..., Network]]
     """Of networks, by the arguments' names."""
     custom: tuple[str, ...]
@@ -38,24 +38,24 @@ class Own(NamedTuple):
             raise SettingsError(f"{name}, which is called with {told}, failed: {said}") from error
 
 
-def own_parts(optimizer: str, make_optimiser: Optimiser | None, **makers: Callable[..., Network] | None) -> Own:
-    """Return what was made in Python; where no optimiser was, that named `optimizer`.
+def own_parts(optimizer: str, make_optimizer: Optimizer | None, **makers: Callable[..., Network] | None) -> Own:
+    """Return what was made in Python; where no optimizer was, that named `optimizer`.
 
     Raises:
-      SettingsError: an unknown optimiser, or an argument that is not a function.
+      SettingsError: an unknown optimizer, or an argument that is not a function.
     """
-    given = {name: made for name, made in {"make_optimiser": make_optimiser, **makers}.items() if made is not None}
+    given = {name: made for name, made in {"make_optimizer": make_optimizer, **makers}.items() if made is not None}
     for name, made in given.items():
         if not callable(made) or (hasattr(made, "apply") and not isinstance(made, type)):
             raise SettingsError(
                 f"{name} is {type(made).__name__}; expected a function that makes it, as in {_AS[name]}"
             )
-    networks = {name: made for name, made in given.items() if name != "make_optimiser"}
-    return Own(make_optimiser or optimiser_named(optimizer), networks, tuple(given))
+    networks = {name: made for name, made in given.items() if name != "make_optimizer"}
+    return Own(make_optimizer or optimizer_named(optimizer), networks, tuple(given))
 
 
 _AS = {
-    "make_optimiser": "lambda lr: optax.adam(lr)",
+    "make_optimizer": "lambda lr: optax.adam(lr)",
     "make_network": "lambda spec: MyNetwork()",
     "make_policy": "lambda spec, head: MyPolicy(head.outputs)",
     "make_critic": "lambda spec: MyCritic()",

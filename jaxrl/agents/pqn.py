@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jaxrl.agents.base import Agent, AgentMaker, Mode
 from jaxrl.agents.checks import changed, check_actions
 from jaxrl.agents.exploration import EPSILONS, draw_epsilon_greedy, epsilon_greedy
+from jaxrl.agents.fields import Activation, Count, DType, Rate, Share, Steps, Torso, Weight, Widths
 from jaxrl.agents.losses import entry, squared
-from jaxrl.agents.optimisers import Descent, Optimiser, descent, learn, linear
+from jaxrl.agents.optimizers import Descent, Optimizer, descent, learn, linear
 from jaxrl.agents.own import MakeNetwork, Own, network_of, observations, own_parts, values_of
 from jaxrl.agents.returns import lambda_returns
 from jaxrl.metrics import Metrics
@@ -26,38 +27,38 @@ from jaxrl.xla.flat import Flat
 class PQNConfig:
     """Settings of PQN."""
 
-    lr: float = 5e-4
+    lr: Rate = 5e-4
     """Learning rate."""
-    lr_decay: int = 0
+    lr_decay: Steps = 0
     """Optimisation steps over which the learning rate falls linearly to 0; 0: it stays."""
     optimizer: str = "radam"
-    """Optax optimiser: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
-    max_grad_norm: float = 10.0
+    """Optax optimizer: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
+    max_grad_norm: Weight = 10.0
     """Global norm to which gradients are clipped."""
-    accumulate: int = 1
+    accumulate: Count = 1
     """Equal pieces in which a minibatch is taken, gradients averaged; must divide its size."""
-    q_lambda: float = 0.65
+    q_lambda: Share = 0.65
     """Decay of later rewards in a target; 0: one-step targets, 1: Monte-Carlo returns."""
-    epsilon_start: float = 1.0
+    epsilon_start: Share = 1.0
     """Share of random actions at the first optimisation step."""
-    epsilon_end: float = 0.05
+    epsilon_end: Share = 0.05
     """Share of random actions once the decay is over."""
-    epsilon_decay: int = 2_500
+    epsilon_decay: Steps = 2_500
     """Optimisation steps of the linear decay; 0: epsilon_end all the time."""
     dueling: bool = False
     """Split the head into a value and advantages."""
     layer_norm: bool = True
     """Normalise layers before their activation: what stands in for the target network."""
-    torso: str = "auto"
+    torso: Torso = "auto"
     """Network torso: mlp, minatar (also called conv), nature, impala; or auto: mlp without images [H, W, C], nature for
     images with sides of at least 36, minatar for smaller ones."""
-    features: tuple[int, ...] = (128, 128)
+    features: Widths = (128, 128)
     """Widths of the dense layers."""
-    channels: tuple[int, ...] = ()
+    channels: Widths = ()
     """Channels of the convolutions; none: the torso's own (minatar 16, nature 32 64 64, impala 16 32 32)."""
-    dtype: str = "float32"
+    dtype: DType = "float32"
     """What torsos compute in: float32 or bfloat16; parameters, heads and outputs are float32 anyway."""
-    activation: str = "relu"
+    activation: Activation = "relu"
     """Activation: relu, tanh, gelu, silu or elu."""
 
 
@@ -98,7 +99,7 @@ class _Parts(NamedTuple):
 def pqn(
     config: PQNConfig | None = None,
     *,
-    make_optimiser: Optimiser | None = None,
+    make_optimizer: Optimizer | None = None,
     make_network: MakeNetwork | None = None,
     **settings: Any,
 ) -> AgentMaker:
@@ -106,7 +107,7 @@ def pqn(
 
     Args:
       config: settings to start from; the defaults of `PQNConfig` if left out.
-      make_optimiser: from a learning rate to any Optax transformation, in place of `optimizer`.
+      make_optimizer: from a learning rate to any Optax transformation, in place of `optimizer`.
       make_network: from an `EnvSpec` to a network `[B, ...] -> [B, A]` of values, in place of the built-in ones.
       **settings: fields of `PQNConfig` to change, as in `pqn(lr=1e-3, q_lambda=0.9)`.
 
@@ -114,14 +115,14 @@ def pqn(
       SettingsError: an unknown setting or a value out of its range.
     """
     config = changed("pqn", config or PQNConfig(), settings)
-    return partial(_bind, config, own_parts(config.optimizer, make_optimiser, make_network=make_network))
+    return partial(_bind, config, own_parts(config.optimizer, make_optimizer, make_network=make_network))
 
 
 def _bind(config: PQNConfig, own: Own, spec: EnvSpec) -> Agent:
     check_actions("pqn", spec)
     usual, outputs = partial(_network, config, spec), (values_of(spec),)
     network = network_of(own, "make_network", (spec,), usual, (observations(spec),), outputs)
-    parts = _Parts(config, network, descent(own.optimiser), spec)
+    parts = _Parts(config, network, descent(own.optimizer), spec)
     return Agent(
         name="pqn",
         init=partial(_init, parts),

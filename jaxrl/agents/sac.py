@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,8 @@ from jaxrl.agents.critics import (
     space_size,
     trail,
 )
-from jaxrl.agents.optimisers import OPTIMISERS, Optimiser, decayed, descent, learn
+from jaxrl.agents.fields import Between, Count, Positive, Rate, Real, Weight
+from jaxrl.agents.optimizers import OPTIMIZERS, Optimizer, decayed, descent, learn
 from jaxrl.agents.own import MakeNetwork, MakePolicy, Own, own_parts
 from jaxrl.distributions import Distribution, head_of
 from jaxrl.errors import SettingsError
@@ -48,21 +49,21 @@ from jaxrl.xla.flat import Flat
 class SACConfig(CriticConfig):
     """Settings of SAC."""
 
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     """Worth of a nat of entropy, at first where it is learnt."""
     learn_temperature: bool = True
     """Move the temperature so that the entropy comes to target_entropy."""
-    temperature_lr: float = 3e-4
+    temperature_lr: Rate = 3e-4
     """Learning rate of the temperature's logarithm."""
-    target_entropy: float = 0.0
+    target_entropy: Real = 0.0
     """Entropy that the temperature aims at, in nats (of actions from -1 to 1); 0: minus the number of continuous
     actions, or 0.3 of what choosing at random has."""
-    noise_memory: float = 0.0
+    noise_memory: Annotated[float, Between(0.0, 0.9999)] = 0.0
     """Share of the noise in continuous actions that stays from one step of an episode to the next, while exploring;
     0: noise without memory."""
-    cql: float = 0.0
+    cql: Weight = 0.0
     """Weight by which the values of other actions than the data's are held down (conservative Q-learning); 0: off."""
-    cql_actions: int = 10
+    cql_actions: Count = 10
     """Actions drawn for that, of continuous ones: so many at random, by the policy, and by the policy a step later."""
 
 
@@ -70,10 +71,10 @@ class SACConfig(CriticConfig):
 class CQLConfig(SACConfig):
     """Settings of conservative Q-learning with a policy."""
 
-    cql: float = 5.0
+    cql: Weight = 5.0
 
 
-ADAM = descent(OPTIMISERS["adam"])
+ADAM = descent(OPTIMIZERS["adam"])
 """Moves the temperature, whatever moves the networks: decay of weights, say, is nothing for it."""
 
 
@@ -94,7 +95,7 @@ class SACHyper(NamedTuple):
 
 
 class OptStates(NamedTuple):
-    """State of each optimiser; that of the temperature is empty where it is fixed."""
+    """State of each optimizer; that of the temperature is empty where it is fixed."""
 
     policy: PyTree
     critic: PyTree
@@ -116,7 +117,7 @@ class SACState(NamedTuple):
 def sac(
     config: SACConfig | None = None,
     *,
-    make_optimiser: Optimiser | None = None,
+    make_optimizer: Optimizer | None = None,
     make_policy: MakePolicy | None = None,
     make_critic: MakeNetwork | None = None,
     **settings: Any,
@@ -125,41 +126,41 @@ def sac(
 
     Args:
       config: settings to start from; the defaults of `SACConfig` if left out.
-      make_optimiser: from a learning rate to any Optax transformation, in place of `optimizer`.
+      make_optimizer: from a learning rate to any Optax transformation, in place of `optimizer`.
       make_policy: from an `EnvSpec` and the head for its actions to a network `[B, ...] -> [B, head.outputs]`.
       make_critic: from an `EnvSpec` to the network of one critic, of observations and actions from -1 to 1
         `[B, ...], [B, D] -> [B]`; of discrete actions `[B, ...] -> [B, A]`.
-      **settings: fields of `SACConfig` to change, as in `sac(lr=1e-3, critics=5)`.
+      **settings: fields of `SACConfig` to change, as in `sac(lr=1e-3, num_critics=5)`.
 
     Raises:
       SettingsError: an unknown setting or a value out of its range.
     """
     makers = {"make_policy": make_policy, "make_critic": make_critic}
-    return _maker("sac", config or SACConfig(), settings, make_optimiser, **makers)
+    return _maker("sac", config or SACConfig(), settings, make_optimizer, **makers)
 
 
 def cql(
     config: CQLConfig | None = None,
     *,
-    make_optimiser: Optimiser | None = None,
+    make_optimizer: Optimizer | None = None,
     make_policy: MakePolicy | None = None,
     make_critic: MakeNetwork | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Choose conservative Q-learning with a policy, for data; arguments are as for `sac`."""
     makers = {"make_policy": make_policy, "make_critic": make_critic}
-    return _maker("cql", config or CQLConfig(), settings, make_optimiser, **makers)
+    return _maker("cql", config or CQLConfig(), settings, make_optimizer, **makers)
 
 
 def _maker(
     name: str,
     config: SACConfig,
     settings: dict[str, Any],
-    make_optimiser: Optimiser | None,
+    make_optimizer: Optimizer | None,
     **makers: Callable[..., Network] | None,
 ) -> AgentMaker:
     config = changed(name, config, settings)
-    return partial(_bind, name, config, own_parts(config.optimizer, make_optimiser, **makers))
+    return partial(_bind, name, config, own_parts(config.optimizer, make_optimizer, **makers))
 
 
 def _bind(name: str, config: SACConfig, own: Own, spec: EnvSpec) -> Agent:
@@ -170,7 +171,7 @@ def _bind(name: str, config: SACConfig, own: Own, spec: EnvSpec) -> Agent:
             "afresh; set it to 0"
         )
     head = head_of(spec, squash=True)
-    parts = Parts(config, build_networks(config, own, spec, head), descent(own.optimiser), spec, head)
+    parts = Parts(config, build_networks(config, own, spec, head), descent(own.optimizer), spec, head)
     return Agent(
         name=name,
         init=partial(_init, parts),

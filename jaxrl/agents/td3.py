@@ -8,7 +8,7 @@ have gathered, is one whose policy also stays near their actions.
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,8 @@ from jaxrl.agents.critics import (
     trail,
     unit_actions,
 )
-from jaxrl.agents.optimisers import Optimiser, descent, learn
+from jaxrl.agents.fields import Between, Count, Weight
+from jaxrl.agents.optimizers import Optimizer, descent, learn
 from jaxrl.agents.own import MakeNetwork, MakePolicy, Own, own_parts
 from jaxrl.distributions import Head, to_box
 from jaxrl.metrics import Metrics
@@ -43,17 +44,17 @@ from jaxrl.xla.flat import Flat
 class TD3Config(CriticConfig):
     """Settings of TD3."""
 
-    noise: float = 0.1
+    noise: Weight = 0.1
     """Deviation of the noise on actions from -1 to 1, in the long run."""
-    noise_memory: float = 0.0
+    noise_memory: Annotated[float, Between(0.0, 0.9999)] = 0.0
     """Share of the noise that stays from one step of an episode to the next; 0: noise without memory."""
-    target_noise: float = 0.2
+    target_noise: Weight = 0.2
     """Deviation of the noise on the target policy's actions."""
-    target_noise_clip: float = 0.5
+    target_noise_clip: Weight = 0.5
     """Bound of that noise."""
-    policy_interval: int = 2
+    policy_interval: Count = 2
     """Optimisation steps from one move of policy and targets to the next."""
-    bc_alpha: float = 0.0
+    bc_alpha: Weight = 0.0
     """Weight of values, over their mean size, against the squared distance from the data's actions (alpha); 0: values
     alone, and no distance."""
 
@@ -62,16 +63,16 @@ class TD3Config(CriticConfig):
 class DDPGConfig(TD3Config):
     """Settings of DDPG."""
 
-    critics: int = 1
-    target_noise: float = 0.0
-    policy_interval: int = 1
+    num_critics: Count = 1
+    target_noise: Weight = 0.0
+    policy_interval: Count = 1
 
 
 @dataclass(frozen=True)
 class TD3BCConfig(TD3Config):
     """Settings of TD3+BC."""
 
-    bc_alpha: float = 2.5
+    bc_alpha: Weight = 2.5
 
 
 class TD3Hyper(NamedTuple):
@@ -90,7 +91,7 @@ class TD3Hyper(NamedTuple):
 
 
 class OptStates(NamedTuple):
-    """State of each optimiser."""
+    """State of each optimizer."""
 
     policy: PyTree
     critic: PyTree
@@ -110,7 +111,7 @@ class TD3State(NamedTuple):
 def td3(
     config: TD3Config | None = None,
     *,
-    make_optimiser: Optimiser | None = None,
+    make_optimizer: Optimizer | None = None,
     make_policy: MakePolicy | None = None,
     make_critic: MakeNetwork | None = None,
     **settings: Any,
@@ -119,7 +120,7 @@ def td3(
 
     Args:
       config: settings to start from; the defaults of `TD3Config` if left out.
-      make_optimiser: from a learning rate to any Optax transformation, in place of `optimizer`.
+      make_optimizer: from a learning rate to any Optax transformation, in place of `optimizer`.
       make_policy: from an `EnvSpec` and the head for its actions to a network `[B, ...] -> [B, head.outputs]`.
       make_critic: from an `EnvSpec` to the network of one critic, of observations and actions from -1 to 1
         `[B, ...], [B, D] -> [B]`.
@@ -129,44 +130,44 @@ def td3(
       SettingsError: an unknown setting or a value out of its range.
     """
     makers = {"make_policy": make_policy, "make_critic": make_critic}
-    return _maker("td3", config or TD3Config(), settings, make_optimiser, **makers)
+    return _maker("td3", config or TD3Config(), settings, make_optimizer, **makers)
 
 
 def ddpg(
     config: DDPGConfig | None = None,
     *,
-    make_optimiser: Optimiser | None = None,
+    make_optimizer: Optimizer | None = None,
     make_policy: MakePolicy | None = None,
     make_critic: MakeNetwork | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Choose a DDPG agent; arguments are as for `td3`."""
     makers = {"make_policy": make_policy, "make_critic": make_critic}
-    return _maker("ddpg", config or DDPGConfig(), settings, make_optimiser, **makers)
+    return _maker("ddpg", config or DDPGConfig(), settings, make_optimizer, **makers)
 
 
 def td3_bc(
     config: TD3BCConfig | None = None,
     *,
-    make_optimiser: Optimiser | None = None,
+    make_optimizer: Optimizer | None = None,
     make_policy: MakePolicy | None = None,
     make_critic: MakeNetwork | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Choose TD3+BC, for data; arguments are as for `td3`."""
     makers = {"make_policy": make_policy, "make_critic": make_critic}
-    return _maker("td3_bc", config or TD3BCConfig(), settings, make_optimiser, **makers)
+    return _maker("td3_bc", config or TD3BCConfig(), settings, make_optimizer, **makers)
 
 
 def _maker(
     name: str,
     config: TD3Config,
     settings: dict[str, Any],
-    make_optimiser: Optimiser | None,
+    make_optimizer: Optimizer | None,
     **makers: Callable[..., Network] | None,
 ) -> AgentMaker:
     config = changed(name, config, settings)
-    return partial(_bind, name, config, own_parts(config.optimizer, make_optimiser, **makers))
+    return partial(_bind, name, config, own_parts(config.optimizer, make_optimizer, **makers))
 
 
 def _bind(name: str, config: TD3Config, own: Own, spec: EnvSpec) -> Agent:
@@ -180,7 +181,7 @@ def _bind(name: str, config: TD3Config, own: Own, spec: EnvSpec) -> Agent:
         draw=lambda key, rows: jax.random.normal(key, (rows, size)),
         to_env=partial(to_box, space),
     )
-    parts = Parts(config, build_networks(config, own, spec, head), descent(own.optimiser), spec, head)
+    parts = Parts(config, build_networks(config, own, spec, head), descent(own.optimizer), spec, head)
     return Agent(
         name=name,
         init=partial(_init, parts),

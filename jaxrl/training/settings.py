@@ -187,11 +187,31 @@ SHAPED = frozenset({"agent.torso", "agent.channels"})
 """Settings on which nothing but the leaves of the parameters depends: where what was saved fits, no bit does."""
 
 
+RENAMED: Mapping[str, str] = {
+    "clip": "clip_eps",
+    "clip_value": "vf_clip_eps",
+    "critics": "num_critics",
+    "entropy": "ent_coef",
+    "normalise": "normalise_advantage",
+    "value": "vf_coef",
+}
+"""Settings of agents by their names up to version 0.4."""
+
+
+def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run with those of the agent by their names of today."""
+    agent = settings.get("agent")
+    if not isinstance(agent, Mapping):
+        return dict(settings)
+    return {**settings, "agent": {RENAMED.get(name, name): value for name, value in agent.items()}}
+
+
 def renewed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run as this version writes those under which it goes on as it began.
 
     Before there were `channels`, `auto` knew one convolution of 16 for images of any size, and no other torso.
     """
+    settings = renamed(settings)
     agent = settings.get("agent")
     if not isinstance(agent, Mapping) or "torso" not in agent or "channels" in agent:
         return dict(settings)
@@ -218,6 +238,8 @@ class Change(NamedTuple):
 
 def changes(old: object, new: object, name: str = "") -> list[Change]:
     """List where the settings `new`, nested by name, differ from `old`."""
+    if not name and isinstance(old, Mapping):
+        old = renamed(old)
     if not name and isinstance(old, Mapping) and isinstance(new, Mapping) and "agent" in _custom(old):
         # Up to version 0.4 an agent with a part made in Python had no settings.
         old = {**old, "agent": new.get("agent"), "custom": new.get("custom")}

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from jaxrl.agents import cql_dqn, dqn, rainbow
-from jaxrl.agents.optimisers import OPTIMISERS, accumulate, clip_by_norm, linear
+from jaxrl.agents.optimizers import OPTIMIZERS, accumulate, clip_by_norm, linear
 from jaxrl.errors import SettingsError
 from jaxrl.nn import QNetwork
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete
@@ -232,7 +232,7 @@ def test_the_share_of_random_actions_is_epsilon_and_each_is_as_likely():
     assert abs(float((action == 0).mean()) - 0.15) < 0.0125
 
 
-# --- gradients and optimisers -----------------------------------------------------------------------------------
+# --- gradients and optimizers -----------------------------------------------------------------------------------
 
 
 def test_gradients_are_clipped_to_a_global_norm():
@@ -264,18 +264,18 @@ def test_accumulate_keeps_the_order_of_what_the_loss_returns_beside_it():
     np.testing.assert_array_equal(aux, np.arange(6.0) * 2)
 
 
-def by_optax(optimiser, params, grads_of, updates):
-    opt_state = optimiser.init(params)
+def by_optax(optimizer, params, grads_of, updates):
+    opt_state = optimizer.init(params)
     for _ in range(updates):
-        change, opt_state = optimiser.update(grads_of(params), opt_state, params)
+        change, opt_state = optimizer.update(grads_of(params), opt_state, params)
         params = optax.apply_updates(params, change)
     return params
 
 
-@pytest.mark.parametrize("name", [*OPTIMISERS, "by hand"])
-def test_any_optax_optimiser_moves_the_parameters_as_optax_does(name):
-    make = OPTIMISERS.get(name, lambda lr: optax.chain(optax.trace(0.9), optax.scale_by_learning_rate(lr)))
-    chosen = {"make_optimiser": make} if name == "by hand" else {"optimizer": name}
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "by hand"])
+def test_any_optax_optimizer_moves_the_parameters_as_optax_does(name):
+    make = OPTIMIZERS.get(name, lambda lr: optax.chain(optax.trace(0.9), optax.scale_by_learning_rate(lr)))
+    chosen = {"make_optimizer": make} if name == "by hand" else {"optimizer": name}
     agent = dqn(make_network=lambda spec: Table(), lr=0.1, loss="squared", target_interval=1_000, **chosen)(TABLE_SPEC)
     batch = transitions([0, 1], [0, 1], [1.0, -2.0], [0.0, 0.0], [0, 0])
     state = run(agent, table_state(agent, np.ones((2, 2))), batch, 3)[-1]
@@ -287,7 +287,7 @@ def test_any_optax_optimiser_moves_the_parameters_as_optax_does(name):
 
 
 def test_an_agent_tells_its_settings_and_which_of_its_parts_they_would_not_rebuild():
-    assert dqn(make_optimiser=optax.sgd)(SPEC).custom == ("make_optimiser",)
+    assert dqn(make_optimizer=optax.sgd)(SPEC).custom == ("make_optimizer",)
     assert dqn(make_network=lambda spec: Table())(TABLE_SPEC).custom == ("make_network",)
     agent = dqn(lr=0.5, double=False)(SPEC)
     assert (agent.settings["lr"], agent.custom) == (0.5, ())
@@ -295,12 +295,12 @@ def test_an_agent_tells_its_settings_and_which_of_its_parts_they_would_not_rebui
 
 @pytest.mark.parametrize("make", [rainbow, cql_dqn])
 def test_the_kin_of_dqn_take_parts_made_by_hand_as_it_does(make):
-    agent = make(make_network=lambda spec: Table(), make_optimiser=optax.sgd, values="expected", noisy=0.0)(TABLE_SPEC)
+    agent = make(make_network=lambda spec: Table(), make_optimizer=optax.sgd, values="expected", noisy=0.0)(TABLE_SPEC)
     state = agent.init(KEY)
     assert state.params.tree["params"]["q"].tolist() == [[0, 0], [0, 0]]
-    # Adam, the optimiser by name, keeps moments as large as the parameters; plain descent keeps nothing.
+    # Adam, the optimizer by name, keeps moments as large as the parameters; plain descent keeps nothing.
     assert all(leaf.size < 4 for leaf in jax.tree.leaves(state.opt_state))
-    assert agent.custom == ("make_optimiser", "make_network")
+    assert agent.custom == ("make_optimizer", "make_network")
 
 
 def test_the_learning_rate_decays_linearly_to_zero():

@@ -83,7 +83,7 @@ def test_every_agent_learns_with_networks_made_in_python(name):
 
 
 def test_critics_of_ones_own_are_several_each_with_parameters_of_its_own():
-    agent = jaxrl.sac(critics=3, **critic)(CONTINUOUS)
+    agent = jaxrl.sac(num_critics=3, **critic)(CONTINUOUS)
     kernels = agent.init(KEY).critic.tree["params"]["mine"]["kernel"]
     assert kernels.shape == (3, 3 + 2, 5)
     assert len(np.unique(kernels[:, 0, 0])) == 3
@@ -228,7 +228,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
         {"make_network": Mine((ACTIONS,))},
         ["make_network is Mine", "lambda spec: MyNetwork()"],
     ),
-    "no optimiser": (jaxrl.dqn, {"make_optimiser": optax.sgd(0.1)}, ["make_optimiser is", "lambda lr: optax.adam(lr)"]),
+    "no optimizer": (jaxrl.dqn, {"make_optimizer": optax.sgd(0.1)}, ["make_optimizer is", "lambda lr: optax.adam(lr)"]),
     "other arguments": (
         jaxrl.ppo,
         with_network(lambda spec: Mine((4, 0))),

@@ -156,7 +156,7 @@ def spec(request):
 
 
 def an_agent(spec, **settings):
-    plain = {"optimizer": "sgd", "lr": 0.5, "max_grad_norm": 1e9, "normalise": "none", "features": (8,)}
+    plain = {"optimizer": "sgd", "lr": 0.5, "max_grad_norm": 1e9, "normalise_advantage": "none", "features": (8,)}
     return ppo(**{**plain, **settings})(spec)
 
 
@@ -206,7 +206,7 @@ def test_the_clipped_surrogate_makes_the_update_of_the_plain_one_only_at_ratio_1
 
 
 def test_nothing_is_learnt_from_a_step_of_weight_0(spec):
-    agent = an_agent(spec, normalise="minibatch")
+    agent = an_agent(spec, normalise_advantage="minibatch")
     weight = np.ones((T, N), np.float32)
     weight[3, 1] = 0
     before, sample = beginning(agent, spec, weight)
@@ -286,7 +286,7 @@ def test_the_ratio_is_that_of_the_learner_to_the_parameters_that_acted(spec):
 
 def test_an_update_of_impala_from_old_parameters_is_that_of_rlax():
     spec = SPECS["discrete"]
-    agent = impala(optimizer="sgd", lr=0.5, max_grad_norm=1e9, features=(8,), entropy=0.0, value=0.25)(spec)
+    agent = impala(optimizer="sgd", lr=0.5, max_grad_norm=1e9, features=(8,), ent_coef=0.0, vf_coef=0.25)(spec)
     old, new = fresh(spec), moved(jax.jit(agent.init)(jax.random.key(1)))
     rollout = rollout_of(agent, old)
     before, _ = judged(spec, old, rollout)

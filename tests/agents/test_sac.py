@@ -415,7 +415,7 @@ def test_other_actions_are_refused_with_one_clear_message(space, said):
     [
         ({"temprature": 1.0}, "did you mean temperature"),
         ({"temperature": 0.0}, r"agent\.temperature is 0\.0"),
-        ({"critics": 0}, r"agent\.critics is 0; expected a whole number of at least 1"),
+        ({"num_critics": 0}, r"agent\.num_critics is 0; expected a whole number of at least 1"),
         ({"tau": 1.5}, r"agent\.tau is 1\.5"),
         ({"noise_memory": 1.0}, r"agent\.noise_memory is 1\.0"),
         ({"policy_lr": -1.0}, r"agent\.policy_lr is -1\.0"),

@@ -164,7 +164,7 @@ def test_policy_and_targets_move_at_every_so_manyth_step_and_not_a_bit_between(i
         state = new
 
 
-def test_moments_of_the_policys_optimiser_wait_with_it():
+def test_moments_of_the_policys_optimizer_wait_with_it():
     agent = td3(features=(), policy_interval=2)(SPEC)
     state, step = jax.jit(agent.init)(KEY), jax.jit(agent.update)
     first, _, _ = step(state, batch_of(), NOISE, jnp.uint32(0))
@@ -176,7 +176,7 @@ def test_moments_of_the_policys_optimiser_wait_with_it():
 
 def test_ddpg_is_td3_with_one_critic_no_blur_and_a_policy_that_moves_each_step():
     """Bit for bit, and with a target worked by hand."""
-    settings = {"critics": 1, "target_noise": 0.0, "policy_interval": 1}
+    settings = {"num_critics": 1, "target_noise": 0.0, "policy_interval": 1}
     by_name, by_settings, batch = beginning("ddpg"), beginning("td3", **settings), batch_of()
     assert equal(by_name, by_settings)
     first, metrics, priorities = update(by_name, batch, 0, "ddpg")

@@ -90,7 +90,7 @@ BAD: dict[str, Bad] = {
     "another core": (["ppo", "--agent.core", "gro"], ["'gro'", "gru"]),
     "squash without bounds": (["ppo", "--env", "CartPole-v1", "--agent.squash", "3"], ["3"]),
     "continuous actions": (["pqn", "--env", "Pendulum-v1"], ["pqn takes discrete actions", "ppo"]),
-    "a setting of another agent": (["pqn", "--agent.clip", "0.2"], ["--agent.clip"]),
+    "a setting of another agent": (["pqn", "--agent.clip-eps", "0.2"], ["--agent.clip-eps"]),
     "lambda": (["ppo", "--agent.gae-lambda", "1.5"], ["agent.gae_lambda", "1.5", "from 0 to 1"]),
 }
 

@@ -74,7 +74,7 @@ def test_a_noisy_layer_begins_as_that_of_the_paper(noisy):
 
 
 def test_noise_is_not_a_parameter():
-    """What is learnt is means and spreads: an optimiser must find nothing else."""
+    """What is learnt is means and spreads: an optimizer must find nothing else."""
     network = functools.partial(QNetwork, SPACE, ACTIONS, features=(5,))
     variables_of = lambda **settings: jax.eval_shape(network(**settings).init, KEY, vectors())
     variables = variables_of(noisy=0.5)

@@ -60,7 +60,7 @@ _MAKERS: dict[str, Callable[[], jaxrl.Strategy]] = {
     ),
     "iqn with munchausen": lambda: _off_policy(jaxrl.dqn(features=(8, 8), values="iqn", atoms=4, munchausen=0.9)),
     "sac, normalised, several updates": lambda: _off_policy(
-        jaxrl.sac(features=(8,), critics=3, layer_norm=True, accumulate=2),
+        jaxrl.sac(features=(8,), num_critics=3, layer_norm=True, accumulate=2),
         jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step()),
         "Pendulum-v1",
         updates=2,
@@ -74,7 +74,9 @@ _MAKERS: dict[str, Callable[[], jaxrl.Strategy]] = {
     ),
     "ppo": lambda: _on_policy(jaxrl.ppo(features=(8,), lr_decay=80), minibatches=2),
     "ppo, continuous and squashed, normalised": lambda: _on_policy(
-        jaxrl.ppo(features=(8,), squash=True, free_scale=False, clip_value=0.2, normalise="batch", accumulate=2),
+        jaxrl.ppo(
+            features=(8,), squash=True, free_scale=False, vf_clip_eps=0.2, normalise_advantage="batch", accumulate=2
+        ),
         jaxrl.chain(jaxrl.normalise_obs(), jaxrl.normalise_reward(0.9), jaxrl.one_step(0.9)),
         "Pendulum-v1",
         minibatches=2,

@@ -184,7 +184,7 @@ SETTINGS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "learning rate that is none": (
         lambda: dqn_on(counting(), agent=jaxrl.dqn(lr=float("nan"))), ["agent.lr is nan", "expected"],
     ),
-    "optimiser that is none": (
+    "optimizer that is none": (
         lambda: dqn_on(counting(), agent=jaxrl.dqn(optimizer="adm")), ["'adm'", "did you mean adam"],
     ),
     "network without a width": (

@@ -112,7 +112,7 @@ AGENTS = {
 }
 VARIANTS = {name: (name, {}, {}) for name in AGENTS}
 RARE = {
-    "sac, five critics, normalised": ("sac", {"critics": 5, "layer_norm": True}, {}),
+    "sac, five critics, normalised": ("sac", {"num_critics": 5, "layer_norm": True}, {}),
     "sac, in pieces": ("sac", {"accumulate": 4}, {}),
     "sac, prioritised": ("sac", {}, {"buffer": prioritised(4_096, 32)}),
     "td3, prioritised": ("td3", {}, {"buffer": prioritised(4_096, 32)}),
@@ -135,7 +135,7 @@ def learn(variant):
     obs, params = jnp.arange(9), strategy.policy.params(state)
     _, greedy = strategy.policy.act(params, strategy.policy.begin(params, obs))
     options = {"features": FEATURES, "activation": "tanh", "layer_norm": settings.get("layer_norm", False)}
-    critic = ensemble(settings.get("critics", 1 if name == "ddpg" else 2), Discrete(9), **options)
+    critic = ensemble(settings.get("num_critics", 1 if name == "ddpg" else 2), Discrete(9), **options)
     values = critic.apply(state.agent.critic.tree, obs, jnp.asarray(BEST, jnp.float32))[..., 0]
     return np.asarray(from_box(ACTIONS, greedy)), np.asarray(values)
 

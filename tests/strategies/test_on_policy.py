@@ -423,7 +423,7 @@ def test_what_was_left_out_is_not_counted_as_skipped():
 
 def preferring(**settings):
     """Make PPO before a toy that it learns, eight updates an iteration on the rollout as a whole."""
-    agent = ppo(**{"features": (8,), "lr": 0.03, "entropy": 0.0, **settings})
+    agent = ppo(**{"features": (8,), "lr": 0.03, "ent_coef": 0.0, **settings})
     return make(agent, action_preference(GAMMA).env, num_envs=4, rollout=8, epochs=8, minibatches=1)
 
 

@@ -215,7 +215,7 @@ def test_values_of_a_clock_that_only_cuts_are_those_of_the_closed_form(lag: int)
 @pytest.mark.slow
 def test_v_trace_learns_the_values_of_a_clock_that_only_cuts_from_old_parameters():
     toy, updates = clock_truncates(0.8), 2_000
-    agent = jaxrl.impala(lr=1e-2, lr_decay=updates, features=(16,), entropy=0.0)
+    agent = jaxrl.impala(lr=1e-2, lr_decay=updates, features=(16,), ent_coef=0.0)
     config = jaxrl.ActorsConfig(actors=2, max_lag=3)
     strategy = jaxrl.on_policy(
         toy.env,

@@ -1,4 +1,4 @@
-"""Parameters as one vector: the same numbers, the same optimiser."""
+"""Parameters as one vector: the same numbers, the same optimizer."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl.agents.optimisers import OPTIMISERS, descent
+from jaxrl.agents.optimizers import OPTIMIZERS, descent
 from jaxrl.xla.flat import Flat
 
 TREE = {"w": jnp.arange(6.0).reshape(2, 3), "b": [jnp.array([7.0, 8.0]), jnp.float32(9.0)]}
@@ -43,10 +43,10 @@ def test_a_population_of_vectors_becomes_a_population_of_trees():
     assert jax.vmap(lambda flat: flat.tree)(many)["w"][1].tolist() == (2 * TREE["w"]).tolist()
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
-def test_named_optimisers_do_to_the_vector_what_they_do_to_the_tree(name):
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_named_optimizers_do_to_the_vector_what_they_do_to_the_tree(name):
     """If one of them told leaves apart, it would have to be given the tree."""
-    make = OPTIMISERS[name]
+    make = OPTIMIZERS[name]
     grads = jax.tree.map(lambda x: 0.1 * x - 0.3, TREE)
     tree, opt_state = TREE, make(0.1).init(TREE)
     flat, steps = Flat.of(TREE), descent(make)
@@ -58,7 +58,7 @@ def test_named_optimisers_do_to_the_vector_what_they_do_to_the_tree(name):
     np.testing.assert_allclose(flat.vector, Flat.of(tree).vector, rtol=1e-5, atol=1e-6)
 
 
-def test_an_optimiser_of_ones_own_is_given_the_tree_and_may_tell_leaves_apart():
+def test_an_optimizer_of_ones_own_is_given_the_tree_and_may_tell_leaves_apart():
     frozen = lambda lr: optax.multi_transform(
         {"train": optax.sgd(lr), "keep": optax.set_to_zero()}, lambda tree: {"w": "train", "b": ["keep", "keep"]}
     )

@@ -28,7 +28,15 @@ import numpy as np
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.hush import hushed
-from jaxrl.training.storage.leaves import checksum, describe_leaf, host_leaves, like_leaves, mismatch, rebuild
+from jaxrl.training.storage.leaves import (
+    checksum,
+    describe_leaf,
+    host_leaves,
+    like_leaves,
+    mismatch,
+    path_today,
+    rebuild,
+)
 from jaxrl.training.storage.run_dir import sync_dir, write_atomically
 from jaxrl.trees import PyTree
 
@@ -270,7 +278,7 @@ class Store:
             array = np.asarray(arrays.get(_name(i), like[_name(i)]))
             if {**describe_leaf(entry["path"], array), "crc32": checksum(array)} != entry:
                 raise CheckpointError(f"the data of {entry['path']} is damaged: its checksum differs")
-            leaves[entry["path"]] = array
+            leaves[path_today(entry["path"])] = array
         return leaves, manifest["facts"]
 
     def manifest(self, step: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Optimisers by name, and the steps of an update that every agent shares."""
+"""Optimizers by name, and the steps of an update that every agent shares."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,10 +15,10 @@ from jaxrl.trees import Array, PyTree
 from jaxrl.xla import reverse_mode
 from jaxrl.xla.flat import Flat
 
-Optimiser = Callable[[Any], optax.GradientTransformation]
+Optimizer = Callable[[Any], optax.GradientTransformation]
 """From a learning rate, which may be a traced array, to an Optax transformation."""
 
-OPTIMISERS: dict[str, Optimiser] = {
+OPTIMIZERS: dict[str, Optimizer] = {
     "adam": optax.adam,
     "adamw": optax.adamw,
     "lion": optax.lion,
@@ -29,15 +29,15 @@ OPTIMISERS: dict[str, Optimiser] = {
 }
 
 
-def optimiser_named(name: str) -> Optimiser:
-    """Return the Optax optimiser `name`; raise `SettingsError` with the nearest names if there is none."""
-    if name not in OPTIMISERS:
-        raise SettingsError(f"unknown optimizer {name!r}; {nearest(name, OPTIMISERS)}")
-    return OPTIMISERS[name]
+def optimizer_named(name: str) -> Optimizer:
+    """Return the Optax optimizer `name`; raise `SettingsError` with the nearest names if there is none."""
+    if name not in OPTIMIZERS:
+        raise SettingsError(f"unknown optimizer {name!r}; {nearest(name, OPTIMIZERS)}")
+    return OPTIMIZERS[name]
 
 
 class Descent(NamedTuple):
-    """Clipping, optimiser and parameter update as one step."""
+    """Clipping, optimizer and parameter update as one step."""
 
     init: Callable[[Flat, Array], PyTree]
     """`(params, lr) -> opt_state`"""
@@ -45,14 +45,14 @@ class Descent(NamedTuple):
     """`(params, grads, opt_state, lr, max_norm) -> (params, opt_state, norm of the gradient before clipping)`"""
 
 
-def descent(optimiser: Optimiser) -> Descent:
-    """Return the step of an optimiser.
+def descent(optimizer: Optimizer) -> Descent:
+    """Return the step of an optimizer.
 
     Those with a name treat every parameter alike, so they run on the vector itself; one's own is given the tree of
     parameters, since it may tell them apart.
     """
-    given = _itself if optimiser in OPTIMISERS.values() else _tree
-    return Descent(init=lambda params, lr: optimiser(lr).init(given(params)), step=partial(_descend, optimiser, given))
+    given = _itself if optimizer in OPTIMIZERS.values() else _tree
+    return Descent(init=lambda params, lr: optimizer(lr).init(given(params)), step=partial(_descend, optimizer, given))
 
 
 def _itself(flat: Flat) -> PyTree:
@@ -64,7 +64,7 @@ def _tree(flat: Flat) -> PyTree:
 
 
 def _descend(
-    optimiser: Optimiser,
+    optimizer: Optimizer,
     given: Callable[[Flat], PyTree],
     params: Flat,
     grads: Flat,
@@ -74,7 +74,7 @@ def _descend(
 ) -> tuple[Flat, PyTree, Array]:
     norm = grads.norm
     clipped = clip_by_norm(grads, norm, max_norm)
-    updates, opt_state = optimiser(lr).update(given(clipped), opt_state, given(params))
+    updates, opt_state = optimizer(lr).update(given(clipped), opt_state, given(params))
     change = updates if isinstance(updates, Flat) else Flat.of(updates)
     return replace(params, vector=params.vector + change.vector), opt_state, norm
 
