@@ -63,17 +63,17 @@ def zero_sums(size: int) -> Sums:
     return Sums(full(0, np.int32), full(0), full(0), full(math.inf), full(-math.inf))
 
 
-LATER = ("largest_discount", "largest_reward", "out_of_support")
+METRICS_SINCE_0_4 = ("largest_discount", "largest_reward", "out_of_support")
 """Metrics of which checkpoints of version 0.3 have no sums."""
 
 
 def without_later(names: Iterable[str], tree: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
-    """Return the shapes `tree` as they were before there were sums of `LATER`, and what makes of such a tree a new one.
+    """Return the shapes `tree` as they were before there were sums of all, and what makes of such a tree a new one.
 
     `names` are those of the metrics, sorted.
     """
     names = list(names)
-    places = np.array([i for i, name in enumerate(names) if name not in LATER], np.int32)
+    places = np.array([i for i, name in enumerate(names) if name not in METRICS_SINCE_0_4], np.int32)
     is_sums = lambda x: isinstance(x, Sums)
 
     def narrow(sums: Sums) -> Any:

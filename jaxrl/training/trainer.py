@@ -49,7 +49,11 @@ CHUNK_S = 0.25
 EVAL_STREAM = 2**32 - 1
 """Folded into the seed's key for evaluation: no iteration has this number."""
 CONFIRM_STREAM = 2**32 - 1
-"""Folded into the key of an evaluation for the second look at a candidate for the best."""
+"""Folded into the key of an evaluation for the second look at a candidate for the best.
+
+The first look has consumed that key by splitting it, and `fold_in` gives what a split would give as the key of this
+number: one far beyond those that an evaluation takes, hence independent of them.
+"""
 
 
 class Hooks(NamedTuple):
@@ -281,7 +285,7 @@ class Trainer:
         return row
 
     def _look(self, part: str, key: Key) -> tuple[Evaluation, float]:
-        """Evaluate the present policy; return also the score. The time counts as `part`; the key is consumed."""
+        """Evaluate the present policy; return also the score. The time counts as `part`; the key is split."""
         assert self.evaluator is not None
         with self.ledger.timed(part):
             evaluation = self.evaluator(self._params(self.state), key)

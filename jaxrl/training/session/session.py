@@ -132,13 +132,13 @@ class Session:
           SettingsError: observations that do not fit the space, or are not those that the last step led to.
         """
         space, num_envs = self._outside.spec.observation_space, self.config.num_envs
-        seen = take_obs("act: obs", space, num_envs if explore else None, obs)
+        given = take_obs("act: obs", space, num_envs if explore else None, obs)
         if not explore:
-            return self._shown(self._greedy.at(self._stepper.params(self._now))(seen.obs), seen.single)
+            return self._shown(self._greedy.at(self._stepper.params(self._now))(given.obs), given.single)
         self._require_going_on("act")
-        now = self._stepper.chosen(self._stepper.arrived(self._now, seen))
+        now = self._stepper.chosen(self._stepper.arrived(self._now, given))
         assert now.chosen is not None
-        shown = self._shown(now.chosen[0], seen.single)
+        shown = self._shown(now.chosen[0], given.single)
         self._now = now._replace(acted=True)
         return shown
 

@@ -12,7 +12,7 @@ from jaxrl.strategies.driven import Driven, Last, Learner, Told, iterations, pla
 from jaxrl.strategies.interaction import make_policy
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.program import add_up, jit_training, zero_sums
-from jaxrl.training.session.inputs import Seen
+from jaxrl.training.session.inputs import Observations
 from jaxrl.training.session.parts import Host, Learnt, Now, begun, differ, ends, learn_and_sum
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.trees import PyTree
@@ -53,14 +53,14 @@ class Stepper:
         sums, past = zero_sums(len(self.metrics)), zero_sums(len(self.metrics))
         return Now(state, sums, past, host, Ledger(), statistics=statistics)
 
-    def arrived(self, now: Now, seen: Seen) -> Now:
+    def arrived(self, now: Now, given: Observations) -> Now:
         """Return what is known once these observations are there to be acted on."""
         state, host = now.state, now.host
         if now.steps == 0:
-            window = self._begin(state.agent, seen.obs, seen.valid)
+            window = self._begin(state.agent, given.obs, given.valid)
             fresh = np.ones_like(host.ended)
         else:
-            other = differ(seen.obs, host.seen, self.driven.turns.num_envs)
+            other = differ(given.obs, host.seen, self.driven.turns.num_envs)
             fresh = host.ended | other
             if not np.count_nonzero(fresh):
                 return now._replace(resumed=False) if now.resumed else now
@@ -70,8 +70,8 @@ class Stepper:
                     f"act: obs of environment {int(np.argmax(odd))} is not the next_obs that observe was given, "
                     "though no episode ended there; pass next_obs, or call cut() before you reset"
                 )
-            window = self._begin_again(state.last, seen.obs, fresh, seen.valid)
-        host = begun(host, fresh)._replace(seen=seen.obs, ended=np.zeros_like(fresh), spoilt=~seen.valid)
+            window = self._begin_again(state.last, given.obs, fresh, given.valid)
+        host = begun(host, fresh)._replace(seen=given.obs, ended=np.zeros_like(fresh), spoilt=~given.valid)
         state = state._replace(window=window)
         return now._replace(state=state, host=host, resumed=False, chosen=None, acted=False)
 
