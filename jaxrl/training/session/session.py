@@ -15,7 +15,6 @@ from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
 from jaxrl.strategies.driven import iterations
 from jaxrl.strategies.guard import Health
-from jaxrl.strategies.interaction import retune_agent
 from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.interrupt import Interrupt, Undisturbed
 from jaxrl.training.logbook import Logbook, unpacking
@@ -35,7 +34,7 @@ from jaxrl.training.session.parts import (
     settings_of_session,
 )
 from jaxrl.training.session.rows import Episode, Interval, score_columns
-from jaxrl.training.session.saved import facts_of, for_another_try, restored, shapes_of, tree_of
+from jaxrl.training.session.saved import facts_of, for_another_try, restored, shapes_of, tree_of, with_changes
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.training.session.stepper import Stepper
 from jaxrl.training.settings import SessionConfig
@@ -366,27 +365,9 @@ class Session:
         step, tree, facts = self._storage.load(like)
         with unpacking(f"{step} of {self._storage.path}", "no session's"):
             now = restored(tree, facts, self._log.take_up(facts, first.ledger), first.statistics)
-        if self._storage.decisive:
-            self._require_same_processor()
-        now = self._with_changes(now)
+        now = with_changes(now, self._driven, self._schedule, self._storage.decisive)
         self._storage.go_on()
         return now
-
-    def _with_changes(self, now: Now) -> Now:
-        """Give what was loaded the settings that were allowed to change, if any were."""
-        if not self._storage.decisive:
-            return now
-        changed_at = self._schedule.opt_steps(iterations(self._driven.turns, now.steps))
-        agent = retune_agent(self._driven.agent, now.state.agent)
-        return now._replace(
-            state=now.state._replace(agent=agent), ledger=dataclasses.replace(now.ledger, changed_at=changed_at)
-        )
-
-    def _require_same_processor(self) -> None:
-        """Raise `SettingsError` if the processor changed: what it holds of the running episodes was made by the old."""
-        changed = [str(change) for change in self._storage.decisive if change.name.startswith("processor")]
-        if changed:
-            raise SettingsError(f"{'; '.join(changed)}: a session keeps its processor; go on with that, or begin anew")
 
     # --- small things ---
 
@@ -423,7 +404,8 @@ class Session:
             back = self._stepper.first(fresh)._replace(ledger=ledger)
         else:
             with unpacking(f"of {self._storage.path}", "no session's"):
-                back = self._with_changes(restored(*found, ledger, fresh))
+                back = restored(*found, ledger, fresh)
+            back = with_changes(back, self._driven, self._schedule, self._storage.decisive)
         with Undisturbed():
             self._now, self._look_at = for_another_try(back)._replace(best=now.best), 0
             went_back(self._log, self.opt_steps, what)
