@@ -75,7 +75,7 @@ class Ledger:
         """Say whether `score` is better than the best: strictly greater, NaN and infinity never."""
         return math.isfinite(score) and (self.best_score is None or score > self.best_score)
 
-    def judge(self, score: float, opt_steps: int, again: float | None = None) -> bool:
+    def record_score(self, score: float, opt_steps: int, again: float | None = None) -> bool:
         """Take note of an evaluation; say whether it is the best.
 
         Where a candidate was evaluated `again`, that score must be better than the best too, and is the one kept.
@@ -100,7 +100,7 @@ class Ledger:
         return said
 
     @property
-    def judged(self) -> bool:
+    def has_scores(self) -> bool:
         """Whether anything has been evaluated."""
         return self.best_score is not None or self.evals_without_best > 0
 
@@ -122,7 +122,7 @@ class Ledger:
         del facts["_begun"]
         return facts
 
-    def take_up(self, facts: dict[str, Any]) -> "Ledger":
+    def restored(self, facts: dict[str, Any]) -> "Ledger":
         """Return the ledger of a run that goes on from `facts`, with the seconds that this process has spent.
 
         Raises:
@@ -132,7 +132,7 @@ class Ledger:
         seconds = {part: facts["seconds"].get(part, 0.0) + self.seconds[part] for part in PARTS}
         return Ledger(**{**facts, "seconds": seconds, "_begun": self._begun})
 
-    def go_back(self, facts: dict[str, Any]) -> "Ledger":
+    def rolled_back(self, facts: dict[str, Any]) -> "Ledger":
         """Return the ledger of this run once it is back where `facts` were written; time and best are not undone."""
         back = Ledger(**{**facts, "seconds": self.seconds, "wall_s": self.wall_s, "_begun": self._begun})
         back.best_score, back.best_opt_steps = self.best_score, self.best_opt_steps

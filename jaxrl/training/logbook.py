@@ -113,7 +113,7 @@ class Logbook:
             self.event("invalid", warning)
         return row
 
-    def judged(self, columns: Mapping[str, Any], evaluation: Evaluation | None = None) -> Row:
+    def evaluated(self, columns: Mapping[str, Any], evaluation: Evaluation | None = None) -> Row:
         """Write and return the row of a score, with a row for each episode of its `evaluation` if there was one."""
         row = self.row("eval", **columns)
         self._rows.write(row)
@@ -171,13 +171,13 @@ class Logbook:
             **own,
         }
 
-    def take_up(self, facts: Mapping[str, Any], ledger: Ledger) -> Ledger:
+    def restored_ledger(self, facts: Mapping[str, Any], ledger: Ledger) -> Ledger:
         """Return the ledger of a run that goes on from `facts`; keep the rows that could not be written for `open`.
 
         Raises:
           KeyError, TypeError, ValueError: these are not what `facts()` returns.
         """
-        taken, waiting = ledger.take_up(facts["ledger"]), facts["unwritten"]
+        taken, waiting = ledger.restored(facts["ledger"]), facts["unwritten"]
         check_unwritten(waiting)
         self._waiting = waiting
         return taken

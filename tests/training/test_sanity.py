@@ -96,21 +96,21 @@ def test_what_version_0_3_saved_of_the_ledger_is_taken_up() -> None:
     facts = Ledger(t=5).facts()
     old = {name: value for name, value in facts.items() if not name.startswith(("seen_", "told_"))}
     del old["seconds"]["confirm"]
-    assert Ledger().take_up(old).t == 5
+    assert Ledger().restored(old).t == 5
     with pytest.raises(ValueError, match="expected counters named"):
-        Ledger().take_up({**old, "more": 1})
+        Ledger().restored({**old, "more": 1})
     with pytest.raises(ValueError, match="seen_reward"):
-        Ledger().take_up({**facts, "seen_reward": None})
+        Ledger().restored({**facts, "seen_reward": None})
 
 
 def test_what_version_0_4_saved_as_0_or_1_is_a_flag() -> None:
     facts = Ledger(t=5).facts()
-    taken = Ledger().take_up({**facts, "told_values": 1, "told_support": 0})
+    taken = Ledger().restored({**facts, "told_values": 1, "told_support": 0})
     assert taken.told_values is True
     assert taken.told_support is False
     for value in (2, None, "yes"):
         with pytest.raises(ValueError, match="told_values is"):
-            Ledger().take_up({**facts, "told_values": value})
+            Ledger().restored({**facts, "told_values": value})
 
 
 def test_the_largest_reward_and_discount_are_told_of_rows_that_count() -> None:

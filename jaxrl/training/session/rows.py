@@ -86,5 +86,5 @@ class Interval(NamedTuple):
 
 
 def score_columns(score: float, is_best: bool) -> dict[str, Any]:
-    """Return what a row tells of a policy that the user has judged."""
+    """Return what a row tells of a policy that the user has evaluated."""
     return {"eval_reward": score, "score": score, "is_best": is_best}

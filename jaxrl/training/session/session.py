@@ -38,7 +38,7 @@ from jaxrl.training.session.saved import facts_of, for_another_try, restored, sh
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.training.session.stepper import Stepper
 from jaxrl.training.settings import SessionConfig
-from jaxrl.training.stopping import after_evaluation, ledger_after, require_try, require_valid, went_back
+from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid, rolled_back_ledger
 from jaxrl.training.storage.run import Resume, Storage
 from jaxrl.trees import PyTree
 
@@ -199,7 +199,7 @@ class Session:
         self._now = now._replace(statistics=now.statistics.note(values), interval=now.interval.noted(values))
 
     def evaluate_score(self, score: float) -> bool:
-        """Judge the present policy; keep it as the best if `score` is strictly greater than any before it.
+        """Take the score of the present policy; keep it as the best if `score` is strictly greater than any before it.
 
         NaN and infinity are never best. Return whether it is. The session is done if the score reaches `stop_reward`,
         or is the last of `patience` without a new best.
@@ -209,12 +209,12 @@ class Session:
         """
         now, score = self._now, float(score)
         ledger, best = dataclasses.replace(now.ledger), now.best
-        if is_best := ledger.judge(score, self.opt_steps):
+        if is_best := ledger.record_score(score, self.opt_steps):
             best = self._log.best(score, self._stepper.params(now), self._stepper.policy, self.settings())
         stop = None if self.is_done else after_evaluation(self.config, ledger, score)
         with Undisturbed():
             self._now = now._replace(ledger=ledger, best=best, stop=stop or now.stop)
-            self._log.judged(score_columns(score, is_best))
+            self._log.evaluated(score_columns(score, is_best))
             if stop and self.config.record_interval and self.opt_steps > now.interval.opt_steps:
                 self._record()
         self._storage.keep_best(best)
@@ -364,7 +364,7 @@ class Session:
         self._storage.check_fits(like, self._stepper.metrics)
         step, tree, facts = self._storage.load(like)
         with unpacking(f"{step} of {self._storage.path}", "no session's"):
-            now = restored(tree, facts, self._log.take_up(facts, first.ledger), first.statistics)
+            now = restored(tree, facts, self._log.restored_ledger(facts, first.ledger), first.statistics)
         now = with_changes(now, self._driven, self._schedule, self._storage.decisive)
         self._storage.go_on()
         return now
@@ -393,13 +393,13 @@ class Session:
             what = explain(health, self._stepper.metrics)
             with self._saved_where_diverged():
                 require_try(self._log, self._now.ledger, self.config.max_rollbacks, what)
-            self._go_back(what)
+            self._roll_back(what)
 
-    def _go_back(self, what: str) -> None:
+    def _roll_back(self, what: str) -> None:
         """Return to the last good state, or to the beginning, and take another stream of randomness from there."""
         now, fresh = self._now, self._now.statistics.fresh()
-        found = self._storage.go_back(shapes_of(now))
-        ledger = ledger_after(now.ledger, found)
+        found = self._storage.rollback(shapes_of(now))
+        ledger = rolled_back_ledger(now.ledger, found)
         if found is None:
             back = self._stepper.first(fresh)._replace(ledger=ledger)
         else:
@@ -408,7 +408,7 @@ class Session:
             back = with_changes(back, self._driven, self._schedule, self._storage.decisive)
         with Undisturbed():
             self._now, self._look_at = for_another_try(back)._replace(best=now.best), 0
-            went_back(self._log, self.opt_steps, what)
+            log_rollback(self._log, self.opt_steps, what)
 
     def _health(self) -> Health:
         """Return how updates have been going, once the device has come to it."""
