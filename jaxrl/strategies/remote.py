@@ -108,7 +108,7 @@ def check_actors(config: ActorsConfig) -> None:
 
 
 def settings_of_actors(crowd: Crowd | None) -> dict[str, Any]:
-    """Return the settings of actors as those of a run; without any, none are told of."""
+    """Return the settings of actors as those of a run; without any, none."""
     return {} if crowd is None else asdict(crowd.config)
 
 
@@ -266,14 +266,14 @@ def _take(actors: Actors, layout: Layout, processor: PyTree, step: Step) -> tupl
 
 
 def arrived(actors: Actors, crowd: Crowd, arrival: Arrival) -> tuple[Transition, StepInfo, Metrics]:
-    """Unpack what arrived: transitions and what was seen, leaves `[T, N, ...]`, and what is told of each actor."""
+    """Unpack what arrived: transitions and what was seen, leaves `[T, N, ...]`, and metrics of each actor."""
     items, seen = jax.vmap(partial(unpack, layout_of_steps(actors)))(arrival.words)
     done = seen.terminated | seen.truncated
-    told: dict[str, Any] = {"staleness": arrival.lag}
+    metrics: dict[str, Any] = {"staleness": arrival.lag}
     each = actors.env.num_envs // crowd.actors
     for i in range(crowd.actors):
         own = slice(i * each, (i + 1) * each)
-        told[f"actor{i}/env_steps"] = Total(jnp.int32(done[:, own].size))
-        told[f"actor{i}/episodes"] = Total(done[:, own].sum(dtype=jnp.int32))
-        told[f"actor{i}/episode_return"] = stat(seen.info["episode_return"][:, own], done[:, own])
-    return items, seen, told
+        metrics[f"actor{i}/env_steps"] = Total(jnp.int32(done[:, own].size))
+        metrics[f"actor{i}/episodes"] = Total(done[:, own].sum(dtype=jnp.int32))
+        metrics[f"actor{i}/episode_return"] = stat(seen.info["episode_return"][:, own], done[:, own])
+    return items, seen, metrics

@@ -46,7 +46,7 @@ class Published(NamedTuple):
 
 
 class ParameterServer:
-    """What actors and learner tell one another; every wait ends when the server is closed."""
+    """What actors and learner exchange; every wait ends when the server is closed."""
 
     def __init__(self, max_lag: int) -> None:
         self.max_lag = max_lag
@@ -182,7 +182,7 @@ class ActorPool:
         return state, sums, t
 
     def columns(self) -> dict[str, float]:
-        """Return what a row tells of the time since the last: the share that learner and actors spent waiting."""
+        """Return the columns of a row on the time since the last: the share that learner and actors spent waiting."""
         actors, now = sum(stats.waited_s for stats in self._stats), time.perf_counter()
         learner_0, actors_0, then = self._told
         seconds = max(now - then, 1e-9)

@@ -39,7 +39,7 @@ class Evaluation(NamedTuple):
         return int(np.sum(~np.asarray(self.finished, bool)))
 
     def report(self) -> "EvaluationReport":
-        """Return what there is to tell of the episodes: `print` it, or write its `to_json()`."""
+        """Return the episodes in a few numbers: `print` it, or write its `to_json()`."""
         return EvaluationReport(len(self.returns), self.unfinished, _spread(self.returns), _spread(self.lengths))
 
 
@@ -72,8 +72,8 @@ def _spread(values: np.ndarray) -> dict[str, float]:
     """Return mean, standard deviation and quantiles; NaN where a value is not finite."""
     wide = np.asarray(values, np.float64)
     wide = wide if np.isfinite(wide).all() else np.full_like(wide, np.nan)
-    told = {"mean": float(wide.mean()), "std": float(wide.std())}
-    return told | {name: float(np.quantile(wide, share)) for name, share in QUANTILES.items()}
+    spread = {"mean": float(wide.mean()), "std": float(wide.std())}
+    return spread | {name: float(np.quantile(wide, share)) for name, share in QUANTILES.items()}
 
 
 def eval_columns(evaluation: Evaluation, score: float, again: float | None, is_best: bool) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Logbook:
           quiet: show nothing, unless a console is given.
         """
         self.validity = Validity()
-        """How many environment steps the rows tell of, and how many of those were not valid."""
+        """How many environment steps the rows are on, and how many of those were not valid."""
         self._schedule, self._where = schedule, where
         self._given, self._console = given, console_of(given, quiet)
         self._rows, self._episodes = Recorders([]), Recorders([])
@@ -102,7 +102,7 @@ class Logbook:
         """Write and return a row of metrics, with an event for each thing that is wrong with it.
 
         `ledger` takes note of what was said, so that it is said once; `agent` are the settings of the agent. `steps` is
-        the number of environment steps that the row tells of, if it matters how many of them were valid.
+        the number of environment steps that the row is on, if it matters how many of them were valid.
         """
         row = self.row("train", **columns)
         self._rows.write(row)
@@ -155,7 +155,7 @@ class Logbook:
         return Best(counters["opt_steps"], score, params, facts)
 
     def facts(self, ledger: Ledger, health: Health | None, **own: Any) -> dict[str, Any]:
-        """Return what a checkpoint tells beside its state; `own` is what only this kind of run has to tell.
+        """Return what a checkpoint holds beside its state; `own` is what only this kind of run has to add.
 
         A regular save in good health means that the run has got further: `ledger` then counts its tries anew.
         """

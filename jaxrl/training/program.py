@@ -236,10 +236,10 @@ def memory_plan(state: PyTree, capacity: int | None = None) -> str:
     parts = {jax.tree_util.keystr(path, simple=True): part for path, part in children}
     sizes = sorted(((tree_bytes(part), name) for name, part in parts.items()), reverse=True)
     each = ", ".join(f"{name} {_readable(size)}" for size, name in sizes if size >= 1_000 and name)
-    told = f"the training state takes {_readable(tree_bytes(state))}" + (f" ({each})" if each else "")
+    plan = f"the training state takes {_readable(tree_bytes(state))}" + (f" ({each})" if each else "")
     if capacity is not None:
-        told += f", {tree_bytes(parts['buffer']) / capacity:.4g} bytes for each of {capacity} transitions"
-    return told
+        plan += f", {tree_bytes(parts['buffer']) / capacity:.4g} bytes for each of {capacity} transitions"
+    return plan
 
 
 def _readable(size: int) -> str:

@@ -64,9 +64,9 @@ class Hooks(NamedTuple):
     chunk: Callable[["Trainer", Progress], None] | None = None
     """After each call of the compiled program."""
     evaluation: Callable[["Trainer", Evaluation, bool], None] | None = None
-    """After each evaluation, told whether it is the best."""
+    """After each evaluation, and whether it is the best."""
     save: Callable[["Trainer", int], None] | None = None
-    """When a checkpoint is whole on the disk, told its optimisation step."""
+    """When a checkpoint is whole on the disk, given its optimisation step."""
 
 
 class Trainer:

@@ -9,7 +9,7 @@ from jaxrl.envs.base import Env
 from jaxrl.envs.host import gymnasium_made, gymnasium_spec, to_host
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, as_shape, channels_last
-from jaxrl.strategies.driven import Told
+from jaxrl.strategies.driven import StepResult
 from jaxrl.trees import PyTree
 
 
@@ -101,7 +101,7 @@ def _take_leaf(name: str, space: Box | Discrete | MultiDiscrete, num_envs: int |
     return Observations(array, valid, single)
 
 
-def take_told(
+def take_result(
     space: Space,
     num_envs: int,
     reward: Any,
@@ -109,8 +109,8 @@ def take_told(
     terminated: Any,
     truncated: Any,
     spoilt: np.ndarray,
-) -> Told:
-    """Return what was told of a step, made finite; `spoilt` `[N]` says where it left an observation that was not.
+) -> StepResult:
+    """Return the result of a step, made finite; `spoilt` `[N]` says where it left an observation that was not.
 
     Raises:
       SettingsError: some of it does not fit the space or the number of environments.
@@ -122,7 +122,7 @@ def take_told(
     cut = (take_flags("observe: truncated", truncated, num_envs) | ~valid) & ~ended
     numbers = np.empty((4, num_envs), np.float32)
     numbers[0], numbers[1], numbers[2], numbers[3] = rewards * valid, ended, cut, valid
-    return Told(numbers, obs.obs)  # type: ignore[arg-type]
+    return StepResult(numbers, obs.obs)  # type: ignore[arg-type]
 
 
 def take_reward(reward: Any, num_envs: int) -> tuple[np.ndarray, np.ndarray]:

@@ -31,7 +31,7 @@ def shapes_of(now: Now) -> PyTree:
 
 
 def facts_of(now: Now) -> dict[str, Any]:
-    """Return what only a session tells beside its arrays, for JSON."""
+    """Return what only a session has beside its arrays, for JSON."""
     return {
         "steps": now.steps,
         "invalid": now.invalid,

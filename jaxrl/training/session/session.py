@@ -21,7 +21,7 @@ from jaxrl.training.logbook import Logbook, unpacking
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.program import memory_plan, summarise, zero_sums
 from jaxrl.training.recorders import Recorder
-from jaxrl.training.session.inputs import outside, take_obs, take_told
+from jaxrl.training.session.inputs import outside, take_obs, take_result
 from jaxrl.training.session.parts import (
     Learnt,
     Now,
@@ -85,7 +85,7 @@ class Session:
         """Check the settings, and take hold of the run directory if there is one.
 
         Args:
-          spec: an `EnvSpec`, an `Env`, or an environment of Gymnasium; it only tells the spaces.
+          spec: an `EnvSpec`, an `Env`, or an environment of Gymnasium; only its spaces are used.
           agent: what `jaxrl.dqn(...)` returns, or any that learns from replay.
           buffer: what `jaxrl.uniform(...)` returns.
           processor: what makes transitions of steps; `one_step()` if left out.
@@ -96,7 +96,7 @@ class Session:
           recorders: what takes in the rows, beside the log of the run directory; left out, TensorBoard where there is a
             run directory.
           hooks: functions to call on the way.
-          statistics: which of them the summary tells; all over all episodes, and the mean of the last 100, if left out.
+          statistics: which of them the summary gives; all over all episodes, and the mean of the last 100, if left out.
           interrupt: a handle by which another thread can ask to stop; also found as `session.interrupt`.
           **settings: fields of `SessionConfig`, as in `Session(..., max_opts=50_000)`.
 
@@ -159,13 +159,13 @@ class Session:
         if not self._now.acted:
             raise SettingsError("observe was called without an act before it; call act(obs), then observe, in turns")
         space, num_envs, now = self._outside.spec.observation_space, self.config.num_envs, self._now
-        told = take_told(space, num_envs, reward, next_obs, terminated, truncated, now.host.spoilt)
+        result = take_result(space, num_envs, reward, next_obs, terminated, truncated, now.host.spoilt)
         with Undisturbed():
-            after, learnt = self._stepper.after(now, told)
+            after, learnt = self._stepper.after(now, result)
             episodes = list[Episode]()
             if np.count_nonzero(after.host.ended):
                 t = iterations(self._driven.turns, after.steps)
-                episodes = episodes_of(now.host, told, self._schedule.opt_steps(t), after.steps * num_envs)
+                episodes = episodes_of(now.host, result, self._schedule.opt_steps(t), after.steps * num_envs)
                 after = after._replace(
                     statistics=over(after.statistics, episodes), interval=after.interval.over(episodes)
                 )
@@ -188,7 +188,7 @@ class Session:
     def cut(self) -> None:
         """Cut the running episodes where they stand: the next observations begin others. Nothing is learnt of it.
 
-        For a loop that gives an episode up between two steps; a cut that comes with a step is told by `truncated`.
+        For a loop that gives an episode up between two steps; a cut that comes with a step is given by `truncated`.
         """
         host = self._now.host
         self._now = self._now._replace(host=begun(host, np.ones_like(host.ended)), acted=False)

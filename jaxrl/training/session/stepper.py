@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl.errors import SettingsError
 from jaxrl.strategies import driven as programs
-from jaxrl.strategies.driven import Driven, Last, Learner, Told, iterations, place_of, stream_keys
+from jaxrl.strategies.driven import Driven, Last, Learner, StepResult, iterations, place_of, stream_keys
 from jaxrl.strategies.interaction import make_policy
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.program import add_up, jit_training, zero_sums
@@ -97,14 +97,14 @@ class Stepper:
         row = first * programs.steps_in(turns, phase) + at
         return self._drawn[1], np.array([row, t * turns.updates if phase == "train" else 0], np.uint32)
 
-    def after(self, now: Now, told: Told) -> tuple[Now, Learnt | None]:
+    def after(self, now: Now, result: StepResult) -> tuple[Now, Learnt | None]:
         """Return all that is after a step, and what was learnt from it. The buffer of `now` is donated, if not more."""
         assert now.chosen is not None
-        state, turns, reward = now.state, self.driven.turns, told.numbers[0]
-        last = Last(state.window, *now.chosen, told)
+        state, turns, reward = now.state, self.driven.turns, result.numbers[0]
+        last = Last(state.window, *now.chosen, result)
         pushes = np.uint32(max(0, now.steps - turns.horizon))
         program = self.take_in[now.steps >= turns.horizon]
-        buffer, window = program(state.buffer, state.window, *now.chosen, told, pushes)
+        buffer, window = program(state.buffer, state.window, *now.chosen, result, pushes)
         state = state._replace(buffer=buffer, window=window, last=last)
         sums, learnt, steps = now.sums, None, now.steps + 1
         if iterations(turns, steps) > iterations(turns, now.steps):
@@ -114,9 +114,9 @@ class Stepper:
             state = state._replace(**learner._asdict())
             learnt = Learnt(list(self.metrics), means)
         host = now.host._replace(
-            returns=now.host.returns + reward, lengths=now.host.lengths + 1, seen=told.next_obs, ended=ends(told)
+            returns=now.host.returns + reward, lengths=now.host.lengths + 1, seen=result.next_obs, ended=ends(result)
         )
-        invalid = now.invalid + int(self.driven.turns.num_envs - np.count_nonzero(told.numbers[3]))
+        invalid = now.invalid + int(self.driven.turns.num_envs - np.count_nonzero(result.numbers[3]))
         after = now._replace(state=state, sums=sums, host=host, steps=steps, invalid=invalid, chosen=None, acted=False)
         return after, learnt
 
