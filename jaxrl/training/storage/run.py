@@ -307,7 +307,7 @@ class Storage:
         except OSError as error:
             raise StorageError(f"cannot write the run directory {self.path}: {error.strerror}") from error
 
-    def go_back(self, like: PyTree) -> tuple[PyTree, dict[str, Any]] | None:
+    def rollback(self, like: PyTree) -> tuple[PyTree, dict[str, Any]] | None:
         """Load the newest checkpoint saved in good health, and drop those after it; `None` if there is none.
 
         One that was saved at its regular turn is preferred: where a run goes back to must not hang on interruptions.
