@@ -22,7 +22,7 @@ ROOMS = [
     "front doors",
 ]
 TRAINING = [
-    {"divergence", "interrupt", "ledger", "program", "sanity", "schedule", "settings", "tally"},
+    {"divergence", "interrupt", "ledger", "program", "sanity", "schedule", "settings", "actor_stats"},
     {"storage"},
     {"data"},
     {"recorders"},

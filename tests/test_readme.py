@@ -137,6 +137,21 @@ def test_continuous_actions(name: str, long: str, short: str, tmp_path: Path) ->
     assert -2.0 <= float(action.strip("[]")) <= 2.0
 
 
+def test_networks_of_ones_own(tmp_path: Path) -> None:
+    code = block("networks").replace("max_opts=2_000, eval_interval=500", "max_opts=400, eval_interval=200")
+    assert run(code, tmp_path).splitlines()[-1] in ("0", "1")
+    code = block("networks-nnx").replace("max_opts=2_000, eval_interval=500", "max_opts=64, eval_interval=32")
+    assert 8 < float(run(code, tmp_path).splitlines()[-1]) <= 500
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_networks_of_ones_own_learn(seed: int, tmp_path: Path) -> None:
+    code = seeded("networks", seed)
+    run(code, tmp_path)
+    assert max(scores(tmp_path / "runs" / "own")) > 100
+    assert float(run(seeded("networks-nnx", seed), tmp_path).splitlines()[-1]) > 200
+
+
 def test_session(tmp_path: Path) -> None:
     code = block("session")
     short = code.replace("1_000 == 0", "100 == 0").replace("range(20)", "range(2)").replace("range(100)", "range(3)")

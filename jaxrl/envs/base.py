@@ -136,8 +136,8 @@ def _reset(env: Env, num_envs: int, key: Key) -> tuple[VecEnvState, PyTree]:
     return VecEnvState(state, jnp.zeros(num_envs), length), obs
 
 
-def first_valid(state: VecEnvState) -> Array:
-    """Say whether the running episodes may be learnt from: false before the first step of a spoilt one; `[N]` bool."""
+def obs_valid(state: VecEnvState) -> Array:
+    """Say whether the present observations are true, and not made finite at an episode's start; `[N]` bool."""
     return state.episode_length != SPOILT
 
 
@@ -162,7 +162,7 @@ def _step(env: Env, ahead: bool, state: VecEnvState, action: PyTree, noise: PyTr
     step_noise, fresh = noise
     env_state, out = jax.vmap(env.step)(state.env, action, step_noise)
     length = jnp.maximum(state.episode_length, 0) + 1
-    valid = finite_rows((out.obs, out.reward)) & first_valid(state)
+    valid = finite_rows((out.obs, out.reward)) & obs_valid(state)
     reward = jnp.where(valid, jnp.asarray(out.reward, jnp.float32), 0.0)
     total = state.episode_return + reward
     terminated = jnp.asarray(out.terminated, bool) & valid

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl.envs.host import HostEnv, like_spec, to_host, whole
+from jaxrl.envs.host import HostEnv, like_spec, to_host, whole_where_so
 from jaxrl.errors import SettingsError, nearest, require_extra
 from jaxrl.spaces import EnvSpec, channels_last, space_of, space_struct
 from jaxrl.trees import PyTree
@@ -25,7 +25,7 @@ def envpool_env(name: str, **kwargs: Any) -> HostEnv:
     known = envpool.list_all_envs()
     if id_ not in known:
         raise SettingsError(f"unknown environment {name!r}; {nearest(name, [PREFIX + other for other in known])}")
-    make = partial(envpool.make_gymnasium, id_, **whole(kwargs))
+    make = partial(envpool.make_gymnasium, id_, **whole_where_so(kwargs))
     try:
         one = make(num_envs=1)
     except Exception as error:

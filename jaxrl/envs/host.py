@@ -131,7 +131,7 @@ def gymnasium_env(name: str, **kwargs: Any) -> HostEnv:
       SettingsError: Gymnasium is not installed, knows no such name, or cannot make it here.
     """
     gymnasium, id_ = require_extra("gymnasium", NEEDS), check_name(name)
-    make = partial(gymnasium.make, id_, **whole(kwargs))
+    make = partial(gymnasium.make, id_, **whole_where_so(kwargs))
     try:
         one = make()
     except Exception as error:
@@ -185,7 +185,7 @@ def same_plain(a: Any, b: Any) -> bool:
     return isinstance(a, int | float | str | None) and type(a) is type(b) and a == b
 
 
-def whole(numbers: Mapping[str, Any]) -> dict[str, Any]:
+def whole_where_so(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Return parameters with whole numbers as such: on the command line all are real ones."""
     return {key: int(x) if isinstance(x, float) and x.is_integer() else x for key, x in numbers.items()}
 

@@ -52,8 +52,8 @@ class Window(NamedTuple):
     """What the policy sees, `[N, ...]`."""
 
 
-class Told(NamedTuple):
-    """What the outside told of one step of all environments."""
+class StepResult(NamedTuple):
+    """What one step of all environments led to, as the outside reports it."""
 
     numbers: Array
     """Float32 `[4, N]`: reward, and as 0 or 1 terminated, truncated and valid."""
@@ -67,7 +67,8 @@ class Last(NamedTuple):
     """The processor before it."""
     action: PyTree
     extras: PyTree
-    told: Told
+    told: StepResult
+    """Its result; checkpoints know it by this name."""
 
 
 class DrivenState(NamedTuple):
@@ -97,14 +98,14 @@ def init(driven: Driven, key: Key) -> DrivenState:
     stream, agent_key = stream_keys(key)["train"], jax.random.split(key, 5)[1]
     agent = driven.agent.init(agent_key)
     opened = open_processor(driven.agent, driven.processor, agent, obs)
-    told, window = Told(jnp.zeros((4, num_envs)), obs), _close(driven, opened.processor)
+    result, window = StepResult(jnp.zeros((4, num_envs)), obs), _close(driven, opened.processor)
     return DrivenState(
         key=stream,
         agent=agent,
         window=window,
         buffer=driven.buffer.init(row_struct(opened.items), num_envs, driven.turns.lag, num_envs),
         health=healthy(),
-        last=Last(window, opened.action, opened.extras, told),
+        last=Last(window, opened.action, opened.extras, result),
     )
 
 
@@ -190,11 +191,11 @@ def take_in(
     window: Window,
     action: PyTree,
     extras: PyTree,
-    told: Told,
+    result: StepResult,
     pushes: Array,
 ) -> tuple[PyTree, Window]:
     """Process a step and, where `push`, write its transitions; return the buffer and the processor."""
-    processor, items = driven.processor.process(_open(driven, window), _step(action, extras, told))
+    processor, items = driven.processor.process(_open(driven, window), _step(action, extras, result))
     return (driven.buffer.push(buffer, items, pushes) if push else buffer), _close(driven, processor)
 
 
@@ -214,10 +215,10 @@ def learn_once(driven: Driven, learner: Learner, key: Key, t: Array) -> tuple[Le
     return made
 
 
-def _step(action: PyTree, extras: PyTree, told: Told) -> Step:
-    reward, (terminated, truncated, valid) = told.numbers[0], told.numbers[1:] > 0
+def _step(action: PyTree, extras: PyTree, result: StepResult) -> Step:
+    reward, (terminated, truncated, valid) = result.numbers[0], result.numbers[1:] > 0
     return Step(
-        action, extras, reward, terminated, truncated, told.next_obs, told.next_obs, valid=valid, obs_valid=valid
+        action, extras, reward, terminated, truncated, result.next_obs, result.next_obs, valid=valid, obs_valid=valid
     )
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker
-from jaxrl.envs.base import Env, VecEnv, VecEnvState, first_valid, vectorise
+from jaxrl.envs.base import Env, VecEnv, VecEnvState, obs_valid, vectorise
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics, stats, totals
 from jaxrl.processors.base import OFF, Processor, begin, blank_step, chain
@@ -38,7 +38,7 @@ class Scene(NamedTuple):
     processor: PyTree
 
 
-class Seen(NamedTuple):
+class StepInfo(NamedTuple):
     """What of a step is recorded: every leaf `[N]`, or `[T, N]` of several steps."""
 
     terminated: Array
@@ -101,7 +101,7 @@ def require_maker(agent: object) -> None:
 
 def interact(
     actors: Actors, agent: PyTree, opt_step: Array, random: bool, scene: Scene, noise: PyTree
-) -> tuple[Scene, tuple[Transition, Seen]]:
+) -> tuple[Scene, tuple[Transition, StepInfo]]:
     """Take one step in all environments; their transitions and what was seen are `[N, ...]`."""
     act_noise, random_action, env_noise = noise
     obs = actors.processor.observe(scene.processor)
@@ -109,7 +109,7 @@ def interact(
     action = random_action if random else action
     env, step = actors.env.step(scene.env, action, env_noise)
     processor, items = actors.processor.process(scene.processor, step._replace(extras=extras))
-    return Scene(env, processor), (items, see(step))
+    return Scene(env, processor), (items, step_info(step))
 
 
 def draw_steps(actors: Actors, key: Key, steps: int, random: bool = False) -> PyTree:
@@ -129,14 +129,14 @@ def draw_acting(agent: Agent, spec: EnvSpec, num_envs: int, key: Key, random: bo
     return agent.draw_act(act_key, num_envs), actions, env_key
 
 
-def see(step: Step) -> Seen:
+def step_info(step: Step) -> StepInfo:
     """Keep of a step of `N` environments what is recorded of it."""
     invalid = jnp.broadcast_to(~jnp.asarray(step.valid), step.reward.shape)
     scalars = {name: value for name, value in step.info.items() if value.ndim == 1}
-    return Seen(step.terminated, step.truncated, invalid, scalars)
+    return StepInfo(step.terminated, step.truncated, invalid, scalars)
 
 
-def episode_metrics(seen: Seen) -> Metrics:
+def episode_metrics(seen: StepInfo) -> Metrics:
     """Summarise the episodes that ended, and the environment's own scalars."""
     done = seen.terminated | seen.truncated
     of_episodes = {name: seen.info[name] for name in ("episode_return", "episode_length")}
@@ -156,7 +156,7 @@ def episode_metrics(seen: Seen) -> Metrics:
 def open_scene(actors: Actors, agent: PyTree, key: Key) -> tuple[Scene, PyTree]:
     """Reset the environments; return where they stand, and the shapes of a vector step's transitions."""
     env, obs = actors.env.reset(key)
-    opened = open_processor(actors.agent, actors.processor, agent, obs, first_valid(env))
+    opened = open_processor(actors.agent, actors.processor, agent, obs, obs_valid(env))
     return Scene(env, opened.processor), opened.items
 
 
@@ -301,7 +301,7 @@ def policy_params_like(agent: Agent, processor: Processor, spec: EnvSpec) -> Pol
 
 def collect(
     actors: Actors, agent: PyTree, opt_step: Array, scene: Scene, noise: PyTree, random: bool = False
-) -> tuple[Scene, Transition, Seen]:
+) -> tuple[Scene, Transition, StepInfo]:
     """Take the steps of `noise` in all environments; return transitions and what was seen, leaves `[T, N, ...]`."""
     step = partial(interact, actors, agent, opt_step, random)
     scene, (items, seen) = scan_rows(step, scene, noise)

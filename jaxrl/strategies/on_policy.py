@@ -20,7 +20,7 @@ from jaxrl.strategies.guard import Health, guarded_update, health_of, healthy, r
 from jaxrl.strategies.interaction import (
     Actors,
     Scene,
-    Seen,
+    StepInfo,
     assemble,
     collect,
     draw_steps,
@@ -184,7 +184,7 @@ def _step(parts: _Parts, state: OnPolicyState, noise: PyTree, t: Array) -> tuple
     return state, {**episode_metrics(seen), **told, **what_returns_are_made_of(items), **learnt}
 
 
-def last_steps(items: Transition, seen: Seen) -> Array:
+def last_steps(items: Transition, seen: StepInfo) -> Array:
     """Say of each step `[T, N]` whether no later one counts towards it: the episode ends, or goes on without worth."""
     worthless = jnp.asarray(items.weight == 0)
     cut = jnp.concatenate([worthless[1:], jnp.zeros_like(worthless[:1])])

@@ -20,7 +20,7 @@ from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.metrics import Metrics, Total, stat
 from jaxrl.processors.base import begin
 from jaxrl.spaces import EnvSpec, space_zeros
-from jaxrl.strategies.interaction import Actors, Seen, draw_steps, interact, open_scene, see
+from jaxrl.strategies.interaction import Actors, StepInfo, draw_steps, interact, open_scene, step_info
 from jaxrl.trees import Array, Key, PyTree, row_struct
 from jaxrl.types import Step, Transition
 from jaxrl.xla.packing import Layout, empty, layout_of, pack, unpack
@@ -108,7 +108,7 @@ def check_actors(config: ActorsConfig) -> None:
 
 
 def settings_of_actors(crowd: Crowd | None) -> dict[str, Any]:
-    """Return the settings of actors as those of a run; without any, none are told of."""
+    """Return the settings of actors as those of a run; without any, none."""
     return {} if crowd is None else asdict(crowd.config)
 
 
@@ -225,7 +225,7 @@ def remote(
 def layout_of_steps(actors: Actors) -> Layout:
     """Return how a step of one environment is packed: its transition, and what is recorded of it."""
 
-    def one() -> tuple[Transition, Seen]:
+    def one() -> tuple[Transition, StepInfo]:
         agent_key, env_key, key = jax.random.split(jax.random.key(0), 3)
         agent = actors.agent.init(agent_key)
         scene, _ = open_scene(actors, agent, env_key)
@@ -259,21 +259,21 @@ def _act(actors: Actors, agent: PyTree, processor: PyTree, noise: PyTree, place:
 def _take(actors: Actors, layout: Layout, processor: PyTree, step: Step) -> tuple[PyTree, dict[str, Array]]:
     """Take in what the actions led to; return the processor's state, and the step packed `[N, W]`."""
     processor, items = actors.processor.process(processor, step)
-    return processor, pack(layout, (items, see(step)))
+    return processor, pack(layout, (items, step_info(step)))
 
 
 # --- what the learner makes of it -------------------------------------------------------------------------------
 
 
-def arrived(actors: Actors, crowd: Crowd, arrival: Arrival) -> tuple[Transition, Seen, Metrics]:
-    """Unpack what arrived: transitions and what was seen, leaves `[T, N, ...]`, and what is told of each actor."""
+def arrived(actors: Actors, crowd: Crowd, arrival: Arrival) -> tuple[Transition, StepInfo, Metrics]:
+    """Unpack what arrived: transitions and what was seen, leaves `[T, N, ...]`, and metrics of each actor."""
     items, seen = jax.vmap(partial(unpack, layout_of_steps(actors)))(arrival.words)
     done = seen.terminated | seen.truncated
-    told: dict[str, Any] = {"staleness": arrival.lag}
+    metrics: dict[str, Any] = {"staleness": arrival.lag}
     each = actors.env.num_envs // crowd.actors
     for i in range(crowd.actors):
         own = slice(i * each, (i + 1) * each)
-        told[f"actor{i}/env_steps"] = Total(jnp.int32(done[:, own].size))
-        told[f"actor{i}/episodes"] = Total(done[:, own].sum(dtype=jnp.int32))
-        told[f"actor{i}/episode_return"] = stat(seen.info["episode_return"][:, own], done[:, own])
-    return items, seen, told
+        metrics[f"actor{i}/env_steps"] = Total(jnp.int32(done[:, own].size))
+        metrics[f"actor{i}/episodes"] = Total(done[:, own].sum(dtype=jnp.int32))
+        metrics[f"actor{i}/episode_return"] = stat(seen.info["episode_return"][:, own], done[:, own])
+    return items, seen, metrics

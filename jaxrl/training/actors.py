@@ -18,8 +18,8 @@ from jaxrl.envs.host import Stage
 from jaxrl.errors import ActorError, one_line
 from jaxrl.strategies.base import fold
 from jaxrl.strategies.remote import Arrival, Remote
+from jaxrl.training.actor_stats import ActorStats, Watch
 from jaxrl.training.interrupt import Interrupt
-from jaxrl.training.tally import Tally, Watch
 from jaxrl.trees import Key, PyTree
 
 POLL_S = 0.1
@@ -45,8 +45,8 @@ class Published(NamedTuple):
     agent: PyTree
 
 
-class Board:
-    """What actors and learner tell one another; every wait ends when the board is closed."""
+class ParameterServer:
+    """What actors and learner exchange; every wait ends when the server is closed."""
 
     def __init__(self, max_lag: int) -> None:
         self.max_lag = max_lag
@@ -135,7 +135,7 @@ class Board:
         return old[-1] if old else self._published[0]
 
 
-class Crew:
+class ActorPool:
     """The actors of a run, from its first iteration in this process to its end."""
 
     def __init__(self, remote: Remote, programs: Any, interrupt: Interrupt, opt_steps_per_step: int) -> None:
@@ -147,9 +147,9 @@ class Crew:
         """Seconds in which the learner waited for actors."""
         self._opts = opt_steps_per_step
         assert remote.config.max_lag is not None, "nothing is unset in the settings of a strategy's actors"
-        self._board = Board(remote.config.max_lag)
-        self._tallies = [Tally() for _ in range(remote.actors)]
-        self._watch = Watch(self._tallies)
+        self._server = ParameterServer(remote.config.max_lag)
+        self._stats = [ActorStats() for _ in range(remote.actors)]
+        self._watch = Watch(self._stats)
         self._stages: dict[int, Stage] = {}
         self._threads: list[threading.Thread] = []
         self._fill = 0
@@ -171,25 +171,25 @@ class Crew:
                 filled = self.remote.fill - self._fill
                 state = self.programs.push(state, arrival, np.uint32(filled))
                 self._fill -= 1
-                self._board.learnt()
+                self._server.learnt()
                 continue
             state, sums = self.programs.run(state, sums, arrival, np.uint32(t))
             rounds, total, most = self._lags
             self._lags = [rounds + 1, total + float(arrival.lag), max(most, float(arrival.lag))]
             t += 1
             due = (t * self._opts) % self.remote.config.sync_interval < self._opts
-            self._board.learnt(self.programs.publish(state) if due else None, t * self._opts)
+            self._server.learnt(self.programs.publish(state) if due else None, t * self._opts)
         return state, sums, t
 
     def columns(self) -> dict[str, float]:
-        """Return what a row tells of the time since the last: the share that learner and actors spent waiting."""
-        actors, now = sum(tally.waited_s for tally in self._tallies), time.perf_counter()
+        """Return the columns of a row on the time since the last: the share that learner and actors spent waiting."""
+        actors, now = sum(stats.waited_s for stats in self._stats), time.perf_counter()
         learner_0, actors_0, then = self._told
         seconds = max(now - then, 1e-9)
         self._told = (self.waited_s, actors, now)
         return {
             "learner_waits": (self.waited_s - learner_0) / seconds,
-            "actors_wait": (actors - actors_0) / seconds / len(self._tallies),
+            "actors_wait": (actors - actors_0) / seconds / len(self._stats),
         }
 
     def summary(self) -> dict[str, Any]:
@@ -201,12 +201,12 @@ class Crew:
             "staleness_max": most if rounds else None,
             "actors": [
                 {
-                    "env_steps": tally.env_steps,
-                    "episodes": tally.episodes,
-                    "mean_return": tally.returns / tally.episodes if tally.episodes else None,
-                    "waited_s": tally.waited_s,
+                    "env_steps": stats.env_steps,
+                    "episodes": stats.episodes,
+                    "mean_return": stats.returns / stats.episodes if stats.episodes else None,
+                    "waited_s": stats.waited_s,
                 }
-                for tally in self._tallies
+                for stats in self._stats
             ],
         }
 
@@ -215,7 +215,7 @@ class Crew:
 
         What outlives it is a thread stuck in the code of an environment in this process: no thread can be killed.
         """
-        self._board.close()
+        self._server.close()
         self._join()
         stuck = [i for i, thread in enumerate(self._threads) if thread.is_alive()]
         for i in stuck:
@@ -227,15 +227,15 @@ class Crew:
     def _join(self) -> None:
         """Wait for all threads, but for those in a call of their environment no longer than `PATIENCE_S` in all."""
         deadline = time.perf_counter() + PATIENCE_S
-        for thread, tally in zip(self._threads, self._tallies, strict=False):
-            while thread.is_alive() and not (tally.inside and time.perf_counter() > deadline):
+        for thread, stats in zip(self._threads, self._stats, strict=False):
+            while thread.is_alive() and not (stats.inside and time.perf_counter() > deadline):
                 thread.join(POLL_S)
 
     # --- the learner's side ---
 
     def _start(self, state: PyTree, t: int) -> None:
         self._fill = 0 if t else self.remote.fill
-        self._board.open(self.programs.publish(state), t * self._opts)
+        self._server.open(self.programs.publish(state), t * self._opts)
         key = fold(fold(state.key, STREAM), t)
         for i in range(self.remote.actors):
             work = lambda i=i: self._work(i, fold(key, i))
@@ -252,11 +252,11 @@ class Crew:
             if self.interrupt or self.failure:
                 return None
             looked = time.perf_counter()
-            blocks = self._board.take(self.remote.actors, POLL_S)
+            blocks = self._server.take(self.remote.actors, POLL_S)
             self._look(time.perf_counter() - looked)
         self.waited_s += time.perf_counter() - begun
         words: Any = {word: np.concatenate([block[word] for block in blocks], axis=1) for word in blocks[0]}
-        lag: Any = np.float32(t * self._opts - self._board.opt_step_of_round())
+        lag: Any = np.float32(t * self._opts - self._server.opt_step_of_round())
         return Arrival(words, lag)
 
     def _look(self, seconds: float) -> None:
@@ -264,8 +264,8 @@ class Crew:
         if self.interrupt:
             return  # a signal may have reached more than this process
         late = self._watch.late(seconds)
-        if self._board.failure is not None:
-            actor, line, trace = self._board.failure
+        if self._server.failure is not None:
+            actor, line, trace = self._server.failure
             self.failure = ActorError(f"actor {actor} failed: {line}"), trace
         elif late:
             who, limit_s, name = ", ".join(map(str, late)), max(late.values()), self.remote.env.spec.name
@@ -279,43 +279,43 @@ class Crew:
     # --- the actors' side ---
 
     def _work(self, actor: int, key: Key) -> None:
-        remote, tally = self.remote, self._tallies[actor]
+        remote, stats = self.remote, self._stats[actor]
         try:
             seed = int(jax.random.bits(key) >> 1)
             opening_s = math.inf if remote.env.compiled else max(OPENING_S, remote.config.actor_timeout)
-            with tally.calling(opening_s):
+            with stats.calling(opening_s):
                 stage = Stage(remote.env, remote.num_envs, seed, remote.config.processes)
             self._stages[actor] = stage
             try:
                 self._play(actor, key, stage)
             finally:
-                with tally.calling(remote.config.actor_timeout):
+                with stats.calling(remote.config.actor_timeout):
                     stage.close()
         except Stopped:
             pass
         except BaseException as error:
-            self._board.fail(actor, error)
+            self._server.fail(actor, error)
 
     def _play(self, actor: int, key: Key, stage: Stage) -> None:
-        remote, programs, tally, fill = self.remote, self.programs, self._tallies[actor], self._fill
+        remote, programs, stats, fill = self.remote, self.programs, self._stats[actor], self._fill
         first = self._begin(0, actor)
-        with tally.calling(remote.config.actor_timeout):
+        with stats.calling(remote.config.actor_timeout):
             obs = stage.reset()
         processor = programs.begin(first.agent, obs, key)
         if remote.prime:
             noise = programs.draw(key, np.uint32(STREAM), remote.prime, bool(fill) and remote.random_fill)
-            processor, _ = self._steps(stage, tally, first, processor, noise, remote.prime)
+            processor, _ = self._steps(stage, stats, first, processor, noise, remote.prime)
         for number in count():
             published = self._begin(number, actor)
             noise = programs.draw(key, np.uint32(number), remote.steps, number < fill and remote.random_fill)
-            processor, words = self._steps(stage, tally, published, processor, noise, remote.steps)
+            processor, words = self._steps(stage, stats, published, processor, noise, remote.steps)
             block = {word: np.stack([step[word] for step in words]) for word in words[0]}
-            self._board.deliver(number, actor, block)
+            self._server.deliver(number, actor, block)
 
     def _begin(self, number: int, actor: int) -> Published:
         begun = time.perf_counter()
-        published = self._board.begin(number)
-        self._tallies[actor].waited_s += time.perf_counter() - begun
+        published = self._server.begin(number)
+        self._stats[actor].waited_s += time.perf_counter() - begun
         given = self.remote.exploration[actor]
         if not given:
             return published
@@ -324,23 +324,23 @@ class Crew:
         return published._replace(agent=agent._replace(hyper=hyper))
 
     def _steps(
-        self, stage: Stage, tally: Tally, published: Published, processor: PyTree, noise: PyTree, steps: int
+        self, stage: Stage, stats: ActorStats, published: Published, processor: PyTree, noise: PyTree, steps: int
     ) -> tuple[PyTree, list[dict[str, np.ndarray]]]:
         """Take `steps` steps; return the processor's state, and each step packed."""
         kept, opt_step = [], np.uint32(published.opt_step)
         for place in range(steps):
-            if self._board.closed:
+            if self._server.closed:
                 raise Stopped
             action, extras = self.programs.act(published.agent, processor, noise, np.int32(place), opt_step)
             action = jax.tree.map(np.asarray, action)
-            with tally.calling(self.remote.config.actor_timeout):
+            with stats.calling(self.remote.config.actor_timeout):
                 step = stage.step(action)
             processor, words = self.programs.take(processor, step._replace(action=action, extras=extras))
             kept.append({word: np.asarray(x) for word, x in words.items()})
             done = step.terminated | step.truncated
-            tally.env_steps += stage.num_envs
-            tally.episodes += int(done.sum())
-            tally.returns += float(step.info["episode_return"][done].sum())
+            stats.env_steps += stage.num_envs
+            stats.episodes += int(done.sum())
+            stats.returns += float(step.info["episode_return"][done].sum())
         return processor, kept
 
 

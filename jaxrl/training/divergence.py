@@ -37,7 +37,7 @@ def explain(health: Health, metrics: Iterable[str]) -> str:
 
 
 class Validity(NamedTuple):
-    """How many environment steps the rows of a run tell of, and how many of them were not valid; of this process."""
+    """How many environment steps the rows of a run are on, and how many of them were not valid; of this process."""
 
     steps: int = 0
     invalid: int = 0

@@ -1,4 +1,4 @@
-"""Judge a policy by whole episodes, run side by side, greedily, in environments and with keys of their own."""
+"""Evaluate a policy by whole episodes, run side by side, greedily, in environments and with keys of their own."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +39,7 @@ class Evaluation(NamedTuple):
         return int(np.sum(~np.asarray(self.finished, bool)))
 
     def report(self) -> "EvaluationReport":
-        """Return what there is to tell of the episodes: `print` it, or write its `to_json()`."""
+        """Return the episodes in a few numbers: `print` it, or write its `to_json()`."""
         return EvaluationReport(len(self.returns), self.unfinished, _spread(self.returns), _spread(self.lengths))
 
 
@@ -72,8 +72,8 @@ def _spread(values: np.ndarray) -> dict[str, float]:
     """Return mean, standard deviation and quantiles; NaN where a value is not finite."""
     wide = np.asarray(values, np.float64)
     wide = wide if np.isfinite(wide).all() else np.full_like(wide, np.nan)
-    told = {"mean": float(wide.mean()), "std": float(wide.std())}
-    return told | {name: float(np.quantile(wide, share)) for name, share in QUANTILES.items()}
+    spread = {"mean": float(wide.mean()), "std": float(wide.std())}
+    return spread | {name: float(np.quantile(wide, share)) for name, share in QUANTILES.items()}
 
 
 def eval_columns(evaluation: Evaluation, score: float, again: float | None, is_best: bool) -> dict[str, Any]:
@@ -108,9 +108,9 @@ def episode_rows(counters: dict[str, int], evaluation: Evaluation) -> Iterator[d
 
 class EvaluateFn(Protocol):
     def __call__(self, params: PyTree, key: Key, /) -> Evaluation:
-        """Judge the policy with `params`, what the strategy's `policy.params` returns (the whole state without one).
+        """Evaluate the policy with `params`, what the strategy's `policy.params` returns (the whole state without one).
 
-        Where a run confirms its best, a candidate is judged again right after, with the same `params` and another key.
+        Where a run confirms its best, a candidate is evaluated again right after, with these `params` and another key.
         """
         ...
 
@@ -124,8 +124,8 @@ def mean_return(evaluation: Evaluation) -> float:
     return float(np.mean(np.asarray(evaluation.returns, np.float64)))
 
 
-class Judge:
-    """Judge by a pure function `(params, key) -> (returns, lengths, finished)`, compiled."""
+class CompiledEvaluator:
+    """Evaluate by a pure function `(params, key) -> (returns, lengths, finished)`, compiled."""
 
     def __init__(self, run: Callable[[PyTree, Key], tuple[Array, Array, Array]]) -> None:
         """Prepare an evaluation; nothing is compiled before the first call."""
@@ -144,7 +144,7 @@ class Judge:
             self._run, self._compiled_for = self._jitted.lower(params, key).compile(), shapes
 
 
-class Evaluator(Judge):
+class Evaluator(CompiledEvaluator):
     """Run `episodes` parallel greedy episodes from start to end.
 
     An episode ends where the environment gives a non-finite observation, the first one included, or reward: its return
@@ -155,7 +155,7 @@ class Evaluator(Judge):
         """Prepare an evaluation; nothing is compiled before the first call.
 
         Args:
-          env: the environment to be judged in.
+          env: the environment to act in.
           policy: how to act.
           episodes: how many, all at once.
           max_steps: steps after which an episode is left unfinished; the environment's own limit, or 10 000.
@@ -204,7 +204,7 @@ class HostEvaluator:
 
 
 def evaluator_for(env: Env | HostEnv, policy: Policy, episodes: int) -> EvaluateFn:
-    """Return what judges `policy` in `env`."""
+    """Return what evaluates `policy` in `env`."""
     return Evaluator(env, policy, episodes) if isinstance(env, Env) else HostEvaluator(env, policy, episodes)
 
 
@@ -225,7 +225,7 @@ def _evaluator_of(strategy: Strategy, episodes: int) -> EvaluateFn:
     if env is not None and strategy.policy is not None:
         return evaluator_for(env, strategy.policy, episodes)
     if strategy.judge is not None and strategy.policy is not None:
-        return Judge(strategy.judge)
+        return CompiledEvaluator(strategy.judge)
     raise SettingsError(
         "this strategy has no env and policy to evaluate; give them to it (or a holdout, of data), pass evaluator=..., "
         "or turn evaluation off with eval_interval=0 and eval_episodes=0"

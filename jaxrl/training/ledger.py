@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jaxrl.training.sanity import Seen, seen, support_missed, values_beyond
+from jaxrl.training.sanity import Extremes, extremes, support_missed, values_beyond
 from jaxrl.training.schedule import Schedule
 
 PARTS = ("compile", "init", "train", "evaluate", "confirm", "record", "save")
-LATER = ("seen_reward", "seen_discount", "seen_bonus", "told_values", "told_support")
+FACTS_SINCE_0_4 = ("seen_reward", "seen_discount", "seen_bonus", "told_values", "told_support")
 """What checkpoints of version 0.3 do not have."""
 
 
@@ -38,15 +38,18 @@ class Ledger:
     wall_s: float = 0.0
     """Seconds of the run before this process took it up."""
     seen_reward: float = 0.0
-    """The largest size of a reward so far, as are those below; see `sanity.Seen`."""
+    """The largest size of a reward so far, as are those below; see `sanity.Extremes`."""
     seen_discount: float = 0.0
     seen_bonus: float = 0.0
-    told_values: int = 0
-    """Times that values beyond all returns were told of."""
-    told_support: int = 0
-    """Times that a support too narrow was told of."""
+    told_values: bool = False
+    """Whether values beyond all returns were reported. Version 0.4 saved 0 or 1."""
+    told_support: bool = False
+    """Whether a support too narrow was reported."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     _begun: float = field(default_factory=lambda: time.perf_counter())
+
+    def __post_init__(self) -> None:
+        self.told_values, self.told_support = bool(self.told_values), bool(self.told_support)
 
     @property
     def wall(self) -> float:
@@ -72,7 +75,7 @@ class Ledger:
         """Say whether `score` is better than the best: strictly greater, NaN and infinity never."""
         return math.isfinite(score) and (self.best_score is None or score > self.best_score)
 
-    def judge(self, score: float, opt_steps: int, again: float | None = None) -> bool:
+    def record_score(self, score: float, opt_steps: int, again: float | None = None) -> bool:
         """Take note of an evaluation; say whether it is the best.
 
         Where a candidate was evaluated `again`, that score must be better than the best too, and is the one kept.
@@ -87,17 +90,17 @@ class Ledger:
 
     def watch(self, row: Mapping[str, Any], agent: Mapping[str, Any]) -> dict[str, str]:
         """Take note of a row of metrics; return what is wrong with it, by the name of the event, each once in a run."""
-        allowed = seen(row, agent, Seen(self.seen_reward, self.seen_discount, self.seen_bonus))
+        allowed = extremes(row, agent, Extremes(self.seen_reward, self.seen_discount, self.seen_bonus))
         self.seen_reward, self.seen_discount, self.seen_bonus = allowed
         said: dict[str, str] = {}
         if not self.told_values and (message := values_beyond(row, agent, allowed)):
-            self.told_values, said["values"] = 1, message
+            self.told_values, said["values"] = True, message
         if not self.told_support and (message := support_missed(row, agent)):
-            self.told_support, said["support"] = 1, message
+            self.told_support, said["support"] = True, message
         return said
 
     @property
-    def judged(self) -> bool:
+    def has_scores(self) -> bool:
         """Whether anything has been evaluated."""
         return self.best_score is not None or self.evals_without_best > 0
 
@@ -119,7 +122,7 @@ class Ledger:
         del facts["_begun"]
         return facts
 
-    def take_up(self, facts: dict[str, Any]) -> "Ledger":
+    def restored(self, facts: dict[str, Any]) -> "Ledger":
         """Return the ledger of a run that goes on from `facts`, with the seconds that this process has spent.
 
         Raises:
@@ -129,7 +132,7 @@ class Ledger:
         seconds = {part: facts["seconds"].get(part, 0.0) + self.seconds[part] for part in PARTS}
         return Ledger(**{**facts, "seconds": seconds, "_begun": self._begun})
 
-    def go_back(self, facts: dict[str, Any]) -> "Ledger":
+    def rolled_back(self, facts: dict[str, Any]) -> "Ledger":
         """Return the ledger of this run once it is back where `facts` were written; time and best are not undone."""
         back = Ledger(**{**facts, "seconds": self.seconds, "wall_s": self.wall_s, "_begun": self._begun})
         back.best_score, back.best_opt_steps = self.best_score, self.best_opt_steps
@@ -154,14 +157,18 @@ class Ledger:
 def _check(facts: Any) -> None:
     """Raise `ValueError` unless `facts` have the names and types that `Ledger.facts` gives them."""
     like = Ledger().facts()
-    names = {*facts, *LATER} if isinstance(facts, dict) else set()
+    names = {*facts, *FACTS_SINCE_0_4} if isinstance(facts, dict) else set()
     if names != like.keys() or not isinstance(facts["seconds"], dict):
         raise ValueError(f"expected counters named {', '.join(like)}")
     for name, value in [*facts.items(), *facts["seconds"].items()]:
+        if type(like.get(name)) is bool:
+            if type(value) not in (bool, int) or value not in (0, 1):
+                raise ValueError(f"{name} is {value!r}; expected true or false")
+            continue
         count = type(like.get(name)) is int
         if count and (type(value) is not int or value < 0):
             raise ValueError(f"{name} is {value!r}; expected a count")
-        if name in LATER and value is None:
+        if name in FACTS_SINCE_0_4 and value is None:
             raise ValueError(f"{name} is None; expected a number")
         if not count and name != "seconds" and value is not None and type(value) not in (int, float):
             raise ValueError(f"{name} is {value!r}; expected a number")

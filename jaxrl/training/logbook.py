@@ -50,7 +50,7 @@ class Logbook:
           quiet: show nothing, unless a console is given.
         """
         self.validity = Validity()
-        """How many environment steps the rows tell of, and how many of those were not valid."""
+        """How many environment steps the rows are on, and how many of those were not valid."""
         self._schedule, self._where = schedule, where
         self._given, self._console = given, console_of(given, quiet)
         self._rows, self._episodes = Recorders([]), Recorders([])
@@ -102,7 +102,7 @@ class Logbook:
         """Write and return a row of metrics, with an event for each thing that is wrong with it.
 
         `ledger` takes note of what was said, so that it is said once; `agent` are the settings of the agent. `steps` is
-        the number of environment steps that the row tells of, if it matters how many of them were valid.
+        the number of environment steps that the row is on, if it matters how many of them were valid.
         """
         row = self.row("train", **columns)
         self._rows.write(row)
@@ -113,7 +113,7 @@ class Logbook:
             self.event("invalid", warning)
         return row
 
-    def judged(self, columns: Mapping[str, Any], evaluation: Evaluation | None = None) -> Row:
+    def evaluated(self, columns: Mapping[str, Any], evaluation: Evaluation | None = None) -> Row:
         """Write and return the row of a score, with a row for each episode of its `evaluation` if there was one."""
         row = self.row("eval", **columns)
         self._rows.write(row)
@@ -155,7 +155,7 @@ class Logbook:
         return Best(counters["opt_steps"], score, params, facts)
 
     def facts(self, ledger: Ledger, health: Health | None, **own: Any) -> dict[str, Any]:
-        """Return what a checkpoint tells beside its state; `own` is what only this kind of run has to tell.
+        """Return what a checkpoint holds beside its state; `own` is what only this kind of run has to add.
 
         A regular save in good health means that the run has got further: `ledger` then counts its tries anew.
         """
@@ -171,13 +171,13 @@ class Logbook:
             **own,
         }
 
-    def take_up(self, facts: Mapping[str, Any], ledger: Ledger) -> Ledger:
+    def restored_ledger(self, facts: Mapping[str, Any], ledger: Ledger) -> Ledger:
         """Return the ledger of a run that goes on from `facts`; keep the rows that could not be written for `open`.
 
         Raises:
           KeyError, TypeError, ValueError: these are not what `facts()` returns.
         """
-        taken, waiting = ledger.take_up(facts["ledger"]), facts["unwritten"]
+        taken, waiting = ledger.restored(facts["ledger"]), facts["unwritten"]
         check_unwritten(waiting)
         self._waiting = waiting
         return taken

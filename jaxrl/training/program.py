@@ -63,17 +63,17 @@ def zero_sums(size: int) -> Sums:
     return Sums(full(0, np.int32), full(0), full(0), full(math.inf), full(-math.inf))
 
 
-LATER = ("largest_discount", "largest_reward", "out_of_support")
+METRICS_SINCE_0_4 = ("largest_discount", "largest_reward", "out_of_support")
 """Metrics of which checkpoints of version 0.3 have no sums."""
 
 
 def without_later(names: Iterable[str], tree: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
-    """Return the shapes `tree` as they were before there were sums of `LATER`, and what makes of such a tree a new one.
+    """Return the shapes `tree` as they were before there were sums of all, and what makes of such a tree a new one.
 
     `names` are those of the metrics, sorted.
     """
     names = list(names)
-    places = np.array([i for i, name in enumerate(names) if name not in LATER], np.int32)
+    places = np.array([i for i, name in enumerate(names) if name not in METRICS_SINCE_0_4], np.int32)
     is_sums = lambda x: isinstance(x, Sums)
 
     def narrow(sums: Sums) -> Any:
@@ -236,10 +236,10 @@ def memory_plan(state: PyTree, capacity: int | None = None) -> str:
     parts = {jax.tree_util.keystr(path, simple=True): part for path, part in children}
     sizes = sorted(((tree_bytes(part), name) for name, part in parts.items()), reverse=True)
     each = ", ".join(f"{name} {_readable(size)}" for size, name in sizes if size >= 1_000 and name)
-    told = f"the training state takes {_readable(tree_bytes(state))}" + (f" ({each})" if each else "")
+    plan = f"the training state takes {_readable(tree_bytes(state))}" + (f" ({each})" if each else "")
     if capacity is not None:
-        told += f", {tree_bytes(parts['buffer']) / capacity:.4g} bytes for each of {capacity} transitions"
-    return told
+        plan += f", {tree_bytes(parts['buffer']) / capacity:.4g} bytes for each of {capacity} transitions"
+    return plan
 
 
 def _readable(size: int) -> str:

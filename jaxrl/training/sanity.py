@@ -17,7 +17,7 @@ ENTROPY = 10.0
 """Most that an entropy adds for a temperature of 1: that of 22 000 actions, all alike."""
 
 
-class Seen(NamedTuple):
+class Extremes(NamedTuple):
     """The largest numbers over all transitions learnt from so far."""
 
     reward: float = 0.0
@@ -32,18 +32,18 @@ class Seen(NamedTuple):
         return max(1.0, (self.reward + self.bonus) / (1 - self.discount)) if self.discount < 1 else math.inf
 
 
-def seen(row: Mapping[str, Any], agent: Mapping[str, Any], before: Seen) -> Seen:
-    """Return what has been seen with the interval of `row`, of an agent with these settings."""
+def extremes(row: Mapping[str, Any], agent: Mapping[str, Any], before: Extremes) -> Extremes:
+    """Return the largest numbers so far, with the interval of `row`, of an agent with these settings."""
     size = lambda name: max((abs(x) for x in (_number(row, f"{name}_{end}") for end in ("min", "max"))), default=0.0)
     # SAC adds its entropy to rewards, Munchausen's DQN its clipped log-policy, and to values the entropy.
     bonus = size("temperature") * size("entropy")
     if munchausen := agent.get("munchausen"):
         bonus += -MUNCHAUSEN_CLIP * munchausen + ENTROPY * agent.get("munchausen_temperature", 0.0)
-    came = Seen(size("largest_reward"), size("largest_discount"), bonus)
-    return Seen(*(max(old, new) for old, new in zip(before, came, strict=True)))
+    came = Extremes(size("largest_reward"), size("largest_discount"), bonus)
+    return Extremes(*(max(old, new) for old, new in zip(before, came, strict=True)))
 
 
-def values_beyond(row: Mapping[str, Any], agent: Mapping[str, Any], allowed: Seen) -> str | None:
+def values_beyond(row: Mapping[str, Any], agent: Mapping[str, Any], allowed: Extremes) -> str | None:
     """Say by how much the mean values of an interval exceed what rewards and discounts allow; `None` if they do not."""
     if "largest_reward_max" not in row:
         return None  # a strategy of one's own, of whose rewards nothing is known

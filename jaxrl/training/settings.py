@@ -183,8 +183,6 @@ NEWER: Mapping[str, object] = {
 }
 """Settings that earlier versions did not have, here or in a session, with the values under which a run goes on as it
 began."""
-SHAPED = frozenset({"agent.torso", "agent.channels"})
-"""Settings on which nothing but the leaves of the parameters depends: where what was saved fits, no bit does."""
 
 
 RENAMED: Mapping[str, str] = {
@@ -234,6 +232,13 @@ class Change(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name}: {self.old} -> {self.new}"
+
+    @property
+    def only_names(self) -> bool:
+        """Whether it may be but another way to say which network it is, as it is where what was saved fits."""
+        if self.name == "agent.torso":
+            return "auto" in (self.old, self.new) or {self.old, self.new} == {"conv", "minatar"}
+        return self.name == "agent.channels" and [self.old, self.new] in ([[], [16]], [[16], []])
 
 
 def changes(old: object, new: object, name: str = "") -> list[Change]:

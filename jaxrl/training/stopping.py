@@ -43,12 +43,12 @@ def require_try(log: Logbook, ledger: Ledger, max_rollbacks: int, what: str) -> 
     raise DivergedError(f"training diverged: {what}; {tried}try a lower agent.lr, or a smaller agent.max_grad_norm")
 
 
-def ledger_after(ledger: Ledger, found: tuple[Any, Mapping[str, Any]] | None) -> Ledger:
-    """Return the ledger of a run that goes back to what `Storage.go_back` has found; if nothing, to its beginning."""
-    return ledger.go_back(Ledger().facts() if found is None else found[1]["ledger"])
+def rolled_back_ledger(ledger: Ledger, found: tuple[Any, Mapping[str, Any]] | None) -> Ledger:
+    """Return the ledger of a run that goes back to what `Storage.rollback` has found; if nothing, to its beginning."""
+    return ledger.rolled_back(Ledger().facts() if found is None else found[1]["ledger"])
 
 
-def went_back(log: Logbook, opt_steps: int, what: str) -> None:
+def log_rollback(log: Logbook, opt_steps: int, what: str) -> None:
     """Take back the rows after `opt_steps`, and write why."""
     log.rewind(opt_steps)
     log.event("rollback", f"{what}; went back to here, to go on with other random numbers")

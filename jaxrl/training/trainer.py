@@ -17,7 +17,7 @@ import numpy as np
 from jaxrl.errors import DivergedError, SettingsError, check_count, say
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.guard import Health
-from jaxrl.training.actors import Crew, programs
+from jaxrl.training.actors import ActorPool, programs
 from jaxrl.training.divergence import diverged, explain
 from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, eval_columns, evaluator_of, mean_return
 from jaxrl.training.interrupt import Interrupt
@@ -38,7 +38,7 @@ from jaxrl.training.recorders import Progress, Recorder, Row
 from jaxrl.training.report import Report, Result
 from jaxrl.training.schedule import Boundary, next_boundary
 from jaxrl.training.settings import TrainerConfig, check_strategy, rounding
-from jaxrl.training.stopping import after_evaluation, ledger_after, require_try, require_valid, went_back
+from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid, rolled_back_ledger
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.run import Best, Resume, Storage
 from jaxrl.training.storage.run_dir import require_free
@@ -49,7 +49,11 @@ CHUNK_S = 0.25
 EVAL_STREAM = 2**32 - 1
 """Folded into the seed's key for evaluation: no iteration has this number."""
 CONFIRM_STREAM = 2**32 - 1
-"""Folded into the key of an evaluation for the second look at a candidate for the best."""
+"""Folded into the key of an evaluation for the second look at a candidate for the best.
+
+The first look has consumed that key by splitting it, and `fold_in` gives what a split would give as the key of this
+number: one far beyond those that an evaluation takes, hence independent of them.
+"""
 
 
 class Hooks(NamedTuple):
@@ -60,9 +64,9 @@ class Hooks(NamedTuple):
     chunk: Callable[["Trainer", Progress], None] | None = None
     """After each call of the compiled program."""
     evaluation: Callable[["Trainer", Evaluation, bool], None] | None = None
-    """After each evaluation, told whether it is the best."""
+    """After each evaluation, and whether it is the best."""
     save: Callable[["Trainer", int], None] | None = None
-    """When a checkpoint is whole on the disk, told its optimisation step."""
+    """When a checkpoint is whole on the disk, given its optimisation step."""
 
 
 class Trainer:
@@ -90,7 +94,7 @@ class Trainer:
         Args:
           strategy: what to train.
           config: settings to start from; the defaults of `TrainerConfig` if left out.
-          evaluator: what judges, in place of greedy episodes in the strategy's environment; with `confirm_best` it is
+          evaluator: evaluates in place of greedy episodes in the strategy's environment; with `confirm_best` it is
             called a second time, with another key, where the first score is better than the best.
           score: from an evaluation to the number by which the best is chosen.
           stop: asked at each boundary whether to end the run.
@@ -132,7 +136,7 @@ class Trainer:
         self._best: Best | None = None
         self._least_return = math.nan
         self._run: Any = None
-        self._crew: Crew | None = None
+        self._actors: ActorPool | None = None
         self._sums: Any = None
         self._chunk = 0
 
@@ -169,7 +173,7 @@ class Trainer:
                 boundary = next_boundary(self.schedule, self.ledger.t)
                 self._advance(boundary.t)
                 if diverged(self._health(), self.config.max_skips):
-                    self._go_back()
+                    self._roll_back()
                     continue
                 report = self._at(boundary)
                 try:
@@ -191,7 +195,7 @@ class Trainer:
         params, score = (best.params, best.score) if best else (self._params(state), self.ledger.best_score)
         greedy = policy and GreedyPolicy(policy, params, {"score": score})
         summary = {**self.ledger.summary(self.schedule), "stop": self.stop_reason}
-        summary |= self._crew.summary() if self._crew is not None else {}
+        summary |= self._actors.summary() if self._actors is not None else {}
         return Result(greedy, score, summary, state)
 
     def settings(self) -> dict[str, Any]:
@@ -231,32 +235,32 @@ class Trainer:
             jax.block_until_ready((self.state, self._sums))
             seconds = max(time.perf_counter() - begun, 1e-9)
             self.ledger.trained(stop, seconds)
-            self._fail_with_crew()
+            self._fail_with_actors()
             self._chunk = self.max_chunk or max(1, int((stop - t) * CHUNK_S / seconds))
             progress = self._log.tick(stop, (stop - t) / seconds)
             self._storage.settle(block=False)
             if self.hooks.chunk:
                 self.hooks.chunk(self, progress)
 
-    def _new_crew(self) -> Crew | None:
+    def _new_actors(self) -> ActorPool | None:
         """Return the actors of a strategy whose environments are on the host."""
         remote = self.strategy.remote
         if remote is None:
             return None
-        return Crew(remote, programs(remote, self._run), self.interrupt, self.schedule.opt_steps_per_step)
+        return ActorPool(remote, programs(remote, self._run), self.interrupt, self.schedule.opt_steps_per_step)
 
     def _call(self, t: int, stop: int) -> int:
         """Make iterations `t .. stop-1`, or what of them there is no reason to leave; return the next."""
-        if self._crew is not None:
-            self.state, self._sums, stop = self._crew.run(self.state, self._sums, t, stop)
+        if self._actors is not None:
+            self.state, self._sums, stop = self._actors.run(self.state, self._sums, t, stop)
         else:
             self.state, self._sums = self._run(self.state, self._sums, np.uint32(t), np.uint32(stop))
         return stop
 
-    def _fail_with_crew(self) -> None:
+    def _fail_with_actors(self) -> None:
         """Save and raise if an actor has failed."""
-        if self._crew is not None and self._crew.failure is not None:
-            error, trace = self._crew.failure
+        if self._actors is not None and self._actors.failure is not None:
+            error, trace = self._actors.failure
             self.stop_reason = "actor"
             self._log.event("actor", str(error), traceback=trace)
             self._save()
@@ -270,18 +274,18 @@ class Trainer:
         evaluation, score = self._look("evaluate", key)
         self._least_return = mean_return(evaluation)
         again = self._confirm(score, key)
-        is_best = self.ledger.judge(score, opt_steps, again)
+        is_best = self.ledger.record_score(score, opt_steps, again)
         kept = score if again is None else again
         if math.isfinite(score) and math.isfinite(kept) and (self._best is None or kept > self._best.score):
             self._keep_best(kept)
         with self.ledger.timed("record"):
-            row = self._log.judged(eval_columns(evaluation, score, again, is_best), evaluation)
+            row = self._log.evaluated(eval_columns(evaluation, score, again, is_best), evaluation)
         if self.hooks.evaluation:
             self.hooks.evaluation(self, evaluation, is_best)
         return row
 
     def _look(self, part: str, key: Key) -> tuple[Evaluation, float]:
-        """Evaluate the present policy; return also the score. The time counts as `part`; the key is consumed."""
+        """Evaluate the present policy; return also the score. The time counts as `part`; the key is split."""
         assert self.evaluator is not None
         with self.ledger.timed(part):
             evaluation = self.evaluator(self._params(self.state), key)
@@ -302,7 +306,7 @@ class Trainer:
         with ledger.timed("record"):
             done = ledger.t - ledger.interval_start
             rates = ledger.rates(self.schedule, done, ledger.interval_s)
-            waits = self._crew.columns() if self._crew is not None else {}
+            waits = self._actors.columns() if self._actors is not None else {}
             columns = {**rates, **waits, **summarise(self._metrics, self._sums)}
             agent, steps = (self.strategy.settings or {}).get("agent") or {}, done * self.schedule.env_steps_per_step
             row = self._log.trained(columns, ledger, agent, steps)
@@ -332,7 +336,7 @@ class Trainer:
         with self.ledger.timed("save"):
             self._storage.keep_best(self._best)
 
-    def _go_back(self) -> None:
+    def _roll_back(self) -> None:
         """Return to the last good state, and take another stream of randomness from there.
 
         Raises:
@@ -344,14 +348,14 @@ class Trainer:
         what = explain(health, self._metrics)
         require_try(self._log, self.ledger, self.config.max_rollbacks, what)
         self.state = self._sums = None  # make room for what is loaded
-        found = self._storage.go_back(self._compiled.like)
-        self.ledger = ledger_after(self.ledger, found)
+        found = self._storage.rollback(self._compiled.like)
+        self.ledger = rolled_back_ledger(self.ledger, found)
         state, self._sums = found[0] if found else self._compiled.init(jax.random.key(self.config.seed))
         self.state = reseed(self._with_changes(state, self.ledger) if found else state, self.ledger.rollbacks)
-        if self._crew is not None:
-            self._crew.close()
-            self._crew = self._new_crew()
-        went_back(self._log, self.schedule.opt_steps(self.ledger.t), what)
+        if self._actors is not None:
+            self._actors.close()
+            self._actors = self._new_actors()
+        log_rollback(self._log, self.schedule.opt_steps(self.ledger.t), what)
 
     # --- beginning and ending ---
 
@@ -380,8 +384,8 @@ class Trainer:
 
     def _close(self, storage: Storage) -> None:
         try:
-            if self._crew is not None:
-                self._crew.close()
+            if self._actors is not None:
+                self._actors.close()
             with self.ledger.timed("save"):
                 storage.keep_best(self._best)
                 storage.finish()
@@ -403,8 +407,8 @@ class Trainer:
                 self._storage.check_fits(like, metric_shapes(self.strategy, like[0]))
             compiled = compile_all(self.strategy, key, self.evaluator, self._params, self._storage.resumes)
             self._compiled, self._run, self._metrics = compiled, compiled.run, compiled.metrics
-            self._crew = self._new_crew()
-        warmup = 0 if self._storage.resumes or self._crew is not None else self.schedule.warmup_env_steps
+            self._actors = self._new_actors()
+        warmup = 0 if self._storage.resumes or self._actors is not None else self.schedule.warmup_env_steps
         self._log.stage(f"warming up: {warmup:,} environment steps" if warmup else "getting ready")
         with self.ledger.timed("init"):
             if self._storage.resumes:
@@ -419,13 +423,13 @@ class Trainer:
             self.hooks.start(self)
         if self.ledger.t >= self.schedule.last:
             self.stop_reason = self.schedule.limit(self.ledger.t)
-        elif self.config.eval_at_start and self.ledger.t == 0 and not self.ledger.judged and not self.interrupt:
+        elif self.config.eval_at_start and self.ledger.t == 0 and not self.ledger.has_scores and not self.interrupt:
             self._evaluate()
 
     def _restore(self) -> None:
         step, (state, sums), facts = self._storage.load(self._compiled.like)
         with unpacking(f"{step} of {self.config.run_dir}", "none of jaxrl's"):
-            ledger = self._log.take_up(facts, self.ledger)
+            ledger = self._log.restored_ledger(facts, self.ledger)
         saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
         if ledger.counters(self.schedule) != saved:
             raise SettingsError(
@@ -448,7 +452,7 @@ class Trainer:
             like = state_shapes(self.strategy)
             checkpoints.older = older_of(self.strategy, like)
             checkpoints.check_newest(like)
-            ledger = self.ledger.take_up(facts["ledger"])
+            ledger = self.ledger.restored(facts["ledger"])
         except (SettingsError, KeyError, TypeError, ValueError):
             return False
         return ledger.counters(self.schedule)["env_steps"] == facts.get("env_steps")
@@ -457,7 +461,7 @@ class Trainer:
         state, capacity = self._compiled.like[0], self.strategy.capacity
         # How much replay takes is for the user to choose.
         plan = [] if capacity is None else [memory_plan(state, capacity)]
-        aside = " with environments that start anew" if self._crew is not None else ""
+        aside = " with environments that start anew" if self._actors is not None else ""
         self._log.open(self._storage, self.resume.run, (*self._rounding, *plan, *self.strategy.notes), aside)
 
     # --- small things ---

@@ -209,7 +209,7 @@ SCORES = st.lists(st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.s
 @given(scores=SCORES)
 def test_judging_agrees_with_looking_at_all_scores_at_once(scores: list[float]) -> None:
     ledger = Ledger()
-    assert [ledger.judge(score, 10 * n) for n, score in enumerate(scores, start=1)] == bests(scores)
+    assert [ledger.record_score(score, 10 * n) for n, score in enumerate(scores, start=1)] == bests(scores)
     best = best_of(scores)
     assert ledger.best_opt_steps == (None if best is None else 10 * best)
     assert ledger.best_score == (None if best is None else scores[best - 1])
@@ -223,8 +223,8 @@ def test_judging_goes_on_after_a_resume_as_if_there_had_been_none(scores: list[f
     at = data.draw(st.integers(0, len(scores)))
     for n, score in enumerate(scores):
         if n == at:
-            parts = Ledger().take_up(json.loads(json.dumps(parts.facts())))
-        assert parts.judge(score, n) == whole.judge(score, n)
+            parts = Ledger().restored(json.loads(json.dumps(parts.facts())))
+        assert parts.record_score(score, n) == whole.record_score(score, n)
     skipped = ("wall_s", "seconds")
     facts = [{k: v for k, v in ledger.facts().items() if k not in skipped} for ledger in (whole, parts)]
     assert facts[0] == facts[1]

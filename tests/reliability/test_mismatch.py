@@ -294,8 +294,8 @@ IDLE: dict[str, Any] = {
     "exploration": (0.5,),
 }
 """Another value of every setting that does with prioritised replay, with c51, or where there are actors."""
-SHAPED = {"agent.torso": "mlp", "agent.channels": (8,)}
-"""Another value of every setting that is told by the parameters; observations of CartPole have no images."""
+SHAPED = {"agent.torso": "mlp", "agent.channels": (16,)}
+"""Another way to say which network it is; observations of CartPole have no images."""
 COMPACT = ["buffer.frames"]
 """What is refused unless `buffer.compact` is set."""
 
@@ -371,7 +371,7 @@ def test_settings_of_prioritised_replay_of_c51_and_of_actors_change_no_bit_witho
 
 
 @pytest.mark.parametrize("name", SHAPED)
-def test_a_setting_that_the_parameters_tell_may_change_where_these_fit_and_no_bit_with_it(
+def test_a_network_may_be_named_otherwise_where_it_is_the_same_and_no_bit_changes(
     small: SmallRun, run: Path, name: str
 ) -> None:
     value = SHAPED[name] if isinstance(SHAPED[name], tuple) else (SHAPED[name],)
@@ -380,7 +380,7 @@ def test_a_setting_that_the_parameters_tell_may_change_where_these_fit_and_no_bi
 
 
 @pytest.mark.parametrize("name", SHAPED)
-def test_and_not_where_they_do_not_fit(run: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_and_not_where_it_is_another(run: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(trainer.Trainer, "_fits", lambda *args: False)
     monkeypatch.setattr(trainer, "check_step", lambda strategy: None)
     config, settings = changed(SMALL, name, SHAPED[name]), train.trainer_config(SMALL).changed(run_dir=str(run))

@@ -25,9 +25,9 @@ from jaxrl.envs.host import HostEnv, gymnasium_spec
 from jaxrl.errors import ActorError, SettingsError
 from jaxrl.nn import ActorCritic, QNetwork
 from jaxrl.strategies.remote import Crowd, exploration_of
-from jaxrl.training.actors import Board, Stopped
+from jaxrl.training.actor_stats import ActorStats, Watch
+from jaxrl.training.actors import ParameterServer, Stopped
 from jaxrl.training.storage.leaves import state_digest
-from jaxrl.training.tally import Tally, Watch
 
 QUIET: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "quiet": True}
 
@@ -353,8 +353,8 @@ def test_compiling_what_an_actor_does_is_no_hanging(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_actor_is_late_once_one_call_has_been_watched_for_too_long():
-    tallies = [Tally(), Tally(), Tally()]
-    watch, (first, second, third) = Watch(tallies), tallies
+    stats = [ActorStats(), ActorStats(), ActorStats()]
+    watch, (first, second, third) = Watch(stats), stats
     with first.calling(2.5), second.calling(2.5), third.calling(math.inf):
         for seconds in (0.5, 1.0, 1.0):  # the first look only sees that there is a call
             assert watch.late(seconds) == {}
@@ -382,7 +382,7 @@ def test_of_a_run_that_hangs_only_the_thread_that_is_stuck_is_left(monkeypatch: 
     # The other actor is still at work when the run no longer waits for the stuck one.
     closed = threading.Event()
     monkeypatch.setattr(jaxrl.training.actors, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(Board, "close", lambda self, close=Board.close: (close(self), closed.set()))
+    monkeypatch.setattr(ParameterServer, "close", lambda self, close=ParameterServer.close: (close(self), closed.set()))
     slow_act(monkeypatch, actor1=lambda: (closed.wait(), time.sleep(2.0)))
     with pytest.raises(ActorError, match="actor 0: a call of"):
         train(replaying(jaxrl.gymnasium_envs(gymnasium_spec(Counting()), Stuck), actor_timeout=0.5, max_lag=40), 400)
@@ -427,19 +427,19 @@ def test_learner_state_is_exactly_what_was_saved(tmp_path: Path):
 
 
 def test_a_round_waits_for_its_turn_and_gets_its_own_parameters():
-    board = Board(max_lag=1)
-    board.open("first", 0)
-    assert board.begin(0).agent == board.begin(1).agent == "first"
-    board.deliver(0, 0, {"x": np.zeros(1)})
-    assert board.take(2, 0.01) is None
-    assert board.missing(2) == [1]
-    board.deliver(0, 1, {"x": np.ones(1)})
-    taken = board.take(2, 0.01)
+    server = ParameterServer(max_lag=1)
+    server.open("first", 0)
+    assert server.begin(0).agent == server.begin(1).agent == "first"
+    server.deliver(0, 0, {"x": np.zeros(1)})
+    assert server.take(2, 0.01) is None
+    assert server.missing(2) == [1]
+    server.deliver(0, 1, {"x": np.ones(1)})
+    taken = server.take(2, 0.01)
     assert taken is not None
     assert [block["x"][0] for block in taken] == [0, 1]
-    board.learnt("second", 5)
-    assert board.opt_step_of_round() == 0
-    assert board.begin(2).agent == "second"
-    board.close()
+    server.learnt("second", 5)
+    assert server.opt_step_of_round() == 0
+    assert server.begin(2).agent == "second"
+    server.close()
     with pytest.raises(Stopped):
-        board.begin(3)
+        server.begin(3)

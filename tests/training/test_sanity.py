@@ -13,7 +13,7 @@ import jaxrl
 from jaxrl.strategies.guard import what_returns_are_made_of
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.program import metric_shapes, state_shapes
-from jaxrl.training.sanity import Seen, seen, support_missed, values_beyond
+from jaxrl.training.sanity import Extremes, extremes, support_missed, values_beyond
 
 
 def row(q: float | None, reward: float = 1.0, discount: float = 0.99, **more: Any) -> dict[str, Any]:
@@ -24,8 +24,8 @@ DQN = {"loss": "huber", "tau": 1.0, "target_interval": 100}
 
 
 def test_values_are_told_from_twice_the_bound_on() -> None:
-    allowed = seen(row(None, 3.0, 0.75), DQN, Seen())
-    assert (allowed, allowed.bound) == (Seen(3.0, 0.75, 0.0), 12.0)
+    allowed = extremes(row(None, 3.0, 0.75), DQN, Extremes())
+    assert (allowed, allowed.bound) == (Extremes(3.0, 0.75, 0.0), 12.0)
     assert values_beyond(row(24.0), DQN, allowed) is None
     assert values_beyond(row(-24.0), DQN, allowed) is None
     assert values_beyond(row(-24.5), DQN, allowed) == (
@@ -36,22 +36,22 @@ def test_values_are_told_from_twice_the_bound_on() -> None:
 
 
 def test_the_bound_goes_by_all_that_came_and_is_at_least_1() -> None:
-    allowed = seen(row(None, 0.5, 0.5), {}, seen(row(None, 3.0, 0.25), {}, Seen()))
-    assert allowed == Seen(3.0, 0.5, 0.0)
-    assert values_beyond(row(2.0, 0.0), {}, Seen()) is None
-    assert values_beyond(row(2.1, 0.0), {}, Seen()) is not None
+    allowed = extremes(row(None, 0.5, 0.5), {}, extremes(row(None, 3.0, 0.25), {}, Extremes()))
+    assert allowed == Extremes(3.0, 0.5, 0.0)
+    assert values_beyond(row(2.0, 0.0), {}, Extremes()) is None
+    assert values_beyond(row(2.1, 0.0), {}, Extremes()) is not None
     # Of a strategy of one's own nothing is known of the rewards, so nothing is said of its values.
-    assert values_beyond({"q": 1e9}, {}, Seen()) is None
+    assert values_beyond({"q": 1e9}, {}, Extremes()) is None
     # Under a discount of 1 there is no bound, and what is not finite tells nothing.
-    assert values_beyond(row(1e9), {}, Seen(1.0, 1.0)) is None
-    assert seen({"largest_reward_max": float("inf"), "largest_discount_max": None}, {}, Seen()) == Seen()
+    assert values_beyond(row(1e9), {}, Extremes(1.0, 1.0)) is None
+    assert extremes({"largest_reward_max": float("inf"), "largest_discount_max": None}, {}, Extremes()) == Extremes()
 
 
 def test_the_entropy_of_soft_values_belongs_to_the_reward() -> None:
     soft = {"temperature_min": 0.0, "temperature_max": 0.5, "entropy_min": -4.0, "entropy_max": 1.0}
-    assert seen(row(None, 1.0, 0.5, **soft), {}, Seen()).bound == 6.0
+    assert extremes(row(None, 1.0, 0.5, **soft), {}, Extremes()).bound == 6.0
     munchausen = {"munchausen": 0.9, "munchausen_temperature": 0.01}
-    assert seen(row(None, 1.0, 0.5), munchausen, Seen()).bound == pytest.approx(4.0)
+    assert extremes(row(None, 1.0, 0.5), munchausen, Extremes()).bound == pytest.approx(4.0)
 
 
 def test_a_narrow_support_is_told_from_a_share_of_5_percent_on() -> None:
@@ -96,11 +96,21 @@ def test_what_version_0_3_saved_of_the_ledger_is_taken_up() -> None:
     facts = Ledger(t=5).facts()
     old = {name: value for name, value in facts.items() if not name.startswith(("seen_", "told_"))}
     del old["seconds"]["confirm"]
-    assert Ledger().take_up(old).t == 5
+    assert Ledger().restored(old).t == 5
     with pytest.raises(ValueError, match="expected counters named"):
-        Ledger().take_up({**old, "more": 1})
+        Ledger().restored({**old, "more": 1})
     with pytest.raises(ValueError, match="seen_reward"):
-        Ledger().take_up({**facts, "seen_reward": None})
+        Ledger().restored({**facts, "seen_reward": None})
+
+
+def test_what_version_0_4_saved_as_0_or_1_is_a_flag() -> None:
+    facts = Ledger(t=5).facts()
+    taken = Ledger().restored({**facts, "told_values": 1, "told_support": 0})
+    assert taken.told_values is True
+    assert taken.told_support is False
+    for value in (2, None, "yes"):
+        with pytest.raises(ValueError, match="told_values is"):
+            Ledger().restored({**facts, "told_values": value})
 
 
 def test_the_largest_reward_and_discount_are_told_of_rows_that_count() -> None:

@@ -10,7 +10,7 @@ Row = Mapping[str, Any]
 
 
 class Progress(NamedTuple):
-    """Where a run is, told after every chunk."""
+    """Where a run is, after every chunk."""
 
     opt_steps: int
     env_steps: int

@@ -74,7 +74,7 @@ def log_problems(path: Path) -> list[str]:
             problems.append(f"line {number} is no row")
             continue
         what = (row.get("kind"), row["opt_steps"], row.get("episode"))
-        # A score that a user has told a session has no episodes; several may be told at one step.
+        # A score that a user has given to a session has no episodes; several may be given at one step.
         repeats = row.get("kind") != "event" and (row.get("kind") != "eval" or "episodes" in row)
         if what in seen and repeats:
             problems.append(f"line {number} repeats a row of optimisation step {row['opt_steps']}")

@@ -9,7 +9,7 @@ from jaxrl.envs.base import Env
 from jaxrl.envs.host import gymnasium_made, gymnasium_spec, to_host
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, as_shape, channels_last
-from jaxrl.strategies.driven import Told
+from jaxrl.strategies.driven import StepResult
 from jaxrl.trees import PyTree
 
 
@@ -49,7 +49,7 @@ def outside(given: Any, num_envs: int) -> Outside:
     )
 
 
-class Seen(NamedTuple):
+class Observations(NamedTuple):
     """Observations as they go to the device."""
 
     obs: PyTree
@@ -60,7 +60,7 @@ class Seen(NamedTuple):
     """It came without the axis of environments."""
 
 
-def take_obs(name: str, space: Space, num_envs: int | None, obs: PyTree) -> Seen:
+def take_obs(name: str, space: Space, num_envs: int | None, obs: PyTree) -> Observations:
     """Return observations of one environment or of `num_envs` (`None`: of any number).
 
     Raises:
@@ -80,10 +80,10 @@ def take_obs(name: str, space: Space, num_envs: int | None, obs: PyTree) -> Seen
         raise SettingsError(f"{name} has parts of different numbers of environments; expected one number in all")
     values = [part.obs for part in parts]
     whole = dict(zip(space, values, strict=True)) if isinstance(space, Mapping) else tuple(values)
-    return Seen(whole, np.logical_and.reduce([part.valid for part in parts]), parts[0].single)
+    return Observations(whole, np.logical_and.reduce([part.valid for part in parts]), parts[0].single)
 
 
-def _take_leaf(name: str, space: Box | Discrete | MultiDiscrete, num_envs: int | None, value: Any) -> Seen:
+def _take_leaf(name: str, space: Box | Discrete | MultiDiscrete, num_envs: int | None, value: Any) -> Observations:
     came = as_shape(_array(name, value), space.shape)
     single = came.shape == space.shape and num_envs in (None, 1)
     batched = came.ndim == len(space.shape) + 1 and came.shape[1:] == space.shape and num_envs in (None, came.shape[0])
@@ -98,10 +98,10 @@ def _take_leaf(name: str, space: Box | Discrete | MultiDiscrete, num_envs: int |
     if array.dtype.kind == "f" and not every(finite := np.isfinite(array)):
         valid = finite.reshape(array.shape[0], -1).all(1)
         array[~valid] = 0
-    return Seen(array, valid, single)
+    return Observations(array, valid, single)
 
 
-def take_told(
+def take_result(
     space: Space,
     num_envs: int,
     reward: Any,
@@ -109,20 +109,20 @@ def take_told(
     terminated: Any,
     truncated: Any,
     spoilt: np.ndarray,
-) -> Told:
-    """Return what was told of a step, made finite; `spoilt` `[N]` says where it left an observation that was not.
+) -> StepResult:
+    """Return the result of a step, made finite; `spoilt` `[N]` says where it left an observation that was not.
 
     Raises:
       SettingsError: some of it does not fit the space or the number of environments.
     """
-    seen = take_obs("observe: next_obs", space, num_envs, next_obs)
+    obs = take_obs("observe: next_obs", space, num_envs, next_obs)
     rewards, finite = take_reward(reward, num_envs)
-    valid = seen.valid & finite & ~spoilt
+    valid = obs.valid & finite & ~spoilt
     ended = take_flags("observe: terminated", terminated, num_envs) & valid
     cut = (take_flags("observe: truncated", truncated, num_envs) | ~valid) & ~ended
     numbers = np.empty((4, num_envs), np.float32)
     numbers[0], numbers[1], numbers[2], numbers[3] = rewards * valid, ended, cut, valid
-    return Told(numbers, seen.obs)  # type: ignore[arg-type]
+    return StepResult(numbers, obs.obs)  # type: ignore[arg-type]
 
 
 def take_reward(reward: Any, num_envs: int) -> tuple[np.ndarray, np.ndarray]:

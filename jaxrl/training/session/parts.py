@@ -15,7 +15,7 @@ from jaxrl.metrics import Metrics, Total, columns_of
 from jaxrl.processors.base import Processor
 from jaxrl.registry import listed, names_of
 from jaxrl.spaces import EnvSpec
-from jaxrl.strategies.driven import Driven, DrivenState, Learner, Told, learn_once
+from jaxrl.strategies.driven import Driven, DrivenState, Learner, StepResult, learn_once
 from jaxrl.strategies.interaction import bind, settings_of
 from jaxrl.strategies.replay import take_turns
 from jaxrl.training.ledger import Ledger
@@ -29,14 +29,14 @@ from jaxrl.trees import PyTree
 
 
 class SessionHooks(NamedTuple):
-    """Functions called as a session goes on, each once what it tells of has wholly happened."""
+    """Functions called as a session goes on, each once what it reports has wholly happened."""
 
     episode: Callable[[Episode], None] | None = None
     """After each episode."""
     learnt: Callable[["Learnt"], None] | None = None
     """After each time that optimisation steps were made."""
     save: Callable[[int], None] | None = None
-    """When a checkpoint is whole on the disk, told its optimisation step."""
+    """When a checkpoint is whole on the disk, given its optimisation step."""
 
 
 class Learnt(Mapping[str, float]):
@@ -126,19 +126,19 @@ def differ(obs: PyTree, seen: PyTree, num_envs: int) -> np.ndarray:
     return other
 
 
-def ends(told: Told) -> np.ndarray:
+def ends(result: StepResult) -> np.ndarray:
     """Say for each environment whether its episode ends with a step; bool `[N]`."""
-    return np.asarray(told.numbers[1] + told.numbers[2] > 0)
+    return np.asarray(result.numbers[1] + result.numbers[2] > 0)
 
 
-def episodes_of(host: Host, told: Told, opt_steps: int, env_steps: int) -> list[Episode]:
+def episodes_of(host: Host, result: StepResult, opt_steps: int, env_steps: int) -> list[Episode]:
     """Return the episodes that a step ends; `host` is what was known before it, the counts are those after it."""
-    reward, terminated, _, _ = told.numbers
+    reward, terminated, _, _ = result.numbers
     return [
         Episode(
             i, float(host.returns[i] + reward[i]), int(host.lengths[i]) + 1, bool(terminated[i]), opt_steps, env_steps
         )
-        for i in np.flatnonzero(ends(told)).tolist()
+        for i in np.flatnonzero(ends(result)).tolist()
     ]
 
 

@@ -1,4 +1,4 @@
-"""The rows of metrics of a session: as a trainer's, of what its loop has told since the last of them."""
+"""The rows of metrics of a session: as a trainer's, of what its loop has reported since the last of them."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ class Episode(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """What is known on the host of the time since the last row; the sums on the device tell the rest."""
+    """What is known on the host of the time since the last row; the rest is in the sums on the device."""
 
     statistics: Statistics = OF_EPISODES
     terminated: int = 0
@@ -54,17 +54,17 @@ class Interval(NamedTuple):
         return self._replace(statistics=self.statistics.note({f"info/{name}": x for name, x in values.items()}))
 
     def columns(self, opt_steps: int, env_steps: int, invalid: int, wall: float) -> dict[str, Any]:
-        """Return what a row tells at these counts: steps per second of all that went by, the user's own loop too."""
+        """Return the columns of a row at these counts; steps per second count all that went by, the user's loop too."""
         seconds = wall - self.wall
         rates = {"opt_steps_per_sec": opt_steps - self.opt_steps, "env_steps_per_sec": env_steps - self.env_steps}
-        told: dict[str, Any] = {name: steps / seconds if seconds > 0 else None for name, steps in rates.items()}
+        columns: dict[str, Any] = {name: steps / seconds if seconds > 0 else None for name, steps in rates.items()}
         for name, series in self.statistics.series.items():
             numbers = {name: series.mean, f"{name}_min": series.low, f"{name}_max": series.high}
-            told |= {column: x if series.count else None for column, x in numbers.items()}
+            columns |= {column: x if series.count else None for column, x in numbers.items()}
         returns = self.statistics.series["episode_return"]
         episodes = returns.count + returns.not_finite
         return {
-            **told,
+            **columns,
             "episodes": episodes,
             "terminated": self.terminated,
             "truncated": episodes - self.terminated,
@@ -76,7 +76,7 @@ class Interval(NamedTuple):
         return {**self._asdict(), "statistics": self.statistics.facts()}
 
     def take_up(self, facts: Mapping[str, Any]) -> "Interval":
-        """Return the interval of which `facts()` told; raise `ValueError` if it did not."""
+        """Return the interval that `facts()` described; raise `ValueError` if it did not."""
         like = Interval()._asdict()
         if not isinstance(facts, Mapping) or facts.keys() != like.keys():
             raise ValueError(f"expected an interval of {', '.join(like)}")
@@ -86,5 +86,5 @@ class Interval(NamedTuple):
 
 
 def score_columns(score: float, is_best: bool) -> dict[str, Any]:
-    """Return what a row tells of a policy that the user has judged."""
+    """Return the columns of a row on a policy that the user has evaluated."""
     return {"eval_reward": score, "score": score, "is_best": is_best}

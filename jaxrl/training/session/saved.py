@@ -1,16 +1,22 @@
 """What a checkpoint holds of a session, and the session made of it again."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxrl.errors import SettingsError
+from jaxrl.strategies.driven import Driven, iterations
 from jaxrl.strategies.guard import reseed
+from jaxrl.strategies.interaction import retune_agent
 from jaxrl.training.ledger import Ledger
+from jaxrl.training.schedule import Schedule
 from jaxrl.training.session.parts import Now, begun
 from jaxrl.training.session.rows import Interval
 from jaxrl.training.session.statistics import Statistics
+from jaxrl.training.settings import Change
 from jaxrl.trees import PyTree
 
 
@@ -25,7 +31,7 @@ def shapes_of(now: Now) -> PyTree:
 
 
 def facts_of(now: Now) -> dict[str, Any]:
-    """Return what only a session tells beside its arrays, for JSON."""
+    """Return what only a session has beside its arrays, for JSON."""
     return {
         "steps": now.steps,
         "invalid": now.invalid,
@@ -47,6 +53,22 @@ def restored(tree: PyTree, facts: Mapping[str, Any], ledger: Ledger, statistics:
     statistics, interval = statistics.take_up(facts["statistics"]), Interval().take_up(facts["interval"])
     host = jax.tree.map(np.array, host)
     return Now(state, sums, past, host, ledger, steps, invalid, statistics, interval, resumed=True)
+
+
+def with_changes(now: Now, driven: Driven, schedule: Schedule, changes: Sequence[Change]) -> Now:
+    """Give a session that was loaded the settings that were allowed to change, if there are such `changes`.
+
+    Raises:
+      SettingsError: the processor is among them: what it holds of the running episodes was made by the old one.
+    """
+    changed = [str(change) for change in changes if change.name.startswith("processor")]
+    if changed:
+        raise SettingsError(f"{'; '.join(changed)}: a session keeps its processor; go on with that, or begin anew")
+    if not changes:
+        return now
+    state = now.state._replace(agent=retune_agent(driven.agent, now.state.agent))
+    changed_at = schedule.opt_steps(iterations(driven.turns, now.steps))
+    return now._replace(state=state, ledger=replace(now.ledger, changed_at=changed_at))
 
 
 def for_another_try(now: Now) -> Now:

@@ -15,14 +15,13 @@ from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
 from jaxrl.strategies.driven import iterations
 from jaxrl.strategies.guard import Health
-from jaxrl.strategies.interaction import retune_agent
 from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.interrupt import Interrupt, Undisturbed
 from jaxrl.training.logbook import Logbook, unpacking
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.program import memory_plan, summarise, zero_sums
 from jaxrl.training.recorders import Recorder
-from jaxrl.training.session.inputs import outside, take_obs, take_told
+from jaxrl.training.session.inputs import outside, take_obs, take_result
 from jaxrl.training.session.parts import (
     Learnt,
     Now,
@@ -35,11 +34,11 @@ from jaxrl.training.session.parts import (
     settings_of_session,
 )
 from jaxrl.training.session.rows import Episode, Interval, score_columns
-from jaxrl.training.session.saved import facts_of, for_another_try, restored, shapes_of, tree_of
+from jaxrl.training.session.saved import facts_of, for_another_try, restored, shapes_of, tree_of, with_changes
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.training.session.stepper import Stepper
 from jaxrl.training.settings import SessionConfig
-from jaxrl.training.stopping import after_evaluation, ledger_after, require_try, require_valid, went_back
+from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid, rolled_back_ledger
 from jaxrl.training.storage.run import Resume, Storage
 from jaxrl.trees import PyTree
 
@@ -86,7 +85,7 @@ class Session:
         """Check the settings, and take hold of the run directory if there is one.
 
         Args:
-          spec: an `EnvSpec`, an `Env`, or an environment of Gymnasium; it only tells the spaces.
+          spec: an `EnvSpec`, an `Env`, or an environment of Gymnasium; only its spaces are used.
           agent: what `jaxrl.dqn(...)` returns, or any that learns from replay.
           buffer: what `jaxrl.uniform(...)` returns.
           processor: what makes transitions of steps; `one_step()` if left out.
@@ -97,7 +96,7 @@ class Session:
           recorders: what takes in the rows, beside the log of the run directory; left out, TensorBoard where there is a
             run directory.
           hooks: functions to call on the way.
-          statistics: which of them the summary tells; all over all episodes, and the mean of the last 100, if left out.
+          statistics: which of them the summary gives; all over all episodes, and the mean of the last 100, if left out.
           interrupt: a handle by which another thread can ask to stop; also found as `session.interrupt`.
           **settings: fields of `SessionConfig`, as in `Session(..., max_opts=50_000)`.
 
@@ -132,13 +131,13 @@ class Session:
           SettingsError: observations that do not fit the space, or are not those that the last step led to.
         """
         space, num_envs = self._outside.spec.observation_space, self.config.num_envs
-        seen = take_obs("act: obs", space, num_envs if explore else None, obs)
+        given = take_obs("act: obs", space, num_envs if explore else None, obs)
         if not explore:
-            return self._shown(self._greedy.at(self._stepper.params(self._now))(seen.obs), seen.single)
+            return self._shown(self._greedy.at(self._stepper.params(self._now))(given.obs), given.single)
         self._require_going_on("act")
-        now = self._stepper.chosen(self._stepper.arrived(self._now, seen))
+        now = self._stepper.chosen(self._stepper.arrived(self._now, given))
         assert now.chosen is not None
-        shown = self._shown(now.chosen[0], seen.single)
+        shown = self._shown(now.chosen[0], given.single)
         self._now = now._replace(acted=True)
         return shown
 
@@ -160,13 +159,13 @@ class Session:
         if not self._now.acted:
             raise SettingsError("observe was called without an act before it; call act(obs), then observe, in turns")
         space, num_envs, now = self._outside.spec.observation_space, self.config.num_envs, self._now
-        told = take_told(space, num_envs, reward, next_obs, terminated, truncated, now.host.spoilt)
+        result = take_result(space, num_envs, reward, next_obs, terminated, truncated, now.host.spoilt)
         with Undisturbed():
-            after, learnt = self._stepper.after(now, told)
+            after, learnt = self._stepper.after(now, result)
             episodes = list[Episode]()
             if np.count_nonzero(after.host.ended):
                 t = iterations(self._driven.turns, after.steps)
-                episodes = episodes_of(now.host, told, self._schedule.opt_steps(t), after.steps * num_envs)
+                episodes = episodes_of(now.host, result, self._schedule.opt_steps(t), after.steps * num_envs)
                 after = after._replace(
                     statistics=over(after.statistics, episodes), interval=after.interval.over(episodes)
                 )
@@ -189,7 +188,7 @@ class Session:
     def cut(self) -> None:
         """Cut the running episodes where they stand: the next observations begin others. Nothing is learnt of it.
 
-        For a loop that gives an episode up between two steps; a cut that comes with a step is told by `truncated`.
+        For a loop that gives an episode up between two steps; a cut that comes with a step is given by `truncated`.
         """
         host = self._now.host
         self._now = self._now._replace(host=begun(host, np.ones_like(host.ended)), acted=False)
@@ -200,7 +199,7 @@ class Session:
         self._now = now._replace(statistics=now.statistics.note(values), interval=now.interval.noted(values))
 
     def evaluate_score(self, score: float) -> bool:
-        """Judge the present policy; keep it as the best if `score` is strictly greater than any before it.
+        """Take the score of the present policy; keep it as the best if `score` is strictly greater than any before it.
 
         NaN and infinity are never best. Return whether it is. The session is done if the score reaches `stop_reward`,
         or is the last of `patience` without a new best.
@@ -210,12 +209,12 @@ class Session:
         """
         now, score = self._now, float(score)
         ledger, best = dataclasses.replace(now.ledger), now.best
-        if is_best := ledger.judge(score, self.opt_steps):
+        if is_best := ledger.record_score(score, self.opt_steps):
             best = self._log.best(score, self._stepper.params(now), self._stepper.policy, self.settings())
         stop = None if self.is_done else after_evaluation(self.config, ledger, score)
         with Undisturbed():
             self._now = now._replace(ledger=ledger, best=best, stop=stop or now.stop)
-            self._log.judged(score_columns(score, is_best))
+            self._log.evaluated(score_columns(score, is_best))
             if stop and self.config.record_interval and self.opt_steps > now.interval.opt_steps:
                 self._record()
         self._storage.keep_best(best)
@@ -365,28 +364,10 @@ class Session:
         self._storage.check_fits(like, self._stepper.metrics)
         step, tree, facts = self._storage.load(like)
         with unpacking(f"{step} of {self._storage.path}", "no session's"):
-            now = restored(tree, facts, self._log.take_up(facts, first.ledger), first.statistics)
-        if self._storage.decisive:
-            self._require_same_processor()
-        now = self._with_changes(now)
+            now = restored(tree, facts, self._log.restored_ledger(facts, first.ledger), first.statistics)
+        now = with_changes(now, self._driven, self._schedule, self._storage.decisive)
         self._storage.go_on()
         return now
-
-    def _with_changes(self, now: Now) -> Now:
-        """Give what was loaded the settings that were allowed to change, if any were."""
-        if not self._storage.decisive:
-            return now
-        changed_at = self._schedule.opt_steps(iterations(self._driven.turns, now.steps))
-        agent = retune_agent(self._driven.agent, now.state.agent)
-        return now._replace(
-            state=now.state._replace(agent=agent), ledger=dataclasses.replace(now.ledger, changed_at=changed_at)
-        )
-
-    def _require_same_processor(self) -> None:
-        """Raise `SettingsError` if the processor changed: what it holds of the running episodes was made by the old."""
-        changed = [str(change) for change in self._storage.decisive if change.name.startswith("processor")]
-        if changed:
-            raise SettingsError(f"{'; '.join(changed)}: a session keeps its processor; go on with that, or begin anew")
 
     # --- small things ---
 
@@ -412,21 +393,22 @@ class Session:
             what = explain(health, self._stepper.metrics)
             with self._saved_where_diverged():
                 require_try(self._log, self._now.ledger, self.config.max_rollbacks, what)
-            self._go_back(what)
+            self._roll_back(what)
 
-    def _go_back(self, what: str) -> None:
+    def _roll_back(self, what: str) -> None:
         """Return to the last good state, or to the beginning, and take another stream of randomness from there."""
         now, fresh = self._now, self._now.statistics.fresh()
-        found = self._storage.go_back(shapes_of(now))
-        ledger = ledger_after(now.ledger, found)
+        found = self._storage.rollback(shapes_of(now))
+        ledger = rolled_back_ledger(now.ledger, found)
         if found is None:
             back = self._stepper.first(fresh)._replace(ledger=ledger)
         else:
             with unpacking(f"of {self._storage.path}", "no session's"):
-                back = self._with_changes(restored(*found, ledger, fresh))
+                back = restored(*found, ledger, fresh)
+            back = with_changes(back, self._driven, self._schedule, self._storage.decisive)
         with Undisturbed():
             self._now, self._look_at = for_another_try(back)._replace(best=now.best), 0
-            went_back(self._log, self.opt_steps, what)
+            log_rollback(self._log, self.opt_steps, what)
 
     def _health(self) -> Health:
         """Return how updates have been going, once the device has come to it."""

@@ -53,7 +53,7 @@ AGGREGATIONS: dict[str, Callable[[Series], float]] = {
     "last": lambda series: series.recent[-1],
     "rolling": lambda series: math.fsum(series.recent) / len(series.recent),
 }
-"""From a series that has a number to what is told of it; `rolling` is the mean of the latest."""
+"""From a series that has a number to what is reported of it; `rolling` is the mean of the latest."""
 
 
 class Statistics:
@@ -71,7 +71,7 @@ class Statistics:
         others: Sequence[str] = tuple(AGGREGATIONS),
         window: int = 100,
     ) -> None:
-        """Choose what is told.
+        """Choose what is reported.
 
         Args:
           chosen: for a name which of `mean`, `std`, `min`, `max`, `last` and `rolling`.
@@ -100,13 +100,13 @@ class Statistics:
 
     def summary(self) -> dict[str, float | int | None]:
         """Return `<name>_<aggregation>`, `None` where there was no number yet, and how many numbers there were."""
-        told: dict[str, float | int | None] = {}
+        summary: dict[str, float | int | None] = {}
         for name, series in self.series.items():
             for kind in self.chosen.get(name, self.others):
-                told[f"{name}_{kind}"] = AGGREGATIONS[kind](series) if series.count else None
-            told[f"{name}_count"] = series.count
-            told |= {f"{name}_{what}": n for what in ("missing", "not_finite") if (n := getattr(series, what))}
-        return told
+                summary[f"{name}_{kind}"] = AGGREGATIONS[kind](series) if series.count else None
+            summary[f"{name}_count"] = series.count
+            summary |= {f"{name}_{what}": n for what in ("missing", "not_finite") if (n := getattr(series, what))}
+        return summary
 
     def fresh(self) -> "Statistics":
         """Return statistics of the same choices and of no numbers yet."""

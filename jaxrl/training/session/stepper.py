@@ -8,11 +8,11 @@ import numpy as np
 
 from jaxrl.errors import SettingsError
 from jaxrl.strategies import driven as programs
-from jaxrl.strategies.driven import Driven, Last, Learner, Told, iterations, place_of, stream_keys
+from jaxrl.strategies.driven import Driven, Last, Learner, StepResult, iterations, place_of, stream_keys
 from jaxrl.strategies.interaction import make_policy
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.program import add_up, jit_training, zero_sums
-from jaxrl.training.session.inputs import Seen
+from jaxrl.training.session.inputs import Observations
 from jaxrl.training.session.parts import Host, Learnt, Now, begun, differ, ends, learn_and_sum
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.trees import PyTree
@@ -53,14 +53,14 @@ class Stepper:
         sums, past = zero_sums(len(self.metrics)), zero_sums(len(self.metrics))
         return Now(state, sums, past, host, Ledger(), statistics=statistics)
 
-    def arrived(self, now: Now, seen: Seen) -> Now:
+    def arrived(self, now: Now, given: Observations) -> Now:
         """Return what is known once these observations are there to be acted on."""
         state, host = now.state, now.host
         if now.steps == 0:
-            window = self._begin(state.agent, seen.obs, seen.valid)
+            window = self._begin(state.agent, given.obs, given.valid)
             fresh = np.ones_like(host.ended)
         else:
-            other = differ(seen.obs, host.seen, self.driven.turns.num_envs)
+            other = differ(given.obs, host.seen, self.driven.turns.num_envs)
             fresh = host.ended | other
             if not np.count_nonzero(fresh):
                 return now._replace(resumed=False) if now.resumed else now
@@ -70,8 +70,8 @@ class Stepper:
                     f"act: obs of environment {int(np.argmax(odd))} is not the next_obs that observe was given, "
                     "though no episode ended there; pass next_obs, or call cut() before you reset"
                 )
-            window = self._begin_again(state.last, seen.obs, fresh, seen.valid)
-        host = begun(host, fresh)._replace(seen=seen.obs, ended=np.zeros_like(fresh), spoilt=~seen.valid)
+            window = self._begin_again(state.last, given.obs, fresh, given.valid)
+        host = begun(host, fresh)._replace(seen=given.obs, ended=np.zeros_like(fresh), spoilt=~given.valid)
         state = state._replace(window=window)
         return now._replace(state=state, host=host, resumed=False, chosen=None, acted=False)
 
@@ -97,14 +97,14 @@ class Stepper:
         row = first * programs.steps_in(turns, phase) + at
         return self._drawn[1], np.array([row, t * turns.updates if phase == "train" else 0], np.uint32)
 
-    def after(self, now: Now, told: Told) -> tuple[Now, Learnt | None]:
+    def after(self, now: Now, result: StepResult) -> tuple[Now, Learnt | None]:
         """Return all that is after a step, and what was learnt from it. The buffer of `now` is donated, if not more."""
         assert now.chosen is not None
-        state, turns, reward = now.state, self.driven.turns, told.numbers[0]
-        last = Last(state.window, *now.chosen, told)
+        state, turns, reward = now.state, self.driven.turns, result.numbers[0]
+        last = Last(state.window, *now.chosen, result)
         pushes = np.uint32(max(0, now.steps - turns.horizon))
         program = self.take_in[now.steps >= turns.horizon]
-        buffer, window = program(state.buffer, state.window, *now.chosen, told, pushes)
+        buffer, window = program(state.buffer, state.window, *now.chosen, result, pushes)
         state = state._replace(buffer=buffer, window=window, last=last)
         sums, learnt, steps = now.sums, None, now.steps + 1
         if iterations(turns, steps) > iterations(turns, now.steps):
@@ -114,9 +114,9 @@ class Stepper:
             state = state._replace(**learner._asdict())
             learnt = Learnt(list(self.metrics), means)
         host = now.host._replace(
-            returns=now.host.returns + reward, lengths=now.host.lengths + 1, seen=told.next_obs, ended=ends(told)
+            returns=now.host.returns + reward, lengths=now.host.lengths + 1, seen=result.next_obs, ended=ends(result)
         )
-        invalid = now.invalid + int(self.driven.turns.num_envs - np.count_nonzero(told.numbers[3]))
+        invalid = now.invalid + int(self.driven.turns.num_envs - np.count_nonzero(result.numbers[3]))
         after = now._replace(state=state, sums=sums, host=host, steps=steps, invalid=invalid, chosen=None, acted=False)
         return after, learnt
 

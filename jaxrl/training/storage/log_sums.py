@@ -52,14 +52,14 @@ class LogSums:
 def damage(directory: Path, facts: Mapping[str, Any]) -> list[str]:
     """Say which logs no longer begin with what they held when a checkpoint with these `facts` was saved.
 
-    Checkpoints of version 0.3.0 tell nothing of the logs: then nothing is said.
+    Checkpoints of version 0.3.0 have no sums of the logs: then nothing is said.
     """
     sums = facts.get("logs")
     problems = []
     for name in LOGS:
-        told = sums.get(name) if isinstance(sums, dict) else None
-        if isinstance(told, list) and len(told) == 2 and all(type(number) is int for number in told):
-            problem = _damage(directory / name, *told)
+        saved = sums.get(name) if isinstance(sums, dict) else None
+        if isinstance(saved, list) and len(saved) == 2 and all(type(number) is int for number in saved):
+            problem = _damage(directory / name, *saved)
             problems += [f"{name}: {problem}"] if problem else []
     return problems
 

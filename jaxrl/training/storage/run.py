@@ -14,7 +14,7 @@ import jax
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.training.program import without_later
-from jaxrl.training.settings import HARMLESS, SHAPED, Change, changes, unread
+from jaxrl.training.settings import HARMLESS, Change, changes, renewed, unread
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.log_sums import LogSums, damage
 from jaxrl.training.storage.run_dir import (
@@ -139,10 +139,9 @@ class Storage:
         self.changes += changes(old.get("versions", installed), installed, "versions")
         harmless = HARMLESS | unread(self._settings)
         self.decisive = [change for change in self.changes if change.name not in harmless]
-        shaped = [change for change in self.decisive if change.name in SHAPED]
         fits = not self.decisive or not self.resumes or self._fits(self.checkpoints, old)
         if self.resumes and fits:
-            self.decisive = [change for change in self.decisive if change not in shaped]
+            self.decisive = [change for change in self.decisive if not change.only_names]
         if not self.decisive:
             return
         said = f"{self.path} was trained with other settings or versions ({'; '.join(map(str, self.decisive))})"
@@ -277,7 +276,14 @@ class Storage:
         Sums of the metrics that version 0.3 did not have may be missing in it, here and in what is loaded later.
         """
         self.checkpoints.older = partial(without_later, sorted(metrics))
-        self.checkpoints.check_newest(like)
+        try:
+            self.checkpoints.check_newest(like)
+        except SettingsError as error:
+            settings = self.checkpoints.newest_facts()[1].get("settings")
+            if not isinstance(settings, Mapping) or renewed(settings) == settings:
+                raise
+            hint = "images had one convolution of 16 channels then, which channels=(16,) of the agent gives"
+            raise SettingsError(f"{error}, or with its network: {hint}") from error
 
     def load(self, like: PyTree) -> tuple[int, PyTree, dict[str, Any]]:
         """Load the newest valid checkpoint; return its step, state and facts.
@@ -301,7 +307,7 @@ class Storage:
         except OSError as error:
             raise StorageError(f"cannot write the run directory {self.path}: {error.strerror}") from error
 
-    def go_back(self, like: PyTree) -> tuple[PyTree, dict[str, Any]] | None:
+    def rollback(self, like: PyTree) -> tuple[PyTree, dict[str, Any]] | None:
         """Load the newest checkpoint saved in good health, and drop those after it; `None` if there is none.
 
         One that was saved at its regular turn is preferred: where a run goes back to must not hang on interruptions.

@@ -8,7 +8,7 @@ GLANCE_S = 1.0
 """Most seconds that one look at the actors counts for: a process that was stopped for an hour did not wait for them."""
 
 
-class Tally:
+class ActorStats:
     """What one actor has done, how long it waited for the learner, and whether its environment has it now."""
 
     def __init__(self) -> None:
@@ -34,16 +34,16 @@ class Tally:
 class Watch:
     """How long each actor has been seen in one and the same call of its environment."""
 
-    def __init__(self, tallies: list[Tally]) -> None:
-        self._tallies = tallies
-        self._calls, self._seconds = [0] * len(tallies), [0.0] * len(tallies)
+    def __init__(self, stats: list[ActorStats]) -> None:
+        self._stats = stats
+        self._calls, self._seconds = [0] * len(stats), [0.0] * len(stats)
 
     def late(self, seconds: float) -> dict[int, float]:
         """Look again, `seconds` after the last time; return the actors whose call takes too long, and its limit."""
         found = {}
-        for i, tally in enumerate(self._tallies):
-            calls, limit_s = tally.calls, tally.limit_s
-            same = tally.inside and calls == self._calls[i]
+        for i, stats in enumerate(self._stats):
+            calls, limit_s = stats.calls, stats.limit_s
+            same = stats.inside and calls == self._calls[i]
             self._calls[i], self._seconds[i] = calls, self._seconds[i] + min(seconds, GLANCE_S) if same else 0.0
             if self._seconds[i] > limit_s:
                 found[i] = limit_s

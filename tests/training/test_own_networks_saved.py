@@ -1,0 +1,139 @@
+"""Runs whose agents had parts made in Python: what acts needs only the networks that act."""
+
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jaxrl
+from jaxrl import evaluate, play, train
+from jaxrl.nn import from_nnx
+
+OBS = np.zeros((3, 10, 5), np.float32)
+OBS[0, 2, 1] = OBS[1, 4, 4] = OBS[2, 7, 0] = 1.0
+
+
+class Values(nnx.Module):
+    """Values of the three actions of Catch."""
+
+    def __init__(self, width: int, rngs: nnx.Rngs) -> None:
+        self.layers = nnx.List([nnx.Linear(50, width, rngs=rngs), nnx.Linear(width, 3, rngs=rngs)])
+
+    def __call__(self, obs: jax.Array) -> jax.Array:
+        return self.layers[1](nnx.relu(self.layers[0](obs.reshape(obs.shape[0], -1))))
+
+
+class Flattened(nn.Module):
+    """One layer."""
+
+    outputs: int
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> jax.Array:
+        return nn.Dense(self.outputs)(obs.reshape(obs.shape[0], -1))
+
+
+def values(width: int) -> Any:
+    return lambda spec: from_nnx(lambda rngs: Values(width, rngs))
+
+
+AGENTS: dict[str, Any] = {
+    "optimiser": lambda: jaxrl.dqn(features=(8,), make_optimiser=optax.sgd),
+    "network": lambda: jaxrl.dqn(make_network=values(6)),
+    "policy": lambda: jaxrl.sac(
+        make_policy=lambda spec, head: Flattened(head.outputs), make_critic=lambda spec: Flattened(3)
+    ),
+}
+
+
+def trainer(name: str, run: Path, max_opts: int = 20, **resume: bool) -> jaxrl.Trainer:
+    strategy = jaxrl.off_policy(
+        jaxrl.make_env("Catch-bsuite"),
+        AGENTS[name](),
+        buffer=jaxrl.uniform(200, batch_size=8),
+        num_envs=4,
+        opt_interval=4,
+        warmup=16,
+    )
+    settings = {"eval_interval": 10, "eval_episodes": 3, "save_interval": 10, "quiet": True}
+    return jaxrl.Trainer(strategy, max_opts=max_opts, run_dir=str(run), **settings, **resume)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
+    """Where each run is, and its policy."""
+    at = tmp_path_factory.mktemp("runs")
+    return {name: (at / name, trainer(name, at / name).train().policy) for name in AGENTS}
+
+
+Runs = dict[str, tuple[Path, Any]]
+
+
+def test_with_an_optimiser_of_ones_own_a_run_is_loaded_judged_and_played(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, policy = runs["optimiser"]
+    assert jaxrl.load_policy(run)(OBS).tolist() == policy(OBS).tolist()
+    assert evaluate.main([str(run), "--episodes", "3"]) == 0
+    assert play.main([str(run), "--out", str(tmp_path / "episode.gif")]) == 0
+    assert "over 3 episodes" in capsys.readouterr().out
+    assert (tmp_path / "episode.gif").exists()
+
+
+def test_the_settings_name_what_they_do_not_tell(runs: Runs) -> None:
+    said = {name: (run / "config.yaml").read_text() for name, (run, _) in runs.items()}
+    assert "custom:\n- make_optimiser\n" in said["optimiser"]
+    assert "custom:\n- make_policy\n- make_critic\n" in said["policy"]
+    assert "features:\n  - 8\n" in said["optimiser"]
+
+
+def test_a_network_of_ones_own_is_passed_to_load_its_policy(runs: Runs) -> None:
+    run, policy = runs["network"]
+    assert jaxrl.load_policy(run, make_network=values(6))(OBS).tolist() == policy(OBS).tolist()
+    # Critics, which do not act, need not be passed.
+    run, policy = runs["policy"]
+    loaded = jaxrl.load_policy(run, make_policy=lambda spec, head: Flattened(head.outputs))
+    assert loaded(OBS).tolist() == policy(OBS).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("network", {}, "was made in Python; pass what made it: load_policy(run_dir, make_network=...)"),
+        ("policy", {}, "pass what made it: load_policy(run_dir, make_policy=...)"),
+        ("network", {"make_policy": values(6)}, "load_policy(run_dir, make_network=...)"),
+        ("optimiser", {"make_network": values(6)}, "was not made by make_network; leave that out"),
+        ("network", {"make_network": values(7)}, "make_network is not what trained"),
+        (
+            "network",
+            {"make_critic": values(6)},
+            "load_policy has no argument 'make_critic'; expected strategy, make_net",
+        ),
+    ],
+)
+def test_what_does_not_make_the_policy_is_refused_in_one_line(
+    runs: Runs, name: str, given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(jaxrl.SettingsError) as refused:
+        jaxrl.load_policy(runs[name][0], **given)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_front_doors_say_how_to_go_on_in_python(runs: Runs) -> None:
+    run = str(runs["network"][0])
+    for main, said in ((evaluate.main, "load_policy(run_dir, make_network=...)"), (train.main, "Trainer(..., resume")):
+        with pytest.raises(jaxrl.SettingsError, match="made in Python") as refused:
+            main([run] if main is evaluate.main else ["--resume", run])
+        assert said in str(refused.value)
+
+
+def test_in_python_it_is_resumed_as_any_other(runs: Runs) -> None:
+    run, _ = runs["network"]
+    result = trainer("network", run, max_opts=30, resume=True).train()
+    assert result.summary["opt_steps"] == 30
