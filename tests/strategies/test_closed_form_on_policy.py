@@ -53,7 +53,7 @@ def learn(toy, make, iterations, epochs, minibatches, **settings):
 def policy_and_value(toy, make, **settings):
     """Return the probabilities of actions `[K, A]` and the values `[K]` that were learnt."""
     outputs, value, _ = ActorCritic(toy.env.spec.observation_space, 2, features=FEATURES).apply(
-        learn(toy, make, entropy=0.0, **settings), toy.obs
+        learn(toy, make, ent_coef=0.0, **settings), toy.obs
     )
     return np.asarray(jax.nn.softmax(outputs)), np.asarray(value)
 
@@ -127,7 +127,7 @@ def recall():
 
 def mean_reward(core):
     """Train PPO on `recall`; return the mean reward of its greedy policy over 400 episodes."""
-    agent = ppo(lr=1e-2, entropy=0.01, features=FEATURES, core=core, core_features=16)
+    agent = ppo(lr=1e-2, ent_coef=0.01, features=FEATURES, core=core, core_features=16)
     strategy = on_policy(recall(), agent, num_envs=32, rollout=10, epochs=2, minibatches=2)
     params = strategy.policy.params(run(strategy, 200))
     env, policy = vectorise(recall(), 400), strategy.policy

@@ -43,7 +43,7 @@ def values(width: int) -> Any:
 
 
 AGENTS: dict[str, Any] = {
-    "optimiser": lambda: jaxrl.dqn(features=(8,), make_optimiser=optax.sgd),
+    "optimizer": lambda: jaxrl.dqn(features=(8,), make_optimizer=optax.sgd),
     "network": lambda: jaxrl.dqn(make_network=values(6)),
     "policy": lambda: jaxrl.sac(
         make_policy=lambda spec, head: Flattened(head.outputs), make_critic=lambda spec: Flattened(3)
@@ -74,10 +74,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]
 Runs = dict[str, tuple[Path, Any]]
 
 
-def test_with_an_optimiser_of_ones_own_a_run_is_loaded_judged_and_played(
+def test_with_an_optimizer_of_ones_own_a_run_is_loaded_judged_and_played(
     runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, policy = runs["optimiser"]
+    run, policy = runs["optimizer"]
     assert jaxrl.load_policy(run)(OBS).tolist() == policy(OBS).tolist()
     assert evaluate.main([str(run), "--episodes", "3"]) == 0
     assert play.main([str(run), "--out", str(tmp_path / "episode.gif")]) == 0
@@ -87,9 +87,9 @@ def test_with_an_optimiser_of_ones_own_a_run_is_loaded_judged_and_played(
 
 def test_the_settings_name_what_they_do_not_tell(runs: Runs) -> None:
     said = {name: (run / "config.yaml").read_text() for name, (run, _) in runs.items()}
-    assert "custom:\n- make_optimiser\n" in said["optimiser"]
+    assert "custom:\n- make_optimizer\n" in said["optimizer"]
     assert "custom:\n- make_policy\n- make_critic\n" in said["policy"]
-    assert "features:\n  - 8\n" in said["optimiser"]
+    assert "features:\n  - 8\n" in said["optimizer"]
 
 
 def test_a_network_of_ones_own_is_passed_to_load_its_policy(runs: Runs) -> None:
@@ -107,7 +107,7 @@ def test_a_network_of_ones_own_is_passed_to_load_its_policy(runs: Runs) -> None:
         ("network", {}, "was made in Python; pass what made it: load_policy(run_dir, make_network=...)"),
         ("policy", {}, "pass what made it: load_policy(run_dir, make_policy=...)"),
         ("network", {"make_policy": values(6)}, "load_policy(run_dir, make_network=...)"),
-        ("optimiser", {"make_network": values(6)}, "was not made by make_network; leave that out"),
+        ("optimizer", {"make_network": values(6)}, "was not made by make_network; leave that out"),
         ("network", {"make_network": values(7)}, "make_network is not what trained"),
         (
             "network",
