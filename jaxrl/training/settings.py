@@ -245,9 +245,11 @@ def changes(old: object, new: object, name: str = "") -> list[Change]:
     """List where the settings `new`, nested by name, differ from `old`."""
     if not name and isinstance(old, Mapping):
         old = renamed(old)
-    if not name and isinstance(old, Mapping) and isinstance(new, Mapping) and "agent" in _custom(old):
-        # Up to version 0.4 an agent with a part made in Python had no settings.
-        old = {**old, "agent": new.get("agent"), "custom": new.get("custom")}
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and "agent" in _custom(old) and not name:
+        # Up to version 0.4 an agent with parts made in Python had no settings, and was one of the parts itself.
+        made = [part for part in _custom(new) if str(part).startswith("make_")]
+        others = [part for part in _custom(old) if part != "agent"]
+        old = {**old, "agent": new.get("agent"), "custom": [*made, *others]} if made else old
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         keys = {key: f"{name}.{key}" if name else str(key) for key in [*old, *new]}
         parts = [changes(old.get(key, NEWER.get(path)), new.get(key), path) for key, path in keys.items()]
