@@ -57,8 +57,10 @@ def test_lengths_and_depths_are_seen() -> None:
 
 
 MAY_ASK = {
+    ("agents/own.py", "apply"): "a network given in place of its maker, of Flax or another library",
     ("envs/host.py", "single_action_space"): "a Gymnasium vector, a class of an optional dependency",
     ("errors.py", "__index__"): "whole numbers of any library",
+    ("nn/own.py", "shape"): "a parameter that is a Python number",
     ("spaces.py", "_fields"): "a NamedTuple, which has no class of its own",
     ("strategies/remote.py", "observation_space"): "an environment of Gymnasium, told what to give instead",
     ("strategies/remote.py", "step"): "as above",

@@ -244,3 +244,15 @@ def test_a_trainer_gives_what_it_went_back_to_the_settings_that_were_changed(tmp
         trainer.train()
     assert trainer.ledger.rollbacks == 1
     assert min(agents) > 100
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_a_session_gives_what_it_went_back_to_the_settings_that_were_changed(tmp_path: Path) -> None:
+    other = jaxrl.dqn(lr=0.5, features=(8,), epsilon_decay=20, target_interval=5)
+    with single(**RETRIED, run_dir=str(tmp_path)) as session:
+        take_to(session, 12)
+    with single(**RETRIED, run_dir=str(tmp_path), resume=True, allow_changes=True, agent=other) as session:
+        spoil(session)
+        assert session.opt_steps == 10
+        assert float(session._now.state.agent.hyper.lr) == 0.5
+        assert session._now.ledger.changed_at == 10
