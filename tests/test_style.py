@@ -69,8 +69,6 @@ MAY_ASK = {
     ("training/session/inputs.py", "observation_space"): "as above",
     ("training/storage/checkpoints.py", "posix_fallocate"): "a system call that not every system has",
     ("training/storage/run_dir.py", "item"): "a number of NumPy or JAX",
-    ("agents/own.py", "apply"): "a network in place of what makes one",
-    ("nn/own.py", "shape"): "whatever a network of a user returned",
 }
 """What `hasattr` may be asked of, by file and attribute, and why: never of a state, whose strategy says what it has."""
 
