@@ -392,7 +392,7 @@ PRESETS["sac"] = {
         "buffer": {"capacity": 10_000, "batch_size": 128},
         "processor": {"n_step": 3},
     },
-    # 105 000 environment steps; found by trying. Three seeds: the best policies have -79 to -90, the last ones -85 to
+    # 105 000 environment steps; found by trying. Five seeds: the best policies have -79 to -90, the last ones -85 to
     # -94. With learning rates of 1e-3 and relu one seed in three or more never reaches the top.
     "Acrobot-v1": {
         "max_opts": 20_000,
