@@ -392,14 +392,25 @@ PRESETS["sac"] = {
         "buffer": {"capacity": 10_000, "batch_size": 128},
         "processor": {"n_step": 3},
     },
-    # 101 000 environment steps; found by trying. A learned temperature explores until the end of the run.
+    # 105 000 environment steps; found by trying. Five seeds: the best policies have -79 to -90, the last ones -85 to
+    # -94. With learning rates of 1e-3 and relu one seed in three or more never reaches the top.
     "Acrobot-v1": {
         "max_opts": 20_000,
         "eval_episodes": 50,
         "save_interval": 5_000,
         "num_envs": 5,
         "opt_interval": 5,
-        "agent": {"lr": 1e-3, "policy_lr": 1e-3, "learn_temperature": False, "temperature": 0.02, "tau": 0.02},
+        "warmup": 5_000,
+        "agent": {
+            "lr": 3e-4,
+            "policy_lr": 3e-4,
+            "learn_temperature": False,
+            "temperature": 0.02,
+            "tau": 0.02,
+            "features": [64, 64],
+            "activation": "tanh",
+        },
+        "buffer": {"batch_size": 128},
     },
 }
 # 160 000 environment steps. The car must swing to and fro many times before anything is paid, which noise of its own at
