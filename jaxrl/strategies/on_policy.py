@@ -95,7 +95,7 @@ def on_policy(
         `normalise_reward()` for all agents but `pqn`: how large rewards are then matters little.
       num_envs: environments `N`.
       rollout: steps `T` of each environment in an iteration.
-      epochs: times that a rollout is gone through.
+      epochs: times that a rollout is gone through; 1 for `a2c`, `reinforce` and `impala`, which several lead astray.
       minibatches: equal parts of an epoch, one optimisation step each; 1 learns from the rollout as a whole.
       actors: who steps environments on the host, each `num_envs` of them; a rollout is that of all. Left out, an
         environment in JAX runs on the device, and any other with one actor.
