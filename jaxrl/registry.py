@@ -35,6 +35,13 @@ class Algorithm(NamedTuple):
     """Settings of a run in place of those of its kind, nested by name."""
 
 
+GENERAL: dict[Kind, Mapping[str, Any]] = {
+    "off_policy": {"num_envs": 10, "opt_interval": 10},
+    "on_policy": {"rollout": 128, "epochs": 4, "minibatches": 4},
+    "offline": {},
+}
+"""Settings of a run that an algorithm may have others of, for one that has none."""
+
 _BOXES: Mapping[str, Any] = {
     "num_envs": 1,
     "opt_interval": 1,
@@ -97,6 +104,12 @@ def names_of(*kinds: Kind, actions: Actions | None = None) -> list[str]:
         for name, row in ALGORITHMS.items()
         if (not kinds or row.kind in kinds) and (actions is None or actions in row.actions)
     ]
+
+
+def usual(name: str, kind: Kind) -> Mapping[str, Any]:
+    """Return the settings of a run that suit an algorithm, where nothing else is asked for; `name` may be unknown."""
+    row = ALGORITHMS.get(name)
+    return {**GENERAL[kind], **(row.settings if row is not None and row.kind == kind else {})}
 
 
 def listed(names: Iterable[str], last: str = "and") -> str:

@@ -182,7 +182,6 @@ def _bind(name: str, config: PPOConfig, own: Own, spec: EnvSpec) -> Agent:
         stop=partial(_stop, config.target_kl) if config.target_kl else None,
         memory=memory,
         behave=partial(_act, parts, judged=True),
-        scaled_rewards=True,
     )
 
 

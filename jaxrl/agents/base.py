@@ -100,9 +100,6 @@ class Agent(NamedTuple):
     1."""
     custom: tuple[str, ...] = ()
     """Arguments by which parts of it were made in Python, as in `make_network`."""
-    scaled_rewards: bool = False
-    """Whether it learns best from rewards that are divided by the deviation of their discounted sum; on-policy training
-    does so unless it is given a processor."""
 
 
 class AgentMaker(Protocol):

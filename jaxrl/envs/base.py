@@ -119,7 +119,7 @@ def vectorise(env: Env, num_envs: int) -> VecEnv:
     """
     check_count("num_envs", num_envs)
     if env.spec.time_limit is not None:
-        check_count(f"environment {env.spec.name}: time_limit", env.spec.time_limit)
+        check_count(f"environment {env.spec.name}: time_limit", env.spec.time_limit, most=2**31 - 1)
     check_stable(env)
     ahead = tree_bytes(jax.eval_shape(env.reset, _KEY)) <= FRESH_BYTES
     return VecEnv(

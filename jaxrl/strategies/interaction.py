@@ -14,8 +14,9 @@ from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics, stats, totals
 from jaxrl.processors.base import OFF, Processor, begin, blank_step, chain
 from jaxrl.processors.memory import remember
-from jaxrl.processors.n_step import NStepState, one_step
+from jaxrl.processors.n_step import NStepState, n_step
 from jaxrl.processors.normalise import RewardState, normalise_reward
+from jaxrl.registry import Kind, usual
 from jaxrl.spaces import EnvSpec, sample_space, space_zeros
 from jaxrl.strategies.base import Policy
 from jaxrl.trees import Array, Key, PyTree
@@ -81,10 +82,17 @@ def bind(agent: AgentMaker, processor: Processor, spec: EnvSpec) -> tuple[Proces
     return (processor if bound.memory is None else remember(processor, bound.memory)), bound
 
 
-def usual_processor(agent: AgentMaker, spec: EnvSpec) -> Processor:
-    """Return the processor of an on-policy agent that was given none: steps as they are, or of scaled rewards."""
+def usual_settings(agent: AgentMaker, spec: EnvSpec, kind: Kind) -> Mapping[str, Any]:
+    """Return the settings of a run that suit `agent`, for those that are left out: those of the command line."""
     require_maker(agent)
-    return chain(normalise_reward(), one_step()) if agent(spec).scaled_rewards else one_step()
+    return usual(agent(spec).name, kind)
+
+
+def usual_processor(settings: Mapping[str, Any]) -> Processor:
+    """Return the processor of `usual_settings`."""
+    parts = settings.get("processor", {})
+    last = n_step(parts.get("n_step", 1))
+    return chain(normalise_reward(), last) if parts.get("normalise_reward") else last
 
 
 def require_maker(agent: object) -> None:

@@ -1,19 +1,21 @@
 """Off-policy training: act, step the environments, process, push, sample, update; one pure step of it all."""
 
+from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import AgentMaker
 from jaxrl.buffers.base import Buffer
+from jaxrl.buffers.prioritised import prioritised
+from jaxrl.buffers.uniform import uniform
 from jaxrl.envs.base import Env, VecEnvState
 from jaxrl.envs.host import HostEnv
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor
-from jaxrl.processors.n_step import one_step
 from jaxrl.strategies.base import Strategy, fold, iterate
 from jaxrl.strategies.guard import Health, health_of, healthy, reseed
 from jaxrl.strategies.interaction import (
@@ -28,6 +30,8 @@ from jaxrl.strategies.interaction import (
     open_scene,
     retune,
     settings_of,
+    usual_processor,
+    usual_settings,
 )
 from jaxrl.strategies.remote import ActorsConfig, Arrival, Crowd, Remote, arrived, remote, settings_of_actors, stage
 from jaxrl.strategies.replay import Turns, draw_learning, learn, take_turns
@@ -60,10 +64,10 @@ def off_policy(
     env: Env | HostEnv,
     agent: AgentMaker,
     *,
-    buffer: Buffer,
+    buffer: Buffer | None = None,
     processor: Processor | None = None,
-    num_envs: int = 10,
-    opt_interval: int = 10,
+    num_envs: int | None = None,
+    opt_interval: int | None = None,
     updates: int = 1,
     warmup: int = 1_000,
     random_warmup: bool = True,
@@ -74,11 +78,14 @@ def off_policy(
     Args:
       env: one environment; `num_envs` copies of it run side by side.
       agent: what `jaxrl.dqn(...)` returns.
-      buffer: what `jaxrl.uniform(...)` returns.
-      processor: what makes transitions of steps; `one_step()` if left out.
+      buffer: what `jaxrl.uniform(...)` or `jaxrl.prioritised(...)` returns.
+      processor: what makes transitions of steps.
       num_envs: environments `N`.
       opt_interval: environment steps per optimisation step. At or above `num_envs` it must be a multiple of it (several
         vector steps, then one update); below, it must divide it (one vector step, then several updates).
+        These four, left out, are what suits the agent: `uniform()`, `one_step()`, 10 and 10; for `rainbow` prioritised
+        replay of 3 steps; for `sac`, `td3` and `ddpg` a larger buffer and batch, and an update for every step of one
+        environment.
       updates: optimisation steps made each time that one is due.
       warmup: environment steps before the first optimisation; at least those of one batch are taken.
       random_warmup: whether actions during it are uniformly random, or those of the agent exploring.
@@ -88,10 +95,15 @@ def off_policy(
     Raises:
       SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
     """
-    num_envs, opt_interval, updates, warmup = map(whole, (num_envs, opt_interval, updates, warmup))
     env, crowd = stage(env, actors, max_lag=2)
+    usual = usual_settings(agent, env.spec, "off_policy") if None in (buffer, processor, num_envs, opt_interval) else {}
+    num_envs, opt_interval = (
+        whole(usual[name] if value is None else value)
+        for name, value in (("num_envs", num_envs), ("opt_interval", opt_interval))
+    )
+    updates, warmup, buffer = whole(updates), whole(warmup), usual_buffer(usual) if buffer is None else buffer
     total = num_envs * (crowd.actors if crowd else 1)
-    bound = assemble(env, agent, processor or one_step(), total)
+    bound = assemble(env, agent, processor or usual_processor(usual), total)
     if bound.agent.prepare is not None:
         name = bound.agent.name
         raise SettingsError(f"{name} learns on-policy, without a buffer; compose it by on_policy(env, {name}(...))")
@@ -135,6 +147,13 @@ def off_policy(
         reseed=reseed,
         capacity=buffer.capacity(turns.rows),
     )
+
+
+def usual_buffer(settings: Mapping[str, Any]) -> Buffer:
+    """Return the buffer of `usual_settings`."""
+    parts = dict(settings.get("buffer", {}))
+    make = prioritised if parts.pop("prioritised", False) else uniform
+    return make(**parts)
 
 
 # --- the training step ------------------------------------------------------------------------------------------

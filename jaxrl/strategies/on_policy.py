@@ -30,6 +30,7 @@ from jaxrl.strategies.interaction import (
     retune,
     settings_of,
     usual_processor,
+    usual_settings,
 )
 from jaxrl.strategies.remote import ActorsConfig, Crowd, arrived, remote, settings_of_actors, stage
 from jaxrl.trees import Array, Key, PyTree, tree_where
@@ -77,9 +78,9 @@ def on_policy(
     *,
     processor: Processor | None = None,
     num_envs: int = 8,
-    rollout: int = 128,
-    epochs: int = 4,
-    minibatches: int = 4,
+    rollout: int | None = None,
+    epochs: int | None = None,
+    minibatches: int | None = None,
     actors: ActorsConfig | None = None,
 ) -> Strategy:
     """Compose on-policy training, as of PPO.
@@ -95,20 +96,26 @@ def on_policy(
         `normalise_reward()` for all agents but `pqn`: how large rewards are then matters little.
       num_envs: environments `N`.
       rollout: steps `T` of each environment in an iteration.
-      epochs: times that a rollout is gone through; 1 for `a2c`, `reinforce` and `impala`, which several lead astray.
+      epochs: times that a rollout is gone through.
       minibatches: equal parts of an epoch, one optimisation step each; 1 learns from the rollout as a whole.
+        These three, left out, are what suits the agent: 128, 4 and 4 for `ppo` and `pqn`, one update of the whole
+        rollout for `a2c`, `reinforce` and `impala`, which several lead astray.
       actors: who steps environments on the host, each `num_envs` of them; a rollout is that of all. Left out, an
         environment in JAX runs on the device, and any other with one actor.
 
     Raises:
       SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
     """
-    num_envs, rollout, epochs, minibatches = map(whole, (num_envs, rollout, epochs, minibatches))
+    env, crowd = stage(env, actors, max_lag=1)
+    usual = usual_settings(agent, env.spec, "on_policy") if None in (processor, rollout, epochs, minibatches) else {}
+    rollout, epochs, minibatches = (
+        whole(usual[name] if value is None else value)
+        for name, value in (("rollout", rollout), ("epochs", epochs), ("minibatches", minibatches))
+    )
+    num_envs = whole(num_envs)
     for name, value in (("rollout", rollout), ("epochs", epochs), ("minibatches", minibatches)):
         check_count(name, value)
-    env, crowd = stage(env, actors, max_lag=1)
-    processor = processor or usual_processor(agent, env.spec)
-    bound = assemble(env, agent, processor, num_envs * (crowd.actors if crowd else 1))
+    bound = assemble(env, agent, processor or usual_processor(usual), num_envs * (crowd.actors if crowd else 1))
     if bound.agent.prepare is None:
         able = listed(names_of("on_policy"))
         raise SettingsError(f"{bound.agent.name} does not learn on-policy; agents that do: {able}")
