@@ -14,7 +14,9 @@ from jaxrl.spaces import EnvSpec
 from jaxrl.strategies.guard import Health
 from jaxrl.trees import Array, Key, PyTree, tree_bytes
 from jaxrl.types import Step
+from jaxrl.xla import PLATFORMS, shaped_for
 from jaxrl.xla.carry import fori_loop, rows_of
+from jaxrl.xla.hoist import drawn_ahead, hoist
 from jaxrl.xla.threefry import unrolled
 
 if TYPE_CHECKING:
@@ -109,7 +111,11 @@ def noise_shapes(strategy: Strategy, state: PyTree) -> PyTree:
 
 def block_length(draw: StrategyDraw, key: Key) -> int:
     """Return how many iterations' randomness to draw at once: a power of two, from the size of one iteration's."""
-    one = tree_bytes(jax.eval_shape(draw, key, np.uint32(0)))
+    return block_of(tree_bytes(jax.eval_shape(draw, key, np.uint32(0))))
+
+
+def block_of(one: int) -> int:
+    """Return how many iterations' randomness to draw at once, if that of one takes `one` bytes."""
     length = BLOCK
     while length > 1 and length * one > BLOCK_BYTES:
         length //= 2
@@ -131,22 +137,28 @@ def iterate(
 ) -> PyTree:
     """Run `carry = body(carry, draw(key, t), t)` for `t` from `start` to `stop`, drawing a block at a time.
 
+    Drawn ahead is what `draw` returns, and what `body` itself draws from keys among that, see `jaxrl.xla.hoist`.
+
     `start` and `stop` are traced: one program runs every length. Blocks begin at whole multiples of their length,
     so that an iteration's randomness always comes from the same place of the same program: how a run is cut into
     calls cannot change a bit of it.
     """
-    length = block_length(draw, key)
     start, stop = (jnp.asarray(t, jnp.uint32) for t in (start, stop))
+    if not shaped_for(*PLATFORMS):
+        return jax.lax.fori_loop(start, stop, lambda t, carry: body(carry, draw(key, t), t), carry)
+    ahead = drawn_ahead(draw)
+    hoisted = hoist(lambda carry, key, t: body(carry, ahead(key, t), t), carry, key, start)
+    length = block_of(tree_bytes(hoisted.drawn))
 
     def block(index: Array, carry: PyTree) -> PyTree:
         first = index * length
-        rows, row = rows_of(draw_block(draw, key, first, length))
+        rows, row = rows_of(jax.vmap(hoisted.ahead, (None, 0))(key, first + jnp.arange(length, dtype=jnp.uint32)))
 
         def one(t: Array, carry: PyTree) -> PyTree:
             # The block ends are below 2^32 because the first of them is at most `stop`.
             place = (t - first).astype(jnp.int32)
             at_place = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, place, keepdims=False), rows)
-            return body(carry, row(at_place), t)
+            return hoisted.behind(carry, row(at_place), key, t)
 
         low = jnp.maximum(start, first)
         high = jnp.where(stop - first < length, stop, first + length)

@@ -1,0 +1,178 @@
+"""A traced function as a plain list of equations between numbered values, to be taken apart and run in parts.
+
+JAX's own form of it, the jaxpr, differs from version to version. Here it is read once, by what has stayed the same.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from jaxrl.xla.threefry import unrolled
+
+_UNROLLED = frozenset({"random_bits", "random_split", "random_fold_in"})
+DRAWS = _UNROLLED | {"random_gamma", "threefry2x32", "rng_bit_generator"}
+"""Primitives that work random numbers out."""
+RANDOM = DRAWS | {"random_wrap", "random_unwrap", "random_seed", "random_clone"}
+CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"})
+"""Primitives that do no more than the equations inside them; those of a derivative count only where one is taken."""
+
+INLINE = "drawn_ahead"
+"""The name of a function of which is made no function of the program."""
+
+
+class Equation(NamedTuple):
+    """One primitive, and which values it takes and makes."""
+
+    eqn: Any
+    """JAX's own form of it."""
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    draws: bool
+    """Whether random numbers are worked out by it or inside it."""
+    body: "Code | None"
+    """Of a call or a `scan` that draws: what it calls or repeats."""
+
+    @property
+    def name(self) -> str:
+        return str(self.eqn.primitive.name)
+
+
+class Code(NamedTuple):
+    """A function. Its values are numbered, those that it takes first among them."""
+
+    ins: list[int]
+    outs: list[int]
+    equations: list[Equation]
+    given: dict[int, Any]
+    """Values that are known: literals, and arrays that the function closes over."""
+    avals: dict[int, Any]
+    """Of every value, what has its `shape` and `dtype`."""
+    numbers: Iterator[int]
+
+    def add(self, aval: Any) -> int:
+        """Return the number of a new value."""
+        number = next(self.numbers)
+        self.avals[number] = aval
+        return number
+
+
+class Counts(NamedTuple):
+    """What the inputs of a `scan` are, in this order; the rest are rows."""
+
+    consts: int
+    carry: int
+
+
+def read(jaxpr: Any, seen: dict[int, bool] | None = None) -> Code:
+    """Read a closed jaxpr; `seen` is what `_draws` knows already."""
+    code, seen = Code([], [], [], {}, {}, itertools.count()), {} if seen is None else seen
+    inner = _open(jaxpr)
+    numbers = {var: code.add(var.aval) for var in inner.invars}
+    code.ins.extend(numbers.values())
+    for var, value in zip(inner.constvars, getattr(jaxpr, "consts", ()), strict=True):
+        numbers[var] = _known(code, value, var.aval)
+    number = lambda atom: _known(code, atom.val, atom.aval) if isinstance(atom, Literal) else numbers[atom]
+    for eqn in inner.eqns:
+        args, name = tuple(map(number, eqn.invars)), eqn.primitive.name
+        draws = name in DRAWS or any(_draws(sub, seen) for sub in _inside(eqn))
+        made = tuple(code.add(var.aval) for var in eqn.outvars)
+        body = read(next(_inside(eqn)), seen) if draws and (name == "scan" or name in CALLS) else None
+        code.equations.append(Equation(eqn, args, made, draws, body))
+        numbers.update(zip(eqn.outvars, made, strict=True))
+    code.outs.extend(number(atom) for atom in inner.outvars)
+    return code
+
+
+def _known(code: Code, value: Any, aval: Any) -> int:
+    number = code.add(aval)
+    code.given[number] = value
+    return number
+
+
+def _open(jaxpr: Any) -> Any:
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def _inside(eqn: Any) -> Iterator[Any]:
+    """Yield the jaxprs among the parameters of an equation."""
+    for value in eqn.params.values():
+        several = value if isinstance(value, tuple | list) else (value,)
+        yield from (x for x in several if isinstance(x, (ClosedJaxpr, Jaxpr)))
+
+
+def _draws(jaxpr: Any, seen: dict[int, bool]) -> bool:
+    if id(jaxpr) not in seen:
+        seen[id(jaxpr)] = any(e.primitive.name in DRAWS or any(_draws(x, seen) for x in _inside(e)) for e in jaxpr.eqns)
+    return seen[id(jaxpr)]
+
+
+def equations_in(eqn: Any) -> Iterator[Any]:
+    """Yield an equation of a jaxpr, and all that are inside it."""
+    yield eqn
+    for jaxpr in _inside(eqn):
+        for inner in jaxpr.eqns:
+            yield from equations_in(inner)
+
+
+def counts_of(equation: Equation) -> Counts:
+    """Return what the inputs of a `scan` are; a call is one without carry and rows."""
+    params = equation.eqn.params
+    if equation.name != "scan":
+        return Counts(len(equation.ins), 0)
+    if "num_consts" in params:
+        return Counts(params["num_consts"], params["num_carry"])
+    consts, carry, _ = map(len, params["ft_in"].unpack())  # JAX 0.11
+    return Counts(consts, carry)
+
+
+# --- running ----------------------------------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """Something to be run: what it takes and makes, by number."""
+
+    call: Callable[..., Sequence[Any]]
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+
+
+def run(steps: Sequence[Step], values: dict[int, Any]) -> None:
+    """Run `steps` one after the other, adding what they make to `values`."""
+    for step in steps:
+        values.update(zip(step.outs, step.call(*(values[i] for i in step.ins)), strict=True))
+
+
+def call(code: Code, *args: Any) -> list[Any]:
+    """Run a function."""
+    values = {**code.given, **dict(zip(code.ins, args, strict=True))}
+    run([Step(partial(bind, equation), equation.ins, equation.outs) for equation in code.equations], values)
+    return arrays(code, values, code.outs)
+
+
+def arrays(code: Code, values: dict[int, Any], numbers: Sequence[int]) -> list[Any]:
+    """Return values, those that are plain numbers as the arrays that they stand for."""
+    as_array = lambda i: jnp.asarray(values[i], code.avals[i].dtype) if i in code.given else values[i]
+    return [as_array(i) for i in numbers]
+
+
+def bind(equation: Equation, *args: Any) -> Sequence[Any]:
+    """Do what an equation does; random bits come from `threefry.hashes`, and are the same."""
+    primitive, params = equation.eqn.primitive, equation.eqn.params
+    if equation.body is not None and equation.name in CALLS:
+        # What is one function of the program stays one: XLA rounds otherwise where it sees more at once.
+        called = partial(call, equation.body)
+        is_function = equation.name in ("jit", "pjit") and params.get("name") != INLINE
+        made: Sequence[Any] = jax.jit(called)(*args) if is_function else called(*args)
+        return made
+    if equation.name in _UNROLLED:
+        return [unrolled(lambda key, *rest: primitive.bind(key, *rest, **params))(*args)]
+    bound = primitive.get_bind_params(params)
+    functions, params = bound if isinstance(bound, tuple) else ((), bound)
+    with equation.eqn.ctx.manager:
+        made = primitive.bind(*functions, *args, **params)
+    return made if primitive.multiple_results else [made]

@@ -1,0 +1,411 @@
+"""Random numbers out of a loop's body: what is drawn from keys alone is worked out ahead, for many iterations at once.
+
+Plain: `carry = body(carry, noise, t)` for every `t`. Here `body` is traced once, and every equation of it that descends
+from a random primitive, and from nothing that is carried, is taken out. What is left takes the drawn numbers instead.
+A `scan` inside is split into one ahead (a `vmap`, where no key is carried on) and one behind.
+
+Used on all platforms. On a CPU, a vector step of 10 or 1024 environments that draw a normal number in each step takes
+0.25 of the time; training that draws by hand anyway takes what it took.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.trees import Array, PyTree, tree_bytes
+from jaxrl.xla.carry import rows_of
+from jaxrl.xla.equations import INLINE, RANDOM, Code, Equation, Step, arrays, bind, counts_of, equations_in, read, run
+
+KEY_BYTES = 4096
+"""Bytes that are always drawn ahead from one key. More, as the state of a large environment after its reset, is drawn
+ahead only if it is no more than `EXPANSION` times what it is made of."""
+EXPANSION = 4
+DRAW_BYTES = 16 << 20
+"""Bytes of one value in an iteration, at most, that are drawn ahead where a key is not the measure."""
+
+FREE, DRAWN, CARRIED = range(3)
+"""A value that anyone can work out; one that random numbers and nothing carried decide; any other."""
+
+_ROUNDED = """
+    acos acosh add add_any asin asinh atan atan2 atanh cbrt cos cosh cumlogsumexp cumprod cumsum digamma div erf erf_inv
+    erfc exp exp2 expm1 integer_pow lgamma log log1p logistic mul pow reduce_precision reduce_prod reduce_sum rem rsqrt
+    scatter-add scatter-mul scatter_add scatter_mul sin sinh sqrt square sub tan tanh
+"""
+_EXACT = """
+    abs and argmax argmin bitcast_convert_type broadcast_in_dim ceil clamp clz concatenate convert_element_type copy
+    copy_p cummax cummin dynamic_slice dynamic_update_slice empty eq expand_dims floor gather ge gt iota is_finite le lt
+    max min ne neg nextafter not or pad population_count reduce_and reduce_max reduce_min reduce_or reduce_xor reshape
+    rev round scatter scatter_max scatter_min select_n shift_left shift_right_arithmetic shift_right_logical sign slice
+    sort split squeeze stop_gradient top_k transpose unstack xor
+"""
+_INSIDE = "cond while jit pjit closed_call core_call custom_jvp_call custom_vjp_call platform_index"
+ROUNDED = frozenset(_ROUNDED.split())
+CHEAP = frozenset(f"{_ROUNDED} {_EXACT} {_INSIDE}".split())
+"""Primitives that may be run ahead, on numbers already drawn. Not products of matrices, and nothing with an effect.
+
+What is rounded is run ahead only inside a function of keys alone, as those of `jax.random` are, and never apart from
+what follows it: XLA fuses a product with a sum, and would round otherwise where it sees only one of them."""
+LAYOUT = frozenset(
+    ("bitcast_convert_type", "broadcast_in_dim", "expand_dims", "reshape", "slice", "split", "squeeze", "unstack")
+)
+"""Primitives that cost nothing where what they make is used, and are left there."""
+
+
+def drawn_ahead(draw: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Return `draw`, a function of keys and an iteration's number, such that `hoist` takes it out whatever it draws."""
+
+    def drawn(*args: Any) -> PyTree:
+        return draw(*args)
+
+    drawn.__name__ = INLINE
+    return jax.jit(drawn)
+
+
+class Hoisted(NamedTuple):
+    """A body in two parts."""
+
+    ahead: Callable[[PyTree, Array], list[Array]]
+    """`(noise, t) -> drawn`; to be called under `vmap` over `t`."""
+    behind: Callable[[PyTree, list[Array], PyTree, Array], PyTree]
+    """`(carry, drawn, noise, t) -> carry`"""
+    drawn: list[jax.ShapeDtypeStruct]
+    """The shapes of what `ahead` returns."""
+
+
+def hoist(body: Callable[[PyTree, PyTree, Array], PyTree], carry: PyTree, noise: PyTree, t: Array) -> Hoisted:
+    """Take out of `body(carry, noise, t) -> carry` what is drawn from `noise` and `t` alone. Arrays or their shapes.
+
+    `body` is traced once, here. `behind` of `ahead` is `body`, number by number; only where a drawn float is multiplied
+    by a constant may the last bit differ, for in one program XLA joins that to the constants of the draw. Keys of
+    another kind than Threefry's may give other numbers under `vmap`, as JAX says of them. Left inside are draws that
+    are too large (`KEY_BYTES`, `DRAW_BYTES`), draws inside a `cond` or `while` that something carried reaches, and
+    those inside a `checkpoint`. Where a call draws and is split, its rules of differentiation are lost.
+    """
+    args = (carry, noise, t)
+    jaxpr, shape = jax.make_jaxpr(body, return_shape=True)(*args)
+    code = read(jaxpr)
+    carried = len(jax.tree.leaves(carry))
+    kinds = [CARRIED if i < carried else FREE for i in range(len(code.ins))]
+    level = _classify(code, kinds, [1] * len(kinds), 1, False)
+    parts = _split(level, set(), set(code.outs))
+    saved, steps = tuple(parts.saved), (tuple(parts.ahead), tuple(parts.behind))
+
+    def ahead(noise: PyTree, t: Array) -> list[Array]:
+        values = {**code.given, **dict(zip(code.ins[carried:], jax.tree.leaves((noise, t)), strict=True))}
+        run(steps[0], values)
+        return arrays(code, values, saved)
+
+    def behind(carry: PyTree, drawn: list[Array], noise: PyTree, t: Array) -> PyTree:
+        values = {**code.given, **dict(zip(code.ins, jax.tree.leaves((carry, noise, t)), strict=True))}
+        values.update(zip(saved, drawn, strict=True))
+        run(steps[1], values)
+        return jax.tree.unflatten(jax.tree.structure(shape), arrays(code, values, code.outs))
+
+    return Hoisted(ahead, behind, [jax.ShapeDtypeStruct(code.avals[i].shape, code.avals[i].dtype) for i in saved])
+
+
+# --- what can be worked out ahead -------------------------------------------------------------------------------
+
+
+class _Level(NamedTuple):
+    """A function, and of each of its values what decides it."""
+
+    code: Code
+    kinds: dict[int, int]
+    keys: dict[int, int]
+    """From how many keys it was drawn."""
+    loops: dict[int, "_Level"]
+    """What each `scan` or call that is split repeats, by the place of its equation."""
+
+
+def _classify(code: Code, kinds: Sequence[int], keys: Sequence[int], times: int, whole: bool) -> _Level:
+    """Say what decides each value, if that of the inputs is `kinds`; all is repeated `times` in an iteration.
+
+    `whole` says that this is to be run ahead as a whole or not at all, so that what is rounded stays together.
+    """
+    level = _Level(code, dict.fromkeys(code.given, FREE), dict(zip(code.ins, keys, strict=True)), {})
+    level.kinds.update(zip(code.ins, kinds, strict=True))
+    for place, equation in enumerate(code.equations):
+        inside = _classify_inside(level, place, times, whole) if equation.body is not None else None
+        kinds = inside or [_kind(level, equation, times, whole)] * len(equation.outs)
+        level.kinds.update(zip(equation.outs, kinds, strict=True))
+        drawn_from = _keys(level, equation)
+        level.keys.update((i, drawn_from) for i in equation.outs)
+    return level
+
+
+def _kind(level: _Level, equation: Equation, times: int, whole: bool) -> int:
+    kind = max((level.kinds[i] for i in equation.ins), default=FREE)
+    if equation.eqn.effects or kind == CARRIED:
+        return CARRIED
+    if kind == FREE and equation.name not in RANDOM and not equation.draws:
+        return FREE
+    if equation.body is not None:
+        return CARRIED
+    movable = all(_is_movable(eqn, whole or equation.draws) for eqn in equations_in(equation.eqn))
+    return DRAWN if movable and _fits(level, equation, times) else CARRIED
+
+
+def _is_movable(eqn: Any, whole: bool) -> bool:
+    name = eqn.primitive.name
+    if name in ROUNDED and not whole:
+        return not any(jnp.issubdtype(var.aval.dtype, jnp.inexact) for var in eqn.outvars)
+    return name in CHEAP or name in RANDOM
+
+
+def _keys(level: _Level, equation: Equation) -> int:
+    if equation.name == "random_bits":
+        return max(1, level.code.avals[equation.ins[0]].size)
+    return max((level.keys.get(i, 1) for i in equation.ins), default=1)
+
+
+def _fits(level: _Level, equation: Equation, times: int) -> bool:
+    """Say whether what an equation makes is small enough to be kept."""
+    size = _bytes(level.code, equation.outs)
+    if size <= KEY_BYTES * _keys(level, equation):
+        return True
+    drawn = [i for i in equation.ins if level.kinds[i] == DRAWN]
+    reordered = equation.name == "gather" and equation.ins[0] in drawn
+    small = equation.draws or reordered or size <= EXPANSION * _bytes(level.code, drawn)
+    return small and size * times <= DRAW_BYTES
+
+
+def _classify_inside(level: _Level, place: int, times: int, whole: bool) -> list[int] | None:
+    """Say what decides what a `scan` or a call makes, if it is to be split, or a call to be made ahead as a whole."""
+    equation, counts = level.code.equations[place], counts_of(level.code.equations[place])
+    body, length = equation.body, equation.eqn.params.get("length", 1)
+    assert body is not None
+    kinds, rows = [level.kinds[i] for i in equation.ins], counts.consts + counts.carry
+    keys = [max(1, level.keys.get(i, 1) // (length if n >= rows else 1)) for n, i in enumerate(equation.ins)]
+    if equation.name != "scan" and max(kinds, default=FREE) < CARRIED:
+        ahead = _classify(body, kinds, keys, times, True)
+        if CARRIED not in ahead.kinds.values() or equation.eqn.params.get("name") == INLINE:
+            return [DRAWN] * len(equation.outs)
+    while True:
+        inner = _classify(body, kinds, keys, times * length, whole)
+        carried = [max(k, inner.kinds[i]) for k, i in zip(kinds[counts.consts : rows], body.outs, strict=False)]
+        if carried == kinds[counts.consts : rows]:
+            break
+        kinds[counts.consts : rows] = carried
+    if not any(_draws_ahead(inner)):
+        return None
+    level.loops[place] = inner
+    made = [*carried, *(inner.kinds[i] for i in body.outs[counts.carry :])]
+    return [DRAWN if kind == DRAWN else CARRIED for kind in made]
+
+
+def _draws_ahead(level: _Level) -> Iterator[bool]:
+    """Yield true for each equation that draws and can be taken out."""
+    for place, equation in enumerate(level.code.equations):
+        if place in level.loops:
+            yield from _draws_ahead(level.loops[place])
+        elif equation.draws and level.kinds[equation.outs[0]] == DRAWN:
+            yield True
+
+
+# --- the two parts ----------------------------------------------------------------------------------------------
+
+
+class _Parts(NamedTuple):
+    ahead: list[Step]
+    behind: list[Step]
+    saved: list[int]
+    """What `behind` takes from `ahead`."""
+    early: set[int]
+    """Values that `ahead` takes or makes."""
+    late: set[int]
+    """Values that `behind` takes or makes."""
+
+
+def _split(level: _Level, early: set[int], late: set[int]) -> _Parts:
+    """Part the equations that the values `early`, worked out ahead, and `late` need."""
+    parts = _Parts([], [], [], set(early), set(late))
+    for place in reversed(range(len(level.code.equations))):
+        if place in level.loops:
+            _split_loop(level, place, parts)
+        else:
+            _assign(level, level.code.equations[place], parts)
+    parts.ahead.reverse()
+    parts.behind.reverse()
+    return parts
+
+
+def _assign(level: _Level, equation: Equation, parts: _Parts) -> None:
+    """Put one equation, of which all who need it are known, where it belongs: ahead, behind, both or neither."""
+    step, outs = Step(partial(bind, equation), equation.ins, equation.outs), set(equation.outs)
+    kind = level.kinds[equation.outs[0]] if equation.outs else CARRIED
+    early, late = bool(outs & parts.early), bool(outs & parts.late)
+    if kind == DRAWN and late and (early or not _better_behind(level, equation)):
+        parts.saved.extend(i for i in equation.outs if i in parts.late)
+        early, late = True, False
+    if early:
+        parts.ahead.append(step)
+        parts.early.update(equation.ins)
+    if late or equation.eqn.effects:
+        parts.behind.append(step)
+        parts.late.update(equation.ins)
+
+
+def _better_behind(level: _Level, equation: Equation) -> bool:
+    """Say whether to keep what an equation is given, rather than what it makes."""
+    drawn = [i for i in equation.ins if level.kinds[i] == DRAWN]
+    at_hand = all(i in level.code.ins for i in drawn)
+    wider = equation.name == "convert_element_type" and _bytes(level.code, drawn) < _bytes(level.code, equation.outs)
+    no_larger = _bytes(level.code, drawn) <= _bytes(level.code, equation.outs)
+    return wider or (equation.name in LAYOUT and (at_hand or no_larger))
+
+
+# --- loops ------------------------------------------------------------------------------------------------------
+
+
+class _Loop(NamedTuple):
+    """A part of a `scan`. The numbers are those of values inside it."""
+
+    code: Code
+    steps: tuple[Step, ...]
+    consts: list[int]
+    before: list[int]
+    """What is carried, before an iteration."""
+    after: list[int]
+    """The same, after it."""
+    rows: list[int]
+    drawn: list[int]
+    """Rows that were drawn ahead."""
+    made: list[int]
+    """What each iteration puts out."""
+    ends: list[int]
+    """Which places of what is carried are asked for in the end."""
+    params: dict[str, Any]
+
+
+class _Sides(NamedTuple):
+    """A `scan`'s body in two parts, and the places of what each of them carries on."""
+
+    parts: _Parts
+    ahead: list[int]
+    behind: list[int]
+
+
+def _split_loop(level: _Level, place: int, parts: _Parts) -> None:
+    """Part a `scan` into one ahead, which puts out what is drawn, and one behind, which takes it. Or a call."""
+    equation, inner = level.code.equations[place], level.loops[place]
+    if not (set(equation.outs) & (parts.early | parts.late) or equation.eqn.effects):
+        return
+    sides, (_, carry), body = _sides(equation, inner, parts), counts_of(equation), inner.code
+    early, late = (_asked(equation, wanted) for wanted in (parts.early | parts.late, parts.late))
+    passed = [i for i in _before(equation, inner) if inner.kinds[i] == DRAWN and i in sides.parts.late]
+    saved = [*dict.fromkeys([*sides.parts.saved, *passed])]
+    stacked = [level.code.add(_stacked(equation, body.avals[i])) for i in saved]
+
+    drawn = [n for n in early if _is_drawn(equation, inner, n)]
+    ends = [n for n in drawn if n < carry]
+    made = [*(body.outs[n] for n in drawn if n >= carry), *saved]
+    if made or ends:
+        ins, loop = _loop(equation, inner, sides.parts.ahead, sides.parts.early, sides.ahead)
+        loop = loop._replace(made=made, ends=[sides.ahead.index(n) for n in ends])
+        outs = [equation.outs[n] for n in [*ends, *(n for n in drawn if n >= carry)]]
+        parts.ahead.append(Step(partial(_run_loop, loop), tuple(ins), (*outs, *stacked)))
+        parts.saved.extend([*stacked, *(i for i in outs if i in parts.late)])
+        parts.early.update(ins)
+
+    others = [n for n in late if not _is_drawn(equation, inner, n)]
+    if others or sides.parts.behind:
+        ins, loop = _loop(equation, inner, sides.parts.behind, sides.parts.late, sides.behind)
+        ends = [n for n in others if n < carry]
+        made = [body.outs[n] for n in others if n >= carry]
+        loop = loop._replace(drawn=saved, made=made, ends=[sides.behind.index(n) for n in ends])
+        outs = [equation.outs[n] for n in [*ends, *(n for n in others if n >= carry)]]
+        parts.behind.append(Step(partial(_run_loop, loop), (*ins, *stacked), tuple(outs)))
+        parts.late.update(ins)
+
+
+def _sides(equation: Equation, inner: _Level, parts: _Parts) -> _Sides:
+    """Part the body of a `scan`, until each part carries all that it needs of the iteration before."""
+    carry, before, outs = counts_of(equation).carry, _before(equation, inner), inner.code.outs
+    drawn = partial(_is_drawn, equation, inner)
+    ahead = {n for n in _asked(equation, parts.early | parts.late) if drawn(n)}
+    behind = {n for n in _asked(equation, parts.late) if not drawn(n)}
+    while True:
+        split = _split(inner, {outs[n] for n in ahead}, {outs[n] for n in behind})
+        late = {n for n in range(carry) if before[n] in split.late}
+        wanted_ahead = {n for n in range(carry) if before[n] in split.early} | {n for n in late if drawn(n)}
+        wanted_behind = {n for n in late if not drawn(n)}
+        if wanted_ahead <= ahead and wanted_behind <= behind:
+            in_order = lambda places: sorted(n for n in places if n < carry)
+            return _Sides(split, in_order(ahead), in_order(behind))
+        ahead |= wanted_ahead
+        behind |= wanted_behind
+
+
+def _asked(equation: Equation, wanted: set[int]) -> list[int]:
+    """Return the places of those that are `wanted` of what a `scan` makes."""
+    return [n for n, i in enumerate(equation.outs) if i in wanted]
+
+
+def _before(equation: Equation, inner: _Level) -> list[int]:
+    consts, carry = counts_of(equation)
+    return inner.code.ins[consts : consts + carry]
+
+
+def _is_drawn(equation: Equation, inner: _Level, n: int) -> bool:
+    """Say whether number `n` of what a `scan` makes is drawn."""
+    before = _before(equation, inner)
+    return inner.kinds[before[n] if n < len(before) else inner.code.outs[n]] == DRAWN
+
+
+def _loop(
+    equation: Equation, inner: _Level, steps: list[Step], needed: set[int], carried: list[int]
+) -> tuple[list[int], _Loop]:
+    """Return what a part of a `scan` takes from outside, and the part; it needs the values `needed` inside."""
+    (consts, carry), body = counts_of(equation), inner.code
+    fixed = [n for n in range(consts) if body.ins[n] in needed]
+    rows = [n for n in range(consts + carry, len(body.ins)) if body.ins[n] in needed]
+    outside = [equation.ins[n] for n in [*fixed, *(consts + n for n in carried), *rows]]
+    return outside, _Loop(
+        code=body,
+        steps=tuple(steps),
+        consts=[body.ins[n] for n in fixed],
+        before=[body.ins[consts + n] for n in carried],
+        after=[body.outs[n] for n in carried],
+        rows=[body.ins[n] for n in rows],
+        drawn=[],
+        made=[],
+        ends=[],
+        params={name: equation.eqn.params[name] for name in ("length", "reverse", "unroll") if equation.name == "scan"},
+    )
+
+
+def _run_loop(loop: _Loop, *args: Array) -> list[Array]:
+    """Run a part of a call, or of a `scan`: as `vmap` if nothing is carried on, and nothing but rows decides."""
+    sizes = [len(loop.consts), len(loop.before), len(loop.rows)]
+    cuts = [sum(sizes[:n]) for n in range(4)]
+    consts, init, rows = (list(args[a:b]) for a, b in pairwise(cuts))
+    drawn = list(args[cuts[3] :])
+    tied, untie = rows_of(drawn) if loop.params else (drawn, lambda row: row)
+    known = {**loop.code.given, **dict(zip(loop.consts, consts, strict=True))}
+
+    def one(carried: list[Array], row: tuple[list[Array], PyTree]) -> tuple[list[Array], list[Array]]:
+        values = {**known, **dict(zip(loop.before, carried, strict=True)), **dict(zip(loop.rows, row[0], strict=True))}
+        values.update(zip(loop.drawn, untie(row[1]), strict=True))
+        run(loop.steps, values)
+        return arrays(loop.code, values, loop.after), arrays(loop.code, values, loop.made)
+
+    if not loop.params:  # a call
+        return one([], ([], tied))[1]
+    if rows and not loop.before and not loop.drawn:
+        return jax.vmap(lambda *row: one([], (list(row), []))[1])(*rows)
+    end, made = jax.lax.scan(one, init, (rows, tied), **loop.params)
+    return [*(end[n] for n in loop.ends), *made]
+
+
+def _stacked(equation: Equation, aval: Any) -> jax.ShapeDtypeStruct:
+    rows = (equation.eqn.params["length"],) if equation.name == "scan" else ()
+    return jax.ShapeDtypeStruct((*rows, *aval.shape), aval.dtype)
+
+
+def _bytes(code: Code, numbers: Sequence[int]) -> int:
+    return tree_bytes([code.avals[i] for i in numbers])
