@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from jaxrl.xla.threefry import unrolled
 
@@ -101,7 +101,8 @@ def _open(jaxpr: Any) -> Any:
 def _inside(eqn: Any) -> Iterator[Any]:
     """Yield the jaxprs among the parameters of an equation."""
     for value in eqn.params.values():
-        yield from (x for x in (value if isinstance(value, tuple | list) else (value,)) if hasattr(x, "eqns"))
+        several = value if isinstance(value, tuple | list) else (value,)
+        yield from (x for x in several if isinstance(x, (ClosedJaxpr, Jaxpr)))
 
 
 def _draws(jaxpr: Any, seen: dict[int, bool]) -> bool:
