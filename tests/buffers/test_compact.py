@@ -274,10 +274,10 @@ SETTINGS = {
 @pytest.mark.parametrize(
     ("kind", "settings", "frames"),
     [
-        pytest.param(*case, marks=pytest.mark.slow if i else ())
-        for i, case in enumerate(zip(MADE, SETTINGS, (3, 1), strict=True))
+        *zip(MADE, SETTINGS, (3, 1), strict=True),
     ],
 )
+@pytest.mark.slow
 def test_training_makes_the_same_bits(kind: str, settings: str, frames: int) -> None:
     states = []
     for compact in (False, True):

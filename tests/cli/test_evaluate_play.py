@@ -97,6 +97,7 @@ def stacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_policy_of_stacked_frames_takes_plain_observations(stacked: Path) -> None:
     policy = jaxrl.load_policy(stacked)
     env = jaxrl.make_env("Catch-bsuite")

@@ -92,8 +92,10 @@ def unknown() -> Any:
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (lambda: Halved(gymnasium.make("CartPole-v1")), "CartPole-v1"),
-        (lambda: gymnasium.make("FrozenLake-v1", desc=["SF", "FG"]), "FrozenLake-v1"),
+        pytest.param(lambda: Halved(gymnasium.make("CartPole-v1")), "CartPole-v1", marks=pytest.mark.slow),
+        pytest.param(
+            lambda: gymnasium.make("FrozenLake-v1", desc=["SF", "FG"]), "FrozenLake-v1", marks=pytest.mark.slow
+        ),
         (unknown, "OnesOwn-v0"),
     ],
     ids=["wrapped", "not plain", "unknown"],

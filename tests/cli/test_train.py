@@ -437,6 +437,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Stopped:
     return Stopped(*(list(column) for column in zip(*found, strict=True)), run, untouched, max_opts)
 
 
+@pytest.mark.slow
 def test_signals_save_and_end_with_their_exit_codes(stopped: Stopped) -> None:
     assert stopped.codes == [130, 143, -signal.SIGKILL]
     assert stopped.statuses == ["SIGINT", "SIGTERM", "running"]
@@ -444,12 +445,14 @@ def test_signals_save_and_end_with_their_exit_codes(stopped: Stopped) -> None:
     assert 0 < stopped.saved[0] < stopped.saved[1] < stopped.saved[2] < stopped.max_opts
 
 
+@pytest.mark.slow
 def test_stopped_run_ends_in_the_same_state_as_an_untouched_one(stopped: Stopped) -> None:
     assert leaves(stopped.path, stopped.max_opts) == leaves(stopped.untouched, stopped.max_opts)
     best = max(int(p.name) for p in (stopped.untouched / "best").iterdir())
     assert leaves(stopped.path, best, "best") == leaves(stopped.untouched, best, "best")
 
 
+@pytest.mark.slow
 def test_stopped_run_keeps_as_much_as_an_untouched_one(stopped: Stopped) -> None:
     for part in ("checkpoints", "best"):
         kept, wanted = ({p.name for p in (run / part).iterdir()} for run in (stopped.path, stopped.untouched))
@@ -457,5 +460,6 @@ def test_stopped_run_keeps_as_much_as_an_untouched_one(stopped: Stopped) -> None
 
 
 @pytest.mark.parametrize("log", ["metrics.jsonl", "eval_episodes.jsonl"])
+@pytest.mark.slow
 def test_stopped_run_has_the_same_rows_as_an_untouched_one(stopped: Stopped, log: str) -> None:
     assert timeless(stopped.path / log) == timeless(stopped.untouched / log)

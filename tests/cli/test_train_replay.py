@@ -24,7 +24,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("algo", ["sac", *(pytest.param(name, marks=pytest.mark.slow) for name in ("td3", "ddpg"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", CASES)
 def test_each_trains_resumes_to_the_same_bits_and_leaves_a_policy(algo: str, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     for path, opts in ((whole, 80), (parts, 40)):

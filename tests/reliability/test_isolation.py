@@ -137,9 +137,10 @@ def test_nothing_that_is_not_finite_is_in_the_buffer_or_the_agent(part: str) -> 
     "agent",
     [
         jaxrl.ppo,
-        jaxrl.pqn,
-        partial(jaxrl.ppo, core="gru"),
-        *(pytest.param(agent, marks=pytest.mark.slow) for agent in (jaxrl.a2c, jaxrl.reinforce, jaxrl.impala)),
+        *(
+            pytest.param(agent, marks=pytest.mark.slow)
+            for agent in (jaxrl.pqn, partial(jaxrl.ppo, core="gru"), jaxrl.a2c, jaxrl.reinforce, jaxrl.impala)
+        ),
     ],
 )
 def test_nothing_that_is_not_finite_reaches_an_agent_that_learns_on_policy(part: str, agent: Any) -> None:

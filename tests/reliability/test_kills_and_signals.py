@@ -69,7 +69,8 @@ def saved(run: Path) -> int:
     return max(Store(run / "checkpoints", 1).steps(), default=0)
 
 
-@pytest.mark.parametrize(("points", "kills"), [(POINTS[::2], 5), pytest.param(POINTS, 10, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("points", "kills"), [(POINTS[::2], 5), (POINTS, 10)])
 def test_killed_at_one_point_after_the_other_it_ends_in_the_same_bits(
     runs: Runs, untouched: str, points: tuple[str, ...], kills: int
 ) -> None:
