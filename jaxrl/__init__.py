@@ -1,7 +1,6 @@
-"""jaxrl: a reinforcement learning training loop in JAX, compiled whole.
+"""jaxrl: a JAX-native reinforcement learning training loop, compiled as a whole.
 
-Every name in `__init__.pyi` is imported when it is first used, so that `import jaxrl` costs little more than
-`import jax`.
+Names in `__init__.pyi` are imported on first use, so `import jaxrl` takes little longer than `import jax`.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""`python -m jaxrl COMMAND` and the command `jaxrl`: one name for all front doors."""
+"""`python -m jaxrl COMMAND` and the command `jaxrl`: the entry point to all front doors."""
 
 from jaxrl.cli import hold_standard_streams, leave_quietly_on_signals, run_main  # first, for it takes the signals
 

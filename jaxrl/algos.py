@@ -1,4 +1,4 @@
-"""The settings of a run of each kind, and how what they say is built."""
+"""The settings of each kind of run, and the functions that build a strategy from them."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -28,22 +28,22 @@ AgentConfig = TypeVar("AgentConfig")
 
 @dataclass(frozen=True)
 class ProcessorConfig:
-    """How steps become transitions, in this order."""
+    """How environment steps become transitions, in this order."""
 
     normalise_obs: bool = False
-    """Bring observations to running mean 0 and deviation 1."""
+    """Normalise observations by their running mean and standard deviation."""
     frame_stack: int = 1
-    """Observations that the policy sees at once; 1: the latest alone."""
+    """Number of latest observations stacked for the policy; 1: no stacking."""
     reward_scale: float = 1.0
-    """Factor of every reward."""
+    """Factor that every reward is multiplied by."""
     reward_clip: float = 0.0
-    """Bound to which rewards are clipped on both sides; 0: not at all."""
+    """Clip rewards between minus and plus this bound; 0: no clipping."""
     normalise_reward: bool = False
-    """Divide rewards by the running deviation of their discounted sum."""
+    """Divide rewards by the running standard deviation of their discounted sum."""
     n_step: int = 1
-    """Steps over which a transition goes; 1 for agents that learn on-policy."""
+    """Steps that a transition spans (n-step returns); 1 for on-policy agents."""
     discount: float = 0.99
-    """Discount of the next reward against this one (gamma)."""
+    """Discount factor (gamma)."""
 
 
 @dataclass(frozen=True)
@@ -51,27 +51,28 @@ class BufferConfig:
     """The replay buffer."""
 
     capacity: int = 50_000
-    """Transitions kept, the newest; rounded up to whole pushes."""
+    """Number of newest transitions to keep; rounded up to whole pushes."""
     batch_size: int = 128
-    """Transitions in a batch."""
+    """Transitions per batch."""
     compact: bool = False
-    """Keep each observation once, in about half of the memory; samples stay the same."""
+    """Store each observation once, in about half the memory; samples stay the same."""
     ends: float = 0.125
-    """Places of a compact buffer for transitions next to an episode's end, as a share of all; older ones are lost."""
+    """Room in a compact buffer for transitions next to an episode's end, as a share of its capacity; the oldest beyond
+    it are lost."""
     frames: int = 1
-    """Frames stacked in an observation, as processor.frame_stack says, of which a compact buffer keeps each once."""
+    """Frames stacked in each observation (as processor.frame_stack); a compact buffer stores each frame once."""
     prioritised: bool = False
-    """Sample by priority, the size of the temporal-difference error; otherwise uniformly."""
+    """Sample by priority (the size of the temporal-difference error); otherwise uniformly."""
     alpha: float = 0.6
-    """Power of a priority; 0: all items alike. This and the rest are of prioritised replay alone."""
+    """Exponent of priorities; 0: uniform sampling. This and the settings below apply to prioritised replay only."""
     beta: float = 0.4
-    """Power of importance weights at the first optimisation step."""
+    """Exponent of importance weights at the first optimisation step."""
     beta_steps: int = 100_000
-    """Optimisation steps in which beta rises to 1; 0: it stays."""
+    """Optimisation steps over which beta rises linearly to 1; 0: constant."""
     normalise: str = "batch"
-    """Over what the largest importance weight is 1: batch, or all."""
+    """Scale importance weights so that the largest is 1 in each batch (batch) or in the whole buffer (all)."""
     epsilon: float = 1e-6
-    """Added to every priority."""
+    """Constant added to every priority."""
 
 
 @dataclass(frozen=True)
@@ -89,15 +90,15 @@ class OffPolicyRun(EnvRun, Generic[AgentConfig]):
     """Train off-policy, from a replay buffer."""
 
     num_envs: int = 10
-    """Environments side by side."""
+    """Number of parallel environments."""
     opt_interval: int = 10
     """Environment steps per optimisation step; a multiple of num_envs, or a divisor of it."""
     updates: int = 1
-    """Optimisation steps made each time that one is due."""
+    """Optimisation steps taken each time one is due."""
     warmup: int = 1_000
     """Environment steps before the first optimisation step."""
     random_warmup: bool = True
-    """Take random actions during the warm-up, not the agent's."""
+    """Take uniformly random actions during the warm-up instead of the agent's."""
     buffer: BufferConfig = field(default_factory=BufferConfig)
     processor: ProcessorConfig = field(default_factory=ProcessorConfig)
     agent: AgentConfig
@@ -105,62 +106,64 @@ class OffPolicyRun(EnvRun, Generic[AgentConfig]):
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicyRun(EnvRun, Generic[AgentConfig]):
-    """Train on-policy. An iteration is a rollout and `epochs * minibatches` optimisation steps on it."""
+    """Train on-policy. Each iteration collects a rollout and takes `epochs * minibatches` optimisation steps on it."""
 
     num_envs: int = 8
-    """Environments side by side."""
+    """Number of parallel environments."""
     rollout: int = 128
-    """Steps of each environment in an iteration."""
+    """Steps of each environment in a rollout."""
     epochs: int = 4
-    """Times that a rollout is gone through."""
+    """Passes over each rollout."""
     minibatches: int = 4
-    """Equal parts of an epoch, one optimisation step each; must divide the steps of a rollout."""
+    """Minibatches per epoch, one optimisation step each; must divide the number of steps in a rollout (with a recurrent
+    core, of environments)."""
     processor: ProcessorConfig = field(default_factory=ProcessorConfig)
     agent: AgentConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineRun(TrainerConfig, Generic[AgentConfig]):
-    """Train from data alone."""
+    """Train offline, from a fixed data set."""
 
     data: tuple[str, ...] = ()
-    """Data sets, as `jaxrl.collect` writes them or of D4RL, .npz files all; or minari:NAME."""
+    """Data sets: .npz files, as `jaxrl.collect` writes them or with the names of D4RL, or minari:NAME."""
     data_sha256: str = ""
-    """Of the arrays, as a run has found it: no other data will do. Unset: whatever it is."""
+    """SHA-256 of the data's arrays, which a run records; other data are then refused. Unset: any data."""
     env: str | None = None
-    """Environment to judge the policy in; unset: by how near it comes to the actions of the episodes held out."""
+    """Environment to evaluate the policy in; unset: score it by how closely it matches the actions of held-out
+    episodes."""
     env_args: dict[str, float] = field(default_factory=dict)
     """Parameters of the environment in place of its defaults, as in `--env-args max_steps_in_episode 200`."""
     batch_size: int = 256
-    """Transitions in a batch."""
+    """Transitions per batch."""
     updates: int = 1
-    """Optimisation steps in one iteration; must divide max_opts."""
+    """Optimisation steps per iteration; must divide max_opts."""
     holdout: float | None = None
-    """Share of the episodes that are not learnt from; unset: 0 with an env, else 0.1."""
+    """Share of the episodes held out from training; unset: 0 with an env, 0.1 without."""
     processor: ProcessorConfig = field(default_factory=ProcessorConfig)
     agent: AgentConfig
 
 
 def build(algo: str, config: Any) -> Strategy:
-    """Build the strategy of `config`; raise `SettingsError` for what cannot be."""
+    """Build the strategy that `config` describes; raise `SettingsError` for settings that cannot work."""
     _, make = KINDS[ALGORITHMS[algo].kind]
     return make(maker(algo)(config.agent), config)
 
 
 def maker(algo: str) -> Callable[..., AgentMaker]:
-    """Return the function that makes the agent, as `jaxrl.dqn`."""
+    """Return the function that makes the agent, such as `jaxrl.dqn`."""
     return named(ALGORITHMS[algo].module, algo)
 
 
 def run_type(algo: str) -> Any:
-    """Return the type of the settings of a run, as `OffPolicyRun[DQNConfig]`."""
+    """Return the type of a run's settings, such as `OffPolicyRun[DQNConfig]`."""
     row = ALGORITHMS[algo]
     run, _ = KINDS[row.kind]
     return run[named(row.module, row.config)]
 
 
 def general(algo: str) -> Any:
-    """Return the settings of a run before presets, files and flags."""
+    """Return the default settings of a run, before presets, files and flags apply."""
     row = ALGORITHMS[algo]
     config = run_type(algo)(agent=named(row.module, row.config)(), env=row.env)
     parts = {
@@ -171,7 +174,7 @@ def general(algo: str) -> Any:
 
 
 def build_off_policy(agent: AgentMaker, config: Any) -> Strategy:
-    """Build an off-policy strategy of `config`."""
+    """Build the off-policy strategy that `config` describes."""
     return off_policy(
         make_env(config.env, **config.env_args),
         agent,
@@ -187,7 +190,7 @@ def build_off_policy(agent: AgentMaker, config: Any) -> Strategy:
 
 
 def build_on_policy(agent: AgentMaker, config: Any) -> Strategy:
-    """Build an on-policy strategy of `config`."""
+    """Build the on-policy strategy that `config` describes."""
     return on_policy(
         make_env(config.env, **config.env_args),
         agent,
@@ -204,12 +207,12 @@ Part = TypeVar("Part")
 
 
 def part_of(config: Any, kind: type[Part]) -> Part:
-    """Return those settings of a run that are the fields of the dataclass `kind`."""
+    """Return the part of a run's settings that belongs to the dataclass `kind`."""
     return kind(**{f.name: getattr(config, f.name) for f in fields(kind)})  # type: ignore[arg-type]
 
 
 def build_offline(agent: AgentMaker, config: Any) -> Strategy:
-    """Build an offline strategy of `config`, whose data are read."""
+    """Build the offline strategy that `config` describes; this reads its data."""
     if not config.data:
         raise SettingsError("data is unset; name what to learn from, as in --data FILE.npz (jaxrl.collect makes one)")
     if config.env_args and config.env is None:
@@ -227,7 +230,7 @@ def build_offline(agent: AgentMaker, config: Any) -> Strategy:
 
 
 def build_buffer(config: BufferConfig) -> Buffer:
-    """Build the replay buffer of `config`."""
+    """Build the replay buffer that `config` describes."""
     if not config.prioritised:
         ring = {name: getattr(config, name) for name in ("compact", "ends", "frames")}
         return uniform(config.capacity, config.batch_size, **ring)
@@ -236,7 +239,7 @@ def build_buffer(config: BufferConfig) -> Buffer:
 
 
 def build_processor(config: ProcessorConfig) -> Processor:
-    """Build the chain of `config`, less what it leaves off."""
+    """Build the chain of processors that `config` turns on."""
     parts = {
         normalise_obs: (config.normalise_obs, ()),
         frame_stack: (config.frame_stack != 1, (config.frame_stack,)),
@@ -253,4 +256,4 @@ KINDS: dict[str, tuple[Any, Callable[[AgentMaker, Any], Strategy]]] = {
     "on_policy": (OnPolicyRun, build_on_policy),
     "offline": (OfflineRun, build_offline),
 }
-"""The settings of a run of each kind, and what builds its strategy."""
+"""For each kind of run, the type of its settings and the function that builds its strategy."""

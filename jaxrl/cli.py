@@ -1,4 +1,4 @@
-"""What the front doors share. It takes the signals, and imports nothing slow: the doors import it before all else."""
+"""Code that the front doors share. They import it first: it installs signal handlers and imports nothing slow."""
 
 import argparse
 import errno
@@ -18,9 +18,9 @@ from jaxrl.terminal import restore
 
 
 def run_main(main: Callable[[Sequence[str]], int], args: Sequence[str] | None = None) -> None:
-    """Run a front door with `args`, or those of the command line; end the process with its exit code.
+    """Run a front door with `args`, or the command line's, and exit the process with its exit code.
 
-    What a user can cause is one line on standard error, never a traceback; so is a warning.
+    Errors that a user can cause, and warnings, are printed as one line on standard error, never as a traceback.
     """
     warnings.showwarning = lambda message, *where: say(f"warning: {message}")
     code = 128 + signal.SIGPIPE
@@ -35,7 +35,7 @@ def run_main(main: Callable[[Sequence[str]], int], args: Sequence[str] | None = 
     except OSError as error:
         if error.filename is not None or error.errno not in (errno.EPIPE, *FULL):
             raise
-        # Nobody reads what is printed any more, perhaps before all was done, or the disk that it goes to is full.
+        # The reader of standard output is gone, perhaps before the end, or its disk is full.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = code if error.errno == errno.EPIPE else StorageError.exit_code
     finally:
@@ -44,22 +44,22 @@ def run_main(main: Callable[[Sequence[str]], int], args: Sequence[str] | None = 
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """End the process as a signal asks, where nothing is to be saved."""
+    """End the process on a signal, when there is nothing to save."""
     del frame
     restore()
     os._exit(128 + number)
 
 
 def leave_quietly_on_signals() -> None:
-    """Let SIGINT and SIGTERM end a front door at once, without a traceback, whenever no run is there to be saved."""
+    """Let SIGINT and SIGTERM end a front door at once, without a traceback, while there is no run to save."""
     signal.signal(signal.SIGINT, _leave)
     signal.signal(signal.SIGTERM, _leave)
 
 
 def hold_standard_streams() -> None:
-    """Open `/dev/null` wherever a front door was started with standard input, output or error closed.
+    """Open `/dev/null` in place of standard input, output or error if a front door was started with it closed.
 
-    Else the run's own files would get these descriptors, and what libraries print there would go into them.
+    Otherwise a run's files would get these descriptors, and libraries would print into them.
     """
     for descriptor in (0, 1, 2):
         try:
@@ -69,7 +69,7 @@ def hold_standard_streams() -> None:
 
 
 def _is_front_door() -> bool:
-    """Say whether this process was begun as `python -m jaxrl.train` or the like: a library leaves signals alone."""
+    """Return whether this process was started as `python -m jaxrl.train` or similar; a library leaves signals alone."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
     return module is not None and module.name.startswith("jaxrl.")
 
@@ -81,7 +81,7 @@ if _is_front_door():
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuse bad arguments by a `SettingsError`, without the usage before it; answer `--version`."""
+    """Refuse bad arguments with a `SettingsError`, without printing the usage; answer `--version`."""
 
     def __init__(self, prog: str, **settings: Any) -> None:
         super().__init__(prog, **settings)
@@ -92,7 +92,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def cache_compilations() -> None:
-    """Keep compiled programs on disk between processes, where JAX was not told otherwise."""
+    """Cache compiled programs on disk between processes, unless JAX is configured otherwise."""
     import jax
 
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -102,14 +102,15 @@ def cache_compilations() -> None:
 
 
 def require_devices() -> Any:
-    """Return the devices of JAX; raise `SettingsError` if those that it was told to use are not there."""
+    """Return JAX's devices; raise `SettingsError` if those that it is configured to use are missing."""
     import jax
 
     asked = getattr(jax.config, "jax_platforms", None)
     try:
         return jax.devices()
     except (RuntimeError, AssertionError) as error:
-        # JAX asserts where a platform that it knows has no device, and says more where it does not know the platform.
+        # JAX fails with an assertion if a known platform has no device, and with a longer message if it does not know
+        # the platform.
         reason = " ".join(str(error).split()).split(". (set ")[0].split(": ", 1)[-1]
     there = _devices_there()
     raise SettingsError(
@@ -119,7 +120,7 @@ def require_devices() -> Any:
 
 
 def _devices_there() -> str:
-    """Return the names of the platforms whose devices JAX finds by itself."""
+    """Return the names of the platforms whose devices JAX finds on its own."""
     import jax
 
     asked = getattr(jax.config, "jax_platforms", None)

@@ -1,4 +1,4 @@
-"""`python -m jaxrl.collect RUN_DIR --transitions N --out FILE`: gather a data set with the best policy of a run."""
+"""`python -m jaxrl.collect RUN_DIR --transitions N --out FILE`: collect a data set with a run's best policy."""
 
 from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # first, for it takes the signals
 

@@ -1,4 +1,4 @@
-"""Typed settings from presets, files and flags."""
+"""Build typed settings from presets, files and flags."""
 
 import contextlib
 import io
@@ -21,7 +21,7 @@ from jaxrl.written import number, pieces, whole
 
 
 class Request(NamedTuple):
-    """What the command line asked for."""
+    """The request that a command line makes."""
 
     algo: str
     config: Any
@@ -31,10 +31,10 @@ class Request(NamedTuple):
 
 
 def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
-    """Read the arguments of `jaxrl.train`: presets, then the file, then the flags, of which the later wins.
+    """Parse the arguments of `jaxrl.train`: presets, then the file, then the flags; later ones win.
 
     Raises:
-      SettingsError: an unknown name or a value that is none, wherever it stands.
+      SettingsError: a name is unknown or a value invalid, in the file or in a flag.
       SystemExit: `--help` was shown.
     """
     args = list(args)
@@ -75,7 +75,7 @@ def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
 
 
 def _answer(args: Sequence[str]) -> None:
-    """Answer `--list-envs`, which needs no run, and end the process."""
+    """Answer `--list-envs`, which needs no run, and exit the process."""
     if "--list-envs" in args:
         print("\n".join(env_names()))
         print(f"\nas well as {listed(f'{suite}:NAME' for suite in SUITES)} for environments of other libraries")
@@ -83,7 +83,7 @@ def _answer(args: Sequence[str]) -> None:
 
 
 def preset(algo: str, env: str | None = None) -> Any:
-    """Return the settings of `algo` that suit `env`, or its usual environment."""
+    """Return the settings of `algo` that suit `env`, or its default environment."""
     config = general(algo)
     env = config.env if env is None else env
     for settings in suited(PRESETS[algo], env):
@@ -92,10 +92,10 @@ def preset(algo: str, env: str | None = None) -> Any:
 
 
 def from_plain(config: Any, settings: Mapping[str, Any], source: str | None = None, prefix: str = "") -> Any:
-    """Return the dataclass `config` with `settings`, as YAML gives them, in place of its own.
+    """Return the dataclass `config` with fields replaced by `settings`, which come from YAML.
 
     Raises:
-      SettingsError: a key that is no setting, or a value of another type.
+      SettingsError: a key is no setting, or a value has the wrong type.
     """
     where = f"{source}: " if source else ""
     hints = typing.get_type_hints(type(config))
@@ -113,7 +113,7 @@ def from_plain(config: Any, settings: Mapping[str, Any], source: str | None = No
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
-    """Return `value` as the type `hint`; YAML reads `1e-3` as text and `1` as a whole number."""
+    """Convert `value` to the type `hint`; YAML reads `1e-3` as text and `1` as a whole number."""
     options = _options(hint)
     if value is None and type(None) in options:
         return None
@@ -135,7 +135,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
-    """Return the types of which a value may be, of `X | None` both."""
+    """Return the types that a value may have: both, for `X | None`."""
     several = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return typing.get_args(hint) if several else (hint,)
 
@@ -148,7 +148,7 @@ _WANTED = {
     tuple: "a list, as in [64, 64]",
     dict: "names with values, as in {gravity: 9.8}",
 }
-"""What a value of a type looks like, in words."""
+"""Descriptions of the values of a type, in words."""
 
 
 def _flags(algo: str, config: Any, args: list[str], prog: str) -> Any:
@@ -177,7 +177,7 @@ def _flags(algo: str, config: Any, args: list[str], prog: str) -> Any:
 
 
 def _unknown(algo: str, word: str, config: Any) -> str:
-    """Return what to say to an argument that is none."""
+    """Return the message for an unknown argument."""
     if not word.startswith("-"):
         return (
             f"unexpected argument {word!r} after {algo}; the algorithm comes first, then flags, as in: {algo} --seed 1"
@@ -203,7 +203,7 @@ def _numbers(args: Sequence[str], kinds: Mapping[str, Any]) -> list[str]:
     """Return `args` with numbers as tyro reads them: `1e4` as `10000`, `[64, 64]` as `64 64`.
 
     Raises:
-      SettingsError: what follows a flag is no such value.
+      SettingsError: the value of a flag is invalid.
     """
     done: list[str] = []
     args = list(args)

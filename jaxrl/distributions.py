@@ -1,7 +1,7 @@
-"""Distributions of actions, made of a network's outputs `[..., K]`, and how a drawn action reaches the environment.
+"""Action distributions, parametrised by a network's outputs `[..., K]`, and the map from samples to the environment.
 
-What is drawn and judged is the raw action: a number, several numbers, or a point of the Gaussian before it is squashed
-or clipped. Only `Head.to_env` makes of it an element of the action space, so that the density is always exact.
+Sampling and densities concern the raw action: one number, several numbers, or a point of the Gaussian before it is
+squashed or clipped. Only `Head.to_env` turns it into an element of the action space, so densities are always exact.
 """
 
 import math
@@ -18,31 +18,31 @@ from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box_bounds
 from jaxrl.trees import Array, Key
 
 LOG_STD = (-5.0, 2.0)
-"""Bounds of the logarithm of a scale."""
+"""Bounds on the log-scale."""
 
 
 class Distribution(Protocol):
     """Distributions `[...]` of raw actions `[..., *action]`."""
 
     def mode(self) -> Array:
-        """Return the most likely action (before squashing)."""
+        """Return the mode (for a squashed Gaussian, that before squashing)."""
         ...
 
     def sample(self, noise: Array) -> Array:
-        """Return an action for `noise` that the head's `draw` made."""
+        """Return a sample, given noise from the head's `draw`."""
         ...
 
     def log_prob(self, action: Array) -> Array:
-        """Return `[...]`, the logarithm of the probability, or density, of `action`."""
+        """Return the log-probability, or log-density, of `action`; `[...]`."""
         ...
 
     def entropy(self) -> Array:
-        """Return `[...]`, the entropy in nats."""
+        """Return the entropy in nats; `[...]`."""
         ...
 
 
 class Categorical(NamedTuple):
-    """The numbers `0 .. A-1`."""
+    """One of the numbers `0 .. A-1`."""
 
     logits: Array
     """`[..., A]`"""
@@ -51,7 +51,7 @@ class Categorical(NamedTuple):
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
 
     def sample(self, noise: Array) -> Array:
-        # Gumbel's maximum: an argmax over noise that was drawn ahead, without a cumulative sum in the loop.
+        # The Gumbel-max trick: an argmax with noise drawn ahead, without a cumulative sum inside the loop.
         return jnp.argmax(self.logits + noise, axis=-1).astype(jnp.int32)
 
     def log_prob(self, action: Array) -> Array:
@@ -87,7 +87,7 @@ class MultiCategorical(NamedTuple):
 
 
 class Gaussian(NamedTuple):
-    """Independent normal numbers."""
+    """Independent normal variables."""
 
     mean: Array
     """`[..., D]`"""
@@ -109,7 +109,7 @@ class Gaussian(NamedTuple):
 
 
 class TanhGaussian(NamedTuple):
-    """`tanh` of independent normal numbers: densities are those of the squashed action, given the one before it."""
+    """`tanh` of independent normal variables; densities are the squashed action's, as functions of the raw one."""
 
     base: Gaussian
 
@@ -123,9 +123,9 @@ class TanhGaussian(NamedTuple):
         return self.base.log_prob(action) - jnp.sum(log_slope(action), axis=-1)
 
     def entropy(self) -> Array:
-        """Return the entropy of the Gaussian plus the mean of `log_slope`, by the trapezoidal rule.
+        """Return the Gaussian's entropy plus the mean of `log_slope`, computed by the trapezoidal rule.
 
-        Under a wide Gaussian, evenly spaced points follow the bend of `log_slope` better than Gauss and Hermite's.
+        For a wide Gaussian, evenly spaced points resolve the bend of `log_slope` better than Gauss-Hermite quadrature.
         """
         mean, std = self.base.mean[..., None], jnp.exp(self.base.log_std)[..., None]
         slope = log_slope(mean + std * jnp.asarray(_NODES).reshape((1,) * (mean.ndim - 1) + (-1,)))
@@ -137,39 +137,39 @@ _WEIGHTS = np.exp(-np.square(_NODES) / 2) / np.exp(-np.square(_NODES) / 2).sum()
 
 
 def log_slope(u: Array) -> Array:
-    """Return `log(1 - tanh(u)^2)`, without the cancellation of that expression where `u` is large."""
+    """Return `log(1 - tanh(u)^2)`, computed without cancellation where `u` is large."""
     return 2 * (math.log(2) - u - jax.nn.softplus(-2 * u))
 
 
 def _entry(row: Array, index: Array) -> Array:
-    """Return `row[..., index]` as a masked sum: what fuses, where the gradient of an index would be a scatter."""
+    """Return `row[..., index]`, as a masked sum. A sum fuses; the gradient of an index would be a scatter."""
     places = jnp.arange(row.shape[-1]).reshape((1,) * index.ndim + (-1,))
     return jnp.sum(row, axis=-1, where=places == index[..., None])
 
 
 class Head(NamedTuple):
-    """What stands between the outputs of a network and the actions of a space."""
+    """Maps a network's outputs to action distributions, and samples to actions of a space."""
 
     outputs: int
-    """Numbers that the network puts out for an observation."""
+    """Number of network outputs per observation."""
     of: Callable[[Array], Distribution]
     """`[..., outputs]` -> distributions `[...]`"""
     draw: Callable[[Key, int], Array]
-    """`(key, N)` -> noise for one sample each. The key is consumed."""
+    """`(key, N)` -> noise for `N` samples. The key is consumed."""
     to_env: Callable[[Array], Array]
     """Raw actions `[N, ...]` -> elements of the action space `[N, ...]`"""
     scales: int = 0
-    """Of the outputs, the last so many are logarithms of scales."""
+    """Number of outputs, the last ones, that are log-scales."""
 
 
 def head_of(spec: EnvSpec, squash: bool = False) -> Head:
-    """Return the head for the actions of `spec`: categorical, several of them, or a Gaussian.
+    """Return the head for the action space of `spec`: categorical, multi-categorical or Gaussian.
 
     A bounded action space is rescaled, so that raw actions from -1 to 1 span it; those beyond are clipped, or with
-    `squash` brought inside by `tanh`.
+    `squash` mapped inside by `tanh`.
 
     Raises:
-      SettingsError: dict and tuple actions, whole-number boxes, or `squash` without bounds.
+      SettingsError: actions are dicts, tuples or whole-number boxes, or `squash` is set without bounds.
     """
     space = spec.action_space
     if isinstance(space, Discrete):
@@ -209,7 +209,7 @@ def _gaussian(squash: bool, outputs: Array) -> Distribution:
 
 
 def to_box(space: Box, x: Array) -> Array:
-    """Stretch `x` `[N, D]` so that -1 to 1 spans the bounds of `space`, and clip it there; `[N, *space.shape]`."""
+    """Rescale `x` `[N, D]` so that -1 to 1 spans the bounds of `space`, and clip it to them; `[N, *space.shape]`."""
     low, high, _ = box_bounds(space)
     middle, reach = _span(space)
     within = jnp.clip(middle + reach * x, low.reshape(1, -1).astype(np.float32), high.reshape(1, -1).astype(np.float32))
@@ -217,13 +217,13 @@ def to_box(space: Box, x: Array) -> Array:
 
 
 def from_box(space: Box, action: Array) -> Array:
-    """Take `to_box` back: elements of `space` `[N, ...]` -> `[N, D]`, from -1 to 1 within bounds."""
+    """Invert `to_box`: elements of `space` `[N, ...]` -> `[N, D]`, from -1 to 1 within bounds."""
     middle, reach = _span(space)
     return (action.reshape(action.shape[0], -1).astype(jnp.float32) - middle) / np.where(reach > 0, reach, 1)
 
 
 def _span(space: Box) -> tuple[np.ndarray, np.ndarray]:
-    """Return middle and half width `[1, D]` of the bounds; 0 and 1 where there are none, or only one."""
+    """Return centre and half-width `[1, D]` of the bounds; 0 and 1 for an entry without both bounds."""
     low, high, bounded = (x.reshape(1, -1) for x in box_bounds(space))
     bottom, top = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
     return ((top + bottom) / 2).astype(np.float32), ((top - bottom) / 2).astype(np.float32)

@@ -12,22 +12,22 @@ from typing import Any
 from jaxrl.hints import Hint, elsewhere, hint_of
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What the system says when a disk takes no more."""
+"""Error numbers of the system that mean a full or failing disk."""
 
 
 def say(line: str) -> None:
-    """Print one line on standard error, if anything there takes it."""
+    """Print one line on standard error, if it is still open."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(one_line(line), file=sys.stderr, flush=True)
 
 
 def print_line(*parts: object) -> None:
-    """Print one line on standard output. All that the front doors read in a run directory is shown by this or `say`."""
+    """Print one line on standard output. The front doors print text from a run directory only by this or `say`."""
     print(*map(one_line, parts), flush=True)
 
 
 def one_line(text: object) -> str:
-    """Return `text` without line breaks, and without characters that a terminal would obey."""
+    """Return `text` without line breaks and without control characters, which a terminal would obey."""
     return "".join(c for c in " ".join(str(text).split()) if c.isprintable())
 
 
@@ -72,7 +72,7 @@ class NoCheckpointError(JaxrlError):
 
 
 def require_extra(module: str, what: str) -> Any:
-    """Return the optional `module`, which `what` needs; raise `SettingsError` with the line that installs it."""
+    """Import the optional `module`, which `what` needs; raise `SettingsError` with the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -80,13 +80,13 @@ def require_extra(module: str, what: str) -> Any:
 
 
 SHOWN = 12
-"""Names of a longer list that a message shows."""
+"""Number of names of a longer list that a message shows."""
 
 
 def nearest(word: str, known: Iterable[str], settings: bool = False) -> str:
-    """Return a hint that names the entries of `known` which `word` may have meant, or some of them if there is none.
+    """Return a hint with the entries of `known` that `word` may have meant, or with some of them if none is close.
 
-    Where the names are `settings`, `word` may also be what another library calls one of them.
+    For names of `settings`, `word` may also be another library's name for one of them.
     """
     known = sorted(known)
     if settings and (hint := hint_of(word)) is not None and (told := _translated(hint, known)):
@@ -101,7 +101,7 @@ def nearest(word: str, known: Iterable[str], settings: bool = False) -> str:
 
 
 def close_to(word: str, known: Iterable[str]) -> list[str]:
-    """Return up to three entries of `known` that look like `word`, the likest first; dashes and case do not count."""
+    """Return up to three entries of `known` that resemble `word`, the closest first; dashes and case are ignored."""
     plain = _plain(word)
 
     def likeness(name: str) -> float:
@@ -120,7 +120,8 @@ def _plain(name: str) -> str:
 
 
 def _translated(hint: Hint, known: list[str]) -> str:
-    """Return what jaxrl calls something, in the spelling of `known`, flags or names with or without their path."""
+    """Return jaxrl's name for another library's setting, spelled as in `known`: as a flag or a name, with or without
+    path."""
     spelt = {_plain(name): name for name in known}
     for name in hint.names:
         found = spelt.get(name) or spelt.get(name.rpartition(".")[2])

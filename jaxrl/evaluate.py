@@ -1,4 +1,4 @@
-"""`python -m jaxrl.evaluate RUN_DIR`: judge the best policy of a run by fresh greedy episodes."""
+"""`python -m jaxrl.evaluate RUN_DIR`: evaluate a run's best policy on fresh greedy episodes."""
 
 from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # first, for it takes the signals
 

@@ -1,13 +1,13 @@
-"""From the names that others use to those of jaxrl: for hints to whoever comes from another library."""
+"""jaxrl's names for the settings of other libraries, for hints in error messages."""
 
 from typing import NamedTuple
 
 
 class Hint(NamedTuple):
-    """What jaxrl calls something."""
+    """jaxrl's name for a setting of another library."""
 
     names: tuple[str, ...]
-    """Its settings, as paths; the first that there is in a place is meant there."""
+    """Paths of the settings that it may mean; the first one that exists in a given place counts."""
     note: str = ""
 
 
@@ -86,7 +86,7 @@ ELSEWHERE = {
     "buffer": "that belongs to the buffer, as in off_policy(..., buffer=jaxrl.uniform(capacity, batch_size))",
     "agent": "that belongs to the agent, as in jaxrl.dqn(lr=1e-3) or jaxrl.ppo(clip_eps=0.2)",
 }
-"""Whose a setting is in Python, by the first part of its path."""
+"""The function or class that takes a setting in Python, by the first part of the setting's path."""
 TRAINERS = (
     "max_opts",
     "max_env_steps",
@@ -99,13 +99,13 @@ TRAINERS = (
 
 
 def hint_of(word: str) -> Hint | None:
-    """Return what jaxrl calls `word`, a flag or a name in any spelling."""
+    """Return jaxrl's names for `word`, a flag or a name in any spelling."""
     plain = word.lstrip("-").replace("-", "_").lower()
     return HINTS.get(plain) or HINTS.get(plain.rpartition(".")[2])
 
 
 def elsewhere(hint: Hint) -> str:
-    """Say, of a setting that is not where it was looked for, whose it is."""
+    """Return a hint at where a setting belongs that was given in the wrong place."""
     head, _, tail = hint.names[0].rpartition(".")
     if head:
         return f"jaxrl calls it {tail}; {ELSEWHERE[head]}"

@@ -1,4 +1,4 @@
-"""Leave out what Orbax's threads print besides the error that Orbax raises."""
+"""Silence what Orbax's threads print in addition to the error that Orbax raises."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""Use a trained policy without the code that trained it."""
+"""Load a trained policy without the code that trained it."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ from jaxrl.training.storage.checkpoints import CheckpointError, MismatchError, S
 from jaxrl.training.storage.run_dir import require_run
 
 ACTS = ("make_network", "make_policy")
-"""Arguments of agents whose networks choose actions; what other arguments made is not needed for that."""
+"""Arguments of agents that make the networks which choose actions; acting needs no other part."""
 
 
 def load_policy(
@@ -29,13 +29,13 @@ def load_policy(
     """Load the best policy of a run; call it with an observation to get an action.
 
     Args:
-      run_dir: the run's directory; it is only read.
-      strategy: what trained it; needed only where the agent or processor was made by hand.
-      **made: `make_network` or `make_policy`, as the agent had it, where its network was made in Python. An optimizer,
-        or critics, are not needed to act.
+      run_dir: the run's directory, which is only read.
+      strategy: the strategy that trained the policy; needed only if the agent or processor was made by hand.
+      **made: `make_network` or `make_policy`, as given to the agent, if its network was made in Python. Optimizers and
+        critics are not needed to act.
 
     Raises:
-      SettingsError: no run directory, or one whose policy cannot be rebuilt from this.
+      SettingsError: this is no run directory, or its policy cannot be rebuilt from these arguments.
       NoCheckpointError: the run has no (valid) best policy.
     """
     for name in made:

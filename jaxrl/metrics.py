@@ -1,4 +1,4 @@
-"""Metrics: numbers measured and events counted, summarised so that summaries add up."""
+"""Metrics: measurements and event counts, with summaries that can be merged."""
 
 import functools
 import math
@@ -13,7 +13,7 @@ from jaxrl.xla.columns import column
 
 
 class Stat(NamedTuple):
-    """Count, sum, smallest and largest of a measured number; all scalars."""
+    """Count, sum, minimum and maximum of a measurement; all scalars."""
 
     count: Array  # type: ignore[assignment]
     sum: Array
@@ -22,17 +22,17 @@ class Stat(NamedTuple):
 
 
 class Total(NamedTuple):
-    """A number of events, to be added up."""
+    """A number of events; totals add up."""
 
     count: Array  # type: ignore[assignment]
 
 
 Metrics = Mapping[str, Array | Stat | Total]
-"""What a training step reports: a plain scalar counts as one measurement."""
+"""Metrics that a training step reports, by name; a plain scalar counts as one measurement."""
 
 
 def stat(values: Array, where: Array | bool = True) -> Stat:
-    """Summarise the entries of `values` at which `where` holds (both of one shape)."""
+    """Summarise the entries of `values` where `where`, of the same shape, is true."""
     values = jnp.asarray(values, jnp.float32)
     where = jnp.broadcast_to(where, values.shape)
     return Stat(
@@ -44,7 +44,7 @@ def stat(values: Array, where: Array | bool = True) -> Stat:
 
 
 def stats(values: Mapping[str, Array], where: Array | bool = True) -> dict[str, Stat]:
-    """Summarise several arrays of one shape as `stat` does each: together they take as few kernels as one."""
+    """Summarise several arrays of one shape, as `stat` does each; together they take as few kernels as one."""
     columns = jax.vmap(functools.partial(stat, where=where))(
         jnp.stack([jnp.asarray(x, jnp.float32) for x in values.values()])
     )
@@ -52,18 +52,18 @@ def stats(values: Mapping[str, Array], where: Array | bool = True) -> dict[str, 
 
 
 def totals(events: Mapping[str, Array]) -> dict[str, Total]:
-    """Count the true entries of several arrays of one shape, together."""
+    """Count the true entries of each of several arrays of one shape, all in one reduction."""
     counts = jax.vmap(total)(jnp.stack(list(events.values()))).count
     return {name: Total(counts[i]) for i, name in enumerate(events)}
 
 
 def total(events: Array) -> Total:
-    """Count the entries of `events` that are true."""
+    """Count the true entries of `events`."""
     return Total(jnp.sum(events, dtype=jnp.int32))
 
 
 def as_stat(metric: Array | Stat | Total) -> Stat:
-    """Return any metric as a `Stat`, of which a `Total` fills the count alone."""
+    """Convert any metric to a `Stat`; a `Total` fills only its count."""
     if isinstance(metric, Stat):
         return metric
     if isinstance(metric, Total):
@@ -72,13 +72,13 @@ def as_stat(metric: Array | Stat | Total) -> Stat:
 
 
 def columns_of(metrics: Metrics) -> Stat:
-    """Return metrics as one `Stat` whose fields are `[M]`, in the order of their sorted names."""
+    """Stack metrics into one `Stat` with fields `[M]`, sorted by name."""
     each = [as_stat(metric) for _, metric in sorted(metrics.items())]
     return Stat(*(column(scalars) for scalars in zip(*each, strict=True)))
 
 
 def metrics_of(columns: Stat, like: Metrics) -> Metrics:
-    """Take `columns_of` back, for metrics of the names and kinds of `like`."""
+    """Invert `columns_of`, for metrics with the names and kinds of `like`."""
     made: dict[str, Stat | Total] = {}
     for i, (name, metric) in enumerate(sorted(like.items())):
         one = jax.tree.map(lambda x, i=i: x[i], columns)
@@ -87,5 +87,5 @@ def metrics_of(columns: Stat, like: Metrics) -> Metrics:
 
 
 def merge_stats(a: Stat, b: Stat) -> Stat:
-    """Summarise what two summaries do."""
+    """Merge two summaries."""
     return Stat(a.count + b.count, a.sum + b.sum, jnp.minimum(a.min, b.min), jnp.maximum(a.max, b.max))

@@ -1,4 +1,4 @@
-"""The first line of `jaxrl train`, before anything slow is imported: what is trained, on what, from which seed."""
+"""The first line that `jaxrl train` prints, before slow imports: the algorithm, the environment and the seed."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,12 @@ from jaxrl.terminal import Stage
 SILENT = {"--quiet", "--help", "-h", "--list-envs"}
 
 stage = Stage()
-"""What a front door is doing, until the trainer shows it."""
+"""The activity of a front door, until the trainer takes over."""
 
 
 def greet(args: Sequence[str]) -> None:
-    """Print the first line of a run with these arguments, and that imports are under way; nothing if they are bad.
+    """Print the first line of a run with these arguments, and that imports have begun; nothing if the arguments are
+    bad.
 
     `--version` is answered here, and ends the process.
     """
@@ -28,13 +29,13 @@ def greet(args: Sequence[str]) -> None:
     line = None if SILENT & set(args) else first_line(args)
     if not line:
         return
-    with contextlib.suppress(OSError):  # who cannot read it is told by what comes after
+    with contextlib.suppress(OSError):  # a closed output is reported by later code
         print_line(line)
         stage.show("importing")
 
 
 def first_line(args: Sequence[str]) -> str | None:
-    """Return the first line, or `None` where these arguments will be refused anyway."""
+    """Return the first line, or `None` if these arguments will be refused anyway."""
     resume, config = value_of(args, "--resume"), value_of(args, "--config")
     try:
         settings = _settings(f"{resume}/config.yaml") if resume else _settings(config) if config else {}
@@ -64,14 +65,14 @@ def value_of(args: Sequence[str], flag: str) -> str | None:
 
 
 def tell(line: str) -> None:
-    """Print a line in place of what is being done."""
+    """Print a line in place of the current activity."""
     stage.clear()
-    with contextlib.suppress(OSError):  # nobody has to read it
+    with contextlib.suppress(OSError):  # the reader may be gone
         print(f"  {line}", flush=True)
 
 
 def _generic(algo: str, env: Any, settings: Mapping[str, Any]) -> bool:
-    """Say whether only the general settings of `algo` are in use; a file has its own."""
+    """Return whether only the generic settings of `algo` are in use; a settings file has its own."""
     return not settings and isinstance(env, str) and not suited(PRESETS[algo], env)
 
 

@@ -1,4 +1,4 @@
-"""`python -m jaxrl.play RUN_DIR --out episode.gif`: render one greedy episode of the best policy."""
+"""`python -m jaxrl.play RUN_DIR --out episode.gif`: render one greedy episode of a run's best policy."""
 
 from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # first, for it takes the signals
 

@@ -1,4 +1,4 @@
-"""Settings that suit an environment: what `--env` alone brings along. A name with `*` stands for a family."""
+"""Settings that suit an environment, applied when `--env` names it. A name with `*` stands for a family."""
 
 from typing import Any
 

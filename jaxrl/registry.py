@@ -1,7 +1,7 @@
-"""What jaxrl has, by name: one row for each algorithm and each suite of environments.
+"""The tables of algorithms and suites of environments, one row for each.
 
-Rows hold names alone, so that reading them imports nothing. A new algorithm is its file and its row here: the command
-line, its help and messages, the public names and the tests follow from the table.
+Rows hold only names, so that reading them imports nothing. A new algorithm needs a file and a row here: the command
+line, its help and messages, the public names and the tests all follow from the table.
 """
 
 import importlib
@@ -18,21 +18,21 @@ ANY: tuple[Actions, ...] = ("discrete", "multidiscrete", "bounded", "unbounded")
 
 
 class Algorithm(NamedTuple):
-    """One algorithm. Its maker is the function of its name in its module."""
+    """An algorithm. Its maker is the function of the same name in its module."""
 
     title: str
     """Its name in a sentence."""
     module: str
     config: str
-    """The name of its settings, a dataclass of that module or of one that it imports from."""
+    """Name of its settings dataclass, which that module defines or imports."""
     kind: Kind
     """What it learns from: replay, its own rollouts, or data."""
     actions: tuple[Actions, ...]
-    """The action spaces that it takes."""
+    """The action spaces that it supports."""
     env: str | None = "CartPole-v1"
-    """The environment that it trains in if none is named."""
+    """Default environment."""
     settings: Mapping[str, Any] = {}
-    """Settings of a run in place of those of its kind, nested by name."""
+    """Settings of a run that differ from the defaults of its kind, nested by name."""
 
 
 GENERAL: dict[Kind, Mapping[str, Any]] = {
@@ -47,9 +47,9 @@ _BOXES: Mapping[str, Any] = {
     "opt_interval": 1,
     "buffer": {"capacity": 100_000, "batch_size": 256},
 }
-"""Settings of runs off-policy with continuous actions: one update for each step, of large batches."""
+"""Settings of off-policy runs with continuous actions: one update per step, on large batches."""
 _SCALED: Mapping[str, Any] = {"processor": {"normalise_reward": True}}
-"""Settings of policy gradients: one learning rate then suits rewards of any size."""
+"""Settings of policy gradients; with them, one learning rate suits rewards of any size."""
 _ONE_UPDATE: Mapping[str, Any] = {"epochs": 1, "minibatches": 1, **_SCALED}
 _SHORT: Mapping[str, Any] = {"rollout": 16, **_ONE_UPDATE}
 _RAINBOW: Mapping[str, Any] = {"buffer": {"prioritised": True, "alpha": 0.5}, "processor": {"n_step": 3}}
@@ -98,7 +98,7 @@ def named(module: str, name: str) -> Callable[..., Any]:
 
 
 def names_of(*kinds: Kind, actions: Actions | None = None) -> list[str]:
-    """Return the algorithms of these kinds, of all if none is given, that take such actions."""
+    """Return the algorithms of these kinds (of all kinds, if none is given) that support these actions."""
     return [
         name
         for name, row in ALGORITHMS.items()
@@ -113,19 +113,19 @@ def usual(name: str, kind: Kind) -> Mapping[str, Any]:
 
 
 def listed(names: Iterable[str], last: str = "and") -> str:
-    """Return names as they stand in a sentence: `a, b and c`."""
+    """Join names as in a sentence: `a, b and c`."""
     *most, end = names
     return f"{', '.join(most)} {last} {end}" if most else end
 
 
 def suite_of(env: str) -> tuple[Suite | None, str]:
-    """Return the suite that the name of an environment begins with, if any, and the rest of the name."""
+    """Return the suite in an environment's name, if any, and the rest of the name."""
     prefix, colon, rest = env.partition(":")
     return (SUITES[prefix], rest) if colon and prefix in SUITES else (None, env)
 
 
 def suited(presets: Mapping[str, Mapping[str, Any]], env: str | None) -> Sequence[Mapping[str, Any]]:
-    """Return those presets whose name or family an environment is of, whatever suite it comes from."""
+    """Return the presets whose name or family matches an environment, whatever suite it comes from."""
     if env is None:
         return []
     return [found for name, found in presets.items() if fnmatchcase(suite_of(env)[1], name)]

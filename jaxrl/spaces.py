@@ -1,4 +1,4 @@
-"""Spaces: what observations and actions look like, in plain numbers that a settings file can hold."""
+"""Spaces of observations and actions, described in plain numbers that a settings file can hold."""
 
 import math
 import operator
@@ -21,7 +21,7 @@ class Discrete:
 
     n: int
     dtype: str = "int32"
-    """Anything that JAX takes for a dtype; kept as its name."""
+    """Anything that JAX accepts as a dtype; stored as its name."""
 
     def __post_init__(self) -> None:
         _set(self, n=_count("Discrete", self.n), dtype=_dtype("Discrete", self.dtype))
@@ -36,7 +36,7 @@ class MultiDiscrete:
     """A vector of whole numbers, entry `i` from `0 .. n[i]-1`."""
 
     n: tuple[int, ...]
-    """Also given as a list or an array."""
+    """May also be given as a list or an array."""
     dtype: str = "int32"
 
     def __post_init__(self) -> None:
@@ -51,10 +51,10 @@ class MultiDiscrete:
 
 @dataclass(frozen=True)
 class Box:
-    """Arrays of one shape and dtype; `low` and `high` bound every entry (a number, or one number an entry, flat).
+    """Arrays of one shape and dtype; `low` and `high` bound every entry (one number, or one per entry, flat).
 
-    Bounds may be given as arrays of `shape`, or that broadcast to it; the shape as one number or a list; the dtype as
-    anything that JAX takes for one. What is kept is plain: floats, tuples of them, and the name of the dtype.
+    Bounds may be given as arrays that broadcast to `shape`, the shape as one number or a list, the dtype as anything
+    that JAX accepts. They are stored as plain values: floats, tuples of floats, and the name of the dtype.
     """
 
     low: float | tuple[float, ...]
@@ -99,7 +99,7 @@ def _count(kind: str, n: Any) -> int:
 
 
 def _dtype(kind: str, dtype: Any) -> str:
-    """Return the name of the dtype that JAX makes of `dtype`: unless told otherwise, it has none of 64 bits."""
+    """Return the name of the dtype that JAX uses for `dtype`; by default it has no 64-bit types."""
     try:
         made = None if dtype is None else jax.dtypes.canonicalize_dtype(dtype)
     except TypeError:
@@ -120,7 +120,7 @@ def _shape(shape: Any) -> tuple[int, ...]:
 
 
 def _bound(name: str, bound: Any, shape: tuple[int, ...]) -> float | tuple[float, ...]:
-    """Return a bound as one number, or as one number an entry, flat."""
+    """Return a bound as one number, or as one number per entry, flat."""
     try:
         array = np.asarray(bound)
         if array.dtype.kind in "OSUc":
@@ -151,12 +151,12 @@ def _short(value: Any) -> str:
 
 
 def space_of(name: str, space: Any, shifted: bool = True) -> Space:
-    """Return the space of environment `name` that `space` is: ours, one of Gymnasium, or a dict or tuple of them.
+    """Convert `space`, of environment `name`, to ours: from Gymnasium's, or a dict or tuple of such.
 
-    Whole numbers then count from 0; unless `shifted`, those of Gymnasium that begin elsewhere are refused.
+    Whole numbers in the result count from 0; unless `shifted`, Gymnasium spaces that start elsewhere are refused.
 
     Raises:
-      SettingsError: it is none of these.
+      SettingsError: `space` is none of these.
     """
     kind = type(space).__name__
     if _is_space(space):
@@ -203,14 +203,14 @@ def _leaf_of(kind: str, space: Any) -> Discrete | MultiDiscrete | Box | None:
 # --- images with channels first -----------------------------------------------------------------------------------
 
 CHANNELS = 16
-"""Channels of an image, at most, that is told by its shape to have them first."""
+"""Largest number of channels of an image that is recognised, by its shape, as having channels first."""
 
 
 def channels_last(space: Space) -> Space:
-    """Return the space of observations whose images have their channels last, as convolutions want them.
+    """Return the space with all images in channels-last layout, as convolutions expect.
 
-    An image has them first if it is a `Box` `[C, H, W]` of bytes with at most 16 channels, both sides longer than that
-    and at least 8, and neither more than twice the other, as the frames `[4, 84, 84]` of EnvPool.
+    An image counts as channels-first if it is a `Box` `[C, H, W]` of bytes with at most 16 channels, both sides longer
+    than that and at least 8, and neither more than twice the other, like EnvPool's frames `[4, 84, 84]`.
     """
 
     def turned(leaf: Discrete | MultiDiscrete | Box) -> Discrete | MultiDiscrete | Box:
@@ -235,7 +235,7 @@ def _turned_bound(bound: Any, shape: tuple[int, ...]) -> Any:
 
 
 def as_shape(x: Any, shape: tuple[int, ...]) -> Any:
-    """Return images `[..., C, H, W]` as `[..., H, W, C]` if that is the `shape` they are to have, else as they are."""
+    """Transpose images `[..., C, H, W]` to `[..., H, W, C]` if that gives the required `shape`."""
     if not _channels_first(x.shape[-3:]) or tuple(shape) != (*x.shape[-2:], x.shape[-3]):
         return x
     return x.transpose(*range(x.ndim - 3), x.ndim - 2, x.ndim - 1, x.ndim - 3)
@@ -250,7 +250,7 @@ def space_struct(space: Space) -> PyTree:
 
 
 def space_zeros(space: Space, count: int | None = None) -> PyTree:
-    """Return an element of `space` that is all zeros, or `count` of them `[count, ...]`."""
+    """Return an all-zeros element of `space`, or `count` of them `[count, ...]`."""
     batch = () if count is None else (count,)
     return jax.tree.map(lambda leaf: jnp.zeros((*batch, *leaf.shape), leaf.dtype), space, is_leaf=_is_space)
 
@@ -258,7 +258,7 @@ def space_zeros(space: Space, count: int | None = None) -> PyTree:
 def sample_space(space: Space, key: Key, count: int | None = None) -> PyTree:
     """Draw a uniform element of `space`, or `count` of them `[count, ...]`; the key is consumed.
 
-    Unbounded entries of a `Box` come from the normal.
+    Unbounded entries of a `Box` are drawn from a standard normal.
     """
     leaves, treedef = jax.tree.flatten(space, is_leaf=_is_space)
     keys = jax.random.split(key, len(leaves)) if len(leaves) > 1 else [key]
@@ -281,9 +281,9 @@ def _sample_leaf(space: Discrete | MultiDiscrete | Box, key: Key, shape: tuple[i
 
 
 def box_bounds(space: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return `low` and `high` of every entry, and which entries have both; `space.shape` each.
+    """Return `low` and `high` of every entry, and which entries have both bounds; `space.shape` each.
 
-    Bounds so far apart that float32 cannot say how far are none.
+    Bounds whose distance float32 cannot represent do not count as bounds.
     """
     low, high = (
         np.broadcast_to(np.reshape(bound, space.shape if np.size(bound) > 1 else ()), space.shape).astype(np.float64)
@@ -293,7 +293,7 @@ def box_bounds(space: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def space_to_plain(space: Space) -> Any:
-    """Write `space` as plain dicts, lists and numbers, for a settings file."""
+    """Convert `space` to plain dicts, lists and numbers, for a settings file."""
     if isinstance(space, Mapping):
         return {"dict": {name: space_to_plain(part) for name, part in space.items()}}
     if isinstance(space, tuple):
@@ -330,22 +330,22 @@ class _EnvSpec(NamedTuple):
     observation_space: Space
     action_space: Space
     time_limit: int | None = None
-    """Environment steps after which an episode is truncated; `None`: never."""
+    """Number of environment steps after which an episode is truncated; `None`: never."""
 
 
 class EnvSpec(_EnvSpec):
-    """What there is to know of an environment without running it.
+    """The static description of an environment: its name, spaces and time limit.
 
-    Spaces of Gymnasium become ours.
+    Gymnasium's spaces are converted to ours.
 
     Raises:
-      SettingsError: a space that is neither.
+      SettingsError: a space is neither Gymnasium's nor ours.
     """
 
     __slots__ = ()
 
     def __new__(cls, name: str, observation_space: Any, action_space: Any, time_limit: int | None = None) -> "EnvSpec":
-        """Describe an environment."""
+        """Create a spec, converting Gymnasium's spaces."""
         seen, done = (space_of(name, space, shifted=False) for space in (observation_space, action_space))
         return super().__new__(cls, name, seen, done, time_limit)
 
@@ -355,7 +355,7 @@ class EnvSpec(_EnvSpec):
 
 
 def spec_to_plain(spec: EnvSpec) -> dict[str, Any]:
-    """Write `spec` as plain dicts, lists and numbers, as JSON holds them."""
+    """Convert `spec` to plain dicts, lists and numbers, for JSON."""
     spaces = {name: space_to_plain(getattr(spec, name)) for name in ("observation_space", "action_space")}
     return {**spec._asdict(), **spaces}
 

@@ -1,4 +1,4 @@
-"""What is being done, on one line that a terminal rewrites and that is a plain line elsewhere. Imports nothing slow."""
+"""Show the current activity: one live line on a terminal, plain lines elsewhere. Imports nothing slow."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ _CURSOR = "\x1b[?25h"
 
 
 class Stage:
-    """Show what is being done; on a terminal with the seconds that it has taken so far, until the next `clear`."""
+    """Show the current activity until the next `clear`; on a terminal, with the seconds that it has taken so far."""
 
     def __init__(self, file: Any = None, live: bool | None = None) -> None:
         self._file, self._live = file, live
@@ -21,7 +21,7 @@ class Stage:
         self._thread: threading.Thread | None = None
 
     def show(self, what: str) -> None:
-        """Show `what` in place of what was shown before."""
+        """Show `what` instead of the previous activity."""
         self.clear()
         file = self._file or sys.stdout
         if not (is_terminal(file) if self._live is None else self._live):
@@ -32,7 +32,7 @@ class Stage:
         self._thread.start()
 
     def clear(self) -> None:
-        """Take back what a terminal shows."""
+        """Clear the live line."""
         if self._thread is not None and self._end is not None:
             self._end.set()
             self._thread.join()
@@ -59,7 +59,7 @@ def columns() -> int:
 
 
 def is_terminal(file: Any) -> bool:
-    """Say whether `file` is a terminal that can rewrite a line."""
+    """Return whether `file` is a terminal that can rewrite a line."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         return bool(file.isatty()) and os.environ.get("TERM", "dumb") != "dumb"
     return False

@@ -1,4 +1,4 @@
-"""`python -m jaxrl.train [ALGO] [flags]`: train an agent, or go on with a run."""
+"""`python -m jaxrl.train [ALGO] [flags]`: train an agent, or resume a run."""
 
 from jaxrl.cli import cache_compilations, require_devices, run_main  # first, for it takes the signals
 
@@ -49,7 +49,7 @@ def main(args: Sequence[str]) -> int:
         result = trainer.train()
     except RunDirInUseError:
         if request.config.run_dir is None:
-            return main(args)  # another process took that directory a moment ago, so that a new one has another name
+            return main(args)  # another process has just taken that directory, so the next try gets another name
         raise
     if not config.quiet:
         show(result, config.run_dir, playable=config.env is not None)
@@ -58,7 +58,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def trainer_config(config: TrainerConfig) -> TrainerConfig:
-    """Return the part of a run's settings that the trainer takes."""
+    """Return the trainer's part of a run's settings."""
     return part_of(config, TrainerConfig)
 
 
@@ -72,7 +72,7 @@ def new_run_dir(name: str) -> str:
 
 
 def show(result: Result, run_dir: str, playable: bool = True) -> None:
-    """Print the summary of a run, each part on one line however long; what to do next where there is an environment."""
+    """Print the summary of a run, each part on one line, and what to do next if there is an environment."""
     summary = result.summary
     seconds = "  ".join(f"{part} {value:.1f}" for part, value in summary["seconds"].items())
     lines = {
@@ -100,13 +100,13 @@ def show(result: Result, run_dir: str, playable: bool = True) -> None:
     if summary["best_score"] is not None and playable:
         lines["evaluate"] = f"python -m jaxrl.evaluate {quoted}"
         lines["watch"] = f"python -m jaxrl.play {quoted} --out episode.gif"
-    with contextlib.suppress(OSError):  # nobody has to read it
+    with contextlib.suppress(OSError):  # the reader may be gone
         for name, text in lines.items():
             print(f"  {name:<12}{text}", flush=True)
 
 
 def _to_go_on(summary: Mapping[str, Any]) -> str | None:
-    """Return the flags by which a run goes on from where it stopped, beside `--resume`; `None` where none would do."""
+    """Return the flags that, with `--resume`, continue a stopped run; `None` if none can."""
     limits = {"max_opts": "opt_steps", "max_env_steps": "env_steps"}
     stop = summary["stop"]
     if stop in limits:

@@ -1,4 +1,4 @@
-"""Trees of arrays: choosing between two, looking for NaN, sizes, and whether two are alike."""
+"""Operations on trees of arrays: selection, tests for NaN, sizes and comparison of structure."""
 
 import functools
 import math
@@ -12,12 +12,12 @@ from jaxrl.errors import SettingsError
 
 Array = jax.Array
 Key = jax.Array
-"""A typed PRNG key, as `jax.random.key` makes it."""
+"""A typed PRNG key, as returned by `jax.random.key`."""
 PyTree = Any
 
 
 def tree_where(condition: Array, new: PyTree, old: PyTree) -> PyTree:
-    """Choose `new` or `old` leaf by leaf; `condition` is a scalar, or `[N]` against leaves `[N, ...]`."""
+    """Select `new` or `old` leaf by leaf; `condition` is a scalar, or `[N]` for leaves `[N, ...]`."""
 
     def choose(a: Array, b: Array) -> Array:
         shape = condition.shape + (1,) * (a.ndim - condition.ndim)
@@ -27,10 +27,10 @@ def tree_where(condition: Array, new: PyTree, old: PyTree) -> PyTree:
 
 
 def all_finite(tree: PyTree) -> Array:
-    """Say whether every floating-point entry of `tree` is finite; a scalar bool.
+    """Return whether every floating-point entry of `tree` is finite; a scalar bool.
 
-    Leaves of one shape are looked at in one pass: parameters, their moments and a target network cost one reduction,
-    which on a CPU is the dear part.
+    Leaves of one shape are tested in one pass: parameters, their moments and a target network share one reduction,
+    which is the expensive part on a CPU.
     """
     finite: dict[tuple[int, ...], Array] = {}
     for leaf in jax.tree.leaves(tree):
@@ -46,7 +46,7 @@ def row_struct(tree: PyTree) -> PyTree:
 
 
 def tree_bytes(tree: PyTree) -> int:
-    """Return the bytes of all leaves; arrays, `ShapeDtypeStruct`s and keys alike."""
+    """Return the total bytes of all leaves, which may be arrays, `ShapeDtypeStruct`s or keys."""
 
     def leaf_bytes(leaf: Any) -> int:
         itemsize = 16 if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.dtype(leaf.dtype).itemsize
@@ -56,7 +56,7 @@ def tree_bytes(tree: PyTree) -> int:
 
 
 def require_same(what: str, tree: PyTree, other: str, expected: PyTree) -> None:
-    """Raise `SettingsError` naming the first leaf of `tree` whose path, shape or dtype is not that of `expected`."""
+    """Raise `SettingsError`, naming the first leaf of `tree` whose path, shape or dtype differs from `expected`."""
     came, wanted = (dict(jax.tree_util.tree_flatten_with_path(t)[0]) for t in (tree, expected))
     for path in sorted({*came, *wanted}, key=str):
         where = jax.tree_util.keystr(path) or "the array"

@@ -1,4 +1,4 @@
-"""What flows through a training step: steps, transitions, rollouts, batches.
+"""The data that flow through a training step: steps, transitions, rollouts, batches.
 
 Shape legend, used in all docstrings: `N` environments, `T` time, `B` minibatch, `P` population, `D` devices.
 """
@@ -10,45 +10,45 @@ from jaxrl.trees import Array, PyTree
 
 
 class Step(NamedTuple):
-    """What one step of `N` environments yields. Every leaf begins with the axis `[N]`."""
+    """The result of one step of `N` environments. Every leaf has a leading axis `[N]`."""
 
     action: PyTree
     extras: PyTree
-    """Whatever the agent's `act` returned beside the action, such as log-probabilities and values."""
+    """Extras that the agent's `act` returned with the action, such as log-probabilities."""
     reward: Array
     terminated: Array
-    """The episode reached an end of its own."""
+    """The episode ended by itself."""
     truncated: Array
-    """The episode was cut from outside, by a time limit say; never true together with `terminated`."""
+    """The episode was cut off from outside, for example by a time limit; never true together with `terminated`."""
     final_obs: PyTree
     """The true successor, before any reset."""
     obs: PyTree
     """What the policy sees next: `final_obs`, or the first observation of a new episode."""
     info: Mapping[str, Array] = {}
     valid: Array | bool = True
-    """False where the environment gave a non-finite observation or reward: nothing may be learnt from that step."""
+    """False where the environment returned a non-finite observation or reward; such a step must not be learnt from."""
     obs_valid: Array | tuple[()] = ()
-    """False where a first observation was not finite: `obs` is zeros in its place, and belongs in no statistics. `()`
-    where all are."""
+    """False where a first observation was not finite: zeros replace it in `obs`, and it must not enter any statistics.
+    `()` if all are finite."""
 
 
 class Transition(NamedTuple):
-    """What is learnt from. Past the processor nobody sees `done`."""
+    """The item that agents learn from. Past the processor, `discount` replaces `done`."""
 
     obs: PyTree
     action: PyTree
     reward: Array
     """The reward, already summed and discounted over the `n` steps of an n-step processor."""
     discount: Array
-    """`gamma^k` to the successor, and 0 only where the episode TERMINATED."""
+    """`gamma^k` for a successor `k` steps later; 0 if and only if the episode TERMINATED."""
     next_obs: PyTree
     extras: PyTree = ()
     weight: Array | float = 1.0
-    """1, or 0 for a row from which nothing may be learnt."""
+    """1, or 0 for a row that must not be learnt from."""
 
 
 class Remembered(NamedTuple):
-    """What a recurrent agent sees: an observation, and what it remembers of the episode so far."""
+    """The observation of a recurrent agent: the environment's, and the agent's memory of the episode so far."""
 
     obs: PyTree
     memory: PyTree
@@ -58,10 +58,11 @@ class Rollout(NamedTuple):
     """`T` steps of `N` environments, in order."""
 
     items: Transition
-    """Over one step each, leaves `[T, N, ...]`."""
+    """One-step transitions, leaves `[T, N, ...]`."""
     last: Array
-    """`[T, N]` bool: no later step may be counted towards this one, for the episode ended here, was cut, or goes on
-    with a step from which nothing may be learnt. What is still to come is worth `discount` times that of `next_obs`."""
+    """`[T, N]` bool: no later step may count towards this one, because the episode terminated here, was truncated, or
+    goes on with a step that must not be learnt from. The rest of the return is `discount` times the value of
+    `next_obs`."""
 
 
 class Batch(NamedTuple):
@@ -70,6 +71,6 @@ class Batch(NamedTuple):
     items: PyTree
     """The items, each leaf `[B, ...]`; for replay a `Transition`."""
     index: Array  # type: ignore[assignment]
-    """`[B]` int32, where the items lie in the buffer."""
+    """`[B]` int32, positions of the items in the buffer."""
     weight: Array
-    """`[B]`, the weight of each item in the loss (importance weights of prioritised replay; 1 otherwise)."""
+    """`[B]`, weight of each item in the loss (importance weights for prioritised replay; 1 otherwise)."""

@@ -1,7 +1,7 @@
 """`python -m jaxrl.verify RUN_DIR`: check every checkpoint of a run, its best policy and its logs; change nothing.
 
-Prints a line per checkpoint, `<opt_steps> <ok or what is wrong> <sha256 of the training state>`, and whatever else is
-worth knowing on standard error.
+It prints one line per checkpoint, `<opt_steps> <ok or what is wrong> <sha256 of the training state>`, and any further
+findings on standard error.
 """
 
 from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # first, for it takes the signals
@@ -61,13 +61,13 @@ def main(args: Sequence[str]) -> int:
 
 
 class Problems:
-    """What was found to be bad."""
+    """Collects the problems found."""
 
     def __init__(self) -> None:
         self.found = False
 
     def add(self, line: str) -> None:
-        """Say that something is bad."""
+        """Print a problem and remember that there was one."""
         self.found = True
         say(shortened(line))
 
@@ -86,7 +86,7 @@ def rebuilt(run_dir: Path, problems: Problems) -> Strategy | None:
 
 
 def check_checkpoints(store: Store, strategy: Strategy | None, problems: Problems) -> Iterator[int]:
-    """Print the line of each checkpoint; yield the steps of those that are whole."""
+    """Print the line of each checkpoint; yield the steps of the valid ones."""
     like = None if strategy is None else state_shapes(strategy)
     store.older = None if strategy is None or like is None else older_of(strategy, like)
     steps = store.steps()
@@ -118,18 +118,18 @@ def check_best(store: Store, problems: Problems) -> None:
 
 
 def check_sums(run_dir: Path, store: Store, good: Sequence[int], problems: Problems) -> None:
-    """Compare the logs with what the newest of the `good` checkpoints tells of them."""
+    """Compare the logs with their sums in the newest of the `good` checkpoints."""
     if not good:
         return
     with contextlib.suppress(CheckpointError):  # a running process has removed it
         found = damage(run_dir, store.manifest(good[-1])["facts"])
-        if good[-1] in store.steps():  # a running process that went back behind it has shortened the logs
+        if good[-1] in store.steps():  # otherwise a running process rolled back past it and shortened the logs
             for problem in found:
                 problems.add(problem)
 
 
 def shortened(text: object) -> str:
-    """Return what a stranger may have made very long, in few words."""
+    """Shorten text from the run directory, which a stranger may have made very long."""
     return str(text) if len(str(text)) <= 1_000 else f"{str(text)[:1_000]}..."
 
 

@@ -1,4 +1,4 @@
-"""Numbers as people write them: `1e4`, `1_000`, `64,64` or `[64, 64]`."""
+"""Parse numbers as people write them: `1e4`, `1_000`, `64,64` or `[64, 64]`."""
 
 import math
 from decimal import Decimal, InvalidOperation

@@ -1,4 +1,4 @@
-"""Agents: from batches to better parameters."""
+"""Agents turn batches into better parameters."""
 
 from jaxrl.agents.actor_critic import a2c, impala, ppo, reinforce
 from jaxrl.agents.actor_critic_settings import A2CConfig, IMPALAConfig, PPOConfig, REINFORCEConfig

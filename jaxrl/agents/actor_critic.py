@@ -1,9 +1,10 @@
-"""Policy gradients with a critic: PPO, A2C, REINFORCE and IMPALA as settings of the same parts.
+"""Policy gradients with a critic: PPO, A2C, REINFORCE and IMPALA, as settings of one implementation.
 
-PPO (Schulman et al. 2017, https://arxiv.org/abs/1707.06347) with one epoch over one whole batch is A2C, its ratio being
-1 (Huang et al. 2022, https://arxiv.org/abs/2205.09123), and A2C with Monte-Carlo returns is REINFORCE with a baseline.
-IMPALA (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561) is A2C whose returns and gradient are corrected by
-V-trace. Where the parameters that acted are the learner's own, all ratios are 1 and it is A2C again.
+PPO (Schulman et al. 2017, https://arxiv.org/abs/1707.06347) with one epoch over one whole batch is A2C, because the
+probability ratio is then 1 (Huang et al. 2022, https://arxiv.org/abs/2205.09123). A2C with Monte-Carlo returns is
+REINFORCE with a baseline. IMPALA (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561) is A2C with returns and
+gradient corrected by V-trace. If the parameters that acted are the learner's own, all ratios are 1, and IMPALA is A2C
+again.
 """
 
 from dataclasses import asdict
@@ -30,11 +31,11 @@ from jaxrl.types import Batch, Remembered, Rollout
 from jaxrl.xla.flat import Flat
 
 LARGEST_RATIO = 1e6
-"""Ratio of probabilities above which the divergence that is reported no longer tells by how much."""
+"""Probability ratio above which the reported KL divergence is no longer exact."""
 
 
 class Hyper(NamedTuple):
-    """What a sweep may vary without compiling again: float32 scalars, `[P]` in a population."""
+    """Hyperparameters that a sweep can vary without recompiling: float32 scalars, `[P]` in a population."""
 
     lr: Array
     max_grad_norm: Array
@@ -48,7 +49,7 @@ class Hyper(NamedTuple):
 
 
 class ActorCriticState(NamedTuple):
-    """All of an agent; `opt_state` is empty in a state that only acts."""
+    """Agent state; `opt_state` is empty in an acting-only copy."""
 
     params: Flat
     opt_state: PyTree
@@ -56,24 +57,24 @@ class ActorCriticState(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What an update learns from: rows `[B]` of steps, or with a memory sequences `[B, T]`, one an environment."""
+    """What an update learns from: steps `[B]`, or for a recurrent agent sequences `[B, T]`, one per environment."""
 
     obs: PyTree
     action: Array
-    """Raw actions, as the distribution knows them."""
+    """Raw actions, before the head maps them to the action space."""
     log_prob: Array
-    """Of the action under the parameters that chose it."""
+    """Log-probability of the action under the parameters that chose it."""
     value: Array
-    """Before the first epoch."""
+    """Value estimate before the first epoch."""
     advantage: Array
     target: Array
-    """What the value should be."""
+    """Regression target of the value."""
     weight: Array
-    """1, or 0 for a step from which nothing may be learnt."""
+    """1, or 0 for a step that must not be learnt from."""
     memory: PyTree = ()
-    """Before the first step of a sequence, `[B, ...]`."""
+    """Memory of the recurrent core before the first step of each sequence, `[B, ...]`."""
     first: Array | tuple[()] = ()
-    """`[B, T]` bool: a new episode begins."""
+    """`[B, T]` bool: a new episode begins, so the memory is reset; false at a sequence's first step."""
 
 
 class _Parts(NamedTuple):
@@ -92,17 +93,18 @@ def ppo(
     make_network: MakePolicy | None = None,
     **settings: Any,
 ) -> AgentMaker:
-    """Choose a PPO agent; the result is called with an `EnvSpec`.
+    """Configure a PPO agent; call the result with an `EnvSpec` to build it.
 
     Args:
-      config: settings to start from; the defaults of `PPOConfig` if left out.
-      make_optimizer: from a learning rate to any Optax transformation, in place of `optimizer`.
-      make_network: from an `EnvSpec` and the head for its actions to a network `[B, ...] -> [B, head.outputs]`, which
-        choose the action, and values `[B]`, in place of the built-in ones. It has no memory: `core` must be none.
+      config: settings to start from; if left out, the defaults of `PPOConfig`.
+      make_optimizer: function from a learning rate to any Optax transformation; replaces `optimizer`.
+      make_network: function from an `EnvSpec` and the head for its actions to a network that returns the policy's
+        outputs `[B, head.outputs]` and values `[B]` for observations `[B, ...]`; replaces the built-in one. It has no
+        memory: `core` must be none.
       **settings: fields of `PPOConfig` to change, as in `ppo(lr=1e-3, ent_coef=0.0)`.
 
     Raises:
-      SettingsError: an unknown setting or a value out of its range.
+      SettingsError: a setting is unknown or a value is out of range.
     """
     return _maker("ppo", config or PPOConfig(), make_optimizer, make_network, settings)
 
@@ -114,7 +116,7 @@ def a2c(
     make_network: MakePolicy | None = None,
     **settings: Any,
 ) -> AgentMaker:
-    """Choose an A2C agent (Mnih et al. 2016, https://arxiv.org/abs/1602.01783); arguments are as for `ppo`."""
+    """Configure an A2C agent (Mnih et al. 2016, https://arxiv.org/abs/1602.01783); arguments are as for `ppo`."""
     return _maker("a2c", config or A2CConfig(), make_optimizer, make_network, settings)
 
 
@@ -125,9 +127,10 @@ def reinforce(
     make_network: MakePolicy | None = None,
     **settings: Any,
 ) -> AgentMaker:
-    """Choose REINFORCE with a baseline (Sutton and Barto 2018, section 13.4); arguments are as for `ppo`.
+    """Configure REINFORCE with a baseline (Sutton and Barto 2018, section 13.4); arguments are as for `ppo`.
 
-    Returns run to the episode's end; where a rollout or a time limit cuts it, the rest is worth what the critic says.
+    Returns run to the end of the episode. Where a rollout or a time limit cuts it off, the critic's value stands for
+    the rest.
     """
     return _maker("reinforce", config or REINFORCEConfig(), make_optimizer, make_network, settings)
 
@@ -139,9 +142,9 @@ def impala(
     make_network: MakePolicy | None = None,
     **settings: Any,
 ) -> AgentMaker:
-    """Choose an IMPALA agent (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561); arguments are as for `ppo`.
+    """Configure an IMPALA agent (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561); arguments are as for `ppo`.
 
-    It is made for actors on the host whose parameters are several rounds old. `gae_lambda` is the lambda of V-trace.
+    It is meant for actors on the host whose parameters are several rounds old. `gae_lambda` is the lambda of V-trace.
     """
     return _maker("impala", config or IMPALAConfig(), make_optimizer, make_network, settings)
 
@@ -228,7 +231,7 @@ def _act(
     outputs, _, memory = _look(parts, state.params.tree, obs)
     distribution = parts.head.of(outputs)
     raw = distribution.mode() if mode == "exploit" else distribution.sample(noise)
-    # The raw action is stored only where the environment's own does not tell it.
+    # The raw action is stored only if it cannot be recovered from the environment's action.
     extras = {"raw": raw} if parts.head.scales else {}
     if judged:
         extras["log_prob"] = distribution.log_prob(raw)
@@ -236,13 +239,13 @@ def _act(
 
 
 def _look(parts: _Parts, params: PyTree, obs: PyTree) -> tuple[Array, Array, PyTree]:
-    """Return outputs of the policy `[B, K]`, values `[B]` and the memory after the step."""
+    """Apply the network; return outputs of the policy `[B, K]`, values `[B]` and the memory after the step."""
     outputs, value, *memory = cast(tuple, parts.network.apply(params, obs))
     return outputs, by_row(value), memory[0] if memory else ()
 
 
 def _judge(parts: _Parts, params: PyTree, sample: Sample) -> tuple[Distribution, Array]:
-    """Return the distributions and values of steps `[B]`, or of sequences `[B, T]` from the memory they began with."""
+    """Return action distributions and values for steps `[B]`, or for sequences `[B, T]` from their initial memory."""
     if parts.memory is None:
         outputs, value, _ = _look(parts, params, sample.obs)
         return parts.head.of(outputs), value
@@ -268,10 +271,12 @@ def _judge(parts: _Parts, params: PyTree, sample: Sample) -> tuple[Distribution,
 
 
 def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample:
-    """Return the steps of a rollout, or its sequences, with advantages and targets.
+    """Return a rollout's steps `[T * N]`, or for a recurrent agent its sequences `[N, T]`, with advantages and targets.
 
-    Values are worked out here, for all steps at once: the loop over time then holds nothing that can wait. So are the
-    probabilities, unless actors with parameters of their own sent theirs.
+    Values and log-probabilities are computed here, once for the whole rollout, and not step by step while acting. The
+    loop over time then holds only what the next step needs, and the network runs on one large batch. No parameter
+    changes during a rollout, so the result is the same. Only actors on the host act with older parameters; they send
+    their log-probabilities along, from which the ratios of the clipped objective and of V-trace are formed.
     """
     items, params = rollout.items, state.params.tree
     steps, num_envs = rollout.last.shape
@@ -280,6 +285,9 @@ def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample
     weight = jnp.asarray(items.weight)
     blank = jnp.zeros_like(weight)  # until the values are known
     sample = Sample(items.obs, raw, log_prob=blank, value=blank, advantage=blank, target=blank, weight=weight)
+    # Three layouts meet below. A rollout is time-major, `[T, N]`, as the equations of returns want it. Minibatches are
+    # made of samples: single steps `[T * N]`, or with a memory whole sequences `[N, T]`, since a core must be unrolled
+    # in order from the memory it had at the first step. `as_rollout` and `as_sample` convert between the two.
     if parts.memory is None:
         sample = jax.tree.map(flat, sample)
         as_rollout, as_sample = lambda x: x.reshape(steps, num_envs), flat
@@ -291,9 +299,11 @@ def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample
         as_rollout = as_sample = jnp.transpose
     distribution, value = _judge(parts, params, sample)
     v_tm1 = as_rollout(value)
+    # Not `v_tm1` shifted by a step: at an episode's end the successor is not the next observation of the rollout.
     v_t = _look(parts, params, jax.tree.map(flat, items.next_obs))[1].reshape(steps, num_envs)
     log_prob = distribution.log_prob(sample.action)
     behaviour = as_sample(items.extras["log_prob"]) if "log_prob" in items.extras else log_prob
+    # `log_rho` is 0 unless the actors' parameters differ from these.
     advantage, target = _estimate(parts.config, state.hyper, rollout, v_tm1, v_t, as_rollout(log_prob - behaviour))
     if parts.config.normalise_advantage == "batch":
         advantage = standardise(advantage, weight)
@@ -303,7 +313,7 @@ def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample
 def _estimate(
     config: PPOConfig, hyper: Hyper, rollout: Rollout, v_tm1: Array, v_t: Array, log_rho: Array
 ) -> tuple[Array, Array]:
-    """Return advantages and what values should be, all `[T, N]`; `log_rho` are logarithms of the policy's ratios."""
+    """Return advantages and value targets, both `[T, N]`; `log_rho` `[T, N]` is the log of the importance ratios."""
     items, last, lambda_ = rollout.items, rollout.last, hyper.gae_lambda
     over_envs = lambda equation, *args: jax.vmap(partial(equation, lambda_=lambda_), in_axes=1, out_axes=1)(*args)
     if config.rho_clip:
@@ -318,9 +328,9 @@ def _estimate(
 
 
 def standardise(x: Array, weight: Array) -> Array:
-    """Bring the entries of `x` with weight 1 to mean 0 and deviation 1."""
+    """Normalise the entries of `x` with weight 1 to mean 0 and standard deviation 1."""
     count, counts = jnp.maximum(weight.sum(), 1.0), weight > 0
-    # By selects, for an entry that does not count may be no number.
+    # Select instead of multiplying by the weight: an entry of weight 0 may be NaN.
     apart = jnp.where(counts, x - jnp.where(counts, x, 0.0).sum() / count, 0.0)
     return apart * jax.lax.rsqrt(jnp.square(apart).sum() / count + 1e-8)
 
@@ -349,7 +359,7 @@ def _update(
 
 
 def _loss(parts: _Parts, hyper: Hyper, params: PyTree, sample: Sample) -> tuple[Array, dict[str, Array]]:
-    """Return the mean loss over all steps, and its terms of each."""
+    """Return the mean loss over all steps, and each step's terms of it."""
     config = parts.config
     distribution, value = _judge(parts, params, sample)
     log_ratio = distribution.log_prob(sample.action) - sample.log_prob
@@ -369,8 +379,8 @@ def _loss(parts: _Parts, hyper: Hyper, params: PyTree, sample: Sample) -> tuple[
         "policy_loss": policy,
         "value_loss": of_value,
         "entropy": distribution.entropy(),
-        # Schulman 2020, http://joschu.net/blog/kl-approx.html: unbiased, and never negative. Bounded, for a metric that
-        # is not finite would cost the update.
+        # Schulman 2020, http://joschu.net/blog/kl-approx.html: unbiased and never negative. Bounded, because an update
+        # with a non-finite metric would be skipped.
         "approx_kl": jnp.minimum(ratio, LARGEST_RATIO) - 1 - log_ratio,
         "clip_fraction": (jnp.abs(ratio - 1) > hyper.clip_eps).astype(jnp.float32),
         "value": value,

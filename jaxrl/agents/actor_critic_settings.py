@@ -1,4 +1,4 @@
-"""Settings of the agents that learn by policy gradients with a critic."""
+"""Settings of the policy-gradient agents with a critic."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -13,60 +13,63 @@ class PPOConfig:
     lr: Rate = 2.5e-4
     """Learning rate."""
     lr_decay: Steps = 0
-    """Optimisation steps over which the learning rate falls linearly to 0; 0: it stays."""
+    """Optimisation steps over which the learning rate decays linearly to 0; 0: no decay."""
     optimizer: str = "adam"
     """Optax optimizer: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
     max_grad_norm: Weight = 0.5
-    """Global norm to which gradients are clipped."""
+    """Largest global norm of the gradient; larger gradients are scaled down to it."""
     accumulate: Count = 1
-    """Equal pieces in which a minibatch is taken, gradients averaged; must divide its size."""
+    """Number of equal pieces a minibatch is split into, to save memory; their gradients are averaged. Must divide its
+    size."""
     gae_lambda: Share = 0.95
-    """Decay of later errors in an advantage; 0: one-step errors, 1: Monte-Carlo returns."""
+    """Lambda of the advantage estimate (GAE, or V-trace); 0: one-step errors, 1: Monte-Carlo returns."""
     baseline: bool = True
     """Subtract the value from the return to get the advantage."""
     rho_clip: Weight = 0.0
-    """Bound on the ratios of probabilities by which V-trace corrects for actors' old parameters (1 as published); 0: no
+    """Bound on the importance ratios by which V-trace corrects for actors' stale parameters (1 as published); 0: no
     V-trace."""
     c_clip: Weight = 1.0
-    """Bound on the ratios by which V-trace passes later errors back; used with rho_clip alone."""
+    """Bound on the importance ratios by which V-trace passes later errors back; used only with rho_clip."""
     surrogate: Annotated[str, OneOf(("clipped", "plain", "weighted"))] = "clipped"
-    """What is climbed: clipped (by the ratio of probabilities), plain (log-probability times advantage), or weighted
-    (plain, times the ratio up to rho_clip)."""
+    """Policy objective: clipped (PPO), plain (policy gradient), or weighted (policy gradient times the importance
+    ratio, which is clipped at rho_clip)."""
     clip_eps: Weight = 0.2
-    """How far the ratio of probabilities may go from 1."""
+    """How far the probability ratio may move from 1 before the clipped objective stops rewarding it."""
     vf_clip_eps: Weight = 0.0
-    """How far values may go from those before the epochs; 0: anywhere."""
+    """How far values may move from those before the first epoch (value clipping); 0: no limit."""
     ent_coef: Real = 0.01
-    """Weight of the entropy."""
+    """Weight of the entropy bonus."""
     vf_coef: Weight = 0.5
     """Weight of the value loss."""
     normalise_advantage: Annotated[str, OneOf(("minibatch", "batch", "none"))] = "minibatch"
-    """Over what advantages are brought to mean 0 and deviation 1: minibatch, batch, or none."""
+    """Normalise advantages to mean 0 and standard deviation 1 over each minibatch, over the whole batch, or not at all
+    (none)."""
     target_kl: Weight = 0.0
-    """Approximate divergence from the old policy beyond which the rest of the epochs is left out; 0: never."""
+    """Approximate KL divergence from the old policy above which the remaining epochs are skipped; 0: never."""
     squash: bool = False
-    """Bring continuous actions within their bounds by tanh; otherwise they are clipped."""
+    """Squash continuous actions into their bounds with tanh; otherwise they are clipped."""
     free_scale: bool = True
-    """Let the scale of continuous actions be a parameter; otherwise it depends on the observation."""
+    """Learn one scale of continuous actions for all observations; otherwise the network predicts it from the
+    observation."""
     torso: Torso = "auto"
-    """Network torso: mlp, minatar (also called conv), nature, impala; or auto: mlp without images [H, W, C], nature for
-    images with sides of at least 36, minatar for smaller ones."""
+    """Network torso: mlp, minatar (also called conv), nature, impala or auto. auto chooses nature for images [H, W, C]
+    with sides of at least 36, minatar for smaller ones, and mlp for other observations."""
     features: Widths = (64, 64)
     """Widths of the dense layers."""
     channels: Widths = ()
-    """Channels of the convolutions; none: the torso's own (minatar 16, nature 32 64 64, impala 16 32 32)."""
+    """Channels of the convolutions; empty: the torso's defaults (minatar 16, nature 32 64 64, impala 16 32 32)."""
     dtype: DType = "float32"
-    """What torsos compute in: float32 or bfloat16; parameters, heads and outputs are float32 anyway."""
+    """Type that torsos compute in: float32 or bfloat16; parameters, heads and outputs are always float32."""
     activation: Activation = "tanh"
-    """Activation: relu, tanh, gelu, silu or elu."""
+    """Activation function: relu, tanh, gelu, silu or elu."""
     layer_norm: bool = False
-    """Normalise layers before their activation."""
+    """Apply layer normalisation before each activation."""
     shared: bool = False
-    """One torso for policy and value; otherwise each has its own."""
+    """Share one torso between policy and value; otherwise each has its own."""
     core: Annotated[str, OneOf(("none", "gru", "lstm"))] = "none"
-    """Recurrent core behind the (then shared) torso: none, gru or lstm."""
+    """Recurrent core after the torso, which policy and value then share: none, gru or lstm."""
     core_features: Count = 64
-    """Width of the core."""
+    """Width of the recurrent core."""
 
 
 @dataclass(frozen=True)

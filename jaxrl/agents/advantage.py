@@ -1,9 +1,9 @@
-"""Advantage-weighted regression from data: AWAC and IQL, which differ in what they compare an action with.
+"""Advantage-weighted regression from data: AWAC and IQL, which differ in the baseline of the advantage.
 
-Both make the data's actions likelier, those most that were better than others, `exp(beta (q(s, a) - v(s)))`. To AWAC
-(Nair et al. 2020, https://arxiv.org/abs/2006.09359) `v` is the value of its own policy. To IQL (Kostrikov et al. 2021,
-https://arxiv.org/abs/2110.06169) it is an upper expectile of the values of what was done there, learnt without asking
-for the value of any other action.
+Both raise the likelihood of the data's actions, weighted by `exp(beta (q(s, a) - v(s)))`. In AWAC (Nair et al. 2020,
+https://arxiv.org/abs/2006.09359), `v` is the value of its own policy. In IQL (Kostrikov et al. 2021,
+https://arxiv.org/abs/2110.06169), `v` is an upper expectile of the values of the data's actions, learnt without
+evaluating any other action.
 """
 
 from collections.abc import Callable
@@ -46,9 +46,9 @@ class AWACConfig(CriticConfig):
     """Settings of AWAC."""
 
     beta: Weight = 1.0
-    """What an advantage is multiplied by before it is a weight's logarithm; 0: all actions count alike."""
+    """Inverse temperature of the advantage weights exp(beta * advantage); 0: all actions count alike."""
     max_weight: Positive = 100.0
-    """Largest weight of an action."""
+    """Upper bound on an advantage weight."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class IQLConfig(AWACConfig):
 
     beta: Weight = 3.0
     expectile: Annotated[float, Between(1e-6, 1 - 1e-6)] = 0.7
-    """Which expectile of the values of actions the value of an observation is; 0.5: their mean, towards 1: the best."""
+    """Expectile of the action values that the state value learns; 0.5: their mean; towards 1: the best."""
 
 
 class AdvantageHyper(NamedTuple):
-    """What a sweep may vary without compiling again: float32 scalars, `[P]` in a population."""
+    """Hyperparameters that a sweep can vary without recompiling: float32 scalars, `[P]` in a population."""
 
     lr: Array
     policy_lr: Array
@@ -70,11 +70,11 @@ class AdvantageHyper(NamedTuple):
     beta: Array
     max_weight: Array
     expectile: PyTree
-    """`()` of AWAC."""
+    """`()` for AWAC."""
 
 
 class OptStates(NamedTuple):
-    """State of each optimizer; that of the value is empty of AWAC."""
+    """States of the optimizers; the value's is empty for AWAC."""
 
     policy: PyTree
     critic: PyTree
@@ -82,13 +82,13 @@ class OptStates(NamedTuple):
 
 
 class AdvantageState(NamedTuple):
-    """All of such an agent; of one that only acts, all but `policy` and `hyper` is empty."""
+    """Agent state. Fields other than `policy` and `hyper` are empty in an acting-only copy."""
 
     policy: Flat
     critic: Flat
     target: Flat
     value: PyTree
-    """A `Flat`; `()` of AWAC."""
+    """A `Flat`; `()` for AWAC."""
     opt_state: OptStates
     hyper: AdvantageHyper
 
@@ -101,18 +101,18 @@ def awac(
     make_critic: MakeNetwork | None = None,
     **settings: Any,
 ) -> AgentMaker:
-    """Choose AWAC; the result is called with an `EnvSpec`, whose actions are a bounded box or discrete.
+    """Configure an AWAC agent; call the result with an `EnvSpec` of discrete actions or a bounded box to build it.
 
     Args:
-      config: settings to start from; the defaults of `AWACConfig` if left out.
-      make_optimizer: from a learning rate to any Optax transformation, in place of `optimizer`.
-      make_policy: from an `EnvSpec` and the head for its actions to a network `[B, ...] -> [B, head.outputs]`.
-      make_critic: from an `EnvSpec` to the network of one critic, of observations and actions from -1 to 1
-        `[B, ...], [B, D] -> [B]`; of discrete actions `[B, ...] -> [B, A]`.
+      config: settings to start from; if left out, the defaults of `AWACConfig`.
+      make_optimizer: function from a learning rate to any Optax transformation; replaces `optimizer`.
+      make_policy: function from an `EnvSpec` and the head for its actions to a network `[B, ...] -> [B, head.outputs]`.
+      make_critic: function from an `EnvSpec` to the network of one critic: `[B, ...], [B, D] -> [B]` for observations
+        and actions scaled to -1 to 1, `[B, ...] -> [B, A]` for discrete actions.
       **settings: fields of `AWACConfig` to change, as in `awac(beta=3.0)`.
 
     Raises:
-      SettingsError: an unknown setting or a value out of its range.
+      SettingsError: a setting is unknown or a value is out of range.
     """
     makers = {"make_policy": make_policy, "make_critic": make_critic}
     return _maker("awac", config or AWACConfig(), settings, make_optimizer, **makers)
@@ -127,7 +127,7 @@ def iql(
     make_value: MakeNetwork | None = None,
     **settings: Any,
 ) -> AgentMaker:
-    """Choose IQL; arguments are as for `awac`, and `make_value` from an `EnvSpec` to a network `[B, ...] -> [B]`."""
+    """Configure an IQL agent; as for `awac`, and `make_value` maps an `EnvSpec` to a network `[B, ...] -> [B]`."""
     makers = {"make_policy": make_policy, "make_critic": make_critic, "make_value": make_value}
     return _maker("iql", config or IQLConfig(), settings, make_optimizer, **makers)
 
@@ -176,12 +176,12 @@ def _init(parts: Parts, key: Key) -> AdvantageState:
         parts.descent.init(critic, hyper.lr),
         parts.descent.init(value, hyper.lr) if value else (),
     )
-    # The target is a copy, not the same array: both are donated to the compiled loop.
+    # The target must be a copy: both arrays are donated to the compiled loop.
     return AdvantageState(policy, critic, jax.tree.map(jnp.copy, critic), value, opt_state, hyper)
 
 
 def _draw_update(parts: Parts, key: Key, batch_size: int) -> PyTree:
-    """Draw actions of the policy for the observations before and after a step, where they are asked for."""
+    """Draw noise for the policy's actions before and after a step; `()` for IQL and for discrete actions."""
     if isinstance(parts.config, IQLConfig) or isinstance(parts.spec.action_space, Discrete):
         return (), ()
     return tuple(parts.head.draw(k, batch_size) for k in jax.random.split(key))
@@ -190,7 +190,7 @@ def _draw_update(parts: Parts, key: Key, batch_size: int) -> PyTree:
 def _update_awac(
     parts: Parts, state: AdvantageState, batch: Batch, noise: PyTree, opt_step: Array
 ) -> tuple[AdvantageState, Metrics, Array]:
-    """Critics first, then the policy by the new critics."""
+    """Update the critics, then the policy against the new critics."""
     items, policy = batch.items, state.policy.tree
     v_t = policy_value(parts, policy, state.target.tree, items.next_obs, noise[1])
     critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, opt_step)
@@ -204,7 +204,7 @@ def _update_awac(
 def _update_iql(
     parts: Parts, state: AdvantageState, batch: Batch, noise: PyTree, opt_step: Array
 ) -> tuple[AdvantageState, Metrics, Array]:
-    """The value first, then critics and policy by the new value."""
+    """Update the value, then the critics and the policy against the new value."""
     items = batch.items
     q = done_value(parts, state.target.tree, items)
     value = _learn_value(parts, state, batch, q, opt_step)
@@ -220,14 +220,14 @@ def _update_iql(
 
 
 def done_value(parts: Parts, critic: PyTree, items: Transition) -> Array:
-    """Return the lowest of the critics' values of what was done, `[B]`."""
+    """Return the lowest of the critics' values of the data's actions, `[B]`."""
     action = unit_actions(parts.spec, items.action)
     q = cast(Array, parts.networks.critic.apply(critic, items.obs, *action))
     return chosen(q, None if action else items.action).min(0)
 
 
 def policy_value(parts: Parts, policy: PyTree, critic: PyTree, obs: PyTree, noise: Any) -> Array:
-    """Return the value of what the policy does, `[B]`: of continuous actions by one draw, of discrete ones exactly."""
+    """Return the policy's value, `[B]`: exact for discrete actions, estimated from one sample for continuous ones."""
     distribution = parts.head.of(cast(Array, parts.networks.policy.apply(policy, obs)))
     if isinstance(parts.spec.action_space, Discrete):
         probability = jax.nn.softmax(cast(Any, distribution).logits)
@@ -237,12 +237,12 @@ def policy_value(parts: Parts, policy: PyTree, critic: PyTree, obs: PyTree, nois
 
 
 def _value(parts: Parts, params: PyTree, obs: PyTree) -> Array:
-    """Return the values of observations themselves, `[B]`."""
+    """Return state values, `[B]`."""
     return by_row(cast(Any, parts.networks.value).apply(params, obs))
 
 
 def _learn_value(parts: Parts, state: AdvantageState, batch: Batch, q: Array, opt_step: Array) -> Learnt:
-    """Bring the value of each observation nearer to the expectile of `q` `[B]`."""
+    """Regress the state value on the expectile of `q` `[B]`."""
 
     def loss(params: PyTree, batch: PyTree) -> tuple[Array, tuple]:
         obs, q, weight = batch
@@ -258,7 +258,7 @@ def _learn_value(parts: Parts, state: AdvantageState, batch: Batch, q: Array, op
 def _improve(
     parts: Parts, state: AdvantageState, batch: Batch, advantage: Array, opt_step: Array
 ) -> tuple[AdvantageState, Metrics]:
-    """Make the data's actions likelier by their advantages `[B]`, and let the targets trail behind."""
+    """Raise the likelihood of the data's actions, weighted by their advantages `[B]`, and update the target critics."""
     items, hyper = batch.items, state.hyper
     weight = advantage_weight(advantage, hyper.beta, hyper.max_weight)
     policy = regress(

@@ -13,7 +13,7 @@ Mode = Literal["explore", "exploit"]
 
 class AgentInit(Protocol):
     def __call__(self, key: Key, /) -> PyTree:
-        """Return the state of a fresh agent. The key is consumed."""
+        """Initialise an agent's state. The key is consumed."""
         ...
 
 
@@ -21,10 +21,10 @@ class ActFn(Protocol):
     def __call__(
         self, state: PyTree, obs: PyTree, noise: PyTree, opt_step: Array, mode: Mode, /
     ) -> tuple[PyTree, PyTree]:
-        """Choose actions for `obs` `[N, ...]`; return them `[N, ...]`, and extras to be stored with them.
+        """Choose actions for `obs` `[N, ...]`; return them `[N, ...]`, and extras to store with them.
 
-        `opt_step` counts the optimisation steps done so far and is shared by a whole population. With `exploit` the
-        choice is greedy, `noise` may be `None`, and a state that `strip` made is enough.
+        `opt_step` counts the optimisation steps taken so far; a whole population shares it. In mode `exploit` the
+        choice is greedy, `noise` may be `None`, and a state made by `strip` is enough.
         """
         ...
 
@@ -37,7 +37,7 @@ class DrawAct(Protocol):
 
 class UpdateFn(Protocol):
     def __call__(self, state: PyTree, batch: Batch, noise: PyTree, opt_step: Array, /) -> tuple[PyTree, Metrics, Array]:
-        """Make optimisation step number `opt_step` (from 0); return the new state, metrics, and priorities `[B]`."""
+        """Take optimisation step number `opt_step` (from 0); return the new state, metrics, and priorities `[B]`."""
         ...
 
 
@@ -49,27 +49,27 @@ class DrawUpdate(Protocol):
 
 class StripFn(Protocol):
     def __call__(self, state: PyTree, /) -> PyTree:
-        """Return `state` less what acting greedily does not need."""
+        """Return `state` without the parts that greedy acting does not need."""
         ...
 
 
 class PrepareFn(Protocol):
     def __call__(self, state: PyTree, rollout: Rollout, /) -> PyTree:
-        """Return what the updates learn from, advantages say, as items `[T * N, ...]` that may be shuffled.
+        """Turn a rollout into the items that updates learn from, such as advantages: `[T * N, ...]`, in any order.
 
-        An agent with a memory returns sequences, one an environment: leaves `[N, ...]`.
+        A recurrent agent returns one sequence per environment: leaves `[N, ...]`.
         """
         ...
 
 
 class StopFn(Protocol):
     def __call__(self, state: PyTree, metrics: Metrics, /) -> Array:
-        """Say, from an update's metrics, whether the rest of the updates on the same rollout shall be left out."""
+        """Return, from an update's metrics, whether to skip the remaining updates on the same rollout."""
         ...
 
 
 class Agent(NamedTuple):
-    """Pure functions over an agent's state, which holds its parameters and, as arrays, whatever a sweep may vary."""
+    """Pure functions over an agent's state: parameters and, as arrays, the hyperparameters that a sweep can vary."""
 
     name: str
     init: AgentInit
@@ -79,32 +79,33 @@ class Agent(NamedTuple):
     draw_update: DrawUpdate
     strip: StripFn
     settings: Mapping[str, Any] | None = None
-    """What rebuilds it, under the names of its settings dataclass, but for its `custom` parts; `None` for one that was
-    made otherwise."""
+    """Settings that rebuild the agent, except its `custom` parts, by the names of its settings dataclass; `None` for an
+    agent made in another way."""
     prepare: PrepareFn | None = None
-    """Of an agent that learns on-policy, and only of such."""
+    """Given by on-policy agents, and only by them."""
     stop: StopFn | None = None
     exploration: tuple[str, ...] = ()
-    """Hyperparameters by which it explores, all of which take the same number."""
+    """Names of the hyperparameters that control exploration; actors set all of them to the same number."""
     offline: bool = False
-    """Whether it is meant to learn from data that others have gathered."""
+    """Whether the agent is meant for offline learning, from a fixed data set."""
     memory: PyTree | None = None
-    """Of a recurrent agent: what it remembers at an episode's start, of one environment. Its `act` is given a
-    `Remembered` for an observation, and puts what it remembers next into `extras`, as the entry `memory` of a dict."""
+    """For a recurrent agent: its memory at the start of an episode, for one environment. Its `act` takes a `Remembered`
+    as observation, and returns the next memory in `extras["memory"]`."""
     behave: ActFn | None = None
-    """`act` that also puts the log-probability `[N]` of the action into `extras`, as the entry `log_prob` of a dict.
+    """A variant of `act` that also returns the log-probability `[N]` of the action in `extras["log_prob"]`.
 
-    Actors on the host use it, for their parameters may be older than the learner's; `prepare` takes what it finds."""
+    Actors on the host use it, because their parameters may be older than the learner's; `prepare` then uses these
+    log-probabilities."""
     bounds_returns: bool = False
-    """Whether it derives from rewards and discounts which returns there can be, for which the discount must be below
-    1."""
+    """Whether the agent derives the range of possible returns from rewards and discounts, which requires a discount
+    below 1."""
     custom: tuple[str, ...] = ()
-    """Arguments by which parts of it were made in Python, as in `make_network`."""
+    """Names of the arguments that supplied parts made in Python, such as `make_network`."""
 
 
 class AgentMaker(Protocol):
-    """What `jaxrl.dqn(...)` and its sisters return: an agent that still has to be told its environment."""
+    """An agent without its environment, as `jaxrl.dqn(...)` and its siblings return it."""
 
     def __call__(self, spec: EnvSpec, /) -> Agent:
-        """Return the agent for the spaces of `spec`; raise `SettingsError` if it cannot take them."""
+        """Build the agent for the spaces of `spec`; raise `SettingsError` if it does not support them."""
         ...

@@ -1,7 +1,7 @@
-"""Behavioural cloning (Pomerleau 1991): do as was done; and the regression on actions that others weigh.
+"""Behavioural cloning (Pomerleau 1991), and the weighted regression on actions that AWAC and IQL share with it.
 
-Policies are categorical, or Gaussians around a point within the bounds: the density of an action at a bound, of which
-data are full, is then as good as any other, where that of a squashed Gaussian would be without limit.
+Policies are categorical, or Gaussians whose mean lies within the bounds. Data are full of actions at a bound. Under
+such a Gaussian their density is finite, while under a squashed Gaussian it would be unbounded.
 """
 
 from dataclasses import asdict, dataclass
@@ -25,7 +25,8 @@ from jaxrl.types import Batch
 from jaxrl.xla.flat import Flat
 
 LOG_STD = (-3.0, 0.0)
-"""Bounds of the logarithm of a scale. Where the data are of one mind it would else go to zero, and the loss with it."""
+"""Bounds on the log-scale. Where the data agree, the scale would otherwise collapse to zero and the loss to minus
+infinity."""
 
 
 @dataclass(frozen=True)
@@ -35,35 +36,36 @@ class BCConfig:
     lr: Rate = 3e-4
     """Learning rate."""
     lr_decay: Steps = 0
-    """Optimisation steps over which the learning rate falls linearly to 0; 0: it stays."""
+    """Optimisation steps over which the learning rate decays linearly to 0; 0: no decay."""
     optimizer: str = "adam"
     """Optax optimizer: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
     max_grad_norm: Weight = 1e6
-    """Global norm to which gradients are clipped."""
+    """Largest global norm of the gradient; larger gradients are scaled down to it."""
     accumulate: Count = 1
-    """Equal pieces in which a batch is taken, gradients averaged; must divide the batch size."""
+    """Number of equal pieces a batch is split into, to save memory; their gradients are averaged. Must divide the batch
+    size."""
     torso: Torso = "auto"
-    """Network torso: mlp, minatar (also called conv), nature, impala; or auto: mlp without images [H, W, C], nature for
-    images with sides of at least 36, minatar for smaller ones."""
+    """Network torso: mlp, minatar (also called conv), nature, impala or auto. auto chooses nature for images [H, W, C]
+    with sides of at least 36, minatar for smaller ones, and mlp for other observations."""
     features: Widths = (256, 256)
     """Widths of the dense layers."""
     channels: Widths = ()
-    """Channels of the convolutions; none: the torso's own (minatar 16, nature 32 64 64, impala 16 32 32)."""
+    """Channels of the convolutions; empty: the torso's defaults (minatar 16, nature 32 64 64, impala 16 32 32)."""
     dtype: DType = "float32"
-    """What torsos compute in: float32 or bfloat16; parameters, heads and outputs are float32 anyway."""
+    """Type that torsos compute in: float32 or bfloat16; parameters, heads and outputs are always float32."""
     activation: Activation = "relu"
-    """Activation: relu, tanh, gelu, silu or elu."""
+    """Activation function: relu, tanh, gelu, silu or elu."""
 
 
 class BCHyper(NamedTuple):
-    """What a sweep may vary without compiling again: float32 scalars, `[P]` in a population."""
+    """Hyperparameters that a sweep can vary without recompiling: float32 scalars, `[P]` in a population."""
 
     lr: Array
     max_grad_norm: Array
 
 
 class BCState(NamedTuple):
-    """All of a cloning agent. `opt_state` is empty in a state that only acts."""
+    """Agent state. `opt_state` is empty in an acting-only copy."""
 
     policy: Flat
     opt_state: PyTree
@@ -85,18 +87,19 @@ def bc(
     make_network: MakePolicy | None = None,
     **settings: Any,
 ) -> AgentMaker:
-    """Choose behavioural cloning; the result is called with an `EnvSpec`.
+    """Configure behavioural cloning; call the result with an `EnvSpec` to build it.
 
-    Its actions are discrete, several of such, or a bounded box.
+    Actions may be discrete, multi-discrete, or a bounded box.
 
     Args:
-      config: settings to start from; the defaults of `BCConfig` if left out.
-      make_optimizer: from a learning rate to any Optax transformation, in place of `optimizer`.
-      make_network: from an `EnvSpec` and the head for its actions to a network `[B, ...] -> [B, head.outputs]`.
+      config: settings to start from; if left out, the defaults of `BCConfig`.
+      make_optimizer: function from a learning rate to any Optax transformation; replaces `optimizer`.
+      make_network: function from an `EnvSpec` and the head for its actions to a network
+        `[B, ...] -> [B, head.outputs]`.
       **settings: fields of `BCConfig` to change, as in `bc(lr=1e-3)`.
 
     Raises:
-      SettingsError: an unknown setting or a value out of its range.
+      SettingsError: a setting is unknown or a value is out of range.
     """
     config = changed("bc", config or BCConfig(), settings)
     return partial(_bind, config, own_parts(config.optimizer, make_optimizer, make_network=make_network))
@@ -164,32 +167,32 @@ def _update(
 
 
 def cloning_head(spec: EnvSpec) -> Head:
-    """Return the head of a policy that is to give actions of the data, as `taken` has them, a likelihood."""
+    """Return the head of a policy that assigns a likelihood to the data's actions, as `taken` returns them."""
     head = head_of(spec)
     return head._replace(of=_bounded) if isinstance(spec.action_space, Box) else head
 
 
 def _bounded(outputs: Array) -> Distribution:
     mean, scale = jnp.split(outputs, 2, axis=-1)
-    # Not clipped: beyond a bound there would be no way back.
+    # Not clipped: beyond a bound the gradient would be zero.
     low, high = LOG_STD
     return Gaussian(jnp.tanh(mean), (low + high) / 2 + (high - low) / 2 * jnp.tanh(scale))
 
 
 def taken(spec: EnvSpec, action: Array) -> Array:
-    """Return actions of the environment as a policy judges them: from -1 to 1 `[B, D]`, or as they are."""
+    """Return actions as a policy represents them: scaled to -1 to 1, `[B, D]`, or unchanged if discrete."""
     unit = unit_actions(spec, action)
     return unit[0] if unit else action
 
 
 def act(network: Network, head: Head, policy: PyTree, obs: PyTree, noise: PyTree, mode: Mode) -> PyTree:
-    """Choose the likeliest action for each of `obs` `[N, ...]`, or draw one."""
+    """Choose the likeliest action for each of `obs` `[N, ...]`, or sample one."""
     distribution = head.of(cast(Array, network.apply(policy, obs)))
     return head.to_env(distribution.mode() if mode == "exploit" else distribution.sample(noise))
 
 
 def judge(network: Network, head: Head, policy: PyTree, obs: PyTree, action: Array) -> Array:
-    """Return the logarithm of the likelihood of `action`, as `taken` has it, `[B]`."""
+    """Return the log-likelihood of `action` (as `taken` returns it), `[B]`."""
     return head.of(cast(Array, network.apply(policy, obs))).log_prob(action)
 
 
@@ -204,7 +207,7 @@ def regress(
     max_norm: Array,
     opt_step: Array,
 ) -> Learnt:
-    """Make the actions of `batch` (observations, actions, weights) likelier, in proportion to their weights `[B]`."""
+    """Take one gradient step up the weighted log-likelihood of `batch`: observations, actions, weights `[B]`."""
 
     def loss(params: PyTree, batch: tuple[PyTree, Array, Array]) -> tuple[Array, Array]:
         obs, action, weight = batch

@@ -1,4 +1,4 @@
-"""Checks of settings that every agent makes."""
+"""Checks of settings that all agents share."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -15,10 +15,10 @@ Config = TypeVar("Config")
 
 
 def changed(name: str, config: Config, settings: Mapping[str, Any]) -> Config:
-    """Return the settings `config` of the agent `name`, some of them replaced, all of them checked.
+    """Return the settings `config` of the agent `name` with some replaced and all checked.
 
     Raises:
-      SettingsError: a setting that the agent does not have, or a value out of its range.
+      SettingsError: the agent has no such setting, or a value is out of range.
     """
     known: Mapping[str, Any] = config.__dataclass_fields__  # type: ignore[attr-defined]
     for word in settings:
@@ -33,7 +33,7 @@ def changed(name: str, config: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def check_actions(name: str, spec: EnvSpec) -> None:
-    """Raise `SettingsError` unless the agent `name` takes the actions of an environment."""
+    """Raise `SettingsError` unless the agent `name` supports the action space of `spec`."""
     space, row = spec.action_space, ALGORITHMS[name]
     kind = _actions_of(space)
     if kind in row.actions:
@@ -63,15 +63,15 @@ def _actions_of(space: Space) -> Actions | None:
 
 
 def hyper_of(settings: Mapping[str, Any], names: Iterable[str], optional: Collection[str]) -> list[Any]:
-    """Return the settings `names` as float32 scalars; an `optional` one is `()` if it is 0 or there is none.
+    """Return the settings `names` as float32 scalars; an `optional` one is `()` if it is 0 or missing.
 
-    An option that is off leaves no trace in the state: what was saved before there was one stays good.
+    An option that is off leaves no trace in the state, so checkpoints from before the option existed stay valid.
     """
     return [() if name in optional and not settings.get(name) else jnp.float32(settings[name]) for name in names]
 
 
 def pieces(parts: int, rows: int) -> int:
-    """Return `parts`, the setting `accumulate`; raise `SettingsError` unless it divides a batch of `rows`."""
+    """Return `parts`, the setting `accumulate`; raise `SettingsError` unless it divides the batch size `rows`."""
     if rows % parts:
         raise SettingsError(f"agent.accumulate is {parts} and does not divide the batch size {rows}")
     return parts

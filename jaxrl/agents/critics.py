@@ -1,4 +1,4 @@
-"""What SAC and TD3 share: critics of observation and action, a policy that climbs them, targets that trail behind."""
+"""What actor-critics with a Q-function share: settings, networks, the critic update, and target networks."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -31,30 +31,31 @@ class CriticConfig:
     policy_lr: Rate = 3e-4
     """Learning rate of the policy."""
     lr_decay: Steps = 0
-    """Optimisation steps over which learning rates fall linearly to 0; 0: they stay."""
+    """Optimisation steps over which the learning rates decay linearly to 0; 0: no decay."""
     optimizer: str = "adam"
     """Optax optimizer: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
     max_grad_norm: Weight = 1e6
-    """Global norm to which the gradients of critics, policy and temperature are clipped, each."""
+    """Largest global norm of each gradient (critics, policy, temperature); larger ones are scaled down to it."""
     accumulate: Count = 1
-    """Equal pieces in which a batch is taken, gradients averaged; must divide the batch size."""
+    """Number of equal pieces a batch is split into, to save memory; their gradients are averaged. Must divide the batch
+    size."""
     num_critics: Count = 2
-    """Critics, of which the lowest counts."""
+    """Number of critics; targets use the lowest of their values."""
     tau: Share = 0.005
-    """Share of the online networks in each update of the targets."""
+    """Weight of the online networks in each update of the target networks."""
     torso: Torso = "auto"
-    """Network torso: mlp, minatar (also called conv), nature, impala; or auto: mlp without images [H, W, C], nature for
-    images with sides of at least 36, minatar for smaller ones."""
+    """Network torso: mlp, minatar (also called conv), nature, impala or auto. auto chooses nature for images [H, W, C]
+    with sides of at least 36, minatar for smaller ones, and mlp for other observations."""
     features: Widths = (256, 256)
     """Widths of the dense layers."""
     channels: Widths = ()
-    """Channels of the convolutions; none: the torso's own (minatar 16, nature 32 64 64, impala 16 32 32)."""
+    """Channels of the convolutions; empty: the torso's defaults (minatar 16, nature 32 64 64, impala 16 32 32)."""
     dtype: DType = "float32"
-    """What torsos compute in: float32 or bfloat16; parameters, heads and outputs are float32 anyway."""
+    """Type that torsos compute in: float32 or bfloat16; parameters, heads and outputs are always float32."""
     activation: Activation = "relu"
-    """Activation: relu, tanh, gelu, silu or elu."""
+    """Activation function: relu, tanh, gelu, silu or elu."""
     layer_norm: bool = False
-    """Normalise the critics' layers before their activation, for many updates an environment step."""
+    """Apply layer normalisation before each activation of the critics; meant for many updates per environment step."""
 
 
 class Networks(NamedTuple):
@@ -63,23 +64,23 @@ class Networks(NamedTuple):
     policy: Network
     critic: Network
     value: Network | None = None
-    """`[B, ...] -> [B]` or `[B, 1]`; of IQL alone."""
+    """`[B, ...] -> [B]` or `[B, 1]`; only IQL has one."""
 
 
 class Parts(NamedTuple):
-    """What an agent with critics is made of."""
+    """The static parts of an agent with critics."""
 
     config: Any
-    """A `CriticConfig`, or one made of it."""
+    """A `CriticConfig`, or a subclass."""
     networks: Networks
     descent: Descent
     spec: EnvSpec
     head: Head
-    """What makes actions of the policy's outputs."""
+    """Maps the policy's outputs to actions."""
 
 
 def build_networks(config: CriticConfig, own: Own, spec: EnvSpec, head: Head) -> Networks:
-    """Build the networks that `config` describes, or those made in Python; raise `SettingsError` for what cannot be."""
+    """Build the networks that `config` describes, or those made in Python; raise `SettingsError` if they do not fit."""
     obs, space = observations(spec), spec.action_space
     usual = lambda: PolicyNetwork(spec.observation_space, head.outputs, **_options(config, spec))
     policy = network_of(own, "make_policy", (spec, head), usual, (obs,), (choices(head),))
@@ -93,7 +94,7 @@ def build_networks(config: CriticConfig, own: Own, spec: EnvSpec, head: Head) ->
 
 
 def value_network(config: CriticConfig, own: Own, spec: EnvSpec) -> Network:
-    """Build the network of the values of observations; arguments are as of `build_networks`."""
+    """Build the state-value network; arguments are as for `build_networks`."""
     usual = lambda: Critic(spec.observation_space, 1, layer_norm=config.layer_norm, **_options(config, spec))
     return network_of(own, "make_value", (spec,), usual, (observations(spec),), (ONE_VALUE,))
 
@@ -108,7 +109,7 @@ def _actions(space: Any) -> Array:
 
 
 def init_networks(networks: Networks, spec: EnvSpec, key: Key) -> tuple[Flat, Flat]:
-    """Return fresh parameters of policy and critics. The key is consumed."""
+    """Initialise the parameters of policy and critics. The key is consumed."""
     policy_key, critic_key = jax.random.split(key)
     obs = space_zeros(spec.observation_space, 1)
     space = spec.action_space
@@ -117,38 +118,38 @@ def init_networks(networks: Networks, spec: EnvSpec, key: Key) -> tuple[Flat, Fl
 
 
 def space_size(space: Box) -> int:
-    """Return how many numbers an element of `space` is."""
+    """Return the number of entries of an element of `space`."""
     return int(box_bounds(space)[0].size)
 
 
 def seen(obs: PyTree) -> PyTree:
-    """Return an observation without what is remembered beside it."""
+    """Return the observation without its memory, if it has one."""
     return obs.obs if isinstance(obs, Remembered) else obs
 
 
 def lasting(kept: Array, before: Array, fresh: Array) -> Array:
-    """Return noise of which the share `kept` is that of the step before; with unit deviation in the long run.
+    """Return noise with correlation `kept` to the step before, and unit standard deviation in the long run.
 
-    It is an autoregressive process: that of Ornstein and Uhlenbeck, in steps.
+    This is a first-order autoregressive process: a discrete Ornstein-Uhlenbeck process.
     """
     return kept * before + jnp.sqrt(1 - jnp.square(kept)) * fresh
 
 
 class Rivals(NamedTuple):
-    """Actions beside those of the data, whose values are held down; of discrete ones all are, and both are `()`."""
+    """Sampled actions whose values CQL pushes down; both are `()` for discrete actions, where every action counts."""
 
     action: PyTree
     """`[B, S, D]`, from -1 to 1."""
     log_density: PyTree
-    """`[B, S]`, under what drew them, plus the logarithm of `S`."""
+    """`[B, S]`, log-density under the sampling distribution, plus the logarithm of `S`."""
 
 
 def learn_critic(
     parts: Parts, state: Any, batch: Batch, target: Array, opt_step: Array, rivals: Rivals | None = None
 ) -> tuple[Learnt, Metrics, Array]:
-    """Bring the critics' values of what was done nearer to `target` `[B]`; return also metrics and priorities `[B]`.
+    """Regress the critics' values of the data's actions on `target` `[B]`; also return metrics and priorities `[B]`.
 
-    With `rivals`, also hold the values of those actions down, by `hyper.cql`.
+    With `rivals`, add `hyper.cql` times the conservative penalty (CQL).
     """
     action = unit_actions(parts.spec, batch.items.action)
     pick = None if action else batch.items.action
@@ -173,7 +174,7 @@ def learn_critic(
 def _critic_loss(
     critic: Network, penalty: Any, push: Array | float, params: PyTree, batch: PyTree
 ) -> tuple[Array, tuple[Array, Array, PyTree]]:
-    """Return the weighted mean of the critics' summed losses; distances from the target, values, gaps, `[B]` each."""
+    """Return the weighted mean of the critics' summed losses; absolute errors, values and CQL gaps, each `[B]`."""
     obs, action, pick, target, weight, rivals = batch
     out = cast(Array, critic.apply(params, obs, *action))
     q = chosen(out, pick)
@@ -187,7 +188,7 @@ def _critic_loss(
 
 
 def _gap(critic: Network, params: PyTree, obs: PyTree, rivals: Rivals, out: Array, q: Array) -> Array:
-    """Return how far the values of the rivals are above `q` `[K, B]` of the data's actions; `[K, B]`."""
+    """Return by how much the values of the rivals exceed `q` `[K, B]` of the data's actions; `[K, B]`."""
     if isinstance(rivals.action, tuple):
         return jax.vmap(jax.vmap(conservative_gap))(out, jnp.zeros_like(out), q)
     rows, several, _ = rivals.action.shape
@@ -198,7 +199,7 @@ def _gap(critic: Network, params: PyTree, obs: PyTree, rivals: Rivals, out: Arra
 
 
 def chosen(q: Array, pick: Array | None) -> Array:
-    """Return, of `[K, B, outputs]`, the one at `pick` `[B]`, or the only one; `[K, B]`."""
+    """Select the output at `pick` `[B]`, or the only one, from `q` `[K, B, outputs]`; `[K, B]`."""
     if pick is None:
         return q[..., 0]
     return jax.vmap(jax.vmap(entry), in_axes=(0, None))(q, pick)
@@ -210,11 +211,11 @@ def lowest(critic: Network, params: PyTree, obs: PyTree, *action: Array) -> Arra
 
 
 def trail(target: Flat, online: Flat, tau: Array) -> Flat:
-    """Move `target` by the share `tau` towards `online`."""
+    """Move `target` towards `online` by the fraction `tau` (Polyak averaging)."""
     moved: Flat = optax.incremental_update(online, target, tau)
     return moved
 
 
 def unit_actions(spec: EnvSpec, action: Array) -> tuple[Array, ...]:
-    """Return actions as critics are given them, from -1 to 1 `[B, D]`; nothing for discrete ones."""
+    """Return actions as critics take them, scaled to -1 to 1, `[B, D]`; nothing for discrete actions."""
     return (from_box(spec.action_space, action),) if isinstance(spec.action_space, Box) else ()

@@ -1,4 +1,4 @@
-"""The DQN family (Mnih et al. 2015, https://www.nature.com/articles/nature14236): one agent, variants as options."""
+"""The DQN family (Mnih et al. 2015, https://www.nature.com/articles/nature14236), with variants as options."""
 
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -59,56 +59,60 @@ class DQNConfig:
     lr: Rate = 2.5e-4
     """Learning rate."""
     lr_decay: Steps = 0
-    """Optimisation steps over which the learning rate falls linearly to 0; 0: it stays."""
+    """Optimisation steps over which the learning rate decays linearly to 0; 0: no decay."""
     optimizer: str = "adam"
     """Optax optimizer: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
     max_grad_norm: Weight = 10.0
-    """Global norm to which gradients are clipped."""
+    """Largest global norm of the gradient; larger gradients are scaled down to it."""
     accumulate: Count = 1
-    """Equal pieces in which a batch is taken, gradients averaged; must divide the batch size."""
+    """Number of equal pieces a batch is split into, to save memory; their gradients are averaged. Must divide the batch
+    size."""
     loss: Annotated[str, OneOf(("huber", "squared"))] = "squared"
-    """Loss of the temporal-difference error: squared, or huber, which bends at 1 and suits rewards scaled to that."""
+    """Loss of the temporal-difference error: squared, or huber, which is linear beyond 1 and suits rewards of that
+    scale."""
     double: bool = True
-    """Choose the next action by the online network (double Q-learning)."""
+    """Choose the next action with the online network (double Q-learning)."""
     dueling: bool = False
-    """Split the head into a value and advantages."""
+    """Split the head into a value and advantages (dueling network)."""
     epsilon_start: Share = 1.0
-    """Share of random actions at the first optimisation step."""
+    """Probability of a random action at the first optimisation step."""
     epsilon_end: Share = 0.05
-    """Share of random actions once the decay is over."""
+    """Probability of a random action after the decay."""
     epsilon_decay: Steps = 2_500
-    """Optimisation steps of the linear decay; 0: epsilon_end all the time."""
+    """Optimisation steps over which epsilon decays linearly; 0: epsilon_end from the start."""
     target_interval: Count = 100
-    """Optimisation steps from one target update to the next."""
+    """Optimisation steps between updates of the target network."""
     tau: Share = 1.0
-    """Share of the online network in a target update; 1 copies it (hard), less mixes it in (soft)."""
+    """Weight of the online network in a target update: 1 copies it (hard update), less averages it in (soft update)."""
     torso: Torso = "auto"
-    """Network torso: mlp, minatar (also called conv), nature, impala; or auto: mlp without images [H, W, C], nature for
-    images with sides of at least 36, minatar for smaller ones."""
+    """Network torso: mlp, minatar (also called conv), nature, impala or auto. auto chooses nature for images [H, W, C]
+    with sides of at least 36, minatar for smaller ones, and mlp for other observations."""
     features: Widths = (120, 84)
     """Widths of the dense layers."""
     channels: Widths = ()
-    """Channels of the convolutions; none: the torso's own (minatar 16, nature 32 64 64, impala 16 32 32)."""
+    """Channels of the convolutions; empty: the torso's defaults (minatar 16, nature 32 64 64, impala 16 32 32)."""
     dtype: DType = "float32"
-    """What torsos compute in: float32 or bfloat16; parameters, heads and outputs are float32 anyway."""
+    """Type that torsos compute in: float32 or bfloat16; parameters, heads and outputs are always float32."""
     activation: Activation = "relu"
-    """Activation: relu, tanh, gelu, silu or elu."""
+    """Activation function: relu, tanh, gelu, silu or elu."""
     values: Annotated[str, OneOf(("expected", "c51", "qr", "iqn"))] = "expected"
-    """What is learnt of returns: expected; their distribution by c51 or qr; or iqn, its quantiles anywhere."""
+    """What to learn of the return: its mean (expected), or its distribution, as probabilities of fixed atoms (c51), as
+    fixed quantiles (qr) or as quantiles at any level (iqn)."""
     atoms: Annotated[int, AtLeast(2)] = 51
-    """Numbers by which c51 and qr tell a distribution; quantiles that iqn draws for a transition."""
+    """Atoms of c51 or quantiles of qr for each action; for iqn, quantiles sampled for each transition."""
     v_min: Real | None = None
-    """Lowest return that c51 knows; unset: the lowest that the rewards and discounts learnt from so far allow."""
+    """Lowest return that c51 can represent; unset: the lowest possible under the rewards and discounts learnt from so
+    far."""
     v_max: Real | None = None
-    """Highest return that c51 knows; unset: as for `v_min`."""
+    """Highest return that c51 can represent; unset: as for `v_min`."""
     noisy: Weight = 0.0
-    """Explore by noise on the parameters, this its deviation at first (0.5 as published, and no epsilon); 0: off."""
+    """Initial scale of the parameter noise used to explore (NoisyNet; 0.5 as published, with epsilon 0); 0: off."""
     munchausen: Weight = 0.0
-    """Weight of the log-policy that is added to rewards (0.9 as published; it replaces double); 0: off."""
+    """Weight of the scaled log-policy that is added to rewards (0.9 as published; replaces double); 0: off."""
     munchausen_temperature: Annotated[float, Between(1e-6, 1e30)] = 0.03
-    """Temperature of that policy."""
+    """Temperature of the Munchausen policy."""
     cql: Weight = 0.0
-    """Weight by which the values of other actions than the data's are held down (conservative Q-learning); 0: off."""
+    """Weight of the conservative (CQL) penalty; 0 turns it off."""
 
 
 @dataclass(frozen=True)
@@ -125,17 +129,17 @@ class RainbowConfig(DQNConfig):
 
 @dataclass(frozen=True)
 class CQLDQNConfig(DQNConfig):
-    """Settings of conservative Q-learning without a policy."""
+    """Settings of conservative Q-learning for discrete actions."""
 
     cql: Weight = 1.0
 
 
 MUNCHAUSEN_CLIP = -1.0
-"""Least log-policy, times the temperature, that is added to a reward."""
+"""Lower bound on the scaled log-policy that is added to a reward."""
 
 
 class DQNHyper(NamedTuple):
-    """What a sweep may vary without compiling again: float32 scalars, `[P]` in a population."""
+    """Hyperparameters that a sweep can vary without recompiling: float32 scalars, `[P]` in a population."""
 
     lr: Array
     max_grad_norm: Array
@@ -143,23 +147,23 @@ class DQNHyper(NamedTuple):
     epsilon_end: Array
     tau: Array
     cql: PyTree
-    """`()` where it is off."""
+    """`()` if it is off."""
 
 
 class DQNState(NamedTuple):
-    """All of a DQN agent. `target` and `opt_state` are empty in a state that only acts."""
+    """Agent state. `target` and `opt_state` are empty in an acting-only copy."""
 
     params: Flat
-    """The network's parameters as one vector; `params.tree` is what Flax calls them."""
+    """The network's parameters as one vector; `params.tree` is the tree that Flax uses."""
     target: Flat
     opt_state: PyTree
     hyper: DQNHyper
     reach: PyTree = ()
-    """A `Reach`, from which c51 derives its support; `()` where `v_min` and `v_max` are both given, and of others."""
+    """The `Reach` from which c51 derives its support; `()` if `v_min` and `v_max` are both given, or without c51."""
 
 
 class Draws(NamedTuple):
-    """The randomness of an update: noise of the parameters and, of iqn, quantiles `[B, n]`; `()` for none."""
+    """Randomness of an update: parameter noise and, for iqn, quantile levels `[B, n]`; `()` where there is none."""
 
     noise_tm1: PyTree
     noise_t: PyTree
@@ -174,7 +178,7 @@ class _Parts(NamedTuple):
     descent: Descent
     spec: EnvSpec
     noise: PyTree
-    """Shapes of the parameters' noise; `{}` without."""
+    """Shapes of the parameter noise; `{}` if there is none."""
 
 
 def dqn(
@@ -184,17 +188,17 @@ def dqn(
     make_network: MakeNetwork | None = None,
     **settings: Any,
 ) -> AgentMaker:
-    """Choose a DQN agent; the result is called with an `EnvSpec`, which must have discrete actions.
+    """Configure a DQN agent; call the result with an `EnvSpec` of discrete actions to build it.
 
     Args:
-      config: settings to start from; the defaults of `DQNConfig` if left out.
-      make_optimizer: from a learning rate to any Optax transformation, in place of `optimizer`.
-      make_network: from an `EnvSpec` to a network `[B, ...] -> [B, A]` of values, in place of the built-in ones; of
-        distributions `[B, A, atoms]`, for iqn also given the quantiles `[B, n]`, where those are to be told.
+      config: settings to start from; if left out, the defaults of `DQNConfig`.
+      make_optimizer: function from a learning rate to any Optax transformation; replaces `optimizer`.
+      make_network: function from an `EnvSpec` to a network `[B, ...] -> [B, A]` of action values; replaces the built-in
+        ones. For distributions the network returns `[B, A, atoms]`; for iqn it also takes quantile levels `[B, n]`.
       **settings: fields of `DQNConfig` to change, as in `dqn(lr=1e-3, dueling=True)`.
 
     Raises:
-      SettingsError: an unknown setting or a value out of its range.
+      SettingsError: a setting is unknown or a value is out of range.
     """
     return _maker("dqn", config or DQNConfig(), make_optimizer, make_network, settings)
 
@@ -206,9 +210,9 @@ def rainbow(
     make_network: MakeNetwork | None = None,
     **settings: Any,
 ) -> AgentMaker:
-    """Choose a Rainbow agent (Hessel et al. 2018, https://arxiv.org/abs/1710.02298); arguments are as for `dqn`.
+    """Configure a Rainbow agent (Hessel et al. 2018, https://arxiv.org/abs/1710.02298); arguments are as for `dqn`.
 
-    The rest of Rainbow is not the agent's: a prioritised buffer and a processor over several steps.
+    The rest of Rainbow lies outside the agent: combine it with a prioritised buffer and an n-step processor.
     """
     return _maker("rainbow", config or RainbowConfig(), make_optimizer, make_network, settings)
 
@@ -220,9 +224,9 @@ def cql_dqn(
     make_network: MakeNetwork | None = None,
     **settings: Any,
 ) -> AgentMaker:
-    """Choose conservative Q-learning without a policy, for data (Kumar et al. 2020, https://arxiv.org/abs/2006.04779).
+    """Configure conservative Q-learning for discrete actions, to learn from data.
 
-    Arguments are as for `dqn`.
+    Kumar et al. 2020, https://arxiv.org/abs/2006.04779. Arguments are as for `dqn`.
     """
     return _maker("cql_dqn", config or CQLDQNConfig(), make_optimizer, make_network, settings)
 
@@ -271,7 +275,7 @@ def _derives_support(config: DQNConfig) -> bool:
 
 
 def _tells_outside(config: DQNConfig) -> bool:
-    """Say whether returns can lie beyond the support: where the user gave an end of it."""
+    """Return whether returns can lie beyond the support; they can if the user fixed one of its ends."""
     return config.values == "c51" and not (config.v_min is None and config.v_max is None)
 
 
@@ -322,12 +326,12 @@ def _network(config: DQNConfig, spec: EnvSpec) -> Network:
 
 
 def _begin(parts: _Parts, key: Key) -> PyTree:
-    """Return the variables of a fresh network."""
+    """Initialise the network's variables."""
     return parts.network.init(key, space_zeros(parts.spec.observation_space, 1), *_taus(parts, 1))
 
 
 def _taus(parts: _Parts, batch: int) -> tuple[Array, ...]:
-    """Return the quantiles by which iqn judges when it chooses, evenly spaced `[B, n]`; nothing for others."""
+    """Return the evenly spaced quantile levels `[B, n]` at which iqn compares actions; nothing without iqn."""
     if parts.config.values != "iqn":
         return ()
     return (_midpoints(batch, parts.config.atoms),)
@@ -341,7 +345,7 @@ def _init(parts: _Parts, key: Key) -> DQNState:
     config = parts.config
     params = Flat.of({name: value for name, value in _begin(parts, key).items() if name != "noise"})
     hyper = DQNHyper(*hyper_of(asdict(config), DQNHyper._fields, optional=("cql",)))
-    # The target is a copy, not the same arrays: both are donated to the compiled loop.
+    # The target must be a copy: its arrays and those of `params` are all donated to the compiled loop.
     target, opt_state = jax.tree.map(jnp.copy, params), parts.descent.init(params, hyper.lr)
     return DQNState(params, target, opt_state, hyper, no_reach() if _derives_support(config) else ())
 
@@ -361,7 +365,7 @@ def _act(
 
 
 def _outputs(parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: Array) -> Array:
-    """Return what the network says of each action, `[B, A, n]`; without `noise` on its parameters if that is `()`."""
+    """Return the network's outputs for each action, `[B, A, n]`; parameters are free of noise if `noise` is `()`."""
     if parts.noise:
         blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), parts.noise)
         params = {**params, "noise": blank if noise == () else noise}
@@ -370,7 +374,7 @@ def _outputs(parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: A
 
 
 def _draw_act(parts: _Parts, key: Key, num_envs: int) -> PyTree:
-    """Draw coins and random actions, and one noise of the parameters for all environments."""
+    """Draw coins and random actions, and one parameter noise that all environments share."""
     if not parts.noise:
         return draw_epsilon_greedy(parts.spec, key, num_envs), ()
     coin_key, noise_key = jax.random.split(key)
@@ -378,7 +382,7 @@ def _draw_act(parts: _Parts, key: Key, num_envs: int) -> PyTree:
 
 
 def _draw_noise(parts: _Parts, key: Key) -> PyTree:
-    """Draw the parameters' noise, all of it in one call."""
+    """Draw the parameter noise in a single call."""
     leaves, treedef = jax.tree.flatten(parts.noise)
     ends = np.cumsum([leaf.size for leaf in leaves])
     return jax.tree.unflatten(treedef, jnp.split(jax.random.normal(key, (ends[-1],)), ends[:-1]))
@@ -437,7 +441,7 @@ def _loss(
     params: PyTree,
     batch: tuple[Batch, PyTree],
 ) -> tuple[Array, tuple[Array, Array, PyTree]]:
-    """Return the weighted mean loss of a batch, and errors, values and shares outside of the support `[B]` or `()`."""
+    """Return the weighted mean loss; and errors, greedy values and probability outside the support, `[B]` or `()`."""
     (sampled, (taus_tm1, taus_t)), config = batch, parts.config
     items: Transition = sampled.items
     apply, mean = partial(_outputs, parts), jax.vmap(values.mean)
@@ -476,6 +480,6 @@ def _update_target(config: DQNConfig, tau: Array, params: Flat, target: Flat, op
     mixed: Flat = optax.incremental_update(params, target, tau)
     if config.target_interval == 1:
         return mixed
-    # A select, not a `cond`: a branch that has to copy makes the whole loop asynchronous on a CPU, which costs more
-    # than the copying, and on a GPU waits for the host.
+    # A select is faster than a `cond` here. On a CPU, a branch that has to copy makes the whole loop asynchronous,
+    # which costs more than the copy; on a GPU, a branch waits for the host.
     return tree_where((opt_step + 1) % config.target_interval == 0, mixed, target)

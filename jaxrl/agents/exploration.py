@@ -7,7 +7,7 @@ from jaxrl.spaces import EnvSpec, sample_space
 from jaxrl.trees import Array, Key
 
 EPSILONS = ("epsilon_start", "epsilon_end")
-"""The hyperparameters that decide the share of random actions."""
+"""The hyperparameters that set the probability of a random action."""
 
 
 def draw_epsilon_greedy(spec: EnvSpec, key: Key, num_envs: int) -> tuple[Array, Array]:
@@ -17,6 +17,6 @@ def draw_epsilon_greedy(spec: EnvSpec, key: Key, num_envs: int) -> tuple[Array, 
 
 
 def epsilon_greedy(greedy: Array, noise: tuple[Array, Array], epsilon: Array) -> Array:
-    """Take the random action with probability `epsilon`, else the greedy one, both `[N]`."""
+    """Take the random action with probability `epsilon`, otherwise the greedy one, both `[N]`."""
     coin, random = noise
     return jnp.where(coin < epsilon, random, greedy)

@@ -1,4 +1,4 @@
-"""Types of agents' settings, each with the values that it takes."""
+"""Types of agents' settings, each with the values that it accepts."""
 
 import typing
 from functools import cache
@@ -11,7 +11,7 @@ from jaxrl.written import whole
 
 class Rule(Protocol):
     def check(self, name: str, value: Any) -> Any:
-        """Return `value` as it is kept; raise `SettingsError`, which begins with `name`, if it cannot be."""
+        """Return `value` as it is stored; raise `SettingsError`, beginning with `name`, if it is not allowed."""
         ...
 
 
@@ -26,7 +26,7 @@ class Between(NamedTuple):
 
 
 class AtLeast(NamedTuple):
-    """A whole number of at least `least`; `1e5` is one."""
+    """A whole number of at least `least`; `1e5` counts as one."""
 
     least: int
 
@@ -35,7 +35,7 @@ class AtLeast(NamedTuple):
 
 
 class OneOf(NamedTuple):
-    """One of some names."""
+    """One of a set of names."""
 
     names: tuple[str, ...]
 
@@ -71,7 +71,7 @@ DType = Annotated[str, OneOf(tuple(DTYPES))]
 
 @cache
 def rules_of(config: Any) -> dict[str, tuple[Rule, bool]]:
-    """Return the rule of each setting of a dataclass that has one, and whether it may be left out, as `None`."""
+    """Return the rule of each setting of a dataclass that has one, and whether the setting may be `None`."""
     found = {}
     for name, hint in typing.get_type_hints(config, include_extras=True).items():
         parts = (hint, *typing.get_args(hint))

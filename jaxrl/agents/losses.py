@@ -1,4 +1,4 @@
-"""The equations of losses, each for a single transition; callers `vmap`.
+"""Loss equations, each for a single transition; callers `vmap`.
 
 Time is in the names: `q_tm1` are the action values before the step, `q_t` after it.
 """
@@ -11,7 +11,7 @@ from jaxrl.trees import Array
 
 
 def entry(row: Array, index: Array) -> Array:
-    """Return `row[index]`, but as a sum: what fuses, where the gradient of an index would be a scatter of its own."""
+    """Return `row[index]`, as a masked sum. A sum fuses; the gradient of an index would be a separate scatter."""
     return jnp.sum(row, where=jnp.arange(row.shape[0]) == index)
 
 
@@ -27,10 +27,10 @@ def squared(error: Array) -> Array:
 
 
 def project(z: Array, p: Array, support: Array) -> Array:
-    """Return the distribution of `z` `[m]` with probabilities `p` `[m]` brought onto `support`, `[n]`.
+    """Project the distribution of `z` `[m]` with probabilities `p` `[m]` onto `support`; return `[n]` probabilities.
 
-    `support` is evenly spaced; each value gives its probability to its two neighbours there, and beyond the ends to the
-    last (Bellemare et al. 2017, https://arxiv.org/abs/1707.06887, equation 7).
+    `support` is evenly spaced. Each value splits its probability between its two neighbours; a value beyond the ends
+    gives all of it to the nearest end (Bellemare et al. 2017, https://arxiv.org/abs/1707.06887, equation 7).
     """
     chex.assert_rank([z, p, support], 1)
     step = support[1] - support[0]
@@ -39,15 +39,16 @@ def project(z: Array, p: Array, support: Array) -> Array:
 
 
 def cross_entropy(logits: Array, target: Array) -> Array:
-    """Return the cross-entropy of `target` `[n]` and the distribution that `logits` `[n]` make."""
+    """Return the cross-entropy of `target` `[n]` and the softmax of `logits` `[n]`."""
     chex.assert_rank([logits, target], 1)
     return -jnp.sum(target * jax.nn.log_softmax(logits))
 
 
 def quantile_huber(z: Array, taus: Array, target: Array) -> Array:
-    """Return the loss of quantiles `z` `[n]` at `taus` `[n]`, given samples `target` `[m]`, with Huber's of delta 1.
+    """Return the quantile Huber loss (delta 1) of quantiles `z` `[n]` at levels `taus` `[n]` for samples `target`
+    `[m]`.
 
-    Summed over the quantiles, averaged over the samples (Dabney et al. 2018, https://arxiv.org/abs/1710.10044,
+    It is summed over the quantiles and averaged over the samples (Dabney et al. 2018, https://arxiv.org/abs/1710.10044,
     equation 10).
     """
     chex.assert_rank([z, taus, target], 1)
@@ -67,25 +68,25 @@ def munchausen(q: Array, temperature: float) -> tuple[Array, Array]:
 
 
 def clipped_surrogate(ratio: Array, advantage: Array, clip: Array | float) -> Array:
-    """Return the loss of PPO, the objective's negative (Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7).
+    """Return PPO's loss, the negated clipped objective (Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7).
 
-    `ratio` is the probability of the action over that under the policy that chose it.
+    `ratio` is the action's probability divided by its probability under the policy that chose it.
     """
     return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - clip, 1 + clip) * advantage)
 
 
 def weighted_surrogate(log_ratio: Array, advantage: Array, rho_clip: Array | float) -> Array:
-    """Return the policy loss of IMPALA: its gradient is `-min(rho_clip, ratio) * advantage` times that of `log_ratio`.
+    """Return IMPALA's policy loss, whose gradient is `-min(rho_clip, ratio) * advantage` times that of `log_ratio`.
 
     The weight itself is not differentiated (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, section 4.2).
-    `log_ratio` is the action's log-probability less that under the policy that chose it.
+    `log_ratio` is the action's log-probability minus that under the policy that chose it.
     """
     rho = jnp.minimum(jnp.exp(jax.lax.stop_gradient(log_ratio)), rho_clip)
     return -rho * log_ratio * advantage
 
 
 def value_loss(value: Array, old_value: Array, target: Array, clip: float) -> Array:
-    """Return the larger of the squared losses of `value`, and of it held within `clip` of `old_value`.
+    """Return the larger squared loss of `value` and of `value` clipped to within `clip` of `old_value`.
 
     As in the first implementation of PPO (Engstrom et al. 2020, https://arxiv.org/abs/2005.12729, section 3).
     """
@@ -94,25 +95,26 @@ def value_loss(value: Array, old_value: Array, target: Array, clip: float) -> Ar
 
 
 def expectile_loss(error: Array, expectile: Array | float) -> Array:
-    """Return `|expectile - 1(error < 0)| error^2`, least where a value is the expectile of what it is told.
+    """Return `|expectile - 1(error < 0)| error^2`; the expectile of the targets minimises its mean.
 
-    Kostrikov et al. 2021, https://arxiv.org/abs/2110.06169, equation 5; `error` is what was told less the value.
+    Kostrikov et al. 2021, https://arxiv.org/abs/2110.06169, equation 5; `error` is the target minus the value.
     """
     return jnp.abs(expectile - (error < 0)) * jnp.square(error)
 
 
 def advantage_weight(advantage: Array, beta: Array | float, most: Array | float) -> Array:
-    """Return `exp(beta advantage)`, at most `most`: how much an action counts that was better than others.
+    """Return `exp(beta advantage)`, at most `most`: the weight of an action in advantage-weighted regression.
 
-    Peng et al. 2019, https://arxiv.org/abs/1910.00177, section 3; there `beta` is one over a temperature.
+    Peng et al. 2019, https://arxiv.org/abs/1910.00177, section 3; there, `beta` is an inverse temperature.
     """
     return jnp.exp(jnp.minimum(beta * advantage, jnp.log(most)))
 
 
 def conservative_gap(q: Array, log_density: Array, chosen: Array) -> Array:
-    """Return how far the soft maximum of the values `q` `[S]` of actions is above `chosen`, the value of the data's.
+    """Return by how much the soft maximum of action values `q` `[S]` exceeds `chosen`, the value of the data's action.
 
-    `log_density` `[S]` is that under which each action was drawn, plus the logarithm of how many were; zeros where
-    `q` are the values of all actions (Kumar et al. 2020, https://arxiv.org/abs/2006.04779, equation 4 and appendix F).
+    `log_density` `[S]` is each action's log-density under its sampling distribution, plus the logarithm of the number
+    of samples; zeros if `q` are the values of all actions (Kumar et al. 2020, https://arxiv.org/abs/2006.04779,
+    equation 4 and appendix F).
     """
     return jax.nn.logsumexp(q - log_density) - chosen

@@ -1,4 +1,4 @@
-"""Optimizers by name, and the steps of an update that every agent shares."""
+"""Optimizers by name, and the gradient step that every agent shares."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +16,7 @@ from jaxrl.xla import reverse_mode
 from jaxrl.xla.flat import Flat
 
 Optimizer = Callable[[Any], optax.GradientTransformation]
-"""From a learning rate, which may be a traced array, to an Optax transformation."""
+"""A function from a learning rate, which may be a traced array, to an Optax transformation."""
 
 OPTIMIZERS: dict[str, Optimizer] = {
     "adam": optax.adam,
@@ -37,7 +37,7 @@ def optimizer_named(name: str) -> Optimizer:
 
 
 class Descent(NamedTuple):
-    """Clipping, optimizer and parameter update as one step."""
+    """Gradient clipping, optimizer and parameter update as one step."""
 
     init: Callable[[Flat, Array], PyTree]
     """`(params, lr) -> opt_state`"""
@@ -46,10 +46,10 @@ class Descent(NamedTuple):
 
 
 def descent(optimizer: Optimizer) -> Descent:
-    """Return the step of an optimizer.
+    """Return the gradient step of an optimizer.
 
-    Those with a name treat every parameter alike, so they run on the vector itself; one's own is given the tree of
-    parameters, since it may tell them apart.
+    Named optimizers treat every parameter alike, so they run on the flat vector. A user's own optimizer may tell
+    parameters apart, so it is given their tree.
     """
     given = _itself if optimizer in OPTIMIZERS.values() else _tree
     return Descent(init=lambda params, lr: optimizer(lr).init(given(params)), step=partial(_descend, optimizer, given))
@@ -80,13 +80,13 @@ def _descend(
 
 
 def clip_by_norm(grads: PyTree, norm: Array, max_norm: Array) -> PyTree:
-    """Scale `grads`, whose global norm is `norm`, down to a global norm of `max_norm` where it is larger."""
+    """Scale `grads`, whose global norm is `norm`, down to a global norm of at most `max_norm`."""
     scale = jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-12))
     return jax.tree.map(lambda g: g * scale, grads)
 
 
 class Schedule(Protocol):
-    """The settings by which every agent takes its steps."""
+    """The settings of gradient steps that every agent has."""
 
     @property
     def lr_decay(self) -> int: ...
@@ -95,13 +95,13 @@ class Schedule(Protocol):
 
 
 class Learnt(NamedTuple):
-    """What a step of one network came to."""
+    """The result of a gradient step of one network."""
 
     params: Flat
     opt_state: PyTree
     loss: Array
     norm: Array
-    """Of the gradient before clipping."""
+    """Global norm of the gradient before clipping."""
     aux: PyTree
 
 
@@ -116,7 +116,7 @@ def learn(
     max_norm: Array,
     opt_step: Array,
 ) -> Learnt:
-    """Take one step down `loss(params, batch)`, a mean over the batch `[B, ...]`, as is its auxiliary output.
+    """Take one gradient step on `loss(params, batch)`, a mean over the batch; its auxiliary output is `[B, ...]`.
 
     `lr` is the learning rate before any decay.
     """
@@ -128,12 +128,12 @@ def learn(
 
 
 def decayed(lr: Array, duration: int, opt_step: Array) -> Array:
-    """Let a learning rate fall linearly to 0 over `duration` optimisation steps; with a duration of 0 it stays."""
+    """Decay a learning rate linearly to 0 over `duration` optimisation steps; a duration of 0 keeps it constant."""
     return linear(lr, 0.0, duration, opt_step) if duration else lr
 
 
 def linear(start: Array, end: Array | float, duration: int, step: Array) -> Array:
-    """Move from `start` to `end` over `duration` steps, then stay; with a duration of 0, be at `end` at once."""
+    """Interpolate from `start` to `end` over `duration` steps, then stay; a duration of 0 means `end` at once."""
     if duration == 0:
         return jnp.asarray(end, jnp.float32)
     done = jnp.minimum(step, duration).astype(jnp.float32) / duration
@@ -143,7 +143,7 @@ def linear(start: Array, end: Array | float, duration: int, step: Array) -> Arra
 def accumulate(
     loss: Callable[[PyTree, PyTree], tuple[Array, PyTree]], params: PyTree, batch: PyTree, parts: int
 ) -> tuple[Array, PyTree, PyTree]:
-    """Return `loss`, its auxiliary output and its gradient, over `parts` equal pieces of `batch` one after the other.
+    """Return `loss`, its auxiliary output and its gradient, computed on `parts` equal pieces of `batch` in turn.
 
     `loss(params, batch)` must be a mean over the batch; the result is then that of the whole batch, in `1 / parts` of
     the memory. Every leaf of the auxiliary output is `[B, ...]`.

@@ -1,4 +1,4 @@
-"""Parts of an agent that were made in Python, in place of those that its settings describe."""
+"""Parts of an agent that the user makes in Python, in place of those that its settings describe."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -14,22 +14,22 @@ from jaxrl.spaces import Discrete, EnvSpec, space_struct
 from jaxrl.trees import Array, PyTree
 
 MakeNetwork = Callable[[EnvSpec], Network]
-"""Makes a network of values, or a critic, for the spaces of an `EnvSpec`."""
+"""Makes a value network, or a critic, for the spaces of an `EnvSpec`."""
 MakePolicy = Callable[[EnvSpec, Head], Network]
-"""Makes a policy, or a policy with values, that puts out `head.outputs` numbers for an observation."""
+"""Makes a policy network, or one with values, that outputs `head.outputs` numbers per observation."""
 
 
 class Own(NamedTuple):
-    """What was made in Python, and the optimizer, whoever made it."""
+    """Makers of the networks made in Python, and the optimizer, named or the user's own."""
 
     optimizer: Optimizer
     makers: Mapping[str, Callable[..., Network]]
-    """Of networks, by the arguments' names."""
+    """Makers of networks, by the names of their arguments."""
     custom: tuple[str, ...]
-    """Names of all arguments that were given."""
+    """Names of all such arguments that were given."""
 
     def made(self, name: str, *given: Any) -> Any:
-        """Return what the argument `name` makes of `given`; raise `SettingsError` if that fails."""
+        """Call the maker of the argument `name` with `given`; raise `SettingsError` if it fails."""
         try:
             return self.makers[name](*given)
         except Exception as error:
@@ -39,10 +39,10 @@ class Own(NamedTuple):
 
 
 def own_parts(optimizer: str, make_optimizer: Optimizer | None, **makers: Callable[..., Network] | None) -> Own:
-    """Return what was made in Python; where no optimizer was, that named `optimizer`.
+    """Collect the parts made in Python; without an optimizer among them, use the one named `optimizer`.
 
     Raises:
-      SettingsError: an unknown optimizer, or an argument that is not a function.
+      SettingsError: an optimizer is unknown, or an argument is not a function.
     """
     given = {name: made for name, made in {"make_optimizer": make_optimizer, **makers}.items() if made is not None}
     for name, made in given.items():
@@ -72,12 +72,12 @@ def network_of(
     outputs: Sequence[Output],
     kept: Collection[str] = ("params",),
 ) -> Network:
-    """Return the network that the argument `name` makes of `given`, or the `usual` one.
+    """Return the network that the argument `name` makes from `given`, or the `usual` one.
 
-    `args`, `outputs` and `kept` are as of `require_network`.
+    `args`, `outputs` and `kept` are as for `require_network`.
 
     Raises:
-      SettingsError: what is made is no network, or not of this kind.
+      SettingsError: the result is no network, or not one of this kind.
     """
     if name not in own.makers:
         return usual()
@@ -85,13 +85,13 @@ def network_of(
 
 
 def observations(spec: EnvSpec) -> PyTree:
-    """Return the shapes of the observations by which a network is tried."""
+    """Return the shapes of the observations with which a network is checked."""
     struct = space_struct(spec.observation_space)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((ROWS, *x.shape), x.dtype), struct)
 
 
 def values_of(spec: EnvSpec, atoms: int = 0) -> Output:
-    """Return what a network of values puts out, for discrete actions; with `atoms`, distributions."""
+    """Return the output required of a value network for discrete actions; with `atoms`, of distributions."""
     actions = cast(Discrete, spec.action_space).n
     if atoms:
         return Output("agent.atoms numbers for each action", ((ROWS, actions, atoms),))
@@ -102,7 +102,7 @@ ONE_VALUE = Output("a value for each observation", ((ROWS,), (ROWS, 1)))
 
 
 def choices(head: Head) -> Output:
-    """Return what a policy puts out."""
+    """Return the output required of a policy network."""
     return Output("what the head of the policy takes", ((ROWS, head.outputs),))
 
 

@@ -30,40 +30,41 @@ class PQNConfig:
     lr: Rate = 5e-4
     """Learning rate."""
     lr_decay: Steps = 0
-    """Optimisation steps over which the learning rate falls linearly to 0; 0: it stays."""
+    """Optimisation steps over which the learning rate decays linearly to 0; 0: no decay."""
     optimizer: str = "radam"
     """Optax optimizer: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
     max_grad_norm: Weight = 10.0
-    """Global norm to which gradients are clipped."""
+    """Largest global norm of the gradient; larger gradients are scaled down to it."""
     accumulate: Count = 1
-    """Equal pieces in which a minibatch is taken, gradients averaged; must divide its size."""
+    """Number of equal pieces a minibatch is split into, to save memory; their gradients are averaged. Must divide its
+    size."""
     q_lambda: Share = 0.65
-    """Decay of later rewards in a target; 0: one-step targets, 1: Monte-Carlo returns."""
+    """Lambda of the Q(lambda) targets; 0: one-step targets, 1: Monte-Carlo returns."""
     epsilon_start: Share = 1.0
-    """Share of random actions at the first optimisation step."""
+    """Probability of a random action at the first optimisation step."""
     epsilon_end: Share = 0.05
-    """Share of random actions once the decay is over."""
+    """Probability of a random action after the decay."""
     epsilon_decay: Steps = 2_500
-    """Optimisation steps of the linear decay; 0: epsilon_end all the time."""
+    """Optimisation steps over which epsilon decays linearly; 0: epsilon_end from the start."""
     dueling: bool = False
-    """Split the head into a value and advantages."""
+    """Split the head into a value and advantages (dueling network)."""
     layer_norm: bool = True
-    """Normalise layers before their activation: what stands in for the target network."""
+    """Apply layer normalisation before each activation; it stabilises learning in place of a target network."""
     torso: Torso = "auto"
-    """Network torso: mlp, minatar (also called conv), nature, impala; or auto: mlp without images [H, W, C], nature for
-    images with sides of at least 36, minatar for smaller ones."""
+    """Network torso: mlp, minatar (also called conv), nature, impala or auto. auto chooses nature for images [H, W, C]
+    with sides of at least 36, minatar for smaller ones, and mlp for other observations."""
     features: Widths = (128, 128)
     """Widths of the dense layers."""
     channels: Widths = ()
-    """Channels of the convolutions; none: the torso's own (minatar 16, nature 32 64 64, impala 16 32 32)."""
+    """Channels of the convolutions; empty: the torso's defaults (minatar 16, nature 32 64 64, impala 16 32 32)."""
     dtype: DType = "float32"
-    """What torsos compute in: float32 or bfloat16; parameters, heads and outputs are float32 anyway."""
+    """Type that torsos compute in: float32 or bfloat16; parameters, heads and outputs are always float32."""
     activation: Activation = "relu"
-    """Activation: relu, tanh, gelu, silu or elu."""
+    """Activation function: relu, tanh, gelu, silu or elu."""
 
 
 class PQNHyper(NamedTuple):
-    """What a sweep may vary without compiling again: float32 scalars, `[P]` in a population."""
+    """Hyperparameters that a sweep can vary without recompiling: float32 scalars, `[P]` in a population."""
 
     lr: Array
     max_grad_norm: Array
@@ -73,7 +74,7 @@ class PQNHyper(NamedTuple):
 
 
 class PQNState(NamedTuple):
-    """All of a PQN agent; `opt_state` is empty in a state that only acts."""
+    """Agent state; `opt_state` is empty in an acting-only copy."""
 
     params: Flat
     opt_state: PyTree
@@ -81,7 +82,7 @@ class PQNState(NamedTuple):
 
 
 class Target(NamedTuple):
-    """A step and the value that its action should have."""
+    """A step and the regression target for the value of its action."""
 
     obs: PyTree
     action: Array
@@ -103,16 +104,17 @@ def pqn(
     make_network: MakeNetwork | None = None,
     **settings: Any,
 ) -> AgentMaker:
-    """Choose a PQN agent; the result is called with an `EnvSpec`, which must have discrete actions.
+    """Configure a PQN agent; call the result with an `EnvSpec` of discrete actions to build it.
 
     Args:
-      config: settings to start from; the defaults of `PQNConfig` if left out.
-      make_optimizer: from a learning rate to any Optax transformation, in place of `optimizer`.
-      make_network: from an `EnvSpec` to a network `[B, ...] -> [B, A]` of values, in place of the built-in ones.
+      config: settings to start from; if left out, the defaults of `PQNConfig`.
+      make_optimizer: function from a learning rate to any Optax transformation; replaces `optimizer`.
+      make_network: function from an `EnvSpec` to a network `[B, ...] -> [B, A]` of action values; replaces the built-in
+        ones.
       **settings: fields of `PQNConfig` to change, as in `pqn(lr=1e-3, q_lambda=0.9)`.
 
     Raises:
-      SettingsError: an unknown setting or a value out of its range.
+      SettingsError: a setting is unknown or a value is out of range.
     """
     config = changed("pqn", config or PQNConfig(), settings)
     return partial(_bind, config, own_parts(config.optimizer, make_optimizer, make_network=make_network))
@@ -181,7 +183,7 @@ def _act(
 
 
 def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> Target:
-    """Return the steps of a rollout with their lambda returns over the best actions (equation 5 of the paper)."""
+    """Return a rollout's steps with lambda-returns bootstrapped from the best actions (equation 5 of the paper)."""
     items, last = rollout.items, rollout.last
     flat = lambda x: x.reshape(last.size, *x.shape[2:])
     v_t = _q(parts, state.params.tree, jax.tree.map(flat, items.next_obs)).max(axis=-1).reshape(last.shape)

@@ -1,7 +1,8 @@
-"""The equations of returns, each along the time axis of one environment; callers `vmap`.
+"""Return estimators, each along the time axis of one environment; callers `vmap`.
 
 Time is in the names: `v_tm1` is the value before a step, `v_t` that of its true successor. `discount_t` is 0 only after
-termination, `last_t` is true wherever nothing later may be counted, so that a cut is bootstrapped and an end is not.
+termination; `last_t` is true wherever no later step may count. So a truncation is bootstrapped, and a termination is
+not.
 """
 
 from typing import NamedTuple
@@ -17,7 +18,7 @@ def gae(r_t: Array, discount_t: Array, last_t: Array, v_tm1: Array, v_t: Array, 
     """Return generalised advantage estimates `[T]` (Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16).
 
     `A_tm1 = delta_t + discount_t * lambda * A_t` with `delta_t = r_t + discount_t * v_t - v_tm1`, summed up to the last
-    step of an episode, whether that is an end or a cut; the rollout's own end is a cut.
+    step of an episode, whether it terminated or was truncated. The end of the rollout is a truncation.
 
     Args:
       r_t: `[T]` rewards.
@@ -32,25 +33,25 @@ def gae(r_t: Array, discount_t: Array, last_t: Array, v_tm1: Array, v_t: Array, 
 
 
 def lambda_returns(r_t: Array, discount_t: Array, last_t: Array, v_t: Array, lambda_: Array | float) -> Array:
-    """Return lambda returns `[T]` (Sutton and Barto 2018, equation 12.20).
+    """Return lambda-returns `[T]` (Sutton and Barto 2018, equation 12.20).
 
     `G_tm1 = r_t + discount_t * ((1 - lambda) * v_t + lambda * G_t)`, and `r_t + discount_t * v_t` at the last step of
     an episode and of the rollout. With `lambda` 1 this is the Monte-Carlo return, with 0 the one-step target. Arguments
     are as for `gae`.
     """
     chex.assert_rank([r_t, discount_t, last_t, v_t], 1)
-    # Behind the rollout there is nothing to go on with, whatever `last_t` says of the episode.
+    # Nothing follows the rollout's last step, even if its episode goes on.
     further = lambda_ * (1 - last_t.at[-1].set(True))
     return _backwards(r_t + discount_t * (1 - further) * v_t, discount_t * further)
 
 
 class VTrace(NamedTuple):
-    """What V-trace makes of `T` steps, each `[T]`."""
+    """Targets and advantages of V-trace, each `[T]`."""
 
     target: Array
-    """What the value before each step should be."""
+    """Regression target for the value before each step."""
     advantage: Array
-    """Of each action, before it is weighted by its ratio."""
+    """Advantage of each action, not yet weighted by its ratio."""
 
 
 def vtrace(
@@ -66,23 +67,23 @@ def vtrace(
 ) -> VTrace:
     """Return V-trace targets and advantages (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561).
 
-    Targets are those of equation 1, with `c = lambda * min(c_clip, rho)` as in remark 2:
-    `vs_tm1 = v_tm1 + x_tm1`, `x_tm1 = min(rho_clip, rho_tm1) * delta_t + discount_t * c_tm1 * x_t`, and
+    Targets are those of equation 1, with `c = lambda * min(c_clip, rho)` as in remark 2: `vs_tm1 = v_tm1 + x_tm1`,
+    `x_tm1 = min(rho_clip, rho_tm1) * delta_t + discount_t * c_tm1 * x_t`, and
     `delta_t = r_t + discount_t * v_t - v_tm1`. Advantages are those of section 4.2, `r_t + discount_t * vs_t - v_tm1`;
-    with `lambda` below 1 they bootstrap from `lambda * vs_t + (1 - lambda) * v_t`. So where all ratios are 1, targets
-    are lambda returns, and advantages are those of `gae`. At the last step of an episode and of the rollout the
-    bootstrap is `v_t` alone.
+    with `lambda` below 1 they bootstrap from `lambda * vs_t + (1 - lambda) * v_t`. So if all ratios are 1, targets are
+    lambda-returns, and advantages are those of `gae`. At the last step of an episode and of the rollout the bootstrap
+    is `v_t` alone.
 
     Args:
       r_t: `[T]` rewards.
       discount_t: `[T]`, gamma, or 0 after termination.
       last_t: `[T]` bool, the last step of an episode.
       v_tm1: `[T]` values of the observations.
-      v_t: `[T]` values of their true successors.
-      rho_tm1: `[T]`, the probability of each action over that under the policy that chose it.
+      v_t: `[T]` values of their true successors. rho_tm1: `[T]`, the probability of each action divided by its
+        probability under the policy that chose it.
       lambda_: scalar in `[0, 1]`.
-      rho_clip: bound on the ratios that weight errors, which decides whose values are learnt.
-      c_clip: bound on the ratios by which later errors are passed back; at most `rho_clip` in the paper.
+      rho_clip: bound on the ratios that weight the errors; it determines whose values are learnt.
+      c_clip: bound on the ratios that pass later errors back; at most `rho_clip` in the paper.
     """
     chex.assert_rank([r_t, discount_t, last_t, v_tm1, v_t, rho_tm1], 1)
     delta = r_t + discount_t * v_t - v_tm1
@@ -92,7 +93,7 @@ def vtrace(
 
 
 def _backwards(terms: Array, factors: Array) -> Array:
-    """Return `x` `[T]` with `x[t] = terms[t] + factors[t] * x[t + 1]`, and 0 behind the end."""
+    """Return `x` `[T]` with `x[t] = terms[t] + factors[t] * x[t + 1]`, where `x` is 0 past the end."""
 
     def step(after: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
         term, factor = row

@@ -1,11 +1,11 @@
-"""Soft actor-critic: a policy that is paid for its entropy.
+"""Soft actor-critic (SAC): maximum-entropy actor-critic.
 
-For continuous actions Haarnoja et al. 2018 (https://arxiv.org/abs/1812.05905), for discrete ones Christodoulou 2019
-(https://arxiv.org/abs/1910.07207), which differ only in how an expectation over actions is taken.
+Continuous actions follow Haarnoja et al. 2018 (https://arxiv.org/abs/1812.05905), discrete actions Christodoulou 2019
+(https://arxiv.org/abs/1910.07207). The two differ only in how they take an expectation over actions.
 
-Conservative Q-learning, for data that others have gathered, is an option (Kumar et al. 2020,
-https://arxiv.org/abs/2006.04779). So is noise that lasts over steps, for tasks that are solved only by doing the same
-for a while (Eberhard et al. 2023, https://openreview.net/forum?id=hQ9V5QN27eS; here autoregressive).
+Conservative Q-learning (Kumar et al. 2020, https://arxiv.org/abs/2006.04779) is an option, for learning from a fixed
+data set. So is temporally correlated exploration noise, for tasks that need the same action for many steps (Eberhard et
+al. 2023, https://openreview.net/forum?id=hQ9V5QN27eS; here an autoregressive process).
 """
 
 import math
@@ -50,36 +50,38 @@ class SACConfig(CriticConfig):
     """Settings of SAC."""
 
     temperature: Positive = 1.0
-    """Worth of a nat of entropy, at first where it is learnt."""
+    """Entropy temperature (the initial value if it is learnt)."""
     learn_temperature: bool = True
-    """Move the temperature so that the entropy comes to target_entropy."""
+    """Adjust the temperature so that the policy's entropy approaches target_entropy."""
     temperature_lr: Rate = 3e-4
-    """Learning rate of the temperature's logarithm."""
+    """Learning rate of the log-temperature."""
     target_entropy: Real = 0.0
-    """Entropy that the temperature aims at, in nats (of actions from -1 to 1); 0: minus the number of continuous
-    actions, or 0.3 of what choosing at random has."""
+    """Target entropy in nats, for actions scaled to -1 to 1; 0: minus the number of action dimensions, or for discrete
+    actions 0.3 times the entropy of the uniform policy."""
     noise_memory: Annotated[float, Between(0.0, 0.9999)] = 0.0
-    """Share of the noise in continuous actions that stays from one step of an episode to the next, while exploring;
-    0: noise without memory."""
+    """Correlation of the exploration noise between successive steps of an episode (continuous actions); 0: independent
+    noise."""
     cql: Weight = 0.0
-    """Weight by which the values of other actions than the data's are held down (conservative Q-learning); 0: off."""
+    """Weight of the conservative (CQL) penalty; 0 turns it off."""
     cql_actions: Count = 10
-    """Actions drawn for that, of continuous ones: so many at random, by the policy, and by the policy a step later."""
+    """Continuous actions sampled for the CQL penalty: this many uniformly, this many from the policy, and this many
+    from the policy at the next observation."""
 
 
 @dataclass(frozen=True)
 class CQLConfig(SACConfig):
-    """Settings of conservative Q-learning with a policy."""
+    """Settings of conservative Q-learning (CQL) on top of SAC."""
 
     cql: Weight = 5.0
 
 
 ADAM = descent(OPTIMIZERS["adam"])
-"""Moves the temperature, whatever moves the networks: decay of weights, say, is nothing for it."""
+"""Optimizer of the temperature, whatever optimises the networks: weight decay, for one, makes no sense for a
+temperature."""
 
 
 class SACHyper(NamedTuple):
-    """What a sweep may vary without compiling again: float32 scalars, `[P]` in a population."""
+    """Hyperparameters that a sweep can vary without recompiling: float32 scalars, `[P]` in a population."""
 
     lr: Array
     policy_lr: Array
@@ -89,13 +91,13 @@ class SACHyper(NamedTuple):
     temperature: Array
     target_entropy: Array
     cql: PyTree
-    """`()` where it is off."""
+    """`()` if it is off."""
     noise_memory: PyTree = ()
-    """`()` where it is off."""
+    """`()` if it is off."""
 
 
 class OptStates(NamedTuple):
-    """State of each optimizer; that of the temperature is empty where it is fixed."""
+    """States of the optimizers; the temperature's is empty if the temperature is fixed."""
 
     policy: PyTree
     critic: PyTree
@@ -103,13 +105,13 @@ class OptStates(NamedTuple):
 
 
 class SACState(NamedTuple):
-    """All of a SAC agent; of one that only acts, all but `policy` and `hyper` is empty."""
+    """Agent state. Fields other than `policy` and `hyper` are empty in an acting-only copy."""
 
     policy: Flat
     critic: Flat
     target: Flat
     log_temperature: PyTree
-    """A `Flat` of one number, or `()` where the temperature is fixed."""
+    """A `Flat` of one number, or `()` if the temperature is fixed."""
     opt_state: OptStates
     hyper: SACHyper
 
@@ -122,18 +124,18 @@ def sac(
     make_critic: MakeNetwork | None = None,
     **settings: Any,
 ) -> AgentMaker:
-    """Choose a SAC agent; the result is called with an `EnvSpec`, whose actions are a bounded box or discrete.
+    """Configure a SAC agent; call the result with an `EnvSpec` of discrete actions or a bounded box to build it.
 
     Args:
-      config: settings to start from; the defaults of `SACConfig` if left out.
-      make_optimizer: from a learning rate to any Optax transformation, in place of `optimizer`.
-      make_policy: from an `EnvSpec` and the head for its actions to a network `[B, ...] -> [B, head.outputs]`.
-      make_critic: from an `EnvSpec` to the network of one critic, of observations and actions from -1 to 1
-        `[B, ...], [B, D] -> [B]`; of discrete actions `[B, ...] -> [B, A]`.
+      config: settings to start from; if left out, the defaults of `SACConfig`.
+      make_optimizer: function from a learning rate to any Optax transformation; replaces `optimizer`.
+      make_policy: function from an `EnvSpec` and the head for its actions to a network `[B, ...] -> [B, head.outputs]`.
+      make_critic: function from an `EnvSpec` to the network of one critic: `[B, ...], [B, D] -> [B]` for observations
+        and actions scaled to -1 to 1, `[B, ...] -> [B, A]` for discrete actions.
       **settings: fields of `SACConfig` to change, as in `sac(lr=1e-3, num_critics=5)`.
 
     Raises:
-      SettingsError: an unknown setting or a value out of its range.
+      SettingsError: a setting is unknown or a value is out of range.
     """
     makers = {"make_policy": make_policy, "make_critic": make_critic}
     return _maker("sac", config or SACConfig(), settings, make_optimizer, **makers)
@@ -147,7 +149,7 @@ def cql(
     make_critic: MakeNetwork | None = None,
     **settings: Any,
 ) -> AgentMaker:
-    """Choose conservative Q-learning with a policy, for data; arguments are as for `sac`."""
+    """Configure conservative Q-learning on top of SAC, to learn from data; arguments are as for `sac`."""
     makers = {"make_policy": make_policy, "make_critic": make_critic}
     return _maker("cql", config or CQLConfig(), settings, make_optimizer, **makers)
 
@@ -199,7 +201,7 @@ def _init(parts: Parts, key: Key) -> SACState:
         log_temperature = Flat.of(jnp.full((1,), math.log(config.temperature), jnp.float32))
         learnt = ADAM.init(log_temperature, hyper.temperature_lr)
     opt_state = OptStates(parts.descent.init(policy, hyper.policy_lr), parts.descent.init(critic, hyper.lr), learnt)
-    # The target is a copy, not the same array: both are donated to the compiled loop.
+    # The target must be a copy: both arrays are donated to the compiled loop.
     return SACState(policy, critic, jax.tree.map(jnp.copy, critic), log_temperature, opt_state, hyper)
 
 
@@ -219,13 +221,13 @@ def _act(parts: Parts, state: SACState, obs: PyTree, noise: Array, opt_step: Arr
         return parts.head.to_env(distribution.mode()), {"memory": obs.memory} if isinstance(obs, Remembered) else ()
     if not isinstance(obs, Remembered):
         return parts.head.to_env(distribution.sample(noise)), ()
-    # Each action alone is still a draw of the policy; only the draws of an episode hang together.
+    # Each action is still distributed as the policy says; only successive actions of an episode are correlated.
     after = lasting(state.hyper.noise_memory, obs.memory, noise)
     return parts.head.to_env(distribution.sample(after)), {"memory": after}
 
 
 def _draw_update(parts: Parts, key: Key, batch_size: int) -> PyTree:
-    """Draw actions for the observations before and after a step, and rivals; of discrete ones all are looked at."""
+    """Draw noise for actions before and after a step, and for rivals; `()` for discrete actions, which need none."""
     if isinstance(parts.spec.action_space, Discrete):
         return (), (), ()
     tm1, t = (parts.head.draw(k, batch_size) for k in jax.random.split(key))
@@ -242,8 +244,8 @@ def soft_value(
 ) -> tuple[Array, Array]:
     """Return the soft value of `obs`, `E[q(a) - temperature log p(a)]`, and the entropy; `[B]` each.
 
-    Of continuous actions by one sample, through which gradients reach the policy (equation 7); of discrete ones
-    exactly.
+    For continuous actions it is estimated from one sample, through which gradients reach the policy (equation 7); for
+    discrete actions it is exact.
     """
     distribution = _policy(parts, policy, obs)
     if isinstance(parts.spec.action_space, Discrete):
@@ -259,7 +261,7 @@ def soft_value(
 def _update(
     parts: Parts, state: SACState, batch: Batch, noise: PyTree, opt_step: Array
 ) -> tuple[SACState, Metrics, Array]:
-    """Critics first, then the policy by the new critics, then the temperature, as in the paper's algorithm 1."""
+    """Update the critics, the policy against the new critics, then the temperature (the paper's algorithm 1)."""
     config, hyper, items = parts.config, state.hyper, batch.items
     noise_tm1, noise_t, noise_rivals = noise
     temperature = jnp.exp(state.log_temperature.vector[0]) if config.learn_temperature else hyper.temperature
@@ -281,7 +283,7 @@ def _update(
     entropy = policy.aux
     log_temperature, opt_state = state.log_temperature, state.opt_state.temperature
     if config.learn_temperature:
-        # The gradient of temperature * (entropy - target) by the temperature's logarithm.
+        # The gradient of temperature * (entropy - target) with respect to the log-temperature.
         slope = temperature * jnp.mean((entropy - hyper.target_entropy) * items.weight)
         log_temperature, opt_state, _ = ADAM.step(
             log_temperature,
@@ -303,7 +305,7 @@ def _update(
 
 
 def _rivals(parts: Parts, policy: PyTree, items: Any, noise: PyTree) -> Rivals:
-    """Draw rivals at random, by the policy, and by the policy where the step led to, all for the observation before."""
+    """Draw rivals for the observation before a step: uniformly, from the policy there, and from the policy after it."""
     if isinstance(parts.spec.action_space, Discrete):
         return Rivals((), ())
     uniform, normal = noise
@@ -321,7 +323,7 @@ def _rivals(parts: Parts, policy: PyTree, items: Any, noise: PyTree) -> Rivals:
 def _policy_loss(
     parts: Parts, critic: PyTree, temperature: Array, policy: PyTree, batch: PyTree
 ) -> tuple[Array, Array]:
-    """Return the negative of the weighted mean soft value, and the entropy `[B]`."""
+    """Return the negated weighted mean of the soft value, and the entropy `[B]`."""
     obs, noise, weight = batch
     value, entropy = soft_value(parts, policy, critic, temperature, obs, noise)
     return -jnp.mean(weight * value), entropy

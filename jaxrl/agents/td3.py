@@ -1,8 +1,8 @@
-"""Deterministic policy gradients: TD3 (Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477), and DDPG as a setting.
+"""Deterministic policy gradients: TD3 (Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477), with DDPG as a setting.
 
-DDPG (Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971) is TD3 with one critic, a policy that moves at every
-step, and targets without noise. TD3+BC (Fujimoto & Gu 2021, https://arxiv.org/abs/2106.06860), for data that others
-have gathered, is one whose policy also stays near their actions.
+DDPG (Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971) is TD3 with one critic, a policy update at every step,
+and no noise on targets. TD3+BC (Fujimoto & Gu 2021, https://arxiv.org/abs/2106.06860), for fixed data sets, also keeps
+the policy near the data's actions.
 """
 
 from collections.abc import Callable
@@ -45,18 +45,19 @@ class TD3Config(CriticConfig):
     """Settings of TD3."""
 
     noise: Weight = 0.1
-    """Deviation of the noise on actions from -1 to 1, in the long run."""
+    """Standard deviation of the exploration noise, for actions scaled to -1 to 1; with noise_memory, in the long
+    run."""
     noise_memory: Annotated[float, Between(0.0, 0.9999)] = 0.0
-    """Share of the noise that stays from one step of an episode to the next; 0: noise without memory."""
+    """Correlation of the exploration noise between successive steps of an episode; 0: independent noise."""
     target_noise: Weight = 0.2
-    """Deviation of the noise on the target policy's actions."""
+    """Standard deviation of the noise on the target policy's actions (target policy smoothing)."""
     target_noise_clip: Weight = 0.5
-    """Bound of that noise."""
+    """Bound at which the target noise is clipped."""
     policy_interval: Count = 2
-    """Optimisation steps from one move of policy and targets to the next."""
+    """Optimisation steps between updates of the policy and the targets."""
     bc_alpha: Weight = 0.0
-    """Weight of values, over their mean size, against the squared distance from the data's actions (alpha); 0: values
-    alone, and no distance."""
+    """Weight of the value, divided by its mean size, against the squared distance from the data's actions (alpha of
+    TD3+BC); 0: the value alone."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class TD3BCConfig(TD3Config):
 
 
 class TD3Hyper(NamedTuple):
-    """What a sweep may vary without compiling again: float32 scalars, `[P]` in a population."""
+    """Hyperparameters that a sweep can vary without recompiling: float32 scalars, `[P]` in a population."""
 
     lr: Array
     policy_lr: Array
@@ -87,18 +88,18 @@ class TD3Hyper(NamedTuple):
     target_noise: Array
     target_noise_clip: Array
     bc_alpha: PyTree
-    """`()` where it is off."""
+    """`()` if it is off."""
 
 
 class OptStates(NamedTuple):
-    """State of each optimizer."""
+    """States of the optimizers."""
 
     policy: PyTree
     critic: PyTree
 
 
 class TD3State(NamedTuple):
-    """All of a TD3 agent; of one that only acts, all but `policy` and `hyper` is empty."""
+    """Agent state. Fields other than `policy` and `hyper` are empty in an acting-only copy."""
 
     policy: Flat
     critic: Flat
@@ -116,18 +117,18 @@ def td3(
     make_critic: MakeNetwork | None = None,
     **settings: Any,
 ) -> AgentMaker:
-    """Choose a TD3 agent; the result is called with an `EnvSpec`, whose actions are a bounded box.
+    """Configure a TD3 agent; call the result with an `EnvSpec` whose actions are a bounded box to build it.
 
     Args:
-      config: settings to start from; the defaults of `TD3Config` if left out.
-      make_optimizer: from a learning rate to any Optax transformation, in place of `optimizer`.
-      make_policy: from an `EnvSpec` and the head for its actions to a network `[B, ...] -> [B, head.outputs]`.
-      make_critic: from an `EnvSpec` to the network of one critic, of observations and actions from -1 to 1
-        `[B, ...], [B, D] -> [B]`.
+      config: settings to start from; if left out, the defaults of `TD3Config`.
+      make_optimizer: function from a learning rate to any Optax transformation; replaces `optimizer`.
+      make_policy: function from an `EnvSpec` and the head for its actions to a network `[B, ...] -> [B, head.outputs]`.
+      make_critic: function from an `EnvSpec` to the network of one critic, `[B, ...], [B, D] -> [B]`, for observations
+        and actions scaled to -1 to 1.
       **settings: fields of `TD3Config` to change, as in `td3(lr=1e-3, noise=0.2)`.
 
     Raises:
-      SettingsError: an unknown setting or a value out of its range.
+      SettingsError: a setting is unknown or a value is out of range.
     """
     makers = {"make_policy": make_policy, "make_critic": make_critic}
     return _maker("td3", config or TD3Config(), settings, make_optimizer, **makers)
@@ -141,7 +142,7 @@ def ddpg(
     make_critic: MakeNetwork | None = None,
     **settings: Any,
 ) -> AgentMaker:
-    """Choose a DDPG agent; arguments are as for `td3`."""
+    """Configure a DDPG agent; arguments are as for `td3`."""
     makers = {"make_policy": make_policy, "make_critic": make_critic}
     return _maker("ddpg", config or DDPGConfig(), settings, make_optimizer, **makers)
 
@@ -154,7 +155,7 @@ def td3_bc(
     make_critic: MakeNetwork | None = None,
     **settings: Any,
 ) -> AgentMaker:
-    """Choose TD3+BC, for data; arguments are as for `td3`."""
+    """Configure TD3+BC, to learn from data; arguments are as for `td3`."""
     makers = {"make_policy": make_policy, "make_critic": make_critic}
     return _maker("td3_bc", config or TD3BCConfig(), settings, make_optimizer, **makers)
 
@@ -174,7 +175,7 @@ def _bind(name: str, config: TD3Config, own: Own, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
     space = cast(Box, spec.action_space)
     size = space_size(space)
-    # Its `of` gives actions from -1 to 1, where that of others gives distributions.
+    # This head's `of` returns actions from -1 to 1; that of other heads returns distributions.
     head = Head(
         size,
         cast(Any, jnp.tanh),
@@ -202,13 +203,13 @@ def _init(parts: Parts, key: Key) -> TD3State:
     policy, critic = init_networks(parts.networks, parts.spec, key)
     hyper = TD3Hyper(*hyper_of(asdict(parts.config), TD3Hyper._fields, optional=("bc_alpha",)))
     opt_state = OptStates(parts.descent.init(policy, hyper.policy_lr), parts.descent.init(critic, hyper.lr))
-    # Targets are copies, not the same arrays: all are donated to the compiled loop.
+    # Targets must be copies: all of these arrays are donated to the compiled loop.
     target_policy, target_critic = jax.tree.map(jnp.copy, (policy, critic))
     return TD3State(policy, critic, target_policy, target_critic, opt_state, hyper)
 
 
 def _policy(parts: Parts, params: PyTree, obs: PyTree) -> Array:
-    """Return actions from -1 to 1, `[B, D]`."""
+    """Return the policy's actions, from -1 to 1, `[B, D]`."""
     return cast(Array, parts.head.of(parts.networks.policy.apply(params, seen(obs))))
 
 
@@ -225,7 +226,7 @@ def _act(parts: Parts, state: TD3State, obs: PyTree, noise: Array, opt_step: Arr
 def _update(
     parts: Parts, state: TD3State, batch: Batch, noise: Array, opt_step: Array
 ) -> tuple[TD3State, Metrics, Array]:
-    """Move the critics, and at every `policy_interval`-th optimisation step, counted from 1, policy and targets."""
+    """Update the critics, and every `policy_interval` optimisation steps (counted from 1) the policy and targets."""
     hyper, items = state.hyper, batch.items
     blur = jnp.clip(hyper.target_noise * noise, -hyper.target_noise_clip, hyper.target_noise_clip)
     action_t = jnp.clip(_policy(parts, state.target_policy.tree, items.next_obs) + blur, -1.0, 1.0)
@@ -234,7 +235,7 @@ def _update(
     state = state._replace(critic=critic.params, opt_state=state.opt_state._replace(critic=critic.opt_state))
     if parts.config.policy_interval == 1:
         return _move_policy(parts, state, batch, opt_step), metrics, priorities
-    # The counter is one scalar for a whole population, so that this stays a condition and the work is left out.
+    # A whole population shares one scalar counter, so this stays a `cond` under `vmap`, and the work is really skipped.
     due = (opt_step + 1) % parts.config.policy_interval == 0
     moved = jax.lax.cond(due, lambda s: _move_policy(parts, s, batch, opt_step), lambda s: s, state)
     return moved, metrics, priorities
@@ -268,21 +269,21 @@ def _move_policy(parts: Parts, state: TD3State, batch: Batch, opt_step: Array) -
 
 
 def _value(parts: Parts, critic: PyTree, policy: PyTree, obs: PyTree) -> tuple[Array, Array]:
-    """Return the value of what the policy does, by the first critic `[B]`, and what that is, from -1 to 1 `[B, D]`."""
+    """Return the first critic's value of the policy's action, `[B]`, and that action, from -1 to 1, `[B, D]`."""
     action = _policy(parts, policy, obs)
     return cast(Array, parts.networks.critic.apply(critic, seen(obs), action))[0, :, 0], action
 
 
 def value_weight(q: Array, weight: Array, alpha: Array) -> Array:
-    """Return `alpha` over the weighted mean size of the values `q` `[B]` (equation 5 of TD3+BC)."""
+    """Return `alpha` divided by the weighted mean of `|q|` `[B]` (equation 5 of TD3+BC)."""
     return alpha * jnp.sum(weight) / jnp.maximum(jnp.sum(weight * jnp.abs(q)), 1e-6)
 
 
 def _policy_loss(
     parts: Parts, critic: PyTree, value: Array | float, policy: PyTree, batch: PyTree
 ) -> tuple[Array, tuple]:
-    """Return the negative of the weighted mean value (equation 9 of DDPG); with actions to stay near, that times
-    `value`, plus the mean squared distance from them (equation 3 of TD3+BC)."""
+    """Return the negated weighted mean of the value (equation 9 of DDPG), times `value`. TD3+BC adds the mean squared
+    distance from the data's actions (its equation 3)."""
     obs, weight, near = batch
     q, action = _value(parts, critic, policy, obs)
     loss = -value * q

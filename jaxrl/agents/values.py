@@ -1,6 +1,6 @@
-"""What a network says of each action's return: its expectation, or a distribution; each for a single transition.
+"""Representations of an action's return: its mean, or a distribution; each equation is for a single transition.
 
-All are `[A, n]`: the expectation with `n` of 1, probabilities of a fixed support, or quantiles.
+A network's output is `[A, n]`: the mean (`n` is 1), logits over the atoms of a support, or quantiles.
 """
 
 from collections.abc import Callable
@@ -16,37 +16,37 @@ from jaxrl.trees import Array
 from jaxrl.types import Transition
 
 ENDLESS = 1e-3
-"""Stands for `1 - discount` where the discount is 1: from the reward of one step then follows no bound."""
+"""Stands for `1 - discount` where the discount is 1, and one step's reward would imply no bound on the return."""
 
 
 class After(NamedTuple):
-    """What is known of the step's end."""
+    """What the loss needs to form a target: the reward, and the bootstrap after the step."""
 
     reward: Array
     discount: Array
     out: Array
-    """`[A, n]`, by the target network"""
+    """`[A, n]`, outputs of the target network"""
     policy: Array
     """`[A]`, probabilities of the actions"""
     penalty: Array | float = 0.0
-    """`[A]`, taken from the value of each action"""
+    """`[A]`, subtracted from the value of each action"""
 
 
 class Values(NamedTuple):
-    """How returns are told."""
+    """A representation of the return: its mean, or a distribution."""
 
     atoms: int
-    """Numbers that a network puts out for an action; 0: one, without an axis."""
+    """Numbers that a network outputs for each action; 0: a single one, without an axis."""
     mean: Callable[[Array], Array]
     """`[A, n] -> [A]`: expected returns"""
     loss: Callable[[Array, Array, After], tuple[Array, Array]]
-    """`(chosen [n], taus [n], after) -> (loss, error)`, the error such as its size should be the priority"""
+    """`(chosen [n], taus [n], after) -> (loss, error)`, where the size of the error is the priority for replay"""
     outside: Callable[[After], Array] | None = None
-    """Of values on a support: the probability with which the return after the step lies beyond its ends."""
+    """For values on a support: the probability that the target return lies beyond its ends."""
 
 
 class Reach(NamedTuple):
-    """The returns that the transitions seen so far allow; float32 scalars, with 0 always between them."""
+    """The range of returns that the transitions seen so far allow; float32 scalars with `low <= 0 <= high`."""
 
     low: Array
     high: Array
@@ -58,15 +58,14 @@ def no_reach() -> Reach:
 
 
 def widened(reach: Reach, items: Transition) -> Reach:
-    """Return `reach` with the returns that `items` `[B]` allow.
+    """Widen `reach` by the returns that `items` `[B]` allow.
 
-    If the reward of a transition came again with each transition after it, the return would be
-    `reward / (1 - discount)`; no return lies outside of the smallest and largest of these. At an episode's end the
-    discount is 0 and the return is the reward itself. Rows of weight 0 do not count. A discount of 1 allows any return;
-    it counts as 0.999.
+    If every later transition repeated a transition's reward, the return would be `reward / (1 - discount)`. No return
+    lies outside the smallest and largest of these. At an episode's end the discount is 0, and the return is the reward
+    itself. Rows of weight 0 do not count. A discount of 1 allows any return; it is treated as 0.999.
 
     The reach only grows: one large reward widens it for good, and the first reward of a sparse task stretches the
-    support by which values are told.
+    support.
     """
     rest = jnp.where(items.discount < 1, 1 - items.discount, ENDLESS)
     bound = jnp.where(jnp.asarray(items.weight) > 0, items.reward / rest, 0.0)
@@ -74,9 +73,10 @@ def widened(reach: Reach, items: Transition) -> Reach:
 
 
 def ends_of(reach: Reach, v_min: float | None, v_max: float | None) -> tuple[Array, Array]:
-    """Return the ends of a support: `v_min` and `v_max`, or where one is not given, that of `reach`.
+    """Return the ends of a support: `v_min` and `v_max`, or the end of `reach` in place of one that is `None`.
 
-    Where they would coincide or cross, the one that is not given moves away from the other by 1, or by its size.
+    If the two would coincide or cross, the end that is not given is moved away from the other by 1, or by the other's
+    size if that is larger.
     """
     low = reach.low if v_min is None else jnp.float32(v_min)
     high = reach.high if v_max is None else jnp.float32(v_max)
@@ -86,7 +86,7 @@ def ends_of(reach: Reach, v_min: float | None, v_max: float | None) -> tuple[Arr
 
 
 def expected(loss: str) -> Values:
-    """Return values that are expectations, as of Mnih et al. 2015; `loss` is `huber` or `squared`."""
+    """Represent returns by their mean, as Mnih et al. 2015 do; `loss` is `huber` or `squared`."""
     return Values(0, lambda out: out[:, 0], partial(_expected_loss, huber if loss == "huber" else squared))
 
 
@@ -97,9 +97,10 @@ def _expected_loss(loss: Callable[[Array], Array], chosen: Array, taus: Array, a
 
 
 def c51(atoms: int, v_min: float | Array, v_max: float | Array) -> Values:
-    """Return values that are logits over returns from `v_min` to `v_max` (Bellemare et al. 2017).
+    """Represent returns by logits over atoms from `v_min` to `v_max` (Bellemare et al. 2017).
 
-    The ends may be traced scalars. The priority is the divergence of prediction from target (Hessel et al. 2018, https://arxiv.org/abs/1710.02298).
+    The ends may be traced scalars. The priority is the KL divergence between target and prediction (Hessel et al. 2018,
+    https://arxiv.org/abs/1710.02298).
     """
     support = _evenly(v_min, v_max, atoms)
     mean = lambda out: jnp.sum(jax.nn.softmax(out) * support[None], axis=-1)
@@ -122,18 +123,18 @@ def _c51_loss(support: np.ndarray | Array, chosen: Array, taus: Array, after: Af
 
 def _c51_outside(support: np.ndarray | Array, after: After) -> Array:
     z, p = _foretold(support, after)
-    # Rounding puts what should fall on an end a little beyond it.
+    # The tolerance absorbs rounding: an atom that should fall on an end may land slightly beyond it.
     beyond = jnp.abs(z - jnp.clip(z, support[0], support[-1])) > 0.01 * (support[1] - support[0])
     return jnp.sum(p, where=beyond)
 
 
 def _foretold(support: np.ndarray | Array, after: After) -> tuple[Array, Array]:
-    """Return the returns `[n]` that the target network foretells, and their probabilities."""
+    """Return the target distribution before projection: its returns `[n]` and their probabilities `[n]`."""
     return after.reward + after.discount * support, after.policy @ jax.nn.softmax(after.out)
 
 
 def quantiles(atoms: int) -> Values:
-    """Return values that are quantiles, at fixed places (QR-DQN) or at those given (IQN); `atoms` of them."""
+    """Represent returns by `atoms` quantiles, at fixed levels (QR-DQN) or at given ones (IQN)."""
     return Values(atoms, lambda out: out.mean(axis=-1), _quantile_loss)
 
 
@@ -144,10 +145,10 @@ def _quantile_loss(chosen: Array, taus: Array, after: After) -> tuple[Array, Arr
 
 
 def midpoints(count: int) -> np.ndarray:
-    """Return the middles of `count` equal parts of `[0, 1]`."""
+    """Return the midpoints of `count` equal parts of `[0, 1]`."""
     return ((np.arange(count) + 0.5) / count).astype(np.float32)
 
 
 def chosen_row(out: Array, action: Array) -> Array:
-    """Return, of `[A, n]`, what is said of `action`, `[n]`."""
+    """Select the outputs `[n]` for `action` from `out` `[A, n]`."""
     return jax.vmap(entry, in_axes=(1, None))(out, action)

@@ -1,4 +1,4 @@
-"""Buffers: from transitions to batches."""
+"""Buffers store transitions and sample batches from them."""
 
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.dataset import Dataset, Summary, summary_of

@@ -9,23 +9,23 @@ from jaxrl.types import Batch
 
 class BufferInit(Protocol):
     def __call__(self, example: PyTree, rows: int, lag: int = 0, stride: int = 0, /) -> PyTree:
-        """Make an empty buffer for blocks of `rows` items like `example`, one item or its `ShapeDtypeStruct`.
+        """Make an empty buffer for blocks of `rows` items like `example`, which is one item or its `ShapeDtypeStruct`.
 
-        Unless the episode ends before, the observation of the item `lag` places on is an item's `next_obs`; 0: it is
-        not known which is. That which lies `stride` places on is of the same environment's next step.
+        `lag` is how many places later an item's `next_obs` recurs as the observation of another item, unless the
+        episode ends in between; 0: unknown. `stride` is how many places later the same environment's next step lies.
         """
         ...
 
 
 class PushFn(Protocol):
     def __call__(self, state: PyTree, items: PyTree, pushes: Array, /) -> PyTree:
-        """Write one block, leaves `[rows, ...]`; `pushes` blocks were written before it."""
+        """Write one block, leaves `[rows, ...]`, after `pushes` earlier blocks."""
         ...
 
 
 class DrawSample(Protocol):
     def __call__(self, key: Key, pushes: Array, rows: int, /) -> PyTree:
-        """Draw the randomness of one `sample` made after `pushes` blocks of `rows` items. The key is consumed."""
+        """Draw the randomness of one `sample` from a buffer of `pushes` blocks of `rows` items. The key is consumed."""
         ...
 
 
@@ -37,7 +37,7 @@ class SampleFn(Protocol):
 
 class ReprioritiseFn(Protocol):
     def __call__(self, state: PyTree, index: Array, priority: Array, /) -> PyTree:
-        """Tell the buffer how much the items at `index` `[B]` matter, `priority` `[B]`; below 0 that is not known."""
+        """Set the priorities of the items at `index` `[B]` to `priority` `[B]`; a negative one means unknown."""
         ...
 
 
@@ -48,8 +48,8 @@ class SizeFn(Protocol):
 
 
 class Buffer(NamedTuple):
-    """Pure functions over a buffer's state. How much was written is an argument (`pushes`), never part of the state:
-    a population of buffers shares it, and its pushes stay contiguous."""
+    """Pure functions over a buffer's state. The number of blocks written (`pushes`) is an argument, never part of the
+    state: a population of buffers shares it, and its pushes stay contiguous."""
 
     init: BufferInit
     push: PushFn
@@ -58,6 +58,6 @@ class Buffer(NamedTuple):
     reprioritise: ReprioritiseFn
     size: SizeFn
     capacity: Any
-    """`rows -> int`: the items that it holds, when written in blocks of `rows`."""
+    """`rows -> int`: the number of items that the buffer holds when they are written in blocks of `rows`."""
     batch_size: int
     settings: Mapping[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Transitions of which each observation is kept once: the successor of most is the observation of a later one."""
+"""Transitions that store each observation once: most successors are the observation of a later transition."""
 
 import math
 from dataclasses import dataclass, replace
@@ -16,11 +16,12 @@ from jaxrl.xla.packing import Layout, Rows, empty, layout_of, pack, unpack
 
 
 class Tail(NamedTuple):
-    """What lies in a row beside its observation."""
+    """The contents of a row apart from its observation."""
 
     link: PyTree
-    """Int32: where the successor of the row `lag` before this one lies: 0 if it is this row's observation, as most are;
-    else 1 more than the number of its end. It is kept here because it is known only when this row is written."""
+    """Int32, where to find the successor of the row `lag` before this one: 0 if it is this row's observation, as it is
+    for most, otherwise 1 plus the index of an end. It is stored here because it is known only once this row is
+    written."""
     item: Transition
     """Without `obs` and `next_obs`."""
 
@@ -32,29 +33,29 @@ class Tail(NamedTuple):
 )
 @dataclass(frozen=True)
 class CompactRows:
-    """`R` transitions in a ring, the newest of which wait for their successors to be written as observations.
+    """A ring of `R` transitions. The newest wait for their successors to be written as observations.
 
-    The successor of a row is the observation of the row `lag` after it, unless the episode ended in between. Whether it
-    is, is found by comparing their bits; where it is not, the successor is kept as one of `M` ends, the newest.
+    The successor of a row is the observation of the row `lag` later, unless the episode ended in between. Comparing
+    their bits tells which. If they differ, the successor is stored as an end; the newest `M` ends are kept.
     """
 
     tails: Rows
-    """`R` tails. They come first: the first leaf of a buffer says how many items it holds."""
+    """`R` tails. They must be the first field: a buffer's first leaf determines how many items it holds."""
     seen: Rows | Frames
-    """`R + lag + M` observations: those of the rows, the successors of the newest `lag` rows, and the ends; the latter
-    two lie apart where the rows are kept frame by frame."""
+    """`R + lag + M` observations: those of the rows, the successors of the newest `lag` rows, and the ends. If rows are
+    stored frame by frame, the latter two are stored separately."""
     waiting: dict[str, Array]
-    """Those of the newest rows once more, `[lag, W]`: read from `seen` before this is written, they would have XLA copy
-    all of it."""
+    """A second copy of the successors of the newest rows, `[lag, W]`. If they were read from `seen` before it is
+    written, XLA would copy all of `seen`."""
     owner: Array
-    """`[M]` int32, by which row's link an end is known."""
+    """`[M]` int32, the row whose link refers to each end; a link from any other row is stale."""
     newest: Array
-    """Int32 scalar, the row written last."""
+    """Int32 scalar, index of the row written last."""
     next_end: Array
-    """Int32 scalar, the end to be written next."""
+    """Int32 scalar, index of the end to write next."""
     lag: int
     layout: Layout
-    """That of whole transitions."""
+    """Layout of whole transitions."""
 
     @property
     def items(self) -> PyTree:
@@ -65,7 +66,14 @@ class CompactRows:
         return len(self.tails)
 
     def write(self, items: Transition, start: Array) -> "CompactRows":
-        """Write a block from row `start` on, behind the block written last."""
+        """Write a block from row `start` on, directly after the block written last.
+
+        Whether a row's successor needs room of its own is known `lag` rows later, when the observation arrives that it
+        should equal. So each write settles as many older successors as it brings rows. Those still waiting, followed by
+        the block's own, are `lag + rows` successors in the order of their rows. The first `rows` of them belong to the
+        rows `lag` before the block's, and are compared with its observations: equal ones are dropped, others become
+        ends. The last `lag` wait for the next block.
+        """
         layout = self._whole.layout
         now, then = pack(layout, items.obs), pack(layout, items.next_obs)
         rows = next(iter(now.values())).shape[0]
@@ -73,12 +81,14 @@ class CompactRows:
         settled, waiting = ({w: x[part] for w, x in waited.items()} for part in (slice(rows), slice(rows, None)))
         link, place = self._ends(settled, now)
         tails = self.tails.write(Tail(link, _without_obs(items)), start)
+        # Whole observations lie in one array, `[rows | waiting | ends]`, so that each part is written in place and a
+        # sample is a single gather. `first` is where the waiting ones begin. Frames hold the rows elsewhere.
         words, first = {}, len(self._whole) - self.lag - self.owner.shape[0]
         for w, held in self._whole.words.items():
             if not isinstance(self.seen, Frames):
                 held = jax.lax.dynamic_update_slice_in_dim(held, now[w], start, axis=0)
             held = jax.lax.dynamic_update_slice_in_dim(held, waiting[w], first, axis=0)
-            at = held.at[first + self.lag + place]
+            at = held.at[first + self.lag + place]  # out of bounds where there is no end, and dropped
             words[w] = at.set(settled[w], mode="drop", unique_indices=True)
         whole = replace(self._whole, words=words)
         if isinstance(self.seen, Frames):
@@ -97,11 +107,11 @@ class CompactRows:
 
     @property
     def _whole(self) -> Rows:
-        """The observations that are kept whole; the successors of the newest rows and the ends are the last of them."""
+        """The observations that are stored whole; the last ones are the successors of the newest rows and the ends."""
         return self.seen.apart if isinstance(self.seen, Frames) else self.seen
 
     def _observations(self, place: Array) -> tuple[PyTree, Array]:
-        """Return the observations at `place` `[B]` of the `R + lag + M`, and whether they are known."""
+        """Return the observations at `place` `[B]` among the `R + lag + M`, and whether they are known."""
         if not isinstance(self.seen, Frames):
             return self.seen.read(place), jnp.ones(place.shape, bool)
         rows, apart = len(self), place >= len(self)
@@ -114,12 +124,13 @@ class CompactRows:
         return self.tails.words["uint32"].at[index, 0].get(mode="promise_in_bounds").astype(jnp.int32)
 
     def _ends(self, settled: dict[str, Array], now: dict[str, Array]) -> tuple[Array, Array]:
-        """Return the links of a block, and to which end each of its successors `settled` goes: past `M` if to none."""
+        """Return the links of a block, and the end that each successor of `settled` goes to; `M` or more means none."""
         size = self.owner.shape[0]
         ended = jnp.any(jnp.stack([(settled[w] != now[w]).any(axis=1) for w in now]), axis=0)
         count = jnp.cumsum(ended, dtype=jnp.int32)
         place = (self.next_end + count - 1) % size
-        # Of more ends than there is place for the last stay; their places differ, so that the order of writing is none.
+        # If there are more ends than room, the last ones are kept. All places differ, so the order of writes does not
+        # matter.
         stays = ended & (count > count[-1] - size)
         beyond = size + jnp.arange(len(ended), dtype=jnp.int32)
         return jnp.where(ended, place + 1, 0), jnp.where(stays, place, beyond)
@@ -127,7 +138,8 @@ class CompactRows:
     def read(self, index: Array) -> Transition:
         """Return the items at `index` `[B]`.
 
-        One whose end was lost is its own successor, and gets the weight 0 unless its successor is worth nothing anyway.
+        An item whose end was overwritten gets its own observation as successor, and weight 0 unless its discount is 0
+        anyway.
         """
         rows = len(self)
         age, after = (self.newest - index) % rows, (index + self.lag) % rows
@@ -144,20 +156,21 @@ class CompactRows:
             next_obs=jax.tree.map(lambda x: x[len(index) :], both),
             weight=jnp.where(worthless, jnp.zeros_like(item.weight), item.weight),
         )
-        # Rows of bits as plain rows are, lest XLA fuse what is above into an update, which then rounds differently.
+        # Pack and unpack, so that the result is made like that of plain rows. Otherwise XLA fuses the selects above
+        # into an update, which then rounds differently.
         return unpack(self.layout, jax.lax.optimization_barrier(pack(self.layout, item)))
 
 
 def empty_compact(
     example: PyTree, rows: int, lag: int, ends: float, frames: int = 1, block: int = 1, stride: int = 0
 ) -> CompactRows:
-    """Return `rows` transitions, all zeros, with places for the ends of a share `ends` of them.
+    """Return `rows` transitions, all zeros, with room for `ends * rows` ends.
 
-    Observations that are stacks of more than one of `frames` are kept frame by frame; `stride` rows lie between one
-    step of an environment and the next, and `block` rows are written at once.
+    If `frames` is above 1, observations are stacks and are stored frame by frame. `stride` is the distance in rows from
+    one step of an environment to its next; `block` rows are written at once.
 
     Raises:
-      SettingsError: `example` is no `Transition` whose `next_obs` is like its `obs`, or `lag` is not below `rows`.
+      SettingsError: `example` is not a `Transition` whose `next_obs` is like its `obs`, or `lag` is not below `rows`.
     """
     if not isinstance(example, Transition):
         raise SettingsError(f"buffer.compact: items are {type(example).__name__}; expected Transition")
@@ -170,7 +183,7 @@ def empty_compact(
             f"raise it above {lag}, or set buffer.compact to False"
         )
     size = max(1, math.ceil(ends * rows))
-    if 3 * rows + size >= 2**31:  # room also for a block of indices past the end, where what is dropped goes
+    if 3 * rows + size >= 2**31:  # room also for a block of indices past the end, where dropped writes go
         raise SettingsError(f"buffer.capacity is {rows}; a compact buffer must be below 2^29, for indices are int32")
     zero = jnp.int32(0)
     tails = empty(layout_of(Tail(jax.ShapeDtypeStruct((), jnp.int32), _without_obs(example))), rows)

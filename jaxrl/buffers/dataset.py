@@ -1,4 +1,4 @@
-"""A fixed set of steps, taken by someone else and never added to."""
+"""A fixed data set of steps for offline learning."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,10 +12,10 @@ from jaxrl.trees import PyTree
 
 
 class Dataset(NamedTuple):
-    """`R` steps in one environment in the order in which they were taken, episode after episode; on the host."""
+    """`R` steps in one environment, in the order in which they were taken, episode after episode; on the host."""
 
     spec: EnvSpec
-    """The environment in which they were taken."""
+    """The environment in which the steps were taken."""
     obs: PyTree
     """`[R, ...]`"""
     action: PyTree
@@ -23,13 +23,14 @@ class Dataset(NamedTuple):
     reward: np.ndarray
     """Float32 `[R]`."""
     next_obs: PyTree
-    """`[R, ...]`, the true successors: at an episode's end not the next one's beginning."""
+    """`[R, ...]`, the true successors; at an episode's end not the start of the next."""
     terminated: np.ndarray
-    """Bool `[R]`: the episode reached an end of its own."""
+    """Bool `[R]`: the episode terminated."""
     truncated: np.ndarray
-    """Bool `[R]`: the episode was cut; the last step is one or the other."""
+    """Bool `[R]`: the episode was cut off. The last step is either terminated or truncated."""
     settings: Mapping[str, Any] | None = None
-    """What loads it again, `data` and `data_sha256`; `None` for one made by hand, or changed since it was loaded."""
+    """Settings that load the set again, `data` and `data_sha256`; `None` if it was made by hand, or changed after
+    loading."""
 
     @property
     def rows(self) -> int:
@@ -38,21 +39,21 @@ class Dataset(NamedTuple):
 
     @property
     def episode(self) -> np.ndarray:
-        """The number of each step's episode, int32 `[R]`."""
+        """Index of each step's episode, int32 `[R]`."""
         done = self.terminated | self.truncated
         return np.concatenate([[0], np.cumsum(done)[:-1]]).astype(np.int32)
 
     def where(self, rows: np.ndarray) -> "Dataset":
-        """Return the steps at which `rows` `[R]` holds; whole episodes, or what is left goes astray."""
+        """Return the steps where `rows` `[R]` is true. It must select whole episodes."""
         kept: Any = jax.tree.map(lambda x: x[rows], self[1:-1])
         return Dataset(self.spec, *kept)._replace(settings=self.settings)
 
 
 def split(data: Dataset, share: float) -> tuple[Dataset, Dataset | None]:
-    """Hold out `share` of the episodes, evenly spread over the set; return the rest and them (`None`: none).
+    """Hold out `share` of the episodes, evenly spread over the set; return the rest and the held-out ones, or `None`.
 
     Raises:
-      SettingsError: a share outside `[0, 0.9]`, or too few episodes for it.
+      SettingsError: `share` is outside `[0, 0.9]`, or there are too few episodes.
     """
     check_between("holdout", share, 0.0, 0.9)
     if share == 0:
@@ -69,16 +70,16 @@ def split(data: Dataset, share: float) -> tuple[Dataset, Dataset | None]:
 
 
 class Summary(NamedTuple):
-    """What a data set holds."""
+    """A summary of a data set."""
 
     transitions: int
     episodes: int
     terminated: int
-    """Episodes that reached an end of their own."""
+    """Number of episodes that terminated."""
     returns: np.ndarray
-    """Float64 `[E]`, undiscounted."""
+    """Float64 `[E]`, undiscounted returns of the episodes."""
     lengths: np.ndarray
-    """Int `[E]`."""
+    """Int `[E]`, steps of the episodes."""
 
     def __str__(self) -> str:
         low, quarter, median, upper, high = np.quantile(self.returns, (0, 0.25, 0.5, 0.75, 1))
@@ -90,7 +91,7 @@ class Summary(NamedTuple):
 
 
 def summary_of(data: Dataset) -> Summary:
-    """Return what `data` holds."""
+    """Summarise `data`."""
     episode = data.episode
     returns = np.bincount(episode, weights=data.reward.astype(np.float64))
     return Summary(data.rows, len(returns), int(data.terminated.sum()), returns, np.bincount(episode))

@@ -1,4 +1,4 @@
-"""Observations that are stacks of frames, of which each frame is kept once."""
+"""Observations that are stacks of frames, with each frame stored once."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,29 +18,29 @@ from jaxrl.xla.packing import Rows, empty, layout_of, pack
 )
 @dataclass(frozen=True)
 class Frames:
-    """The observations of `R` rows, `count` frames each along the last axis, and others that lie apart.
+    """The observations of `R` rows, each a stack of `count` frames along the last axis, and others stored separately.
 
-    An observation is the frame of its own row behind those of the rows before, `stride` apart: as many of them as
-    belong to the same episode, its `depth`. Before these its first frame is repeated, as `frame_stack` does. How deep
-    an observation goes is found by comparing its bits with those of the one before.
+    An observation is put together from the frame of its own row and those of earlier rows, `stride` apart: as many as
+    belong to the same episode, its `depth`. Before these, the episode's first frame is repeated, as `frame_stack` does.
+    The depth is found by comparing an observation's bits with those of the one before.
     """
 
     single: Rows
-    """The newest frame of each row, those of `R` rows and of as many before as a stack may reach back to."""
+    """The newest frame of each row, for `R` rows and as many earlier ones as a stack can reach back to."""
     depth: Array
-    """`[R]` int32; below `-count` where older frames are known to no row: what was pushed is no stack."""
+    """`[R]` int32; below `-count` if no row holds the older frames, because what was pushed is not a stack."""
     apart: Rows
-    """Whole observations."""
+    """Observations stored whole."""
     last: PyTree
-    """The newest `stride` observations, and their depths."""
+    """The newest `stride` observations and their depths."""
     last_depth: Array
     head: Array
-    """Int32 scalar, where in `single` the row written last lies."""
+    """Int32 scalar, index in `single` of the row written last."""
     count: int
     rows: int
 
     def write(self, obs: PyTree, start: Array) -> "Frames":
-        """Write a block of observations from row `start` on, behind the block written last."""
+        """Write a block of observations from row `start` on, directly after the block written last."""
         size, stride = jax.tree.leaves(obs)[0].shape[0], self.last_depth.shape[0]
         before = jax.tree.map(lambda old, new: jnp.concatenate([old, new])[: len(new)], self.last, obs)
         follows = _same(_frames(obs, self.count, 0, -1), _frames(before, self.count, 1, None))
@@ -60,15 +60,15 @@ class Frames:
         )
 
     def _deeper(self, depth: Array, follows: Array, begins: Array) -> Array:
-        """Return the depth of the observations after those of `depth`."""
+        """Return the depth of the observations that follow those of depth `depth`."""
         known = jnp.minimum(depth + 1, self.count - 1)
-        # After one that is no stack, it takes as many as a stack has until all frames of one are there.
+        # After an observation that is not a stack, it takes `count` more until all frames of a stack are known.
         unknown = jnp.minimum(depth + 1, -self.count - 1)
         after = jnp.where(depth >= 0, known, unknown)
         return jnp.where(begins, 0, jnp.where(follows, after, -2 * self.count))
 
     def read(self, index: Array, newest: Array) -> tuple[PyTree, Array]:
-        """Return the observations of the rows `index` `[B]`, and whether they are known; `newest` was written last."""
+        """Return the observations of rows `index` `[B]`, and whether they are known; row `newest` was written last."""
         depth = self.depth.at[index].get(mode="promise_in_bounds")
         reach = jnp.where(depth < 0, self.count - 1, depth)
         back = jnp.minimum(jnp.arange(self.count - 1, -1, -1)[None], reach[:, None]) * self.last_depth.shape[0]
@@ -85,7 +85,7 @@ def _stack(count: int, frames: Array) -> Array:
 
 
 def _frames(obs: PyTree, count: int, start: int, stop: int | None) -> PyTree:
-    """Return frames `start` to `stop` of each observation."""
+    """Return frames `start` to `stop` of each observation's stack."""
 
     def cut(x: Array) -> Array:
         apart = x.reshape(*x.shape[:-1], count, x.shape[-1] // count)[..., start:stop, :]
@@ -95,17 +95,17 @@ def _frames(obs: PyTree, count: int, start: int, stop: int | None) -> PyTree:
 
 
 def _same(a: PyTree, b: PyTree) -> Array:
-    """Say for each row whether all its bits are the same; `[rows]`."""
+    """Return for each row whether all its bits agree, `[rows]`."""
     layout = layout_of(row_struct(a))
     pairs = [(x != y).any(axis=1) for x, y in zip(pack(layout, a).values(), pack(layout, b).values(), strict=True)]
     return ~jnp.any(jnp.stack(pairs), axis=0)
 
 
 def empty_frames(example: PyTree, count: int, rows: int, block: int, stride: int, apart: int) -> Frames:
-    """Return observations of `rows` rows, all zeros, for blocks of `block`, and room for `apart` more.
+    """Return observations of `rows` rows, all zeros, for blocks of `block`, with room for `apart` more stored whole.
 
     Raises:
-      SettingsError: an observation cannot be a stack of `count` frames, or it is not known where the one before lies.
+      SettingsError: an observation cannot be a stack of `count` frames, or the position of the one before is unknown.
     """
     for leaf in jax.tree.leaves(example):
         if not leaf.shape or leaf.shape[-1] % count:

@@ -1,4 +1,4 @@
-"""A ring of the newest items, sampled in proportion to how much each matters.
+"""A ring of the newest items, sampled in proportion to their priorities.
 
 Prioritised experience replay (Schaul et al. 2016, https://arxiv.org/abs/1511.05952, section 3).
 """
@@ -20,23 +20,23 @@ from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch
 
 FANOUT = 8
-"""Children of a node. More of them mean fewer levels, each a kernel or two, but more numbers to add up in each."""
+"""Children per node. More children mean fewer levels, each a kernel or two, but more numbers to sum per node."""
 LEAST, MOST = 1e-30, 1e28
 """Bounds of a priority to the power of `alpha`: sums of 2^31 such numbers neither vanish nor overflow."""
 
 Tree = tuple[Array, ...]
-"""Numbers of the items, then of each group of `FANOUT` of them what they come to, and so on up to a last group."""
+"""One number per item, then one per group of `FANOUT` items (their sum or minimum), and so on up to a single group."""
 
 
 class PrioritisedState(NamedTuple):
-    """Items, and how much each matters, its priority to the power of `alpha`; 0 for a place not written yet."""
+    """Items and their priorities to the power of `alpha`; 0 for a place that is not written yet."""
 
     rows: Ring
     sums: Tree
     least: Tree
-    """The smallest above 0; empty unless weights are normalised over all items."""
+    """Minima of the numbers above 0; empty unless weights are normalised over all items."""
     highest: Array
-    """The highest so far: what new items are given."""
+    """The highest priority so far, which new items get."""
 
     @property
     def items(self) -> PyTree:
@@ -68,25 +68,25 @@ def prioritised(
 ) -> Buffer:
     """Keep the newest `capacity` items and sample batches of `batch_size` from them, with replacement.
 
-    An item is drawn with a probability proportional to `(priority + epsilon)^alpha`, exactly (to float32's rounding of
-    sums of `FANOUT` numbers), and weighs `(least / its own)^beta` of that, the importance weight over the largest one.
-    New items have the highest priority so far. Pushing, sampling and reprioritising take a time that grows with the
+    An item with `p = (priority + epsilon)^alpha` is drawn with a probability proportional to `p`, exact up to float32's
+    rounding of sums of `FANOUT` numbers. Its weight is `(least p / p)^beta`: the importance weight divided by the
+    largest one. New items get the highest priority so far. The time to push, sample and reprioritise grows with the
     logarithm of the capacity to base `FANOUT`.
 
     Args:
-      capacity: items, rounded up to whole blocks as `uniform` does.
-      batch_size: items in a batch.
-      alpha: how much priorities decide; 0: not at all.
-      beta: how far weights make up for it at the first optimisation step; 1: fully.
-      beta_steps: optimisation steps in which `beta` rises to 1, linearly; 0: it stays.
-      normalise: the least is that of the `batch`, or of `all` items.
-      epsilon: what is added to every priority.
-      compact: keep observations once, as `uniform` does.
-      ends: places for the ends of episodes, as a share of the capacity.
-      frames: frames that an observation is a stack of, as for `uniform`.
+      capacity: number of items, rounded up to whole blocks as in `uniform`.
+      batch_size: items per batch.
+      alpha: exponent of priorities; 0: uniform sampling.
+      beta: exponent of importance weights at the first optimisation step; 1 corrects the bias of sampling fully.
+      beta_steps: optimisation steps over which `beta` rises linearly to 1; 0: constant.
+      normalise: whether the least `p` is that of the `batch` or of `all` items.
+      epsilon: constant added to every priority.
+      compact: store observations once, as in `uniform`.
+      ends: room for the ends of episodes, as a share of the capacity.
+      frames: frames per stacked observation, as in `uniform`.
 
     Raises:
-      SettingsError: a value out of its range.
+      SettingsError: a value is out of range.
     """
     ring = uniform(capacity, batch_size, compact=compact, ends=ends, frames=frames)
     check_between("buffer.alpha", alpha, 0.0, 1e3)
@@ -137,15 +137,15 @@ def _push(settings: _Settings, state: PrioritisedState, items: PyTree, pushes: A
 
 
 def _draw(settings: _Settings, key: Key, pushes: Array, rows: int) -> Array:
-    """Draw from `[0, 1)` once a level and item, `[levels, B]`."""
+    """Draw from `[0, 1)` once per level and item, `[levels, B]`."""
     levels = len(_sizes(settings.ring.capacity(rows)))
     return jax.random.uniform(key, (levels, settings.ring.batch_size))
 
 
 def _sample(settings: _Settings, state: PrioritisedState, noise: Array, opt_step: Array) -> Batch:
     index = jnp.zeros(noise.shape[1:], jnp.int32)
-    # From the top down, each level with a random number of its own. One number, less what was passed by, would be
-    # rounded at every level, and end beside the items that it was meant for.
+    # Descend from the top, with a fresh random number for each level. A single number, reduced by the sums passed over,
+    # would be rounded at every level and could end at a neighbour of the right item.
     for numbers, u in zip(reversed(state.sums), noise, strict=True):
         children = numbers.reshape(-1, FANOUT).at[index].get(mode="promise_in_bounds")
         index = index * FANOUT + _pick(children, u)
@@ -158,11 +158,11 @@ def _sample(settings: _Settings, state: PrioritisedState, noise: Array, opt_step
 
 
 def _pick(numbers: Array, u: Array) -> Array:
-    """Choose from each row of `[B, FANOUT]` a place with a probability proportional to its number; never one with 0."""
-    # Added one after the other, the sums never fall, and stay the same bit for bit where a number is 0, which is why
-    # none such is chosen. `cumsum` promises neither, and takes ten times as long.
+    """Choose a place in each row of `[B, FANOUT]` with a probability proportional to its number; never one with 0."""
+    # Running sums added one by one never fall, and stay bitwise the same where a number is 0, so such a place is never
+    # chosen. `cumsum` guarantees neither, and takes ten times as long.
     sums = list(itertools.accumulate(numbers[:, i] for i in range(FANOUT)))
-    # Below the last sum: `u` is at most 1 - 2^-23, and that much less than a float32 is another float32.
+    # Stays below the last sum: `u` is at most 1 - 2^-23, and a float32 times that is a smaller float32.
     reached = u * sums[-1]
     return sum(((reached >= s).astype(jnp.int32) for s in sums[:-1]), jnp.zeros(u.shape, jnp.int32))
 
@@ -173,9 +173,9 @@ def _reprioritise(settings: _Settings, state: PrioritisedState, index: Array, pr
     new = jnp.where(told, powers, state.sums[0].at[index].get(mode="promise_in_bounds"))
 
     def write(tree: Tree, combine: Callable[..., Array]) -> Tree:
-        # Of an item that the batch holds more than once the highest counts: the same on every device. The 0 that is
-        # written first is made of `new`: otherwise it would not have to wait for what is read from the leaves on the
-        # way to `new`, and XLA would copy all of them to let it go ahead.
+        # If the batch holds an item more than once, its highest priority counts, on every device alike. The 0 written
+        # first is computed from `new`, so that it waits for the reads of the leaves that `new` needs. Otherwise XLA
+        # would copy all leaves to let this write go ahead.
         leaves = tree[0].at[index].set(jnp.minimum(new, 0.0)).at[index].max(new)
         return _refresh((leaves, *tree[1:]), index // FANOUT, combine)
 
@@ -190,7 +190,7 @@ def _reprioritise(settings: _Settings, state: PrioritisedState, index: Array, pr
 
 
 def _sizes(items: int) -> tuple[int, ...]:
-    """Return the numbers in each level over `items`, whole groups, from the items up to a single group."""
+    """Return the size of each level over `items`, in whole groups, from the items up to a single group."""
     sizes = [-(-items // FANOUT) * FANOUT]
     while sizes[-1] > FANOUT:
         sizes.append(-(-sizes[-1] // FANOUT**2) * FANOUT)
@@ -202,9 +202,9 @@ def _tree(items: int, blank: float) -> Tree:
 
 
 def _refresh(tree: Tree, groups: Array, combine: Callable[..., Array]) -> Tree:
-    """Work out anew what `groups` of the items come to, and the groups of these, up to the top.
+    """Recompute `combine` over `groups` of the items, then over the groups of these, up to the top.
 
-    Always of all their numbers, so that no error builds up; a group named twice is worked out twice, alike.
+    It always combines all numbers of a group, so that no error builds up. A group named twice is computed twice, alike.
     """
     levels = [tree[0]]
     for above in tree[1:]:

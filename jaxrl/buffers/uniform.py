@@ -15,7 +15,7 @@ from jaxrl.xla.packing import Rows, check_items, empty, layout_of
 from jaxrl.xla.shuffle import below
 
 Ring = Rows | CompactRows
-"""Both write blocks and read items; they differ in how these lie in memory."""
+"""Both write blocks and read items; they differ in memory layout."""
 
 
 def uniform(
@@ -28,25 +28,25 @@ def uniform(
 ) -> Buffer:
     """Keep the newest `capacity` items and sample batches of `batch_size` from them uniformly.
 
-    Items are written in blocks, one contiguous update a block, so the capacity is rounded up to whole blocks
-    (`buffer.capacity(rows)` says to what).
+    Items are written in blocks, each one contiguous update, so the capacity is rounded up to whole blocks
+    (`buffer.capacity(rows)` returns the result).
 
-    A `compact` buffer samples the same bits, and for large observations takes little more than half of the memory: it
-    keeps the `next_obs` of the newest items and of those next to the end of an episode, as many an episode as a
-    transition has steps; elsewhere it is the `obs` of a later item. There are `ends * capacity` places for those next
-    to an end. An older one is no longer learnt from (`weight` 0) unless its episode terminated: then its successor is
-    worth nothing, and `obs` takes the place of `next_obs`. Where episodes are on average longer than `n / ends` steps
-    with transitions over `n`, nothing is lost.
+    A `compact` buffer samples the same bits, and for large observations takes little more than half the memory. It
+    stores `next_obs` only for the newest items and for those next to an episode's end, `n` per episode for transitions
+    over `n` steps; elsewhere `next_obs` is the `obs` of a later item. There is room for `ends * capacity` items next to
+    an end. Older ones beyond that are no longer learnt from (`weight` 0), unless their episode terminated: then the
+    successor has no value, and `obs` stands in for `next_obs`. Nothing is lost if episodes are longer than `n / ends`
+    steps on average.
 
     Args:
-      capacity: items.
-      batch_size: items in a batch.
-      compact: keep observations once; for items that are `Transition`s.
-      ends: places for the ends of episodes, as a share of the capacity.
-      frames: frames that an observation is a stack of, as `frame_stack` makes it; a compact buffer keeps each once.
+      capacity: number of items.
+      batch_size: items per batch.
+      compact: store each observation once; items must be `Transition`s.
+      ends: room for the ends of episodes, as a share of the capacity.
+      frames: frames per stacked observation, as made by `frame_stack`; a compact buffer stores each frame once.
 
     Raises:
-      SettingsError: a count below 1, a capacity below the batch size, or `ends` outside `[0, 1]`.
+      SettingsError: a count is below 1, the capacity is below the batch size, or `ends` is outside `[0, 1]`.
     """
     capacity, batch_size = whole(capacity), whole(batch_size)
     check_count("buffer.capacity", capacity)
@@ -106,7 +106,7 @@ def _push(ring: Ring, items: PyTree, pushes: Array) -> Ring:
 
 
 def block_start(held: int, rows: int, pushes: Array) -> Array:
-    """Return the first of the `rows` places, of `held` in all, into which push number `pushes` (from 0) goes."""
+    """Return the first of the `rows` places, out of `held`, that push number `pushes` (from 0) fills."""
     return jnp.asarray(pushes % (held // rows), jnp.int32) * rows
 
 

@@ -1,4 +1,4 @@
-"""Environments: pure functions of one, `N` of them with auto-reset, adapters, and a check for one's own."""
+"""Environments: the interface of one, `N` of them with auto-reset, adapters, and a check for the user's own."""
 
 from jaxrl.envs.base import Env, TimeStep, VecEnv, draw_key, draw_nothing, vectorise
 from jaxrl.envs.check import check_env

@@ -1,4 +1,4 @@
-"""One environment as pure functions, and `N` of them with auto-reset."""
+"""An environment as pure functions, and `N` copies of it with auto-reset."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -14,25 +14,25 @@ from jaxrl.trees import Array, Key, PyTree, require_same, tree_bytes, tree_where
 from jaxrl.types import Step
 
 FRESH_BYTES = 4096
-"""Reset states of at most so many bytes are drawn ahead of the loop; larger ones are made from a key inside it."""
+"""Reset states of up to this many bytes are drawn ahead of the loop; larger ones are made from a key inside it."""
 
 
 SPOILT = -1
-"""The length of an episode that must be cut at its first step, for its first observation was not finite."""
+"""Episode length that marks an episode to be cut at its first step, because its first observation was not finite."""
 
 
 class TimeStep(NamedTuple):
-    """What one step of one environment yields; all but `obs` and `info` are scalars."""
+    """The result of one step of one environment; all fields but `obs` and `info` are scalars."""
 
     obs: PyTree
-    """The true successor. An environment never resets itself inside a step."""
+    """The true successor. An environment must not reset itself inside a step."""
     reward: Array | float
     terminated: Array | bool
-    """The episode reached an end of its own: nothing follows, so nothing is bootstrapped."""
+    """The episode ended by itself: nothing follows, so nothing is bootstrapped."""
     truncated: Array | bool = False
-    """The episode was cut from outside. A limit given as `EnvSpec.time_limit` is applied by `vectorise`."""
+    """The episode was cut off from outside. `vectorise` applies the limit `EnvSpec.time_limit`."""
     info: Mapping[str, Array] = {}
-    """Scalars worth recording."""
+    """Scalars to record."""
 
 
 class ResetFn(Protocol):
@@ -43,35 +43,35 @@ class ResetFn(Protocol):
 
 class StepFn(Protocol):
     def __call__(self, state: PyTree, action: PyTree, noise: PyTree, /) -> tuple[PyTree, TimeStep]:
-        """Advance one step; `noise` is what `draw` returned, a fresh key unless the environment says otherwise."""
+        """Advance one step; `noise` is the result of `draw`: a fresh key, unless the environment has its own `draw`."""
         ...
 
 
 class DrawFn(Protocol):
     def __call__(self, key: Key, /) -> PyTree:
-        """Draw all randomness of one step. The key is consumed."""
+        """Draw all the randomness of one step. The key is consumed."""
         ...
 
 
 class RenderFn(Protocol):
     def __call__(self, state: PyTree, /) -> np.ndarray:
-        """Draw one state on the host as `[H, W, 3]` uint8."""
+        """Render one state on the host as `[H, W, 3]` uint8."""
         ...
 
 
 def draw_key(key: Key) -> Key:
-    """Hand the key itself to the step: the default of a part that does not draw ahead."""
+    """Return the key itself: the default for an environment that does not draw ahead."""
     return key
 
 
 def draw_nothing(key: Key) -> tuple[()]:
-    """Draw nothing: for a part without randomness."""
+    """Draw nothing, for an environment without randomness."""
     del key
     return ()
 
 
 class Env(NamedTuple):
-    """An environment: two pure functions and a description."""
+    """An environment: two pure functions and a specification."""
 
     spec: EnvSpec
     reset: ResetFn
@@ -79,7 +79,7 @@ class Env(NamedTuple):
     draw: DrawFn = draw_key
     render: RenderFn | None = None
     settings: Mapping[str, Any] | None = None
-    """What `make_env` needs to build it again; `None` for an environment made by hand."""
+    """Arguments with which `make_env` rebuilds it; `None` for an environment made by hand."""
 
 
 class VecEnvState(NamedTuple):
@@ -87,13 +87,13 @@ class VecEnvState(NamedTuple):
 
     env: PyTree
     episode_return: Array
-    """Float32, sum of the raw rewards of the running episode."""
+    """Float32, sum of raw rewards of the current episode."""
     episode_length: Array
-    """Int32, steps of the running episode; `SPOILT` before the first of one whose first observation was not finite."""
+    """Int32, steps of the current episode; `SPOILT` at its start if its first observation was not finite."""
 
 
 class VecEnv(NamedTuple):
-    """`N` environments behind the interface of one, with auto-reset."""
+    """`N` environments with auto-reset, behind one interface."""
 
     spec: EnvSpec
     num_envs: int
@@ -104,15 +104,16 @@ class VecEnv(NamedTuple):
 
 
 def vectorise(env: Env, num_envs: int) -> VecEnv:
-    """Run `num_envs` copies of `env` side by side; an episode's end starts the next one in the same step.
+    """Run `num_envs` copies of `env` in parallel; when an episode ends, the next one starts in the same step.
 
-    The returned `step` yields a `Step` whose `final_obs` is the true successor and whose `obs` is what the policy
-    sees next. `info` holds the environment's own scalars, and `episode_return` and `episode_length`, which are those
-    of a whole episode where the step ended one. A non-finite observation or reward cuts its episode (`truncated`) and
-    is marked `valid=False`, its values replaced by zeros. So is a non-finite first observation: the policy sees zeros,
-    and the one step that leaves them is the invalid one.
+    The returned `step` yields a `Step` whose `final_obs` is the true successor and whose `obs` is what the policy sees
+    next. `info` holds the environment's own scalars, plus `episode_return` and `episode_length`, which cover the whole
+    episode if the step ended one. A non-finite observation or reward truncates its episode; the step is marked
+    `valid=False`, and its values are replaced by zeros. If a first observation is not finite, the policy sees zeros,
+    and the one step taken from them is the invalid one.
 
-    Every reset state is a true fresh reset. Small ones come with the noise (`draw`), large ones are made in the step.
+    Every reset state is a fresh reset, never reused. Small ones are drawn with the noise (`draw`), large ones inside
+    the step.
 
     Raises:
       SettingsError: `reset` and `step` of `env` disagree on a shape, a dtype or a structure.
@@ -137,14 +138,14 @@ def _reset(env: Env, num_envs: int, key: Key) -> tuple[VecEnvState, PyTree]:
 
 
 def obs_valid(state: VecEnvState) -> Array:
-    """Say whether the present observations are true, and not made finite at an episode's start; `[N]` bool."""
+    """Return whether the current observations are genuine, not zeros in place of a non-finite first one; `[N]` bool."""
     return state.episode_length != SPOILT
 
 
 def _fresh(env: Env, keys: Array) -> tuple[PyTree, PyTree, Array]:
-    """Reset one environment a key; return states, first observations made finite, and the lengths they begin with.
+    """Reset one environment per key; return states, first observations made finite, and initial episode lengths.
 
-    Without weak types, so that states keep their types from step to step.
+    Weak types are removed, so that states keep their types from step to step.
     """
     state, obs = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), jax.vmap(env.reset)(keys))
     finite = finite_rows(obs)
@@ -194,12 +195,12 @@ def _step(env: Env, ahead: bool, state: VecEnvState, action: PyTree, noise: PyTr
 
 
 def zeros_unless(finite: Array, tree: PyTree) -> PyTree:
-    """Return leaves `[N, ...]` with zeros in those of `N` rows that are not `finite`."""
+    """Return leaves `[N, ...]` with zeros in the rows that are not `finite` `[N]`."""
     return tree_where(finite, tree, jax.tree.map(jnp.zeros_like, tree))
 
 
 def finite_rows(tree: PyTree) -> Array:
-    """Say for each of `N` rows whether all its floating-point entries are finite; `[N]` bool."""
+    """Return for each of `N` rows whether all its floating-point entries are finite; `[N]` bool."""
     leaves = jax.tree.leaves(tree)
     valid = jnp.ones(leaves[0].shape[0], bool)
     for leaf in leaves:
@@ -208,13 +209,13 @@ def finite_rows(tree: PyTree) -> Array:
     return valid
 
 
-# --- the contract of an environment, checked by tracing alone ---------------------------------------------------
+# --- the contract of an environment, checked by tracing only ----------------------------------------------------
 
 _KEY = jax.eval_shape(lambda: jax.random.key(0))
 
 
 def check_stable(env: Env) -> None:
-    """Raise `SettingsError` unless `reset` and `step` agree with each other and with the spec, leaf by leaf."""
+    """Raise `SettingsError` unless `reset`, `step` and the spec agree, leaf by leaf."""
     name, first = env.spec.name, jax.eval_shape(env.reset, _KEY)
     if not (isinstance(first, tuple) and len(first) == 2):
         raise SettingsError(f"environment {name}: reset returned {type(first).__name__}; expected (state, observation)")

@@ -1,4 +1,4 @@
-"""Name what is wrong with an environment before any time is spent on training in it."""
+"""Check an environment for mistakes before training in it."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,26 +13,26 @@ from jaxrl.spaces import Box, sample_space
 from jaxrl.trees import Array, Key, PyTree
 
 RESETS = 32
-"""Fresh episodes that the check looks at to know what a reset looks like."""
+"""Number of resets from which the check learns the range of reset states."""
 
 
 class _Walk(NamedTuple):
-    """A run of random actions in one environment, without auto-reset but with a reset by hand; leaves `[T, ...]`."""
+    """A run of random actions in one environment, reset by the check itself; leaves `[T, ...]`."""
 
     before: PyTree
     after: PyTree
     out: TimeStep
     length: Array
     fresh: PyTree
-    """First observations, one drawn at each step."""
+    """First observations, of one reset drawn at each step."""
 
 
 def check_env(env: Env, steps: int = 1000, seed: int = 0) -> list[str]:
-    """Run `steps` random actions in `env` and name what is wrong with it, one line a finding; none is good.
+    """Run `steps` random actions in `env` and list its mistakes, one line each; an empty list is good.
 
-    Looks for states, observations or rewards that change structure, shape or dtype; non-finite values, of a reset too,
-    and out-of-bounds ones; keys that are ignored or never advance; episodes that never end or whose time limit is told
-    as termination; and a reset hidden inside a step.
+    It looks for states, observations or rewards that change structure, shape or dtype; values that are non-finite (in
+    resets too) or out of bounds; keys that are ignored or never advance; episodes that never end, or report their time
+    limit as termination; and a reset hidden inside a step.
     """
     try:
         check_stable(env)
@@ -116,7 +116,7 @@ def _reset_is_constant(env: Env) -> bool:
 
 
 def _step_is_blind(env: Env, key: Key) -> bool:
-    """Say whether `step` was given noise and reads none of it."""
+    """Return whether `step` gets noise but reads none of it."""
     state, _ = env.reset(key)
     noise = env.draw(key)
     leaves = jax.tree.leaves(noise)
@@ -149,7 +149,7 @@ def _check_ends(env: Env, steps: int, walk: _Walk) -> list[str]:
 
 
 def _check_hidden_reset(reset_state: PyTree, walk: _Walk) -> list[str]:
-    """Compare the states at episode ends with the range of reset states: an environment must not reset itself."""
+    """Compare the states at episode ends with the range of reset states, to find a reset hidden inside a step."""
     done = np.asarray(walk.out.terminated | walk.out.truncated)
     like_reset = np.ones(len(done), bool)
     for fresh, after in zip(jax.tree.leaves(reset_state), jax.tree.leaves(walk.after), strict=True):

@@ -1,4 +1,4 @@
-"""The environments of EnvPool (https://envpool.readthedocs.io), stepped by its own threads; imported if asked for."""
+"""Environments of EnvPool (https://envpool.readthedocs.io), stepped by its own threads; imported on demand."""
 
 from functools import partial
 from typing import Any
@@ -12,14 +12,14 @@ from jaxrl.spaces import EnvSpec, channels_last, space_of, space_struct
 from jaxrl.trees import PyTree
 
 PREFIX = "envpool:"
-"""What the name of an environment of EnvPool begins with, as in `envpool:CartPole-v1`."""
+"""Prefix of the names of EnvPool's environments, as in `envpool:CartPole-v1`."""
 
 
 def envpool_env(name: str, **kwargs: Any) -> HostEnv:
-    """Return the environment that EnvPool knows as `name` (with or without `envpool:`); `kwargs` go to its maker.
+    """Return EnvPool's environment `name` (with or without `envpool:`); `kwargs` go to `envpool.make`.
 
     Raises:
-      SettingsError: EnvPool is not installed, knows no such name, or cannot make it here.
+      SettingsError: EnvPool is not installed, knows no such name, or cannot make it on this machine.
     """
     envpool, id_ = require_extra("envpool", "environments of EnvPool"), name.removeprefix(PREFIX)
     known = envpool.list_all_envs()
@@ -37,7 +37,7 @@ def envpool_env(name: str, **kwargs: Any) -> HostEnv:
 
 class _EnvPool:
     def __init__(self, make: Any, spec: EnvSpec, num_envs: int, seed: int, processes: bool) -> None:
-        del processes  # it has threads
+        del processes  # EnvPool has its own threads
         self._env, self._struct = make(num_envs=num_envs, seed=seed), space_struct(spec.observation_space)
         self._obs: Any = None
 

@@ -1,7 +1,7 @@
-"""The environments of gymnax 1.0 (https://github.com/RobertTLange/gymnax), imported only when one is asked for.
+"""Environments of gymnax 1.0 (https://github.com/RobertTLange/gymnax), imported on demand.
 
-Only the module of the one that is asked for is imported, where gymnax allows it: all of them together bring matplotlib,
-seaborn, pandas and SciPy with them, which takes longer than all else that is imported.
+Where gymnax allows it, only the module of the requested environment is imported. All of gymnax brings matplotlib,
+seaborn, pandas and SciPy with it, which takes longer than all other imports.
 """
 
 import importlib
@@ -23,7 +23,7 @@ from jaxrl.spaces import Box, Discrete, EnvSpec, Space
 from jaxrl.trees import Array, Key, PyTree
 
 TIME_LIMIT = "max_steps_in_episode"
-"""The parameter that all environments of gymnax have."""
+"""The parameter that every gymnax environment has."""
 FLOAT_MAX = float(np.finfo(np.float32).max)
 
 _HOMES = {
@@ -38,7 +38,7 @@ _HOMES = {
     "Seaquest-MinAtar": "minatar.seaquest:MinSeaquest",
     "SpaceInvaders-MinAtar": "minatar.space_invaders:MinSpaceInvaders",
 }
-"""Where gymnax 1.0 keeps those of its environments that draw nothing when they are imported."""
+"""Modules of the gymnax 1.0 environments that import no plotting library."""
 
 
 def names() -> list[str]:
@@ -49,7 +49,7 @@ def names() -> list[str]:
 
 
 def knows(name: str) -> bool:
-    """Say whether gymnax registers `name`; only for a rare one is all of gymnax imported."""
+    """Return whether gymnax registers `name`; all of gymnax is imported only for a rare one."""
     return name in _HOMES or name in names()
 
 
@@ -68,9 +68,9 @@ def _made(name: str) -> tuple[Any, Any]:
 
 
 def _open_lazily(package: str) -> None:
-    """Put the package where imports find its modules; its own code runs when anything else is asked of it.
+    """Register the package so that its modules can be imported; its own code runs once any other attribute is needed.
 
-    To whoever imports it later it is the package itself, complete, and its modules are the same objects.
+    Later imports see the complete package, with the same module objects.
     """
     if package in sys.modules:
         return
@@ -86,7 +86,7 @@ def _open_lazily(package: str) -> None:
 
 
 def _attribute(module: ModuleType, name: str) -> Any:
-    """Return what `module` lacks as yet: one of its modules, or what its own code makes, which runs then."""
+    """Return an attribute that `module` still lacks: a submodule, or one that its own code defines, which then runs."""
     path = f"{module.__name__}.{name}"
     if path in sys.modules:
         return sys.modules[path]
@@ -110,7 +110,7 @@ def make(name: str, **params: Any) -> Env:
     """Build the gymnax environment `name`, with `params` in place of its default parameters.
 
     Raises:
-      SettingsError: the environment has no such parameter, or gymnax cannot make it here.
+      SettingsError: the environment has no such parameter, or gymnax cannot make it on this machine.
     """
     try:
         env, defaults = _made(name)
@@ -126,7 +126,7 @@ def make(name: str, **params: Any) -> Env:
 
 
 def _check_number(name: str, value: Any, default: Any) -> None:
-    """Raise `SettingsError` for a number that the 32 bits of a parameter like `default` cannot hold."""
+    """Raise `SettingsError` for a number that does not fit the 32 bits of a parameter like `default`."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
     if not isinstance(value, int) and not math.isfinite(value):
@@ -179,7 +179,7 @@ def _step(
 
 
 def _uses_key(env: Any, params: Any, state: PyTree) -> bool:
-    """Say whether a step reads its key at all; those that do not need none drawn."""
+    """Return whether a step reads its key at all; if not, no key needs to be drawn."""
     action = jax.eval_shape(env.action_space(params).sample, jax.random.key(0))
     jaxpr = jax.make_jaxpr(lambda *args: env.step_env(*args, params))(jax.random.key(0), state, action).jaxpr
     key = jaxpr.invars[0]
@@ -201,7 +201,7 @@ def _space(space: Any) -> Space:
 
 
 def _observation_space(env: Any, params: Any, obs: PyTree) -> Space:
-    """Take the declared bounds where they fit what `reset` really returns, and its true shape and dtype always."""
+    """Return the space of `reset`'s actual shape and dtype, with the declared bounds if they fit."""
     try:
         declared = _space(env.observation_space(params))
     except (NotImplementedError, AttributeError, TypeError):
@@ -222,7 +222,7 @@ def _name(dtype: Any) -> str:
 
 
 def _bound(bound: Any, shape: tuple[int, ...]) -> float | tuple[float, ...]:
-    """Write a bound as one number where all entries are equal, else as one number an entry."""
+    """Return a bound as one number if all entries are equal, otherwise as one number per entry."""
     values = np.broadcast_to(np.asarray(bound, np.float64), shape).ravel()
     if values.size == 0 or (values == values[0]).all():
         return float(values[0]) if values.size else 0.0

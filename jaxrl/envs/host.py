@@ -1,6 +1,6 @@
-"""Environments stepped on the host: those of Gymnasium (https://gymnasium.farama.org), imported only when asked for.
+"""Environments stepped on the host: those of Gymnasium (https://gymnasium.farama.org), imported on demand.
 
-An environment written in JAX can be put on the host too, to be stepped there by actors, or on another device.
+An environment written in JAX can be put on the host too: actors then step it there, or on another device.
 """
 
 import importlib
@@ -22,7 +22,7 @@ from jaxrl.trees import PyTree, tree_where
 from jaxrl.types import Step
 
 PREFIX = "gymnasium:"
-"""What the name of an environment of Gymnasium begins with, as in `gymnasium:CartPole-v1`."""
+"""Prefix of the names of Gymnasium's environments, as in `gymnasium:CartPole-v1`."""
 NEEDS = "environments of Gymnasium"
 
 
@@ -30,15 +30,15 @@ class HostVector(Protocol):
     """`N` environments that never reset themselves. Observations are NumPy arrays `[N, ...]` of the spec's dtypes."""
 
     def reset(self, which: np.ndarray | None = None) -> PyTree:
-        """Begin an episode in those of `which` `[N]`, or in all; return the observations of all."""
+        """Start an episode where `which` `[N]` is true, or everywhere; return the observations of all environments."""
         ...
 
     def step(self, action: PyTree) -> tuple[PyTree, np.ndarray, np.ndarray, np.ndarray]:
-        """Advance all; return true successors, rewards, and whether each terminated or was truncated."""
+        """Advance all environments; return true successors, rewards, and whether each terminated or was truncated."""
         ...
 
     def close(self, kill: bool = False) -> None:
-        """Let go of everything; with `kill`, without waiting for a step that hangs."""
+        """Release all resources; with `kill`, without waiting for a step that hangs."""
         ...
 
 
@@ -47,43 +47,43 @@ class HostEnv(NamedTuple):
 
     spec: EnvSpec
     open: Callable[[int, int, bool], HostVector]
-    """`(num_envs, seed, processes)`: open a vector of it, with `processes` each in one of its own."""
+    """`(num_envs, seed, processes)`: open a vector of environments, with `processes` each in its own process."""
     film: Callable[[], Any] | None = None
-    """`()`: open one that draws itself, with `reset`, `step` and `render` as Gymnasium has them."""
+    """`()`: open one that can render, with `reset`, `step` and `render` as in Gymnasium."""
     settings: Mapping[str, Any] | None = None
-    """What `make_env` needs to build it again; `None` for an environment made by hand."""
+    """Arguments with which `make_env` rebuilds it; `None` for an environment made by hand."""
     compiled: bool = False
-    """Whether opening it compiles programs, which may take any time."""
+    """Whether opening it compiles programs, which can take arbitrarily long."""
 
 
 class Stage:
-    """`N` environments on the host, episode after episode, with the very bookkeeping of `vectorise`."""
+    """`N` environments on the host with auto-reset and the same bookkeeping as `vectorise`."""
 
     def __init__(self, env: HostEnv, num_envs: int, seed: int, processes: bool = False) -> None:
-        """Open the environments; nothing is reset yet."""
+        """Open the environments, without resetting them yet."""
         self.spec, self.num_envs = env.spec, num_envs
         self.vector = env.open(num_envs, seed, processes)
         self._returns = np.zeros(num_envs, np.float32)
         self._lengths = np.zeros(num_envs, np.int32)
         self.spoilt = np.zeros(num_envs, bool)
-        """Whether the first observation of the running episode was not finite, and no step was taken since."""
+        """Whether the current episode's first observation was not finite and no step has been taken since."""
 
     def reset(self) -> PyTree:
-        """Begin everywhere; return the first observations, zeros for those that are not finite."""
+        """Reset all environments; return first observations, with zeros in place of non-finite ones."""
         self._returns[:], self._lengths[:] = 0.0, 0
         return self._begun(self.vector.reset(), np.ones(self.num_envs, bool))
 
     def _begun(self, obs: PyTree, where: np.ndarray) -> PyTree:
-        """Note where episodes begin spoilt; return their first observations made finite."""
+        """Record which first observations are not finite; return them made finite."""
         self.spoilt = where & ~_finite_rows(obs)
         return _zeros_where(self.spoilt, obs)
 
     def step(self, action: PyTree) -> Step:
-        """Advance all environments, in NumPy; those whose episode ends begin the next one in the same step.
+        """Advance all environments, in NumPy; when an episode ends, the next one starts in the same step.
 
-        As of `vectorise`: `final_obs` is the true successor and `obs` what the policy sees next; a non-finite
-        observation or reward cuts its episode and is marked `valid=False`, its values replaced by zeros; of a first
-        observation it is the step that leaves it.
+        The result is as for `vectorise`: `final_obs` is the true successor, and `obs` what the policy sees next. A
+        non-finite observation or reward truncates its episode; the step is marked `valid=False`, and its values are
+        replaced by zeros. For a non-finite first observation, that is the step taken from it.
         """
         successor, reward, terminated, truncated = self.vector.step(action)  # type: Any, Any, Any, Any
         valid = np.isfinite(reward) & _finite_rows(successor) & ~self.spoilt
@@ -104,7 +104,7 @@ class Stage:
         return Step(action, (), reward, terminated, truncated, successor, obs, info, valid, seen)
 
     def close(self, kill: bool = False) -> None:
-        """Let go of the environments; with `kill`, without waiting for a step that hangs."""
+        """Close the environments; with `kill`, without waiting for a step that hangs."""
         self.vector.close(kill)
 
 
@@ -125,10 +125,10 @@ def _finite_rows(tree: PyTree) -> Any:
 
 
 def gymnasium_env(name: str, **kwargs: Any) -> HostEnv:
-    """Return the environment that Gymnasium knows as `name` (with or without `gymnasium:`); `kwargs` go to its maker.
+    """Return Gymnasium's environment `name` (with or without `gymnasium:`); `kwargs` go to `gymnasium.make`.
 
     Raises:
-      SettingsError: Gymnasium is not installed, knows no such name, or cannot make it here.
+      SettingsError: Gymnasium is not installed, knows no such name, or cannot make it on this machine.
     """
     gymnasium, id_ = require_extra("gymnasium", NEEDS), check_name(name)
     make = partial(gymnasium.make, id_, **whole_where_so(kwargs))
@@ -143,7 +143,7 @@ def gymnasium_env(name: str, **kwargs: Any) -> HostEnv:
 
 
 def gymnasium_names() -> list[str]:
-    """Return the names that Gymnasium knows, none where it is not installed."""
+    """Return the names that Gymnasium registers; none if it is not installed."""
     try:
         return list(importlib.import_module("gymnasium").registry)
     except ImportError:
@@ -151,14 +151,14 @@ def gymnasium_names() -> list[str]:
 
 
 UNFELT = tuple(f":{name}" for name in ("HumanRendering", "RecordEpisodeStatistics", "RecordVideo"))
-"""Wrappers of Gymnasium, as the ends of their paths, that change nothing of an episode."""
+"""Gymnasium's wrappers that do not change an episode, by the ends of their paths."""
 
 
 def gymnasium_made(env: Any) -> dict[str, Any] | None:
-    """Return what `make_env` needs to build an environment of Gymnasium, or one of a vector of them, again.
+    """Return the arguments with which `make_env` rebuilds a Gymnasium environment, or one of a vector of them.
 
-    Its name and plain numbers alone are told. One that another process could not build from these is `None`: it is not
-    Gymnasium's own, is wrapped by hand, or was made with other things than numbers.
+    They are its name and plain numbers only. The result is `None` if another process could not rebuild it from these:
+    it is not Gymnasium's own, is wrapped by hand, or was made with arguments other than numbers.
     """
     spec: Any = getattr(env, "spec", None)
     registry = getattr(sys.modules.get("gymnasium"), "registry", {})
@@ -181,23 +181,23 @@ def gymnasium_made(env: Any) -> dict[str, Any] | None:
 
 
 def same_plain(a: Any, b: Any) -> bool:
-    """Say whether two values are the same number or text, or both nothing."""
+    """Return whether two values are the same number or string, or both `None`."""
     return isinstance(a, int | float | str | None) and type(a) is type(b) and a == b
 
 
 def whole_where_so(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters with whole numbers as such: on the command line all are real ones."""
+    """Return parameters with whole numbers as integers; the command line passes all numbers as floats."""
     return {key: int(x) if isinstance(x, float) and x.is_integer() else x for key, x in numbers.items()}
 
 
 def gymnasium_envs(spec: EnvSpec, make: Callable[[], Any]) -> HostEnv:
-    """Return an environment of one's own: `make()` returns a `gymnasium.Env`, of spaces as in `spec`."""
+    """Return a host environment of the user's own; `make()` returns a `gymnasium.Env` with the spaces of `spec`."""
     spec = spec._replace(observation_space=channels_last(spec.observation_space))
     return HostEnv(spec, partial(_Gymnasium, make, spec))
 
 
 def _deaf(make: Callable[[], Any]) -> Any:
-    """Make an environment; in a process of its own, which leaves signals to the one that began it."""
+    """Make an environment; in a child process, first ignore SIGINT and SIGTERM, which the parent handles."""
     for number in (signal.SIGINT, signal.SIGTERM) if parent_process() is not None else ():
         signal.signal(number, signal.SIG_IGN)
     return make()
@@ -208,7 +208,7 @@ class _Gymnasium:
         gymnasium = require_extra("gymnasium", NEEDS)
         vector = gymnasium.vector
         mode = {"autoreset_mode": vector.AutoresetMode.DISABLED}
-        # Spawned: a fork of a process in which JAX runs threads may hang.
+        # Spawned, because a fork of a process in which JAX runs threads may hang.
         self._env = (
             vector.AsyncVectorEnv([partial(_deaf, make)] * num_envs, context="spawn", **mode)
             if processes
@@ -234,7 +234,7 @@ class _Gymnasium:
             self._env.close()
 
     def _ask(self, question: Callable[[], Any]) -> Any:
-        """Return the answer of all environments; raise `ActorError` if one of their processes is gone."""
+        """Call all environments and return their answer; raise `ActorError` if one of their processes is gone."""
         try:
             return question()
         except (EOFError, ConnectionError) as error:
@@ -242,10 +242,10 @@ class _Gymnasium:
             raise ActorError("a process that steps its environments has ended: killed, or out of memory?") from error
 
     def _kill(self) -> None:
-        """End the processes, which heed no milder signal: left alone, they would keep this one from ending."""
+        """Kill the processes. They ignore milder signals, and left alone they would keep this process from ending."""
         processes = getattr(self._env, "processes", ())
         if processes:
-            self._env.closed = True  # there is nobody left whom Gymnasium could wait for
+            self._env.closed = True  # so that Gymnasium waits for nobody
         for process in processes:
             process.kill()
         for process in processes:
@@ -253,9 +253,9 @@ class _Gymnasium:
 
 
 def like_spec(struct: PyTree, obs: PyTree) -> PyTree:
-    """Return observations `[N, ...]` with the containers, dtypes and shapes of `struct`, that of one.
+    """Return observations `[N, ...]` with the containers, dtypes and shapes of `struct`, which describes a single one.
 
-    Images come with channels first or last.
+    Images may have their channels first or last.
     """
     flat = jax.tree.leaves(obs if not isinstance(obs, dict) else dict(obs))
     like, treedef = jax.tree.flatten(struct)
@@ -268,7 +268,7 @@ def like_spec(struct: PyTree, obs: PyTree) -> PyTree:
 
 
 def on_host(env: Env, device: Any = None) -> HostEnv:
-    """Put an environment written in JAX on the host, to be stepped by actors, on `device` or JAX's first."""
+    """Put an environment written in JAX on the host, where actors step it on `device`, or on JAX's first device."""
     return HostEnv(env.spec, partial(_Jax, env, device or jax.devices()[0]), settings=env.settings, compiled=True)
 
 
@@ -284,7 +284,7 @@ class _Jax:
         self._compile(env, num_envs)
 
     def _compile(self, env: Env, num_envs: int) -> None:
-        """Call every program once, so that none compiles when an actor waits for it; nothing of this is kept."""
+        """Call every program once, so that none compiles while an actor waits; the results are dropped."""
         action = jax.tree.map(np.asarray, space_zeros(env.spec.action_space, num_envs))
         with jax.default_device(self._device):
             fresh, _ = self._fresh(self._key)
@@ -322,10 +322,10 @@ def _step_all(env: Env, num_envs: int, state: PyTree, action: PyTree, key: Any) 
 
 
 def gymnasium_spec(env: Any) -> EnvSpec:
-    """Describe a Gymnasium environment, or one of a vector of them; raise `SettingsError` for a space that is unknown.
+    """Describe a Gymnasium environment, or one of a vector of them; raise `SettingsError` for an unsupported space.
 
-    A time limit is the environment's own affair: it says itself where it cuts an episode. Images with channels first
-    are told as `[H, W, C]`, see `channels_last`, and their observations turned likewise.
+    The spec has no time limit: the environment itself reports where it truncates an episode. Images with channels first
+    are described as `[H, W, C]` (see `channels_last`), and their observations are transposed to match.
     """
     single = "single_" if hasattr(env, "single_action_space") else ""
     observations, actions = getattr(env, f"{single}observation_space"), getattr(env, f"{single}action_space")
@@ -335,7 +335,7 @@ def gymnasium_spec(env: Any) -> EnvSpec:
 
 
 def to_host(space: Any, action: PyTree) -> PyTree:
-    """Return actions `[N, ...]` as a Gymnasium space of single actions expects them: from its own lowest number on."""
+    """Return actions `[N, ...]` as Gymnasium's space of single actions counts them, from its own lowest number on."""
     kind = type(space).__name__
     if kind == "Dict":
         return {key: to_host(part, action[key]) for key, part in space.spaces.items()}

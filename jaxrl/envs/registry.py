@@ -1,4 +1,4 @@
-"""From a name to an environment: the one table of environments that the command line knows."""
+"""Environments by name: the table behind `make_env` and `--env`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ def register_env(name: str, factory: EnvFactory) -> None:
     """Make `factory` answer to `make_env(name)` and `--env name` in this process.
 
     Raises:
-      SettingsError: the name is taken.
+      SettingsError: the name is already taken.
     """
     if name in _REGISTERED:
         raise SettingsError(f"an environment is already registered as {name!r}; choose another name")
@@ -25,13 +25,13 @@ def register_env(name: str, factory: EnvFactory) -> None:
 
 
 def make_env(name: str, **params: Any) -> Any:
-    """Build an environment by name: one that `register_env` was told of, or one of gymnax's.
+    """Build an environment by name: one registered by `register_env`, or one of gymnax, Gymnasium or EnvPool.
 
-    `params` replace the environment's default parameters, such as `max_steps_in_episode=200`. One of Gymnasium's, as
-    `gymnasium:CartPole-v1`, or of EnvPool's, as `envpool:CartPole-v1`, comes as a `HostEnv`, any other as an `Env`.
+    `params` replace the environment's default parameters, such as `max_steps_in_episode=200`. Environments of Gymnasium
+    (`gymnasium:CartPole-v1`) and EnvPool (`envpool:CartPole-v1`) are returned as a `HostEnv`, all others as an `Env`.
 
     Raises:
-      SettingsError: unknown name (with the nearest known ones) or parameter.
+      SettingsError: the name (with the nearest known ones) or a parameter is unknown.
     """
     if name in _REGISTERED:
         env = _REGISTERED[name](**params)
@@ -47,7 +47,7 @@ def make_env(name: str, **params: Any) -> Any:
 
 
 def _meant(name: str) -> str:
-    """Return a hint at what an unknown name may have meant, here or in Gymnasium."""
+    """Return a hint at known names that an unknown one may have meant, here or in Gymnasium."""
     prefix, _, rest = name.rpartition(":")
     others = gymnasium_names()
     if name in others:
@@ -62,7 +62,7 @@ def _meant(name: str) -> str:
 
 
 def env_names() -> list[str]:
-    """Return every name that `make_env` takes."""
+    """Return every name that `make_env` accepts."""
     from jaxrl.envs import gymnax
 
     return [*_REGISTERED, *gymnax.names()]

@@ -1,4 +1,4 @@
-"""Pictures of environment states, drawn on the host with Pillow: enough to see what a policy does."""
+"""Simple pictures of environment states, drawn on the host with Pillow."""
 
 from typing import Any
 
@@ -13,7 +13,8 @@ _PALETTE = np.array(
 
 
 def draw_state(name: str, state: Any, obs: Any) -> np.ndarray:
-    """Draw `state` of the environment `name` as `[H, W, 3]` uint8: a known sketch, else a grid, else bars."""
+    """Draw `state` of the environment `name` as `[H, W, 3]` uint8: with its own sketch, else as a grid, else as
+    bars."""
     sketch = _SKETCHES.get(name)
     if sketch is not None:
         return _on_canvas(sketch, state)
@@ -24,7 +25,7 @@ def draw_state(name: str, state: Any, obs: Any) -> np.ndarray:
 
 
 def draw_grid(obs: np.ndarray) -> np.ndarray:
-    """Draw `[H, W]` or `[H, W, C]` as coloured cells, a colour a channel."""
+    """Draw `[H, W]` or `[H, W, C]` as coloured cells, one colour per channel."""
     cells = np.asarray(obs, np.float32).reshape(obs.shape[0], obs.shape[1], -1)
     cells = cells / max(float(np.abs(cells).max()), 1e-6)
     colours = _PALETTE[np.arange(cells.shape[2]) % len(_PALETTE)]
@@ -35,7 +36,7 @@ def draw_grid(obs: np.ndarray) -> np.ndarray:
 
 
 def draw_bars(values: np.ndarray) -> np.ndarray:
-    """Draw a vector as bars around a middle line, squashed to `(-1, 1)`."""
+    """Draw a vector as bars around a centre line, with values squashed to `(-1, 1)`."""
 
     def bars(draw: ImageDraw.ImageDraw, _: Any) -> None:
         width = SIZE[0] / max(len(values), 1)

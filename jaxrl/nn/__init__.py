@@ -1,4 +1,4 @@
-"""Networks: torsos that take any observation, heads, and how one is chosen from the observation space."""
+"""Networks: torsos for any observation space, heads, recurrent cores, and networks of the user's own."""
 
 from jaxrl.nn.encode import encode
 from jaxrl.nn.layers import ACTIVATIONS, DTYPES, MLP, NoisyDense, dense

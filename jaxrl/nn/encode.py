@@ -1,4 +1,4 @@
-"""From observations to what a torso takes: float32, images apart from the rest."""
+"""Encode observations for a torso: as float32, with images separate from the rest."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from jaxrl.trees import Array, PyTree
 
 
 def encode(space: Space, obs: PyTree, torso: str = "auto") -> Any:
-    """Make float32 of a batch of observations: `[B, H, W, C]` for a convolution, `[B, D]` for dense layers.
+    """Encode a batch of observations as float32: `[B, H, W, C]` for a convolution, `[B, D]` for dense layers.
 
-    Of a dict or tuple with images it is a tuple of these, `[B, H, W, C]` each, and all else as `[B, D]`, unless the
-    torso is `mlp`. Discrete parts become one-hot, 8-bit images are divided by 255, parts of dicts and tuples are
-    joined.
+    A dict or tuple with images becomes a tuple of the images, `[B, H, W, C]` each, and all other parts as `[B, D]`,
+    unless the torso is `mlp`. Discrete parts become one-hot, 8-bit images are divided by 255, and parts of dicts and
+    tuples are concatenated.
     """
     spaces = space_leaves(space)
     parts = [_encode_leaf(s, x) for s, x in zip(spaces, jax.tree.leaves(obs), strict=True)]
@@ -29,18 +29,18 @@ def encode(space: Space, obs: PyTree, torso: str = "auto") -> Any:
 
 
 def space_leaves(space: Space) -> list[Any]:
-    """Return the parts of a space that are no dict or tuple."""
-    # Leaf by leaf, not tree by tree: Flax turns a dict among a module's attributes into a `FrozenDict`.
+    """Return the leaves of a space: the parts that are not dicts or tuples."""
+    # Flatten by type of leaf: Flax turns a dict among a module's attributes into a `FrozenDict`.
     return jax.tree.leaves(space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
 
 
 def images_of(space: Space) -> list[Box]:
-    """Return those parts of a space that are images `[H, W, C]`, of at least 3 x 3."""
+    """Return the parts of a space that are images `[H, W, C]` of at least 3 x 3."""
     return [leaf for leaf in space_leaves(space) if is_image(leaf)]
 
 
 def is_image(space: Any) -> bool:
-    """Say whether a convolution can take this part of an observation."""
+    """Return whether a convolution can take this part of an observation."""
     return isinstance(space, Box) and len(space.shape) == 3 and min(space.shape[:2]) >= 3
 
 

@@ -1,4 +1,4 @@
-"""Dense layers, of which every network is made."""
+"""Dense layers, which every network is built from."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,7 +15,7 @@ from jaxrl.xla.products import dot_general, multiply
 LECUN = nn.initializers.lecun_normal()
 ACTIVATIONS = {"relu": nn.relu, "tanh": nn.tanh, "gelu": nn.gelu, "silu": nn.silu, "elu": nn.elu}
 DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}
-"""What torsos may compute in, as Flax wants it told: `None` is that of the parameters, which are float32 anyway."""
+"""Types that torsos can compute in, in Flax's notation: `None` means the parameters' own, which is always float32."""
 
 
 class MLP(nn.Module):
@@ -24,13 +24,13 @@ class MLP(nn.Module):
     features: Sequence[int]
     activation: str = "relu"
     layer_norm: bool = False
-    """Normalise each layer before its activation (Ba et al. 2016, https://arxiv.org/abs/1607.06450)."""
+    """Apply layer normalisation before each activation (Ba et al. 2016, https://arxiv.org/abs/1607.06450)."""
     orthogonal: bool = False
-    """Begin with orthogonal matrices of gain `sqrt(2)` (Saxe et al. 2014, https://arxiv.org/abs/1312.6120)."""
+    """Initialise with orthogonal matrices of gain `sqrt(2)` (Saxe et al. 2014, https://arxiv.org/abs/1312.6120)."""
     noisy: float = 0.0
-    """Deviation of the parameters' noise at first, see `NoisyDense`; 0: none."""
+    """Initial scale of the parameter noise, see `NoisyDense`; 0: no noise."""
     dtype: str = "float32"
-    """What it computes in and puts out, `float32` or `bfloat16`; parameters are float32."""
+    """Type of computation and output, `float32` or `bfloat16`; parameters are float32."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -41,20 +41,20 @@ class MLP(nn.Module):
 
 
 def activated(x: Array, activation: str, layer_norm: bool, dtype: str) -> Array:
-    """Normalise `x` if told, and apply the activation; for use inside a compact module."""
+    """Apply layer normalisation, if `layer_norm`, and the activation; for use inside a compact module."""
     return ACTIVATIONS[activation](nn.LayerNorm(dtype=DTYPES[dtype])(x) if layer_norm else x)
 
 
 class NoisyDense(nn.Module):
     """A dense layer with factorised noise on its parameters; `[..., D] -> [..., features]`.
 
-    The noise is in the collection `noise`, zeros unless it is given: two standard normal vectors a layer (Fortunato et
-    al. 2018, https://arxiv.org/abs/1706.10295, section 3.1b).
+    The noise is in the collection `noise`, zeros unless given: two standard normal vectors per layer (Fortunato et al.
+    2018, https://arxiv.org/abs/1706.10295, section 3.1b).
     """
 
     features: int
     std: float
-    """Deviation at first, over the root of the inputs."""
+    """Initial scale of the noise, before division by the square root of the number of inputs."""
     dtype: str = "float32"
 
     @nn.compact
@@ -77,7 +77,7 @@ class NoisyDense(nn.Module):
 
 
 def dense_or_noisy(width: int, noisy: float, orthogonal: bool = False, dtype: str = "float32") -> nn.Module:
-    """Return a dense layer, a `NoisyDense` if there is to be noise on its parameters."""
+    """Return a dense layer, or a `NoisyDense` if `noisy` is above 0."""
     return NoisyDense(width, noisy, dtype) if noisy else dense(width, kernel_init(orthogonal), dtype)
 
 
@@ -87,5 +87,5 @@ def dense(width: int, kernel_init: Any = LECUN, dtype: str = "float32") -> nn.De
 
 
 def kernel_init(orthogonal: bool, gain: float = 2**0.5) -> Any:
-    """Return how matrices begin: orthogonal with `gain`, or as Flax has it."""
+    """Return the initialiser of matrices: orthogonal with `gain`, or Flax's default."""
     return partial(random_orthogonal, gain) if orthogonal else LECUN

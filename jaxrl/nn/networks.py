@@ -1,4 +1,4 @@
-"""Networks: a torso and heads. Torsos may compute in bfloat16; heads, and so all outputs, are float32."""
+"""Networks made of a torso and heads. Torsos may compute in bfloat16; heads, and so all outputs, are float32."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,12 +15,11 @@ from jaxrl.trees import Array, PyTree
 
 
 class QNetwork(nn.Module):
-    """Action values of a batch of observations, `[B, ...] -> [B, num_actions]`, or with `atoms` what they are made of,
-    `[B, num_actions, atoms]`.
+    """Action values, `[B, ...] -> [B, num_actions]`, or with `atoms` return distributions, `[B, num_actions, atoms]`.
 
-    With `dueling`, `q = v + a - mean(a)` (Wang et al. 2016, https://arxiv.org/abs/1511.06581, equation 9) of each atom.
-    Given `taus` `[B, n]`, the quantiles there, `[B, num_actions, n]` (Dabney et al. 2018,
-    https://arxiv.org/abs/1806.06923, equation 4; they enter before the last layer).
+    With `dueling`, `q = v + a - mean(a)` for each atom (Wang et al. 2016, https://arxiv.org/abs/1511.06581, equation
+    9). Given levels `taus` `[B, n]`, it returns the quantiles there, `[B, num_actions, n]` (Dabney et al. 2018,
+    https://arxiv.org/abs/1806.06923, equation 4; the levels enter before the last layer).
     """
 
     observation_space: Any
@@ -60,11 +59,11 @@ class QNetwork(nn.Module):
 
 
 COSINES = 64
-"""Waves by which a network is told a quantile."""
+"""Number of cosines in the embedding of a quantile level."""
 
 
 class PolicyNetwork(nn.Module):
-    """What a policy needs to choose, of a batch of observations; `[B, ...] -> [B, outputs]`."""
+    """Parameters of a policy's action distributions for a batch of observations; `[B, ...] -> [B, outputs]`."""
 
     observation_space: Any
     outputs: int
@@ -84,7 +83,7 @@ class PolicyNetwork(nn.Module):
 
 
 class Critic(nn.Module):
-    """Values `[B, outputs]` of a batch of observations, or of actions `[B, D]` in them."""
+    """Values `[B, outputs]` of a batch of observations, or of observations and actions `[B, D]`."""
 
     observation_space: Any
     outputs: int = 1
@@ -113,7 +112,7 @@ class Critic(nn.Module):
 
 
 def ensemble(size: int, observation_space: Any, **options: Any) -> nn.Module:
-    """Return `size` critics side by side, each with parameters of its own; values `[size, B, outputs]`."""
+    """Return an ensemble of `size` critics, each with its own parameters; values `[size, B, outputs]`."""
     several = nn.vmap(
         Critic, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=None, out_axes=0, axis_size=size
     )
@@ -122,25 +121,25 @@ def ensemble(size: int, observation_space: Any, **options: Any) -> nn.Module:
 
 
 class ActorCritic(nn.Module):
-    """What a policy needs to choose, and values, of a batch of observations; with a core, also of what is remembered.
+    """Policy outputs and values for a batch of observations; with a core, for observations and memory.
 
-    `[B, ...] -> [B, outputs]`, `[B]` and the memory after it (`()` without a core). Matrices begin orthogonal (but
-    for those by which a core takes in), the last of the policy small, so that at first all actions are alike
+    `[B, ...] -> [B, outputs]`, `[B]` and the next memory (`()` without a core). Matrices are initialised orthogonal,
+    except a core's input matrices; the policy's last one is small, so that the initial policy hardly prefers any action
     (Andrychowicz et al. 2021, https://arxiv.org/abs/2006.05990, section 3.2).
     """
 
     observation_space: Any
     outputs: int
     scales: int = 0
-    """Of the outputs, the last so many are logarithms of scales that do not depend on the observation."""
+    """Number of outputs, the last ones, that are log-scales independent of the observation."""
     torso: str = "auto"
     features: Sequence[int] = (64, 64)
     activation: str = "tanh"
     shared: bool = False
-    """One torso for both; otherwise each has its own."""
+    """Share one torso between policy and value; otherwise each has its own."""
     layer_norm: bool = False
     core: str = "none"
-    """`gru` or `lstm`, behind a shared torso."""
+    """Recurrent core after a shared torso: `gru`, `lstm` or `none`."""
     core_features: int = 64
     channels: Sequence[int] = ()
     dtype: str = "float32"
@@ -174,7 +173,7 @@ class ActorCritic(nn.Module):
         return *self.judge(hidden, hidden), memory
 
     def see(self, obs: PyTree) -> tuple[Array, Array]:
-        """Return what policy and value are made of, `[B, F]` each."""
+        """Return the torsos' features for policy and value, each `[B, F]`."""
         x = encode(self.observation_space, obs, self.torso)
         hidden = self.actor_torso(x).astype(jnp.float32)
         if self.shared or self.core != "none":
@@ -182,7 +181,7 @@ class ActorCritic(nn.Module):
         return hidden, self.critic_torso(x).astype(jnp.float32)
 
     def advance(self, memory: PyTree, hidden: Array) -> tuple[PyTree, Array]:
-        """Take in one step `[B, F]`; return the memory after it, and what policy and value are made of."""
+        """Advance the core by one step `[B, F]`; return the next memory and the features for policy and value."""
         memory, hidden = self.cell(memory, hidden)
         return memory, hidden
 

@@ -1,4 +1,4 @@
-"""Networks of one's own: what they must be, how that is checked, and modules of `flax.nnx`."""
+"""Networks of the user's own: their interface, how it is checked, and modules of `flax.nnx`."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
@@ -10,44 +10,44 @@ from jaxrl.errors import SettingsError
 from jaxrl.trees import Array, Key, PyTree
 
 ROWS = 3
-"""Observations by which a network is tried: few other sizes are this one."""
+"""Batch size with which a network is checked; an unusual number, so that no other axis is likely to have it."""
 
 
 class Network(Protocol):
-    """Two pure functions, as every Flax Linen module has them."""
+    """Two pure functions, with the signatures of a Flax Linen module's."""
 
     def init(self, key: Key, /, *args: Any) -> PyTree:
-        """Return fresh variables, `{"params": ...}`. The key is consumed."""
+        """Initialise the variables, `{"params": ...}`. The key is consumed."""
         ...
 
     def apply(self, variables: PyTree, /, *args: Any) -> Any:
-        """Return what the network puts out."""
+        """Return the network's outputs."""
         ...
 
 
 class Output(NamedTuple):
-    """One thing that a network is to put out, as float32."""
+    """A float32 output that a network must have."""
 
     what: str
-    """In words, as in `a value for each action`."""
+    """A description, such as `a value for each action`."""
     shapes: tuple[tuple[int, ...], ...]
-    """Any of these, of `ROWS` observations."""
+    """Allowed shapes, for `ROWS` observations."""
 
 
 def require_network(
     made: Any, name: str, args: Sequence[PyTree], outputs: Sequence[Output], kept: Collection[str] = ("params",)
 ) -> Network:
-    """Return the network `made`, once it was traced with `args` `[ROWS, ...]`; nothing is computed.
+    """Return the network `made` after tracing it with `args` `[ROWS, ...]`; nothing is computed.
 
     Args:
-      made: what `name` has returned.
-      name: of the argument that it comes from, as in `make_network`.
-      args: what the network is called with.
-      outputs: what it is to put out: one array, or a tuple of several; `()` behind them does not count.
-      kept: collections of variables that it may have.
+      made: the value that `name` returned.
+      name: the argument that it comes from, such as `make_network`.
+      args: the arguments that the network is called with.
+      outputs: the required outputs: one array, or a tuple of several; a trailing `()` is ignored.
+      kept: the collections of variables that the network may have.
 
     Raises:
-      SettingsError: it is no network, cannot take `args`, puts out something else, or has other variables.
+      SettingsError: `made` is no network, rejects `args`, has other outputs, or has other variables.
     """
     network, taken = _require_functions(made, name), _shown(args)
     try:
@@ -99,7 +99,7 @@ def _is_as(found: Any, output: Output) -> bool:
 
 
 def _shown(tree: Any) -> str:
-    """Return shapes, and dtypes that are not float32, in words."""
+    """Describe shapes, and dtypes other than float32, in words."""
     leaves = [x if hasattr(x, "shape") else jnp.asarray(x) for x in jax.tree.leaves(tree)]
     told = [_listed(x.shape) + (f" {x.dtype}" if x.dtype != jnp.float32 else "") for x in leaves]
     return " and ".join(told) or "nothing"
@@ -115,18 +115,18 @@ def _first_line(error: Exception) -> str:
 
 
 class Ensemble(NamedTuple):
-    """`size` networks of one make side by side, each with parameters of its own; values `[size, B, outputs]`."""
+    """An ensemble of `size` equal networks, each with its own parameters; values `[size, B, outputs]`."""
 
     member: Network
-    """Puts out `[B, outputs]`, or `[B]`."""
+    """Returns `[B, outputs]`, or `[B]`."""
     size: int
 
     def init(self, key: Key, /, *args: Any) -> PyTree:
-        """Return fresh variables of all, leaves `[size, ...]`. The key is consumed."""
+        """Initialise the variables of all members, leaves `[size, ...]`. The key is consumed."""
         return jax.vmap(lambda key: self.member.init(key, *args))(jax.random.split(key, self.size))
 
     def apply(self, variables: PyTree, /, *args: Any) -> Array:
-        """Return what all of them say."""
+        """Return the outputs of all members."""
         out = jax.vmap(lambda own: self.member.apply(own, *args))(variables)
         return out if out.ndim == 3 else out[..., None]
 
@@ -136,13 +136,13 @@ class FromNNX(NamedTuple):
 
     make: Callable[[Any], Any]
     graph: Any
-    """What the module is but for its parameters."""
+    """The module's static definition, without its parameters."""
     names: tuple[str, ...]
-    """Of the parameters, by their places in the module."""
+    """Names of the parameters, from their paths in the module."""
     treedef: Any
 
     def init(self, key: Key, /, *args: Any) -> PyTree:
-        """Return fresh parameters by name. The key is consumed."""
+        """Initialise the parameters, by name. The key is consumed."""
         from flax import nnx
 
         params = nnx.state(self.make(nnx.Rngs(key)), nnx.Param)
@@ -157,13 +157,13 @@ class FromNNX(NamedTuple):
 
 
 def from_nnx(make: Callable[[Any], Any]) -> FromNNX:
-    """Make a network of a `flax.nnx` module, as in `from_nnx(lambda rngs: MyModule(4, 2, rngs=rngs))`.
+    """Make a network from a `flax.nnx` module, as in `from_nnx(lambda rngs: MyModule(4, 2, rngs=rngs))`.
 
     Args:
-      make: from `nnx.Rngs` to the module; called for each set of fresh parameters.
+      make: function from `nnx.Rngs` to the module; called once for each new set of parameters.
 
     Raises:
-      SettingsError: what is made is no module, or keeps more than parameters, such as running means or random numbers.
+      SettingsError: the result is no module, or holds more than parameters, such as running means or random states.
     """
     from flax import nnx
 

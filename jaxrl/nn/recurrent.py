@@ -1,4 +1,4 @@
-"""Recurrent cores: cells of Flax, and what they remember at first."""
+"""Recurrent cores: Flax's cells and their initial memory."""
 
 import flax.linen as nn
 import numpy as np
@@ -9,6 +9,6 @@ CORES = {"gru": nn.GRUCell, "lstm": nn.OptimizedLSTMCell}
 
 
 def no_memory(core: str, features: int) -> PyTree:
-    """Return what a core remembers before it has seen anything; `None` for the core `none`."""
+    """Return a core's initial memory; `None` for the core `none`."""
     zeros = np.zeros(features, np.float32)
     return {"none": None, "gru": zeros, "lstm": (zeros, zeros)}[core]

@@ -1,4 +1,4 @@
-"""Torsos: from an encoded observation to features, by dense layers or by one of three convolutional networks."""
+"""Torsos map an encoded observation to features, with dense layers or one of three convolutional networks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,13 +14,13 @@ from jaxrl.trees import Array
 from jaxrl.xla.products import convolve
 
 NATURE_SIDE = 36
-"""Sides of the smallest image that `NatureCNN` takes: `((36 - 8) / 4 + 1 - 4) / 2 + 1 = 3`, a 3x3 convolution's own."""
+"""Smallest side of an image for `NatureCNN`: `((36 - 8) / 4 + 1 - 4) / 2 + 1 = 3` is left for its 3x3 convolution."""
 NATURE = ((8, 4), (4, 2), (3, 1))
-"""Size and stride of its convolutions."""
+"""Size and stride of the convolutions of `NatureCNN`."""
 
 
 class Convolutions(nn.Module):
-    """One 3x3 convolution of 16 channels, as of MinAtar (Young and Tian 2019); `[B, H, W, C] -> [B, D]`."""
+    """One 3x3 convolution of 16 channels, as in MinAtar (Young and Tian 2019); `[B, H, W, C] -> [B, D]`."""
 
     channels: Sequence[int] = (16,)
     activation: str = "relu"
@@ -39,8 +39,8 @@ class Convolutions(nn.Module):
 class NatureCNN(nn.Module):
     """The three convolutions of DQN on Atari; `[B, H, W, C] -> [B, D]`, with sides of at least 36.
 
-    Of 8x8 with stride 4, 4x4 with stride 2, and 3x3 (Mnih et al. 2015, https://www.nature.com/articles/nature14236,
-    methods). Published with one dense layer of 512 behind them.
+    They are 8x8 with stride 4, 4x4 with stride 2, and 3x3 (Mnih et al. 2015,
+    https://www.nature.com/articles/nature14236, methods). As published, one dense layer of width 512 follows.
     """
 
     channels: Sequence[int] = (32, 64, 64)
@@ -60,9 +60,8 @@ class NatureCNN(nn.Module):
 class ImpalaCNN(nn.Module):
     """The residual network of IMPALA; `[B, H, W, C] -> [B, D]`.
 
-    Each of `channels` is a stage: a 3x3 convolution, the largest of each 3x3 at every other place, and two residual
-    blocks (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, figure 3, right). Published with one dense layer of
-    256 behind it.
+    Each of `channels` is a stage: a 3x3 convolution, a 3x3 max-pooling of stride 2, and two residual blocks (Espeholt
+    et al. 2018, https://arxiv.org/abs/1802.01561, figure 3, right). As published, one dense layer of width 256 follows.
     """
 
     channels: Sequence[int] = (16, 32, 32)
@@ -84,7 +83,7 @@ class ImpalaCNN(nn.Module):
 
 
 class Residual(nn.Module):
-    """What a residual block adds: twice an activation and a 3x3 convolution; `[B, H, W, C] -> [B, H, W, C]`."""
+    """The branch of a residual block: an activation and a 3x3 convolution, twice; `[B, H, W, C] -> [B, H, W, C]`."""
 
     channels: int
     activation: str = "relu"
@@ -115,18 +114,18 @@ def conv(channels: int, size: int, stride: int, padding: str, orthogonal: bool, 
 
 CONVOLUTIONS: Mapping[str, Any] = {"minatar": Convolutions, "nature": NatureCNN, "impala": ImpalaCNN}
 TORSOS = ("auto", "mlp", *CONVOLUTIONS, "conv")
-"""Names of torsos; `conv` is what `minatar` was called first."""
+"""Names of torsos; `conv` is the older name of `minatar`."""
 
 
 def convolutions(kind: str, channels: Sequence[int], **options: Any) -> nn.Module:
-    """Build the convolutional network `kind`, with channels of its own where none are given."""
+    """Build the convolutional network `kind`, with its default channels if none are given."""
     given = {"channels": tuple(channels)} if channels else {}
     built: nn.Module = CONVOLUTIONS[kind](**given, **options)
     return built
 
 
 class ConvTorso(nn.Module):
-    """Convolutions and dense layers behind them; `[B, H, W, C] -> [B, features[-1]]`."""
+    """Convolutions followed by dense layers; `[B, H, W, C] -> [B, features[-1]]`."""
 
     features: Sequence[int]
     channels: Sequence[int] = ()
@@ -145,7 +144,7 @@ class ConvTorso(nn.Module):
 
 
 class Joined(nn.Module):
-    """Convolutions for each image, what they see joined with the rest; `([B, H, W, C], ...)` and `[B, D] -> [B, F]`."""
+    """Convolutions for each image, their outputs joined with the rest; `([B, H, W, C], ...)` and `[B, D] -> [B, F]`."""
 
     activation: str = "relu"
     layer_norm: bool = False
@@ -162,7 +161,7 @@ class Joined(nn.Module):
 
 
 class JoinedTorso(nn.Module):
-    """Convolutions for each image, and dense layers behind them and the rest; `-> [B, features[-1]]`."""
+    """Convolutions for each image, followed by dense layers on their outputs and the rest; `-> [B, features[-1]]`."""
 
     features: Sequence[int]
     activation: str = "relu"
@@ -181,10 +180,10 @@ class JoinedTorso(nn.Module):
 
 
 def torso_kind(torso: str, space: Space, channels: Sequence[int] = ()) -> str:
-    """Return `mlp`, `minatar`, `nature` or `impala`: as told, or with `auto` what suits the images among observations.
+    """Return `mlp`, `minatar`, `nature` or `impala`: the given torso, or for `auto` one that suits the observations.
 
-    `auto` is `mlp` where there are none, `nature` where that can take all of them, and otherwise `minatar`. It cannot
-    take an image with a side below 36, or other than three `channels`.
+    `auto` is `mlp` if there are no images, `nature` if that can take all of them, and otherwise `minatar`. `nature`
+    cannot take an image with a side below 36, or a number of `channels` other than three.
     """
     if torso != "auto":
         return "minatar" if torso == "conv" else torso
@@ -195,7 +194,7 @@ def torso_kind(torso: str, space: Space, channels: Sequence[int] = ()) -> str:
 
 
 def check_torso(torso: str, space: Space, channels: Sequence[int] = ()) -> None:
-    """Raise `SettingsError` for an unknown torso, or one that cannot take these observations with these channels."""
+    """Raise `SettingsError` if the torso is unknown, or cannot take these observations with these channels."""
     if torso not in TORSOS:
         raise SettingsError(f"unknown torso {torso!r}; {nearest(torso, TORSOS)}")
     kind, images = torso_kind(torso, space, channels), images_of(space)
@@ -221,12 +220,12 @@ def check_torso(torso: str, space: Space, channels: Sequence[int] = ()) -> None:
 
 
 def _side(images: Sequence[Box]) -> int:
-    """Return the shortest side of any of the images."""
+    """Return the shortest side among all images."""
     return min(min(image.shape[:2]) for image in images)
 
 
 def _least(kind: str, channels: Sequence[int]) -> int:
-    """Return the shortest side that a convolutional network can take."""
+    """Return the shortest side that the convolutional network `kind` can take."""
     return {"minatar": 1 + 2 * (len(channels) or 1), "nature": NATURE_SIDE, "impala": 3}[kind]
 
 
@@ -241,7 +240,7 @@ def make_torso(
     """Build the torso that `torso_kind` chooses; `options` are `layer_norm`, `orthogonal`, `noisy` and `dtype`.
 
     Raises:
-      SettingsError: an unknown torso, or one that cannot take these observations.
+      SettingsError: the torso is unknown, or cannot take these observations.
     """
     check_torso(torso, space, channels)
     kind, options = torso_kind(torso, space, channels), {**options, "features": tuple(features)}

@@ -1,4 +1,4 @@
-"""Processors: from environment steps to transitions."""
+"""Processors turn environment steps into transitions."""
 
 from jaxrl.processors.base import Processor, begin, chain, frame_stack, map_reward, reward_clip, reward_scale
 from jaxrl.processors.memory import remember

@@ -1,4 +1,4 @@
-"""Processors turn environment steps into transitions, and what the environment shows into what the policy sees."""
+"""Processors turn environment steps into transitions, and the environment's observations into the policy's."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,45 +22,45 @@ class ProcessorInit(Protocol):
 
 class ProcessFn(Protocol):
     def __call__(self, state: PyTree, step: Step, /) -> tuple[PyTree, Any]:
-        """Take in a step of `N` environments; return the new state, and a `Step` or (last of a chain) `Transition`."""
+        """Process a step of `N` environments; return the new state and a `Step`, or a chain's final `Transition`."""
         ...
 
 
 class ObserveFn(Protocol):
     def __call__(self, state: PyTree, /) -> PyTree:
-        """Return what the policy sees now, `[N, ...]`: the latest observation, processed."""
+        """Return the policy's current observation, `[N, ...]`: the latest one, processed."""
         ...
 
 
 class SpaceFn(Protocol):
     def __call__(self, space: Space, /) -> Space:
-        """Return the space of what the policy sees, given that of the environment's observations."""
+        """Return the space of the policy's observations, given that of the environment's."""
         ...
 
 
 class Processor(NamedTuple):
-    """Pure functions over `N` environments at once. A processor keeps the previous observation itself.
+    """Pure functions over `N` environments at once. A processor stores the previous observation itself.
 
-    Two kinds share this interface: those that change a `Step` (frame stack, reward scale and clip), and those that
-    end a chain by making a `Transition` of it (one-step, n-step).
+    Two kinds share this interface: those that change a `Step` (frame stack, reward scale and clip), and those that end
+    a chain by turning it into a `Transition` (one-step, n-step).
     """
 
     init: ProcessorInit
     process: ProcessFn
     observe: ObserveFn
     horizon: int = 0
-    """How many vector steps pass before the first transition comes out: `n - 1` for n-step."""
+    """Number of vector steps before the first complete transition: `n - 1` for n-step."""
     makes_transitions: bool = False
     space: SpaceFn = lambda space: space
     settings: Mapping[str, Any] | None = None
-    """What rebuilds it, under the names of `ProcessorConfig`; `None` for one made by hand."""
+    """Settings that rebuild the processor, by the names of `ProcessorConfig`; `None` for one made by hand."""
     learnt: Callable[[PyTree], PyTree] = lambda state: ()
-    """`(state) -> learnt`: what it has gathered over a run, and the policy needs, such as running means."""
+    """`(state) -> learnt`: what the processor has learnt during a run and the policy needs, such as running means."""
     frozen: "Callable[[PyTree], Processor] | None" = None
-    """`(learnt) -> processor`: the same with `learnt` as it is, to act with; `None`: it learns nothing."""
+    """`(learnt) -> processor`: the same processor with `learnt` fixed, for acting; `None` if it learns nothing."""
 
     def freeze(self, learnt: PyTree) -> "Processor":
-        """Return the processor that goes by `learnt` and learns nothing more."""
+        """Return the processor with `learnt` fixed."""
         return self if self.frozen is None else self.frozen(learnt)
 
 
@@ -71,11 +71,11 @@ OFF = {
     "reward_clip": 0.0,
     "normalise_reward": False,
 }
-"""What the settings of a processor say of the parts that it leaves out."""
+"""Values of the settings of parts that a processor leaves out."""
 
 
 def chain(*processors: Processor) -> Processor:
-    """Run `processors` in order, each on what the one before it made; the last one makes the transitions.
+    """Run `processors` in order, each on the output of the one before; the last one makes the transitions.
 
     Raises:
       SettingsError: the last makes no transitions, or an earlier one does.
@@ -134,15 +134,14 @@ def begin(
 ) -> PyTree:
     """Start `processor` at the first observations `[N, ...]`, in a state whose structure later steps keep.
 
-    The processor is shown a blank step that ends an episode before the first one: nothing of it is ever learnt from,
-    but from `action` and `extras` (of any value, `[N, ...]`) it knows what its windows must hold. `obs_valid` is that
-    of `Step`.
+    The processor first gets a blank step that ends an earlier episode. Nothing is ever learnt from it, but `action` and
+    `extras` (of any value, `[N, ...]`) give the shapes that its windows must hold. `obs_valid` is that of `Step`.
     """
     return processor.process(processor.init(obs), blank_step(obs, action, extras, obs_valid))[0]
 
 
 def blank_step(obs: PyTree, action: PyTree, extras: PyTree, obs_valid: Array | tuple[()] = ()) -> Step:
-    """Return a step from which nothing may be learnt, that ends an episode and leads to `obs` `[N, ...]`."""
+    """Return a step that must not be learnt from; it ends an episode and leads to `obs` `[N, ...]`."""
     num_envs = jax.tree.leaves(obs)[0].shape[0]
     ended = jnp.ones(num_envs, bool)
     return Step(
@@ -151,7 +150,7 @@ def blank_step(obs: PyTree, action: PyTree, extras: PyTree, obs_valid: Array | t
 
 
 def map_reward(function: Any, settings: Mapping[str, Any] | None = None) -> Processor:
-    """Apply `function` to each reward `[N]` and pass the rest on; recorded returns stay those of the environment."""
+    """Apply `function` to rewards `[N]` and pass the rest on unchanged; recorded returns stay the environment's."""
     return Processor(
         init=lambda obs: obs,
         process=lambda state, step: (step.obs, step._replace(reward=function(step.reward))),
@@ -173,10 +172,10 @@ def reward_clip(bound: float) -> Processor:
 
 
 def frame_stack(frames: int) -> Processor:
-    """Show the policy the last `frames` observations, joined along the last axis, oldest first.
+    """Stack the last `frames` observations along the last axis, oldest first.
 
     An observation `[N, ..., C]` becomes `[N, ..., frames * C]`. At an episode's start its first observation fills the
-    whole stack, so that nothing of the previous episode is seen; the successor of a last step ends the old stack.
+    whole stack, so that the previous episode is invisible; the successor of a last step still belongs to the old stack.
     """
     check_count("frame_stack", frames)
     return Processor(
@@ -210,7 +209,7 @@ def _fill(obs: PyTree, frames: int) -> PyTree:
 
 
 def _column(obs: Array) -> Array:
-    """Give scalar observations `[N]` an axis to be stacked along."""
+    """Give scalar observations `[N]` an axis to stack along."""
     return obs[:, None] if obs.ndim == 1 else obs
 
 

@@ -1,4 +1,4 @@
-"""Keep what a recurrent agent remembers from step to step."""
+"""Carry a recurrent agent's memory from step to step."""
 
 from functools import partial
 from typing import NamedTuple
@@ -13,20 +13,20 @@ from jaxrl.types import Remembered, Step, Transition
 
 
 class MemoryState(NamedTuple):
-    """The state of the processor underneath, and what the agent remembers, leaves `[N, ...]`."""
+    """The state of the wrapped processor, and the agent's memory, leaves `[N, ...]`."""
 
     inner: PyTree
     memory: PyTree
 
 
 def remember(processor: Processor, memory: PyTree) -> Processor:
-    """Show the policy, beside what `processor` shows it, what it remembers of the episode.
+    """Wrap `processor` so that the policy also observes its memory of the episode.
 
-    The agent leaves the memory after a step in `extras["memory"]`. The successor of a step is seen with it, also the
-    last of an episode; the next episode begins with `memory`, which is that of one environment.
+    The agent returns its memory after a step in `extras["memory"]`. A step's successor is observed with it, also the
+    last one of an episode; the next episode begins with `memory`, given for one environment.
 
     Raises:
-      SettingsError: `processor` makes transitions over several steps, of which the memory after each is not kept.
+      SettingsError: `processor` makes transitions over several steps, for which the memory in between is not stored.
     """
     if processor.horizon:
         raise SettingsError("processor: an agent with a memory learns from single steps; set processor.n_step to 1")

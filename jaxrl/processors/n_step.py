@@ -1,8 +1,8 @@
-"""From steps to transitions over one or several steps.
+"""Turn steps into transitions over one or several steps.
 
 The n-step return is that of Sutton and Barto, *Reinforcement Learning* (2018), equation 7.1. Environments keep their
-places in the batch and one transition comes out per environment and step, `n - 1` steps late, so that every shape and
-every place in a buffer follows from the number of steps alone.
+places in the batch, and each yields one transition per step, `n - 1` steps late. So every shape, and every position in
+a buffer, follows from the number of steps alone.
 """
 
 from functools import partial
@@ -17,15 +17,15 @@ from jaxrl.types import Step, Transition
 
 
 class NStepState(NamedTuple):
-    """The running observation, and the `n - 1` transitions that are not yet complete."""
+    """The current observation, and the `n - 1` transitions that are not yet complete."""
 
     obs: PyTree
     discount: Array
-    """Scalar float32 gamma: an array, so that a sweep can vary it without compiling again."""
+    """Scalar float32 gamma: an array, so that a sweep can vary it without recompiling."""
     pending: tuple[Transition, ...]
-    """Oldest first, each `[N, ...]`; `discount` is `gamma^k` of the `k` steps taken in so far."""
+    """Oldest first, each `[N, ...]`; `discount` is `gamma^k` for the `k` steps accumulated so far."""
     open: tuple[Array, ...]
-    """`[N]` bool beside each: its episode still goes on, so that the next reward belongs to it."""
+    """`[N]` bool for each: its episode still goes on, so the next reward counts towards it."""
 
 
 def one_step(discount: float = 0.99) -> Processor:
@@ -34,14 +34,14 @@ def one_step(discount: float = 0.99) -> Processor:
 
 
 def n_step(n: int, discount: float = 0.99) -> Processor:
-    """Make of every step a transition over the `n` steps that begin with it.
+    """Make a transition over `n` steps from every step and those that follow it.
 
     `reward` is the sum of `discount^i` times the `i`-th reward, over `k = n` steps or up to the episode's end if that
-    is first; it never crosses an end. `next_obs` is the true successor of the last step taken in. The transition's
-    `discount` is `discount^k`, and 0 where that step terminated: after a truncation one bootstraps.
+    comes first; it never crosses an end. `next_obs` is the true successor of the last of these steps. The transition's
+    `discount` is `discount^k`, or 0 if that step terminated; a truncation is bootstrapped.
 
     Raises:
-      SettingsError: `n` below 1, or a discount outside `[0, 1]`.
+      SettingsError: `n` is below 1, or `discount` is outside `[0, 1]`.
     """
     check_count("n_step", n)
     check_between("discount", discount, 0.0, 1.0)
@@ -56,7 +56,7 @@ def n_step(n: int, discount: float = 0.99) -> Processor:
 
 
 def _init(n: int, discount: float, obs: PyTree) -> NStepState:
-    # What an action looks like is not known before the first step: `None` until then (see `base.begin`).
+    # The shape of actions is unknown before the first step: `None` until then (see `base.begin`).
     return NStepState(obs, jnp.float32(discount), (None,) * (n - 1), (None,) * (n - 1))  # type: ignore[arg-type]
 
 
@@ -80,7 +80,7 @@ def _process(state: NStepState, step: Step) -> tuple[NStepState, Transition]:
 
 
 def _extend(old: Transition, is_open: Array, step: Step, gamma: Array) -> Transition:
-    """Take one more step into a pending transition, in those environments whose episode goes on."""
+    """Extend a pending transition by one step, in environments whose episode goes on."""
     longer = old._replace(
         reward=old.reward + old.discount * step.reward,
         discount=jnp.where(step.terminated, 0.0, old.discount * gamma),

@@ -12,13 +12,13 @@ from jaxrl.trees import Array, PyTree
 from jaxrl.types import Step
 
 CLIP = 10.0
-"""Deviations to which normalised observations and rewards are clipped."""
+"""Normalised observations and rewards are clipped to this many standard deviations."""
 EPSILON = 1e-8
-"""Added to variances."""
+"""Constant added to variances."""
 
 
 class Moments(NamedTuple):
-    """Count, mean and sum of squared deviations of what was seen so far; the last two of one entry's shape."""
+    """Count, mean and sum of squared deviations of all entries so far; the last two have the shape of one entry."""
 
     count: Array  # type: ignore[assignment]
     mean: Array
@@ -26,17 +26,17 @@ class Moments(NamedTuple):
 
     @property
     def variance(self) -> Array:
-        """The mean squared deviation; 1 before there are two entries."""
+        """Mean squared deviation; 1 until there are two entries."""
         return jnp.where(self.count > 1, self.squares / jnp.maximum(self.count, 1), 1.0)
 
 
 def no_moments(shape: tuple[int, ...]) -> Moments:
-    """Return the moments of nothing."""
+    """Return the moments before the first entry."""
     return Moments(jnp.float32(0), jnp.zeros(shape), jnp.zeros(shape))
 
 
 def merge(moments: Moments, entries: Array, where: Array | None = None) -> Moments:
-    """Take in `entries` `[N, ...]`, all at once, or those rows at which `where` `[N]` holds.
+    """Merge `entries` `[N, ...]` into `moments` at once; with `where` `[N]`, only the rows where it is true.
 
     The merge is exact up to rounding (Chan, Golub and LeVeque 1979, equation 2.1), whatever the number of rows.
     """
@@ -50,7 +50,7 @@ def merge(moments: Moments, entries: Array, where: Array | None = None) -> Momen
 
 
 def _joined(moments: Moments, new: Array, mean: Array, squares: Array) -> Moments:
-    """Join `moments` and those of `new` entries with this mean and sum of squared deviations."""
+    """Combine `moments` with those of `new` entries of the given mean and sum of squared deviations."""
     count, apart = moments.count + new, mean - moments.mean
     share = new / jnp.maximum(count, 1)
     return Moments(
@@ -61,18 +61,18 @@ def _joined(moments: Moments, new: Array, mean: Array, squares: Array) -> Moment
 
 
 class ObsState(NamedTuple):
-    """Moments of each leaf of an observation (`None` of those that are not numbers on a scale), and what is shown."""
+    """Moments of each leaf of an observation (`None` if it is not normalised), and the current observation."""
 
     moments: PyTree
     obs: PyTree
 
 
 def normalise_obs() -> Processor:
-    """Subtract the running mean from every observation, divide by the running deviation, clip to 10 of them.
+    """Normalise observations by their running mean and standard deviation, and clip them to 10 standard deviations.
 
-    Every observation that the policy sees counts once, over all environments, but not the zeros that stand in for
-    one that was not finite. Whole-number and 8-bit leaves stay as they are. What was learnt belongs to the training
-    state and to the policy; in evaluation it stays as it is.
+    Every observation that the policy sees counts once, over all environments, except zeros that replace a non-finite
+    one. Whole-number and 8-bit leaves stay unchanged. The statistics belong to the training state and to the policy,
+    and stay fixed during evaluation.
     """
     return Processor(
         init=lambda obs: ObsState(_unseen(obs), _scaled(_unseen(obs), obs)),
@@ -118,8 +118,8 @@ def _process_obs(state: ObsState, step: Step) -> tuple[ObsState, Step]:
 
 
 def _merge_seen(moments: Moments, entries: Array, seen: Array) -> Moments:
-    """Take in those of `entries` `[N, ...]` at which `seen` `[N]` holds, by selects: where it always does, no bit of
-    the moments is other than without it."""
+    """Merge those of `entries` `[N, ...]` where `seen` `[N]` is true. It uses selects: if `seen` is true everywhere,
+    the moments are bitwise those of a merge without it."""
     entries = jnp.asarray(entries, jnp.float32)
     some = seen.reshape(-1, *(1,) * (entries.ndim - 1))
     new = seen.sum(dtype=jnp.float32)
@@ -129,7 +129,7 @@ def _merge_seen(moments: Moments, entries: Array, seen: Array) -> Moments:
 
 
 class RewardState(NamedTuple):
-    """The discounted sum of each environment's rewards so far, and the moments of those sums."""
+    """Each environment's discounted sum of rewards so far, and the moments of these sums."""
 
     obs: PyTree
     discount: Array
@@ -139,10 +139,10 @@ class RewardState(NamedTuple):
 
 
 def normalise_reward(discount: float = 0.99) -> Processor:
-    """Divide rewards by the running deviation of the discounted sum of rewards, and clip to 10.
+    """Divide rewards by the running standard deviation of their discounted sum, and clip them to 10.
 
-    The mean stays, so that the sign of a reward does (as in Engstrom et al. 2020, https://arxiv.org/abs/2005.12729,
-    section 3); recorded returns stay those of the environment.
+    The mean is not subtracted, so that a reward keeps its sign (as in Engstrom et al. 2020,
+    https://arxiv.org/abs/2005.12729, section 3). Recorded returns stay the environment's.
     """
     check_between("discount", discount, 0.0, 1.0)
     return Processor(

@@ -31,22 +31,23 @@ class ActorsConfig:
     """Settings of actors, which step environments on the host while a learner optimises."""
 
     actors: int | None = None
-    """Actors, each with `num_envs` environments in a thread of its own; unset: one for environments of Gymnasium, and
-    for those in JAX none, they run on the device."""
+    """Number of actors, each with `num_envs` environments in its own thread; unset: one for Gymnasium environments,
+    none for environments in JAX, which run on the device."""
     send: int = 4
-    """Times that each actor does what an iteration asks for before it sends; rollouts are sent whole."""
+    """Iterations whose steps an actor takes before it sends them as one block; with rollouts, a block is one
+    rollout."""
     max_lag: int | None = None
-    """Rounds that the parameters of actors are behind; 0: actors and learner take turns; unset: 2 with replay, 1 with
+    """Rounds by which the actors' parameters lag behind; 0: actors and learner take turns; unset: 2 with replay, 1 with
     rollouts."""
     sync_interval: int = 1
-    """Optimisation steps from one set of parameters for the actors to the next."""
+    """Optimisation steps between updates of the actors' parameters."""
     exploration: tuple[float, ...] = ()
-    """Exploration of each actor, in place of epsilon (dqn, pqn) or noise (td3, ddpg). Of one number e, actor i of A has
-    e^(1 + 7 i / (A - 1)), as Ape-X; unset: all as the agent's settings say."""
+    """Exploration of each actor, in place of epsilon (dqn, pqn) or noise (td3, ddpg). Given one number e, actor i of A
+    uses e^(1 + 7 i / (A - 1)), as Ape-X does; unset: the agent's own settings."""
     processes: bool = False
-    """Step each environment of Gymnasium in a process of its own."""
+    """Step each Gymnasium environment in its own process."""
     actor_timeout: float = 60.0
-    """Seconds that one step of an actor's environments may take before it counts as hanging."""
+    """Seconds that one step of an actor's environments may take before the actor counts as hung."""
 
 
 class Remote(NamedTuple):

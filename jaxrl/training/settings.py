@@ -1,4 +1,4 @@
-"""The settings of the host loop."""
+"""Settings of the trainer's and the session's loop on the host."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,47 +12,49 @@ from jaxrl.written import whole
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """How long to train, and when to look, write and stop."""
+    """How long to train, and when to evaluate, record, save and stop."""
 
     max_opts: int = 10_000
-    """Optimisation steps, rounded up to whole iterations; the run ends exactly there."""
+    """Optimisation steps of the run, rounded up to whole iterations; the run ends exactly there."""
     seed: int = 0
-    """Seed; with the settings it decides every bit of the training."""
+    """Random seed; together with the settings it determines every bit of the training."""
     eval_interval: int = 1_000
     """Optimisation steps between evaluations; 0: only at the end."""
     eval_episodes: int = 20
-    """Episodes of an evaluation, run in parallel from start to end; 0: never evaluate."""
+    """Episodes per evaluation, run in parallel, each from start to end; 0: never evaluate."""
     eval_at_start: bool = False
-    """Evaluate before the first optimisation too."""
+    """Also evaluate before the first optimisation step."""
     confirm_best: bool = True
-    """Evaluate a candidate for the best again: it must be better in fresh episodes too, and that score is kept."""
+    """Evaluate a candidate for the best policy a second time: it must win in fresh episodes too, and keeps that second
+    score."""
     record_interval: int = 1_000
-    """Optimisation steps between rows of metrics; 0: only at the end."""
+    """Optimisation steps between records of metrics; 0: only at the end."""
     save_interval: int = 2_500
     """Optimisation steps between checkpoints; 0: only at the end."""
     keep: int = 3
-    """Checkpoints kept, the newest; the best policy is kept apart."""
+    """Number of newest checkpoints to keep; the best policy is kept separately."""
     stop_reward: float | None = None
     """Mean evaluation return at which to stop; unset: never."""
     patience: int = 0
     """Evaluations without a new best after which to stop; 0: never."""
     max_env_steps: int = 0
-    """Environment steps, warm-up included, at or past which to stop; 0: no limit."""
+    """Stop once this many environment steps are taken, warm-up included; 0: no limit."""
     max_skips: int = 100
-    """Updates skipped in a row, for not being finite, after which to go back to the last good checkpoint; 0: never."""
+    """Non-finite updates skipped in a row after which to go back to the last good checkpoint; 0: never."""
     max_rollbacks: int = 3
-    """Times to go back without getting any further before giving up."""
+    """Number of times to go back without making progress before giving up."""
     run_dir: str | None = None
-    """Directory for settings, logs and checkpoints; unset: the library writes none, the command line makes one up."""
+    """Directory for settings, logs and checkpoints; unset: the library writes nothing, the command line chooses a
+    name."""
     quiet: bool = False
-    """Show nothing."""
+    """Print nothing."""
 
     def changed(self, **settings: Any) -> "TrainerConfig":
-        """Return these settings with some replaced; raise `SettingsError` for a name that is none."""
+        """Return these settings with some replaced; raise `SettingsError` for an unknown name."""
         return changed("Trainer", self, settings)
 
     def check(self) -> None:
-        """Raise `SettingsError` for what cannot be."""
+        """Raise `SettingsError` for settings that cannot work."""
         check_count("eval_episodes", self.eval_episodes, least=0)
         check_shared(self)
         if self.eval_episodes > 2**20:
@@ -66,11 +68,11 @@ class TrainerConfig:
             raise SettingsError("patience and stop_reward look at evaluations; set eval_interval as well")
 
     def rounded(self, strategy: Strategy) -> "TrainerConfig":
-        """Return these settings with a `max_opts` of whole iterations of `strategy`, at least as many as asked for."""
+        """Return these settings with `max_opts` rounded up to whole iterations of `strategy`."""
         return replace(self, max_opts=rounded_up(self.max_opts, strategy.opt_steps_per_step))
 
     def schedule(self, strategy: Strategy) -> Schedule:
-        """Return when things happen in a run of `strategy`; raise `SettingsError` for counts that do not fit it."""
+        """Return the schedule of a run of `strategy`; raise `SettingsError` for intervals that do not fit it."""
         return Schedule(
             max_opts=self.max_opts,
             opt_steps_per_step=strategy.opt_steps_per_step,
@@ -85,47 +87,48 @@ class TrainerConfig:
 
 @dataclass(frozen=True)
 class SessionConfig:
-    """How a session learns, for how long, and when it writes."""
+    """How a session learns, for how long, and when it saves."""
 
     num_envs: int = 1
-    """Environments `N` that are driven side by side."""
+    """Number of parallel environments `N`."""
     opt_interval: int = 10
     """Environment steps per optimisation step; a multiple of `num_envs` or a divisor of it."""
     updates: int = 1
-    """Optimisation steps made each time that one is due."""
+    """Optimisation steps taken each time one is due."""
     warmup: int = 1_000
-    """Environment steps before the first optimisation; at least those of one batch are taken."""
+    """Environment steps before the first optimisation step; never fewer than one batch needs."""
     random_warmup: bool = True
-    """Act uniformly at random during it, instead of as the agent explores."""
+    """Act uniformly at random during the warm-up, instead of by the agent's exploration."""
     max_opts: int = 10_000
-    """Optimisation steps; the session is done exactly there."""
+    """Optimisation steps; the session ends exactly there."""
     seed: int = 0
-    """Seed; with the settings and what the environments tell it decides every bit of the training."""
+    """Random seed; together with the settings and what the environments return it determines every bit of the
+    training."""
     record_interval: int = 1_000
-    """Optimisation steps between rows of metrics in the run directory; 0: none."""
+    """Optimisation steps between records of metrics in the run directory; 0: none."""
     save_interval: int = 2_500
-    """Optimisation steps between checkpoints; 0: only when asked to and at the end."""
+    """Optimisation steps between checkpoints; 0: only on request and at the end."""
     keep: int = 3
-    """Checkpoints kept, the newest; the best policy is kept apart."""
+    """Number of newest checkpoints to keep; the best policy is kept separately."""
     stop_reward: float | None = None
-    """Score given to `evaluate_score` at which to stop; unset: never."""
+    """Score passed to `evaluate_score` at which to stop; unset: never."""
     patience: int = 0
-    """Scores given to it without a new best after which to stop; 0: never."""
+    """Scores passed to `evaluate_score` without a new best after which to stop; 0: never."""
     max_env_steps: int = 0
-    """Environment steps, warm-up included, at or past which to stop; 0: no limit."""
+    """Stop once this many environment steps are taken, warm-up included; 0: no limit."""
     max_skips: int = 100
-    """Updates skipped in a row, for not being finite, after which to go back to the last good checkpoint; 0: never."""
+    """Non-finite updates skipped in a row after which to go back to the last good checkpoint; 0: never."""
     max_rollbacks: int = 3
-    """Times to go back without getting any further before saving and raising `DivergedError`."""
+    """Number of times to go back without making progress before saving and raising `DivergedError`."""
     run_dir: str | None = None
     """Directory for settings, logs and checkpoints; unset: nothing is written."""
 
     def changed(self, **settings: Any) -> "SessionConfig":
-        """Return these settings with some replaced; raise `SettingsError` for a name that is none."""
+        """Return these settings with some replaced; raise `SettingsError` for an unknown name."""
         return changed("Session", self, settings)
 
     def check(self) -> None:
-        """Raise `SettingsError` for what cannot be."""
+        """Raise `SettingsError` for settings that cannot work."""
         check_shared(self)
 
 
@@ -133,7 +136,7 @@ Config = TypeVar("Config", TrainerConfig, SessionConfig)
 
 
 def changed(whose: str, config: Config, settings: Mapping[str, Any]) -> Config:
-    """Return `config` with some settings replaced; raise `SettingsError` for a name that is none."""
+    """Return `config` with some settings replaced; raise `SettingsError` for an unknown name."""
     for name in settings:
         if name not in config.__dataclass_fields__:
             raise SettingsError(
@@ -143,12 +146,12 @@ def changed(whose: str, config: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def _as_declared(config: Any, name: str, value: Any) -> Any:
-    """Return `value` as an `int` where a whole number is wanted and `1e5` was given."""
+    """Return `value` as an `int` if the setting is a whole number, so that `1e5` may be given for one."""
     return whole(value) if config.__dataclass_fields__[name].type is int else value
 
 
 def check_shared(config: TrainerConfig | SessionConfig) -> None:
-    """Raise `SettingsError` for what cannot be in a trainer or a session."""
+    """Raise `SettingsError` for settings that are invalid in trainers and sessions alike."""
     for name in ("patience", "max_skips", "max_rollbacks"):
         check_count(name, getattr(config, name), least=0)
     check_count("keep", config.keep)
@@ -164,9 +167,10 @@ def check_seed(seed: int) -> None:
 
 
 HARMLESS = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"} | {"processes", "actor_timeout", "data"}
-"""Settings that may change on resume: no bit of the training depends on them, unless it diverges and goes back.
+"""Settings that may change on resume. No bit of the training depends on them, unless training diverges and is rolled
+back.
 
-Where data lie is one of them; what they are, `data_sha256` says.
+The location of a data set (`data`) is one of them; its content is pinned by `data_sha256`.
 """
 
 
@@ -181,8 +185,8 @@ NEWER: Mapping[str, object] = {
     "agent.channels": [],
     "agent.dtype": "float32",
 }
-"""Settings that earlier versions did not have, here or in a session, with the values under which a run goes on as it
-began."""
+"""Settings of a run or a session that earlier versions lacked, with the values under which an old run continues
+unchanged."""
 
 
 RENAMED: Mapping[str, str] = {
@@ -193,11 +197,11 @@ RENAMED: Mapping[str, str] = {
     "normalise": "normalise_advantage",
     "value": "vf_coef",
 }
-"""Settings of agents by their names up to version 0.4."""
+"""Names of agents' settings up to version 0.4, and the names that replaced them."""
 
 
 def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run with those of the agent by their names of today."""
+    """Return the settings of a run with the agent's settings under their current names."""
     agent = settings.get("agent")
     if not isinstance(agent, Mapping):
         return dict(settings)
@@ -205,9 +209,9 @@ def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def renewed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run as this version writes those under which it goes on as it began.
+    """Return the settings of a run as this version would write them for the same training.
 
-    Before there were `channels`, `auto` knew one convolution of 16 for images of any size, and no other torso.
+    Before `channels` existed, the torso `auto` meant one convolution of 16 channels for images of any size.
     """
     settings = renamed(settings)
     agent = settings.get("agent")
@@ -217,14 +221,14 @@ def renewed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unread(settings: Mapping[str, Any]) -> frozenset[str]:
-    """Name the settings that nothing reads under `settings`: without c51 the ends of its support."""
+    """Return the names of the settings that nothing reads under `settings`: without c51, the ends of its support."""
     agent = settings.get("agent")
     c51 = isinstance(agent, Mapping) and agent.get("values") == "c51"
     return frozenset() if c51 else frozenset({"agent.v_min", "agent.v_max"})
 
 
 class Change(NamedTuple):
-    """One setting or version that is not what it was."""
+    """A setting or a version that differs from the saved one."""
 
     name: str
     old: object
@@ -235,18 +239,18 @@ class Change(NamedTuple):
 
     @property
     def only_names(self) -> bool:
-        """Whether it may be but another way to say which network it is, as it is where what was saved fits."""
+        """Whether the change may only be another name for the same network; it is if the saved parameters fit."""
         if self.name == "agent.torso":
             return "auto" in (self.old, self.new) or {self.old, self.new} == {"conv", "minatar"}
         return self.name == "agent.channels" and [self.old, self.new] in ([[], [16]], [[16], []])
 
 
 def changes(old: object, new: object, name: str = "") -> list[Change]:
-    """List where the settings `new`, nested by name, differ from `old`."""
+    """List the differences between the nested settings `old` and `new`."""
     if not name and isinstance(old, Mapping):
         old = renamed(old)
     if isinstance(old, Mapping) and isinstance(new, Mapping) and "agent" in _custom(old) and not name:
-        # Up to version 0.4 an agent with parts made in Python had no settings, and was one of the parts itself.
+        # Up to version 0.4, an agent with parts made in Python had no settings and was itself listed as such a part.
         made = [part for part in _custom(new) if str(part).startswith("make_")]
         others = [part for part in _custom(old) if part != "agent"]
         old = {**old, "agent": new.get("agent"), "custom": [*made, *others]} if made else old
@@ -263,7 +267,7 @@ def _custom(settings: Mapping[str, Any]) -> list[Any]:
 
 
 def check_strategy(strategy: object) -> None:
-    """Raise `SettingsError` unless this is what can be trained."""
+    """Raise `SettingsError` unless `strategy` can be trained."""
     if isinstance(strategy, Strategy) and (strategy.health is None) != (strategy.reseed is None):
         given, lacking = ("health", "reseed") if strategy.reseed is None else ("reseed", "health")
         raise SettingsError(
@@ -277,7 +281,7 @@ def check_strategy(strategy: object) -> None:
 
 
 def rounding(asked: int, taken: int, opt_steps_per_step: int) -> list[str]:
-    """Return what to say if a run is longer than was asked for."""
+    """Return the note that a run is longer than was asked for, if it is."""
     if asked == taken:
         return []
     return [f"max_opts {asked} is rounded up to {taken}: an iteration makes {opt_steps_per_step} optimisation steps"]

@@ -1,9 +1,9 @@
-"""How programs are shaped for compilers: each form beside its plain one, chosen per platform.
+"""Program forms that compilers run faster, each beside its plain form, chosen per platform.
 
 Nothing here is reinforcement learning, and nothing outside depends on it: with the plain forms, the same program is
-merely slower somewhere. What each form gains, and where, stands at its head and in `docs/performance.md`.
+merely slower on some platform. Each module's docstring and `docs/performance.md` say what a form gains, and where.
 
-The switch is `forms`, or `JAXRL_FORMS` in the environment.
+Choose forms with `forms`, or with the environment variable `JAXRL_FORMS`.
 """
 
 import os
@@ -24,14 +24,14 @@ _reverse: ContextVar[bool] = ContextVar("reverse", default=False)
 
 @contextmanager
 def forms(which: str) -> Iterator[None]:
-    """Trace what is traced inside with the forms of `which`.
+    """Trace programs with the forms of `which`, inside a `with` block.
 
     Args:
-      which: `auto` for those of the device that programs run on, `plain` for none, or `cpu`, `cuda`, `tpu` for those of
-        another platform, to compile for it without having it.
+      which: `auto` for the forms of the device that programs run on, `plain` for none, or `cpu`, `cuda` or `tpu` for
+        those of another platform, to compile for it without having one.
 
     Raises:
-      SettingsError: an unknown name.
+      SettingsError: the name is unknown.
     """
     token = _chosen.set(_check(which))
     try:
@@ -41,7 +41,7 @@ def forms(which: str) -> Iterator[None]:
 
 
 def chosen() -> str:
-    """Return which forms are traced now: `plain`, or the name of a platform.
+    """Return the forms in use: `plain`, or the name of a platform.
 
     Raises:
       SettingsError: `JAXRL_FORMS` is none of `CHOICES`.
@@ -51,12 +51,12 @@ def chosen() -> str:
 
 
 def shaped_for(*platforms: str) -> bool:
-    """Say whether the form for `platforms` is to be traced, rather than its plain one."""
+    """Return whether to trace the form for `platforms`, rather than the plain one."""
     return chosen() in platforms
 
 
 def by_platform(ours: Callable[..., Any], plain: Callable[..., Any], *args: Any) -> Any:
-    """Call `ours` where XLA lowers the program for a CPU, else `plain`; with plain forms always `plain`."""
+    """Call `ours` if XLA lowers the program for a CPU, otherwise `plain`; with plain forms, always call `plain`."""
     if chosen() == "plain":
         return plain(*args)
     return jax.lax.platform_dependent(*args, cpu=ours, default=plain)
@@ -64,7 +64,7 @@ def by_platform(ours: Callable[..., Any], plain: Callable[..., Any], *args: Any)
 
 @contextmanager
 def reverse_mode() -> Iterator[None]:
-    """Trace what is only differentiated in reverse, as a loss is, with forms that allow nothing else."""
+    """Allow forms that support only reverse-mode differentiation, as for a loss, inside a `with` block."""
     token = _reverse.set(True)
     try:
         yield
@@ -73,7 +73,7 @@ def reverse_mode() -> Iterator[None]:
 
 
 def only_reversed() -> bool:
-    """Say whether the program that is traced now is only differentiated in reverse."""
+    """Return whether the program being traced is only differentiated in reverse mode."""
     return _reverse.get() and shaped_for("cpu")
 
 

@@ -1,7 +1,8 @@
-"""Scalars stacked into one array.
+"""Stack scalars into one array.
 
-Plain: `jnp.stack`. A concatenation takes XLA a kernel for each scalar; a chain of selects fuses with what follows into
-one. On all platforms: the metrics of an update are some twenty scalars, and a kernel each is a launch each on a GPU.
+Plain: `jnp.stack`. XLA spends a kernel on each scalar of a concatenation, while a chain of selects fuses into one
+kernel with what follows. Used on all platforms: an update has some twenty scalar metrics, and on a GPU each kernel is a
+launch.
 """
 
 from collections.abc import Sequence

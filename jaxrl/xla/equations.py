@@ -1,6 +1,6 @@
-"""A traced function as a plain list of equations between numbered values, to be taken apart and run in parts.
+"""A traced function as a plain list of equations between numbered values, which can be split and run in parts.
 
-JAX's own form of it, the jaxpr, differs from version to version. Here it is read once, by what has stayed the same.
+JAX's own form, the jaxpr, differs from version to version. This module alone reads it, using only its stable parts.
 """
 
 import itertools
@@ -16,26 +16,27 @@ from jaxrl.xla.threefry import unrolled
 
 _UNROLLED = frozenset({"random_bits", "random_split", "random_fold_in"})
 DRAWS = _UNROLLED | {"random_gamma", "threefry2x32", "rng_bit_generator"}
-"""Primitives that work random numbers out."""
+"""Primitives that compute random numbers."""
 RANDOM = DRAWS | {"random_wrap", "random_unwrap", "random_seed", "random_clone"}
 CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"})
-"""Primitives that do no more than the equations inside them; those of a derivative count only where one is taken."""
+"""Primitives that do no more than the equations inside them; their derivative rules matter only under
+differentiation."""
 
 INLINE = "drawn_ahead"
-"""The name of a function of which is made no function of the program."""
+"""Name of a function that is always inlined into the program."""
 
 
 class Equation(NamedTuple):
-    """One primitive, and which values it takes and makes."""
+    """One primitive, with the numbers of its inputs and outputs."""
 
     eqn: Any
-    """JAX's own form of it."""
+    """JAX's own equation."""
     ins: tuple[int, ...]
     outs: tuple[int, ...]
     draws: bool
-    """Whether random numbers are worked out by it or inside it."""
+    """Whether it computes random numbers, itself or inside."""
     body: "Code | None"
-    """Of a call or a `scan` that draws: what it calls or repeats."""
+    """For a call or a `scan` that draws: the function that it calls or repeats."""
 
     @property
     def name(self) -> str:
@@ -43,15 +44,15 @@ class Equation(NamedTuple):
 
 
 class Code(NamedTuple):
-    """A function. Its values are numbered, those that it takes first among them."""
+    """A function. Its values are numbered, its inputs first."""
 
     ins: list[int]
     outs: list[int]
     equations: list[Equation]
     given: dict[int, Any]
-    """Values that are known: literals, and arrays that the function closes over."""
+    """Known values: literals, and arrays that the function closes over."""
     avals: dict[int, Any]
-    """Of every value, what has its `shape` and `dtype`."""
+    """The abstract value, with `shape` and `dtype`, of every value."""
     numbers: Iterator[int]
 
     def add(self, aval: Any) -> int:

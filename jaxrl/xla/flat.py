@@ -15,11 +15,11 @@ from jaxrl.trees import Array, PyTree
 from jaxrl.xla import shaped_for
 
 CUT = 1 << 14
-"""Entries of a matrix that is cut out beforehand, at most: larger ones are better copied while other things go on."""
+"""Largest matrix, in entries, that is cut out beforehand. Larger ones are better copied in parallel with other work."""
 
 
 class Shapes(NamedTuple):
-    """What the leaves of a tree look like."""
+    """Structure, shapes and dtypes of a tree's leaves."""
 
     treedef: Any
     leaves: tuple[tuple[tuple[int, ...], Any], ...]
@@ -31,16 +31,16 @@ class Shapes(NamedTuple):
 class Flat:
     """All leaves of a tree, one after the other, in their widest dtype; a pytree of this one leaf.
 
-    Whatever is done to all parameters alike, such as clipping, moments, a target network, or taking an update back, is
-    then one kernel instead of one a leaf. On a GPU each is a launch; on a CPU a crowd of small ones makes XLA hand some
-    of them to other threads and wait.
+    Operations on all parameters alike (clipping, moments, a target network, undoing an update) then take one kernel,
+    instead of one per leaf. On a GPU each kernel is a launch; on a CPU, many small kernels make XLA hand some to other
+    threads and wait.
     """
 
     vector: Array
     shapes: Shapes
     pieces: tuple[Array, ...] = field(default=(), init=False, repr=False, compare=False)
-    """Its `matrices`, where they have been cut out of the vector already. No part of the pytree: whatever maps it lets
-    go of them."""
+    """The `matrices`, if they have already been cut out of the vector. They are not part of the pytree: mapping over it
+    drops them."""
 
     @classmethod
     def of(cls, tree: PyTree) -> Flat:
@@ -51,15 +51,16 @@ class Flat:
         if not shaped_for("cpu"):
             return cls(jnp.concatenate([jnp.ravel(leaf).astype(dtype) for leaf in leaves]), shapes)
         vector = jnp.zeros(ends[-1], dtype)
-        # Written in turn, for XLA for CPUs fuses the sums of a gradient into a concatenation, entry by entry; and the
-        # largest first, for it turns the first write into a padding, and fuses sums into that as well.
+        # Leaves are written one after the other: XLA for CPUs would fuse the sums of a gradient into a concatenation
+        # and compute them entry by entry. The largest comes first: XLA turns the first write into a padding, and fuses
+        # sums into that as well.
         for leaf, end in sorted(zip(leaves, ends, strict=True), key=lambda pair: -pair[0].size):
             vector = vector.at[end - leaf.size : end].set(jnp.ravel(leaf).astype(vector.dtype))
         return cls(vector, shapes)
 
     @property
     def tree(self) -> PyTree:
-        """The tree again, each leaf of its own shape and dtype."""
+        """The tree, each leaf with its own shape and dtype."""
         ends = np.cumsum([math.prod(shape) for shape, _ in self.shapes.leaves])
         split = zip(jnp.split(self.vector, ends[:-1]), self.shapes.leaves, strict=True)
         leaves = [x.reshape(shape).astype(dtype) for x, (shape, dtype) in split]
@@ -68,20 +69,20 @@ class Flat:
 
     @property
     def matrices(self) -> tuple[Array, ...]:
-        """Small leaves that no kernel reads where they lie in the vector, as it does biases; a population has none."""
+        """The small matrices. Unlike biases, no kernel reads them in place within the vector. A population has none."""
         if self.vector.ndim != 1:
             return ()
         return tuple(x for x in jax.tree.leaves(self.tree) if _worth_cutting(x))
 
     def cut(self, pieces: tuple[Array, ...]) -> Flat:
-        """Return the same, with its `matrices` at hand."""
+        """Return the same parameters, with their `matrices` already cut out."""
         same = Flat(self.vector, self.shapes)
         object.__setattr__(same, "pieces", pieces)
         return same
 
     @property
     def norm(self) -> Array:
-        """The Euclidean norm, as one dot product."""
+        """The Euclidean norm, computed as one dot product."""
         return jnp.sqrt(jnp.vdot(self.vector, self.vector))
 
 

@@ -1,8 +1,8 @@
 """Random matrices with orthonormal rows or columns.
 
-Plain: a QR factorisation, as Flax's initialiser makes it. On CPUs `jnp.linalg.qr` waits inside a thread of XLA's pool
-for others of that pool: on two cores, two factorisations for several seeds at once never end. So there it is Gram and
-Schmidt, a column at a time.
+Plain: a QR factorisation, as in Flax's initialiser. On CPUs, `jnp.linalg.qr` waits inside a thread of XLA's pool for
+other threads of that pool: on two cores, two factorisations for several seeds at once deadlock. So CPUs use
+Gram-Schmidt, one column at a time.
 """
 
 import math
@@ -16,7 +16,7 @@ from jaxrl.xla import shaped_for
 
 
 def orthogonal(gain: float, key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
-    """Return `gain` times a random matrix with orthonormal rows or columns, whichever are fewer, uniform among such."""
+    """Return `gain` times a uniformly random matrix with orthonormal rows or columns, whichever are fewer."""
     if not shaped_for("cpu"):
         return jax.nn.initializers.orthogonal(gain)(key, shape, dtype)
     long, short = max(math.prod(shape[:-1]), shape[-1]), min(math.prod(shape[:-1]), shape[-1])
@@ -24,7 +24,7 @@ def orthogonal(gain: float, key: Key, shape: tuple[int, ...], dtype: Any = jnp.f
     def column(i: Array, done: Array) -> Array:
         before = jnp.where(jnp.arange(short)[None] < i, done, 0.0)
         v = jax.lax.dynamic_index_in_dim(done, i, axis=1, keepdims=False)
-        for _ in range(2):  # twice, for what the first leaves by rounding
+        for _ in range(2):  # the second pass removes what rounding left after the first
             v = v - before @ (v @ before)
         return jax.lax.dynamic_update_index_in_dim(done, v / jnp.linalg.norm(v), i, axis=1)
 

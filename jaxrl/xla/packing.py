@@ -1,7 +1,7 @@
-"""Items of several leaves as rows of bits: a push is one copy and a sample one gather, whatever an item holds.
+"""Store items of several leaves as rows of bits: a push is one copy and a sample one gather, whatever an item holds.
 
-This is the layout of replay buffers, and of what actors send, on every platform: a checkpoint does not depend on where
-it was made. Only how a row is joined and gathered is chosen by platform.
+Replay buffers, and the blocks that actors send, have this layout on every platform, so a checkpoint does not depend on
+where it was made. Only the way in which rows are joined and gathered depends on the platform.
 """
 
 from collections.abc import Callable
@@ -18,21 +18,21 @@ from jaxrl.trees import Array, PyTree, row_struct, tree_bytes
 from jaxrl.xla import by_platform, shaped_for
 
 SHARE = 1 << 18
-"""Bytes that XLA for CPUs thinks worth a thread of its own."""
+"""Bytes of work for which XLA for CPUs uses another thread."""
 SHORT = 4096
-"""Words up to which `join_short` makes a row in one kernel."""
+"""Longest row, in words, that `join_short` builds in one kernel."""
 
 
 class Field(NamedTuple):
-    """Where a leaf of an item lies in its row."""
+    """Position of an item's leaf in its row."""
 
     path: str
     shape: tuple[int, ...]
     dtype: Any
     word: str
-    """The unsigned integer whose row holds it: as wide as `dtype`, or wider for a flag."""
+    """Unsigned integer type of the row that holds the leaf: as wide as `dtype`, or wider for a flag."""
     start: int
-    """Of its `prod(shape)` words, the first."""
+    """Index of the first of its `prod(shape)` words."""
 
 
 class Layout(NamedTuple):
@@ -45,10 +45,10 @@ class Layout(NamedTuple):
 @partial(jax.tree_util.register_dataclass, data_fields=["words"], meta_fields=["layout"])
 @dataclass(frozen=True)
 class Rows:
-    """`R` items; the leaves of one width lie side by side in one array."""
+    """`R` items; leaves of equal width lie side by side in one array."""
 
     words: dict[str, Array]
-    """`[R, W]` for each unsigned integer type that is needed: `uint32` holds float32 and int32, `uint8` pixels."""
+    """`[R, W]` for each unsigned integer type in use: `uint32` holds float32 and int32, `uint8` holds pixels."""
     layout: Layout
 
     @property
@@ -85,17 +85,18 @@ def _gather(array: Array, index: Array) -> Array:
 def _gather_alone(array: Array, index: Array) -> Array:
     """Gather in one thread.
 
-    XLA for CPUs shares a gather among threads by the size of what it reads from, not of what it reads: few rows of a
-    large buffer take ten times as long as by one thread. What might be written in place it leaves to one; but where a
-    single kernel is all that reads the rows, they become part of that.
+    XLA for CPUs splits a gather among threads according to the size of its source, not of its result, so a few rows of
+    a large buffer take ten times as long as in one thread. It leaves an update that could happen in place to one
+    thread, hence the `dynamic_update_slice` here; but if a single kernel reads the rows, the gather becomes part of it.
     """
     space = jnp.zeros((len(index) + 1, *array.shape[1:]), array.dtype)
-    start = jax.lax.optimization_barrier(jnp.int32(0))  # a place that XLA knew would make a padding of it
+    start = jax.lax.optimization_barrier(jnp.int32(0))  # XLA would turn an update at a constant place into a padding
     return jax.lax.dynamic_update_slice_in_dim(space, _gather(array, index), start, 0)[: len(index)]
 
 
 def layout_of(example: PyTree, flag: str = "uint8") -> Layout:
-    """Lay out items like `example`, one item or its `ShapeDtypeStruct`; each flag, a bool scalar, as a word `flag`."""
+    """Lay out items like `example`, an item or its `ShapeDtypeStruct`; a flag (bool scalar) takes a word of type
+    `flag`."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(jax.eval_shape(lambda: example))
     fields, used = [], dict[str, int]()
     for path, leaf in leaves:
@@ -118,11 +119,11 @@ def join(columns: list[Array]) -> Array:
 
 
 def join_short(columns: list[Array]) -> Array:
-    """Do as `join` does, to columns of words and in one kernel with what these are made of, if they are short.
+    """Put columns of words side by side; short ones in one kernel, together with the operations that compute them.
 
-    A concatenation that nothing follows takes XLA for CPUs a kernel a column, and a crowd of kernels, however small, is
-    handed to other threads and waited for. Padded and put together by halves, each word is found by a few comparisons;
-    long rows are better copied.
+    XLA for CPUs spends a kernel per column on a concatenation that nothing follows, hands some of many kernels to other
+    threads however small they are, and waits for them. Padded and joined by halves, each word takes a few comparisons
+    to find; long rows are better copied.
     """
     if len(columns) == 1 or not shaped_for("cpu", "cuda") or sum(column.shape[1] for column in columns) > SHORT:
         return join(columns)
@@ -132,9 +133,9 @@ def join_short(columns: list[Array]) -> Array:
 
 
 def pack(layout: Layout, items: PyTree, join: Callable[[list[Array]], Array] = join) -> dict[str, Array]:
-    """Return items `[rows, ...]` as words `[rows, W]`; raise `SettingsError` unless they are like the example.
+    """Pack items `[rows, ...]` into words `[rows, W]`; raise `SettingsError` unless they are like the layout's example.
 
-    A dtype that differs would otherwise be cast silently, and a shape be an error from deep inside XLA. `join` puts
+    Otherwise a different dtype would be cast silently, and a different shape would fail deep inside XLA. `join` puts
     columns side by side.
     """
     check_items(layout, items)
@@ -145,7 +146,7 @@ def pack(layout: Layout, items: PyTree, join: Callable[[list[Array]], Array] = j
 
 
 def unpack(layout: Layout, words: dict[str, Array]) -> PyTree:
-    """Return words `[rows, W]` as the items that `pack` made them of."""
+    """Invert `pack`: return the items in words `[rows, W]`."""
 
     def leaf(field: Field) -> Array:
         bits = words[field.word][:, field.start : field.start + prod(field.shape)].reshape(-1, *field.shape)
@@ -160,12 +161,12 @@ def bits_of(leaf: Array, word: str) -> Array:
 
 
 def value_of(bits: Array, dtype: Any) -> Array:
-    """Take `bits_of` back, for a leaf of `dtype`."""
+    """Invert `bits_of`, for a leaf of `dtype`."""
     return bits.astype(bool) if dtype == jnp.bool_ else jax.lax.bitcast_convert_type(bits, dtype)
 
 
 def check_items(layout: Layout, items: PyTree) -> None:
-    """Raise `SettingsError` at trace time unless `items` are `[rows, ...]` of what `layout` was made for."""
+    """Raise `SettingsError` at trace time unless `items` are `[rows, ...]` of items that fit `layout`."""
     wanted = {field.path: field for field in layout.fields}
     came = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(items)[0]}
     if wanted.keys() != came.keys():
@@ -182,10 +183,11 @@ def check_items(layout: Layout, items: PyTree) -> None:
 
 
 def takers(items: PyTree) -> Callable[[Array], PyTree]:
-    """Return what gathers, of items `[R, ...]`, those at places `[B]`, each of them once.
+    """Return a function that gathers the items at `[B]` from `items` `[R, ...]`; use it for reading each item once.
 
-    On CPUs from rows of bits, in one gather; elsewhere leaf by leaf: on a TPU, unpacking the rows is more than half of
-    an update of PPO (686 000 estimated cycles, 287 000 without), on CUDA it is as many kernels either way.
+    On CPUs it gathers rows of bits, in one gather; elsewhere it gathers leaf by leaf. On a TPU, unpacking rows would be
+    more than half of a PPO update (686 000 estimated cycles, 287 000 without); on CUDA both take the same number of
+    kernels.
     """
     if not shaped_for("cpu"):
         return lambda index: jax.tree.map(lambda x: _gather_once(x, index), items)

@@ -1,7 +1,7 @@
-"""Products of matrices in the forms that XLA for CPUs is fast at. Plain, and on other devices: XLA's own.
+"""Matrix products in the forms that XLA for CPUs runs fast. Plain, and on other devices: XLA's own.
 
-On two cores DQN takes 0.94 to 0.98 of the time, PPO 0.73 to 0.95 (with vectors of 512 bits), DQN with a convolution
-0.54; `benchmarks/NOTES.md` has each form by itself. The recurrent cores are Flax's own, and do without.
+On two cores, DQN takes 0.94 to 0.98 of the time, PPO 0.73 to 0.95 (with 512-bit vectors), DQN with a convolution 0.54;
+`benchmarks/NOTES.md` reports each form separately. Recurrent cores are Flax's own and do not use these forms.
 """
 
 import math
@@ -15,22 +15,22 @@ from jaxrl.trees import Array
 from jaxrl.xla import by_platform, only_reversed
 
 TINY = 1 << 10
-"""Multiplications of a product that is not worth a call of the library for matrices, at most."""
+"""Largest product, in multiplications, that is not worth a call of the matrix library."""
 THIN = 32
-"""Outputs of a layer whose gradient is that of a few vectors, at most."""
+"""Largest number of outputs of a layer whose gradient counts as one of a few vectors."""
 SMALL = 1 << 13
-"""Entries of a matrix of parameters, and rows of a batch, up to which one core is faster than two that share."""
+"""Entries of a parameter matrix, and rows of a batch, up to which one core is faster than two."""
 LONG = 1 << 10
-"""Rows from which on a batch is cut, for a small matrix of parameters."""
+"""Rows from which a batch is split, for a small parameter matrix."""
 CUTS = 16
-"""Pieces of such a batch: XLA for CPUs divides as many, and no fewer, between cores."""
+"""Pieces of such a batch: XLA for CPUs divides this many among cores, but no fewer."""
 
 _apart = jax.lax.optimization_barrier
-"""Without a barrier XLA folds a transposition into the product."""
+"""Without this barrier, XLA folds a transposition into the product."""
 
 
 def dot_general(x: Array, kernel: Array, dimensions: Any, precision: Any = None, **wanted: Any) -> Array:
-    """Return `multiply(x, kernel)`, for `nn.Dense`; where a precision or a dtype is asked for, XLA's own product."""
+    """Return `multiply(x, kernel)`, for `nn.Dense`; if a precision or a dtype is requested, use XLA's own product."""
     if precision is None and not any(x is not None for x in wanted.values()) and x.dtype == kernel.dtype:
         return multiply(x, kernel)
     return jax.lax.dot_general(x, kernel, dimensions, precision=precision, **wanted)
@@ -39,7 +39,7 @@ def dot_general(x: Array, kernel: Array, dimensions: Any, precision: Any = None,
 def multiply(x: Array, kernel: Array) -> Array:
     """Return `x @ kernel`, `[..., D], [D, F] -> [..., F]`.
 
-    Rows belong into one call: what is chosen here goes by the shapes that it sees, and `vmap` hides its own.
+    Pass all rows in one call: the form is chosen by the visible shapes, and `vmap` hides its axis.
     """
     return _reversed(x, kernel) if only_reversed() else _product(x, kernel)
 
@@ -60,7 +60,7 @@ def _sums(x: Array, kernel: Array) -> Array:
 
 @jax.custom_vjp
 def _reversed(x: Array, kernel: Array) -> Array:
-    """Multiply, with a gradient by the kernel that is fast on CPUs; it cannot be differentiated forwards."""
+    """Multiply, with a gradient for the kernel that is fast on CPUs; it has no forward-mode derivative."""
     return _product(x, kernel)
 
 
@@ -83,8 +83,8 @@ def _rows(x: Array) -> Array:
 def _by_kernel(x: Array, g: Array) -> Array:
     """Return `x.T @ g`, `[B, D], [B, F] -> [D, F]`.
 
-    XLA for CPUs leaves a product over the first axes of both to another library than all else, one several times
-    slower where there are few outputs. So one of the two is transposed by a kernel of its own beforehand.
+    XLA for CPUs dispatches `x.T @ g` to a different library than other products, one several times slower if there are
+    few outputs. So one of the two is transposed by a separate kernel first.
     """
     rows, inputs, outputs = len(x), x.shape[1], g.shape[1]
     small = inputs * outputs <= SMALL
@@ -98,7 +98,7 @@ def _by_kernel(x: Array, g: Array) -> Array:
 
 
 def _in_pieces(x: Array, g: Array) -> Array:
-    """Return `x.T @ g` as the sum of products of a piece of the rows each, `g` transposed."""
+    """Return `x.T @ g` as a sum of products, each over a piece of the rows, with `g` transposed."""
     pieces = partial(jnp.reshape, shape=(CUTS, len(x) // CUTS, -1))
     return _apart(_apart(pieces(g).mT) @ pieces(x)).sum(axis=0).T
 
@@ -110,8 +110,8 @@ def _plain_by_kernel(x: Array, g: Array) -> Array:
 def convolve(x: Array, kernel: Array, window_strides: Any, padding: Any, **kwargs: Any) -> Array:
     """Return the convolution of `x` `[B, H, W, C]` with `kernel` `[h, w, C, D]`, as `nn.Conv` asks for it.
 
-    On CPUs one of stride 1 without padding is a product of matrices, of which XLA's own gradient by the kernel takes up
-    to 30 times as long. With a stride or padding XLA's own is the faster one.
+    On CPUs, a convolution of stride 1 without padding is computed as a matrix product; XLA's own gradient for the
+    kernel takes up to 30 times as long. With a stride or padding, XLA's own is faster.
     """
     plain = lambda x, kernel: jax.lax.conv_general_dilated(x, kernel, window_strides, padding, **kwargs)
     if padding != "VALID" or set(window_strides) != {1}:

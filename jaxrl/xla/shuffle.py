@@ -1,8 +1,8 @@
-"""Random orders without sorting, and random whole numbers of one word each. Plain: a permutation by sorting.
+"""Random permutations without sorting, and random whole numbers from one word each. Plain: permutation by sorting.
 
-Used everywhere, for an order is part of what a run is. On a CPU, sorting random words takes longer than a whole epoch
-of small networks: 130 ms for 131 072 of them. A Feistel network on the places needs no comparison and no more than a
-few random words: 1 ms.
+Used on all platforms, because the order of minibatches is part of a run's result. On a CPU, sorting random words takes
+longer than a whole epoch of small networks: 130 ms for 131 072 of them. A Feistel network on the positions needs no
+comparisons and only a few random words: 1 ms.
 """
 
 import math
@@ -14,18 +14,18 @@ import numpy as np
 from jaxrl.trees import Array, Key
 
 ROUNDS = 6
-"""Two more than suffice to make the result indistinguishable from a random order by looking at places (Luby and Rackoff
-1988, https://doi.org/10.1137/0217022), as the sides are small."""
+"""Rounds of the network. Two fewer suffice to make the result indistinguishable from a random order by its positions
+(Luby and Rackoff 1988, https://doi.org/10.1137/0217022); the extra two are there because the sides are small."""
 NARROW = 8
-"""With fewer rows or columns than this there is too little to mix, and a sort is used."""
+"""With fewer rows or columns than this there is too little to mix, and sorting is used."""
 
 
 def random_orders(key: Key, count: int, units: int) -> Array:
-    """Draw `count` orders of the places `0 .. units-1`, int32 `[count, units]`; the key is consumed.
+    """Draw `count` permutations of `0 .. units-1`, int32 `[count, units]`; the key is consumed.
 
-    The places are laid out as a rectangle. In turn every row is shifted round by a random number of its own, then every
-    column, and so on (the generalised Feistel network of Black and Rogaway 2002, https://doi.org/10.1007/3-540-45760-7_9).
-    Each shift can be taken back, so every place occurs once, whatever the numbers.
+    The positions are laid out as a rectangle. Every row is rotated by its own random number, then every column, and so
+    on in turn (the generalised Feistel network of Black and Rogaway 2002, https://doi.org/10.1007/3-540-45760-7_9).
+    Each rotation is invertible, so every position occurs exactly once, whatever the numbers.
     """
     rows = next(d for d in range(math.isqrt(units), 0, -1) if units % d == 0)
     columns = units // rows
@@ -42,7 +42,7 @@ def random_orders(key: Key, count: int, units: int) -> Array:
 
 
 def _shifted(key: Key, moved: Array, size: int, by: Array, lines: int) -> Array:
-    """Shift `moved`, of `0 .. size-1`, round by a random number for each of the `lines` that `by` names."""
+    """Rotate `moved`, of `0 .. size-1`, by a random number for each of the `lines` that `by` indexes."""
     shift = below(key, (moved.shape[0], lines), size).astype(jnp.int32)
     return (moved + jnp.take_along_axis(shift, by, axis=1, mode="promise_in_bounds")) % size
 
@@ -50,7 +50,8 @@ def _shifted(key: Key, moved: Array, size: int, by: Array, lines: int) -> Array:
 def below(key: Key, shape: tuple[int, ...], bound: Array | np.ndarray | int) -> Array:
     """Draw whole numbers from `0 .. bound-1`, uint32 and of `shape`; the key is consumed.
 
-    One random word each, where `jax.random.randint` takes two and a split: half of what a vector step draws is this.
-    A number's chance is off by at most `bound / 2^32` of itself; where `bound` is a power of two it is exact.
+    Each takes one random word; `jax.random.randint` takes two and a split, which matters, because these are half of
+    what a vector step draws. The relative error of each probability is at most `bound / 2^32`, and 0 if `bound` is a
+    power of two.
     """
     return jax.random.bits(key, shape, jnp.uint32) % jnp.broadcast_to(jnp.asarray(bound, jnp.uint32), shape)

@@ -1,4 +1,4 @@
-"""The random bits that JAX itself draws, in a form that CPUs draw two to five times faster.
+"""JAX's own random bits, in a form that CPUs compute two to five times faster.
 
 Plain, and on other devices: JAX's own generator. The bits are the same.
 """
@@ -15,17 +15,17 @@ from jaxrl.trees import Array, Key, PyTree
 from jaxrl.xla import by_platform, shaped_for
 
 TURNS = (13, 15, 26, 6), (17, 29, 16, 24)
-"""By how many bits a round turns a word: four rounds by the first, four by the second, and so on."""
+"""Bits by which each round rotates a word: four rounds use the first tuple, four the second, and so on."""
 
 Words = tuple[Array, ...]
-"""Both words of each hash, or the two as one by exclusive or."""
+"""Both words of each hash, or their exclusive or."""
 
 
 def unrolled(draw: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Return `draw(key, ...)` with the very same results, and its bits from `hashes`.
+    """Return `draw` with bits computed by `hashes`; its results stay exactly the same.
 
-    Keys among the results are of the kind that came. Left alone are keys of any other generator than JAX's default, and
-    those of the old style, which are plain words.
+    Keys among the results are of the same kind as those passed in. Keys of other generators than JAX's default, and
+    old-style keys, which are plain words, are left alone.
     """
 
     def drawn(key: Key, *args: Any) -> PyTree:
@@ -47,13 +47,13 @@ def unrolled(draw: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 
 def hashes(key: Array, first: Array | int, count: int, pairs: bool) -> Words:
-    """Hash the numbers `first + [0..count)` under `key`, uint32 `[2]`; return a word of each, or of each a pair.
+    """Hash the numbers `first + [0..count)` under `key`, uint32 `[2]`; return one word for each, or with `pairs` both.
 
     It is Threefry-2x32 with 20 rounds (Salmon et al., 2011, "Parallel random numbers: as easy as 1, 2, 3").
 
-    On CPUs JAX runs the rounds as a loop over whole arrays. Written out, a word stays in a register. All keys of a
-    batch are hashed together, in two halves one after the other: what a loop writes, XLA does not work out once more
-    for each of its readers.
+    On CPUs, JAX runs the rounds as a loop over whole arrays. Unrolled, a word stays in a register. All keys of a batch
+    are hashed together, in a loop over two halves, because XLA does not recompute the result of a loop for each of its
+    readers.
     """
 
     @jax.custom_batching.custom_vmap
@@ -77,14 +77,14 @@ def _in_halves(a: Array, b: Array, first: Array, count: int, pairs: bool) -> Wor
     """Hash under keys `(a, b)` from `first` on, all `[...]`; return words `[..., count]`."""
     shape, rows = (*first.shape, count), first.size
     args = [x.reshape(-1) for x in (a, b, first)]
-    if rows == 1:  # as if each number had a key of its own
+    if rows == 1:  # as if each number had its own key
         args = [jnp.broadcast_to(x, count) for x in args]
         args[2] += jax.lax.iota(jnp.uint32, count)
         rows, count = count, 1
     half = -(-rows // 2)
 
     def one(i: Array, done: Words) -> Words:
-        # Of an odd number of rows that in the middle is worked out twice.
+        # With an odd number of rows, the middle one is computed twice.
         start = jnp.minimum(i * half, rows - half)
         a, b, first = (jax.lax.dynamic_slice_in_dim(x, start, half) for x in args)
         new = _words(_rounds(*_numbered(a, b, first, count)), pairs)
@@ -95,7 +95,7 @@ def _in_halves(a: Array, b: Array, first: Array, count: int, pairs: bool) -> Wor
 
 
 def _numbered(a: Array, b: Array, first: Array, count: int) -> tuple[Array, Array, Array, Array]:
-    """Return the words to be hashed, each `[..., count]`: the two of the key, the two of the number."""
+    """Return the words to hash, each `[..., count]`: two of the key and two of the number."""
     shape = (*first.shape, count)
     a, b, first = (jnp.broadcast_to(x[..., None], shape) for x in (a, b, first))
     low = first + jax.lax.broadcasted_iota(jnp.uint32, shape, first.ndim - 1)

@@ -1,4 +1,4 @@
-"""Whether all of a few numbers are finite, and the choice between two states by that.
+"""Test whether a few flags all hold, and select between two states by the result.
 
 Plain: `flags.all()` and selects.
 """
@@ -10,16 +10,16 @@ from jaxrl.trees import Array, PyTree, tree_bytes, tree_where
 from jaxrl.xla import PLATFORMS, by_platform, shaped_for
 
 LARGE = 1 << 20
-"""Bytes of a state from which on a CPU had better branch: `dqn-conv` takes 0.86 of the time. A branch copies the new
-state over the old one where an update is made, while selects read both and are shared out among threads. A small state
-is only delayed by it; a GPU would wait for the host."""
+"""Bytes of a state from which branching is faster on a CPU: `dqn-conv` takes 0.86 of the time. A branch copies the new
+state over the old one if the update is accepted, while selects read both and are split among threads. For a small state
+a branch only adds delay, and a GPU would wait for the host."""
 
 
 def all_true(flags: Array) -> Array:
-    """Say whether all of `flags` `[M]` hold.
+    """Return whether all of `flags` `[M]` hold.
 
-    As a dot product the answer is a number in memory. Anything less is fused into whoever asks, and every entry of a
-    state that is chosen by it would work out the means of the batch over again.
+    As a dot product, the result is a number in memory. Any simpler form would be fused into its readers, and every
+    entry of the state selected by it would recompute the batch's means.
     """
     if not shaped_for(*PLATFORMS):
         return jnp.all(flags)
@@ -28,7 +28,7 @@ def all_true(flags: Array) -> Array:
 
 
 def either(ok: Array, new: PyTree, old: PyTree) -> PyTree:
-    """Return `new` if `ok`, a scalar, else `old`."""
+    """Return `new` if the scalar `ok` is true, otherwise `old`."""
     select = lambda ok, new, old: tree_where(ok, new, old)
     if tree_bytes(new) < LARGE:
         return select(ok, new, old)
