@@ -83,7 +83,7 @@ class Strategy(NamedTuple):
     retune: Callable[[PyTree], PyTree] | None = None
     """`(state) -> state`: give those settings that live in a state as arrays their present values."""
     notes: tuple[str, ...] = ()
-    """What was rounded or chosen for the user, to be said aloud."""
+    """Adjustments made to the settings, for the log."""
     settings: Mapping[str, Any] | None = None
     """What rebuilds it; parts made by hand are listed under `custom`. `None` for a strategy made by hand."""
     remote: "Remote | None" = None

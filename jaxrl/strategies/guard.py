@@ -45,7 +45,7 @@ def health_of(state: Any) -> Health:
 
 
 def reseed(state: Any, number: int) -> Any:
-    """Return a good training state with a clean bill of health, and with the stream of randomness of try `number`."""
+    """Return a good training state with its failure counters reset, on the random stream of try `number`."""
     key = jax.random.fold_in(jax.random.fold_in(state.key, RETRY_STREAM), number)
     return state._replace(key=key, health=healthy())
 

@@ -40,7 +40,7 @@ class Scene(NamedTuple):
 
 
 class StepInfo(NamedTuple):
-    """What of a step is recorded: every leaf `[N]`, or `[T, N]` of several steps."""
+    """The part of a `Step` that is logged: every leaf `[N]`, or `[T, N]` for several steps."""
 
     terminated: Array
     truncated: Array

@@ -1,4 +1,4 @@
-"""When updates stop being finite: whether a run is past hope, and what to say of it.
+"""When updates stop being finite: whether training has diverged, and what to say of it.
 
 A strategy's `health` says how its updates go, as `strategies.guard` keeps it; one without never diverges here. Nor does
 a run succeed in which the environments gave no finite step.

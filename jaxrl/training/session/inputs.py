@@ -20,7 +20,7 @@ class Outside(NamedTuple):
     made: Mapping[str, Any] | None = None
     """What `make_env` needs to build one; `None` for those that it cannot."""
     action_space: Any = None
-    """Gymnasium's, of one environment: actions are given as it has them."""
+    """The Gymnasium action space of a single environment, if there is one."""
 
     def action(self, action: PyTree) -> PyTree:
         """Return actions `[N, ...]` as the environments take them."""

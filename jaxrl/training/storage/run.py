@@ -310,7 +310,8 @@ class Storage:
     def rollback(self, like: PyTree) -> tuple[PyTree, dict[str, Any]] | None:
         """Load the newest checkpoint saved in good health, and drop those after it; `None` if there is none.
 
-        One that was saved at its regular turn is preferred: where a run goes back to must not hang on interruptions.
+        One that was saved at its regular turn is preferred: the rollback point must not depend on when the run was
+        interrupted.
         """
         if self.dir is None:
             return None
