@@ -357,7 +357,9 @@ def test_a_call_of_no_iterations_changes_nothing(long_run):
         assert same_bits(run(state, jnp.uint32(t), jnp.uint32(t)), state)
 
 
-@pytest.mark.parametrize("block", [7, *(pytest.param(block, marks=pytest.mark.slow) for block in (1, 50))])
+# Slow, for with the switches by which the ordinary tests compile quickly, blocks of other lengths round otherwise.
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [1, 7, 50])
 def test_how_much_randomness_is_drawn_at_once_does_not_change_a_bit(long_run, block, monkeypatch):
     _, state, whole = long_run
     monkeypatch.setattr(jaxrl.strategies.base, "BLOCK", block)
