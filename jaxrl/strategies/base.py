@@ -16,7 +16,7 @@ from jaxrl.trees import Array, Key, PyTree, tree_bytes
 from jaxrl.types import Step
 from jaxrl.xla import PLATFORMS, shaped_for
 from jaxrl.xla.carry import fori_loop, rows_of
-from jaxrl.xla.hoist import drawn_ahead, hoist
+from jaxrl.xla.hoist import hoist
 from jaxrl.xla.threefry import unrolled
 
 if TYPE_CHECKING:
@@ -146,19 +146,22 @@ def iterate(
     start, stop = (jnp.asarray(t, jnp.uint32) for t in (start, stop))
     if not shaped_for(*PLATFORMS):
         return jax.lax.fori_loop(start, stop, lambda t, carry: body(carry, draw(key, t), t), carry)
-    ahead = drawn_ahead(draw)
-    hoisted = hoist(lambda carry, key, t: body(carry, ahead(key, t), t), carry, key, start)
-    length = block_of(tree_bytes(hoisted.drawn))
+    drawn = jax.eval_shape(draw, key, np.uint32(0))
+    hoisted = hoist(body, carry, drawn, start)
+    length = block_of(tree_bytes(drawn) + tree_bytes(hoisted.drawn))
 
     def block(index: Array, carry: PyTree) -> PyTree:
         first = index * length
-        rows, row = rows_of(jax.vmap(hoisted.ahead, (None, 0))(key, first + jnp.arange(length, dtype=jnp.uint32)))
+        noise = draw_block(draw, key, first, length)
+        places = first + jnp.arange(length, dtype=jnp.uint32)
+        rows, row = rows_of((noise, jax.vmap(hoisted.ahead)(noise, places) if hoisted.drawn else []))
 
         def one(t: Array, carry: PyTree) -> PyTree:
             # The block ends are below 2^32 because the first of them is at most `stop`.
             place = (t - first).astype(jnp.int32)
             at_place = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, place, keepdims=False), rows)
-            return hoisted.behind(carry, row(at_place), key, t)
+            noise, numbers = row(at_place)
+            return hoisted.behind(carry, numbers, noise, t) if hoisted.drawn else body(carry, noise, t)
 
         low = jnp.maximum(start, first)
         high = jnp.where(stop - first < length, stop, first + length)

@@ -28,9 +28,13 @@ def primitives(jaxpr: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
                 yield from primitives(value, depth + (eqn.primitive.name == "while"))
 
 
+PASSED_ON = ("random_wrap", "random_unwrap", "random_seed")
+"""Primitives on keys that work no random numbers out."""
+
+
 def drawn_inside(jaxpr: Any, depth: int = 0) -> list[str]:
     """Return the primitives that draw, in at least `depth` loops."""
-    draws = lambda name: name.startswith(("random_", "threefry")) and name not in ("random_wrap", "random_unwrap")
+    draws = lambda name: name.startswith(("random_", "threefry")) and name not in PASSED_ON
     return [name for name, at in primitives(jaxpr) if at >= depth and draws(name)]
 
 
