@@ -16,7 +16,6 @@ from jaxrl.processors.base import OFF, Processor, begin, blank_step, chain
 from jaxrl.processors.memory import remember
 from jaxrl.processors.n_step import NStepState, n_step
 from jaxrl.processors.normalise import RewardState, normalise_reward
-from jaxrl.registry import Kind, usual
 from jaxrl.spaces import EnvSpec, sample_space, space_zeros
 from jaxrl.strategies.base import Policy
 from jaxrl.trees import Array, Key, PyTree
@@ -64,10 +63,29 @@ def bind(agent: AgentMaker, processor: Processor, spec: EnvSpec) -> tuple[Proces
     Raises:
       SettingsError: the processor makes no transitions, or the agent cannot take the spaces or the discount.
     """
-    if not processor.makes_transitions:
+    return join(introduce(agent, processor, spec), processor)
+
+
+def introduce(agent: AgentMaker, processor: Processor | None, spec: EnvSpec) -> Agent:
+    """Tell `agent` what it will see of an environment: without a processor, what the environment shows.
+
+    Raises:
+      SettingsError: the processor makes no transitions, or the agent cannot take the spaces.
+    """
+    if processor is not None and not processor.makes_transitions:
         raise SettingsError("processor: makes no transitions; end it with chain(..., one_step()) or n_step(n)")
     require_maker(agent)
-    bound = agent(spec._replace(observation_space=processor.space(spec.observation_space)))
+    if processor is None:
+        return agent(spec)
+    return agent(spec._replace(observation_space=processor.space(spec.observation_space)))
+
+
+def join(bound: Agent, processor: Processor) -> tuple[Processor, Agent]:
+    """Put an agent that knows its spaces behind `processor`, which for one with a memory keeps that too.
+
+    Raises:
+      SettingsError: the agent cannot take the discount.
+    """
     settings = processor.settings or {}
     if bound.bounds_returns and settings.get("discount") == 1:
         raise SettingsError(
@@ -82,14 +100,8 @@ def bind(agent: AgentMaker, processor: Processor, spec: EnvSpec) -> tuple[Proces
     return (processor if bound.memory is None else remember(processor, bound.memory)), bound
 
 
-def usual_settings(agent: AgentMaker, spec: EnvSpec, kind: Kind) -> Mapping[str, Any]:
-    """Return the settings of a run that suit `agent`, for those that are left out: those of the command line."""
-    require_maker(agent)
-    return usual(agent(spec).name, kind)
-
-
 def usual_processor(settings: Mapping[str, Any]) -> Processor:
-    """Return the processor of `usual_settings`."""
+    """Return the processor of the settings that suit an agent, see `registry.usual`; it leaves observations alone."""
     parts = settings.get("processor", {})
     last = n_step(parts.get("n_step", 1))
     return chain(normalise_reward(), last) if parts.get("normalise_reward") else last

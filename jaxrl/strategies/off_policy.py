@@ -11,27 +11,28 @@ from jaxrl.agents.base import AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.prioritised import prioritised
 from jaxrl.buffers.uniform import uniform
-from jaxrl.envs.base import Env, VecEnvState
+from jaxrl.envs.base import Env, VecEnvState, vectorise
 from jaxrl.envs.host import HostEnv
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor
+from jaxrl.registry import usual
 from jaxrl.strategies.base import Strategy, fold, iterate
 from jaxrl.strategies.guard import Health, health_of, healthy, reseed
 from jaxrl.strategies.interaction import (
     Actors,
     Scene,
-    assemble,
     collect,
     draw_steps,
     episode_metrics,
     interact,
+    introduce,
+    join,
     make_policy,
     open_scene,
     retune,
     settings_of,
     usual_processor,
-    usual_settings,
 )
 from jaxrl.strategies.remote import ActorsConfig, Arrival, Crowd, Remote, arrived, remote, settings_of_actors, stage
 from jaxrl.strategies.replay import Turns, draw_learning, learn, take_turns
@@ -96,14 +97,15 @@ def off_policy(
       SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
     """
     env, crowd = stage(env, actors, max_lag=2)
-    usual = usual_settings(agent, env.spec, "off_policy") if None in (buffer, processor, num_envs, opt_interval) else {}
+    known = introduce(agent, processor, env.spec)
+    suits = usual(known.name, "off_policy")
     num_envs, opt_interval = (
-        whole(usual[name] if value is None else value)
+        whole(suits[name] if value is None else value)
         for name, value in (("num_envs", num_envs), ("opt_interval", opt_interval))
     )
-    updates, warmup, buffer = whole(updates), whole(warmup), usual_buffer(usual) if buffer is None else buffer
+    updates, warmup, buffer = whole(updates), whole(warmup), usual_buffer(suits) if buffer is None else buffer
     total = num_envs * (crowd.actors if crowd else 1)
-    bound = assemble(env, agent, processor or usual_processor(usual), total)
+    bound = Actors(vectorise(env, total), *join(known, processor or usual_processor(suits)))
     if bound.agent.prepare is not None:
         name = bound.agent.name
         raise SettingsError(f"{name} learns on-policy, without a buffer; compose it by on_policy(env, {name}(...))")
@@ -150,7 +152,7 @@ def off_policy(
 
 
 def usual_buffer(settings: Mapping[str, Any]) -> Buffer:
-    """Return the buffer of `usual_settings`."""
+    """Return the buffer of the settings that suit an agent, see `registry.usual`."""
     parts = dict(settings.get("buffer", {}))
     make = prioritised if parts.pop("prioritised", False) else uniform
     return make(**parts)

@@ -9,28 +9,28 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import AgentMaker
-from jaxrl.envs.base import Env, VecEnvState
+from jaxrl.envs.base import Env, VecEnvState, vectorise
 from jaxrl.envs.host import HostEnv
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics, Stat, Total
 from jaxrl.processors.base import Processor
-from jaxrl.registry import listed, names_of
+from jaxrl.registry import listed, names_of, usual
 from jaxrl.strategies.base import Strategy, fold, repeat
 from jaxrl.strategies.guard import Health, guarded_update, health_of, healthy, reseed, what_returns_are_made_of
 from jaxrl.strategies.interaction import (
     Actors,
     Scene,
     StepInfo,
-    assemble,
     collect,
     draw_steps,
     episode_metrics,
+    introduce,
+    join,
     make_policy,
     open_scene,
     retune,
     settings_of,
     usual_processor,
-    usual_settings,
 )
 from jaxrl.strategies.remote import ActorsConfig, Crowd, arrived, remote, settings_of_actors, stage
 from jaxrl.trees import Array, Key, PyTree, tree_where
@@ -107,15 +107,17 @@ def on_policy(
       SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
     """
     env, crowd = stage(env, actors, max_lag=1)
-    usual = usual_settings(agent, env.spec, "on_policy") if None in (processor, rollout, epochs, minibatches) else {}
+    known = introduce(agent, processor, env.spec)
+    suits = usual(known.name, "on_policy")
     rollout, epochs, minibatches = (
-        whole(usual[name] if value is None else value)
+        whole(suits[name] if value is None else value)
         for name, value in (("rollout", rollout), ("epochs", epochs), ("minibatches", minibatches))
     )
     num_envs = whole(num_envs)
     for name, value in (("rollout", rollout), ("epochs", epochs), ("minibatches", minibatches)):
         check_count(name, value)
-    bound = assemble(env, agent, processor or usual_processor(usual), num_envs * (crowd.actors if crowd else 1))
+    total = num_envs * (crowd.actors if crowd else 1)
+    bound = Actors(vectorise(env, total), *join(known, processor or usual_processor(suits)))
     if bound.agent.prepare is None:
         able = listed(names_of("on_policy"))
         raise SettingsError(f"{bound.agent.name} does not learn on-policy; agents that do: {able}")

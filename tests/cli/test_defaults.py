@@ -114,3 +114,15 @@ def test_what_is_given_in_python_wins_over_what_suits_the_agent() -> None:
     assert off.settings is not None
     assert (off.settings["num_envs"], off.settings["opt_interval"]) == (5, 10)
     assert (off.settings["buffer"]["prioritised"], off.settings["processor"]["n_step"]) == (False, 1)
+
+
+def test_an_agent_is_told_once_and_only_what_it_will_see() -> None:
+    told = []
+
+    def maker(spec: jaxrl.EnvSpec) -> Any:
+        told.append(spec.observation_space.shape)
+        return jaxrl.dqn(features=(4,))(spec)
+
+    stacked = jaxrl.chain(jaxrl.frame_stack(3), jaxrl.one_step())
+    jaxrl.off_policy(jaxrl.make_env("CartPole-v1"), maker, processor=stacked)
+    assert told == [(12,)]
