@@ -154,14 +154,14 @@ def iterate(
         first = index * length
         noise = draw_block(draw, key, first, length)
         places = first + jnp.arange(length, dtype=jnp.uint32)
-        rows, row = rows_of((noise, jax.vmap(hoisted.ahead)(noise, places) if hoisted.drawn else []))
+        rows, row = rows_of((noise, jax.vmap(hoisted.ahead)(noise, places)))
 
         def one(t: Array, carry: PyTree) -> PyTree:
             # The block ends are below 2^32 because the first of them is at most `stop`.
             place = (t - first).astype(jnp.int32)
             at_place = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, place, keepdims=False), rows)
             noise, numbers = row(at_place)
-            return hoisted.behind(carry, numbers, noise, t) if hoisted.drawn else body(carry, noise, t)
+            return hoisted.behind(carry, numbers, noise, t)
 
         low = jnp.maximum(start, first)
         high = jnp.where(stop - first < length, stop, first + length)

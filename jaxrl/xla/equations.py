@@ -22,9 +22,6 @@ CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "custom_jvp_call",
 """Primitives that do no more than the equations inside them; their derivative rules matter only under
 differentiation."""
 
-INLINE = "drawn_ahead"
-"""Name of a function that is always inlined into the program."""
-
 
 class Equation(NamedTuple):
     """One primitive, with the numbers of its inputs and outputs."""
@@ -167,8 +164,7 @@ def bind(equation: Equation, *args: Any) -> Sequence[Any]:
     if equation.body is not None and equation.name in CALLS:
         # What is one function of the program stays one: XLA rounds otherwise where it sees more at once.
         called = partial(call, equation.body)
-        is_function = equation.name in ("jit", "pjit") and params.get("name") != INLINE
-        made: Sequence[Any] = jax.jit(called)(*args) if is_function else called(*args)
+        made: Sequence[Any] = jax.jit(called)(*args) if equation.name in ("jit", "pjit") else called(*args)
         return made
     if equation.name in _UNROLLED:
         return [unrolled(lambda key, *rest: primitive.bind(key, *rest, **params))(*args)]

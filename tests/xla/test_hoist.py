@@ -191,12 +191,6 @@ def test_what_is_not_random_is_left() -> None:
     assert drawn_of(lambda carry, key, t: carry + jnp.sin(t.astype(float)) + 3) == []
 
 
-def test_what_is_drawn_by_hand_is_taken_out_whatever_it_is() -> None:
-    """What is rounded, large or a product of matrices, too."""
-    draw = hoist.drawn_ahead(lambda key, t: jnp.sin(jax.random.normal(jax.random.fold_in(key, t), (3, 3)) @ jnp.eye(3)))
-    assert [x.shape for x in drawn_of(lambda carry, key, t: carry + draw(key, t).sum(0))] == [(3, 3)]
-
-
 def test_nothing_is_kept_that_is_not_needed() -> None:
     """Of a number: neither its bits nor its key, nor a copy in another shape; unused numbers are not drawn."""
 
