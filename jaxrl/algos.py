@@ -18,7 +18,7 @@ from jaxrl.processors import (
     reward_clip,
     reward_scale,
 )
-from jaxrl.registry import ALGORITHMS, named
+from jaxrl.registry import ALGORITHMS, GENERAL, named
 from jaxrl.strategies import ActorsConfig, Strategy, off_policy, offline, on_policy
 from jaxrl.training.data.files import load_dataset
 from jaxrl.training.settings import TrainerConfig
@@ -89,9 +89,9 @@ class EnvRun(ActorsConfig, TrainerConfig):
 class OffPolicyRun(EnvRun, Generic[AgentConfig]):
     """Train off-policy, from a replay buffer."""
 
-    num_envs: int = 10
+    num_envs: int = GENERAL["off_policy"]["num_envs"]
     """Number of parallel environments."""
-    opt_interval: int = 10
+    opt_interval: int = GENERAL["off_policy"]["opt_interval"]
     """Environment steps per optimisation step; a multiple of num_envs, or a divisor of it."""
     updates: int = 1
     """Optimisation steps taken each time one is due."""
@@ -110,11 +110,11 @@ class OnPolicyRun(EnvRun, Generic[AgentConfig]):
 
     num_envs: int = 8
     """Number of parallel environments."""
-    rollout: int = 128
+    rollout: int = GENERAL["on_policy"]["rollout"]
     """Steps of each environment in a rollout."""
-    epochs: int = 4
+    epochs: int = GENERAL["on_policy"]["epochs"]
     """Passes over each rollout."""
-    minibatches: int = 4
+    minibatches: int = GENERAL["on_policy"]["minibatches"]
     """Minibatches per epoch, one optimisation step each; must divide the number of steps in a rollout (with a recurrent
     core, of environments)."""
     processor: ProcessorConfig = field(default_factory=ProcessorConfig)

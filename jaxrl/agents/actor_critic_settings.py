@@ -3,24 +3,28 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from jaxrl.agents.fields import Activation, Count, DType, OneOf, Rate, Real, Share, Steps, Torso, Weight, Widths
+from jaxrl.agents.fields import (
+    Activation,
+    Count,
+    NetworkConfig,
+    OneOf,
+    OptimizerConfig,
+    Rate,
+    Real,
+    Share,
+    Weight,
+    Widths,
+)
 
 
 @dataclass(frozen=True)
-class PPOConfig:
+class PPOConfig(NetworkConfig, OptimizerConfig):
     """Settings of PPO."""
 
     lr: Rate = 2.5e-4
-    """Learning rate."""
-    lr_decay: Steps = 0
-    """Optimisation steps over which the learning rate decays linearly to 0; 0: no decay."""
-    optimizer: str = "adam"
-    """Optax optimizer: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
     max_grad_norm: Weight = 0.5
-    """Largest global norm of the gradient; larger gradients are scaled down to it."""
-    accumulate: Count = 1
-    """Number of equal pieces a minibatch is split into, to save memory; their gradients are averaged. Must divide its
-    size."""
+    features: Widths = (64, 64)
+    activation: Activation = "tanh"
     gae_lambda: Share = 0.95
     """Lambda of the advantage estimate (GAE, or V-trace); 0: one-step errors, 1: Monte-Carlo returns."""
     baseline: bool = True
@@ -51,17 +55,6 @@ class PPOConfig:
     free_scale: bool = True
     """Learn one scale of continuous actions for all observations; otherwise the network predicts it from the
     observation."""
-    torso: Torso = "auto"
-    """Network torso: mlp, minatar (also called conv), nature, impala or auto. auto chooses nature for images [H, W, C]
-    with sides of at least 36, minatar for smaller ones, and mlp for other observations."""
-    features: Widths = (64, 64)
-    """Widths of the dense layers."""
-    channels: Widths = ()
-    """Channels of the convolutions; empty: the torso's defaults (minatar 16, nature 32 64 64, impala 16 32 32)."""
-    dtype: DType = "float32"
-    """Type that torsos compute in: float32 or bfloat16; parameters, heads and outputs are always float32."""
-    activation: Activation = "tanh"
-    """Activation function: relu, tanh, gelu, silu or elu."""
     layer_norm: bool = False
     """Apply layer normalisation before each activation."""
     shared: bool = False

@@ -13,7 +13,11 @@ import jax.numpy as jnp
 from jaxrl.agents.base import Agent, AgentMaker, Mode
 from jaxrl.agents.checks import changed, check_actions
 from jaxrl.agents.critics import unit_actions
-from jaxrl.agents.fields import Activation, Count, DType, Rate, Steps, Torso, Weight, Widths
+from jaxrl.agents.fields import (
+    NetworkConfig,
+    OptimizerConfig,
+    Weight,
+)
 from jaxrl.agents.optimizers import Descent, Learnt, Optimizer, Schedule, descent, learn
 from jaxrl.agents.own import MakePolicy, Own, choices, network_of, observations, own_parts
 from jaxrl.distributions import Distribution, Gaussian, Head, head_of
@@ -30,31 +34,10 @@ infinity."""
 
 
 @dataclass(frozen=True)
-class BCConfig:
+class BCConfig(NetworkConfig, OptimizerConfig):
     """Settings of behavioural cloning."""
 
-    lr: Rate = 3e-4
-    """Learning rate."""
-    lr_decay: Steps = 0
-    """Optimisation steps over which the learning rate decays linearly to 0; 0: no decay."""
-    optimizer: str = "adam"
-    """Optax optimizer: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
     max_grad_norm: Weight = 1e6
-    """Largest global norm of the gradient; larger gradients are scaled down to it."""
-    accumulate: Count = 1
-    """Number of equal pieces a batch is split into, to save memory; their gradients are averaged. Must divide the batch
-    size."""
-    torso: Torso = "auto"
-    """Network torso: mlp, minatar (also called conv), nature, impala or auto. auto chooses nature for images [H, W, C]
-    with sides of at least 36, minatar for smaller ones, and mlp for other observations."""
-    features: Widths = (256, 256)
-    """Widths of the dense layers."""
-    channels: Widths = ()
-    """Channels of the convolutions; empty: the torso's defaults (minatar 16, nature 32 64 64, impala 16 32 32)."""
-    dtype: DType = "float32"
-    """Type that torsos compute in: float32 or bfloat16; parameters, heads and outputs are always float32."""
-    activation: Activation = "relu"
-    """Activation function: relu, tanh, gelu, silu or elu."""
 
 
 class BCHyper(NamedTuple):

@@ -8,7 +8,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl.agents.fields import Activation, Count, DType, Rate, Share, Steps, Torso, Weight, Widths
+from jaxrl.agents.fields import (
+    Count,
+    NetworkConfig,
+    OptimizerConfig,
+    Rate,
+    Share,
+    Steps,
+    Weight,
+)
 from jaxrl.agents.losses import conservative_gap, entry, squared
 from jaxrl.agents.optimizers import Descent, Learnt, learn
 from jaxrl.agents.own import ONE_VALUE, Own, choices, network_of, observations, values_of
@@ -23,37 +31,21 @@ from jaxrl.xla.flat import Flat
 
 
 @dataclass(frozen=True)
-class CriticConfig:
+class CriticConfig(NetworkConfig, OptimizerConfig):
     """Settings of an agent with critics."""
 
     lr: Rate = 3e-4
     """Learning rate of the critics."""
-    policy_lr: Rate = 3e-4
-    """Learning rate of the policy."""
     lr_decay: Steps = 0
     """Optimisation steps over which the learning rates decay linearly to 0; 0: no decay."""
-    optimizer: str = "adam"
-    """Optax optimizer: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
     max_grad_norm: Weight = 1e6
     """Largest global norm of each gradient (critics, policy, temperature); larger ones are scaled down to it."""
-    accumulate: Count = 1
-    """Number of equal pieces a batch is split into, to save memory; their gradients are averaged. Must divide the batch
-    size."""
+    policy_lr: Rate = 3e-4
+    """Learning rate of the policy."""
     num_critics: Count = 2
     """Number of critics; targets use the lowest of their values."""
     tau: Share = 0.005
     """Weight of the online networks in each update of the target networks."""
-    torso: Torso = "auto"
-    """Network torso: mlp, minatar (also called conv), nature, impala or auto. auto chooses nature for images [H, W, C]
-    with sides of at least 36, minatar for smaller ones, and mlp for other observations."""
-    features: Widths = (256, 256)
-    """Widths of the dense layers."""
-    channels: Widths = ()
-    """Channels of the convolutions; empty: the torso's defaults (minatar 16, nature 32 64 64, impala 16 32 32)."""
-    dtype: DType = "float32"
-    """Type that torsos compute in: float32 or bfloat16; parameters, heads and outputs are always float32."""
-    activation: Activation = "relu"
-    """Activation function: relu, tanh, gelu, silu or elu."""
     layer_norm: bool = False
     """Apply layer normalisation before each activation of the critics; meant for many updates per environment step."""
 

@@ -13,17 +13,16 @@ from jaxrl.agents.base import Agent, AgentMaker, Mode
 from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.exploration import EPSILONS, draw_epsilon_greedy, epsilon_greedy
 from jaxrl.agents.fields import (
-    Activation,
     AtLeast,
     Between,
     Count,
-    DType,
+    NetworkConfig,
     OneOf,
+    OptimizerConfig,
     Rate,
     Real,
     Share,
     Steps,
-    Torso,
     Weight,
     Widths,
 )
@@ -53,20 +52,11 @@ from jaxrl.xla.flat import Flat
 
 
 @dataclass(frozen=True)
-class DQNConfig:
+class DQNConfig(NetworkConfig, OptimizerConfig):
     """Settings of DQN."""
 
     lr: Rate = 2.5e-4
-    """Learning rate."""
-    lr_decay: Steps = 0
-    """Optimisation steps over which the learning rate decays linearly to 0; 0: no decay."""
-    optimizer: str = "adam"
-    """Optax optimizer: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
-    max_grad_norm: Weight = 10.0
-    """Largest global norm of the gradient; larger gradients are scaled down to it."""
-    accumulate: Count = 1
-    """Number of equal pieces a batch is split into, to save memory; their gradients are averaged. Must divide the batch
-    size."""
+    features: Widths = (120, 84)
     loss: Annotated[str, OneOf(("huber", "squared"))] = "squared"
     """Loss of the temporal-difference error: squared, or huber, which is linear beyond 1 and suits rewards of that
     scale."""
@@ -84,17 +74,6 @@ class DQNConfig:
     """Optimisation steps between updates of the target network."""
     tau: Share = 1.0
     """Weight of the online network in a target update: 1 copies it (hard update), less averages it in (soft update)."""
-    torso: Torso = "auto"
-    """Network torso: mlp, minatar (also called conv), nature, impala or auto. auto chooses nature for images [H, W, C]
-    with sides of at least 36, minatar for smaller ones, and mlp for other observations."""
-    features: Widths = (120, 84)
-    """Widths of the dense layers."""
-    channels: Widths = ()
-    """Channels of the convolutions; empty: the torso's defaults (minatar 16, nature 32 64 64, impala 16 32 32)."""
-    dtype: DType = "float32"
-    """Type that torsos compute in: float32 or bfloat16; parameters, heads and outputs are always float32."""
-    activation: Activation = "relu"
-    """Activation function: relu, tanh, gelu, silu or elu."""
     values: Annotated[str, OneOf(("expected", "c51", "qr", "iqn"))] = "expected"
     """What to learn of the return: its mean (expected), or its distribution, as probabilities of fixed atoms (c51), as
     fixed quantiles (qr) or as quantiles at any level (iqn)."""

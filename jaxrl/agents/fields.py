@@ -1,6 +1,7 @@
 """Types of agents' settings, each with the values that it accepts."""
 
 import typing
+from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, NamedTuple, Protocol
 
@@ -79,3 +80,40 @@ def rules_of(config: Any) -> dict[str, tuple[Rule, bool]]:
         if rules:
             found[name] = (rules[0], type(None) in parts)
     return found
+
+
+# --- settings that many agents share ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """How gradients move parameters."""
+
+    lr: Rate = 3e-4
+    """Learning rate."""
+    lr_decay: Steps = 0
+    """Optimisation steps over which the learning rate decays linearly to 0; 0: no decay."""
+    optimizer: str = "adam"
+    """Optax optimizer: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
+    max_grad_norm: Weight = 10.0
+    """Largest global norm of the gradient; larger gradients are scaled down to it."""
+    accumulate: Count = 1
+    """Number of equal pieces a batch or minibatch is split into, to save memory; their gradients are averaged. Must
+    divide its size."""
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """What the built-in networks are made of."""
+
+    torso: Torso = "auto"
+    """Network torso: mlp, minatar (also called conv), nature, impala or auto. auto chooses nature for images [H, W, C]
+    with sides of at least 36, minatar for smaller ones, and mlp for other observations."""
+    features: Widths = (256, 256)
+    """Widths of the dense layers."""
+    channels: Widths = ()
+    """Channels of the convolutions; empty: the torso's defaults (minatar 16, nature 32 64 64, impala 16 32 32)."""
+    dtype: DType = "float32"
+    """Type that torsos compute in: float32 or bfloat16; parameters, heads and outputs are always float32."""
+    activation: Activation = "relu"
+    """Activation function: relu, tanh, gelu, silu or elu."""

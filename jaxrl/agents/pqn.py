@@ -10,7 +10,14 @@ import jax.numpy as jnp
 from jaxrl.agents.base import Agent, AgentMaker, Mode
 from jaxrl.agents.checks import changed, check_actions
 from jaxrl.agents.exploration import EPSILONS, draw_epsilon_greedy, epsilon_greedy
-from jaxrl.agents.fields import Activation, Count, DType, Rate, Share, Steps, Torso, Weight, Widths
+from jaxrl.agents.fields import (
+    NetworkConfig,
+    OptimizerConfig,
+    Rate,
+    Share,
+    Steps,
+    Widths,
+)
 from jaxrl.agents.losses import entry, squared
 from jaxrl.agents.optimizers import Descent, Optimizer, descent, learn, linear
 from jaxrl.agents.own import MakeNetwork, Own, network_of, observations, own_parts, values_of
@@ -24,20 +31,12 @@ from jaxrl.xla.flat import Flat
 
 
 @dataclass(frozen=True)
-class PQNConfig:
+class PQNConfig(NetworkConfig, OptimizerConfig):
     """Settings of PQN."""
 
     lr: Rate = 5e-4
-    """Learning rate."""
-    lr_decay: Steps = 0
-    """Optimisation steps over which the learning rate decays linearly to 0; 0: no decay."""
     optimizer: str = "radam"
-    """Optax optimizer: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
-    max_grad_norm: Weight = 10.0
-    """Largest global norm of the gradient; larger gradients are scaled down to it."""
-    accumulate: Count = 1
-    """Number of equal pieces a minibatch is split into, to save memory; their gradients are averaged. Must divide its
-    size."""
+    features: Widths = (128, 128)
     q_lambda: Share = 0.65
     """Lambda of the Q(lambda) targets; 0: one-step targets, 1: Monte-Carlo returns."""
     epsilon_start: Share = 1.0
@@ -50,17 +49,6 @@ class PQNConfig:
     """Split the head into a value and advantages (dueling network)."""
     layer_norm: bool = True
     """Apply layer normalisation before each activation; it stabilises learning in place of a target network."""
-    torso: Torso = "auto"
-    """Network torso: mlp, minatar (also called conv), nature, impala or auto. auto chooses nature for images [H, W, C]
-    with sides of at least 36, minatar for smaller ones, and mlp for other observations."""
-    features: Widths = (128, 128)
-    """Widths of the dense layers."""
-    channels: Widths = ()
-    """Channels of the convolutions; empty: the torso's defaults (minatar 16, nature 32 64 64, impala 16 32 32)."""
-    dtype: DType = "float32"
-    """Type that torsos compute in: float32 or bfloat16; parameters, heads and outputs are always float32."""
-    activation: Activation = "relu"
-    """Activation function: relu, tanh, gelu, silu or elu."""
 
 
 class PQNHyper(NamedTuple):
