@@ -246,17 +246,26 @@ class Change(NamedTuple):
 
 
 def changes(old: object, new: object, name: str = "") -> list[Change]:
-    """List the differences between the nested settings `old` and `new`."""
-    if not name and isinstance(old, Mapping):
-        old = renamed(old)
-    if isinstance(old, Mapping) and isinstance(new, Mapping) and "agent" in _custom(old) and not name:
-        # Up to version 0.4, an agent with parts made in Python had no settings and was itself listed as such a part.
-        made = [part for part in _custom(new) if str(part).startswith("make_")]
-        others = [part for part in _custom(old) if part != "agent"]
-        old = {**old, "agent": new.get("agent"), "custom": [*made, *others]} if made else old
+    """List the differences between the nested settings `old` and `new`, or with a `name`, of what is called so."""
+    if not name and isinstance(old, Mapping) and isinstance(new, Mapping):
+        old = _as_written_today(old, new)
+    return _differences(old, new, name)
+
+
+def _as_written_today(old: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:
+    old = renamed(old)
+    if "agent" not in _custom(old):
+        return old
+    # Up to version 0.4, an agent with parts made in Python had no settings and was itself listed as such a part.
+    made = [part for part in _custom(new) if str(part).startswith("make_")]
+    others = [part for part in _custom(old) if part != "agent"]
+    return {**old, "agent": new.get("agent"), "custom": [*made, *others]} if made else old
+
+
+def _differences(old: object, new: object, name: str) -> list[Change]:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         keys = {key: f"{name}.{key}" if name else str(key) for key in [*old, *new]}
-        parts = [changes(old.get(key, NEWER.get(path)), new.get(key), path) for key, path in keys.items()]
+        parts = [_differences(old.get(key, NEWER.get(path)), new.get(key), path) for key, path in keys.items()]
         return [change for part in parts for change in part]
     return [] if old == new else [Change(name, old, new)]
 
