@@ -70,7 +70,7 @@ def row(case: str, subject: Sequence[float], ceiling: Sequence[float], env_steps
       subject: microseconds per optimisation step, one number a repeat.
       ceiling: the same for the limit that it is held against.
       env_steps: environment steps per optimisation step.
-      **more: whatever else belongs to the case; with `compiled.figures` also how near the device's limit it comes.
+      **more: whatever else belongs to the case; with `inside.figures` also how near the device's limit it comes.
     """
     us = statistics.median(subject)
     if more.get("device_us"):

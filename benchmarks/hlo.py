@@ -16,6 +16,8 @@ class Kernel(NamedTuple):
     """Those of its products of matrices, two for each multiplication; other arithmetic is not counted."""
     times: int
     """How often an iteration runs it, as far as XLA knows."""
+    cycles: float = 0.0
+    """What XLA estimates that one run takes; only compilers for TPUs say so."""
 
 
 def kernels(compiled: Any, depth: int = 2) -> list[Kernel]:
@@ -30,6 +32,45 @@ def kernels(compiled: Any, depth: int = 2) -> list[Kernel]:
         inside = [loop.attribute("body") for _, loop in _reached(program, name) if loop.kind == "while"]
         name = max(inside, key=lambda body: len(list(_kernels(program, body))), default=name)
     return list(_kernels(program, name))
+
+
+class Waits(NamedTuple):
+    """What in a whole program decides, while it runs, what runs next: on a GPU the host is asked, and waited for."""
+
+    conditionals: int
+    unknown_loops: int
+    """Loops of which XLA does not know how often they turn."""
+
+
+def waits(compiled: Any) -> Waits:
+    """Count what a program has to wait for, wherever it stands."""
+    program = _parse(compiled.as_text())
+    found = [one for computation in program.values() for one in computation.values()]
+    loops = [one for one in found if one.kind == "while" and not _turns(program, one)]
+    return Waits(sum(one.kind == "conditional" for one in found), len(loops))
+
+
+def turns(compiled: Any) -> dict[str, int]:
+    """Return how often each loop turns of which XLA knows it, by the loop's name."""
+    program = _parse(compiled.as_text())
+    found = (one for computation in program.values() for one in computation.values())
+    return {one.name: times for one in found if one.kind == "while" and (times := _turns(program, one))}
+
+
+def _turns(program: "Program", loop: "Instruction") -> int:
+    """Return how often a loop turns; 0 if XLA does not know.
+
+    Compilers for TPUs do not write it down, but JAX's loops count from 0 up to a constant in their condition.
+    """
+    known = re.search(r"known_trip_count[^0-9]*(\d+)", loop.attributes)
+    if known:
+        return int(known[1])
+    condition = program.get(loop.attribute("condition"), {})
+    end = list(condition.values())[-1] if condition else None
+    if end is None or end.kind != "compare" or "direction=LT" not in end.attributes:
+        return 0
+    bound = condition.get(end.operands[-1])
+    return int(bound.operands[0]) if bound is not None and bound.kind == "constant" else 0
 
 
 class Instruction(NamedTuple):
@@ -89,8 +130,7 @@ def _kernels(program: Program, name: str, times: int = 1) -> Iterator[Kernel]:
     for computation, instruction in _reached(program, name):
         kind = instruction.kind
         if kind == "while":
-            turns = re.search(r"known_trip_count[^0-9]*(\d+)", instruction.attributes)
-            yield from _kernels(program, instruction.attribute("body"), times * int(turns[1] if turns else 1))
+            yield from _kernels(program, instruction.attribute("body"), times * max(1, _turns(program, instruction)))
         elif kind == "conditional":
             named = re.findall(r"branch_computations=\{([^}]*)\}|\b\w+_computation=([\w.%\-]+)", instruction.attributes)
             sides = [side.strip(" %") for several, one in named for side in (several or one).split(",")]
@@ -98,7 +138,12 @@ def _kernels(program: Program, name: str, times: int = 1) -> Iterator[Kernel]:
             yield from max(branches, key=lambda branch: sum(kernel.times for kernel in branch), default=[])
         elif kind not in _FREE and not kind.endswith("-done"):
             moved, flops = _moved(program, computation, instruction), _flops(program, computation, instruction)
-            yield Kernel(kind, moved, flops, times)
+            yield Kernel(kind, moved, flops, times, _cycles(instruction))
+
+
+def _cycles(instruction: Instruction) -> float:
+    estimate = re.search(r'"estimated_cycles":"(\d+)"', instruction.attributes)
+    return float(estimate[1]) if estimate else 0.0
 
 
 # --- bytes ---------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Callable
+from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,23 +27,31 @@ RESIDENT = 64
 
 
 class Loop:
-    """A compiled `(carry, start, stop) -> carry` that is run on, a stretch at a time.
+    """A `(carry, start, stop) -> carry`, compiled when first asked for, that is run on, a stretch at a time.
 
     It is compiled as jaxrl's own training is, or if `usual` with XLA's own settings.
     """
 
     def __init__(self, body: Callable[[PyTree, Array, Array], PyTree], carry: PyTree, *, usual: bool = False) -> None:
+        self.body, self.carry, self.t = body, carry, 0
+        self.usual = usual
+        self.compile_s = 0.0
+
+    @cached_property
+    def compiled(self) -> Any:
+        """The program."""
         counts = jax.ShapeDtypeStruct((), jnp.uint32)
         begun = time.perf_counter()
-        program = jax.jit(body, donate_argnums=0, compiler_options=None if usual else compiler_options())
-        self.compiled = program.lower(carry, counts, counts).compile()
+        program = jax.jit(self.body, donate_argnums=0, compiler_options=None if self.usual else compiler_options())
+        compiled = program.lower(self.carry, counts, counts).compile()
         self.compile_s = time.perf_counter() - begun
-        self.carry, self.t = carry, 0
+        return compiled
 
     def us(self, iterations: int, steps: float = 1) -> float:
         """Run `iterations`; return microseconds for one of the `steps` that an iteration is counted as."""
-        begun, stop = time.perf_counter(), self.t + iterations
-        self.carry = jax.block_until_ready(self.compiled(self.carry, np.uint32(self.t), np.uint32(stop)))
+        program, stop = self.compiled, self.t + iterations
+        begun = time.perf_counter()
+        self.carry = jax.block_until_ready(program(self.carry, np.uint32(self.t), np.uint32(stop)))
         self.t = stop
         return (time.perf_counter() - begun) / (iterations * steps) * 1e6
 

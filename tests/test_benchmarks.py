@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import jaxrl
-from benchmarks import cases, compiled, harness, hlo, loops, outside, run as benchmarks_run
+from benchmarks import cases, harness, hlo, inside, loops, outside, run as benchmarks_run
 from benchmarks.cases import CASES, scans
 from benchmarks.cases.shapes import DQN, PPO, replaying
 from benchmarks.cases.training import growth
@@ -183,9 +183,9 @@ def test_a_kernel_is_charged_with_the_slices_that_it_moves_and_the_products_that
     """A push of 10 rows of 12 words, a slice as large, and 16 products that a library makes, with 4 MB of its own."""
     program = SimpleNamespace(as_text=lambda: GPU_PROGRAM)
     push, read, product = hlo.kernels(program, depth=1)
-    assert push == ("fusion", 480 + 4 + 480, 0, 1)  # the rows, where to, and the rows again
-    assert read == ("dynamic-slice", 480 + 4 + 4 + 480, 0, 1)
-    assert product == ("custom-call", 4 * (128 * 120 + 120 * 84 + 128 * 84), 2 * 128 * 120 * 84, 16)
+    assert push[:4] == ("fusion", 480 + 4 + 480, 0, 1)  # the rows, where to, and the rows again
+    assert read[:4] == ("dynamic-slice", 480 + 4 + 4 + 480, 0, 1)
+    assert product[:4] == ("custom-call", 4 * (128 * 120 + 120 * 84 + 128 * 84), 2 * 128 * 120 * 84, 16)
 
 
 @pytest.mark.parametrize(
@@ -405,7 +405,7 @@ def test_seeds_in_turn_and_at_once_train_the_same() -> None:
 def test_a_trace_names_the_kernels_that_ran(tmp_path: Path) -> None:
     body = lambda carry, noise, t: jnp.sort(carry + jax.random.uniform(noise, carry.shape))
     run = lambda carry, start, stop: iterate(fold, body, jax.random.key(0), carry, start, stop)
-    kernels = compiled.profile(loops.Loop(run, jnp.zeros(256)), 50, tmp_path)
+    kernels = inside.profile(loops.Loop(run, jnp.zeros(256)), 50, tmp_path)
     (runs,) = [runs for name, _, runs in kernels if name.startswith("sort")]
     assert runs == 1
     assert list(tmp_path.rglob("*.xplane.pb"))

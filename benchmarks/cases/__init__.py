@@ -12,16 +12,24 @@ from benchmarks.harness import Effort, Row
 Case = Callable[[Effort], list[Row]]
 
 
-def _dqn(case: str, num_envs: int, effort: Effort) -> list[Row]:
+def dqn_shape(num_envs: int) -> DQN:
     """One optimisation per 10 environment steps where that divides, per vector step otherwise."""
     opt_interval = num_envs if 10 % num_envs else 10
     warmup = max(1_000, 2 * num_envs)
-    shape = DQN(num_envs=num_envs, opt_interval=opt_interval, warmup=warmup - warmup % -num_envs)
-    return off_policy(case, shape, effort)
+    return DQN(num_envs=num_envs, opt_interval=opt_interval, warmup=warmup - warmup % -num_envs)
+
+
+def ppo_shape(num_envs: int) -> PPO:
+    """Rollouts of 128 steps, and 4 epochs of 4 minibatches on each."""
+    return PPO(num_envs=num_envs, slowness=max(1, num_envs // 16))
+
+
+def _dqn(case: str, num_envs: int, effort: Effort) -> list[Row]:
+    return off_policy(case, dqn_shape(num_envs), effort)
 
 
 def _ppo(case: str, num_envs: int, effort: Effort) -> list[Row]:
-    return ppo(case, PPO(num_envs=num_envs, slowness=max(1, num_envs // 16)), effort)
+    return ppo(case, ppo_shape(num_envs), effort)
 
 
 SIZES: dict[str, Callable[[str, int, Effort], list[Row]]] = {

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxrl
-from benchmarks import compiled, harness, loops, outside
+from benchmarks import harness, inside, loops, outside
 from benchmarks.cases.shapes import DQN, buffer_of, replaying
 from benchmarks.cases.training import profile
 from benchmarks.harness import Effort, Row
@@ -30,7 +30,7 @@ def environment(case: str, num_envs: int, effort: Effort) -> list[Row]:
             num_envs,
             unit="one vector step",
             settings={"env": "CartPole-v1", "num_envs": num_envs},
-            **compiled.figures(ours.compiled),
+            **inside.figures(ours.compiled),
             compile_s=ours.compile_s,
             times_faster=1 / harness.median_ratio(samples["jaxrl"], samples["gymnax"]),
         )
@@ -87,7 +87,7 @@ def replay(case: str, effort: Effort) -> list[Row]:
                 unit="a push, a sample and new priorities",
                 settings={"capacity": size, "pushed": 10, "batch_size": 128},
                 capacity=size,
-                **compiled.figures(loop.compiled),
+                **inside.figures(loop.compiled),
                 compile_s=loop.compile_s,
             )
             for name, loop in contestants.items()

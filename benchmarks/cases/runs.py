@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jaxrl
-from benchmarks import compiled, harness, loops, outside
+from benchmarks import harness, inside, loops, outside
 from benchmarks.cases.shapes import DQN, replaying
 from benchmarks.harness import Effort, Row
 from jaxrl.algos import build
@@ -56,7 +56,7 @@ def _host(case: str, name: str, length: Length, episodes: int, bare: loops.Train
         strategy.env_steps_per_step / strategy.opt_steps_per_step,
         name=name,
         compile_s=bare.compile_s,
-        **compiled.figures(bare.compiled, updates=strategy.opt_steps_per_step),
+        **inside.figures(bare.compiled, updates=strategy.opt_steps_per_step),
         learnt={"opt_steps": length.max_opts, "mean_return": max(float(run["best_score"] or 0.0) for run in told)},
         seconds=told[-1]["seconds"],
         share_of_training=harness.spread([_share_of_training(run["seconds"]) for run in told])[1],

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 import jaxrl
-from benchmarks import compiled, harness, loops, plain_ppo
+from benchmarks import harness, inside, loops, plain_ppo
 from benchmarks.cases import scans
 from benchmarks.cases.shapes import DQN, PPO, SAC, buffer_of, replaying
 from benchmarks.harness import Effort, Row
@@ -100,7 +100,7 @@ def against_parts(
         scan_us=harness.spread(samples["scan"])[1],
         ratio_to_scan=harness.median_ratio(samples["whole"], samples["scan"]),
         ratio_to_update=harness.median_ratio(samples["whole"], samples["update"]),
-        **compiled.figures(whole.compiled, updates=updates),
+        **inside.figures(whole.compiled, updates=updates),
         compile_s=whole.compile_s,
         learnt=whole.learnt(),
         settings=dict(strategy.settings or {}),
@@ -121,7 +121,7 @@ def beside_plain(samples: Mapping[str, list[float]]) -> dict[str, Any]:
 def profile(case: str, loop: loops.Loop | loops.Training, iterations: int, effort: Effort) -> None:
     """Where asked for, trace one call and print the kernels that take 1 us and more of an iteration."""
     if effort.profile:
-        for name, us, runs in compiled.profile(loop, min(iterations, 1_000), effort.profile / case):
+        for name, us, runs in inside.profile(loop, min(iterations, 1_000), effort.profile / case):
             if us >= 1:
                 print(f"{case:<12}{us:>10.1f} us {runs:>8.2f} runs  {name}")
 
@@ -154,7 +154,7 @@ def seeds(case: str, count: int, effort: Effort) -> list[Row]:
             name=case + name,
             seeds=count,
             **beside_plain({"whole": samples[name], "plain": samples["plain"]}),
-            **compiled.figures(loop.compiled, depth, updates),
+            **inside.figures(loop.compiled, depth, updates),
             compile_s=loop.compile_s,
             learnt=loops.learnt(
                 strategy, [jax.tree.map(lambda x, i=i: x[i], loop.carry) for i in range(count)], loop.t
@@ -184,7 +184,7 @@ def capacity(case: str, effort: Effort) -> list[Row]:
             loop.strategy.env_steps_per_step,
             name=f"{case} {size:,}",
             capacity=size,
-            **compiled.figures(loop.compiled),
+            **inside.figures(loop.compiled),
             compile_s=loop.compile_s,
             learnt=loop.learnt(),
             settings=dict(loop.strategy.settings or {}),

@@ -93,11 +93,13 @@ def vtrace(
 
 
 def _backwards(terms: Array, factors: Array) -> Array:
-    """Return `x` `[T]` with `x[t] = terms[t] + factors[t] * x[t + 1]`, where `x` is 0 past the end."""
+    """Return `x` `[T]` with `x[t] = terms[t] + factors[t] * x[t + 1]`, where `x` is 0 past the end.
 
-    def step(after: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
-        term, factor = row
-        x = term + factor * after
-        return x, x
+    Each half of the steps is one such equation from its end to its start, and two of them follow one another as one:
+    so `T` steps take `log2(T)` rounds (Blelloch 1990, https://www.cs.cmu.edu/~guyb/papers/Ble93.pdf, section 1.4.1).
+    """
 
-    return jax.lax.scan(step, jnp.zeros_like(terms[0]), (terms, factors), reverse=True)[1]
+    def follow(later: tuple[Array, Array], earlier: tuple[Array, Array]) -> tuple[Array, Array]:
+        return earlier[0] + earlier[1] * later[0], earlier[1] * later[1]
+
+    return jax.lax.associative_scan(follow, (terms, factors), reverse=True)[0]

@@ -18,6 +18,7 @@ from jaxrl.training.program import programs_of
 from jaxrl.training.storage.run_dir import plain
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step
+from jaxrl.xla.options import graph_options
 
 MAX_STEPS = 10_000
 """Steps after which an episode without a time limit counts as unfinished."""
@@ -129,7 +130,7 @@ class CompiledEvaluator:
 
     def __init__(self, run: Callable[[PyTree, Key], tuple[Array, Array, Array]]) -> None:
         """Prepare an evaluation; nothing is compiled before the first call."""
-        self._jitted: Any = jax.jit(partial(run))
+        self._jitted: Any = jax.jit(partial(run), compiler_options=graph_options())
         self._run = self._jitted
         self._compiled_for: Any = None
 

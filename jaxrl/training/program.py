@@ -19,7 +19,7 @@ from jaxrl.metrics import Metrics, Stat, Total, columns_of
 from jaxrl.strategies.base import Strategy, block_length, iterate, noise_shapes
 from jaxrl.trees import Array, PyTree, require_same, tree_bytes
 from jaxrl.xla import chosen
-from jaxrl.xla.options import compiler_options
+from jaxrl.xla.options import compiler_options, graph_options
 
 KEPT = 8
 """Strategies whose compiled programs are kept for the next run of the same one."""
@@ -216,7 +216,8 @@ def _init(strategy: Strategy, key: Array) -> tuple[PyTree, Sums]:
 
 def jit_init(strategy: Strategy) -> Any:
     """Return the program `(key) -> (state, sums)`, compiled when first called."""
-    return programs_of(strategy).setdefault("jit_init", jax.jit(partial(_init, strategy)))
+    program = jax.jit(partial(_init, strategy), compiler_options=graph_options())
+    return programs_of(strategy).setdefault("jit_init", program)
 
 
 def jit_run(strategy: Strategy) -> Any:

@@ -1,0 +1,144 @@
+"""The programs that are compiled: training as users have it, evaluation, and the plain loops beside them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxrl
+from benchmarks import loops, plain_ppo
+from benchmarks.cases import OTHERS, dqn_shape, ppo_shape
+from benchmarks.cases.shapes import replaying
+from jaxrl.algos import build, maker
+from jaxrl.buffers.dataset import Dataset
+from jaxrl.config import preset
+from jaxrl.registry import ALGORITHMS
+from jaxrl.spaces import space_zeros
+from jaxrl.strategies.base import Strategy, block_length
+from jaxrl.training.evaluator import run_episodes
+from jaxrl.training.program import run, state_shapes
+from jaxrl.trees import PyTree
+from jaxrl.xla.options import compiler_options, graph_options
+
+COUNT = jax.ShapeDtypeStruct((), jnp.uint32)
+STEPS = 10_000
+"""Of the data that offline agents learn from."""
+
+
+class Program(NamedTuple):
+    """A function to compile."""
+
+    function: Callable[..., Any]
+    shapes: tuple[PyTree, ...]
+    """Of its arguments."""
+    donated: tuple[int, ...] = ()
+    opt_steps: float = 1
+    """Of an iteration."""
+    env_steps: float = 1
+    """Of an iteration."""
+    options: Callable[[], dict[str, Any] | None] = compiler_options
+    """XLA's, as it is compiled by who uses it."""
+    depth: int = 2
+    """Of the loop over iterations, see `hlo.kernels`."""
+    block: int = 0
+    """Iterations in a turn of the loop around that, where there is one."""
+
+
+def training(strategy: Strategy) -> Program:
+    """Return the training call of a strategy."""
+    state, sums = state_shapes(strategy)
+    return Program(
+        partial(run, strategy),
+        (state, sums, COUNT, COUNT),
+        (0, 1),
+        strategy.opt_steps_per_step,
+        strategy.env_steps_per_step,
+        block=block_length(strategy.draw, state.key),
+    )
+
+
+def evaluation(strategy: Strategy, episodes: int = 20) -> Program:
+    """Return the evaluation of what a strategy trains; an iteration is a step of all episodes."""
+    state, _ = state_shapes(strategy)
+    env, policy = strategy.env, strategy.policy
+    assert isinstance(env, jaxrl.Env)
+    assert policy is not None
+    params = jax.eval_shape(policy.params, state)
+    function = partial(run_episodes, env, policy, episodes, env.spec.time_limit or 1_000)
+    return Program(function, (params, state.key), env_steps=episodes, options=graph_options, depth=1)
+
+
+def plain(loop: loops.Loop, opt_steps: float, env_steps: float) -> Program:
+    """Return a loop of the usual style."""
+    return Program(loop.body, (loop.carry, COUNT, COUNT), (0,), opt_steps, env_steps, options=lambda: None, depth=1)
+
+
+def of_agent(algo: str) -> Program:
+    """Return the training of an agent by its presets, on its own environment, or on data."""
+    return training(_offline(algo) if ALGORITHMS[algo].kind == "offline" else build(algo, preset(algo)))
+
+
+def _offline(algo: str) -> Strategy:
+    """Return the learning of `STEPS` steps that are all alike; only their number decides the program."""
+    env = jaxrl.make_env("CartPole-v1" if "discrete" in ALGORITHMS[algo].actions else "Pendulum-v1")
+    obs, action = (
+        jax.tree.map(np.asarray, space_zeros(space, STEPS))
+        for space in (env.spec.observation_space, env.spec.action_space)
+    )
+    ends = np.arange(1, STEPS + 1) % 100 == 0
+    data = Dataset(env.spec, obs, action, np.zeros(STEPS, np.float32), obs, ends, np.zeros(STEPS, bool))
+    return jaxrl.offline(data, maker(algo)(), env=env)
+
+
+def _dqn(num_envs: int) -> Program:
+    return training(replaying(dqn_shape(num_envs)))
+
+
+def _ppo(num_envs: int) -> Program:
+    return training(ppo_shape(num_envs).strategy())
+
+
+def _plain_dqn(num_envs: int) -> Program:
+    shape = dqn_shape(num_envs)
+    return plain(shape.plain(), 1, max(shape.num_envs, shape.opt_interval))
+
+
+def _plain_ppo(num_envs: int) -> Program:
+    shape = ppo_shape(num_envs)
+    return plain(plain_ppo.plain_ppo(shape.plain()), shape.epochs * shape.minibatches, shape.rollout * shape.num_envs)
+
+
+SIZED: dict[str, Callable[[int], Program]] = {
+    "dqn": _dqn,
+    "ppo": _ppo,
+    "plain-dqn": _plain_dqn,
+    "plain-ppo": _plain_ppo,
+}
+CASES: dict[str, Callable[[], Program]] = {
+    **{f"dqn-{size}": partial(_dqn, size) for size in (1, 10, 128, 1024)},
+    **{f"plain-dqn-{size}": partial(_plain_dqn, size) for size in (10, 128)},
+    **{f"ppo-{size}": partial(_ppo, size) for size in (4, 64, 1024)},
+    **{f"plain-ppo-{size}": partial(_plain_ppo, size) for size in (4, 1024)},
+    "dqn-conv": lambda: training(replaying(OTHERS["dqn-conv"])),
+    "ppo-gru": lambda: training(build("ppo", replace(preset("ppo"), agent=replace(preset("ppo").agent, core="gru")))),
+    "evaluate": lambda: evaluation(replaying(dqn_shape(10))),
+    **{algo: partial(of_agent, algo) for algo in ALGORITHMS},
+}
+
+
+def case_named(name: str) -> Callable[[], Program]:
+    """Return what makes the program of a case; the name may be one of `SIZED` with any number behind it.
+
+    Raises:
+      KeyError: there is none of the name.
+    """
+    if name in CASES:
+        return CASES[name]
+    kind, _, size = name.rpartition("-")
+    if kind not in SIZED or not (size.isdecimal() and int(size)):
+        raise KeyError(name)
+    return partial(SIZED[kind], int(size))

@@ -1,0 +1,154 @@
+"""Programs compiled for devices that are not there: what is counted in them, and that it does not grow."""
+
+import json
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks import hlo
+from benchmarks.compiled import thunks
+from benchmarks.compiled.cases import Program, case_named
+from benchmarks.compiled.measure import measure, worse
+from jaxrl.xla import forms
+from jaxrl.xla.options import compiler_options, graph_options
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+SEQUENCE = """\
+000: kCommandBuffer [source       | next=003 (1)]
+    001: kCustomKernel [source | sink] loop_add_fusion grid: [1, 1, 1]
+    002: kCopy [source | sink] kCopy
+003: kWhile         [prev=000 (1) | sink        ]
+condition:
+    004: kCustomKernel [source | sink] wrapped_compare
+  body:
+    005: kCustomKernel [source | sink] loop_pad_fusion
+    006: kWhile [prev=005 (1) | sink ]
+condition:
+        007: kCustomKernel [source | sink] wrapped_compare_1
+      body:
+        008: kCustomKernel [source | sink] gemm_fusion_dot
+        009: kConditional [prev=008 (1) | sink ]
+            010: kCustomKernel [source | sink] loop_sub_fusion
+"""
+METADATA = 'thunk_metadata { thunk_info { profile_annotation: "while.7" thunk_id: 6 } thunk_kind: "kWhile" }'
+
+
+def test_launches_are_those_of_the_host() -> None:
+    """One graph; a loop that asks the host (condition, pad), in it one of 16 turns (condition, product, branch)."""
+    assert thunks.names(METADATA) == {6: "while.7"}
+    counted = thunks.launches(thunks.parse(SEQUENCE), {6: 16})
+    assert counted == thunks.Launches(launches=1 + 2 + 16 * 3, waits=1 + 16 * 1, buffers=1)
+
+
+def test_turns_are_read_where_the_compiler_writes_them_and_where_it_does_not() -> None:
+    text = """
+%body (p: (s32[], f32[])) -> (s32[], f32[]) {
+  %p = (s32[], f32[]) parameter(0)
+  ROOT %sum = (s32[], f32[]) fusion(%p), kind=kLoop, calls=%inner, backend_config={"estimated_cycles":"250"}
+}
+
+%counted (p: (s32[], f32[])) -> pred[] {
+  %p = (s32[], f32[]) parameter(0)
+  %end = s32[]{:T(128)} constant(12)
+  %i = s32[]{:T(128)} get-tuple-element(%p), index=0
+  ROOT %lt = pred[]{:T(512)} compare(%i, %end), direction=LT
+}
+
+%asked (p: (s32[], f32[])) -> pred[] {
+  %p = (s32[], f32[]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %n = s32[] get-tuple-element(%p), index=1
+  ROOT %lt = pred[] compare(%i, %n), direction=LT
+}
+
+ENTRY %main (x: (s32[], f32[])) -> (s32[], f32[]) {
+  %x = (s32[], f32[]) parameter(0)
+  %a = (s32[], f32[]) while(%x), condition=%counted, body=%body
+  %b = (s32[], f32[]) while(%a), condition=%asked, body=%body
+  ROOT %c = (s32[], f32[]) while(%b), condition=%asked, body=%body, backend_config={"known_trip_count":{"n":"5"}}
+}
+"""
+    program = SimpleNamespace(as_text=lambda: text)
+    assert hlo.turns(program) == {"a": 12, "c": 5}
+    assert hlo.waits(program) == hlo.Waits(conditionals=0, unknown_loops=1)
+    assert sum(kernel.times * kernel.cycles for kernel in hlo.kernels(program, depth=0)) == (12 + 1 + 5) * 250
+
+
+def test_a_row_counts_an_iteration_and_its_share_of_a_block() -> None:
+    """A block of 4 iterations begins with one product; each iteration makes two, and two optimisations."""
+
+    def run(x: jax.Array, start: jax.Array, stop: jax.Array) -> jax.Array:
+        def block(i: jax.Array, x: jax.Array) -> jax.Array:
+            return jax.lax.fori_loop(i, stop, lambda t, x: (x @ x) @ x, x @ x)
+
+        return jax.lax.fori_loop(start, stop, block, x)
+
+    count = jax.ShapeDtypeStruct((), jnp.uint32)
+    shapes = (jax.ShapeDtypeStruct((128, 128), jnp.float32), count, count)
+    none = lambda: None
+    row = measure("x", lambda: Program(run, shapes, opt_steps=2, env_steps=8, options=none, block=4), "cpu")
+    assert (row["case"], row["target"], row["unknown_trip_loops"], row["conditionals"]) == ("x", "cpu", 2, 0)
+    assert row["kernels_per_iteration"] >= 2
+    share = (row["kernels_per_opt_step"] * 2 - row["kernels_per_iteration"]) * 4  # of what a block begins with
+    assert share >= 1
+    assert row["kernels_per_env_step"] * 8 == pytest.approx(row["kernels_per_opt_step"] * 2)
+    assert row["bytes"] * 2 >= 2 * 128 * 128 * 4 * 2
+    assert row["estimated_cycles_per_opt_step"] is None
+
+
+def test_only_what_grew_is_worse() -> None:
+    figures = {"host_launches_per_call": 1, "host_waits_per_call": 0, "conditionals": 0, "temp_bytes": 1000}
+    old = {"case": "a", "target": "h200", "kernels_per_opt_step": 50.0, **figures}
+    assert worse([old], [{**old, "kernels_per_opt_step": 51.0}, {**old, "case": "b"}]) == []
+    found = worse([old], [{**old, "kernels_per_opt_step": 51.1, "conditionals": 1}])
+    assert found == ["a on h200: kernels_per_opt_step 51.1, was 50", "a on h200: conditionals 1, was 0"]
+    assert worse([{**old, "target": "v5e"}], [{**old, "conditionals": 1}]) == []
+
+
+def test_a_case_that_there_is_none_of_is_told_in_one_line() -> None:
+    with pytest.raises(KeyError):
+        case_named("dqn-many")
+    command = [sys.executable, "-m", "benchmarks.compiled", "dqm-10", "--target", "cpu"]
+    said = subprocess.run(command, capture_output=True, text=True, cwd=RESULTS.parents[1])
+    assert said.returncode == 2
+    assert said.stderr.startswith("unknown case 'dqm-10'; there are dqn-1, dqn-10,")
+    assert said.stderr.count("\n") == 1
+
+
+def test_a_graph_is_asked_for_on_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with forms("cuda"):
+        assert "WHILE" in (compiler_options() or {})["xla_gpu_enable_command_buffer"]
+        monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer=FUSION")
+        assert compiler_options() is None
+    with forms("tpu"):
+        assert compiler_options() is None
+    with forms("cpu"):
+        assert graph_options() is None
+
+
+def _installed(target: str) -> bool:
+    return find_spec("jax_plugins.xla_cuda13" if target == "h200" else "libtpu") is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["h200", "v5e"])
+@pytest.mark.parametrize("case", ["dqn-10", "ppo-64", "evaluate"])
+def test_no_figure_of_a_committed_case_grew(case: str, target: str, tmp_path: Path) -> None:
+    """Nothing here has noise, where the compilers are those of the result."""
+    newest = sorted(RESULTS.glob(f"*-compiled-{target}.json"))[-1]
+    try:
+        compilers = _installed(target) and version("jax")
+    except PackageNotFoundError:
+        compilers = False
+    if compilers != json.loads(newest.read_text())["header"]["jax"]:
+        pytest.skip(f"the compilers of {newest.name} are not installed")
+    command = [sys.executable, "-m", "benchmarks.compiled", case, "--target", target, "--against", str(newest)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=RESULTS.parents[1])
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
