@@ -91,6 +91,13 @@ from .strategies import (
     offline as offline,
     on_policy as on_policy,
 )
+from .strategies.population import (
+    Population as Population,
+    between as between,
+    log_uniform as log_uniform,
+    population as population,
+    sweepable as sweepable,
+)
 from .training import (
     ConsoleRecorder as ConsoleRecorder,
     Evaluation as Evaluation,
@@ -114,6 +121,15 @@ from .training.data.collect import (
 from .training.data.files import (
     load_dataset as load_dataset,
     save_dataset as save_dataset,
+)
+from .training.population.scores import (
+    PopulationResult as PopulationResult,
+)
+from .training.population.trainer import (
+    PopulationTrainer as PopulationTrainer,
+)
+from .training.storage.members import (
+    extract as extract,
 )
 from .types import (
     Step as Step,

@@ -24,6 +24,7 @@ def main(args: Sequence[str]) -> int:
         epilog="Example: python -m jaxrl.collect runs/cartpole --transitions 20000 --out cartpole.npz --random 0.3",
     )
     parser.add_argument("run_dir", help="directory of the run")
+    parser.add_argument("--member", type=int, help="which of a population (default: the one with the best score)")
     parser.add_argument("--transitions", type=int, required=True, help="environment steps to take")
     parser.add_argument("--out", required=True, help="data set to write, an .npz file")
     parser.add_argument("--random", type=float, default=0.0, help="share of steps taken at random (default: 0)")
@@ -36,7 +37,7 @@ def main(args: Sequence[str]) -> int:
     check_between("--seed", options.seed, 0, 2**32 - 1)
     cache_compilations()
     require_devices()
-    policy = load_policy(options.run_dir)
+    policy = load_policy(options.run_dir, member=options.member)
     env = env_of(policy)
     if isinstance(env, HostEnv):
         raise SettingsError(

@@ -28,6 +28,8 @@ class Request(NamedTuple):
     resume: bool
     allow_changes: bool
     start_over: bool
+    population: Mapping[str, Any] | None = None
+    """The fields of `PopulationConfig` that were given, if any were."""
 
 
 def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
@@ -45,6 +47,7 @@ def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
         raise SettingsError("--resume takes all settings from the run; leave --config out")
     if (allow_changes or start_over) and not resume:
         raise SettingsError("--allow-changes and --start-over say how to resume; give --resume DIR as well")
+    given = _population(args)
     if resume:
         require_run(Path(resume))
         file = str(Path(resume) / CONFIG)
@@ -61,6 +64,7 @@ def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
         raise SettingsError(
             f"{file} has parts that were made in Python ({parts}); go on with {whose}(..., resume=True)"
         )
+    members = _same_population(given, from_file.pop("population", None), resume)
     env = _peek(args, "--env") or from_file.get("env")
     from_file = renewed(from_file) if resume else from_file
     config = preset(algo, env if isinstance(env, str) else None)
@@ -71,7 +75,36 @@ def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
     if config.run_dir == "":
         raise SettingsError("--run-dir needs a value")
     config = replace(config, run_dir=resume) if resume else config
-    return Request(algo, config, bool(resume), allow_changes, start_over)
+    return Request(algo, config, bool(resume), allow_changes, start_over, members)
+
+
+def _population(args: list[str]) -> dict[str, Any]:
+    """Take out of `args` what makes a population."""
+    given: dict[str, Any] = {}
+    for name in ("seeds", "members", "draw_seed"):
+        flag = f"--{name.replace('_', '-')}"
+        if (value := _take(args, flag)) is not None:
+            given[name] = _typed(flag, value, int)
+    while "--sweep" in args:
+        start = stop = args.index("--sweep") + 1
+        while stop < len(args) and not _is_flag(args[stop]):
+            stop += 1
+        if start == stop:
+            raise SettingsError("--sweep needs settings and their values, as in --sweep agent.lr=1e-4,3e-4")
+        given["sweep"] = [*given.get("sweep", []), *args[start:stop]]
+        del args[start - 1 : stop]
+    return given
+
+
+def _same_population(given: dict[str, Any], found: Any, resume: str | None) -> Mapping[str, Any] | None:
+    """Return what makes the population, from flags or a file; raise `SettingsError` for other members on resuming."""
+    if found is not None and not isinstance(found, Mapping):
+        raise SettingsError(f"population is {found!r}; expected its seeds, sweep, members and draw_seed")
+    if resume and given:
+        raise SettingsError(
+            f"--resume goes on with the members that {resume} has; leave --seeds, --sweep and --members out"
+        )
+    return {**(found or {}), **given} or None
 
 
 def _answer(args: Sequence[str]) -> None:
@@ -155,7 +188,7 @@ def _flags(algo: str, config: Any, args: list[str], prog: str) -> Any:
     """Parse flags over `config` with tyro, whose boxes of several lines become one."""
     import tyro
 
-    args = _numbers(args, _flag_types(config))
+    args = _numbers(args, flag_types(config))
     shown = io.StringIO()
     try:
         with contextlib.redirect_stderr(shown):
@@ -187,13 +220,13 @@ def _unknown(algo: str, word: str, config: Any) -> str:
     return f"unknown argument {word}; {nearest(word.split('=')[0], flags, settings=True)}"
 
 
-def _flag_types(config: Any, prefix: str = "") -> dict[str, Any]:
+def flag_types(config: Any, prefix: str = "") -> dict[str, Any]:
     """Return the type of each setting of `config` by its flag, as `--agent.lr`; `X | None` counts as `X`."""
     found: dict[str, Any] = {}
     for name, hint in typing.get_type_hints(type(config)).items():
         value = getattr(config, name)
         if is_dataclass(value):
-            found |= _flag_types(value, f"{prefix}{name}.")
+            found |= flag_types(value, f"{prefix}{name}.")
         else:
             found[f"--{prefix}{name}".replace("_", "-")] = _options(hint)[0]
     return found

@@ -22,6 +22,7 @@ def main(args: Sequence[str]) -> int:
         epilog="Example: python -m jaxrl.evaluate runs/cartpole --episodes 200 --table",
     )
     parser.add_argument("run_dir", help="directory of the run")
+    parser.add_argument("--member", type=int, help="which of a population (default: the one with the best score)")
     parser.add_argument("--episodes", type=int, default=100, help="greedy episodes, all in parallel (default: 100)")
     parser.add_argument("--seed", type=int, default=1_000_000, help="seed of the episodes (default: 1000000)")
     form = parser.add_mutually_exclusive_group()
@@ -32,7 +33,7 @@ def main(args: Sequence[str]) -> int:
     check_between("--seed", options.seed, 0, 2**32 - 1)
     cache_compilations()
     require_devices()
-    policy = load_policy(options.run_dir)
+    policy = load_policy(options.run_dir, member=options.member)
     evaluate = evaluator_for(env_of(policy), policy.policy, options.episodes)
     result = evaluate(policy.params, jax.random.key(options.seed))
     if options.table or options.json:

@@ -17,20 +17,25 @@ from jaxrl.strategies.interaction import bind, make_policy, policy_params_like
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.settings import renewed
 from jaxrl.training.storage.checkpoints import CheckpointError, MismatchError, Store
-from jaxrl.training.storage.run_dir import require_run
+from jaxrl.training.storage.members import resolve
 
 ACTS = ("make_network", "make_policy")
 """Arguments of agents that make the networks which choose actions; acting needs no other part."""
 
 
 def load_policy(
-    run_dir: str | Path, strategy: Strategy | None = None, **made: Callable[..., Network] | None
+    run_dir: str | Path,
+    strategy: Strategy | None = None,
+    *,
+    member: int | None = None,
+    **made: Callable[..., Network] | None,
 ) -> GreedyPolicy:
     """Load the best policy of a run; call it with an observation to get an action.
 
     Args:
       run_dir: the run's directory, which is only read.
       strategy: the strategy that trained the policy; needed only if the agent or processor was made by hand.
+      member: which of a population, by default that with the best score.
       **made: `make_network` or `make_policy`, as given to the agent, if its network was made in Python. Optimizers and
         critics are not needed to act.
 
@@ -41,7 +46,7 @@ def load_policy(
     for name in made:
         if name not in ACTS:
             raise SettingsError(f"load_policy has no argument {name!r}; expected strategy, {' or '.join(ACTS)}")
-    require_run(Path(run_dir))
+    run_dir = resolve(run_dir, member)
     store = Store(Path(run_dir) / "best", 1)
     while store.steps():
         step = store.steps()[-1]

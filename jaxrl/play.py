@@ -26,6 +26,7 @@ def main(args: Sequence[str]) -> int:
         epilog="Example: python -m jaxrl.play runs/cartpole --out episode.gif",
     )
     parser.add_argument("run_dir", help="directory of the run")
+    parser.add_argument("--member", type=int, help="which of a population (default: the one with the best score)")
     parser.add_argument("--out", default="episode.gif", help="GIF to write (default: episode.gif)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the episode (default: 0)")
     parser.add_argument("--max-steps", type=int, default=1_000, help="environment steps at most (default: 1000)")
@@ -37,7 +38,7 @@ def main(args: Sequence[str]) -> int:
     require_writable(Path(options.out))
     cache_compilations()
     require_devices()
-    policy = load_policy(options.run_dir)
+    policy = load_policy(options.run_dir, member=options.member)
     frames, total = play(env_of(policy), policy, options.seed, options.max_steps)
     write_gif(frames, Path(options.out), options.fps)
     print_line(f"{options.out}: {len(frames)} frames, return {total:.6g}")

@@ -19,8 +19,13 @@ if __name__ == "__main__":
 
 from jaxrl.algos import build, part_of
 from jaxrl.config import parse
-from jaxrl.errors import RunDirInUseError
+from jaxrl.errors import RunDirInUseError, SettingsError, nearest
+from jaxrl.strategies import Strategy
+from jaxrl.strategies.population import Population
+from jaxrl.sweeps import PopulationConfig, build_population, read_sweep
 from jaxrl.training import Result, Trainer, TrainerConfig
+from jaxrl.training.population.scores import PopulationResult
+from jaxrl.training.population.trainer import PopulationTrainer
 
 
 def main(args: Sequence[str]) -> int:
@@ -35,9 +40,10 @@ def main(args: Sequence[str]) -> int:
     if not config.quiet:
         tell(f"device {devices[0].device_kind}, run directory {config.run_dir}")
         stage.show("building the environment")
-    strategy = build(request.algo, config)
+    members = population_config(request.population)
+    strategy = build(request.algo, config) if members is None else build_population(request.algo, config, members)
     cache_compilations()
-    trainer = Trainer(
+    trainer = trainer_of(
         strategy,
         trainer_config(config),
         resume=request.resume,
@@ -51,10 +57,47 @@ def main(args: Sequence[str]) -> int:
         if request.config.run_dir is None:
             return main(args)  # another process has just taken that directory, so the next try gets another name
         raise
-    if not config.quiet:
+    if not config.quiet and isinstance(result, Result):
         show(result, config.run_dir, playable=config.env is not None)
+    elif not config.quiet and isinstance(result, PopulationResult):
+        show_population(result, config.run_dir)
     number = trainer.interrupt.signal
     return 0 if number is None else 128 + number
+
+
+def trainer_of(trained: Strategy | Population, config: TrainerConfig, **how: bool) -> Trainer | PopulationTrainer:
+    """Return what trains a strategy, or a population."""
+    if isinstance(trained, Population):
+        return PopulationTrainer(trained, config, **how)  # type: ignore[arg-type]
+    return Trainer(trained, config, **how)  # type: ignore[arg-type]
+
+
+def population_config(given: Mapping[str, Any] | None) -> PopulationConfig | None:
+    """Return the members asked for, or `None` for a run like any other.
+
+    Raises:
+      SettingsError: an entry that there is none of.
+    """
+    if given is None:
+        return None
+    for name in given:
+        if name not in PopulationConfig.__dataclass_fields__:
+            raise SettingsError(
+                f"unknown setting population.{name}; {nearest(name, PopulationConfig.__dataclass_fields__)}"
+            )
+    sweep = given.get("sweep")
+    return PopulationConfig(**{**given, "sweep": read_sweep(sweep) if isinstance(sweep, list) else sweep})
+
+
+def show_population(result: PopulationResult, run_dir: str) -> None:
+    """Print what the settings of a population came to, and what to do next."""
+    quoted, best = shlex.quote(run_dir), result.best()
+    stopped = any(member.status == "running" or member.status.startswith("SIG") for member in result.members)
+    lines = [f"  run         {run_dir}"]
+    lines += [f"  go on       python -m jaxrl.train --resume {quoted}"] if stopped else []
+    lines += [f"  a member    python -m jaxrl.evaluate {quoted} --member {best.members[0]}"]
+    with contextlib.suppress(OSError):  # the reader may be gone
+        print("\n".join([result.table(), *lines]), flush=True)
 
 
 def trainer_config(config: TrainerConfig) -> TrainerConfig:

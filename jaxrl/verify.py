@@ -20,6 +20,7 @@ from jaxrl.training.recorders import log_problems
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
 from jaxrl.training.storage.leaves import digest
 from jaxrl.training.storage.log_sums import LOGS, damage
+from jaxrl.training.storage.members import runs_of
 from jaxrl.training.storage.retrain import replay
 from jaxrl.training.storage.run_dir import CONFIG, read_yaml, require_run
 
@@ -32,14 +33,24 @@ def main(args: Sequence[str]) -> int:
         epilog="Example: python -m jaxrl.verify runs/cartpole --replay",
     )
     parser.add_argument("run_dir", help="directory of the run")
+    parser.add_argument("--member", type=int, help="which of a population (default: all of them)")
     parser.add_argument(
         "--replay", action="store_true", help="train again from each checkpoint to the next, and compare every bit"
     )
     options = parser.parse_args(args)
-    run_dir = Path(options.run_dir)
-    require_run(run_dir)
+    require_run(Path(options.run_dir))
     cache_compilations()
     require_devices()
+    found = False
+    for run_dir in runs_of(options.run_dir, options.member):
+        if run_dir != Path(options.run_dir):
+            print_line(f"member {int(run_dir.name)}")
+        found |= _verify(run_dir, options.replay)
+    return NoCheckpointError.exit_code if found else 0
+
+
+def _verify(run_dir: Path, replayed: bool) -> bool:
+    """Check one run; return whether anything is bad."""
     problems = Problems()
     strategy = rebuilt(run_dir, problems)
     store = Store(run_dir / "checkpoints", keep=1)
@@ -49,7 +60,7 @@ def main(args: Sequence[str]) -> int:
         for problem in log_problems(run_dir / name):
             problems.add(f"{name}: {problem}")
     check_sums(run_dir, store, good, problems)
-    if options.replay and strategy is not None:
+    if replayed and strategy is not None:
         pairs = 0
         for start, step, equal in replay(strategy, store, good):
             print_line(f"{start} -> {step} {'bit-equal' if equal else 'differs'}")
@@ -57,7 +68,7 @@ def main(args: Sequence[str]) -> int:
             pairs += 1
         if not pairs:
             say("no two checkpoints were trained in one go under the present settings")
-    return NoCheckpointError.exit_code if problems.found else 0
+    return problems.found
 
 
 class Problems:

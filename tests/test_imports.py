@@ -29,10 +29,11 @@ TRAINING = [
     {"evaluator", "logbook", "policy", "report", "stopping"},
     {"session"},
     {"actors", "trainer"},
+    {"population"},
 ]
 """The floors of `training`, of sub-rooms and loose modules: a module imports from its own floor and those before."""
 FOUNDATIONS = {
-    *("types", "spaces", "metrics", "trees", "xla", "nn", "errors", "distributions", "presets", "registry"),
+    *("types", "spaces", "metrics", "trees", "xla", "nn", "errors", "distributions", "presets", "registry", "tuning"),
     *("hints", "hush", "terminal", "written"),
 }
 PURE = {"foundations", "envs", "processors", "buffers", "agents", "strategies"}

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxrl.agents.actor_critic_settings import A2CConfig, IMPALAConfig, PPOConfig, REINFORCEConfig
 from jaxrl.agents.base import Agent, AgentMaker, Mode
-from jaxrl.agents.checks import changed
+from jaxrl.agents.checks import changed, hyper_of
 from jaxrl.agents.losses import clipped_surrogate, squared, value_loss, weighted_surrogate
 from jaxrl.agents.optimizers import Descent, Optimizer, descent, learn
 from jaxrl.agents.own import ONE_VALUE, MakePolicy, Own, by_row, choices, network_of, observations, own_parts
@@ -212,7 +212,7 @@ def _init(parts: _Parts, key: Key) -> ActorCriticState:
         obs = Remembered(obs, jax.tree.map(lambda x: x[None], parts.memory))
     params = Flat.of(parts.network.init(key, obs))
     names = [name for name in Hyper._fields if parts.config.rho_clip or name not in ("rho_clip", "c_clip")]
-    hyper = Hyper(**{name: jnp.float32(getattr(parts.config, name)) for name in names})
+    hyper = Hyper(*hyper_of(asdict(parts.config), names))
     return ActorCriticState(params, parts.descent.init(params, hyper.lr), hyper)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker, Mode
-from jaxrl.agents.checks import changed, check_actions
+from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.critics import unit_actions
 from jaxrl.agents.fields import (
     NetworkConfig,
@@ -123,7 +123,7 @@ def _network(config: BCConfig, spec: EnvSpec, head: Head) -> Network:
 
 def _init(parts: _Parts, key: Key) -> BCState:
     policy = Flat.of(parts.network.init(key, space_zeros(parts.spec.observation_space, 1)))
-    hyper = BCHyper(*(jnp.float32(getattr(parts.config, name)) for name in BCHyper._fields))
+    hyper = BCHyper(*hyper_of(asdict(parts.config), BCHyper._fields))
     return BCState(policy, parts.descent.init(policy, hyper.lr), hyper)
 
 

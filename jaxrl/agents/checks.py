@@ -10,6 +10,7 @@ from jaxrl.agents.fields import rules_of
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.registry import ALGORITHMS, Actions, Kind, listed, names_of
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, box_bounds
+from jaxrl.tuning import tunable
 
 Config = TypeVar("Config")
 
@@ -62,12 +63,13 @@ def _actions_of(space: Space) -> Actions | None:
     return "bounded" if box_bounds(space)[2].all() else "unbounded"
 
 
-def hyper_of(settings: Mapping[str, Any], names: Iterable[str], optional: Collection[str]) -> list[Any]:
+def hyper_of(settings: Mapping[str, Any], names: Iterable[str], optional: Collection[str] = ()) -> list[Any]:
     """Return the settings `names` as float32 scalars; an `optional` one is `()` if it is 0 or missing.
 
     An option that is off leaves no trace in the state, so checkpoints from before the option existed stay valid.
     """
-    return [() if name in optional and not settings.get(name) else jnp.float32(settings[name]) for name in names]
+    off = {name for name in optional if not settings.get(name)}
+    return [() if name in off else tunable(f"agent.{name}", settings[name]) for name in names]
 
 
 def pieces(parts: int, rows: int) -> int:

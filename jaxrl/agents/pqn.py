@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker, Mode
-from jaxrl.agents.checks import changed, check_actions
+from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.exploration import EPSILONS, draw_epsilon_greedy, epsilon_greedy
 from jaxrl.agents.fields import (
     NetworkConfig,
@@ -147,7 +147,7 @@ def _network(config: PQNConfig, spec: EnvSpec) -> Network:
 def _init(parts: _Parts, key: Key) -> PQNState:
     obs = space_zeros(parts.spec.observation_space, 1)
     params = Flat.of(parts.network.init(key, obs))
-    hyper = PQNHyper(*(jnp.float32(getattr(parts.config, name)) for name in PQNHyper._fields))
+    hyper = PQNHyper(*hyper_of(asdict(parts.config), PQNHyper._fields))
     return PQNState(params, parts.descent.init(params, hyper.lr), hyper)
 
 

@@ -198,7 +198,7 @@ def _init(parts: Parts, key: Key) -> SACState:
     log_temperature: PyTree = ()
     learnt: PyTree = ()
     if config.learn_temperature:
-        log_temperature = Flat.of(jnp.full((1,), math.log(config.temperature), jnp.float32))
+        log_temperature = Flat.of(jnp.log(hyper.temperature)[None])
         learnt = ADAM.init(log_temperature, hyper.temperature_lr)
     opt_state = OptStates(parts.descent.init(policy, hyper.policy_lr), parts.descent.init(critic, hyper.lr), learnt)
     # The target must be a copy: both arrays are donated to the compiled loop.

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxrl.errors import check_between, check_count
 from jaxrl.processors.base import Processor
 from jaxrl.trees import Array, PyTree, tree_where
+from jaxrl.tuning import tunable
 from jaxrl.types import Step, Transition
 
 
@@ -57,7 +58,7 @@ def n_step(n: int, discount: float = 0.99) -> Processor:
 
 def _init(n: int, discount: float, obs: PyTree) -> NStepState:
     # The shape of actions is unknown before the first step: `None` until then (see `base.begin`).
-    return NStepState(obs, jnp.float32(discount), (None,) * (n - 1), (None,) * (n - 1))  # type: ignore[arg-type]
+    return NStepState(obs, tunable("processor.discount", discount), (None,) * (n - 1), (None,) * (n - 1))  # type: ignore[arg-type]
 
 
 def _process(state: NStepState, step: Step) -> tuple[NStepState, Transition]:

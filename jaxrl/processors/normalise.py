@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxrl.errors import check_between
 from jaxrl.processors.base import Processor
 from jaxrl.trees import Array, PyTree
+from jaxrl.tuning import tunable
 from jaxrl.types import Step
 
 CLIP = 10.0
@@ -155,7 +156,7 @@ def normalise_reward(discount: float = 0.99) -> Processor:
 
 def _no_rewards(discount: float, obs: Any) -> RewardState:
     num_envs = jax.tree.leaves(obs)[0].shape[0]
-    return RewardState(obs, jnp.float32(discount), jnp.zeros(num_envs), no_moments(()))
+    return RewardState(obs, tunable("processor.discount", discount), jnp.zeros(num_envs), no_moments(()))
 
 
 def _process_reward(state: RewardState, step: Step) -> tuple[RewardState, Step]:

@@ -1,6 +1,7 @@
 """The interface of a strategy, the policy that it trains, and the loop over iterations with randomness drawn ahead."""
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
@@ -13,6 +14,7 @@ from jaxrl.metrics import Metrics, Stat, columns_of, merge_stats, metrics_of, st
 from jaxrl.spaces import EnvSpec
 from jaxrl.strategies.guard import Health
 from jaxrl.trees import Array, Key, PyTree, tree_bytes
+from jaxrl.tuning import Swap
 from jaxrl.types import Step
 from jaxrl.xla import PLATFORMS, shaped_for
 from jaxrl.xla.carry import fori_loop, rows_of
@@ -96,6 +98,8 @@ class Strategy(NamedTuple):
     """`(state, n) -> state`: the state for try number `n`, with other randomness and healthy; goes with `health`."""
     capacity: int | None = None
     """Transitions in the field `buffer` of its state; `None` without one."""
+    values: Mapping[str, Swap] = MappingProxyType({})
+    """Hyperparameters that `init` puts into a state in place of its own, by the names of their settings."""
 
 
 def fold(key: Key, t: Array | int) -> Key:

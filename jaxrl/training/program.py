@@ -18,6 +18,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Stat, Total, columns_of
 from jaxrl.strategies.base import Strategy, block_length, iterate, noise_shapes
 from jaxrl.trees import Array, PyTree, require_same, tree_bytes
+from jaxrl.tuning import Swap, given
 from jaxrl.xla import chosen
 from jaxrl.xla.options import compiler_options, graph_options
 
@@ -89,8 +90,11 @@ def without_later(names: Iterable[str], tree: PyTree) -> tuple[PyTree, Callable[
 
 def metric_shapes(strategy: Strategy, state: PyTree) -> dict[str, Any]:
     """Return the metrics that `strategy.step` reports, as shapes, sorted by name."""
-    _, metrics = jax.eval_shape(strategy.step, state, noise_shapes(strategy, state), np.uint32(0))
-    return dict(sorted(metrics.items()))
+    made = programs_of(strategy)
+    if "metrics" not in made:
+        _, metrics = jax.eval_shape(strategy.step, state, noise_shapes(strategy, state), np.uint32(0))
+        made["metrics"] = dict(sorted(metrics.items()))
+    return dict(made["metrics"])
 
 
 def run(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Array) -> tuple[PyTree, Sums]:
@@ -158,18 +162,25 @@ def compile_all(strategy: Strategy, key: Array, evaluator: Any, params: Any, res
 
     What was compiled for the same strategy before, in this process, is used again.
     """
-    init, made = jit_init(strategy), programs_of(strategy)
-    like = state, _ = jax.eval_shape(init, key)
+    init, made, values = jit_init(strategy), programs_of(strategy), values_of(strategy)
+    named = " ".join(["init", *values])
+    like = state, _ = state_shapes(strategy)
     with ThreadPoolExecutor(3) as pool:
         # Threads do not take the choice of forms along by themselves.
         submit = lambda job, *args: pool.submit(copy_context().run, job, *args)
         run_job = None if "run" in made else submit(_compile_run, strategy, like)
-        init_job = None if resume or "init" in made else submit(lambda: init.lower(key).compile())
+        init_job = None if resume or named in made else submit(lambda: init.lower(key, values).compile())
         if hasattr(evaluator, "compile"):
             submit(evaluator.compile, jax.eval_shape(params, state), key).result()
         made |= {"run": run_job.result()} if run_job else {}
-        made |= {"init": init_job.result()} if init_job else {}
-    return Compiled(made.get("init", init), made["run"], like, metric_shapes(strategy, state))
+        made |= {named: init_job.result()} if init_job else {}
+    begin = made.get(named, init)
+    return Compiled(lambda key: begin(key, values), made["run"], like, metric_shapes(strategy, state))
+
+
+def values_of(strategy: Strategy) -> dict[str, Array]:
+    """Return the hyperparameters that a strategy has in place of those of its functions, as `_init` takes them."""
+    return {name: jnp.float32(swap.new) for name, swap in sorted(strategy.values.items())}
 
 
 def _compile_run(strategy: Strategy, like: tuple[PyTree, Sums]) -> Any:
@@ -190,7 +201,8 @@ def programs_of(strategy: Strategy) -> dict[str, Any]:
         return {}
     options = (getattr(jax.config, name, None) for name in DECIDES_PROGRAMS)
     env = strategy.remote.env if strategy.remote else strategy.env
-    functions = (part for group in (strategy, strategy.policy, env) for part in group or () if callable(part))
+    made = strategy._replace(retune=None)  # which no program holds, and a population's members have each their own
+    functions = (part for group in (made, strategy.policy, env) for part in group or () if callable(part))
     try:
         return _programs((*functions, env and repr(env.spec), chosen(), *options))
     except TypeError:
@@ -205,17 +217,22 @@ def _programs(key: tuple[Any, ...]) -> dict[str, Any]:
 
 def state_shapes(strategy: Strategy) -> tuple[PyTree, Sums]:
     """Return the shapes of a training state and of its sums, as a checkpoint holds them."""
-    shapes: tuple[PyTree, Sums] = jax.eval_shape(partial(_init, strategy), jax.eval_shape(lambda: jax.random.key(0)))
+    made = programs_of(strategy)
+    if "like" not in made:
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        made["like"] = jax.eval_shape(partial(_init, strategy), key)
+    shapes: tuple[PyTree, Sums] = made["like"]
     return shapes
 
 
-def _init(strategy: Strategy, key: Array) -> tuple[PyTree, Sums]:
-    state = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), strategy.init(key))
+def _init(strategy: Strategy, key: Array, values: Mapping[str, Array] | None = None) -> tuple[PyTree, Sums]:
+    with given({name: Swap(strategy.values[name].old, value) for name, value in (values or {}).items()}):
+        state = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), strategy.init(key))
     return state, zero_sums(len(metric_shapes(strategy, state)))
 
 
 def jit_init(strategy: Strategy) -> Any:
-    """Return the program `(key) -> (state, sums)`, compiled when first called."""
+    """Return the program `(key, values of hyperparameters = {}) -> (state, sums)`, compiled when first called."""
     program = jax.jit(partial(_init, strategy), compiler_options=graph_options())
     return programs_of(strategy).setdefault("jit_init", program)
 
@@ -256,6 +273,17 @@ def check_fits(state: PyTree, capacity: int | None = None) -> None:
     if tree_bytes(state) > limit:
         raise SettingsError(
             f"{memory_plan(state, capacity)}, but the device has {_readable(limit)}; lower buffer.capacity or num_envs"
+        )
+
+
+def check_population_fits(state: PyTree, members: int) -> None:
+    """Raise `SettingsError` if so many training states of these shapes cannot fit in the memory of the device."""
+    limit, one = _device_bytes(), tree_bytes(state)
+    if members * one > limit:
+        raise SettingsError(
+            f"a population of {members} members takes {_readable(members * one)} ({_readable(one)} each), but the "
+            f"device has {_readable(limit)}; at most {limit // max(one, 1)} members fit, or lower buffer.capacity or "
+            "num_envs"
         )
 
 
@@ -306,6 +334,13 @@ def _device_bytes() -> int:
 
 def check_step(strategy: Strategy) -> None:
     """Trace one iteration; raise `SettingsError` unless its state keeps its structure, shapes and dtypes."""
+    made = programs_of(strategy)
+    if not made.get("checked"):
+        _check_step(strategy)
+        made["checked"] = True
+
+
+def _check_step(strategy: Strategy) -> None:
     state = jax.eval_shape(strategy.init, jax.eval_shape(lambda: jax.random.key(0)))
     check_fits(state, strategy.capacity)
     noise = noise_shapes(strategy, state)

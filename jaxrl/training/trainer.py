@@ -17,6 +17,7 @@ import numpy as np
 from jaxrl.errors import DivergedError, SettingsError, check_count, say
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.guard import Health
+from jaxrl.strategies.population import Population
 from jaxrl.training.actors import ActorPool, programs
 from jaxrl.training.divergence import diverged, explain
 from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, eval_columns, evaluator_of, mean_return
@@ -70,7 +71,18 @@ class Hooks(NamedTuple):
 
 
 class Trainer:
-    """Train a strategy: `train()` runs to the end, `for report in trainer:` stops at each boundary."""
+    """Train a strategy: `train()` runs to the end, `for report in trainer:` stops at each boundary.
+
+    Of a `Population`, a `PopulationTrainer` is made instead.
+    """
+
+    def __new__(cls, strategy: Any, *args: Any, **settings: Any) -> Any:
+        """Make the trainer of a strategy, or of a population."""
+        if isinstance(strategy, Population):
+            from jaxrl.training.population.trainer import PopulationTrainer
+
+            return PopulationTrainer(strategy, *args, **settings)
+        return super().__new__(cls)
 
     def __init__(
         self,

@@ -54,9 +54,11 @@ def test_a_sum_of_a_million_terms_does_not_drift() -> None:
 
 
 def test_what_trains_is_compiled_with_options_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They ask CPUs for what no flag has said, and other devices for nothing, whose compilers might not know it."""
+    """They ask CPUs and CUDA for what no flag has said, and other devices for nothing."""
     other, width = "--xla_cpu_enable_fast_math=false", "--xla_cpu_prefer_vector_width=256"
-    cases = [("cpu", "", True), ("cpu", other, True), ("cpu", f"{other} {width}", False), ("gpu", "", False)]
+    graphs = "--xla_gpu_enable_command_buffer="
+    cases = [("cpu", "", True), ("cpu", other, True), ("cpu", f"{other} {width}", False)]
+    cases += [("gpu", "", True), ("gpu", graphs, False), ("tpu", "", False)]
     for backend, flags, asked in cases:
         with monkeypatch.context() as patch:
             patch.setattr(jax, "default_backend", lambda backend=backend: backend)

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from jaxrl.errors import SettingsError
+from jaxrl.training.storage.members import MEMBERS
 from jaxrl.training.storage.run_dir import CONFIG, read_metadata
 
 
@@ -26,9 +27,14 @@ def find_runs(root: str | Path = "runs", name: str = "*") -> list[Path]:
     folder = Path(root)
     if not folder.is_dir():
         raise SettingsError(f"{root} holds no runs: there is no such directory")
-    below = [path.parent.relative_to(folder) for path in folder.rglob(CONFIG)]
+    below = [path.parent.relative_to(folder) for path in folder.rglob(CONFIG) if not _is_member(path.parent)]
     named = [path for path in below if fnmatchcase(path.as_posix() if "/" in name else path.name, name)]
     return [folder / path for path in sorted(named, key=lambda path: _age(folder, path), reverse=True)]
+
+
+def _is_member(run: Path) -> bool:
+    """Return whether a run is a member of a population, which is found in its place."""
+    return run.parent.name == MEMBERS and (run.parent.parent / CONFIG).is_file()
 
 
 def _age(folder: Path, path: Path) -> tuple[datetime, list[tuple[int, int, str]]]:

@@ -1,0 +1,257 @@
+"""Populations: one strategy, several seeds and settings; each member a run of its own, all of them one program."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl.agents.fields import rules_of
+from jaxrl.errors import SettingsError, check_between, check_count, nearest
+from jaxrl.registry import ALGORITHMS, named
+from jaxrl.strategies.base import Strategy
+from jaxrl.trees import PyTree
+from jaxrl.tuning import Swap, given, tunables
+from jaxrl.written import number
+
+DISCOUNT = "processor.discount"
+SWITCHES = tuple(f"agent.{name}" for name in ("noise_memory", "cql", "bc_alpha", "rho_clip", "target_entropy"))
+"""Settings that at 0 turn something off (a target entropy, back to the usual one), which makes another program."""
+MOST = 100_000
+"""Members of a population, at most."""
+
+
+class Range(NamedTuple):
+    """A distribution of values: uniform from `low` to `high`, or uniform in their logarithm."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """Draw one value."""
+        if self.log:
+            return math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
+        return float(rng.uniform(self.low, self.high))
+
+    def __str__(self) -> str:
+        return f"{'log_uniform' if self.log else 'between'}({self.low:g},{self.high:g})"
+
+
+def log_uniform(low: float, high: float) -> Range:
+    """Draw a swept setting uniformly in its logarithm, as suits learning rates; `0 < low < high`."""
+    return _checked(Range(low, high, log=True))
+
+
+def between(low: float, high: float) -> Range:
+    """Draw a swept setting uniformly from `low` to `high`; `low < high`."""
+    return _checked(Range(low, high))
+
+
+def _checked(range: Range) -> Range:
+    """Return `range`; raise `SettingsError` if nothing can be drawn from it."""
+    bounds = [x for x in range[:2] if isinstance(x, int | float) and math.isfinite(x)]
+    if len(bounds) < 2 or not range.low < range.high or (range.log and range.low <= 0):
+        least = "0 < " if range.log else ""
+        raise SettingsError(f"a range from {range.low} to {range.high}; expected finite numbers, {least}low < high")
+    return range
+
+
+Sweep = Mapping[str, Sequence[Any] | Range]
+"""Values or a range for each swept setting, by its name, as `agent.lr`."""
+
+
+class Member(NamedTuple):
+    """One of a population."""
+
+    number: int
+    seed: int
+    """Added to the seed of the run."""
+    swept: Mapping[str, Any]
+    """The settings that were swept, by name."""
+    strategy: Strategy
+
+
+class Population(NamedTuple):
+    """Members, settings outermost: those of the first settings come first, a seed each. `Trainer` trains them."""
+
+    members: tuple[Member, ...]
+    settings: Mapping[str, Any]
+    """What makes it again, for the settings of the run."""
+
+
+def population(
+    strategy: Strategy,
+    *,
+    seeds: int = 1,
+    sweep: Sweep | None = None,
+    members: int | None = None,
+    draw_seed: int = 0,
+) -> Population:
+    """Make a population: each setting of `sweep` with each of `seeds` seeds.
+
+    Args:
+      strategy: what its members have in common.
+      seeds: runs of each setting; their seeds follow that of the run.
+      sweep: values for each swept setting, every combination of which is a setting; or ranges, as `log_uniform`
+        returns them, from which every setting is drawn (and one of the values of each list). It may name what lives in
+        a state as an array, see `sweepable`.
+      members: their number, where a range is to be drawn from; a multiple of `seeds`.
+      draw_seed: seed of these draws.
+
+    Raises:
+      SettingsError: a name that cannot be swept (with the nearest), a value that the setting cannot have, no members.
+    """
+    known = sweepable(strategy) if sweep else {}
+    for name in sweep or {}:
+        require_sweepable(name, known)
+    combined = combinations(sweep or {}, seeds, members, draw_seed)
+    variants = [with_values(strategy, swept, known) for swept in combined]
+    return assemble(variants, combined, seeds, settings_of_sweep(sweep or {}, seeds, members, draw_seed))
+
+
+def assemble(
+    variants: Sequence[Strategy], combined: Sequence[Mapping[str, Any]], seeds: int, settings: Mapping[str, Any]
+) -> Population:
+    """Number the members: `seeds` of each of the settings `combined`, whose strategies are `variants`."""
+    made = [
+        Member(place * seeds + seed, seed, swept, strategy)
+        for place, (swept, strategy) in enumerate(zip(combined, variants, strict=True))
+        for seed in range(seeds)
+    ]
+    return Population(tuple(made), settings)
+
+
+def settings_of_sweep(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) -> dict[str, Any]:
+    """Return in plain values what makes a population again."""
+    plain = {name: str(values) if isinstance(values, Range) else list(values) for name, values in sweep.items()}
+    return {"seeds": seeds, "sweep": plain, "members": members, "draw_seed": draw_seed}
+
+
+def combinations(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) -> list[dict[str, Any]]:
+    """Return the settings of a population, each as the values of the swept names.
+
+    Raises:
+      SettingsError: nothing to choose from, or numbers of members and seeds that do not fit.
+    """
+    check_count("seeds", seeds)
+    for name, values in sweep.items():
+        if isinstance(values, Range):
+            _checked(values)
+        elif isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
+            raise SettingsError(f"sweep of {name} is {values!r}; expected a list of values, or a range to draw from")
+    drawn = any(isinstance(values, Range) for values in sweep.values())
+    if not drawn:
+        lists = [values for values in sweep.values() if not isinstance(values, Range)]
+        combined = [dict(zip(sweep, values, strict=True)) for values in product(*lists)]
+        if members is not None and members != len(combined) * seeds:
+            raise SettingsError(
+                f"members is {members}, but {len(combined)} settings with {seeds} seeds each make "
+                f"{len(combined) * seeds}; leave members out"
+            )
+    else:
+        combined = _draws(sweep, seeds, members, draw_seed)
+    if len(combined) * seeds > MOST:
+        raise SettingsError(f"the population has {len(combined) * seeds} members; at most {MOST}")
+    return combined
+
+
+def _draws(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) -> list[dict[str, Any]]:
+    if members is None:
+        raise SettingsError("a range is drawn from, but not how often; set members, the size of the population")
+    check_count("members", members)
+    if members % seeds:
+        below = max(members // seeds, 1) * seeds
+        raise SettingsError(
+            f"members {members} is not a multiple of seeds {seeds}; the nearest that is: {below} or {below + seeds}"
+        )
+    # A generator for each setting, so that a larger population begins with the same members.
+    rngs = [np.random.default_rng([draw_seed, place]) for place in range(members // seeds)]
+    pick = lambda values, rng: values.draw(rng) if isinstance(values, Range) else values[rng.integers(len(values))]
+    return [{name: pick(values, rng) for name, values in sweep.items()} for rng in rngs]
+
+
+def read_values(text: str) -> Sequence[str] | Range:
+    """Read the values of a sweep as a person writes them: `1e-4,3e-4`, or `log_uniform(1e-5,1e-2)`.
+
+    Raises:
+      SettingsError: a range without two numbers.
+    """
+    name, bracket, rest = text.strip().partition("(")
+    if bracket and name in ("log_uniform", "between"):
+        bounds = [number(part) for part in rest.removesuffix(")").split(",")]
+        if len(bounds) != 2 or None in bounds or not rest.endswith(")"):
+            raise SettingsError(f"cannot read the range {text!r}; expected {name}(LOW,HIGH), as in {name}(1e-5,1e-2)")
+        low, high = (float(bound) for bound in bounds if bound is not None)
+        return log_uniform(low, high) if name == "log_uniform" else between(low, high)
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+# --- what may be swept ------------------------------------------------------------------------------------------
+
+
+def sweepable(strategy: Strategy) -> dict[str, float]:
+    """Return the settings that members of one program may differ in, with their values: arrays in the state."""
+    found = tunables(strategy.init, jax.eval_shape(lambda: jax.random.key(0)))
+    return {name: value for name, value in sorted(found.items()) if value or name not in SWITCHES}
+
+
+def keeps_program(name: str, value: Any, known: Mapping[str, float]) -> bool:
+    """Return whether a setting may have another value in the same program, whose `sweepable` settings are `known`."""
+    return name in known and not (name in SWITCHES and number(str(value)) == 0)
+
+
+def require_sweepable(name: str, known: Mapping[str, Any]) -> None:
+    """Raise `SettingsError`, with the nearest names and all of them, unless `name` is among the `known`."""
+    if name not in known:
+        raise SettingsError(f"{name!r} cannot be swept; {nearest(name, known)}")
+
+
+def with_values(strategy: Strategy, values: Mapping[str, Any], known: Mapping[str, float] | None = None) -> Strategy:
+    """Return the same strategy with other values for some of what is `sweepable`; its programs stay the same.
+
+    `known` is what `sweepable(strategy)` returned, for who makes many.
+
+    Raises:
+      SettingsError: a setting cannot have this value, or not in the same program.
+    """
+    if not values:
+        return strategy
+    old, settings = sweepable(strategy) if known is None else known, strategy.settings
+    algo = (settings or {}).get("algo")
+    for name, value in values.items():
+        require_sweepable(name, old)
+        if not keeps_program(name, value, old):
+            raise SettingsError(f"{name} is {value}, which turns it off; sweep values other than 0")
+    swaps = {name: Swap(old[name], _value(algo, name, value)) for name, value in values.items()}
+    retune = strategy.retune
+
+    def tuned(state: PyTree) -> PyTree:
+        with given(swaps):
+            return retune(state) if retune else state
+
+    told = settings and changed_settings(settings, {name: swap.new for name, swap in swaps.items()})
+    return strategy._replace(values={**strategy.values, **swaps}, settings=told, retune=tuned)
+
+
+def _value(algo: str | None, name: str, value: Any) -> float:
+    """Return a value of a setting; raise `SettingsError` if that of the algorithm cannot have it."""
+    if name == DISCOUNT:
+        return check_between(name, value, 0.0, 1.0)
+    part, _, field = name.partition(".")
+    row = ALGORITHMS.get(algo or "") if part == "agent" else None
+    rules = rules_of(named(row.module, row.config)) if row is not None else {}
+    if field in rules:
+        return float(rules[field][0].check(name, value))
+    return check_between(name, value, -1e30, 1e30)
+
+
+def changed_settings(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested `settings` with some of them replaced, by names as `agent.lr`."""
+    changed = dict(settings)
+    for name, value in values.items():
+        part, dot, field = name.partition(".")
+        changed[part] = {**changed.get(part, {}), field: value} if dot else value
+    return changed

@@ -1,0 +1,127 @@
+"""Populations from the command line: any setting of the training may be swept, each program of its own built once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from jaxrl.algos import build
+from jaxrl.config import flag_types, from_plain
+from jaxrl.errors import SettingsError, nearest
+from jaxrl.strategies import Strategy
+from jaxrl.strategies.population import (
+    Population,
+    Range,
+    assemble,
+    changed_settings,
+    combinations,
+    keeps_program,
+    read_values,
+    sweepable,
+    with_values,
+)
+from jaxrl.training.settings import TrainerConfig
+from jaxrl.written import whole
+
+
+@dataclass(frozen=True)
+class PopulationConfig:
+    """The members of a population: each setting of a sweep, with each of several seeds."""
+
+    seeds: int = 1
+    """Runs of each setting, with the seed of the run and those that follow it."""
+    sweep: Mapping[str, Any] | None = None
+    """Values of swept settings by name: a list, or a range as text, log_uniform(1e-5,1e-2) or between(0.9,0.999)."""
+    members: int | None = None
+    """Members in all, where a range is drawn from."""
+    draw_seed: int = 0
+    """Seed of these draws."""
+
+    @property
+    def is_one(self) -> bool:
+        """Whether this is a run like any other."""
+        return self.seeds == 1 and not self.sweep and self.members in (None, 1)
+
+
+def read_sweep(words: Sequence[str]) -> dict[str, Any]:
+    """Read `name=values` as they stand on a command line; what they mean is known with the settings alone.
+
+    Raises:
+      SettingsError: a word of another form, or a name twice.
+    """
+    sweep: dict[str, Any] = {}
+    for word in words:
+        name, equals, values = word.partition("=")
+        name = name.lstrip("-").replace("-", "_")
+        if not equals or not name or not values:
+            raise SettingsError(f"--sweep {word!r}; expected a setting and its values, as in agent.lr=1e-4,3e-4")
+        if name in sweep:
+            raise SettingsError(f"--sweep names {name} twice; give all its values at once")
+        found = read_values(values)
+        sweep[name] = str(found) if isinstance(found, Range) else list(found)
+    return sweep
+
+
+def build_population(algo: str, config: Any, asked: PopulationConfig) -> Population:
+    """Build the population that is `asked` for, of runs like `config`.
+
+    Members whose settings differ only in what lives in their states as arrays share a strategy, and its programs.
+
+    Raises:
+      SettingsError: a setting that cannot be swept, a value that it cannot have, numbers that do not fit.
+    """
+    sweep = {name: _values(config, name, values) for name, values in (asked.sweep or {}).items()}
+    seeds = whole(asked.seeds)
+    combined = combinations(sweep, seeds, asked.members, asked.draw_seed)
+    configs = [from_plain(config, changed_settings({}, swept)) for swept in combined]
+    for one in configs:
+        one.check()
+    built: dict[str, tuple[Strategy, dict[str, float]]] = {}
+    base = build(algo, configs[0])
+    known = sweepable(base) if sweep else {}
+    variants = []
+    for swept, one in zip(combined, configs, strict=True):
+        alive = {name: value for name, value in swept.items() if keeps_program(name, value, known)}
+        rest = repr({name: value for name, value in swept.items() if name not in alive})
+        if rest not in built:
+            strategy = build(algo, one)
+            built[rest] = strategy, sweepable(strategy)
+        strategy, own = built[rest]
+        # What a strategy was built with needs no other value.
+        other = {name: value for name, value in alive.items() if own[name] != value}
+        variants.append(with_values(strategy, other, own))
+    plain = {name: str(values) if isinstance(values, Range) else list(values) for name, values in sweep.items()}
+    told = {"seeds": seeds, "sweep": plain, "members": asked.members, "draw_seed": asked.draw_seed}
+    return assemble(variants, combined, seeds, told)
+
+
+def _values(config: Any, name: str, given: Any) -> Sequence[Any] | Range:
+    """Return the values of a swept setting in its type; raise `SettingsError` for what cannot be swept."""
+    kinds = {flag.removeprefix("--").replace("-", "_"): kind for flag, kind in flag_types(config).items()}
+    of_trainer = {field.name for field in fields(TrainerConfig)}
+    able = {known: kind for known, kind in kinds.items() if known not in of_trainer and kind in (int, float, bool, str)}
+    able.pop("env", None)  # scores of different environments cannot be compared
+    if name not in able:
+        hint = "give --seeds" if name == "seed" else nearest(name, able, settings=True)
+        raise SettingsError(f"{name!r} cannot be swept; {hint}")
+    found = read_values(given) if isinstance(given, str) else given
+    if isinstance(found, Range):
+        if able[name] is not float:
+            raise SettingsError(f"{name} takes no fractions, so nothing can be drawn from {found}; list its values")
+        return found
+    if not isinstance(found, list | tuple) or not found:
+        raise SettingsError(f"sweep of {name} is {given!r}; expected a list of values, or a range")
+    typed = [_member(from_plain(config, changed_settings({}, {name: _plain(able[name], x)})), name) for x in found]
+    if len(set(typed)) < len(typed):
+        raise SettingsError(f"sweep of {name} names a value twice; --seeds gives several runs of one setting")
+    return typed
+
+
+def _plain(kind: Any, value: Any) -> Any:
+    """Return a value as a file would have it."""
+    return {"true": True, "false": False}.get(str(value).lower(), value) if kind is bool else value
+
+
+def _member(config: Any, name: str) -> Any:
+    for part in name.split("."):
+        config = getattr(config, part)
+    return config

@@ -1,0 +1,1 @@
+"""Training a population: its members side by side, each a run of its own."""

@@ -1,0 +1,131 @@
+"""The rows of a population: those of its members' evaluations, and what they come to over all."""
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxrl.strategies.population import Member
+from jaxrl.training.population.scores import named, spread
+from jaxrl.training.recorders import Row
+from jaxrl.training.storage.run_dir import METRICS, plain, read_metadata, write_atomically
+
+LINES = 12
+"""Settings, of which each is told its own line while training goes on, at most."""
+
+
+class PopulationRows:
+    """Collects the members' evaluations; where all have come as far, says what they came to."""
+
+    def __init__(self, members: Sequence[Member], quiet: bool) -> None:
+        self._members, self._quiet = members, quiet
+        self._scores: dict[int, dict[int, float]] = {}
+        self._held: dict[int, dict[int, Row]] = {}
+        self._told: set[int] = set()
+        self._gone: set[int] = set()
+        self._path: Path | None = None
+        self._begun = time.perf_counter()
+
+    def open(self, directory: Path | None, runs: Mapping[int, Path]) -> None:
+        """Write into `directory` what the members' own logs, in `runs`, hold up to their checkpoints; then append.
+
+        The file holds nothing that the members' logs do not: it is made of them anew whenever a run goes on.
+        """
+        if directory is None:
+            return
+        self._path = directory / METRICS
+        write_atomically(self._path, "")
+        for number, run in runs.items():
+            saved = read_metadata(run).get("saved_opt_steps") or -1
+            for row in _evaluations(run):
+                if row["opt_steps"] <= saved:
+                    self.take(number, row)
+
+    def take(self, number: int, row: Row) -> None:
+        """Take in the evaluation of a member."""
+        at = self._scores.setdefault(row["opt_steps"], {})
+        if number in at:
+            return
+        score = row.get("score")
+        at[number] = float("nan") if score is None else float(score)
+        self._held.setdefault(row["opt_steps"], {})[number] = row
+        self._tell(row["opt_steps"])
+
+    def gone(self, number: int) -> None:
+        """Expect no more of a member."""
+        self._gone.add(number)
+        for opt_steps in sorted(self._scores):
+            self._tell(opt_steps)
+
+    def _tell(self, opt_steps: int) -> None:
+        """Write what the members came to after `opt_steps`, once all that still run have got there."""
+        scores = self._scores[opt_steps]
+        if opt_steps in self._told or any(m.number not in scores and m.number not in self._gone for m in self._members):
+            return
+        self._told.add(opt_steps)
+        env_steps = None
+        for number, row in sorted(self._held.pop(opt_steps).items()):  # not as threads came by
+            env_steps = row.get("env_steps", env_steps)
+            self._write({"member": number, **row})
+        strata = self._strata(scores)
+        over_all = spread(strata.values())
+        finite = {number: score for number, score in sorted(scores.items()) if np.isfinite(score)}
+        best = max(finite, key=lambda number: finite[number], default=None)
+        self._write(
+            {
+                "kind": "population",
+                "opt_steps": opt_steps,
+                "env_steps": env_steps,
+                "wall_s": round(time.perf_counter() - self._begun, 3),
+                **over_all._asdict(),
+                "best": None if best is None else finite[best],
+                "best_member": best,
+            }
+        )
+        self._show(opt_steps, strata)
+
+    def _strata(self, scores: Mapping[int, float]) -> dict[str, list[float]]:
+        strata: dict[str, list[float]] = {}
+        for member in self._members:
+            if member.number in scores:
+                strata.setdefault(named(member.swept), []).append(scores[member.number])
+        return strata
+
+    def say(self, line: str) -> None:
+        """Show a line, if anything is to be shown."""
+        if not self._quiet:
+            with contextlib.suppress(OSError):  # the reader may be gone
+                print(line, flush=True)
+
+    def _show(self, opt_steps: int, strata: Mapping[str, Sequence[float]]) -> None:
+        shown = strata if len(strata) <= LINES else {"all settings": [x for scores in strata.values() for x in scores]}
+        for place, (name, scores) in enumerate(shown.items()):
+            told, at = spread([scores]), f"{opt_steps:>9,} opts" if not place else " " * 14
+            interval = f"[{told.low:.5g}, {told.high:.5g}]"
+            self.say(f"{at}  IQM {told.iqm:>9.5g} {interval:<22} of {told.members:<4} {name}")
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps(plain(row)) + "\n")
+
+
+def _evaluations(run: Path) -> list[Row]:
+    """Return the whole rows of evaluations in the log of a member; none if there is no log."""
+    try:
+        lines = (run / METRICS).read_text().splitlines()
+    except OSError:
+        return []
+    rows: list[Row] = []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # the member itself tells of a damaged log
+        if isinstance(row, dict) and row.get("kind") == "eval" and type(row.get("opt_steps")) is int:
+            rows.append(row)
+    return rows

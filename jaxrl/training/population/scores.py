@@ -1,0 +1,128 @@
+"""What a population scored: by member, by setting, and over all, with intervals."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl.errors import SettingsError, nearest
+from jaxrl.training.report import Result
+
+RESAMPLES = 2_000
+"""Of the bootstrap."""
+SHOWN = 20
+"""Settings in a table, at most: the best."""
+
+
+class Spread(NamedTuple):
+    """Scores of several members in a few numbers; NaN where there is none."""
+
+    members: int
+    mean: float
+    iqm: float
+    """Mean of the middle half (Agarwal et al. 2021, https://arxiv.org/abs/2108.13264)."""
+    low: float
+    """Of the 95 % interval of `iqm`, by a bootstrap stratified over settings, as is `high`."""
+    high: float
+
+
+def spread(strata: Iterable[Sequence[float]]) -> Spread:
+    """Return the spread of scores, those of one setting in each of `strata`; what is not finite does not count."""
+    finite = [np.asarray([x for x in scores if np.isfinite(x)], np.float64) for scores in strata]
+    finite = [scores for scores in finite if len(scores)]
+    if not finite:
+        return Spread(0, *[float("nan")] * 4)
+    rng = np.random.default_rng(0)
+    drawn = [scores[rng.integers(len(scores), size=(RESAMPLES, len(scores)))] for scores in finite]
+    low, high = np.quantile(iqm(np.concatenate(drawn, axis=1)), (0.025, 0.975))
+    every = np.concatenate(finite)
+    return Spread(len(every), float(every.mean()), float(iqm(every)), float(low), float(high))
+
+
+def iqm(scores: np.ndarray) -> np.ndarray:
+    """Return the interquartile mean along the last axis: without the lowest and the highest quarter, rounded down."""
+    count = scores.shape[-1]
+    return np.asarray(np.sort(scores, axis=-1)[..., count // 4 : count - count // 4].mean(axis=-1))
+
+
+class MemberResult(NamedTuple):
+    """What a member left."""
+
+    number: int
+    seed: int
+    swept: Mapping[str, Any]
+    """Its values of the settings that were swept."""
+    status: str
+    """Why it stopped, `diverged` among the reasons; `running` where the population was stopped before it."""
+    best_score: float | None
+    last_score: float | None
+    result: Result | None
+    """`None` if it never began, or diverged."""
+
+
+class Setting(NamedTuple):
+    """The members that share some values, and what they scored."""
+
+    values: Mapping[str, Any]
+    members: tuple[int, ...]
+    last: Spread
+    """Of their last scores."""
+    best: float
+    """The best score of any of them; the largest of many noisy numbers, so often too high. NaN if there is none."""
+
+
+class PopulationResult(NamedTuple):
+    """What a population left."""
+
+    members: tuple[MemberResult, ...]
+    stop: str | None
+    """Why the population stopped, if something stopped all of it."""
+
+    def by(self, *names: str) -> list[Setting]:
+        """Return the members in groups of equal values of the swept settings `names`, of all if none is named.
+
+        The best group comes first, by the interquartile mean of last scores; of equal ones the earlier.
+
+        Raises:
+          SettingsError: a setting that was not swept.
+        """
+        swept = list(self.members[0].swept)
+        for name in names:
+            if name not in swept:
+                raise SettingsError(f"{name!r} was not swept; {nearest(name, swept) if swept else 'nothing was'}")
+        groups: dict[tuple[Any, ...], list[MemberResult]] = {}
+        for member in self.members:
+            groups.setdefault(tuple(member.swept[name] for name in names or swept), []).append(member)
+        found = [_setting(dict(zip(names or swept, key, strict=True)), group) for key, group in groups.items()]
+        return sorted(found, key=lambda setting: -np.nan_to_num(setting.last.iqm, nan=-np.inf))
+
+    def best(self, by: str | None = None) -> Setting:
+        """Return the best group of `by`, or of all swept settings."""
+        return self.by(*([by] if by else []))[0]
+
+    def table(self) -> str:
+        """Return a line for each setting, the best first."""
+        settings = self.by()
+        lines = [f"{'members':>8}{'last, IQM':>12}{'95 % interval':>24}{'best':>12}  setting"]
+        for setting in settings[:SHOWN]:
+            last = setting.last
+            interval = f"[{last.low:.5g}, {last.high:.5g}]"
+            numbers = f"{len(setting.members):>8}{last.iqm:>12.5g}{interval:>24}{setting.best:>12.5g}"
+            lines.append(f"{numbers}  {named(setting.values)}")
+        more = len(settings) - SHOWN
+        return "\n".join([*lines, *([f"and {more} more"] if more > 0 else [])])
+
+
+def _setting(values: Mapping[str, Any], group: Sequence[MemberResult]) -> Setting:
+    strata: dict[tuple[Any, ...], list[float]] = {}
+    for member in group:
+        last = float("nan") if member.last_score is None or member.status == "diverged" else member.last_score
+        strata.setdefault(tuple(member.swept.values()), []).append(last)
+    best = max((m.best_score for m in group if m.best_score is not None), default=float("nan"))
+    return Setting(values, tuple(member.number for member in group), spread(strata.values()), best)
+
+
+def named(values: Mapping[str, Any]) -> str:
+    """Return swept values as they are written on a command line."""
+    told = (f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items())
+    return " ".join(told) or "-"

@@ -1,0 +1,293 @@
+"""Train a population: its members' runs take turns on the cores of the machine.
+
+Every member is a run like any other, with a directory of its own, and all of them share the compiled programs. A
+program does not know of other members, so a member's bits depend on its own seed and settings alone, and are those of
+the same run by itself.
+"""
+
+import dataclasses
+import heapq
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from contextvars import copy_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
+from jaxrl.strategies.population import Member, Population
+from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
+from jaxrl.training.interrupt import Interrupt
+from jaxrl.training.population.rows import PopulationRows
+from jaxrl.training.population.scores import MemberResult, PopulationResult
+from jaxrl.training.program import check_population_fits, compile_all, programs_of, state_shapes
+from jaxrl.training.report import Report
+from jaxrl.training.settings import TrainerConfig
+from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir, population_of
+from jaxrl.training.storage.run_dir import FORMAT, RunDir, plain, read_metadata
+from jaxrl.training.trainer import Hooks, Trainer
+from jaxrl.xla.options import side_by_side
+
+
+class MemberReport(NamedTuple):
+    """What happened at a boundary of a member."""
+
+    member: int
+    report: Report
+
+
+class _Run:
+    """A member on its way."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.status = "running"
+        self.trainer: Trainer | None = None
+        self.reports: Iterator[Report] = iter(())
+
+
+class PopulationTrainer:
+    """Train a population: `train()` runs to the end, `for number, report in trainer:` stops where a member did."""
+
+    def __init__(
+        self,
+        population: Population,
+        config: TrainerConfig | None = None,
+        *,
+        evaluator: EvaluateFn | None = None,
+        score: ScoreFn = mean_return,
+        stop: Callable[[Report], bool] | None = None,
+        hooks: Hooks | None = None,
+        resume: bool = False,
+        allow_changes: bool = False,
+        start_over: bool = False,
+        interrupt: Interrupt | None = None,
+        max_chunk: int | None = None,
+        workers: int | None = None,
+        **settings: Any,
+    ) -> None:
+        """Check everything that can be checked before anything compiles or is written.
+
+        Arguments are those of `Trainer`, and hold for each member; `stop` and `hooks` are called from several threads.
+
+        Args:
+          workers: members that train at the same time, each in a thread; left out, as many as there are cores, or one
+            on an accelerator. It changes no bit of any member.
+
+        Raises:
+          SettingsError: what cannot be.
+        """
+        if not population.members:
+            raise SettingsError("a population without members; expected one or more")
+        self.config = (config or TrainerConfig()).changed(**settings)
+        self.config.check()
+        if self.config.seed + max(m.seed for m in population.members) > 2**32 - 1:
+            raise SettingsError(f"seed is {self.config.seed}; seeds of members end at {2**32 - 1}")
+        if any(member.strategy.remote is not None for member in population.members):
+            raise SettingsError(
+                "members of a population train in environments written in JAX; train with one seed at a time"
+            )
+        if workers is not None:
+            check_count("workers", workers)
+        self.population, self.interrupt = population, Interrupt() if interrupt is None else interrupt
+        self.workers = min(workers or side_by_side(), len(population.members))
+        self._resume, self._start_over = resume, start_over
+        self._rows = PopulationRows(population.members, self.config.quiet)
+        self._dir: RunDir | None = None
+        self._runs = [_Run(member) for member in population.members]
+        self._failure: StorageError | None = None
+        self._make: dict[str, Any] = {
+            "evaluator": evaluator,
+            "score": score,
+            "stop": stop,
+            "hooks": hooks,
+            "allow_changes": allow_changes,
+            "interrupt": self.interrupt,
+            "max_chunk": max_chunk,
+        }
+        if (allow_changes or start_over) and not resume:
+            raise SettingsError("allow_changes and start_over say how to resume; set resume as well")
+        if resume and self.config.run_dir is None:
+            raise SettingsError("resume needs the run_dir to go on with")
+        for strategy in {id(programs_of(m.strategy)): m.strategy for m in population.members}.values():
+            Trainer(strategy, self.config.changed(run_dir=None, quiet=True), evaluator=evaluator)  # only checks
+
+    def train(self) -> PopulationResult:
+        """Run to the end; return what the members left.
+
+        Raises:
+          StorageError: the last checkpoint of a member could not be written; everything else was done.
+          DivergedError: all members diverged.
+        """
+        for _ in self:
+            pass
+        if all(run.status == "diverged" for run in self._runs):
+            raise DivergedError(
+                f"all {len(self._runs)} members diverged; lower the learning rate, or look at the rewards"
+            )
+        return self.result()
+
+    def __iter__(self) -> Iterator[MemberReport]:
+        """Train, yielding at each boundary of each member; leaving the loop early saves all of them first."""
+        self._runs = [_Run(member) for member in self.population.members]
+        self._rows = PopulationRows(self.population.members, self.config.quiet)
+        check_population_fits(state_shapes(self.population.members[0].strategy)[0], len(self._runs))
+        with self.interrupt.signals(), self._opened(), ThreadPoolExecutor(self.workers) as pool:
+            self._compile()
+            self._rows.say(self._outline())
+            yield from self._take_turns(pool)
+        if self._failure is not None:
+            raise self._failure
+
+    def result(self) -> PopulationResult:
+        """Return what the members have left so far."""
+        return PopulationResult(tuple(self._result_of(run) for run in self._runs), self.interrupt.reason)
+
+    def settings(self) -> dict[str, Any]:
+        """Return all settings, as `config.yaml` holds them: those of member 0, and what makes its members."""
+        first = self.population.members[0]
+        settings = {
+            **(first.strategy.settings or {"algo": "custom", "custom": ["strategy"]}),
+            **{f.name: getattr(self.config, f.name) for f in dataclasses.fields(TrainerConfig)},
+            POPULATION: dict(self.population.settings),
+        }
+        del settings["run_dir"]  # a run can be moved
+        return settings
+
+    # --- turns ---
+
+    def _take_turns(self, pool: ThreadPoolExecutor) -> Iterator[MemberReport]:
+        """Let the member that is least far go to its next boundary, on as many threads as there are workers."""
+        waiting = [(0, run.member.number) for run in self._runs]
+        going: dict[Future[Report | None], _Run] = {}
+        try:
+            while waiting or going:
+                while waiting and len(going) < self.workers:
+                    run = self._runs[heapq.heappop(waiting)[1]]
+                    if run.trainer is not None or not self.interrupt:  # when all is to stop, nobody begins
+                        going[pool.submit(copy_context().run, self._advance, run)] = run
+                done, _ = wait(going, return_when=FIRST_COMPLETED)
+                for future in sorted(done, key=lambda future: going[future].member.number):
+                    run = going.pop(future)
+                    report = future.result()
+                    if report is None:
+                        self._rows.gone(run.member.number)
+                        continue
+                    heapq.heappush(waiting, (report.opt_steps, run.member.number))
+                    if report.eval is not None:
+                        self._rows.take(run.member.number, report.eval)
+                    yield MemberReport(run.member.number, report)
+        finally:
+            wait(going)
+            for run in self._runs:
+                run.reports.close()  # type: ignore[attr-defined]  # saves one that has not come to its end
+
+    def _outline(self) -> str:
+        """Say how many members there are, of how many settings, and how they train."""
+        count = len(self._runs)
+        settings = len({tuple(run.member.swept.items()) for run in self._runs})
+        programs = len({id(programs_of(run.member.strategy)) for run in self._runs})
+        made = f"{settings} setting{'s' * (settings > 1)} with {count // settings} seed{'s' * (count > settings)} each"
+        shared = "one program" if programs == 1 else f"{programs} programs"
+        return f"{count} members: {made}, {self.workers} at a time, {shared}"
+
+    def _advance(self, run: _Run) -> Report | None:
+        """Train a member up to its next boundary; `None` if it has come to its end."""
+        try:
+            if run.trainer is None:
+                self._begin(run)
+            report = next(run.reports, None)
+        except DivergedError:
+            run.status = "diverged"
+            return None
+        except StorageError as error:
+            self._failure = self._failure or error
+            report = None
+        if report is None and run.trainer is not None:
+            run.status = run.trainer.stop_reason or "running"
+        return report
+
+    def _begin(self, run: _Run) -> None:
+        path = self._path_of(run.member)
+        again = path is not None and self._resume and path.exists()
+        if again and path is not None and read_metadata(path).get("status") == "diverged":
+            raise DivergedError(f"{path} diverged")
+        config = self.config.changed(
+            seed=self.config.seed + run.member.seed, run_dir=None if path is None else str(path), quiet=True
+        )
+        made = {**self._make, "allow_changes": self._make["allow_changes"] and again}
+        run.trainer = Trainer(run.member.strategy, config, resume=again, **made)
+        run.reports = iter(run.trainer)
+
+    def _compile(self) -> None:
+        """Compile the programs that members share, one strategy after the other, before they begin."""
+        for strategy in {id(programs_of(run.member.strategy)): run.member.strategy for run in self._runs}.values():
+            if not strategy.env_steps_per_step:
+                continue  # programs that hold data are not kept
+            trainer = Trainer(
+                strategy, self.config.changed(run_dir=None, quiet=True), evaluator=self._make["evaluator"]
+            )
+            params = strategy.policy.params if strategy.policy is not None else lambda state: state
+            compile_all(strategy, jax.random.key(self.config.seed), trainer.evaluator, params, resume=False)
+
+    # --- the directory ---
+
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        """Hold the directory of the population while its members train."""
+        if self.config.run_dir is None:
+            yield
+            return
+        self._dir = RunDir(self.config.run_dir, self._resume)
+        try:
+            if self._resume:
+                self._require_same(self._dir.path)
+            if self._start_over:
+                self._dir.set_aside()
+            self._dir.sign()
+            self._dir.write_config(self.settings())
+            created = {} if self._resume else {"created": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+            self._dir.write_metadata(format=FORMAT, **created, status="running", members=len(self._runs))
+            (self._dir / MEMBERS).mkdir(exist_ok=True)
+            there = {run.member.number: path for run in self._runs if (path := self._path_of(run.member))}
+            self._rows.open(self._dir.path, {n: path for n, path in there.items() if self._resume and path.exists()})
+            try:
+                yield
+            finally:
+                self._dir.write_metadata(status=self.interrupt.reason or self._status(), table=self._table())
+        finally:
+            self._dir.release()
+
+    def _require_same(self, path: Path) -> None:
+        """Raise `SettingsError` unless the population in `path` is this one."""
+        there, own = population_of(path), plain(self.population.settings)
+        if there != own:
+            raise SettingsError(
+                f"{path} holds {f'the population {there}' if there else 'a run of its own'}, not {own}; "
+                "go on with what is there, or choose another --run-dir"
+            )
+
+    def _path_of(self, member: Member) -> Path | None:
+        return None if self._dir is None else member_dir(self._dir.path, member.number)
+
+    def _status(self) -> str:
+        return "done" if all(run.status != "running" for run in self._runs) else "running"
+
+    def _table(self) -> list[Mapping[str, Any]]:
+        return [member._replace(result=None)._asdict() for member in self.result().members]
+
+    def _result_of(self, run: _Run) -> MemberResult:
+        member, trainer = run.member, run.trainer
+        began = trainer is not None and trainer.state is not None
+        return MemberResult(
+            number=member.number,
+            seed=self.config.seed + member.seed,
+            swept=member.swept,
+            status=run.status,
+            best_score=trainer.ledger.best_score if trainer is not None else None,
+            last_score=trainer.ledger.last_score if trainer is not None else None,
+            result=trainer.result() if began and trainer is not None and run.status != "diverged" else None,
+        )

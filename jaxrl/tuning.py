@@ -1,0 +1,62 @@
+"""Settings that live in a training state as arrays: programs that differ in them alone are one program.
+
+Agents and processors put such settings into their states by `tunable`. A population gives its members other values by
+`given`, around the function that makes the state.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.trees import Array
+
+
+class Swap(NamedTuple):
+    """A value to be put in place of another."""
+
+    old: float
+    new: Any
+    """A number, or a float32 scalar array, which may be traced."""
+
+
+_swaps: ContextVar[Mapping[str, Swap] | None] = ContextVar("swaps", default=None)
+_seen: ContextVar[dict[str, float] | None] = ContextVar("seen", default=None)
+
+
+def tunable(name: str, value: float) -> Array:
+    """Return the setting `name` as the float32 scalar that a state holds; what is `given` in place of `value`, if any.
+
+    `name` is that of the setting in a run, as `agent.lr`.
+    """
+    seen, swaps = _seen.get(), _swaps.get()
+    if seen is not None:
+        seen[name] = value
+    swap = swaps.get(name) if swaps is not None else None
+    # A processor may have two discounts, of which the setting is one.
+    return jnp.float32(value) if swap is None or swap.old != value else jnp.asarray(swap.new, jnp.float32)
+
+
+@contextmanager
+def given(swaps: Mapping[str, Swap]) -> Iterator[None]:
+    """Put other values into the states that are made inside a `with` block, by the names of their settings."""
+    token = _swaps.set(swaps)
+    try:
+        yield
+    finally:
+        _swaps.reset(token)
+
+
+def tunables(make: Callable[..., Any], *args: Any) -> dict[str, float]:
+    """Return the settings that live in the state that `make(*args)` makes, with their values. Nothing is computed."""
+    found: dict[str, float] = {}
+    token = _seen.set(found)
+    try:
+        # A function of its own, lest JAX remember an earlier trace of `make`, in which nobody listened.
+        jax.eval_shape(lambda *args: make(*args), *args)
+    finally:
+        _seen.reset(token)
+    return found
