@@ -50,13 +50,12 @@ def given(swaps: Mapping[str, Swap]) -> Iterator[None]:
         _swaps.reset(token)
 
 
-def tunables(make: Callable[..., Any], *args: Any) -> dict[str, float]:
-    """Return the settings that live in the state that `make(*args)` makes, with their values. Nothing is computed."""
+def traced(make: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, float]]:
+    """Return the shapes of `make(*args)`, and the settings that live in it, with their values; nothing is computed."""
     found: dict[str, float] = {}
     token = _seen.set(found)
     try:
         # A function of its own, lest JAX remember an earlier trace of `make`, in which nobody listened.
-        jax.eval_shape(lambda *args: make(*args), *args)
+        return jax.eval_shape(lambda *args: make(*args), *args), dict(sorted(found.items()))
     finally:
         _seen.reset(token)
-    return found

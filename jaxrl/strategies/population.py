@@ -13,7 +13,7 @@ from jaxrl.errors import SettingsError, check_between, check_count, nearest
 from jaxrl.registry import ALGORITHMS, named
 from jaxrl.strategies.base import Strategy
 from jaxrl.trees import PyTree
-from jaxrl.tuning import Swap, given, tunables
+from jaxrl.tuning import Swap, given, traced
 from jaxrl.written import number
 
 DISCOUNT = "processor.discount"
@@ -194,8 +194,8 @@ def read_values(text: str) -> Sequence[str] | Range:
 
 def sweepable(strategy: Strategy) -> dict[str, float]:
     """Return the settings that members of one program may differ in, with their values: arrays in the state."""
-    found = tunables(strategy.init, jax.eval_shape(lambda: jax.random.key(0)))
-    return {name: value for name, value in sorted(found.items()) if value or name not in SWITCHES}
+    _, found = traced(strategy.init, jax.eval_shape(lambda: jax.random.key(0)))
+    return {name: value for name, value in found.items() if value or name not in SWITCHES}
 
 
 def keeps_program(name: str, value: Any, known: Mapping[str, float]) -> bool:

@@ -18,7 +18,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Stat, Total, columns_of
 from jaxrl.strategies.base import Strategy, block_length, iterate, noise_shapes
 from jaxrl.trees import Array, PyTree, require_same, tree_bytes
-from jaxrl.tuning import Swap, given
+from jaxrl.tuning import Swap, given, traced
 from jaxrl.xla import chosen
 from jaxrl.xla.options import compiler_options, graph_options
 
@@ -163,24 +163,28 @@ def compile_all(strategy: Strategy, key: Array, evaluator: Any, params: Any, res
     What was compiled for the same strategy before, in this process, is used again.
     """
     init, made, values = jit_init(strategy), programs_of(strategy), values_of(strategy)
-    named = " ".join(["init", *values])
     like = state, _ = state_shapes(strategy)
     with ThreadPoolExecutor(3) as pool:
         # Threads do not take the choice of forms along by themselves.
         submit = lambda job, *args: pool.submit(copy_context().run, job, *args)
         run_job = None if "run" in made else submit(_compile_run, strategy, like)
-        init_job = None if resume or named in made else submit(lambda: init.lower(key, values).compile())
+        init_job = None if resume or "init" in made else submit(lambda: init.lower(key, values).compile())
         if hasattr(evaluator, "compile"):
             submit(evaluator.compile, jax.eval_shape(params, state), key).result()
         made |= {"run": run_job.result()} if run_job else {}
-        made |= {named: init_job.result()} if init_job else {}
-    begin = made.get(named, init)
+        made |= {"init": init_job.result()} if init_job else {}
+    begin = made.get("init", init)
     return Compiled(lambda key: begin(key, values), made["run"], like, metric_shapes(strategy, state))
 
 
 def values_of(strategy: Strategy) -> dict[str, Array]:
-    """Return the hyperparameters that a strategy has in place of those of its functions, as `_init` takes them."""
-    return {name: jnp.float32(swap.new) for name, swap in sorted(strategy.values.items())}
+    """Return the settings that live in a training state, as `_init` takes them.
+
+    A run by itself hands them over as well: as constants in its program they could be rounded otherwise than in a
+    population.
+    """
+    own = {name: swap.new for name, swap in strategy.values.items()}
+    return {name: jnp.float32(own.get(name, value)) for name, value in _traced_init(strategy)[1].items()}
 
 
 def _compile_run(strategy: Strategy, like: tuple[PyTree, Sums]) -> Any:
@@ -217,16 +221,21 @@ def _programs(key: tuple[Any, ...]) -> dict[str, Any]:
 
 def state_shapes(strategy: Strategy) -> tuple[PyTree, Sums]:
     """Return the shapes of a training state and of its sums, as a checkpoint holds them."""
+    return _traced_init(strategy)[0]
+
+
+def _traced_init(strategy: Strategy) -> tuple[tuple[PyTree, Sums], dict[str, float]]:
+    """Return the shapes that `_init` makes, and the settings that live in them; traced once for its programs."""
     made = programs_of(strategy)
     if "like" not in made:
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        made["like"] = jax.eval_shape(partial(_init, strategy), key)
-    shapes: tuple[PyTree, Sums] = made["like"]
-    return shapes
+        made["like"] = traced(partial(_init, strategy), jax.eval_shape(lambda: jax.random.key(0)))
+    shapes, found = made["like"]
+    return shapes, found
 
 
 def _init(strategy: Strategy, key: Array, values: Mapping[str, Array] | None = None) -> tuple[PyTree, Sums]:
-    with given({name: Swap(strategy.values[name].old, value) for name, value in (values or {}).items()}):
+    old = _traced_init(strategy)[1] if values else {}
+    with given({name: Swap(old[name], value) for name, value in (values or {}).items()}):
         state = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), strategy.init(key))
     return state, zero_sums(len(metric_shapes(strategy, state)))
 

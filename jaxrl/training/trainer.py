@@ -7,7 +7,7 @@ by `storage`; nothing here can change a bit of the training.
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -55,6 +55,15 @@ CONFIRM_STREAM = 2**32 - 1
 The first look has consumed that key by splitting it, and `fold_in` gives what a split would give as the key of this
 number: one far beyond those that an evaluation takes, hence independent of them.
 """
+
+
+def config_for(
+    strategy: Strategy, evaluator: EvaluateFn | None, config: TrainerConfig | None, settings: Mapping[str, Any]
+) -> TrainerConfig:
+    """Return `config` with some `settings` changed; where nobody gave one, and nothing can evaluate, nothing will."""
+    if strategy.policy is None and evaluator is None and config is None:
+        settings = {"eval_interval": 0, "eval_episodes": 0, **settings}
+    return (config or TrainerConfig()).changed(**settings)
 
 
 class Hooks(NamedTuple):
@@ -124,9 +133,7 @@ class Trainer:
           SettingsError: what cannot be.
         """
         check_strategy(strategy)
-        if strategy.policy is None and evaluator is None and config is None:
-            settings = {"eval_interval": 0, "eval_episodes": 0, **settings}
-        self.config = (config or TrainerConfig()).changed(**settings)
+        self.config = config_for(strategy, evaluator, config, settings)
         self.config.check()
         if resume and self.config.run_dir is None:
             raise SettingsError("resume needs the run_dir to go on with")
@@ -167,6 +174,10 @@ class Trainer:
 
     def __iter__(self) -> Iterator[Report]:
         """Train, yielding at each boundary; leaving the loop early saves first."""
+        return self.reports()
+
+    def reports(self) -> Generator[Report, None, None]:
+        """Return the training as a generator, whose `close()` saves."""
         self.ledger, self.stop_reason = Ledger(), None
         self._best = None
         if self.config.run_dir is not None:

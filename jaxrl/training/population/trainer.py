@@ -8,7 +8,7 @@ the same run by itself.
 import dataclasses
 import heapq
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -28,7 +28,7 @@ from jaxrl.training.report import Report
 from jaxrl.training.settings import TrainerConfig
 from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir, population_of
 from jaxrl.training.storage.run_dir import FORMAT, RunDir, plain, read_metadata
-from jaxrl.training.trainer import Hooks, Trainer
+from jaxrl.training.trainer import Hooks, Trainer, config_for
 from jaxrl.xla.options import side_by_side
 
 
@@ -46,7 +46,7 @@ class _Run:
         self.member = member
         self.status = "running"
         self.trainer: Trainer | None = None
-        self.reports: Iterator[Report] = iter(())
+        self.reports: Generator[Report, None, None] | None = None
 
 
 class PopulationTrainer:
@@ -82,7 +82,7 @@ class PopulationTrainer:
         """
         if not population.members:
             raise SettingsError("a population without members; expected one or more")
-        self.config = (config or TrainerConfig()).changed(**settings)
+        self.config = config_for(population.members[0].strategy, evaluator, config, settings)
         self.config.check()
         if self.config.seed + max(m.seed for m in population.members) > 2**32 - 1:
             raise SettingsError(f"seed is {self.config.seed}; seeds of members end at {2**32 - 1}")
@@ -183,7 +183,8 @@ class PopulationTrainer:
         finally:
             wait(going)
             for run in self._runs:
-                run.reports.close()  # type: ignore[attr-defined]  # saves one that has not come to its end
+                if run.reports is not None:
+                    run.reports.close()  # which saves one that has not come to its end
 
     def _outline(self) -> str:
         """Say how many members there are, of how many settings, and how they train."""
@@ -199,6 +200,7 @@ class PopulationTrainer:
         try:
             if run.trainer is None:
                 self._begin(run)
+            assert run.reports is not None
             report = next(run.reports, None)
         except DivergedError:
             run.status = "diverged"
@@ -220,7 +222,7 @@ class PopulationTrainer:
         )
         made = {**self._make, "allow_changes": self._make["allow_changes"] and again}
         run.trainer = Trainer(run.member.strategy, config, resume=again, **made)
-        run.reports = iter(run.trainer)
+        run.reports = run.trainer.reports()
 
     def _compile(self) -> None:
         """Compile the programs that members share, one strategy after the other, before they begin."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.base import Strategy
-from jaxrl.training.program import jit_init, jit_run, state_shapes
+from jaxrl.training.program import jit_init, jit_run, state_shapes, values_of
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.run_dir import plain
@@ -37,7 +37,7 @@ def replay(strategy: Strategy, store: Store, steps: Sequence[int]) -> Iterator[t
         ledger, wanted = facts["ledger"], state_digest(tree[0])
         if len(steps) == 1:
             key = jax.random.key(facts["settings"]["seed"])
-            before = jit_init(strategy)(key), {"t": 0, "rollbacks": 0}
+            before = jit_init(strategy)(key, values_of(strategy)), {"t": 0, "rollbacks": 0}
         same = all(facts["settings"].get(name) == value for name, value in settings.items())
         unchanged = same and ledger["changed_at"] <= start
         if unchanged and before is not None and before[1]["rollbacks"] == ledger["rollbacks"]:

@@ -1,0 +1,225 @@
+"""Populations on their way: their members are the runs that they would be alone, whatever happens to the others."""
+
+import json
+import signal
+import threading
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from toys_trainer import counting, small_dqn
+
+import jaxrl
+from jaxrl.algos import build
+from jaxrl.config import from_plain, preset
+from jaxrl.registry import names_of
+from jaxrl.strategies.population import changed_settings, with_values
+from jaxrl.training.population.scores import PopulationResult, iqm, spread
+from jaxrl.training.storage.leaves import state_digest
+from jaxrl.training.storage.members import member_dir
+from jaxrl.training.trainer import Trainer
+
+LENGTH = {"max_opts": 60, "eval_interval": 20, "eval_episodes": 3, "record_interval": 20, "save_interval": 20}
+SMALL = {"agent.features": [8]}
+
+
+def rows_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def untimed(rows: list[dict]) -> list[dict]:
+    timed = {"wall_s", "opt_steps_per_sec", "env_steps_per_sec"}
+    return [{name: value for name, value in row.items() if name not in timed} for row in rows]
+
+
+def test_members_are_the_runs_that_they_would_be_alone(tmp_path: Path) -> None:
+    sweep = {"agent.lr": [1e-2, 1e-3]}
+    made = jaxrl.population(small_dqn(), seeds=2, sweep=sweep)
+    trainer = Trainer(made, **LENGTH, seed=5, run_dir=tmp_path / "all", quiet=True, workers=2)
+    result = trainer.train()
+    assert isinstance(result, PopulationResult)
+    for member in made.members:
+        alone = with_values(small_dqn(), member.swept)
+        path = tmp_path / f"alone-{member.number}"
+        single = Trainer(alone, **LENGTH, seed=5 + member.seed, run_dir=path, quiet=True).train()
+        own = result.members[member.number]
+        assert own.result is not None
+        assert state_digest(own.result.state) == state_digest(single.state)
+        assert (own.best_score, own.last_score) == (single.best_score, single.summary["last_score"])
+        there = member_dir(tmp_path / "all", member.number)
+        assert untimed(rows_of(there)) == untimed(rows_of(path))
+        assert (there / "config.yaml").read_text() == (path / "config.yaml").read_text()
+        assert jaxrl.load_policy(tmp_path / "all", member=member.number)(np.zeros(4)) in (0, 1)
+
+
+def alike(algo: str) -> None:
+    """Train with every sweepable setting changed: as a member, and built with these settings from the first."""
+    small = changed_settings({}, SMALL)
+    config = from_plain(preset(algo), small)
+    if hasattr(config, "rollout"):
+        config = from_plain(config, {"rollout": 8})
+    strategy = build(algo, config)
+    values = {name: value * 0.75 if value else 0.25 for name, value in jaxrl.sweepable(strategy).items()}
+    built = build(algo, from_plain(config, changed_settings({}, values)))
+    length = {"max_opts": 64, "eval_interval": 0, "eval_episodes": 0, "quiet": True}
+    (member,) = Trainer(jaxrl.population(strategy, sweep={n: [v] for n, v in values.items()}), **length).train().members
+    assert member.result is not None
+    assert state_digest(member.result.state) == state_digest(Trainer(built, **length).train().state)
+
+
+@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+def test_a_swept_setting_does_what_the_setting_does(algo: str) -> None:
+    alike(algo)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", [name for name in names_of("off_policy", "on_policy") if name not in ("dqn", "ppo")])
+def test_a_swept_setting_does_what_the_setting_does_for_every_agent(algo: str) -> None:
+    alike(algo)
+
+
+def test_rows_of_the_population_are_its_members_and_what_they_come_to(tmp_path: Path) -> None:
+    made = jaxrl.population(small_dqn(), seeds=3)
+    Trainer(made, **LENGTH, run_dir=tmp_path / "run", quiet=True).train()
+    rows = rows_of(tmp_path / "run")
+    for at in (20, 40, 60):
+        own = [row for row in rows if row["opt_steps"] == at]
+        assert [row.get("member") for row in own] == [0, 1, 2, None]
+        scores = [row["score"] for row in own[:3]]
+        assert own[3]["kind"] == "population"
+        assert own[3]["mean"] == pytest.approx(np.mean(scores))
+        assert own[3]["best"] == max(scores)
+        assert own[3]["best_member"] == int(np.argmax(scores))
+    metadata = json.loads((tmp_path / "run" / "metadata.json").read_text())
+    assert metadata["status"] == "done"
+    assert [member["status"] for member in metadata["table"]] == ["max_opts"] * 3
+
+
+def test_a_population_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    made = jaxrl.population(small_dqn(), seeds=3, sweep={"agent.lr": [1e-2, 1e-3]})
+    whole = Trainer(made, **LENGTH, run_dir=tmp_path / "whole", quiet=True).train()
+    stopped = Trainer(made, **LENGTH, run_dir=tmp_path / "cut", quiet=True, workers=2)
+    for place, (_number, _report) in enumerate(stopped):
+        if place == 7:
+            stopped.interrupt.stop("enough")
+    left = stopped.result()
+    assert left.stop == "enough"
+    assert {member.status for member in left.members} <= {"enough", "max_opts", "running"}
+    assert any(member.last_score != other.last_score for member, other in zip(left.members, whole.members, strict=True))
+    again = Trainer(made, **LENGTH, run_dir=tmp_path / "cut", quiet=True, resume=True, workers=1).train()
+    for one, other in zip(again.members, whole.members, strict=True):
+        assert one.result is not None
+        assert other.result is not None
+        assert state_digest(one.result.state) == state_digest(other.result.state)
+    assert untimed(rows_of(tmp_path / "cut")) == untimed(rows_of(tmp_path / "whole"))
+    with pytest.raises(jaxrl.SettingsError, match=r"holds the population .* not "):
+        Trainer(jaxrl.population(small_dqn(), seeds=2), **LENGTH, run_dir=tmp_path / "cut", resume=True).train()
+
+
+def test_a_loop_that_is_left_has_saved_every_member_that_began(tmp_path: Path) -> None:
+    made = jaxrl.population(small_dqn(), seeds=2)
+    for _ in (reports := iter(Trainer(made, **LENGTH, run_dir=tmp_path / "run", quiet=True, workers=1))):
+        break
+    reports.close()  # type: ignore[attr-defined]
+    assert [path.name for path in (member_dir(tmp_path / "run", 0) / "checkpoints").iterdir()] == ["20"]
+    done = Trainer(made, **LENGTH, run_dir=tmp_path / "run", quiet=True, resume=True).train()
+    assert [member.status for member in done.members] == ["max_opts"] * 2
+
+
+def test_one_that_diverges_is_frozen_and_the_others_go_on(tmp_path: Path) -> None:
+    """An infinite loss from the first update on: a learning rate of 1e3 on rewards of 1e30 overflows at once."""
+    env = jaxrl.make_env("CartPole-v1")
+    agent = jaxrl.dqn(features=(8,), loss="squared")
+    strategy = jaxrl.off_policy(
+        env,
+        agent,
+        buffer=jaxrl.uniform(400, batch_size=16),
+        processor=jaxrl.chain(jaxrl.reward_scale(1e25), jaxrl.one_step()),
+        num_envs=4,
+        opt_interval=4,
+        warmup=64,
+    )
+    made = jaxrl.population(strategy, seeds=1, sweep={"agent.tau": [0.01]})
+    length = {**LENGTH, "max_opts": 1_000, "max_skips": 3, "quiet": True, "run_dir": tmp_path / "run"}
+    with pytest.raises(jaxrl.JaxrlError, match="all 1 members diverged"):
+        Trainer(made, **length).train()
+    table = json.loads((tmp_path / "run" / "metadata.json").read_text())["table"]
+    assert table[0]["status"] == "diverged"
+    with pytest.raises(jaxrl.JaxrlError, match="all 1 members diverged"):  # it stays so
+        Trainer(made, **length, resume=True).train()
+
+
+def test_a_member_taken_out_is_a_run_that_goes_on(tmp_path: Path) -> None:
+    made = jaxrl.population(small_dqn(), seeds=2)
+    result = Trainer(made, **LENGTH, run_dir=tmp_path / "run", quiet=True).train()
+    path = jaxrl.extract(tmp_path / "run", 1, tmp_path / "own")
+    longer = {**LENGTH, "max_opts": 80}
+    alone = Trainer(small_dqn(), **longer, seed=1, run_dir=tmp_path / "alone", quiet=True).train()
+    resumed = Trainer(small_dqn(), **longer, seed=1, run_dir=path, resume=True, quiet=True).train()
+    assert state_digest(resumed.state) == state_digest(alone.state)
+    assert result.members[1].result is not None
+    for member, said in ((7, "has no member 7; expected 0 to 1"), (-1, "has no member -1")):
+        with pytest.raises(jaxrl.SettingsError, match=said):
+            jaxrl.extract(tmp_path / "run", member, tmp_path / "other")
+    with pytest.raises(jaxrl.SettingsError, match="exists already"):
+        jaxrl.extract(tmp_path / "run", 1, path)
+    with pytest.raises(jaxrl.SettingsError, match="is a run of its own, and has no member 3"):
+        jaxrl.load_policy(path, member=3)
+    best = max(result.members, key=lambda member: member.best_score or 0)
+    assert jaxrl.load_policy(tmp_path / "run").facts["score"] == best.best_score
+    assert jaxrl.find_runs(tmp_path, "run") == [tmp_path / "run"]
+    assert all("members" not in run.parts for run in jaxrl.find_runs(tmp_path))
+
+
+def test_groups_are_judged_by_the_middle_half_of_last_scores() -> None:
+    assert iqm(np.array([100.0, 2, 3, 4, 5, 6, 7, -50])) == pytest.approx((3 + 4 + 5 + 6) / 4)
+    one = spread([[4.0, 4.0, 4.0], [float("nan")]])
+    assert (one.members, one.mean, one.iqm, one.low, one.high) == (3, 4.0, 4.0, 4.0, 4.0)
+    wide = spread([list(range(100))])
+    # The deviation of a mean of the middle half of 100 uniform numbers is about 3.3.
+    assert 38 < wide.low < wide.iqm == 49.5 < wide.high < 61
+    assert spread([[]]).members == 0
+
+
+def test_the_best_setting_is_found_by_name() -> None:
+    made = jaxrl.population(small_dqn(), seeds=2, sweep={"agent.lr": [1e-2, 1e-3], "agent.tau": [0.1, 0.2]})
+    result = Trainer(made, **{**LENGTH, "max_opts": 20}, quiet=True).train()
+    settings = result.by("agent.lr")
+    assert [setting.members for setting in settings] in ([(0, 1, 2, 3), (4, 5, 6, 7)], [(4, 5, 6, 7), (0, 1, 2, 3)])
+    assert settings[0].last.iqm >= settings[1].last.iqm
+    assert result.best(by="agent.lr") == settings[0]
+    assert len(result.table().splitlines()) == 1 + 4
+    with pytest.raises(jaxrl.SettingsError, match=r"'agent.lrr' was not swept; did you mean agent.lr\?"):
+        result.best(by="agent.lrr")
+
+
+def test_a_program_is_compiled_once_for_all_members() -> None:
+    compiled: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, seconds, **_: compiled.append(event) if "backend_compile" in event else None
+    )
+    strategy = small_dqn(num_envs=1, opt_interval=2)
+    Trainer(strategy, max_opts=20, eval_episodes=3, quiet=True).train()
+    before = len(compiled)
+    Trainer(jaxrl.population(strategy, seeds=3), max_opts=20, eval_episodes=3, quiet=True).train()
+    assert len(compiled) == before
+
+
+def test_members_do_not_begin_once_all_is_to_stop() -> None:
+    interrupt = jaxrl.Interrupt()
+    interrupt.stop("before")
+    result = Trainer(jaxrl.population(counting(), seeds=3), max_opts=5, quiet=True, interrupt=interrupt).train()
+    assert [(member.status, member.result) for member in result.members] == [("running", None)] * 3
+
+
+def test_more_members_than_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxrl.training.program._device_bytes", lambda: 10**6)
+    with pytest.raises(jaxrl.SettingsError, match=r"a population of 900 members takes .* at most \d+ members fit"):
+        Trainer(jaxrl.population(small_dqn(), seeds=900), max_opts=20, quiet=True).train()
+
+
+def test_the_handlers_of_signals_are_as_before() -> None:
+    before = signal.getsignal(signal.SIGINT), threading.active_count()
+    Trainer(jaxrl.population(counting(), seeds=2), max_opts=5, quiet=True).train()
+    assert (signal.getsignal(signal.SIGINT), threading.active_count()) == before
