@@ -108,6 +108,7 @@ class Trainer:
         start_over: bool = False,
         interrupt: Interrupt | None = None,
         max_chunk: int | None = None,
+        console: bool = True,
         **settings: Any,
     ) -> None:
         """Check everything that can be checked before anything compiles or is written.
@@ -127,6 +128,7 @@ class Trainer:
           start_over: resume from the very beginning; what the run has written is moved aside in its directory.
           interrupt: a handle by which another thread can stop the run; also found as `trainer.interrupt`.
           max_chunk: iterations in one call at most; left out, about a quarter of a second's worth.
+          console: show progress, unless `quiet`; no member of a population does.
           **settings: fields of `TrainerConfig`, as in `Trainer(strategy, max_opts=50_000)`.
 
         Raises:
@@ -151,7 +153,7 @@ class Trainer:
         self.resume, self.max_chunk = Resume(resume, allow_changes, start_over), max_chunk
         self.ledger, self.stop_reason = Ledger(), None  # type: Ledger, str | None
         self.state: PyTree = None
-        self._given_recorders = recorders
+        self._given_recorders, self._quiet = recorders, self.config.quiet or not console
         self._best: Best | None = None
         self._least_return = math.nan
         self._run: Any = None
@@ -182,7 +184,7 @@ class Trainer:
         self._best = None
         if self.config.run_dir is not None:
             require_free(self.config.run_dir)
-        self._log = Logbook(self.schedule, self._where, self._given_recorders, self.config.quiet)
+        self._log = Logbook(self.schedule, self._where, self._given_recorders, self._quiet)
         try:
             self._log.stage("tracing")
             with self.ledger.timed("compile"):

@@ -218,10 +218,10 @@ class PopulationTrainer:
         if again and path is not None and read_metadata(path).get("status") == "diverged":
             raise DivergedError(f"{path} diverged")
         config = self.config.changed(
-            seed=self.config.seed + run.member.seed, run_dir=None if path is None else str(path), quiet=True
+            seed=self.config.seed + run.member.seed, run_dir=None if path is None else str(path)
         )
         made = {**self._make, "allow_changes": self._make["allow_changes"] and again}
-        run.trainer = Trainer(run.member.strategy, config, resume=again, **made)
+        run.trainer = Trainer(run.member.strategy, config, resume=again, console=False, **made)
         run.reports = run.trainer.reports()
 
     def _compile(self) -> None:

@@ -1,0 +1,127 @@
+"""`python -m jaxrl.train --seeds N --sweep ...`: members in one run, killed, stopped, gone on with, and taken apart."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+
+import pytest
+from front_doors import SMALL, Doors, one_error_line, timeless
+
+from jaxrl.config import parse
+from jaxrl.errors import SettingsError
+from jaxrl.strategies.population import Population
+from jaxrl.sweeps import PopulationConfig, build_population, read_sweep
+
+POPULATION = (*SMALL, "--max-opts", "60", "--seeds", "2", "--sweep", "agent.lr=1e-3,1e-2", "--run-dir", "run")
+
+
+def sums(doors: Doors, run_dir: str, *args: object) -> list[str]:
+    """Return the lines of `jaxrl.verify`."""
+    done = doors.run("verify", run_dir, *args)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def newest(lines: list[str]) -> list[str]:
+    """Return of each member the digest of its last checkpoint."""
+    last: dict[str, str] = {}
+    member = ""
+    for line in lines:
+        if line.startswith("member"):
+            member = line
+        else:
+            last[member] = line
+    return list(last.values())
+
+
+def test_members_are_what_the_command_leaves_for_each_alone(doors: Doors) -> None:
+    done = doors.train(*POPULATION)
+    assert "4 members: 2 settings with 2 seeds each" in done.stdout
+    table = [line for line in done.stdout.splitlines() if line.strip().startswith("2 ") and "agent.lr=" in line]
+    assert {line.split()[-1] for line in table} == {"agent.lr=0.001", "agent.lr=0.01"}
+    alone = [flag if flag != "1e-3" else "1e-2" for flag in SMALL]
+    doors.train(*alone, "--max-opts", "60", "--seed", "1", "--run-dir", "alone")
+    assert sums(doors, "run", "--member", 3)[1:] == sums(doors, "alone")
+    own, single = doors.cwd / "run/members/00003", doors.cwd / "alone"
+    assert (own / "config.yaml").read_text() == (single / "config.yaml").read_text()
+    assert timeless(own / "metrics.jsonl") == timeless(single / "metrics.jsonl")
+    said = doors.run("evaluate", "run", "--member", "3", "--episodes", "5")
+    assert said.stdout == doors.run("evaluate", "alone", "--episodes", "5").stdout
+    assert "has no member 4; expected 0 to 3" in one_error_line(doors.run("evaluate", "run", "--member", "4"))
+    assert doors.run("train", "--resume", "run/members/00003", "--max-opts", "80").returncode == 0
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_whatever_ends_it_it_goes_on_to_the_same_bits(doors: Doors, how: signal.Signals) -> None:
+    longer = ["400" if flag == "60" else flag for flag in POPULATION]
+    doors.train(*[flag if flag != "run" else "whole" for flag in longer])
+    running = doors.start("train", *longer)
+    second = doors.cwd / "run/members/00001/checkpoints"
+    while running.poll() is None:
+        with contextlib.suppress(OSError):
+            if len(list(second.iterdir())) > 1:
+                break
+        time.sleep(0.01)
+    running.send_signal(how)
+    out, err = running.communicate()
+    assert running.returncode == (-9 if how == signal.SIGKILL else 143), err
+    assert "--resume run" in out or how == signal.SIGKILL
+    assert doors.run("train", "--resume", "run").returncode == 0
+    assert newest(sums(doors, "run")) == newest(sums(doors, "whole"))
+    assert timeless(doors.cwd / "run/metrics.jsonl") == timeless(doors.cwd / "whole/metrics.jsonl")
+    metadata = json.loads((doors.cwd / "run/metadata.json").read_text())
+    assert [member["status"] for member in metadata["table"]] == ["max_opts"] * 4
+
+
+def made(args: list[str]) -> Population:
+    """Return the population that a command line asks for."""
+    request = parse(args)
+    given = dict(request.population or {})
+    sweep = read_sweep(given.pop("sweep", []))
+    return build_population(request.algo, request.config, PopulationConfig(**given, sweep=sweep))
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--sweep", "agent.lrr=1,2"], "'agent.lrr' cannot be swept; did you mean agent.lr?"),
+        (["--sweep", "seed=1,2"], "'seed' cannot be swept; give --seeds"),
+        (["--sweep", "env=Catch-bsuite,CartPole-v1"], "'env' cannot be swept"),
+        (["--sweep", "agent.lr=1e-3,1e-3"], "sweep of agent.lr names a value twice"),
+        (["--sweep", "agent.lr=x"], "agent.lr is 'x'; expected a number"),
+        (["--sweep", "agent.lr=-1"], "agent.lr is -1.0; expected a number from 0 to 1000"),
+        (["--sweep", "agent.lr"], "--sweep 'agent.lr'; expected a setting and its values"),
+        (["--sweep"], "--sweep needs settings and their values"),
+        (["--sweep", "agent.lr=log_uniform(1e-3)"], "cannot read the range 'log_uniform(1e-3)'"),
+        (["--sweep", "agent.lr=log_uniform(1e-5,1e-3)"], "a range is drawn from, but not how often; set members"),
+        (["--sweep", "buffer.batch_size=between(8,16)", "--members", "4"], "takes no fractions"),
+        (["--seeds", "none"], "--seeds is 'none'; expected a whole number"),
+        (["--resume", "run", "--seeds", "2"], "leave --seeds, --sweep and --members out"),
+    ],
+)
+def test_bad_populations_are_refused_in_one_line(args: list[str], said: str, doors: Doors) -> None:
+    (doors.cwd / "run").mkdir()
+    (doors.cwd / "run/config.yaml").write_text("algo: dqn\n")
+    with pytest.raises(SettingsError) as refused, contextlib.chdir(doors.cwd):
+        made(args if "--resume" in args else ["dqn", *args])
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_one_line_and_code_2_reach_the_user(doors: Doors) -> None:
+    done = doors.run("train", *SMALL, "--seeds", "2", "--sweep", "agent.lrr=1")
+    assert "'agent.lrr' cannot be swept; did you mean agent.lr?" in one_error_line(done)
+    assert not os.path.exists(doors.cwd / "runs")
+
+
+def test_what_makes_another_program_is_built_once_for_each() -> None:
+    asked = ["dqn", *SMALL, "--sweep", "agent.lr=1e-3,1e-2", "buffer.batch_size=8,16", "--seeds", "2"]
+    members = made(asked).members
+    assert len(members) == 8
+    assert len({id(member.strategy.step) for member in members}) == 2
+    settings = [dict(member.strategy.settings or {}) for member in members[::2]]
+    told = [(each["agent"]["lr"], each["buffer"]["batch_size"]) for each in settings]
+    assert told == [(1e-3, 8), (1e-3, 16), (1e-2, 8), (1e-2, 16)]
+    assert dict(members[0].swept) == {"agent.lr": 1e-3, "buffer.batch_size": 8}
