@@ -102,3 +102,19 @@ def _session_programs(session: jaxrl.Session, obs: np.ndarray, times: int) -> fl
         jax.block_until_ready((buffer, window))
         us.append((time.perf_counter() - begun) * 1e6)
     return statistics.median(us)
+
+
+def population_us(strategy: jaxrl.Strategy, seeds: int, opts: int) -> float:
+    """Train so many seeds side by side; return microseconds per optimisation step of all, from warm-up to result."""
+    trainer = jaxrl.PopulationTrainer(
+        jaxrl.population(strategy, seeds=seeds),
+        max_opts=opts,
+        eval_interval=0,
+        eval_episodes=0,
+        record_interval=0,
+        save_interval=0,
+        quiet=True,
+    )
+    begun = time.perf_counter()
+    trainer.train()
+    return (time.perf_counter() - begun) / (seeds * opts) * 1e6

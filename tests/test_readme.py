@@ -179,3 +179,12 @@ def test_every_link_between_pages_leads_somewhere() -> None:
 
 def test_the_readme_stays_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_population_example_finds_the_better_setting(tmp_path: Path) -> None:
+    *table, told = run(block("population"), tmp_path).splitlines()
+    assert [line.split()[-1] for line in table[1:]] == ["agent.lr=0.001", "agent.lr=1e-05"]
+    assert told.startswith("{'agent.lr': 0.001} ")
+    assert float(told.split()[2]) > 400
+    assert told.endswith("(4, 5, 6, 7)")
+    assert (tmp_path / "runs/lr/members/00007/best").is_dir()

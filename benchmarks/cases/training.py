@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 import jaxrl
-from benchmarks import harness, inside, loops, plain_ppo
+from benchmarks import harness, inside, loops, outside, plain_ppo
 from benchmarks.cases import scans
 from benchmarks.cases.shapes import DQN, PPO, SAC, buffer_of, replaying
 from benchmarks.harness import Effort, Row
@@ -127,9 +127,10 @@ def profile(case: str, loop: loops.Loop | loops.Training, iterations: int, effor
 
 
 def seeds(case: str, count: int, effort: Effort) -> list[Row]:
-    """Several seeds in one program against as many times one seed alone; steps are those of all seeds together.
+    """Several seeds against as many times one seed alone; steps are those of all seeds together.
 
-    Once one after the other, which suits a CPU, and once all at once, which suits what has thousands of lanes.
+    In one program, once one after the other, which suits one core, and once all at once, which suits what has thousands
+    of lanes; and as users train them, by `Trainer` from the warm-up on, side by side on all cores.
     """
     shape = DQN()
     strategy = replaying(shape)
@@ -144,24 +145,38 @@ def seeds(case: str, count: int, effort: Effort) -> list[Row]:
     for name, (loop, _, _) in many.items():
         calls[name] = lambda loop=loop: loop.us(iterations, count)
         profile(case + name, loop, iterations, effort)
+    calls["members"] = lambda: outside.population_us(strategy, count, max(effort.opt_steps, 1))
     samples = harness.interleave(calls, effort.repeats)
+    told = harness.row(
+        case,
+        samples["members"],
+        samples["one"],
+        strategy.env_steps_per_step,
+        name=f"{case} members",
+        seeds=count,
+        **beside_plain({"whole": samples["members"], "plain": samples["plain"]}),
+        settings=dict(strategy.settings or {}),
+    )
     return [
-        harness.row(
-            case,
-            samples[name],
-            samples["one"],
-            strategy.env_steps_per_step,
-            name=case + name,
-            seeds=count,
-            **beside_plain({"whole": samples[name], "plain": samples["plain"]}),
-            **inside.figures(loop.compiled, depth, updates),
-            compile_s=loop.compile_s,
-            learnt=loops.learnt(
-                strategy, [jax.tree.map(lambda x, i=i: x[i], loop.carry) for i in range(count)], loop.t
-            ),
-            settings=dict(strategy.settings or {}),
-        )
-        for name, (loop, depth, updates) in many.items()
+        told,
+        *[
+            harness.row(
+                case,
+                samples[name],
+                samples["one"],
+                strategy.env_steps_per_step,
+                name=case + name,
+                seeds=count,
+                **beside_plain({"whole": samples[name], "plain": samples["plain"]}),
+                **inside.figures(loop.compiled, depth, updates),
+                compile_s=loop.compile_s,
+                learnt=loops.learnt(
+                    strategy, [jax.tree.map(lambda x, i=i: x[i], loop.carry) for i in range(count)], loop.t
+                ),
+                settings=dict(strategy.settings or {}),
+            )
+            for name, (loop, depth, updates) in many.items()
+        ],
     ]
 
 

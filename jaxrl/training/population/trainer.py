@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
+from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.population import Member, Population
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.population.rows import PopulationRows
 from jaxrl.training.population.scores import MemberResult, PopulationResult
-from jaxrl.training.program import check_population_fits, compile_all, programs_of, state_shapes
+from jaxrl.training.program import check_population_fits, compile_all, state_shapes
 from jaxrl.training.report import Report
 from jaxrl.training.settings import TrainerConfig
 from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir, population_of
@@ -112,7 +113,7 @@ class PopulationTrainer:
             raise SettingsError("allow_changes and start_over say how to resume; set resume as well")
         if resume and self.config.run_dir is None:
             raise SettingsError("resume needs the run_dir to go on with")
-        for strategy in {id(programs_of(m.strategy)): m.strategy for m in population.members}.values():
+        for strategy in self._strategies():
             Trainer(strategy, self.config.changed(run_dir=None, quiet=True), evaluator=evaluator)  # only checks
 
     def train(self) -> PopulationResult:
@@ -161,12 +162,16 @@ class PopulationTrainer:
 
     def _take_turns(self, pool: ThreadPoolExecutor) -> Iterator[MemberReport]:
         """Let the member that is least far go to its next boundary, on as many threads as there are workers."""
-        waiting = [(0, run.member.number) for run in self._runs]
+        # Those of one program begin together: of many programs not all are kept.
+        places = [id(strategy.step) for strategy in self._strategies()]
+        begun = sorted(self._runs, key=lambda run: (places.index(id(run.member.strategy.step)), run.member.number))
+        order = {run.member.number: place for place, run in enumerate(begun)}
+        waiting = [(0, place) for place in range(len(begun))]
         going: dict[Future[Report | None], _Run] = {}
         try:
             while waiting or going:
                 while waiting and len(going) < self.workers:
-                    run = self._runs[heapq.heappop(waiting)[1]]
+                    run = begun[heapq.heappop(waiting)[1]]
                     if run.trainer is not None or not self.interrupt:  # when all is to stop, nobody begins
                         going[pool.submit(copy_context().run, self._advance, run)] = run
                 done, _ = wait(going, return_when=FIRST_COMPLETED)
@@ -176,7 +181,7 @@ class PopulationTrainer:
                     if report is None:
                         self._rows.gone(run.member.number)
                         continue
-                    heapq.heappush(waiting, (report.opt_steps, run.member.number))
+                    heapq.heappush(waiting, (report.opt_steps, order[run.member.number]))
                     if report.eval is not None:
                         self._rows.take(run.member.number, report.eval)
                     yield MemberReport(run.member.number, report)
@@ -186,11 +191,15 @@ class PopulationTrainer:
                 if run.reports is not None:
                     run.reports.close()  # which saves one that has not come to its end
 
+    def _strategies(self) -> list[Strategy]:
+        """Return one strategy for each program that members share."""
+        return list({id(member.strategy.step): member.strategy for member in self.population.members}.values())
+
     def _outline(self) -> str:
         """Say how many members there are, of how many settings, and how they train."""
         count = len(self._runs)
         settings = len({tuple(run.member.swept.items()) for run in self._runs})
-        programs = len({id(programs_of(run.member.strategy)) for run in self._runs})
+        programs = len(self._strategies())
         made = f"{settings} setting{'s' * (settings > 1)} with {count // settings} seed{'s' * (count > settings)} each"
         shared = "one program" if programs == 1 else f"{programs} programs"
         return f"{count} members: {made}, {self.workers} at a time, {shared}"
@@ -226,7 +235,7 @@ class PopulationTrainer:
 
     def _compile(self) -> None:
         """Compile the programs that members share, one strategy after the other, before they begin."""
-        for strategy in {id(programs_of(run.member.strategy)): run.member.strategy for run in self._runs}.values():
+        for strategy in self._strategies():
             if not strategy.env_steps_per_step:
                 continue  # programs that hold data are not kept
             trainer = Trainer(
