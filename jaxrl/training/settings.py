@@ -85,6 +85,15 @@ class TrainerConfig:
         )
 
 
+def config_for(
+    strategy: Strategy, evaluator: object, config: TrainerConfig | None, settings: Mapping[str, Any]
+) -> TrainerConfig:
+    """Return `config` with some `settings` changed; where nobody gave one, and nothing can evaluate, nothing will."""
+    if strategy.policy is None and evaluator is None and config is None:
+        settings = {"eval_interval": 0, "eval_episodes": 0, **settings}
+    return (config or TrainerConfig()).changed(**settings)
+
+
 @dataclass(frozen=True)
 class SessionConfig:
     """How a session learns, for how long, and when it saves."""

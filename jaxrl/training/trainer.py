@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from jaxrl.errors import DivergedError, SettingsError, check_count, say
+from jaxrl.registry import named
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.population import Population
@@ -38,7 +39,7 @@ from jaxrl.training.program import (
 from jaxrl.training.recorders import Progress, Recorder, Row
 from jaxrl.training.report import Report, Result
 from jaxrl.training.schedule import Boundary, next_boundary
-from jaxrl.training.settings import TrainerConfig, check_strategy, rounding
+from jaxrl.training.settings import TrainerConfig, check_strategy, config_for, rounding
 from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid, rolled_back_ledger
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.run import Best, Resume, Storage
@@ -55,15 +56,6 @@ CONFIRM_STREAM = 2**32 - 1
 The first look has consumed that key by splitting it, and `fold_in` gives what a split would give as the key of this
 number: one far beyond those that an evaluation takes, hence independent of them.
 """
-
-
-def config_for(
-    strategy: Strategy, evaluator: EvaluateFn | None, config: TrainerConfig | None, settings: Mapping[str, Any]
-) -> TrainerConfig:
-    """Return `config` with some `settings` changed; where nobody gave one, and nothing can evaluate, nothing will."""
-    if strategy.policy is None and evaluator is None and config is None:
-        settings = {"eval_interval": 0, "eval_episodes": 0, **settings}
-    return (config or TrainerConfig()).changed(**settings)
 
 
 class Hooks(NamedTuple):
@@ -88,9 +80,7 @@ class Trainer:
     def __new__(cls, strategy: Any, *args: Any, **settings: Any) -> Any:
         """Make the trainer of a strategy, or of a population."""
         if isinstance(strategy, Population):
-            from jaxrl.training.population.trainer import PopulationTrainer
-
-            return PopulationTrainer(strategy, *args, **settings)
+            return named("jaxrl.training.population.trainer", "PopulationTrainer")(strategy, *args, **settings)
         return super().__new__(cls)
 
     def __init__(

@@ -26,10 +26,10 @@ from jaxrl.training.population.rows import PopulationRows
 from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.program import check_population_fits, compile_all, state_shapes
 from jaxrl.training.report import Report
-from jaxrl.training.settings import TrainerConfig
+from jaxrl.training.settings import TrainerConfig, config_for
 from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir, population_of
 from jaxrl.training.storage.run_dir import FORMAT, RunDir, plain, read_metadata
-from jaxrl.training.trainer import Hooks, Trainer, config_for
+from jaxrl.training.trainer import Hooks, Trainer
 from jaxrl.xla.options import side_by_side
 
 
