@@ -125,7 +125,7 @@ def join_short(columns: list[Array]) -> Array:
     threads however small they are, and waits for them. Padded and joined by halves, each word takes a few comparisons
     to find; long rows are better copied.
     """
-    if len(columns) == 1 or not shaped_for("cpu", "cuda") or sum(column.shape[1] for column in columns) > SHORT:
+    if len(columns) == 1 or not shaped_for("cpu") or sum(column.shape[1] for column in columns) > SHORT:
         return join(columns)
     half = len(columns) // 2
     left, right = join_short(columns[:half]), join_short(columns[half:])

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.trees import Array, PyTree, tree_bytes, tree_where
-from jaxrl.xla import PLATFORMS, by_platform, shaped_for
+from jaxrl.xla import by_platform, shaped_for
 
 LARGE = 1 << 20
 """Bytes of a state from which branching is faster on a CPU: `dqn-conv` takes 0.86 of the time. A branch copies the new
@@ -18,10 +18,10 @@ a branch only adds delay, and a GPU would wait for the host."""
 def all_true(flags: Array) -> Array:
     """Return whether all of `flags` `[M]` hold.
 
-    As a dot product, the result is a number in memory. Any simpler form would be fused into its readers, and every
-    entry of the state selected by it would recompute the batch's means.
+    As a dot product, the result is a number in memory. On a CPU any simpler form would be fused into its readers, and
+    every entry of the state selected by it would recompute the batch's means. Elsewhere it would be a kernel more.
     """
-    if not shaped_for(*PLATFORMS):
+    if not shaped_for("cpu"):
         return jnp.all(flags)
     fine = flags.astype(jnp.float32)
     return jnp.vdot(fine, fine) == len(fine)
