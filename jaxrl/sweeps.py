@@ -86,6 +86,9 @@ def build_population(algo: str, config: Any, asked: PopulationConfig) -> Populat
             strategy = build(algo, one)
             built[rest] = strategy, sweepable(strategy)
         strategy, own = built[rest]
+        if any(name not in own for name in alive):  # here they hang on what is turned off
+            variants.append(build(algo, one))
+            continue
         # What a strategy was built with needs no other value.
         other = {name: value for name, value in alive.items() if own[name] != value}
         variants.append(with_values(strategy, other, own))

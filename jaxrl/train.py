@@ -80,12 +80,14 @@ def population_config(given: Mapping[str, Any] | None) -> PopulationConfig | Non
     """
     if given is None:
         return None
+    known = PopulationConfig.__dataclass_fields__
     for name in given:
-        if name not in PopulationConfig.__dataclass_fields__:
-            raise SettingsError(
-                f"unknown setting population.{name}; {nearest(name, PopulationConfig.__dataclass_fields__)}"
-            )
-    sweep = given.get("sweep")
+        if not isinstance(name, str) or name not in known:
+            raise SettingsError(f"unknown setting population.{name}; {nearest(str(name), known)}")
+    sweep = given.get("sweep") or {}
+    words = isinstance(sweep, list) and all(isinstance(word, str) for word in sweep)
+    if not words and not (isinstance(sweep, Mapping) and all(isinstance(name, str) for name in sweep)):
+        raise SettingsError(f"population.sweep is {sweep!r}; expected settings, as in agent.lr: [1e-4, 1e-3]")
     return PopulationConfig(**{**given, "sweep": read_sweep(sweep) if isinstance(sweep, list) else sweep})
 
 

@@ -43,7 +43,7 @@ def tunable(name: str, value: float) -> Array:
 @contextmanager
 def given(swaps: Mapping[str, Swap]) -> Iterator[None]:
     """Put other values into the states that are made inside a `with` block, by the names of their settings."""
-    token = _swaps.set(swaps)
+    token = _swaps.set({**swaps, **(_swaps.get() or {})})  # what stands further out has the last word
     try:
         yield
     finally:

@@ -22,7 +22,7 @@ from jaxrl.training.storage.leaves import digest
 from jaxrl.training.storage.log_sums import LOGS, damage
 from jaxrl.training.storage.members import runs_of
 from jaxrl.training.storage.retrain import replay
-from jaxrl.training.storage.run_dir import CONFIG, read_yaml, require_run
+from jaxrl.training.storage.run_dir import CONFIG, read_metadata, read_yaml, require_run
 
 
 def main(args: Sequence[str]) -> int:
@@ -41,8 +41,13 @@ def main(args: Sequence[str]) -> int:
     require_run(Path(options.run_dir))
     cache_compilations()
     require_devices()
-    found = False
-    for run_dir in runs_of(options.run_dir, options.member):
+    runs = runs_of(options.run_dir, options.member)
+    expected = read_metadata(Path(options.run_dir)).get("members", 0)
+    found = options.member is None and len(runs) < (expected if type(expected) is int else 0)
+    if found or not runs:
+        found = True
+        say(f"{options.run_dir} has {len(runs)} members of {expected}")
+    for run_dir in runs:
         if run_dir != Path(options.run_dir):
             print_line(f"member {int(run_dir.name)}")
         found |= _verify(run_dir, options.replay)

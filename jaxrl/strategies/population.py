@@ -37,7 +37,7 @@ class Range(NamedTuple):
         return float(rng.uniform(self.low, self.high))
 
     def __str__(self) -> str:
-        return f"{'log_uniform' if self.log else 'between'}({self.low:g},{self.high:g})"
+        return f"{'log_uniform' if self.log else 'between'}({self.low!r},{self.high!r})"
 
 
 def log_uniform(low: float, high: float) -> Range:
@@ -53,7 +53,7 @@ def between(low: float, high: float) -> Range:
 def _checked(range: Range) -> Range:
     """Return `range`; raise `SettingsError` if nothing can be drawn from it."""
     bounds = [x for x in range[:2] if isinstance(x, int | float) and math.isfinite(x)]
-    if len(bounds) < 2 or not range.low < range.high or (range.log and range.low <= 0):
+    if len(bounds) < 2 or not 0 < range.high - range.low < math.inf or (range.log and range.low <= 0):
         least = "0 < " if range.log else ""
         raise SettingsError(f"a range from {range.low} to {range.high}; expected finite numbers, {least}low < high")
     return range
@@ -137,12 +137,16 @@ def combinations(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) 
       SettingsError: nothing to choose from, or numbers of members and seeds that do not fit.
     """
     check_count("seeds", seeds)
+    check_count("draw_seed", draw_seed, least=0)
     for name, values in sweep.items():
         if isinstance(values, Range):
             _checked(values)
         elif isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
             raise SettingsError(f"sweep of {name} is {values!r}; expected a list of values, or a range to draw from")
     drawn = any(isinstance(values, Range) for values in sweep.values())
+    settings = math.prod(1 if isinstance(values, Range) else len(values) for values in sweep.values())
+    if (size := (members or 1) if drawn else settings * seeds) > MOST:
+        raise SettingsError(f"the population has {size} members; at most {MOST}")
     if not drawn:
         lists = [values for values in sweep.values() if not isinstance(values, Range)]
         combined = [dict(zip(sweep, values, strict=True)) for values in product(*lists)]
@@ -153,8 +157,6 @@ def combinations(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) 
             )
     else:
         combined = _draws(sweep, seeds, members, draw_seed)
-    if len(combined) * seeds > MOST:
-        raise SettingsError(f"the population has {len(combined) * seeds} members; at most {MOST}")
     return combined
 
 

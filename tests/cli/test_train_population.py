@@ -13,6 +13,7 @@ from jaxrl.config import parse
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.population import Population
 from jaxrl.sweeps import PopulationConfig, build_population, read_sweep
+from jaxrl.train import population_config
 
 POPULATION = (*SMALL, "--max-opts", "60", "--seeds", "2", "--sweep", "agent.lr=1e-3,1e-2", "--run-dir", "run")
 
@@ -97,6 +98,7 @@ def made(args: list[str]) -> Population:
         (["--sweep", "agent.lr=log_uniform(1e-3)"], "cannot read the range 'log_uniform(1e-3)'"),
         (["--sweep", "agent.lr=log_uniform(1e-5,1e-3)"], "a range is drawn from, but not how often; set members"),
         (["--sweep", "buffer.batch_size=between(8,16)", "--members", "4"], "takes no fractions"),
+        (["--draw-seed", "-1", "--sweep", "agent.lr=1,2"], "draw_seed is -1; expected a whole number of at least 0"),
         (["--seeds", "none"], "--seeds is 'none'; expected a whole number"),
         (["--resume", "run", "--seeds", "2"], "leave --seeds, --sweep and --members out"),
     ],
@@ -125,3 +127,31 @@ def test_what_makes_another_program_is_built_once_for_each() -> None:
     told = [(each["agent"]["lr"], each["buffer"]["batch_size"]) for each in settings]
     assert told == [(1e-3, 8), (1e-3, 16), (1e-2, 8), (1e-2, 16)]
     assert dict(members[0].swept) == {"agent.lr": 1e-3, "buffer.batch_size": 8}
+
+
+def test_what_hangs_on_another_setting_is_built_with_it() -> None:
+    """Without ratios clipped there is no `c_clip` in a state; what is told of a member is so all the same."""
+    asked = ["impala", "--agent.features", "8", "--sweep", "agent.ent_coef=0.01,0.02", "agent.torso=mlp,auto"]
+    told = [dict(member.strategy.settings or {})["agent"] for member in made(asked).members]
+    assert [(each["ent_coef"], each["torso"]) for each in told] == [
+        (0.01, "mlp"),
+        (0.01, "auto"),
+        (0.02, "mlp"),
+        (0.02, "auto"),
+    ]
+
+
+@pytest.mark.parametrize("given", [{"sweep": 5}, {"sweep": [1, 2]}, {"sweep": {1: [1]}}, {1: 2}, {"seedz": 2}])
+def test_a_file_with_an_odd_population_is_refused_in_one_line(given: dict) -> None:
+    with pytest.raises(SettingsError, match=r"population\.") as refused:
+        population_config(given)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_setting_that_is_there_only_with_another_is_told_without_it() -> None:
+    asked = ["impala", "--agent.features", "8", "--sweep", "agent.noise=0,1"]
+    with pytest.raises(SettingsError, match=r"'agent.noise' cannot be swept"):
+        made(asked)
+    asked = ["sac", "--env", "Pendulum-v1", "--agent.features", "8", "--sweep", "agent.target_entropy=-1,0"]
+    told = [dict(member.strategy.settings or {})["agent"]["target_entropy"] for member in made(asked).members]
+    assert told == [-1.0, 0.0]

@@ -1,6 +1,7 @@
 """Populations on their way: their members are the runs that they would be alone, whatever happens to the others."""
 
 import json
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -223,3 +224,55 @@ def test_the_handlers_of_signals_are_as_before() -> None:
     before = signal.getsignal(signal.SIGINT), threading.active_count()
     Trainer(jaxrl.population(counting(), seeds=2), max_opts=5, quiet=True).train()
     assert (signal.getsignal(signal.SIGINT), threading.active_count()) == before
+
+
+def test_a_refused_resumption_changes_nothing(tmp_path: Path) -> None:
+    made = jaxrl.population(small_dqn(), seeds=2)
+    Trainer(made, **LENGTH, run_dir=tmp_path / "run", quiet=True).train()
+    before = (tmp_path / "run" / "config.yaml").read_text()
+    with pytest.raises(jaxrl.SettingsError, match="the seed decided all of it"):
+        Trainer(made, **LENGTH, seed=7, run_dir=tmp_path / "run", quiet=True, resume=True).train()
+    assert (tmp_path / "run" / "config.yaml").read_text() == before
+    longer = {**LENGTH, "max_opts": 80}
+    done = Trainer(made, **longer, run_dir=tmp_path / "run", quiet=True, resume=True).train()
+    assert [member.status for member in done.members] == ["max_opts"] * 2
+    assert "max_opts: 80" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+def test_a_member_that_came_to_its_end_goes_no_further(tmp_path: Path) -> None:
+    made = jaxrl.population(small_dqn(), seeds=2)
+    stops = {**LENGTH, "stop_reward": 1.0, "run_dir": tmp_path / "run", "quiet": True}
+    first = Trainer(made, **stops).train()
+    assert [member.status for member in first.members] == ["stop_reward"] * 2
+    again = Trainer(made, **stops, resume=True).train()
+    for one, other in zip(again.members, first.members, strict=True):
+        assert one.result is not None
+        assert other.result is not None
+        assert (one.status, one.last_score) == (other.status, other.last_score)
+        assert state_digest(one.result.state) == state_digest(other.result.state)
+
+
+def test_rows_do_not_wait_for_what_a_kill_left_unsaid(tmp_path: Path) -> None:
+    """Metadata that know of no checkpoint yet, and a directory whose owner was killed before it had begun."""
+    made = jaxrl.population(small_dqn(), seeds=2)
+    Trainer(made, **{**LENGTH, "max_opts": 20}, run_dir=tmp_path / "run", quiet=True).train()
+    for number in (0, 1):
+        path = member_dir(tmp_path / "run", number) / "metadata.json"
+        metadata = json.loads(path.read_text())
+        del metadata["saved_opt_steps"]
+        path.write_text(json.dumps(metadata))
+    Trainer(made, **LENGTH, run_dir=tmp_path / "run", quiet=True, resume=True).train()
+    assert [row["opt_steps"] for row in rows_of(tmp_path / "run") if row["kind"] == "population"] == [20, 40, 60]
+    more = jaxrl.population(small_dqn(), seeds=2)
+    begun = tmp_path / "begun"
+    Trainer(more, **{**LENGTH, "max_opts": 20}, run_dir=begun, quiet=True).train()
+    shutil.rmtree(member_dir(begun, 1))
+    member_dir(begun, 1).mkdir()
+    (member_dir(begun, 1) / ".config.yaml.tmp").write_text("")
+    done = Trainer(more, **LENGTH, run_dir=begun, quiet=True, resume=True).train()
+    assert [member.status for member in done.members] == ["max_opts"] * 2
+
+
+def test_an_interval_of_one_score_is_unknown() -> None:
+    assert np.isnan(spread([[3.0], [4.0]]).low)
+    assert spread([[3.0], [4.0]]).iqm == 3.5

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl.errors import StorageError, say
 from jaxrl.strategies.population import Member
 from jaxrl.training.population.scores import named, spread
 from jaxrl.training.recorders import Row
-from jaxrl.training.storage.run_dir import METRICS, plain, read_metadata, write_atomically
+from jaxrl.training.storage.run_dir import METRICS, plain, write_atomically
 
 LINES = 12
 """Settings, of which each is told its own line while training goes on, at most."""
@@ -28,6 +29,8 @@ class PopulationRows:
         self._told: set[int] = set()
         self._gone: set[int] = set()
         self._path: Path | None = None
+        self.failure: StorageError | None = None
+        """What could not be written; a resumption makes the file anew."""
         self._begun = time.perf_counter()
 
     def open(self, directory: Path | None, runs: Mapping[int, Path]) -> None:
@@ -40,9 +43,10 @@ class PopulationRows:
         self._path = directory / METRICS
         write_atomically(self._path, "")
         for number, run in runs.items():
-            saved = read_metadata(run).get("saved_opt_steps") or -1
+            # What came after the checkpoint comes again, and that before the first step is in no report.
+            saved = max((int(p.name) for p in (run / "checkpoints").glob("*") if p.name.isdecimal()), default=0)
             for row in _evaluations(run):
-                if row["opt_steps"] <= saved:
+                if 0 < row["opt_steps"] <= saved:
                     self.take(number, row)
 
     def take(self, number: int, row: Row) -> None:
@@ -109,9 +113,15 @@ class PopulationRows:
             self.say(f"{at}  IQM {told.iqm:>9.5g} {interval:<22} of {told.members:<4} {name}")
 
     def _write(self, row: Mapping[str, Any]) -> None:
-        if self._path is not None:
+        if self._path is None:
+            return
+        try:
             with self._path.open("a") as file:
                 file.write(json.dumps(plain(row)) + "\n")
+        except OSError as error:
+            if self.failure is None:
+                self.failure = StorageError(f"cannot write {self._path}: {error.strerror or error}")
+                say(f"warning: {self.failure}; training goes on, and the members' own logs have it all")
 
 
 def _evaluations(run: Path) -> list[Row]:

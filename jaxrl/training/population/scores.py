@@ -27,14 +27,19 @@ class Spread(NamedTuple):
 
 
 def spread(strata: Iterable[Sequence[float]]) -> Spread:
-    """Return the spread of scores, those of one setting in each of `strata`; what is not finite does not count."""
+    """Return the spread of scores, those of one setting in each of `strata`; what is not finite does not count.
+
+    Where no setting has two, nothing tells how far they spread: the interval is NaN.
+    """
     finite = [np.asarray([x for x in scores if np.isfinite(x)], np.float64) for scores in strata]
     finite = [scores for scores in finite if len(scores)]
     if not finite:
         return Spread(0, *[float("nan")] * 4)
     rng = np.random.default_rng(0)
     drawn = [scores[rng.integers(len(scores), size=(RESAMPLES, len(scores)))] for scores in finite]
-    low, high = np.quantile(iqm(np.concatenate(drawn, axis=1)), (0.025, 0.975))
+    several = any(len(scores) > 1 for scores in finite)
+    ends = np.quantile(iqm(np.concatenate(drawn, axis=1)), (0.025, 0.975)) if several else (np.nan, np.nan)
+    low, high = ends
     every = np.concatenate(finite)
     return Spread(len(every), float(every.mean()), float(iqm(every)), float(low), float(high))
 

@@ -28,7 +28,7 @@ from jaxrl.training.program import check_population_fits, compile_all, state_sha
 from jaxrl.training.report import Report
 from jaxrl.training.settings import TrainerConfig, config_for
 from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir, population_of
-from jaxrl.training.storage.run_dir import FORMAT, RunDir, plain, read_metadata
+from jaxrl.training.storage.run_dir import CONFIG, FORMAT, RunDir, plain, read_metadata, read_yaml
 from jaxrl.training.trainer import Hooks, Trainer
 from jaxrl.xla.options import side_by_side
 
@@ -40,6 +40,16 @@ class MemberReport(NamedTuple):
     report: Report
 
 
+ENDS = ("stop_reward", "patience", "stop")
+"""Why a member may have ended before the others."""
+
+
+def _same_ends(path: Path, config: TrainerConfig) -> bool:
+    """Return whether what a member stopped at is still what it would stop at."""
+    old = read_yaml(path / CONFIG)
+    return all(old.get(name) == getattr(config, name) for name in ("stop_reward", "patience"))
+
+
 class _Run:
     """A member on its way."""
 
@@ -47,6 +57,8 @@ class _Run:
         self.member = member
         self.status = "running"
         self.trainer: Trainer | None = None
+        self.scores: tuple[float | None, float | None] = (None, None)
+        """The best and the last, of one that diverged before."""
         self.reports: Generator[Report, None, None] | None = None
 
 
@@ -100,6 +112,7 @@ class PopulationTrainer:
         self._dir: RunDir | None = None
         self._runs = [_Run(member) for member in population.members]
         self._failure: StorageError | None = None
+        self._described = False
         self._make: dict[str, Any] = {
             "evaluator": evaluator,
             "score": score,
@@ -140,8 +153,8 @@ class PopulationTrainer:
             self._compile()
             self._rows.say(self._outline())
             yield from self._take_turns(pool)
-        if self._failure is not None:
-            raise self._failure
+        if (failure := self._failure or self._rows.failure) is not None:
+            raise failure
 
     def result(self) -> PopulationResult:
         """Return what the members have left so far."""
@@ -178,6 +191,9 @@ class PopulationTrainer:
                 for future in sorted(done, key=lambda future: going[future].member.number):
                     run = going.pop(future)
                     report = future.result()
+                    if self._resume and not self._described and self._dir is not None:
+                        self._dir.write_config(self.settings())  # now that a member has gone on under them
+                    self._described = True
                     if report is None:
                         self._rows.gone(run.member.number)
                         continue
@@ -187,9 +203,7 @@ class PopulationTrainer:
                     yield MemberReport(run.member.number, report)
         finally:
             wait(going)
-            for run in self._runs:
-                if run.reports is not None:
-                    run.reports.close()  # which saves one that has not come to its end
+            self._close()
 
     def _strategies(self) -> list[Strategy]:
         """Return one strategy for each program that members share."""
@@ -203,6 +217,18 @@ class PopulationTrainer:
         made = f"{settings} setting{'s' * (settings > 1)} with {count // settings} seed{'s' * (count > settings)} each"
         shared = "one program" if programs == 1 else f"{programs} programs"
         return f"{count} members: {made}, {self.workers} at a time, {shared}"
+
+    def _close(self) -> None:
+        """End all members, saving those that have not come to their ends; raise the first error, but end all."""
+        failed: BaseException | None = None
+        for run in self._runs:
+            try:
+                if run.reports is not None:
+                    run.reports.close()
+            except Exception as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def _advance(self, run: _Run) -> Report | None:
         """Train a member up to its next boundary; `None` if it has come to its end."""
@@ -223,13 +249,21 @@ class PopulationTrainer:
 
     def _begin(self, run: _Run) -> None:
         path = self._path_of(run.member)
-        again = path is not None and self._resume and path.exists()
-        if again and path is not None and read_metadata(path).get("status") == "diverged":
+        again = path is not None and self._resume and (path / CONFIG).exists()
+        before = read_metadata(path) if again and path is not None else {}
+        if before.get("status") == "diverged":
+            run.scores = before.get("best_score"), before.get("last_score")
             raise DivergedError(f"{path} diverged")
+        if path is not None and not again:
+            (path / f".{CONFIG}.tmp").unlink(missing_ok=True)  # of one that ended before it had begun
         config = self.config.changed(
             seed=self.config.seed + run.member.seed, run_dir=None if path is None else str(path)
         )
         made = {**self._make, "allow_changes": self._make["allow_changes"] and again}
+        if again and path is not None and before.get("status") in ENDS and _same_ends(path, config):
+            # It had come to its end: it is loaded, but goes no further.
+            made["interrupt"] = Interrupt()
+            made["interrupt"].stop(before["status"])
         run.trainer = Trainer(run.member.strategy, config, resume=again, console=False, **made)
         run.reports = run.trainer.reports()
 
@@ -259,18 +293,31 @@ class PopulationTrainer:
             if self._start_over:
                 self._dir.set_aside()
             self._dir.sign()
-            self._dir.write_config(self.settings())
+            if not self._resume:
+                self._dir.write_config(self.settings())
             created = {} if self._resume else {"created": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
             self._dir.write_metadata(format=FORMAT, **created, status="running", members=len(self._runs))
             (self._dir / MEMBERS).mkdir(exist_ok=True)
             there = {run.member.number: path for run in self._runs if (path := self._path_of(run.member))}
             self._rows.open(self._dir.path, {n: path for n, path in there.items() if self._resume and path.exists()})
-            try:
-                yield
-            finally:
-                self._dir.write_metadata(status=self.interrupt.reason or self._status(), table=self._table())
+            yield
+            self._end(self.interrupt.reason or self._status())
+        except OSError as error:
+            raise StorageError(f"cannot write the run directory {self._dir.path}: {error.strerror or error}") from error
+        except BaseException:
+            self._end(self.interrupt.reason or "failed")
+            raise
         finally:
             self._dir.release()
+
+    def _end(self, status: str) -> None:
+        """Write how the population ended."""
+        assert self._dir is not None
+        try:
+            self._dir.write_metadata(status=status, table=self._table())
+        except OSError as error:
+            reason = f"cannot write the run directory {self._dir.path}: {error.strerror or error}"
+            self._failure = self._failure or StorageError(reason)
 
     def _require_same(self, path: Path) -> None:
         """Raise `SettingsError` unless the population in `path` is this one."""
@@ -298,7 +345,7 @@ class PopulationTrainer:
             seed=self.config.seed + member.seed,
             swept=member.swept,
             status=run.status,
-            best_score=trainer.ledger.best_score if trainer is not None else None,
-            last_score=trainer.ledger.last_score if trainer is not None else None,
+            best_score=trainer.ledger.best_score if trainer is not None else run.scores[0],
+            last_score=trainer.ledger.last_score if trainer is not None else run.scores[1],
             result=trainer.result() if began and trainer is not None and run.status != "diverged" else None,
         )

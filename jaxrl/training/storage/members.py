@@ -37,7 +37,7 @@ def resolve(run_dir: str | Path, member: int | None = None) -> Path:
         if member is not None:
             raise SettingsError(f"{run_dir} is a run of its own, and has no member {member}; leave the member out")
         return path
-    there = sorted(int(found.name) for found in (path / MEMBERS).glob("*") if found.name.isdecimal())
+    there = [int(found.name) for found in runs_of(path)]
     if not there:
         raise SettingsError(f"{run_dir} has no members yet")
     if member is None:
@@ -53,7 +53,8 @@ def runs_of(run_dir: str | Path, member: int | None = None) -> list[Path]:
     """Return the run in a directory, or of a population all its members, or `member` alone."""
     if member is not None or population_of(run_dir) is None:
         return [resolve(run_dir, member)]
-    return sorted(path for path in (Path(run_dir) / MEMBERS).glob("*") if path.name.isdecimal())
+    folders = (path for path in (Path(run_dir) / MEMBERS).glob("*") if path.name.isascii() and path.name.isdecimal())
+    return sorted(path for path in folders if path == member_dir(run_dir, int(path.name)))
 
 
 def extract(run_dir: str | Path, member: int, to: str | Path) -> Path:
