@@ -1,106 +1,142 @@
-"""What the members of a population are, before anything trains."""
+"""A population by plain `vmap`: one program, rings written in place, and members that learn as they would alone."""
 
-import math
+import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_trainer import counting, small_dqn
+from toys_closed_form import action_preference
 
-import jaxrl
-from jaxrl.strategies.population import combinations, read_values, with_values
-from jaxrl.tuning import Swap, given, tunable
+from jaxrl.agents import dqn
+from jaxrl.buffers import uniform
+from jaxrl.nn import QNetwork
+from jaxrl.processors import n_step
+from jaxrl.strategies import off_policy
+from jaxrl.strategies.base import iterate
 
-
-def test_settings_are_outermost_and_every_setting_has_every_seed() -> None:
-    made = jaxrl.population(small_dqn(), seeds=2, sweep={"agent.lr": [1e-3, 1e-4], "processor.discount": [0.9]})
-    told = [(m.number, m.seed, m.swept["agent.lr"], m.strategy.settings["agent"]["lr"]) for m in made.members]  # type: ignore[index]
-    assert told == [(0, 0, 1e-3, 1e-3), (1, 1, 1e-3, 1e-3), (2, 0, 1e-4, 1e-4), (3, 1, 1e-4, 1e-4)]
-    assert {m.strategy.settings["processor"]["discount"] for m in made.members} == {0.9}  # type: ignore[index]
-    assert all(m.strategy.step is small_dqn().step for m in made.members)  # one program
-
-
-def test_a_member_begins_with_its_values_and_is_retuned_to_them() -> None:
-    strategy = small_dqn()
-    changed = with_values(strategy, {"agent.lr": 0.5, "processor.discount": 0.25})
-    with given(changed.values):
-        state = strategy.init(jax.random.key(0))
-    assert float(state.agent.hyper.lr) == 0.5
-    assert float(state.processor.discount) == 0.25
-    assert changed.retune is not None
-    retuned = changed.retune(strategy.init(jax.random.key(0)))
-    assert (float(retuned.agent.hyper.lr), float(retuned.processor.discount)) == (0.5, 0.25)
+MEMBERS = 3
+CAPACITY = 1_024
+LRS = (1e-2, 7e-3, 5e-3)
+TOY = action_preference(0.9)
 
 
-def test_of_two_discounts_the_setting_is_the_one_that_it_was() -> None:
-    with given({"processor.discount": Swap(0.99, 0.5)}):
-        assert float(tunable("processor.discount", 0.99)) == 0.5
-        assert float(tunable("processor.discount", 0.9)) == np.float32(0.9)
+def make(capacity=CAPACITY, **settings):
+    agent = dqn(**{"features": (8,), "lr": 5e-3, "target_interval": 20, "epsilon_decay": 100, **settings})
+    return off_policy(
+        TOY.env,
+        agent,
+        buffer=uniform(capacity, 16),
+        processor=n_step(1, 0.9),
+        num_envs=8,
+        opt_interval=8,
+        warmup=64,
+    )
 
 
-def test_draws_depend_on_their_seed_and_place_alone() -> None:
-    sweep = {"agent.lr": jaxrl.log_uniform(1e-5, 1e-1), "agent.tau": [0.1, 0.2]}
-    few, many = combinations(sweep, 2, 4, 0), combinations(sweep, 2, 400, 0)
-    assert few == many[:2]
-    assert combinations(sweep, 2, 4, 1) != few
-    logs = np.log10([setting["agent.lr"] for setting in many])
-    assert logs.min() > -5
-    assert logs.max() < -1
-    assert abs(logs.mean() + 3) < 0.3  # of 200 draws, uniform over 4 decades: deviation 0.08
-    assert {setting["agent.tau"] for setting in many} == {0.1, 0.2}
+def populate(strategy):
+    """Return a function from keys `[P]` and learning rates `[P]` to the state of a population."""
+
+    def init(keys, lrs):
+        state = jax.vmap(strategy.init)(keys)
+        return state._replace(agent=state.agent._replace(hyper=state.agent.hyper._replace(lr=lrs)))
+
+    return jax.jit(init)
 
 
-def test_values_are_read_as_people_write_them() -> None:
-    assert read_values("1e-4, 3e-4") == ["1e-4", "3e-4"]
-    assert read_values("log_uniform(1e-5, 1e-2)") == jaxrl.log_uniform(1e-5, 1e-2)
-    assert str(jaxrl.between(0.9, 0.999)) == "between(0.9,0.999)"
-    assert read_values(str(jaxrl.between(0.9, 0.999))) == jaxrl.between(0.9, 0.999)
+def step_of(strategy):
+    """Return the step of a population: `t` is one number for all."""
+    draw = jax.vmap(strategy.draw, in_axes=(0, None))
+    step = jax.vmap(strategy.step, in_axes=(0, 0, None))
+    return lambda state, t: step(state, draw(state.key, t), t)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"sweep": {"agent.lrr": [1.0]}}, r"'agent.lrr' cannot be swept; did you mean agent.lr\?"),
-        ({"sweep": {"agent.lr": []}}, r"sweep of agent.lr is \[\]; expected a list of values, or a range"),
-        ({"sweep": {"agent.lr": "1e-3"}}, r"sweep of agent.lr is '1e-3'; expected a list"),
-        ({"sweep": {"agent.lr": [-1.0]}}, r"agent.lr is -1.0; expected a number from 0 to 1000"),
-        ({"sweep": {"agent.lr": [math.nan]}}, r"agent.lr is nan; expected a number from 0 to 1000"),
-        ({"sweep": {"processor.discount": [1.5]}}, r"processor.discount is 1.5; expected a number from 0 to 1"),
-        (
-            {"sweep": {"agent.lr": jaxrl.log_uniform(0.1, 1.0)}},
-            r"a range is drawn from, but not how often; set members",
-        ),
-        (
-            {"sweep": {"agent.lr": jaxrl.log_uniform(0.1, 1.0)}, "members": 7, "seeds": 3},
-            r"members 7 is not a multiple of seeds 3; the nearest that is: 6 or 9",
-        ),
-        ({"seeds": 0}, r"seeds is 0; expected a whole number of at least 1"),
-        ({"seeds": 2, "members": 3}, r"members is 3, but 1 settings with 2 seeds each make 2; leave members out"),
-        ({"seeds": 200_000}, r"the population has 200000 members; at most 100000"),
-    ],
-)
-def test_what_cannot_be_a_population_is_refused_in_one_line(settings: dict, said: str) -> None:
-    with pytest.raises(jaxrl.SettingsError, match=said):
-        jaxrl.population(small_dqn(), **settings)
+def lower(capacity):
+    """Compile the step of a population whose state is donated."""
+    strategy = make(capacity)
+    state = jax.eval_shape(populate(strategy), jax.random.split(jax.random.key(0), MEMBERS), jnp.zeros(MEMBERS))
+    return jax.jit(step_of(strategy), donate_argnums=0).lower(state, jax.ShapeDtypeStruct((), jnp.uint32))
 
 
-@pytest.mark.parametrize("bounds", [(0.0, 1.0), (1.0, 1.0), (2.0, 1.0), (1e-3, math.inf), (math.nan, 1.0)])
-def test_a_range_from_which_nothing_can_be_drawn_is_refused(bounds: tuple[float, float]) -> None:
-    with pytest.raises(jaxrl.SettingsError, match=r"expected finite numbers, 0 < low < high"):
-        jaxrl.log_uniform(*bounds)
+@pytest.fixture(scope="module")
+def compiled():
+    return {capacity: lower(capacity).compile() for capacity in (CAPACITY, 10 * CAPACITY)}
 
 
-def test_what_a_zero_turns_off_is_no_value_of_the_same_program() -> None:
-    impala = jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), jaxrl.impala(features=(8,)), num_envs=2)
-    assert "agent.rho_clip" in jaxrl.sweepable(impala)
-    with pytest.raises(jaxrl.SettingsError, match=r"agent.rho_clip is 0.0, which turns it off"):
-        jaxrl.population(impala, sweep={"agent.rho_clip": [1.0, 0.0]})
-    a2c = jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), jaxrl.a2c(features=(8,)), num_envs=2)
-    assert "agent.rho_clip" not in jaxrl.sweepable(a2c)
+def operations_on_rings(hlo, capacity):
+    """Return the names of the operations of compiled HLO that make an array with an axis of `capacity`."""
+    pattern = rf"= \w+\[(?:\d+,)*{capacity}(?:,\d+)*\](?:{{[\d,]*}})? ([\w-]+)\("
+    return set(re.findall(pattern, hlo))
 
 
-def test_a_strategy_made_by_hand_can_have_several_seeds() -> None:
-    made = jaxrl.population(counting(), seeds=3)
-    assert [member.seed for member in made.members] == [0, 1, 2]
-    with pytest.raises(jaxrl.SettingsError, match=r"'agent.lr' cannot be swept; known: "):
-        jaxrl.population(counting(), sweep={"agent.lr": [1.0]})
+def test_rings_are_written_in_place(compiled):
+    made = operations_on_rings(compiled[CAPACITY].as_text(), CAPACITY)
+    assert "dynamic-update-slice" in made
+    assert made <= {"dynamic-update-slice", "parameter", "fusion", "get-tuple-element", "bitcast", "call"}
+
+
+def test_the_ring_test_sees_a_copy_where_there_is_one():
+    batched = jax.vmap(lambda ring, t: jax.lax.dynamic_update_slice_in_dim(ring, jnp.ones((8,)), t, axis=0))
+    ring = jax.ShapeDtypeStruct((MEMBERS, CAPACITY), jnp.float32)
+    turns = jax.ShapeDtypeStruct((MEMBERS,), jnp.int32)
+    hlo = jax.jit(batched).lower(ring, turns).compile().as_text()
+    assert operations_on_rings(hlo, CAPACITY) & {"scatter", "copy", "while", "select"}
+
+
+def test_what_a_step_needs_beside_its_state_does_not_grow_with_the_capacity(compiled):
+    small, large = (compiled[capacity].memory_analysis() for capacity in (CAPACITY, 10 * CAPACITY))
+    assert large.argument_size_in_bytes - small.argument_size_in_bytes > MEMBERS * 9 * CAPACITY * 20
+    assert abs(large.temp_size_in_bytes - small.temp_size_in_bytes) < 4_096
+    assert large.alias_size_in_bytes - small.alias_size_in_bytes > MEMBERS * 9 * CAPACITY * 20
+
+
+def test_members_with_their_own_learning_rates_run_in_one_program_and_learn_what_is_right():
+    strategy = make(lr_decay=1_500, target_interval=25, loss="squared", epsilon_end=1.0)
+    keys, lrs = jax.random.split(jax.random.key(0), MEMBERS), jnp.array(LRS)
+    start = populate(strategy)(keys, lrs)
+    np.testing.assert_array_equal(start.agent.hyper.lr, lrs)
+
+    @jax.jit
+    def run(state, first, stop):
+        draw = jax.vmap(strategy.draw, in_axes=(0, None))
+        body = lambda state, noise, t: jax.vmap(strategy.step, in_axes=(0, 0, None))(state, noise, t)[0]
+        return iterate(draw, body, state.key, state, first, stop)
+
+    network = QNetwork(TOY.env.spec.observation_space, 2, features=(8,))
+    halfway = run(start, jnp.uint32(0), jnp.uint32(700))
+    end = run(halfway, jnp.uint32(700), jnp.uint32(1_500))
+    values = jax.vmap(lambda params: network.apply(params.tree, TOY.obs))(end.agent.params)
+    np.testing.assert_allclose(values, np.broadcast_to(TOY.values, (MEMBERS, 2, 2)), atol=2e-2)
+
+    for rates in (lrs, lrs[::-1], jnp.zeros(MEMBERS)):
+        state = start._replace(agent=start.agent._replace(hyper=start.agent.hyper._replace(lr=rates)))
+        moved = run(state, jnp.uint32(0), jnp.uint32(1))
+        before, after = (
+            jax.vmap(lambda p: p.tree["params"]["Dense_0"]["bias"])(s.agent.params) for s in (start, moved)
+        )
+        # The first step of Adam is as long as the learning rate.
+        np.testing.assert_allclose(np.abs(after - before).max(axis=1), rates, rtol=1e-3, atol=1e-9)
+    assert run._cache_size() == 1
+
+
+def test_each_member_goes_where_it_would_go_alone():
+    strategy = make()
+    keys, lrs = jax.random.split(jax.random.key(5), MEMBERS), jnp.array(LRS)
+    together = populate(strategy)(keys, lrs)
+    step, alone_step = jax.jit(step_of(strategy)), jax.jit(lambda s, t: strategy.step(s, strategy.draw(s.key, t), t))
+    alone, init = [], jax.jit(strategy.init)
+    for member, lr in enumerate(LRS):
+        state = init(keys[member])
+        alone.append(state._replace(agent=state.agent._replace(hyper=state.agent.hyper._replace(lr=jnp.float32(lr)))))
+    for t in range(30):
+        together, metrics = step(together, jnp.uint32(t))
+        alone = [alone_step(state, jnp.uint32(t)) for state in alone]
+        losses = [float(m["loss"].sum) for _, m in alone]
+        np.testing.assert_allclose(metrics["loss"].sum, losses, rtol=1e-3, atol=1e-6)
+        alone = [state for state, _ in alone]
+    for member, state in enumerate(alone):
+        mine = jax.tree.map(lambda x: x[member], (together.agent.params, together.buffer))  # noqa: B023
+        for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves((state.agent.params, state.buffer)), strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-4)
+    first, second = (jax.tree.leaves(state.agent.params)[0] for state in alone[:2])
+    assert np.abs(first - second).max() > 1e-2

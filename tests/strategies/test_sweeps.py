@@ -1,0 +1,106 @@
+"""What the members of a population are, before anything trains."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from toys_trainer import counting, small_dqn
+
+import jaxrl
+from jaxrl.strategies.population import combinations, read_values, with_values
+from jaxrl.tuning import Swap, given, tunable
+
+
+def test_settings_are_outermost_and_every_setting_has_every_seed() -> None:
+    made = jaxrl.population(small_dqn(), seeds=2, sweep={"agent.lr": [1e-3, 1e-4], "processor.discount": [0.9]})
+    told = [(m.number, m.seed, m.swept["agent.lr"], m.strategy.settings["agent"]["lr"]) for m in made.members]  # type: ignore[index]
+    assert told == [(0, 0, 1e-3, 1e-3), (1, 1, 1e-3, 1e-3), (2, 0, 1e-4, 1e-4), (3, 1, 1e-4, 1e-4)]
+    assert {m.strategy.settings["processor"]["discount"] for m in made.members} == {0.9}  # type: ignore[index]
+    assert all(m.strategy.step is small_dqn().step for m in made.members)  # one program
+
+
+def test_a_member_begins_with_its_values_and_is_retuned_to_them() -> None:
+    strategy = small_dqn()
+    changed = with_values(strategy, {"agent.lr": 0.5, "processor.discount": 0.25})
+    with given(changed.values):
+        state = strategy.init(jax.random.key(0))
+    assert float(state.agent.hyper.lr) == 0.5
+    assert float(state.processor.discount) == 0.25
+    assert changed.retune is not None
+    retuned = changed.retune(strategy.init(jax.random.key(0)))
+    assert (float(retuned.agent.hyper.lr), float(retuned.processor.discount)) == (0.5, 0.25)
+
+
+def test_of_two_discounts_the_setting_is_the_one_that_it_was() -> None:
+    with given({"processor.discount": Swap(0.99, 0.5)}):
+        assert float(tunable("processor.discount", 0.99)) == 0.5
+        assert float(tunable("processor.discount", 0.9)) == np.float32(0.9)
+
+
+def test_draws_depend_on_their_seed_and_place_alone() -> None:
+    sweep = {"agent.lr": jaxrl.log_uniform(1e-5, 1e-1), "agent.tau": [0.1, 0.2]}
+    few, many = combinations(sweep, 2, 4, 0), combinations(sweep, 2, 400, 0)
+    assert few == many[:2]
+    assert combinations(sweep, 2, 4, 1) != few
+    logs = np.log10([setting["agent.lr"] for setting in many])
+    assert logs.min() > -5
+    assert logs.max() < -1
+    assert abs(logs.mean() + 3) < 0.3  # of 200 draws, uniform over 4 decades: deviation 0.08
+    assert {setting["agent.tau"] for setting in many} == {0.1, 0.2}
+
+
+def test_values_are_read_as_people_write_them() -> None:
+    assert read_values("1e-4, 3e-4") == ["1e-4", "3e-4"]
+    assert read_values("log_uniform(1e-5, 1e-2)") == jaxrl.log_uniform(1e-5, 1e-2)
+    assert str(jaxrl.between(0.9, 0.999)) == "between(0.9,0.999)"
+    assert read_values(str(jaxrl.between(0.9, 0.999))) == jaxrl.between(0.9, 0.999)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"sweep": {"agent.lrr": [1.0]}}, r"'agent.lrr' cannot be swept; did you mean agent.lr\?"),
+        ({"sweep": {"agent.lr": []}}, r"sweep of agent.lr is \[\]; expected a list of values, or a range"),
+        ({"sweep": {"agent.lr": "1e-3"}}, r"sweep of agent.lr is '1e-3'; expected a list"),
+        ({"sweep": {"agent.lr": [-1.0]}}, r"agent.lr is -1.0; expected a number from 0 to 1000"),
+        ({"sweep": {"agent.lr": [math.nan]}}, r"agent.lr is nan; expected a number from 0 to 1000"),
+        ({"sweep": {"processor.discount": [1.5]}}, r"processor.discount is 1.5; expected a number from 0 to 1"),
+        (
+            {"sweep": {"agent.lr": jaxrl.log_uniform(0.1, 1.0)}},
+            r"a range is drawn from, but not how often; set members",
+        ),
+        (
+            {"sweep": {"agent.lr": jaxrl.log_uniform(0.1, 1.0)}, "members": 7, "seeds": 3},
+            r"members 7 is not a multiple of seeds 3; the nearest that is: 6 or 9",
+        ),
+        ({"seeds": 0}, r"seeds is 0; expected a whole number of at least 1"),
+        ({"seeds": 2, "members": 3}, r"members is 3, but 1 settings with 2 seeds each make 2; leave members out"),
+        ({"seeds": 200_000}, r"the population has 200000 members; at most 100000"),
+    ],
+)
+def test_what_cannot_be_a_population_is_refused_in_one_line(settings: dict, said: str) -> None:
+    with pytest.raises(jaxrl.SettingsError, match=said):
+        jaxrl.population(small_dqn(), **settings)
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (1.0, 1.0), (2.0, 1.0), (1e-3, math.inf), (math.nan, 1.0)])
+def test_a_range_from_which_nothing_can_be_drawn_is_refused(bounds: tuple[float, float]) -> None:
+    with pytest.raises(jaxrl.SettingsError, match=r"expected finite numbers, 0 < low < high"):
+        jaxrl.log_uniform(*bounds)
+
+
+def test_what_a_zero_turns_off_is_no_value_of_the_same_program() -> None:
+    impala = jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), jaxrl.impala(features=(8,)), num_envs=2)
+    assert "agent.rho_clip" in jaxrl.sweepable(impala)
+    with pytest.raises(jaxrl.SettingsError, match=r"agent.rho_clip is 0.0, which turns it off"):
+        jaxrl.population(impala, sweep={"agent.rho_clip": [1.0, 0.0]})
+    a2c = jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), jaxrl.a2c(features=(8,)), num_envs=2)
+    assert "agent.rho_clip" not in jaxrl.sweepable(a2c)
+
+
+def test_a_strategy_made_by_hand_can_have_several_seeds() -> None:
+    made = jaxrl.population(counting(), seeds=3)
+    assert [member.seed for member in made.members] == [0, 1, 2]
+    with pytest.raises(jaxrl.SettingsError, match=r"'agent.lr' cannot be swept; known: "):
+        jaxrl.population(counting(), sweep={"agent.lr": [1.0]})
