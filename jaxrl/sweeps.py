@@ -16,6 +16,7 @@ from jaxrl.strategies.population import (
     combinations,
     keeps_program,
     read_values,
+    settings_of_sweep,
     sweepable,
     with_values,
 )
@@ -35,11 +36,6 @@ class PopulationConfig:
     """Members in all, where a range is drawn from."""
     draw_seed: int = 0
     """Seed of these draws."""
-
-    @property
-    def is_one(self) -> bool:
-        """Whether this is a run like any other."""
-        return self.seeds == 1 and not self.sweep and self.members in (None, 1)
 
 
 def read_sweep(words: Sequence[str]) -> dict[str, Any]:
@@ -92,8 +88,7 @@ def build_population(algo: str, config: Any, asked: PopulationConfig) -> Populat
         # What a strategy was built with needs no other value.
         other = {name: value for name, value in alive.items() if own[name] != value}
         variants.append(with_values(strategy, other, own))
-    plain = {name: str(values) if isinstance(values, Range) else list(values) for name, values in sweep.items()}
-    told = {"seeds": seeds, "sweep": plain, "members": asked.members, "draw_seed": asked.draw_seed}
+    told = settings_of_sweep(sweep, seeds, asked.members, asked.draw_seed)
     return assemble(variants, combined, seeds, told)
 
 

@@ -1,7 +1,7 @@
 """Settings of the trainer's and the session's loop on the host."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
 from jaxrl.errors import SettingsError, check_between, check_count, nearest
@@ -92,6 +92,12 @@ def config_for(
     if strategy.policy is None and evaluator is None and config is None:
         settings = {"eval_interval": 0, "eval_episodes": 0, **settings}
     return (config or TrainerConfig()).changed(**settings)
+
+
+def settings_of_run(strategy: Strategy, config: TrainerConfig) -> dict[str, Any]:
+    """Return all settings of a run but its directory, which can be moved, as `config.yaml` holds them."""
+    own = {field.name: getattr(config, field.name) for field in fields(TrainerConfig) if field.name != "run_dir"}
+    return {**(strategy.settings or {"algo": "custom", "custom": ["strategy"]}), **own}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ The loop is thin on purpose. When things happen is decided by `schedule`, what i
 by `storage`; nothing here can change a bit of the training.
 """
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -39,7 +38,7 @@ from jaxrl.training.program import (
 from jaxrl.training.recorders import Progress, Recorder, Row
 from jaxrl.training.report import Report, Result
 from jaxrl.training.schedule import Boundary, next_boundary
-from jaxrl.training.settings import TrainerConfig, check_strategy, config_for, rounding
+from jaxrl.training.settings import TrainerConfig, check_strategy, config_for, rounding, settings_of_run
 from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid, rolled_back_ledger
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.run import Best, Resume, Storage
@@ -215,12 +214,7 @@ class Trainer:
 
     def settings(self) -> dict[str, Any]:
         """Return all settings of the run, as `config.yaml` holds them."""
-        settings = {
-            **(self.strategy.settings or {"algo": "custom", "custom": ["strategy"]}),
-            **{f.name: getattr(self.config, f.name) for f in dataclasses.fields(TrainerConfig)},
-        }
-        del settings["run_dir"]  # a run can be moved
-        return settings
+        return settings_of_run(self.strategy, self.config)
 
     # --- one boundary ---
 

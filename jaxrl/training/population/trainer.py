@@ -5,7 +5,6 @@ program does not know of other members, so a member's bits depend on its own see
 the same run by itself.
 """
 
-import dataclasses
 import heapq
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -26,7 +25,7 @@ from jaxrl.training.population.rows import PopulationRows
 from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.program import check_population_fits, compile_all, state_shapes
 from jaxrl.training.report import Report
-from jaxrl.training.settings import TrainerConfig, config_for
+from jaxrl.training.settings import TrainerConfig, config_for, settings_of_run
 from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir, population_of
 from jaxrl.training.storage.run_dir import CONFIG, FORMAT, RunDir, plain, read_metadata, read_yaml
 from jaxrl.training.trainer import Hooks, Trainer
@@ -162,14 +161,8 @@ class PopulationTrainer:
 
     def settings(self) -> dict[str, Any]:
         """Return all settings, as `config.yaml` holds them: those of member 0, and what makes its members."""
-        first = self.population.members[0]
-        settings = {
-            **(first.strategy.settings or {"algo": "custom", "custom": ["strategy"]}),
-            **{f.name: getattr(self.config, f.name) for f in dataclasses.fields(TrainerConfig)},
-            POPULATION: dict(self.population.settings),
-        }
-        del settings["run_dir"]  # a run can be moved
-        return settings
+        first = settings_of_run(self.population.members[0].strategy, self.config)
+        return {**first, POPULATION: dict(self.population.settings)}
 
     # --- turns ---
 
