@@ -83,6 +83,9 @@ class EnvRun(ActorsConfig, TrainerConfig):
     """Environment."""
     env_args: dict[str, float] = field(default_factory=dict)
     """Parameters of the environment in place of its defaults, as in `--env-args max_steps_in_episode 200`."""
+    resets: str = "auto"
+    """Where episodes begin: fresh (reset all at every step), pool or pool:K (each reset is made once and kept),
+    optimistic or optimistic:R (R environments share a reset); auto: fresh where that is cheap, otherwise pool."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +189,7 @@ def build_off_policy(agent: AgentMaker, config: Any) -> Strategy:
         warmup=config.warmup,
         random_warmup=config.random_warmup,
         actors=part_of(config, ActorsConfig),
+        resets=config.resets,
     )
 
 
@@ -200,6 +204,7 @@ def build_on_policy(agent: AgentMaker, config: Any) -> Strategy:
         epochs=config.epochs,
         minibatches=config.minibatches,
         actors=part_of(config, ActorsConfig),
+        resets=config.resets,
     )
 
 

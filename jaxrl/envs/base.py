@@ -8,14 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl.envs.resets import Resets, Starts, resets_of
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.spaces import EnvSpec, space_struct
-from jaxrl.trees import Array, Key, PyTree, require_same, tree_bytes, tree_where
+from jaxrl.trees import Array, Key, PyTree, require_same, tree_where
 from jaxrl.types import Step
-
-FRESH_BYTES = 4096
-"""Reset states of up to this many bytes are drawn ahead of the loop; larger ones are made from a key inside it."""
-
 
 SPOILT = -1
 """Episode length that marks an episode to be cut at its first step, because its first observation was not finite."""
@@ -90,6 +87,8 @@ class VecEnvState(NamedTuple):
     """Float32, sum of raw rewards of the current episode."""
     episode_length: Array
     """Int32, steps of the current episode; `SPOILT` at its start if its first observation was not finite."""
+    starts: PyTree = ()
+    """What the resets hold in store: a pool's `[K, ...]`, otherwise nothing."""
 
 
 class VecEnv(NamedTuple):
@@ -101,9 +100,11 @@ class VecEnv(NamedTuple):
     step: Any
     """`(state, action, noise) -> (state, Step)`"""
     draw: DrawFn
+    resets: str
+    """Where episodes begin, as `vectorise` takes it, such as `pool:64`; never `auto`."""
 
 
-def vectorise(env: Env, num_envs: int) -> VecEnv:
+def vectorise(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
     """Run `num_envs` copies of `env` in parallel; when an episode ends, the next one starts in the same step.
 
     The returned `step` yields a `Step` whose `final_obs` is the true successor and whose `obs` is what the policy sees
@@ -112,29 +113,31 @@ def vectorise(env: Env, num_envs: int) -> VecEnv:
     `valid=False`, and its values are replaced by zeros. If a first observation is not finite, the policy sees zeros,
     and the one step taken from them is the invalid one.
 
-    Every reset state is a fresh reset, never reused. Small ones are drawn with the noise (`draw`), large ones inside
-    the step.
+    `resets` says where episodes begin: `fresh`, `pool`, `pool:K`, `optimistic`, `optimistic:R`, or `auto`, which is
+    `fresh` where a reset is cheap and `pool` elsewhere; see `jaxrl.envs.resets`. All but `optimistic` use every reset
+    state once.
 
     Raises:
-      SettingsError: `reset` and `step` of `env` disagree on a shape, a dtype or a structure.
+      SettingsError: `reset` and `step` of `env` disagree on a shape, a dtype or a structure, or `resets` is unknown.
     """
     check_count("num_envs", num_envs)
     if env.spec.time_limit is not None:
         check_count(f"environment {env.spec.name}: time_limit", env.spec.time_limit, most=2**31 - 1)
     check_stable(env)
-    ahead = tree_bytes(jax.eval_shape(env.reset, _KEY)) <= FRESH_BYTES
+    source = resets_of(resets, partial(_start, env), num_envs)
     return VecEnv(
         spec=env.spec,
         num_envs=num_envs,
-        reset=partial(_reset, env, num_envs),
-        step=partial(_step, env, ahead),
-        draw=partial(_draw, env, num_envs, ahead),
+        reset=partial(_reset, env, num_envs, source),
+        step=partial(_step, env, source),
+        draw=partial(_draw, env, num_envs, source),
+        resets=source.name,
     )
 
 
-def _reset(env: Env, num_envs: int, key: Key) -> tuple[VecEnvState, PyTree]:
-    state, obs, length = _fresh(env, jax.random.split(key, num_envs))
-    return VecEnvState(state, jnp.zeros(num_envs), length), obs
+def _reset(env: Env, num_envs: int, source: Resets, key: Key) -> tuple[VecEnvState, PyTree]:
+    state, obs, length = _start(env, jax.random.split(key, num_envs))
+    return VecEnvState(state, jnp.zeros(num_envs), length, source.init(jax.random.fold_in(key, num_envs))), obs
 
 
 def obs_valid(state: VecEnvState) -> Array:
@@ -142,7 +145,7 @@ def obs_valid(state: VecEnvState) -> Array:
     return state.episode_length != SPOILT
 
 
-def _fresh(env: Env, keys: Array) -> tuple[PyTree, PyTree, Array]:
+def _start(env: Env, keys: Array) -> Starts:
     """Reset one environment per key; return states, first observations made finite, and initial episode lengths.
 
     Weak types are removed, so that states keep their types from step to step.
@@ -152,15 +155,13 @@ def _fresh(env: Env, keys: Array) -> tuple[PyTree, PyTree, Array]:
     return state, zeros_unless(finite, obs), jnp.where(finite, jnp.int32(0), jnp.int32(SPOILT))
 
 
-def _draw(env: Env, num_envs: int, ahead: bool, key: Key) -> tuple[PyTree, PyTree]:
+def _draw(env: Env, num_envs: int, source: Resets, key: Key) -> tuple[PyTree, PyTree]:
     step_key, reset_key = jax.random.split(key)
-    step_noise = jax.vmap(env.draw)(jax.random.split(step_key, num_envs))
-    reset_keys = jax.random.split(reset_key, num_envs)
-    return step_noise, _fresh(env, reset_keys) if ahead else reset_keys
+    return jax.vmap(env.draw)(jax.random.split(step_key, num_envs)), source.draw(reset_key)
 
 
-def _step(env: Env, ahead: bool, state: VecEnvState, action: PyTree, noise: PyTree) -> tuple[VecEnvState, Step]:
-    step_noise, fresh = noise
+def _step(env: Env, source: Resets, state: VecEnvState, action: PyTree, noise: PyTree) -> tuple[VecEnvState, Step]:
+    step_noise, drawn = noise
     env_state, out = jax.vmap(env.step)(state.env, action, step_noise)
     length = jnp.maximum(state.episode_length, 0) + 1
     valid = finite_rows((out.obs, out.reward)) & obs_valid(state)
@@ -172,7 +173,7 @@ def _step(env: Env, ahead: bool, state: VecEnvState, action: PyTree, noise: PyTr
         truncated = truncated | ((length >= env.spec.time_limit) & ~terminated)
     done = terminated | truncated
     final_obs = zeros_unless(valid, out.obs)
-    fresh_state, fresh_obs, fresh_length = fresh if ahead else _fresh(env, fresh)
+    starts, (fresh_state, fresh_obs, fresh_length) = source.take(state.starts, done, drawn)
     length_after = jnp.where(done, fresh_length, length)
     step = Step(
         action=action,
@@ -190,6 +191,7 @@ def _step(env: Env, ahead: bool, state: VecEnvState, action: PyTree, noise: PyTr
         env=tree_where(done, fresh_state, env_state),
         episode_return=jnp.where(done, 0.0, total),
         episode_length=length_after,
+        starts=starts,
     )
     return state, step
 

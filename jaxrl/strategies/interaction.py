@@ -47,14 +47,14 @@ class StepInfo(NamedTuple):
     info: dict[str, Array]
 
 
-def assemble(env: Env, agent: AgentMaker, processor: Processor, num_envs: int) -> Actors:
+def assemble(env: Env, agent: AgentMaker, processor: Processor, num_envs: int, resets: str = "auto") -> Actors:
     """Put `agent` before `num_envs` copies of `env`.
 
     Raises:
       SettingsError: the processor makes no transitions, or the agent cannot take the spaces.
     """
     check_count("num_envs", num_envs)
-    return Actors(vectorise(env, num_envs), *bind(agent, processor, env.spec))
+    return Actors(vectorise(env, num_envs, resets), *bind(agent, processor, env.spec))
 
 
 def bind(agent: AgentMaker, processor: Processor, spec: EnvSpec) -> tuple[Processor, Agent]:

@@ -13,6 +13,7 @@ from jaxrl.buffers.prioritised import prioritised
 from jaxrl.buffers.uniform import uniform
 from jaxrl.envs.base import Env, VecEnvState, vectorise
 from jaxrl.envs.host import HostEnv
+from jaxrl.envs.resets import note
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor
@@ -34,7 +35,17 @@ from jaxrl.strategies.interaction import (
     settings_of,
     usual_processor,
 )
-from jaxrl.strategies.remote import ActorsConfig, Arrival, Crowd, Remote, arrived, remote, settings_of_actors, stage
+from jaxrl.strategies.remote import (
+    ActorsConfig,
+    Arrival,
+    Crowd,
+    Remote,
+    arrived,
+    remote,
+    resets_here,
+    settings_of_actors,
+    stage,
+)
 from jaxrl.strategies.replay import Turns, draw_learning, learn, take_turns
 from jaxrl.trees import Array, Key, PyTree, row_struct
 from jaxrl.types import Transition
@@ -73,6 +84,7 @@ def off_policy(
     warmup: int = 1_000,
     random_warmup: bool = True,
     actors: ActorsConfig | None = None,
+    resets: str = "auto",
 ) -> Strategy:
     """Compose off-policy training, as of DQN.
 
@@ -92,6 +104,7 @@ def off_policy(
       random_warmup: whether actions during it are uniformly random, or those of the agent exploring.
       actors: who steps environments on the host, each `num_envs` of them; left out, an environment in JAX runs on the
         device, and any other with one actor.
+      resets: where episodes begin, see `jaxrl.vectorise`; in environments on the host always `fresh`.
 
     Raises:
       SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
@@ -105,7 +118,7 @@ def off_policy(
     )
     updates, warmup, buffer = whole(updates), whole(warmup), usual_buffer(suits) if buffer is None else buffer
     total = num_envs * (crowd.actors if crowd else 1)
-    bound = Actors(vectorise(env, total), *join(known, processor or usual_processor(suits)))
+    bound = Actors(vectorise(env, total, resets_here(resets, crowd)), *join(known, processor or usual_processor(suits)))
     if bound.agent.prepare is not None:
         name = bound.agent.name
         raise SettingsError(f"{name} learns on-policy, without a buffer; compose it by on_policy(env, {name}(...))")
@@ -130,13 +143,14 @@ def off_policy(
         env=env,
         policy=make_policy(bound.agent, bound.processor, env.spec),
         retune=partial(retune, bound),
-        notes=turns.notes(buffer, turns.rows, warmup),
+        notes=(*turns.notes(buffer, turns.rows, warmup), *note(resets, bound.env.resets)),
         settings=settings_of(
             bound.agent,
             bound.processor,
             env.spec,
             env.settings,
             num_envs=num_envs,
+            resets=bound.env.resets,
             **settings_of_actors(crowd),
             opt_interval=opt_interval,
             updates=updates,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxrl.agents.base import AgentMaker
 from jaxrl.envs.base import Env, VecEnvState, vectorise
 from jaxrl.envs.host import HostEnv
+from jaxrl.envs.resets import note
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics, Stat, Total
 from jaxrl.processors.base import Processor
@@ -32,7 +33,7 @@ from jaxrl.strategies.interaction import (
     settings_of,
     usual_processor,
 )
-from jaxrl.strategies.remote import ActorsConfig, Crowd, arrived, remote, settings_of_actors, stage
+from jaxrl.strategies.remote import ActorsConfig, Crowd, arrived, remote, resets_here, settings_of_actors, stage
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Rollout, Transition
 from jaxrl.written import whole
@@ -82,6 +83,7 @@ def on_policy(
     epochs: int | None = None,
     minibatches: int | None = None,
     actors: ActorsConfig | None = None,
+    resets: str = "auto",
 ) -> Strategy:
     """Compose on-policy training, as of PPO.
 
@@ -102,6 +104,7 @@ def on_policy(
         rollout for `a2c`, `reinforce` and `impala`, which several lead astray.
       actors: who steps environments on the host, each `num_envs` of them; a rollout is that of all. Left out, an
         environment in JAX runs on the device, and any other with one actor.
+      resets: where episodes begin, see `jaxrl.vectorise`; in environments on the host always `fresh`.
 
     Raises:
       SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
@@ -117,7 +120,7 @@ def on_policy(
     for name, value in (("rollout", rollout), ("epochs", epochs), ("minibatches", minibatches)):
         check_count(name, value)
     total = num_envs * (crowd.actors if crowd else 1)
-    bound = Actors(vectorise(env, total), *join(known, processor or usual_processor(suits)))
+    bound = Actors(vectorise(env, total, resets_here(resets, crowd)), *join(known, processor or usual_processor(suits)))
     if bound.agent.prepare is None:
         able = listed(names_of("on_policy"))
         raise SettingsError(f"{bound.agent.name} does not learn on-policy; agents that do: {able}")
@@ -137,12 +140,14 @@ def on_policy(
         env=env,
         policy=policy,
         retune=partial(retune, bound),
+        notes=note(resets, bound.env.resets),
         settings=settings_of(
             bound.agent,
             bound.processor,
             env.spec,
             env.settings,
             num_envs=num_envs,
+            resets=bound.env.resets,
             **settings_of_actors(crowd),
             rollout=rollout,
             epochs=epochs,

@@ -131,6 +131,19 @@ def stage(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tupl
     return blank(host.spec)._replace(settings=host.settings), Crowd(host, config, count)
 
 
+def resets_here(resets: str, crowd: Crowd | None) -> str:
+    """Return where episodes begin on the device; environments on the host begin theirs by themselves.
+
+    Raises:
+      SettingsError: anything but fresh starts is asked of environments on the host.
+    """
+    if crowd is None:
+        return resets
+    if resets not in ("auto", "fresh"):
+        raise SettingsError(f"resets is {resets!r}; environments on the host reset only what ended: leave resets out")
+    return "fresh"
+
+
 def require_env(env: object) -> None:
     """Raise `SettingsError`, with what to give instead, unless `env` is an environment of jaxrl."""
     if isinstance(env, Env | HostEnv):

@@ -190,6 +190,7 @@ The location of a data set (`data`) is one of them; its content is pinned by `da
 
 
 NEWER: Mapping[str, object] = {
+    "resets": "fresh",
     "agent.rho_clip": 0.0,
     "agent.c_clip": 1.0,
     "agent.noise_memory": 0.0,
@@ -226,9 +227,12 @@ def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
 def renewed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run as this version would write them for the same training.
 
-    Before `channels` existed, the torso `auto` meant one convolution of 16 channels for images of any size.
+    Before `channels` existed, the torso `auto` meant one convolution of 16 channels for images of any size; before
+    `resets` did, environments on the device were reset at every step.
     """
     settings = renamed(settings)
+    if "num_envs" in settings:
+        settings = {"resets": NEWER["resets"], **settings}
     agent = settings.get("agent")
     if not isinstance(agent, Mapping) or "torso" not in agent or "channels" in agent:
         return dict(settings)

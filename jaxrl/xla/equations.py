@@ -4,6 +4,7 @@ JAX's own form, the jaxpr, differs from version to version. This module alone re
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -115,6 +116,30 @@ def equations_in(eqn: Any) -> Iterator[Any]:
     for jaxpr in _inside(eqn):
         for inner in jaxpr.eqns:
             yield from equations_in(inner)
+
+
+BITS = 50
+"""Numbers that one word of Threefry works out on its way."""
+
+
+def work_of(function: Callable[..., Any], *args: Any) -> int:
+    """Return how many numbers a function works out, by its equations; a `while` counts as one turn.
+
+    A coarse measure, but the same on every machine. `args` are arrays or their shapes.
+    """
+    return _work(jax.make_jaxpr(function)(*args))
+
+
+def _work(jaxpr: Any) -> int:
+    return sum(_work_of_one(eqn) for eqn in _open(jaxpr).eqns)
+
+
+def _work_of_one(eqn: Any) -> int:
+    inner = sum(map(_work, _inside(eqn)))
+    if inner:
+        return inner * eqn.params["length"] if eqn.primitive.name == "scan" else inner
+    made = sum(math.prod(var.aval.shape) for var in eqn.outvars)
+    return made * BITS if eqn.primitive.name in DRAWS else made
 
 
 def counts_of(equation: Equation) -> Counts:

@@ -12,7 +12,7 @@ from scipy.stats import ks_2samp
 from toys_envs import BREAK, breaking, counting, nan_at, rollout, time_limited
 
 from jaxrl.envs import Env, TimeStep, make_env, vectorise
-from jaxrl.envs.base import FRESH_BYTES
+from jaxrl.envs.resets import FRESH_BYTES
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec
 
@@ -33,7 +33,7 @@ def bits(x: np.ndarray) -> bytes:
 
 @pytest.mark.parametrize("ballast", [SMALL, LARGE])
 def test_an_end_starts_the_next_episode_in_the_same_step(ballast: int) -> None:
-    first, steps = rollout(vectorise(counting(length=3, ballast=ballast), 3), idle(7))
+    first, steps = rollout(vectorise(counting(length=3, ballast=ballast), 3, "fresh"), idle(7))
 
     assert first[:, 0].tolist() == [0, 0, 0]
     assert steps.obs[:, 1, 0].tolist() == [1, 2, 0, 1, 2, 0, 1]
@@ -43,7 +43,7 @@ def test_an_end_starts_the_next_episode_in_the_same_step(ballast: int) -> None:
 
 @pytest.mark.parametrize("ballast", [SMALL, LARGE])
 def test_final_obs_is_the_true_successor_of_the_old_episode(ballast: int) -> None:
-    first, steps = rollout(vectorise(counting(length=3, ballast=ballast), 3), idle(6))
+    first, steps = rollout(vectorise(counting(length=3, ballast=ballast), 3, "fresh"), idle(6))
 
     assert steps.final_obs[:, 0, 0].tolist() == [1, 2, 3, 1, 2, 3]
     np.testing.assert_array_equal(steps.final_obs[:3, :, 1], np.tile(first[:, 1], (3, 1)))
@@ -53,14 +53,14 @@ def test_final_obs_is_the_true_successor_of_the_old_episode(ballast: int) -> Non
 @pytest.mark.parametrize("ballast", [SMALL, LARGE])
 def test_every_episode_is_fresh(ballast: int) -> None:
     """Each reset draws anew, in each environment: no pool, no sharing."""
-    first, steps = rollout(vectorise(counting(length=1, ballast=ballast), 4), idle(50, 4))
+    first, steps = rollout(vectorise(counting(length=1, ballast=ballast), 4, "fresh"), idle(50, 4))
     episodes = np.concatenate([first[None, :, 1], steps.obs[:, :, 1]])
     assert len(np.unique(episodes)) == 51 * 4
 
 
 def test_large_reset_states_give_the_same_numbers_as_small_ones() -> None:
-    small = rollout(vectorise(counting(length=3, ballast=SMALL), 3), idle(10))
-    large = rollout(vectorise(counting(length=3, ballast=LARGE), 3), idle(10))
+    small = rollout(vectorise(counting(length=3, ballast=SMALL), 3, "fresh"), idle(10))
+    large = rollout(vectorise(counting(length=3, ballast=LARGE), 3, "fresh"), idle(10))
     for a, b in zip(jax.tree.leaves(small), jax.tree.leaves(large), strict=True):
         assert bits(a) == bits(b)
 
@@ -69,7 +69,7 @@ def test_large_reset_states_are_not_drawn_ahead() -> None:
     """A block of draws would otherwise hold a reset state an environment and iteration."""
     key = jax.random.key(0)
     sizes = [
-        sum(leaf.size for leaf in jax.tree.leaves(vectorise(counting(ballast=ballast), 3).draw(key)))
+        sum(leaf.size for leaf in jax.tree.leaves(vectorise(counting(ballast=ballast), 3, "fresh").draw(key)))
         for ballast in (SMALL, LARGE)
     ]
     assert sizes[0] == 3 * (2 + 2 + 1)  # state, observation, and the length that the episode begins with

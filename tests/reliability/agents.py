@@ -11,7 +11,7 @@ ENV = "Catch-bsuite"
 
 
 def _off_policy(
-    agent: object, processor: object = None, env: str = ENV, buffer: object = None, **settings: int
+    agent: object, processor: object = None, env: str = ENV, buffer: object = None, **settings: object
 ) -> jaxrl.Strategy:
     return jaxrl.off_policy(
         jaxrl.make_env(env),
@@ -57,6 +57,7 @@ _MAKERS: dict[str, Callable[[], jaxrl.Strategy]] = {
         jaxrl.rainbow(features=(8,), atoms=11, v_min=-1.0, v_max=1.0),
         jaxrl.n_step(3),
         buffer=jaxrl.prioritised(96, batch_size=8, normalise="all", beta_steps=50),
+        resets="pool:6",
     ),
     "iqn with munchausen": lambda: _off_policy(jaxrl.dqn(features=(8, 8), values="iqn", atoms=4, munchausen=0.9)),
     "sac, normalised, several updates": lambda: _off_policy(

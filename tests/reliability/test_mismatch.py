@@ -218,6 +218,7 @@ DECISIVE: dict[str, Any] = {
     "env": "Acrobot-v1",
     "env_args": {"max_steps_in_episode": 100.0},
     "num_envs": 4,
+    "resets": "pool:20",
     "opt_interval": 4,
     "updates": 2,
     "warmup": 18,
