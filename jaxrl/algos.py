@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 from jaxrl.agents import AgentMaker
 from jaxrl.buffers import Buffer, prioritised, uniform
 from jaxrl.envs import make_env
+from jaxrl.envs.base import require_same_spaces
 from jaxrl.errors import SettingsError
 from jaxrl.processors import (
     Processor,
@@ -24,6 +25,8 @@ from jaxrl.training.data.files import load_dataset
 from jaxrl.training.settings import TrainerConfig
 
 AgentConfig = TypeVar("AgentConfig")
+EnvArgs = dict[str, int | float | bool | str]
+"""Parameters of an environment. A list is written as in YAML, `[8, 8]`."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,13 @@ class EnvRun(ActorsConfig, TrainerConfig):
 
     env: str = "CartPole-v1"
     """Environment."""
-    env_args: dict[str, float] = field(default_factory=dict)
-    """Parameters of the environment in place of its defaults, as in `--env-args max_steps_in_episode 200`."""
+    env_args: EnvArgs = field(default_factory=dict)
+    """Parameters of the environment in place of its defaults, as in `--env-args max_steps_in_episode 200`; numbers,
+    true or false, text, or lists as in [8,8]."""
+    eval_env: str | None = None
+    """Environment to evaluate in, with the same spaces; unset: that of the training."""
+    eval_env_args: EnvArgs = field(default_factory=dict)
+    """Parameters of the environment to evaluate in; without eval_env, in place of those in env_args."""
     resets: str = "auto"
     """Where episodes begin: fresh (reset all at every step), pool or pool:K (each reset is made once and kept),
     optimistic or optimistic:R (R environments share a reset); auto: fresh where that is cheap, otherwise pool."""
@@ -135,8 +143,9 @@ class OfflineRun(TrainerConfig, Generic[AgentConfig]):
     env: str | None = None
     """Environment to evaluate the policy in; unset: score it by how closely it matches the actions of held-out
     episodes."""
-    env_args: dict[str, float] = field(default_factory=dict)
-    """Parameters of the environment in place of its defaults, as in `--env-args max_steps_in_episode 200`."""
+    env_args: EnvArgs = field(default_factory=dict)
+    """Parameters of the environment in place of its defaults, as in `--env-args max_steps_in_episode 200`; numbers,
+    true or false, text, or lists as in [8,8]."""
     batch_size: int = 256
     """Transitions per batch."""
     updates: int = 1
@@ -150,7 +159,25 @@ class OfflineRun(TrainerConfig, Generic[AgentConfig]):
 def build(algo: str, config: Any) -> Strategy:
     """Build the strategy that `config` describes; raise `SettingsError` for settings that cannot work."""
     _, make = KINDS[ALGORITHMS[algo].kind]
-    return make(maker(algo)(config.agent), config)
+    strategy = make(maker(algo)(config.agent), config)
+    return judged_elsewhere(strategy, config) if isinstance(config, EnvRun) else strategy
+
+
+def judged_elsewhere(strategy: Strategy, config: EnvRun) -> Strategy:
+    """Evaluate `strategy` in the environment that `config` names for it, if it does.
+
+    Raises:
+      SettingsError: its spaces are not those of the training.
+    """
+    told = {"eval_env": config.eval_env, "eval_env_args": dict(config.eval_env_args)}
+    strategy = strategy._replace(settings={**(strategy.settings or {}), **told})
+    if config.eval_env is None and not config.eval_env_args:
+        return strategy
+    same = config.eval_env is None
+    env = make_env(config.eval_env or config.env, **{**(config.env_args if same else {}), **config.eval_env_args})
+    assert strategy.policy is not None
+    require_same_spaces(env.spec, strategy.policy.spec)
+    return strategy._replace(eval_env=env)
 
 
 def maker(algo: str) -> Callable[..., AgentMaker]:

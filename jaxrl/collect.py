@@ -10,7 +10,7 @@ import jax
 from jaxrl.buffers import summary_of
 from jaxrl.envs import HostEnv
 from jaxrl.errors import SettingsError, check_between, print_line
-from jaxrl.evaluate import env_of
+from jaxrl.evaluate import add_env_options, env_of
 from jaxrl.loading import load_policy
 from jaxrl.training.data.collect import gather
 from jaxrl.training.data.files import save_dataset
@@ -25,6 +25,7 @@ def main(args: Sequence[str]) -> int:
     )
     parser.add_argument("run_dir", help="directory of the run")
     parser.add_argument("--member", type=int, help="which of a population (default: the one with the best score)")
+    add_env_options(parser)
     parser.add_argument("--transitions", type=int, required=True, help="environment steps to take")
     parser.add_argument("--out", required=True, help="data set to write, an .npz file")
     parser.add_argument("--random", type=float, default=0.0, help="share of steps taken at random (default: 0)")
@@ -38,7 +39,7 @@ def main(args: Sequence[str]) -> int:
     cache_compilations()
     require_devices()
     policy = load_policy(options.run_dir, member=options.member)
-    env = env_of(policy)
+    env = env_of(policy, options.env, options.env_args)
     if isinstance(env, HostEnv):
         raise SettingsError(
             f"{env.spec.name} is stepped on the host, where nothing is gathered; use Minari's DataCollector"

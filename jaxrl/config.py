@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl.algos import general, run_type
+from jaxrl.envs.own import require_plain
 from jaxrl.envs.registry import env_names
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, SUITES, listed, suited
 from jaxrl.training.settings import renewed
 from jaxrl.training.storage.run_dir import CONFIG, read_yaml, require_run
-from jaxrl.written import number, pieces, whole
+from jaxrl.written import number, pieces, read_value, whole
 
 
 class Request(NamedTuple):
@@ -67,6 +68,9 @@ def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
     members = _same_population(given, from_file.pop("population", None), resume)
     env = _peek(args, "--env") or from_file.get("env")
     from_file = renewed(from_file) if resume else from_file
+    for name in ("env_args", "eval_env_args"):
+        if resume and name in from_file and f"--{name.replace('_', '-')}" not in args:
+            require_plain(from_file[name], f"{file}")
     config = preset(algo, env if isinstance(env, str) else None)
     config = from_plain(config, {k: v for k, v in from_file.items() if k not in ("algo", "custom")}, file)
     config = _flags(algo, config, args, prog)
@@ -85,14 +89,8 @@ def _population(args: list[str]) -> dict[str, Any]:
         flag = f"--{name.replace('_', '-')}"
         if (value := _take(args, flag)) is not None:
             given[name] = _typed(flag, value, int)
-    while "--sweep" in args:
-        start = stop = args.index("--sweep") + 1
-        while stop < len(args) and not _is_flag(args[stop]):
-            stop += 1
-        if start == stop:
-            raise SettingsError("--sweep needs settings and their values, as in --sweep agent.lr=1e-4,3e-4")
-        given["sweep"] = [*given.get("sweep", []), *args[start:stop]]
-        del args[start - 1 : stop]
+    while words := _words_after(args, "--sweep", "agent.lr=1e-4,3e-4"):
+        given["sweep"] = [*given.get("sweep", []), *words]
     return given
 
 
@@ -158,13 +156,25 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_typed(name, item, typing.get_args(kind)[0]) for item in value)
     if origin is dict and isinstance(value, Mapping):
-        return {str(k): _typed(name, v, typing.get_args(kind)[1]) for k, v in value.items()}
+        return {str(k): _plain(f"{name}.{k}", v) for k, v in value.items()}
     if origin is float and isinstance(value, int | float | str) and not isinstance(value, bool):
         with contextlib.suppress(ValueError, OverflowError):
             return float(value)
     if origin in (int, bool, str) and type(value) is origin:
         return value
     raise SettingsError(f"{name} is {reprlib.repr(value)[:80]}; expected {_WANTED.get(origin, origin)}")
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return a parameter of an environment: a number, also one written as text, a boolean, other text or a list."""
+    if isinstance(value, list):
+        return [_plain(name, item) for item in value]
+    if isinstance(value, str):
+        # YAML reads `1e-3` as text.
+        return value if value.strip().isdecimal() or number(value) is None else number(value)
+    if isinstance(value, int | float):
+        return value
+    raise SettingsError(f"{name} is {reprlib.repr(value)[:80]}; expected a number, text, true, false or a list")
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
@@ -188,7 +198,12 @@ def _flags(algo: str, config: Any, args: list[str], prog: str) -> Any:
     """Parse flags over `config` with tyro, whose boxes of several lines become one."""
     import tyro
 
-    args = _numbers(args, flag_types(config))
+    kinds = flag_types(config)
+    mappings = {f.name: getattr(config, f.name) for f in fields(config) if isinstance(getattr(config, f.name), dict)}
+    for name in mappings:  # tyro would have a flag for each key that is there already
+        mappings[name] = _named_values(args, f"--{name.replace('_', '-')}", mappings[name])
+        config = replace(config, **{name: {}})
+    args = _numbers(args, kinds)
     shown = io.StringIO()
     try:
         with contextlib.redirect_stderr(shown):
@@ -206,7 +221,7 @@ def _flags(algo: str, config: Any, args: list[str], prog: str) -> Any:
         raise SettingsError(_one_line(shown.getvalue())) from None
     if unknown:
         raise SettingsError(_unknown(algo, unknown[0], config))
-    return result
+    return replace(result, **mappings)
 
 
 def _unknown(algo: str, word: str, config: Any) -> str:
@@ -247,11 +262,38 @@ def _numbers(args: Sequence[str], kinds: Mapping[str, Any]) -> list[str]:
             done.append(f"{flag}{equals}{value}")
             continue
         given = [value] if equals else []
-        many = typing.get_origin(kind) in (tuple, dict)
+        many = typing.get_origin(kind) is tuple
         while args and not _is_flag(args[0]) and (many or not given):
             given.append(args.pop(0))
         done += [flag, *_values(flag, given, kind)]
     return done
+
+
+def _named_values(args: list[str], flag: str, default: Mapping[str, Any]) -> dict[str, Any]:
+    """Take `flag NAME VALUE NAME VALUE` out of `args`; return what it says, or else the default."""
+    if not (words := _words_after(args, flag, "gravity 9.8")):
+        return dict(default)
+    if len(words) % 2:
+        raise SettingsError(f"{flag} is {' '.join(words)!r}; expected names with values, as in {flag} gravity 9.8")
+    return {name: read_value(value) for name, value in zip(words[::2], words[1::2], strict=True)}
+
+
+def _words_after(args: list[str], flag: str, example: str) -> list[str]:
+    """Take `flag WORD WORD ...` out of `args`; return the words, none without the flag.
+
+    Raises:
+      SettingsError: nothing follows it.
+    """
+    if flag not in args:
+        return []
+    start = stop = args.index(flag) + 1
+    while stop < len(args) and not _is_flag(args[stop]):
+        stop += 1
+    words = args[start:stop]
+    if not words:
+        raise SettingsError(f"{flag} needs a value, as in {flag} {example}")
+    del args[start - 1 : stop]
+    return words
 
 
 def _values(flag: str, given: list[str], kind: Any) -> list[str]:
@@ -261,10 +303,6 @@ def _values(flag: str, given: list[str], kind: Any) -> list[str]:
     if typing.get_origin(kind) is tuple and typing.get_args(kind)[0] is not str:
         item = typing.get_args(kind)[0]
         return [_value(flag, word, item) for word in pieces(" ".join(given))] or [_value(flag, "", item)]
-    if typing.get_origin(kind) is dict:
-        if len(given) % 2 or not all(number(value) is not None for value in given[1::2]):
-            raise SettingsError(f"{flag} is {' '.join(given)!r}; expected names with numbers, as in {flag} gravity 9.8")
-        return given
     return given if typing.get_origin(kind) is not None else [_value(flag, given[0], kind)]
 
 

@@ -3,15 +3,19 @@
 from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # first, for it takes the signals
 
 # isort: split
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 
 from jaxrl.envs import Env, HostEnv, make_env
+from jaxrl.envs.base import require_same_spaces
+from jaxrl.envs.own import admit, require_plain
 from jaxrl.errors import SettingsError, check_between, check_count, print_line
 from jaxrl.loading import load_policy
 from jaxrl.training import GreedyPolicy
 from jaxrl.training.evaluator import evaluator_for
+from jaxrl.written import read_value
 
 
 def main(args: Sequence[str]) -> int:
@@ -23,6 +27,7 @@ def main(args: Sequence[str]) -> int:
     )
     parser.add_argument("run_dir", help="directory of the run")
     parser.add_argument("--member", type=int, help="which of a population (default: the one with the best score)")
+    add_env_options(parser)
     parser.add_argument("--episodes", type=int, default=100, help="greedy episodes, all in parallel (default: 100)")
     parser.add_argument("--seed", type=int, default=1_000_000, help="seed of the episodes (default: 1000000)")
     form = parser.add_mutually_exclusive_group()
@@ -34,7 +39,7 @@ def main(args: Sequence[str]) -> int:
     cache_compilations()
     require_devices()
     policy = load_policy(options.run_dir, member=options.member)
-    evaluate = evaluator_for(env_of(policy), policy.policy, options.episodes)
+    evaluate = evaluator_for(env_of(policy, options.env, options.env_args), policy.policy, options.episodes)
     result = evaluate(policy.params, jax.random.key(options.seed))
     if options.table or options.json:
         report = result.report()
@@ -48,8 +53,34 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
-def env_of(policy: GreedyPolicy) -> Env | HostEnv:
-    """Build the environment that a loaded policy was trained in; raise `SettingsError` if it was made by hand."""
+def add_env_options(parser: Parser) -> None:
+    """Let a front door be told another environment than that of the training."""
+    parser.add_argument("--env", help="another environment with the same spaces (default: that of the training)")
+    parser.add_argument(
+        "--env-args", nargs="*", default=[], metavar="NAME VALUE", help="its parameters, as in --env-args gravity 9"
+    )
+
+
+def env_of(policy: GreedyPolicy, env: str | None = None, env_args: Sequence[str] = ()) -> Env | HostEnv:
+    """Build the environment that a person named, or else the one that a loaded policy was trained in.
+
+    Raises:
+      SettingsError: its spaces are not the policy's, or it was made by hand and none is named.
+    """
+    if len(env_args) % 2:
+        raise SettingsError(f"--env-args is {' '.join(env_args)!r}; expected names with values, as in gravity 9.8")
+    given = {name: read_value(value) for name, value in zip(env_args[::2], env_args[1::2], strict=True)}
+    admit([env])
+    if env is None:
+        env, trained = _env_of(policy)
+        given = {**trained, **given}
+    made: Env | HostEnv = make_env(env, **given)
+    require_same_spaces(made.spec, policy.policy.spec)
+    return made
+
+
+def _env_of(policy: GreedyPolicy) -> tuple[str, Mapping[str, Any]]:
+    """Return the name and the parameters of the environment that a policy was trained in."""
     settings = policy.facts["settings"]
     if "env" in settings.get("custom", []):
         raise SettingsError(
@@ -58,13 +89,9 @@ def env_of(policy: GreedyPolicy) -> Env | HostEnv:
     if "data" in settings and settings.get("env") is None:
         raise SettingsError("the policy was learnt from data, and no env was named then; use load_policy in Python")
     name, params = settings.get("env"), settings.get("env_args", {})
-    plain = isinstance(params, dict) and all(isinstance(value, int | float) for value in params.values())
-    if not isinstance(name, str) or not plain:
-        raise SettingsError(
-            f"the best policy's environment is {name!r} with {params!r}; expected a name and parameters"
-        )
-    env: Env | HostEnv = make_env(name, **params)
-    return env
+    if not isinstance(name, str):
+        raise SettingsError(f"the best policy's environment is {name!r}; expected a name")
+    return name, require_plain(params, "the best policy")
 
 
 if __name__ == "__main__":

@@ -12,13 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxrl.opening import greet, stage, tell
+from jaxrl.opening import greet, stage, tell, value_of
 
 if __name__ == "__main__":
     greet(sys.argv[1:])  # before what is slow to import
 
 from jaxrl.algos import build, part_of
 from jaxrl.config import parse
+from jaxrl.envs.own import admit, module_in
 from jaxrl.errors import RunDirInUseError, SettingsError, nearest
 from jaxrl.strategies import Strategy
 from jaxrl.strategies.population import Population
@@ -31,6 +32,7 @@ from jaxrl.training.population.trainer import PopulationTrainer
 def main(args: Sequence[str]) -> int:
     """Parse, build, run; return the exit code."""
     request = parse(args)
+    admit(value_of(args, flag) for flag in ("--env", "--eval-env"))
     config = request.config
     config.check()
     if config.run_dir is None:
@@ -58,9 +60,9 @@ def main(args: Sequence[str]) -> int:
             return main(args)  # another process has just taken that directory, so the next try gets another name
         raise
     if not config.quiet and isinstance(result, Result):
-        show(result, config.run_dir, playable=config.env is not None)
+        show(result, config.run_dir, playable=config.env is not None, named=_named_again(config.env))
     elif not config.quiet and isinstance(result, PopulationResult):
-        show_population(result, config.run_dir)
+        show_population(result, config.run_dir, _named_again(config.env))
     number = trainer.interrupt.signal
     return 0 if number is None else 128 + number
 
@@ -91,13 +93,18 @@ def population_config(given: Mapping[str, Any] | None) -> PopulationConfig | Non
     return PopulationConfig(**{**given, "sweep": read_sweep(sweep) if isinstance(sweep, list) else sweep})
 
 
-def show_population(result: PopulationResult, run_dir: str) -> None:
+def _named_again(env: str | None) -> str:
+    """Return the flag without which no command would import a user's own environment."""
+    return f" --env {shlex.quote(env)}" if env is not None and module_in(env) else ""
+
+
+def show_population(result: PopulationResult, run_dir: str, named: str = "") -> None:
     """Print what the settings of a population came to, and what to do next."""
     quoted, best = shlex.quote(run_dir), result.best()
     stopped = any(member.status == "running" or member.status.startswith("SIG") for member in result.members)
     lines = [f"  run         {run_dir}"]
-    lines += [f"  go on       python -m jaxrl.train --resume {quoted}"] if stopped else []
-    lines += [f"  a member    python -m jaxrl.evaluate {quoted} --member {best.members[0]}"]
+    lines += [f"  go on       python -m jaxrl.train --resume {quoted}{named}"] if stopped else []
+    lines += [f"  a member    python -m jaxrl.evaluate {quoted} --member {best.members[0]}{named}"]
     with contextlib.suppress(OSError):  # the reader may be gone
         print("\n".join([result.table(), *lines]), flush=True)
 
@@ -116,8 +123,11 @@ def new_run_dir(name: str) -> str:
     return path
 
 
-def show(result: Result, run_dir: str, playable: bool = True) -> None:
-    """Print the summary of a run, each part on one line, and what to do next if there is an environment."""
+def show(result: Result, run_dir: str, playable: bool = True, named: str = "") -> None:
+    """Print the summary of a run, each part on one line, and what to do next if there is an environment.
+
+    `named` is a flag that these commands need.
+    """
     summary = result.summary
     seconds = "  ".join(f"{part} {value:.1f}" for part, value in summary["seconds"].items())
     lines = {
@@ -141,10 +151,10 @@ def show(result: Result, run_dir: str, playable: bool = True) -> None:
     lines["run"] = run_dir
     quoted = shlex.quote(run_dir)
     if (more := _to_go_on(summary)) is not None:
-        lines["go on"] = f"python -m jaxrl.train --resume {quoted}{more}"
+        lines["go on"] = f"python -m jaxrl.train --resume {quoted}{named}{more}"
     if summary["best_score"] is not None and playable:
-        lines["evaluate"] = f"python -m jaxrl.evaluate {quoted}"
-        lines["watch"] = f"python -m jaxrl.play {quoted} --out episode.gif"
+        lines["evaluate"] = f"python -m jaxrl.evaluate {quoted}{named}"
+        lines["watch"] = f"python -m jaxrl.play {quoted}{named} --out episode.gif"
     with contextlib.suppress(OSError):  # the reader may be gone
         for name, text in lines.items():
             print(f"  {name:<12}{text}", flush=True)

@@ -27,6 +27,20 @@ def number(value: str) -> float | None:
         return None
 
 
+def read_value(text: str) -> Any:
+    """Return what a word of a command line says: a number, `true` or `false`, a list `[a, b]`, or else the text."""
+    word = text.strip()
+    if word.startswith("[") and word.endswith("]"):
+        return [read_value(part) for part in word[1:-1].split(",") if part.strip()]
+    if word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    value = whole(word)
+    if isinstance(value, int):
+        return float(value) if "." in word else value
+    found = number(word)
+    return word if found is None else found
+
+
 def pieces(text: str) -> list[str]:
     """Return the parts of a list as people write it: `64,64`, `[64, 64]`, `(64, 64)` or `64 64`."""
     return text.strip().strip("[]()").replace(",", " ").split()

@@ -211,6 +211,16 @@ def finite_rows(tree: PyTree) -> Array:
     return valid
 
 
+def require_same_spaces(one: EnvSpec, other: EnvSpec) -> None:
+    """Raise `SettingsError` unless a policy for `other` can act in `one`."""
+    for what in ("observation_space", "action_space"):
+        mine, theirs = getattr(one, what), getattr(other, what)
+        if space_struct(mine) != space_struct(theirs) or getattr(mine, "n", 0) != getattr(theirs, "n", 0):
+            raise SettingsError(
+                f"{one.name} has the {what.replace('_', ' ')} {mine}; expected that of {other.name}, {theirs}"
+            )
+
+
 # --- the contract of an environment, checked by tracing only ----------------------------------------------------
 
 _KEY = jax.eval_shape(lambda: jax.random.key(0))

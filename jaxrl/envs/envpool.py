@@ -15,7 +15,7 @@ PREFIX = "envpool:"
 """Prefix of the names of EnvPool's environments, as in `envpool:CartPole-v1`."""
 
 
-def envpool_env(name: str, **kwargs: Any) -> HostEnv:
+def envpool_env(name: str, /, **kwargs: Any) -> HostEnv:
     """Return EnvPool's environment `name` (with or without `envpool:`); `kwargs` go to `envpool.make`.
 
     Raises:

@@ -106,7 +106,7 @@ def _attribute(module: ModuleType, name: str) -> Any:
     return getattr(module, name)
 
 
-def make(name: str, **params: Any) -> Env:
+def make(name: str, /, **params: Any) -> Env:
     """Build the gymnax environment `name`, with `params` in place of its default parameters.
 
     Raises:
@@ -127,7 +127,9 @@ def make(name: str, **params: Any) -> Env:
 
 def _check_number(name: str, value: Any, default: Any) -> None:
     """Raise `SettingsError` for a number that does not fit the 32 bits of a parameter like `default`."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if not isinstance(value, int | float):
+        raise SettingsError(f"{name} is {reprlib.repr(value)}; expected a number")
+    if isinstance(value, bool):
         return
     if not isinstance(value, int) and not math.isfinite(value):
         raise SettingsError(f"{name} is {value}; expected a finite number")

@@ -124,7 +124,7 @@ def _finite_rows(tree: PyTree) -> Any:
 # --- Gymnasium --------------------------------------------------------------------------------------------------
 
 
-def gymnasium_env(name: str, **kwargs: Any) -> HostEnv:
+def gymnasium_env(name: str, /, **kwargs: Any) -> HostEnv:
     """Return Gymnasium's environment `name` (with or without `gymnasium:`); `kwargs` go to `gymnasium.make`.
 
     Raises:
@@ -349,6 +349,12 @@ def check_name(name: str) -> str:
     """Return the Gymnasium id in `name`, which begins with `PREFIX`; raise `SettingsError` with the nearest names."""
     registry = require_extra("gymnasium", NEEDS).registry
     id_ = name.removeprefix(PREFIX)
-    if id_ not in registry:
+    module, colon, rest = id_.rpartition(":")
+    if colon and module not in sys.modules:
+        raise SettingsError(
+            f"{name} asks to import {module}, which happens only where you name it: --env {name} on the command line, "
+            "or import it first, in Python"
+        )
+    if rest not in registry:
         raise SettingsError(f"unknown environment {name!r}; {nearest(name, [PREFIX + known for known in registry])}")
     return id_

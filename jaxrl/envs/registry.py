@@ -1,6 +1,6 @@
 """Environments by name: the table behind `make_env` and `--env`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl.envs.base import Env
@@ -24,7 +24,12 @@ def register_env(name: str, factory: EnvFactory) -> None:
     _REGISTERED[name] = factory
 
 
-def make_env(name: str, **params: Any) -> Any:
+def registered() -> Mapping[str, EnvFactory]:
+    """Return what `register_env` made known."""
+    return _REGISTERED
+
+
+def make_env(name: str, /, **params: Any) -> Any:
     """Build an environment by name: one registered by `register_env`, or one of gymnax, Gymnasium or EnvPool.
 
     `params` replace the environment's default parameters, such as `max_steps_in_episode=200`. Environments of Gymnasium
@@ -56,6 +61,11 @@ def _meant(name: str) -> str:
     close = own or [PREFIX + other for other in close_to(rest, others)]
     if close:
         return "did you mean " + " or ".join(close) + "?"
+    if prefix and all(part.isidentifier() for part in prefix.split(".")):
+        return (
+            f"a function of your own is imported only where you name it: --env {name} on the command line; in Python, "
+            f"call it, or register_env. Suites are {listed(f'{suite}:' for suite in SUITES)}"
+        )
     if prefix:
         return f"there is no {prefix}: here, only {listed(f'{suite}:' for suite in SUITES)}, as in {PREFIX}Hopper-v5"
     return f"{nearest(name, env_names())}; --list-envs shows all, and {PREFIX}NAME is one of Gymnasium's"

@@ -84,6 +84,8 @@ class Strategy(NamedTuple):
     """`(params, key) -> (returns, lengths, finished)`, each `[E]`: how to judge where there is no `env`. Pure."""
     retune: Callable[[PyTree], PyTree] | None = None
     """`(state) -> state`: give those settings that live in a state as arrays their present values."""
+    eval_env: Any = None
+    """The environment to evaluate in, if it is not that of the training."""
     notes: tuple[str, ...] = ()
     """Adjustments made to the settings, for the log."""
     settings: Mapping[str, Any] | None = None

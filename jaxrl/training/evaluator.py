@@ -222,7 +222,7 @@ def evaluator_of(strategy: Strategy, episodes: int) -> EvaluateFn:
 
 
 def _evaluator_of(strategy: Strategy, episodes: int) -> EvaluateFn:
-    env = strategy.remote.env if strategy.remote else strategy.env
+    env = strategy.eval_env or (strategy.remote.env if strategy.remote else strategy.env)
     if env is not None and strategy.policy is not None:
         return evaluator_for(env, strategy.policy, episodes)
     if strategy.judge is not None and strategy.policy is not None:

@@ -22,6 +22,8 @@ class TrainerConfig:
     """Optimisation steps between evaluations; 0: only at the end."""
     eval_episodes: int = 20
     """Episodes per evaluation, run in parallel, each from start to end; 0: never evaluate."""
+    eval_starts: str = "fresh"
+    """Where evaluations begin: fresh, in other states each time, or fixed, always in the same ones."""
     eval_at_start: bool = False
     """Also evaluate before the first optimisation step."""
     confirm_best: bool = True
@@ -56,6 +58,8 @@ class TrainerConfig:
     def check(self) -> None:
         """Raise `SettingsError` for settings that cannot work."""
         check_count("eval_episodes", self.eval_episodes, least=0)
+        if self.eval_starts not in ("fresh", "fixed"):
+            raise SettingsError(f"eval_starts is {self.eval_starts!r}; expected fresh or fixed")
         check_shared(self)
         if self.eval_episodes > 2**20:
             raise SettingsError(f"eval_episodes is {self.eval_episodes}; at most {2**20} run in parallel")
@@ -181,7 +185,13 @@ def check_seed(seed: int) -> None:
         raise SettingsError(f"seed is {seed}; expected a whole number below 2^32")
 
 
-HARMLESS = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"} | {"processes", "actor_timeout", "data"}
+HARMLESS = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"} | {
+    "processes",
+    "actor_timeout",
+    "data",
+    "eval_env",
+    "eval_env_args",
+}
 """Settings that may change on resume. No bit of the training depends on them, unless training diverges and is rolled
 back.
 
@@ -191,6 +201,9 @@ The location of a data set (`data`) is one of them; its content is pinned by `da
 
 NEWER: Mapping[str, object] = {
     "resets": "fresh",
+    "eval_env": None,
+    "eval_env_args": {},
+    "eval_starts": "fresh",
     "agent.rho_clip": 0.0,
     "agent.c_clip": 1.0,
     "agent.noise_memory": 0.0,

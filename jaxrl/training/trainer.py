@@ -279,7 +279,7 @@ class Trainer:
         if self.evaluator is None:
             return None
         opt_steps = self.schedule.opt_steps(self.ledger.t)
-        key = jax.random.fold_in(self._eval_key, opt_steps)
+        key = jax.random.fold_in(self._eval_key, 0 if self.config.eval_starts == "fixed" else opt_steps)
         evaluation, score = self._look("evaluate", key)
         self._least_return = mean_return(evaluation)
         again = self._confirm(score, key)

@@ -166,7 +166,7 @@ def test_a_number_is_read_as_people_write_it(args: str, path: str, value: object
         ("--max-opts 1e999999999", "expected a whole number"),
         ("--agent.features 64,wide", "--agent.features is 'wide'; expected a whole number"),
         ("--agent.lr fast", "--agent.lr is 'fast'; expected a number"),
-        ("--env-args gravity", "expected names with numbers"),
+        ("--env-args gravity", "expected names with values"),
         ("--seed", "--seed needs a value"),
         ("--agent.features", "--agent.features needs a value"),
     ],

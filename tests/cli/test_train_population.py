@@ -94,7 +94,7 @@ def made(args: list[str]) -> Population:
         (["--sweep", "agent.lr=x"], "agent.lr is 'x'; expected a number"),
         (["--sweep", "agent.lr=-1"], "agent.lr is -1.0; expected a number from 0 to 1000"),
         (["--sweep", "agent.lr"], "--sweep 'agent.lr'; expected a setting and its values"),
-        (["--sweep"], "--sweep needs settings and their values"),
+        (["--sweep"], "--sweep needs a value, as in --sweep agent.lr=1e-4,3e-4"),
         (["--sweep", "agent.lr=log_uniform(1e-3)"], "cannot read the range 'log_uniform(1e-3)'"),
         (["--sweep", "agent.lr=log_uniform(1e-5,1e-3)"], "a range is drawn from, but not how often; set members"),
         (["--sweep", "buffer.batch_size=between(8,16)", "--members", "4"], "takes no fractions"),

@@ -264,6 +264,9 @@ FREE: dict[str, Any] = {
     "max_opts": 45,
     "eval_interval": 7,
     "eval_episodes": 3,
+    "eval_env": "CartPole-v1",
+    "eval_env_args": {"max_steps_in_episode": 50},
+    "eval_starts": "fixed",
     "eval_at_start": True,
     "confirm_best": False,
     "record_interval": 3,
@@ -338,7 +341,7 @@ def test_a_setting_that_decides_the_training_is_refused_with_both_values(
     monkeypatch.setattr(trainer.Trainer, "_fits", lambda *args: True)  # as does this
     monkeypatch.setattr(trainer, "compile_all", lambda *args: pytest.fail("it began to compile"))
     config = changed(SMALL, name, DECISIVE[name])
-    old, new = value_of(SMALL, name), value_of(config, name)
+    old, new = "fresh" if name == "resets" else value_of(SMALL, name), value_of(config, name)
     if name == "env_args":
         name, old, new = "env_args.max_steps_in_episode", None, 100.0
     said = f"{name}: {list(old) if isinstance(old, tuple) else old} -> {list(new) if isinstance(new, tuple) else new}"

@@ -138,7 +138,8 @@ class Storage:
         self.changes = changes(old.get("settings"), settings)
         self.changes += changes(old.get("versions", installed), installed, "versions")
         harmless = HARMLESS | unread(self._settings)
-        self.decisive = [change for change in self.changes if change.name not in harmless]
+        free = lambda name: name in harmless or name.partition(".")[0] in harmless
+        self.decisive = [change for change in self.changes if not free(change.name)]
         fits = not self.decisive or not self.resumes or self._fits(self.checkpoints, old)
         if self.resumes and fits:
             self.decisive = [change for change in self.decisive if not change.only_names]

@@ -1,0 +1,109 @@
+"""Environments of a user's own, by name: `--env my_package.envs:make_maze`, or `gymnasium:my_package:Maze-v0`.
+
+Such a name is code to be run. It is imported where a person typed it on the command line, never because a run
+directory or a settings file holds it: those may be a stranger's.
+"""
+
+import importlib
+import sys
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jaxrl.envs.base import Env
+from jaxrl.envs.host import PREFIX, HostEnv, gymnasium_envs, gymnasium_spec
+from jaxrl.envs.registry import register_env, registered
+from jaxrl.errors import SettingsError, nearest
+from jaxrl.registry import SUITES
+
+
+def module_in(name: str) -> str | None:
+    """Return the module that an environment's name asks to import; `None` for a name that asks for none."""
+    module, colon, _ = name.removeprefix(PREFIX).rpartition(":")
+    named = all(part.isidentifier() for part in module.split("."))
+    return module if colon and named and module not in SUITES else None
+
+
+def admit(names: Iterable[str | None]) -> None:
+    """Import what these names ask for; they are what a person typed. A function is then known by its whole name.
+
+    Raises:
+      SettingsError: there is no such module or function, or importing it failed.
+    """
+    for name in names:
+        module = None if name is None else module_in(name)
+        if name is not None and module is not None and name not in registered():
+            found = _import(name, module)
+            if not name.startswith(PREFIX):
+                register_env(name, partial(_make, name, _function(name, found)))
+
+
+def _import(name: str, module: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise SettingsError(f"{name}: importing {module} failed: {error}") from error
+        raise SettingsError(
+            f"{name}: there is no module {error.name}; start where it lies, or install it (known suites: "
+            f"{', '.join(SUITES)})"
+        ) from None
+    except Exception as error:
+        raise SettingsError(f"{name}: importing {module} failed: {type(error).__name__}: {error}") from error
+
+
+def _function(name: str, module: Any) -> Any:
+    function = name.rpartition(":")[2]
+    found = getattr(module, function, None)
+    if not callable(found):
+        makers = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise SettingsError(f"{name}: {module.__name__} has no function {function}; {nearest(function, makers)}")
+    return found
+
+
+def _make(name: str, function: Any, /, **params: Any) -> Env | HostEnv:
+    """Call a user's function; what it returns is an `Env`, a `HostEnv` or a `gymnasium.Env`."""
+    try:
+        made = function(**params)
+    except Exception as error:
+        raise SettingsError(f"{name} failed with {dict(params)}: {type(error).__name__}: {error}") from error
+    if isinstance(made, Env | HostEnv):
+        return made
+    if all(hasattr(made, part) for part in ("observation_space", "action_space", "reset", "step")):
+        spec = gymnasium_spec(made)._replace(name=name)
+        made.close()
+        return gymnasium_envs(spec, partial(function, **params))
+    raise SettingsError(f"{name} returned {type(made).__name__}; expected a jaxrl.Env, or an environment of Gymnasium")
+
+
+def require_plain(env_args: object, source: str) -> Mapping[str, Any]:
+    """Return the parameters of an environment that a run directory holds.
+
+    Raises:
+      SettingsError: they are not plain values by name, or a text among them is a path, which a person must type anew.
+    """
+    if not isinstance(env_args, Mapping) or not all(isinstance(name, str) for name in env_args):
+        raise SettingsError(f"{source} has env_args {env_args!r:.80}; expected names with values")
+    for name, value in env_args.items():
+        if not _plain(value):
+            raise SettingsError(f"{source}: env_args.{name} is {value!r:.80}; expected plain values")
+        if any("/" in text or "\\" in text for text in _texts(value)):
+            raise SettingsError(
+                f"{source}: env_args.{name} is the path {value!r:.80}; name it again, as in --env-args {name} PATH"
+            )
+    return env_args
+
+
+def _plain(value: object) -> bool:
+    return isinstance(value, int | float | str | None) or (isinstance(value, list) and all(map(_plain, value)))
+
+
+def _texts(value: object) -> list[str]:
+    """Return a text, or those in a list."""
+    if isinstance(value, list):
+        return [text for item in value for text in _texts(item)]
+    return [value] if isinstance(value, str) else []

@@ -1,0 +1,199 @@
+"""Environments of a user's own by name, arguments of any type, and evaluation in another environment."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+import jaxrl
+from jaxrl import evaluate, play, train
+from jaxrl.envs import registry
+from jaxrl.errors import SettingsError
+
+CODE = """
+import jax.numpy as jnp
+import jaxrl
+
+CALLS = []
+
+
+def make_walk(length=5, reward=1.0, noisy=False, sizes=(), title=""):
+    CALLS.append((length, reward, noisy, sizes, title))
+
+    def step(state, action, noise):
+        state = state + 1
+        return state, jaxrl.TimeStep(jnp.full(2, state, jnp.float32), reward, state >= length)
+
+    spec = jaxrl.EnvSpec("walk", jaxrl.Box(0.0, 100.0, (2,)), jaxrl.Discrete(2))
+    return jaxrl.Env(spec, lambda key: (jnp.int32(0), jnp.zeros(2)), step)
+
+
+def make_gym():
+    import gymnasium
+
+    return gymnasium.make("CartPole-v1")
+
+
+def make_nothing():
+    return 3
+
+
+not_callable = 3
+"""
+GYM = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+
+class Mine(CartPoleEnv):
+    pass
+
+
+gymnasium.register("Mine-v0", entry_point=Mine, max_episode_steps=20)
+"""
+SMALL = (
+    *("ppo", "--num-envs", "2", "--rollout", "8", "--epochs", "1", "--minibatches", "1", "--agent.features", "4"),
+    *("--eval-interval", "4", "--eval-episodes", "2", "--save-interval", "2", "--max-opts", "4"),
+)
+WALK = "walks_of_mine.envs:make_walk"
+
+
+@pytest.fixture(autouse=True)
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The user's package in the working directory; nothing of it stays known after a test."""
+    (tmp_path / "walks_of_mine").mkdir()
+    (tmp_path / "walks_of_mine" / "__init__.py").touch()
+    (tmp_path / "walks_of_mine" / "envs.py").write_text(CODE)
+    (tmp_path / "walks_of_mine" / "gyms.py").write_text(GYM)
+    (tmp_path / "walks_of_mine" / "broken.py").write_text("raise RuntimeError('no licence')")
+    (tmp_path / "walks_of_mine" / "lacking.py").write_text("import a_package_that_is_not_there")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("walks_of_mine")]:
+        del sys.modules[name]
+    for name in [name for name in registry.registered() if name.startswith("walks_of_mine")]:
+        del registry._REGISTERED[name]
+
+
+def forget() -> None:
+    """Do as a new process would that has imported nothing of the user's."""
+    for name in [name for name in sys.modules if name.startswith("walks_of_mine")]:
+        del sys.modules[name]
+    registry._REGISTERED.clear()
+
+
+def test_a_function_named_on_the_command_line_is_trained_in(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("length", "7", "reward", "1e-1", "noisy", "true", "sizes", "[8, 9.5, x]", "title", "two words")
+    assert train.main([*SMALL, "--env", WALK, "--env-args", *args, "--run-dir", "run"]) == 0
+    told = capsys.readouterr().out
+    assert sys.modules["walks_of_mine.envs"].CALLS[-1] == (7, 0.1, True, [8, 9.5, "x"], "two words")
+    assert f"jaxrl.train --resume run --env {WALK} --max-opts 8" in told
+    assert f"jaxrl.evaluate run --env {WALK}" in told
+    forget()
+
+    # A new process: nothing is imported unless it is named again.
+    for command in (
+        lambda: train.main(["--resume", "run", "--max-opts", "8"]),
+        lambda: evaluate.main(["run"]),
+        lambda: play.main(["run"]),
+    ):
+        with pytest.raises(SettingsError, match="imported only where you name it"):
+            command()
+    assert "walks_of_mine.envs" not in sys.modules
+
+    assert evaluate.main(["run", "--env", WALK, "--env-args", "length", "3", "--episodes", "2"]) == 0
+    assert "length 3," in capsys.readouterr().out
+    assert train.main(["--resume", "run", "--env", WALK, "--max-opts", "8"]) == 0
+    assert sys.modules["walks_of_mine.envs"].CALLS[-1] == (7, 0.1, True, [8, 9.5, "x"], "two words")
+
+
+def test_a_gymnasium_environment_of_ones_own_works_both_ways() -> None:
+    quick = ("dqn", "--num-envs", "2", "--opt-interval", "2", "--warmup", "16", "--max-opts", "4", "--quiet")
+    small = ("--buffer.capacity", "64", "--buffer.batch-size", "8", "--agent.features", "4", "--eval-episodes", "1")
+    assert train.main([*quick, *small, "--env", "walks_of_mine.envs:make_gym", "--run-dir", "one"]) == 0
+    named = "gymnasium:walks_of_mine.gyms:Mine-v0"
+    assert train.main([*quick, *small, "--env", named, "--run-dir", "two"]) == 0
+    assert yaml.safe_load(Path("two/config.yaml").read_text())["env"] == named
+    assert evaluate.main(["two", "--env", named, "--episodes", "1"]) == 0
+    forget()
+    with pytest.raises(SettingsError, match="happens only where you name it"):
+        evaluate.main(["two"])
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("walks_of_nobody.envs:make_walk", "there is no module walks_of_nobody; start where it lies"),
+        ("walks_of_mine.env:make_walk", "there is no module walks_of_mine.env; start where it lies"),
+        ("walks_of_mine.envs:make_wal", "has no function make_wal; did you mean make_walk?"),
+        ("walks_of_mine.envs:not_callable", "has no function not_callable"),
+        ("walks_of_mine.broken:make", "failed: RuntimeError: no licence"),
+        ("walks_of_mine.lacking:make", "failed: No module named 'a_package_that_is_not_there'"),
+        ("walks_of_mine.envs:make_nothing", "returned int; expected a jaxrl.Env, or an environment of Gymnasium"),
+    ],
+)
+def test_what_cannot_be_imported_is_said_in_one_line(name: str, told: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        train.main([*SMALL, "--env", name, "--run-dir", "run"])
+    assert told in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_arguments_that_the_function_does_not_take_are_named() -> None:
+    with pytest.raises(SettingsError, match="unexpected keyword argument 'lenth'"):
+        train.main([*SMALL, "--env", WALK, "--env-args", "lenth", "3", "--run-dir", "run"])
+
+
+def test_arguments_of_any_type_come_from_a_file_too() -> None:
+    wanted = {"length": 4, "reward": 0.5, "noisy": True, "sizes": [1, 2], "title": "text"}
+    Path("settings.yaml").write_text(yaml.safe_dump({"algo": "ppo", "env_args": wanted}))
+    assert train.main(["--config", "settings.yaml", *SMALL[1:], "--env", WALK, "--run-dir", "run"]) == 0
+    assert sys.modules["walks_of_mine.envs"].CALLS[-1] == (4, 0.5, True, [1, 2], "text")
+    assert yaml.safe_load(Path("run/config.yaml").read_text())["env_args"] == wanted
+
+
+def test_a_path_among_the_arguments_of_a_run_must_be_typed_again() -> None:
+    args = ["--env", WALK, "--env-args", "title", "/etc/passwd"]
+    assert train.main([*SMALL, *args, "--run-dir", "run"]) == 0
+    with pytest.raises(SettingsError, match="is the path '/etc/passwd'; name it again"):
+        train.main(["--resume", "run", "--env", WALK, "--max-opts", "8"])
+    assert train.main(["--resume", "run", *args, "--max-opts", "8"]) == 0
+
+
+# --- evaluation elsewhere -------------------------------------------------------------------------------------------
+
+
+def scores(run: str) -> list[float]:
+    rows = [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
+    return [row["score"] for row in rows if row.get("kind") == "eval"]
+
+
+def test_the_policy_is_scored_in_the_environment_named_for_it() -> None:
+    """Training pays 1 a step for 5 steps; evaluation with the same function 2 a step, or elsewhere for 3 steps."""
+    assert train.main([*SMALL, "--env", WALK, "--eval-env-args", "reward", "2", "--run-dir", "one"]) == 0
+    assert scores("one") == [10.0]
+    other = ["--env", WALK, "--env-args", "length", "9", "--eval-env", WALK, "--eval-env-args", "length", "3"]
+    assert train.main([*SMALL, *other, "--run-dir", "two"]) == 0
+    assert scores("two") == [3.0]
+    assert train.main(["--resume", "two", "--env", WALK, "--eval-env-args", "length", "4", "--max-opts", "8"]) == 0
+    assert scores("two") == [3.0, 4.0]
+
+
+def test_spaces_that_differ_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"Acrobot-v1 has the observation space .* expected that of CartPole-v1"):
+        train.main([*SMALL, "--eval-env", "Acrobot-v1", "--run-dir", "run"])
+
+
+def test_fixed_starts_are_the_same_each_time() -> None:
+    """A policy that does not learn scores the same from the same starts, and otherwise not."""
+    still = ["--env", "CartPole-v1", "--agent.lr", "0", "--max-opts", "12", "--quiet", "--no-confirm-best"]
+    for starts, steady in (("fixed", True), ("fresh", False)):
+        assert train.main([*SMALL, *still, "--eval-starts", starts, "--run-dir", starts]) == 0
+        assert len(scores(starts)) == 3
+        assert (len(set(scores(starts))) == 1) is steady
+    with pytest.raises(SettingsError, match="eval_starts is 'same'; expected fresh or fixed"):
+        jaxrl.TrainerConfig(eval_starts="same").check()
