@@ -98,6 +98,10 @@ from .strategies.population import (
     population as population,
     sweepable as sweepable,
 )
+from .strategies.search import (
+    PBT as PBT,
+    Halving as Halving,
+)
 from .training import (
     ConsoleRecorder as ConsoleRecorder,
     Evaluation as Evaluation,

@@ -16,10 +16,10 @@ from jaxrl.strategies.population import (
     combinations,
     keeps_program,
     read_values,
-    settings_of_sweep,
     sweepable,
     with_values,
 )
+from jaxrl.strategies.search import search_of
 from jaxrl.training.settings import TrainerConfig
 from jaxrl.written import whole
 
@@ -36,6 +36,10 @@ class PopulationConfig:
     """Members in all, where a range is drawn from."""
     draw_seed: int = 0
     """Seed of these draws."""
+    halving: Any = None
+    """Successive halving among the members: its factor, or its settings by name."""
+    pbt: Any = None
+    """Population-based training: its interval in optimisation steps, or its settings by name."""
 
 
 def read_sweep(words: Sequence[str]) -> dict[str, Any]:
@@ -88,8 +92,8 @@ def build_population(algo: str, config: Any, asked: PopulationConfig) -> Populat
         # What a strategy was built with needs no other value.
         other = {name: value for name, value in alive.items() if own[name] != value}
         variants.append(with_values(strategy, other, own))
-    told = settings_of_sweep(sweep, seeds, asked.members, asked.draw_seed)
-    return assemble(variants, combined, seeds, told)
+    search = search_of({"halving": asked.halving, "pbt": asked.pbt})
+    return assemble(variants, combined, seeds, sweep, asked.members, asked.draw_seed, search)
 
 
 def _values(config: Any, name: str, given: Any) -> Sequence[Any] | Range:

@@ -80,6 +80,8 @@ class Population(NamedTuple):
     members: tuple[Member, ...]
     settings: Mapping[str, Any]
     """What makes it again, for the settings of the run."""
+    search: Any = None
+    """A `jaxrl.strategies.search.Search` among the members, if there is one."""
 
 
 def population(
@@ -89,6 +91,7 @@ def population(
     sweep: Sweep | None = None,
     members: int | None = None,
     draw_seed: int = 0,
+    search: Any = None,
 ) -> Population:
     """Make a population: each setting of `sweep` with each of `seeds` seeds.
 
@@ -100,6 +103,7 @@ def population(
         a state as an array, see `sweepable`.
       members: their number, where a range is to be drawn from; a multiple of `seeds`.
       draw_seed: seed of these draws.
+      search: how to spend more on the better members: `jaxrl.Halving(...)` or `jaxrl.PBT(...)`.
 
     Raises:
       SettingsError: a name that cannot be swept (with the nearest), a value that the setting cannot have, no members.
@@ -109,19 +113,29 @@ def population(
         require_sweepable(name, known)
     combined = combinations(sweep or {}, seeds, members, draw_seed)
     variants = [with_values(strategy, swept, known) for swept in combined]
-    return assemble(variants, combined, seeds, settings_of_sweep(sweep or {}, seeds, members, draw_seed))
+    return assemble(variants, combined, seeds, sweep or {}, members, draw_seed, search)
 
 
 def assemble(
-    variants: Sequence[Strategy], combined: Sequence[Mapping[str, Any]], seeds: int, settings: Mapping[str, Any]
+    variants: Sequence[Strategy],
+    combined: Sequence[Mapping[str, Any]],
+    seeds: int,
+    sweep: Sweep,
+    members: int | None,
+    draw_seed: int,
+    search: Any,
 ) -> Population:
     """Number the members: `seeds` of each of the settings `combined`, whose strategies are `variants`."""
+    settings = settings_of_sweep(sweep, seeds, members, draw_seed)
+    if search is not None:
+        search = search.within(sweep, draw_seed)
+        settings[search.name] = search.settings()
     made = [
         Member(place * seeds + seed, seed, swept, strategy)
         for place, (swept, strategy) in enumerate(zip(combined, variants, strict=True))
         for seed in range(seeds)
     ]
-    return Population(tuple(made), settings)
+    return Population(tuple(made), settings, search)
 
 
 def settings_of_sweep(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) -> dict[str, Any]:
@@ -236,6 +250,24 @@ def with_values(strategy: Strategy, values: Mapping[str, Any], known: Mapping[st
 
     told = settings and changed_settings(settings, {name: swap.new for name, swap in swaps.items()})
     return strategy._replace(values={**strategy.values, **swaps}, settings=told, retune=tuned)
+
+
+def require_stream(strategy: Strategy) -> None:
+    """Raise `SettingsError` unless the state of `strategy` has a field `key`, its stream of randomness."""
+    state = jax.eval_shape(strategy.init, jax.eval_shape(lambda: jax.random.key(0)))
+    if "key" not in getattr(state, "_fields", ()):
+        raise SettingsError("pbt: the state of this strategy has no field `key`, which a copied member keeps")
+
+
+def moved(member: Member, state: PyTree, values: Mapping[str, float]) -> PyTree:
+    """Return a state of `member` with other values of swept settings, which it was made with."""
+    strategy = member.strategy
+    was = lambda name: strategy.values[name].old if name in strategy.values else float(member.swept[name])
+    swaps = {name: Swap(was(name), value) for name, value in values.items()}
+    if strategy.retune is None:
+        raise SettingsError("settings of this strategy cannot change on the way: it has no retune")
+    with given(swaps):
+        return strategy.retune(state)
 
 
 def _value(algo: str | None, name: str, value: Any) -> float:

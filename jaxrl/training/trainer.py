@@ -149,6 +149,8 @@ class Trainer:
         self._actors: ActorPool | None = None
         self._sums: Any = None
         self._chunk = 0
+        self.announces = False
+        """Whether the first report comes before any training: for a population, whose members wait for each other."""
 
     # --- what a user calls ---
 
@@ -183,6 +185,8 @@ class Trainer:
             raise
         with self._opened() as storage:
             self._begin()
+            if self.announces:
+                yield self._report(None, None, saved=False)
             while self.stop_reason is None:
                 boundary = next_boundary(self.schedule, self.ledger.t)
                 self._advance(boundary.t)
@@ -211,6 +215,20 @@ class Trainer:
         summary = {**self.ledger.summary(self.schedule), "stop": self.stop_reason}
         summary |= self._actors.summary() if self._actors is not None else {}
         return Result(greedy, score, summary, state)
+
+    def adopt(self, state: PyTree, told: str) -> None:
+        """Go on from another state, between two boundaries; `told` becomes an event. It is on disk when this returns.
+
+        Raises:
+          StorageError: it could not be written.
+        """
+        self.state = state
+        self._log.event("adopted", told)
+        facts = self._log.facts(self.ledger, self._health())
+        self._storage.save(self.schedule.opt_steps(self.ledger.t), (self.state, self._sums), facts, again=True)
+        self._storage.settle()
+        if self._storage.error is not None:
+            raise self._storage.error
 
     def settings(self) -> dict[str, Any]:
         """Return all settings of the run, as `config.yaml` holds them."""

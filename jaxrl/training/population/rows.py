@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxrl.errors import StorageError, say
 from jaxrl.strategies.population import Member
+from jaxrl.strategies.search import Copy
 from jaxrl.training.population.scores import named, spread
 from jaxrl.training.recorders import Row
 from jaxrl.training.storage.run_dir import METRICS, plain, write_atomically
@@ -32,6 +33,10 @@ class PopulationRows:
         self.failure: StorageError | None = None
         """What could not be written; a resumption makes the file anew."""
         self._begun = time.perf_counter()
+
+    def scores(self) -> list[tuple[int, int, float]]:
+        """Return all scores so far, as member, optimisation steps and score, the earliest first."""
+        return [(n, step, scores[n]) for step, scores in sorted(self._scores.items()) for n in sorted(scores)]
 
     def open(self, directory: Path | None, runs: Mapping[int, Path]) -> None:
         """Write into `directory` what the members' own logs, in `runs`, hold up to their checkpoints; then append.
@@ -91,6 +96,12 @@ class PopulationRows:
             }
         )
         self._show(opt_steps, strata)
+
+    def lineage(self, opt_steps: int, copies: Sequence[Copy]) -> None:
+        """Write who goes on from whom, and under which settings."""
+        for copy in copies:
+            told = {"kind": "lineage", "opt_steps": opt_steps, "member": copy.member, "parent": copy.parent}
+            self._write({**told, "values": dict(copy.values)})
 
     def _strata(self, scores: Mapping[int, float]) -> dict[str, list[float]]:
         strata: dict[str, list[float]] = {}

@@ -63,6 +63,10 @@ class MemberResult(NamedTuple):
     last_score: float | None
     result: Result | None
     """`None` if it never began, or diverged."""
+    values: Mapping[str, Any] = {}
+    """Its present values of the swept settings, where a search changes them on the way."""
+    parent: int | None = None
+    """The member whose place it last took, in a search."""
 
 
 class Setting(NamedTuple):

@@ -18,11 +18,13 @@ import jax
 
 from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
 from jaxrl.strategies.base import Strategy
-from jaxrl.strategies.population import Member, Population
+from jaxrl.strategies.population import Member, Population, moved, require_stream
+from jaxrl.strategies.search import PBT, Copy, Halving, Verdict
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
+from jaxrl.training.population.gates import Gates
 from jaxrl.training.population.rows import PopulationRows
-from jaxrl.training.population.scores import MemberResult, PopulationResult
+from jaxrl.training.population.scores import MemberResult, PopulationResult, named
 from jaxrl.training.program import check_population_fits, compile_all, state_shapes
 from jaxrl.training.report import Report
 from jaxrl.training.settings import TrainerConfig, config_for, settings_of_run
@@ -39,7 +41,8 @@ class MemberReport(NamedTuple):
     report: Report
 
 
-ENDS = ("stop_reward", "patience", "stop")
+HALVED = "halved"
+ENDS = ("stop_reward", "patience", "stop", HALVED)
 """Why a member may have ended before the others."""
 
 
@@ -59,6 +62,8 @@ class _Run:
         self.scores: tuple[float | None, float | None] = (None, None)
         """The best and the last, of one that diverged before."""
         self.reports: Generator[Report, None, None] | None = None
+        self.trained_to = -1
+        """Optimisation steps of its last evaluation here, in a search."""
 
 
 class PopulationTrainer:
@@ -111,6 +116,7 @@ class PopulationTrainer:
         self._dir: RunDir | None = None
         self._runs = [_Run(member) for member in population.members]
         self._failure: StorageError | None = None
+        self._gates = self._new_gates()
         self._described = False
         self._make: dict[str, Any] = {
             "evaluator": evaluator,
@@ -147,10 +153,14 @@ class PopulationTrainer:
         """Train, yielding at each boundary of each member; leaving the loop early saves all of them first."""
         self._runs = [_Run(member) for member in self.population.members]
         self._rows = PopulationRows(self.population.members, self.config.quiet)
+        self._gates = self._new_gates()
         check_population_fits(state_shapes(self.population.members[0].strategy)[0], len(self._runs))
         with self.interrupt.signals(), self._opened(), ThreadPoolExecutor(self.workers) as pool:
             self._compile()
             self._rows.say(self._outline())
+            if self._gates is not None:
+                for number, opt_steps, score in self._rows.scores():
+                    self._gates.take(number, opt_steps, score)
             yield from self._take_turns(pool)
         if (failure := self._failure or self._rows.failure) is not None:
             raise failure
@@ -174,12 +184,17 @@ class PopulationTrainer:
         order = {run.member.number: place for place, run in enumerate(begun)}
         waiting = [(0, place) for place in range(len(begun))]
         going: dict[Future[Report | None], _Run] = {}
+        held: dict[int, int] = {}
         try:
-            while waiting or going:
+            while waiting or going or held:
+                for number, opt_steps in self._released(held, idle=not (waiting or going)):
+                    heapq.heappush(waiting, (opt_steps, order[number]))
                 while waiting and len(going) < self.workers:
                     run = begun[heapq.heappop(waiting)[1]]
                     if run.trainer is not None or not self.interrupt:  # when all is to stop, nobody begins
                         going[pool.submit(copy_context().run, self._advance, run)] = run
+                if not going:
+                    continue
                 done, _ = wait(going, return_when=FIRST_COMPLETED)
                 for future in sorted(done, key=lambda future: going[future].member.number):
                     run = going.pop(future)
@@ -189,14 +204,84 @@ class PopulationTrainer:
                     self._described = True
                     if report is None:
                         self._rows.gone(run.member.number)
+                        if self._gates:
+                            self._gates.gone(run.member.number)
                         continue
-                    heapq.heappush(waiting, (report.opt_steps, order[run.member.number]))
                     if report.eval is not None:
                         self._rows.take(run.member.number, report.eval)
+                    if self._waits(run, report):
+                        held[run.member.number] = report.opt_steps
+                    else:
+                        heapq.heappush(waiting, (report.opt_steps, order[run.member.number]))
                     yield MemberReport(run.member.number, report)
         finally:
             wait(going)
             self._close()
+
+    # --- searching ---
+
+    def _new_gates(self) -> Gates | None:
+        """Return the gates of a search among the members, if there is to be one.
+
+        Raises:
+          SettingsError: members of different programs cannot take each other's places.
+        """
+        search, members = self.population.search, self.population.members
+        if search is None:
+            return None
+        if isinstance(search, PBT):
+            if len(self._strategies()) > 1:
+                raise SettingsError("pbt: the members have different programs, so none can take another's place")
+            require_stream(members[0].strategy)
+        return Gates(search, members, self.config)
+
+    def _waits(self, run: _Run, report: Report) -> bool:
+        """Take in what a member reports; return whether it has come to a gate."""
+        if self._gates is None:
+            return False
+        if report.eval is not None:
+            self._gates.take(run.member.number, report.opt_steps, report.eval["score"])
+            run.trained_to = report.opt_steps
+        return report.stop is None and self._gates.holds(report.opt_steps)
+
+    def _released(self, held: dict[int, int], idle: bool) -> list[tuple[int, int]]:
+        """Return those among the `held` who may go on, with their optimisation steps; `held` keeps the others."""
+        if self._gates is None or not held or not (idle or self.interrupt):
+            return []
+        while not self.interrupt and (verdict := self._gates.verdict(held)) is not None:
+            self._carry_out(verdict, self._gates.steps[self._gates.passed - 1], held)
+        free = [n for n in sorted(held) if self.interrupt or not self._gates.holds(held[n])]
+        return [(number, held.pop(number)) for number in free]
+
+    def _carry_out(self, verdict: Verdict, gate: int, held: dict[int, int]) -> None:
+        """End members, and let others take over; who has taken over is on disk before anyone goes on."""
+        # A member beyond the gate tells that all of this was done before the run was stopped.
+        done = any(opt_steps > gate for opt_steps in held.values())
+        for copy in verdict.copies:
+            if not done:
+                self._take_over(copy, gate)
+            elif self._runs[copy.member].trained_to == held.get(copy.member):
+                raise StorageError(
+                    f"member {copy.member} took over from member {copy.parent} after {gate} optimisation steps, but no "
+                    f"checkpoint of that is left; extract the members that you want, and go on with these"
+                )
+        self._rows.lineage(gate, verdict.copies)
+        for number in verdict.ended:
+            run = self._runs[number]
+            held.pop(number, None)
+            if run.trainer is not None and run.reports is not None:
+                run.trainer.stop_reason = run.status = HALVED
+                run.reports.close()
+            self._rows.gone(number)
+
+    def _take_over(self, copy: Copy, gate: int) -> None:
+        """Let a member go on as its parent stands, under other settings and with its own stream of randomness."""
+        own, parent = self._runs[copy.member].trainer, self._runs[copy.parent].trainer
+        if own is None or parent is None or own.state is None or parent.state is None:
+            return  # one of them has come to its end
+        state = jax.device_put(parent.state, may_alias=False)._replace(key=own.state.key)
+        told = f"goes on as member {copy.parent} stood after {gate} optimisation steps, with {named(copy.values)}"
+        own.adopt(moved(self._runs[copy.member].member, state, copy.values), told)
 
     def _strategies(self) -> list[Strategy]:
         """Return one strategy for each program that members share."""
@@ -258,6 +343,7 @@ class PopulationTrainer:
             made["interrupt"] = Interrupt()
             made["interrupt"].stop(before["status"])
         run.trainer = Trainer(run.member.strategy, config, resume=again, console=False, **made)
+        run.trainer.announces = self._gates is not None
         run.reports = run.trainer.reports()
 
     def _compile(self) -> None:
@@ -321,6 +407,13 @@ class PopulationTrainer:
                 "go on with what is there, or choose another --run-dir"
             )
 
+        halving = isinstance(self.population.search, Halving)
+        if halving and (before := read_yaml(path / CONFIG).get("max_opts")) != self.config.max_opts:
+            raise SettingsError(
+                f"max_opts is {self.config.max_opts}, but the rungs of {path} follow from {before}; keep it, or go on "
+                "with the best members as runs of their own (jaxrl.extract)"
+            )
+
     def _path_of(self, member: Member) -> Path | None:
         return None if self._dir is None else member_dir(self._dir.path, member.number)
 
@@ -340,5 +433,7 @@ class PopulationTrainer:
             status=run.status,
             best_score=trainer.ledger.best_score if trainer is not None else run.scores[0],
             last_score=trainer.ledger.last_score if trainer is not None else run.scores[1],
+            values=self._gates.values[member.number] if self._gates else {},
+            parent=self._gates.parents.get(member.number) if self._gates else None,
             result=trainer.result() if began and trainer is not None and run.status != "diverged" else None,
         )
