@@ -16,6 +16,7 @@ from jaxrl.envs.registry import env_names
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, SUITES, listed, suited
+from jaxrl.strategies.search import read_search
 from jaxrl.training.settings import renewed
 from jaxrl.training.storage.run_dir import CONFIG, read_yaml, require_run
 from jaxrl.written import number, pieces, read_value, whole
@@ -91,6 +92,9 @@ def _population(args: list[str]) -> dict[str, Any]:
             given[name] = _typed(flag, value, int)
     while words := _words_after(args, "--sweep", "agent.lr=1e-4,3e-4"):
         given["sweep"] = [*given.get("sweep", []), *words]
+    for name, example in (("halving", "3"), ("pbt", "2000")):
+        if words := _words_after(args, f"--{name}", example):
+            given[name] = read_search(name, words)
     return given
 
 

@@ -23,7 +23,7 @@ class Gates:
             raise SettingsError(f"{search.name} goes by evaluations; set eval_interval and eval_episodes")
         if len(members) < 2:
             raise SettingsError(f"{search.name} chooses among members, and there is one; train several")
-        self._search = search
+        self._search, self._stride = search, members[0].strategy.opt_steps_per_step
         self.steps = search.gates(len(members), config.max_opts, config.eval_interval)
         if not self.steps:
             raise SettingsError(
@@ -39,13 +39,27 @@ class Gates:
         self.parents: dict[int, int] = {}
         """Whose place a member last took."""
         self._scores: list[dict[int, float]] = [{} for _ in self.steps]
+        self._farthest = 0
         self._gone: set[int] = set()
 
     def take(self, number: int, opt_steps: int, score: float | None) -> None:
         """Take in the score of an evaluation: at each gate the first one at or past it counts."""
         for step, scores in zip(self.steps, self._scores, strict=True):
-            if step <= opt_steps:
-                scores.setdefault(number, math.nan if score is None else float(score))
+            if step <= opt_steps and number not in scores:
+                scores[number] = math.nan if score is None else float(score)
+        self.reached(opt_steps)
+
+    def reached(self, opt_steps: int) -> None:
+        """Take note of how far a member is."""
+        self._farthest = max(self._farthest, opt_steps)
+
+    def place(self, gate: int) -> int:
+        """Return where the members stand at a gate: the first evaluation at or past it, which they all make there."""
+        return -(-self.steps[gate] // self._stride) * self._stride
+
+    def is_behind(self, gate: int) -> bool:
+        """Return whether a member is beyond a gate, so that all that was decided there had been done before."""
+        return self._farthest > self.place(gate)
 
     def holds(self, opt_steps: int) -> bool:
         """Return whether a member that is so far waits for the others."""
@@ -57,7 +71,7 @@ class Gates:
 
     def verdict(self, held: Mapping[int, int]) -> Verdict | None:
         """Return what is decided at the next gate, once all that will come have come; then it is behind them."""
-        if self.passed == len(self.steps) or not held:
+        if self.passed == len(self.steps) or not (held or self.is_behind(self.passed)):
             return None
         if any(held.get(number, -1) < self.steps[self.passed] for number in self.there - self._gone):
             return None

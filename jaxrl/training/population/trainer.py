@@ -214,6 +214,7 @@ class PopulationTrainer:
                     else:
                         heapq.heappush(waiting, (report.opt_steps, order[run.member.number]))
                     yield MemberReport(run.member.number, report)
+            self._released(held, idle=True)  # what was decided before, if all had ended before this began
         finally:
             wait(going)
             self._close()
@@ -239,6 +240,7 @@ class PopulationTrainer:
         """Take in what a member reports; return whether it has come to a gate."""
         if self._gates is None:
             return False
+        self._gates.reached(report.opt_steps)
         if report.eval is not None:
             self._gates.take(run.member.number, report.opt_steps, report.eval["score"])
             run.trained_to = report.opt_steps
@@ -246,26 +248,26 @@ class PopulationTrainer:
 
     def _released(self, held: dict[int, int], idle: bool) -> list[tuple[int, int]]:
         """Return those among the `held` who may go on, with their optimisation steps; `held` keeps the others."""
-        if self._gates is None or not held or not (idle or self.interrupt):
+        if self._gates is None or not (idle or self.interrupt):
             return []
         while not self.interrupt and (verdict := self._gates.verdict(held)) is not None:
-            self._carry_out(verdict, self._gates.steps[self._gates.passed - 1], held)
+            self._carry_out(verdict, self._gates.passed - 1, held)
         free = [n for n in sorted(held) if self.interrupt or not self._gates.holds(held[n])]
         return [(number, held.pop(number)) for number in free]
 
     def _carry_out(self, verdict: Verdict, gate: int, held: dict[int, int]) -> None:
         """End members, and let others take over; who has taken over is on disk before anyone goes on."""
-        # A member beyond the gate tells that all of this was done before the run was stopped.
-        done = any(opt_steps > gate for opt_steps in held.values())
+        assert self._gates is not None
+        place, behind = self._gates.place(gate), self._gates.is_behind(gate)
         for copy in verdict.copies:
-            if not done:
-                self._take_over(copy, gate)
-            elif self._runs[copy.member].trained_to == held.get(copy.member):
+            if not behind:
+                self._take_over(copy, place)
+            elif self._runs[copy.member].trained_to == place:
                 raise StorageError(
-                    f"member {copy.member} took over from member {copy.parent} after {gate} optimisation steps, but no "
-                    f"checkpoint of that is left; extract the members that you want, and go on with these"
+                    f"member {copy.member} took over from member {copy.parent} after {place} optimisation steps, but "
+                    "no checkpoint of that is left; extract the members that you want, and go on with these"
                 )
-        self._rows.lineage(gate, verdict.copies)
+        self._rows.lineage(place, verdict.copies)
         for number in verdict.ended:
             run = self._runs[number]
             held.pop(number, None)

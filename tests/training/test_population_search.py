@@ -1,0 +1,185 @@
+"""Populations that search: who ends, who takes over, and the same bits however often they are stopped or killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from toys_trainer import small_dqn
+
+import jaxrl
+from jaxrl import train
+from jaxrl.errors import SettingsError
+from jaxrl.strategies.population import Population, moved
+from jaxrl.training.population.scores import PopulationResult
+from jaxrl.training.storage.leaves import state_digest
+from jaxrl.training.trainer import Trainer
+
+LENGTH = {"max_opts": 80, "eval_interval": 20, "eval_episodes": 8, "record_interval": 40, "save_interval": 40}
+SWEEP = {"agent.lr": jaxrl.log_uniform(1e-4, 1e-1)}
+
+
+def made(search: object, members: int = 5) -> Population:
+    return jaxrl.population(small_dqn(), members=members, sweep=SWEEP, search=search)
+
+
+def lineage(run: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["kind"] == "lineage"]
+
+
+def told(result: PopulationResult) -> list[tuple]:
+    digests = [member.result and state_digest(member.result.state) for member in result.members]
+    return [
+        (m.number, m.status, m.last_score, m.values, m.parent, d) for m, d in zip(result.members, digests, strict=True)
+    ]
+
+
+PBT = jaxrl.PBT(20, share=0.4)
+
+
+def test_a_member_that_takes_over_is_its_parent_with_other_settings_and_randomness(tmp_path: Path) -> None:
+    trainer = Trainer(made(PBT), **LENGTH, run_dir=tmp_path / "run", quiet=True, workers=2)
+    before: dict[tuple[int, int], tuple] = {}
+    seen = 0
+    for number, report in trainer:
+        own = trainer._runs[number].trainer
+        assert own is not None
+        if report.eval:  # at a gate, before anything is decided there
+            before[number, report.opt_steps] = jax.device_get((own.state.agent, jax.random.key_data(own.state.key)))
+        for row in lineage(tmp_path / "run")[seen:]:
+            seen += 1
+            copy = trainer._runs[row["member"]].trainer
+            assert copy is not None
+            if copy.ledger.counters(copy.schedule)["opt_steps"] > row["opt_steps"]:
+                continue  # it has gone on already
+            agent, key = before[row["parent"], row["opt_steps"]][0], before[row["member"], row["opt_steps"]][1]
+            np.testing.assert_array_equal(jax.random.key_data(copy.state.key), key)
+            for a, b in zip(jax.tree.leaves(copy.state.agent.params), jax.tree.leaves(agent.params), strict=True):
+                np.testing.assert_array_equal(a, b)
+            assert float(copy.state.agent.hyper.lr) == np.float32(row["values"]["agent.lr"])
+            told = (tmp_path / "run" / "members" / f"{row['member']:05d}" / "metrics.jsonl").read_text()
+            assert f"goes on as member {row['parent']} stood after {row['opt_steps']} optimisation steps" in told
+    assert seen
+
+
+def test_stopped_anywhere_it_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    whole = Trainer(made(PBT), **LENGTH, run_dir=tmp_path / "whole", quiet=True).train()
+    assert any(member.parent is not None for member in whole.members)
+    run = tmp_path / "cut"
+    for stop in (7, 9, 14):  # reports until the run is left
+        trainer = Trainer(made(PBT), **LENGTH, run_dir=run, quiet=True, resume=run.exists())
+        for count, _ in enumerate(trainer):
+            if count == stop:
+                break
+    cut = Trainer(made(PBT), **LENGTH, run_dir=run, quiet=True, resume=True).train()
+    assert told(cut) == told(whole)
+    assert lineage(run) == lineage(tmp_path / "whole")
+
+
+def test_alone_without_a_gate_no_bit_of_a_member_changes(tmp_path: Path) -> None:
+    """Halving ends members, and does nothing to the others."""
+    free = Trainer(made(None), **LENGTH, quiet=True).train()
+    halved = Trainer(made(jaxrl.Halving(2)), **LENGTH, run_dir=tmp_path / "run", quiet=True).train()
+    assert [m.status for m in halved.members].count("halved") == 3  # 5 -> 3 after 20, -> 2 after 40
+    for a, b in zip(free.members, halved.members, strict=True):
+        if b.status == "max_opts":
+            assert a.result is not None
+            assert b.result is not None
+            assert state_digest(a.result.state) == state_digest(b.result.state)
+    ended = [m for m in halved.members if m.status == "halved"]
+    assert sorted(m.result.summary["opt_steps"] for m in ended if m.result) == [20, 20, 40]
+    again = Trainer(made(jaxrl.Halving(2)), **LENGTH, run_dir=tmp_path / "run", quiet=True, resume=True).train()
+    assert told(again) == told(halved)
+    for member in ended:
+        assert jaxrl.load_policy(tmp_path / "run", member=member.number)(np.zeros(4)) in (0, 1)
+
+
+def test_halving_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    whole = Trainer(made(jaxrl.Halving(2)), **LENGTH, run_dir=tmp_path / "whole", quiet=True).train()
+    for count, _ in enumerate(Trainer(made(jaxrl.Halving(2)), **LENGTH, run_dir=tmp_path / "cut", quiet=True)):
+        if count == 12:
+            break
+    cut = Trainer(made(jaxrl.Halving(2)), **LENGTH, run_dir=tmp_path / "cut", quiet=True, resume=True).train()
+    assert told(cut) == told(whole)
+
+
+ARGS = (
+    *("ppo", "--num-envs", "2", "--rollout", "8", "--epochs", "1", "--minibatches", "1", "--agent.features", "4"),
+    *("--eval-interval", "20", "--eval-episodes", "2", "--save-interval", "20", "--max-opts", "400", "--members", "4"),
+    *("--sweep", "agent.lr=log_uniform(1e-4,1e-1)", "--pbt", "20", "share=0.5"),
+)
+
+
+@pytest.mark.slow
+def test_killed_inside_generations_it_comes_to_the_same_bits(tmp_path: Path) -> None:
+    assert train.main([*ARGS, "--quiet", "--run-dir", str(tmp_path / "whole")]) == 0
+    run, rng = tmp_path / "killed", np.random.default_rng(0)
+    command = [sys.executable, "-m", "jaxrl.train", *ARGS, "--run-dir", str(run)]
+    for _ in range(10):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ)
+        begun = time.monotonic()
+        while not list(run.glob("members/*/checkpoints/*")) and time.monotonic() - begun < 120:
+            time.sleep(0.05)
+        time.sleep(rng.uniform(0.0, 4.0))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        command = [sys.executable, "-m", "jaxrl.train", "--resume", str(run)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    whole, killed = (json.loads((path / "metadata.json").read_text())["table"] for path in (tmp_path / "whole", run))
+    assert killed == whole
+    assert lineage(run) == lineage(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("maker", [jaxrl.dqn, jaxrl.ppo, jaxrl.sac])
+def test_every_setting_of_an_agent_that_can_be_swept_can_be_moved(maker: object) -> None:
+    env = jaxrl.make_env("Pendulum-v1" if maker is jaxrl.sac else "CartPole-v1")
+    compose = jaxrl.on_policy if maker is jaxrl.ppo else jaxrl.off_policy
+    strategy = compose(env, maker(features=(4,)))  # type: ignore[operator]
+    known = jaxrl.sweepable(strategy)
+    state = jax.eval_shape(strategy.init, jax.random.key(0))
+    zeros = jax.tree.map(lambda x: np.full(x.shape, 0.123, np.float32) if x.dtype == np.float32 else x, state)
+    for name, value in known.items():
+        if not (name.startswith("agent.") or name == "processor.discount"):
+            continue
+        new = value * 0.5 or 0.5
+        (member,) = jaxrl.population(strategy, sweep={name: [value or 0.25]}).members
+        after = jax.tree.leaves(moved(member, zeros, {name: new}))
+        assert any(np.shape(x) == () and np.asarray(x) == np.float32(new) for x in after if hasattr(x, "dtype")), name
+
+
+@pytest.mark.parametrize(
+    ("search", "length", "error"),
+    [
+        (PBT, {"eval_interval": 0}, "pbt goes by evaluations"),
+        (PBT, {"eval_interval": 15}, "interval 20 is not a multiple of eval_interval 15.* 15 or 30"),
+        (jaxrl.PBT(80), {}, "pbt has no evaluation to decide at before the end at 80"),
+        (jaxrl.Halving(3), {"eval_episodes": 0, "eval_interval": 0}, "halving goes by evaluations"),
+    ],
+)
+def test_a_search_without_scores_is_refused(search: object, length: dict, error: str) -> None:
+    with pytest.raises(SettingsError, match=error):
+        Trainer(made(search), **{**LENGTH, **length})
+
+
+def test_members_that_cannot_take_each_others_places_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SettingsError, match="halving chooses among members, and there is one"):
+        Trainer(made(jaxrl.Halving(), members=1), **LENGTH)
+    words = [word for word in ARGS if "log_uniform" not in word]
+    with pytest.raises(SettingsError, match="pbt cannot change rollout"):
+        train.main([*words[: words.index("--members")], "--sweep", "rollout=8,16", "--pbt", "20"])
+    with pytest.raises(SettingsError, match="pbt changes swept settings, and none is"):
+        train.main([*words[: words.index("--members")], "--seeds", "4", "--pbt", "20"])
+
+
+def test_the_rungs_of_a_run_stay_where_they_were(tmp_path: Path) -> None:
+    Trainer(made(jaxrl.Halving(2)), **LENGTH, run_dir=tmp_path / "run", quiet=True).train()
+    longer = Trainer(made(jaxrl.Halving(2)), **{**LENGTH, "max_opts": 160}, run_dir=tmp_path / "run", resume=True)
+    with pytest.raises(SettingsError, match=r"max_opts is 160, but the rungs of .* follow from 80"):
+        longer.train()
