@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl.algos import general, run_type
-from jaxrl.envs.own import require_plain
 from jaxrl.envs.registry import env_names
 from jaxrl.errors import SettingsError, nearest
+from jaxrl.own_envs import require_plain
 from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, SUITES, listed, suited
 from jaxrl.strategies.search import read_search
@@ -171,6 +171,8 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
 
 def _plain(name: str, value: Any) -> Any:
     """Return a parameter of an environment: a number, also one written as text, a boolean, other text or a list."""
+    if name.endswith("env_args.name"):
+        raise SettingsError(f"{name}: no parameter can be called name, which is that of the environment itself")
     if isinstance(value, list):
         return [_plain(name, item) for item in value]
     if isinstance(value, str):
@@ -279,7 +281,8 @@ def _named_values(args: list[str], flag: str, default: Mapping[str, Any]) -> dic
         return dict(default)
     if len(words) % 2:
         raise SettingsError(f"{flag} is {' '.join(words)!r}; expected names with values, as in {flag} gravity 9.8")
-    return {name: read_value(value) for name, value in zip(words[::2], words[1::2], strict=True)}
+    named = {name: read_value(value) for name, value in zip(words[::2], words[1::2], strict=True)}
+    return {name: _plain(f"{flag.removeprefix('--').replace('-', '_')}.{name}", value) for name, value in named.items()}
 
 
 def _words_after(args: list[str], flag: str, example: str) -> list[str]:

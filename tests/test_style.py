@@ -62,6 +62,8 @@ MAY_ASK = {
     ("agents/own.py", "apply"): "a network given in place of its maker, of Flax or another library",
     ("envs/host.py", "single_action_space"): "a Gymnasium vector, a class of an optional dependency",
     ("errors.py", "__index__"): "whole numbers of any library",
+    ("own_envs.py", "action_space"): "an environment of Gymnasium, or what looks like one",
+    ("own_envs.py", "observation_space"): "as above",
     ("nn/own.py", "shape"): "a parameter that is a Python number",
     ("spaces.py", "_fields"): "a NamedTuple, which has no class of its own",
     ("strategies/remote.py", "observation_space"): "an environment of Gymnasium, told what to give instead",

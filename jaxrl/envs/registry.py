@@ -29,7 +29,7 @@ def registered() -> Mapping[str, EnvFactory]:
     return _REGISTERED
 
 
-def make_env(name: str, /, **params: Any) -> Any:
+def make_env(name: str, **params: Any) -> Any:
     """Build an environment by name: one registered by `register_env`, or one of gymnax, Gymnasium or EnvPool.
 
     `params` replace the environment's default parameters, such as `max_steps_in_episode=200`. Environments of Gymnasium
@@ -63,8 +63,8 @@ def _meant(name: str) -> str:
         return "did you mean " + " or ".join(close) + "?"
     if prefix and all(part.isidentifier() for part in prefix.split(".")):
         return (
-            f"a function of your own is imported only where you name it: --env {name} on the command line; in Python, "
-            f"call it, or register_env. Suites are {listed(f'{suite}:' for suite in SUITES)}"
+            f"there is no {prefix}: here, only {listed(f'{suite}:' for suite in SUITES)}; a function of your own is "
+            f"imported only where you name it: --env {name} on the command line; in Python, call it, or register_env"
         )
     if prefix:
         return f"there is no {prefix}: here, only {listed(f'{suite}:' for suite in SUITES)}, as in {PREFIX}Hopper-v5"

@@ -361,6 +361,8 @@ def test_a_harmless_setting_may_change_and_no_bit_with_it(
     flags = [f"--{name.replace('_', '-')}", str(FREE[name])]
     if isinstance(FREE[name], bool):
         flags = [f"--{'' if FREE[name] else 'no-'}{name.replace('_', '-')}"]
+    if isinstance(FREE[name], dict):
+        flags = [flags[0], *(str(word) for pair in FREE[name].items() for word in pair)]
     train.main(["--resume", str(run), *flags])
     assert small.digest(run, LAST) == small.digests[LAST]
 

@@ -73,7 +73,7 @@ def _make(name: str, function: Any, /, **params: Any) -> Env | HostEnv:
         raise SettingsError(f"{name} failed with {dict(params)}: {type(error).__name__}: {error}") from error
     if isinstance(made, Env | HostEnv):
         return made
-    if all(hasattr(made, part) for part in ("observation_space", "action_space", "reset", "step")):
+    if hasattr(made, "observation_space") and hasattr(made, "action_space"):
         spec = gymnasium_spec(made)._replace(name=name)
         made.close()
         return gymnasium_envs(spec, partial(function, **params))
