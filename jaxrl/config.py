@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl.algos import general, run_type
-from jaxrl.envs.registry import env_names
+from jaxrl.envs.registry import env_names, require_plain
 from jaxrl.errors import SettingsError, nearest
-from jaxrl.own_envs import require_plain
 from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, SUITES, listed, suited
 from jaxrl.strategies.search import read_search

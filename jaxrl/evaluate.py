@@ -10,9 +10,10 @@ import jax
 
 from jaxrl.envs import Env, HostEnv, make_env
 from jaxrl.envs.base import require_same_spaces
+from jaxrl.envs.registry import require_plain
 from jaxrl.errors import SettingsError, check_between, check_count, print_line
 from jaxrl.loading import load_policy
-from jaxrl.own_envs import admit, require_plain
+from jaxrl.own_envs import admit
 from jaxrl.training import GreedyPolicy
 from jaxrl.training.evaluator import evaluator_for
 from jaxrl.written import read_value

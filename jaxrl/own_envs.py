@@ -6,7 +6,7 @@ directory or a settings file holds it: those may be a stranger's.
 
 import importlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,32 +78,3 @@ def _make(name: str, function: Any, /, **params: Any) -> Env | HostEnv:
         made.close()
         return gymnasium_envs(spec, partial(function, **params))
     raise SettingsError(f"{name} returned {type(made).__name__}; expected a jaxrl.Env, or an environment of Gymnasium")
-
-
-def require_plain(env_args: object, source: str) -> Mapping[str, Any]:
-    """Return the parameters of an environment that a run directory holds.
-
-    Raises:
-      SettingsError: they are not plain values by name, or a text among them is a path, which a person must type anew.
-    """
-    if not isinstance(env_args, Mapping) or not all(isinstance(name, str) for name in env_args):
-        raise SettingsError(f"{source} has env_args {env_args!r:.80}; expected names with values")
-    for name, value in env_args.items():
-        if not _plain(value):
-            raise SettingsError(f"{source}: env_args.{name} is {value!r:.80}; expected plain values")
-        if any("/" in text or "\\" in text for text in _texts(value)):
-            raise SettingsError(
-                f"{source}: env_args.{name} is the path {value!r:.80}; name it again, as in --env-args {name} PATH"
-            )
-    return env_args
-
-
-def _plain(value: object) -> bool:
-    return isinstance(value, int | float | str | None) or (isinstance(value, list) and all(map(_plain, value)))
-
-
-def _texts(value: object) -> list[str]:
-    """Return a text, or those in a list."""
-    if isinstance(value, list):
-        return [text for item in value for text in _texts(item)]
-    return [value] if isinstance(value, str) else []

@@ -76,3 +76,35 @@ def env_names() -> list[str]:
     from jaxrl.envs import gymnax
 
     return [*_REGISTERED, *gymnax.names()]
+
+
+# --- what a run directory may say of an environment ---------------------------------------------------------------
+
+
+def require_plain(env_args: object, source: str) -> Mapping[str, Any]:
+    """Return the parameters of an environment that a run directory holds.
+
+    Raises:
+      SettingsError: they are not plain values by name, or a text among them is a path, which a person must type anew.
+    """
+    if not isinstance(env_args, Mapping) or not all(isinstance(name, str) for name in env_args):
+        raise SettingsError(f"{source} has env_args {env_args!r:.80}; expected names with values")
+    for name, value in env_args.items():
+        if not _plain(value):
+            raise SettingsError(f"{source}: env_args.{name} is {value!r:.80}; expected plain values")
+        if any("/" in text or "\\" in text for text in _texts(value)):
+            raise SettingsError(
+                f"{source}: env_args.{name} is the path {value!r:.80}; name it again, as in --env-args {name} PATH"
+            )
+    return env_args
+
+
+def _plain(value: object) -> bool:
+    return isinstance(value, int | float | str | None) or (isinstance(value, list) and all(map(_plain, value)))
+
+
+def _texts(value: object) -> list[str]:
+    """Return a text, or those in a list."""
+    if isinstance(value, list):
+        return [text for item in value for text in _texts(item)]
+    return [value] if isinstance(value, str) else []

@@ -308,7 +308,6 @@ def test_unknown_name_in_a_file_is_answered_with_the_nearest(
         ("agent:\n  features: 16", "agent.features"),
         ("agent:\n  features: [[16]]", "agent.features"),
         ("env_args: [1]", "env_args"),
-        ("env_args:\n  max_steps_in_episode: long", "max_steps_in_episode"),
         ("run_dir: 3", "run_dir"),
         ("stop_reward: high", "stop_reward"),
         ("custom: 3", "custom"),

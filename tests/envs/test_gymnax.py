@@ -174,3 +174,8 @@ def test_the_environments_that_are_found_without_gymnax_are_those_that_it_regist
     for name, home in gymnax_adapter._HOMES.items():
         kind = type(gymnax.make(name)[0])
         assert f"gymnax.environments.{home}" == f"{kind.__module__}:{kind.__name__}"
+
+
+def test_a_parameter_that_is_no_number_is_refused() -> None:
+    with pytest.raises(SettingsError, match="max_steps_in_episode is 'long'; expected a number"):
+        make_env("CartPole-v1", max_steps_in_episode="long")
