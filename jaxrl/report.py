@@ -6,13 +6,13 @@ from jaxrl.cli import Parser, run_main  # first, for it takes the signals
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jaxrl.errors import SettingsError, print_line, say
-from jaxrl.reports.exports import to_csv, to_marl_eval
+from jaxrl.errors import print_line, say
+from jaxrl.reports.exports import require_outside, to_csv, to_marl_eval, write
 from jaxrl.reports.groups import Group, grouped, remarks
 from jaxrl.reports.page import page, plotly
 from jaxrl.reports.picture import write_png
 from jaxrl.reports.read import read_runs
-from jaxrl.reports.serve import HOST, Pages, server
+from jaxrl.reports.serve import Pages, serve
 
 PORT = 8765
 
@@ -38,53 +38,35 @@ def main(args: Sequence[str]) -> int:
     for file in filter(None, files):
         require_outside(Path(file), options.runs)
     library = plotly() if options.out or options.serve is not None else ""
-    groups, lines = read(options.runs)
-    for line in lines:
-        say(f"warning: {line}")
-    runs = sum(len(group.runs) for group in groups)
-    told = f"{runs} runs, {len(groups)} settings"
-    kinds: list[tuple[str | None, Callable[[Path], object]]] = [
-        (options.out, lambda path: write(path, page(groups, lines, library))),
-        (options.png, lambda path: write_png(groups, path)),
-        (options.csv, lambda path: write(path, to_csv(groups))),
-        (options.json, lambda path: write(path, to_marl_eval(groups))),
-    ]
-    for name, make in kinds:
-        if name:
-            make(Path(name))
-            print_line(f"{name}: {told}")
+    remarked: set[str] = set()
+    if any(files):
+        groups, lines = read(options.runs, remarked)
+        told = f"{sum(len(group.runs) for group in groups)} runs, {len(groups)} settings"
+        kinds: list[tuple[str | None, Callable[[Path], object]]] = [
+            (options.out, lambda path: write(path, page(groups, lines, library))),
+            (options.png, lambda path: write_png(groups, path)),
+            (options.csv, lambda path: write(path, to_csv(groups))),
+            (options.json, lambda path: write(path, to_marl_eval(groups))),
+        ]
+        for name, make in kinds:
+            if name:
+                make(Path(name))
+                print_line(f"{name}: {told}")
     if options.serve is not None:
-        serve(options.serve, options.runs, library)
+        pages = Pages(options.runs, lambda stamp: page(*read(options.runs, remarked), library, stamp))
+        serve(options.serve, pages, lambda url: print_line(f"{url} shows the report; Ctrl+C ends it"))
     return 0
 
 
-def read(paths: Sequence[str]) -> tuple[list[Group], list[str]]:
-    """Return the runs at `paths` in groups, and what is to be said of them."""
+def read(paths: Sequence[str], remarked: set[str]) -> tuple[list[Group], list[str]]:
+    """Return the runs at `paths` in groups, and what is to be said of them; say what has not been `remarked` yet."""
     groups = grouped(read_runs(paths))
-    return groups, remarks(groups)
-
-
-def require_outside(path: Path, runs: Sequence[str]) -> None:
-    """Raise `SettingsError` if a file to write lies in one of the runs."""
-    whole = path.absolute().resolve()
-    for run in runs:
-        if whole.is_relative_to(Path(run).resolve()):
-            raise SettingsError(f"{path} lies in the run {run}, which a report never changes; choose another place")
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file; raise `SettingsError` if that fails."""
-    try:
-        path.write_text(text, "utf-8")
-    except OSError as error:
-        raise SettingsError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def serve(port: int, runs: Sequence[str], library: str) -> None:
-    """Serve the page until the process is ended."""
-    httpd = server(port, Pages(list(runs), lambda stamp: page(*read(runs), library, stamp)))
-    print_line(f"http://{HOST}:{httpd.server_port}/ shows the report; Ctrl+C ends it")
-    httpd.serve_forever()
+    lines = remarks(groups)
+    for line in lines:
+        if line not in remarked:
+            say(f"warning: {line}")
+    remarked |= set(lines)
+    return groups, lines
 
 
 if __name__ == "__main__":

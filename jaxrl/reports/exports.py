@@ -4,10 +4,12 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxrl.errors import SettingsError
 from jaxrl.reports.groups import Group, told
 from jaxrl.reports.read import Run
 
@@ -88,3 +90,19 @@ def _evaluations(run: Run) -> dict[str, Any]:
         }
     best = run.best if np.isfinite(run.best) else float(curve.y.max())
     return {**steps, "absolute_metrics": {"return": [best]}}
+
+
+def require_outside(path: Path, runs: Iterable[str]) -> None:
+    """Raise `SettingsError` if a file to write lies in one of the runs."""
+    whole = path.resolve()
+    for run in runs:
+        if whole.is_relative_to(Path(run).resolve()):
+            raise SettingsError(f"{path} lies in the run {run}, which a report never changes; choose another place")
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file; raise `SettingsError` if that fails."""
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise SettingsError(f"cannot write {path}: {error.strerror or error}") from error

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxrl.errors import one_line
 from jaxrl.reports.read import Run
 from jaxrl.training.population.scores import Spread, spread
 from jaxrl.training.settings import HARMLESS
@@ -78,7 +79,7 @@ def told(value: object) -> str:
     """Return a setting as it is shown."""
     if isinstance(value, float):
         return f"{value:.6g}"
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    return one_line(value if isinstance(value, str) else json.dumps(value, default=str))
 
 
 def differences(groups: Sequence[Group]) -> dict[str, list[str]]:

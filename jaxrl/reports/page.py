@@ -22,6 +22,8 @@ POINTS = 40_000
 MOST_POINTS = 1_000
 MOST_EPISODES = 200
 """Returns of which the distribution of a run is drawn."""
+LONG = 25
+"""Rows of a table from which it is folded away."""
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; connect-src 'self'"
 )
@@ -123,8 +125,10 @@ def _table(title: str, table: Table) -> str:
         return ""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in table.columns)
     rows = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
-    inside = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    return f'<section><h2>{title}</h2><div class="wide">{inside}</div></section>'
+    inside = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    if len(table.rows) > LONG:
+        inside = f"<details><summary>{len(table.rows)} rows</summary>{inside}</details>"
+    return f"<section><h2>{title}</h2>{inside}</section>"
 
 
 def _films(groups: Iterable[Group]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxrl.reports.groups import told
 from jaxrl.reports.read import Run
+from jaxrl.reports.rows import number
 
 RATIO = 20
 """Between the largest and the smallest value, from which an axis is logarithmic."""
@@ -33,14 +34,15 @@ def axis(values: Sequence[Any]) -> dict[str, Any]:
     Names and switches are spread evenly; numbers stand where they are, or where their logarithms are if these say more.
     """
     known = [value for value in values if value is not None]
-    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in known):
+    labels = [told(value) for value in values]
+    if not all(math.isfinite(number(value)) for value in known):
         names = list(dict.fromkeys(map(told, known)))
         places = {name: i / max(len(names) - 1, 1) for i, name in enumerate(names)}
         heights = [None if value is None else places[told(value)] for value in values]
-        return {"heights": heights, "ticks": [[place, name] for name, place in places.items()], "values": values}
+        return {"heights": heights, "ticks": [[place, name] for name, place in places.items()], "values": labels}
     low, high = (min(known), max(known)) if known else (0.0, 0.0)
     scale = math.log if low > 0 and high >= RATIO * low else float
     width = scale(high) - scale(low) or 1.0
     heights = [None if value is None else (scale(value) - scale(low)) / width for value in values]
     ends = [[0, told(float(low))], *([[1, told(float(high))]] if high > low else [])]
-    return {"heights": heights, "ticks": ends, "values": values}
+    return {"heights": heights, "ticks": ends, "values": labels}

@@ -45,7 +45,7 @@ class Run(NamedTuple):
     @property
     def status(self) -> str:
         """Why it stopped, or `running`."""
-        return str(self.metadata.get("status", "unknown"))
+        return one_line(self.metadata.get("status", "unknown"))[:100]
 
     @property
     def last(self) -> float:

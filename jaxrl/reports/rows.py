@@ -107,7 +107,10 @@ def _column(line: bytes, key: bytes) -> float:
 
 def number(value: object) -> float:
     """Return a number of a row, NaN for anything else."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else np.nan
+    try:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else np.nan
+    except OverflowError:  # a whole number beyond all floats
+        return np.nan
 
 
 def where(row: Mapping[str, Any]) -> tuple[float, float, float]:
@@ -129,12 +132,16 @@ def _log(path: Path, trained: Table, others: list[dict[str, Any]], remarks: list
         score=_curve(np.asarray(scores, np.float64).reshape(-1, 4)),
         returns=_curve(table[:, :4]),
         bests=tuple(score for score in bests if np.isfinite(score)),
-        skipped=int(np.nansum(table[:, 4])),
-        invalid=int(np.nansum(table[:, 5])),
+        skipped=_count(table[:, 4]),
+        invalid=_count(table[:, 5]),
         speeds=(float(rates[-1, 0]), float(rates[-1, 1])) if len(rates) else (np.nan, np.nan),
         events=tuple(row for row in others if row.get("kind") == "event"),
         remarks=tuple(remarks),
     )
+
+
+def _count(column: np.ndarray) -> int:
+    return int(column[np.isfinite(column)].sum())
 
 
 def _curve(points: np.ndarray) -> Curve:
@@ -159,6 +166,6 @@ def read_episodes(path: Path, whole: bool = False) -> dict[int, list[float]]:
             row = json.loads(line)
             if np.isfinite(value := number(row["return"])):
                 found.setdefault(int(row["opt_steps"]), []).append(value)
-        except (ValueError, RecursionError, KeyError, TypeError):
+        except (ValueError, RecursionError, KeyError, TypeError, OverflowError):
             continue
     return found if whole else {step: found[step] for step in sorted(found)[-1:]}

@@ -94,3 +94,11 @@ def server(port: int, pages: Pages) -> ThreadingHTTPServer:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise SettingsError(f"cannot serve on port {port}: {reason}; choose another: --serve PORT") from error
+
+
+def serve(port: int, pages: Pages, ready: Callable[[str], None]) -> None:
+    """Serve the page until the process is ended; tell `ready` where it is, once it is made."""
+    httpd = server(port, pages)
+    pages.page()
+    ready(f"http://{HOST}:{httpd.server_port}/")
+    httpd.serve_forever()
