@@ -13,6 +13,7 @@ from jaxrl.reports.page import page, plotly
 from jaxrl.reports.picture import write_png
 from jaxrl.reports.read import read_runs
 from jaxrl.reports.serve import Pages, serve
+from jaxrl.training.storage.run_dir import require_run
 
 PORT = 8765
 
@@ -35,6 +36,8 @@ def main(args: Sequence[str]) -> int:
     files = [options.out, options.png, options.csv, options.json]
     if options.serve is None and not any(files):
         options.out = files[0] = "report.html"
+    for run in options.runs:
+        require_run(Path(run))
     for file in filter(None, files):
         require_outside(Path(file), options.runs)
     library = plotly() if options.out or options.serve is not None else ""
