@@ -16,6 +16,7 @@ COMMANDS = {
     "evaluate": "judge the best policy of a run by fresh episodes",
     "play": "film one episode of it",
     "collect": "gather a data set with it",
+    "report": "show runs as a page, a picture or a table",
     "verify": "check all that a run has saved",
 }
 HELP = """usage: jaxrl COMMAND ...

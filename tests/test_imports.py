@@ -19,6 +19,7 @@ ROOMS = [
     "training",
     "algos",
     "config",
+    "reports",
     "front doors",
 ]
 TRAINING = [
@@ -148,7 +149,7 @@ def test_the_scan_sees_every_kind_of_import() -> None:
 
 def test_importing_jaxrl_stays_light() -> None:
     """Nothing heavy comes with it; `rich` comes with flax, so it counts only where flax alone would not bring it."""
-    heavy = "[m for m in ('gymnax', 'orbax', 'matplotlib', 'tyro', 'rich') if m in sys.modules]"
+    heavy = "[m for m in ('gymnax', 'orbax', 'matplotlib', 'plotly', 'tyro', 'rich') if m in sys.modules]"
     program = f"import sys, flax.linen, optax; before = {heavy}; import jaxrl; print(set({heavy}) - set(before))"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"

@@ -188,3 +188,10 @@ def test_the_population_example_finds_the_better_setting(tmp_path: Path) -> None
     assert float(told.split()[2]) > 400
     assert told.endswith("(4, 5, 6, 7)")
     assert (tmp_path / "runs/lr/members/00007/best").is_dir()
+
+
+def test_the_report_example_tells_both_runs(tmp_path: Path) -> None:
+    assert run(block("report"), tmp_path).splitlines()[-1] == "scores.csv: 2 runs, 1 settings"
+    lines = (tmp_path / "scores.csv").read_text().splitlines()
+    assert {line.split(",")[0] for line in lines[1:]} == {"seed-0", "seed-1"}
+    assert len(lines) == 1 + 2 * 2

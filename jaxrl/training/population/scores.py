@@ -35,13 +35,20 @@ def spread(strata: Iterable[Sequence[float]]) -> Spread:
     finite = [scores for scores in finite if len(scores)]
     if not finite:
         return Spread(0, *[float("nan")] * 4)
-    rng = np.random.default_rng(0)
-    drawn = [scores[rng.integers(len(scores), size=(RESAMPLES, len(scores)))] for scores in finite]
     several = any(len(scores) > 1 for scores in finite)
-    ends = np.quantile(iqm(np.concatenate(drawn, axis=1)), (0.025, 0.975)) if several else (np.nan, np.nan)
-    low, high = ends
+    low, high = interval(finite) if several else (np.nan, np.nan)
     every = np.concatenate(finite)
     return Spread(len(every), float(every.mean()), float(iqm(every)), float(low), float(high))
+
+
+def interval(strata: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the ends `[2, ...]` of the 95 % interval of the IQM of finite scores, `[..., members]` a stratum.
+
+    Of many numbers at once, each is as it would be alone: the members are drawn alike.
+    """
+    rng = np.random.default_rng(0)
+    drawn = [scores[..., rng.integers(count := scores.shape[-1], size=(RESAMPLES, count))] for scores in strata]
+    return np.asarray(np.quantile(iqm(np.concatenate(drawn, axis=-1)), (0.025, 0.975), axis=-1))
 
 
 def iqm(scores: np.ndarray) -> np.ndarray:

@@ -1,0 +1,76 @@
+"""`python -m jaxrl.report RUN...`: report on runs as a page, a picture or a table, while they go on or afterwards."""
+
+from jaxrl.cli import Parser, run_main  # first, for it takes the signals
+
+# isort: split
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from jaxrl.errors import print_line, say
+from jaxrl.reports.exports import require_outside, to_csv, to_marl_eval, write
+from jaxrl.reports.groups import Group, grouped, remarks
+from jaxrl.reports.page import page, plotly
+from jaxrl.reports.picture import write_png
+from jaxrl.reports.read import read_runs
+from jaxrl.reports.serve import Pages, serve
+from jaxrl.training.storage.run_dir import require_run
+
+PORT = 8765
+
+
+def main(args: Sequence[str]) -> int:
+    """Parse, read, write; return the exit code."""
+    parser = Parser(
+        "python -m jaxrl.report",
+        description="Report on runs and populations. They are read only, also while they go on.",
+        epilog="Example: python -m jaxrl.report runs/* --out page.html",
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run or a population")
+    parser.add_argument("--out", help="page to write (default: report.html, unless another file is asked for)")
+    parser.add_argument("--png", help="picture of the learning curves to write")
+    parser.add_argument("--csv", help="table of all scores and returns to write")
+    parser.add_argument("--json", help="evaluations in the layout of marl-eval to write")
+    said = f"serve the page on this machine alone, made anew as runs go on (default port: {PORT})"
+    parser.add_argument("--serve", nargs="?", type=int, const=PORT, metavar="PORT", help=said)
+    options = parser.parse_args(args)
+    files = [options.out, options.png, options.csv, options.json]
+    if options.serve is None and not any(files):
+        options.out = files[0] = "report.html"
+    for run in options.runs:
+        require_run(Path(run))
+    for file in filter(None, files):
+        require_outside(Path(file), options.runs)
+    library = plotly() if options.out or options.serve is not None else ""
+    remarked: set[str] = set()
+    if any(files):
+        groups, lines = read(options.runs, remarked)
+        told = f"{sum(len(group.runs) for group in groups)} runs, {len(groups)} settings"
+        kinds: list[tuple[str | None, Callable[[Path], object]]] = [
+            (options.out, lambda path: write(path, page(groups, lines, library))),
+            (options.png, lambda path: write_png(groups, path)),
+            (options.csv, lambda path: write(path, to_csv(groups))),
+            (options.json, lambda path: write(path, to_marl_eval(groups))),
+        ]
+        for name, make in kinds:
+            if name:
+                make(Path(name))
+                print_line(f"{name}: {told}")
+    if options.serve is not None:
+        pages = Pages(options.runs, lambda stamp: page(*read(options.runs, remarked), library, stamp))
+        serve(options.serve, pages, lambda url: print_line(f"{url} shows the report; Ctrl+C ends it"))
+    return 0
+
+
+def read(paths: Sequence[str], remarked: set[str]) -> tuple[list[Group], list[str]]:
+    """Return the runs at `paths` in groups, and what is to be said of them; say what has not been `remarked` yet."""
+    groups = grouped(read_runs(paths))
+    lines = remarks(groups)
+    for line in lines:
+        if line not in remarked:
+            say(f"warning: {line}")
+    remarked |= set(lines)
+    return groups, lines
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,91 @@
+"""Learning curves: of each run thinned to what can be seen, of each group as mean, IQM and interval."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxrl.reports.rows import AXES, Curve
+from jaxrl.training.population.scores import RESAMPLES, interval, iqm
+
+POINTS = 100
+"""At which the runs of a group are compared, at most."""
+AT_ONCE = 2**21
+"""Numbers that the bootstrap draws at once, about."""
+
+
+class Band(NamedTuple):
+    """What the runs of a group come to along an axis; each `[N]`, NaN where nothing is known."""
+
+    x: np.ndarray
+    mean: np.ndarray
+    iqm: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def thin(curve: Curve, points: int) -> Curve:
+    """Return at most `points` of a curve, at least 4: the lowest and the highest in each of equal parts, and the ends.
+
+    So every peak and every dip that could be seen stays.
+    """
+    count = len(curve.y)
+    if count <= points:
+        return curve
+    parts = max((points - 2) // 2, 1)
+    edges = np.linspace(0, count, parts + 1).astype(int)
+    ends = [0, count - 1]
+    lows = [a + int(curve.y[a:b].argmin()) for a, b in pairwise(edges)]
+    highs = [a + int(curve.y[a:b].argmax()) for a, b in pairwise(edges)]
+    kept = np.unique([*ends, *lows, *highs])
+    return Curve(curve.x[:, kept], curve.y[kept])
+
+
+def band(curves: Sequence[Curve], axis: str) -> Band | None:
+    """Return what the curves of a group come to over `axis`, one of `AXES`; `None` if fewer than two have points.
+
+    Between its points a curve is a straight line, and beyond its ends nothing: a run that has ended no longer counts.
+    """
+    lines = [_sorted(curve.x[AXES.index(axis)], curve.y) for curve in curves]
+    lines = [line for line in lines if len(line[0])]
+    if len(lines) < 2:
+        return None
+    x = _grid([line[0] for line in lines])
+    values = np.stack([np.interp(x, *line, left=np.nan, right=np.nan) for line in lines], axis=1)
+    return Band(x, *_numbers(values))
+
+
+def _sorted(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the points whose place is known, in order; of those at one place the last."""
+    x, y = x[np.isfinite(x)], y[np.isfinite(x)]
+    order = np.argsort(x, kind="stable")
+    x, y = x[order], y[order]
+    last = np.append(x[1:] != x[:-1], True)[: len(x)]
+    return x[last], y[last]
+
+
+def _grid(places: Sequence[np.ndarray]) -> np.ndarray:
+    """Return where to compare: wherever any curve has a point, or if these are too many, evenly chosen ones of them."""
+    x = np.unique(np.concatenate(places))
+    return x if len(x) <= POINTS else x[np.linspace(0, len(x) - 1, POINTS).round().astype(int)]
+
+
+def _numbers(values: np.ndarray) -> np.ndarray:
+    """Return mean, IQM and ends of its interval, `[4, N]`, of `values [N, runs]`, of which NaN do not count."""
+    told = np.full((4, len(values)), np.nan)
+    known = np.isfinite(values)
+    for pattern in np.unique(known, axis=0):
+        rows = np.flatnonzero((known == pattern).all(axis=1))
+        several = max(AT_ONCE // (RESAMPLES * max(int(pattern.sum()), 1)), 1)
+        for some in np.split(rows, range(several, len(rows), several)):
+            told[:, some] = _of_known(values[np.ix_(some, np.flatnonzero(pattern))])
+    return told
+
+
+def _of_known(values: np.ndarray) -> np.ndarray:
+    """Return the same of finite `values [N, runs]`; no interval where there is but one run."""
+    if not values.shape[1]:
+        return np.full((4, len(values)), np.nan)
+    ends = interval([values]) if values.shape[1] > 1 else np.full((2, len(values)), np.nan)
+    return np.stack([values.mean(axis=1), iqm(values), *ends])

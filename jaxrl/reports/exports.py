@@ -1,0 +1,108 @@
+"""Reports for other programs: a tidy table, and the layout that marl-eval reads."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxrl.errors import SettingsError
+from jaxrl.reports.groups import Group, told
+from jaxrl.reports.read import Run
+
+COLUMNS = ("run", "group", "seed", "member", "opt_steps", "env_steps", "seconds", "score", "return")
+SUITES = ("bsuite", "MinAtar", "misc")
+"""Whose names end the names of their environments, as in `Catch-bsuite`."""
+
+
+def to_csv(groups: Iterable[Group]) -> str:
+    """Return one table of all runs, a line for each place in a run at which a score or a mean return is known."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for group in groups:
+        for run in group.runs:
+            begin = [run.name, group.name, _or_empty(run.seed), _or_empty(run.member)]
+            writer.writerows([*begin, *line] for line in _lines(run))
+    return out.getvalue()
+
+
+def _or_empty(value: int | None) -> int | str:
+    return "" if value is None else value
+
+
+def _lines(run: Run) -> list[list[Any]]:
+    """Return the last five columns of a run, in order; scores and returns at the same step share a line."""
+    lines: dict[float, list[Any]] = {}
+    for place, curve in ((3, run.log.score), (4, run.log.returns)):
+        for opts, envs, seconds, y in zip(*curve.x.tolist(), curve.y.tolist(), strict=True):
+            line = lines.setdefault(opts, [int(opts), *_place(envs, seconds), "", ""])
+            line[place] = y
+    return [lines[opts] for opts in sorted(lines)]
+
+
+def _place(envs: float, seconds: float) -> tuple[int | str, float | str]:
+    return int(envs) if np.isfinite(envs) else "", seconds if np.isfinite(seconds) else ""
+
+
+def to_marl_eval(groups: Sequence[Group]) -> str:
+    """Return the evaluations of all runs as JSON for marl-eval (Gorsane et al. 2022, https://arxiv.org/abs/2209.10485).
+
+    An algorithm is a group. Of an evaluation, `return` lists the returns of its episodes where these are known and
+    otherwise the one score; the absolute metric is the score of the best policy.
+    """
+    suites: dict[str, Any] = {}
+    for group in groups:
+        suite, task = _task(told(group.runs[0].settings.get("env", "unknown")))
+        algorithms = suites.setdefault(suite, {}).setdefault(task, {})
+        runs = [_evaluations(run) for run in group.runs if len(run.log.score.y)]
+        if runs:
+            algorithms[_algorithm(group)] = {f"run_{i}": run for i, run in enumerate(runs)}
+    return json.dumps(suites, indent=1) + "\n"
+
+
+def _algorithm(group: Group) -> str:
+    """Name a group without its environment."""
+    env = told(group.runs[0].settings.get("env", "unknown"))
+    return " ".join(group.name.replace(f" {env}", " ", 1).split())
+
+
+def _task(env: str) -> tuple[str, str]:
+    """Return the suite and the task that the name of an environment tells."""
+    suite, colon, task = env.partition(":")
+    if colon:
+        return suite, task
+    task, dash, suite = env.rpartition("-")
+    return (suite, task) if dash and suite in SUITES else ("gym", env)
+
+
+def _evaluations(run: Run) -> dict[str, Any]:
+    curve, episodes = run.log.score, run.episodes(whole=True)
+    steps: dict[str, Any] = {}
+    for i, ((opts, envs, seconds), score) in enumerate(zip(curve.x.T.tolist(), curve.y.tolist(), strict=True)):
+        steps[f"step_{i}"] = {
+            "step_count": int(envs if np.isfinite(envs) else opts),
+            "elapsed_time": seconds if np.isfinite(seconds) else None,
+            "return": episodes.get(int(opts)) or [score],
+        }
+    best = run.best if np.isfinite(run.best) else float(curve.y.max())
+    return {**steps, "absolute_metrics": {"return": [best]}}
+
+
+def require_outside(path: Path, runs: Iterable[str]) -> None:
+    """Raise `SettingsError` if a file to write lies in one of the runs."""
+    whole = path.resolve()
+    for run in runs:
+        if whole.is_relative_to(Path(run).resolve()):
+            raise SettingsError(f"{path} lies in the run {run}, which a report never changes; choose another place")
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file; raise `SettingsError` if that fails."""
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise SettingsError(f"cannot write {path}: {error.strerror or error}") from error

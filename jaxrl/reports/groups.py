@@ -1,0 +1,113 @@
+"""Runs of the same settings, whatever the seed; what differs between them, and what they scored."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxrl.errors import one_line
+from jaxrl.reports.read import Run
+from jaxrl.training.population.scores import Spread, spread
+from jaxrl.training.settings import HARMLESS
+
+LONGEST_LABEL = 120
+
+
+class Group(NamedTuple):
+    """Runs that were trained alike but for the seed."""
+
+    name: str
+    runs: tuple[Run, ...]
+
+    @property
+    def last(self) -> Spread:
+        """Spread of their last scores."""
+        return spread([[run.last for run in self.runs]])
+
+
+def grouped(runs: Iterable[Run]) -> list[Group]:
+    """Return runs in groups of equal settings, seed and what no bit of the training depends on left out.
+
+    A run whose settings cannot be read is a group of its own. Groups are named by algorithm and environment, and by
+    the settings in which they differ from others of these.
+    """
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(_key(run), []).append(run)
+    groups = list(found.values())
+    names = _unique([_label(group[0], [other[0] for other in groups]) for group in groups])
+    return [Group(name, tuple(group)) for name, group in zip(names, groups, strict=True)]
+
+
+def _deciding(run: Run) -> dict[str, str]:
+    """Return the settings that decide a run's training, but for its seed."""
+    return {name: told(value) for name, value in run.settings.items() if name not in HARMLESS and name != "seed"}
+
+
+def _key(run: Run) -> str:
+    return json.dumps(_deciding(run), sort_keys=True) if run.settings else str(run.path)
+
+
+def _title(run: Run) -> tuple[str, str]:
+    return told(run.settings.get("algo", "unknown")), told(run.settings.get("env", "unknown"))
+
+
+def _label(run: Run, others: Sequence[Run]) -> str:
+    """Name the group of `run` among `others`, one run of each."""
+    if not run.settings:
+        return run.name
+    alike = [_deciding(other) for other in others if other.settings and _title(other) == _title(run)]
+    own = _deciding(run)
+    names = [name for name in _names(alike) if len({settings.get(name) for settings in alike}) > 1]
+    values = [f"{name}={own.get(name, '-')}" for name in names if name not in ("algo", "env")]
+    label = " ".join([*_title(run), *values])
+    return label if len(label) <= LONGEST_LABEL else f"{label[:LONGEST_LABEL]}..."
+
+
+def _names(settings: Iterable[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for mapping in settings for name in mapping))
+
+
+def _unique(labels: Sequence[str]) -> list[str]:
+    """Return labels, those that came before with a number."""
+    return [
+        label if labels.count(label) == 1 else f"{label} ({labels[: i + 1].count(label)})"
+        for i, label in enumerate(labels)
+    ]
+
+
+def told(value: object) -> str:
+    """Return a setting as it is shown."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return one_line(value if isinstance(value, str) else json.dumps(value, default=str))
+
+
+def differences(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """Return the settings in which any two runs differ, with the values in each group; the seed counts as a setting."""
+    runs = [run for group in groups for run in group.runs if run.settings]
+    found: dict[str, list[str]] = {}
+    for name in _names(run.settings for run in runs):
+        values = [_values(group, name) for group in groups]
+        if len({value for cell in values for value in cell}) > 1:
+            found[name] = [", ".join(cell) or "-" for cell in values]
+    return found
+
+
+def _values(group: Group, name: str) -> list[str]:
+    """Return the values of a setting in a group, `-` where a run has none, in order."""
+    values = [told(run.settings[name]) if name in run.settings else "-" for run in group.runs if run.settings]
+    return list(dict.fromkeys(values))
+
+
+def remarks(groups: Iterable[Group]) -> list[str]:
+    """Return what is to be said of runs: what is wrong with them, and which are the same training twice."""
+    found: list[str] = []
+    for group in groups:
+        seen: dict[int, str] = {}
+        for run in group.runs:
+            found += [f"{run.name}: {remark}" for remark in run.remarks]
+            if run.seed in seen:
+                found.append(f"{run.name}: has the settings and the seed of {seen[run.seed]}; both count")
+            if run.seed is not None:
+                seen.setdefault(run.seed, run.name)
+    return found

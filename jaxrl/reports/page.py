@@ -1,0 +1,187 @@
+"""The page: one file of HTML with all that it needs, which asks nothing of a network."""
+
+import base64
+import html
+import json
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from jaxrl.errors import SettingsError
+from jaxrl.reports import tables
+from jaxrl.reports.curves import band, thin
+from jaxrl.reports.groups import Group
+from jaxrl.reports.parallel import populations
+from jaxrl.reports.rows import AXES, Curve
+from jaxrl.reports.tables import Table
+
+POINTS = 40_000
+"""Drawn of all runs, for scores and for returns each, about; of a run no more than `MOST_POINTS`."""
+MOST_POINTS = 1_000
+MOST_EPISODES = 200
+"""Returns of which the distribution of a run is drawn."""
+LONG = 25
+"""Rows of a table from which it is folded away."""
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; connect-src 'self'"
+)
+"""What a browser lets the page do: nothing but what it holds, and, where it is served, to ask its own server."""
+
+
+def plotly() -> str:
+    """Return the drawing library; raise `SettingsError` if it is not installed."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise SettingsError("pages need the extra `report`: pip install 'jaxrl[report]'") from None
+    return str(get_plotlyjs())
+
+
+def page(groups: Sequence[Group], remarks: Sequence[str], library: str, stamp: str = "") -> str:
+    """Return the report as HTML, drawn by the JavaScript in `library`.
+
+    With a `stamp`, the page asks its server now and then for the present one, and loads itself anew if it is another.
+    """
+    runs = [run for group in groups for run in group.runs]
+    parts = [
+        f"<h1>{len(runs)} run{'s' * (len(runs) != 1)}, {len(groups)} setting{'s' * (len(groups) != 1)}</h1>",
+        _remarks(remarks),
+        _curves(),
+        _table("Scores by settings", tables.group_table(groups)),
+        _table("What differs in the settings", tables.setting_table(groups)),
+        _plot("parallel", "Swept settings and last scores") if (swept := populations(runs)) else "",
+        _table("Runs", tables.run_table(groups)),
+        _plot("episodes", "Returns of the episodes of the last evaluation") if (episodes := _episodes(groups)) else "",
+        _films(groups),
+        _table("Seconds", tables.time_table(groups)),
+        _table("Events", tables.event_table(groups)),
+    ]
+    data = {
+        "groups": [group.name for group in groups],
+        "curves": {
+            "score": _drawn(groups, [[run.log.score for run in group.runs] for group in groups]),
+            "return": _drawn(groups, [[run.log.returns for run in group.runs] for group in groups]),
+        },
+        "episodes": episodes,
+        "populations": swept,
+        "stamp": stamp,
+    }
+    return _document("\n".join(parts), data, library)
+
+
+def _document(body: str, data: object, library: str) -> str:
+    style, script = (resources.files(__package__).joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
+    held = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>jaxrl report</title>
+<style>
+{style}</style>
+</head>
+<body>
+{body}
+<script id="data" type="application/json">{held}</script>
+<script>{library}</script>
+<script>
+{script}</script>
+</body>
+</html>
+"""
+
+
+def _remarks(lines: Iterable[str]) -> str:
+    items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
+    return f'<section id="remarks"><h2>Remarks</h2><ul>{items}</ul></section>' if items else ""
+
+
+def _choice(name: str, what: str, options: dict[str, str]) -> str:
+    items = "".join(f'<option value="{value}">{shown}</option>' for value, shown in options.items())
+    return f'<label>{what} <select id="{name}">{items}</select></label>'
+
+
+def _curves() -> str:
+    shown = {"iqm": "IQM and 95 % interval", "mean": "mean and 95 % interval of the IQM", "runs": "every run"}
+    choices = [
+        _choice("metric", "of", {"score": "evaluation score", "return": "training return"}),
+        _choice("axis", "over", dict(zip(AXES, ("optimisation steps", "environment steps", "seconds"), strict=True))),
+        _choice("shown", "as", shown),
+    ]
+    return f'<section><h2>Learning curves</h2><p>{" ".join(choices)}</p><div class="plot" id="curves"></div></section>'
+
+
+def _plot(name: str, title: str) -> str:
+    return f'<section><h2>{title}</h2><div id="{name}"></div></section>'
+
+
+def _table(title: str, table: Table) -> str:
+    if not table.rows:
+        return ""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in table.columns)
+    rows = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
+    inside = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    if len(table.rows) > LONG:
+        inside = f"<details><summary>{len(table.rows)} rows</summary>{inside}</details>"
+    return f"<section><h2>{title}</h2>{inside}</section>"
+
+
+def _films(groups: Iterable[Group]) -> str:
+    figures = "".join(_film(run.name, run.film) for group in groups for run in group.runs if run.film is not None)
+    return f'<section><h2>Episodes</h2><div class="films">{figures}</div></section>' if figures else ""
+
+
+def _film(name: str, path: Any) -> str:
+    try:
+        data = base64.b64encode(path.read_bytes()).decode()
+    except OSError:  # removed meanwhile
+        return ""
+    said = html.escape(f"{name}: {path.name}", quote=True)
+    return f'<figure><img alt="{said}" src="data:image/gif;base64,{data}"><figcaption>{said}</figcaption></figure>'
+
+
+def _drawn(groups: Sequence[Group], curves: Sequence[Sequence[Curve]]) -> dict[str, Any]:
+    """Return the curves `[groups][runs]` as the page draws them."""
+    count = sum(len(own) for own in curves)
+    points = int(np.clip(POINTS // max(count, 1), 50, MOST_POINTS))
+    runs = [
+        {"group": i, "name": run.name, "x": [_short(x) for x in thinned.x], "y": _short(thinned.y)}
+        for i, (group, own) in enumerate(zip(groups, curves, strict=True))
+        for run, thinned in zip(group.runs, (thin(curve, points) for curve in own), strict=True)
+        if len(thinned.y)
+    ]
+    bands = [[band(own, axis) for own in curves] for axis in AXES]
+    return {
+        "runs": runs,
+        "bands": [
+            [None if one is None else {name: _short(x) for name, x in one._asdict().items()} for one in axis]
+            for axis in bands
+        ],
+    }
+
+
+def _short(values: np.ndarray) -> list[float | None]:
+    """Return numbers as JSON, to six digits; whole ones whole."""
+    return [_rounded(x) for x in values.tolist()]
+
+
+def _rounded(x: float) -> float | None:
+    if not np.isfinite(x):
+        return None
+    return int(x) if x.is_integer() and abs(x) < 2**53 else float(f"{x:.6g}")
+
+
+def _episodes(groups: Iterable[Group]) -> list[dict[str, Any]]:
+    """Return the returns of the last evaluation of every run, of many as many quantiles."""
+    found: list[dict[str, Any]] = []
+    for i, group in enumerate(groups):
+        for run in group.runs:
+            for step, returns in run.episodes().items():
+                few = np.quantile(returns, np.linspace(0, 1, min(len(returns), MOST_EPISODES)))
+                found.append({"group": i, "name": run.name, "step": step, "returns": _short(few)})
+    return found

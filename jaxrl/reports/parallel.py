@@ -1,0 +1,48 @@
+"""What the members of a population were set to, and what they scored, as heights on parallel axes."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from jaxrl.reports.groups import told
+from jaxrl.reports.read import Run
+from jaxrl.reports.rows import number
+
+RATIO = 20
+"""Between the largest and the smallest value, from which an axis is logarithmic."""
+
+
+def populations(runs: Iterable[Run]) -> list[dict[str, Any]]:
+    """Return for every population with something swept its axes, the last score at the end, and a line a member."""
+    members: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.population is not None and run.swept and run.settings:
+            members.setdefault(run.population, []).append(run)
+    return [_population(name, found) for name, found in members.items()]
+
+
+def _population(name: str, members: Sequence[Run]) -> dict[str, Any]:
+    columns = {swept: [member.settings.get(swept) for member in members] for swept in members[0].swept}
+    scores: list[Any] = [member.last if math.isfinite(member.last) else None for member in members]
+    axes = [{"name": swept, **axis(values)} for swept, values in (*columns.items(), ("last score", scores))]
+    return {"name": name, "members": [member.member for member in members], "axes": axes}
+
+
+def axis(values: Sequence[Any]) -> dict[str, Any]:
+    """Return the height in 0 to 1 of each value, `None` where there is none, and ticks of heights and labels.
+
+    Names and switches are spread evenly; numbers stand where they are, or where their logarithms are if these say more.
+    """
+    known = [value for value in values if value is not None]
+    labels = [told(value) for value in values]
+    if not all(math.isfinite(number(value)) for value in known):
+        names = list(dict.fromkeys(map(told, known)))
+        places = {name: i / max(len(names) - 1, 1) for i, name in enumerate(names)}
+        heights = [None if value is None else places[told(value)] for value in values]
+        return {"heights": heights, "ticks": [[place, name] for name, place in places.items()], "values": labels}
+    low, high = (min(known), max(known)) if known else (0.0, 0.0)
+    scale = math.log if low > 0 and high >= RATIO * low else float
+    width = scale(high) - scale(low) or 1.0
+    heights = [None if value is None else (scale(value) - scale(low)) / width for value in values]
+    ends = [[0, told(float(low))], *([[1, told(float(high))]] if high > low else [])]
+    return {"heights": heights, "ticks": ends, "values": labels}

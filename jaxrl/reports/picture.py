@@ -1,0 +1,54 @@
+"""The learning curves as a picture."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxrl.errors import SettingsError
+from jaxrl.reports.curves import band, thin
+from jaxrl.reports.groups import Group
+from jaxrl.reports.rows import Curve
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#1a1a1a")
+DASHES = ("-", "--", ":", "-.", (0, (8, 3)), (0, (8, 3, 2, 3)))
+"""As on the page."""
+
+
+def write_png(groups: Sequence[Group], path: Path) -> None:
+    """Write scores and returns over optimisation steps: IQM with its interval of groups, single runs as they are.
+
+    Raises:
+      SettingsError: matplotlib is not installed, or the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise SettingsError("pictures need the extra `report`: pip install 'jaxrl[report]'") from None
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    for place, what in enumerate(("evaluation score", "training return")):
+        axes = figure.add_subplot(1, 2, place + 1)
+        axes.set(xlabel="optimisation steps", ylabel=what)
+        axes.grid(alpha=0.3)
+        for i, group in enumerate(groups):
+            curves = [run.log.score if place == 0 else run.log.returns for run in group.runs]
+            _draw(axes, curves, i, group.name)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", fontsize="small")
+    try:
+        figure.savefig(path, format="png", dpi=150)
+    except OSError as error:
+        raise SettingsError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _draw(axes: object, curves: Sequence[Curve], i: int, name: str) -> None:
+    style = {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i % len(DASHES)], "label": name}
+    line, fill = axes.plot, axes.fill_between  # type: ignore[attr-defined]
+    told = band(curves, "opt_steps")
+    if told is not None:
+        line(told.x, told.iqm, **style)
+        fill(told.x, told.low, told.high, color=style["color"], alpha=0.18, linewidth=0, where=np.isfinite(told.low))
+        return
+    for curve in [thin(curve, 1_000) for curve in curves if len(curve.y)][:1]:
+        line(curve.x[0], curve.y, marker="." if len(curve.y) < 3 else None, **style)

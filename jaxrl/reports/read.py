@@ -1,0 +1,154 @@
+"""Runs as they lie on disk. Files are opened to be read only, and no lock is taken."""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl.errors import SettingsError, one_line
+from jaxrl.reports.rows import Log, number, read_episodes, read_log
+from jaxrl.training.settings import NEWER, renewed
+from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir
+from jaxrl.training.storage.run_dir import CONFIG, EPISODES, METADATA, METRICS, read_json, read_yaml, require_run
+
+LARGEST_GIF = 20 * 2**20
+"""Bytes of a film that the page takes in."""
+
+
+class Run(NamedTuple):
+    """A run, or a member of a population."""
+
+    name: str
+    path: Path
+    member: int | None
+    """Its number in the population."""
+    population: str | None
+    """The name of that."""
+    swept: tuple[str, ...]
+    """What was swept there."""
+    settings: Mapping[str, Any]
+    """All of them, by their names with dots; empty if they cannot be read."""
+    metadata: Mapping[str, Any]
+    log: Log
+    film: Path | None
+    """A GIF in its directory, the newest."""
+    remarks: tuple[str, ...]
+
+    @property
+    def seed(self) -> int | None:
+        """The seed, if it is known."""
+        seed = self.settings.get("seed")
+        return seed if isinstance(seed, int) else None
+
+    @property
+    def status(self) -> str:
+        """Why it stopped, or `running`."""
+        return one_line(self.metadata.get("status", "unknown"))[:100]
+
+    @property
+    def last(self) -> float:
+        """Score of the last evaluation; NaN if there is none, or the run diverged."""
+        return float(self.log.score.y[-1]) if len(self.log.score.y) and self.status != "diverged" else np.nan
+
+    @property
+    def best(self) -> float:
+        """Score of the best policy, as it was confirmed; NaN if there is none."""
+        told = number(self.metadata.get("best_score"))
+        return told if np.isfinite(told) else max(self.log.bests, default=np.nan)
+
+    def episodes(self, whole: bool = False) -> dict[int, list[float]]:
+        """Return the returns of its evaluation episodes by optimisation step: of the last evaluation, or of all."""
+        return read_episodes(self.path / EPISODES, whole)
+
+
+def read_runs(paths: Iterable[str]) -> list[Run]:
+    """Read runs, and of populations all members; a path given twice is read once.
+
+    Raises:
+      SettingsError: one of them is no run directory.
+    """
+    folders = {os.path.realpath(path): Path(path) for path in paths}
+    for path in folders.values():
+        require_run(path)
+    names = _names(list(folders.values()))
+    return [run for path, name in zip(folders.values(), names, strict=True) for run in _runs_in(path, name)]
+
+
+def _names(paths: list[Path]) -> list[str]:
+    """Return the last part of each path, or all of it where two have the same."""
+    last = [Path(os.path.realpath(path)).name for path in paths]
+    return [name if last.count(name) == 1 else path.as_posix() for name, path in zip(last, paths, strict=True)]
+
+
+def _runs_in(path: Path, name: str) -> list[Run]:
+    config, remarks = _read(read_yaml, path / CONFIG)
+    found = config.get(POPULATION)
+    if not isinstance(found, dict) and not (path / MEMBERS).is_dir():
+        return [_run(path, name, config, remarks)]
+    swept = found.get("sweep") if isinstance(found, dict) else None
+    names = tuple(map(str, swept)) if isinstance(swept, dict) else ()
+    folders = (entry for entry in (path / MEMBERS).glob("*") if entry.name.isascii() and entry.name.isdecimal())
+    numbers = sorted(int(entry.name) for entry in folders if entry == member_dir(path, int(entry.name)))
+    members = [_member(path, name, number)._replace(swept=names) for number in numbers]
+    if not members:
+        return [_run(path, name, config, [*remarks, "it has no members yet"])]
+    return [members[0]._replace(remarks=(*remarks, *members[0].remarks)), *members[1:]]
+
+
+def _member(path: Path, name: str, member: int) -> Run:
+    folder = member_dir(path, member)
+    config, remarks = _read(read_yaml, folder / CONFIG)
+    run = _run(folder, f"{name}/{folder.name}", config, remarks)
+    return run._replace(member=member, population=name)
+
+
+def _read(reader: Any, path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return what a small file says, or nothing and why."""
+    try:
+        return reader(path), []
+    except SettingsError as error:
+        return {}, [str(error)]
+
+
+def _run(path: Path, name: str, config: Mapping[str, Any], remarks: list[str]) -> Run:
+    metadata, wrong = _read(read_json, path / METADATA)
+    log = read_log(path / METRICS)
+    film, large = _film(path)
+    own = {key: value for key, value in config.items() if key != POPULATION}
+    return Run(
+        name=one_line(name),
+        path=path,
+        member=None,
+        population=None,
+        swept=(),
+        settings=flat(renewed(own)) if own else {},
+        metadata=metadata,
+        log=log,
+        film=film,
+        remarks=tuple(one_line(remark)[:500] for remark in (*remarks, *wrong, *log.remarks, *large)),
+    )
+
+
+def _film(path: Path) -> tuple[Path | None, list[str]]:
+    """Return the newest GIF of a run, and a remark if it is too large to be shown."""
+    try:
+        films = [(entry.stat().st_mtime, entry.stat().st_size, entry) for entry in path.glob("*.gif")]
+    except OSError:
+        return None, []
+    if not films:
+        return None, []
+    _, size, film = max(films)
+    if size > LARGEST_GIF:
+        return None, [f"{film.name} has {size / 2**20:.0f} MiB and is left out; at most 20 are taken in"]
+    return film, []
+
+
+def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Return nested settings by their names with dots; those that earlier versions lacked as they were then."""
+    found: dict[str, Any] = {} if before else dict(NEWER)
+    for name, value in settings.items():
+        inner = isinstance(value, Mapping) and value
+        found |= flat(value, f"{before}{name}.") if inner else {f"{before}{name}": value}
+    return found

@@ -1,0 +1,104 @@
+"""The page for this machine alone, made anew when runs have written something."""
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from jaxrl.errors import JaxrlError, SettingsError
+from jaxrl.training.storage.members import MEMBERS
+from jaxrl.training.storage.run_dir import CONFIG, EPISODES, METADATA, METRICS
+
+HOST = "127.0.0.1"
+
+
+def stamp_of(paths: Iterable[str]) -> str:
+    """Return a word that changes when the files that are read of the runs at `paths` do."""
+    digest = hashlib.sha256()
+    for path in map(Path, paths):
+        for folder in (path, *sorted((path / MEMBERS).glob("*"))):
+            for file in (*(folder / name for name in (CONFIG, METADATA, METRICS, EPISODES)), *folder.glob("*.gif")):
+                digest.update(f"{file} {_state(file)}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _state(file: Path) -> str:
+    try:
+        info = file.stat()
+    except OSError:
+        return "-"
+    return f"{info.st_size} {info.st_mtime_ns}"
+
+
+class Pages:
+    """The newest page, made once for every state of the runs."""
+
+    def __init__(self, paths: list[str], build: Callable[[str], str]) -> None:
+        self._paths, self._build = paths, build
+        self._lock = threading.Lock()
+        self._stamp, self._page = "", b""
+
+    def stamp(self) -> str:
+        """Return the stamp of the runs as they are."""
+        return stamp_of(self._paths)
+
+    def page(self) -> bytes:
+        """Return the page of the runs as they are; the last one if a run cannot be read any more."""
+        with self._lock:
+            stamp = self.stamp()
+            if stamp != self._stamp or not self._page:
+                try:
+                    self._page = self._build(stamp).encode()
+                except JaxrlError:
+                    if not self._page:
+                        raise
+                self._stamp = stamp
+            return self._page
+
+
+def server(port: int, pages: Pages) -> ThreadingHTTPServer:
+    """Return a server of the page, not yet at work; raise `SettingsError` if the port cannot be had."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            # A name that leads to this machine is another site's way to read the page.
+            if self.headers.get("Host", "").partition(":")[0] not in (HOST, "localhost"):
+                self._answer(403, "text/plain", b"ask for 127.0.0.1\n")
+            elif self.path == "/stamp":
+                self._answer(200, "text/plain", pages.stamp().encode())
+            elif self.path == "/":
+                self._answer(200, "text/html; charset=utf-8", pages.page())
+            else:
+                self._answer(404, "text/plain", b"there is one page: /\n")
+
+        def _answer(self, code: int, kind: str, body: bytes) -> None:
+            self.send_response(code)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Print nothing."""
+
+        def handle(self) -> None:
+            try:
+                super().handle()
+            except ConnectionError:  # the browser has left
+                self.close_connection = True
+
+    try:
+        return ThreadingHTTPServer((HOST, port), Handler)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SettingsError(f"cannot serve on port {port}: {reason}; choose another: --serve PORT") from error
+
+
+def serve(port: int, pages: Pages, ready: Callable[[str], None]) -> None:
+    """Serve the page until the process is ended; tell `ready` where it is, once it is made."""
+    httpd = server(port, pages)
+    pages.page()
+    ready(f"http://{HOST}:{httpd.server_port}/")
+    httpd.serve_forever()

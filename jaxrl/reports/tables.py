@@ -1,0 +1,126 @@
+"""The tables of the page: names of columns, and rows of text."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxrl.errors import one_line
+from jaxrl.reports.groups import Group, differences
+from jaxrl.reports.read import Run
+from jaxrl.reports.rows import number
+
+PARTS = ("compile", "init", "train", "evaluate", "confirm", "record", "save", "other")
+"""Of the seconds of a run, as `metadata.json` has them."""
+MOST_EVENTS = 500
+"""Shown, the last ones."""
+
+
+class Table(NamedTuple):
+    """Rows of text under the names of columns."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def text(value: float | None, form: str = ".5g") -> str:
+    """Return a number as it is shown, a dash for what is not known."""
+    return "-" if value is None or not np.isfinite(value) else f"{value:{form}}"
+
+
+def setting_table(groups: Sequence[Group]) -> Table:
+    """Tell the settings in which runs differ, groups and settings so that the table is longer than wide."""
+    differing = differences(groups)
+    names = [group.name for group in groups]
+    if len(groups) <= len(differing):
+        return Table(("setting", *names), tuple((name, *values) for name, values in differing.items()))
+    return Table(("runs", *differing), tuple((n, *(v[i] for v in differing.values())) for i, n in enumerate(names)))
+
+
+def group_table(groups: Iterable[Group]) -> Table:
+    """Tell what each group scored at last, the best first."""
+    spreads = sorted(
+        ((group, group.last) for group in groups), key=lambda pair: -np.nan_to_num(pair[1].iqm, nan=-1e300)
+    )
+    rows = [
+        (
+            group.name,
+            f"{last.members} of {len(group.runs)}",
+            text(last.mean),
+            text(last.iqm),
+            f"{text(last.low)} to {text(last.high)}" if np.isfinite(last.low) else "-",
+            text(max((run.best for run in group.runs if np.isfinite(run.best)), default=None)),
+        )
+        for group, last in spreads
+    ]
+    return Table(("settings", "scored", "last, mean", "last, IQM", "95 % interval", "best of any"), tuple(rows))
+
+
+def run_table(groups: Iterable[Group]) -> Table:
+    """Tell of each run what it scored, how fast it was, and what went wrong."""
+    columns = ("run", "settings", "seed", "status", "last", "best", "best at", "optimisation steps")
+    more = ("environment steps", "opts/s", "env steps/s", "skipped updates", "invalid steps", "rollbacks")
+    rows = [_run_row(group, run) for group in groups for run in group.runs]
+    return Table((*columns, *more), tuple(rows))
+
+
+def _run_row(group: Group, run: Run) -> tuple[str, ...]:
+    facts, log = run.metadata, run.log
+    opts, envs = reached(run)
+    speeds = [number(facts.get(name)) for name in ("opt_steps_per_sec", "env_steps_per_sec")]
+    speeds = [told if np.isfinite(told) else row for told, row in zip(speeds, log.speeds, strict=True)]
+    went_back = sum(event.get("event") == "rollback" for event in log.events)
+    rollbacks = max(int(np.nan_to_num(number(facts.get("rollbacks")))), went_back)
+    return (
+        run.name,
+        group.name,
+        "-" if run.seed is None else str(run.seed),
+        run.status,
+        text(run.last),
+        text(run.best),
+        text(number(facts.get("best_opt_steps")), ",.0f"),
+        text(opts, ",.0f"),
+        text(envs, ",.0f"),
+        *[text(speed, ",.0f") for speed in speeds],
+        f"{log.skipped:,}",
+        f"{log.invalid:,}",
+        str(rollbacks),
+    )
+
+
+def reached(run: Run) -> tuple[float, float]:
+    """Return how many optimisation and environment steps a run has made, by its rows or else its metadata."""
+    rows = [curve.x[:2, -1] for curve in (run.log.score, run.log.returns) if len(curve.y)]
+    told = np.array([number(run.metadata.get(name)) for name in ("opt_steps", "env_steps")])
+    opts, envs = np.fmax.reduce(np.stack([told, *rows]))
+    return float(opts), float(envs)
+
+
+def time_table(groups: Iterable[Group]) -> Table:
+    """Tell where the seconds of each run went; of one that goes on, until its last checkpoint."""
+    runs = [run for group in groups for run in group.runs]
+    known = [(run, run.metadata.get("seconds")) for run in runs]
+    rows = [
+        (run.name, text(number(run.metadata.get("wall_s")), ",.1f"), *[_part(seconds, part) for part in PARTS])
+        for run, seconds in known
+        if isinstance(seconds, Mapping)
+    ]
+    return Table(("run", "seconds in all", *PARTS), tuple(rows))
+
+
+def _part(seconds: Mapping[str, object], name: str) -> str:
+    return text(number(seconds.get(name)), ",.2f")
+
+
+def event_table(groups: Iterable[Group]) -> Table:
+    """Tell what has happened in runs: rollbacks, warnings, resumptions."""
+    events = [(run, event) for group in groups for run in group.runs for event in run.log.events]
+    rows = [
+        (run.name, text(number(event.get("opt_steps")), ",.0f"), _word(event.get("event")), _word(event.get("message")))
+        for run, event in events[-MOST_EVENTS:]
+    ]
+    return Table(("run", "optimisation step", "event", "what"), tuple(rows))
+
+
+def _word(value: object) -> str:
+    return one_line(value)[:500]

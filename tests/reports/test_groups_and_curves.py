@@ -1,0 +1,149 @@
+"""How runs are grouped, what differs between them, and what groups come to, by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from toys_runs import write_population, write_run
+
+from jaxrl.reports.curves import band, thin
+from jaxrl.reports.groups import Group, differences, grouped, remarks
+from jaxrl.reports.parallel import axis, populations
+from jaxrl.reports.read import read_runs
+from jaxrl.reports.rows import Curve
+from jaxrl.reports.tables import group_table, run_table, setting_table, time_table
+from jaxrl.training.population.scores import spread
+
+
+def groups_of(*paths: Path) -> list[Group]:
+    return grouped(read_runs(map(str, paths)))
+
+
+def curve(y: list[float], start: int = 10) -> Curve:
+    x = np.arange(start, start + 10 * len(y), 10.0)
+    return Curve(np.stack([x, 4 * x, x / 20]), np.array(y))
+
+
+def test_runs_of_equal_settings_but_for_the_seed_are_one_group(tmp_path: Path) -> None:
+    a, b = write_run(tmp_path / "a", seed=0), write_run(tmp_path / "b", seed=1, max_opts=200)
+    c = write_run(tmp_path / "c", seed=0, lr=0.003)
+    groups = groups_of(a, c, b)
+    assert [[run.name for run in group.runs] for group in groups] == [["a", "b"], ["c"]]
+    assert [group.name for group in groups] == ["ppo CartPole-v1 agent.lr=0.001", "ppo CartPole-v1 agent.lr=0.003"]
+    assert differences(groups) == {
+        "agent.lr": ["0.001", "0.003"],
+        "max_opts": ["100, 200", "100"],
+        "seed": ["0, 1", "0"],
+    }
+
+
+def test_only_settings_that_tell_groups_of_one_algorithm_apart_are_in_their_names(tmp_path: Path) -> None:
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", algo="dqn", lr=0.5)
+    assert [group.name for group in groups_of(a, b)] == ["ppo CartPole-v1", "dqn CartPole-v1"]
+
+
+def test_a_run_of_an_older_version_is_grouped_with_todays(tmp_path: Path) -> None:
+    """The entropy weight had another name up to version 0.4."""
+    old, new = write_run(tmp_path / "old", seed=0), write_run(tmp_path / "new", seed=1)
+    for path, name in ((old, "entropy"), (new, "ent_coef")):
+        settings = yaml.safe_load((path / "config.yaml").read_text())
+        settings["agent"][name] = 0.01
+        (path / "config.yaml").write_text(yaml.safe_dump(settings))
+    assert len(groups_of(old, new)) == 1
+
+
+def test_runs_whose_settings_are_unknown_are_groups_of_their_own(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / name) for name in "ab"]
+    for path in paths:
+        (path / "config.yaml").write_text("[]")
+    assert [group.name for group in groups_of(*paths)] == ["a", "b"]
+
+
+def test_the_same_training_twice_is_remarked_on(tmp_path: Path) -> None:
+    groups = groups_of(*[write_run(tmp_path / name, scores=[1.0]) for name in "ab"])
+    assert remarks(groups) == ["b: has the settings and the seed of a; both count"]
+
+
+def test_a_group_is_told_by_mean_and_middle_half(tmp_path: Path) -> None:
+    scores = (1.0, 2.0, 3.0, 10.0)
+    paths = [write_run(tmp_path / str(i), seed=i, scores=[0.0, score]) for i, score in enumerate(scores)]
+    (group,) = groups_of(*paths)
+    assert (group.last.mean, group.last.iqm) == (4.0, 2.5)
+    told = spread([scores])
+    row = ("ppo CartPole-v1", "4 of 4", "4", "2.5", f"{told.low:.5g} to {told.high:.5g}", "-")
+    assert group_table([group]).rows == (row,)
+
+
+def test_bands_are_what_scores_of_members_are(tmp_path: Path) -> None:
+    """At every point mean, middle half and interval are those of `spread`; a curve that has ended does not count."""
+    curves = [curve([1.0, 2.0, 3.0]), curve([3.0, 6.0, 9.0]), curve([2.0, 10.0]), curve([4.0, 4.0, 4.0])]
+    told = band(curves, "opt_steps")
+    assert told is not None
+    assert told.x.tolist() == [10, 20, 30]
+    for i, scores in enumerate(([1, 3, 2, 4], [2, 6, 10, 4], [3, 9, 4])):
+        alone = spread([scores])
+        assert (told.mean[i], told.iqm[i]) == pytest.approx((alone.mean, alone.iqm))
+        assert (told.low[i], told.high[i]) == pytest.approx((alone.low, alone.high))
+    assert told.iqm[:2].tolist() == [2.5, 5.0]
+
+
+def test_curves_are_straight_between_their_points_and_nothing_beyond() -> None:
+    told = band([curve([0.0, 10.0]), curve([7.0], start=15)], "opt_steps")
+    assert told is not None
+    assert told.x.tolist() == [10, 15, 20]
+    assert told.mean.tolist() == [0.0, 6.0, 10.0]
+    assert np.isnan(told.low).tolist() == [True, False, True]
+    assert band([curve([1.0, 2.0]), curve([])], "seconds") is None
+
+
+def test_a_thinned_curve_keeps_peaks_dips_and_ends() -> None:
+    y = np.zeros(100_000)
+    y[[0, 777, 50_123, 99_999]] = [3.0, 100.0, -50.0, 4.0]
+    thinned = thin(curve(y.tolist()), 500)
+    assert len(thinned.y) <= 500
+    assert set(thinned.y.tolist()) == {0.0, 3.0, 100.0, -50.0, 4.0}
+    assert thinned.x[0, thinned.y == 100.0].tolist() == [10 + 7770.0]
+    assert thin(thinned, 500) is thinned
+
+
+def test_tables_are_longer_than_wide(tmp_path: Path) -> None:
+    few = groups_of(*[write_run(tmp_path / f"few{i}", lr=i, seed=i) for i in range(2)])
+    assert setting_table(few).columns == ("setting", *(group.name for group in few))
+    many = groups_of(*[write_run(tmp_path / f"many{i}", lr=i) for i in range(3)])
+    assert setting_table(many).columns == ("runs", "agent.lr")
+    assert [row[1] for row in setting_table(many).rows] == ["0", "1", "2"]
+
+
+def test_runs_are_told_with_what_went_wrong_and_where_time_went(tmp_path: Path) -> None:
+    groups = groups_of(write_run(tmp_path / "a", scores=[4.0], returns=[1.0, 2.0]))
+    told = dict(zip(run_table(groups).columns, run_table(groups).rows[0], strict=True))
+    assert (told["last"], told["skipped updates"], told["optimisation steps"], told["rollbacks"]) == (
+        "4",
+        "3",
+        "20",
+        "0",
+    )
+    seconds = dict(zip(time_table(groups).columns, time_table(groups).rows[0], strict=True))
+    assert (seconds["seconds in all"], seconds["compile"], seconds["train"], seconds["save"]) == (
+        "5.5",
+        "2.00",
+        "3.00",
+        "-",
+    )
+
+
+def test_a_population_stands_on_parallel_axes(tmp_path: Path) -> None:
+    (found,) = populations(read_runs([str(write_population(tmp_path / "pop", {0.1: [1.0, 2.0], 0.2: [3.0, 5.0]}))]))
+    assert found["members"] == [0, 1, 2, 3]
+    rate, score = found["axes"]
+    assert (rate["name"], rate["heights"]) == ("agent.lr", [0, 0, 1, 1])
+    assert (score["name"], score["heights"]) == ("last score", [0, 0.25, 0.5, 1])
+
+
+def test_axes_of_wide_ranges_are_logarithmic_and_names_stand_apart() -> None:
+    assert axis([1e-4, 1e-3, 1e-2])["heights"] == pytest.approx([0, 0.5, 1])
+    assert axis([1.0, 2.0, None])["heights"] == [0, 1, None]
+    assert axis(["relu", "tanh", "relu"])["heights"] == [0, 1, 0]
+    assert axis([0.5, float("inf")])["ticks"] == [[0, "0.5"], [1, "inf"]]
+    assert axis([None])["heights"] == [None]
