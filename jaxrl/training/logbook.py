@@ -20,12 +20,14 @@ from jaxrl.training.recorders import (
     Recorder,
     Recorders,
     Row,
+    RunInfo,
     check_unwritten,
     console_of,
-    default_recorders,
     episode_recorder,
+    recorders_of,
 )
 from jaxrl.training.schedule import Schedule
+from jaxrl.training.storage.members import group_of
 from jaxrl.training.storage.run import Best, Storage
 from jaxrl.trees import PyTree
 
@@ -37,7 +39,7 @@ class Logbook:
         self,
         schedule: Schedule,
         where: Callable[[], tuple[dict[str, int], float]],
-        given: Sequence[Recorder] | None = None,
+        given: Sequence[Recorder | str] = (),
         quiet: bool = True,
     ) -> None:
         """Prepare the recorders, but open no file.
@@ -45,9 +47,9 @@ class Logbook:
         Args:
           schedule: when things happen in the run.
           where: returns where the run is: the counters that every row begins with, and its seconds so far.
-          given: what takes in the rows, beside the logs of the run directory; left out, a console (unless `quiet`) and,
-            with a run directory, TensorBoard.
-          quiet: show nothing, unless a console is given.
+          given: what takes in the rows, beside the logs of the run directory: names and objects. Without a directory,
+            names that need one are left out.
+          quiet: leave out a console that is given by its name.
         """
         self.validity = Validity()
         """How many environment steps the rows are on, and how many of those were not valid."""
@@ -65,8 +67,9 @@ class Logbook:
         not write. `notes` become events; `aside` goes into the event of a resumption.
         """
         opt_steps = self._counters["opt_steps"]
-        self._rows = Recorders(default_recorders(self._given, storage.path, self._console))
+        self._rows = Recorders(recorders_of(self._given, storage.path, self._console))
         self._episodes = Recorders(episode_recorder(storage.path))
+        self._rows.begin(run_info(storage, opt_steps))
         if resume:
             self.rewind(opt_steps if storage.resumes else -1)
             self._rows.take_up(self._waiting)
@@ -185,6 +188,32 @@ class Logbook:
     @property
     def _counters(self) -> dict[str, int]:
         return self._where()[0]
+
+
+def run_info(storage: Storage, opt_steps: int) -> RunInfo:
+    """Return what recorders are told of a run that begins, or goes on, after `opt_steps`."""
+    settings, group = storage.settings, None if storage.path is None else group_of(storage.path)
+    named_by = (settings.get("algo"), settings.get("env"))
+    tags = tuple(str(part) for part in named_by if part)
+    name = "-".join((*tags, f"s{settings.get('seed')}")) if storage.path is None else storage.path.name
+    return RunInfo(
+        name=name if group is None else f"{group.name}-{name}",
+        directory=storage.path,
+        settings=flat(settings),
+        tags=tags,
+        opt_steps=opt_steps if storage.resumes else 0,
+        changed=bool(storage.decisive),
+        group=group,
+    )
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by their paths, such as `agent.lr`."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        inside = flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        found |= inside
+    return found
 
 
 @contextmanager

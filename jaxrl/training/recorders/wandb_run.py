@@ -1,0 +1,107 @@
+"""Rows for Weights & Biases."""
+
+import netrc
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from jaxrl.errors import SettingsError, require_extra
+from jaxrl.training.recorders.base import Row, RunInfo, numbers_of
+from jaxrl.training.recorders.left import best_files, films, summary_of
+from jaxrl.training.recorders.service import ServiceRecorder
+
+PROJECT = "jaxrl"
+"""The project of runs for which nobody has named another."""
+HOST = "https://api.wandb.ai"
+
+
+def wandb_recorder(**init: Any) -> ServiceRecorder:
+    """Return a recorder for Weights & Biases; `init` are arguments of `wandb.init`, as in `project="pendulum"`.
+
+    Raises:
+      SettingsError: the package is missing, or there is no key for the server.
+    """
+    require_extra("wandb", "runs recorded by wandb")
+    _require_key(init.get("mode") or os.environ.get("WANDB_MODE", "online"))
+    return ServiceRecorder("wandb", partial(_Wandb, init))
+
+
+class _Wandb:
+    """One run at the service; members of a population share the group of its name."""
+
+    def __init__(self, init: Mapping[str, Any]) -> None:
+        self._init = init
+        self._run: Any = None
+
+    def connect(self, run: RunInfo, kept: dict[str, Any]) -> dict[str, Any]:
+        import wandb
+
+        if self._run is None:
+            run_id = kept.get("id") or os.urandom(4).hex()
+            arguments = {**_arguments(run), **self._init}
+            # A process may have many runs open, as for a population; and it prints what it prints.
+            settings = wandb.Settings(silent=True, console="off", symlink=False)
+            self._run = wandb.init(id=run_id, resume="allow", reinit="create_new", settings=settings, **arguments)
+            for axis in ("opt_steps", "env_steps"):
+                self._run.define_metric(axis)
+            self._run.define_metric("*", step_metric="opt_steps")
+            self._run.config.update(dict(run.settings), allow_val_change=True)
+        return {"id": self._run.id}
+
+    def send(self, row: Row) -> None:
+        counters = {name: row[name] for name in ("opt_steps", "env_steps")}
+        numbers = {name: x for name, x in numbers_of(row).items() if name.partition("/")[2] not in counters}
+        self._run.log({**counters, **numbers})
+
+    def finish(self, run: RunInfo) -> None:
+        import wandb
+
+        summary, failed = summary_of(run)
+        self._run.summary.update(summary)
+        for film in films(run):
+            self._run.log({f"video/{film.stem}": wandb.Video(str(film), format="gif")})
+        if files := best_files(run):
+            artifact = wandb.Artifact(f"{run.name}-best", type="model", metadata=summary)
+            for name, path in files.items():
+                artifact.add_file(str(path), name=name)
+            self._run.log_artifact(artifact)
+        self._run.finish(exit_code=int(failed))
+
+
+def _arguments(run: RunInfo) -> dict[str, Any]:
+    """Return arguments of `wandb.init`; where the user's environment has a say, it wins."""
+    environment = os.environ
+    tags = [tag for tag in environment.get("WANDB_TAGS", "").split(",") if tag]
+    alone = run.group is None
+    return {
+        "project": environment.get("WANDB_PROJECT", PROJECT),
+        "dir": str(run.directory),
+        "name": environment.get("WANDB_NAME", run.name) if alone else run.name,
+        "group": environment.get("WANDB_RUN_GROUP") if run.group is None else run.group.name,
+        "job_type": environment.get("WANDB_JOB_TYPE", "train" if alone else "member"),
+        "tags": [*run.tags, *tags],
+    }
+
+
+def _require_key(mode: str) -> None:
+    """Raise `SettingsError` if rows are to go to a server for which there is no key: wandb would ask for one."""
+    if mode != "online" or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", HOST)).hostname or ""
+    files = [os.environ.get("NETRC"), *(Path.home() / name for name in (".netrc", "_netrc"))]
+    if any(_knows(Path(file), host) for file in files if file):
+        return
+    raise SettingsError(
+        f"wandb has no key for {host}; run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline to write files "
+        "that `wandb sync` uploads later"
+    )
+
+
+def _knows(file: Path, host: str) -> bool:
+    try:
+        return netrc.netrc(file).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
