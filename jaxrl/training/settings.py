@@ -192,7 +192,7 @@ def check_shared(config: TrainerConfig | SessionConfig) -> None:
     check_seed(config.seed)
     if config.stop_reward is not None:
         check_between("stop_reward", config.stop_reward, -1e30, 1e30)
-    check_recorders(config.recorders, config.run_dir, config.__dataclass_fields__["recorders"].default)
+    check_recorders(config.recorders, config.run_dir, type(config).recorders)
 
 
 def check_recorders(names: Sequence[str], run_dir: str | None, default: Sequence[str] = ()) -> None:

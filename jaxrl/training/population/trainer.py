@@ -127,9 +127,7 @@ class PopulationTrainer:
         if resume and self.config.run_dir is None:
             raise SettingsError("resume needs the run_dir to go on with")
         for strategy in self._strategies():
-            Trainer(
-                strategy, self.config.changed(run_dir=None, quiet=True, recorders=()), evaluator=evaluator
-            )  # only checks
+            self._unrecorded(strategy, evaluator)  # only checks
 
     def train(self) -> PopulationResult:
         """Run to the end; return what the members left.
@@ -268,11 +266,13 @@ class PopulationTrainer:
         for strategy in self._strategies():
             if not strategy.env_steps_per_step:
                 continue  # programs that hold data are not kept
-            trainer = Trainer(
-                strategy, self.config.changed(run_dir=None, quiet=True, recorders=()), evaluator=self._make["evaluator"]
-            )
+            trainer = self._unrecorded(strategy, self._make["evaluator"])
             params = strategy.policy.params if strategy.policy is not None else lambda state: state
             compile_all(strategy, jax.random.key(self.config.seed), trainer.evaluator, params, resume=False)
+
+    def _unrecorded(self, strategy: Strategy, evaluator: EvaluateFn | None) -> Trainer:
+        """Return a trainer as the members have, but that writes and shows nothing."""
+        return Trainer(strategy, self.config.changed(run_dir=None, quiet=True, recorders=()), evaluator=evaluator)
 
     # --- the directory ---
 

@@ -45,9 +45,12 @@ class RunInfo(NamedTuple):
 class Recorder(Protocol):
     """Anything with these three methods records a run.
 
-    One that also has `begin(run)` is given a `RunInfo` before its first row. One that has `rewind(opt_steps)` is told when the run goes back, or goes on from an earlier process: what it
-    holds after that step is no longer so. One that has `unwritten(waiting)`, to put what a full disk did not take into
-    a dict of JSON, and `take_up(waiting)`, has it kept in the checkpoints, so that it is not lost with the process.
+    One that also has `begin(run)` is given a `RunInfo` before its first row. One that has `rewind(opt_steps)` is told
+    when the run goes back, or goes on from an earlier process: what it holds after that step is no longer so. One that
+    has `unwritten(waiting)`, to put what a full disk did not take into a dict of JSON, and `take_up(waiting)`, has it
+    kept in the checkpoints, so that it is not lost with the process.
+
+    All of them are called in the thread that trains; whatever may block there belongs into a `ServiceRecorder`.
     """
 
     def write(self, row: Row, /) -> None:

@@ -87,6 +87,9 @@ class _MLflow:
         if self._parent is not None:
             self._client.set_terminated(self._parent)
 
+    def abandon(self) -> None:
+        """Do nothing: a call that hangs ends with the process."""
+
     def _describe(self, run: RunInfo) -> None:
         """Tell settings as parameters; those that have changed since, which MLflow's cannot, as tags."""
         from mlflow.entities import Param, RunTag

@@ -39,6 +39,10 @@ class Service(Protocol):
         """Tell what the run has left in its directory, and that it has ended."""
         ...
 
+    def abandon(self) -> None:
+        """See to it that the process can end although not all could be told; called in the thread that trains."""
+        ...
+
 
 class ServiceRecorder:
     """Tell a service the rows of metrics, in a thread of its own.
@@ -115,7 +119,7 @@ class _Worker:
         self._rows: deque[Row] = deque()
         self._changed = threading.Condition()
         self._closing, self._abandoned = threading.Event(), threading.Event()
-        self._behind = self._said = False
+        self._behind = self._said = self._done = False
         self._path = None if run.directory is None else run.directory / f"{name}.json"
         self._kept = _read(self._path)
         self._told: dict[str, int] = dict(self._kept.pop("told", {}))
@@ -144,7 +148,9 @@ class _Worker:
             self._changed.notify()
         self._thread.join(limit_s)
         self._abandoned.set()
-        return not self._thread.is_alive() or self._said
+        if not self._done:
+            self._service.abandon()
+        return self._done or self._said
 
     def _work(self) -> None:
         with contextlib.suppress(_GivenUpError):
@@ -157,6 +163,7 @@ class _Worker:
                 self._floor = dict(self._told)
                 self._catch_up()
             self._attempt(lambda: self._service.finish(self._run))
+            self._done = True
 
     def _coming(self) -> Iterator[Row]:
         """Yield rows as they come, until the run has ended and all are told."""
@@ -215,7 +222,7 @@ class _Worker:
             os.replace(temporary, self._path)
 
     def _say(self, what: str) -> None:
-        if not self._said:
+        if not self._said and not self._abandoned.is_set():
             say(f"warning: {self._name} does not take rows ({what}); training goes on, and {METRICS} has all of them")
         self._said = True
 

@@ -104,9 +104,7 @@ def _settings_events(settings: Mapping[str, Any]) -> list[Any]:
     """Return the summaries that TensorBoard's page of hyperparameters is made of."""
     from tensorboardX.summary import hparams
 
-    told = {
-        name: value if isinstance(value, bool | int | float | str) else str(value) for name, value in settings.items()
-    }
+    told = {name: x if isinstance(x, bool | int | float | str) else str(x) for name, x in settings.items()}
     return list(hparams(told, dict.fromkeys(SCORES, 0.0)))
 
 

@@ -1,7 +1,11 @@
 """Rows for Weights & Biases."""
 
+import contextlib
 import netrc
 import os
+import signal
+import threading
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -15,6 +19,8 @@ from jaxrl.training.recorders.service import ServiceRecorder
 
 PROJECT = "jaxrl"
 """The project of runs for which nobody has named another."""
+LEAVE_S = 2.0
+"""Seconds that wandb's own process has to end at the end of this one, where the run has not waited for it."""
 HOST = "https://api.wandb.ai"
 
 
@@ -70,6 +76,10 @@ class _Wandb:
             self._run.log_artifact(artifact)
         self._run.finish(exit_code=int(failed))
 
+    def abandon(self) -> None:
+        """Do not let wandb wait for its server once more, and without end, when the process ends."""
+        threading.Thread(target=_end_uploads, daemon=True).start()
+
 
 def _arguments(run: RunInfo) -> dict[str, Any]:
     """Return arguments of `wandb.init`; where the user's environment has a say, it wins."""
@@ -84,6 +94,20 @@ def _arguments(run: RunInfo) -> dict[str, Any]:
         "job_type": environment.get("WANDB_JOB_TYPE", "train" if alone else "member"),
         "tags": [*run.tags, *tags],
     }
+
+
+def _end_uploads() -> None:
+    """Once this process ends, end wandb's own, a child of it, where the system says which that is.
+
+    Its files have what it has not uploaded. It would not heed a milder signal, once it has been told to end.
+    """
+    threading.main_thread().join()
+    time.sleep(LEAVE_S)
+    with contextlib.suppress(OSError):
+        children = [pid for task in Path("/proc/self/task").glob("*/children") for pid in task.read_text().split()]
+        for pid in children:
+            if Path(f"/proc/{pid}/comm").read_text().strip() == "wandb-core":
+                os.kill(int(pid), signal.SIGKILL)
 
 
 def _require_key(mode: str) -> None:

@@ -73,6 +73,6 @@ def extract(run_dir: str | Path, member: int, to: str | Path) -> Path:
     if os.path.lexists(target):
         raise SettingsError(f"{target} exists already; choose another directory")
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(path, target)
+    shutil.copytree(path, target, symlinks=True)  # none but that which `require_inside` allows
     sync_dir(target.parent)
     return target
