@@ -274,6 +274,7 @@ FREE: dict[str, Any] = {
     "max_skips": 7,
     "max_rollbacks": 1,
     "quiet": False,
+    "recorders": ("csv",),
     "processes": True,
     "actor_timeout": 5.0,
 }

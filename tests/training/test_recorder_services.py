@@ -63,8 +63,10 @@ class Run:
         self.axes = {r.metric.glob_name or r.metric.name: r.metric.step_metric for r in found if r.HasField("metric")}
         self.artifacts = [record.artifact for record in found if record.HasField("artifact")]
         self.artifacts += [r.request.log_artifact.artifact for r in found if r.request.HasField("log_artifact")]
-        updates = [record.config.update for record in found if record.HasField("config")]
-        self.config = {x.key: json.loads(x.value_json) for update in [self.about.config.update, *updates] for x in update}
+        updates = [self.about.config.update, *(record.config.update for record in found if record.HasField("config"))]
+        self.config = {
+            x.key: json.loads(x.value_json) for update in [self.about.config.update, *updates] for x in update
+        }
 
     def told(self) -> list[tuple[str, int]]:
         kinds = [next(name for name in row if "/" in name).partition("/")[0] for row in self.rows]
@@ -130,7 +132,9 @@ def test_wandb_without_a_key_for_its_server_is_refused_with_what_to_do(
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "NETRC"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(SettingsError, match="wandb has no key for api.wandb.ai; run `wandb login`, set WANDB_API_KEY"):
+    with pytest.raises(
+        SettingsError, match=r"wandb has no key for api\.wandb\.ai; run `wandb login`, set WANDB_API_KEY"
+    ):
         jaxrl.Trainer(counting(), recorders=["wandb"], run_dir=str(tmp_path / "run"))
     (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password abc\n")
     jaxrl.Trainer(counting(), recorders=["wandb"], run_dir=str(tmp_path / "run"))

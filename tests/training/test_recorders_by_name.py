@@ -1,4 +1,4 @@
-"""Recorders by name: the table, messages, CSV, TensorBoard's hyperparameters; and services that hang, refuse, fill up."""
+"""Recorders by name: the table, messages, CSV, TensorBoard's settings; and services that hang, refuse or fill up."""
 
 import csv
 import json
