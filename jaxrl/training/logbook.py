@@ -4,9 +4,14 @@ A logbook decides nothing and computes nothing of the training; it only knows ho
 go on with what an earlier process wrote.
 """
 
+import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+import jax
 
 from jaxrl.errors import NoCheckpointError
 from jaxrl.strategies.base import Policy
@@ -30,6 +35,9 @@ from jaxrl.training.schedule import Schedule
 from jaxrl.training.storage.members import group_of
 from jaxrl.training.storage.run import Best, Storage
 from jaxrl.trees import PyTree
+
+STATM = Path("/proc/self/statm")
+"""Where Linux tells a process how many pages of memory it has, the second number being those that are resident."""
 
 
 class Logbook:
@@ -107,7 +115,7 @@ class Logbook:
         `ledger` takes note of what was said, so that it is said once; `agent` are the settings of the agent. `steps` is
         the number of environment steps that the row is on, if it matters how many of them were valid.
         """
-        row = self.row("train", **columns)
+        row = self.row("train", **columns, **memory())
         self._rows.write(row)
         for event, message in ledger.watch(row, agent).items():
             self.event(event, message)
@@ -188,6 +196,17 @@ class Logbook:
     @property
     def _counters(self) -> dict[str, int]:
         return self._where()[0]
+
+
+def memory() -> dict[str, float]:
+    """Return the memory that this process and its first device use now, in MB of 1e6 bytes, as far as they tell."""
+    found: dict[str, float] = {}
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        found["rss_mb"] = int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_in_use" in stats:
+        found["device_mb"] = stats["bytes_in_use"] / 1e6
+    return found
 
 
 def run_info(storage: Storage, opt_steps: int) -> RunInfo:

@@ -128,6 +128,26 @@ def test_that_an_older_run_had_no_such_setting_is_no_change() -> None:
     assert list(map(str, changes({**new, "recorders": []}, new))) == ["recorders: [] -> ['csv']"]
 
 
+def test_rows_tell_the_memory_of_process_and_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from jaxrl.training import logbook
+
+    monkeypatch.setattr(logbook, "STATM", tmp_path / "statm")
+    monkeypatch.setattr(logbook.os, "sysconf", lambda name: 4096)
+    assert "rss_mb" not in logbook.memory()  # where the system does not tell
+    (tmp_path / "statm").write_text("9000 1000 5 1 0 8 0\n")
+    monkeypatch.setattr(logbook.jax, "local_devices", lambda: [Device()])
+    assert logbook.memory() == {"rss_mb": 4.096, "device_mb": 2.5}
+    train(tmp_path / "run", [])
+    assert {row["rss_mb"] for row in rows_of(tmp_path / "run") if row["kind"] == "train"} == {4.096}
+
+
+class Device:
+    """A device that tells how much of its memory is in use."""
+
+    def memory_stats(self) -> dict[str, int]:
+        return {"bytes_in_use": 2_500_000}
+
+
 class Asking(jaxrl.MemoryRecorder):
     """Keep what it is told of runs."""
 
@@ -164,6 +184,22 @@ def test_settings_are_told_by_their_paths_and_members_by_their_group(tmp_path: P
     (tmp_path / "all").mkdir()
     (tmp_path / "all" / "config.yaml").write_text("{}")
     assert group_of(member) == tmp_path / "all"
+
+
+def test_the_one_link_that_wandb_makes_keeps_no_run_from_going_on(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(run, ["csv"])
+    logs = run / "wandb" / "offline-run-1" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "debug-core.log").symlink_to(tmp_path / "elsewhere.log")
+    train(run, resume=True, max_opts=12)
+    (logs / "other.log").symlink_to(tmp_path / "elsewhere.log")
+    with pytest.raises(SettingsError, match=r"other\.log is a link"):
+        train(run, resume=True, max_opts=16)
+    (logs / "other.log").unlink()
+    (tmp_path / "second").hardlink_to(run / "metrics.csv")
+    with pytest.raises(SettingsError, match=r"metrics\.csv has a second name"):
+        train(run, resume=True, max_opts=16)
 
 
 # --- CSV --------------------------------------------------------------------------------------------------------
