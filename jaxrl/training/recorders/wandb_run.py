@@ -19,6 +19,8 @@ from jaxrl.training.recorders.service import ServiceRecorder
 
 PROJECT = "jaxrl"
 """The project of runs for which nobody has named another."""
+FLUSH_S = 1.0
+"""Seconds until wandb's files have a row: what they do not have when a process is killed, is lost for wandb."""
 LEAVE_S = 2.0
 """Seconds that wandb's own process has to end at the end of this one, where the run has not waited for it."""
 HOST = "https://api.wandb.ai"
@@ -49,7 +51,9 @@ class _Wandb:
             run_id = kept.get("id") or os.urandom(4).hex()
             arguments = {**_arguments(run), **self._init}
             # A process may have many runs open, as for a population; and it prints what it prints.
-            settings = wandb.Settings(silent=True, console="off", symlink=False)
+            settings = wandb.Settings(
+                silent=True, console="off", symlink=False, x_transaction_log_flush_interval=FLUSH_S
+            )
             self._run = wandb.init(id=run_id, resume="allow", reinit="create_new", settings=settings, **arguments)
             for axis in ("opt_steps", "env_steps"):
                 self._run.define_metric(axis)
