@@ -110,6 +110,8 @@ from .training import (
     Interrupt as Interrupt,
     JSONLRecorder as JSONLRecorder,
     MemoryRecorder as MemoryRecorder,
+    RunInfo as RunInfo,
+    ServiceRecorder as ServiceRecorder,
     Session as Session,
     SessionConfig as SessionConfig,
     SessionHooks as SessionHooks,

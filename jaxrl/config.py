@@ -14,7 +14,7 @@ from jaxrl.algos import general, run_type
 from jaxrl.envs.registry import env_names, require_plain
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.presets import PRESETS
-from jaxrl.registry import ALGORITHMS, SUITES, listed, suited
+from jaxrl.registry import ALGORITHMS, RECORDERS, SUITES, listed, suited
 from jaxrl.strategies.search import read_search
 from jaxrl.training.settings import renewed
 from jaxrl.training.storage.run_dir import CONFIG, read_yaml, require_run
@@ -330,11 +330,12 @@ def _is_flag(word: str) -> bool:
 
 
 def _description(algo: str) -> str:
+    told = ", ".join(f"{name} ({row.about})" for name, row in RECORDERS.items())
     return (
         f"Train {ALGORITHMS[algo].title}. The first argument names the algorithm ({', '.join(ALGORITHMS)}). "
         "--config FILE reads settings from a YAML file; flags win over it. --resume DIR goes on with a run and needs "
         "no other flag; with --allow-changes also under other settings or versions, with --start-over from its very "
-        "beginning, what was there being moved aside."
+        f"beginning, what was there being moved aside. --recorders takes any of: {told}."
     )
 
 

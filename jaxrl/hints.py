@@ -59,9 +59,6 @@ _ALIASES = {
 }
 _SENTENCES = {
     "algo algorithm agent model": "the algorithm is the first argument, as in: train ppo --env CartPole-v1",
-    "track wandb use_wandb wandb_project_name wandb_entity mlflow tensorboard": (
-        "a run writes TensorBoard files and metrics.jsonl into its run directory by itself"
-    ),
     "render render_mode capture_video record_video video": (
         "training shows no pictures; afterwards: python -m jaxrl.play RUN_DIR --out episode.gif"
     ),
@@ -74,9 +71,19 @@ _STEPS = (
 )
 _STEPS_NOTE = "the run ends where max_opts or max_env_steps is reached first, so raise max_opts too if that is less"
 
+_SERVICES = (
+    "track wandb use_wandb with_wandb wandb_project wandb_project_name wandb_entity wandb_mode mlflow use_mlflow "
+    "tensorboard use_tensorboard csv logger loggers logging callback callbacks"
+)
+_SERVICES_NOTE = (
+    "names, as in console tensorboard wandb; environment variables such as WANDB_PROJECT and MLFLOW_TRACKING_URI say "
+    "where a service is"
+)
+
 HINTS: dict[str, Hint] = {
     **{word: Hint(tuple(names.split())) for names, words in _ALIASES.items() for word in words.split()},
     **{word: Hint(("max_env_steps",), _STEPS_NOTE) for word in _STEPS.split()},
+    **{word: Hint(("recorders",), _SERVICES_NOTE) for word in _SERVICES.split()},
     **{word: Hint((), sentence) for words, sentence in _SENTENCES.items() for word in words.split()},
 }
 
@@ -95,6 +102,7 @@ TRAINERS = (
     "record_interval",
     "save_interval",
     "run_dir",
+    "recorders",
 )
 
 

@@ -1,4 +1,4 @@
-"""The tables of algorithms and suites of environments, one row for each.
+"""The tables of algorithms, suites of environments and recorders, one row for each.
 
 Rows hold only names, so that reading them imports nothing. A new algorithm needs a file and a row here: the command
 line, its help and messages, the public names and the tests all follow from the table.
@@ -88,6 +88,31 @@ class Suite(NamedTuple):
 SUITES: dict[str, Suite] = {
     "gymnasium": Suite("jaxrl.envs.host", "gymnasium_env"),
     "envpool": Suite("jaxrl.envs.envpool", "envpool_env"),
+}
+
+
+class RecorderRow(NamedTuple):
+    """A recorder by name: `maker()` of `module` makes one."""
+
+    module: str
+    maker: str
+    about: str
+    """Where the rows go, in a few words."""
+    package: str | None = None
+    """Module that it needs; the extra of the same name installs it."""
+    anywhere: bool = False
+    """Whether it needs no run directory."""
+
+
+RECORDERS: dict[str, RecorderRow] = {
+    "console": RecorderRow(
+        "jaxrl.training.recorders.console", "ConsoleRecorder", "progress on the terminal", anywhere=True
+    ),
+    "jsonl": RecorderRow("jaxrl.training.recorders.jsonl", "JSONLRecorder", "metrics.jsonl, written in any case"),
+    "tensorboard": RecorderRow("jaxrl.training.recorders.tensorboard", "TensorBoardRecorder", "TensorBoard's files"),
+    "csv": RecorderRow("jaxrl.training.recorders.csv_file", "CSVRecorder", "metrics.csv"),
+    "wandb": RecorderRow("jaxrl.training.recorders.wandb_run", "wandb_recorder", "Weights & Biases", "wandb"),
+    "mlflow": RecorderRow("jaxrl.training.recorders.mlflow_run", "mlflow_recorder", "MLflow", "mlflow"),
 }
 
 

@@ -34,10 +34,10 @@ def main(args: Sequence[str]) -> int:
     request = parse(args)
     admit(value_of(args, flag) for flag in ("--env", "--eval-env"))
     config = request.config
-    config.check()
     if config.run_dir is None:
         env = (config.env or "data").replace(":", "-").replace("/", "-")
         config = replace(config, run_dir=new_run_dir(f"{env}-{request.algo}-s{config.seed}"))
+    config.check()
     devices = require_devices()
     if not config.quiet:
         tell(f"device {devices[0].device_kind}, run directory {config.run_dir}")

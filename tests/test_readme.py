@@ -171,6 +171,23 @@ def test_library(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "runs" / "cartpole" / "checkpoints").iterdir()]
 
 
+def test_recorders_of_ones_own(tmp_path: Path) -> None:
+    told = run(block("recorders"), tmp_path).splitlines()
+    assert told[0] == "mine ('ppo', 'CartPole-v1') 0.001 0"
+    assert float(told[1].split()[1]) > 8
+    assert told[-1] == "done"
+    assert (tmp_path / "runs" / "mine" / "metrics.csv").read_text().startswith("kind,opt_steps,env_steps,")
+
+
+def test_a_service_of_ones_own(tmp_path: Path) -> None:
+    code = block("recorders-service")
+    run(code, tmp_path)
+    run(code.replace('"max_opts": 640', '"max_opts": 960, "resume": True'), tmp_path)
+    told = [f"{kind} {step}" for step in (320, 640, 960) for kind in ("eval", "train")]
+    assert (tmp_path / "server.txt").read_text().splitlines() == told
+    assert json.loads((tmp_path / "runs" / "mine" / "lab.json").read_text())["id"] == "mine"
+
+
 def test_every_link_between_pages_leads_somewhere() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):

@@ -12,6 +12,7 @@ import jaxrl
 from jaxrl.strategies.driven import place_of, steps_in, stream_keys
 from jaxrl.strategies.interaction import assemble, draw_steps
 from jaxrl.training.session.parts import schedule_of
+from jaxrl.training.settings import with_recorders
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.run import Resume
 from jaxrl.types import Step
@@ -45,9 +46,9 @@ def small(spec: Any = SPEC, **changes: Any) -> jaxrl.Session:
         _COMPILED[key] = jaxrl.Session(**alone), settings
     session = copy.copy(_COMPILED[key][0])
     session.config = session.config.changed(**{name: settings[name] for name in HOST_ALONE if name in settings})
+    session.config, session._given_recorders = with_recorders(session.config, settings.get("recorders"))
     session.config.check()
     session.hooks, session.interrupt = settings.get("hooks") or jaxrl.SessionHooks(), jaxrl.Interrupt()
-    session._given_recorders = settings.get("recorders")
     session._schedule = schedule_of(session.config, session._driven)
     session._saves, session._saved = [], None
     resume = Resume(settings.get("resume", False), settings.get("allow_changes", False))

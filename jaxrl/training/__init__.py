@@ -9,6 +9,8 @@ from jaxrl.training.recorders import (
     MemoryRecorder,
     Progress,
     Recorder,
+    RunInfo,
+    ServiceRecorder,
     TensorBoardRecorder,
 )
 from jaxrl.training.report import Report, Result

@@ -4,9 +4,14 @@ A logbook decides nothing and computes nothing of the training; it only knows ho
 go on with what an earlier process wrote.
 """
 
+import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+import jax
 
 from jaxrl.errors import NoCheckpointError
 from jaxrl.strategies.base import Policy
@@ -20,14 +25,19 @@ from jaxrl.training.recorders import (
     Recorder,
     Recorders,
     Row,
+    RunInfo,
     check_unwritten,
     console_of,
-    default_recorders,
     episode_recorder,
+    recorders_of,
 )
 from jaxrl.training.schedule import Schedule
+from jaxrl.training.storage.members import group_of
 from jaxrl.training.storage.run import Best, Storage
 from jaxrl.trees import PyTree
+
+STATM = Path("/proc/self/statm")
+"""Where Linux tells a process how many pages of memory it has, the second number being those that are resident."""
 
 
 class Logbook:
@@ -37,7 +47,7 @@ class Logbook:
         self,
         schedule: Schedule,
         where: Callable[[], tuple[dict[str, int], float]],
-        given: Sequence[Recorder] | None = None,
+        given: Sequence[Recorder | str] = (),
         quiet: bool = True,
     ) -> None:
         """Prepare the recorders, but open no file.
@@ -45,9 +55,9 @@ class Logbook:
         Args:
           schedule: when things happen in the run.
           where: returns where the run is: the counters that every row begins with, and its seconds so far.
-          given: what takes in the rows, beside the logs of the run directory; left out, a console (unless `quiet`) and,
-            with a run directory, TensorBoard.
-          quiet: show nothing, unless a console is given.
+          given: what takes in the rows, beside the logs of the run directory: names and objects. Without a directory,
+            names that need one are left out.
+          quiet: leave out a console that is given by its name.
         """
         self.validity = Validity()
         """How many environment steps the rows are on, and how many of those were not valid."""
@@ -65,8 +75,9 @@ class Logbook:
         not write. `notes` become events; `aside` goes into the event of a resumption.
         """
         opt_steps = self._counters["opt_steps"]
-        self._rows = Recorders(default_recorders(self._given, storage.path, self._console))
+        self._rows = Recorders(recorders_of(self._given, storage.path, self._console))
         self._episodes = Recorders(episode_recorder(storage.path))
+        self._rows.begin(run_info(storage, opt_steps))
         if resume:
             self.rewind(opt_steps if storage.resumes else -1)
             self._rows.take_up(self._waiting)
@@ -104,7 +115,7 @@ class Logbook:
         `ledger` takes note of what was said, so that it is said once; `agent` are the settings of the agent. `steps` is
         the number of environment steps that the row is on, if it matters how many of them were valid.
         """
-        row = self.row("train", **columns)
+        row = self.row("train", **columns, **memory())
         self._rows.write(row)
         for event, message in ledger.watch(row, agent).items():
             self.event(event, message)
@@ -185,6 +196,43 @@ class Logbook:
     @property
     def _counters(self) -> dict[str, int]:
         return self._where()[0]
+
+
+def memory() -> dict[str, float]:
+    """Return the memory that this process and its first device use now, in MB of 1e6 bytes, as far as they tell."""
+    found: dict[str, float] = {}
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        found["rss_mb"] = int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_in_use" in stats:
+        found["device_mb"] = stats["bytes_in_use"] / 1e6
+    return found
+
+
+def run_info(storage: Storage, opt_steps: int) -> RunInfo:
+    """Return what recorders are told of a run that begins, or goes on, after `opt_steps`."""
+    settings, group = storage.settings, None if storage.path is None else group_of(storage.path)
+    named_by = (settings.get("algo"), settings.get("env"))
+    tags = tuple(str(part) for part in named_by if part)
+    name = "-".join((*tags, f"s{settings.get('seed')}")) if storage.path is None else storage.path.name
+    return RunInfo(
+        name=name if group is None else f"{group.name}-{name}",
+        directory=storage.path,
+        settings=flat(settings),
+        tags=tags,
+        opt_steps=opt_steps if storage.resumes else 0,
+        changed=bool(storage.decisive),
+        group=group,
+    )
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by their paths, such as `agent.lr`."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        inside = flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        found |= inside
+    return found
 
 
 @contextmanager

@@ -1,10 +1,11 @@
 """Settings of the trainer's and the session's loop on the host."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
-from jaxrl.errors import SettingsError, check_between, check_count, nearest
+from jaxrl.errors import SettingsError, check_between, check_count, nearest, require_extra
+from jaxrl.registry import RECORDERS, named
 from jaxrl.strategies.base import Strategy
 from jaxrl.training.schedule import Schedule, rounded_up
 from jaxrl.written import whole
@@ -50,6 +51,8 @@ class TrainerConfig:
     name."""
     quiet: bool = False
     """Print nothing."""
+    recorders: tuple[str, ...] = ("console", "jsonl", "tensorboard")
+    """Where rows of metrics go, by name: console, jsonl (in any case), tensorboard, csv, wandb, mlflow."""
 
     def changed(self, **settings: Any) -> "TrainerConfig":
         """Return these settings with some replaced; raise `SettingsError` for an unknown name."""
@@ -141,6 +144,8 @@ class SessionConfig:
     """Number of times to go back without making progress before saving and raising `DivergedError`."""
     run_dir: str | None = None
     """Directory for settings, logs and checkpoints; unset: nothing is written."""
+    recorders: tuple[str, ...] = ("jsonl", "tensorboard")
+    """Where rows of metrics go, by name: console, jsonl (in any case), tensorboard, csv, wandb, mlflow."""
 
     def changed(self, **settings: Any) -> "SessionConfig":
         """Return these settings with some replaced; raise `SettingsError` for an unknown name."""
@@ -166,7 +171,21 @@ def changed(whose: str, config: Config, settings: Mapping[str, Any]) -> Config:
 
 def _as_declared(config: Any, name: str, value: Any) -> Any:
     """Return `value` as an `int` if the setting is a whole number, so that `1e5` may be given for one."""
+    value = tuple(value) if name == "recorders" and isinstance(value, list) else value
     return whole(value) if config.__dataclass_fields__[name].type is int else value
+
+
+def with_recorders(config: Config, given: Sequence[Any] | None) -> tuple[Config, list[Any]]:
+    """Return `config` with the recorders `given` by name in place of its own, and those given as objects.
+
+    Left out (`None`), those of `config` stay.
+    """
+    if given is None:
+        return config, []
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise SettingsError(f"recorders is {given!r}; expected a list of names or objects, as in ['console', 'wandb']")
+    names = tuple(recorder for recorder in given if isinstance(recorder, str))
+    return replace(config, recorders=names), [recorder for recorder in given if not isinstance(recorder, str)]
 
 
 def check_shared(config: TrainerConfig | SessionConfig) -> None:
@@ -177,6 +196,31 @@ def check_shared(config: TrainerConfig | SessionConfig) -> None:
     check_seed(config.seed)
     if config.stop_reward is not None:
         check_between("stop_reward", config.stop_reward, -1e30, 1e30)
+    check_recorders(config.recorders, config.run_dir, type(config).recorders)
+
+
+def check_recorders(names: Sequence[str], run_dir: str | None, default: Sequence[str] = ()) -> None:
+    """Raise `SettingsError` for a name that is no recorder's, and for one that cannot be made here.
+
+    Without a run directory, those of the `default` that need one are left out in silence.
+    """
+    if not isinstance(names, tuple):
+        raise SettingsError(f"recorders is {names!r}; expected a list of names, as in ['console', 'wandb']")
+    for name in names:
+        if not isinstance(name, str):
+            raise SettingsError(
+                f"recorders has {type(name).__name__} in it; here it takes names, and only the argument of a single "
+                "Trainer or Session takes objects"
+            )
+        row = RECORDERS.get(name)
+        if row is None:
+            raise SettingsError(f"unknown recorder {name!r}; {nearest(name, RECORDERS)}")
+        if row.package is not None:
+            require_extra(row.package, f"runs recorded by {name}")
+        if run_dir is None and not row.anywhere and names != default:
+            raise SettingsError(f"recorder {name!r} writes into the directory of the run; set run_dir as well")
+        if row.package is not None:
+            named(row.module, row.maker)()  # it knows what else it takes, such as a key
 
 
 def check_seed(seed: int) -> None:
@@ -285,7 +329,7 @@ def changes(old: object, new: object, name: str = "") -> list[Change]:
 
 
 def _as_written_today(old: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:
-    old = renamed(old)
+    old = {"recorders": new.get("recorders"), **renamed(old)}  # earlier versions had no such setting
     if "agent" not in _custom(old):
         return old
     # Up to version 0.4, an agent with parts made in Python had no settings and was itself listed as such a part.

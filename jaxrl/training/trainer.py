@@ -38,7 +38,7 @@ from jaxrl.training.program import (
 from jaxrl.training.recorders import Progress, Recorder, Row
 from jaxrl.training.report import Report, Result
 from jaxrl.training.schedule import Boundary, next_boundary
-from jaxrl.training.settings import TrainerConfig, check_strategy, config_for, rounding, settings_of_run
+from jaxrl.training.settings import TrainerConfig, check_strategy, config_for, rounding, settings_of_run, with_recorders
 from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid, rolled_back_ledger
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.run import Best, Resume, Storage
@@ -90,7 +90,7 @@ class Trainer:
         evaluator: EvaluateFn | None = None,
         score: ScoreFn = mean_return,
         stop: Callable[[Report], bool] | None = None,
-        recorders: Sequence[Recorder] | None = None,
+        recorders: Sequence[Recorder | str] | None = None,
         hooks: Hooks | None = None,
         resume: bool = False,
         allow_changes: bool = False,
@@ -109,8 +109,8 @@ class Trainer:
             called a second time, with another key, where the first score is better than the best.
           score: from an evaluation to the number by which the best is chosen.
           stop: asked at each boundary whether to end the run.
-          recorders: what takes in the rows, beside the logs of the run directory; left out, a console (unless `quiet`)
-            and, with a run directory, TensorBoard.
+          recorders: what takes in the rows, beside the logs of the run directory: names, in place of the setting
+            `recorders` of `config`, and objects of one's own.
           hooks: functions to call on the way.
           resume: go on with the run in `run_dir` from its newest valid checkpoint.
           allow_changes: resume although settings or versions differ that decide the training.
@@ -124,7 +124,8 @@ class Trainer:
           SettingsError: what cannot be.
         """
         check_strategy(strategy)
-        self.config = config_for(strategy, evaluator, config, settings)
+        config = config_for(strategy, evaluator, config, settings)
+        self.config, self._given_recorders = with_recorders(config, recorders)
         self.config.check()
         if resume and self.config.run_dir is None:
             raise SettingsError("resume needs the run_dir to go on with")
@@ -142,7 +143,7 @@ class Trainer:
         self.resume, self.max_chunk = Resume(resume, allow_changes, start_over), max_chunk
         self.ledger, self.stop_reason = Ledger(), None  # type: Ledger, str | None
         self.state: PyTree = None
-        self._given_recorders, self._quiet = recorders, self.config.quiet or not console
+        self._quiet = self.config.quiet or not console
         self._best: Best | None = None
         self._least_return = math.nan
         self._run: Any = None
@@ -175,7 +176,8 @@ class Trainer:
         self._best = None
         if self.config.run_dir is not None:
             require_free(self.config.run_dir)
-        self._log = Logbook(self.schedule, self._where, self._given_recorders, self._quiet)
+        recorders = (*self.config.recorders, *self._given_recorders)
+        self._log = Logbook(self.schedule, self._where, recorders, self._quiet)
         try:
             self._log.stage("tracing")
             with self.ledger.timed("compile"):

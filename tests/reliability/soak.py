@@ -120,7 +120,7 @@ def resumption(run: Path) -> Any:
 def metric_rows(run: Path) -> list[dict[str, Any]]:
     """Return the rows of the log less events and what the clock measured."""
     rows = [row for row in read_rows(run / "metrics.jsonl") if row["kind"] != "event"]
-    return [{k: v for k, v in row.items() if k != "wall_s" and not k.endswith("_per_sec")} for row in rows]
+    return [{k: v for k, v in row.items() if k != "wall_s" and not k.endswith(("_per_sec", "_mb"))} for row in rows]
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -29,7 +29,9 @@ def told(run: Path, digest: str) -> Told:
     for name in ("metrics.jsonl", "eval_episodes.jsonl"):
         rows = [json.loads(line) for line in (run / name).read_text().splitlines()]
         rows = [row for row in rows if row.get("kind") != "event"]
-        logs.append([{k: v for k, v in r.items() if k != "wall_s" and not k.endswith("_per_sec")} for r in rows])
+        logs.append(
+            [{k: v for k, v in r.items() if k != "wall_s" and not k.endswith(("_per_sec", "_mb"))} for r in rows]
+        )
     return Told(digest, *logs)
 
 

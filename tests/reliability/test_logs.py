@@ -67,7 +67,7 @@ def events(path: Path) -> list[Event]:
 
 
 def _by_the_clock(name: str) -> bool:
-    return name == "wall_s" or name.endswith("_per_sec")
+    return name == "wall_s" or name.endswith(("_per_sec", "_mb"))
 
 
 # --- killed while writing ---------------------------------------------------------------------------------------

@@ -278,6 +278,7 @@ FREE: dict[str, Any] = {
     "max_skips": 7,
     "max_rollbacks": 1,
     "quiet": False,
+    "recorders": ("csv",),
     "processes": True,
     "actor_timeout": 5.0,
 }
@@ -358,7 +359,8 @@ def test_a_setting_that_decides_the_training_is_refused_with_both_values(
 def test_a_harmless_setting_may_change_and_no_bit_with_it(
     small: SmallRun, run: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    flags = [f"--{name.replace('_', '-')}", str(FREE[name])]
+    value = FREE[name][0] if isinstance(FREE[name], tuple) else FREE[name]
+    flags = [f"--{name.replace('_', '-')}", str(value)]
     if isinstance(FREE[name], bool):
         flags = [f"--{'' if FREE[name] else 'no-'}{name.replace('_', '-')}"]
     if isinstance(FREE[name], dict):

@@ -30,7 +30,7 @@ def rows_of(path: Path) -> list[dict]:
 
 
 def untimed(rows: list[dict]) -> list[dict]:
-    timed = {"wall_s", "opt_steps_per_sec", "env_steps_per_sec"}
+    timed = {"wall_s", "opt_steps_per_sec", "env_steps_per_sec", "rss_mb", "device_mb"}
     return [{name: value for name, value in row.items() if name not in timed} for row in rows]
 
 

@@ -18,7 +18,7 @@ def rows(run: Path, kind: str | None = None) -> list[dict[str, Any]]:
     """Read the rows of one kind, or of all, less what the clock has measured."""
     read = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     kept = [row for row in read if kind in (None, row["kind"])]
-    return [{k: v for k, v in row.items() if k != "wall_s" and not k.endswith("_per_sec")} for row in kept]
+    return [{k: v for k, v in row.items() if k != "wall_s" and not k.endswith(("_per_sec", "_mb"))} for row in kept]
 
 
 def test_rows_tell_of_the_time_since_the_last_one(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_seed_changes_everything(untouched: str) -> None:
 
 
 def _timeless(row: dict) -> dict:
-    return {k: v for k, v in row.items() if k != "wall_s" and not k.endswith("_per_sec")}
+    return {k: v for k, v in row.items() if k != "wall_s" and not k.endswith(("_per_sec", "_mb"))}
 
 
 # --- judging ---

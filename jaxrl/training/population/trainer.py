@@ -112,7 +112,8 @@ class PopulationTrainer:
         self.population, self.interrupt = population, Interrupt() if interrupt is None else interrupt
         self.workers = min(workers or side_by_side(), len(population.members))
         self._resume, self._start_over = resume, start_over
-        self._rows = PopulationRows(population.members, self.config.quiet)
+        self._quiet = self.config.quiet or "console" not in self.config.recorders
+        self._rows = PopulationRows(population.members, self._quiet)
         self._dir: RunDir | None = None
         self._runs = [_Run(member) for member in population.members]
         self._failure: StorageError | None = None
@@ -132,7 +133,7 @@ class PopulationTrainer:
         if resume and self.config.run_dir is None:
             raise SettingsError("resume needs the run_dir to go on with")
         for strategy in self._strategies():
-            Trainer(strategy, self.config.changed(run_dir=None, quiet=True), evaluator=evaluator)  # only checks
+            self._unrecorded(strategy, evaluator)  # only checks
 
     def train(self) -> PopulationResult:
         """Run to the end; return what the members left.
@@ -152,7 +153,7 @@ class PopulationTrainer:
     def __iter__(self) -> Iterator[MemberReport]:
         """Train, yielding at each boundary of each member; leaving the loop early saves all of them first."""
         self._runs = [_Run(member) for member in self.population.members]
-        self._rows = PopulationRows(self.population.members, self.config.quiet)
+        self._rows = PopulationRows(self.population.members, self._quiet)
         self._gates = self._new_gates()
         check_population_fits(state_shapes(self.population.members[0].strategy)[0], len(self._runs))
         with self.interrupt.signals(), self._opened(), ThreadPoolExecutor(self.workers) as pool:
@@ -353,11 +354,13 @@ class PopulationTrainer:
         for strategy in self._strategies():
             if not strategy.env_steps_per_step:
                 continue  # programs that hold data are not kept
-            trainer = Trainer(
-                strategy, self.config.changed(run_dir=None, quiet=True), evaluator=self._make["evaluator"]
-            )
+            trainer = self._unrecorded(strategy, self._make["evaluator"])
             params = strategy.policy.params if strategy.policy is not None else lambda state: state
             compile_all(strategy, jax.random.key(self.config.seed), trainer.evaluator, params, resume=False)
+
+    def _unrecorded(self, strategy: Strategy, evaluator: EvaluateFn | None) -> Trainer:
+        """Return a trainer as the members have, but that writes and shows nothing."""
+        return Trainer(strategy, self.config.changed(run_dir=None, quiet=True, recorders=()), evaluator=evaluator)
 
     # --- the directory ---
 

@@ -1,33 +1,39 @@
-"""Recorders: where a run's rows go."""
+"""Recorders: where a run's rows go. `jaxrl.registry.RECORDERS` is the table of those that have a name."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxrl.training.recorders.base import Progress, Recorder, Recorders, Row, check_unwritten
+from jaxrl.registry import RECORDERS, named
+from jaxrl.training.recorders.base import Progress, Recorder, Recorders, Row, RunInfo, check_unwritten
 from jaxrl.training.recorders.console import ConsoleRecorder
+from jaxrl.training.recorders.csv_file import CSVRecorder
 from jaxrl.training.recorders.jsonl import JSONLRecorder, log_problems, trim
 from jaxrl.training.recorders.memory import MemoryRecorder
+from jaxrl.training.recorders.service import Service, ServiceRecorder
 from jaxrl.training.recorders.tensorboard import TensorBoardRecorder
 from jaxrl.training.storage.run_dir import EPISODES, METRICS
 
 
-def console_of(given: Sequence[Recorder] | None, quiet: bool) -> ConsoleRecorder | None:
-    """Return the console of a run, one of those `given` or a new one; `None` if nobody is to be shown anything."""
-    if given is None:
-        return None if quiet else ConsoleRecorder()
-    return next((recorder for recorder in given if isinstance(recorder, ConsoleRecorder)), None)
+def console_of(given: Sequence[Recorder | str], quiet: bool) -> ConsoleRecorder | None:
+    """Return the console of a run, an object or one by name; `None` if nobody is to be shown anything."""
+    named_one = ConsoleRecorder() if "console" in given and not quiet else None
+    return next((recorder for recorder in given if isinstance(recorder, ConsoleRecorder)), named_one)
 
 
-def default_recorders(
-    given: Sequence[Recorder] | None, directory: Path | None, console: ConsoleRecorder | None = None
+def recorders_of(
+    given: Sequence[Recorder | str], directory: Path | None, console: ConsoleRecorder | None = None
 ) -> list[Recorder]:
-    """Return the recorders of a run: its own log always, and those `given`, or else `console` and TensorBoard."""
-    own: list[Recorder] = [] if directory is None else [JSONLRecorder(directory / METRICS)]
-    if given is not None:
-        return [*own, *given]
-    shown: list[Recorder] = [] if console is None else [console]
-    board = [] if directory is None else [TensorBoardRecorder(directory / "tensorboard")]
-    return [*own, *shown, *board]
+    """Return the recorders of a run: its own log always, first, and those `given` by name or as objects.
+
+    `console` is what its name stands for. Without a directory, names that need one are left out.
+    """
+    found: list[Recorder] = [] if directory is None else [JSONLRecorder(directory / METRICS)]
+    names = dict.fromkeys(name for name in given if isinstance(name, str) and name not in ("console", "jsonl"))
+    if console is not None and console not in given:
+        found.append(console)
+    if directory is not None:
+        found += [named(RECORDERS[name].module, RECORDERS[name].maker)() for name in names]
+    return [*found, *(recorder for recorder in given if not isinstance(recorder, str))]
 
 
 def episode_recorder(directory: Path | None) -> list[Recorder]:

@@ -1,12 +1,18 @@
 """What takes in a run's rows, and a group of them of which none can stop the others."""
 
+import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from jaxrl.errors import say
 
 Row = Mapping[str, Any]
 """One line of `metrics.jsonl`: `kind`, `opt_steps`, `env_steps`, `wall_s`, and what belongs to the kind."""
+
+
+KINDS = ("train", "eval")
+"""The rows of numbers."""
 
 
 class Progress(NamedTuple):
@@ -19,12 +25,32 @@ class Progress(NamedTuple):
     seconds_left: float
 
 
+class RunInfo(NamedTuple):
+    """What recorders are told of a run before its first row."""
+
+    name: str
+    directory: Path | None
+    settings: Mapping[str, Any]
+    """By their paths, such as `agent.lr`."""
+    tags: tuple[str, ...]
+    """Algorithm and environment."""
+    opt_steps: int
+    """Where the run goes on: the rows up to this step were told before; 0 at the beginning."""
+    changed: bool = False
+    """Whether it goes on under other settings or versions that decide the training, so that rows may differ."""
+    group: Path | None = None
+    """Directory of the population that it is a member of."""
+
+
 class Recorder(Protocol):
     """Anything with these three methods records a run.
 
-    One that also has `rewind(opt_steps)` is told when the run goes back, or goes on from an earlier process: what it
-    holds after that step is no longer so. One that has `unwritten(waiting)`, to put what a full disk did not take into
-    a dict of JSON, and `take_up(waiting)`, has it kept in the checkpoints, so that it is not lost with the process.
+    One that also has `begin(run)` is given a `RunInfo` before its first row. One that has `rewind(opt_steps)` is told
+    when the run goes back, or goes on from an earlier process: what it holds after that step is no longer so. One that
+    has `unwritten(waiting)`, to put what a full disk did not take into a dict of JSON, and `take_up(waiting)`, has it
+    kept in the checkpoints, so that it is not lost with the process.
+
+    All of them are called in the thread that trains; whatever may block there belongs into a `ServiceRecorder`.
     """
 
     def write(self, row: Row, /) -> None:
@@ -46,6 +72,9 @@ class Recorders:
     def __init__(self, recorders: Sequence[Recorder]) -> None:
         self._live = list(recorders)
         self.failures: list[str] = []
+
+    def begin(self, run: RunInfo) -> None:
+        self._each("begin", run)
 
     def write(self, row: Row) -> None:
         self._each("write", row)
@@ -78,6 +107,19 @@ class Recorders:
                 line = f"recorder {type(recorder).__name__} failed and is left out: {type(error).__name__}: {error}"
                 self.failures.append(line)
                 say(line)
+
+
+def numbers_of(row: Row) -> dict[str, float]:
+    """Return the finite numbers of a row but its step, by `kind/name`."""
+    return {
+        f"{row['kind']}/{name}": float(value)
+        for name, value in row.items()
+        if name != "opt_steps" and _is_number(value)
+    }
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def check_unwritten(unwritten: Any) -> None:

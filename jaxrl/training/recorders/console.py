@@ -93,6 +93,9 @@ class ConsoleRecorder:
 
 
 def _eval_line(row: Row) -> str:
+    if "episodes" not in row:  # a session's: the score that its user has given
+        counts = f"{row['opt_steps']:>9,} opts  {row['env_steps']:>11,} env steps"
+        return f"{counts}  score {_number(row['eval_reward']):>9}{_verdict(row)}"
     unfinished = f"  {row['unfinished']} unfinished" if row["unfinished"] else ""
     return (
         f"{row['opt_steps']:>9,} opts  {row['env_steps']:>11,} env steps  return {_number(row['eval_reward']):>9}"

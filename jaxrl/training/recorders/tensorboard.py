@@ -1,6 +1,5 @@
 """Scalars for TensorBoard, without TensorFlow."""
 
-import math
 import platform
 import struct
 import time
@@ -8,8 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxrl.training.recorders.base import Progress, Row
+from jaxrl.errors import SettingsError
+from jaxrl.training.recorders.base import KINDS, Progress, Row, RunInfo, numbers_of
 from jaxrl.training.recorders.log_file import LogFile
+
+SCORES = ("eval/eval_reward", "train/episode_return")
+"""What the page of hyperparameters compares runs by."""
 
 
 class TensorBoardRecorder:
@@ -19,18 +22,29 @@ class TensorBoardRecorder:
     leaves its queue to fill up and block the training.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path | None = None) -> None:
+        """Write into `directory`; left out, into `tensorboard` in that of the run."""
         from tensorboardX.proto import event_pb2
 
-        self.name = directory.name
-        self._directory, self._proto = directory, event_pb2
+        self.name = "tensorboard" if directory is None else directory.name
+        self._given, self._proto = directory, event_pb2
+        self._directory = Path(self.name) if directory is None else directory
+        self._settings: Mapping[str, Any] | None = None
         self._log: LogFile | None = None
 
+    def begin(self, run: RunInfo) -> None:
+        """Take note of the directory, and of the settings, which a run that begins writes before its first row."""
+        if self._given is None:
+            if run.directory is None:
+                raise SettingsError("TensorBoardRecorder() needs a run_dir, or a directory of its own")
+            self._directory = run.directory / self.name
+        self._settings = None if run.opt_steps else run.settings
+
     def write(self, row: Row) -> None:
-        if row["kind"] not in ("train", "eval"):
+        if row["kind"] not in KINDS:
             return
-        names = [name for name in row if name != "opt_steps" and _is_number(row[name])]
-        values = [{"tag": f"{row['kind']}/{name}", "simple_value": float(row[name])} for name in names]
+        self._tell_settings()
+        values = [{"tag": tag, "simple_value": value} for tag, value in numbers_of(row).items()]
         self._append(self._record(step=row["opt_steps"], summary={"value": values}))
 
     def tick(self, progress: Progress) -> None:
@@ -64,6 +78,13 @@ class TensorBoardRecorder:
             self._log.close()
             self._log = None
 
+    def _tell_settings(self) -> None:
+        if self._settings is None:
+            return
+        events, self._settings = _settings_events(self._settings), None
+        for summary in events:
+            self._append(self._record(summary=summary))
+
     def _append(self, record: bytes) -> None:
         if self._log is None:
             # The directory's files are read in the order of their names.
@@ -79,8 +100,12 @@ class TensorBoardRecorder:
         return length + _masked_crc(length) + data + _masked_crc(data)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _settings_events(settings: Mapping[str, Any]) -> list[Any]:
+    """Return the summaries that TensorBoard's page of hyperparameters is made of."""
+    from tensorboardX.summary import hparams
+
+    told = {name: x if isinstance(x, bool | int | float | str) else str(x) for name, x in settings.items()}
+    return list(hparams(told, dict.fromkeys(SCORES, 0.0)))
 
 
 def _masked_crc(data: bytes) -> bytes:

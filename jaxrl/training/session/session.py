@@ -37,7 +37,7 @@ from jaxrl.training.session.rows import Episode, Interval, score_columns
 from jaxrl.training.session.saved import facts_of, for_another_try, restored, shapes_of, tree_of, with_changes
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.training.session.stepper import Stepper
-from jaxrl.training.settings import SessionConfig
+from jaxrl.training.settings import SessionConfig, with_recorders
 from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid, rolled_back_ledger
 from jaxrl.training.storage.run import Resume, Storage
 from jaxrl.trees import PyTree
@@ -76,7 +76,7 @@ class Session:
         config: SessionConfig | None = None,
         resume: bool = False,
         allow_changes: bool = False,
-        recorders: Sequence[Recorder] | None = None,
+        recorders: Sequence[Recorder | str] | None = None,
         hooks: SessionHooks | None = None,
         statistics: Statistics | None = None,
         interrupt: Interrupt | None = None,
@@ -93,8 +93,8 @@ class Session:
           resume: go on with the session in `run_dir` from its newest valid checkpoint.
           allow_changes: resume although versions, or settings of the agent or of the session, differ that decide the
             training.
-          recorders: what takes in the rows, beside the log of the run directory; left out, TensorBoard where there is a
-            run directory.
+          recorders: what takes in the rows, beside the log of the run directory: names, in place of the setting
+            `recorders` of `config`, and objects of one's own.
           hooks: functions to call on the way.
           statistics: which of them the summary gives; all over all episodes, and the mean of the last 100, if left out.
           interrupt: a handle by which another thread can ask to stop; also found as `session.interrupt`.
@@ -103,7 +103,8 @@ class Session:
         Raises:
           SettingsError: what cannot be.
         """
-        self.config = (config or SessionConfig()).changed(**settings)
+        config = (config or SessionConfig()).changed(**settings)
+        self.config, self._given_recorders = with_recorders(config, recorders)
         self.config.check()
         if resume and self.config.run_dir is None:
             raise SettingsError("resume needs the run_dir to go on with")
@@ -113,7 +114,7 @@ class Session:
         self._outside = outside(spec, self.config.num_envs)
         self._driven = put_together(self.config, self._outside.spec, agent, buffer, processor or one_step())
         self._schedule = schedule_of(self.config, self._driven)
-        self._given_recorders, self._closed, self._saves = recorders, False, list[int]()
+        self._closed, self._saves = False, list[int]()
         self._saved: Now | None = None
         self._stepper = Stepper(self._driven, self.config.seed)
         self._open(Resume(resume, allow_changes), statistics or Statistics())
@@ -341,7 +342,7 @@ class Session:
         self._storage.report = self._report
         self._storage.on_saved = self._saves.append
         where = lambda: (self._counters(), self._now.ledger.wall)
-        self._log = Logbook(self._schedule, where, self._given_recorders)
+        self._log = Logbook(self._schedule, where, (*config.recorders, *self._given_recorders), quiet=False)
         self._look_at = 0  # of the optimisation steps: when to look next whether updates are still made
         try:
             self._now = self._stepper.first(statistics)

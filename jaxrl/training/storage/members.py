@@ -17,6 +17,12 @@ def member_dir(population: str | Path, number: int) -> Path:
     return Path(population) / MEMBERS / f"{number:05d}"
 
 
+def group_of(run_dir: Path) -> Path | None:
+    """Return the directory of the population that the run in `run_dir` is a member of, or `None`."""
+    group = run_dir.parent.parent
+    return group if run_dir.parent.name == MEMBERS and (group / CONFIG).is_file() else None
+
+
 def population_of(path: str | Path) -> dict[str, Any] | None:
     """Return what makes the population in the directory `path`, or `None` if a run of its own is there."""
     found = read_yaml(Path(path) / CONFIG).get(POPULATION)
@@ -67,6 +73,6 @@ def extract(run_dir: str | Path, member: int, to: str | Path) -> Path:
     if os.path.lexists(target):
         raise SettingsError(f"{target} exists already; choose another directory")
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(path, target)
+    shutil.copytree(path, target, symlinks=True)  # none but that which `require_inside` allows
     sync_dir(target.parent)
     return target

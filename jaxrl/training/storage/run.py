@@ -174,6 +174,11 @@ class Storage:
         }
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the run, as `config.yaml` holds them."""
+        return dict(self._settings)
+
+    @property
     def path(self) -> Path | None:
         """The run directory."""
         return None if self.dir is None else self.dir.path

@@ -20,6 +20,7 @@ FORMAT = 1
 """Version of the directory's layout."""
 
 CONFIG, METADATA, METRICS, EPISODES = "config.yaml", "metadata.json", "metrics.jsonl", "eval_episodes.jsonl"
+CSV = "metrics.csv"
 LOCK = ".lock"
 
 
@@ -135,7 +136,7 @@ def require_inside(path: Path) -> None:
 
     Following a link would read or write outside the run; so would appending to a file that has another name elsewhere.
     """
-    appended = (LOCK, METRICS, EPISODES)
+    appended = (LOCK, METRICS, EPISODES, CSV)
     for folder, folders, files in os.walk(path, onerror=_raise):
         for name in (*folders, *files):
             entry = os.path.join(folder, name)
@@ -143,6 +144,8 @@ def require_inside(path: Path) -> None:
                 info = os.lstat(entry)
             except FileNotFoundError:
                 continue  # a running process replaces its files
+            if stat.S_ISLNK(info.st_mode) and _is_wandbs(entry):
+                continue
             if stat.S_ISLNK(info.st_mode):
                 raise SettingsError(f"{entry} is a link; a run directory may hold none")
             if not stat.S_ISDIR(info.st_mode) and not stat.S_ISREG(info.st_mode):
@@ -152,6 +155,12 @@ def require_inside(path: Path) -> None:
                 raise SettingsError(f"{entry} is a directory; expected a file: move it away")
             if own and info.st_nlink > 1:
                 raise SettingsError(f"{entry} has a second name (a hard link); replace it by a copy of itself")
+
+
+def _is_wandbs(link: str) -> bool:
+    """Say whether a link is the one that wandb's own process makes to its log, and that nothing here follows."""
+    *_, folder, _, logs, name = ("", "", "", *Path(link).parts)
+    return (folder, logs, name) == ("wandb", "logs", "debug-core.log")
 
 
 def _raise(error: OSError) -> None:

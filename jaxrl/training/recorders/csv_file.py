@@ -1,0 +1,88 @@
+"""The rows of metrics as a table, for spreadsheets and pandas."""
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxrl.errors import SettingsError
+from jaxrl.training.recorders.base import KINDS, Progress, Row, RunInfo
+from jaxrl.training.recorders.log_file import LogFile
+from jaxrl.training.storage.run_dir import CSV, METRICS, plain, write_atomically
+
+
+class CSVRecorder:
+    """Write the rows of `train` and `eval` into `metrics.csv` of the run directory, a column for each name.
+
+    The log `metrics.jsonl` has the same rows, and the table is made of it anew wherever it must change otherwise than
+    by another line: for a new column, and where the run goes back or goes on.
+    """
+
+    def __init__(self) -> None:
+        self._columns: list[str] = []
+        self._log: LogFile | None = None
+        self._source = Path()
+
+    def begin(self, run: RunInfo) -> None:
+        if run.directory is None:
+            raise SettingsError("CSVRecorder needs a run_dir")
+        self._source, self._log = run.directory / METRICS, LogFile(run.directory / CSV)
+
+    def write(self, row: Row) -> None:
+        if row["kind"] not in KINDS or self._log is None:
+            return
+        if row.keys() <= set(self._columns):
+            self._log.append(_line(row, self._columns))
+        else:
+            self._make_anew(row)
+
+    def tick(self, progress: Progress) -> None:
+        pass
+
+    def rewind(self, opt_steps: int) -> None:
+        """Make the table of the log, which has been taken back already."""
+        self._make_anew()
+
+    def take_up(self, waiting: Mapping[str, list[str]]) -> None:
+        """Make the table of the log, which has got what an earlier process could not write."""
+        self._make_anew()
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+
+    def _make_anew(self, row: Row | None = None) -> None:
+        """Write the table of all rows in the log, and of `row` if the disk has not taken it there."""
+        assert self._log is not None
+        self._log.release()
+        rows = _rows_of(self._source)
+        if row is not None and (not rows or rows[-1] != plain(row)):
+            rows.append(row)
+        self._log.waiting.clear()
+        self._columns = list(dict.fromkeys(name for row in rows for name in row))
+        head = _line({name: name for name in self._columns}, self._columns) if rows else b""
+        write_atomically(self._log.path, (head + b"".join(_line(row, self._columns) for row in rows)).decode())
+
+
+def _line(row: Mapping[str, Any], columns: list[str]) -> bytes:
+    """Return a line of the table; what a row lacks, and what is no finite number, is left empty."""
+    text = io.StringIO()
+    values = plain(row)
+    csv.writer(text, lineterminator="\n").writerow([values.get(name) for name in columns])
+    return text.getvalue().encode()
+
+
+def _rows_of(path: Path) -> list[Row]:
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    rows = map(_parse, lines)
+    return [row for row in rows if row is not None and row.get("kind") in KINDS]
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None

@@ -1,0 +1,114 @@
+"""Rows for MLflow."""
+
+import os
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jaxrl.errors import require_extra
+from jaxrl.training.recorders.base import Row, RunInfo, numbers_of
+from jaxrl.training.recorders.left import best_files, films, summary_of
+from jaxrl.training.recorders.service import ServiceRecorder
+from jaxrl.training.storage.run_dir import read_json
+
+EXPERIMENT = "jaxrl"
+"""The experiment of runs for which nobody has named another."""
+AT_ONCE = 100
+"""Parameters in one call, at most."""
+LONGEST = 500
+"""Characters of a parameter, at most, for servers of every age."""
+PARENT = "mlflow.json"
+"""File in a population's directory that says which run its members are nested in."""
+_parents = threading.Lock()
+
+
+def mlflow_recorder(experiment: str | None = None, tracking_uri: str | None = None) -> ServiceRecorder:
+    """Return a recorder for MLflow.
+
+    Args:
+      experiment: left out, what `MLFLOW_EXPERIMENT_NAME` says, or else `jaxrl`.
+      tracking_uri: left out, what `MLFLOW_TRACKING_URI` says, or else files in `mlruns` of the run directory, for a
+        member of a population of the population's.
+
+    Raises:
+      SettingsError: the package is missing.
+    """
+    require_extra("mlflow", "runs recorded by mlflow")
+    return ServiceRecorder("mlflow", partial(_MLflow, experiment, tracking_uri))
+
+
+class _MLflow:
+    """One run at the service; members of a population are nested in one run."""
+
+    def __init__(self, experiment: str | None, tracking_uri: str | None) -> None:
+        self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+        self._uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        self._client: Any = None
+        self._id: str | None = None
+        self._parent: str | None = None
+
+    def connect(self, run: RunInfo, kept: dict[str, Any]) -> dict[str, Any]:
+        from mlflow import MlflowClient
+
+        if self._uri is None:
+            # MLflow would have its files in a database, for which its full package is needed.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+            self._uri = ((run.group or run.directory or Path()) / "mlruns").absolute().as_uri()
+        self._client = MlflowClient(tracking_uri=self._uri)
+        with _parents:
+            experiment = self._client.get_experiment_by_name(self._experiment)
+            experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(self._experiment)
+            self._parent = None if run.group is None else self._parent_of(run.group, experiment_id)
+        self._id = self._id or kept.get("id")
+        if self._id is None:
+            nested = {} if self._parent is None else {"mlflow.parentRunId": self._parent}
+            self._id = self._client.create_run(experiment_id, run_name=run.name, tags=nested).info.run_id
+        else:
+            self._client.update_run(self._id, status="RUNNING")
+        self._describe(run)
+        return {"id": self._id}
+
+    def send(self, row: Row) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1e3)
+        metrics = [Metric(name, value, now, row["opt_steps"]) for name, value in numbers_of(row).items()]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def finish(self, run: RunInfo) -> None:
+        for name, path in {**best_files(run), **{film.name: film for film in films(run)}}.items():
+            self._client.log_artifact(self._id, str(path), str(Path(name).parent) if "/" in name else None)
+        summary, failed = summary_of(run)
+        for name, value in summary.items():
+            self._client.set_tag(self._id, name, str(value))
+        self._client.set_terminated(self._id, "FAILED" if failed else "FINISHED")
+        if self._parent is not None:
+            self._client.set_terminated(self._parent)
+
+    def abandon(self) -> None:
+        """Do nothing: a call that hangs ends with the process."""
+
+    def _describe(self, run: RunInfo) -> None:
+        """Tell settings as parameters; those that have changed since, which MLflow's cannot, as tags."""
+        from mlflow.entities import Param, RunTag
+
+        told = self._client.get_run(self._id).data.params
+        params = {name: str(value)[:LONGEST] for name, value in run.settings.items()}
+        new = [Param(name, value) for name, value in params.items() if name not in told]
+        for start in range(0, len(new), AT_ONCE):
+            self._client.log_batch(self._id, params=new[start : start + AT_ONCE])
+        other = {f"now.{name}": value for name, value in params.items() if told.get(name, value) != value}
+        tags = {**dict(zip(("algo", "env"), run.tags, strict=False)), **other}
+        self._client.log_batch(self._id, tags=[RunTag(name, value) for name, value in tags.items()])
+
+    def _parent_of(self, group: Path, experiment_id: str) -> str:
+        """Return the run that members of a population are nested in; the first of them makes it."""
+        path = group / PARENT
+        found = read_json(path).get("id") if path.exists() else None
+        if isinstance(found, str):
+            return found
+        made: str = self._client.create_run(experiment_id, run_name=group.name).info.run_id
+        path.write_text(f'{{"id": "{made}"}}\n')
+        return made

@@ -1,0 +1,247 @@
+"""Recorders that tell a service, from a thread of their own: one that hangs or is away costs the training nothing."""
+
+import contextlib
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from jaxrl.errors import say
+from jaxrl.training.recorders.base import KINDS, Progress, Row, RunInfo
+from jaxrl.training.storage.run_dir import METRICS, read_json
+
+CAPACITY = 4_096
+"""Rows that wait for a service, at most; those that come then are taken from the log at the end."""
+LIMIT_S = 30.0
+"""Seconds that the end of a run waits for a service."""
+RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
+"""Seconds until what has failed is tried again: at first, and doubled each time up to at most."""
+
+
+class Service(Protocol):
+    """What tells a service of one run; all of it is called in one thread, may block, and is tried again if it fails."""
+
+    def connect(self, run: RunInfo, kept: dict[str, Any], /) -> dict[str, Any]:
+        """Open the run at the service, or go on with the one that `kept` describes; return what to keep, for JSON.
+
+        `kept` is what an earlier process returned here, or empty.
+        """
+        ...
+
+    def send(self, row: Row, /) -> None:
+        """Tell a row of `train` or `eval`."""
+        ...
+
+    def finish(self, run: RunInfo, /) -> None:
+        """Tell what the run has left in its directory, and that it has ended."""
+        ...
+
+    def abandon(self) -> None:
+        """See to it that the process can end although not all could be told; called in the thread that trains."""
+        ...
+
+
+class ServiceRecorder:
+    """Tell a service the rows of metrics, in a thread of its own.
+
+    The log of the run has every row. So none is lost that the service does not take: what an earlier process could not
+    tell is taken from the log when the run goes on. A file beside the log keeps up to where rows were told, and none is
+    told again, unless it differs.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Service],
+        *,
+        capacity: int = CAPACITY,
+        limit_s: float = LIMIT_S,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        """Prepare, but begin no thread.
+
+        Args:
+          name: of the service, in messages and in the name of the file that is kept.
+          make: makes what tells it; called once for each run.
+          capacity: rows that wait at most.
+          limit_s: seconds that the end of a run waits for the service.
+          retry_s: seconds until what has failed is tried again, the first time.
+        """
+        self._name, self._make = name, make
+        self._capacity, self._limit_s, self._retry_s = capacity, limit_s, retry_s
+        self._worker: _Worker | None = None
+
+    def begin(self, run: RunInfo) -> None:
+        """Connect, and tell what an earlier process could not; return at once."""
+        self._worker = _Worker(self._name, self._make(), run, self._capacity, self._retry_s)
+        self._worker.start()
+
+    def write(self, row: Row) -> None:
+        """Have a row told."""
+        if self._worker is not None and row["kind"] in KINDS:
+            self._worker.put(row)
+
+    def tick(self, progress: Progress) -> None:
+        pass
+
+    def rewind(self, opt_steps: int) -> None:
+        """Tell rows after `opt_steps` again if this run has made them before: they come of other random numbers."""
+        if self._worker is not None and self._worker.taken:
+            self._worker.put({"kind": _REWIND, "opt_steps": opt_steps})
+
+    def close(self) -> None:
+        """Wait until all is told, but not longer than the time limit."""
+        if self._worker is not None and not self._worker.end(self._limit_s):
+            say(
+                f"warning: {self._name} has not taken all rows within {self._limit_s:g} s; {METRICS} has them, and "
+                "going on with the run tells them"
+            )
+        self._worker = None
+
+
+_REWIND = "rewind"
+
+
+class _GivenUpError(Exception):
+    """The run has ended, and the service still fails."""
+
+
+class _Worker:
+    """The thread of one run: connect, catch up, tell rows as they come, finish."""
+
+    def __init__(self, name: str, service: Service, run: RunInfo, capacity: int, retry_s: float) -> None:
+        self.taken = 0
+        """Rows taken in."""
+        self._name, self._service, self._run, self._capacity, self._retry_s = name, service, run, capacity, retry_s
+        self._rows: deque[Row] = deque()
+        self._changed = threading.Condition()
+        self._closing, self._abandoned = threading.Event(), threading.Event()
+        self._behind = self._said = self._done = False
+        self._path = None if run.directory is None else run.directory / f"{name}.json"
+        self._kept = _read(self._path)
+        self._told: dict[str, int] = dict(self._kept.pop("told", {}))
+        self._floor = self._least(run.opt_steps) if run.changed else dict(self._told)
+        self._thread = threading.Thread(target=self._work, name=f"jaxrl-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, row: Row) -> None:
+        """Take in a row; where there is no room, this one and those after it are left to the log."""
+        with self._changed:
+            self.taken += 1
+            if not self._behind and len(self._rows) < self._capacity:
+                self._rows.append(row)
+                self._changed.notify()
+                return
+        if not self._behind:
+            self._say(f"{len(self._rows):,} rows wait")
+        self._behind = True
+
+    def end(self, limit_s: float) -> bool:
+        """Say whether all was told within the limit, or it was already said that not."""
+        with self._changed:
+            self._closing.set()
+            self._changed.notify()
+        self._thread.join(limit_s)
+        self._abandoned.set()
+        if not self._done:
+            self._service.abandon()
+        return self._done or self._said
+
+    def _work(self) -> None:
+        with contextlib.suppress(_GivenUpError):
+            self._kept = self._attempt(lambda: self._service.connect(self._run, dict(self._kept)))
+            self._keep()
+            self._catch_up(self._run.opt_steps)
+            for row in self._coming():
+                self._tell(row)
+            if self._behind:
+                self._floor = dict(self._told)
+                self._catch_up()
+            self._attempt(lambda: self._service.finish(self._run))
+            self._done = True
+
+    def _coming(self) -> Iterator[Row]:
+        """Yield rows as they come, until the run has ended and all are told."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._rows or self._closing.is_set())
+                if not self._rows:
+                    return
+                row = self._rows[0]
+            yield row
+            with self._changed:
+                self._rows.popleft()
+
+    def _catch_up(self, upto: int | None = None) -> None:
+        """Tell what the log holds after the floor, up to a step."""
+        if self._run.directory is None or upto == 0:
+            return
+        for row in _rows_of(self._run.directory / METRICS):
+            if upto is None or row["opt_steps"] <= upto:
+                self._tell(row)
+
+    def _tell(self, row: Row) -> None:
+        kind, opt_steps = row["kind"], row["opt_steps"]
+        if kind == _REWIND:
+            self._told = self._floor = self._least(opt_steps)
+        elif opt_steps > self._floor.get(kind, -1):
+            self._attempt(lambda: self._service.send(row))
+            self._told = {**self._told, kind: opt_steps}
+            self._keep()
+
+    def _least(self, opt_steps: int) -> dict[str, int]:
+        return {kind: min(told, opt_steps) for kind, told in self._told.items()}
+
+    def _attempt(self, action: Callable[[], Any]) -> Any:
+        """Do something until it succeeds; raise `_GivenUpError` if it fails and the run has ended."""
+        wait = self._retry_s
+        while not self._abandoned.is_set():
+            last = self._closing.is_set()
+            try:
+                return action()
+            except (Exception, SystemExit) as error:
+                self._say(f"{type(error).__name__}: {error}")
+            if last:
+                break
+            self._closing.wait(wait)
+            wait = min(2 * wait, LONGEST_RETRY_S)
+        raise _GivenUpError
+
+    def _keep(self) -> None:
+        """Write down up to where rows were told. On a full disk it stays as it was: some may then be told twice."""
+        if self._path is None or self._abandoned.is_set():
+            return
+        temporary = self._path.with_name(f".{self._path.name}.tmp")
+        with contextlib.suppress(OSError):
+            temporary.write_text(json.dumps({**self._kept, "told": self._told}))
+            os.replace(temporary, self._path)
+
+    def _say(self, what: str) -> None:
+        if not self._said and not self._abandoned.is_set():
+            say(f"warning: {self._name} does not take rows ({what}); training goes on, and {METRICS} has all of them")
+        self._said = True
+
+
+def _read(path: Path | None) -> dict[str, Any]:
+    """Return what an earlier process kept, or nothing if it is missing or damaged."""
+    with contextlib.suppress(ValueError, OSError):
+        kept = {} if path is None else read_json(path)
+        told = kept.get("told", {})
+        if isinstance(told, dict) and all(type(step) is int for step in told.values()):
+            return kept
+    return {}
+
+
+def _rows_of(path: Path) -> Iterator[Row]:
+    """Yield the rows of metrics in a log; what is no row is passed over."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        for line in file:
+            with contextlib.suppress(ValueError, RecursionError):
+                row = json.loads(line)
+                if isinstance(row, dict) and row.get("kind") in KINDS and type(row.get("opt_steps")) is int:
+                    yield row

@@ -1,0 +1,135 @@
+"""Rows for Weights & Biases."""
+
+import contextlib
+import netrc
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from jaxrl.errors import SettingsError, require_extra
+from jaxrl.training.recorders.base import Row, RunInfo, numbers_of
+from jaxrl.training.recorders.left import best_files, films, summary_of
+from jaxrl.training.recorders.service import ServiceRecorder
+
+PROJECT = "jaxrl"
+"""The project of runs for which nobody has named another."""
+FLUSH_S = 1.0
+"""Seconds until wandb's files have a row: what they do not have when a process is killed, is lost for wandb."""
+LEAVE_S = 2.0
+"""Seconds that wandb's own process has to end at the end of this one, where the run has not waited for it."""
+HOST = "https://api.wandb.ai"
+
+
+def wandb_recorder(**init: Any) -> ServiceRecorder:
+    """Return a recorder for Weights & Biases; `init` are arguments of `wandb.init`, as in `project="pendulum"`.
+
+    Raises:
+      SettingsError: the package is missing, or there is no key for the server.
+    """
+    require_extra("wandb", "runs recorded by wandb")
+    _require_key(init.get("mode") or os.environ.get("WANDB_MODE", "online"))
+    return ServiceRecorder("wandb", partial(_Wandb, init))
+
+
+class _Wandb:
+    """One run at the service; members of a population share the group of its name."""
+
+    def __init__(self, init: Mapping[str, Any]) -> None:
+        self._init = init
+        self._run: Any = None
+
+    def connect(self, run: RunInfo, kept: dict[str, Any]) -> dict[str, Any]:
+        import wandb
+
+        if self._run is None:
+            run_id = kept.get("id") or os.urandom(4).hex()
+            arguments = {**_arguments(run), **self._init}
+            # A process may have many runs open, as for a population; and it prints what it prints.
+            settings = wandb.Settings(
+                silent=True, console="off", symlink=False, x_transaction_log_flush_interval=FLUSH_S
+            )
+            self._run = wandb.init(id=run_id, resume="allow", reinit="create_new", settings=settings, **arguments)
+            for axis in ("opt_steps", "env_steps"):
+                self._run.define_metric(axis)
+            self._run.define_metric("*", step_metric="opt_steps")
+            self._run.config.update(dict(run.settings), allow_val_change=True)
+        return {"id": self._run.id}
+
+    def send(self, row: Row) -> None:
+        counters = {name: row[name] for name in ("opt_steps", "env_steps")}
+        numbers = {name: x for name, x in numbers_of(row).items() if name.partition("/")[2] not in counters}
+        self._run.log({**counters, **numbers})
+
+    def finish(self, run: RunInfo) -> None:
+        import wandb
+
+        summary, failed = summary_of(run)
+        self._run.summary.update(summary)
+        for film in films(run):
+            self._run.log({f"video/{film.stem}": wandb.Video(str(film), format="gif")})
+        if files := best_files(run):
+            artifact = wandb.Artifact(f"{run.name}-best", type="model", metadata=summary)
+            for name, path in files.items():
+                artifact.add_file(str(path), name=name)
+            self._run.log_artifact(artifact)
+        self._run.finish(exit_code=int(failed))
+
+    def abandon(self) -> None:
+        """Do not let wandb wait for its server once more, and without end, when the process ends."""
+        threading.Thread(target=_end_uploads, daemon=True).start()
+
+
+def _arguments(run: RunInfo) -> dict[str, Any]:
+    """Return arguments of `wandb.init`; where the user's environment has a say, it wins."""
+    environment = os.environ
+    tags = [tag for tag in environment.get("WANDB_TAGS", "").split(",") if tag]
+    alone = run.group is None
+    return {
+        "project": environment.get("WANDB_PROJECT", PROJECT),
+        "dir": str(run.directory),
+        "name": environment.get("WANDB_NAME", run.name) if alone else run.name,
+        "group": environment.get("WANDB_RUN_GROUP") if run.group is None else run.group.name,
+        "job_type": environment.get("WANDB_JOB_TYPE", "train" if alone else "member"),
+        "tags": [*run.tags, *tags],
+    }
+
+
+def _end_uploads() -> None:
+    """Once this process ends, end wandb's own, a child of it, where the system says which that is.
+
+    Its files have what it has not uploaded. It would not heed a milder signal, once it has been told to end.
+    """
+    threading.main_thread().join()
+    time.sleep(LEAVE_S)
+    with contextlib.suppress(OSError):
+        children = [pid for task in Path("/proc/self/task").glob("*/children") for pid in task.read_text().split()]
+        for pid in children:
+            if Path(f"/proc/{pid}/comm").read_text().strip() == "wandb-core":
+                os.kill(int(pid), signal.SIGKILL)
+
+
+def _require_key(mode: str) -> None:
+    """Raise `SettingsError` if rows are to go to a server for which there is no key: wandb would ask for one."""
+    if mode != "online" or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", HOST)).hostname or ""
+    files = [os.environ.get("NETRC"), *(Path.home() / name for name in (".netrc", "_netrc"))]
+    if any(_knows(Path(file), host) for file in files if file):
+        return
+    raise SettingsError(
+        f"wandb has no key for {host}; run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline to write files "
+        "that `wandb sync` uploads later"
+    )
+
+
+def _knows(file: Path, host: str) -> bool:
+    try:
+        return netrc.netrc(file).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False

@@ -1,0 +1,182 @@
+"""Weights & Biases and MLflow themselves, offline: settings, axes, tags, artifacts, resumes, and populations."""
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_recorders_by_name import ALL, MORE, train
+from toys_trainer import ByStep, counting
+
+import jaxrl
+from jaxrl.errors import SettingsError
+from jaxrl.training.storage.run_dir import require_run
+
+BLOCK = 32_768
+"""Bytes of a block of wandb's files, in which no record's part crosses into the next."""
+
+
+@pytest.fixture
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    for name in ("WANDB_PROJECT", "WANDB_NAME", "WANDB_TAGS", "WANDB_RUN_GROUP", "WANDB_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+
+
+@pytest.fixture
+def _files(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+
+
+def records(path: Path) -> Iterator[Any]:
+    """Read the records of a file of wandb: a log of LevelDB after seven bytes of its own."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, whole = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if BLOCK - at % BLOCK < 7:
+            at += BLOCK - at % BLOCK
+            continue
+        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            yield Record.FromString(whole)
+            whole = b""
+
+
+class Run:
+    """What a directory of wandb's has of one process's run."""
+
+    def __init__(self, folder: Path) -> None:
+        (path,) = folder.glob("*.wandb")
+        found = list(records(path))
+        (self.about,) = [record.run for record in found if record.HasField("run")]
+        items = [record.history.item for record in found if record.HasField("history")]
+        self.rows = [{(x.key or x.nested_key[0]): json.loads(x.value_json) for x in row} for row in items]
+        self.axes = {r.metric.glob_name or r.metric.name: r.metric.step_metric for r in found if r.HasField("metric")}
+        self.artifacts = [record.artifact for record in found if record.HasField("artifact")]
+        self.artifacts += [r.request.log_artifact.artifact for r in found if r.request.HasField("log_artifact")]
+        updates = [self.about.config.update, *(record.config.update for record in found if record.HasField("config"))]
+        self.config = {
+            x.key: json.loads(x.value_json) for update in [self.about.config.update, *updates] for x in update
+        }
+
+    def told(self) -> list[tuple[str, int]]:
+        kinds = [next(name for name in row if "/" in name).partition("/")[0] for row in self.rows]
+        return [(kind, row["opt_steps"]) for kind, row in zip(kinds, self.rows, strict=True)]
+
+
+def runs_of(directory: Path) -> list[Run]:
+    return [Run(folder) for folder in sorted((directory / "wandb").glob("offline-run-*"))]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_offline")
+def test_wandb_has_settings_axes_tags_and_the_best_policy_and_goes_on(tmp_path: Path) -> None:
+    run = tmp_path / "walk"
+    train(run, ["wandb"])
+    (first,) = runs_of(run)
+    assert (first.about.project, first.about.display_name, list(first.about.tags)) == ("jaxrl", "walk", ["custom"])
+    assert first.config["max_opts"] == 8
+    assert first.axes["*"] == "opt_steps"
+    assert first.told() == ALL
+    assert {(row["opt_steps"], row["env_steps"]) for row in first.rows} == {(n, n) for n in (2, 4, 6, 8)}
+    assert [row["eval/eval_reward"] for row in first.rows if "eval/eval_reward" in row] == [4.0, 8.0]
+    (artifact,) = first.artifacts
+    names = {entry.path for entry in artifact.manifest.contents}
+    assert (artifact.name, artifact.type) == ("walk-best", "model")
+    assert {"config.yaml", "metadata.json"} <= names
+    assert any(name.startswith("best/8/") for name in names)
+    require_run(run)  # it holds no link that would keep it from going on
+    train(run, ["wandb"], resume=True, max_opts=12)
+    _, second = runs_of(run)
+    assert (second.about.run_id, second.told()) == (first.about.run_id, MORE)
+    assert second.config["max_opts"] == 12
+
+
+def population(run: Path, recorder: str, **settings: Any) -> None:
+    made = jaxrl.population(counting(), seeds=2)
+    evaluator = ByStep([float(step) for step in range(1, 101)])
+    trainer = jaxrl.Trainer(
+        made, evaluator=evaluator, run_dir=str(run), recorders=[recorder], max_opts=4, eval_interval=2,
+        save_interval=2, record_interval=2, quiet=True, workers=2, **settings,
+    )  # fmt: skip
+    trainer.train()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_offline")
+def test_a_population_is_one_group_of_wandb(tmp_path: Path) -> None:
+    population(tmp_path / "many", "wandb")
+    found = [runs_of(tmp_path / "many" / "members" / name) for name in ("00000", "00001")]
+    ((zero,), (one,)) = found
+    assert (zero.about.run_group, one.about.run_group) == ("many", "many")
+    assert (zero.about.display_name, one.about.display_name) == ("many-00000", "many-00001")
+    assert zero.about.run_id != one.about.run_id
+    assert (zero.config["seed"], one.config["seed"]) == (0, 1)
+    assert zero.told() == one.told() == [("eval", 2), ("train", 2), ("eval", 4), ("train", 4)]
+
+
+@pytest.mark.usefixtures("_offline")
+def test_wandb_without_a_key_for_its_server_is_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(SettingsError, match=r"wandb has no key for api\.wandb\.ai; run `wandb login`"):
+        jaxrl.Trainer(counting(), recorders=["wandb"], run_dir=str(tmp_path / "run"))
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password abc\n")
+    jaxrl.Trainer(counting(), recorders=["wandb"], run_dir=str(tmp_path / "run"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_files")
+def test_mlflow_has_settings_metrics_by_step_and_the_best_policy_and_goes_on(tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    run = tmp_path / "walk"
+    train(run, ["mlflow"])
+    client = MlflowClient(tracking_uri=(run / "mlruns").as_uri())
+    train(run, ["mlflow"], resume=True, max_opts=12)
+    experiment = client.get_experiment_by_name("jaxrl")
+    assert experiment is not None
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert (found.info.run_name, found.info.status) == ("walk", "FINISHED")
+    assert (found.data.params["max_opts"], found.data.tags["now.max_opts"]) == ("8", "12")
+    assert found.data.tags["algo"] == "custom"
+    scores = client.get_metric_history(found.info.run_id, "eval/eval_reward")
+    assert [(metric.step, metric.value) for metric in scores] == [(4, 4.0), (8, 8.0), (12, 12.0)]
+    steps = client.get_metric_history(found.info.run_id, "train/env_steps")
+    assert [metric.step for metric in steps] == [2, 4, 6, 8, 10, 12]
+    assert {"best", "config.yaml", "metadata.json"} <= {
+        entry.path for entry in client.list_artifacts(found.info.run_id)
+    }
+    require_run(run)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_files")
+def test_a_population_is_one_run_of_mlflow_with_its_members_inside(tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    run = tmp_path / "many"
+    population(run, "mlflow")
+    client = MlflowClient(tracking_uri=(run / "mlruns").as_uri())
+    experiment = client.get_experiment_by_name("jaxrl")
+    assert experiment is not None
+    found = client.search_runs([experiment.experiment_id])
+    (parent,) = [one for one in found if "mlflow.parentRunId" not in one.data.tags]
+    members = {one.info.run_name: one for one in found if one is not parent}
+    assert (parent.info.run_name, sorted(members)) == ("many", ["many-00000", "many-00001"])
+    assert {one.data.tags["mlflow.parentRunId"] for one in members.values()} == {parent.info.run_id}
+    assert [members[name].data.params["seed"] for name in sorted(members)] == ["0", "1"]
+    assert {one.info.status for one in found} == {"FINISHED"}
