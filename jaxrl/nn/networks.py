@@ -6,6 +6,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
+from jaxrl.masks import for_policy
 from jaxrl.nn.encode import encode
 from jaxrl.nn.layers import MLP, dense, dense_or_noisy, kernel_init
 from jaxrl.nn.recurrent import CORES
@@ -143,11 +144,13 @@ class ActorCritic(nn.Module):
     core_features: int = 64
     channels: Sequence[int] = ()
     dtype: str = "float32"
+    critic_space: Any = None
+    """Space of the observations, if the policy sees only a part of them, which `observation_space` describes."""
 
     def setup(self) -> None:
-        make = lambda: make_torso(
+        make = lambda space: make_torso(
             self.torso,
-            self.observation_space,
+            space,
             self.features,
             self.activation,
             self.channels,
@@ -155,9 +158,9 @@ class ActorCritic(nn.Module):
             orthogonal=True,
             dtype=self.dtype,
         )
-        self.actor_torso = make()
+        self.actor_torso = make(self.observation_space)
         if not (self.shared or self.core != "none"):
-            self.critic_torso = make()
+            self.critic_torso = make(self.observation_space if self.critic_space is None else self.critic_space)
         if self.core != "none":
             self.cell = CORES[self.core](self.core_features, recurrent_kernel_init=kernel_init(True, 1.0))
         self.policy = dense(self.outputs - self.scales, kernel_init(True, 0.01))
@@ -174,10 +177,11 @@ class ActorCritic(nn.Module):
 
     def see(self, obs: PyTree) -> tuple[Array, Array]:
         """Return the torsos' features for policy and value, each `[B, F]`."""
-        x = encode(self.observation_space, obs, self.torso)
+        x = encode(self.observation_space, obs if self.critic_space is None else for_policy(obs), self.torso)
         hidden = self.actor_torso(x).astype(jnp.float32)
         if self.shared or self.core != "none":
             return hidden, hidden
+        x = x if self.critic_space is None else encode(self.critic_space, obs, self.torso)
         return hidden, self.critic_torso(x).astype(jnp.float32)
 
     def advance(self, memory: PyTree, hidden: Array) -> tuple[PyTree, Array]:
