@@ -147,12 +147,12 @@ def masked(x: Array, mask: Array | None) -> Array:
 
 def best(space: Discrete | MultiDiscrete, scores: Array, mask: Array | None) -> Array:
     """Return the allowed actions `[N, ...]` of the highest scores; `scores` `[N, A]` are those of all choices."""
-    ends = np.cumsum(sizes_of(space))[:-1]
-    masks = [None] * (len(ends) + 1) if mask is None else jnp.split(mask, ends, axis=-1)
-    parts = [
-        jnp.argmax(masked(x, own), axis=-1) for x, own in zip(jnp.split(scores, ends, axis=-1), masks, strict=True)
-    ]
-    return (parts[0] if isinstance(space, Discrete) else jnp.stack(parts, axis=-1)).astype(space.dtype)
+    if isinstance(space, Discrete):
+        return jnp.argmax(masked(scores, mask), axis=-1).astype(space.dtype)
+    ends = np.cumsum(space.n)[:-1]
+    masks = [None] * len(space.n) if mask is None else jnp.split(mask, ends, axis=-1)
+    pairs = zip(jnp.split(scores, ends, axis=-1), masks, strict=True)
+    return jnp.stack([jnp.argmax(masked(*pair), axis=-1) for pair in pairs], axis=-1).astype(space.dtype)
 
 
 # --- random actions, drawn before the observation is known --------------------------------------------------------

@@ -174,11 +174,6 @@ def _bind(name: str, config: PPOConfig, own: Own, spec: EnvSpec) -> Agent:
     check_parts(spec)
     spec = viewed(spec, for_critic)
     privileged = has(spec.observation_space, PRIVILEGED)
-    if privileged and not own.makers and (config.shared or config.core != "none"):
-        raise SettingsError(
-            f"{PRIVILEGED} of {spec.name} is for the critic alone, which shares a torso with the policy; set "
-            "agent.shared to false and agent.core to none"
-        )
     head, memory = head_of(spec, config.squash), no_memory(config.core, config.core_features)
     usual, outputs = partial(_network, config, spec, head), (choices(head), ONE_VALUE)
     network = network_of(own, "make_network", (spec, head), usual, (observations(spec),), outputs)
@@ -272,7 +267,7 @@ def _judge(parts: _Parts, params: PyTree, sample: Sample) -> tuple[Distribution,
     rows, steps = sample.first.shape
     flat = lambda x: x.reshape(rows * steps, *x.shape[2:])
     apply = partial(cast(Any, parts.network).apply, params)
-    hidden, _ = apply(jax.tree.map(flat, for_critic(sample.obs)), method="see")
+    hidden, critic = apply(jax.tree.map(flat, for_critic(sample.obs)), method="see")
     by_time = lambda x: jnp.moveaxis(x.reshape(rows, steps, *x.shape[1:]), 1, 0)
 
     def advance(memory: PyTree, step: tuple[Array, Array]) -> tuple[PyTree, Array]:
@@ -282,7 +277,8 @@ def _judge(parts: _Parts, params: PyTree, sample: Sample) -> tuple[Distribution,
 
     _, hidden = jax.lax.scan(advance, sample.memory, (by_time(hidden), sample.first.T))
     hidden = flat(jnp.moveaxis(hidden, 0, 1))
-    outputs, value = cast(tuple[Array, Array], apply(hidden, hidden, method="judge"))
+    critic = critic if has(parts.spec.observation_space, PRIVILEGED) else hidden
+    outputs, value = cast(tuple[Array, Array], apply(hidden, critic, method="judge"))
     distribution = restricted(parts.head.of(outputs.reshape(rows, steps, -1)), mask_of(sample.obs, axes=2))
     return distribution, value.reshape(rows, steps)
 

@@ -448,8 +448,9 @@ def _loss(
     loss, error = jax.vmap(values.loss)(jax.vmap(chosen_row)(out_tm1, items.action), taus, after)
     if config.cql:
         q = mean(out_tm1)
-        rivals, own = masked(q, mask_tm1), jax.vmap(entry)(q, items.action)
-        loss = loss + cql * jax.vmap(conservative_gap)(rivals, jnp.zeros_like(q), own)
+        rivals = masked(q, mask_tm1)
+        gap = jax.vmap(conservative_gap)(rivals, jnp.zeros_like(q), jax.vmap(entry)(q, items.action))
+        loss = loss + cql * gap
     weight = sampled.weight * items.weight
     outside = jax.vmap(values.outside)(after) * items.weight if values.outside and _tells_outside(config) else ()
     return jnp.mean(weight * loss), (error * items.weight, jnp.max(masked(mean(out_tm1), mask_tm1), axis=-1), outside)

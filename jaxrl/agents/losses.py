@@ -66,8 +66,8 @@ def munchausen(q: Array, temperature: float, mask: Array | None = None) -> tuple
     """
     chex.assert_rank(q, 1)
     log_p = jax.nn.log_softmax(masked(q / temperature, mask))
-    scaled = temperature * log_p
-    return jnp.exp(log_p), scaled if mask is None else jnp.where(allowed(mask), scaled, 0.0)
+    policy, scaled = jnp.exp(log_p), temperature * log_p
+    return policy, scaled if mask is None else jnp.where(allowed(mask), scaled, 0.0)
 
 
 def clipped_surrogate(ratio: Array, advantage: Array, clip: Array | float) -> Array:

@@ -175,8 +175,8 @@ def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> Target:
     """Return a rollout's steps with lambda-returns bootstrapped from the best actions (equation 5 of the paper)."""
     items, last = rollout.items, rollout.last
     flat = lambda x: x.reshape(last.size, *x.shape[2:])
-    next_obs = jax.tree.map(flat, items.next_obs)
-    v_t = masked(_q(parts, state.params.tree, next_obs), mask_of(next_obs)).max(axis=-1).reshape(last.shape)
+    params, next_obs = state.params.tree, jax.tree.map(flat, items.next_obs)
+    v_t = masked(_q(parts, params, next_obs), mask_of(next_obs)).max(axis=-1).reshape(last.shape)
     returns = jax.vmap(partial(lambda_returns, lambda_=state.hyper.q_lambda), in_axes=1, out_axes=1)
     target = returns(items.reward, items.discount, last, v_t)
     return jax.tree.map(flat, Target(items.obs, items.action, target, jnp.asarray(items.weight)))
