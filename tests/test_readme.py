@@ -188,3 +188,16 @@ def test_the_population_example_finds_the_better_setting(tmp_path: Path) -> None
     assert float(told.split()[2]) > 400
     assert told.endswith("(4, 5, 6, 7)")
     assert (tmp_path / "runs/lr/members/00007/best").is_dir()
+
+
+def test_masks_of_actions(tmp_path: Path) -> None:
+    code = block("masks").replace("max_opts=1_000", "max_opts=500")
+    best, action = run(code, tmp_path).splitlines()[-1].split()
+    # The forbidden action would have paid 100.
+    assert 5 < float(best) <= 14
+    assert int(action) in (0, 1)
+
+
+def test_what_only_critics_see(tmp_path: Path) -> None:
+    code = block("privileged").replace("max_opts=640, eval_interval=320", "max_opts=32, eval_interval=16")
+    assert abs(float(run(code, tmp_path).splitlines()[-1].strip("[]"))) <= 1

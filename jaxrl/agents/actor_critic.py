@@ -86,7 +86,7 @@ class _Parts(NamedTuple):
     spec: EnvSpec
     """With the observations that critics see."""
     memory: PyTree | None
-    blinds: bool
+    blinds: bool = False
     """Whether the network, given everything, must be kept from choosing actions by the privileged state."""
 
 
