@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.errors import SettingsError
+from jaxrl.masks import masked
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box_bounds
 from jaxrl.trees import Array, Key
 
@@ -145,6 +146,21 @@ def _entry(row: Array, index: Array) -> Array:
     """Return `row[..., index]`, as a masked sum. A sum fuses; the gradient of an index would be a scatter."""
     places = jnp.arange(row.shape[-1]).reshape((1,) * index.ndim + (-1,))
     return jnp.sum(row, axis=-1, where=places == index[..., None])
+
+
+def restricted(distribution: Distribution, mask: Array | None) -> Distribution:
+    """Return `distribution`, of numbers, given that the action is allowed by `mask` `[..., A]`; `None` allows all.
+
+    Forbidden actions have the probability 0, and add nothing to entropies and gradients.
+    """
+    if mask is None:
+        return distribution
+    if isinstance(distribution, Categorical):
+        return Categorical(masked(distribution.logits, mask))
+    assert isinstance(distribution, MultiCategorical), "a mask is for numbers"
+    ends = np.cumsum(distribution.n)[:-1]
+    pairs = zip(*(jnp.split(x, ends, axis=-1) for x in (distribution.logits, mask)), strict=True)
+    return distribution._replace(logits=jnp.concatenate([masked(*pair) for pair in pairs], axis=-1))
 
 
 class Head(NamedTuple):

@@ -212,3 +212,16 @@ def test_the_report_example_tells_both_runs(tmp_path: Path) -> None:
     lines = (tmp_path / "scores.csv").read_text().splitlines()
     assert {line.split(",")[0] for line in lines[1:]} == {"seed-0", "seed-1"}
     assert len(lines) == 1 + 2 * 2
+
+
+def test_masks_of_actions(tmp_path: Path) -> None:
+    code = block("masks").replace("max_opts=1_000", "max_opts=500")
+    best, action = run(code, tmp_path).splitlines()[-1].split()
+    # The forbidden action would have paid 100.
+    assert 5 < float(best) <= 14
+    assert int(action) in (0, 1)
+
+
+def test_what_only_critics_see(tmp_path: Path) -> None:
+    code = block("privileged").replace("max_opts=640, eval_interval=320", "max_opts=32, eval_interval=16")
+    assert abs(float(run(code, tmp_path).splitlines()[-1].strip("[]"))) <= 1

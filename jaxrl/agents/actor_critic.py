@@ -21,8 +21,9 @@ from jaxrl.agents.losses import clipped_surrogate, squared, value_loss, weighted
 from jaxrl.agents.optimizers import Descent, Optimizer, descent, learn
 from jaxrl.agents.own import ONE_VALUE, MakePolicy, Own, by_row, choices, network_of, observations, own_parts
 from jaxrl.agents.returns import gae, lambda_returns, vtrace
-from jaxrl.distributions import Distribution, Head, head_of
+from jaxrl.distributions import Distribution, Head, head_of, restricted
 from jaxrl.errors import SettingsError
+from jaxrl.masks import PRIVILEGED, blinded, check_parts, for_critic, for_policy, has, mask_of, viewed
 from jaxrl.metrics import Metrics, Stat
 from jaxrl.nn import ActorCritic, Network, check_torso, no_memory
 from jaxrl.spaces import EnvSpec, space_zeros
@@ -83,7 +84,10 @@ class _Parts(NamedTuple):
     descent: Descent
     head: Head
     spec: EnvSpec
+    """With the observations that critics see."""
     memory: PyTree | None
+    blinds: bool = False
+    """Whether the network, given everything, must be kept from choosing actions by the privileged state."""
 
 
 def ppo(
@@ -167,10 +171,14 @@ def _maker(
 
 
 def _bind(name: str, config: PPOConfig, own: Own, spec: EnvSpec) -> Agent:
+    check_parts(spec)
+    spec = viewed(spec, for_critic)
+    privileged = has(spec.observation_space, PRIVILEGED)
     head, memory = head_of(spec, config.squash), no_memory(config.core, config.core_features)
     usual, outputs = partial(_network, config, spec, head), (choices(head), ONE_VALUE)
     network = network_of(own, "make_network", (spec, head), usual, (observations(spec),), outputs)
-    parts = _Parts(config, network, descent(own.optimizer), head, spec, memory)
+    blinds = privileged and "make_network" in own.makers
+    parts = _Parts(config, network, descent(own.optimizer), head, spec, memory, blinds)
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -190,8 +198,10 @@ def _bind(name: str, config: PPOConfig, own: Own, spec: EnvSpec) -> Agent:
 
 def _network(config: PPOConfig, spec: EnvSpec, head: Head) -> Network:
     check_torso(config.torso, spec.observation_space, config.channels)
+    seen = for_policy(spec.observation_space)
+    check_torso(config.torso, seen, config.channels)
     return ActorCritic(
-        spec.observation_space,
+        seen,
         head.outputs,
         head.scales if config.free_scale else 0,
         config.torso,
@@ -203,6 +213,7 @@ def _network(config: PPOConfig, spec: EnvSpec, head: Head) -> Network:
         config.core_features,
         config.channels,
         config.dtype,
+        spec.observation_space if has(spec.observation_space, PRIVILEGED) else None,
     )
 
 
@@ -229,7 +240,7 @@ def _act(
     judged: bool = False,
 ) -> tuple[PyTree, dict[str, PyTree]]:
     outputs, _, memory = _look(parts, state.params.tree, obs)
-    distribution = parts.head.of(outputs)
+    distribution = restricted(parts.head.of(outputs), mask_of(obs))
     raw = distribution.mode() if mode == "exploit" else distribution.sample(noise)
     # The raw action is stored only if it cannot be recovered from the environment's action.
     extras = {"raw": raw} if parts.head.scales else {}
@@ -240,7 +251,10 @@ def _act(
 
 def _look(parts: _Parts, params: PyTree, obs: PyTree) -> tuple[Array, Array, PyTree]:
     """Apply the network; return outputs of the policy `[B, K]`, values `[B]` and the memory after the step."""
+    obs = for_critic(obs)
     outputs, value, *memory = cast(tuple, parts.network.apply(params, obs))
+    if parts.blinds:
+        outputs = cast(tuple, parts.network.apply(params, blinded(obs)))[0]
     return outputs, by_row(value), memory[0] if memory else ()
 
 
@@ -248,12 +262,12 @@ def _judge(parts: _Parts, params: PyTree, sample: Sample) -> tuple[Distribution,
     """Return action distributions and values for steps `[B]`, or for sequences `[B, T]` from their initial memory."""
     if parts.memory is None:
         outputs, value, _ = _look(parts, params, sample.obs)
-        return parts.head.of(outputs), value
+        return restricted(parts.head.of(outputs), mask_of(sample.obs)), value
     assert not isinstance(sample.first, tuple)
     rows, steps = sample.first.shape
     flat = lambda x: x.reshape(rows * steps, *x.shape[2:])
     apply = partial(cast(Any, parts.network).apply, params)
-    hidden, _ = apply(jax.tree.map(flat, sample.obs), method="see")
+    hidden, critic = apply(jax.tree.map(flat, for_critic(sample.obs)), method="see")
     by_time = lambda x: jnp.moveaxis(x.reshape(rows, steps, *x.shape[1:]), 1, 0)
 
     def advance(memory: PyTree, step: tuple[Array, Array]) -> tuple[PyTree, Array]:
@@ -263,8 +277,10 @@ def _judge(parts: _Parts, params: PyTree, sample: Sample) -> tuple[Distribution,
 
     _, hidden = jax.lax.scan(advance, sample.memory, (by_time(hidden), sample.first.T))
     hidden = flat(jnp.moveaxis(hidden, 0, 1))
-    outputs, value = cast(tuple[Array, Array], apply(hidden, hidden, method="judge"))
-    return parts.head.of(outputs.reshape(rows, steps, -1)), value.reshape(rows, steps)
+    critic = critic if has(parts.spec.observation_space, PRIVILEGED) else hidden
+    outputs, value = cast(tuple[Array, Array], apply(hidden, critic, method="judge"))
+    distribution = restricted(parts.head.of(outputs.reshape(rows, steps, -1)), mask_of(sample.obs, axes=2))
+    return distribution, value.reshape(rows, steps)
 
 
 # --- learning ---------------------------------------------------------------------------------------------------

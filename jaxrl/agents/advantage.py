@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker
-from jaxrl.agents.bc import act, cloning_head, judge, regress, taken
+from jaxrl.agents.bc import act, choice, cloning_head, judge, regress, taken
 from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.critics import (
     CriticConfig,
@@ -25,6 +25,7 @@ from jaxrl.agents.critics import (
     init_networks,
     learn_critic,
     lowest,
+    to_critic,
     trail,
     unit_actions,
     value_network,
@@ -170,7 +171,7 @@ def _init(parts: Parts, key: Key) -> AdvantageState:
     hyper = AdvantageHyper(*hyper_of(asdict(parts.config), AdvantageHyper._fields, optional=("expectile",)))
     value: PyTree = ()
     if parts.networks.value is not None:
-        value = Flat.of(parts.networks.value.init(value_key, space_zeros(parts.spec.observation_space, 1)))
+        value = Flat.of(parts.networks.value.init(value_key, to_critic(space_zeros(parts.spec.observation_space, 1))))
     opt_state = OptStates(
         parts.descent.init(policy, hyper.policy_lr),
         parts.descent.init(critic, hyper.lr),
@@ -222,13 +223,13 @@ def _update_iql(
 def done_value(parts: Parts, critic: PyTree, items: Transition) -> Array:
     """Return the lowest of the critics' values of the data's actions, `[B]`."""
     action = unit_actions(parts.spec, items.action)
-    q = cast(Array, parts.networks.critic.apply(critic, items.obs, *action))
+    q = cast(Array, parts.networks.critic.apply(critic, to_critic(items.obs), *action))
     return chosen(q, None if action else items.action).min(0)
 
 
 def policy_value(parts: Parts, policy: PyTree, critic: PyTree, obs: PyTree, noise: Any) -> Array:
     """Return the policy's value, `[B]`: exact for discrete actions, estimated from one sample for continuous ones."""
-    distribution = parts.head.of(cast(Array, parts.networks.policy.apply(policy, obs)))
+    distribution = choice(parts.networks.policy, parts.head, policy, obs)
     if isinstance(parts.spec.action_space, Discrete):
         probability = jax.nn.softmax(cast(Any, distribution).logits)
         return jnp.sum(probability * lowest(parts.networks.critic, critic, obs), axis=-1)
@@ -238,7 +239,7 @@ def policy_value(parts: Parts, policy: PyTree, critic: PyTree, obs: PyTree, nois
 
 def _value(parts: Parts, params: PyTree, obs: PyTree) -> Array:
     """Return state values, `[B]`."""
-    return by_row(cast(Any, parts.networks.value).apply(params, obs))
+    return by_row(cast(Any, parts.networks.value).apply(params, to_critic(obs)))
 
 
 def _learn_value(parts: Parts, state: AdvantageState, batch: Batch, q: Array, opt_step: Array) -> Learnt:

@@ -20,7 +20,8 @@ from jaxrl.agents.fields import (
 )
 from jaxrl.agents.optimizers import Descent, Learnt, Optimizer, Schedule, descent, learn
 from jaxrl.agents.own import MakePolicy, Own, choices, network_of, observations, own_parts
-from jaxrl.distributions import Distribution, Gaussian, Head, head_of
+from jaxrl.distributions import Distribution, Gaussian, Head, head_of, restricted
+from jaxrl.masks import for_policy, mask_of, viewed
 from jaxrl.metrics import Metrics
 from jaxrl.nn import Network, PolicyNetwork, check_torso
 from jaxrl.spaces import Box, EnvSpec, space_zeros
@@ -31,6 +32,8 @@ from jaxrl.xla.flat import Flat
 LOG_STD = (-3.0, 0.0)
 """Bounds on the log-scale. Where the data agree, the scale would otherwise collapse to zero and the loss to minus
 infinity."""
+FORBIDDEN = -1e30
+"""Log-likelihoods below are those of actions that a mask forbids. Data may hold some, and nothing is learnt of them."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +94,9 @@ def bc(
 def _bind(config: BCConfig, own: Own, spec: EnvSpec) -> Agent:
     check_actions("bc", spec)
     head = cloning_head(spec)
-    usual = partial(_network, config, spec, head)
-    network = network_of(own, "make_network", (spec, head), usual, (observations(spec),), (choices(head),))
+    seen = viewed(spec, for_policy)
+    usual = partial(_network, config, seen, head)
+    network = network_of(own, "make_network", (seen, head), usual, (observations(seen),), (choices(head),))
     parts = _Parts(config, network, descent(own.optimizer), spec, head)
     return Agent(
         name="bc",
@@ -122,7 +126,7 @@ def _network(config: BCConfig, spec: EnvSpec, head: Head) -> Network:
 
 
 def _init(parts: _Parts, key: Key) -> BCState:
-    policy = Flat.of(parts.network.init(key, space_zeros(parts.spec.observation_space, 1)))
+    policy = Flat.of(parts.network.init(key, space_zeros(for_policy(parts.spec.observation_space), 1)))
     hyper = BCHyper(*hyper_of(asdict(parts.config), BCHyper._fields))
     return BCState(policy, parts.descent.init(policy, hyper.lr), hyper)
 
@@ -168,15 +172,22 @@ def taken(spec: EnvSpec, action: Array) -> Array:
     return unit[0] if unit else action
 
 
+def choice(network: Network, head: Head, policy: PyTree, obs: PyTree) -> Distribution:
+    """Return the action distributions for `obs` `[B, ...]`."""
+    outputs = cast(Array, network.apply(policy, for_policy(obs)))
+    return restricted(head.of(outputs), mask_of(obs))
+
+
 def act(network: Network, head: Head, policy: PyTree, obs: PyTree, noise: PyTree, mode: Mode) -> PyTree:
     """Choose the likeliest action for each of `obs` `[N, ...]`, or sample one."""
-    distribution = head.of(cast(Array, network.apply(policy, obs)))
+    distribution = choice(network, head, policy, obs)
     return head.to_env(distribution.mode() if mode == "exploit" else distribution.sample(noise))
 
 
 def judge(network: Network, head: Head, policy: PyTree, obs: PyTree, action: Array) -> Array:
-    """Return the log-likelihood of `action` (as `taken` returns it), `[B]`."""
-    return head.of(cast(Array, network.apply(policy, obs))).log_prob(action)
+    """Return the log-likelihood of `action` (as `taken` returns it), `[B]`; 0, a constant, if `obs` forbids it."""
+    log_prob = choice(network, head, policy, obs).log_prob(action)
+    return log_prob if mask_of(obs) is None else jnp.where(log_prob > FORBIDDEN, log_prob, 0.0)
 
 
 def regress(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl.agents.fields import rules_of
 from jaxrl.errors import SettingsError, nearest
+from jaxrl.masks import check_parts
 from jaxrl.registry import ALGORITHMS, Actions, Kind, listed, names_of
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, box_bounds
 from jaxrl.tuning import tunable
@@ -34,7 +35,8 @@ def changed(name: str, config: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def check_actions(name: str, spec: EnvSpec) -> None:
-    """Raise `SettingsError` unless the agent `name` supports the action space of `spec`."""
+    """Raise `SettingsError` unless the agent `name` supports the action space of `spec`, and its mask if it has one."""
+    check_parts(spec)
     space, row = spec.action_space, ALGORITHMS[name]
     kind = _actions_of(space)
     if kind in row.actions:

@@ -21,6 +21,7 @@ from jaxrl.agents.losses import conservative_gap, entry, squared
 from jaxrl.agents.optimizers import Descent, Learnt, learn
 from jaxrl.agents.own import ONE_VALUE, Own, choices, network_of, observations, values_of
 from jaxrl.distributions import Head, from_box
+from jaxrl.masks import for_critic, for_policy, mask_of, masked, viewed
 from jaxrl.metrics import Metrics
 from jaxrl.nn import Critic, Ensemble, Network, PolicyNetwork, check_torso, ensemble, require_network
 from jaxrl.nn.own import ROWS
@@ -73,9 +74,11 @@ class Parts(NamedTuple):
 
 def build_networks(config: CriticConfig, own: Own, spec: EnvSpec, head: Head) -> Networks:
     """Build the networks that `config` describes, or those made in Python; raise `SettingsError` if they do not fit."""
-    obs, space = observations(spec), spec.action_space
-    usual = lambda: PolicyNetwork(spec.observation_space, head.outputs, **_options(config, spec))
-    policy = network_of(own, "make_policy", (spec, head), usual, (obs,), (choices(head),))
+    space, seen = spec.action_space, viewed(spec, for_policy)
+    usual = lambda: PolicyNetwork(seen.observation_space, head.outputs, **_options(config, seen))
+    policy = network_of(own, "make_policy", (seen, head), usual, (observations(seen),), (choices(head),))
+    spec = viewed(spec, for_critic)
+    obs = observations(spec)
     if "make_critic" not in own.makers:
         options = {**_options(config, spec), "layer_norm": config.layer_norm}
         outputs = space.n if isinstance(space, Discrete) else 1
@@ -87,6 +90,7 @@ def build_networks(config: CriticConfig, own: Own, spec: EnvSpec, head: Head) ->
 
 def value_network(config: CriticConfig, own: Own, spec: EnvSpec) -> Network:
     """Build the state-value network; arguments are as for `build_networks`."""
+    spec = viewed(spec, for_critic)
     usual = lambda: Critic(spec.observation_space, 1, layer_norm=config.layer_norm, **_options(config, spec))
     return network_of(own, "make_value", (spec,), usual, (observations(spec),), (ONE_VALUE,))
 
@@ -106,7 +110,8 @@ def init_networks(networks: Networks, spec: EnvSpec, key: Key) -> tuple[Flat, Fl
     obs = space_zeros(spec.observation_space, 1)
     space = spec.action_space
     action = (jnp.zeros((1, space_size(space))),) if isinstance(space, Box) else ()
-    return Flat.of(networks.policy.init(policy_key, obs)), Flat.of(networks.critic.init(critic_key, obs, *action))
+    policy = networks.policy.init(policy_key, for_policy(obs))
+    return Flat.of(policy), Flat.of(networks.critic.init(critic_key, for_critic(obs), *action))
 
 
 def space_size(space: Box) -> int:
@@ -114,9 +119,14 @@ def space_size(space: Box) -> int:
     return int(box_bounds(space)[0].size)
 
 
-def seen(obs: PyTree) -> PyTree:
-    """Return the observation without its memory, if it has one."""
-    return obs.obs if isinstance(obs, Remembered) else obs
+def to_policy(obs: PyTree) -> PyTree:
+    """Return what policies see of an observation, without its memory, if it has one."""
+    return for_policy(obs.obs if isinstance(obs, Remembered) else obs)
+
+
+def to_critic(obs: PyTree) -> PyTree:
+    """Return what critics see of an observation, without its memory, if it has one."""
+    return for_critic(obs.obs if isinstance(obs, Remembered) else obs)
 
 
 def lasting(kept: Array, before: Array, fresh: Array) -> Array:
@@ -152,7 +162,7 @@ def learn_critic(
         partial(_critic_loss, parts.networks.critic, penalty, 0.0 if rivals is None else state.hyper.cql),
         state.critic,
         state.opt_state.critic,
-        (seen(batch.items.obs), action, pick, target, batch.weight * batch.items.weight, rivals),
+        (batch.items.obs, action, pick, target, batch.weight * batch.items.weight, rivals),
         state.hyper.lr,
         state.hyper.max_grad_norm,
         opt_step,
@@ -168,7 +178,7 @@ def _critic_loss(
 ) -> tuple[Array, tuple[Array, Array, PyTree]]:
     """Return the weighted mean of the critics' summed losses; absolute errors, values and CQL gaps, each `[B]`."""
     obs, action, pick, target, weight, rivals = batch
-    out = cast(Array, critic.apply(params, obs, *action))
+    out = cast(Array, critic.apply(params, to_critic(obs), *action))
     q = chosen(out, pick)
     error = target[None] - q
     each, gap = squared(error), ()
@@ -182,9 +192,10 @@ def _critic_loss(
 def _gap(critic: Network, params: PyTree, obs: PyTree, rivals: Rivals, out: Array, q: Array) -> Array:
     """Return by how much the values of the rivals exceed `q` `[K, B]` of the data's actions; `[K, B]`."""
     if isinstance(rivals.action, tuple):
-        return jax.vmap(jax.vmap(conservative_gap))(out, jnp.zeros_like(out), q)
+        counted = jax.vmap(masked, in_axes=(0, None))(out, mask_of(obs))
+        return jax.vmap(jax.vmap(conservative_gap))(counted, jnp.zeros_like(out), q)
     rows, several, _ = rivals.action.shape
-    again = jax.tree.map(lambda x: jnp.repeat(x, several, axis=0), obs)
+    again = jax.tree.map(lambda x: jnp.repeat(x, several, axis=0), to_critic(obs))
     others = cast(Array, critic.apply(params, again, rivals.action.reshape(rows * several, -1)))
     density = jnp.broadcast_to(rivals.log_density, (q.shape[0], rows, several))
     return jax.vmap(jax.vmap(conservative_gap))(others.reshape(density.shape), density, q)
@@ -199,7 +210,7 @@ def chosen(q: Array, pick: Array | None) -> Array:
 
 def lowest(critic: Network, params: PyTree, obs: PyTree, *action: Array) -> Array:
     """Return the lowest of the critics' values, `[B, outputs]` (Fujimoto et al. 2018, algorithm 1)."""
-    return cast(Array, critic.apply(params, seen(obs), *action)).min(0)
+    return cast(Array, critic.apply(params, to_critic(obs), *action)).min(0)
 
 
 def trail(target: Flat, online: Flat, tau: Array) -> Flat:

@@ -42,6 +42,7 @@ from jaxrl.agents.values import (
     widened,
 )
 from jaxrl.errors import SettingsError
+from jaxrl.masks import best, for_policy, mask_of, masked, viewed
 from jaxrl.metrics import Metrics
 from jaxrl.nn import Network, QNetwork, check_torso
 from jaxrl.nn.own import ROWS
@@ -260,12 +261,13 @@ def _tells_outside(config: DQNConfig) -> bool:
 
 def _bind(name: str, config: DQNConfig, own: Own, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
+    seen = viewed(spec, for_policy)
     network = network_of(
         own,
         "make_network",
-        (spec,),
-        partial(_network, config, spec),
-        (observations(spec), *((jnp.zeros((ROWS, config.atoms)),) if config.values == "iqn" else ())),
+        (seen,),
+        partial(_network, config, seen),
+        (observations(seen), *((jnp.zeros((ROWS, config.atoms)),) if config.values == "iqn" else ())),
         (values_of(spec, 0 if config.values == "expected" else config.atoms),),
         kept=("params", "noise"),
     )
@@ -306,7 +308,7 @@ def _network(config: DQNConfig, spec: EnvSpec) -> Network:
 
 def _begin(parts: _Parts, key: Key) -> PyTree:
     """Initialise the network's variables."""
-    return parts.network.init(key, space_zeros(parts.spec.observation_space, 1), *_taus(parts, 1))
+    return parts.network.init(key, space_zeros(for_policy(parts.spec.observation_space), 1), *_taus(parts, 1))
 
 
 def _taus(parts: _Parts, batch: int) -> tuple[Array, ...]:
@@ -337,10 +339,10 @@ def _act(
     coins, net_noise = (cast(Any, None), ()) if mode == "exploit" else noise
     taus = _taus(parts, jax.tree.leaves(obs)[0].shape[0])
     q = jax.vmap(_values(parts.config, state.reach).mean)(_outputs(parts, state.params.tree, obs, net_noise, *taus))
-    greedy = jnp.argmax(q, axis=-1).astype(space.dtype)
+    greedy = best(space, q, mask_of(obs))
     if mode == "exploit":
         return greedy, ()
-    return epsilon_greedy(greedy, coins, _epsilon(parts, state.hyper, opt_step)), ()
+    return epsilon_greedy(parts.spec, greedy, coins, _epsilon(parts, state.hyper, opt_step), obs), ()
 
 
 def _outputs(parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: Array) -> Array:
@@ -348,7 +350,7 @@ def _outputs(parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: A
     if parts.noise:
         blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), parts.noise)
         params = {**params, "noise": blank if noise == () else noise}
-    out = cast(Array, parts.network.apply(params, obs, *taus))
+    out = cast(Array, parts.network.apply(params, for_policy(obs), *taus))
     return out if out.ndim == 3 else out[..., None]
 
 
@@ -423,31 +425,35 @@ def _loss(
     """Return the weighted mean loss; and errors, greedy values and probability outside the support, `[B]` or `()`."""
     (sampled, (taus_tm1, taus_t)), config = batch, parts.config
     items: Transition = sampled.items
+    mask_tm1, mask_t = mask_of(items.obs), mask_of(items.next_obs)
     apply, mean = partial(_outputs, parts), jax.vmap(values.mean)
     out_tm1 = apply(params, items.obs, noise.noise_tm1, *_given(taus_tm1))
     out_t = apply(target, items.next_obs, noise.noise_t, *_given(taus_t))
     reward, penalty = items.reward, jnp.zeros(out_t.shape[:2])
     if config.munchausen:
+        soft = lambda q, mask: munchausen(q, config.munchausen_temperature, mask)
         old = mean(apply(target, items.obs, noise.noise_t, *_taus(parts, reward.shape[0])))
-        _, log_old = jax.vmap(partial(munchausen, temperature=config.munchausen_temperature))(old)
+        _, log_old = jax.vmap(soft)(old, mask_tm1)
         bonus = jnp.clip(jax.vmap(entry)(log_old, items.action), MUNCHAUSEN_CLIP, 0.0)
         reward = reward + config.munchausen * bonus
-        policy, penalty = jax.vmap(partial(munchausen, temperature=config.munchausen_temperature))(mean(out_t))
+        policy, penalty = jax.vmap(soft)(mean(out_t), mask_t)
     else:
         select = out_t
         if config.double:
             online = jax.lax.stop_gradient(params)
             select = apply(online, items.next_obs, noise.noise_select, *_taus(parts, reward.shape[0]))
-        policy = jax.nn.one_hot(jnp.argmax(mean(select), axis=-1), select.shape[1])
+        policy = jax.nn.one_hot(jnp.argmax(masked(mean(select), mask_t), axis=-1), select.shape[1])
     after = After(reward, items.discount, out_t, policy, penalty)
     taus = taus_tm1 if config.values == "iqn" else _midpoints(reward.shape[0], out_tm1.shape[-1])
     loss, error = jax.vmap(values.loss)(jax.vmap(chosen_row)(out_tm1, items.action), taus, after)
     if config.cql:
         q = mean(out_tm1)
-        loss = loss + cql * jax.vmap(conservative_gap)(q, jnp.zeros_like(q), jax.vmap(entry)(q, items.action))
+        rivals = masked(q, mask_tm1)
+        gap = jax.vmap(conservative_gap)(rivals, jnp.zeros_like(q), jax.vmap(entry)(q, items.action))
+        loss = loss + cql * gap
     weight = sampled.weight * items.weight
     outside = jax.vmap(values.outside)(after) * items.weight if values.outside and _tells_outside(config) else ()
-    return jnp.mean(weight * loss), (error * items.weight, jnp.max(mean(out_tm1), axis=-1), outside)
+    return jnp.mean(weight * loss), (error * items.weight, jnp.max(masked(mean(out_tm1), mask_tm1), axis=-1), outside)
 
 
 def _given(taus: PyTree) -> tuple[Array, ...]:

@@ -7,6 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxrl.masks import allowed, masked
 from jaxrl.trees import Array
 
 
@@ -57,14 +58,16 @@ def quantile_huber(z: Array, taus: Array, target: Array) -> Array:
     return jnp.sum(jnp.mean(weight * huber(error), axis=1))
 
 
-def munchausen(q: Array, temperature: float) -> tuple[Array, Array]:
+def munchausen(q: Array, temperature: float, mask: Array | None = None) -> tuple[Array, Array]:
     """Return the softmax policy of `q` `[A]` and `temperature` times its logarithm, both `[A]`.
 
-    Vieillard et al. 2020, https://arxiv.org/abs/2007.14430, section 3.
+    Actions that `mask` `[A]` forbids have the probability 0, and 0 in place of its logarithm. Vieillard et al. 2020,
+    https://arxiv.org/abs/2007.14430, section 3.
     """
     chex.assert_rank(q, 1)
-    log_p = jax.nn.log_softmax(q / temperature)
-    return jnp.exp(log_p), temperature * log_p
+    log_p = jax.nn.log_softmax(masked(q / temperature, mask))
+    policy, scaled = jnp.exp(log_p), temperature * log_p
+    return policy, scaled if mask is None else jnp.where(allowed(mask), scaled, 0.0)
 
 
 def clipped_surrogate(ratio: Array, advantage: Array, clip: Array | float) -> Array:

@@ -22,6 +22,7 @@ from jaxrl.agents.losses import entry, squared
 from jaxrl.agents.optimizers import Descent, Optimizer, descent, learn, linear
 from jaxrl.agents.own import MakeNetwork, Own, network_of, observations, own_parts, values_of
 from jaxrl.agents.returns import lambda_returns
+from jaxrl.masks import best, for_policy, mask_of, masked, viewed
 from jaxrl.metrics import Metrics
 from jaxrl.nn import Network, QNetwork, check_torso
 from jaxrl.spaces import Discrete, EnvSpec, space_zeros
@@ -110,8 +111,9 @@ def pqn(
 
 def _bind(config: PQNConfig, own: Own, spec: EnvSpec) -> Agent:
     check_actions("pqn", spec)
-    usual, outputs = partial(_network, config, spec), (values_of(spec),)
-    network = network_of(own, "make_network", (spec,), usual, (observations(spec),), outputs)
+    seen = viewed(spec, for_policy)
+    usual, outputs = partial(_network, config, seen), (values_of(spec),)
+    network = network_of(own, "make_network", (seen,), usual, (observations(seen),), outputs)
     parts = _Parts(config, network, descent(own.optimizer), spec)
     return Agent(
         name="pqn",
@@ -145,7 +147,7 @@ def _network(config: PQNConfig, spec: EnvSpec) -> Network:
 
 
 def _init(parts: _Parts, key: Key) -> PQNState:
-    obs = space_zeros(parts.spec.observation_space, 1)
+    obs = space_zeros(for_policy(parts.spec.observation_space), 1)
     params = Flat.of(parts.network.init(key, obs))
     hyper = PQNHyper(*hyper_of(asdict(parts.config), PQNHyper._fields))
     return PQNState(params, parts.descent.init(params, hyper.lr), hyper)
@@ -153,7 +155,7 @@ def _init(parts: _Parts, key: Key) -> PQNState:
 
 def _q(parts: _Parts, params: PyTree, obs: PyTree) -> Array:
     """Return action values `[B, A]`."""
-    return cast(Array, parts.network.apply(params, obs))
+    return cast(Array, parts.network.apply(params, for_policy(obs)))
 
 
 def _epsilon(parts: _Parts, hyper: PQNHyper, opt_step: Array) -> Array:
@@ -163,18 +165,18 @@ def _epsilon(parts: _Parts, hyper: PQNHyper, opt_step: Array) -> Array:
 def _act(
     parts: _Parts, state: PQNState, obs: PyTree, noise: PyTree, opt_step: Array, mode: Mode
 ) -> tuple[Array, tuple]:
-    dtype = cast(Discrete, parts.spec.action_space).dtype
-    greedy = jnp.argmax(_q(parts, state.params.tree, obs), axis=-1).astype(dtype)
+    greedy = best(cast(Discrete, parts.spec.action_space), _q(parts, state.params.tree, obs), mask_of(obs))
     if mode == "exploit":
         return greedy, ()
-    return epsilon_greedy(greedy, noise, _epsilon(parts, state.hyper, opt_step)), ()
+    return epsilon_greedy(parts.spec, greedy, noise, _epsilon(parts, state.hyper, opt_step), obs), ()
 
 
 def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> Target:
     """Return a rollout's steps with lambda-returns bootstrapped from the best actions (equation 5 of the paper)."""
     items, last = rollout.items, rollout.last
     flat = lambda x: x.reshape(last.size, *x.shape[2:])
-    v_t = _q(parts, state.params.tree, jax.tree.map(flat, items.next_obs)).max(axis=-1).reshape(last.shape)
+    params, next_obs = state.params.tree, jax.tree.map(flat, items.next_obs)
+    v_t = masked(_q(parts, params, next_obs), mask_of(next_obs)).max(axis=-1).reshape(last.shape)
     returns = jax.vmap(partial(lambda_returns, lambda_=state.hyper.q_lambda), in_axes=1, out_axes=1)
     target = returns(items.reward, items.discount, last, v_t)
     return jax.tree.map(flat, Target(items.obs, items.action, target, jnp.asarray(items.weight)))
@@ -210,4 +212,4 @@ def _loss(parts: _Parts, params: PyTree, items: Target) -> tuple[Array, tuple[Ar
     """Return the mean loss, and errors and greedy values `[B]`."""
     q = _q(parts, params, items.obs)
     error = items.target - jax.vmap(entry)(q, items.action)
-    return jnp.mean(items.weight * squared(error)), (items.weight * error, q.max(axis=-1))
+    return jnp.mean(items.weight * squared(error)), (items.weight * error, masked(q, mask_of(items.obs)).max(axis=-1))

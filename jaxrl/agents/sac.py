@@ -28,15 +28,16 @@ from jaxrl.agents.critics import (
     lasting,
     learn_critic,
     lowest,
-    seen,
     space_size,
+    to_policy,
     trail,
 )
 from jaxrl.agents.fields import Between, Count, Positive, Rate, Real, Weight
 from jaxrl.agents.optimizers import OPTIMIZERS, Optimizer, decayed, descent, learn
 from jaxrl.agents.own import MakeNetwork, MakePolicy, Own, own_parts
-from jaxrl.distributions import Distribution, head_of
+from jaxrl.distributions import Distribution, head_of, restricted
 from jaxrl.errors import SettingsError
+from jaxrl.masks import allowed, mask_of
 from jaxrl.metrics import Metrics
 from jaxrl.nn import Network
 from jaxrl.spaces import Box, Discrete, EnvSpec
@@ -211,8 +212,17 @@ def _usual_entropy(spec: EnvSpec) -> float:
     return -float(space_size(cast(Any, spec.action_space)))
 
 
+def _target_entropy(parts: Parts, usual: Array, obs: PyTree) -> Array:
+    """Return the target entropy; the default is, under a mask, a share of the entropy of the uniform policy there."""
+    mask = mask_of(obs)
+    if mask is None or parts.config.target_entropy or mask.shape[-1] == 1:
+        return usual
+    return usual * jnp.log(allowed(mask).sum(axis=-1)) / math.log(mask.shape[-1])
+
+
 def _policy(parts: Parts, params: PyTree, obs: PyTree) -> Distribution:
-    return parts.head.of(cast(Array, parts.networks.policy.apply(params, seen(obs))))
+    outputs = cast(Array, parts.networks.policy.apply(params, to_policy(obs)))
+    return restricted(parts.head.of(outputs), mask_of(obs))
 
 
 def _act(parts: Parts, state: SACState, obs: PyTree, noise: Array, opt_step: Array, mode: Mode) -> tuple[Array, Any]:
@@ -284,7 +294,8 @@ def _update(
     log_temperature, opt_state = state.log_temperature, state.opt_state.temperature
     if config.learn_temperature:
         # The gradient of temperature * (entropy - target) with respect to the log-temperature.
-        slope = temperature * jnp.mean((entropy - hyper.target_entropy) * items.weight)
+        wanted = _target_entropy(parts, hyper.target_entropy, items.obs)
+        slope = temperature * jnp.mean((entropy - wanted) * items.weight)
         log_temperature, opt_state, _ = ADAM.step(
             log_temperature,
             Flat.of(slope[None]),
@@ -311,7 +322,7 @@ def _rivals(parts: Parts, policy: PyTree, items: Any, noise: PyTree) -> Rivals:
     uniform, normal = noise
     actions, densities = [uniform], [jnp.full(uniform.shape[:2], -uniform.shape[2] * math.log(2))]
     for obs, part in ((items.obs, normal[0]), (items.next_obs, normal[1])):
-        outputs = cast(Array, parts.networks.policy.apply(policy, seen(obs)))
+        outputs = cast(Array, parts.networks.policy.apply(policy, to_policy(obs)))
         distribution = parts.head.of(outputs[:, None])
         raw = distribution.sample(part)
         actions.append(jnp.tanh(raw))

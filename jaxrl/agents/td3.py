@@ -23,8 +23,9 @@ from jaxrl.agents.critics import (
     lasting,
     learn_critic,
     lowest,
-    seen,
     space_size,
+    to_critic,
+    to_policy,
     trail,
     unit_actions,
 )
@@ -210,7 +211,7 @@ def _init(parts: Parts, key: Key) -> TD3State:
 
 def _policy(parts: Parts, params: PyTree, obs: PyTree) -> Array:
     """Return the policy's actions, from -1 to 1, `[B, D]`."""
-    return cast(Array, parts.head.of(parts.networks.policy.apply(params, seen(obs))))
+    return cast(Array, parts.head.of(parts.networks.policy.apply(params, to_policy(obs))))
 
 
 def _act(parts: Parts, state: TD3State, obs: PyTree, noise: Array, opt_step: Array, mode: Mode) -> tuple[Array, Any]:
@@ -271,7 +272,7 @@ def _move_policy(parts: Parts, state: TD3State, batch: Batch, opt_step: Array) -
 def _value(parts: Parts, critic: PyTree, policy: PyTree, obs: PyTree) -> tuple[Array, Array]:
     """Return the first critic's value of the policy's action, `[B]`, and that action, from -1 to 1, `[B, D]`."""
     action = _policy(parts, policy, obs)
-    return cast(Array, parts.networks.critic.apply(critic, seen(obs), action))[0, :, 0], action
+    return cast(Array, parts.networks.critic.apply(critic, to_critic(obs), action))[0, :, 0], action
 
 
 def value_weight(q: Array, weight: Array, alpha: Array) -> Array:

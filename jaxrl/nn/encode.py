@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl.masks import for_critic
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space
 from jaxrl.trees import Array, PyTree
 
@@ -14,8 +15,9 @@ def encode(space: Space, obs: PyTree, torso: str = "auto") -> Any:
 
     A dict or tuple with images becomes a tuple of the images, `[B, H, W, C]` each, and all other parts as `[B, D]`,
     unless the torso is `mlp`. Discrete parts become one-hot, 8-bit images are divided by 255, and parts of dicts and
-    tuples are concatenated.
+    tuples are concatenated. A mask of actions is left out.
     """
+    space, obs = for_critic(space), for_critic(obs)
     spaces = space_leaves(space)
     parts = [_encode_leaf(s, x) for s, x in zip(spaces, jax.tree.leaves(obs), strict=True)]
     flat = lambda parts: [x.reshape(x.shape[0], -1) for x in parts]

@@ -6,6 +6,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
+from jaxrl.masks import for_policy
 from jaxrl.nn.encode import encode
 from jaxrl.nn.layers import MLP, dense, dense_or_noisy, kernel_init
 from jaxrl.nn.recurrent import CORES
@@ -143,11 +144,14 @@ class ActorCritic(nn.Module):
     core_features: int = 64
     channels: Sequence[int] = ()
     dtype: str = "float32"
+    critic_space: Any = None
+    """Space of the observations, if the policy sees only a part of them, which `observation_space` describes. The value
+    then has a torso of its own for all of them, beside the features that it may share with the policy."""
 
     def setup(self) -> None:
-        make = lambda: make_torso(
+        make = lambda space: make_torso(
             self.torso,
-            self.observation_space,
+            space,
             self.features,
             self.activation,
             self.channels,
@@ -155,9 +159,9 @@ class ActorCritic(nn.Module):
             orthogonal=True,
             dtype=self.dtype,
         )
-        self.actor_torso = make()
-        if not (self.shared or self.core != "none"):
-            self.critic_torso = make()
+        self.actor_torso = make(self.observation_space)
+        if self.critic_space is not None or not self._joint:
+            self.critic_torso = make(self.observation_space if self.critic_space is None else self.critic_space)
         if self.core != "none":
             self.cell = CORES[self.core](self.core_features, recurrent_kernel_init=kernel_init(True, 1.0))
         self.policy = dense(self.outputs - self.scales, kernel_init(True, 0.01))
@@ -165,18 +169,25 @@ class ActorCritic(nn.Module):
         if self.scales:
             self.log_std = self.param("log_std", nn.initializers.zeros, (self.scales,))
 
+    @property
+    def _joint(self) -> bool:
+        """Whether policy and value share their features."""
+        return self.shared or self.core != "none"
+
     def __call__(self, obs: PyTree) -> tuple[Array, Array, PyTree]:
         if self.core == "none":
             return *self.judge(*self.see(obs)), ()
-        hidden, _ = self.see(obs.obs)
+        hidden, critic = self.see(obs.obs)
         memory, hidden = self.cell(obs.memory, hidden)
-        return *self.judge(hidden, hidden), memory
+        return *self.judge(hidden, hidden if self.critic_space is None else critic), memory
 
     def see(self, obs: PyTree) -> tuple[Array, Array]:
         """Return the torsos' features for policy and value, each `[B, F]`."""
-        x = encode(self.observation_space, obs, self.torso)
+        x = encode(self.observation_space, obs if self.critic_space is None else for_policy(obs), self.torso)
         hidden = self.actor_torso(x).astype(jnp.float32)
-        if self.shared or self.core != "none":
+        if self.critic_space is not None:
+            x = encode(self.critic_space, obs, self.torso)
+        elif self._joint:
             return hidden, hidden
         return hidden, self.critic_torso(x).astype(jnp.float32)
 
@@ -187,6 +198,8 @@ class ActorCritic(nn.Module):
 
     def judge(self, actor: Array, critic: Array) -> tuple[Array, Array]:
         """Return the outputs of the policy `[B, outputs]` and values `[B]`."""
+        if self.critic_space is not None and self._joint:
+            critic = jnp.concatenate([actor, critic], axis=-1)
         outputs = self.policy(actor)
         if self.scales:
             free = jnp.broadcast_to(self.log_std, (outputs.shape[0], self.scales))

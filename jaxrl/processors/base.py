@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.errors import SettingsError, check_between, check_count
+from jaxrl.masks import map_but_mask
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space
 from jaxrl.trees import Array, PyTree
 from jaxrl.types import Step, Transition
@@ -176,6 +177,7 @@ def frame_stack(frames: int) -> Processor:
 
     An observation `[N, ..., C]` becomes `[N, ..., frames * C]`. At an episode's start its first observation fills the
     whole stack, so that the previous episode is invisible; the successor of a last step still belongs to the old stack.
+    A mask of actions is not stacked: it is the latest.
     """
     check_count("frame_stack", frames)
     return Processor(
@@ -195,7 +197,7 @@ def _stacked_space(frames: int, space: Space) -> Space:
         low, high = (_stacked_bound(bound, shape, frames) for bound in (leaf.low, leaf.high))
         return Box(low, high, (*shape[:-1], shape[-1] * frames), leaf.dtype)
 
-    return jax.tree.map(stacked, space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
+    return map_but_mask(stacked, space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
 
 
 def _stacked_bound(bound: Any, shape: tuple[int, ...], frames: int) -> Any:
@@ -205,7 +207,7 @@ def _stacked_bound(bound: Any, shape: tuple[int, ...], frames: int) -> Any:
 
 
 def _fill(obs: PyTree, frames: int) -> PyTree:
-    return jax.tree.map(lambda x: jnp.concatenate([_column(x)] * frames, axis=-1), obs)
+    return map_but_mask(lambda x: jnp.concatenate([_column(x)] * frames, axis=-1), obs)
 
 
 def _column(obs: Array) -> Array:
@@ -222,6 +224,6 @@ def _stack(frames: int, stack: PyTree, step: Step) -> tuple[PyTree, Step]:
         done = (step.terminated | step.truncated).reshape(-1, *(1,) * (going_on.ndim - 1))
         return jnp.where(done, fresh, going_on)
 
-    final_obs = jax.tree.map(push, stack, step.final_obs)
+    final_obs = map_but_mask(push, stack, step.final_obs)
     obs = jax.tree.map(restart, _fill(step.obs, frames), final_obs)
     return obs, step._replace(final_obs=final_obs, obs=obs)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent
 from jaxrl.buffers.base import Buffer
+from jaxrl.masks import random_action
 from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor
 from jaxrl.spaces import EnvSpec, space_zeros
@@ -179,9 +180,9 @@ def draw_ahead(driven: Driven, phase: Phase, key: Key, block: Array) -> PyTree:
 def act(driven: Driven, agent: PyTree, shown: PyTree, drawn: PyTree, place: Array) -> tuple[PyTree, PyTree]:
     """Choose actions; return them and extras. `place` is uint32: the row of `drawn`, and the optimisation step."""
     row, opt_step = place[0].astype(jnp.int32), place[1]
-    noise, actions = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, row, keepdims=False), drawn)
+    noise, random = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, row, keepdims=False), drawn)
     action, extras = driven.agent.act(agent, shown, noise, opt_step, "explore")
-    return (actions if jax.tree.leaves(actions) else action), extras
+    return (random_action(driven.spec, random, shown) if jax.tree.leaves(random) else action), extras
 
 
 def take_in(

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.envs.base import Env, VecEnv, VecEnvState, obs_valid, vectorise
 from jaxrl.errors import SettingsError, check_count
+from jaxrl.masks import draw_random, random_action
 from jaxrl.metrics import Metrics, stats, totals
 from jaxrl.processors.base import OFF, Processor, begin, blank_step, chain
 from jaxrl.processors.memory import remember
 from jaxrl.processors.n_step import NStepState, n_step
 from jaxrl.processors.normalise import RewardState, normalise_reward
-from jaxrl.spaces import EnvSpec, sample_space, space_zeros
+from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.strategies.base import Policy
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step, Transition
@@ -123,10 +124,10 @@ def interact(
     actors: Actors, agent: PyTree, opt_step: Array, random: bool, scene: Scene, noise: PyTree
 ) -> tuple[Scene, tuple[Transition, StepInfo]]:
     """Take one step in all environments; their transitions and what was seen are `[N, ...]`."""
-    act_noise, random_action, env_noise = noise
+    act_noise, drawn, env_noise = noise
     obs = actors.processor.observe(scene.processor)
     action, extras = actors.agent.act(agent, obs, act_noise, opt_step, "explore")
-    action = random_action if random else action
+    action = random_action(actors.env.spec, drawn, obs) if random else action
     env, step = actors.env.step(scene.env, action, env_noise)
     processor, items = actors.processor.process(scene.processor, step._replace(extras=extras))
     return Scene(env, processor), (items, step_info(step))
@@ -143,9 +144,9 @@ def draw_steps(actors: Actors, key: Key, steps: int, random: bool = False) -> Py
 
 
 def draw_acting(agent: Agent, spec: EnvSpec, num_envs: int, key: Key, random: bool) -> tuple[PyTree, PyTree, Key]:
-    """Draw the randomness of one `act`, actions to take instead if `random`, and a key for the environments' step."""
+    """Draw the randomness of one `act`, if `random` that of `random_action`, and a key for the environments' step."""
     act_key, random_key, env_key = jax.random.split(key, 3)
-    actions = sample_space(spec.action_space, random_key, num_envs) if random else ()
+    actions = draw_random(spec, random_key, num_envs) if random else ()
     return agent.draw_act(act_key, num_envs), actions, env_key
 
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxrl.envs.base import Env, TimeStep, draw_nothing
 from jaxrl.envs.host import HostEnv, on_host
 from jaxrl.errors import SettingsError, check_between, check_count
+from jaxrl.masks import random_action
 from jaxrl.metrics import Metrics, Total, stat
 from jaxrl.processors.base import begin
 from jaxrl.spaces import EnvSpec, space_zeros
@@ -264,10 +265,10 @@ def _begin(actors: Actors, agent: PyTree, obs: PyTree, key: Key) -> PyTree:
 
 def _act(actors: Actors, agent: PyTree, processor: PyTree, noise: PyTree, place: Array, opt_step: Array) -> Any:
     """Choose actions with the randomness of step `place` of a round; return them and the extras."""
-    act_noise, random_action, _ = jax.tree.map(lambda x: x[place], noise)
+    act_noise, drawn, _ = jax.tree.map(lambda x: x[place], noise)
     obs = actors.processor.observe(processor)
     action, extras = actors.agent.act(agent, obs, act_noise, opt_step, "explore")
-    return (random_action if jax.tree.leaves(random_action) else action), extras
+    return (random_action(actors.env.spec, drawn, obs) if jax.tree.leaves(drawn) else action), extras
 
 
 def _take(actors: Actors, layout: Layout, processor: PyTree, step: Step) -> tuple[PyTree, dict[str, Array]]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from jaxrl.errors import SettingsError
+from jaxrl.masks import completed
 from jaxrl.spaces import as_shape, space_struct, spec_to_plain
 from jaxrl.strategies.base import Policy
 from jaxrl.training.storage.run_dir import plain
@@ -50,7 +51,7 @@ class GreedyPolicy:
           SettingsError: the policy remembers, and is called inside `jax.jit` or the like.
         """
         struct = space_struct(self.policy.spec.observation_space)
-        obs = _as_observation(self.policy.spec.name, struct, obs)
+        obs = _as_observation(self.policy.spec.name, struct, completed(struct, obs))
         single = jnp.ndim(jax.tree.leaves(obs)[0]) == len(jax.tree.leaves(struct)[0].shape)
         batch = jax.tree.map(lambda x: x[None], obs) if single else obs
         rows = jax.tree.leaves(batch)[0].shape[0]

@@ -8,7 +8,7 @@ from toys_closed_form import counting_env
 
 import jaxrl
 from jaxrl.errors import SettingsError
-from jaxrl.spaces import Box
+from jaxrl.spaces import Box, EnvSpec
 from jaxrl.strategies.interaction import make_policy, policy_params_like
 from jaxrl.training.data.collect import disturbed, in_order
 
@@ -57,10 +57,10 @@ def test_short_episodes_are_no_likelier_than_long_ones() -> None:
 
 
 def test_noise_is_of_the_half_width_of_the_bounds_and_stays_within() -> None:
-    space = Box(-2.0, 6.0, (1,))
-    action = disturbed(space, jnp.full((4_000, 1), 2.0), jax.random.key(0), 4_000, 0.0, 0.1)
+    spec = EnvSpec("Toy", Box(0.0, 1.0, (1,)), Box(-2.0, 6.0, (1,)))
+    action = disturbed(spec, jnp.zeros((4_000, 1)), jnp.full((4_000, 1), 2.0), jax.random.key(0), 0.0, 0.1)
     np.testing.assert_allclose(action.std(), 0.4, atol=0.02)
-    wild = disturbed(space, jnp.full((4_000, 1), 2.0), jax.random.key(0), 4_000, 0.0, 10.0)
+    wild = disturbed(spec, jnp.zeros((4_000, 1)), jnp.full((4_000, 1), 2.0), jax.random.key(0), 0.0, 10.0)
     assert (wild.min(), wild.max()) == (-2.0, 6.0)
 
 

@@ -11,7 +11,8 @@ from jaxrl.buffers.dataset import Dataset
 from jaxrl.distributions import from_box, to_box
 from jaxrl.envs.base import Env, VecEnv, vectorise
 from jaxrl.errors import SettingsError, check_between, check_count
-from jaxrl.spaces import Box, Space, sample_space
+from jaxrl.masks import draw_random, random_action
+from jaxrl.spaces import Box, EnvSpec
 from jaxrl.strategies.base import Policy, fold
 from jaxrl.trees import Array, Key, PyTree, tree_where
 
@@ -93,7 +94,7 @@ def _run(
         state, carry, obs = scene
         act_key, env_key = jax.random.split(key)
         carry, action = policy.act(params, carry)
-        action = disturbed(env.spec.action_space, action, act_key, env.num_envs, random, noise)
+        action = disturbed(env.spec, obs, action, act_key, random, noise)
         state, out = env.step(state, action, env.draw(env_key))
         kept = _Taken(obs, action, out.reward, out.final_obs, out.terminated, out.truncated, jnp.asarray(out.valid))
         return (state, policy.observe(params, carry, out), out.obs), kept
@@ -102,15 +103,16 @@ def _run(
     return scene, taken
 
 
-def disturbed(space: Space, action: PyTree, key: Key, num_envs: int, random: float, noise: float) -> PyTree:
+def disturbed(spec: EnvSpec, obs: PyTree, action: PyTree, key: Key, random: float, noise: float) -> PyTree:
     """Return actions `[N, ...]` with noise on them, a share of them replaced by random ones. The key is consumed."""
+    space, num_envs = spec.action_space, jax.tree.leaves(action)[0].shape[0]
     coin_key, random_key, noise_key = jax.random.split(key, 3)
     if noise and isinstance(space, Box):
         unit = from_box(space, action)
         action = to_box(space, unit + noise * jax.random.normal(noise_key, unit.shape))
     if random:
         coins = jax.random.uniform(coin_key, (num_envs,)) < random
-        action = tree_where(coins, sample_space(space, random_key, num_envs), action)
+        action = tree_where(coins, random_action(spec, draw_random(spec, random_key, num_envs), obs), action)
     return action
 
 

@@ -1,0 +1,404 @@
+"""Masks of actions: what is forbidden is never done, and counts in no target, probability or entropy."""
+
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys_agents import DISCRETE, KEY, seeing, updated
+from toys_masks import TEMPTING, is_allowed, minefield
+
+import jaxrl
+from jaxrl.agents import cql_dqn, dqn, pqn, rainbow
+from jaxrl.algos import maker
+from jaxrl.distributions import Categorical, head_of, restricted
+from jaxrl.errors import SettingsError
+from jaxrl.masks import draw_random, mask_of, masked, random_action
+from jaxrl.registry import names_of
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, sample_space
+from jaxrl.strategies.driven import Driven, act
+from jaxrl.strategies.interaction import draw_acting
+from jaxrl.training.evaluator import run_episodes
+from jaxrl.trees import row_struct
+from jaxrl.types import Batch, Remembered, Rollout, Step, Transition
+from jaxrl.xla.flat import Flat
+
+MIN = float(jnp.finfo(jnp.float32).min)
+TWO_OF_THREE = jnp.array([True, False, True])
+
+
+# --- the equations ----------------------------------------------------------------------------------------------
+
+
+def test_a_forbidden_value_is_the_smallest_number_and_a_row_that_allows_nothing_allows_everything() -> None:
+    rows = masked(jnp.array([[1.0, 9.0, 2.0], [1.0, 9.0, 2.0]]), jnp.array([[True, False, True], [False] * 3]))
+    np.testing.assert_array_equal(rows, [[1.0, MIN, 2.0], [1.0, 9.0, 2.0]])
+
+
+def test_the_entropy_of_two_allowed_actions_of_three_is_log_two_and_its_gradient_is_finite() -> None:
+    def entropy(logits: Any) -> Any:
+        return restricted(Categorical(logits), TWO_OF_THREE).entropy()
+
+    value, slope = jax.value_and_grad(entropy)(jnp.array([0.5, 80.0, 0.5]))
+    np.testing.assert_allclose(value, math.log(2), rtol=1e-6)
+    np.testing.assert_allclose(slope, [0.0, 0.0, 0.0], atol=1e-6)
+    p = 1 / (1 + math.e)  # logits 0 and 1
+    value, slope = jax.value_and_grad(entropy)(jnp.array([0.0, 80.0, 1.0]))
+    np.testing.assert_allclose(value, -p * math.log(p) - (1 - p) * math.log(1 - p), rtol=1e-6)
+    np.testing.assert_allclose(slope, [p * (1 - p), 0.0, -p * (1 - p)], rtol=1e-5)
+
+
+def test_log_probabilities_are_those_among_the_allowed_actions_and_their_gradients_are_finite() -> None:
+    def log_prob(logits: Any, action: int) -> Any:
+        return restricted(Categorical(logits), TWO_OF_THREE).log_prob(jnp.int32(action))
+
+    logits = jnp.array([0.0, 80.0, 0.0])
+    np.testing.assert_allclose(log_prob(logits, 2), -math.log(2), rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(log_prob)(logits, 2), [-0.5, 0.0, 0.5], rtol=1e-6)
+    forbidden, slope = jax.value_and_grad(log_prob)(logits, 1)
+    assert forbidden < -1e30
+    assert np.isfinite([forbidden, *slope]).all()
+
+
+def test_each_number_of_an_action_has_a_mask_of_its_own() -> None:
+    head = head_of(EnvSpec("Toy", Box(0.0, 1.0, (1,)), MultiDiscrete((3, 2))))
+    mask = jnp.array([[True, False, True, False, True], [False, False, False, True, True]])
+    choice = restricted(head.of(jnp.zeros((2, 5)).at[:, 1].set(50.0)), mask)
+    np.testing.assert_allclose(choice.entropy(), [math.log(2), math.log(2)], rtol=1e-6)
+    np.testing.assert_array_equal(choice.mode(), [[0, 1], [1, 0]])
+    drawn = jax.vmap(choice.sample)(jax.vmap(lambda key: head.draw(key, 2))(jax.random.split(KEY, 200)))
+    assert {tuple(x) for x in np.asarray(drawn)[:, 0].tolist()} == {(0, 1), (2, 1)}
+
+
+def test_random_actions_are_uniform_among_those_allowed_and_without_a_mask_they_are_as_ever() -> None:
+    spec = minefield().spec
+    obs = {"action_mask": jnp.tile(TWO_OF_THREE, (4_000, 1)), "seen": jnp.zeros((4_000, 2))}
+    drawn = jax.jit(lambda key: random_action(spec, draw_random(spec, key, 4_000), obs))(KEY)
+    assert drawn.dtype == "int32"
+    np.testing.assert_allclose(np.bincount(drawn, minlength=3) / 4_000, [0.5, 0.0, 0.5], atol=0.03)
+    plain = random_action(DISCRETE, draw_random(DISCRETE, KEY, 9), jnp.zeros((9, 3)))
+    np.testing.assert_array_equal(plain, sample_space(DISCRETE.action_space, KEY, 9))
+
+
+# --- whole agents -------------------------------------------------------------------------------------------------
+
+OFF: dict[str, Any] = {"num_envs": 8, "opt_interval": 8, "warmup": 64}
+ON: dict[str, Any] = {"num_envs": 8, "rollout": 8, "epochs": 1, "minibatches": 1}
+SMALL: dict[str, Any] = {"features": (8,)}
+PAIRS = MultiDiscrete((3, 2))
+SQUARE = MultiDiscrete((3, 3))
+often = {"epsilon_start": 0.5, "epsilon_end": 0.5}
+
+
+def off(agent: Any, env: Any) -> Any:
+    return jaxrl.off_policy(env, agent, buffer=jaxrl.uniform(256, batch_size=16), **OFF)
+
+
+def on(agent: Any, env: Any) -> Any:
+    return jaxrl.on_policy(env, agent, **ON)
+
+
+slow = pytest.mark.slow
+AGENTS = [
+    pytest.param(off, jaxrl.dqn(**SMALL, **often), minefield(), id="dqn"),
+    pytest.param(off, jaxrl.dqn(**SMALL, **often, munchausen=0.9), minefield(), id="munchausen", marks=slow),
+    pytest.param(off, jaxrl.dqn(**SMALL, values="qr", dueling=True, atoms=5), minefield(), id="qr", marks=slow),
+    pytest.param(off, jaxrl.dqn(features=(8, 8), values="iqn", atoms=5), minefield(), id="iqn", marks=slow),
+    pytest.param(off, jaxrl.rainbow(**SMALL, atoms=5), minefield(), id="rainbow", marks=slow),
+    pytest.param(off, jaxrl.sac(**SMALL), minefield(), id="sac", marks=slow),
+    pytest.param(on, jaxrl.pqn(**SMALL, **often), minefield(), id="pqn", marks=slow),
+    pytest.param(on, jaxrl.ppo(**SMALL), minefield(PAIRS), id="ppo"),
+    pytest.param(
+        on, jaxrl.ppo(**SMALL, core="gru", core_features=8), minefield(SQUARE, (2, 3)), id="ppo-gru", marks=slow
+    ),
+    pytest.param(on, jaxrl.a2c(**SMALL), minefield(), id="a2c", marks=slow),
+    pytest.param(on, jaxrl.reinforce(**SMALL), minefield(), id="reinforce", marks=slow),
+    pytest.param(on, jaxrl.impala(**SMALL), minefield(SQUARE), id="impala", marks=slow),
+]
+
+
+@pytest.mark.parametrize(("compose", "agent", "env"), AGENTS)
+def test_no_agent_ever_does_what_is_forbidden(compose: Any, agent: Any, env: Any) -> None:
+    strategy = compose(agent, env)
+    stream = jax.random.key(1)
+
+    def train(key: Any) -> Any:
+        def body(state: Any, t: Any) -> Any:
+            state, metrics = strategy.step(state, strategy.draw(stream, t), t)
+            return state, metrics["loss"]
+
+        state, losses = jax.lax.scan(body, strategy.init(key), jnp.arange(60, dtype=jnp.uint32))
+        returns, _, _ = run_episodes(env, strategy.policy, 8, 50, strategy.policy.params(state), key)
+        return state.env.env.mistakes, state.env.episode_length, losses, returns
+
+    mistakes, steps, losses, returns = jax.jit(train)(KEY)
+    assert steps.min() >= 60  # the warm-up's included
+    assert mistakes.max() == 0
+    assert np.isfinite(losses).all()
+    assert np.abs(returns).max() < TEMPTING / 2
+
+
+def test_the_toy_tells_mistakes() -> None:
+    env = minefield()
+    state, _ = env.reset(KEY)
+    state = state._replace(mask=TWO_OF_THREE)
+    after, out = env.step(state, jnp.int32(1), KEY)
+    assert (int(after.mistakes), float(out.reward)) == (1, TEMPTING)
+    after, out = env.step(state, jnp.int32(2), KEY)
+    assert (int(after.mistakes), float(out.reward) < TEMPTING) == (0, True)
+
+
+@pytest.mark.parametrize("random", [True, False])
+def test_actors_and_sessions_keep_to_the_mask(random: bool) -> None:
+    env, make = minefield(), jaxrl.dqn(**SMALL, **often)
+    strategy = jaxrl.off_policy(env, make, num_envs=50, opt_interval=50, actors=jaxrl.ActorsConfig(actors=1))
+    remote, agent = strategy.remote, make(env.spec)
+    driven = Driven(env.spec, agent, jaxrl.one_step(), jaxrl.uniform(), None)
+
+    def run(key: Any) -> Any:
+        obs, state = sample_space(env.spec.observation_space, key, 50), agent.init(key)
+        processor, noise = remote.begin(state, obs, key), remote.draw(key, 1, random)
+        acted = remote.act(state, processor, noise, jnp.int32(0), jnp.uint32(0))[0]
+        drawn = jax.tree.map(lambda x: x[None], draw_acting(agent, env.spec, 50, key, random)[:2])
+        return obs, acted, act(driven, state, obs, drawn, jnp.zeros(2, jnp.uint32))[0]
+
+    obs, *actions = jax.jit(run)(KEY)
+    assert all(spared(env.spec.action_space, obs, action) for action in actions)
+    assert len(np.unique(actions[1])) == 3
+
+
+@pytest.mark.slow
+def test_a_session_keeps_to_the_mask() -> None:
+    env = minefield()
+    session = jaxrl.Session(
+        spec=env.spec, agent=jaxrl.dqn(**SMALL), buffer=jaxrl.uniform(64, batch_size=8), opt_interval=1, warmup=40,
+        max_opts=100,
+    )  # fmt: skip
+    step, on_host = jax.jit(env.step), lambda obs: jax.tree.map(np.asarray, obs)
+    state, obs = env.reset(KEY)
+    with session:
+        for i in range(80):
+            state, out = step(state, jnp.asarray(session.act(on_host(obs))), jax.random.key(i))
+            obs = out.obs
+            session.observe(float(out.reward), on_host(obs), False, False)
+        assert session.opt_steps == 40
+    assert int(state.mistakes) == 0
+
+
+def spared(space: Any, obs: Any, action: Any) -> bool:
+    """Return whether all actions are allowed where any is."""
+    mask = mask_of(obs)
+    assert mask is not None
+    return bool((is_allowed(space, mask, action) | ~mask.any(axis=-1)).all())
+
+
+@pytest.mark.parametrize("name", names_of(actions="discrete"))
+def test_every_agent_acts_within_the_mask(name: str) -> None:
+    spec = minefield(Discrete(4)).spec
+    agent = maker(name)(features=(8,))(spec)
+    obs = sample_space(spec.observation_space, KEY, 64)
+
+    def run(key: Any) -> Any:
+        state, noise = agent.init(key), agent.draw_act(KEY, 64)
+        explored = agent.act(state, obs, noise, jnp.uint32(10_000), "explore")[0]
+        return explored, agent.act(state, obs, None, jnp.uint32(0), "exploit")[0]
+
+    assert all(spared(spec.action_space, obs, action) for action in jax.jit(run)(KEY))
+
+
+@pytest.mark.parametrize("name", ["bc", "awac", "cql", *(pytest.param(x, marks=slow) for x in ("cql_dqn", "iql"))])
+def test_agents_for_data_learn_with_finite_gradients(name: str) -> None:
+    # Among the rows there are some that allow nothing.
+    spec = minefield(Discrete(4)).spec
+    agent = maker(name)(features=(8,))(spec)
+    new, metrics = jax.jit(lambda key: updated(agent, spec, agent.init(key)))(KEY)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((metrics, agent.strip(new))))
+
+
+def test_nothing_is_learnt_of_data_in_which_a_forbidden_action_was_taken() -> None:
+    spec = minefield().spec
+    agent = jaxrl.bc(**SMALL)(spec)
+    state = agent.init(KEY)
+    obs = {"action_mask": jnp.stack([TWO_OF_THREE, TWO_OF_THREE]), "seen": jnp.ones((2, 2))}
+
+    update = jax.jit(lambda batch: agent.update(state, batch, (), jnp.uint32(0)))
+
+    def learnt(*actions: int) -> tuple[float, float]:
+        items = Transition(obs, jnp.array(actions), jnp.zeros(2), jnp.zeros(2), obs, (), jnp.ones(2))
+        _, metrics, _ = update(Batch(items, jnp.arange(2), jnp.ones(2)))
+        return float(metrics["loss"]), float(metrics["grad_norm"])
+
+    assert learnt(1, 1) == (0.0, 0.0)
+    (alone, half), (both, whole) = learnt(1, 2), learnt(2, 2)
+    np.testing.assert_allclose([2 * alone, 2 * half], [both, whole], rtol=1e-5)
+
+
+# --- targets by hand ----------------------------------------------------------------------------------------------
+
+SPACE = {"action_mask": Box(0, 1, (3,), bool), "place": Discrete(2)}
+SPEC = EnvSpec("Table", SPACE, Discrete(3))
+
+
+class Table(nn.Module):
+    """A network whose parameters are its outputs, a row a place; it is given no mask."""
+
+    shape: tuple[int, ...] = (2, 3)
+
+    @nn.compact
+    def __call__(self, obs: Any) -> Any:
+        assert set(obs) == {"place"}
+        return self.param("q", nn.initializers.zeros, self.shape)[obs["place"]]
+
+
+def at(place: int, *mask: int, rows: int = 1) -> Any:
+    return {"action_mask": jnp.tile(jnp.array(mask, bool), (rows, 1)), "place": jnp.full(rows, place)}
+
+
+def flat(table: Any) -> Flat:
+    return Flat.of({"params": {"q": jnp.array(table, jnp.float32)}})
+
+
+def updated_once(agent: Any) -> Any:
+    return jax.jit(lambda state, batch: agent.update(state, batch, agent.draw_update(KEY, 1), jnp.uint32(0)))
+
+
+def error_of(agent: Any, online: Any, target: Any, **told: Any) -> Any:
+    """Return the error of one step from place 0 by action 0 with reward 1, discount 0.5, and the metrics."""
+    state = agent.init(KEY)._replace(params=flat(online), target=flat(target))
+    row = {"obs": at(0, 1, 1, 1), "next_obs": at(1, 1, 0, 1), **told}
+    items = Transition(row["obs"], jnp.array([0]), jnp.array([1.0]), jnp.array([0.5]), row["next_obs"], (), jnp.ones(1))
+    batch = Batch(items, jnp.arange(1), jnp.ones(1))
+    _, metrics, priorities = updated_once(agent)(state, batch)
+    return float(priorities[0]), {name: float(value) for name, value in metrics.items()}
+
+
+TARGET = [[0.0, 0.0, 0.0], [2.0, 100.0, 3.0]]
+
+
+@pytest.mark.parametrize(("double", "error"), [(False, 1 + 0.5 * 3), (True, 1 + 0.5 * 2)])
+def test_targets_of_dqn_are_of_the_best_allowed_action(double: bool, error: float) -> None:
+    agent = dqn(make_network=lambda spec: Table(), optimizer="sgd", double=double)(SPEC)
+    # The online network prefers the forbidden action 1, then action 0.
+    online = [[0.0, 7.0, 5.0], [4.0, 50.0, 1.0]]
+    found, metrics = error_of(agent, online, TARGET, obs=at(0, 1, 0, 1))
+    np.testing.assert_allclose(found, error, rtol=1e-6)
+    assert metrics["q"] == 5.0
+    # Of a successor that allows nothing, everything counts.
+    found, _ = error_of(agent, online, TARGET, next_obs=at(1, 0, 0, 0))
+    np.testing.assert_allclose(found, 1 + 0.5 * 100, rtol=1e-6)
+
+
+def test_targets_of_munchausen_are_of_the_policy_over_allowed_actions() -> None:
+    agent = dqn(make_network=lambda spec: Table(), munchausen=0.9, munchausen_temperature=2.0)(SPEC)
+    table = [[1.0, 60.0, 1.0], [2.0, 100.0, 2.0]]
+    found, _ = error_of(agent, table, table, obs=at(0, 1, 0, 1))
+    # log p is -log 2 at both; clipped at -1 the scaled -2 log 2, and the soft value is 2 + 2 log 2.
+    np.testing.assert_allclose(found, 1 - 0.9 + 0.5 * (2 + 2 * math.log(2)) - 1, rtol=1e-6)
+
+
+def test_targets_of_c51_are_of_the_best_allowed_distribution() -> None:
+    make = lambda spec: Table((2, 3, 3))
+    agent = rainbow(make_network=make, double=False, atoms=3, v_min=-10.0, v_max=10.0, noisy=0.0)(SPEC)
+    sure = lambda atom: [40.0 if i == atom else 0.0 for i in range(3)]
+    table = [[[0.0] * 3] * 3, [sure(0), sure(2), sure(1)]]
+    # The best allowed return is 0 for sure, the target 1 + 0.5 * 0: 0.9 of it on the atom 0 and 0.1 on 10.
+    found, metrics = error_of(agent, table, table)
+    np.testing.assert_allclose(metrics["loss"], math.log(3), rtol=1e-5)
+    np.testing.assert_allclose(found, math.log(3) + 0.9 * math.log(0.9) + 0.1 * math.log(0.1), rtol=1e-4)
+
+
+def test_the_conservative_penalty_is_over_allowed_actions() -> None:
+    agent = cql_dqn(make_network=lambda spec: Table(), cql=1.0)(SPEC)
+    _, metrics = error_of(agent, [[0.0, 60.0, 0.0], [0.0] * 3], np.zeros((2, 3)), obs=at(0, 1, 0, 1))
+    np.testing.assert_allclose(metrics["loss"], 0.5 + math.log(2), rtol=1e-5)
+
+
+def test_lambda_returns_of_pqn_bootstrap_from_the_best_allowed_action() -> None:
+    agent = pqn(make_network=lambda spec: Table(), q_lambda=0.5)(SPEC)
+    state = agent.init(KEY)._replace(params=flat(TARGET))
+    two = lambda *obs: jax.tree.map(lambda *x: jnp.stack(x), *obs)
+    items = Transition(
+        two(at(0, 1, 1, 1), at(1, 1, 0, 1)), jnp.zeros((2, 1), jnp.int32), jnp.ones((2, 1)), jnp.full((2, 1), 0.5),
+        two(at(1, 1, 0, 1), at(1, 1, 0, 0)), (), jnp.ones((2, 1)),
+    )  # fmt: skip
+    prepared = agent.prepare(state, Rollout(items, jnp.zeros((2, 1), bool)))
+    last = 1 + 0.5 * 2
+    np.testing.assert_allclose(prepared.target, [1 + 0.5 * (0.5 * 3 + 0.5 * last), last], rtol=1e-6)
+
+
+def test_discrete_sac_values_and_its_target_entropy_are_of_allowed_actions() -> None:
+    zeros = lambda *given: Table((2, 3))
+    agent = jaxrl.sac(make_policy=zeros, make_critic=zeros, num_critics=1, temperature=1.0, temperature_lr=0.5)(SPEC)
+    state = agent.init(KEY)
+    critic = Flat.of({"params": {"q": jnp.array([TARGET])}})
+    items = Transition(
+        at(0, 1, 0, 1), jnp.array([0]), jnp.array([1.0]), jnp.array([0.5]), at(1, 1, 0, 1), (), jnp.ones(1)
+    )
+    batch = Batch(items, jnp.arange(1), jnp.ones(1))
+    update = updated_once(agent)
+    _, metrics, priorities = update(state._replace(critic=critic, target=critic), batch)
+    # A mean of 2 and 3, and log 2 of entropy.
+    np.testing.assert_allclose(priorities, [1 + 0.5 * (2.5 + math.log(2))], rtol=1e-6)
+    np.testing.assert_allclose(metrics["entropy"], math.log(2), rtol=1e-6)
+    # With one action allowed there is no entropy, and none is asked for: the temperature stays.
+    alone = batch._replace(items=items._replace(obs=at(0, 0, 0, 1)))
+    new, metrics, _ = update(state, alone)
+    assert metrics["entropy"] == 0.0
+    np.testing.assert_array_equal(new.log_temperature.vector, state.log_temperature.vector)
+
+
+# --- what else sees observations ----------------------------------------------------------------------------------
+
+
+def test_no_network_takes_the_mask_in() -> None:
+    for make in (jaxrl.dqn, jaxrl.pqn, jaxrl.ppo, jaxrl.sac, jaxrl.bc):
+        agent = make(**SMALL)(minefield().spec)
+        plain = make(**SMALL)(seeing({"seen": Box(-1.0, 1.0, (2,))})._replace(action_space=Discrete(3)))
+        assert jax.eval_shape(agent.init, KEY) == jax.eval_shape(plain.init, KEY)
+
+
+def test_stacked_frames_and_normalisation_leave_the_mask_as_it_is() -> None:
+    env = minefield()
+    processor = jaxrl.chain(jaxrl.frame_stack(3), jaxrl.normalise_obs(), jaxrl.one_step())
+    space = processor.space(env.spec.observation_space)
+    assert space["action_mask"] == env.spec.observation_space["action_mask"]
+    assert space["seen"].shape == (6,)
+    zeros = jnp.zeros(2)
+    obs = [sample_space(env.spec.observation_space, jax.random.key(i), 2) for i in range(3)]
+    step = Step(zeros, (), zeros, zeros > 0, zeros < 1, final_obs=obs[1], obs=obs[2])
+    window, items = jax.jit(lambda obs, step: processor.process(processor.init(obs), step))(obs[0], step)
+    for came, wanted in ((items.obs, obs[0]), (items.next_obs, obs[1]), (processor.observe(window), obs[2])):
+        np.testing.assert_array_equal(came["action_mask"], wanted["action_mask"])
+        assert came["seen"].shape == (2, 6)
+    with pytest.raises(SettingsError, match=r"buffer\.frames is 3, but the action_mask"):
+        jaxrl.uniform(64, 8, compact=True, frames=3).init(row_struct(items), 2, 2, 2)
+
+
+def test_a_recurrent_observation_has_the_mask_of_what_is_seen() -> None:
+    np.testing.assert_array_equal(mask_of(Remembered(at(0, 1, 0, 1), jnp.zeros((1, 4)))), [TWO_OF_THREE])
+
+
+@pytest.mark.parametrize(
+    ("mask", "actions", "said"),
+    [
+        (Box(0, 1, (3,), bool), Box(-1.0, 1.0, (3,)), "its actions are Box; a mask is for Discrete and MultiDiscrete"),
+        (Box(0, 1, (4,), bool), Discrete(3), r"is \[4\]; expected \[3\], true for each allowed action"),
+        (Box(0, 1, (3, 2), bool), MultiDiscrete((3, 3)), r"is \[3, 2\]; expected \[2, 3\] or \[6\]"),
+        (Box(0, 1, (2, 3), bool), MultiDiscrete((3, 2)), r"is \[2, 3\]; expected \[5\]"),
+        (Box(0.0, 1.0, (3,)), Discrete(3), "is float32; expected bool"),
+        (Discrete(3), Discrete(3), r"is \[\]; expected \[3\]"),
+    ],
+)
+def test_a_mask_that_does_not_fit_is_refused(mask: Any, actions: Any, said: str) -> None:
+    spec = EnvSpec("Odd", {"action_mask": mask, "seen": Box(0.0, 1.0, (1,))}, actions)
+    with pytest.raises(SettingsError, match=said) as refused:
+        jaxrl.ppo()(spec)
+    assert "\n" not in str(refused.value)
+
+
+def test_observations_without_anything_to_see_are_refused() -> None:
+    with pytest.raises(SettingsError, match="are action_mask, of which a policy sees nothing"):
+        jaxrl.dqn()(seeing({"action_mask": Box(0, 1, (4,), bool)}))

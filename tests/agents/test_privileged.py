@@ -1,0 +1,134 @@
+"""Asymmetric actor-critics: critics see all of an observation, and what chooses actions sees no privileged state."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys_agents import KEY, transitions
+from toys_masks import hidden_sign
+
+import jaxrl
+from jaxrl.algos import maker
+from jaxrl.errors import SettingsError
+from jaxrl.masks import for_policy
+from jaxrl.spaces import Box, Discrete, sample_space
+from jaxrl.training.policy import GreedyPolicy
+from jaxrl.types import Batch, Rollout
+
+BOX = hidden_sign(Box(-1.0, 1.0, (2,))).spec
+NUMBERS = hidden_sign(Discrete(3)).spec
+SMALL: dict[str, Any] = {"features": (8,)}
+ROWS = 6
+
+
+def with_state(obs: Any, state: Any) -> Any:
+    return {**obs, "privileged_state": state}
+
+
+OFF_POLICY = [("sac", BOX), ("sac", NUMBERS), ("td3", BOX), ("ddpg", BOX)]
+
+
+@pytest.mark.parametrize(("name", "spec"), OFF_POLICY, ids=lambda x: getattr(x, "action_space", x))
+def test_only_the_critics_of_replay_see_the_privileged_state(name: str, spec: Any) -> None:
+    agent = maker(name)(**SMALL)(spec)
+    state = jax.jit(agent.init)(KEY)
+    assert {x.shape[0] for x in jax.tree.leaves(state.policy.tree) if x.ndim == 2} == {2, 8}
+    obs = sample_space(spec.observation_space, KEY, ROWS)
+
+    def judged(privileged: Any) -> Any:
+        items = transitions(agent, spec, state, ROWS)
+        items = items._replace(obs=with_state(items.obs, privileged))
+        batch = Batch(items, jnp.arange(ROWS), jnp.ones(ROWS))
+        return agent.update(state, batch, agent.draw_update(KEY, ROWS), jnp.uint32(0))[1]["q"]
+
+    def chosen(privileged: Any, mode: Any) -> Any:
+        seen = with_state(obs, privileged)
+        return agent.act(state, seen, agent.draw_act(KEY, ROWS), jnp.uint32(0), mode)[0].astype(jnp.float32)
+
+    at = obs["privileged_state"]
+    slope = jax.jit(jax.grad(judged))(at)
+    assert np.abs(slope).min() > 0
+    for mode in ("explore", "exploit"):
+        assert not np.any(jax.jacobian(chosen)(at, mode))
+        np.testing.assert_array_equal(chosen(at, mode), chosen(-at, mode))
+
+
+class Peeping(nn.Module):
+    """A network that would choose by the privileged state, if it were let."""
+
+    outputs: int
+
+    @nn.compact
+    def __call__(self, obs: Any) -> tuple[Any, Any]:
+        x = nn.Dense(8)(jnp.concatenate([obs["privileged_state"], obs["seen"]], axis=-1))
+        return nn.Dense(self.outputs)(x), nn.Dense(1)(x)
+
+
+PPO = {
+    "own torsos": {},
+    "shared": {"shared": True},
+    "recurrent": {"core": "gru", "core_features": 4},
+    "network in Python": {"make_network": lambda spec, head: Peeping(head.outputs)},
+}
+
+
+@pytest.mark.parametrize("case", PPO)
+def test_only_the_value_of_policy_gradients_sees_the_privileged_state(case: str) -> None:
+    agent = jaxrl.ppo(**SMALL, **PPO[case])(BOX)
+    state = jax.jit(agent.init)(KEY)
+    last = jnp.zeros((2, ROWS), bool)
+
+    def prepared(privileged: Any) -> Any:
+        items = transitions(agent, BOX, state, 2, ROWS)
+        if case == "recurrent":
+            items = items._replace(obs=items.obs._replace(obs=with_state(items.obs.obs, privileged)))
+        else:
+            items = items._replace(obs=with_state(items.obs, privileged))
+        sample = agent.prepare(state, Rollout(items, last))
+        return sample.value.sum(), sample.log_prob.sum()
+
+    of_value, of_policy = jax.jit(jax.jacobian(prepared))(jnp.full((2, ROWS, 1), 0.5))
+    assert np.abs(of_value).min() > 0
+    assert not np.any(of_policy)
+
+
+def test_values_are_learnt_from_what_the_policy_does_not_see_and_the_policy_needs_none_of_it() -> None:
+    env = hidden_sign(Discrete(2))
+    strategy = jaxrl.on_policy(
+        env, jaxrl.ppo(lr=3e-2, **SMALL), processor=jaxrl.one_step(), num_envs=8, rollout=8, epochs=1, minibatches=1
+    )
+
+    def train(key: Any) -> Any:
+        step = lambda state, t: strategy.step(state, strategy.draw(KEY, t), t)
+        state, metrics = jax.lax.scan(step, strategy.init(key), jnp.arange(60, dtype=jnp.uint32))
+        return strategy.policy.params(state), metrics["value_loss"].sum / metrics["value_loss"].count
+
+    params, losses = jax.jit(train)(jax.random.key(1))
+    # The best that a critic could do without it is a value of 0, and a loss of a half.
+    assert losses[0] > 0.3
+    assert losses[-5:].max() < 0.02
+    policy = GreedyPolicy(strategy.policy, params)
+    whole = sample_space(env.spec.observation_space, KEY, 5)
+    np.testing.assert_array_equal(policy(whole), policy(for_policy(whole)))
+    assert policy({"seen": np.zeros(2)}).shape == ()
+
+
+def test_agents_without_a_critic_do_without_it() -> None:
+    plain = NUMBERS._replace(observation_space={"seen": Box(-1.0, 1.0, (2,))})
+    for name in ("dqn", "pqn", "bc"):
+        make = maker(name)(**SMALL)
+        assert jax.eval_shape(make(NUMBERS).init, KEY) == jax.eval_shape(make(plain).init, KEY)
+
+
+def test_images_may_be_for_critics_alone_and_something_must_be_left_for_the_policy() -> None:
+    image = Box(0, 255, (8, 8, 1), "uint8")
+    spec = BOX._replace(observation_space={"privileged_state": {"map": image}, "seen": Box(-1.0, 1.0, (2,))})
+    agent = jaxrl.sac(**SMALL)(spec)
+    policy, critic = jax.eval_shape(lambda key: (agent.init(key).policy.tree, agent.init(key).critic.tree), KEY)
+    dims = lambda tree: {x.ndim for x in jax.tree.leaves(tree)}
+    assert (dims(policy), dims(critic)) == ({1, 2}, {2, 3, 5})  # of critics there are two, hence an axis more
+    with pytest.raises(SettingsError, match="are privileged_state, of which a policy sees nothing; add an entry"):
+        jaxrl.td3()(BOX._replace(observation_space={"privileged_state": image}))
