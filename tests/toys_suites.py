@@ -68,9 +68,9 @@ def resumes_to_the_same_bits(name: str, path: Path, **params: Any) -> None:
 
 def trains_by_command(name: str, path: Path, *more: str) -> str:
     """Train and evaluate by the command line; return what the evaluation says."""
-    tiny = "--max-opts 8 --num-envs 4 --rollout 8 --epochs 1 --minibatches 1 --eval-episodes 4 --quiet".split()
-    run = ["--run-dir", str(path / "run")]
-    _ran("train", "ppo", "--env", name, *tiny, *run, *more)
+    tiny = {"max-opts": 8, "num-envs": 4, "rollout": 8, "epochs": 1, "minibatches": 1, "eval-episodes": 4}
+    flags = [word for flag, value in tiny.items() for word in (f"--{flag}", str(value))]
+    _ran("train", "ppo", "--env", name, *flags, "--quiet", "--run-dir", str(path / "run"), *more)
     return _ran("evaluate", str(path / "run"), "--episodes", "4")
 
 

@@ -1,5 +1,9 @@
 """Jumanji: every name keeps its contract, its numbers are the suite's, and limits are not ends."""
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,13 @@ FOUND = {"FlatPack-v0": ["every episode is terminated after exactly 25 steps"]}
 """What the check says of environments that end after a number of steps by their own rules."""
 
 
+@pytest.fixture(autouse=True)
+def _as_users_have_it() -> Iterator[None]:
+    """Allow what Jumanji's own code relies on, where other tests are strict."""
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_environment_with_one_reward_passes_the_check(name: str) -> None:
     found, known = checked(make_env(f"jumanji:{name}")), FOUND.get(name, [])
@@ -38,23 +49,22 @@ def test_a_mask_is_flags_beside_the_rest_in_every_observation_that_has_one(name:
 @pytest.mark.parametrize("name", ["Snake-v1", "Game2048-v1", "Tetris-v0"])
 def test_numbers_are_those_of_the_suite_for_the_same_keys(name: str) -> None:
     env, theirs = make_env(f"jumanji:{name}"), jumanji.make(name)
-    with jax.numpy_rank_promotion("allow"):
-        state, obs = env.reset(jax.random.key(3))
-        their, first = theirs.reset(jax.random.key(3))
-        step, their_step = jax.jit(env.step), jax.jit(theirs.step)
-        for t in range(8):
-            key = jax.random.fold_in(jax.random.key(4), t)
-            mask = np.asarray(first.observation.action_mask)
-            action = np.argwhere(mask)[0].astype(np.int32)
-            action = action if mask.ndim > 1 else action[0]
-            state, out = step(state, action, key)
-            their, first = their_step(their.replace(key=key), action)
-            for word, part in first.observation._asdict().items():
-                np.testing.assert_array_equal(out.obs[word], part)
-            assert out.reward == first.reward
-            assert not (out.terminated | out.truncated)
-            assert not first.last()
-    del obs
+    (state, _), (their, first) = (made.reset(jax.random.key(3)) for made in (env, theirs))
+    step, their_step = jax.jit(env.step), jax.jit(theirs.step)
+    for t in range(8):
+        key = jax.random.fold_in(jax.random.key(4), t)
+        mask = np.asarray(first.observation.action_mask)
+        action = np.argwhere(mask)[0].astype(np.int32)
+        action = action if mask.ndim > 1 else action[0]
+        state, out = step(state, action, key)
+        their, first = their_step(their.replace(key=key), action)
+        for word, part in first.observation._asdict().items():
+            np.testing.assert_array_equal(out.obs[word], part)
+        assert out.reward == first.reward
+        assert (out.terminated | out.truncated) == first.last()
+        if first.last():
+            break
+    assert t > 1
 
 
 def test_the_limit_truncates_where_the_suite_would_terminate() -> None:
@@ -123,11 +133,26 @@ def test_rewards_of_several_agents_are_refused(name: str) -> None:
         make_env(f"jumanji:{name}")
 
 
-def test_sokoban_is_refused_without_its_levels_and_made_with_them(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(tmp_path), raising=False)
-    with pytest.raises(SettingsError, match="jumanji:Sokoban-v0 needs levels that it would load from the internet"):
-        make_env("jumanji:Sokoban-v0")
+SOKOBAN = "import jaxrl; env = jaxrl.make_env('jumanji:Sokoban-v0'); print(env.spec.time_limit, jaxrl.check_env(env))"
+
+
+def test_sokoban_is_refused_without_its_levels_and_made_with_them(tmp_path: Path) -> None:
+    def said() -> str:
+        env = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+        run = subprocess.run([sys.executable, "-c", SOKOBAN], env=env, capture_output=True, text=True)
+        return (run.stdout + run.stderr).strip().splitlines()[-1]
+
+    assert "jumanji:Sokoban-v0 needs levels that it would load from the internet" in said()
+    levels = np.zeros((3, 10, 10, 2), np.uint8)
+    levels[:, 0] = 1  # walls (1), a box (4), a target (2) and the agent (3)
+    levels[:, 3, 3, 1], levels[:, 4, 4, 0] = 4, 2
+    levels[range(3), (5, 6, 7), 5, 1] = 3
+    cache = tmp_path / "models--InstaDeepAI--boxoban-levels"
+    for folder in ("refs", "snapshots/1"):
+        (cache / folder).mkdir(parents=True)
+    (cache / "refs" / "main").write_text("1")
+    np.save(cache / "snapshots" / "1" / "unfiltered-train.npy", levels)
+    assert said() == "120 []"
 
 
 def test_a_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:

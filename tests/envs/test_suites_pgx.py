@@ -28,7 +28,7 @@ def test_every_game_for_one_player_passes_the_check(name: str) -> None:
 @pytest.mark.parametrize("name", ["2048", "minatar-breakout", "minatar-asterix"])
 def test_numbers_are_those_of_the_suite_for_the_same_keys(name: str) -> None:
     env, theirs = make_env(f"pgx:{name}"), pgx.make(name)
-    state, obs = env.reset(jax.random.key(3))
+    state, _ = env.reset(jax.random.key(3))
     their = theirs.init(jax.random.key(3))
     step, their_step = jax.jit(env.step), jax.jit(theirs.step)
     for t in range(12):
@@ -42,7 +42,6 @@ def test_numbers_are_those_of_the_suite_for_the_same_keys(name: str) -> None:
         assert not out.truncated
         if their.terminated:
             break
-    del obs
 
 
 def test_2048_shows_its_legal_moves_and_ends_with_an_illegal_one() -> None:
