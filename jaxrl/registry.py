@@ -88,6 +88,10 @@ class Suite(NamedTuple):
 SUITES: dict[str, Suite] = {
     "gymnasium": Suite("jaxrl.envs.host", "gymnasium_env"),
     "envpool": Suite("jaxrl.envs.envpool", "envpool_env"),
+    "xminigrid": Suite("jaxrl.envs.xminigrid", "xminigrid_env"),
+    "jumanji": Suite("jaxrl.envs.jumanji", "jumanji_env"),
+    "pgx": Suite("jaxrl.envs.pgx", "pgx_env"),
+    "navix": Suite("jaxrl.envs.navix", "navix_env"),
 }
 
 

@@ -1,0 +1,128 @@
+"""Environments of Jumanji (https://github.com/instadeepai/jumanji), imported on demand."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.envs.base import Env, TimeStep, draw_key, draw_nothing
+from jaxrl.envs.suites import KEY, as_kinds, box_of, check_id, plain_params, reads_key
+from jaxrl.errors import SettingsError, require_extra
+from jaxrl.spaces import Discrete, EnvSpec, MultiDiscrete, Space, space_struct
+from jaxrl.trees import Key, PyTree
+
+PREFIX = "jumanji:"
+"""Prefix of the names of Jumanji's environments, as in `jumanji:Snake-v1`."""
+CATEGORIES = 64
+"""Whole numbers with at most so many values count as categories; others, such as a count of steps, as numbers."""
+NEVER = int(np.iinfo(np.int32).max)
+
+
+def jumanji_env(name: str, **params: Any) -> Env:
+    """Return Jumanji's environment `name` (with or without `jumanji:`).
+
+    Observations are dicts, nested as Jumanji's are, mostly with an `action_mask`. `params` are numbers or flags of the
+    environment's constructor. Its `time_limit` truncates: most of Jumanji's would terminate.
+
+    Raises:
+      SettingsError: Jumanji is not installed, a name or a parameter is unknown or does not fit, the rewards are several
+        agents', or the environment would load its levels from the internet.
+    """
+    jumanji = require_extra("jumanji", "environments of Jumanji")
+    id_ = check_id(PREFIX, name, jumanji.registered_environments())
+    name = PREFIX + id_
+    if id_.startswith("Sokoban"):
+        _check_levels(name)
+    try:
+        env = jumanji.make(id_)
+        kinds = plain_params(type(env).__init__)
+        env = jumanji.make(id_, **as_kinds(name, params, kinds)) if params else env
+    except SettingsError:
+        raise
+    except Exception as error:
+        raise SettingsError(f"Jumanji cannot make {id_}: {error}") from error
+    limit = getattr(env, "time_limit", None)
+    if limit is not None:
+        env.time_limit = NEVER
+    _, first = jax.eval_shape(env.reset, KEY)
+    if first.reward.shape:
+        raise SettingsError(f"{name} has rewards of {first.reward.shape[0]} agents; expected one reward a step")
+    space = _space(env.observation_spec, first.observation)
+    actions = _actions(name, env.action_spec, getattr(first.observation, "action_mask", None))
+    state, _ = jax.eval_shape(partial(_reset, env), KEY)
+    keyed = reads_key(partial(_step, env, True), state, space_struct(actions))
+    return Env(
+        EnvSpec(name, space, actions, limit),
+        partial(_reset, env),
+        partial(_step, env, keyed),
+        draw_key if keyed else draw_nothing,
+        settings={"env": name, "env_args": dict(params)},
+    )
+
+
+def _check_levels(name: str) -> None:
+    """Raise `SettingsError` unless the levels of Sokoban lie in the cache of Hugging Face already."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if not isinstance(try_to_load_from_cache("InstaDeepAI/boxoban-levels", "unfiltered-train.npy"), str):
+        raise SettingsError(
+            f"{name} needs levels that it would load from the internet; load them first: "
+            "hf download InstaDeepAI/boxoban-levels unfiltered-train.npy"
+        )
+
+
+def _reset(env: Any, key: Key) -> tuple[PyTree, PyTree]:
+    state, first = env.reset(key)
+    return jax.tree.map(jnp.asarray, state.replace(key=())), _dicts(first.observation)
+
+
+def _step(env: Any, keyed: bool, state: Any, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
+    """Step with the given key, or with a constant one that the environment does not read."""
+    key = noise if keyed else jax.random.key(0)
+    state, out = env.step(state.replace(key=key), action)
+    terminated = out.last() & (out.discount == 0.0)
+    info = {word: jnp.asarray(value, jnp.float32) for word, value in out.extras.items() if jnp.ndim(value) == 0}
+    step = TimeStep(_dicts(out.observation), out.reward, terminated, out.last() & ~terminated, info)
+    return state.replace(key=()), step
+
+
+def _fields(node: Any) -> dict[str, Any] | None:
+    """Return the parts of a structured observation, a tuple or a dataclass; `None` for an array."""
+    if isinstance(node, tuple):
+        return node._asdict()  # type: ignore[attr-defined]
+    return dict(vars(node)) if dataclasses.is_dataclass(node) else None
+
+
+def _dicts(node: Any) -> PyTree:
+    fields = _fields(node)
+    return jnp.asarray(node) if fields is None else {word: _dicts(part) for word, part in fields.items()}
+
+
+def _space(spec: Any, node: Any) -> Space:
+    """Return the space of an observation's actual shape and dtype, with the declared bounds if they fit."""
+    fields = _fields(node)
+    if fields is not None:
+        return {word: _space(getattr(spec, word, None), part) for word, part in fields.items()}
+    values = getattr(spec, "num_values", None)
+    if isinstance(values, int) and values <= CATEGORIES and node.shape == ():
+        return Discrete(values, node.dtype)
+    low, high = getattr(spec, "minimum", -np.inf), getattr(spec, "maximum", np.inf)
+    return box_of(node, low, np.asarray(high) + 1 if values is not None else high)
+
+
+def _actions(name: str, spec: Any, mask: Any) -> Space:
+    """Return the space of actions; a box of whole numbers from 0 is as good as several choices.
+
+    There the mask says how many there are: MultiCVRP declares one more than it has.
+    """
+    values = getattr(spec, "num_values", None)
+    if values is None and np.issubdtype(spec.dtype, np.integer) and not np.any(spec.minimum):
+        values = np.broadcast_to(np.asarray(spec.maximum) + 1 if mask is None else mask.shape[-1], spec.shape)
+    if values is None:
+        return box_of(spec, spec.minimum, spec.maximum)
+    if np.ndim(values) > 1:
+        raise SettingsError(f"{name} has actions of shape {np.shape(values)}; expected one choice, or a row of them")
+    return MultiDiscrete(values, spec.dtype) if np.ndim(values) else Discrete(int(values), spec.dtype)

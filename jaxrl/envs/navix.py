@@ -1,0 +1,128 @@
+"""Environments of Navix (https://github.com/epignatelli/navix), imported on demand.
+
+Navix brings some sixty packages with it, so that there is no extra for it: whoever wants it installs it by hand.
+"""
+
+import dataclasses
+import importlib
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.envs.base import Env, TimeStep, draw_key, draw_nothing
+from jaxrl.envs.suites import KEY, as_kinds, box_of, check_flag, check_id, reads_key
+from jaxrl.errors import SettingsError, nearest
+from jaxrl.spaces import Box, Discrete, EnvSpec, space_struct
+from jaxrl.trees import Array, Key, PyTree
+
+PREFIX = "navix:"
+"""Prefix of the names of Navix's environments, as in `navix:Navix-DoorKey-5x5-v0`."""
+_FIXED = ("height", "width", "disable_autoreset")
+
+
+def navix_env(name: str, *, observation: str | None = None, one_hot: Any = True, **params: Any) -> Env:
+    """Return Navix's environment `name` (with or without `navix:`).
+
+    `observation` names one of Navix's, such as `symbolic_first_person` or `rgb`; symbols are one-hot, unless `one_hot`
+    is false. `params` are the environment's own numbers, such as `max_steps`.
+
+    Raises:
+      SettingsError: Navix is not installed, or a name or a parameter is unknown or does not fit.
+    """
+    navix = _imported()
+    id_ = check_id(PREFIX, name, navix.registry())
+    name = PREFIX + id_
+    given = {**params, **({} if observation is None else {"observation": observation})}
+    given |= {} if one_hot is True else {"one_hot": one_hot}
+    env = navix.make(id_, **({} if observation is None else {"observation_fn": _view(name, observation)}))
+    numbers = {field.name: getattr(env, field.name) for field in dataclasses.fields(env) if field.name not in _FIXED}
+    kinds = {word: type(value) for word, value in numbers.items() if isinstance(value, int | float)}
+    env = env.replace(**as_kinds(name, params, kinds), **({"disable_autoreset": True} if _can_wait(env) else {}))
+    values = _values(env) if check_flag(f"{name}: one_hot", one_hot) else None
+    reset = partial(_reset, env, values)
+    state, obs = jax.eval_shape(reset, KEY)
+    actions = Discrete(int(env.action_space.maximum) + 1)
+    keyed = reads_key(partial(_step, env, values, True), state, space_struct(actions))
+    return Env(
+        EnvSpec(name, _space(env, obs, values), actions, int(env.max_steps)),
+        reset,
+        partial(_step, env, values, keyed),
+        draw_key if keyed else draw_nothing,
+        _render,
+        {"env": name, "env_args": given},
+    )
+
+
+def _imported() -> Any:
+    try:
+        return importlib.import_module("navix")
+    except ImportError as error:
+        raise SettingsError(
+            f"environments of Navix need navix, which no extra of jaxrl installs ({error}): pip install navix"
+        ) from None
+
+
+def _can_wait(env: Any) -> bool:
+    """Return whether this version of Navix can be told not to reset by itself."""
+    return "disable_autoreset" in {field.name for field in dataclasses.fields(env)}
+
+
+def _view(name: str, observation: str) -> Any:
+    from navix import observations
+
+    names = ["categorical", "symbolic", "rgb"]
+    names += [f"{word}_first_person" for word in names]
+    if observation not in names:
+        raise SettingsError(f"{name}: unknown observation {observation!r}; {nearest(str(observation), names)}")
+    return getattr(observations, observation)
+
+
+def _values(env: Any) -> int | None:
+    """Return how many values a symbol has, or `None` for pixels.
+
+    Some versions declare fewer than there are kinds of things, whose largest number therefore counts as well; others
+    declare bytes, and that number alone counts.
+    """
+    from navix import observations
+    from navix.entities import EntityIds
+
+    if env.observation_fn in (observations.rgb, observations.rgb_first_person):
+        return None
+    kinds = max(int(value) for word, value in vars(EntityIds).items() if not word.startswith("_"))
+    most = int(env.observation_space.maximum)
+    return 1 + (max(most, kinds) if most < 255 else kinds)
+
+
+def _space(env: Any, obs: Any, values: int | None) -> Box:
+    return box_of(obs, 0, 1 if values else max(255, int(env.observation_space.maximum)))
+
+
+def _reset(env: Any, values: int | None, key: Key) -> tuple[PyTree, Array]:
+    first = env.reset(key)
+    return (first.t, first.state.replace(key=())), _seen(first.observation, values)
+
+
+def _step(env: Any, values: int | None, keyed: bool, state: Any, action: Array, noise: PyTree) -> Any:
+    """Step from an episode that goes on, whatever step it is: an ended one Navix would begin anew."""
+    from navix.environments.environment import Timestep
+
+    t, inner = state
+    inner = inner.replace(key=noise if keyed else jax.random.key(0))
+    before = Timestep(t, (), jnp.int32(0), jnp.float32(0), jnp.int32(0), inner, {"return": jnp.float32(0)})
+    out = env.step(before, action)
+    return (out.t, out.state.replace(key=())), TimeStep(_seen(out.observation, values), out.reward, out.step_type == 2)
+
+
+def _seen(obs: Array, values: int | None) -> Array:
+    if values is None:
+        return obs
+    return jax.nn.one_hot(obs, values).reshape(*obs.shape[:2], -1)
+
+
+def _render(state: Any) -> np.ndarray:
+    from navix.observations import rgb
+
+    return np.asarray(rgb(state[1]))

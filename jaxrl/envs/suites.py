@@ -1,0 +1,98 @@
+"""What the adapters for environments of other JAX libraries have in common."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl.errors import SettingsError, check_count, close_to, nearest
+from jaxrl.spaces import Box, Space
+from jaxrl.trees import PyTree
+
+KEY: Any = jax.eval_shape(lambda: jax.random.key(0))
+"""The shape of one key."""
+
+
+def check_id(prefix: str, name: str, known: Iterable[str]) -> str:
+    """Return `name` without `prefix` if it is `known`; raise `SettingsError` with the nearest names otherwise."""
+    id_, known = name.removeprefix(prefix), list(known)
+    if id_ in known:
+        return id_
+    near = [prefix + other for other in close_to(id_, known)]
+    raise SettingsError(f"unknown environment {prefix + id_!r}; {_meant(near) or nearest(id_, known)}")
+
+
+def _meant(near: Sequence[str]) -> str:
+    return "did you mean " + " or ".join(near) + "?" if near else ""
+
+
+def check_params(name: str, params: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raise `SettingsError` with the nearest parameters unless environment `name` has all of `params`."""
+    known = list(known)
+    for word in params:
+        if word not in known:
+            raise SettingsError(f"{name} has no parameter {word!r}; {nearest(word, known) if known else 'it has none'}")
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Return whether `value`, which may come as a number from the command line, is true."""
+    if not isinstance(value, bool | int | float) or value not in (0, 1):
+        raise SettingsError(f"{name} is {value!r}; expected true or false (1 or 0)")
+    return bool(value)
+
+
+def check_whole(name: str, value: Any, least: int = 1) -> int:
+    """Return `value`, which comes as a float from the command line, as a whole number of at least `least`."""
+    whole = isinstance(value, float) and value.is_integer()
+    return check_count(name, int(value) if whole else value, least, np.iinfo(np.int32).max)
+
+
+def plain_params(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the parameters of `function` that are numbers or flags, each with its type."""
+    kinds = {int: int, float: float, bool: bool, int | None: int, float | None: float}
+    found = inspect.signature(function, eval_str=True).parameters
+    return {word: kinds[p.annotation] for word, p in found.items() if _hashable(p.annotation) in kinds}
+
+
+def _hashable(annotation: Any) -> Any:
+    try:
+        hash(annotation)
+    except TypeError:
+        return None
+    return annotation
+
+
+def as_kinds(name: str, params: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
+    """Return `params` of environment `name`, each checked and converted to its type in `kinds`."""
+    check_params(name, params, kinds)
+    return {word: _as_kind(f"{name}: {word}", value, kinds[word]) for word, value in params.items()}
+
+
+def _as_kind(name: str, value: Any, kind: type) -> Any:
+    if kind is bool:
+        return check_flag(name, value)
+    if kind is int:
+        return check_whole(name, value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+        raise SettingsError(f"{name} is {value!r}; expected a finite number")
+    return float(value)
+
+
+def reads_key(step: Callable[[Any, Any, Any], Any], state: PyTree, action: PyTree) -> bool:
+    """Return whether `step(state, action, key)` reads its key at all; if not, none needs to be drawn."""
+    jaxpr = jax.make_jaxpr(lambda key, state, action: step(state, action, key))(KEY, state, action).jaxpr
+    return any(var is jaxpr.invars[0] for eqn in jaxpr.eqns for var in eqn.invars)
+
+
+def box_of(struct: Any, low: Any = -np.inf, high: Any = np.inf) -> Box:
+    """Return the box of arrays of the shape and dtype of `struct`; bounds that do not fit it are left out."""
+    low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
+    fits = all(bound.ndim == 0 or bound.shape == struct.shape for bound in (low, high))
+    return Box(low, high, struct.shape, struct.dtype) if fits else box_of(struct)
+
+
+def boxes_of(structs: PyTree) -> Space:
+    """Return the space of arrays of these shapes and dtypes: flags from 0 to 1, all else without bounds."""
+    return jax.tree.map(lambda x: box_of(x, 0, 1) if x.dtype == bool else box_of(x), structs)

@@ -1,0 +1,128 @@
+"""Environments of XLand-MiniGrid (https://github.com/dunnolab/xland-minigrid), imported on demand.
+
+Observations are one-hot, so that networks need not take the number of a tile for a brightness.
+"""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.envs.base import Env, TimeStep, draw_nothing
+from jaxrl.envs.suites import check_flag, check_id, check_params, check_whole
+from jaxrl.errors import SettingsError, require_extra
+from jaxrl.spaces import Box, Discrete, EnvSpec
+from jaxrl.trees import Array, Key, PyTree
+
+PREFIX = "xminigrid:"
+"""Prefix of the names of XLand-MiniGrid's environments, as in `xminigrid:MiniGrid-Empty-8x8`."""
+LEAST = {"height": 5, "width": 5, "view_size": 3}
+"""Smallest sizes, in tiles; grids have walls around them."""
+_RULES = ("benchmark", "ruleset", "pickles")
+
+
+def xminigrid_env(name: str, *, one_hot: Any = True, **params: Any) -> Env:
+    """Return XLand-MiniGrid's environment `name` (with or without `xminigrid:`).
+
+    `params` replace its own: `height`, `width`, `view_size`, `max_steps`. Observations are float32
+    `[view, view, tiles + colours]`; without `one_hot` they are int32 `[view, view, 2]`. Those of `XLand-*` have no goal
+    of their own: they need a `ruleset`, which is either one of `xminigrid.types.RuleSet` (a run with it is not rebuilt
+    by name) or the number of one in a `benchmark`. Benchmarks are pickles from the internet, which can run any code
+    when they are loaded, and are so only with `pickles=True`.
+
+    Raises:
+      SettingsError: XLand-MiniGrid is not installed, or a name or a parameter is unknown or does not fit.
+    """
+    xminigrid = require_extra("xminigrid", "environments of XLand-MiniGrid")
+    id_ = check_id(PREFIX, name, xminigrid.registered_environments())
+    name, given = PREFIX + id_, {**params, **({} if one_hot is True else {"one_hot": one_hot})}
+    one_hot = check_flag(f"{name}: one_hot", one_hot)
+    _, defaults = xminigrid.make(id_)
+    sizes = [field.name for field in dataclasses.fields(defaults) if isinstance(getattr(defaults, field.name), int)]
+    ruled = "ruleset" in vars(defaults)
+    check_params(name, params, [*sizes, *(_RULES if ruled else ())])
+    sized = {word: check_whole(f"{name}: {word}", params[word], LEAST.get(word, 1)) for word in sizes if word in params}
+    if sized.get("view_size", 3) % 2 == 0:
+        raise SettingsError(f"{name}: view_size is {sized['view_size']}; expected an odd number of at least 3")
+    rules = {"ruleset": _ruleset(name, **{word: params[word] for word in _RULES if word in params})} if ruled else {}
+    env, made = xminigrid.make(id_, **sized, **rules)
+    spec = EnvSpec(name, _space(made.view_size, one_hot), Discrete(env.num_actions(made)), made.max_steps)
+    by_name = not ruled or "benchmark" in params
+    return Env(
+        spec,
+        partial(_reset, env, made, one_hot),
+        partial(_step, env, made, one_hot),
+        draw_nothing,
+        partial(_render, made),
+        {"env": name, "env_args": given} if by_name else None,
+    )
+
+
+def _ruleset(name: str, benchmark: Any = None, ruleset: Any = None, pickles: Any = False) -> Any:
+    """Return a ruleset: the one given, or number `ruleset` of a benchmark."""
+    from xminigrid import benchmarks, types
+
+    if isinstance(ruleset, types.RuleSet) and benchmark is None:
+        return ruleset
+    known = benchmarks.registered_benchmarks()
+    if benchmark is None:
+        raise SettingsError(
+            f"{name} has no goal of its own; give a RuleSet of XLand-MiniGrid as ruleset in Python, or "
+            f"benchmark='{known[0]}', ruleset=NUMBER and pickles=True"
+        )
+    check_id("", str(benchmark), known)
+    if not check_flag(f"{name}: pickles", pickles):
+        raise SettingsError(
+            f"{name}: the benchmark {benchmark} is a pickle from the internet, which can run any code when it is "
+            "loaded; give pickles=True if you trust it"
+        )
+    number, loaded = check_whole(f"{name}: ruleset", ruleset, 0), benchmarks.load_benchmark(benchmark)
+    if number >= loaded.num_rulesets():
+        raise SettingsError(f"{name}: ruleset is {number}; {benchmark} has {loaded.num_rulesets()}, counted from 0")
+    return loaded.get_ruleset(number)
+
+
+def _space(view: int, one_hot: bool) -> Box:
+    from xminigrid.core.constants import NUM_COLORS, NUM_TILES
+
+    if one_hot:
+        return Box(0.0, 1.0, (view, view, NUM_TILES + NUM_COLORS))
+    return Box(0, np.tile([NUM_TILES - 1, NUM_COLORS - 1], (view, view, 1)), (view, view, 2), "int32")  # type: ignore[arg-type]
+
+
+def _reset(env: Any, params: Any, one_hot: bool, key: Key) -> tuple[PyTree, Array]:
+    first = env.reset(params, key)
+    return _bare(first.state), _seen(first.observation, one_hot)
+
+
+def _step(env: Any, params: Any, one_hot: bool, state: PyTree, action: Array, noise: tuple[()]) -> Any:
+    """Step; what the suite calls the last step of an episode matters only where it ends by itself."""
+    from xminigrid.types import TimeStep as TheirStep
+
+    del noise
+    out = env.step(params, TheirStep(state, 1, 0.0, 1.0, ()), action)
+    return _bare(out.state), TimeStep(_seen(out.observation, one_hot), out.reward, out.discount == 0.0)
+
+
+def _bare(state: Any) -> Any:
+    """Return the state without its key, which no step reads."""
+    return state.replace(key=())
+
+
+def _seen(grid: Array, one_hot: bool) -> Array:
+    from xminigrid.core.constants import NUM_COLORS, NUM_TILES
+
+    if not one_hot:
+        return grid.astype(jnp.int32)
+    parts = [jax.nn.one_hot(grid[..., 0], NUM_TILES), jax.nn.one_hot(grid[..., 1], NUM_COLORS)]
+    return jnp.concatenate(parts, axis=-1)
+
+
+def _render(params: Any, state: Any) -> np.ndarray:
+    from xminigrid.rendering.rgb_render import render
+
+    grid, agent = jax.tree.map(np.asarray, (state.grid, state.agent))
+    return np.asarray(render(grid, agent, params.view_size))

@@ -1,0 +1,41 @@
+"""What is said where a suite of environments is not installed."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from jaxrl.envs import make_env
+from jaxrl.errors import SettingsError
+
+NAMES = {
+    "xminigrid": "MiniGrid-Empty-8x8",
+    "jumanji": "Snake-v1",
+    "pgx": "2048",
+}
+
+
+@pytest.mark.parametrize("suite", NAMES)
+def test_a_suite_that_is_not_installed_is_answered_with_the_command_that_installs_it(
+    suite: str, monkeypatch: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, suite, None)
+    with pytest.raises(SettingsError, match=rf"need the extra `{suite}`: pip install 'jaxrl\[{suite}\]'$"):
+        make_env(f"{suite}:{NAMES[suite]}")
+
+
+def test_navix_which_has_no_extra_is_answered_with_its_own_name(monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "navix", None)
+    with pytest.raises(SettingsError, match=r"which no extra of jaxrl installs .*: pip install navix$"):
+        make_env("navix:Navix-Empty-5x5-v0")
+
+
+def test_the_command_line_says_so_in_one_line() -> None:
+    code = "import sys; sys.modules['pgx'] = None; from jaxrl.__main__ import main; main()"
+    run = subprocess.run(
+        [sys.executable, "-c", code, "train", "ppo", "--env", "pgx:2048", "--quiet"], capture_output=True, text=True
+    )
+    assert run.returncode == 2
+    assert run.stderr.strip().splitlines()[-1].endswith("games of Pgx need the extra `pgx`: pip install 'jaxrl[pgx]'")
+    assert "Traceback" not in run.stderr
