@@ -88,6 +88,9 @@ class Suite(NamedTuple):
 SUITES: dict[str, Suite] = {
     "gymnasium": Suite("jaxrl.envs.host", "gymnasium_env"),
     "envpool": Suite("jaxrl.envs.envpool", "envpool_env"),
+    "playground": Suite("jaxrl.envs.playground", "playground_env"),
+    "craftax": Suite("jaxrl.envs.craftax", "craftax_env"),
+    "brax": Suite("jaxrl.envs.brax", "brax_env"),
     "xminigrid": Suite("jaxrl.envs.xminigrid", "xminigrid_env"),
     "jumanji": Suite("jaxrl.envs.jumanji", "jumanji_env"),
     "pgx": Suite("jaxrl.envs.pgx", "pgx_env"),

@@ -80,6 +80,27 @@ def _as_kind(name: str, value: Any, kind: type) -> Any:
     return float(value)
 
 
+def like_defaults(name: str, params: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `params` of environment `name`, each checked and converted to the kind of its default.
+
+    Numbers, flags, texts and rows of numbers are; other values are returned as they are.
+    """
+    check_params(name, params, defaults)
+    return {word: _as_default(f"{name}: {word}", value, defaults[word]) for word, value in params.items()}
+
+
+def _as_default(name: str, value: Any, default: Any) -> Any:
+    if isinstance(default, int) and not isinstance(default, bool):
+        return check_whole(name, value, min(1, default))
+    if isinstance(default, bool | float):
+        return _as_kind(name, value, type(default))
+    if isinstance(default, str) and not isinstance(value, str):
+        raise SettingsError(f"{name} is {value!r}; expected a text, such as {default!r}")
+    if isinstance(default, tuple) and np.shape(value) != np.shape(default):
+        raise SettingsError(f"{name} is {value!r}; expected {len(default)} values, such as {list(default)}")
+    return tuple(value) if isinstance(default, tuple) else value
+
+
 def reads_key(step: Callable[[Any, Any, Any], Any], state: PyTree, action: PyTree) -> bool:
     """Return whether `step(state, action, key)` reads its key at all; if not, none needs to be drawn."""
     jaxpr = jax.make_jaxpr(lambda key, state, action: step(state, action, key))(KEY, state, action).jaxpr
