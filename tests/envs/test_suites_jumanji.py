@@ -1,0 +1,140 @@
+"""Jumanji: every name keeps its contract, its numbers are the suite's, and limits are not ends."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from toys_suites import checked, played, resumes_to_the_same_bits, trains_by_command
+
+from jaxrl.envs import make_env
+from jaxrl.errors import SettingsError
+from jaxrl.spaces import Box, Discrete, MultiDiscrete
+
+jumanji = pytest.importorskip("jumanji")
+pytestmark = pytest.mark.slow
+
+OF_SEVERAL = {"Connector-v3": 10, "LevelBasedForaging-v0": 2, "SearchAndRescue-v0": 2}
+NAMES = sorted(jumanji.registered_environments() - {*OF_SEVERAL, "Sokoban-v0"})
+FOUND = {"FlatPack-v0": ["every episode is terminated after exactly 25 steps"]}
+"""What the check says of environments that end after a number of steps by their own rules."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_environment_with_one_reward_passes_the_check(name: str) -> None:
+    found, known = checked(make_env(f"jumanji:{name}")), FOUND.get(name, [])
+    assert [line[: len(start)] for line, start in zip(found, known, strict=True)] == known
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mask_is_flags_beside_the_rest_in_every_observation_that_has_one(name: str) -> None:
+    space = make_env(f"jumanji:{name}").spec.observation_space
+    assert ("action_mask" in space) == (not name.startswith("RubiksCube"))
+    if "action_mask" in space:
+        assert space["action_mask"].dtype == "bool"
+
+
+@pytest.mark.parametrize("name", ["Snake-v1", "Game2048-v1", "Tetris-v0"])
+def test_numbers_are_those_of_the_suite_for_the_same_keys(name: str) -> None:
+    env, theirs = make_env(f"jumanji:{name}"), jumanji.make(name)
+    with jax.numpy_rank_promotion("allow"):
+        state, obs = env.reset(jax.random.key(3))
+        their, first = theirs.reset(jax.random.key(3))
+        step, their_step = jax.jit(env.step), jax.jit(theirs.step)
+        for t in range(8):
+            key = jax.random.fold_in(jax.random.key(4), t)
+            mask = np.asarray(first.observation.action_mask)
+            action = np.argwhere(mask)[0].astype(np.int32)
+            action = action if mask.ndim > 1 else action[0]
+            state, out = step(state, action, key)
+            their, first = their_step(their.replace(key=key), action)
+            for word, part in first.observation._asdict().items():
+                np.testing.assert_array_equal(out.obs[word], part)
+            assert out.reward == first.reward
+            assert not (out.terminated | out.truncated)
+            assert not first.last()
+    del obs
+
+
+def test_the_limit_truncates_where_the_suite_would_terminate() -> None:
+    env = make_env("jumanji:SlidingTilePuzzle-v0", time_limit=3.0)
+    steps = played(env, [0, 1, 2, 3])
+    assert env.spec.time_limit == 3
+    assert steps.truncated.tolist() == [False, False, True, False]
+    assert not steps.terminated.any()
+    assert steps.final_obs["step_count"].tolist() == [1, 2, 3, 1]
+    assert steps.obs["step_count"].tolist() == [1, 2, 0, 1]
+    theirs = jumanji.make("SlidingTilePuzzle-v0", time_limit=3)
+    state, out = theirs.reset(jax.random.key(0))
+    for action in range(3):
+        state, out = theirs.step(state, action)
+    assert out.last()
+    assert out.discount == 0
+
+
+def test_an_illegal_move_terminates_snake() -> None:
+    env = make_env("jumanji:Snake-v1", num_rows=4, num_cols=4)
+    steps = played(env, [0, 0, 0, 0, 0])  # up, into the wall sooner or later
+    assert steps.terminated.any()
+    assert not steps.truncated.any()
+
+
+def test_what_the_suite_tells_beside_is_recorded() -> None:
+    steps = played(make_env("jumanji:Game2048-v1"), [0, 1])
+    assert (steps.info["highest_tile"] >= 2).all()
+
+
+def test_spaces() -> None:
+    snake = make_env("jumanji:Snake-v1").spec
+    assert snake.observation_space == {
+        "grid": Box(0.0, 1.0, (12, 12, 5)),
+        "step_count": Box(0, 4000, (), "int32"),
+        "action_mask": Box(0, 1, (4,), "bool"),
+    }
+    assert (snake.action_space, snake.time_limit) == (Discrete(4), 4000)
+    assert make_env("jumanji:Tetris-v0").spec.action_space == MultiDiscrete((4, 10))
+    assert make_env("jumanji:TSP-v1").spec.observation_space["position"] == Discrete(20)
+    assert make_env("jumanji:MultiCVRP-v0").spec.action_space == MultiDiscrete((21, 21), "int16")
+    maze = make_env("jumanji:Maze-v0").spec.observation_space
+    assert set(maze["agent_position"]) == {"row", "col"}
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "said"),
+    [
+        ("Snake-v0", {}, r"unknown environment 'jumanji:Snake-v0'; did you mean jumanji:Snake-v1\?"),
+        ("Maze-v0", {"timelimit": 7}, r"jumanji:Maze-v0 has no parameter 'timelimit'; did you mean time_limit\?"),
+        ("Maze-v0", {"time_limit": 7.5}, "time_limit is 7.5; expected a whole number of at least 1"),
+        ("BinPack-v2", {"normalize_dimensions": 2}, "normalize_dimensions is 2; expected true or false"),
+        ("TSP-v1", {"cities": 3}, "jumanji:TSP-v1 has no parameter 'cities'; it has none"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(name: str, params: Any, said: str) -> None:
+    with pytest.raises(SettingsError, match=said) as refused:
+        make_env(f"jumanji:{name}", **params)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", OF_SEVERAL)
+def test_rewards_of_several_agents_are_refused(name: str) -> None:
+    said = f"^jumanji:{name} has rewards of {OF_SEVERAL[name]} agents; expected one reward a step$"
+    with pytest.raises(SettingsError, match=said):
+        make_env(f"jumanji:{name}")
+
+
+def test_sokoban_is_refused_without_its_levels_and_made_with_them(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(tmp_path), raising=False)
+    with pytest.raises(SettingsError, match="jumanji:Sokoban-v0 needs levels that it would load from the internet"):
+        make_env("jumanji:Sokoban-v0")
+
+
+def test_a_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    resumes_to_the_same_bits("jumanji:Game2048-v1", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["Maze-v0", "Tetris-v0"])
+def test_a_run_is_trained_and_evaluated_by_the_command_line(name: str, tmp_path: Path) -> None:
+    said = trains_by_command(f"jumanji:{name}", tmp_path, "--env-args", "time_limit", "20")
+    assert "over 4 episodes, 0 unfinished" in said

@@ -1,0 +1,80 @@
+"""What is asked of every environment of another library."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from toys_envs import rollout
+
+import jaxrl
+from jaxrl.envs import Env, make_env, vectorise
+from jaxrl.spaces import sample_space, space_struct
+from jaxrl.training.storage.leaves import state_digest
+from jaxrl.types import Step
+
+STEPS = 6
+
+
+def keeps_its_contract(env: Env) -> Step:
+    """Take a few random steps in two copies of `env`; return them, `[STEPS, 2]`, after a check of their forms."""
+    with jax.numpy_rank_promotion("allow"):  # the suites' own code relies on it
+        venv = vectorise(env, 2)
+        keys = jax.random.split(jax.random.key(1), (STEPS, 2))
+        actions = jax.vmap(jax.vmap(lambda key: sample_space(env.spec.action_space, key)))(keys)
+        first, steps = rollout(venv, actions)
+
+    def declared(*lead: int) -> Any:
+        return jax.tree.map(lambda x: (*lead, *x.shape, x.dtype), space_struct(env.spec.observation_space))
+
+    assert jax.tree.map(lambda x: (*x.shape, x.dtype), first) == declared(2)
+    assert jax.tree.map(lambda x: (*x.shape, x.dtype), steps.obs) == declared(STEPS, 2)
+    assert steps.valid.all()
+    assert not (steps.terminated & steps.truncated).any()
+    assert steps.reward.shape == (STEPS, 2)
+    return steps
+
+
+def checked(env: Env) -> list[str]:
+    """Return what `check_env` finds."""
+    with jax.numpy_rank_promotion("allow"):
+        return jaxrl.check_env(env)
+
+
+def played(env: Env, actions: Any, seed: int = 0) -> Step:
+    """Play `actions` `[T, ...]` in one copy of `env`; leaves `[T, ...]`."""
+    with jax.numpy_rank_promotion("allow"):
+        _, steps = rollout(vectorise(env, 1), np.asarray(actions)[:, None], seed)
+    return jax.tree.map(lambda x: x[:, 0], steps)
+
+
+def resumes_to_the_same_bits(name: str, path: Path, **params: Any) -> None:
+    """Train PPO on environment `name` in one piece and in two; compare every bit."""
+
+    def trainer(max_opts: int, run: str, **resume: bool) -> jaxrl.Trainer:
+        env = make_env(name, **params)
+        strategy = jaxrl.on_policy(env, jaxrl.ppo(), num_envs=4, rollout=8, epochs=1, minibatches=1)
+        settings = {"max_opts": max_opts, "eval_interval": 0, "eval_episodes": 0, "recorders": []}
+        return jaxrl.Trainer(strategy, run_dir=str(path / run), **settings, **resume)
+
+    with jax.numpy_rank_promotion("allow"):
+        whole = trainer(8, "whole").train()
+        trainer(4, "parts").train()
+        parts = trainer(8, "parts", resume=True).train()
+    assert state_digest(whole.state) == state_digest(parts.state)
+
+
+def trains_by_command(name: str, path: Path, *more: str) -> str:
+    """Train and evaluate by the command line; return what the evaluation says."""
+    tiny = "--max-opts 8 --num-envs 4 --rollout 8 --epochs 1 --minibatches 1 --eval-episodes 4 --quiet".split()
+    run = ["--run-dir", str(path / "run")]
+    _ran("train", "ppo", "--env", name, *tiny, *run, *more)
+    return _ran("evaluate", str(path / "run"), "--episodes", "4")
+
+
+def _ran(*args: str) -> str:
+    process = subprocess.run([sys.executable, "-m", "jaxrl", *args], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
