@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl.envs.base import Env
+from jaxrl.envs.base import Env, check_stable
 from jaxrl.envs.physics import physics_env, picture
 from jaxrl.envs.suites import check_id, like_defaults
 from jaxrl.errors import SettingsError, require_extra
@@ -36,7 +36,9 @@ def brax_env(name: str, **params: Any) -> Env:
     limit = given.pop("episode_length", EPISODE_LENGTH)
     try:
         env = envs.get_environment(id_, **given)
-        return physics_env(name, env, limit, {"env": name, "env_args": dict(params)}, _drawer(name, env))
+        made = physics_env(name, env, limit, {"env": name, "env_args": dict(params)}, _drawer(name, env))
+        check_stable(made)  # Brax is no longer maintained: some of it does not run with every JAX
+        return made
     except Exception as error:
         raise SettingsError(f"Brax cannot make {id_}: {error}") from error
 
