@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.base import Env, TimeStep
-from jaxrl.envs.suites import KEY, box_of, check_id, like_defaults
+from jaxrl.envs.suites import KEY, box_of, check_id, like_defaults, restored, stored
 from jaxrl.errors import require_extra
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
@@ -44,41 +44,40 @@ def craftax_env(name: str, **params: Any) -> Env:
     limit = given.get("max_timesteps", defaults["max_timesteps"])
     own = env.default_params.replace(**{**given, "max_timesteps": NEVER})
     pixels = "-Pixels-" in id_
-    state, seen = jax.eval_shape(partial(_reset, env, own, pixels), KEY)
+    obs, like = jax.eval_shape(env.reset_env, KEY, own)
+    seen = jax.eval_shape(partial(_seen, pixels=pixels), obs)
     space = Box(0, 255, seen.shape, "uint8") if pixels else box_of(seen)
     room = "craftax.craftax_classic" if "-Classic-" in id_ else "craftax.craftax"
     feats = [feat.name.lower() for feat in importlib.import_module(f"{room}.constants").Achievement]
     return Env(
         spec=EnvSpec(name, space, Discrete(env.num_actions), limit),
-        reset=partial(_reset, env, own, pixels),
-        step=partial(_step, env, own, pixels, state, feats),
-        render=partial(_render, room),
+        reset=partial(_reset, env, own, pixels, like),
+        step=partial(_step, env, own, pixels, like, feats),
+        render=partial(_render, room, like),
         settings={"env": name, "env_args": dict(params)},
     )
 
 
-def _reset(env: Any, params: Any, pixels: bool, key: Key) -> tuple[PyTree, Array]:
+def _reset(env: Any, params: Any, pixels: bool, like: PyTree, key: Key) -> tuple[PyTree, Array]:
     obs, state = env.reset_env(key, params)
-    return jax.tree.map(jnp.asarray, state), _seen(obs, pixels)
+    return stored(state, like), _seen(obs, pixels)
 
 
 def _step(
     env: Any, params: Any, pixels: bool, like: PyTree, feats: list[str], state: PyTree, action: Array, key: Key
 ) -> tuple[PyTree, TimeStep]:
-    """Step in the dtypes of the reset."""
-    obs, state, reward, done, _ = env.step_env(key, state, action, params)
+    obs, state, reward, done, _ = env.step_env(key, restored(state, like), action, params)
     achieved = state.achievements * 100.0
     info = {f"episode_achievements/{feat}": achieved[i] for i, feat in enumerate(feats)}
-    state = jax.tree.map(lambda x, leaf: jnp.asarray(x, leaf.dtype), state, like)
-    return state, TimeStep(_seen(obs, pixels), reward, done, False, info)
+    return stored(state, like), TimeStep(_seen(obs, pixels), reward, done, False, info)
 
 
 def _seen(obs: Array, pixels: bool) -> Array:
     return jnp.round(obs * 255.0).astype(jnp.uint8) if pixels else obs
 
 
-def _render(room: str, state: PyTree) -> np.ndarray:
-    return np.asarray(_renderer(room)(state), np.uint8)
+def _render(room: str, like: PyTree, state: PyTree) -> np.ndarray:
+    return np.asarray(_renderer(room)(restored(state, like)), np.uint8)
 
 
 @functools.cache

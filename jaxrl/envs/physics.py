@@ -10,11 +10,10 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.base import Env, RenderFn, TimeStep, draw_nothing
-from jaxrl.envs.suites import KEY, boxes_of
+from jaxrl.envs.suites import KEY, boxes_of, restored, stored
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
@@ -35,12 +34,12 @@ def physics_env(
     """
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), jax.eval_shape(env.reset, KEY))
     spec = EnvSpec(name, boxes_of(like.obs), Box(-1.0, 1.0, (env.action_size,)), -(-limit // repeat))
-    return Env(spec, partial(_reset, env), partial(_step, env, like, repeat), draw_nothing, render, settings)
+    return Env(spec, partial(_reset, env, like), partial(_step, env, like, repeat), draw_nothing, render, settings)
 
 
-def _reset(env: Any, key: Key) -> tuple[PyTree, PyTree]:
-    state = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), env.reset(key))
-    return state, state.obs
+def _reset(env: Any, like: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+    first = env.reset(key)
+    return stored(first, like), stored(first.obs, like.obs)
 
 
 def _step(env: Any, like: PyTree, repeat: int, state: Any, action: Array, noise: tuple[()]) -> tuple[PyTree, TimeStep]:
@@ -57,9 +56,7 @@ def _step(env: Any, like: PyTree, repeat: int, state: Any, action: Array, noise:
 
 
 def _advance(env: Any, like: PyTree, state: Any, action: Array) -> Any:
-    """Step once, in the dtypes of the reset; the dicts of `state` are copied, as environments write to them."""
-    after = env.step(jax.tree.map(lambda x: x, state), action)
-    return jax.tree.map(lambda x, leaf: jnp.asarray(x, leaf.dtype), after, like)
+    return stored(env.step(restored(state, like), action), like)
 
 
 def picture(name: str, draw: Any) -> np.ndarray:

@@ -133,14 +133,6 @@ def test_a_key_in_the_state_that_advances() -> None:
     assert check_env(walker(keyed_step(advance=True), keyed_reset), STEPS) == []
 
 
-def test_a_key_in_the_state_that_no_step_reads_may_stay() -> None:
-    def step(state: Any, action: Any, noise: Any) -> tuple[Any, TimeStep]:
-        place = state["place"] + jax.random.normal(noise, (1,))
-        return {**state, "place": place}, TimeStep(place, 1.0, jnp.abs(place[0]) > 3)
-
-    assert check_env(walker(step, keyed_reset), STEPS) == []
-
-
 def blind_step(state: Any, action: Any, key: Any) -> tuple[Any, TimeStep]:
     state = state + 2.0 * action - 1.0
     return state, TimeStep(state, 1.0, jnp.abs(state[0]) > 5)

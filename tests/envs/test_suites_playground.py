@@ -1,5 +1,6 @@
 """MuJoCo Playground: every name keeps its contract, its numbers are the suite's, and limits are not ends."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,16 @@ CONTROL = playground.dm_control_suite.ALL_ENVS
 ROBOTS = [name for name in playground.registry.ALL_ENVS if name not in CONTROL]
 
 
+@pytest.fixture(autouse=True)
+def _loosely() -> Iterator[None]:
+    """Let ranks be promoted: the suite's own code relies on it, when an environment is made already."""
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
 @pytest.mark.parametrize("name", CONTROL)
 def test_every_environment_without_robots_keeps_its_forms(name: str) -> None:
-    with jax.numpy_rank_promotion("allow"):
-        spec = vectorise(make_env(PREFIX + name), 2).spec
+    spec = vectorise(make_env(PREFIX + name), 2).spec
     assert (spec.name, spec.time_limit) == (PREFIX + name, 1000)
     assert (spec.action_space.low, spec.action_space.high) == (-1.0, 1.0)
 
@@ -50,28 +57,26 @@ def test_the_limit_truncates_and_the_last_observation_is_the_true_one() -> None:
 def test_numbers_are_those_of_the_suite_for_the_same_keys() -> None:
     env = make_env(CARTPOLE)
     theirs = playground.registry.load("CartpoleBalance", config_overrides={"impl": "jax"})
-    with jax.numpy_rank_promotion("allow"):
-        step, their_step = jax.jit(env.step), jax.jit(theirs.step)
-        (state, obs), their = jax.jit(env.reset)(jax.random.key(3)), jax.jit(theirs.reset)(jax.random.key(3))
-        np.testing.assert_array_equal(obs, their.obs)
-        for t in range(5):
-            action = np.full(1, 0.1 * t, np.float32)
-            state, out = step(state, action, ())
-            their = their_step(their, action)
-            np.testing.assert_allclose(out.obs, their.obs, rtol=1e-5, atol=1e-6)
-            assert float(out.reward) == pytest.approx(float(their.reward), rel=1e-5)
-            assert not out.terminated
+    step, their_step = jax.jit(env.step), jax.jit(theirs.step)
+    (state, obs), their = jax.jit(env.reset)(jax.random.key(3)), jax.jit(theirs.reset)(jax.random.key(3))
+    np.testing.assert_array_equal(obs, their.obs)
+    for t in range(5):
+        action = np.full(1, 0.1 * t, np.float32)
+        state, out = step(state, action, ())
+        their = their_step(their, action)
+        np.testing.assert_allclose(out.obs, their.obs, rtol=1e-5, atol=1e-6)
+        assert float(out.reward) == pytest.approx(float(their.reward), rel=1e-5)
+        assert not out.terminated
 
 
 def test_a_repeated_action_adds_rewards_and_counts_steps_of_the_suite() -> None:
     once, twice = make_env(CARTPOLE), make_env(CARTPOLE, action_repeat=2, episode_length=7)
     assert twice.spec.time_limit == 4
-    with jax.numpy_rank_promotion("allow"):
-        state, _ = jax.jit(once.reset)(jax.random.key(0))
-        action = np.full(1, 0.5, np.float32)
-        _, both = jax.jit(twice.step)(state, action, ())
-        first_state, first = jax.jit(once.step)(state, action, ())
-        _, second = jax.jit(once.step)(first_state, action, ())
+    state, _ = jax.jit(once.reset)(jax.random.key(0))
+    action = np.full(1, 0.5, np.float32)
+    _, both = jax.jit(twice.step)(state, action, ())
+    first_state, first = jax.jit(once.step)(state, action, ())
+    _, second = jax.jit(once.step)(first_state, action, ())
     np.testing.assert_allclose(both.obs, second.obs, rtol=1e-5, atol=1e-6)
     assert float(both.reward) == pytest.approx(float(first.reward + second.reward), rel=1e-5)
 
