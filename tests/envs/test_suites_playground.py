@@ -23,9 +23,10 @@ ROBOTS = [name for name in playground.registry.ALL_ENVS if name not in CONTROL]
 
 @pytest.fixture(autouse=True)
 def _loosely() -> Iterator[None]:
-    """Let ranks be promoted: the suite's own code relies on it, when an environment is made already."""
-    with jax.numpy_rank_promotion("allow"):
-        yield
+    """Let ranks be promoted, in all threads: the suite's own code relies on it, when an environment is made already."""
+    jax.config.update("jax_numpy_rank_promotion", "allow")
+    yield
+    jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 @pytest.mark.parametrize("name", CONTROL)
