@@ -71,12 +71,16 @@ class NoCheckpointError(JaxrlError):
     exit_code = 6
 
 
-def require_extra(module: str, what: str) -> Any:
-    """Import the optional `module`, which `what` needs; raise `SettingsError` with the command that installs it."""
+def require_extra(module: str, what: str, extra: str = "") -> Any:
+    """Import the optional `module`, which `what` needs; raise `SettingsError` with the command that installs it.
+
+    `extra` is the extra of jaxrl that brings the module, if it has another name.
+    """
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise SettingsError(f"{what} need the extra `{module}`: pip install 'jaxrl[{module}]'") from None
+        extra = extra or module
+        raise SettingsError(f"{what} need the extra `{extra}`: pip install 'jaxrl[{extra}]'") from None
 
 
 SHOWN = 12

@@ -83,6 +83,38 @@ PRESETS["dqn"] = {
 }
 
 _NORMALISED = {"normalise_obs": True, "normalise_reward": True}
+
+
+def _physics(rollouts: int, num_envs: int, rollout: int, epochs: int, lr: float, discount: float) -> dict[str, Any]:
+    """Return settings after the PPO of Brax; several of its unrolls in a row are one rollout here."""
+    updates = 32 * epochs
+    return {
+        "max_opts": rollouts * updates,
+        "eval_interval": max(rollouts // 10, 1) * updates,
+        "record_interval": updates,
+        "save_interval": max(rollouts // 10, 1) * updates,
+        "num_envs": num_envs,
+        "rollout": rollout,
+        "epochs": epochs,
+        "minibatches": 32,
+        "agent": {
+            "lr": lr,
+            "clip_eps": 0.3,
+            "max_grad_norm": 1e6,
+            "features": [256, 256, 256],
+            "activation": "silu",
+            "squash": True,
+            "free_scale": False,
+        },
+        "processor": {
+            "normalise_obs": True,
+            "normalise_reward": False,
+            "reward_scale": 10.0,
+            "discount": discount,
+        },
+    }
+
+
 # The number of environment steps is that of the rollouts: iterations of rollout * num_envs steps, each of
 # epochs * minibatches optimisation steps. Learning rates fall to 0 over the whole run.
 PRESETS["ppo"] = {
@@ -167,6 +199,32 @@ PRESETS["ppo"] = {
         "agent": {"lr": 1e-3, "lr_decay": 4_000, "core": "gru"},
         "processor": {"normalise_reward": False},
     },
+    # 983 040 environment steps, as in Craftax's table for a million. Settings of Craftax Baselines (Matthews et al.
+    # 2024, https://arxiv.org/abs/2402.16801).
+    "craftax:*": {
+        "max_opts": 480,
+        "eval_interval": 96,
+        "record_interval": 32,
+        "save_interval": 96,
+        "num_envs": 1024,
+        "rollout": 64,
+        "minibatches": 8,
+        "agent": {
+            "lr": 2e-4,
+            "lr_decay": 480,
+            "gae_lambda": 0.8,
+            "max_grad_norm": 1.0,
+            "features": [512, 512, 512],
+        },
+        "processor": {"normalise_reward": False},
+    },
+    # 60 million environment steps, for a GPU. Playground's own settings for the DM Control Suite (Zakka et al. 2025,
+    # https://arxiv.org/abs/2502.08844); policy and value have networks of one size here.
+    "playground:*": _physics(61, num_envs=2048, rollout=480, epochs=16, lr=1e-3, discount=0.995),
+    # 50 and 2 million environment steps, for a GPU. Settings of Brax's own notebook for `ant` and `inverted_pendulum`
+    # (Freeman et al. 2021, https://arxiv.org/abs/2106.13281).
+    "brax:*": _physics(153, num_envs=4096, rollout=80, epochs=4, lr=3e-4, discount=0.97),
+    "brax:inverted_*": _physics(12, num_envs=2048, rollout=80, epochs=4, lr=3e-4, discount=0.97),
 }
 # Sixteen environments as in Mnih et al. 2016, https://arxiv.org/abs/1602.01783; rewards normalised, longer rollouts,
 # Adam.

@@ -88,6 +88,9 @@ class Suite(NamedTuple):
 SUITES: dict[str, Suite] = {
     "gymnasium": Suite("jaxrl.envs.host", "gymnasium_env"),
     "envpool": Suite("jaxrl.envs.envpool", "envpool_env"),
+    "playground": Suite("jaxrl.envs.playground", "playground_env"),
+    "craftax": Suite("jaxrl.envs.craftax", "craftax_env"),
+    "brax": Suite("jaxrl.envs.brax", "brax_env"),
     "xminigrid": Suite("jaxrl.envs.xminigrid", "xminigrid_env"),
     "jumanji": Suite("jaxrl.envs.jumanji", "jumanji_env"),
     "pgx": Suite("jaxrl.envs.pgx", "pgx_env"),
@@ -154,7 +157,11 @@ def suite_of(env: str) -> tuple[Suite | None, str]:
 
 
 def suited(presets: Mapping[str, Mapping[str, Any]], env: str | None) -> Sequence[Mapping[str, Any]]:
-    """Return the presets whose name or family matches an environment, whatever suite it comes from."""
+    """Return the presets whose name or family matches an environment, whatever suite it comes from.
+
+    A preset whose own name has a suite's prefix is for that suite alone.
+    """
     if env is None:
         return []
-    return [found for name, found in presets.items() if fnmatchcase(suite_of(env)[1], name)]
+    names = (env, suite_of(env)[1])
+    return [found for family, found in presets.items() if any(fnmatchcase(name, family) for name in names)]

@@ -71,6 +71,10 @@ def test_presets_of_a_name_and_of_a_family_come_together_whatever_the_suite() ->
     presets = {"Catch-*": {"num_envs": 4}, "Catch-v1": {"seed": 1}, "Pong": {"seed": 2}}
     assert suited(presets, "gymnasium:Catch-v1") == [{"num_envs": 4}, {"seed": 1}]
     assert suited(presets, "My-Catch-v1") == suited(presets, None) == []
+    # A name with a suite's prefix is for that suite alone.
+    own = {"brax:*": {"num_envs": 8}, "ant": {"seed": 3}}
+    assert suited(own, "brax:ant") == [{"num_envs": 8}, {"seed": 3}]
+    assert suited(own, "ant") == [{"seed": 3}]
 
 
 @pytest.mark.parametrize(("space", "said"), [(jaxrl.Box(0, 9, (2,), "int32"), "Box actions of int32"), ({}, "dict")])

@@ -10,7 +10,11 @@ import numpy as np
 from toys_envs import rollout
 
 import jaxrl
+from jaxrl.algos import build
+from jaxrl.config import preset
 from jaxrl.envs import Env, make_env, vectorise
+from jaxrl.presets import PRESETS
+from jaxrl.registry import suited
 from jaxrl.spaces import sample_space, space_struct
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.types import Step
@@ -64,6 +68,17 @@ def resumes_to_the_same_bits(name: str, path: Path, **params: Any) -> None:
         trainer(4, "parts").train()
         parts = trainer(8, "parts", resume=True).train()
     assert state_digest(whole.state) == state_digest(parts.state)
+
+
+def presets_fit(name: str) -> None:
+    """Assert that PPO has a preset for `name`, of which a run can be made and comes out even."""
+    assert suited(PRESETS["ppo"], name)
+    config = preset("ppo", name)
+    config.check()
+    with jax.numpy_rank_promotion("allow"):
+        schedule = config.schedule(build("ppo", config))
+    assert schedule.opt_steps(schedule.last) == config.max_opts
+    assert config.agent.lr_decay in (0, config.max_opts)
 
 
 def trains_by_command(name: str, path: Path, *more: str) -> str:

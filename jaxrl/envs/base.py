@@ -29,7 +29,7 @@ class TimeStep(NamedTuple):
     truncated: Array | bool = False
     """The episode was cut off from outside. `vectorise` applies the limit `EnvSpec.time_limit`."""
     info: Mapping[str, Array] = {}
-    """Scalars to record."""
+    """Scalars to record: over all steps, or over ends of episodes alone where the name begins with `episode_`."""
 
 
 class ResetFn(Protocol):

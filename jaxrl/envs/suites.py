@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.random import key_data, wrap_key_data
 
 from jaxrl.errors import SettingsError, check_count, close_to, nearest
 from jaxrl.spaces import Box, Space
@@ -78,6 +80,44 @@ def _as_kind(name: str, value: Any, kind: type) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
         raise SettingsError(f"{name} is {value!r}; expected a finite number")
     return float(value)
+
+
+def like_defaults(name: str, params: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `params` of environment `name`, each checked and converted to the kind of its default.
+
+    Numbers, flags, texts and rows of numbers are; other values are returned as they are.
+    """
+    check_params(name, params, defaults)
+    return {word: _as_default(f"{name}: {word}", value, defaults[word]) for word, value in params.items()}
+
+
+def _as_default(name: str, value: Any, default: Any) -> Any:
+    if isinstance(default, int) and not isinstance(default, bool):
+        return check_whole(name, value, min(1, default))
+    if isinstance(default, bool | float):
+        return _as_kind(name, value, type(default))
+    if isinstance(default, str) and not isinstance(value, str):
+        raise SettingsError(f"{name} is {value!r}; expected a text, such as {default!r}")
+    if isinstance(default, tuple) and np.shape(value) != np.shape(default):
+        raise SettingsError(f"{name} is {value!r}; expected {len(default)} values, such as {list(default)}")
+    return tuple(value) if isinstance(default, tuple) else value
+
+
+def stored(state: PyTree, like: PyTree) -> Any:
+    """Return the state of a suite as states are kept: in the dtypes of a reset's, `like`, and with keys as plain bits.
+
+    A key has the type of the generator that made it, which is not the same one everywhere.
+    """
+    return jax.tree.map(lambda x, leaf: key_data(x) if _is_key(leaf) else jnp.asarray(x, leaf.dtype), state, like)
+
+
+def restored(state: PyTree, like: PyTree) -> Any:
+    """Return what `stored` was given, in new containers: some environments write to the dicts in their states."""
+    return jax.tree.map(lambda x, leaf: wrap_key_data(x) if _is_key(leaf) else x, state, like)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def reads_key(step: Callable[[Any, Any, Any], Any], state: PyTree, action: PyTree) -> bool:

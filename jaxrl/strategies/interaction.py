@@ -39,6 +39,10 @@ class Scene(NamedTuple):
     processor: PyTree
 
 
+OF_EPISODES = "episode_"
+"""How the names of those scalars begin that are of a whole episode, and are recorded where one ends."""
+
+
 class StepInfo(NamedTuple):
     """The part of a `Step` that is logged: every leaf `[N]`, or `[T, N]` for several steps."""
 
@@ -160,7 +164,7 @@ def step_info(step: Step) -> StepInfo:
 def episode_metrics(seen: StepInfo) -> Metrics:
     """Summarise the episodes that ended, and the environment's own scalars."""
     done = seen.terminated | seen.truncated
-    of_episodes = {name: seen.info[name] for name in ("episode_return", "episode_length")}
+    of_episodes = {name: value for name, value in seen.info.items() if name.startswith(OF_EPISODES)}
     own = {f"info/{name}": value for name, value in seen.info.items() if name not in of_episodes}
     events = {
         "episodes": done,

@@ -39,3 +39,19 @@ def test_the_command_line_says_so_in_one_line() -> None:
     assert run.returncode == 2
     assert run.stderr.strip().splitlines()[-1].endswith("games of Pgx need the extra `pgx`: pip install 'jaxrl[pgx]'")
     assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("suite", "module", "name"),
+    [
+        ("playground", "mujoco_playground", "CartpoleBalance"),
+        ("craftax", "craftax", "Craftax-Symbolic-v1"),
+        ("brax", "brax", "ant"),
+    ],
+)
+def test_the_extra_is_named_whatever_the_name_of_its_module(
+    suite: str, module: str, name: str, monkeypatch: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(SettingsError, match=rf"need the extra `{suite}`: pip install 'jaxrl\[{suite}\]'$"):
+        make_env(f"{suite}:{name}")

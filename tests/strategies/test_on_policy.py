@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from stacked import reduce_metrics
 from toys_closed_form import TOYS, action_preference, counting_env
-from toys_envs import nan_at
+from toys_envs import counting, nan_at
 
 import jaxrl.strategies.base
 from jaxrl.agents import Agent, dqn, ppo
@@ -148,6 +148,20 @@ def test_episode_metrics_are_those_of_the_true_trajectory(trajectory):
     assert int(metrics["truncated"].count) == len(ends) - sum(ends) > 0
     for name, values in (("episode_return", returns), ("episode_length", lengths)):
         assert [float(x) for x in metrics[name]] == [len(values), sum(values), min(values), max(values)]
+
+
+def test_scalars_of_whole_episodes_are_recorded_only_where_one_ends():
+    env = counting(length=4)
+
+    def step(state, action, noise):
+        state, out = env.step(state, action, noise)
+        return state, out._replace(info={"steps": out.reward, "episode_steps": out.reward})
+
+    _, metrics = rollouts(env._replace(step=step), 2, rollout=4, width=2)
+    count, total, low, high = map(float, metrics["episode_steps"])
+    assert (total / count, low, high) == (4, 4, 4)
+    count, total, low, high = map(float, metrics["info/steps"])
+    assert (total / count, low, high) == (2.5, 1, 4)
 
 
 @pytest.mark.parametrize("where", ["obs", "reward"])
