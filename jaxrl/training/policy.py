@@ -118,4 +118,9 @@ def _follow(policy: Policy, params: PyTree, carry: PyTree, action: PyTree, obs: 
 
 def describe(policy: Policy | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return what rebuilds `policy` without the code that trained it."""
-    return {"settings": plain(settings), "spec": None if policy is None else spec_to_plain(policy.spec)}
+    return {"settings": plain(settings), "spec": spec_facts(policy)}
+
+
+def spec_facts(policy: Policy | None) -> dict[str, Any] | None:
+    """Return the spaces that `policy` acts in, for JSON."""
+    return None if policy is None else spec_to_plain(policy.spec)

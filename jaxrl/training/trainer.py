@@ -24,7 +24,7 @@ from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, eval_colum
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.logbook import Logbook, unpacking
-from jaxrl.training.policy import GreedyPolicy
+from jaxrl.training.policy import GreedyPolicy, spec_facts
 from jaxrl.training.program import (
     check_step,
     compile_all,
@@ -333,7 +333,7 @@ class Trainer:
         return self.interrupt.reason
 
     def _save(self) -> None:
-        facts = self._log.facts(self.ledger, self._health())
+        facts = self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy))
         with self.ledger.timed("save"):
             self._storage.keep_best(self._best)  # again, if the disk did not take it
             self._storage.save(self.schedule.opt_steps(self.ledger.t), (self.state, self._sums), facts)
