@@ -61,7 +61,7 @@ def load_policy(
     """
     for name in made:
         if name not in ACTS:
-            raise SettingsError(f"load_policy has no argument {name!r}; expected strategy, step, {' or '.join(ACTS)}")
+            raise SettingsError(f"load_policy has no argument {name!r}; expected strategy, {', '.join(ACTS)} or step")
     step = which_step(step)
     run_dir = resolve(run_dir, member)
     if step in (None, "best") and (found := _load_best(run_dir, strategy, made)) is not None:
