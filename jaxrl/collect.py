@@ -10,8 +10,7 @@ import jax
 from jaxrl.buffers import summary_of
 from jaxrl.envs import HostEnv
 from jaxrl.errors import SettingsError, check_between, print_line
-from jaxrl.evaluate import add_env_options, env_of
-from jaxrl.loading import load_policy
+from jaxrl.evaluate import add_env_options, add_which, env_of, load_named
 from jaxrl.training.data.collect import gather
 from jaxrl.training.data.files import save_dataset
 
@@ -23,8 +22,7 @@ def main(args: Sequence[str]) -> int:
         description="Gather a data set with the best policy of a run.",
         epilog="Example: python -m jaxrl.collect runs/cartpole --transitions 20000 --out cartpole.npz --random 0.3",
     )
-    parser.add_argument("run_dir", help="directory of the run")
-    parser.add_argument("--member", type=int, help="which of a population (default: the one with the best score)")
+    add_which(parser)
     add_env_options(parser)
     parser.add_argument("--transitions", type=int, required=True, help="environment steps to take")
     parser.add_argument("--out", required=True, help="data set to write, an .npz file")
@@ -38,7 +36,7 @@ def main(args: Sequence[str]) -> int:
     check_between("--seed", options.seed, 0, 2**32 - 1)
     cache_compilations()
     require_devices()
-    policy = load_policy(options.run_dir, member=options.member)
+    policy = load_named(options)
     env = env_of(policy, options.env, options.env_args)
     if isinstance(env, HostEnv):
         raise SettingsError(

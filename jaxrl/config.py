@@ -31,6 +31,9 @@ class Request(NamedTuple):
     start_over: bool
     population: Mapping[str, Any] | None = None
     """The fields of `PopulationConfig` that were given, if any were."""
+    from_run: str | None = None
+    """The run at whose checkpoint `from_step` a new one begins."""
+    from_step: str | None = None
 
 
 def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
@@ -43,11 +46,16 @@ def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
     args = list(args)
     _answer(args)
     file, resume = _take(args, "--config"), _take(args, "--resume")
+    from_step = _take(args, "--from-step")
     allow_changes, start_over = _switch(args, "--allow-changes"), _switch(args, "--start-over")
     if file and resume:
         raise SettingsError("--resume takes all settings from the run; leave --config out")
     if (allow_changes or start_over) and not resume:
         raise SettingsError("--allow-changes and --start-over say how to resume; give --resume DIR as well")
+    if from_step and not (resume and _peek(args, "--run-dir")):
+        raise SettingsError(
+            "--from-step begins a new run from a checkpoint; give --resume RUN and --run-dir NEW as well"
+        )
     given = _population(args)
     if resume:
         require_run(Path(resume))
@@ -74,10 +82,17 @@ def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
     config = preset(algo, env if isinstance(env, str) else None)
     config = from_plain(config, {k: v for k, v in from_file.items() if k not in ("algo", "custom")}, file)
     config = _flags(algo, config, args, prog)
-    if resume and config.run_dir not in (None, resume):
-        raise SettingsError(f"--resume {resume} goes on in that directory; leave --run-dir out")
+    if resume and not from_step and config.run_dir not in (None, resume):
+        raise SettingsError(
+            f"--resume {resume} goes on in that directory; leave --run-dir out, or begin a new run there from one of "
+            "its checkpoints by --from-step N"
+        )
     if config.run_dir == "":
         raise SettingsError("--run-dir needs a value")
+    if from_step and members:
+        raise SettingsError(f"{resume} is a population; branch off from one of its members, as of {resume}/members")
+    if from_step:
+        return Request(algo, config, True, allow_changes, start_over, None, resume, from_step)
     config = replace(config, run_dir=resume) if resume else config
     return Request(algo, config, bool(resume), allow_changes, start_over, members)
 
@@ -235,7 +250,7 @@ def _unknown(algo: str, word: str, config: Any) -> str:
         return (
             f"unexpected argument {word!r} after {algo}; the algorithm comes first, then flags, as in: {algo} --seed 1"
         )
-    more = ("config", "resume", "allow_changes", "start_over", "version", "list_envs")
+    more = ("config", "resume", "allow_changes", "start_over", "from_step", "version", "list_envs")
     flags = [f"--{name.replace('_', '-')}" for name in (*_flag_names(config), *more)]
     return f"unknown argument {word}; {nearest(word.split('=')[0], flags, settings=True)}"
 
@@ -335,7 +350,8 @@ def _description(algo: str) -> str:
         f"Train {ALGORITHMS[algo].title}. The first argument names the algorithm ({', '.join(ALGORITHMS)}). "
         "--config FILE reads settings from a YAML file; flags win over it. --resume DIR goes on with a run and needs "
         "no other flag; with --allow-changes also under other settings or versions, with --start-over from its very "
-        f"beginning, what was there being moved aside. --recorders takes any of: {told}."
+        "beginning, what was there being moved aside. --resume RUN --from-step N --run-dir NEW begins a new run from a "
+        f"checkpoint of another, which stays as it is. --recorders takes any of: {told}."
     )
 
 

@@ -1,17 +1,17 @@
-"""`python -m jaxrl.evaluate RUN_DIR`: evaluate a run's best policy on fresh greedy episodes."""
+"""`python -m jaxrl.evaluate RUN_DIR`: evaluate a run's best policy, or another, on fresh greedy episodes."""
 
 from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # first, for it takes the signals
 
 # isort: split
-from collections.abc import Mapping, Sequence
-from typing import Any
+from argparse import Namespace
+from collections.abc import Sequence
 
 import jax
 
+from jaxrl import loading
 from jaxrl.envs import Env, HostEnv, make_env
 from jaxrl.envs.base import require_same_spaces
-from jaxrl.envs.registry import require_plain
-from jaxrl.errors import SettingsError, check_between, check_count, print_line
+from jaxrl.errors import SettingsError, check_between, check_count, print_line, say
 from jaxrl.loading import load_policy
 from jaxrl.own_envs import admit
 from jaxrl.training import GreedyPolicy
@@ -23,11 +23,10 @@ def main(args: Sequence[str]) -> int:
     """Parse, load, run, print; return the exit code."""
     parser = Parser(
         "python -m jaxrl.evaluate",
-        description="Judge the best policy of a run by fresh greedy episodes.",
+        description="Judge the best policy of a run, or another, by fresh greedy episodes.",
         epilog="Example: python -m jaxrl.evaluate runs/cartpole --episodes 200 --table",
     )
-    parser.add_argument("run_dir", help="directory of the run")
-    parser.add_argument("--member", type=int, help="which of a population (default: the one with the best score)")
+    add_which(parser)
     add_env_options(parser)
     parser.add_argument("--episodes", type=int, default=100, help="greedy episodes, all in parallel (default: 100)")
     parser.add_argument("--seed", type=int, default=1_000_000, help="seed of the episodes (default: 1000000)")
@@ -39,7 +38,7 @@ def main(args: Sequence[str]) -> int:
     check_between("--seed", options.seed, 0, 2**32 - 1)
     cache_compilations()
     require_devices()
-    policy = load_policy(options.run_dir, member=options.member)
+    policy = load_named(options)
     evaluate = evaluator_for(env_of(policy, options.env, options.env_args), policy.policy, options.episodes)
     result = evaluate(policy.params, jax.random.key(options.seed))
     if options.table or options.json:
@@ -52,6 +51,23 @@ def main(args: Sequence[str]) -> int:
         f"length {result.lengths.mean():.6g}, over {len(returns)} episodes, {result.unfinished} unfinished"
     )
     return 0
+
+
+def add_which(parser: Parser) -> None:
+    """Add the arguments that say which policy is meant."""
+    parser.add_argument("run_dir", help="directory of the run")
+    parser.add_argument("--member", type=int, help="which of a population (default: the one with the best score)")
+    parser.add_argument(
+        "--step", help="best, latest, final, or the optimisation steps of a checkpoint (default: best, else latest)"
+    )
+
+
+def load_named(options: Namespace) -> GreedyPolicy:
+    """Load the policy that the arguments of `add_which` name; say so if it is not the best and nobody named it."""
+    policy = load_policy(options.run_dir, member=options.member, step=options.step)
+    if options.step is None and policy.facts["kept_as"] != "best":
+        say(f"{options.run_dir} has no best policy: the latest is used, of checkpoint {policy.facts['opt_steps']}")
+    return policy
 
 
 def add_env_options(parser: Parser) -> None:
@@ -73,26 +89,11 @@ def env_of(policy: GreedyPolicy, env: str | None = None, env_args: Sequence[str]
     given = {name: read_value(value) for name, value in zip(env_args[::2], env_args[1::2], strict=True)}
     admit([env])
     if env is None:
-        env, trained = _env_of(policy)
+        env, trained = loading.env_in(policy.facts["settings"])
         given = {**trained, **given}
     made: Env | HostEnv = make_env(env, **given)
     require_same_spaces(made.spec, policy.policy.spec)
     return made
-
-
-def _env_of(policy: GreedyPolicy) -> tuple[str, Mapping[str, Any]]:
-    """Return the name and the parameters of the environment that a policy was trained in."""
-    settings = policy.facts["settings"]
-    if "env" in settings.get("custom", []):
-        raise SettingsError(
-            f"the environment {settings['env']} was made in Python; use load_policy and Evaluator there"
-        )
-    if "data" in settings and settings.get("env") is None:
-        raise SettingsError("the policy was learnt from data, and no env was named then; use load_policy in Python")
-    name, params = settings.get("env"), settings.get("env_args", {})
-    if not isinstance(name, str):
-        raise SettingsError(f"the best policy's environment is {name!r}; expected a name")
-    return name, require_plain(params, "the best policy")
 
 
 if __name__ == "__main__":

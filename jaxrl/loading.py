@@ -1,24 +1,36 @@
 """Load a trained policy without the code that trained it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
+from jaxrl.agents.base import Agent
 from jaxrl.algos import ProcessorConfig, build_processor, general, maker
 from jaxrl.config import from_plain
+from jaxrl.envs import make_env
+from jaxrl.envs.registry import require_plain
 from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.nn import Network
+from jaxrl.processors import Processor
 from jaxrl.registry import ALGORITHMS
-from jaxrl.spaces import spec_from_plain
+from jaxrl.spaces import EnvSpec, space_zeros, spec_from_plain, spec_to_plain
 from jaxrl.strategies import Policy, Strategy
 from jaxrl.strategies.interaction import bind, make_policy, policy_params_like
 from jaxrl.training.policy import GreedyPolicy
+from jaxrl.training.program import state_shapes
 from jaxrl.training.settings import renewed
 from jaxrl.training.storage.checkpoints import CheckpointError, MismatchError, Store
+from jaxrl.training.storage.leaves import describe_leaf, like_leaves, mismatch, rebuild
 from jaxrl.training.storage.members import resolve
+from jaxrl.training.storage.run_dir import read_metadata
+from jaxrl.written import whole
 
+NAMED_STEPS = ("best", "latest", "final")
+ENDED = ("max_opts", "max_env_steps", "stop_reward", "patience", "stop")
+"""The status of a run that has come to its end."""
 ACTS = ("make_network", "make_policy")
 """Arguments of agents that make the networks which choose actions; acting needs no other part."""
 
@@ -28,45 +40,215 @@ def load_policy(
     strategy: Strategy | None = None,
     *,
     member: int | None = None,
+    step: int | str | None = None,
     **made: Callable[..., Network] | None,
 ) -> GreedyPolicy:
-    """Load the best policy of a run; call it with an observation to get an action.
+    """Load a policy of a run, by default the best; call it with an observation to get an action.
 
     Args:
       run_dir: the run's directory, which is only read.
       strategy: the strategy that trained the policy; needed only if the agent or processor was made by hand.
       member: which of a population, by default that with the best score.
+      step: which of the run's policies: `best`, that of the `latest` valid checkpoint, the `final` one of a run that
+        has come to its end, or that of the checkpoint after so many optimisation steps. Left out, the best, or of a run
+        without evaluations the latest; `facts["kept_as"]` tells which.
       **made: `make_network` or `make_policy`, as given to the agent, if its network was made in Python. Optimizers and
         critics are not needed to act.
 
     Raises:
-      SettingsError: this is no run directory, or its policy cannot be rebuilt from these arguments.
-      NoCheckpointError: the run has no (valid) best policy.
+      SettingsError: this is no run directory, its policy cannot be rebuilt from these arguments, or there is no
+        checkpoint of that step.
+      NoCheckpointError: the run has no (valid) best policy or checkpoint.
     """
     for name in made:
         if name not in ACTS:
-            raise SettingsError(f"load_policy has no argument {name!r}; expected strategy, {' or '.join(ACTS)}")
+            raise SettingsError(f"load_policy has no argument {name!r}; expected strategy, {', '.join(ACTS)} or step")
+    step = which_step(step)
     run_dir = resolve(run_dir, member)
-    store = Store(Path(run_dir) / "best", 1)
+    if step in (None, "best") and (found := _load_best(run_dir, strategy, made)) is not None:
+        return found
+    if step == "best" or (step is None and read_metadata(run_dir).get("best_score") is not None):
+        raise NoCheckpointError(f"{run_dir} has no best policy; name a checkpoint by its step, as in step='latest'")
+    return _load_checkpoint(run_dir, step, strategy, made)
+
+
+def which_step(step: int | str | None) -> int | str | None:
+    """Return `step` as a name or a whole number; raise `SettingsError` if it is neither."""
+    number = whole(step)
+    if number is None or number in NAMED_STEPS or (type(number) is int and number >= 0):
+        return number
+    raise SettingsError(f"step is {step!r}; expected {', '.join(NAMED_STEPS)} or a number of optimisation steps")
+
+
+def _load_best(run_dir: Path, strategy: Strategy | None, made: Mapping[str, Any]) -> GreedyPolicy | None:
+    """Return the best policy of a run, or `None` if there is none."""
+    store = Store(run_dir / "best", 1)
     while store.steps():
         step = store.steps()[-1]
-        try:
+        with _explained(run_dir, f"the best policy of {run_dir}, best/{step},", strategy, made) as failed:
             facts = store.manifest(step)["facts"]
             policy, like = _rebuild(facts, strategy, made, run_dir)
             params, _ = store.load(step, like)
-            return GreedyPolicy(policy, params, facts)
-        except SettingsError:
-            raise
-        except MismatchError as error:
-            if strategy is None and not made:
-                raise NoCheckpointError(f"the best policy of {run_dir}, best/{step}, is damaged: {error}") from error
-            given = "the strategy" if strategy is not None else " and ".join(made)
-            raise SettingsError(f"{given} is not what trained {run_dir}: {error}") from error
-        except (CheckpointError, KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            if step in store.steps():  # else a running process has just replaced it by a better one
-                reason = error if isinstance(error, CheckpointError) else "what describes it is incomplete"
-                raise NoCheckpointError(f"the best policy of {run_dir}, best/{step}, is damaged: {reason}") from error
-    raise NoCheckpointError(f"{run_dir} has no best policy yet: nothing was evaluated")
+            return GreedyPolicy(policy, params, {**facts, "kept_as": "best"})
+        if step in store.steps():  # else a running process has just replaced it by a better one
+            raise failed[0]
+    return None
+
+
+def _load_checkpoint(
+    run_dir: Path, step: int | str | None, strategy: Strategy | None, made: Mapping[str, Any]
+) -> GreedyPolicy:
+    """Return the policy that a checkpoint holds; its arrays are read to the host, and the policy's alone stay."""
+    store = Store(run_dir / "checkpoints", 1)
+    while True:
+        number = _step_of(store, run_dir, step)
+        with _explained(run_dir, f"checkpoint {number} of {run_dir}", strategy, made) as failed:
+            facts = store.manifest(number)["facts"]
+            policy, params, spec = _policy_in(store, number, facts, strategy, made, run_dir)
+            own = {"settings": facts["settings"], "spec": spec_to_plain(spec), "env_steps": facts["env_steps"]}
+            return GreedyPolicy(policy, params, {"score": None, "opt_steps": number, **own, "kept_as": "checkpoint"})
+        if number in store.steps():  # else a running process has just removed it
+            raise failed[0]
+
+
+def _step_of(store: Store, run_dir: Path, step: int | str | None) -> int:
+    """Return which checkpoint is meant; raise `SettingsError` if that one is not kept."""
+    kept = store.steps()
+    metadata = read_metadata(run_dir)
+    status = metadata.get("status")
+    if step == "final" and status not in ENDED:
+        raise SettingsError(
+            f"{run_dir} has not come to its end (its status is {str(status)[:40]}), so that nothing is final; "
+            "'latest' is its newest checkpoint"
+        )
+    if isinstance(step, int):
+        if step not in kept:
+            there = f"kept are {', '.join(map(str, kept))}" if kept else "it keeps none"
+            raise SettingsError(f"{run_dir} keeps no checkpoint of step {step}; {there}")
+        return step
+    if not kept:
+        raise NoCheckpointError(f"{run_dir} has no best policy yet, nor a checkpoint: nothing was evaluated or saved")
+    newest = store.newest_facts()[0]
+    if step == "final" and newest != metadata.get("opt_steps", newest):
+        raise NoCheckpointError(f"{run_dir} ended after {metadata['opt_steps']} steps, but its last checkpoint is lost")
+    return newest
+
+
+@contextmanager
+def _explained(
+    run_dir: Path, what: str, strategy: Strategy | None, made: Mapping[str, Any]
+) -> Iterator[list[NoCheckpointError]]:
+    """Keep in the list given what is to be raised of something damaged, which may just have been removed.
+
+    Raises:
+      SettingsError: it is whole, but was not made by what was given.
+    """
+    failed: list[NoCheckpointError] = []
+    try:
+        yield failed
+    except SettingsError:
+        raise
+    except MismatchError as error:
+        if strategy is None and not made:
+            failed.append(NoCheckpointError(f"{what} is damaged: {error}"))
+            return
+        given = "the strategy" if strategy is not None else " and ".join(made)
+        raise SettingsError(f"{given} is not what trained {run_dir}: {error}") from error
+    except (CheckpointError, KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        reason = error if isinstance(error, CheckpointError) else "what describes it is incomplete"
+        failed.append(NoCheckpointError(f"{what} is damaged: {reason}"))
+
+
+# --- what a checkpoint holds of a policy ------------------------------------------------------------------------
+
+
+class _Learner(NamedTuple):
+    """The parts of a training state that a policy is made of."""
+
+    agent: Any
+    processor: Any
+
+
+def _policy_in(
+    store: Store,
+    step: int,
+    facts: dict[str, Any],
+    strategy: Strategy | None,
+    made: Mapping[str, Any],
+    run_dir: Path,
+) -> tuple[Policy, Any, EnvSpec]:
+    """Return the policy of a checkpoint, its parameters, and the spaces it acts in."""
+    if strategy is not None:
+        policy = _policy_of(strategy)
+        shapes = state_shapes(strategy)[0]
+    else:
+        policy, agent, processor = _parts({**facts, "spec": _spec_of(facts)}, made, run_dir)
+        shapes = _learner_shapes(agent, processor, policy.spec)
+        if "driven" in facts["settings"] and jax.tree.leaves(processor.learnt(shapes.processor)):
+            raise SettingsError(f"{run_dir} is a session whose processor learns; of such only the best can be loaded")
+    like, paths = _leaves_of(policy, shapes)
+    leaves, _ = store.read(step)
+    wanted = like_leaves(like)
+    for path, shape in zip(paths, wanted.values(), strict=True):
+        if path not in leaves:
+            raise MismatchError(f"it has no leaf {path}")
+        if different := mismatch([describe_leaf(path, leaves[path])], {path: shape}):
+            raise MismatchError(different)
+    return policy, rebuild(like, [leaves[path] for path in paths]), policy.spec
+
+
+def _leaves_of(policy: Policy, state: Any) -> tuple[Any, list[str]]:
+    """Return the parameters that `policy` takes from a `state` of shapes, and the paths that a checkpoint has of them.
+
+    Raises:
+      SettingsError: they are computed from the state, not parts of it.
+    """
+    state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)  # each an object of its own
+    paths = {id(leaf): path for leaf, path in zip(jax.tree.leaves(state), like_leaves((state,)), strict=True)}
+    try:
+        params = policy.params(state)
+        return params, [paths[id(leaf)] for leaf in jax.tree.leaves(params)]
+    except (KeyError, TypeError) as error:
+        raise SettingsError("the policy is computed from the training state, so that only the best is kept") from error
+
+
+def _learner_shapes(agent: Agent, processor: Processor, spec: EnvSpec) -> _Learner:
+    """Return the shapes of a training state, as far as a policy needs them."""
+    init = lambda key: _Learner(agent.init(key), processor.init(space_zeros(spec.observation_space, 1)))
+    shapes: _Learner = jax.eval_shape(init, jax.random.key(0))
+    return shapes
+
+
+def _spec_of(facts: Mapping[str, Any]) -> Any:
+    """Return the spaces of the run, of checkpoints up to version 0.5 by making its environment."""
+    if facts.get("spec") is not None:
+        return facts["spec"]
+    name, params = env_in(facts["settings"])
+    return spec_to_plain(make_env(name, **params).spec)
+
+
+def env_in(settings: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return the name and the parameters of the environment that a run with these settings was trained in.
+
+    Raises:
+      SettingsError: it was made by hand, there was none, or the parameters are not plain.
+    """
+    if "env" in settings.get("custom", []):
+        raise SettingsError(
+            f"the environment {settings['env']} was made in Python; use load_policy and Evaluator there"
+        )
+    if "data" in settings and settings.get("env") is None:
+        raise SettingsError("the policy was learnt from data, and no env was named then; use load_policy in Python")
+    name, params = settings.get("env"), settings.get("env_args", {})
+    if not isinstance(name, str):
+        raise SettingsError(f"the policy's environment is {name!r}; expected a name")
+    return name, require_plain(params, "the policy")
+
+
+def _policy_of(strategy: Strategy) -> Policy:
+    if strategy.policy is None:
+        raise SettingsError("the strategy given has no policy")
+    return strategy.policy
 
 
 def _rebuild(
@@ -75,10 +257,14 @@ def _rebuild(
     """Return the policy and the shapes of its parameters."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     if strategy is not None:
-        policy = strategy.policy
-        if policy is None:
-            raise SettingsError("the strategy given has no policy")
+        policy = _policy_of(strategy)
         return policy, jax.eval_shape(lambda key: policy.params(strategy.init(key)), key)
+    policy, agent, processor = _parts(facts, made, run_dir)
+    return policy, policy_params_like(agent, processor, policy.spec)
+
+
+def _parts(facts: Mapping[str, Any], made: Mapping[str, Any], run_dir: str | Path) -> tuple[Policy, Agent, Processor]:
+    """Return the policy, agent and processor that settings describe."""
     settings = renewed(facts["settings"])
     custom = set(settings.get("custom", []))
     by_hand = {"agent", "processor", "strategy"} & custom
@@ -99,4 +285,4 @@ def _rebuild(
     spec = spec_from_plain(facts["spec"])
     agent = maker(algo)(from_plain(general(algo).agent, settings["agent"]), **made)
     processor, bound = bind(agent, processor, spec)
-    return make_policy(bound, processor, spec), policy_params_like(bound, processor, spec)
+    return make_policy(bound, processor, spec), bound, processor

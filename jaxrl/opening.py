@@ -49,9 +49,15 @@ def first_line(args: Sequence[str]) -> str | None:
     where = f"on {env}" if env else "from data"
     run_dir = value_of(args, "--run-dir")
     told = [f"jaxrl {jaxrl.__version__}: {named} {where}", f"seed {seed}"]
-    told += [f"going on in {resume}"] if resume else [f"run directory {run_dir}"] if run_dir else []
+    told += [_branching(resume, args)] if resume else [f"run directory {run_dir}"] if run_dir else []
     told += ["generic settings (no preset for this environment)"] if _generic(named, env, settings) else []
     return ", ".join(told)
+
+
+def _branching(resume: str, args: Sequence[str]) -> str:
+    """Say where a run goes on, or from where it branches off."""
+    step = value_of(args, "--from-step")
+    return f"from step {step} of {resume}" if step else f"going on in {resume}"
 
 
 def value_of(args: Sequence[str], flag: str) -> str | None:

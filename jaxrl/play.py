@@ -12,8 +12,7 @@ import numpy as np
 from jaxrl.envs import Env, HostEnv
 from jaxrl.envs.host import to_host
 from jaxrl.errors import SettingsError, check_between, print_line
-from jaxrl.evaluate import add_env_options, env_of
-from jaxrl.loading import load_policy
+from jaxrl.evaluate import add_env_options, add_which, env_of, load_named
 from jaxrl.training import GreedyPolicy
 from jaxrl.trees import PyTree
 
@@ -25,8 +24,7 @@ def main(args: Sequence[str]) -> int:
         description="Film one greedy episode of the best policy of a run.",
         epilog="Example: python -m jaxrl.play runs/cartpole --out episode.gif",
     )
-    parser.add_argument("run_dir", help="directory of the run")
-    parser.add_argument("--member", type=int, help="which of a population (default: the one with the best score)")
+    add_which(parser)
     add_env_options(parser)
     parser.add_argument("--out", default="episode.gif", help="GIF to write (default: episode.gif)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the episode (default: 0)")
@@ -39,7 +37,7 @@ def main(args: Sequence[str]) -> int:
     require_writable(Path(options.out))
     cache_compilations()
     require_devices()
-    policy = load_policy(options.run_dir, member=options.member)
+    policy = load_named(options)
     frames, total = play(env_of(policy, options.env, options.env_args), policy, options.seed, options.max_steps)
     write_gif(frames, Path(options.out), options.fps)
     print_line(f"{options.out}: {len(frames)} frames, return {total:.6g}")

@@ -48,7 +48,8 @@ def main(args: Sequence[str]) -> int:
     trainer = trainer_of(
         strategy,
         trainer_config(config),
-        resume=request.resume,
+        resume=request.from_run or request.resume,
+        **({"from_step": request.from_step} if request.from_step else {}),
         allow_changes=request.allow_changes,
         start_over=request.start_over,
     )
@@ -67,11 +68,11 @@ def main(args: Sequence[str]) -> int:
     return 0 if number is None else 128 + number
 
 
-def trainer_of(trained: Strategy | Population, config: TrainerConfig, **how: bool) -> Trainer | PopulationTrainer:
+def trainer_of(trained: Strategy | Population, config: TrainerConfig, **how: Any) -> Trainer | PopulationTrainer:
     """Return what trains a strategy, or a population."""
     if isinstance(trained, Population):
-        return PopulationTrainer(trained, config, **how)  # type: ignore[arg-type]
-    return Trainer(trained, config, **how)  # type: ignore[arg-type]
+        return PopulationTrainer(trained, config, **how)
+    return Trainer(trained, config, **how)
 
 
 def population_config(given: Mapping[str, Any] | None) -> PopulationConfig | None:

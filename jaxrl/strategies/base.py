@@ -61,6 +61,8 @@ class Policy(NamedTuple):
     """`(params, carry) -> (carry, action)`: choose greedily."""
     observe: Callable[[PyTree, PyTree, Step], PyTree]
     """`(params, carry, step) -> carry`: take in what the action led to."""
+    sample: Callable[[PyTree, PyTree, Key, Array], tuple[PyTree, PyTree]] | None = None
+    """`(params, carry, key, opt_step) -> (carry, action)`: choose as in training; the key is consumed."""
 
 
 class Strategy(NamedTuple):

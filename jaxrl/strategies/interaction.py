@@ -303,6 +303,13 @@ def make_policy(agent: Agent, processor: Processor, spec: EnvSpec) -> Policy:
         action, extras = agent.act(params.agent, obs, None, jnp.uint32(0), "exploit")
         return (state, extras), action
 
+    def sample(params: PolicyParams, carry: PyTree, key: Key, opt_step: Array) -> tuple[PyTree, PyTree]:
+        state, _ = carry
+        obs = processor.freeze(params.processor).observe(state)
+        noise = agent.draw_act(key, jax.tree.leaves(obs)[0].shape[0])
+        action, extras = agent.act(params.agent, obs, noise, opt_step, "explore")
+        return (state, extras), action
+
     def observe(params: PolicyParams, carry: PyTree, step: Step) -> PyTree:
         state, extras = carry
         return processor.freeze(params.processor).process(state, step._replace(extras=extras))[0], extras
@@ -310,7 +317,7 @@ def make_policy(agent: Agent, processor: Processor, spec: EnvSpec) -> Policy:
     def params(state: Any) -> PolicyParams:
         return PolicyParams(agent.strip(state.agent), processor.learnt(state.processor))
 
-    return Policy(spec, params, begin_policy, act, observe)
+    return Policy(spec, params, begin_policy, act, observe, sample)
 
 
 def policy_params_like(agent: Agent, processor: Processor, spec: EnvSpec) -> PolicyParams:

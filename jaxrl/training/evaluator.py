@@ -23,6 +23,15 @@ from jaxrl.xla.options import graph_options
 MAX_STEPS = 10_000
 """Steps after which an episode without a time limit counts as unfinished."""
 
+EVAL_STREAM = 2**32 - 1
+"""Folded into the seed's key for evaluation: no iteration has this number."""
+CONFIRM_STREAM = 2**32 - 1
+"""Folded into the key of an evaluation for the second look at a candidate for the best.
+
+The first look has consumed that key by splitting it, and `fold_in` gives what a split would give as the key of this
+number: one far beyond those that an evaluation takes, hence independent of them.
+"""
+
 
 class Evaluation(NamedTuple):
     """The outcome of `E` episodes."""

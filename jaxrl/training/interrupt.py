@@ -29,6 +29,10 @@ class Interrupt:
         """Ask the run to save and stop."""
         self.reason = self.reason or reason
 
+    def clear(self) -> None:
+        """Forget that anyone has asked, for a run that goes on after it was stopped."""
+        self.reason = self.signal = None
+
     def __bool__(self) -> bool:
         return self.reason is not None
 

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from jaxrl.training.sanity import Extremes, extremes, support_missed, values_beyond
@@ -115,6 +115,10 @@ class Ledger:
             "opt_steps_per_sec": rate and rate * schedule.opt_steps_per_step,
             "env_steps_per_sec": rate and rate * schedule.env_steps_per_step,
         }
+
+    def taken_up(self, wall: float) -> "Ledger":
+        """Return this ledger for a run that goes on in the same process, after `wall` seconds of its own."""
+        return replace(self, wall_s=wall, _begun=time.perf_counter())
 
     def facts(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of the ledger."""

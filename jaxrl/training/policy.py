@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Literal
 
 from jaxrl.errors import SettingsError
@@ -14,7 +15,7 @@ from jaxrl.masks import completed
 from jaxrl.spaces import as_shape, space_struct, spec_to_plain
 from jaxrl.strategies.base import Policy
 from jaxrl.training.storage.run_dir import plain
-from jaxrl.trees import PyTree
+from jaxrl.trees import Key, PyTree
 from jaxrl.types import Step
 
 
@@ -30,6 +31,7 @@ class GreedyPolicy:
         self.facts = facts or {}
         """What was known of it when it was saved: `score`, `opt_steps`, `env_steps`."""
         self._begin, self._follow = jax.jit(partial(_begin, policy)), jax.jit(partial(_follow, policy))
+        self._opt_steps = np.uint32(self.facts.get("opt_steps") or 0)
         self._remembers: bool | None = None
         self.reset()
 
@@ -44,21 +46,26 @@ class GreedyPolicy:
         """Begin a new episode."""
         self._memory: Any = None
 
-    def __call__(self, obs: PyTree) -> Any:
-        """Return the greedy action.
+    def __call__(self, obs: PyTree, *, key: Key | None = None) -> Any:
+        """Return the greedy action, or with a `key`, which is consumed, one chosen as in training.
+
+        Policies with a distribution draw from it; others explore as at the optimisation step at which they were saved.
 
         Raises:
-          SettingsError: the policy remembers, and is called inside `jax.jit` or the like.
+          SettingsError: the policy remembers, and is called inside `jax.jit` or the like; or it cannot sample.
         """
+        if key is not None and self.policy.sample is None:
+            raise SettingsError("the policy was made by hand without a way to sample; leave the key out")
+        drawn = () if key is None else (key, self._opt_steps)
         struct = space_struct(self.policy.spec.observation_space)
         obs = _as_observation(self.policy.spec.name, struct, completed(struct, obs))
         single = jnp.ndim(jax.tree.leaves(obs)[0]) == len(jax.tree.leaves(struct)[0].shape)
         batch = jax.tree.map(lambda x: x[None], obs) if single else obs
         rows = jax.tree.leaves(batch)[0].shape[0]
         if self._memory is None or self._memory[0] != rows:
-            carry, action = self._begin(self.params, batch)
+            carry, action = self._begin(self.params, batch, *drawn)
         else:
-            carry, action = self._follow(self.params, *self._memory[1:], batch)
+            carry, action = self._follow(self.params, *self._memory[1:], batch, *drawn)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(action)):
             self._require_no_memory(batch)
         else:
@@ -107,16 +114,31 @@ def _as_observation(env: str, struct: PyTree, obs: PyTree) -> PyTree:
     return arrays
 
 
-def _begin(policy: Policy, params: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
-    return policy.act(params, policy.begin(params, obs))
+def _begin(policy: Policy, params: PyTree, obs: PyTree, *drawn: Any) -> tuple[PyTree, PyTree]:
+    return _choose(policy, params, policy.begin(params, obs), *drawn)
 
 
-def _follow(policy: Policy, params: PyTree, carry: PyTree, action: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
+def _follow(
+    policy: Policy, params: PyTree, carry: PyTree, action: PyTree, obs: PyTree, *drawn: Any
+) -> tuple[PyTree, PyTree]:
     zeros = jnp.zeros(jax.tree.leaves(obs)[0].shape[0])
     step = Step(action, (), zeros, zeros > 0, zeros > 0, final_obs=obs, obs=obs)
-    return policy.act(params, policy.observe(params, carry, step))
+    return _choose(policy, params, policy.observe(params, carry, step), *drawn)
+
+
+def _choose(policy: Policy, params: PyTree, carry: PyTree, *drawn: Any) -> tuple[PyTree, PyTree]:
+    """Choose greedily, or with a key and an optimisation step `drawn` as in training."""
+    if not drawn:
+        return policy.act(params, carry)
+    assert policy.sample is not None
+    return policy.sample(params, carry, *drawn)
 
 
 def describe(policy: Policy | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return what rebuilds `policy` without the code that trained it."""
-    return {"settings": plain(settings), "spec": None if policy is None else spec_to_plain(policy.spec)}
+    return {"settings": plain(settings), "spec": spec_facts(policy)}
+
+
+def spec_facts(policy: Policy | None) -> dict[str, Any] | None:
+    """Return the spaces that `policy` acts in, for JSON."""
+    return None if policy is None else spec_to_plain(policy.spec)

@@ -5,10 +5,12 @@ by `storage`; nothing here can change a bit of the training.
 """
 
 import math
+import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,54 +22,41 @@ from jaxrl.strategies.guard import Health
 from jaxrl.strategies.population import Population
 from jaxrl.training.actors import ActorPool, programs
 from jaxrl.training.divergence import diverged, explain
-from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, eval_columns, evaluator_of, mean_return
+from jaxrl.training.evaluator import (
+    CONFIRM_STREAM,
+    EVAL_STREAM,
+    EvaluateFn,
+    Evaluation,
+    ScoreFn,
+    eval_columns,
+    evaluator_of,
+    mean_return,
+)
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.logbook import Logbook, unpacking
-from jaxrl.training.policy import GreedyPolicy
+from jaxrl.training.policy import GreedyPolicy, spec_facts
 from jaxrl.training.program import (
     check_step,
     compile_all,
     memory_plan,
     metric_shapes,
-    older_of,
     state_shapes,
     summarise,
     zero_sums,
 )
-from jaxrl.training.recorders import Progress, Recorder, Row
-from jaxrl.training.report import Report, Result
+from jaxrl.training.recorders import Recorder, Row
+from jaxrl.training.report import Hooks, Report, Result
 from jaxrl.training.schedule import Boundary, next_boundary
 from jaxrl.training.settings import TrainerConfig, check_strategy, config_for, rounding, settings_of_run, with_recorders
 from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid, rolled_back_ledger
-from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.run import Best, Resume, Storage
 from jaxrl.training.storage.run_dir import require_free
+from jaxrl.training.taking_up import BROKEN, fits, prolonged, require_counters, resumption, say_nothing_left
 from jaxrl.trees import Key, PyTree
 
 CHUNK_S = 0.25
 """Seconds of training in one call, about: how long a signal waits, and how often progress is shown."""
-EVAL_STREAM = 2**32 - 1
-"""Folded into the seed's key for evaluation: no iteration has this number."""
-CONFIRM_STREAM = 2**32 - 1
-"""Folded into the key of an evaluation for the second look at a candidate for the best.
-
-The first look has consumed that key by splitting it, and `fold_in` gives what a split would give as the key of this
-number: one far beyond those that an evaluation takes, hence independent of them.
-"""
-
-
-class Hooks(NamedTuple):
-    """Functions called as a run goes on; each gets the trainer first."""
-
-    start: Callable[["Trainer"], None] | None = None
-    """Before training."""
-    chunk: Callable[["Trainer", Progress], None] | None = None
-    """After each call of the compiled program."""
-    evaluation: Callable[["Trainer", Evaluation, bool], None] | None = None
-    """After each evaluation, and whether it is the best."""
-    save: Callable[["Trainer", int], None] | None = None
-    """When a checkpoint is whole on the disk, given its optimisation step."""
 
 
 class Trainer:
@@ -92,7 +81,8 @@ class Trainer:
         stop: Callable[[Report], bool] | None = None,
         recorders: Sequence[Recorder | str] | None = None,
         hooks: Hooks | None = None,
-        resume: bool = False,
+        resume: bool | str | os.PathLike[str] = False,
+        from_step: int | str | None = None,
         allow_changes: bool = False,
         start_over: bool = False,
         interrupt: Interrupt | None = None,
@@ -112,7 +102,9 @@ class Trainer:
           recorders: what takes in the rows, beside the logs of the run directory: names, in place of the setting
             `recorders` of `config`, and objects of one's own.
           hooks: functions to call on the way.
-          resume: go on with the run in `run_dir` from its newest valid checkpoint.
+          resume: go on with the run in `run_dir`, or in the directory given, from its newest valid checkpoint.
+          from_step: begin a new run in `run_dir` from this checkpoint, or the `latest`, of the run `resume`, which
+            stays as it is.
           allow_changes: resume although settings or versions differ that decide the training.
           start_over: resume from the very beginning; what the run has written is moved aside in its directory.
           interrupt: a handle by which another thread can stop the run; also found as `trainer.interrupt`.
@@ -125,14 +117,12 @@ class Trainer:
         """
         check_strategy(strategy)
         config = config_for(strategy, evaluator, config, settings)
-        self.config, self._given_recorders = with_recorders(config, recorders)
+        config, self._given_recorders = with_recorders(config, recorders)
+        run_dir, self.resume = resumption(resume, from_step, config.run_dir, allow_changes, start_over)
+        self.config = config.changed(run_dir=run_dir)
         self.config.check()
-        if resume and self.config.run_dir is None:
-            raise SettingsError("resume needs the run_dir to go on with")
         if max_chunk is not None:
             check_count("max_chunk", max_chunk)
-        if (allow_changes or start_over) and not resume:
-            raise SettingsError("allow_changes and start_over say how to resume; set resume as well")
         asked, self.config = self.config.max_opts, self.config.rounded(strategy)
         self._rounding = rounding(asked, self.config.max_opts, strategy.opt_steps_per_step)
         self.schedule = self.config.schedule(strategy)
@@ -140,7 +130,7 @@ class Trainer:
             evaluator = evaluator_of(strategy, self.config.eval_episodes)
         self.strategy, self.evaluator, self.score, self.stop = strategy, evaluator, score, stop
         self.hooks, self.interrupt = hooks or Hooks(), Interrupt() if interrupt is None else interrupt
-        self.resume, self.max_chunk = Resume(resume, allow_changes, start_over), max_chunk
+        self.max_chunk = max_chunk
         self.ledger, self.stop_reason = Ledger(), None  # type: Ledger, str | None
         self.state: PyTree = None
         self._quiet = self.config.quiet or not console
@@ -149,19 +139,29 @@ class Trainer:
         self._run: Any = None
         self._actors: ActorPool | None = None
         self._sums: Any = None
-        self._chunk = 0
+        self._chunk, self._wall = 0, 0.0
         self.announces = False
         """Whether the first report comes before any training: for a population, whose members wait for each other."""
 
     # --- what a user calls ---
 
-    def train(self) -> Result:
+    def train(self, max_opts: int | None = None) -> Result:
         """Run to the end; return what it left.
 
+        Called again, the run goes on from where it is, and where nothing is left to do says so. One that has failed
+        goes on from its newest checkpoint, or without a directory begins again.
+
+        Args:
+          max_opts: from now on the optimisation steps of the whole run.
+
         Raises:
+          SettingsError: `max_opts` is no length, or the run is longer already.
           StorageError: the last checkpoint could not be written; everything else was done.
           DivergedError: no finite update could be made for long, from the last good checkpoint on, again and again.
         """
+        if max_opts is not None:
+            done = self.schedule.opt_steps(self.ledger.t)
+            self.config, self.schedule, self._rounding = prolonged(self.strategy, self.config, max_opts, done)
         for _ in self:
             pass
         return self.result()
@@ -172,12 +172,12 @@ class Trainer:
 
     def reports(self) -> Generator[Report, None, None]:
         """Return the training as a generator, whose `close()` saves."""
-        self.ledger, self.stop_reason = Ledger(), None
-        self._best = None
+        if not self._take_up():
+            return
         if self.config.run_dir is not None:
             require_free(self.config.run_dir)
-        recorders = (*self.config.recorders, *self._given_recorders)
-        self._log = Logbook(self.schedule, self._where, recorders, self._quiet)
+        where = lambda: (self.ledger.counters(self.schedule), self.ledger.wall)
+        self._log = Logbook(self.schedule, where, (*self.config.recorders, *self._given_recorders), self._quiet)
         try:
             self._log.stage("tracing")
             with self.ledger.timed("compile"):
@@ -353,7 +353,7 @@ class Trainer:
         return self.interrupt.reason
 
     def _save(self) -> None:
-        facts = self._log.facts(self.ledger, self._health())
+        facts = self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy))
         with self.ledger.timed("save"):
             self._storage.keep_best(self._best)  # again, if the disk did not take it
             self._storage.save(self.schedule.opt_steps(self.ledger.t), (self.state, self._sums), facts)
@@ -392,7 +392,8 @@ class Trainer:
     def _opened(self) -> Iterator[Storage]:
         """Hold everything that lives while the run does: directory, recorders, signal handlers."""
         config, regular = self.config, self.schedule.is_regular_save
-        storage = Storage(config.run_dir, config.keep, self.settings(), self.resume, regular, self._fits)
+        can = partial(fits, self.strategy, self.schedule, self.ledger)
+        storage = Storage(config.run_dir, config.keep, self.settings(), self.resume, regular, can)
         self._storage = storage
         storage.report = lambda line: self._log.event("storage", line)
         storage.on_saved = lambda opt_steps: self.hooks.save and self.hooks.save(self, opt_steps)
@@ -418,31 +419,53 @@ class Trainer:
             with self.ledger.timed("save"):
                 storage.keep_best(self._best)
                 storage.finish()
+            self._wall = self.ledger.wall
             if self.state is not None:
                 storage.note(**self.ledger.summary(self.schedule), status=self.stop_reason)
         finally:
             self._log.close()
             storage.close()
+            if storage.path is not None and storage.path.exists():  # whoever calls again goes on there
+                self.resume = Resume(run=True, allow_changes=self.resume.allow_changes)
+
+    def _take_up(self) -> bool:
+        """Prepare to begin, or to go on from where the run is; say so and return `False` if nothing is left to do."""
+        reason, self.stop_reason = self.stop_reason, None
+        sound = self.state is not None and reason is not None and not reason.startswith(BROKEN)
+        if sound and self.ledger.t >= self.schedule.last:
+            self.stop_reason = reason
+            say_nothing_left(self.schedule, self.ledger.t, self._quiet)
+            return False
+        if reason is not None and reason == self.interrupt.reason:
+            self.interrupt.clear()
+        if sound and self.config.run_dir is None:
+            self.ledger = self.ledger.taken_up(self._wall)
+            # The results that were returned keep theirs: what goes on is donated.
+            self.state, self._sums = jax.device_put((self.state, self._sums), may_alias=False)
+            return True
+        self.ledger, self._best, self.state, self._sums = Ledger(), None, None, None
+        return True
 
     def _begin(self) -> None:
         """Compile, initialise or restore, and open the logs."""
         key = jax.random.key(self.config.seed)
         self._eval_key = jax.random.fold_in(key, EVAL_STREAM)
         self._chunk = self.max_chunk or 256
+        goes_on = self._storage.resumes or self.state is not None
         self._log.stage("compiling")
         with self.ledger.timed("compile"):
             if self._storage.resumes:
                 like = state_shapes(self.strategy)
                 self._storage.check_fits(like, metric_shapes(self.strategy, like[0]))
-            compiled = compile_all(self.strategy, key, self.evaluator, self._params, self._storage.resumes)
+            compiled = compile_all(self.strategy, key, self.evaluator, self._params, goes_on)
             self._compiled, self._run, self._metrics = compiled, compiled.run, compiled.metrics
             self._actors = self._new_actors()
-        warmup = 0 if self._storage.resumes or self._actors is not None else self.schedule.warmup_env_steps
+        warmup = 0 if goes_on or self._actors is not None else self.schedule.warmup_env_steps
         self._log.stage(f"warming up: {warmup:,} environment steps" if warmup else "getting ready")
         with self.ledger.timed("init"):
             if self._storage.resumes:
                 self._restore()
-            else:
+            elif self.state is None:
                 self.state, self._sums = jax.block_until_ready(compiled.init(key))
             if self.resume.run:
                 self._best = self._storage.load_best(jax.eval_shape(self._params, compiled.like[0]))
@@ -460,11 +483,7 @@ class Trainer:
         with unpacking(f"{step} of {self.config.run_dir}", "none of jaxrl's"):
             ledger = self._log.restored_ledger(facts, self.ledger)
         saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
-        if ledger.counters(self.schedule) != saved:
-            raise SettingsError(
-                f"checkpoint {step} of {self.config.run_dir} was made after {saved}, which under these settings would "
-                f"be {ledger.counters(self.schedule)}; keep num_envs, opt_interval and warmup"
-            )
+        require_counters(f"{step} of {self.config.run_dir}", ledger.counters(self.schedule), saved)
         self.state, self._sums, self.ledger = self._with_changes(state, ledger), sums, ledger
         self._storage.go_on()
 
@@ -475,28 +494,16 @@ class Trainer:
         ledger.changed_at = self.schedule.opt_steps(ledger.t)
         return self.strategy.retune(state) if self.strategy.retune else state
 
-    def _fits(self, checkpoints: Store, facts: Mapping[str, Any]) -> bool:
-        """Say whether the newest of `checkpoints`, of which these are the facts, could be gone on from."""
-        try:
-            like = state_shapes(self.strategy)
-            checkpoints.older = older_of(self.strategy, like)
-            checkpoints.check_newest(like)
-            ledger = self.ledger.restored(facts["ledger"])
-        except (SettingsError, KeyError, TypeError, ValueError):
-            return False
-        return ledger.counters(self.schedule)["env_steps"] == facts.get("env_steps")
-
     def _open_logs(self) -> None:
         state, capacity = self._compiled.like[0], self.strategy.capacity
         # How much replay takes is for the user to choose.
         plan = [] if capacity is None else [memory_plan(state, capacity)]
         aside = " with environments that start anew" if self._actors is not None else ""
         self._log.open(self._storage, self.resume.run, (*self._rounding, *plan, *self.strategy.notes), aside)
+        if (beginning := self._storage.beginning()) is not None:
+            self._log.event("fork", beginning)
 
     # --- small things ---
-
-    def _where(self) -> tuple[dict[str, int], float]:
-        return self.ledger.counters(self.schedule), self.ledger.wall
 
     def _health(self) -> Health | None:
         """Return how updates have been going, if the strategy says so."""

@@ -46,3 +46,35 @@ def test_a_policy_with_a_memory_refuses_and_is_as_before() -> None:
     with pytest.raises(jaxrl.SettingsError, match="remembers its episode"):
         jax.jit(policy)(jnp.asarray(OBS[0]))
     assert [int(policy(obs)) for obs in OBS] == [int(twin(obs)) for obs in OBS]
+
+
+def test_a_key_draws_from_the_distribution_and_without_one_the_mode_is_chosen() -> None:
+    strategy = jaxrl.on_policy(
+        jaxrl.make_env("CartPole-v1"), jaxrl.ppo(features=(8,)), num_envs=2, rollout=4, epochs=1, minibatches=1
+    )
+    policy = policy_of(strategy)
+    obs = np.broadcast_to(OBS[0], (400, 4))
+    greedy, drawn = policy(obs), policy(obs, key=jax.random.key(0))
+    assert len(set(greedy.tolist())) == 1
+    assert 100 < int(drawn.sum()) < 300  # fresh weights: both actions about as likely
+    assert drawn.tolist() == policy(obs, key=jax.random.key(0)).tolist()
+    assert drawn.tolist() != policy(obs, key=jax.random.key(1)).tolist()
+    assert policy(OBS[0], key=jax.random.key(0)).shape == ()
+
+
+def test_an_agent_without_a_distribution_explores_as_it_did_when_it_was_saved() -> None:
+    strategy = small_dqn()
+    assert strategy.policy is not None
+    params = strategy.policy.params(strategy.init(jax.random.key(1)))
+    obs = np.broadcast_to(OBS[0], (400, 4))
+    early, late = (GreedyPolicy(strategy.policy, params, {"opt_steps": steps}) for steps in (0, 20))
+    other = [int((p(obs, key=jax.random.key(0)) != p(obs)).sum()) for p in (early, late)]
+    assert other[0] > 150  # epsilon 1 at first: half of the actions are the other one
+    assert other[1] < 40  # and 0.05 after 20 optimisation steps
+
+
+def test_a_policy_made_by_hand_that_cannot_sample_says_so() -> None:
+    policy = policy_of(small_dqn())
+    by_hand = GreedyPolicy(policy.policy._replace(sample=None), policy.params)
+    with pytest.raises(jaxrl.SettingsError, match="leave the key out"):
+        by_hand(OBS[0], key=jax.random.key(0))

@@ -18,7 +18,7 @@ from jaxrl.strategies.guard import Health
 from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.interrupt import Interrupt, Undisturbed
 from jaxrl.training.logbook import Logbook, unpacking
-from jaxrl.training.policy import GreedyPolicy
+from jaxrl.training.policy import GreedyPolicy, spec_facts
 from jaxrl.training.program import memory_plan, summarise, zero_sums
 from jaxrl.training.recorders import Recorder
 from jaxrl.training.session.inputs import outside, take_obs, take_result
@@ -230,7 +230,8 @@ class Session:
     def save(self) -> None:
         """Begin a checkpoint of the present state; it is on disk when `hooks.save` is called, or `close` returns."""
         ledger = dataclasses.replace(self._now.ledger, t=self._iterations)
-        facts = self._log.facts(ledger, self._health(), **facts_of(self._now))
+        own = {"spec": spec_facts(self._stepper.policy), **facts_of(self._now)}
+        facts = self._log.facts(ledger, self._health(), **own)
         if ledger.tries != self._now.ledger.tries:  # it got further
             self._now = self._now._replace(ledger=dataclasses.replace(self._now.ledger, tries=ledger.tries))
         now = self._now

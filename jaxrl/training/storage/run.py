@@ -2,6 +2,7 @@
 
 import math
 import platform
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +17,7 @@ from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.training.program import without_later
 from jaxrl.training.settings import HARMLESS, Change, changes, renewed, unread
 from jaxrl.training.storage.checkpoints import Store
+from jaxrl.training.storage.fork import Fork, branch_off, describe_fork, told
 from jaxrl.training.storage.log_sums import LogSums, damage
 from jaxrl.training.storage.run_dir import (
     CONFIG,
@@ -24,9 +26,11 @@ from jaxrl.training.storage.run_dir import (
     METADATA,
     METRICS,
     RunDir,
+    make_dir,
     plain,
     read_metadata,
     read_yaml,
+    require_empty,
 )
 from jaxrl.trees import PyTree
 
@@ -43,6 +47,8 @@ class Resume(NamedTuple):
     """Go on although settings or versions differ that decide the training."""
     start_over: bool = False
     """Begin again with the run's settings; what was there is moved aside."""
+    fork: Fork | None = None
+    """Begin a new run from a checkpoint of another."""
 
 
 class Best(NamedTuple):
@@ -89,13 +95,17 @@ class Storage:
         """How settings and versions differ from those of the checkpoint."""
         self.decisive: list[Change] = []
         """Those of them on which the training depends."""
+        self._unused: Path | None = None
+        """The directory of a run that has branched off and not gone on yet."""
+        self._step = 0
+        """Where it did."""
         self._failures: dict[str, StorageError] = {}
         self._pending: float | None = None
         self._settings, self._resume, self._fits = plain(settings), resume, fits
         if path is None:
             return
         self._versions = versions(VERSIONS)
-        self.dir = RunDir(path, resume.run)
+        self.dir = self._new_fork(resume.fork, Path(path)) if resume.fork else RunDir(path, resume.run)
         self.checkpoints = Store(self.dir / "checkpoints", keep, regular)
         self.best = Store(self.dir / "best", 1)
         self._logs = LogSums(self.dir.path)
@@ -105,10 +115,29 @@ class Storage:
             if not self.resumes:
                 self._describe()
         except BaseException as error:
-            self.dir.release()
+            self.close()
             if not isinstance(error, OSError):
                 raise
             raise StorageError(f"cannot write the run directory {self.dir.path}: {error.strerror}") from error
+
+    def _new_fork(self, fork: Fork, path: Path) -> RunDir:
+        """Begin the run in `path` with what another was; it is removed again unless the run goes on."""
+        if path.exists():
+            require_empty(path)
+        else:
+            make_dir(path)
+        self._unused = path
+        try:
+            self._step = branch_off(fork, path)
+            directory = RunDir(path, resume=True)
+            describe_fork(directory, fork, self._step)
+            return directory
+        except OSError as error:
+            self.close()
+            raise StorageError(f"cannot write the run directory {path}: {error.strerror or error}") from error
+        except BaseException:
+            self.close()
+            raise
 
     def _look_back(self, resume: Resume) -> None:
         """Find out what there is to go on from."""
@@ -196,6 +225,10 @@ class Storage:
         changed = "; ".join(map(str, self.changes))
         return f"{how}; changed: {changed}" if changed else how
 
+    def beginning(self) -> str | None:
+        """Say where the run comes from, if it branched off from another."""
+        return told(self._resume.fork, self._step) if self._resume.fork is not None else None
+
     def save(self, opt_steps: int, tree: PyTree, facts: Mapping[str, Any], again: bool = False) -> None:
         """Begin a checkpoint, once the one before it has come to its end.
 
@@ -250,6 +283,8 @@ class Storage:
         """Let go of the directory."""
         if self.dir is not None:
             self.dir.release()
+        if self._unused is not None:
+            shutil.rmtree(self._unused, ignore_errors=True)
 
     def _settle_best(self) -> None:
         if self._settled("best policy", self.best, block=True) is not None:
@@ -310,6 +345,7 @@ class Storage:
         """Write what describes the run now that nothing speaks against going on."""
         try:
             self._describe()
+            self._unused = None
         except OSError as error:
             raise StorageError(f"cannot write the run directory {self.path}: {error.strerror}") from error
 

@@ -41,12 +41,12 @@ class RunDir:
             if resume:
                 require_run(self.path)
             elif self.path.exists() and not os.path.lexists(self.path / LOCK):
-                _require_empty(self.path)
+                require_empty(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             require_inside(self.path)
             self._lock = _lock(self.path)
             if not resume:
-                _require_empty(self.path)
+                require_empty(self.path)
         except JaxrlError:
             self.release()
             raise
@@ -95,7 +95,16 @@ class RunDir:
             self._lock = None
 
 
-def _require_empty(path: Path) -> None:
+def make_dir(path: Path) -> None:
+    """Make a directory that is not there yet; raise `SettingsError` if that cannot be."""
+    try:
+        path.mkdir(parents=True)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"cannot make the run directory {path}: {_first_line(error)}") from error
+
+
+def require_empty(path: Path) -> None:
+    """Raise `SettingsError` unless `path` is a directory that holds nothing but a lock."""
     if not path.is_dir():
         raise SettingsError(f"{path} is a file; choose another --run-dir")
     if (path / CONFIG).exists():

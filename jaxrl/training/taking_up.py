@@ -1,0 +1,86 @@
+"""How a run is taken up again: what has to fit, how it is prolonged, and what is said where nothing is left to do."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl.errors import SettingsError, say
+from jaxrl.strategies.base import Strategy
+from jaxrl.training.ledger import Ledger
+from jaxrl.training.program import older_of, state_shapes
+from jaxrl.training.schedule import Schedule
+from jaxrl.training.settings import TrainerConfig, rounding
+from jaxrl.training.storage.checkpoints import Store
+from jaxrl.training.storage.fork import origin
+from jaxrl.training.storage.run import Resume
+
+BROKEN = ("failed", "diverged", "actor")
+"""How the reasons begin for which a run ended whose state in memory cannot be gone on from."""
+
+
+def resumption(
+    resume: bool | str | os.PathLike[str],
+    from_step: int | str | None,
+    run_dir: str | None,
+    allow_changes: bool,
+    start_over: bool,
+) -> tuple[str | None, Resume]:
+    """Return the directory of a run, and whether and how it is taken up; see `origin`.
+
+    Raises:
+      SettingsError: these do not go together.
+    """
+    run_dir, fork = origin(resume, from_step, run_dir)
+    if resume and run_dir is None:
+        raise SettingsError("resume needs the run_dir to go on with")
+    if (allow_changes or start_over) and not resume:
+        raise SettingsError("allow_changes and start_over say how to resume; set resume as well")
+    if start_over and fork is not None:
+        raise SettingsError("start_over begins a run again, from_step one from a checkpoint; leave one of them out")
+    return run_dir, Resume(bool(resume), allow_changes, start_over, fork)
+
+
+def fits(strategy: Strategy, schedule: Schedule, ledger: Ledger, checkpoints: Store, facts: Mapping[str, Any]) -> bool:
+    """Say whether the newest of `checkpoints`, of which these are the facts, could be gone on from."""
+    try:
+        like = state_shapes(strategy)
+        checkpoints.older = older_of(strategy, like)
+        checkpoints.check_newest(like)
+        restored = ledger.restored(facts["ledger"])
+    except (SettingsError, KeyError, TypeError, ValueError):
+        return False
+    return restored.counters(schedule)["env_steps"] == facts.get("env_steps")
+
+
+def require_counters(checkpoint: str, counted: Mapping[str, int], saved: Mapping[str, Any]) -> None:
+    """Raise `SettingsError` unless the counters under these settings are those that were saved."""
+    if counted != saved:
+        raise SettingsError(
+            f"checkpoint {checkpoint} was made after {saved}, which under these settings would be {counted}; "
+            "keep num_envs, opt_interval and warmup"
+        )
+
+
+def prolonged(
+    strategy: Strategy, config: TrainerConfig, max_opts: int, done: int
+) -> tuple[TrainerConfig, Schedule, list[str]]:
+    """Return the settings, the schedule and the notes of a run that is to make `max_opts` optimisation steps in all.
+
+    Raises:
+      SettingsError: that is no length, or fewer than the `done` that it has made.
+    """
+    config = config.changed(max_opts=max_opts)
+    config.check()
+    asked, config = config.max_opts, config.rounded(strategy)
+    schedule = config.schedule(strategy)
+    if config.max_opts < done:
+        raise SettingsError(f"max_opts is {asked}, but the run has made {done} optimisation steps; expected more")
+    return config, schedule, rounding(asked, config.max_opts, strategy.opt_steps_per_step)
+
+
+def say_nothing_left(schedule: Schedule, t: int, quiet: bool) -> None:
+    """Say that a run which is asked to go on has come to its end, unless `quiet`."""
+    limit = schedule.limit(t)
+    how = "give a larger one, as in train(max_opts=...)" if limit == "max_opts" else "make a Trainer with a larger one"
+    if not quiet:
+        say(f"nothing is left to train: {limit} {getattr(schedule, limit)} is reached; {how}")
