@@ -169,15 +169,14 @@ def judged_elsewhere(strategy: Strategy, config: EnvRun) -> Strategy:
     Raises:
       SettingsError: its spaces are not those of the training.
     """
-    told = {"eval_env": config.eval_env, "eval_env_args": dict(config.eval_env_args)}
-    strategy = strategy._replace(settings={**(strategy.settings or {}), **told})
     if config.eval_env is None and not config.eval_env_args:
         return strategy
+    told = {"eval_env": config.eval_env, "eval_env_args": dict(config.eval_env_args)}
     same = config.eval_env is None
     env = make_env(config.eval_env or config.env, **{**(config.env_args if same else {}), **config.eval_env_args})
     assert strategy.policy is not None
     require_same_spaces(env.spec, strategy.policy.spec)
-    return strategy._replace(eval_env=env)
+    return strategy._replace(eval_env=env, settings={**(strategy.settings or {}), **told})
 
 
 def maker(algo: str) -> Callable[..., AgentMaker]:

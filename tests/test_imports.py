@@ -27,7 +27,7 @@ TRAINING = [
     {"storage"},
     {"data"},
     {"recorders"},
-    {"evaluator", "logbook", "policy", "report", "stopping"},
+    {"evaluator", "logbook", "policy", "report", "stopping", "taking_up"},
     {"session"},
     {"actors", "trainer"},
     {"population"},

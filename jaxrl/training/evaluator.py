@@ -33,6 +33,16 @@ number: one far beyond those that an evaluation takes, hence independent of them
 """
 
 
+def confirm_key(key: Key) -> Key:
+    """Return the key of the second look after a first one with `key`."""
+    return jax.random.fold_in(key, CONFIRM_STREAM)
+
+
+def eval_key(seed: int, number: int) -> Key:
+    """Return the key of the evaluation with this `number` in a run of this `seed`."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), EVAL_STREAM), number)
+
+
 class Evaluation(NamedTuple):
     """The outcome of `E` episodes."""
 

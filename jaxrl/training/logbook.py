@@ -17,7 +17,7 @@ from jaxrl.errors import NoCheckpointError
 from jaxrl.strategies.base import Policy
 from jaxrl.strategies.guard import Health
 from jaxrl.training.divergence import Validity, in_good_health, look
-from jaxrl.training.evaluator import Evaluation, episode_rows
+from jaxrl.training.evaluator import Evaluation, episode_rows, eval_columns
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.policy import describe
 from jaxrl.training.recorders import (
@@ -124,13 +124,17 @@ class Logbook:
             self.event("invalid", warning)
         return row
 
-    def evaluated(self, columns: Mapping[str, Any], evaluation: Evaluation | None = None) -> Row:
-        """Write and return the row of a score, with a row for each episode of its `evaluation` if there was one."""
+    def scored(self, columns: Mapping[str, Any]) -> Row:
+        """Write and return the row of a score."""
         row = self.row("eval", **columns)
         self._rows.write(row)
-        if evaluation is not None:
-            for episode in episode_rows(self._counters, evaluation):
-                self._episodes.write(episode)
+        return row
+
+    def evaluated(self, evaluation: Evaluation, score: float, again: float | None, is_best: bool) -> Row:
+        """Write and return the row of an evaluation, and write one for each of its episodes; see `eval_columns`."""
+        row = self.scored(eval_columns(evaluation, score, again, is_best))
+        for episode in episode_rows(self._counters, evaluation):
+            self._episodes.write(episode)
         return row
 
     # --- what is shown ---

@@ -1,15 +1,12 @@
 """What a run tells of itself: at each boundary, and at its end."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Progress, Row
 from jaxrl.trees import PyTree
-
-if TYPE_CHECKING:
-    from jaxrl.training.trainer import Trainer
 
 
 class Report(NamedTuple):
@@ -40,13 +37,13 @@ class Result(NamedTuple):
 
 
 class Hooks(NamedTuple):
-    """Functions called as a run goes on; each gets the trainer first."""
+    """Functions called as a run goes on; each gets the `Trainer` first."""
 
-    start: Callable[["Trainer"], None] | None = None
+    start: Callable[[Any], None] | None = None
     """Before training."""
-    chunk: Callable[["Trainer", Progress], None] | None = None
+    chunk: Callable[[Any, Progress], None] | None = None
     """After each call of the compiled program."""
-    evaluation: Callable[["Trainer", Evaluation, bool], None] | None = None
+    evaluation: Callable[[Any, Evaluation, bool], None] | None = None
     """After each evaluation, and whether it is the best."""
-    save: Callable[["Trainer", int], None] | None = None
+    save: Callable[[Any, int], None] | None = None
     """When a checkpoint is whole on the disk, given its optimisation step."""

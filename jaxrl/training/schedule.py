@@ -60,6 +60,12 @@ class Schedule:
         """Return which limit a run that ends after `t` iterations has reached, by the name of its setting."""
         return "max_opts" if self.opt_steps(t) >= self.max_opts else "max_env_steps"
 
+    def nothing_left(self, t: int) -> str:
+        """Return what to say to whoever asks a run to go on that has come to its end, after `t` iterations."""
+        limit = self.limit(t)
+        how = "as in train(max_opts=...)" if limit == "max_opts" else "in another Trainer"
+        return f"nothing is left to train: {limit} {getattr(self, limit)} is reached; give a larger one, {how}"
+
     def is_regular_save(self, opt_steps: int) -> bool:
         """Say whether a save after `opt_steps` is due by its interval, not because the run ends there."""
         return self._is_regular(self.save_interval, opt_steps)

@@ -4,15 +4,16 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl.errors import SettingsError, say
+from jaxrl.errors import SettingsError
 from jaxrl.strategies.base import Strategy
 from jaxrl.training.ledger import Ledger
-from jaxrl.training.program import older_of, state_shapes
+from jaxrl.training.program import memory_plan, older_of, state_shapes
 from jaxrl.training.schedule import Schedule
 from jaxrl.training.settings import TrainerConfig, rounding
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.fork import origin
 from jaxrl.training.storage.run import Resume
+from jaxrl.trees import PyTree
 
 BROKEN = ("failed", "diverged", "actor")
 """How the reasons begin for which a run ended whose state in memory cannot be gone on from."""
@@ -61,6 +62,23 @@ def require_counters(checkpoint: str, counted: Mapping[str, int], saved: Mapping
         )
 
 
+def planned(strategy: Strategy, config: TrainerConfig) -> tuple[TrainerConfig, Schedule, list[str]]:
+    """Return checked settings whose length is possible, the schedule of the run, and what to say of the length.
+
+    Raises:
+      SettingsError: the settings cannot be.
+    """
+    config.check()
+    asked, config = config.max_opts, config.rounded(strategy)
+    return config, config.schedule(strategy), rounding(asked, config.max_opts, strategy.opt_steps_per_step)
+
+
+def notes_of(strategy: Strategy, state: PyTree) -> list[str]:
+    """Return what is said as a run begins: how much memory replay takes, which is for the user to choose, and more."""
+    plan = [] if strategy.capacity is None else [memory_plan(state, strategy.capacity)]
+    return [*plan, *strategy.notes]
+
+
 def prolonged(
     strategy: Strategy, config: TrainerConfig, max_opts: int, done: int
 ) -> tuple[TrainerConfig, Schedule, list[str]]:
@@ -69,18 +87,7 @@ def prolonged(
     Raises:
       SettingsError: that is no length, or fewer than the `done` that it has made.
     """
-    config = config.changed(max_opts=max_opts)
-    config.check()
-    asked, config = config.max_opts, config.rounded(strategy)
-    schedule = config.schedule(strategy)
-    if config.max_opts < done:
-        raise SettingsError(f"max_opts is {asked}, but the run has made {done} optimisation steps; expected more")
-    return config, schedule, rounding(asked, config.max_opts, strategy.opt_steps_per_step)
-
-
-def say_nothing_left(schedule: Schedule, t: int, quiet: bool) -> None:
-    """Say that a run which is asked to go on has come to its end, unless `quiet`."""
-    limit = schedule.limit(t)
-    how = "give a larger one, as in train(max_opts=...)" if limit == "max_opts" else "make a Trainer with a larger one"
-    if not quiet:
-        say(f"nothing is left to train: {limit} {getattr(schedule, limit)} is reached; {how}")
+    plan = planned(strategy, config.changed(max_opts=max_opts))
+    if plan[0].max_opts < done:
+        raise SettingsError(f"max_opts is {max_opts}, but the run has made {done} optimisation steps; expected more")
+    return plan

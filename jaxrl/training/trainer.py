@@ -22,37 +22,20 @@ from jaxrl.strategies.guard import Health
 from jaxrl.strategies.population import Population
 from jaxrl.training.actors import ActorPool, programs
 from jaxrl.training.divergence import diverged, explain
-from jaxrl.training.evaluator import (
-    CONFIRM_STREAM,
-    EVAL_STREAM,
-    EvaluateFn,
-    Evaluation,
-    ScoreFn,
-    eval_columns,
-    evaluator_of,
-    mean_return,
-)
+from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, confirm_key, eval_key, evaluator_of, mean_return
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.logbook import Logbook, unpacking
 from jaxrl.training.policy import GreedyPolicy, spec_facts
-from jaxrl.training.program import (
-    check_step,
-    compile_all,
-    memory_plan,
-    metric_shapes,
-    state_shapes,
-    summarise,
-    zero_sums,
-)
+from jaxrl.training.program import check_step, compile_all, metric_shapes, state_shapes, summarise, zero_sums
 from jaxrl.training.recorders import Recorder, Row
 from jaxrl.training.report import Hooks, Report, Result
 from jaxrl.training.schedule import Boundary, next_boundary
-from jaxrl.training.settings import TrainerConfig, check_strategy, config_for, rounding, settings_of_run, with_recorders
+from jaxrl.training.settings import TrainerConfig, check_strategy, config_for, settings_of_run, with_recorders
 from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid, rolled_back_ledger
 from jaxrl.training.storage.run import Best, Resume, Storage
 from jaxrl.training.storage.run_dir import require_free
-from jaxrl.training.taking_up import BROKEN, fits, prolonged, require_counters, resumption, say_nothing_left
+from jaxrl.training.taking_up import BROKEN, fits, notes_of, planned, prolonged, require_counters, resumption
 from jaxrl.trees import Key, PyTree
 
 CHUNK_S = 0.25
@@ -119,13 +102,9 @@ class Trainer:
         config = config_for(strategy, evaluator, config, settings)
         config, self._given_recorders = with_recorders(config, recorders)
         run_dir, self.resume = resumption(resume, from_step, config.run_dir, allow_changes, start_over)
-        self.config = config.changed(run_dir=run_dir)
-        self.config.check()
+        self.config, self.schedule, self._rounding = planned(strategy, config.changed(run_dir=run_dir))
         if max_chunk is not None:
             check_count("max_chunk", max_chunk)
-        asked, self.config = self.config.max_opts, self.config.rounded(strategy)
-        self._rounding = rounding(asked, self.config.max_opts, strategy.opt_steps_per_step)
-        self.schedule = self.config.schedule(strategy)
         if evaluator is None and self.config.eval_episodes:
             evaluator = evaluator_of(strategy, self.config.eval_episodes)
         self.strategy, self.evaluator, self.score, self.stop = strategy, evaluator, score, stop
@@ -299,7 +278,7 @@ class Trainer:
         if self.evaluator is None:
             return None
         opt_steps = self.schedule.opt_steps(self.ledger.t)
-        key = jax.random.fold_in(self._eval_key, 0 if self.config.eval_starts == "fixed" else opt_steps)
+        key = eval_key(self.config.seed, 0 if self.config.eval_starts == "fixed" else opt_steps)
         evaluation, score = self._look("evaluate", key)
         self._least_return = mean_return(evaluation)
         again = self._confirm(score, key)
@@ -308,7 +287,7 @@ class Trainer:
         if math.isfinite(score) and math.isfinite(kept) and (self._best is None or kept > self._best.score):
             self._keep_best(kept)
         with self.ledger.timed("record"):
-            row = self._log.evaluated(eval_columns(evaluation, score, again, is_best), evaluation)
+            row = self._log.evaluated(evaluation, score, again, is_best)
         if self.hooks.evaluation:
             self.hooks.evaluation(self, evaluation, is_best)
         return row
@@ -326,7 +305,7 @@ class Trainer:
         for_disk = math.isfinite(score) and (self._best is None or score > self._best.score)
         if not self.config.confirm_best or not (self.ledger.is_better(score) or for_disk):
             return None
-        evaluation, again = self._look("confirm", jax.random.fold_in(key, CONFIRM_STREAM))
+        evaluation, again = self._look("confirm", confirm_key(key))
         self._least_return = float(np.minimum(self._least_return, mean_return(evaluation)))  # NaN if one is
         return again
 
@@ -434,7 +413,8 @@ class Trainer:
         sound = self.state is not None and reason is not None and not reason.startswith(BROKEN)
         if sound and self.ledger.t >= self.schedule.last:
             self.stop_reason = reason
-            say_nothing_left(self.schedule, self.ledger.t, self._quiet)
+            if not self._quiet:
+                say(self.schedule.nothing_left(self.ledger.t))
             return False
         if reason is not None and reason == self.interrupt.reason:
             self.interrupt.clear()
@@ -449,7 +429,6 @@ class Trainer:
     def _begin(self) -> None:
         """Compile, initialise or restore, and open the logs."""
         key = jax.random.key(self.config.seed)
-        self._eval_key = jax.random.fold_in(key, EVAL_STREAM)
         self._chunk = self.max_chunk or 256
         goes_on = self._storage.resumes or self.state is not None
         self._log.stage("compiling")
@@ -495,11 +474,9 @@ class Trainer:
         return self.strategy.retune(state) if self.strategy.retune else state
 
     def _open_logs(self) -> None:
-        state, capacity = self._compiled.like[0], self.strategy.capacity
-        # How much replay takes is for the user to choose.
-        plan = [] if capacity is None else [memory_plan(state, capacity)]
         aside = " with environments that start anew" if self._actors is not None else ""
-        self._log.open(self._storage, self.resume.run, (*self._rounding, *plan, *self.strategy.notes), aside)
+        notes = (*self._rounding, *notes_of(self.strategy, self._compiled.like[0]))
+        self._log.open(self._storage, self.resume.run, notes, aside)
         if (beginning := self._storage.beginning()) is not None:
             self._log.event("fork", beginning)
 

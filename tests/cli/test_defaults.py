@@ -29,9 +29,9 @@ PAIRS: dict[str, tuple[Callable[..., Any], Any, set[str]]] = {
     "off_policy": (
         jaxrl.off_policy,
         OffPolicyRun,
-        {"updates", "warmup", "random_warmup"},
+        {"updates", "warmup", "random_warmup", "resets"},
     ),
-    "on_policy": (jaxrl.on_policy, OnPolicyRun, {"num_envs"}),
+    "on_policy": (jaxrl.on_policy, OnPolicyRun, {"num_envs", "resets"}),
     "offline": (jaxrl.offline, OfflineRun, {"batch_size", "updates"}),
     "uniform": (jaxrl.uniform, BufferConfig, {"capacity", "batch_size", "compact", "ends", "frames"}),
     "prioritised": (jaxrl.prioritised, BufferConfig, set(of_dataclass(BufferConfig)) - {"prioritised"}),
@@ -57,11 +57,12 @@ def test_a_function_of_the_library_has_the_defaults_of_the_command_line(name: st
     assert {n: library[n] for n in names} == {n: command[n] for n in names}
 
 
-def test_a_session_has_the_defaults_of_off_policy_training_but_for_one_environment() -> None:
+def test_a_session_has_the_defaults_of_off_policy_training_but_for_one_environment_and_no_console() -> None:
     session, command = of_dataclass(SessionConfig), of_dataclass(OffPolicyRun)
     assert session.keys() <= command.keys()
-    assert {n for n in session if session[n] != command[n]} == {"num_envs"}
+    assert {n for n in session if session[n] != command[n]} == {"num_envs", "recorders"}
     assert session["num_envs"] == 1  # a loop of one's own is usually around one
+    assert {*command["recorders"]} - {*session["recorders"]} == {"console"}  # and prints what it likes
 
 
 def test_the_settings_of_an_agent_are_the_same_object_on_both_sides() -> None:

@@ -85,7 +85,7 @@ class Halved(gymnasium.RewardWrapper):
 def unknown() -> Any:
     """Return an environment that is registered in this process alone."""
     if "OnesOwn-v0" not in gymnasium.registry:
-        gymnasium.register("OnesOwn-v0", entry_point=gymnasium.envs.classic_control.CartPoleEnv)
+        gymnasium.register("OnesOwn-v0", entry_point="gymnasium.envs.classic_control:CartPoleEnv")
     return gymnasium.make("OnesOwn-v0")
 
 
@@ -140,5 +140,5 @@ def test_no_module_is_imported_for_a_name_in_a_strangers_run(run: Path, doors: D
     for door in ("evaluate", "play"):
         done = doors.run(door, "stranger")
         assert done.returncode == 2
-        assert "unknown environment 'gymnasium:evil:CartPole-v1'" in one_error_line(done)
+        assert "gymnasium:evil:CartPole-v1 asks to import evil" in one_error_line(done)
     assert not (doors.cwd / "ran").exists()

@@ -339,7 +339,7 @@ def test_a_setting_that_decides_the_training_is_refused_with_both_values(
     run: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(trainer, "check_step", lambda strategy: None)  # it only traces, and takes the time
-    monkeypatch.setattr(trainer.Trainer, "_fits", lambda *args: True)  # as does this
+    monkeypatch.setattr(trainer, "fits", lambda *args: True)  # as does this
     monkeypatch.setattr(trainer, "compile_all", lambda *args: pytest.fail("it began to compile"))
     config = changed(SMALL, name, DECISIVE[name])
     old, new = "fresh" if name == "resets" else value_of(SMALL, name), value_of(config, name)
@@ -389,7 +389,7 @@ def test_a_network_may_be_named_otherwise_where_it_is_the_same_and_no_bit_change
 
 @pytest.mark.parametrize("name", SHAPED)
 def test_and_not_where_it_is_another(run: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(trainer.Trainer, "_fits", lambda *args: False)
+    monkeypatch.setattr(trainer, "fits", lambda *args: False)
     monkeypatch.setattr(trainer, "check_step", lambda strategy: None)
     config, settings = changed(SMALL, name, SHAPED[name]), train.trainer_config(SMALL).changed(run_dir=str(run))
     with pytest.raises(SettingsError, match=f"{name} cannot change, for what was saved would not fit"):

@@ -129,9 +129,9 @@ def contents(path: Path) -> dict[str, bytes | None]:
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
-    """Read the rows that training repeats: no events, and nothing that the clock decides."""
+    """Read the rows that training repeats: no events, and nothing that the machine decides."""
     found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    timed = lambda name: name == "wall_s" or name.endswith("_per_sec")
+    timed = lambda name: name == "wall_s" or name.endswith(("_per_sec", "_mb"))
     return [{k: v for k, v in row.items() if not timed(k)} for row in found if row["kind"] != "event"]
 
 

@@ -215,7 +215,7 @@ class Session:
         stop = None if self.is_done else after_evaluation(self.config, ledger, score)
         with Undisturbed():
             self._now = now._replace(ledger=ledger, best=best, stop=stop or now.stop)
-            self._log.evaluated(score_columns(score, is_best))
+            self._log.scored(score_columns(score, is_best))
             if stop and self.config.record_interval and self.opt_steps > now.interval.opt_steps:
                 self._record()
         self._storage.keep_best(best)
