@@ -1,5 +1,6 @@
 """Runs that a session has made in an environment of Gymnasium, before the front doors."""
 
+import importlib
 import json
 import re
 import shutil
@@ -85,7 +86,8 @@ class Halved(gymnasium.RewardWrapper):
 def unknown() -> Any:
     """Return an environment that is registered in this process alone."""
     if "OnesOwn-v0" not in gymnasium.registry:
-        gymnasium.register("OnesOwn-v0", entry_point="gymnasium.envs.classic_control:CartPoleEnv")
+        cartpole = importlib.import_module("gymnasium.envs.classic_control").CartPoleEnv
+        gymnasium.register("OnesOwn-v0", entry_point=cartpole)
     return gymnasium.make("OnesOwn-v0")
 
 
