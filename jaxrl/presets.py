@@ -189,7 +189,7 @@ PRESETS["ppo"] = {
             "minibatches": 8,
             "agent": {"lr": 1e-3, "lr_decay": 4_000, "torso": "mlp"},
         }
-        for name in ("MiniGrid-Empty-8x8*", "MiniGrid-DoorKey-5x5*")
+        for name in ("xminigrid:MiniGrid-Empty-8x8", "xminigrid:MiniGrid-DoorKey-5x5")
     },
     # 256 000 environment steps; found by trying.
     "MemoryChain-bsuite": {

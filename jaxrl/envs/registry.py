@@ -1,10 +1,11 @@
 """Environments by name: the table behind `make_env` and `--env`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import PREFIX, HostEnv, gymnasium_names
+from jaxrl.envs.wrappers import wrapped, wrappers_in
 from jaxrl.errors import SettingsError, close_to, nearest
 from jaxrl.registry import SUITES, listed, named, suite_of
 
@@ -29,15 +30,28 @@ def registered() -> Mapping[str, EnvFactory]:
     return _REGISTERED
 
 
-def make_env(name: str, **params: Any) -> Any:
-    """Build an environment by name: one registered by `register_env`, or one of gymnax, Gymnasium or EnvPool.
+def make_env(name: str, *, wrap: str | Sequence[str] = (), **params: Any) -> Any:
+    """Build an environment by name: one registered by `register_env`, or one of gymnax, Gymnasium, EnvPool or a suite.
 
-    `params` replace the environment's default parameters, such as `max_steps_in_episode=200`. Environments of Gymnasium
-    (`gymnasium:CartPole-v1`) and EnvPool (`envpool:CartPole-v1`) are returned as a `HostEnv`, all others as an `Env`.
+    `params` replace the environment's default parameters, such as `max_steps_in_episode=200`; `wrap` names wrappers to
+    apply from left to right, such as `["sticky_actions:0.25", "time"]`, see `jaxrl.envs.wrappers`. Environments of
+    Gymnasium (`gymnasium:CartPole-v1`) and EnvPool (`envpool:CartPole-v1`) are returned as a `HostEnv`, all others as
+    an `Env`.
 
     Raises:
-      SettingsError: the name (with the nearest known ones) or a parameter is unknown.
+      SettingsError: the name (with the nearest known ones), a parameter or a wrapper is unknown.
     """
+    env = _made(name, params)
+    if not wrap:
+        return env
+    if isinstance(env, HostEnv):
+        raise SettingsError(f"{name} is stepped on the host; wrap it by Gymnasium's own wrappers in Python")
+    names = wrappers_in(wrap)
+    given = env.settings and {**env.settings, "env_args": {**env.settings["env_args"], "wrap": names}}
+    return wrapped(env, names)._replace(settings=given)
+
+
+def _made(name: str, params: Mapping[str, Any]) -> Any:
     if name in _REGISTERED:
         env = _REGISTERED[name](**params)
         return env._replace(settings={"env": name, "env_args": dict(params)})

@@ -38,9 +38,9 @@ def confirm_key(key: Key) -> Key:
     return jax.random.fold_in(key, CONFIRM_STREAM)
 
 
-def eval_key(seed: int, number: int) -> Key:
-    """Return the key of the evaluation with this `number` in a run of this `seed`."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), EVAL_STREAM), number)
+def eval_key(seed: int) -> Key:
+    """Return the key that those of all evaluations in a run of this `seed` are folded from."""
+    return jax.random.fold_in(jax.random.key(seed), EVAL_STREAM)
 
 
 class Evaluation(NamedTuple):

@@ -278,7 +278,7 @@ class Trainer:
         if self.evaluator is None:
             return None
         opt_steps = self.schedule.opt_steps(self.ledger.t)
-        key = eval_key(self.config.seed, 0 if self.config.eval_starts == "fixed" else opt_steps)
+        key = jax.random.fold_in(self._eval_key, 0 if self.config.eval_starts == "fixed" else opt_steps)
         evaluation, score = self._look("evaluate", key)
         self._least_return = mean_return(evaluation)
         again = self._confirm(score, key)
@@ -428,7 +428,7 @@ class Trainer:
 
     def _begin(self) -> None:
         """Compile, initialise or restore, and open the logs."""
-        key = jax.random.key(self.config.seed)
+        key, self._eval_key = jax.random.key(self.config.seed), eval_key(self.config.seed)
         self._chunk = self.max_chunk or 256
         goes_on = self._storage.resumes or self.state is not None
         self._log.stage("compiling")

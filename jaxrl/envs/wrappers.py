@@ -1,0 +1,275 @@
+"""Wrappers: from an environment to another one. They nest in any order, and have names for the command line.
+
+`make_env("CartPole-v1", wrap=["sticky_actions:0.25", "time"])` applies them from left to right, as does
+`--env-args wrap "[sticky_actions:0.25,time]"`. What only concerns learning, such as clipped or scaled rewards, stacked
+frames or normalised observations, is for processors: an environment's rewards are what runs are scored by.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.envs.base import Env, TimeStep
+from jaxrl.errors import SettingsError, check_between, check_count, nearest
+from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, space_zeros
+from jaxrl.trees import Array, Key, PyTree, tree_where
+from jaxrl.written import number, whole
+
+
+def action_repeat(env: Env, times: int) -> Env:
+    """Take each action `times` times, or until the episode ends, and add up the rewards.
+
+    Of observation and `info`, those of the last step are seen. The time limit becomes the whole number of repeats that
+    it holds, so an episode of 500 steps is cut after 166 repeats of 3.
+
+    Raises:
+      SettingsError: `times` is no positive whole number, or more than the time limit.
+    """
+    check_count("action_repeat", times)
+    limit = env.spec.time_limit
+    if limit is not None and times > limit:
+        raise SettingsError(f"action_repeat is {times}, but episodes of {env.spec.name} have {limit} steps at most")
+
+    def step(state: PyTree, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
+        first, more = jax.tree.map(lambda x: x[0], noise), jax.tree.map(lambda x: x[1:], noise)
+        begun = _typed(env.step(state, action, first))
+
+        def again(so_far: tuple[PyTree, TimeStep], noise: PyTree) -> tuple[tuple[PyTree, TimeStep], None]:
+            state, out = so_far
+            state_after, next_out = _typed(env.step(state, action, noise))
+            next_out = next_out._replace(reward=out.reward + next_out.reward)
+            return tree_where(jnp.logical_or(out.terminated, out.truncated), so_far, (state_after, next_out)), None
+
+        return jax.lax.scan(again, begun, more, times - 1)[0]
+
+    return env._replace(
+        spec=env.spec._replace(time_limit=None if limit is None else limit // times),
+        step=step,
+        draw=lambda key: jax.vmap(env.draw)(jax.random.split(key, times)),
+        settings=None,
+    )
+
+
+def _typed(result: tuple[PyTree, TimeStep]) -> tuple[PyTree, TimeStep]:
+    """Return a result whose fields are arrays of the types that they are recorded in."""
+    state, out = jax.tree.map(lambda x: jnp.asarray(x, jnp.asarray(x).dtype), result)  # none weakly typed
+    ends = {name: getattr(out, name).astype(bool) for name in ("terminated", "truncated")}
+    return state, out._replace(reward=out.reward.astype(jnp.float32), **ends)
+
+
+class Sticky(NamedTuple):
+    """The state of an environment whose actions stick."""
+
+    env: PyTree
+    action: PyTree
+    """The action taken last."""
+    begun: Array
+    """Bool: there is one, for the episode has had a step."""
+
+
+def sticky_actions(env: Env, probability: float) -> Env:
+    """Take the last action again, in place of the one chosen, with a `probability` (Machado et al. 2018, section 5.2).
+
+    An episode's first action never sticks. The agent is not told what was taken.
+
+    Raises:
+      SettingsError: the probability is not between 0 and 1.
+    """
+    check_between("sticky_actions", probability, 0, 1)
+
+    def reset(key: Key) -> tuple[PyTree, PyTree]:
+        state, obs = env.reset(key)
+        return Sticky(state, space_zeros(env.spec.action_space), jnp.zeros((), bool)), obs
+
+    def step(state: Sticky, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
+        sticks, own = noise
+        last = jax.tree.map(lambda x, like: jnp.asarray(x, like.dtype), action, state.action)
+        taken = tree_where(sticks & state.begun, state.action, last)
+        after, out = env.step(state.env, taken, own)
+        return Sticky(after, taken, jnp.ones((), bool)), out
+
+    def draw(key: Key) -> PyTree:
+        mine, own = jax.random.split(key)
+        return jax.random.bernoulli(mine, probability), env.draw(own)
+
+    return _around(env, reset, step, lambda state: state.env)._replace(draw=draw)
+
+
+class Clocked(NamedTuple):
+    """The state of an environment that shows the time."""
+
+    env: PyTree
+    steps: Array
+    """Int32, the episode's steps so far."""
+
+
+def time(env: Env) -> Env:
+    """Show the share of the episode that is left, as `time` `[1]` from 1 to 0 (Pardo et al. 2018).
+
+    Raises:
+      SettingsError: the environment has no time limit, or shows a `time` already.
+    """
+    limit = env.spec.time_limit
+    if limit is None:
+        raise SettingsError(f"{env.spec.name} has no time limit; of no time can the share that is left be shown")
+
+    def shown(obs: PyTree, steps: Array) -> PyTree:
+        return _beside(obs, {"time": 1.0 - steps.astype(jnp.float32)[None] / limit})
+
+    def reset(key: Key) -> tuple[PyTree, PyTree]:
+        state, obs = env.reset(key)
+        return Clocked(state, jnp.int32(0)), shown(obs, jnp.int32(0))
+
+    def step(state: Clocked, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
+        after, out = env.step(state.env, action, noise)
+        return Clocked(after, state.steps + 1), out._replace(obs=shown(out.obs, state.steps + 1))
+
+    return _around(env, reset, step, lambda state: state.env, {"time": Box(0.0, 1.0, (1,))})
+
+
+def previous(env: Env) -> Env:
+    """Show the last action, one-hot if it is a choice, as `previous_action`, and the last reward as `previous_reward`.
+
+    Both are zeros at the start of an episode. With a recurrent core, an agent can tell by them what its actions do
+    (Wang et al. 2016).
+
+    Raises:
+      SettingsError: the environment shows them already.
+    """
+    action_space = env.spec.action_space
+    width = _width(action_space)
+    more: dict[str, Space] = {
+        "previous_action": Box(-jnp.inf, jnp.inf, (width,)),
+        "previous_reward": Box(-jnp.inf, jnp.inf, (1,)),
+    }
+
+    def shown(obs: PyTree, action: Array, reward: Array) -> PyTree:
+        return _beside(obs, {"previous_action": action, "previous_reward": reward[None]})
+
+    def reset(key: Key) -> tuple[PyTree, PyTree]:
+        state, obs = env.reset(key)
+        return state, shown(obs, jnp.zeros(width), jnp.float32(0))
+
+    def step(state: PyTree, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
+        after, out = env.step(state, action, noise)
+        reward = jnp.asarray(out.reward, jnp.float32)
+        return after, out._replace(obs=shown(out.obs, _flat(action_space, action), reward))
+
+    return _around(env, reset, step, lambda state: state, more)
+
+
+def transform_obs(env: Env, function: Callable[[PyTree], PyTree], space: Space) -> Env:
+    """Show `function(observation)`, which lies in `space`, in place of each observation."""
+
+    def reset(key: Key) -> tuple[PyTree, PyTree]:
+        state, obs = env.reset(key)
+        return state, function(obs)
+
+    def step(state: PyTree, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
+        after, out = env.step(state, action, noise)
+        return after, out._replace(obs=function(out.obs))
+
+    spec = env.spec._replace(observation_space=space)
+    return env._replace(spec=spec, reset=reset, step=step, settings=None)
+
+
+def transform_reward(env: Env, function: Callable[[PyTree, PyTree, TimeStep], Array]) -> Env:
+    """Pay `function(state, action, step)` in place of the reward; `state` is that before the step.
+
+    Runs are scored by it too. Let an `Evaluator` judge in the environment as it was, if that is what counts.
+    """
+
+    def step(state: PyTree, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
+        after, out = env.step(state, action, noise)
+        return after, out._replace(reward=function(state, action, out))
+
+    return env._replace(step=step, settings=None)
+
+
+def _around(
+    env: Env, reset: Any, step: Any, inner: Callable[[Any], PyTree], more: dict[str, Space] | None = None
+) -> Env:
+    """Return `env` with other functions, whose state holds that of `env`, and with `more` beside its observation."""
+    spec = env.spec._replace(observation_space=_beside(env.spec.observation_space, more)) if more else env.spec
+    render = env.render
+    draws = None if render is None else lambda state: render(inner(state))
+    return env._replace(spec=spec, reset=reset, step=step, render=draws, settings=None)
+
+
+def _beside(obs: Any, more: dict[str, Any]) -> dict[str, Any]:
+    """Return an observation, or its space, with entries beside it; what was no dict becomes `observation`."""
+    held = obs if isinstance(obs, dict) else {"observation": obs}
+    if taken := sorted(held.keys() & more.keys()):
+        raise SettingsError(f"observations have an entry {taken[0]!r} already; it cannot be shown twice")
+    return {**held, **more}
+
+
+def _width(space: Space) -> int:
+    """Return how many numbers an action is shown as."""
+    if isinstance(space, Discrete):
+        return space.n
+    if isinstance(space, MultiDiscrete):
+        return sum(space.n)
+    if isinstance(space, Box):
+        return math.prod(space.shape)
+    raise SettingsError(f"previous shows actions of one space; expected no {type(space).__name__} of them")
+
+
+def _flat(space: Space, action: PyTree) -> Array:
+    """Return an action as `[width]` float32: choices one-hot, numbers as they are."""
+    if isinstance(space, Discrete):
+        return jax.nn.one_hot(action, space.n)
+    if isinstance(space, MultiDiscrete):
+        return jnp.concatenate([jax.nn.one_hot(action[i], n) for i, n in enumerate(space.n)])
+    return jnp.asarray(action, jnp.float32).reshape(-1)
+
+
+# --- by name --------------------------------------------------------------------------------------------------------
+
+WRAPPERS: dict[str, tuple[Callable[..., Env], Callable[[str], Any] | None]] = {
+    "action_repeat": (action_repeat, whole),
+    "sticky_actions": (sticky_actions, number),
+    "time": (time, None),
+    "previous": (previous, None),
+}
+"""The wrappers that have names, each with what reads its number, if it takes one."""
+
+
+def wrapped(env: Env, wrap: str | Sequence[str]) -> Env:
+    """Apply the wrappers that are named, such as `action_repeat:4`, from left to right.
+
+    Raises:
+      SettingsError: a name is unknown, or its number is missing, too much, or out of bounds.
+    """
+    for name in wrappers_in(wrap):
+        env = _by_name(name)(env)
+    return env
+
+
+def wrappers_in(wrap: object) -> list[str]:
+    """Return the names of wrappers as a list; raise `SettingsError` if they are no names."""
+    names = [wrap] if isinstance(wrap, str) else wrap
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise SettingsError(f"wrap is {wrap!r}; expected names of wrappers, as in ['sticky_actions:0.25', 'time']")
+    return list(names)
+
+
+def _by_name(name: str) -> Callable[[Env], Env]:
+    kind, colon, given = name.partition(":")
+    if kind not in WRAPPERS:
+        raise SettingsError(f"unknown wrapper {kind!r}; {nearest(kind, WRAPPERS)}")
+    function, read = WRAPPERS[kind]
+    if read is None:
+        if colon:
+            raise SettingsError(f"wrapper {name!r} takes no number; expected {kind!r}")
+        return function
+    value = read(given)
+    if not isinstance(value, int | float):
+        raise SettingsError(f"wrapper {name!r} has no number; expected one, as in {kind + ':' + EXAMPLES[kind]!r}")
+    return lambda env: function(env, value)
+
+
+EXAMPLES = {"action_repeat": "4", "sticky_actions": "0.25"}
