@@ -23,13 +23,16 @@ def main(args: Sequence[str]) -> int:
     """Parse, load, run, print; return the exit code."""
     parser = Parser(
         "python -m jaxrl.evaluate",
-        description="Judge the best policy of a run, or another, by fresh greedy episodes.",
+        description="Judge the best policy of a run, or another, by fresh episodes.",
         epilog="Example: python -m jaxrl.evaluate runs/cartpole --episodes 200 --table",
     )
     add_which(parser)
     add_env_options(parser)
     parser.add_argument("--episodes", type=int, default=100, help="greedy episodes, all in parallel (default: 100)")
     parser.add_argument("--seed", type=int, default=1_000_000, help="seed of the episodes (default: 1000000)")
+    parser.add_argument(
+        "--actions", choices=("greedy", "sampled"), default="greedy", help="sampled: as in training (default: greedy)"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--table", action="store_true", help="print quantiles of returns and lengths as a table")
     form.add_argument("--json", action="store_true", help="print the same as one JSON object")
@@ -39,7 +42,8 @@ def main(args: Sequence[str]) -> int:
     cache_compilations()
     require_devices()
     policy = load_named(options)
-    evaluate = evaluator_for(env_of(policy, options.env, options.env_args), policy.policy, options.episodes)
+    env, sampled = env_of(policy, options.env, options.env_args), options.actions == "sampled"
+    evaluate = evaluator_for(env, policy.policy, options.episodes, sampled)
     result = evaluate(policy.params, jax.random.key(options.seed))
     if options.table or options.json:
         report = result.report()

@@ -31,6 +31,10 @@ CONFIRM_STREAM = 2**32 - 1
 The first look has consumed that key by splitting it, and `fold_in` gives what a split would give as the key of this
 number: one far beyond those that an evaluation takes, hence independent of them.
 """
+SAMPLE_STREAM = 2**32 - 2
+"""Folded into the key of an evaluation for the actions it draws."""
+DECAYED = 2**32 - 1
+"""An optimisation step after the end of any schedule of exploration."""
 
 
 def confirm_key(key: Key) -> Key:
@@ -165,13 +169,15 @@ class CompiledEvaluator:
 
 
 class Evaluator(CompiledEvaluator):
-    """Run `episodes` parallel greedy episodes from start to end.
+    """Run `episodes` parallel episodes from start to end, greedy ones unless `sampled`.
 
     An episode ends where the environment gives a non-finite observation, the first one included, or reward: its return
     is NaN, so that no score is made of it.
     """
 
-    def __init__(self, env: Env, policy: Policy, episodes: int, max_steps: int | None = None) -> None:
+    def __init__(
+        self, env: Env, policy: Policy, episodes: int, max_steps: int | None = None, *, sampled: bool = False
+    ) -> None:
         """Prepare an evaluation; nothing is compiled before the first call.
 
         Args:
@@ -179,42 +185,50 @@ class Evaluator(CompiledEvaluator):
           policy: how to act.
           episodes: how many, all at once.
           max_steps: steps after which an episode is left unfinished; the environment's own limit, or 10 000.
+          sampled: draw actions as in training, at the end of what exploration decays to.
+
+        Raises:
+          SettingsError: the number of episodes cannot be, or the policy was made by hand and cannot sample.
         """
         check_count("eval_episodes", episodes)
+        chooser(policy, sampled)
         limit = max_steps or env.spec.time_limit or MAX_STEPS
-        super().__init__(partial(run_episodes, env, policy, episodes, limit))
+        super().__init__(partial(run_episodes, env, policy, episodes, limit, sampled=sampled))
 
 
 class HostEvaluator:
-    """Run `episodes` greedy episodes from start to end, side by side, in environments on the host.
+    """Run `episodes` episodes from start to end, side by side, in environments on the host.
 
     Those that are not finite are treated as `Evaluator` does.
     """
 
-    def __init__(self, env: HostEnv, policy: Policy, episodes: int, max_steps: int = MAX_STEPS) -> None:
+    def __init__(
+        self, env: HostEnv, policy: Policy, episodes: int, max_steps: int = MAX_STEPS, *, sampled: bool = False
+    ) -> None:
         """Prepare an evaluation; arguments are those of `Evaluator`. Environments are opened for each anew."""
         check_count("eval_episodes", episodes)
         self.env, self.episodes, self.max_steps = env, episodes, max_steps
+        chosen = chooser(policy, sampled)
         self._begin, self._act, self._observe = (
-            jax.jit(partial(function)) for function in (policy.begin, policy.act, policy.observe)
+            jax.jit(partial(function)) for function in (chosen.begin, chosen.act, chosen.observe)
         )
 
     def __call__(self, params: PyTree, key: Key) -> Evaluation:
         """Run the episodes; the key is consumed."""
         stage = Stage(self.env, self.episodes, int(jax.random.bits(key) >> 1))
         try:
-            return self._run(stage, params)
+            return self._run(stage, params, key)
         finally:
             stage.close()
 
-    def _run(self, stage: Stage, params: PyTree) -> Evaluation:
+    def _run(self, stage: Stage, params: PyTree, key: Key) -> Evaluation:
         carry = self._begin(params, stage.reset())
         returns, lengths = np.where(stage.spoilt, np.nan, 0.0), np.zeros(self.episodes, np.int32)
         running = ~stage.spoilt
-        for _ in range(self.max_steps):
+        for t in range(self.max_steps):
             if not running.any():
                 break
-            carry, action = self._act(params, carry)
+            carry, action = self._act(params, carry, key, np.uint32(t))
             step = stage.step(jax.tree.map(np.asarray, action))
             reward = np.where(step.valid, step.reward, np.nan)
             returns, lengths = returns + np.where(running, reward, 0.0), lengths + running
@@ -223,27 +237,55 @@ class HostEvaluator:
         return Evaluation(returns, lengths, ~running)
 
 
-def evaluator_for(env: Env | HostEnv, policy: Policy, episodes: int) -> EvaluateFn:
+class Chooser(NamedTuple):
+    """A policy as evaluation asks it: greedily, or drawing from the key of the evaluation."""
+
+    begin: Callable[[PyTree, PyTree], PyTree]
+    act: Callable[[PyTree, PyTree, Key, Array], tuple[PyTree, PyTree]]
+    """`(params, carry, key, t) -> (carry, action)` at step `t`."""
+    observe: Callable[[PyTree, PyTree, Step], PyTree]
+
+
+def chooser(policy: Policy, sampled: bool) -> Chooser:
+    """Return how evaluation asks `policy`; raise `SettingsError` if it is to sample and cannot."""
+    if not sampled:
+        return Chooser(policy.begin, lambda params, carry, key, t: policy.act(params, carry), policy.observe)
+    sample = policy.sample
+    if sample is None:
+        raise SettingsError("the policy was made by hand without a way to sample; evaluate it with greedy actions")
+
+    def act(params: PyTree, carry: PyTree, key: Key, t: Array) -> tuple[PyTree, PyTree]:
+        drawn = jax.random.fold_in(jax.random.fold_in(key, SAMPLE_STREAM), t)
+        return sample(params, carry, drawn, jnp.uint32(DECAYED))
+
+    return Chooser(policy.begin, act, policy.observe)
+
+
+def evaluator_for(env: Env | HostEnv, policy: Policy, episodes: int, sampled: bool = False) -> EvaluateFn:
     """Return what evaluates `policy` in `env`."""
-    return Evaluator(env, policy, episodes) if isinstance(env, Env) else HostEvaluator(env, policy, episodes)
+    made = Evaluator if isinstance(env, Env) else HostEvaluator
+    evaluator: EvaluateFn = made(env, policy, episodes, sampled=sampled)  # type: ignore[arg-type]
+    return evaluator
 
 
-def evaluator_of(strategy: Strategy, episodes: int) -> EvaluateFn:
+def evaluator_of(strategy: Strategy, episodes: int, sampled: bool = False) -> EvaluateFn:
     """Return the evaluator of `strategy`, in its own environment or by its `judge`; raise `SettingsError` without.
 
     For the same strategy it is the same evaluator, compiled once.
     """
-    made, name = programs_of(strategy), f"evaluator of {episodes}"
+    made, name = programs_of(strategy), f"evaluator of {episodes}{' sampled' if sampled else ''}"
     if name not in made:
-        made[name] = _evaluator_of(strategy, episodes)
+        made[name] = _evaluator_of(strategy, episodes, sampled)
     evaluator: EvaluateFn = made[name]
     return evaluator
 
 
-def _evaluator_of(strategy: Strategy, episodes: int) -> EvaluateFn:
+def _evaluator_of(strategy: Strategy, episodes: int, sampled: bool) -> EvaluateFn:
     env = strategy.eval_env or (strategy.remote.env if strategy.remote else strategy.env)
     if env is not None and strategy.policy is not None:
-        return evaluator_for(env, strategy.policy, episodes)
+        return evaluator_for(env, strategy.policy, episodes, sampled)
+    if strategy.judge is not None and sampled:
+        raise SettingsError("eval_actions is sampled, which needs an environment to act in; name one, or leave it out")
     if strategy.judge is not None and strategy.policy is not None:
         return CompiledEvaluator(strategy.judge)
     raise SettingsError(
@@ -262,9 +304,10 @@ class _Episodes(NamedTuple):
 
 
 def run_episodes(
-    env: Env, policy: Policy, episodes: int, max_steps: int, params: PyTree, key: Key
+    env: Env, policy: Policy, episodes: int, max_steps: int, params: PyTree, key: Key, *, sampled: bool = False
 ) -> tuple[Array, Array, Array]:
     """Run `episodes` episodes to their ends; return returns, lengths and whether each finished. Pure."""
+    asked = chooser(policy, sampled)
     reset_key, step_key = jax.random.split(key)
     state, obs = jax.vmap(env.reset)(jax.random.split(reset_key, episodes))
     state, obs = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), (state, obs))
@@ -272,19 +315,19 @@ def run_episodes(
     start = _Episodes(
         step=jnp.int32(0),
         env=state,
-        carry=policy.begin(params, zeros_unless(finite, obs)),
+        carry=asked.begin(params, zeros_unless(finite, obs)),
         returns=jnp.where(finite, jnp.float32(0), jnp.float32(jnp.nan)),
         lengths=jnp.zeros(episodes, jnp.int32),
         running=finite,
     )
     end = jax.lax.while_loop(
-        lambda e: e.running.any() & (e.step < max_steps), partial(_advance, env, policy, params, step_key), start
+        lambda e: e.running.any() & (e.step < max_steps), partial(_advance, env, asked, params, step_key), start
     )
     return end.returns, end.lengths, ~end.running
 
 
-def _advance(env: Env, policy: Policy, params: PyTree, key: Key, e: _Episodes) -> _Episodes:
-    carry, action = policy.act(params, e.carry)
+def _advance(env: Env, policy: Chooser, params: PyTree, key: Key, e: _Episodes) -> _Episodes:
+    carry, action = policy.act(params, e.carry, key, e.step)
     noise = jax.vmap(env.draw)(jax.random.split(fold(key, e.step), e.running.shape[0]))
     state, out = jax.vmap(env.step)(e.env, action, noise)
     lengths = e.lengths + e.running

@@ -25,6 +25,8 @@ class TrainerConfig:
     """Episodes per evaluation, run in parallel, each from start to end; 0: never evaluate."""
     eval_starts: str = "fresh"
     """Where evaluations begin: fresh, in other states each time, or fixed, always in the same ones."""
+    eval_actions: str = "greedy"
+    """How evaluations act: greedy, or sampled, as in training at the end of what exploration decays to."""
     eval_at_start: bool = False
     """Also evaluate before the first optimisation step."""
     confirm_best: bool = True
@@ -63,6 +65,8 @@ class TrainerConfig:
         check_count("eval_episodes", self.eval_episodes, least=0)
         if self.eval_starts not in ("fresh", "fixed"):
             raise SettingsError(f"eval_starts is {self.eval_starts!r}; expected fresh or fixed")
+        if self.eval_actions not in ("greedy", "sampled"):
+            raise SettingsError(f"eval_actions is {self.eval_actions!r}; expected greedy or sampled")
         check_shared(self)
         if self.eval_episodes > 2**20:
             raise SettingsError(f"eval_episodes is {self.eval_episodes}; at most {2**20} run in parallel")
@@ -248,6 +252,7 @@ NEWER: Mapping[str, object] = {
     "eval_env": None,
     "eval_env_args": {},
     "eval_starts": "fresh",
+    "eval_actions": "greedy",
     "agent.rho_clip": 0.0,
     "agent.c_clip": 1.0,
     "agent.noise_memory": 0.0,

@@ -106,7 +106,7 @@ class Trainer:
         if max_chunk is not None:
             check_count("max_chunk", max_chunk)
         if evaluator is None and self.config.eval_episodes:
-            evaluator = evaluator_of(strategy, self.config.eval_episodes)
+            evaluator = evaluator_of(strategy, self.config.eval_episodes, self.config.eval_actions == "sampled")
         self.strategy, self.evaluator, self.score, self.stop = strategy, evaluator, score, stop
         self.hooks, self.interrupt = hooks or Hooks(), Interrupt() if interrupt is None else interrupt
         self.max_chunk = max_chunk

@@ -130,9 +130,9 @@ def compiled_once() -> Iterator[None]:
             _COMPILED[name] = program.state_shapes(strategy)
         return _COMPILED[name]
 
-    def evaluator_of(strategy: Any, episodes: int) -> Any:
-        name = json.dumps([strategy.settings, episodes])
-        return _COMPILED.setdefault(name, make_evaluator(strategy, episodes))
+    def evaluator_of(strategy: Any, *how: Any) -> Any:
+        name = json.dumps([strategy.settings, *how])
+        return _COMPILED.setdefault(name, make_evaluator(strategy, *how))
 
     def check_step(strategy: Any) -> None:
         name = f"checked {json.dumps(strategy.settings)}"

@@ -267,6 +267,7 @@ FREE: dict[str, Any] = {
     "eval_env": "CartPole-v1",
     "eval_env_args": {"max_steps_in_episode": 50},
     "eval_starts": "fixed",
+    "eval_actions": "sampled",
     "eval_at_start": True,
     "confirm_best": False,
     "record_interval": 3,

@@ -94,6 +94,32 @@ def test_greedy_evaluation_ignores_epsilon() -> None:
     np.testing.assert_array_equal(*returns)
 
 
+@pytest.mark.parametrize("where", ["device", "host"])
+def test_sampled_evaluation_acts_as_at_the_end_of_exploration(where: str) -> None:
+    """Which is at random here, though it begins without: each action then pays 1 with a probability of a half."""
+    agent = jaxrl.dqn(features=(8,), epsilon_start=0.0, epsilon_end=1.0, epsilon_decay=1_000_000)
+    settings = {"buffer": jaxrl.uniform(64, batch_size=8), "num_envs": 2, "opt_interval": 2, "warmup": 0}
+    strategy = jaxrl.off_policy(countdown(), agent, **settings)
+    if where == "host":
+        strategy = strategy._replace(eval_env=jaxrl.on_host(countdown()))
+    assert strategy.policy is not None
+    params = strategy.policy.params(jax.jit(strategy.init)(jax.random.key(0)))
+    evaluate = evaluator_of(strategy, 200, True)
+    first, again, other = (evaluate(params, jax.random.key(seed)) for seed in (1, 1, 2))
+    taken = int(first.lengths.sum())
+    assert abs(first.returns.sum() / taken - 0.5) < 4 * 0.5 / taken**0.5  # four deviations
+    np.testing.assert_array_equal(first.returns, again.returns)
+    assert not np.array_equal(first.returns, other.returns)
+    assert evaluator_of(strategy, 200) is not evaluate
+
+
+def test_sampling_is_refused_where_nothing_can_be_drawn() -> None:
+    with pytest.raises(SettingsError, match="made by hand without a way to sample"):
+        jaxrl.Evaluator(countdown(), always(1), 4, sampled=True)
+    with pytest.raises(SettingsError, match="eval_actions is 'random'; expected greedy or sampled"):
+        jaxrl.TrainerConfig(eval_actions="random").check()
+
+
 def test_an_episode_that_is_not_finite_ends_there_with_a_return_that_is_never_best() -> None:
     """Whose first observation says that it would last 10 steps or more."""
     env, key = countdown(), jax.random.key(3)
