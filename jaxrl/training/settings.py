@@ -29,6 +29,9 @@ class TrainerConfig:
     """How evaluations act: greedy, or sampled, as in training at the end of what exploration decays to."""
     eval_at_start: bool = False
     """Also evaluate before the first optimisation step."""
+    eval_at_return: float | None = None
+    """Also evaluate where a record's mean return of training episodes is at least this; unset: never. With stop_reward
+    a run may so end earlier, but never by training returns alone."""
     confirm_best: bool = True
     """Evaluate a candidate for the best policy a second time: it must win in fresh episodes too, and keeps that second
     score."""
@@ -65,6 +68,12 @@ class TrainerConfig:
         check_count("eval_episodes", self.eval_episodes, least=0)
         if self.eval_starts not in ("fresh", "fixed"):
             raise SettingsError(f"eval_starts is {self.eval_starts!r}; expected fresh or fixed")
+        if self.eval_at_return is not None:
+            check_between("eval_at_return", self.eval_at_return, -1e30, 1e30)
+            if not self.eval_episodes or not self.record_interval:
+                raise SettingsError(
+                    "eval_at_return looks at records, and evaluates; set record_interval and eval_episodes"
+                )
         if self.eval_actions not in ("greedy", "sampled"):
             raise SettingsError(f"eval_actions is {self.eval_actions!r}; expected greedy or sampled")
         check_shared(self)
@@ -77,6 +86,11 @@ class TrainerConfig:
             )
         if (self.patience or self.stop_reward is not None) and not self.eval_interval:
             raise SettingsError("patience and stop_reward look at evaluations; set eval_interval as well")
+
+    def is_promising(self, row: Mapping[str, Any] | None) -> bool:
+        """Say whether the row of a record asks for an evaluation at once."""
+        mean = None if row is None else row.get("episode_return")
+        return self.eval_at_return is not None and mean is not None and bool(mean >= self.eval_at_return)
 
     def rounded(self, strategy: Strategy) -> "TrainerConfig":
         """Return these settings with `max_opts` rounded up to whole iterations of `strategy`."""
@@ -253,6 +267,7 @@ NEWER: Mapping[str, object] = {
     "eval_env_args": {},
     "eval_starts": "fresh",
     "eval_actions": "greedy",
+    "eval_at_return": None,
     "agent.rho_clip": 0.0,
     "agent.c_clip": 1.0,
     "agent.noise_memory": 0.0,

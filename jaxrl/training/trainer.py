@@ -226,6 +226,8 @@ class Trainer:
             return self._report(None, None, saved=True)
         evaluation = self._evaluate() if boundary.evaluate else None
         row = self._record() if boundary.record else None
+        if evaluation is None and self.config.is_promising(row):
+            evaluation = self._evaluate()
         self.stop_reason = self._why_stop(boundary, self._report(row, evaluation, boundary.save))
         if self.stop_reason and not self.interrupt:
             evaluation, row = evaluation or self._evaluate(), row or self._record()

@@ -269,6 +269,7 @@ FREE: dict[str, Any] = {
     "eval_starts": "fixed",
     "eval_actions": "sampled",
     "eval_at_start": True,
+    "eval_at_return": 5.0,
     "confirm_best": False,
     "record_interval": 3,
     "save_interval": 4,

@@ -473,3 +473,45 @@ def test_a_directory_that_holds_another_run_is_left_alone(tmp_path: Path) -> Non
     with pytest.raises(SettingsError, match="seed: 0 -> 1"):
         jaxrl.Trainer(counting(), max_opts=5, seed=1, run_dir=str(run), resume=True, **QUIET).train()
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_promising_training_is_evaluated_at_once_and_ends_only_if_that_confirms_it() -> None:
+    """Training returns the number of its iteration, from 0; what is found by evaluating is another thing."""
+    plain = counting()
+
+    def step(state: Any, noise: Any, t: Any) -> tuple:
+        state, metrics = plain.step(state, noise, t)
+        return state, {**metrics, "episode_return": metrics["t"]}
+
+    def evaluated(scores: list[float], **settings: Any) -> tuple:
+        trainer = jaxrl.Trainer(
+            plain._replace(step=step),
+            evaluator=ByStep(scores, luck={}),
+            confirm_best=False,
+            eval_interval=6,
+            record_interval=1,
+            stop_reward=9.0,
+            max_opts=6,
+            **settings,
+            **QUIET,
+        )
+        steps = [report.opt_steps for report in trainer if report.eval]
+        return steps, trainer.stop_reason
+
+    poor = [0.0] * 6
+    assert evaluated(poor) == ([6], "max_opts")
+    assert evaluated(poor, eval_at_return=3.0) == ([4, 5, 6], "max_opts")
+    assert evaluated([9.0, 9.0, 9.0, 0.0, 9.0, 9.0], eval_at_return=3.0) == ([4, 5], "stop_reward")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"eval_at_return": "much"}, "eval_at_return is 'much'; expected a number"),
+        ({"eval_at_return": 1.0, "record_interval": 0}, "eval_at_return looks at records"),
+        ({"eval_at_return": 1.0, "eval_episodes": 0, "eval_interval": 0}, "set record_interval and eval_episodes"),
+    ],
+)
+def test_evaluating_at_a_return_needs_records_and_episodes(settings: Any, message: str) -> None:
+    with pytest.raises(jaxrl.SettingsError, match=message):
+        jaxrl.TrainerConfig(**settings).check()

@@ -231,6 +231,8 @@ class PopulationTrainer:
         search, members = self.population.search, self.population.members
         if search is None:
             return None
+        if self.config.eval_at_return is not None:
+            raise SettingsError("a search compares members at the same evaluations; leave eval_at_return out")
         if isinstance(search, PBT):
             if len(self._strategies()) > 1:
                 raise SettingsError("pbt: the members have different programs, so none can take another's place")
