@@ -1,6 +1,7 @@
 """Environments of Jumanji (https://github.com/instadeepai/jumanji), imported on demand."""
 
 import dataclasses
+import math
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from jaxrl.envs.base import Env, TimeStep, draw_key, draw_nothing
 from jaxrl.envs.suites import KEY, as_kinds, box_of, check_id, plain_params, reads_key
 from jaxrl.errors import SettingsError, require_extra
-from jaxrl.spaces import Discrete, EnvSpec, MultiDiscrete, Space, space_struct
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, space_struct
 from jaxrl.trees import Key, PyTree
 
 PREFIX = "jumanji:"
@@ -54,13 +55,43 @@ def jumanji_env(name: str, **params: Any) -> Env:
     actions = _actions(name, env.action_spec, getattr(first.observation, "action_mask", None))
     state, _ = jax.eval_shape(partial(_reset, env), KEY)
     keyed = reads_key(partial(_step, env, True), state, space_struct(actions))
-    return Env(
+    made = Env(
         EnvSpec(name, space, actions, limit),
         partial(_reset, env),
         partial(_step, env, keyed),
         draw_key if keyed else draw_nothing,
         settings={"env": name, "env_args": dict(params)},
     )
+    return _as_one_choice(made) if _is_joint(made.spec) else made
+
+
+def _is_joint(spec: EnvSpec) -> bool:
+    """Say whether the mask has an entry for each combination of choices, not for the values of each by itself."""
+    choices, mask = spec.action_space, spec.observation_space.get("action_mask")  # type: ignore[union-attr]
+    if not isinstance(choices, MultiDiscrete) or mask is None:
+        return False
+    return bool(mask.shape == choices.n) and mask.shape != (len(choices.n), choices.n[0])
+
+
+def _as_one_choice(env: Env) -> Env:
+    """Make one choice of all combinations: several choices that do not see each other could not keep to such a mask."""
+    sizes: Any = env.spec.action_space.n  # type: ignore[union-attr]
+    count = math.prod(sizes)
+
+    def seen(obs: Any) -> PyTree:
+        return {**obs, "action_mask": obs["action_mask"].reshape(count)}
+
+    def reset(key: Key) -> tuple[PyTree, PyTree]:
+        state, obs = env.reset(key)
+        return state, seen(obs)
+
+    def step(state: PyTree, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
+        state, out = env.step(state, jnp.stack(jnp.unravel_index(action, sizes)).astype(jnp.int32), noise)
+        return state, out._replace(obs=seen(out.obs))
+
+    space = {**env.spec.observation_space, "action_mask": Box(0, 1, (count,), "bool")}  # type: ignore[dict-item]
+    spec = env.spec._replace(observation_space=space, action_space=Discrete(count))
+    return env._replace(spec=spec, reset=reset, step=step)
 
 
 def _check_levels(name: str) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from toys_suites import checked, played, resumes_to_the_same_bits, trains_by_command
 
+import jaxrl
 from jaxrl.envs import make_env
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, MultiDiscrete
@@ -46,6 +47,13 @@ def test_a_mask_is_flags_beside_the_rest_in_every_observation_that_has_one(name:
         assert space["action_mask"].dtype == "bool"
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_an_agent_takes_every_mask(name: str) -> None:
+    strategy = jaxrl.on_policy(make_env(f"jumanji:{name}"), jaxrl.ppo(features=(8,)), num_envs=2, rollout=4)
+    state = jax.eval_shape(strategy.init, jax.random.key(0))
+    jax.eval_shape(strategy.step, state, jax.eval_shape(strategy.draw, state.key, np.uint32(0)), np.uint32(0))
+
+
 @pytest.mark.parametrize("name", ["Snake-v1", "Game2048-v1", "Tetris-v0"])
 def test_numbers_are_those_of_the_suite_for_the_same_keys(name: str) -> None:
     env, theirs = make_env(f"jumanji:{name}"), jumanji.make(name)
@@ -56,10 +64,11 @@ def test_numbers_are_those_of_the_suite_for_the_same_keys(name: str) -> None:
         mask = np.asarray(first.observation.action_mask)
         action = np.argwhere(mask)[0].astype(np.int32)
         action = action if mask.ndim > 1 else action[0]
-        state, out = step(state, action, key)
+        ours = np.int32(np.ravel_multi_index(action, mask.shape)) if mask.ndim > 1 else action
+        state, out = step(state, ours, key)
         their, first = their_step(their.replace(key=key), action)
         for word, part in first.observation._asdict().items():
-            np.testing.assert_array_equal(out.obs[word], part)
+            np.testing.assert_array_equal(out.obs[word], np.ravel(part) if word == "action_mask" else part)
         assert out.reward == first.reward
         assert (out.terminated | out.truncated) == first.last()
         if first.last():
@@ -103,7 +112,10 @@ def test_spaces() -> None:
         "action_mask": Box(0, 1, (4,), "bool"),
     }
     assert (snake.action_space, snake.time_limit) == (Discrete(4), 4000)
-    assert make_env("jumanji:Tetris-v0").spec.action_space == MultiDiscrete((4, 10))
+    tetris = make_env("jumanji:Tetris-v0").spec  # whose mask has an entry for each rotation and column together
+    assert tetris.action_space == Discrete(40)
+    assert tetris.observation_space["action_mask"] == Box(0, 1, (40,), "bool")
+    assert make_env("jumanji:Cleaner-v0").spec.action_space == MultiDiscrete((4, 4, 4))
     assert make_env("jumanji:TSP-v1").spec.observation_space["position"] == Discrete(20)
     assert make_env("jumanji:MultiCVRP-v0").spec.action_space == MultiDiscrete((21, 21), "int16")
     maze = make_env("jumanji:Maze-v0").spec.observation_space
