@@ -6,7 +6,7 @@ state. Which entries there are is known from the space, so an observation withou
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -67,10 +67,14 @@ def completed(struct: PyTree, obs: PyTree) -> PyTree:
     if not (has(struct, PRIVILEGED) and isinstance(obs, Mapping)) or PRIVILEGED in obs:
         return obs
     name = next((name for name in for_critic(struct) if name in obs), None)
-    first, given = jax.tree.leaves(struct.get(name)), jax.tree.leaves(obs.get(name))
-    if not first or not given:
+    first, parts = cast(Any, jax.tree.flatten(struct.get(name)))
+    if not first or name is None:
         return obs
-    batch = np.shape(given[0])[: np.ndim(given[0]) - len(first[0].shape)]
+    try:
+        given = np.shape(parts.flatten_up_to(obs[name])[0])  # a list is one array
+    except ValueError:
+        return obs  # its structure is another one, which is told where it is read
+    batch = given[: len(given) - len(first[0].shape)]
     return {**obs, PRIVILEGED: jax.tree.map(lambda x: np.zeros((*batch, *x.shape), x.dtype), struct[PRIVILEGED])}
 
 

@@ -213,11 +213,15 @@ def _usual_entropy(spec: EnvSpec) -> float:
 
 
 def _target_entropy(parts: Parts, usual: Array, obs: PyTree) -> Array:
-    """Return the target entropy; the default is, under a mask, a share of the entropy of the uniform policy there."""
+    """Return the target entropy; the default is, under a mask, a share of the entropy of the uniform policy there.
+
+    Whether it is the default is told by the state, where a population puts the values of its members.
+    """
     mask = mask_of(obs)
     if mask is None or parts.config.target_entropy or mask.shape[-1] == 1:
         return usual
-    return usual * jnp.log(allowed(mask).sum(axis=-1)) / math.log(mask.shape[-1])
+    share = jnp.log(allowed(mask).sum(axis=-1)) / math.log(mask.shape[-1])
+    return jnp.where(usual == jnp.float32(_usual_entropy(parts.spec)), usual * share, usual)
 
 
 def _policy(parts: Parts, params: PyTree, obs: PyTree) -> Distribution:

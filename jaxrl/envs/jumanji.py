@@ -132,13 +132,16 @@ def _dicts(node: Any) -> PyTree:
     return jnp.asarray(node) if fields is None else {word: _dicts(part) for word, part in fields.items()}
 
 
-def _space(spec: Any, node: Any) -> Space:
-    """Return the space of an observation's actual shape and dtype, with the declared bounds if they fit."""
+def _space(spec: Any, node: Any, word: str = "") -> Space:
+    """Return the space of an observation's actual shape and dtype, with the declared bounds if they fit.
+
+    A count of steps is no category, however short the episodes are: it reaches the limit, one more than declared.
+    """
     fields = _fields(node)
     if fields is not None:
-        return {word: _space(getattr(spec, word, None), part) for word, part in fields.items()}
+        return {word: _space(getattr(spec, word, None), part, word) for word, part in fields.items()}
     values = getattr(spec, "num_values", None)
-    if isinstance(values, int) and values <= CATEGORIES and node.shape == ():
+    if isinstance(values, int) and values <= CATEGORIES and node.shape == () and word != "step_count":
         return Discrete(values, node.dtype)
     low, high = getattr(spec, "minimum", -np.inf), getattr(spec, "maximum", np.inf)
     return box_of(node, low, np.asarray(high) + 1 if values is not None else high)

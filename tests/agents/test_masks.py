@@ -348,6 +348,10 @@ def test_discrete_sac_values_and_its_target_entropy_are_of_allowed_actions() -> 
     new, metrics, _ = update(state, alone)
     assert metrics["entropy"] == 0.0
     np.testing.assert_array_equal(new.log_temperature.vector, state.log_temperature.vector)
+    # A target that a population gave to its member is meant as it is: Adam's first step towards it is the whole rate.
+    swept = state._replace(hyper=state.hyper._replace(target_entropy=jnp.float32(0.6)))
+    new, _, _ = update(swept, alone)
+    np.testing.assert_allclose(new.log_temperature.vector, state.log_temperature.vector + 0.5, rtol=1e-5)
 
 
 # --- what else sees observations ----------------------------------------------------------------------------------

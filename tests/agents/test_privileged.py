@@ -13,7 +13,7 @@ from toys_masks import hidden_sign
 import jaxrl
 from jaxrl.algos import maker
 from jaxrl.errors import SettingsError
-from jaxrl.masks import for_policy
+from jaxrl.masks import completed, for_policy
 from jaxrl.spaces import Box, Discrete, sample_space
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.types import Batch, Rollout
@@ -132,3 +132,14 @@ def test_images_may_be_for_critics_alone_and_something_must_be_left_for_the_poli
     assert (dims(policy), dims(critic)) == ({1, 2}, {2, 3, 5})  # of critics there are two, hence an axis more
     with pytest.raises(SettingsError, match="are privileged_state, of which a policy sees nothing; add an entry"):
         jaxrl.td3()(BOX._replace(observation_space={"privileged_state": image}))
+
+
+def test_what_only_critics_see_is_left_out_of_lists_as_of_arrays() -> None:
+    struct = {
+        "privileged_state": jax.ShapeDtypeStruct((2,), "float32"),
+        "sensor": jax.ShapeDtypeStruct((1,), "float32"),
+    }
+    for sensor, shape in (([0.5], (2,)), ([[0.5], [0.2]], (2, 2)), (np.zeros((3, 1)), (3, 2))):
+        assert completed(struct, {"sensor": sensor})["privileged_state"].shape == shape
+    nested = {**struct, "sensor": {"of": struct["sensor"]}}
+    assert "privileged_state" not in completed(nested, {"sensor": 1.0})  # which is refused where it is read

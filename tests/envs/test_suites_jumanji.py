@@ -111,6 +111,8 @@ def test_spaces() -> None:
         "step_count": Box(0, 4000, (), "int32"),
         "action_mask": Box(0, 1, (4,), "bool"),
     }
+    short = make_env("jumanji:Snake-v1", time_limit=20.0).spec.observation_space
+    assert short["step_count"] == Box(0, 20, (), "int32")  # the last observation has 20
     assert (snake.action_space, snake.time_limit) == (Discrete(4), 4000)
     tetris = make_env("jumanji:Tetris-v0").spec  # whose mask has an entry for each rotation and column together
     assert tetris.action_space == Discrete(40)
