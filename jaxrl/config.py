@@ -10,6 +10,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxrl.agents.schedules import is_written, with_schedules
 from jaxrl.algos import general, run_type
 from jaxrl.envs.registry import env_names, require_plain
 from jaxrl.errors import SettingsError, nearest
@@ -150,6 +151,8 @@ def from_plain(config: Any, settings: Mapping[str, Any], source: str | None = No
     hints = typing.get_type_hints(type(config))
     known = {f.name: f for f in fields(config)}
     changes = {}
+    if "schedules" in known:
+        settings = with_schedules(settings, config.schedules)
     for name, value in settings.items():
         if name not in known:
             raise SettingsError(f"{where}unknown setting {prefix}{name}; {nearest(str(name), known, settings=True)}")
@@ -223,6 +226,7 @@ def _flags(algo: str, config: Any, args: list[str], prog: str) -> Any:
     for name in mappings:  # tyro would have a flag for each key that is there already
         mappings[name] = _named_values(args, f"--{name.replace('_', '-')}", mappings[name])
         config = replace(config, **{name: {}})
+    config = replace(config, agent=_scheduled(config.agent, args))
     args = _numbers(args, kinds)
     shown = io.StringIO()
     try:
@@ -242,6 +246,21 @@ def _flags(algo: str, config: Any, args: list[str], prog: str) -> Any:
     if unknown:
         raise SettingsError(_unknown(algo, unknown[0], config))
     return replace(result, **mappings)
+
+
+def _scheduled(agent: Any, args: list[str]) -> Any:
+    """Return the settings of an agent with the schedules that flags have as values, taken out of `args`.
+
+    A flag with a number ends the schedule that a file has for the same setting.
+    """
+    words = _words_after(args, "--agent.schedules", "'lr=linear(1e-3,0,10000)'")
+    given: dict[str, Any] = {"schedules": words} if words else {}
+    for arg in [arg for arg in args if arg.startswith("--agent.")]:
+        flag, equals, value = arg.partition("=")
+        name = flag.removeprefix("--agent.").replace("-", "_")
+        value = value if equals else "".join(args[args.index(arg) + 1 :][:1])
+        given[name] = _take(args, flag) if is_written(value) else value
+    return replace(agent, schedules=with_schedules(given, agent.schedules)["schedules"])
 
 
 def _unknown(algo: str, word: str, config: Any) -> str:

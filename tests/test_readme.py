@@ -214,6 +214,17 @@ def test_the_report_example_tells_both_runs(tmp_path: Path) -> None:
     assert len(lines) == 1 + 2 * 2
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_schedules_learn(seed: int, tmp_path: Path) -> None:
+    best, last = run(seeded("schedules", seed), tmp_path).split()[-2:]
+    assert min(float(best), float(last)) >= 475
+
+
+def test_schedules(tmp_path: Path) -> None:
+    code = block("schedules").replace("max_opts=4_096, eval_interval=512", "max_opts=64, eval_interval=64")
+    assert 8 < float(run(code, tmp_path).split()[-1]) <= 500
+
+
 def test_masks_of_actions(tmp_path: Path) -> None:
     code = block("masks").replace("max_opts=1_000", "max_opts=500")
     best, action = run(code, tmp_path).splitlines()[-1].split()

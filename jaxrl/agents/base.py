@@ -1,7 +1,7 @@
 """The interface of an agent."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from jaxrl.metrics import Metrics
 from jaxrl.spaces import EnvSpec
@@ -101,6 +101,17 @@ class Agent(NamedTuple):
     below 1."""
     custom: tuple[str, ...] = ()
     """Names of the arguments that supplied parts made in Python, such as `make_network`."""
+    scheduled: tuple[str, ...] = ()
+    """Names of the hyperparameters that follow a schedule, see `jaxrl.agents.schedules`."""
+
+
+@runtime_checkable
+class Tunable(Protocol):
+    """The state of an agent whose hyperparameters can change: they are its field `hyper`, a named tuple of arrays."""
+
+    @property
+    def hyper(self) -> PyTree: ...
+    def _replace(self, **fields: PyTree) -> PyTree: ...
 
 
 class AgentMaker(Protocol):

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 import jax.numpy as jnp
 
 from jaxrl.agents.fields import rules_of
+from jaxrl.agents.schedules import ALIASES, schedules_in, with_schedules
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.masks import check_parts
 from jaxrl.registry import ALGORITHMS, Actions, Kind, listed, names_of
@@ -23,6 +24,7 @@ def changed(name: str, config: Config, settings: Mapping[str, Any]) -> Config:
       SettingsError: the agent has no such setting, or a value is out of range.
     """
     known: Mapping[str, Any] = config.__dataclass_fields__  # type: ignore[attr-defined]
+    settings = with_schedules(settings, getattr(config, "schedules", ()))
     for word in settings:
         if word not in known:
             raise SettingsError(f"{name} has no setting {word!r}; {nearest(word, known, settings=True)}")
@@ -31,7 +33,26 @@ def changed(name: str, config: Config, settings: Mapping[str, Any]) -> Config:
     for word, (rule, optional) in rules_of(kind).items():
         value = getattr(config, word)
         checked[word] = None if optional and value is None else rule.check(f"agent.{word}", value)
-    return replace(config, **checked)  # type: ignore[type-var]
+    return replace(config, **{**checked, **_scheduled(name, config)})  # type: ignore[type-var]
+
+
+def _scheduled(name: str, config: Any) -> dict[str, Any]:
+    """Return the settings of an agent that its schedules decide: the schedules as `str` writes them, and their peaks.
+
+    A schedule of the learning rate takes the place of `lr_decay`.
+    """
+    schedules, rules = schedules_in(config.schedules), rules_of(cast(Any, type(config)))
+    decided: dict[str, Any] = {"schedules": tuple(f"{word}={schedule}" for word, schedule in schedules.items())}
+    for word, schedule in schedules.items():
+        for field in ALIASES.get(word, (word,)):
+            if field not in rules:
+                raise SettingsError(f"{name} has no setting {word!r} for a schedule; {nearest(word, rules)}")
+            for value in (schedule.start, schedule.end, *([0.0] if schedule.warmup else [])):
+                rules[field][0].check(f"agent.{field}, in its schedule,", value)
+            decided[field] = schedule.peak
+        if word == "lr":
+            decided["lr_decay"] = 0
+    return decided
 
 
 def check_actions(name: str, spec: EnvSpec) -> None:

@@ -71,6 +71,9 @@ class DQNConfig(NetworkConfig, OptimizerConfig):
     """Probability of a random action after the decay."""
     epsilon_decay: Steps = 2_500
     """Optimisation steps over which epsilon decays linearly; 0: epsilon_end from the start."""
+    boltzmann: Weight = 0.0
+    """Temperature of exploration: in place of the greedy action, draw one with probabilities in proportion to
+    exp(value / temperature); 0: off. Random actions by epsilon come on top."""
     target_interval: Count = 100
     """Optimisation steps between updates of the target network."""
     tau: Share = 1.0
@@ -127,6 +130,8 @@ class DQNHyper(NamedTuple):
     epsilon_end: Array
     tau: Array
     cql: PyTree
+    """`()` if it is off."""
+    boltzmann: PyTree = ()
     """`()` if it is off."""
 
 
@@ -325,7 +330,7 @@ def _midpoints(batch: int, count: int) -> Array:
 def _init(parts: _Parts, key: Key) -> DQNState:
     config = parts.config
     params = Flat.of({name: value for name, value in _begin(parts, key).items() if name != "noise"})
-    hyper = DQNHyper(*hyper_of(asdict(config), DQNHyper._fields, optional=("cql",)))
+    hyper = DQNHyper(*hyper_of(asdict(config), DQNHyper._fields, optional=("cql", "boltzmann")))
     # The target must be a copy: its arrays and those of `params` are all donated to the compiled loop.
     target, opt_state = jax.tree.map(jnp.copy, params), parts.descent.init(params, hyper.lr)
     return DQNState(params, target, opt_state, hyper, no_reach() if _derives_support(config) else ())
@@ -336,12 +341,14 @@ def _act(
 ) -> tuple[Array, tuple]:
     space = parts.spec.action_space
     assert isinstance(space, Discrete)
-    coins, net_noise = (cast(Any, None), ()) if mode == "exploit" else noise
+    coins, net_noise, gumbel = (cast(Any, None), (), ()) if mode == "exploit" else noise
     taus = _taus(parts, jax.tree.leaves(obs)[0].shape[0])
     q = jax.vmap(_values(parts.config, state.reach).mean)(_outputs(parts, state.params.tree, obs, net_noise, *taus))
     greedy = best(space, q, mask_of(obs))
     if mode == "exploit":
         return greedy, ()
+    if parts.config.boltzmann:  # the largest of values with Gumbel noise is drawn from their softmax
+        greedy = best(space, q / state.hyper.boltzmann + gumbel, mask_of(obs))
     return epsilon_greedy(parts.spec, greedy, coins, _epsilon(parts, state.hyper, opt_step), obs), ()
 
 
@@ -355,11 +362,15 @@ def _outputs(parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: A
 
 
 def _draw_act(parts: _Parts, key: Key, num_envs: int) -> PyTree:
-    """Draw coins and random actions, and one parameter noise that all environments share."""
+    """Draw coins and random actions, one parameter noise that all environments share, and Gumbel noise `[N, A]`."""
+    gumbel: PyTree = ()
+    if parts.config.boltzmann:
+        key, gumbel_key = jax.random.split(key)
+        gumbel = jax.random.gumbel(gumbel_key, (num_envs, cast(Discrete, parts.spec.action_space).n))
     if not parts.noise:
-        return draw_epsilon_greedy(parts.spec, key, num_envs), ()
+        return draw_epsilon_greedy(parts.spec, key, num_envs), (), gumbel
     coin_key, noise_key = jax.random.split(key)
-    return draw_epsilon_greedy(parts.spec, coin_key, num_envs), _draw_noise(parts, noise_key)
+    return draw_epsilon_greedy(parts.spec, coin_key, num_envs), _draw_noise(parts, noise_key), gumbel
 
 
 def _draw_noise(parts: _Parts, key: Key) -> PyTree:

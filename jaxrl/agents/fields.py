@@ -93,6 +93,9 @@ class OptimizerConfig:
     """Learning rate."""
     lr_decay: Steps = 0
     """Optimisation steps over which the learning rate decays linearly to 0; 0: no decay."""
+    schedules: tuple[str, ...] = ()
+    """Schedules of hyperparameters over optimisation steps, as in `ent_coef=linear(0.01,0,10000)`: linear, cosine or
+    exponential (START,END,STEPS) or constant(VALUE), each also with warmup=STEPS at its end."""
     optimizer: str = "adam"
     """Optax optimizer: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
     max_grad_norm: Weight = 10.0

@@ -35,6 +35,7 @@ from jaxrl.agents.critics import (
 from jaxrl.agents.fields import Between, Count, Positive, Rate, Real, Weight
 from jaxrl.agents.optimizers import OPTIMIZERS, Optimizer, decayed, descent, learn
 from jaxrl.agents.own import MakeNetwork, MakePolicy, Own, own_parts
+from jaxrl.agents.schedules import schedules_in
 from jaxrl.distributions import Distribution, head_of, restricted
 from jaxrl.errors import SettingsError
 from jaxrl.masks import allowed, mask_of
@@ -163,6 +164,8 @@ def _maker(
     **makers: Callable[..., Network] | None,
 ) -> AgentMaker:
     config = changed(name, config, settings)
+    if config.learn_temperature and "temperature" in schedules_in(config.schedules):
+        raise SettingsError("agent.temperature is learnt, and cannot follow a schedule; set learn_temperature=False")
     return partial(_bind, name, config, own_parts(config.optimizer, make_optimizer, **makers))
 
 

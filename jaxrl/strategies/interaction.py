@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from functools import partial
 from types import FunctionType
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl.agents.base import Agent, AgentMaker
+from jaxrl.agents.base import Agent, AgentMaker, Tunable
+from jaxrl.agents.schedules import follow
 from jaxrl.envs.base import Env, VecEnv, VecEnvState, obs_valid, vectorise
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.masks import draw_random, random_action
@@ -81,8 +82,8 @@ def introduce(agent: AgentMaker, processor: Processor | None, spec: EnvSpec) -> 
         raise SettingsError("processor: makes no transitions; end it with chain(..., one_step()) or n_step(n)")
     require_maker(agent)
     if processor is None:
-        return agent(spec)
-    return agent(spec._replace(observation_space=processor.space(spec.observation_space)))
+        return follow(agent(spec))
+    return follow(agent(spec._replace(observation_space=processor.space(spec.observation_space))))
 
 
 def join(bound: Agent, processor: Processor) -> tuple[Processor, Agent]:
@@ -228,20 +229,15 @@ def retune(actors: Actors, state: Any) -> Any:
     )
 
 
-@runtime_checkable
-class Tunable(Protocol):
-    """The state of an agent whose hyperparameters can change: they are its field `hyper`, a tree of arrays."""
-
-    @property
-    def hyper(self) -> PyTree: ...
-    def _replace(self, **fields: PyTree) -> PyTree: ...
-
-
 def retune_agent(agent: Agent, state: PyTree) -> PyTree:
-    """Take the hyperparameters of an agent from its settings, all else from its `state`; one without keeps it all."""
+    """Take the hyperparameters of an agent from its settings, all else from its `state`; one without keeps it all.
+
+    Those that follow a schedule are set before each action and update, and stay as they are until then.
+    """
     if not isinstance(state, Tunable):
         return state
-    return state._replace(hyper=agent.init(jax.random.key(0)).hyper)
+    fresh = agent.init(jax.random.key(0)).hyper
+    return state._replace(hyper=fresh._replace(**{name: getattr(state.hyper, name) for name in agent.scheduled}))
 
 
 def settings_of(

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxrl.agents.fields import rules_of
+from jaxrl.agents.schedules import scheduled_in
 from jaxrl.errors import SettingsError, check_between, check_count, nearest
 from jaxrl.registry import ALGORITHMS, named
 from jaxrl.strategies.base import Strategy
@@ -17,7 +18,9 @@ from jaxrl.tuning import Swap, given, traced
 from jaxrl.written import number
 
 DISCOUNT = "processor.discount"
-SWITCHES = tuple(f"agent.{name}" for name in ("noise_memory", "cql", "bc_alpha", "rho_clip", "target_entropy"))
+SWITCHES = tuple(
+    f"agent.{name}" for name in ("noise_memory", "cql", "boltzmann", "bc_alpha", "rho_clip", "target_entropy")
+)
 """Settings that at 0 turn something off (a target entropy, back to the usual one), which makes another program."""
 MOST = 100_000
 """Members of a population, at most."""
@@ -209,9 +212,13 @@ def read_values(text: str) -> Sequence[str] | Range:
 
 
 def sweepable(strategy: Strategy) -> dict[str, float]:
-    """Return the settings that members of one program may differ in, with their values: arrays in the state."""
+    """Return the settings that members of one program may differ in, with their values: arrays in the state.
+
+    Those that follow a schedule are not among them.
+    """
     _, found = traced(strategy.init, jax.eval_shape(lambda: jax.random.key(0)))
-    return {name: value for name, value in found.items() if value or name not in SWITCHES}
+    scheduled = scheduled_in((strategy.settings or {}).get("agent") or {})
+    return {name: value for name, value in found.items() if name not in scheduled and (value or name not in SWITCHES)}
 
 
 def keeps_program(name: str, value: Any, known: Mapping[str, float]) -> bool:

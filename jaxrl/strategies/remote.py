@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl.agents.base import Agent
 from jaxrl.envs.base import Env, TimeStep, draw_nothing
 from jaxrl.envs.host import HostEnv, on_host
 from jaxrl.errors import SettingsError, check_between, check_count
@@ -170,15 +171,17 @@ def blank(spec: EnvSpec) -> Env:
     )
 
 
-def exploration_of(crowd: Crowd, names: tuple[str, ...], agent: str) -> list[dict[str, float]]:
-    """Return, for each actor, what takes the place of the agent's hyperparameters `names`.
+def exploration_of(crowd: Crowd, agent: Agent) -> list[dict[str, float]]:
+    """Return, for each actor, what takes the place of the hyperparameters by which `agent` explores.
 
     Raises:
-      SettingsError: the agent explores by nothing that could be set.
+      SettingsError: the agent explores by nothing that could be set, or by what follows a schedule.
     """
-    count, given = crowd.actors, crowd.config.exploration
+    count, given, names = crowd.actors, crowd.config.exploration, agent.exploration
     if given and not names:
-        raise SettingsError(f"{agent} explores by its own policy; leave exploration unset")
+        raise SettingsError(f"{agent.name} explores by its own policy; leave exploration unset")
+    if given and (both := sorted({*names} & {*agent.scheduled})):
+        raise SettingsError(f"exploration sets agent.{both[0]} of each actor, which also follows a schedule; keep one")
     if len(given) == 1 < count:
         # Horgan et al. 2018, https://arxiv.org/abs/1803.00933, section 4.1.
         given = tuple(given[0] ** (1 + 7 * i / (count - 1)) for i in range(count))
@@ -221,7 +224,7 @@ def remote(
         env=crowd.env,
         config=crowd.config,
         actors=crowd.actors,
-        exploration=tuple(exploration_of(crowd, actors.agent.exploration, actors.agent.name)),
+        exploration=tuple(exploration_of(crowd, actors.agent)),
         num_envs=num_envs,
         steps=steps,
         prime=actors.processor.horizon,

@@ -277,6 +277,8 @@ NEWER: Mapping[str, object] = {
     "max_rollbacks": 3,
     "agent.channels": [],
     "agent.dtype": "float32",
+    "agent.schedules": [],
+    "agent.boltzmann": 0.0,
 }
 """Settings of a run or a session that earlier versions lacked, with the values under which an old run continues
 unchanged."""

@@ -206,7 +206,7 @@ def test_actions_are_random_where_the_coin_is_below_epsilon_and_greedy_elsewhere
     agent = tabular(epsilon_start=1.0, epsilon_end=0.0, epsilon_decay=4)
     state = table_state(agent, [[0.0, 1.0], [1.0, 0.0]])
     obs = jnp.array([0, 0, 1, 1])
-    noise = (jnp.array([0.4, 0.6, 0.4, 0.6]), jnp.array([0, 0, 1, 1], jnp.int32)), ()
+    noise = (jnp.array([0.4, 0.6, 0.4, 0.6]), jnp.array([0, 0, 1, 1], jnp.int32)), (), ()
     for opt_step, actions in ((0, [0, 0, 1, 1]), (2, [0, 1, 1, 0]), (4, [1, 1, 0, 0])):
         chosen, extras = jax.jit(agent.act, static_argnums=4)(state, obs, noise, jnp.uint32(opt_step), "explore")
         np.testing.assert_array_equal(chosen, actions)
@@ -230,6 +230,18 @@ def test_the_share_of_random_actions_is_epsilon_and_each_is_as_likely():
     assert action.dtype == jnp.int32
     # Half of the random actions are the greedy one; the standard deviation of the share is 0.0025.
     assert abs(float((action == 0).mean()) - 0.15) < 0.0125
+
+
+def test_boltzmann_draws_actions_by_the_softmax_of_values_over_the_temperature():
+    """With values log 3 apart at a temperature of 1, the better one is drawn three times as often."""
+    state = lambda agent: table_state(agent, [[0.0, 0.5 * np.log(3.0)], [0.0, 0.0]])
+    for epsilon, share in ((0.0, 0.75), (0.4, 0.65)):
+        agent = tabular(epsilon_start=epsilon, epsilon_end=epsilon, boltzmann=0.5)
+        noise = agent.draw_act(jax.random.key(3), 20_000)
+        action, _ = agent.act(state(agent), jnp.zeros(20_000, jnp.int32), noise, jnp.uint32(9), "explore")
+        assert abs(float((action == 1).mean()) - share) < 0.0135  # four standard deviations
+        greedy, _ = agent.act(state(agent), jnp.zeros(5, jnp.int32), None, jnp.uint32(9), "exploit")
+        assert greedy.tolist() == [1] * 5
 
 
 # --- gradients and optimizers -----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 
 import jaxrl
 from jaxrl.agents import Agent
+from jaxrl.agents.schedules import follow
 from jaxrl.algos import general, maker
 from jaxrl.errors import SettingsError
 from jaxrl.registry import ALGORITHMS, names_of
@@ -122,6 +123,21 @@ def test_an_update_moves_what_acts_and_keeps_every_shape_and_dtype(name: str) ->
     assert priorities.shape == (SIZE,)
     assert {"loss", "grad_norm"} <= metrics.keys()
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((metrics, agent.strip(new))))
+
+
+def test_a_learning_rate_that_follows_a_schedule_is_that_of_the_moment(name: str) -> None:
+    """From 0 to 0.02 in six optimisation steps: nothing moves at first; after three, as far as by 0.01."""
+    _, state, batch, fixed = tried(name)
+    agent = follow(agent_of(name, lr=jaxrl.linear(0.0, 0.02, 6)))
+    noise = jax.jit(lambda: agent.draw_update(KEY, SIZE))()
+    update = jax.jit(lambda opt_step: agent.update(state, batch, noise, opt_step))
+    part = next(x for x in ("critic", "params", "policy") if x in state._fields)
+    first, (new, metrics, _) = update(jnp.uint32(0))[0], update(OPT_STEP)
+    assert float(metrics["lr"]) == float(new.hyper.lr) == np.float32(0.01)
+    assert equal(getattr(first, part).vector, getattr(state, part).vector)
+    wanted = getattr(fixed(state, batch)[0], part).vector
+    np.testing.assert_allclose(getattr(new, part).vector, wanted, rtol=1e-5, atol=1e-7)
+    assert not equal(wanted, getattr(state, part).vector)
 
 
 def test_nothing_is_learnt_from_rows_of_weight_zero(name: str) -> None:

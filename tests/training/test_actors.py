@@ -19,6 +19,7 @@ from toys_gymnasium import Counting
 import jaxrl
 import jaxrl.training.actors
 import jaxrl.training.trainer
+from jaxrl.agents.schedules import follow
 from jaxrl.algos import build
 from jaxrl.config import parse
 from jaxrl.envs.host import HostEnv, gymnasium_spec
@@ -236,12 +237,17 @@ def test_v_trace_learns_the_values_of_a_clock_that_only_cuts_from_old_parameters
 
 def test_one_number_spreads_exploration_over_the_actors_as_ape_x_does():
     crowd = lambda *numbers, actors=3: Crowd(counter(), jaxrl.ActorsConfig(actors, exploration=numbers), actors)
-    spread = exploration_of(crowd(0.4), ("noise",), "td3")
+    box = jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (1,)), jaxrl.Box(-1.0, 1.0, (1,)))
+    spread = exploration_of(crowd(0.4), jaxrl.td3()(box))
     assert [round(x["noise"], 6) for x in spread] == [0.4, round(0.4**4.5, 6), round(0.4**8, 6)]
-    assert [x["a"] for x in exploration_of(crowd(0.1, 0.2, 0.3), ("a", "b"), "dqn")] == [0.1, 0.2, 0.3]
-    assert exploration_of(crowd(), ("a",), "dqn") == [{}, {}, {}]
+    agent = jaxrl.dqn()(box._replace(action_space=jaxrl.Discrete(2)))
+    both = [(x["epsilon_start"], x["epsilon_end"]) for x in exploration_of(crowd(0.1, 0.2, 0.3), agent)]
+    assert both == [(0.1, 0.1), (0.2, 0.2), (0.3, 0.3)]
+    assert exploration_of(crowd(), agent) == [{}, {}, {}]
     with pytest.raises(SettingsError, match="sac explores by its own policy; leave exploration unset"):
-        exploration_of(crowd(0.1), (), "sac")
+        exploration_of(crowd(0.1), jaxrl.sac()(box))
+    with pytest.raises(SettingsError, match=r"exploration sets agent\.noise of each actor, which also"):
+        exploration_of(crowd(0.1), follow(jaxrl.td3(noise=jaxrl.linear(0.5, 0.1, 100))(box)))
 
 
 def test_actors_explore_as_they_are_told():

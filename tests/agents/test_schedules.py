@@ -1,0 +1,187 @@
+"""Schedules: values worked by hand, every way to ask for one, and runs that follow them."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl
+from jaxrl.agents.schedules import Schedule, follow, read_schedule
+from jaxrl.config import parse
+from jaxrl.errors import SettingsError
+from jaxrl.strategies.population import with_values
+from jaxrl.training.storage.leaves import state_digest
+
+SPEC = jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (1,)), jaxrl.Discrete(2))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "values"),
+    [
+        (jaxrl.linear(1.0, 0.5, 10), {0: 1.0, 4: 0.8, 10: 0.5, 99: 0.5}),
+        (jaxrl.linear(0.0, 3.0, 3, warmup=2), {0: 0.0, 1: 0.0, 2: 0.0, 3: 1.0, 5: 3.0}),
+        (jaxrl.cosine(1.0, 0.0, 4), {0: 1.0, 1: 0.5 + 0.25 * 2**0.5, 2: 0.5, 4: 0.0, 5: 0.0}),
+        (jaxrl.cosine(2.0, 1.0, 4, warmup=4), {0: 0.0, 1: 0.5, 3: 1.5, 4: 2.0, 6: 1.5, 8: 1.0}),
+        (jaxrl.exponential(1.0, 0.01, 2), {0: 1.0, 1: 0.1, 2: 0.01, 50: 0.01}),
+        (jaxrl.exponential(-1.0, -4.0, 2), {0: -1.0, 1: -2.0, 2: -4.0}),
+        (jaxrl.constant(0.5), {0: 0.5, 2**31: 0.5}),
+        (jaxrl.constant(0.5, warmup=5), {0: 0.0, 1: 0.1, 4: 0.4, 5: 0.5, 6: 0.5}),
+    ],
+    ids=str,
+)
+def test_a_schedule_has_these_values_and_can_be_written_and_read(schedule: Schedule, values: dict[int, float]) -> None:
+    steps = jnp.asarray(list(values), jnp.uint32)
+    np.testing.assert_allclose(jax.vmap(schedule)(steps), list(values.values()), rtol=1e-6, atol=1e-7)
+    assert read_schedule(str(schedule)) == schedule
+
+
+def test_it_is_read_as_a_person_writes_it() -> None:
+    assert read_schedule(" linear(1e-3, 0, 1e4) ") == jaxrl.linear(1e-3, 0.0, 10_000)
+    assert read_schedule("cosine(1e-3,1e-5,500, warmup=5e1)") == jaxrl.cosine(1e-3, 1e-5, 500, 50)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"lr": "linear(1e-3,0)"}, r"cannot read the schedule 'linear\(1e-3,0\)'; expected linear\(START,END,STEPS\)"),
+        ({"lr": "linear(1e-3,0,x)"}, "cannot read the schedule"),
+        ({"lr": "linear(1e-3,0,10"}, "cannot read the schedule"),
+        ({"lr": "linear(1e-3,0,10.5)"}, "linear: steps is 10.5"),
+        ({"lr": "constant(1,warmup=-3)"}, "constant: warmup is -3"),
+        ({"lr": "linear(1e-3,nan,10)"}, "linear: end is nan"),
+        ({"lr": "exponential(1,0,10)"}, "exponential from 1 to 0; expected both above 0, or both below it"),
+        ({"tau": "linear(0,1.5,10)"}, r"agent\.tau, in its schedule, is 1\.5"),
+        ({"lr": "linear(-1,1,10)"}, r"agent\.lr, in its schedule, is -1"),
+        ({"schedules": ["lr"]}, "agent.schedules has 'lr'; expected NAME=SCHEDULE"),
+        ({"schedules": 3}, "agent.schedules is 3; expected a list"),
+        (
+            {"schedules": ["featuers=constant(1)"]},
+            "dqn has no setting 'featuers' for a schedule; did you mean features",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_no_schedule_is_refused(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(SettingsError, match=told):
+        jaxrl.dqn(**settings)
+
+
+def test_what_does_not_live_in_the_state_cannot_follow_one() -> None:
+    with pytest.raises(SettingsError, match=r"agent\.munchausen of dqn cannot follow a schedule; .*lr"):
+        follow(jaxrl.dqn(munchausen=jaxrl.constant(0.9))(SPEC))
+    with pytest.raises(SettingsError, match=r"agent\.temperature is learnt, .*set learn_temperature=False"):
+        jaxrl.sac(temperature=jaxrl.linear(1, 0.1, 10))
+    jaxrl.sac(temperature=jaxrl.linear(1, 0.1, 10), learn_temperature=False)
+
+
+def test_the_last_word_counts() -> None:
+    """A schedule takes the place of a number and of `lr_decay`, a later number that of a schedule."""
+    settings = lambda maker: maker(SPEC).settings
+    first = settings(jaxrl.dqn(lr=jaxrl.linear(1e-3, 2e-3, 10), lr_decay=50))
+    assert (first["lr"], first["lr_decay"], first["schedules"]) == (2e-3, 0, ("lr=linear(0.001,0.002,10)",))
+    config = jaxrl.DQNConfig(schedules=("lr=constant(1e-3)", "tau=linear(0,1,5)"))
+    assert settings(jaxrl.dqn(config, lr=0.5))["schedules"] == ("tau=linear(0.0,1.0,5)",)
+    assert settings(jaxrl.dqn(config, lr=0.5))["lr"] == 0.5
+    again = settings(jaxrl.dqn(config, lr=jaxrl.constant(3.0)))
+    assert (again["lr"], again["schedules"]) == (3.0, ("tau=linear(0.0,1.0,5)", "lr=constant(3.0)"))
+
+
+def test_epsilon_is_that_of_the_moment() -> None:
+    agent = follow(jaxrl.dqn(schedules=["epsilon=linear(1,0,100)"], features=(4,))(SPEC))
+    state = agent.init(jax.random.key(0))
+    obs = jnp.zeros((10_000, 1))
+
+    @jax.jit
+    def share(opt_step: jax.Array) -> jax.Array:
+        """How often an action was not the greedy one: half as often as a random one was taken."""
+        greedy = agent.act(state, obs, None, opt_step, "exploit")[0]
+        return jnp.mean(
+            agent.act(state, obs, agent.draw_act(jax.random.key(1), 10_000), opt_step, "explore")[0] != greedy
+        )
+
+    found = [float(share(jnp.uint32(t))) for t in (0, 50, 90, 100)]
+    np.testing.assert_allclose(found, [0.5, 0.25, 0.05, 0.0], atol=0.02)  # four deviations
+    assert found[-1] == 0.0
+
+
+def small(**settings: Any) -> jaxrl.Strategy:
+    agent = jaxrl.dqn(features=(8,), **settings)
+    return jaxrl.off_policy(
+        jaxrl.make_env("CartPole-v1"),
+        agent,
+        buffer=jaxrl.uniform(200, batch_size=8),
+        num_envs=2,
+        opt_interval=2,
+        warmup=20,
+    )
+
+
+RUN: dict[str, Any] = {
+    "eval_interval": 0,
+    "eval_episodes": 0,
+    "record_interval": 10,
+    "save_interval": 10,
+    "quiet": True,
+}
+
+
+def test_a_run_follows_it_tells_it_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    strategy, rows = small(lr=jaxrl.linear(1e-2, 0, 20, warmup=10)), jaxrl.MemoryRecorder()
+    whole = jaxrl.Trainer(strategy, max_opts=40, recorders=[rows], **RUN).train()
+    told = [row["lr"] for row in rows.rows if row["kind"] == "train"]
+    np.testing.assert_allclose(told, [4.5e-3, 7.75e-3, 2.75e-3, 0.0], rtol=1e-5)  # means over ten steps
+    jaxrl.Trainer(strategy, max_opts=20, run_dir=str(tmp_path / "run"), **RUN).train()
+    resumed = jaxrl.Trainer(strategy, max_opts=40, resume=str(tmp_path / "run"), **RUN).train()
+    assert state_digest(resumed.state) == state_digest(whole.state)
+
+
+def test_a_population_sweeps_the_rest_and_members_keep_the_schedule() -> None:
+    strategy = small(lr=jaxrl.constant(1e-2))
+    assert "agent.lr" not in jaxrl.sweepable(strategy)
+    assert "agent.tau" in jaxrl.sweepable(strategy)
+    with pytest.raises(SettingsError, match=r"'agent\.lr' cannot be swept"):
+        jaxrl.population(strategy, sweep={"agent.lr": [1e-3, 1e-4]})
+    one = with_values(strategy, {"agent.tau": 0.25})
+    assert one.settings["agent"]["schedules"] == ("lr=constant(0.01)",)
+    state = one.retune(jax.jit(strategy.init)(jax.random.key(0)))
+    assert (float(state.agent.hyper.tau), float(state.agent.hyper.lr)) == (0.25, np.float32(1e-2))
+
+
+def test_flags_and_files_take_schedules(tmp_path: Path) -> None:
+    asked = ["dqn", "--agent.lr", "cosine(1e-3, 0, 1e4)", "--agent.schedules", "tau=linear(0,1,1e3)"]
+    agent = parse(asked).config.agent
+    assert agent.schedules == ("tau=linear(0,1,1e3)", "lr=cosine(1e-3, 0, 1e4)")
+    file = tmp_path / "run.yaml"
+    file.write_text("algo: ppo\nagent:\n  lr: linear(1e-3,0,100)\n  ent_coef: constant(0.01,warmup=10)\n")
+    read = parse(["--config", str(file)]).config.agent
+    assert read.schedules == ("lr=linear(1e-3,0,100)", "ent_coef=constant(0.01,warmup=10)")
+    over = parse(["--config", str(file), "--agent.lr", "0.1"]).config.agent
+    assert (over.lr, over.schedules) == (0.1, ("ent_coef=constant(0.01,warmup=10)",))
+    other = parse(["--config", str(file), "--agent.lr=exponential(1,0.1,5)"]).config.agent
+    assert other.schedules == ("ent_coef=constant(0.01,warmup=10)", "lr=exponential(1,0.1,5)")
+
+
+def test_a_session_follows_it_too() -> None:
+    agent = jaxrl.dqn(features=(4,), lr=jaxrl.linear(1e-2, 0, 20))
+    rows = jaxrl.MemoryRecorder()
+    spec = jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (1,)), jaxrl.Discrete(2))
+    session = jaxrl.Session(
+        spec,
+        agent,
+        buffer=jaxrl.uniform(50, batch_size=4),
+        opt_interval=1,
+        warmup=8,
+        max_opts=20,
+        record_interval=10,
+        recorders=[rows],
+    )
+    with session:
+        obs = np.zeros((1, 1), np.float32)
+        while not session.is_done:
+            session.act(obs)
+            session.observe([0.0], obs, [False], [False])
+    told = [row["lr"] for row in rows.rows if row["kind"] == "train"]
+    np.testing.assert_allclose(told, [7.75e-3, 2.75e-3], rtol=1e-5)
