@@ -54,6 +54,8 @@ def main(args: Sequence[str]) -> int:
         f"return {returns.mean():.6g} +- {returns.std():.6g} (min {returns.min():.6g}, max {returns.max():.6g}), "
         f"length {result.lengths.mean():.6g}, over {len(returns)} episodes, {result.unfinished} unfinished"
     )
+    for name, values in result.columns.items():
+        print_line(f"{name} {values.mean():.6g} +- {values.std():.6g}")
     return 0
 
 

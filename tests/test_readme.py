@@ -214,6 +214,14 @@ def test_the_report_example_tells_both_runs(tmp_path: Path) -> None:
     assert len(lines) == 1 + 2 * 2
 
 
+def test_hooks_and_columns(tmp_path: Path) -> None:
+    lines = [line.split() for line in run(block("hooks"), tmp_path).splitlines() if line[0].isdigit()]
+    assert [int(step) for step, _, _ in lines] == [500, 1_000, 1_500, 2_000]
+    assert all(0 <= float(held) <= 1 and (float(reward) < 200 or float(held) > 0) for _, reward, held in lines)
+    rows = map(json.loads, (tmp_path / "held" / "metrics.jsonl").read_text().splitlines())
+    assert [row["norm"] > 1 for row in rows if "norm" in row] == [True, True]
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_schedules_learn(seed: int, tmp_path: Path) -> None:
     best, last = run(seeded("schedules", seed), tmp_path).split()[-2:]

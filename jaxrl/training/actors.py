@@ -365,6 +365,11 @@ class Programs(NamedTuple):
     take: Callable[..., Any]
 
 
+def pool_of(remote: Remote | None, run: Callable[..., Any], interrupt: Interrupt, opt_steps: int) -> ActorPool | None:
+    """Return the actors of a strategy whose environments are on the host, with `opt_steps` in an iteration."""
+    return None if remote is None else ActorPool(remote, programs(remote, run), interrupt, opt_steps)
+
+
 def programs(remote: Remote, run: Callable[..., Any]) -> Programs:
     """Return what learner and actors call; `run` is compiled already, the others are when first called."""
     return Programs(

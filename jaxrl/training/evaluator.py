@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -14,6 +14,7 @@ from jaxrl.envs.base import Env, finite_rows, zeros_unless
 from jaxrl.envs.host import HostEnv, Stage
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.strategies.base import Policy, Strategy, fold
+from jaxrl.strategies.interaction import OF_EPISODES
 from jaxrl.training.program import programs_of
 from jaxrl.training.storage.run_dir import plain
 from jaxrl.trees import Array, Key, PyTree
@@ -56,6 +57,10 @@ class Evaluation(NamedTuple):
     """Int `[E]`."""
     finished: np.ndarray
     """Bool `[E]`: the episode ended, rather than being left at the step limit of the evaluation."""
+    columns: Mapping[str, np.ndarray] = {}
+    """Further numbers of each episode, `[E]`, such as `success`; their means go into the row of the evaluation.
+
+    Those of an environment's `info` are as of the last step: `info/NAME`, or `NAME` where it begins with `episode_`."""
 
     @property
     def unfinished(self) -> int:
@@ -64,7 +69,10 @@ class Evaluation(NamedTuple):
 
     def report(self) -> "EvaluationReport":
         """Return the episodes in a few numbers: `print` it, or write its `to_json()`."""
-        return EvaluationReport(len(self.returns), self.unfinished, _spread(self.returns), _spread(self.lengths))
+        columns = {name: _spread(values) for name, values in self.columns.items()}
+        return EvaluationReport(
+            len(self.returns), self.unfinished, _spread(self.returns), _spread(self.lengths), columns
+        )
 
 
 QUANTILES = {"min": 0.0, "5%": 0.05, "25%": 0.25, "median": 0.5, "75%": 0.75, "95%": 0.95, "max": 1.0}
@@ -79,6 +87,8 @@ class EvaluationReport:
     returns: Mapping[str, float]
     """Mean, standard deviation and quantiles, by name."""
     lengths: Mapping[str, float]
+    columns: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The same of further columns, by name."""
 
     def to_json(self) -> str:
         """Return it as one JSON object; NaN and infinity as `null`."""
@@ -86,9 +96,11 @@ class EvaluationReport:
 
     def __str__(self) -> str:
         """Return it as a small table."""
-        lines = ["".join(f"{text:>10}" for text in ("", *self.returns))]
-        for name, numbers in (("return", self.returns), ("length", self.lengths)):
-            lines.append(f"{name:>10}" + "".join(f"{number:>10.5g}" for number in numbers.values()))
+        rows = {"return": self.returns, "length": self.lengths, **self.columns}
+        wide = max(10, *map(len, rows))
+        lines = [" " * wide + "".join(f"{text:>10}" for text in self.returns)]
+        for name, numbers in rows.items():
+            lines.append(f"{name:>{wide}}" + "".join(f"{number:>10.5g}" for number in numbers.values()))
         return "\n".join([*lines, f"{self.episodes} episodes, {self.unfinished} unfinished"])
 
 
@@ -114,19 +126,21 @@ def eval_columns(evaluation: Evaluation, score: float, again: float | None, is_b
         "score": score,
         "confirm_score": again,
         "is_best": is_best,
+        **{f"eval_{name}": float(np.mean(np.asarray(values, float))) for name, values in evaluation.columns.items()},
     }
 
 
 def episode_rows(counters: dict[str, int], evaluation: Evaluation) -> Iterator[dict[str, Any]]:
     """Return a row for each episode of an evaluation."""
-    columns = zip(evaluation.returns, evaluation.lengths, evaluation.finished, strict=True)
-    for episode, (value, length, finished) in enumerate(columns):
+    rows = zip(evaluation.returns, evaluation.lengths, evaluation.finished, strict=True)
+    for episode, (value, length, finished) in enumerate(rows):
         yield {
             **counters,
             "episode": episode,
             "return": float(value),
             "length": int(length),
             "finished": bool(finished),
+            **{name: float(values[episode]) for name, values in evaluation.columns.items()},
         }
 
 
@@ -149,9 +163,9 @@ def mean_return(evaluation: Evaluation) -> float:
 
 
 class CompiledEvaluator:
-    """Evaluate by a pure function `(params, key) -> (returns, lengths, finished)`, compiled."""
+    """Evaluate by a pure function that returns the fields of an `Evaluation` in order, compiled."""
 
-    def __init__(self, run: Callable[[PyTree, Key], tuple[Array, Array, Array]]) -> None:
+    def __init__(self, run: Callable[[PyTree, Key], tuple[Any, ...]]) -> None:
         """Prepare an evaluation; nothing is compiled before the first call."""
         self._jitted: Any = jax.jit(partial(run), compiler_options=graph_options())
         self._run = self._jitted
@@ -159,7 +173,7 @@ class CompiledEvaluator:
 
     def __call__(self, params: PyTree, key: Key) -> Evaluation:
         """Evaluate; the key is consumed."""
-        return Evaluation(*(np.asarray(x) for x in self._run(params, key)))
+        return Evaluation(*jax.tree.map(np.asarray, tuple(self._run(params, key))))
 
     def compile(self, params: PyTree, key: Key) -> None:
         """Compile for `params` of these shapes, so that the first evaluation is not slower than the others."""
@@ -301,12 +315,14 @@ class _Episodes(NamedTuple):
     returns: Array
     lengths: Array
     running: Array
+    info: dict[str, Array]
+    """The environment's own scalars `[E]`, as of the last step of each episode so far."""
 
 
 def run_episodes(
     env: Env, policy: Policy, episodes: int, max_steps: int, params: PyTree, key: Key, *, sampled: bool = False
-) -> tuple[Array, Array, Array]:
-    """Run `episodes` episodes to their ends; return returns, lengths and whether each finished. Pure."""
+) -> tuple[Array, Array, Array, dict[str, Array]]:
+    """Run `episodes` episodes to their ends; return the fields of an `Evaluation`. Pure."""
     asked = chooser(policy, sampled)
     reset_key, step_key = jax.random.split(key)
     state, obs = jax.vmap(env.reset)(jax.random.split(reset_key, episodes))
@@ -319,11 +335,19 @@ def run_episodes(
         returns=jnp.where(finite, jnp.float32(0), jnp.float32(jnp.nan)),
         lengths=jnp.zeros(episodes, jnp.int32),
         running=finite,
+        info={},
     )
+    seen = jax.eval_shape(partial(_advance, env, asked, params, step_key), start).info
+    start = start._replace(info={name: jnp.full(episodes, jnp.nan) for name in seen})
     end = jax.lax.while_loop(
         lambda e: e.running.any() & (e.step < max_steps), partial(_advance, env, asked, params, step_key), start
     )
-    return end.returns, end.lengths, ~end.running
+    return end.returns, end.lengths, ~end.running, columns_of_info(end.info)
+
+
+def columns_of_info(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an environment's own scalars by the names that their columns have, as in training."""
+    return {name if name.startswith(OF_EPISODES) else f"info/{name}": value for name, value in info.items()}
 
 
 def _advance(env: Env, policy: Chooser, params: PyTree, key: Key, e: _Episodes) -> _Episodes:
@@ -337,6 +361,7 @@ def _advance(env: Env, policy: Chooser, params: PyTree, key: Key, e: _Episodes) 
     finite = finite_rows((out.obs, out.reward))
     reward = jnp.where(finite, jnp.asarray(out.reward, jnp.float32), jnp.nan)
     step = Step(action, (), reward, terminated, truncated & ~terminated, out.obs, out.obs)
+    told = {name: jnp.asarray(value, jnp.float32) for name, value in out.info.items() if jnp.ndim(value) == 1}
     return _Episodes(
         step=e.step + 1,
         env=state,
@@ -344,4 +369,5 @@ def _advance(env: Env, policy: Chooser, params: PyTree, key: Key, e: _Episodes) 
         returns=e.returns + jnp.where(e.running, reward, 0.0),
         lengths=lengths,
         running=e.running & finite & ~(terminated | truncated),
+        info={name: jnp.where(e.running, value, e.info.get(name, jnp.nan)) for name, value in told.items()},
     )

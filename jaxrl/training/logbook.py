@@ -9,11 +9,11 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
 import jax
 
-from jaxrl.errors import NoCheckpointError
+from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.strategies.base import Policy
 from jaxrl.strategies.guard import Health
 from jaxrl.training.divergence import Validity, in_good_health, look
@@ -65,6 +65,10 @@ class Logbook:
         self._given, self._console = given, console_of(given, quiet)
         self._rows, self._episodes = Recorders([]), Recorders([])
         self._waiting: dict[str, list[str]] = {}
+        self._noted: dict[str, tuple[float, int]] = {}
+        """Sum and number of what was noted for the next row, by name."""
+        self._columns: set[str] | None = None
+        """Names of the columns of the row before, or of all that is known of them; `None` before the run is open."""
 
     # --- beginning, going back, ending ---
 
@@ -78,6 +82,7 @@ class Logbook:
         self._rows = Recorders(recorders_of(self._given, storage.path, self._console))
         self._episodes = Recorders(episode_recorder(storage.path))
         self._rows.begin(run_info(storage, opt_steps))
+        self._columns = set()
         if resume:
             self.rewind(opt_steps if storage.resumes else -1)
             self._rows.take_up(self._waiting)
@@ -109,14 +114,35 @@ class Logbook:
         """Write that something has happened."""
         self._rows.write(self.row("event", event=event, message=message, **more))
 
+    def note(self, values: Mapping[str, float]) -> None:
+        """Keep numbers for the next row of metrics, as means.
+
+        Raises:
+          SettingsError: the run is not open, a value is no number, or the row has a column of that name.
+        """
+        if self._columns is None:
+            raise SettingsError("nothing is being trained; call note() in a hook, or between the reports of a trainer")
+        for name, value in values.items():
+            if name in self._columns:
+                raise SettingsError(f"note: rows have a column {name!r} of their own; take another name")
+            if isinstance(value, str) or not isinstance(value, SupportsFloat):
+                raise SettingsError(f"note: {name} is {value!r}; expected a number")
+            total, count = self._noted.get(name, (0.0, 0))
+            self._noted[name] = total + float(value), count + 1
+
     def trained(self, columns: Mapping[str, Any], ledger: Ledger, agent: Mapping[str, Any], steps: int = 0) -> Row:
         """Write and return a row of metrics, with an event for each thing that is wrong with it.
 
         `ledger` takes note of what was said, so that it is said once; `agent` are the settings of the agent. `steps` is
         the number of environment steps that the row is on, if it matters how many of them were valid.
         """
-        row = self.row("train", **columns, **memory())
+        self._columns = {"kind", *self.row("train", **columns, **memory())}
+        own = {name: total / count for name, (total, count) in self._noted.items() if name not in self._columns}
+        row, left_out = self.row("train", **columns, **memory(), **own), sorted({*self._noted} - {*own})
+        self._noted = {}
         self._rows.write(row)
+        if left_out:
+            self.event("note", f"note: rows have a column {left_out[0]!r} of their own, so that it was left out")
         for event, message in ledger.watch(row, agent).items():
             self.event(event, message)
         self.validity, warning = look(self.validity, row, steps)
@@ -183,6 +209,7 @@ class Logbook:
             "healthy": healthy,
             "regular": regular,
             "unwritten": {**self._rows.unwritten(), **self._episodes.unwritten()},
+            **({"noted": self._noted} if self._noted else {}),
             **own,
         }
 
@@ -194,6 +221,7 @@ class Logbook:
         """
         taken, waiting = ledger.restored(facts["ledger"]), facts["unwritten"]
         check_unwritten(waiting)
+        self._noted = {str(name): (float(total), int(count)) for name, (total, count) in facts.get("noted", {}).items()}
         self._waiting = waiting
         return taken
 

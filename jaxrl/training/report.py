@@ -1,11 +1,10 @@
 """What a run tells of itself: at each boundary, and at its end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.policy import GreedyPolicy
-from jaxrl.training.recorders import Progress, Row
+from jaxrl.training.recorders import Row
 from jaxrl.trees import PyTree
 
 
@@ -36,14 +35,35 @@ class Result(NamedTuple):
     """The final training state."""
 
 
-class Hooks(NamedTuple):
-    """Functions called as a run goes on; each gets the `Trainer` first."""
+Hook = Callable[..., object] | Sequence[Callable[..., object]] | None
+"""One function, several, or none."""
 
-    start: Callable[[Any], None] | None = None
-    """Before training."""
-    chunk: Callable[[Any, Progress], None] | None = None
-    """After each call of the compiled program."""
-    evaluation: Callable[[Any, Evaluation, bool], None] | None = None
-    """After each evaluation, and whether it is the best."""
-    save: Callable[[Any, int], None] | None = None
-    """When a checkpoint is whole on the disk, given its optimisation step."""
+
+class Hooks(NamedTuple):
+    """Functions called as a run goes on; each gets the `Trainer` first. Each field takes one, or a list of several.
+
+    All but `chunk` and `save` are called at exact optimisation steps, so that they may change the training, as by
+    `trainer.adopt`, and the run can be repeated. When the other two are called depends on the clock.
+    """
+
+    start: Hook = None
+    """`(trainer)`, before training."""
+    chunk: Hook = None
+    """`(trainer, progress)`, after each call of the compiled program, some four times a second."""
+    before_evaluation: Hook = None
+    """`(trainer)`, before each evaluation."""
+    evaluation: Hook = None
+    """`(trainer, evaluation, is_best)`, after each evaluation."""
+    record: Hook = None
+    """`(trainer, row)`, after each interval of metrics; `trainer.note` then goes into the next row."""
+    save: Hook = None
+    """`(trainer, opt_steps)`, when a checkpoint is whole on the disk, given its optimisation step."""
+    end: Hook = None
+    """`(trainer, result)`, after all is written, also of a run that was interrupted, but not of one that failed."""
+
+
+def call(hook: Hook, *args: Any) -> None:
+    """Call a hook, or all of several, in order."""
+    for one in hook if isinstance(hook, Sequence) else (hook,):
+        if one is not None:
+            one(*args)

@@ -20,7 +20,7 @@ from jaxrl.registry import named
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.population import Population
-from jaxrl.training.actors import ActorPool, programs
+from jaxrl.training.actors import ActorPool, pool_of
 from jaxrl.training.divergence import diverged, explain
 from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, confirm_key, eval_key, evaluator_of, mean_return
 from jaxrl.training.interrupt import Interrupt
@@ -29,7 +29,7 @@ from jaxrl.training.logbook import Logbook, unpacking
 from jaxrl.training.policy import GreedyPolicy, spec_facts
 from jaxrl.training.program import check_step, compile_all, metric_shapes, state_shapes, summarise, zero_sums
 from jaxrl.training.recorders import Recorder, Row
-from jaxrl.training.report import Hooks, Report, Result
+from jaxrl.training.report import Hooks, Report, Result, call
 from jaxrl.training.schedule import Boundary, next_boundary
 from jaxrl.training.settings import TrainerConfig, check_strategy, config_for, settings_of_run, with_recorders
 from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid, rolled_back_ledger
@@ -115,9 +115,9 @@ class Trainer:
         self._quiet = self.config.quiet or not console
         self._best: Best | None = None
         self._least_return = math.nan
-        self._run: Any = None
+        self._run = self._sums = None  # type: Any
         self._actors: ActorPool | None = None
-        self._sums: Any = None
+        self._log = Logbook(self.schedule, lambda: ({}, 0.0))
         self._chunk, self._wall = 0, 0.0
         self.announces = False
         """Whether the first report comes before any training: for a population, whose members wait for each other."""
@@ -183,6 +183,7 @@ class Trainer:
                     raise
         if storage.error is not None:
             raise storage.error
+        call(self.hooks.end, self, self.result())
 
     def result(self) -> Result:
         """Return what the run has left so far; raise `SettingsError` before it has begun."""
@@ -210,6 +211,14 @@ class Trainer:
         self._storage.settle()
         if self._storage.error is not None:
             raise self._storage.error
+
+    def note(self, **values: float) -> None:
+        """Take numbers into the next row of metrics, each as the mean of what was noted; for hooks and at reports.
+
+        Raises:
+          SettingsError: nothing is being trained, a value is no number, or a column of that name is there already.
+        """
+        self._log.note(values)
 
     def settings(self) -> dict[str, Any]:
         """Return all settings of the run, as `config.yaml` holds them."""
@@ -249,15 +258,10 @@ class Trainer:
             self._chunk = self.max_chunk or max(1, int((stop - t) * CHUNK_S / seconds))
             progress = self._log.tick(stop, (stop - t) / seconds)
             self._storage.settle(block=False)
-            if self.hooks.chunk:
-                self.hooks.chunk(self, progress)
+            call(self.hooks.chunk, self, progress)
 
-    def _new_actors(self) -> ActorPool | None:
-        """Return the actors of a strategy whose environments are on the host."""
-        remote = self.strategy.remote
-        if remote is None:
-            return None
-        return ActorPool(remote, programs(remote, self._run), self.interrupt, self.schedule.opt_steps_per_step)
+    def _new_pool(self) -> ActorPool | None:
+        return pool_of(self.strategy.remote, self._run, self.interrupt, self.schedule.opt_steps_per_step)
 
     def _call(self, t: int, stop: int) -> int:
         """Make iterations `t .. stop-1`, or what of them there is no reason to leave; return the next."""
@@ -279,6 +283,7 @@ class Trainer:
     def _evaluate(self) -> Row | None:
         if self.evaluator is None:
             return None
+        call(self.hooks.before_evaluation, self)
         opt_steps = self.schedule.opt_steps(self.ledger.t)
         key = jax.random.fold_in(self._eval_key, 0 if self.config.eval_starts == "fixed" else opt_steps)
         evaluation, score = self._look("evaluate", key)
@@ -290,8 +295,7 @@ class Trainer:
             self._keep_best(kept)
         with self.ledger.timed("record"):
             row = self._log.evaluated(evaluation, score, again, is_best)
-        if self.hooks.evaluation:
-            self.hooks.evaluation(self, evaluation, is_best)
+        call(self.hooks.evaluation, self, evaluation, is_best)
         return row
 
     def _look(self, part: str, key: Key) -> tuple[Evaluation, float]:
@@ -322,6 +326,7 @@ class Trainer:
             row = self._log.trained(columns, ledger, agent, steps)
             self._sums = zero_sums(len(self._metrics))
             ledger.interval_start, ledger.interval_s = ledger.t, 0.0
+        call(self.hooks.record, self, row)
         return row
 
     def _why_stop(self, boundary: Boundary, report: Report) -> str | None:
@@ -329,9 +334,7 @@ class Trainer:
             return self.schedule.limit(self.ledger.t)
         if report.eval and (reached := after_evaluation(self.config, self.ledger, self._least_return)):
             return reached
-        if self.stop is not None and self.stop(report):
-            return "stop"
-        return self.interrupt.reason
+        return "stop" if self.stop is not None and self.stop(report) else self.interrupt.reason
 
     def _save(self) -> None:
         facts = self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy))
@@ -364,7 +367,7 @@ class Trainer:
         self.state = reseed(self._with_changes(state, self.ledger) if found else state, self.ledger.rollbacks)
         if self._actors is not None:
             self._actors.close()
-            self._actors = self._new_actors()
+            self._actors = self._new_pool()
         log_rollback(self._log, self.schedule.opt_steps(self.ledger.t), what)
 
     # --- beginning and ending ---
@@ -377,7 +380,7 @@ class Trainer:
         storage = Storage(config.run_dir, config.keep, self.settings(), self.resume, regular, can)
         self._storage = storage
         storage.report = lambda line: self._log.event("storage", line)
-        storage.on_saved = lambda opt_steps: self.hooks.save and self.hooks.save(self, opt_steps)
+        storage.on_saved = lambda opt_steps: call(self.hooks.save, self, opt_steps)
         with self.interrupt.signals():
             try:
                 yield storage
@@ -440,7 +443,7 @@ class Trainer:
                 self._storage.check_fits(like, metric_shapes(self.strategy, like[0]))
             compiled = compile_all(self.strategy, key, self.evaluator, self._params, goes_on)
             self._compiled, self._run, self._metrics = compiled, compiled.run, compiled.metrics
-            self._actors = self._new_actors()
+            self._actors = self._new_pool()
         warmup = 0 if goes_on or self._actors is not None else self.schedule.warmup_env_steps
         self._log.stage(f"warming up: {warmup:,} environment steps" if warmup else "getting ready")
         with self.ledger.timed("init"):
@@ -452,8 +455,7 @@ class Trainer:
                 self._best = self._storage.load_best(jax.eval_shape(self._params, compiled.like[0]))
         self._open_logs()
         self._log.stage("training")
-        if self.hooks.start:
-            self.hooks.start(self)
+        call(self.hooks.start, self)
         if self.ledger.t >= self.schedule.last:
             self.stop_reason = self.schedule.limit(self.ledger.t)
         elif self.config.eval_at_start and self.ledger.t == 0 and not self.ledger.has_scores and not self.interrupt:

@@ -131,7 +131,7 @@ def test_no_agent_ever_does_what_is_forbidden(compose: Any, agent: Any, env: Any
             return state, metrics["loss"]
 
         state, losses = jax.lax.scan(body, strategy.init(key), jnp.arange(60, dtype=jnp.uint32))
-        returns, _, _ = run_episodes(env, strategy.policy, 8, 50, strategy.policy.params(state), key)
+        returns, *_ = run_episodes(env, strategy.policy, 8, 50, strategy.policy.params(state), key)
         return state.env.env.mistakes, state.env.episode_length, losses, returns
 
     mistakes, steps, losses, returns = jax.jit(train)(KEY)

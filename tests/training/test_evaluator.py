@@ -75,6 +75,25 @@ def test_the_time_limit_ends_an_episode() -> None:
     assert evaluation.finished.all()
 
 
+def test_the_scalars_of_an_environment_are_as_of_the_last_step_of_each_episode() -> None:
+    """Episodes last as long as they say, but for a limit of ten: of longer ones, the rest is left."""
+    plain, key = countdown(time_limit=10), jax.random.key(3)
+
+    def step(state: jax.Array, action: jax.Array, key: jax.Array) -> tuple[jax.Array, jaxrl.TimeStep]:
+        state, out = plain.step(state, action, key)
+        info = {"left": state, "episode_half": state.astype(jnp.int32) // 2, "map": jnp.zeros(3)}
+        return state, out._replace(info=info)
+
+    evaluation = jaxrl.Evaluator(plain._replace(step=step), always(1), 16)((), key)
+    left = np.maximum(first_lengths(16, key) - 10, 0)
+    assert 0 < np.sum(left > 0) < 16
+    assert evaluation.columns.keys() == {"info/left", "episode_half"}
+    np.testing.assert_array_equal(evaluation.columns["info/left"], left)
+    np.testing.assert_array_equal(evaluation.columns["episode_half"], left // 2)
+    assert str(evaluation.report()).splitlines()[4].split()[:2] == ["info/left", f"{left.mean():.5g}"]
+    assert json.loads(evaluation.report().to_json())["columns"]["info/left"]["max"] == left.max()
+
+
 def test_the_policy_is_what_is_judged() -> None:
     assert not jaxrl.Evaluator(countdown(), always(0), 4)((), jax.random.key(0)).returns.any()
 

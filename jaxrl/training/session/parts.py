@@ -1,6 +1,6 @@
 """What a session is made of: the records of where it stands, and the parts that its settings ask for."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from jaxrl.strategies.interaction import bind, settings_of
 from jaxrl.strategies.replay import take_turns
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.program import Sums, add
+from jaxrl.training.report import Hook
 from jaxrl.training.schedule import Schedule
 from jaxrl.training.session.rows import Episode, Interval
 from jaxrl.training.session.statistics import Statistics
@@ -29,14 +30,14 @@ from jaxrl.trees import PyTree
 
 
 class SessionHooks(NamedTuple):
-    """Functions called as a session goes on, each once what it reports has wholly happened."""
+    """Functions called as a session goes on, each once what it reports has wholly happened; one each, or a list."""
 
-    episode: Callable[[Episode], None] | None = None
-    """After each episode."""
-    learnt: Callable[["Learnt"], None] | None = None
-    """After each time that optimisation steps were made."""
-    save: Callable[[int], None] | None = None
-    """When a checkpoint is whole on the disk, given its optimisation step."""
+    episode: Hook = None
+    """`(episode)`, after each episode."""
+    learnt: Hook = None
+    """`(learnt)`, after each time that optimisation steps were made."""
+    save: Hook = None
+    """`(opt_steps)`, when a checkpoint is whole on the disk, given its optimisation step."""
 
 
 class Learnt(Mapping[str, float]):

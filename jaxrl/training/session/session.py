@@ -21,6 +21,7 @@ from jaxrl.training.logbook import Logbook, unpacking
 from jaxrl.training.policy import GreedyPolicy, spec_facts
 from jaxrl.training.program import memory_plan, summarise, zero_sums
 from jaxrl.training.recorders import Recorder
+from jaxrl.training.report import call
 from jaxrl.training.session.inputs import outside, take_obs, take_result
 from jaxrl.training.session.parts import (
     Learnt,
@@ -375,14 +376,11 @@ class Session:
 
     def _call_hooks(self, learnt: Learnt | None, episodes: list[Episode]) -> None:
         while self._saves:
-            step = self._saves.pop(0)
-            if self.hooks.save:
-                self.hooks.save(step)
-        if learnt is not None and self.hooks.learnt:
-            self.hooks.learnt(learnt)
+            call(self.hooks.save, self._saves.pop(0))
+        if learnt is not None:
+            call(self.hooks.learnt, learnt)
         for episode in episodes:
-            if self.hooks.episode:
-                self.hooks.episode(episode)
+            call(self.hooks.episode, episode)
 
     def _require_updates(self) -> None:
         """Go back to the last good state, or give up, if `max_skips` updates in a row were skipped."""

@@ -1,0 +1,130 @@
+"""Hooks by the step, several of a kind, and numbers of one's own in the rows of training and of evaluation."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toys_trainer import counting
+
+import jaxrl
+from jaxrl.errors import SettingsError
+from jaxrl.training.evaluator import Evaluation
+
+
+def judged(params: Any, key: object) -> Evaluation:
+    """Two episodes; of the first, the step is the return, and only it succeeds."""
+    step = float(params.steps)
+    columns = {"success": np.array([True, False]), "info/cost": np.array([step, 3 * step])}
+    return Evaluation(np.array([step, 0.0]), np.array([1, 2]), np.ones(2, bool), columns)
+
+
+def train(
+    hooks: jaxrl.Hooks | None = None, max_opts: int = 8, **settings: Any
+) -> tuple[jaxrl.Trainer, jaxrl.MemoryRecorder]:
+    rows = jaxrl.MemoryRecorder()
+    settings = {"eval_interval": 4, "record_interval": 2, "save_interval": 4, "quiet": True, **settings}
+    trainer = jaxrl.Trainer(counting(), max_opts=max_opts, evaluator=judged, hooks=hooks, recorders=[rows], **settings)
+    trainer.train()
+    return trainer, rows
+
+
+def column(rows: jaxrl.MemoryRecorder, name: str, kind: str = "train") -> list[Any]:
+    return [row.get(name) for row in rows.rows if row["kind"] == kind]
+
+
+def test_hooks_are_called_at_their_steps_and_several_of_a_kind_in_order() -> None:
+    seen: list[tuple[Any, ...]] = []
+    at = lambda trainer: int(trainer.state.steps)
+    hooks = jaxrl.Hooks(
+        before_evaluation=[lambda t: seen.append(("first", at(t))), lambda t: seen.append(("second", at(t)))],
+        evaluation=lambda t, evaluation, best: seen.append(("after", at(t), evaluation.returns[0], best)),
+        record=(lambda t, row: seen.append(("record", at(t), row["opt_steps"])),),
+        end=lambda t, result: seen.append(("end", result.summary["stop"], result.summary["opt_steps"])),
+    )
+    train(hooks, confirm_best=False, eval_at_start=False)
+    evaluated = lambda step: [("first", step), ("second", step), ("after", step, float(step), True)]
+    assert seen == [
+        ("record", 2, 2),
+        *evaluated(4),
+        ("record", 4, 4),
+        ("record", 6, 6),
+        *evaluated(8),
+        ("record", 8, 8),
+        ("end", "max_opts", 8),
+    ]
+
+
+def test_what_a_hook_notes_is_in_the_next_row_as_a_mean_and_only_there() -> None:
+    def note(trainer: jaxrl.Trainer, evaluation: Evaluation, is_best: bool) -> None:
+        trainer.note(mine=trainer.state.steps, other=np.float32(0.5))
+        trainer.note(mine=6)
+
+    _, rows = train(jaxrl.Hooks(evaluation=note), eval_at_start=False)
+    # Evaluated, and noted, at 4 and 8, before the rows of these steps are written.
+    assert column(rows, "mine") == [None, (4 + 6) / 2, None, (8 + 6) / 2]
+    assert column(rows, "other") == [None, 0.5, None, 0.5]
+
+
+def test_a_resumed_run_has_the_row_that_a_whole_one_has(tmp_path: Path) -> None:
+    """Noted at 4 and saved there; the row comes at 6, after the run was stopped and resumed."""
+
+    def note(trainer: jaxrl.Trainer, evaluation: Evaluation, is_best: bool) -> None:
+        trainer.note(mine=int(trainer.state.steps))
+
+    settings: dict[str, Any] = {"record_interval": 6, "eval_at_start": False}
+    hooks = jaxrl.Hooks(evaluation=note)
+    _, whole = train(hooks, 12, **settings)
+    assert column(whole, "mine") == [4.0, (8 + 12) / 2]
+
+    run = str(tmp_path / "run")
+    settings |= {"max_opts": 12, "eval_interval": 4, "save_interval": 4, "quiet": True}
+    for report in jaxrl.Trainer(counting(), evaluator=judged, hooks=hooks, run_dir=run, **settings):
+        if report.opt_steps == 4:
+            break
+    jaxrl.Trainer(counting(), evaluator=judged, hooks=hooks, resume=run, **settings).train()
+    rows = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
+    assert [row.get("mine") for row in rows if row["kind"] == "train"] == [4.0, 10.0]
+
+
+def test_notes_that_cannot_be_are_refused_and_names_of_columns_are_kept_for_them() -> None:
+    told: list[str] = []
+
+    def note(trainer: jaxrl.Trainer, row: Any) -> None:
+        for values in ({"t": 1.0}, {"opt_steps": 1}, {"mine": "much"}, {"mine": None}):
+            with pytest.raises(SettingsError) as error:
+                trainer.note(**values)
+            told.append(str(error.value))
+
+    train(jaxrl.Hooks(record=note), max_opts=2, eval_interval=0)
+    assert told == [
+        "note: rows have a column 't' of their own; take another name",
+        "note: rows have a column 'opt_steps' of their own; take another name",
+        "note: mine is 'much'; expected a number",
+        "note: mine is None; expected a number",
+    ]
+    # Before the first row nobody knows its columns; the row's own stays, and an event tells.
+    _, rows = train(jaxrl.Hooks(start=lambda trainer: trainer.note(t=99.0)), max_opts=2, eval_interval=0)
+    assert column(rows, "t") == [0.5]
+    assert "note: rows have a column 't' of their own, so that it was left out" in column(rows, "message", "event")
+    with pytest.raises(SettingsError, match=r"nothing is being trained; call note\(\) in a hook"):
+        jaxrl.Trainer(counting(), evaluator=judged).note(mine=1.0)
+
+
+def test_columns_of_ones_own_are_in_the_rows_of_evaluations_and_of_their_episodes(tmp_path: Path) -> None:
+    train(run_dir=str(tmp_path), eval_at_start=False)
+    lines = lambda name: [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+    evals = [row for row in lines("metrics.jsonl") if row["kind"] == "eval"]
+    assert [(row["eval_success"], row["eval_info/cost"]) for row in evals] == [(0.5, 8.0), (0.5, 16.0)]
+    assert [(row["success"], row["info/cost"]) for row in lines("eval_episodes.jsonl")][:2] == [(1.0, 4.0), (0.0, 12.0)]
+
+
+def test_a_run_can_be_judged_by_them() -> None:
+    trainer, _ = train(eval_at_start=False)
+    assert trainer.ledger.best_score == 4.0  # the mean of 8 and 0
+    judge = lambda evaluation: -float(evaluation.columns["info/cost"].mean())
+    by_cost = jaxrl.Trainer(
+        counting(), max_opts=8, evaluator=judged, score=judge, eval_interval=4, eval_at_start=False, quiet=True
+    )
+    assert by_cost.train().best_score == -8.0
