@@ -105,8 +105,11 @@ def test_a_function_named_on_the_command_line_is_trained_in(capsys: pytest.Captu
             command()
     assert "walks_of_mine.envs" not in sys.modules
 
+    assert evaluate.main(["run", "--env", WALK, "--episodes", "2"]) == 0
+    assert "return 0.7 " in capsys.readouterr().out, "named again, it has the parameters of the training"
     assert evaluate.main(["run", "--env", WALK, "--env-args", "length", "3", "--episodes", "2"]) == 0
     assert "length 3," in capsys.readouterr().out
+    assert sys.modules["walks_of_mine.envs"].CALLS[-1] == (3, 0.1, True, [8, 9.5, "x"], "two words")
     assert train.main(["--resume", "run", "--env", WALK, "--max-opts", "8"]) == 0
     assert sys.modules["walks_of_mine.envs"].CALLS[-1] == (7, 0.1, True, [8, 9.5, "x"], "two words")
 
@@ -162,6 +165,9 @@ def test_a_path_among_the_arguments_of_a_run_must_be_typed_again() -> None:
     with pytest.raises(SettingsError, match="is the path '/etc/passwd'; name it again"):
         train.main(["--resume", "run", "--env", WALK, "--max-opts", "8"])
     assert train.main(["--resume", "run", *args, "--max-opts", "8"]) == 0
+    with pytest.raises(SettingsError, match="is the path '/etc/passwd'; name it again"):
+        evaluate.main(["run", "--env", WALK, "--episodes", "2"])
+    assert evaluate.main(["run", *args, "--episodes", "2"]) == 0
 
 
 # --- evaluation elsewhere -------------------------------------------------------------------------------------------
