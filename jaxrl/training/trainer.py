@@ -197,16 +197,17 @@ class Trainer:
         summary |= self._actors.summary() if self._actors is not None else {}
         return Result(greedy, score, summary, state)
 
-    def adopt(self, state: PyTree, told: str) -> None:
-        """Go on from another state, between two boundaries; `told` becomes an event. It is on disk when this returns.
+    def adopt(self, state: PyTree, strategy: Strategy, told: str) -> None:
+        """Go on from another state and with other settings of the same program; `told` becomes an event.
 
         Raises:
           StorageError: it could not be written.
         """
-        self.state = state
+        self.state, self.strategy = state, strategy
+        self._storage.renew(self.settings())
+        step = self.ledger.changed_at = self.schedule.opt_steps(self.ledger.t)
         self._log.event("adopted", told)
-        facts = self._log.facts(self.ledger, self._health())
-        self._storage.save(self.schedule.opt_steps(self.ledger.t), (self.state, self._sums), facts, again=True)
+        self._storage.save(step, (self.state, self._sums), self._facts(), again=True)
         self._storage.settle()
         if self._storage.error is not None:
             raise self._storage.error
@@ -334,10 +335,9 @@ class Trainer:
         return self.interrupt.reason
 
     def _save(self) -> None:
-        facts = self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy))
         with self.ledger.timed("save"):
             self._storage.keep_best(self._best)  # again, if the disk did not take it
-            self._storage.save(self.schedule.opt_steps(self.ledger.t), (self.state, self._sums), facts)
+            self._storage.save(self.schedule.opt_steps(self.ledger.t), (self.state, self._sums), self._facts())
             self._storage.note(**self.ledger.summary(self.schedule), status=self.stop_reason or "running")
 
     def _keep_best(self, score: float) -> None:
@@ -483,6 +483,9 @@ class Trainer:
             self._log.event("fork", beginning)
 
     # --- small things ---
+
+    def _facts(self) -> dict[str, Any]:
+        return self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy))
 
     def _health(self) -> Health | None:
         """Return how updates have been going, if the strategy says so."""

@@ -229,6 +229,20 @@ class Storage:
         """Say where the run comes from, if it branched off from another."""
         return told(self._resume.fork, self._step) if self._resume.fork is not None else None
 
+    def renew(self, settings: Mapping[str, Any]) -> None:
+        """Go on under other settings: those of `config.yaml`, and of what is saved from now on.
+
+        Raises:
+          StorageError: they could not be written.
+        """
+        settings = plain(settings)
+        self.decisive, self._settings = changes(self._settings, settings), settings
+        if self.dir is not None:
+            try:
+                self.dir.write_config(settings)
+            except OSError as error:
+                raise StorageError(f"cannot write {self.dir / CONFIG}: {error.strerror or error}") from error
+
     def save(self, opt_steps: int, tree: PyTree, facts: Mapping[str, Any], again: bool = False) -> None:
         """Begin a checkpoint, once the one before it has come to its end.
 
