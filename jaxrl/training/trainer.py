@@ -462,7 +462,7 @@ class Trainer:
     def _restore(self) -> None:
         step, (state, sums), facts = self._storage.load(self._compiled.like)
         with unpacking(f"{step} of {self.config.run_dir}", "none of jaxrl's"):
-            ledger = self._log.restored_ledger(facts, self.ledger)
+            ledger = self._log.restored_ledger(facts, self.ledger, bool(self._storage.measured_anew))
         saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
         require_counters(f"{step} of {self.config.run_dir}", ledger.counters(self.schedule), saved)
         self.state, self._sums, self.ledger = self._with_changes(state, ledger), sums, ledger

@@ -189,6 +189,24 @@ def test_the_policy_is_scored_in_the_environment_named_for_it() -> None:
     assert scores("two") == [3.0, 4.0]
 
 
+def test_a_score_of_other_evaluations_is_no_best_to_beat(tmp_path: Path) -> None:
+    """Where evaluation changes on the way, the best is looked for anew, also after one more resumption and in a fork."""
+    resumed = ["--env", WALK, "--save-interval", "4", "--patience", "2"]
+    assert train.main([*SMALL, *resumed, "--eval-env-args", "reward", "9", "--run-dir", "run"]) == 0
+    assert jaxrl.load_policy("run").facts["score"] == 45.0
+    poorer = ["--env", WALK, "--eval-env-args", "reward", "1"]
+    assert train.main(["--resume", "run", "--from-step", "4", "--run-dir", "fork", *poorer, "--max-opts", "8"]) == 0
+    assert train.main(["--resume", "run", *poorer, "--eval-interval", "0", "--patience", "0", "--max-opts", "4"]) == 0
+    assert train.main(["--resume", "run", "--env", WALK, "--max-opts", "8"]) == 0
+    for run in ("run", "fork"):
+        facts = json.loads(Path(run, "metadata.json").read_text())
+        assert (facts["best_score"], facts["best_opt_steps"]) == (5.0, 8)
+        assert jaxrl.load_policy(run).facts["score"] == 5.0
+        assert "eval_env_args.reward: 9 -> 1): the best is looked for anew" in Path(run, "metrics.jsonl").read_text()
+    assert train.main(["--resume", "run", "--env", WALK, "--eval-actions", "sampled", "--max-opts", "12"]) == 0
+    assert json.loads(Path("run", "metadata.json").read_text())["best_opt_steps"] == 12
+
+
 def test_spaces_that_differ_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"Acrobot-v1 has the observation space .* expected that of CartPole-v1"):
         train.main([*SMALL, "--eval-env", "Acrobot-v1", "--run-dir", "run"])

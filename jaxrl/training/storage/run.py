@@ -15,7 +15,7 @@ import jax
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.training.program import without_later
-from jaxrl.training.settings import HARMLESS, Change, changes, renewed, unread
+from jaxrl.training.settings import HARMLESS, Change, changes, measured_otherwise, renewed, unread
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.fork import Fork, branch_off, describe_fork, told
 from jaxrl.training.storage.log_sums import LogSums, damage
@@ -225,6 +225,12 @@ class Storage:
         changed = "; ".join(map(str, self.changes))
         return f"{how}; changed: {changed}" if changed else how
 
+    @property
+    def measured_anew(self) -> str | None:
+        """What makes scores from now on mean something else than those of the checkpoint, if anything does."""
+        other = measured_otherwise(self.changes)
+        return "; ".join(map(str, other)) if other and self.resumes else None
+
     def beginning(self) -> str | None:
         """Say where the run comes from, if it branched off from another."""
         return told(self._resume.fork, self._step) if self._resume.fork is not None else None
@@ -405,6 +411,8 @@ class Storage:
         if (problem := self._foreign(facts)) is not None:
             warnings.warn(f"best policy {self.best.directory / str(step)} is passed over: {problem}", stacklevel=2)
             return None
+        if measured_otherwise(changes(facts.get("settings", self._settings), self._settings)):
+            return None  # no score to beat; the first one under these settings takes its place
         self.best_score = score
         return Best(step, score, params, facts)
 
