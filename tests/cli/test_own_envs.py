@@ -190,7 +190,7 @@ def test_the_policy_is_scored_in_the_environment_named_for_it() -> None:
 
 
 def test_a_score_of_other_evaluations_is_no_best_to_beat(tmp_path: Path) -> None:
-    """Where evaluation changes on the way, the best is looked for anew, also after one more resumption and in a fork."""
+    """Where evaluation changes on the way, the best is looked for anew, also after another resumption, or in a fork."""
     resumed = ["--env", WALK, "--save-interval", "4", "--patience", "2"]
     assert train.main([*SMALL, *resumed, "--eval-env-args", "reward", "9", "--run-dir", "run"]) == 0
     assert jaxrl.load_policy("run").facts["score"] == 45.0

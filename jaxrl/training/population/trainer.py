@@ -6,6 +6,7 @@ the same run by itself.
 """
 
 import heapq
+import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -30,6 +31,7 @@ from jaxrl.training.program import check_population_fits, compile_all, state_sha
 from jaxrl.training.report import Report
 from jaxrl.training.settings import TrainerConfig, config_for, settings_of_run
 from jaxrl.training.storage.checkpoints import Store
+from jaxrl.training.storage.fork import origin
 from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir, population_of
 from jaxrl.training.storage.run_dir import CONFIG, FORMAT, RunDir, plain, read_metadata, read_yaml
 from jaxrl.training.trainer import Hooks, Trainer
@@ -91,7 +93,8 @@ class PopulationTrainer:
         score: ScoreFn = mean_return,
         stop: Callable[[Report], bool] | None = None,
         hooks: Hooks | None = None,
-        resume: bool = False,
+        resume: bool | str | os.PathLike[str] = False,
+        from_step: int | str | None = None,
         allow_changes: bool = False,
         start_over: bool = False,
         interrupt: Interrupt | None = None,
@@ -112,7 +115,12 @@ class PopulationTrainer:
         """
         if not population.members:
             raise SettingsError("a population without members; expected one or more")
+        if from_step is not None:
+            raise SettingsError(
+                "from_step begins a run, not a population; branch off from a member, as of runs/lr/members"
+            )
         self.config = config_for(population.members[0].strategy, evaluator, config, settings)
+        self.config = self.config.changed(run_dir=origin(resume, None, self.config.run_dir)[0])
         self.config.check()
         if self.config.seed + max(m.seed for m in population.members) > 2**32 - 1:
             raise SettingsError(f"seed is {self.config.seed}; seeds of members end at {2**32 - 1}")
@@ -124,7 +132,7 @@ class PopulationTrainer:
             check_count("workers", workers)
         self.population, self.interrupt = population, Interrupt() if interrupt is None else interrupt
         self.workers = min(workers or side_by_side(), len(population.members))
-        self._resume, self._start_over = resume, start_over
+        self._resume, self._start_over = bool(resume), start_over
         self._quiet = self.config.quiet or "console" not in self.config.recorders
         self._rows = PopulationRows(population.members, self._quiet)
         self._dir: RunDir | None = None

@@ -19,6 +19,7 @@ from jaxrl.training.settings import HARMLESS, Change, changes, measured_otherwis
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.fork import Fork, branch_off, describe_fork, told
 from jaxrl.training.storage.log_sums import LogSums, damage
+from jaxrl.training.storage.members import MEMBERS, member_dir
 from jaxrl.training.storage.run_dir import (
     CONFIG,
     EPISODES,
@@ -144,6 +145,11 @@ class Storage:
         assert self.dir is not None
         if not resume.run:
             return
+        if (self.dir / MEMBERS).is_dir():
+            raise SettingsError(
+                f"{self.path} is a population, and this trains one run; give its Population to the Trainer, or go on "
+                f"with one of the members, as {member_dir(self.dir.path, 0)}"
+            )
         if resume.start_over:
             self.dir.set_aside()
             return
