@@ -19,6 +19,7 @@ from jaxrl.registry import names_of
 from jaxrl.strategies.population import changed_settings, with_values
 from jaxrl.training.population.rows import PopulationRows
 from jaxrl.training.population.scores import PopulationResult, iqm, spread
+from jaxrl.training.recorders import TensorBoardRecorder
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.members import member_dir
 from jaxrl.training.trainer import Trainer
@@ -306,6 +307,18 @@ def test_what_is_there_is_neither_taken_for_something_else_nor_filled(tmp_path: 
     assert (run / "config.yaml").read_bytes() == config
     assert len(list((run / "members").iterdir())) == 2
     assert Trainer(made, **{**begun, "max_opts": 40}, resume=run).train().members[1].result.summary["opt_steps"] == 40
+
+
+def test_what_recorders_import_is_imported_before_members_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, make = [], TensorBoardRecorder.__init__
+    note = lambda self: (threads.append(threading.current_thread()), make(self))[1]
+    monkeypatch.setattr(TensorBoardRecorder, "__init__", note)
+    made = jaxrl.population(small_dqn(), seeds=2)
+    Trainer(made, **{**LENGTH, "max_opts": 20}, run_dir=tmp_path / "run", quiet=True).train()
+    assert threads[0] is threading.main_thread()
+    assert len(threads) == 3
 
 
 def test_an_interval_of_one_score_is_unknown() -> None:

@@ -28,6 +28,7 @@ from jaxrl.training.population.gates import Gates
 from jaxrl.training.population.rows import PopulationRows
 from jaxrl.training.population.scores import MemberResult, PopulationResult, named
 from jaxrl.training.program import check_population_fits, compile_all, state_shapes
+from jaxrl.training.recorders import recorders_of
 from jaxrl.training.report import Report
 from jaxrl.training.settings import TrainerConfig, config_for, settings_of_run
 from jaxrl.training.storage.checkpoints import Store
@@ -179,6 +180,8 @@ class PopulationTrainer:
         check_population_fits(state_shapes(self.population.members[0].strategy)[0], len(self._runs))
         with self.interrupt.signals(), self._opened(), ThreadPoolExecutor(self.workers) as pool:
             self._compile()
+            # What recorders import is imported by one thread: packages that import each other do not bear several.
+            recorders_of(self.config.recorders, None if self._dir is None else self._dir.path)
             self._rows.say(self._outline())
             if self._gates is not None:
                 for number, opt_steps, score in self._rows.scores():
