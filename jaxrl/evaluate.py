@@ -78,7 +78,9 @@ def load_named(options: Namespace) -> GreedyPolicy:
 
 def add_env_options(parser: Parser) -> None:
     """Let a front door be told another environment than that of the training."""
-    parser.add_argument("--env", help="another environment with the same spaces (default: that of the training)")
+    parser.add_argument(
+        "--env", help="another environment with the same spaces (default: that of the training, with its parameters)"
+    )
     parser.add_argument(
         "--env-args", nargs="*", default=[], metavar="NAME VALUE", help="its parameters, as in --env-args gravity 9"
     )
@@ -87,6 +89,8 @@ def add_env_options(parser: Parser) -> None:
 def env_of(policy: GreedyPolicy, env: str | None = None, env_args: Sequence[str] = ()) -> Env | HostEnv:
     """Build the environment that a person named, or else the one that a loaded policy was trained in.
 
+    That of the training has its parameters but for those that are given, also where a person must name it again.
+
     Raises:
       SettingsError: its spaces are not the policy's, or it was made by hand and none is named.
     """
@@ -94,8 +98,9 @@ def env_of(policy: GreedyPolicy, env: str | None = None, env_args: Sequence[str]
         raise SettingsError(f"--env-args is {' '.join(env_args)!r}; expected names with values, as in gravity 9.8")
     given = {name: read_value(value) for name, value in zip(env_args[::2], env_args[1::2], strict=True)}
     admit([env])
-    if env is None:
-        env, trained = loading.env_in(policy.facts["settings"])
+    settings = policy.facts["settings"]
+    if env is None or (env == settings.get("env") and "env" not in settings.get("custom", [])):
+        env, trained = loading.env_in(settings, given)
         given = {**trained, **given}
     made: Env | HostEnv = make_env(env, **given)
     require_same_spaces(made.spec, policy.policy.spec)

@@ -1,6 +1,6 @@
 """Load a trained policy without the code that trained it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -227,8 +227,10 @@ def _spec_of(facts: Mapping[str, Any]) -> Any:
     return spec_to_plain(make_env(name, **params).spec)
 
 
-def env_in(settings: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+def env_in(settings: Mapping[str, Any], given: Collection[str] = ()) -> tuple[str, Mapping[str, Any]]:
     """Return the name and the parameters of the environment that a run with these settings was trained in.
+
+    Parameters whose names are `given` are left out: a person has typed them anew.
 
     Raises:
       SettingsError: it was made by hand, there was none, or the parameters are not plain.
@@ -242,6 +244,8 @@ def env_in(settings: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     name, params = settings.get("env"), settings.get("env_args", {})
     if not isinstance(name, str):
         raise SettingsError(f"the policy's environment is {name!r}; expected a name")
+    if isinstance(params, Mapping):
+        params = {param: value for param, value in params.items() if param not in given}
     return name, require_plain(params, "the policy")
 
 

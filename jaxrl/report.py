@@ -3,10 +3,11 @@
 from jaxrl.cli import Parser, run_main  # first, for it takes the signals
 
 # isort: split
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jaxrl.errors import print_line, say
+from jaxrl.errors import SettingsError, print_line, say
 from jaxrl.reports.exports import require_outside, to_csv, to_marl_eval, write
 from jaxrl.reports.groups import Group, grouped, remarks
 from jaxrl.reports.page import page, plotly
@@ -38,6 +39,8 @@ def main(args: Sequence[str]) -> int:
         options.out = files[0] = "report.html"
     for run in options.runs:
         require_run(Path(run))
+    if len(given := [os.path.realpath(file) for file in files if file]) > len(set(given)):
+        raise SettingsError("two of --out, --png, --csv and --json name the same file; give each its own")
     for file in filter(None, files):
         require_outside(Path(file), options.runs)
     library = plotly() if options.out or options.serve is not None else ""

@@ -99,6 +99,10 @@ class Ledger:
             self.told_support, said["support"] = True, message
         return said
 
+    def forget_scores(self) -> None:
+        """Begin anew to look for the best: scores from now on mean something else."""
+        self.best_score, self.best_opt_steps, self.evals_without_best = None, None, 0
+
     @property
     def has_scores(self) -> bool:
         """Whether anything has been evaluated."""

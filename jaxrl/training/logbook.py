@@ -91,6 +91,8 @@ class Logbook:
             self.event("note", note)
         if resume:
             self.event("resume", storage.resumption(opt_steps, aside))
+        if changed := storage.measured_anew:
+            self.event("best", f"scores from here on mean something else ({changed}): the best is looked for anew")
 
     def rewind(self, opt_steps: int) -> None:
         """Take back what the logs hold after `opt_steps`."""
@@ -213,8 +215,10 @@ class Logbook:
             **own,
         }
 
-    def restored_ledger(self, facts: Mapping[str, Any], ledger: Ledger) -> Ledger:
+    def restored_ledger(self, facts: Mapping[str, Any], ledger: Ledger, anew: bool = False) -> Ledger:
         """Return the ledger of a run that goes on from `facts`; keep the rows that could not be written for `open`.
+
+        With `anew`, scores from now on mean something else than those before, and the best of these is forgotten.
 
         Raises:
           KeyError, TypeError, ValueError: these are not what `facts()` returns.
@@ -223,6 +227,8 @@ class Logbook:
         check_unwritten(waiting)
         self._noted = {str(name): (float(total), int(count)) for name, (total, count) in facts.get("noted", {}).items()}
         self._waiting = waiting
+        if anew:
+            taken.forget_scores()
         return taken
 
     @property

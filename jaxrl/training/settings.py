@@ -261,6 +261,10 @@ The location of a data set (`data`) is one of them; its content is pinned by `da
 """
 
 
+YARDSTICK = frozenset({"env", "env_args", "eval_env", "eval_env_args", "eval_actions"})
+"""Settings that decide what a score means: those under others cannot be compared."""
+
+
 NEWER: Mapping[str, object] = {
     "resets": "fresh",
     "eval_env": None,
@@ -348,6 +352,11 @@ def changes(old: object, new: object, name: str = "") -> list[Change]:
     if not name and isinstance(old, Mapping) and isinstance(new, Mapping):
         old = _as_written_today(old, new)
     return _differences(old, new, name)
+
+
+def measured_otherwise(found: Sequence[Change]) -> list[Change]:
+    """Return those of the changes found under which scores mean something else."""
+    return [change for change in found if change.name.partition(".")[0] in YARDSTICK]
 
 
 def _as_written_today(old: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:

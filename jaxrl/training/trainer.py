@@ -198,16 +198,17 @@ class Trainer:
         summary |= self._actors.summary() if self._actors is not None else {}
         return Result(greedy, score, summary, state)
 
-    def adopt(self, state: PyTree, told: str) -> None:
-        """Go on from another state, between two boundaries; `told` becomes an event. It is on disk when this returns.
+    def adopt(self, state: PyTree, strategy: Strategy, told: str) -> None:
+        """Go on from another state and with other settings of the same program; `told` becomes an event.
 
         Raises:
           StorageError: it could not be written.
         """
-        self.state = state
+        self.state, self.strategy = state, strategy
+        self._storage.renew(self.settings())
+        step = self.ledger.changed_at = self.schedule.opt_steps(self.ledger.t)
         self._log.event("adopted", told)
-        facts = self._log.facts(self.ledger, self._health())
-        self._storage.save(self.schedule.opt_steps(self.ledger.t), (self.state, self._sums), facts, again=True)
+        self._storage.save(step, (self.state, self._sums), self._facts(), again=True)
         self._storage.settle()
         if self._storage.error is not None:
             raise self._storage.error
@@ -337,10 +338,9 @@ class Trainer:
         return "stop" if self.stop is not None and self.stop(report) else self.interrupt.reason
 
     def _save(self) -> None:
-        facts = self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy))
         with self.ledger.timed("save"):
             self._storage.keep_best(self._best)  # again, if the disk did not take it
-            self._storage.save(self.schedule.opt_steps(self.ledger.t), (self.state, self._sums), facts)
+            self._storage.save(self.schedule.opt_steps(self.ledger.t), (self.state, self._sums), self._facts())
             self._storage.note(**self.ledger.summary(self.schedule), status=self.stop_reason or "running")
 
     def _keep_best(self, score: float) -> None:
@@ -464,7 +464,7 @@ class Trainer:
     def _restore(self) -> None:
         step, (state, sums), facts = self._storage.load(self._compiled.like)
         with unpacking(f"{step} of {self.config.run_dir}", "none of jaxrl's"):
-            ledger = self._log.restored_ledger(facts, self.ledger)
+            ledger = self._log.restored_ledger(facts, self.ledger, bool(self._storage.measured_anew))
         saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
         require_counters(f"{step} of {self.config.run_dir}", ledger.counters(self.schedule), saved)
         self.state, self._sums, self.ledger = self._with_changes(state, ledger), sums, ledger
@@ -485,6 +485,9 @@ class Trainer:
             self._log.event("fork", beginning)
 
     # --- small things ---
+
+    def _facts(self) -> dict[str, Any]:
+        return self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy))
 
     def _health(self) -> Health | None:
         """Return how updates have been going, if the strategy says so."""

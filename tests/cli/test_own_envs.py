@@ -105,8 +105,11 @@ def test_a_function_named_on_the_command_line_is_trained_in(capsys: pytest.Captu
             command()
     assert "walks_of_mine.envs" not in sys.modules
 
+    assert evaluate.main(["run", "--env", WALK, "--episodes", "2"]) == 0
+    assert "return 0.7 " in capsys.readouterr().out, "named again, it has the parameters of the training"
     assert evaluate.main(["run", "--env", WALK, "--env-args", "length", "3", "--episodes", "2"]) == 0
     assert "length 3," in capsys.readouterr().out
+    assert sys.modules["walks_of_mine.envs"].CALLS[-1] == (3, 0.1, True, [8, 9.5, "x"], "two words")
     assert train.main(["--resume", "run", "--env", WALK, "--max-opts", "8"]) == 0
     assert sys.modules["walks_of_mine.envs"].CALLS[-1] == (7, 0.1, True, [8, 9.5, "x"], "two words")
 
@@ -162,6 +165,9 @@ def test_a_path_among_the_arguments_of_a_run_must_be_typed_again() -> None:
     with pytest.raises(SettingsError, match="is the path '/etc/passwd'; name it again"):
         train.main(["--resume", "run", "--env", WALK, "--max-opts", "8"])
     assert train.main(["--resume", "run", *args, "--max-opts", "8"]) == 0
+    with pytest.raises(SettingsError, match="is the path '/etc/passwd'; name it again"):
+        evaluate.main(["run", "--env", WALK, "--episodes", "2"])
+    assert evaluate.main(["run", *args, "--episodes", "2"]) == 0
 
 
 # --- evaluation elsewhere -------------------------------------------------------------------------------------------
@@ -181,6 +187,24 @@ def test_the_policy_is_scored_in_the_environment_named_for_it() -> None:
     assert scores("two") == [3.0]
     assert train.main(["--resume", "two", "--env", WALK, "--eval-env-args", "length", "4", "--max-opts", "8"]) == 0
     assert scores("two") == [3.0, 4.0]
+
+
+def test_a_score_of_other_evaluations_is_no_best_to_beat(tmp_path: Path) -> None:
+    """Where evaluation changes on the way, the best is looked for anew, also after another resumption, or in a fork."""
+    resumed = ["--env", WALK, "--save-interval", "4", "--patience", "2"]
+    assert train.main([*SMALL, *resumed, "--eval-env-args", "reward", "9", "--run-dir", "run"]) == 0
+    assert jaxrl.load_policy("run").facts["score"] == 45.0
+    poorer = ["--env", WALK, "--eval-env-args", "reward", "1"]
+    assert train.main(["--resume", "run", "--from-step", "4", "--run-dir", "fork", *poorer, "--max-opts", "8"]) == 0
+    assert train.main(["--resume", "run", *poorer, "--eval-interval", "0", "--patience", "0", "--max-opts", "4"]) == 0
+    assert train.main(["--resume", "run", "--env", WALK, "--max-opts", "8"]) == 0
+    for run in ("run", "fork"):
+        facts = json.loads(Path(run, "metadata.json").read_text())
+        assert (facts["best_score"], facts["best_opt_steps"]) == (5.0, 8)
+        assert jaxrl.load_policy(run).facts["score"] == 5.0
+        assert "eval_env_args.reward: 9 -> 1): the best is looked for anew" in Path(run, "metrics.jsonl").read_text()
+    assert train.main(["--resume", "run", "--env", WALK, "--eval-actions", "sampled", "--max-opts", "12"]) == 0
+    assert json.loads(Path("run", "metadata.json").read_text())["best_opt_steps"] == 12
 
 
 def test_spaces_that_differ_are_refused() -> None:

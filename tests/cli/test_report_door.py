@@ -40,6 +40,13 @@ def test_a_directory_that_is_no_run_is_refused_in_one_line(doors: Doors) -> None
     assert not (doors.cwd / "t.csv").exists()
 
 
+def test_two_reports_in_one_file_are_refused(doors: Doors, finished: Finished) -> None:
+    done = doors.run("report", finished.path, "--csv", "t.txt", "--json", "./t.txt")
+    assert done.returncode == 2
+    assert "name the same file" in one_error_line(done)
+    assert not (doors.cwd / "t.txt").exists()
+
+
 @pytest.mark.slow
 def test_a_browser_draws_the_page(doors: Doors, finished: Finished) -> None:
     pytest.importorskip("plotly")

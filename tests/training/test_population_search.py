@@ -11,13 +11,15 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import yaml
 from toys_trainer import small_dqn
 
 import jaxrl
-from jaxrl import train
+from jaxrl import train, verify
 from jaxrl.errors import SettingsError
-from jaxrl.strategies.population import Population, moved
+from jaxrl.strategies.population import Population, moved, with_values
 from jaxrl.training.population.scores import PopulationResult
+from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.trainer import Trainer
 
@@ -47,7 +49,7 @@ PBT = jaxrl.PBT(20, share=0.4)
 def test_a_member_that_takes_over_is_its_parent_with_other_settings_and_randomness(tmp_path: Path) -> None:
     trainer = Trainer(made(PBT), **LENGTH, run_dir=tmp_path / "run", quiet=True, workers=2)
     before: dict[tuple[int, int], tuple] = {}
-    seen = 0
+    seen, keys = 0, [jax.random.key_data(small_dqn().init(jax.random.key(0)).key).tobytes()]
     for number, report in trainer:
         own = trainer._runs[number].trainer
         assert own is not None
@@ -59,14 +61,64 @@ def test_a_member_that_takes_over_is_its_parent_with_other_settings_and_randomne
             assert copy is not None
             if copy.ledger.counters(copy.schedule)["opt_steps"] > row["opt_steps"]:
                 continue  # it has gone on already
-            agent, key = before[row["parent"], row["opt_steps"]][0], before[row["member"], row["opt_steps"]][1]
-            np.testing.assert_array_equal(jax.random.key_data(copy.state.key), key)
+            agent = before[row["parent"], row["opt_steps"]][0]
+            keys.append(jax.random.key_data(copy.state.key).tobytes())
             for a, b in zip(jax.tree.leaves(copy.state.agent.params), jax.tree.leaves(agent.params), strict=True):
                 np.testing.assert_array_equal(a, b)
             assert float(copy.state.agent.hyper.lr) == np.float32(row["values"]["agent.lr"])
             told = (tmp_path / "run" / "members" / f"{row['member']:05d}" / "metrics.jsonl").read_text()
             assert f"goes on as member {row['parent']} stood after {row['opt_steps']} optimisation steps" in told
     assert seen
+    assert 1 < len(keys) == len(set(keys)), "members share a seed, but none that has taken over shares a stream"
+
+
+def test_two_copies_of_one_parent_do_not_stay_the_same() -> None:
+    """With one factor and nothing drawn anew, whoever takes over from the best has its setting as well."""
+    search = jaxrl.PBT(20, share=0.4, factors=(1.0,), resample=0.0)
+    for seed in range(5):
+        population = jaxrl.population(small_dqn(), members=5, sweep=SWEEP, search=search, draw_seed=seed)
+        result = Trainer(population, **LENGTH, quiet=True).train()
+        settings = [(member.parent, *member.values.values()) for member in result.members if member.parent is not None]
+        digests = {state_digest(member.result.state) for member in result.members if member.result}
+        assert len(digests) == 5
+        if len(set(settings)) < len(settings):
+            return
+    raise AssertionError("no two members took over from the same one")
+
+
+def settings_and_state(run: Path) -> tuple[float, float, float]:
+    """Return the learning rate of a run in its settings, in those of its newest checkpoint, and in the state there."""
+    store = Store(run / "checkpoints", 1)
+    step, facts = store.newest_facts()
+    held = float(store.read(step)[0]["[0].agent.hyper.lr"])
+    return yaml.safe_load((run / "config.yaml").read_text())["agent"]["lr"], facts["settings"]["agent"]["lr"], held
+
+
+def test_what_a_member_took_over_is_what_its_settings_say_and_stays(tmp_path: Path) -> None:
+    """Also where it goes on with other changes, in the population, by itself, or from a checkpoint."""
+    result = Trainer(made(PBT), **LENGTH, run_dir=tmp_path / "run", quiet=True).train()
+    taken = {member.number: member.values["agent.lr"] for member in result.members}
+    assert any(member.values != member.swept for member in result.members)
+    for number, lr in taken.items():
+        assert settings_and_state(tmp_path / f"run/members/{number:05d}") == (lr, lr, np.float32(lr))
+    number = next(member.number for member in result.members if member.values != member.swept)
+    assert verify.main([str(tmp_path / "run"), "--replay"]) == 0
+    for store in (Store(path, 1) for path in tmp_path.glob("run/members/*/checkpoints")):
+        assert all(store.manifest(step)["facts"]["spec"] for step in store.steps())
+    alone = jaxrl.extract(tmp_path / "run", number, tmp_path / "alone")
+    longer = {**LENGTH, "max_opts": 100, "quiet": True}
+    clipped = with_values(small_dqn(), {"agent.max_grad_norm": 3.0})
+    strategy = with_values(clipped, {"agent.lr": taken[number]})
+    Trainer(strategy, **longer, run_dir=alone, resume=True, allow_changes=True).train()
+    assert settings_and_state(alone) == (taken[number], taken[number], np.float32(taken[number]))
+
+    other = jaxrl.population(clipped, members=5, sweep=SWEEP, search=PBT)
+    changed = {"resume": True, "allow_changes": True, "run_dir": tmp_path / "run"}
+    result = Trainer(other, **{**longer, "max_opts": 90}, **changed).train()
+    now = {member.number: member.values["agent.lr"] for member in result.members}
+    assert now != taken
+    for number, lr in now.items():
+        assert settings_and_state(tmp_path / f"run/members/{number:05d}") == (lr, lr, np.float32(lr))
 
 
 def test_stopped_anywhere_it_goes_on_to_the_same_end(tmp_path: Path) -> None:

@@ -14,9 +14,12 @@ from toys_trainer import counting, small_dqn
 import jaxrl
 from jaxrl.algos import build
 from jaxrl.config import from_plain, preset
+from jaxrl.errors import SettingsError
 from jaxrl.registry import names_of
 from jaxrl.strategies.population import changed_settings, with_values
+from jaxrl.training.population.rows import PopulationRows
 from jaxrl.training.population.scores import PopulationResult, iqm, spread
+from jaxrl.training.recorders import TensorBoardRecorder
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.members import member_dir
 from jaxrl.training.trainer import Trainer
@@ -271,6 +274,51 @@ def test_rows_do_not_wait_for_what_a_kill_left_unsaid(tmp_path: Path) -> None:
     (member_dir(begun, 1) / ".config.yaml.tmp").write_text("")
     done = Trainer(more, **LENGTH, run_dir=begun, quiet=True, resume=True).train()
     assert [member.status for member in done.members] == ["max_opts"] * 2
+
+
+def test_evaluations_of_some_members_alone_are_told_in_order_and_make_no_round(tmp_path: Path) -> None:
+    """As with `eval_at_return`: a row of all is written where all were evaluated, or have ended before."""
+    rows = PopulationRows(jaxrl.population(small_dqn(), seeds=2).members, quiet=True)
+    rows.open(tmp_path, {})
+    for number, step in ((1, 10), (0, 20), (1, 20), (1, 30), (0, 40), (1, 40)):
+        rows.take(number, {"kind": "eval", "opt_steps": step, "score": 1.0})
+    rows.gone(0)
+    rows.take(1, {"kind": "eval", "opt_steps": 50, "score": 1.0})
+    written = [(row["kind"], row.get("member"), row["opt_steps"]) for row in rows_of(tmp_path)]
+    rounds = [("eval", 1, 10), *[("eval", n, 20) for n in (0, 1)], ("population", None, 20), ("eval", 1, 30)]
+    rounds += [*[("eval", n, 40) for n in (0, 1)], ("population", None, 40), ("eval", 1, 50), ("population", None, 50)]
+    assert written == rounds
+
+
+def test_what_is_there_is_neither_taken_for_something_else_nor_filled(tmp_path: Path) -> None:
+    """A population for a run, the directory of `resume` for another, the inside of a population for a free place."""
+    made, run = jaxrl.population(small_dqn(), seeds=2), tmp_path / "run"
+    begun = {**LENGTH, "max_opts": 20, "quiet": True}
+    Trainer(made, **begun, run_dir=run).train()
+    config = (run / "config.yaml").read_bytes()
+    with pytest.raises(SettingsError, match="is a population, and this trains one run"):
+        Trainer(small_dqn(), **begun, resume=run, allow_changes=True).train()
+    with pytest.raises(SettingsError, match="lies inside"):
+        jaxrl.extract(run, 0, member_dir(run, 2))
+    with pytest.raises(SettingsError, match="goes on in its own directory"):
+        Trainer(made, **begun, resume=run, run_dir=tmp_path / "other")
+    with pytest.raises(SettingsError, match="branch off from a member"):
+        Trainer(made, **begun, resume=run, from_step=20, run_dir=tmp_path / "other")
+    assert (run / "config.yaml").read_bytes() == config
+    assert len(list((run / "members").iterdir())) == 2
+    assert Trainer(made, **{**begun, "max_opts": 40}, resume=run).train().members[1].result.summary["opt_steps"] == 40
+
+
+def test_what_recorders_import_is_imported_before_members_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, make = [], TensorBoardRecorder.__init__
+    note = lambda self: (threads.append(threading.current_thread()), make(self))[1]
+    monkeypatch.setattr(TensorBoardRecorder, "__init__", note)
+    made = jaxrl.population(small_dqn(), seeds=2)
+    Trainer(made, **{**LENGTH, "max_opts": 20}, run_dir=tmp_path / "run", quiet=True).train()
+    assert threads[0] is threading.main_thread()
+    assert len(threads) == 3
 
 
 def test_an_interval_of_one_score_is_unknown() -> None:

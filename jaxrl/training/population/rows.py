@@ -29,6 +29,7 @@ class PopulationRows:
         self._held: dict[int, dict[int, Row]] = {}
         self._told: set[int] = set()
         self._gone: set[int] = set()
+        self._farthest: dict[int, int] = {}
         self._path: Path | None = None
         self.failure: StorageError | None = None
         """What could not be written; a resumption makes the file anew."""
@@ -62,7 +63,9 @@ class PopulationRows:
         score = row.get("score")
         at[number] = float("nan") if score is None else float(score)
         self._held.setdefault(row["opt_steps"], {})[number] = row
-        self._tell(row["opt_steps"])
+        self._farthest[number] = max(row["opt_steps"], self._farthest.get(number, 0))
+        for opt_steps in sorted(step for step in self._scores if step <= row["opt_steps"]):
+            self._tell(opt_steps)
 
     def gone(self, number: int) -> None:
         """Expect no more of a member."""
@@ -71,15 +74,21 @@ class PopulationRows:
             self._tell(opt_steps)
 
     def _tell(self, opt_steps: int) -> None:
-        """Write what the members came to after `opt_steps`, once all that still run have got there."""
+        """Write what the members came to after `opt_steps`, once all that still run have got there.
+
+        Where some of these were not evaluated, there is no round: nothing is said of all of them.
+        """
         scores = self._scores[opt_steps]
-        if opt_steps in self._told or any(m.number not in scores and m.number not in self._gone for m in self._members):
+        others = [m.number for m in self._members if m.number not in scores and m.number not in self._gone]
+        if opt_steps in self._told or any(self._farthest.get(number, 0) <= opt_steps for number in others):
             return
         self._told.add(opt_steps)
         env_steps = None
         for number, row in sorted(self._held.pop(opt_steps).items()):  # not as threads came by
             env_steps = row.get("env_steps", env_steps)
             self._write({"member": number, **row})
+        if others:
+            return
         strata = self._strata(scores)
         over_all = spread(strata.values())
         finite = {number: score for number, score in sorted(scores.items()) if np.isfinite(score)}

@@ -6,6 +6,7 @@ the same run by itself.
 """
 
 import heapq
+import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -16,18 +17,22 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
+from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError, StorageError, check_count
 from jaxrl.strategies.base import Strategy
-from jaxrl.strategies.population import Member, Population, moved, require_stream
+from jaxrl.strategies.population import Member, Population, moved, require_stream, with_values
 from jaxrl.strategies.search import PBT, Copy, Halving, Verdict
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
+from jaxrl.training.logbook import flat
 from jaxrl.training.population.gates import Gates
 from jaxrl.training.population.rows import PopulationRows
 from jaxrl.training.population.scores import MemberResult, PopulationResult, named
 from jaxrl.training.program import check_population_fits, compile_all, state_shapes
+from jaxrl.training.recorders import recorders_of
 from jaxrl.training.report import Report
 from jaxrl.training.settings import TrainerConfig, config_for, settings_of_run
+from jaxrl.training.storage.checkpoints import Store
+from jaxrl.training.storage.fork import origin
 from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir, population_of
 from jaxrl.training.storage.run_dir import CONFIG, FORMAT, RunDir, plain, read_metadata, read_yaml
 from jaxrl.training.trainer import Hooks, Trainer
@@ -41,6 +46,8 @@ class MemberReport(NamedTuple):
     report: Report
 
 
+COPY_STREAM = 2**32 - 3
+"""Folded, before its number, into the key of a member that takes over from another."""
 HALVED = "halved"
 ENDS = ("stop_reward", "patience", "stop", HALVED)
 """Why a member may have ended before the others."""
@@ -50,6 +57,15 @@ def _same_ends(path: Path, config: TrainerConfig) -> bool:
     """Return whether what a member stopped at is still what it would stop at."""
     old = read_yaml(path / CONFIG)
     return all(old.get(name) == getattr(config, name) for name in ("stop_reward", "patience"))
+
+
+def _taken_over(path: Path, member: Member) -> dict[str, Any]:
+    """Return the values of swept settings under which a member was saved in `path`, where it may have taken over."""
+    try:
+        saved = flat(Store(path / "checkpoints", 1).newest_facts()[1]["settings"])
+    except (NoCheckpointError, KeyError, AttributeError):
+        return {}  # it begins again, or its trainer says what is wrong
+    return {name: saved[name] for name, value in member.swept.items() if saved.get(name, value) != value}
 
 
 class _Run:
@@ -78,7 +94,8 @@ class PopulationTrainer:
         score: ScoreFn = mean_return,
         stop: Callable[[Report], bool] | None = None,
         hooks: Hooks | None = None,
-        resume: bool = False,
+        resume: bool | str | os.PathLike[str] = False,
+        from_step: int | str | None = None,
         allow_changes: bool = False,
         start_over: bool = False,
         interrupt: Interrupt | None = None,
@@ -99,7 +116,12 @@ class PopulationTrainer:
         """
         if not population.members:
             raise SettingsError("a population without members; expected one or more")
+        if from_step is not None:
+            raise SettingsError(
+                "from_step begins a run, not a population; branch off from a member, as of runs/lr/members"
+            )
         self.config = config_for(population.members[0].strategy, evaluator, config, settings)
+        self.config = self.config.changed(run_dir=origin(resume, None, self.config.run_dir)[0])
         self.config.check()
         if self.config.seed + max(m.seed for m in population.members) > 2**32 - 1:
             raise SettingsError(f"seed is {self.config.seed}; seeds of members end at {2**32 - 1}")
@@ -111,7 +133,7 @@ class PopulationTrainer:
             check_count("workers", workers)
         self.population, self.interrupt = population, Interrupt() if interrupt is None else interrupt
         self.workers = min(workers or side_by_side(), len(population.members))
-        self._resume, self._start_over = resume, start_over
+        self._resume, self._start_over = bool(resume), start_over
         self._quiet = self.config.quiet or "console" not in self.config.recorders
         self._rows = PopulationRows(population.members, self._quiet)
         self._dir: RunDir | None = None
@@ -158,6 +180,8 @@ class PopulationTrainer:
         check_population_fits(state_shapes(self.population.members[0].strategy)[0], len(self._runs))
         with self.interrupt.signals(), self._opened(), ThreadPoolExecutor(self.workers) as pool:
             self._compile()
+            # What recorders import is imported by one thread: packages that import each other do not bear several.
+            recorders_of(self.config.recorders, None if self._dir is None else self._dir.path)
             self._rows.say(self._outline())
             if self._gates is not None:
                 for number, opt_steps, score in self._rows.scores():
@@ -280,13 +304,18 @@ class PopulationTrainer:
             self._rows.gone(number)
 
     def _take_over(self, copy: Copy, gate: int) -> None:
-        """Let a member go on as its parent stands, under other settings and with its own stream of randomness."""
+        """Let a member go on as its parent stands, under other settings and with a stream of randomness of its own.
+
+        The stream hangs on its number: members may share a seed, and copies of one parent must not stay the same.
+        """
         own, parent = self._runs[copy.member].trainer, self._runs[copy.parent].trainer
         if own is None or parent is None or own.state is None or parent.state is None:
             return  # one of them has come to its end
-        state = jax.device_put(parent.state, may_alias=False)._replace(key=own.state.key)
+        key = jax.random.fold_in(jax.random.fold_in(own.state.key, COPY_STREAM), copy.member)
+        state = jax.device_put(parent.state, may_alias=False)._replace(key=key)
         told = f"goes on as member {copy.parent} stood after {gate} optimisation steps, with {named(copy.values)}"
-        own.adopt(moved(self._runs[copy.member].member, state, copy.values), told)
+        member = self._runs[copy.member].member
+        own.adopt(moved(member, state, copy.values), with_values(member.strategy, copy.values), told)
 
     def _strategies(self) -> list[Strategy]:
         """Return one strategy for each program that members share."""
@@ -347,7 +376,10 @@ class PopulationTrainer:
             # It had come to its end: it is loaded, but goes no further.
             made["interrupt"] = Interrupt()
             made["interrupt"].stop(before["status"])
-        run.trainer = Trainer(run.member.strategy, config, resume=again, console=False, **made)
+        strategy = run.member.strategy
+        if again and path is not None and isinstance(self.population.search, PBT):
+            strategy = with_values(strategy, _taken_over(path, run.member))
+        run.trainer = Trainer(strategy, config, resume=again, console=False, **made)
         run.trainer.announces = self._gates is not None
         run.reports = run.trainer.reports()
 

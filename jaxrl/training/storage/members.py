@@ -70,6 +70,8 @@ def extract(run_dir: str | Path, member: int, to: str | Path) -> Path:
       SettingsError: there is no such member, or something is at `to` already.
     """
     path, target = resolve(run_dir, member), Path(to)
+    if target.resolve().is_relative_to(Path(run_dir).resolve()):
+        raise SettingsError(f"{target} lies inside {run_dir}, which stays as it is; choose another directory")
     if os.path.lexists(target):
         raise SettingsError(f"{target} exists already; choose another directory")
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -15,10 +15,11 @@ import jax
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.training.program import without_later
-from jaxrl.training.settings import HARMLESS, Change, changes, renewed, unread
+from jaxrl.training.settings import HARMLESS, Change, changes, measured_otherwise, renewed, unread
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.fork import Fork, branch_off, describe_fork, told
 from jaxrl.training.storage.log_sums import LogSums, damage
+from jaxrl.training.storage.members import MEMBERS, member_dir
 from jaxrl.training.storage.run_dir import (
     CONFIG,
     EPISODES,
@@ -144,6 +145,11 @@ class Storage:
         assert self.dir is not None
         if not resume.run:
             return
+        if (self.dir / MEMBERS).is_dir():
+            raise SettingsError(
+                f"{self.path} is a population, and this trains one run; give its Population to the Trainer, or go on "
+                f"with one of the members, as {member_dir(self.dir.path, 0)}"
+            )
         if resume.start_over:
             self.dir.set_aside()
             return
@@ -225,9 +231,29 @@ class Storage:
         changed = "; ".join(map(str, self.changes))
         return f"{how}; changed: {changed}" if changed else how
 
+    @property
+    def measured_anew(self) -> str | None:
+        """What makes scores from now on mean something else than those of the checkpoint, if anything does."""
+        other = measured_otherwise(self.changes)
+        return "; ".join(map(str, other)) if other and self.resumes else None
+
     def beginning(self) -> str | None:
         """Say where the run comes from, if it branched off from another."""
         return told(self._resume.fork, self._step) if self._resume.fork is not None else None
+
+    def renew(self, settings: Mapping[str, Any]) -> None:
+        """Go on under other settings: those of `config.yaml`, and of what is saved from now on.
+
+        Raises:
+          StorageError: they could not be written.
+        """
+        settings = plain(settings)
+        self.decisive, self._settings = changes(self._settings, settings), settings
+        if self.dir is not None:
+            try:
+                self.dir.write_config(settings)
+            except OSError as error:
+                raise StorageError(f"cannot write {self.dir / CONFIG}: {error.strerror or error}") from error
 
     def save(self, opt_steps: int, tree: PyTree, facts: Mapping[str, Any], again: bool = False) -> None:
         """Begin a checkpoint, once the one before it has come to its end.
@@ -391,6 +417,8 @@ class Storage:
         if (problem := self._foreign(facts)) is not None:
             warnings.warn(f"best policy {self.best.directory / str(step)} is passed over: {problem}", stacklevel=2)
             return None
+        if measured_otherwise(changes(facts.get("settings", self._settings), self._settings)):
+            return None  # no score to beat; the first one under these settings takes its place
         self.best_score = score
         return Best(step, score, params, facts)
 
