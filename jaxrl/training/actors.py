@@ -159,6 +159,11 @@ class ActorPool:
 
     # --- for the trainer ---
 
+    def renewed(self) -> "ActorPool":
+        """Close, and return a pool whose environments begin anew."""
+        self.close()
+        return ActorPool(self.remote, self.programs, self.interrupt, self._opts)
+
     def run(self, state: PyTree, sums: PyTree, t: int, stop: int) -> tuple[PyTree, PyTree, int]:
         """Make iterations from `t` on, up to `stop` or until there is a reason not to; return also the next."""
         if not self._threads:

@@ -42,8 +42,8 @@ Hook = Callable[..., object] | Sequence[Callable[..., object]] | None
 class Hooks(NamedTuple):
     """Functions called as a run goes on; each gets the `Trainer` first. Each field takes one, or a list of several.
 
-    All but `chunk` and `save` are called at exact optimisation steps, so that they may change the training, as by
-    `trainer.adopt`, and the run can be repeated. When the other two are called depends on the clock.
+    All but `chunk` and `save` are called at exact optimisation steps, so that they may change the training, and the run
+    can be repeated. When the other two are called depends on the clock.
     """
 
     start: Hook = None

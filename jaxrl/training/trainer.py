@@ -261,9 +261,6 @@ class Trainer:
             self._storage.settle(block=False)
             call(self.hooks.chunk, self, progress)
 
-    def _new_pool(self) -> ActorPool | None:
-        return pool_of(self.strategy.remote, self._run, self.interrupt, self.schedule.opt_steps_per_step)
-
     def _call(self, t: int, stop: int) -> int:
         """Make iterations `t .. stop-1`, or what of them there is no reason to leave; return the next."""
         if self._actors is not None:
@@ -366,8 +363,7 @@ class Trainer:
         state, self._sums = found[0] if found else self._compiled.init(jax.random.key(self.config.seed))
         self.state = reseed(self._with_changes(state, self.ledger) if found else state, self.ledger.rollbacks)
         if self._actors is not None:
-            self._actors.close()
-            self._actors = self._new_pool()
+            self._actors = self._actors.renewed()
         log_rollback(self._log, self.schedule.opt_steps(self.ledger.t), what)
 
     # --- beginning and ending ---
@@ -443,7 +439,7 @@ class Trainer:
                 self._storage.check_fits(like, metric_shapes(self.strategy, like[0]))
             compiled = compile_all(self.strategy, key, self.evaluator, self._params, goes_on)
             self._compiled, self._run, self._metrics = compiled, compiled.run, compiled.metrics
-            self._actors = self._new_pool()
+            self._actors = pool_of(self.strategy.remote, self._run, self.interrupt, self.schedule.opt_steps_per_step)
         warmup = 0 if goes_on or self._actors is not None else self.schedule.warmup_env_steps
         self._log.stage(f"warming up: {warmup:,} environment steps" if warmup else "getting ready")
         with self.ledger.timed("init"):
