@@ -110,6 +110,12 @@ class OffPolicyRun(EnvRun, Generic[AgentConfig]):
     """Environment steps before the first optimisation step."""
     random_warmup: bool = True
     """Take uniformly random actions during the warm-up instead of the agent's."""
+    demos: tuple[str, ...] = ()
+    """Demonstrations to learn from beside the buffer: .npz files, as `jaxrl.collect` writes them, or minari:NAME."""
+    demos_sha256: str = ""
+    """SHA-256 of the demonstrations' arrays, which a run records; others are then refused. Unset: any."""
+    demo_share: float = 0.5
+    """Share of the demonstrations in what is learnt from; batches from the buffer stay as large as they are."""
     buffer: BufferConfig = field(default_factory=BufferConfig)
     processor: ProcessorConfig = field(default_factory=ProcessorConfig)
     agent: AgentConfig
@@ -204,9 +210,10 @@ def general(algo: str) -> Any:
 
 
 def build_off_policy(agent: AgentMaker, config: Any) -> Strategy:
-    """Build the off-policy strategy that `config` describes."""
+    """Build the off-policy strategy that `config` describes; this reads its demonstrations."""
+    env = make_env(config.env, **config.env_args)
     return off_policy(
-        make_env(config.env, **config.env_args),
+        env,
         agent,
         buffer=build_buffer(config.buffer),
         processor=build_processor(config.processor),
@@ -217,6 +224,8 @@ def build_off_policy(agent: AgentMaker, config: Any) -> Strategy:
         random_warmup=config.random_warmup,
         actors=part_of(config, ActorsConfig),
         resets=config.resets,
+        demos=load_dataset(*config.demos, spec=env.spec, sha256=config.demos_sha256) if config.demos else None,
+        demo_share=config.demo_share,
     )
 
 

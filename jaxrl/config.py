@@ -10,6 +10,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxrl.agents.fields import rules_of
 from jaxrl.agents.schedules import is_written, with_schedules
 from jaxrl.algos import general, run_type
 from jaxrl.envs.registry import env_names, require_plain
@@ -161,7 +162,18 @@ def from_plain(config: Any, settings: Mapping[str, Any], source: str | None = No
             changes[name] = from_plain(old, value, source, f"{prefix}{name}.")
         else:
             changes[name] = _typed(f"{where}{prefix}{name}", value, hints[name])
+            _allowed(where, f"{prefix}{name}", type(config), name, changes[name])
     return replace(config, **changes)
+
+
+def _allowed(where: str, path: str, kind: Any, name: str, value: Any) -> None:
+    """Raise `SettingsError`, beginning with `where`, if the setting `name` of `kind` cannot be `value`."""
+    rule = rules_of(kind).get(name)
+    if rule is not None and value is not None:
+        try:
+            rule[0].check(path, value)
+        except SettingsError as error:
+            raise SettingsError(f"{where}{error}") from None
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:

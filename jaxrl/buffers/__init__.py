@@ -1,6 +1,7 @@
 """Buffers store transitions and sample batches from them."""
 
 from jaxrl.buffers.base import Buffer
+from jaxrl.buffers.beside import beside
 from jaxrl.buffers.dataset import Dataset, Summary, summary_of
 from jaxrl.buffers.prioritised import prioritised
 from jaxrl.buffers.uniform import uniform

@@ -1,6 +1,6 @@
 """What every strategy with environments does: act in them, process the steps, tell what was seen, make the policy."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -247,12 +247,13 @@ def settings_of(
     made: Mapping[str, Any] | None,
     *,
     offline: bool = False,
+    by_hand: Sequence[str] = (),
     **others: Any,
 ) -> dict[str, Any]:
     """Return what rebuilds a strategy, in an environment that `made` rebuilds, or in none.
 
-    Parts made by hand are named under `custom`, those of the agent by the arguments that made them. So is the training,
-    where the command line does not know the agent to be trained like that.
+    Parts made by hand are named under `custom`, those of the agent by the arguments that made them, and further ones,
+    `by_hand`. So is the training, where the command line does not know the agent to be trained like that.
     """
     pieces = {
         "env": made,
@@ -263,7 +264,7 @@ def settings_of(
     }
     return {
         "algo": agent.name,
-        "custom": [*agent.custom, *(name for name, piece in pieces.items() if piece is None)],
+        "custom": [*agent.custom, *(name for name, piece in pieces.items() if piece is None), *by_hand],
         "env": spec and spec.name,
         "env_args": {},
         **(made or {}),

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl.agents.base import AgentMaker
 from jaxrl.buffers.base import Buffer
+from jaxrl.buffers.dataset import Dataset
 from jaxrl.buffers.prioritised import prioritised
 from jaxrl.buffers.uniform import uniform
 from jaxrl.envs.base import Env, VecEnvState, vectorise
@@ -19,6 +20,7 @@ from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor
 from jaxrl.registry import usual
 from jaxrl.strategies.base import Strategy, fold, iterate
+from jaxrl.strategies.demos import settings_of_demos, told, with_demos
 from jaxrl.strategies.guard import Health, health_of, healthy, reseed
 from jaxrl.strategies.interaction import (
     Actors,
@@ -85,6 +87,8 @@ def off_policy(
     random_warmup: bool = True,
     actors: ActorsConfig | None = None,
     resets: str = "auto",
+    demos: Dataset | None = None,
+    demo_share: float = 0.5,
 ) -> Strategy:
     """Compose off-policy training, as of DQN.
 
@@ -105,6 +109,9 @@ def off_policy(
       actors: who steps environments on the host, each `num_envs` of them; left out, an environment in JAX runs on the
         device, and any other with one actor.
       resets: where episodes begin, see `jaxrl.vectorise`; in environments on the host always `fresh`.
+      demos: what `jaxrl.load_dataset(...)` returns: steps that others have taken, to be learnt from beside those of the
+        buffer, whose batches stay as large as they are.
+      demo_share: share of `demos` in what is learnt from, above 0 and below 1.
 
     Raises:
       SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
@@ -122,6 +129,7 @@ def off_policy(
     if bound.agent.prepare is not None:
         name = bound.agent.name
         raise SettingsError(f"{name} learns on-policy, without a buffer; compose it by on_policy(env, {name}(...))")
+    learnt_from = buffer if demos is None else with_demos(buffer, demos, demo_share, bound, env)
     turns = take_turns(
         horizon=bound.processor.horizon,
         batch_size=buffer.batch_size,
@@ -132,7 +140,7 @@ def off_policy(
         random_warmup=random_warmup,
         times=crowd.config.send if crowd else 1,
     )
-    parts = _Parts(bound, buffer, turns, crowd)
+    parts = _Parts(bound, learnt_from, turns, crowd)
     return Strategy(
         init=partial(_init, parts),
         draw=partial(_draw, parts),
@@ -143,7 +151,11 @@ def off_policy(
         env=env,
         policy=make_policy(bound.agent, bound.processor, env.spec),
         retune=partial(retune, bound),
-        notes=(*turns.notes(buffer, turns.rows, warmup), *note(resets, bound.env.resets)),
+        notes=(
+            *turns.notes(buffer, turns.rows, warmup),
+            *note(resets, bound.env.resets),
+            *told(demos, learnt_from.batch_size, buffer.batch_size),
+        ),
         settings=settings_of(
             bound.agent,
             bound.processor,
@@ -157,6 +169,8 @@ def off_policy(
             warmup=warmup,
             random_warmup=random_warmup,
             buffer=buffer.settings,
+            by_hand=("demos",) if demos is not None and not demos.settings else (),
+            **settings_of_demos(demos, demo_share),
         ),
         remote=_remote(parts, crowd) if crowd else None,
         health=health_of,

@@ -251,13 +251,14 @@ HARMLESS = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"} | {
     "processes",
     "actor_timeout",
     "data",
+    "demos",
     "eval_env",
     "eval_env_args",
 }
 """Settings that may change on resume. No bit of the training depends on them, unless training diverges and is rolled
 back.
 
-The location of a data set (`data`) is one of them; its content is pinned by `data_sha256`.
+The location of a data set (`data`, `demos`) is one of them; its content is pinned by `data_sha256`, `demos_sha256`.
 """
 
 
@@ -282,6 +283,9 @@ NEWER: Mapping[str, object] = {
     "agent.channels": [],
     "agent.dtype": "float32",
     "agent.schedules": [],
+    "demos": [],
+    "demos_sha256": "",
+    "demo_share": 0.5,
     "agent.boltzmann": 0.0,
 }
 """Settings of a run or a session that earlier versions lacked, with the values under which an old run continues

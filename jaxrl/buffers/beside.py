@@ -1,0 +1,93 @@
+"""Demonstrations beside a ring of experience: a fixed share of every batch comes from them (RLPD).
+
+Ball et al. 2023, https://arxiv.org/abs/2302.02948, section 4.1, "symmetric sampling" with a share of one half.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.buffers.base import Buffer
+from jaxrl.buffers.uniform import uniform
+from jaxrl.errors import SettingsError
+from jaxrl.trees import Array, Key, PyTree, require_same, row_struct
+from jaxrl.types import Batch, Transition
+
+
+class BesideState(NamedTuple):
+    """The ring, and the demonstrations, which stay."""
+
+    ring: PyTree
+    demos: PyTree
+
+
+class _Parts(NamedTuple):
+    ring: Buffer
+    demos: Buffer
+    make: Callable[[], Transition]
+    rows: int
+
+
+def beside(ring: Buffer, make: Callable[[], Transition], rows: int, count: int) -> Buffer:
+    """Return a buffer whose batches are those of `ring` and, behind them, `count` of `rows` demonstrations.
+
+    Demonstrations are sampled uniformly with replacement and have weight 1. All else is the ring's: what is pushed, its
+    size and its priorities.
+
+    Args:
+      ring: where experience goes.
+      make: returns the demonstrations as transitions, leaves `[rows, ...]`; called once, by `init`.
+      rows: how many there are.
+      count: how many of them each batch has.
+
+    Raises:
+      SettingsError: there are fewer than `count`.
+    """
+    if rows < count:
+        raise SettingsError(
+            f"demos have {rows} transitions, but each batch takes {count} of them; lower demo_share or "
+            "buffer.batch_size, or gather more"
+        )
+    parts = _Parts(ring, uniform(rows, count), make, rows)
+    return Buffer(
+        init=partial(_init, parts),
+        push=lambda state, items, pushes: state._replace(ring=ring.push(state.ring, items, pushes)),
+        draw=partial(_draw, parts),
+        sample=partial(_sample, parts),
+        reprioritise=partial(_reprioritise, parts),
+        size=ring.size,
+        capacity=ring.capacity,
+        batch_size=ring.batch_size + count,
+        settings=ring.settings,
+    )
+
+
+def _init(parts: _Parts, example: PyTree, rows: int, lag: int = 0, stride: int = 0) -> BesideState:
+    items = parts.make()
+    if isinstance(example, Transition) and not jax.tree.leaves(example.extras):
+        items = items._replace(extras=example.extras)
+    require_same("demos: a transition of theirs", row_struct(items), "one of the environment", example)
+    empty = parts.demos.init(row_struct(items), parts.rows)
+    return BesideState(parts.ring.init(example, rows, lag, stride), parts.demos.push(empty, items, jnp.uint32(0)))
+
+
+def _draw(parts: _Parts, key: Key, pushes: Array, rows: int) -> tuple[PyTree, PyTree]:
+    ring_key, demo_key = jax.random.split(key)
+    return parts.ring.draw(ring_key, pushes, rows), parts.demos.draw(demo_key, jnp.uint32(1), parts.rows)
+
+
+def _sample(parts: _Parts, state: BesideState, noise: tuple[PyTree, PyTree], opt_step: Array) -> Batch:
+    ring, demos = (
+        part.sample(held, drawn, opt_step)
+        for part, held, drawn in zip((parts.ring, parts.demos), state, noise, strict=True)
+    )
+    both: Batch = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), ring, demos)
+    return both
+
+
+def _reprioritise(parts: _Parts, state: BesideState, index: Array, priority: Array) -> BesideState:
+    count = parts.ring.batch_size
+    return state._replace(ring=parts.ring.reprioritise(state.ring, index[:count], priority[:count]))

@@ -1,0 +1,58 @@
+"""Demonstrations beside replay: steps that others have taken, as a fixed share of all that is learnt from."""
+
+from functools import partial
+from typing import Any
+
+import jax
+
+from jaxrl.buffers.base import Buffer
+from jaxrl.buffers.beside import beside
+from jaxrl.buffers.dataset import Dataset, summary_of
+from jaxrl.envs.base import Env
+from jaxrl.envs.host import HostEnv
+from jaxrl.errors import SettingsError
+from jaxrl.strategies.interaction import Actors
+from jaxrl.strategies.offline import check_env, transitions
+
+
+def with_demos(buffer: Buffer, demos: Dataset, share: float, actors: Actors, env: Env | HostEnv) -> Buffer:
+    """Return `buffer` with `demos` beside it, which make up `share` of each batch.
+
+    They go through the processor as steps in the environment do.
+
+    Raises:
+      SettingsError: demonstrations of another environment, too few, or for an agent or a processor that cannot take
+        them; a share that is none.
+    """
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
+        raise SettingsError(f"demo_share is {share}; expected a share above 0 and below 1, as 0.5")
+    check_env(demos, env)
+    if actors.agent.memory is not None:
+        raise SettingsError(f"{actors.agent.name} remembers, and demos do not tell what; set agent.noise_memory to 0")
+    if learns(actors, demos) or (actors.processor.settings or {}).get("normalise_reward"):
+        raise SettingsError(
+            "the processor learns what it scales by as it goes, so demos and experience would be scaled otherwise; "
+            "leave normalise_obs and normalise_reward off, or demos out"
+        )
+    count = max(1, round(buffer.batch_size * share / (1 - share)))
+    return beside(buffer, partial(transitions, actors.processor, demos), demos.rows, count)
+
+
+def learns(actors: Actors, demos: Dataset) -> bool:
+    """Return whether the processor learns anything of the steps that it sees."""
+    obs = jax.tree.map(lambda x: x[:1], demos.obs)
+    seen = jax.eval_shape(lambda: actors.processor.learnt(actors.processor.init(obs)))
+    return bool(jax.tree.leaves(seen))
+
+
+def settings_of_demos(demos: Dataset | None, share: float) -> dict[str, Any]:
+    """Return what loads the demonstrations again, under the names of a run's settings; nothing reads the share alone."""
+    if demos is None:
+        return {"demos": [], "demos_sha256": "", "demo_share": 0.5}
+    found = demos.settings or {}
+    return {"demos": found.get("data", []), "demos_sha256": found.get("data_sha256", ""), "demo_share": share}
+
+
+def told(demos: Dataset | None, batch: int, ring: int) -> tuple[str, ...]:
+    """Say in the log what is learnt from beside the ring's share of a batch."""
+    return () if demos is None else (f"{batch - ring} of {batch} transitions in a batch are from {summary_of(demos)}",)

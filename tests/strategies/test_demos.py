@@ -1,0 +1,145 @@
+"""Demonstrations beside replay: what is in a batch, what they teach, and runs that go on with them."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl
+from jaxrl.buffers import beside
+from jaxrl.errors import SettingsError
+from jaxrl.types import Transition
+
+LENGTH = 12
+
+
+def lock(length: int = LENGTH) -> jaxrl.Env:
+    """A combination of `length` turns, left and right in alternation: the last pays 1, and the first wrong one ends it.
+
+    A wrong one pays 0.1 at once, and chance opens it once in 2^12 episodes.
+    """
+
+    def see(at: jax.Array) -> jax.Array:
+        return jax.nn.one_hot(at, length)
+
+    def reset(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.int32(0), see(jnp.int32(0))
+
+    def step(at: jax.Array, action: jax.Array, key: jax.Array) -> tuple[jax.Array, jaxrl.TimeStep]:
+        right = action == at % 2
+        opened = right & (at + 1 == length)
+        at = jnp.minimum(at + 1, length - 1)
+        return at, jaxrl.TimeStep(see(at), jnp.where(right, jnp.where(opened, 1.0, 0.0), 0.1), ~right | opened)
+
+    return jaxrl.Env(jaxrl.EnvSpec("Lock", jaxrl.Box(0.0, 1.0, (length,)), jaxrl.Discrete(2)), reset, step)
+
+
+def shown(episodes: int = 3, length: int = LENGTH) -> jaxrl.Dataset:
+    """Episodes that open the lock."""
+    at = np.tile(np.arange(length), episodes)
+    following = np.minimum(at + 1, length - 1)
+    last, eye = at == length - 1, np.eye(length, dtype=np.float32)
+    return jaxrl.Dataset(
+        lock(length).spec,
+        eye[at],
+        (at % 2).astype(np.int32),
+        last.astype(np.float32),
+        eye[following],
+        last,
+        np.zeros_like(last),
+    )
+
+
+def opening(demos: jaxrl.Dataset | None, **settings: Any) -> jaxrl.Strategy:
+    agent = settings.pop("agent", jaxrl.dqn(lr=0.05, features=(), target_interval=10, epsilon_decay=100))
+    settings = {"num_envs": 4, "opt_interval": 4, "warmup": 64, "processor": jaxrl.n_step(1, 0.9), **settings}
+    settings.setdefault("buffer", jaxrl.uniform(500, batch_size=16))
+    return jaxrl.off_policy(lock(), agent, demos=demos, **settings)
+
+
+def item(rewards: list[float]) -> Transition:
+    reward = jnp.asarray(rewards)
+    return Transition(
+        reward[:, None], reward.astype(jnp.int32), reward, reward, reward[:, None], (), jnp.ones_like(reward)
+    )
+
+
+@pytest.mark.parametrize("make", [jaxrl.uniform, jaxrl.prioritised])
+def test_a_batch_is_the_rings_and_then_so_many_demonstrations(make: Any) -> None:
+    buffer = beside(make(8, batch_size=6), lambda: item([10.0, 11.0, 12.0]), rows=3, count=2)
+    assert buffer.batch_size == 8
+    state = buffer.push(
+        buffer.init(jax.tree.map(lambda x: x[0], item([0.0])), 4), item([0.0, 1.0, 2.0, 3.0]), jnp.uint32(0)
+    )
+    seen = []
+    for seed in range(20):
+        batch = buffer.sample(state, buffer.draw(jax.random.key(seed), jnp.uint32(1), 4), jnp.uint32(0))
+        assert np.all(np.asarray(batch.items.reward[:6]) < 4)
+        assert batch.weight[6:].tolist() == [1.0, 1.0]
+        seen += batch.items.reward[6:].tolist()
+    assert {*seen} == {10.0, 11.0, 12.0}
+    told = buffer.reprioritise(state, batch.index, jnp.arange(8.0))
+    alone = make(8, batch_size=6)
+    wanted = alone.reprioritise(state.ring, batch.index[:6], jnp.arange(6.0))
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), told.ring, wanted))
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), told.demos, state.demos))
+
+
+@pytest.mark.parametrize(("share", "batch"), [(0.5, 32), (0.2, 20), (0.75, 64), (1e-6, 17)])
+def test_the_share_is_that_of_the_whole_batch(share: float, batch: int) -> None:
+    strategy = opening(shown(9), demo_share=share)
+    (note,) = [note for note in strategy.notes if "transitions in a batch" in note]
+    assert note.startswith(f"{batch - 16} of {batch} transitions in a batch are from 108 transitions in 9 episodes")
+
+
+def test_a_lock_that_chance_does_not_open_is_opened_by_those_who_were_shown() -> None:
+    found = {}
+    for name, demos in (("alone", None), ("shown", shown())):
+        trainer = jaxrl.Trainer(opening(demos), max_opts=400, eval_interval=400, eval_episodes=2, quiet=True)
+        found[name] = trainer.train().best_score
+    assert found == {"alone": pytest.approx(0.1), "shown": 1.0}
+
+
+def test_a_run_goes_on_with_them_and_not_with_others(tmp_path: Path) -> None:
+    file, other = tmp_path / "shown.npz", tmp_path / "other.npz"
+    jaxrl.save_dataset(file, shown(3))
+    jaxrl.save_dataset(other, shown(4))
+    load = lambda path: opening(jaxrl.load_dataset(path, spec=lock().spec))
+    settings: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "save_interval": 20, "quiet": True}
+    whole = jaxrl.Trainer(load(file), max_opts=40, **settings).train().state
+    run = str(tmp_path / "run")
+    jaxrl.Trainer(load(file), max_opts=20, run_dir=run, **settings).train()
+    with pytest.raises(SettingsError, match="demos_sha256: "):
+        jaxrl.Trainer(load(other), max_opts=40, resume=run, **settings).train()
+    moved = file.rename(tmp_path / "moved.npz")
+    state = jaxrl.Trainer(load(moved), max_opts=40, resume=run, **settings).train().state
+    data = lambda tree: jax.tree.leaves(tree._replace(key=jax.random.key_data(tree.key)))
+    assert all(np.array_equal(a, b) for a, b in zip(data(state), data(whole), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"demo_share": 0.0}, "demo_share is 0.0; expected a share above 0 and below 1"),
+        ({"demo_share": 1}, "demo_share is 1; expected a share"),
+        ({"demos": shown(1)}, "demos have 12 transitions, but each batch takes 16 of them; lower demo_share"),
+        ({"demos": shown(3, 5)}, r"the data have observation space Box.*5.*, but Lock has"),
+        ({"processor": jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step())}, "the processor learns what it scales by"),
+        (
+            {"processor": jaxrl.chain(jaxrl.normalise_reward(), jaxrl.one_step())},
+            "leave normalise_obs and normalise_reward",
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(SettingsError, match=told):
+        opening(settings.pop("demos", shown()), **settings)
+
+
+def test_demonstrations_made_by_hand_are_named_as_such() -> None:
+    assert "demos" in opening(shown()).settings["custom"]
+    assert "demos" not in opening(None).settings["custom"]
