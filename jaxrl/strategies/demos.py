@@ -46,7 +46,7 @@ def learns(actors: Actors, demos: Dataset) -> bool:
 
 
 def settings_of_demos(demos: Dataset | None, share: float) -> dict[str, Any]:
-    """Return what loads the demonstrations again, under the names of a run's settings; nothing reads the share alone."""
+    """Return what loads the demonstrations again, by the names of a run's settings; nothing reads the share alone."""
     if demos is None:
         return {"demos": [], "demos_sha256": "", "demo_share": 0.5}
     found = demos.settings or {}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl.agents.base import AgentMaker
+from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.buffers.prioritised import prioritised
@@ -126,9 +126,7 @@ def off_policy(
     updates, warmup, buffer = whole(updates), whole(warmup), usual_buffer(suits) if buffer is None else buffer
     total = num_envs * (crowd.actors if crowd else 1)
     bound = Actors(vectorise(env, total, resets_here(resets, crowd)), *join(known, processor or usual_processor(suits)))
-    if bound.agent.prepare is not None:
-        name = bound.agent.name
-        raise SettingsError(f"{name} learns on-policy, without a buffer; compose it by on_policy(env, {name}(...))")
+    _require_replay(bound.agent)
     learnt_from = buffer if demos is None else with_demos(buffer, demos, demo_share, bound, env)
     turns = take_turns(
         horizon=bound.processor.horizon,
@@ -152,8 +150,7 @@ def off_policy(
         policy=make_policy(bound.agent, bound.processor, env.spec),
         retune=partial(retune, bound),
         notes=(
-            *turns.notes(buffer, turns.rows, warmup),
-            *note(resets, bound.env.resets),
+            *(*turns.notes(buffer, turns.rows, warmup), *note(resets, bound.env.resets)),
             *told(demos, learnt_from.batch_size, buffer.batch_size),
         ),
         settings=settings_of(
@@ -177,6 +174,13 @@ def off_policy(
         reseed=reseed,
         capacity=buffer.capacity(turns.rows),
     )
+
+
+def _require_replay(agent: Agent) -> None:
+    """Raise `SettingsError` if the agent learns from rollouts."""
+    if agent.prepare is not None:
+        name = agent.name
+        raise SettingsError(f"{name} learns on-policy, without a buffer; compose it by on_policy(env, {name}(...))")
 
 
 def usual_buffer(settings: Mapping[str, Any]) -> Buffer:

@@ -29,7 +29,7 @@ PAIRS: dict[str, tuple[Callable[..., Any], Any, set[str]]] = {
     "off_policy": (
         jaxrl.off_policy,
         OffPolicyRun,
-        {"updates", "warmup", "random_warmup", "resets"},
+        {"updates", "warmup", "random_warmup", "resets", "demo_share"},
     ),
     "on_policy": (jaxrl.on_policy, OnPolicyRun, {"num_envs", "resets"}),
     "offline": (jaxrl.offline, OfflineRun, {"batch_size", "updates"}),
@@ -41,7 +41,7 @@ PAIRS: dict[str, tuple[Callable[..., Any], Any, set[str]]] = {
 }
 """A function, what stands for it on the command line, and the names that both have a default of."""
 
-ELSEWHERE = {"processor", "env", "holdout", "actors"}
+ELSEWHERE = {"processor", "env", "holdout", "actors", "demos"}
 """Names that both have, but that are parts on the one side and text or rules on the other."""
 BY_AGENT = {"off_policy": {"buffer", "num_envs", "opt_interval"}, "on_policy": {"rollout", "epochs", "minibatches"}}
 """Names of which the agent decides what suits, on both sides."""

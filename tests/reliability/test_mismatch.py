@@ -301,10 +301,8 @@ IDLE: dict[str, Any] = {
     "max_lag": 1,
     "sync_interval": 2,
     "exploration": (0.5,),
-    "demos_sha256": "5ed",
-    "demo_share": 0.25,
 }
-"""Another value of every setting that does with prioritised replay, with c51, actors or demonstrations."""
+"""Another value of every setting that does with prioritised replay, with c51, or where there are actors."""
 SHAPED = {"agent.torso": "mlp", "agent.channels": (16,)}
 """Another way to say which network it is; observations of CartPole have no images."""
 COMPACT = ["buffer.frames"]
@@ -335,8 +333,9 @@ def value_of(config: Any, name: str) -> Any:
 
 
 def test_every_setting_is_either_harmless_or_decides_the_training() -> None:
-    # Where data lie is for runs that learn from data; what they are is tested where they are.
-    assert sorted(names(SMALL)) == sorted([*DECISIVE, *FREE, *IDLE, *SHAPED, *COMPACT, "run_dir", "demos"])
+    # Data, and where they lie, are for runs that learn from them, and tested there.
+    demos = ["demos", "demos_sha256", "demo_share"]
+    assert sorted(names(SMALL)) == sorted([*DECISIVE, *FREE, *IDLE, *SHAPED, *COMPACT, "run_dir", *demos])
     assert sorted([*FREE, "run_dir", "data", "demos"]) == sorted(HARMLESS)
 
 

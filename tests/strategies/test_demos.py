@@ -114,6 +114,9 @@ def test_a_run_goes_on_with_them_and_not_with_others(tmp_path: Path) -> None:
     jaxrl.Trainer(load(file), max_opts=20, run_dir=run, **settings).train()
     with pytest.raises(SettingsError, match="demos_sha256: "):
         jaxrl.Trainer(load(other), max_opts=40, resume=run, **settings).train()
+    less = opening(jaxrl.load_dataset(file, spec=lock().spec), demo_share=0.25)
+    with pytest.raises(SettingsError, match=r"demo_share: 0\.5 -> 0\.25"):
+        jaxrl.Trainer(less, max_opts=40, resume=run, **settings).train()
     moved = file.rename(tmp_path / "moved.npz")
     state = jaxrl.Trainer(load(moved), max_opts=40, resume=run, **settings).train().state
     data = lambda tree: jax.tree.leaves(tree._replace(key=jax.random.key_data(tree.key)))
