@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.uniform import uniform
-from jaxrl.errors import SettingsError
 from jaxrl.trees import Array, Key, PyTree, require_same, row_struct
 from jaxrl.types import Batch, Transition
 
@@ -41,17 +40,9 @@ def beside(ring: Buffer, make: Callable[[], Transition], rows: int, count: int) 
       ring: where experience goes.
       make: returns the demonstrations as transitions, leaves `[rows, ...]`; called once, by `init`.
       rows: how many there are.
-      count: how many of them each batch has.
-
-    Raises:
-      SettingsError: there are fewer than `count`.
+      count: how many of them each batch has, which may be more.
     """
-    if rows < count:
-        raise SettingsError(
-            f"demos have {rows} transitions, but each batch takes {count} of them; lower demo_share or "
-            "buffer.batch_size, or gather more"
-        )
-    parts = _Parts(ring, uniform(rows, count), make, rows)
+    parts = _Parts(ring, uniform(max(rows, count), count), make, rows)
     return Buffer(
         init=partial(_init, parts),
         push=lambda state, items, pushes: state._replace(ring=ring.push(state.ring, items, pushes)),

@@ -21,8 +21,8 @@ def with_demos(buffer: Buffer, demos: Dataset, share: float, actors: Actors, env
     They go through the processor as steps in the environment do.
 
     Raises:
-      SettingsError: demonstrations of another environment, too few, or for an agent or a processor that cannot take
-        them; a share that is none.
+      SettingsError: demonstrations of another environment, or for an agent or a processor that cannot take them; a
+        share that is none.
     """
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
         raise SettingsError(f"demo_share is {share}; expected a share above 0 and below 1, as 0.5")
