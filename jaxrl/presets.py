@@ -319,20 +319,19 @@ PRESETS["reinforce"] = {
         "agent": {"lr": 1e-3, "ent_coef": 0.01, "normalise_advantage": "none"},
     },
 }
-# 500 000 environment steps: all as for A2C but lambda, which is 1 as published (Espeholt et al. 2018,
-# https://arxiv.org/abs/1802.01561). It learns as well from two actors with `--num-envs 8` at a lag of four rounds.
+# All as for A2C; where nothing else is said, lambda is 1 as published (Espeholt et al. 2018,
+# https://arxiv.org/abs/1802.01561).
 PRESETS["impala"] = {
-    "CartPole-v1": {
-        "max_opts": 1_953,
-        "eval_interval": 100,
-        "eval_episodes": 50,
-        "record_interval": 100,
-        "save_interval": 500,
-        "num_envs": 16,
-        "rollout": 16,
-        "agent": {"lr": 3e-3, "lr_decay": 1_953},
-        "processor": {"normalise_reward": True},
+    # 500 000 environment steps each. CartPole-v1 is learnt as well from two actors with `--num-envs 8` at a lag of four
+    # rounds.
+    **{
+        name: {**PRESETS["a2c"][name], "agent": {"lr": 3e-3, "lr_decay": 1_953}}
+        for name in ("CartPole-v1", "Acrobot-v1")
     },
+    # 1 280 000 environment steps on generic settings.
+    "Pendulum-v1": PRESETS["a2c"]["Pendulum-v1"],
+    # 1 000 000 environment steps; lambda too as for A2C.
+    "MountainCarContinuous-v0": PRESETS["a2c"]["MountainCarContinuous-v0"],
 }
 # 500 000 environment steps each. Rewards, lambda and rollouts after PureJaxQL (Gallici et al. 2024,
 # https://arxiv.org/abs/2407.04811); fewer environments and less exploration.
