@@ -171,7 +171,7 @@ PRESETS["ppo"] = {
         "processor": {"normalise_reward": True},
     },
     # As for the other games, but network, learning rate and discount after gymnax-blines
-    # (https://github.com/RobertTLange/gymnax-blines). One seed: 28, where the family's settings reached 9.
+    # (https://github.com/RobertTLange/gymnax-blines). Two seeds: 28 and 25; one with the family's settings reached 9.
     "Asterix-MinAtar": {
         "agent": {"lr": 5e-4, "features": [256, 256]},
         "processor": {"discount": 0.999},
