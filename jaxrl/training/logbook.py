@@ -101,6 +101,7 @@ class Logbook:
 
     def close(self) -> None:
         """Bring all rows to where they belong; nothing follows."""
+        self._columns = None
         self.unstage()
         self._rows.close()
         self._episodes.close()

@@ -108,8 +108,10 @@ def test_notes_that_cannot_be_are_refused_and_names_of_columns_are_kept_for_them
     _, rows = train(jaxrl.Hooks(start=lambda trainer: trainer.note(t=99.0)), max_opts=2, eval_interval=0)
     assert column(rows, "t") == [0.5]
     assert "note: rows have a column 't' of their own, so that it was left out" in column(rows, "message", "event")
-    with pytest.raises(SettingsError, match=r"nothing is being trained; call note\(\) in a hook"):
-        jaxrl.Trainer(counting(), evaluator=judged).note(mine=1.0)
+    ended, _ = train(max_opts=2, eval_interval=0)
+    for trainer in (ended, jaxrl.Trainer(counting(), evaluator=judged)):
+        with pytest.raises(SettingsError, match=r"nothing is being trained; call note\(\) in a hook"):
+            trainer.note(mine=1.0)
 
 
 def test_columns_of_ones_own_are_in_the_rows_of_evaluations_and_of_their_episodes(tmp_path: Path) -> None:
