@@ -51,6 +51,8 @@ class TrainerConfig:
     """Non-finite updates skipped in a row after which to go back to the last good checkpoint; 0: never."""
     max_rollbacks: int = 3
     """Number of times to go back without making progress before giving up."""
+    init_from: str | None = None
+    """Run whose newest checkpoint the networks begin with, or the directory of one of its checkpoints; unset: none."""
     run_dir: str | None = None
     """Directory for settings, logs and checkpoints; unset: the library writes nothing, the command line chooses a
     name."""
@@ -283,6 +285,7 @@ NEWER: Mapping[str, object] = {
     "agent.channels": [],
     "agent.dtype": "float32",
     "agent.schedules": [],
+    "init_from": None,
     "demos": [],
     "demos_sha256": "",
     "demo_share": 0.5,

@@ -13,6 +13,8 @@ from jaxrl.training.settings import TrainerConfig, rounding
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.fork import origin
 from jaxrl.training.storage.run import Resume
+from jaxrl.training.storage.run_dir import require_free
+from jaxrl.training.storage.weights import weights_of
 from jaxrl.trees import PyTree
 
 BROKEN = ("failed", "diverged", "actor")
@@ -39,6 +41,19 @@ def resumption(
     if start_over and fork is not None:
         raise SettingsError("start_over begins a run again, from_step one from a checkpoint; leave one of them out")
     return run_dir, Resume(bool(resume), allow_changes, start_over, fork)
+
+
+def check_ready(strategy: Strategy, config: TrainerConfig, fresh: bool) -> None:
+    """Raise, before anything is written, if the run directory is in use, or a `fresh` run has nothing to begin with.
+
+    Raises:
+      SettingsError: what `weights_of` raises.
+      RunDirInUseError: another process holds the directory.
+    """
+    if config.run_dir is not None:
+        require_free(config.run_dir)
+    if fresh and config.init_from is not None:
+        weights_of(config.init_from, state_shapes(strategy))
 
 
 def fits(strategy: Strategy, schedule: Schedule, ledger: Ledger, checkpoints: Store, facts: Mapping[str, Any]) -> bool:

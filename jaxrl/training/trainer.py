@@ -34,8 +34,17 @@ from jaxrl.training.schedule import Boundary, next_boundary
 from jaxrl.training.settings import TrainerConfig, check_strategy, config_for, settings_of_run, with_recorders
 from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid, rolled_back_ledger
 from jaxrl.training.storage.run import Best, Resume, Storage
-from jaxrl.training.storage.run_dir import require_free
-from jaxrl.training.taking_up import BROKEN, fits, notes_of, planned, prolonged, require_counters, resumption
+from jaxrl.training.storage.weights import weights_of
+from jaxrl.training.taking_up import (
+    BROKEN,
+    check_ready,
+    fits,
+    notes_of,
+    planned,
+    prolonged,
+    require_counters,
+    resumption,
+)
 from jaxrl.trees import Key, PyTree
 
 CHUNK_S = 0.25
@@ -114,11 +123,10 @@ class Trainer:
         self.state: PyTree = None
         self._quiet = self.config.quiet or not console
         self._best: Best | None = None
-        self._least_return = math.nan
         self._run = self._sums = None  # type: Any
         self._actors: ActorPool | None = None
         self._log = Logbook(self.schedule, lambda: ({}, 0.0))
-        self._chunk, self._wall = 0, 0.0
+        self._chunk, self._wall, self._least_return = 0, 0.0, math.nan
         self.announces = False
         """Whether the first report comes before any training: for a population, whose members wait for each other."""
 
@@ -153,8 +161,7 @@ class Trainer:
         """Return the training as a generator, whose `close()` saves."""
         if not self._take_up():
             return
-        if self.config.run_dir is not None:
-            require_free(self.config.run_dir)
+        check_ready(self.strategy, self.config, not self.resume.run and self.state is None)
         where = lambda: (self.ledger.counters(self.schedule), self.ledger.wall)
         self._log = Logbook(self.schedule, where, (*self.config.recorders, *self._given_recorders), self._quiet)
         try:
@@ -319,9 +326,8 @@ class Trainer:
             done = ledger.t - ledger.interval_start
             rates = ledger.rates(self.schedule, done, ledger.interval_s)
             waits = self._actors.columns() if self._actors is not None else {}
-            columns = {**rates, **waits, **summarise(self._metrics, self._sums)}
             agent, steps = (self.strategy.settings or {}).get("agent") or {}, done * self.schedule.env_steps_per_step
-            row = self._log.trained(columns, ledger, agent, steps)
+            row = self._log.trained({**rates, **waits, **summarise(self._metrics, self._sums)}, ledger, agent, steps)
             self._sums = zero_sums(len(self._metrics))
             ledger.interval_start, ledger.interval_s = ledger.t, 0.0
         call(self.hooks.record, self, row)
@@ -434,10 +440,13 @@ class Trainer:
         goes_on = self._storage.resumes or self.state is not None
         self._log.stage("compiling")
         with self.ledger.timed("compile"):
+            like = state_shapes(self.strategy)
+            weights = weights_of(None if goes_on else self.config.init_from, like)
+            self._rounding = [*self._rounding, *weights.told]
             if self._storage.resumes:
-                like = state_shapes(self.strategy)
                 self._storage.check_fits(like, metric_shapes(self.strategy, like[0]))
             compiled = compile_all(self.strategy, key, self.evaluator, self._params, goes_on)
+            compiled = compiled._replace(init=weights.after(compiled.init))
             self._compiled, self._run, self._metrics = compiled, compiled.run, compiled.metrics
             self._actors = pool_of(self.strategy.remote, self._run, self.interrupt, self.schedule.opt_steps_per_step)
         warmup = 0 if goes_on or self._actors is not None else self.schedule.warmup_env_steps

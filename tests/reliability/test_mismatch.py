@@ -282,6 +282,7 @@ FREE: dict[str, Any] = {
     "max_skips": 7,
     "max_rollbacks": 1,
     "quiet": False,
+    "init_from": "nowhere",
     "recorders": ("csv",),
     "processes": True,
     "actor_timeout": 5.0,

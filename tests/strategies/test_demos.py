@@ -135,7 +135,7 @@ def test_a_run_goes_on_with_them_and_not_with_others(tmp_path: Path) -> None:
             "leave normalise_obs and normalise_reward",
         ),
     ],
-    ids=str,
+    ids=["nothing of them", "nothing else", "another lock", "moments of observations", "moments of rewards"],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(SettingsError, match=told):

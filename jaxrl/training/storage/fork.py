@@ -71,7 +71,7 @@ def branch_off(fork: Fork, target: Path) -> int:
         raise SettingsError(f"{fork.run} is a population; branch off from one of its members, as of {fork.run}/members")
     if target.absolute().is_relative_to(source):
         raise SettingsError(f"{target} lies inside {fork.run}, which is to stay as it is; choose another directory")
-    step = _step_of(fork, Store(source / "checkpoints", 1))
+    step = step_of(fork, Store(source / "checkpoints", 1))
     (target / "checkpoints").mkdir(parents=True, exist_ok=True)
     shutil.copytree(source / "checkpoints" / str(step), target / "checkpoints" / str(step))
     try:
@@ -107,7 +107,13 @@ def told(fork: Fork, step: int) -> str:
     return f"branched off from {fork.run.absolute()} at {step} optimisation steps{aside}"
 
 
-def _step_of(fork: Fork, store: Store) -> int:
+def step_of(fork: Fork, store: Store) -> int:
+    """Return the step that `fork` means.
+
+    Raises:
+      SettingsError: it is not kept.
+      NoCheckpointError: none is whole.
+    """
     kept = store.steps()
     if fork.step == "latest":
         return store.newest_facts()[0]

@@ -1,0 +1,92 @@
+"""Begin a run with what another has learnt: the agent's networks, and the statistics by which it saw the world.
+
+What is left behind is what belongs to the other run: optimizer states, hyperparameters, replay, environments.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.errors import NoCheckpointError, SettingsError
+from jaxrl.training.storage.checkpoints import CheckpointError, Store, is_step
+from jaxrl.training.storage.fork import Fork, step_of
+from jaxrl.training.storage.members import population_of
+from jaxrl.training.storage.run_dir import require_run
+from jaxrl.trees import Key, PyTree
+
+LEFT = ("[0].agent.opt_state", "[0].agent.hyper")
+"""Where the leaves of an agent lie that are not taken."""
+
+
+class Weights(NamedTuple):
+    """What to begin with; nothing, if there is no other run."""
+
+    leaves: Mapping[str, np.ndarray]
+    """By path in `(state, sums)`."""
+    told: tuple[str, ...] = ()
+    """For the log: where they come from."""
+
+    def after(self, init: Callable[[Key], PyTree]) -> Callable[[Key], PyTree]:
+        """Return `init`, which makes a fresh state and its sums, with these in their places."""
+
+        def taken(path: tuple[object, ...], leaf: jax.Array) -> jax.Array:
+            name = jax.tree_util.keystr(path)
+            return jnp.asarray(self.leaves[name]) if name in self.leaves else leaf
+
+        return (lambda key: jax.tree_util.tree_map_with_path(taken, init(key))) if self.leaves else init
+
+
+def weights_of(place: str | None, like: PyTree) -> Weights:
+    """Read what a run is to begin with, for states (and their sums) of the shapes `like`.
+
+    Args:
+      place: directory of another run, whose newest checkpoint is meant, or of one of its checkpoints; `None`: nothing.
+      like: shapes of `(state, sums)`.
+
+    Raises:
+      SettingsError: there is no such run or checkpoint, or its networks or statistics are not those of `like`.
+      NoCheckpointError: the checkpoint is damaged.
+    """
+    if place is None:
+        return Weights({})
+    path = Path(place)
+    given = is_step(path.name) and path.parent.name == "checkpoints"
+    run = path.parent.parent if given else path
+    require_run(run)
+    if population_of(run) is not None:
+        raise SettingsError(f"{run} is a population; begin with one of its members, as of {run}/members")
+    store = Store(run.absolute() / "checkpoints", 1)
+    step = step_of(Fork(run, int(path.name) if given else "latest"), store)
+    try:
+        saved, _ = store.read(step)
+    except CheckpointError as error:
+        raise NoCheckpointError(f"checkpoint {step} of {run} is damaged: {error}") from error
+    wanted = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(like)[0]}
+    _require_same({name: leaf for name, leaf in wanted.items() if _is_taken(name)}, saved, run)
+    told = f"begins with the networks of {run.absolute()} after {step} optimisation steps"
+    return Weights({name: saved[name] for name in wanted if _is_taken(name)}, (told,))
+
+
+def _is_taken(name: str) -> bool:
+    networks = name.startswith("[0].agent.") and not name.startswith(LEFT)
+    return networks or (name.startswith("[0].processor") and ".moments" in name)
+
+
+def _require_same(wanted: Mapping[str, jax.ShapeDtypeStruct], saved: Mapping[str, np.ndarray], run: Path) -> None:
+    """Raise `SettingsError`, naming the first leaf that is missing or different."""
+    there = {name: leaf for name, leaf in saved.items() if _is_taken(name)}
+    hint = "begin with a run of the same agent, with the same network and normalisation"
+    for name in [*wanted, *there]:
+        path = name.removeprefix("[0].")
+        if name not in there or name not in wanted:
+            has, lacks = ("this run", run) if name in wanted else (run, "this run")
+            raise SettingsError(f"init_from: {has} has {path}, but {lacks} has not; {hint}")
+        new, old = wanted[name], there[name]
+        if (new.shape, new.dtype) != (old.shape, old.dtype):
+            raise SettingsError(
+                f"init_from: {path} of {run} is {old.dtype}{list(old.shape)}, here {new.dtype}{list(new.shape)}; {hint}"
+            )
