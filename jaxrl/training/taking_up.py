@@ -43,7 +43,7 @@ def resumption(
     return run_dir, Resume(bool(resume), allow_changes, start_over, fork)
 
 
-def check_ready(strategy: Strategy, config: TrainerConfig, fresh: bool) -> None:
+def check_run(strategy: Strategy, config: TrainerConfig, fresh: bool) -> None:
     """Raise, before anything is written, if the run directory is in use, or a `fresh` run has nothing to begin with.
 
     Raises:

@@ -35,16 +35,7 @@ from jaxrl.training.settings import TrainerConfig, check_strategy, config_for, s
 from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid, rolled_back_ledger
 from jaxrl.training.storage.run import Best, Resume, Storage
 from jaxrl.training.storage.weights import weights_of
-from jaxrl.training.taking_up import (
-    BROKEN,
-    check_ready,
-    fits,
-    notes_of,
-    planned,
-    prolonged,
-    require_counters,
-    resumption,
-)
+from jaxrl.training.taking_up import BROKEN, check_run, fits, notes_of, planned, prolonged, require_counters, resumption
 from jaxrl.trees import Key, PyTree
 
 CHUNK_S = 0.25
@@ -161,7 +152,7 @@ class Trainer:
         """Return the training as a generator, whose `close()` saves."""
         if not self._take_up():
             return
-        check_ready(self.strategy, self.config, not self.resume.run and self.state is None)
+        check_run(self.strategy, self.config, not self.resume.run and self.state is None)
         where = lambda: (self.ledger.counters(self.schedule), self.ledger.wall)
         self._log = Logbook(self.schedule, where, (*self.config.recorders, *self._given_recorders), self._quiet)
         try:
