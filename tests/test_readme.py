@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import jaxrl
 from benchmarks.learning import steadiness
 
 ROOT = Path(__file__).parents[1]
@@ -192,6 +193,13 @@ def test_every_link_between_pages_leads_somewhere() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), (page.name, target)
+
+
+def test_whoever_cites_it_cites_this_version() -> None:
+    told = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert told is not None
+    assert told.group(1) == jaxrl.__version__
+    assert f"## {jaxrl.__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_the_readme_stays_short() -> None:
