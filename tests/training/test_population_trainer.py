@@ -121,6 +121,23 @@ def test_a_population_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path) 
         Trainer(jaxrl.population(small_dqn(), seeds=2), **LENGTH, run_dir=tmp_path / "cut", resume=True).train()
 
 
+def test_a_second_call_goes_on_from_where_it_is(tmp_path: Path) -> None:
+    made = jaxrl.population(small_dqn(), seeds=2)
+    whole = Trainer(made, **LENGTH, run_dir=tmp_path / "whole", quiet=True).train()
+    trainer = Trainer(made, **{**LENGTH, "max_opts": 40}, run_dir=tmp_path / "cut", quiet=True)
+    assert [member.result.summary["opt_steps"] for member in trainer.train().members] == [40, 40]
+    longer, again = trainer.train(max_opts=60), trainer.train()
+    for found in (longer, again):
+        for one, other in zip(found.members, whole.members, strict=True):
+            assert state_digest(one.result.state) == state_digest(other.result.state)
+    assert untimed(rows_of(tmp_path / "cut")) == untimed(rows_of(tmp_path / "whole"))
+    nowhere = Trainer(made, **{**LENGTH, "max_opts": 20}, quiet=True)
+    first = nowhere.train()
+    with pytest.raises(SettingsError, match="a population goes on from its directory, and has none; give it a run_dir"):
+        nowhere.train()
+    assert nowhere.result().members[0].best_score == first.members[0].best_score
+
+
 def test_a_loop_that_is_left_has_saved_every_member_that_began(tmp_path: Path) -> None:
     made = jaxrl.population(small_dqn(), seeds=2)
     for _ in (reports := iter(Trainer(made, **LENGTH, run_dir=tmp_path / "run", quiet=True, workers=1))):

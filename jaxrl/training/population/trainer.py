@@ -140,7 +140,7 @@ class PopulationTrainer:
         self._runs = [_Run(member) for member in population.members]
         self._failure: StorageError | None = None
         self._gates = self._new_gates()
-        self._described = False
+        self._described = self._begun = False
         self._make: dict[str, Any] = {
             "evaluator": evaluator,
             "score": score,
@@ -157,13 +157,22 @@ class PopulationTrainer:
         for strategy in self._strategies():
             self._unrecorded(strategy, evaluator)  # only checks
 
-    def train(self) -> PopulationResult:
+    def train(self, max_opts: int | None = None) -> PopulationResult:
         """Run to the end; return what the members left.
 
+        Called again, the members go on from where they are on disk.
+
+        Args:
+          max_opts: from now on the optimisation steps of each whole run.
+
         Raises:
+          SettingsError: called again without a run directory, or `max_opts` is less than was made.
           StorageError: the last checkpoint of a member could not be written; everything else was done.
           DivergedError: all members diverged.
         """
+        if max_opts is not None:
+            self.config = self.config.changed(max_opts=max_opts)
+            self.config.check()
         for _ in self:
             pass
         if all(run.status == "diverged" for run in self._runs):
@@ -174,11 +183,17 @@ class PopulationTrainer:
 
     def __iter__(self) -> Iterator[MemberReport]:
         """Train, yielding at each boundary of each member; leaving the loop early saves all of them first."""
+        if self._begun:
+            if self.config.run_dir is None:
+                raise SettingsError("a population goes on from its directory, and has none; give it a run_dir")
+            self._resume, self._start_over = True, False
+            self.interrupt.clear()
         self._runs = [_Run(member) for member in self.population.members]
         self._rows = PopulationRows(self.population.members, self._quiet)
         self._gates = self._new_gates()
         check_population_fits(state_shapes(self.population.members[0].strategy)[0], len(self._runs))
         with self.interrupt.signals(), self._opened(), ThreadPoolExecutor(self.workers) as pool:
+            self._begun = True
             self._compile()
             # What recorders import is imported by one thread: packages that import each other do not bear several.
             recorders_of(self.config.recorders, None if self._dir is None else self._dir.path)
