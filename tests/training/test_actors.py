@@ -18,7 +18,6 @@ from toys_gymnasium import Counting
 
 import jaxrl
 import jaxrl.training.actors
-import jaxrl.training.trainer
 from jaxrl.agents.schedules import follow
 from jaxrl.algos import build
 from jaxrl.config import parse
@@ -340,8 +339,10 @@ def test_an_actor_that_hangs_is_named(tmp_path: Path):
 def slow_act(monkeypatch: pytest.MonkeyPatch, **waits: Callable[[], Any]) -> None:
     """Let the first choice of actions wait in the threads named, as it does for a compilation."""
 
+    usual = jaxrl.training.actors.programs
+
     def programs(remote: Any, run: Any) -> Any:
-        made = jaxrl.training.actors.programs(remote, run)
+        made = usual(remote, run)
 
         def act(*args: Any) -> Any:
             waits.pop(threading.current_thread().name.replace(" ", ""), lambda: None)()
@@ -349,7 +350,7 @@ def slow_act(monkeypatch: pytest.MonkeyPatch, **waits: Callable[[], Any]) -> Non
 
         return made._replace(act=act)
 
-    monkeypatch.setattr(jaxrl.training.trainer, "programs", programs)
+    monkeypatch.setattr(jaxrl.training.actors, "programs", programs)
 
 
 def test_compiling_what_an_actor_does_is_no_hanging(monkeypatch: pytest.MonkeyPatch):
