@@ -206,6 +206,15 @@ def test_the_readme_stays_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
+def test_populations(tmp_path: Path) -> None:
+    code = block("population").replace("max_opts=6_400, eval_interval=1_600", "max_opts=320, eval_interval=320")
+    *table, told = run(code, tmp_path).splitlines()
+    assert {line.split()[-1] for line in table[1:]} == {"agent.lr=0.001", "agent.lr=1e-05"}
+    assert 8 < float(told.split()[2]) <= 500
+    assert (tmp_path / "runs/lr/members/00007/best").is_dir()
+
+
+@pytest.mark.slow
 def test_the_population_example_finds_the_better_setting(tmp_path: Path) -> None:
     *table, told = run(block("population"), tmp_path).splitlines()
     assert [line.split()[-1] for line in table[1:]] == ["agent.lr=0.001", "agent.lr=1e-05"]

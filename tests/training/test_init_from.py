@@ -1,6 +1,7 @@
 """Runs that begin with the networks of another: what is taken, what is not, and what is refused."""
 
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from jaxrl.errors import JaxrlError
 SETTINGS: dict[str, Any] = {"max_opts": 20, "eval_interval": 0, "eval_episodes": 0, "save_interval": 10, "quiet": True}
 
 
+@cache
 def strategy(maker: Any = jaxrl.dqn, normalise: bool = False, **settings: Any) -> jaxrl.Strategy:
     last = jaxrl.one_step()
     return jaxrl.off_policy(
@@ -38,6 +40,7 @@ def begun(made: jaxrl.Strategy, **settings: Any) -> Any:
 
 def saved(run: Path, **settings: Any) -> Any:
     """Train in `run`; return the state at the end."""
+    # The same settings give the same strategy, which is compiled once.
     return jaxrl.Trainer(strategy(**settings), run_dir=str(run), **SETTINGS).train().state
 
 
