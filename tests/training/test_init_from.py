@@ -48,15 +48,22 @@ def equal(a: Any, b: Any) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
-def test_networks_are_taken_and_nothing_else(tmp_path: Path) -> None:
-    old, plain = saved(tmp_path / "old"), begun(strategy(lr=0.5))
-    new = begun(strategy(lr=0.5), init_from=str(tmp_path / "old"))
+@pytest.fixture(scope="module")
+def old_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Return a run, and its state at the end."""
+    run = tmp_path_factory.mktemp("runs") / "old"
+    return run, saved(run)
+
+
+def test_networks_are_taken_and_nothing_else(old_run: tuple[Path, Any]) -> None:
+    (run, old), plain = old_run, begun(strategy(lr=0.5))
+    new = begun(strategy(lr=0.5), init_from=str(run))
     assert equal((new.agent.params, new.agent.target), (old.agent.params, old.agent.target))
     assert not equal(new.agent.params, plain.agent.params)
     rest = lambda state: state._replace(agent=state.agent._replace(params=(), target=()))
     assert equal(rest(new), rest(plain))
     assert float(new.agent.hyper.lr) == 0.5
-    earlier = begun(strategy(), init_from=str(tmp_path / "old" / "checkpoints" / "10"))
+    earlier = begun(strategy(), init_from=str(run / "checkpoints" / "10"))
     assert not equal(earlier.agent.params, new.agent.params)
 
 
@@ -103,10 +110,11 @@ def test_a_run_that_goes_on_needs_the_other_no_more(tmp_path: Path) -> None:
     ],
     ids=["no run", "no checkpoint", "another network", "normalised", "another agent"],
 )
-def test_what_cannot_be_is_refused(tmp_path: Path, settings: dict[str, Any], place: str, told: str) -> None:
-    saved(tmp_path / "old")
+def test_what_cannot_be_is_refused(
+    old_run: tuple[Path, Any], tmp_path: Path, settings: dict[str, Any], place: str, told: str
+) -> None:
     trainer = jaxrl.Trainer(
-        strategy(**settings), init_from=str(tmp_path / place), run_dir=str(tmp_path / "new"), **SETTINGS
+        strategy(**settings), init_from=str(old_run[0].parent / place), run_dir=str(tmp_path / "new"), **SETTINGS
     )
     with pytest.raises(JaxrlError, match=told):
         trainer.train()
