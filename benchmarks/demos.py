@@ -39,12 +39,12 @@ def lock(length: int) -> jaxrl.Env:
         at = jnp.minimum(at + 1, length - 1)
         return at, jaxrl.TimeStep(see(at), reward, ~right | opened)
 
-    return jaxrl.Env(jaxrl.EnvSpec(f"Lock{length}", jaxrl.Box(0.0, 1.0, (length,)), jaxrl.Discrete(2)), reset, step)
+    return jaxrl.Env(jaxrl.EnvSpec("Lock", jaxrl.Box(0.0, 1.0, (length,)), jaxrl.Discrete(2)), reset, step)
 
 
-def shown(length: int) -> jaxrl.Dataset:
+def shown(length: int, episodes: int = SHOWN) -> jaxrl.Dataset:
     """Return episodes that open it."""
-    at = np.tile(np.arange(length), SHOWN)
+    at = np.tile(np.arange(length), episodes)
     last, eye = at == length - 1, np.eye(length, dtype=np.float32)
     following = eye[np.minimum(at + 1, length - 1)]
     action, reward = (at % 2).astype(np.int32), last.astype(np.float32)

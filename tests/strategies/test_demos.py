@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxrl
+from benchmarks import demos as locks
 from jaxrl.buffers import beside
 from jaxrl.errors import SettingsError
 from jaxrl.types import Transition
@@ -16,41 +17,12 @@ from jaxrl.types import Transition
 LENGTH = 12
 
 
-def lock(length: int = LENGTH) -> jaxrl.Env:
-    """A combination of `length` turns, left and right in alternation: the last pays 1, and the first wrong one ends it.
-
-    A wrong one pays 0.1 at once, and chance opens it once in 2^12 episodes.
-    """
-
-    def see(at: jax.Array) -> jax.Array:
-        return jax.nn.one_hot(at, length)
-
-    def reset(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jnp.int32(0), see(jnp.int32(0))
-
-    def step(at: jax.Array, action: jax.Array, key: jax.Array) -> tuple[jax.Array, jaxrl.TimeStep]:
-        right = action == at % 2
-        opened = right & (at + 1 == length)
-        at = jnp.minimum(at + 1, length - 1)
-        return at, jaxrl.TimeStep(see(at), jnp.where(right, jnp.where(opened, 1.0, 0.0), 0.1), ~right | opened)
-
-    return jaxrl.Env(jaxrl.EnvSpec("Lock", jaxrl.Box(0.0, 1.0, (length,)), jaxrl.Discrete(2)), reset, step)
-
-
 def shown(episodes: int = 3, length: int = LENGTH) -> jaxrl.Dataset:
-    """Episodes that open the lock."""
-    at = np.tile(np.arange(length), episodes)
-    following = np.minimum(at + 1, length - 1)
-    last, eye = at == length - 1, np.eye(length, dtype=np.float32)
-    return jaxrl.Dataset(
-        lock(length).spec,
-        eye[at],
-        (at % 2).astype(np.int32),
-        last.astype(np.float32),
-        eye[following],
-        last,
-        np.zeros_like(last),
-    )
+    return locks.shown(length, episodes)
+
+
+def lock() -> jaxrl.Env:
+    return locks.lock(LENGTH)
 
 
 def opening(demos: jaxrl.Dataset | None, **settings: Any) -> jaxrl.Strategy:
