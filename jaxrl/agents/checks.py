@@ -24,7 +24,7 @@ def changed(name: str, config: Config, settings: Mapping[str, Any]) -> Config:
       SettingsError: the agent has no such setting, or a value is out of range.
     """
     known: Mapping[str, Any] = config.__dataclass_fields__  # type: ignore[attr-defined]
-    settings = with_schedules(settings, getattr(config, "schedules", ()))
+    settings = with_schedules(settings, cast(Any, config).schedules)
     for word in settings:
         if word not in known:
             raise SettingsError(f"{name} has no setting {word!r}; {nearest(word, known, settings=True)}")

@@ -139,9 +139,9 @@ class Logbook:
         `ledger` takes note of what was said, so that it is said once; `agent` are the settings of the agent. `steps` is
         the number of environment steps that the row is on, if it matters how many of them were valid.
         """
-        self._columns = {"kind", *self.row("train", **columns, **memory())}
-        own = {name: total / count for name, (total, count) in self._noted.items() if name not in self._columns}
-        row, left_out = self.row("train", **columns, **memory(), **own), sorted({*self._noted} - {*own})
+        row = self.row("train", **columns, **memory())
+        self._columns, left_out = {*row}, sorted({*self._noted} & {*row})
+        row |= {name: total / count for name, (total, count) in self._noted.items() if name not in self._columns}
         self._noted = {}
         self._rows.write(row)
         if left_out:

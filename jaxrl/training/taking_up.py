@@ -14,7 +14,7 @@ from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.fork import origin
 from jaxrl.training.storage.run import Resume
 from jaxrl.training.storage.run_dir import require_free
-from jaxrl.training.storage.weights import weights_of
+from jaxrl.training.storage.weights import Weights, weights_of
 from jaxrl.trees import PyTree
 
 BROKEN = ("failed", "diverged", "actor")
@@ -43,8 +43,8 @@ def resumption(
     return run_dir, Resume(bool(resume), allow_changes, start_over, fork)
 
 
-def check_run(strategy: Strategy, config: TrainerConfig, fresh: bool) -> None:
-    """Raise, before anything is written, if the run directory is in use, or a `fresh` run has nothing to begin with.
+def check_run(strategy: Strategy, config: TrainerConfig, fresh: bool) -> Weights:
+    """Return what a `fresh` run is to begin with; nothing has been written yet.
 
     Raises:
       SettingsError: what `weights_of` raises.
@@ -52,8 +52,7 @@ def check_run(strategy: Strategy, config: TrainerConfig, fresh: bool) -> None:
     """
     if config.run_dir is not None:
         require_free(config.run_dir)
-    if fresh and config.init_from is not None:
-        weights_of(config.init_from, state_shapes(strategy))
+    return weights_of(config.init_from if fresh else None, lambda: state_shapes(strategy))
 
 
 def fits(strategy: Strategy, schedule: Schedule, ledger: Ledger, checkpoints: Store, facts: Mapping[str, Any]) -> bool:

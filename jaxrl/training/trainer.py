@@ -152,7 +152,7 @@ class Trainer:
         """Return the training as a generator, whose `close()` saves."""
         if not self._take_up():
             return
-        check_run(self.strategy, self.config, not self.resume.run and self.state is None)
+        self._weights = check_run(self.strategy, self.config, not self.resume.run and self.state is None)
         where = lambda: (self.ledger.counters(self.schedule), self.ledger.wall)
         self._log = Logbook(self.schedule, where, (*self.config.recorders, *self._given_recorders), self._quiet)
         try:
@@ -431,13 +431,13 @@ class Trainer:
         goes_on = self._storage.resumes or self.state is not None
         self._log.stage("compiling")
         with self.ledger.timed("compile"):
-            like = state_shapes(self.strategy)
-            weights = weights_of(None if goes_on else self.config.init_from, like)
-            self._rounding = [*self._rounding, *weights.told]
+            if not goes_on and not self._weights.leaves:  # it was to be resumed, and has never been saved
+                self._weights = weights_of(self.config.init_from, lambda: state_shapes(self.strategy))
             if self._storage.resumes:
+                like = state_shapes(self.strategy)
                 self._storage.check_fits(like, metric_shapes(self.strategy, like[0]))
             compiled = compile_all(self.strategy, key, self.evaluator, self._params, goes_on)
-            compiled = compiled._replace(init=weights.after(compiled.init))
+            compiled = compiled._replace(init=self._weights.after(compiled.init))
             self._compiled, self._run, self._metrics = compiled, compiled.run, compiled.metrics
             self._actors = pool_of(self.strategy.remote, self._run, self.interrupt, self.schedule.opt_steps_per_step)
         warmup = 0 if goes_on or self._actors is not None else self.schedule.warmup_env_steps
@@ -475,7 +475,7 @@ class Trainer:
 
     def _open_logs(self) -> None:
         aside = " with environments that start anew" if self._actors is not None else ""
-        notes = (*self._rounding, *notes_of(self.strategy, self._compiled.like[0]))
+        notes = (*self._rounding, *self._weights.told, *notes_of(self.strategy, self._compiled.like[0]))
         self._log.open(self._storage, self.resume.run, notes, aside)
         if (beginning := self._storage.beginning()) is not None:
             self._log.event("fork", beginning)

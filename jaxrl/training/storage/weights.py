@@ -40,15 +40,15 @@ class Weights(NamedTuple):
         return (lambda key: jax.tree_util.tree_map_with_path(taken, init(key))) if self.leaves else init
 
 
-def weights_of(place: str | None, like: PyTree) -> Weights:
-    """Read what a run is to begin with, for states (and their sums) of the shapes `like`.
+def weights_of(place: str | None, like: Callable[[], PyTree]) -> Weights:
+    """Read what a run is to begin with, for states (and their sums) of the shapes `like()`.
 
     Args:
       place: directory of another run, whose newest checkpoint is meant, or of one of its checkpoints; `None`: nothing.
-      like: shapes of `(state, sums)`.
+      like: returns the shapes of `(state, sums)`; asked only if there is something to read.
 
     Raises:
-      SettingsError: there is no such run or checkpoint, or its networks or statistics are not those of `like`.
+      SettingsError: there is no such run or checkpoint, or its networks or statistics are not those of `like()`.
       NoCheckpointError: the checkpoint is damaged.
     """
     if place is None:
@@ -65,7 +65,7 @@ def weights_of(place: str | None, like: PyTree) -> Weights:
         saved, _ = store.read(step)
     except CheckpointError as error:
         raise NoCheckpointError(f"checkpoint {step} of {run} is damaged: {error}") from error
-    wanted = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(like)[0]}
+    wanted = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(like())[0]}
     _require_same({name: leaf for name, leaf in wanted.items() if _is_taken(name)}, saved, run)
     told = f"begins with the networks of {run.absolute()} after {step} optimisation steps"
     return Weights({name: saved[name] for name in wanted if _is_taken(name)}, (told,))
