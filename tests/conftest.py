@@ -21,7 +21,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("-m"):
         flags = ["--xla_backend_optimization_level=0"]
         if jax.__version_info__ < (0, 11):  # later ones have no such switch, and end the process at a name unknown
-            flags.append("--xla_cpu_use_fusion_emitters=false")  # half the time again
+            flags += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]  # half again
         os.environ["XLA_FLAGS"] = " ".join([*os.environ.get("XLA_FLAGS", "").split(), *flags])
 
 
@@ -36,7 +36,7 @@ def compiled_once(cache: Path) -> None:
     """Keep compiled programs: much of the time of many tests is the same compilations."""
     os.environ["XDG_CACHE_HOME"] = str(cache)
     jax.config.update("jax_compilation_cache_dir", str(cache / "jaxrl" / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)  # smaller ones cost more to keep
     # Tests come back to the same strategies more often than users do.
     program._programs = lru_cache(maxsize=64)(program._programs.__wrapped__)
 

@@ -19,7 +19,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor
 from jaxrl.registry import usual
-from jaxrl.strategies.base import Strategy, fold, iterate
+from jaxrl.strategies.base import Strategy, fold
 from jaxrl.strategies.demos import settings_of_demos, told, with_demos
 from jaxrl.strategies.guard import Health, health_of, healthy, reseed
 from jaxrl.strategies.interaction import (
@@ -276,14 +276,13 @@ def _init(parts: _Parts, key: Key) -> OffPolicyState:
         return state
     state = _prime(parts, state, prime_key)
 
-    def draw(key: Key, t: Array) -> PyTree:
-        return draw_steps(parts.actors, fold(key, t), parts.turns.vector_steps, parts.turns.random_warmup)
-
-    def fill(state: OffPolicyState, noise: PyTree, t: Array) -> OffPolicyState:
+    def fill(t: Array, state: OffPolicyState) -> OffPolicyState:
+        noise = draw_steps(parts.actors, fold(fill_key, t), parts.turns.vector_steps, parts.turns.random_warmup)
         state, items, _ = _collect(parts, state, noise, jnp.uint32(0), parts.turns.random_warmup)
         return state._replace(buffer=parts.buffer.push(state.buffer, items, t))
 
-    return iterate(draw, fill, fill_key, state, jnp.uint32(0), jnp.uint32(parts.turns.fill))
+    # Unlike `iterate`, a plain loop: it runs once, and compiles in half the time.
+    return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(parts.turns.fill), fill, state)
 
 
 def _prime(parts: _Parts, state: OffPolicyState, key: Key) -> OffPolicyState:
@@ -292,10 +291,8 @@ def _prime(parts: _Parts, state: OffPolicyState, key: Key) -> OffPolicyState:
         return state
     one = parts._replace(turns=parts.turns._replace(vector_steps=1))
 
-    def draw(key: Key, t: Array) -> PyTree:
-        return draw_steps(parts.actors, fold(key, t), 1, parts.turns.random_warmup)
-
-    def prime(state: OffPolicyState, noise: PyTree, t: Array) -> OffPolicyState:
+    def prime(t: Array, state: OffPolicyState) -> OffPolicyState:
+        noise = draw_steps(parts.actors, fold(key, t), 1, parts.turns.random_warmup)
         return _collect(one, state, noise, jnp.uint32(0), parts.turns.random_warmup)[0]
 
-    return iterate(draw, prime, key, state, jnp.uint32(0), jnp.uint32(parts.turns.horizon))
+    return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(parts.turns.horizon), prime, state)

@@ -20,7 +20,7 @@ from jaxrl.strategies.base import Strategy, block_length, iterate, noise_shapes
 from jaxrl.trees import Array, PyTree, require_same, tree_bytes
 from jaxrl.tuning import Swap, given, traced
 from jaxrl.xla import chosen
-from jaxrl.xla.options import compiler_options, graph_options
+from jaxrl.xla.options import compiler_options, once_options
 
 KEPT = 8
 """Strategies whose compiled programs are kept for the next run of the same one."""
@@ -242,7 +242,7 @@ def _init(strategy: Strategy, key: Array, values: Mapping[str, Array] | None = N
 
 def jit_init(strategy: Strategy) -> Any:
     """Return the program `(key, values of hyperparameters = {}) -> (state, sums)`, compiled when first called."""
-    program = jax.jit(partial(_init, strategy), compiler_options=graph_options())
+    program = jax.jit(partial(_init, strategy), compiler_options=once_options())
     return programs_of(strategy).setdefault("jit_init", program)
 
 

@@ -4,6 +4,7 @@ Plain, and on other devices: JAX's own generator. The bits are the same.
 """
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from jax.extend.random import define_prng_impl, threefry2x32_p
 
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.xla import by_platform, shaped_for
+from jaxrl.xla import by_platform, chosen, shaped_for
 
 TURNS = (13, 15, 26, 6), (17, 29, 16, 24)
 """Bits by which each round rotates a word: four rounds use the first tuple, four the second, and so on."""
@@ -56,6 +57,18 @@ def hashes(key: Array, first: Array | int, count: int, pairs: bool) -> Words:
     readers.
     """
 
+    words: Words = _hashed(key[0], key[1], jnp.uint32(first), count, pairs, chosen())
+    return words
+
+
+@partial(jax.jit, static_argnums=(3, 4, 5))
+def _hashed(a: Array, b: Array, first: Array, count: int, pairs: bool, forms: str) -> Words:
+    """Trace the hash once for each shape, and lower it once for each program: most of them draw often.
+
+    `forms` is the choice under which it is traced.
+    """
+    del forms
+
     @jax.custom_batching.custom_vmap
     def hashed(*args: Array) -> Words:
         on_cpu = lambda a, b, first: _in_halves(a, b, first, count, pairs)
@@ -69,7 +82,7 @@ def hashes(key: Array, first: Array | int, count: int, pairs: bool) -> Words:
         words = hashed(*full)
         return words, jax.tree.map(lambda _: True, words)
 
-    words: Words = hashed(key[0], key[1], jnp.uint32(first))
+    words: Words = hashed(a, b, first)
     return words
 
 
