@@ -54,9 +54,9 @@ def test_members_are_what_the_command_leaves_for_each_alone(doors: Doors) -> Non
     assert doors.run("train", "--resume", "run/members/00003", "--max-opts", "80").returncode == 0
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGTERM])
 def test_whatever_ends_it_it_goes_on_to_the_same_bits(doors: Doors, how: signal.Signals) -> None:
-    longer = ["400" if flag == "60" else flag for flag in POPULATION]
+    longer = [{"60": "400", "30": "100", "20": "100"}.get(flag, flag) for flag in map(str, POPULATION)]
     doors.train(*[flag if flag != "run" else "whole" for flag in longer])
     running = doors.start("train", *longer)
     second = doors.cwd / "run/members/00001/checkpoints"
