@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import pytest
 
 import jaxrl
@@ -27,14 +26,13 @@ def block(name: str) -> str:
 
 def run(code: str, directory: Path) -> str:
     """Run `code` in this process, as a notebook does; return what it printed."""
-    as_users_have_it = jax.numpy_rank_promotion("allow")
-    with contextlib.chdir(directory), contextlib.redirect_stdout(io.StringIO()) as out, as_users_have_it:
+    with contextlib.chdir(directory), contextlib.redirect_stdout(io.StringIO()) as out:
         exec(compile(code, "<block>", "exec"), {"__name__": "__main__"})
     return out.getvalue()
 
 
 def run_alone(code: str, directory: Path) -> str:
-    """Run `code` in a fresh process; return what it printed."""
+    """Run `code` in a fresh process, where JAX promotes ranks; return what it printed."""
     done = subprocess.run([sys.executable, "-c", code], cwd=directory, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -93,7 +91,7 @@ def test_the_environment_example_learns(seed: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_strategy_example_learns(seed: int, tmp_path: Path) -> None:
-    assert eval(run(seeded("strategy", seed), tmp_path).splitlines()[-1])[2] > 180
+    assert eval(run_alone(seeded("strategy", seed), tmp_path).splitlines()[-1])[2] > 180
 
 
 @pytest.mark.parametrize("name", ["on-policy", "off-policy"])
@@ -128,7 +126,7 @@ def test_custom_environment(tmp_path: Path) -> None:
 
 
 def test_custom_strategy(tmp_path: Path) -> None:
-    means = eval(run(block("strategy"), tmp_path).splitlines()[-1])
+    means = eval(run_alone(block("strategy"), tmp_path).splitlines()[-1])
     # Random linear policies of an untrained population hold the pole for some 40 of the 200 steps.
     assert len(means) == 3
     assert means[0] < means[2]

@@ -1,12 +1,19 @@
 """Run the front doors as a user does, in processes of their own, over small runs whose programs compile once."""
 
+import contextlib
+import importlib
+import io
 import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
+from jaxrl.cli import run_main
 from jaxrl.training.storage.checkpoints import Store
 
 SMALL = (
@@ -30,6 +37,20 @@ class Doors(NamedTuple):
     def run(self, module: str, *args: object) -> subprocess.CompletedProcess[str]:
         """Run `python -m jaxrl.MODULE ARGS` to its end."""
         return self._ended(self.start(module, *args))
+
+    def here(self, module: str, *args: object) -> subprocess.CompletedProcess[str]:
+        """Run it in this process, in half the time, where a process of its own would show nothing more."""
+        door = importlib.import_module(f"jaxrl.{module}")
+        given = list(map(str, args))
+        with (
+            contextlib.chdir(self.cwd),
+            contextlib.redirect_stdout(io.StringIO()) as out,
+            contextlib.redirect_stderr(io.StringIO()) as err,
+            warnings.catch_warnings(),  # puts back how they are shown
+            pytest.raises(SystemExit) as ended,
+        ):
+            run_main(door.main, given)
+        return subprocess.CompletedProcess(given, int(ended.value.code or 0), out.getvalue(), err.getvalue())
 
     def python(self, code: str) -> subprocess.CompletedProcess[str]:
         """Run `code` in a fresh interpreter."""

@@ -68,12 +68,12 @@ def test_runs_are_told_of_while_they_go_on(doors: Doors, finished: Finished, tmp
     seen: list[list[str]] = []
     while training.poll() is None:
         if (tmp_path / "run" / "metrics.jsonl").exists():
-            assert doors.run("report", "run", "--csv", "t.csv").returncode == 0
+            assert doors.here("report", "run", "--csv", "t.csv").returncode == 0
             seen.append((tmp_path / "t.csv").read_text().splitlines())
     assert training.communicate()[1] == ""
     assert training.returncode == 0
-    assert doors.run("report", "run", "--csv", "t.csv").returncode == 0
+    assert doors.here("report", "run", "--csv", "t.csv").returncode == 0
     whole = (tmp_path / "t.csv").read_text().splitlines()
     assert seen
     assert all(set(told[:-1]) <= set(whole) for told in seen)  # of the last line the return may have been yet to come
-    assert doors.run("verify", "run").returncode == 0
+    assert doors.here("verify", "run").returncode == 0

@@ -51,13 +51,13 @@ def pygame() -> bool:
 
 
 def test_its_policy_is_evaluated_in_the_environment_it_was_trained_in(run: Path, doors: Doors) -> None:
-    done = doors.run("evaluate", run, "--episodes", "3")
+    done = doors.here("evaluate", run, "--episodes", "3")
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(rf"return {LIMIT} .*, length {LIMIT}, over 3 episodes, 0 unfinished\n", done.stdout)
 
 
 def test_it_is_played(run: Path, doors: Doors) -> None:
-    done = doors.run("play", run, "--out", "x.gif")
+    done = doors.here("play", run, "--out", "x.gif")
     if not pygame():
         assert done.returncode == 2
         assert re.search("CartPole-v1 cannot be rendered: .*pygame", one_error_line(done))
@@ -68,7 +68,7 @@ def test_it_is_played(run: Path, doors: Doors) -> None:
 
 
 def test_it_is_verified_and_goes_on_with_a_session_alone(run: Path, doors: Doors) -> None:
-    done = doors.run("verify", run)
+    done = doors.here("verify", run)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("8 ok ")
     refused = doors.run("train", "--resume", run)

@@ -74,11 +74,11 @@ def test_it_trains_resumes_elsewhere_to_the_same_bits_and_leaves_a_policy(
 @pytest.mark.slow
 def test_the_front_doors_take_a_run_that_learnt_from_data(doors: Doors, catch: Path) -> None:
     doors.train("bc", "--data", catch, catch, *ENV, *SMALL, "--max-opts", 40, "--run-dir", "run")
-    done = doors.run("evaluate", "run", "--episodes", 2)
+    done = doors.here("evaluate", "run", "--episodes", 2)
     assert (done.returncode, done.stderr) == (0, "")
-    verified = doors.run("verify", "run", "--replay")
+    verified = doors.here("verify", "run", "--replay")
     assert (verified.returncode, "20 -> 40 bit-equal" in verified.stdout) == (0, True)
-    again = doors.run("collect", "run", "--transitions", 20, "--out", "again.npz")
+    again = doors.here("collect", "run", "--transitions", 20, "--out", "again.npz")
     assert again.stdout.startswith("again.npz: 20 transitions in ")
 
 

@@ -66,10 +66,10 @@ def test_what_was_learnt_of_observations_and_the_memory_belong_to_the_policy(tmp
 def test_a_real_process_trains_continuous_actions_and_is_evaluated(doors: Doors) -> None:
     small = ("--num-envs", 2, "--rollout", 16, "--epochs", 1, "--minibatches", 1, "--max-opts", 4, "--eval-episodes", 2)
     doors.train("ppo", "--env", "Pendulum-v1", *small, "--agent.squash", "--agent.lr-decay", 4, "--run-dir", "run")
-    done = doors.run("evaluate", "run", "--episodes", 2)
+    done = doors.here("evaluate", "run", "--episodes", 2)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("return -")
-    verified = doors.run("verify", "run")
+    verified = doors.here("verify", "run")
     assert (verified.returncode, " ok " in verified.stdout) == (0, True)
 
 

@@ -20,7 +20,7 @@ POPULATION = (*SMALL, "--max-opts", "60", "--seeds", "2", "--sweep", "agent.lr=1
 
 def sums(doors: Doors, run_dir: str, *args: object) -> list[str]:
     """Return the lines of `jaxrl.verify`."""
-    done = doors.run("verify", run_dir, *args)
+    done = doors.here("verify", run_dir, *args)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -43,21 +43,21 @@ def test_members_are_what_the_command_leaves_for_each_alone(doors: Doors) -> Non
     table = [line for line in done.stdout.splitlines() if line.strip().startswith("2 ") and "agent.lr=" in line]
     assert {line.split()[-1] for line in table} == {"agent.lr=0.001", "agent.lr=0.01"}
     alone = [flag if flag != "1e-3" else "1e-2" for flag in SMALL]
-    doors.train(*alone, "--max-opts", "60", "--seed", "1", "--run-dir", "alone")
+    doors.here("train", *alone, "--max-opts", "60", "--seed", "1", "--run-dir", "alone")
     assert sums(doors, "run", "--member", 3)[1:] == sums(doors, "alone")
     own, single = doors.cwd / "run/members/00003", doors.cwd / "alone"
     assert (own / "config.yaml").read_text() == (single / "config.yaml").read_text()
     assert timeless(own / "metrics.jsonl") == timeless(single / "metrics.jsonl")
-    said = doors.run("evaluate", "run", "--member", "3", "--episodes", "5")
-    assert said.stdout == doors.run("evaluate", "alone", "--episodes", "5").stdout
-    assert "has no member 4; expected 0 to 3" in one_error_line(doors.run("evaluate", "run", "--member", "4"))
-    assert doors.run("train", "--resume", "run/members/00003", "--max-opts", "80").returncode == 0
+    said = doors.here("evaluate", "run", "--member", "3", "--episodes", "5")
+    assert said.stdout == doors.here("evaluate", "alone", "--episodes", "5").stdout
+    assert "has no member 4; expected 0 to 3" in one_error_line(doors.here("evaluate", "run", "--member", "4"))
+    assert doors.here("train", "--resume", "run/members/00003", "--max-opts", "80").returncode == 0
 
 
 @pytest.mark.parametrize("how", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGTERM])
 def test_whatever_ends_it_it_goes_on_to_the_same_bits(doors: Doors, how: signal.Signals) -> None:
     longer = [{"60": "400", "30": "100", "20": "100"}.get(flag, flag) for flag in map(str, POPULATION)]
-    doors.train(*[flag if flag != "run" else "whole" for flag in longer])
+    assert doors.here("train", *[flag if flag != "run" else "whole" for flag in longer]).returncode == 0
     running = doors.start("train", *longer)
     second = doors.cwd / "run/members/00001/checkpoints"
     while running.poll() is None:
