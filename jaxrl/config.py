@@ -15,6 +15,7 @@ from jaxrl.agents.schedules import is_written, with_schedules
 from jaxrl.algos import general, run_type
 from jaxrl.envs.registry import env_names, require_plain
 from jaxrl.errors import SettingsError, nearest
+from jaxrl.help_page import first_page
 from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, RECORDERS, SUITES, listed, suited
 from jaxrl.strategies.search import read_search
@@ -239,6 +240,8 @@ def _flags(algo: str, config: Any, args: list[str], prog: str) -> Any:
         mappings[name] = _named_values(args, f"--{name.replace('_', '-')}", mappings[name])
         config = replace(config, **{name: {}})
     config = replace(config, agent=_scheduled(config.agent, args))
+    if {"--help", "-h"} & set(args):
+        print(first_page(algo, config, prog))
     args = _numbers(args, kinds)
     shown = io.StringIO()
     try:

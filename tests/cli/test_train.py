@@ -24,7 +24,7 @@ from jaxrl.algos import BufferConfig
 from jaxrl.config import parse, preset
 from jaxrl.errors import SettingsError
 from jaxrl.presets import PRESETS
-from jaxrl.registry import suited
+from jaxrl.registry import ALGORITHMS, suited
 from jaxrl.training import Result
 from jaxrl.training.storage.run_dir import RunDir
 
@@ -217,6 +217,29 @@ def test_help_shows_each_setting_with_unit_and_default(
     assert "Optimisation steps between evaluations; 0: only at the end. (default: 1000)" in shown
     assert "Environment steps before the first optimisation step. (default: 1000)" in shown
     assert "Learning rate. (default: 0.00025)" in shown
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_help_begins_with_a_page_of_what_is_changed_first(algo: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        train.main([algo, "--help"])
+    page, rest = capsys.readouterr().out.split("\nall settings\n", 1)
+    lines = page.splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 80
+    rate = f"({parse([algo]).config.agent.lr:g})"
+    assert [line.endswith(rate) for line in lines if line.startswith("  --agent.lr   ")] == [True]
+    assert {"--env", "--seed", "--max-opts", "--run-dir", "--sweep"} <= set(page.split())
+    there = {word for line in lines if line.startswith("  --") for word in re.findall(r"--[\w.-]+", line[:26])}
+    elsewhere = {
+        "--seeds",
+        "--sweep",
+        "--halving",
+        "--pbt",
+        "--config",
+        "--resume",
+    }  # told in words, not flags of a run
+    assert {flag for flag in there - elsewhere if not re.search(rf" {flag}[ ,]", rest)} == set()
 
 
 # --- going on ---------------------------------------------------------------------------------------------------

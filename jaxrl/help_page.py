@@ -1,0 +1,120 @@
+"""The first page of `train --help`: what a person changes first, a line each, before all settings."""
+
+import ast
+import inspect
+import itertools
+import re
+import textwrap
+from dataclasses import is_dataclass
+from typing import Any
+
+from jaxrl.registry import ALGORITHMS
+from jaxrl.terminal import columns
+
+WIDTH = 24
+FIRST = {
+    "how long": ("max_opts", "max_env_steps", "stop_reward"),
+    "how it learns": (
+        "agent.lr", "processor.discount", "num_envs", "opt_interval", "warmup", "buffer.batch_size", "buffer.capacity",
+        "rollout", "epochs", "minibatches", "batch_size", "agent.ent_coef", "agent.epsilon_end", "agent.features",
+        "agent.torso",
+    ),
+    "what is told and kept": ("eval_interval", "eval_episodes", "save_interval", "run_dir", "recorders", "quiet"),
+}  # fmt: skip
+"""Settings of each group in order; an algorithm shows those that it has."""
+MANY = {
+    "--seeds N": "train N seeds in one run",
+    "--sweep NAME=A,B": "train each value of a setting, as in agent.lr=1e-4,1e-3",
+    "--halving, --pbt": "search: only the best go on; or copy them and vary",
+}
+GO_ON = {
+    "--config FILE": "settings from a YAML file; flags win over it",
+    "--resume RUN": "go on with a run, exactly; needs no other flag",
+    "--init-from RUN": "begin with the networks of another run",
+}
+
+
+def first_page(algo: str, config: Any, prog: str) -> str:
+    """Return the page for an algorithm with the settings `config`, whose values are shown as defaults.
+
+    It has at most 60 lines of 80 characters, whatever the algorithm.
+    """
+    known = f"one of {', '.join(ALGORITHMS)}; here {algo}"
+    lines = [
+        f"usage: {prog} [ALGO] [--env NAME] [SETTINGS]",
+        "",
+        f"  {prog} ppo --env CartPole-v1 --seed 3",
+        f"  {prog} --resume runs/NAME",
+        *_group("what to train", [("ALGO", known)]),
+        *_row("--env NAME", f"environment ({_plain(config.env)}); --list-envs names those there are"),
+        *_row("--seed N", f"{_about(config, 'seed')} ({config.seed})"),
+    ]
+    for title, names in FIRST.items():
+        there = [name for name in names if _has(config, name)]
+        rows = [(_flag(name), f"{_about(config, name)} ({_plain(_value(config, name))})") for name in there]
+        lines += _group(title, rows)
+    lines += [*_group("several at once", MANY.items()), *_group("going on, and from others", GO_ON.items())]
+    return "\n".join([*lines, "", "all settings", ""])
+
+
+def _group(title: str, rows: Any) -> list[str]:
+    return ["", title, *(line for row in rows for line in _row(*row))]
+
+
+def _row(flag: str, about: str) -> list[str]:
+    """Return the lines of a setting: two columns."""
+    wide = max(60, min(columns(), 100))
+    return textwrap.wrap(f"  {flag:<{WIDTH}}{about}", wide, subsequent_indent=" " * (WIDTH + 2), break_on_hyphens=False)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _has(config: Any, name: str) -> bool:
+    """Return whether a setting, named as in `agent.lr`, is among those of `config`."""
+    for part in name.split("."):
+        if not hasattr(config, part):
+            return False
+        config = getattr(config, part)
+    return True
+
+
+def _value(config: Any, name: str) -> Any:
+    for part in name.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def _plain(value: Any) -> str:
+    """Return a value as it is typed after its flag."""
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _about(config: Any, name: str) -> str:
+    """Return the beginning of a setting's docstring, in small letters, up to its first stop."""
+    *parts, last = name.split(".")
+    owner = _value(config, ".".join(parts)) if parts else config
+    for kind in type(owner).__mro__:
+        if is_dataclass(kind) and last in vars(kind).get("__annotations__", {}):
+            said = re.split(r"[;:.(]", _docstrings(kind).get(last, ""))[0].strip()
+            if said:
+                return said[0].lower() + said[1:]
+    return last.replace("_", " ")
+
+
+def _docstrings(kind: type) -> dict[str, str]:
+    """Return the docstring below each field of a class."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
+    found = {}
+    for field, below in itertools.pairwise(body):
+        is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_text:
+            found[field.target.id] = str(below.value.value)
+    return found
