@@ -234,6 +234,24 @@ def test_the_population_example_finds_the_better_setting(tmp_path: Path) -> None
     assert (tmp_path / "runs/lr/members/00007/best").is_dir()
 
 
+@pytest.mark.slow
+def test_optuna_finds_a_setting_that_learns_and_ends_others_early(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    best, pruned = run_alone(block("optuna"), tmp_path).splitlines()
+    assert float(best.split()[-1]) >= 475
+    assert 1e-4 < eval(best.rsplit(maxsplit=1)[0])["agent.lr"] < 5e-2
+    assert int(pruned.split()[0]) >= 1
+
+
+@pytest.mark.slow
+def test_ray_tune_runs_trials_in_processes_of_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    best = run_alone(block("ray"), tmp_path).splitlines()[-1]
+    assert float(best.split()[-1]) >= 475
+    assert 1e-5 <= eval(best.rsplit(maxsplit=1)[0])["agent.lr"] <= 1e-1
+    assert len(list((tmp_path / "ray").glob("*/trial_*"))) == 4
+
+
 def test_the_report_example_tells_both_runs(tmp_path: Path) -> None:
     assert run(block("report"), tmp_path).splitlines()[-1] == "scores.csv: 2 runs, 1 settings"
     lines = (tmp_path / "scores.csv").read_text().splitlines()

@@ -316,7 +316,8 @@ def test_what_is_remembered_is_the_noise_itself_and_stands_beside_the_observatio
     np.testing.assert_allclose(remembered, noise, atol=1e-3)
     before = np.asarray(held.obs.memory).reshape(80, 10, 8, 2)
     assert not before[:, 0].any()
-    np.testing.assert_array_equal(before[:, 1:], remembered.reshape(80, 10, 8, 2)[:, :-1])
+    # But for the last bit: XLA may compute the sum once for the ring and once for the next step, rounding differently.
+    np.testing.assert_allclose(before[:, 1:], remembered.reshape(80, 10, 8, 2)[:, :-1], rtol=0, atol=5e-7)
 
 
 def test_evaluation_is_free_of_noise_that_lasts():

@@ -194,7 +194,7 @@ def test_config_of_a_run_gives_its_settings_back(finished: Finished) -> None:
 
 
 def test_config_of_a_run_makes_the_same_run_again_and_quiet_says_nothing(doors: Doors, finished: Finished) -> None:
-    done = doors.train("dqn", "--config", finished.path / "config.yaml", "--run-dir", "again", "--quiet")
+    done = doors.here("train", "dqn", "--config", finished.path / "config.yaml", "--run-dir", "again", "--quiet")
     assert (done.stdout, done.stderr) == ("", "")
     assert leaves(doors.cwd / "again", 60) == leaves(finished.path, 60)
     assert timeless(doors.cwd / "again" / "metrics.jsonl") == timeless(finished.path / "metrics.jsonl")
@@ -249,7 +249,7 @@ def test_resumed_and_prolonged_run_equals_an_uninterrupted_one_bit_for_bit(doors
     half, whole = doors.cwd / "half", doors.cwd / "whole"
     shutil.copytree(finished.path, half)
     doors.train("--resume", half, "--max-opts", "120", "--quiet")
-    doors.train(*SMALL, "--max-opts", "120", "--run-dir", whole, "--quiet")
+    doors.here("train", *SMALL, "--max-opts", "120", "--run-dir", whole, "--quiet")
     assert leaves(half, 120) == leaves(whole, 120)
     for log in ("metrics.jsonl", "eval_episodes.jsonl"):
         assert timeless(half / log) == timeless(whole / log)
@@ -259,7 +259,7 @@ def test_resumed_and_prolonged_run_equals_an_uninterrupted_one_bit_for_bit(doors
 def test_resuming_a_finished_run_needs_no_flag_and_trains_no_further(doors: Doors, finished: Finished) -> None:
     copy = doors.cwd / "copy"
     shutil.copytree(finished.path, copy)
-    done = doors.train("--resume", copy)
+    done = doors.here("train", "--resume", copy)
     assert "stopped by" in done.stdout
     assert leaves(copy, 60) == leaves(finished.path, 60)
     assert timeless(copy / "metrics.jsonl") == timeless(finished.path / "metrics.jsonl")
@@ -398,7 +398,7 @@ def test_resume_passes_a_damaged_checkpoint_over_for_the_one_before(doors: Doors
     shutil.copytree(finished.path, copy)
     for file in (copy / "checkpoints" / "60" / "state" / "d").iterdir():
         file.write_bytes(bytes(len(file.read_bytes())))
-    done = doors.train("--resume", copy, "--quiet")
+    done = doors.here("train", "--resume", copy, "--quiet")
     assert re.search(r"^warning: checkpoint .*/60 is passed over", done.stderr, re.MULTILINE)
     assert leaves(copy, 60) == leaves(finished.path, 60)
     assert timeless(copy / "metrics.jsonl") == timeless(finished.path / "metrics.jsonl")
@@ -457,7 +457,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Stopped:
     # No process could come to its end before its signal; where the end is, is settled only now.
     max_opts = (_newest_row(run) // 500 + 2) * 500
     doors.train("--resume", run, "--max-opts", max_opts)
-    doors.train(*LONG, "--max-opts", max_opts, "--run-dir", untouched)
+    doors.here("train", *LONG, "--max-opts", max_opts, "--run-dir", untouched)
     return Stopped(*(list(column) for column in zip(*found, strict=True)), run, untouched, max_opts)
 
 
