@@ -17,6 +17,7 @@ COMMANDS = {
     "play": "film one episode of it",
     "collect": "gather a data set with it",
     "report": "show runs as a page, a picture or a table",
+    "export": "write its policy as a program that needs no jaxrl",
     "verify": "check all that a run has saved",
 }
 HELP = """usage: jaxrl COMMAND ...

@@ -20,6 +20,7 @@ ROOMS = [
     "algos",
     "config",
     "reports",
+    "exporting",
     "front doors",
 ]
 TRAINING = [

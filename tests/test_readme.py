@@ -259,6 +259,10 @@ def test_the_report_example_tells_both_runs(tmp_path: Path) -> None:
     assert len(lines) == 1 + 2 * 2
 
 
+def test_an_exported_policy_acts(tmp_path: Path) -> None:
+    assert run_alone(block("export"), tmp_path).splitlines()[-1] in ("0", "1")
+
+
 def test_hooks_and_columns(tmp_path: Path) -> None:
     lines = [line.split() for line in run(block("hooks"), tmp_path).splitlines() if line[0].isdigit()]
     assert [int(step) for step, _, _ in lines] == [500, 1_000, 1_500, 2_000]

@@ -97,7 +97,7 @@ def require_outside(path: Path, runs: Iterable[str]) -> None:
     whole = path.resolve()
     for run in runs:
         if whole.is_relative_to(Path(run).resolve()):
-            raise SettingsError(f"{path} lies in the run {run}, which a report never changes; choose another place")
+            raise SettingsError(f"{path} lies in the run {run}, which is only read; choose another place")
 
 
 def write(path: Path, text: str) -> None:

@@ -1,14 +1,14 @@
 """A trained policy, ready to be called."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal
+from jax.extend.core import Jaxpr, Literal
 
 from jaxrl.errors import SettingsError
 from jaxrl.masks import completed
@@ -30,7 +30,7 @@ class GreedyPolicy:
         self.policy, self.params = policy, params
         self.facts = facts or {}
         """What was known of it when it was saved: `score`, `opt_steps`, `env_steps`."""
-        self._begin, self._follow = jax.jit(partial(_begin, policy)), jax.jit(partial(_follow, policy))
+        self._begin, self._follow = jax.jit(partial(begin, policy)), jax.jit(partial(follow, policy))
         self._opt_steps = np.uint32(self.facts.get("opt_steps") or 0)
         self._remembers: bool | None = None
         self.reset()
@@ -85,14 +85,19 @@ class GreedyPolicy:
 
 def remembers(policy: Policy, params: PyTree, obs: PyTree) -> bool:
     """Say whether the action of `policy` for `obs` `[N, ...]` may depend on anything else than these, and `params`."""
-    carry, action = jax.eval_shape(partial(_begin, policy), params, obs)
-    traced = jax.make_jaxpr(lambda carry, action, params, obs: _follow(policy, params, carry, action, obs)[1])
+    carry, action = jax.eval_shape(partial(begin, policy), params, obs)
+    traced = jax.make_jaxpr(lambda carry, action, params, obs: follow(policy, params, carry, action, obs)[1])
     jaxpr = traced(carry, action, params, obs).jaxpr
-    needed = set(filter(_is_variable, jaxpr.outvars))
+    return not used(jaxpr, jaxpr.outvars).isdisjoint(jaxpr.invars[: len(jax.tree.leaves((carry, action)))])
+
+
+def used(jaxpr: Jaxpr, outputs: Sequence[Any]) -> set[Any]:
+    """Return the variables of `jaxpr` on which some of its `outputs` may depend."""
+    needed = set(filter(_is_variable, outputs))
     for eqn in reversed(jaxpr.eqns):
         if not needed.isdisjoint(eqn.outvars):
             needed |= set(filter(_is_variable, eqn.invars))
-    return not needed.isdisjoint(jaxpr.invars[: len(jax.tree.leaves((carry, action)))])
+    return needed
 
 
 def _is_variable(atom: Any) -> bool:
@@ -114,13 +119,15 @@ def _as_observation(env: str, struct: PyTree, obs: PyTree) -> PyTree:
     return arrays
 
 
-def _begin(policy: Policy, params: PyTree, obs: PyTree, *drawn: Any) -> tuple[PyTree, PyTree]:
+def begin(policy: Policy, params: PyTree, obs: PyTree, *drawn: Any) -> tuple[PyTree, PyTree]:
+    """Return what the policy remembers, and its actions, where `N` episodes begin with `obs` `[N, ...]`."""
     return _choose(policy, params, policy.begin(params, obs), *drawn)
 
 
-def _follow(
+def follow(
     policy: Policy, params: PyTree, carry: PyTree, action: PyTree, obs: PyTree, *drawn: Any
 ) -> tuple[PyTree, PyTree]:
+    """Return the same for the next observations, after what was remembered and done before."""
     zeros = jnp.zeros(jax.tree.leaves(obs)[0].shape[0])
     step = Step(action, (), zeros, zeros > 0, zeros > 0, final_obs=obs, obs=obs)
     return _choose(policy, params, policy.observe(params, carry, step), *drawn)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.trees import Array
-from jaxrl.xla import by_platform, only_reversed
+from jaxrl.xla import by_platform, only_reversed, shaped_for
 
 TINY = 1 << 10
 """Largest product, in multiplications, that is not worth a call of the matrix library."""
@@ -45,7 +45,7 @@ def multiply(x: Array, kernel: Array) -> Array:
 
 
 def _product(x: Array, kernel: Array) -> Array:
-    if x.size * kernel.shape[1] > TINY:
+    if not shaped_for("cpu") or x.size * kernel.shape[1] > TINY:
         return _plain(x, kernel)
     return by_platform(_sums, _plain, x, kernel)
 

@@ -1,0 +1,63 @@
+"""A policy as StableHLO, by `jax.export`: one program for CPU, CUDA and TPU, for batches of any size."""
+
+from typing import Any
+
+import jax
+
+from jaxrl.errors import SettingsError
+from jaxrl.exporting.function import Function
+from jaxrl.xla import forms
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+README = """# A policy as StableHLO
+
+`policy.jax` is for Python with JAX alone:
+
+```python
+import pathlib
+
+from jax import export
+
+policy = export.deserialize(bytearray(pathlib.Path("policy.jax").read_bytes()))
+{call}
+```
+
+`policy.stablehlo` is the same program as portable StableHLO, for compilers that read it (XLA, IREE); its function is
+`main`, and its first argument tells the platform ({platforms}, from 0). `policy.json` names inputs and outputs.
+"""
+
+
+def exported(function: Function) -> Any:
+    """Return what `jax.export` makes of the policy: its parameters are constants of the program."""
+    (rows,) = jax.export.symbolic_shape("B")
+    with forms("plain"):  # one program for all platforms, and for batches of which the size is not known
+        return jax.export.export(jax.jit(function.call), platforms=PLATFORMS)(*function.inputs(rows))
+
+
+def files(function: Function) -> dict[str, bytes]:
+    """Return the files of an export by name.
+
+    Raises:
+      SettingsError: what `jax.export` writes files with is missing.
+    """
+    made = exported(function)
+    try:
+        serialised = bytes(made.serialize())
+    except ImportError as error:
+        raise SettingsError(f"the format stablehlo needs flatbuffers ({error}); pip install 'jaxrl[export]'") from error
+    readme = README.format(call=_call(function), platforms=", ".join(PLATFORMS))
+    return {
+        "policy.jax": serialised,
+        "policy.stablehlo": made.mlir_module_serialized,
+        "README.md": readme.encode(),
+    }
+
+
+def _call(function: Function) -> str:
+    """Return the lines that call it, in words of Python."""
+    given, made = ", ".join(function.names), ", ".join(function.results)
+    comma = "," if len(function.results) == 1 else ""
+    lines = [f"{made}{comma} = policy.call({given})  # each [B, ...], see policy.json"]
+    if function.memory:
+        lines.append("# `first`, bool [B], says where an episode begins; there, memory may be zeros.")
+    return "\n".join(lines)

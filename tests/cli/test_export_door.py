@@ -1,0 +1,84 @@
+"""`python -m jaxrl.export`: what it writes does what the policy does, in a process that has no jaxrl."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from front_doors import Doors, Finished, one_error_line, snapshot
+
+from jaxrl import load_policy
+
+ALONE = "import sys; sys.modules['jaxrl'] = None  # importing it fails\nimport numpy as np\nobs = np.load('obs.npy')\n"
+USE = {
+    "stablehlo": "from jax import export\npolicy = export.deserialize(bytearray(open('out/policy.jax', 'rb').read()))\n"
+    "actions, = policy.call(obs)\none, = policy.call(obs[:1])\nassert one[0] == actions[0]",
+    "numpy": "sys.modules['jax'] = None\nsys.path.insert(0, 'out')\nimport policy\n"
+    "actions = np.array([policy.act(x) for x in obs])\nassert actions[0].shape == ()",
+    "onnx": "import onnxruntime\nmodel = onnxruntime.InferenceSession('out/policy.onnx')\n"
+    "actions, = model.run(['action'], {'obs': obs})",
+}
+
+
+@pytest.mark.parametrize("form", [*list(USE)[:2], pytest.param("onnx", marks=pytest.mark.slow)])
+def test_it_does_the_same_without_jaxrl(form: str, doors: Doors, finished: Finished) -> None:
+    if form == "onnx":
+        pytest.importorskip("jax2onnx")
+        pytest.importorskip("onnxruntime")
+    before = snapshot(finished.path)
+    done = doors.here("export", finished.path, "--format", form, "--out", "out")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"out: the policy as {form}, after ")
+    policy = load_policy(finished.path)
+    (shape,) = [x["shape"][1:] for x in json.loads((doors.cwd / "out/policy.json").read_text())["inputs"]]
+    obs = np.random.default_rng(0).random((1_000, *shape), np.float32)
+    np.save(doors.cwd / "obs.npy", obs)
+    use = f"{ALONE}{USE[form]}\nnp.save('actions.npy', actions)"
+    subprocess.run([sys.executable, "-c", use], cwd=doors.cwd, check=True)
+    np.testing.assert_array_equal(np.load(doors.cwd / "actions.npy"), policy(obs))
+    assert len(set(np.asarray(policy(obs)).tolist())) > 1
+    assert snapshot(finished.path) == before
+
+
+def test_what_is_there_is_not_lost(doors: Doors, finished: Finished) -> None:
+    (doors.cwd / "mine").mkdir()
+    (doors.cwd / "mine/notes.txt").write_text("mine")
+    asked = ("export", finished.path, "--format", "numpy", "--out")
+    for more in ((), ("--overwrite",)):
+        assert "mine exists; name another directory by --out" in one_error_line(doors.here(*asked, "mine", *more))
+    assert [path.name for path in (doors.cwd / "mine").iterdir()] == ["notes.txt"]
+    inside = one_error_line(doors.here(*asked, finished.path / "policy"))
+    assert "which is only read" in inside
+    assert doors.here(*asked, "new").returncode == 0
+    assert "new exists; give --overwrite" in one_error_line(doors.here(*asked, "new"))
+    (doors.cwd / "new/policy.py").unlink()
+    assert doors.here(*asked, "new", "--overwrite").returncode == 0
+    assert {path.name for path in (doors.cwd / "new").iterdir()} == {"policy.py", "policy.npz", "policy.json"}
+    assert {path.name for path in doors.cwd.iterdir()} == {"mine", "new"}
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["nowhere"], "nowhere is no run directory"),
+        (["RUN", "--format", "torch"], "invalid choice: 'torch'"),
+        (["RUN", "--step", "7"], "keeps no checkpoint of step 7"),
+        (["RUN", "--out", "/proc/policy"], "cannot write /proc/policy: "),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(args: list[str], said: str, doors: Doors, finished: Finished) -> None:
+    done = doors.here("export", *[str(finished.path) if arg == "RUN" else arg for arg in args])
+    assert said in one_error_line(done)
+    assert done.returncode == 2
+
+
+def test_a_converter_that_is_missing_is_named(
+    doors: Doors, finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jax2onnx", None)
+    done = doors.here("export", finished.path, "--format", "onnx")
+    assert "pip install --no-deps jax2onnx" in one_error_line(done)
+    assert done.returncode == 2
+    assert list(Path(doors.cwd).iterdir()) == []

@@ -1,0 +1,139 @@
+"""Exported policies: each computes what the policy does, over whole episodes, for observations of all kinds."""
+
+import importlib.util
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys_masks import minefield
+
+import jaxrl
+from jaxrl.errors import SettingsError
+from jaxrl.exporting import as_numpy, stablehlo
+from jaxrl.exporting.function import Function, function_of, memories
+from jaxrl.spaces import Box, EnvSpec
+from jaxrl.strategies.base import Policy
+from jaxrl.training.policy import GreedyPolicy
+
+STEPS, ROWS = 5, 200
+
+
+def off(env: Any, agent: Any, processor: Any = None) -> Any:
+    return jaxrl.off_policy(env, agent, processor=processor, buffer=jaxrl.uniform(capacity=200, batch_size=8))
+
+
+CASES: dict[str, Callable[[], Any]] = {
+    "values": lambda: off(jaxrl.make_env("CartPole-v1"), jaxrl.dqn(features=(16,), dueling=True)),
+    "distributions of values": lambda: off(jaxrl.make_env("CartPole-v1"), jaxrl.dqn(features=(16,), values="c51")),
+    "masks": lambda: off(minefield(), jaxrl.dqn(features=(16,))),
+    "continuous": lambda: off(jaxrl.make_env("Pendulum-v1"), jaxrl.sac(features=(16,))),
+    "pictures": lambda: off(jaxrl.make_env("Breakout-MinAtar"), jaxrl.dqn(features=(16,), channels=(4,))),
+    "stacked": lambda: off(
+        jaxrl.make_env("CartPole-v1"), jaxrl.dqn(features=(16,)), jaxrl.chain(jaxrl.frame_stack(3), jaxrl.one_step())
+    ),
+    "memory": lambda: jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), jaxrl.ppo(features=(8,), core="gru")),
+    "normalised": lambda: jaxrl.on_policy(
+        jaxrl.make_env("Pendulum-v1"),
+        jaxrl.ppo(features=(8,)),
+        processor=jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step()),
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def policy(request: pytest.FixtureRequest) -> GreedyPolicy:
+    """A policy whose parameters are far from those that it begins with, so that each of them matters."""
+    strategy = CASES[request.param]()
+    params = jax.jit(lambda key: strategy.policy.params(strategy.init(key)))(jax.random.key(0))
+    leaves, form = jax.tree.flatten(params)
+    rng = np.random.default_rng(0)
+    moved = [
+        x + 0.2 * jnp.asarray(rng.normal(size=x.shape), x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+        for x in leaves
+    ]
+    return GreedyPolicy(strategy.policy, form.unflatten(moved))
+
+
+def observations(function: Function) -> list[list[np.ndarray]]:
+    """Return observations of `STEPS` steps of `ROWS` environments, each as a list of its parts."""
+    rng = np.random.default_rng(1)
+
+    def part(like: Any) -> np.ndarray:
+        shape = (ROWS, *like.shape)
+        if like.dtype != bool:
+            return rng.normal(size=shape).astype(like.dtype)
+        allowed = rng.random(shape) < 0.5
+        allowed[:, 0] |= ~allowed.any(axis=-1)  # a mask allows something
+        return allowed
+
+    return [[part(like) for like in function.obs] for _ in range(STEPS)]
+
+
+def answers(policy: GreedyPolicy, seen: list[list[np.ndarray]]) -> list[np.ndarray]:
+    form: Any = jax.tree.structure(jaxrl.spaces.space_struct(policy.policy.spec.observation_space))
+    policy.reset()
+    return [np.asarray(policy(form.unflatten(parts))) for parts in seen]
+
+
+def test_stablehlo_comes_to_the_same_bits(policy: GreedyPolicy) -> None:
+    function = function_of(policy)
+    call = jax.export.deserialize(bytearray(stablehlo.files(function)["policy.jax"])).call
+    seen, memory = observations(function), memories(function, ROWS)
+    wanted = answers(policy, seen)
+    for i, parts in enumerate(seen):
+        # What was remembered of an episode before counts for nothing where the next one begins.
+        kept = [jnp.full_like(x, 7) for x in memory] if i == 0 else memory
+        action, *memory = call(*parts, *kept, *([np.full(ROWS, i == 0)] if kept else []))
+        np.testing.assert_array_equal(action, wanted[i])
+    assert len(np.unique(np.concatenate(wanted))) > 1
+
+
+def test_numpy_comes_to_the_same_numbers(policy: GreedyPolicy, tmp_path: Path) -> None:
+    function = function_of(policy)
+    for name, content in as_numpy.files(function).items():
+        (tmp_path / name).write_bytes(content)
+    source = (tmp_path / "policy.py").read_text()
+    assert set(re.findall(r"^import (\w+)", source, re.MULTILINE)) == {"pathlib", "numpy"}
+    spec = importlib.util.spec_from_file_location("exported", tmp_path / "policy.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    seen = observations(function)
+    wanted = answers(policy, seen)
+    for row in range(3):
+        given: list[Any] = []
+        for parts, want in zip(seen, wanted, strict=True):
+            made = module.act(*(part[row] for part in parts), *given)
+            action, given = (made[0], [made[1]]) if function.memory else (made, [])
+            np.testing.assert_allclose(action, want[row], rtol=1e-5, atol=1e-5)
+
+
+def test_only_what_decides_on_actions_is_remembered() -> None:
+    strategy = CASES["memory"]()
+    function = function_of(GreedyPolicy(strategy.policy, strategy.policy.params(strategy.init(jax.random.key(0)))))
+    assert [x.shape for x in function.memory] == [(64,)]
+    assert function.names == ["obs", "memory", "first"]
+    assert function.results == ["action", "next_memory"]
+
+
+def test_what_numpy_has_no_line_for_is_named() -> None:
+    policy = Policy(
+        spec=EnvSpec("x", Box(-1, 1, (3,)), Box(-1, 1, (3,))),
+        params=lambda state: state,
+        begin=lambda params, obs: obs,
+        act=lambda params, carry: (carry, jax.lax.erf_inv(carry)),
+        observe=lambda params, carry, step: step.obs,
+    )
+    with pytest.raises(SettingsError, match=r"computes erf_inv, .* export it as stablehlo or onnx"):
+        as_numpy.files(function_of(GreedyPolicy(policy, ())))
+
+
+def test_no_library_but_jax_is_needed_to_export() -> None:
+    assert not {"onnx", "jax2onnx", "onnxruntime"} & set(sys.modules)
