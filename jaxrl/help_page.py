@@ -5,7 +5,7 @@ import inspect
 import itertools
 import re
 import textwrap
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from jaxrl.registry import ALGORITHMS
@@ -73,11 +73,16 @@ def _flag(name: str) -> str:
 
 def _has(config: Any, name: str) -> bool:
     """Return whether a setting, named as in `agent.lr`, is among those of `config`."""
-    for part in name.split("."):
-        if not hasattr(config, part):
+    *parts, last = name.split(".")
+    for part in parts:
+        if part not in _names(config):
             return False
         config = getattr(config, part)
-    return True
+    return last in _names(config)
+
+
+def _names(config: Any) -> set[str]:
+    return {field.name for field in fields(config)}
 
 
 def _value(config: Any, name: str) -> Any:

@@ -205,7 +205,7 @@ def _inside(eqn: Any) -> ClosedJaxpr | None:
     for name in ("jaxpr", "call_jaxpr"):
         inner = eqn.params.get(name)
         if eqn.primitive.name in GROUPS and inner is not None:
-            return inner if hasattr(inner, "consts") else ClosedJaxpr(inner, ())
+            return inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ())
     return None
 
 

@@ -82,9 +82,7 @@ def function_of(policy: GreedyPolicy) -> Function:
         return (*chosen, *(where(begun[i], followed[i]) for i in kept))
 
     shapes, made = [_row(memory[i]) for i in kept], [*_names("action", len(actions)), *_names("next_memory", len(kept))]
-    return Function(
-        step, policy.params, obs, actions, shapes, [*names, *_names("memory", len(kept)), "first"], made, spaces
-    )
+    return Function(step, obs, actions, shapes, [*names, *_names("memory", len(kept)), "first"], made, spaces)
 
 
 def _needed(policy: GreedyPolicy, form: Any, memory: Sequence[Any], obs: PyTree) -> list[int]:

@@ -6,9 +6,8 @@ import jax
 
 from jaxrl.errors import SettingsError
 from jaxrl.exporting.function import Function
-from jaxrl.xla import forms
+from jaxrl.xla import PLATFORMS, forms
 
-PLATFORMS = ("cpu", "cuda", "tpu")
 README = """# A policy as StableHLO
 
 `policy.jax` is for Python with JAX alone:
