@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PYTHONS = {"this Python": sys.executable, "Python 3.12": shutil.which("python3.12")}
+
+
+def found(name: str) -> str | None:
+    """Return the path of a Python that runs: a manager of versions may have put there one that does not."""
+    path = shutil.which(name)
+    return path if path and subprocess.run([path, "--version"], capture_output=True).returncode == 0 else None
+
+
+PYTHONS = {"this Python": sys.executable, "Python 3.12": found("python3.12")}
 USE = """
 import jaxrl
 policy = jaxrl.load_policy("run")
