@@ -135,5 +135,12 @@ def test_what_numpy_has_no_line_for_is_named() -> None:
         as_numpy.files(function_of(GreedyPolicy(policy, ())))
 
 
+def test_numbers_that_numpy_does_not_have_are_named() -> None:
+    strategy = off(jaxrl.make_env("CartPole-v1"), jaxrl.dqn(features=(8,), dtype="bfloat16"))
+    params = jax.jit(lambda key: strategy.policy.params(strategy.init(key)))(jax.random.key(0))
+    with pytest.raises(SettingsError, match="computes numbers of bfloat16"):
+        as_numpy.files(function_of(GreedyPolicy(strategy.policy, params)))
+
+
 def test_no_library_but_jax_is_needed_to_export() -> None:
     assert not {"onnx", "jax2onnx", "onnxruntime"} & set(sys.modules)

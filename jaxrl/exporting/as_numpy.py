@@ -37,7 +37,7 @@ NAMES = {
     "neg": "-{}", "exp": "np.exp({})", "log": "np.log({})", "log1p": "np.log1p({})", "expm1": "np.expm1({})",
     "tanh": "np.tanh({})", "abs": "np.abs({})", "sqrt": "np.sqrt({})", "sign": "np.sign({})", "floor": "np.floor({})",
     "sin": "np.sin({})", "cos": "np.cos({})", "square": "np.square({})", "is_finite": "np.isfinite({})",
-    "rsqrt": "1 / np.sqrt({})", "logistic": "1 / (1 + np.exp(-{}))", "pow": "{} ** {}", "eq": "{} == {}",
+    "rsqrt": "1 / np.sqrt({})", "logistic": "0.5 * (1 + np.tanh(0.5 * {}))", "pow": "{} ** {}", "eq": "{} == {}",
     "ne": "{} != {}", "lt": "{} < {}", "le": "{} <= {}", "gt": "{} > {}", "ge": "{} >= {}", "and": "{} & {}",
     "or": "{} | {}", "not": "~{}", "clamp": "np.clip({1}, {0}, {2})", "stop_gradient": "{}", "copy": "{}",
     "rem": "np.fmod({}, {})",
@@ -105,7 +105,9 @@ def _convolved(eqn: Any, x: str, kernel: str) -> str:
 
 
 def _divided(eqn: Any, a: str, b: str) -> str:
-    return f"{a} / {b}" if jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating) else f"np.trunc({a} / {b})"
+    if jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
+        return f"{a} / {b}"
+    return f"np.trunc({a} / {b}).astype({str(eqn.outvars[0].aval.dtype)!r})"
 
 
 RULES: dict[str, Callable[..., str]] = {
@@ -126,7 +128,7 @@ def files(function: Function) -> dict[str, bytes]:
     """Return the files of an export by name; what they do is worked out for one observation at a time.
 
     Raises:
-      SettingsError: the policy computes something for which there is no line of NumPy here, as convolutions.
+      SettingsError: the policy computes something for which there is no line of NumPy here, such as pooling.
     """
     with forms("plain"):
         traced = jax.make_jaxpr(function.call)(*_zeros(function))
@@ -166,6 +168,9 @@ class _Writer:
             return list(made) if eqn.primitive.multiple_results else [made]
         if (inner := _inside(eqn)) is not None:
             return self.run(inner.jaxpr, inner.consts, given)
+        for x in eqn.outvars:
+            if np.dtype(x.aval.dtype).isbuiltin != 1:
+                _refuse(f"numbers of {x.aval.dtype}")
         name, words = eqn.primitive.name, [x if isinstance(x, str) else self._constant(x) for x in given]
         if name == "split":
             ends = [0, *np.cumsum(eqn.params["sizes"]).tolist()]
