@@ -18,6 +18,7 @@ COMMANDS = {
     "collect": "gather a data set with it",
     "report": "show runs as a page, a picture or a table",
     "export": "write its policy as a program that needs no jaxrl",
+    "publish": "write a folder for a model hub; upload nothing",
     "verify": "check all that a run has saved",
 }
 HELP = """usage: jaxrl COMMAND ...

@@ -5,10 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
+import yaml
 from front_doors import Doors, Finished, one_error_line, snapshot
+from PIL import Image
 
+import jaxrl
 from jaxrl import load_policy
 
 ALONE = "import sys; sys.modules['jaxrl'] = None  # importing it fails\nimport numpy as np\nobs = np.load('obs.npy')\n"
@@ -52,7 +56,7 @@ def test_what_is_there_is_not_lost(doors: Doors, finished: Finished) -> None:
     inside = one_error_line(doors.here(*asked, finished.path / "policy"))
     assert "which is only read" in inside
     assert doors.here(*asked, "new").returncode == 0
-    assert "new exists; give --overwrite" in one_error_line(doors.here(*asked, "new"))
+    assert "new exists; give --overwrite to replace" in one_error_line(doors.here(*asked, "new"))
     (doors.cwd / "new/policy.py").unlink()
     assert doors.here(*asked, "new", "--overwrite").returncode == 0
     assert {path.name for path in (doors.cwd / "new").iterdir()} == {"policy.py", "policy.npz", "policy.json"}
@@ -82,3 +86,35 @@ def test_a_converter_that_is_missing_is_named(
     assert "pip install --no-deps jax2onnx" in one_error_line(done)
     assert done.returncode == 2
     assert list(Path(doors.cwd).iterdir()) == []
+
+
+def test_a_folder_for_a_hub_has_all_that_it_speaks_of(doors: Doors, finished: Finished) -> None:
+    before = snapshot(finished.path)
+    asked = ("publish", finished.path, "--episodes", "5", "--out", "hub")
+    done = doors.here(*asked)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith(" over 5 episodes; nothing was uploaded\n")
+    hub = doors.cwd / "hub"
+    names = {"README.md", "results.json", "weights.npz", "config.yaml", "episode.gif", "policy"}
+    assert {path.name for path in hub.iterdir()} == names
+    _, front, text = (hub / "README.md").read_text().split("---\n", 2)
+    (model,) = yaml.safe_load(front)["model-index"]
+    told = json.loads((hub / "results.json").read_text())
+    judged = doors.here("evaluate", finished.path, "--episodes", "5", "--json").stdout
+    assert told["evaluation"] == {"seed": 1_000_000, **json.loads(judged)}
+    mean = told["evaluation"]["returns"]["mean"]
+    assert model["results"][0]["metrics"][0]["value"].startswith(f"{mean:.6g} +/- ")
+    assert f"**{mean:.6g} ± " in text
+    assert told["versions"]["jaxrl"] == jaxrl.__version__
+    assert (hub / "config.yaml").read_bytes() == (finished.path / "config.yaml").read_bytes()
+    policy = load_policy(finished.path)
+    with np.load(hub / "weights.npz") as held:
+        for array, leaf in zip(held.values(), jax.tree.leaves(policy.params), strict=True):
+            np.testing.assert_array_equal(array, leaf)
+    call = jax.export.deserialize(bytearray((hub / "policy/policy.jax").read_bytes())).call
+    obs = np.random.default_rng(0).random((50, 10, 5), np.float32)
+    np.testing.assert_array_equal(call(obs)[0], policy(obs))
+    with Image.open(hub / "episode.gif") as picture:
+        assert picture.size[0] > 0
+    assert "hub exists; give --overwrite" in one_error_line(doors.here(*asked))
+    assert snapshot(finished.path) == before

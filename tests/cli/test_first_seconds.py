@@ -14,7 +14,7 @@ import pytest
 from front_doors import SMALL, Doors, one_error_line
 
 import jaxrl
-from jaxrl import collect, evaluate, export, opening, play, verify
+from jaxrl import collect, evaluate, export, opening, play, publish, verify
 
 DOORS = {
     "train": [],
@@ -23,6 +23,7 @@ DOORS = {
     "verify": ["run"],
     "collect": ["run", "--transitions", "9", "--out", "x.npz"],
     "export": ["run"],
+    "publish": ["run", "--out", "hub"],
 }
 
 
@@ -60,7 +61,7 @@ def test_an_unknown_command_is_refused(doors: Doors, args: list[str], said: str)
     assert said in one_error_line(done)
 
 
-@pytest.mark.parametrize("door", [evaluate, play, verify, collect, export])
+@pytest.mark.parametrize("door", [evaluate, play, verify, collect, export, publish])
 def test_help_says_in_plain_words_what_a_front_door_does(door: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         door.main(["--help"])

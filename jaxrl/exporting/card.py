@@ -1,0 +1,106 @@
+"""What a folder for a model hub says of a policy: a card with front matter, and the results behind it."""
+
+import io
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import yaml
+
+from jaxrl.training.evaluator import EvaluationReport
+from jaxrl.training.policy import GreedyPolicy
+
+CARD = """---
+{front}---
+
+# {algo} on {env}
+
+A policy trained with jaxrl {version}: **{mean:.6g} ± {std:.6g}** over {episodes} fresh greedy episodes, after
+{opt_steps:,} optimisation steps{env_steps}.
+{picture}
+| returns | {heads} |
+|---|{rules}|
+| of {episodes} episodes | {values} |
+
+## Use
+
+Without jaxrl, see `policy/README.md`; with it, from the run itself: `jaxrl.load_policy(RUN)`. `weights.npz` has the
+parameters by name.
+
+## Repeat
+
+```sh
+python -m jaxrl.train {algo} --config config.yaml
+python -m jaxrl.evaluate runs/NAME --episodes {episodes} --seed {seed}
+```
+
+With jaxrl {version}, on the same kind of machine and with the other versions in `results.json`, this makes the same
+bits.
+"""
+
+
+def card(policy: GreedyPolicy, report: EvaluationReport, versions: Mapping[str, str], seed: int, film: bool) -> str:
+    """Return the card of a policy, in Markdown."""
+    facts = policy.facts
+    settings = facts.get("settings", {})
+    algo, env, told = settings.get("algo", "custom"), policy.policy.spec.name, report.returns
+    metric = {"type": "mean_reward", "name": "mean_reward", "value": f"{told['mean']:.6g} +/- {told['std']:.6g}"}
+    result = {
+        "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
+        "dataset": {"name": env, "type": env},
+        "metrics": [{**metric, "verified": False}],
+    }
+    front = {
+        "library_name": "jaxrl",
+        "tags": [env, algo, "reinforcement-learning", "deep-reinforcement-learning", "jax"],
+        "model-index": [{"name": f"{algo}-{env}", "results": [result]}],
+    }
+    steps = facts.get("env_steps")
+    return CARD.format(
+        front=yaml.safe_dump(front, sort_keys=False),
+        algo=algo,
+        env=env,
+        version=versions.get("jaxrl", ""),
+        mean=told["mean"],
+        std=told["std"],
+        episodes=report.episodes,
+        opt_steps=facts.get("opt_steps") or 0,
+        env_steps=f" and {steps:,} environment steps" if steps else "",
+        picture="\n![an episode](episode.gif)\n" if film else "",
+        heads=" | ".join(told),
+        rules="|".join("---" for _ in told),
+        values=" | ".join(f"{value:.6g}" for value in told.values()),
+        seed=seed,
+    )
+
+
+def weights(policy: GreedyPolicy) -> bytes:
+    """Return the parameters as an `.npz`, each array under its path."""
+    held = io.BytesIO()
+    named = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): _plain(leaf)
+        for path, leaf in jax.tree.leaves_with_path(policy.params)
+    }
+    np.savez(held, **named)  # type: ignore[arg-type]
+    return held.getvalue()
+
+
+def _plain(leaf: Any) -> np.ndarray:
+    """Return an array in a dtype that NumPy itself can read: bfloat16 as float32."""
+    array = np.asarray(leaf)
+    return array if array.dtype.isbuiltin == 1 else array.astype(np.float32)
+
+
+def results(policy: GreedyPolicy, report: EvaluationReport, versions: Mapping[str, str], seed: int, digest: str) -> str:
+    """Return the results as JSON, with what they were made by."""
+    told = {
+        "evaluation": {"seed": seed, **json.loads(report.to_json())},
+        "score": policy.facts.get("score"),
+        "opt_steps": policy.facts.get("opt_steps"),
+        "env_steps": policy.facts.get("env_steps"),
+        "digest": digest,
+        "versions": dict(versions),
+    }
+    return json.dumps(told, indent=2) + "\n"
