@@ -211,5 +211,5 @@ def test_the_console_tells_files_and_remarks(
 
 def test_a_file_is_never_written_into_a_run(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a")
-    with pytest.raises(SettingsError, match="never changes"):
+    with pytest.raises(SettingsError, match="which is only read"):
         report.main([str(run), "--csv", str(run / "metrics.jsonl")])
