@@ -56,6 +56,8 @@ class TrainerConfig:
     run_dir: str | None = None
     """Directory for settings, logs and checkpoints; unset: the library writes nothing, the command line chooses a
     name."""
+    devices: int = 1
+    """Devices over which the shards of the run are spread; their number changes no bit of it."""
     quiet: bool = False
     """Print nothing."""
     recorders: tuple[str, ...] = ("console", "jsonl", "tensorboard")
@@ -290,6 +292,8 @@ NEWER: Mapping[str, object] = {
     "demos_sha256": "",
     "demo_share": 0.5,
     "agent.boltzmann": 0.0,
+    "shards": 1,
+    "devices": 1,
 }
 """Settings of a run or a session that earlier versions lacked, with the values under which an old run continues
 unchanged."""

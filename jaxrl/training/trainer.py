@@ -21,6 +21,7 @@ from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.population import Population
 from jaxrl.training.actors import ActorPool, pool_of
+from jaxrl.training.devices import gathered, on_devices
 from jaxrl.training.divergence import diverged, explain
 from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, confirm_key, eval_key, evaluator_of, mean_return
 from jaxrl.training.interrupt import Interrupt
@@ -103,6 +104,7 @@ class Trainer:
         config, self._given_recorders = with_recorders(config, recorders)
         run_dir, self.resume = resumption(resume, from_step, config.run_dir, allow_changes, start_over)
         self.config, self.schedule, self._rounding = planned(strategy, config.changed(run_dir=run_dir))
+        strategy = on_devices(strategy, self.config.devices)
         if max_chunk is not None:
             check_count("max_chunk", max_chunk)
         if evaluator is None and self.config.eval_episodes:
@@ -491,7 +493,7 @@ class Trainer:
         return health
 
     def _params(self, state: PyTree) -> PyTree:
-        return state if self.strategy.policy is None else self.strategy.policy.params(state)
+        return state if self.strategy.policy is None else gathered(self.strategy, self.strategy.policy.params(state))
 
     def _report(self, train: Row | None, evaluation: Row | None, saved: bool) -> Report:
         counters = self.ledger.counters(self.schedule)
