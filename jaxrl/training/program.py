@@ -21,7 +21,7 @@ from jaxrl.training.devices import after_placing, over_devices, placed
 from jaxrl.trees import Array, PyTree, require_same, tree_bytes
 from jaxrl.tuning import Swap, given, traced
 from jaxrl.xla import chosen
-from jaxrl.xla.options import compiler_options, once_options
+from jaxrl.xla.options import compiler_options, graph_options, once_options, spread_options
 
 KEPT = 8
 """Strategies whose compiled programs are kept for the next run of the same one."""
@@ -246,7 +246,9 @@ def _init(strategy: Strategy, key: Array, values: Mapping[str, Array] | None = N
 def jit_init(strategy: Strategy) -> Any:
     """Return the program `(key, values of hyperparameters = {}) -> (state, sums)`, compiled when first called."""
     init = over_devices(strategy, partial(_init, strategy), state_shapes(strategy)[0], begins=True)
-    program = jax.jit(init, compiler_options=once_options())
+    # Compiled quickly, XLA works the same sum out in two places, and rounds it in two ways.
+    options = once_options() if strategy.shards == 1 else spread_options(graph_options())
+    program = jax.jit(init, compiler_options=options)
     return programs_of(strategy).setdefault("jit_init", program)
 
 
@@ -254,12 +256,13 @@ def jit_run(strategy: Strategy) -> Any:
     """Return the program of `Compiled.run`, compiled when first called."""
     program = partial(run if strategy.remote is None else run_one, strategy)
     spread = over_devices(strategy, program, state_shapes(strategy)[0])
-    return programs_of(strategy).setdefault("jit_run", jit_training(spread))
+    return programs_of(strategy).setdefault("jit_run", jit_training(spread, strategy.shards))
 
 
-def jit_training(function: Callable[..., Any]) -> Any:
+def jit_training(function: Callable[..., Any], shards: int = 1) -> Any:
     """Compile what optimises when it is first called; its first two arguments are donated."""
-    return jax.jit(function, donate_argnums=(0, 1), compiler_options=compiler_options())
+    options = compiler_options() if shards == 1 else spread_options(compiler_options())
+    return jax.jit(function, donate_argnums=(0, 1), compiler_options=options)
 
 
 def memory_plan(state: PyTree, capacity: int | None = None) -> str:

@@ -11,6 +11,7 @@ QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0}
 """Options with which XLA compiles for CPUs quickly rather than well."""
 if jax.__version_info__ < (0, 11):  # later ones have no such switch, and end the process at a name unknown
     QUICKLY["xla_cpu_use_fusion_emitters"] = False
+PASSES = "xla_disable_hlo_passes"
 WIDTH = "xla_cpu_prefer_vector_width"
 GRAPHS = "xla_gpu_enable_command_buffer"
 KINDS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
@@ -47,6 +48,15 @@ def once_options() -> dict[str, Any] | None:
     if not shaped_for("cpu"):
         return graph_options()
     return {name: value for name, value in QUICKLY.items() if not _named(name)}
+
+
+def spread_options(options: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return XLA's options for a program of shards, in place of `options`: the same bits on any number of devices.
+
+    For several devices XLA begins with a search for what is computed twice, for one it does not. What it then makes of
+    divisions depends on who else divides by the same number. So nowhere does it search.
+    """
+    return options if _named(PASSES) else {**(options or {}), PASSES: "cse"}
 
 
 def side_by_side() -> int:

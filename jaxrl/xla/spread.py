@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxrl.shards import AXIS
 from jaxrl.trees import Array, PyTree
@@ -173,89 +174,114 @@ def _interpret(code: Code, given: Spread, shards: int) -> Spread:
     stage = _Stage(code, given, shards)
     for place, equation in enumerate(code.equations):
         stage.take(place, equation)
-    stage.flush(len(code.equations))
+    stage.finish()
     return Spread(arrays(code, stage.values, code.outs), [i in stage.each for i in code.outs])
 
 
 class _Stage:
-    """The values so far, and the equations that wait to be run in one loop over shards."""
+    """The values so far, and the equations that wait to be run together.
+
+    Some wait to be run for all shards, one after the other, the others to be run once.
+    """
 
     def __init__(self, code: Code, given: Spread, shards: int) -> None:
         self.code, self.shards = code, shards
         self.values = {**code.given, **dict(zip(code.ins, given.values, strict=True))}
         self.each = {i for i, own in zip(code.ins, given.each, strict=True) if own}
-        self.pending: list[Equation] = []
-        self.made: set[int] = set()
+        self.waiting: dict[bool, list[Equation]] = {True: [], False: []}
         self.last = {i: place for place, equation in enumerate(code.equations) for i in equation.ins}
         self.last.update(dict.fromkeys(code.outs, len(code.equations)))
 
     def take(self, place: int, equation: Equation) -> None:
-        """Run an equation, or have it wait for others that a shard can run alone as well."""
+        """Run an equation, or have it wait for others."""
         own = [i in self.each for i in equation.ins]
-        ready = not self.made.intersection(equation.ins)
         if _meets(equation):
-            self._settle(place, ready)
+            self._settle(place, equation.ins)
             self._put(equation, *_meet(equation, self._spread(equation), self.shards))
-        elif not any(own):
-            self._put(equation, list(bind(equation, *(self.values[i] for i in equation.ins))), False)
-        elif equation.name in PARTS | FORMS and own[0] and equation.ins[0] not in self.made:
-            self._settle(place, ready)
+        elif equation.name in PARTS | FORMS and own[:1] == [True] and not self._waits(True, equation.ins[:1]):
+            self._settle(place, equation.ins)
             batched = jax.vmap(partial(bind, equation), in_axes=[0 if x else None for x in own])
-            self._put(equation, list(batched(*(self.values[i] for i in equation.ins))), True)
+            made = batched(*(self.values[i] for i in equation.ins))
+            self._put(equation, list(made), [True] * len(equation.outs))
         else:
-            self.pending.append(equation)
-            self.made.update(equation.outs)
-            self.each.update(equation.outs)
+            self.waiting[any(own)].append(equation)
+            self.each.update(equation.outs if any(own) else ())
 
-    def _settle(self, place: int, ready: bool) -> None:
-        if not ready:
-            self.flush(place)
+    def finish(self) -> None:
+        """Run all that waits."""
+        self._settle(len(self.code.equations), self.code.outs)
+
+    def _waits(self, each: bool, numbers: Iterable[int]) -> bool:
+        """Say whether some of these are still to be made."""
+        return not {i for equation in self.waiting[each] for i in equation.outs}.isdisjoint(numbers)
+
+    def _settle(self, place: int, numbers: Sequence[int]) -> None:
+        """Make these, before equation number `place` is run."""
+        if self._waits(True, numbers):
+            if self._waits(False, [i for equation in self.waiting[True] for i in equation.ins]):
+                self._flush(place, False)
+            self._flush(place, True)
+        if self._waits(False, numbers):
+            self._flush(place, False)
 
     def _spread(self, equation: Equation) -> Spread:
         return Spread(arrays(self.code, self.values, equation.ins), [i in self.each for i in equation.ins])
 
-    def _put(self, equation: Equation, made: Iterable[Any], own: bool | Sequence[bool]) -> None:
-        flags = [own] * len(equation.outs) if isinstance(own, bool) else own
+    def _put(self, equation: Equation, made: Iterable[Any], own: Sequence[bool]) -> None:
         self.values.update(zip(equation.outs, made, strict=True))
-        self.each.update(i for i, x in zip(equation.outs, flags, strict=True) if x)
+        self.each.update(i for i, x in zip(equation.outs, own, strict=True) if x)
 
-    def flush(self, place: int) -> None:
-        """Run what waits, for one shard after the other; keep what is needed from equation `place` on."""
-        steps = [Step(partial(bind, equation), equation.ins, equation.outs) for equation in self.pending]
-        needed = [i for equation in self.pending for i in equation.ins if i not in self.made]
-        rows = list(dict.fromkeys(i for i in needed if i in self.each))
-        known = {i: self.values[i] for i in needed if i not in self.each}
-        kept = [i for equation in self.pending for i in equation.outs if self.last.get(i, -1) >= place]
+    def _flush(self, place: int, each: bool) -> None:
+        """Run what waits for all shards (`each`), or to be run once; keep what is needed from equation `place` on."""
+        equations, self.waiting[each] = self.waiting[each], []
+        steps = [Step(partial(bind, equation), equation.ins, equation.outs) for equation in equations]
+        made = {i for equation in equations for i in equation.outs}
+        others = [i for equation in self.waiting[not each] for i in equation.ins]
+        kept = [i for i in dict.fromkeys(i for e in equations for i in e.outs) if self.last.get(i, -1) >= place]
+        kept += [i for i in made.intersection(others) if i not in kept]
+        needed = [i for equation in equations for i in equation.ins if i not in made and i not in self.code.given]
+        rows, same = (list(dict.fromkeys(i for i in needed if (i in self.each) == own)) for own in (True, False))
 
-        def one(row: list[Any]) -> list[Any]:
-            values = {**known, **dict(zip(rows, row, strict=True))}
+        def function(same_values: list[Any], row: list[Any]) -> list[Any]:
+            values = {**self.code.given, **dict(zip((*same, *rows), (*same_values, *row), strict=True))}
             run(steps, values)
             return arrays(self.code, values, kept)
 
-        if kept:
-            self.values.update(
-                zip(kept, _in_turn(one, [self.values[i] for i in rows], _here(self.shards)), strict=True)
-            )
-        self.pending, self.made = [], set()
+        alone = partial(_apart(function), [self.values[i] for i in same])
+        given = [self.values[i] for i in rows]
+        self.values.update(zip(kept, _in_turn(alone, given, _here(self.shards)) if each else alone([]), strict=True))
+
+
+def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have XLA compile a function by itself.
+
+    A compiler that sees more at once fuses more, and then rounds otherwise: what stands around a function differs with
+    the number of devices, but what it comes to must not.
+    """
+    inside = jax.jit(lambda *args: set_xla_metadata(inlineable=None)(function)(*args))
+    return set_xla_metadata(inlineable="false")(inside)
 
 
 def _in_turn(function: Callable[[list[Any]], list[Any]], rows: list[Any], shards: int) -> list[Any]:
     """Run a function for one shard after the other; what is given and returned are rows of shards."""
-    if shards > 1:
-        return list(jax.lax.scan(lambda _, row: (None, function(row)), None, rows, length=shards)[1])
-    # XLA would move the one turn of such a loop into what surrounds it, and round otherwise there. So it is not told
-    # that there is only one.
-    once = jax.lax.optimization_barrier(jnp.int32(1))
-    turn = lambda i, _: function([jax.lax.dynamic_index_in_dim(x, i, keepdims=False) for x in rows])
-    blank = [_blank(x) for x in jax.eval_shape(function, [_row(x) for x in rows])]
-    return [x[None] for x in jax.lax.fori_loop(0, once, turn, blank)]
+    # XLA would open a loop over a single shard, and lay out what the function is given in another way. So it is not
+    # told how many turns there are, and a row is added that is never run.
+    add = (lambda x: jnp.concatenate([x, x])) if shards == 1 else lambda x: x
+    rows, turns = [add(x) for x in rows], jax.lax.optimization_barrier(jnp.int32(shards))
+
+    def turn(i: Array, made: list[Any]) -> list[Any]:
+        row = function([jax.lax.dynamic_index_in_dim(x, i, keepdims=False) for x in rows])
+        return [jax.lax.dynamic_update_index_in_dim(m, x, i, 0) for m, x in zip(made, row, strict=True)]
+
+    blank = [add(_blank(x, shards)) for x in jax.eval_shape(function, [_row(x) for x in rows])]
+    return [x[:shards] for x in jax.lax.fori_loop(0, turns, turn, blank)]
 
 
-def _blank(like: Any) -> Array:
+def _blank(like: Any, rows: int) -> Array:
     if not jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
-        return jnp.zeros(like.shape, like.dtype)
+        return jnp.zeros((rows, *like.shape), like.dtype)
     data = jax.eval_shape(jax.random.key_data, like)
-    return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=like.dtype._impl)
+    return jax.random.wrap_key_data(jnp.zeros((rows, *data.shape), data.dtype), impl=like.dtype._impl)
 
 
 def _meet(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], list[bool]]:

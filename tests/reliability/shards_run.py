@@ -1,27 +1,71 @@
-"""`python shards_run.py SHARDS NAME DEVICES...`: train one of `COMBINATIONS` on so many devices; print each digest."""
+"""Runs in shards, on devices that the CPU is divided into, for `test_shards`.
 
+`python shards_run.py train NAME DEVICES...` trains one of `COMBINATIONS` on so many devices and prints each digest.
+`python shards_run.py resume NAME DIR DEVICES...` stops and goes on with it, on each pair of numbers.
+`python shards_run.py program` prints what a compiled training call gathers.
+"""
+
+import itertools
+import re
 import sys
 from pathlib import Path
 
 import jax
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import agents
 
 import jaxrl
+from jaxrl.training import program
+from jaxrl.training.devices import on_devices, placed
 from jaxrl.training.storage.leaves import state_digest
+from jaxrl.trees import tree_bytes
+
+SHARDS = 4
+QUIET = {"quiet": True, "eval_interval": 0, "eval_episodes": 0}
 
 
-def main(shards: int, name: str, *devices: int) -> None:
-    jax.config.update("jax_num_cpu_devices", max(devices))
-    agents.SPREAD.update(num_envs=2 * shards, shards=shards)
-    for number in devices:
-        trainer = jaxrl.Trainer(
-            agents.COMBINATIONS[name](), max_opts=24, eval_episodes=0, eval_interval=0, devices=number, quiet=True
-        )
+def strategy(name: str) -> jaxrl.Strategy:
+    agents.SPREAD.update(num_envs=2 * SHARDS, shards=SHARDS)
+    return agents.COMBINATIONS[name]()
+
+
+def train(name: str, *devices: str) -> None:
+    for number in map(int, devices):
+        trainer = jaxrl.Trainer(strategy(name), max_opts=24, devices=number, **QUIET)
         print(number, state_digest((trainer.train().state, trainer._sums)), flush=True)
 
 
+def resume(name: str, directory: str, *devices: str) -> None:
+    how = {"max_opts": 48, "save_interval": 24, **QUIET}
+    whole = jaxrl.Trainer(strategy(name), **how).train()
+    print(0, 0, state_digest(whole.state), flush=True)
+    for first, then in itertools.product(map(int, devices), repeat=2):
+        place = f"{directory}/{first}-{then}"
+        jaxrl.Trainer(strategy(name), run_dir=place, devices=first, **{**how, "max_opts": 24}).train()
+        resumed = jaxrl.Trainer(strategy(name), run_dir=place, devices=then, resume=True, **how).train()
+        print(first, then, state_digest(resumed.state), flush=True)
+
+
+def gathering() -> None:
+    """Print the bytes that a shard gives in one update, of its parameters, of all rings, and of temporary memory."""
+    buffer = jaxrl.uniform(100_000, batch_size=64)
+    one = jaxrl.off_policy(
+        jaxrl.make_env("CartPole-v1"), jaxrl.dqn(), buffer=buffer, num_envs=8, opt_interval=8, shards=SHARDS
+    )
+    spread = on_devices(one, SHARDS)
+    state, sums = program.state_shapes(spread)
+    count = jax.ShapeDtypeStruct((), np.uint32)
+    compiled = program.jit_run(spread).lower(placed(spread, state), sums, count, count).compile()
+    made = re.findall(r"= \(?(\w\d+)\[([\d,]*)\][^=]* all-gather\(", compiled.as_text())
+    assert made
+    gathered = sum(4 * int(np.prod([int(n) for n in shape.split(",") if n])) for _, shape in made)
+    ring = tree_bytes(state.buffer) // SHARDS
+    print(gathered // SHARDS, tree_bytes(state.agent.params), ring, compiled.memory_analysis().temp_size_in_bytes)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))
+    jax.config.update("jax_num_cpu_devices", SHARDS)
+    {"train": train, "resume": resume, "program": gathering}[sys.argv[1]](*sys.argv[2:])

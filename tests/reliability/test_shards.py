@@ -1,0 +1,140 @@
+"""A run in shards has the same bits on any number of devices, and goes on on any other; each test is a real process.
+
+Processes compile as users have it: with the options of the other tests, XLA rounds a sum in two places in two ways.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from agents import COMBINATIONS
+
+import jaxrl
+from jaxrl.errors import SettingsError
+
+HERE = Path(__file__).parent
+TRAINED = [name for name in COMBINATIONS if "data" not in name]
+EVERY_DAY = "ppo, continuous and squashed, normalised"
+
+
+def process(*args: object) -> list[list[str]]:
+    """Run a script of these tests; return the words of each line that it prints."""
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    command = [sys.executable, *map(str, args)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1_800, check=False)
+    assert done.returncode == 0, done.stderr[-3_000:]
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == EVERY_DAY else pytest.param(name, marks=pytest.mark.slow) for name in TRAINED]
+)
+def test_the_bits_do_not_depend_on_the_number_of_devices(name: str) -> None:
+    devices = (1, 4) if name == EVERY_DAY else (1, 2, 4)
+    told = process(HERE / "shards_run.py", "train", name, *devices)
+    assert [int(number) for number, _ in told] == list(devices)
+    assert len({digest for _, digest in told}) == 1
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_on_any_number_of_devices(tmp_path: Path) -> None:
+    """Saved on each of 1, 2 and 4 devices, and resumed on each: as one that was never stopped."""
+    told = process(HERE / "shards_run.py", "resume", "rainbow, n-step, prioritised over all", tmp_path, 1, 2, 4)
+    assert len(told) == 10
+    assert len({digest for *_, digest in told}) == 1
+
+
+@pytest.mark.slow
+def test_only_gradients_moments_and_metrics_are_gathered() -> None:
+    """No ring, no rollout and no environment leaves its device; the program needs no room for another ring."""
+    ((gathered, parameters, ring, room),) = process(HERE / "shards_run.py", "program")
+    assert int(gathered) <= int(parameters) + 4_096  # bytes that one shard gives in one update
+    assert int(room) < int(ring)
+
+
+def dqn(**settings: object) -> jaxrl.Strategy:
+    buffer = jaxrl.uniform(64, batch_size=8)
+    how = {"num_envs": 8, "opt_interval": 8, "warmup": 16, **settings}
+    return jaxrl.off_policy(jaxrl.make_env("CartPole-v1"), jaxrl.dqn(features=(4,)), buffer=buffer, **how)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: dqn(shards=3), "num_envs 8 does not divide into 3 shards; set it to 6 or 9"),
+        (lambda: dqn(shards=16, num_envs=16, opt_interval=16), "batch_size 8 does not divide into 16 shards; set it"),
+        (lambda: dqn(shards=0), "shards"),
+        (lambda: dqn(shards=2, actors=jaxrl.ActorsConfig(actors=1)), "shards divide environments on the device"),
+        (lambda: jaxrl.Trainer(dqn(shards=8), devices=8), "devices is 8, but JAX has 1 here; set devices to 1"),
+        (lambda: jaxrl.Trainer(dqn(), devices=0), "devices"),
+        (lambda: jaxrl.Trainer(jaxrl.population(dqn(), seeds=2), devices=2), "leave them at 1 for a population"),
+    ],
+)
+def test_what_does_not_divide_or_is_not_there_is_refused(make: object, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        make()  # type: ignore[operator]
+
+
+def test_what_an_agent_forgets_to_add_is_named() -> None:
+    """An update of one's own that each shard makes for itself would train as many agents as there are shards."""
+
+    def alone(spec: jaxrl.EnvSpec) -> jaxrl.agents.Agent:
+        agent = jaxrl.dqn(features=(4,))(spec)
+
+        def update(state, batch, noise, opt_step):  # type: ignore[no-untyped-def]
+            new, metrics, priorities = agent.update(state, batch, noise, opt_step)
+            lr = new.hyper.lr + batch.items.reward.mean()
+            return new._replace(hyper=new.hyper._replace(lr=lr)), metrics, priorities
+
+        return agent._replace(update=update)
+
+    buffer = jaxrl.uniform(64, batch_size=8)
+    strategy = jaxrl.off_policy(jaxrl.make_env("CartPole-v1"), alone, buffer=buffer, num_envs=8, shards=2)
+    with pytest.raises(SettingsError, match=r"state agent.hyper.lr would differ between shards"):
+        jax.eval_shape(strategy.step, *_shapes(strategy), np.uint32(0))
+
+
+def _shapes(strategy: jaxrl.Strategy) -> tuple[object, object]:
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return jax.eval_shape(strategy.init, key), jax.eval_shape(strategy.draw, key, np.uint32(0))
+
+
+def test_shards_see_the_moments_of_all_environments() -> None:
+    """Eight environments in two shards are normalised as eight in one: the starts of CartPole, by NumPy."""
+    strategy = jaxrl.on_policy(
+        jaxrl.make_env("CartPole-v1"),
+        jaxrl.ppo(features=(4,)),
+        processor=jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step()),
+        num_envs=8,
+        rollout=1,
+        epochs=1,
+        minibatches=1,
+        shards=2,
+    )
+    state = jax.jit(strategy.init)(jax.random.key(0))
+    state, metrics = jax.jit(strategy.step)(state, jax.jit(strategy.draw)(state.key, np.uint32(0)), np.uint32(0))
+    (moments,) = (x for x in jax.tree.leaves(state.processor, is_leaf=_is_moments) if _is_moments(x))
+    seen = np.asarray(state.env.obs).reshape(8, 4)
+    assert moments.count.tolist() == [8.0, 8.0]
+    np.testing.assert_allclose(moments.mean[0], seen.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(moments.squares[1], np.square(seen - seen.mean(0)).sum(0), rtol=1e-4)
+    assert jnp.unique(state.env.obs.reshape(8, 4), axis=0).shape == (8, 4)  # no two shards see the same
+    assert int(metrics["largest_reward"]) == 1
+
+
+def _is_moments(x: object) -> bool:
+    return isinstance(x, jaxrl.processors.normalise.Moments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_it_learns_in_shards(seed: int) -> None:
+    """PPO on CartPole-v1 in four shards, with everything else as it is by default."""
+    strategy = jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), jaxrl.ppo(), num_envs=8, shards=4)
+    result = jaxrl.Trainer(strategy, max_opts=1_600, seed=seed, eval_interval=400, quiet=True).train()
+    assert result.best_score > 475
