@@ -1,6 +1,7 @@
 """What the site has beside the pages in `docs/`: a reference of the public names, and the changelog."""
 
 import ast
+import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -14,8 +15,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for room, names in public_names().items():
         body = "\n\n".join(f"::: {names[name]}" for name in sorted(names, key=str.lower))
         files.append(File.generated(config, f"reference/{room}.md", content=f"# Reference: {room}\n\n{body}\n"))
-    files.append(File.generated(config, "changelog.md", abs_src_path=str(ROOT / "CHANGELOG.md")))
+    files.append(File.generated(config, "changelog.md", content=changelog()))
     return files
+
+
+def changelog() -> str:
+    """Return the changelog with an empty line before each list, without which it would be no list here."""
+    return re.sub(r"^(\w.*)\n(?=- )", r"\1\n\n", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
 
 
 def public_names() -> dict[str, dict[str, str]]:
