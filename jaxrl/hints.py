@@ -52,6 +52,7 @@ _ALIASES = {
     "env": "env_id env_name environment task gym_id",
     "eval_interval": "eval_freq eval_frequency eval_every num_evaluation num_evaluations",
     "eval_episodes": "n_eval_episodes num_eval_episodes eval_runs",
+    "video_interval": "capture_video record_video video video_freq video_frequency save_video",
     "record_interval": "log_interval log_freq log_frequency log_every",
     "save_interval": "save_freq checkpoint_interval checkpoint_freq checkpoint_frequency save_frequency",
     "run_dir": "logdir log_dir log_folder output_dir out save_path save_dir tensorboard_log dir exp_name run_name",
@@ -63,8 +64,9 @@ _ALIASES = {
 }
 _SENTENCES = {
     "algo algorithm agent model": "the algorithm is the first argument, as in: train ppo --env CartPole-v1",
-    "render render_mode capture_video record_video video": (
-        "training shows no pictures; afterwards: python -m jaxrl.play RUN_DIR --out episode.gif"
+    "render render_mode": (
+        "training shows no pictures, but films with --video-interval; afterwards: python -m jaxrl.play RUN_DIR --out "
+        "episode.gif"
     ),
     "device cuda gpu use_cuda use_gpu no_cuda": (
         "JAX takes a GPU if it can use one; the environment variable JAX_PLATFORMS=cpu (or cuda) chooses"

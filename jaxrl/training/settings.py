@@ -35,6 +35,9 @@ class TrainerConfig:
     confirm_best: bool = True
     """Evaluate a candidate for the best policy a second time: it must win in fresh episodes too, and keeps that second
     score."""
+    video_interval: int = 0
+    """Optimisation steps between films of an episode of the latest policy, each made after the next evaluation; 0:
+    none."""
     record_interval: int = 1_000
     """Optimisation steps between records of metrics; 0: only at the end."""
     save_interval: int = 2_500
@@ -79,6 +82,10 @@ class TrainerConfig:
         if self.eval_actions not in ("greedy", "sampled"):
             raise SettingsError(f"eval_actions is {self.eval_actions!r}; expected greedy or sampled")
         check_shared(self)
+        if check_count("video_interval", self.video_interval, least=0) and not (self.run_dir and self.eval_episodes):
+            raise SettingsError(
+                "video_interval films after evaluations, into the directory of the run; set run_dir and eval_episodes"
+            )
         if self.eval_episodes > 2**20:
             raise SettingsError(f"eval_episodes is {self.eval_episodes}; at most {2**20} run in parallel")
         if self.eval_interval and not self.eval_episodes:
@@ -93,6 +100,11 @@ class TrainerConfig:
         """Say whether the row of a record asks for an evaluation at once."""
         mean = None if row is None else row.get("episode_return")
         return self.eval_at_return is not None and mean is not None and bool(mean >= self.eval_at_return)
+
+    def films_at(self, opt_steps: int) -> bool:
+        """Say whether the evaluation at `opt_steps` is the first since a multiple of `video_interval`."""
+        before = opt_steps - self.eval_interval if self.eval_interval else 0
+        return bool(self.video_interval) and opt_steps // self.video_interval > before // self.video_interval
 
     def rounded(self, strategy: Strategy) -> "TrainerConfig":
         """Return these settings with `max_opts` rounded up to whole iterations of `strategy`."""
@@ -290,6 +302,7 @@ NEWER: Mapping[str, object] = {
     "demos_sha256": "",
     "demo_share": 0.5,
     "agent.boltzmann": 0.0,
+    "video_interval": 0,
 }
 """Settings of a run or a session that earlier versions lacked, with the values under which an old run continues
 unchanged."""

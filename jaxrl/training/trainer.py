@@ -23,6 +23,7 @@ from jaxrl.strategies.population import Population
 from jaxrl.training.actors import ActorPool, pool_of
 from jaxrl.training.divergence import diverged, explain
 from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, confirm_key, eval_key, evaluator_of, mean_return
+from jaxrl.training.film import with_videos
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.logbook import Logbook, unpacking
@@ -108,7 +109,8 @@ class Trainer:
         if evaluator is None and self.config.eval_episodes:
             evaluator = evaluator_of(strategy, self.config.eval_episodes, self.config.eval_actions == "sampled")
         self.strategy, self.evaluator, self.score, self.stop = strategy, evaluator, score, stop
-        self.hooks, self.interrupt = hooks or Hooks(), Interrupt() if interrupt is None else interrupt
+        self.hooks = with_videos(hooks or Hooks(), strategy, self.config, lambda video: self._log.filmed(video))
+        self.interrupt = Interrupt() if interrupt is None else interrupt
         self.max_chunk = max_chunk
         self.ledger, self.stop_reason = Ledger(), None  # type: Ledger, str | None
         self.state: PyTree = None

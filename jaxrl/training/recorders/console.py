@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 from jaxrl.terminal import Stage
-from jaxrl.training.recorders.base import Progress, Row
+from jaxrl.training.recorders.base import Progress, Row, Video
 
 REFRESH_S = 0.1
 PLAIN_S = 30.0
@@ -53,6 +53,10 @@ class ConsoleRecorder:
             self.console.print(_eval_line(row))
         else:
             self.console.print(f"{row['opt_steps']:>9,} opts  {row['message']}")
+
+    def video(self, video: Video) -> None:
+        self._stage.clear()
+        self.console.print(f"{video.opt_steps:>9,} opts  filmed {video.path}, return {_number(video.episode_return)}")
 
     def tick(self, progress: Progress) -> None:
         live = self.console.is_terminal
