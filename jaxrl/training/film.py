@@ -129,7 +129,7 @@ def with_videos(
 
     def film(trainer: Any, evaluation: Any, is_best: bool) -> None:
         counters = trainer.ledger.counters(trainer.schedule)
-        if config.films_at(counters["opt_steps"]):
+        if config.films_at(counters["opt_steps"], trainer.schedule.opt_steps_per_step):
             with trainer.ledger.timed("record"):
                 latest = policy.at(trainer.strategy.policy.params(trainer.state))
                 filmed(_film(play, latest, config, **counters))

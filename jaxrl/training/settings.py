@@ -101,10 +101,17 @@ class TrainerConfig:
         mean = None if row is None else row.get("episode_return")
         return self.eval_at_return is not None and mean is not None and bool(mean >= self.eval_at_return)
 
-    def films_at(self, opt_steps: int) -> bool:
-        """Say whether the evaluation at `opt_steps` is the first since a multiple of `video_interval`."""
-        before = opt_steps - self.eval_interval if self.eval_interval else 0
-        return bool(self.video_interval) and opt_steps // self.video_interval > before // self.video_interval
+    def films_at(self, opt_steps: int, iteration: int) -> bool:
+        """Say whether the evaluation at `opt_steps` is the first since a multiple of `video_interval`.
+
+        `iteration` is the number of optimisation steps of one: an evaluation comes with the first that is due or
+        overdue, and the last of a run anywhere.
+        """
+        if not self.video_interval:
+            return False
+        since = opt_steps % self.eval_interval if self.eval_interval else opt_steps
+        before = opt_steps - since - (self.eval_interval if since < iteration else 0)
+        return opt_steps // self.video_interval > before // self.video_interval
 
     def rounded(self, strategy: Strategy) -> "TrainerConfig":
         """Return these settings with `max_opts` rounded up to whole iterations of `strategy`."""

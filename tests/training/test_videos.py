@@ -110,12 +110,15 @@ def test_a_run_that_goes_on_films_the_same_and_may_begin_or_leave_off(tmp_path: 
 
 
 def test_the_first_evaluation_after_each_interval_is_filmed() -> None:
-    at = lambda evaluations, **settings: [s for s in evaluations if TrainerConfig(**settings).films_at(s)]
+    at = lambda evaluations, by=1, **settings: [s for s in evaluations if TrainerConfig(**settings).films_at(s, by)]
     assert at(range(0, 101, 10), eval_interval=10, video_interval=25) == [0, 30, 50, 80, 100]
     assert at(range(10, 101, 10), eval_interval=10, video_interval=10) == [*range(10, 101, 10)]
     assert at(range(10, 101, 10), eval_interval=10, video_interval=3) == [*range(10, 101, 10)]
     assert at(range(10, 101, 10), eval_interval=10) == []
     assert at([70], eval_interval=0, video_interval=50) == [70]
+    # Iterations of 16 steps, and the end of the run, where there is an evaluation as well.
+    assert at([1_008, 2_000, 3_008, 3_200], 16, eval_interval=1_000, video_interval=1_000) == [1_008, 2_000, 3_008]
+    assert at([1_008, 1_600], 16, eval_interval=1_000, video_interval=1_500) == [1_600]
 
 
 def broken(state: Any) -> np.ndarray:
