@@ -94,6 +94,9 @@ class EnvRun(ActorsConfig, TrainerConfig):
     resets: str = "auto"
     """Where episodes begin: fresh (reset all at every step), pool or pool:K (each reset is made once and kept),
     optimistic or optimistic:R (R environments share a reset); auto: fresh where that is cheap, otherwise pool."""
+    shards: int = 1
+    """Parts into which environments, buffer and batches are divided, at most one for each device; the bits of a run
+    depend on them, but not on how many devices they are spread over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +227,7 @@ def build_off_policy(agent: AgentMaker, config: Any) -> Strategy:
         random_warmup=config.random_warmup,
         actors=part_of(config, ActorsConfig),
         resets=config.resets,
+        shards=config.shards,
         demos=load_dataset(*config.demos, spec=env.spec, sha256=config.demos_sha256) if config.demos else None,
         demo_share=config.demo_share,
     )
@@ -241,6 +245,7 @@ def build_on_policy(agent: AgentMaker, config: Any) -> Strategy:
         minibatches=config.minibatches,
         actors=part_of(config, ActorsConfig),
         resets=config.resets,
+        shards=config.shards,
     )
 
 

@@ -1,6 +1,7 @@
 """Code that the front doors share. They import it first: it installs signal handlers and imports nothing slow."""
 
 import argparse
+import contextlib
 import errno
 import os
 import signal
@@ -99,6 +100,15 @@ def cache_compilations() -> None:
     if not getattr(jax.config, "jax_compilation_cache_dir", None) and os.path.isabs(cache):
         jax.config.update("jax_compilation_cache_dir", os.path.join(cache, "jaxrl", "compiled"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def divide_cpu(devices: int) -> None:
+    """Have JAX see the CPU as so many devices; other platforms keep theirs. JAX must not have begun yet."""
+    import jax
+
+    if devices > 1:
+        with contextlib.suppress(RuntimeError):  # it has; whoever needs them says that they are missing
+            jax.config.update("jax_num_cpu_devices", devices)
 
 
 def require_devices() -> Any:

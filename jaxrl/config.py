@@ -15,7 +15,7 @@ from jaxrl.agents.schedules import is_written, with_schedules
 from jaxrl.algos import general, run_type
 from jaxrl.envs.registry import env_names, require_plain
 from jaxrl.errors import SettingsError, nearest
-from jaxrl.help_page import first_page
+from jaxrl.help_page import first_page, settings_of
 from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, RECORDERS, SUITES, listed, suited
 from jaxrl.strategies.search import read_search
@@ -401,12 +401,11 @@ def _one_line(box: str) -> str:
     return (" ".join(lines[1:]) if said.endswith(":") else said) or "bad arguments"
 
 
-def _flag_names(config: Any, prefix: str = "") -> list[str]:
+def _flag_names(config: Any) -> list[str]:
     names = []
-    for f in fields(config):
-        value = getattr(config, f.name)
-        names += _flag_names(value, f"{prefix}{f.name}.") if is_dataclass(value) else [prefix + f.name]
-        names += [f"{prefix}no-{f.name}"] if isinstance(value, bool) else []
+    for name, setting in settings_of(config).items():
+        names.append(name)
+        names += [f"{name.removesuffix(setting.name)}no-{setting.name}"] if isinstance(setting.value, bool) else []
     return names
 
 

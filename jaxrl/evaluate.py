@@ -15,7 +15,7 @@ from jaxrl.errors import SettingsError, check_between, check_count, print_line, 
 from jaxrl.loading import load_policy
 from jaxrl.own_envs import admit
 from jaxrl.training import GreedyPolicy
-from jaxrl.training.evaluator import evaluator_for
+from jaxrl.training.evaluator import Evaluation, evaluator_for
 from jaxrl.written import read_value
 
 
@@ -28,8 +28,7 @@ def main(args: Sequence[str]) -> int:
     )
     add_which(parser)
     add_env_options(parser)
-    parser.add_argument("--episodes", type=int, default=100, help="greedy episodes, all in parallel (default: 100)")
-    parser.add_argument("--seed", type=int, default=1_000_000, help="seed of the episodes (default: 1000000)")
+    add_episodes(parser)
     parser.add_argument(
         "--actions", choices=("greedy", "sampled"), default="greedy", help="sampled: as in training (default: greedy)"
     )
@@ -37,14 +36,11 @@ def main(args: Sequence[str]) -> int:
     form.add_argument("--table", action="store_true", help="print quantiles of returns and lengths as a table")
     form.add_argument("--json", action="store_true", help="print the same as one JSON object")
     options = parser.parse_args(args)
-    check_count("--episodes", options.episodes)
-    check_between("--seed", options.seed, 0, 2**32 - 1)
+    check_episodes(options)
     cache_compilations()
     require_devices()
     policy = load_named(options)
-    env, sampled = env_of(policy, options.env, options.env_args), options.actions == "sampled"
-    evaluate = evaluator_for(env, policy.policy, options.episodes, sampled)
-    result = evaluate(policy.params, jax.random.key(options.seed))
+    result = judged(policy, env_of(policy, options.env, options.env_args), options, options.actions == "sampled")
     if options.table or options.json:
         report = result.report()
         print(report.to_json() if options.json else report)
@@ -66,6 +62,24 @@ def add_which(parser: Parser) -> None:
     parser.add_argument(
         "--step", help="best, latest, final, or the optimisation steps of a checkpoint (default: best, else latest)"
     )
+
+
+def add_episodes(parser: Parser) -> None:
+    """Add the arguments of `judged`."""
+    parser.add_argument("--episodes", type=int, default=100, help="greedy episodes, all in parallel (default: 100)")
+    parser.add_argument("--seed", type=int, default=1_000_000, help="seed of the episodes (default: 1000000)")
+
+
+def check_episodes(options: Namespace) -> None:
+    """Raise `SettingsError` if the arguments of `judged` cannot be."""
+    check_count("--episodes", options.episodes)
+    check_between("--seed", options.seed, 0, 2**32 - 1)
+
+
+def judged(policy: GreedyPolicy, env: Env | HostEnv, options: Namespace, sampled: bool = False) -> Evaluation:
+    """Return the fresh episodes that the arguments ask for."""
+    evaluate = evaluator_for(env, policy.policy, options.episodes, sampled)
+    return evaluate(policy.params, jax.random.key(options.seed))
 
 
 def load_named(options: Namespace) -> GreedyPolicy:

@@ -3,22 +3,13 @@
 from jaxrl.cli import Parser, require_devices, run_main  # first, for it takes the signals
 
 # isort: split
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl.errors import print_line
 from jaxrl.evaluate import add_which, load_named
-from jaxrl.exporting import as_numpy, onnx, stablehlo
-from jaxrl.exporting.function import Function, described, function_of
-from jaxrl.exporting.writing import MARK, require_room, write
-from jaxrl.reports.exports import require_outside
-
-FORMATS: Mapping[str, Callable[[Function], dict[str, bytes]]] = {
-    "stablehlo": stablehlo.files,
-    "onnx": onnx.files,
-    "numpy": as_numpy.files,
-}
+from jaxrl.exporting.formats import FORMATS, files_of
+from jaxrl.exporting.writing import require_room, write
 
 
 def main(args: Sequence[str]) -> int:
@@ -35,13 +26,10 @@ def main(args: Sequence[str]) -> int:
     parser.add_argument("--overwrite", action="store_true", help="replace that directory if an export made it")
     options = parser.parse_args(args)
     out = Path(options.out or f"policy-{options.format}")
-    require_outside(out, [options.run_dir])
-    require_room(out, options.overwrite)
+    require_room(out, options.run_dir, options.overwrite)
     require_devices()
     policy = load_named(options)
-    function = function_of(policy)
-    told = json.dumps({"format": options.format, **described(function, policy.facts)}, indent=2) + "\n"
-    write({**FORMATS[options.format](function), MARK: told.encode()}, out)
+    write(files_of(policy, options.format), out)
     print_line(f"{out}: the policy as {options.format}, after {policy.facts['opt_steps']} optimisation steps")
     return 0
 

@@ -6,7 +6,7 @@ import itertools
 import re
 import textwrap
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxrl.registry import ALGORITHMS
 from jaxrl.terminal import columns
@@ -39,20 +39,19 @@ def first_page(algo: str, config: Any, prog: str) -> str:
 
     It has at most 60 lines of 80 characters, whatever the algorithm.
     """
-    known = f"one of {', '.join(ALGORITHMS)}; here {algo}"
+    settings, known = settings_of(config), f"one of {', '.join(ALGORITHMS)}; here {algo}"
     lines = [
         f"usage: {prog} [ALGO] [--env NAME] [SETTINGS]",
         "",
         f"  {prog} ppo --env CartPole-v1 --seed 3",
         f"  {prog} --resume runs/NAME",
         *_group("what to train", [("ALGO", known)]),
-        *_row("--env NAME", f"environment ({_plain(config.env)}); --list-envs names those there are"),
-        *_row("--seed N", f"{_about(config, 'seed')} ({config.seed})"),
+        *_row("--env NAME", f"environment ({_plain(settings['env'].value)}); --list-envs names those there are"),
+        *_row("--seed N", f"{_about(settings['seed'])} ({settings['seed'].value})"),
     ]
     for title, names in FIRST.items():
-        there = [name for name in names if _has(config, name)]
-        rows = [(_flag(name), f"{_about(config, name)} ({_plain(_value(config, name))})") for name in there]
-        lines += _group(title, rows)
+        there = [(name, settings[name]) for name in names if name in settings]
+        lines += _group(title, [(_flag(name), f"{_about(each)} ({_plain(each.value)})") for name, each in there])
     lines += [*_group("several at once", MANY.items()), *_group("going on, and from others", GO_ON.items())]
     return "\n".join([*lines, "", "all settings", ""])
 
@@ -71,24 +70,26 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _has(config: Any, name: str) -> bool:
-    """Return whether a setting, named as in `agent.lr`, is among those of `config`."""
-    *parts, last = name.split(".")
-    for part in parts:
-        if part not in _names(config):
-            return False
-        config = getattr(config, part)
-    return last in _names(config)
+class Setting(NamedTuple):
+    """A setting as it stands in a run."""
+
+    owner: type
+    """The class that has it as a field."""
+    name: str
+    """Its name there."""
+    value: Any
 
 
-def _names(config: Any) -> set[str]:
-    return {field.name for field in fields(config)}
-
-
-def _value(config: Any, name: str) -> Any:
-    for part in name.split("."):
-        config = getattr(config, part)
-    return config
+def settings_of(config: Any, prefix: str = "") -> dict[str, Setting]:
+    """Return each setting by its name, as `agent.lr`."""
+    found: dict[str, Setting] = {}
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if is_dataclass(value):
+            found |= settings_of(value, f"{prefix}{field.name}.")
+        else:
+            found[prefix + field.name] = Setting(type(config), field.name, value)
+    return found
 
 
 def _plain(value: Any) -> str:
@@ -102,16 +103,14 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _about(config: Any, name: str) -> str:
+def _about(setting: Setting) -> str:
     """Return the beginning of a setting's docstring, in small letters, up to its first stop."""
-    *parts, last = name.split(".")
-    owner = _value(config, ".".join(parts)) if parts else config
-    for kind in type(owner).__mro__:
-        if is_dataclass(kind) and last in vars(kind).get("__annotations__", {}):
-            said = re.split(r"[;:.(]", _docstrings(kind).get(last, ""))[0].strip()
+    for kind in setting.owner.__mro__:
+        if is_dataclass(kind) and setting.name in vars(kind).get("__annotations__", {}):
+            said = re.split(r"[;:.(]", _docstrings(kind).get(setting.name, ""))[0].strip()
             if said:
                 return said[0].lower() + said[1:]
-    return last.replace("_", " ")
+    return setting.name.replace("_", " ")
 
 
 def _docstrings(kind: type) -> dict[str, str]:

@@ -3,24 +3,18 @@
 from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # first, for it takes the signals
 
 # isort: split
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
-
 from jaxrl.envs import Env, HostEnv
-from jaxrl.errors import SettingsError, check_between, check_count, print_line, say
-from jaxrl.evaluate import add_env_options, add_which, env_of, load_named
-from jaxrl.exporting import stablehlo
+from jaxrl.errors import SettingsError, print_line, say
+from jaxrl.evaluate import add_env_options, add_episodes, add_which, check_episodes, env_of, judged, load_named
 from jaxrl.exporting.card import card, results, weights
-from jaxrl.exporting.function import described, function_of
-from jaxrl.exporting.writing import MARK, require_room, write
+from jaxrl.exporting.formats import files_of
+from jaxrl.exporting.writing import require_room, write
 from jaxrl.play import play, write_gif
-from jaxrl.reports.exports import require_outside
 from jaxrl.training import GreedyPolicy
-from jaxrl.training.evaluator import evaluator_for
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.members import resolve
 from jaxrl.training.storage.run_dir import CONFIG, read_metadata
@@ -38,32 +32,25 @@ def main(args: Sequence[str]) -> int:
     )
     add_which(parser)
     add_env_options(parser)
+    add_episodes(parser)
     parser.add_argument("--out", required=True, help="directory to write")
     parser.add_argument("--overwrite", action="store_true", help="replace that directory if it was written like this")
-    parser.add_argument("--episodes", type=int, default=100, help="fresh greedy episodes (default: 100)")
-    parser.add_argument("--seed", type=int, default=1_000_000, help="seed of the episodes (default: 1000000)")
     options = parser.parse_args(args)
-    check_count("--episodes", options.episodes)
-    check_between("--seed", options.seed, 0, 2**32 - 1)
+    check_episodes(options)
     out, run = Path(options.out), resolve(options.run_dir, options.member)
-    require_outside(out, [options.run_dir])
-    require_room(out, options.overwrite, RESULTS)
+    require_room(out, options.run_dir, options.overwrite, RESULTS)
     cache_compilations()
     require_devices()
     policy = load_named(options)
     env = env_of(policy, options.env, options.env_args)
-    judged = evaluator_for(env, policy.policy, options.episodes)(policy.params, jax.random.key(options.seed))
-    report, film = judged.report(), _film(env, policy)
+    report, film = judged(policy, env, options).report(), _film(env, policy)
     versions = {name: str(value) for name, value in dict(read_metadata(run).get("versions") or {}).items()}
-    function = function_of(policy)
-    told = json.dumps({"format": "stablehlo", **described(function, policy.facts)}, indent=2) + "\n"
-    exported = {**stablehlo.files(function), MARK: told.encode()}
     files = {
         "README.md": card(policy, report, versions, options.seed, bool(film)).encode(),
         RESULTS: results(policy, report, versions, options.seed, state_digest(policy.params)).encode(),
         "weights.npz": weights(policy),
         CONFIG: (run / CONFIG).read_bytes(),
-        **{f"policy/{name}": content for name, content in exported.items()},
+        **{f"policy/{name}": content for name, content in files_of(policy, "stablehlo").items()},
         **({"episode.gif": film} if film else {}),
     }
     write(files, out)

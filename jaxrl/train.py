@@ -1,6 +1,6 @@
 """`python -m jaxrl.train [ALGO] [flags]`: train an agent, or resume a run."""
 
-from jaxrl.cli import cache_compilations, require_devices, run_main  # first, for it takes the signals
+from jaxrl.cli import cache_compilations, divide_cpu, require_devices, run_main  # first, for it takes the signals
 
 # isort: split
 import contextlib
@@ -38,6 +38,7 @@ def main(args: Sequence[str]) -> int:
         env = (config.env or "data").replace(":", "-").replace("/", "-")
         config = replace(config, run_dir=new_run_dir(f"{env}-{request.algo}-s{config.seed}"))
     config.check()
+    divide_cpu(config.devices)
     devices = require_devices()
     if not config.quiet:
         tell(f"device {devices[0].device_kind}, run directory {config.run_dir}")

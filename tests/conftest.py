@@ -8,6 +8,7 @@ import jax
 import pytest
 
 from jaxrl.training import program
+from jaxrl.xla.options import QUICKLY
 
 # The classic bug of losses is `[B]` against `[B, 1]`; NumPy's silent promotion would hide it.
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -19,9 +20,9 @@ def pytest_configure(config: pytest.Config) -> None:
     Compiling is most of what the ordinary tests do. Where slow ones are asked for, all runs as users have it.
     """
     if not config.getoption("-m"):
-        flags = ["--xla_backend_optimization_level=0"]
-        if jax.__version_info__ < (0, 11):  # later ones have no such switch, and end the process at a name unknown
-            flags += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]  # half again
+        flags = [f"--{name}={str(value).lower()}" for name, value in QUICKLY.items()]
+        if jax.__version_info__ < (0, 11):  # of later ones it was not tried
+            flags.append("--xla_cpu_parallel_codegen_split_count=1")
         os.environ["XLA_FLAGS"] = " ".join([*os.environ.get("XLA_FLAGS", "").split(), *flags])
 
 

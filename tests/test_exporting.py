@@ -16,7 +16,7 @@ from toys_masks import minefield
 import jaxrl
 from jaxrl.errors import SettingsError
 from jaxrl.exporting import as_numpy, stablehlo
-from jaxrl.exporting.function import Function, function_of, memories
+from jaxrl.exporting.function import Function, function_of
 from jaxrl.spaces import Box, EnvSpec
 from jaxrl.strategies.base import Policy
 from jaxrl.training.policy import GreedyPolicy
@@ -84,7 +84,7 @@ def answers(policy: GreedyPolicy, seen: list[list[np.ndarray]]) -> list[np.ndarr
 def test_stablehlo_comes_to_the_same_bits(policy: GreedyPolicy) -> None:
     function = function_of(policy)
     call = jax.export.deserialize(bytearray(stablehlo.files(function)["policy.jax"])).call
-    seen, memory = observations(function), memories(function, ROWS)
+    seen, memory = observations(function), [jnp.zeros((ROWS, *x.shape), x.dtype) for x in function.memory]
     wanted = answers(policy, seen)
     for i, parts in enumerate(seen):
         # What was remembered of an episode before counts for nothing where the next one begins.

@@ -24,7 +24,7 @@ ROOMS = [
     "front doors",
 ]
 TRAINING = [
-    {"divergence", "interrupt", "ledger", "program", "sanity", "schedule", "settings", "actor_stats"},
+    {"devices", "divergence", "interrupt", "ledger", "program", "sanity", "schedule", "settings", "actor_stats"},
     {"storage"},
     {"data"},
     {"recorders"},
@@ -36,7 +36,7 @@ TRAINING = [
 """The floors of `training`, of sub-rooms and loose modules: a module imports from its own floor and those before."""
 FOUNDATIONS = {
     *("types", "spaces", "metrics", "trees", "xla", "nn", "errors", "distributions", "presets", "registry", "tuning"),
-    *("help_page", "hints", "hush", "masks", "terminal", "written"),
+    *("shards", "help_page", "hints", "hush", "masks", "terminal", "written"),
 }
 PURE = {"foundations", "envs", "processors", "buffers", "agents", "strategies"}
 PURE_TOO = {"training/schedule.py"}

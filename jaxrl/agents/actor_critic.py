@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
+from jaxrl import shards
 from jaxrl.agents.actor_critic_settings import A2CConfig, IMPALAConfig, PPOConfig, REINFORCEConfig
 from jaxrl.agents.base import Agent, AgentMaker, Mode
 from jaxrl.agents.checks import changed, hyper_of
@@ -344,11 +345,11 @@ def _estimate(
 
 
 def standardise(x: Array, weight: Array) -> Array:
-    """Normalise the entries of `x` with weight 1 to mean 0 and standard deviation 1."""
-    count, counts = jnp.maximum(weight.sum(), 1.0), weight > 0
+    """Normalise the entries of `x` with weight 1 to mean 0 and standard deviation 1, over all shards."""
+    count, counts = jnp.maximum(shards.total(weight.sum()), 1.0), weight > 0
     # Select instead of multiplying by the weight: an entry of weight 0 may be NaN.
-    apart = jnp.where(counts, x - jnp.where(counts, x, 0.0).sum() / count, 0.0)
-    return apart * jax.lax.rsqrt(jnp.square(apart).sum() / count + 1e-8)
+    apart = jnp.where(counts, x - shards.total(jnp.where(counts, x, 0.0).sum()) / count, 0.0)
+    return apart * jax.lax.rsqrt(shards.total(jnp.square(apart).sum()) / count + 1e-8)
 
 
 def _update(

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxrl import shards
 from jaxrl.agents.checks import pieces
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.trees import Array, PyTree
@@ -122,8 +123,9 @@ def learn(
     """
     parts = pieces(config.accumulate, jax.tree.leaves(batch)[0].shape[0])
     value, aux, grads = accumulate(loss, params.tree, batch, parts)
+    value, gradient = shards.mean((value, Flat.of(grads)))
     lr = decayed(lr, config.lr_decay, opt_step)
-    new, opt_state, norm = descent.step(params, Flat.of(grads), opt_state, lr, max_norm)
+    new, opt_state, norm = descent.step(params, gradient, opt_state, lr, max_norm)
     return Learnt(new, opt_state, value, norm, aux)
 
 

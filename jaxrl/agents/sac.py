@@ -17,6 +17,7 @@ from typing import Annotated, Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
+from jaxrl import shards
 from jaxrl.agents.base import Agent, AgentMaker, Mode
 from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.critics import (
@@ -302,7 +303,7 @@ def _update(
     if config.learn_temperature:
         # The gradient of temperature * (entropy - target) with respect to the log-temperature.
         wanted = _target_entropy(parts, hyper.target_entropy, items.obs)
-        slope = temperature * jnp.mean((entropy - wanted) * items.weight)
+        slope = temperature * shards.mean(jnp.mean((entropy - wanted) * items.weight))
         log_temperature, opt_state, _ = ADAM.step(
             log_temperature,
             Flat.of(slope[None]),

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
+from jaxrl import shards
 from jaxrl.agents.base import Agent, AgentMaker, Mode
 from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.critics import (
@@ -277,7 +278,8 @@ def _value(parts: Parts, critic: PyTree, policy: PyTree, obs: PyTree) -> tuple[A
 
 def value_weight(q: Array, weight: Array, alpha: Array) -> Array:
     """Return `alpha` divided by the weighted mean of `|q|` `[B]` (equation 5 of TD3+BC)."""
-    return alpha * jnp.sum(weight) / jnp.maximum(jnp.sum(weight * jnp.abs(q)), 1e-6)
+    count, size = shards.total((jnp.sum(weight), jnp.sum(weight * jnp.abs(q))))
+    return alpha * count / jnp.maximum(size, 1e-6)
 
 
 def _policy_loss(

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl import shards
 from jaxrl.agents.losses import cross_entropy, entry, huber, project, quantile_huber, squared
 from jaxrl.trees import Array
 from jaxrl.types import Transition
@@ -69,7 +70,8 @@ def widened(reach: Reach, items: Transition) -> Reach:
     """
     rest = jnp.where(items.discount < 1, 1 - items.discount, ENDLESS)
     bound = jnp.where(jnp.asarray(items.weight) > 0, items.reward / rest, 0.0)
-    return Reach(jnp.minimum(reach.low, bound.min()), jnp.maximum(reach.high, bound.max()))
+    low, high = shards.least(bound.min()), shards.largest(bound.max())
+    return Reach(jnp.minimum(reach.low, low), jnp.maximum(reach.high, high))
 
 
 def ends_of(reach: Reach, v_min: float | None, v_max: float | None) -> tuple[Array, Array]:

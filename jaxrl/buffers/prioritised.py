@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxrl import shards
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.uniform import Ring, block_start, uniform
 from jaxrl.errors import SettingsError, check_between, check_count
@@ -151,6 +152,9 @@ def _sample(settings: _Settings, state: PrioritisedState, noise: Array, opt_step
         index = index * FANOUT + _pick(children, u)
     own = state.sums[0].at[index].get(mode="promise_in_bounds")
     least = state.least[-1].min() if settings.over_all else own.min()
+    if shards.spread():  # each draws from its own items, so they are as likely as their share in it
+        whole = state.sums[-1].sum()
+        own, least = own / whole, shards.least(least / whole)
     beta = settings.beta
     if settings.beta_steps:
         beta = optax.linear_schedule(beta, 1.0, settings.beta_steps)(opt_step)

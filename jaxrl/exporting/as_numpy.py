@@ -4,16 +4,17 @@ import io
 import itertools
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from jaxrl.errors import SettingsError
-from jaxrl.exporting.function import Function, memories
+from jaxrl.exporting.function import Function
 from jaxrl.xla import forms
+from jaxrl.xla.equations import Code, Equation, bind, called, read
 
 SOURCE = '''"""A policy trained with jaxrl. It needs NumPy, and policy.npz beside it, and nothing else.
 
@@ -43,9 +44,6 @@ NAMES = {
     "rem": "np.fmod({}, {})",
 }  # fmt: skip
 """Primitives that are one call or operator of NumPy."""
-
-
-GROUPS = "jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call"
 
 
 def _cast(eqn: Any, x: str) -> str:
@@ -131,19 +129,14 @@ def files(function: Function) -> dict[str, bytes]:
       SettingsError: the policy computes something for which there is no line of NumPy here, such as pooling.
     """
     with forms("plain"):
-        traced = jax.make_jaxpr(function.call)(*_zeros(function))
+        traced = jax.make_jaxpr(partial(function.call, function.params))(*function.inputs(1))
     writer = _Writer()
-    results = writer.run(traced.jaxpr, traced.consts, list(function.names))
+    results = writer.run(read(traced), function.names)
     lines, held = writer.needed(results), io.BytesIO()
     used = {name: array for name, array in writer.arrays.items() if any(f'W["{name}"]' in line for line in lines)}
     np.savez(held, **used)  # type: ignore[arg-type]
     source = _source(function, lines, results)
     return {"policy.py": source.encode(), "policy.npz": held.getvalue()}
-
-
-def _zeros(function: Function) -> list[Any]:
-    obs = [jnp.zeros((1, *x.shape), x.dtype) for x in function.obs]
-    return [*obs, *memories(function, 1), *([jnp.ones(1, bool)] if function.memory else [])]
 
 
 class _Writer:
@@ -153,25 +146,24 @@ class _Writer:
         self.lines: list[tuple[str, str]] = []
         self.arrays: dict[str, np.ndarray] = {}
 
-    def run(self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    def run(self, code: Code, args: Sequence[Any]) -> list[Any]:
         """Return the results: text is a line's name, anything else a value known by now."""
-        known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
-        read = lambda atom: atom.val if isinstance(atom, Literal) else known[atom]
-        for eqn in jaxpr.eqns:
-            given = [read(atom) for atom in eqn.invars]
-            known |= dict(zip(eqn.outvars, self._results(eqn, given), strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+        known = {**code.given, **dict(zip(code.ins, args, strict=True))}
+        for equation in code.equations:
+            made = self._results(equation, [known[i] for i in equation.ins])
+            known.update(zip(equation.outs, made, strict=True))
+        return [known[i] for i in code.outs]
 
-    def _results(self, eqn: Any, given: list[Any]) -> list[Any]:
+    def _results(self, equation: Equation, given: list[Any]) -> Sequence[Any]:
         if not any(isinstance(x, str) for x in given):
-            made = eqn.primitive.bind(*given, **eqn.params)
-            return list(made) if eqn.primitive.multiple_results else [made]
-        if (inner := _inside(eqn)) is not None:
-            return self.run(inner.jaxpr, inner.consts, given)
+            return bind(equation, *given)
+        if (inner := called(equation)) is not None:
+            return self.run(inner, given)
+        eqn = equation.eqn
         for x in eqn.outvars:
             if np.dtype(x.aval.dtype).isbuiltin != 1:
                 _refuse(f"numbers of {x.aval.dtype}")
-        name, words = eqn.primitive.name, [x if isinstance(x, str) else self._constant(x) for x in given]
+        name, words = equation.name, [x if isinstance(x, str) else self._constant(x) for x in given]
         if name == "split":
             ends = [0, *np.cumsum(eqn.params["sizes"]).tolist()]
             before = ":, " * eqn.params["axis"]
@@ -203,15 +195,6 @@ class _Writer:
                 return f'W["{name}"]'
         self.arrays[f"w{len(self.arrays)}"] = array
         return f'W["w{len(self.arrays) - 1}"]'
-
-
-def _inside(eqn: Any) -> ClosedJaxpr | None:
-    """Return the equations inside of one that only groups them."""
-    for name in ("jaxpr", "call_jaxpr"):
-        inner = eqn.params.get(name)
-        if eqn.primitive.name in GROUPS and inner is not None:
-            return inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ())
-    return None
 
 
 def _refuse(name: str) -> Any:

@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import yaml
 
 from jaxrl.training.evaluator import EvaluationReport
 from jaxrl.training.policy import GreedyPolicy
+from jaxrl.training.storage.run_dir import plain
 
 CARD = """---
 {front}---
@@ -96,7 +98,7 @@ def _plain(leaf: Any) -> np.ndarray:
 def results(policy: GreedyPolicy, report: EvaluationReport, versions: Mapping[str, str], seed: int, digest: str) -> str:
     """Return the results as JSON, with what they were made by."""
     told = {
-        "evaluation": {"seed": seed, **json.loads(report.to_json())},
+        "evaluation": {"seed": seed, **plain(asdict(report))},
         "score": policy.facts.get("score"),
         "opt_steps": policy.facts.get("opt_steps"),
         "env_steps": policy.facts.get("env_steps"),

@@ -2,9 +2,8 @@
 
 import contextlib
 import logging
+from functools import partial
 from typing import Any
-
-import jax
 
 from jaxrl.errors import SettingsError
 from jaxrl.exporting.function import Function
@@ -24,11 +23,14 @@ def files(function: Function) -> dict[str, bytes]:
         import jax2onnx
     except ImportError as error:
         raise SettingsError(f"the format onnx needs jax2onnx ({error}); install it by: {INSTALL}") from None
-    inputs: list[Any] = [jax.ShapeDtypeStruct(("B", *x.shape[1:]), x.dtype) for x in function.inputs(1)]
     with forms("plain"), _quiet():
         try:
             model = jax2onnx.to_onnx(
-                function.call, inputs, model_name="policy", input_names=function.names, output_names=function.results
+                partial(function.call, function.params),
+                function.inputs("B"),
+                model_name="policy",
+                input_names=function.names,
+                output_names=function.results,
             )
         except Exception as error:  # whatever a converter raises of what it does not know
             raise SettingsError(f"jax2onnx cannot convert this policy: {' '.join(str(error).split())[:300]}") from error

@@ -6,6 +6,7 @@ import jax
 
 from jaxrl.errors import SettingsError
 from jaxrl.exporting.function import Function
+from jaxrl.trees import Array
 from jaxrl.xla import PLATFORMS, forms
 
 README = """# A policy as StableHLO
@@ -29,8 +30,14 @@ policy = export.deserialize(bytearray(pathlib.Path("policy.jax").read_bytes()))
 def exported(function: Function) -> Any:
     """Return what `jax.export` makes of the policy: its parameters are constants of the program."""
     (rows,) = jax.export.symbolic_shape("B")
+
+    @jax.jit
+    def call(*inputs: Array) -> tuple[Array, ...]:
+        # What is worked out of constants while compiling may round differently from what a program works out.
+        return function.call(jax.lax.optimization_barrier(function.params), *inputs)
+
     with forms("plain"):  # one program for all platforms, and for batches of which the size is not known
-        return jax.export.export(jax.jit(function.call), platforms=PLATFORMS)(*function.inputs(rows))
+        return jax.export.export(call, platforms=PLATFORMS)(*function.inputs(rows))
 
 
 def files(function: Function) -> dict[str, bytes]:

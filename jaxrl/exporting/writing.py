@@ -2,18 +2,22 @@
 
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from jaxrl.errors import SettingsError
+from jaxrl.reports.exports import require_outside
 
 MARK = "policy.json"
 """What every export has, and what tells it from a directory with something else."""
 
 
-def require_room(out: Path, overwrite: bool, mark: str = MARK) -> None:
-    """Raise `SettingsError` where writing would cost anybody anything; `mark` is a file of what may be replaced."""
+def require_room(out: Path, run: str, overwrite: bool, mark: str = MARK) -> None:
+    """Raise `SettingsError` where writing would cost anybody anything, the run that is read included.
+
+    With `overwrite`, a directory that has a file `mark` may be replaced.
+    """
+    require_outside(out, [run])
     if not out.exists() and not out.is_symlink():
         return
     is_ours = (out / mark).is_file() and not out.is_symlink()
@@ -28,26 +32,17 @@ def write(files: Mapping[str, bytes], out: Path) -> None:
     Raises:
       SettingsError: it cannot be written.
     """
-    made = None
+    made = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+        made.mkdir(parents=True)
         for name, content in files.items():
             (made / name).parent.mkdir(exist_ok=True)
             (made / name).write_bytes(content)
-        made.chmod(0o777 & ~_umask())
         if out.exists():
             shutil.rmtree(out)
         made.rename(out)
     except BaseException as error:
-        if made is not None:
-            shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(made, ignore_errors=True)
         if isinstance(error, OSError):
             raise SettingsError(f"cannot write {out}: {error.strerror or error}") from error
         raise
-
-
-def _umask() -> int:
-    now = os.umask(0)
-    os.umask(now)
-    return now

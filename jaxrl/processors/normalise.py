@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl import shards
 from jaxrl.errors import check_between
 from jaxrl.processors.base import Processor
 from jaxrl.trees import Array, PyTree
@@ -44,9 +45,9 @@ def merge(moments: Moments, entries: Array, where: Array | None = None) -> Momen
     entries = jnp.asarray(entries, jnp.float32)
     rows = jnp.ones(entries.shape[0]) if where is None else where.astype(jnp.float32)
     weight = rows.reshape(-1, *(1,) * (entries.ndim - 1))
-    new = rows.sum()
-    mean = (entries * weight).sum(0) / jnp.maximum(new, 1)
-    squares = (jnp.square(entries - mean[None]) * weight).sum(0)
+    new = shards.total(rows.sum())
+    mean = shards.total((entries * weight).sum(0)) / jnp.maximum(new, 1)
+    squares = shards.total((jnp.square(entries - mean[None]) * weight).sum(0))
     return _joined(moments, new, mean, squares)
 
 
@@ -123,9 +124,9 @@ def _merge_seen(moments: Moments, entries: Array, seen: Array) -> Moments:
     the moments are bitwise those of a merge without it."""
     entries = jnp.asarray(entries, jnp.float32)
     some = seen.reshape(-1, *(1,) * (entries.ndim - 1))
-    new = seen.sum(dtype=jnp.float32)
-    mean = jnp.where(some, entries, 0.0).sum(0) / jnp.maximum(new, 1)
-    squares = jnp.square(jnp.where(some, entries - mean[None], 0.0)).sum(0)
+    new = shards.total(seen.sum(dtype=jnp.float32))
+    mean = shards.total(jnp.where(some, entries, 0.0).sum(0)) / jnp.maximum(new, 1)
+    squares = shards.total(jnp.square(jnp.where(some, entries - mean[None], 0.0)).sum(0))
     return _joined(moments, new, mean, squares)
 
 

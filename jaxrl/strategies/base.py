@@ -102,6 +102,12 @@ class Strategy(NamedTuple):
     """`(state, n) -> state`: the state for try number `n`, with other randomness and healthy; goes with `health`."""
     capacity: int | None = None
     """Transitions in the field `buffer` of its state; `None` without one."""
+    shards: int = 1
+    """Parts with environments of their own, see `jaxrl.strategies.shards`."""
+    by_shard: Callable[[PyTree], PyTree] | None = None
+    """`(state) -> bools`: whether every shard has a leaf for itself, in rows `[V, ...]`; goes with `shards`."""
+    devices: int = 1
+    """Devices over which shards are spread in a run; they change no bit of it."""
     values: Mapping[str, Swap] = MappingProxyType({})
     """Hyperparameters that `init` puts into a state in place of its own, by the names of their settings."""
 

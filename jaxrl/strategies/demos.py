@@ -15,8 +15,8 @@ from jaxrl.strategies.interaction import Actors
 from jaxrl.strategies.offline import check_env, transitions
 
 
-def with_demos(buffer: Buffer, demos: Dataset, share: float, actors: Actors, env: Env | HostEnv) -> Buffer:
-    """Return `buffer` with `demos` beside it, which make up `share` of each batch.
+def with_demos(buffer: Buffer, demos: Dataset | None, share: float, actors: Actors, env: Env | HostEnv) -> Buffer:
+    """Return `buffer` with `demos` beside it, if there are any, which make up `share` of each batch.
 
     They go through the processor as steps in the environment do.
 
@@ -24,6 +24,8 @@ def with_demos(buffer: Buffer, demos: Dataset, share: float, actors: Actors, env
       SettingsError: demonstrations of another environment, or for an agent or a processor that cannot take them; a
         share that is none.
     """
+    if demos is None:
+        return buffer
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
         raise SettingsError(f"demo_share is {share}; expected a share above 0 and below 1, as 0.5")
     check_env(demos, env)
@@ -46,11 +48,19 @@ def learns(actors: Actors, demos: Dataset) -> bool:
 
 
 def settings_of_demos(demos: Dataset | None, share: float) -> dict[str, Any]:
-    """Return what loads the demonstrations again, by the names of a run's settings; nothing reads the share alone."""
+    """Return what loads the demonstrations again, by the names of a run's settings, and whether they are `by_hand`.
+
+    Nothing reads the share alone.
+    """
     if demos is None:
         return {"demos": [], "demos_sha256": "", "demo_share": 0.5}
     found = demos.settings or {}
-    return {"demos": found.get("data", []), "demos_sha256": found.get("data_sha256", ""), "demo_share": share}
+    return {
+        "demos": found.get("data", []),
+        "demos_sha256": found.get("data_sha256", ""),
+        "demo_share": share,
+        "by_hand": () if found else ("demos",),
+    }
 
 
 def told(demos: Dataset | None, batch: int, ring: int) -> tuple[str, ...]:

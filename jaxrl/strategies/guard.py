@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl import shards
 from jaxrl.agents.base import Agent
 from jaxrl.metrics import Metrics, Stat, Total, stat
 from jaxrl.trees import Array, PyTree, all_finite, tree_where
@@ -65,6 +66,7 @@ def guarded_update(
     skipped update -1, not known.
     """
     new, metrics, priorities = agent.update(state, batch, noise, opt_step)
+    metrics = shards.merged(metrics)
     # A `Stat` without measurements has infinite bounds; its sum tells whether what was measured is finite.
     told = {name: m.sum if isinstance(m, Stat) else m for name, m in metrics.items() if not isinstance(m, Total)}
     health, ok = _examine(health, {**told, PARAMETERS: jnp.where(all_finite(new), 0.0, jnp.nan)}, opt_step)
@@ -80,7 +82,7 @@ def what_returns_are_made_of(items: Transition) -> Metrics:
     """
     counts = jnp.asarray(items.weight) > 0
     sizes = jnp.stack([jnp.where(counts, size, 0.0).ravel() for size in (jnp.abs(items.reward), items.discount)])
-    largest = sizes.max(axis=1)
+    largest = shards.largest(sizes.max(axis=1))
     return {"largest_reward": largest[0], "largest_discount": largest[1]}
 
 

@@ -12,13 +12,14 @@ from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.buffers.prioritised import prioritised
 from jaxrl.buffers.uniform import uniform
-from jaxrl.envs.base import Env, VecEnvState, vectorise
+from jaxrl.envs.base import Env, VecEnvState
 from jaxrl.envs.host import HostEnv
 from jaxrl.envs.resets import note
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor
 from jaxrl.registry import usual
+from jaxrl.shards import merged, own
 from jaxrl.strategies.base import Strategy, fold
 from jaxrl.strategies.demos import settings_of_demos, told, with_demos
 from jaxrl.strategies.guard import Health, health_of, healthy, reseed
@@ -43,12 +44,13 @@ from jaxrl.strategies.remote import (
     Crowd,
     Remote,
     arrived,
+    of_one_shard,
     remote,
-    resets_here,
     settings_of_actors,
     stage,
 )
 from jaxrl.strategies.replay import Turns, draw_learning, learn, take_turns
+from jaxrl.strategies.shards import sharded
 from jaxrl.trees import Array, Key, PyTree, row_struct
 from jaxrl.types import Transition
 from jaxrl.written import whole
@@ -89,6 +91,7 @@ def off_policy(
     resets: str = "auto",
     demos: Dataset | None = None,
     demo_share: float = 0.5,
+    shards: int = 1,
 ) -> Strategy:
     """Compose off-policy training, as of DQN.
 
@@ -112,6 +115,8 @@ def off_policy(
       demos: what `jaxrl.load_dataset(...)` returns: steps that others have taken, to be learnt from beside those of the
         buffer, whose batches stay as large as they are.
       demo_share: share of `demos` in what is learnt from, above 0 and below 1.
+      shards: parts into which environments, buffer and batches are divided; all learn together, and as many devices can
+        take part in a run as there are shards, without changing a bit of it.
 
     Raises:
       SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
@@ -124,34 +129,35 @@ def off_policy(
         for name, value in (("num_envs", num_envs), ("opt_interval", opt_interval))
     )
     updates, warmup, buffer = whole(updates), whole(warmup), usual_buffer(suits) if buffer is None else buffer
-    total = num_envs * (crowd.actors if crowd else 1)
-    bound = Actors(vectorise(env, total, resets_here(resets, crowd)), *join(known, processor or usual_processor(suits)))
+    vector, shards = of_one_shard(env, num_envs, crowd, resets, shards, batch_size=buffer.batch_size)
+    bound = Actors(vector, *join(known, processor or usual_processor(suits)))
     _require_replay(bound.agent)
-    learnt_from = buffer if demos is None else with_demos(buffer, demos, demo_share, bound, env)
+    learnt_from = with_demos(part_of_buffer(buffer, shards), demos, demo_share, bound, env)
     turns = take_turns(
         horizon=bound.processor.horizon,
         batch_size=buffer.batch_size,
-        num_envs=total,
+        num_envs=vector.num_envs * shards,
         opt_interval=opt_interval,
         updates=updates,
         warmup=warmup,
         random_warmup=random_warmup,
         times=crowd.config.send if crowd else 1,
     )
-    parts = _Parts(bound, learnt_from, turns, crowd)
-    return Strategy(
+    parts = _Parts(bound, learnt_from, turns._replace(num_envs=vector.num_envs), crowd)
+    one = Strategy(
         init=partial(_init, parts),
         draw=partial(_draw, parts),
         step=partial(_step, parts),
-        env_steps_per_step=turns.rows,
-        opt_steps_per_step=turns.updates,
-        warmup_env_steps=turns.warmup_env_steps,
+        env_steps_per_step=parts.turns.rows,
+        opt_steps_per_step=parts.turns.updates,
+        warmup_env_steps=parts.turns.warmup_env_steps,
         env=env,
         policy=make_policy(bound.agent, bound.processor, env.spec),
         retune=partial(retune, bound),
         notes=(
-            *(*turns.notes(buffer, turns.rows, warmup), *note(resets, bound.env.resets)),
-            *told(demos, learnt_from.batch_size, buffer.batch_size),
+            *turns.notes(buffer, turns.rows, warmup),
+            *note(resets, bound.env.resets),
+            *told(demos, learnt_from.batch_size * shards, buffer.batch_size),
         ),
         settings=settings_of(
             bound.agent,
@@ -165,15 +171,16 @@ def off_policy(
             updates=updates,
             warmup=warmup,
             random_warmup=random_warmup,
+            shards=shards,
             buffer=buffer.settings,
-            by_hand=("demos",) if demos is not None and not demos.settings else (),
             **settings_of_demos(demos, demo_share),
         ),
         remote=_remote(parts, crowd) if crowd else None,
         health=health_of,
         reseed=reseed,
-        capacity=buffer.capacity(turns.rows),
+        capacity=learnt_from.capacity(parts.turns.rows),
     )
+    return sharded(one, shards, ("env", "processor", "buffer"))
 
 
 def _require_replay(agent: Agent) -> None:
@@ -188,6 +195,20 @@ def usual_buffer(settings: Mapping[str, Any]) -> Buffer:
     parts = dict(settings.get("buffer", {}))
     make = prioritised if parts.pop("prioritised", False) else uniform
     return make(**parts)
+
+
+def part_of_buffer(buffer: Buffer, shards: int) -> Buffer:
+    """Return the buffer of one of so many `shards`.
+
+    Raises:
+      SettingsError: it was made by hand.
+    """
+    if shards == 1:
+        return buffer
+    if buffer.settings is None:
+        raise SettingsError("a buffer of your own cannot be divided into shards; leave shards at 1")
+    sizes = {"capacity": -(-buffer.settings["capacity"] // shards), "batch_size": buffer.batch_size // shards}
+    return usual_buffer({"buffer": {**buffer.settings, **sizes}})
 
 
 # --- the training step ------------------------------------------------------------------------------------------
@@ -205,7 +226,7 @@ def _step(parts: _Parts, state: OffPolicyState, noise: PyTree, t: Array) -> tupl
     # Push before sampling: the other way round XLA must keep the old buffer, and copies it every iteration.
     state = state._replace(buffer=parts.buffer.push(state.buffer, items, pushes))
     state, learnt = learn(parts.actors.agent, parts.buffer, state, update_noise, first_opt, parts.turns.updates)
-    return state, {**seen, **learnt}
+    return state, {**merged(seen), **learnt}
 
 
 def _arrived(parts: _Parts, arrival: Arrival) -> tuple[Transition, Metrics]:
@@ -248,7 +269,7 @@ def _collect(
 
 
 def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
-    collect_key, update_key = jax.random.split(fold(key, t))
+    collect_key, update_key = jax.random.split(fold(own(key), t))
     turns, pushes = parts.turns, parts.turns.fill + jnp.asarray(t, jnp.uint32) + 1
     update_noise = draw_learning(parts.actors.agent, parts.buffer, update_key, pushes, turns.rows, turns.updates)
     if parts.crowd is not None:
@@ -261,7 +282,8 @@ def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
 
 def _init(parts: _Parts, key: Key) -> OffPolicyState:
     """Reset, fill the processor's windows, and warm the buffer up."""
-    stream, agent_key, env_key, prime_key, fill_key = jax.random.split(key, 5)
+    stream, agent_key, *others = jax.random.split(key, 5)
+    env_key, prime_key, fill_key = map(own, others)
     agent = parts.actors.agent.init(agent_key)
     scene, items = open_scene(parts.actors, agent, env_key)
     state = OffPolicyState(

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import AgentMaker
-from jaxrl.envs.base import Env, VecEnvState, vectorise
+from jaxrl.envs.base import Env, VecEnvState
 from jaxrl.envs.host import HostEnv
 from jaxrl.envs.resets import note
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics, Stat, Total
 from jaxrl.processors.base import Processor
 from jaxrl.registry import listed, names_of, usual
+from jaxrl.shards import merged, own
 from jaxrl.strategies.base import Strategy, fold, repeat
 from jaxrl.strategies.guard import Health, guarded_update, health_of, healthy, reseed, what_returns_are_made_of
 from jaxrl.strategies.interaction import (
@@ -33,7 +34,8 @@ from jaxrl.strategies.interaction import (
     settings_of,
     usual_processor,
 )
-from jaxrl.strategies.remote import ActorsConfig, Crowd, arrived, remote, resets_here, settings_of_actors, stage
+from jaxrl.strategies.remote import ActorsConfig, Crowd, arrived, of_one_shard, remote, settings_of_actors, stage
+from jaxrl.strategies.shards import sharded
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Rollout, Transition
 from jaxrl.written import whole
@@ -84,6 +86,7 @@ def on_policy(
     minibatches: int | None = None,
     actors: ActorsConfig | None = None,
     resets: str = "auto",
+    shards: int = 1,
 ) -> Strategy:
     """Compose on-policy training, as of PPO.
 
@@ -105,6 +108,8 @@ def on_policy(
       actors: who steps environments on the host, each `num_envs` of them; a rollout is that of all. Left out, an
         environment in JAX runs on the device, and any other with one actor.
       resets: where episodes begin, see `jaxrl.vectorise`; in environments on the host always `fresh`.
+      shards: parts into which environments and minibatches are divided; all learn together, and as many devices can
+        take part in a run as there are shards, without changing a bit of it. Steps are shuffled within a shard.
 
     Raises:
       SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
@@ -112,15 +117,19 @@ def on_policy(
     env, crowd = stage(env, actors, max_lag=1)
     known = introduce(agent, processor, env.spec)
     suits = usual(known.name, "on_policy")
-    rollout, epochs, minibatches = (
+    num_envs, rollout, epochs, minibatches = (
         whole(suits[name] if value is None else value)
-        for name, value in (("rollout", rollout), ("epochs", epochs), ("minibatches", minibatches))
+        for name, value in (
+            ("num_envs", num_envs),
+            ("rollout", rollout),
+            ("epochs", epochs),
+            ("minibatches", minibatches),
+        )
     )
-    num_envs = whole(num_envs)
     for name, value in (("rollout", rollout), ("epochs", epochs), ("minibatches", minibatches)):
         check_count(name, value)
-    total = num_envs * (crowd.actors if crowd else 1)
-    bound = Actors(vectorise(env, total, resets_here(resets, crowd)), *join(known, processor or usual_processor(suits)))
+    vector, shards = of_one_shard(env, num_envs, crowd, resets, shards)
+    bound = Actors(vector, *join(known, processor or usual_processor(suits)))
     if bound.agent.prepare is None:
         able = listed(names_of("on_policy"))
         raise SettingsError(f"{bound.agent.name} does not learn on-policy; agents that do: {able}")
@@ -131,7 +140,7 @@ def on_policy(
         bound = bound._replace(agent=bound.agent._replace(act=bound.agent.behave))
     parts = _Parts(bound, rollout, epochs, minibatches, crowd)
     check_minibatches(parts.units, minibatches, "steps" if bound.agent.memory is None else "environments")
-    return Strategy(
+    one = Strategy(
         init=partial(_init, parts),
         draw=partial(_draw, parts),
         step=partial(_step, parts),
@@ -152,11 +161,13 @@ def on_policy(
             rollout=rollout,
             epochs=epochs,
             minibatches=minibatches,
+            shards=shards,
         ),
         remote=remote(bound, crowd, steps=rollout) if crowd else None,
         health=health_of,
         reseed=reseed,
     )
+    return sharded(one, shards, ("env", "processor"))
 
 
 def check_minibatches(units: int, minibatches: int, what: str) -> None:
@@ -174,7 +185,7 @@ def check_minibatches(units: int, minibatches: int, what: str) -> None:
 def _init(parts: _Parts, key: Key) -> OnPolicyState:
     stream, agent_key, env_key = jax.random.split(key, 3)
     agent = parts.actors.agent.init(agent_key)
-    scene, _ = open_scene(parts.actors, agent, env_key)
+    scene, _ = open_scene(parts.actors, agent, own(env_key))
     return OnPolicyState(stream, agent, scene.env, scene.processor, healthy())
 
 
@@ -195,7 +206,7 @@ def _step(parts: _Parts, state: OnPolicyState, noise: PyTree, t: Array) -> tuple
     assert parts.actors.agent.prepare is not None
     prepared = parts.actors.agent.prepare(state.agent, Rollout(items, last_steps(items, seen)))
     state, learnt = _learn(parts, state, prepared, update_noise, first_opt)
-    return state, {**episode_metrics(seen), **told, **what_returns_are_made_of(items), **learnt}
+    return state, {**merged(episode_metrics(seen)), **told, **what_returns_are_made_of(items), **learnt}
 
 
 def last_steps(items: Transition, seen: StepInfo) -> Array:
@@ -256,7 +267,7 @@ def _left_out(metrics: Metrics, stopped: Array) -> Metrics:
 
 
 def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
-    collect_key, order_key, update_key = jax.random.split(fold(key, t), 3)
+    collect_key, order_key, update_key = jax.random.split(fold(own(key), t), 3)
     size = parts.units // parts.minibatches
     updates = jax.vmap(lambda k: parts.actors.agent.draw_update(k, size))(jax.random.split(update_key, parts.updates))
     # With one minibatch there is no order.

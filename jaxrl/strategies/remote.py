@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent
-from jaxrl.envs.base import Env, TimeStep, draw_nothing
+from jaxrl.envs.base import Env, TimeStep, VecEnv, draw_nothing, vectorise
 from jaxrl.envs.host import HostEnv, on_host
 from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.masks import random_action
@@ -23,8 +23,10 @@ from jaxrl.metrics import Metrics, Total, stat
 from jaxrl.processors.base import begin
 from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.strategies.interaction import Actors, StepInfo, draw_steps, interact, open_scene, step_info
+from jaxrl.strategies.shards import check_shards
 from jaxrl.trees import Array, Key, PyTree, row_struct
 from jaxrl.types import Step, Transition
+from jaxrl.written import whole
 from jaxrl.xla.packing import Layout, empty, layout_of, pack, unpack
 
 
@@ -133,7 +135,23 @@ def stage(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tupl
     return blank(host.spec)._replace(settings=host.settings), Crowd(host, config, count)
 
 
-def resets_here(resets: str, crowd: Crowd | None) -> str:
+def of_one_shard(
+    env: Env, num_envs: int, crowd: Crowd | None, resets: str, shards: int, **divided: int
+) -> tuple[VecEnv, int]:
+    """Return the environments of one shard, of `num_envs` or of so many for each actor, and the number of shards.
+
+    Raises:
+      SettingsError: they do not divide among the shards, nor does what else is to be `divided`; shards of environments
+        on the host, which are divided among actors; starts that environments on the host do not have.
+    """
+    shards, total = whole(shards), num_envs * (crowd.actors if crowd else 1)
+    check_shards(shards, num_envs=total, **divided)
+    if crowd is not None and shards > 1:
+        raise SettingsError("shards divide environments on the device; use actors for those on the host, or shards 1")
+    return vectorise(env, total // shards, _resets_here(resets, crowd)), shards
+
+
+def _resets_here(resets: str, crowd: Crowd | None) -> str:
     """Return where episodes begin on the device; environments on the host begin theirs by themselves.
 
     Raises:

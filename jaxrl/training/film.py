@@ -12,7 +12,6 @@ import numpy as np
 from jaxrl.envs import Env, HostEnv
 from jaxrl.envs.host import to_host
 from jaxrl.errors import SettingsError
-from jaxrl.strategies.base import Strategy
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Video
 from jaxrl.training.report import Hooks, call
@@ -96,30 +95,21 @@ def write_gif(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:
 # --- while a run goes on ------------------------------------------------------------------------------------------
 
 
-def with_videos(
-    hooks: Hooks, strategy: Strategy, config: TrainerConfig, filmed: Callable[[Video | str], None]
-) -> Hooks:
-    """Return `hooks` with one that films an episode of the latest policy where `config` asks for it.
+def with_videos(trainer: Any, given: Hooks | None) -> Hooks:
+    """Return the hooks `given` to a trainer, with one that films the latest policy where its settings ask for it.
 
     Films begin in the same state each time, so that they can be compared. Nothing of the training depends on them: one
     that fails is told, and the run goes on.
 
-    Args:
-      hooks: those of the user, called after it.
-      strategy: whose evaluation is filmed.
-      config: has the interval, and the directory.
-      filmed: is given each video, or why there is none.
-
     Raises:
       SettingsError: the environment cannot be drawn, or there is none, or no policy.
     """
+    hooks, strategy, config = given or Hooks(), trainer.strategy, trainer.config
     if not config.video_interval:
         return hooks
     env = strategy.eval_env or (strategy.remote.env if strategy.remote else strategy.env)
     if env is None or strategy.policy is None:
-        raise SettingsError(
-            "video_interval films episodes, but the strategy has no environment or no policy; set it to 0"
-        )
+        raise SettingsError("video_interval films episodes, but there is no environment or no policy; set it to 0")
     try:
         play = player(env)
         _first_picture(env)
@@ -129,10 +119,10 @@ def with_videos(
 
     def film(trainer: Any, evaluation: Any, is_best: bool) -> None:
         counters = trainer.ledger.counters(trainer.schedule)
-        if config.films_at(counters["opt_steps"], trainer.schedule.opt_steps_per_step):
+        if trainer.config.films_at(counters["opt_steps"], trainer.schedule.opt_steps_per_step):
             with trainer.ledger.timed("record"):
-                latest = policy.at(trainer.strategy.policy.params(trainer.state))
-                filmed(_film(play, latest, config, **counters))
+                latest = policy.at(trainer._params(trainer.state))
+                trainer._log.filmed(_film(play, latest, trainer.config, **counters))
 
     return hooks._replace(evaluation=(film, partial(call, hooks.evaluation)))
 

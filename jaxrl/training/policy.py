@@ -1,14 +1,13 @@
 """A trained policy, ready to be called."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr, Literal
 
 from jaxrl.errors import SettingsError
 from jaxrl.masks import completed
@@ -17,6 +16,7 @@ from jaxrl.strategies.base import Policy
 from jaxrl.training.storage.run_dir import plain
 from jaxrl.trees import Key, PyTree
 from jaxrl.types import Step
+from jaxrl.xla.equations import read, used
 
 
 class GreedyPolicy:
@@ -86,22 +86,9 @@ class GreedyPolicy:
 def remembers(policy: Policy, params: PyTree, obs: PyTree) -> bool:
     """Say whether the action of `policy` for `obs` `[N, ...]` may depend on anything else than these, and `params`."""
     carry, action = jax.eval_shape(partial(begin, policy), params, obs)
-    traced = jax.make_jaxpr(lambda carry, action, params, obs: follow(policy, params, carry, action, obs)[1])
-    jaxpr = traced(carry, action, params, obs).jaxpr
-    return not used(jaxpr, jaxpr.outvars).isdisjoint(jaxpr.invars[: len(jax.tree.leaves((carry, action)))])
-
-
-def used(jaxpr: Jaxpr, outputs: Sequence[Any]) -> set[Any]:
-    """Return the variables of `jaxpr` on which some of its `outputs` may depend."""
-    needed = set(filter(_is_variable, outputs))
-    for eqn in reversed(jaxpr.eqns):
-        if not needed.isdisjoint(eqn.outvars):
-            needed |= set(filter(_is_variable, eqn.invars))
-    return needed
-
-
-def _is_variable(atom: Any) -> bool:
-    return not isinstance(atom, Literal)
+    code = read(jax.make_jaxpr(partial(follow, policy))(params, carry, action, obs))
+    before, kept = len(jax.tree.leaves(params)), len(jax.tree.leaves((carry, action)))
+    return not used(code, code.outs[-len(jax.tree.leaves(action)) :]).isdisjoint(code.ins[before : before + kept])
 
 
 def _as_observation(env: str, struct: PyTree, obs: PyTree) -> PyTree:

@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Stat, Total, columns_of
 from jaxrl.strategies.base import Strategy, block_length, iterate, noise_shapes
+from jaxrl.training.devices import after_placing, over_devices, placed
 from jaxrl.trees import Array, PyTree, require_same, tree_bytes
 from jaxrl.tuning import Swap, given, traced
 from jaxrl.xla import chosen
@@ -174,7 +175,8 @@ def compile_all(strategy: Strategy, key: Array, evaluator: Any, params: Any, res
         made |= {"run": run_job.result()} if run_job else {}
         made |= {"init": init_job.result()} if init_job else {}
     begin = made.get("init", init)
-    return Compiled(lambda key: begin(key, values), made["run"], like, metric_shapes(strategy, state))
+    begun = lambda key: begin(key, values)
+    return Compiled(begun, after_placing(strategy, made["run"]), like, metric_shapes(strategy, state))
 
 
 def values_of(strategy: Strategy) -> dict[str, Array]:
@@ -190,7 +192,8 @@ def values_of(strategy: Strategy) -> dict[str, Array]:
 def _compile_run(strategy: Strategy, like: tuple[PyTree, Sums]) -> Any:
     count = jax.ShapeDtypeStruct((), jnp.uint32)
     given = (count, count) if strategy.remote is None else (strategy.remote.arrival, count)
-    return jit_run(strategy).lower(*like, *given).compile()
+    state, sums = like
+    return jit_run(strategy).lower(placed(strategy, state), sums, *given).compile()
 
 
 def programs_of(strategy: Strategy) -> dict[str, Any]:
@@ -208,7 +211,7 @@ def programs_of(strategy: Strategy) -> dict[str, Any]:
     made = strategy._replace(retune=None)  # which no program holds, and a population's members have each their own
     functions = (part for group in (made, strategy.policy, env) for part in group or () if callable(part))
     try:
-        return _programs((*functions, env and repr(env.spec), chosen(), *options))
+        return _programs((*functions, env and repr(env.spec), strategy.devices, chosen(), *options))
     except TypeError:
         return {}
 
@@ -242,14 +245,16 @@ def _init(strategy: Strategy, key: Array, values: Mapping[str, Array] | None = N
 
 def jit_init(strategy: Strategy) -> Any:
     """Return the program `(key, values of hyperparameters = {}) -> (state, sums)`, compiled when first called."""
-    program = jax.jit(partial(_init, strategy), compiler_options=once_options())
+    init = over_devices(strategy, partial(_init, strategy), state_shapes(strategy)[0], begins=True)
+    program = jax.jit(init, compiler_options=once_options())
     return programs_of(strategy).setdefault("jit_init", program)
 
 
 def jit_run(strategy: Strategy) -> Any:
     """Return the program of `Compiled.run`, compiled when first called."""
-    program = run if strategy.remote is None else run_one
-    return programs_of(strategy).setdefault("jit_run", jit_training(partial(program, strategy)))
+    program = partial(run if strategy.remote is None else run_one, strategy)
+    spread = over_devices(strategy, program, state_shapes(strategy)[0])
+    return programs_of(strategy).setdefault("jit_run", jit_training(spread))
 
 
 def jit_training(function: Callable[..., Any]) -> Any:

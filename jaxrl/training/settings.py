@@ -59,6 +59,8 @@ class TrainerConfig:
     run_dir: str | None = None
     """Directory for settings, logs and checkpoints; unset: the library writes nothing, the command line chooses a
     name."""
+    devices: int = 1
+    """Devices over which the shards of the run are spread; their number changes no bit of it."""
     quiet: bool = False
     """Print nothing."""
     recorders: tuple[str, ...] = ("console", "jsonl", "tensorboard")
@@ -310,6 +312,8 @@ NEWER: Mapping[str, object] = {
     "demo_share": 0.5,
     "agent.boltzmann": 0.0,
     "video_interval": 0,
+    "shards": 1,
+    "devices": 1,
 }
 """Settings of a run or a session that earlier versions lacked, with the values under which an old run continues
 unchanged."""

@@ -21,6 +21,7 @@ from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.population import Population
 from jaxrl.training.actors import ActorPool, pool_of
+from jaxrl.training.devices import gathered, on_devices
 from jaxrl.training.divergence import diverged, explain
 from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, confirm_key, eval_key, evaluator_of, mean_return
 from jaxrl.training.film import with_videos
@@ -104,19 +105,18 @@ class Trainer:
         config, self._given_recorders = with_recorders(config, recorders)
         run_dir, self.resume = resumption(resume, from_step, config.run_dir, allow_changes, start_over)
         self.config, self.schedule, self._rounding = planned(strategy, config.changed(run_dir=run_dir))
+        strategy = on_devices(strategy, self.config.devices)
         if max_chunk is not None:
             check_count("max_chunk", max_chunk)
         if evaluator is None and self.config.eval_episodes:
             evaluator = evaluator_of(strategy, self.config.eval_episodes, self.config.eval_actions == "sampled")
         self.strategy, self.evaluator, self.score, self.stop = strategy, evaluator, score, stop
-        self.hooks = with_videos(hooks or Hooks(), strategy, self.config, lambda video: self._log.filmed(video))
-        self.interrupt = Interrupt() if interrupt is None else interrupt
+        self.hooks, self.interrupt = with_videos(self, hooks), Interrupt() if interrupt is None else interrupt
         self.max_chunk = max_chunk
         self.ledger, self.stop_reason = Ledger(), None  # type: Ledger, str | None
-        self.state: PyTree = None
         self._quiet = self.config.quiet or not console
         self._best: Best | None = None
-        self._run = self._sums = None  # type: Any
+        self.state = self._run = self._sums = None  # type: Any
         self._actors: ActorPool | None = None
         self._log = Logbook(self.schedule, lambda: ({}, 0.0))
         self._chunk, self._wall, self._least_return = 0, 0.0, math.nan
@@ -493,7 +493,7 @@ class Trainer:
         return health
 
     def _params(self, state: PyTree) -> PyTree:
-        return state if self.strategy.policy is None else self.strategy.policy.params(state)
+        return state if self.strategy.policy is None else gathered(self.strategy, self.strategy.policy.params(state))
 
     def _report(self, train: Row | None, evaluation: Row | None, saved: bool) -> Report:
         counters = self.ledger.counters(self.schedule)

@@ -5,7 +5,7 @@ JAX's own form, the jaxpr, differs from version to version. This module alone re
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -85,6 +85,20 @@ def read(jaxpr: Any, seen: dict[int, bool] | None = None) -> Code:
         numbers.update(zip(eqn.outvars, made, strict=True))
     code.outs.extend(number(atom) for atom in inner.outvars)
     return code
+
+
+def called(equation: Equation) -> Code | None:
+    """Return the function that a call does no more than call; of other equations `None`."""
+    return read(next(_inside(equation.eqn))) if equation.name in CALLS else None
+
+
+def used(code: Code, numbers: Iterable[int]) -> set[int]:
+    """Return the values on which those of `numbers` may depend, these included."""
+    needed = set(numbers)
+    for equation in reversed(code.equations):
+        if not needed.isdisjoint(equation.outs):
+            needed |= set(equation.ins)
+    return needed
 
 
 def _known(code: Code, value: Any, aval: Any) -> int:

@@ -7,8 +7,10 @@ import jax
 
 from jaxrl.xla import shaped_for
 
-LEVEL = "xla_backend_optimization_level"
-EMITTERS = "xla_cpu_use_fusion_emitters"
+QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0}
+"""Options with which XLA compiles for CPUs quickly rather than well."""
+if jax.__version_info__ < (0, 11):  # later ones have no such switch, and end the process at a name unknown
+    QUICKLY["xla_cpu_use_fusion_emitters"] = False
 WIDTH = "xla_cpu_prefer_vector_width"
 GRAPHS = "xla_gpu_enable_command_buffer"
 KINDS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
@@ -44,10 +46,7 @@ def once_options() -> dict[str, Any] | None:
     """
     if not shaped_for("cpu"):
         return graph_options()
-    options = (
-        {LEVEL: 0} if jax.__version_info__ >= (0, 11) else {LEVEL: 0, EMITTERS: False}
-    )  # later ones know no such name
-    return {name: value for name, value in options.items() if not _named(name)}
+    return {name: value for name, value in QUICKLY.items() if not _named(name)}
 
 
 def side_by_side() -> int:

@@ -29,9 +29,9 @@ PAIRS: dict[str, tuple[Callable[..., Any], Any, set[str]]] = {
     "off_policy": (
         jaxrl.off_policy,
         OffPolicyRun,
-        {"updates", "warmup", "random_warmup", "resets", "demo_share"},
+        {"updates", "warmup", "random_warmup", "resets", "demo_share", "shards"},
     ),
-    "on_policy": (jaxrl.on_policy, OnPolicyRun, {"num_envs", "resets"}),
+    "on_policy": (jaxrl.on_policy, OnPolicyRun, {"num_envs", "resets", "shards"}),
     "offline": (jaxrl.offline, OfflineRun, {"batch_size", "updates"}),
     "uniform": (jaxrl.uniform, BufferConfig, {"capacity", "batch_size", "compact", "ends", "frames"}),
     "prioritised": (jaxrl.prioritised, BufferConfig, set(of_dataclass(BufferConfig)) - {"prioritised"}),

@@ -8,6 +8,8 @@ from toys_data import bandit, walk
 import jaxrl
 
 ENV = "Catch-bsuite"
+SPREAD: dict[str, int] = {}
+"""Settings in place of those below, of all that have environments: a process sets them before it makes a strategy."""
 
 
 def _off_policy(
@@ -18,13 +20,16 @@ def _off_policy(
         agent,
         buffer=buffer or jaxrl.uniform(96, batch_size=8),
         processor=processor,
-        **{"num_envs": 4, "opt_interval": 4, "warmup": 16, **settings},
+        **{"num_envs": 4, "opt_interval": 4, "warmup": 16, **settings, **SPREAD},
     )
 
 
 def _on_policy(agent: object, processor: object = None, env: str = ENV, **settings: int) -> jaxrl.Strategy:
     return jaxrl.on_policy(
-        jaxrl.make_env(env), agent, processor=processor, **{"num_envs": 4, "rollout": 6, "epochs": 2, **settings}
+        jaxrl.make_env(env),
+        agent,
+        processor=processor,
+        **{"num_envs": 4, "rollout": 6, "epochs": 2, **settings, **SPREAD},
     )
 
 

@@ -219,6 +219,7 @@ DECISIVE: dict[str, Any] = {
     "env_args": {"max_steps_in_episode": 100.0},
     "num_envs": 4,
     "resets": "pool:20",
+    "shards": 2,
     "opt_interval": 4,
     "updates": 2,
     "warmup": 18,
@@ -335,10 +336,10 @@ def value_of(config: Any, name: str) -> Any:
 
 
 def test_every_setting_is_either_harmless_or_decides_the_training() -> None:
-    # Data, and where they lie, are for runs that learn from them, and tested there.
+    # Data, and where they lie, are for runs that learn from them, and tested there; devices with shards.
     demos = ["demos", "demos_sha256", "demo_share"]
-    assert sorted(names(SMALL)) == sorted([*DECISIVE, *FREE, *IDLE, *SHAPED, *COMPACT, "run_dir", *demos])
-    assert sorted([*FREE, "run_dir", "data", "demos"]) == sorted(HARMLESS)
+    assert sorted(names(SMALL)) == sorted([*DECISIVE, *FREE, *IDLE, *SHAPED, *COMPACT, "run_dir", "devices", *demos])
+    assert sorted([*FREE, "run_dir", "data", "demos", "devices"]) == sorted(HARMLESS)
 
 
 @pytest.mark.parametrize("name", DECISIVE)

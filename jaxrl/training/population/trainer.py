@@ -154,6 +154,8 @@ class PopulationTrainer:
             raise SettingsError("allow_changes and start_over say how to resume; set resume as well")
         if resume and self.config.run_dir is None:
             raise SettingsError("resume needs the run_dir to go on with")
+        if self.config.devices > 1:
+            raise SettingsError("devices are for the shards of a single run; leave them at 1 for a population")
         for strategy in self._strategies():
             self._unrecorded(strategy, evaluator)  # only checks
 

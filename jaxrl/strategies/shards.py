@@ -1,0 +1,119 @@
+"""A strategy spread over shards: each has environments, a replay and batches of its own, and all learn together.
+
+Parameters, optimizer and counters are the same for all. In every update, each shard works out the gradient of its own
+part of the batch; these are gathered and added in the order of the shards. Since a shard computes the same numbers
+wherever it is, so does the run: on one device or on as many as there are shards.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxrl.errors import SettingsError, check_count
+from jaxrl.metrics import Metrics
+from jaxrl.strategies.base import Policy, Strategy
+from jaxrl.trees import Array, Key, PyTree
+from jaxrl.xla.spread import everywhere, spread
+
+
+class _Parts(NamedTuple):
+    one: Strategy
+    """What one shard does."""
+    shards: int
+    fields: tuple[str, ...]
+    """The fields of a state that every shard has for itself."""
+
+
+def check_shards(shards: int, **divided: int) -> None:
+    """Raise `SettingsError`, naming the nearest settings, unless `shards` divides all that is `divided` among them."""
+    check_count("shards", shards)
+    for name, value in divided.items():
+        if value % shards:
+            below = value - value % shards
+            nearest = " or ".join(str(x) for x in (below, below + shards) if x)
+            raise SettingsError(f"{name} {value} does not divide into {shards} shards; set it to {nearest}")
+
+
+def sharded(one: Strategy, count: int, fields: Sequence[str]) -> Strategy:
+    """Return the strategy of `count` shards, each of which does what `one` does.
+
+    Args:
+      one: the strategy of one shard, which adds over environments by the functions of `jaxrl.shards`.
+      count: shards; with 1, `one` itself is returned.
+      fields: fields of a training state that every shard has for itself, in the new state in rows `[V, ...]`; the
+        others are the same for all.
+    """
+    if count == 1:
+        return one
+    parts = _Parts(one, count, tuple(fields))
+    return one._replace(
+        init=partial(_init, parts),
+        draw=partial(_draw, parts),
+        step=partial(_step, parts),
+        env_steps_per_step=one.env_steps_per_step * count,
+        warmup_env_steps=one.warmup_env_steps * count,
+        policy=one.policy and _policy(parts, one.policy),
+        retune=one.retune and partial(_retune, parts, one.retune),
+        capacity=one.capacity and one.capacity * count,
+        shards=count,
+        by_shard=partial(_by_shard, parts),
+    )
+
+
+def _by_shard(parts: _Parts, state: Any) -> Any:
+    """Say of each leaf of a training state whether every shard has its own."""
+    marked = {name: jax.tree.map(lambda _, own=name in parts.fields: own, part) for name, part in _fields(state)}
+    return state._replace(**marked)
+
+
+def _fields(state: Any) -> Sequence[tuple[str, PyTree]]:
+    return list(state._asdict().items())
+
+
+def _init(parts: _Parts, key: Key) -> PyTree:
+    return _settled(parts, *spread(parts.one.init, parts.shards, (key,), (False,)))
+
+
+def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
+    drawn, own = spread(parts.one.draw, parts.shards, (key, t), (False, False))
+    return everywhere(drawn, own, parts.shards)
+
+
+def _step(parts: _Parts, state: PyTree, noise: PyTree, t: Array) -> tuple[PyTree, Metrics]:
+    each = (_by_shard(parts, state), jax.tree.map(lambda _: True, noise), False)
+    (state, metrics), (own, measured) = spread(parts.one.step, parts.shards, (state, noise, t), each)
+    _require_same("metrics", measured)
+    return _settled(parts, state, own), metrics
+
+
+def _retune(parts: _Parts, retune: Callable[[PyTree], PyTree], state: PyTree) -> PyTree:
+    return _settled(parts, *spread(retune, parts.shards, (state,), (_by_shard(parts, state),)))
+
+
+def _settled(parts: _Parts, state: PyTree, own: PyTree) -> PyTree:
+    """Give every shard those fields of a new state that are its own; the others must be the same for all."""
+    _require_same("state", own._replace(**dict.fromkeys(parts.fields, ())))
+    # Only what belongs to shards can still be missing in some of them.
+    wanted = _by_shard(parts, state)
+    return everywhere(state, jax.tree.map(lambda has, wants: has or not wants, own, wanted), parts.shards)
+
+
+def _require_same(what: str, own: PyTree) -> None:
+    """Raise `SettingsError` if a leaf differs between shards."""
+    parted = [jax.tree_util.keystr(path, simple=True, separator=".") for path, x in jax.tree.leaves_with_path(own) if x]
+    if parted:
+        raise SettingsError(
+            f"shards: {what} {', '.join(parted[:3])} would differ between shards, so this agent cannot be trained in "
+            "shards; it must add over them by the functions of jaxrl.shards"
+        )
+
+
+def _policy(parts: _Parts, policy: Policy) -> Policy:
+    def params(state: PyTree) -> PyTree:
+        """Take what the policy needs of the first shard: it is the same in all."""
+        first = lambda x, own: x[0] if own else x
+        return policy.params(jax.tree.map(first, state, _by_shard(parts, state)))
+
+    return policy._replace(params=params)

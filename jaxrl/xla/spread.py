@@ -1,0 +1,327 @@
+"""One shard's function, run for all shards of this device: one after the other, together only where they meet.
+
+`jax.vmap` with a named axis says what such a function means. But it runs all shards in one batch, and what a product of
+matrices rounds to depends on the size of its batch, so the bits would depend on how many shards a device has. Here
+everything that a shard computes alone runs in a loop over shards, always in the same shapes; what is the same for all
+is computed once, and what they exchange is gathered from all devices. Parts of large arrays, such as a ring of
+transitions, are read and written in place for all shards together: that moves numbers and rounds none.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.shards import AXIS
+from jaxrl.trees import Array, PyTree
+from jaxrl.xla.equations import Code, Equation, Step, arrays, bind, called, counts_of, equations_in, read, run
+
+DEVICES = "envs"
+"""The axis of a mesh over which shards are spread."""
+MEETS = frozenset({"all_gather", "axis_index"})
+"""Primitives by which a shard learns of the others, or its place among them."""
+PARTS = frozenset({"dynamic_slice", "gather", "dynamic_update_slice", "scatter", "scatter-max", "scatter_max"})
+"""Primitives that read or write a part of their first input."""
+FORMS = frozenset({"reshape", "squeeze", "broadcast_in_dim", "bitcast_convert_type", "expand_dims", "copy"})
+"""Primitives that only see their input in another shape."""
+
+
+class Spread(NamedTuple):
+    """Values, and of each whether every shard has its own, in rows `[V, ...]` of the shards on this device."""
+
+    values: list[Any]
+    each: list[bool]
+
+
+def spread(function: Callable[..., PyTree], shards: int, args: Sequence[PyTree], each: Sequence[PyTree]) -> Any:
+    """Run `function(*args)` for all shards of this device; return its result, and a tree that says what is by shard.
+
+    Args:
+      function: what one shard computes; the axis `shards` tells it of the others.
+      shards: how many there are on all devices.
+      args: what it is given; what every shard has for itself, in rows `[V, ...]` of the shards on this device.
+      each: trees of bools like `args`: whether every shard has its own.
+    """
+    leaves, form = jax.tree.flatten(tuple(args))
+    flags = jax.tree.leaves(tuple(each))
+    local = [_row(x) if own else _like(x) for x, own in zip(leaves, flags, strict=True)]
+    flat = lambda *leaves: function(*jax.tree.unflatten(form, leaves))
+    traced, shape = jax.make_jaxpr(flat, axis_env=[(AXIS, shards)], return_shape=True)(*local)
+    made = _interpret(_inlined(read(traced)), Spread(leaves, flags), shards)
+    result = jax.tree.structure(shape)
+    return jax.tree.unflatten(result, made.values), jax.tree.unflatten(result, made.each)
+
+
+def everywhere(tree: PyTree, each: PyTree, shards: int) -> PyTree:
+    """Give every shard of this device its own copy of what is the same for all."""
+    here = _here(shards)
+    return jax.tree.map(lambda x, own: x if own else jnp.broadcast_to(x, (here, *x.shape)), tree, each)
+
+
+def _here(shards: int) -> int:
+    """Return how many of the shards are on this device."""
+    return shards // _devices()
+
+
+def _devices() -> int:
+    try:
+        return int(jax.lax.axis_size(DEVICES))
+    except NameError:
+        return 1
+
+
+def _row(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+
+
+def _like(x: Any) -> jax.ShapeDtypeStruct:
+    x = x if isinstance(x, jax.Array) else jnp.asarray(x)
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+def _inlined(code: Code) -> Code:
+    """Put the equations of every call in its place."""
+    plain = Code(list(code.ins), list(code.outs), [], dict(code.given), code.avals, code.numbers)
+    renamed: dict[int, int] = {}
+    for equation in code.equations:
+        ins = tuple(renamed.get(i, i) for i in equation.ins)
+        inner = called(equation)
+        if inner is None:
+            plain.equations.append(equation._replace(ins=ins))
+            continue
+        inner = _inlined(inner)
+        place = dict(zip(inner.ins, ins, strict=True))
+        for number, aval in inner.avals.items():
+            place.setdefault(number, -1)
+            if place[number] == -1:
+                place[number] = plain.add(aval)
+        plain.given.update({place[i]: value for i, value in inner.given.items()})
+        for e in inner.equations:
+            plain.equations.append(e._replace(ins=tuple(place[i] for i in e.ins), outs=tuple(place[i] for i in e.outs)))
+        renamed.update(zip(equation.outs, (place[i] for i in inner.outs), strict=True))
+    return plain._replace(outs=[renamed.get(i, i) for i in plain.outs])
+
+
+def _meets(equation: Equation) -> bool:
+    """Say whether shards meet inside an equation, or in it."""
+    return any(eqn.primitive.name in MEETS and AXIS in _axes(eqn) for eqn in equations_in(equation.eqn))
+
+
+def _axes(eqn: Any) -> tuple[Any, ...]:
+    name = eqn.params["axis_name"]
+    return name if isinstance(name, tuple) else (name,)
+
+
+def _own(code: Code, each: Sequence[bool]) -> list[bool]:
+    """Say of each result of a function, given it of the inputs, whether every shard has its own."""
+    kinds = dict.fromkeys(code.given, False) | dict(zip(code.ins, each, strict=True))
+    for equation in code.equations:
+        ins = [kinds[i] for i in equation.ins]
+        if equation.name in MEETS and _meets(equation):
+            outs = [equation.name == "axis_index"]
+        elif equation.name == "scan":
+            outs = _own_of_scan(equation, ins)
+        elif equation.name == "while" and _meets(equation):
+            outs = _own_of_while(equation, ins)
+        else:
+            outs = [any(ins)] * len(equation.outs)
+        kinds.update(zip(equation.outs, outs, strict=True))
+    return [kinds[i] for i in code.outs]
+
+
+def _body(equation: Equation, name: str = "jaxpr") -> Code:
+    return _inlined(read(equation.eqn.params[name]))
+
+
+def _own_of_scan(equation: Equation, ins: list[bool]) -> list[bool]:
+    if not _meets(equation):
+        return [any(ins)] * len(equation.outs)
+    return _settled(_body(equation), ins, *counts_of(equation))
+
+
+def _own_of_while(equation: Equation, ins: list[bool]) -> list[bool]:
+    consts = equation.eqn.params["cond_nconsts"]
+    return _settled(
+        _body(equation, "body_jaxpr"),
+        ins[consts:],
+        equation.eqn.params["body_nconsts"],
+        len(equation.outs),
+    )
+
+
+def _settled(body: Code, ins: list[bool], consts: int, carry: int) -> list[bool]:
+    """Return what the results of a loop are: what is carried on is of each shard as soon as it ever is."""
+    ins = list(ins)
+    while True:
+        outs = _own(body, ins)
+        carried = [a or b for a, b in zip(ins[consts : consts + carry], outs, strict=False)]
+        if carried == ins[consts : consts + carry]:
+            return [*carried, *outs[carry:]]
+        ins[consts : consts + carry] = carried
+
+
+# --- running ----------------------------------------------------------------------------------------------------
+
+
+def _interpret(code: Code, given: Spread, shards: int) -> Spread:
+    """Run a function for all shards of this device."""
+    stage = _Stage(code, given, shards)
+    for place, equation in enumerate(code.equations):
+        stage.take(place, equation)
+    stage.flush(len(code.equations))
+    return Spread(arrays(code, stage.values, code.outs), [i in stage.each for i in code.outs])
+
+
+class _Stage:
+    """The values so far, and the equations that wait to be run in one loop over shards."""
+
+    def __init__(self, code: Code, given: Spread, shards: int) -> None:
+        self.code, self.shards = code, shards
+        self.values = {**code.given, **dict(zip(code.ins, given.values, strict=True))}
+        self.each = {i for i, own in zip(code.ins, given.each, strict=True) if own}
+        self.pending: list[Equation] = []
+        self.made: set[int] = set()
+        self.last = {i: place for place, equation in enumerate(code.equations) for i in equation.ins}
+        self.last.update(dict.fromkeys(code.outs, len(code.equations)))
+
+    def take(self, place: int, equation: Equation) -> None:
+        """Run an equation, or have it wait for others that a shard can run alone as well."""
+        own = [i in self.each for i in equation.ins]
+        ready = not self.made.intersection(equation.ins)
+        if _meets(equation):
+            self._settle(place, ready)
+            self._put(equation, *_meet(equation, self._spread(equation), self.shards))
+        elif not any(own):
+            self._put(equation, list(bind(equation, *(self.values[i] for i in equation.ins))), False)
+        elif equation.name in PARTS | FORMS and own[0] and equation.ins[0] not in self.made:
+            self._settle(place, ready)
+            batched = jax.vmap(partial(bind, equation), in_axes=[0 if x else None for x in own])
+            self._put(equation, list(batched(*(self.values[i] for i in equation.ins))), True)
+        else:
+            self.pending.append(equation)
+            self.made.update(equation.outs)
+            self.each.update(equation.outs)
+
+    def _settle(self, place: int, ready: bool) -> None:
+        if not ready:
+            self.flush(place)
+
+    def _spread(self, equation: Equation) -> Spread:
+        return Spread(arrays(self.code, self.values, equation.ins), [i in self.each for i in equation.ins])
+
+    def _put(self, equation: Equation, made: Iterable[Any], own: bool | Sequence[bool]) -> None:
+        flags = [own] * len(equation.outs) if isinstance(own, bool) else own
+        self.values.update(zip(equation.outs, made, strict=True))
+        self.each.update(i for i, x in zip(equation.outs, flags, strict=True) if x)
+
+    def flush(self, place: int) -> None:
+        """Run what waits, for one shard after the other; keep what is needed from equation `place` on."""
+        steps = [Step(partial(bind, equation), equation.ins, equation.outs) for equation in self.pending]
+        needed = [i for equation in self.pending for i in equation.ins if i not in self.made]
+        rows = list(dict.fromkeys(i for i in needed if i in self.each))
+        known = {i: self.values[i] for i in needed if i not in self.each}
+        kept = [i for equation in self.pending for i in equation.outs if self.last.get(i, -1) >= place]
+
+        def one(row: list[Any]) -> list[Any]:
+            values = {**known, **dict(zip(rows, row, strict=True))}
+            run(steps, values)
+            return arrays(self.code, values, kept)
+
+        if kept:
+            self.values.update(
+                zip(kept, _in_turn(one, [self.values[i] for i in rows], _here(self.shards)), strict=True)
+            )
+        self.pending, self.made = [], set()
+
+
+def _in_turn(function: Callable[[list[Any]], list[Any]], rows: list[Any], shards: int) -> list[Any]:
+    """Run a function for one shard after the other; what is given and returned are rows of shards."""
+    if shards > 1:
+        return list(jax.lax.scan(lambda _, row: (None, function(row)), None, rows, length=shards)[1])
+    # XLA would move the one turn of such a loop into what surrounds it, and round otherwise there. So it is not told
+    # that there is only one.
+    once = jax.lax.optimization_barrier(jnp.int32(1))
+    turn = lambda i, _: function([jax.lax.dynamic_index_in_dim(x, i, keepdims=False) for x in rows])
+    blank = [_blank(x) for x in jax.eval_shape(function, [_row(x) for x in rows])]
+    return [x[None] for x in jax.lax.fori_loop(0, once, turn, blank)]
+
+
+def _blank(like: Any) -> Array:
+    if not jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return jnp.zeros(like.shape, like.dtype)
+    data = jax.eval_shape(jax.random.key_data, like)
+    return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=like.dtype._impl)
+
+
+def _meet(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], list[bool]]:
+    """Run an equation in which shards meet."""
+    if equation.name == "all_gather":
+        return [_gathered(given.values[0], given.each[0], shards)], [False]
+    if equation.name == "axis_index":
+        first = jax.lax.axis_index(DEVICES) * _here(shards) if _devices() > 1 else jnp.int32(0)
+        return [first + jnp.arange(_here(shards), dtype=jnp.int32)], [True]
+    if equation.name == "scan":
+        return _scan(equation, given, shards)
+    if equation.name == "while":
+        return _while(equation, given, shards)
+    raise NotImplementedError(f"shards cannot meet inside of {equation.name}")
+
+
+def _gathered(x: Array, own: bool, shards: int) -> Array:
+    if not own:
+        return jnp.broadcast_to(x, (shards, *x.shape))
+    return jax.lax.all_gather(x, DEVICES, tiled=True) if _devices() > 1 else x
+
+
+def _scan(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], list[bool]]:
+    (consts, carry), body = counts_of(equation), _body(equation)
+    own = _own_of_scan(equation, given.each)
+    first = _begun(Spread(given.values[consts : consts + carry], given.each[consts : consts + carry]), own, shards)
+    fixed, kinds = given.values[:consts], [*given.each[:consts], *own[:carry], *given.each[consts + carry :]]
+    # A loop takes rows of time; those of shards come behind.
+    turn = lambda xs, flags: [jnp.moveaxis(x, 0, 1) if f else x for x, f in zip(xs, flags, strict=True)]
+    rows = turn(given.values[consts + carry :], given.each[consts + carry :])
+
+    def one(carried: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
+        made = _interpret(body, Spread([*fixed, *carried, *row], kinds), shards)
+        whole = everywhere_as(made, own, shards)
+        return whole[:carry], whole[carry:]
+
+    params = {name: equation.eqn.params[name] for name in ("length", "reverse", "unroll")}
+    end, made = jax.lax.scan(one, first, rows, **params)
+    return [*end, *turn(made, own[carry:])], own
+
+
+def _while(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], list[bool]]:
+    params = equation.eqn.params
+    tests, consts = params["cond_nconsts"], params["body_nconsts"]
+    own, body, test = _own_of_while(equation, given.each), _body(equation, "body_jaxpr"), _body(equation, "cond_jaxpr")
+    tested, fixed = (Spread(given.values[a:b], given.each[a:b]) for a, b in ((0, tests), (tests, tests + consts)))
+    first = _begun(Spread(given.values[tests + consts :], given.each[tests + consts :]), own, shards)
+
+    def goes_on(carried: Any) -> Array:
+        made = _interpret(test, Spread([*tested.values, *carried], [*tested.each, *own]), shards)
+        if made.each[0]:
+            raise NotImplementedError("shards cannot meet in a loop that each of them ends at a time of its own")
+        return jnp.asarray(made.values[0])
+
+    def one(carried: Any) -> Any:
+        made = _interpret(body, Spread([*fixed.values, *carried], [*fixed.each, *own]), shards)
+        return everywhere_as(made, own, shards)
+
+    return list(jax.lax.while_loop(goes_on, one, first)), own
+
+
+def _begun(given: Spread, own: Sequence[bool], shards: int) -> list[Any]:
+    return everywhere_as(given, own[: len(given.values)], shards)
+
+
+def everywhere_as(given: Spread, own: Sequence[bool], shards: int) -> list[Any]:
+    """Give every shard its own copy of those values that are to be its own."""
+    wanted = zip(given.values, given.each, own, strict=True)
+    return [everywhere(x, has or not wants, shards) for x, has, wants in wanted]

@@ -1,0 +1,98 @@
+"""A function of one shard, run for all: the same as under `vmap` with a named axis, whatever meets inside of it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl import shards
+from jaxrl.xla.spread import everywhere, spread
+
+V = 3
+X = jnp.arange(12.0).reshape(V, 4) + 1
+
+
+def products(x: Any, w: Any) -> Any:
+    return jnp.tanh(x @ w), shards.total(x @ w), shards.mean(jnp.exp(x))
+
+
+def in_turns(x: Any, w: Any) -> Any:
+    """Shards meet in every turn of a loop, whose carry becomes each one's own, and rows of time are theirs."""
+
+    def turn(carry: Any, row: Any) -> Any:
+        same, own = carry
+        same = same + shards.total(row * own)
+        return (same, own + row), (same, own * same)
+
+    return jax.lax.scan(turn, (jnp.float32(0), jnp.float32(1)), x)
+
+
+def while_it_lasts(x: Any, w: Any) -> Any:
+    body = lambda c: (c[0] + shards.largest(c[1]), c[1] * 2)
+    return jax.lax.while_loop(lambda c: c[0] < 100, body, (jnp.float32(0), x.sum()))
+
+
+def by_place(x: Any, w: Any) -> Any:
+    key = shards.own(jax.random.key(3))
+    return jax.random.normal(key, (2,)), shards.least(x), jax.random.key_data(key)
+
+
+def ring(x: Any, w: Any) -> Any:
+    held = jax.lax.dynamic_update_slice(x, w[:2] * shards.mean(x.sum()), (1,))
+    return held, jnp.take(held, jnp.array([0, 3])), held.at[jnp.array([2, 2])].max(jnp.array([50.0, x[0]]))
+
+
+def inside_calls(x: Any, w: Any) -> Any:
+    inner = jax.jit(lambda y: shards.total(jax.nn.relu(y - 5)))
+    return inner(x) * x, jax.jit(lambda a: a + 1)(w)
+
+
+@pytest.mark.parametrize("function", [products, in_turns, while_it_lasts, by_place, ring, inside_calls])
+def test_it_means_what_vmap_with_a_named_axis_means(function: Callable[..., Any]) -> None:
+    w = jnp.linspace(-1.0, 1.0, 4)
+    wanted = jax.vmap(function, in_axes=(0, None), axis_name=shards.AXIS)(X, w)
+    made, own = jax.jit(lambda x, w: spread(function, V, (x, w), (True, False))[0])(X, w), None
+    _, own = spread(function, V, (X, w), (True, False))
+    for new, old in zip(jax.tree.leaves(everywhere(made, own, V)), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(new, old, rtol=1e-6)
+
+
+def test_what_shards_have_in_common_is_told_from_what_is_their_own() -> None:
+    def function(x: Any, w: Any) -> Any:
+        return {"own": x * w, "sum": shards.total(x), "same": w + 1, "of the sum": shards.total(x) * w}
+
+    _, own = spread(function, V, (X, jnp.ones(4)), (True, False))
+    assert own == {"own": True, "sum": False, "same": False, "of the sum": False}
+
+
+def test_sums_are_added_in_the_order_of_the_shards() -> None:
+    """1e8 + 1 is 1e8 in float32, so that the order shows."""
+    x = jnp.float32([1e8, 1.0, -1e8, 1.0])
+    total, _ = spread(shards.total, 4, (x,), (True,))
+    assert float(total) == 1.0
+    backwards, _ = spread(shards.total, 4, (x[::-1],), (True,))
+    assert float(backwards) == 0.0
+
+
+def test_a_ring_is_never_taken_through_the_loop_over_shards() -> None:
+    """What is written is a part of it, in place: the program needs no room for another ring."""
+    held = jnp.zeros((2, 100_000))
+
+    def push(held: Any, x: Any, place: Any) -> Any:
+        new = jnp.tanh(x) + shards.total(x)
+        held = jax.lax.dynamic_update_slice(held, new, (place,))
+        return held, jax.lax.dynamic_slice(held, (place - 1,), (4,)).sum()
+
+    run = lambda held, x, place: spread(push, 2, (held, x, place), (True, True, False))[0]
+    compiled = jax.jit(run, donate_argnums=0).lower(held, jnp.ones((2, 8)), jnp.int32(5)).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 10_000
+
+
+def test_without_shards_nothing_is_added() -> None:
+    x = jnp.arange(3.0)
+    assert not shards.spread()
+    for function in (shards.total, shards.mean, shards.least, shards.largest, shards.own):
+        assert function(x) is x
