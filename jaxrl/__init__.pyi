@@ -124,6 +124,7 @@ from .training import (
     TensorBoardRecorder as TensorBoardRecorder,
     Trainer as Trainer,
     TrainerConfig as TrainerConfig,
+    Video as Video,
     find_runs as find_runs,
 )
 from .training.data.collect import (

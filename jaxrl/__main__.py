@@ -20,6 +20,7 @@ COMMANDS = {
     "export": "write its policy as a program that needs no jaxrl",
     "publish": "write a folder for a model hub; upload nothing",
     "verify": "check all that a run has saved",
+    "completion": "print what completes commands in bash or zsh",
 }
 HELP = """usage: jaxrl COMMAND ...
 

@@ -284,9 +284,14 @@ def _unknown(algo: str, word: str, config: Any) -> str:
         return (
             f"unexpected argument {word!r} after {algo}; the algorithm comes first, then flags, as in: {algo} --seed 1"
         )
-    more = ("config", "resume", "allow_changes", "start_over", "from_step", "version", "list_envs")
-    flags = [f"--{name.replace('_', '-')}" for name in (*_flag_names(config), *more)]
-    return f"unknown argument {word}; {nearest(word.split('=')[0], flags, settings=True)}"
+    return f"unknown argument {word}; {nearest(word.split('=')[0], flags_of(config), settings=True)}"
+
+
+def flags_of(config: Any) -> list[str]:
+    """Return all flags of an algorithm with the settings `config`."""
+    more = ("config", "resume", "allow_changes", "start_over", "from_step", "version", "list_envs", "help")
+    many = ("seeds", "members", "draw_seed", "sweep", "halving", "pbt")
+    return [f"--{name.replace('_', '-')}" for name in (*_flag_names(config), *more, *many)]
 
 
 def flag_types(config: Any, prefix: str = "") -> dict[str, Any]:

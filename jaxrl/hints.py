@@ -16,11 +16,11 @@ _ALIASES = {
     "agent.lr": "learning_rate lr_rate alpha q_lr critic_lr qf_lr value_lr",
     "agent.policy_lr": "actor_lr pi_lr actor_learning_rate",
     "agent.temperature_lr": "alpha_lr ent_lr",
-    "agent.lr_decay": "anneal_lr linear_schedule",
+    "agent.lr_decay": "anneal_lr linear_schedule decay_learning_rates",
     "agent.schedules": "lr_schedule lr_scheduler schedule scheduler warmup_steps_lr lr_warmup cosine",
     "agent.boltzmann": "boltzmann_temperature softmax_temperature exploration_temperature",
-    "buffer.batch_size batch_size minibatches": "batch_size minibatch_size train_batch_size",
-    "buffer.capacity": "buffer_size replay_size replay_buffer_size memory_size replay_capacity",
+    "buffer.batch_size batch_size minibatches": "batch_size minibatch_size train_batch_size total_batch_size",
+    "buffer.capacity": "buffer_size replay_size replay_buffer_size memory_size replay_capacity total_buffer_size",
     "buffer.prioritised": "per prioritized prioritized_replay prioritized_buffer",
     "rollout processor.n_step": "n_steps num_steps rollout_length unroll_length rollout_steps horizon nstep",
     "agent.gae_lambda agent.q_lambda": "gae_lambda gae lam lambda lambd",
@@ -28,9 +28,11 @@ _ALIASES = {
     "agent.vf_coef": "vf_coef value value_coef value_loss_coef vf_coeff",
     "agent.clip_eps": "clip_eps clip clip_range clip_coef clip_param clip_epsilon clip_ratio",
     "agent.vf_clip_eps": "clip_value clip_range_vf clip_vloss",
-    "agent.normalise_advantage": "norm_adv normalize_advantage normalize_advantages advantage_normalization",
-    "num_envs": "n_envs n_env envs num_environments nenvs",
-    "epochs": "n_epochs update_epochs num_epochs ppo_epochs",
+    "agent.normalise_advantage": (
+        "norm_adv normalize_advantage normalize_advantages advantage_normalization standardize_advantages"
+    ),
+    "num_envs": "n_envs n_env envs num_environments nenvs total_num_envs",
+    "epochs updates": "n_epochs update_epochs num_epochs ppo_epochs epochs",
     "minibatches": "num_minibatches n_minibatches nminibatches",
     "warmup": "learning_starts start_steps initial_steps warmup_steps fill_buffer",
     "opt_interval": "train_freq train_frequency update_every update_frequency",
@@ -39,7 +41,7 @@ _ALIASES = {
     "agent.num_critics": "critics n_critics num_qs ensemble_size",
     "agent.tau": "polyak soft_tau target_update_tau",
     "agent.epsilon_decay": "exploration_fraction exploration_decay eps_decay epsilon_timesteps",
-    "agent.epsilon_end": "exploration_final_eps end_e eps_end final_epsilon",
+    "agent.epsilon_end": "exploration_final_eps end_e eps_end final_epsilon training_epsilon",
     "agent.epsilon_start": "exploration_initial_eps start_e eps_start initial_epsilon",
     "agent.policy_interval": "policy_frequency policy_delay",
     "agent.noise": "exploration_noise action_noise",
@@ -48,8 +50,9 @@ _ALIASES = {
     "agent.atoms": "n_atoms num_atoms n_quantiles num_quantiles",
     "agent.optimizer": "optim optimiser",
     "env": "env_id env_name environment task gym_id",
-    "eval_interval": "eval_freq eval_frequency eval_every",
+    "eval_interval": "eval_freq eval_frequency eval_every num_evaluation num_evaluations",
     "eval_episodes": "n_eval_episodes num_eval_episodes eval_runs",
+    "video_interval": "capture_video record_video video video_freq video_frequency save_video",
     "record_interval": "log_interval log_freq log_frequency log_every",
     "save_interval": "save_freq checkpoint_interval checkpoint_freq checkpoint_frequency save_frequency",
     "run_dir": "logdir log_dir log_folder output_dir out save_path save_dir tensorboard_log dir exp_name run_name",
@@ -61,8 +64,9 @@ _ALIASES = {
 }
 _SENTENCES = {
     "algo algorithm agent model": "the algorithm is the first argument, as in: train ppo --env CartPole-v1",
-    "render render_mode capture_video record_video video": (
-        "training shows no pictures; afterwards: python -m jaxrl.play RUN_DIR --out episode.gif"
+    "render render_mode": (
+        "training shows no pictures, but films with --video-interval; afterwards: python -m jaxrl.play RUN_DIR --out "
+        "episode.gif"
     ),
     "device cuda gpu use_cuda use_gpu no_cuda": (
         "JAX takes a GPU if it can use one; the environment variable JAX_PLATFORMS=cpu (or cuda) chooses"

@@ -6,15 +6,13 @@ from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # f
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from jaxrl.envs import Env, HostEnv
-from jaxrl.envs.host import to_host
 from jaxrl.errors import SettingsError, check_between, print_line
 from jaxrl.evaluate import add_env_options, add_which, env_of, load_named
 from jaxrl.training import GreedyPolicy
-from jaxrl.trees import PyTree
+from jaxrl.training.film import player, write_gif
 
 
 def main(args: Sequence[str]) -> int:
@@ -46,50 +44,7 @@ def main(args: Sequence[str]) -> int:
 
 def play(env: Env | HostEnv, policy: GreedyPolicy, seed: int, max_steps: int) -> tuple[list[np.ndarray], float]:
     """Play one episode; return a picture of every state, and the return."""
-    if isinstance(env, HostEnv):
-        return film(env, policy, seed, max_steps)
-    if env.render is None:
-        raise SettingsError(f"{env.spec.name} cannot be rendered; give its Env a render function")
-    reset, step, draw = jax.jit(env.reset), jax.jit(env.step), jax.jit(env.draw)
-    key = jax.random.key(seed)
-    state, obs = reset(key)
-    policy.reset()
-    frames, total = [env.render(state)], 0.0
-    for t in range(min(max_steps, env.spec.time_limit or max_steps)):
-        state, out = step(state, policy(obs), draw(jax.random.fold_in(key, t)))
-        obs, total = out.obs, total + float(out.reward)
-        frames.append(env.render(state))
-        if out.terminated or out.truncated:
-            break
-    return frames, total
-
-
-def film(env: HostEnv, policy: GreedyPolicy, seed: int, max_steps: int) -> tuple[list[np.ndarray], float]:
-    """Play one episode of an environment on the host as `play` does."""
-    if env.film is None:
-        raise SettingsError(f"{env.spec.name} cannot be rendered here")
-    one = env.film()
-    try:
-        obs, _ = one.reset(seed=seed)
-        policy.reset()
-        frames, total = [one.render()], 0.0
-        for _ in range(max_steps):
-            action = jax.tree.map(lambda x: np.asarray(x)[None], policy(obs))
-            obs, reward, terminated, truncated, _ = one.step(first_of(to_host(one.action_space, action)))
-            frames.append(one.render())
-            total += float(reward)
-            if terminated or truncated:
-                break
-    except Exception as error:
-        raise SettingsError(f"{env.spec.name} cannot be rendered: {error}") from error
-    finally:
-        one.close()
-    return frames, total
-
-
-def first_of(tree: PyTree) -> PyTree:
-    """Return the first row of leaves `[1, ...]`."""
-    return jax.tree.map(lambda x: x[0], tree)
+    return player(env)(policy, seed, max_steps)
 
 
 def require_writable(path: Path) -> None:
@@ -103,17 +58,6 @@ def require_writable(path: Path) -> None:
             path.unlink()
     except (OSError, ValueError) as error:
         raise SettingsError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
-
-
-def write_gif(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:
-    """Write `[H, W, 3]` uint8 pictures as a looping GIF."""
-    from PIL import Image
-
-    first, *rest = [Image.fromarray(frame) for frame in frames]
-    try:
-        first.save(path, format="GIF", save_all=True, append_images=rest, duration=round(1000 / fps), loop=0)
-    except OSError as error:
-        raise SettingsError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 if __name__ == "__main__":

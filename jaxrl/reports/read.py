@@ -11,7 +11,16 @@ from jaxrl.errors import SettingsError, one_line
 from jaxrl.reports.rows import Log, number, read_episodes, read_log
 from jaxrl.training.settings import NEWER, renewed
 from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir
-from jaxrl.training.storage.run_dir import CONFIG, EPISODES, METADATA, METRICS, read_json, read_yaml, require_run
+from jaxrl.training.storage.run_dir import (
+    CONFIG,
+    EPISODES,
+    METADATA,
+    METRICS,
+    VIDEOS,
+    read_json,
+    read_yaml,
+    require_run,
+)
 
 LARGEST_GIF = 20 * 2**20
 """Bytes of a film that the page takes in."""
@@ -134,7 +143,7 @@ def _run(path: Path, name: str, config: Mapping[str, Any], remarks: list[str]) -
 def _film(path: Path) -> tuple[Path | None, list[str]]:
     """Return the newest GIF of a run, and a remark if it is too large to be shown."""
     try:
-        films = [(entry.stat().st_mtime, entry.stat().st_size, entry) for entry in path.glob("*.gif")]
+        films = [(entry.stat().st_mtime, entry.stat().st_size, entry) for entry in films_in(path)]
     except OSError:
         return None, []
     if not films:
@@ -143,6 +152,11 @@ def _film(path: Path) -> tuple[Path | None, list[str]]:
     if size > LARGEST_GIF:
         return None, [f"{film.name} has {size / 2**20:.0f} MiB and is left out; at most 20 are taken in"]
     return film, []
+
+
+def films_in(path: Path) -> list[Path]:
+    """Return the GIFs of a run, those made on the way among them."""
+    return [*path.glob("*.gif"), *path.glob(f"{VIDEOS}/*.gif")]
 
 
 def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:

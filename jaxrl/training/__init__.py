@@ -12,6 +12,7 @@ from jaxrl.training.recorders import (
     RunInfo,
     ServiceRecorder,
     TensorBoardRecorder,
+    Video,
 )
 from jaxrl.training.report import Report, Result
 from jaxrl.training.schedule import Schedule, next_boundary

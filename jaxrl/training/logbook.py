@@ -26,6 +26,7 @@ from jaxrl.training.recorders import (
     Recorders,
     Row,
     RunInfo,
+    Video,
     check_unwritten,
     console_of,
     episode_recorder,
@@ -152,6 +153,13 @@ class Logbook:
         if warning:
             self.event("invalid", warning)
         return row
+
+    def filmed(self, video: Video | str) -> None:
+        """Tell of a video, or write an event that says why there is none."""
+        if isinstance(video, str):
+            self.event("video", video)
+        else:
+            self._rows.video(video)
 
     def scored(self, columns: Mapping[str, Any]) -> Row:
         """Write and return the row of a score."""

@@ -35,6 +35,9 @@ class TrainerConfig:
     confirm_best: bool = True
     """Evaluate a candidate for the best policy a second time: it must win in fresh episodes too, and keeps that second
     score."""
+    video_interval: int = 0
+    """Optimisation steps between films of an episode of the latest policy, each made after the next evaluation; 0:
+    none."""
     record_interval: int = 1_000
     """Optimisation steps between records of metrics; 0: only at the end."""
     save_interval: int = 2_500
@@ -81,6 +84,10 @@ class TrainerConfig:
         if self.eval_actions not in ("greedy", "sampled"):
             raise SettingsError(f"eval_actions is {self.eval_actions!r}; expected greedy or sampled")
         check_shared(self)
+        if check_count("video_interval", self.video_interval, least=0) and not (self.run_dir and self.eval_episodes):
+            raise SettingsError(
+                "video_interval films after evaluations, into the directory of the run; set run_dir and eval_episodes"
+            )
         if self.eval_episodes > 2**20:
             raise SettingsError(f"eval_episodes is {self.eval_episodes}; at most {2**20} run in parallel")
         if self.eval_interval and not self.eval_episodes:
@@ -95,6 +102,18 @@ class TrainerConfig:
         """Say whether the row of a record asks for an evaluation at once."""
         mean = None if row is None else row.get("episode_return")
         return self.eval_at_return is not None and mean is not None and bool(mean >= self.eval_at_return)
+
+    def films_at(self, opt_steps: int, iteration: int) -> bool:
+        """Say whether the evaluation at `opt_steps` is the first since a multiple of `video_interval`.
+
+        `iteration` is the number of optimisation steps of one: an evaluation comes with the first that is due or
+        overdue, and the last of a run anywhere.
+        """
+        if not self.video_interval:
+            return False
+        since = opt_steps % self.eval_interval if self.eval_interval else opt_steps
+        before = opt_steps - since - (self.eval_interval if since < iteration else 0)
+        return opt_steps // self.video_interval > before // self.video_interval
 
     def rounded(self, strategy: Strategy) -> "TrainerConfig":
         """Return these settings with `max_opts` rounded up to whole iterations of `strategy`."""
@@ -292,6 +311,7 @@ NEWER: Mapping[str, object] = {
     "demos_sha256": "",
     "demo_share": 0.5,
     "agent.boltzmann": 0.0,
+    "video_interval": 0,
     "shards": 1,
     "devices": 1,
 }

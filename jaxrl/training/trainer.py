@@ -24,6 +24,7 @@ from jaxrl.training.actors import ActorPool, pool_of
 from jaxrl.training.devices import gathered, on_devices
 from jaxrl.training.divergence import diverged, explain
 from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, confirm_key, eval_key, evaluator_of, mean_return
+from jaxrl.training.film import with_videos
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.logbook import Logbook, unpacking
@@ -110,13 +111,12 @@ class Trainer:
         if evaluator is None and self.config.eval_episodes:
             evaluator = evaluator_of(strategy, self.config.eval_episodes, self.config.eval_actions == "sampled")
         self.strategy, self.evaluator, self.score, self.stop = strategy, evaluator, score, stop
-        self.hooks, self.interrupt = hooks or Hooks(), Interrupt() if interrupt is None else interrupt
+        self.hooks, self.interrupt = with_videos(self, hooks), Interrupt() if interrupt is None else interrupt
         self.max_chunk = max_chunk
         self.ledger, self.stop_reason = Ledger(), None  # type: Ledger, str | None
-        self.state: PyTree = None
         self._quiet = self.config.quiet or not console
         self._best: Best | None = None
-        self._run = self._sums = None  # type: Any
+        self.state = self._run = self._sums = None  # type: Any
         self._actors: ActorPool | None = None
         self._log = Logbook(self.schedule, lambda: ({}, 0.0))
         self._chunk, self._wall, self._least_return = 0, 0.0, math.nan

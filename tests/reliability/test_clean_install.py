@@ -54,6 +54,7 @@ def test_the_wheel_installs_and_trains(tmp_path: Path, python: str, versions: st
     fresh = tmp_path / "fresh" / "bin" / "python"
     run(fresh, "-m", "pip", "install", "-q", wheel, *(oldest() if versions == "oldest" else []), cwd=tmp_path)
     run(fresh, "-m", "pip", "check", cwd=tmp_path)
+    assert re.fullmatch(r"jaxrl \d+\.\d+\.\d+\n", run(fresh.parent / "jaxrl", "--version", cwd=tmp_path))
     flags = ("--env", "Catch-bsuite", "--max-opts", "200", "--save-interval", "100", "--run-dir", "run", "--quiet")
     run(fresh, "-m", "jaxrl.train", *flags, cwd=tmp_path)
     run(fresh, "-m", "jaxrl.train", "--resume", "run", "--max-opts", "300", cwd=tmp_path)

@@ -274,6 +274,7 @@ FREE: dict[str, Any] = {
     "eval_at_start": True,
     "eval_at_return": 5.0,
     "confirm_best": False,
+    "video_interval": 7,
     "record_interval": 3,
     "save_interval": 4,
     "keep": 1,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from test_recorders_by_name import ALL, MORE, train
+from test_videos import trained
 from toys_trainer import ByStep, counting
 
 import jaxrl
@@ -180,3 +181,25 @@ def test_a_population_is_one_run_of_mlflow_with_its_members_inside(tmp_path: Pat
     assert {one.data.tags["mlflow.parentRunId"] for one in members.values()} == {parent.info.run_id}
     assert [members[name].data.params["seed"] for name in sorted(members)] == ["0", "1"]
     assert {one.info.status for one in found} == {"FINISHED"}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_offline")
+def test_wandb_has_the_episodes_filmed_on_the_way(tmp_path: Path) -> None:
+    run = tmp_path / "filmed"
+    trained(run, video_interval=32, recorders=["wandb"])
+    (found,) = runs_of(run)
+    films = [row for row in found.rows if any(name.startswith("video/episode") for name in row)]
+    assert [(row["opt_steps"], row["env_steps"]) for row in films] == [(32, 128), (64, 256)]
+    kept = list((run / "wandb").glob("offline-run-*/files/media/videos/**/*.gif"))
+    assert {path.read_bytes() for path in kept} == {(run / "videos" / f"{step}.gif").read_bytes() for step in (32, 64)}
+    require_run(run)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_files")
+def test_mlflow_has_the_episodes_filmed_on_the_way(tmp_path: Path) -> None:
+    run = tmp_path / "filmed"
+    trained(run, video_interval=32, recorders=["mlflow"])
+    kept = list((run / "mlruns").glob("*/*/artifacts/videos/*.gif"))
+    assert sorted(path.name for path in kept) == ["32.gif", "64.gif"]

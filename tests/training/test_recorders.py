@@ -4,13 +4,21 @@ import io
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, strategies as st
 from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event
 
-from jaxrl.training.recorders import ConsoleRecorder, JSONLRecorder, Progress, TensorBoardRecorder, trim
+from jaxrl.training.recorders import (
+    ConsoleRecorder,
+    JSONLRecorder,
+    Progress,
+    TensorBoardRecorder,
+    console,
+    trim,
+)
 
 TRAIN = {"kind": "train", "opt_steps": 10, "env_steps": 100, "wall_s": 1.0, "loss": 0.5, "episode_return": None}
 EVAL = {
@@ -92,6 +100,25 @@ def test_output_off_a_terminal_is_plain_lines() -> None:
     (line,) = out.getvalue().splitlines()
     assert "7.5 +- 0.5 over 2 episodes  1 unfinished  best" in line
     assert "\x1b" not in out.getvalue()
+
+
+def test_off_a_terminal_a_silent_half_minute_ends_with_a_line_that_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: now))
+    out = io.StringIO()
+    recorder = ConsoleRecorder(Console(file=out, soft_wrap=True))
+    for now in (110.0, 129.0, 131.0, 132.0, 160.0):
+        recorder.tick(Progress(int(now), 1_500, 20_000, 4_321.0, 4.0))
+    recorder.write(EVAL)
+    for now in (180.0, 189.0, 191.0):
+        recorder.tick(Progress(int(now), 1_500, 20_000, 4_321.0, 4.0))
+    first, evaluation, last = out.getvalue().splitlines()
+    assert first.split("  ")[-6:] == ["1,500 env steps", "4,321 opts/s", "4 s left", "train -", "last -", "best -"]
+    assert [line.split("/")[0].strip() for line in (first, last)] == ["131", "191"]
+    assert "7.5 +- 0.5 over 2 episodes" in evaluation
+    assert "last 7.5" in last
 
 
 def test_a_terminal_sees_counters_speed_time_left_and_returns() -> None:

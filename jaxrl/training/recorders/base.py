@@ -42,13 +42,25 @@ class RunInfo(NamedTuple):
     """Directory of the population that it is a member of."""
 
 
+class Video(NamedTuple):
+    """An episode of the latest policy, filmed after an evaluation."""
+
+    opt_steps: int
+    env_steps: int
+    path: Path
+    """A GIF in the directory of the run."""
+    episode_return: float
+    height: int
+    width: int
+
+
 class Recorder(Protocol):
     """Anything with these three methods records a run.
 
-    One that also has `begin(run)` is given a `RunInfo` before its first row. One that has `rewind(opt_steps)` is told
-    when the run goes back, or goes on from an earlier process: what it holds after that step is no longer so. One that
-    has `unwritten(waiting)`, to put what a full disk did not take into a dict of JSON, and `take_up(waiting)`, has it
-    kept in the checkpoints, so that it is not lost with the process.
+    One that also has `begin(run)` is given a `RunInfo` before its first row; one that has `video(video)` each `Video`.
+    One that has `rewind(opt_steps)` is told when the run goes back, or goes on from an earlier process: what it holds
+    after that step is no longer so. One that has `unwritten(waiting)`, to put what a full disk did not take into a dict
+    of JSON, and `take_up(waiting)`, has it kept in the checkpoints, so that it is not lost with the process.
 
     All of them are called in the thread that trains; whatever may block there belongs into a `ServiceRecorder`.
     """
@@ -81,6 +93,9 @@ class Recorders:
 
     def tick(self, progress: Progress) -> None:
         self._each("tick", progress)
+
+    def video(self, video: Video) -> None:
+        self._each("video", video)
 
     def rewind(self, opt_steps: int) -> None:
         self._each("rewind", opt_steps)

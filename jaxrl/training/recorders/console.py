@@ -6,9 +6,11 @@ from itertools import accumulate
 from typing import Any
 
 from jaxrl.terminal import Stage
-from jaxrl.training.recorders.base import Progress, Row
+from jaxrl.training.recorders.base import Progress, Row, Video
 
 REFRESH_S = 0.1
+PLAIN_S = 30.0
+"""Seconds without a line after which one says how far a run is, where no terminal shows it."""
 COUNTER, BAR = 24, 24
 """Columns of the counter, at least, and of the bar."""
 WIDE = 136
@@ -27,7 +29,7 @@ class ConsoleRecorder:
         self._last: float | None = None
         self._best: float | None = None
         self._train: float | None = None
-        self._shown = 0.0
+        self._shown = 0.0 if self.console.is_terminal else time.monotonic()
 
     def stage(self, what: str) -> None:
         """Show what is done before the first step: on a terminal until something else is shown."""
@@ -41,7 +43,10 @@ class ConsoleRecorder:
         self._stage.clear()
         if row["kind"] == "train":
             self._train = row.get("episode_return")
-        elif row["kind"] == "eval":
+            return
+        if not self.console.is_terminal:
+            self._shown = time.monotonic()
+        if row["kind"] == "eval":
             self._last = row["eval_reward"]
             if row["is_best"]:
                 self._best = self._last if row.get("confirm_score") is None else row["confirm_score"]
@@ -49,10 +54,19 @@ class ConsoleRecorder:
         else:
             self.console.print(f"{row['opt_steps']:>9,} opts  {row['message']}")
 
+    def video(self, video: Video) -> None:
+        self._stage.clear()
+        self.console.print(f"{video.opt_steps:>9,} opts  filmed {video.path}, return {_number(video.episode_return)}")
+
     def tick(self, progress: Progress) -> None:
-        if not self.console.is_terminal or time.monotonic() - self._shown < REFRESH_S:
+        live = self.console.is_terminal
+        if time.monotonic() - self._shown < (REFRESH_S if live else PLAIN_S):
             return
         self._shown = time.monotonic()
+        if not live:
+            counter = f"{progress.opt_steps:>9,}/{progress.max_opts:,} opts"
+            self.console.print(f"{counter}  {'  '.join(self._parts(progress))}")
+            return
         self._stage.clear()
         if self._live is None:
             self._live = self._start()
@@ -78,8 +92,8 @@ class ConsoleRecorder:
         live.start()
         return live
 
-    def _detail(self, progress: Progress) -> str:
-        parts = [
+    def _parts(self, progress: Progress) -> list[str]:
+        return [
             f"{progress.env_steps:,} env steps",
             f"{progress.opt_steps_per_sec:,.0f} opts/s",
             f"{progress.seconds_left:.0f} s left",
@@ -87,6 +101,9 @@ class ConsoleRecorder:
             f"last {_number(self._last)}",
             f"best {_number(self._best)}",
         ]
+
+    def _detail(self, progress: Progress) -> str:
+        parts = self._parts(progress)
         room = self.console.width - COUNTER - (BAR if self.console.width >= WIDE else 0) - 2
         ends = accumulate(len(part) + 2 for part in parts)
         return "  ".join(part for part, end in zip(parts, ends, strict=True) if end - 2 <= room)

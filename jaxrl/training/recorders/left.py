@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl.training.recorders.base import RunInfo
-from jaxrl.training.storage.run_dir import CONFIG, METADATA, read_metadata
+from jaxrl.training.storage.run_dir import CONFIG, METADATA, VIDEOS, read_metadata
 
 BEST = "best"
 SCORES = ("best_score", "best_opt_steps", "last_score")
@@ -23,6 +23,12 @@ def best_files(run: RunInfo) -> dict[str, Path]:
 def films(run: RunInfo) -> list[Path]:
     """Return the pictures that move in the directory of the run."""
     return [] if run.directory is None else sorted(run.directory.glob("*.gif"))
+
+
+def videos(run: RunInfo) -> dict[str, Path]:
+    """Return the episodes filmed on the way, by their names in the directory of the run."""
+    found = [] if run.directory is None else sorted(run.directory.glob(f"{VIDEOS}/*.gif"))
+    return {f"{VIDEOS}/{path.name}": path for path in found}
 
 
 def summary_of(run: RunInfo) -> tuple[dict[str, Any], bool]:

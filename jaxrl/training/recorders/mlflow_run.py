@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxrl.errors import require_extra
 from jaxrl.training.recorders.base import Row, RunInfo, numbers_of
-from jaxrl.training.recorders.left import best_files, films, summary_of
+from jaxrl.training.recorders.left import best_files, films, summary_of, videos
 from jaxrl.training.recorders.service import ServiceRecorder
 from jaxrl.training.storage.run_dir import read_json
 
@@ -78,7 +78,7 @@ class _MLflow:
         self._client.log_batch(self._id, metrics=metrics)
 
     def finish(self, run: RunInfo) -> None:
-        for name, path in {**best_files(run), **{film.name: film for film in films(run)}}.items():
+        for name, path in {**best_files(run), **{film.name: film for film in films(run)}, **videos(run)}.items():
             self._client.log_artifact(self._id, str(path), str(Path(name).parent) if "/" in name else None)
         summary, failed = summary_of(run)
         for name, value in summary.items():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jaxrl.errors import say
-from jaxrl.training.recorders.base import KINDS, Progress, Row, RunInfo
+from jaxrl.training.recorders.base import KINDS, Progress, Row, RunInfo, Video
 from jaxrl.training.storage.run_dir import METRICS, read_json
 
 CAPACITY = 4_096
@@ -22,7 +22,10 @@ RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 
 
 class Service(Protocol):
-    """What tells a service of one run; all of it is called in one thread, may block, and is tried again if it fails."""
+    """What tells a service of one run; all of it is called in one thread, may block, and is tried again if it fails.
+
+    One that also has `video(video)` is told of each `Video`.
+    """
 
     def connect(self, run: RunInfo, kept: dict[str, Any], /) -> dict[str, Any]:
         """Open the run at the service, or go on with the one that `kept` describes; return what to keep, for JSON.
@@ -84,6 +87,11 @@ class ServiceRecorder:
         if self._worker is not None and row["kind"] in KINDS:
             self._worker.put(row)
 
+    def video(self, video: Video) -> None:
+        """Have a video told, if the service has a method `video` that takes one."""
+        if self._worker is not None:
+            self._worker.put({"kind": _VIDEO, "opt_steps": video.opt_steps, "video": video})
+
     def tick(self, progress: Progress) -> None:
         pass
 
@@ -103,6 +111,7 @@ class ServiceRecorder:
 
 
 _REWIND = "rewind"
+_VIDEO = "video"
 
 
 class _GivenUpError(Exception):
@@ -190,9 +199,18 @@ class _Worker:
         if kind == _REWIND:
             self._told = self._floor = self._least(opt_steps)
         elif opt_steps > self._floor.get(kind, -1):
-            self._attempt(lambda: self._service.send(row))
+            self._attempt(lambda: self._send(row))
             self._told = {**self._told, kind: opt_steps}
             self._keep()
+
+    def _send(self, row: Row) -> None:
+        if row["kind"] != _VIDEO:
+            self._service.send(row)
+            return
+        try:
+            getattr(self._service, "video", lambda video: None)(row["video"])
+        except Exception as error:  # once: the file is there, and rows behind it shall not wait
+            self._say(f"{type(error).__name__}: {error}")
 
     def _least(self, opt_steps: int) -> dict[str, int]:
         return {kind: min(told, opt_steps) for kind, told in self._told.items()}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl.errors import SettingsError
-from jaxrl.training.recorders.base import KINDS, Progress, Row, RunInfo, numbers_of
+from jaxrl.training.recorders.base import KINDS, Progress, Row, RunInfo, Video, numbers_of
 from jaxrl.training.recorders.log_file import LogFile
 
 SCORES = ("eval/eval_reward", "train/episode_return")
@@ -46,6 +46,13 @@ class TensorBoardRecorder:
         self._tell_settings()
         values = [{"tag": tag, "simple_value": value} for tag, value in numbers_of(row).items()]
         self._append(self._record(step=row["opt_steps"], summary={"value": values}))
+
+    def video(self, video: Video) -> None:
+        """Show the episode among the images, where TensorBoard plays it."""
+        self._tell_settings()
+        picture = {"height": video.height, "width": video.width, "colorspace": 3}
+        value = {"tag": "eval/episode", "image": {**picture, "encoded_image_string": video.path.read_bytes()}}
+        self._append(self._record(step=video.opt_steps, summary={"value": [value]}))
 
     def tick(self, progress: Progress) -> None:
         pass

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from jaxrl.errors import SettingsError, require_extra
-from jaxrl.training.recorders.base import Row, RunInfo, numbers_of
+from jaxrl.training.recorders.base import Row, RunInfo, Video, numbers_of
 from jaxrl.training.recorders.left import best_files, films, summary_of
 from jaxrl.training.recorders.service import ServiceRecorder
 
@@ -65,6 +65,12 @@ class _Wandb:
         counters = {name: row[name] for name in ("opt_steps", "env_steps")}
         numbers = {name: x for name, x in numbers_of(row).items() if name.partition("/")[2] not in counters}
         self._run.log({**counters, **numbers})
+
+    def video(self, video: Video) -> None:
+        import wandb
+
+        counters = {"opt_steps": video.opt_steps, "env_steps": video.env_steps}
+        self._run.log({**counters, "video/episode": wandb.Video(str(video.path), format="gif")})
 
     def finish(self, run: RunInfo) -> None:
         import wandb

@@ -21,6 +21,8 @@ FORMAT = 1
 
 CONFIG, METADATA, METRICS, EPISODES = "config.yaml", "metadata.json", "metrics.jsonl", "eval_episodes.jsonl"
 CSV = "metrics.csv"
+VIDEOS = "videos"
+"""Directory of the episodes that are filmed on the way."""
 LOCK = ".lock"
 
 

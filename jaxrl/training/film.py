@@ -1,0 +1,166 @@
+"""Episodes as pictures that move: of a policy that was loaded, and of the latest one while a run goes on."""
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl.envs import Env, HostEnv
+from jaxrl.envs.host import to_host
+from jaxrl.errors import SettingsError
+from jaxrl.training.policy import GreedyPolicy
+from jaxrl.training.recorders import Video
+from jaxrl.training.report import Hooks, call
+from jaxrl.training.settings import TrainerConfig
+from jaxrl.training.storage.run_dir import VIDEOS
+from jaxrl.trees import PyTree
+
+FPS = 30
+LONGEST = 1_000
+"""Environment steps of an episode that is filmed on the way, at most."""
+
+Player = Callable[[GreedyPolicy, int, int], tuple[list[np.ndarray], float]]
+"""`(policy, seed, max_steps) -> (pictures, return)`: play one greedy episode; a picture `[H, W, 3]` of every state."""
+
+
+def player(env: Env | HostEnv) -> Player:
+    """Return what plays episodes of `env`, compiled once; raise `SettingsError` if it cannot be drawn."""
+    if isinstance(env, HostEnv):
+        if env.film is None:
+            raise SettingsError(f"{env.spec.name} cannot be rendered here")
+        return partial(_on_host, env)
+    if env.render is None:
+        raise SettingsError(f"{env.spec.name} cannot be rendered; give its Env a render function")
+    return partial(_on_device, env, jax.jit(env.reset), jax.jit(env.step), jax.jit(env.draw))
+
+
+def _on_device(
+    env: Env, reset: Any, step: Any, draw: Any, policy: GreedyPolicy, seed: int, max_steps: int
+) -> tuple[list[np.ndarray], float]:
+    assert env.render is not None
+    key = jax.random.key(seed)
+    state, obs = reset(key)
+    policy.reset()
+    frames, total = [env.render(state)], 0.0
+    for t in range(min(max_steps, env.spec.time_limit or max_steps)):
+        state, out = step(state, policy(obs), draw(jax.random.fold_in(key, t)))
+        obs, total = out.obs, total + float(out.reward)
+        frames.append(env.render(state))
+        if out.terminated or out.truncated:
+            break
+    return frames, total
+
+
+def _on_host(env: HostEnv, policy: GreedyPolicy, seed: int, max_steps: int) -> tuple[list[np.ndarray], float]:
+    assert env.film is not None
+    one = env.film()
+    try:
+        obs, _ = one.reset(seed=seed)
+        policy.reset()
+        frames, total = [one.render()], 0.0
+        for _ in range(max_steps):
+            action = jax.tree.map(lambda x: np.asarray(x)[None], policy(obs))
+            obs, reward, terminated, truncated, _ = one.step(_first(to_host(one.action_space, action)))
+            frames.append(one.render())
+            total += float(reward)
+            if terminated or truncated:
+                break
+    except Exception as error:
+        raise SettingsError(f"{env.spec.name} cannot be rendered: {error}") from error
+    finally:
+        one.close()
+    return frames, total
+
+
+def _first(tree: PyTree) -> PyTree:
+    """Return the first row of leaves `[1, ...]`."""
+    return jax.tree.map(lambda x: x[0], tree)
+
+
+def write_gif(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:
+    """Write `[H, W, 3]` uint8 pictures as a looping GIF."""
+    from PIL import Image
+
+    first, *rest = [Image.fromarray(frame) for frame in frames]
+    try:
+        first.save(path, format="GIF", save_all=True, append_images=rest, duration=round(1000 / fps), loop=0)
+    except OSError as error:
+        raise SettingsError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+# --- while a run goes on ------------------------------------------------------------------------------------------
+
+
+def with_videos(trainer: Any, given: Hooks | None) -> Hooks:
+    """Return the hooks `given` to a trainer, with one that films the latest policy where its settings ask for it.
+
+    Films begin in the same state each time, so that they can be compared. Nothing of the training depends on them: one
+    that fails is told, and the run goes on.
+
+    Raises:
+      SettingsError: the environment cannot be drawn, or there is none, or no policy.
+    """
+    hooks, strategy, config = given or Hooks(), trainer.strategy, trainer.config
+    if not config.video_interval:
+        return hooks
+    env = strategy.eval_env or (strategy.remote.env if strategy.remote else strategy.env)
+    if env is None or strategy.policy is None:
+        raise SettingsError("video_interval films episodes, but there is no environment or no policy; set it to 0")
+    try:
+        play = player(env)
+        _first_picture(env)
+    except SettingsError as error:
+        raise SettingsError(f"video_interval is {config.video_interval}, but {error}; or set it to 0") from error
+    policy = GreedyPolicy(strategy.policy, ())
+
+    def film(trainer: Any, evaluation: Any, is_best: bool) -> None:
+        counters = trainer.ledger.counters(trainer.schedule)
+        if trainer.config.films_at(counters["opt_steps"], trainer.schedule.opt_steps_per_step):
+            with trainer.ledger.timed("record"):
+                latest = policy.at(trainer._params(trainer.state))
+                trainer._log.filmed(_film(play, latest, trainer.config, **counters))
+
+    return hooks._replace(evaluation=(film, partial(call, hooks.evaluation)))
+
+
+def _first_picture(env: Env | HostEnv) -> None:
+    """Draw a first state; raise `SettingsError` if that fails."""
+    try:
+        if isinstance(env, HostEnv):
+            assert env.film is not None
+            one = env.film()
+            try:
+                one.reset(seed=0)
+                picture = one.render()
+            finally:
+                one.close()
+        else:
+            assert env.render is not None
+            picture = env.render(jax.jit(env.reset)(jax.random.key(0))[0])
+    except Exception as error:
+        line = " ".join(str(error).split())
+        raise SettingsError(f"{env.spec.name} cannot be rendered: {line or type(error).__name__}") from error
+    if np.ndim(picture) != 3 or np.shape(picture)[2] != 3 or np.asarray(picture).dtype != np.uint8:
+        got = f"{np.asarray(picture).dtype} {list(np.shape(picture))}"
+        raise SettingsError(f"{env.spec.name} is drawn as {got}; expected uint8 [H, W, 3]")
+
+
+def _film(play: Player, policy: GreedyPolicy, config: TrainerConfig, opt_steps: int, env_steps: int) -> Video | str:
+    """Film an episode; return it, or why there is none."""
+    assert config.run_dir is not None
+    path = Path(config.run_dir) / VIDEOS / f"{opt_steps}.gif"
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        frames, total = play(policy, config.seed, LONGEST)
+        path.parent.mkdir(exist_ok=True)
+        write_gif(frames, temporary, FPS)
+        os.replace(temporary, path)
+    except Exception as error:
+        temporary.unlink(missing_ok=True)
+        return f"no video: {' '.join(str(error).split()) or type(error).__name__}"
+    height, width = frames[0].shape[:2]
+    return Video(opt_steps, env_steps, path, total, height, width)

@@ -1,0 +1,211 @@
+"""The pages of the documentation: a newcomer finds the way, what they claim is so, their code runs, and they build."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_readme import block, run, run_alone
+
+from jaxrl.config import parse
+from jaxrl.errors import SettingsError
+from jaxrl.registry import ALGORITHMS
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+QUESTIONS = {
+    "How do I install it on a GPU machine?": ".[cuda13]",
+    "Which algorithm for my environment?": "| discrete |",
+    "How do I bring my own environment": "jaxrl.gymnasium_envs(",
+    "How do I change the network?": "make_network",
+    "How do I train ten seeds and plot them": "--seeds 10",
+    "How do I sweep a hyperparameter?": "--sweep agent.lr=",
+    "What do the numbers in the log mean": "| `episode_return`",
+    "How do I load a policy and deploy it?": "jaxrl export",
+    "Why did it stop or diverge, and how do I go on?": "--resume",
+    "How do I use several GPUs or machines?": "CUDA_VISIBLE_DEVICES",
+}
+"""What a newcomer asks, and words of the answer."""
+
+
+def links(page: Path) -> dict[str, Path]:
+    """Return the pages that `page` links to, by the words of the link."""
+    found = re.findall(r"\[([^\]]+)\]\((?!https?:)([^)#]+\.md)", page.read_text())
+    return {words: (page.parent / target).resolve() for words, target in found}
+
+
+# --- the way ------------------------------------------------------------------------------------------------------
+
+
+def test_each_question_of_a_newcomer_is_answered_one_click_from_the_first_page() -> None:
+    first = links(DOCS / "index.md")
+    for question, words in QUESTIONS.items():
+        (page,) = [target for told, target in first.items() if told.startswith(question)]
+        assert words in page.read_text(), (question, page.name)
+
+
+def test_every_page_is_two_clicks_from_the_first_page_at_most_and_has_its_place_in_the_navigation() -> None:
+    one = {*links(DOCS / "index.md").values()}
+    two = one.union(*(links(page).values() for page in one))
+    pages = {page.resolve() for page in DOCS.glob("*.md")}
+    assert pages - two <= {(DOCS / "index.md").resolve()}
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    assert [page.name for page in pages if f": {page.name}\n" not in navigation] == []
+
+
+def test_links_to_a_heading_lead_to_one() -> None:
+    """As GitHub and the site name it: lower case, spaces as hyphens, nothing but letters and digits else."""
+    for page in DOCS.glob("*.md"):
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text()):
+            text = re.sub(r"```.*?```", "", (page.parent / target if target else page).read_text(), flags=re.DOTALL)
+            headings = [re.sub(r"[^\w\- ]", "", line.lower()) for line in re.findall(r"^#+ (.+)$", text, re.MULTILINE)]
+            assert anchor in [heading.replace(" ", "-") for heading in headings], (page.name, target, anchor)
+
+
+# --- what is claimed ----------------------------------------------------------------------------------------------
+
+
+def test_the_matrix_of_truncation_has_every_agent_and_every_cell_a_test_that_exists() -> None:
+    matrix, proofs = (DOCS / "truncation.md").read_text().split("## The tests")
+    rows = [line.split("|")[1:-1] for line in matrix.splitlines() if line.startswith("| `")]
+    assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row[0])) == sorted(ALGORITHMS)
+    letters = {letter for row in rows for cell in row[1:] for letter in re.findall(r"\[(\w)\]", cell)}
+    assert [cell for row in rows for cell in row[1:] if "[" not in cell and "looks at no value" not in cell] == []
+    assert letters <= set(re.findall(r"^\| (\w) \|", proofs, re.MULTILINE))
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", proofs)
+    assert len(named) > 20
+    for file, function in named:
+        tests = [node.name for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)]
+        assert function in ("", *tests), (file, function)
+
+
+def foreign() -> list[tuple[str, str, str]]:
+    """Return `(algorithm, jaxrl's flag, name elsewhere)` of the tables of names."""
+    told = (DOCS / "coming_from.md").read_text().split("## What is counted otherwise")[0]
+    general, rollouts, replay = re.split(r"From rollouts:|From replay:", told)
+    found = []
+    for algorithm, text in (("ppo", general), ("ppo", rollouts), ("dqn", replay)):
+        for line in text.splitlines():
+            cells = [re.findall(r"`([^`]+)`", cell) for cell in line.split("|")[1:-1]]
+            found += [(algorithm, cells[0][0], name) for cell in cells[1:] for name in cell] if any(cells) else []
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize(("algorithm", "flag", "name"), foreign())
+def test_a_name_of_another_library_is_answered_with_ours(algorithm: str, flag: str, name: str) -> None:
+    if f"--{name.replace('_', '-')}" == flag or flag.startswith("--env"):
+        return  # the same
+    with pytest.raises(SettingsError) as refused:
+        parse([algorithm, f"--{name}", "1"])
+    assert flag in str(refused.value)
+
+
+def test_the_speeds_beside_others_are_those_that_were_measured() -> None:
+    rows = json.loads((ROOT / "benchmarks/results/2026-11-22-cpu-2cores-peers.json").read_text())["rows"]
+    ratios = {(row["task"], row["name"].split("-")[0]): row["ratio_to_ceiling"] for row in rows}
+    names = {"Rejax": "rejax", "Stable-Baselines3": "stable", "SBX": "sbx", "Tianshou": "tianshou"}
+    told = (DOCS / "comparison.md").read_text()
+    for name, short in names.items():
+        (cells,) = re.findall(rf"^\| {name} [\d.]+ \|(.+)\|$", told, re.MULTILINE)
+        for task, cell in zip(("dqn", "ppo-4", "ppo-1024", "sac"), cells.split("|"), strict=True):
+            if cell.strip():
+                assert float(cell) == pytest.approx(ratios[task, short], rel=0.03)
+
+
+def explained() -> set[str]:
+    """Return the columns that `numbers.md` explains."""
+    return set(re.findall(r"`([a-z_0-9/]+)`", (DOCS / "numbers.md").read_text()))
+
+
+def assert_explained(run_dir: Path) -> None:
+    """Assert that every column of a run's log is explained."""
+    rows = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    names = {re.sub(r"_(min|max)$", "", name) for row in rows for name in row}
+    assert names - explained() - {"event", "message"} == set()
+
+
+# --- the code of the pages ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_tour_can_be_taken(tmp_path: Path) -> None:
+    said = run("\n".join(block(f"tour-{i}") for i in range(1, 8)), tmp_path)
+    assert_explained(tmp_path / "runs" / "tour")
+    lines = said.splitlines()
+    best, env_steps, stop = next(line for line in lines if line.endswith(" max_opts")).split()
+    assert float(best) >= 475
+    assert (env_steps, stop) == ("51200", "max_opts")
+    assert "2400" in lines  # it went on
+    assert lines[-1].endswith("agent.lr=1e-05")  # the worse one is the last of the table
+    assert (tmp_path / "runs/three/members/00005/best").is_dir()
+
+
+@pytest.mark.slow
+def test_ten_seeds_have_an_interval(tmp_path: Path) -> None:
+    mean, iqm, low, high = map(float, run(block("seeds"), tmp_path).split())
+    assert 8 < low <= iqm <= high <= 500
+    assert 8 < mean <= 500
+    assert len(list((tmp_path / "runs/ten/members").iterdir())) == 10
+
+
+@pytest.mark.slow
+def test_a_loaded_policy_acts(tmp_path: Path) -> None:
+    one, batch = run(block("deploy"), tmp_path).splitlines()[-2:]
+    assert one in ("0", "1")
+    assert batch == "(3,)"
+
+
+@pytest.mark.slow
+def test_an_environment_of_ones_own_is_right_and_learnt(tmp_path: Path) -> None:
+    wrong, best = run_alone(block("extend-environment"), tmp_path).splitlines()
+    assert wrong == "[]"
+    # From the places 0 to 3 the way takes 4 to 1 steps: -0.3 to 0 on the way, and 1 at the end.
+    assert 0.7 <= float(best) <= 1.0
+
+
+@pytest.mark.slow
+def test_an_agent_and_a_buffer_of_ones_own_learn(tmp_path: Path) -> None:
+    for name in ("extend-agent", "extend-buffer"):
+        # Acting at random holds the pole for some 22 steps.
+        assert 60 < float(run_alone(block(name), tmp_path)) <= 500, name
+
+
+@pytest.mark.slow
+def test_a_recorder_and_a_strategy_of_ones_own_do_what_is_said(tmp_path: Path) -> None:
+    assert run_alone(block("extend-recorder"), tmp_path).splitlines() == ["closed", "[20480, 40960]"]
+    first, last = ast.literal_eval(run_alone(block("extend-strategy"), tmp_path))
+    assert 50 < first <= last <= 200
+
+
+# --- the site -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) -> None:
+    def call(*command: object) -> str:
+        done = subprocess.run([str(part) for part in command], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+        return done.stderr
+
+    call(sys.executable, "-m", "venv", "fresh")
+    fresh = tmp_path / "fresh" / "bin" / "python"
+    call(fresh, "-m", "pip", "install", "-q", f"{ROOT}[docs]")
+    told = call(fresh, "-m", "mkdocs", "build", "-f", ROOT / "mkdocs.yml", "-d", tmp_path / "site")
+    assert "WARNING" not in told
+    site = tmp_path / "site"
+    pages = {page.relative_to(site).as_posix(): page.read_text() for page in site.rglob("*.html")}
+    assert len(pages) > 40
+    for name, text in pages.items():
+        loaded = re.findall(r'<(?:script|img|iframe)[^>]*\bsrc="([^"]+)|<link[^>]*\bhref="([^"]+)', text)
+        assert [part for pair in loaded for part in pair if re.match(r"(https?:)?//", part)] == [], name
+        # A list that does not follow an empty line is a list on GitHub, and a paragraph here.
+        assert not re.search(r"<p>(?:(?!</p>).)*\n(?:[*-]|\d\.) ", text, re.DOTALL), name
+    reference = "".join(text for name, text in pages.items() if name.startswith("reference/"))
+    stub = (ROOT / "jaxrl" / "__init__.pyi").read_text()
+    public = re.findall(r"^    \w+ as (\w+),$", stub, re.MULTILINE)
+    assert len(public) > 100
+    headings = set(re.findall(r'<h2 id="jaxrl[\w.]*\.(\w+)"', reference))
+    assert [name for name in public if name not in headings] == []
