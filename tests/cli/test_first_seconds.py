@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -77,6 +78,21 @@ def test_a_front_door_interrupted_while_importing_ends_without_a_word(tmp_path: 
     body = f"import os, time; os.kill(os.getpid(), {int(number)}); time.sleep(60)"
     done = run_with_fake_jax(tmp_path, body, ["-m", f"jaxrl.{door}", *DOORS[door]])
     assert (done.returncode, done.stderr) == (128 + number, "")
+
+
+@pytest.mark.parametrize("begin", [*DOORS, "report", "the command"])
+def test_a_front_door_ends_in_one_line_where_no_temporary_file_can_be_written(doors: Doors, begin: str) -> None:
+    """Libraries ask for a directory of such files as they are imported."""
+    args = (
+        ["-c", "from jaxrl.__main__ import main; main()", "train"]
+        if begin == "the command"
+        else ["-m", f"jaxrl.{begin}"]
+    )
+    no_files = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    done = subprocess.run([sys.executable, *args], cwd=doors.cwd, capture_output=True, text=True, preexec_fn=no_files)
+    assert done.returncode == 5
+    assert "TMPDIR" in one_error_line(done)
+    assert "/tmp" in done.stderr
 
 
 def test_the_library_leaves_the_signals_to_the_program_that_imports_it(doors: Doors) -> None:
