@@ -16,6 +16,7 @@ from front_doors import SMALL, Doors, one_error_line
 
 import jaxrl
 from jaxrl import collect, evaluate, export, opening, play, publish, verify
+from jaxrl.errors import say
 
 DOORS = {
     "train": [],
@@ -171,6 +172,11 @@ def on_a_terminal(args: Sequence[str], cwd: Path) -> str:
     os.close(ours)
     process.wait()
     return shown.decode()
+
+
+def test_a_warning_in_colour_is_told_as_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
+    say("warning: \x1b[33mWARN: an old\nversion\x1b[0m")
+    assert capsys.readouterr().err == "warning: WARN: an old version\n"
 
 
 @pytest.mark.parametrize("platform", ["rocm", "nonsense"])
