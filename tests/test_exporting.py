@@ -17,7 +17,7 @@ import jaxrl
 from jaxrl.errors import SettingsError
 from jaxrl.exporting import as_numpy, stablehlo
 from jaxrl.exporting.function import Function, function_of
-from jaxrl.spaces import Box, EnvSpec
+from jaxrl.spaces import Box, EnvSpec, MultiDiscrete
 from jaxrl.strategies.base import Policy
 from jaxrl.training.policy import GreedyPolicy
 
@@ -32,6 +32,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "values": lambda: off(jaxrl.make_env("CartPole-v1"), jaxrl.dqn(features=(16,), dueling=True)),
     "distributions of values": lambda: off(jaxrl.make_env("CartPole-v1"), jaxrl.dqn(features=(16,), values="c51")),
     "masks": lambda: off(minefield(), jaxrl.dqn(features=(16,))),
+    "several choices": lambda: jaxrl.on_policy(minefield(MultiDiscrete((2, 3, 4))), jaxrl.ppo(features=(16,))),
     "continuous": lambda: off(jaxrl.make_env("Pendulum-v1"), jaxrl.sac(features=(16,))),
     "pictures": lambda: off(jaxrl.make_env("Breakout-MinAtar"), jaxrl.dqn(features=(16,), channels=(4,))),
     "stacked": lambda: off(
