@@ -178,7 +178,7 @@ def test_library(tmp_path: Path) -> None:
     code = block("library")
     assert len([line for line in code.splitlines() if line.strip()]) <= 12
     check = "\nassert int(policy([0.0, 0.0, 0.1, 0.5])) in (0, 1)\nassert result.best_score > 0"
-    run_alone(code.replace("max_opts=20_000", "max_opts=2_000") + check, tmp_path)
+    run_alone(code.replace("max_opts=4_000", "max_opts=320") + check, tmp_path)
     assert [path.name for path in (tmp_path / "runs" / "cartpole" / "checkpoints").iterdir()]
 
 
