@@ -1,6 +1,6 @@
 """`python -m jaxrl COMMAND` and the command `jaxrl`: the entry point to all front doors."""
 
-from jaxrl.cli import hold_standard_streams, leave_quietly_on_signals, run_main  # first, for it takes the signals
+from jaxrl.cli import begin_front_door, run_main  # first, for it takes the signals
 
 # isort: split
 import importlib
@@ -32,8 +32,7 @@ Begin with: jaxrl train ppo --env CartPole-v1"""
 
 def main() -> None:
     """Run the front door that the first argument names; end the process with its exit code."""
-    hold_standard_streams()
-    leave_quietly_on_signals()
+    begin_front_door()
     name, args = (sys.argv[1:2] or ["--help"])[0], sys.argv[2:]
     if name in ("--help", "-h", "help"):
         print(HELP.format(commands="\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items())))

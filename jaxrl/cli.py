@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -69,6 +70,25 @@ def hold_standard_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free: this one
 
 
+def require_temporary_directory() -> None:
+    """End a front door in one line where no file can be written at all: libraries fail as they are imported there."""
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        say(
+            f"error: temporary files can be written nowhere: {error.strerror}; make room there, or lift the limit on "
+            "the size of files, or set TMPDIR to a directory that can be written"
+        )
+        sys.exit(StorageError.exit_code)
+
+
+def begin_front_door() -> None:
+    """Prepare a process that is a front door, before anything slow is imported."""
+    hold_standard_streams()
+    leave_quietly_on_signals()
+    require_temporary_directory()
+
+
 def _is_front_door() -> bool:
     """Return whether this process was started as `python -m jaxrl.train` or similar; a library leaves signals alone."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
@@ -77,8 +97,7 @@ def _is_front_door() -> bool:
 
 # While `python -m jaxrl.train` is still importing, too: the front doors import this module before the slow ones.
 if _is_front_door():
-    hold_standard_streams()
-    leave_quietly_on_signals()
+    begin_front_door()
 
 
 class Parser(argparse.ArgumentParser):

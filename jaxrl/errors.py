@@ -5,6 +5,7 @@ import difflib
 import errno
 import importlib
 import numbers
+import re
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -13,6 +14,9 @@ from jaxrl.hints import Hint, elsewhere, hint_of
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Error numbers of the system that mean a full or failing disk."""
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+"""What libraries put around their warnings; without its first character, the rest would be shown."""
 
 
 def say(line: str) -> None:
@@ -27,8 +31,8 @@ def print_line(*parts: object) -> None:
 
 
 def one_line(text: object) -> str:
-    """Return `text` without line breaks and without control characters, which a terminal would obey."""
-    return "".join(c for c in " ".join(str(text).split()) if c.isprintable())
+    """Return `text` without line breaks, colours and control characters, which a terminal would obey."""
+    return "".join(c for c in " ".join(_COLOURS.sub("", str(text)).split()) if c.isprintable())
 
 
 class JaxrlError(Exception):

@@ -13,16 +13,9 @@ from typing import Any
 
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import PREFIX, HostEnv, gymnasium_envs, gymnasium_spec
-from jaxrl.envs.registry import register_env, registered
+from jaxrl.envs.registry import module_in, register_env, registered
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.registry import SUITES
-
-
-def module_in(name: str) -> str | None:
-    """Return the module that an environment's name asks to import; `None` for a name that asks for none."""
-    module, colon, _ = name.removeprefix(PREFIX).rpartition(":")
-    named = all(part.isidentifier() for part in module.split("."))
-    return module if colon and named and module not in SUITES else None
 
 
 def admit(names: Iterable[str | None]) -> None:

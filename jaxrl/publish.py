@@ -7,17 +7,21 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
+
 from jaxrl.envs import Env, HostEnv
-from jaxrl.errors import SettingsError, print_line, say
+from jaxrl.errors import NoCheckpointError, SettingsError, print_line, say
 from jaxrl.evaluate import add_env_options, add_episodes, add_which, check_episodes, env_of, judged, load_named
-from jaxrl.exporting.card import card, results, weights
+from jaxrl.exporting.again import Judged, portable, repeat
+from jaxrl.exporting.card import card, results, trained_in, weights
 from jaxrl.exporting.formats import files_of
 from jaxrl.exporting.writing import require_room, write
 from jaxrl.play import play, write_gif
 from jaxrl.training import GreedyPolicy
+from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.members import resolve
-from jaxrl.training.storage.run_dir import CONFIG, read_metadata
+from jaxrl.training.storage.run_dir import CONFIG, read_metadata, read_yaml
 
 RESULTS = "results.json"
 
@@ -45,17 +49,29 @@ def main(args: Sequence[str]) -> int:
     env = env_of(policy, options.env, options.env_args)
     report, film = judged(policy, env, options).report(), _film(env, policy)
     versions = {name: str(value) for name, value in dict(read_metadata(run).get("versions") or {}).items()}
+    asked = Judged(options.env, options.env_args, options.episodes, options.seed)
+    settings, best = read_yaml(run / CONFIG), policy.facts["kept_as"] == "best"
+    where = asked.where(settings)
+    again, digest = repeat(settings, policy.facts["opt_steps"], best, _changed(run), asked), state_digest(policy.params)
     files = {
-        "README.md": card(policy, report, versions, options.seed, bool(film)).encode(),
-        RESULTS: results(policy, report, versions, options.seed, state_digest(policy.params)).encode(),
+        "README.md": card(policy, report, versions.get("jaxrl", ""), where, again, bool(film)).encode(),
+        RESULTS: results(policy, report, versions, where or trained_in(policy), options.seed, digest).encode(),
         "weights.npz": weights(policy),
-        CONFIG: (run / CONFIG).read_bytes(),
+        CONFIG: yaml.safe_dump(portable(settings), sort_keys=False).encode(),
         **{f"policy/{name}": content for name, content in files_of(policy, "stablehlo").items()},
         **({"episode.gif": film} if film else {}),
     }
     write(files, out)
     print_line(f"{out}: return {report.returns['mean']:.6g} over {report.episodes} episodes; nothing was uploaded")
     return 0
+
+
+def _changed(run: Path) -> bool:
+    """Return whether settings or versions may have changed while the run went on; its newest checkpoint tells."""
+    try:
+        return bool(Store(run / "checkpoints", 1).newest_facts()[1]["ledger"]["changed_at"])
+    except (NoCheckpointError, KeyError, TypeError):
+        return True
 
 
 def _film(env: Env | HostEnv, policy: GreedyPolicy) -> bytes:

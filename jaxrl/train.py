@@ -19,8 +19,9 @@ if __name__ == "__main__":
 
 from jaxrl.algos import build, part_of
 from jaxrl.config import parse
+from jaxrl.envs.registry import module_in
 from jaxrl.errors import RunDirInUseError, SettingsError, nearest
-from jaxrl.own_envs import admit, module_in
+from jaxrl.own_envs import admit
 from jaxrl.strategies import Strategy
 from jaxrl.strategies.population import Population
 from jaxrl.sweeps import PopulationConfig, build_population, read_sweep

@@ -16,8 +16,9 @@ from toys_masks import minefield
 import jaxrl
 from jaxrl.errors import SettingsError
 from jaxrl.exporting import as_numpy, stablehlo
+from jaxrl.exporting.again import Judged, portable, repeat
 from jaxrl.exporting.function import Function, function_of
-from jaxrl.spaces import Box, EnvSpec
+from jaxrl.spaces import Box, EnvSpec, MultiDiscrete
 from jaxrl.strategies.base import Policy
 from jaxrl.training.policy import GreedyPolicy
 
@@ -32,6 +33,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "values": lambda: off(jaxrl.make_env("CartPole-v1"), jaxrl.dqn(features=(16,), dueling=True)),
     "distributions of values": lambda: off(jaxrl.make_env("CartPole-v1"), jaxrl.dqn(features=(16,), values="c51")),
     "masks": lambda: off(minefield(), jaxrl.dqn(features=(16,))),
+    "several choices": lambda: jaxrl.on_policy(minefield(MultiDiscrete((2, 3, 4))), jaxrl.ppo(features=(16,))),
     "continuous": lambda: off(jaxrl.make_env("Pendulum-v1"), jaxrl.sac(features=(16,))),
     "pictures": lambda: off(jaxrl.make_env("Breakout-MinAtar"), jaxrl.dqn(features=(16,), channels=(4,))),
     "stacked": lambda: off(
@@ -144,3 +146,69 @@ def test_numbers_that_numpy_does_not_have_are_named() -> None:
 
 def test_no_library_but_jax_is_needed_to_export() -> None:
     assert not {"onnx", "jax2onnx", "onnxruntime"} & set(sys.modules)
+
+
+# --- what a card says of repeating ---------------------------------------------------------------------------------
+
+RUN = {"algo": "dqn", "custom": [], "env": "CartPole-v1", "env_args": {}, "max_opts": 90, "init_from": None}
+HOME = "/home/someone/things"
+
+
+def card(settings: dict[str, Any] | None = None, changed: bool = False, best: bool = True, **asked: Any) -> str:
+    judged = Judged(**{"env": None, "env_args": (), "episodes": 5, "seed": 7, **asked})
+    return repeat({**RUN, **(settings or {})}, 30, best, changed, judged)
+
+
+JUDGE = "jaxrl.evaluate again --step latest --episodes 5 --seed 7"
+CARDS: dict[str, tuple[str, list[str], list[str]]] = {
+    "as trained": (
+        card(), ["train dqn --config config.yaml --max-opts 30 --run-dir again\n", f"{JUDGE}\n", "same bits"], ["not"],
+    ),
+    "elsewhere": (card(env="Acrobot-v1", env_args=["x", "2"]), [f"{JUDGE} --env Acrobot-v1 --env-args x 2\n"], []),
+    "own": (
+        card({"env": "my.envs:make"}),
+        ["config.yaml --env my.envs:make --max-opts", f"{JUDGE} --env my.envs:make\n", "`my.envs`, is not part"], [],
+    ),
+    "own, with a file": (
+        card({"env": "my.envs:make", "env_args": {"level": f"{HOME}/1", "n": 2, "sizes": [1, True]}},
+             env="my.envs:make", env_args=["level", f"{HOME}/1"]),
+        ["--env-args level PATH n 2 sizes '[1,true]' --max", f"{JUDGE} --env my.envs:make --env-args level PATH\n"],
+        [HOME],
+    ),
+    "made known in Python": (card({"env": "Mine-v9"}, env="CartPole-v1"), ["Mine-v9 was made known"], ["jaxrl.train"]),
+    "from data": (
+        card({"algo": "iql", "data": [f"{HOME}/a.npz", "minari:D4RL/x"], "env": "CartPole-v1"}),
+        ["train iql --config config.yaml --data FILE minari:D4RL/x --max-opts", "same bits", "SHA-256"], [HOME],
+    ),
+    "with demonstrations": (card({"demos": [f"{HOME}/a.npz"]}), ["--demos FILE --max-opts", "same bits"], [HOME]),
+    "from other networks": (
+        card({"init_from": HOME}), ["--init-from RUN --max", "not to the same bits", "of another run"], [HOME],
+    ),
+    "changed on the way": (card(changed=True), ["not to the same bits", "changed on the way"], ["this makes"]),
+    "by a session": (card({"custom": ["loop"]}, best=False), ["evaluate RUN --step 30 --episodes"], ["jaxrl.train"]),
+    "with actors": (card({"actors": 2}), ["environments that do the same again, this makes the same bits"], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CARDS)
+def test_a_card_says_how_to_repeat_what_can_be_repeated_and_no_more(case: str) -> None:
+    said, parts, others = CARDS[case]
+    assert [part for part in parts if part not in said] == []
+    assert [part for part in others if part in said] == []
+
+
+def test_another_environment_than_that_of_the_training_is_named() -> None:
+    run = {**RUN, "env_args": {"gravity": 12.0}}
+    where = lambda env, *args: Judged(env, args, 5, 7).where(run)
+    assert where(None) is where("CartPole-v1") is where(None, "gravity", "12.0") is None
+    assert where(None, "gravity", "9") == "CartPole-v1, gravity 9"
+    assert where("Acrobot-v1", "level", f"{HOME}/1") == "Acrobot-v1, level PATH"
+
+
+def test_settings_are_published_without_paths() -> None:
+    args = {"level": f"{HOME}/1", "n": 2, "levels": ["a", f"{HOME}/b"]}
+    run = {**RUN, "env_args": args, "eval_env_args": args, "demos": [f"{HOME}/d.npz"], "init_from": HOME}
+    kept = portable({**run, "data": ["minari:D4RL/x", f"{HOME}/a.npz"]})
+    assert HOME not in str(kept)
+    assert kept == {**run, "env_args": {"n": 2}, "eval_env_args": {"n": 2}, "demos": [], "init_from": None,
+                    "data": ["minari:D4RL/x"]}  # fmt: skip

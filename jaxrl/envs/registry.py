@@ -85,6 +85,13 @@ def _meant(name: str) -> str:
     return f"{nearest(name, env_names())}; --list-envs shows all, and {PREFIX}NAME is one of Gymnasium's"
 
 
+def module_in(name: str) -> str | None:
+    """Return the module that an environment's name asks to import; `None` for a name that asks for none."""
+    module, colon, _ = name.removeprefix(PREFIX).rpartition(":")
+    named = all(part.isidentifier() for part in module.split("."))
+    return module if colon and named and module not in SUITES else None
+
+
 def env_names() -> list[str]:
     """Return every name that `make_env` accepts."""
     from jaxrl.envs import gymnax
@@ -106,11 +113,16 @@ def require_plain(env_args: object, source: str) -> Mapping[str, Any]:
     for name, value in env_args.items():
         if not _plain(value):
             raise SettingsError(f"{source}: env_args.{name} is {value!r:.80}; expected plain values")
-        if any("/" in text or "\\" in text for text in _texts(value)):
+        if is_path(value):
             raise SettingsError(
                 f"{source}: env_args.{name} is the path {value!r:.80}; name it again, as in --env-args {name} PATH"
             )
     return env_args
+
+
+def is_path(value: object) -> bool:
+    """Return whether a parameter of an environment is a path, or a list with one in it."""
+    return any("/" in text or "\\" in text for text in _texts(value))
 
 
 def _plain(value: object) -> bool:

@@ -116,6 +116,7 @@ RULES: dict[str, Callable[..., str]] = {
     "select_n": lambda eqn, which, *x: f"np.where({which}, {x[1]}, {x[0]})" if len(x) == 2 else _refuse("select_n"),
     "integer_pow": lambda eqn, x: f"{x} ** {eqn.params['y']}",
     "concatenate": lambda eqn, *x: f"np.concatenate([{', '.join(x)}], {eqn.params['dimension']})",
+    "stack": lambda eqn, *x: f"np.stack([{', '.join(x)}], {eqn.params['axis']})",
     "reduce_sum": _over_axes("np.sum"), "reduce_max": _over_axes("np.max"), "reduce_min": _over_axes("np.min"),
     "reduce_and": _over_axes("np.all"), "reduce_or": _over_axes("np.any"),
     "argmax": _best("np.argmax"), "argmin": _best("np.argmin"),

@@ -19,7 +19,7 @@ CARD = """---
 
 # {algo} on {env}
 
-A policy trained with jaxrl {version}: **{mean:.6g} ± {std:.6g}** over {episodes} fresh greedy episodes, after
+A policy trained with jaxrl {version}: **{mean:.6g} ± {std:.6g}** over {episodes} fresh greedy episodes{where}, after
 {opt_steps:,} optimisation steps{env_steps}.
 {picture}
 | returns | {heads} |
@@ -33,25 +33,30 @@ parameters by name.
 
 ## Repeat
 
-```sh
-python -m jaxrl.train {algo} --config config.yaml
-python -m jaxrl.evaluate runs/NAME --episodes {episodes} --seed {seed}
-```
-
-With jaxrl {version}, on the same kind of machine and with the other versions in `results.json`, this makes the same
-bits.
+{repeat}
 """
 
 
-def card(policy: GreedyPolicy, report: EvaluationReport, versions: Mapping[str, str], seed: int, film: bool) -> str:
-    """Return the card of a policy, in Markdown."""
+def card(
+    policy: GreedyPolicy, report: EvaluationReport, version: str, where: str | None, repeat: str, film: bool
+) -> str:
+    """Return the card of a policy, in Markdown.
+
+    Args:
+      policy: the policy.
+      report: the episodes by which it was judged.
+      version: that of jaxrl which trained it.
+      where: the environment of these episodes, unless it is that of the training.
+      repeat: how it is trained and judged again.
+      film: whether there is a picture.
+    """
     facts = policy.facts
     settings = facts.get("settings", {})
-    algo, env, told = settings.get("algo", "custom"), policy.policy.spec.name, report.returns
+    algo, env, told = settings.get("algo", "custom"), trained_in(policy), report.returns
     metric = {"type": "mean_reward", "name": "mean_reward", "value": f"{told['mean']:.6g} +/- {told['std']:.6g}"}
     result = {
         "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
-        "dataset": {"name": env, "type": env},
+        "dataset": {"name": where or env, "type": where or env},
         "metrics": [{**metric, "verified": False}],
     }
     front = {
@@ -64,18 +69,24 @@ def card(policy: GreedyPolicy, report: EvaluationReport, versions: Mapping[str, 
         front=yaml.safe_dump(front, sort_keys=False),
         algo=algo,
         env=env,
-        version=versions.get("jaxrl", ""),
+        version=version,
         mean=told["mean"],
         std=told["std"],
         episodes=report.episodes,
+        where=f" in {where}" if where else "",
         opt_steps=facts.get("opt_steps") or 0,
         env_steps=f" and {steps:,} environment steps" if steps else "",
         picture="\n![an episode](episode.gif)\n" if film else "",
         heads=" | ".join(told),
         rules="|".join("---" for _ in told),
         values=" | ".join(f"{value:.6g}" for value in told.values()),
-        seed=seed,
+        repeat=repeat,
     )
+
+
+def trained_in(policy: GreedyPolicy) -> str:
+    """Return the name of the environment of the training."""
+    return str(policy.facts.get("settings", {}).get("env") or policy.policy.spec.name)
 
 
 def weights(policy: GreedyPolicy) -> bytes:
@@ -95,10 +106,12 @@ def _plain(leaf: Any) -> np.ndarray:
     return array if array.dtype.isbuiltin == 1 else array.astype(np.float32)
 
 
-def results(policy: GreedyPolicy, report: EvaluationReport, versions: Mapping[str, str], seed: int, digest: str) -> str:
-    """Return the results as JSON, with what they were made by."""
+def results(
+    policy: GreedyPolicy, report: EvaluationReport, versions: Mapping[str, str], env: str, seed: int, digest: str
+) -> str:
+    """Return the results as JSON, with what they were made by: episodes in `env`, from `seed`."""
     told = {
-        "evaluation": {"seed": seed, **plain(asdict(report))},
+        "evaluation": {"env": env, "seed": seed, **plain(asdict(report))},
         "score": policy.facts.get("score"),
         "opt_steps": policy.facts.get("opt_steps"),
         "env_steps": policy.facts.get("env_steps"),

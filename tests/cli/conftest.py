@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from front_doors import SMALL, Doors, Finished
 
-from jaxrl import collect, evaluate, play, train
+from jaxrl import collect, evaluate, play, publish, train
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_cache_in_this_process() -> Iterator[None]:
     """Keep a front door that is called in this process from turning on the user's own cache, for it and all after."""
     with pytest.MonkeyPatch.context() as patch:
-        for door in (collect, evaluate, play, train):
+        for door in (collect, evaluate, play, publish, train):
             patch.setattr(door, "cache_compilations", lambda: None)
         yield
 

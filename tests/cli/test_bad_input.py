@@ -205,6 +205,11 @@ def test_directory_that_cannot_be_made_is_refused(refuse: Refuse, tmp_path: Path
     assert "Not a directory" in said
 
 
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
+def test_where_the_system_makes_no_directories_nobody_is_told_that_one_is_missing(refuse: Refuse) -> None:
+    assert refuse("--run-dir", "/proc/run").endswith("'/proc/run': no directory can be made there")
+
+
 @pytest.mark.parametrize("kind", ["missing", "empty", "other", "file"])
 @pytest.mark.parametrize("door", ["resume", "evaluate", "play"])
 def test_what_is_no_run_is_refused(refuse: Refuse, tmp_path: Path, door: str, kind: str) -> None:

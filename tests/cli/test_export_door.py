@@ -1,12 +1,14 @@
 """`python -m jaxrl.export`: what it writes does what the policy does, in a process that has no jaxrl."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pytest
 import yaml
 from front_doors import Doors, Finished, one_error_line, snapshot
@@ -14,6 +16,7 @@ from PIL import Image
 
 import jaxrl
 from jaxrl import load_policy
+from jaxrl.training.storage.leaves import state_digest
 
 ALONE = "import sys; sys.modules['jaxrl'] = None  # importing it fails\nimport numpy as np\nobs = np.load('obs.npy')\n"
 USE = {
@@ -101,7 +104,7 @@ def test_a_folder_for_a_hub_has_all_that_it_speaks_of(doors: Doors, finished: Fi
     (model,) = yaml.safe_load(front)["model-index"]
     told = json.loads((hub / "results.json").read_text())
     judged = doors.here("evaluate", finished.path, "--episodes", "5", "--json").stdout
-    assert told["evaluation"] == {"seed": 1_000_000, **json.loads(judged)}
+    assert told["evaluation"] == {"env": "Catch-bsuite", "seed": 1_000_000, **json.loads(judged)}
     mean = told["evaluation"]["returns"]["mean"]
     assert model["results"][0]["metrics"][0]["value"].startswith(f"{mean:.6g} +/- ")
     assert f"**{mean:.6g} ± " in text
@@ -118,3 +121,41 @@ def test_a_folder_for_a_hub_has_all_that_it_speaks_of(doors: Doors, finished: Fi
         assert picture.size[0] > 0
     assert "hub exists; give --overwrite" in one_error_line(doors.here(*asked))
     assert snapshot(finished.path) == before
+
+
+def commands(card: str) -> list[list[str]]:
+    """Return the module and the arguments of each command under `Repeat` on a card."""
+    block = card.partition("## Repeat")[2].split("```")[1].removeprefix("sh\n")
+    return [shlex.split(line.removeprefix("python -m jaxrl.")) for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("which", [[], ["--step", "40"]])
+def test_what_a_card_says_makes_the_same_bits_again(which: list[str], doors: Doors, finished: Finished) -> None:
+    assert doors.here("publish", finished.path, *which, "--episodes", "5", "--out", "hub").returncode == 0
+    hub = doors.cwd / "hub"
+    card, told = (hub / "README.md").read_text(), json.loads((hub / "results.json").read_text())
+    train, judge = commands(card)
+    assert "this makes the same bits" in card
+    assert Doors(hub, doors.cache).here(*train).returncode == 0
+    digest = state_digest(load_policy(hub / "again", step="latest").params)
+    assert digest == told["digest"] == state_digest(load_policy(finished.path, step=(which or [0, None])[1]).params)
+    judged = json.loads(Doors(hub, doors.cache).here(*judge, "--json").stdout)
+    assert judged == {name: told["evaluation"][name] for name in judged}
+
+
+def test_a_card_makes_no_promises_for_what_was_made_in_python(doors: Doors) -> None:
+    agent = jaxrl.dqn(features=(4,), make_optimizer=optax.sgd)
+    strategy = jaxrl.off_policy(jaxrl.make_env("Catch-bsuite"), agent, buffer=jaxrl.uniform(200, batch_size=8))
+    run = doors.cwd / "mine"
+    jaxrl.Trainer(strategy, max_opts=4, eval_interval=4, eval_episodes=2, run_dir=str(run), quiet=True).train()
+    done = doors.here("publish", run, "--episodes", "5", "--out", "hub")
+    assert (done.returncode, done.stderr) == (0, "")
+    card = (doors.cwd / "hub/README.md").read_text()
+    assert "Parts of its training were made in Python (" in card
+    assert "so no command trains it again." in card
+    assert "same bits" not in card
+    assert str(doors.cwd) not in card
+    ((door, told, *how),) = commands(card)
+    assert (door, told) == ("evaluate", "RUN")
+    judged = json.loads(doors.here(door, run, *how, "--json").stdout)
+    assert judged["returns"] == json.loads((doors.cwd / "hub/results.json").read_text())["evaluation"]["returns"]

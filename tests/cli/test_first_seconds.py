@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from front_doors import SMALL, Doors, one_error_line
 
 import jaxrl
 from jaxrl import collect, evaluate, export, opening, play, publish, verify
+from jaxrl.errors import say
 
 DOORS = {
     "train": [],
@@ -77,6 +79,21 @@ def test_a_front_door_interrupted_while_importing_ends_without_a_word(tmp_path: 
     body = f"import os, time; os.kill(os.getpid(), {int(number)}); time.sleep(60)"
     done = run_with_fake_jax(tmp_path, body, ["-m", f"jaxrl.{door}", *DOORS[door]])
     assert (done.returncode, done.stderr) == (128 + number, "")
+
+
+@pytest.mark.parametrize("begin", [*DOORS, "report", "the command"])
+def test_a_front_door_ends_in_one_line_where_no_temporary_file_can_be_written(doors: Doors, begin: str) -> None:
+    """Libraries ask for a directory of such files as they are imported."""
+    args = (
+        ["-c", "from jaxrl.__main__ import main; main()", "train"]
+        if begin == "the command"
+        else ["-m", f"jaxrl.{begin}"]
+    )
+    no_files = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    done = subprocess.run([sys.executable, *args], cwd=doors.cwd, capture_output=True, text=True, preexec_fn=no_files)
+    assert done.returncode == 5
+    assert "TMPDIR" in one_error_line(done)
+    assert "/tmp" in done.stderr
 
 
 def test_the_library_leaves_the_signals_to_the_program_that_imports_it(doors: Doors) -> None:
@@ -155,6 +172,11 @@ def on_a_terminal(args: Sequence[str], cwd: Path) -> str:
     os.close(ours)
     process.wait()
     return shown.decode()
+
+
+def test_a_warning_in_colour_is_told_as_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
+    say("warning: \x1b[33mWARN: an old\nversion\x1b[0m")
+    assert capsys.readouterr().err == "warning: WARN: an old version\n"
 
 
 @pytest.mark.parametrize("platform", ["rocm", "nonsense"])

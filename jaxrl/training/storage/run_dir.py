@@ -55,6 +55,8 @@ class RunDir:
         except (OSError, ValueError) as error:
             self.release()
             reason = getattr(error, "strerror", None) or error
+            if isinstance(error, FileNotFoundError):  # as in /proc, where the system's own words would mislead
+                reason = "no directory can be made there"
             kind = StorageError if getattr(error, "errno", None) in FULL else SettingsError
             raise kind(f"cannot write the run directory {str(path)!r}: {reason}") from error
 

@@ -1,0 +1,150 @@
+"""How a published policy is trained and judged again, without a word of the machine that it comes from."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxrl.envs.registry import env_names, is_path, module_in
+from jaxrl.registry import suite_of
+from jaxrl.training.data.files import MINARI
+from jaxrl.written import read_value
+
+FILES = "data", "demos"
+"""Settings that name files."""
+ENV_ARGS = "env_args", "eval_env_args"
+"""Settings with parameters of environments, among which paths may be."""
+
+
+class Judged(NamedTuple):
+    """How a policy was judged."""
+
+    env: str | None
+    """The environment that a person named; `None`: that of the training, with its parameters."""
+    env_args: Sequence[str]
+    """Names and values in turns, as typed."""
+    episodes: int
+    seed: int
+
+    def command(self, run: str, which: Sequence[str], settings: Mapping[str, Any]) -> str:
+        """Return the command that judges a policy of `run`, which `which` names, in the same way."""
+        trained = settings.get("env")
+        env = self.env or (trained if isinstance(trained, str) and module_in(trained) else None)
+        flags = [*which, "--episodes", str(self.episodes), "--seed", str(self.seed)]
+        flags += ["--env", env] if env else []
+        flags += ["--env-args", *self.args()] if self.env_args else []
+        return shlex.join(["python", "-m", "jaxrl.evaluate", run, *flags])
+
+    def args(self) -> list[str]:
+        """Return the parameters of the environment, with `PATH` for each path."""
+        return ["PATH" if i % 2 and is_path(word) else word for i, word in enumerate(self.env_args)]
+
+    def where(self, settings: Mapping[str, Any]) -> str | None:
+        """Say in what other environment than that of a training with these settings, if it was another."""
+        trained, known = settings.get("env"), _params(settings, "env_args")
+        elsewhere = self.env not in (None, trained)
+        pairs = zip(self.env_args[::2], self.env_args[1::2], self.args()[1::2], strict=True)
+        other = [f"{name} {told}" for name, word, told in pairs if elsewhere or known.get(name) != read_value(word)]
+        return ", ".join([str(self.env or trained), *other]) if elsewhere or other else None
+
+
+def portable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run without the paths in them."""
+    files = {name: [file for file in _files(settings, name) if not _is_local(file)] for name in FILES}
+    params = {
+        name: {key: value for key, value in _params(settings, name).items() if not is_path(value)} for name in ENV_ARGS
+    }
+    kept = {**files, **params, "init_from": None}
+    return {name: kept.get(name, value) for name, value in settings.items()}
+
+
+def repeat(settings: Mapping[str, Any], opt_steps: int, best: bool, changed: bool, asked: Judged) -> str:
+    """Return what a card says of training and judging a policy again, in Markdown.
+
+    Args:
+      settings: those of the run.
+      opt_steps: after how many optimisation steps the policy was kept.
+      best: whether it is the best of its run.
+      changed: whether settings or versions may have changed before.
+      asked: how it was judged.
+    """
+    if (why := _obstacle(settings)) is not None:
+        which = [] if best else ["--step", str(opt_steps)]
+        return (
+            f"{why}, so no command trains it again. `config.yaml` has its settings. It was judged, where RUN is its "
+            f"directory, by\n\n```sh\n{asked.command('RUN', which, settings)}\n```"
+        )
+    ends, kept = (["--max-opts", str(opt_steps)], "latest") if opt_steps else ([], "best")
+    again = ["python", "-m", "jaxrl.train", str(settings.get("algo")), "--config", "config.yaml", *_missing(settings)]
+    lines = [shlex.join([*again, *ends, "--run-dir", "again"]), asked.command("again", ["--step", kept], settings)]
+    envs = [settings.get("env"), settings.get("eval_env"), asked.env]
+    told = [*_aside(lines, [env for env in envs if isinstance(env, str)]), _exactly(settings, changed)]
+    return "\n".join(["```sh", *lines, "```", "", *told])
+
+
+def _obstacle(settings: Mapping[str, Any]) -> str | None:
+    """Say why no command can train with these settings; `None` if one can."""
+    if custom := settings.get("custom"):
+        return f"Parts of its training were made in Python ({', '.join(map(str, custom))})"
+    for env in (settings.get("env"), settings.get("eval_env")):
+        if isinstance(env, str) and not (module_in(env) or suite_of(env)[0] or env in env_names()):
+            return f"Its environment {env} was made known in Python"
+    return None
+
+
+def _missing(settings: Mapping[str, Any]) -> list[str]:
+    """Return flags for what `portable` leaves out, and for environments that are imported only where one names them."""
+    flags = []
+    for name in ("env", "eval_env"):
+        env = settings.get(name)
+        flags += [f"--{name}".replace("_", "-"), env] if isinstance(env, str) and module_in(env) else []
+    for name in ENV_ARGS:
+        given = _params(settings, name)
+        if any(map(is_path, given.values())):
+            words = [(key, "PATH" if is_path(value) else _word(value)) for key, value in given.items()]
+            flags += [f"--{name}".replace("_", "-"), *(word for pair in words for word in pair)]
+    for name in FILES:
+        named = ["FILE" if _is_local(file) else file for file in _files(settings, name)]
+        flags += [f"--{name}", *named] if "FILE" in named else []
+    return [*flags, "--init-from", "RUN"] if settings.get("init_from") else flags
+
+
+def _aside(lines: Sequence[str], envs: Sequence[str]) -> list[str]:
+    """Say what the words in capitals stand for, and what is not part of jaxrl."""
+    words = {word for line in lines for word in shlex.split(line)}
+    own = sorted({module for env in envs if (module := module_in(env))})
+    told = [f"The code of the environment, `{module}`, is not part of jaxrl." for module in own]
+    told += ["PATH is a file of the environment's."] * ("PATH" in words)
+    told += ["FILE is what it learnt from; `config.yaml` has the SHA-256 of its arrays."] * ("FILE" in words)
+    return told + ["RUN is the run whose networks it began with."] * ("RUN" in words)
+
+
+def _exactly(settings: Mapping[str, Any], changed: bool) -> str:
+    """Say whether that makes the same bits."""
+    why = ["its settings or versions may have changed on the way"] if changed else []
+    why += ["it began with the networks of another run"] if settings.get("init_from") else []
+    if why:
+        return f"This trains such a policy again, but not to the same bits: {', and '.join(why)}."
+    remote = settings.get("actors") is not None
+    also = "and environments that do the same again, " if remote else ""
+    return f"On the same kind of machine, with the versions in `results.json`, {also}this makes the same bits."
+
+
+def _files(settings: Mapping[str, Any], name: str) -> list[str]:
+    found = settings.get(name)
+    return [file for file in found if isinstance(file, str)] if isinstance(found, list) else []
+
+
+def _params(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = settings.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _is_local(file: str) -> bool:
+    return not file.startswith(MINARI)
+
+
+def _word(value: Any) -> str:
+    """Return a parameter as one types it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_word, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
