@@ -54,6 +54,15 @@ class Remembered(NamedTuple):
     memory: PyTree
 
 
+class Window(NamedTuple):
+    """The sequences in which an agent learns from replay: steps of one environment, in order."""
+
+    length: int
+    """Steps `L` of a sequence."""
+    interval: int = 1
+    """Steps from the start of one to that of the next."""
+
+
 class Rollout(NamedTuple):
     """`T` steps of `N` environments, in order."""
 
@@ -69,7 +78,7 @@ class Batch(NamedTuple):
     """`B` sampled items."""
 
     items: PyTree
-    """The items, each leaf `[B, ...]`; for replay a `Transition`."""
+    """The items, each leaf `[B, ...]`; for replay a `Transition`, in sequences `[B, L, ...]`."""
     index: Array  # type: ignore[assignment]
     """`[B]` int32, positions of the items in the buffer."""
     weight: Array

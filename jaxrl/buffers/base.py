@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch
+from jaxrl.types import Batch, Window
 
 
 class BufferInit(Protocol):
@@ -47,6 +47,16 @@ class SizeFn(Protocol):
         ...
 
 
+class Windowed(Protocol):
+    def __call__(self, window: Window, stride: int, /) -> "Buffer":
+        """Return the same buffer, but of sequences: batches are `[B, L, ...]`, and an index is that of their first row.
+
+        A block pushed holds whole vector steps of `stride` environments, one after the other. Priorities are those of
+        sequences. Raise `SettingsError` where the buffer is too small.
+        """
+        ...
+
+
 class Buffer(NamedTuple):
     """Pure functions over a buffer's state. The number of blocks written (`pushes`) is an argument, never part of the
     state: a population of buffers shares it, and its pushes stay contiguous."""
@@ -61,3 +71,7 @@ class Buffer(NamedTuple):
     """`rows -> int`: the number of items that the buffer holds when they are written in blocks of `rows`."""
     batch_size: int
     settings: Mapping[str, Any] | None = None
+    windowed: Windowed | None = None
+    """How sequences are sampled from it; `None` where they cannot be."""
+    window: Window | None = None
+    """The sequences in its batches; `None`: single items."""
