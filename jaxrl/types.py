@@ -4,7 +4,7 @@ Shape legend, used in all docstrings: `N` environments, `T` time, `B` minibatch,
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from jaxrl.trees import Array, PyTree
 
@@ -61,6 +61,15 @@ class Window(NamedTuple):
     """Steps `L` of a sequence."""
     interval: int = 1
     """Steps from the start of one to that of the next."""
+
+
+class GoalFn(Protocol):
+    def __call__(self, achieved: PyTree, desired: PyTree, /) -> tuple[Array, Array | bool]:
+        """Return the reward of a step that led to `achieved` where `desired` was wanted, and whether it terminates.
+
+        Pure, for one step: two scalars. All of the reward must follow from these two.
+        """
+        ...
 
 
 class Rollout(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch, Window
+from jaxrl.types import Batch, GoalFn, Window
 
 
 class BufferInit(Protocol):
@@ -57,6 +57,12 @@ class Windowed(Protocol):
         ...
 
 
+class WithGoal(Protocol):
+    def __call__(self, goal: GoalFn | None, name: str, /) -> "Buffer":
+        """Return the buffer for the environment `name`, whose field `goal` is given; raise `SettingsError` if not."""
+        ...
+
+
 class Buffer(NamedTuple):
     """Pure functions over a buffer's state. The number of blocks written (`pushes`) is an argument, never part of the
     state: a population of buffers shares it, and its pushes stay contiguous."""
@@ -73,5 +79,7 @@ class Buffer(NamedTuple):
     settings: Mapping[str, Any] | None = None
     windowed: Windowed | None = None
     """How sequences are sampled from it; `None` where they cannot be."""
+    with_goal: WithGoal | None = None
+    """How a buffer that replaces goals is told what they pay; `None` for one that replaces none, or has been told."""
     window: Window | None = None
     """The sequences in its batches; `None`: single items."""

@@ -48,7 +48,7 @@ from jaxrl.strategies.remote import (
     settings_of_actors,
     stage,
 )
-from jaxrl.strategies.replay import Turns, draw_learning, learn, least_rows, sampled_for, take_turns
+from jaxrl.strategies.replay import Turns, draw_learning, learn, least_rows, sampled_for, take_turns, told_goals
 from jaxrl.trees import Array, Key, PyTree, row_struct
 from jaxrl.types import Transition
 from jaxrl.written import whole
@@ -127,7 +127,8 @@ def off_policy(
     total = num_envs * (crowd.actors if crowd else 1)
     bound = Actors(vectorise(env, total, resets_here(resets, crowd)), *join(known, processor or usual_processor(suits)))
     _require_replay(bound.agent)
-    buffer = sampled_for(bound.agent, buffer, total)
+    goal = env.goal if isinstance(env, Env) else None
+    buffer = sampled_for(bound.agent, told_goals(buffer, bound.processor, env.spec.name, goal), total)
     learnt_from = buffer if demos is None else with_demos(buffer, demos, demo_share, bound, env)
     turns = take_turns(
         horizon=bound.processor.horizon,

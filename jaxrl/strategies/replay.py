@@ -9,9 +9,11 @@ from jaxrl.agents.base import Agent
 from jaxrl.buffers.base import Buffer
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics
+from jaxrl.processors.base import OFF, Processor
 from jaxrl.strategies.base import repeat
 from jaxrl.strategies.guard import guarded_update, what_returns_are_made_of
 from jaxrl.trees import Array, Key, PyTree
+from jaxrl.types import GoalFn
 
 
 class Turns(NamedTuple):
@@ -78,6 +80,24 @@ def sampled_for(agent: Agent, buffer: Buffer, num_envs: int) -> Buffer:
             "or jaxrl.prioritised(...)"
         )
     return buffer.windowed(agent.window, num_envs)
+
+
+def told_goals(buffer: Buffer, processor: Processor, name: str, goal: GoalFn | None = None) -> Buffer:
+    """Return `buffer`, told by the field `goal` of the environment `name` what a goal pays, if it replaces goals.
+
+    Raises:
+      SettingsError: nobody tells it, or `processor` changes rewards or observations, of which `goal` knows nothing.
+    """
+    if buffer.with_goal is None:
+        return buffer
+    settings = processor.settings or {}
+    for part, off in OFF.items():
+        if settings.get(part, off) != off:
+            raise SettingsError(
+                f"buffer.hindsight goes by goals and rewards as the environment has them; leave processor.{part} at "
+                f"{off}"
+            )
+    return buffer.with_goal(goal, name)
 
 
 def least_rows(buffer: Buffer, num_envs: int) -> int:

@@ -291,6 +291,7 @@ NEWER: Mapping[str, object] = {
     "demos_sha256": "",
     "demo_share": 0.5,
     "agent.boltzmann": 0.0,
+    "buffer.hindsight": 0.0,
     "agent.core": "none",
     "agent.core_features": 64,
     "agent.sequence": 20,

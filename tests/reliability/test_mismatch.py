@@ -314,7 +314,7 @@ SHAPED = {"agent.torso": "mlp", "agent.channels": (16,)}
 """Another way to say which network it is; observations of CartPole have no images."""
 COMPACT = ["buffer.frames"]
 """What is refused unless `buffer.compact` is set."""
-SINGLE = ["agent.core"]
+SINGLE = ["agent.core", "buffer.hindsight"]
 """What is refused unless `processor.n_step` is 1."""
 
 
