@@ -41,6 +41,7 @@ from .agents import (
 )
 from .buffers import (
     Dataset as Dataset,
+    hindsight as hindsight,
     prioritised as prioritised,
     uniform as uniform,
 )

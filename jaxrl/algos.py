@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
 
 from jaxrl.agents import AgentMaker
-from jaxrl.buffers import Buffer, prioritised, uniform
+from jaxrl.buffers import Buffer, hindsight, prioritised, uniform
 from jaxrl.envs import make_env
 from jaxrl.envs.base import require_same_spaces
 from jaxrl.errors import SettingsError
@@ -76,6 +76,9 @@ class BufferConfig:
     """Scale importance weights so that the largest is 1 in each batch (batch) or in the whole buffer (all)."""
     epsilon: float = 1e-6
     """Constant added to every priority."""
+    hindsight: float = 0.0
+    """Share of each batch whose steps get the goal that their episode reached later (HER), 0.8 as published; for
+    environments with goals. 0: none."""
 
 
 @dataclass(frozen=True)
@@ -277,11 +280,13 @@ def build_offline(agent: AgentMaker, config: Any) -> Strategy:
 
 def build_buffer(config: BufferConfig) -> Buffer:
     """Build the replay buffer that `config` describes."""
-    if not config.prioritised:
-        ring = {name: getattr(config, name) for name in ("compact", "ends", "frames")}
-        return uniform(config.capacity, config.batch_size, **ring)
-    settings = {name: value for name, value in asdict(config).items() if name != "prioritised"}
-    return prioritised(**settings)
+    settings = {name: value for name, value in asdict(config).items() if name not in ("prioritised", "hindsight")}
+    if config.prioritised:
+        made = prioritised(**settings)
+    else:
+        ring = {name: settings[name] for name in ("compact", "ends", "frames")}
+        made = uniform(config.capacity, config.batch_size, **ring)
+    return hindsight(made, config.hindsight) if config.hindsight else made
 
 
 def build_processor(config: ProcessorConfig) -> Processor:

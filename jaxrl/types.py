@@ -4,7 +4,7 @@ Shape legend, used in all docstrings: `N` environments, `T` time, `B` minibatch,
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from jaxrl.trees import Array, PyTree
 
@@ -54,6 +54,24 @@ class Remembered(NamedTuple):
     memory: PyTree
 
 
+class Window(NamedTuple):
+    """The sequences in which an agent learns from replay: steps of one environment, in order."""
+
+    length: int
+    """Steps `L` of a sequence."""
+    interval: int = 1
+    """Steps from the start of one to that of the next."""
+
+
+class GoalFn(Protocol):
+    def __call__(self, achieved: PyTree, desired: PyTree, /) -> tuple[Array, Array | bool]:
+        """Return the reward of a step that led to `achieved` where `desired` was wanted, and whether it terminates.
+
+        Pure, for one step: two scalars. All of the reward must follow from these two.
+        """
+        ...
+
+
 class Rollout(NamedTuple):
     """`T` steps of `N` environments, in order."""
 
@@ -69,7 +87,7 @@ class Batch(NamedTuple):
     """`B` sampled items."""
 
     items: PyTree
-    """The items, each leaf `[B, ...]`; for replay a `Transition`."""
+    """The items, each leaf `[B, ...]`; for replay a `Transition`, in sequences `[B, L, ...]`."""
     index: Array  # type: ignore[assignment]
     """`[B]` int32, positions of the items in the buffer."""
     weight: Array

@@ -26,9 +26,9 @@ from jaxrl.distributions import Distribution, Head, head_of, restricted
 from jaxrl.errors import SettingsError
 from jaxrl.masks import PRIVILEGED, blinded, check_parts, for_critic, for_policy, has, mask_of, viewed
 from jaxrl.metrics import Metrics, Stat
-from jaxrl.nn import ActorCritic, Network, check_torso, no_memory
+from jaxrl.nn import ActorCritic, Network, check_torso, no_memory, unroll
 from jaxrl.spaces import EnvSpec, space_zeros
-from jaxrl.trees import Array, Key, PyTree, tree_where
+from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Remembered, Rollout
 from jaxrl.xla.flat import Flat
 
@@ -271,12 +271,8 @@ def _judge(parts: _Parts, params: PyTree, sample: Sample) -> tuple[Distribution,
     hidden, critic = apply(jax.tree.map(flat, for_critic(sample.obs)), method="see")
     by_time = lambda x: jnp.moveaxis(x.reshape(rows, steps, *x.shape[1:]), 1, 0)
 
-    def advance(memory: PyTree, step: tuple[Array, Array]) -> tuple[PyTree, Array]:
-        seen, first = step
-        blank = jax.tree.map(lambda x, zero: jnp.broadcast_to(zero, x.shape), memory, parts.memory)
-        return cast(tuple, apply(tree_where(first, blank, memory), seen, method="advance"))
-
-    _, hidden = jax.lax.scan(advance, sample.memory, (by_time(hidden), sample.first.T))
+    advance = partial(apply, method="advance")
+    _, hidden = unroll(advance, parts.memory, sample.memory, by_time(hidden), sample.first.T)
     hidden = flat(jnp.moveaxis(hidden, 0, 1))
     critic = critic if has(parts.spec.observation_space, PRIVILEGED) else hidden
     outputs, value = cast(tuple[Array, Array], apply(hidden, critic, method="judge"))

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 from jaxrl.metrics import Metrics
 from jaxrl.spaces import EnvSpec
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch, Rollout
+from jaxrl.types import Batch, Rollout, Window
 
 Mode = Literal["explore", "exploit"]
 
@@ -91,6 +91,9 @@ class Agent(NamedTuple):
     memory: PyTree | None = None
     """For a recurrent agent: its memory at the start of an episode, for one environment. Its `act` takes a `Remembered`
     as observation, and returns the next memory in `extras["memory"]`."""
+    window: Window | None = None
+    """The sequences of replay that a recurrent agent learns from; its batches are then `[B, L, ...]`. `None`: single
+    items."""
     behave: ActFn | None = None
     """A variant of `act` that also returns the log-probability `[N]` of the action in `extras["log_prob"]`.
 

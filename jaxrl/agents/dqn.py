@@ -1,8 +1,8 @@
 """The DQN family (Mnih et al. 2015, https://www.nature.com/articles/nature14236), with variants as options."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,24 +11,24 @@ import optax
 
 from jaxrl.agents.base import Agent, AgentMaker, Mode
 from jaxrl.agents.checks import changed, check_actions, hyper_of
+from jaxrl.agents.dqn_settings import CQLDQNConfig, DQNConfig, RainbowConfig
 from jaxrl.agents.exploration import EPSILONS, draw_epsilon_greedy, epsilon_greedy
-from jaxrl.agents.fields import (
-    AtLeast,
-    Between,
-    Count,
-    NetworkConfig,
-    OneOf,
-    OptimizerConfig,
-    Rate,
-    Real,
-    Share,
-    Steps,
-    Weight,
-    Widths,
-)
 from jaxrl.agents.losses import conservative_gap, entry, munchausen
 from jaxrl.agents.optimizers import Descent, Optimizer, descent, learn, linear
 from jaxrl.agents.own import MakeNetwork, Own, network_of, observations, own_parts, values_of
+from jaxrl.agents.sequences import (
+    Kept,
+    Views,
+    check_core,
+    core_of,
+    kept_after,
+    kept_at_first,
+    learnt_steps,
+    priorities_of,
+    several_steps,
+    views_of,
+    window_of,
+)
 from jaxrl.agents.values import (
     After,
     Values,
@@ -44,78 +44,12 @@ from jaxrl.agents.values import (
 from jaxrl.errors import SettingsError
 from jaxrl.masks import best, for_policy, mask_of, masked, viewed
 from jaxrl.metrics import Metrics
-from jaxrl.nn import Network, QNetwork, check_torso
+from jaxrl.nn import Network, QNetwork, Recurrent, check_torso
 from jaxrl.nn.own import ROWS
-from jaxrl.spaces import Discrete, EnvSpec, space_zeros
+from jaxrl.spaces import Box, Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree, tree_where
-from jaxrl.types import Batch, Transition
+from jaxrl.types import Batch, Remembered, Transition
 from jaxrl.xla.flat import Flat
-
-
-@dataclass(frozen=True)
-class DQNConfig(NetworkConfig, OptimizerConfig):
-    """Settings of DQN."""
-
-    lr: Rate = 2.5e-4
-    features: Widths = (120, 84)
-    loss: Annotated[str, OneOf(("huber", "squared"))] = "squared"
-    """Loss of the temporal-difference error: squared, or huber, which is linear beyond 1 and suits rewards of that
-    scale."""
-    double: bool = True
-    """Choose the next action with the online network (double Q-learning)."""
-    dueling: bool = False
-    """Split the head into a value and advantages (dueling network)."""
-    epsilon_start: Share = 1.0
-    """Probability of a random action at the first optimisation step."""
-    epsilon_end: Share = 0.05
-    """Probability of a random action after the decay."""
-    epsilon_decay: Steps = 2_500
-    """Optimisation steps over which epsilon decays linearly; 0: epsilon_end from the start."""
-    boltzmann: Weight = 0.0
-    """Temperature of exploration: in place of the greedy action, draw one with probabilities in proportion to
-    exp(value / temperature); 0: off. Random actions by epsilon come on top."""
-    target_interval: Count = 100
-    """Optimisation steps between updates of the target network."""
-    tau: Share = 1.0
-    """Weight of the online network in a target update: 1 copies it (hard update), less averages it in (soft update)."""
-    values: Annotated[str, OneOf(("expected", "c51", "qr", "iqn"))] = "expected"
-    """What to learn of the return: its mean (expected), or its distribution, as probabilities of fixed atoms (c51), as
-    fixed quantiles (qr) or as quantiles at any level (iqn)."""
-    atoms: Annotated[int, AtLeast(2)] = 51
-    """Atoms of c51 or quantiles of qr for each action; for iqn, quantiles sampled for each transition."""
-    v_min: Real | None = None
-    """Lowest return that c51 can represent; unset: the lowest possible under the rewards and discounts learnt from so
-    far."""
-    v_max: Real | None = None
-    """Highest return that c51 can represent; unset: as for `v_min`."""
-    noisy: Weight = 0.0
-    """Initial scale of the parameter noise used to explore (NoisyNet; 0.5 as published, with epsilon 0); 0: off."""
-    munchausen: Weight = 0.0
-    """Weight of the scaled log-policy that is added to rewards (0.9 as published; replaces double); 0: off."""
-    munchausen_temperature: Annotated[float, Between(1e-6, 1e30)] = 0.03
-    """Temperature of the Munchausen policy."""
-    cql: Weight = 0.0
-    """Weight of the conservative (CQL) penalty; 0 turns it off."""
-
-
-@dataclass(frozen=True)
-class RainbowConfig(DQNConfig):
-    """Settings of Rainbow."""
-
-    dueling: bool = True
-    values: Annotated[str, OneOf(("expected", "c51", "qr", "iqn"))] = "c51"
-    noisy: Weight = 0.5
-    epsilon_start: Share = 0.0
-    epsilon_end: Share = 0.0
-    epsilon_decay: Steps = 0
-
-
-@dataclass(frozen=True)
-class CQLDQNConfig(DQNConfig):
-    """Settings of conservative Q-learning for discrete actions."""
-
-    cql: Weight = 1.0
-
 
 MUNCHAUSEN_CLIP = -1.0
 """Lower bound on the scaled log-policy that is added to a reward."""
@@ -164,6 +98,8 @@ class _Parts(NamedTuple):
     spec: EnvSpec
     noise: PyTree
     """Shapes of the parameter noise; `{}` if there is none."""
+    memory: Kept | None = None
+    """With a recurrent core, what is kept at the start of an episode."""
 
 
 def dqn(
@@ -179,7 +115,8 @@ def dqn(
       config: settings to start from; if left out, the defaults of `DQNConfig`.
       make_optimizer: function from a learning rate to any Optax transformation; replaces `optimizer`.
       make_network: function from an `EnvSpec` to a network `[B, ...] -> [B, A]` of action values; replaces the built-in
-        ones. For distributions the network returns `[B, A, atoms]`; for iqn it also takes quantile levels `[B, n]`.
+        ones. For distributions the network returns `[B, A, atoms]`; for iqn it also takes quantile levels `[B, n]`. It
+        has no memory: `core` must be none.
       **settings: fields of `DQNConfig` to change, as in `dqn(lr=1e-3, dueling=True)`.
 
     Raises:
@@ -225,6 +162,7 @@ def _maker(
 ) -> AgentMaker:
     config = changed(name, config, settings)
     _check_values(config)
+    check_core(config, make_network is not None)
     return partial(_bind, name, config, own_parts(config.optimizer, make_optimizer, make_network=make_network))
 
 
@@ -276,7 +214,7 @@ def _bind(name: str, config: DQNConfig, own: Own, spec: EnvSpec) -> Agent:
         (values_of(spec, 0 if config.values == "expected" else config.atoms),),
         kept=("params", "noise"),
     )
-    blank = _Parts(config, network, descent(own.optimizer), spec, {})
+    blank = _Parts(config, network, descent(own.optimizer), spec, {}, kept_at_first(config))
     parts = blank._replace(noise=jax.eval_shape(lambda: _begin(blank, jax.random.key(0))).get("noise", {}))
     return Agent(
         name=name,
@@ -291,29 +229,48 @@ def _bind(name: str, config: DQNConfig, own: Own, spec: EnvSpec) -> Agent:
         exploration=EPSILONS,
         offline=isinstance(config, CQLDQNConfig),
         bounds_returns=_derives_support(config),
+        memory=parts.memory,
+        window=window_of(config),
     )
 
 
 def _network(config: DQNConfig, spec: EnvSpec) -> Network:
     check_torso(config.torso, spec.observation_space, config.channels)
     assert isinstance(spec.action_space, Discrete)
-    return QNetwork(
-        spec.observation_space,
-        spec.action_space.n,
-        config.torso,
-        config.features,
-        config.activation,
-        config.dueling,
+    values = partial(
+        QNetwork,
+        num_actions=spec.action_space.n,
+        activation=config.activation,
+        dueling=config.dueling,
         atoms=config.atoms if config.values in ("c51", "qr") else 0,
         noisy=config.noisy,
-        channels=config.channels,
         dtype=config.dtype,
+    )
+    shape: dict[str, Any] = {"torso": config.torso, "channels": config.channels}
+    if config.core == "none":
+        return values(spec.observation_space, features=config.features, **shape)
+    # The last layer of iqn lies behind the quantiles, and so behind the core.
+    before = len(config.features) - (config.values == "iqn")
+    hidden = Box(-jnp.inf, jnp.inf, (config.core_features,))
+    return Recurrent(
+        values(hidden, torso="mlp", features=config.features[before:]),
+        spec.observation_space,
+        config.core,
+        config.core_features,
+        features=config.features[:before],
+        activation=config.activation,
+        noisy=config.noisy,
+        dtype=config.dtype,
+        **shape,
     )
 
 
 def _begin(parts: _Parts, key: Key) -> PyTree:
     """Initialise the network's variables."""
-    return parts.network.init(key, space_zeros(for_policy(parts.spec.observation_space), 1), *_taus(parts, 1))
+    obs = space_zeros(for_policy(parts.spec.observation_space), 1)
+    if parts.memory is not None:
+        obs = Remembered(obs, jax.tree.map(lambda x: x[None], parts.memory.core))
+    return parts.network.init(key, obs, *_taus(parts, 1))
 
 
 def _taus(parts: _Parts, batch: int) -> tuple[Array, ...]:
@@ -338,27 +295,48 @@ def _init(parts: _Parts, key: Key) -> DQNState:
 
 def _act(
     parts: _Parts, state: DQNState, obs: PyTree, noise: PyTree, opt_step: Array, mode: Mode
-) -> tuple[Array, tuple]:
+) -> tuple[Array, PyTree]:
     space = parts.spec.action_space
     assert isinstance(space, Discrete)
     coins, net_noise, gumbel = (cast(Any, None), (), ()) if mode == "exploit" else noise
     taus = _taus(parts, jax.tree.leaves(obs)[0].shape[0])
-    q = jax.vmap(_values(parts.config, state.reach).mean)(_outputs(parts, state.params.tree, obs, net_noise, *taus))
+    out, memory = _look(parts, state.params.tree, obs, net_noise, *taus)
+    extras = () if parts.memory is None else {"memory": kept_after(memory)}
+    q = jax.vmap(_values(parts.config, state.reach).mean)(out)
     greedy = best(space, q, mask_of(obs))
     if mode == "exploit":
-        return greedy, ()
+        return greedy, extras
     if parts.config.boltzmann:  # the largest of values with Gumbel noise is drawn from their softmax
         greedy = best(space, q / state.hyper.boltzmann + gumbel, mask_of(obs))
-    return epsilon_greedy(parts.spec, greedy, coins, _epsilon(parts, state.hyper, opt_step), obs), ()
+    return epsilon_greedy(parts.spec, greedy, coins, _epsilon(parts, state.hyper, opt_step), obs), extras
 
 
 def _outputs(parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: Array) -> Array:
     """Return the network's outputs for each action, `[B, A, n]`; parameters are free of noise if `noise` is `()`."""
-    if parts.noise:
-        blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), parts.noise)
-        params = {**params, "noise": blank if noise == () else noise}
-    out = cast(Array, parts.network.apply(params, for_policy(obs), *taus))
-    return out if out.ndim == 3 else out[..., None]
+    return _look(parts, params, obs, noise, *taus)[0]
+
+
+def _look(parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: Array) -> tuple[Array, PyTree]:
+    """Return what `_outputs` does, and the memory after the step; `()` without a core."""
+    seen = for_policy(obs if parts.memory is None else core_of(obs))
+    made: Any = parts.network.apply(_variables(parts, params, noise), seen, *taus)
+    out, memory = (made, ()) if parts.memory is None else made
+    return out if out.ndim == 3 else out[..., None], memory
+
+
+def _variables(parts: _Parts, params: PyTree, noise: PyTree) -> PyTree:
+    if not parts.noise:
+        return params
+    blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), parts.noise)
+    return {**params, "noise": blank if noise == () else noise}
+
+
+def _views(parts: _Parts, params: PyTree, items: Transition, noise: PyTree) -> Views:
+    """Return what the network with `params` sees of the steps that are learnt from."""
+    if parts.memory is None:
+        return Views(items.obs, items.next_obs)
+    variables = _variables(parts, params, noise)
+    return views_of(parts.network, variables, parts.memory, items, parts.config.burn_in)
 
 
 def _draw_act(parts: _Parts, key: Key, num_envs: int) -> PyTree:
@@ -386,7 +364,8 @@ def _draw_update(parts: _Parts, key: Key, batch_size: int) -> Draws:
     if parts.noise:
         noise = [_draw_noise(parts, k) for k in jax.random.split(noise_key, 3)]
     if parts.config.values == "iqn":
-        taus = list(jax.random.uniform(taus_key, (2, batch_size, parts.config.atoms)))
+        steps = () if parts.memory is None else (parts.config.sequence,)
+        taus = list(jax.random.uniform(taus_key, (2, batch_size, *steps, parts.config.atoms)))
     return Draws(*noise, *taus)
 
 
@@ -421,7 +400,10 @@ def _update(
     }
     if _tells_outside(config):
         metrics["out_of_support"] = outside.mean()
-    return DQNState(learnt.params, target, learnt.opt_state, hyper, reach), metrics, jnp.abs(error)
+    priorities = jnp.abs(error)
+    if parts.memory is not None:
+        priorities = priorities_of(priorities, batch.weight.shape[0], config.priority_max)
+    return DQNState(learnt.params, target, learnt.opt_state, hyper, reach), metrics, priorities
 
 
 def _loss(
@@ -433,17 +415,21 @@ def _loss(
     params: PyTree,
     batch: tuple[Batch, PyTree],
 ) -> tuple[Array, tuple[Array, Array, PyTree]]:
-    """Return the weighted mean loss; and errors, greedy values and probability outside the support, `[B]` or `()`."""
+    """Return the weighted mean loss; and errors, greedy values and probability outside the support, `[R]` or `()`."""
     (sampled, (taus_tm1, taus_t)), config = batch, parts.config
-    items: Transition = sampled.items
+    items, taus_tm1, taus_t, weight = _steps_of(parts, sampled, taus_tm1, taus_t)
+    online, aim = (
+        _views(parts, params, sampled.items, noise.noise_tm1),
+        _views(parts, target, sampled.items, noise.noise_t),
+    )
     mask_tm1, mask_t = mask_of(items.obs), mask_of(items.next_obs)
     apply, mean = partial(_outputs, parts), jax.vmap(values.mean)
-    out_tm1 = apply(params, items.obs, noise.noise_tm1, *_given(taus_tm1))
-    out_t = apply(target, items.next_obs, noise.noise_t, *_given(taus_t))
+    out_tm1 = apply(params, online.now, noise.noise_tm1, *_given(taus_tm1))
+    out_t = apply(target, aim.then, noise.noise_t, *_given(taus_t))
     reward, penalty = items.reward, jnp.zeros(out_t.shape[:2])
     if config.munchausen:
         soft = lambda q, mask: munchausen(q, config.munchausen_temperature, mask)
-        old = mean(apply(target, items.obs, noise.noise_t, *_taus(parts, reward.shape[0])))
+        old = mean(apply(target, aim.now, noise.noise_t, *_taus(parts, reward.shape[0])))
         _, log_old = jax.vmap(soft)(old, mask_tm1)
         bonus = jnp.clip(jax.vmap(entry)(log_old, items.action), MUNCHAUSEN_CLIP, 0.0)
         reward = reward + config.munchausen * bonus
@@ -451,10 +437,12 @@ def _loss(
     else:
         select = out_t
         if config.double:
-            online = jax.lax.stop_gradient(params)
-            select = apply(online, items.next_obs, noise.noise_select, *_taus(parts, reward.shape[0]))
+            fixed, then = jax.lax.stop_gradient((params, online.then))
+            select = apply(fixed, then, noise.noise_select, *_taus(parts, reward.shape[0]))
         policy = jax.nn.one_hot(jnp.argmax(masked(mean(select), mask_t), axis=-1), select.shape[1])
     after = After(reward, items.discount, out_t, policy, penalty)
+    if parts.memory is not None:
+        after = several_steps(after, sampled.items, config)
     taus = taus_tm1 if config.values == "iqn" else _midpoints(reward.shape[0], out_tm1.shape[-1])
     loss, error = jax.vmap(values.loss)(jax.vmap(chosen_row)(out_tm1, items.action), taus, after)
     if config.cql:
@@ -462,9 +450,21 @@ def _loss(
         rivals = masked(q, mask_tm1)
         gap = jax.vmap(conservative_gap)(rivals, jnp.zeros_like(q), jax.vmap(entry)(q, items.action))
         loss = loss + cql * gap
-    weight = sampled.weight * items.weight
     outside = jax.vmap(values.outside)(after) * items.weight if values.outside and _tells_outside(config) else ()
     return jnp.mean(weight * loss), (error * items.weight, jnp.max(masked(mean(out_tm1), mask_tm1), axis=-1), outside)
+
+
+def _steps_of(parts: _Parts, sampled: Batch, *taus: PyTree) -> tuple[Transition, PyTree, PyTree, Array]:
+    """Return the steps that are learnt from, `[R, ...]`, their quantile levels and their weights in the loss.
+
+    They are the items of the batch, or the steps of its sequences behind the burn-in, one sequence after the other.
+    """
+    if parts.memory is None:
+        items: Transition = sampled.items
+        return items, *taus, sampled.weight * items.weight
+    items = learnt_steps(sampled.items, parts.config.burn_in)
+    taus_tm1, taus_t = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), taus)
+    return items, taus_tm1, taus_t, jnp.repeat(sampled.weight, parts.config.sequence) * items.weight
 
 
 def _given(taus: PyTree) -> tuple[Array, ...]:

@@ -120,3 +120,25 @@ class NetworkConfig:
     """Type that torsos compute in: float32 or bfloat16; parameters, heads and outputs are always float32."""
     activation: Activation = "relu"
     """Activation function: relu, tanh, gelu, silu or elu."""
+
+
+@dataclass(frozen=True)
+class SequenceConfig:
+    """How an agent with a recurrent core learns from sequences of replay; without a core, nothing reads the rest."""
+
+    core: Annotated[str, OneOf(("none", "gru", "lstm"))] = "none"
+    """Recurrent core after the torso: none, gru or lstm. With one, replay is sampled in sequences, of which
+    buffer.batch_size make a batch."""
+    core_features: Count = 64
+    """Width of the recurrent core."""
+    sequence: Count = 20
+    """Steps of each sequence that are learnt from."""
+    burn_in: Steps = 10
+    """Steps before those, which bring the core's stored memory up to the present parameters, without a gradient."""
+    sequence_interval: Count = 1
+    """Steps from the start of one sequence to that of the next: 1 lets one start at every step; burn_in + sequence lays
+    them side by side."""
+    n_step: Count = 5
+    """Steps over which returns run within a sequence; processor.n_step must be 1."""
+    priority_max: Share = 0.9
+    """Share of the largest error of a sequence in its priority; their mean has the rest."""

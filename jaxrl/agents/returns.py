@@ -45,6 +45,34 @@ def lambda_returns(r_t: Array, discount_t: Array, last_t: Array, v_t: Array, lam
     return _backwards(r_t + discount_t * (1 - further) * v_t, discount_t * further)
 
 
+class Ahead(NamedTuple):
+    """What a return over several steps is made of, each `[T]`."""
+
+    reward: Array
+    """The discounted sum of the rewards."""
+    discount: Array
+    """The discount of what follows them."""
+    step: Array
+    """Int32, the last of the steps: its successor is what follows."""
+
+
+def steps_ahead(r_t: Array, discount_t: Array, last_t: Array, n: int) -> Ahead:
+    """Return the parts of n-step returns within a sequence (Sutton and Barto 2018, equation 7.1).
+
+    A return runs over `n` steps, or fewer where an episode or the sequence ends before. Arguments are as for `gae`.
+    """
+    chex.assert_rank([r_t, discount_t, last_t], 1)
+    steps = jnp.arange(r_t.shape[0], dtype=jnp.int32)
+    reward, discount, step, on = r_t, discount_t, steps, ~last_t
+    for i in range(1, min(n, r_t.shape[0])):
+        later = jnp.minimum(steps + i, r_t.shape[0] - 1)
+        on = on & (steps + i == later)
+        reward = jnp.where(on, reward + discount * r_t[later], reward)
+        discount = jnp.where(on, discount * discount_t[later], discount)
+        step, on = jnp.where(on, later, step), on & ~last_t[later]
+    return Ahead(reward, discount, step)
+
+
 class VTrace(NamedTuple):
     """Targets and advantages of V-trace, each `[T]`."""
 

@@ -3,5 +3,6 @@
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.beside import beside
 from jaxrl.buffers.dataset import Dataset, Summary, summary_of
+from jaxrl.buffers.hindsight import hindsight
 from jaxrl.buffers.prioritised import prioritised
 from jaxrl.buffers.uniform import uniform

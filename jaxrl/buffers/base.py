@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch
+from jaxrl.types import Batch, GoalFn, Window
 
 
 class BufferInit(Protocol):
@@ -47,6 +47,22 @@ class SizeFn(Protocol):
         ...
 
 
+class Windowed(Protocol):
+    def __call__(self, window: Window, stride: int, /) -> "Buffer":
+        """Return the same buffer, but of sequences: batches are `[B, L, ...]`, and an index is that of their first row.
+
+        A block pushed holds whole vector steps of `stride` environments, one after the other. Priorities are those of
+        sequences. Raise `SettingsError` where the buffer is too small.
+        """
+        ...
+
+
+class WithGoal(Protocol):
+    def __call__(self, goal: GoalFn | None, name: str, /) -> "Buffer":
+        """Return the buffer for the environment `name`, whose field `goal` is given; raise `SettingsError` if not."""
+        ...
+
+
 class Buffer(NamedTuple):
     """Pure functions over a buffer's state. The number of blocks written (`pushes`) is an argument, never part of the
     state: a population of buffers shares it, and its pushes stay contiguous."""
@@ -61,3 +77,9 @@ class Buffer(NamedTuple):
     """`rows -> int`: the number of items that the buffer holds when they are written in blocks of `rows`."""
     batch_size: int
     settings: Mapping[str, Any] | None = None
+    windowed: Windowed | None = None
+    """How sequences are sampled from it; `None` where they cannot be."""
+    with_goal: WithGoal | None = None
+    """How a buffer that replaces goals is told what they pay; `None` for one that replaces none, or has been told."""
+    window: Window | None = None
+    """The sequences in its batches; `None`: single items."""

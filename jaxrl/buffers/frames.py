@@ -44,8 +44,8 @@ class Frames:
         """Write a block of observations from row `start` on, directly after the block written last."""
         size, stride = jax.tree.leaves(obs)[0].shape[0], self.last_depth.shape[0]
         before = jax.tree.map(lambda old, new: jnp.concatenate([old, new])[: len(new)], self.last, obs)
-        follows = _same(_frames(obs, self.count, 0, -1), _frames(before, self.count, 1, None))
-        begins = _same(_frames(obs, self.count, 0, -1), _frames(obs, self.count, 1, None))
+        follows = same(_frames(obs, self.count, 0, -1), _frames(before, self.count, 1, None))
+        begins = same(_frames(obs, self.count, 0, -1), _frames(obs, self.count, 1, None))
         depths, depth = [], self.last_depth
         for i in range(0, size, stride):
             depth = self._deeper(depth, follows[i : i + stride], begins[i : i + stride])
@@ -95,7 +95,7 @@ def _frames(obs: PyTree, count: int, start: int, stop: int | None) -> PyTree:
     return jax.tree.map(cut, obs)
 
 
-def _same(a: PyTree, b: PyTree) -> Array:
+def same(a: PyTree, b: PyTree) -> Array:
     """Return for each row whether all its bits agree, `[rows]`."""
     layout = layout_of(row_struct(a))
     pairs = [(x != y).any(axis=1) for x, y in zip(pack(layout, a).values(), pack(layout, b).values(), strict=True)]

@@ -16,9 +16,10 @@ import optax
 from jaxrl import shards
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.uniform import Ring, block_start, uniform
+from jaxrl.buffers.windows import Lanes, completed, lanes_of, read
 from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch
+from jaxrl.types import Batch, Window
 
 FANOUT = 8
 """Children per node. More children mean fewer levels, each a kernel or two, but more numbers to sum per node."""
@@ -52,6 +53,8 @@ class _Settings(NamedTuple):
     beta_steps: int
     over_all: bool
     epsilon: float
+    lanes: Lanes | None = None
+    """How sequences lie in the ring; `None`: single items are sampled."""
 
 
 def prioritised(
@@ -99,12 +102,7 @@ def prioritised(
     if alpha > 0 and epsilon == 0:
         raise SettingsError("buffer.epsilon is 0, so that items of priority 0 would never be seen again; raise it")
     settings = _Settings(ring, alpha, beta, beta_steps, normalise == "all", epsilon)
-    return ring._replace(
-        init=partial(_init, settings),
-        push=partial(_push, settings),
-        draw=partial(_draw, settings),
-        sample=partial(_sample, settings),
-        reprioritise=partial(_reprioritise, settings),
+    buffer = _bound(settings, ring)._replace(
         settings={
             **(ring.settings or {}),
             "prioritised": True,
@@ -115,6 +113,26 @@ def prioritised(
             "epsilon": epsilon,
         },
     )
+    return buffer._replace(windowed=partial(_windowed, settings, buffer))
+
+
+def _bound(settings: _Settings, buffer: Buffer) -> Buffer:
+    """Return `buffer` with the functions that go by priorities under `settings`."""
+    return buffer._replace(
+        init=partial(_init, settings),
+        push=partial(_push, settings),
+        draw=partial(_draw, settings),
+        sample=partial(_sample, settings),
+        reprioritise=partial(_reprioritise, settings),
+    )
+
+
+def _windowed(settings: _Settings, buffer: Buffer, window: Window, stride: int) -> Buffer:
+    """Return the buffer of sequences; a first row has the priority of its sequence, or 0 until that is whole."""
+    assert settings.ring.windowed is not None
+    ring = settings.ring.windowed(window, stride)
+    lanes = lanes_of(window, stride, (buffer.settings or {})["capacity"])
+    return _bound(settings._replace(ring=ring, lanes=lanes), buffer)._replace(windowed=None, window=window)
 
 
 def _init(settings: _Settings, example: PyTree, rows: int, lag: int = 0, stride: int = 0) -> PrioritisedState:
@@ -129,12 +147,21 @@ def _push(settings: _Settings, state: PrioritisedState, items: PyTree, pushes: A
     start = block_start(len(held), rows, pushes)
     new = jnp.broadcast_to(state.highest, (rows,))
     groups = jnp.minimum(start // FANOUT + jnp.arange(rows // FANOUT + 2), (len(held) - 1) // FANOUT)
+    put = lambda leaves, new: jax.lax.dynamic_update_slice_in_dim(leaves, new, start, axis=0)
+    if settings.lanes is not None:
+        # No sequence that starts with one of the new rows is whole, nor any longer those that started where they lie.
+        index, whole = completed(settings.lanes, len(held), rows, pushes)
+        groups = jnp.concatenate([groups, index // FANOUT])
 
-    def write(tree: Tree, combine: Callable[..., Array]) -> Tree:
-        leaves = jax.lax.dynamic_update_slice_in_dim(tree[0], new, start, axis=0)
+    def write(tree: Tree, combine: Callable[..., Array], blank: float) -> Tree:
+        if settings.lanes is None:
+            leaves = put(tree[0], new)
+        else:
+            leaves = put(tree[0], jnp.full(rows, blank)).at[index].set(jnp.where(whole, new, blank))
         return _refresh((leaves, *tree[1:]), groups, combine)
 
-    return state._replace(rows=held, sums=write(state.sums, jnp.sum), least=state.least and write(state.least, jnp.min))
+    sums, least = write(state.sums, jnp.sum, 0.0), state.least and write(state.least, jnp.min, math.inf)
+    return state._replace(rows=held, sums=sums, least=least)
 
 
 def _draw(settings: _Settings, key: Key, pushes: Array, rows: int) -> Array:
@@ -158,7 +185,7 @@ def _sample(settings: _Settings, state: PrioritisedState, noise: Array, opt_step
     beta = settings.beta
     if settings.beta_steps:
         beta = optax.linear_schedule(beta, 1.0, settings.beta_steps)(opt_step)
-    return Batch(state.rows.read(index), index, (least / own) ** beta)
+    return Batch(read(state.rows, settings.lanes, index), index, (least / own) ** beta)
 
 
 def _pick(numbers: Array, u: Array) -> Array:

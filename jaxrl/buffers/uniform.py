@@ -7,9 +7,10 @@ import jax.numpy as jnp
 
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.compact import CompactRows, empty_compact
+from jaxrl.buffers.windows import Lanes, draw_starts, lanes_of, read
 from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch
+from jaxrl.types import Batch, Window
 from jaxrl.written import whole
 from jaxrl.xla.packing import Rows, check_items, empty, layout_of
 from jaxrl.xla.shuffle import below
@@ -61,7 +62,7 @@ def uniform(
     check_count("buffer.frames", frames)
     if frames > 1 and not compact:
         raise SettingsError("buffer.frames is for compact buffers; set buffer.compact as well, or buffer.frames to 1")
-    return Buffer(
+    buffer = Buffer(
         init=partial(_init, capacity, ends if compact else None, frames),
         push=_push,
         draw=partial(_draw, capacity, batch_size),
@@ -78,6 +79,22 @@ def uniform(
             "frames": frames,
             "prioritised": False,
         },
+    )
+    return buffer._replace(windowed=partial(_windowed, buffer, capacity, frames))
+
+
+def _windowed(buffer: Buffer, capacity: int, frames: int, window: Window, stride: int) -> Buffer:
+    if frames > 1:
+        raise SettingsError(
+            f"buffer.frames is {frames}, but what is stored with each step is also a memory, which is no stack; "
+            "set it to 1"
+        )
+    lanes = lanes_of(window, stride, capacity)
+    return buffer._replace(
+        draw=partial(_draw_windows, capacity, buffer.batch_size, lanes),
+        sample=partial(_sample, lanes=lanes),
+        windowed=None,
+        window=window,
     )
 
 
@@ -119,5 +136,9 @@ def _draw(capacity: int, batch_size: int, key: Key, pushes: Array, rows: int) ->
     return below(key, (batch_size,), _size(capacity, pushes, rows)).astype(jnp.int32)
 
 
-def _sample(ring: Ring, index: Array, opt_step: Array) -> Batch:
-    return Batch(ring.read(index), index, jnp.ones(index.shape, jnp.float32))
+def _draw_windows(capacity: int, batch_size: int, lanes: Lanes, key: Key, pushes: Array, rows: int) -> Array:
+    return draw_starts(lanes, key, batch_size, pushes, rows, _rounded(capacity, rows))
+
+
+def _sample(ring: Ring, index: Array, opt_step: Array, lanes: Lanes | None = None) -> Batch:
+    return Batch(read(ring, lanes, index), index, jnp.ones(index.shape, jnp.float32))

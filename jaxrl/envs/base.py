@@ -12,7 +12,7 @@ from jaxrl.envs.resets import Resets, Starts, resets_of
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.spaces import EnvSpec, space_struct
 from jaxrl.trees import Array, Key, PyTree, require_same, tree_where
-from jaxrl.types import Step
+from jaxrl.types import GoalFn, Step
 
 SPOILT = -1
 """Episode length that marks an episode to be cut at its first step, because its first observation was not finite."""
@@ -77,6 +77,8 @@ class Env(NamedTuple):
     render: RenderFn | None = None
     settings: Mapping[str, Any] | None = None
     """Arguments with which `make_env` rebuilds it; `None` for an environment made by hand."""
+    goal: GoalFn | None = None
+    """What a goal pays, where observations have `achieved_goal` and `desired_goal`; for `jaxrl.hindsight`."""
 
 
 class VecEnvState(NamedTuple):

@@ -50,6 +50,7 @@ def action_repeat(env: Env, times: int) -> Env:
         step=step,
         draw=lambda key: jax.vmap(env.draw)(jax.random.split(key, times)),
         settings=None,
+        goal=None,
     )
 
 
@@ -173,7 +174,7 @@ def transform_obs(env: Env, function: Callable[[PyTree], PyTree], space: Space) 
         return after, out._replace(obs=function(out.obs))
 
     spec = env.spec._replace(observation_space=space)
-    return env._replace(spec=spec, reset=reset, step=step, settings=None)
+    return env._replace(spec=spec, reset=reset, step=step, settings=None, goal=None)
 
 
 def transform_reward(env: Env, function: Callable[[PyTree, PyTree, TimeStep], Array]) -> Env:
@@ -186,7 +187,7 @@ def transform_reward(env: Env, function: Callable[[PyTree, PyTree, TimeStep], Ar
         after, out = env.step(state, action, noise)
         return after, out._replace(reward=function(state, action, out))
 
-    return env._replace(step=step, settings=None)
+    return env._replace(step=step, settings=None, goal=None)
 
 
 def _around(

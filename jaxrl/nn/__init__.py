@@ -4,7 +4,7 @@ from jaxrl.nn.encode import encode
 from jaxrl.nn.layers import ACTIVATIONS, DTYPES, MLP, NoisyDense, dense
 from jaxrl.nn.networks import COSINES, ActorCritic, Critic, PolicyNetwork, QNetwork, ensemble
 from jaxrl.nn.own import Ensemble, Network, from_nnx, require_network
-from jaxrl.nn.recurrent import CORES, no_memory
+from jaxrl.nn.recurrent import CORES, Recurrent, no_memory, unroll
 from jaxrl.nn.torsos import (
     TORSOS,
     Convolutions,
@@ -38,6 +38,7 @@ __all__ = [
     "NoisyDense",
     "PolicyNetwork",
     "QNetwork",
+    "Recurrent",
     "check_torso",
     "dense",
     "encode",
@@ -47,4 +48,5 @@ __all__ = [
     "no_memory",
     "require_network",
     "torso_kind",
+    "unroll",
 ]

@@ -12,7 +12,7 @@ from jaxrl.envs.base import Env
 from jaxrl.envs.host import HostEnv
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.interaction import Actors
-from jaxrl.strategies.offline import check_env, transitions
+from jaxrl.strategies.offline import check_env, check_forgets, transitions
 
 
 def with_demos(buffer: Buffer, demos: Dataset | None, share: float, actors: Actors, env: Env | HostEnv) -> Buffer:
@@ -29,8 +29,7 @@ def with_demos(buffer: Buffer, demos: Dataset | None, share: float, actors: Acto
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
         raise SettingsError(f"demo_share is {share}; expected a share above 0 and below 1, as 0.5")
     check_env(demos, env)
-    if actors.agent.memory is not None:
-        raise SettingsError(f"{actors.agent.name} remembers, and demos do not tell what; set agent.noise_memory to 0")
+    check_forgets(actors.agent, "demos")
     if learns(actors, demos) or (actors.processor.settings or {}).get("normalise_reward"):
         raise SettingsError(
             "the processor learns what it scales by as it goes, so demos and experience would be scaled otherwise; "

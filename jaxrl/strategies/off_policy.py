@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.dataset import Dataset
+from jaxrl.buffers.hindsight import hindsight
 from jaxrl.buffers.prioritised import prioritised
 from jaxrl.buffers.uniform import uniform
 from jaxrl.envs.base import Env, VecEnvState
@@ -49,7 +50,7 @@ from jaxrl.strategies.remote import (
     settings_of_actors,
     stage,
 )
-from jaxrl.strategies.replay import Turns, draw_learning, learn, take_turns
+from jaxrl.strategies.replay import Turns, draw_learning, learn, least_rows, sampled_for, take_turns, told_goals
 from jaxrl.strategies.shards import sharded
 from jaxrl.trees import Array, Key, PyTree, row_struct
 from jaxrl.types import Transition
@@ -131,11 +132,11 @@ def off_policy(
     updates, warmup, buffer = whole(updates), whole(warmup), usual_buffer(suits) if buffer is None else buffer
     vector, shards = of_one_shard(env, num_envs, crowd, resets, shards, batch_size=buffer.batch_size)
     bound = Actors(vector, *join(known, processor or usual_processor(suits)))
-    _require_replay(bound.agent)
-    learnt_from = with_demos(part_of_buffer(buffer, shards), demos, demo_share, bound, env)
+    ring = _ring_of_one_shard(buffer, bound, env, shards)
+    learnt_from = with_demos(ring, demos, demo_share, bound, env)
     turns = take_turns(
         horizon=bound.processor.horizon,
-        batch_size=buffer.batch_size,
+        least=least_rows(ring, vector.num_envs) * shards,
         num_envs=vector.num_envs * shards,
         opt_interval=opt_interval,
         updates=updates,
@@ -155,7 +156,7 @@ def off_policy(
         policy=make_policy(bound.agent, bound.processor, env.spec),
         retune=partial(retune, bound),
         notes=(
-            *turns.notes(buffer, turns.rows, warmup),
+            *turns.notes(buffer._replace(window=ring.window), turns.rows, warmup),
             *note(resets, bound.env.resets),
             *told(demos, learnt_from.batch_size * shards, buffer.batch_size),
         ),
@@ -183,6 +184,14 @@ def off_policy(
     return sharded(one, shards, ("env", "processor", "buffer"))
 
 
+def _ring_of_one_shard(buffer: Buffer, actors: Actors, env: Env | HostEnv, shards: int) -> Buffer:
+    """Return the buffer of one shard as the agent learns from it."""
+    _require_replay(actors.agent)
+    goal = env.goal if isinstance(env, Env) else None
+    ring = told_goals(part_of_buffer(buffer, shards), actors.processor, env.spec.name, goal)
+    return sampled_for(actors.agent, ring, actors.env.num_envs)
+
+
 def _require_replay(agent: Agent) -> None:
     """Raise `SettingsError` if the agent learns from rollouts."""
     if agent.prepare is not None:
@@ -208,7 +217,10 @@ def part_of_buffer(buffer: Buffer, shards: int) -> Buffer:
     if buffer.settings is None:
         raise SettingsError("a buffer of your own cannot be divided into shards; leave shards at 1")
     sizes = {"capacity": -(-buffer.settings["capacity"] // shards), "batch_size": buffer.batch_size // shards}
-    return usual_buffer({"buffer": {**buffer.settings, **sizes}})
+    settings = {**buffer.settings, **sizes}
+    share = settings.pop("hindsight", 0.0)
+    ring = usual_buffer({"buffer": settings})
+    return hindsight(ring, share) if share else ring
 
 
 # --- the training step ------------------------------------------------------------------------------------------

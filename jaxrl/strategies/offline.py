@@ -139,9 +139,15 @@ def _bound(agent: AgentMaker, processor: Processor, data: Dataset) -> Agent:
     if bound.prepare is not None:
         able = listed(names_of("offline"))
         raise SettingsError(f"{bound.name} learns from its own rollouts alone; agents for data: {able}")
-    if bound.memory is not None:
-        raise SettingsError(f"{bound.name} remembers, and data do not tell what; set agent.noise_memory to 0")
+    check_forgets(bound, "data")
     return bound
+
+
+def check_forgets(agent: Agent, what: str) -> None:
+    """Raise `SettingsError` for an agent with a memory, which `what` it is to learn from does not tell."""
+    if agent.memory is not None:
+        off = "agent.noise_memory to 0" if agent.window is None else "agent.core to none"
+        raise SettingsError(f"{agent.name} remembers, and {what} do not tell what; set {off}")
 
 
 # --- the training step ------------------------------------------------------------------------------------------

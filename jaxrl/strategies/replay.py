@@ -9,9 +9,11 @@ from jaxrl.agents.base import Agent
 from jaxrl.buffers.base import Buffer
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics
+from jaxrl.processors.base import OFF, Processor
 from jaxrl.strategies.base import repeat
 from jaxrl.strategies.guard import guarded_update, what_returns_are_made_of
 from jaxrl.trees import Array, Key, PyTree
+from jaxrl.types import GoalFn
 
 
 class Turns(NamedTuple):
@@ -54,17 +56,59 @@ class Turns(NamedTuple):
         if asked is not None and asked != capacity:
             notes.append(f"buffer capacity rounded up from {asked} to {capacity}, a multiple of {rows} items per push")
         if warmup != self.warmup_env_steps:
+            least = f"batch of {buffer.batch_size}"
+            if buffer.window is not None:
+                least = f"sequence of {buffer.window.length} steps in each environment"
             notes.append(
                 f"warm-up takes {self.warmup_env_steps} environment steps instead of {warmup}: "
-                f"at least one batch of {buffer.batch_size}, in whole iterations of {self.rows}"
+                f"at least one {least}, in whole iterations of {self.rows}"
             )
         return tuple(notes)
+
+
+def sampled_for(agent: Agent, buffer: Buffer, num_envs: int) -> Buffer:
+    """Return `buffer` as `agent` learns from it: of single items, or for a recurrent one of sequences.
+
+    Raises:
+      SettingsError: the buffer has no sequences, or is too small for one.
+    """
+    if agent.window is None:
+        return buffer
+    if buffer.windowed is None:
+        raise SettingsError(
+            f"{agent.name} with a core learns from sequences, which this buffer cannot sample; use jaxrl.uniform(...) "
+            "or jaxrl.prioritised(...)"
+        )
+    return buffer.windowed(agent.window, num_envs)
+
+
+def told_goals(buffer: Buffer, processor: Processor, name: str, goal: GoalFn | None = None) -> Buffer:
+    """Return `buffer`, told by the field `goal` of the environment `name` what a goal pays, if it replaces goals.
+
+    Raises:
+      SettingsError: nobody tells it, or `processor` changes rewards or observations, of which `goal` knows nothing.
+    """
+    if buffer.with_goal is None:
+        return buffer
+    settings = processor.settings or {}
+    for part, off in OFF.items():
+        if settings.get(part, off) != off:
+            raise SettingsError(
+                f"buffer.hindsight goes by goals and rewards as the environment has them; leave processor.{part} at "
+                f"{off}"
+            )
+    return buffer.with_goal(goal, name)
+
+
+def least_rows(buffer: Buffer, num_envs: int) -> int:
+    """Return how many items `buffer` must have before a batch is sampled from it."""
+    return buffer.batch_size if buffer.window is None else buffer.window.length * num_envs
 
 
 def take_turns(
     *,
     horizon: int,
-    batch_size: int,
+    least: int,
     num_envs: int,
     opt_interval: int,
     updates: int,
@@ -72,9 +116,9 @@ def take_turns(
     random_warmup: bool,
     times: int = 1,
 ) -> Turns:
-    """Return the turns that the settings of `off_policy` ask for, with a processor and a buffer of these sizes.
+    """Return the turns that the settings of `off_policy` ask for, with a processor of this `horizon`.
 
-    An iteration is made of `times` of the smallest.
+    The warm-up makes at least `least` transitions. An iteration is made of `times` of the smallest.
 
     Raises:
       SettingsError: a count below what it must be, or what does not divide (with the nearest settings that do).
@@ -85,7 +129,7 @@ def take_turns(
     check_count("warmup", warmup, least=0)
     check_ratio(num_envs, opt_interval)
     vector_steps = times * max(1, opt_interval // num_envs)
-    missing = max(warmup - horizon * num_envs, batch_size)
+    missing = max(warmup - horizon * num_envs, least)
     return Turns(
         num_envs=num_envs,
         vector_steps=vector_steps,

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
+from jaxrl.agents.fields import SequenceConfig
 from jaxrl.errors import SettingsError, check_between, check_count, nearest, require_extra
 from jaxrl.registry import RECORDERS, named
 from jaxrl.strategies.base import Strategy
@@ -314,6 +315,14 @@ NEWER: Mapping[str, object] = {
     "video_interval": 0,
     "shards": 1,
     "devices": 1,
+    "buffer.hindsight": 0.0,
+    "agent.core": "none",
+    "agent.core_features": 64,
+    "agent.sequence": 20,
+    "agent.burn_in": 10,
+    "agent.sequence_interval": 1,
+    "agent.n_step": 5,
+    "agent.priority_max": 0.9,
 }
 """Settings of a run or a session that earlier versions lacked, with the values under which an old run continues
 unchanged."""
@@ -354,10 +363,15 @@ def renewed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unread(settings: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names of the settings that nothing reads under `settings`: without c51, the ends of its support."""
+    """Return the names of the settings that nothing reads under `settings`.
+
+    Without c51, they are the ends of its support; without a core, what says how sequences of replay are learnt from.
+    """
     agent = settings.get("agent")
-    c51 = isinstance(agent, Mapping) and agent.get("values") == "c51"
-    return frozenset() if c51 else frozenset({"agent.v_min", "agent.v_max"})
+    known = agent if isinstance(agent, Mapping) else {}
+    support = () if known.get("values") == "c51" else ("v_min", "v_max")
+    of_core = () if known.get("core", "none") != "none" else SequenceConfig.__dataclass_fields__
+    return frozenset(f"agent.{name}" for name in (*support, *of_core) if name != "core")
 
 
 class Change(NamedTuple):

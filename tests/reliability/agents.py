@@ -64,6 +64,10 @@ _MAKERS: dict[str, Callable[[], jaxrl.Strategy]] = {
         buffer=jaxrl.prioritised(96, batch_size=8, normalise="all", beta_steps=50),
         resets="pool:6",
     ),
+    "dqn with a memory, sequences by priority, compact": lambda: _off_policy(
+        jaxrl.dqn(features=(8,), core="lstm", core_features=8, burn_in=2, sequence=4, sequence_interval=2, n_step=3),
+        buffer=jaxrl.prioritised(96, batch_size=8, compact=True),
+    ),
     "iqn with munchausen": lambda: _off_policy(jaxrl.dqn(features=(8, 8), values="iqn", atoms=4, munchausen=0.9)),
     "sac, normalised, several updates": lambda: _off_policy(
         jaxrl.sac(features=(8,), num_critics=3, layer_norm=True, accumulate=2),

@@ -295,6 +295,12 @@ FREE: dict[str, Any] = {
 IDLE: dict[str, Any] = {
     "agent.v_min": -1.0,
     "agent.v_max": 10.0,
+    "agent.core_features": 4,
+    "agent.sequence": 3,
+    "agent.burn_in": 2,
+    "agent.sequence_interval": 2,
+    "agent.n_step": 2,
+    "agent.priority_max": 0.5,
     "buffer.alpha": 0.5,
     "buffer.beta": 0.5,
     "buffer.beta_steps": 10,
@@ -305,11 +311,13 @@ IDLE: dict[str, Any] = {
     "sync_interval": 2,
     "exploration": (0.5,),
 }
-"""Another value of every setting that does with prioritised replay, with c51, or where there are actors."""
+"""Another value of every setting that does with prioritised replay, with c51 or a core, or where there are actors."""
 SHAPED = {"agent.torso": "mlp", "agent.channels": (16,)}
 """Another way to say which network it is; observations of CartPole have no images."""
 COMPACT = ["buffer.frames"]
 """What is refused unless `buffer.compact` is set."""
+SINGLE = ["agent.core", "buffer.hindsight"]
+"""What is refused unless `processor.n_step` is 1."""
 
 
 def names(config: Any, prefix: str = "") -> list[str]:
@@ -338,7 +346,8 @@ def value_of(config: Any, name: str) -> Any:
 def test_every_setting_is_either_harmless_or_decides_the_training() -> None:
     # Data, and where they lie, are for runs that learn from them, and tested there; devices with shards.
     demos = ["demos", "demos_sha256", "demo_share"]
-    assert sorted(names(SMALL)) == sorted([*DECISIVE, *FREE, *IDLE, *SHAPED, *COMPACT, "run_dir", "devices", *demos])
+    others = ["run_dir", "devices", *demos]
+    assert sorted(names(SMALL)) == sorted([*DECISIVE, *FREE, *IDLE, *SHAPED, *COMPACT, *SINGLE, *others])
     assert sorted([*FREE, "run_dir", "data", "demos", "devices"]) == sorted(HARMLESS)
 
 
@@ -377,7 +386,7 @@ def test_a_harmless_setting_may_change_and_no_bit_with_it(
     assert small.digest(run, LAST) == small.digests[LAST]
 
 
-def test_settings_of_prioritised_replay_of_c51_and_of_actors_change_no_bit_without_them(
+def test_settings_of_prioritised_replay_of_c51_of_a_core_and_of_actors_change_no_bit_without_them(
     small: SmallRun, run: Path
 ) -> None:
     values = {name: str(value[0] if isinstance(value, tuple) else value) for name, value in IDLE.items()}
@@ -419,12 +428,13 @@ def test_with_them_they_decide(name: str) -> None:
 def test_a_run_from_before_a_setting_was_there_went_as_with_the_value_that_leaves_it_off() -> None:
     old, off = (
         {"agent": {"lr": 0.1}},
-        {"agent": {"lr": 0.1, "rho_clip": 0.0, "c_clip": 1.0, "channels": [], "dtype": "float32"}},
+        {"agent": {"lr": 0.1, "rho_clip": 0.0, "c_clip": 1.0, "channels": [], "dtype": "float32", "core": "none"}},
     )
     assert changes(old, off) == []
     assert [str(x) for x in changes(old, {"agent": {**off["agent"], "rho_clip": 1.0}})] == [
         "agent.rho_clip: 0.0 -> 1.0"
     ]
+    assert [str(x) for x in changes(old, {"agent": {**off["agent"], "core": "gru"}})] == ["agent.core: none -> gru"]
 
 
 def test_a_run_from_before_agents_told_their_own_parts_goes_on_with_such_parts_alone() -> None:

@@ -111,6 +111,9 @@ def test_parameters_are_as_old_as_said_to_the_step(max_lag: int, sync_interval: 
 MAKERS = {
     "replay in lockstep": partial(replaying, max_lag=0, actors=1),
     "replay with a lag, of several steps": partial(replaying, n=3, max_lag=3),
+    "replay in sequences": partial(
+        replaying, agent=jaxrl.dqn(features=(8,), core="gru", core_features=4, burn_in=1, sequence=3)
+    ),
     "rollouts with a lag of one": rollouts,
     "sequences with memory": partial(rollouts, agent=jaxrl.ppo(features=(8,), core="gru", core_features=4)),
 }

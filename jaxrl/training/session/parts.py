@@ -17,7 +17,7 @@ from jaxrl.registry import listed, names_of
 from jaxrl.spaces import EnvSpec
 from jaxrl.strategies.driven import Driven, DrivenState, Learner, StepResult, learn_once
 from jaxrl.strategies.interaction import bind, settings_of
-from jaxrl.strategies.replay import take_turns
+from jaxrl.strategies.replay import least_rows, sampled_for, take_turns, told_goals
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.program import Sums, add
 from jaxrl.training.report import Hook
@@ -158,9 +158,10 @@ def put_together(
     if bound.prepare is not None:
         able = listed(names_of("off_policy"), "or")
         raise SettingsError(f"a session learns from replay, and {bound.name} does not; use {able}")
+    buffer = sampled_for(bound, told_goals(buffer, processor, spec.name), config.num_envs)
     turns = take_turns(
         horizon=processor.horizon,
-        batch_size=buffer.batch_size,
+        least=least_rows(buffer, config.num_envs),
         num_envs=config.num_envs,
         opt_interval=config.opt_interval,
         updates=config.updates,

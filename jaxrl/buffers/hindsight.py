@@ -1,0 +1,216 @@
+"""Hindsight: learn of a step also what it would have been worth, had its episode's later outcome been the goal (HER).
+
+Andrychowicz et al. 2017, https://arxiv.org/abs/1707.01495, with the strategy `future`. Nothing more is stored than the
+age of each step in its episode; goals are replaced as batches are sampled.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.buffers.base import Buffer
+from jaxrl.buffers.frames import same
+from jaxrl.buffers.prioritised import PrioritisedState
+from jaxrl.errors import SettingsError, check_between
+from jaxrl.trees import Array, Key, PyTree, tree_where
+from jaxrl.types import Batch, GoalFn, Remembered, Transition
+
+GOALS = ("observation", "achieved_goal", "desired_goal")
+"""Entries of an observation with a goal, as in Gymnasium-Robotics."""
+
+
+class HindsightState(NamedTuple):
+    """A ring of `R` rows, and to which episode each belongs."""
+
+    ring: PyTree
+    age: Array
+    """`[R]` int32, steps since the episode began, or since the ring first saw it."""
+    last: Transition
+    """The observations and successors of the newest vector step, and its discounts."""
+    last_age: Array
+    """Its ages, `[stride]`."""
+    newest: Array
+    """Int32 scalar, the place of the newest vector step."""
+    discount: Array
+    """Scalar float32, the discount of steps that do not terminate."""
+
+
+class _Draws(NamedTuple):
+    inner: PyTree
+    coin: Array
+    later: Array
+
+
+class _Parts(NamedTuple):
+    ring: Buffer
+    share: float
+    goal: GoalFn
+
+
+def hindsight(ring: Buffer, share: float = 0.8, goal: GoalFn | None = None) -> Buffer:
+    """Return a buffer that gives a `share` of the steps in each batch the goal that their episode reached later.
+
+    Observations are dicts with `observation`, `achieved_goal` and `desired_goal`. The new goal of a step is the
+    `achieved_goal` after a step drawn uniformly from those of the same episode that `ring` holds, from itself on; so
+    never one of another episode. Reward and discount are then those that `goal` gives. All else stays, also which steps
+    are sampled, and their priorities.
+
+    Args:
+      ring: what `jaxrl.uniform(...)` or `jaxrl.prioritised(...)` returns.
+      share: share of the steps that get another goal; 0.8 is four for each left as it is (`k` = 4 in the paper).
+      goal: function of `achieved_goal` and `desired_goal`, for one step, that returns its reward and whether it
+        terminates. Left out, it is the environment's own, its field `goal`.
+
+    Raises:
+      SettingsError: `share` is not between 0 and 1, or `ring` is a buffer of another kind.
+    """
+    check_between("buffer.hindsight", share, 0.0, 1.0)
+    settings = {**(ring.settings or {}), "hindsight": float(share)}
+    if "capacity" not in settings or "hindsight" in (ring.settings or {}):
+        raise SettingsError("hindsight takes what jaxrl.uniform(...) or jaxrl.prioritised(...) returns")
+    return ring._replace(
+        settings=settings if goal is None else None,
+        windowed=None,
+        with_goal=partial(_with_goal, ring, share, goal),
+    )
+
+
+def _with_goal(ring: Buffer, share: float, given: GoalFn | None, own: GoalFn | None, name: str) -> Buffer:
+    goal = own if given is None else given
+    if goal is None:
+        raise SettingsError(
+            f"buffer.hindsight replaces goals, but {name} does not tell what a goal pays: give the function, as in "
+            "jaxrl.hindsight(buffer, goal=...), or leave buffer.hindsight at 0"
+        )
+    parts = _Parts(ring, share, goal)
+    return ring._replace(
+        init=partial(_init, parts),
+        push=partial(_push, parts),
+        draw=partial(_draw, parts),
+        sample=partial(_sample, parts),
+        reprioritise=lambda state, index, priority: state._replace(ring=ring.reprioritise(state.ring, index, priority)),
+        windowed=None,
+        settings={**(ring.settings or {}), "hindsight": float(share)} if given is None else None,
+    )
+
+
+def _init(parts: _Parts, example: PyTree, rows: int, lag: int = 0, stride: int = 0) -> HindsightState:
+    if not isinstance(example, Transition):
+        raise SettingsError(f"buffer.hindsight: items are {type(example).__name__}; expected Transition")
+    _check_goals(example)
+    if lag != stride or stride < 1:
+        raise SettingsError("buffer.hindsight: a transition over several steps has no goal; set processor.n_step to 1")
+    zeros = jax.tree.map(lambda x: jnp.zeros((stride, *x.shape), x.dtype), example)
+    return HindsightState(
+        ring=parts.ring.init(example, rows, lag, stride),
+        age=jnp.zeros(parts.ring.capacity(rows), jnp.int32),
+        last=_kept(zeros),
+        last_age=jnp.zeros(stride, jnp.int32),
+        newest=jnp.int32(0),
+        discount=jnp.float32(0.0),
+    )
+
+
+def _check_goals(example: Transition) -> None:
+    seen: Any = _seen(example.obs)
+    there = list(seen) if isinstance(seen, Mapping) else type(seen).__name__
+    if not isinstance(seen, Mapping) or any(name not in seen for name in GOALS):
+        raise SettingsError(f"buffer.hindsight wants observations with {', '.join(GOALS)}, but they are {there}")
+    shapes = [jax.tree.map(lambda x: (x.shape, str(x.dtype)), seen[name]) for name in GOALS[1:]]
+    if shapes[0] != shapes[1]:
+        raise SettingsError(f"buffer.hindsight: achieved_goal is {shapes[0]}, but desired_goal {shapes[1]}")
+
+
+def _seen(obs: PyTree) -> PyTree:
+    return obs.obs if isinstance(obs, Remembered) else obs
+
+
+def _kept(items: Transition) -> Transition:
+    """Return of transitions what tells whether those that follow belong to the same episodes."""
+    return Transition((), (), (), items.discount, items.next_obs, (), ())  # type: ignore[arg-type]
+
+
+def _push(parts: _Parts, state: HindsightState, items: Transition, pushes: Array) -> HindsightState:
+    rows, stride = items.reward.shape[0], state.last_age.shape[0]
+    ages: list[Array] = []
+    age, last = state.last_age, state.last
+    for i in range(0, rows, stride):
+        now = jax.tree.map(lambda x, i=i: x[i : i + stride], items)
+        # As in a compact buffer: a step whose successor is the next observation, bit for bit, goes on.
+        goes_on = same(last.next_obs, now.obs) & (last.discount > 0)
+        age = jnp.where(goes_on, age + 1, 0)
+        ages.append(age)
+        last = _kept(now)
+    held = state.age.shape[0]
+    start = jnp.asarray(pushes % (held // rows), jnp.int32) * rows
+    return HindsightState(
+        ring=parts.ring.push(state.ring, items, pushes),
+        age=jax.lax.dynamic_update_slice_in_dim(state.age, jnp.concatenate(ages), start, axis=0),
+        last=last,
+        last_age=age,
+        newest=start // stride + rows // stride - 1,
+        discount=jnp.where(jnp.any(items.discount > 0), items.discount.max(), state.discount),
+    )
+
+
+def _draw(parts: _Parts, key: Key, pushes: Array, rows: int) -> _Draws:
+    ring_key, coin_key, later_key = jax.random.split(key, 3)
+    coin, later = (jax.random.uniform(k, (parts.ring.batch_size,)) for k in (coin_key, later_key))
+    return _Draws(parts.ring.draw(ring_key, pushes, rows), coin, later)
+
+
+def _sample(parts: _Parts, state: HindsightState, noise: _Draws, opt_step: Array) -> Batch:
+    batch = parts.ring.sample(state.ring, noise.inner, opt_step)
+    count = steps_after(state, batch.index) + 1
+    steps = jnp.minimum((noise.later * count).astype(jnp.int32), count - 1)
+    ring = state.ring.rows if isinstance(state.ring, PrioritisedState) else state.ring
+    later: Transition = ring.read(_row(state, batch.index, steps))
+    new = _with(batch.items, _seen(later.next_obs)["achieved_goal"], state.discount, parts.goal)
+    return batch._replace(items=tree_where(noise.coin < parts.share, new, batch.items))
+
+
+def steps_after(state: HindsightState, index: Array) -> Array:
+    """Return how many steps of the same episode the ring holds after those of the rows `index` `[B]`, int32.
+
+    Ages rise by one with every step of an episode, and are lower from its end on: so a search by halves finds the end.
+    """
+    stride, steps = state.last_age.shape[0], state.age.shape[0] // state.last_age.shape[0]
+    most, own = (state.newest - index // stride) % steps, state.age.at[index].get(mode="promise_in_bounds")
+    found = jnp.zeros_like(index)
+    for bit in reversed(range(steps.bit_length())):
+        tried = found + (1 << bit)
+        age = state.age.at[_row(state, index, tried)].get(mode="promise_in_bounds")
+        found = jnp.where((tried <= most) & (age == own + tried), tried, found)
+    return found
+
+
+def _row(state: HindsightState, index: Array, steps: Array) -> Array:
+    """Return the rows so many steps of the same environment after `index`."""
+    return (index + steps * state.last_age.shape[0]) % state.age.shape[0]
+
+
+def _with(items: Transition, goal: PyTree, discount: Array, pays: GoalFn) -> Transition:
+    """Return what the steps `items` `[B]` would have been if `goal` `[B]` had been wanted.
+
+    A step that terminated, though not because the goal it had was reached, terminates under any goal.
+    """
+    reached = _seen(items.next_obs)["achieved_goal"]
+    of_goal = cast(Any, jax.vmap(pays))
+    _, ended = of_goal(reached, _seen(items.obs)["desired_goal"])
+    reward, ends = of_goal(reached, goal)
+    ends = jnp.asarray(ends, bool) | ((items.discount == 0) & ~jnp.asarray(ended, bool))
+    return items._replace(
+        obs=_wanting(items.obs, goal),
+        next_obs=_wanting(items.next_obs, goal),
+        reward=jnp.asarray(reward, items.reward.dtype),
+        discount=jnp.where(ends, 0.0, discount),
+    )
+
+
+def _wanting(obs: PyTree, goal: PyTree) -> PyTree:
+    if isinstance(obs, Remembered):
+        return obs._replace(obs=_wanting(obs.obs, goal))
+    return {**obs, "desired_goal": goal}

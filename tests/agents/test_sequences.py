@@ -1,0 +1,314 @@
+"""Recurrent DQN on sequences of replay: targets worked by hand, the memory of acting, and where gradients end."""
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys_envs import counting
+
+import jaxrl
+from jaxrl.agents import Agent, DQNConfig
+from jaxrl.agents.returns import steps_ahead
+from jaxrl.agents.sequences import Kept, priorities_of, several_steps
+from jaxrl.agents.values import After
+from jaxrl.errors import SettingsError
+from jaxrl.spaces import Box, Discrete, EnvSpec
+from jaxrl.types import Batch, Remembered, Transition
+
+KEY = jax.random.key(0)
+SPEC = EnvSpec("Toy", Box(-1.0, 1.0, (2,)), Discrete(3))
+B, BURN, T, WIDTH = 4, 2, 5, 4
+L = BURN + T
+
+# --- returns within a sequence, by hand -------------------------------------------------------------------------
+
+NONE = (False,) * 5
+
+
+@pytest.mark.parametrize(
+    ("n", "discount", "last", "wanted"),
+    [
+        (1, (0.5,) * 5, NONE, ((1, 2, 4, 8, 16), (0.5,) * 5, (0, 1, 2, 3, 4))),
+        # 1 + 2 / 2 + 4 / 4 = 3, and so on; the last two run into the end of the sequence.
+        (3, (0.5,) * 5, NONE, ((3, 6, 12, 16, 16), (0.125, 0.125, 0.125, 0.25, 0.5), (2, 3, 4, 4, 4))),
+        # Terminated at the second step: nothing follows. Nothing of the next episode counts.
+        (
+            3,
+            (0.5, 0.0, 0.5, 0.5, 0.5),
+            (False, True, False, False, False),
+            ((2, 2, 12, 16, 16), (0, 0, 0.125, 0.25, 0.5), (1, 1, 4, 4, 4)),
+        ),
+        # Truncated there: what follows is the successor of that very step, discounted as far as it is away.
+        (
+            3,
+            (0.5,) * 5,
+            (False, True, False, False, False),
+            ((2, 2, 12, 16, 16), (0.25, 0.5, 0.125, 0.25, 0.5), (1, 1, 4, 4, 4)),
+        ),
+        (9, (1.0,) * 5, NONE, ((31, 30, 28, 24, 16), (1,) * 5, (4,) * 5)),
+    ],
+    ids=["one step", "three steps", "terminated", "truncated", "longer than the sequence"],
+)
+def test_returns_over_several_steps(n: int, discount: Any, last: Any, wanted: Any) -> None:
+    made = steps_ahead(jnp.array([1.0, 2.0, 4.0, 8.0, 16.0]), jnp.array(discount), jnp.array(last), n)
+    for part, values in zip(made, wanted, strict=True):
+        np.testing.assert_array_equal(part, values)
+
+
+def items_of(begins: Any, weight: Any, **leaves: Any) -> Transition:
+    """Return sequences of which only what is given matters."""
+    begins, weight = jnp.asarray(begins, bool), jnp.asarray(weight, jnp.float32)
+    blank = jnp.zeros((*begins.shape, 2))
+    kept = Kept(jnp.zeros((*begins.shape, WIDTH)), begins)
+    fields = {"action": jnp.zeros(begins.shape, jnp.int32), "reward": weight, "discount": weight, **leaves}
+    return Transition(Remembered(blank, kept), next_obs=Remembered(blank, kept), weight=weight, **fields)
+
+
+def test_targets_of_a_sequence_leave_out_the_burn_in_and_never_cross_an_end() -> None:
+    """Two steps of burn-in; then a truncation at the second of four, and in the other sequence an invalid third."""
+    begins = [[1, 0, 0, 0, 1, 0], [0, 0, 0, 0, 0, 0]]
+    weight = [[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 1]]
+    config = DQNConfig(core="gru", burn_in=2, sequence=4, n_step=3)
+    out = jnp.arange(8.0)[:, None, None]  # numbers the successors of the eight learnt steps
+    reward = jnp.array([1.0, 2.0, 4.0, 8.0] * 2)
+    after = After(reward, jnp.full(8, 0.5), out, jnp.ones((8, 1)), jnp.zeros((8, 1)))
+    made = several_steps(after, items_of(begins, weight), config)
+    # First: 1 + 2 / 2, 2, 4 + 8 / 2, 8. Second: the same, for a return ends before a step that must not be learnt from.
+    np.testing.assert_array_equal(made.reward, [2, 2, 8, 8] * 2)
+    np.testing.assert_array_equal(made.discount, [0.25, 0.5, 0.25, 0.5] * 2)
+    np.testing.assert_array_equal(made.out[:, 0, 0], [1, 1, 3, 3, 5, 5, 7, 7])
+
+
+def test_a_priority_is_the_mix_of_the_largest_error_and_the_mean() -> None:
+    made = priorities_of(jnp.array([1.0, 2.0, 6.0, 0.0, 0.0, 3.0]), 2, 0.9)
+    np.testing.assert_allclose(made, [0.9 * 6 + 0.1 * 3, 0.9 * 3 + 0.1 * 1], rtol=1e-6)
+
+
+# --- an update against the same worked out step by step ----------------------------------------------------------
+
+
+def agent_of(**settings: Any) -> Agent:
+    settings = {"features": (5,), "core_features": WIDTH, "burn_in": BURN, "sequence": T, "n_step": 3, **settings}
+    return jaxrl.dqn(**{"core": "gru", "max_grad_norm": 1.0, "lr": 0.01, **settings})(SPEC)
+
+
+def batch_of(agent: Agent, seed: int = 0) -> Batch:
+    """Return sequences with ends of both kinds, memories that no one would have, and one step of weight 0."""
+    rng = np.random.default_rng(seed)
+    shape = (B, L)
+    begins, terminated = np.zeros(shape, bool), np.zeros(shape, bool)
+    begins[0, 4] = begins[1, 1] = begins[2, 5] = begins[3, 3] = True
+    terminated[0, 3] = terminated[3, 2] = True
+    draw = lambda *dims: rng.normal(size=(*shape, *dims)).astype(np.float32)
+    kept = lambda: Kept(jax.tree.map(lambda x: draw(*x.shape), agent.memory.core), begins)
+    weight = np.ones(shape, np.float32)
+    weight[1, 4] = 0.0
+    action = rng.integers(0, 3, shape).astype(np.int32)
+    discount = np.where(terminated, 0.0, 0.9).astype(np.float32)
+    items = Transition(Remembered(draw(2), kept()), action, draw(), discount, Remembered(draw(2), kept()), (), weight)
+    return jax.tree.map(jnp.asarray, Batch(items, np.arange(B, dtype=np.int32), np.array([1.0, 0.5, 1.0, 0.25])))
+
+
+def updating(agent: Agent) -> Any:
+    """Return `(state, batch) -> (state, metrics, priorities)`, compiled once for an agent."""
+    return _updating(agent.update, agent.draw_update)
+
+
+@cache
+def _updating(update: Any, draw: Any) -> Any:
+    noise = jax.jit(lambda: draw(KEY, B))()
+    return jax.jit(lambda state, batch: update(state, batch, noise, jnp.uint32(3)))
+
+
+def state_of(agent: Agent) -> Any:
+    """Return a state whose target network is another one."""
+    state = jax.jit(agent.init)(KEY)
+    return state._replace(target=jax.jit(agent.init)(jax.random.key(1)).params)
+
+
+@cache
+def applied(core: str) -> Any:
+    """Return the plain call of the network, `(params, Remembered) -> (values, memory)`, compiled."""
+    head = jaxrl.nn.QNetwork(Box(-jnp.inf, jnp.inf, (WIDTH,)), 3, "mlp", ())
+    return jax.jit(jaxrl.nn.Recurrent(head, SPEC.observation_space, core, WIDTH, features=(5,)).apply)
+
+
+def walked(core: str, online: Any, target: Any, blank: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """Return errors and values of the learnt steps `[B, T]`, from the network's plain calls, a step at a time."""
+    items, apply = jax.tree.map(np.asarray, batch.items), applied(core)
+
+    def values(params: Any, b: int) -> tuple[np.ndarray, np.ndarray]:
+        memory, now, then = jax.tree.map(lambda x: x[b, :1], items.obs.memory.core), [], []
+        for t in range(L):
+            if bool(items.obs.memory.begins[b, t]):
+                memory = jax.tree.map(lambda x: x[None], blank)
+            q, memory = apply(params, Remembered(items.obs.obs[b, t : t + 1], memory))
+            now.append(q[0])
+            then.append(apply(params, Remembered(items.next_obs.obs[b, t : t + 1], memory))[0][0])
+        return np.asarray(now), np.asarray(then)
+
+    errors, held = np.zeros((B, T)), np.zeros((B, T))
+    for b in range(B):
+        (now, choose), (_, worth) = values(online, b), values(target, b)
+        for t in range(BURN, L):
+            total, factor, end = 0.0, 1.0, t
+            for end in range(t, min(t + 3, L)):
+                total += factor * float(items.reward[b, end])
+                factor *= float(items.discount[b, end])
+                if end + 1 < L and (bool(items.obs.memory.begins[b, end + 1]) or items.weight[b, end + 1] == 0):
+                    break
+            aim = total + factor * worth[end, choose[end].argmax()]
+            held[b, t - BURN] = now[t, int(items.action[b, t])]
+            errors[b, t - BURN] = (aim - held[b, t - BURN]) * float(items.weight[b, t])
+    return errors, held
+
+
+@pytest.mark.parametrize("core", ["gru", "lstm"])
+def test_an_update_sees_the_errors_that_a_walk_through_the_sequences_finds(core: str) -> None:
+    agent = agent_of(core=core)
+    state, batch = state_of(agent), batch_of(agent)
+    _, metrics, priorities = updating(agent)(state, batch)
+    errors, _ = walked(core, state.params.tree, state.target.tree, agent.memory.core, batch)
+    sizes = np.abs(errors)
+    assert (sizes > 0).sum() == B * T - 1
+    np.testing.assert_allclose(priorities, 0.9 * sizes.max(1) + 0.1 * sizes.mean(1), rtol=2e-4)
+    np.testing.assert_allclose(metrics["td_error"], sizes.mean(), rtol=2e-4)
+    weighed = (np.asarray(batch.weight)[:, None] * errors**2 / 2).mean()
+    np.testing.assert_allclose(metrics["loss"], weighed, rtol=2e-4)
+
+
+def test_the_burn_in_makes_the_memory_but_takes_no_gradient() -> None:
+    """With its outcome as stored memory, and no burn-in, the update is the same."""
+    agent, without = agent_of(lr=0.05, optimizer="sgd"), agent_of(lr=0.05, optimizer="sgd", burn_in=0)
+    state, batch = state_of(agent), batch_of(agent)
+
+    @jax.jit
+    def brought(params: Any) -> Any:
+        memory = batch.items.obs.memory.core[:, 0]
+        for t in range(BURN):
+            memory = jnp.where(batch.items.obs.memory.begins[:, t, None], 0.0, memory)
+            memory = applied("gru")(params, Remembered(batch.items.obs.obs[:, t], memory))[1]
+        return memory
+
+    same = state._replace(target=state.params)  # for both networks the memory is then one
+    obs = jax.tree.map(lambda x: x[:, BURN:], batch.items.obs)
+    memory = obs.memory._replace(core=obs.memory.core.at[:, 0].set(brought(same.params.tree)))
+    late = jax.tree.map(lambda x: x[:, BURN:], batch.items)._replace(obs=obs._replace(memory=memory))
+    wanted = updating(without)(same, batch._replace(items=late))[0].params.vector
+    made = updating(agent)(same, batch)[0].params.vector
+    np.testing.assert_allclose(made, wanted, rtol=1e-5, atol=1e-7)
+    assert float(jnp.abs(made - same.params.vector).max()) > 1e-3
+    again = batch.items._replace(reward=batch.items.reward.at[:, :BURN].add(100.0))
+    np.testing.assert_array_equal(updating(agent)(same, batch._replace(items=again))[0].params.vector, made)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "gru": {},
+    "lstm, dueling, huber, soft": {"core": "lstm", "dueling": True, "loss": "huber", "tau": 0.1, "target_interval": 1},
+    "c51, noisy": {"values": "c51", "atoms": 5, "noisy": 0.5},
+    "iqn": {"values": "iqn", "atoms": 4, "features": (5, 6)},
+    "qr with munchausen": {"values": "qr", "atoms": 4, "munchausen": 0.9},
+    "cql": {"cql": 1.0},
+}
+
+
+@pytest.mark.parametrize("settings", [pytest.param(x, id=name) for name, x in VARIANTS.items()])
+def test_every_variant_learns_keeps_its_shapes_and_nothing_from_rows_of_weight_zero(settings: dict) -> None:
+    agent = agent_of(**settings)
+    state, batch = state_of(agent), batch_of(agent)
+    new, metrics, priorities = updating(agent)(state, batch)
+    assert jax.eval_shape(lambda: new) == jax.eval_shape(lambda: state)
+    assert not np.array_equal(new.params.vector, state.params.vector)
+    assert priorities.shape == (B,)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((new.params, metrics)))
+    dead = batch.items.weight.at[:, -1].set(0.0)
+    spoilt = batch.items._replace(
+        weight=dead,
+        reward=batch.items.reward.at[:, -1].set(7.0),
+        action=batch.items.action.at[:, -1].set(0),
+        next_obs=jax.tree.map(lambda x: x.at[:, -1].set(jnp.zeros_like(x[:, -1])), batch.items.next_obs),
+    )
+    first, told, _ = updating(agent)(state, batch._replace(items=batch.items._replace(weight=dead)))
+    second, again, _ = updating(agent)(state, batch._replace(items=spoilt))
+    np.testing.assert_array_equal(first.params.vector, second.params.vector)
+    assert float(told["loss"]) == float(again["loss"])
+
+
+def test_pieces_and_members_go_where_the_whole_and_each_alone_would() -> None:
+    agent, pieces = agent_of(), agent_of(accumulate=2)
+    state, batch = state_of(agent), batch_of(agent)
+    whole, _, priorities = updating(agent)(state, batch)
+    made, _, same = updating(pieces)(state, batch)
+    np.testing.assert_allclose(made.params.vector, whole.params.vector, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(same, priorities, rtol=1e-4)
+    other = state._replace(hyper=jax.tree.map(lambda x: x * 0.7, state.hyper))
+    noise = agent.draw_update(KEY, B)
+    both = jax.tree.map(lambda *xs: jnp.stack(xs), state, other)
+    together = jax.jit(jax.vmap(lambda s: agent.update(s, batch, noise, jnp.uint32(3))[0]))(both)
+    for i, member in enumerate((state, other)):
+        alone = updating(agent)(member, batch)[0]
+        np.testing.assert_allclose(together.params.vector[i], alone.params.vector, rtol=2e-4, atol=2e-5)
+
+
+# --- in training -------------------------------------------------------------------------------------------------
+
+
+def strategy_of(buffer: Any, env: Any = None, **settings: Any) -> jaxrl.Strategy:
+    agent = jaxrl.dqn(
+        **{"core": "gru", "core_features": WIDTH, "features": (5,), "burn_in": 2, "sequence": 4, "lr": 0.0, **settings}
+    )
+    return jaxrl.off_policy(
+        env or counting(length=5, time_limit=None), agent, buffer=buffer, num_envs=3, opt_interval=6, warmup=30
+    )
+
+
+def test_what_replay_holds_is_the_memory_that_acting_had() -> None:
+    """Parameters stay, at a learning rate of 0, so that a walk from a sequence's first memory meets all later ones."""
+    strategy = strategy_of(jaxrl.prioritised(90, batch_size=40))
+    state = jax.jit(strategy.init)(KEY)
+    step = jax.jit(lambda s, t: strategy.step(s, strategy.draw(s.key, t), t)[0])
+    for t in range(20):
+        state = step(state, jnp.uint32(t))
+    fresh = jaxrl.dqn(core="gru", core_features=WIDTH, features=(5,), burn_in=2, sequence=4)(counting().spec)
+    buffer = jaxrl.prioritised(90, batch_size=40).windowed(fresh.window, 3)
+    sample = jax.jit(lambda state: buffer.sample(state, buffer.draw(KEY, jnp.uint32(25), 6), jnp.uint32(0)))
+    batch, act = sample(state.buffer), jax.jit(lambda *args: fresh.act(*args, None, jnp.uint32(0), "exploit")[1])
+    items, params, memory = batch.items, state.agent, batch.items.obs.memory
+    count, episode = items.obs.obs[..., 0], items.obs.obs[..., 1]
+    np.testing.assert_array_equal(memory.begins, count == 0)
+    follows = (count[:, 1:] == count[:, :-1] + 1) & (episode[:, 1:] == episode[:, :-1])
+    assert np.all(follows | ((count[:, 1:] == 0) & (count[:, :-1] == 4)))
+    assert 0 < np.mean(follows) < 1
+    now = jax.tree.map(lambda x: x[:, 0], memory)
+    for t in range(5):
+        seen = Remembered(items.obs.obs[:, t], now)
+        after = act(params, seen)["memory"]
+        begins = memory.begins[:, t + 1, None]
+        now = Kept(jnp.where(begins, 0.0, after.core), begins[:, 0])
+        np.testing.assert_allclose(now.core, memory.core[:, t + 1], rtol=1e-5, atol=1e-6)
+    assert float(jnp.abs(memory.core).max()) > 0.01
+
+
+def test_settings_that_cannot_work_are_refused_in_one_line() -> None:
+    with pytest.raises(SettingsError, match=r"a network of make_network has no memory; set agent\.core to none"):
+        jaxrl.dqn(core="gru", make_network=lambda spec: None)
+    for buffer, said in (
+        (jaxrl.uniform(17, batch_size=4), r"buffer\.capacity is 17, too few for a sequence of 6 steps.*at least 18"),
+        (jaxrl.uniform(60, batch_size=4)._replace(windowed=None), "cannot sample; use jaxrl.uniform"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            strategy_of(buffer)
+    with pytest.raises(SettingsError, match=r"set processor\.n_step to 1"):
+        jaxrl.off_policy(counting(), jaxrl.dqn(core="gru"), processor=jaxrl.n_step(3))
+
+
+def test_the_warm_up_lasts_until_there_is_a_sequence_and_says_so() -> None:
+    agent = jaxrl.dqn(core="gru", burn_in=20, sequence=20)
+    strategy = jaxrl.off_policy(
+        counting(), agent, buffer=jaxrl.uniform(1_000, batch_size=300), num_envs=4, opt_interval=4, warmup=0
+    )
+    assert strategy.warmup_env_steps == 160
+    assert any("at least one sequence of 40 steps in each environment" in note for note in strategy.notes)

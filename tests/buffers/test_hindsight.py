@@ -1,0 +1,260 @@
+"""Hindsight: goals that the same episode reached later, and the rewards and ends that follow from them, by hand."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl
+from benchmarks.goals import bit_flipping
+from jaxrl.buffers import Buffer
+from jaxrl.buffers.hindsight import hindsight, steps_after
+from jaxrl.errors import SettingsError
+from jaxrl.types import Remembered, Transition
+
+GAMMA = 0.9
+LANES = ([(4, "cut"), (3, "end"), (5, "cut")], [(2, "end"), (6, "cut"), (4, "crash")])
+"""For each of two environments its episodes: how many steps, and whether the last one terminates by the goal, for
+another reason, or is cut off."""
+STEPS = 12
+NOWHERE = -1.0
+
+
+def pays(achieved: Any, desired: Any) -> Any:
+    """Pay 10 where the goal is reached, which terminates, and else minus the distance."""
+    reached = achieved[0] == desired[0]
+    return jnp.where(reached, 10.0, -jnp.abs(achieved[0] - desired[0])), reached
+
+
+def seen(place: float, goal: float) -> dict[str, np.ndarray]:
+    parts = {"observation": [place, 0.5], "achieved_goal": [place], "desired_goal": [goal]}
+    return {name: np.asarray(part, np.float32) for name, part in parts.items()}
+
+
+def walk(lane: int) -> list[tuple[int, Transition]]:
+    """Return an environment's steps with the numbers of their episodes; the place after step `k` of episode `e` is
+    `100 e + k`."""
+    made = []
+    for episode, (length, how) in enumerate(LANES[lane]):
+        for k in range(length):
+            last = k == length - 1
+            place = 100.0 * (episode + 1) + k + 1
+            goal = 100.0 * (episode + 1) + length if how == "end" else NOWHERE
+            stops = last and how != "cut"
+            reward, _ = pays(np.array([place]), np.array([goal]))
+            fields = (np.int32(k), np.float32(reward), np.float32(0.0 if stops else GAMMA))
+            made.append((episode, Transition(seen(place - 1, goal), *fields, seen(place, goal), (), np.float32(1))))
+    return made
+
+
+def block(step: int, steps: int = 1) -> Transition:
+    """Return the rows of vector steps from `step` on; beyond the last one they begin anew."""
+    rows = [walk(lane)[t % STEPS][1] for t in range(step, step + steps) for lane in range(2)]
+    return jax.tree.map(lambda *xs: jnp.asarray(np.stack(xs)), *rows)
+
+
+def made(ring: Buffer | None = None, share: float = 1.0) -> Buffer:
+    return hindsight(ring or jaxrl.uniform(24, batch_size=24), share, pays).with_goal(None, "Walk")
+
+
+def filled(buffer: Buffer, pushes: int, steps: int = 1) -> Any:
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), block(0))
+    state, push = buffer.init(example, 2 * steps, 2, 2), jax.jit(buffer.push)
+    for t in range(pushes):
+        state = push(state, block(t * steps, steps), jnp.uint32(t))
+    return state
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_what_is_left_of_an_episode_is_known_of_every_row(steps: int) -> None:
+    buffer = made()
+    state = filled(buffer, 12 // steps, steps)
+    left = np.asarray(steps_after(state, jnp.arange(24, dtype=jnp.int32))).reshape(12, 2)
+    np.testing.assert_array_equal(left[:, 0], [3, 2, 1, 0, 2, 1, 0, 4, 3, 2, 1, 0])
+    np.testing.assert_array_equal(left[:, 1], [1, 0, 5, 4, 3, 2, 1, 0, 3, 2, 1, 0])
+
+
+def test_it_ends_with_the_newest_step_and_goes_around_the_end_of_the_ring() -> None:
+    buffer = made(jaxrl.uniform(16, batch_size=8))
+    state = filled(buffer, 11)  # eight vector steps are held, 3 to 10, the newest at place 2
+    left = np.asarray(steps_after(state, jnp.arange(16, dtype=jnp.int32))).reshape(8, 2)
+    by_step = left[[t % 8 for t in range(3, 11)]]
+    np.testing.assert_array_equal(by_step[:, 0], [0, 2, 1, 0, 3, 2, 1, 0])
+    np.testing.assert_array_equal(by_step[:, 1], [4, 3, 2, 1, 0, 2, 1, 0])
+
+
+def sample(buffer: Buffer, state: Any, index: Any, later: float, coin: float = 0.0) -> Transition:
+    """Return what becomes of the rows `index`, for given draws."""
+    index = jnp.asarray(index, jnp.int32)
+    drawn = buffer.draw(jax.random.key(0), jnp.uint32(12), 2)
+    noise = drawn._replace(inner=index, coin=jnp.full(len(index), coin), later=jnp.full(len(index), later))
+    return jax.jit(buffer.sample)(state, noise, jnp.uint32(0)).items
+
+
+def test_rewards_and_ends_are_those_of_the_new_goal() -> None:
+    """Rows 2 t + lane, with the last step of each episode as the later one, and then with the step itself."""
+    buffer, state = made(), filled(made(), 12)
+    rows = [0, 4, 6, 8, 10, 12, 16, 22, 3, 5, 17, 23]
+    items = sample(buffer, state, rows, later=0.999)
+    goals = [104, 104, 104, 203, 203, 203, 305, 305, 102, 206, 304, 304]
+    places = [101, 103, 104, 201, 202, 203, 302, 305, 102, 201, 301, 304]
+    for obs in (items.obs, items.next_obs):
+        np.testing.assert_array_equal(obs["desired_goal"][:, 0], goals)
+    np.testing.assert_array_equal(items.next_obs["achieved_goal"][:, 0], places)
+    np.testing.assert_array_equal(items.obs["achieved_goal"][:, 0], np.subtract(places, 1))
+    np.testing.assert_array_equal(items.reward, [-3, -1, 10, -2, -1, 10, -3, 10, 10, -5, -3, 10])
+    go_on = np.float32(GAMMA)
+    np.testing.assert_array_equal(items.discount, [go_on, go_on, 0, go_on, go_on, 0, go_on, 0, 0, go_on, go_on, 0])
+    itself = sample(buffer, state, rows, later=0.0)
+    np.testing.assert_array_equal(itself.next_obs["desired_goal"], itself.next_obs["achieved_goal"])
+    np.testing.assert_array_equal(itself.reward, [10] * len(rows))
+    np.testing.assert_array_equal(itself.discount, [0] * len(rows))
+
+
+def test_what_ended_for_another_reason_ends_under_any_goal_and_what_reached_its_goal_does_not() -> None:
+    """Neither happens to the last steps of episodes, whose only later place is their own; so another goal is put in."""
+    from jaxrl.buffers.hindsight import _with
+
+    items = jax.tree.map(lambda x: x[jnp.array([1, 1, 0])], block(11))  # the crash, twice, and what was cut off
+    reached = jax.tree.map(lambda x: x[None, 0], block(6))  # the third step of the second episode reached its goal
+    goal = jnp.array([[7.0], [304.0], [7.0]])
+    made = _with(items, goal, jnp.float32(GAMMA), pays)
+    np.testing.assert_array_equal(made.discount, np.float32([0, 0, GAMMA]))
+    np.testing.assert_array_equal(made.reward, [-297, 10, -298])
+    again = _with(reached, goal[:1], jnp.float32(GAMMA), pays)
+    assert (float(again.discount[0]), float(again.reward[0])) == (np.float32(GAMMA), -196)
+
+
+@pytest.mark.parametrize(
+    "ring",
+    [
+        jaxrl.uniform(16, batch_size=16),
+        jaxrl.prioritised(16, batch_size=16),
+        jaxrl.uniform(16, batch_size=16, compact=True, ends=1.0),
+    ],
+    ids=["uniform", "prioritised", "compact"],
+)
+def test_goals_are_of_the_same_episode_and_all_that_came_later_are_as_likely(ring: Buffer) -> None:
+    buffer = made(ring)
+    state = filled(buffer, 11)
+
+    def draw(key: Any) -> Any:
+        return buffer.sample(state, buffer.draw(key, jnp.uint32(11), 2), jnp.uint32(0))
+
+    items = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(0), 400)).items
+    goal, place = (np.asarray(items.next_obs[name]).ravel() for name in ("desired_goal", "achieved_goal"))
+    np.testing.assert_array_equal(goal // 100, place // 100)
+    assert np.all(goal >= place)
+    first = goal[place == 301]  # both environments have it; the ring ends at 304 and 303
+    _, counts = np.unique(first, return_counts=True)
+    assert len(counts) == 4
+    assert counts[:3].max() / counts[:3].min() < 1.4
+
+
+def test_a_share_of_the_batch_alone_is_changed_and_none_where_it_is_nought() -> None:
+    ring, state = jaxrl.uniform(24, batch_size=24), filled(made(), 12)
+
+    def both(share: float) -> Any:
+        buffer = made(ring, share)
+
+        def draw(key: Any) -> Any:
+            noise = buffer.draw(key, jnp.uint32(12), 2)
+            inner = ring.sample(state.ring, noise.inner, jnp.uint32(0))
+            return buffer.sample(state, noise, jnp.uint32(0)), inner
+
+        return jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(0), 100))
+
+    for share in (0.8, 0.0, 1.0):
+        batch, as_it_was = both(share)
+        mine = np.asarray(as_it_was.items.obs["desired_goal"] == NOWHERE)
+        moved = np.asarray(batch.items.obs["desired_goal"] != NOWHERE)
+        assert np.mean(moved[mine]) == pytest.approx(share, abs=0.03)
+        np.testing.assert_array_equal(batch.index, as_it_was.index)
+        if not share:
+            for a, b in zip(jax.tree.leaves(batch), jax.tree.leaves(as_it_was), strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+def test_memories_beside_observations_stay_as_they_are() -> None:
+    buffer = made()
+    remembered = lambda obs: Remembered(obs, obs["achieved_goal"] * 2)
+    beside = lambda items: items._replace(obs=remembered(items.obs), next_obs=remembered(items.next_obs))
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), beside(block(0)))
+    state, push = buffer.init(example, 2, 2, 2), jax.jit(buffer.push)
+    for t in range(3):
+        state = push(state, beside(block(t)), jnp.uint32(t))
+    items = sample(buffer, state, [0, 2], later=0.999)
+    np.testing.assert_array_equal(items.obs.memory[:, 0], [200, 202])
+    np.testing.assert_array_equal(items.next_obs.memory[:, 0], [202, 204])
+    np.testing.assert_array_equal(items.obs.obs["desired_goal"][:, 0], [103, 103])
+
+
+def test_members_of_a_population_hold_what_each_would_alone() -> None:
+    buffer = made(jaxrl.prioritised(16, batch_size=8))
+    push, several = jax.jit(buffer.push), jax.jit(jax.vmap(buffer.push, in_axes=(0, 0, None)))
+    alone = [filled(buffer, 0), filled(buffer, 0)]
+    together = jax.tree.map(lambda *xs: jnp.stack(xs), *alone)
+    for t in range(10):
+        blocks = [block(t), block(t + 3)]
+        alone = [push(state, items, jnp.uint32(t)) for state, items in zip(alone, blocks, strict=True)]
+        together = several(together, jax.tree.map(lambda *xs: jnp.stack(xs), *blocks), jnp.uint32(t))
+    for i, state in enumerate(alone):
+        for one, leaf in zip(jax.tree.leaves(state), jax.tree.leaves(together), strict=True):
+            np.testing.assert_array_equal(leaf[i], one)
+
+
+# --- put together, and refused ------------------------------------------------------------------------------------
+
+
+def strategy_of(env: Any = None, agent: Any = None, **settings: Any) -> jaxrl.Strategy:
+    settings.setdefault("buffer", jaxrl.hindsight(jaxrl.uniform(64, batch_size=8)))
+    return jaxrl.off_policy(env or bit_flipping(3), agent or jaxrl.dqn(features=(4,)), num_envs=2, **settings)
+
+
+def test_an_environment_that_tells_what_goals_pay_needs_no_more_and_another_is_given_it() -> None:
+    own = strategy_of()
+    assert own.settings["buffer"]["hindsight"] == 0.8
+    assert "buffer" not in own.settings["custom"]
+    given = strategy_of(buffer=jaxrl.hindsight(jaxrl.uniform(64, batch_size=8), goal=pays))
+    assert "buffer" in given.settings["custom"]
+    assert "buffer" in strategy_of(bit_flipping(3)._replace(goal=None), buffer=jaxrl.hindsight(
+        jaxrl.uniform(64, batch_size=8), goal=bit_flipping(3).goal
+    )).settings["custom"]  # fmt: skip
+
+
+REFUSED = {
+    "no goal": (lambda: strategy_of(jaxrl.make_env("CartPole-v1")), "CartPole-v1 does not tell what a goal pays"),
+    "no goals to be seen": (
+        lambda: jax.eval_shape(strategy_of(jaxrl.make_env("CartPole-v1")._replace(goal=pays)).init, jax.random.key(0)),
+        r"wants observations with observation, achieved_goal, desired_goal, but they are",
+    ),
+    "several steps": (
+        lambda: jax.eval_shape(strategy_of(processor=jaxrl.n_step(3)).init, jax.random.key(0)),
+        r"set processor\.n_step to 1",
+    ),
+    "other rewards": (
+        lambda: strategy_of(processor=jaxrl.chain(jaxrl.reward_scale(2.0), jaxrl.one_step())),
+        r"leave processor\.reward_scale at 1\.0",
+    ),
+    "sequences": (lambda: strategy_of(agent=jaxrl.dqn(core="gru")), "which this buffer cannot sample"),
+    "a share that is none": (lambda: jaxrl.hindsight(jaxrl.uniform(9, 3), 1.5), r"buffer\.hindsight is 1\.5"),
+    "twice": (lambda: jaxrl.hindsight(jaxrl.hindsight(jaxrl.uniform(9, 3))), r"hindsight takes what jaxrl\.uniform"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_work_is_refused_in_one_line(name: str) -> None:
+    make, said = REFUSED[name]
+    with pytest.raises(SettingsError, match=said) as refused:
+        make()
+    assert "\n" not in str(refused.value)
+
+
+def test_wrappers_that_change_what_a_step_pays_or_shows_forget_the_goal() -> None:
+    from jaxrl.envs.wrappers import action_repeat, sticky_actions, transform_reward
+
+    assert sticky_actions(bit_flipping(3), 0.1).goal is not None
+    assert action_repeat(bit_flipping(3), 2).goal is None
+    assert transform_reward(bit_flipping(3), lambda state, action, step: step.reward * 2).goal is None
