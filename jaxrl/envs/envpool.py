@@ -6,7 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl.envs.host import HostEnv, like_spec, to_host, whole_where_so
+from jaxrl.envs.host import HostEnv, Stepped, like_spec, to_host, whole_where_so
+from jaxrl.envs.scalars import scalars_in
 from jaxrl.errors import SettingsError, nearest, require_extra
 from jaxrl.spaces import EnvSpec, channels_last, space_of, space_struct
 from jaxrl.trees import PyTree
@@ -50,10 +51,10 @@ class _EnvPool:
             self._obs = _put(self._obs, ids, fresh)
         return self._obs
 
-    def step(self, action: PyTree) -> tuple[PyTree, np.ndarray, np.ndarray, np.ndarray]:
-        obs, reward, terminated, truncated, _ = self._env.step(to_host(self._env.action_space, action))
+    def step(self, action: PyTree) -> Stepped:
+        obs, reward, terminated, truncated, info = self._env.step(to_host(self._env.action_space, action))
         self._obs = like_spec(self._struct, obs)
-        return self._obs, reward, terminated, truncated
+        return Stepped(self._obs, reward, terminated, truncated, scalars_in(info, len(reward)))
 
     def close(self, kill: bool = False) -> None:
         if not kill:

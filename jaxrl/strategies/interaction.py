@@ -44,6 +44,11 @@ OF_EPISODES = "episode_"
 """How the names of those scalars begin that are of a whole episode, and are recorded where one ends."""
 
 
+def column_of(scalar: str) -> str:
+    """Return the name of the column that holds a scalar of an environment's `info`."""
+    return scalar if scalar.startswith(OF_EPISODES) else f"info/{scalar}"
+
+
 class StepInfo(NamedTuple):
     """The part of a `Step` that is logged: every leaf `[N]`, or `[T, N]` for several steps."""
 
@@ -166,7 +171,7 @@ def episode_metrics(seen: StepInfo) -> Metrics:
     """Summarise the episodes that ended, and the environment's own scalars."""
     done = seen.terminated | seen.truncated
     of_episodes = {name: value for name, value in seen.info.items() if name.startswith(OF_EPISODES)}
-    own = {f"info/{name}": value for name, value in seen.info.items() if name not in of_episodes}
+    own = {column_of(name): value for name, value in seen.info.items() if name not in of_episodes}
     events = {
         "episodes": done,
         "terminated": seen.terminated,
