@@ -67,6 +67,8 @@ class HostEnv(NamedTuple):
     """Arguments with which `make_env` rebuilds it; `None` for an environment made by hand."""
     compiled: bool = False
     """Whether opening it compiles programs, which can take arbitrarily long."""
+    judged: "HostEnv | None" = None
+    """The environment that policies are evaluated in, if not this one: whole games where an episode is a life."""
 
 
 class Stage:
@@ -141,18 +143,33 @@ def _finite_rows(tree: PyTree) -> Any:
 def gymnasium_env(name: str, /, **kwargs: Any) -> HostEnv:
     """Return Gymnasium's environment `name` (with or without `gymnasium:`); `kwargs` go to `gymnasium.make`.
 
+    Games of Atari, `ALE/NAME`, are preprocessed: see `jaxrl.envs.atari`.
+
     Raises:
       SettingsError: Gymnasium is not installed, knows no such name, or cannot make it on this machine.
     """
-    gymnasium, id_ = require_extra("gymnasium", NEEDS), check_name(name)
-    make = partial(gymnasium.make, id_, **whole_where_so(kwargs))
+    from jaxrl.envs.atari import ATARI, atari_env
+
+    gymnasium = require_extra("gymnasium", NEEDS)
+    if name.removeprefix(PREFIX).startswith(ATARI):
+        return atari_env(name, **kwargs)
+    id_ = check_name(name)
+    return gymnasium_host(id_, partial(gymnasium.make, id_, **whole_where_so(kwargs)), kwargs)
+
+
+def gymnasium_host(id_: str, make: Callable[..., Any], given: Mapping[str, Any]) -> HostEnv:
+    """Return the environment of Gymnasium that `make()` makes; `make_env` rebuilds it by the arguments `given`.
+
+    Raises:
+      SettingsError: it cannot be made on this machine.
+    """
     try:
         one = make()
     except Exception as error:
         raise SettingsError(f"Gymnasium cannot make {id_}: {error}") from error
     spec = gymnasium_spec(one)._replace(name=PREFIX + id_)
     one.close()
-    settings = {"env": PREFIX + id_, "env_args": dict(kwargs)}
+    settings = {"env": PREFIX + id_, "env_args": dict(given)}
     return HostEnv(spec, partial(_Gymnasium, make, spec), partial(make, render_mode="rgb_array"), settings)
 
 

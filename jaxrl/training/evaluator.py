@@ -224,11 +224,12 @@ class HostEvaluator:
     """
 
     def __init__(
-        self, env: HostEnv, policy: Policy, episodes: int, max_steps: int = MAX_STEPS, *, sampled: bool = False
+        self, env: HostEnv, policy: Policy, episodes: int, max_steps: int | None = None, *, sampled: bool = False
     ) -> None:
         """Prepare an evaluation; arguments are those of `Evaluator`. Environments are opened for each anew."""
         check_count("eval_episodes", episodes)
-        self.env, self.episodes, self.max_steps = env, episodes, max_steps
+        self.env, self.episodes = env.judged or env, episodes
+        self.max_steps = max_steps or self.env.spec.time_limit or MAX_STEPS
         chosen = chooser(policy, sampled)
         self._begin, self._act, self._observe = (
             jax.jit(partial(function)) for function in (chosen.begin, chosen.act, chosen.observe)
