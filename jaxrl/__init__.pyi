@@ -77,6 +77,7 @@ from .processors import (
     n_step as n_step,
     normalise_obs as normalise_obs,
     normalise_reward as normalise_reward,
+    one_hot as one_hot,
     one_step as one_step,
     reward_clip as reward_clip,
     reward_scale as reward_scale,

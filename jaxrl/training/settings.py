@@ -290,6 +290,7 @@ NEWER: Mapping[str, object] = {
     "demos_sha256": "",
     "demo_share": 0.5,
     "agent.boltzmann": 0.0,
+    "processor.one_hot": 0,
 }
 """Settings of a run or a session that earlier versions lacked, with the values under which an old run continues
 unchanged."""

@@ -306,8 +306,8 @@ IDLE: dict[str, Any] = {
 """Another value of every setting that does with prioritised replay, with c51, or where there are actors."""
 SHAPED = {"agent.torso": "mlp", "agent.channels": (16,)}
 """Another way to say which network it is; observations of CartPole have no images."""
-COMPACT = ["buffer.frames"]
-"""What is refused unless `buffer.compact` is set."""
+COMPACT = ["buffer.frames", "processor.one_hot"]
+"""What is refused unless `buffer.compact` is set, or where observations have no whole numbers."""
 
 
 def names(config: Any, prefix: str = "") -> list[str]:
