@@ -56,6 +56,7 @@ from .envs import (
     gymnasium_envs as gymnasium_envs,
     make_env as make_env,
     on_host as on_host,
+    randomise as randomise,
     register_env as register_env,
     vectorise as vectorise,
 )
