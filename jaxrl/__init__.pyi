@@ -57,6 +57,7 @@ from .envs import (
     gymnasium_envs as gymnasium_envs,
     make_env as make_env,
     on_host as on_host,
+    randomise as randomise,
     register_env as register_env,
     vectorise as vectorise,
 )
@@ -78,6 +79,7 @@ from .processors import (
     n_step as n_step,
     normalise_obs as normalise_obs,
     normalise_reward as normalise_reward,
+    one_hot as one_hot,
     one_step as one_step,
     reward_clip as reward_clip,
     reward_scale as reward_scale,

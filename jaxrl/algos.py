@@ -16,6 +16,7 @@ from jaxrl.processors import (
     n_step,
     normalise_obs,
     normalise_reward,
+    one_hot,
     reward_clip,
     reward_scale,
 )
@@ -33,6 +34,8 @@ EnvArgs = dict[str, int | float | bool | str]
 class ProcessorConfig:
     """How environment steps become transitions, in this order."""
 
+    one_hot: int = 0
+    """Show each whole number of grids and rows as this many flags, one for each value from 0; 0: as numbers."""
     normalise_obs: bool = False
     """Normalise observations by their running mean and standard deviation."""
     frame_stack: int = 1
@@ -292,6 +295,7 @@ def build_buffer(config: BufferConfig) -> Buffer:
 def build_processor(config: ProcessorConfig) -> Processor:
     """Build the chain of processors that `config` turns on."""
     parts = {
+        one_hot: (config.one_hot != 0, (config.one_hot,)),
         normalise_obs: (config.normalise_obs, ()),
         frame_stack: (config.frame_stack != 1, (config.frame_stack,)),
         reward_scale: (config.reward_scale != 1.0, (config.reward_scale,)),

@@ -80,6 +80,28 @@ PRESETS["dqn"] = {
         "agent": {"lr": 1e-3, "loss": "huber", "target_interval": 250, "epsilon_decay": 10_000},
         "buffer": {"capacity": 100_000, "batch_size": 32},
     },
+    # 10 000 000 steps of 4 frames, one update for four of them. After RL Baselines3 Zoo (Raffin 2020). Not run to the
+    # end here.
+    "gymnasium:ALE/*": {
+        "max_opts": 2_500_000,
+        "updates": 2,
+        "eval_interval": 250_000,
+        "record_interval": 10_000,
+        "save_interval": 250_000,
+        "num_envs": 8,
+        "opt_interval": 8,
+        "warmup": 100_000,
+        "agent": {
+            "lr": 1e-4,
+            "loss": "huber",
+            "features": [512],
+            "target_interval": 250,
+            "epsilon_decay": 250_000,
+            "epsilon_end": 0.01,
+        },
+        "buffer": {"capacity": 100_000, "batch_size": 32, "compact": True, "frames": 4},
+        "processor": {"frame_stack": 4, "reward_clip": 1.0},
+    },
 }
 
 _NORMALISED = {"normalise_obs": True, "normalise_reward": True}
@@ -169,6 +191,28 @@ PRESETS["ppo"] = {
         "minibatches": 8,
         "agent": {"lr": 5e-3, "lr_decay": 39_072, "max_grad_norm": 0.5, "torso": "mlp", "activation": "relu"},
         "processor": {"normalise_reward": True},
+    },
+    # 10 000 384 steps of 4 frames. Schulman et al. 2017, https://arxiv.org/abs/1707.06347, table 5, with four epochs
+    # and the other details of the code that it goes with (Huang et al. 2022). Not run to the end here.
+    "gymnasium:ALE/*": {
+        "max_opts": 156_256,
+        "eval_interval": 16_000,
+        "record_interval": 1_600,
+        "save_interval": 16_000,
+        "num_envs": 8,
+        "rollout": 128,
+        "epochs": 4,
+        "minibatches": 4,
+        "agent": {
+            "lr": 2.5e-4,
+            "lr_decay": 156_256,
+            "clip_eps": 0.1,
+            "vf_clip_eps": 0.1,
+            "features": [512],
+            "activation": "relu",
+            "shared": True,
+        },
+        "processor": {"frame_stack": 4, "reward_clip": 1.0},
     },
     # As for the other games, but network, learning rate and discount after gymnax-blines
     # (https://github.com/RobertTLange/gymnax-blines). Two seeds: 28 and 25; one with the family's settings reached 9.

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from jaxrl.algos import build
+from jaxrl.algos import EnvRun, build
 from jaxrl.config import flag_types, from_plain
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.strategies import Strategy
@@ -21,7 +21,10 @@ from jaxrl.strategies.population import (
 )
 from jaxrl.strategies.search import search_of
 from jaxrl.training.settings import TrainerConfig
-from jaxrl.written import whole
+from jaxrl.written import number, whole
+
+OF_ENV = "env_args."
+"""How the names of swept parameters of the environment begin."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ def build_population(algo: str, config: Any, asked: PopulationConfig) -> Populat
     sweep = {name: _values(config, name, values) for name, values in (asked.sweep or {}).items()}
     seeds = whole(asked.seeds)
     combined = combinations(sweep, seeds, asked.members, asked.draw_seed)
-    configs = [from_plain(config, changed_settings({}, swept)) for swept in combined]
+    configs = [from_plain(config, changed_settings(_kept(config, swept), swept)) for swept in combined]
     for one in configs:
         one.check()
     built: dict[str, tuple[Strategy, dict[str, float]]] = {}
@@ -96,8 +99,40 @@ def build_population(algo: str, config: Any, asked: PopulationConfig) -> Populat
     return assemble(variants, combined, seeds, sweep, asked.members, asked.draw_seed, search)
 
 
+def _kept(config: Any, swept: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of the environment, of which one that is swept must leave the others as they are."""
+    return {"env_args": dict(config.env_args)} if any(name.startswith(OF_ENV) for name in swept) else {}
+
+
+def _of_env(config: Any, name: str, given: Any) -> Sequence[Any] | Range:
+    """Return the values of a swept parameter of the environment.
+
+    Raises:
+      SettingsError: it is none, no number, or members would be scored in environments of their own.
+    """
+    own = name.removeprefix(OF_ENV)
+    numbers = [OF_ENV + known for known, value in config.env_args.items() if type(value) in (int, float)]
+    if not isinstance(config, EnvRun) or name not in numbers:
+        hint = nearest(name, numbers) if numbers else f"give it a number first, as in --env-args {own} 1"
+        raise SettingsError(f"{name!r} cannot be swept; {hint}")
+    if config.eval_env is None and own not in config.eval_env_args:
+        raise SettingsError(
+            f"a sweep of {name} trains in several environments, whose scores cannot be compared; say in which one all "
+            f"are evaluated, as in --eval-env-args {own} {config.env_args[own]}"
+        )
+    found = read_values(given) if isinstance(given, str) else given
+    if isinstance(found, Range):
+        return found
+    typed = [number(str(value)) for value in found] if isinstance(found, list | tuple) else []
+    if not typed or None in typed or len(set(typed)) < len(typed):
+        raise SettingsError(f"sweep of {name} is {given!r}; expected a list of numbers, none twice, or a range")
+    return typed
+
+
 def _values(config: Any, name: str, given: Any) -> Sequence[Any] | Range:
     """Return the values of a swept setting in its type; raise `SettingsError` for what cannot be swept."""
+    if name.startswith(OF_ENV):
+        return _of_env(config, name, given)
     kinds = {flag.removeprefix("--").replace("-", "_"): kind for flag, kind in flag_types(config).items()}
     of_trainer = {field.name for field in fields(TrainerConfig)}
     able = {known: kind for known, kind in kinds.items() if known not in of_trainer and kind in (int, float, bool, str)}

@@ -299,6 +299,11 @@ def test_the_schedules_learn(seed: int, tmp_path: Path) -> None:
     assert min(float(best), float(last)) >= 475
 
 
+def test_parameters_of_episodes(tmp_path: Path) -> None:
+    code = block("randomise").replace("max_opts=4_000, eval_interval=1_000", "max_opts=64, eval_interval=64")
+    assert 0 < float(run(code, tmp_path).splitlines()[-1]) <= 50
+
+
 def test_schedules(tmp_path: Path) -> None:
     code = block("schedules").replace("max_opts=4_096, eval_interval=512", "max_opts=64, eval_interval=64")
     assert 8 < float(run(code, tmp_path).split()[-1]) <= 500

@@ -57,7 +57,19 @@ class Counting(gymnasium.Env):
             time.sleep(1e6)
         odd = self.episode % 2 == 1
         obs = self._obs() * (np.nan if self.total == self.bad_step else 1.0)
-        return obs, float(self.steps), odd and self.steps == 3, not odd and self.steps == 5, {}
+        return obs, float(self.steps), odd and self.steps == 3, not odd and self.steps == 5, self._info()
+
+    def _info(self) -> dict:
+        return {}
 
     def _obs(self) -> np.ndarray:
         return np.array([self.steps, self.episode], np.float64)
+
+
+class Telling(Counting):
+    """Tell `left`, 10 minus the step, `parts` of it, in odd episodes at their end `won`, and what is no number."""
+
+    def _info(self) -> dict:
+        told = {"left": 10 - self.steps, "word": "no", "row": np.zeros(3), "parts": {"half": (10 - self.steps) / 2}}
+        told["episode_steps"] = np.float64(self.steps)
+        return told | ({"won": True} if self.episode % 2 == 1 and self.steps == 3 else {})

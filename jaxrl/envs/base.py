@@ -12,6 +12,7 @@ from jaxrl.envs.resets import Resets, Starts, resets_of
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.spaces import EnvSpec, space_struct
 from jaxrl.trees import Array, Key, PyTree, require_same, tree_where
+from jaxrl.tuning import tunable
 from jaxrl.types import GoalFn, Step
 
 SPOILT = -1
@@ -33,8 +34,11 @@ class TimeStep(NamedTuple):
 
 
 class ResetFn(Protocol):
-    def __call__(self, key: Key, /) -> tuple[PyTree, PyTree]:
-        """Start an episode; return its state and first observation. The key is consumed."""
+    def __call__(self, key: Key, /, *values: PyTree) -> tuple[PyTree, PyTree]:
+        """Start an episode; return its state and first observation. The key is consumed.
+
+        Where `Env.values` are any, a dict of these numbers may follow the key.
+        """
         ...
 
 
@@ -79,6 +83,8 @@ class Env(NamedTuple):
     """Arguments with which `make_env` rebuilds it; `None` for an environment made by hand."""
     goal: GoalFn | None = None
     """What a goal pays, where observations have `achieved_goal` and `desired_goal`; for `jaxrl.hindsight`."""
+    values: Mapping[str, Any] = {}
+    """Numbers by name, or schedules of them, that `reset` takes as an optional second argument; see `randomise`."""
 
 
 class VecEnvState(NamedTuple):
@@ -91,6 +97,8 @@ class VecEnvState(NamedTuple):
     """Int32, steps of the current episode; `SPOILT` at its start if its first observation was not finite."""
     starts: PyTree = ()
     """What the resets hold in store: a pool's `[K, ...]`, otherwise nothing."""
+    values: PyTree = ()
+    """Float32 scalars by name, under which episodes begin; nothing where `Env.values` are none."""
 
 
 class VecEnv(NamedTuple):
@@ -104,6 +112,8 @@ class VecEnv(NamedTuple):
     draw: DrawFn
     resets: str
     """Where episodes begin, as `vectorise` takes it, such as `pool:64`; never `auto`."""
+    values: Mapping[str, Any] = {}
+    """Those of `Env`."""
 
 
 def vectorise(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
@@ -126,7 +136,7 @@ def vectorise(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
     if env.spec.time_limit is not None:
         check_count(f"environment {env.spec.name}: time_limit", env.spec.time_limit, most=2**31 - 1)
     check_stable(env)
-    source = resets_of(resets, partial(_start, env), num_envs)
+    source = resets_of(resets, partial(_start, env), num_envs, late=bool(env.values))
     return VecEnv(
         spec=env.spec,
         num_envs=num_envs,
@@ -134,12 +144,36 @@ def vectorise(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
         step=partial(_step, env, source),
         draw=partial(_draw, env, num_envs, source),
         resets=source.name,
+        values=env.values,
     )
 
 
 def _reset(env: Env, num_envs: int, source: Resets, key: Key) -> tuple[VecEnvState, PyTree]:
-    state, obs, length = _start(env, jax.random.split(key, num_envs))
-    return VecEnvState(state, jnp.zeros(num_envs), length, source.init(jax.random.fold_in(key, num_envs))), obs
+    values = _first_values(env.values)
+    state, obs, length = _start(env, jax.random.split(key, num_envs), *_given(values))
+    store = source.init(jax.random.fold_in(key, num_envs), *_given(values))
+    return VecEnvState(state, jnp.zeros(num_envs), length, store, values), obs
+
+
+def last_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return numbers by name, of those that follow a schedule the last."""
+    return {name: getattr(value, "end", value) for name, value in values.items()}
+
+
+def _first_values(values: Mapping[str, Any]) -> PyTree:
+    """Return what `VecEnvState` holds of `values` at first; those without a schedule may be swept."""
+    begin = lambda name, x: x(jnp.uint32(0)) if callable(x) else tunable(f"env_args.{name}", x)
+    return {name: begin(name, value) for name, value in values.items()} if values else ()
+
+
+def _given(values: PyTree) -> tuple[PyTree, ...]:
+    return (values,) if values else ()
+
+
+def timed(env: VecEnv, state: VecEnvState, opt_step: Array) -> VecEnvState:
+    """Set the values that follow schedules to those after `opt_step` optimisation steps."""
+    now = {name: value(opt_step) for name, value in env.values.items() if callable(value)}
+    return state._replace(values={**state.values, **now}) if now else state
 
 
 def obs_valid(state: VecEnvState) -> Array:
@@ -147,12 +181,12 @@ def obs_valid(state: VecEnvState) -> Array:
     return state.episode_length != SPOILT
 
 
-def _start(env: Env, keys: Array) -> Starts:
+def _start(env: Env, keys: Array, *given: PyTree) -> Starts:
     """Reset one environment per key; return states, first observations made finite, and initial episode lengths.
 
     Weak types are removed, so that states keep their types from step to step.
     """
-    state, obs = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), jax.vmap(env.reset)(keys))
+    state, obs = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), jax.vmap(lambda key: env.reset(key, *given))(keys))
     finite = finite_rows(obs)
     return state, zeros_unless(finite, obs), jnp.where(finite, jnp.int32(0), jnp.int32(SPOILT))
 
@@ -175,7 +209,8 @@ def _step(env: Env, source: Resets, state: VecEnvState, action: PyTree, noise: P
         truncated = truncated | ((length >= env.spec.time_limit) & ~terminated)
     done = terminated | truncated
     final_obs = zeros_unless(valid, out.obs)
-    starts, (fresh_state, fresh_obs, fresh_length) = source.take(state.starts, done, drawn)
+    given = _given(state.values)
+    starts, (fresh_state, fresh_obs, fresh_length) = source.take(state.starts, done, drawn, *given)
     length_after = jnp.where(done, fresh_length, length)
     step = Step(
         action=action,
@@ -185,7 +220,7 @@ def _step(env: Env, source: Resets, state: VecEnvState, action: PyTree, noise: P
         truncated=truncated,
         final_obs=final_obs,
         obs=tree_where(done, fresh_obs, final_obs),
-        info={**out.info, "episode_return": total, "episode_length": length},
+        info={**out.info, **_told(state.values, reward), "episode_return": total, "episode_length": length},
         valid=valid,
         obs_valid=length_after != SPOILT,
     )
@@ -194,8 +229,13 @@ def _step(env: Env, source: Resets, state: VecEnvState, action: PyTree, noise: P
         episode_return=jnp.where(done, 0.0, total),
         episode_length=length_after,
         starts=starts,
+        values=state.values,
     )
     return state, step
+
+
+def _told(values: PyTree, like: Array) -> dict[str, Array]:
+    return {f"values/{name}": jnp.broadcast_to(value, like.shape) for name, value in dict(values).items()}
 
 
 def zeros_unless(finite: Array, tree: PyTree) -> PyTree:

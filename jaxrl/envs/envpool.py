@@ -6,7 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl.envs.host import HostEnv, like_spec, to_host, whole_where_so
+from jaxrl.envs.host import HostEnv, Stepped, like_spec, to_host, whole_where_so
+from jaxrl.envs.scalars import scalars_in
 from jaxrl.errors import SettingsError, nearest, require_extra
 from jaxrl.spaces import EnvSpec, channels_last, space_of, space_struct
 from jaxrl.trees import PyTree
@@ -32,28 +33,55 @@ def envpool_env(name: str, /, **kwargs: Any) -> HostEnv:
         raise SettingsError(f"EnvPool cannot make {id_}: {error}") from error
     observations, actions = (space_of(PREFIX + id_, space) for space in (one.observation_space, one.action_space))
     spec = EnvSpec(PREFIX + id_, channels_last(observations), actions)
-    return HostEnv(spec, partial(_EnvPool, make, spec), settings={"env": PREFIX + id_, "env_args": dict(kwargs)})
+    env = HostEnv(spec, partial(_EnvPool, make, spec), settings={"env": PREFIX + id_, "env_args": dict(kwargs)})
+    return _of_atari(env, make, one.spec.config) if "episodic_life" in one.spec.config._fields else env
+
+
+def _of_atari(env: HostEnv, make: Any, config: Any) -> HostEnv:
+    """Return a game of Atari with its limit; policies are evaluated by whole games and their own rewards.
+
+    Lives are episodes as in `jaxrl.envs.atari`: EnvPool itself begins a new game whenever it is told to reset.
+    """
+    spec = env.spec._replace(time_limit=config.max_episode_steps)
+    played = partial(make, episodic_life=False)
+    whole = env._replace(spec=spec, open=partial(_EnvPool, partial(played, reward_clip=False), spec))
+    lives = env._replace(spec=spec, open=partial(_EnvPool, played, spec, lives=config.episodic_life))
+    return lives._replace(judged=whole) if config.episodic_life or config.reward_clip else lives
 
 
 class _EnvPool:
-    def __init__(self, make: Any, spec: EnvSpec, num_envs: int, seed: int, processes: bool) -> None:
+    def __init__(
+        self, make: Any, spec: EnvSpec, num_envs: int, seed: int, processes: bool, *, lives: bool = False
+    ) -> None:
         del processes  # EnvPool has its own threads
         self._env, self._struct = make(num_envs=num_envs, seed=seed), space_struct(spec.observation_space)
         self._obs: Any = None
+        self._lives = lives
+        self._left = np.zeros(num_envs, np.int32)
+        self._over = np.ones(num_envs, bool)
+        """Whether an environment is to be reset, where a life may end without."""
 
     def reset(self, which: np.ndarray | None = None) -> PyTree:
         if which is None:
-            self._obs = like_spec(self._struct, self._env.reset()[0])
-        else:
-            ids = np.flatnonzero(which).astype(np.int32)
-            fresh = like_spec(self._struct, self._env.reset(ids)[0])
-            self._obs = _put(self._obs, ids, fresh)
+            obs, info = self._env.reset()
+            self._obs = like_spec(self._struct, obs)
+            self._left = info["lives"] if self._lives else self._left
+            return self._obs
+        ids = np.flatnonzero(which & self._over).astype(np.int32)
+        if ids.size:
+            obs, info = self._env.reset(ids)
+            self._obs = _put(self._obs, ids, like_spec(self._struct, obs))
+            self._left = _put(self._left, ids, info["lives"]) if self._lives else self._left
         return self._obs
 
-    def step(self, action: PyTree) -> tuple[PyTree, np.ndarray, np.ndarray, np.ndarray]:
-        obs, reward, terminated, truncated, _ = self._env.step(to_host(self._env.action_space, action))
+    def step(self, action: PyTree) -> Stepped:
+        obs, reward, terminated, truncated, info = self._env.step(to_host(self._env.action_space, action))
         self._obs = like_spec(self._struct, obs)
-        return self._obs, reward, terminated, truncated
+        if self._lives:
+            self._over = terminated | truncated
+            terminated = terminated | ((info["lives"] < self._left) & ~truncated)
+            self._left = info["lives"]
+        return Stepped(self._obs, reward, terminated, truncated, scalars_in(info, len(reward)))
 
     def close(self, kill: bool = False) -> None:
         if not kill:

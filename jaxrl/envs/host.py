@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.base import Env
+from jaxrl.envs.scalars import scalars_in
 from jaxrl.errors import ActorError, SettingsError, nearest, require_extra
 from jaxrl.spaces import EnvSpec, as_shape, channels_last, space_of, space_struct, space_zeros
 from jaxrl.trees import PyTree, tree_where
@@ -26,6 +27,18 @@ PREFIX = "gymnasium:"
 NEEDS = "environments of Gymnasium"
 
 
+class Stepped(NamedTuple):
+    """What one step of `N` environments on the host led to; every leaf begins with `[N]`."""
+
+    obs: PyTree
+    """True successors."""
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    info: Mapping[str, np.ndarray]
+    """Scalars to record, NaN where an environment does not tell one; the names may differ from step to step."""
+
+
 class HostVector(Protocol):
     """`N` environments that never reset themselves. Observations are NumPy arrays `[N, ...]` of the spec's dtypes."""
 
@@ -33,8 +46,8 @@ class HostVector(Protocol):
         """Start an episode where `which` `[N]` is true, or everywhere; return the observations of all environments."""
         ...
 
-    def step(self, action: PyTree) -> tuple[PyTree, np.ndarray, np.ndarray, np.ndarray]:
-        """Advance all environments; return true successors, rewards, and whether each terminated or was truncated."""
+    def step(self, action: PyTree) -> "Stepped":
+        """Advance all environments, and reset none."""
         ...
 
     def close(self, kill: bool = False) -> None:
@@ -54,6 +67,8 @@ class HostEnv(NamedTuple):
     """Arguments with which `make_env` rebuilds it; `None` for an environment made by hand."""
     compiled: bool = False
     """Whether opening it compiles programs, which can take arbitrarily long."""
+    judged: "HostEnv | None" = None
+    """The environment that policies are evaluated in, if not this one: whole games where an episode is a life."""
 
 
 class Stage:
@@ -83,9 +98,10 @@ class Stage:
 
         The result is as for `vectorise`: `final_obs` is the true successor, and `obs` what the policy sees next. A
         non-finite observation or reward truncates its episode; the step is marked `valid=False`, and its values are
-        replaced by zeros. For a non-finite first observation, that is the step taken from it.
+        replaced by zeros. For a non-finite first observation, that is the step taken from it. In `info`, NaN stands
+        where an environment does not tell a scalar, and the names may differ from step to step.
         """
-        successor, reward, terminated, truncated = self.vector.step(action)  # type: Any, Any, Any, Any
+        successor, reward, terminated, truncated, told = self.vector.step(action)  # type: Any, Any, Any, Any, Any
         valid = np.isfinite(reward) & _finite_rows(successor) & ~self.spoilt
         reward = np.where(valid, reward, 0.0).astype(np.float32)
         successor = _zeros_where(~valid, successor)
@@ -94,7 +110,7 @@ class Stage:
         late = self._lengths >= (self.spec.time_limit or np.inf)
         truncated = (truncated | late | ~valid) & ~terminated
         done = terminated | truncated
-        info: Any = {"episode_return": self._returns, "episode_length": self._lengths}
+        info: Any = {**told, "episode_return": self._returns, "episode_length": self._lengths}
         obs, self.spoilt = successor, np.zeros_like(valid)
         if done.any():
             fresh = self._begun(self.vector.reset(done), done)
@@ -127,18 +143,33 @@ def _finite_rows(tree: PyTree) -> Any:
 def gymnasium_env(name: str, /, **kwargs: Any) -> HostEnv:
     """Return Gymnasium's environment `name` (with or without `gymnasium:`); `kwargs` go to `gymnasium.make`.
 
+    Games of Atari, `ALE/NAME`, are preprocessed: see `jaxrl.envs.atari`.
+
     Raises:
       SettingsError: Gymnasium is not installed, knows no such name, or cannot make it on this machine.
     """
-    gymnasium, id_ = require_extra("gymnasium", NEEDS), check_name(name)
-    make = partial(gymnasium.make, id_, **whole_where_so(kwargs))
+    from jaxrl.envs.atari import ATARI, atari_env
+
+    gymnasium = require_extra("gymnasium", NEEDS)
+    if name.removeprefix(PREFIX).startswith(ATARI):
+        return atari_env(name, **kwargs)
+    id_ = check_name(name)
+    return gymnasium_host(id_, partial(gymnasium.make, id_, **whole_where_so(kwargs)), kwargs)
+
+
+def gymnasium_host(id_: str, make: Callable[..., Any], given: Mapping[str, Any]) -> HostEnv:
+    """Return the environment of Gymnasium that `make()` makes; `make_env` rebuilds it by the arguments `given`.
+
+    Raises:
+      SettingsError: it cannot be made on this machine.
+    """
     try:
         one = make()
     except Exception as error:
         raise SettingsError(f"Gymnasium cannot make {id_}: {error}") from error
     spec = gymnasium_spec(one)._replace(name=PREFIX + id_)
     one.close()
-    settings = {"env": PREFIX + id_, "env_args": dict(kwargs)}
+    settings = {"env": PREFIX + id_, "env_args": dict(given)}
     return HostEnv(spec, partial(_Gymnasium, make, spec), partial(make, render_mode="rgb_array"), settings)
 
 
@@ -222,10 +253,11 @@ class _Gymnasium:
         seed, self._seed = self._seed, None
         return like_spec(self._struct, self._ask(partial(self._env.reset, seed=seed, options=options))[0])
 
-    def step(self, action: PyTree) -> tuple[PyTree, np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, action: PyTree) -> Stepped:
         actions = to_host(self._env.single_action_space, action)
-        obs, reward, terminated, truncated, _ = self._ask(partial(self._env.step, actions))
-        return like_spec(self._struct, obs), reward, terminated, truncated
+        obs, reward, terminated, truncated, info = self._ask(partial(self._env.step, actions))
+        told = scalars_in(info, self._env.num_envs)
+        return Stepped(like_spec(self._struct, obs), reward, terminated, truncated, told)
 
     def close(self, kill: bool = False) -> None:
         if kill:
@@ -297,11 +329,10 @@ class _Jax:
             self._state = state if which is None else self._mix(which, state, self._state)
         return jax.tree.map(np.asarray, obs)
 
-    def step(self, action: PyTree) -> tuple[PyTree, np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, action: PyTree) -> Stepped:
         with jax.default_device(self._device):
-            self._state, *out = self._step(self._state, action, self._next_key())
-        obs, reward, terminated, truncated = jax.tree.map(np.asarray, out)
-        return obs, reward, terminated, truncated
+            self._state, out = self._step(self._state, action, self._next_key())
+        return Stepped(*jax.tree.map(np.asarray, out))
 
     def close(self, kill: bool = False) -> None:
         self._state = None
@@ -311,11 +342,12 @@ class _Jax:
         return jax.random.fold_in(self._key, self._count)
 
 
-def _step_all(env: Env, num_envs: int, state: PyTree, action: PyTree, key: Any) -> tuple[PyTree, ...]:
+def _step_all(env: Env, num_envs: int, state: PyTree, action: PyTree, key: Any) -> tuple[PyTree, tuple[PyTree, ...]]:
     noise = jax.vmap(env.draw)(jax.random.split(key, num_envs))
     state, out = jax.vmap(env.step)(state, action, noise)
     flags = (jnp.broadcast_to(jnp.asarray(x, bool), (num_envs,)) for x in (out.terminated, out.truncated))
-    return state, out.obs, jnp.asarray(out.reward, jnp.float32), *flags
+    told = {name: jnp.asarray(value, jnp.float32) for name, value in out.info.items() if jnp.ndim(value) == 1}
+    return state, (out.obs, jnp.asarray(out.reward, jnp.float32), *flags, told)
 
 
 # --- spaces -----------------------------------------------------------------------------------------------------

@@ -33,8 +33,8 @@ SHARED_BY = 16
 
 Starts = tuple[PyTree, PyTree, Array]
 """States and first observations, leaves `[M, ...]`, and what the length of their episodes begins with, `[M]`."""
-StartFn = Callable[[Array], Starts]
-"""From keys `[M]`."""
+StartFn = Callable[..., Starts]
+"""From keys `[M]`, and the values under which episodes begin, if an environment has any."""
 
 
 class Resets(NamedTuple):
@@ -42,21 +42,22 @@ class Resets(NamedTuple):
 
     name: str
     """What `resets_of` makes it from again, such as `pool:64`."""
-    init: Callable[[Key], PyTree]
-    """Return what is held in store; the key is consumed."""
+    init: Callable[..., PyTree]
+    """`(key, *values) -> store`: what is held in store; the key is consumed."""
     draw: Callable[[Key], PyTree]
     """Draw the randomness of a step; the key is consumed."""
-    take: Callable[[PyTree, Array, PyTree], tuple[PyTree, Starts]]
-    """`(store, done, drawn) -> (store, starts)`: the starts `[N, ...]`; only rows of `done` `[N]` are meant to be read.
-    """
+    take: Callable[..., tuple[PyTree, Starts]]
+    """`(store, done, drawn, *values) -> (store, starts)`: the starts `[N, ...]`; only rows of `done` `[N]` are meant to
+    be read."""
 
 
-def resets_of(name: str, start: StartFn, num_envs: int) -> Resets:
+def resets_of(name: str, start: StartFn, num_envs: int, late: bool = False) -> Resets:
     """Return the source that `name` says: `fresh`, `pool[:K]`, `optimistic[:R]`, or `auto`.
 
     `K` is the number of states in a pool (twice the environments, if left out), `R` how many environments share a
     reset (16). `auto` is `fresh` where a reset is cheap and small, `pool` elsewhere; it goes by the traced program, so
-    it answers the same on every machine.
+    it answers the same on every machine. With `late`, starts depend on values that are known in the step alone, so that
+    none are drawn ahead; those of a pool are of the values when it was filled.
 
     Raises:
       SettingsError: the name is unknown, or the number does not fit the environments.
@@ -68,7 +69,7 @@ def resets_of(name: str, start: StartFn, num_envs: int) -> Resets:
     if kind == "auto":
         kind = "fresh" if cheap(start) else "pool"
     if kind == "fresh":
-        return fresh(start, num_envs)
+        return fresh(start, num_envs, late)
     if kind == "optimistic":
         return optimistic(start, num_envs, min(SHARED_BY, num_envs) if number is None else number)
     return pool(start, num_envs, 2 * num_envs if number is None else number)
@@ -95,19 +96,19 @@ def cheap(start: StartFn) -> bool:
     return tree_bytes(jax.eval_shape(start, one)) <= FRESH_BYTES and work_of(start, one) <= FRESH_WORK
 
 
-def fresh(start: StartFn, num_envs: int) -> Resets:
-    """Reset all environments at every step: ahead of the loop if the states are small, otherwise inside."""
+def fresh(start: StartFn, num_envs: int, late: bool = False) -> Resets:
+    """Reset all environments at every step: ahead of the loop if the states are small and not `late`, else inside."""
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
-    ahead = tree_bytes(jax.eval_shape(start, keys)) <= FRESH_BYTES
+    ahead = not late and tree_bytes(jax.eval_shape(start, keys)) <= FRESH_BYTES
 
     def draw(key: Key) -> PyTree:
         keys = jax.random.split(key, num_envs)
         return start(keys) if ahead else keys
 
-    def take(store: PyTree, done: Array, drawn: PyTree) -> tuple[PyTree, Starts]:
-        return store, drawn if ahead else start(drawn)
+    def take(store: PyTree, done: Array, drawn: PyTree, *values: PyTree) -> tuple[PyTree, Starts]:
+        return store, drawn if ahead else start(drawn, *values)
 
-    return Resets("fresh", lambda key: (), draw, take)
+    return Resets("fresh", lambda key, *values: (), draw, take)
 
 
 class Pool(NamedTuple):
@@ -134,12 +135,12 @@ def pool(start: StartFn, num_envs: int, size: int) -> Resets:
         )
     batch = size - num_envs
 
-    def init(key: Key) -> Pool:
-        return Pool(start(jax.random.split(key, size)), jnp.int32(0), jnp.int32(size))
+    def init(key: Key, *values: PyTree) -> Pool:
+        return Pool(start(jax.random.split(key, size), *values), jnp.int32(0), jnp.int32(size))
 
-    def take(store: Pool, done: Array, key: Key) -> tuple[Pool, Starts]:
+    def take(store: Pool, done: Array, key: Key, *values: PyTree) -> tuple[Pool, Starts]:
         # Refill first: the other way round XLA must keep the old pool for those who read it, and copies it every step.
-        store = jax.lax.fori_loop(0, _batches(store.left), lambda turn, held: refill(held, key, turn), store)
+        store = jax.lax.fori_loop(0, _batches(store.left), lambda turn, held: refill(held, key, turn, *values), store)
         place = (store.head + jnp.cumsum(done) - 1) % size
         count = jnp.sum(done, dtype=jnp.int32)
         handed = jax.tree.map(lambda leaf: leaf[place], store.starts)
@@ -148,8 +149,8 @@ def pool(start: StartFn, num_envs: int, size: int) -> Resets:
     def _batches(left: Array) -> Array:
         return jnp.maximum(0, (num_envs - left + batch - 1) // batch)
 
-    def refill(store: Pool, key: Key, turn: Array) -> Pool:
-        made = start(jax.random.split(jax.random.fold_in(key, turn), batch))
+    def refill(store: Pool, key: Key, turn: Array, *values: PyTree) -> Pool:
+        made = start(jax.random.split(jax.random.fold_in(key, turn), batch), *values)
         place = (store.head + store.left + jnp.arange(batch)) % size
         put = lambda leaf, rows: leaf.at[place].set(rows, unique_indices=True)
         return store._replace(starts=jax.tree.map(put, store.starts, made), left=store.left + batch)
@@ -166,8 +167,8 @@ def optimistic(start: StartFn, num_envs: int, shared_by: int) -> Resets:
     check_count("resets: the number that shares a reset", shared_by, most=num_envs)
     made = math.ceil(num_envs / shared_by)
 
-    def take(store: PyTree, done: Array, keys: Array) -> tuple[PyTree, Starts]:
+    def take(store: PyTree, done: Array, keys: Array, *values: PyTree) -> tuple[PyTree, Starts]:
         place = (jnp.cumsum(done) - 1) % made
-        return store, jax.tree.map(lambda leaf: leaf[place], start(keys))
+        return store, jax.tree.map(lambda leaf: leaf[place], start(keys, *values))
 
-    return Resets(f"optimistic:{shared_by}", lambda key: (), lambda key: jax.random.split(key, made), take)
+    return Resets(f"optimistic:{shared_by}", lambda key, *values: (), lambda key: jax.random.split(key, made), take)

@@ -81,8 +81,8 @@ def sticky_actions(env: Env, probability: float) -> Env:
     """
     check_between("sticky_actions", probability, 0, 1)
 
-    def reset(key: Key) -> tuple[PyTree, PyTree]:
-        state, obs = env.reset(key)
+    def reset(key: Key, *values: PyTree) -> tuple[PyTree, PyTree]:
+        state, obs = env.reset(key, *values)
         return Sticky(state, space_zeros(env.spec.action_space), jnp.zeros((), bool)), obs
 
     def step(state: Sticky, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
@@ -120,8 +120,8 @@ def time(env: Env) -> Env:
     def shown(obs: PyTree, steps: Array) -> PyTree:
         return _beside(obs, {"time": 1.0 - steps.astype(jnp.float32)[None] / limit})
 
-    def reset(key: Key) -> tuple[PyTree, PyTree]:
-        state, obs = env.reset(key)
+    def reset(key: Key, *values: PyTree) -> tuple[PyTree, PyTree]:
+        state, obs = env.reset(key, *values)
         return Clocked(state, jnp.int32(0)), shown(obs, jnp.int32(0))
 
     def step(state: Clocked, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
@@ -150,8 +150,8 @@ def previous(env: Env) -> Env:
     def shown(obs: PyTree, action: Array, reward: Array) -> PyTree:
         return _beside(obs, {"previous_action": action, "previous_reward": reward[None]})
 
-    def reset(key: Key) -> tuple[PyTree, PyTree]:
-        state, obs = env.reset(key)
+    def reset(key: Key, *values: PyTree) -> tuple[PyTree, PyTree]:
+        state, obs = env.reset(key, *values)
         return state, shown(obs, jnp.zeros(width), jnp.float32(0))
 
     def step(state: PyTree, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
@@ -165,8 +165,8 @@ def previous(env: Env) -> Env:
 def transform_obs(env: Env, function: Callable[[PyTree], PyTree], space: Space) -> Env:
     """Show `function(observation)`, which lies in `space`, in place of each observation."""
 
-    def reset(key: Key) -> tuple[PyTree, PyTree]:
-        state, obs = env.reset(key)
+    def reset(key: Key, *values: PyTree) -> tuple[PyTree, PyTree]:
+        state, obs = env.reset(key, *values)
         return state, function(obs)
 
     def step(state: PyTree, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:

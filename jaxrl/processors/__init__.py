@@ -4,3 +4,4 @@ from jaxrl.processors.base import Processor, begin, chain, frame_stack, map_rewa
 from jaxrl.processors.memory import remember
 from jaxrl.processors.n_step import n_step, one_step
 from jaxrl.processors.normalise import normalise_obs, normalise_reward
+from jaxrl.processors.one_hot import one_hot

@@ -66,6 +66,7 @@ class Processor(NamedTuple):
 
 
 OFF = {
+    "one_hot": 0,
     "frame_stack": 1,
     "normalise_obs": False,
     "reward_scale": 1.0,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker, Tunable
 from jaxrl.agents.schedules import follow
-from jaxrl.envs.base import Env, VecEnv, VecEnvState, obs_valid, vectorise
+from jaxrl.envs.base import Env, VecEnv, VecEnvState, obs_valid, timed, vectorise
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.masks import draw_random, random_action
 from jaxrl.metrics import Metrics, stats, totals
@@ -42,6 +42,11 @@ class Scene(NamedTuple):
 
 OF_EPISODES = "episode_"
 """How the names of those scalars begin that are of a whole episode, and are recorded where one ends."""
+
+
+def column_of(scalar: str) -> str:
+    """Return the name of the column that holds a scalar of an environment's `info`."""
+    return scalar if scalar.startswith(OF_EPISODES) else f"info/{scalar}"
 
 
 class StepInfo(NamedTuple):
@@ -133,7 +138,7 @@ def interact(
     obs = actors.processor.observe(scene.processor)
     action, extras = actors.agent.act(agent, obs, act_noise, opt_step, "explore")
     action = random_action(actors.env.spec, drawn, obs) if random else action
-    env, step = actors.env.step(scene.env, action, env_noise)
+    env, step = actors.env.step(timed(actors.env, scene.env, opt_step), action, env_noise)
     processor, items = actors.processor.process(scene.processor, step._replace(extras=extras))
     return Scene(env, processor), (items, step_info(step))
 
@@ -166,7 +171,7 @@ def episode_metrics(seen: StepInfo) -> Metrics:
     """Summarise the episodes that ended, and the environment's own scalars."""
     done = seen.terminated | seen.truncated
     of_episodes = {name: value for name, value in seen.info.items() if name.startswith(OF_EPISODES)}
-    own = {f"info/{name}": value for name, value in seen.info.items() if name not in of_episodes}
+    own = {column_of(name): value for name, value in seen.info.items() if name not in of_episodes}
     events = {
         "episodes": done,
         "terminated": seen.terminated,
@@ -217,14 +222,16 @@ def open_processor(
 
 
 def retune(actors: Actors, state: Any) -> Any:
-    """Take the agent's hyperparameters and the processor's discounts from the settings, all else from `state`."""
-    fresh = actors.processor.init(actors.env.reset(jax.random.key(0))[1])
+    """Take what may be swept of agent, processor and environments from the settings, all else from `state`."""
+    env, obs = actors.env.reset(jax.random.key(0))
+    fresh = actors.processor.init(obs)
     discounted = lambda part: isinstance(part, NStepState | RewardState)
     given = iter([part.discount for part in jax.tree.leaves(fresh, is_leaf=discounted) if discounted(part)])
     # Each part of a chain its own: rewards may be normalised by another discount than values are learnt with.
     swap = lambda old: old._replace(discount=next(given)) if discounted(old) else old
     return state._replace(
         agent=retune_agent(actors.agent, state.agent),
+        env=state.env._replace(values=env.values) if env.values else state.env,
         processor=jax.tree.map(swap, state.processor, is_leaf=discounted),
     )
 

@@ -127,6 +127,8 @@ def stage(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tupl
     check_actors(config)
     if isinstance(env, Env) and config.actors is None:
         return env, None
+    if isinstance(env, Env) and any(callable(value) for value in env.values.values()):
+        raise SettingsError(f"{env.spec.name} has values that follow a schedule, which actors do not; leave actors out")
     if isinstance(env, Env) and config.processes:
         raise SettingsError(f"{env.spec.name} is written in JAX; processes are for environments of Gymnasium")
     host = on_host(env) if isinstance(env, Env) else env

@@ -1,8 +1,15 @@
-"""What each actor has done, and whether its environment keeps it too long."""
+"""What each actor has done and sends, and whether its environment keeps it too long."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl.envs.scalars import stacked
+from jaxrl.strategies.interaction import OF_EPISODES, column_of
+from jaxrl.types import Step
 
 GLANCE_S = 1.0
 """Most seconds that one look at the actors counts for: a process that was stopped for an hour did not wait for them."""
@@ -48,3 +55,67 @@ class Watch:
             if self._seconds[i] > limit_s:
                 found[i] = limit_s
         return found
+
+
+# --- what an actor sends ----------------------------------------------------------------------------------------
+
+
+class Block(NamedTuple):
+    """Steps of one actor's environments, `[T, N, ...]`, or one of them, `[N, ...]`."""
+
+    words: dict[str, np.ndarray]
+    """Transitions and what is recorded of them, packed."""
+    info: dict[str, np.ndarray]
+    """Scalars of the environments themselves, float32, NaN where one does not tell it."""
+
+
+def apart(step: Step, done: Any) -> tuple[Step, dict[str, np.ndarray]]:
+    """Take the environments' own scalars out of a step, whose other parts are the same for all environments.
+
+    Those of whole episodes are left only where one is `done`.
+    """
+    told: dict[str, Any] = dict(step.info)
+    known = {name: told.pop(name) for name in ("episode_return", "episode_length")}
+    for name in told:
+        if name.startswith(OF_EPISODES):
+            told[name] = np.where(done, told[name], np.float32(np.nan))
+    return step._replace(info=known), told
+
+
+def block_of(steps: list[Block]) -> Block:
+    """Return several steps as one block."""
+    words = {word: np.stack([step.words[word] for step in steps]) for word in steps[0].words}
+    return Block(words, stacked([step.info for step in steps]))
+
+
+class Scalars:
+    """What environments told since the last row: count, sum, least and largest number of each scalar."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[int, float, float, float]] = {}
+
+    def take_up(self, blocks: Iterable[Block]) -> None:
+        """Take in blocks that have been learnt from."""
+        for block in blocks:
+            for name, values in block.info.items():
+                told = values[~np.isnan(values)].astype(np.float64)
+                count, total, low, high = self._kept.get(name, _NONE)
+                self._kept[name] = (
+                    count + told.size,
+                    total + float(told.sum()),
+                    float(told.min(initial=low)),
+                    float(told.max(initial=high)),
+                )
+
+    def columns(self) -> dict[str, float | None]:
+        """Return the columns of a row, as those of scalars from the device; what they hold is taken out."""
+        row: dict[str, float | None] = {}
+        for word, (count, total, low, high) in self._kept.items():
+            name = column_of(word)
+            numbers = {name: total / count if count else None, f"{name}_min": low, f"{name}_max": high}
+            row |= {column: x if count else None for column, x in numbers.items()}
+        self._kept = dict.fromkeys(self._kept, _NONE)
+        return row
+
+
+_NONE = (0, 0.0, math.inf, -math.inf)

@@ -18,7 +18,7 @@ from jaxrl.envs.host import Stage
 from jaxrl.errors import ActorError, one_line
 from jaxrl.strategies.base import fold
 from jaxrl.strategies.remote import Arrival, Remote
-from jaxrl.training.actor_stats import ActorStats, Watch
+from jaxrl.training.actor_stats import ActorStats, Block, Scalars, Watch, apart, block_of
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.trees import Key, PyTree
 
@@ -55,7 +55,7 @@ class ParameterServer:
         """The actor that failed first, what it raised in one line, and its traceback."""
         self._changed = threading.Condition()
         self._published: list[Published] = []
-        self._blocks: dict[tuple[int, int], dict[str, np.ndarray]] = {}
+        self._blocks: dict[tuple[int, int], Block] = {}
         self._taken = 0
 
     # --- for the learner ---
@@ -66,7 +66,7 @@ class ParameterServer:
             self._published = [Published(0, opt_step, agent)]
             self._changed.notify_all()
 
-    def take(self, actors: int, seconds: float) -> list[dict[str, np.ndarray]] | None:
+    def take(self, actors: int, seconds: float) -> list[Block] | None:
         """Return the blocks of the next round in the order of the actors, or `None` if not all came in `seconds`."""
         with self._changed:
             wanted = [(self._taken, i) for i in range(actors)]
@@ -115,7 +115,7 @@ class ParameterServer:
                 raise Stopped
             return self._of_round(number)
 
-    def deliver(self, number: int, actor: int, block: dict[str, np.ndarray]) -> None:
+    def deliver(self, number: int, actor: int, block: Block) -> None:
         """Send the block of a round."""
         with self._changed:
             self._blocks[number, actor] = block
@@ -153,9 +153,12 @@ class ActorPool:
         self._stages: dict[int, Stage] = {}
         self._threads: list[threading.Thread] = []
         self._fill = 0
+        self._arrived: list[Block] = []
+        """The blocks of the round that came last."""
         self._lags: list[float] = [0.0, 0.0, 0.0]
         """Rounds learnt from, and the sum and the largest of their lags, in optimisation steps."""
         self._told = (0.0, 0.0, time.perf_counter())
+        self._scalars = Scalars()
 
     # --- for the trainer ---
 
@@ -179,6 +182,7 @@ class ActorPool:
                 self._server.learnt()
                 continue
             state, sums = self.programs.run(state, sums, arrival, np.uint32(t))
+            self._scalars.take_up(self._arrived)
             rounds, total, most = self._lags
             self._lags = [rounds + 1, total + float(arrival.lag), max(most, float(arrival.lag))]
             t += 1
@@ -186,13 +190,14 @@ class ActorPool:
             self._server.learnt(self.programs.publish(state) if due else None, t * self._opts)
         return state, sums, t
 
-    def columns(self) -> dict[str, float]:
-        """Return the columns of a row on the time since the last: the share that learner and actors spent waiting."""
+    def columns(self) -> dict[str, float | None]:
+        """Return the columns of a row on the time since the last: what environments told, and the share of waiting."""
         actors, now = sum(stats.waited_s for stats in self._stats), time.perf_counter()
         learner_0, actors_0, then = self._told
         seconds = max(now - then, 1e-9)
         self._told = (self.waited_s, actors, now)
         return {
+            **self._scalars.columns(),
             "learner_waits": (self.waited_s - learner_0) / seconds,
             "actors_wait": (actors - actors_0) / seconds / len(self._stats),
         }
@@ -260,7 +265,8 @@ class ActorPool:
             blocks = self._server.take(self.remote.actors, POLL_S)
             self._look(time.perf_counter() - looked)
         self.waited_s += time.perf_counter() - begun
-        words: Any = {word: np.concatenate([block[word] for block in blocks], axis=1) for word in blocks[0]}
+        self._arrived, first = blocks, blocks[0].words
+        words: Any = {word: np.concatenate([block.words[word] for block in blocks], axis=1) for word in first}
         lag: Any = np.float32(t * self._opts - self._server.opt_step_of_round())
         return Arrival(words, lag)
 
@@ -313,9 +319,8 @@ class ActorPool:
         for number in count():
             published = self._begin(number, actor)
             noise = programs.draw(key, np.uint32(number), remote.steps, number < fill and remote.random_fill)
-            processor, words = self._steps(stage, stats, published, processor, noise, remote.steps)
-            block = {word: np.stack([step[word] for step in words]) for word in words[0]}
-            self._server.deliver(number, actor, block)
+            processor, kept = self._steps(stage, stats, published, processor, noise, remote.steps)
+            self._server.deliver(number, actor, block_of(kept))
 
     def _begin(self, number: int, actor: int) -> Published:
         begun = time.perf_counter()
@@ -330,7 +335,7 @@ class ActorPool:
 
     def _steps(
         self, stage: Stage, stats: ActorStats, published: Published, processor: PyTree, noise: PyTree, steps: int
-    ) -> tuple[PyTree, list[dict[str, np.ndarray]]]:
+    ) -> tuple[PyTree, list[Block]]:
         """Take `steps` steps; return the processor's state, and each step packed."""
         kept, opt_step = [], np.uint32(published.opt_step)
         for place in range(steps):
@@ -340,9 +345,10 @@ class ActorPool:
             action = jax.tree.map(np.asarray, action)
             with stats.calling(self.remote.config.actor_timeout):
                 step = stage.step(action)
-            processor, words = self.programs.take(processor, step._replace(action=action, extras=extras))
-            kept.append({word: np.asarray(x) for word, x in words.items()})
             done = step.terminated | step.truncated
+            step, told = apart(step, done)
+            processor, words = self.programs.take(processor, step._replace(action=action, extras=extras))
+            kept.append(Block({word: np.asarray(x) for word, x in words.items()}, told))
             stats.env_steps += stage.num_envs
             stats.episodes += int(done.sum())
             stats.returns += float(step.info["episode_return"][done].sum())

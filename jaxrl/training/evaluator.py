@@ -14,7 +14,7 @@ from jaxrl.envs.base import Env, finite_rows, zeros_unless
 from jaxrl.envs.host import HostEnv, Stage
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.strategies.base import Policy, Strategy, fold
-from jaxrl.strategies.interaction import OF_EPISODES
+from jaxrl.strategies.interaction import column_of
 from jaxrl.training.program import programs_of
 from jaxrl.training.storage.run_dir import plain
 from jaxrl.trees import Array, Key, PyTree
@@ -60,7 +60,8 @@ class Evaluation(NamedTuple):
     columns: Mapping[str, np.ndarray] = {}
     """Further numbers of each episode, `[E]`, such as `success`; their means go into the row of the evaluation.
 
-    Those of an environment's `info` are as of the last step: `info/NAME`, or `NAME` where it begins with `episode_`."""
+    Those of an environment's `info` are as of the last step: `info/NAME`, or `NAME` where it begins with `episode_`.
+    NaN is in the episodes without such a number; means are over the others."""
 
     @property
     def unfinished(self) -> int:
@@ -69,7 +70,7 @@ class Evaluation(NamedTuple):
 
     def report(self) -> "EvaluationReport":
         """Return the episodes in a few numbers: `print` it, or write its `to_json()`."""
-        columns = {name: _spread(values) for name, values in self.columns.items()}
+        columns = {name: _spread(_there(values)) for name, values in self.columns.items()}
         return EvaluationReport(
             len(self.returns), self.unfinished, _spread(self.returns), _spread(self.lengths), columns
         )
@@ -112,6 +113,12 @@ def _spread(values: np.ndarray) -> dict[str, float]:
     return spread | {name: float(np.quantile(wide, share)) for name, share in QUANTILES.items()}
 
 
+def _there(values: Any) -> np.ndarray:
+    """Return the numbers of a further column; NaN alone if no episode has one."""
+    wide = np.asarray(values, np.float64)
+    return wide if np.isnan(wide).all() else wide[~np.isnan(wide)]
+
+
 def eval_columns(evaluation: Evaluation, score: float, again: float | None, is_best: bool) -> dict[str, Any]:
     """Return what an evaluation adds to its row; `again` is the score of a second look at a candidate for the best."""
     returns = np.asarray(evaluation.returns, np.float64)
@@ -126,7 +133,7 @@ def eval_columns(evaluation: Evaluation, score: float, again: float | None, is_b
         "score": score,
         "confirm_score": again,
         "is_best": is_best,
-        **{f"eval_{name}": float(np.mean(np.asarray(values, float))) for name, values in evaluation.columns.items()},
+        **{f"eval_{name}": float(np.mean(_there(values))) for name, values in evaluation.columns.items()},
     }
 
 
@@ -217,11 +224,12 @@ class HostEvaluator:
     """
 
     def __init__(
-        self, env: HostEnv, policy: Policy, episodes: int, max_steps: int = MAX_STEPS, *, sampled: bool = False
+        self, env: HostEnv, policy: Policy, episodes: int, max_steps: int | None = None, *, sampled: bool = False
     ) -> None:
         """Prepare an evaluation; arguments are those of `Evaluator`. Environments are opened for each anew."""
         check_count("eval_episodes", episodes)
-        self.env, self.episodes, self.max_steps = env, episodes, max_steps
+        self.env, self.episodes = env.judged or env, episodes
+        self.max_steps = max_steps or self.env.spec.time_limit or MAX_STEPS
         chosen = chooser(policy, sampled)
         self._begin, self._act, self._observe = (
             jax.jit(partial(function)) for function in (chosen.begin, chosen.act, chosen.observe)
@@ -238,7 +246,7 @@ class HostEvaluator:
     def _run(self, stage: Stage, params: PyTree, key: Key) -> Evaluation:
         carry = self._begin(params, stage.reset())
         returns, lengths = np.where(stage.spoilt, np.nan, 0.0), np.zeros(self.episodes, np.int32)
-        running = ~stage.spoilt
+        running, info = ~stage.spoilt, dict[str, Any]()
         for t in range(self.max_steps):
             if not running.any():
                 break
@@ -246,9 +254,20 @@ class HostEvaluator:
             step = stage.step(jax.tree.map(np.asarray, action))
             reward = np.where(step.valid, step.reward, np.nan)
             returns, lengths = returns + np.where(running, reward, 0.0), lengths + running
+            info = _latest(info, step.info, running)
             running &= ~(step.terminated | step.truncated)
             carry = self._observe(params, carry, step._replace(action=action, info={}))
-        return Evaluation(returns, lengths, ~running)
+        return Evaluation(returns, lengths, ~running, columns_of_info(info))
+
+
+def _latest(known: Mapping[str, Any], told: Mapping[str, Any], running: np.ndarray) -> dict[str, Any]:
+    """Return the scalars that each episode told last, `[E]`; NaN in one that has not told it yet."""
+    latest = dict(known)
+    for name, values in told.items():
+        if name not in ("episode_return", "episode_length"):
+            before = latest.get(name, np.full(len(running), np.nan, np.float32))
+            latest[name] = np.where(running & ~np.isnan(values), values, before)
+    return latest
 
 
 class Chooser(NamedTuple):
@@ -347,7 +366,7 @@ def run_episodes(
 
 def columns_of_info(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return an environment's own scalars by the names that their columns have, as in training."""
-    return {name if name.startswith(OF_EPISODES) else f"info/{name}": value for name, value in info.items()}
+    return {column_of(name): value for name, value in info.items()}
 
 
 def _advance(env: Env, policy: Chooser, params: PyTree, key: Key, e: _Episodes) -> _Episodes:

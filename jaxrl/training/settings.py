@@ -323,6 +323,7 @@ NEWER: Mapping[str, object] = {
     "agent.sequence_interval": 1,
     "agent.n_step": 5,
     "agent.priority_max": 0.9,
+    "processor.one_hot": 0,
 }
 """Settings of a run or a session that earlier versions lacked, with the values under which an old run continues
 unchanged."""

@@ -5,11 +5,15 @@ import json
 import os
 import signal
 import time
+from typing import Any
 
+import jax
 import pytest
 from front_doors import SMALL, Doors, one_error_line, timeless
 
+import jaxrl
 from jaxrl.config import parse
+from jaxrl.envs import registry
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.population import Population
 from jaxrl.sweeps import PopulationConfig, build_population, read_sweep
@@ -155,3 +159,36 @@ def test_a_setting_that_is_there_only_with_another_is_told_without_it() -> None:
     asked = ["sac", "--env", "Pendulum-v1", "--agent.features", "8", "--sweep", "agent.target_entropy=-1,0"]
     told = [dict(member.strategy.settings or {})["agent"]["target_entropy"] for member in made(asked).members]
     assert told == [-1.0, 0.0]
+
+
+def spread(width: float = 1.0, length: int = 3) -> jaxrl.Env:
+    """Begin where a draw of the given width says."""
+    draw = lambda key, width: width * jax.random.uniform(key)
+
+    def reset(key: Any, params: Any) -> Any:
+        return params, params[None]
+
+    def step(state: Any, action: Any, key: Any) -> Any:
+        return state, jaxrl.TimeStep(state[None], state, True)
+
+    spec = jaxrl.EnvSpec("spread", jaxrl.Box(0.0, 9.0, (1,)), jaxrl.Discrete(2), time_limit=length)
+    return jaxrl.randomise(jaxrl.Env(spec, reset, step), draw, width=width)  # type: ignore[arg-type]
+
+
+def test_members_may_differ_in_what_episodes_are_drawn_from_and_all_are_judged_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(registry._REGISTERED, "spread", spread)
+    asked = ["a2c", "--env", "spread", "--env-args", "width", "0.5", "length", "7", "--sweep", "env_args.width=0.25,1"]
+    members = made([*asked, "--eval-env-args", "width", "2"]).members
+    assert members[0].strategy.step is members[1].strategy.step  # one program
+    assert [member.strategy.settings["env_args"] for member in members if member.strategy.settings] == [
+        {"width": 0.25, "length": 7},
+        {"width": 1.0, "length": 7},
+    ]
+    judges = [member.strategy.eval_env for member in members]
+    assert [judge.values["width"] for judge in judges if isinstance(judge, jaxrl.Env)] == [2, 2]
+    with pytest.raises(SettingsError, match=r"scores cannot be compared; .* --eval-env-args width 0.5"):
+        made(asked)
+    with pytest.raises(SettingsError, match=r"'env_args.widht' cannot be swept; did you mean env_args.width"):
+        made([*asked[:-1], "env_args.widht=0.25,1", "--eval-env-args", "width", "2"])

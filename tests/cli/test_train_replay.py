@@ -84,7 +84,7 @@ def test_bad_settings_are_refused_by_name(
 
 @pytest.mark.parametrize("algo", ["dqn", "rainbow", "sac", "td3", "ddpg"])
 def test_every_preset_fits_its_environment(algo: str) -> None:
-    for name in PRESETS[algo]:
+    for name in (name for name in PRESETS[algo] if ":" not in name):  # those of suites are tried with the suites
         config = preset(algo, name.replace("*", "Breakout"))
         config.check()
         schedule = config.schedule(build(algo, config))

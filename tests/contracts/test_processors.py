@@ -18,6 +18,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "frame_stack": {"frame_stack": 2},
     "reward_scale": {"reward_scale": 0.1},
     "reward_clip": {"reward_clip": 1.0},
+    "one_hot": {"one_hot": 4},
     "normalise_obs": {"normalise_obs": True},
     "normalise_reward": {"normalise_reward": True},
     "all": {
@@ -29,7 +30,7 @@ ROWS: dict[str, dict[str, Any]] = {
         "n_step": 2,
     },
 }
-SPACE, N, T = jaxrl.Box(-5.0, 5.0, (3,)), 2, 9
+N, T = 2, 9
 
 pytestmark = pytest.mark.parametrize("name", ROWS)
 
@@ -38,18 +39,23 @@ def processor_of(name: str) -> Any:
     return build_processor(ProcessorConfig(**ROWS[name]))
 
 
-def steps(seed: int = 0) -> tuple[jax.Array, Step]:
+def space_of(name: str) -> jaxrl.Box:
+    """Return the space of the environment's observations: whole numbers for what is for these."""
+    return jaxrl.Box(-5.0, 3.0, (3,), "int32" if "one_hot" in ROWS[name] else "float32")
+
+
+def steps(name: str, seed: int = 0) -> tuple[jax.Array, Step]:
     """Return first observations and `T` random steps of two environments, of which some end an episode."""
-    rng = np.random.default_rng(seed)
-    final = jnp.asarray(rng.uniform(-5, 5, (T, N, 3)), jnp.float32)
+    rng, dtype = np.random.default_rng(seed), space_of(name).dtype
+    final = jnp.asarray(rng.uniform(-5, 3, (T, N, 3)), dtype)
     ended = jnp.asarray(rng.random((T, N)) < 0.3)
-    fresh = jnp.asarray(rng.uniform(-5, 5, (T, N, 3)), jnp.float32)
+    fresh = jnp.asarray(rng.uniform(-5, 3, (T, N, 3)), dtype)
     reward = jnp.asarray(rng.normal(size=(T, N)), jnp.float32)
     action = jnp.asarray(rng.integers(0, 2, (T, N)), jnp.int32)
     cut = jnp.asarray(rng.random((T, N)) < 0.5)
     obs = jnp.where(ended[..., None], fresh, final)
     step = Step(action, (), reward, ended & ~cut, ended & cut, final, obs, {"episode_return": reward}, jnp.ones((T, N)))
-    return jnp.asarray(rng.uniform(-5, 5, (N, 3)), jnp.float32), step
+    return jnp.asarray(rng.uniform(-5, 3, (N, 3)), dtype), step
 
 
 def run(processor: Any, first: jax.Array, several: Step) -> tuple[Any, Any, Any]:
@@ -69,8 +75,8 @@ def run(processor: Any, first: jax.Array, several: Step) -> tuple[Any, Any, Any]
 
 def test_what_the_policy_sees_is_of_the_space_that_is_said(name: str) -> None:
     processor = processor_of(name)
-    _, out, seen = run(processor, *steps())
-    space = processor.space(SPACE)
+    _, out, seen = run(processor, *steps(name))
+    space = processor.space(space_of(name))
     for obs in (seen, out.obs, out.next_obs):
         assert obs.shape == (T, N, *space.shape)
         assert obs.dtype == space.dtype
@@ -79,7 +85,7 @@ def test_what_the_policy_sees_is_of_the_space_that_is_said(name: str) -> None:
 
 def test_transitions_come_late_by_the_horizon_and_those_before_are_worth_nothing(name: str) -> None:
     processor = processor_of(name)
-    _, out, _ = run(processor, *steps())
+    _, out, _ = run(processor, *steps(name))
     weight = np.asarray(out.weight)
     assert np.all(weight[: processor.horizon] == 0)
     assert np.all(weight[processor.horizon :] == 1)
@@ -87,7 +93,7 @@ def test_transitions_come_late_by_the_horizon_and_those_before_are_worth_nothing
 
 def test_only_a_termination_is_worth_nothing_afterwards(name: str) -> None:
     """A transition over `k` steps is discounted by `0.99^k`, and by 0 if it ended; never by anything between."""
-    processor, (first, several) = processor_of(name), steps()
+    processor, (first, several) = processor_of(name), steps(name)
     _, out, _ = run(processor, first, several)
     window = processor.horizon + 1
     late = lambda x: np.asarray(x)[processor.horizon :]
@@ -98,9 +104,9 @@ def test_only_a_termination_is_worth_nothing_afterwards(name: str) -> None:
 
 
 def test_what_comes_later_changes_nothing_that_was_said_before(name: str) -> None:
-    processor, (first, several) = processor_of(name), steps()
+    processor, (first, several) = processor_of(name), steps(name)
     _, out, seen = run(processor, first, several)
-    other = jax.tree.map(lambda a, b: jnp.concatenate([a[:5], b[5:]]), several, steps(seed=1)[1])
+    other = jax.tree.map(lambda a, b: jnp.concatenate([a[:5], b[5:]]), several, steps(name, seed=1)[1])
     _, again, seen_again = run(processor, first, other)
     for a, b in zip(jax.tree.leaves((out, seen)), jax.tree.leaves((again, seen_again)), strict=True):
         np.testing.assert_array_equal(a[:5], b[:5])
@@ -109,10 +115,10 @@ def test_what_comes_later_changes_nothing_that_was_said_before(name: str) -> Non
 
 def test_frozen_it_learns_nothing_more(name: str) -> None:
     processor = processor_of(name)
-    state, _, _ = run(processor, *steps())
+    state, _, _ = run(processor, *steps(name))
     learnt = processor.learnt(state)
     frozen = processor.freeze(learnt)
-    first, several = steps(seed=1)
+    first, several = steps(name, seed=1)
     twice = jax.tree.map(lambda x: jnp.concatenate([x, x]), several)
     twice = twice._replace(truncated=twice.truncated.at[T - 1].set(~twice.terminated[T - 1]))
     twice = twice._replace(obs=twice.obs.at[T - 1].set(first))

@@ -8,10 +8,11 @@ import jax
 import numpy as np
 import pytest
 from toys_envs import counting
-from toys_gymnasium import Counting, Frames
+from toys_gymnasium import Counting, Frames, Telling
 
 import jaxrl
 from jaxrl.envs.host import HostEnv, Stage, gymnasium_spec, to_host
+from jaxrl.envs.scalars import scalars_in
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, channels_last, space_of
 from jaxrl.training.policy import GreedyPolicy
@@ -73,6 +74,21 @@ def test_an_episode_whose_first_observation_is_not_finite_is_cut_at_its_first_st
     assert (steps[at].reward[0], steps[at].final_obs[0].tolist()) == (0, [0, 0])
     assert (steps[at].info["episode_length"][0], steps[at + 1].info["episode_length"][0]) == (1, 1)
     assert steps[at + 1].final_obs[0].tolist() == [1, bad + 1]
+
+
+@pytest.mark.parametrize("processes", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_numbers_in_info_come_along_where_they_are_told(processes: bool):
+    steps = walk(Stage(jaxrl.gymnasium_envs(gymnasium_spec(Telling()), Telling), 2, 0, processes), 4)
+    told = [{name: x.tolist() for name, x in s.info.items() if not name.startswith("episode_")} for s in steps]
+    at = lambda left, **more: {"left": [left] * 2, "parts/half": [left / 2] * 2, **more}
+    assert told == [at(9), at(8), at(7, won=[1, 1]), at(9)]
+
+
+def test_what_only_some_environments_tell_is_missing_in_the_others():
+    told = {"won": np.array([1, 0]), "_won": np.array([True, False]), "env_id": np.arange(2), "_x": np.array([5, 6])}
+    found = scalars_in(told, 2)
+    assert found.keys() == {"won", "_x"}
+    np.testing.assert_array_equal(found["won"], [1, np.nan])
 
 
 @pytest.mark.parametrize("suite", ["gymnasium", "envpool"])
@@ -190,7 +206,7 @@ def test_parameters_reach_the_maker_and_whole_numbers_stay_whole():
 
 
 def test_the_best_policy_can_be_judged_there():
-    env = counter()
+    env = jaxrl.gymnasium_envs(gymnasium_spec(Telling()), Telling)
     buffer = jaxrl.uniform(64, batch_size=8)
     strategy = jaxrl.off_policy(env, jaxrl.dqn(), buffer=buffer, num_envs=2, opt_interval=2, warmup=0)
     from jaxrl.training.evaluator import evaluator_of
@@ -201,3 +217,5 @@ def test_the_best_policy_can_be_judged_there():
     assert result.returns.tolist() == [6, 6, 6]
     assert result.lengths.tolist() == [3, 3, 3]
     assert result.finished.all()
+    told = {name: values.tolist() for name, values in result.columns.items()}
+    assert told == {"info/left": [7] * 3, "info/parts/half": [3.5] * 3, "episode_steps": [3] * 3, "info/won": [1] * 3}

@@ -25,6 +25,12 @@ def test_a_suite_that_is_not_installed_is_answered_with_the_command_that_install
         make_env(f"{suite}:{NAMES[suite]}")
 
 
+def test_games_of_atari_need_an_extra_beside_gymnasium(monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(SettingsError, match=r"games of Atari need the extra `atari`: pip install 'jaxrl\[atari\]'$"):
+        make_env("gymnasium:ALE/Pong-v5")
+
+
 def test_navix_which_has_no_extra_is_answered_with_its_own_name(monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "navix", None)
     with pytest.raises(SettingsError, match=r"which no extra of jaxrl installs .*: pip install navix$"):

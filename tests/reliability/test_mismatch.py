@@ -314,8 +314,8 @@ IDLE: dict[str, Any] = {
 """Another value of every setting that does with prioritised replay, with c51 or a core, or where there are actors."""
 SHAPED = {"agent.torso": "mlp", "agent.channels": (16,)}
 """Another way to say which network it is; observations of CartPole have no images."""
-COMPACT = ["buffer.frames"]
-"""What is refused unless `buffer.compact` is set."""
+COMPACT = ["buffer.frames", "processor.one_hot"]
+"""What is refused unless `buffer.compact` is set, or where observations have no whole numbers."""
 SINGLE = ["agent.core", "buffer.hindsight"]
 """What is refused unless `processor.n_step` is 1."""
 

@@ -14,7 +14,8 @@ import jax
 import numpy as np
 import pytest
 from toys_closed_form import clock_truncates
-from toys_gymnasium import Counting
+from toys_envs import counting
+from toys_gymnasium import Counting, Telling
 
 import jaxrl
 import jaxrl.training.actors
@@ -25,7 +26,7 @@ from jaxrl.envs.host import HostEnv, gymnasium_spec
 from jaxrl.errors import ActorError, SettingsError
 from jaxrl.nn import ActorCritic, QNetwork
 from jaxrl.strategies.remote import Crowd, exploration_of
-from jaxrl.training.actor_stats import ActorStats, Watch
+from jaxrl.training.actor_stats import ActorStats, Block, Watch
 from jaxrl.training.actors import ParameterServer, Stopped
 from jaxrl.training.storage.leaves import state_digest
 
@@ -88,6 +89,32 @@ def test_what_is_counted_is_what_was_taken_up():
         assert 40 + 16 <= told["env_steps"] <= 40 + 16 + 2 * 4
     assert {"learner_waits", "actors_wait"} < row.keys()
     assert (result.summary["staleness"], result.summary["staleness_max"]) == (2 * 9 / 10, 2)
+
+
+def test_what_environments_tell_reaches_the_rows_of_the_rounds_that_were_learnt_from():
+    env = jaxrl.gymnasium_envs(gymnasium_spec(Telling()), Telling)
+    memory = jaxrl.MemoryRecorder()
+    jaxrl.Trainer(replaying(env, max_lag=2), max_opts=8, record_interval=4, recorders=[memory], **QUIET).train()
+    rows = [row for row in memory.rows if row["kind"] == "train"]
+    # Of 32 steps of warm-up, each of the four environments has taken 8: all of an episode of 3 and one of 5 steps. Then
+    # 16 steps a row: an episode of 3 steps, and the first step of the next one; its other 4 steps.
+    assert [row["info/left"] for row in rows] == [(9 + 8 + 7 + 9) / 4, (8 + 7 + 6 + 5) / 4]
+    assert [(row["info/left_min"], row["info/left_max"]) for row in rows] == [(7, 9), (5, 8)]
+    assert [row["info/parts/half_max"] for row in rows] == [4.5, 4]
+    assert [row["info/won"] for row in rows] == [1, None]  # told by odd episodes, at their end
+    assert [row["episode_steps"] for row in rows] == [3, 5]  # of whole episodes, at their end
+    assert "info/word" not in rows[0]
+
+
+def test_what_an_environment_in_jax_tells_comes_by_actors_too():
+    env = counting(length=4)
+
+    def step(state: Any, action: Any, noise: Any) -> Any:
+        state, out = env.step(state, action, noise)
+        return state, out._replace(info={"paid": 2.0 * out.reward})
+
+    _, row = train(replaying(env._replace(step=step), max_lag=0), 8)
+    assert row["info/paid"] == 2 * row["episode_return"] / row["episode_length"]
 
 
 @pytest.mark.parametrize(
@@ -440,13 +467,13 @@ def test_a_round_waits_for_its_turn_and_gets_its_own_parameters():
     server = ParameterServer(max_lag=1)
     server.open("first", 0)
     assert server.begin(0).agent == server.begin(1).agent == "first"
-    server.deliver(0, 0, {"x": np.zeros(1)})
+    server.deliver(0, 0, Block({"x": np.zeros(1)}, {}))
     assert server.take(2, 0.01) is None
     assert server.missing(2) == [1]
-    server.deliver(0, 1, {"x": np.ones(1)})
+    server.deliver(0, 1, Block({"x": np.ones(1)}, {}))
     taken = server.take(2, 0.01)
     assert taken is not None
-    assert [block["x"][0] for block in taken] == [0, 1]
+    assert [block.words["x"][0] for block in taken] == [0, 1]
     server.learnt("second", 5)
     assert server.opt_step_of_round() == 0
     assert server.begin(2).agent == "second"

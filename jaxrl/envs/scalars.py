@@ -1,0 +1,38 @@
+"""The `info` of environments on the host: the numbers in it, one an environment."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+BOOKKEEPING = ("env_id", "players", "final_obs", "final_info")
+"""Entries of EnvPool and Gymnasium that do not tell anything of an episode."""
+
+
+def scalars_in(info: Mapping[str, Any], num_envs: int) -> dict[str, np.ndarray]:
+    """Return the numbers in the `info` of a vector of environments, float32 `[N]`, NaN where one does not tell it.
+
+    Entries in an entry have names with a stroke, such as `episode/l`. Gymnasium says under `_NAME` which environments
+    tell NAME. What is no number is left out, as are arrays of them.
+    """
+    found: dict[str, np.ndarray] = {}
+    for name, value in info.items():
+        if name in BOOKKEEPING or (name.startswith("_") and name[1:] in info):
+            continue
+        if isinstance(value, Mapping):
+            inner = scalars_in(value, num_envs)
+            found |= {f"{name}/{word}": _where(info.get(f"_{name}"), x) for word, x in inner.items()}
+        elif getattr(value, "shape", None) == (num_envs,) and np.asarray(value).dtype.kind in "biuf":
+            found[name] = _where(info.get(f"_{name}"), np.asarray(value, np.float32))
+    return found
+
+
+def _where(told: Any, values: np.ndarray) -> np.ndarray:
+    return values if told is None else np.where(told, values, np.float32(np.nan))
+
+
+def stacked(steps: list[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Return scalars `[N]` of several steps as `[T, N]`, NaN at the steps that lack one."""
+    names = {name: len(x) for step in steps for name, x in step.items()}
+    blank = {name: np.full(size, np.nan, np.float32) for name, size in names.items()}
+    return {name: np.stack([step.get(name, blank[name]) for step in steps]) for name in names}

@@ -1,0 +1,99 @@
+"""Whole numbers shown one-hot: which flags are true, what is left alone, and that a loaded policy does the same."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl
+from jaxrl.errors import SettingsError
+from jaxrl.processors import one_hot
+
+SPACE: dict[str, Any] = {
+    "board": jaxrl.Box(-1, 2, (2, 2), "int8"),
+    "tiles": jaxrl.Box(0, (2.0, 1.0), (1, 1, 2), "int32"),
+    "place": jaxrl.Box(-np.inf, np.inf, (2,), "int32"),
+    "steps": jaxrl.Box(0, 99, (), "int32"),
+    "photo": jaxrl.Box(0, 255, (3, 3, 1), "uint8"),
+    "speed": jaxrl.Box(-1.0, 1.0, (2,)),
+    "action_mask": jaxrl.Box(0, 1, (2,), bool),
+}
+
+
+def test_each_number_is_the_flag_of_its_value_and_what_is_no_grid_or_row_is_left_alone() -> None:
+    obs = {
+        "board": jnp.array([[[0, 2], [-1, 1]]], "int8"),
+        "tiles": jnp.array([[[[2, 1]]]], "int32"),
+        "place": jnp.array([[1, 7]], "int32"),
+        "steps": jnp.array([42], "int32"),
+        "photo": jnp.full((1, 3, 3, 1), 2, "uint8"),
+        "speed": jnp.array([[0.5, -0.5]]),
+        "action_mask": jnp.array([[True, False]]),
+    }
+    processor = one_hot(3)
+    seen = processor.observe(processor.init(obs))
+    a, b, c, none = [1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]
+    assert seen["board"].astype(int).tolist() == [[[a, c], [none, b]]]
+    assert seen["tiles"].astype(int).tolist() == [[[[*c, *b]]]]
+    assert seen["place"].astype(int).tolist() == [[*b, *none]]
+    for name in ("steps", "photo", "speed", "action_mask"):
+        np.testing.assert_array_equal(seen[name], obs[name])
+    space: Any = processor.space(SPACE)
+    assert space == {
+        **SPACE,
+        "board": jaxrl.Box(0, 1, (2, 2, 3), bool),
+        "tiles": jaxrl.Box(0, 1, (1, 1, 6), bool),
+        "place": jaxrl.Box(0, 1, (6,), bool),
+    }
+    assert {name: (x.shape[1:], x.dtype) for name, x in seen.items()} == {
+        name: (x.shape, x.dtype) for name, x in space.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "space", "said"),
+    [
+        (2, SPACE, r"one_hot is 2, but observations have whole numbers up to 2; raise it"),
+        (9, jaxrl.Box(0.0, 1.0, (3,)), r"for grids and rows of whole numbers, of which observations have none"),
+    ],
+)
+def test_what_it_cannot_show_is_refused(values: int, space: Any, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        one_hot(values).space(space)
+    with pytest.raises(SettingsError, match="one_hot is 1; expected a whole number"):
+        one_hot(1)
+
+
+def rooms() -> jaxrl.Env:
+    """Show a 3 x 3 grid with a 1, 2 or 3 in the middle; action 1 pays 1 where that is 2, action 0 elsewhere."""
+
+    def shown(kind: Any) -> Any:
+        return jnp.zeros((3, 3), jnp.int32).at[1, 1].set(kind)
+
+    def reset(key: Any) -> Any:
+        kind = jax.random.randint(key, (), 1, 4)
+        return kind, shown(kind)
+
+    def step(kind: Any, action: Any, key: Any) -> Any:
+        reward = jnp.where((action == 1) == (kind == 2), 1.0, 0.0)
+        return kind, jaxrl.TimeStep(shown(kind), reward, True)
+
+    spec = jaxrl.EnvSpec("rooms", jaxrl.Box(0, 3, (3, 3), "int32"), jaxrl.Discrete(2))
+    return jaxrl.Env(spec, reset, step)
+
+
+def test_a_policy_that_is_loaded_takes_numbers_and_has_learnt_from_flags(tmp_path: Path) -> None:
+    processor = jaxrl.chain(one_hot(4), jaxrl.n_step(1))
+    agent = jaxrl.ppo(features=(16,), lr=1e-2, torso="mlp")
+    strategy = jaxrl.on_policy(rooms(), agent, processor=processor, num_envs=16, rollout=16)
+    run = str(tmp_path / "run")
+    jaxrl.Trainer(strategy, max_opts=128, eval_interval=64, run_dir=run, quiet=True).train()
+    policy = jaxrl.load_policy(run)
+    grids = [np.zeros((3, 3), np.int32) for _ in range(3)]
+    for kind, grid in enumerate(grids, 1):
+        grid[1, 1] = kind
+    assert [int(policy(grid)) for grid in grids] == [0, 1, 0]
+    assert policy.policy.spec.observation_space.shape == (3, 3)
