@@ -28,7 +28,7 @@ TRAINING = [
     {"storage"},
     {"data"},
     {"recorders"},
-    {"evaluator", "logbook", "policy", "report", "stopping", "taking_up"},
+    {"evaluator", "judging", "logbook", "policy", "report", "stopping", "taking_up"},
     {"session"},
     {"actors", "trainer"},
     {"population"},

@@ -65,6 +65,16 @@ class Policy(NamedTuple):
     """`(params, carry, key, opt_step) -> (carry, action)`: choose as in training; the key is consumed."""
 
 
+class Refill(NamedTuple):
+    """How a replay buffer is filled again that a checkpoint was saved without."""
+
+    blocks: Callable[[int], range]
+    """`(t) -> numbers`: which of the blocks pushed so far the buffer holds after `t` iterations."""
+    fill: Callable[[PyTree, Array, Array], PyTree]
+    """`(state, first, stop) -> state`: push blocks `first .. stop-1` (uint32) into a new buffer, acting as the agent
+    explores. With `remote` it stays empty: actors fill it."""
+
+
 class Strategy(NamedTuple):
     """One pure training step, composed of environment, processor, buffer and agent.
 
@@ -102,6 +112,8 @@ class Strategy(NamedTuple):
     """`(state, n) -> state`: the state for try number `n`, with other randomness and healthy; goes with `health`."""
     capacity: int | None = None
     """Transitions in the field `buffer` of its state; `None` without one."""
+    refill: Refill | None = None
+    """How the field `buffer` of its state is filled again; `None` where checkpoints must hold it."""
     values: Mapping[str, Swap] = MappingProxyType({})
     """Hyperparameters that `init` puts into a state in place of its own, by the names of their settings."""
 

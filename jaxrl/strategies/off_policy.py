@@ -19,7 +19,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor
 from jaxrl.registry import usual
-from jaxrl.strategies.base import Strategy, fold
+from jaxrl.strategies.base import Refill, Strategy, fold
 from jaxrl.strategies.demos import settings_of_demos, told, with_demos
 from jaxrl.strategies.guard import Health, health_of, healthy, reseed
 from jaxrl.strategies.interaction import (
@@ -64,6 +64,10 @@ class OffPolicyState(NamedTuple):
     processor: PyTree
     buffer: PyTree
     health: Health
+
+
+REFILL_STREAM = 2**32 - 4
+"""Folded into the key of a run's stream to fill its buffer again: no iteration has this number."""
 
 
 class _Parts(NamedTuple):
@@ -173,6 +177,7 @@ def off_policy(
         health=health_of,
         reseed=reseed,
         capacity=buffer.capacity(turns.rows),
+        refill=Refill(partial(turns.blocks, buffer.capacity(turns.rows)), partial(_refill, parts)),
     )
 
 
@@ -283,6 +288,25 @@ def _init(parts: _Parts, key: Key) -> OffPolicyState:
 
     # Unlike `iterate`, a plain loop: it runs once, and compiles in half the time.
     return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(parts.turns.fill), fill, state)
+
+
+def _refill(parts: _Parts, state: OffPolicyState, first: Array, stop: Array) -> OffPolicyState:
+    """Fill a new buffer with what the agent meets as it explores from where its environments stand."""
+    turns, key = parts.turns, fold(fold(state.key, REFILL_STREAM), stop)
+    opt_step = (jnp.asarray(stop, jnp.uint32) - turns.fill) * turns.updates
+    scene, items = open_scene(parts.actors, state.agent, key)
+    del scene  # its shapes alone are asked for; nothing of it is computed
+    empty = parts.buffer.init(row_struct(items), turns.rows, turns.lag, turns.num_envs)
+    state = state._replace(buffer=empty)
+    if parts.crowd is not None:
+        return state
+
+    def fill(number: Array, state: OffPolicyState) -> OffPolicyState:
+        noise = draw_steps(parts.actors, fold(key, number), turns.vector_steps)
+        state, items, _ = _collect(parts, state, noise, opt_step, random=False)
+        return state._replace(buffer=parts.buffer.push(state.buffer, items, number))
+
+    return jax.lax.fori_loop(jnp.asarray(first, jnp.uint32), jnp.asarray(stop, jnp.uint32), fill, state)
 
 
 def _prime(parts: _Parts, state: OffPolicyState, key: Key) -> OffPolicyState:

@@ -152,7 +152,12 @@ class ActorPool:
         self._watch = Watch(self._stats)
         self._stages: dict[int, Stage] = {}
         self._threads: list[threading.Thread] = []
-        self._fill = 0
+        self.refill = range(0)
+        """Numbers of the blocks that a buffer is to be filled with which a checkpoint was saved without."""
+        self._fill = range(0)
+        """Numbers of the blocks to be pushed before the next iteration."""
+        self._random = 0
+        """Rounds whose actions are random."""
         self._lags: list[float] = [0.0, 0.0, 0.0]
         """Rounds learnt from, and the sum and the largest of their lags, in optimisation steps."""
         self._told = (0.0, 0.0, time.perf_counter())
@@ -162,7 +167,9 @@ class ActorPool:
     def renewed(self) -> "ActorPool":
         """Close, and return a pool whose environments begin anew."""
         self.close()
-        return ActorPool(self.remote, self.programs, self.interrupt, self._opts)
+        pool = ActorPool(self.remote, self.programs, self.interrupt, self._opts)
+        pool.refill = self.refill
+        return pool
 
     def run(self, state: PyTree, sums: PyTree, t: int, stop: int) -> tuple[PyTree, PyTree, int]:
         """Make iterations from `t` on, up to `stop` or until there is a reason not to; return also the next."""
@@ -173,9 +180,8 @@ class ActorPool:
             if arrival is None:
                 break
             if self._fill:
-                filled = self.remote.fill - self._fill
-                state = self.programs.push(state, arrival, np.uint32(filled))
-                self._fill -= 1
+                state = self.programs.push(state, arrival, np.uint32(self._fill[0]))
+                self._fill = self._fill[1:]
                 self._server.learnt()
                 continue
             state, sums = self.programs.run(state, sums, arrival, np.uint32(t))
@@ -239,7 +245,8 @@ class ActorPool:
     # --- the learner's side ---
 
     def _start(self, state: PyTree, t: int) -> None:
-        self._fill = 0 if t else self.remote.fill
+        self._fill = self.refill if t else range(self.remote.fill)
+        self._random = self.remote.fill if self.remote.random_fill and not t else 0
         self._server.open(self.programs.publish(state), t * self._opts)
         key = fold(fold(state.key, STREAM), t)
         for i in range(self.remote.actors):
@@ -302,17 +309,17 @@ class ActorPool:
             self._server.fail(actor, error)
 
     def _play(self, actor: int, key: Key, stage: Stage) -> None:
-        remote, programs, stats, fill = self.remote, self.programs, self._stats[actor], self._fill
+        remote, programs, stats, random = self.remote, self.programs, self._stats[actor], self._random
         first = self._begin(0, actor)
         with stats.calling(remote.config.actor_timeout):
             obs = stage.reset()
         processor = programs.begin(first.agent, obs, key)
         if remote.prime:
-            noise = programs.draw(key, np.uint32(STREAM), remote.prime, bool(fill) and remote.random_fill)
+            noise = programs.draw(key, np.uint32(STREAM), remote.prime, bool(random))
             processor, _ = self._steps(stage, stats, first, processor, noise, remote.prime)
         for number in count():
             published = self._begin(number, actor)
-            noise = programs.draw(key, np.uint32(number), remote.steps, number < fill and remote.random_fill)
+            noise = programs.draw(key, np.uint32(number), remote.steps, number < random)
             processor, words = self._steps(stage, stats, published, processor, noise, remote.steps)
             block = {word: np.stack([step[word] for step in words]) for word in words[0]}
             self._server.deliver(number, actor, block)

@@ -50,9 +50,24 @@ class Sums(NamedTuple):
     max: Array
 
 
-def older_of(strategy: Strategy, like: tuple[PyTree, "Sums"]) -> Callable[[PyTree], Any]:
-    """Return what makes of shapes like `like` those that version 0.3 saved, for `Store.older`."""
-    return partial(without_later, sorted(metric_shapes(strategy, like[0])))
+Form = Callable[[PyTree], tuple[PyTree, Callable[[PyTree], PyTree]]]
+"""Makes of shapes those of another form in which a checkpoint may hold them, and what renews a tree of that."""
+
+
+def forms_of(strategy: Strategy) -> list[Form]:
+    """Return in what forms a checkpoint may hold the state and the sums of a run, beside the one of `state_shapes`.
+
+    Without the sums that version 0.3 did not have; without the replay buffer, which is then `()`.
+    """
+    older = lambda like: without_later(sorted(metric_shapes(strategy, state_shapes(strategy)[0])), like)
+    bare = lambda like: (without_replay(like), lambda tree: tree)
+    return [older] if strategy.refill is None else [bare, older]
+
+
+def without_replay(tree: tuple[PyTree, "Sums"]) -> tuple[PyTree, "Sums"]:
+    """Return a state, and its sums, without what the buffer holds; arrays and shapes alike."""
+    state, sums = tree
+    return state._replace(buffer=()), sums
 
 
 def zero_sums(size: int) -> Sums:
@@ -250,6 +265,13 @@ def jit_run(strategy: Strategy) -> Any:
     """Return the program of `Compiled.run`, compiled when first called."""
     program = run if strategy.remote is None else run_one
     return programs_of(strategy).setdefault("jit_run", jit_training(partial(program, strategy)))
+
+
+def jit_refill(strategy: Strategy) -> Any:
+    """Return the program `(state, first, stop) -> state` of `Refill.fill`, compiled when first called."""
+    assert strategy.refill is not None
+    program = jax.jit(strategy.refill.fill, donate_argnums=0, compiler_options=once_options())
+    return programs_of(strategy).setdefault("jit_refill", program)
 
 
 def jit_training(function: Callable[..., Any]) -> Any:

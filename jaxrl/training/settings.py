@@ -41,6 +41,8 @@ class TrainerConfig:
     """Optimisation steps between checkpoints; 0: only at the end."""
     keep: int = 3
     """Number of newest checkpoints to keep; the best policy is kept separately."""
+    save_replay: bool = True
+    """Save the replay buffer with each checkpoint; without it, a run that is resumed fills a new one first."""
     stop_reward: float | None = None
     """Mean evaluation return at which to stop; unset: never."""
     patience: int = 0
@@ -290,6 +292,7 @@ NEWER: Mapping[str, object] = {
     "demos_sha256": "",
     "demo_share": 0.5,
     "agent.boltzmann": 0.0,
+    "save_replay": True,
 }
 """Settings of a run or a session that earlier versions lacked, with the values under which an old run continues
 unchanged."""

@@ -4,10 +4,13 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import numpy as np
+
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.base import Strategy
 from jaxrl.training.ledger import Ledger
-from jaxrl.training.program import memory_plan, older_of, state_shapes
+from jaxrl.training.program import forms_of, jit_refill, memory_plan, state_shapes
 from jaxrl.training.schedule import Schedule
 from jaxrl.training.settings import TrainerConfig, rounding
 from jaxrl.training.storage.checkpoints import Store
@@ -59,12 +62,33 @@ def fits(strategy: Strategy, schedule: Schedule, ledger: Ledger, checkpoints: St
     """Say whether the newest of `checkpoints`, of which these are the facts, could be gone on from."""
     try:
         like = state_shapes(strategy)
-        checkpoints.older = older_of(strategy, like)
+        checkpoints.forms = forms_of(strategy)
         checkpoints.check_newest(like)
         restored = ledger.restored(facts["ledger"])
     except (SettingsError, KeyError, TypeError, ValueError):
         return False
     return restored.counters(schedule)["env_steps"] == facts.get("env_steps")
+
+
+def replenished(strategy: Strategy, state: PyTree, t: int) -> tuple[PyTree, range]:
+    """Return a state that was saved after `t` iterations, with a buffer if it was saved without, and how it got it.
+
+    The range has the numbers of the blocks that were pushed anew; none if the buffer was saved. Actors push them later.
+    """
+    refill = strategy.refill
+    if refill is None or jax.tree.leaves(state.buffer):
+        return state, range(0)
+    blocks = refill.blocks(t)
+    first, stop = np.uint32(blocks.start), np.uint32(blocks.stop)
+    return jit_refill(strategy)(state, first, stop), blocks
+
+
+def anew(refilled: range, strategy: Strategy) -> str:
+    """Say what a run that goes on from a checkpoint has to begin anew; `refilled` is what `replenished` says."""
+    steps = len(refilled) * strategy.env_steps_per_step
+    parts = ["environments that start anew"] if strategy.remote is not None else []
+    parts += [f"replay filled anew by {steps} environment steps, which no counter counts"] if steps else []
+    return f" with {', and '.join(parts)}" if parts else ""
 
 
 def require_counters(checkpoint: str, counted: Mapping[str, int], saved: Mapping[str, Any]) -> None:
@@ -83,6 +107,9 @@ def planned(strategy: Strategy, config: TrainerConfig) -> tuple[TrainerConfig, S
       SettingsError: the settings cannot be.
     """
     config.check()
+    if not config.save_replay and strategy.refill is None:
+        name = (strategy.settings or {}).get("algo", "this strategy")
+        raise SettingsError(f"save_replay is no, but {name} has no replay that could be filled again; leave it out")
     asked, config = config.max_opts, config.rounded(strategy)
     return config, config.schedule(strategy), rounding(asked, config.max_opts, strategy.opt_steps_per_step)
 
