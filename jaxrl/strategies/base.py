@@ -65,6 +65,24 @@ class Policy(NamedTuple):
     """`(params, carry, key, opt_step) -> (carry, action)`: choose as in training; the key is consumed."""
 
 
+class Ended(NamedTuple):
+    """The steps of one iteration, `[rows]` in the order in which they were taken, as far as they ended an episode."""
+
+    length: Array
+    """Int32: steps of the episode that ended here, negative if it was truncated; 0 where none ended."""
+    total: Array
+    """Float32: its return; where none ended, any number."""
+
+
+class Telling(NamedTuple):
+    """A training step that also tells which episodes ended in it."""
+
+    step: Callable[[PyTree, PyTree, Array], tuple[PyTree, Metrics, Ended]]
+    """`(state, noise, t) -> (state, metrics, ended)`: `Strategy.step`, and what ended."""
+    num_envs: int
+    """Environments that step at once; a row of `Ended` is theirs in turn."""
+
+
 class Refill(NamedTuple):
     """How a replay buffer is filled again that a checkpoint was saved without."""
 
@@ -112,6 +130,8 @@ class Strategy(NamedTuple):
     """`(state, n) -> state`: the state for try number `n`, with other randomness and healthy; goes with `health`."""
     capacity: int | None = None
     """Transitions in the field `buffer` of its state; `None` without one."""
+    telling: Telling | None = None
+    """The step that also tells which episodes ended; `None` where nothing is told of single ones."""
     refill: Refill | None = None
     """How the field `buffer` of its state is filled again; `None` where checkpoints must hold it."""
     values: Mapping[str, Swap] = MappingProxyType({})

@@ -19,14 +19,16 @@ from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor
 from jaxrl.registry import usual
-from jaxrl.strategies.base import Refill, Strategy, fold
+from jaxrl.strategies.base import Ended, Refill, Strategy, Telling, fold
 from jaxrl.strategies.demos import settings_of_demos, told, with_demos
 from jaxrl.strategies.guard import Health, health_of, healthy, reseed
 from jaxrl.strategies.interaction import (
     Actors,
     Scene,
+    StepInfo,
     collect,
     draw_steps,
+    ended,
     episode_metrics,
     interact,
     introduce,
@@ -173,6 +175,7 @@ def off_policy(
             by_hand=("demos",) if demos is not None and not demos.settings else (),
             **settings_of_demos(demos, demo_share),
         ),
+        telling=Telling(partial(_tell, parts), total),
         remote=_remote(parts, crowd) if crowd else None,
         health=health_of,
         reseed=reseed,
@@ -199,26 +202,37 @@ def usual_buffer(settings: Mapping[str, Any]) -> Buffer:
 
 
 def _step(parts: _Parts, state: OffPolicyState, noise: PyTree, t: Array) -> tuple[OffPolicyState, Metrics]:
+    state, metrics, _ = _advance(parts, state, noise, t)
+    return state, metrics
+
+
+def _tell(parts: _Parts, state: OffPolicyState, noise: PyTree, t: Array) -> tuple[OffPolicyState, Metrics, Ended]:
+    state, metrics, seen = _advance(parts, state, noise, t)
+    return state, metrics, ended(seen)
+
+
+def _advance(parts: _Parts, state: OffPolicyState, noise: PyTree, t: Array) -> tuple[OffPolicyState, Metrics, StepInfo]:
     first_opt = jnp.asarray(t, jnp.uint32) * parts.turns.updates
     if parts.crowd is None:
         collect_noise, update_noise = noise
         state, items, seen = _collect(parts, state, collect_noise, first_opt, random=False)
+        told = episode_metrics(seen)
     else:
         arrival, update_noise = noise
-        items, seen = _arrived(parts, arrival)
+        items, seen, told = _arrived(parts, arrival)
     pushes = parts.turns.fill + jnp.asarray(t, jnp.uint32)
     # Push before sampling: the other way round XLA must keep the old buffer, and copies it every iteration.
     state = state._replace(buffer=parts.buffer.push(state.buffer, items, pushes))
     state, learnt = learn(parts.actors.agent, parts.buffer, state, update_noise, first_opt, parts.turns.updates)
-    return state, {**seen, **learnt}
+    return state, {**told, **learnt}, seen
 
 
-def _arrived(parts: _Parts, arrival: Arrival) -> tuple[Transition, Metrics]:
-    """Return the transitions that actors have sent as one block of `rows`."""
+def _arrived(parts: _Parts, arrival: Arrival) -> tuple[Transition, StepInfo, Metrics]:
+    """Return what actors have sent as one block of `rows`: transitions, what was seen, and metrics."""
     assert parts.crowd is not None
     items, seen, told = arrived(parts.actors, parts.crowd, arrival)
     items, seen = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (items, seen))
-    return items, {**episode_metrics(seen), **told}
+    return items, seen, {**episode_metrics(seen), **told}
 
 
 def _remote(parts: _Parts, crowd: Crowd) -> Remote:
@@ -237,8 +251,8 @@ def _remote(parts: _Parts, crowd: Crowd) -> Remote:
 
 def _collect(
     parts: _Parts, state: OffPolicyState, noise: PyTree, opt_step: Array, random: bool
-) -> tuple[OffPolicyState, Transition, Metrics]:
-    """Take `vector_steps` steps in all environments; return their transitions as one block of `rows`."""
+) -> tuple[OffPolicyState, Transition, StepInfo]:
+    """Take `vector_steps` steps in all environments; return transitions and what was seen as one block of `rows`."""
     scene = Scene(state.env, state.processor)
     if parts.turns.vector_steps == 1:
         only = jax.tree.map(lambda x: x[0], noise)
@@ -246,7 +260,7 @@ def _collect(
     else:
         scene, items, seen = collect(parts.actors, state.agent, opt_step, scene, noise, random)
         items, seen = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (items, seen))
-    return state._replace(env=scene.env, processor=scene.processor), items, episode_metrics(seen)
+    return state._replace(env=scene.env, processor=scene.processor), items, seen
 
 
 # --- randomness -------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxrl.envs.host import Stage
 from jaxrl.errors import ActorError, one_line
-from jaxrl.strategies.base import fold
+from jaxrl.strategies.base import Ended, fold
 from jaxrl.strategies.remote import Arrival, Remote
 from jaxrl.training.actor_stats import ActorStats, Watch
 from jaxrl.training.interrupt import Interrupt
@@ -171,8 +171,12 @@ class ActorPool:
         pool.refill = self.refill
         return pool
 
-    def run(self, state: PyTree, sums: PyTree, t: int, stop: int) -> tuple[PyTree, PyTree, int]:
-        """Make iterations from `t` on, up to `stop` or until there is a reason not to; return also the next."""
+    def run(self, state: PyTree, sums: PyTree, t: int, stop: int) -> tuple[PyTree, PyTree, int, list[Ended]]:
+        """Make iterations from `t` on, up to `stop` or until there is a reason not to.
+
+        Return also the next, and which episodes ended in each, if the program tells.
+        """
+        told: list[Ended] = []
         if not self._threads:
             self._start(state, t)
         while t < stop:
@@ -184,13 +188,14 @@ class ActorPool:
                 self._fill = self._fill[1:]
                 self._server.learnt()
                 continue
-            state, sums = self.programs.run(state, sums, arrival, np.uint32(t))
+            state, sums, *ended = self.programs.run(state, sums, arrival, np.uint32(t))
+            told += ended
             rounds, total, most = self._lags
             self._lags = [rounds + 1, total + float(arrival.lag), max(most, float(arrival.lag))]
             t += 1
             due = (t * self._opts) % self.remote.config.sync_interval < self._opts
             self._server.learnt(self.programs.publish(state) if due else None, t * self._opts)
-        return state, sums, t
+        return state, sums, t, told
 
     def columns(self) -> dict[str, float]:
         """Return the columns of a row on the time since the last: the share that learner and actors spent waiting."""
@@ -366,7 +371,7 @@ class Programs(NamedTuple):
     """The compiled functions of a strategy with actors."""
 
     run: Callable[..., Any]
-    """`(state, sums, arrival, t) -> (state, sums)`; the state and sums given are donated."""
+    """`(state, sums, arrival, t) -> (state, sums)`, perhaps with `Ended`; the state and sums given are donated."""
     push: Callable[..., Any]
     """`(state, arrival, t) -> state`; the state given is donated."""
     publish: Callable[..., Any]
@@ -375,6 +380,16 @@ class Programs(NamedTuple):
     """`(key, number, steps, random) -> noise` of a round, by its number."""
     act: Callable[..., Any]
     take: Callable[..., Any]
+
+
+def advance(
+    run: Callable[..., Any], actors: ActorPool | None, state: PyTree, sums: PyTree, t: int, stop: int
+) -> tuple[PyTree, PyTree, int, list[Ended]]:
+    """Make iterations `t .. stop-1` by the program `run` or by `actors`, see `ActorPool.run`."""
+    if actors is not None:
+        return actors.run(state, sums, t, stop)
+    state, sums, *told = run(state, sums, np.uint32(t), np.uint32(stop))
+    return state, sums, stop, told
 
 
 def pool_of(remote: Remote | None, run: Callable[..., Any], interrupt: Interrupt, opt_steps: int) -> ActorPool | None:

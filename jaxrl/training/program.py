@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Stat, Total, columns_of
-from jaxrl.strategies.base import Strategy, block_length, iterate, noise_shapes
+from jaxrl.strategies.base import Ended, Strategy, block_length, iterate, noise_shapes
 from jaxrl.trees import Array, PyTree, require_same, tree_bytes
 from jaxrl.tuning import Swap, given, traced
 from jaxrl.xla import chosen
@@ -129,6 +129,42 @@ def run_one(strategy: Strategy, state: PyTree, sums: Sums, arrival: PyTree, t: A
     return state, add(sums, metrics)
 
 
+MOST_TOLD = 1 << 18
+"""Environment steps of one call, at most, of which is told whether they ended an episode; never less than an
+iteration's."""
+
+
+def most_told(strategy: Strategy) -> int:
+    """Return how many iterations a call of `tell` makes at most: what each tells is kept, in arrays of that length."""
+    return max(1, MOST_TOLD // strategy.env_steps_per_step)
+
+
+def tell(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Array) -> tuple[PyTree, Sums, Ended]:
+    """Make iterations `start .. stop-1`, as `run` does, of `most_told` at most; return also what ended in each.
+
+    Its leaves are `[most_told, rows]`: an iteration writes one row, whether or not an episode ended.
+    """
+    assert strategy.telling is not None
+    step, shape = strategy.telling.step, (most_told(strategy), strategy.env_steps_per_step)
+    blank = Ended(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
+
+    def body(carry: tuple[PyTree, Sums, Array, Ended], noise: PyTree, t: Array) -> tuple[PyTree, Sums, Array, Ended]:
+        state, sums, place, told = carry
+        state, metrics, ended = step(state, noise, t)
+        write = lambda rows, row: jax.lax.dynamic_update_index_in_dim(rows, row, place, 0)
+        return state, add(sums, metrics), place + 1, jax.tree.map(write, told, ended)
+
+    state, sums, _, told = iterate(strategy.draw, body, state.key, (state, sums, jnp.int32(0), blank), start, stop)
+    return state, sums, told
+
+
+def tell_one(strategy: Strategy, state: PyTree, sums: Sums, arrival: PyTree, t: Array) -> tuple[PyTree, Sums, Ended]:
+    """Make iteration `t` of a strategy whose actors have sent `arrival`; return also what ended in it."""
+    assert strategy.telling is not None
+    state, metrics, ended = strategy.telling.step(state, (arrival, strategy.draw(state.key, t)), t)
+    return state, add(sums, metrics), jax.tree.map(lambda x: x[None], ended)
+
+
 def add(sums: Sums, metrics: Metrics) -> Sums:
     """Add one iteration's metrics."""
     return add_up(sums, columns_of(metrics))
@@ -167,29 +203,33 @@ class Compiled(NamedTuple):
     """`(key) -> (state, sums)`; compiled when first called, for a run that is resumed."""
     run: Any
     """`(state, sums, start, stop) -> (state, sums)`, of one that acts on the host `(state, sums, arrival, t) -> ...`;
-    the state and sums given are donated."""
+    the state and sums given are donated. One that tells of episodes returns them as well."""
     like: tuple[PyTree, Sums]
     metrics: dict[str, Any]
 
 
-def compile_all(strategy: Strategy, key: Array, evaluator: Any, params: Any, resume: bool) -> Compiled:
+def compile_all(
+    strategy: Strategy, key: Array, evaluator: Any, params: Any, resume: bool, tells: bool = False
+) -> Compiled:
     """Compile all programs of a run at once, each in a thread: XLA lets go of Python's lock while it compiles.
 
-    What was compiled for the same strategy before, in this process, is used again.
+    With `tells`, the training also tells which episodes ended. What was compiled for the same strategy before, in this
+    process, is used again.
     """
     init, made, values = jit_init(strategy), programs_of(strategy), values_of(strategy)
-    like = state, _ = state_shapes(strategy)
+    like, run = state_shapes(strategy), "tell" if tells else "run"
+    state = like[0]
     with ThreadPoolExecutor(3) as pool:
         # Threads do not take the choice of forms along by themselves.
         submit = lambda job, *args: pool.submit(copy_context().run, job, *args)
-        run_job = None if "run" in made else submit(_compile_run, strategy, like)
+        run_job = None if run in made else submit(_compile_run, strategy, like, tells)
         init_job = None if resume or "init" in made else submit(lambda: init.lower(key, values).compile())
         if hasattr(evaluator, "compile"):
             submit(evaluator.compile, jax.eval_shape(params, state), key).result()
-        made |= {"run": run_job.result()} if run_job else {}
+        made |= {run: run_job.result()} if run_job else {}
         made |= {"init": init_job.result()} if init_job else {}
     begin = made.get("init", init)
-    return Compiled(lambda key: begin(key, values), made["run"], like, metric_shapes(strategy, state))
+    return Compiled(lambda key: begin(key, values), made[run], like, metric_shapes(strategy, state))
 
 
 def values_of(strategy: Strategy) -> dict[str, Array]:
@@ -202,10 +242,10 @@ def values_of(strategy: Strategy) -> dict[str, Array]:
     return {name: jnp.float32(own.get(name, value)) for name, value in _traced_init(strategy)[1].items()}
 
 
-def _compile_run(strategy: Strategy, like: tuple[PyTree, Sums]) -> Any:
+def _compile_run(strategy: Strategy, like: tuple[PyTree, Sums], tells: bool) -> Any:
     count = jax.ShapeDtypeStruct((), jnp.uint32)
     given = (count, count) if strategy.remote is None else (strategy.remote.arrival, count)
-    return jit_run(strategy).lower(*like, *given).compile()
+    return jit_run(strategy, tells).lower(*like, *given).compile()
 
 
 def programs_of(strategy: Strategy) -> dict[str, Any]:
@@ -261,10 +301,11 @@ def jit_init(strategy: Strategy) -> Any:
     return programs_of(strategy).setdefault("jit_init", program)
 
 
-def jit_run(strategy: Strategy) -> Any:
+def jit_run(strategy: Strategy, tells: bool = False) -> Any:
     """Return the program of `Compiled.run`, compiled when first called."""
-    program = run if strategy.remote is None else run_one
-    return programs_of(strategy).setdefault("jit_run", jit_training(partial(program, strategy)))
+    programs = (run, tell) if strategy.remote is None else (run_one, tell_one)
+    made = jit_training(partial(programs[tells], strategy))
+    return programs_of(strategy).setdefault("jit_tell" if tells else "jit_run", made)
 
 
 def jit_refill(strategy: Strategy) -> Any:

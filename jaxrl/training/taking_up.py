@@ -1,7 +1,7 @@
 """How a run is taken up again: what has to fit, how it is prolonged, and what is said where nothing is left to do."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -10,12 +10,12 @@ import numpy as np
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.base import Strategy
 from jaxrl.training.ledger import Ledger
-from jaxrl.training.program import forms_of, jit_refill, memory_plan, state_shapes
+from jaxrl.training.program import Compiled, forms_of, jit_refill, memory_plan, state_shapes
 from jaxrl.training.schedule import Schedule
 from jaxrl.training.settings import TrainerConfig, rounding
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.fork import origin
-from jaxrl.training.storage.run import Resume
+from jaxrl.training.storage.run import Resume, Storage
 from jaxrl.training.storage.run_dir import require_free
 from jaxrl.training.storage.weights import Weights, weights_of
 from jaxrl.trees import PyTree
@@ -56,6 +56,28 @@ def check_run(strategy: Strategy, config: TrainerConfig, fresh: bool) -> Weights
     if config.run_dir is not None:
         require_free(config.run_dir)
     return weights_of(config.init_from if fresh else None, lambda: state_shapes(strategy))
+
+
+def compiled_for(
+    compile_all: Callable[[], Compiled],
+    strategy: Strategy,
+    config: TrainerConfig,
+    storage: Storage,
+    weights: Weights,
+    goes_on: bool,
+) -> tuple[Compiled, Weights]:
+    """Return the programs of a run that begins with `weights`, once it is known that what it goes on from fits them.
+
+    Raises:
+      SettingsError: the checkpoint does not fit, or what `weights_of` raises.
+    """
+    if not goes_on and not weights.leaves:  # it was to be resumed, and has never been saved
+        weights = weights_of(config.init_from, lambda: state_shapes(strategy))
+    storage.expect(forms_of(strategy))
+    if storage.resumes:
+        storage.check_fits(state_shapes(strategy))
+    compiled = compile_all()
+    return compiled._replace(init=weights.after(compiled.init)), weights
 
 
 def fits(strategy: Strategy, schedule: Schedule, ledger: Ledger, checkpoints: Store, facts: Mapping[str, Any]) -> bool:

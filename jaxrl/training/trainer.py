@@ -13,33 +13,39 @@ from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxrl.errors import DivergedError, SettingsError, check_count, say
 from jaxrl.registry import named
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.population import Population
-from jaxrl.training.actors import ActorPool, pool_of
+from jaxrl.training.actors import ActorPool, advance, pool_of
 from jaxrl.training.divergence import diverged, explain
+from jaxrl.training.episodes import teller_of
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, eval_key, evaluator_of, mean_return
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.judging import Judge, judge
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.logbook import Logbook, unpacking
 from jaxrl.training.policy import GreedyPolicy, spec_facts
-from jaxrl.training.program import check_step, compile_all, forms_of, state_shapes, summarise, without_replay, zero_sums
+from jaxrl.training.program import (
+    check_step,
+    compile_all,
+    summarise,
+    without_replay,
+    zero_sums,
+)
 from jaxrl.training.recorders import Recorder, Row
 from jaxrl.training.report import Hooks, Report, Result, call
 from jaxrl.training.schedule import Boundary, next_boundary
 from jaxrl.training.settings import TrainerConfig, check_strategy, config_for, settings_of_run, with_recorders
 from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid, rolled_back_ledger
 from jaxrl.training.storage.run import Best, Resume, Storage
-from jaxrl.training.storage.weights import weights_of
 from jaxrl.training.taking_up import (
     BROKEN,
     anew,
     check_run,
+    compiled_for,
     fits,
     notes_of,
     planned,
@@ -130,6 +136,7 @@ class Trainer:
         self._actors: ActorPool | None = None
         self._log = Logbook(self.schedule, lambda: ({}, 0.0))
         self._chunk, self._wall, self._least_return, self._refilled = 0, 0.0, math.nan, range(0)
+        self._teller = teller_of(strategy, self.config, self.hooks)
         self.announces = False
         """Whether the first report comes before any training: for a population, whose members wait for each other."""
 
@@ -261,23 +268,18 @@ class Trainer:
         """Call the compiled program until iteration `target`, or until someone asks to stop, or it diverges."""
         while self.ledger.t < target and not self.interrupt and not diverged(self._health(), self.config.max_skips):
             begun, t = time.perf_counter(), self.ledger.t
-            stop = self._call(t, min(target, t + self._chunk))
+            stop = min(target, t + self._chunk, t + self._teller.most)
+            self.state, self._sums, stop, told = advance(self._run, self._actors, self.state, self._sums, t, stop)
             jax.block_until_ready((self.state, self._sums))
             seconds = max(time.perf_counter() - begun, 1e-9)
             self.ledger.trained(stop, seconds)
+            with self.ledger.timed("record"):
+                self._teller.tell(told, t, stop, self.schedule, self._log.ended, self)
             self._fail_with_actors()
             self._chunk = self.max_chunk or max(1, int((stop - t) * CHUNK_S / seconds))
             progress = self._log.tick(stop, (stop - t) / seconds)
             self._storage.settle(block=False)
             call(self.hooks.chunk, self, progress)
-
-    def _call(self, t: int, stop: int) -> int:
-        """Make iterations `t .. stop-1`, or what of them there is no reason to leave; return the next."""
-        if self._actors is not None:
-            self.state, self._sums, stop = self._actors.run(self.state, self._sums, t, stop)
-        else:
-            self.state, self._sums = self._run(self.state, self._sums, np.uint32(t), np.uint32(stop))
-        return stop
 
     def _fail_with_actors(self) -> None:
         """Save and raise if an actor has failed."""
@@ -423,13 +425,9 @@ class Trainer:
         goes_on = self._storage.resumes or self.state is not None
         self._log.stage("compiling")
         with self.ledger.timed("compile"):
-            if not goes_on and not self._weights.leaves:  # it was to be resumed, and has never been saved
-                self._weights = weights_of(self.config.init_from, lambda: state_shapes(self.strategy))
-            self._storage.expect(forms_of(self.strategy))
-            if self._storage.resumes:
-                self._storage.check_fits(state_shapes(self.strategy))
-            compiled = compile_all(self.strategy, key, self.evaluator, self._params, goes_on)
-            compiled = compiled._replace(init=self._weights.after(compiled.init))
+            made = partial(compile_all, self.strategy, key, self.evaluator, self._params, goes_on, self._teller.tells)
+            now = self.strategy, self.config, self._storage, self._weights
+            compiled, self._weights = compiled_for(made, *now, goes_on)
             self._compiled, self._run, self._metrics = compiled, compiled.run, compiled.metrics
             self._actors = pool_of(self.strategy.remote, self._run, self.interrupt, self.schedule.opt_steps_per_step)
         warmup = 0 if goes_on or self._actors is not None else self.schedule.warmup_env_steps
@@ -470,9 +468,8 @@ class Trainer:
         return state
 
     def _open_logs(self) -> None:
-        aside = anew(self._refilled, self.strategy)
         notes = (*self._rounding, *self._weights.told, *notes_of(self.strategy, self._compiled.like[0]))
-        self._log.open(self._storage, self.resume.run, notes, aside)
+        self._log.open(self._storage, self.resume.run, notes, anew(self._refilled, self.strategy))
         if (beginning := self._storage.beginning()) is not None:
             self._log.event("fork", beginning)
 

@@ -277,6 +277,7 @@ FREE: dict[str, Any] = {
     "save_interval": 4,
     "keep": 1,
     "save_replay": False,
+    "train_episodes": True,
     "stop_reward": 1e9,
     "patience": 99,
     "max_env_steps": 10_000,
