@@ -15,7 +15,7 @@ from jaxrl.algos import build
 from jaxrl.config import parse
 from jaxrl.errors import JaxrlError, NoCheckpointError, print_line, say
 from jaxrl.strategies import Strategy
-from jaxrl.training.program import older_of, state_shapes
+from jaxrl.training.program import forms_of, state_shapes
 from jaxrl.training.recorders import log_problems
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
 from jaxrl.training.storage.leaves import digest
@@ -104,7 +104,7 @@ def rebuilt(run_dir: Path, problems: Problems) -> Strategy | None:
 def check_checkpoints(store: Store, strategy: Strategy | None, problems: Problems) -> Iterator[int]:
     """Print the line of each checkpoint; yield the steps of the valid ones."""
     like = None if strategy is None else state_shapes(strategy)
-    store.older = None if strategy is None or like is None else older_of(strategy, like)
+    store.forms = [] if strategy is None else forms_of(strategy)
     steps = store.steps()
     for step in steps:
         try:

@@ -28,7 +28,7 @@ TRAINING = [
     {"storage"},
     {"data"},
     {"recorders"},
-    {"evaluator", "film", "logbook", "policy", "report", "stopping", "taking_up"},
+    {"episodes", "evaluator", "film", "judging", "logbook", "policy", "report", "stopping", "taking_up"},
     {"session"},
     {"actors", "trainer"},
     {"population"},

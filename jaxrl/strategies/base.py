@@ -65,6 +65,34 @@ class Policy(NamedTuple):
     """`(params, carry, key, opt_step) -> (carry, action)`: choose as in training; the key is consumed."""
 
 
+class Ended(NamedTuple):
+    """The steps of one iteration, `[rows]` in the order in which they were taken, as far as they ended an episode."""
+
+    length: Array
+    """Int32: steps of the episode that ended here, negative if it was truncated; 0 where none ended."""
+    total: Array
+    """Float32: its return; where none ended, any number."""
+
+
+class Telling(NamedTuple):
+    """A training step that also tells which episodes ended in it."""
+
+    step: Callable[[PyTree, PyTree, Array], tuple[PyTree, Metrics, Ended]]
+    """`(state, noise, t) -> (state, metrics, ended)`: `Strategy.step`, and what ended."""
+    num_envs: int
+    """Environments that step at once; a row of `Ended` is theirs in turn."""
+
+
+class Refill(NamedTuple):
+    """How a replay buffer is filled again that a checkpoint was saved without."""
+
+    blocks: Callable[[int], range]
+    """`(t) -> numbers`: which of the blocks pushed so far the buffer holds after `t` iterations."""
+    fill: Callable[[PyTree, Array, Array], PyTree]
+    """`(state, first, stop) -> state`: push blocks `first .. stop-1` (uint32) into a new buffer, acting as the agent
+    explores. With `remote` it stays empty: actors fill it."""
+
+
 class Strategy(NamedTuple):
     """One pure training step, composed of environment, processor, buffer and agent.
 
@@ -108,6 +136,10 @@ class Strategy(NamedTuple):
     """`(state) -> bools`: whether every shard has a leaf for itself, in rows `[V, ...]`; goes with `shards`."""
     devices: int = 1
     """Devices over which shards are spread in a run; they change no bit of it."""
+    telling: Telling | None = None
+    """The step that also tells which episodes ended; `None` where nothing is told of single ones."""
+    refill: Refill | None = None
+    """How the field `buffer` of its state is filled again; `None` where checkpoints must hold it."""
     values: Mapping[str, Swap] = MappingProxyType({})
     """Hyperparameters that `init` puts into a state in place of its own, by the names of their settings."""
 

@@ -19,7 +19,7 @@ from jaxrl.processors.memory import remember
 from jaxrl.processors.n_step import NStepState, n_step
 from jaxrl.processors.normalise import RewardState, normalise_reward
 from jaxrl.spaces import EnvSpec, space_zeros
-from jaxrl.strategies.base import Policy
+from jaxrl.strategies.base import Ended, Policy
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step, Transition
 from jaxrl.xla.carry import scan_rows
@@ -179,6 +179,13 @@ def episode_metrics(seen: StepInfo) -> Metrics:
         "invalid_steps": seen.invalid,
     }
     return {**stats(of_episodes, done), **totals(events), **(stats(own) if own else {})}
+
+
+def ended(seen: StepInfo) -> Ended:
+    """Return which of the steps `[N]` or `[T, N]` ended an episode."""
+    length = jnp.asarray(seen.info["episode_length"], jnp.int32)
+    length = jnp.where(seen.terminated, length, jnp.where(seen.truncated, -length, 0))
+    return Ended(length.reshape(-1), jnp.asarray(seen.info["episode_return"], jnp.float32).reshape(-1))
 
 
 # --- the beginning ----------------------------------------------------------------------------------------------

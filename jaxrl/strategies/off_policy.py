@@ -21,14 +21,16 @@ from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor
 from jaxrl.registry import usual
 from jaxrl.shards import merged, own
-from jaxrl.strategies.base import Strategy, fold
+from jaxrl.strategies.base import Ended, Refill, Strategy, Telling, fold
 from jaxrl.strategies.demos import settings_of_demos, told, with_demos
 from jaxrl.strategies.guard import Health, health_of, healthy, reseed
 from jaxrl.strategies.interaction import (
     Actors,
     Scene,
+    StepInfo,
     collect,
     draw_steps,
+    ended,
     episode_metrics,
     interact,
     introduce,
@@ -67,6 +69,10 @@ class OffPolicyState(NamedTuple):
     processor: PyTree
     buffer: PyTree
     health: Health
+
+
+REFILL_STREAM = 2**32 - 4
+"""Folded into the key of a run's stream to fill its buffer again: no iteration has this number."""
 
 
 class _Parts(NamedTuple):
@@ -176,12 +182,23 @@ def off_policy(
             buffer=buffer.settings,
             **settings_of_demos(demos, demo_share),
         ),
-        remote=_remote(parts, crowd) if crowd else None,
         health=health_of,
         reseed=reseed,
-        capacity=learnt_from.capacity(parts.turns.rows),
+        **_host_side(parts),
     )
     return sharded(one, shards, ("env", "processor", "buffer"))
+
+
+def _host_side(parts: _Parts) -> dict[str, Any]:
+    """Return the fields of a strategy by which the host acts, tells of episodes and fills the buffer anew."""
+    capacity = parts.buffer.capacity(parts.turns.rows)
+    num_envs = parts.actors.env.num_envs
+    return {
+        "remote": _remote(parts, parts.crowd) if parts.crowd else None,
+        "telling": Telling(partial(_tell, parts), num_envs),
+        "capacity": capacity,
+        "refill": Refill(partial(parts.turns.blocks, capacity), partial(_refill, parts)),
+    }
 
 
 def _ring_of_one_shard(buffer: Buffer, actors: Actors, env: Env | HostEnv, shards: int) -> Buffer:
@@ -227,26 +244,37 @@ def part_of_buffer(buffer: Buffer, shards: int) -> Buffer:
 
 
 def _step(parts: _Parts, state: OffPolicyState, noise: PyTree, t: Array) -> tuple[OffPolicyState, Metrics]:
+    state, metrics, _ = _advance(parts, state, noise, t)
+    return state, metrics
+
+
+def _tell(parts: _Parts, state: OffPolicyState, noise: PyTree, t: Array) -> tuple[OffPolicyState, Metrics, Ended]:
+    state, metrics, seen = _advance(parts, state, noise, t)
+    return state, metrics, ended(seen)
+
+
+def _advance(parts: _Parts, state: OffPolicyState, noise: PyTree, t: Array) -> tuple[OffPolicyState, Metrics, StepInfo]:
     first_opt = jnp.asarray(t, jnp.uint32) * parts.turns.updates
     if parts.crowd is None:
         collect_noise, update_noise = noise
         state, items, seen = _collect(parts, state, collect_noise, first_opt, random=False)
+        told = merged(episode_metrics(seen))
     else:
         arrival, update_noise = noise
-        items, seen = _arrived(parts, arrival)
+        items, seen, told = _arrived(parts, arrival)
     pushes = parts.turns.fill + jnp.asarray(t, jnp.uint32)
     # Push before sampling: the other way round XLA must keep the old buffer, and copies it every iteration.
     state = state._replace(buffer=parts.buffer.push(state.buffer, items, pushes))
     state, learnt = learn(parts.actors.agent, parts.buffer, state, update_noise, first_opt, parts.turns.updates)
-    return state, {**merged(seen), **learnt}
+    return state, {**told, **learnt}, seen
 
 
-def _arrived(parts: _Parts, arrival: Arrival) -> tuple[Transition, Metrics]:
-    """Return the transitions that actors have sent as one block of `rows`."""
+def _arrived(parts: _Parts, arrival: Arrival) -> tuple[Transition, StepInfo, Metrics]:
+    """Return what actors have sent as one block of `rows`: transitions, what was seen, and metrics."""
     assert parts.crowd is not None
     items, seen, told = arrived(parts.actors, parts.crowd, arrival)
     items, seen = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (items, seen))
-    return items, {**episode_metrics(seen), **told}
+    return items, seen, {**episode_metrics(seen), **told}
 
 
 def _remote(parts: _Parts, crowd: Crowd) -> Remote:
@@ -265,8 +293,8 @@ def _remote(parts: _Parts, crowd: Crowd) -> Remote:
 
 def _collect(
     parts: _Parts, state: OffPolicyState, noise: PyTree, opt_step: Array, random: bool
-) -> tuple[OffPolicyState, Transition, Metrics]:
-    """Take `vector_steps` steps in all environments; return their transitions as one block of `rows`."""
+) -> tuple[OffPolicyState, Transition, StepInfo]:
+    """Take `vector_steps` steps in all environments; return transitions and what was seen as one block of `rows`."""
     scene = Scene(state.env, state.processor)
     if parts.turns.vector_steps == 1:
         only = jax.tree.map(lambda x: x[0], noise)
@@ -274,7 +302,7 @@ def _collect(
     else:
         scene, items, seen = collect(parts.actors, state.agent, opt_step, scene, noise, random)
         items, seen = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (items, seen))
-    return state._replace(env=scene.env, processor=scene.processor), items, episode_metrics(seen)
+    return state._replace(env=scene.env, processor=scene.processor), items, seen
 
 
 # --- randomness -------------------------------------------------------------------------------------------------
@@ -317,6 +345,25 @@ def _init(parts: _Parts, key: Key) -> OffPolicyState:
 
     # Unlike `iterate`, a plain loop: it runs once, and compiles in half the time.
     return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(parts.turns.fill), fill, state)
+
+
+def _refill(parts: _Parts, state: OffPolicyState, first: Array, stop: Array) -> OffPolicyState:
+    """Fill a new buffer with what the agent meets as it explores from where its environments stand."""
+    turns, key = parts.turns, fold(fold(state.key, REFILL_STREAM), stop)
+    opt_step = (jnp.asarray(stop, jnp.uint32) - turns.fill) * turns.updates
+    scene, items = open_scene(parts.actors, state.agent, key)
+    del scene  # its shapes alone are asked for; nothing of it is computed
+    empty = parts.buffer.init(row_struct(items), turns.rows, turns.lag, turns.num_envs)
+    state = state._replace(buffer=empty)
+    if parts.crowd is not None:
+        return state
+
+    def fill(number: Array, state: OffPolicyState) -> OffPolicyState:
+        noise = draw_steps(parts.actors, fold(key, number), turns.vector_steps)
+        state, items, _ = _collect(parts, state, noise, opt_step, random=False)
+        return state._replace(buffer=parts.buffer.push(state.buffer, items, number))
+
+    return jax.lax.fori_loop(jnp.asarray(first, jnp.uint32), jnp.asarray(stop, jnp.uint32), fill, state)
 
 
 def _prime(parts: _Parts, state: OffPolicyState, key: Key) -> OffPolicyState:

@@ -17,7 +17,7 @@ from jaxrl.metrics import Metrics, Stat, Total
 from jaxrl.processors.base import Processor
 from jaxrl.registry import listed, names_of, usual
 from jaxrl.shards import merged, own
-from jaxrl.strategies.base import Strategy, fold, repeat
+from jaxrl.strategies.base import Ended, Strategy, Telling, fold, repeat
 from jaxrl.strategies.guard import Health, guarded_update, health_of, healthy, reseed, what_returns_are_made_of
 from jaxrl.strategies.interaction import (
     Actors,
@@ -25,6 +25,7 @@ from jaxrl.strategies.interaction import (
     StepInfo,
     collect,
     draw_steps,
+    ended,
     episode_metrics,
     introduce,
     join,
@@ -163,6 +164,7 @@ def on_policy(
             minibatches=minibatches,
             shards=shards,
         ),
+        telling=Telling(partial(_tell, parts), bound.env.num_envs),
         remote=remote(bound, crowd, steps=rollout) if crowd else None,
         health=health_of,
         reseed=reseed,
@@ -193,6 +195,16 @@ def _init(parts: _Parts, key: Key) -> OnPolicyState:
 
 
 def _step(parts: _Parts, state: OnPolicyState, noise: PyTree, t: Array) -> tuple[OnPolicyState, Metrics]:
+    state, metrics, _ = _advance(parts, state, noise, t)
+    return state, metrics
+
+
+def _tell(parts: _Parts, state: OnPolicyState, noise: PyTree, t: Array) -> tuple[OnPolicyState, Metrics, Ended]:
+    state, metrics, seen = _advance(parts, state, noise, t)
+    return state, metrics, ended(seen)
+
+
+def _advance(parts: _Parts, state: OnPolicyState, noise: PyTree, t: Array) -> tuple[OnPolicyState, Metrics, StepInfo]:
     first_opt = jnp.asarray(t, jnp.uint32) * parts.updates
     told: Metrics = {}
     if parts.crowd is None:
@@ -206,7 +218,7 @@ def _step(parts: _Parts, state: OnPolicyState, noise: PyTree, t: Array) -> tuple
     assert parts.actors.agent.prepare is not None
     prepared = parts.actors.agent.prepare(state.agent, Rollout(items, last_steps(items, seen)))
     state, learnt = _learn(parts, state, prepared, update_noise, first_opt)
-    return state, {**merged(episode_metrics(seen)), **told, **what_returns_are_made_of(items), **learnt}
+    return state, {**merged(episode_metrics(seen)), **told, **what_returns_are_made_of(items), **learnt}, seen
 
 
 def last_steps(items: Transition, seen: StepInfo) -> Array:

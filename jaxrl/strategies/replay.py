@@ -49,6 +49,11 @@ class Turns(NamedTuple):
     def warmup_env_steps(self) -> int:
         return self.warmup_steps * self.num_envs
 
+    def blocks(self, capacity: int, t: int) -> range:
+        """Return the numbers of the blocks that a buffer of `capacity` transitions holds after `t` iterations."""
+        pushed = self.fill + t
+        return range(max(0, pushed - capacity // self.rows), pushed)
+
     def notes(self, buffer: Buffer, rows: int, warmup: int) -> tuple[str, ...]:
         """Say what was rounded, of a `buffer` written in blocks of `rows`, and of the `warmup` asked for."""
         notes = []

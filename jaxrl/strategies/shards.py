@@ -57,6 +57,8 @@ def sharded(one: Strategy, count: int, fields: Sequence[str]) -> Strategy:
         policy=one.policy and _policy(parts, one.policy),
         retune=one.retune and partial(_retune, parts, one.retune),
         capacity=one.capacity and one.capacity * count,
+        telling=None,
+        refill=None,
         shards=count,
         by_shard=partial(_by_shard, parts),
     )

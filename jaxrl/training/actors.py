@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxrl.envs.host import Stage
 from jaxrl.errors import ActorError, one_line
-from jaxrl.strategies.base import fold
+from jaxrl.strategies.base import Ended, fold
 from jaxrl.strategies.remote import Arrival, Remote
 from jaxrl.training.actor_stats import ActorStats, Block, Scalars, Watch, apart, block_of
 from jaxrl.training.interrupt import Interrupt
@@ -152,7 +152,12 @@ class ActorPool:
         self._watch = Watch(self._stats)
         self._stages: dict[int, Stage] = {}
         self._threads: list[threading.Thread] = []
-        self._fill = 0
+        self.refill = range(0)
+        """Numbers of the blocks that a buffer is to be filled with which a checkpoint was saved without."""
+        self._fill = range(0)
+        """Numbers of the blocks to be pushed before the next iteration."""
+        self._random = 0
+        """Rounds whose actions are random."""
         self._arrived: list[Block] = []
         """The blocks of the round that came last."""
         self._lags: list[float] = [0.0, 0.0, 0.0]
@@ -165,10 +170,16 @@ class ActorPool:
     def renewed(self) -> "ActorPool":
         """Close, and return a pool whose environments begin anew."""
         self.close()
-        return ActorPool(self.remote, self.programs, self.interrupt, self._opts)
+        pool = ActorPool(self.remote, self.programs, self.interrupt, self._opts)
+        pool.refill = self.refill
+        return pool
 
-    def run(self, state: PyTree, sums: PyTree, t: int, stop: int) -> tuple[PyTree, PyTree, int]:
-        """Make iterations from `t` on, up to `stop` or until there is a reason not to; return also the next."""
+    def run(self, state: PyTree, sums: PyTree, t: int, stop: int) -> tuple[PyTree, PyTree, int, list[Ended]]:
+        """Make iterations from `t` on, up to `stop` or until there is a reason not to.
+
+        Return also the next, and which episodes ended in each, if the program tells.
+        """
+        told: list[Ended] = []
         if not self._threads:
             self._start(state, t)
         while t < stop:
@@ -176,19 +187,19 @@ class ActorPool:
             if arrival is None:
                 break
             if self._fill:
-                filled = self.remote.fill - self._fill
-                state = self.programs.push(state, arrival, np.uint32(filled))
-                self._fill -= 1
+                state = self.programs.push(state, arrival, np.uint32(self._fill[0]))
+                self._fill = self._fill[1:]
                 self._server.learnt()
                 continue
-            state, sums = self.programs.run(state, sums, arrival, np.uint32(t))
+            state, sums, *ended = self.programs.run(state, sums, arrival, np.uint32(t))
             self._scalars.take_up(self._arrived)
+            told += ended
             rounds, total, most = self._lags
             self._lags = [rounds + 1, total + float(arrival.lag), max(most, float(arrival.lag))]
             t += 1
             due = (t * self._opts) % self.remote.config.sync_interval < self._opts
             self._server.learnt(self.programs.publish(state) if due else None, t * self._opts)
-        return state, sums, t
+        return state, sums, t, told
 
     def columns(self) -> dict[str, float | None]:
         """Return the columns of a row on the time since the last: what environments told, and the share of waiting."""
@@ -244,7 +255,8 @@ class ActorPool:
     # --- the learner's side ---
 
     def _start(self, state: PyTree, t: int) -> None:
-        self._fill = 0 if t else self.remote.fill
+        self._fill = self.refill if t else range(self.remote.fill)
+        self._random = self.remote.fill if self.remote.random_fill and not t else 0
         self._server.open(self.programs.publish(state), t * self._opts)
         key = fold(fold(state.key, STREAM), t)
         for i in range(self.remote.actors):
@@ -308,17 +320,17 @@ class ActorPool:
             self._server.fail(actor, error)
 
     def _play(self, actor: int, key: Key, stage: Stage) -> None:
-        remote, programs, stats, fill = self.remote, self.programs, self._stats[actor], self._fill
+        remote, programs, stats, random = self.remote, self.programs, self._stats[actor], self._random
         first = self._begin(0, actor)
         with stats.calling(remote.config.actor_timeout):
             obs = stage.reset()
         processor = programs.begin(first.agent, obs, key)
         if remote.prime:
-            noise = programs.draw(key, np.uint32(STREAM), remote.prime, bool(fill) and remote.random_fill)
+            noise = programs.draw(key, np.uint32(STREAM), remote.prime, bool(random))
             processor, _ = self._steps(stage, stats, first, processor, noise, remote.prime)
         for number in count():
             published = self._begin(number, actor)
-            noise = programs.draw(key, np.uint32(number), remote.steps, number < fill and remote.random_fill)
+            noise = programs.draw(key, np.uint32(number), remote.steps, number < random)
             processor, kept = self._steps(stage, stats, published, processor, noise, remote.steps)
             self._server.deliver(number, actor, block_of(kept))
 
@@ -365,7 +377,7 @@ class Programs(NamedTuple):
     """The compiled functions of a strategy with actors."""
 
     run: Callable[..., Any]
-    """`(state, sums, arrival, t) -> (state, sums)`; the state and sums given are donated."""
+    """`(state, sums, arrival, t) -> (state, sums)`, perhaps with `Ended`; the state and sums given are donated."""
     push: Callable[..., Any]
     """`(state, arrival, t) -> state`; the state given is donated."""
     publish: Callable[..., Any]
@@ -374,6 +386,16 @@ class Programs(NamedTuple):
     """`(key, number, steps, random) -> noise` of a round, by its number."""
     act: Callable[..., Any]
     take: Callable[..., Any]
+
+
+def advance(
+    run: Callable[..., Any], actors: ActorPool | None, state: PyTree, sums: PyTree, t: int, stop: int
+) -> tuple[PyTree, PyTree, int, list[Ended]]:
+    """Make iterations `t .. stop-1` by the program `run` or by `actors`, see `ActorPool.run`."""
+    if actors is not None:
+        return actors.run(state, sums, t, stop)
+    state, sums, *told = run(state, sums, np.uint32(t), np.uint32(stop))
+    return state, sums, stop, told
 
 
 def pool_of(remote: Remote | None, run: Callable[..., Any], interrupt: Interrupt, opt_steps: int) -> ActorPool | None:

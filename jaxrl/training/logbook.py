@@ -17,6 +17,7 @@ from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.strategies.base import Policy
 from jaxrl.strategies.guard import Health
 from jaxrl.training.divergence import Validity, in_good_health, look
+from jaxrl.training.episodes import Episodes, lines_of
 from jaxrl.training.evaluator import Evaluation, episode_rows, eval_columns
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.policy import describe
@@ -31,6 +32,7 @@ from jaxrl.training.recorders import (
     console_of,
     episode_recorder,
     recorders_of,
+    train_episode_recorder,
 )
 from jaxrl.training.schedule import Schedule
 from jaxrl.training.storage.members import group_of
@@ -65,6 +67,7 @@ class Logbook:
         self._schedule, self._where = schedule, where
         self._given, self._console = given, console_of(given, quiet)
         self._rows, self._episodes = Recorders([]), Recorders([])
+        self._train_episodes = Recorders([])
         self._waiting: dict[str, list[str]] = {}
         self._noted: dict[str, tuple[float, int]] = {}
         """Sum and number of what was noted for the next row, by name."""
@@ -82,12 +85,13 @@ class Logbook:
         opt_steps = self._counters["opt_steps"]
         self._rows = Recorders(recorders_of(self._given, storage.path, self._console))
         self._episodes = Recorders(episode_recorder(storage.path))
+        self._train_episodes = Recorders(train_episode_recorder(storage.path))
         self._rows.begin(run_info(storage, opt_steps))
         self._columns = set()
         if resume:
             self.rewind(opt_steps if storage.resumes else -1)
-            self._rows.take_up(self._waiting)
-            self._episodes.take_up(self._waiting)
+            for log in self._logs:
+                log.take_up(self._waiting)
         for note in notes:
             self.event("note", note)
         if resume:
@@ -97,15 +101,15 @@ class Logbook:
 
     def rewind(self, opt_steps: int) -> None:
         """Take back what the logs hold after `opt_steps`."""
-        self._rows.rewind(opt_steps)
-        self._episodes.rewind(opt_steps)
+        for log in self._logs:
+            log.rewind(opt_steps)
 
     def close(self) -> None:
         """Bring all rows to where they belong; nothing follows."""
         self._columns = None
         self.unstage()
-        self._rows.close()
-        self._episodes.close()
+        for log in self._logs:
+            log.close()
 
     # --- rows ---
 
@@ -174,6 +178,11 @@ class Logbook:
             self._episodes.write(episode)
         return row
 
+    def ended(self, episodes: Episodes) -> None:
+        """Write a row for each episode of the training."""
+        if len(episodes.length):
+            self._train_episodes.extend(lines_of(episodes))
+
     # --- what is shown ---
 
     def stage(self, what: str) -> None:
@@ -219,7 +228,7 @@ class Logbook:
             "env_steps": counters["env_steps"],
             "healthy": healthy,
             "regular": regular,
-            "unwritten": {**self._rows.unwritten(), **self._episodes.unwritten()},
+            "unwritten": {name: rows for log in self._logs for name, rows in log.unwritten().items()},
             **({"noted": self._noted} if self._noted else {}),
             **own,
         }
@@ -239,6 +248,10 @@ class Logbook:
         if anew:
             taken.forget_scores()
         return taken
+
+    @property
+    def _logs(self) -> tuple[Recorders, ...]:
+        return self._rows, self._episodes, self._train_episodes
 
     @property
     def _counters(self) -> dict[str, int]:

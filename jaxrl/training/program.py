@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Stat, Total, columns_of
-from jaxrl.strategies.base import Strategy, block_length, iterate, noise_shapes
+from jaxrl.strategies.base import Ended, Strategy, block_length, iterate, noise_shapes
 from jaxrl.training.devices import after_placing, over_devices, placed
 from jaxrl.trees import Array, PyTree, require_same, tree_bytes
 from jaxrl.tuning import Swap, given, traced
@@ -51,9 +51,24 @@ class Sums(NamedTuple):
     max: Array
 
 
-def older_of(strategy: Strategy, like: tuple[PyTree, "Sums"]) -> Callable[[PyTree], Any]:
-    """Return what makes of shapes like `like` those that version 0.3 saved, for `Store.older`."""
-    return partial(without_later, sorted(metric_shapes(strategy, like[0])))
+Form = Callable[[PyTree], tuple[PyTree, Callable[[PyTree], PyTree]]]
+"""Makes of shapes those of another form in which a checkpoint may hold them, and what renews a tree of that."""
+
+
+def forms_of(strategy: Strategy) -> list[Form]:
+    """Return in what forms a checkpoint may hold the state and the sums of a run, beside the one of `state_shapes`.
+
+    Without the sums that version 0.3 did not have; without the replay buffer, which is then `()`.
+    """
+    older = lambda like: without_later(sorted(metric_shapes(strategy, state_shapes(strategy)[0])), like)
+    bare = lambda like: (without_replay(like), lambda tree: tree)
+    return [older] if strategy.refill is None else [bare, older]
+
+
+def without_replay(tree: tuple[PyTree, "Sums"]) -> tuple[PyTree, "Sums"]:
+    """Return a state, and its sums, without what the buffer holds; arrays and shapes alike."""
+    state, sums = tree
+    return state._replace(buffer=()), sums
 
 
 def zero_sums(size: int) -> Sums:
@@ -115,6 +130,42 @@ def run_one(strategy: Strategy, state: PyTree, sums: Sums, arrival: PyTree, t: A
     return state, add(sums, metrics)
 
 
+MOST_TOLD = 1 << 18
+"""Environment steps of one call, at most, of which is told whether they ended an episode; never less than an
+iteration's."""
+
+
+def most_told(strategy: Strategy) -> int:
+    """Return how many iterations a call of `tell` makes at most: what each tells is kept, in arrays of that length."""
+    return max(1, MOST_TOLD // strategy.env_steps_per_step)
+
+
+def tell(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Array) -> tuple[PyTree, Sums, Ended]:
+    """Make iterations `start .. stop-1`, as `run` does, of `most_told` at most; return also what ended in each.
+
+    Its leaves are `[most_told, rows]`: an iteration writes one row, whether or not an episode ended.
+    """
+    assert strategy.telling is not None
+    step, shape = strategy.telling.step, (most_told(strategy), strategy.env_steps_per_step)
+    blank = Ended(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
+
+    def body(carry: tuple[PyTree, Sums, Array, Ended], noise: PyTree, t: Array) -> tuple[PyTree, Sums, Array, Ended]:
+        state, sums, place, told = carry
+        state, metrics, ended = step(state, noise, t)
+        write = lambda rows, row: jax.lax.dynamic_update_index_in_dim(rows, row, place, 0)
+        return state, add(sums, metrics), place + 1, jax.tree.map(write, told, ended)
+
+    state, sums, _, told = iterate(strategy.draw, body, state.key, (state, sums, jnp.int32(0), blank), start, stop)
+    return state, sums, told
+
+
+def tell_one(strategy: Strategy, state: PyTree, sums: Sums, arrival: PyTree, t: Array) -> tuple[PyTree, Sums, Ended]:
+    """Make iteration `t` of a strategy whose actors have sent `arrival`; return also what ended in it."""
+    assert strategy.telling is not None
+    state, metrics, ended = strategy.telling.step(state, (arrival, strategy.draw(state.key, t)), t)
+    return state, add(sums, metrics), jax.tree.map(lambda x: x[None], ended)
+
+
 def add(sums: Sums, metrics: Metrics) -> Sums:
     """Add one iteration's metrics."""
     return add_up(sums, columns_of(metrics))
@@ -153,30 +204,34 @@ class Compiled(NamedTuple):
     """`(key) -> (state, sums)`; compiled when first called, for a run that is resumed."""
     run: Any
     """`(state, sums, start, stop) -> (state, sums)`, of one that acts on the host `(state, sums, arrival, t) -> ...`;
-    the state and sums given are donated."""
+    the state and sums given are donated. One that tells of episodes returns them as well."""
     like: tuple[PyTree, Sums]
     metrics: dict[str, Any]
 
 
-def compile_all(strategy: Strategy, key: Array, evaluator: Any, params: Any, resume: bool) -> Compiled:
+def compile_all(
+    strategy: Strategy, key: Array, evaluator: Any, params: Any, resume: bool, tells: bool = False
+) -> Compiled:
     """Compile all programs of a run at once, each in a thread: XLA lets go of Python's lock while it compiles.
 
-    What was compiled for the same strategy before, in this process, is used again.
+    With `tells`, the training also tells which episodes ended. What was compiled for the same strategy before, in this
+    process, is used again.
     """
     init, made, values = jit_init(strategy), programs_of(strategy), values_of(strategy)
-    like = state, _ = state_shapes(strategy)
+    like, run = state_shapes(strategy), "tell" if tells else "run"
+    state = like[0]
     with ThreadPoolExecutor(3) as pool:
         # Threads do not take the choice of forms along by themselves.
         submit = lambda job, *args: pool.submit(copy_context().run, job, *args)
-        run_job = None if "run" in made else submit(_compile_run, strategy, like)
+        run_job = None if run in made else submit(_compile_run, strategy, like, tells)
         init_job = None if resume or "init" in made else submit(lambda: init.lower(key, values).compile())
         if hasattr(evaluator, "compile"):
             submit(evaluator.compile, jax.eval_shape(params, state), key).result()
-        made |= {"run": run_job.result()} if run_job else {}
+        made |= {run: run_job.result()} if run_job else {}
         made |= {"init": init_job.result()} if init_job else {}
     begin = made.get("init", init)
     begun = lambda key: begin(key, values)
-    return Compiled(begun, after_placing(strategy, made["run"]), like, metric_shapes(strategy, state))
+    return Compiled(begun, after_placing(strategy, made[run]), like, metric_shapes(strategy, state))
 
 
 def values_of(strategy: Strategy) -> dict[str, Array]:
@@ -189,11 +244,11 @@ def values_of(strategy: Strategy) -> dict[str, Array]:
     return {name: jnp.float32(own.get(name, value)) for name, value in _traced_init(strategy)[1].items()}
 
 
-def _compile_run(strategy: Strategy, like: tuple[PyTree, Sums]) -> Any:
+def _compile_run(strategy: Strategy, like: tuple[PyTree, Sums], tells: bool) -> Any:
     count = jax.ShapeDtypeStruct((), jnp.uint32)
     given = (count, count) if strategy.remote is None else (strategy.remote.arrival, count)
     state, sums = like
-    return jit_run(strategy).lower(placed(strategy, state), sums, *given).compile()
+    return jit_run(strategy, tells).lower(placed(strategy, state), sums, *given).compile()
 
 
 def programs_of(strategy: Strategy) -> dict[str, Any]:
@@ -252,11 +307,19 @@ def jit_init(strategy: Strategy) -> Any:
     return programs_of(strategy).setdefault("jit_init", program)
 
 
-def jit_run(strategy: Strategy) -> Any:
+def jit_run(strategy: Strategy, tells: bool = False) -> Any:
     """Return the program of `Compiled.run`, compiled when first called."""
-    program = partial(run if strategy.remote is None else run_one, strategy)
-    spread = over_devices(strategy, program, state_shapes(strategy)[0])
-    return programs_of(strategy).setdefault("jit_run", jit_training(spread, strategy.shards))
+    programs = (run, tell) if strategy.remote is None else (run_one, tell_one)
+    spread = over_devices(strategy, partial(programs[tells], strategy), state_shapes(strategy)[0])
+    made = jit_training(spread, strategy.shards)
+    return programs_of(strategy).setdefault("jit_tell" if tells else "jit_run", made)
+
+
+def jit_refill(strategy: Strategy) -> Any:
+    """Return the program `(state, first, stop) -> state` of `Refill.fill`, compiled when first called."""
+    assert strategy.refill is not None
+    program = jax.jit(strategy.refill.fill, donate_argnums=0, compiler_options=once_options())
+    return programs_of(strategy).setdefault("jit_refill", program)
 
 
 def jit_training(function: Callable[..., Any], shards: int = 1) -> Any:

@@ -42,8 +42,8 @@ Hook = Callable[..., object] | Sequence[Callable[..., object]] | None
 class Hooks(NamedTuple):
     """Functions called as a run goes on; each gets the `Trainer` first. Each field takes one, or a list of several.
 
-    All but `chunk` and `save` are called at exact optimisation steps, so that they may change the training, and the run
-    can be repeated. When the other two are called depends on the clock.
+    All but `chunk`, `save` and `episode` are called at exact optimisation steps, so that they may change the training,
+    and the run can be repeated. When the other three are called depends on the clock.
     """
 
     start: Hook = None
@@ -58,6 +58,9 @@ class Hooks(NamedTuple):
     """`(trainer, row)`, after each interval of metrics; `trainer.note` then goes into the next row."""
     save: Hook = None
     """`(trainer, opt_steps)`, when a checkpoint is whole on the disk, given its optimisation step."""
+    episode: Hook = None
+    """`(trainer, row)`, for each episode of the training that has ended, in order; soon after its end, with a row as of
+    `train_episodes.jsonl`."""
     end: Hook = None
     """`(trainer, result)`, after all is written, also of a run that was interrupted, but not of one that failed."""
 

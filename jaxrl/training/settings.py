@@ -45,6 +45,10 @@ class TrainerConfig:
     """Optimisation steps between checkpoints; 0: only at the end."""
     keep: int = 3
     """Number of newest checkpoints to keep; the best policy is kept separately."""
+    save_replay: bool = True
+    """Save the replay buffer with each checkpoint; without it, a run that is resumed fills a new one first."""
+    train_episodes: bool = False
+    """Also write a line for each finished episode of the training, into train_episodes.jsonl."""
     stop_reward: float | None = None
     """Mean evaluation return at which to stop; unset: never."""
     patience: int = 0
@@ -324,6 +328,8 @@ NEWER: Mapping[str, object] = {
     "agent.n_step": 5,
     "agent.priority_max": 0.9,
     "processor.one_hot": 0,
+    "save_replay": True,
+    "train_episodes": False,
 }
 """Settings of a run or a session that earlier versions lacked, with the values under which an old run continues
 unchanged."""

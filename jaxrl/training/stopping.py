@@ -48,10 +48,10 @@ def rolled_back_ledger(ledger: Ledger, found: tuple[Any, Mapping[str, Any]] | No
     return ledger.rolled_back(Ledger().facts() if found is None else found[1]["ledger"])
 
 
-def log_rollback(log: Logbook, opt_steps: int, what: str) -> None:
-    """Take back the rows after `opt_steps`, and write why."""
+def log_rollback(log: Logbook, opt_steps: int, what: str, aside: str = "") -> None:
+    """Take back the rows after `opt_steps`, and write why; `aside` says what begins anew."""
     log.rewind(opt_steps)
-    log.event("rollback", f"{what}; went back to here, to go on with other random numbers")
+    log.event("rollback", f"{what}; went back to here{aside}, to go on with other random numbers")
 
 
 def require_valid(log: Logbook, validity: Validity) -> None:

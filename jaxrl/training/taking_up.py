@@ -1,18 +1,21 @@
 """How a run is taken up again: what has to fit, how it is prolonged, and what is said where nothing is left to do."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import jax
+import numpy as np
 
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.base import Strategy
 from jaxrl.training.ledger import Ledger
-from jaxrl.training.program import memory_plan, older_of, state_shapes
+from jaxrl.training.program import Compiled, forms_of, jit_refill, memory_plan, state_shapes
 from jaxrl.training.schedule import Schedule
 from jaxrl.training.settings import TrainerConfig, rounding
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.fork import origin
-from jaxrl.training.storage.run import Resume
+from jaxrl.training.storage.run import Resume, Storage
 from jaxrl.training.storage.run_dir import require_free
 from jaxrl.training.storage.weights import Weights, weights_of
 from jaxrl.trees import PyTree
@@ -55,16 +58,59 @@ def check_run(strategy: Strategy, config: TrainerConfig, fresh: bool) -> Weights
     return weights_of(config.init_from if fresh else None, lambda: state_shapes(strategy))
 
 
+def compiled_for(
+    compile_all: Callable[[], Compiled],
+    strategy: Strategy,
+    config: TrainerConfig,
+    storage: Storage,
+    weights: Weights,
+    goes_on: bool,
+) -> tuple[Compiled, Weights]:
+    """Return the programs of a run that begins with `weights`, once it is known that what it goes on from fits them.
+
+    Raises:
+      SettingsError: the checkpoint does not fit, or what `weights_of` raises.
+    """
+    if not goes_on and not weights.leaves:  # it was to be resumed, and has never been saved
+        weights = weights_of(config.init_from, lambda: state_shapes(strategy))
+    storage.expect(forms_of(strategy))
+    if storage.resumes:
+        storage.check_fits(state_shapes(strategy))
+    compiled = compile_all()
+    return compiled._replace(init=weights.after(compiled.init)), weights
+
+
 def fits(strategy: Strategy, schedule: Schedule, ledger: Ledger, checkpoints: Store, facts: Mapping[str, Any]) -> bool:
     """Say whether the newest of `checkpoints`, of which these are the facts, could be gone on from."""
     try:
         like = state_shapes(strategy)
-        checkpoints.older = older_of(strategy, like)
+        checkpoints.forms = forms_of(strategy)
         checkpoints.check_newest(like)
         restored = ledger.restored(facts["ledger"])
     except (SettingsError, KeyError, TypeError, ValueError):
         return False
     return restored.counters(schedule)["env_steps"] == facts.get("env_steps")
+
+
+def replenished(strategy: Strategy, state: PyTree, t: int) -> tuple[PyTree, range]:
+    """Return a state that was saved after `t` iterations, with a buffer if it was saved without, and how it got it.
+
+    The range has the numbers of the blocks that were pushed anew; none if the buffer was saved. Actors push them later.
+    """
+    refill = strategy.refill
+    if refill is None or jax.tree.leaves(state.buffer):
+        return state, range(0)
+    blocks = refill.blocks(t)
+    first, stop = np.uint32(blocks.start), np.uint32(blocks.stop)
+    return jit_refill(strategy)(state, first, stop), blocks
+
+
+def anew(refilled: range, strategy: Strategy) -> str:
+    """Say what a run that goes on from a checkpoint has to begin anew; `refilled` is what `replenished` says."""
+    steps = len(refilled) * strategy.env_steps_per_step
+    parts = ["environments that start anew"] if strategy.remote is not None else []
+    parts += [f"replay filled anew by {steps} environment steps, which no counter counts"] if steps else []
+    return f" with {', and '.join(parts)}" if parts else ""
 
 
 def require_counters(checkpoint: str, counted: Mapping[str, int], saved: Mapping[str, Any]) -> None:
@@ -83,6 +129,9 @@ def planned(strategy: Strategy, config: TrainerConfig) -> tuple[TrainerConfig, S
       SettingsError: the settings cannot be.
     """
     config.check()
+    if not config.save_replay and strategy.refill is None:
+        name = (strategy.settings or {}).get("algo", "this strategy")
+        raise SettingsError(f"save_replay is no, but {name} has no replay that could be filled again; leave it out")
     asked, config = config.max_opts, config.rounded(strategy)
     return config, config.schedule(strategy), rounding(asked, config.max_opts, strategy.opt_steps_per_step)
 

@@ -13,32 +13,50 @@ from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxrl.errors import DivergedError, SettingsError, check_count, say
 from jaxrl.registry import named
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.population import Population
-from jaxrl.training.actors import ActorPool, pool_of
+from jaxrl.training.actors import ActorPool, advance, pool_of
 from jaxrl.training.devices import gathered, on_devices
 from jaxrl.training.divergence import diverged, explain
-from jaxrl.training.evaluator import EvaluateFn, Evaluation, ScoreFn, confirm_key, eval_key, evaluator_of, mean_return
+from jaxrl.training.episodes import teller_of
+from jaxrl.training.evaluator import EvaluateFn, ScoreFn, eval_key, evaluator_of, mean_return
 from jaxrl.training.film import with_videos
 from jaxrl.training.interrupt import Interrupt
+from jaxrl.training.judging import Judge, judge
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.logbook import Logbook, unpacking
 from jaxrl.training.policy import GreedyPolicy, spec_facts
-from jaxrl.training.program import check_step, compile_all, metric_shapes, state_shapes, summarise, zero_sums
+from jaxrl.training.program import (
+    check_step,
+    compile_all,
+    summarise,
+    without_replay,
+    zero_sums,
+)
 from jaxrl.training.recorders import Recorder, Row
 from jaxrl.training.report import Hooks, Report, Result, call
 from jaxrl.training.schedule import Boundary, next_boundary
 from jaxrl.training.settings import TrainerConfig, check_strategy, config_for, settings_of_run, with_recorders
 from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid, rolled_back_ledger
 from jaxrl.training.storage.run import Best, Resume, Storage
-from jaxrl.training.storage.weights import weights_of
-from jaxrl.training.taking_up import BROKEN, check_run, fits, notes_of, planned, prolonged, require_counters, resumption
-from jaxrl.trees import Key, PyTree
+from jaxrl.training.taking_up import (
+    BROKEN,
+    anew,
+    check_run,
+    compiled_for,
+    fits,
+    notes_of,
+    planned,
+    prolonged,
+    replenished,
+    require_counters,
+    resumption,
+)
+from jaxrl.trees import PyTree
 
 CHUNK_S = 0.25
 """Seconds of training in one call, about: how long a signal waits, and how often progress is shown."""
@@ -119,7 +137,8 @@ class Trainer:
         self.state = self._run = self._sums = None  # type: Any
         self._actors: ActorPool | None = None
         self._log = Logbook(self.schedule, lambda: ({}, 0.0))
-        self._chunk, self._wall, self._least_return = 0, 0.0, math.nan
+        self._chunk, self._wall, self._least_return, self._refilled = 0, 0.0, math.nan, range(0)
+        self._teller = teller_of(strategy, self.config, self.hooks)
         self.announces = False
         """Whether the first report comes before any training: for a population, whose members wait for each other."""
 
@@ -208,7 +227,7 @@ class Trainer:
         self._storage.renew(self.settings())
         step = self.ledger.changed_at = self.schedule.opt_steps(self.ledger.t)
         self._log.event("adopted", told)
-        self._storage.save(step, (self.state, self._sums), self._facts(), again=True)
+        self._storage.save(step, self._saved(), self._facts(), again=True)
         self._storage.settle()
         if self._storage.error is not None:
             raise self._storage.error
@@ -251,23 +270,18 @@ class Trainer:
         """Call the compiled program until iteration `target`, or until someone asks to stop, or it diverges."""
         while self.ledger.t < target and not self.interrupt and not diverged(self._health(), self.config.max_skips):
             begun, t = time.perf_counter(), self.ledger.t
-            stop = self._call(t, min(target, t + self._chunk))
+            stop = min(target, t + self._chunk, t + self._teller.most)
+            self.state, self._sums, stop, told = advance(self._run, self._actors, self.state, self._sums, t, stop)
             jax.block_until_ready((self.state, self._sums))
             seconds = max(time.perf_counter() - begun, 1e-9)
             self.ledger.trained(stop, seconds)
+            with self.ledger.timed("record"):
+                self._teller.tell(told, t, stop, self.schedule, self._log.ended, self)
             self._fail_with_actors()
             self._chunk = self.max_chunk or max(1, int((stop - t) * CHUNK_S / seconds))
             progress = self._log.tick(stop, (stop - t) / seconds)
             self._storage.settle(block=False)
             call(self.hooks.chunk, self, progress)
-
-    def _call(self, t: int, stop: int) -> int:
-        """Make iterations `t .. stop-1`, or what of them there is no reason to leave; return the next."""
-        if self._actors is not None:
-            self.state, self._sums, stop = self._actors.run(self.state, self._sums, t, stop)
-        else:
-            self.state, self._sums = self._run(self.state, self._sums, np.uint32(t), np.uint32(stop))
-        return stop
 
     def _fail_with_actors(self) -> None:
         """Save and raise if an actor has failed."""
@@ -282,36 +296,16 @@ class Trainer:
         if self.evaluator is None:
             return None
         call(self.hooks.before_evaluation, self)
-        opt_steps = self.schedule.opt_steps(self.ledger.t)
-        key = jax.random.fold_in(self._eval_key, 0 if self.config.eval_starts == "fixed" else opt_steps)
-        evaluation, score = self._look("evaluate", key)
-        self._least_return = mean_return(evaluation)
-        again = self._confirm(score, key)
-        is_best = self.ledger.record_score(score, opt_steps, again)
-        kept = score if again is None else again
-        if math.isfinite(score) and math.isfinite(kept) and (self._best is None or kept > self._best.score):
-            self._keep_best(kept)
+        config, opt_steps = self.config, self.schedule.opt_steps(self.ledger.t)
+        own = Judge(self.evaluator, self.score, self._eval_key, config.eval_starts == "fixed", config.confirm_best)
+        found = judge(own, self._params(self.state), opt_steps, self.ledger, self._best.score if self._best else None)
+        self._least_return = found.least_return
+        if found.is_to_keep:
+            self._keep_best(found.kept)
         with self.ledger.timed("record"):
-            row = self._log.evaluated(evaluation, score, again, is_best)
-        call(self.hooks.evaluation, self, evaluation, is_best)
+            row = self._log.evaluated(found.evaluation, found.score, found.again, found.is_best)
+        call(self.hooks.evaluation, self, found.evaluation, found.is_best)
         return row
-
-    def _look(self, part: str, key: Key) -> tuple[Evaluation, float]:
-        """Evaluate the present policy; return also the score. The time counts as `part`; the key is split."""
-        assert self.evaluator is not None
-        with self.ledger.timed(part):
-            evaluation = self.evaluator(self._params(self.state), key)
-            return evaluation, float(self.score(evaluation))
-
-    def _confirm(self, score: float, key: Key) -> float | None:
-        """Return the score of a second look, if `score` is that of a candidate for the best; `key` was the first's."""
-        # The best on disk can be poorer than the best so far: it was damaged, and what came next took its place.
-        for_disk = math.isfinite(score) and (self._best is None or score > self._best.score)
-        if not self.config.confirm_best or not (self.ledger.is_better(score) or for_disk):
-            return None
-        evaluation, again = self._look("confirm", confirm_key(key))
-        self._least_return = float(np.minimum(self._least_return, mean_return(evaluation)))  # NaN if one is
-        return again
 
     def _record(self) -> Row:
         ledger = self.ledger
@@ -336,7 +330,7 @@ class Trainer:
     def _save(self) -> None:
         with self.ledger.timed("save"):
             self._storage.keep_best(self._best)  # again, if the disk did not take it
-            self._storage.save(self.schedule.opt_steps(self.ledger.t), (self.state, self._sums), self._facts())
+            self._storage.save(self.schedule.opt_steps(self.ledger.t), self._saved(), self._facts())
             self._storage.note(**self.ledger.summary(self.schedule), status=self.stop_reason or "running")
 
     def _keep_best(self, score: float) -> None:
@@ -356,14 +350,14 @@ class Trainer:
         assert reseed is not None, "check_strategy wants it with health"
         what = explain(health, self._metrics)
         require_try(self._log, self.ledger, self.config.max_rollbacks, what)
-        self.state = self._sums = None  # make room for what is loaded
+        self.state, self._sums, self._refilled = None, None, range(0)  # make room for what is loaded
         found = self._storage.rollback(self._compiled.like)
         self.ledger = rolled_back_ledger(self.ledger, found)
         state, self._sums = found[0] if found else self._compiled.init(jax.random.key(self.config.seed))
-        self.state = reseed(self._with_changes(state, self.ledger) if found else state, self.ledger.rollbacks)
+        self.state = reseed(self._taken_up(state, self.ledger) if found else state, self.ledger.rollbacks)
         if self._actors is not None:
             self._actors = self._actors.renewed()
-        log_rollback(self._log, self.schedule.opt_steps(self.ledger.t), what)
+        log_rollback(self._log, self.schedule.opt_steps(self.ledger.t), what, anew(self._refilled, self.strategy))
 
     # --- beginning and ending ---
 
@@ -433,13 +427,9 @@ class Trainer:
         goes_on = self._storage.resumes or self.state is not None
         self._log.stage("compiling")
         with self.ledger.timed("compile"):
-            if not goes_on and not self._weights.leaves:  # it was to be resumed, and has never been saved
-                self._weights = weights_of(self.config.init_from, lambda: state_shapes(self.strategy))
-            if self._storage.resumes:
-                like = state_shapes(self.strategy)
-                self._storage.check_fits(like, metric_shapes(self.strategy, like[0]))
-            compiled = compile_all(self.strategy, key, self.evaluator, self._params, goes_on)
-            compiled = compiled._replace(init=self._weights.after(compiled.init))
+            made = partial(compile_all, self.strategy, key, self.evaluator, self._params, goes_on, self._teller.tells)
+            now = self.strategy, self.config, self._storage, self._weights
+            compiled, self._weights = compiled_for(made, *now, goes_on)
             self._compiled, self._run, self._metrics = compiled, compiled.run, compiled.metrics
             self._actors = pool_of(self.strategy.remote, self._run, self.interrupt, self.schedule.opt_steps_per_step)
         warmup = 0 if goes_on or self._actors is not None else self.schedule.warmup_env_steps
@@ -465,27 +455,35 @@ class Trainer:
             ledger = self._log.restored_ledger(facts, self.ledger, bool(self._storage.measured_anew))
         saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
         require_counters(f"{step} of {self.config.run_dir}", ledger.counters(self.schedule), saved)
-        self.state, self._sums, self.ledger = self._with_changes(state, ledger), sums, ledger
+        self.state, self._sums, self.ledger = self._taken_up(state, ledger), sums, ledger
         self._storage.go_on()
 
-    def _with_changes(self, state: PyTree, ledger: Ledger) -> PyTree:
-        """Give a state that was loaded the settings that were allowed to change, if any were; `ledger` takes note."""
-        if not self._storage.decisive:
-            return state
-        ledger.changed_at = self.schedule.opt_steps(ledger.t)
-        return self.strategy.retune(state) if self.strategy.retune else state
+    def _taken_up(self, state: PyTree, ledger: Ledger) -> PyTree:
+        """Give a state that was loaded what was allowed to change, and the replay it was saved without; note it."""
+        if self._storage.decisive and self.strategy.retune is not None:
+            state = self.strategy.retune(state)
+        state, self._refilled = replenished(self.strategy, state, ledger.t)
+        if self._storage.decisive or self._refilled:
+            ledger.changed_at = self.schedule.opt_steps(ledger.t)
+        if self._actors is not None:
+            self._actors.refill = self._refilled
+        return state
 
     def _open_logs(self) -> None:
-        aside = " with environments that start anew" if self._actors is not None else ""
         notes = (*self._rounding, *self._weights.told, *notes_of(self.strategy, self._compiled.like[0]))
-        self._log.open(self._storage, self.resume.run, notes, aside)
+        self._log.open(self._storage, self.resume.run, notes, anew(self._refilled, self.strategy))
         if (beginning := self._storage.beginning()) is not None:
             self._log.event("fork", beginning)
 
     # --- small things ---
 
+    def _saved(self) -> PyTree:
+        tree = self.state, self._sums
+        return tree if self.config.save_replay else without_replay(tree)
+
     def _facts(self) -> dict[str, Any]:
-        return self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy))
+        left_out = {} if self.config.save_replay else {"left_out": ["buffer"]}
+        return self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy), **left_out)
 
     def _health(self) -> Health | None:
         """Return how updates have been going, if the strategy says so."""

@@ -34,7 +34,7 @@ PAIRS: dict[str, tuple[Callable[..., Any], Any, set[str]]] = {
     "on_policy": (jaxrl.on_policy, OnPolicyRun, {"num_envs", "resets", "shards"}),
     "offline": (jaxrl.offline, OfflineRun, {"batch_size", "updates"}),
     "uniform": (jaxrl.uniform, BufferConfig, {"capacity", "batch_size", "compact", "ends", "frames"}),
-    "prioritised": (jaxrl.prioritised, BufferConfig, set(of_dataclass(BufferConfig)) - {"prioritised"}),
+    "prioritised": (jaxrl.prioritised, BufferConfig, set(of_dataclass(BufferConfig)) - {"prioritised", "hindsight"}),
     "one_step": (jaxrl.one_step, ProcessorConfig, {"discount"}),
     "n_step": (jaxrl.n_step, ProcessorConfig, {"discount"}),
     "normalise_reward": (jaxrl.normalise_reward, ProcessorConfig, {"discount"}),

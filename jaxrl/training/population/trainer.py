@@ -21,6 +21,7 @@ from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError, Storag
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.population import Member, Population, moved, require_stream, with_values
 from jaxrl.strategies.search import PBT, Copy, Halving, Verdict
+from jaxrl.training.episodes import teller_of
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.logbook import flat
@@ -407,11 +408,17 @@ class PopulationTrainer:
                 continue  # programs that hold data are not kept
             trainer = self._unrecorded(strategy, self._make["evaluator"])
             params = strategy.policy.params if strategy.policy is not None else lambda state: state
-            compile_all(strategy, jax.random.key(self.config.seed), trainer.evaluator, params, resume=False)
+            tells = teller_of(strategy, self.config, self._make["hooks"] or Hooks()).tells
+            compile_all(strategy, jax.random.key(self.config.seed), trainer.evaluator, params, False, tells)
 
     def _unrecorded(self, strategy: Strategy, evaluator: EvaluateFn | None) -> Trainer:
         """Return a trainer as the members have, but that writes and shows nothing."""
-        return Trainer(strategy, self.config.changed(run_dir=None, quiet=True, recorders=()), evaluator=evaluator)
+        return Trainer(
+            strategy,
+            self.config.changed(run_dir=None, quiet=True, recorders=()),
+            evaluator=evaluator,
+            hooks=self._make["hooks"],
+        )
 
     # --- the directory ---
 

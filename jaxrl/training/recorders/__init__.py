@@ -11,7 +11,7 @@ from jaxrl.training.recorders.jsonl import JSONLRecorder, log_problems, trim
 from jaxrl.training.recorders.memory import MemoryRecorder
 from jaxrl.training.recorders.service import Service, ServiceRecorder
 from jaxrl.training.recorders.tensorboard import TensorBoardRecorder
-from jaxrl.training.storage.run_dir import EPISODES, METRICS
+from jaxrl.training.storage.run_dir import EPISODES, METRICS, TRAIN_EPISODES
 
 
 def console_of(given: Sequence[Recorder | str], quiet: bool) -> ConsoleRecorder | None:
@@ -39,3 +39,8 @@ def recorders_of(
 def episode_recorder(directory: Path | None) -> list[Recorder]:
     """Return the recorder of evaluation episodes."""
     return [] if directory is None else [JSONLRecorder(directory / EPISODES)]
+
+
+def train_episode_recorder(directory: Path | None) -> list[JSONLRecorder]:
+    """Return the recorder of the episodes of the training, which makes no file before there is one to write."""
+    return [] if directory is None else [JSONLRecorder(directory / TRAIN_EPISODES)]

@@ -91,6 +91,9 @@ class Recorders:
     def write(self, row: Row) -> None:
         self._each("write", row)
 
+    def extend(self, lines: bytes) -> None:
+        self._each("extend", lines)
+
     def tick(self, progress: Progress) -> None:
         self._each("tick", progress)
 

@@ -10,16 +10,30 @@ from jaxrl.training.recorders.base import Progress, Row
 from jaxrl.training.recorders.log_file import LogFile
 from jaxrl.training.storage.run_dir import plain, write_atomically
 
+MOST_WAITING = 1 << 20
+"""Bytes of rows given by `extend` that may wait for a disk: they are kept in memory, and in checkpoints."""
+
 
 class JSONLRecorder:
     """Append every row to a file, in the system's hands as soon as it is written."""
 
     def __init__(self, path: Path) -> None:
         self.name = path.name
+        self.lost = 0
+        """Rows that were given up."""
         self._log = LogFile(path)
 
     def write(self, row: Row) -> None:
         self._log.append(json.dumps(plain(row)).encode() + b"\n")
+
+    def extend(self, lines: bytes) -> None:
+        """Append many rows at once; those that a full disk has not taken are given up beyond `MOST_WAITING`."""
+        waiting = sum(map(len, self._log.waiting))
+        if waiting + len(lines) > max(MOST_WAITING, len(lines)):
+            self.lost += lines.count(b"\n")
+            say(f"warning: {self._log.path} cannot be written: {self.lost} of its rows are lost")
+            lines = b""
+        self._log.append(lines)
 
     def tick(self, progress: Progress) -> None:
         pass
@@ -31,7 +45,8 @@ class JSONLRecorder:
             lines = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
             said = f"{len(damaged)} of its lines are no rows and left out ({lines})"
             say(f"warning: {self._log.path} was damaged: {said}")
-        self._log.waiting = [line for line in self._log.waiting if _belongs(line, opt_steps)]
+        waiting = [line for record in self._log.waiting for line in record.splitlines(keepends=True)]
+        self._log.waiting = [line for line in waiting if _belongs(line, opt_steps)]
 
     def unwritten(self, waiting: dict[str, list[str]]) -> None:
         """Tell which lines the disk has not taken."""
@@ -73,7 +88,8 @@ def log_problems(path: Path) -> list[str]:
         if row is None:
             problems.append(f"line {number} is no row")
             continue
-        what = (row.get("kind"), row["opt_steps"], row.get("episode"))
+        where = (row["env"], row.get("env_steps")) if isinstance(row.get("env"), int) else row.get("episode")
+        what = (row.get("kind"), row["opt_steps"], where)
         # A score that a user has given to a session has no episodes; several may be given at one step.
         repeats = row.get("kind") != "event" and (row.get("kind") != "eval" or "episodes" in row)
         if what in seen and repeats:

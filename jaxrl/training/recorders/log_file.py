@@ -22,8 +22,8 @@ class LogFile:
         self._failing = False
 
     def append(self, record: bytes) -> None:
-        """Add `record` to the end of the file."""
-        self.waiting.append(record)
+        """Add `record` to the end of the file; an empty one only has those that wait tried again."""
+        self.waiting += [record] if record else []
         try:
             self._flush()
         except OSError as error:

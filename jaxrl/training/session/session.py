@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.interrupt import Interrupt, Undisturbed
 from jaxrl.training.logbook import Logbook, unpacking
 from jaxrl.training.policy import GreedyPolicy, spec_facts
-from jaxrl.training.program import memory_plan, summarise, zero_sums
+from jaxrl.training.program import memory_plan, summarise, without_later, zero_sums
 from jaxrl.training.recorders import Recorder
 from jaxrl.training.report import call
 from jaxrl.training.session.inputs import outside, take_obs, take_result
@@ -364,7 +365,8 @@ class Session:
     def _restored(self, first: Now) -> Now:
         """Return what the newest valid checkpoint holds, in the structure of `first`."""
         like = tree_of(first)
-        self._storage.check_fits(like, self._stepper.metrics)
+        self._storage.expect([partial(without_later, sorted(self._stepper.metrics))])
+        self._storage.check_fits(like)
         step, tree, facts = self._storage.load(like)
         with unpacking(f"{step} of {self._storage.path}", "no session's"):
             now = restored(tree, facts, self._log.restored_ledger(facts, first.ledger), first.statistics)

@@ -18,7 +18,7 @@ import shutil
 import threading
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -70,8 +70,9 @@ class Store:
         self.keep, self.regular = keep, regular
         self.newest: int | None = None
         """The step that was last saved or loaded."""
-        self.older: Callable[[PyTree], tuple[PyTree, Callable[[PyTree], PyTree]]] | None = None
-        """Makes of the structure to be loaded into that which an older version of jaxrl saved, and what renews it."""
+        self.forms: Sequence[Callable[[PyTree], tuple[PyTree, Callable[[PyTree], PyTree]]]] = ()
+        """Each makes of the structure to be loaded into another one that may have been saved, by an older version of
+        jaxrl or without the replay, and what renews a tree of it."""
         self._bad: set[int] = set()
         self._thread: ThreadPoolExecutor | None = None
         self._job: Future[int] | None = None
@@ -233,7 +234,7 @@ class Store:
         return renew(tree), facts
 
     def read_like(self, step: int, like: PyTree | None) -> Leaves:
-        """Read the leaves of `step` by path, which must be those of `like`, or what an older version saved of it.
+        """Read the leaves of `step` by path, which must be those of `like`, or of one of its other `forms`.
 
         Raises:
           CheckpointError: as `load` does; without `like`, any structure will do.
@@ -244,15 +245,14 @@ class Store:
         return leaves
 
     def _either(self, like: PyTree, read: Callable[[PyTree], Any]) -> tuple[Any, Callable[[PyTree], PyTree]]:
-        """Return `read(like)`, or where that does not fit, of the older structure; and what renews a tree of it."""
+        """Return `read(like)`, or where that does not fit, of another form; and what renews a tree of it."""
         try:
             return read(like), lambda tree: tree
         except MismatchError:
-            if self.older is None:
-                raise
-            older, renew = self.older(like)
-            with contextlib.suppress(MismatchError):
-                return read(older), renew
+            for form in self.forms:
+                other, renew = form(like)
+                with contextlib.suppress(MismatchError):
+                    return read(other), renew
             raise
 
     def read(self, step: int, wanted: Mapping[str, Any] | None = None) -> tuple[Leaves, Facts]:

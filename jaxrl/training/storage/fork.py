@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
+from jaxrl.training.storage.log_sums import LOGS
 from jaxrl.training.storage.members import population_of
-from jaxrl.training.storage.run_dir import CONFIG, EPISODES, FORMAT, METRICS, RunDir, require_run
+from jaxrl.training.storage.run_dir import CONFIG, FORMAT, RunDir, require_run
 from jaxrl.written import whole
 
 BOARD = "tensorboard"
@@ -80,7 +81,7 @@ def branch_off(fork: Fork, target: Path) -> int:
         raise NoCheckpointError(f"checkpoint {step} of {fork.run} is damaged: {error}") from error
     for best in [best for best in Store(source / "best", 1).steps() if best <= step]:
         shutil.copytree(source / "best" / str(best), target / "best" / str(best))
-    for name in (METRICS, EPISODES):
+    for name in LOGS:
         if (source / name).exists():
             shutil.copy2(source / name, target / name)
     if (source / BOARD).is_dir():

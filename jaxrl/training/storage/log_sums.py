@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl.training.storage.run_dir import EPISODES, METRICS
+from jaxrl.training.storage.run_dir import EPISODES, METRICS, TRAIN_EPISODES
 
-LOGS = (METRICS, EPISODES)
+LOGS = (METRICS, EPISODES, TRAIN_EPISODES)
 PIECE = 1 << 20
 """Bytes read at once."""
 

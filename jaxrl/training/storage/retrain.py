@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.base import Strategy
-from jaxrl.training.program import jit_init, jit_run, state_shapes, values_of
+from jaxrl.training.program import forms_of, jit_init, jit_run, state_shapes, values_of, without_replay
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.run_dir import plain
@@ -18,7 +18,8 @@ def replay(strategy: Strategy, store: Store, steps: Sequence[int]) -> Iterator[t
     """Train from each of `steps` to the next, or from the beginning to the only one; yield both and whether equal.
 
     A pair is left out if it was not trained in one go and under the settings of `strategy`: where the run went back to
-    an earlier checkpoint in between, or where settings or versions were allowed to change then or later.
+    an earlier checkpoint in between, or where settings or versions were allowed to change then or later. Checkpoints
+    without the replay cannot be trained from: they are come to from the beginning, as far as the run was never resumed.
     """
     if strategy.remote is not None:
         raise SettingsError(
@@ -26,7 +27,7 @@ def replay(strategy: Strategy, store: Store, steps: Sequence[int]) -> Iterator[t
             "trained cannot be trained again; leave --replay out"
         )
     like, program, settings = state_shapes(strategy), jit_run(strategy), plain(strategy.settings or {})
-    start = 0
+    store.forms, start = forms_of(strategy), 0
     before: tuple[PyTree, dict[str, int]] | None = None
     for step in steps:
         try:
@@ -35,12 +36,16 @@ def replay(strategy: Strategy, store: Store, steps: Sequence[int]) -> Iterator[t
             before = None  # a running process has removed it, or a later one does not fit what was changed
             continue
         ledger, wanted = facts["ledger"], state_digest(tree[0])
-        if len(steps) == 1:
+        bare = strategy.refill is not None and not jax.tree.leaves(tree[0].buffer)
+        if len(steps) == 1 or (bare and step == steps[0]):
             key = jax.random.key(facts["settings"]["seed"])
             before = jit_init(strategy)(key, values_of(strategy)), {"t": 0, "rollbacks": 0}
         same = all(facts["settings"].get(name) == value for name, value in settings.items())
-        unchanged = same and ledger["changed_at"] <= start
+        resumed = bare and ledger["changed_at"] == start > 0
+        unchanged = same and ledger["changed_at"] <= start and not resumed
+        made = None
         if unchanged and before is not None and before[1]["rollbacks"] == ledger["rollbacks"]:
-            state, _ = program(*before[0], np.uint32(before[1]["t"]), np.uint32(ledger["t"]))
-            yield start, step, state_digest(state) == wanted
-        start, before = step, (tree, ledger)
+            made = program(*before[0], np.uint32(before[1]["t"]), np.uint32(ledger["t"]))
+            yield start, step, state_digest((without_replay(made) if bare else made)[0]) == wanted
+        found = made if bare else tree
+        start, before = step, None if found is None else (found, ledger)

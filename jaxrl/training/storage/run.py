@@ -5,8 +5,7 @@ import platform
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
-from jaxrl.training.program import without_later
+from jaxrl.training.program import Form
 from jaxrl.training.settings import HARMLESS, Change, changes, measured_otherwise, renewed, unread
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.fork import Fork, branch_off, describe_fork, told
@@ -337,12 +336,13 @@ class Storage:
 
     # --- reading ---
 
-    def check_fits(self, like: PyTree, metrics: Iterable[str]) -> None:
-        """Raise `SettingsError`, naming the leaf, if the checkpoint to go on from does not fit `like`.
+    def expect(self, forms: Sequence[Form]) -> None:
+        """Take it that checkpoints may have other `forms` than the structure that they are loaded into."""
+        if self.dir is not None:
+            self.checkpoints.forms = forms
 
-        Sums of the metrics that version 0.3 did not have may be missing in it, here and in what is loaded later.
-        """
-        self.checkpoints.older = partial(without_later, sorted(metrics))
+    def check_fits(self, like: PyTree) -> None:
+        """Raise `SettingsError`, naming the leaf, if the checkpoint to go on from does not fit `like`."""
         try:
             self.checkpoints.check_newest(like)
         except SettingsError as error:

@@ -20,6 +20,7 @@ FORMAT = 1
 """Version of the directory's layout."""
 
 CONFIG, METADATA, METRICS, EPISODES = "config.yaml", "metadata.json", "metrics.jsonl", "eval_episodes.jsonl"
+TRAIN_EPISODES = "train_episodes.jsonl"
 CSV = "metrics.csv"
 VIDEOS = "videos"
 """Directory of the episodes that are filmed on the way."""
@@ -149,7 +150,7 @@ def require_inside(path: Path) -> None:
 
     Following a link would read or write outside the run; so would appending to a file that has another name elsewhere.
     """
-    appended = (LOCK, METRICS, EPISODES, CSV)
+    appended = (LOCK, METRICS, EPISODES, TRAIN_EPISODES, CSV)
     for folder, folders, files in os.walk(path, onerror=_raise):
         for name in (*folders, *files):
             entry = os.path.join(folder, name)
