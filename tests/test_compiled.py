@@ -92,8 +92,7 @@ def test_a_row_counts_an_iteration_and_its_share_of_a_block() -> None:
 
     count = jax.ShapeDtypeStruct((), jnp.uint32)
     shapes = (jax.ShapeDtypeStruct((128, 128), jnp.float32), count, count)
-    none = lambda: None
-    row = measure("x", lambda: Program(run, shapes, opt_steps=2, env_steps=8, options=none, block=4), "cpu")
+    row = measure("x", lambda: Program(run, shapes, opt_steps=2, env_steps=8, block=4), "cpu")
     assert (row["case"], row["target"], row["unknown_trip_loops"], row["conditionals"]) == ("x", "cpu", 2, 0)
     assert row["kernels_per_iteration"] >= 2
     share = (row["kernels_per_opt_step"] * 2 - row["kernels_per_iteration"]) * 4  # of what a block begins with

@@ -50,6 +50,7 @@ from jaxrl.spaces import Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Transition
 from jaxrl.xla.flat import Flat
+from jaxrl.xla.short import argmax, largest
 
 
 @dataclass(frozen=True)
@@ -453,7 +454,7 @@ def _loss(
         if config.double:
             online = jax.lax.stop_gradient(params)
             select = apply(online, items.next_obs, noise.noise_select, *_taus(parts, reward.shape[0]))
-        policy = jax.nn.one_hot(jnp.argmax(masked(mean(select), mask_t), axis=-1), select.shape[1])
+        policy = jax.nn.one_hot(argmax(masked(mean(select), mask_t)), select.shape[1])
     after = After(reward, items.discount, out_t, policy, penalty)
     taus = taus_tm1 if config.values == "iqn" else _midpoints(reward.shape[0], out_tm1.shape[-1])
     loss, error = jax.vmap(values.loss)(jax.vmap(chosen_row)(out_tm1, items.action), taus, after)
@@ -464,7 +465,7 @@ def _loss(
         loss = loss + cql * gap
     weight = sampled.weight * items.weight
     outside = jax.vmap(values.outside)(after) * items.weight if values.outside and _tells_outside(config) else ()
-    return jnp.mean(weight * loss), (error * items.weight, jnp.max(masked(mean(out_tm1), mask_tm1), axis=-1), outside)
+    return jnp.mean(weight * loss), (error * items.weight, largest(masked(mean(out_tm1), mask_tm1)), outside)
 
 
 def _given(taus: PyTree) -> tuple[Array, ...]:

@@ -27,10 +27,14 @@ from jaxrl.xla.packing import bits_of, join, join_short, layout_of, pack, unpack
 
 TIED = ("cpu", "cuda")
 """Platforms on which small leaves are packed."""
+TIED_WITHIN = ("cuda",)
+"""Platforms on which they are packed in the loop over updates within an iteration, too."""
 LEAF = 128
 """Largest leaf that is packed, in words."""
 WORDS = 1024
 """Largest packed array, in words. XLA for CPUs would split the kernel that writes a much larger one among threads."""
+WIDE = 32
+"""Widest row of a leaf that is put beside others, in words."""
 _WORD = [jnp.dtype(name) for name in ("float32", "int32", "uint32", "bool")]
 """Types whose values are packed, as words of 32 bits."""
 
@@ -94,9 +98,17 @@ def rows_of(tree: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
     return jax.vmap(tie)(tree), untie
 
 
-def scan(body: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], carry: PyTree, xs: PyTree) -> tuple[PyTree, PyTree]:
-    """Compute `jax.lax.scan(body, carry, xs)`, with the carry and the rows of `xs` packed between iterations."""
-    if not shaped_for(*TIED):
+def scan(
+    body: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
+    carry: PyTree,
+    xs: PyTree,
+    on: tuple[str, ...] = TIED,
+) -> tuple[PyTree, PyTree]:
+    """Compute `jax.lax.scan(body, carry, xs)`, with the carry and the rows of `xs` packed between iterations.
+
+    They are packed `on` these platforms alone.
+    """
+    if not shaped_for(*on):
         return jax.lax.scan(body, carry, xs)
     tie, untie = bundle(carry)
     rows, row = rows_of(xs)
@@ -122,13 +134,38 @@ def scan_rows(
     _, like = jax.eval_shape(body, carry, jax.tree.map(lambda x: x[0], xs))
     # Flags take 32-bit words, like most other leaves, which makes one array instead of two.
     layout = layout_of(row_struct(like), flag="uint32")
+    hold, release = side_by_side(carry, jax.tree.leaves(like)[0].shape[0])
 
     def packed(carry: PyTree, x: PyTree) -> tuple[PyTree, dict[str, Array]]:
-        carry, out = body(carry, x)
-        return carry, pack(layout, out)
+        carry, out = body(release(carry), x)
+        return hold(carry), pack(layout, out)
 
-    carry, words = scan(packed, carry, xs)
-    return carry, jax.vmap(partial(unpack, layout))(words)
+    carry, words = scan(packed, hold(carry), xs)
+    return release(carry), jax.vmap(partial(unpack, layout))(words)
+
+
+def side_by_side(example: PyTree, rows: int) -> tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree]]:
+    """Return `hold`, which puts leaves `[rows, ...]` of trees like `example` side by side as words, and its inverse.
+
+    Only on CUDA, and only leaves that are too large to be packed one after the other. A kernel then writes all of them,
+    where XLA would write some twice: what one kernel has written, another that reads it must have a copy of.
+    """
+    leaves, treedef = jax.tree.flatten(jax.eval_shape(lambda: example))
+    wide = [leaf.size > LEAF and leaf.shape[0] == rows and leaf.dtype in _WORD for leaf in leaves]
+    wide = [here and leaf.size <= WIDE * rows for here, leaf in zip(wide, leaves, strict=True)]
+    if not shaped_for("cuda") or sum(wide) < 2:
+        return lambda tree: tree, lambda tree: tree
+    layout = layout_of([row_struct(leaf) for leaf, here in zip(leaves, wide, strict=True) if here], flag="uint32")
+
+    def hold(tree: PyTree) -> PyTree:
+        given = list(zip(jax.tree.leaves(tree), wide, strict=True))
+        return pack(layout, [leaf for leaf, here in given if here]), [leaf for leaf, here in given if not here]
+
+    def release(held: PyTree) -> PyTree:
+        taken, others = iter(unpack(layout, held[0])), iter(held[1])
+        return jax.tree.unflatten(treedef, [next(taken if here else others) for here in wide])
+
+    return hold, release
 
 
 def fori_loop(start: Array, stop: Array, body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:
