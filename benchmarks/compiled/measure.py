@@ -113,6 +113,7 @@ def figures(compiled: Any, program: Program) -> Row:
         "unknown_trip_loops": waits.unknown_loops,
         "copies": share(lambda kernel: kernel.kind in ("copy", "copy-start")) / program.opt_steps,
         "bytes": share(lambda kernel: kernel.bytes) / program.opt_steps,
+        "flops": share(lambda kernel: kernel.flops) / program.opt_steps,
         "temp_bytes": memory.temp_size_in_bytes,
         "state_bytes": memory.argument_size_in_bytes,
         "estimated_cycles_per_opt_step": cycles / program.opt_steps or None,

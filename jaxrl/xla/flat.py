@@ -88,4 +88,4 @@ class Flat:
 
 
 def _worth_cutting(leaf: Array) -> bool:
-    return leaf.ndim > 1 and leaf.size <= CUT and not is_narrow(leaf)
+    return shaped_for("tpu") or (leaf.ndim > 1 and leaf.size <= CUT and not is_narrow(leaf))
