@@ -19,9 +19,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compiled", description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help="all of them, if none is named")
     parser.add_argument("--target", choices=TARGETS, default="h200")
-    parser.add_argument(
-        "--json", type=Path, help="file to write, after each case; rows of other cases that it has stay"
-    )
+    parser.add_argument("--json", type=Path, help="file to write; rows of other cases in it stay")
     parser.add_argument("--against", type=Path, help="earlier result of the same target, not to be worse than")
     parser.add_argument("--text", type=Path, help="folder for the text of each program")
     parser.add_argument("--plain", nargs="+", default=(), metavar="FILE", help="files of jaxrl/xla that shape nothing")
@@ -53,9 +51,8 @@ def _compile(asked: argparse.Namespace) -> int:
         rows.append({**row, "date": now["date"], "commit": now["commit"]})
         print(line(row), flush=True)
         if asked.json:
-            harness.write(
-                asked.json, sorted([*rows, *others], key=lambda row: [*CASES, row["case"]].index(row["case"]))
-            )
+            place = lambda row: [*CASES, row["case"]].index(row["case"])
+            harness.write(asked.json, sorted([*rows, *others], key=place))
     found = worse(json.loads(asked.against.read_text())["rows"], rows) if asked.against else []
     print("\n".join(found), end="\n" if found else "")
     return 1 if found else 0

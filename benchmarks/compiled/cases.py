@@ -78,9 +78,14 @@ def plain(loop: loops.Loop, opt_steps: float, env_steps: float) -> Program:
     return Program(loop.body, (loop.carry, COUNT, COUNT), (0,), opt_steps, env_steps, depth=1)
 
 
-def of_agent(algo: str) -> Program:
+def strategy_of(algo: str) -> Strategy:
     """Return the training of an agent by its presets, on its own environment, or on data."""
-    return training(_offline(algo) if ALGORITHMS[algo].kind == "offline" else build(algo, preset(algo)))
+    return _offline(algo) if ALGORITHMS[algo].kind == "offline" else build(algo, preset(algo))
+
+
+def of_agent(algo: str) -> Program:
+    """Return the training call of `strategy_of`."""
+    return training(strategy_of(algo))
 
 
 def _offline(algo: str) -> Strategy:
