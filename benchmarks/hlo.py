@@ -210,6 +210,8 @@ def _flops(program: Program, computation: Computation, kernel: Instruction) -> f
     if kernel.kind == "fusion":
         inside = program.get(kernel.attribute("calls"), {})
         return sum(_flops(program, inside, instruction) for instruction in inside.values())
+    if kernel.kind == "convolution":
+        return _flops_of_convolution(computation, kernel)
     # XLA for GPUs gives products to a library, by a call of its name.
     contracted = re.search(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]+)', kernel.attributes)
     if contracted is None:
@@ -217,6 +219,22 @@ def _flops(program: Program, computation: Computation, kernel: Instruction) -> f
     sizes = dict(enumerate(_dims(_shape(computation, kernel.operands[0]))))
     summed = math.prod(sizes.get(int(place.strip('"')), 1) for place in contracted[1].split(","))
     return 2.0 * math.prod(_dims(kernel.shape)) * summed
+
+
+def _flops_of_convolution(computation: Computation, kernel: Instruction) -> float:
+    """Return those of a convolution, which is what every product is on a TPU: all entries of a kernel for each output.
+
+    A kernel with holes (`rhs_dilate`) is as large as its entries, and one entry of the result needs only those of the
+    kernel that meet an entry of what is convolved, not a hole (`lhs_dilate`).
+    """
+    labels = re.search(r"dim_labels=\w+_(\w+)->", kernel.attributes)
+    sizes = _dims(_shape(computation, kernel.operands[1]))
+    if labels is None or len(sizes) != len(labels[1]):
+        return 0.0
+    outputs = sizes[labels[1].index("o")]
+    holes = re.search(r"lhs_dilate=([\dx]+)", kernel.attributes)
+    met = math.prod(map(int, holes[1].split("x"))) if holes else 1
+    return 2.0 * math.prod(_dims(kernel.shape)) * math.prod(sizes) / max(1, outputs) / met
 
 
 def _dims(shape: str) -> list[int]:

@@ -17,6 +17,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.masks import masked
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box_bounds
 from jaxrl.trees import Array, Key
+from jaxrl.xla.short import argmax, log_softmax, total
 
 LOG_STD = (-5.0, 2.0)
 """Bounds on the log-scale."""
@@ -49,18 +50,18 @@ class Categorical(NamedTuple):
     """`[..., A]`"""
 
     def mode(self) -> Array:
-        return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
+        return argmax(self.logits).astype(jnp.int32)
 
     def sample(self, noise: Array) -> Array:
         # The Gumbel-max trick: an argmax with noise drawn ahead, without a cumulative sum inside the loop.
-        return jnp.argmax(self.logits + noise, axis=-1).astype(jnp.int32)
+        return argmax(self.logits + noise).astype(jnp.int32)
 
     def log_prob(self, action: Array) -> Array:
-        return _entry(jax.nn.log_softmax(self.logits), action)
+        return _entry(log_softmax(self.logits), action)
 
     def entropy(self) -> Array:
-        log_p = jax.nn.log_softmax(self.logits)
-        return -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
+        log_p = log_softmax(self.logits)
+        return -total(jnp.exp(log_p) * log_p)
 
 
 class MultiCategorical(NamedTuple):
@@ -103,10 +104,10 @@ class Gaussian(NamedTuple):
 
     def log_prob(self, action: Array) -> Array:
         apart = (action - self.mean) * jnp.exp(-self.log_std)
-        return -jnp.sum(0.5 * jnp.square(apart) + self.log_std + 0.5 * math.log(2 * math.pi), axis=-1)
+        return -total(0.5 * jnp.square(apart) + self.log_std + 0.5 * math.log(2 * math.pi))
 
     def entropy(self) -> Array:
-        return jnp.sum(self.log_std + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
+        return total(self.log_std + 0.5 * math.log(2 * math.pi * math.e))
 
 
 class TanhGaussian(NamedTuple):
@@ -121,7 +122,7 @@ class TanhGaussian(NamedTuple):
         return self.base.sample(noise)
 
     def log_prob(self, action: Array) -> Array:
-        return self.base.log_prob(action) - jnp.sum(log_slope(action), axis=-1)
+        return self.base.log_prob(action) - total(log_slope(action))
 
     def entropy(self) -> Array:
         """Return the Gaussian's entropy plus the mean of `log_slope`, computed by the trapezoidal rule.
@@ -145,7 +146,7 @@ def log_slope(u: Array) -> Array:
 def _entry(row: Array, index: Array) -> Array:
     """Return `row[..., index]`, as a masked sum. A sum fuses; the gradient of an index would be a scatter."""
     places = jnp.arange(row.shape[-1]).reshape((1,) * index.ndim + (-1,))
-    return jnp.sum(row, axis=-1, where=places == index[..., None])
+    return total(row, places == index[..., None])
 
 
 def restricted(distribution: Distribution, mask: Array | None) -> Distribution:

@@ -16,6 +16,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, sample_space
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Remembered
+from jaxrl.xla.short import argmax
 
 MASK = "action_mask"
 """Entry that says which actions are allowed: `[n]` for `Discrete(n)`; for `MultiDiscrete` `[n1 + n2 + ...]`, or, of `k`
@@ -152,11 +153,11 @@ def masked(x: Array, mask: Array | None) -> Array:
 def best(space: Discrete | MultiDiscrete, scores: Array, mask: Array | None) -> Array:
     """Return the allowed actions `[N, ...]` of the highest scores; `scores` `[N, A]` are those of all choices."""
     if isinstance(space, Discrete):
-        return jnp.argmax(masked(scores, mask), axis=-1).astype(space.dtype)
+        return argmax(masked(scores, mask)).astype(space.dtype)
     ends = np.cumsum(space.n)[:-1]
     masks = [None] * len(space.n) if mask is None else jnp.split(mask, ends, axis=-1)
     pairs = zip(jnp.split(scores, ends, axis=-1), masks, strict=True)
-    return jnp.stack([jnp.argmax(masked(*pair), axis=-1) for pair in pairs], axis=-1).astype(space.dtype)
+    return jnp.stack([argmax(masked(*pair)) for pair in pairs], axis=-1).astype(space.dtype)
 
 
 # --- random actions, drawn before the observation is known --------------------------------------------------------

@@ -428,3 +428,24 @@ def test_a_peer_that_cannot_be_installed_is_told_and_the_others_go_on(
     assert [row["name"] for row in rows] == ["jaxrl", "rejax"]
     assert rows[0]["ratio_to_ceiling"] == 1.0
     assert rows[1]["failed"] == "cannot be installed: ERROR: no such package"
+
+
+@pytest.mark.slow
+def test_a_campaign_is_rehearsed(tmp_path: Path) -> None:
+    """In its smallest form, in a process of its own as it is run."""
+    file = tmp_path / "campaign.json"
+    command = [sys.executable, "-m", "benchmarks.campaign", "--quick", "--agents", "dqn", "--cases", "env-10"]
+    done = subprocess.run(
+        [*command, "--json", str(file)], capture_output=True, text=True, cwd=Path(__file__).parents[1]
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    kept = json.loads(file.read_text())
+    assert kept["header"]["device"] == jax.devices()[0].device_kind
+    correct, kernels, speed = kept["rows"]
+    assert (correct["part"], correct["case"], correct["repeated"]) == ("correct", "dqn", True)
+    assert len(correct["digest"]) == 16
+    assert correct["apart"] < 1e-2
+    assert (kernels["part"], kernels["predicted"]) == ("kernels", None)
+    assert kernels["kernels_per_iteration"] > 10
+    assert (speed["part"], speed["case"]) == ("speed", "env-10")
+    assert speed["us_per_opt_step"] > 0

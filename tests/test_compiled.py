@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import hlo
-from benchmarks.compiled import thunks
+from benchmarks.compiled import limits, thunks
 from benchmarks.compiled.cases import Program, case_named
 from benchmarks.compiled.measure import measure, worse
 from jaxrl.xla import forms
@@ -92,8 +92,7 @@ def test_a_row_counts_an_iteration_and_its_share_of_a_block() -> None:
 
     count = jax.ShapeDtypeStruct((), jnp.uint32)
     shapes = (jax.ShapeDtypeStruct((128, 128), jnp.float32), count, count)
-    none = lambda: None
-    row = measure("x", lambda: Program(run, shapes, opt_steps=2, env_steps=8, options=none, block=4), "cpu")
+    row = measure("x", lambda: Program(run, shapes, opt_steps=2, env_steps=8, block=4), "cpu")
     assert (row["case"], row["target"], row["unknown_trip_loops"], row["conditionals"]) == ("x", "cpu", 2, 0)
     assert row["kernels_per_iteration"] >= 2
     share = (row["kernels_per_opt_step"] * 2 - row["kernels_per_iteration"]) * 4  # of what a block begins with
@@ -152,3 +151,20 @@ def test_no_figure_of_a_committed_case_grew(case: str, target: str, tmp_path: Pa
     command = [sys.executable, "-m", "benchmarks.compiled", case, "--target", target, "--against", str(newest)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=RESULTS.parents[1])
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+
+
+def test_the_tables_of_the_documentation_are_those_of_the_results() -> None:
+    """As `python -m benchmarks.compiled.limits` prints them."""
+    text = (RESULTS.parents[1] / "docs" / "performance.md").read_text()
+    for name, table in limits.tables(limits.newest()).items():
+        assert f"<!-- {name} -->\n{table}\n<!-- /{name} -->" in text, f"print the table {name} again"
+
+
+def test_a_model_is_what_its_counts_say() -> None:
+    """Ten kernels of 1 us, 9.6 MB at 4.8 TB/s, 494 MFLOP at 494 TFLOP/s; then 64 launches of 2.5 us for 16 steps."""
+    row = {"target": "h200", "kernels_per_opt_step": 8.0, "bytes": 9.6e6, "flops": 494e6, "opt_steps_per_iteration": 16}
+    found = limits.model({**row, "host_launches_per_call": 1})
+    assert found == pytest.approx((8.0, 2.0, 1.0, 2.0, 11.0))
+    assert limits.model({**row, "host_launches_per_call": 64}).program == pytest.approx(10.0 + 3.0)
+    of_tpu = limits.model({**row, "target": "v5e", "flops": None, "estimated_cycles_per_opt_step": 3_006.0})
+    assert (of_tpu.products, of_tpu.program) == (None, 2.0)

@@ -7,6 +7,7 @@ python -m benchmarks.compiled [CASE ...] [--target h200|v5e|cpu] [--json FILE]
 import argparse
 import json
 import sys
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compiled", description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help="all of them, if none is named")
     parser.add_argument("--target", choices=TARGETS, default="h200")
-    parser.add_argument("--json", type=Path, help="file to write; rewritten after each case")
+    parser.add_argument("--json", type=Path, help="file to write; rows of other cases in it stay")
     parser.add_argument("--against", type=Path, help="earlier result of the same target, not to be worse than")
     parser.add_argument("--text", type=Path, help="folder for the text of each program")
     parser.add_argument("--plain", nargs="+", default=(), metavar="FILE", help="files of jaxrl/xla that shape nothing")
@@ -43,15 +44,27 @@ def _compile(asked: argparse.Namespace) -> int:
 
     cases = {case: case_named(case) for case in asked.cases or CASES}
     rows: list[dict[str, Any]] = []
+    others, now = _others(asked.json, cases), harness.header()
     print(HEADER, flush=True)
     for case, program in cases.items():
-        rows.append(measure(case, program, asked.target, asked.text, asked.plain))
-        print(line(rows[-1]), flush=True)
+        row = measure(case, program, asked.target, asked.text, asked.plain)
+        rows.append({**row, "date": now["date"], "commit": now["commit"]})
+        print(line(row), flush=True)
         if asked.json:
-            harness.write(asked.json, rows)
+            place = lambda row: [*CASES, row["case"]].index(row["case"])
+            harness.write(asked.json, sorted([*rows, *others], key=place))
     found = worse(json.loads(asked.against.read_text())["rows"], rows) if asked.against else []
     print("\n".join(found), end="\n" if found else "")
     return 1 if found else 0
+
+
+def _others(file: Path | None, cases: Container[str]) -> list[dict[str, Any]]:
+    """Return the rows of other cases that a result has already, each with the date and commit it is of."""
+    if file is None or not file.exists():
+        return []
+    found = json.loads(file.read_text())
+    of = {name: found["header"][name] for name in ("date", "commit")}
+    return [{**of, **row} for row in found["rows"] if row["case"] not in cases]
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ from jaxrl.registry import ALGORITHMS
 from jaxrl.spaces import space_zeros
 from jaxrl.strategies.base import Strategy, block_length
 from jaxrl.training.evaluator import run_episodes
-from jaxrl.training.program import run, state_shapes
+from jaxrl.training.program import longest_sum, run, state_shapes
 from jaxrl.trees import PyTree
-from jaxrl.xla.options import compiler_options, graph_options
+from jaxrl.xla.options import compiler_options, graph_options, product_options
 
 COUNT = jax.ShapeDtypeStruct((), jnp.uint32)
 STEPS = 10_000
@@ -40,8 +40,8 @@ class Program(NamedTuple):
     """Of an iteration."""
     env_steps: float = 1
     """Of an iteration."""
-    options: Callable[[], dict[str, Any] | None] = compiler_options
-    """XLA's, as it is compiled by who uses it."""
+    options: Callable[[Any], dict[str, Any] | None] = lambda jaxpr: None
+    """XLA's for what was traced, as it is compiled by who uses it."""
     depth: int = 2
     """Of the loop over iterations, see `hlo.kernels`."""
     block: int = 0
@@ -57,6 +57,7 @@ def training(strategy: Strategy) -> Program:
         (0, 1),
         strategy.opt_steps_per_step,
         strategy.env_steps_per_step,
+        lambda jaxpr: {**(compiler_options() or {}), **product_options(longest_sum(jaxpr))},
         block=block_length(strategy.draw, state.key),
     )
 
@@ -69,17 +70,22 @@ def evaluation(strategy: Strategy, episodes: int = 20) -> Program:
     assert policy is not None
     params = jax.eval_shape(policy.params, state)
     function = partial(run_episodes, env, policy, episodes, env.spec.time_limit or 1_000)
-    return Program(function, (params, state.key), env_steps=episodes, options=graph_options, depth=1)
+    return Program(function, (params, state.key), env_steps=episodes, options=lambda jaxpr: graph_options(), depth=1)
 
 
 def plain(loop: loops.Loop, opt_steps: float, env_steps: float) -> Program:
     """Return a loop of the usual style."""
-    return Program(loop.body, (loop.carry, COUNT, COUNT), (0,), opt_steps, env_steps, options=lambda: None, depth=1)
+    return Program(loop.body, (loop.carry, COUNT, COUNT), (0,), opt_steps, env_steps, depth=1)
+
+
+def strategy_of(algo: str) -> Strategy:
+    """Return the training of an agent by its presets, on its own environment, or on data."""
+    return _offline(algo) if ALGORITHMS[algo].kind == "offline" else build(algo, preset(algo))
 
 
 def of_agent(algo: str) -> Program:
-    """Return the training of an agent by its presets, on its own environment, or on data."""
-    return training(_offline(algo) if ALGORITHMS[algo].kind == "offline" else build(algo, preset(algo)))
+    """Return the training call of `strategy_of`."""
+    return training(strategy_of(algo))
 
 
 def _offline(algo: str) -> Strategy:

@@ -80,13 +80,13 @@ def placed(tree: PyTree, device: Any) -> PyTree:
 
 
 def _compiled(program: Program, target: str, dump: Path) -> tuple[Any, float]:
-    options = dict(program.options() or {})
+    shapes = placed(program.shapes, device_of(TARGETS[target]))
+    traced = jax.jit(program.function, donate_argnums=program.donated).trace(*shapes)
+    options = dict(program.options(traced.jaxpr) or {})
     if TARGETS[target].forms == "cuda":
         options |= {"xla_dump_to": str(dump), "xla_dump_hlo_as_text": True}
-    shapes = placed(program.shapes, device_of(TARGETS[target]))
-    traced = jax.jit(program.function, donate_argnums=program.donated, compiler_options=options).lower(*shapes)
-    begun = time.perf_counter()
-    return traced.compile(), time.perf_counter() - begun
+    lowered, begun = traced.lower(), time.perf_counter()
+    return lowered.compile(compiler_options=options), time.perf_counter() - begun
 
 
 def _launches(compiled: Any, dump: Path) -> Row:
@@ -113,6 +113,7 @@ def figures(compiled: Any, program: Program) -> Row:
         "unknown_trip_loops": waits.unknown_loops,
         "copies": share(lambda kernel: kernel.kind in ("copy", "copy-start")) / program.opt_steps,
         "bytes": share(lambda kernel: kernel.bytes) / program.opt_steps,
+        "flops": share(lambda kernel: kernel.flops) / program.opt_steps,
         "temp_bytes": memory.temp_size_in_bytes,
         "state_bytes": memory.argument_size_in_bytes,
         "estimated_cycles_per_opt_step": cycles / program.opt_steps or None,

@@ -50,6 +50,7 @@ from jaxrl.spaces import Box, Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Remembered, Transition
 from jaxrl.xla.flat import Flat
+from jaxrl.xla.short import argmax, largest
 
 MUNCHAUSEN_CLIP = -1.0
 """Lower bound on the scaled log-policy that is added to a reward."""
@@ -439,7 +440,7 @@ def _loss(
         if config.double:
             fixed, then = jax.lax.stop_gradient((params, online.then))
             select = apply(fixed, then, noise.noise_select, *_taus(parts, reward.shape[0]))
-        policy = jax.nn.one_hot(jnp.argmax(masked(mean(select), mask_t), axis=-1), select.shape[1])
+        policy = jax.nn.one_hot(argmax(masked(mean(select), mask_t)), select.shape[1])
     after = After(reward, items.discount, out_t, policy, penalty)
     if parts.memory is not None:
         after = several_steps(after, sampled.items, config)
@@ -451,7 +452,7 @@ def _loss(
         gap = jax.vmap(conservative_gap)(rivals, jnp.zeros_like(q), jax.vmap(entry)(q, items.action))
         loss = loss + cql * gap
     outside = jax.vmap(values.outside)(after) * items.weight if values.outside and _tells_outside(config) else ()
-    return jnp.mean(weight * loss), (error * items.weight, jnp.max(masked(mean(out_tm1), mask_tm1), axis=-1), outside)
+    return jnp.mean(weight * loss), (error * items.weight, largest(masked(mean(out_tm1), mask_tm1)), outside)
 
 
 def _steps_of(parts: _Parts, sampled: Batch, *taus: PyTree) -> tuple[Transition, PyTree, PyTree, Array]:

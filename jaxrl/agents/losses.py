@@ -9,11 +9,12 @@ import jax.numpy as jnp
 
 from jaxrl.masks import allowed, masked
 from jaxrl.trees import Array
+from jaxrl.xla.short import total
 
 
 def entry(row: Array, index: Array) -> Array:
     """Return `row[index]`, as a masked sum. A sum fuses; the gradient of an index would be a separate scatter."""
-    return jnp.sum(row, where=jnp.arange(row.shape[0]) == index)
+    return total(row, jnp.arange(row.shape[0]) == index)
 
 
 def huber(error: Array, delta: float = 1.0) -> Array:

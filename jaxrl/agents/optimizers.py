@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxrl import shards
@@ -15,6 +16,7 @@ from jaxrl.errors import SettingsError, nearest
 from jaxrl.trees import Array, PyTree
 from jaxrl.xla import reverse_mode
 from jaxrl.xla.flat import Flat
+from jaxrl.xla.products import side_by_side
 
 Optimizer = Callable[[Any], optax.GradientTransformation]
 """A function from a learning rate, which may be a traced array, to an Optax transformation."""
@@ -156,6 +158,9 @@ def accumulate(
         with reverse_mode():
             return differentiate(params, batch)
 
+    rows = jax.tree.leaves(batch)[0].shape[0]
+    if parts == 1 and side_by_side(rows) > 1:
+        return _gathered(grad, params, batch, side_by_side(rows))
     if parts == 1:
         (value, aux), grads = grad(params, batch)
         return value, aux, grads
@@ -168,3 +173,14 @@ def accumulate(
     zeros = (jnp.float32(0.0), jax.tree.map(jnp.zeros_like, params))
     (value, grads), aux = jax.lax.scan(piece, zeros, pieces)
     return value, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), aux), grads
+
+
+def _gathered(grad: Callable[[PyTree, PyTree], Any], params: PyTree, batch: PyTree, parts: int) -> Any:
+    """Return what `accumulate` does, from the gradients of `parts` equal pieces, computed side by side."""
+    cut = jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch)
+    (value, aux), grads = jax.vmap(grad, in_axes=(None, 0))(params, cut)
+    aux = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), aux)
+    rows = jnp.concatenate([g.reshape(parts, -1) for g in jax.tree.leaves(grads)], axis=1).mean(axis=0)
+    ends = np.cumsum([g.size // parts for g in jax.tree.leaves(grads)])
+    summed = [x.reshape(g.shape[1:]) for x, g in zip(jnp.split(rows, ends[:-1]), jax.tree.leaves(grads), strict=True)]
+    return value.mean(), aux, jax.tree.unflatten(jax.tree.structure(grads), summed)

@@ -29,6 +29,7 @@ from jaxrl.spaces import Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Rollout
 from jaxrl.xla.flat import Flat
+from jaxrl.xla.short import largest
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> Target:
     items, last = rollout.items, rollout.last
     flat = lambda x: x.reshape(last.size, *x.shape[2:])
     params, next_obs = state.params.tree, jax.tree.map(flat, items.next_obs)
-    v_t = masked(_q(parts, params, next_obs), mask_of(next_obs)).max(axis=-1).reshape(last.shape)
+    v_t = largest(masked(_q(parts, params, next_obs), mask_of(next_obs))).reshape(last.shape)
     returns = jax.vmap(partial(lambda_returns, lambda_=state.hyper.q_lambda), in_axes=1, out_axes=1)
     target = returns(items.reward, items.discount, last, v_t)
     return jax.tree.map(flat, Target(items.obs, items.action, target, jnp.asarray(items.weight)))
@@ -212,4 +213,4 @@ def _loss(parts: _Parts, params: PyTree, items: Target) -> tuple[Array, tuple[Ar
     """Return the mean loss, and errors and greedy values `[B]`."""
     q = _q(parts, params, items.obs)
     error = items.target - jax.vmap(entry)(q, items.action)
-    return jnp.mean(items.weight * squared(error)), (items.weight * error, masked(q, mask_of(items.obs)).max(axis=-1))
+    return jnp.mean(items.weight * squared(error)), (items.weight * error, largest(masked(q, mask_of(items.obs))))

@@ -15,6 +15,7 @@ from jaxrl import shards
 from jaxrl.agents.losses import cross_entropy, entry, huber, project, quantile_huber, squared
 from jaxrl.trees import Array
 from jaxrl.types import Transition
+from jaxrl.xla.short import total
 
 ENDLESS = 1e-3
 """Stands for `1 - discount` where the discount is 1, and one step's reward would imply no bound on the return."""
@@ -93,7 +94,7 @@ def expected(loss: str) -> Values:
 
 
 def _expected_loss(loss: Callable[[Array], Array], chosen: Array, taus: Array, after: After) -> tuple[Array, Array]:
-    value = jnp.sum(after.policy * (after.out[:, 0] - after.penalty))
+    value = total(after.policy * (after.out[:, 0] - after.penalty))
     error = after.reward + after.discount * value - chosen[0]
     return loss(error), error
 

@@ -14,6 +14,7 @@ from jaxrl.spaces import EnvSpec, space_struct
 from jaxrl.trees import Array, Key, PyTree, require_same, tree_where
 from jaxrl.tuning import tunable
 from jaxrl.types import GoalFn, Step
+from jaxrl.xla.short import every
 
 SPOILT = -1
 """Episode length that marks an episode to be cut at its first step, because its first observation was not finite."""
@@ -249,7 +250,7 @@ def finite_rows(tree: PyTree) -> Array:
     valid = jnp.ones(leaves[0].shape[0], bool)
     for leaf in leaves:
         if jnp.issubdtype(leaf.dtype, jnp.inexact):
-            valid = valid & jnp.isfinite(leaf).reshape(valid.shape[0], -1).all(axis=1)
+            valid = valid & every(jnp.isfinite(leaf).reshape(valid.shape[0], -1))
     return valid
 
 

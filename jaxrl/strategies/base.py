@@ -17,7 +17,7 @@ from jaxrl.trees import Array, Key, PyTree, tree_bytes
 from jaxrl.tuning import Swap
 from jaxrl.types import Step
 from jaxrl.xla import PLATFORMS, shaped_for
-from jaxrl.xla.carry import fori_loop, rows_of
+from jaxrl.xla.carry import TIED_WITHIN, fori_loop, rows_of, scan
 from jaxrl.xla.hoist import hoist
 from jaxrl.xla.threefry import unrolled
 
@@ -237,5 +237,5 @@ def repeat(
     xs = (noise, first + jnp.arange(times, dtype=jnp.uint32))
     _, like = jax.eval_shape(body, state, *jax.tree.map(lambda x: x[0], xs))
     nothing = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(like),)), stat(jnp.zeros(()), False))
-    (state, sums), _ = jax.lax.scan(one, (state, nothing), xs)
+    (state, sums), _ = scan(one, (state, nothing), xs, on=TIED_WITHIN)
     return state, metrics_of(sums, like)

@@ -22,7 +22,7 @@ from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.strategies.base import Ended, Policy
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step, Transition
-from jaxrl.xla.carry import scan_rows
+from jaxrl.xla.carry import cut_out, scan_rows
 
 
 class Actors(NamedTuple):
@@ -346,6 +346,6 @@ def collect(
     actors: Actors, agent: PyTree, opt_step: Array, scene: Scene, noise: PyTree, random: bool = False
 ) -> tuple[Scene, Transition, StepInfo]:
     """Take the steps of `noise` in all environments; return transitions and what was seen, leaves `[T, N, ...]`."""
-    step = partial(interact, actors, agent, opt_step, random)
+    step = partial(interact, actors, cut_out(agent), opt_step, random)
     scene, (items, seen) = scan_rows(step, scene, noise)
     return scene, items, seen

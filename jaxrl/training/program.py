@@ -21,7 +21,7 @@ from jaxrl.training.devices import after_placing, over_devices, placed
 from jaxrl.trees import Array, PyTree, require_same, tree_bytes
 from jaxrl.tuning import Swap, given, traced
 from jaxrl.xla import chosen
-from jaxrl.xla.options import compiler_options, graph_options, once_options, spread_options
+from jaxrl.xla.options import compiler_options, graph_options, once_options, product_options, spread_options
 
 KEPT = 8
 """Strategies whose compiled programs are kept for the next run of the same one."""
@@ -248,7 +248,8 @@ def _compile_run(strategy: Strategy, like: tuple[PyTree, Sums], tells: bool) -> 
     count = jax.ShapeDtypeStruct((), jnp.uint32)
     given = (count, count) if strategy.remote is None else (strategy.remote.arrival, count)
     state, sums = like
-    return jit_run(strategy, tells).lower(placed(strategy, state), sums, *given).compile()
+    traced = jit_run(strategy, tells).trace(placed(strategy, state), sums, *given)
+    return traced.lower().compile(compiler_options=product_options(longest_sum(traced.jaxpr)))
 
 
 def programs_of(strategy: Strategy) -> dict[str, Any]:
@@ -396,10 +397,29 @@ def largest_array(jaxpr: Any) -> int:
     for equation in jaxpr.eqns:
         if equation.primitive.name in ("dot_general", "conv_general_dilated"):
             largest = max([largest, *(tree_bytes(out.aval) for out in equation.outvars)])
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
-            if _is_jaxpr(inner):
-                largest = max(largest, largest_array(inner))
+        largest = max([largest, *map(largest_array, _inner(equation))])
     return largest
+
+
+def longest_sum(jaxpr: Any) -> int:
+    """Return over how many entries a product of matrices sums, the longest one wherever it stands.
+
+    A product of two vectors is none: XLA makes a sum of it.
+    """
+    longest = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), (batch, _) = equation.params["dimension_numbers"]
+            shape = equation.invars[0].aval.shape
+            if equation.outvars[0].aval.ndim > len(batch):
+                longest = max(longest, math.prod(shape[axis] for axis in contracted))
+        longest = max([longest, *map(longest_sum, _inner(equation))])
+    return longest
+
+
+def _inner(equation: Any) -> list[Any]:
+    """Return the programs inside an equation."""
+    return [x for x in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr) if _is_jaxpr(x)]
 
 
 def _is_jaxpr(x: object) -> bool:

@@ -15,7 +15,7 @@ kernels instead of 66 for an iteration of DQN), but not on TPUs (171 000 estimat
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +27,14 @@ from jaxrl.xla.packing import bits_of, join, join_short, layout_of, pack, unpack
 
 TIED = ("cpu", "cuda")
 """Platforms on which small leaves are packed."""
+TIED_WITHIN = ("cuda",)
+"""Platforms on which they are packed in the loop over updates within an iteration, too."""
 LEAF = 128
 """Largest leaf that is packed, in words."""
 WORDS = 1024
 """Largest packed array, in words. XLA for CPUs would split the kernel that writes a much larger one among threads."""
+WIDE = 32
+"""Widest row of a leaf that is put beside others, in words."""
 _WORD = [jnp.dtype(name) for name in ("float32", "int32", "uint32", "bool")]
 """Types whose values are packed, as words of 32 bits."""
 
@@ -94,9 +98,17 @@ def rows_of(tree: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
     return jax.vmap(tie)(tree), untie
 
 
-def scan(body: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], carry: PyTree, xs: PyTree) -> tuple[PyTree, PyTree]:
-    """Compute `jax.lax.scan(body, carry, xs)`, with the carry and the rows of `xs` packed between iterations."""
-    if not shaped_for(*TIED):
+def scan(
+    body: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
+    carry: PyTree,
+    xs: PyTree,
+    on: tuple[str, ...] = TIED,
+) -> tuple[PyTree, PyTree]:
+    """Compute `jax.lax.scan(body, carry, xs)`, with the carry and the rows of `xs` packed between iterations.
+
+    They are packed `on` these platforms alone.
+    """
+    if not shaped_for(*on):
         return jax.lax.scan(body, carry, xs)
     tie, untie = bundle(carry)
     rows, row = rows_of(xs)
@@ -117,18 +129,82 @@ def scan_rows(
     The outputs of an iteration are also packed, as rows of bits: one kernel then writes them, instead of one per leaf.
     They are unpacked all at once after the loop.
     """
+    if shaped_for("tpu"):
+        return _scan_stacked(body, carry, xs)
     if not shaped_for(*TIED):
         return jax.lax.scan(body, carry, xs)
     _, like = jax.eval_shape(body, carry, jax.tree.map(lambda x: x[0], xs))
     # Flags take 32-bit words, like most other leaves, which makes one array instead of two.
     layout = layout_of(row_struct(like), flag="uint32")
+    hold, release = side_by_side(carry, jax.tree.leaves(like)[0].shape[0])
 
     def packed(carry: PyTree, x: PyTree) -> tuple[PyTree, dict[str, Array]]:
-        carry, out = body(carry, x)
-        return carry, pack(layout, out)
+        carry, out = body(release(carry), x)
+        return hold(carry), pack(layout, out)
 
-    carry, words = scan(packed, carry, xs)
-    return carry, jax.vmap(partial(unpack, layout))(words)
+    carry, words = scan(packed, hold(carry), xs)
+    return release(carry), jax.vmap(partial(unpack, layout))(words)
+
+
+def _scan_stacked(
+    body: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], carry: PyTree, xs: PyTree
+) -> tuple[PyTree, PyTree]:
+    """Compute `jax.lax.scan(body, carry, xs)` with leaves of one shape and dtype stacked, in `xs` and in the outputs.
+
+    On a TPU each leaf of `xs` is a kernel in every turn, and each flag among the outputs two.
+    """
+    _, like = jax.eval_shape(body, carry, jax.tree.map(lambda x: x[0], xs))
+    stack_xs, unstack_xs = _stacking(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), xs))
+    stack_ys, unstack_ys = _stacking(like)
+
+    def stacked(carry: PyTree, x: list[Array]) -> tuple[PyTree, list[Array]]:
+        carry, y = body(carry, unstack_xs(x))
+        return carry, stack_ys(y)
+
+    carry, ys = jax.lax.scan(stacked, carry, jax.vmap(stack_xs)(xs))
+    return carry, jax.vmap(unstack_ys)(ys)
+
+
+def _stacking(example: PyTree) -> tuple[Callable[[PyTree], list[Array]], Callable[[list[Array]], PyTree]]:
+    """Return what stacks those leaves of trees like `example` that are alike, and its inverse."""
+    leaves, treedef = jax.tree.flatten(example)
+    alike: dict[Any, list[int]] = {}
+    for place, leaf in enumerate(leaves):
+        alike.setdefault((leaf.shape, leaf.dtype), []).append(place)
+
+    def stack(tree: PyTree) -> list[Array]:
+        given = jax.tree.leaves(tree)
+        return [jnp.stack([given[place] for place in places]) for places in alike.values()]
+
+    def unstack(stacks: list[Array]) -> PyTree:
+        found = {places[i]: x[i] for x, places in zip(stacks, alike.values(), strict=True) for i in range(len(places))}
+        return jax.tree.unflatten(treedef, [found[place] for place in range(len(leaves))])
+
+    return stack, unstack
+
+
+def side_by_side(example: PyTree, rows: int) -> tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree]]:
+    """Return `hold`, which puts leaves `[rows, ...]` of trees like `example` side by side as words, and its inverse.
+
+    Only on CUDA, and only leaves that are too large to be packed one after the other. A kernel then writes all of them,
+    where XLA would write some twice: what one kernel has written, another that reads it must have a copy of.
+    """
+    leaves, treedef = jax.tree.flatten(jax.eval_shape(lambda: example))
+    wide = [leaf.size > LEAF and leaf.shape[0] == rows and leaf.dtype in _WORD for leaf in leaves]
+    wide = [here and leaf.size <= WIDE * rows for here, leaf in zip(wide, leaves, strict=True)]
+    if not shaped_for("cuda") or sum(wide) < 2:
+        return lambda tree: tree, lambda tree: tree
+    layout = layout_of([row_struct(leaf) for leaf, here in zip(leaves, wide, strict=True) if here], flag="uint32")
+
+    def hold(tree: PyTree) -> PyTree:
+        given = list(zip(jax.tree.leaves(tree), wide, strict=True))
+        return pack(layout, [leaf for leaf, here in given if here]), [leaf for leaf, here in given if not here]
+
+    def release(held: PyTree) -> PyTree:
+        taken, others = iter(unpack(layout, held[0])), iter(held[1])
+        return jax.tree.unflatten(treedef, [next(taken if here else others) for here in wide])
+
+    return hold, release
 
 
 def fori_loop(start: Array, stop: Array, body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:
@@ -146,6 +222,16 @@ def fori_loop(start: Array, stop: Array, body: Callable[[Array, PyTree], PyTree]
         return tie(new), _matrices(new)
 
     return untie(jax.lax.fori_loop(start, stop, tied, (tie(carry), _matrices(carry)))[0])
+
+
+def cut_out(tree: PyTree) -> PyTree:
+    """Cut all parameters out of every `Flat` of `tree`, for a loop that reads them and leaves them as they are.
+
+    Only on TPUs, where XLA cuts in every turn what is cut within a loop.
+    """
+    if not shaped_for("tpu"):
+        return tree
+    return _with_matrices(tree, _matrices(tree))
 
 
 def _matrices(tree: PyTree) -> list[PyTree]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxrl.trees import Array, PyTree
 from jaxrl.xla import shaped_for
+from jaxrl.xla.products import is_narrow
 
 CUT = 1 << 14
 """Largest matrix, in entries, that is cut out beforehand. Larger ones are better copied in parallel with other work."""
@@ -87,4 +88,4 @@ class Flat:
 
 
 def _worth_cutting(leaf: Array) -> bool:
-    return leaf.ndim > 1 and leaf.size <= CUT
+    return shaped_for("tpu") or (leaf.ndim > 1 and leaf.size <= CUT and not is_narrow(leaf))

@@ -20,8 +20,14 @@ THIN = 32
 """Largest number of outputs of a layer whose gradient counts as one of a few vectors."""
 SMALL = 1 << 13
 """Entries of a parameter matrix, and rows of a batch, up to which one core is faster than two."""
+NARROW = 8
+"""Fewest inputs or outputs for which CUDA devices have a use for their matrix units."""
 LONG = 1 << 10
 """Rows from which a batch is split, for a small parameter matrix."""
+PIECE = 256
+"""Most rows of a piece of a batch on CUDA."""
+SHORTEST = 64
+"""Fewest rows of one."""
 CUTS = 16
 """Pieces of such a batch: XLA for CPUs divides this many among cores, but no fewer."""
 
@@ -45,6 +51,8 @@ def multiply(x: Array, kernel: Array) -> Array:
 
 
 def _product(x: Array, kernel: Array) -> Array:
+    if is_narrow(kernel) and x.dtype == jnp.float32:
+        return _written_out(x, kernel)
     if not shaped_for("cpu") or x.size * kernel.shape[1] > TINY:
         return _plain(x, kernel)
     return by_platform(_sums, _plain, x, kernel)
@@ -52,6 +60,36 @@ def _product(x: Array, kernel: Array) -> Array:
 
 def _plain(x: Array, kernel: Array) -> Array:
     return x @ kernel
+
+
+def side_by_side(rows: int) -> int:
+    """Return into how many pieces to cut a batch of `rows`, whose gradients are computed at once and then added up.
+
+    A gradient by small parameters is a sum over all rows. CUDA devices need it in pieces, for each of their units has a
+    part in it; XLA cuts it too, but adds each of the many sums up by a kernel of its own.
+    """
+    if not shaped_for("cuda") or rows < LONG:
+        return 1
+    piece = next(size for size in range(PIECE, 0, -1) if rows % size == 0)
+    return rows // piece if piece >= SHORTEST else 1
+
+
+def is_narrow(kernel: Array) -> bool:
+    """Return whether products by `kernel`, `[D, F]` or one for each critic, are written out as sums.
+
+    They read it wherever it lies.
+    """
+    return shaped_for("cuda") and kernel.ndim in (2, 3) and min(kernel.shape[-2:]) <= NARROW
+
+
+def _written_out(x: Array, kernel: Array) -> Array:
+    """Return `x @ kernel` as a sum over a few inputs, or as a few sums over the inputs, one for each output."""
+    (inputs, outputs), rows = kernel.shape, _rows(x)
+    if inputs <= NARROW:
+        summed = sum((rows[:, i : i + 1] * kernel[i][None] for i in range(1, inputs)), rows[:, :1] * kernel[:1])
+    else:
+        summed = jnp.stack([(rows * kernel[:, j][None]).sum(axis=1) for j in range(outputs)], axis=1)
+    return summed.reshape(*x.shape[:-1], outputs)
 
 
 def _sums(x: Array, kernel: Array) -> Array:
@@ -70,7 +108,8 @@ def _forwards(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
 
 def _backwards(given: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     x, kernel = given
-    return (g @ kernel.T).astype(x.dtype), _by_kernel(_rows(x), _rows(g)).astype(kernel.dtype)
+    by_input = _product(g, kernel.T) if shaped_for("cuda") else g @ kernel.T
+    return by_input.astype(x.dtype), _by_kernel(_rows(x), _rows(g)).astype(kernel.dtype)
 
 
 _reversed.defvjp(_forwards, _backwards)
@@ -87,6 +126,8 @@ def _by_kernel(x: Array, g: Array) -> Array:
     few outputs. So one of the two is transposed by a separate kernel first.
     """
     rows, inputs, outputs = len(x), x.shape[1], g.shape[1]
+    if shaped_for("cuda"):
+        return _plain_by_kernel(x, g)
     small = inputs * outputs <= SMALL
     if outputs <= THIN and outputs < inputs:
         return by_platform(lambda x, g: _apart(_apart(g.T) @ x).T, _plain_by_kernel, x, g)

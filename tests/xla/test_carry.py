@@ -9,7 +9,8 @@ import pytest
 
 import jaxrl
 from jaxrl.strategies.base import iterate
-from jaxrl.xla.carry import LEAF, WORDS, bundle, fori_loop, rows_of, scan
+from jaxrl.xla import forms
+from jaxrl.xla.carry import LEAF, WIDE, WORDS, bundle, fori_loop, rows_of, scan, scan_rows, side_by_side
 from jaxrl.xla.flat import Flat
 
 
@@ -127,3 +128,50 @@ def test_what_is_written_into_a_vector_is_read_from_it_and_not_from_old_pieces()
     end = fori_loop(jnp.int32(0), jnp.int32(3), double, carry())
     assert end.params.tree["w"].tolist() == (8 * np.arange(6.0).reshape(3, 2)).tolist()
     assert end.number.tolist() == [[0.0, 8.0], [16.0, 24.0]]
+
+
+def test_on_cuda_leaves_of_as_many_rows_lie_side_by_side():
+    n = LEAF + 2
+    tree = {
+        "place": jnp.arange(2.0 * n).reshape(n, 2),
+        "length": jnp.arange(n, dtype=jnp.int32),
+        "done": jnp.arange(n) % 3 == 0,
+        "key": jax.random.split(jax.random.key(0), n),
+        "frame": jnp.zeros((n, WIDE + 1)),
+        "count": jnp.int32(7),
+    }
+    with forms("cuda"):
+        hold, release = side_by_side(tree, n)
+        held, others = hold(tree)
+        assert {word: rows.shape for word, rows in held.items()} == {"uint32": (n, 4)}
+        assert [leaf.shape for leaf in others] == [(), (n, WIDE + 1), (n,)]
+        assert same(release(hold(tree)), tree)
+    hold, _ = side_by_side(tree, n)
+    assert hold(tree) is tree
+
+
+def test_on_cuda_a_scan_over_rows_makes_the_same_bits():
+    n = LEAF + 1
+    start = {"x": jnp.linspace(0.0, 1.0, n), "steps": jnp.zeros(n, jnp.int32)}
+
+    def body(carry: Any, x: jax.Array) -> tuple[Any, Any]:
+        new = {"x": carry["x"] * x, "steps": carry["steps"] + 1}
+        return new, {"before": carry["x"], "odd": new["steps"] % 2 == 1}
+
+    xs = jnp.array([0.5, 3.0, -1.0])
+    with forms("cuda"):
+        ours = scan_rows(body, start, xs)
+    assert same(ours, jax.lax.scan(body, start, xs))
+
+
+def test_on_a_tpu_a_scan_stacks_what_is_alike_and_makes_the_same_bits():
+    start = {"x": jnp.linspace(0.0, 1.0, 5), "steps": jnp.zeros(5, jnp.int32)}
+
+    def body(carry: Any, x: Any) -> tuple[Any, Any]:
+        new = {"x": carry["x"] * x["a"] + x["b"], "steps": carry["steps"] + x["n"]}
+        return new, {"before": carry["x"], "odd": new["steps"] % 2 == 1, "far": new["x"] > 1, "after": new["x"]}
+
+    xs = {"a": jnp.array([0.5, 3.0, -1.0]), "b": jnp.array([1.0, -2.0, 0.25]), "n": jnp.arange(3, dtype=jnp.int32)}
+    with forms("tpu"):
+        ours = scan_rows(body, start, xs)
+    assert same(ours, jax.lax.scan(body, start, xs))

@@ -65,8 +65,16 @@ def test_a_run_is_traced_with_the_forms_that_it_is_begun_with(
     assert "run" not in programs_of(strategy) or which == xla.chosen()
 
 
-@pytest.mark.parametrize("algo", [pytest.param("dqn", marks=pytest.mark.slow), "ppo"])
-def test_plain_forms_train_alike(algo: str) -> None:
+@pytest.mark.parametrize(
+    ("algo", "forms"),
+    [
+        pytest.param("dqn", "cpu", marks=pytest.mark.slow),
+        pytest.param("dqn", "cuda", marks=pytest.mark.slow),
+        ("ppo", "cpu"),
+        ("ppo", "cuda"),
+    ],
+)
+def test_plain_forms_train_alike(algo: str, forms: str) -> None:
     """The same random numbers and the same equations: all whole numbers are equal, all others to rounding."""
 
     def trained(which: str) -> object:
@@ -79,7 +87,7 @@ def test_plain_forms_train_alike(algo: str) -> None:
         with xla.forms(which):
             return jaxrl.Trainer(strategy, max_opts=8, eval_episodes=0, eval_interval=0, quiet=True).train().state
 
-    one, other = (jax.tree.leaves_with_path(trained(which)) for which in ("cpu", "plain"))
+    one, other = (jax.tree.leaves_with_path(trained(which)) for which in (forms, "plain"))
     for (path, a), (_, b) in zip(one, other, strict=True):
         assert a.dtype == b.dtype
         if jnp.issubdtype(a.dtype, jnp.floating):

@@ -5,9 +5,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl.agents.optimizers import accumulate
 from jaxrl.nn import dense
-from jaxrl.xla import reverse_mode
-from jaxrl.xla.products import CUTS, LONG, SMALL, THIN, TINY, convolve, multiply
+from jaxrl.xla import forms, reverse_mode
+from jaxrl.xla.products import (
+    CUTS,
+    LONG,
+    NARROW,
+    PIECE,
+    SMALL,
+    THIN,
+    TINY,
+    convolve,
+    multiply,
+    side_by_side,
+)
 
 SHAPES = {
     "tiny": ((2, 3), 4),
@@ -154,3 +166,39 @@ def test_a_convolution_and_its_gradients_are_those_of_jax(height, width, stride,
     slope = jax.random.normal(keys[2], ours.shape)
     for a, b in zip((ours, *back(slope)), (theirs, *back_theirs(slope)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(NARROW, 20), (20, NARROW), (3, 2), (20, NARROW + 1)])
+def test_on_cuda_a_product_by_a_narrow_matrix_is_a_sum(inputs, outputs):
+    x, kernel, slope = drawn((4, 5, inputs), outputs)
+
+    def ours(x, kernel, slope):
+        y, back = jax.vjp(multiply, x, kernel)
+        return y, *back(slope)
+
+    with forms("cuda"):
+        made = ours(x, kernel, slope)
+        text = str(jax.make_jaxpr(multiply)(x, kernel))
+    for one, other in zip(made, by_hand(x, kernel, slope), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    assert ("dot_general" in text) is (min(inputs, outputs) > NARROW)
+
+
+def test_on_cuda_a_long_batch_is_gathered_from_pieces():
+    """The mean of `(w x)^2 / 2` and its gradient `mean(w x^2)`, of rows that tell pieces apart."""
+    rows = LONG * 2
+    x = jnp.linspace(0.0, 2.0, rows)
+    loss = lambda w, x: (jnp.mean((w["w"] * x) ** 2) / 2, {"x": x})
+    with forms("cuda"):
+        assert side_by_side(rows) == rows // PIECE
+        value, aux, grads = accumulate(loss, {"w": jnp.float32(3.0)}, x, 1)
+    assert jax.tree.map(jnp.shape, aux) == {"x": (rows,)}
+    assert np.array_equal(aux["x"], x)
+    np.testing.assert_allclose(value, 4.5 * np.mean(np.square(x, dtype=np.float64)), rtol=1e-5)
+    np.testing.assert_allclose(grads["w"], 3.0 * np.mean(np.square(x, dtype=np.float64)), rtol=1e-5)
+
+
+def test_a_batch_is_cut_where_it_divides_well():
+    with forms("cuda"):
+        assert [side_by_side(rows) for rows in (LONG - 1, LONG, 1_000_003, 1_200, 100 * 101)] == [1, 4, 1, 5, 50]
+    assert side_by_side(LONG) == 1

@@ -25,6 +25,7 @@ from jaxrl.training.episodes import teller_of
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.logbook import flat
+from jaxrl.training.population.checks import check_members
 from jaxrl.training.population.gates import Gates
 from jaxrl.training.population.rows import PopulationRows
 from jaxrl.training.population.scores import MemberResult, PopulationResult, named
@@ -123,13 +124,7 @@ class PopulationTrainer:
             )
         self.config = config_for(population.members[0].strategy, evaluator, config, settings)
         self.config = self.config.changed(run_dir=origin(resume, None, self.config.run_dir)[0])
-        self.config.check()
-        if self.config.seed + max(m.seed for m in population.members) > 2**32 - 1:
-            raise SettingsError(f"seed is {self.config.seed}; seeds of members end at {2**32 - 1}")
-        if any(member.strategy.remote is not None for member in population.members):
-            raise SettingsError(
-                "members of a population train in environments written in JAX; train with one seed at a time"
-            )
+        check_members(population.members, self.config)
         if workers is not None:
             check_count("workers", workers)
         self.population, self.interrupt = population, Interrupt() if interrupt is None else interrupt
@@ -155,8 +150,6 @@ class PopulationTrainer:
             raise SettingsError("allow_changes and start_over say how to resume; set resume as well")
         if resume and self.config.run_dir is None:
             raise SettingsError("resume needs the run_dir to go on with")
-        if self.config.devices > 1:
-            raise SettingsError("devices are for the shards of a single run; leave them at 1 for a population")
         for strategy in self._strategies():
             self._unrecorded(strategy, evaluator)  # only checks
 
