@@ -225,7 +225,7 @@ def test_under_low_limits_nothing_that_was_saved_is_lost(tmp_path: Path, kind: i
     assert door("train", *CATCH, "--max-opts", 20, "--run-dir", run).returncode == 0
     saved = digests(run)
     command = [sys.executable, "-c", LIMITED, kind, value, "--resume", run, "--max-opts", 60]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 or done.stderr != ""
     assert kind == resource.RLIMIT_AS or "Traceback" not in done.stderr  # memory may end before Python has begun
     assert digests(run)[: len(saved)] == saved
