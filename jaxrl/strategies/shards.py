@@ -86,8 +86,9 @@ def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
 def _step(parts: _Parts, state: PyTree, noise: PyTree, t: Array) -> tuple[PyTree, Metrics]:
     each = (_by_shard(parts, state), jax.tree.map(lambda _: True, noise), False)
     (state, metrics), (own, measured) = spread(parts.one.step, parts.shards, (state, noise, t), each)
+    state = _settled(parts, state, own)
     _require_same("metrics", measured)
-    return _settled(parts, state, own), metrics
+    return state, metrics
 
 
 def _retune(parts: _Parts, retune: Callable[[PyTree], PyTree], state: PyTree) -> PyTree:
