@@ -220,7 +220,8 @@ def compile_all(
     init, made, values = jit_init(strategy), programs_of(strategy), values_of(strategy)
     like, run = state_shapes(strategy), "tell" if tells else "run"
     state = like[0]
-    with ThreadPoolExecutor(3) as pool:
+    # What is traced at the same time shares what JAX remembers, and so decides what XLA sees of programs of shards.
+    with ThreadPoolExecutor(3 if strategy.shards == 1 else 1) as pool:
         # Threads do not take the choice of forms along by themselves.
         submit = lambda job, *args: pool.submit(copy_context().run, job, *args)
         run_job = None if run in made else submit(_compile_run, strategy, like, tells)
