@@ -66,12 +66,10 @@ def sharded(one: Strategy, count: int, fields: Sequence[str]) -> Strategy:
 
 def _by_shard(parts: _Parts, state: Any) -> Any:
     """Say of each leaf of a training state whether every shard has its own."""
-    marked = {name: jax.tree.map(lambda _, own=name in parts.fields: own, part) for name, part in _fields(state)}
+    marked = {
+        name: jax.tree.map(lambda _, own=name in parts.fields: own, part) for name, part in state._asdict().items()
+    }
     return state._replace(**marked)
-
-
-def _fields(state: Any) -> Sequence[tuple[str, PyTree]]:
-    return list(state._asdict().items())
 
 
 def _init(parts: _Parts, key: Key) -> PyTree:

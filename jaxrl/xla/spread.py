@@ -307,7 +307,8 @@ def _gathered(x: Array, own: bool, shards: int) -> Array:
 def _scan(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], list[bool]]:
     (consts, carry), body = counts_of(equation), _body(equation)
     own = _own_of_scan(equation, given.each)
-    first = _begun(Spread(given.values[consts : consts + carry], given.each[consts : consts + carry]), own, shards)
+    begun = Spread(given.values[consts : consts + carry], given.each[consts : consts + carry])
+    first = _everywhere_as(begun, own[:carry], shards)
     fixed, kinds = given.values[:consts], [*given.each[:consts], *own[:carry], *given.each[consts + carry :]]
     # A loop takes rows of time; those of shards come behind.
     turn = lambda xs, flags: [jnp.moveaxis(x, 0, 1) if f else x for x, f in zip(xs, flags, strict=True)]
@@ -315,7 +316,7 @@ def _scan(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], li
 
     def one(carried: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
         made = _interpret(body, Spread([*fixed, *carried, *row], kinds), shards)
-        whole = everywhere_as(made, own, shards)
+        whole = _everywhere_as(made, own, shards)
         return whole[:carry], whole[carry:]
 
     params = {name: equation.eqn.params[name] for name in ("length", "reverse", "unroll")}
@@ -328,7 +329,7 @@ def _while(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], l
     tests, consts = params["cond_nconsts"], params["body_nconsts"]
     own, body, test = _own_of_while(equation, given.each), _body(equation, "body_jaxpr"), _body(equation, "cond_jaxpr")
     tested, fixed = (Spread(given.values[a:b], given.each[a:b]) for a, b in ((0, tests), (tests, tests + consts)))
-    first = _begun(Spread(given.values[tests + consts :], given.each[tests + consts :]), own, shards)
+    first = _everywhere_as(Spread(given.values[tests + consts :], given.each[tests + consts :]), own, shards)
 
     def goes_on(carried: Any) -> Array:
         made = _interpret(test, Spread([*tested.values, *carried], [*tested.each, *own]), shards)
@@ -338,16 +339,12 @@ def _while(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], l
 
     def one(carried: Any) -> Any:
         made = _interpret(body, Spread([*fixed.values, *carried], [*fixed.each, *own]), shards)
-        return everywhere_as(made, own, shards)
+        return _everywhere_as(made, own, shards)
 
     return list(jax.lax.while_loop(goes_on, one, first)), own
 
 
-def _begun(given: Spread, own: Sequence[bool], shards: int) -> list[Any]:
-    return everywhere_as(given, own[: len(given.values)], shards)
-
-
-def everywhere_as(given: Spread, own: Sequence[bool], shards: int) -> list[Any]:
+def _everywhere_as(given: Spread, own: Sequence[bool], shards: int) -> list[Any]:
     """Give every shard its own copy of those values that are to be its own."""
     wanted = zip(given.values, given.each, own, strict=True)
     return [everywhere(x, has or not wants, shards) for x, has, wants in wanted]
