@@ -71,6 +71,8 @@ def _meant(name: str) -> str:
     others = gymnasium_names()
     if name in others:
         return f"Gymnasium has it: {PREFIX}{name}"
+    if name.startswith("ALE/"):
+        return f"that is one of Atari, in Gymnasium: pip install 'jaxrl[atari]', then {PREFIX}{name}"
     own = close_to(rest.rpartition("/")[2], env_names())
     close = own or [PREFIX + other for other in close_to(rest, others)]
     if close:

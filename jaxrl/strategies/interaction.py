@@ -1,6 +1,6 @@
 """What every strategy with environments does: act in them, process the steps, tell what was seen, make the policy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -179,6 +179,22 @@ def episode_metrics(seen: StepInfo) -> Metrics:
         "invalid_steps": seen.invalid,
     }
     return {**stats(of_episodes, done), **totals(events), **(stats(own) if own else {})}
+
+
+Advance = Callable[[PyTree, PyTree, Array], tuple[PyTree, Metrics, StepInfo]]
+"""`(state, noise, t) -> (state, metrics, seen)`: an iteration, and what its steps were."""
+
+
+def step_of(advance: Advance, state: PyTree, noise: PyTree, t: Array) -> tuple[PyTree, Metrics]:
+    """Make an iteration, as `Strategy.step`."""
+    state, metrics, _ = advance(state, noise, t)
+    return state, metrics
+
+
+def telling_step(advance: Advance, state: PyTree, noise: PyTree, t: Array) -> tuple[PyTree, Metrics, Ended]:
+    """Make an iteration, as `Telling.step`."""
+    state, metrics, seen = advance(state, noise, t)
+    return state, metrics, ended(seen)
 
 
 def ended(seen: StepInfo) -> Ended:

@@ -17,7 +17,7 @@ from jaxrl.metrics import Metrics, Stat, Total
 from jaxrl.processors.base import Processor
 from jaxrl.registry import listed, names_of, usual
 from jaxrl.shards import merged, own
-from jaxrl.strategies.base import Ended, Strategy, Telling, fold, repeat
+from jaxrl.strategies.base import Strategy, Telling, fold, repeat
 from jaxrl.strategies.guard import Health, guarded_update, health_of, healthy, reseed, what_returns_are_made_of
 from jaxrl.strategies.interaction import (
     Actors,
@@ -25,7 +25,6 @@ from jaxrl.strategies.interaction import (
     StepInfo,
     collect,
     draw_steps,
-    ended,
     episode_metrics,
     introduce,
     join,
@@ -33,6 +32,8 @@ from jaxrl.strategies.interaction import (
     open_scene,
     retune,
     settings_of,
+    step_of,
+    telling_step,
     usual_processor,
 )
 from jaxrl.strategies.remote import ActorsConfig, Crowd, arrived, of_one_shard, remote, settings_of_actors, stage
@@ -141,10 +142,11 @@ def on_policy(
         bound = bound._replace(agent=bound.agent._replace(act=bound.agent.behave))
     parts = _Parts(bound, rollout, epochs, minibatches, crowd)
     check_minibatches(parts.units, minibatches, "steps" if bound.agent.memory is None else "environments")
+    advance = partial(_advance, parts)
     one = Strategy(
         init=partial(_init, parts),
         draw=partial(_draw, parts),
-        step=partial(_step, parts),
+        step=partial(step_of, advance),
         env_steps_per_step=rollout * bound.env.num_envs,
         opt_steps_per_step=parts.updates,
         env=env,
@@ -164,7 +166,7 @@ def on_policy(
             minibatches=minibatches,
             shards=shards,
         ),
-        telling=Telling(partial(_tell, parts), bound.env.num_envs),
+        telling=Telling(partial(telling_step, advance), bound.env.num_envs),
         remote=remote(bound, crowd, steps=rollout) if crowd else None,
         health=health_of,
         reseed=reseed,
@@ -192,16 +194,6 @@ def _init(parts: _Parts, key: Key) -> OnPolicyState:
 
 
 # --- the training step ------------------------------------------------------------------------------------------
-
-
-def _step(parts: _Parts, state: OnPolicyState, noise: PyTree, t: Array) -> tuple[OnPolicyState, Metrics]:
-    state, metrics, _ = _advance(parts, state, noise, t)
-    return state, metrics
-
-
-def _tell(parts: _Parts, state: OnPolicyState, noise: PyTree, t: Array) -> tuple[OnPolicyState, Metrics, Ended]:
-    state, metrics, seen = _advance(parts, state, noise, t)
-    return state, metrics, ended(seen)
 
 
 def _advance(parts: _Parts, state: OnPolicyState, noise: PyTree, t: Array) -> tuple[OnPolicyState, Metrics, StepInfo]:
