@@ -90,9 +90,9 @@ def jaxmarl_env(name: str, *, time_limit: Any = None, **params: Any) -> Env:
 def _kind(name: str, id_: str) -> Kind:
     """Return what is known of an environment; raise `SettingsError` if its agents cannot share a policy."""
     if id_ not in KINDS:
-        known = ", ".join(KINDS)
         raise SettingsError(
-            f"{name} does not work here: its agents differ, or it needs more than JaxMARL; known: {known}"
+            f"{name} does not work here, for its agents differ, or it needs more than JaxMARL; those that do: "
+            f"{', '.join(KINDS)}"
         )
     return KINDS[id_]
 

@@ -1,5 +1,6 @@
 """JaxMARL: agents share a policy, numbers are the suite's, and limits are not ends."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,20 @@ jaxmarl = pytest.importorskip("jaxmarl")
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(autouse=True)
+def ranks() -> Iterator[None]:
+    """Let the suite's own code promote ranks, which it relies on."""
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
 @pytest.mark.parametrize("name", [name for name in KINDS if "facmac" not in name])
 def test_every_environment_of_like_agents_passes_the_check(name: str) -> None:
-    assert checked(make_env(f"jaxmarl:{name}")) == []
+    found = checked(make_env(f"jaxmarl:{name}"))
+    if name == "overcooked_v2":  # of which every game begins alike
+        assert [line.split(";")[0] for line in found] == ["reset uses its key but returns the same state for every key"]
+    else:
+        assert found == []
 
 
 def test_numbers_are_those_of_the_suite_for_the_same_keys() -> None:
@@ -54,7 +66,7 @@ def test_illegal_actions_are_masked_and_the_dead_of_smax_die_alone() -> None:
     env = make_env("jaxmarl:HeuristicEnemySMAX")
     assert env.agents == 5
     assert env.spec.observation_space["action_mask"] == Box(0, 1, (10,), "bool")
-    state, obs = jax.jit(env.reset)(jax.random.key(0))
+    state, _ = jax.jit(env.reset)(jax.random.key(0))
     step, ends = jax.jit(env.step), []
     for t in range(100):  # they stand still, and are shot one after the other
         state, out = step(state, jnp.full(5, 4), jax.random.key(t))
@@ -89,8 +101,7 @@ def test_a_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
         settings = {"max_opts": max_opts, "eval_interval": 0, "eval_episodes": 0, "recorders": []}
         return jaxrl.Trainer(strategy, run_dir=str(tmp_path / run), **settings, **resume)
 
-    with jax.numpy_rank_promotion("allow"):
-        whole = trainer(8, "whole").train()
-        trainer(4, "parts").train()
-        parts = trainer(8, "parts", resume=True).train()
+    whole = trainer(8, "whole").train()
+    trainer(4, "parts").train()
+    parts = trainer(8, "parts", resume=True).train()
     assert state_digest(whole.state) == state_digest(parts.state)
