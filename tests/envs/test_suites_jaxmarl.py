@@ -23,9 +23,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def ranks() -> Iterator[None]:
-    """Let the suite's own code promote ranks, which it relies on."""
-    with jax.numpy_rank_promotion("allow"):
-        yield
+    """Let the suite's own code promote ranks, which it relies on, in all threads."""
+    before = jax.config.jax_numpy_rank_promotion
+    jax.config.update("jax_numpy_rank_promotion", "allow")
+    yield
+    jax.config.update("jax_numpy_rank_promotion", before)
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if "facmac" not in name])
