@@ -56,6 +56,8 @@ class StepInfo(NamedTuple):
     truncated: Array
     invalid: Array
     info: dict[str, Array]
+    present: Array | tuple[()] = ()
+    """That of `Step`; where it is false, the flags before are so too."""
 
 
 def assemble(env: Env, agent: AgentMaker, processor: Processor, num_envs: int, resets: str = "auto") -> Actors:
@@ -164,7 +166,10 @@ def step_info(step: Step) -> StepInfo:
     """Keep of a step of `N` environments what is recorded of it."""
     invalid = jnp.broadcast_to(~jnp.asarray(step.valid), step.reward.shape)
     scalars = {name: value for name, value in step.info.items() if value.ndim == 1}
-    return StepInfo(step.terminated, step.truncated, invalid, scalars)
+    there = step.present
+    if isinstance(there, tuple):
+        return StepInfo(step.terminated, step.truncated, invalid, scalars)
+    return StepInfo(step.terminated & there, step.truncated & there, invalid & there, scalars, there)
 
 
 def episode_metrics(seen: StepInfo) -> Metrics:
@@ -178,7 +183,8 @@ def episode_metrics(seen: StepInfo) -> Metrics:
         "truncated": seen.truncated,
         "invalid_steps": seen.invalid,
     }
-    return {**stats(of_episodes, done), **totals(events), **(stats(own) if own else {})}
+    there: Any = True if isinstance(seen.present, tuple) else seen.present
+    return {**stats(of_episodes, done), **totals(events), **(stats(own, there) if own else {})}
 
 
 Advance = Callable[[PyTree, PyTree, Array], tuple[PyTree, Metrics, StepInfo]]

@@ -217,7 +217,8 @@ def last_steps(items: Transition, seen: StepInfo) -> Array:
     """Say of each step `[T, N]` whether no later one counts towards it: the episode ends, or goes on without worth."""
     worthless = jnp.asarray(items.weight == 0)
     cut = jnp.concatenate([worthless[1:], jnp.zeros_like(worthless[:1])])
-    return seen.terminated | seen.truncated | cut
+    last = seen.terminated | seen.truncated | cut
+    return last if isinstance(seen.present, tuple) else last | ~seen.present
 
 
 def _learn(

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl.envs.agents import as_one, games_of, rows_of
 from jaxrl.envs.base import Env, finite_rows, zeros_unless
 from jaxrl.envs.host import HostEnv, Stage
 from jaxrl.errors import SettingsError, check_count
@@ -294,6 +295,21 @@ def chooser(policy: Policy, sampled: bool) -> Chooser:
     return Chooser(policy.begin, act, policy.observe)
 
 
+def of_agents(one: Chooser, count: int) -> Chooser:
+    """Return the policy of one agent as that of games with `count` agents each, who all follow it."""
+
+    def act(params: PyTree, carry: PyTree, key: Key, t: Array) -> tuple[PyTree, PyTree]:
+        carry, action = one.act(params, carry, key, t)
+        return carry, games_of(action, count)
+
+    def observe(params: PyTree, carry: PyTree, step: Step) -> PyTree:
+        action, successor, obs = rows_of((step.action, step.final_obs, step.obs))
+        reward, terminated, truncated = (jnp.repeat(x, count) for x in (step.reward, step.terminated, step.truncated))
+        return one.observe(params, carry, Step(action, (), reward, terminated, truncated, successor, obs))
+
+    return Chooser(lambda params, obs: one.begin(params, rows_of(obs)), act, observe)
+
+
 def evaluator_for(env: Env | HostEnv, policy: Policy, episodes: int, sampled: bool = False) -> EvaluateFn:
     """Return what evaluates `policy` in `env`."""
     made = Evaluator if isinstance(env, Env) else HostEvaluator
@@ -343,6 +359,8 @@ def run_episodes(
 ) -> tuple[Array, Array, Array, dict[str, Array]]:
     """Run `episodes` episodes to their ends; return the fields of an `Evaluation`. Pure."""
     asked = chooser(policy, sampled)
+    if env.agents is not None:
+        asked, env = of_agents(asked, env.agents), as_one(env)
     reset_key, step_key = jax.random.split(key)
     state, obs = jax.vmap(env.reset)(jax.random.split(reset_key, episodes))
     state, obs = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), (state, obs))
