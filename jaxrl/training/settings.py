@@ -166,9 +166,17 @@ class SessionConfig:
     warmup: int = 1_000
     """Environment steps before the first optimisation step; never fewer than one batch needs."""
     random_warmup: bool = True
-    """Act uniformly at random during the warm-up, instead of by the agent's exploration."""
+    """Act uniformly at random during the warm-up, instead of by the agent's exploration. These four are for agents that
+    learn from replay."""
+    rollout: int | None = None
+    """Steps of each environment that on-policy agents learn from at once, and then drop; this and the two that follow,
+    unset, are what suits the agent."""
+    epochs: int | None = None
+    """Times that a rollout is gone through."""
+    minibatches: int | None = None
+    """Equal parts of an epoch, one optimisation step each; of a recurrent agent, made of whole environments."""
     max_opts: int = 10_000
-    """Optimisation steps; the session ends exactly there."""
+    """Optimisation steps, rounded up to whole iterations; the session ends exactly there. 0: no limit."""
     seed: int = 0
     """Random seed; together with the settings and what the environments return it determines every bit of the
     training."""
@@ -199,6 +207,7 @@ class SessionConfig:
 
     def check(self) -> None:
         """Raise `SettingsError` for settings that cannot work."""
+        check_count("max_opts", self.max_opts, least=0)
         check_shared(self)
 
 

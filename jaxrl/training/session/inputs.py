@@ -125,6 +125,11 @@ def take_result(
     return StepResult(numbers, obs.obs)  # type: ignore[arg-type]
 
 
+def ends(result: StepResult) -> np.ndarray:
+    """Say for each environment whether its episode ends with a step; bool `[N]`."""
+    return np.asarray(result.numbers[1] + result.numbers[2] > 0)
+
+
 def take_reward(reward: Any, num_envs: int) -> tuple[np.ndarray, np.ndarray]:
     """Return rewards float32 `[N]`, those that were not finite as 0, and which were finite."""
     came = _per_env("observe: reward", reward, num_envs, "biuf", "a number")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from jaxrl.training.evaluator import Evaluation, eval_columns
 from jaxrl.training.session.statistics import Statistics
 
 OF_EPISODES = Statistics({"episode_return": ["mean"], "episode_length": ["mean"]}, window=1)
@@ -88,3 +89,9 @@ class Interval(NamedTuple):
 def score_columns(score: float, is_best: bool) -> dict[str, Any]:
     """Return the columns of a row on a policy that the user has evaluated."""
     return {"eval_reward": score, "score": score, "is_best": is_best}
+
+
+def columns_of_trial(evaluation: Evaluation) -> dict[str, Any]:
+    """Return what the episodes of an evaluation add to the row of their score, by the names of a trainer's row."""
+    columns = eval_columns(evaluation, 0.0, None, False)
+    return {name: columns[name] for name in ("eval_reward_std", "eval_reward_min", "eval_reward_max", "eval_length")}

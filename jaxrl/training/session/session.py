@@ -1,7 +1,7 @@
 """Training driven from a loop that the user owns: a script, a robot, a game engine."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -11,16 +11,15 @@ import numpy as np
 
 from jaxrl.agents.base import AgentMaker
 from jaxrl.buffers.base import Buffer
-from jaxrl.errors import DivergedError, SettingsError, say
+from jaxrl.errors import DivergedError, SettingsError, check_count, say
 from jaxrl.processors.base import Processor
-from jaxrl.processors.n_step import one_step
 from jaxrl.strategies.driven import iterations
 from jaxrl.strategies.guard import Health
 from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.interrupt import Interrupt, Undisturbed
 from jaxrl.training.logbook import Logbook, unpacking
 from jaxrl.training.policy import GreedyPolicy, spec_facts
-from jaxrl.training.program import memory_plan, summarise, without_later, zero_sums
+from jaxrl.training.program import summarise, without_later, zero_sums
 from jaxrl.training.recorders import Recorder
 from jaxrl.training.report import call
 from jaxrl.training.session.inputs import outside, take_obs, take_result
@@ -31,14 +30,13 @@ from jaxrl.training.session.parts import (
     begun,
     episodes_of,
     over,
-    put_together,
-    schedule_of,
-    settings_of_session,
 )
-from jaxrl.training.session.rows import Episode, Interval, score_columns
+from jaxrl.training.session.rows import Episode, Interval, columns_of_trial, score_columns
 from jaxrl.training.session.saved import facts_of, for_another_try, restored, shapes_of, tree_of, with_changes
+from jaxrl.training.session.setup import notes_of, put_together, rounded, schedule_of, settings_of_session
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.training.session.stepper import Stepper
+from jaxrl.training.session.trial import Trial, after as after_step, cut as cut_trial
 from jaxrl.training.settings import SessionConfig, with_recorders
 from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid, rolled_back_ledger
 from jaxrl.training.storage.run import Resume, Storage
@@ -73,7 +71,7 @@ class Session:
         spec: Any,
         agent: AgentMaker,
         *,
-        buffer: Buffer,
+        buffer: Buffer | None = None,
         processor: Processor | None = None,
         config: SessionConfig | None = None,
         resume: bool = False,
@@ -88,9 +86,10 @@ class Session:
 
         Args:
           spec: an `EnvSpec`, an `Env`, or an environment of Gymnasium; only its spaces are used.
-          agent: what `jaxrl.dqn(...)` returns, or any that learns from replay.
-          buffer: what `jaxrl.uniform(...)` returns.
-          processor: what makes transitions of steps; `one_step()` if left out.
+          agent: what `jaxrl.dqn(...)`, `jaxrl.ppo(...)` or another returns that learns as it goes.
+          buffer: what `jaxrl.uniform(...)` returns; left out for an on-policy agent, and only there.
+          processor: what makes transitions of steps. Left out, it is `one_step()`, for an on-policy agent behind what
+            `jaxrl.on_policy` puts there.
           config: settings to start from; the defaults of `SessionConfig` if left out.
           resume: go on with the session in `run_dir` from its newest valid checkpoint.
           allow_changes: resume although versions, or settings of the agent or of the session, differ that decide the
@@ -114,7 +113,8 @@ class Session:
             raise SettingsError("allow_changes says how to resume; set resume as well")
         self.hooks, self.interrupt = hooks or SessionHooks(), Interrupt() if interrupt is None else interrupt
         self._outside = outside(spec, self.config.num_envs)
-        self._driven = put_together(self.config, self._outside.spec, agent, buffer, processor or one_step())
+        self._driven = put_together(self.config, self._outside.spec, agent, buffer, processor)
+        self.config, self._rounding = rounded(self.config, self._driven)
         self._schedule = schedule_of(self.config, self._driven)
         self._closed, self._saves = False, list[int]()
         self._saved: Now | None = None
@@ -138,6 +138,12 @@ class Session:
         if not explore:
             return self._shown(self._greedy.at(self._stepper.params(self._now))(given.obs), given.single)
         self._require_going_on("act")
+        if self._now.trial is not None:
+            trial = self._stepper.examiner.act(self._now.trial, given)
+            assert trial.chosen is not None
+            shown = self._shown(trial.chosen[1], given.single)
+            self._now = self._now._replace(trial=trial, acted=True)
+            return shown
         now = self._stepper.chosen(self._stepper.arrived(self._now, given))
         assert now.chosen is not None
         shown = self._shown(now.chosen[0], given.single)
@@ -162,7 +168,11 @@ class Session:
         if not self._now.acted:
             raise SettingsError("observe was called without an act before it; call act(obs), then observe, in turns")
         space, num_envs, now = self._outside.spec.observation_space, self.config.num_envs, self._now
-        result = take_result(space, num_envs, reward, next_obs, terminated, truncated, now.host.spoilt)
+        spoilt = now.host.spoilt if now.trial is None else np.zeros(num_envs, bool)
+        result = take_result(space, num_envs, reward, next_obs, terminated, truncated, spoilt)
+        if now.trial is not None:
+            self._examined(after_step(now.trial, result))
+            return None
         with Undisturbed():
             after, learnt = self._stepper.after(now, result)
             episodes = list[Episode]()
@@ -193,8 +203,9 @@ class Session:
 
         For a loop that gives an episode up between two steps; a cut that comes with a step is given by `truncated`.
         """
-        host = self._now.host
-        self._now = self._now._replace(host=begun(host, np.ones_like(host.ended)), acted=False)
+        now = self._now
+        trial = None if now.trial is None else cut_trial(now.trial)
+        self._now = now._replace(host=begun(now.host, np.ones_like(now.host.ended)), acted=False, trial=trial)
 
     def note(self, **values: float | None) -> None:
         """Take numbers of one's own into the statistics of `summary`."""
@@ -210,20 +221,48 @@ class Session:
         Raises:
           DivergedError: the session is done, and not one of its steps was finite.
         """
-        now, score = self._now, float(score)
+        return self._scored(float(score), self._stepper.params(self._now), {})
+
+    def _scored(self, score: float, params: PyTree, columns: Mapping[str, Any]) -> bool:
+        """Take the score of the policy with `params`, the present one; `columns` are further ones of its row."""
+        now = self._now
         ledger, best = dataclasses.replace(now.ledger), now.best
         if is_best := ledger.record_score(score, self.opt_steps):
-            best = self._log.best(score, self._stepper.params(now), self._stepper.policy, self.settings())
+            best = self._log.best(score, params, self._stepper.policy, self.settings())
         stop = None if self.is_done else after_evaluation(self.config, ledger, score)
         with Undisturbed():
             self._now = now._replace(ledger=ledger, best=best, stop=stop or now.stop)
-            self._log.scored(score_columns(score, is_best))
+            self._log.scored({**columns, **score_columns(score, is_best)})
             if stop and self.config.record_interval and self.opt_steps > now.interval.opt_steps:
                 self._record()
         self._storage.keep_best(best)
         if stop:
             self._require_valid()
         return is_best
+
+    def evaluate_episodes(self, episodes: int = 20) -> None:
+        """Evaluate the present policy in this loop: the next `episodes` whole episodes are greedy, and teach nothing.
+
+        `act` and `observe` are called as before, and no counter of steps moves. An episode that is running is played to
+        its end by the policy, but does not count; of several environments each plays a fixed number of the episodes.
+        Their mean return then is the score that `evaluate_score` is given, `hooks.evaluated` is called, and training
+        goes on. `is_done` waits for it.
+
+        Raises:
+          SettingsError: fewer than one episode, or an evaluation is going on.
+        """
+        now = self._now
+        check_count("episodes", episodes)
+        if now.trial is not None or self._closed:
+            why = (
+                "the session is closed"
+                if self._closed
+                else "an evaluation is going on; wait until is_evaluating is false"
+            )
+            raise SettingsError(f"evaluate_episodes: {why}")
+        seen, ended = now.host.seen, now.host.ended | (now.steps == 0)
+        trial = self._stepper.examiner.first(self._stepper.params(now), episodes, seen, ended)
+        self._now = now._replace(host=begun(now.host, np.ones_like(ended)), acted=False, chosen=None, trial=trial)
 
     def stop(self, reason: str = "asked") -> None:
         """Ask for the end: `is_done` is true from now on."""
@@ -298,13 +337,23 @@ class Session:
 
     @property
     def is_done(self) -> bool:
-        """Whether `max_opts`, `max_env_steps`, `stop_reward` or `patience` is reached, or someone has asked to stop."""
-        return self._at_end or self._now.stop is not None or bool(self.interrupt)
+        """Whether `max_opts`, `max_env_steps`, `stop_reward` or `patience` is reached, or someone has asked to stop.
+
+        An evaluation that was begun is played to its end before, unless someone has asked to stop.
+        """
+        over = self._at_end or self._now.stop is not None
+        return bool(self.interrupt) or (over and not self.is_evaluating)
+
+    @property
+    def is_evaluating(self) -> bool:
+        """Whether the episodes of `evaluate_episodes` are being played."""
+        return self._now.trial is not None
 
     @property
     def ended(self) -> np.ndarray:
         """Bool `[N]`: the next observation of this environment begins an episode."""
-        return self._now.host.ended.copy()
+        trial = self._now.trial
+        return (self._now.host if trial is None else trial).ended.copy()
 
     @property
     def best_score(self) -> float | None:
@@ -355,9 +404,8 @@ class Session:
             if resume.run:
                 best = self._storage.load_best(jax.eval_shape(lambda: self._stepper.params(self._now)))
                 self._now = self._now._replace(best=best)
-            notes = self._driven.turns.notes(self._driven.buffer, config.num_envs, config.warmup)
-            plan = memory_plan(self._now.state, self._driven.buffer.capacity(config.num_envs))
-            self._log.open(self._storage, resume.run, (plan, *notes))
+            notes = notes_of(config, self._driven, self._now.state)
+            self._log.open(self._storage, resume.run, (*notes, *self._rounding))
         except BaseException:
             self._storage.close()
             raise
@@ -375,6 +423,15 @@ class Session:
         return now
 
     # --- small things ---
+
+    def _examined(self, trial: Trial) -> None:
+        """Go on with an evaluation after a step; take its score if that was the last."""
+        self._now = self._now._replace(trial=trial, acted=False)
+        if trial.over:
+            self._now = self._now._replace(trial=None)
+            evaluation = trial.evaluation
+            self._scored(float(evaluation.returns.mean()), trial.params, columns_of_trial(evaluation))
+            call(self.hooks.evaluated, evaluation)
 
     def _call_hooks(self, learnt: Learnt | None, episodes: list[Episode]) -> None:
         while self._saves:
@@ -464,7 +521,7 @@ class Session:
     def _require_going_on(self, what: str) -> None:
         if self._closed:
             raise SettingsError(f"{what} was called on a session that is closed; resume it from its run_dir")
-        if self._at_end:
+        if self._at_end and not self.is_evaluating:
             limit = self._schedule.limit(self._iterations)
             raise SettingsError(
                 f"{what} was called after {limit} {getattr(self.config, limit)} was reached; "

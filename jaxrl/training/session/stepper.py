@@ -10,11 +10,13 @@ from jaxrl.errors import SettingsError
 from jaxrl.strategies import driven as programs
 from jaxrl.strategies.driven import Driven, Last, Learner, StepResult, iterations, place_of, stream_keys
 from jaxrl.strategies.interaction import make_policy
+from jaxrl.strategies.stored import cut
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.program import add_up, jit_training, zero_sums
-from jaxrl.training.session.inputs import Observations
-from jaxrl.training.session.parts import Host, Learnt, Now, begun, differ, ends, learn_and_sum
+from jaxrl.training.session.inputs import Observations, ends
+from jaxrl.training.session.parts import Host, Learnt, Now, begun, differ, learn_and_sum
 from jaxrl.training.session.statistics import Statistics
+from jaxrl.training.session.trial import Examiner
 from jaxrl.trees import PyTree
 
 
@@ -24,8 +26,9 @@ class Stepper:
     def __init__(self, driven: Driven, seed: int) -> None:
         """Prepare the programs; each is compiled when first called."""
         key = jax.random.key(seed)
-        self.driven, self._key, self._keys = driven, key, stream_keys(key)
+        self.driven, self._key, self._keys = driven, key, stream_keys(key, driven.passes)
         self.policy = make_policy(driven.agent, driven.processor, driven.spec)
+        self.examiner = Examiner(self.policy)
         self._init = jax.jit(partial(programs.init, driven))
         self._begin = jax.jit(partial(programs.begin, driven))
         self._begin_again = jax.jit(partial(programs.begin_again, driven))
@@ -34,6 +37,7 @@ class Stepper:
         self._drawn_with: Any = None
         self.act = jax.jit(partial(programs.act, driven))
         self.take_in = [jax.jit(partial(programs.take_in, driven, push), donate_argnums=0) for push in (False, True)]
+        self._cut = jax.jit(cut)
         self._learn = jit_training(partial(learn_and_sum, driven))
         self.add_up = jax.jit(add_up)
         self._copied = jax.jit(partial(programs.params, driven, self.policy))
@@ -73,6 +77,10 @@ class Stepper:
             window = self._begin_again(state.last, given.obs, fresh, given.valid)
         host = begun(host, fresh)._replace(seen=given.obs, ended=np.zeros_like(fresh), spoilt=~given.valid)
         state = state._replace(window=window)
+        if self.driven.passes is not None and now.steps:
+            ends = state.buffer.ends
+            ends = ends._replace(truncated=self._cut(ends.truncated, fresh, np.uint32(now.steps)))
+            state = state._replace(buffer=state.buffer._replace(ends=ends))
         return now._replace(state=state, host=host, resumed=False, chosen=None, acted=False)
 
     def chosen(self, now: Now) -> Now:

@@ -160,7 +160,7 @@ class Storage:
             except NoCheckpointError as error:
                 raise NoCheckpointError(f"{error}; begin the run again with --start-over") from error
             self.resumes = True
-            if (most := self._settings.get("max_opts", step)) < step:
+            if 0 < (most := self._settings.get("max_opts", step)) < step:
                 raise SettingsError(
                     f"max_opts is {most}, but {self.path} has made {step} optimisation steps; expected at least as many"
                 )
