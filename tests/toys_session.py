@@ -28,9 +28,9 @@ PARTS: dict[str, Any] = {
 SETTINGS: dict[str, Any] = {"num_envs": 2, "opt_interval": 4, "warmup": 20, "max_opts": 1_000, "save_interval": 0}
 HOST_ALONE = (
     *("max_opts", "max_env_steps", "stop_reward", "patience", "record_interval", "save_interval", "keep"),
-    *("max_skips", "max_rollbacks", "run_dir"),
+    *("max_skips", "max_rollbacks", "run_dir", "name", "tags", "notes"),
 )
-NO_PROGRAM = (*HOST_ALONE, "resume", "allow_changes", "hooks", "statistics", "recorders")
+NO_PROGRAM = (*HOST_ALONE, "resume", "allow_changes", "hooks", "statistics", "recorders", "about")
 _COMPILED: dict[str, tuple[jaxrl.Session, Any]] = {}
 
 
@@ -50,9 +50,10 @@ def small(spec: Any = SPEC, **changes: Any) -> jaxrl.Session:
     session.config.check()
     session.hooks, session.interrupt = settings.get("hooks") or jaxrl.SessionHooks(), jaxrl.Interrupt()
     session._schedule = schedule_of(session.config, session._driven)
-    session._saves, session._saved = [], None
+    session._saves, session._saved, session._closed = [], None, False
     resume = Resume(settings.get("resume", False), settings.get("allow_changes", False))
     session._open(resume, settings.get("statistics") or jaxrl.Statistics())
+    session.describe(**settings.get("about", {}))
     return session
 
 

@@ -164,3 +164,15 @@ def _array(name: str, value: Any) -> np.ndarray:
         return np.asarray(value)
     except (ValueError, TypeError) as error:
         raise SettingsError(f"{name} is no array: {' '.join(str(error).split())}") from error
+
+
+def check_entry(name: str, value: Any) -> None:
+    """Raise `SettingsError` unless `value` is a number, text, nothing, or made of lists and dicts of these."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            check_entry(f"{name}.{key}", inner)
+    elif isinstance(value, list | tuple):
+        for place, inner in enumerate(value):
+            check_entry(f"{name}[{place}]", inner)
+    elif not isinstance(value, str | int | float | bool | None):
+        raise SettingsError(f"{name} is {type(value).__name__}; expected a number, text, or lists and dicts of these")

@@ -9,6 +9,7 @@ import numpy as np
 from jaxrl.errors import SettingsError
 from jaxrl.strategies import driven as programs
 from jaxrl.strategies.driven import Driven, Last, Learner, StepResult, iterations, place_of, stream_keys
+from jaxrl.strategies.guard import Health
 from jaxrl.strategies.interaction import make_policy
 from jaxrl.strategies.stored import cut
 from jaxrl.training.ledger import Ledger
@@ -83,6 +84,22 @@ class Stepper:
             state = state._replace(buffer=state.buffer._replace(ends=ends))
         return now._replace(state=state, host=host, resumed=False, chosen=None, acted=False)
 
+    def acting(self, now: Now, given: Observations) -> tuple[Now, PyTree]:
+        """Return `now` with actions given out for these observations, and the actions `[N, ...]`."""
+        if now.trial is not None:
+            trial = self.examiner.act(now.trial, given)
+            assert trial.chosen is not None
+            return now._replace(trial=trial, acted=True), trial.chosen[1]
+        now = self.chosen(self.arrived(now, given))
+        assert now.chosen is not None
+        return now._replace(acted=True), now.chosen[0]
+
+    def examined(self, now: Now, episodes: int) -> Now:
+        """Return `now` where an evaluation of the present policy begins; running episodes of training are cut."""
+        seen, ended = now.host.seen, now.host.ended | (now.steps == 0)
+        trial = self.examiner.first(self.params(now), episodes, seen, ended)
+        return now._replace(host=begun(now.host, np.ones_like(ended)), acted=False, chosen=None, trial=trial)
+
     def chosen(self, now: Now) -> Now:
         """Return `now` with actions for the observations that are there, chosen unless they were before.
 
@@ -131,3 +148,8 @@ class Stepper:
     def params(self, now: Now) -> PyTree:
         """Return the parameters of the greedy policy, which stay as they are while training goes on."""
         return self._copied(now.state.agent, now.state.window)
+
+    def health(self, now: Now) -> Health:
+        """Return how updates have been going, once the device has come to it."""
+        health: Health = jax.device_get(now.state.health)
+        return health

@@ -293,6 +293,12 @@ class Storage:
         except OSError as error:
             self._failed("metadata", StorageError(f"{self.dir / METADATA} could not be written: {error.strerror}"))
 
+    def describe(self, entries: Mapping[str, Any]) -> None:
+        """Merge entries of the user's own into `about` in `metadata.json`."""
+        if self.dir is not None:
+            there = read_metadata(self.dir.path).get("about")
+            self.note(about={**(there if isinstance(there, dict) else {}), **entries})
+
     def finish(self) -> None:
         """Wait for what is being written."""
         if self.dir is None:
