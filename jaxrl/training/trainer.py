@@ -179,7 +179,7 @@ class Trainer:
         try:
             self._log.stage("tracing")
             with self.ledger.timed("compile"):
-                check_step(self.strategy)
+                self._plan = check_step(self.strategy, self.evaluator, self._params)
         except BaseException:
             self._log.unstage()
             raise
@@ -469,7 +469,7 @@ class Trainer:
         return state
 
     def _open_logs(self) -> None:
-        notes = (*self._rounding, *self._weights.told, *notes_of(self.strategy, self._compiled.like[0]))
+        notes = (*self._rounding, *self._weights.told, *notes_of(self._plan, self.strategy, self._storage))
         self._log.open(self._storage, self.resume.run, notes, anew(self._refilled, self.strategy))
         if (beginning := self._storage.beginning()) is not None:
             self._log.event("fork", beginning)

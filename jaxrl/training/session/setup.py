@@ -15,9 +15,10 @@ from jaxrl.strategies.driven import Driven, DrivenState
 from jaxrl.strategies.interaction import introduce, join, settings_of, usual_processor
 from jaxrl.strategies.on_policy import passes_of, settings_of_passes
 from jaxrl.strategies.replay import Turns, least_rows, sampled_for, take_turns, told_goals
-from jaxrl.training.program import memory_plan
+from jaxrl.training.memory import Plan, plan_of_state
 from jaxrl.training.schedule import MAX_COUNT, Schedule, rounded_up
 from jaxrl.training.settings import SessionConfig, rounding
+from jaxrl.trees import PyTree
 
 OF_REPLAY = ("opt_interval", "updates", "warmup", "random_warmup")
 """Settings that only agents read which learn from replay."""
@@ -104,10 +105,14 @@ def _endless(turns: Turns) -> int:
 
 def notes_of(config: SessionConfig, driven: Driven, state: DrivenState) -> list[str]:
     """Return what is said as a session begins."""
-    if driven.buffer is None:
-        return [memory_plan(state)]
-    plan = memory_plan(state, driven.buffer.capacity(config.num_envs))
-    return [plan, *driven.turns.notes(driven.buffer, config.num_envs, config.warmup)]
+    more = () if driven.buffer is None else driven.turns.notes(driven.buffer, config.num_envs, config.warmup)
+    return [str(plan_of_session(driven, state)), *more]
+
+
+def plan_of_session(driven: Driven, state: PyTree) -> Plan:
+    """Return the memory plan of a session whose `state` is given, or its shapes."""
+    capacity = None if driven.buffer is None else driven.buffer.capacity(driven.turns.num_envs)
+    return plan_of_state(state, capacity)
 
 
 def settings_of_session(config: SessionConfig, driven: Driven, made: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -13,9 +13,11 @@ from jaxrl.strategies.guard import Health
 from jaxrl.strategies.interaction import make_policy
 from jaxrl.strategies.stored import cut
 from jaxrl.training.ledger import Ledger
+from jaxrl.training.memory import require_fit
 from jaxrl.training.program import add_up, jit_training, zero_sums
 from jaxrl.training.session.inputs import Observations, ends
 from jaxrl.training.session.parts import Host, Learnt, Now, begun, differ, learn_and_sum
+from jaxrl.training.session.setup import plan_of_session
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.training.session.trial import Examiner
 from jaxrl.trees import PyTree
@@ -43,6 +45,7 @@ class Stepper:
         self.add_up = jax.jit(add_up)
         self._copied = jax.jit(partial(programs.params, driven, self.policy))
         state = jax.eval_shape(self._init, key)
+        require_fit(plan_of_session(driven, state), driven.turns.num_envs)
         learner = Learner(state.agent, state.buffer, state.health)
         _, metrics = jax.eval_shape(partial(programs.learn_once, driven), learner, state.key, np.uint32(0))
         self.metrics = dict(sorted(metrics.items()))
