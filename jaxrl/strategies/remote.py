@@ -53,6 +53,8 @@ class ActorsConfig:
     """Step each Gymnasium environment in its own process."""
     actor_timeout: float = 60.0
     """Seconds that one step of an actor's environments may take before the actor counts as hung."""
+    open_in_turn: bool = False
+    """Open the environments of one actor after those of another, for simulators that cannot begin side by side."""
 
 
 class Remote(NamedTuple):

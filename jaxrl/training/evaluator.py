@@ -18,7 +18,7 @@ from jaxrl.strategies.base import Policy, Strategy, fold
 from jaxrl.strategies.interaction import column_of
 from jaxrl.training.program import programs_of
 from jaxrl.training.storage.run_dir import plain
-from jaxrl.trees import Array, Key, PyTree
+from jaxrl.trees import Array, Key, PyTree, tree_bytes
 from jaxrl.types import Step
 from jaxrl.xla.options import graph_options
 
@@ -213,9 +213,13 @@ class Evaluator(CompiledEvaluator):
           SettingsError: the number of episodes cannot be, or the policy was made by hand and cannot sample.
         """
         check_count("eval_episodes", episodes)
-        chooser(policy, sampled)
+        self.episodes, self._begun = episodes, partial(begin_episodes, env, chooser(policy, sampled), episodes)
         limit = max_steps or env.spec.time_limit or MAX_STEPS
         super().__init__(partial(run_episodes, env, policy, episodes, limit, sampled=sampled))
+
+    def bytes_of(self, params: PyTree) -> int:
+        """Return how many bytes the episodes take side by side, given the shapes of the policy's parameters."""
+        return tree_bytes(jax.eval_shape(self._begun, params, jax.eval_shape(lambda: jax.random.key(0))))
 
 
 class HostEvaluator:
@@ -362,10 +366,21 @@ def run_episodes(
     if env.agents is not None:
         asked, env = of_agents(asked, env.agents), as_one(env)
     reset_key, step_key = jax.random.split(key)
+    start = begin_episodes(env, asked, episodes, params, reset_key)
+    seen = jax.eval_shape(partial(_advance, env, asked, params, step_key), start).info
+    start = start._replace(info={name: jnp.full(episodes, jnp.nan) for name in seen})
+    end = jax.lax.while_loop(
+        lambda e: e.running.any() & (e.step < max_steps), partial(_advance, env, asked, params, step_key), start
+    )
+    return end.returns, end.lengths, ~end.running, columns_of_info(end.info)
+
+
+def begin_episodes(env: Env, asked: Chooser, episodes: int, params: PyTree, reset_key: Key) -> _Episodes:
+    """Return `episodes` episodes before their first steps."""
     state, obs = jax.vmap(env.reset)(jax.random.split(reset_key, episodes))
     state, obs = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), (state, obs))
     finite = finite_rows(obs)
-    start = _Episodes(
+    return _Episodes(
         step=jnp.int32(0),
         env=state,
         carry=asked.begin(params, zeros_unless(finite, obs)),
@@ -374,12 +389,6 @@ def run_episodes(
         running=finite,
         info={},
     )
-    seen = jax.eval_shape(partial(_advance, env, asked, params, step_key), start).info
-    start = start._replace(info={name: jnp.full(episodes, jnp.nan) for name in seen})
-    end = jax.lax.while_loop(
-        lambda e: e.running.any() & (e.step < max_steps), partial(_advance, env, asked, params, step_key), start
-    )
-    return end.returns, end.lengths, ~end.running, columns_of_info(end.info)
 
 
 def columns_of_info(info: Mapping[str, Any]) -> dict[str, Any]:

@@ -280,6 +280,9 @@ FREE: dict[str, Any] = {
     "keep": 1,
     "save_replay": False,
     "train_episodes": True,
+    "name": "second",
+    "tags": ("wide",),
+    "notes": "once more",
     "stop_reward": 1e9,
     "patience": 99,
     "max_env_steps": 10_000,
@@ -290,6 +293,7 @@ FREE: dict[str, Any] = {
     "recorders": ("csv",),
     "processes": True,
     "actor_timeout": 5.0,
+    "open_in_turn": True,
 }
 """Another value of every setting that does not, but for the run's own directory, which may be moved."""
 
