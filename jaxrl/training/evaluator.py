@@ -213,7 +213,8 @@ class Evaluator(CompiledEvaluator):
           SettingsError: the number of episodes cannot be, or the policy was made by hand and cannot sample.
         """
         check_count("eval_episodes", episodes)
-        self.episodes, self._begun = episodes, partial(begin_episodes, env, chooser(policy, sampled), episodes)
+        asked, one = _asked(env, policy, sampled)
+        self.episodes, self._begun = episodes, partial(begin_episodes, one, asked, episodes)
         limit = max_steps or env.spec.time_limit or MAX_STEPS
         super().__init__(partial(run_episodes, env, policy, episodes, limit, sampled=sampled))
 
@@ -362,9 +363,7 @@ def run_episodes(
     env: Env, policy: Policy, episodes: int, max_steps: int, params: PyTree, key: Key, *, sampled: bool = False
 ) -> tuple[Array, Array, Array, dict[str, Array]]:
     """Run `episodes` episodes to their ends; return the fields of an `Evaluation`. Pure."""
-    asked = chooser(policy, sampled)
-    if env.agents is not None:
-        asked, env = of_agents(asked, env.agents), as_one(env)
+    asked, env = _asked(env, policy, sampled)
     reset_key, step_key = jax.random.split(key)
     start = begin_episodes(env, asked, episodes, params, reset_key)
     seen = jax.eval_shape(partial(_advance, env, asked, params, step_key), start).info
@@ -373,6 +372,12 @@ def run_episodes(
         lambda e: e.running.any() & (e.step < max_steps), partial(_advance, env, asked, params, step_key), start
     )
     return end.returns, end.lengths, ~end.running, columns_of_info(end.info)
+
+
+def _asked(env: Env, policy: Policy, sampled: bool) -> tuple[Chooser, Env]:
+    """Return how `policy` is asked in `env`, and that as an environment of one agent."""
+    asked = chooser(policy, sampled)
+    return (asked, env) if env.agents is None else (of_agents(asked, env.agents), as_one(env))
 
 
 def begin_episodes(env: Env, asked: Chooser, episodes: int, params: PyTree, reset_key: Key) -> _Episodes:
