@@ -100,9 +100,9 @@ def _kind(name: str, id_: str) -> Kind:
 def _made(make: Any, name: str, id_: str, params: Mapping[str, Any]) -> Any:
     """Make the suite's environment with `params`, each checked by the constructors that take it."""
     env = make(id_)
-    kinds = {word: kind for ancestor in type(env).__mro__[:-1] for word, kind in _numbers(ancestor).items()}
     if not params:
         return env
+    kinds = {word: kind for ancestor in type(env).__mro__[:-1] for word, kind in _numbers(ancestor).items()}
     checked = as_kinds(name, params, kinds)
     try:
         return make(id_, **checked)
@@ -154,8 +154,8 @@ def _step(env: Any, kind: Kind, limit: int | None, state: Any, action: Array, no
     after = jax.tree.map(lambda x, like: jnp.asarray(x, jnp.asarray(like).dtype), after, state)
     over = jnp.asarray(dones["__all__"], bool)
     late = over if kind.rounds else over & (after.step >= limit) if kind.timed else jnp.zeros((), bool)
-    ended = (jnp.stack([jnp.asarray(dones[agent], bool) for agent in env.agents]) | over) & ~late
-    reward = jnp.stack([jnp.asarray(rewards[agent], jnp.float32) for agent in env.agents])
+    ended = (_stacked(env, dones).astype(bool) | over) & ~late
+    reward = _stacked(env, rewards).astype(jnp.float32)
     told = {word: jnp.asarray(x, jnp.float32) for word, x in info.items() if not isinstance(x, Mapping)}
     return after, TimeStep(_seen(env, kind, after, obs), reward, ended, late, told)
 
