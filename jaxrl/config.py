@@ -15,7 +15,7 @@ from jaxrl.agents.schedules import is_written, with_schedules
 from jaxrl.algos import general, run_type
 from jaxrl.envs.registry import env_names, require_plain
 from jaxrl.errors import SettingsError, nearest
-from jaxrl.help_page import first_page, settings_of
+from jaxrl.help_page import first_page, tell_in_paragraphs, settings_of
 from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, RECORDERS, SUITES, listed, suited
 from jaxrl.strategies.search import read_search
@@ -242,6 +242,7 @@ def _flags(algo: str, config: Any, args: list[str], prog: str) -> Any:
     config = replace(config, agent=_scheduled(config.agent, args))
     if {"--help", "-h"} & set(args):
         print(first_page(algo, config, prog))
+        tell_in_paragraphs(type(config), *(type(each) for each in vars(config).values() if is_dataclass(each)))
     args = _numbers(args, kinds)
     shown = io.StringIO()
     try:

@@ -6,6 +6,7 @@ import itertools
 import re
 import textwrap
 from dataclasses import fields, is_dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxrl.registry import ALGORITHMS
@@ -111,6 +112,16 @@ def _about(setting: Setting) -> str:
             if said:
                 return said[0].lower() + said[1:]
     return setting.name.replace("_", " ")
+
+
+def tell_in_paragraphs(*kinds: type) -> None:
+    """Have tyro fill the text of each setting of these classes; where a docstring breaks a line, it would too."""
+    for kind in itertools.chain.from_iterable(each.__mro__ for each in kinds):
+        if is_dataclass(kind):
+            texts = _docstrings(kind)
+            for field in fields(kind):
+                if field.name in texts:
+                    field.metadata = MappingProxyType({**field.metadata, "help": " ".join(texts[field.name].split())})
 
 
 def _docstrings(kind: type) -> dict[str, str]:

@@ -240,6 +240,14 @@ def test_help_begins_with_a_page_of_what_is_changed_first(algo: str, capsys: pyt
         "--resume",
     }  # told in words, not flags of a run
     assert {flag for flag in there - elsewhere if not re.search(rf" {flag}[ ,]", rest)} == set()
+    texts = [line[28:78] for line in rest.splitlines() if line.startswith("│ ")]
+    began = [line[2:28].strip() for line in rest.splitlines() if line.startswith("│ ")]
+    broken = [
+        text
+        for text, after, flag in zip(texts, texts[1:], began[1:], strict=False)
+        if after.split() and not flag and len(text.rstrip()) + 1 + len(after.split()[0]) <= 50 and text.strip()
+    ]
+    assert broken == []  # where a line ends, the next word did not fit
 
 
 # --- going on ---------------------------------------------------------------------------------------------------
