@@ -1,6 +1,7 @@
 """`python -m jaxrl.train`: what it leaves, which setting wins, and going on after every kind of end."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -240,12 +241,12 @@ def test_help_begins_with_a_page_of_what_is_changed_first(algo: str, capsys: pyt
         "--resume",
     }  # told in words, not flags of a run
     assert {flag for flag in there - elsewhere if not re.search(rf" {flag}[ ,]", rest)} == set()
-    texts = [line[28:78] for line in rest.splitlines() if line.startswith("│ ")]
-    began = [line[2:28].strip() for line in rest.splitlines() if line.startswith("│ ")]
+    rows = [(line[:28].strip(), line[28:].strip() if line[26:28] == "  " else "") for line in rest.splitlines()]
+    assert len(rows) > 50
     broken = [
         text
-        for text, after, flag in zip(texts, texts[1:], began[1:], strict=False)
-        if after.split() and not flag and len(text.rstrip()) + 1 + len(after.split()[0]) <= 50 and text.strip()
+        for (_, text), (flag, after) in itertools.pairwise(rows)
+        if text and after and not flag and len(text) + 1 + len(after.split()[0]) <= 80 - 28
     ]
     assert broken == []  # where a line ends, the next word did not fit
 
