@@ -41,6 +41,8 @@ TRAINING = [
     {"recorders"},
     {"episodes", "evaluator", "film", "judging", "logbook", "policy", "report", "stopping", "taking_up"},
     {"session"},
+    {"players"},
+    {"on_ray"},
     {"actors", "trainer"},
     {"population"},
 ]

@@ -301,14 +301,14 @@ def like_spec(struct: PyTree, obs: PyTree) -> PyTree:
 
 def on_host(env: Env, device: Any = None) -> HostEnv:
     """Put an environment written in JAX on the host, where actors step it on `device`, or on JAX's first device."""
-    return HostEnv(env.spec, partial(_Jax, env, device or jax.devices()[0]), settings=env.settings, compiled=True)
+    return HostEnv(env.spec, partial(_Jax, env, device), settings=env.settings, compiled=True)
 
 
 class _Jax:
     def __init__(self, env: Env, device: Any, num_envs: int, seed: int, processes: bool) -> None:
         del processes
-        self._device, self._count = device, 0
-        self._key = jax.device_put(jax.random.key(seed), device)
+        self._device, self._count = device or jax.devices()[0], 0
+        self._key = jax.device_put(jax.random.key(seed), self._device)
         self._fresh = jax.jit(lambda key: jax.vmap(env.reset)(jax.random.split(key, num_envs)))
         self._mix = jax.jit(tree_where)
         self._step = jax.jit(partial(_step_all, env, num_envs))

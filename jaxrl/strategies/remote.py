@@ -18,7 +18,7 @@ from jaxrl.agents.base import Agent
 from jaxrl.envs.agents import of_one_agent
 from jaxrl.envs.base import Env, TimeStep, VecEnv, draw_nothing, vectorise
 from jaxrl.envs.host import HostEnv, on_host
-from jaxrl.errors import SettingsError, check_between, check_count
+from jaxrl.errors import SettingsError, check_between, check_count, require_extra
 from jaxrl.masks import random_action
 from jaxrl.metrics import Metrics, Total, stat
 from jaxrl.processors.base import begin
@@ -30,13 +30,16 @@ from jaxrl.types import Step, Transition
 from jaxrl.written import whole
 from jaxrl.xla.packing import Layout, empty, layout_of, pack, unpack
 
+ENGINES = ("threads", "ray")
+NEEDS_RAY = "actors on other machines"
+
 
 @dataclass(frozen=True)
 class ActorsConfig:
     """Settings of actors, which step environments on the host while a learner optimises."""
 
     actors: int | None = None
-    """Number of actors, each with `num_envs` environments in its own thread; unset: one for Gymnasium environments,
+    """Number of actors, each with `num_envs` environments; unset: one for Gymnasium environments,
     none for environments in JAX, which run on the device."""
     send: int = 4
     """Iterations whose steps an actor takes before it sends them as one block; with rollouts, a block is one
@@ -53,6 +56,11 @@ class ActorsConfig:
     """Step each Gymnasium environment in its own process."""
     actor_timeout: float = 60.0
     """Seconds that one step of an actor's environments may take before the actor counts as hung."""
+    actor_engine: str = "threads"
+    """Where actors run: in threads of this process, or by ray in workers of a Ray cluster, on any of its machines, with
+    the same bits."""
+    actor_restarts: int = 0
+    """With ray, times that an actor whose process or machine dies is started again from its seed; 0: the run ends."""
     open_in_turn: bool = False
     """Open the environments of one actor after those of another, for simulators that cannot begin side by side."""
 
@@ -108,6 +116,13 @@ def check_actors(config: ActorsConfig) -> None:
         check_count(name, getattr(config, name))
     check_count("max_lag", 0 if config.max_lag is None else config.max_lag, least=0)
     check_between("actor_timeout", config.actor_timeout, 0.1, 1e6)
+    if config.actor_engine not in ENGINES:
+        raise SettingsError(f"actor_engine is {config.actor_engine!r}; expected threads or ray")
+    if check_count("actor_restarts", config.actor_restarts, least=0) and config.actor_engine != "ray":
+        raise SettingsError(
+            f"actor_restarts is {config.actor_restarts}, but threads die with their process; set actor_engine ray, or "
+            "leave actor_restarts out"
+        )
     if len(config.exploration) not in (0, 1, config.actors or 1):
         raise SettingsError(
             f"exploration has {len(config.exploration)} numbers for {config.actors or 1} actors; "
@@ -134,6 +149,8 @@ def stage(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tupl
         raise SettingsError(f"{env.spec.name} has values that follow a schedule, which actors do not; leave actors out")
     if isinstance(env, Env) and config.processes:
         raise SettingsError(f"{env.spec.name} is written in JAX; processes are for environments of Gymnasium")
+    if config.actor_engine == "ray":
+        require_extra("ray", NEEDS_RAY)
     host = on_host(of_one_agent(env, "actors")) if isinstance(env, Env) else env
     count = config.actors or 1
     config = replace(config, actors=count, max_lag=max_lag if config.max_lag is None else config.max_lag)

@@ -1,50 +1,31 @@
-"""Actors in threads: they step environments on the host while the learner, in the main thread, optimises."""
+"""Actors: each has a thread, or a thread that asks a worker of Ray, while the learner in the main thread optimises."""
 
 import ctypes
-import math
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import copy_context
-from functools import partial
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import numpy as np
 
-from jaxrl.envs.host import Stage
-from jaxrl.errors import ActorError, one_line
-from jaxrl.strategies.base import Ended, fold
+from jaxrl.errors import ActorError
+from jaxrl.strategies.base import Ended, Strategy, fold
 from jaxrl.strategies.remote import Arrival, Remote
-from jaxrl.training.actor_stats import COUNTED, ActorStats, Block, Scalars, Watch, apart, block_of, is_numbers
+from jaxrl.training.actor_stats import COUNTED, ActorStats, Block, Scalars, Watch, is_numbers
 from jaxrl.training.interrupt import Interrupt
-from jaxrl.trees import Key, PyTree
+from jaxrl.training.on_ray import Company, RayPlayer, connect
+from jaxrl.training.players import STREAM, Part, Player, Published, Stopped, hanging, programs, raised, stack_of
+from jaxrl.trees import PyTree
 
 POLL_S = 0.1
 """Seconds between looks at whether someone asks to stop."""
 PATIENCE_S = 2.0
 """Seconds given to an actor to return from a call of its environment, when a run ends."""
-OPENING_S = 60.0
-"""Seconds that opening environments may take at the least, which begins processes and imports."""
-STREAM = 2**32 - 2
-"""Folded into the key of a run's stream for its actors: no iteration has this number."""
 
-
-class Stopped(Exception):
-    """End an actor's thread."""
-
-
-class Published(NamedTuple):
-    """Parameters for actors."""
-
-    round: int
-    """The first round that may be played with them without lag."""
-    opt_step: int
-    agent: PyTree
+Tell = Callable[[str, str], object]
 
 
 class ParameterServer:
@@ -53,8 +34,8 @@ class ParameterServer:
     def __init__(self, max_lag: int) -> None:
         self.max_lag = max_lag
         self.closed = False
-        self.failure: tuple[int, str, str] | None = None
-        """The actor that failed first, what it raised in one line, and its traceback."""
+        self.failure: tuple[str, str] | None = None
+        """Which actor failed first and why, in one line, and the traceback of what it raised."""
         self._changed = threading.Condition()
         self._published: list[Published] = []
         self._blocks: dict[tuple[int, int], Block] = {}
@@ -127,8 +108,8 @@ class ParameterServer:
         """Tell that an actor cannot go on."""
         with self._changed:
             if not self.closed and self.failure is None:
-                line = f"{type(error).__name__}: {one_line(error)}" if str(error) else type(error).__name__
-                self.failure = (actor, line, "".join(traceback.format_exception(error)))
+                why = raised(error)
+                self.failure = f"actor {actor}{why.line}", why.trace
             self._changed.notify_all()
 
     def _of_round(self, number: int) -> Published:
@@ -140,9 +121,11 @@ class ParameterServer:
 class ActorPool:
     """The actors of a run, from its first iteration in this process to its end."""
 
-    def __init__(self, remote: Remote, programs: Any, interrupt: Interrupt, opt_steps_per_step: int) -> None:
-        """Prepare; threads and environments begin with the first call of `run`."""
-        self.remote, self.programs, self.interrupt = remote, programs, interrupt
+    def __init__(
+        self, remote: Remote, programs: Any, interrupt: Interrupt, opt_steps_per_step: int, tell: Tell
+    ) -> None:
+        """Prepare; threads and environments begin with the first call of `run`. `tell(event, line)` is for the log."""
+        self.remote, self.programs, self.interrupt, self.tell = remote, programs, interrupt, tell
         self.failure: tuple[ActorError, str] | None = None
         """The error that ended the actors, and what the log is to say of it."""
         self.waited_s = 0.0
@@ -152,9 +135,11 @@ class ActorPool:
         self._server = ParameterServer(remote.config.max_lag)
         self._stats = [ActorStats() for _ in range(remote.actors)]
         self._watch = Watch(self._stats)
-        self._stages: dict[int, Stage] = {}
+        self._players: list[Player] | list[RayPlayer] = []
         self._threads: list[threading.Thread] = []
         self._opening = threading.Lock()
+        self._news: list[str] = []
+        """What happened to actors that went on, and is not told yet."""
         self.refill = range(0)
         """Numbers of the blocks that a buffer is to be filled with which a checkpoint was saved without."""
         self._fill = range(0)
@@ -173,7 +158,7 @@ class ActorPool:
     def renewed(self) -> "ActorPool":
         """Close, and return a pool whose environments begin anew."""
         self.close()
-        pool = ActorPool(self.remote, self.programs, self.interrupt, self._opts)
+        pool = ActorPool(self.remote, self.programs, self.interrupt, self._opts, self.tell)
         pool.refill = self.refill
         pool.take_up(self.facts())
         return pool
@@ -260,8 +245,7 @@ class ActorPool:
         self._join()
         stuck = [i for i, thread in enumerate(self._threads) if thread.is_alive()]
         for i in stuck:
-            if i in self._stages:
-                self._stages[i].close(kill=True)
+            self._players[i].close(kill=True)
             _raise_in(self._threads[i])
         if stuck:
             self._join()  # a thread that waited for a process is free now
@@ -280,12 +264,22 @@ class ActorPool:
         self._random = self.remote.fill if self.remote.random_fill and not t else 0
         self._server.open(self.programs.publish(state), t * self._opts)
         key = fold(fold(state.key, STREAM), t)
+        self._players = self._cast([Part(i, fold(key, i), self._random) for i in range(self.remote.actors)])
         for i in range(self.remote.actors):
-            work = lambda i=i: self._work(i, fold(key, i))
+            work = lambda i=i: self._work(i)
             self._threads.append(
                 threading.Thread(target=copy_context().run, args=(work,), name=f"actor {i}", daemon=True)
             )
             self._threads[-1].start()
+
+    def _cast(self, parts: list[Part]) -> list[Player] | list[RayPlayer]:
+        """Return who plays, in this process or in workers of Ray."""
+        halted = lambda: self._server.closed
+        if self.remote.config.actor_engine == "ray":
+            company = Company(self.remote, halted, self._turn, self._news.append)
+            return [RayPlayer(company, part, stats) for part, stats in zip(parts, self._stats, strict=True)]
+        cast = zip(parts, self._stats, strict=True)
+        return [Player(self.remote, self.programs, part, stats, halted) for part, stats in cast]
 
     def _receive(self, t: int) -> Arrival | None:
         """Wait for the next round; `None` where there is a reason to stop."""
@@ -297,6 +291,8 @@ class ActorPool:
             looked = time.perf_counter()
             blocks = self._server.take(self.remote.actors, POLL_S)
             self._look(time.perf_counter() - looked)
+        while self._news:
+            self.tell("actor_restart", self._news.pop(0))
         self.waited_s += time.perf_counter() - begun
         self._arrived, first = blocks, blocks[0].words
         words: Any = {word: np.concatenate([block.words[word] for block in blocks], axis=1) for word in first}
@@ -309,32 +305,27 @@ class ActorPool:
             return  # a signal may have reached more than this process
         late = self._watch.late(seconds)
         if self._server.failure is not None:
-            actor, line, trace = self._server.failure
-            self.failure = ActorError(f"actor {actor} failed: {line}"), trace
+            line, trace = self._server.failure
+            self.failure = ActorError(line), trace
         elif late:
             who, limit_s, name = ", ".join(map(str, late)), max(late.values()), self.remote.env.spec.name
             self.failure = (
-                ActorError(
-                    f"actor {who}: a call of {name} takes more than {limit_s:g} s; it hangs, or raise actor_timeout"
-                ),
-                "\n".join(_stack(self._threads[i]) for i in late),
+                ActorError(f"actor {who}{hanging(name, limit_s)}"),
+                "\n".join(f"{self._threads[i].name}:\n{stack_of(self._threads[i].ident)}" for i in late),
             )
 
     # --- the actors' side ---
 
-    def _work(self, actor: int, key: Key) -> None:
-        remote, stats = self.remote, self._stats[actor]
+    def _work(self, actor: int) -> None:
+        player = self._players[actor]
         try:
-            seed = int(jax.random.bits(key) >> 1)
-            opening_s = math.inf if remote.env.compiled else max(OPENING_S, remote.config.actor_timeout)
-            with self._turn(), stats.calling(opening_s):
-                stage = Stage(remote.env, remote.num_envs, seed, remote.config.processes)
-            self._stages[actor] = stage
             try:
-                self._play(actor, key, stage)
+                with self._turn():
+                    player.open()
+                for number in count():
+                    self._server.deliver(number, actor, player.play(number, self._begin(number, actor)))
             finally:
-                with stats.calling(remote.config.actor_timeout):
-                    stage.close()
+                player.close()
         except Stopped:
             pass
         except BaseException as error:
@@ -352,79 +343,17 @@ class ActorPool:
             if self.remote.config.open_in_turn:
                 self._opening.release()
 
-    def _play(self, actor: int, key: Key, stage: Stage) -> None:
-        remote, programs, stats, random = self.remote, self.programs, self._stats[actor], self._random
-        first = self._begin(0, actor)
-        with stats.calling(remote.config.actor_timeout):
-            obs = stage.reset()
-        processor = programs.begin(first.agent, obs, key)
-        if remote.prime:
-            noise = programs.draw(key, np.uint32(STREAM), remote.prime, bool(random))
-            processor, _ = self._steps(stage, stats, first, processor, noise, remote.prime)
-        for number in count():
-            published = self._begin(number, actor)
-            noise = programs.draw(key, np.uint32(number), remote.steps, number < random)
-            processor, kept = self._steps(stage, stats, published, processor, noise, remote.steps)
-            self._server.deliver(number, actor, block_of(kept))
-
     def _begin(self, number: int, actor: int) -> Published:
         begun = time.perf_counter()
         published = self._server.begin(number)
         self._stats[actor].waited_s += time.perf_counter() - begun
-        given = self.remote.exploration[actor]
-        if not given:
-            return published
-        agent = published.agent
-        hyper = agent.hyper._replace(**{name: np.float32(value) for name, value in given.items()})
-        return published._replace(agent=agent._replace(hyper=hyper))
-
-    def _steps(
-        self, stage: Stage, stats: ActorStats, published: Published, processor: PyTree, noise: PyTree, steps: int
-    ) -> tuple[PyTree, list[Block]]:
-        """Take `steps` steps; return the processor's state, and each step packed."""
-        kept, opt_step = [], np.uint32(published.opt_step)
-        for place in range(steps):
-            if self._server.closed:
-                raise Stopped
-            action, extras = self.programs.act(published.agent, processor, noise, np.int32(place), opt_step)
-            action = jax.tree.map(np.asarray, action)
-            with stats.calling(self.remote.config.actor_timeout):
-                step = stage.step(action)
-            done = step.terminated | step.truncated
-            step, told = apart(step, done)
-            processor, words = self.programs.take(processor, step._replace(action=action, extras=extras))
-            kept.append(Block({word: np.asarray(x) for word, x in words.items()}, told))
-            stats.env_steps += stage.num_envs
-            stats.episodes += int(done.sum())
-            stats.returns += float(step.info["episode_return"][done].sum())
-        return processor, kept
+        return published
 
 
 def _raise_in(thread: threading.Thread) -> None:
     """Raise `Stopped` in a thread, as soon as it runs Python: a loop without end comes to one."""
     if thread.ident is not None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Stopped))
-
-
-def _stack(thread: threading.Thread) -> str:
-    """Say where a thread is."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    return f"{thread.name}:\n" + "".join(traceback.format_stack(frame))
-
-
-class Programs(NamedTuple):
-    """The compiled functions of a strategy with actors."""
-
-    run: Callable[..., Any]
-    """`(state, sums, arrival, t) -> (state, sums)`, perhaps with `Ended`; the state and sums given are donated."""
-    push: Callable[..., Any]
-    """`(state, arrival, t) -> state`; the state given is donated."""
-    publish: Callable[..., Any]
-    begin: Callable[..., Any]
-    draw: Callable[..., Any]
-    """`(key, number, steps, random) -> noise` of a round, by its number."""
-    act: Callable[..., Any]
-    take: Callable[..., Any]
 
 
 def advance(
@@ -437,9 +366,14 @@ def advance(
     return state, sums, stop, told
 
 
-def pool_of(remote: Remote | None, run: Callable[..., Any], interrupt: Interrupt, opt_steps: int) -> ActorPool | None:
-    """Return the actors of a strategy whose environments are on the host, with `opt_steps` in an iteration."""
-    return None if remote is None else ActorPool(remote, programs(remote, run), interrupt, opt_steps)
+def pool_of(strategy: Strategy, run: Callable[..., Any], interrupt: Interrupt, tell: Tell) -> ActorPool | None:
+    """Return the actors of a strategy whose environments are on the host."""
+    remote: Remote | None = strategy.remote
+    if remote is None:
+        return None
+    if remote.config.actor_engine == "ray":
+        connect(remote.actors)
+    return ActorPool(remote, programs(remote, run), interrupt, strategy.opt_steps_per_step, tell)
 
 
 def summary_of(actors: ActorPool | None) -> dict[str, Any]:
@@ -456,19 +390,3 @@ def go_on_counting(actors: ActorPool | None, facts: Mapping[str, Any]) -> None:
     """Let `actors`, if there are any, count on from the `facts` of a checkpoint."""
     if actors is not None:
         actors.take_up(facts.get("actors"))
-
-
-def programs(remote: Remote, run: Callable[..., Any]) -> Programs:
-    """Return what learner and actors call; `run` is compiled already, the others are when first called."""
-    return Programs(
-        run=run,
-        push=jax.jit(remote.push or (lambda state, arrival, t: state), donate_argnums=0),
-        publish=jax.jit(lambda state: jax.tree.map(lambda x: x.copy(), remote.publish(state))),
-        # Each in a wrapper of its own: JAX would give a function traced with other forms the programs of then.
-        begin=jax.jit(partial(remote.begin)),
-        draw=jax.jit(
-            lambda key, number, steps, random: remote.draw(fold(key, number), steps, random), static_argnums=(2, 3)
-        ),
-        act=jax.jit(partial(remote.act)),
-        take=jax.jit(partial(remote.take)),
-    )

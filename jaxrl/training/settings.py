@@ -310,6 +310,8 @@ def check_seed(seed: int) -> None:
 HARMLESS = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"} | {
     "processes",
     "actor_timeout",
+    "actor_engine",
+    "actor_restarts",
     "open_in_turn",
     "data",
     "demos",
@@ -367,6 +369,8 @@ NEWER: Mapping[str, object] = {
     "tags": [],
     "notes": "",
     "open_in_turn": False,
+    "actor_engine": "threads",
+    "actor_restarts": 0,
 }
 """Settings of a run or a session that earlier versions lacked, with the values under which an old run continues
 unchanged."""

@@ -429,7 +429,7 @@ class Trainer:
             now = self.strategy, self.config, self._storage, self._weights
             compiled, self._weights = compiled_for(made, *now, goes_on)
             self._compiled, self._run, self._metrics = compiled, compiled.run, compiled.metrics
-            self._actors = pool_of(self.strategy.remote, self._run, self.interrupt, self.schedule.opt_steps_per_step)
+            self._actors = pool_of(self.strategy, self._run, self.interrupt, self._log.event)
         warmup = 0 if goes_on or self._actors is not None else self.schedule.warmup_env_steps
         self._log.stage(f"warming up: {warmup:,} environment steps" if warmup else "getting ready")
         with self.ledger.timed("init"):

@@ -46,8 +46,13 @@ def chosen() -> str:
     Raises:
       SettingsError: `JAXRL_FORMS` is none of `CHOICES`.
     """
-    which = _chosen.get() or _check(os.environ.get("JAXRL_FORMS") or "auto")
+    which = _check(asked())
     return _backend() if which == "auto" else which
+
+
+def asked() -> str:
+    """Return the forms that were asked for, one of `CHOICES`, for another process to ask for the same."""
+    return _chosen.get() or os.environ.get("JAXRL_FORMS") or "auto"
 
 
 def shaped_for(*platforms: str) -> bool:

@@ -84,5 +84,25 @@ def side_by_side() -> int:
     return len(os.sched_getaffinity(0)) if shaped_for("cpu", "plain") else 1
 
 
+CARRIED = (
+    *("jax_default_matmul_precision", "jax_default_prng_impl", "jax_enable_x64", "jax_numpy_dtype_promotion"),
+    *("jax_numpy_rank_promotion", "jax_threefry_partitionable"),
+)
+"""Settings of JAX that decide what a program computes."""
+
+
+def of_workers() -> dict[str, Any]:
+    """Return what processes that step environments need for programs like those of this process, on a CPU."""
+    return {"flags": os.environ.get("XLA_FLAGS", ""), **{name: jax.config.values[name] for name in CARRIED}}
+
+
+def take_options(options: dict[str, Any]) -> None:
+    """Make programs as the process that `of_workers` was called in, and on the CPU, before this one makes any."""
+    os.environ["XLA_FLAGS"] = options["flags"]
+    jax.config.update("jax_platforms", "cpu")
+    for name in CARRIED:
+        jax.config.update(name, options[name])
+
+
 def _named(option: str) -> bool:
     return option in os.environ.get("XLA_FLAGS", "")

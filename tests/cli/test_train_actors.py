@@ -3,11 +3,13 @@
 import json
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from front_doors import Doors
 
+import jaxrl
 from jaxrl import train
 from jaxrl.errors import SettingsError
 
@@ -52,6 +54,8 @@ def test_a_run_is_stopped_by_a_signal_goes_on_and_can_be_used(doors: Doors, proc
         (["--sync-interval", "0"], "sync_interval is 0; expected a whole number of at least 1"),
         (["--exploration", "0.1", "0.2", "0.3"], "exploration has 3 numbers for 2 actors"),
         (["--processor.normalise-obs"], "actors do not share running statistics; turn normalise_obs off"),
+        (["--actor-engine", "rey"], "actor_engine is 'rey'; expected threads or ray"),
+        (["--actor-restarts", "2"], "actor_restarts is 2, but threads die with their process; set actor_engine ray"),
         (["--env", "CartPole-v1", "--processes"], "CartPole-v1 is written in JAX; processes are for environments of"),
     ],
 )
@@ -63,3 +67,14 @@ def test_what_actors_cannot_do_is_refused(
         train.main([*CARTPOLE, "--quiet", *flags])
     assert said in str(refused.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_ray_a_line_says_what_installs_it(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    said = doors.here("train", *CARTPOLE, "--actor-engine", "ray")
+    assert said.returncode == 2
+    assert said.stderr == "error: actors on other machines need the extra `ray`: pip install 'jaxrl[ray]'\n"
+    # Environments in JAX without actors run on the device: nobody asks where their actors are.
+    config = jaxrl.ActorsConfig(actor_engine="ray")
+    on_device = jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), jaxrl.ppo(), num_envs=8, rollout=8, actors=config)
+    assert on_device.remote is None

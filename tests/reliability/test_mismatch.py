@@ -295,6 +295,8 @@ FREE: dict[str, Any] = {
     "processes": True,
     "actor_timeout": 5.0,
     "open_in_turn": True,
+    "actor_engine": "ray",
+    "actor_restarts": 1,
 }
 """Another value of every setting that does not, but for the run's own directory, which may be moved."""
 
