@@ -7,6 +7,7 @@ from the same seed: so the bits are the same. Ray is imported on demand.
 import os
 import pickle
 import signal
+import socket
 import threading
 import time
 import warnings
@@ -41,6 +42,8 @@ START_S = 300.0
 """Seconds that a worker may take to begin: it is placed, and imports jaxrl."""
 SAME = ("jaxrl", "jax", "numpy")
 """Packages whose version must be the same on all machines."""
+ANSWER_S = 10.0
+"""Seconds that a cluster may take to answer."""
 KEPT = 8
 """Parameters that are kept in Ray's store, for actors that are behind."""
 
@@ -63,11 +66,14 @@ def connect(actors: int) -> None:
         warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")  # another program takes its place at once
         if not ray.is_initialized():
             try:
+                _require_answer(given)
                 ray.init(address="auto", **quiet)
             except Exception as error:
                 if given or not isinstance(error, ConnectionError):
                     where = f"at RAY_ADDRESS={given}" if given else "on this machine that can be joined"
-                    raise SettingsError(f"there is no Ray cluster {where}: {one_line(error)}") from error
+                    raise SettingsError(
+                        f"there is no Ray cluster {where}: {type(error).__name__}: {one_line(error)}"
+                    ) from error
                 cpus = max(actors, os.cpu_count() or 1)
                 ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
     cpus = int(ray.cluster_resources().get("CPU", 0))
@@ -76,6 +82,13 @@ def connect(actors: int) -> None:
             f"actors is {actors}, but the Ray cluster has {cpus} CPUs, of which each actor takes one; lower actors, or "
             "add machines by ray start"
         )
+
+
+def _require_answer(address: str | None) -> None:
+    """Raise an `OSError` where nothing answers at `HOST:PORT`: Ray itself would ask again for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), ANSWER_S).close()
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from toys_gymnasium import Counting
 import jaxrl
 from jaxrl.envs.host import HostEnv, gymnasium_spec
 from jaxrl.errors import ActorError, SettingsError
+from jaxrl.training.on_ray import Order, Worker, connect
 from jaxrl.training.storage.leaves import state_digest
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")
@@ -69,9 +71,8 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
 
 def nodes_of_actors() -> set[str]:
     """Return the nodes on which workers are alive."""
-    from ray.util.state import list_actors
-
-    return {actor.node_id for actor in list_actors(filters=[("state", "=", "ALIVE")])}
+    table = ray._private.state.actors().values()
+    return {actor["Address"]["NodeID"] for actor in table if actor["State"] == "ALIVE"}
 
 
 @pytest.mark.slow
@@ -169,12 +170,27 @@ def test_with_restarts_an_actor_of_a_dead_node_goes_on_elsewhere_and_that_is_tol
 
 @pytest.mark.slow
 def test_a_cluster_that_is_too_small_or_an_environment_that_cannot_be_sent_is_refused(cluster: Cluster):
-    with pytest.raises(SettingsError, match="actors is 3, but the Ray cluster has 2 CPUs, of which each actor takes"):
-        train(replaying(counter(), actors=3), 8)
+    with pytest.raises(SettingsError, match="actors is 4, but the Ray cluster has 2 CPUs, of which each actor takes"):
+        train(replaying(counter(), actors=4), 8)
     lock = threading.Lock()
     unsendable = jaxrl.gymnasium_envs(gymnasium_spec(Counting()), lambda: (lock, Counting())[1])
     with pytest.raises(SettingsError, match=r"gymnasium:Counting cannot be sent .*; make it by a function of a module"):
         train(replaying(unsendable), 8)
+
+
+def test_a_cluster_that_is_not_there_is_refused_at_once(monkeypatch: pytest.MonkeyPatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free.getsockname()[1]}")
+        with pytest.raises(SettingsError, match=r"no Ray cluster at RAY_ADDRESS=127\.0\.0\.1:\d+: Connection"):
+            connect(2)
+
+
+def test_a_machine_with_other_versions_is_named_in_one_line():
+    order = Order({"jaxrl": "0.1.0", "jax": "0.2.0"}, {}, "auto", b"", b"")
+    line, _ = Worker().open(order, [0, 0, 0.0, 0.0]).failure or ("", "")
+    assert line.startswith(": its machine has jaxrl ")
+    assert line.endswith(", and the learner's has jaxrl 0.1.0, jax 0.2.0; install the same")
 
 
 MINE = """
