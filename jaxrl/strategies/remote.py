@@ -118,11 +118,7 @@ def check_actors(config: ActorsConfig) -> None:
     check_between("actor_timeout", config.actor_timeout, 0.1, 1e6)
     if config.actor_engine not in ENGINES:
         raise SettingsError(f"actor_engine is {config.actor_engine!r}; expected threads or ray")
-    if check_count("actor_restarts", config.actor_restarts, least=0) and config.actor_engine != "ray":
-        raise SettingsError(
-            f"actor_restarts is {config.actor_restarts}, but threads die with their process; set actor_engine ray, or "
-            "leave actor_restarts out"
-        )
+    check_count("actor_restarts", config.actor_restarts, least=0)
     if len(config.exploration) not in (0, 1, config.actors or 1):
         raise SettingsError(
             f"exploration has {len(config.exploration)} numbers for {config.actors or 1} actors; "
@@ -151,6 +147,11 @@ def stage(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tupl
         raise SettingsError(f"{env.spec.name} is written in JAX; processes are for environments of Gymnasium")
     if config.actor_engine == "ray":
         require_extra("ray", NEEDS_RAY)
+    elif config.actor_restarts:
+        raise SettingsError(
+            f"actor_restarts is {config.actor_restarts}, but threads die with their process; set actor_engine ray, or "
+            "leave actor_restarts out"
+        )
     host = on_host(of_one_agent(env, "actors")) if isinstance(env, Env) else env
     count = config.actors or 1
     config = replace(config, actors=count, max_lag=max_lag if config.max_lag is None else config.max_lag)
