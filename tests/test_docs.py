@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from test_readme import block, run, run_alone
 
+from jaxrl.algos import general
 from jaxrl.config import parse
 from jaxrl.errors import SettingsError
 from jaxrl.registry import ALGORITHMS
@@ -80,6 +81,54 @@ def test_the_matrix_of_truncation_has_every_agent_and_every_cell_a_test_that_exi
     for file, function in named:
         tests = [node.name for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)]
         assert function in ("", *tests), (file, function)
+
+
+def defaults() -> list[tuple[str, str, str]]:
+    """Return `(algorithm, settings, values)` of the tables of defaults on the pages of the algorithms."""
+    found = []
+    for page in DOCS.glob("*.md"):
+        for table in re.findall(r"^\| default of \|.+\n\|[-|]+\|\n(?:\|.+\n?)+", page.read_text(), re.MULTILINE):
+            head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+            cells = [(algo, row[0], cell) for row in rows for algo, cell in zip(head[1:], row[1:], strict=True)]
+            found += [(algo.strip("`"), names, values) for algo, names, values in cells if values]
+    return found
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_the_defaults_on_the_page_of_an_algorithm_are_those_of_the_code(algo: str) -> None:
+    told = [(names, values) for name, names, values in defaults() if name == algo]
+    assert told
+    run = general(algo)
+    for names, values in told:
+        fields = re.findall(r"`([\w.]+)`", names)
+        for field, value in zip(fields, values.split(", "), strict=True):
+            part, _, name = field.rpartition(".")
+            of = getattr(run, part) if part else run.agent if field in run.agent.__dataclass_fields__ else run
+            assert plain(getattr(of, name)) == value, (field, value)
+
+
+def plain(value: object) -> str:
+    """Write a default as the pages do."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float | int):
+        return f"{value:.10f}".rstrip("0").rstrip(".")
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def test_every_algorithm_has_a_page_with_equations_differences_and_results_to_be_repeated() -> None:
+    families = re.findall(r"^\| (`.+`) \| \[.+\]\((\w+\.md)\)", (DOCS / "algorithms.md").read_text(), re.MULTILINE)
+    pages = {name: DOCS / page for names, page in families for name in re.findall(r"`(\w+)`", names)}
+    assert sorted(pages) == sorted(ALGORITHMS)
+    for name, page in pages.items():
+        parts = re.split(r"^## ", page.read_text(), flags=re.MULTILINE)
+        equations, differs, results = (
+            next(part for part in parts if part.startswith(head)) for head in ("Equations", "What differs", "Results")
+        )
+        assert "```text" in equations, page.name
+        assert "```sh\npython -m " in results, page.name
+        siblings = [other for other, place in pages.items() if place == page]
+        assert len(siblings) == 1 or f"`{name}`" in differs, name
 
 
 def foreign() -> list[tuple[str, str, str]]:
