@@ -34,7 +34,7 @@ QUESTIONS = {
 
 def links(page: Path) -> dict[str, Path]:
     """Return the pages that `page` links to, by the words of the link."""
-    found = re.findall(r"\[([^\]]+)\]\((?!https?:)([^)#]+\.md)", page.read_text())
+    found = re.findall(r"\[([^\]]+)\]\((?!https?:)([^)#]+\.(?:md|ipynb))", page.read_text())
     return {words: (page.parent / target).resolve() for words, target in found}
 
 
@@ -51,10 +51,10 @@ def test_each_question_of_a_newcomer_is_answered_one_click_from_the_first_page()
 def test_every_page_is_two_clicks_from_the_first_page_at_most_and_has_its_place_in_the_navigation() -> None:
     one = {*links(DOCS / "index.md").values()}
     two = one.union(*(links(page).values() for page in one))
-    pages = {page.resolve() for page in DOCS.glob("*.md")}
+    pages = {page.resolve() for page in (*DOCS.glob("*.md"), *DOCS.glob("*.ipynb"))}
     assert pages - two <= {(DOCS / "index.md").resolve()}
     navigation = (ROOT / "mkdocs.yml").read_text()
-    assert [page.name for page in pages if f": {page.name}\n" not in navigation] == []
+    assert [page.name for page in pages if f": {page.stem}.md\n" not in navigation] == []
 
 
 def test_links_to_a_heading_lead_to_one() -> None:
@@ -179,15 +179,42 @@ def assert_explained(run_dir: Path) -> None:
 # --- the code of the pages ----------------------------------------------------------------------------------------
 
 
+def tour() -> list[dict]:
+    """Return the cells of the notebook."""
+    cells: list[dict] = json.loads((DOCS / "tour.ipynb").read_text())["cells"]
+    return cells
+
+
+def test_the_tour_is_a_notebook_that_shows_what_its_code_prints_and_links_to_pages_that_exist() -> None:
+    notebook = json.loads((DOCS / "tour.ipynb").read_text())
+    assert (notebook["nbformat"], notebook["metadata"]["language_info"]["name"]) == (4, "python")
+    assert len({cell["id"] for cell in tour()}) == len(tour())
+    for cell in tour():
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code":
+            kinds = [output["output_type"] for output in cell["outputs"]]
+            assert kinds.count("stream") == ("print(" in source), source
+            assert kinds.count("display_data") == ("plt.show()" in source), source
+        for target, anchor in re.findall(r"\]\((\w+\.md)(?:#([\w-]+))?\)", source):
+            headings = re.findall(r"^#+ (.+)$", (DOCS / target).read_text(), re.MULTILINE)
+            assert anchor in ("", *(heading.lower().replace(" ", "-") for heading in headings)), (target, anchor)
+
+
 @pytest.mark.slow
-def test_the_tour_can_be_taken(tmp_path: Path) -> None:
-    said = run("\n".join(block(f"tour-{i}") for i in range(1, 8)), tmp_path)
+def test_the_tour_can_be_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    code = ["".join(cell["source"]) for cell in tour() if cell["cell_type"] == "code"]
+    said = run("\n\n".join(code), tmp_path)
     assert_explained(tmp_path / "runs" / "tour")
     lines = said.splitlines()
     best, env_steps, stop = next(line for line in lines if line.endswith(" max_opts")).split()
     assert float(best) >= 475
     assert (env_steps, stop) == ("51200", "max_opts")
-    assert "2400" in lines  # it went on
+    assert lines[2] == "1"  # it pushes right
+    assert float(lines[3]) >= 475  # an episode by hand
+    assert lines[4] == "2400"  # it went on
+    assert lines[6] == "[]"  # nothing is wrong with the environment
+    assert 45 < float(lines[7]) <= 50
     assert lines[-1].endswith("agent.lr=1e-05")  # the worse one is the last of the table
     assert (tmp_path / "runs/three/members/00005/best").is_dir()
 
@@ -252,6 +279,8 @@ def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) 
     site = tmp_path / "site"
     pages = {page.relative_to(site).as_posix(): page.read_text() for page in site.rglob("*.html")}
     assert len(pages) > 40
+    assert "data:image/png" in pages["tour.html"]
+    assert 'href="tour.html"' in pages["index.html"]
     for name, text in pages.items():
         loaded = re.findall(r'<(?:script|img|iframe)[^>]*\bsrc="([^"]+)|<link[^>]*\bhref="([^"]+)', text)
         assert [part for pair in loaded for part in pair if re.match(r"(https?:)?//", part)] == [], name
