@@ -164,6 +164,22 @@ def test_the_speeds_beside_others_are_those_that_were_measured() -> None:
                 assert float(cell) == pytest.approx(ratios[task, short], rel=0.03)
 
 
+def test_what_is_said_of_another_library_has_its_source_at_the_commit_that_was_read() -> None:
+    versions, claims = (DOCS / "comparison.md").read_text().split("## What they do that jaxrl does not")
+    commits = dict(re.findall(r"^\| ([\w-]+) \| [\w.]* \| (\w{7}) \|", versions, re.MULTILINE))
+    assert len(commits) == 5
+    tables = re.findall(r"^\|.+\| source \|\n\|[-|]+\n((?:\|.+\n)+)", claims.split("## Speed")[0], re.MULTILINE)
+    rows = [line.split("|")[1:-1] for table in tables for line in table.splitlines()]
+    assert len(rows) > 15
+    library = ""
+    for name, *_, source in rows:
+        library = name.strip() or library
+        read = re.findall(r"https://github\.com/[\w./-]+?/(?:blob|tree)/(\w{40})/", source)
+        wanted = [commits[each] for each in library.split(", ")]
+        assert read, (library, source)
+        assert {commit[:7] for commit in read} == set(wanted), (library, source)
+
+
 def explained() -> set[str]:
     """Return the columns that `numbers.md` explains."""
     return set(re.findall(r"`([a-z_0-9/]+)`", (DOCS / "numbers.md").read_text()))
