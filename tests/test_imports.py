@@ -31,6 +31,7 @@ TRAINING = [
         "ledger",
         "memory",
         "program",
+        "reel",
         "sanity",
         "schedule",
         "settings",

@@ -276,6 +276,7 @@ FREE: dict[str, Any] = {
     "eval_at_return": 5.0,
     "confirm_best": False,
     "video_interval": 7,
+    "video_format": "mp4",
     "record_interval": 3,
     "save_interval": 4,
     "keep": 1,
