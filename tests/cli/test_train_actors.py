@@ -23,7 +23,8 @@ def wait_for_rows(run: Path, process: "subprocess.Popen[str]") -> None:
             process.wait(0.1)
 
 
-@pytest.mark.parametrize("processes", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processes", [False, True])
+@pytest.mark.slow
 def test_a_run_is_stopped_by_a_signal_goes_on_and_can_be_used(doors: Doors, processes: bool) -> None:
     flags = ["--processes"] if processes else []
     process = doors.start("train", *TINY, *flags, "--max-opts", "8000000", "--run-dir", "run")

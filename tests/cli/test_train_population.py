@@ -58,7 +58,8 @@ def test_members_are_what_the_command_leaves_for_each_alone(doors: Doors) -> Non
     assert doors.here("train", "--resume", "run/members/00003", "--max-opts", "80").returncode == 0
 
 
-@pytest.mark.parametrize("how", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.slow
 def test_whatever_ends_it_it_goes_on_to_the_same_bits(doors: Doors, how: signal.Signals) -> None:
     longer = [{"60": "400", "30": "100", "20": "100"}.get(flag, flag) for flag in map(str, POPULATION)]
     assert doors.here("train", *[flag if flag != "run" else "whole" for flag in longer]).returncode == 0
