@@ -100,6 +100,25 @@ def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
     return Request(algo, config, bool(resume), allow_changes, start_over, members)
 
 
+def joining(args: Sequence[str]) -> tuple[list[str], dict[str, Any] | None]:
+    """Take out of `args` how this process joins others; return the rest, and that, or `None` if it is to be alone.
+
+    Raises:
+      SettingsError: a value is no number, or `--distributed` is missing.
+    """
+    args = list(args)
+    given: dict[str, Any] = {}
+    for name, kind in (("coordinator_address", str), ("num_processes", int), ("process_id", int)):
+        flag = f"--{name.replace('_', '-')}"
+        if (value := _take(args, flag)) is not None:
+            given[name] = _typed(flag, value, kind)
+    if not _switch(args, "--distributed"):
+        if given:
+            raise SettingsError(f"{', '.join(given)} say how processes join; give --distributed as well")
+        return args, None
+    return args, given
+
+
 def _population(args: list[str]) -> dict[str, Any]:
     """Take out of `args` what makes a population."""
     given: dict[str, Any] = {}
@@ -289,9 +308,19 @@ def _unknown(algo: str, word: str, config: Any) -> str:
 
 def flags_of(config: Any) -> list[str]:
     """Return all flags of an algorithm with the settings `config`."""
-    more = ("config", "resume", "allow_changes", "start_over", "from_step", "version", "list_envs", "help")
+    more: tuple[str, ...] = (
+        "config",
+        "resume",
+        "allow_changes",
+        "start_over",
+        "from_step",
+        "version",
+        "list_envs",
+        "help",
+    )
+    together = ("distributed", "coordinator_address", "num_processes", "process_id")
     many = ("seeds", "members", "draw_seed", "sweep", "halving", "pbt")
-    return [f"--{name.replace('_', '-')}" for name in (*_flag_names(config), *more, *many)]
+    return [f"--{name.replace('_', '-')}" for name in (*_flag_names(config), *more, *together, *many)]
 
 
 def flag_types(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -390,7 +419,9 @@ def _description(algo: str) -> str:
         "--config FILE reads settings from a YAML file; flags win over it. --resume DIR goes on with a run and needs "
         "no other flag; with --allow-changes also under other settings or versions, with --start-over from its very "
         "beginning, what was there being moved aside. --resume RUN --from-step N --run-dir NEW begins a new run from a "
-        f"checkpoint of another, which stays as it is. --recorders takes any of: {told}."
+        "checkpoint of another, which stays as it is. --distributed makes one run of several processes, with the "
+        "shards spread over the devices of all; --coordinator-address, --num-processes and --process-id are needed where "
+        f"JAX does not find them by itself. --recorders takes any of: {told}."
     )
 
 

@@ -24,13 +24,24 @@ ROOMS = [
     "front doors",
 ]
 TRAINING = [
-    {"devices", "divergence", "interrupt", "ledger", "program", "sanity", "schedule", "settings", "actor_stats"},
+    {
+        "devices",
+        "divergence",
+        "interrupt",
+        "ledger",
+        "processes",
+        "program",
+        "sanity",
+        "schedule",
+        "settings",
+        "actor_stats",
+    },
     {"storage"},
     {"data"},
     {"recorders"},
     {"episodes", "evaluator", "film", "judging", "logbook", "policy", "report", "stopping", "taking_up"},
     {"session"},
-    {"actors", "trainer"},
+    {"actors", "following", "trainer"},
     {"population"},
 ]
 """The floors of `training`, of sub-rooms and loose modules: a module imports from its own floor and those before."""

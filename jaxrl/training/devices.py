@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.strategies.base import Strategy
+from jaxrl.training import processes
 from jaxrl.trees import PyTree
 from jaxrl.xla.spread import DEVICES
 
@@ -23,7 +24,7 @@ def on_devices(strategy: Strategy, devices: int) -> Strategy:
     Raises:
       SettingsError: they are not there, or cannot have as many shards each.
     """
-    there = len(jax.devices()) if check_count("devices", devices) > 1 else 1
+    there = len(jax.devices()) if check_count("devices", devices) > 1 or processes.several() else 1
     if devices > there:
         raise SettingsError(
             f"devices is {devices}, but JAX has {there} here; set devices to {there}, or before JAX starts, on a CPU, "
@@ -35,6 +36,11 @@ def on_devices(strategy: Strategy, devices: int) -> Strategy:
         raise SettingsError(
             f"devices is {devices}, but the {strategy.shards} shards of a run are divided evenly among devices; "
             f"{more}devices to {' or '.join(map(str, fits))}"
+        )
+    if processes.several() and devices != there:
+        raise SettingsError(
+            f"devices is {devices}, but the {processes.processes()} processes of the run have {there}, and all take "
+            f"part; set devices to {there}"
         )
     return strategy._replace(devices=devices)
 
@@ -70,9 +76,39 @@ def placed(strategy: Strategy, state: PyTree) -> PyTree:
     return jax.tree.map(put, state, _specs(strategy, state))
 
 
-def gathered(strategy: Strategy, tree: PyTree) -> PyTree:
-    """Put what is the same on all devices on the first alone, for work that is done once."""
-    return tree if strategy.devices == 1 else jax.device_put(tree, jax.devices()[0])
+def params_of(strategy: Strategy, state: PyTree) -> PyTree:
+    """Return what the policy needs of a state, on the first device alone; without a policy, the state."""
+    if processes.is_spread(state):
+        return _params_of_all(strategy, state)
+    if strategy.policy is None or strategy.devices == 1:
+        return state if strategy.policy is None else strategy.policy.params(state)
+    return jax.device_put(strategy.policy.params(state), jax.local_devices()[0])
+
+
+def _params_of_all(strategy: Strategy, state: PyTree) -> PyTree:
+    """Do the same in all processes."""
+    if strategy.policy is None:
+        return gathered(state)
+    processes.tell("params")
+    with processes.reported():
+        same = NamedSharding(_mesh(strategy), SAME)
+        return processes.whole(jax.jit(strategy.policy.params, out_shardings=same)(state))
+
+
+def gathered(tree: PyTree) -> PyTree:
+    """Return a training state, with its sums or without, of which this process has all; that of one it has already."""
+    if processes.is_spread(tree):
+        processes.tell("gather")
+        tree = processes.whole(tree)
+    return tree
+
+
+def handed_out(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree, PyTree]:
+    """Spread a state and its sums that the first process has over the devices of all; the others give the shapes."""
+    sharding = lambda spec: NamedSharding(_mesh(strategy), spec)
+    where = jax.tree.map(sharding, (_specs(strategy, state), jax.tree.map(lambda _: SAME, sums)))
+    made: tuple[PyTree, PyTree] = processes.handed_out((state, sums), where)
+    return made
 
 
 def _at(x: Any, sharding: NamedSharding) -> Any:
@@ -96,4 +132,19 @@ def after_placing(strategy: Strategy, program: Callable[..., Any]) -> Callable[.
 
 
 def _run_placed(strategy: Strategy, program: Callable[..., Any], state: PyTree, *others: Any) -> Any:
-    return program(placed(strategy, state), *others)
+    if not processes.several():
+        return program(placed(strategy, state), *others)
+    sums, start, stop = others
+    if not processes.is_spread(state):
+        processes.tell("place")
+        state, sums = handed_out(strategy, state, processes.whole(sums))
+    processes.tell("run", int(start), int(stop), not isinstance(sums.count, jax.Array))
+    with processes.reported():
+        return jax.block_until_ready(program(state, sums, start, stop))
+
+
+def begun(program: Callable[..., Any], *args: Any) -> Any:
+    """Run the program that makes the first state, in all processes."""
+    processes.tell("init")
+    with processes.reported():
+        return jax.block_until_ready(program(*args)) if processes.several() else program(*args)

@@ -1,0 +1,64 @@
+"""How a process of `jaxrl.train` becomes one of several that make one run together."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from jaxrl.cli import divide_cpu, join_by_cpu
+from jaxrl.errors import JaxrlError, SettingsError, say
+from jaxrl.training import processes
+
+HEARTBEAT_S = 30
+"""Seconds after which a process that is not heard of counts as gone, and the others end."""
+
+
+def join(how: Mapping[str, Any], devices: int) -> None:
+    """Join the processes of a run; `how` are arguments of `jax.distributed.initialize`. JAX must not have begun yet.
+
+    Of CPUs, each is divided so that all together have `devices`.
+
+    Raises:
+      SettingsError: JAX cannot find the others by itself, or they do not come.
+    """
+    join_by_cpu()
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, by which a run saves and stops
+    try:
+        jax.distributed.initialize(**how, heartbeat_timeout_seconds=HEARTBEAT_S)
+    except (ValueError, TypeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise SettingsError(
+            f"--distributed: this process cannot join the others ({reason}); where JAX does not find them by itself, "
+            "give --coordinator-address HOST:PORT of process 0, --num-processes N, and --process-id 0 to N - 1"
+        ) from error
+    processes.leave_when_lost()
+    divide_cpu(devices // processes.processes())
+
+
+@contextmanager
+def together(joined: bool) -> Iterator[None]:
+    """Do inside what a process of several does; the others learn of an error before the run has begun.
+
+    One that has lost another ends here: JAX would wait for it.
+    """
+    try:
+        yield
+    except JaxrlError as error:
+        if joined and isinstance(error, processes.LostError):
+            say(f"error: {error}")
+            sys.stdout.flush()
+            os._exit(error.exit_code)
+        if joined and processes.several():
+            _tell(error)
+        raise
+
+
+def _tell(error: JaxrlError) -> None:
+    """Tell the other processes why this one could not begin."""
+    if processes.number():
+        processes.answer(str(error))
+    else:
+        processes.tell(processes.END, {"failed": str(error)})
