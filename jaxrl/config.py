@@ -420,8 +420,8 @@ def _description(algo: str) -> str:
         "no other flag; with --allow-changes also under other settings or versions, with --start-over from its very "
         "beginning, what was there being moved aside. --resume RUN --from-step N --run-dir NEW begins a new run from a "
         "checkpoint of another, which stays as it is. --distributed makes one run of several processes, with the "
-        "shards spread over the devices of all; --coordinator-address, --num-processes and --process-id are needed where "
-        f"JAX does not find them by itself. --recorders takes any of: {told}."
+        "shards spread over the devices of all; --coordinator-address, --num-processes and --process-id are needed "
+        f"where JAX does not find them by itself. --recorders takes any of: {told}."
     )
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
+import jaxrl.training.processes as processes
 from jaxrl.cli import divide_cpu, join_by_cpu
 from jaxrl.errors import JaxrlError, SettingsError, say
-from jaxrl.training import processes
 
 HEARTBEAT_S = 30
 """Seconds after which a process that is not heard of counts as gone, and the others end."""

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import jaxrl.training.processes as processes
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.strategies.base import Strategy
-from jaxrl.training import processes
 from jaxrl.trees import PyTree
 from jaxrl.xla.spread import DEVICES
 

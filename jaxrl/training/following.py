@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl.training import processes
+import jaxrl.training.processes as processes
 from jaxrl.training.devices import gathered, handed_out, params_of
 from jaxrl.training.processes import END, ProcessError
 from jaxrl.training.program import compile_all, zero_sums

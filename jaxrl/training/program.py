@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+import jaxrl.training.processes as processes
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Stat, Total, columns_of
 from jaxrl.strategies.base import Ended, Strategy, block_length, iterate, noise_shapes
-from jaxrl.training import processes
 from jaxrl.training.devices import after_placing, begun, over_devices, placed
 from jaxrl.trees import Array, PyTree, require_same, tree_bytes
 from jaxrl.tuning import Swap, given, traced
