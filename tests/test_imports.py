@@ -29,6 +29,7 @@ TRAINING = [
         "divergence",
         "interrupt",
         "ledger",
+        "memory",
         "processes",
         "program",
         "sanity",

@@ -109,14 +109,14 @@ def _look(name: str) -> str | None:
             return None
 
 
-def take_signal(interrupt: Interrupt) -> None:
-    """Stop the run of the first process if a signal has come to another."""
-    if not several() or number() or interrupt:
-        return
-    with reported():
-        for name, signal in _store().key_value_dir_get(SIGNAL):
-            _store().key_value_delete(name)
-            interrupt.receive(int(signal))
+def stops(interrupt: Interrupt) -> bool:
+    """Say whether someone has asked to stop the run; the first process also looks for signals that came to another."""
+    if several() and not number() and not interrupt:
+        with reported():
+            for name, signal in _store().key_value_dir_get(SIGNAL):
+                _store().key_value_delete(name)
+                interrupt.receive(int(signal))
+    return bool(interrupt)
 
 
 def agree(settings: Mapping[str, Any]) -> None:

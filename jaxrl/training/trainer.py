@@ -19,7 +19,7 @@ from jaxrl.registry import named
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.population import Population
-from jaxrl.training.actors import ActorPool, advance, pool_of
+from jaxrl.training.actors import ActorPool, advance, facts_of, go_on_counting, pool_of, summary_of
 from jaxrl.training.devices import gathered, on_devices, params_of
 from jaxrl.training.divergence import diverged, explain
 from jaxrl.training.episodes import teller_of
@@ -31,7 +31,7 @@ from jaxrl.training.judging import Judge, judge
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.logbook import Logbook, unpacking
 from jaxrl.training.policy import GreedyPolicy, spec_facts
-from jaxrl.training.processes import take_signal
+from jaxrl.training.processes import stops
 from jaxrl.training.program import check_step, compile_all, summarise, without_replay, zero_sums
 from jaxrl.training.recorders import Recorder, Row
 from jaxrl.training.report import Hooks, Report, Result, call
@@ -179,7 +179,7 @@ class Trainer:
         try:
             self._log.stage("tracing")
             with self.ledger.timed("compile"):
-                check_step(self.strategy)
+                self._plan = check_step(self.strategy, self.evaluator, self._params)
         except BaseException:
             self._log.unstage()
             raise
@@ -213,9 +213,7 @@ class Trainer:
         policy, best = self.strategy.policy, self._best
         params, score = (best.params, best.score) if best else (self._params(state), self.ledger.best_score)
         greedy = policy and GreedyPolicy(policy, params, {"score": score})
-        summary = {**self.ledger.summary(self.schedule), "stop": self.stop_reason}
-        summary |= self._actors.summary() if self._actors is not None else {}
-        return Result(greedy, score, summary, state)
+        return Result(greedy, score, {**self._summary(), "stop": self.stop_reason}, state)
 
     def adopt(self, state: PyTree, strategy: Strategy, told: str) -> None:
         """Go on from another state and with other settings of the same program; `told` becomes an event.
@@ -266,11 +264,11 @@ class Trainer:
             require_valid(self._log, self._log.validity)
         return self._report(row, evaluation, saved=bool(boundary.save or self.stop_reason))
 
-    def _advance(self, target: int) -> None:
-        """Call the compiled program until iteration `target`, or until someone asks to stop, or it diverges."""
-        while self.ledger.t < target and not self.interrupt and not diverged(self._health(), self.config.max_skips):
+    def _advance(self, end: int) -> None:
+        """Call the compiled program until iteration `end`, or until someone asks to stop, or it diverges."""
+        while self.ledger.t < end and not stops(self.interrupt) and not diverged(self._health(), self.config.max_skips):
             begun, t = time.perf_counter(), self.ledger.t
-            stop = min(target, t + self._chunk, t + self._teller.most)
+            stop = min(end, t + self._chunk, t + self._teller.most)
             self.state, self._sums, stop, told = advance(self._run, self._actors, self.state, self._sums, t, stop)
             jax.block_until_ready((self.state, self._sums))
             seconds = max(time.perf_counter() - begun, 1e-9)
@@ -281,7 +279,6 @@ class Trainer:
             self._chunk = self.max_chunk or max(1, int((stop - t) * CHUNK_S / seconds))
             progress = self._log.tick(stop, (stop - t) / seconds)
             self._storage.settle(block=False)
-            take_signal(self.interrupt)
             call(self.hooks.chunk, self, progress)
 
     def _fail_with_actors(self) -> None:
@@ -332,7 +329,7 @@ class Trainer:
         with self.ledger.timed("save"):
             self._storage.keep_best(self._best)  # again, if the disk did not take it
             self._storage.save(self.schedule.opt_steps(self.ledger.t), self._saved(), self._facts())
-            self._storage.note(**self.ledger.summary(self.schedule), status=self.stop_reason or "running")
+            self._storage.note(**self._summary(), status=self.stop_reason or "running")
 
     def _keep_best(self, score: float) -> None:
         params = jax.device_put(self._params(self.state), may_alias=False)
@@ -395,7 +392,7 @@ class Trainer:
                 storage.finish()
             self._wall = self.ledger.wall
             if self.state is not None:
-                storage.note(**self.ledger.summary(self.schedule), status=self.stop_reason)
+                storage.note(**self._summary(), status=self.stop_reason)
         finally:
             self._log.close()
             storage.close()
@@ -457,6 +454,7 @@ class Trainer:
         saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
         require_counters(f"{step} of {self.config.run_dir}", ledger.counters(self.schedule), saved)
         self.state, self._sums, self.ledger = self._taken_up(state, ledger), sums, ledger
+        go_on_counting(self._actors, facts)
         self._storage.go_on()
 
     def _taken_up(self, state: PyTree, ledger: Ledger) -> PyTree:
@@ -471,7 +469,7 @@ class Trainer:
         return state
 
     def _open_logs(self) -> None:
-        notes = (*self._rounding, *self._weights.told, *notes_of(self.strategy, self._compiled.like[0]))
+        notes = (*self._rounding, *self._weights.told, *notes_of(self._plan, self.strategy, self._storage))
         self._log.open(self._storage, self.resume.run, notes, anew(self._refilled, self.strategy))
         if (beginning := self._storage.beginning()) is not None:
             self._log.event("fork", beginning)
@@ -483,8 +481,11 @@ class Trainer:
         return tree if self.config.save_replay else without_replay(tree)
 
     def _facts(self) -> dict[str, Any]:
-        left_out = {} if self.config.save_replay else {"left_out": ["buffer"]}
-        return self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy), **left_out)
+        own = {**facts_of(self._actors), **({} if self.config.save_replay else {"left_out": ["buffer"]})}
+        return self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy), **own)
+
+    def _summary(self) -> dict[str, Any]:
+        return {**self.ledger.summary(self.schedule), **summary_of(self._actors)}
 
     def _health(self) -> Health | None:
         """Return how updates have been going, if the strategy says so."""
