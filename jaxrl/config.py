@@ -104,19 +104,41 @@ def joining(args: Sequence[str]) -> tuple[list[str], dict[str, Any] | None]:
     """Take out of `args` how this process joins others; return the rest, and that, or `None` if it is to be alone.
 
     Raises:
-      SettingsError: a value is no number, or `--distributed` is missing.
+      SettingsError: a value cannot be, or `--distributed` is missing.
     """
     args = list(args)
     given: dict[str, Any] = {}
-    for name, kind in (("coordinator_address", str), ("num_processes", int), ("process_id", int)):
-        flag = f"--{name.replace('_', '-')}"
+    for flag, (name, kind) in TOGETHER.items():
         if (value := _take(args, flag)) is not None:
             given[name] = _typed(flag, value, kind)
     if not _switch(args, "--distributed"):
         if given:
-            raise SettingsError(f"{', '.join(given)} say how processes join; give --distributed as well")
+            flags = ", ".join(flag for flag, (name, _) in TOGETHER.items() if name in given)
+            raise SettingsError(f"{flags}: this is how a process joins others; give --distributed as well")
         return args, None
+    _check_joining(**given)
     return args, given
+
+
+TOGETHER: Mapping[str, tuple[str, type]] = {
+    "--coordinator-address": ("coordinator_address", str),
+    "--num-processes": ("num_processes", int),
+    "--process-id": ("process_id", int),
+}
+"""Flags that say how a process joins others, with the arguments of `jax.distributed.initialize`, and their types."""
+
+
+def _check_joining(
+    coordinator_address: str | None = None, num_processes: int | None = None, process_id: int | None = None
+) -> None:
+    host, _, port = (coordinator_address or "host:1").rpartition(":")
+    if not host or not port.isdecimal():
+        raise SettingsError(f"--coordinator-address is {coordinator_address!r}; expected HOST:PORT of process 0")
+    if num_processes is not None and num_processes < 1:
+        raise SettingsError(f"--num-processes is {num_processes}; expected 1 or more")
+    if process_id is not None and not 0 <= process_id < (num_processes or process_id + 1):
+        most = "N - 1" if num_processes is None else num_processes - 1
+        raise SettingsError(f"--process-id is {process_id}; expected 0 to {most}, another one in each process")
 
 
 def _population(args: list[str]) -> dict[str, Any]:
@@ -308,19 +330,9 @@ def _unknown(algo: str, word: str, config: Any) -> str:
 
 def flags_of(config: Any) -> list[str]:
     """Return all flags of an algorithm with the settings `config`."""
-    more: tuple[str, ...] = (
-        "config",
-        "resume",
-        "allow_changes",
-        "start_over",
-        "from_step",
-        "version",
-        "list_envs",
-        "help",
-    )
-    together = ("distributed", "coordinator_address", "num_processes", "process_id")
-    many = ("seeds", "members", "draw_seed", "sweep", "halving", "pbt")
-    return [f"--{name.replace('_', '-')}" for name in (*_flag_names(config), *more, *together, *many)]
+    more = ("config", "resume", "allow_changes", "start_over", "from_step", "version", "list_envs", "help")
+    many = ("distributed", "seeds", "members", "draw_seed", "sweep", "halving", "pbt")
+    return [*(f"--{name.replace('_', '-')}" for name in (*_flag_names(config), *more, *many)), *TOGETHER]
 
 
 def flag_types(config: Any, prefix: str = "") -> dict[str, Any]:

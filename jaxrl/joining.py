@@ -1,10 +1,12 @@
 """How a process of `jaxrl.train` becomes one of several that make one run together."""
 
+import contextlib
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
@@ -14,6 +16,8 @@ from jaxrl.errors import JaxrlError, SettingsError, say
 
 HEARTBEAT_S = 30
 """Seconds after which a process that is not heard of counts as gone, and the others end."""
+SHUTDOWN_S = 60
+"""Seconds that a process which is done waits for the others to be done as well."""
 
 
 def join(how: Mapping[str, Any], devices: int) -> None:
@@ -27,7 +31,7 @@ def join(how: Mapping[str, Any], devices: int) -> None:
     join_by_cpu()
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, by which a run saves and stops
     try:
-        jax.distributed.initialize(**how, heartbeat_timeout_seconds=HEARTBEAT_S)
+        jax.distributed.initialize(**how, heartbeat_timeout_seconds=HEARTBEAT_S, shutdown_timeout_seconds=SHUTDOWN_S)
     except (ValueError, TypeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise SettingsError(
@@ -42,23 +46,36 @@ def join(how: Mapping[str, Any], devices: int) -> None:
 def together(joined: bool) -> Iterator[None]:
     """Do inside what a process of several does; the others learn of an error before the run has begun.
 
-    One that has lost another ends here: JAX would wait for it.
+    One that has lost another, or fails as nobody has foreseen, ends here at once: JAX would wait for the others, which
+    wait for this one.
     """
     try:
         yield
+    except processes.LostError as error:
+        _leave(error.exit_code, f"error: {error}")
     except JaxrlError as error:
-        if joined and isinstance(error, processes.LostError):
-            say(f"error: {error}")
-            sys.stdout.flush()
-            os._exit(error.exit_code)
         if joined and processes.several():
             _tell(error)
         raise
+    except Exception:
+        if not (joined and processes.several()):
+            raise
+        traceback.print_exc()
+        _leave(1)
+
+
+def _leave(code: int, line: str = "") -> NoReturn:
+    """End this process without waiting for others."""
+    if line:
+        say(line)
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def _tell(error: JaxrlError) -> None:
     """Tell the other processes why this one could not begin."""
-    if processes.number():
-        processes.answer(str(error))
-    else:
-        processes.tell(processes.END, {"failed": str(error)})
+    with contextlib.suppress(jax.errors.JaxRuntimeError, processes.LostError):  # they may have ended already
+        if processes.number():
+            processes.answer(str(error))
+        else:
+            processes.tell(processes.END, {"failed": str(error)})

@@ -24,7 +24,9 @@ def on_devices(strategy: Strategy, devices: int) -> Strategy:
     Raises:
       SettingsError: they are not there, or cannot have as many shards each.
     """
-    there = len(jax.devices()) if check_count("devices", devices) > 1 or processes.several() else 1
+    if processes.several():
+        return _on_all(strategy, devices)
+    there = len(jax.devices()) if check_count("devices", devices) > 1 else 1
     if devices > there:
         raise SettingsError(
             f"devices is {devices}, but JAX has {there} here; set devices to {there}, or before JAX starts, on a CPU, "
@@ -37,12 +39,27 @@ def on_devices(strategy: Strategy, devices: int) -> Strategy:
             f"devices is {devices}, but the {strategy.shards} shards of a run are divided evenly among devices; "
             f"{more}devices to {' or '.join(map(str, fits))}"
         )
-    if processes.several() and devices != there:
-        raise SettingsError(
-            f"devices is {devices}, but the {processes.processes()} processes of the run have {there}, and all take "
-            f"part; set devices to {there}"
-        )
     return strategy._replace(devices=devices)
+
+
+def _on_all(strategy: Strategy, devices: int) -> Strategy:
+    """Do the same on the devices of all processes; none can be left out, for each process runs every program."""
+    if strategy.remote is not None:
+        processes.require_alone("training with actors, or in environments on the host,")
+    if not strategy.env_steps_per_step:
+        processes.require_alone("learning from offline data")
+    there = len(jax.devices())
+    if check_count("devices", devices) != there:
+        raise SettingsError(
+            f"devices is {devices}, but the {processes.processes()} processes of the run have {there} together, and "
+            f"all take part; set devices to {there}"
+        )
+    if strategy.shards % there:
+        raise SettingsError(
+            f"the {processes.processes()} processes of the run have {there} devices together, among which its "
+            f"{strategy.shards} shards do not divide evenly; set shards to a multiple of {there}"
+        )
+    return strategy._replace(devices=there)
 
 
 def over_devices(strategy: Strategy, function: Callable[..., Any], like: PyTree, begins: bool = False) -> Any:

@@ -60,6 +60,15 @@ def processes() -> int:
     return int(distributed.global_state.num_processes) if several() else 1
 
 
+def require_alone(what: str) -> None:
+    """Raise `SettingsError` if this process is one of several, among which `what` cannot be spread."""
+    if several():
+        raise SettingsError(
+            f"{what} takes one process, and this is one of {processes()}; leave --distributed out (in Python, "
+            "jax.distributed.initialize)"
+        )
+
+
 def _store() -> Any:
     return distributed.global_state.client
 
