@@ -26,6 +26,7 @@ MANY = {
     "--seeds N": "train N seeds in one run",
     "--sweep NAME=A,B": "train each value of a setting, as in agent.lr=1e-4,1e-3",
     "--halving, --pbt": "search: only the best go on; or copy them and vary",
+    "--distributed": "one run by several processes, with the bits of one",
 }
 GO_ON = {
     "--config FILE": "settings from a YAML file; flags win over it",

@@ -13,6 +13,7 @@ import jax
 import jaxrl.training.processes as processes
 from jaxrl.cli import divide_cpu, join_by_cpu
 from jaxrl.errors import JaxrlError, SettingsError, say
+from jaxrl.opening import stage
 
 HEARTBEAT_S = 30
 """Seconds after which a process that is not heard of counts as gone, and the others end."""
@@ -66,6 +67,7 @@ def together(joined: bool) -> Iterator[None]:
 
 def _leave(code: int, line: str = "") -> NoReturn:
     """End this process without waiting for others."""
+    stage.clear()
     if line:
         say(line)
     sys.stdout.flush()

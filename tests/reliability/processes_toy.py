@@ -7,37 +7,58 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 import jaxrl
 from jaxrl.cli import run_main
 from jaxrl.joining import join, together
+from jaxrl.strategies.guard import Health, healthy
 from jaxrl.strategies.shards import sharded
 from jaxrl.training.storage.leaves import state_digest
 
-SHARDS, HALF = 4, 40
+SHARDS, HALF, ILL = 4, 40, 55
 
 
 class State(NamedTuple):
     key: jax.Array
     steps: jax.Array
+    mended: jax.Array
     walk: jax.Array
 
 
 def strategy() -> jaxrl.Strategy:
-    """Return what adds random bits up, in each shard others: whole numbers, which no compiler rounds."""
+    """Return what adds random bits up, in each shard others: whole numbers, which no compiler rounds.
+
+    After `ILL` steps it diverges, until it has been rolled back.
+    """
 
     def init(key: jax.Array) -> State:
-        return State(key, jax.numpy.uint32(0), jax.numpy.zeros(3, jax.numpy.uint32))
+        return State(key, jnp.uint32(0), jnp.uint32(0), jnp.zeros(3, jnp.uint32))
 
     def step(state: State, noise: jax.Array, t: jax.Array) -> tuple[State, dict]:
         walk = state.walk + jax.random.bits(noise, (3,))
-        return State(state.key, state.steps + 1, walk), {"t": t}
+        return state._replace(steps=state.steps + 1, walk=walk), {"t": t}
 
-    return sharded(jaxrl.Strategy(init, jaxrl.fold, step, 1, 1), SHARDS, ["walk"])
+    def health(state: State) -> Health:
+        ill = (state.steps > ILL) & (state.mended == 0)
+        return Health(*(jnp.where(ill, x, y) for x, y in zip((3, 0, 3, ILL), healthy(), strict=True)))
+
+    def reseed(state: State, rollbacks: int) -> State:
+        return state._replace(mended=state.mended + rollbacks)
+
+    one = jaxrl.Strategy(init, jaxrl.fold, step, 1, 1, health=health, reseed=reseed)
+    return sharded(one, SHARDS, ["walk"])
 
 
 def train(path: str, max_opts: int, resume: bool = False, **settings: int) -> str:
-    how = {"quiet": True, "save_interval": 10, "record_interval": 8, "eval_interval": 0, "recorders": ["jsonl"]}
+    how = {
+        "quiet": True,
+        "save_interval": 10,
+        "record_interval": 8,
+        "eval_interval": 0,
+        "recorders": ["jsonl"],
+        "max_skips": 3,
+    }
     trainer = jaxrl.Trainer(strategy(), run_dir=path, max_opts=max_opts, resume=resume, **how, **settings)
     return state_digest(trainer.train().state)
 

@@ -114,12 +114,13 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [{name: row.get(name) for name in ("opt_steps", "t", "t_min", "t_max")} for row in lines if "t" in row]
 
 
-def test_processes_train_save_and_resume_to_the_bits_of_one(tmp_path: Path) -> None:
+def test_processes_train_save_resume_and_roll_back_to_the_bits_of_one(tmp_path: Path) -> None:
     """Four shards on two devices of each of two processes, and on one device of this one."""
     digest = processes_toy.train(str(tmp_path / "one"), 2 * processes_toy.HALF)
     assert toys(tmp_path / "two", 0, 0) == [(0, [], digest)] * 2
     assert saved(tmp_path / "two") == saved(tmp_path / "one")
     assert rows(tmp_path / "two") == rows(tmp_path / "one")
+    assert '"rollback"' in (tmp_path / "two" / "metrics.jsonl").read_text()
 
 
 def test_a_process_with_another_seed_is_refused_by_all(tmp_path: Path) -> None:
@@ -255,6 +256,13 @@ def test_a_process_with_other_settings_or_versions_is_refused_and_they_are_named
 def test_flags_that_lack_each_other_or_cannot_be_are_refused(given: list[str], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         jaxrl.train.main(["ppo", *given])
+
+
+def test_processes_that_jax_does_not_find_are_to_be_named() -> None:
+    ended = end(begin(RUN, "-", "ppo", "--distributed", "--num-processes", 2))
+    assert ended.code == 2
+    (line,) = ended.errors
+    assert "give --coordinator-address HOST:PORT of process 0, --num-processes N, and --process-id 0 to N - 1" in line
 
 
 @pytest.fixture
