@@ -27,10 +27,14 @@ def join(how: Mapping[str, Any], devices: int) -> None:
     Of CPUs, each is divided so that all together have `devices`.
 
     Raises:
-      SettingsError: JAX cannot find the others by itself, or they do not come.
+      SettingsError: JAX cannot find the others by itself.
     """
     join_by_cpu()
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, by which a run saves and stops
+    processes.leave_when_lost(
+        "the other processes of the run have not come for minutes; start all of them, with one --coordinator-address "
+        "that all reach, and one --num-processes"
+    )
     try:
         jax.distributed.initialize(**how, heartbeat_timeout_seconds=HEARTBEAT_S, shutdown_timeout_seconds=SHUTDOWN_S)
     except (ValueError, TypeError, RuntimeError) as error:

@@ -9,6 +9,7 @@ import ctypes
 import itertools
 import json
 import os
+import signal as signals
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -184,10 +185,7 @@ def reported() -> Iterator[None]:
         if isinstance(error, JaxrlError) or not several() or not _is_loss(str(error)):
             raise
         reason = " ".join(str(error).split())[:200]
-        raise LostError(
-            f"another of the {processes()} processes is gone ({reason}); start all again with --resume, which goes on "
-            "from the last save"
-        ) from error
+        raise LostError(f"{GONE} ({reason})") from error
 
 
 def _is_loss(said: str) -> bool:
@@ -196,19 +194,26 @@ def _is_loss(said: str) -> bool:
     return any(sign in said for sign in signs)
 
 
-def leave_when_lost() -> None:
-    """End with one line and an exit code where JAX itself ends a process, because it has not heard of another.
+GONE = "another process of the run is gone; start all again with --resume, which goes on from the last save"
+
+
+def leave_when_lost(line: str = GONE) -> None:
+    """End with one line and an exit code where JAX itself ends this process, because it has not heard of another.
 
     JAX aborts then, whatever Python does meanwhile; what the system calls on that is all that can still speak.
     """
-    ctypes.CDLL(None).signal(6, _ABORTED)
+
+    def aborted(signal: int) -> None:
+        del signal
+        say(f"error: {line}")
+        os._exit(ProcessError.exit_code)
+
+    _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted))
+    ctypes.CDLL(None).signal(int(signals.SIGABRT), _handlers[-1])
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_int)
-def _ABORTED(signal: int) -> None:
-    del signal
-    say("error: another process of the run is gone; start all again with --resume, which goes on from the last save")
-    os._exit(ProcessError.exit_code)
+_handlers: list[Any] = []
+"""What the system has been told to call must never be freed."""
 
 
 # --- arrays over all devices --------------------------------------------------------------------------------------
