@@ -120,6 +120,14 @@ def gathered(tree: PyTree) -> PyTree:
     return tree
 
 
+def spread_out(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree, PyTree]:
+    """Return a state and its sums on the devices of all processes, in the first; it may have them alone so far."""
+    if processes.is_spread(state):
+        return state, sums
+    processes.tell("place")
+    return handed_out(strategy, state, processes.whole(sums))
+
+
 def handed_out(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree, PyTree]:
     """Spread a state and its sums that the first process has over the devices of all; the others give the shapes."""
     sharding = lambda spec: NamedSharding(_mesh(strategy), spec)
@@ -152,9 +160,7 @@ def _run_placed(strategy: Strategy, program: Callable[..., Any], state: PyTree, 
     if not processes.several():
         return program(placed(strategy, state), *others)
     sums, start, stop = others
-    if not processes.is_spread(state):
-        processes.tell("place")
-        state, sums = handed_out(strategy, state, processes.whole(sums))
+    state, sums = spread_out(strategy, state, sums)
     processes.tell("run", int(start), int(stop), not isinstance(sums.count, jax.Array))
     with processes.reported():
         return jax.block_until_ready(program(state, sums, start, stop))

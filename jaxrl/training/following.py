@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 import jaxrl.training.processes as processes
-from jaxrl.training.devices import gathered, handed_out, params_of
+from jaxrl.training.devices import gathered, handed_out, params_of, spread_out
 from jaxrl.training.processes import END, ProcessError
 from jaxrl.training.program import compile_all, zero_sums
 from jaxrl.training.storage.run import VERSIONS, versions
@@ -36,7 +36,7 @@ def led(trainer: Any) -> Iterator[None]:
 def _end(trainer: Any) -> None:
     """Have all of the state in each process, and end."""
     if processes.several():
-        trainer.state, trainer._sums = gathered((trainer.state, trainer._sums))
+        trainer.state, trainer._sums = gathered(spread_out(trainer.strategy, trainer.state, trainer._sums))
         how = {"stop": trainer.stop_reason, "signal": trainer.interrupt.signal, "ledger": trainer.ledger.facts()}
         processes.tell(END, how)
 
@@ -71,7 +71,7 @@ def _obey(trainer: Any) -> None:
         elif order == "place":
             state, sums = handed_out(strategy, *compiled.like)
         elif order == "run":
-            start, stop, fresh = given
+            (start, stop, fresh), all_of_it = given, (None, None)
             sums = zero_sums(len(compiled.metrics)) if fresh else sums
             state, sums = compiled.run(state, sums, np.uint32(start), np.uint32(stop))
         elif order == "params":

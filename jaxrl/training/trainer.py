@@ -209,7 +209,7 @@ class Trainer:
         if self.state is None:
             raise SettingsError("nothing has been trained yet; call train(), or iterate, first")
         # A run that goes on donates its state to the next call of the compiled program.
-        state = self.state if self.stop_reason else jax.device_put(gathered(self.state), may_alias=False)
+        state = gathered(self.state) if self.stop_reason else jax.device_put(gathered(self.state), may_alias=False)
         policy, best = self.strategy.policy, self._best
         params, score = (best.params, best.score) if best else (self._params(state), self.ledger.best_score)
         greedy = policy and GreedyPolicy(policy, params, {"score": score})

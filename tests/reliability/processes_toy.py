@@ -1,6 +1,6 @@
 """A run that is quickly compiled, for `test_processes`.
 
-`python processes_toy.py DIR SEED ADDRESS N I` trains half of it, and goes on with it, as process `I` of `N`.
+`python processes_toy.py DIR SEED ADDRESS N I` trains half of it, and goes on with it twice, as process `I` of `N`.
 """
 
 from collections.abc import Sequence
@@ -69,7 +69,8 @@ def main(args: Sequence[str]) -> int:
     join({"coordinator_address": address, "num_processes": number, "process_id": own}, SHARDS)
     with together(joined=True):
         train(path, HALF, seed=seed, devices=SHARDS)
-        print(train(path, 2 * HALF, resume=True, seed=seed, devices=SHARDS))
+        train(path, 2 * HALF, resume=True, seed=seed, devices=SHARDS)
+        print(train(path, 2 * HALF, resume=True, seed=seed, devices=SHARDS))  # when nothing is left to do
     return 0
 
 
