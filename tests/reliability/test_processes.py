@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -148,7 +149,7 @@ def test_two_processes_come_to_the_bits_of_one(tmp_path: Path, undisturbed: tupl
 
 
 @pytest.mark.slow
-def test_four_processes_and_a_device_less_than_shards_come_to_the_bits_of_one(tmp_path: Path, cache: Path) -> None:
+def test_four_processes_of_two_shards_each_come_to_the_bits_of_one(tmp_path: Path, cache: Path) -> None:
     run = [*PPO, "--shards", 8, "--max-opts", AT]
     alone(*run, "--run-dir", tmp_path / "one")
     four = [*run, "--run-dir", tmp_path / "four"]
@@ -213,6 +214,7 @@ def test_a_second_run_in_the_directory_is_refused_by_all_its_processes(tmp_path:
     try:
         while not (path / "metadata.json").exists():
             assert hold.poll() is None
+            time.sleep(0.1)
         run = [*PPO, "--shards", 2, "--run-dir", path]
         first, second = together(run, run)
     finally:
