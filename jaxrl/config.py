@@ -15,7 +15,7 @@ from jaxrl.agents.schedules import is_written, with_schedules
 from jaxrl.algos import general, run_type
 from jaxrl.envs.registry import env_names, require_plain
 from jaxrl.errors import SettingsError, nearest
-from jaxrl.help_page import first_page, settings_of
+from jaxrl.help_page import filled, first_page, settings_of, tell_in_paragraphs
 from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, RECORDERS, SUITES, listed, suited
 from jaxrl.strategies.search import read_search
@@ -282,7 +282,8 @@ def _flags(algo: str, config: Any, args: list[str], prog: str) -> Any:
         config = replace(config, **{name: {}})
     config = replace(config, agent=_scheduled(config.agent, args))
     if {"--help", "-h"} & set(args):
-        print(first_page(algo, config, prog))
+        print(first_page(algo, config, prog), _description(algo), sep="\n", end="\n\n")
+        tell_in_paragraphs(type(config), *(type(each) for each in vars(config).values() if is_dataclass(each)))
     args = _numbers(args, kinds)
     shown = io.StringIO()
     try:
@@ -292,7 +293,7 @@ def _flags(algo: str, config: Any, args: list[str], prog: str) -> Any:
                 args=args,
                 default=config,
                 prog=f"{prog} {algo}",
-                description=_description(algo),
+                description="",
                 return_unknown_args=True,
             )
     except SystemExit as stop:
@@ -425,15 +426,18 @@ def _is_flag(word: str) -> bool:
 
 
 def _description(algo: str) -> str:
-    told = ", ".join(f"{name} ({row.about})" for name, row in RECORDERS.items())
-    return (
-        f"Train {ALGORITHMS[algo].title}. The first argument names the algorithm ({', '.join(ALGORITHMS)}). "
-        "--config FILE reads settings from a YAML file; flags win over it. --resume DIR goes on with a run and needs "
-        "no other flag; with --allow-changes also under other settings or versions, with --start-over from its very "
-        "beginning, what was there being moved aside. --resume RUN --from-step N --run-dir NEW begins a new run from a "
-        "checkpoint of another, which stays as it is. --distributed makes one run of several processes, with the "
-        "shards spread over the devices of all; --coordinator-address, --num-processes and --process-id are needed "
-        f"where JAX does not find them by itself. --recorders takes any of: {told}."
+    """Return what `--help` says of the flags that are no settings."""
+    recorders = ", ".join(f"{name} ({row.about})" for name, row in RECORDERS.items())
+    return filled(
+        f"Train {ALGORITHMS[algo].title}. The first argument names the algorithm ({', '.join(ALGORITHMS)}).",
+        "--config FILE reads settings from a YAML file; flags win over it.",
+        "--resume RUN goes on with a run and needs no other flag. With --allow-changes it goes on under other settings "
+        "or versions; with --start-over it begins anew and moves aside what was there.",
+        "--resume RUN --from-step N --run-dir NEW begins a new run from a checkpoint of another, which stays as it is.",
+        "--distributed makes one run of several processes, with the shards spread over the devices of all. Where JAX "
+        "does not find them by itself, give --coordinator-address HOST:PORT of process 0, --num-processes N, and "
+        "--process-id 0 to N - 1.",
+        f"--recorders takes any of: {recorders}.",
     )
 
 

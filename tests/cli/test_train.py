@@ -1,6 +1,7 @@
 """`python -m jaxrl.train`: what it leaves, which setting wins, and going on after every kind of end."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -240,6 +241,14 @@ def test_help_begins_with_a_page_of_what_is_changed_first(algo: str, capsys: pyt
         "--resume",
     }  # told in words, not flags of a run
     assert {flag for flag in there - elsewhere if not re.search(rf" {flag}[ ,]", rest)} == set()
+    rows = [(line[:28].strip(), line[28:].strip() if line[26:28] == "  " else "") for line in rest.splitlines()]
+    assert len(rows) > 50
+    broken = [
+        text
+        for (_, text), (flag, after) in itertools.pairwise(rows)
+        if text and after and not flag and len(text) + 1 + len(after.split()[0]) <= 80 - 28
+    ]
+    assert broken == []  # where a line ends, the next word did not fit
 
 
 # --- going on ---------------------------------------------------------------------------------------------------
