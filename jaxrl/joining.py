@@ -15,7 +15,7 @@ from jaxrl.cli import divide_cpu, join_by_cpu
 from jaxrl.errors import JaxrlError, SettingsError, say
 from jaxrl.opening import stage
 
-HEARTBEAT_S = 30
+HEARTBEAT_S = 50
 """Seconds after which a process that is not heard of counts as gone, and the others end."""
 SHUTDOWN_S = 60
 """Seconds that a process which is done waits for the others to be done as well."""

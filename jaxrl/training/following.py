@@ -8,8 +8,9 @@ import jax
 import numpy as np
 
 import jaxrl.training.processes as processes
+from jaxrl.errors import ProcessError
 from jaxrl.training.devices import gathered, handed_out, params_of, spread_out
-from jaxrl.training.processes import END, ProcessError
+from jaxrl.training.processes import END
 from jaxrl.training.program import compile_all, zero_sums
 from jaxrl.training.storage.run import VERSIONS, versions
 
@@ -21,7 +22,8 @@ def led(trainer: Any) -> Iterator[None]:
     Raises:
       SettingsError: one of them has other settings or versions, or could not begin.
     """
-    processes.agree(_must_agree(trainer))
+    if processes.several():
+        processes.agree(_must_agree(trainer))
     try:
         yield
     except GeneratorExit:

@@ -20,7 +20,7 @@ from jax._src import distributed  # no public name leads to the key-value store
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxrl.errors import JaxrlError, SettingsError, say
+from jaxrl.errors import JaxrlError, ProcessError, SettingsError, say
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.settings import changes
 from jaxrl.trees import PyTree
@@ -32,14 +32,11 @@ POLL_MS = 200
 KEPT = 64
 """Orders that stay readable; none of them is older than a program that all have run."""
 END, READY, SIGNAL = "end", "jaxrl/ready/", "jaxrl/signal/"
-_count = itertools.count()
-"""Numbers of the orders given, or taken; the same in all processes."""
-
-
-class ProcessError(JaxrlError):
-    """Report that another process of the run has failed."""
-
-    exit_code = 7
+GONE = "another process of the run is gone; start all again with --resume, which goes on from the last save"
+_count, _met = itertools.count(), itertools.count()
+"""Numbers of the orders given, or taken, and of the meetings; the same in all processes."""
+_handlers: list[Any] = []
+"""What the system has been told to call at a signal, which must never be freed."""
 
 
 class LostError(ProcessError):
@@ -135,8 +132,6 @@ def agree(settings: Mapping[str, Any]) -> None:
     Raises:
       SettingsError: one has others, or could not begin.
     """
-    if not several():
-        return
     if number():
         _agree_with_first(settings)
         return
@@ -173,9 +168,6 @@ def meet(where: str) -> None:
             _store().wait_at_barrier(f"jaxrl/{where}/{next(_met)}", 3_600_000)
 
 
-_met = itertools.count()
-
-
 @contextmanager
 def reported() -> Iterator[None]:
     """Raise `LostError` for what JAX raises inside where a process is gone."""
@@ -194,9 +186,6 @@ def _is_loss(said: str) -> bool:
     return any(sign in said for sign in signs)
 
 
-GONE = "another process of the run is gone; start all again with --resume, which goes on from the last save"
-
-
 def leave_when_lost(line: str = GONE) -> None:
     """End with one line and an exit code where JAX itself ends this process, because it has not heard of another.
 
@@ -210,10 +199,6 @@ def leave_when_lost(line: str = GONE) -> None:
 
     _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted))
     ctypes.CDLL(None).signal(int(signals.SIGABRT), _handlers[-1])
-
-
-_handlers: list[Any] = []
-"""What the system has been told to call must never be freed."""
 
 
 # --- arrays over all devices --------------------------------------------------------------------------------------
