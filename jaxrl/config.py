@@ -100,6 +100,47 @@ def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
     return Request(algo, config, bool(resume), allow_changes, start_over, members)
 
 
+def joining(args: Sequence[str]) -> tuple[list[str], dict[str, Any] | None]:
+    """Take out of `args` how this process joins others; return the rest, and that, or `None` if it is to be alone.
+
+    Raises:
+      SettingsError: a value cannot be, or `--distributed` is missing.
+    """
+    args = list(args)
+    given: dict[str, Any] = {}
+    for flag, (name, kind) in TOGETHER.items():
+        if (value := _take(args, flag)) is not None:
+            given[name] = _typed(flag, value, kind)
+    if not _switch(args, "--distributed"):
+        if given:
+            flags = ", ".join(flag for flag, (name, _) in TOGETHER.items() if name in given)
+            raise SettingsError(f"{flags}: this is how a process joins others; give --distributed as well")
+        return args, None
+    _check_joining(**given)
+    return args, given
+
+
+TOGETHER: Mapping[str, tuple[str, type]] = {
+    "--coordinator-address": ("coordinator_address", str),
+    "--num-processes": ("num_processes", int),
+    "--process-id": ("process_id", int),
+}
+"""Flags that say how a process joins others, with the arguments of `jax.distributed.initialize`, and their types."""
+
+
+def _check_joining(
+    coordinator_address: str | None = None, num_processes: int | None = None, process_id: int | None = None
+) -> None:
+    host, _, port = (coordinator_address or "host:1").rpartition(":")
+    if not host or not port.isdecimal():
+        raise SettingsError(f"--coordinator-address is {coordinator_address!r}; expected HOST:PORT of process 0")
+    if num_processes is not None and num_processes < 1:
+        raise SettingsError(f"--num-processes is {num_processes}; expected 1 or more")
+    if process_id is not None and not 0 <= process_id < (num_processes or process_id + 1):
+        most = "N - 1" if num_processes is None else num_processes - 1
+        raise SettingsError(f"--process-id is {process_id}; expected 0 to {most}, another one in each process")
+
+
 def _population(args: list[str]) -> dict[str, Any]:
     """Take out of `args` what makes a population."""
     given: dict[str, Any] = {}
@@ -291,8 +332,8 @@ def _unknown(algo: str, word: str, config: Any) -> str:
 def flags_of(config: Any) -> list[str]:
     """Return all flags of an algorithm with the settings `config`."""
     more = ("config", "resume", "allow_changes", "start_over", "from_step", "version", "list_envs", "help")
-    many = ("seeds", "members", "draw_seed", "sweep", "halving", "pbt")
-    return [f"--{name.replace('_', '-')}" for name in (*_flag_names(config), *more, *many)]
+    many = ("distributed", "seeds", "members", "draw_seed", "sweep", "halving", "pbt")
+    return [*(f"--{name.replace('_', '-')}" for name in (*_flag_names(config), *more, *many)), *TOGETHER]
 
 
 def flag_types(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -393,6 +434,9 @@ def _description(algo: str) -> str:
         "--resume RUN goes on with a run and needs no other flag. With --allow-changes it goes on under other settings "
         "or versions; with --start-over it begins anew and moves aside what was there.",
         "--resume RUN --from-step N --run-dir NEW begins a new run from a checkpoint of another, which stays as it is.",
+        "--distributed makes one run of several processes, with the shards spread over the devices of all. Where JAX "
+        "does not find them by itself, give --coordinator-address HOST:PORT of process 0, --num-processes N, and "
+        "--process-id 0 to N - 1.",
         f"--recorders takes any of: {recorders}.",
     )
 

@@ -30,6 +30,7 @@ TRAINING = [
         "interrupt",
         "ledger",
         "memory",
+        "processes",
         "program",
         "reel",
         "sanity",
@@ -42,7 +43,7 @@ TRAINING = [
     {"recorders"},
     {"episodes", "evaluator", "film", "judging", "logbook", "policy", "report", "stopping", "taking_up"},
     {"session"},
-    {"actors", "trainer"},
+    {"actors", "following", "trainer"},
     {"population"},
 ]
 """The floors of `training`, of sub-rooms and loose modules: a module imports from its own floor and those before."""

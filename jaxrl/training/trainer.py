@@ -20,23 +20,19 @@ from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.population import Population
 from jaxrl.training.actors import ActorPool, advance, facts_of, go_on_counting, pool_of, summary_of
-from jaxrl.training.devices import gathered, on_devices
+from jaxrl.training.devices import gathered, on_devices, params_of
 from jaxrl.training.divergence import diverged, explain
 from jaxrl.training.episodes import teller_of
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, eval_key, evaluator_of, mean_return
 from jaxrl.training.film import with_videos
+from jaxrl.training.following import follow, led
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.judging import Judge, judge
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.logbook import Logbook, unpacking
 from jaxrl.training.policy import GreedyPolicy, spec_facts
-from jaxrl.training.program import (
-    check_step,
-    compile_all,
-    summarise,
-    without_replay,
-    zero_sums,
-)
+from jaxrl.training.processes import stops
+from jaxrl.training.program import check_step, compile_all, summarise, without_replay, zero_sums
 from jaxrl.training.recorders import Recorder, Row
 from jaxrl.training.report import Hooks, Report, Result, call
 from jaxrl.training.schedule import Boundary, next_boundary
@@ -171,8 +167,12 @@ class Trainer:
 
     def reports(self) -> Generator[Report, None, None]:
         """Return the training as a generator, whose `close()` saves."""
-        if not self._take_up():
-            return
+        if self._take_up() and not follow(self):
+            with led(self):
+                yield from self._lead()
+
+    def _lead(self) -> Generator[Report, None, None]:
+        """Train, as the only process or the one that decides for others."""
         self._weights = check_run(self.strategy, self.config, not self.resume.run and self.state is None)
         where = lambda: (self.ledger.counters(self.schedule), self.ledger.wall)
         self._log = Logbook(self.schedule, where, (*self.config.recorders, *self._given_recorders), self._quiet)
@@ -209,7 +209,7 @@ class Trainer:
         if self.state is None:
             raise SettingsError("nothing has been trained yet; call train(), or iterate, first")
         # A run that goes on donates its state to the next call of the compiled program.
-        state = self.state if self.stop_reason else jax.device_put(self.state, may_alias=False)
+        state = gathered(self.state) if self.stop_reason else jax.device_put(gathered(self.state), may_alias=False)
         policy, best = self.strategy.policy, self._best
         params, score = (best.params, best.score) if best else (self._params(state), self.ledger.best_score)
         greedy = policy and GreedyPolicy(policy, params, {"score": score})
@@ -264,11 +264,11 @@ class Trainer:
             require_valid(self._log, self._log.validity)
         return self._report(row, evaluation, saved=bool(boundary.save or self.stop_reason))
 
-    def _advance(self, target: int) -> None:
-        """Call the compiled program until iteration `target`, or until someone asks to stop, or it diverges."""
-        while self.ledger.t < target and not self.interrupt and not diverged(self._health(), self.config.max_skips):
+    def _advance(self, end: int) -> None:
+        """Call the compiled program until iteration `end`, or until someone asks to stop, or it diverges."""
+        while self.ledger.t < end and not stops(self.interrupt) and not diverged(self._health(), self.config.max_skips):
             begun, t = time.perf_counter(), self.ledger.t
-            stop = min(target, t + self._chunk, t + self._teller.most)
+            stop = min(end, t + self._chunk, t + self._teller.most)
             self.state, self._sums, stop, told = advance(self._run, self._actors, self.state, self._sums, t, stop)
             jax.block_until_ready((self.state, self._sums))
             seconds = max(time.perf_counter() - begun, 1e-9)
@@ -352,7 +352,7 @@ class Trainer:
         found = self._storage.rollback(self._compiled.like)
         self.ledger = rolled_back_ledger(self.ledger, found)
         state, self._sums = found[0] if found else self._compiled.init(jax.random.key(self.config.seed))
-        self.state = reseed(self._taken_up(state, self.ledger) if found else state, self.ledger.rollbacks)
+        self.state = reseed(self._taken_up(state, self.ledger) if found else gathered(state), self.ledger.rollbacks)
         if self._actors is not None:
             self._actors = self._actors.renewed()
         log_rollback(self._log, self.schedule.opt_steps(self.ledger.t), what, anew(self._refilled, self.strategy))
@@ -477,7 +477,7 @@ class Trainer:
     # --- small things ---
 
     def _saved(self) -> PyTree:
-        tree = self.state, self._sums
+        tree = gathered(self.state), self._sums
         return tree if self.config.save_replay else without_replay(tree)
 
     def _facts(self) -> dict[str, Any]:
@@ -493,7 +493,7 @@ class Trainer:
         return health
 
     def _params(self, state: PyTree) -> PyTree:
-        return state if self.strategy.policy is None else gathered(self.strategy, self.strategy.policy.params(state))
+        return params_of(self.strategy, state)
 
     def _report(self, train: Row | None, evaluation: Row | None, saved: bool) -> Report:
         counters = self.ledger.counters(self.schedule)
