@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxrl import shards
 from jaxrl.agents.actor_critic_settings import A2CConfig, IMPALAConfig, PPOConfig, REINFORCEConfig
-from jaxrl.agents.base import Agent, AgentMaker, Mode
+from jaxrl.agents.base import Agent, AgentMaker, Insight, Mode
 from jaxrl.agents.checks import changed, hyper_of
 from jaxrl.agents.losses import clipped_surrogate, squared, value_loss, weighted_surrogate
 from jaxrl.agents.optimizers import Descent, Optimizer, descent, learn
@@ -194,6 +194,12 @@ def _bind(name: str, config: PPOConfig, own: Own, spec: EnvSpec) -> Agent:
         stop=partial(_stop, config.target_kl) if config.target_kl else None,
         memory=memory,
         behave=partial(_act, parts, judged=True),
+        insight=Insight(
+            partial(_choice, parts),
+            lambda state, obs, action: _look(parts, state.params.tree, obs)[1],
+            head,
+            privileged=privileged,
+        ),
     )
 
 
@@ -240,14 +246,24 @@ def _act(
     mode: Mode,
     judged: bool = False,
 ) -> tuple[PyTree, dict[str, PyTree]]:
-    outputs, _, memory = _look(parts, state.params.tree, obs)
-    distribution = restricted(parts.head.of(outputs), mask_of(obs))
+    distribution, memory = _chosen_from(parts, state, obs)
     raw = distribution.mode() if mode == "exploit" else distribution.sample(noise)
     # The raw action is stored only if it cannot be recovered from the environment's action.
     extras = {"raw": raw} if parts.head.scales else {}
     if judged:
         extras["log_prob"] = distribution.log_prob(raw)
     return parts.head.to_env(raw), extras if parts.memory is None else {**extras, "memory": memory}
+
+
+def _chosen_from(parts: _Parts, state: ActorCriticState, obs: PyTree) -> tuple[Distribution, PyTree]:
+    """Return the distributions of raw actions, and the memory after the step."""
+    outputs, _, memory = _look(parts, state.params.tree, obs)
+    return restricted(parts.head.of(outputs), mask_of(obs)), memory
+
+
+def _choice(parts: _Parts, state: ActorCriticState, obs: PyTree, opt_step: Array) -> Distribution:
+    """Return what `act` draws from, as `ChoiceFn`."""
+    return _chosen_from(parts, state, obs)[0]
 
 
 def _look(parts: _Parts, params: PyTree, obs: PyTree) -> tuple[Array, Array, PyTree]:

@@ -23,6 +23,7 @@ from jaxrl.agents.critics import (
     build_networks,
     chosen,
     init_networks,
+    judging,
     learn_critic,
     lowest,
     to_critic,
@@ -162,6 +163,11 @@ def _bind(name: str, config: AWACConfig, own: Own, spec: EnvSpec) -> Agent:
         settings=asdict(config),
         custom=own.custom,
         offline=True,
+        insight=judging(
+            parts,
+            lambda state, obs, opt_step: choice(network, head, state.policy.tree, obs),
+            keep=lambda state: state._replace(target=(), value=(), opt_state=()),
+        ),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import jax.numpy as jnp
 
-from jaxrl.agents.base import Agent, AgentMaker, Mode
+from jaxrl.agents.base import Agent, AgentMaker, Insight, Mode
 from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.critics import unit_actions
 from jaxrl.agents.fields import (
@@ -109,6 +109,11 @@ def _bind(config: BCConfig, own: Own, spec: EnvSpec) -> Agent:
         settings=asdict(config),
         custom=own.custom,
         offline=True,
+        insight=Insight(
+            lambda state, obs, opt_step: choice(network, head, state.policy.tree, obs),
+            "learns actions alone, and has no values",
+            head,
+        ),
     )
 
 

@@ -26,6 +26,7 @@ from jaxrl.agents.critics import (
     Rivals,
     build_networks,
     init_networks,
+    judging,
     lasting,
     learn_critic,
     lowest,
@@ -191,6 +192,11 @@ def _bind(name: str, config: SACConfig, own: Own, spec: EnvSpec) -> Agent:
         custom=own.custom,
         offline=isinstance(config, CQLConfig),
         memory=jnp.zeros(space_size(cast(Box, spec.action_space))) if config.noise_memory else None,
+        insight=judging(
+            parts,
+            lambda state, obs, opt_step: _policy(parts, state.policy.tree, obs),
+            keep=lambda state: state._replace(target=(), log_temperature=(), opt_state=()),
+        ),
     )
 
 
