@@ -367,6 +367,8 @@ NEWER: Mapping[str, object] = {
     "tags": [],
     "notes": "",
     "open_in_turn": False,
+    "replacement": True,
+    "scale_rewards_by": "none",
 }
 """Settings of a run or a session that earlier versions lacked, with the values under which an old run continues
 unchanged."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 from toys_data import bandit, walk
 
@@ -33,7 +34,7 @@ def _on_policy(agent: object, processor: object = None, env: str = ENV, **settin
     )
 
 
-def _offline(agent: object, processor: object = None, **settings: float) -> jaxrl.Strategy:
+def _offline(agent: object, processor: object = None, **settings: Any) -> jaxrl.Strategy:
     options = {"batch_size": 8, "holdout": 0.25, **settings}
     return jaxrl.offline(walk((5,) * 12, (True, False) * 6), agent, processor=processor, **options)
 
@@ -106,6 +107,10 @@ _MAKERS: dict[str, Callable[[], jaxrl.Strategy]] = {
         jaxrl.chain(jaxrl.normalise_obs(), jaxrl.n_step(3)),
         updates=2,
     ),
+    "iql from data in epochs, rewards scaled": lambda: _offline(
+        jaxrl.iql(features=(8,)), replacement=False, scale_rewards_by="range"
+    ),
+    "bc from data, all of them at once": lambda: _offline(jaxrl.bc(features=(8,)), batch_size=0),
     "bc from data": lambda: _offline(jaxrl.bc(features=(8,), lr_decay=60)),
     "awac from data": lambda: _offline_box(jaxrl.awac(features=(8,))),
     "td3_bc from data": lambda: _offline_box(jaxrl.td3_bc(features=(8,))),
