@@ -37,13 +37,13 @@ def counter(**kwargs: int) -> HostEnv:
     return jaxrl.gymnasium_envs(gymnasium_spec(Counting()), partial(Counting, **kwargs))
 
 
-def replaying(env: Any, n: int = 1, agent: Any = None, **actors: Any) -> jaxrl.Strategy:
+def replaying(env: Any, n: int = 1, agent: Any = None, processor: Any = None, **actors: Any) -> jaxrl.Strategy:
     config = jaxrl.ActorsConfig(**{"actors": 2, "send": 2, **actors})
     return jaxrl.off_policy(
         env,
         agent or jaxrl.dqn(features=(8,)),
         buffer=jaxrl.uniform(128, batch_size=8),
-        processor=jaxrl.n_step(n, discount=0.5),
+        processor=processor or jaxrl.n_step(n, discount=0.5),
         num_envs=2,
         opt_interval=4,
         warmup=32,
@@ -51,10 +51,15 @@ def replaying(env: Any, n: int = 1, agent: Any = None, **actors: Any) -> jaxrl.S
     )
 
 
-def rollouts(env: Any, agent: Any = None, **actors: Any) -> jaxrl.Strategy:
+def rollouts(env: Any, agent: Any = None, processor: Any = None, **actors: Any) -> jaxrl.Strategy:
     config = jaxrl.ActorsConfig(**{"actors": 2, "max_lag": 1, **actors})
     agent = agent or jaxrl.ppo(features=(8,))
-    return jaxrl.on_policy(env, agent, num_envs=2, rollout=8, epochs=2, minibatches=2, actors=config)
+    sizes = {"num_envs": 2, "rollout": 8, "epochs": 2, "minibatches": 2}
+    return jaxrl.on_policy(env, agent, processor=processor, actors=config, **sizes)
+
+
+def normalised(n: int = 1) -> Any:
+    return jaxrl.chain(jaxrl.normalise_obs(), jaxrl.n_step(n, discount=0.5))
 
 
 def train(strategy: jaxrl.Strategy, max_opts: int, **settings: Any) -> tuple[Any, dict[str, Any]]:
@@ -141,16 +146,65 @@ MAKERS = {
     "replay in sequences": partial(
         replaying, agent=jaxrl.dqn(features=(8,), core="gru", core_features=4, burn_in=1, sequence=3)
     ),
+    "replay with a lag, normalised": partial(replaying, processor=normalised(3), max_lag=2, sync_interval=6),
     "rollouts with a lag of one": rollouts,
     "sequences with memory": partial(rollouts, agent=jaxrl.ppo(features=(8,), core="gru", core_features=4)),
 }
-FEW = "replay with a lag, of several steps"
+FEW = ("replay with a lag, of several steps", "replay with a lag, normalised")
 
 
-@pytest.mark.parametrize("name", [n if n == FEW else pytest.param(n, marks=pytest.mark.slow) for n in MAKERS])
+@pytest.mark.parametrize("name", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in MAKERS])
 def test_the_same_settings_and_seed_make_the_same_bits_whatever_the_threads_do(name: str):
     digests = {state_digest(train(MAKERS[name](counter()), 24)[0].state) for _ in range(3)}
     assert len(digests) == 1
+
+
+def seen_by_one(steps: int) -> np.ndarray:
+    """Return what the policy sees of an environment that counts, before each of so many steps and after the last."""
+    env = Counting()
+    seen = [env.reset()[0]]
+    for _ in range(steps):
+        obs, _, terminated, truncated, _ = env.step(5)
+        seen.append(env.reset()[0] if terminated or truncated else obs)
+    return np.array(seen, np.float32)
+
+
+@pytest.mark.parametrize(("actors", "lag", "sync"), [(1, 2, 6), (2, 1, 1)])
+def test_statistics_are_of_all_that_was_taken_up_and_each_observation_is_scaled_by_those_before_it(
+    actors: int, lag: int, sync: int
+):
+    """All environments show the same, so that the mean and deviation of all are those of one.
+
+    Of several actors each knows its own observations, and those of the others as far as they were taken up.
+    """
+    settings = {"actors": actors, "max_lag": lag, "sync_interval": sync, "processor": normalised()}
+    strategy = replaying(counter(), **settings)
+    state = train(strategy, 12)[0].state
+    envs, rounds = 2 * actors, 12 // strategy.opt_steps_per_step
+    steps = (strategy.warmup_env_steps + rounds * strategy.env_steps_per_step) // envs
+    seen = seen_by_one(steps)
+    ((moments,), _) = strategy.policy.params(state).processor
+    assert float(moments.count) == envs * (steps + 1)
+    np.testing.assert_allclose(moments.mean, seen.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(moments.variance, seen.var(0), rtol=1e-4)
+    if actors > 1:
+        return
+    kept = np.asarray(jax.tree.map(np.asarray, state.buffer.items.obs))[: steps * envs].reshape(-1, 2)
+    means = np.array([seen[: i + 1].mean(0) for i in range(steps)])
+    deviations = np.array([np.sqrt(seen[: i + 1].var(0) + 1e-8) for i in range(steps)])
+    expected = np.clip((seen[:-1] - means) / deviations, -10, 10)
+    np.testing.assert_allclose(kept, np.repeat(expected, envs, axis=0), rtol=1e-3, atol=1e-3)
+
+
+def test_what_was_learnt_of_observations_is_taken_up_again_by_a_run_that_goes_on(tmp_path: Path):
+    strategy, settings = rollouts(counter(), processor=normalised()), {**QUIET, "run_dir": str(tmp_path)}
+    first = jaxrl.Trainer(strategy, max_opts=8, **settings).train().state
+    later = jaxrl.Trainer(strategy, max_opts=16, resume=True, **settings).train().state
+    count = lambda state: float(strategy.policy.params(state).processor[0][0].count)
+    # Two rounds of 8 steps in four environments, and their first observations: once at each beginning.
+    assert (count(first), count(later)) == (4 * 17, 2 * 4 * 17)
+    policy = jaxrl.load_policy(tmp_path, strategy, step="latest")
+    assert float(policy.params.processor[0][0].count) == count(later)
 
 
 def test_rollouts_are_learnt_from_with_a_lag_of_exactly_one():
@@ -306,14 +360,9 @@ def test_settings_that_do_not_fit_actors_are_refused():
         replaying(counter(), exploration=(0.1, 0.2, 0.3))
     with pytest.raises(SettingsError, match="dqn takes discrete actions, but gymnasium:Pendulum-v1 has Box actions"):
         replaying(jaxrl.make_env("gymnasium:Pendulum-v1"))
-    with pytest.raises(SettingsError, match="actors do not share running statistics; turn normalise_obs off"):
-        jaxrl.on_policy(
-            counter(),
-            jaxrl.ppo(),
-            num_envs=2,
-            rollout=8,
-            processor=jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step()),
-        )
+    alone = jaxrl.normalise_obs()._replace(joined=None)
+    with pytest.raises(SettingsError, match="cannot be shared by actors; give Processor its field joined"):
+        replaying(counter(), processor=jaxrl.chain(alone, jaxrl.one_step())._replace(joined=None))
 
 
 # --- the end ----------------------------------------------------------------------------------------------------
