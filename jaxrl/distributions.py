@@ -164,6 +164,27 @@ def restricted(distribution: Distribution, mask: Array | None) -> Distribution:
     return distribution._replace(logits=jnp.concatenate([masked(*pair) for pair in pairs], axis=-1))
 
 
+COLDEST = 1e-6
+"""Least temperature at which actions are drawn; one of 0 stands for it."""
+
+
+def tempered(distribution: Distribution, temperature: Array | tuple[()]) -> Distribution:
+    """Return `distribution` with logits divided by `temperature`, or scales multiplied; `()` leaves it as it is."""
+    if isinstance(temperature, tuple):
+        return distribution
+    temperature = jnp.maximum(temperature, COLDEST)
+    if isinstance(distribution, TanhGaussian):
+        return TanhGaussian(_widened(distribution.base, temperature))
+    if isinstance(distribution, Gaussian):
+        return _widened(distribution, temperature)
+    assert isinstance(distribution, Categorical | MultiCategorical)
+    return distribution._replace(logits=distribution.logits / temperature)
+
+
+def _widened(distribution: Gaussian, factor: Array) -> Gaussian:
+    return Gaussian(distribution.mean, distribution.log_std + jnp.log(factor))
+
+
 class Head(NamedTuple):
     """Maps a network's outputs to action distributions, and samples to actions of a space."""
 

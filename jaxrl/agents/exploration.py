@@ -11,6 +11,8 @@ from jaxrl.xla.short import argmax
 
 EPSILONS = ("epsilon_start", "epsilon_end")
 """The hyperparameters that set the probability of a random action."""
+TEMPERATURE = ("exploration",)
+"""The hyperparameter of agents that draw from a distribution: its temperature, where an actor has one of its own."""
 NOISY = "explores by noise in its network (agent.noisy), under which no action has a probability of its own"
 
 

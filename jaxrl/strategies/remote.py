@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent
+from jaxrl.agents.schedules import Schedule, read_schedule
 from jaxrl.envs.agents import of_one_agent
 from jaxrl.envs.base import Env, TimeStep, VecEnv, draw_nothing, vectorise
 from jaxrl.envs.host import HostEnv, on_host
@@ -47,8 +48,11 @@ class ActorsConfig:
     sync_interval: int = 1
     """Optimisation steps between updates of the actors' parameters."""
     exploration: tuple[float, ...] = ()
-    """Exploration of each actor, in place of epsilon (dqn, pqn) or noise (td3, ddpg). Given one number e, actor i of A
-    uses e^(1 + 7 i / (A - 1)), as Ape-X does; unset: the agent's own settings."""
+    """Exploration of each actor: in place of epsilon (dqn, pqn) or noise (td3, ddpg); else the temperature at which it
+    draws from its policy (1 changes nothing). Given one number e, actor i of A uses e^(1 + 7 i / (A - 1)), as Ape-X
+    does; unset: the agent's own settings."""
+    exploration_schedule: str = ""
+    """Schedule over optimisation steps that these numbers are multiplied by, as in linear(1,0.1,10000); unset: 1."""
     processes: bool = False
     """Step each Gymnasium environment in its own process."""
     actor_timeout: float = 60.0
@@ -66,6 +70,8 @@ class Remote(NamedTuple):
     actors: int
     exploration: tuple[Mapping[str, float], ...]
     """For each actor, what takes the place of hyperparameters of the agent."""
+    factor: Schedule | None
+    """What that is multiplied by, at the optimisation step of the parameters."""
     num_envs: int
     """Environments of each actor."""
     steps: int
@@ -114,6 +120,13 @@ def check_actors(config: ActorsConfig) -> None:
         check_count(name, getattr(config, name))
     check_count("max_lag", 0 if config.max_lag is None else config.max_lag, least=0)
     check_between("actor_timeout", config.actor_timeout, 0.1, 1e6)
+    if config.exploration_schedule and not config.exploration:
+        raise SettingsError(
+            "exploration_schedule is what exploration is multiplied by, which is unset; set it, or give the agent's "
+            "own setting a schedule"
+        )
+    if config.exploration_schedule:
+        read_schedule(str(config.exploration_schedule))
     if len(config.exploration) not in (0, 1, config.actors or 1):
         raise SettingsError(
             f"exploration has {len(config.exploration)} numbers for {config.actors or 1} actors; "
@@ -142,7 +155,8 @@ def stage(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tupl
         raise SettingsError(f"{env.spec.name} is written in JAX; processes are for environments of Gymnasium")
     host = on_host(of_one_agent(env, "actors")) if isinstance(env, Env) else env
     count = config.actors or 1
-    config = replace(config, actors=count, max_lag=max_lag if config.max_lag is None else config.max_lag)
+    lag, schedule = max_lag if config.max_lag is None else config.max_lag, config.exploration_schedule
+    config = replace(config, actors=count, max_lag=lag, exploration_schedule=schedule and str(schedule))
     return blank(host.spec)._replace(settings=host.settings), Crowd(host, config, count)
 
 
@@ -204,13 +218,16 @@ def exploration_of(crowd: Crowd, agent: Agent) -> list[dict[str, float]]:
     """Return, for each actor, what takes the place of the hyperparameters by which `agent` explores.
 
     Raises:
-      SettingsError: the agent explores by nothing that could be set, or by what follows a schedule.
+      SettingsError: the agent explores by nothing that could be set, or by what follows a schedule of the agent.
     """
     count, given, names = crowd.actors, crowd.config.exploration, agent.exploration
     if given and not names:
-        raise SettingsError(f"{agent.name} explores by its own policy; leave exploration unset")
+        raise SettingsError(f"{agent.name} has no setting by which it explores; leave exploration unset")
     if given and (both := sorted({*names} & {*agent.scheduled})):
-        raise SettingsError(f"exploration sets agent.{both[0]} of each actor, which also follows a schedule; keep one")
+        raise SettingsError(
+            f"exploration sets agent.{both[0]} of each actor, which also follows a schedule; keep one: "
+            "exploration_schedule is for both"
+        )
     if len(given) == 1 < count:
         # Horgan et al. 2018, https://arxiv.org/abs/1803.00933, section 4.1.
         given = tuple(given[0] ** (1 + 7 * i / (count - 1)) for i in range(count))
@@ -258,6 +275,7 @@ def remote(
         config=crowd.config,
         actors=crowd.actors,
         exploration=tuple(exploration_of(crowd, actors.agent)),
+        factor=read_schedule(crowd.config.exploration_schedule) if crowd.config.exploration_schedule else None,
         num_envs=num_envs,
         steps=steps,
         prime=actors.processor.horizon,

@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.host import Stage
@@ -397,8 +398,9 @@ class ActorPool:
         given = self.remote.exploration[actor]
         if not given:
             return published
-        agent = published.agent
-        hyper = agent.hyper._replace(**{name: np.float32(value) for name, value in given.items()})
+        agent, factor = published.agent, self.remote.factor
+        times = 1.0 if factor is None else float(factor(jnp.uint32(published.opt_step)))
+        hyper = agent.hyper._replace(**{name: np.float32(value * times) for name, value in given.items()})
         return published._replace(agent=agent._replace(hyper=hyper))
 
     def _steps(

@@ -367,6 +367,7 @@ NEWER: Mapping[str, object] = {
     "tags": [],
     "notes": "",
     "open_in_turn": False,
+    "exploration_schedule": "",
     "replacement": True,
     "scale_rewards_by": "none",
 }

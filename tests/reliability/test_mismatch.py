@@ -317,6 +317,7 @@ IDLE: dict[str, Any] = {
     "max_lag": 1,
     "sync_interval": 2,
     "exploration": (0.5,),
+    "exploration_schedule": "linear(1.0,0.5,100)",
 }
 """Another value of every setting that does with prioritised replay, with c51 or a core, or where there are actors."""
 SHAPED = {"agent.torso": "mlp", "agent.channels": (16,)}
@@ -426,6 +427,7 @@ def test_with_them_they_decide(name: str) -> None:
     awake = changed(
         SMALL, *{"buffer": ("buffer.prioritised", True), "agent": ("agent.values", "c51")}.get(part, ("actors", 1))
     )
+    awake = changed(awake, "exploration", (0.9,)) if name == "exploration_schedule" else awake
     strategies = [build("dqn", config) for config in (awake, changed(awake, name, IDLE[name]))]
     settings = [strategy.settings[part] if part else strategy.settings for strategy in strategies]
     usual = 2 if name == "max_lag" else value_of(SMALL, name)  # unset, it is that of replay

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 import pytest
+from test_policy_tells import Linear
 from toys_closed_form import clock_truncates
 from toys_envs import counting
 from toys_gymnasium import Counting, Telling
@@ -22,12 +23,14 @@ import jaxrl.training.actors
 from jaxrl.agents.schedules import follow
 from jaxrl.algos import build
 from jaxrl.config import parse
+from jaxrl.distributions import Gaussian, TanhGaussian, head_of, tempered
 from jaxrl.envs.host import HostEnv, gymnasium_spec
 from jaxrl.errors import ActorError, SettingsError
 from jaxrl.nn import ActorCritic, QNetwork
 from jaxrl.strategies.remote import Crowd, exploration_of
 from jaxrl.training.actor_stats import ActorStats, Block, Watch
-from jaxrl.training.actors import ParameterServer, Stopped
+from jaxrl.training.actors import ActorPool, ParameterServer, Stopped
+from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.storage.leaves import state_digest
 
 QUIET: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "quiet": True}
@@ -327,10 +330,67 @@ def test_one_number_spreads_exploration_over_the_actors_as_ape_x_does():
     both = [(x["epsilon_start"], x["epsilon_end"]) for x in exploration_of(crowd(0.1, 0.2, 0.3), agent)]
     assert both == [(0.1, 0.1), (0.2, 0.2), (0.3, 0.3)]
     assert exploration_of(crowd(), agent) == [{}, {}, {}]
-    with pytest.raises(SettingsError, match="sac explores by its own policy; leave exploration unset"):
-        exploration_of(crowd(0.1), jaxrl.sac()(box))
+    of_sac = exploration_of(crowd(0.4), jaxrl.sac()(box))
+    assert [round(x["exploration"], 6) for x in of_sac] == [0.4, round(0.4**4.5, 6), round(0.4**8, 6)]
+    with pytest.raises(SettingsError, match="mine has no setting by which it explores; leave exploration unset"):
+        exploration_of(crowd(0.1), agent._replace(name="mine", exploration=()))
     with pytest.raises(SettingsError, match=r"exploration sets agent\.noise of each actor, which also"):
         exploration_of(crowd(0.1), follow(jaxrl.td3(noise=jaxrl.linear(0.5, 0.1, 100))(box)))
+
+
+def test_exploration_follows_a_schedule_by_the_step_of_the_parameters_that_act():
+    schedule = jaxrl.linear(1.0, 0.5, 10)
+    strategy = replaying(counter(), exploration=(0.1, 0.4), exploration_schedule=schedule)
+    assert strategy.settings["exploration_schedule"] == str(schedule) == "linear(1.0,0.5,10)"
+    agent = jaxrl.dqn(features=(8,))(strategy.policy.spec).init(jax.random.key(0))
+    for opt_step, factor in ((0, 1.0), (4, 0.8), (99, 0.5)):
+        pool = ActorPool(strategy.remote, None, Interrupt(), 1)
+        pool._server.open(agent, opt_step)
+        for actor, own in enumerate((0.1, 0.4)):
+            hyper = pool._begin(0, actor).agent.hyper
+            np.testing.assert_allclose([hyper.epsilon_start, hyper.epsilon_end], [own * factor] * 2, rtol=1e-6)
+    with pytest.raises(SettingsError, match="what exploration is multiplied by, which is unset"):
+        replaying(counter(), exploration_schedule=schedule)
+    with pytest.raises(SettingsError, match="cannot read the schedule 'fast'"):
+        replaying(counter(), exploration=(0.1,), exploration_schedule="fast")
+
+
+TWICE = [0.0, math.log(2)]
+"""Logits under which one action is twice as likely as the other."""
+TO_TWO = {
+    "ppo": jaxrl.ppo(make_network=lambda spec, head: Linear(TWICE, beside=0.0)),
+    "sac": jaxrl.sac(make_policy=lambda spec, head: Linear(TWICE), features=(2,)),
+    "bc": jaxrl.bc(make_network=lambda spec, head: Linear(TWICE)),
+    "awac": jaxrl.awac(make_policy=lambda spec, head: Linear(TWICE), features=(2,)),
+}
+
+
+@pytest.mark.parametrize("name", TO_TWO)
+def test_a_policy_with_a_distribution_is_drawn_from_at_the_temperature_of_the_actor(name: str):
+    agent = TO_TWO[name](jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (1,)), jaxrl.Discrete(2)))
+    state, obs = jax.jit(agent.init)(jax.random.key(1)), np.ones((4000, 1), np.float32)
+    noise, act = agent.draw_act(jax.random.key(2), 4000), jax.jit(agent.behave or agent.act, static_argnums=4)
+
+    def drawn_at(temperature: Any) -> tuple[np.ndarray, Any]:
+        hot = state._replace(hyper=state.hyper._replace(exploration=temperature))
+        return act(hot, obs, noise, np.uint32(0), "explore")
+
+    (one, _), (half, extras), (none, _) = map(drawn_at, np.float32([1.0, 0.5, 0.0]))
+    np.testing.assert_array_equal(one, drawn_at(())[0])
+    np.testing.assert_allclose([one.mean(), half.mean()], [2 / 3, 4 / 5], atol=0.03)
+    assert set(none.tolist()) == {1}
+    if name == "ppo":  # what is sent is the log-probability with which the actor chose
+        np.testing.assert_allclose(np.exp(extras["log_prob"]), np.where(half, 4 / 5, 1 / 5), rtol=1e-4)
+
+
+def test_continuous_actions_are_spread_wider_by_the_temperature():
+    for squash, of in ((False, Gaussian), (True, TanhGaussian)):
+        spec = jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (1,)), jaxrl.Box(-2.0, 2.0, (1,)))
+        plain = head_of(spec, squash).of(np.float32([[0.5, -1.0]]))
+        wide = tempered(plain, np.float32(3.0))
+        assert isinstance(wide, of)
+        np.testing.assert_allclose(wide.sample(np.ones((1, 1))) - wide.mode(), 3 * math.exp(-1.0), rtol=1e-5)
+        np.testing.assert_array_equal(wide.mode(), plain.mode())
 
 
 def test_actors_explore_as_they_are_told():
