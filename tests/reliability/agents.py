@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 from toys_data import bandit, walk
+from toys_goals import places
 
 import jaxrl
 
@@ -14,10 +15,10 @@ SPREAD: dict[str, int] = {}
 
 
 def _off_policy(
-    agent: object, processor: object = None, env: str = ENV, buffer: object = None, **settings: object
+    agent: object, processor: object = None, env: Any = ENV, buffer: object = None, **settings: object
 ) -> jaxrl.Strategy:
     return jaxrl.off_policy(
-        jaxrl.make_env(env),
+        jaxrl.make_env(env) if isinstance(env, str) else env,
         agent,
         buffer=buffer or jaxrl.uniform(96, batch_size=8),
         processor=processor,
@@ -68,6 +69,9 @@ _MAKERS: dict[str, Callable[[], jaxrl.Strategy]] = {
     "dqn with a memory, sequences by priority, compact": lambda: _off_policy(
         jaxrl.dqn(features=(8,), core="lstm", core_features=8, burn_in=2, sequence=4, sequence_interval=2, n_step=3),
         buffer=jaxrl.prioritised(96, batch_size=8, compact=True),
+    ),
+    "dqn with goals in hindsight": lambda: _off_policy(
+        jaxrl.dqn(features=(8,)), env=places(), buffer=jaxrl.hindsight(jaxrl.uniform(96, batch_size=8), 0.8)
     ),
     "iqn with munchausen": lambda: _off_policy(jaxrl.dqn(features=(8, 8), values="iqn", atoms=4, munchausen=0.9)),
     "sac, normalised, several updates": lambda: _off_policy(
