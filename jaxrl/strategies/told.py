@@ -32,7 +32,7 @@ def _seen(processor: Processor, params: Any, carry: PyTree) -> PyTree:
 
 
 def _chosen_from(agent: Agent, processor: Processor, params: Any, carry: PyTree, opt_step: Array) -> Distribution:
-    choice = "is an agent of another kind, which tells none" if agent.insight is None else agent.insight.choice
+    choice = "has no field insight, which would tell them" if agent.insight is None else agent.insight.choice
     if isinstance(choice, str):
         raise SettingsError(f"the policy has no probabilities: {agent.name} {choice}; ask for an action instead")
     return choice(params.agent, _seen(processor, params, carry), opt_step)
@@ -63,7 +63,7 @@ def _log_prob(agent: Agent, processor: Processor, params: Any, carry: PyTree, op
 
 def _values(agent: Agent, processor: Processor, params: Any, carry: PyTree, opt_step: Array, action: PyTree) -> Array:
     insight, obs = agent.insight, _seen(processor, params, carry)
-    value = "is an agent of another kind, which tells none" if insight is None else insight.value
+    value = "has no field insight, which would tell them" if insight is None else insight.value
     if isinstance(value, str) or insight is None:
         raise SettingsError(f"the policy has no values: {agent.name} {value}")
     if insight.keep is not None and not jax.tree.leaves(params.agent.critic):

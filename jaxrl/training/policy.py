@@ -36,10 +36,14 @@ class GreedyPolicy:
         self._remembers: bool | None = None
         self.reset()
 
-    def at(self, params: PyTree) -> "GreedyPolicy":
-        """Return the same policy with other `params`, at the beginning of an episode; nothing is compiled again."""
+    def at(self, params: PyTree, **facts: Any) -> "GreedyPolicy":
+        """Return the same policy with other `params`, at the beginning of an episode; nothing is compiled again.
+
+        `facts` are those that are then others.
+        """
         other = copy.copy(self)
-        other.params = params
+        other.params, other.facts = params, {**self.facts, **facts}
+        other._opt_steps = np.uint32(other.facts.get("opt_steps") or 0)
         other.reset()
         return other
 

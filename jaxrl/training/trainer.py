@@ -30,13 +30,7 @@ from jaxrl.training.judging import Judge, judge
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.logbook import Logbook, unpacking
 from jaxrl.training.policy import GreedyPolicy, spec_facts
-from jaxrl.training.program import (
-    check_step,
-    compile_all,
-    summarise,
-    without_replay,
-    zero_sums,
-)
+from jaxrl.training.program import check_step, compile_all, summarise, without_replay, zero_sums
 from jaxrl.training.recorders import Recorder, Row
 from jaxrl.training.report import Hooks, Report, Result, call
 from jaxrl.training.schedule import Boundary, next_boundary
@@ -212,7 +206,8 @@ class Trainer:
         state = self.state if self.stop_reason else jax.device_put(self.state, may_alias=False)
         policy, best = self.strategy.policy, self._best
         params, score = (best.params, best.score) if best else (self._params(state), self.ledger.best_score)
-        greedy = policy and GreedyPolicy(policy, params, {"score": score})
+        step = self.ledger.best_opt_steps if best else self.schedule.opt_steps(self.ledger.t)
+        greedy = policy and GreedyPolicy(policy, params, {"score": score, "opt_steps": step})
         return Result(greedy, score, {**self._summary(), "stop": self.stop_reason}, state)
 
     def adopt(self, state: PyTree, strategy: Strategy, told: str) -> None:

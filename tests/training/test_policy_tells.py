@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from toys_data import bandit
+from toys_trainer import small_dqn
 
 import jaxrl
 from jaxrl.errors import SettingsError
@@ -98,6 +99,27 @@ def test_exploration_is_that_of_the_step_at_which_the_policy_was_saved_and_follo
     for make in (decays, follows):
         told = [policy_of(make, Discrete(2), opt_steps=steps).probabilities(ONE)[0] for steps in (0, 4, 10)]
         np.testing.assert_allclose(told, [0.5, 0.7, 1.0], rtol=1e-5)
+
+
+def test_policies_of_results_and_of_sessions_explore_as_they_do_at_that_step() -> None:
+    """Epsilon falls from 1 to 0.05 in 20 optimisation steps; half of its choices are the other action."""
+    trainer = jaxrl.Trainer(small_dqn(), max_opts=10, eval_interval=0, eval_episodes=0, quiet=True)
+    other = float(trainer.train().policy.probabilities(np.zeros(4)).min())
+    assert other == pytest.approx((1 - 0.95 / 2) / 2, rel=1e-5)
+    session = jaxrl.Session(
+        EnvSpec("Toy", SEEN, Discrete(2)),
+        jaxrl.dqn(features=(4,), epsilon_decay=4, epsilon_end=0.5),
+        buffer=jaxrl.uniform(16, batch_size=2),
+        opt_interval=1,
+        warmup=2,
+    )
+    with session:
+        for _ in range(4):
+            session.act(ONE)
+            session.observe(0.0, ONE, False, False)
+        done = session.opt_steps
+        assert done > 0
+        assert session.policy.probabilities(ONE).min() == pytest.approx((1 - done / 8) / 2, rel=1e-5)
 
 
 def test_distributions_of_returns_tell_their_means() -> None:
@@ -241,6 +263,13 @@ NONE: dict[str, tuple[Any, Any, str, tuple[Any, ...], str]] = {
     "continuous": (lambda: jaxrl.ppo(features=(4,)), BOUNDED, "probabilities", (), r"policy\.log_prob\(obs, action\)"),
     "no values": (lambda: jaxrl.bc(features=(4,)), Discrete(2), "values", (), "bc learns actions alone"),
     "stripped": (lambda: jaxrl.sac(features=(4,)), Discrete(2), "values", (), "critics=True"),
+    "of one's own": (
+        lambda: lambda spec: jaxrl.dqn(features=(4,))(spec)._replace(name="mine", insight=None),
+        Discrete(2),
+        "values",
+        (),
+        "mine has no field insight",
+    ),
     "no action": (
         lambda: jaxrl.ppo(features=(4,)),
         BOUNDED,
