@@ -373,9 +373,11 @@ NEWER: Mapping[str, object] = {
     "tags": [],
     "notes": "",
     "open_in_turn": False,
+    "exploration_schedule": "",
+    "replacement": True,
+    "scale_rewards_by": "none",
 }
-"""Settings of a run or a session that earlier versions lacked, with the values under which an old run continues
-unchanged."""
+"""Settings that earlier versions lacked, with the values under which an old run or session continues unchanged."""
 
 
 RENAMED: Mapping[str, str] = {

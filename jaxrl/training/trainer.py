@@ -126,11 +126,10 @@ class Trainer:
             evaluator = evaluator_of(strategy, self.config.eval_episodes, self.config.eval_actions == "sampled")
         self.strategy, self.evaluator, self.score, self.stop = strategy, evaluator, score, stop
         self.hooks, self.interrupt = with_videos(self, hooks), Interrupt() if interrupt is None else interrupt
-        self.max_chunk = max_chunk
+        self.max_chunk, self._quiet = max_chunk, self.config.quiet or not console
         self.ledger, self.stop_reason = Ledger(), None  # type: Ledger, str | None
-        self._quiet = self.config.quiet or not console
-        self._best: Best | None = None
         self.state = self._run = self._sums = None  # type: Any
+        self._best: Best | None = None
         self._actors: ActorPool | None = None
         self._log = Logbook(self.schedule, lambda: ({}, 0.0))
         self._chunk, self._wall, self._least_return, self._refilled = 0, 0.0, math.nan, range(0)
@@ -212,7 +211,8 @@ class Trainer:
         state = gathered(self.state) if self.stop_reason else jax.device_put(gathered(self.state), may_alias=False)
         policy, best = self.strategy.policy, self._best
         params, score = (best.params, best.score) if best else (self._params(state), self.ledger.best_score)
-        greedy = policy and GreedyPolicy(policy, params, {"score": score})
+        step = self.ledger.best_opt_steps if best else self.schedule.opt_steps(self.ledger.t)
+        greedy = policy and GreedyPolicy(policy, params, {"score": score, "opt_steps": step})
         return Result(greedy, score, {**self._summary(), "stop": self.stop_reason}, state)
 
     def adopt(self, state: PyTree, strategy: Strategy, told: str) -> None:

@@ -362,7 +362,7 @@ class Session:
     @property
     def policy(self) -> GreedyPolicy:
         """The present policy, greedy; it stays as it is while training goes on."""
-        return self._greedy.at(self._stepper.params(self._now))
+        return self._greedy.at(self._stepper.params(self._now), opt_steps=self._counters()["opt_steps"])
 
     def summary(self) -> dict[str, Any]:
         """Return counters, speeds, scores, statistics of the episodes, and means of what was learnt, over all of it."""
