@@ -22,6 +22,7 @@ from jaxrl.algos import build
 from jaxrl.cli import cache_compilations
 from jaxrl.config import parse
 from jaxrl.errors import JaxrlError
+from jaxrl.own_envs import admit
 from jaxrl.presets import PRESETS
 from jaxrl.registry import names_of, suite_of, suited
 from jaxrl.strategies.base import Strategy
@@ -90,6 +91,7 @@ def main() -> None:
     if options.generic:
         for presets in PRESETS.values():
             presets.clear()
+    admit(options.env or [])
     cache_compilations()
     rows: list[Row] = []
     for algo, env in tasks(options.algo, options.env):

@@ -151,6 +151,11 @@ def check_count(name: str, value: object, least: int = 1, most: int | None = Non
 
 def check_between(name: str, value: float, low: float, high: float) -> float:
     """Return `value` if it is finite and within `[low, high]`; raise `SettingsError` otherwise."""
+    if callable(value):
+        raise SettingsError(
+            f"{name} is a function; expected a number from {low:g} to {high:g}, or a schedule of jaxrl: linear, "
+            "cosine, exponential or constant (one of Optax goes into make_optimizer, where an agent takes it)"
+        )
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not low <= value <= high:
         raise SettingsError(f"{name} is {value!r}; expected a number from {low:g} to {high:g}")
     return value

@@ -95,6 +95,7 @@ SUITES: dict[str, Suite] = {
     "jumanji": Suite("jaxrl.envs.jumanji", "jumanji_env"),
     "pgx": Suite("jaxrl.envs.pgx", "pgx_env"),
     "navix": Suite("jaxrl.envs.navix", "navix_env"),
+    "jaxmarl": Suite("jaxrl.envs.jaxmarl", "jaxmarl_env"),
 }
 
 

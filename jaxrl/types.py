@@ -30,6 +30,9 @@ class Step(NamedTuple):
     obs_valid: Array | tuple[()] = ()
     """False where a first observation was not finite: zeros replace it in `obs`, and it must not enter any statistics.
     `()` if all are finite."""
+    present: Array | tuple[()] = ()
+    """False where there was nobody to take a step, as in the row of an agent that is dead: such a row is not valid, and
+    no episode or scalar of it is counted. `()` if all are."""
 
 
 class Transition(NamedTuple):

@@ -167,6 +167,11 @@ def test_an_environment_of_ones_own_is_right_and_learnt(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_several_agents_learn_to_heed_their_signs(tmp_path: Path) -> None:
+    assert run_alone(block("agents"), tmp_path).splitlines()[-1] == "5.0 [0 1 1]"
+
+
+@pytest.mark.slow
 def test_an_agent_and_a_buffer_of_ones_own_learn(tmp_path: Path) -> None:
     for name in ("extend-agent", "extend-buffer"):
         # Acting at random holds the pole for some 22 steps.

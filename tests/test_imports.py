@@ -24,7 +24,18 @@ ROOMS = [
     "front doors",
 ]
 TRAINING = [
-    {"devices", "divergence", "interrupt", "ledger", "program", "sanity", "schedule", "settings", "actor_stats"},
+    {
+        "devices",
+        "divergence",
+        "interrupt",
+        "ledger",
+        "memory",
+        "program",
+        "sanity",
+        "schedule",
+        "settings",
+        "actor_stats",
+    },
     {"storage"},
     {"data"},
     {"recorders"},

@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from toys_masks import minefield
 
 import jaxrl
-from benchmarks import learning
+from benchmarks import learning, masks
 from jaxrl.presets import PRESETS
 
 
@@ -78,6 +79,25 @@ def test_a_run_that_was_stopped_leaves_no_row(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(learning, "Trainer", stopped)
     with pytest.raises(SystemExit, match="stopped by SIGTERM in dqn CartPole-v1 seed 3"):
         learning.learn("dqn", "CartPole-v1", 3, ["--max-opts", "40", "--eval-episodes", "2", "--agent.features", "8"])
+
+
+def test_random_play_keeps_to_a_mask_unless_it_is_hidden() -> None:
+    """A forbidden action pays a million, an allowed one at most 1."""
+    env = minefield(time_limit=10)
+    assert masks.chance(env, 8).returns.max() < 10
+    hidden = masks.unmasked(env)
+    assert list(hidden.spec.observation_space) == ["seen"]
+    assert masks.chance(hidden, 8).returns.max() > 1e5
+
+
+def test_random_play_of_several_agents_is_that_of_their_games(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["masks", "toys_several:squad", "--episodes", "2", "--json", str(tmp_path / "x")])
+    masks.main()
+    assert capsys.readouterr().out == "toys_several:squad: 13.67 ± 0.00\n"  # (3 + 20 + 18) / 3
+    (row,) = json.loads((tmp_path / "x").read_text())["rows"]
+    assert row["lengths"]["max"] == 4
 
 
 def test_the_table_of_the_docs_is_what_the_result_files_hold() -> None:

@@ -69,6 +69,7 @@ MAY_ASK = {
     ("strategies/remote.py", "observation_space"): "an environment of Gymnasium, told what to give instead",
     ("strategies/remote.py", "step"): "as above",
     ("training/program.py", "compile"): "an evaluator may be a bare function",
+    ("training/program.py", "bytes_of"): "as above",
     ("training/session/inputs.py", "action_space"): "an environment of Gymnasium, or what looks like one",
     ("training/session/inputs.py", "observation_space"): "as above",
     ("training/storage/checkpoints.py", "posix_fallocate"): "a system call that not every system has",

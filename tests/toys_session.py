@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 import jaxrl
-from jaxrl.strategies.driven import place_of, steps_in, stream_keys
+from jaxrl.strategies.driven import acting_key, place_of, steps_in, stream_keys
 from jaxrl.strategies.interaction import assemble, draw_steps
-from jaxrl.training.session.parts import schedule_of
+from jaxrl.training.session.setup import schedule_of
 from jaxrl.training.settings import with_recorders
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.run import Resume
@@ -28,9 +28,9 @@ PARTS: dict[str, Any] = {
 SETTINGS: dict[str, Any] = {"num_envs": 2, "opt_interval": 4, "warmup": 20, "max_opts": 1_000, "save_interval": 0}
 HOST_ALONE = (
     *("max_opts", "max_env_steps", "stop_reward", "patience", "record_interval", "save_interval", "keep"),
-    *("max_skips", "max_rollbacks", "run_dir"),
+    *("max_skips", "max_rollbacks", "run_dir", "name", "tags", "notes"),
 )
-NO_PROGRAM = (*HOST_ALONE, "resume", "allow_changes", "hooks", "statistics", "recorders")
+NO_PROGRAM = (*HOST_ALONE, "resume", "allow_changes", "hooks", "statistics", "recorders", "about")
 _COMPILED: dict[str, tuple[jaxrl.Session, Any]] = {}
 
 
@@ -50,9 +50,10 @@ def small(spec: Any = SPEC, **changes: Any) -> jaxrl.Session:
     session.config.check()
     session.hooks, session.interrupt = settings.get("hooks") or jaxrl.SessionHooks(), jaxrl.Interrupt()
     session._schedule = schedule_of(session.config, session._driven)
-    session._saves, session._saved = [], None
+    session._saves, session._saved, session._closed = [], None, False
     resume = Resume(settings.get("resume", False), settings.get("allow_changes", False))
     session._open(resume, settings.get("statistics") or jaxrl.Statistics())
+    session.describe(**settings.get("about", {}))
     return session
 
 
@@ -93,14 +94,15 @@ def drive_as_trainer(session: jaxrl.Session, env: jaxrl.Env, seed: int, steps: i
     """Drive a session through `env` with the randomness that a trainer's run of `seed` would give it."""
     driven, config = session._driven, session.config
     actors = assemble(env, lambda spec: driven.agent, driven.processor, config.num_envs)
-    keys, env_key = stream_keys(jax.random.key(seed)), jax.random.split(jax.random.key(seed), 5)[2]
+    parts = 5 if driven.passes is None else 3
+    keys, env_key = stream_keys(jax.random.key(seed), driven.passes), jax.random.split(jax.random.key(seed), parts)[2]
     state, obs = actors.env.reset(env_key)
     step = jax.jit(actors.env.step)
 
     @partial(jax.jit, static_argnums=0)
     def noise(phase: Any, t: int, at: int) -> Any:
         key = jax.random.fold_in(keys[phase], t)
-        key = jax.random.split(key)[0] if phase == "train" else key
+        key = acting_key(driven, key) if phase == "train" else key
         return jax.tree.map(lambda x: x[at], draw_steps(actors, key, steps_in(driven.turns, phase))[2])
 
     for v in range(steps):

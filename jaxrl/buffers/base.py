@@ -1,6 +1,6 @@
 """The interface of a buffer."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from jaxrl.trees import Array, Key, PyTree
@@ -83,3 +83,5 @@ class Buffer(NamedTuple):
     """How a buffer that replaces goals is told what they pay; `None` for one that replaces none, or has been told."""
     window: Window | None = None
     """The sequences in its batches; `None`: single items."""
+    part: "Callable[[int], Buffer] | None" = None
+    """`(shards) -> buffer`: one of so many that share its capacity and batches; `None` where it cannot be divided."""

@@ -75,7 +75,13 @@ def hindsight(ring: Buffer, share: float = 0.8, goal: GoalFn | None = None) -> B
         settings=settings if goal is None else None,
         windowed=None,
         with_goal=partial(_with_goal, ring, share, goal),
+        part=partial(_part, ring, share, goal),
     )
+
+
+def _part(ring: Buffer, share: float, goal: GoalFn | None, shards: int) -> Buffer:
+    assert ring.part is not None  # as of all that `hindsight` takes
+    return hindsight(ring.part(shards), share, goal)
 
 
 def _with_goal(ring: Buffer, share: float, given: GoalFn | None, own: GoalFn | None, name: str) -> Buffer:

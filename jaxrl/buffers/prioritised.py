@@ -101,19 +101,28 @@ def prioritised(
         raise SettingsError(f"buffer.normalise is {normalise!r}; expected batch or all")
     if alpha > 0 and epsilon == 0:
         raise SettingsError("buffer.epsilon is 0, so that items of priority 0 would never be seen again; raise it")
-    settings = _Settings(ring, alpha, beta, beta_steps, normalise == "all", epsilon)
-    buffer = _bound(settings, ring)._replace(
+    return _made(_Settings(ring, alpha, beta, beta_steps, normalise == "all", epsilon))
+
+
+def _made(settings: _Settings) -> Buffer:
+    buffer = _bound(settings, settings.ring)._replace(
         settings={
-            **(ring.settings or {}),
+            **(settings.ring.settings or {}),
             "prioritised": True,
-            "alpha": alpha,
-            "beta": beta,
-            "beta_steps": beta_steps,
-            "normalise": normalise,
-            "epsilon": epsilon,
+            "alpha": settings.alpha,
+            "beta": settings.beta,
+            "beta_steps": settings.beta_steps,
+            "normalise": "all" if settings.over_all else "batch",
+            "epsilon": settings.epsilon,
         },
+        part=partial(_part, settings),
     )
     return buffer._replace(windowed=partial(_windowed, settings, buffer))
+
+
+def _part(settings: _Settings, shards: int) -> Buffer:
+    assert settings.ring.part is not None  # as of what `uniform` returns
+    return _made(settings._replace(ring=settings.ring.part(shards)))
 
 
 def _bound(settings: _Settings, buffer: Buffer) -> Buffer:

@@ -1,5 +1,6 @@
 """A ring of the newest items, sampled uniformly with replacement."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -80,7 +81,14 @@ def uniform(
             "prioritised": False,
         },
     )
-    return buffer._replace(windowed=partial(_windowed, buffer, capacity, frames))
+    make = partial(uniform, compact=compact, ends=ends, frames=frames)
+    return buffer._replace(
+        windowed=partial(_windowed, buffer, capacity, frames), part=partial(_part, make, capacity, batch_size)
+    )
+
+
+def _part(make: Callable[[int, int], Buffer], capacity: int, batch_size: int, shards: int) -> Buffer:
+    return make(-(-capacity // shards), batch_size // shards)
 
 
 def _windowed(buffer: Buffer, capacity: int, frames: int, window: Window, stride: int) -> Buffer:

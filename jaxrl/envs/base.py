@@ -55,6 +55,12 @@ class DrawFn(Protocol):
         ...
 
 
+class ScoreFn(Protocol):
+    def __call__(self, reward: Array, alive: Array, /) -> Array:
+        """Reduce the rewards `[A]` of a step to the score of the game; those of agents that are not `alive` are 0."""
+        ...
+
+
 class RenderFn(Protocol):
     def __call__(self, state: PyTree, /) -> np.ndarray:
         """Render one state on the host as `[H, W, 3]` uint8."""
@@ -64,6 +70,12 @@ class RenderFn(Protocol):
 def draw_key(key: Key) -> Key:
     """Return the key itself: the default for an environment that does not draw ahead."""
     return key
+
+
+def mean_reward(reward: Array, alive: Array) -> Array:
+    """Return the mean over all agents, so that a game's score is the mean of its agents' returns."""
+    del alive
+    return reward.mean()
 
 
 def draw_nothing(key: Key) -> tuple[()]:
@@ -86,6 +98,11 @@ class Env(NamedTuple):
     """What a goal pays, where observations have `achieved_goal` and `desired_goal`; for `jaxrl.hindsight`."""
     values: Mapping[str, Any] = {}
     """Numbers by name, or schedules of them, that `reset` takes as an optional second argument; see `randomise`."""
+    agents: int | None = None
+    """How many agents share one policy, if observations, actions, rewards and ends have a leading axis `[A]`; the spec
+    is then that of one of them. See `jaxrl.envs.agents`."""
+    score: ScoreFn = mean_reward
+    """What evaluations add up of the rewards of several agents."""
 
 
 class VecEnvState(NamedTuple):
@@ -126,6 +143,8 @@ def vectorise(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
     `valid=False`, and its values are replaced by zeros. If a first observation is not finite, the policy sees zeros,
     and the one step taken from them is the invalid one.
 
+    Of an environment with several agents, each is one of the `num_envs`.
+
     `resets` says where episodes begin: `fresh`, `pool`, `pool:K`, `optimistic`, `optimistic:R`, or `auto`, which is
     `fresh` where a reset is cheap and `pool` elsewhere; see `jaxrl.envs.resets`. All but `optimistic` use every reset
     state once.
@@ -133,6 +152,10 @@ def vectorise(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
     Raises:
       SettingsError: `reset` and `step` of `env` disagree on a shape, a dtype or a structure, or `resets` is unknown.
     """
+    if env.agents is not None:
+        from jaxrl.envs.agents import folded
+
+        return folded(env, num_envs, resets)
     check_count("num_envs", num_envs)
     if env.spec.time_limit is not None:
         check_count(f"environment {env.spec.name}: time_limit", env.spec.time_limit, most=2**31 - 1)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl.envs.agents import as_one
 from jaxrl.envs.base import Env, TimeStep, check_stable
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, sample_space
@@ -34,6 +35,7 @@ def check_env(env: Env, steps: int = 1000, seed: int = 0) -> list[str]:
     resets too) or out of bounds; keys that are ignored or never advance; episodes that never end, or report their time
     limit as termination; and a reset hidden inside a step.
     """
+    env = as_one(env)
     try:
         check_stable(env)
     except SettingsError as error:

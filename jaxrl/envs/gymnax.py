@@ -37,8 +37,19 @@ _HOMES = {
     "Freeway-MinAtar": "minatar.freeway:MinFreeway",
     "Seaquest-MinAtar": "minatar.seaquest:MinSeaquest",
     "SpaceInvaders-MinAtar": "minatar.space_invaders:MinSpaceInvaders",
+    "Catch-bsuite": "bsuite.catch:Catch",
+    "DeepSea-bsuite": "bsuite.deep_sea:DeepSea",
+    "DiscountingChain-bsuite": "bsuite.discounting_chain:DiscountingChain",
+    "MemoryChain-bsuite": "bsuite.memory_chain:MemoryChain",
+    "SimpleBandit-bsuite": "bsuite.bandit:SimpleBandit",
+    "UmbrellaChain-bsuite": "bsuite.umbrella_chain:UmbrellaChain",
+    "BernoulliBandit-misc": "misc.bernoulli_bandit:BernoulliBandit",
+    "FrozenLake-misc": "misc.frozen_lake:FrozenLake",
+    "GaussianBandit-misc": "misc.gaussian_bandit:GaussianBandit",
+    "Reacher-misc": "misc.reacher:Reacher",
+    "Swimmer-misc": "misc.swimmer:Swimmer",
 }
-"""Modules of the gymnax 1.0 environments that import no plotting library."""
+"""Modules of the gymnax 1.0 environments that import neither SciPy, pandas nor seaborn (`catch` brings matplotlib)."""
 
 
 def names() -> list[str]:
@@ -57,8 +68,8 @@ def _made(name: str) -> tuple[Any, Any]:
     """Return the environment `name` and its parameters, as `gymnax.make` does."""
     if name in _HOMES and "gymnax.registration" not in sys.modules:
         module, _, kind = _HOMES[name].partition(":")
-        _open_lazily("gymnax")
-        _open_lazily("gymnax.environments")
+        for package in ("gymnax", "gymnax.environments", f"gymnax.environments.{module.split('.')[0]}"):
+            _open_lazily(package)
         env = getattr(importlib.import_module(f"gymnax.environments.{module}"), kind)()
         return env, env.default_params
     import gymnax

@@ -72,6 +72,9 @@ def _meant(name: str) -> str:
     if name in others:
         return f"Gymnasium has it: {PREFIX}{name}"
     own = close_to(rest.rpartition("/")[2], env_names())
+    if name.startswith("ALE/"):
+        like = f"; in JAX, there is {' or '.join(own)}" if own else ""
+        return f"that is one of Atari, in Gymnasium: pip install 'jaxrl[atari]', then {PREFIX}{name}{like}"
     close = own or [PREFIX + other for other in close_to(rest, others)]
     if close:
         return "did you mean " + " or ".join(close) + "?"

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl.envs.agents import of_one_agent
 from jaxrl.envs.base import Env, TimeStep
 from jaxrl.errors import SettingsError, check_between, check_count, nearest
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, space_zeros
@@ -28,6 +29,7 @@ def action_repeat(env: Env, times: int) -> Env:
     Raises:
       SettingsError: `times` is no positive whole number, or more than the time limit.
     """
+    of_one_agent(env, "action_repeat")
     check_count("action_repeat", times)
     limit = env.spec.time_limit
     if limit is not None and times > limit:
@@ -79,6 +81,7 @@ def sticky_actions(env: Env, probability: float) -> Env:
     Raises:
       SettingsError: the probability is not between 0 and 1.
     """
+    of_one_agent(env, "sticky_actions")
     check_between("sticky_actions", probability, 0, 1)
 
     def reset(key: Key, *values: PyTree) -> tuple[PyTree, PyTree]:
@@ -113,7 +116,7 @@ def time(env: Env) -> Env:
     Raises:
       SettingsError: the environment has no time limit, or shows a `time` already.
     """
-    limit = env.spec.time_limit
+    limit = of_one_agent(env, "time").spec.time_limit
     if limit is None:
         raise SettingsError(f"{env.spec.name} has no time limit; of no time can the share that is left be shown")
 
@@ -140,7 +143,7 @@ def previous(env: Env) -> Env:
     Raises:
       SettingsError: the environment shows them already.
     """
-    action_space = env.spec.action_space
+    action_space = of_one_agent(env, "previous").spec.action_space
     width = _width(action_space)
     more: dict[str, Space] = {
         "previous_action": Box(-jnp.inf, jnp.inf, (width,)),

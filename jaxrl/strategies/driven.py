@@ -1,8 +1,9 @@
-"""Off-policy training one step at a time, for environments that are driven from outside.
+"""Training one step at a time, for environments that are driven from outside.
 
 The same parts, counts and randomness as in `off_policy`, but as programs between which the host waits: act, take in
 what the action led to, learn. A vector step is pushed as a block of its own, for nobody knows when the next one comes;
-with a capacity that is a multiple of both blocks, the buffer holds the same items at the same places.
+with a capacity that is a multiple of both blocks, the buffer holds the same items at the same places. On-policy agents
+learn here as in `on_policy`, with a rollout in place of the buffer.
 """
 
 from typing import Literal, NamedTuple
@@ -19,7 +20,9 @@ from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.strategies.base import Policy, draw_block, fold
 from jaxrl.strategies.guard import Health, healthy
 from jaxrl.strategies.interaction import draw_acting, open_processor
+from jaxrl.strategies.on_policy import Passes, split_iteration
 from jaxrl.strategies.replay import Turns, draw_learning, learn
+from jaxrl.strategies.stored import Ends, empty, learn_stored, store
 from jaxrl.trees import Array, Key, PyTree, row_struct, tree_where
 from jaxrl.types import Step
 from jaxrl.xla.packing import Layout, join_short, layout_of, pack, unpack
@@ -38,8 +41,11 @@ class Driven(NamedTuple):
     spec: EnvSpec
     agent: Agent
     processor: Processor
-    buffer: Buffer
+    buffer: Buffer | None
+    """Replay; `None` of an agent that learns from rollouts."""
     turns: Turns
+    passes: Passes | None = None
+    """How it learns from them; `None` of an agent that learns from replay."""
 
 
 class Window(NamedTuple):
@@ -96,7 +102,7 @@ def init(driven: Driven, key: Key) -> DrivenState:
     """Return the state before the first observation."""
     num_envs = driven.turns.num_envs
     obs = space_zeros(driven.spec.observation_space, num_envs)
-    stream, agent_key = stream_keys(key)["train"], jax.random.split(key, 5)[1]
+    stream, agent_key = stream_keys(key, driven.passes)["train"], jax.random.split(key, _parts(driven.passes))[1]
     agent = driven.agent.init(agent_key)
     opened = open_processor(driven.agent, driven.processor, agent, obs)
     result, window = StepResult(jnp.zeros((4, num_envs)), obs), _close(driven, opened.processor)
@@ -104,16 +110,20 @@ def init(driven: Driven, key: Key) -> DrivenState:
         key=stream,
         agent=agent,
         window=window,
-        buffer=driven.buffer.init(row_struct(opened.items), num_envs, driven.turns.lag, num_envs),
+        buffer=_empty(driven, opened.items),
         health=healthy(),
         last=Last(window, opened.action, opened.extras, result),
     )
 
 
-def stream_keys(key: Key) -> dict[Phase, Key]:
-    """Return the stream of randomness of each phase; the seed's `key` is split as `off_policy` splits it."""
-    stream, _, _, prime_key, fill_key = jax.random.split(key, 5)
-    return {"prime": prime_key, "fill": fill_key, "train": stream}
+def stream_keys(key: Key, passes: Passes | None = None) -> dict[Phase, Key]:
+    """Return the stream of randomness of each phase.
+
+    The seed's `key` is split as `off_policy` splits it, or with `passes` as `on_policy` does.
+    """
+    stream, _, _, *others = jax.random.split(key, _parts(passes))
+    phases: tuple[Phase, ...] = ("prime", "fill")
+    return {**dict(zip(phases, others, strict=False)), "train": stream}
 
 
 def place_of(turns: Turns, steps: int) -> tuple[Phase, int, int]:
@@ -169,7 +179,7 @@ def draw_ahead(driven: Driven, phase: Phase, key: Key, block: Array) -> PyTree:
     random = phase != "train" and driven.turns.random_warmup
 
     def draw(key: Key, t: Array) -> PyTree:
-        own = jax.random.split(fold(key, t))[0] if phase == "train" else fold(key, t)
+        own = acting_key(driven, fold(key, t)) if phase == "train" else fold(key, t)
         acting = lambda key: draw_acting(driven.agent, driven.spec, driven.turns.num_envs, key, random)[:2]
         return jax.vmap(acting)(jax.random.split(own, steps))
 
@@ -196,8 +206,13 @@ def take_in(
     pushes: Array,
 ) -> tuple[PyTree, Window]:
     """Process a step and, where `push`, write its transitions; return the buffer and the processor."""
-    processor, items = driven.processor.process(_open(driven, window), _step(action, extras, result))
-    return (driven.buffer.push(buffer, items, pushes) if push else buffer), _close(driven, processor)
+    step = _step(action, extras, result)
+    processor, items = driven.processor.process(_open(driven, window), step)
+    if driven.buffer is None:
+        buffer = store(buffer, items, Ends(step.terminated, step.truncated), pushes)
+    elif push:
+        buffer = driven.buffer.push(buffer, items, pushes)
+    return buffer, _close(driven, processor)
 
 
 def params(driven: Driven, policy: Policy, agent: PyTree, window: Window) -> PyTree:
@@ -209,11 +224,33 @@ def params(driven: Driven, policy: Policy, agent: PyTree, window: Window) -> PyT
 def learn_once(driven: Driven, learner: Learner, key: Key, t: Array) -> tuple[Learner, Metrics]:
     """Make the optimisation steps of iteration `t`."""
     turns = driven.turns
+    if driven.passes is not None:
+        return learn_stored(driven.passes, learner, key, t)
+    assert driven.buffer is not None
     pushes = (turns.fill + t + 1) * turns.vector_steps
     update_key = jax.random.split(fold(key, t))[1]
     noise = draw_learning(driven.agent, driven.buffer, update_key, pushes, turns.num_envs, turns.updates)
     made: tuple[Learner, Metrics] = learn(driven.agent, driven.buffer, learner, noise, t * turns.updates, turns.updates)
     return made
+
+
+def _parts(passes: Passes | None) -> int:
+    """Return into how many the key of a seed is split."""
+    return 5 if passes is None else 3
+
+
+def acting_key(driven: Driven, key: Key) -> Key:
+    """Return the key of the steps of an iteration, given that of the iteration."""
+    return jax.random.split(key)[0] if driven.passes is None else split_iteration(key)[0]
+
+
+def _empty(driven: Driven, items: PyTree) -> PyTree:
+    """Return what the transitions of vector steps, of which these are the shapes, are written into."""
+    if driven.passes is not None:
+        return empty(items, driven.passes.rollout)
+    assert driven.buffer is not None
+    num_envs = driven.turns.num_envs
+    return driven.buffer.init(row_struct(items), num_envs, driven.turns.lag, num_envs)
 
 
 def _step(action: PyTree, extras: PyTree, result: StepResult) -> Step:

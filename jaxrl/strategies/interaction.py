@@ -1,6 +1,6 @@
 """What every strategy with environments does: act in them, process the steps, tell what was seen, make the policy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -56,6 +56,8 @@ class StepInfo(NamedTuple):
     truncated: Array
     invalid: Array
     info: dict[str, Array]
+    present: Array | tuple[()] = ()
+    """That of `Step`; where it is false, the flags before are so too."""
 
 
 def assemble(env: Env, agent: AgentMaker, processor: Processor, num_envs: int, resets: str = "auto") -> Actors:
@@ -164,7 +166,10 @@ def step_info(step: Step) -> StepInfo:
     """Keep of a step of `N` environments what is recorded of it."""
     invalid = jnp.broadcast_to(~jnp.asarray(step.valid), step.reward.shape)
     scalars = {name: value for name, value in step.info.items() if value.ndim == 1}
-    return StepInfo(step.terminated, step.truncated, invalid, scalars)
+    there = step.present
+    if isinstance(there, tuple):
+        return StepInfo(step.terminated, step.truncated, invalid, scalars)
+    return StepInfo(step.terminated & there, step.truncated & there, invalid & there, scalars, there)
 
 
 def episode_metrics(seen: StepInfo) -> Metrics:
@@ -178,7 +183,24 @@ def episode_metrics(seen: StepInfo) -> Metrics:
         "truncated": seen.truncated,
         "invalid_steps": seen.invalid,
     }
-    return {**stats(of_episodes, done), **totals(events), **(stats(own) if own else {})}
+    there: Any = True if isinstance(seen.present, tuple) else seen.present
+    return {**stats(of_episodes, done), **totals(events), **(stats(own, there) if own else {})}
+
+
+Advance = Callable[[PyTree, PyTree, Array], tuple[PyTree, Metrics, StepInfo]]
+"""`(state, noise, t) -> (state, metrics, seen)`: an iteration, and what its steps were."""
+
+
+def step_of(advance: Advance, state: PyTree, noise: PyTree, t: Array) -> tuple[PyTree, Metrics]:
+    """Make an iteration, as `Strategy.step`."""
+    state, metrics, _ = advance(state, noise, t)
+    return state, metrics
+
+
+def telling_step(advance: Advance, state: PyTree, noise: PyTree, t: Array) -> tuple[PyTree, Metrics, Ended]:
+    """Make an iteration, as `Telling.step`."""
+    state, metrics, seen = advance(state, noise, t)
+    return state, metrics, ended(seen)
 
 
 def ended(seen: StepInfo) -> Ended:

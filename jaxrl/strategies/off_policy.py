@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.dataset import Dataset
-from jaxrl.buffers.hindsight import hindsight
 from jaxrl.buffers.prioritised import prioritised
 from jaxrl.buffers.uniform import uniform
 from jaxrl.envs.base import Env, VecEnvState
@@ -21,7 +20,7 @@ from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor
 from jaxrl.registry import usual
 from jaxrl.shards import merged, own
-from jaxrl.strategies.base import Ended, Refill, Strategy, Telling, fold
+from jaxrl.strategies.base import Refill, Strategy, Telling, fold
 from jaxrl.strategies.demos import settings_of_demos, told, with_demos
 from jaxrl.strategies.guard import Health, health_of, healthy, reseed
 from jaxrl.strategies.interaction import (
@@ -30,7 +29,6 @@ from jaxrl.strategies.interaction import (
     StepInfo,
     collect,
     draw_steps,
-    ended,
     episode_metrics,
     interact,
     introduce,
@@ -39,6 +37,8 @@ from jaxrl.strategies.interaction import (
     open_scene,
     retune,
     settings_of,
+    step_of,
+    telling_step,
     usual_processor,
 )
 from jaxrl.strategies.remote import (
@@ -154,7 +154,7 @@ def off_policy(
     one = Strategy(
         init=partial(_init, parts),
         draw=partial(_draw, parts),
-        step=partial(_step, parts),
+        step=partial(step_of, partial(_advance, parts)),
         env_steps_per_step=parts.turns.rows,
         opt_steps_per_step=parts.turns.updates,
         warmup_env_steps=parts.turns.warmup_env_steps,
@@ -192,10 +192,9 @@ def off_policy(
 def _host_side(parts: _Parts) -> dict[str, Any]:
     """Return the fields of a strategy by which the host acts, tells of episodes and fills the buffer anew."""
     capacity = parts.buffer.capacity(parts.turns.rows)
-    num_envs = parts.actors.env.num_envs
     return {
+        "telling": Telling(partial(telling_step, partial(_advance, parts)), parts.actors.env.num_envs),
         "remote": _remote(parts, parts.crowd) if parts.crowd else None,
-        "telling": Telling(partial(_tell, parts), num_envs),
         "capacity": capacity,
         "refill": Refill(partial(parts.turns.blocks, capacity), partial(_refill, parts)),
     }
@@ -205,7 +204,7 @@ def _ring_of_one_shard(buffer: Buffer, actors: Actors, env: Env | HostEnv, shard
     """Return the buffer of one shard as the agent learns from it."""
     _require_replay(actors.agent)
     goal = env.goal if isinstance(env, Env) else None
-    ring = told_goals(part_of_buffer(buffer, shards), actors.processor, env.spec.name, goal)
+    ring = told_goals(_part_of_buffer(buffer, shards), actors.processor, env.spec.name, goal)
     return sampled_for(actors.agent, ring, actors.env.num_envs)
 
 
@@ -223,34 +222,16 @@ def usual_buffer(settings: Mapping[str, Any]) -> Buffer:
     return make(**parts)
 
 
-def part_of_buffer(buffer: Buffer, shards: int) -> Buffer:
-    """Return the buffer of one of so many `shards`.
-
-    Raises:
-      SettingsError: it was made by hand.
-    """
+def _part_of_buffer(buffer: Buffer, shards: int) -> Buffer:
+    """Return the buffer of one of so many `shards`; raise `SettingsError` if it cannot be divided."""
     if shards == 1:
         return buffer
-    if buffer.settings is None:
+    if buffer.settings is None or buffer.part is None:
         raise SettingsError("a buffer of your own cannot be divided into shards; leave shards at 1")
-    sizes = {"capacity": -(-buffer.settings["capacity"] // shards), "batch_size": buffer.batch_size // shards}
-    settings = {**buffer.settings, **sizes}
-    share = settings.pop("hindsight", 0.0)
-    ring = usual_buffer({"buffer": settings})
-    return hindsight(ring, share) if share else ring
+    return buffer.part(shards)
 
 
 # --- the training step ------------------------------------------------------------------------------------------
-
-
-def _step(parts: _Parts, state: OffPolicyState, noise: PyTree, t: Array) -> tuple[OffPolicyState, Metrics]:
-    state, metrics, _ = _advance(parts, state, noise, t)
-    return state, metrics
-
-
-def _tell(parts: _Parts, state: OffPolicyState, noise: PyTree, t: Array) -> tuple[OffPolicyState, Metrics, Ended]:
-    state, metrics, seen = _advance(parts, state, noise, t)
-    return state, metrics, ended(seen)
 
 
 def _advance(parts: _Parts, state: OffPolicyState, noise: PyTree, t: Array) -> tuple[OffPolicyState, Metrics, StepInfo]:

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl.agents.base import AgentMaker
+from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.envs.base import Env, VecEnvState
 from jaxrl.envs.host import HostEnv
 from jaxrl.envs.resets import note
@@ -17,7 +17,7 @@ from jaxrl.metrics import Metrics, Stat, Total
 from jaxrl.processors.base import Processor
 from jaxrl.registry import listed, names_of, usual
 from jaxrl.shards import merged, own
-from jaxrl.strategies.base import Ended, Strategy, Telling, fold, repeat
+from jaxrl.strategies.base import Strategy, Telling, fold, repeat
 from jaxrl.strategies.guard import Health, guarded_update, health_of, healthy, reseed, what_returns_are_made_of
 from jaxrl.strategies.interaction import (
     Actors,
@@ -25,7 +25,6 @@ from jaxrl.strategies.interaction import (
     StepInfo,
     collect,
     draw_steps,
-    ended,
     episode_metrics,
     introduce,
     join,
@@ -33,6 +32,8 @@ from jaxrl.strategies.interaction import (
     open_scene,
     retune,
     settings_of,
+    step_of,
+    telling_step,
     usual_processor,
 )
 from jaxrl.strategies.remote import ActorsConfig, Crowd, arrived, of_one_shard, remote, settings_of_actors, stage
@@ -55,25 +56,32 @@ class OnPolicyState(NamedTuple):
     health: Health
 
 
-class _Parts(NamedTuple):
-    actors: Actors
+class Passes(NamedTuple):
+    """How an agent goes through its rollouts."""
+
+    agent: Agent
+    num_envs: int
     rollout: int
     """Steps of all environments in one iteration."""
     epochs: int
     minibatches: int
-    crowd: Crowd | None
-    """The environments on the host, if they are there."""
 
     @property
     def units(self) -> int:
         """What is shuffled: steps, or with a memory the environments."""
-        num_envs = self.actors.env.num_envs
-        return num_envs if self.actors.agent.memory is not None else self.rollout * num_envs
+        return self.num_envs if self.agent.memory is not None else self.rollout * self.num_envs
 
     @property
     def updates(self) -> int:
         """Optimisation steps in one iteration."""
         return self.epochs * self.minibatches
+
+
+class _Parts(NamedTuple):
+    actors: Actors
+    passes: Passes
+    crowd: Crowd | None
+    """The environments on the host, if they are there."""
 
 
 def on_policy(
@@ -118,35 +126,21 @@ def on_policy(
     env, crowd = stage(env, actors, max_lag=1)
     known = introduce(agent, processor, env.spec)
     suits = usual(known.name, "on_policy")
-    num_envs, rollout, epochs, minibatches = (
-        whole(suits[name] if value is None else value)
-        for name, value in (
-            ("num_envs", num_envs),
-            ("rollout", rollout),
-            ("epochs", epochs),
-            ("minibatches", minibatches),
-        )
-    )
-    for name, value in (("rollout", rollout), ("epochs", epochs), ("minibatches", minibatches)):
-        check_count(name, value)
+    num_envs = whole(suits["num_envs"] if num_envs is None else num_envs)
     vector, shards = of_one_shard(env, num_envs, crowd, resets, shards)
     bound = Actors(vector, *join(known, processor or usual_processor(suits)))
-    if bound.agent.prepare is None:
-        able = listed(names_of("on_policy"))
-        raise SettingsError(f"{bound.agent.name} does not learn on-policy; agents that do: {able}")
-    if bound.processor.horizon:
-        raise SettingsError("processor: on-policy agents look ahead by themselves; set processor.n_step to 1")
+    passes = passes_of(bound.agent, bound.processor, vector.num_envs, rollout, epochs, minibatches)
     policy = make_policy(bound.agent, bound.processor, env.spec)
     if crowd is not None and bound.agent.behave is not None:
         bound = bound._replace(agent=bound.agent._replace(act=bound.agent.behave))
-    parts = _Parts(bound, rollout, epochs, minibatches, crowd)
-    check_minibatches(parts.units, minibatches, "steps" if bound.agent.memory is None else "environments")
+    parts = _Parts(bound, passes._replace(agent=bound.agent), crowd)
+    advance = partial(_advance, parts)
     one = Strategy(
         init=partial(_init, parts),
         draw=partial(_draw, parts),
-        step=partial(_step, parts),
-        env_steps_per_step=rollout * bound.env.num_envs,
-        opt_steps_per_step=parts.updates,
+        step=partial(step_of, advance),
+        env_steps_per_step=passes.rollout * bound.env.num_envs,
+        opt_steps_per_step=passes.updates,
         env=env,
         policy=policy,
         retune=partial(retune, bound),
@@ -159,17 +153,47 @@ def on_policy(
             num_envs=num_envs,
             resets=bound.env.resets,
             **settings_of_actors(crowd),
-            rollout=rollout,
-            epochs=epochs,
-            minibatches=minibatches,
+            **settings_of_passes(passes),
             shards=shards,
         ),
-        telling=Telling(partial(_tell, parts), bound.env.num_envs),
-        remote=remote(bound, crowd, steps=rollout) if crowd else None,
+        telling=Telling(partial(telling_step, advance), bound.env.num_envs),
+        remote=remote(bound, crowd, steps=passes.rollout) if crowd else None,
         health=health_of,
         reseed=reseed,
     )
     return sharded(one, shards, ("env", "processor"))
+
+
+def passes_of(
+    agent: Agent,
+    processor: Processor,
+    num_envs: int,
+    rollout: int | None = None,
+    epochs: int | None = None,
+    minibatches: int | None = None,
+) -> Passes:
+    """Return how `agent` goes through rollouts of `num_envs` environments; what is left out is what suits it.
+
+    Raises:
+      SettingsError: it does not learn from rollouts, or what does not divide (with the nearest settings that do).
+    """
+    if agent.prepare is None:
+        able = listed(names_of("on_policy"))
+        raise SettingsError(f"{agent.name} does not learn on-policy; agents that do: {able}")
+    if processor.horizon:
+        raise SettingsError("processor: on-policy agents look ahead by themselves; set processor.n_step to 1")
+    given, suits = {"rollout": rollout, "epochs": epochs, "minibatches": minibatches}, usual(agent.name, "on_policy")
+    counts = {name: whole(suits[name] if value is None else value) for name, value in given.items()}
+    for name, value in counts.items():
+        check_count(name, value)
+    passes = Passes(agent, num_envs, **counts)
+    check_minibatches(passes.units, passes.minibatches, "steps" if agent.memory is None else "environments")
+    return passes
+
+
+def settings_of_passes(passes: Passes) -> dict[str, Any]:
+    """Return the settings that `passes_of` was given, or took."""
+    return {name: getattr(passes, name) for name in ("rollout", "epochs", "minibatches")}
 
 
 def check_minibatches(units: int, minibatches: int, what: str) -> None:
@@ -194,18 +218,8 @@ def _init(parts: _Parts, key: Key) -> OnPolicyState:
 # --- the training step ------------------------------------------------------------------------------------------
 
 
-def _step(parts: _Parts, state: OnPolicyState, noise: PyTree, t: Array) -> tuple[OnPolicyState, Metrics]:
-    state, metrics, _ = _advance(parts, state, noise, t)
-    return state, metrics
-
-
-def _tell(parts: _Parts, state: OnPolicyState, noise: PyTree, t: Array) -> tuple[OnPolicyState, Metrics, Ended]:
-    state, metrics, seen = _advance(parts, state, noise, t)
-    return state, metrics, ended(seen)
-
-
 def _advance(parts: _Parts, state: OnPolicyState, noise: PyTree, t: Array) -> tuple[OnPolicyState, Metrics, StepInfo]:
-    first_opt = jnp.asarray(t, jnp.uint32) * parts.updates
+    first_opt = jnp.asarray(t, jnp.uint32) * parts.passes.updates
     told: Metrics = {}
     if parts.crowd is None:
         collect_noise, update_noise = noise
@@ -215,33 +229,45 @@ def _advance(parts: _Parts, state: OnPolicyState, noise: PyTree, t: Array) -> tu
     else:
         arrival, update_noise = noise
         items, seen, told = arrived(parts.actors, parts.crowd, arrival)
-    assert parts.actors.agent.prepare is not None
-    prepared = parts.actors.agent.prepare(state.agent, Rollout(items, last_steps(items, seen)))
-    state, learnt = _learn(parts, state, prepared, update_noise, first_opt)
-    return state, {**merged(episode_metrics(seen)), **told, **what_returns_are_made_of(items), **learnt}, seen
+    last = last_steps(items, seen)
+    rollout = Rollout(items, last if isinstance(seen.present, tuple) else last | ~seen.present)
+    state, learnt = learn_rollout(parts.passes, state, rollout, update_noise, first_opt)
+    return state, {**merged(episode_metrics(seen)), **told, **learnt}, seen
 
 
-def last_steps(items: Transition, seen: StepInfo) -> Array:
+class Ending(Protocol):
+    """What tells which steps `[T, N]` end an episode."""
+
+    @property
+    def terminated(self) -> Array: ...
+    @property
+    def truncated(self) -> Array: ...
+
+
+def last_steps(items: Transition, seen: Ending) -> Array:
     """Say of each step `[T, N]` whether no later one counts towards it: the episode ends, or goes on without worth."""
     worthless = jnp.asarray(items.weight == 0)
     cut = jnp.concatenate([worthless[1:], jnp.zeros_like(worthless[:1])])
     return seen.terminated | seen.truncated | cut
 
 
-def _learn(
-    parts: _Parts, state: OnPolicyState, prepared: PyTree, noise: PyTree, first_opt: Array
-) -> tuple[OnPolicyState, Metrics]:
-    """Make all epochs over the items `prepared`, leaves `[units, ...]`."""
-    take = minibatches_of(prepared, parts.minibatches)
+def learn_rollout(passes: Passes, state: Any, rollout: Rollout, noise: PyTree, first_opt: Array) -> tuple[Any, Metrics]:
+    """Make all epochs over a rollout.
 
-    def update(carry: tuple[OnPolicyState, Array], noise: PyTree, opt_step: Array) -> Any:
+    `state` is a `NamedTuple` with the fields `agent` and `health`; `noise` is what `draw_passes` returned.
+    """
+    assert passes.agent.prepare is not None
+    prepared = passes.agent.prepare(state.agent, rollout)  # leaves `[units, ...]`
+    take = minibatches_of(prepared, passes.minibatches)
+
+    def update(carry: tuple[Any, Array], noise: PyTree, opt_step: Array) -> Any:
         index, agent_noise = noise
-        return _update(parts, carry, take(index), agent_noise, opt_step)
+        return _update(passes.agent, carry, take(index), agent_noise, opt_step)
 
     order, agent_noise = noise
-    index = order.reshape(parts.updates, -1)
-    (state, _), metrics = repeat(update, (state, jnp.bool_(False)), (index, agent_noise), first_opt, parts.updates)
-    return state, metrics
+    index = order.reshape(passes.updates, -1)
+    (state, _), metrics = repeat(update, (state, jnp.bool_(False)), (index, agent_noise), first_opt, passes.updates)
+    return state, {**what_returns_are_made_of(rollout.items), **metrics}
 
 
 def minibatches_of(prepared: PyTree, minibatches: int) -> Callable[[Array], Batch]:
@@ -254,11 +280,10 @@ def minibatches_of(prepared: PyTree, minibatches: int) -> Callable[[Array], Batc
 
 
 def _update(
-    parts: _Parts, carry: tuple[OnPolicyState, Array], batch: Batch, noise: PyTree, opt_step: Array
-) -> tuple[tuple[OnPolicyState, Array], Metrics]:
+    agent: Agent, carry: tuple[Any, Array], batch: Batch, noise: PyTree, opt_step: Array
+) -> tuple[tuple[Any, Array], Metrics]:
     """Make one update, or leave it out where an earlier one on this rollout asked to stop."""
     state, stopped = carry
-    agent = parts.actors.agent
     new, health, metrics, _ = guarded_update(agent, state.agent, state.health, batch, noise, opt_step)
     if agent.stop is None:
         return (state._replace(agent=new, health=health), stopped), metrics
@@ -279,11 +304,24 @@ def _left_out(metrics: Metrics, stopped: Array) -> Metrics:
 
 
 def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
-    collect_key, order_key, update_key = jax.random.split(fold(own(key), t), 3)
-    size = parts.units // parts.minibatches
-    updates = jax.vmap(lambda k: parts.actors.agent.draw_update(k, size))(jax.random.split(update_key, parts.updates))
-    # With one minibatch there is no order.
-    order = random_orders(order_key, parts.epochs, parts.units if parts.minibatches > 1 else 1)
+    collect_key, learn_keys = split_iteration(fold(own(key), t))
+    learning = draw_passes(parts.passes, learn_keys)
     if parts.crowd is not None:
-        return order, updates
-    return draw_steps(parts.actors, collect_key, parts.rollout), (order, updates)
+        return learning
+    return draw_steps(parts.actors, collect_key, parts.passes.rollout), learning
+
+
+def split_iteration(key: Key) -> tuple[Key, tuple[Key, Key]]:
+    """Split the key of an iteration into that of its steps, and those that `draw_passes` takes."""
+    collect_key, order_key, update_key = jax.random.split(key, 3)
+    return collect_key, (order_key, update_key)
+
+
+def draw_passes(passes: Passes, keys: tuple[Key, Key]) -> PyTree:
+    """Draw the randomness of `learn_rollout`. The keys are consumed."""
+    order_key, update_key = keys
+    size = passes.units // passes.minibatches
+    updates = jax.vmap(lambda k: passes.agent.draw_update(k, size))(jax.random.split(update_key, passes.updates))
+    # With one minibatch there is no order.
+    order = random_orders(order_key, passes.epochs, passes.units if passes.minibatches > 1 else 1)
+    return order, updates

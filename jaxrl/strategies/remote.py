@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent
+from jaxrl.envs.agents import of_one_agent
 from jaxrl.envs.base import Env, TimeStep, VecEnv, draw_nothing, vectorise
 from jaxrl.envs.host import HostEnv, on_host
 from jaxrl.errors import SettingsError, check_between, check_count
@@ -52,6 +53,8 @@ class ActorsConfig:
     """Step each Gymnasium environment in its own process."""
     actor_timeout: float = 60.0
     """Seconds that one step of an actor's environments may take before the actor counts as hung."""
+    open_in_turn: bool = False
+    """Open the environments of one actor after those of another, for simulators that cannot begin side by side."""
 
 
 class Remote(NamedTuple):
@@ -131,7 +134,7 @@ def stage(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tupl
         raise SettingsError(f"{env.spec.name} has values that follow a schedule, which actors do not; leave actors out")
     if isinstance(env, Env) and config.processes:
         raise SettingsError(f"{env.spec.name} is written in JAX; processes are for environments of Gymnasium")
-    host = on_host(env) if isinstance(env, Env) else env
+    host = on_host(of_one_agent(env, "actors")) if isinstance(env, Env) else env
     count = config.actors or 1
     config = replace(config, actors=count, max_lag=max_lag if config.max_lag is None else config.max_lag)
     return blank(host.spec)._replace(settings=host.settings), Crowd(host, config, count)

@@ -1,7 +1,7 @@
 """What each actor has done and sends, and whether its environment keeps it too long."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -13,6 +13,10 @@ from jaxrl.types import Step
 
 GLANCE_S = 1.0
 """Most seconds that one look at the actors counts for: a process that was stopped for an hour did not wait for them."""
+
+
+COUNTED = 4
+"""Numbers that are kept of an actor."""
 
 
 class ActorStats:
@@ -36,6 +40,21 @@ class ActorStats:
             yield
         finally:
             self.limit_s, self.inside = math.inf, False
+
+    def facts(self) -> list[float]:
+        """Return what was counted."""
+        return [self.env_steps, self.episodes, self.returns, self.waited_s]
+
+    def take_up(self, facts: Sequence[float]) -> None:
+        """Go on counting from what `facts()` returned."""
+        self.env_steps, self.episodes = int(facts[0]), int(facts[1])
+        self.returns, self.waited_s = float(facts[2]), float(facts[3])
+
+
+def is_numbers(value: Any, count: int) -> bool:
+    """Say whether `value` is a list of so many finite numbers."""
+    plain = isinstance(value, list) and len(value) == count
+    return plain and all(type(x) in (int, float) and math.isfinite(x) for x in value)
 
 
 class Watch:

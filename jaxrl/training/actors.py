@@ -1,11 +1,13 @@
 """Actors in threads: they step environments on the host while the learner, in the main thread, optimises."""
 
+import ctypes
 import math
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from itertools import count
@@ -18,7 +20,7 @@ from jaxrl.envs.host import Stage
 from jaxrl.errors import ActorError, one_line
 from jaxrl.strategies.base import Ended, fold
 from jaxrl.strategies.remote import Arrival, Remote
-from jaxrl.training.actor_stats import ActorStats, Block, Scalars, Watch, apart, block_of
+from jaxrl.training.actor_stats import COUNTED, ActorStats, Block, Scalars, Watch, apart, block_of, is_numbers
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.trees import Key, PyTree
 
@@ -152,6 +154,7 @@ class ActorPool:
         self._watch = Watch(self._stats)
         self._stages: dict[int, Stage] = {}
         self._threads: list[threading.Thread] = []
+        self._opening = threading.Lock()
         self.refill = range(0)
         """Numbers of the blocks that a buffer is to be filled with which a checkpoint was saved without."""
         self._fill = range(0)
@@ -172,6 +175,7 @@ class ActorPool:
         self.close()
         pool = ActorPool(self.remote, self.programs, self.interrupt, self._opts)
         pool.refill = self.refill
+        pool.take_up(self.facts())
         return pool
 
     def run(self, state: PyTree, sums: PyTree, t: int, stop: int) -> tuple[PyTree, PyTree, int, list[Ended]]:
@@ -214,7 +218,7 @@ class ActorPool:
         }
 
     def summary(self) -> dict[str, Any]:
-        """Return what each actor has done in this process, and how long both sides have waited."""
+        """Return what each actor has done in the whole run, and how long both sides have waited."""
         rounds, total, most = self._lags
         return {
             "learner_waited_s": self.waited_s,
@@ -231,10 +235,26 @@ class ActorPool:
             ],
         }
 
+    def facts(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of that, for JSON."""
+        return {"waited_s": self.waited_s, "lags": self._lags, "actors": [stats.facts() for stats in self._stats]}
+
+    def take_up(self, facts: Any) -> None:
+        """Go on counting from what `facts()` returned in an earlier process; from nothing, if it is that of others."""
+        numbers: Mapping[str, Any] = facts if isinstance(facts, Mapping) else {}
+        waited, lags, actors = (numbers.get(name, []) for name in ("waited_s", "lags", "actors"))
+        each = isinstance(actors, list) and len(actors) == len(self._stats)
+        if each and all(map(is_numbers, ([waited], lags, *actors), (1, len(self._lags), *[COUNTED] * len(actors)))):
+            self.waited_s, self._lags = float(waited), [float(lag) for lag in lags]
+            for stats, counted in zip(self._stats, actors, strict=True):
+                stats.take_up(counted)
+            self._told = (self.waited_s, sum(stats.waited_s for stats in self._stats), time.perf_counter())
+
     def close(self) -> None:
         """End every actor, its environments and their processes.
 
-        What outlives it is a thread stuck in the code of an environment in this process: no thread can be killed.
+        What outlives it is a thread stuck outside of Python, in compiled code of an environment in this process or in
+        a wait of the system: no thread can be killed there, and `processes` is for such environments.
         """
         self._server.close()
         self._join()
@@ -242,6 +262,7 @@ class ActorPool:
         for i in stuck:
             if i in self._stages:
                 self._stages[i].close(kill=True)
+            _raise_in(self._threads[i])
         if stuck:
             self._join()  # a thread that waited for a process is free now
 
@@ -306,7 +327,7 @@ class ActorPool:
         try:
             seed = int(jax.random.bits(key) >> 1)
             opening_s = math.inf if remote.env.compiled else max(OPENING_S, remote.config.actor_timeout)
-            with stats.calling(opening_s):
+            with self._turn(), stats.calling(opening_s):
                 stage = Stage(remote.env, remote.num_envs, seed, remote.config.processes)
             self._stages[actor] = stage
             try:
@@ -318,6 +339,18 @@ class ActorPool:
             pass
         except BaseException as error:
             self._server.fail(actor, error)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait, where environments are opened in turn, until no other actor opens its own."""
+        while self.remote.config.open_in_turn and not self._opening.acquire(timeout=POLL_S):
+            if self._server.closed:
+                raise Stopped
+        try:
+            yield
+        finally:
+            if self.remote.config.open_in_turn:
+                self._opening.release()
 
     def _play(self, actor: int, key: Key, stage: Stage) -> None:
         remote, programs, stats, random = self.remote, self.programs, self._stats[actor], self._random
@@ -367,6 +400,12 @@ class ActorPool:
         return processor, kept
 
 
+def _raise_in(thread: threading.Thread) -> None:
+    """Raise `Stopped` in a thread, as soon as it runs Python: a loop without end comes to one."""
+    if thread.ident is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Stopped))
+
+
 def _stack(thread: threading.Thread) -> str:
     """Say where a thread is."""
     frame = sys._current_frames().get(thread.ident or 0)
@@ -401,6 +440,22 @@ def advance(
 def pool_of(remote: Remote | None, run: Callable[..., Any], interrupt: Interrupt, opt_steps: int) -> ActorPool | None:
     """Return the actors of a strategy whose environments are on the host, with `opt_steps` in an iteration."""
     return None if remote is None else ActorPool(remote, programs(remote, run), interrupt, opt_steps)
+
+
+def summary_of(actors: ActorPool | None) -> dict[str, Any]:
+    """Return what the summary of a run has on its `actors`, if it has any."""
+    return {} if actors is None else actors.summary()
+
+
+def facts_of(actors: ActorPool | None) -> dict[str, Any]:
+    """Return what the facts of a checkpoint have on them."""
+    return {} if actors is None else {"actors": actors.facts()}
+
+
+def go_on_counting(actors: ActorPool | None, facts: Mapping[str, Any]) -> None:
+    """Let `actors`, if there are any, count on from the `facts` of a checkpoint."""
+    if actors is not None:
+        actors.take_up(facts.get("actors"))
 
 
 def programs(remote: Remote, run: Callable[..., Any]) -> Programs:

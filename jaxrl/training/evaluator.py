@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl.envs.agents import as_one, games_of, rows_of
 from jaxrl.envs.base import Env, finite_rows, zeros_unless
 from jaxrl.envs.host import HostEnv, Stage
 from jaxrl.errors import SettingsError, check_count
@@ -17,7 +18,7 @@ from jaxrl.strategies.base import Policy, Strategy, fold
 from jaxrl.strategies.interaction import column_of
 from jaxrl.training.program import programs_of
 from jaxrl.training.storage.run_dir import plain
-from jaxrl.trees import Array, Key, PyTree
+from jaxrl.trees import Array, Key, PyTree, tree_bytes
 from jaxrl.types import Step
 from jaxrl.xla.options import graph_options
 
@@ -213,9 +214,14 @@ class Evaluator(CompiledEvaluator):
           SettingsError: the number of episodes cannot be, or the policy was made by hand and cannot sample.
         """
         check_count("eval_episodes", episodes)
-        chooser(policy, sampled)
+        asked, one = _asked(env, policy, sampled)
+        self.episodes, self._begun = episodes, partial(begin_episodes, one, asked, episodes)
         limit = max_steps or env.spec.time_limit or MAX_STEPS
         super().__init__(partial(run_episodes, env, policy, episodes, limit, sampled=sampled))
+
+    def bytes_of(self, params: PyTree) -> int:
+        """Return how many bytes the episodes take side by side, given the shapes of the policy's parameters."""
+        return tree_bytes(jax.eval_shape(self._begun, params, jax.eval_shape(lambda: jax.random.key(0))))
 
 
 class HostEvaluator:
@@ -295,6 +301,21 @@ def chooser(policy: Policy, sampled: bool) -> Chooser:
     return Chooser(policy.begin, act, policy.observe)
 
 
+def of_agents(one: Chooser, count: int) -> Chooser:
+    """Return the policy of one agent as that of games with `count` agents each, who all follow it."""
+
+    def act(params: PyTree, carry: PyTree, key: Key, t: Array) -> tuple[PyTree, PyTree]:
+        carry, action = one.act(params, carry, key, t)
+        return carry, games_of(action, count)
+
+    def observe(params: PyTree, carry: PyTree, step: Step) -> PyTree:
+        action, successor, obs = rows_of((step.action, step.final_obs, step.obs))
+        reward, terminated, truncated = (jnp.repeat(x, count) for x in (step.reward, step.terminated, step.truncated))
+        return one.observe(params, carry, Step(action, (), reward, terminated, truncated, successor, obs))
+
+    return Chooser(lambda params, obs: one.begin(params, rows_of(obs)), act, observe)
+
+
 def evaluator_for(env: Env | HostEnv, policy: Policy, episodes: int, sampled: bool = False) -> EvaluateFn:
     """Return what evaluates `policy` in `env`."""
     made = Evaluator if isinstance(env, Env) else HostEvaluator
@@ -343,12 +364,29 @@ def run_episodes(
     env: Env, policy: Policy, episodes: int, max_steps: int, params: PyTree, key: Key, *, sampled: bool = False
 ) -> tuple[Array, Array, Array, dict[str, Array]]:
     """Run `episodes` episodes to their ends; return the fields of an `Evaluation`. Pure."""
-    asked = chooser(policy, sampled)
+    asked, env = _asked(env, policy, sampled)
     reset_key, step_key = jax.random.split(key)
+    start = begin_episodes(env, asked, episodes, params, reset_key)
+    seen = jax.eval_shape(partial(_advance, env, asked, params, step_key), start).info
+    start = start._replace(info={name: jnp.full(episodes, jnp.nan) for name in seen})
+    end = jax.lax.while_loop(
+        lambda e: e.running.any() & (e.step < max_steps), partial(_advance, env, asked, params, step_key), start
+    )
+    return end.returns, end.lengths, ~end.running, columns_of_info(end.info)
+
+
+def _asked(env: Env, policy: Policy, sampled: bool) -> tuple[Chooser, Env]:
+    """Return how `policy` is asked in `env`, and that as an environment of one agent."""
+    asked = chooser(policy, sampled)
+    return (asked, env) if env.agents is None else (of_agents(asked, env.agents), as_one(env))
+
+
+def begin_episodes(env: Env, asked: Chooser, episodes: int, params: PyTree, reset_key: Key) -> _Episodes:
+    """Return `episodes` episodes before their first steps."""
     state, obs = jax.vmap(env.reset)(jax.random.split(reset_key, episodes))
     state, obs = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), (state, obs))
     finite = finite_rows(obs)
-    start = _Episodes(
+    return _Episodes(
         step=jnp.int32(0),
         env=state,
         carry=asked.begin(params, zeros_unless(finite, obs)),
@@ -357,12 +395,6 @@ def run_episodes(
         running=finite,
         info={},
     )
-    seen = jax.eval_shape(partial(_advance, env, asked, params, step_key), start).info
-    start = start._replace(info={name: jnp.full(episodes, jnp.nan) for name in seen})
-    end = jax.lax.while_loop(
-        lambda e: e.running.any() & (e.step < max_steps), partial(_advance, env, asked, params, step_key), start
-    )
-    return end.returns, end.lengths, ~end.running, columns_of_info(end.info)
 
 
 def columns_of_info(info: Mapping[str, Any]) -> dict[str, Any]:

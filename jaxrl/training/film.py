@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jaxrl.envs import Env, HostEnv
+from jaxrl.envs.agents import as_one
 from jaxrl.envs.host import to_host
 from jaxrl.errors import SettingsError
 from jaxrl.training.policy import GreedyPolicy
@@ -35,6 +36,7 @@ def player(env: Env | HostEnv) -> Player:
         return partial(_on_host, env)
     if env.render is None:
         raise SettingsError(f"{env.spec.name} cannot be rendered; give its Env a render function")
+    env = as_one(env)
     return partial(_on_device, env, jax.jit(env.reset), jax.jit(env.step), jax.jit(env.draw))
 
 

@@ -272,17 +272,18 @@ def memory() -> dict[str, float]:
 def run_info(storage: Storage, opt_steps: int) -> RunInfo:
     """Return what recorders are told of a run that begins, or goes on, after `opt_steps`."""
     settings, group = storage.settings, None if storage.path is None else group_of(storage.path)
-    named_by = (settings.get("algo"), settings.get("env"))
-    tags = tuple(str(part) for part in named_by if part)
-    name = "-".join((*tags, f"s{settings.get('seed')}")) if storage.path is None else storage.path.name
+    named_by = tuple(str(part) for part in (settings.get("algo"), settings.get("env")) if part)
+    called = "-".join((*named_by, f"s{settings.get('seed')}")) if storage.path is None else storage.path.name
+    name = called if group is not None else settings.get("name") or called  # members are told apart by their own
     return RunInfo(
         name=name if group is None else f"{group.name}-{name}",
         directory=storage.path,
         settings=flat(settings),
-        tags=tags,
+        tags=(*named_by, *settings.get("tags", ())),
         opt_steps=opt_steps if storage.resumes else 0,
         changed=bool(storage.decisive),
         group=group,
+        notes=str(settings.get("notes") or ""),
     )
 
 

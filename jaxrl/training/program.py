@@ -2,7 +2,6 @@
 
 import functools
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -12,13 +11,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Stat, Total, columns_of
-from jaxrl.strategies.base import Ended, Strategy, block_length, iterate, noise_shapes
+from jaxrl.strategies.base import Ended, Strategy, iterate, noise_shapes
 from jaxrl.training.devices import after_placing, over_devices, placed
-from jaxrl.trees import Array, PyTree, require_same, tree_bytes
+from jaxrl.training.memory import Plan, inner, plan_of, plan_of_state, require_fit
+from jaxrl.trees import Array, PyTree, require_same
 from jaxrl.tuning import Swap, given, traced
 from jaxrl.xla import chosen
 from jaxrl.xla.options import compiler_options, graph_options, once_options, product_options, spread_options
@@ -360,78 +359,6 @@ def jit_training(function: Callable[..., Any], shards: int = 1) -> Any:
     return jax.jit(function, donate_argnums=(0, 1), compiler_options=options)
 
 
-def memory_plan(state: PyTree, capacity: int | None = None) -> str:
-    """Say what a training state takes, from its shapes: in all, by part, and of its `buffer` for each of `capacity`."""
-    children, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda x: x is not state)
-    parts = {jax.tree_util.keystr(path, simple=True): part for path, part in children}
-    sizes = sorted(((tree_bytes(part), name) for name, part in parts.items()), reverse=True)
-    each = ", ".join(f"{name} {_readable(size)}" for size, name in sizes if size >= 1_000 and name)
-    plan = f"the training state takes {_readable(tree_bytes(state))}" + (f" ({each})" if each else "")
-    if capacity is not None:
-        plan += f", {tree_bytes(parts['buffer']) / capacity:.4g} bytes for each of {capacity} transitions"
-    return plan
-
-
-def _readable(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
-
-
-def check_fits(state: PyTree, capacity: int | None = None) -> None:
-    """Raise `SettingsError` if a training state of these shapes cannot fit in the memory of the device.
-
-    `capacity` is that of its buffer, if it has one.
-    """
-    limit = _device_bytes()
-    if tree_bytes(state) > limit:
-        raise SettingsError(
-            f"{memory_plan(state, capacity)}, but the device has {_readable(limit)}; lower buffer.capacity or num_envs"
-        )
-
-
-def check_population_fits(state: PyTree, members: int) -> None:
-    """Raise `SettingsError` if so many training states of these shapes cannot fit in the memory of a device."""
-    limit, one = _device_bytes(), tree_bytes(state)
-    if members * one > limit:
-        raise SettingsError(
-            f"a population of {members} members takes {_readable(members * one)} ({_readable(one)} each), but the "
-            f"device has {_readable(limit)}; at most {limit // max(one, 1)} members fit, or lower buffer.capacity or "
-            "num_envs"
-        )
-
-
-def check_step_fits(strategy: Strategy, state: PyTree, noise: PyTree, largest: int = 0) -> None:
-    """Raise `SettingsError` if one iteration cannot fit in the memory of the device.
-
-    Counted is what surely is there at once: the state, a block of random numbers, and beside them an array of `largest`
-    bytes.
-    """
-    parts = {
-        "the training state": tree_bytes(state),
-        "random numbers": tree_bytes(noise) * (1 if strategy.remote else block_length(strategy.draw, state.key)),
-        "the largest array beside them": largest,
-    }
-    limit = _device_bytes()
-    if sum(parts.values()) > limit:
-        each = ", ".join(f"{name} {_readable(size)}" for name, size in parts.items() if size)
-        raise SettingsError(
-            f"an iteration needs {_readable(sum(parts.values()))} ({each}), but the device has {_readable(limit)}; "
-            "lower num_envs, or what else an iteration is made of"
-        )
-
-
-def largest_array(jaxpr: Any) -> int:
-    """Return the bytes of the largest array that a product of matrices or a convolution makes, wherever it stands.
-
-    Others may never be written: XLA fuses them with what follows, or updates in place.
-    """
-    largest = 0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
-            largest = max([largest, *(tree_bytes(out.aval) for out in equation.outvars)])
-        largest = max([largest, *map(largest_array, _inner(equation))])
-    return largest
-
-
 def longest_sum(jaxpr: Any) -> int:
     """Return over how many entries a product of matrices sums, the longest one wherever it stands.
 
@@ -444,42 +371,44 @@ def longest_sum(jaxpr: Any) -> int:
             shape = equation.invars[0].aval.shape
             if equation.outvars[0].aval.ndim > len(batch):
                 longest = max(longest, math.prod(shape[axis] for axis in contracted))
-        longest = max([longest, *map(longest_sum, _inner(equation))])
+        longest = max([longest, *map(longest_sum, inner(equation))])
     return longest
 
 
-def _inner(equation: Any) -> list[Any]:
-    """Return the programs inside an equation."""
-    return [x for x in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr) if _is_jaxpr(x)]
+def check_step(strategy: Strategy, evaluator: Any = None, params: Any = None) -> Plan:
+    """Trace one iteration; return the memory plan of a run.
 
+    `evaluator` and `params`, from a state to its policy's parameters, say what evaluating takes.
 
-def _is_jaxpr(x: object) -> bool:
-    return isinstance(x, Jaxpr | ClosedJaxpr)
-
-
-def _device_bytes() -> int:
-    """Return the memory of the device; of a CPU, that of the machine."""
-    stats = jax.devices()[0].memory_stats() or {}
-    return int(stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-
-
-def check_step(strategy: Strategy) -> None:
-    """Trace one iteration; raise `SettingsError` unless its state keeps its structure, shapes and dtypes."""
+    Raises:
+      SettingsError: the step changes the structure, shapes or dtypes of its state, or the run cannot fit.
+    """
     made = programs_of(strategy)
-    if not made.get("checked"):
-        _check_step(strategy)
-        made["checked"] = True
+    if "memory" not in made:
+        made["memory"] = _check_step(strategy)
+    plan: Plan = made["memory"]
+    if hasattr(evaluator, "bytes_of"):
+        plan = plan._replace(evaluation=evaluator.bytes_of(jax.eval_shape(params, state_shapes(strategy)[0])))
+    require_fit(plan, num_envs_of(strategy), getattr(evaluator, "episodes", None))
+    return plan
 
 
-def _check_step(strategy: Strategy) -> None:
-    state = jax.eval_shape(strategy.init, jax.eval_shape(lambda: jax.random.key(0)))
-    check_fits(state, strategy.capacity)
+def num_envs_of(strategy: Strategy) -> int | None:
+    """Return how many environments the settings of a strategy ask for, if they do."""
+    num_envs = (strategy.settings or {}).get("num_envs")
+    return num_envs if isinstance(num_envs, int) else None
+
+
+def _check_step(strategy: Strategy) -> Plan:
+    """Return the memory plan of a strategy whose step keeps its state."""
+    state, num_envs = jax.eval_shape(strategy.init, jax.eval_shape(lambda: jax.random.key(0))), num_envs_of(strategy)
+    require_fit(plan_of_state(state, strategy.capacity), num_envs)
     noise = noise_shapes(strategy, state)
-    check_step_fits(strategy, state, noise)  # first, for a step of far too many cannot even be traced
+    require_fit(plan_of(strategy, state, noise), num_envs)  # first, for a step of far too many cannot even be traced
     jaxpr, (new, metrics) = jax.make_jaxpr(strategy.step, return_shape=True)(state, noise, np.uint32(0))
-    check_step_fits(strategy, state, noise, largest_array(jaxpr))
     require_same("strategy: the state after step", new, "that after init", state)
     if not isinstance(metrics, Mapping):
         array = isinstance(metrics, jax.ShapeDtypeStruct)
         came = f"{metrics.dtype}{list(metrics.shape)}" if array else type(metrics).__name__
         raise SettingsError(f"strategy: step returned {came} as metrics; expected a dict of scalars")
+    return plan_of(strategy, state, noise, jaxpr)

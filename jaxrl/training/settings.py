@@ -69,6 +69,12 @@ class TrainerConfig:
     of it."""
     quiet: bool = False
     """Print nothing."""
+    name: str | None = None
+    """What the run is called where it is recorded; unset: as its directory."""
+    tags: tuple[str, ...] = ()
+    """Words by which runs are found again."""
+    notes: str = ""
+    """What one wants to know of the run later."""
     recorders: tuple[str, ...] = ("console", "jsonl", "tensorboard")
     """Where rows of metrics go, by name: console, jsonl (in any case), tensorboard, csv, wandb, mlflow."""
 
@@ -167,9 +173,17 @@ class SessionConfig:
     warmup: int = 1_000
     """Environment steps before the first optimisation step; never fewer than one batch needs."""
     random_warmup: bool = True
-    """Act uniformly at random during the warm-up, instead of by the agent's exploration."""
+    """Act uniformly at random during the warm-up, instead of by the agent's exploration. These four are for agents that
+    learn from replay."""
+    rollout: int | None = None
+    """Steps of each environment that on-policy agents learn from at once, and then drop; this and the two that follow,
+    unset, are what suits the agent."""
+    epochs: int | None = None
+    """Times that a rollout is gone through."""
+    minibatches: int | None = None
+    """Equal parts of an epoch, one optimisation step each; of a recurrent agent, made of whole environments."""
     max_opts: int = 10_000
-    """Optimisation steps; the session ends exactly there."""
+    """Optimisation steps, rounded up to whole iterations; the session ends exactly there. 0: no limit."""
     seed: int = 0
     """Random seed; together with the settings and what the environments return it determines every bit of the
     training."""
@@ -191,6 +205,12 @@ class SessionConfig:
     """Number of times to go back without making progress before saving and raising `DivergedError`."""
     run_dir: str | None = None
     """Directory for settings, logs and checkpoints; unset: nothing is written."""
+    name: str | None = None
+    """What the run is called where it is recorded; unset: as its directory."""
+    tags: tuple[str, ...] = ()
+    """Words by which runs are found again."""
+    notes: str = ""
+    """What one wants to know of the run later."""
     recorders: tuple[str, ...] = ("jsonl", "tensorboard")
     """Where rows of metrics go, by name: console, jsonl (in any case), tensorboard, csv, wandb, mlflow."""
 
@@ -200,6 +220,7 @@ class SessionConfig:
 
     def check(self) -> None:
         """Raise `SettingsError` for settings that cannot work."""
+        check_count("max_opts", self.max_opts, least=0)
         check_shared(self)
 
 
@@ -218,7 +239,7 @@ def changed(whose: str, config: Config, settings: Mapping[str, Any]) -> Config:
 
 def _as_declared(config: Any, name: str, value: Any) -> Any:
     """Return `value` as an `int` if the setting is a whole number, so that `1e5` may be given for one."""
-    value = tuple(value) if name == "recorders" and isinstance(value, list) else value
+    value = tuple(value) if name in ("recorders", "tags") and isinstance(value, list) else value
     return whole(value) if config.__dataclass_fields__[name].type is int else value
 
 
@@ -241,9 +262,20 @@ def check_shared(config: TrainerConfig | SessionConfig) -> None:
         check_count(name, getattr(config, name), least=0)
     check_count("keep", config.keep)
     check_seed(config.seed)
+    check_description(config)
     if config.stop_reward is not None:
         check_between("stop_reward", config.stop_reward, -1e30, 1e30)
     check_recorders(config.recorders, config.run_dir, type(config).recorders)
+
+
+def check_description(config: TrainerConfig | SessionConfig) -> None:
+    """Raise `SettingsError` for a name, tags or notes that are not text."""
+    if config.name is not None and not (isinstance(config.name, str) and config.name.strip()):
+        raise SettingsError(f"name is {config.name!r}; expected some text, or leave it out")
+    if not isinstance(config.tags, tuple) or not all(isinstance(tag, str) and tag.strip() for tag in config.tags):
+        raise SettingsError(f"tags is {config.tags!r}; expected a list of words, as in ['first', 'wide']")
+    if not isinstance(config.notes, str):
+        raise SettingsError(f"notes is {config.notes!r}; expected text")
 
 
 def check_recorders(names: Sequence[str], run_dir: str | None, default: Sequence[str] = ()) -> None:
@@ -279,6 +311,7 @@ def check_seed(seed: int) -> None:
 HARMLESS = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"} | {
     "processes",
     "actor_timeout",
+    "open_in_turn",
     "data",
     "demos",
     "eval_env",
@@ -331,6 +364,10 @@ NEWER: Mapping[str, object] = {
     "processor.one_hot": 0,
     "save_replay": True,
     "train_episodes": False,
+    "name": None,
+    "tags": [],
+    "notes": "",
+    "open_in_turn": False,
 }
 """Settings of a run or a session that earlier versions lacked, with the values under which an old run continues
 unchanged."""

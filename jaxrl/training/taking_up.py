@@ -10,7 +10,8 @@ import numpy as np
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.base import Strategy
 from jaxrl.training.ledger import Ledger
-from jaxrl.training.program import Compiled, forms_of, jit_refill, memory_plan, state_shapes
+from jaxrl.training.memory import Plan
+from jaxrl.training.program import Compiled, forms_of, jit_refill, state_shapes
 from jaxrl.training.schedule import Schedule
 from jaxrl.training.settings import TrainerConfig, rounding
 from jaxrl.training.storage.checkpoints import Store
@@ -140,10 +141,13 @@ def planned(strategy: Strategy, config: TrainerConfig) -> tuple[TrainerConfig, S
     return config, config.schedule(strategy), rounding(asked, config.max_opts, strategy.opt_steps_per_step)
 
 
-def notes_of(strategy: Strategy, state: PyTree) -> list[str]:
-    """Return what is said as a run begins: how much memory replay takes, which is for the user to choose, and more."""
-    plan = [] if strategy.capacity is None else [memory_plan(state, strategy.capacity)]
-    return [*plan, *strategy.notes]
+def notes_of(plan: Plan, strategy: Strategy, storage: Storage) -> list[str]:
+    """Return what is said as a run begins: how much memory replay takes, which is for the user to choose, and more.
+
+    The whole `plan`, of any strategy, is written into `metadata.json`.
+    """
+    storage.note(memory=plan.facts())
+    return [*([] if plan.capacity is None else [str(plan)]), *strategy.notes]
 
 
 def prolonged(

@@ -19,7 +19,7 @@ from jaxrl.registry import named
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.population import Population
-from jaxrl.training.actors import ActorPool, advance, pool_of
+from jaxrl.training.actors import ActorPool, advance, facts_of, go_on_counting, pool_of, summary_of
 from jaxrl.training.devices import Alone, gathered, on_devices
 from jaxrl.training.divergence import diverged, explain
 from jaxrl.training.episodes import teller_of
@@ -183,7 +183,7 @@ class Trainer:
         try:
             self._log.stage("tracing")
             with self.ledger.timed("compile"):
-                check_step(self.strategy)
+                self._plan = check_step(self.strategy, self.evaluator, self._params)
         except BaseException:
             self._log.unstage()
             raise
@@ -217,9 +217,7 @@ class Trainer:
         policy, best = self.strategy.policy, self._best
         params, score = (best.params, best.score) if best else (self._params(state), self.ledger.best_score)
         greedy = policy and GreedyPolicy(policy, params, {"score": score})
-        summary = {**self.ledger.summary(self.schedule), "stop": self.stop_reason}
-        summary |= self._actors.summary() if self._actors is not None else {}
-        return Result(greedy, score, summary, state)
+        return Result(greedy, score, {**self._summary(), "stop": self.stop_reason}, state)
 
     def adopt(self, state: PyTree, strategy: Strategy, told: str) -> None:
         """Go on from another state and with other settings of the same program; `told` becomes an event.
@@ -335,7 +333,7 @@ class Trainer:
         with self.ledger.timed("save"):
             self._storage.keep_best(self._best)  # again, if the disk did not take it
             self._storage.save(self.schedule.opt_steps(self.ledger.t), self._saved(), self._facts())
-            self._storage.note(**self.ledger.summary(self.schedule), status=self.stop_reason or "running")
+            self._storage.note(**self._summary(), status=self.stop_reason or "running")
 
     def _keep_best(self, score: float) -> None:
         params = jax.device_put(self._params(self._state), may_alias=False)
@@ -361,8 +359,7 @@ class Trainer:
         self.state = reseed(self._taken_up(state, self.ledger) if found else state, self.ledger.rollbacks)
         if self._actors is not None:
             self._actors = self._actors.renewed()
-        step = self.schedule.opt_steps(self.ledger.t)
-        log_rollback(self._log, step, what, anew(self._refilled, self.strategy))
+        log_rollback(self._log, self.schedule.opt_steps(self.ledger.t), what, anew(self._refilled, self.strategy))
 
     # --- beginning and ending ---
 
@@ -395,7 +392,7 @@ class Trainer:
                 storage.finish()
             self._wall = self.ledger.wall
             if self._state is not None:
-                storage.note(**self.ledger.summary(self.schedule), status=self.stop_reason)
+                storage.note(**self._summary(), status=self.stop_reason)
         finally:
             self._log.close()
             storage.close()
@@ -458,6 +455,7 @@ class Trainer:
         saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
         require_counters(f"{step} of {self.config.run_dir}", ledger.counters(self.schedule), saved)
         self.state, self._sums, self.ledger = self._taken_up(state, ledger), sums, ledger
+        go_on_counting(self._actors, facts)
         self._storage.go_on()
 
     def _taken_up(self, state: PyTree, ledger: Ledger) -> PyTree:
@@ -470,7 +468,7 @@ class Trainer:
         return state
 
     def _open_logs(self) -> None:
-        notes = (*self._rounding, *self._weights.told, *notes_of(self.strategy, self._compiled.like[0]))
+        notes = (*self._rounding, *self._weights.told, *notes_of(self._plan, self.strategy, self._storage))
         self._log.open(self._storage, self.resume.run, notes, anew(self._refilled, self.strategy))
         if (beginning := self._storage.beginning()) is not None:
             self._log.event("fork", beginning)
@@ -482,8 +480,11 @@ class Trainer:
         return tree if self.config.save_replay else without_replay(tree)
 
     def _facts(self) -> dict[str, Any]:
-        left_out = {} if self.config.save_replay else {"left_out": ["buffer"]}
-        return self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy), **left_out)
+        own = {**facts_of(self._actors), **({} if self.config.save_replay else {"left_out": ["buffer"]})}
+        return self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy), **own)
+
+    def _summary(self) -> dict[str, Any]:
+        return {**self.ledger.summary(self.schedule), **summary_of(self._actors)}
 
     def _health(self) -> Health | None:
         """Return how updates have been going, if the strategy says so."""

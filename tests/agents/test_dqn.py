@@ -438,6 +438,7 @@ def test_a_fresh_target_equals_the_network_without_sharing_its_memory():
         ({"lr": -1.0}, r"agent\.lr is -1\.0; expected a number from 0"),
         ({"lr": float("nan")}, r"agent\.lr is nan"),
         ({"lr": "fast"}, r"agent\.lr is 'fast'"),
+        ({"lr": optax.cosine_decay_schedule(1e-3, 9)}, r"agent\.lr is a function; .* schedule .* make_optimizer"),
         ({"tau": 1.5}, r"agent\.tau is 1\.5; expected a number from 0 to 1"),
         ({"epsilon_end": 2.0}, r"agent\.epsilon_end is 2\.0"),
         ({"max_grad_norm": float("inf")}, r"agent\.max_grad_norm is inf"),

@@ -18,7 +18,7 @@ from jaxrl.processors import Processor, chain, frame_stack, n_step
 from jaxrl.processors.base import begin
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.strategies.base import iterate
-from jaxrl.training.program import memory_plan
+from jaxrl.training.memory import plan_of_state
 from jaxrl.trees import PyTree, tree_bytes
 from jaxrl.types import Remembered, Step, Transition
 
@@ -321,7 +321,7 @@ def test_images_take_little_more_than_half(kind: str) -> None:
 @pytest.mark.parametrize("kind", MADE)
 def test_the_memory_plan_counts_its_items(kind: str) -> None:
     made = strategy(MADE[kind](200, 8, compact=True), 1, num_envs=4, opt_interval=4)
-    plan = memory_plan(jax.eval_shape(made.init, jax.random.key(0)), made.capacity)
+    plan = str(plan_of_state(jax.eval_shape(made.init, jax.random.key(0)), made.capacity))
     assert "bytes for each of 200 transitions" in plan
 
 

@@ -187,6 +187,10 @@ def test_channels_are_first_where_few_come_before_two_long_sides(shape: tuple, t
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(SettingsError, match=r"unknown environment 'gymnasium:CartPol-v1'; did you mean gymnasium:Cart"):
         jaxrl.make_env("gymnasium:CartPol-v1")
+    with pytest.raises(
+        SettingsError, match=r"unknown environment 'ALE/Pong-v9'; .*jaxrl\[atari\]'.* gymnasium:ALE/Pong"
+    ):
+        jaxrl.make_env("ALE/Pong-v9")
 
 
 def test_without_the_extra_the_line_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch):

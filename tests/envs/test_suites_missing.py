@@ -13,6 +13,7 @@ NAMES = {
     "xminigrid": "MiniGrid-Empty-8x8",
     "jumanji": "Snake-v1",
     "pgx": "2048",
+    "jaxmarl": "MPE_simple_spread_v3",
 }
 
 

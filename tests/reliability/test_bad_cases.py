@@ -179,7 +179,7 @@ SETTINGS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "buffer beyond the memory": (
         lambda: trained(dqn_on(walker(), buffer=lambda: jaxrl.uniform(2**31 - 64, batch_size=8), num_envs=64,
                                opt_interval=64, agent=jaxrl.dqn(features=(4,))), max_opts=10),
-        ["GB", "the device has", "lower buffer.capacity or num_envs"],
+        ["GB", "the device has", "lower buffer.capacity to at most "],
     ),
     "learning rate that is none": (
         lambda: dqn_on(counting(), agent=jaxrl.dqn(lr=float("nan"))), ["agent.lr is nan", "expected"],

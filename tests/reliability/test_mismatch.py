@@ -16,6 +16,7 @@ from jaxrl import train
 from jaxrl.algos import OffPolicyRun, build
 from jaxrl.errors import SettingsError
 from jaxrl.training import trainer
+from jaxrl.training.memory import Plan
 from jaxrl.training.settings import HARMLESS, changes
 from jaxrl.training.storage import run as storage
 from jaxrl.training.storage.checkpoints import MismatchError, Store
@@ -280,6 +281,9 @@ FREE: dict[str, Any] = {
     "keep": 1,
     "save_replay": False,
     "train_episodes": True,
+    "name": "second",
+    "tags": ("wide",),
+    "notes": "once more",
     "stop_reward": 1e9,
     "patience": 99,
     "max_env_steps": 10_000,
@@ -290,6 +294,7 @@ FREE: dict[str, Any] = {
     "recorders": ("csv",),
     "processes": True,
     "actor_timeout": 5.0,
+    "open_in_turn": True,
 }
 """Another value of every setting that does not, but for the run's own directory, which may be moved."""
 
@@ -357,7 +362,7 @@ def test_every_setting_is_either_harmless_or_decides_the_training() -> None:
 def test_a_setting_that_decides_the_training_is_refused_with_both_values(
     run: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(trainer, "check_step", lambda strategy: None)  # it only traces, and takes the time
+    monkeypatch.setattr(trainer, "check_step", lambda *args: Plan({}))  # it only traces, and takes the time
     monkeypatch.setattr(trainer, "fits", lambda *args: True)  # as does this
     monkeypatch.setattr(trainer, "compile_all", lambda *args: pytest.fail("it began to compile"))
     config = changed(SMALL, name, DECISIVE[name])
@@ -409,7 +414,7 @@ def test_a_network_may_be_named_otherwise_where_it_is_the_same_and_no_bit_change
 @pytest.mark.parametrize("name", SHAPED)
 def test_and_not_where_it_is_another(run: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(trainer, "fits", lambda *args: False)
-    monkeypatch.setattr(trainer, "check_step", lambda strategy: None)
+    monkeypatch.setattr(trainer, "check_step", lambda *args: Plan({}))
     config, settings = changed(SMALL, name, SHAPED[name]), train.trainer_config(SMALL).changed(run_dir=str(run))
     with pytest.raises(SettingsError, match=f"{name} cannot change, for what was saved would not fit"):
         jaxrl.Trainer(build("dqn", config), settings, resume=True, allow_changes=True).train()

@@ -431,6 +431,66 @@ def test_of_a_run_that_hangs_only_the_thread_that_is_stuck_is_left(monkeypatch: 
     assert not left.is_alive()
 
 
+class Spinning(Counting):
+    """Comes to no end in its 40th step, within Python."""
+
+    def step(self, action: Any) -> Any:
+        while self.total == 40:
+            time.sleep(0.001)
+        return super().step(action)
+
+
+def test_a_loop_without_end_leaves_no_thread(monkeypatch: pytest.MonkeyPatch):
+    before = set(threading.enumerate())
+    monkeypatch.setattr(jaxrl.training.actors, "PATIENCE_S", 0.2)
+    with pytest.raises(ActorError, match="a call of"):
+        train(replaying(jaxrl.gymnasium_envs(gymnasium_spec(Counting()), Spinning), actor_timeout=0.5), 400)
+    assert set(threading.enumerate()) <= before
+
+
+class Opened(Counting):
+    """Takes note of how many are being opened at once."""
+
+    lock, opening, most = threading.Lock(), 0, 0
+
+    def __init__(self) -> None:
+        with Opened.lock:
+            Opened.opening += 1
+            Opened.most = max(Opened.most, Opened.opening)
+        time.sleep(0.05)  # long enough for the others to come
+        with Opened.lock:
+            Opened.opening -= 1
+        super().__init__()
+
+
+@pytest.mark.parametrize("open_in_turn", [True, False])
+def test_environments_are_opened_one_at_a_time_where_that_is_asked(open_in_turn: bool):
+    Opened.most = 0
+    env = jaxrl.gymnasium_envs(gymnasium_spec(Counting()), Opened)
+    train(replaying(env, actors=4, open_in_turn=open_in_turn), 4)
+    assert (Opened.most == 1) is open_in_turn
+
+
+def test_what_actors_did_is_told_of_the_whole_run_also_once_it_is_resumed(tmp_path: Path):
+    settings: dict[str, Any] = {"run_dir": str(tmp_path), "recorders": []}
+
+    def told() -> list[dict[str, Any]]:
+        actors: list[dict[str, Any]] = json.loads((tmp_path / "metadata.json").read_text())["actors"]
+        return actors
+
+    jaxrl.Trainer(replaying(counter(), max_lag=0), max_opts=40, **{**QUIET, **settings}).train()
+    first = told()
+    # Of two environments each, 8 steps of the warm-up and 20 rounds of 2; perhaps one more, from which none learns.
+    assert all(96 <= one["env_steps"] <= 100 for one in first)
+    result = jaxrl.Trainer(replaying(counter(), max_lag=0), max_opts=80, resume=True, **{**QUIET, **settings}).train()
+    second = told()
+    assert result.summary["actors"] == second
+    for before, after in zip(first, second, strict=True):
+        assert 80 <= after["env_steps"] - before["env_steps"] <= 84
+        assert after["episodes"] > before["episodes"]
+        assert after["waited_s"] > before["waited_s"]
+
+
 @pytest.mark.slow
 def test_a_hang_in_a_process_leaves_neither_the_process_nor_the_thread():
     before = set(threading.enumerate())

@@ -235,7 +235,7 @@ def test_members_do_not_begin_once_all_is_to_stop() -> None:
 
 
 def test_more_members_than_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxrl.training.program._device_bytes", lambda: 10**6)
+    monkeypatch.setattr("jaxrl.training.memory.device_bytes", lambda: 10**6)
     with pytest.raises(jaxrl.SettingsError, match=r"a population of 900 members takes .* at most \d+ members fit"):
         Trainer(jaxrl.population(small_dqn(), seeds=900), max_opts=20, quiet=True).train()
 

@@ -13,6 +13,7 @@ from toys_trainer import small_dqn
 import jaxrl
 from jaxrl.metrics import stat, total
 from jaxrl.training import program
+from jaxrl.training.memory import plan_of_state
 from jaxrl.training.program import add, summarise, zero_sums
 
 
@@ -118,5 +119,5 @@ def test_what_tells_of_health_and_what_gives_it_back_go_together() -> None:
 def test_the_parts_of_any_state_are_told_of() -> None:
     wide = jax.ShapeDtypeStruct((1_000,), np.float32)
     plan = "the training state takes 0.008 MB (buffer 0.004 MB, agent 0.004 MB), 40 bytes for each of 100 transitions"
-    assert program.memory_plan({"agent": wide, "buffer": wide}, 100) == plan
-    assert program.memory_plan(wide) == "the training state takes 0.004 MB"
+    assert str(plan_of_state({"agent": wide, "buffer": wide}, 100)) == plan
+    assert str(plan_of_state(wide)) == "the training state takes 0.004 MB"

@@ -111,7 +111,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_is_refused_before_anything_compiles(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setattr(trainer_module, "check_step", lambda strategy: pytest.fail("it began to trace"))
+    monkeypatch.setattr(trainer_module, "check_step", lambda *args: pytest.fail("it began to trace"))
     recorders, said = REFUSED[case]
     with pytest.raises(SettingsError, match=said):
         jaxrl.Trainer(counting(), recorders=recorders)

@@ -246,7 +246,7 @@ def test_steps_for_actions_never_given_are_refused() -> None:
     [
         ("Session has no setting 'max_opt'; did you mean max_opts", {"max_opt": 3}),
         ("do not divide one another", {"num_envs": 2, "opt_interval": 3}),
-        ("learns from replay, and ppo does not", {"agent": jaxrl.ppo()}),
+        ("learns from rollouts, and keeps no replay", {"agent": jaxrl.ppo()}),
         ("makes no transitions", {"processor": jaxrl.frame_stack(2)}),
         ("seed is -1", {"seed": -1}),
         ("was given str for its environment", {"spec": "CartPole-v1"}),

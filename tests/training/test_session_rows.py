@@ -129,3 +129,60 @@ def test_rows_after_the_checkpoint_are_cut(whole: Any, tmp_path: Path) -> None:
         drive(session, script, 18)
     assert (rows(tmp_path, "train"), digest(session)) == whole
     assert log_problems(tmp_path / "metrics.jsonl") == []
+
+
+def test_rows_have_what_was_chosen_of_what_is_noted(tmp_path: Path) -> None:
+    chosen = jaxrl.Statistics({"battery": ["last", "sum"], "speed": ["mean", "max"]})
+    with single(run_dir=str(tmp_path), record_interval=EVERY, statistics=chosen) as session:
+        drive(session, Script(1), 10)
+        for battery, speed in ((0.5, 1.0), (0.25, 3.0)):
+            session.note(battery=battery, speed=speed, other=2 * speed)
+        drive(session, Script(1, step=10), 8)
+    first, second = rows(tmp_path, "train")
+    told = {name: first[name] for name in first if name.startswith("info/")}
+    assert told == {
+        "info/battery_last": 0.25,
+        "info/battery_sum": 0.75,
+        "info/speed": 2.0,
+        "info/speed_max": 3.0,
+        "info/other": 4.0,
+        "info/other_min": 2.0,
+        "info/other_max": 6.0,
+    }
+    assert not [name for name in second if name.startswith("info/")]
+    assert session.summary()["battery_sum"] == 0.75
+
+
+def test_a_session_tells_its_speed() -> None:
+    session = single()
+    assert session.steps_per_sec is None
+    drive(session, Script(1), 12)
+    assert session.steps_per_sec is not None
+    assert session.steps_per_sec > 0
+    summary = session.summary()
+    assert summary["env_steps_per_sec"] == pytest.approx(12 / summary["wall_s"])
+    assert summary["opt_steps_per_sec"] == pytest.approx(session.opt_steps / summary["wall_s"])
+
+
+def test_a_run_has_a_name_tags_notes_and_entries_of_ones_own(tmp_path: Path) -> None:
+    class Told:
+        def begin(self, run: jaxrl.RunInfo) -> None:
+            self.run = run
+
+        def write(self, row: Any) -> None: ...
+        def tick(self, progress: Any) -> None: ...
+        def close(self) -> None: ...
+
+    told, run = Told(), str(tmp_path / "run")
+    given: dict[str, Any] = {"name": "arm", "tags": ["wide", "second"], "notes": "a new gripper"}
+    with single(run_dir=run, about={"robot": {"serial": 7}, "place": "lab"}, recorders=[told], **given) as session:
+        session.describe(place="hall", grip=[1.5, None])
+        with pytest.raises(jaxrl.SettingsError, match=r"about.grip\[0\] is object; expected a number"):
+            session.describe(grip=[object()])
+    assert (told.run.name, told.run.tags[-2:], told.run.notes) == ("arm", ("wide", "second"), "a new gripper")
+    with single(run_dir=run, resume=True, about={"robot": "other"}):
+        pass
+    about = json.loads((tmp_path / "run" / "metadata.json").read_text())["about"]
+    assert about == {"robot": "other", "place": "hall", "grip": [1.5, None]}
+    with pytest.raises(jaxrl.SettingsError, match="tags is 'wide'; expected a list of words"):
+        single(tags="wide")

@@ -68,3 +68,10 @@ def test_written_and_read_back_they_go_on_as_if_nothing_had_happened() -> None:
 def test_what_cannot_be_is_refused(message: str, settings: dict) -> None:
     with pytest.raises(jaxrl.SettingsError, match=message):
         jaxrl.Statistics(**settings)
+
+
+def test_sums_are_given_where_asked_for_and_go_on_from_numbers_of_old() -> None:
+    one = jaxrl.Statistics({"x": ["sum"]}).add({"x": 2.0}).add({"x": 4.5})
+    assert one.summary() == {"x_sum": 6.5, "x_count": 2}
+    facts = {name: values[:8] for name, values in one.facts().items()}
+    assert jaxrl.Statistics({"x": ["sum"]}).take_up(facts).add({"x": 1.0}).summary()["x_sum"] == 7.5

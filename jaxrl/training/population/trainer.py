@@ -25,13 +25,14 @@ from jaxrl.strategies.search import PBT, Halving, Verdict
 from jaxrl.training.episodes import teller_of
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
+from jaxrl.training.memory import plan_of_state, require_members_fit
 from jaxrl.training.population.checks import check_members
 from jaxrl.training.population.gates import Gates
 from jaxrl.training.population.rows import PopulationRows
 from jaxrl.training.population.runs import ENDS, HALVED, Run, same_ends, take_over, taken_over
 from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.population.teams import placed, widths
-from jaxrl.training.program import check_population_fits, compile_all, state_shapes
+from jaxrl.training.program import compile_all, state_shapes
 from jaxrl.training.recorders import recorders_of
 from jaxrl.training.report import Report
 from jaxrl.training.settings import TrainerConfig, config_for, settings_of_run
@@ -154,7 +155,8 @@ class PopulationTrainer:
         self._rows = PopulationRows(self.population.members, self._quiet)
         self._gates = self._new_gates()
         self._place()
-        check_population_fits(state_shapes(self.population.members[0].strategy)[0], len(self._runs))
+        one = self.population.members[0].strategy
+        require_members_fit(plan_of_state(state_shapes(one)[0], one.capacity), len(self._runs))
         with self.interrupt.signals(), self._opened(), ThreadPoolExecutor(self._threads()) as pool:
             self._begun = True
             self._compile()

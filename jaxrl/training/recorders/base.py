@@ -33,13 +33,14 @@ class RunInfo(NamedTuple):
     settings: Mapping[str, Any]
     """By their paths, such as `agent.lr`."""
     tags: tuple[str, ...]
-    """Algorithm and environment."""
+    """Algorithm and environment, then those that the user gave."""
     opt_steps: int
     """Where the run goes on: the rows up to this step were told before; 0 at the beginning."""
     changed: bool = False
     """Whether it goes on under other settings or versions that decide the training, so that rows may differ."""
     group: Path | None = None
     """Directory of the population that it is a member of."""
+    notes: str = ""
 
 
 class Video(NamedTuple):

@@ -100,7 +100,9 @@ class _MLflow:
         for start in range(0, len(new), AT_ONCE):
             self._client.log_batch(self._id, params=new[start : start + AT_ONCE])
         other = {f"now.{name}": value for name, value in params.items() if told.get(name, value) != value}
-        tags = {**dict(zip(("algo", "env"), run.tags, strict=False)), **other}
+        named = {name: str(run.settings[name]) for name in ("algo", "env") if run.settings.get(name)}
+        tags = {**dict.fromkeys(run.tags[len(named) :], "yes"), **named, **other}
+        tags |= {"mlflow.note.content": run.notes} if run.notes else {}
         self._client.log_batch(self._id, tags=[RunTag(name, value) for name, value in tags.items()])
 
     def _parent_of(self, group: Path, experiment_id: str) -> str:

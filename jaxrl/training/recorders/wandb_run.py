@@ -103,6 +103,7 @@ def _arguments(run: RunInfo) -> dict[str, Any]:
         "group": environment.get("WANDB_RUN_GROUP") if run.group is None else run.group.name,
         "job_type": environment.get("WANDB_JOB_TYPE", "train" if alone else "member"),
         "tags": [*run.tags, *tags],
+        "notes": environment.get("WANDB_NOTES", run.notes) or None,
     }
 
 

@@ -125,6 +125,11 @@ def take_result(
     return StepResult(numbers, obs.obs)  # type: ignore[arg-type]
 
 
+def ends(result: StepResult) -> np.ndarray:
+    """Say for each environment whether its episode ends with a step; bool `[N]`."""
+    return np.asarray(result.numbers[1] + result.numbers[2] > 0)
+
+
 def take_reward(reward: Any, num_envs: int) -> tuple[np.ndarray, np.ndarray]:
     """Return rewards float32 `[N]`, those that were not finite as 0, and which were finite."""
     came = _per_env("observe: reward", reward, num_envs, "biuf", "a number")
@@ -159,3 +164,15 @@ def _array(name: str, value: Any) -> np.ndarray:
         return np.asarray(value)
     except (ValueError, TypeError) as error:
         raise SettingsError(f"{name} is no array: {' '.join(str(error).split())}") from error
+
+
+def check_entry(name: str, value: Any) -> None:
+    """Raise `SettingsError` unless `value` is a number, text, nothing, or made of lists and dicts of these."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            check_entry(f"{name}.{key}", inner)
+    elif isinstance(value, list | tuple):
+        for place, inner in enumerate(value):
+            check_entry(f"{name}[{place}]", inner)
+    elif not isinstance(value, str | int | float | bool | None):
+        raise SettingsError(f"{name} is {type(value).__name__}; expected a number, text, or lists and dicts of these")

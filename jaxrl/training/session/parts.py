@@ -1,30 +1,21 @@
-"""What a session is made of: the records of where it stands, and the parts that its settings ask for."""
+"""What a session is made of: the records of where it stands, and what follows of them."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.agents.base import AgentMaker
-from jaxrl.buffers.base import Buffer
-from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Total, columns_of
-from jaxrl.processors.base import Processor
-from jaxrl.registry import listed, names_of
-from jaxrl.spaces import EnvSpec
 from jaxrl.strategies.driven import Driven, DrivenState, Learner, StepResult, learn_once
-from jaxrl.strategies.interaction import bind, settings_of
-from jaxrl.strategies.replay import least_rows, sampled_for, take_turns, told_goals
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.program import Sums, add
 from jaxrl.training.report import Hook
-from jaxrl.training.schedule import Schedule
+from jaxrl.training.session.inputs import ends
 from jaxrl.training.session.rows import Episode, Interval
 from jaxrl.training.session.statistics import Statistics
-from jaxrl.training.settings import SessionConfig
+from jaxrl.training.session.trial import Trial
 from jaxrl.training.storage.run import Best
 from jaxrl.trees import PyTree
 
@@ -36,6 +27,8 @@ class SessionHooks(NamedTuple):
     """`(episode)`, after each episode."""
     learnt: Hook = None
     """`(learnt)`, after each time that optimisation steps were made."""
+    evaluated: Hook = None
+    """`(evaluation)`, an `Evaluation`, once the episodes of `evaluate_episodes` are played."""
     save: Hook = None
     """`(opt_steps)`, when a checkpoint is whole on the disk, given its optimisation step."""
 
@@ -104,6 +97,8 @@ class Now(NamedTuple):
     """Whether the actions were given out, and wait for what they lead to."""
     stop: str | None = None
     """Why the session is done, if by an evaluation or because it diverged."""
+    trial: Trial | None = None
+    """The evaluation that is going on, if one is. It is not saved: a session that is resumed goes on with training."""
     resumed: bool = False
     """Whether the running episodes may have been lost with the process that drove them."""
 
@@ -127,11 +122,6 @@ def differ(obs: PyTree, seen: PyTree, num_envs: int) -> np.ndarray:
     return other
 
 
-def ends(result: StepResult) -> np.ndarray:
-    """Say for each environment whether its episode ends with a step; bool `[N]`."""
-    return np.asarray(result.numbers[1] + result.numbers[2] > 0)
-
-
 def episodes_of(host: Host, result: StepResult, opt_steps: int, env_steps: int) -> list[Episode]:
     """Return the episodes that a step ends; `host` is what was known before it, the counts are those after it."""
     reward, terminated, _, _ = result.numbers
@@ -148,47 +138,6 @@ def over(statistics: Statistics, episodes: list[Episode]) -> Statistics:
     for episode in episodes:
         statistics = statistics.note({**episode.numbers, "terminated": float(episode.terminated)})
     return statistics
-
-
-def put_together(
-    config: SessionConfig, spec: EnvSpec, agent: AgentMaker, buffer: Buffer, processor: Processor
-) -> Driven:
-    """Put the parts together; raise `SettingsError` for those that do not fit one another."""
-    processor, bound = bind(agent, processor, spec)
-    if bound.prepare is not None:
-        able = listed(names_of("off_policy"), "or")
-        raise SettingsError(f"a session learns from replay, and {bound.name} does not; use {able}")
-    buffer = sampled_for(bound, told_goals(buffer, processor, spec.name), config.num_envs)
-    turns = take_turns(
-        horizon=processor.horizon,
-        least=least_rows(buffer, config.num_envs),
-        num_envs=config.num_envs,
-        opt_interval=config.opt_interval,
-        updates=config.updates,
-        warmup=config.warmup,
-        random_warmup=config.random_warmup,
-    )
-    return Driven(spec, bound, processor, buffer, turns)
-
-
-def schedule_of(config: SessionConfig, driven: Driven) -> Schedule:
-    return Schedule(
-        max_opts=config.max_opts,
-        opt_steps_per_step=driven.turns.updates,
-        env_steps_per_step=driven.turns.rows,
-        warmup_env_steps=driven.turns.warmup_env_steps,
-        record_interval=config.record_interval,
-        save_interval=config.save_interval,
-        max_env_steps=config.max_env_steps,
-    )
-
-
-def settings_of_session(config: SessionConfig, driven: Driven, made: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return all settings of a session; `made` is what builds one of its environments, if anything does."""
-    own = asdict(config)
-    del own["run_dir"]  # a run can be moved
-    settings = settings_of(driven.agent, driven.processor, driven.spec, made, buffer=driven.buffer.settings, **own)
-    return {**settings, "custom": [*settings["custom"], "loop"], "driven": "from outside"}
 
 
 def learn_and_sum(driven: Driven, learner: Learner, sums: Sums, key: Any, t: Any) -> tuple[Learner, Sums, jax.Array]:

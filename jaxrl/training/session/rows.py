@@ -1,10 +1,13 @@
 """The rows of metrics of a session: as a trainer's, of what its loop has reported since the last of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxrl.training.session.statistics import Statistics
+from jaxrl.training.evaluator import Evaluation, eval_columns
+from jaxrl.training.session.statistics import AGGREGATIONS, Statistics
 
+IN_ROWS = ("mean", "min", "max")
+"""What rows tell of a series for which nobody has chosen."""
 OF_EPISODES = Statistics({"episode_return": ["mean"], "episode_length": ["mean"]}, window=1)
 
 
@@ -53,14 +56,21 @@ class Interval(NamedTuple):
         """Take in numbers of the user's own."""
         return self._replace(statistics=self.statistics.note({f"info/{name}": x for name, x in values.items()}))
 
-    def columns(self, opt_steps: int, env_steps: int, invalid: int, wall: float) -> dict[str, Any]:
-        """Return the columns of a row at these counts; steps per second count all that went by, the user's loop too."""
+    def columns(
+        self, opt_steps: int, env_steps: int, invalid: int, wall: float, chosen: Mapping[str, Sequence[str]]
+    ) -> dict[str, Any]:
+        """Return the columns of a row at these counts; steps per second count all that went by, the user's loop too.
+
+        Of what was noted under a name that is among those `chosen`, they are the aggregations chosen for it.
+        """
         seconds = wall - self.wall
         rates = {"opt_steps_per_sec": opt_steps - self.opt_steps, "env_steps_per_sec": env_steps - self.env_steps}
         columns: dict[str, Any] = {name: steps / seconds if seconds > 0 else None for name, steps in rates.items()}
         for name, series in self.statistics.series.items():
-            numbers = {name: series.mean, f"{name}_min": series.low, f"{name}_max": series.high}
-            columns |= {column: x if series.count else None for column, x in numbers.items()}
+            kinds = chosen.get(name.removeprefix("info/"), IN_ROWS) if name.startswith("info/") else IN_ROWS
+            for kind in kinds:
+                number = AGGREGATIONS[kind](series) if series.count else None
+                columns[name if kind == "mean" else f"{name}_{kind}"] = number
         returns = self.statistics.series["episode_return"]
         episodes = returns.count + returns.not_finite
         return {
@@ -88,3 +98,9 @@ class Interval(NamedTuple):
 def score_columns(score: float, is_best: bool) -> dict[str, Any]:
     """Return the columns of a row on a policy that the user has evaluated."""
     return {"eval_reward": score, "score": score, "is_best": is_best}
+
+
+def columns_of_trial(evaluation: Evaluation) -> dict[str, Any]:
+    """Return what the episodes of an evaluation add to the row of their score, by the names of a trainer's row."""
+    columns = eval_columns(evaluation, 0.0, None, False)
+    return {name: columns[name] for name in ("eval_reward_std", "eval_reward_min", "eval_reward_max", "eval_length")}

@@ -1,9 +1,8 @@
 """Training driven from a loop that the user owns: a script, a robot, a game engine."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import jax
@@ -11,36 +10,26 @@ import numpy as np
 
 from jaxrl.agents.base import AgentMaker
 from jaxrl.buffers.base import Buffer
-from jaxrl.errors import DivergedError, SettingsError, say
+from jaxrl.errors import DivergedError, SettingsError, check_count, say
 from jaxrl.processors.base import Processor
-from jaxrl.processors.n_step import one_step
 from jaxrl.strategies.driven import iterations
-from jaxrl.strategies.guard import Health
 from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.interrupt import Interrupt, Undisturbed
-from jaxrl.training.logbook import Logbook, unpacking
-from jaxrl.training.policy import GreedyPolicy, spec_facts
-from jaxrl.training.program import memory_plan, summarise, without_later, zero_sums
+from jaxrl.training.logbook import Logbook
+from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Recorder
 from jaxrl.training.report import call
-from jaxrl.training.session.inputs import outside, take_obs, take_result
-from jaxrl.training.session.parts import (
-    Learnt,
-    Now,
-    SessionHooks,
-    begun,
-    episodes_of,
-    over,
-    put_together,
-    schedule_of,
-    settings_of_session,
-)
-from jaxrl.training.session.rows import Episode, Interval, score_columns
-from jaxrl.training.session.saved import facts_of, for_another_try, restored, shapes_of, tree_of, with_changes
+from jaxrl.training.session.book import facts_to_save, gone_back, recorded, summary_of, taken_up
+from jaxrl.training.session.inputs import check_entry, outside, take_obs, take_result
+from jaxrl.training.session.parts import Learnt, Now, SessionHooks, begun, episodes_of, over
+from jaxrl.training.session.rows import Episode, columns_of_trial, score_columns
+from jaxrl.training.session.saved import tree_of
+from jaxrl.training.session.setup import notes_of, put_together, rounded, schedule_of, settings_of_session
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.training.session.stepper import Stepper
+from jaxrl.training.session.trial import Trial, after as after_step, cut as cut_trial
 from jaxrl.training.settings import SessionConfig, with_recorders
-from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid, rolled_back_ledger
+from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid
 from jaxrl.training.storage.run import Resume, Storage
 from jaxrl.trees import PyTree
 
@@ -73,7 +62,7 @@ class Session:
         spec: Any,
         agent: AgentMaker,
         *,
-        buffer: Buffer,
+        buffer: Buffer | None = None,
         processor: Processor | None = None,
         config: SessionConfig | None = None,
         resume: bool = False,
@@ -81,6 +70,7 @@ class Session:
         recorders: Sequence[Recorder | str] | None = None,
         hooks: SessionHooks | None = None,
         statistics: Statistics | None = None,
+        about: Mapping[str, Any] | None = None,
         interrupt: Interrupt | None = None,
         **settings: Any,
     ) -> None:
@@ -88,9 +78,10 @@ class Session:
 
         Args:
           spec: an `EnvSpec`, an `Env`, or an environment of Gymnasium; only its spaces are used.
-          agent: what `jaxrl.dqn(...)` returns, or any that learns from replay.
-          buffer: what `jaxrl.uniform(...)` returns.
-          processor: what makes transitions of steps; `one_step()` if left out.
+          agent: what `jaxrl.dqn(...)`, `jaxrl.ppo(...)` or another returns that learns as it goes.
+          buffer: what `jaxrl.uniform(...)` returns; left out for an on-policy agent, and only there.
+          processor: what makes transitions of steps. Left out, it is `one_step()`, for an on-policy agent behind what
+            `jaxrl.on_policy` puts there.
           config: settings to start from; the defaults of `SessionConfig` if left out.
           resume: go on with the session in `run_dir` from its newest valid checkpoint.
           allow_changes: resume although versions, or settings of the agent or of the session, differ that decide the
@@ -99,6 +90,7 @@ class Session:
             `recorders` of `config`, and objects of one's own.
           hooks: functions to call on the way.
           statistics: which of them the summary gives; all over all episodes, and the mean of the last 100, if left out.
+          about: entries of one's own in the description of the run, see `describe`.
           interrupt: a handle by which another thread can ask to stop; also found as `session.interrupt`.
           **settings: fields of `SessionConfig`, as in `Session(..., max_opts=50_000)`.
 
@@ -114,12 +106,15 @@ class Session:
             raise SettingsError("allow_changes says how to resume; set resume as well")
         self.hooks, self.interrupt = hooks or SessionHooks(), Interrupt() if interrupt is None else interrupt
         self._outside = outside(spec, self.config.num_envs)
-        self._driven = put_together(self.config, self._outside.spec, agent, buffer, processor or one_step())
+        self._driven = put_together(self.config, self._outside.spec, agent, buffer, processor)
+        self.config, self._rounding = rounded(self.config, self._driven)
         self._schedule = schedule_of(self.config, self._driven)
         self._closed, self._saves = False, list[int]()
         self._saved: Now | None = None
         self._stepper = Stepper(self._driven, self.config.seed)
         self._open(Resume(resume, allow_changes), statistics or Statistics())
+        if about:
+            self.describe(**about)
 
     # --- what a loop calls ---
 
@@ -138,11 +133,8 @@ class Session:
         if not explore:
             return self._shown(self._greedy.at(self._stepper.params(self._now))(given.obs), given.single)
         self._require_going_on("act")
-        now = self._stepper.chosen(self._stepper.arrived(self._now, given))
-        assert now.chosen is not None
-        shown = self._shown(now.chosen[0], given.single)
-        self._now = now._replace(acted=True)
-        return shown
+        self._now, actions = self._stepper.acting(self._now, given)
+        return self._shown(actions, given.single)
 
     def observe(self, reward: Any, next_obs: PyTree, terminated: Any, truncated: Any) -> Learnt | None:
         """Take in what the actions led to; return what was learnt, if an optimisation step was due.
@@ -162,7 +154,11 @@ class Session:
         if not self._now.acted:
             raise SettingsError("observe was called without an act before it; call act(obs), then observe, in turns")
         space, num_envs, now = self._outside.spec.observation_space, self.config.num_envs, self._now
-        result = take_result(space, num_envs, reward, next_obs, terminated, truncated, now.host.spoilt)
+        spoilt = now.host.spoilt if now.trial is None else np.zeros(num_envs, bool)
+        result = take_result(space, num_envs, reward, next_obs, terminated, truncated, spoilt)
+        if now.trial is not None:
+            self._examined(after_step(now.trial, result))
+            return None
         with Undisturbed():
             after, learnt = self._stepper.after(now, result)
             episodes = list[Episode]()
@@ -173,7 +169,8 @@ class Session:
                     statistics=over(after.statistics, episodes), interval=after.interval.over(episodes)
                 )
             self._now = after
-            if learnt is not None and self._is_row_due():
+            due = self._schedule.is_regular_record(self.opt_steps) or (self.config.record_interval and self._at_end)
+            if learnt is not None and due:
                 self._record()
         if not (episodes or self._at_end):
             # Ahead, so that the device works while the loop comes round to `act`.
@@ -193,13 +190,25 @@ class Session:
 
         For a loop that gives an episode up between two steps; a cut that comes with a step is given by `truncated`.
         """
-        host = self._now.host
-        self._now = self._now._replace(host=begun(host, np.ones_like(host.ended)), acted=False)
+        now = self._now
+        trial = None if now.trial is None else cut_trial(now.trial)
+        self._now = now._replace(host=begun(now.host, np.ones_like(now.host.ended)), acted=False, trial=trial)
 
     def note(self, **values: float | None) -> None:
-        """Take numbers of one's own into the statistics of `summary`."""
+        """Take numbers of one's own into the statistics of `summary`, and into the next row as `info/NAME`.
+
+        The row has their mean, least and largest, or what `statistics` has chosen for the name, over its interval.
+        """
         now = self._now
         self._now = now._replace(statistics=now.statistics.note(values), interval=now.interval.noted(values))
+
+    def describe(self, **entries: Any) -> None:
+        """Put entries of one's own into the description of the run: under `about` in its `metadata.json`.
+
+        They may be numbers, text, and lists and dicts of these, or are refused. Others given before stay.
+        """
+        check_entry("about", entries)
+        self._storage.describe(entries)
 
     def evaluate_score(self, score: float) -> bool:
         """Take the score of the present policy; keep it as the best if `score` is strictly greater than any before it.
@@ -210,14 +219,18 @@ class Session:
         Raises:
           DivergedError: the session is done, and not one of its steps was finite.
         """
-        now, score = self._now, float(score)
+        return self._scored(float(score), self._stepper.params(self._now), {})
+
+    def _scored(self, score: float, params: PyTree, columns: Mapping[str, Any]) -> bool:
+        """Take the score of the policy with `params`, the present one; `columns` are further ones of its row."""
+        now = self._now
         ledger, best = dataclasses.replace(now.ledger), now.best
         if is_best := ledger.record_score(score, self.opt_steps):
-            best = self._log.best(score, self._stepper.params(now), self._stepper.policy, self.settings())
+            best = self._log.best(score, params, self._stepper.policy, self.settings())
         stop = None if self.is_done else after_evaluation(self.config, ledger, score)
         with Undisturbed():
             self._now = now._replace(ledger=ledger, best=best, stop=stop or now.stop)
-            self._log.scored(score_columns(score, is_best))
+            self._log.scored({**columns, **score_columns(score, is_best)})
             if stop and self.config.record_interval and self.opt_steps > now.interval.opt_steps:
                 self._record()
         self._storage.keep_best(best)
@@ -225,18 +238,34 @@ class Session:
             self._require_valid()
         return is_best
 
+    def evaluate_episodes(self, episodes: int = 20) -> None:
+        """Evaluate the present policy in this loop: the next `episodes` whole episodes are greedy, and teach nothing.
+
+        `act` and `observe` are called as before, and no counter of steps moves. An episode that is running is played to
+        its end by the policy, but does not count; of several environments each plays a fixed number of the episodes.
+        Their mean return then is the score that `evaluate_score` is given, `hooks.evaluated` is called, and training
+        goes on. `is_done` waits for it.
+
+        Raises:
+          SettingsError: fewer than one episode, or an evaluation is going on.
+        """
+        now = self._now
+        check_count("episodes", episodes)
+        if now.trial is not None or self._closed:
+            why = (
+                "the session is closed" if self._closed else "an evaluation is going on; wait for is_evaluating to end"
+            )
+            raise SettingsError(f"evaluate_episodes: {why}")
+        self._now = self._stepper.examined(now, episodes)
+
     def stop(self, reason: str = "asked") -> None:
         """Ask for the end: `is_done` is true from now on."""
         self.interrupt.stop(reason)
 
     def save(self) -> None:
         """Begin a checkpoint of the present state; it is on disk when `hooks.save` is called, or `close` returns."""
-        ledger = dataclasses.replace(self._now.ledger, t=self._iterations)
-        own = {"spec": spec_facts(self._stepper.policy), **facts_of(self._now)}
-        facts = self._log.facts(ledger, self._health(), **own)
-        if ledger.tries != self._now.ledger.tries:  # it got further
-            self._now = self._now._replace(ledger=dataclasses.replace(self._now.ledger, tries=ledger.tries))
-        now = self._now
+        facts, now = facts_to_save(self._now, self._stepper, self._log, self._iterations)
+        self._now = now
         self._storage.keep_best(now.best)
         again, self._saved = now is not self._saved, now
         self._storage.save(self.opt_steps, tree_of(now), facts, again)
@@ -254,7 +283,8 @@ class Session:
             raise SettingsError("restore needs an open session with a run_dir")
         self._storage.settle()
         self._look_at = 0
-        self._now = self._restored(self._stepper.first(self._now.statistics.fresh()))._replace(best=self._now.best)
+        self._now = self._taken_up(self._stepper.first(self._now.statistics.fresh()))._replace(best=self._now.best)
+        self._since = (self.env_steps, self._now.ledger.wall)
         self._log.rewind(self.opt_steps)
         self._log.event("restore", f"went back to {self.opt_steps} optimisation steps")
 
@@ -298,13 +328,33 @@ class Session:
 
     @property
     def is_done(self) -> bool:
-        """Whether `max_opts`, `max_env_steps`, `stop_reward` or `patience` is reached, or someone has asked to stop."""
-        return self._at_end or self._now.stop is not None or bool(self.interrupt)
+        """Whether `max_opts`, `max_env_steps`, `stop_reward` or `patience` is reached, or someone has asked to stop.
+
+        An evaluation that was begun is played to its end before, unless someone has asked to stop.
+        """
+        over = self._at_end or self._now.stop is not None
+        return bool(self.interrupt) or (over and not self.is_evaluating)
+
+    @property
+    def is_evaluating(self) -> bool:
+        """Whether the episodes of `evaluate_episodes` are being played."""
+        return self._now.trial is not None
 
     @property
     def ended(self) -> np.ndarray:
         """Bool `[N]`: the next observation of this environment begins an episode."""
-        return self._now.host.ended.copy()
+        trial = self._now.trial
+        return (self._now.host if trial is None else trial).ended.copy()
+
+    @property
+    def steps_per_sec(self) -> float | None:
+        """Environment steps a second since this process opened the session, the time of the loop counted.
+
+        `None` before the first.
+        """
+        env_steps, wall = self._since
+        steps, seconds = self.env_steps - env_steps, self._now.ledger.wall - wall
+        return steps / seconds if steps > 0 and seconds > 0 else None
 
     @property
     def best_score(self) -> float | None:
@@ -317,20 +367,8 @@ class Session:
         return self._greedy.at(self._stepper.params(self._now))
 
     def summary(self) -> dict[str, Any]:
-        """Return counters, scores, statistics of the episodes, and means of what was learnt over the whole session."""
-        now = self._now
-        return {
-            **self._counters(),
-            "best_score": now.ledger.best_score,
-            "best_opt_steps": now.ledger.best_opt_steps,
-            "last_score": now.ledger.last_score,
-            "rollbacks": now.ledger.rollbacks,
-            "invalid_steps": now.invalid,
-            **now.statistics.summary(),
-            **summarise(self._stepper.metrics, self._stepper.add_up(now.past, now.sums)),
-            "wall_s": now.ledger.wall,
-            "stop": self._status(),
-        }
+        """Return counters, speeds, scores, statistics of the episodes, and means of what was learnt, over all of it."""
+        return summary_of(self._now, self._stepper, self._counters(), self._status())
 
     def settings(self) -> dict[str, Any]:
         """Return all settings of the session, as `config.yaml` holds them."""
@@ -350,31 +388,31 @@ class Session:
         try:
             self._now = self._stepper.first(statistics)
             if self._storage.resumes:
-                self._now = self._restored(self._now)
+                self._now = self._taken_up(self._now)
             self._greedy = GreedyPolicy(self._stepper.policy, self._stepper.params(self._now))
             if resume.run:
                 best = self._storage.load_best(jax.eval_shape(lambda: self._stepper.params(self._now)))
                 self._now = self._now._replace(best=best)
-            notes = self._driven.turns.notes(self._driven.buffer, config.num_envs, config.warmup)
-            plan = memory_plan(self._now.state, self._driven.buffer.capacity(config.num_envs))
-            self._log.open(self._storage, resume.run, (plan, *notes))
+            self._since = (self.env_steps, self._now.ledger.wall)
+            notes = notes_of(config, self._driven, self._now.state)
+            self._log.open(self._storage, resume.run, (*notes, *self._rounding))
         except BaseException:
             self._storage.close()
             raise
 
-    def _restored(self, first: Now) -> Now:
-        """Return what the newest valid checkpoint holds, in the structure of `first`."""
-        like = tree_of(first)
-        self._storage.expect([partial(without_later, sorted(self._stepper.metrics))])
-        self._storage.check_fits(like)
-        step, tree, facts = self._storage.load(like)
-        with unpacking(f"{step} of {self._storage.path}", "no session's"):
-            now = restored(tree, facts, self._log.restored_ledger(facts, first.ledger), first.statistics)
-        now = with_changes(now, self._driven, self._schedule, self._storage.decisive)
-        self._storage.go_on()
-        return now
+    def _taken_up(self, first: Now) -> Now:
+        """Return what the newest valid checkpoint holds."""
+        return taken_up(first, self._stepper, self._log, self._storage, self._schedule)
 
     # --- small things ---
+
+    def _examined(self, trial: Trial) -> None:
+        """Go on with an evaluation after a step; take its score if that was the last."""
+        self._now = self._now._replace(trial=None if trial.over else trial, acted=False)
+        if trial.over:
+            evaluation = trial.evaluation
+            self._scored(float(evaluation.returns.mean()), trial.params, columns_of_trial(evaluation))
+            call(self.hooks.evaluated, evaluation)
 
     def _call_hooks(self, learnt: Learnt | None, episodes: list[Episode]) -> None:
         while self._saves:
@@ -388,7 +426,7 @@ class Session:
         """Go back to the last good state, or give up, if `max_skips` updates in a row were skipped."""
         if not self.config.max_skips or self.opt_steps < self._look_at:
             return  # To look means to wait for the device. There cannot have been so many yet.
-        health = self._health()
+        health = self._stepper.health(self._now)
         left = skips_left(health, self.config.max_skips)
         self._look_at = self.opt_steps + left
         if left == 0:
@@ -399,23 +437,11 @@ class Session:
 
     def _roll_back(self, what: str) -> None:
         """Return to the last good state, or to the beginning, and take another stream of randomness from there."""
-        now, fresh = self._now, self._now.statistics.fresh()
-        found = self._storage.rollback(shapes_of(now))
-        ledger = rolled_back_ledger(now.ledger, found)
-        if found is None:
-            back = self._stepper.first(fresh)._replace(ledger=ledger)
-        else:
-            with unpacking(f"of {self._storage.path}", "no session's"):
-                back = restored(*found, ledger, fresh)
-            back = with_changes(back, self._driven, self._schedule, self._storage.decisive)
+        back = gone_back(self._now, self._stepper, self._storage, self._schedule)
         with Undisturbed():
-            self._now, self._look_at = for_another_try(back)._replace(best=now.best), 0
+            self._now, self._look_at = back, 0
+            self._since = (self.env_steps, self._now.ledger.wall)
             log_rollback(self._log, self.opt_steps, what)
-
-    def _health(self) -> Health:
-        """Return how updates have been going, once the device has come to it."""
-        health: Health = jax.device_get(self._now.state.health)
-        return health
 
     def _require_valid(self) -> None:
         """Raise `DivergedError` at the end of a session none of whose steps was valid."""
@@ -443,19 +469,9 @@ class Session:
     def _at_end(self) -> bool:
         return self._iterations >= self._schedule.last
 
-    def _is_row_due(self) -> bool:
-        return self._schedule.is_regular_record(self.opt_steps) or (self.config.record_interval > 0 and self._at_end)
-
     def _record(self) -> None:
         """Write the row of the interval that ends here, and begin another."""
-        now, opt_steps, env_steps = self._now, self.opt_steps, self.env_steps
-        wall, ledger = now.ledger.wall, dataclasses.replace(now.ledger)
-        own = now.interval.columns(opt_steps, env_steps, now.invalid, wall)
-        columns = {**own, **summarise(self._stepper.metrics, now.sums)}
-        self._log.trained(columns, ledger, self._driven.agent.settings or {}, env_steps - now.interval.env_steps)
-        begun = Interval(opt_steps=opt_steps, env_steps=env_steps, invalid=now.invalid, wall=wall)
-        past, sums = self._stepper.add_up(now.past, now.sums), zero_sums(len(self._stepper.metrics))
-        self._now = now._replace(past=past, sums=sums, interval=begun, ledger=ledger)
+        self._now = recorded(self._now, self._stepper, self._log, self.opt_steps, self.env_steps)
 
     def _report(self, line: str) -> None:
         say(line)
@@ -464,7 +480,7 @@ class Session:
     def _require_going_on(self, what: str) -> None:
         if self._closed:
             raise SettingsError(f"{what} was called on a session that is closed; resume it from its run_dir")
-        if self._at_end:
+        if self._at_end and not self.is_evaluating:
             limit = self._schedule.limit(self._iterations)
             raise SettingsError(
                 f"{what} was called after {limit} {getattr(self.config, limit)} was reached; "

@@ -23,6 +23,7 @@ class Series:
     missing: int = 0
     """Times that there was no number."""
     not_finite: int = 0
+    total: float = 0.0
 
     def add(self, value: float | None, window: int) -> "Series":
         """Take in one number, or that there was none."""
@@ -42,6 +43,7 @@ class Series:
             recent=(*self.recent, value)[-window:],
             missing=self.missing,
             not_finite=self.not_finite,
+            total=self.total + value,
         )
 
 
@@ -52,8 +54,12 @@ AGGREGATIONS: dict[str, Callable[[Series], float]] = {
     "max": lambda series: series.high,
     "last": lambda series: series.recent[-1],
     "rolling": lambda series: math.fsum(series.recent) / len(series.recent),
+    "sum": lambda series: series.total,
 }
 """From a series that has a number to what is reported of it; `rolling` is the mean of the latest."""
+
+UNASKED = ("mean", "std", "min", "max", "last", "rolling")
+"""Those of a name for which nobody has chosen."""
 
 
 class Statistics:
@@ -68,14 +74,14 @@ class Statistics:
         self,
         chosen: Mapping[str, Sequence[str]] | None = None,
         *,
-        others: Sequence[str] = tuple(AGGREGATIONS),
+        others: Sequence[str] = UNASKED,
         window: int = 100,
     ) -> None:
         """Choose what is reported.
 
         Args:
-          chosen: for a name which of `mean`, `std`, `min`, `max`, `last` and `rolling`.
-          others: the same for every other name.
+          chosen: for a name which of `mean`, `std`, `min`, `max`, `last`, `rolling` and `sum`.
+          others: the same for every other name; all but `sum` if left out.
           window: numbers over which `rolling` goes.
 
         Raises:
@@ -122,10 +128,21 @@ class Statistics:
         """Return these statistics with the numbers that `facts()` returned; raise `ValueError` if they are none."""
 
         def series(values: Sequence[Any]) -> Series:
-            count, mean, squares, low, high, recent, missing, not_finite = values
+            count, mean, squares, low, high, recent, missing, not_finite, *total = values
+            total = total or [mean * count]  # up to version 0.9 there was none
             low, high = (x if y is None else float(y) for x, y in ((math.inf, low), (-math.inf, high)))
             kept = tuple(float(x) for x in recent)[-self.window :]
-            return Series(int(count), float(mean), float(squares), low, high, kept, int(missing), int(not_finite))
+            return Series(
+                int(count),
+                float(mean),
+                float(squares),
+                low,
+                high,
+                kept,
+                int(missing),
+                int(not_finite),
+                *map(float, total),
+            )
 
         try:
             return self._with({**self.series, **{str(name): series(values) for name, values in facts.items()}})

@@ -9,12 +9,17 @@ import numpy as np
 from jaxrl.errors import SettingsError
 from jaxrl.strategies import driven as programs
 from jaxrl.strategies.driven import Driven, Last, Learner, StepResult, iterations, place_of, stream_keys
+from jaxrl.strategies.guard import Health
 from jaxrl.strategies.interaction import make_policy
+from jaxrl.strategies.stored import cut
 from jaxrl.training.ledger import Ledger
+from jaxrl.training.memory import require_fit
 from jaxrl.training.program import add_up, jit_training, zero_sums
-from jaxrl.training.session.inputs import Observations
-from jaxrl.training.session.parts import Host, Learnt, Now, begun, differ, ends, learn_and_sum
+from jaxrl.training.session.inputs import Observations, ends
+from jaxrl.training.session.parts import Host, Learnt, Now, begun, differ, learn_and_sum
+from jaxrl.training.session.setup import plan_of_session
 from jaxrl.training.session.statistics import Statistics
+from jaxrl.training.session.trial import Examiner
 from jaxrl.trees import PyTree
 
 
@@ -24,8 +29,9 @@ class Stepper:
     def __init__(self, driven: Driven, seed: int) -> None:
         """Prepare the programs; each is compiled when first called."""
         key = jax.random.key(seed)
-        self.driven, self._key, self._keys = driven, key, stream_keys(key)
+        self.driven, self._key, self._keys = driven, key, stream_keys(key, driven.passes)
         self.policy = make_policy(driven.agent, driven.processor, driven.spec)
+        self.examiner = Examiner(self.policy)
         self._init = jax.jit(partial(programs.init, driven))
         self._begin = jax.jit(partial(programs.begin, driven))
         self._begin_again = jax.jit(partial(programs.begin_again, driven))
@@ -34,10 +40,12 @@ class Stepper:
         self._drawn_with: Any = None
         self.act = jax.jit(partial(programs.act, driven))
         self.take_in = [jax.jit(partial(programs.take_in, driven, push), donate_argnums=0) for push in (False, True)]
+        self._cut = jax.jit(cut)
         self._learn = jit_training(partial(learn_and_sum, driven))
         self.add_up = jax.jit(add_up)
         self._copied = jax.jit(partial(programs.params, driven, self.policy))
         state = jax.eval_shape(self._init, key)
+        require_fit(plan_of_session(driven, state), driven.turns.num_envs)
         learner = Learner(state.agent, state.buffer, state.health)
         _, metrics = jax.eval_shape(partial(programs.learn_once, driven), learner, state.key, np.uint32(0))
         self.metrics = dict(sorted(metrics.items()))
@@ -73,7 +81,27 @@ class Stepper:
             window = self._begin_again(state.last, given.obs, fresh, given.valid)
         host = begun(host, fresh)._replace(seen=given.obs, ended=np.zeros_like(fresh), spoilt=~given.valid)
         state = state._replace(window=window)
+        if self.driven.passes is not None and now.steps:
+            ends = state.buffer.ends
+            ends = ends._replace(truncated=self._cut(ends.truncated, fresh, np.uint32(now.steps)))
+            state = state._replace(buffer=state.buffer._replace(ends=ends))
         return now._replace(state=state, host=host, resumed=False, chosen=None, acted=False)
+
+    def acting(self, now: Now, given: Observations) -> tuple[Now, PyTree]:
+        """Return `now` with actions given out for these observations, and the actions `[N, ...]`."""
+        if now.trial is not None:
+            trial = self.examiner.act(now.trial, given)
+            assert trial.chosen is not None
+            return now._replace(trial=trial, acted=True), trial.chosen[1]
+        now = self.chosen(self.arrived(now, given))
+        assert now.chosen is not None
+        return now._replace(acted=True), now.chosen[0]
+
+    def examined(self, now: Now, episodes: int) -> Now:
+        """Return `now` where an evaluation of the present policy begins; running episodes of training are cut."""
+        seen, ended = now.host.seen, now.host.ended | (now.steps == 0)
+        trial = self.examiner.first(self.params(now), episodes, seen, ended)
+        return now._replace(host=begun(now.host, np.ones_like(ended)), acted=False, chosen=None, trial=trial)
 
     def chosen(self, now: Now) -> Now:
         """Return `now` with actions for the observations that are there, chosen unless they were before.
@@ -123,3 +151,8 @@ class Stepper:
     def params(self, now: Now) -> PyTree:
         """Return the parameters of the greedy policy, which stay as they are while training goes on."""
         return self._copied(now.state.agent, now.state.window)
+
+    def health(self, now: Now) -> Health:
+        """Return how updates have been going, once the device has come to it."""
+        health: Health = jax.device_get(now.state.health)
+        return health

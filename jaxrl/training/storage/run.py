@@ -160,7 +160,7 @@ class Storage:
             except NoCheckpointError as error:
                 raise NoCheckpointError(f"{error}; begin the run again with --start-over") from error
             self.resumes = True
-            if (most := self._settings.get("max_opts", step)) < step:
+            if 0 < (most := self._settings.get("max_opts", step)) < step:
                 raise SettingsError(
                     f"max_opts is {most}, but {self.path} has made {step} optimisation steps; expected at least as many"
                 )
@@ -292,6 +292,12 @@ class Storage:
             self._recovered("metadata")
         except OSError as error:
             self._failed("metadata", StorageError(f"{self.dir / METADATA} could not be written: {error.strerror}"))
+
+    def describe(self, entries: Mapping[str, Any]) -> None:
+        """Merge entries of the user's own into `about` in `metadata.json`."""
+        if self.dir is not None:
+            there = read_metadata(self.dir.path).get("about")
+            self.note(about={**(there if isinstance(there, dict) else {}), **entries})
 
     def finish(self) -> None:
         """Wait for what is being written."""

@@ -1,0 +1,169 @@
+"""Several agents in one environment, folded into the axis of environments: each is a row, and all share one policy.
+
+An environment of `A` agents is an `Env` with `agents=A`. Its spec describes one agent; its observations, actions,
+rewards and ends have a leading axis `[A]`. An agent that terminated is dead until the game is over: nothing that
+happens in its row is learnt from or counted. A game is over when all its agents have terminated, or when it is
+truncated.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.envs.base import SPOILT, Env, TimeStep, VecEnv, VecEnvState, vectorise
+from jaxrl.errors import SettingsError, check_count
+from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, box_bounds
+from jaxrl.trees import Array, Key, PyTree
+from jaxrl.types import Step
+
+OWN = ("agents/reward", "agents/ended", "agents/alive")
+"""What a step of a game tells of its agents, `[A]`: reward, whether the agent ended, whether it was alive before."""
+
+
+class Game(NamedTuple):
+    """The state of an environment with several agents."""
+
+    env: PyTree
+    alive: Array
+    """Bool `[A]`: the agent has not terminated yet."""
+
+
+def as_one(env: Env) -> Env:
+    """Return an environment as one that is stepped as a whole: with several agents, the game that they play."""
+    return env if env.agents is None else game(env)
+
+
+def game(env: Env) -> Env:
+    """Return an environment of `A` agents as one of a single player who moves them all.
+
+    Its reward is the reduction `env.score` of the agents' rewards. It terminates with its last agent.
+    """
+    count = env.agents or 1
+
+    def reset(key: Key, *values: PyTree) -> tuple[PyTree, PyTree]:
+        state, obs = env.reset(key, *values)
+        return Game(state, jnp.ones(count, bool)), obs
+
+    def step(state: Game, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
+        after, out = env.step(state.env, action, noise)
+        if jnp.shape(out.reward) != (count,):
+            raise SettingsError(
+                f"{env.spec.name}: reward is {list(jnp.shape(out.reward))}; expected [{count}], one an agent"
+            )
+        reward = jnp.where(state.alive, jnp.asarray(out.reward, jnp.float32), 0.0)
+        ended = jnp.broadcast_to(jnp.asarray(out.terminated, bool), (count,)) & state.alive
+        alive = state.alive & ~ended
+        told = {name: x for name, x in out.info.items() if jnp.ndim(x) == 0 or jnp.shape(x) == (count,)}
+        own = dict(zip(OWN, (reward, ended, state.alive), strict=True))
+        truncated = jnp.any(jnp.asarray(out.truncated, bool))
+        score = env.score(reward, state.alive)
+        return Game(after, alive), TimeStep(out.obs, score, ~alive.any(), truncated, {**told, **own})
+
+    render = env.render
+    return env._replace(
+        spec=env.spec._replace(
+            observation_space=_several(env.spec.observation_space, count),
+            action_space=_several(env.spec.action_space, count),
+        ),
+        reset=reset,
+        step=step,
+        render=None if render is None else lambda state: render(state.env),
+        agents=None,
+    )
+
+
+def _several(space: Space, count: int) -> Any:
+    """Return the space of `count` elements of a space, `[A, ...]`."""
+
+    box: Any = Box  # which takes arrays as bounds
+
+    def leaf(one: Box | Discrete | MultiDiscrete) -> Space:
+        if isinstance(one, Discrete):
+            return MultiDiscrete((one.n,) * count, one.dtype)
+        bounds = (np.zeros(one.shape), np.array(one.n) - 1) if isinstance(one, MultiDiscrete) else box_bounds(one)[:2]
+        low, high = (np.broadcast_to(bound, (count, *one.shape)) for bound in bounds)
+        return box(low, high, low.shape, one.dtype)
+
+    return jax.tree.map(leaf, space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
+
+
+def of_one_agent(env: Env, what: str) -> Env:
+    """Return `env`; raise `SettingsError` if it has several agents, with which `what` cannot be."""
+    if env.agents is not None:
+        raise SettingsError(f"{env.spec.name} has {env.agents} agents in one environment, with which {what} cannot be")
+    return env
+
+
+# --- rows ---------------------------------------------------------------------------------------------------------
+
+
+def rows_of(tree: PyTree) -> Any:
+    """Return leaves `[G, A, ...]` as `[G A, ...]`."""
+    return jax.tree.map(lambda x: jnp.reshape(x, (-1, *jnp.shape(x)[2:])), tree)
+
+
+def games_of(tree: PyTree, count: int) -> Any:
+    """Return leaves `[G A, ...]` of `count` agents a game as `[G, A, ...]`."""
+    return jax.tree.map(lambda x: jnp.reshape(x, (-1, count, *jnp.shape(x)[1:])), tree)
+
+
+def folded(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
+    """Run `num_envs / A` games at once; row `g A + a` is agent `a` of game `g`.
+
+    The episode of a row ends with its agent, or with the game. The rows of the dead are neither `valid` nor `present`
+    until the next game begins.
+
+    Raises:
+      SettingsError: `num_envs` is no multiple of the agents, or the environment is not as it says.
+    """
+    check_count("num_envs", num_envs)
+    count = check_count(f"environment {env.spec.name}: agents", env.agents)
+    if num_envs % count:
+        below = num_envs - num_envs % count
+        near = " or ".join(str(x) for x in (below, below + count) if x)
+        raise SettingsError(
+            f"num_envs is {num_envs}, but {env.spec.name} has {count} agents, each of which takes the place of an "
+            f"environment; set it to {near}"
+        )
+    games = vectorise(game(env), num_envs // count, resets)
+    step = partial(_step, games, count)
+    return games._replace(spec=env.spec, num_envs=num_envs, reset=partial(_reset, games, count), step=step)
+
+
+def _reset(games: VecEnv, count: int, key: Key) -> tuple[VecEnvState, PyTree]:
+    state, obs = games.reset(key)
+    length = jnp.repeat(state.episode_length, count)
+    return VecEnvState(state, jnp.zeros(length.shape), length, (), state.values), rows_of(obs)
+
+
+def _step(games: VecEnv, count: int, state: VecEnvState, action: PyTree, noise: PyTree) -> tuple[VecEnvState, Step]:
+    inner, played = games.step(state.env._replace(values=state.values), games_of(action, count), noise)
+    each = partial(jnp.repeat, repeats=count)
+    reward, ended, alive = (rows_of(played.info[name]) for name in OWN)
+    valid, over = each(jnp.asarray(played.valid)) & alive, each(played.terminated | played.truncated)
+    terminated = ended & valid
+    truncated = over & ~terminated  # also of the dead, so that nothing of this game reaches into the next
+    done = terminated | truncated
+    reward = jnp.where(valid, reward, 0.0)
+    total = state.episode_return + reward
+    length = jnp.maximum(state.episode_length, 0) + alive
+    spoilt = each(jnp.asarray(inner.episode_length == SPOILT)) & over
+    length_after = jnp.where(spoilt, SPOILT, jnp.where(over, 0, length))
+    own = {name: rows_of(x) if x.ndim == 2 else each(x) for name, x in played.info.items() if name not in OWN}
+    step = Step(
+        action=action,
+        extras=(),
+        reward=reward,
+        terminated=terminated,
+        truncated=truncated,
+        final_obs=rows_of(played.final_obs),
+        obs=rows_of(played.obs),
+        info={**own, "episode_return": total, "episode_length": length},
+        valid=valid,
+        obs_valid=jnp.where(over, ~spoilt, alive & ~done),
+        present=alive,
+    )
+    return VecEnvState(inner, jnp.where(over, 0.0, total), length_after, (), inner.values), step

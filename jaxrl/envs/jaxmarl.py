@@ -1,0 +1,165 @@
+"""Environments of JaxMARL (https://github.com/FLAIROx/JaxMARL), whose agents share one policy; imported on demand."""
+
+import contextlib
+import inspect
+import io
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.envs.base import Env, TimeStep, draw_key, draw_nothing, mean_reward
+from jaxrl.envs.suites import KEY, as_kinds, boxes_of, check_id, check_whole, reads_key
+from jaxrl.errors import SettingsError, require_extra
+from jaxrl.masks import MASK
+from jaxrl.spaces import Box, Discrete, EnvSpec, Space
+from jaxrl.trees import Array, Key, PyTree
+
+PREFIX = "jaxmarl:"
+"""Prefix of the names of JaxMARL's environments, as in `jaxmarl:MPE_simple_spread_v3`."""
+NEVER = np.iinfo(np.int32).max
+
+
+class Kind(NamedTuple):
+    """What is known of some environments of the suite."""
+
+    timed: bool = False
+    """The time limit is seen by the agents or read elsewhere: it is left as it is, and an end there is a truncation."""
+    masked: str | None = None
+    """The method that tells legal actions, if there is one."""
+    team: bool = False
+    """All agents get the reward of the team, the dead too: the score is what those that live get."""
+    rounds: bool = False
+    """Episodes are so many rounds of so many steps, and end by their number alone."""
+
+
+KINDS = {
+    **{f"MPE_simple_{name}": Kind() for name in ("v3", "spread_v3", "reference_v3")},
+    **{f"MPE_simple_facmac_{name}": Kind() for name in ("v1", "3a_v1", "6a_v1", "9a_v1")},
+    "switch_riddle": Kind(),
+    **{name: Kind(masked="get_avail_actions", team=True) for name in ("SMAX", "HeuristicEnemySMAX")},
+    "overcooked": Kind(timed=True),
+    "overcooked_v2": Kind(timed=True),
+    "hanabi": Kind(masked="get_legal_moves"),
+    "coin_game": Kind(rounds=True),
+    "jaxnav": Kind(timed=True),
+}
+"""Those whose agents see and do the same kind of things, by name."""
+
+
+def jaxmarl_env(name: str, *, time_limit: Any = None, **params: Any) -> Env:
+    """Return JaxMARL's environment `name` (with or without `jaxmarl:`), whose agents share one policy.
+
+    `params` replace the environment's own, as far as they are numbers or flags, such as `num_agents`. Episodes are
+    truncated after `time_limit` steps; without it, after as many as the suite allows. Where the suite tells which
+    actions are legal, observations are dicts: `observation` and `action_mask`.
+
+    Raises:
+      SettingsError: JaxMARL is not installed, a name or a parameter is unknown or does not fit, or the agents differ.
+    """
+    with contextlib.redirect_stdout(io.StringIO()):  # on which it tells what else it looked for
+        require_extra("jaxmarl", "environments of JaxMARL")
+        from jaxmarl import registration
+    id_ = check_id(PREFIX, name, registration.registered_envs)
+    name, given = PREFIX + id_, {**params, **({} if time_limit is None else {"time_limit": time_limit})}
+    kind = _kind(name, id_)
+    env = _made(registration.make, name, id_, params)
+    own = _own_limit(env, kind)
+    limit = own if time_limit is None else check_whole(f"{name}: time_limit", time_limit)
+    if own is not None and not (kind.timed or kind.rounds):
+        env.max_steps = NEVER
+    reset, step = partial(_reset, env, kind), partial(_step, env, kind, own)
+    state, obs = jax.eval_shape(reset, KEY)
+    actions = _actions(env)
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), obs)
+    action = jax.ShapeDtypeStruct((env.num_agents, *actions.shape), np.dtype(actions.dtype))  # type: ignore[union-attr]
+    return Env(
+        EnvSpec(name, boxes_of(one), actions, limit),
+        reset,
+        step,
+        draw_key if reads_key(step, state, action) else draw_nothing,
+        settings={"env": name, "env_args": given},
+        agents=env.num_agents,
+        score=_team if kind.team else mean_reward,
+    )
+
+
+def _kind(name: str, id_: str) -> Kind:
+    """Return what is known of an environment; raise `SettingsError` if its agents cannot share a policy."""
+    if id_ not in KINDS:
+        raise SettingsError(
+            f"{name} does not work here, for its agents differ, or it needs more than JaxMARL; those that do: "
+            f"{', '.join(KINDS)}"
+        )
+    return KINDS[id_]
+
+
+def _made(make: Any, name: str, id_: str, params: Mapping[str, Any]) -> Any:
+    """Make the suite's environment with `params`, each checked by the constructors that take it."""
+    env = make(id_)
+    if not params:
+        return env
+    kinds = {word: kind for ancestor in type(env).__mro__[:-1] for word, kind in _numbers(ancestor).items()}
+    checked = as_kinds(name, params, kinds)
+    try:
+        return make(id_, **checked)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise SettingsError(f"{name} cannot be made with {dict(params)}: {error}") from error
+
+
+def _numbers(maker: type) -> dict[str, type]:
+    """Return the parameters of a constructor whose defaults are numbers or flags, each with its type."""
+    found = inspect.signature(maker).parameters.values()
+    return {p.name: type(p.default) for p in found if isinstance(p.default, bool | int | float)}
+
+
+def _own_limit(env: Any, kind: Kind) -> int | None:
+    """Return after how many steps the suite ends an episode, `None` for those that last as long as they do."""
+    return env.num_inner_steps * env.num_outer_steps if kind.rounds else getattr(env, "max_steps", None)
+
+
+def _actions(env: Any) -> Space:
+    space = env.action_space(env.agents[0])
+    choices = getattr(space, "n", None)
+    if choices is not None:
+        return Discrete(int(choices))
+    return Box(np.asarray(space.low), np.asarray(space.high), space.shape)  # type: ignore[arg-type]
+
+
+def _stacked(env: Any, told: Mapping[str, PyTree]) -> Any:
+    """Return what is told of each agent by its name as one tree, `[A, ...]`."""
+    return jax.tree.map(lambda *x: jnp.stack(x), *(told[agent] for agent in env.agents))
+
+
+def _seen(env: Any, kind: Kind, state: PyTree, obs: Mapping[str, PyTree]) -> PyTree:
+    seen = _stacked(env, obs)
+    if kind.masked is None:
+        return seen
+    legal = getattr(env, kind.masked)(state)
+    return {"observation": seen, MASK: _stacked(env, legal).astype(bool)}
+
+
+def _reset(env: Any, kind: Kind, key: Key) -> tuple[PyTree, PyTree]:
+    obs, state = env.reset(key)
+    return state, _seen(env, kind, state, obs)
+
+
+def _step(env: Any, kind: Kind, limit: int | None, state: Any, action: Array, noise: PyTree) -> tuple[PyTree, TimeStep]:
+    """Step without the suite's auto-reset, with the given key, or a constant one that nobody reads."""
+    key = jax.random.key(0) if isinstance(noise, tuple) else noise
+    obs, after, rewards, dones, info = env.step_env(key, state, dict(zip(env.agents, action, strict=True)))
+    after = jax.tree.map(lambda x, like: jnp.asarray(x, jnp.asarray(like).dtype), after, state)
+    over = jnp.asarray(dones["__all__"], bool)
+    late = over if kind.rounds else over & (after.step >= limit) if kind.timed else jnp.zeros((), bool)
+    ended = (_stacked(env, dones).astype(bool) | over) & ~late
+    reward = _stacked(env, rewards).astype(jnp.float32)
+    told = {word: jnp.asarray(x, jnp.float32) for word, x in info.items() if not isinstance(x, Mapping)}
+    return after, TimeStep(_seen(env, kind, after, obs), reward, ended, late, told)
+
+
+def _team(reward: Array, alive: Array) -> Array:
+    """Return the mean reward of those that live."""
+    return reward.sum() / jnp.maximum(alive.sum(), 1)

@@ -1,0 +1,129 @@
+"""The parts of a session that its settings ask for, and how it describes itself."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from jaxrl.agents.base import Agent, AgentMaker
+from jaxrl.buffers.base import Buffer
+from jaxrl.errors import SettingsError, check_count
+from jaxrl.processors.base import Processor
+from jaxrl.processors.n_step import one_step
+from jaxrl.registry import listed, names_of, usual
+from jaxrl.spaces import EnvSpec
+from jaxrl.strategies.driven import Driven, DrivenState
+from jaxrl.strategies.interaction import introduce, join, settings_of, usual_processor
+from jaxrl.strategies.on_policy import passes_of, settings_of_passes
+from jaxrl.strategies.replay import Turns, least_rows, sampled_for, take_turns, told_goals
+from jaxrl.training.memory import Plan, plan_of_state
+from jaxrl.training.schedule import MAX_COUNT, Schedule, rounded_up
+from jaxrl.training.settings import SessionConfig, rounding
+from jaxrl.trees import PyTree
+
+OF_REPLAY = ("opt_interval", "updates", "warmup", "random_warmup")
+"""Settings that only agents read which learn from replay."""
+OF_ROLLOUTS = ("rollout", "epochs", "minibatches")
+"""Settings that only on-policy agents read."""
+
+
+def put_together(
+    config: SessionConfig, spec: EnvSpec, agent: AgentMaker, buffer: Buffer | None, processor: Processor | None
+) -> Driven:
+    """Put the parts together; raise `SettingsError` for those that do not fit one another.
+
+    A processor that is left out is one of single steps; of an on-policy agent, what suits it.
+    """
+    known = introduce(agent, processor, spec)
+    if known.prepare is None and known.offline:
+        able = listed([*names_of("off_policy"), *names_of("on_policy")], "or")
+        raise SettingsError(f"a session learns from its own steps, and {known.name} from data; use {able}")
+    if known.prepare is not None:
+        require_default(config, OF_REPLAY, f"{known.name} learns from rollouts, and keeps no replay")
+        if buffer is not None:
+            raise SettingsError(f"{known.name} learns from rollouts, and keeps no replay; leave buffer out")
+        suits = usual(known.name, "on_policy")
+        return _from_rollouts(config, spec, *join(known, processor or usual_processor(suits)))
+    require_default(config, OF_ROLLOUTS, f"{known.name} learns from replay, not from rollouts")
+    if buffer is None:
+        raise SettingsError(f"{known.name} learns from replay; give buffer, as in buffer=jaxrl.uniform(50_000)")
+    return _from_replay(config, spec, *join(known, processor or one_step()), buffer)
+
+
+def rounded(config: SessionConfig, driven: Driven) -> tuple[SessionConfig, list[str]]:
+    """Return settings whose `max_opts` is made of whole iterations, and what to say of it."""
+    length = rounded_up(config.max_opts, driven.turns.updates)
+    return replace(config, max_opts=length), rounding(config.max_opts, length, driven.turns.updates)
+
+
+def _from_replay(config: SessionConfig, spec: EnvSpec, processor: Processor, agent: Agent, buffer: Buffer) -> Driven:
+    buffer = sampled_for(agent, told_goals(buffer, processor, spec.name), config.num_envs)
+    turns = take_turns(
+        horizon=processor.horizon,
+        least=least_rows(buffer, config.num_envs),
+        num_envs=config.num_envs,
+        opt_interval=config.opt_interval,
+        updates=config.updates,
+        warmup=config.warmup,
+        random_warmup=config.random_warmup,
+    )
+    return Driven(spec, agent, processor, buffer, turns)
+
+
+def _from_rollouts(config: SessionConfig, spec: EnvSpec, processor: Processor, agent: Agent) -> Driven:
+    check_count("num_envs", config.num_envs)
+    asked = (getattr(config, name) for name in OF_ROLLOUTS)
+    passes = passes_of(agent, processor, config.num_envs, *asked)
+    turns = Turns(config.num_envs, passes.rollout, passes.updates, horizon=0, fill=0, random_warmup=False)
+    return Driven(spec, agent, processor, None, turns, passes)
+
+
+def require_default(config: SessionConfig, names: tuple[str, ...], why: str) -> None:
+    """Raise `SettingsError`, saying `why`, if one of the settings `names` is not as it is left out."""
+    for name in names:
+        if getattr(config, name) != getattr(SessionConfig, name):
+            raise SettingsError(f"{name} is {getattr(config, name)}, but {why}; leave it out")
+
+
+def schedule_of(config: SessionConfig, driven: Driven) -> Schedule:
+    turns = driven.turns
+    return Schedule(
+        max_opts=config.max_opts or _endless(turns),
+        opt_steps_per_step=turns.updates,
+        env_steps_per_step=turns.rows,
+        warmup_env_steps=turns.warmup_env_steps,
+        record_interval=config.record_interval,
+        save_interval=config.save_interval,
+        max_env_steps=config.max_env_steps,
+    )
+
+
+def _endless(turns: Turns) -> int:
+    """Return how many optimisation steps can be counted, in whole iterations."""
+    most = min(MAX_COUNT // turns.updates, MAX_COUNT - turns.warmup_env_steps // turns.rows - 1)
+    return most * turns.updates
+
+
+def notes_of(config: SessionConfig, driven: Driven, state: DrivenState) -> list[str]:
+    """Return what is said as a session begins."""
+    more = () if driven.buffer is None else driven.turns.notes(driven.buffer, config.num_envs, config.warmup)
+    return [str(plan_of_session(driven, state)), *more]
+
+
+def plan_of_session(driven: Driven, state: PyTree) -> Plan:
+    """Return the memory plan of a session whose `state` is given, or its shapes."""
+    capacity = None if driven.buffer is None else driven.buffer.capacity(driven.turns.num_envs)
+    return plan_of_state(state, capacity)
+
+
+def settings_of_session(config: SessionConfig, driven: Driven, made: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return all settings of a session; `made` is what builds one of its environments, if anything does."""
+    own = asdict(config)
+    del own["run_dir"]  # a run can be moved
+    for name in OF_ROLLOUTS if driven.passes is None else OF_REPLAY:
+        del own[name]
+    if driven.passes is not None:
+        own |= settings_of_passes(driven.passes)
+    if driven.buffer is not None:
+        own["buffer"] = driven.buffer.settings
+    settings = settings_of(driven.agent, driven.processor, driven.spec, made, **own)
+    return {**settings, "custom": [*settings["custom"], "loop"], "driven": "from outside"}

@@ -1,0 +1,106 @@
+"""An evaluation in the loop of a session: whole episodes of the greedy policy, from which nothing is learnt."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.strategies.base import Policy
+from jaxrl.strategies.driven import StepResult
+from jaxrl.training.evaluator import Evaluation
+from jaxrl.training.policy import begin
+from jaxrl.training.session.inputs import Observations, ends
+from jaxrl.trees import PyTree
+from jaxrl.types import Step
+
+
+class Trial(NamedTuple):
+    """Where an evaluation stands; every array is `[N]`, or of the policy `[N, ...]`."""
+
+    params: PyTree
+    """Of the policy that is evaluated."""
+    left: np.ndarray
+    """Episodes still to be counted of each environment: a fixed number, so that short ones are not preferred."""
+    counts: np.ndarray
+    """Whether the running episode was begun in the evaluation; one from before it is played to its end, uncounted."""
+    ended: np.ndarray
+    """Whether the next observation begins an episode."""
+    returns: np.ndarray
+    """Of the running episodes; NaN once something was not finite."""
+    lengths: np.ndarray
+    seen: PyTree
+    """The latest observations."""
+    found: tuple[tuple[float, int], ...] = ()
+    """Returns and lengths of the episodes that were counted."""
+    chosen: tuple[PyTree, PyTree] | None = None
+    """What the policy remembers, and its latest actions."""
+
+    @property
+    def over(self) -> bool:
+        return not self.left.any()
+
+    @property
+    def evaluation(self) -> Evaluation:
+        returns, lengths = (np.array(numbers) for numbers in zip(*self.found, strict=True))
+        return Evaluation(returns, lengths, np.ones(len(returns), bool))
+
+
+class Examiner:
+    """Plays evaluations with one compiled policy."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._begin, self._follow = jax.jit(partial(begin, policy)), jax.jit(partial(_follow, policy))
+
+    def first(self, params: PyTree, episodes: int, seen: PyTree, ended: np.ndarray) -> Trial:
+        """Return an evaluation over so many `episodes`; where `ended`, the next observation begins one."""
+        num_envs = len(ended)
+        left = episodes // num_envs + (np.arange(num_envs) < episodes % num_envs)
+        return Trial(params, left, ended.copy(), ended.copy(), np.zeros(num_envs), np.zeros(num_envs, int), seen)
+
+    def act(self, trial: Trial, given: Observations) -> Trial:
+        """Return the evaluation with greedy actions for these observations."""
+        if trial.chosen is None:
+            chosen = self._begin(trial.params, given.obs)
+        else:
+            chosen = self._follow(trial.params, *trial.chosen, trial.seen, given.obs, trial.ended)
+        return _begun(trial, trial.ended, ~given.valid)._replace(chosen=chosen, seen=given.obs)
+
+
+def _follow(
+    policy: Policy, params: PyTree, carry: PyTree, action: PyTree, seen: PyTree, obs: PyTree, ended: Any
+) -> tuple[PyTree, PyTree]:
+    """Return what the policy remembers, and its next actions; where `ended` `[N]`, `obs` begins another episode."""
+    zeros = jnp.zeros(ended.shape)
+    carry = policy.observe(params, carry, Step(action, (), zeros, ended, zeros > 0, final_obs=seen, obs=obs))
+    return policy.act(params, carry)
+
+
+def _begun(trial: Trial, where: np.ndarray, spoilt: np.ndarray) -> Trial:
+    returns = np.where(spoilt, np.nan, np.where(where, 0.0, trial.returns))
+    return trial._replace(returns=returns, lengths=np.where(where, 0, trial.lengths), ended=np.zeros_like(where))
+
+
+def after(trial: Trial, result: StepResult) -> Trial:
+    """Return the evaluation after a step."""
+    reward, _, _, valid = result.numbers
+    returns = np.where(np.asarray(valid) > 0, trial.returns + reward, np.nan)
+    lengths, ended = trial.lengths + 1, ends(result)
+    told = ended & trial.counts & (trial.left > 0)
+    found = [(float(returns[i]), int(lengths[i])) for i in np.flatnonzero(told)]
+    return trial._replace(
+        left=trial.left - told,
+        counts=trial.counts | ended,
+        ended=ended,
+        returns=returns,
+        lengths=lengths,
+        seen=result.next_obs,
+        found=(*trial.found, *found),
+    )
+
+
+def cut(trial: Trial) -> Trial:
+    """Return the evaluation with its running episodes given up: they do not count, and others begin."""
+    yes = np.ones_like(trial.ended)
+    return trial._replace(ended=yes, counts=yes)

@@ -1,0 +1,109 @@
+"""JaxMARL: agents share a policy, numbers are the suite's, and limits are not ends."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys_suites import checked
+
+import jaxrl
+from jaxrl.envs import make_env
+from jaxrl.envs.jaxmarl import KINDS
+from jaxrl.errors import SettingsError
+from jaxrl.spaces import Box
+from jaxrl.training.storage.leaves import state_digest
+
+jaxmarl = pytest.importorskip("jaxmarl")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def ranks() -> Iterator[None]:
+    """Let the suite's own code promote ranks, which it relies on, in all threads."""
+    before = jax.config.jax_numpy_rank_promotion
+    jax.config.update("jax_numpy_rank_promotion", "allow")
+    yield
+    jax.config.update("jax_numpy_rank_promotion", before)
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if "facmac" not in name])
+def test_every_environment_of_like_agents_passes_the_check(name: str) -> None:
+    found = checked(make_env(f"jaxmarl:{name}"))
+    if name == "overcooked_v2":  # of which every game begins alike
+        assert [line.split(";")[0] for line in found] == ["reset uses its key but returns the same state for every key"]
+    else:
+        assert found == []
+
+
+def test_numbers_are_those_of_the_suite_for_the_same_keys() -> None:
+    env, theirs = make_env("jaxmarl:MPE_simple_spread_v3"), jaxmarl.make("MPE_simple_spread_v3")
+    state, first = env.reset(jax.random.key(3))
+    their_first, their = theirs.reset(jax.random.key(3))
+    np.testing.assert_array_equal(first, np.stack([their_first[agent] for agent in theirs.agents]))
+    actions = np.array([1, 2, 3])
+    for t in range(30):
+        key = jax.random.fold_in(jax.random.key(4), t)
+        state, out = env.step(state, actions, key)
+        obs, their, rewards, _, _ = theirs.step_env(key, their, dict(zip(theirs.agents, actions, strict=True)))
+        np.testing.assert_array_equal(out.obs, np.stack([obs[agent] for agent in theirs.agents]))
+        np.testing.assert_array_equal(out.reward, np.stack([rewards[agent] for agent in theirs.agents]))
+        assert not out.terminated.any()  # neither after 25 steps, where the suite would end it
+    assert env.spec.time_limit == 25
+    assert make_env("jaxmarl:MPE_simple_spread_v3", time_limit=7, num_agents=2).spec.time_limit == 7
+
+
+def test_a_limit_that_agents_see_stays_and_truncates() -> None:
+    env = make_env("jaxmarl:overcooked", max_steps=3)
+    state, _ = env.reset(jax.random.key(0))
+    for t in range(3):
+        state, out = env.step(state, jnp.zeros(2, jnp.int32), jax.random.key(t))
+        assert (bool(jnp.any(out.terminated)), bool(jnp.any(out.truncated))) == (False, t == 2)
+
+
+def test_illegal_actions_are_masked_and_the_dead_of_smax_die_alone() -> None:
+    env = make_env("jaxmarl:HeuristicEnemySMAX")
+    assert env.agents == 5
+    assert env.spec.observation_space["action_mask"] == Box(0, 1, (10,), "bool")
+    state, _ = jax.jit(env.reset)(jax.random.key(0))
+    step, ends = jax.jit(env.step), []
+    for t in range(100):  # they stand still, and are shot one after the other
+        state, out = step(state, jnp.full(5, 4), jax.random.key(t))
+        ends.append(np.asarray(out.terminated))
+        if ends[-1].all():
+            break
+    assert ends[-1].all()
+    assert any(one.any() and not one.all() for one in ends)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "said"),
+    [
+        ("MPE_simple_tag_v3", {}, "MPE_simple_tag_v3 does not work here, for its agents differ"),
+        ("MPE_simple_spread", {}, r"did you mean jaxmarl:MPE_simple_spread_v3\?"),
+        ("MPE_simple_spread_v3", {"num_agent": 2}, r"has no parameter 'num_agent'; did you mean num_agents\?"),
+        ("MPE_simple_spread_v3", {"local_ratio": 2}, "cannot be made with .*: local_ratio must be between 0.0 and 1.0"),
+        ("switch_riddle", {"num_agents": 2}, "cannot be made with .*: The minimum number of agents"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(name: str, params: Any, said: str) -> None:
+    with pytest.raises(SettingsError, match=said) as refused:
+        make_env(f"jaxmarl:{name}", **params)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+
+    def trainer(max_opts: int, run: str, **resume: bool) -> jaxrl.Trainer:
+        env = make_env("jaxmarl:MPE_simple_spread_v3")
+        strategy = jaxrl.on_policy(env, jaxrl.ppo(), num_envs=6, rollout=8, epochs=1, minibatches=1)
+        settings = {"max_opts": max_opts, "eval_interval": 0, "eval_episodes": 0, "recorders": []}
+        return jaxrl.Trainer(strategy, run_dir=str(tmp_path / run), **settings, **resume)
+
+    whole = trainer(8, "whole").train()
+    trainer(4, "parts").train()
+    parts = trainer(8, "parts", resume=True).train()
+    assert state_digest(whole.state) == state_digest(parts.state)

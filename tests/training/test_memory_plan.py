@@ -1,0 +1,99 @@
+"""What a run takes of the memory: planned by hand's arithmetic, told, and refused where it is too much."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxrl
+from jaxrl.training import memory
+from jaxrl.training.memory import Plan, fitting, largest_rows, plan_of_state
+from jaxrl.training.program import check_step
+from tests.toys_data import walk
+from tests.toys_envs import counting
+from tests.toys_session import SPEC
+
+MB = 10**6
+
+
+def ppo(num_envs: int = 8, rollout: int = 16, ballast: int = 0) -> jaxrl.Strategy:
+    env = counting(ballast=ballast)
+    return jaxrl.on_policy(env, jaxrl.ppo(features=(8,)), num_envs=num_envs, rollout=rollout, minibatches=1, epochs=1)
+
+
+def test_the_nearest_settings_that_fit_are_worked_out_by_hand() -> None:
+    """In MB: agent 1, buffer 100 of 1000 transitions, environments 40, an iteration 20, an evaluation 10."""
+    state = {"agent": MB, "buffer": 100 * MB, "env": 40 * MB}
+    plan = Plan(state, {"random numbers": 20 * MB}, 10 * MB, capacity=1_000)
+    assert (plan.kept, plan.beside, plan.total) == (141 * MB, 20 * MB, 161 * MB)
+    block = memory.BLOCK_BYTES
+    # A buffer of 100 - 31 = 69 MB; or 29 of the 60 MB that grow with the environments.
+    assert fitting(plan, 130 * MB + block, num_envs=60, episodes=10) == {"buffer.capacity": 690, "num_envs": 29}
+    # Nothing helps alone.
+    assert fitting(plan, 30 * MB + block, num_envs=60, episodes=10) == {}
+    # The evaluation is what is too much.
+    large = plan._replace(evaluation=50 * MB)
+    assert fitting(large, 171 * MB + block, 60, 10)["eval_episodes"] == 6
+
+
+def test_the_rows_of_a_rollout_are_counted() -> None:
+    def rollout(x: jax.Array) -> Any:
+        return jax.lax.scan(lambda c, _: (c + 1, (c, c[0])), x, None, length=7)
+
+    assert largest_rows(jax.make_jaxpr(rollout)(jnp.zeros(5))) == 7 * (5 + 1) * 4
+    assert largest_rows(jax.make_jaxpr(lambda x: x + 1)(jnp.zeros(5))) == 0
+
+
+@pytest.mark.parametrize("kind", ["on-policy", "off-policy", "offline"])
+def test_every_strategy_has_a_plan_and_tells_it(kind: str, tmp_path: Path) -> None:
+    env, settings = counting(), dict[str, Any](max_opts=4, eval_episodes=3, eval_interval=0, quiet=True)
+    if kind == "on-policy":
+        strategy = ppo()
+    elif kind == "off-policy":
+        buffer = jaxrl.uniform(64, batch_size=8)
+        strategy = jaxrl.off_policy(env, jaxrl.dqn(features=(8,)), buffer=buffer, num_envs=2, opt_interval=2, warmup=8)
+    else:
+        strategy = jaxrl.offline(walk(), jaxrl.bc(features=(8,)), batch_size=8, holdout=0.5)
+    trainer = jaxrl.Trainer(strategy, run_dir=str(tmp_path / "run"), **settings)
+    trainer.train()
+    told = json.loads((tmp_path / "run" / "metadata.json").read_text())["memory"]
+    assert told["iteration"]["random numbers"] > 0
+    assert told["state"]["agent"] > 0
+    plan = trainer._plan
+    assert told == plan.facts()
+    log = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert (str(plan) in log) is (kind != "on-policy")  # how large replay is, is for the user to choose
+    assert (plan.evaluation > 0) is (kind != "offline")  # which is judged by its holdout
+
+
+def test_a_rollout_that_cannot_fit_is_refused_and_the_number_named_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = ppo(num_envs=4_096, rollout=512)
+    monkeypatch.setattr(memory, "device_bytes", lambda: 80 * MB)
+    with pytest.raises(
+        jaxrl.SettingsError, match=r"needs .* but the device has 80 MB: .*the steps it learns from"
+    ) as said:
+        check_step(large)
+    found = re.search(r"lower num_envs to at most (\d+)$", str(said.value))
+    assert found is not None
+    check_step(ppo(num_envs=int(found[1]), rollout=512))
+    with pytest.raises(jaxrl.SettingsError):
+        check_step(ppo(num_envs=2 * int(found[1]), rollout=512))
+
+
+def test_an_evaluation_that_cannot_fit_is_refused_before_anything_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "device_bytes", lambda: 40 * MB)
+    monkeypatch.setattr("jaxrl.training.trainer.compile_all", lambda *args: pytest.fail("it began to compile"))
+    with pytest.raises(jaxrl.SettingsError, match=r"an evaluation .*lower eval_episodes to at most \d+$"):
+        jaxrl.Trainer(ppo(ballast=10_000), max_opts=4, eval_episodes=4_000, quiet=True).train()
+
+
+def test_a_session_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "device_bytes", lambda: 40 * MB)
+    buffer = jaxrl.uniform(10_000_000, batch_size=8)
+    with pytest.raises(jaxrl.SettingsError, match=r"lower buffer.capacity to at most \d+$"):
+        jaxrl.Session(SPEC, jaxrl.dqn(features=(8,)), buffer=buffer)
+    assert plan_of_state({"agent": jnp.zeros(4)}).total == 16
