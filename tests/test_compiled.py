@@ -150,7 +150,7 @@ def _installed(target: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["h200", "v5e"])
-@pytest.mark.parametrize("case", ["dqn-10", "ppo-64", "evaluate", "seeds-32"])
+@pytest.mark.parametrize("case", ["dqn-10", "ppo-64", "a2c", "evaluate", "seeds-32"])
 def test_no_figure_of_a_committed_case_grew(case: str, target: str, tmp_path: Path) -> None:
     """Nothing here has noise, where the compilers are those of the result."""
     newest = sorted(RESULTS.glob(f"*-compiled-{target}.json"))[-1]

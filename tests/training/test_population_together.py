@@ -157,6 +157,54 @@ def test_layouts_that_cannot_be_are_refused(layout: dict, said: str) -> None:
     assert said in str(refused.value)
 
 
+@pytest.mark.parametrize("left", [7, 40])
+def test_stopped_anywhere_it_goes_on_to_the_same_bits(left: int, whole: PopulationResult, tmp_path: Path) -> None:
+    """The first that has made `left` iterations asks all to stop; others may be a call behind."""
+    stop = jaxrl.Interrupt()
+    hooks = jaxrl.Hooks(chunk=lambda trainer, _: stop.stop("enough") if trainer.ledger.t >= left else None)
+    made = jaxrl.population(STRATEGY, seeds=2, sweep=SWEEP, layout="together")
+    how = {**LENGTH, "quiet": True, "run_dir": tmp_path / "run"}
+    cut = Trainer(made, **how, max_chunk=5, hooks=hooks, interrupt=stop).train()
+    assert {member.status for member in cut.members} == {"enough"}
+    assert digests(train(run_dir=tmp_path / "run", resume=True)) == digests(whole)
+
+
+def test_one_that_diverges_is_frozen_and_the_others_go_on(whole: PopulationResult, tmp_path: Path) -> None:
+    """Member 1 gets parameters that are no numbers, and may not go back to a checkpoint."""
+    made = jaxrl.population(STRATEGY, seeds=2, sweep=SWEEP, layout="together")
+    how = {**LENGTH, "quiet": True, "max_skips": 3, "max_rollbacks": 0, "run_dir": tmp_path / "run"}
+    trainer = Trainer(made, **how)
+    for number, report in trainer:
+        if (number, report.opt_steps) == (1, 20):
+            member = trainer._runs[1].trainer
+            assert member is not None
+            spoilt = jax.tree.map(lambda x: x * np.nan, member.state.agent.params)
+            member.state = member.state._replace(agent=member.state.agent._replace(params=spoilt))
+    others = [digest for number, digest in enumerate(digests(whole)) if number != 1]
+    for result in (trainer.result(), Trainer(made, **how, resume=True).train()):  # it stays so
+        assert [member.status for member in result.members] == ["max_opts", "diverged", "max_opts", "max_opts"]
+        assert result.members[1].result is None
+        assert digests(result) == others
+
+
+@pytest.mark.slow
+def test_ppo_trains_together_as_well_close_to_alone_and_the_same_again() -> None:
+    strategy = jaxrl.on_policy(
+        jaxrl.make_env("CartPole-v1"), jaxrl.ppo(features=(8,)), num_envs=2, rollout=8, epochs=1, minibatches=2
+    )
+    made = lambda layout: jaxrl.population(strategy, seeds=3, layout=layout)
+    length = {"max_opts": 12, "eval_interval": 6, "eval_episodes": 2, "quiet": True}
+    once, again, alone = (Trainer(made(name), **length).train() for name in ("together", "together", "spread"))
+    assert digests(once) == digests(again)
+    assert len(set(digests(once))) == 3
+    for one, other in zip(once.members, alone.members, strict=True):
+        assert one.result is not None
+        assert other.result is not None
+        pairs = zip(*(jax.tree.leaves(r.state.agent.params) for r in (one.result, other.result)), strict=True)
+        for a, b in pairs:
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
 DEVICES = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -172,6 +220,11 @@ for layout in ({"layout": "spread"}, {"layout": "together", "width": 2}):
     for devices in (1, 3):
         result = jaxrl.Trainer(made, **length, devices=devices).train()
         print([state_digest(m.result.state) for m in result.members], [m.last_score for m in result.members])
+    longer, where = {**length, "max_opts": 40}, f"{sys.argv[2]}/{layout['layout']}"
+    jaxrl.Trainer(made, **length, devices=3, run_dir=where).train()
+    on = jaxrl.Trainer(made, **longer, devices=2, run_dir=where, resume=True).train()
+    once = jaxrl.Trainer(made, **longer).train()
+    print(*([state_digest(m.result.state) for m in result.members] for result in (on, once)), sep=" and ")
 for layout, devices in (({"layout": "together"}, 3), ({"layout": "spread"}, 4)):
     try:
         jaxrl.Trainer(jaxrl.population(strategy, seeds=5, **layout), **length, devices=devices)
@@ -181,12 +234,16 @@ for layout, devices in (({"layout": "together"}, 3), ({"layout": "spread"}, 4)):
 
 
 @pytest.mark.slow
-def test_bits_of_a_member_do_not_depend_on_the_number_of_devices() -> None:
-    command = [sys.executable, "-c", DEVICES, str(Path(__file__).parents[1])]
+def test_bits_of_a_member_do_not_depend_on_the_number_of_devices(tmp_path: Path) -> None:
+    """Not where it runs on one or on three, nor where it begins on three and is resumed on two."""
+    command = [sys.executable, "-c", DEVICES, str(Path(__file__).parents[1]), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    spread_1, spread_3, together_1, together_3, one_program, missing = done.stdout.splitlines()
+    spread_1, spread_3, spread_on, together_1, together_3, together_on, *refused = done.stdout.splitlines()
+    one_program, missing = refused
     assert spread_1 == spread_3
     assert together_1 == together_3 != spread_1
+    for resumed, at_once in (spread_on.split(" and "), together_on.split(" and ")):
+        assert resumed == at_once
     assert "members train together in 1 program, each on one device; set width to 1" in one_program
     assert missing.startswith("devices is 4, but JAX has 3 here")
