@@ -19,7 +19,7 @@ from jaxrl.help_page import filled, first_page, settings_of, tell_in_paragraphs
 from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, RECORDERS, SUITES, listed, suited
 from jaxrl.strategies.search import read_search
-from jaxrl.training.settings import renewed
+from jaxrl.training.changes import renewed
 from jaxrl.training.storage.run_dir import CONFIG, read_yaml, require_run
 from jaxrl.written import number, pieces, read_value, whole
 
@@ -144,10 +144,10 @@ def _check_joining(
 def _population(args: list[str]) -> dict[str, Any]:
     """Take out of `args` what makes a population."""
     given: dict[str, Any] = {}
-    for name in ("seeds", "members", "draw_seed"):
+    for name in ("seeds", "members", "draw_seed", "width", "layout"):
         flag = f"--{name.replace('_', '-')}"
         if (value := _take(args, flag)) is not None:
-            given[name] = _typed(flag, value, int)
+            given[name] = _typed(flag, value, str if name == "layout" else int)
     while words := _words_after(args, "--sweep", "agent.lr=1e-4,3e-4"):
         given["sweep"] = [*given.get("sweep", []), *words]
     for name, example in (("halving", "3"), ("pbt", "2000")):
@@ -164,6 +164,8 @@ def _same_population(given: dict[str, Any], found: Any, resume: str | None) -> M
         raise SettingsError(
             f"--resume goes on with the members that {resume} has; leave --seeds, --sweep and --members out"
         )
+    if resume and found:  # one of before there were layouts
+        found = {"layout": "spread", **found}
     return {**(found or {}), **given} or None
 
 
@@ -332,7 +334,7 @@ def _unknown(algo: str, word: str, config: Any) -> str:
 def flags_of(config: Any) -> list[str]:
     """Return all flags of an algorithm with the settings `config`."""
     more = ("config", "resume", "allow_changes", "start_over", "from_step", "version", "list_envs", "help")
-    many = ("distributed", "seeds", "members", "draw_seed", "sweep", "halving", "pbt")
+    many = ("distributed", "seeds", "members", "draw_seed", "sweep", "halving", "pbt", "layout", "width")
     return [*(f"--{name.replace('_', '-')}" for name in (*_flag_names(config), *more, *many)), *TOGETHER]
 
 

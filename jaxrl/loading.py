@@ -19,9 +19,9 @@ from jaxrl.registry import ALGORITHMS
 from jaxrl.spaces import EnvSpec, space_zeros, spec_from_plain, spec_to_plain
 from jaxrl.strategies import Policy, Strategy
 from jaxrl.strategies.interaction import bind, make_policy, policy_params_like
+from jaxrl.training.changes import renewed
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.program import state_shapes
-from jaxrl.training.settings import renewed
 from jaxrl.training.storage.checkpoints import CheckpointError, MismatchError, Store
 from jaxrl.training.storage.leaves import describe_leaf, like_leaves, mismatch, rebuild
 from jaxrl.training.storage.members import resolve

@@ -25,6 +25,7 @@ ROOMS = [
 ]
 TRAINING = [
     {
+        "changes",
         "devices",
         "divergence",
         "interrupt",

@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxrl.errors import SettingsError, one_line
 from jaxrl.reports.rows import Log, number, read_episodes, read_log
+from jaxrl.training.changes import NEWER, renewed
 from jaxrl.training.reel import FORMATS
-from jaxrl.training.settings import NEWER, renewed
 from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir
 from jaxrl.training.storage.run_dir import (
     CONFIG,

@@ -18,6 +18,21 @@ SAME = PartitionSpec()
 """Of what every device has."""
 
 
+class Alone:
+    """Where the state of a run is that trains by itself: with its trainer."""
+
+    others = None
+    """What makes its iterations in place of a program of its own."""
+
+    def whole(self, state: PyTree) -> PyTree:
+        """Return a state by itself, wherever it is."""
+        return state
+
+    def part(self, state: PyTree, choose: Callable[[PyTree], PyTree]) -> PyTree:
+        """Return what `choose` takes of a state."""
+        return choose(state)
+
+
 def on_devices(strategy: Strategy, devices: int) -> Strategy:
     """Return `strategy` with its shards spread over so many devices; no bit of what it computes depends on them.
 
@@ -26,12 +41,7 @@ def on_devices(strategy: Strategy, devices: int) -> Strategy:
     """
     if processes.several():
         return _on_all(strategy, devices)
-    there = len(jax.devices()) if check_count("devices", devices) > 1 else 1
-    if devices > there:
-        raise SettingsError(
-            f"devices is {devices}, but JAX has {there} here; set devices to {there}, or before JAX starts, on a CPU, "
-            f"jax_num_cpu_devices to {devices}"
-        )
+    there = check_there(devices)
     if strategy.shards % devices:
         fits = [n for n in range(1, there + 1) if strategy.shards % n == 0]
         more = f"set shards to a multiple of {devices}, or " if devices > 1 else ""
@@ -60,6 +70,17 @@ def _on_all(strategy: Strategy, devices: int) -> Strategy:
             f"{strategy.shards} shards do not divide evenly; set shards to a multiple of {there}"
         )
     return strategy._replace(devices=there)
+
+
+def check_there(devices: int) -> int:
+    """Return how many devices there are, if more than one is asked for; raise `SettingsError` if there are fewer."""
+    there = len(jax.devices()) if check_count("devices", devices) > 1 else 1
+    if devices > there:
+        raise SettingsError(
+            f"devices is {devices}, but JAX has {there} here; set devices to {there}, or before JAX starts, on a CPU, "
+            f"jax_num_cpu_devices to {devices}"
+        )
+    return there
 
 
 def over_devices(strategy: Strategy, function: Callable[..., Any], like: PyTree, begins: bool = False) -> Any:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from jaxrl.errors import DivergedError, StorageError, say
 from jaxrl.terminal import restore
 
 try:
@@ -121,3 +122,18 @@ class Undisturbed:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._came = number
+
+
+def ended_by(error: BaseException, reason: str | None) -> str:
+    """Return why a run ended that this error has left, if another `reason` was not known before."""
+    if isinstance(error, DivergedError):
+        return "diverged"
+    return f"failed: {type(error).__name__}" if reason is None else reason
+
+
+def tell_unsaved(error: BaseException, unsaved: StorageError | None) -> None:
+    """Tell that the end of a run is not on disk, where the `error` that left it would not."""
+    if isinstance(error, SystemExit) and unsaved is not None:
+        raise unsaved from error  # an exit code of 0 would say that all is saved
+    if isinstance(error, GeneratorExit) and unsaved is not None:
+        say(f"error: {unsaved}")  # no exception can leave a loop that was left

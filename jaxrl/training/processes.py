@@ -21,8 +21,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl.errors import JaxrlError, ProcessError, SettingsError, say
+from jaxrl.training.changes import changes
 from jaxrl.training.interrupt import Interrupt
-from jaxrl.training.settings import changes
 from jaxrl.trees import PyTree
 
 PIECE = 1 << 24

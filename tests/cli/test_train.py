@@ -237,6 +237,8 @@ def test_help_begins_with_a_page_of_what_is_changed_first(algo: str, capsys: pyt
         "--sweep",
         "--halving",
         "--pbt",
+        "--layout",
+        "--width",
         "--config",
         "--resume",
     }  # told in words, not flags of a run

@@ -17,8 +17,8 @@ from jaxrl import train
 from jaxrl.algos import OffPolicyRun, build
 from jaxrl.errors import SettingsError
 from jaxrl.training import trainer
+from jaxrl.training.changes import HARMLESS, changes
 from jaxrl.training.memory import Plan
-from jaxrl.training.settings import HARMLESS, changes
 from jaxrl.training.storage import run as storage
 from jaxrl.training.storage.checkpoints import MismatchError, Store
 from jaxrl.training.storage.leaves import state_digest

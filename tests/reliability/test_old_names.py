@@ -9,7 +9,7 @@ import yaml
 import jaxrl
 from jaxrl import train, verify
 from jaxrl.config import parse
-from jaxrl.training.settings import RENAMED, changes, renewed
+from jaxrl.training.changes import RENAMED, changes, renewed
 from jaxrl.training.storage import checkpoints, leaves
 
 ARGS = (
