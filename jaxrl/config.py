@@ -15,7 +15,7 @@ from jaxrl.agents.schedules import is_written, with_schedules
 from jaxrl.algos import general, run_type
 from jaxrl.envs.registry import env_names, require_plain
 from jaxrl.errors import SettingsError, nearest
-from jaxrl.help_page import first_page, settings_of
+from jaxrl.help_page import filled, first_page, settings_of, tell_in_paragraphs
 from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, RECORDERS, SUITES, listed, suited
 from jaxrl.strategies.search import read_search
@@ -98,6 +98,47 @@ def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
         return Request(algo, config, True, allow_changes, start_over, None, resume, from_step)
     config = replace(config, run_dir=resume) if resume else config
     return Request(algo, config, bool(resume), allow_changes, start_over, members)
+
+
+def joining(args: Sequence[str]) -> tuple[list[str], dict[str, Any] | None]:
+    """Take out of `args` how this process joins others; return the rest, and that, or `None` if it is to be alone.
+
+    Raises:
+      SettingsError: a value cannot be, or `--distributed` is missing.
+    """
+    args = list(args)
+    given: dict[str, Any] = {}
+    for flag, (name, kind) in TOGETHER.items():
+        if (value := _take(args, flag)) is not None:
+            given[name] = _typed(flag, value, kind)
+    if not _switch(args, "--distributed"):
+        if given:
+            flags = ", ".join(flag for flag, (name, _) in TOGETHER.items() if name in given)
+            raise SettingsError(f"{flags}: this is how a process joins others; give --distributed as well")
+        return args, None
+    _check_joining(**given)
+    return args, given
+
+
+TOGETHER: Mapping[str, tuple[str, type]] = {
+    "--coordinator-address": ("coordinator_address", str),
+    "--num-processes": ("num_processes", int),
+    "--process-id": ("process_id", int),
+}
+"""Flags that say how a process joins others, with the arguments of `jax.distributed.initialize`, and their types."""
+
+
+def _check_joining(
+    coordinator_address: str | None = None, num_processes: int | None = None, process_id: int | None = None
+) -> None:
+    host, _, port = (coordinator_address or "host:1").rpartition(":")
+    if not host or not port.isdecimal():
+        raise SettingsError(f"--coordinator-address is {coordinator_address!r}; expected HOST:PORT of process 0")
+    if num_processes is not None and num_processes < 1:
+        raise SettingsError(f"--num-processes is {num_processes}; expected 1 or more")
+    if process_id is not None and not 0 <= process_id < (num_processes or process_id + 1):
+        most = "N - 1" if num_processes is None else num_processes - 1
+        raise SettingsError(f"--process-id is {process_id}; expected 0 to {most}, another one in each process")
 
 
 def _population(args: list[str]) -> dict[str, Any]:
@@ -243,7 +284,8 @@ def _flags(algo: str, config: Any, args: list[str], prog: str) -> Any:
         config = replace(config, **{name: {}})
     config = replace(config, agent=_scheduled(config.agent, args))
     if {"--help", "-h"} & set(args):
-        print(first_page(algo, config, prog))
+        print(first_page(algo, config, prog), _description(algo), sep="\n", end="\n\n")
+        tell_in_paragraphs(type(config), *(type(each) for each in vars(config).values() if is_dataclass(each)))
     args = _numbers(args, kinds)
     shown = io.StringIO()
     try:
@@ -253,7 +295,7 @@ def _flags(algo: str, config: Any, args: list[str], prog: str) -> Any:
                 args=args,
                 default=config,
                 prog=f"{prog} {algo}",
-                description=_description(algo),
+                description="",
                 return_unknown_args=True,
             )
     except SystemExit as stop:
@@ -292,8 +334,8 @@ def _unknown(algo: str, word: str, config: Any) -> str:
 def flags_of(config: Any) -> list[str]:
     """Return all flags of an algorithm with the settings `config`."""
     more = ("config", "resume", "allow_changes", "start_over", "from_step", "version", "list_envs", "help")
-    many = ("seeds", "members", "draw_seed", "sweep", "halving", "pbt", "layout", "width")
-    return [f"--{name.replace('_', '-')}" for name in (*_flag_names(config), *more, *many)]
+    many = ("distributed", "seeds", "members", "draw_seed", "sweep", "halving", "pbt", "layout", "width")
+    return [*(f"--{name.replace('_', '-')}" for name in (*_flag_names(config), *more, *many)), *TOGETHER]
 
 
 def flag_types(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -386,13 +428,18 @@ def _is_flag(word: str) -> bool:
 
 
 def _description(algo: str) -> str:
-    told = ", ".join(f"{name} ({row.about})" for name, row in RECORDERS.items())
-    return (
-        f"Train {ALGORITHMS[algo].title}. The first argument names the algorithm ({', '.join(ALGORITHMS)}). "
-        "--config FILE reads settings from a YAML file; flags win over it. --resume DIR goes on with a run and needs "
-        "no other flag; with --allow-changes also under other settings or versions, with --start-over from its very "
-        "beginning, what was there being moved aside. --resume RUN --from-step N --run-dir NEW begins a new run from a "
-        f"checkpoint of another, which stays as it is. --recorders takes any of: {told}."
+    """Return what `--help` says of the flags that are no settings."""
+    recorders = ", ".join(f"{name} ({row.about})" for name, row in RECORDERS.items())
+    return filled(
+        f"Train {ALGORITHMS[algo].title}. The first argument names the algorithm ({', '.join(ALGORITHMS)}).",
+        "--config FILE reads settings from a YAML file; flags win over it.",
+        "--resume RUN goes on with a run and needs no other flag. With --allow-changes it goes on under other settings "
+        "or versions; with --start-over it begins anew and moves aside what was there.",
+        "--resume RUN --from-step N --run-dir NEW begins a new run from a checkpoint of another, which stays as it is.",
+        "--distributed makes one run of several processes, with the shards spread over the devices of all. Where JAX "
+        "does not find them by itself, give --coordinator-address HOST:PORT of process 0, --num-processes N, and "
+        "--process-id 0 to N - 1.",
+        f"--recorders takes any of: {recorders}.",
     )
 
 

@@ -6,6 +6,8 @@ import itertools
 import re
 import textwrap
 from dataclasses import fields, is_dataclass
+from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxrl.registry import ALGORITHMS
@@ -58,14 +60,23 @@ def first_page(algo: str, config: Any, prog: str) -> str:
     return "\n".join([*lines, "", "all settings", ""])
 
 
+def filled(*paragraphs: str) -> str:
+    """Return paragraphs as lines as wide as the terminal, but no wider than 100 characters."""
+    return "\n".join(textwrap.fill(each, _width(), break_on_hyphens=False) for each in paragraphs)
+
+
 def _group(title: str, rows: Any) -> list[str]:
     return ["", title, *(line for row in rows for line in _row(*row))]
 
 
 def _row(flag: str, about: str) -> list[str]:
     """Return the lines of a setting: two columns."""
-    wide = max(60, min(columns(), 100))
-    return textwrap.wrap(f"  {flag:<{WIDTH}}{about}", wide, subsequent_indent=" " * (WIDTH + 2), break_on_hyphens=False)
+    left = f"  {flag:<{WIDTH}}"
+    return textwrap.wrap(left + about, _width(), subsequent_indent=" " * (WIDTH + 2), break_on_hyphens=False)
+
+
+def _width() -> int:
+    return max(60, min(columns(), 100))
 
 
 def _flag(name: str) -> str:
@@ -107,14 +118,24 @@ def _plain(value: Any) -> str:
 
 def _about(setting: Setting) -> str:
     """Return the beginning of a setting's docstring, in small letters, up to its first stop."""
-    for kind in setting.owner.__mro__:
-        if is_dataclass(kind) and setting.name in vars(kind).get("__annotations__", {}):
-            said = re.split(r"[;:.(]", _docstrings(kind).get(setting.name, ""))[0].strip()
-            if said:
-                return said[0].lower() + said[1:]
-    return setting.name.replace("_", " ")
+    said = re.split(r"[;:.(]", _text(setting.owner, setting.name))[0].strip() or setting.name.replace("_", " ")
+    return said[0].lower() + said[1:]
 
 
+def tell_in_paragraphs(*kinds: type) -> None:
+    """Have tyro fill the text of each setting of these classes; where a docstring breaks a line, it would too."""
+    for kind in kinds:
+        for field in fields(kind):
+            field.metadata = MappingProxyType({**field.metadata, "help": " ".join(_text(kind, field.name).split())})
+
+
+def _text(kind: type, name: str) -> str:
+    """Return the docstring of a setting: the nearest one, where classes that inherit from one another declare it."""
+    classes = [each for each in kind.__mro__ if is_dataclass(each)]
+    return next(filter(None, (_docstrings(each).get(name) for each in classes)), "")
+
+
+@cache
 def _docstrings(kind: type) -> dict[str, str]:
     """Return the docstring below each field of a class."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]

@@ -30,7 +30,9 @@ TRAINING = [
         "interrupt",
         "ledger",
         "memory",
+        "processes",
         "program",
+        "reel",
         "sanity",
         "schedule",
         "settings",
@@ -41,7 +43,7 @@ TRAINING = [
     {"recorders"},
     {"episodes", "evaluator", "film", "judging", "logbook", "policy", "report", "stopping", "taking_up"},
     {"session"},
-    {"actors", "trainer"},
+    {"actors", "following", "trainer"},
     {"population"},
 ]
 """The floors of `training`, of sub-rooms and loose modules: a module imports from its own floor and those before."""

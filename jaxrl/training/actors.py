@@ -2,7 +2,6 @@
 
 import ctypes
 import math
-import sys
 import threading
 import time
 import traceback
@@ -14,13 +13,26 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.host import Stage
 from jaxrl.errors import ActorError, one_line
 from jaxrl.strategies.base import Ended, fold
 from jaxrl.strategies.remote import Arrival, Remote
-from jaxrl.training.actor_stats import COUNTED, ActorStats, Block, Scalars, Watch, apart, block_of, is_numbers
+from jaxrl.training.actor_stats import (
+    COUNTED,
+    ActorStats,
+    Block,
+    Published,
+    Scalars,
+    Watch,
+    Window,
+    apart,
+    block_of,
+    is_numbers,
+    stack_of,
+)
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.trees import Key, PyTree
 
@@ -38,15 +50,6 @@ class Stopped(Exception):
     """End an actor's thread."""
 
 
-class Published(NamedTuple):
-    """Parameters for actors."""
-
-    round: int
-    """The first round that may be played with them without lag."""
-    opt_step: int
-    agent: PyTree
-
-
 class ParameterServer:
     """What actors and learner exchange; every wait ends when the server is closed."""
 
@@ -62,10 +65,10 @@ class ParameterServer:
 
     # --- for the learner ---
 
-    def open(self, agent: PyTree, opt_step: int) -> None:
+    def open(self, agent: PyTree, opt_step: int, learnt: PyTree = ()) -> None:
         """Offer the first parameters."""
         with self._changed:
-            self._published = [Published(0, opt_step, agent)]
+            self._published = [Published(0, opt_step, agent, learnt)]
             self._changed.notify_all()
 
     def take(self, actors: int, seconds: float) -> list[Block] | None:
@@ -77,7 +80,7 @@ class ParameterServer:
                 return None
             return [self._blocks.pop(key) for key in wanted]
 
-    def learnt(self, agent: PyTree = None, opt_step: int = 0) -> None:
+    def learnt(self, agent: PyTree = None, opt_step: int = 0, learnt: PyTree = ()) -> None:
         """Take note that the round that was taken has been learnt from, and of new parameters, if there are any.
 
         At once, so that no round can begin between the two with parameters that are not its own.
@@ -85,7 +88,7 @@ class ParameterServer:
         with self._changed:
             self._taken += 1
             if agent is not None:
-                self._published.append(Published(self._taken, opt_step, agent))
+                self._published.append(Published(self._taken, opt_step, agent, learnt))
                 # No actor begins a round before the next that is to be taken.
                 oldest = self._of_round(self._taken)
                 self._published = [p for p in self._published if p.round >= oldest.round]
@@ -193,7 +196,7 @@ class ActorPool:
             if self._fill:
                 state = self.programs.push(state, arrival, np.uint32(self._fill[0]))
                 self._fill = self._fill[1:]
-                self._server.learnt()
+                self._publish(state, t, self.remote.learns)
                 continue
             state, sums, *ended = self.programs.run(state, sums, arrival, np.uint32(t))
             self._scalars.take_up(self._arrived)
@@ -202,7 +205,7 @@ class ActorPool:
             self._lags = [rounds + 1, total + float(arrival.lag), max(most, float(arrival.lag))]
             t += 1
             due = (t * self._opts) % self.remote.config.sync_interval < self._opts
-            self._server.learnt(self.programs.publish(state) if due else None, t * self._opts)
+            self._publish(state, t, due)
         return state, sums, t, told
 
     def columns(self) -> dict[str, float | None]:
@@ -275,10 +278,16 @@ class ActorPool:
 
     # --- the learner's side ---
 
+    def _publish(self, state: PyTree, t: int, due: bool) -> None:
+        """Take note that a round was learnt from; offer its parameters, where they are `due`."""
+        agent, learnt = self.programs.publish(state) if due else (None, ())
+        self._server.learnt(agent, t * self._opts, learnt)
+
     def _start(self, state: PyTree, t: int) -> None:
         self._fill = self.refill if t else range(self.remote.fill)
         self._random = self.remote.fill if self.remote.random_fill and not t else 0
-        self._server.open(self.programs.publish(state), t * self._opts)
+        agent, learnt = self.programs.publish(state)
+        self._server.open(agent, t * self._opts, learnt)
         key = fold(fold(state.key, STREAM), t)
         for i in range(self.remote.actors):
             work = lambda i=i: self._work(i, fold(key, i))
@@ -301,7 +310,8 @@ class ActorPool:
         self._arrived, first = blocks, blocks[0].words
         words: Any = {word: np.concatenate([block.words[word] for block in blocks], axis=1) for word in first}
         lag: Any = np.float32(t * self._opts - self._server.opt_step_of_round())
-        return Arrival(words, lag)
+        fresh = jax.tree.map(lambda *x: np.stack(x), *[block.fresh for block in blocks])
+        return Arrival(words, lag, fresh)
 
     def _look(self, seconds: float) -> None:
         """Take note of an actor that failed or hangs; the learner has waited `seconds` since it last looked."""
@@ -317,7 +327,7 @@ class ActorPool:
                 ActorError(
                     f"actor {who}: a call of {name} takes more than {limit_s:g} s; it hangs, or raise actor_timeout"
                 ),
-                "\n".join(_stack(self._threads[i]) for i in late),
+                "\n".join(stack_of(self._threads[i]) for i in late),
             )
 
     # --- the actors' side ---
@@ -357,15 +367,29 @@ class ActorPool:
         first = self._begin(0, actor)
         with stats.calling(remote.config.actor_timeout):
             obs = stage.reset()
-        processor = programs.begin(first.agent, obs, key)
+        window = Window(*programs.begin(first.agent, first.learnt, obs, key))
         if remote.prime:
             noise = programs.draw(key, np.uint32(STREAM), remote.prime, bool(random))
-            processor, _ = self._steps(stage, stats, first, processor, noise, remote.prime)
+            window, _ = self._steps(stage, stats, first, window, noise, remote.prime)
+        own: list[tuple[int, PyTree]] = []
         for number in count():
             published = self._begin(number, actor)
+            if remote.learns and number:
+                own = [(round, fresh) for round, fresh in own if round >= published.round]
+                window = self._informed(window, published, own)
             noise = programs.draw(key, np.uint32(number), remote.steps, number < random)
-            processor, kept = self._steps(stage, stats, published, processor, noise, remote.steps)
-            self._server.deliver(number, actor, block_of(kept))
+            window, kept = self._steps(stage, stats, published, window, noise, remote.steps)
+            fresh = jax.tree.map(np.asarray, window.fresh)
+            own.append((number, fresh))
+            self._server.deliver(number, actor, block_of(kept, fresh))
+
+    def _informed(self, window: Window, published: Published, own: list[tuple[int, PyTree]]) -> Window:
+        """Return `window` with what all have learnt up to `published`, and this actor in its `own` rounds since."""
+        learnt = published.learnt
+        for _, fresh in own:
+            learnt = self.programs.joined(learnt, fresh)
+        blank = jax.tree.map(np.zeros_like, window.fresh)
+        return Window(self.programs.taught(window.processor, learnt), blank)
 
     def _begin(self, number: int, actor: int) -> Published:
         begun = time.perf_counter()
@@ -374,14 +398,16 @@ class ActorPool:
         given = self.remote.exploration[actor]
         if not given:
             return published
-        agent = published.agent
-        hyper = agent.hyper._replace(**{name: np.float32(value) for name, value in given.items()})
+        agent, factor = published.agent, self.remote.factor
+        times = 1.0 if factor is None else float(factor(jnp.uint32(published.opt_step)))
+        hyper = agent.hyper._replace(**{name: np.float32(value * times) for name, value in given.items()})
         return published._replace(agent=agent._replace(hyper=hyper))
 
     def _steps(
-        self, stage: Stage, stats: ActorStats, published: Published, processor: PyTree, noise: PyTree, steps: int
-    ) -> tuple[PyTree, list[Block]]:
-        """Take `steps` steps; return the processor's state, and each step packed."""
+        self, stage: Stage, stats: ActorStats, published: Published, window: Window, noise: PyTree, steps: int
+    ) -> tuple[Window, list[Block]]:
+        """Take `steps` steps; return the processor, and each step packed."""
+        processor, fresh = window
         kept, opt_step = [], np.uint32(published.opt_step)
         for place in range(steps):
             if self._server.closed:
@@ -392,24 +418,19 @@ class ActorPool:
                 step = stage.step(action)
             done = step.terminated | step.truncated
             step, told = apart(step, done)
-            processor, words = self.programs.take(processor, step._replace(action=action, extras=extras))
+            step = step._replace(action=action, extras=extras)
+            processor, fresh, words = self.programs.take(processor, fresh, step)
             kept.append(Block({word: np.asarray(x) for word, x in words.items()}, told))
             stats.env_steps += stage.num_envs
             stats.episodes += int(done.sum())
             stats.returns += float(step.info["episode_return"][done].sum())
-        return processor, kept
+        return Window(processor, fresh), kept
 
 
 def _raise_in(thread: threading.Thread) -> None:
     """Raise `Stopped` in a thread, as soon as it runs Python: a loop without end comes to one."""
     if thread.ident is not None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Stopped))
-
-
-def _stack(thread: threading.Thread) -> str:
-    """Say where a thread is."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    return f"{thread.name}:\n" + "".join(traceback.format_stack(frame))
 
 
 class Programs(NamedTuple):
@@ -425,6 +446,8 @@ class Programs(NamedTuple):
     """`(key, number, steps, random) -> noise` of a round, by its number."""
     act: Callable[..., Any]
     take: Callable[..., Any]
+    taught: Callable[..., Any]
+    joined: Callable[..., Any]
 
 
 def advance(
@@ -471,4 +494,6 @@ def programs(remote: Remote, run: Callable[..., Any]) -> Programs:
         ),
         act=jax.jit(partial(remote.act)),
         take=jax.jit(partial(remote.take)),
+        taught=jax.jit(partial(remote.taught)),
+        joined=jax.jit(partial(remote.joined)),
     )

@@ -30,6 +30,11 @@ class Interrupt:
         """Ask the run to save and stop."""
         self.reason = self.reason or reason
 
+    def receive(self, number: int) -> None:
+        """Ask the run to save and stop as the signal `number` does."""
+        self.signal = number
+        self.stop(signal.Signals(number).name)
+
     def clear(self) -> None:
         """Forget that anyone has asked, for a run that goes on after it was stopped."""
         self.reason = self.signal = None
@@ -77,8 +82,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         restore()
         os._exit(128 + number)
     for interrupt in _LISTENING:
-        interrupt.signal = number
-        interrupt.stop(signal.Signals(number).name)
+        interrupt.receive(number)
 
 
 def _restore_handlers() -> None:

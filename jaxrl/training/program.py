@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jaxrl.training.processes as processes
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Stat, Total, columns_of
 from jaxrl.strategies.base import Ended, Strategy, iterate, noise_shapes
-from jaxrl.training.devices import after_placing, over_devices, placed
+from jaxrl.training.devices import after_placing, begun, over_devices, placed
 from jaxrl.training.memory import Plan, inner, plan_of, plan_of_state, require_fit
 from jaxrl.trees import Array, PyTree, require_same
 from jaxrl.tuning import Swap, given, traced
@@ -234,6 +235,7 @@ def compile_all(
     With `tells`, the training also tells which episodes ended. Without `runs` its program is left out: others have it.
     What was compiled for the same strategy before, in this process, is used again.
     """
+    processes.tell("compile", resume)
     init, made, values = jit_init(strategy), programs_of(strategy), values_of(strategy)
     like, run = state_shapes(strategy), "tell" if tells else "run"
     state = like[0]
@@ -247,9 +249,10 @@ def compile_all(
             submit(evaluator.compile, jax.eval_shape(params, state), key).result()
         made |= {run: run_job.result()} if run_job else {}
         made |= {"init": init_job.result()} if init_job else {}
-    begin = made.get("init", init)
-    begun = lambda key: begin(key, values)
-    return Compiled(begun, runs and after_placing(strategy, made[run]), like, metric_shapes(strategy, state))
+    processes.meet("compiled")
+    begin = partial(begun, made.get("init", init))
+    program = runs and after_placing(strategy, made[run])
+    return Compiled(lambda key: begin(key, values), program, like, metric_shapes(strategy, state))
 
 
 def values_of(strategy: Strategy) -> dict[str, Array]:

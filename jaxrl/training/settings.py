@@ -8,6 +8,7 @@ from jaxrl.agents.fields import SequenceConfig
 from jaxrl.errors import SettingsError, check_between, check_count, nearest, require_extra
 from jaxrl.registry import RECORDERS, named
 from jaxrl.strategies.base import Strategy
+from jaxrl.training.reel import FORMATS
 from jaxrl.training.schedule import Schedule, rounded_up
 from jaxrl.written import whole
 
@@ -39,6 +40,8 @@ class TrainerConfig:
     video_interval: int = 0
     """Optimisation steps between films of an episode of the latest policy, each made after the next evaluation; 0:
     none."""
+    video_format: str = "gif"
+    """Format of these films: gif or mp4."""
     record_interval: int = 1_000
     """Optimisation steps between records of metrics; 0: only at the end."""
     save_interval: int = 2_500
@@ -65,8 +68,7 @@ class TrainerConfig:
     """Directory for settings, logs and checkpoints; unset: the library writes nothing, the command line chooses a
     name."""
     devices: int = 1
-    """Devices over which the shards of the run, or the members of a population, are spread; their number changes no bit
-    of it."""
+    """Devices over which a run's shards, or the members of a population, are spread; their number changes no bit."""
     quiet: bool = False
     """Print nothing."""
     name: str | None = None
@@ -95,6 +97,8 @@ class TrainerConfig:
                 )
         if self.eval_actions not in ("greedy", "sampled"):
             raise SettingsError(f"eval_actions is {self.eval_actions!r}; expected greedy or sampled")
+        if self.video_format not in FORMATS:
+            raise SettingsError(f"video_format is {self.video_format!r}; expected gif or mp4")
         check_shared(self)
         if check_count("video_interval", self.video_interval, least=0) and not (self.run_dir and self.eval_episodes):
             raise SettingsError(
@@ -351,6 +355,7 @@ NEWER: Mapping[str, object] = {
     "demo_share": 0.5,
     "agent.boltzmann": 0.0,
     "video_interval": 0,
+    "video_format": "gif",
     "shards": 1,
     "devices": 1,
     "buffer.hindsight": 0.0,
@@ -368,9 +373,11 @@ NEWER: Mapping[str, object] = {
     "tags": [],
     "notes": "",
     "open_in_turn": False,
+    "exploration_schedule": "",
+    "replacement": True,
+    "scale_rewards_by": "none",
 }
-"""Settings of a run or a session that earlier versions lacked, with the values under which an old run continues
-unchanged."""
+"""Settings that earlier versions lacked, with the values under which an old run or session continues unchanged."""
 
 
 RENAMED: Mapping[str, str] = {

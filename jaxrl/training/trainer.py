@@ -25,11 +25,13 @@ from jaxrl.training.divergence import diverged, explain
 from jaxrl.training.episodes import teller_of
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, eval_key, evaluator_of, mean_return
 from jaxrl.training.film import with_videos
+from jaxrl.training.following import follow, led
 from jaxrl.training.interrupt import Interrupt, ended_by, tell_unsaved
 from jaxrl.training.judging import Judge, judge
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.logbook import Logbook, unpacking
 from jaxrl.training.policy import GreedyPolicy, spec_facts
+from jaxrl.training.processes import stops
 from jaxrl.training.program import check_step, compile_all, summarise, without_replay, zero_sums
 from jaxrl.training.recorders import Recorder, Row
 from jaxrl.training.report import Hooks, Report, Result, call
@@ -124,9 +126,8 @@ class Trainer:
             evaluator = evaluator_of(strategy, self.config.eval_episodes, self.config.eval_actions == "sampled")
         self.strategy, self.evaluator, self.score, self.stop = strategy, evaluator, score, stop
         self.hooks, self.interrupt = with_videos(self, hooks), Interrupt() if interrupt is None else interrupt
-        self.max_chunk = max_chunk
+        self.max_chunk, self._quiet = max_chunk, self.config.quiet or not console
         self.ledger, self.stop_reason = Ledger(), None  # type: Ledger, str | None
-        self._quiet = self.config.quiet or not console
         self._best: Best | None = None
         self._state = self._run = self._sums = None  # type: Any
         self.lane: Any = Alone()  # that of a team, for a member of a population that trains together with others
@@ -134,8 +135,7 @@ class Trainer:
         self._log = Logbook(self.schedule, lambda: ({}, 0.0))
         self._chunk, self._wall, self._least_return, self._refilled = 0, 0.0, math.nan, range(0)
         self._teller = teller_of(strategy, self.config, self.hooks)
-        self.announces = False
-        """Whether the first report comes before any training: for a population, whose members wait for each other."""
+        self.announces = False  # whether a report comes before any training: members of a population wait for others
 
     @property
     def state(self) -> PyTree:
@@ -175,8 +175,12 @@ class Trainer:
 
     def reports(self) -> Generator[Report, None, None]:
         """Return the training as a generator, whose `close()` saves."""
-        if not self._take_up():
-            return
+        if self._take_up() and not follow(self):
+            with led(self):
+                yield from self._lead()
+
+    def _lead(self) -> Generator[Report, None, None]:
+        """Train, as the only process or the one that decides for others."""
         self._weights = check_run(self.strategy, self.config, not self.resume.run and self._state is None)
         where = lambda: (self.ledger.counters(self.schedule), self.ledger.wall)
         self._log = Logbook(self.schedule, where, (*self.config.recorders, *self._given_recorders), self._quiet)
@@ -213,10 +217,11 @@ class Trainer:
         if self._state is None:
             raise SettingsError("nothing has been trained yet; call train(), or iterate, first")
         # A run that goes on donates its state to the next call of the compiled program.
-        state = self.state if self.stop_reason else jax.device_put(self.state, may_alias=False)
+        state = gathered(self.state) if self.stop_reason else jax.device_put(gathered(self.state), may_alias=False)
         policy, best = self.strategy.policy, self._best
         params, score = (best.params, best.score) if best else (self._params(state), self.ledger.best_score)
-        greedy = policy and GreedyPolicy(policy, params, {"score": score})
+        step = self.ledger.best_opt_steps if best else self.schedule.opt_steps(self.ledger.t)
+        greedy = policy and GreedyPolicy(policy, params, {"score": score, "opt_steps": step})
         return Result(greedy, score, {**self._summary(), "stop": self.stop_reason}, state)
 
     def adopt(self, state: PyTree, strategy: Strategy, told: str) -> None:
@@ -268,11 +273,11 @@ class Trainer:
             require_valid(self._log, self._log.validity)
         return self._report(row, evaluation, saved=bool(boundary.save or self.stop_reason))
 
-    def _advance(self, target: int) -> None:
-        """Call the compiled program until iteration `target`, or until someone asks to stop, or it diverges."""
-        while self.ledger.t < target and not self.interrupt and not diverged(self._health(), self.config.max_skips):
+    def _advance(self, end: int) -> None:
+        """Call the compiled program until iteration `end`, or until someone asks to stop, or it diverges."""
+        while self.ledger.t < end and not stops(self.interrupt) and not diverged(self._health(), self.config.max_skips):
             begun, t = time.perf_counter(), self.ledger.t
-            stop = min(target, t + self._chunk, t + self._teller.most)
+            stop = min(end, t + self._chunk, t + self._teller.most)
             made = advance(self._run, self.lane.others or self._actors, self._state, self._sums, t, stop)
             self._state, self._sums, stop, told = jax.block_until_ready(made)
             seconds = max(time.perf_counter() - begun, 1e-9)
@@ -286,7 +291,6 @@ class Trainer:
             call(self.hooks.chunk, self, progress)
 
     def _fail_with_actors(self) -> None:
-        """Save and raise if an actor has failed."""
         if self._actors is not None and self._actors.failure is not None:
             error, trace = self._actors.failure
             self.stop_reason = "actor"
@@ -356,7 +360,7 @@ class Trainer:
         found = self._storage.rollback(self._compiled.like)
         self.ledger = rolled_back_ledger(self.ledger, found)
         state, self._sums = found[0] if found else self._compiled.init(jax.random.key(self.config.seed))
-        self.state = reseed(self._taken_up(state, self.ledger) if found else state, self.ledger.rollbacks)
+        self.state = reseed(self._taken_up(state, self.ledger) if found else gathered(state), self.ledger.rollbacks)
         if self._actors is not None:
             self._actors = self._actors.renewed()
         log_rollback(self._log, self.schedule.opt_steps(self.ledger.t), what, anew(self._refilled, self.strategy))
@@ -368,8 +372,7 @@ class Trainer:
         """Hold everything that lives while the run does: directory, recorders, signal handlers."""
         config, regular = self.config, self.schedule.is_regular_save
         can = partial(fits, self.strategy, self.schedule, self.ledger)
-        storage = Storage(config.run_dir, config.keep, self.settings(), self.resume, regular, can)
-        self._storage = storage
+        storage = self._storage = Storage(config.run_dir, config.keep, self.settings(), self.resume, regular, can)
         storage.report = lambda line: self._log.event("storage", line)
         storage.on_saved = lambda opt_steps: call(self.hooks.save, self, opt_steps)
         with self.interrupt.signals():
@@ -476,7 +479,7 @@ class Trainer:
     # --- small things ---
 
     def _saved(self) -> PyTree:
-        tree = self.state, self._sums
+        tree = gathered(self.state), self._sums
         return tree if self.config.save_replay else without_replay(tree)
 
     def _facts(self) -> dict[str, Any]:
@@ -487,13 +490,10 @@ class Trainer:
         return {**self.ledger.summary(self.schedule), **summary_of(self._actors)}
 
     def _health(self) -> Health | None:
-        """Return how updates have been going, if the strategy says so."""
         return self.strategy.health and jax.device_get(self.lane.part(self._state, self.strategy.health))
 
     def _params(self, state: PyTree) -> PyTree:
-        if self.strategy.policy is None:
-            return self.lane.whole(state)
-        return gathered(self.strategy, self.lane.part(state, self.strategy.policy.params))
+        return self.lane.params(self.strategy, state)
 
     def _report(self, train: Row | None, evaluation: Row | None, saved: bool) -> Report:
         counters = self.ledger.counters(self.schedule)

@@ -1,6 +1,7 @@
 """`python -m jaxrl.train`: what it leaves, which setting wins, and going on after every kind of end."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -242,6 +243,14 @@ def test_help_begins_with_a_page_of_what_is_changed_first(algo: str, capsys: pyt
         "--resume",
     }  # told in words, not flags of a run
     assert {flag for flag in there - elsewhere if not re.search(rf" {flag}[ ,]", rest)} == set()
+    rows = [(line[:28].strip(), line[28:].strip() if line[26:28] == "  " else "") for line in rest.splitlines()]
+    assert len(rows) > 50
+    broken = [
+        text
+        for (_, text), (flag, after) in itertools.pairwise(rows)
+        if text and after and not flag and len(text) + 1 + len(after.split()[0]) <= 80 - 28
+    ]
+    assert broken == []  # where a line ends, the next word did not fit
 
 
 # --- going on ---------------------------------------------------------------------------------------------------
@@ -309,6 +318,7 @@ def test_two_runs_begun_in_one_second_get_a_directory_each(tmp_path: Path, monke
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
+@pytest.mark.slow
 def test_a_run_started_without_standard_streams_gives_their_numbers_to_no_file(doors: Doors) -> None:
     command = [sys.executable, "-m", "jaxrl.train", *SMALL, "--max-opts", "40000000", "--run-dir", "run", "--quiet"]
     env = {**os.environ, "XDG_CACHE_HOME": str(doors.cache)}

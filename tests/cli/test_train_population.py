@@ -60,13 +60,9 @@ def test_members_are_what_the_command_leaves_for_each_alone(doors: Doors) -> Non
 
 
 @pytest.mark.parametrize(
-    ("how", "layout"),
-    [
-        pytest.param(signal.SIGKILL, "spread", marks=pytest.mark.slow),
-        pytest.param(signal.SIGKILL, "together", marks=pytest.mark.slow),
-        (signal.SIGTERM, "spread"),
-    ],
+    ("how", "layout"), [(signal.SIGKILL, "spread"), (signal.SIGKILL, "together"), (signal.SIGTERM, "spread")]
 )
+@pytest.mark.slow
 def test_whatever_ends_it_it_goes_on_to_the_same_bits(doors: Doors, how: signal.Signals, layout: str) -> None:
     longer = [{"60": "400", "30": "100", "20": "100"}.get(flag, flag) for flag in map(str, POPULATION)]
     longer += ["--layout", layout]

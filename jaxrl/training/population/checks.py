@@ -4,12 +4,14 @@ from jaxrl.errors import SettingsError
 from jaxrl.strategies.population import Population
 from jaxrl.training.devices import check_there
 from jaxrl.training.population.teams import widths
+from jaxrl.training.processes import require_alone
 from jaxrl.training.settings import TrainerConfig
 
 
 def check_members(population: Population, config: TrainerConfig) -> None:
     """Raise `SettingsError` if the members cannot be trained side by side under `config`."""
     config.check()
+    require_alone("a population")
     members = population.members
     if config.seed + max(m.seed for m in members) > 2**32 - 1:
         raise SettingsError(f"seed is {config.seed}; seeds of members end at {2**32 - 1}")
