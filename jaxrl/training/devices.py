@@ -32,6 +32,10 @@ class Alone:
         """Return what `choose` takes of a state."""
         return choose(state)
 
+    def params(self, strategy: Strategy, state: PyTree) -> PyTree:
+        """Return what the policy needs of a state."""
+        return params_of(strategy, state)
+
 
 def on_devices(strategy: Strategy, devices: int) -> Strategy:
     """Return `strategy` with its shards spread over so many devices; no bit of what it computes depends on them.

@@ -67,8 +67,7 @@ class TrainerConfig:
     """Directory for settings, logs and checkpoints; unset: the library writes nothing, the command line chooses a
     name."""
     devices: int = 1
-    """Devices over which the shards of the run, or the members of a population, are spread; their number changes no bit
-    of it."""
+    """Devices over which a run's shards, or the members of a population, are spread; their number changes no bit."""
     quiet: bool = False
     """Print nothing."""
     name: str | None = None

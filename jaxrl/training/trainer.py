@@ -20,7 +20,7 @@ from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.population import Population
 from jaxrl.training.actors import ActorPool, advance, facts_of, go_on_counting, pool_of, summary_of
-from jaxrl.training.devices import Alone, gathered, on_devices, params_of
+from jaxrl.training.devices import Alone, gathered, on_devices
 from jaxrl.training.divergence import diverged, explain
 from jaxrl.training.episodes import teller_of
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, eval_key, evaluator_of, mean_return
@@ -135,8 +135,7 @@ class Trainer:
         self._log = Logbook(self.schedule, lambda: ({}, 0.0))
         self._chunk, self._wall, self._least_return, self._refilled = 0, 0.0, math.nan, range(0)
         self._teller = teller_of(strategy, self.config, self.hooks)
-        self.announces = False
-        """Whether the first report comes before any training: for a population, whose members wait for each other."""
+        self.announces = False  # whether a report comes before any training: members of a population wait for others
 
     @property
     def state(self) -> PyTree:
@@ -287,7 +286,6 @@ class Trainer:
             call(self.hooks.chunk, self, progress)
 
     def _fail_with_actors(self) -> None:
-        """Save and raise if an actor has failed."""
         if self._actors is not None and self._actors.failure is not None:
             error, trace = self._actors.failure
             self.stop_reason = "actor"
@@ -369,8 +367,7 @@ class Trainer:
         """Hold everything that lives while the run does: directory, recorders, signal handlers."""
         config, regular = self.config, self.schedule.is_regular_save
         can = partial(fits, self.strategy, self.schedule, self.ledger)
-        storage = Storage(config.run_dir, config.keep, self.settings(), self.resume, regular, can)
-        self._storage = storage
+        storage = self._storage = Storage(config.run_dir, config.keep, self.settings(), self.resume, regular, can)
         storage.report = lambda line: self._log.event("storage", line)
         storage.on_saved = lambda opt_steps: call(self.hooks.save, self, opt_steps)
         with self.interrupt.signals():
@@ -487,13 +484,10 @@ class Trainer:
         return {**self.ledger.summary(self.schedule), **summary_of(self._actors)}
 
     def _health(self) -> Health | None:
-        """Return how updates have been going, if the strategy says so."""
         return self.strategy.health and jax.device_get(self.lane.part(self._state, self.strategy.health))
 
     def _params(self, state: PyTree) -> PyTree:
-        if self.lane.others is not None and self.strategy.policy is not None:
-            return self.lane.part(state, self.strategy.policy.params)
-        return params_of(self.strategy, self.lane.whole(state))
+        return self.lane.params(self.strategy, state)
 
     def _report(self, train: Row | None, evaluation: Row | None, saved: bool) -> Report:
         counters = self.ledger.counters(self.schedule)

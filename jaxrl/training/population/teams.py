@@ -62,6 +62,10 @@ class Lane:
             return choose(state)
         return state.health if choose == self._team.strategy.health else state.part(choose)
 
+    def params(self, strategy: Strategy, state: PyTree) -> PyTree:
+        """Return what the policy needs of a state; without a policy, the state."""
+        return self.whole(state) if strategy.policy is None else self.part(state, strategy.policy.params)
+
     def judging(self, evaluator: Any) -> Any:
         """Return what evaluates this member in place of `evaluator`."""
         return self.evaluate if self._team.judges else evaluator
