@@ -162,7 +162,12 @@ class OfflineRun(TrainerConfig, Generic[AgentConfig]):
     """Parameters of the environment in place of its defaults, as in `--env-args max_steps_in_episode 200`; numbers,
     true or false, text, or lists as in [8,8]."""
     batch_size: int = 256
-    """Transitions per batch."""
+    """Transitions per batch; 0: all of the data."""
+    replacement: bool = True
+    """Draw batches with replacement; without, go through the data in epochs, each in a new random order."""
+    scale_rewards_by: str = "none"
+    """Scale rewards by the returns of the data's episodes: none, range (largest less smallest become 1000, as IQL does
+    on D4RL) or std (divide by their standard deviation)."""
     updates: int = 1
     """Optimisation steps per iteration; must divide max_opts."""
     holdout: float | None = None
@@ -277,6 +282,8 @@ def build_offline(agent: AgentMaker, config: Any) -> Strategy:
         env=env,
         processor=build_processor(config.processor),
         updates=config.updates,
+        replacement=config.replacement,
+        scale_rewards_by=config.scale_rewards_by,
         holdout=(0.1 if env is None else 0.0) if config.holdout is None else config.holdout,
     )
 

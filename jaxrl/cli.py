@@ -130,6 +130,13 @@ def divide_cpu(devices: int) -> None:
             jax.config.update("jax_num_cpu_devices", devices)
 
 
+def join_by_cpu() -> None:
+    """Have CPUs of several processes compute together; other platforms do by themselves."""
+    import jax
+
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+
+
 def require_devices() -> Any:
     """Return JAX's devices; raise `SettingsError` if those that it is configured to use are missing."""
     import jax

@@ -19,7 +19,7 @@ from jaxrl.help_page import filled, first_page, settings_of, tell_in_paragraphs
 from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, RECORDERS, SUITES, listed, suited
 from jaxrl.strategies.search import read_search
-from jaxrl.training.settings import renewed
+from jaxrl.training.changes import renewed
 from jaxrl.training.storage.run_dir import CONFIG, read_yaml, require_run
 from jaxrl.written import number, pieces, read_value, whole
 
@@ -100,13 +100,54 @@ def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
     return Request(algo, config, bool(resume), allow_changes, start_over, members)
 
 
+def joining(args: Sequence[str]) -> tuple[list[str], dict[str, Any] | None]:
+    """Take out of `args` how this process joins others; return the rest, and that, or `None` if it is to be alone.
+
+    Raises:
+      SettingsError: a value cannot be, or `--distributed` is missing.
+    """
+    args = list(args)
+    given: dict[str, Any] = {}
+    for flag, (name, kind) in TOGETHER.items():
+        if (value := _take(args, flag)) is not None:
+            given[name] = _typed(flag, value, kind)
+    if not _switch(args, "--distributed"):
+        if given:
+            flags = ", ".join(flag for flag, (name, _) in TOGETHER.items() if name in given)
+            raise SettingsError(f"{flags}: this is how a process joins others; give --distributed as well")
+        return args, None
+    _check_joining(**given)
+    return args, given
+
+
+TOGETHER: Mapping[str, tuple[str, type]] = {
+    "--coordinator-address": ("coordinator_address", str),
+    "--num-processes": ("num_processes", int),
+    "--process-id": ("process_id", int),
+}
+"""Flags that say how a process joins others, with the arguments of `jax.distributed.initialize`, and their types."""
+
+
+def _check_joining(
+    coordinator_address: str | None = None, num_processes: int | None = None, process_id: int | None = None
+) -> None:
+    host, _, port = (coordinator_address or "host:1").rpartition(":")
+    if not host or not port.isdecimal():
+        raise SettingsError(f"--coordinator-address is {coordinator_address!r}; expected HOST:PORT of process 0")
+    if num_processes is not None and num_processes < 1:
+        raise SettingsError(f"--num-processes is {num_processes}; expected 1 or more")
+    if process_id is not None and not 0 <= process_id < (num_processes or process_id + 1):
+        most = "N - 1" if num_processes is None else num_processes - 1
+        raise SettingsError(f"--process-id is {process_id}; expected 0 to {most}, another one in each process")
+
+
 def _population(args: list[str]) -> dict[str, Any]:
     """Take out of `args` what makes a population."""
     given: dict[str, Any] = {}
-    for name in ("seeds", "members", "draw_seed"):
+    for name in ("seeds", "members", "draw_seed", "width", "layout"):
         flag = f"--{name.replace('_', '-')}"
         if (value := _take(args, flag)) is not None:
-            given[name] = _typed(flag, value, int)
+            given[name] = _typed(flag, value, str if name == "layout" else int)
     while words := _words_after(args, "--sweep", "agent.lr=1e-4,3e-4"):
         given["sweep"] = [*given.get("sweep", []), *words]
     for name, example in (("halving", "3"), ("pbt", "2000")):
@@ -123,6 +164,8 @@ def _same_population(given: dict[str, Any], found: Any, resume: str | None) -> M
         raise SettingsError(
             f"--resume goes on with the members that {resume} has; leave --seeds, --sweep and --members out"
         )
+    if resume and found:  # one of before there were layouts
+        found = {"layout": "spread", **found}
     return {**(found or {}), **given} or None
 
 
@@ -291,8 +334,8 @@ def _unknown(algo: str, word: str, config: Any) -> str:
 def flags_of(config: Any) -> list[str]:
     """Return all flags of an algorithm with the settings `config`."""
     more = ("config", "resume", "allow_changes", "start_over", "from_step", "version", "list_envs", "help")
-    many = ("seeds", "members", "draw_seed", "sweep", "halving", "pbt")
-    return [f"--{name.replace('_', '-')}" for name in (*_flag_names(config), *more, *many)]
+    many = ("distributed", "seeds", "members", "draw_seed", "sweep", "halving", "pbt", "layout", "width")
+    return [*(f"--{name.replace('_', '-')}" for name in (*_flag_names(config), *more, *many)), *TOGETHER]
 
 
 def flag_types(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -393,6 +436,9 @@ def _description(algo: str) -> str:
         "--resume RUN goes on with a run and needs no other flag. With --allow-changes it goes on under other settings "
         "or versions; with --start-over it begins anew and moves aside what was there.",
         "--resume RUN --from-step N --run-dir NEW begins a new run from a checkpoint of another, which stays as it is.",
+        "--distributed makes one run of several processes, with the shards spread over the devices of all. Where JAX "
+        "does not find them by itself, give --coordinator-address HOST:PORT of process 0, --num-processes N, and "
+        "--process-id 0 to N - 1.",
         f"--recorders takes any of: {recorders}.",
     )
 

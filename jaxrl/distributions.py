@@ -164,6 +164,27 @@ def restricted(distribution: Distribution, mask: Array | None) -> Distribution:
     return distribution._replace(logits=jnp.concatenate([masked(*pair) for pair in pairs], axis=-1))
 
 
+COLDEST = 1e-6
+"""Least temperature at which actions are drawn; one of 0 stands for it."""
+
+
+def tempered(distribution: Distribution, temperature: Array | tuple[()]) -> Distribution:
+    """Return `distribution` with logits divided by `temperature`, or scales multiplied; `()` leaves it as it is."""
+    if isinstance(temperature, tuple):
+        return distribution
+    temperature = jnp.maximum(temperature, COLDEST)
+    if isinstance(distribution, TanhGaussian):
+        return TanhGaussian(_widened(distribution.base, temperature))
+    if isinstance(distribution, Gaussian):
+        return _widened(distribution, temperature)
+    assert isinstance(distribution, Categorical | MultiCategorical)
+    return distribution._replace(logits=distribution.logits / temperature)
+
+
+def _widened(distribution: Gaussian, factor: Array) -> Gaussian:
+    return Gaussian(distribution.mean, distribution.log_std + jnp.log(factor))
+
+
 class Head(NamedTuple):
     """Maps a network's outputs to action distributions, and samples to actions of a space."""
 
@@ -177,6 +198,10 @@ class Head(NamedTuple):
     """Raw actions `[N, ...]` -> elements of the action space `[N, ...]`"""
     scales: int = 0
     """Number of outputs, the last ones, that are log-scales."""
+    raw_of: Callable[[Array], Array] = lambda action: action
+    """Elements of the action space `[N, ...]` -> raw actions; the inverse of `to_env`, as far as there is one."""
+    log_reach: float = 0.0
+    """How much larger an action is than a raw one (or its `tanh`): the log of the product of the half-widths."""
 
 
 def head_of(spec: EnvSpec, squash: bool = False) -> Head:
@@ -204,7 +229,25 @@ def head_of(spec: EnvSpec, squash: bool = False) -> Head:
             f"agent.squash needs bounds, but actions of {spec.name} have none; set agent.squash to false"
         )
     to_env = (lambda raw: to_box(space, jnp.tanh(raw))) if squash else partial(to_box, space)
-    return Head(2 * size, partial(_gaussian, squash), partial(_normal, size), to_env, size)
+    reach = np.log(np.where(_span(space)[1] > 0, _span(space)[1], 1)).sum()
+    return Head(
+        2 * size,
+        partial(_gaussian, squash),
+        partial(_normal, size),
+        to_env,
+        size,
+        partial(_raw_of, space, squash),
+        float(reach),
+    )
+
+
+INSIDE = 1 - 1e-6
+"""Largest action, of those from -1 to 1, whose raw action is finite in float32; one at a bound counts as this."""
+
+
+def _raw_of(space: Box, squash: bool, action: Array) -> Array:
+    unit = from_box(space, action)
+    return jnp.arctanh(jnp.clip(unit, -INSIDE, INSIDE)) if squash else unit
 
 
 def _gumbel(size: int, key: Key, num_envs: int) -> Array:

@@ -75,6 +75,12 @@ class NoCheckpointError(JaxrlError):
     exit_code = 6
 
 
+class ProcessError(JaxrlError):
+    """Report that another process of the same run is gone or has failed."""
+
+    exit_code = 7
+
+
 def require_extra(module: str, what: str, extra: str = "") -> Any:
     """Import the optional `module`, which `what` needs; raise `SettingsError` with the command that installs it.
 

@@ -28,6 +28,8 @@ MANY = {
     "--seeds N": "train N seeds in one run",
     "--sweep NAME=A,B": "train each value of a setting, as in agent.lr=1e-4,1e-3",
     "--halving, --pbt": "search: only the best go on; or copy them and vary",
+    "--layout, --width": "auto, spread or together: how many share a program",
+    "--devices N": "spread them over N devices",
 }
 GO_ON = {
     "--config FILE": "settings from a YAML file; flags win over it",

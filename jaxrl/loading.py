@@ -19,9 +19,9 @@ from jaxrl.registry import ALGORITHMS
 from jaxrl.spaces import EnvSpec, space_zeros, spec_from_plain, spec_to_plain
 from jaxrl.strategies import Policy, Strategy
 from jaxrl.strategies.interaction import bind, make_policy, policy_params_like
+from jaxrl.training.changes import renewed
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.program import state_shapes
-from jaxrl.training.settings import renewed
 from jaxrl.training.storage.checkpoints import CheckpointError, MismatchError, Store
 from jaxrl.training.storage.leaves import describe_leaf, like_leaves, mismatch, rebuild
 from jaxrl.training.storage.members import resolve
@@ -41,6 +41,7 @@ def load_policy(
     *,
     member: int | None = None,
     step: int | str | None = None,
+    critics: bool = False,
     **made: Callable[..., Network] | None,
 ) -> GreedyPolicy:
     """Load a policy of a run, by default the best; call it with an observation to get an action.
@@ -52,6 +53,8 @@ def load_policy(
       step: which of the run's policies: `best`, that of the `latest` valid checkpoint, the `final` one of a run that
         has come to its end, or that of the checkpoint after so many optimisation steps. Left out, the best, or of a run
         without evaluations the latest; `facts["kept_as"]` tells which.
+      critics: whether to load critics too (SAC, TD3, IQL, ...), for `policy.values`. Acting needs none, so checkpoints
+        have them, and best policies do not.
       **made: `make_network` or `make_policy`, as given to the agent, if its network was made in Python. Optimizers and
         critics are not needed to act.
 
@@ -62,14 +65,20 @@ def load_policy(
     """
     for name in made:
         if name not in ACTS:
-            raise SettingsError(f"load_policy has no argument {name!r}; expected strategy, {', '.join(ACTS)} or step")
+            raise SettingsError(
+                f"load_policy has no argument {name!r}; expected strategy, {', '.join(ACTS)}, step or critics"
+            )
     step = which_step(step)
     run_dir = resolve(run_dir, member)
     if step in (None, "best") and (found := _load_best(run_dir, strategy, made)) is not None:
+        if critics and found.policy.judging is not None:
+            raise SettingsError(
+                f"the best policy of {run_dir} is kept without critics; name a checkpoint: step='latest'"
+            )
         return found
     if step == "best" or (step is None and read_metadata(run_dir).get("best_score") is not None):
         raise NoCheckpointError(f"{run_dir} has no best policy; name a checkpoint by its step, as in step='latest'")
-    return _load_checkpoint(run_dir, step, strategy, made)
+    return _load_checkpoint(run_dir, step, strategy, made, critics)
 
 
 def which_step(step: int | str | None) -> int | str | None:
@@ -96,7 +105,7 @@ def _load_best(run_dir: Path, strategy: Strategy | None, made: Mapping[str, Any]
 
 
 def _load_checkpoint(
-    run_dir: Path, step: int | str | None, strategy: Strategy | None, made: Mapping[str, Any]
+    run_dir: Path, step: int | str | None, strategy: Strategy | None, made: Mapping[str, Any], critics: bool
 ) -> GreedyPolicy:
     """Return the policy that a checkpoint holds; its arrays are read to the host, and the policy's alone stay."""
     store = Store(run_dir / "checkpoints", 1)
@@ -104,7 +113,7 @@ def _load_checkpoint(
         number = _step_of(store, run_dir, step)
         with _explained(run_dir, f"checkpoint {number} of {run_dir}", strategy, made) as failed:
             facts = store.manifest(number)["facts"]
-            policy, params, spec = _policy_in(store, number, facts, strategy, made, run_dir)
+            policy, params, spec = _policy_in(store, number, facts, strategy, made, run_dir, critics)
             own = {"settings": facts["settings"], "spec": spec_to_plain(spec), "env_steps": facts["env_steps"]}
             return GreedyPolicy(policy, params, {"score": None, "opt_steps": number, **own, "kept_as": "checkpoint"})
         if number in store.steps():  # else a running process has just removed it
@@ -176,6 +185,7 @@ def _policy_in(
     strategy: Strategy | None,
     made: Mapping[str, Any],
     run_dir: Path,
+    critics: bool,
 ) -> tuple[Policy, Any, EnvSpec]:
     """Return the policy of a checkpoint, its parameters, and the spaces it acts in."""
     if strategy is not None:
@@ -186,7 +196,8 @@ def _policy_in(
         shapes = _learner_shapes(agent, processor, policy.spec)
         if "driven" in facts["settings"] and jax.tree.leaves(processor.learnt(shapes.processor)):
             raise SettingsError(f"{run_dir} is a session whose processor learns; of such only the best can be loaded")
-    like, paths = _leaves_of(policy, shapes)
+    taken = policy.judging if critics and policy.judging is not None else policy.params
+    like, paths = _leaves_of(taken, shapes)
     leaves, _ = store.read(step)
     wanted = like_leaves(like)
     for path, shape in zip(paths, wanted.values(), strict=True):
@@ -197,8 +208,8 @@ def _policy_in(
     return policy, rebuild(like, [leaves[path] for path in paths]), policy.spec
 
 
-def _leaves_of(policy: Policy, state: Any) -> tuple[Any, list[str]]:
-    """Return the parameters that `policy` takes from a `state` of shapes, and the paths that a checkpoint has of them.
+def _leaves_of(taken: Callable[[Any], Any], state: Any) -> tuple[Any, list[str]]:
+    """Return what is `taken` from a `state` of shapes, and the paths that a checkpoint has of it.
 
     Raises:
       SettingsError: they are computed from the state, not parts of it.
@@ -206,7 +217,7 @@ def _leaves_of(policy: Policy, state: Any) -> tuple[Any, list[str]]:
     state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)  # each an object of its own
     paths = {id(leaf): path for leaf, path in zip(jax.tree.leaves(state), like_leaves((state,)), strict=True)}
     try:
-        params = policy.params(state)
+        params = taken(state)
         return params, [paths[id(leaf)] for leaf in jax.tree.leaves(params)]
     except (KeyError, TypeError) as error:
         raise SettingsError("the policy is computed from the training state, so that only the best is kept") from error

@@ -26,7 +26,8 @@ def greet(args: Sequence[str]) -> None:
     if {"--version", "-v"} & set(args):
         print(f"jaxrl {jaxrl.__version__}")
         raise SystemExit(0)
-    line = None if SILENT & set(args) else first_line(args)
+    other = value_of(args, "--process-id") not in (None, "0")  # of several processes, the first speaks
+    line = None if other or SILENT & set(args) else first_line(args)
     if not line:
         return
     with contextlib.suppress(OSError):  # a closed output is reported by later code

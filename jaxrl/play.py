@@ -12,7 +12,8 @@ from jaxrl.envs import Env, HostEnv
 from jaxrl.errors import SettingsError, check_between, print_line
 from jaxrl.evaluate import add_env_options, add_which, env_of, load_named
 from jaxrl.training import GreedyPolicy
-from jaxrl.training.film import player, write_gif
+from jaxrl.training.film import player
+from jaxrl.training.reel import FORMATS, check_format, write_film
 
 
 def main(args: Sequence[str]) -> int:
@@ -24,7 +25,7 @@ def main(args: Sequence[str]) -> int:
     )
     add_which(parser)
     add_env_options(parser)
-    parser.add_argument("--out", default="episode.gif", help="GIF to write (default: episode.gif)")
+    parser.add_argument("--out", default="episode.gif", help="GIF or MP4 to write, by its name (default: episode.gif)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the episode (default: 0)")
     parser.add_argument("--max-steps", type=int, default=1_000, help="environment steps at most (default: 1000)")
     parser.add_argument("--fps", type=int, default=30, help="frames per second (default: 30)")
@@ -37,7 +38,7 @@ def main(args: Sequence[str]) -> int:
     require_devices()
     policy = load_named(options)
     frames, total = play(env_of(policy, options.env, options.env_args), policy, options.seed, options.max_steps)
-    write_gif(frames, Path(options.out), options.fps)
+    write_film(frames, Path(options.out), options.fps, format_of(options.out))
     print_line(f"{options.out}: {len(frames)} frames, return {total:.6g}")
     return 0
 
@@ -48,9 +49,10 @@ def play(env: Env | HostEnv, policy: GreedyPolicy, seed: int, max_steps: int) ->
 
 
 def require_writable(path: Path) -> None:
-    """Raise `SettingsError` unless `path` is the name of a GIF and can be written; leave what is there as it is."""
-    if path.suffix.lower() != ".gif":
-        raise SettingsError(f"--out is {str(path)!r}, but a GIF is written; expected a name that ends with .gif")
+    """Raise `SettingsError` unless `path` is the name of a film and can be written; leave what is there as it is."""
+    if (form := format_of(path)) not in FORMATS:
+        raise SettingsError(f"--out is {str(path)!r}; expected a name that ends with .gif or .mp4")
+    check_format(form, "--out")
     there = path.exists()
     try:
         open(path, "ab").close()
@@ -58,6 +60,11 @@ def require_writable(path: Path) -> None:
             path.unlink()
     except (OSError, ValueError) as error:
         raise SettingsError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def format_of(path: str | Path) -> str:
+    """Return the format that the name of a film asks for."""
+    return Path(path).suffix.lower()[1:]
 
 
 if __name__ == "__main__":

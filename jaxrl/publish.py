@@ -16,8 +16,9 @@ from jaxrl.exporting.again import Judged, portable, repeat
 from jaxrl.exporting.card import card, results, trained_in, weights
 from jaxrl.exporting.formats import files_of
 from jaxrl.exporting.writing import require_room, write
-from jaxrl.play import play, write_gif
+from jaxrl.play import play
 from jaxrl.training import GreedyPolicy
+from jaxrl.training.reel import FPS, write_film
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.members import resolve
@@ -79,7 +80,7 @@ def _film(env: Env | HostEnv, policy: GreedyPolicy) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "episode.gif"
         try:
-            write_gif(play(env, policy, 0, 500)[0], path, 30)
+            write_film(play(env, policy, 0, 500)[0], path, FPS, "gif")
         except SettingsError as error:
             say(f"without a picture: {error}")
             return b""

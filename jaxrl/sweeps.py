@@ -15,6 +15,7 @@ from jaxrl.strategies.population import (
     changed_settings,
     combinations,
     keeps_program,
+    layout_of,
     read_values,
     sweepable,
     with_values,
@@ -43,6 +44,10 @@ class PopulationConfig:
     """Successive halving among the members: its factor, or its settings by name."""
     pbt: Any = None
     """Population-based training: its interval in optimisation steps, or its settings by name."""
+    layout: str = "auto"
+    """How members train: spread over cores and devices, together in one program, or auto, as suits the platform."""
+    width: int | None = None
+    """Members in one program, where they train together; unset: all that share it."""
 
 
 def read_sweep(words: Sequence[str]) -> dict[str, Any]:
@@ -96,7 +101,8 @@ def build_population(algo: str, config: Any, asked: PopulationConfig) -> Populat
         other = {name: value for name, value in alive.items() if own[name] != value}
         variants.append(with_values(strategy, other, own))
     search = search_of({"halving": asked.halving, "pbt": asked.pbt})
-    return assemble(variants, combined, seeds, sweep, asked.members, asked.draw_seed, search)
+    layout = layout_of(asked.layout, asked.width)
+    return assemble(variants, combined, seeds, sweep, asked.members, asked.draw_seed, search, layout)
 
 
 def _kept(config: Any, swept: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,9 +18,10 @@ if __name__ == "__main__":
     greet(sys.argv[1:])  # before what is slow to import
 
 from jaxrl.algos import build, part_of
-from jaxrl.config import parse
+from jaxrl.config import Request, joining, parse
 from jaxrl.envs.registry import module_in
 from jaxrl.errors import RunDirInUseError, SettingsError, nearest
+from jaxrl.joining import join, together
 from jaxrl.own_envs import admit
 from jaxrl.strategies import Strategy
 from jaxrl.strategies.population import Population
@@ -28,10 +29,12 @@ from jaxrl.sweeps import PopulationConfig, build_population, read_sweep
 from jaxrl.training import Result, Trainer, TrainerConfig
 from jaxrl.training.population.scores import PopulationResult
 from jaxrl.training.population.trainer import PopulationTrainer
+from jaxrl.training.processes import number
 
 
 def main(args: Sequence[str]) -> int:
     """Parse, build, run; return the exit code."""
+    args, how = joining(args)
     request = parse(args)
     admit(value_of(args, flag) for flag in ("--env", "--eval-env"))
     config = request.config
@@ -39,9 +42,21 @@ def main(args: Sequence[str]) -> int:
         env = (config.env or "data").replace(":", "-").replace("/", "-")
         config = replace(config, run_dir=new_run_dir(f"{env}-{request.algo}-s{config.seed}"))
     config.check()
-    divide_cpu(config.devices)
+    if how is not None:
+        join(how, config.devices)
+    with together(how is not None):
+        return run(args, request, config, how is not None)
+
+
+def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int:
+    """Train by `config`, with other processes if `joined`; return the exit code."""
+    if not joined:
+        divide_cpu(config.devices)
     devices = require_devices()
-    if not config.quiet:
+    if joined and value_of(args, "--devices") is None:
+        config = replace(config, devices=len(devices))
+    quiet = config.quiet or number() > 0
+    if not quiet:
         tell(f"device {devices[0].device_kind}, run directory {config.run_dir}")
         stage.show("building the environment")
     members = population_config(request.population)
@@ -59,15 +74,15 @@ def main(args: Sequence[str]) -> int:
     try:
         result = trainer.train()
     except RunDirInUseError:
-        if request.config.run_dir is None:
+        if request.config.run_dir is None and not joined:
             return main(args)  # another process has just taken that directory, so the next try gets another name
         raise
-    if not config.quiet and isinstance(result, Result):
+    if not quiet and isinstance(result, Result):
         show(result, config.run_dir, playable=config.env is not None, named=_named_again(config.env))
-    elif not config.quiet and isinstance(result, PopulationResult):
+    elif not quiet and isinstance(result, PopulationResult):
         show_population(result, config.run_dir, _named_again(config.env))
-    number = trainer.interrupt.signal
-    return 0 if number is None else 128 + number
+    stopped = trainer.interrupt.signal
+    return 0 if stopped is None else 128 + stopped
 
 
 def trainer_of(trained: Strategy | Population, config: TrainerConfig, **how: Any) -> Trainer | PopulationTrainer:

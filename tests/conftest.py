@@ -1,6 +1,8 @@
 """What all tests share: strict JAX settings, programs compiled once, and `slow` tests left out unless asked for."""
 
+import gc
 import os
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -40,6 +42,28 @@ def compiled_once(cache: Path) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)  # smaller ones cost more to keep
     # Tests come back to the same strategies more often than users do.
     program._programs = lru_cache(maxsize=64)(program._programs.__wrapped__)
+
+
+ROOM = 3 << 30
+"""Bytes of a test process above which it lets go of compiled programs; without that it comes to seven gigabytes."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def room() -> Iterator[None]:
+    """Let go of compiled programs after a module whose process has grown large; the disk has them still."""
+    yield
+    if resident() > ROOM:
+        program._programs.cache_clear()
+        jax.clear_caches()
+        gc.collect()
+
+
+def resident() -> int:
+    """Return the bytes of memory that this process takes, or 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

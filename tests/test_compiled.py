@@ -102,6 +102,18 @@ def test_a_row_counts_an_iteration_and_its_share_of_a_block() -> None:
     assert row["estimated_cycles_per_opt_step"] is None
 
 
+def test_members_together_wait_for_nothing_and_take_fewer_kernels_than_two_would_apart() -> None:
+    """As compiled for an H200: whatever the width, together is less to launch than two members one after the other."""
+    rows = {row["case"]: row for row in limits.newest()["h200"]}
+    one = rows["dqn-10"]
+    for case in ("seeds-32", "seeds-256"):
+        found = rows[case]
+        assert found["kernels_per_iteration"] < 2 * one["kernels_per_iteration"]
+        told = [found[name] for name in ("host_launches_per_call", "host_waits_per_call", "conditionals")]
+        assert told == [1, 0, 0]
+        assert found["unknown_trip_loops"] == one["unknown_trip_loops"]
+
+
 def test_only_what_grew_is_worse() -> None:
     figures = {"host_launches_per_call": 1, "host_waits_per_call": 0, "conditionals": 0, "temp_bytes": 1000}
     old = {"case": "a", "target": "h200", "kernels_per_opt_step": 50.0, **figures}
@@ -138,7 +150,7 @@ def _installed(target: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["h200", "v5e"])
-@pytest.mark.parametrize("case", ["dqn-10", "ppo-64", "evaluate"])
+@pytest.mark.parametrize("case", ["dqn-10", "ppo-64", "a2c", "evaluate", "seeds-32"])
 def test_no_figure_of_a_committed_case_grew(case: str, target: str, tmp_path: Path) -> None:
     """Nothing here has noise, where the compilers are those of the result."""
     newest = sorted(RESULTS.glob(f"*-compiled-{target}.json"))[-1]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from test_readme import block, run, run_alone
 
+from jaxrl.algos import general
 from jaxrl.config import parse
 from jaxrl.errors import SettingsError
 from jaxrl.registry import ALGORITHMS
@@ -33,7 +34,7 @@ QUESTIONS = {
 
 def links(page: Path) -> dict[str, Path]:
     """Return the pages that `page` links to, by the words of the link."""
-    found = re.findall(r"\[([^\]]+)\]\((?!https?:)([^)#]+\.md)", page.read_text())
+    found = re.findall(r"\[([^\]]+)\]\((?!https?:)([^)#]+\.(?:md|ipynb))", page.read_text())
     return {words: (page.parent / target).resolve() for words, target in found}
 
 
@@ -50,10 +51,10 @@ def test_each_question_of_a_newcomer_is_answered_one_click_from_the_first_page()
 def test_every_page_is_two_clicks_from_the_first_page_at_most_and_has_its_place_in_the_navigation() -> None:
     one = {*links(DOCS / "index.md").values()}
     two = one.union(*(links(page).values() for page in one))
-    pages = {page.resolve() for page in DOCS.glob("*.md")}
+    pages = {page.resolve() for page in (*DOCS.glob("*.md"), *DOCS.glob("*.ipynb"))}
     assert pages - two <= {(DOCS / "index.md").resolve()}
     navigation = (ROOT / "mkdocs.yml").read_text()
-    assert [page.name for page in pages if f": {page.name}\n" not in navigation] == []
+    assert [page.name for page in pages if f": {page.stem}.md\n" not in navigation] == []
 
 
 def test_links_to_a_heading_lead_to_one() -> None:
@@ -80,6 +81,54 @@ def test_the_matrix_of_truncation_has_every_agent_and_every_cell_a_test_that_exi
     for file, function in named:
         tests = [node.name for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)]
         assert function in ("", *tests), (file, function)
+
+
+def defaults() -> list[tuple[str, str, str]]:
+    """Return `(algorithm, settings, values)` of the tables of defaults on the pages of the algorithms."""
+    found = []
+    for page in DOCS.glob("*.md"):
+        for table in re.findall(r"^\| default of \|.+\n\|[-|]+\|\n(?:\|.+\n?)+", page.read_text(), re.MULTILINE):
+            head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+            cells = [(algo, row[0], cell) for row in rows for algo, cell in zip(head[1:], row[1:], strict=True)]
+            found += [(algo.strip("`"), names, values) for algo, names, values in cells if values]
+    return found
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_the_defaults_on_the_page_of_an_algorithm_are_those_of_the_code(algo: str) -> None:
+    told = [(names, values) for name, names, values in defaults() if name == algo]
+    assert told
+    run = general(algo)
+    for names, values in told:
+        fields = re.findall(r"`([\w.]+)`", names)
+        for field, value in zip(fields, values.split(", "), strict=True):
+            part, _, name = field.rpartition(".")
+            of = getattr(run, part) if part else run.agent if field in run.agent.__dataclass_fields__ else run
+            assert plain(getattr(of, name)) == value, (field, value)
+
+
+def plain(value: object) -> str:
+    """Write a default as the pages do."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float | int):
+        return f"{value:.10f}".rstrip("0").rstrip(".")
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def test_every_algorithm_has_a_page_with_equations_differences_and_results_to_be_repeated() -> None:
+    families = re.findall(r"^\| (`.+`) \| \[.+\]\((\w+\.md)\)", (DOCS / "algorithms.md").read_text(), re.MULTILINE)
+    pages = {name: DOCS / page for names, page in families for name in re.findall(r"`(\w+)`", names)}
+    assert sorted(pages) == sorted(ALGORITHMS)
+    for name, page in pages.items():
+        parts = re.split(r"^## ", page.read_text(), flags=re.MULTILINE)
+        equations, differs, results = (
+            next(part for part in parts if part.startswith(head)) for head in ("Equations", "What differs", "Results")
+        )
+        assert "```text" in equations, page.name
+        assert "```sh\npython -m " in results, page.name
+        siblings = [other for other, place in pages.items() if place == page]
+        assert len(siblings) == 1 or f"`{name}`" in differs, name
 
 
 def foreign() -> list[tuple[str, str, str]]:
@@ -115,6 +164,22 @@ def test_the_speeds_beside_others_are_those_that_were_measured() -> None:
                 assert float(cell) == pytest.approx(ratios[task, short], rel=0.03)
 
 
+def test_what_is_said_of_another_library_has_its_source_at_the_commit_that_was_read() -> None:
+    versions, claims = (DOCS / "comparison.md").read_text().split("## What they do that jaxrl does not")
+    commits = dict(re.findall(r"^\| ([\w-]+) \| [\w.]* \| (\w{7}) \|", versions, re.MULTILINE))
+    assert len(commits) == 5
+    tables = re.findall(r"^\|.+\| source \|\n\|[-|]+\n((?:\|.+\n)+)", claims.split("## Speed")[0], re.MULTILINE)
+    rows = [line.split("|")[1:-1] for table in tables for line in table.splitlines()]
+    assert len(rows) > 15
+    library = ""
+    for name, *_, source in rows:
+        library = name.strip() or library
+        read = re.findall(r"https://github\.com/[\w./-]+?/(?:blob|tree)/(\w{40})/", source)
+        wanted = [commits[each] for each in library.split(", ")]
+        assert read, (library, source)
+        assert {commit[:7] for commit in read} == set(wanted), (library, source)
+
+
 def explained() -> set[str]:
     """Return the columns that `numbers.md` explains."""
     return set(re.findall(r"`([a-z_0-9/]+)`", (DOCS / "numbers.md").read_text()))
@@ -130,15 +195,42 @@ def assert_explained(run_dir: Path) -> None:
 # --- the code of the pages ----------------------------------------------------------------------------------------
 
 
+def tour() -> list[dict]:
+    """Return the cells of the notebook."""
+    cells: list[dict] = json.loads((DOCS / "tour.ipynb").read_text())["cells"]
+    return cells
+
+
+def test_the_tour_is_a_notebook_that_shows_what_its_code_prints_and_links_to_pages_that_exist() -> None:
+    notebook = json.loads((DOCS / "tour.ipynb").read_text())
+    assert (notebook["nbformat"], notebook["metadata"]["language_info"]["name"]) == (4, "python")
+    assert len({cell["id"] for cell in tour()}) == len(tour())
+    for cell in tour():
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code":
+            kinds = [output["output_type"] for output in cell["outputs"]]
+            assert kinds.count("stream") == ("print(" in source), source
+            assert kinds.count("display_data") == ("plt.show()" in source), source
+        for target, anchor in re.findall(r"\]\((\w+\.md)(?:#([\w-]+))?\)", source):
+            headings = re.findall(r"^#+ (.+)$", (DOCS / target).read_text(), re.MULTILINE)
+            assert anchor in ("", *(heading.lower().replace(" ", "-") for heading in headings)), (target, anchor)
+
+
 @pytest.mark.slow
-def test_the_tour_can_be_taken(tmp_path: Path) -> None:
-    said = run("\n".join(block(f"tour-{i}") for i in range(1, 8)), tmp_path)
+def test_the_tour_can_be_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    code = ["".join(cell["source"]) for cell in tour() if cell["cell_type"] == "code"]
+    said = run("\n\n".join(code), tmp_path)
     assert_explained(tmp_path / "runs" / "tour")
     lines = said.splitlines()
     best, env_steps, stop = next(line for line in lines if line.endswith(" max_opts")).split()
     assert float(best) >= 475
     assert (env_steps, stop) == ("51200", "max_opts")
-    assert "2400" in lines  # it went on
+    assert lines[2] == "1"  # it pushes right
+    assert float(lines[3]) >= 475  # an episode by hand
+    assert lines[4] == "2400"  # it went on
+    assert lines[6] == "[]"  # nothing is wrong with the environment
+    assert 45 < float(lines[7]) <= 50
     assert lines[-1].endswith("agent.lr=1e-05")  # the worse one is the last of the table
     assert (tmp_path / "runs/three/members/00005/best").is_dir()
 
@@ -203,6 +295,8 @@ def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) 
     site = tmp_path / "site"
     pages = {page.relative_to(site).as_posix(): page.read_text() for page in site.rglob("*.html")}
     assert len(pages) > 40
+    assert "data:image/png" in pages["tour.html"]
+    assert 'href="tour.html"' in pages["index.html"]
     for name, text in pages.items():
         loaded = re.findall(r'<(?:script|img|iframe)[^>]*\bsrc="([^"]+)|<link[^>]*\bhref="([^"]+)', text)
         assert [part for pair in loaded for part in pair if re.match(r"(https?:)?//", part)] == [], name

@@ -74,9 +74,9 @@ def test_a_script_is_short_and_uses_public_names_alone(name: str) -> None:
     assert used <= set(jaxrl.__all__)
 
 
-ONE_PROGRAM = ("first_run", "hooks", "resume", "sweep")
-"""Scripts whose program is the same, so that it compiles once; the others are tried in the slow tests."""
-TASTES = [name if name in ONE_PROGRAM else pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS]
+EVERY_DAY = ("first_run",)
+"""The others are tried in the slow tests."""
+TASTES = [name if name in EVERY_DAY else pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS]
 
 
 @pytest.mark.parametrize("name", TASTES)

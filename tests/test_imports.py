@@ -25,12 +25,15 @@ ROOMS = [
 ]
 TRAINING = [
     {
+        "changes",
         "devices",
         "divergence",
         "interrupt",
         "ledger",
         "memory",
+        "processes",
         "program",
+        "reel",
         "sanity",
         "schedule",
         "settings",
@@ -43,7 +46,7 @@ TRAINING = [
     {"session"},
     {"players"},
     {"on_ray"},
-    {"actors", "trainer"},
+    {"actors", "following", "trainer"},
     {"population"},
 ]
 """The floors of `training`, of sub-rooms and loose modules: a module imports from its own floor and those before."""

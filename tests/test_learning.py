@@ -44,6 +44,7 @@ def test_the_reference_is_that_of_the_algorithm() -> None:
     assert learning.reference("dqn", "Breakout-MinAtar") is None
 
 
+@pytest.mark.slow
 def test_a_run_leaves_a_row_and_a_table_and_a_failed_one_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,6 +71,7 @@ def test_a_run_leaves_a_row_and_a_table_and_a_failed_one_says_why(
     assert learning.table([row, failed]).splitlines()[1].split()[2] == "1/2"
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_leaves_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*args: object, **settings: object) -> jaxrl.Trainer:
         trainer = jaxrl.Trainer(*args, **settings)

@@ -162,6 +162,7 @@ def test_custom_strategy(tmp_path: Path) -> None:
         ("off-policy", "max_opts=4_000, eval_interval=500", "max_opts=400, eval_interval=200"),
     ],
 )
+@pytest.mark.slow
 def test_continuous_actions(name: str, long: str, short: str, tmp_path: Path) -> None:
     code = block(name)
     assert long in code
@@ -170,6 +171,7 @@ def test_continuous_actions(name: str, long: str, short: str, tmp_path: Path) ->
     assert -2.0 <= float(action.strip("[]")) <= 2.0
 
 
+@pytest.mark.slow
 def test_networks_of_ones_own(tmp_path: Path) -> None:
     code = block("networks").replace("max_opts=2_000, eval_interval=500", "max_opts=400, eval_interval=200")
     assert run(code, tmp_path).splitlines()[-1] in ("0", "1")
@@ -204,6 +206,7 @@ def test_library(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "runs" / "cartpole" / "checkpoints").iterdir()]
 
 
+@pytest.mark.slow
 def test_recorders_of_ones_own(tmp_path: Path) -> None:
     told = run(block("recorders"), tmp_path).splitlines()
     assert told[0] == "mine ('ppo', 'CartPole-v1') 0.001 0"
@@ -212,6 +215,7 @@ def test_recorders_of_ones_own(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "mine" / "metrics.csv").read_text().startswith("kind,opt_steps,env_steps,")
 
 
+@pytest.mark.slow
 def test_a_service_of_ones_own(tmp_path: Path) -> None:
     code = block("recorders-service")
     run(code, tmp_path)
@@ -238,6 +242,7 @@ def test_the_readme_stays_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
+@pytest.mark.slow
 def test_populations(tmp_path: Path) -> None:
     code = block("population").replace("max_opts=6_400, eval_interval=1_600", "max_opts=320, eval_interval=320")
     *table, told = run(code, tmp_path).splitlines()
@@ -274,6 +279,7 @@ def test_ray_tune_runs_trials_in_processes_of_its_own(tmp_path: Path) -> None:
     assert len(list((tmp_path / "ray").glob("*/trial_*"))) == 4
 
 
+@pytest.mark.slow
 def test_the_report_example_tells_both_runs(tmp_path: Path) -> None:
     assert run(block("report"), tmp_path).splitlines()[-1] == "scores.csv: 2 runs, 1 settings"
     lines = (tmp_path / "scores.csv").read_text().splitlines()
@@ -281,10 +287,12 @@ def test_the_report_example_tells_both_runs(tmp_path: Path) -> None:
     assert len(lines) == 1 + 2 * 2
 
 
+@pytest.mark.slow
 def test_an_exported_policy_acts(tmp_path: Path) -> None:
     assert run_alone(block("export"), tmp_path).splitlines()[-1] in ("0", "1")
 
 
+@pytest.mark.slow
 def test_hooks_and_columns(tmp_path: Path) -> None:
     lines = [line.split() for line in run(block("hooks"), tmp_path).splitlines() if line[0].isdigit()]
     assert [int(step) for step, _, _ in lines] == [500, 1_000, 1_500, 2_000]
@@ -299,16 +307,19 @@ def test_the_schedules_learn(seed: int, tmp_path: Path) -> None:
     assert min(float(best), float(last)) >= 475
 
 
+@pytest.mark.slow
 def test_parameters_of_episodes(tmp_path: Path) -> None:
     code = block("randomise").replace("max_opts=4_000, eval_interval=1_000", "max_opts=64, eval_interval=64")
     assert 0 < float(run(code, tmp_path).splitlines()[-1]) <= 50
 
 
+@pytest.mark.slow
 def test_schedules(tmp_path: Path) -> None:
     code = block("schedules").replace("max_opts=4_096, eval_interval=512", "max_opts=64, eval_interval=64")
     assert 8 < float(run(code, tmp_path).split()[-1]) <= 500
 
 
+@pytest.mark.slow
 def test_masks_of_actions(tmp_path: Path) -> None:
     code = block("masks").replace("max_opts=1_000", "max_opts=500")
     best, action = run(code, tmp_path).splitlines()[-1].split()
@@ -317,6 +328,7 @@ def test_masks_of_actions(tmp_path: Path) -> None:
     assert int(action) in (0, 1)
 
 
+@pytest.mark.slow
 def test_what_only_critics_see(tmp_path: Path) -> None:
     code = block("privileged").replace("max_opts=640, eval_interval=320", "max_opts=32, eval_interval=16")
     assert abs(float(run(code, tmp_path).splitlines()[-1].strip("[]"))) <= 1

@@ -20,7 +20,7 @@ from jaxrl.registry import ALGORITHMS
 from jaxrl.spaces import space_zeros
 from jaxrl.strategies.base import Strategy, block_length
 from jaxrl.training.evaluator import run_episodes
-from jaxrl.training.program import longest_sum, run, state_shapes
+from jaxrl.training.program import longest_sum, run, run_together, state_shapes
 from jaxrl.trees import PyTree
 from jaxrl.xla.options import compiler_options, graph_options, product_options
 
@@ -59,6 +59,16 @@ def training(strategy: Strategy) -> Program:
         strategy.env_steps_per_step,
         lambda jaxpr: {**(compiler_options() or {}), **product_options(longest_sum(jaxpr))},
         block=block_length(strategy.draw, state.key),
+    )
+
+
+def together(strategy: Strategy, width: int) -> Program:
+    """Return the training call of `width` members in one program; an iteration is one of all of them."""
+    one = training(strategy)
+    wide = lambda x: jax.ShapeDtypeStruct((width, *x.shape), x.dtype)
+    state, sums = jax.tree.map(wide, state_shapes(strategy))
+    return one._replace(
+        function=partial(run_together, strategy, False), shapes=(state, sums, COUNT, COUNT), donated=(0,)
     )
 
 
@@ -121,6 +131,7 @@ def _plain_ppo(num_envs: int) -> Program:
 SIZED: dict[str, Callable[[int], Program]] = {
     "dqn": _dqn,
     "ppo": _ppo,
+    "seeds": lambda width: together(replaying(dqn_shape(10)), width),
     "plain-dqn": _plain_dqn,
     "plain-ppo": _plain_ppo,
 }
@@ -129,6 +140,7 @@ CASES: dict[str, Callable[[], Program]] = {
     **{f"plain-dqn-{size}": partial(_plain_dqn, size) for size in (10, 128)},
     **{f"ppo-{size}": partial(_ppo, size) for size in (4, 64, 1024)},
     **{f"plain-ppo-{size}": partial(_plain_ppo, size) for size in (4, 1024)},
+    **{f"seeds-{width}": partial(SIZED["seeds"], width) for width in (32, 256)},
     "dqn-conv": lambda: training(replaying(OTHERS["dqn-conv"])),
     "ppo-gru": lambda: training(build("ppo", replace(preset("ppo"), agent=replace(preset("ppo").agent, core="gru")))),
     "evaluate": lambda: evaluation(replaying(dqn_shape(10))),

@@ -1,22 +1,49 @@
-"""What the site has beside the pages in `docs/`: a reference of the public names, and the changelog."""
+"""What the site has beside the pages in `docs/`: the tour, a reference of the public names, and the changelog."""
 
 import ast
+import json
 import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
+TOUR = "tour.ipynb"
+"""A notebook, which the site shows as a page."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for each room of public names, and the changelog."""
+    """Add the tour, a page for each room of public names, and the changelog."""
+    files.append(File.generated(config, "tour.md", content=page_of(ROOT / "docs" / TOUR)))
     for room, names in public_names().items():
         body = "\n\n".join(f"::: {names[name]}" for name in sorted(names, key=str.lower))
         files.append(File.generated(config, f"reference/{room}.md", content=f"# Reference: {room}\n\n{body}\n"))
     files.append(File.generated(config, "changelog.md", content=changelog()))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let links to the tour lead to its page; that page itself links to the notebook."""
+    return markdown if page.file.src_uri == "tour.md" else markdown.replace(f"]({TOUR})", "](tour.md)")
+
+
+def page_of(notebook: Path) -> str:
+    """Return a notebook as Markdown: its text, its code, and what the code printed and drew."""
+    parts = []
+    for cell in json.loads(notebook.read_text())["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        parts += [shown(output) for output in cell.get("outputs", [])]
+    return "\n\n".join(parts) + f"\n\n[This page as a notebook]({notebook.name}).\n"
+
+
+def shown(output: dict) -> str:
+    """Return what a cell printed or drew as Markdown."""
+    if output["output_type"] == "stream":
+        return f"```text\n{''.join(output['text']).rstrip()}\n```"
+    return f"![What the code above draws](data:image/png;base64,{''.join(output['data']['image/png']).strip()})"
 
 
 def changelog() -> str:

@@ -16,13 +16,14 @@ import jax.numpy as jnp
 
 from jaxrl import shards
 from jaxrl.agents.actor_critic_settings import A2CConfig, IMPALAConfig, PPOConfig, REINFORCEConfig
-from jaxrl.agents.base import Agent, AgentMaker, Mode
+from jaxrl.agents.base import Agent, AgentMaker, Insight, Mode
 from jaxrl.agents.checks import changed, hyper_of
+from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.losses import clipped_surrogate, squared, value_loss, weighted_surrogate
 from jaxrl.agents.optimizers import Descent, Optimizer, descent, learn
 from jaxrl.agents.own import ONE_VALUE, MakePolicy, Own, by_row, choices, network_of, observations, own_parts
 from jaxrl.agents.returns import gae, lambda_returns, vtrace
-from jaxrl.distributions import Distribution, Head, head_of, restricted
+from jaxrl.distributions import Distribution, Head, head_of, restricted, tempered
 from jaxrl.errors import SettingsError
 from jaxrl.masks import PRIVILEGED, blinded, check_parts, for_critic, for_policy, has, mask_of, viewed
 from jaxrl.metrics import Metrics, Stat
@@ -48,6 +49,8 @@ class Hyper(NamedTuple):
     rho_clip: PyTree = ()
     """`()` without V-trace, as is `c_clip`."""
     c_clip: PyTree = ()
+    exploration: PyTree = ()
+    """The temperature at which an actor draws actions, where it has one of its own; else `()`."""
 
 
 class ActorCriticState(NamedTuple):
@@ -190,10 +193,17 @@ def _bind(name: str, config: PPOConfig, own: Own, spec: EnvSpec) -> Agent:
         strip=lambda state: state._replace(opt_state=()),
         settings=asdict(config),
         custom=own.custom,
+        exploration=TEMPERATURE,
         prepare=partial(_prepare, parts),
         stop=partial(_stop, config.target_kl) if config.target_kl else None,
         memory=memory,
         behave=partial(_act, parts, judged=True),
+        insight=Insight(
+            partial(_choice, parts),
+            lambda state, obs, action: _look(parts, state.params.tree, obs)[1],
+            head,
+            privileged=privileged,
+        ),
     )
 
 
@@ -223,7 +233,8 @@ def _init(parts: _Parts, key: Key) -> ActorCriticState:
     if parts.memory is not None:
         obs = Remembered(obs, jax.tree.map(lambda x: x[None], parts.memory))
     params = Flat.of(parts.network.init(key, obs))
-    names = [name for name in Hyper._fields if parts.config.rho_clip or name not in ("rho_clip", "c_clip")]
+    off = {*TEMPERATURE, *(() if parts.config.rho_clip else ("rho_clip", "c_clip"))}
+    names = [name for name in Hyper._fields if name not in off]
     hyper = Hyper(*hyper_of(asdict(parts.config), names))
     return ActorCriticState(params, parts.descent.init(params, hyper.lr), hyper)
 
@@ -240,14 +251,24 @@ def _act(
     mode: Mode,
     judged: bool = False,
 ) -> tuple[PyTree, dict[str, PyTree]]:
-    outputs, _, memory = _look(parts, state.params.tree, obs)
-    distribution = restricted(parts.head.of(outputs), mask_of(obs))
+    distribution, memory = _chosen_from(parts, state, obs)
     raw = distribution.mode() if mode == "exploit" else distribution.sample(noise)
     # The raw action is stored only if it cannot be recovered from the environment's action.
     extras = {"raw": raw} if parts.head.scales else {}
     if judged:
         extras["log_prob"] = distribution.log_prob(raw)
     return parts.head.to_env(raw), extras if parts.memory is None else {**extras, "memory": memory}
+
+
+def _chosen_from(parts: _Parts, state: ActorCriticState, obs: PyTree) -> tuple[Distribution, PyTree]:
+    """Return the distributions of raw actions, and the memory after the step."""
+    outputs, _, memory = _look(parts, state.params.tree, obs)
+    return restricted(tempered(parts.head.of(outputs), state.hyper.exploration), mask_of(obs)), memory
+
+
+def _choice(parts: _Parts, state: ActorCriticState, obs: PyTree, opt_step: Array) -> Distribution:
+    """Return what `act` draws from, as `ChoiceFn`."""
+    return _chosen_from(parts, state, obs)[0]
 
 
 def _look(parts: _Parts, params: PyTree, obs: PyTree) -> tuple[Array, Array, PyTree]:

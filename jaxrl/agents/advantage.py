@@ -23,6 +23,7 @@ from jaxrl.agents.critics import (
     build_networks,
     chosen,
     init_networks,
+    judging,
     learn_critic,
     lowest,
     to_critic,
@@ -30,6 +31,7 @@ from jaxrl.agents.critics import (
     unit_actions,
     value_network,
 )
+from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import Between, Positive, Weight
 from jaxrl.agents.losses import advantage_weight, expectile_loss
 from jaxrl.agents.optimizers import Learnt, Optimizer, descent, learn
@@ -72,6 +74,8 @@ class AdvantageHyper(NamedTuple):
     max_weight: Array
     expectile: PyTree
     """`()` for AWAC."""
+    exploration: PyTree = ()
+    """The temperature at which an actor draws actions, where it has one of its own; else `()`."""
 
 
 class OptStates(NamedTuple):
@@ -154,21 +158,29 @@ def _bind(name: str, config: AWACConfig, own: Own, spec: EnvSpec) -> Agent:
     return Agent(
         name=name,
         init=partial(_init, parts),
-        act=lambda state, obs, noise, opt_step, mode: (act(network, head, state.policy.tree, obs, noise, mode), ()),
+        act=partial(act, network, head),
         update=partial(_update_iql if isinstance(config, IQLConfig) else _update_awac, parts),
         draw_act=head.draw,
         draw_update=partial(_draw_update, parts),
         strip=lambda state: state._replace(critic=(), target=(), value=(), opt_state=()),
         settings=asdict(config),
         custom=own.custom,
+        exploration=TEMPERATURE,
         offline=True,
+        insight=judging(
+            parts,
+            lambda state, obs, opt_step: choice(network, head, state.policy.tree, obs),
+            keep=lambda state: state._replace(target=(), value=(), opt_state=()),
+        ),
     )
 
 
 def _init(parts: Parts, key: Key) -> AdvantageState:
     network_key, value_key = jax.random.split(key)
     policy, critic = init_networks(parts.networks, parts.spec, network_key)
-    hyper = AdvantageHyper(*hyper_of(asdict(parts.config), AdvantageHyper._fields, optional=("expectile",)))
+    hyper = AdvantageHyper(
+        *hyper_of(asdict(parts.config), AdvantageHyper._fields, optional=("expectile", *TEMPERATURE))
+    )
     value: PyTree = ()
     if parts.networks.value is not None:
         value = Flat.of(parts.networks.value.init(value_key, to_critic(space_zeros(parts.spec.observation_space, 1))))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+from jaxrl.distributions import Distribution, Head
 from jaxrl.metrics import Metrics
 from jaxrl.spaces import EnvSpec
 from jaxrl.trees import Array, Key, PyTree
@@ -68,6 +69,34 @@ class StopFn(Protocol):
         ...
 
 
+class ChoiceFn(Protocol):
+    def __call__(self, state: PyTree, obs: PyTree, opt_step: Array, /) -> Distribution:
+        """Return the distributions of raw actions `[N]` from which `act` draws in `explore` mode."""
+        ...
+
+
+class ValueFn(Protocol):
+    def __call__(self, state: PyTree, obs: PyTree, action: PyTree, /) -> Array:
+        """Return values: `[N, A]` of each number of a discrete action, or `[N]` of `obs` `[N, ...]` or of `action`.
+
+        Continuous actions are given as elements of the action space `[N, ...]`; any others are not looked at.
+        """
+        ...
+
+
+class Insight(NamedTuple):
+    """What an agent tells of actions and values when it is asked; where it has none, a text says why."""
+
+    choice: ChoiceFn | str
+    value: ValueFn | str
+    head: Head | None = None
+    """The head whose raw actions `choice` is about; `None`: they are numbers."""
+    privileged: bool = False
+    """Whether `value` sees the privileged state."""
+    keep: StripFn | None = None
+    """For an agent whose `strip` leaves out what `value` needs: another one that keeps it."""
+
+
 class Agent(NamedTuple):
     """Pure functions over an agent's state: parameters and, as arrays, the hyperparameters that a sweep can vary."""
 
@@ -106,6 +135,8 @@ class Agent(NamedTuple):
     """Names of the arguments that supplied parts made in Python, such as `make_network`."""
     scheduled: tuple[str, ...] = ()
     """Names of the hyperparameters that follow a schedule, see `jaxrl.agents.schedules`."""
+    insight: Insight | None = None
+    """What loaded policies tell beside actions."""
 
 
 @runtime_checkable

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, cast
 
 import jax.numpy as jnp
 
-from jaxrl.agents.base import Agent, AgentMaker, Mode
+from jaxrl.agents.base import Agent, AgentMaker, Insight, Mode
 from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.critics import unit_actions
+from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import (
     NetworkConfig,
     OptimizerConfig,
@@ -20,7 +21,7 @@ from jaxrl.agents.fields import (
 )
 from jaxrl.agents.optimizers import Descent, Learnt, Optimizer, Schedule, descent, learn
 from jaxrl.agents.own import MakePolicy, Own, choices, network_of, observations, own_parts
-from jaxrl.distributions import Distribution, Gaussian, Head, head_of, restricted
+from jaxrl.distributions import Distribution, Gaussian, Head, head_of, restricted, tempered
 from jaxrl.masks import for_policy, mask_of, viewed
 from jaxrl.metrics import Metrics
 from jaxrl.nn import Network, PolicyNetwork, check_torso
@@ -48,6 +49,8 @@ class BCHyper(NamedTuple):
 
     lr: Array
     max_grad_norm: Array
+    exploration: PyTree = ()
+    """The temperature at which an actor draws actions, where it has one of its own; else `()`."""
 
 
 class BCState(NamedTuple):
@@ -101,14 +104,20 @@ def _bind(config: BCConfig, own: Own, spec: EnvSpec) -> Agent:
     return Agent(
         name="bc",
         init=partial(_init, parts),
-        act=lambda state, obs, noise, opt_step, mode: (act(network, head, state.policy.tree, obs, noise, mode), ()),
+        act=partial(act, network, head),
         update=partial(_update, parts),
         draw_act=head.draw,
         draw_update=lambda key, batch_size: (),
         strip=lambda state: state._replace(opt_state=()),
         settings=asdict(config),
         custom=own.custom,
+        exploration=TEMPERATURE,
         offline=True,
+        insight=Insight(
+            lambda state, obs, opt_step: choice(network, head, state.policy.tree, obs),
+            "learns actions alone, and has no values",
+            head,
+        ),
     )
 
 
@@ -127,7 +136,7 @@ def _network(config: BCConfig, spec: EnvSpec, head: Head) -> Network:
 
 def _init(parts: _Parts, key: Key) -> BCState:
     policy = Flat.of(parts.network.init(key, space_zeros(for_policy(parts.spec.observation_space), 1)))
-    hyper = BCHyper(*hyper_of(asdict(parts.config), BCHyper._fields))
+    hyper = BCHyper(*hyper_of(asdict(parts.config), BCHyper._fields, optional=TEMPERATURE))
     return BCState(policy, parts.descent.init(policy, hyper.lr), hyper)
 
 
@@ -172,16 +181,18 @@ def taken(spec: EnvSpec, action: Array) -> Array:
     return unit[0] if unit else action
 
 
-def choice(network: Network, head: Head, policy: PyTree, obs: PyTree) -> Distribution:
-    """Return the action distributions for `obs` `[B, ...]`."""
+def choice(network: Network, head: Head, policy: PyTree, obs: PyTree, temperature: PyTree = ()) -> Distribution:
+    """Return the action distributions for `obs` `[B, ...]`, at a `temperature` of an actor's own."""
     outputs = cast(Array, network.apply(policy, for_policy(obs)))
-    return restricted(head.of(outputs), mask_of(obs))
+    return restricted(tempered(head.of(outputs), temperature), mask_of(obs))
 
 
-def act(network: Network, head: Head, policy: PyTree, obs: PyTree, noise: PyTree, mode: Mode) -> PyTree:
-    """Choose the likeliest action for each of `obs` `[N, ...]`, or sample one."""
-    distribution = choice(network, head, policy, obs)
-    return head.to_env(distribution.mode() if mode == "exploit" else distribution.sample(noise))
+def act(
+    network: Network, head: Head, state: Any, obs: PyTree, noise: PyTree, opt_step: Array, mode: Mode
+) -> tuple[PyTree, tuple[()]]:
+    """Choose the likeliest action for each of `obs` `[N, ...]`, or sample one, as `ActFn`."""
+    distribution = choice(network, head, state.policy.tree, obs, state.hyper.exploration)
+    return head.to_env(distribution.mode() if mode == "exploit" else distribution.sample(noise)), ()
 
 
 def judge(network: Network, head: Head, policy: PyTree, obs: PyTree, action: Array) -> Array:

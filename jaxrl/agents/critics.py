@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxrl.agents.base import ChoiceFn, Insight, StripFn
+from jaxrl.agents.exploration import told_values
 from jaxrl.agents.fields import (
     Count,
     NetworkConfig,
@@ -21,7 +23,7 @@ from jaxrl.agents.losses import conservative_gap, entry, squared
 from jaxrl.agents.optimizers import Descent, Learnt, learn
 from jaxrl.agents.own import ONE_VALUE, Own, choices, network_of, observations, values_of
 from jaxrl.distributions import Head, from_box
-from jaxrl.masks import for_critic, for_policy, mask_of, masked, viewed
+from jaxrl.masks import PRIVILEGED, for_critic, for_policy, has, mask_of, masked, viewed
 from jaxrl.metrics import Metrics
 from jaxrl.nn import Critic, Ensemble, Network, PolicyNetwork, check_torso, ensemble, require_network
 from jaxrl.nn.own import ROWS
@@ -211,6 +213,18 @@ def chosen(q: Array, pick: Array | None) -> Array:
 def lowest(critic: Network, params: PyTree, obs: PyTree, *action: Array) -> Array:
     """Return the lowest of the critics' values, `[B, outputs]` (Fujimoto et al. 2018, algorithm 1)."""
     return cast(Array, critic.apply(params, to_critic(obs), *action)).min(0)
+
+
+def judging(parts: Parts, choice: ChoiceFn | str, keep: StripFn) -> Insight:
+    """Return what an agent with critics tells: the lowest of their values, of every action or of the given ones."""
+    return Insight(choice, partial(_told, parts), parts.head, has(parts.spec.observation_space, PRIVILEGED), keep)
+
+
+def _told(parts: Parts, state: Any, obs: PyTree, action: PyTree) -> Array:
+    critic = parts.networks.critic
+    if isinstance(parts.spec.action_space, Discrete):
+        return told_values(lowest(critic, state.critic.tree, obs), obs)
+    return lowest(critic, state.critic.tree, obs, *unit_actions(parts.spec, action))[:, 0]
 
 
 def trail(target: Flat, online: Flat, tau: Array) -> Flat:

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl.agents.base import Agent, AgentMaker, Mode
+from jaxrl.agents.base import Agent, AgentMaker, Insight, Mode
 from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.dqn_settings import CQLDQNConfig, DQNConfig, RainbowConfig
-from jaxrl.agents.exploration import EPSILONS, draw_epsilon_greedy, epsilon_greedy
+from jaxrl.agents.exploration import EPSILONS, NOISY, draw_epsilon_greedy, epsilon_greedy, explored, told_values
 from jaxrl.agents.losses import conservative_gap, entry, munchausen
 from jaxrl.agents.optimizers import Descent, Optimizer, descent, learn, linear
 from jaxrl.agents.own import MakeNetwork, Own, network_of, observations, own_parts, values_of
@@ -41,6 +41,7 @@ from jaxrl.agents.values import (
     quantiles,
     widened,
 )
+from jaxrl.distributions import Distribution
 from jaxrl.errors import SettingsError
 from jaxrl.masks import best, for_policy, mask_of, masked, viewed
 from jaxrl.metrics import Metrics
@@ -232,6 +233,10 @@ def _bind(name: str, config: DQNConfig, own: Own, spec: EnvSpec) -> Agent:
         bounds_returns=_derives_support(config),
         memory=parts.memory,
         window=window_of(config),
+        insight=Insight(
+            NOISY if config.noisy else partial(_choice, parts),
+            lambda state, obs, action: told_values(_means(parts, state, obs, ())[0], obs),
+        ),
     )
 
 
@@ -300,16 +305,27 @@ def _act(
     space = parts.spec.action_space
     assert isinstance(space, Discrete)
     coins, net_noise, gumbel = (cast(Any, None), (), ()) if mode == "exploit" else noise
-    taus = _taus(parts, jax.tree.leaves(obs)[0].shape[0])
-    out, memory = _look(parts, state.params.tree, obs, net_noise, *taus)
+    q, memory = _means(parts, state, obs, net_noise)
     extras = () if parts.memory is None else {"memory": kept_after(memory)}
-    q = jax.vmap(_values(parts.config, state.reach).mean)(out)
     greedy = best(space, q, mask_of(obs))
     if mode == "exploit":
         return greedy, extras
     if parts.config.boltzmann:  # the largest of values with Gumbel noise is drawn from their softmax
         greedy = best(space, q / state.hyper.boltzmann + gumbel, mask_of(obs))
     return epsilon_greedy(parts.spec, greedy, coins, _epsilon(parts, state.hyper, opt_step), obs), extras
+
+
+def _means(parts: _Parts, state: DQNState, obs: PyTree, noise: PyTree) -> tuple[Array, PyTree]:
+    """Return the expected returns of actions `[N, A]`, and the memory after the step; `noise` is that of parameters."""
+    taus = _taus(parts, jax.tree.leaves(obs)[0].shape[0])
+    out, memory = _look(parts, state.params.tree, obs, noise, *taus)
+    return jax.vmap(_values(parts.config, state.reach).mean)(out), memory
+
+
+def _choice(parts: _Parts, state: DQNState, obs: PyTree, opt_step: Array) -> Distribution:
+    """Return what `act` draws from, as `ChoiceFn`."""
+    q, hyper = _means(parts, state, obs, ())[0], state.hyper
+    return explored(q, _epsilon(parts, hyper, opt_step), obs, hyper.boltzmann if parts.config.boltzmann else None)
 
 
 def _outputs(parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: Array) -> Array:

@@ -3,12 +3,17 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl.masks import draw_random, random_action
+from jaxrl.distributions import Categorical
+from jaxrl.masks import allowed, draw_random, mask_of, masked, random_action
 from jaxrl.spaces import EnvSpec
 from jaxrl.trees import Array, Key, PyTree
+from jaxrl.xla.short import argmax
 
 EPSILONS = ("epsilon_start", "epsilon_end")
 """The hyperparameters that set the probability of a random action."""
+TEMPERATURE = ("exploration",)
+"""The hyperparameter of agents that draw from a distribution: its temperature, where an actor has one of its own."""
+NOISY = "explores by noise in its network (agent.noisy), under which no action has a probability of its own"
 
 
 def draw_epsilon_greedy(spec: EnvSpec, key: Key, num_envs: int) -> tuple[Array, Array]:
@@ -21,3 +26,21 @@ def epsilon_greedy(spec: EnvSpec, greedy: Array, noise: tuple[Array, Array], eps
     """Take a random action that `obs` allows with probability `epsilon`, otherwise the greedy one, both `[N]`."""
     coin, drawn = noise
     return jnp.where(coin < epsilon, random_action(spec, drawn, obs), greedy)
+
+
+def explored(q: Array, epsilon: Array, obs: PyTree, temperature: Array | None = None) -> Categorical:
+    """Return what an agent with action values `[N, A]` chooses from under epsilon-greedy exploration.
+
+    With a `temperature`, it draws from the softmax of the values in place of the greedy action.
+    """
+    mask = mask_of(obs)
+    may = jnp.ones(q.shape, bool) if mask is None else allowed(mask)
+    q = masked(q, mask)
+    likely = jax.nn.one_hot(argmax(q), q.shape[-1]) if temperature is None else jax.nn.softmax(q / temperature)
+    return Categorical(jnp.log(epsilon * may / may.sum(axis=-1, keepdims=True) + (1 - epsilon) * likely))
+
+
+def told_values(q: Array, obs: PyTree) -> Array:
+    """Return action values `[N, A]` with minus infinity in place of those of actions that `obs` forbids."""
+    mask = mask_of(obs)
+    return q if mask is None else jnp.where(allowed(mask), q, -jnp.inf)

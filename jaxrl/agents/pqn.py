@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from jaxrl.agents.base import Agent, AgentMaker, Mode
+from jaxrl.agents.base import Agent, AgentMaker, Insight, Mode
 from jaxrl.agents.checks import changed, check_actions, hyper_of
-from jaxrl.agents.exploration import EPSILONS, draw_epsilon_greedy, epsilon_greedy
+from jaxrl.agents.exploration import EPSILONS, draw_epsilon_greedy, epsilon_greedy, explored, told_values
 from jaxrl.agents.fields import (
     NetworkConfig,
     OptimizerConfig,
@@ -22,6 +22,7 @@ from jaxrl.agents.losses import entry, squared
 from jaxrl.agents.optimizers import Descent, Optimizer, descent, learn, linear
 from jaxrl.agents.own import MakeNetwork, Own, network_of, observations, own_parts, values_of
 from jaxrl.agents.returns import lambda_returns
+from jaxrl.distributions import Distribution
 from jaxrl.masks import best, for_policy, mask_of, masked, viewed
 from jaxrl.metrics import Metrics
 from jaxrl.nn import Network, QNetwork, check_torso
@@ -128,6 +129,9 @@ def _bind(config: PQNConfig, own: Own, spec: EnvSpec) -> Agent:
         custom=own.custom,
         exploration=EPSILONS,
         prepare=partial(_prepare, parts),
+        insight=Insight(
+            partial(_choice, parts), lambda state, obs, action: told_values(_q(parts, state.params.tree, obs), obs)
+        ),
     )
 
 
@@ -170,6 +174,11 @@ def _act(
     if mode == "exploit":
         return greedy, ()
     return epsilon_greedy(parts.spec, greedy, noise, _epsilon(parts, state.hyper, opt_step), obs), ()
+
+
+def _choice(parts: _Parts, state: PQNState, obs: PyTree, opt_step: Array) -> Distribution:
+    """Return what `act` draws from, as `ChoiceFn`."""
+    return explored(_q(parts, state.params.tree, obs), _epsilon(parts, state.hyper, opt_step), obs)
 
 
 def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> Target:

@@ -26,6 +26,7 @@ from jaxrl.agents.critics import (
     Rivals,
     build_networks,
     init_networks,
+    judging,
     lasting,
     learn_critic,
     lowest,
@@ -33,11 +34,12 @@ from jaxrl.agents.critics import (
     to_policy,
     trail,
 )
+from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import Between, Count, Positive, Rate, Real, Weight
 from jaxrl.agents.optimizers import OPTIMIZERS, Optimizer, decayed, descent, learn
 from jaxrl.agents.own import MakeNetwork, MakePolicy, Own, own_parts
 from jaxrl.agents.schedules import schedules_in
-from jaxrl.distributions import Distribution, head_of, restricted
+from jaxrl.distributions import Distribution, head_of, restricted, tempered
 from jaxrl.errors import SettingsError
 from jaxrl.masks import allowed, mask_of
 from jaxrl.metrics import Metrics
@@ -97,6 +99,8 @@ class SACHyper(NamedTuple):
     """`()` if it is off."""
     noise_memory: PyTree = ()
     """`()` if it is off."""
+    exploration: PyTree = ()
+    """The temperature at which an actor draws actions, where it has one of its own; else `()`."""
 
 
 class OptStates(NamedTuple):
@@ -189,8 +193,14 @@ def _bind(name: str, config: SACConfig, own: Own, spec: EnvSpec) -> Agent:
         strip=lambda state: state._replace(critic=(), target=(), log_temperature=(), opt_state=()),
         settings=asdict(config),
         custom=own.custom,
+        exploration=TEMPERATURE,
         offline=isinstance(config, CQLConfig),
         memory=jnp.zeros(space_size(cast(Box, spec.action_space))) if config.noise_memory else None,
+        insight=judging(
+            parts,
+            lambda state, obs, opt_step: _policy(parts, state.policy.tree, obs),
+            keep=lambda state: state._replace(target=(), log_temperature=(), opt_state=()),
+        ),
     )
 
 
@@ -199,7 +209,7 @@ def _init(parts: Parts, key: Key) -> SACState:
     policy, critic = init_networks(parts.networks, parts.spec, key)
     entropy = config.target_entropy or _usual_entropy(parts.spec)
     settings = {**asdict(config), "target_entropy": entropy}
-    hyper = SACHyper(*hyper_of(settings, SACHyper._fields, optional=("cql", "noise_memory")))
+    hyper = SACHyper(*hyper_of(settings, SACHyper._fields, optional=("cql", "noise_memory", *TEMPERATURE)))
     log_temperature: PyTree = ()
     learnt: PyTree = ()
     if config.learn_temperature:
@@ -228,13 +238,13 @@ def _target_entropy(parts: Parts, usual: Array, obs: PyTree) -> Array:
     return jnp.where(usual == jnp.float32(_usual_entropy(parts.spec)), usual * share, usual)
 
 
-def _policy(parts: Parts, params: PyTree, obs: PyTree) -> Distribution:
+def _policy(parts: Parts, params: PyTree, obs: PyTree, temperature: PyTree = ()) -> Distribution:
     outputs = cast(Array, parts.networks.policy.apply(params, to_policy(obs)))
-    return restricted(parts.head.of(outputs), mask_of(obs))
+    return restricted(tempered(parts.head.of(outputs), temperature), mask_of(obs))
 
 
 def _act(parts: Parts, state: SACState, obs: PyTree, noise: Array, opt_step: Array, mode: Mode) -> tuple[Array, Any]:
-    distribution = _policy(parts, state.policy.tree, obs)
+    distribution = _policy(parts, state.policy.tree, obs, state.hyper.exploration)
     if mode == "exploit":
         return parts.head.to_env(distribution.mode()), {"memory": obs.memory} if isinstance(obs, Remembered) else ()
     if not isinstance(obs, Remembered):

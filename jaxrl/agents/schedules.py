@@ -204,12 +204,17 @@ def follow(agent: Agent) -> Agent:
         state, metrics, priorities = agent.update(at(state, opt_step), batch, noise, opt_step)
         return state, {**{name: schedule(opt_step) for name, schedule in schedules.items()}, **metrics}, priorities
 
+    insight = agent.insight
+    if insight is not None and not isinstance(insight.choice, str):
+        choice = insight.choice
+        insight = insight._replace(choice=lambda state, obs, opt_step: choice(at(state, opt_step), obs, opt_step))
     return agent._replace(
         init=lambda key: at(agent.init(key), 0),
         act=act,
         update=update,
         behave=agent.behave and behave,
         scheduled=tuple(targets),
+        insight=insight,
     )
 
 

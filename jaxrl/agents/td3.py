@@ -21,6 +21,7 @@ from jaxrl.agents.critics import (
     Parts,
     build_networks,
     init_networks,
+    judging,
     lasting,
     learn_critic,
     lowest,
@@ -198,6 +199,11 @@ def _bind(name: str, config: TD3Config, own: Own, spec: EnvSpec) -> Agent:
         exploration=("noise",),
         offline=isinstance(config, TD3BCConfig),
         memory=jnp.zeros(size) if config.noise_memory else None,
+        insight=judging(
+            parts,
+            "takes one action, beside which noise is added; no action has a probability of its own",
+            keep=lambda state: state._replace(target_policy=(), target_critic=(), opt_state=()),
+        ),
     )
 
 

@@ -60,9 +60,25 @@ class Processor(NamedTuple):
     frozen: "Callable[[PyTree], Processor] | None" = None
     """`(learnt) -> processor`: the same processor with `learnt` fixed, for acting; `None` if it learns nothing."""
 
+    joined: Callable[[PyTree, PyTree], PyTree] | None = None
+    """`(learnt, learnt) -> learnt`: what was learnt of both, where actors learn apart, and `learnt` selects leaves of
+    the state; `None`: it cannot be told."""
+
     def freeze(self, learnt: PyTree) -> "Processor":
         """Return the processor with `learnt` fixed."""
         return self if self.frozen is None else self.frozen(learnt)
+
+    def taught(self, state: PyTree, learnt: PyTree) -> PyTree:
+        """Return `state` with `learnt` in place of what it has learnt so far."""
+        leaves, treedef = jax.tree.flatten(state)
+        places = jax.tree.leaves(self.learnt(jax.tree.unflatten(treedef, range(len(leaves)))))
+        for place, leaf in zip(places, jax.tree.leaves(learnt), strict=True):
+            leaves[place] = leaf
+        return jax.tree.unflatten(treedef, leaves)
+
+    def taught_more(self, learnt: PyTree, more: PyTree) -> PyTree:
+        """Return what was learnt of both, see `joined`."""
+        return learnt if self.joined is None else self.joined(learnt, more)
 
 
 OFF = {
@@ -99,6 +115,7 @@ def chain(*processors: Processor) -> Processor:
         space=partial(_space, processors),
         learnt=lambda states: tuple(p.learnt(state) for p, state in zip(processors, states, strict=True)),
         frozen=lambda learnt: chain(*(p.freeze(x) for p, x in zip(processors, learnt, strict=True))),
+        joined=lambda a, b: tuple(p.taught_more(x, y) for p, x, y in zip(processors, a, b, strict=True)),
         settings=None if None in settings else {k: v for part in settings if part for k, v in part.items()},
     )
 

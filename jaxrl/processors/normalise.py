@@ -83,6 +83,7 @@ def normalise_obs() -> Processor:
         settings={"normalise_obs": True},
         learnt=lambda state: state.moments,
         frozen=_frozen,
+        joined=lambda a, b: tuple(m if m is None else _joined(m, *n) for m, n in zip(a, b, strict=True)),
     )
 
 

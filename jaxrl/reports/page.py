@@ -142,7 +142,12 @@ def _film(name: str, path: Any) -> str:
     except OSError:  # removed meanwhile
         return ""
     said = html.escape(f"{name}: {path.name}", quote=True)
-    return f'<figure><img alt="{said}" src="data:image/gif;base64,{data}"><figcaption>{said}</figcaption></figure>'
+    if path.suffix == ".mp4":
+        source = f'src="data:video/mp4;base64,{data}"'
+        picture = f'<video aria-label="{said}" {source} autoplay loop muted playsinline controls></video>'
+    else:
+        picture = f'<img alt="{said}" src="data:image/gif;base64,{data}">'
+    return f"<figure>{picture}<figcaption>{said}</figcaption></figure>"
 
 
 def _drawn(groups: Sequence[Group], curves: Sequence[Sequence[Curve]]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import numpy as np
 
 from jaxrl.errors import SettingsError, one_line
 from jaxrl.reports.rows import Log, number, read_episodes, read_log
-from jaxrl.training.settings import NEWER, renewed
+from jaxrl.training.changes import NEWER, renewed
+from jaxrl.training.reel import FORMATS
 from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir
 from jaxrl.training.storage.run_dir import (
     CONFIG,
@@ -22,7 +23,7 @@ from jaxrl.training.storage.run_dir import (
     require_run,
 )
 
-LARGEST_GIF = 20 * 2**20
+LARGEST_FILM = 20 * 2**20
 """Bytes of a film that the page takes in."""
 
 
@@ -141,7 +142,7 @@ def _run(path: Path, name: str, config: Mapping[str, Any], remarks: list[str]) -
 
 
 def _film(path: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest GIF of a run, and a remark if it is too large to be shown."""
+    """Return the newest film of a run, and a remark if it is too large to be shown."""
     try:
         films = [(entry.stat().st_mtime, entry.stat().st_size, entry) for entry in films_in(path)]
     except OSError:
@@ -149,14 +150,14 @@ def _film(path: Path) -> tuple[Path | None, list[str]]:
     if not films:
         return None, []
     _, size, film = max(films)
-    if size > LARGEST_GIF:
+    if size > LARGEST_FILM:
         return None, [f"{film.name} has {size / 2**20:.0f} MiB and is left out; at most 20 are taken in"]
     return film, []
 
 
 def films_in(path: Path) -> list[Path]:
-    """Return the GIFs of a run, those made on the way among them."""
-    return [*path.glob("*.gif"), *path.glob(f"{VIDEOS}/*.gif")]
+    """Return the films of a run, those made on the way among them."""
+    return [film for place in (path, path / VIDEOS) for form in FORMATS for film in place.glob(f"*.{form}")]
 
 
 def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:

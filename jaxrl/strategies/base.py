@@ -48,6 +48,22 @@ class StrategyStep(Protocol):
         ...
 
 
+class Told(NamedTuple):
+    """What a policy tells beside its action, at the observation that it is to act on.
+
+    Each function is `(params, carry, opt_step, action) -> numbers`; where there are none, it raises `SettingsError`.
+    """
+
+    probabilities: Callable[[PyTree, PyTree, Array, PyTree], PyTree]
+    """`[N, A]`, or for an action of several numbers a tuple of such; `action` is not looked at."""
+    log_prob: Callable[[PyTree, PyTree, Array, PyTree], Array]
+    """`[N]`, of the actions given."""
+    values: Callable[[PyTree, PyTree, Array, PyTree], Array]
+    """`[N, A]` or `[N]`; `()` as action stands for none."""
+    privileged: bool = False
+    """Whether values see the privileged state."""
+
+
 class Policy(NamedTuple):
     """How to act with what a strategy trained, for `N` environments at once."""
 
@@ -63,6 +79,10 @@ class Policy(NamedTuple):
     """`(params, carry, step) -> carry`: take in what the action led to."""
     sample: Callable[[PyTree, PyTree, Key, Array], tuple[PyTree, PyTree]] | None = None
     """`(params, carry, key, opt_step) -> (carry, action)`: choose as in training; the key is consumed."""
+    told: Told | None = None
+    """What it tells of probabilities and values."""
+    judging: Callable[[PyTree], PyTree] | None = None
+    """`(state) -> params`, with what values need beside; `None`: acting needs all of it."""
 
 
 class Ended(NamedTuple):

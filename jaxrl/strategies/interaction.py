@@ -20,6 +20,7 @@ from jaxrl.processors.n_step import NStepState, n_step
 from jaxrl.processors.normalise import RewardState, normalise_reward
 from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.strategies.base import Ended, Policy
+from jaxrl.strategies.told import told_by
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step, Transition
 from jaxrl.xla.carry import cut_out, scan_rows
@@ -350,7 +351,14 @@ def make_policy(agent: Agent, processor: Processor, spec: EnvSpec) -> Policy:
     def params(state: Any) -> PolicyParams:
         return PolicyParams(agent.strip(state.agent), processor.learnt(state.processor))
 
-    return Policy(spec, params, begin_policy, act, observe, sample)
+    def judging(state: Any) -> PolicyParams:
+        assert agent.insight is not None
+        assert agent.insight.keep is not None
+        return PolicyParams(agent.insight.keep(state.agent), processor.learnt(state.processor))
+
+    keeps = agent.insight is not None and agent.insight.keep is not None
+    told = told_by(agent, processor)
+    return Policy(spec, params, begin_policy, act, observe, sample, told, judging if keeps else None)
 
 
 def policy_params_like(agent: Agent, processor: Processor, spec: EnvSpec) -> PolicyParams:

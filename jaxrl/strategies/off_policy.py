@@ -47,6 +47,8 @@ from jaxrl.strategies.remote import (
     Crowd,
     Remote,
     arrived,
+    learnt_by_all,
+    nothing_learnt,
     of_one_shard,
     remote,
     settings_of_actors,
@@ -242,6 +244,7 @@ def _advance(parts: _Parts, state: OffPolicyState, noise: PyTree, t: Array) -> t
         told = merged(episode_metrics(seen))
     else:
         arrival, update_noise = noise
+        state = _taught(parts, state, arrival)
         items, seen, told = _arrived(parts, arrival)
     pushes = parts.turns.fill + jnp.asarray(t, jnp.uint32)
     # Push before sampling: the other way round XLA must keep the old buffer, and copies it every iteration.
@@ -258,8 +261,14 @@ def _arrived(parts: _Parts, arrival: Arrival) -> tuple[Transition, StepInfo, Met
     return items, seen, {**episode_metrics(seen), **told}
 
 
+def _taught(parts: _Parts, state: OffPolicyState, arrival: Arrival) -> OffPolicyState:
+    """Take up what the processors of actors have learnt."""
+    return state._replace(processor=learnt_by_all(parts.actors.processor, state.processor, arrival.fresh))
+
+
 def _remote(parts: _Parts, crowd: Crowd) -> Remote:
     def push(state: OffPolicyState, arrival: Arrival, t: Array) -> OffPolicyState:
+        state = _taught(parts, state, arrival)
         return state._replace(buffer=parts.buffer.push(state.buffer, _arrived(parts, arrival)[0], t))
 
     return remote(
@@ -316,7 +325,8 @@ def _init(parts: _Parts, key: Key) -> OffPolicyState:
         health=healthy(),
     )
     if parts.crowd is not None:
-        return state
+        processor = parts.actors.processor
+        return state._replace(processor=processor.taught(state.processor, nothing_learnt(processor, parts.crowd)))
     state = _prime(parts, state, prime_key)
 
     def fill(t: Array, state: OffPolicyState) -> OffPolicyState:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.dataset import Dataset, split, summary_of
+from jaxrl.buffers.epochs import batch_of_epochs
 from jaxrl.buffers.uniform import uniform
 from jaxrl.distributions import from_box
 from jaxrl.envs.base import Env
@@ -39,6 +40,8 @@ class OfflineState(NamedTuple):
     buffer: PyTree
     """The data as transitions; they stay."""
     health: Health
+    reward_factor: PyTree = ()
+    """Float32: what the rewards of the data were multiplied by; `()` if by nothing."""
 
 
 class _Parts(NamedTuple):
@@ -47,6 +50,10 @@ class _Parts(NamedTuple):
     buffer: Buffer
     data: Dataset
     updates: int
+    epochs: bool = False
+    """Whether batches are drawn without replacement."""
+    factor: float | None = None
+    """What the rewards of `data` were multiplied by."""
 
 
 def offline(
@@ -58,6 +65,8 @@ def offline(
     processor: Processor | None = None,
     updates: int = 1,
     holdout: float = 0.0,
+    replacement: bool = True,
+    scale_rewards_by: str = "none",
 ) -> Strategy:
     """Compose training from data alone, as of IQL.
 
@@ -68,26 +77,35 @@ def offline(
     Args:
       data: what `jaxrl.load_dataset(...)` returns.
       agent: what `jaxrl.iql(...)` and its sisters return, or any agent that learns from replay.
-      batch_size: transitions in a batch, drawn uniformly with replacement.
+      batch_size: transitions in a batch, drawn uniformly with replacement; 0: all of the data, in every update.
       env: where to judge the policy; without it, by how near its greedy actions come to those of episodes held out.
       processor: what makes transitions of steps; `one_step()` if left out.
       updates: optimisation steps in one iteration.
       holdout: share of the episodes that are not learnt from.
+      replacement: without, training goes through the data in epochs, each in a new random order: every transition is
+        learnt from exactly once in each. A batch that an epoch ends in is filled from the beginning of the next.
+      scale_rewards_by: what rewards are scaled by before anything else: none; range (times 1000, divided by the largest
+        less the smallest return of an episode, as IQL does on D4RL); or std (divided by the returns' standard
+        deviation).
 
     Raises:
       SettingsError: data of another environment, fewer than a batch, or an agent that cannot learn from them.
     """
     check_count("updates", updates)
-    check_count("batch_size", batch_size)
+    check_count("batch_size", batch_size, least=0)
     processor = processor or one_step()
     check_env(data, env)
     train, held = split(data, holdout)
     bound = _bound(agent, processor, data)
+    factor = factor_of(train, scale_rewards_by)
+    if factor is not None:
+        train = train._replace(reward=train.reward * np.float32(factor))
     if train.rows < batch_size:
         raise SettingsError(
             f"batch_size is {batch_size}, but there are {train.rows} transitions to learn from; lower batch_size"
         )
-    parts = _Parts(bound, processor, uniform(train.rows, batch_size), train, updates)
+    buffer = _buffer(train.rows, batch_size)
+    parts = _Parts(bound, processor, buffer, train, updates, not replacement and batch_size > 0, factor)
     settings = settings_of(
         bound,
         processor,
@@ -97,6 +115,8 @@ def offline(
         batch_size=batch_size,
         updates=updates,
         holdout=holdout,
+        replacement=replacement,
+        scale_rewards_by=scale_rewards_by,
     )
     by_hand = [] if data.settings else ["data"]
     return Strategy(
@@ -109,12 +129,55 @@ def offline(
         policy=make_policy(bound, processor, data.spec if env is None else env.spec),
         judge=held and partial(_judge, parts, held),
         retune=partial(_retune, parts),
-        notes=(f"learns from {summary_of(train)}",),
+        notes=_notes(parts, scale_rewards_by),
         settings={**settings, **(data.settings or {}), "custom": [*settings["custom"], *by_hand]},
         health=health_of,
         reseed=reseed,
         capacity=parts.buffer.capacity(train.rows),
     )
+
+
+def _buffer(rows: int, batch_size: int) -> Buffer:
+    """Return where the data lie; a `batch_size` of 0 takes all of them, in their order."""
+    buffer = uniform(rows, batch_size or rows)
+    if batch_size:
+        return buffer
+    return buffer._replace(draw=lambda key, pushes, block: jnp.arange(rows, dtype=jnp.int32))
+
+
+RANGE = 1000.0
+"""Difference between the largest and the smallest return of rewards scaled by their range (Kostrikov et al. 2021)."""
+
+
+def factor_of(data: Dataset, by: str) -> float | None:
+    """Return what the rewards of `data` are multiplied by, `None` for nothing; returns are not discounted.
+
+    Raises:
+      SettingsError: `by` is unknown, or all episodes have the same return.
+    """
+    if by not in ("none", "range", "std"):
+        raise SettingsError(f"scale_rewards_by is {by!r}; expected none, range or std")
+    if by == "none":
+        return None
+    returns = summary_of(data).returns
+    spread = float(np.ptp(returns) if by == "range" else returns.std())
+    if not spread > 0:
+        raise SettingsError(
+            f"scale_rewards_by is {by}, but all episodes of the data have the return {returns[0]:g}; set it to none, "
+            "or use processor.reward_scale"
+        )
+    return (RANGE if by == "range" else 1.0) / spread
+
+
+def _notes(parts: _Parts, by: str) -> tuple[str, ...]:
+    """Return what is told at the beginning of a run."""
+    rows, batch = parts.data.rows, parts.buffer.batch_size
+    notes = [f"learns from {summary_of(parts.data)}"]
+    if parts.factor is not None:
+        notes.append(f"rewards are multiplied by {parts.factor:.6g}, by the {by} of the returns in the data")
+    if parts.epochs:
+        notes.append(f"an epoch, in which each of {rows} transitions is learnt from once, is {rows / batch:g} updates")
+    return tuple(notes)
 
 
 def check_env(data: Dataset, env: Env | HostEnv | None) -> None:
@@ -134,7 +197,9 @@ def check_env(data: Dataset, env: Env | HostEnv | None) -> None:
 
 def _bound(agent: AgentMaker, processor: Processor, data: Dataset) -> Agent:
     if (processor.settings or {}).get("normalise_reward"):
-        raise SettingsError("processor.normalise_reward goes by what was seen so far; use processor.reward_scale")
+        raise SettingsError(
+            "processor.normalise_reward goes by what was seen so far; use scale_rewards_by, or processor.reward_scale"
+        )
     _, bound = bind(agent, processor, data.spec)
     if bound.prepare is not None:
         able = listed(names_of("offline"))
@@ -155,11 +220,24 @@ def check_forgets(agent: Agent, what: str) -> None:
 
 def _step(parts: _Parts, state: OfflineState, noise: PyTree, t: Array) -> tuple[OfflineState, Metrics]:
     first_opt = jnp.asarray(t, jnp.uint32) * parts.updates
-    return learn(parts.agent, parts.buffer, state, noise, first_opt, parts.updates)
+    state, metrics = learn(parts.agent, parts.buffer, state, noise, first_opt, parts.updates)
+    if parts.epochs:
+        passed = (first_opt + parts.updates).astype(jnp.float32)
+        metrics = {**metrics, "epochs": passed * (parts.buffer.batch_size / parts.data.rows)}
+    return state, metrics if parts.factor is None else {**metrics, "reward_factor": state.reward_factor}
+
+
+EPOCH_STREAM = 2**32 - 5
+"""Number under which the orders of epochs are drawn; no iteration has it."""
 
 
 def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
-    return draw_learning(parts.agent, parts.buffer, fold(key, t), jnp.uint32(1), parts.data.rows, parts.updates)
+    noise = draw_learning(parts.agent, parts.buffer, fold(key, t), jnp.uint32(1), parts.data.rows, parts.updates)
+    if not parts.epochs:
+        return noise
+    steps = jnp.asarray(t, jnp.uint32) * parts.updates + jnp.arange(parts.updates, dtype=jnp.uint32)
+    rows, batch, orders = parts.data.rows, parts.buffer.batch_size, fold(key, EPOCH_STREAM)
+    return jax.vmap(lambda step: batch_of_epochs(orders, step, batch, rows))(steps), noise[1]
 
 
 # --- the beginning ----------------------------------------------------------------------------------------------
@@ -171,7 +249,8 @@ def _init(parts: _Parts, key: Key) -> OfflineState:
     items = transitions(parts.processor.freeze(parts.processor.learnt(processor)), parts.data)
     empty = parts.buffer.init(row_struct(items), parts.data.rows)
     buffer = parts.buffer.push(empty, items, jnp.uint32(0))
-    return OfflineState(stream, parts.agent.init(agent_key), processor, buffer, healthy())
+    factor: PyTree = () if parts.factor is None else jnp.float32(parts.factor)
+    return OfflineState(stream, parts.agent.init(agent_key), processor, buffer, healthy(), factor)
 
 
 def _retune(parts: _Parts, state: OfflineState) -> OfflineState:

@@ -36,7 +36,17 @@ from jaxrl.strategies.interaction import (
     telling_step,
     usual_processor,
 )
-from jaxrl.strategies.remote import ActorsConfig, Crowd, arrived, of_one_shard, remote, settings_of_actors, stage
+from jaxrl.strategies.remote import (
+    ActorsConfig,
+    Crowd,
+    arrived,
+    learnt_by_all,
+    nothing_learnt,
+    of_one_shard,
+    remote,
+    settings_of_actors,
+    stage,
+)
 from jaxrl.strategies.shards import sharded
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Rollout, Transition
@@ -212,6 +222,9 @@ def _init(parts: _Parts, key: Key) -> OnPolicyState:
     stream, agent_key, env_key = jax.random.split(key, 3)
     agent = parts.actors.agent.init(agent_key)
     scene, _ = open_scene(parts.actors, agent, own(env_key))
+    processor = parts.actors.processor
+    if parts.crowd is not None:
+        scene = scene._replace(processor=processor.taught(scene.processor, nothing_learnt(processor, parts.crowd)))
     return OnPolicyState(stream, agent, scene.env, scene.processor, healthy())
 
 
@@ -228,6 +241,8 @@ def _advance(parts: _Parts, state: OnPolicyState, noise: PyTree, t: Array) -> tu
         state = state._replace(env=scene.env, processor=scene.processor)
     else:
         arrival, update_noise = noise
+        processor = learnt_by_all(parts.actors.processor, state.processor, arrival.fresh)
+        state = state._replace(processor=processor)
         items, seen, told = arrived(parts.actors, parts.crowd, arrival)
     last = last_steps(items, seen)
     rollout = Rollout(items, last if isinstance(seen.present, tuple) else last | ~seen.present)

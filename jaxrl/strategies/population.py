@@ -16,6 +16,7 @@ from jaxrl.strategies.base import Strategy
 from jaxrl.trees import PyTree
 from jaxrl.tuning import Swap, given, traced
 from jaxrl.written import number
+from jaxrl.xla.options import together
 
 DISCOUNT = "processor.discount"
 SWITCHES = tuple(
@@ -24,6 +25,8 @@ SWITCHES = tuple(
 """Settings that at 0 turn something off (a target entropy, back to the usual one), which makes another program."""
 MOST = 100_000
 """Members of a population, at most."""
+LAYOUTS = ("auto", "spread", "together")
+"""How members train: in calls of their own, spread over cores and devices, or `width` of them in one program."""
 
 
 class Range(NamedTuple):
@@ -77,6 +80,15 @@ class Member(NamedTuple):
     strategy: Strategy
 
 
+class Layout(NamedTuple):
+    """How the members of a population train."""
+
+    name: str = "spread"
+    """One of `LAYOUTS`, but not `auto`."""
+    width: int | None = None
+    """Members in one program, where they train together; `None` for all that share it."""
+
+
 class Population(NamedTuple):
     """Members, settings outermost: those of the first settings come first, a seed each. `Trainer` trains them."""
 
@@ -85,6 +97,21 @@ class Population(NamedTuple):
     """What makes it again, for the settings of the run."""
     search: Any = None
     """A `jaxrl.strategies.search.Search` among the members, if there is one."""
+    layout: Layout = Layout()
+
+
+def layout_of(name: str, width: int | None) -> Layout:
+    """Return a checked layout; `auto` is what suits the platform.
+
+    Raises:
+      SettingsError: there is no such layout, or it has no width.
+    """
+    if name not in LAYOUTS:
+        raise SettingsError(f"layout is {name!r}; {nearest(str(name), LAYOUTS)}")
+    chosen = ("together" if together() else "spread") if name == "auto" else name
+    if width is not None and check_count("width", width) and chosen == "spread":
+        raise SettingsError(f"width is {width}, but members are spread, one in each call; set layout to together")
+    return Layout(chosen, width)
 
 
 def population(
@@ -95,6 +122,8 @@ def population(
     members: int | None = None,
     draw_seed: int = 0,
     search: Any = None,
+    layout: str = "auto",
+    width: int | None = None,
 ) -> Population:
     """Make a population: each setting of `sweep` with each of `seeds` seeds.
 
@@ -107,6 +136,9 @@ def population(
       members: their number, where a range is to be drawn from; a multiple of `seeds`.
       draw_seed: seed of these draws.
       search: how to spend more on the better members: `jaxrl.Halving(...)` or `jaxrl.PBT(...)`.
+      layout: `spread` over cores and devices, each member with the bits that it has alone; `together`, many members in
+        one program by `vmap`, with bits of that program; or `auto`, together on accelerators and spread on a CPU.
+      width: members in one program of those that train together; left out, all that share it. It decides bits.
 
     Raises:
       SettingsError: a name that cannot be swept (with the nearest), a value that the setting cannot have, no members.
@@ -116,7 +148,7 @@ def population(
         require_sweepable(name, known)
     combined = combinations(sweep or {}, seeds, members, draw_seed)
     variants = [with_values(strategy, swept, known) for swept in combined]
-    return assemble(variants, combined, seeds, sweep or {}, members, draw_seed, search)
+    return assemble(variants, combined, seeds, sweep or {}, members, draw_seed, search, layout_of(layout, width))
 
 
 def assemble(
@@ -127,9 +159,10 @@ def assemble(
     members: int | None,
     draw_seed: int,
     search: Any,
+    layout: Layout,
 ) -> Population:
     """Number the members: `seeds` of each of the settings `combined`, whose strategies are `variants`."""
-    settings = settings_of_sweep(sweep, seeds, members, draw_seed)
+    settings = {**settings_of_sweep(sweep, seeds, members, draw_seed), "layout": layout.name, "width": layout.width}
     if search is not None:
         search = search.within(sweep, draw_seed)
         settings[search.name] = search.settings()
@@ -138,7 +171,7 @@ def assemble(
         for place, (swept, strategy) in enumerate(zip(combined, variants, strict=True))
         for seed in range(seeds)
     ]
-    return Population(tuple(made), settings, search)
+    return Population(tuple(made), settings, search, layout)
 
 
 def settings_of_sweep(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) -> dict[str, Any]:

@@ -15,13 +15,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent
+from jaxrl.agents.schedules import Schedule, read_schedule
 from jaxrl.envs.agents import of_one_agent
 from jaxrl.envs.base import Env, TimeStep, VecEnv, draw_nothing, vectorise
 from jaxrl.envs.host import HostEnv, on_host
 from jaxrl.errors import SettingsError, check_between, check_count, require_extra
 from jaxrl.masks import random_action
 from jaxrl.metrics import Metrics, Total, stat
-from jaxrl.processors.base import begin
+from jaxrl.processors.base import Processor, begin
 from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.strategies.interaction import Actors, StepInfo, draw_steps, interact, open_scene, step_info
 from jaxrl.strategies.shards import check_shards
@@ -50,8 +51,11 @@ class ActorsConfig:
     sync_interval: int = 1
     """Optimisation steps between updates of the actors' parameters."""
     exploration: tuple[float, ...] = ()
-    """Exploration of each actor, in place of epsilon (dqn, pqn) or noise (td3, ddpg). Given one number e, actor i of A
-    uses e^(1 + 7 i / (A - 1)), as Ape-X does; unset: the agent's own settings."""
+    """Exploration of each actor: in place of epsilon (dqn, pqn) or noise (td3, ddpg); else the temperature at which it
+    draws from its policy (1 changes nothing). Given one number e, actor i of A uses e^(1 + 7 i / (A - 1)), as Ape-X
+    does; unset: the agent's own settings."""
+    exploration_schedule: str = ""
+    """Schedule over optimisation steps that these numbers are multiplied by, as in linear(1,0.1,10000); unset: 1."""
     processes: bool = False
     """Step each Gymnasium environment in its own process."""
     actor_timeout: float = 60.0
@@ -74,6 +78,8 @@ class Remote(NamedTuple):
     actors: int
     exploration: tuple[Mapping[str, float], ...]
     """For each actor, what takes the place of hyperparameters of the agent."""
+    factor: Schedule | None
+    """What that is multiplied by, at the optimisation step of the parameters."""
     num_envs: int
     """Environments of each actor."""
     steps: int
@@ -86,16 +92,22 @@ class Remote(NamedTuple):
     """Whether actions during it are uniformly random."""
     arrival: PyTree
     """Shapes of what the learner is given: the first part of the noise of `Strategy.step`."""
-    begin: Callable[[PyTree, PyTree, Key], PyTree]
-    """`(agent, obs, key) -> processor`"""
+    begin: Callable[[PyTree, PyTree, PyTree, Key], tuple[PyTree, PyTree]]
+    """`(agent, learnt, obs, key) -> (processor, fresh)`; `fresh` is what it has learnt in this round."""
     draw: Callable[[Key, int, bool], PyTree]
     """`(key, steps, random) -> noise`"""
     act: Callable[[PyTree, PyTree, PyTree, Array, Array], tuple[PyTree, PyTree]]
     """`(agent, processor, noise, place, opt_step) -> (action, extras)`"""
-    take: Callable[[PyTree, Step], tuple[PyTree, PyTree]]
-    """`(processor, step) -> (processor, words)`"""
-    publish: Callable[[PyTree], PyTree]
-    """`(state) -> agent`: what acting needs of a training state."""
+    take: Callable[[PyTree, PyTree, Step], tuple[PyTree, PyTree, PyTree]]
+    """`(processor, fresh, step) -> (processor, fresh, words)`"""
+    taught: Callable[[PyTree, PyTree], PyTree]
+    """`(processor, learnt) -> processor`: with what was learnt by all in place of what it has learnt."""
+    joined: Callable[[PyTree, PyTree], PyTree]
+    """`(learnt, fresh) -> learnt`"""
+    learns: bool
+    """Whether the processor learns anything; what it has learnt is then published also during the warm-up."""
+    publish: Callable[[PyTree], tuple[PyTree, PyTree]]
+    """`(state) -> (agent, learnt)`: what acting needs of a training state."""
     push: Callable[[PyTree, PyTree, Array], PyTree] | None
     """`(state, arrival, t) -> state`: take up round `t` of the warm-up."""
 
@@ -119,6 +131,13 @@ def check_actors(config: ActorsConfig) -> None:
     if config.actor_engine not in ENGINES:
         raise SettingsError(f"actor_engine is {config.actor_engine!r}; expected threads or ray")
     check_count("actor_restarts", config.actor_restarts, least=0)
+    if config.exploration_schedule and not config.exploration:
+        raise SettingsError(
+            "exploration_schedule is what exploration is multiplied by, which is unset; set it, or give the agent's "
+            "own setting a schedule"
+        )
+    if config.exploration_schedule:
+        read_schedule(str(config.exploration_schedule))
     if len(config.exploration) not in (0, 1, config.actors or 1):
         raise SettingsError(
             f"exploration has {len(config.exploration)} numbers for {config.actors or 1} actors; "
@@ -154,7 +173,8 @@ def stage(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tupl
         )
     host = on_host(of_one_agent(env, "actors")) if isinstance(env, Env) else env
     count = config.actors or 1
-    config = replace(config, actors=count, max_lag=max_lag if config.max_lag is None else config.max_lag)
+    lag, schedule = max_lag if config.max_lag is None else config.max_lag, config.exploration_schedule
+    config = replace(config, actors=count, max_lag=lag, exploration_schedule=schedule and str(schedule))
     return blank(host.spec)._replace(settings=host.settings), Crowd(host, config, count)
 
 
@@ -216,13 +236,16 @@ def exploration_of(crowd: Crowd, agent: Agent) -> list[dict[str, float]]:
     """Return, for each actor, what takes the place of the hyperparameters by which `agent` explores.
 
     Raises:
-      SettingsError: the agent explores by nothing that could be set, or by what follows a schedule.
+      SettingsError: the agent explores by nothing that could be set, or by what follows a schedule of the agent.
     """
     count, given, names = crowd.actors, crowd.config.exploration, agent.exploration
     if given and not names:
-        raise SettingsError(f"{agent.name} explores by its own policy; leave exploration unset")
+        raise SettingsError(f"{agent.name} has no setting by which it explores; leave exploration unset")
     if given and (both := sorted({*names} & {*agent.scheduled})):
-        raise SettingsError(f"exploration sets agent.{both[0]} of each actor, which also follows a schedule; keep one")
+        raise SettingsError(
+            f"exploration sets agent.{both[0]} of each actor, which also follows a schedule; keep one: "
+            "exploration_schedule is for both"
+        )
     if len(given) == 1 < count:
         # Horgan et al. 2018, https://arxiv.org/abs/1803.00933, section 4.1.
         given = tuple(given[0] ** (1 + 7 * i / (count - 1)) for i in range(count))
@@ -239,6 +262,8 @@ class Arrival(NamedTuple):
     """Steps `[T, N, W]` of all actors' environments, packed."""
     lag: Array
     """Float32, optimisation steps made since the parameters that the steps were taken with."""
+    fresh: PyTree = ()
+    """What the processor of each actor has learnt of these steps, leaves `[A, ...]`."""
 
 
 def remote(
@@ -254,18 +279,21 @@ def remote(
 
     `fill` rounds of warm-up come first; `push(state, items, t)` takes them up.
     """
-    first = space_zeros(crowd.env.spec.observation_space, 1)
-    if jax.tree.leaves(jax.eval_shape(lambda: actors.processor.learnt(actors.processor.init(first)))):
-        raise SettingsError("processor: actors do not share running statistics; turn normalise_obs off")
+    nothing, processor = nothing_learnt(actors.processor, crowd), actors.processor
+    if jax.tree.leaves(nothing) and processor.joined is None:
+        raise SettingsError("processor: what it learns cannot be shared by actors; give Processor its field joined")
     num_envs = actors.env.num_envs // crowd.actors
     one = actors._replace(env=actors.env._replace(num_envs=num_envs))
     layout = layout_of_steps(actors)
-    arrival = jax.eval_shape(lambda: Arrival(_several(empty(layout, actors.env.num_envs).words, steps), jnp.float32(0)))
+    words = lambda: _several(empty(layout, actors.env.num_envs).words, steps)
+    fresh = jax.tree.map(lambda x: jnp.broadcast_to(x, (crowd.actors, *x.shape)), nothing)
+    arrival = jax.eval_shape(lambda: Arrival(words(), jnp.float32(0), fresh))
     return Remote(
         env=crowd.env,
         config=crowd.config,
         actors=crowd.actors,
         exploration=tuple(exploration_of(crowd, actors.agent)),
+        factor=read_schedule(crowd.config.exploration_schedule) if crowd.config.exploration_schedule else None,
         num_envs=num_envs,
         steps=steps,
         prime=actors.processor.horizon,
@@ -276,7 +304,10 @@ def remote(
         draw=lambda key, count, random: draw_steps(one, key, count, random),
         act=partial(_act, one),
         take=partial(_take, one, layout),
-        publish=lambda state: actors.agent.strip(state.agent),
+        taught=processor.taught,
+        joined=processor.taught_more,
+        learns=bool(jax.tree.leaves(nothing)),
+        publish=lambda state: (actors.agent.strip(state.agent), processor.learnt(state.processor)),
         push=push,
     )
 
@@ -298,13 +329,24 @@ def _several(words: dict[str, Array], steps: int) -> dict[str, Array]:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (steps, *x.shape)), words)
 
 
-def _begin(actors: Actors, agent: PyTree, obs: PyTree, key: Key) -> PyTree:
-    """Start the processor at the first observations."""
+def nothing_learnt(processor: Processor, crowd: Crowd) -> PyTree:
+    """Return what `processor` has learnt before the first observation."""
+    return processor.learnt(processor.init(space_zeros(crowd.env.spec.observation_space, 1)))
+
+
+def _begin(actors: Actors, agent: PyTree, learnt: PyTree, obs: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+    """Start the processor at the first observations, knowing what all have `learnt`."""
     seen = actors.processor.observe(actors.processor.init(obs))
     noise = actors.agent.draw_act(key, actors.env.num_envs)
     shapes = jax.eval_shape(lambda: actors.agent.act(agent, seen, noise, jnp.uint32(0), "explore"))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    return begin(actors.processor, obs, *zeros)
+    processor = actors.processor
+    if not jax.tree.leaves(learnt):
+        return begin(processor, obs, *zeros), learnt
+    nothing = jax.tree.map(jnp.zeros_like, learnt)
+    knowing = processor._replace(init=lambda obs: processor.taught(processor.init(obs), learnt))
+    blank = processor._replace(init=lambda obs: processor.taught(processor.init(obs), nothing))
+    return begin(knowing, obs, *zeros), processor.learnt(begin(blank, obs, *zeros))
 
 
 def _act(actors: Actors, agent: PyTree, processor: PyTree, noise: PyTree, place: Array, opt_step: Array) -> Any:
@@ -315,13 +357,29 @@ def _act(actors: Actors, agent: PyTree, processor: PyTree, noise: PyTree, place:
     return (random_action(actors.env.spec, drawn, obs) if jax.tree.leaves(drawn) else action), extras
 
 
-def _take(actors: Actors, layout: Layout, processor: PyTree, step: Step) -> tuple[PyTree, dict[str, Array]]:
-    """Take in what the actions led to; return the processor's state, and the step packed `[N, W]`."""
+def _take(
+    actors: Actors, layout: Layout, processor: PyTree, fresh: PyTree, step: Step
+) -> tuple[PyTree, PyTree, dict[str, Array]]:
+    """Take in what the actions led to; return the processor's state, what is fresh, and the step packed `[N, W]`."""
+    if jax.tree.leaves(fresh):
+        # The same step once more, as if nothing had been learnt but this: of it, nothing else is computed.
+        apart, _ = actors.processor.process(actors.processor.taught(processor, fresh), step)
+        fresh = actors.processor.learnt(apart)
     processor, items = actors.processor.process(processor, step)
-    return processor, pack(layout, (items, step_info(step)))
+    return processor, fresh, pack(layout, (items, step_info(step)))
 
 
 # --- what the learner makes of it -------------------------------------------------------------------------------
+
+
+def learnt_by_all(processor: Processor, state: PyTree, fresh: PyTree) -> PyTree:
+    """Return the `state` of `processor` with what each actor has learnt, leaves of `fresh` `[A, ...]`, one by one."""
+    if not jax.tree.leaves(fresh):
+        return state
+    learnt = processor.learnt(state)
+    for i in range(jax.tree.leaves(fresh)[0].shape[0]):
+        learnt = processor.taught_more(learnt, jax.tree.map(lambda x, i=i: x[i], fresh))
+    return processor.taught(state, learnt)
 
 
 def arrived(actors: Actors, crowd: Crowd, arrival: Arrival) -> tuple[Transition, StepInfo, Metrics]:

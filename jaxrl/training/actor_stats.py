@@ -1,6 +1,8 @@
 """What each actor has done and sends, and whether its environment keeps it too long."""
 
 import math
+import sys
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -9,6 +11,7 @@ import numpy as np
 
 from jaxrl.envs.scalars import stacked
 from jaxrl.strategies.interaction import OF_EPISODES, column_of
+from jaxrl.trees import PyTree
 from jaxrl.types import Step
 
 GLANCE_S = 1.0
@@ -76,7 +79,30 @@ class Watch:
         return found
 
 
-# --- what an actor sends ----------------------------------------------------------------------------------------
+def stack_of(ident: int | None) -> str:
+    """Say where a thread is."""
+    return "".join(traceback.format_stack(sys._current_frames().get(ident or 0)))
+
+
+# --- what an actor is given, and sends --------------------------------------------------------------------------
+
+
+class Window(NamedTuple):
+    """An actor's processor between two steps, and what it has learnt in this round."""
+
+    processor: PyTree
+    fresh: PyTree
+
+
+class Published(NamedTuple):
+    """Parameters for actors."""
+
+    round: int
+    """The first round that may be played with them without lag."""
+    opt_step: int
+    agent: PyTree
+    learnt: PyTree = ()
+    """What the processor has learnt of the rounds before."""
 
 
 class Block(NamedTuple):
@@ -86,6 +112,8 @@ class Block(NamedTuple):
     """Transitions and what is recorded of them, packed."""
     info: dict[str, np.ndarray]
     """Scalars of the environments themselves, float32, NaN where one does not tell it."""
+    fresh: Any = ()
+    """What the actor's processor has learnt of them."""
 
 
 def apart(step: Step, done: Any) -> tuple[Step, dict[str, np.ndarray]]:
@@ -101,10 +129,10 @@ def apart(step: Step, done: Any) -> tuple[Step, dict[str, np.ndarray]]:
     return step._replace(info=known), told
 
 
-def block_of(steps: list[Block]) -> Block:
-    """Return several steps as one block."""
+def block_of(steps: list[Block], fresh: Any = ()) -> Block:
+    """Return several steps as one block, and what was learnt of them."""
     words = {word: np.stack([step.words[word] for step in steps]) for word in steps[0].words}
-    return Block(words, stacked([step.info for step in steps]))
+    return Block(words, stacked([step.info for step in steps]), fresh)
 
 
 class Scalars:

@@ -9,15 +9,16 @@ from contextvars import copy_context
 from itertools import count
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxrl.errors import ActorError
 from jaxrl.strategies.base import Ended, Strategy, fold
 from jaxrl.strategies.remote import Arrival, Remote
-from jaxrl.training.actor_stats import COUNTED, ActorStats, Block, Scalars, Watch, is_numbers
+from jaxrl.training.actor_stats import COUNTED, ActorStats, Block, Published, Scalars, Watch, is_numbers, stack_of
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.on_ray import Company, RayPlayer, connect
-from jaxrl.training.players import STREAM, Part, Player, Published, Stopped, hanging, programs, raised, stack_of
+from jaxrl.training.players import STREAM, Part, Player, Stopped, hanging, programs, raised
 from jaxrl.trees import PyTree
 
 POLL_S = 0.1
@@ -43,10 +44,10 @@ class ParameterServer:
 
     # --- for the learner ---
 
-    def open(self, agent: PyTree, opt_step: int) -> None:
+    def open(self, agent: PyTree, opt_step: int, learnt: PyTree = ()) -> None:
         """Offer the first parameters."""
         with self._changed:
-            self._published = [Published(0, opt_step, agent)]
+            self._published = [Published(0, opt_step, agent, learnt)]
             self._changed.notify_all()
 
     def take(self, actors: int, seconds: float) -> list[Block] | None:
@@ -58,7 +59,7 @@ class ParameterServer:
                 return None
             return [self._blocks.pop(key) for key in wanted]
 
-    def learnt(self, agent: PyTree = None, opt_step: int = 0) -> None:
+    def learnt(self, agent: PyTree = None, opt_step: int = 0, learnt: PyTree = ()) -> None:
         """Take note that the round that was taken has been learnt from, and of new parameters, if there are any.
 
         At once, so that no round can begin between the two with parameters that are not its own.
@@ -66,7 +67,7 @@ class ParameterServer:
         with self._changed:
             self._taken += 1
             if agent is not None:
-                self._published.append(Published(self._taken, opt_step, agent))
+                self._published.append(Published(self._taken, opt_step, agent, learnt))
                 # No actor begins a round before the next that is to be taken.
                 oldest = self._of_round(self._taken)
                 self._published = [p for p in self._published if p.round >= oldest.round]
@@ -178,7 +179,7 @@ class ActorPool:
             if self._fill:
                 state = self.programs.push(state, arrival, np.uint32(self._fill[0]))
                 self._fill = self._fill[1:]
-                self._server.learnt()
+                self._publish(state, t, self.remote.learns)
                 continue
             state, sums, *ended = self.programs.run(state, sums, arrival, np.uint32(t))
             self._scalars.take_up(self._arrived)
@@ -187,7 +188,7 @@ class ActorPool:
             self._lags = [rounds + 1, total + float(arrival.lag), max(most, float(arrival.lag))]
             t += 1
             due = (t * self._opts) % self.remote.config.sync_interval < self._opts
-            self._server.learnt(self.programs.publish(state) if due else None, t * self._opts)
+            self._publish(state, t, due)
         return state, sums, t, told
 
     def columns(self) -> dict[str, float | None]:
@@ -259,10 +260,16 @@ class ActorPool:
 
     # --- the learner's side ---
 
+    def _publish(self, state: PyTree, t: int, due: bool) -> None:
+        """Take note that a round was learnt from; offer its parameters, where they are `due`."""
+        agent, learnt = self.programs.publish(state) if due else (None, ())
+        self._server.learnt(agent, t * self._opts, learnt)
+
     def _start(self, state: PyTree, t: int) -> None:
         self._fill = self.refill if t else range(self.remote.fill)
         self._random = self.remote.fill if self.remote.random_fill and not t else 0
-        self._server.open(self.programs.publish(state), t * self._opts)
+        agent, learnt = self.programs.publish(state)
+        self._server.open(agent, t * self._opts, learnt)
         key = fold(fold(state.key, STREAM), t)
         self._players = self._cast([Part(i, fold(key, i), self._random) for i in range(self.remote.actors)])
         for i in range(self.remote.actors):
@@ -297,7 +304,8 @@ class ActorPool:
         self._arrived, first = blocks, blocks[0].words
         words: Any = {word: np.concatenate([block.words[word] for block in blocks], axis=1) for word in first}
         lag: Any = np.float32(t * self._opts - self._server.opt_step_of_round())
-        return Arrival(words, lag)
+        fresh = jax.tree.map(lambda *x: np.stack(x), *[block.fresh for block in blocks])
+        return Arrival(words, lag, fresh)
 
     def _look(self, seconds: float) -> None:
         """Take note of an actor that failed or hangs; the learner has waited `seconds` since it last looked."""

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import jaxrl.training.processes as processes
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.strategies.base import Strategy
 from jaxrl.trees import PyTree
@@ -17,18 +18,34 @@ SAME = PartitionSpec()
 """Of what every device has."""
 
 
+class Alone:
+    """Where the state of a run is that trains by itself: with its trainer."""
+
+    others = None
+    """What makes its iterations in place of a program of its own."""
+
+    def whole(self, state: PyTree) -> PyTree:
+        """Return a state by itself, wherever it is."""
+        return state
+
+    def part(self, state: PyTree, choose: Callable[[PyTree], PyTree]) -> PyTree:
+        """Return what `choose` takes of a state."""
+        return choose(state)
+
+    def params(self, strategy: Strategy, state: PyTree) -> PyTree:
+        """Return what the policy needs of a state."""
+        return params_of(strategy, state)
+
+
 def on_devices(strategy: Strategy, devices: int) -> Strategy:
     """Return `strategy` with its shards spread over so many devices; no bit of what it computes depends on them.
 
     Raises:
       SettingsError: they are not there, or cannot have as many shards each.
     """
-    there = len(jax.devices()) if check_count("devices", devices) > 1 else 1
-    if devices > there:
-        raise SettingsError(
-            f"devices is {devices}, but JAX has {there} here; set devices to {there}, or before JAX starts, on a CPU, "
-            f"jax_num_cpu_devices to {devices}"
-        )
+    if processes.several():
+        return _on_all(strategy, devices)
+    there = check_there(devices)
     if strategy.shards % devices:
         fits = [n for n in range(1, there + 1) if strategy.shards % n == 0]
         more = f"set shards to a multiple of {devices}, or " if devices > 1 else ""
@@ -37,6 +54,37 @@ def on_devices(strategy: Strategy, devices: int) -> Strategy:
             f"{more}devices to {' or '.join(map(str, fits))}"
         )
     return strategy._replace(devices=devices)
+
+
+def _on_all(strategy: Strategy, devices: int) -> Strategy:
+    """Do the same on the devices of all processes; none can be left out, for each process runs every program."""
+    if strategy.remote is not None:
+        processes.require_alone("training with actors, or in environments on the host,")
+    if not strategy.env_steps_per_step:
+        processes.require_alone("learning from offline data")
+    there = len(jax.devices())
+    if check_count("devices", devices) != there:
+        raise SettingsError(
+            f"devices is {devices}, but the {processes.processes()} processes of the run have {there} together, and "
+            f"all take part; set devices to {there}"
+        )
+    if strategy.shards % there:
+        raise SettingsError(
+            f"the {processes.processes()} processes of the run have {there} devices together, among which its "
+            f"{strategy.shards} shards do not divide evenly; set shards to a multiple of {there}"
+        )
+    return strategy._replace(devices=there)
+
+
+def check_there(devices: int) -> int:
+    """Return how many devices there are, if more than one is asked for; raise `SettingsError` if there are fewer."""
+    there = len(jax.devices()) if check_count("devices", devices) > 1 else 1
+    if devices > there:
+        raise SettingsError(
+            f"devices is {devices}, but JAX has {there} here; set devices to {there}, or before JAX starts, on a CPU, "
+            f"jax_num_cpu_devices to {devices}"
+        )
+    return there
 
 
 def over_devices(strategy: Strategy, function: Callable[..., Any], like: PyTree, begins: bool = False) -> Any:
@@ -70,9 +118,47 @@ def placed(strategy: Strategy, state: PyTree) -> PyTree:
     return jax.tree.map(put, state, _specs(strategy, state))
 
 
-def gathered(strategy: Strategy, tree: PyTree) -> PyTree:
-    """Put what is the same on all devices on the first alone, for work that is done once."""
-    return tree if strategy.devices == 1 else jax.device_put(tree, jax.devices()[0])
+def params_of(strategy: Strategy, state: PyTree) -> PyTree:
+    """Return what the policy needs of a state, on the first device alone; without a policy, the state."""
+    if processes.is_spread(state):
+        return _params_of_all(strategy, state)
+    if strategy.policy is None or strategy.devices == 1:
+        return state if strategy.policy is None else strategy.policy.params(state)
+    return jax.device_put(strategy.policy.params(state), jax.local_devices()[0])
+
+
+def _params_of_all(strategy: Strategy, state: PyTree) -> PyTree:
+    """Do the same in all processes."""
+    if strategy.policy is None:
+        return gathered(state)
+    processes.tell("params")
+    with processes.reported():
+        same = NamedSharding(_mesh(strategy), SAME)
+        return processes.whole(jax.jit(strategy.policy.params, out_shardings=same)(state))
+
+
+def gathered(tree: PyTree) -> PyTree:
+    """Return a training state, with its sums or without, of which this process has all; that of one it has already."""
+    if processes.is_spread(tree):
+        processes.tell("gather")
+        tree = processes.whole(tree)
+    return tree
+
+
+def spread_out(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree, PyTree]:
+    """Return a state and its sums on the devices of all processes, in the first; it may have them alone so far."""
+    if processes.is_spread(state):
+        return state, sums
+    processes.tell("place")
+    return handed_out(strategy, state, processes.whole(sums))
+
+
+def handed_out(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree, PyTree]:
+    """Spread a state and its sums that the first process has over the devices of all; the others give the shapes."""
+    sharding = lambda spec: NamedSharding(_mesh(strategy), spec)
+    where = jax.tree.map(sharding, (_specs(strategy, state), jax.tree.map(lambda _: SAME, sums)))
+    made: tuple[PyTree, PyTree] = processes.handed_out((state, sums), where)
+    return made
 
 
 def _at(x: Any, sharding: NamedSharding) -> Any:
@@ -96,4 +182,17 @@ def after_placing(strategy: Strategy, program: Callable[..., Any]) -> Callable[.
 
 
 def _run_placed(strategy: Strategy, program: Callable[..., Any], state: PyTree, *others: Any) -> Any:
-    return program(placed(strategy, state), *others)
+    if not processes.several():
+        return program(placed(strategy, state), *others)
+    sums, start, stop = others
+    state, sums = spread_out(strategy, state, sums)
+    processes.tell("run", int(start), int(stop), not isinstance(sums.count, jax.Array))
+    with processes.reported():
+        return jax.block_until_ready(program(state, sums, start, stop))
+
+
+def begun(program: Callable[..., Any], *args: Any) -> Any:
+    """Run the program that makes the first state, in all processes."""
+    processes.tell("init")
+    with processes.reported():
+        return jax.block_until_ready(program(*args)) if processes.several() else program(*args)

@@ -175,6 +175,7 @@ class CompiledEvaluator:
 
     def __init__(self, run: Callable[[PyTree, Key], tuple[Any, ...]]) -> None:
         """Prepare an evaluation; nothing is compiled before the first call."""
+        self.run = run
         self._jitted: Any = jax.jit(partial(run), compiler_options=graph_options())
         self._run = self._jitted
         self._compiled_for: Any = None

@@ -1,6 +1,5 @@
 """Episodes as pictures that move: of a policy that was loaded, and of the latest one while a run goes on."""
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,17 +14,16 @@ from jaxrl.envs.host import to_host
 from jaxrl.errors import SettingsError
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Video
+from jaxrl.training.reel import LONGEST, as_picture, check_format, kept_film
 from jaxrl.training.report import Hooks, call
 from jaxrl.training.settings import TrainerConfig
 from jaxrl.training.storage.run_dir import VIDEOS
 from jaxrl.trees import PyTree
 
-FPS = 30
-LONGEST = 1_000
-"""Environment steps of an episode that is filmed on the way, at most."""
-
 Player = Callable[[GreedyPolicy, int, int], tuple[list[np.ndarray], float]]
 """`(policy, seed, max_steps) -> (pictures, return)`: play one greedy episode; a picture `[H, W, 3]` of every state."""
+Take = Callable[[], tuple[Sequence[np.ndarray], float]]
+"""What returns the pictures of an episode, and its return."""
 
 
 def player(env: Env | HostEnv) -> Player:
@@ -83,17 +81,6 @@ def _first(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x[0], tree)
 
 
-def write_gif(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:
-    """Write `[H, W, 3]` uint8 pictures as a looping GIF."""
-    from PIL import Image
-
-    first, *rest = [Image.fromarray(frame) for frame in frames]
-    try:
-        first.save(path, format="GIF", save_all=True, append_images=rest, duration=round(1000 / fps), loop=0)
-    except OSError as error:
-        raise SettingsError(f"cannot write {path}: {error.strerror or error}") from error
-
-
 # --- while a run goes on ------------------------------------------------------------------------------------------
 
 
@@ -109,6 +96,7 @@ def with_videos(trainer: Any, given: Hooks | None) -> Hooks:
     hooks, strategy, config = given or Hooks(), trainer.strategy, trainer.config
     if not config.video_interval:
         return hooks
+    check_format(config.video_format, "video_format")
     env = strategy.eval_env or (strategy.remote.env if strategy.remote else strategy.env)
     if env is None or strategy.policy is None:
         raise SettingsError("video_interval films episodes, but there is no environment or no policy; set it to 0")
@@ -146,23 +134,18 @@ def _first_picture(env: Env | HostEnv) -> None:
     except Exception as error:
         line = " ".join(str(error).split())
         raise SettingsError(f"{env.spec.name} cannot be rendered: {line or type(error).__name__}") from error
-    if np.ndim(picture) != 3 or np.shape(picture)[2] != 3 or np.asarray(picture).dtype != np.uint8:
-        got = f"{np.asarray(picture).dtype} {list(np.shape(picture))}"
-        raise SettingsError(f"{env.spec.name} is drawn as {got}; expected uint8 [H, W, 3]")
+    as_picture(picture, env.spec.name)
 
 
 def _film(play: Player, policy: GreedyPolicy, config: TrainerConfig, opt_steps: int, env_steps: int) -> Video | str:
     """Film an episode; return it, or why there is none."""
     assert config.run_dir is not None
-    path = Path(config.run_dir) / VIDEOS / f"{opt_steps}.gif"
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        frames, total = play(policy, config.seed, LONGEST)
-        path.parent.mkdir(exist_ok=True)
-        write_gif(frames, temporary, FPS)
-        os.replace(temporary, path)
-    except Exception as error:
-        temporary.unlink(missing_ok=True)
-        return f"no video: {' '.join(str(error).split()) or type(error).__name__}"
-    height, width = frames[0].shape[:2]
-    return Video(opt_steps, env_steps, path, total, height, width)
+    return filmed(
+        partial(play, policy, config.seed, LONGEST), config.run_dir, config.video_format, opt_steps, env_steps
+    )
+
+
+def filmed(take: Take, run_dir: str, form: str, opt_steps: int, env_steps: int) -> Video | str:
+    """Write the film that `take` returns into the directory of a run; return it, or why there is none."""
+    film = kept_film(take, Path(run_dir) / VIDEOS / f"{opt_steps}.{form}")
+    return film if isinstance(film, str) else Video(opt_steps, env_steps, *film)

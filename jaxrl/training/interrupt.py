@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from jaxrl.errors import DivergedError, StorageError, say
 from jaxrl.terminal import restore
 
 try:
@@ -28,6 +29,11 @@ class Interrupt:
     def stop(self, reason: str = "handle") -> None:
         """Ask the run to save and stop."""
         self.reason = self.reason or reason
+
+    def receive(self, number: int) -> None:
+        """Ask the run to save and stop as the signal `number` does."""
+        self.signal = number
+        self.stop(signal.Signals(number).name)
 
     def clear(self) -> None:
         """Forget that anyone has asked, for a run that goes on after it was stopped."""
@@ -76,8 +82,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         restore()
         os._exit(128 + number)
     for interrupt in _LISTENING:
-        interrupt.signal = number
-        interrupt.stop(signal.Signals(number).name)
+        interrupt.receive(number)
 
 
 def _restore_handlers() -> None:
@@ -117,3 +122,18 @@ class Undisturbed:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._came = number
+
+
+def ended_by(error: BaseException, reason: str | None) -> str:
+    """Return why a run ended that this error has left, if another `reason` was not known before."""
+    if isinstance(error, DivergedError):
+        return "diverged"
+    return f"failed: {type(error).__name__}" if reason is None else reason
+
+
+def tell_unsaved(error: BaseException, unsaved: StorageError | None) -> None:
+    """Tell that the end of a run is not on disk, where the `error` that left it would not."""
+    if isinstance(error, SystemExit) and unsaved is not None:
+        raise unsaved from error  # an exit code of 0 would say that all is saved
+    if isinstance(error, GeneratorExit) and unsaved is not None:
+        say(f"error: {unsaved}")  # no exception can leave a loop that was left

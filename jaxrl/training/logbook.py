@@ -190,6 +190,16 @@ class Logbook:
         if self._console is not None:
             self._console.stage(what)
 
+    @contextmanager
+    def staged(self, what: str) -> Iterator[None]:
+        """Show what is done inside; take that back where it fails, for the reason then stands alone."""
+        self.stage(what)
+        try:
+            yield
+        except BaseException:
+            self.unstage()
+            raise
+
     def unstage(self) -> None:
         """Take back what was shown of it."""
         if self._console is not None:

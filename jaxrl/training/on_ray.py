@@ -17,18 +17,16 @@ from typing import Any, NamedTuple
 
 from jaxrl.errors import SettingsError, one_line, require_extra
 from jaxrl.strategies.remote import NEEDS_RAY, Remote
-from jaxrl.training.actor_stats import ActorStats, Block, Watch
+from jaxrl.training.actor_stats import ActorStats, Block, Published, Watch, stack_of
 from jaxrl.training.players import (
     OPENING_S,
     Elsewhere,
     Part,
     Player,
-    Published,
     Stopped,
     hanging,
     programs,
     raised,
-    stack_of,
 )
 from jaxrl.training.storage.run import versions
 from jaxrl.xla import asked, forms

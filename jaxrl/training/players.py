@@ -1,20 +1,20 @@
 """What one actor does, round by round: the same in a thread of this process and in a worker of Ray."""
 
 import math
-import sys
 import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.host import Stage
 from jaxrl.errors import one_line
 from jaxrl.strategies.base import fold
 from jaxrl.strategies.remote import Remote
-from jaxrl.training.actor_stats import ActorStats, Block, apart, block_of
+from jaxrl.training.actor_stats import ActorStats, Block, Published, Window, apart, block_of
 from jaxrl.trees import Key, PyTree
 
 OPENING_S = 60.0
@@ -25,15 +25,6 @@ STREAM = 2**32 - 2
 
 class Stopped(Exception):
     """End an actor."""
-
-
-class Published(NamedTuple):
-    """Parameters for actors."""
-
-    round: int
-    """The first round that may be played with them without lag."""
-    opt_step: int
-    agent: PyTree
 
 
 class Programs(NamedTuple):
@@ -49,6 +40,8 @@ class Programs(NamedTuple):
     """`(key, number, steps, random) -> noise` of a round, by its number."""
     act: Callable[..., Any]
     take: Callable[..., Any]
+    taught: Callable[..., Any]
+    joined: Callable[..., Any]
 
 
 def programs(remote: Remote, run: Callable[..., Any]) -> Programs:
@@ -64,6 +57,8 @@ def programs(remote: Remote, run: Callable[..., Any]) -> Programs:
         ),
         act=jax.jit(partial(remote.act)),
         take=jax.jit(partial(remote.take)),
+        taught=jax.jit(partial(remote.taught)),
+        joined=jax.jit(partial(remote.joined)),
     )
 
 
@@ -85,7 +80,9 @@ class Player:
         """Prepare; nothing is opened yet. A round ends with `Stopped` once `halted()`."""
         self.remote, self.programs, self.part, self.stats, self.halted = remote, programs, part, stats, halted
         self._stage: Stage | None = None
-        self._processor: PyTree = None
+        self._window: Window | None = None
+        self._own: list[tuple[int, PyTree]] = []
+        """What it has learnt in rounds that the learner may not have learnt from yet, by their numbers."""
 
     def open(self) -> None:
         """Open the environments, from the actor's own seed."""
@@ -97,11 +94,14 @@ class Player:
 
     def play(self, number: int, published: Published) -> Block:
         """Take the steps of round `number`, after those that come before an actor's first."""
-        published, random = self._own(published), number < self.part.random
-        if self._processor is None:
-            self._begin(published, random)
+        published, random = self._exploring(published), number < self.part.random
+        window = self._begin(published, random) if self._window is None else self._informed(self._window, published)
         noise = self.programs.draw(self.part.key, np.uint32(number), self.remote.steps, random)
-        return block_of(self._steps(published, noise, self.remote.steps))
+        self._window, kept = self._steps(published, window, noise, self.remote.steps)
+        fresh = jax.tree.map(np.asarray, self._window.fresh)
+        if self.remote.learns:
+            self._own.append((number, fresh))
+        return block_of(kept, fresh)
 
     def close(self, kill: bool = False) -> None:
         """Close the environments; with `kill`, from another thread, without waiting for a step that hangs."""
@@ -111,44 +111,59 @@ class Player:
             with self.stats.calling(self.remote.config.actor_timeout):
                 self._stage.close()
 
-    def _begin(self, published: Published, random: bool) -> None:
+    def _begin(self, published: Published, random: bool) -> Window:
         """Start the episodes, and take the steps of which no transition is complete."""
         assert self._stage is not None, "opened before it is played in"
         with self.stats.calling(self.remote.config.actor_timeout):
             obs = self._stage.reset()
-        self._processor = self.programs.begin(published.agent, obs, self.part.key)
+        window = Window(*self.programs.begin(published.agent, published.learnt, obs, self.part.key))
         if self.remote.prime:
             noise = self.programs.draw(self.part.key, np.uint32(STREAM), self.remote.prime, random)
-            self._steps(published, noise, self.remote.prime)
+            window, _ = self._steps(published, window, noise, self.remote.prime)
+        return window
 
-    def _own(self, published: Published) -> Published:
+    def _informed(self, window: Window, published: Published) -> Window:
+        """Return `window` with what all have learnt up to `published`, and this actor in its own rounds since."""
+        if not self.remote.learns:
+            return window
+        self._own = [(round, fresh) for round, fresh in self._own if round >= published.round]
+        learnt = published.learnt
+        for _, fresh in self._own:
+            learnt = self.programs.joined(learnt, fresh)
+        blank = jax.tree.map(np.zeros_like, window.fresh)
+        return Window(self.programs.taught(window.processor, learnt), blank)
+
+    def _exploring(self, published: Published) -> Published:
         """Return the parameters with this actor's own exploration."""
         given = self.remote.exploration[self.part.actor]
         if not given:
             return published
-        agent = published.agent
-        hyper = agent.hyper._replace(**{name: np.float32(value) for name, value in given.items()})
+        agent, factor = published.agent, self.remote.factor
+        times = 1.0 if factor is None else float(factor(jnp.uint32(published.opt_step)))
+        hyper = agent.hyper._replace(**{name: np.float32(value * times) for name, value in given.items()})
         return published._replace(agent=agent._replace(hyper=hyper))
 
-    def _steps(self, published: Published, noise: PyTree, steps: int) -> list[Block]:
-        """Take `steps` steps; return each, packed."""
+    def _steps(self, published: Published, window: Window, noise: PyTree, steps: int) -> tuple[Window, list[Block]]:
+        """Take `steps` steps; return the processor, and each step packed."""
         assert self._stage is not None, "opened before it is played in"
+        processor, fresh = window
         kept, opt_step, stats = [], np.uint32(published.opt_step), self.stats
         for place in range(steps):
             if self.halted():
                 raise Stopped
-            action, extras = self.programs.act(published.agent, self._processor, noise, np.int32(place), opt_step)
+            action, extras = self.programs.act(published.agent, processor, noise, np.int32(place), opt_step)
             action = jax.tree.map(np.asarray, action)
             with stats.calling(self.remote.config.actor_timeout):
                 step = self._stage.step(action)
             done = step.terminated | step.truncated
             step, told = apart(step, done)
-            self._processor, words = self.programs.take(self._processor, step._replace(action=action, extras=extras))
+            step = step._replace(action=action, extras=extras)
+            processor, fresh, words = self.programs.take(processor, fresh, step)
             kept.append(Block({word: np.asarray(x) for word, x in words.items()}, told))
             stats.env_steps += self._stage.num_envs
             stats.episodes += int(done.sum())
             stats.returns += float(step.info["episode_return"][done].sum())
-        return kept
+        return Window(processor, fresh), kept
 
 
 class Elsewhere(Exception):
@@ -171,8 +186,3 @@ def raised(error: BaseException) -> Elsewhere:
 def hanging(name: str, limit_s: float) -> str:
     """Say that a call of environment `name` takes too long, as `Elsewhere` does."""
     return f": a call of {name} takes more than {limit_s:g} s; it hangs, or raise actor_timeout"
-
-
-def stack_of(ident: int | None) -> str:
-    """Say where a thread is."""
-    return "".join(traceback.format_stack(sys._current_frames().get(ident or 0)))

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.errors import SettingsError
-from jaxrl.masks import completed
+from jaxrl.masks import PRIVILEGED, completed, has
 from jaxrl.spaces import as_shape, space_struct, spec_to_plain
 from jaxrl.strategies.base import Policy
 from jaxrl.training.storage.run_dir import plain
-from jaxrl.trees import Key, PyTree
+from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step
 from jaxrl.xla.equations import read, used
 
@@ -31,14 +31,19 @@ class GreedyPolicy:
         self.facts = facts or {}
         """What was known of it when it was saved: `score`, `opt_steps`, `env_steps`."""
         self._begin, self._follow = jax.jit(partial(begin, policy)), jax.jit(partial(follow, policy))
+        self._tell: dict[str, Any] = {}
         self._opt_steps = np.uint32(self.facts.get("opt_steps") or 0)
         self._remembers: bool | None = None
         self.reset()
 
-    def at(self, params: PyTree) -> "GreedyPolicy":
-        """Return the same policy with other `params`, at the beginning of an episode; nothing is compiled again."""
+    def at(self, params: PyTree, **facts: Any) -> "GreedyPolicy":
+        """Return the same policy with other `params`, at the beginning of an episode; nothing is compiled again.
+
+        `facts` are those that are then others.
+        """
         other = copy.copy(self)
-        other.params = params
+        other.params, other.facts = params, {**self.facts, **facts}
+        other._opt_steps = np.uint32(other.facts.get("opt_steps") or 0)
         other.reset()
         return other
 
@@ -57,11 +62,7 @@ class GreedyPolicy:
         if key is not None and self.policy.sample is None:
             raise SettingsError("the policy was made by hand without a way to sample; leave the key out")
         drawn = () if key is None else (key, self._opt_steps)
-        struct = space_struct(self.policy.spec.observation_space)
-        obs = _as_observation(self.policy.spec.name, struct, completed(struct, obs))
-        single = jnp.ndim(jax.tree.leaves(obs)[0]) == len(jax.tree.leaves(struct)[0].shape)
-        batch = jax.tree.map(lambda x: x[None], obs) if single else obs
-        rows = jax.tree.leaves(batch)[0].shape[0]
+        batch, rows, single = self._batch(obs)
         if self._memory is None or self._memory[0] != rows:
             carry, action = self._begin(self.params, batch, *drawn)
         else:
@@ -72,6 +73,85 @@ class GreedyPolicy:
             self._memory = (rows, carry, action)
         return jax.tree.map(lambda x: x[0], action) if single else action
 
+    def probabilities(self, obs: PyTree) -> Any:
+        """Return the probability of each discrete action at `obs`, `[A]`, or `[N, A]` of a batch.
+
+        They are those of `policy(obs, key=...)`: of a policy with a distribution its own, of one with action values
+        those of its exploration at the optimisation step at which it was saved. Actions of several numbers have a tuple
+        of such arrays, one for each. A policy that remembers its episode is asked about the observation that follows,
+        and remembers nothing of being asked: ask first, then act.
+
+        Raises:
+          SettingsError: actions are continuous, or the agent has no probabilities.
+        """
+        return self._ask("probabilities", obs)
+
+    def log_prob(self, obs: PyTree, action: PyTree) -> Any:
+        """Return the log-probability of `action` at `obs`, a number, or `[N]` of a batch; as for `probabilities`.
+
+        Of continuous actions it is the log-density, per unit of the action space. Where actions are clipped to bounds,
+        it is the density before clipping; where `tanh` maps between them, an action at a bound counts as just inside.
+
+        Raises:
+          SettingsError: the agent has none, or `action` is no action of this environment.
+        """
+        return self._ask("log_prob", obs, action)
+
+    def values(self, obs: PyTree, action: PyTree | None = None) -> Any:
+        """Return what the agent expects of `obs`: the discounted sum of rewards, as they were learnt from.
+
+        Agents with values of discrete actions (DQN, SAC, ...) return them all, `[A]` or `[N, A]` of a batch, and minus
+        infinity for what a mask forbids; with critics of continuous actions (SAC, TD3, ...) it is that of the greedy
+        action, a number or `[N]`. With `action`, it is that of the action given. Policy gradients (PPO, ...) return the
+        value of the observation. Of several critics it is the lowest. As for `probabilities`, nothing is remembered.
+
+        Raises:
+          SettingsError: the agent has no values, its critics were not kept, or the privileged state that they see was
+            left out of `obs`.
+        """
+        struct = space_struct(self.policy.spec.observation_space)
+        told = self.policy.told
+        if told is not None and told.privileged and has(struct, PRIVILEGED) and not has(obs, PRIVILEGED):
+            raise SettingsError(f"the observation has no {PRIVILEGED}, which values are made of; add it")
+        return self._ask("values", obs, action)
+
+    def _ask(self, what: str, obs: PyTree, action: PyTree | None = None) -> Any:
+        """Return what `Told` of this name says at `obs`, as though it came after the calls before."""
+        told = self.policy.told
+        if told is None:
+            raise SettingsError(f"the policy was made by hand, and tells no {what}")
+        batch, rows, single = self._batch(obs)
+        given: PyTree = () if action is None else self._actions(action, rows, single)
+        if not self._tell:
+            ask = lambda look, *args: _asked(self.policy, look, *args)
+            self._tell.update({name: jax.jit(partial(ask, getattr(told, name))) for name in ASKED})
+        before = () if self._memory is None or self._memory[0] != rows else self._memory[1:]
+        answer = self._tell[what](self.params, batch, before, self._opt_steps, given)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(answer)):
+            self._require_no_memory(batch)
+        return jax.tree.map(lambda x: x[0], answer) if single else answer
+
+    def _batch(self, obs: PyTree) -> tuple[PyTree, int, bool]:
+        """Return `obs` as a batch, its rows, and whether it was a single observation."""
+        struct = space_struct(self.policy.spec.observation_space)
+        obs = _as_observation(self.policy.spec.name, struct, completed(struct, obs))
+        single = jnp.ndim(jax.tree.leaves(obs)[0]) == len(jax.tree.leaves(struct)[0].shape)
+        batch = jax.tree.map(lambda x: x[None], obs) if single else obs
+        return batch, jax.tree.leaves(batch)[0].shape[0], single
+
+    def _actions(self, action: PyTree, rows: int, single: bool) -> PyTree:
+        """Return `action`, one for each row; raise `SettingsError` if they are others."""
+        struct, name = space_struct(self.policy.spec.action_space), self.policy.spec.name
+        wanted = jax.tree.map(lambda like: like.shape if single else (rows, *like.shape), struct)
+        try:
+            arrays = jax.tree.map(lambda like, x: jnp.asarray(x, like.dtype), struct, action)
+        except (ValueError, TypeError) as error:
+            raise SettingsError(f"the action is none of {name}, whose are {struct}: {error}") from error
+        came = jax.tree.map(jnp.shape, arrays)
+        if came != wanted:
+            raise SettingsError(f"the action has shape {came}; expected {wanted}, one for each observation of {name}")
+        return jax.tree.map(lambda x: x[None], arrays) if single else arrays
+
     def _require_no_memory(self, batch: PyTree) -> None:
         """Raise `SettingsError` if the action for `batch` `[N, ...]` may depend on the calls before."""
         if self._remembers is None:
@@ -81,6 +161,18 @@ class GreedyPolicy:
                 "the policy remembers its episode, and a call inside jax.jit cannot change what it remembers; call it "
                 "outside, or carry its memory yourself by policy.policy.begin, act and observe"
             )
+
+
+ASKED = ("probabilities", "log_prob", "values")
+"""What a policy is asked for beside actions."""
+
+
+def _asked(
+    policy: Policy, look: Any, params: PyTree, obs: PyTree, before: PyTree, opt_step: Array, action: PyTree
+) -> PyTree:
+    """Return what `look` says at `obs` `[N, ...]`, after what was remembered and done `before`, if anything was."""
+    carry = _observed(policy, params, before[0], before[1], obs) if before else policy.begin(params, obs)
+    return look(params, carry, opt_step, action)
 
 
 def remembers(policy: Policy, params: PyTree, obs: PyTree) -> bool:
@@ -115,9 +207,13 @@ def follow(
     policy: Policy, params: PyTree, carry: PyTree, action: PyTree, obs: PyTree, *drawn: Any
 ) -> tuple[PyTree, PyTree]:
     """Return the same for the next observations, after what was remembered and done before."""
+    return _choose(policy, params, _observed(policy, params, carry, action, obs), *drawn)
+
+
+def _observed(policy: Policy, params: PyTree, carry: PyTree, action: PyTree, obs: PyTree) -> PyTree:
+    """Return what is remembered once `action` has led to `obs`."""
     zeros = jnp.zeros(jax.tree.leaves(obs)[0].shape[0])
-    step = Step(action, (), zeros, zeros > 0, zeros > 0, final_obs=obs, obs=obs)
-    return _choose(policy, params, policy.observe(params, carry, step), *drawn)
+    return policy.observe(params, carry, Step(action, (), zeros, zeros > 0, zeros > 0, final_obs=obs, obs=obs))
 
 
 def _choose(policy: Policy, params: PyTree, carry: PyTree, *drawn: Any) -> tuple[PyTree, PyTree]:

@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jaxrl.training.processes as processes
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Stat, Total, columns_of
 from jaxrl.strategies.base import Ended, Strategy, iterate, noise_shapes
-from jaxrl.training.devices import after_placing, over_devices, placed
+from jaxrl.training.devices import after_placing, begun, over_devices, placed
 from jaxrl.training.memory import Plan, inner, plan_of, plan_of_state, require_fit
 from jaxrl.trees import Array, PyTree, require_same
 from jaxrl.tuning import Swap, given, traced
@@ -129,6 +130,24 @@ def run_one(strategy: Strategy, state: PyTree, sums: Sums, arrival: PyTree, t: A
     return state, add(sums, metrics)
 
 
+class Lanes(NamedTuple):
+    """What a call for members in lanes `[W, ...]` leaves."""
+
+    state: PyTree
+    sums: Sums
+    told: list[Ended]
+    """Of one that tells of episodes, what ended."""
+    health: Any
+    """Of a strategy that says how its updates have been going."""
+
+
+def run_together(strategy: Strategy, tells: bool, state: PyTree, sums: Sums, start: Array, stop: Array) -> Lanes:
+    """Make iterations `start .. stop-1` of several members at once; all counters are one scalar for all of them."""
+    program = partial(tell if tells else run, strategy)
+    state, sums, *told = jax.vmap(program, in_axes=(0, 0, None, None))(state, sums, start, stop)
+    return Lanes(state, sums, told, strategy.health and jax.vmap(strategy.health)(state))
+
+
 MOST_TOLD = 1 << 18
 """Environment steps of one call, at most, of which is told whether they ended an episode; never less than an
 iteration's."""
@@ -209,13 +228,14 @@ class Compiled(NamedTuple):
 
 
 def compile_all(
-    strategy: Strategy, key: Array, evaluator: Any, params: Any, resume: bool, tells: bool = False
+    strategy: Strategy, key: Array, evaluator: Any, params: Any, resume: bool, tells: bool = False, runs: bool = True
 ) -> Compiled:
     """Compile all programs of a run at once, each in a thread: XLA lets go of Python's lock while it compiles.
 
-    With `tells`, the training also tells which episodes ended. What was compiled for the same strategy before, in this
-    process, is used again.
+    With `tells`, the training also tells which episodes ended. Without `runs` its program is left out: others have it.
+    What was compiled for the same strategy before, in this process, is used again.
     """
+    processes.tell("compile", resume)
     init, made, values = jit_init(strategy), programs_of(strategy), values_of(strategy)
     like, run = state_shapes(strategy), "tell" if tells else "run"
     state = like[0]
@@ -223,15 +243,16 @@ def compile_all(
     with ThreadPoolExecutor(3 if strategy.shards == 1 else 1) as pool:
         # Threads do not take the choice of forms along by themselves.
         submit = lambda job, *args: pool.submit(copy_context().run, job, *args)
-        run_job = None if run in made else submit(_compile_run, strategy, like, tells)
+        run_job = None if run in made or not runs else submit(_compile_run, strategy, like, tells)
         init_job = None if resume or "init" in made else submit(lambda: init.lower(key, values).compile())
         if hasattr(evaluator, "compile"):
             submit(evaluator.compile, jax.eval_shape(params, state), key).result()
         made |= {run: run_job.result()} if run_job else {}
         made |= {"init": init_job.result()} if init_job else {}
-    begin = made.get("init", init)
-    begun = lambda key: begin(key, values)
-    return Compiled(begun, after_placing(strategy, made[run]), like, metric_shapes(strategy, state))
+    processes.meet("compiled")
+    first = made.get("init", init)
+    begin = lambda key: begun(first, key, values)
+    return Compiled(begin, runs and after_placing(strategy, made[run]), like, metric_shapes(strategy, state))
 
 
 def values_of(strategy: Strategy) -> dict[str, Array]:
@@ -242,6 +263,18 @@ def values_of(strategy: Strategy) -> dict[str, Array]:
     """
     own = {name: swap.new for name, swap in strategy.values.items()}
     return {name: jnp.float32(own.get(name, value)) for name, value in _traced_init(strategy)[1].items()}
+
+
+def compile_together(strategy: Strategy, width: int, tells: bool) -> Any:
+    """Compile `run_together` for `width` members; `(state, sums, start, stop) -> Lanes`, the state is donated."""
+    wide = lambda x: jax.ShapeDtypeStruct((width, *x.shape), x.dtype)
+    made, name = programs_of(strategy), f"{'tell' if tells else 'run'} {width} together"
+    if name not in made:
+        count = jax.ShapeDtypeStruct((), jnp.uint32)
+        program = jax.jit(partial(run_together, strategy, tells), donate_argnums=0, compiler_options=compiler_options())
+        traced = program.trace(*jax.tree.map(wide, state_shapes(strategy)), count, count)
+        made[name] = traced.lower().compile(compiler_options=product_options(longest_sum(traced.jaxpr)))
+    return made[name]
 
 
 def _compile_run(strategy: Strategy, like: tuple[PyTree, Sums], tells: bool) -> Any:

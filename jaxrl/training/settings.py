@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from jaxrl.agents.fields import SequenceConfig
 from jaxrl.errors import SettingsError, check_between, check_count, nearest, require_extra
 from jaxrl.registry import RECORDERS, named
 from jaxrl.strategies.base import Strategy
+from jaxrl.training.reel import FORMATS
 from jaxrl.training.schedule import Schedule, rounded_up
 from jaxrl.written import whole
 
@@ -39,6 +39,8 @@ class TrainerConfig:
     video_interval: int = 0
     """Optimisation steps between films of an episode of the latest policy, each made after the next evaluation; 0:
     none."""
+    video_format: str = "gif"
+    """Format of these films: gif or mp4."""
     record_interval: int = 1_000
     """Optimisation steps between records of metrics; 0: only at the end."""
     save_interval: int = 2_500
@@ -65,7 +67,7 @@ class TrainerConfig:
     """Directory for settings, logs and checkpoints; unset: the library writes nothing, the command line chooses a
     name."""
     devices: int = 1
-    """Devices over which the shards of the run are spread; their number changes no bit of it."""
+    """Devices over which a run's shards, or the members of a population, are spread; their number changes no bit."""
     quiet: bool = False
     """Print nothing."""
     name: str | None = None
@@ -94,6 +96,8 @@ class TrainerConfig:
                 )
         if self.eval_actions not in ("greedy", "sampled"):
             raise SettingsError(f"eval_actions is {self.eval_actions!r}; expected greedy or sampled")
+        if self.video_format not in FORMATS:
+            raise SettingsError(f"video_format is {self.video_format!r}; expected gif or mp4")
         check_shared(self)
         if check_count("video_interval", self.video_interval, least=0) and not (self.run_dir and self.eval_episodes):
             raise SettingsError(
@@ -305,174 +309,6 @@ def check_seed(seed: int) -> None:
     """Raise `SettingsError` unless `seed` is a whole number of 32 bits."""
     if check_count("seed", seed, least=0) >= 2**32:
         raise SettingsError(f"seed is {seed}; expected a whole number below 2^32")
-
-
-HARMLESS = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"} | {
-    "processes",
-    "actor_timeout",
-    "actor_engine",
-    "actor_restarts",
-    "open_in_turn",
-    "data",
-    "demos",
-    "eval_env",
-    "eval_env_args",
-}
-"""Settings that may change on resume. No bit of the training depends on them, unless training diverges and is rolled
-back.
-
-The location of a data set (`data`, `demos`) is one of them; its content is pinned by `data_sha256`, `demos_sha256`.
-"""
-
-
-YARDSTICK = frozenset({"env", "env_args", "eval_env", "eval_env_args", "eval_actions"})
-"""Settings that decide what a score means: those under others cannot be compared."""
-
-
-NEWER: Mapping[str, object] = {
-    "resets": "fresh",
-    "eval_env": None,
-    "eval_env_args": {},
-    "eval_starts": "fresh",
-    "eval_actions": "greedy",
-    "eval_at_return": None,
-    "agent.rho_clip": 0.0,
-    "agent.c_clip": 1.0,
-    "agent.noise_memory": 0.0,
-    "max_skips": 100,
-    "patience": 0,
-    "max_env_steps": 0,
-    "max_rollbacks": 3,
-    "agent.channels": [],
-    "agent.dtype": "float32",
-    "agent.schedules": [],
-    "init_from": None,
-    "demos": [],
-    "demos_sha256": "",
-    "demo_share": 0.5,
-    "agent.boltzmann": 0.0,
-    "video_interval": 0,
-    "shards": 1,
-    "devices": 1,
-    "buffer.hindsight": 0.0,
-    "agent.core": "none",
-    "agent.core_features": 64,
-    "agent.sequence": 20,
-    "agent.burn_in": 10,
-    "agent.sequence_interval": 1,
-    "agent.n_step": 5,
-    "agent.priority_max": 0.9,
-    "processor.one_hot": 0,
-    "save_replay": True,
-    "train_episodes": False,
-    "name": None,
-    "tags": [],
-    "notes": "",
-    "open_in_turn": False,
-    "actor_engine": "threads",
-    "actor_restarts": 0,
-}
-"""Settings of a run or a session that earlier versions lacked, with the values under which an old run continues
-unchanged."""
-
-
-RENAMED: Mapping[str, str] = {
-    "clip": "clip_eps",
-    "clip_value": "vf_clip_eps",
-    "critics": "num_critics",
-    "entropy": "ent_coef",
-    "normalise": "normalise_advantage",
-    "value": "vf_coef",
-}
-"""Names of agents' settings up to version 0.4, and the names that replaced them."""
-
-
-def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run with the agent's settings under their current names."""
-    agent = settings.get("agent")
-    if not isinstance(agent, Mapping):
-        return dict(settings)
-    return {**settings, "agent": {RENAMED.get(name, name): value for name, value in agent.items()}}
-
-
-def renewed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run as this version would write them for the same training.
-
-    Before `channels` existed, the torso `auto` meant one convolution of 16 channels for images of any size; before
-    `resets` did, environments on the device were reset at every step.
-    """
-    settings = renamed(settings)
-    if "num_envs" in settings:
-        settings = {"resets": NEWER["resets"], **settings}
-    agent = settings.get("agent")
-    if not isinstance(agent, Mapping) or "torso" not in agent or "channels" in agent:
-        return dict(settings)
-    return {**settings, "agent": {**agent, "channels": [16]}}
-
-
-def unread(settings: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names of the settings that nothing reads under `settings`.
-
-    Without c51, they are the ends of its support; without a core, what says how sequences of replay are learnt from.
-    """
-    agent = settings.get("agent")
-    known = agent if isinstance(agent, Mapping) else {}
-    support = () if known.get("values") == "c51" else ("v_min", "v_max")
-    of_core = () if known.get("core", "none") != "none" else SequenceConfig.__dataclass_fields__
-    return frozenset(f"agent.{name}" for name in (*support, *of_core) if name != "core")
-
-
-class Change(NamedTuple):
-    """A setting or a version that differs from the saved one."""
-
-    name: str
-    old: object
-    new: object
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.old} -> {self.new}"
-
-    @property
-    def only_names(self) -> bool:
-        """Whether the change may only be another name for the same network; it is if the saved parameters fit."""
-        if self.name == "agent.torso":
-            return "auto" in (self.old, self.new) or {self.old, self.new} == {"conv", "minatar"}
-        return self.name == "agent.channels" and [self.old, self.new] in ([[], [16]], [[16], []])
-
-
-def changes(old: object, new: object, name: str = "") -> list[Change]:
-    """List the differences between the nested settings `old` and `new`, or with a `name`, of what is called so."""
-    if not name and isinstance(old, Mapping) and isinstance(new, Mapping):
-        old = _as_written_today(old, new)
-    return _differences(old, new, name)
-
-
-def measured_otherwise(found: Sequence[Change]) -> list[Change]:
-    """Return those of the changes found under which scores mean something else."""
-    return [change for change in found if change.name.partition(".")[0] in YARDSTICK]
-
-
-def _as_written_today(old: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:
-    old = {"recorders": new.get("recorders"), **renamed(old)}  # earlier versions had no such setting
-    if "agent" not in _custom(old):
-        return old
-    # Up to version 0.4, an agent with parts made in Python had no settings and was itself listed as such a part.
-    made = [part for part in _custom(new) if str(part).startswith("make_")]
-    others = [part for part in _custom(old) if part != "agent"]
-    return {**old, "agent": new.get("agent"), "custom": [*made, *others]} if made else old
-
-
-def _differences(old: object, new: object, name: str) -> list[Change]:
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        keys = {key: f"{name}.{key}" if name else str(key) for key in [*old, *new]}
-        parts = [_differences(old.get(key, NEWER.get(path)), new.get(key), path) for key, path in keys.items()]
-        return [change for part in parts for change in part]
-    return [] if old == new else [Change(name, old, new)]
-
-
-def _custom(settings: Mapping[str, Any]) -> list[Any]:
-    custom = settings.get("custom")
-    return custom if isinstance(custom, list) else []
 
 
 def check_strategy(strategy: object) -> None:

@@ -93,12 +93,16 @@ def fits(strategy: Strategy, schedule: Schedule, ledger: Ledger, checkpoints: St
     return restored.counters(schedule)["env_steps"] == facts.get("env_steps")
 
 
-def replenished(strategy: Strategy, state: PyTree, t: int) -> tuple[PyTree, range]:
+def replenished(strategy: Strategy, state: PyTree, t: int, changed: bool) -> tuple[PyTree, range]:
     """Return a state that was saved after `t` iterations, with a buffer if it was saved without, and how it got it.
+
+    Where settings have `changed`, it has the present ones.
 
     The range has the numbers of the blocks that were pushed anew; none if the buffer was saved. Actors push them later.
     """
     refill = strategy.refill
+    if changed and strategy.retune is not None:
+        state = strategy.retune(state)
     if refill is None or jax.tree.leaves(state.buffer):
         return state, range(0)
     blocks = refill.blocks(t)

@@ -14,29 +14,25 @@ from typing import Any
 
 import jax
 
-from jaxrl.errors import DivergedError, SettingsError, check_count, say
+from jaxrl.errors import SettingsError, check_count, say
 from jaxrl.registry import named
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.population import Population
 from jaxrl.training.actors import ActorPool, advance, facts_of, go_on_counting, pool_of, summary_of
-from jaxrl.training.devices import gathered, on_devices
+from jaxrl.training.devices import Alone, gathered, on_devices
 from jaxrl.training.divergence import diverged, explain
 from jaxrl.training.episodes import teller_of
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, eval_key, evaluator_of, mean_return
 from jaxrl.training.film import with_videos
-from jaxrl.training.interrupt import Interrupt
+from jaxrl.training.following import follow, led
+from jaxrl.training.interrupt import Interrupt, ended_by, tell_unsaved
 from jaxrl.training.judging import Judge, judge
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.logbook import Logbook, unpacking
 from jaxrl.training.policy import GreedyPolicy, spec_facts
-from jaxrl.training.program import (
-    check_step,
-    compile_all,
-    summarise,
-    without_replay,
-    zero_sums,
-)
+from jaxrl.training.processes import stops
+from jaxrl.training.program import check_step, compile_all, summarise, without_replay, zero_sums
 from jaxrl.training.recorders import Recorder, Row
 from jaxrl.training.report import Hooks, Report, Result, call
 from jaxrl.training.schedule import Boundary, next_boundary
@@ -130,17 +126,25 @@ class Trainer:
             evaluator = evaluator_of(strategy, self.config.eval_episodes, self.config.eval_actions == "sampled")
         self.strategy, self.evaluator, self.score, self.stop = strategy, evaluator, score, stop
         self.hooks, self.interrupt = with_videos(self, hooks), Interrupt() if interrupt is None else interrupt
-        self.max_chunk = max_chunk
+        self.max_chunk, self._quiet = max_chunk, self.config.quiet or not console
         self.ledger, self.stop_reason = Ledger(), None  # type: Ledger, str | None
-        self._quiet = self.config.quiet or not console
         self._best: Best | None = None
-        self.state = self._run = self._sums = None  # type: Any
+        self._state = self._run = self._sums = None  # type: Any
+        self.lane: Any = Alone()  # that of a team, for a member of a population that trains together with others
         self._actors: ActorPool | None = None
         self._log = Logbook(self.schedule, lambda: ({}, 0.0))
         self._chunk, self._wall, self._least_return, self._refilled = 0, 0.0, math.nan, range(0)
         self._teller = teller_of(strategy, self.config, self.hooks)
-        self.announces = False
-        """Whether the first report comes before any training: for a population, whose members wait for each other."""
+        self.announces = False  # whether a report comes before any training: members of a population wait for others
+
+    @property
+    def state(self) -> PyTree:
+        """The training state; `None` before there is one."""
+        return self.lane.whole(self._state)
+
+    @state.setter
+    def state(self, state: PyTree) -> None:
+        self._state = state
 
     # --- what a user calls ---
 
@@ -171,18 +175,17 @@ class Trainer:
 
     def reports(self) -> Generator[Report, None, None]:
         """Return the training as a generator, whose `close()` saves."""
-        if not self._take_up():
-            return
-        self._weights = check_run(self.strategy, self.config, not self.resume.run and self.state is None)
+        if self._take_up() and not follow(self):
+            with led(self):
+                yield from self._lead()
+
+    def _lead(self) -> Generator[Report, None, None]:
+        """Train, as the only process or the one that decides for others."""
+        self._weights = check_run(self.strategy, self.config, not self.resume.run and self._state is None)
         where = lambda: (self.ledger.counters(self.schedule), self.ledger.wall)
         self._log = Logbook(self.schedule, where, (*self.config.recorders, *self._given_recorders), self._quiet)
-        try:
-            self._log.stage("tracing")
-            with self.ledger.timed("compile"):
-                self._plan = check_step(self.strategy, self.evaluator, self._params)
-        except BaseException:
-            self._log.unstage()
-            raise
+        with self._log.staged("tracing"), self.ledger.timed("compile"):
+            self._plan = check_step(self.strategy, self.evaluator, self._params)
         with self._opened() as storage:
             self._begin()
             if self.announces:
@@ -206,13 +209,14 @@ class Trainer:
 
     def result(self) -> Result:
         """Return what the run has left so far; raise `SettingsError` before it has begun."""
-        if self.state is None:
+        if self._state is None:
             raise SettingsError("nothing has been trained yet; call train(), or iterate, first")
         # A run that goes on donates its state to the next call of the compiled program.
-        state = self.state if self.stop_reason else jax.device_put(self.state, may_alias=False)
+        state = gathered(self.state) if self.stop_reason else jax.device_put(gathered(self.state), may_alias=False)
         policy, best = self.strategy.policy, self._best
         params, score = (best.params, best.score) if best else (self._params(state), self.ledger.best_score)
-        greedy = policy and GreedyPolicy(policy, params, {"score": score})
+        step = self.ledger.best_opt_steps if best else self.schedule.opt_steps(self.ledger.t)
+        greedy = policy and GreedyPolicy(policy, params, {"score": score, "opt_steps": step})
         return Result(greedy, score, {**self._summary(), "stop": self.stop_reason}, state)
 
     def adopt(self, state: PyTree, strategy: Strategy, told: str) -> None:
@@ -264,13 +268,13 @@ class Trainer:
             require_valid(self._log, self._log.validity)
         return self._report(row, evaluation, saved=bool(boundary.save or self.stop_reason))
 
-    def _advance(self, target: int) -> None:
-        """Call the compiled program until iteration `target`, or until someone asks to stop, or it diverges."""
-        while self.ledger.t < target and not self.interrupt and not diverged(self._health(), self.config.max_skips):
+    def _advance(self, end: int) -> None:
+        """Call the compiled program until iteration `end`, or until someone asks to stop, or it diverges."""
+        while self.ledger.t < end and not stops(self.interrupt) and not diverged(self._health(), self.config.max_skips):
             begun, t = time.perf_counter(), self.ledger.t
-            stop = min(target, t + self._chunk, t + self._teller.most)
-            self.state, self._sums, stop, told = advance(self._run, self._actors, self.state, self._sums, t, stop)
-            jax.block_until_ready((self.state, self._sums))
+            stop = min(end, t + self._chunk, t + self._teller.most)
+            made = advance(self._run, self.lane.others or self._actors, self._state, self._sums, t, stop)
+            self._state, self._sums, stop, told = jax.block_until_ready(made)
             seconds = max(time.perf_counter() - begun, 1e-9)
             self.ledger.trained(stop, seconds)
             with self.ledger.timed("record"):
@@ -282,7 +286,6 @@ class Trainer:
             call(self.hooks.chunk, self, progress)
 
     def _fail_with_actors(self) -> None:
-        """Save and raise if an actor has failed."""
         if self._actors is not None and self._actors.failure is not None:
             error, trace = self._actors.failure
             self.stop_reason = "actor"
@@ -296,7 +299,7 @@ class Trainer:
         call(self.hooks.before_evaluation, self)
         config, opt_steps = self.config, self.schedule.opt_steps(self.ledger.t)
         own = Judge(self.evaluator, self.score, self._eval_key, config.eval_starts == "fixed", config.confirm_best)
-        found = judge(own, self._params(self.state), opt_steps, self.ledger, self._best.score if self._best else None)
+        found = judge(own, self._params(self._state), opt_steps, self.ledger, self._best.score if self._best else None)
         self._least_return = found.least_return
         if found.is_to_keep:
             self._keep_best(found.kept)
@@ -332,7 +335,7 @@ class Trainer:
             self._storage.note(**self._summary(), status=self.stop_reason or "running")
 
     def _keep_best(self, score: float) -> None:
-        params = jax.device_put(self._params(self.state), may_alias=False)
+        params = jax.device_put(self._params(self._state), may_alias=False)
         self._best = self._log.best(score, params, self.strategy.policy, self.settings())
         with self.ledger.timed("save"):
             self._storage.keep_best(self._best)
@@ -352,7 +355,7 @@ class Trainer:
         found = self._storage.rollback(self._compiled.like)
         self.ledger = rolled_back_ledger(self.ledger, found)
         state, self._sums = found[0] if found else self._compiled.init(jax.random.key(self.config.seed))
-        self.state = reseed(self._taken_up(state, self.ledger) if found else state, self.ledger.rollbacks)
+        self.state = reseed(self._taken_up(state, self.ledger) if found else gathered(state), self.ledger.rollbacks)
         if self._actors is not None:
             self._actors = self._actors.renewed()
         log_rollback(self._log, self.schedule.opt_steps(self.ledger.t), what, anew(self._refilled, self.strategy))
@@ -364,21 +367,16 @@ class Trainer:
         """Hold everything that lives while the run does: directory, recorders, signal handlers."""
         config, regular = self.config, self.schedule.is_regular_save
         can = partial(fits, self.strategy, self.schedule, self.ledger)
-        storage = Storage(config.run_dir, config.keep, self.settings(), self.resume, regular, can)
-        self._storage = storage
+        storage = self._storage = Storage(config.run_dir, config.keep, self.settings(), self.resume, regular, can)
         storage.report = lambda line: self._log.event("storage", line)
         storage.on_saved = lambda opt_steps: call(self.hooks.save, self, opt_steps)
         with self.interrupt.signals():
             try:
                 yield storage
             except BaseException as error:
-                failed = f"failed: {type(error).__name__}" if self.stop_reason is None else self.stop_reason
-                self.stop_reason = "diverged" if isinstance(error, DivergedError) else failed
+                self.stop_reason = ended_by(error, self.stop_reason)
                 self._close(storage)
-                if isinstance(error, SystemExit) and storage.error is not None:
-                    raise storage.error from error  # an exit code of 0 would say that all is saved
-                if isinstance(error, GeneratorExit) and storage.error is not None:
-                    say(f"error: {storage.error}")  # no exception can leave a loop that was left
+                tell_unsaved(error, storage.error)
                 raise
             else:
                 self._close(storage)
@@ -391,7 +389,7 @@ class Trainer:
                 storage.keep_best(self._best)
                 storage.finish()
             self._wall = self.ledger.wall
-            if self.state is not None:
+            if self._state is not None:
                 storage.note(**self._summary(), status=self.stop_reason)
         finally:
             self._log.close()
@@ -402,7 +400,7 @@ class Trainer:
     def _take_up(self) -> bool:
         """Prepare to begin, or to go on from where the run is; say so and return `False` if nothing is left to do."""
         reason, self.stop_reason = self.stop_reason, None
-        sound = self.state is not None and reason is not None and not reason.startswith(BROKEN)
+        sound = self._state is not None and reason is not None and not reason.startswith(BROKEN)
         if sound and self.ledger.t >= self.schedule.last:
             self.stop_reason = reason
             if not self._quiet:
@@ -414,31 +412,31 @@ class Trainer:
             self.ledger = self.ledger.taken_up(self._wall)
             # The results that were returned keep theirs: what goes on is donated.
             self.state, self._sums = jax.device_put((self.state, self._sums), may_alias=False)
-            return True
-        self.ledger, self._best, self.state, self._sums = Ledger(), None, None, None
+        else:
+            self.ledger, self._best, self.state, self._sums = Ledger(), None, None, None
         return True
 
     def _begin(self) -> None:
         """Compile, initialise or restore, and open the logs."""
         key, self._eval_key = jax.random.key(self.config.seed), eval_key(self.config.seed)
-        self._chunk = self.max_chunk or 256
-        goes_on = self._storage.resumes or self.state is not None
+        self._chunk, goes_on = self.max_chunk or 256, self._storage.resumes or self._state is not None
         self._log.stage("compiling")
         with self.ledger.timed("compile"):
-            made = partial(compile_all, self.strategy, key, self.evaluator, self._params, goes_on, self._teller.tells)
-            now = self.strategy, self.config, self._storage, self._weights
-            compiled, self._weights = compiled_for(made, *now, goes_on)
-            self._compiled, self._run, self._metrics = compiled, compiled.run, compiled.metrics
+            how = self._params, goes_on, self._teller.tells, self.lane.others is None
+            made = partial(compile_all, self.strategy, key, self.evaluator, *how)
+            now = self.strategy, self.config, self._storage, self._weights, goes_on
+            self._compiled, self._weights = compiled_for(made, *now)
+            self._run, self._metrics = self._compiled.run, self._compiled.metrics
             self._actors = pool_of(self.strategy, self._run, self.interrupt, self._log.event)
         warmup = 0 if goes_on or self._actors is not None else self.schedule.warmup_env_steps
         self._log.stage(f"warming up: {warmup:,} environment steps" if warmup else "getting ready")
         with self.ledger.timed("init"):
             if self._storage.resumes:
                 self._restore()
-            elif self.state is None:
-                self.state, self._sums = jax.block_until_ready(compiled.init(key))
+            elif self._state is None:
+                self.state, self._sums = jax.block_until_ready(self._compiled.init(key))
             if self.resume.run:
-                self._best = self._storage.load_best(jax.eval_shape(self._params, compiled.like[0]))
+                self._best = self._storage.load_best(jax.eval_shape(self._params, self._compiled.like[0]))
         self._open_logs()
         self._log.stage("training")
         call(self.hooks.start, self)
@@ -459,9 +457,7 @@ class Trainer:
 
     def _taken_up(self, state: PyTree, ledger: Ledger) -> PyTree:
         """Give a state that was loaded what was allowed to change, and the replay it was saved without; note it."""
-        if self._storage.decisive and self.strategy.retune is not None:
-            state = self.strategy.retune(state)
-        state, self._refilled = replenished(self.strategy, state, ledger.t)
+        state, self._refilled = replenished(self.strategy, state, ledger.t, bool(self._storage.decisive))
         if self._storage.decisive or self._refilled:
             ledger.changed_at = self.schedule.opt_steps(ledger.t)
         if self._actors is not None:
@@ -477,7 +473,7 @@ class Trainer:
     # --- small things ---
 
     def _saved(self) -> PyTree:
-        tree = self.state, self._sums
+        tree = gathered(self.state), self._sums
         return tree if self.config.save_replay else without_replay(tree)
 
     def _facts(self) -> dict[str, Any]:
@@ -488,12 +484,10 @@ class Trainer:
         return {**self.ledger.summary(self.schedule), **summary_of(self._actors)}
 
     def _health(self) -> Health | None:
-        """Return how updates have been going, if the strategy says so."""
-        health: Health | None = self.strategy.health and jax.device_get(self.strategy.health(self.state))
-        return health
+        return self.strategy.health and jax.device_get(self.lane.part(self._state, self.strategy.health))
 
     def _params(self, state: PyTree) -> PyTree:
-        return state if self.strategy.policy is None else gathered(self.strategy, self.strategy.policy.params(state))
+        return self.lane.params(self.strategy, state)
 
     def _report(self, train: Row | None, evaluation: Row | None, saved: bool) -> Report:
         counters = self.ledger.counters(self.schedule)

@@ -15,7 +15,7 @@ kernels instead of 66 for an iteration of DQN), but not on TPUs (171 000 estimat
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -127,10 +127,10 @@ def scan_rows(
     """Compute `jax.lax.scan(body, carry, xs)` for a body whose outputs all have leaves `[N, ...]`.
 
     The outputs of an iteration are also packed, as rows of bits: one kernel then writes them, instead of one per leaf.
-    They are unpacked all at once after the loop.
+    They are unpacked all at once after the loop. Not on TPUs: leaves of one shape and dtype stacked make fewer kernels
+    there, but of more estimated cycles (`a2c`: 952 kernels an iteration instead of 1 002, and 896 000 cycles instead of
+    667 000).
     """
-    if shaped_for("tpu"):
-        return _scan_stacked(body, carry, xs)
     if not shaped_for(*TIED):
         return jax.lax.scan(body, carry, xs)
     _, like = jax.eval_shape(body, carry, jax.tree.map(lambda x: x[0], xs))
@@ -144,43 +144,6 @@ def scan_rows(
 
     carry, words = scan(packed, hold(carry), xs)
     return release(carry), jax.vmap(partial(unpack, layout))(words)
-
-
-def _scan_stacked(
-    body: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], carry: PyTree, xs: PyTree
-) -> tuple[PyTree, PyTree]:
-    """Compute `jax.lax.scan(body, carry, xs)` with leaves of one shape and dtype stacked, in `xs` and in the outputs.
-
-    On a TPU each leaf of `xs` is a kernel in every turn, and each flag among the outputs two.
-    """
-    _, like = jax.eval_shape(body, carry, jax.tree.map(lambda x: x[0], xs))
-    stack_xs, unstack_xs = _stacking(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), xs))
-    stack_ys, unstack_ys = _stacking(like)
-
-    def stacked(carry: PyTree, x: list[Array]) -> tuple[PyTree, list[Array]]:
-        carry, y = body(carry, unstack_xs(x))
-        return carry, stack_ys(y)
-
-    carry, ys = jax.lax.scan(stacked, carry, jax.vmap(stack_xs)(xs))
-    return carry, jax.vmap(unstack_ys)(ys)
-
-
-def _stacking(example: PyTree) -> tuple[Callable[[PyTree], list[Array]], Callable[[list[Array]], PyTree]]:
-    """Return what stacks those leaves of trees like `example` that are alike, and its inverse."""
-    leaves, treedef = jax.tree.flatten(example)
-    alike: dict[Any, list[int]] = {}
-    for place, leaf in enumerate(leaves):
-        alike.setdefault((leaf.shape, leaf.dtype), []).append(place)
-
-    def stack(tree: PyTree) -> list[Array]:
-        given = jax.tree.leaves(tree)
-        return [jnp.stack([given[place] for place in places]) for places in alike.values()]
-
-    def unstack(stacks: list[Array]) -> PyTree:
-        found = {places[i]: x[i] for x, places in zip(stacks, alike.values(), strict=True) for i in range(len(places))}
-        return jax.tree.unflatten(treedef, [found[place] for place in range(len(leaves))])
-
-    return stack, unstack
 
 
 def side_by_side(example: PyTree, rows: int) -> tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree]]:
@@ -227,7 +190,8 @@ def fori_loop(start: Array, stop: Array, body: Callable[[Array, PyTree], PyTree]
 def cut_out(tree: PyTree) -> PyTree:
     """Cut all parameters out of every `Flat` of `tree`, for a loop that reads them and leaves them as they are.
 
-    Only on TPUs, where XLA cuts in every turn what is cut within a loop.
+    Only on TPUs, where XLA cuts in every turn what is cut within a loop (`a2c` on a v5e: 667 000 estimated cycles an
+    iteration with, 815 000 without).
     """
     if not shaped_for("tpu"):
         return tree

@@ -104,5 +104,15 @@ def take_options(options: dict[str, Any]) -> None:
         jax.config.update(name, options[name])
 
 
+def together() -> bool:
+    """Return whether members of a population train in one program, rather than each in a call of its own.
+
+    On accelerators, where launches bound a small program, however wide: on an H200 an iteration of 256 members together
+    has 52 kernels, that of one 34 (`seeds-256`, `dqn-10`). On a CPU members one after the other have the caches alone,
+    and threads have the cores.
+    """
+    return shaped_for("cuda", "tpu")
+
+
 def _named(option: str) -> bool:
     return option in os.environ.get("XLA_FLAGS", "")

@@ -41,6 +41,36 @@ def random_orders(key: Key, count: int, units: int) -> Array:
     return row * columns + column
 
 
+def permuted(key: Key, place: Array, units: int) -> Array:
+    """Return what lies at each `place` `[B]` of one random permutation of `0 .. units-1`, int32 `[B]`.
+
+    The key is consumed. Few units are sorted. More are laid out as a rectangle, about a square, whose rows and columns
+    are rotated as in `random_orders`. What comes to lie on one of the few places behind the last unit is moved on until
+    it lies before it, which permutes the rest (Black and Rogaway 2002).
+    """
+    if units < NARROW * NARROW:
+        return jnp.argsort(jax.random.bits(key, (units,), jnp.uint32)).astype(jnp.int32)[place]
+    rows = math.isqrt(units)
+    columns = -(-units // rows)
+    keys = jax.random.split(key, ROUNDS)
+    turns = [below(k, (columns if i % 2 == 0 else rows,), (rows, columns)[i % 2]) for i, k in enumerate(keys)]
+
+    def moved(place: Array) -> Array:
+        row, column = place // columns, place % columns
+        for i, turn in enumerate(turns):
+            if i % 2:
+                column = (column + turn[row].astype(jnp.int32)) % columns
+            else:
+                row = (row + turn[column].astype(jnp.int32)) % rows
+        return row * columns + column
+
+    outside = lambda place: (place >= units).any()
+    first = moved(jnp.asarray(place, jnp.int32))
+    if rows * columns == units:
+        return first
+    return jax.lax.while_loop(outside, lambda place: jnp.where(place >= units, moved(place), place), first)
+
+
 def _shifted(key: Key, moved: Array, size: int, by: Array, lines: int) -> Array:
     """Rotate `moved`, of `0 .. size-1`, by a random number for each of the `lines` that `by` indexes."""
     shift = below(key, (moved.shape[0], lines), size).astype(jnp.int32)

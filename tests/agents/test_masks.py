@@ -160,7 +160,7 @@ def test_actors_and_sessions_keep_to_the_mask(random: bool) -> None:
 
     def run(key: Any) -> Any:
         obs, state = sample_space(env.spec.observation_space, key, 50), agent.init(key)
-        processor, noise = remote.begin(state, obs, key), remote.draw(key, 1, random)
+        (processor, _), noise = remote.begin(state, (), obs, key), remote.draw(key, 1, random)
         acted = remote.act(state, processor, noise, jnp.int32(0), jnp.uint32(0))[0]
         drawn = jax.tree.map(lambda x: x[None], draw_acting(agent, env.spec, 50, key, random)[:2])
         return obs, acted, act(driven, state, obs, drawn, jnp.zeros(2, jnp.uint32))[0]

@@ -243,7 +243,7 @@ def test_run_without_a_best_policy_is_refused(finished: Finished, tmp_path: Path
         (play.main, ["--seed", "-1"], "--seed"),
         (play.main, ["--max-steps", "0"], "--max-steps"),
         (play.main, ["--fps", "0"], "--fps"),
-        (play.main, ["--out", "film.mp4"], "ends with .gif"),
+        (play.main, ["--out", "film.avi"], "ends with .gif or .mp4"),
         (play.main, ["--out", "film"], "ends with .gif"),
         (play.main, ["--out", "missing/film.gif"], "cannot write missing/film.gif"),
     ],

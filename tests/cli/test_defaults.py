@@ -33,7 +33,7 @@ PAIRS: dict[str, tuple[Callable[..., Any], Any, set[str]]] = {
         {"updates", "warmup", "random_warmup", "resets", "demo_share", "shards"},
     ),
     "on_policy": (jaxrl.on_policy, OnPolicyRun, {"num_envs", "resets", "shards"}),
-    "offline": (jaxrl.offline, OfflineRun, {"batch_size", "updates"}),
+    "offline": (jaxrl.offline, OfflineRun, {"batch_size", "updates", "replacement", "scale_rewards_by"}),
     "uniform": (jaxrl.uniform, BufferConfig, {"capacity", "batch_size", "compact", "ends", "frames"}),
     "prioritised": (jaxrl.prioritised, BufferConfig, set(of_dataclass(BufferConfig)) - {"prioritised", "hindsight"}),
     "one_step": (jaxrl.one_step, ProcessorConfig, {"discount"}),

@@ -143,6 +143,7 @@ def test_what_a_card_says_makes_the_same_bits_again(which: list[str], doors: Doo
     assert judged == {name: told["evaluation"][name] for name in judged}
 
 
+@pytest.mark.slow
 def test_a_card_makes_no_promises_for_what_was_made_in_python(doors: Doors) -> None:
     agent = jaxrl.dqn(features=(4,), make_optimizer=optax.sgd)
     strategy = jaxrl.off_policy(jaxrl.make_env("Catch-bsuite"), agent, buffer=jaxrl.uniform(200, batch_size=8))

@@ -114,6 +114,7 @@ def test_a_function_named_on_the_command_line_is_trained_in(capsys: pytest.Captu
     assert sys.modules["walks_of_mine.envs"].CALLS[-1] == (7, 0.1, True, [8, 9.5, "x"], "two words")
 
 
+@pytest.mark.slow
 def test_a_gymnasium_environment_of_ones_own_works_both_ways() -> None:
     quick = ("dqn", "--num-envs", "2", "--opt-interval", "2", "--warmup", "16", "--max-opts", "4", "--quiet")
     small = ("--buffer.capacity", "64", "--buffer.batch-size", "8", "--agent.features", "4", "--eval-episodes", "1")
@@ -178,6 +179,7 @@ def scores(run: str) -> list[float]:
     return [row["score"] for row in rows if row.get("kind") == "eval"]
 
 
+@pytest.mark.slow
 def test_the_policy_is_scored_in_the_environment_named_for_it() -> None:
     """Training pays 1 a step for 5 steps; evaluation with the same function 2 a step, or elsewhere for 3 steps."""
     assert train.main([*SMALL, "--env", WALK, "--eval-env-args", "reward", "2", "--run-dir", "one"]) == 0
@@ -189,6 +191,7 @@ def test_the_policy_is_scored_in_the_environment_named_for_it() -> None:
     assert scores("two") == [3.0, 4.0]
 
 
+@pytest.mark.slow
 def test_a_score_of_other_evaluations_is_no_best_to_beat(tmp_path: Path) -> None:
     """Where evaluation changes on the way, the best is looked for anew, also after another resumption, or in a fork."""
     resumed = ["--env", WALK, "--save-interval", "4", "--patience", "2"]
@@ -212,6 +215,7 @@ def test_spaces_that_differ_are_refused() -> None:
         train.main([*SMALL, "--eval-env", "Acrobot-v1", "--run-dir", "run"])
 
 
+@pytest.mark.slow
 def test_fixed_starts_are_the_same_each_time() -> None:
     """A policy that does not learn scores the same from the same starts, and otherwise not."""
     still = ["--env", "CartPole-v1", "--agent.lr", "0", "--max-opts", "12", "--quiet", "--no-confirm-best"]

@@ -237,6 +237,8 @@ def test_help_begins_with_a_page_of_what_is_changed_first(algo: str, capsys: pyt
         "--sweep",
         "--halving",
         "--pbt",
+        "--layout",
+        "--width",
         "--config",
         "--resume",
     }  # told in words, not flags of a run
@@ -316,6 +318,7 @@ def test_two_runs_begun_in_one_second_get_a_directory_each(tmp_path: Path, monke
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
+@pytest.mark.slow
 def test_a_run_started_without_standard_streams_gives_their_numbers_to_no_file(doors: Doors) -> None:
     command = [sys.executable, "-m", "jaxrl.train", *SMALL, "--max-opts", "40000000", "--run-dir", "run", "--quiet"]
     env = {**os.environ, "XDG_CACHE_HOME": str(doors.cache)}

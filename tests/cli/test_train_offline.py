@@ -71,6 +71,24 @@ def test_it_trains_resumes_elsewhere_to_the_same_bits_and_leaves_a_policy(
         moved.rename(catch)
 
 
+def test_a_run_in_epochs_goes_on_in_the_middle_of_one_to_the_same_bits(catch: Path, tmp_path: Path) -> None:
+    """An epoch of 500 transitions is 31.25 updates of 16 of them; the run is cut after 40 of 80."""
+    flags = ("--data", catch, *ENV, *SMALL, "--no-replacement", "--scale-rewards-by", "std")
+    run(tmp_path / "whole", "bc", *flags, "--max-opts", 80)
+    run(tmp_path / "parts", "bc", *flags, "--max-opts", 40)
+    assert train.main(["--resume", str(tmp_path / "parts"), "--max-opts", "80"]) == 0
+    assert leaves(tmp_path / "whole", 80) == leaves(tmp_path / "parts", 80)
+    told = [row for row in rows(tmp_path / "parts" / "metrics.jsonl") if row["kind"] == "train"]
+    assert [row["epochs_max"] for row in told] == pytest.approx([steps * 16 / 500 for steps in range(10, 81, 10)])
+    data = jaxrl.load_dataset(catch)
+    returns = np.bincount(data.episode, weights=data.reward)
+    assert told[-1]["reward_factor"] == pytest.approx(1 / returns.std())
+    with pytest.raises(jaxrl.SettingsError, match="scale_rewards_by: std -> range"):
+        train.main(["--resume", str(tmp_path / "parts"), "--max-opts", "90", "--scale-rewards-by", "range"])
+    with pytest.raises(jaxrl.SettingsError, match="replacement: False -> True"):
+        train.main(["--resume", str(tmp_path / "parts"), "--max-opts", "90", "--replacement"])
+
+
 @pytest.mark.slow
 def test_the_front_doors_take_a_run_that_learnt_from_data(doors: Doors, catch: Path) -> None:
     doors.train("bc", "--data", catch, catch, *ENV, *SMALL, "--max-opts", 40, "--run-dir", "run")

@@ -44,6 +44,7 @@ def newest(lines: list[str]) -> list[str]:
 def test_members_are_what_the_command_leaves_for_each_alone(doors: Doors) -> None:
     done = doors.train(*POPULATION)
     assert "4 members: 2 settings with 2 seeds each" in done.stdout
+    assert "at a time (spread), one program" in done.stdout
     table = [line for line in done.stdout.splitlines() if line.strip().startswith("2 ") and "agent.lr=" in line]
     assert {line.split()[-1] for line in table} == {"agent.lr=0.001", "agent.lr=0.01"}
     alone = [flag if flag != "1e-3" else "1e-2" for flag in SMALL]
@@ -58,9 +59,13 @@ def test_members_are_what_the_command_leaves_for_each_alone(doors: Doors) -> Non
     assert doors.here("train", "--resume", "run/members/00003", "--max-opts", "80").returncode == 0
 
 
-@pytest.mark.parametrize("how", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGTERM])
-def test_whatever_ends_it_it_goes_on_to_the_same_bits(doors: Doors, how: signal.Signals) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "layout"), [(signal.SIGKILL, "spread"), (signal.SIGKILL, "together"), (signal.SIGTERM, "spread")]
+)
+def test_whatever_ends_it_it_goes_on_to_the_same_bits(doors: Doors, how: signal.Signals, layout: str) -> None:
     longer = [{"60": "400", "30": "100", "20": "100"}.get(flag, flag) for flag in map(str, POPULATION)]
+    longer += ["--layout", layout]
     assert doors.here("train", *[flag if flag != "run" else "whole" for flag in longer]).returncode == 0
     running = doors.start("train", *longer)
     second = doors.cwd / "run/members/00001/checkpoints"
@@ -104,6 +109,9 @@ def made(args: list[str]) -> Population:
         (["--sweep", "buffer.batch_size=between(8,16)", "--members", "4"], "takes no fractions"),
         (["--draw-seed", "-1", "--sweep", "agent.lr=1,2"], "draw_seed is -1; expected a whole number of at least 0"),
         (["--seeds", "none"], "--seeds is 'none'; expected a whole number"),
+        (["--seeds", "2", "--layout", "side"], "layout is 'side'; known: auto, spread, together"),
+        (["--seeds", "2", "--width", "1.5"], "--width is '1.5'; expected a whole number"),
+        (["--seeds", "2", "--layout", "together", "--width", "0"], "width is 0; expected a whole number of at least 1"),
         (["--resume", "run", "--seeds", "2"], "leave --seeds, --sweep and --members out"),
     ],
 )

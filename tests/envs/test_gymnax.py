@@ -20,7 +20,15 @@ from jaxrl.spaces import Box, Discrete, sample_space, space_struct
 NEEDS_A_DOWNLOAD = {"MNISTBandit-bsuite"}
 
 
-@pytest.mark.parametrize("name", sorted(set(names()) - NEEDS_A_DOWNLOAD))
+EVERY_DAY = {"CartPole-v1", "Pendulum-v1", "Breakout-MinAtar", "Catch-bsuite", "FourRooms-misc"}
+"""One of each family; all others are tried in the slow tests."""
+TRIED = [
+    name if name in EVERY_DAY else pytest.param(name, marks=pytest.mark.slow)
+    for name in sorted(set(names()) - NEEDS_A_DOWNLOAD)
+]
+
+
+@pytest.mark.parametrize("name", TRIED)
 def test_every_environment_runs_as_its_spec_says(name: str) -> None:
     with jax.numpy_rank_promotion("allow"):  # some of gymnax's own code relies on it
         venv = vectorise(make_env(name), 2)

@@ -161,6 +161,7 @@ def test_values_are_those_of_each_agents_own_life() -> None:
     np.testing.assert_allclose(values, np.stack([expected, expected], axis=1), atol=1e-2)
 
 
+@pytest.mark.slow
 def test_parameters_are_shared_and_learnt_and_a_run_goes_on_to_the_same_bits(tmp_path: Any) -> None:
     def run(max_opts: int, where: str, **more: Any) -> Any:
         strategy = jaxrl.on_policy(

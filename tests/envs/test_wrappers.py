@@ -164,6 +164,7 @@ def test_what_is_no_wrapper_is_refused(wrap: Any, message: str) -> None:
         jaxrl.make_env("CartPole-v1", wrap=wrap)
 
 
+@pytest.mark.slow
 def test_a_run_in_a_wrapped_environment_is_rebuilt_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from jaxrl import evaluate, train
 

@@ -1,8 +1,10 @@
-"""`python agent_run.py NAME DIR [KILL_AT]`: train one of `COMBINATIONS`, or go on with it; print its digest.
+"""`python agent_run.py NAME DIR [KILL_AT [SETTINGS]]`: train one of `COMBINATIONS`, or go on with it; print its digest.
 
-With `KILL_AT` the process kills itself, as `kill -9` does, in mid-training once it has made so many optimisation steps.
+`SETTINGS` are further ones of the trainer, as JSON. With `KILL_AT` the process kills itself, as `kill -9` does, in
+mid-training once it has made so many optimisation steps.
 """
 
+import json
 import os
 import signal
 import sys
@@ -17,9 +19,9 @@ from jaxrl.training import Progress, Trainer
 from jaxrl.training.storage.leaves import state_digest
 
 
-def main(name: str, directory: str, kill_at: int = 1_000) -> None:
+def main(name: str, directory: str, kill_at: str = "1000", settings: str = "{}") -> None:
     def kill(trainer: Trainer, progress: Progress) -> None:
-        if progress.opt_steps >= kill_at:
+        if progress.opt_steps >= int(kill_at):
             os.kill(os.getpid(), signal.SIGKILL)
 
     trainer = Trainer(
@@ -34,9 +36,10 @@ def main(name: str, directory: str, kill_at: int = 1_000) -> None:
         quiet=True,
         max_chunk=1,
         hooks=jaxrl.Hooks(chunk=kill),
+        **json.loads(settings),
     )
     print(state_digest(trainer.train().state))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3], *map(int, sys.argv[3:]))
+    main(*sys.argv[1:])

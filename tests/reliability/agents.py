@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 from toys_data import bandit, walk
+from toys_goals import places
 
 import jaxrl
 
@@ -13,10 +15,10 @@ SPREAD: dict[str, int] = {}
 
 
 def _off_policy(
-    agent: object, processor: object = None, env: str = ENV, buffer: object = None, **settings: object
+    agent: object, processor: object = None, env: Any = ENV, buffer: object = None, **settings: object
 ) -> jaxrl.Strategy:
     return jaxrl.off_policy(
-        jaxrl.make_env(env),
+        jaxrl.make_env(env) if isinstance(env, str) else env,
         agent,
         buffer=buffer or jaxrl.uniform(96, batch_size=8),
         processor=processor,
@@ -33,7 +35,7 @@ def _on_policy(agent: object, processor: object = None, env: str = ENV, **settin
     )
 
 
-def _offline(agent: object, processor: object = None, **settings: float) -> jaxrl.Strategy:
+def _offline(agent: object, processor: object = None, **settings: Any) -> jaxrl.Strategy:
     options = {"batch_size": 8, "holdout": 0.25, **settings}
     return jaxrl.offline(walk((5,) * 12, (True, False) * 6), agent, processor=processor, **options)
 
@@ -67,6 +69,9 @@ _MAKERS: dict[str, Callable[[], jaxrl.Strategy]] = {
     "dqn with a memory, sequences by priority, compact": lambda: _off_policy(
         jaxrl.dqn(features=(8,), core="lstm", core_features=8, burn_in=2, sequence=4, sequence_interval=2, n_step=3),
         buffer=jaxrl.prioritised(96, batch_size=8, compact=True),
+    ),
+    "dqn with goals in hindsight": lambda: _off_policy(
+        jaxrl.dqn(features=(8,)), env=places(), buffer=jaxrl.hindsight(jaxrl.uniform(96, batch_size=8), 0.8)
     ),
     "iqn with munchausen": lambda: _off_policy(jaxrl.dqn(features=(8, 8), values="iqn", atoms=4, munchausen=0.9)),
     "sac, normalised, several updates": lambda: _off_policy(
@@ -106,6 +111,10 @@ _MAKERS: dict[str, Callable[[], jaxrl.Strategy]] = {
         jaxrl.chain(jaxrl.normalise_obs(), jaxrl.n_step(3)),
         updates=2,
     ),
+    "iql from data in epochs, rewards scaled": lambda: _offline(
+        jaxrl.iql(features=(8,)), replacement=False, scale_rewards_by="range"
+    ),
+    "bc from data, all of them at once": lambda: _offline(jaxrl.bc(features=(8,)), batch_size=0),
     "bc from data": lambda: _offline(jaxrl.bc(features=(8,), lr_decay=60)),
     "awac from data": lambda: _offline_box(jaxrl.awac(features=(8,))),
     "td3_bc from data": lambda: _offline_box(jaxrl.td3_bc(features=(8,))),

@@ -12,9 +12,9 @@ from hypothesis import given, strategies as st
 from toys_trainer import ByStep, counting
 
 import jaxrl
+from jaxrl.training.changes import Change, changes
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.recorders import log_problems, trim
-from jaxrl.training.settings import Change, changes
 from jaxrl.training.storage.checkpoints import Store, surplus
 
 # --- whole runs -------------------------------------------------------------------------------------------------

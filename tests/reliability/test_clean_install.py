@@ -1,5 +1,6 @@
 """Promise 30: the wheel alone, in a fresh environment, trains; with the oldest and the newest versions it allows."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -35,7 +36,8 @@ def oldest() -> list[str]:
 
 
 def run(*command: object, cwd: Path) -> str:
-    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # what is installed, alone
+    done = subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
     return done.stdout
 

@@ -87,7 +87,8 @@ def test_killed_at_one_point_after_the_other_it_ends_in_the_same_bits(
     assert_whole(runs.path)
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [3, 50])
+@pytest.mark.slow
 def test_killed_at_random_moments_it_ends_in_the_same_bits(runs: Runs, untouched: str, kills: int) -> None:
     chance = random.Random(kills)
     for _ in range(kills):
@@ -135,7 +136,8 @@ def test_a_signal_at_one_point_changes_nothing(runs: Runs, untouched: str, point
     assert runs.run()[:2] == (0, untouched)
 
 
-@pytest.mark.parametrize("number", [TERM, pytest.param(INT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [TERM, INT])
+@pytest.mark.slow
 def test_a_second_signal_stops_at_once(runs: Runs, untouched: str, number: signal.Signals) -> None:
     ended = runs.run("evaluation", number.value, 2)
     assert (ended.code, ended.digest, ended.errors) == (128 + number, "", "")

@@ -118,7 +118,7 @@ def long_run(directory: str, kind: str) -> None:
     print(json.dumps({"seen": seen, "counts": counts, "left": left, "after": after}))
 
 
-@pytest.fixture(scope="module", params=["toy", pytest.param("dqn", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.slow) for name in ("toy", "dqn")])
 def long(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Any]:
     here = Path(__file__)
     path = os.pathsep.join([str(here.parent), str(here.parents[1])])

@@ -10,14 +10,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 from test_damage import LAST, SMALL, SmallRun, compiled_once, contents, small_run
+from toys_goals import places
 
 import jaxrl
 from jaxrl import train
 from jaxrl.algos import OffPolicyRun, build
 from jaxrl.errors import SettingsError
 from jaxrl.training import trainer
+from jaxrl.training.changes import HARMLESS, changes
 from jaxrl.training.memory import Plan
-from jaxrl.training.settings import HARMLESS, changes
 from jaxrl.training.storage import run as storage
 from jaxrl.training.storage.checkpoints import MismatchError, Store
 from jaxrl.training.storage.leaves import state_digest
@@ -276,6 +277,7 @@ FREE: dict[str, Any] = {
     "eval_at_return": 5.0,
     "confirm_best": False,
     "video_interval": 7,
+    "video_format": "mp4",
     "record_interval": 3,
     "save_interval": 4,
     "keep": 1,
@@ -319,6 +321,7 @@ IDLE: dict[str, Any] = {
     "max_lag": 1,
     "sync_interval": 2,
     "exploration": (0.5,),
+    "exploration_schedule": "linear(1.0,0.5,100)",
 }
 """Another value of every setting that does with prioritised replay, with c51 or a core, or where there are actors."""
 SHAPED = {"agent.torso": "mlp", "agent.channels": (16,)}
@@ -395,6 +398,54 @@ def test_a_harmless_setting_may_change_and_no_bit_with_it(
     assert small.digest(run, LAST) == small.digests[LAST]
 
 
+def test_leaving_replay_out_of_checkpoints_changes_nothing_else(run: Path, small: SmallRun, tmp_path: Path) -> None:
+    other = small.copy(tmp_path / "other")
+    train.main(["--resume", str(run), "--no-save-replay"])
+    train.main(["--resume", str(other)])
+    bare, whole = (Store(path / "checkpoints", 1).read(LAST)[0] for path in (run, other))
+    assert bare.keys() == {path for path in whole if ".buffer" not in path} != whole.keys()
+    assert state_digest(bare) == state_digest({path: whole[path] for path in bare})
+
+
+def sampled(core: str = "none", share: float = 0.0) -> jaxrl.Strategy:
+    """Learn to reach places, from single steps or from sequences, or in hindsight."""
+    ring = jaxrl.uniform(64, batch_size=4)
+    return jaxrl.off_policy(
+        places(),
+        jaxrl.dqn(features=(4,), core=core, core_features=4, sequence=2, burn_in=0),
+        buffer=jaxrl.hindsight(ring, share) if share else ring,
+        num_envs=2,
+        opt_interval=2,
+        warmup=16,
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said", "fits"),
+    [
+        ({}, {"core": "gru"}, "agent.core: none -> gru", False),
+        ({"core": "gru"}, {"core": "lstm"}, "agent.core: gru -> lstm", False),
+        ({}, {"share": 0.5}, "buffer.hindsight: 0.0 -> 0.5", False),
+        ({"share": 0.5}, {"share": 0.8}, "buffer.hindsight: 0.5 -> 0.8", True),
+    ],
+)
+def test_what_is_sampled_from_replay_is_refused_by_name_and_changes_only_where_what_was_saved_fits(
+    old: dict[str, Any], new: dict[str, Any], said: str, fits: bool, tmp_path: Path
+) -> None:
+    settings = {"eval_interval": 0, "eval_episodes": 0, "quiet": True, "recorders": [], "run_dir": str(tmp_path)}
+    jaxrl.Trainer(sampled(**old), max_opts=2, **settings).train()
+    with pytest.raises(SettingsError) as refused:
+        jaxrl.Trainer(sampled(**new), max_opts=4, resume=True, **settings).train()
+    assert said in str(refused.value)
+    assert ("--allow-changes" if fits else "cannot change, for what was saved would not fit") in str(refused.value)
+    allowed = jaxrl.Trainer(sampled(**new), max_opts=4, resume=True, allow_changes=True, **settings)
+    if fits:
+        assert allowed.train().summary["opt_steps"] == 4
+        return
+    with pytest.raises(SettingsError, match="cannot change, for what was saved would not fit"):
+        allowed.train()
+
+
 def test_settings_of_prioritised_replay_of_c51_of_a_core_and_of_actors_change_no_bit_without_them(
     small: SmallRun, run: Path
 ) -> None:
@@ -428,6 +479,7 @@ def test_with_them_they_decide(name: str) -> None:
     awake = changed(
         SMALL, *{"buffer": ("buffer.prioritised", True), "agent": ("agent.values", "c51")}.get(part, ("actors", 1))
     )
+    awake = changed(awake, "exploration", (0.9,)) if name == "exploration_schedule" else awake
     strategies = [build("dqn", config) for config in (awake, changed(awake, name, IDLE[name]))]
     settings = [strategy.settings[part] if part else strategy.settings for strategy in strategies]
     usual = 2 if name == "max_lag" else value_of(SMALL, name)  # unset, it is that of replay

@@ -9,7 +9,7 @@ import yaml
 import jaxrl
 from jaxrl import train, verify
 from jaxrl.config import parse
-from jaxrl.training.settings import RENAMED, changes, renewed
+from jaxrl.training.changes import RENAMED, changes, renewed
 from jaxrl.training.storage import checkpoints, leaves
 
 ARGS = (
@@ -44,6 +44,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_it_goes_on_to_the_bits_of_a_run_that_had_todays_names_all_along(
     old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

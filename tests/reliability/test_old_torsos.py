@@ -10,7 +10,7 @@ import pytest
 
 import jaxrl
 from jaxrl import train
-from jaxrl.training.settings import renewed
+from jaxrl.training.changes import renewed
 
 SIDE = 36
 

@@ -9,6 +9,7 @@ import pytest
 from toys_data import bandit, trained, walk
 
 import jaxrl
+from jaxrl.agents import Agent
 from jaxrl.buffers.dataset import split, summary_of
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete
@@ -216,7 +217,11 @@ REFUSED: dict[str, tuple[Any, list[str]]] = {
         lambda: jaxrl.offline(
             walk(), jaxrl.bc(), batch_size=2, processor=jaxrl.chain(jaxrl.normalise_reward(), jaxrl.one_step())
         ),
-        ["normalise_reward", "reward_scale"],
+        ["normalise_reward", "reward_scale", "scale_rewards_by"],
+    ),
+    "an unknown scale": (
+        lambda: jaxrl.offline(walk(), jaxrl.bc(), batch_size=2, scale_rewards_by="max"),
+        ["'max'", "none, range or std"],
     ),
     "no transitions": (lambda: jaxrl.offline(walk(), jaxrl.bc(), processor=jaxrl.frame_stack(2)), ["one_step"]),
     "remembered noise": (
@@ -249,3 +254,93 @@ def test_what_cannot_be_learnt_from_is_refused_in_one_line(case: str) -> None:
 def test_any_agent_that_learns_from_replay_learns_from_data() -> None:
     strategy = jaxrl.offline(walk(), jaxrl.dqn(features=(4,), cql=1.0), batch_size=4)
     assert strategy.settings["custom"] == ["training", "data"]
+
+
+# --- what an update sees --------------------------------------------------------------------------------------------
+
+
+def counting(data: jaxrl.Dataset) -> Any:
+    """Return an agent whose state is how often it learnt from each of the data, told apart by their rewards."""
+    kinds = jnp.asarray(np.unique(data.reward))
+
+    def update(state: Any, batch: Any, noise: Any, opt_step: Any) -> Any:
+        seen = batch.items.reward[:, None] == kinds[None]
+        return state + seen.sum(axis=0), {"rows": jaxrl.total(jnp.ones(len(seen), bool))}, batch.weight
+
+    return lambda spec: Agent(
+        name="counting",
+        init=lambda key: jnp.zeros(len(kinds), jnp.int32),
+        act=lambda state, obs, noise, opt_step, mode: (jnp.zeros(obs.shape[0], jnp.int32), ()),
+        update=update,
+        draw_act=lambda key, num_envs: (),
+        draw_update=lambda key, batch_size: (),
+        strip=lambda state: state,
+        offline=True,
+    )
+
+
+DATA = walk((4, 3, 5, 2, 6), (True, False) * 2 + (True,))  # 20 steps
+
+
+@pytest.mark.parametrize(("batch", "updates", "opts"), [(6, 5, 4), (20, 1, 3)])
+def test_without_replacement_each_step_is_learnt_from_once_in_each_epoch(batch: int, updates: int, opts: int) -> None:
+    strategy = jaxrl.offline(DATA, counting(DATA), batch_size=batch, updates=updates, replacement=False)
+    epochs, rest = divmod(opts * updates * batch, DATA.rows)
+    assert rest == 0
+    assert trained(strategy, opts).agent.tolist() == [epochs] * DATA.rows
+
+
+def test_the_order_of_an_epoch_is_of_the_seed_and_the_epoch() -> None:
+    strategy = jaxrl.offline(DATA, counting(DATA), batch_size=5, replacement=False)
+    order = lambda seed, epoch: np.concatenate(
+        [strategy.draw(jax.random.key(seed), jnp.uint32(4 * epoch + i))[0][0] for i in range(4)]
+    ).tolist()
+    assert order(0, 0) == order(0, 0)
+    assert len({tuple(order(seed, epoch)) for seed in (0, 1) for epoch in (0, 1)}) == 4
+
+
+def test_rows_tell_the_epochs_passed_and_a_note_how_long_one_is() -> None:
+    strategy = jaxrl.offline(DATA, counting(DATA), batch_size=8, updates=5, replacement=False)
+    noise = strategy.draw(jax.random.key(0), jnp.uint32(2))
+    _, metrics = strategy.step(strategy.init(jax.random.key(0)), noise, jnp.uint32(2))
+    assert float(metrics["epochs"]) == 15 * 8 / 20
+    assert "each of 20 transitions is learnt from once, is 2.5 updates" in strategy.notes[-1]
+
+
+def test_a_batch_of_all_data_has_each_step_once_in_every_update() -> None:
+    strategy = jaxrl.offline(DATA, counting(DATA), batch_size=0, updates=2)
+    assert trained(strategy, 3).agent.tolist() == [6] * DATA.rows
+    assert strategy.settings["batch_size"] == 0
+
+
+def test_one_update_from_all_data_is_the_gradient_of_their_mean() -> None:
+    """A table of one observation: the slope of the mean log-likelihood is the shares less the probabilities."""
+    data = bandit([0, 0, 0, 1, 1, 2], [0.0] * 6)
+    strategy = jaxrl.offline(data, jaxrl.bc(features=(), optimizer="sgd", lr=0.5), batch_size=0)
+    before, after = (trained(strategy, steps).agent.policy.tree["params"] for steps in (0, 1))
+    (bias,) = [leaf for leaf in jax.tree.leaves(jax.tree.map(lambda a, b: a - b, after, before)) if leaf.ndim == 1]
+    logits = [x.sum(axis=0) if x.ndim == 2 else x for x in jax.tree.leaves(before)]
+    odds = np.asarray(jax.nn.softmax(sum(logits)))
+    np.testing.assert_allclose(bias, 0.5 * (np.array([3, 2, 1]) / 6 - odds), rtol=1e-4)
+
+
+@pytest.mark.parametrize("by", ["range", "std"])
+def test_rewards_are_scaled_by_the_returns_of_the_episodes(by: str) -> None:
+    """Returns: 0+1+2+3, 10+11+12, 20+..+24, 30+31 and 40+41+42."""
+    data = walk((4, 3, 5, 2, 3), (True,) * 5)
+    returns = [6, 33, 110, 61, 123]
+    spread = (max(returns) - min(returns)) / 1000 if by == "range" else float(np.std(returns))
+    strategy = jaxrl.offline(data, jaxrl.bc(features=()), batch_size=4, scale_rewards_by=by)
+    state = trained(strategy, 1)
+    np.testing.assert_allclose(state.buffer.items.reward, data.reward / spread, rtol=1e-6)
+    np.testing.assert_allclose(state.reward_factor, 1 / spread, rtol=1e-6)
+    assert f"multiplied by {1 / spread:.6g}, by the {by} of the returns" in strategy.notes[-1]
+    alike = bandit([0, 1], [2.0, 2.0])
+    with pytest.raises(SettingsError, match="all episodes of the data have the return 2; set it to none"):
+        jaxrl.offline(alike, jaxrl.bc(), batch_size=2, scale_rewards_by=by)
+
+
+def test_only_what_is_learnt_from_decides_how_rewards_are_scaled() -> None:
+    data = walk((4, 3, 5, 2), (True,) * 4)
+    strategy = jaxrl.offline(data, jaxrl.bc(features=()), batch_size=4, scale_rewards_by="range", holdout=0.25)
+    np.testing.assert_allclose(trained(strategy, 0).reward_factor, 1000 / (110 - 6), rtol=1e-6)

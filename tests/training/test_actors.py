@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 import pytest
+from test_policy_tells import Linear
 from toys_closed_form import clock_truncates
 from toys_envs import counting
 from toys_gymnasium import Counting, Telling
@@ -22,12 +23,14 @@ import jaxrl.training.actors
 from jaxrl.agents.schedules import follow
 from jaxrl.algos import build
 from jaxrl.config import parse
+from jaxrl.distributions import Gaussian, TanhGaussian, head_of, tempered
 from jaxrl.envs.host import HostEnv, gymnasium_spec
 from jaxrl.errors import ActorError, SettingsError
 from jaxrl.nn import ActorCritic, QNetwork
 from jaxrl.strategies.remote import Crowd, exploration_of
-from jaxrl.training.actor_stats import ActorStats, Block, Watch
-from jaxrl.training.actors import ParameterServer, Stopped
+from jaxrl.training.actor_stats import ActorStats, Block, Published, Watch
+from jaxrl.training.actors import ParameterServer
+from jaxrl.training.players import Part, Player, Stopped
 from jaxrl.training.storage.leaves import state_digest
 
 QUIET: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "quiet": True}
@@ -37,13 +40,13 @@ def counter(**kwargs: int) -> HostEnv:
     return jaxrl.gymnasium_envs(gymnasium_spec(Counting()), partial(Counting, **kwargs))
 
 
-def replaying(env: Any, n: int = 1, agent: Any = None, **actors: Any) -> jaxrl.Strategy:
+def replaying(env: Any, n: int = 1, agent: Any = None, processor: Any = None, **actors: Any) -> jaxrl.Strategy:
     config = jaxrl.ActorsConfig(**{"actors": 2, "send": 2, **actors})
     return jaxrl.off_policy(
         env,
         agent or jaxrl.dqn(features=(8,)),
         buffer=jaxrl.uniform(128, batch_size=8),
-        processor=jaxrl.n_step(n, discount=0.5),
+        processor=processor or jaxrl.n_step(n, discount=0.5),
         num_envs=2,
         opt_interval=4,
         warmup=32,
@@ -51,10 +54,15 @@ def replaying(env: Any, n: int = 1, agent: Any = None, **actors: Any) -> jaxrl.S
     )
 
 
-def rollouts(env: Any, agent: Any = None, **actors: Any) -> jaxrl.Strategy:
+def rollouts(env: Any, agent: Any = None, processor: Any = None, **actors: Any) -> jaxrl.Strategy:
     config = jaxrl.ActorsConfig(**{"actors": 2, "max_lag": 1, **actors})
     agent = agent or jaxrl.ppo(features=(8,))
-    return jaxrl.on_policy(env, agent, num_envs=2, rollout=8, epochs=2, minibatches=2, actors=config)
+    sizes = {"num_envs": 2, "rollout": 8, "epochs": 2, "minibatches": 2}
+    return jaxrl.on_policy(env, agent, processor=processor, actors=config, **sizes)
+
+
+def normalised(n: int = 1) -> Any:
+    return jaxrl.chain(jaxrl.normalise_obs(), jaxrl.n_step(n, discount=0.5))
 
 
 def train(strategy: jaxrl.Strategy, max_opts: int, **settings: Any) -> tuple[Any, dict[str, Any]]:
@@ -141,16 +149,65 @@ MAKERS = {
     "replay in sequences": partial(
         replaying, agent=jaxrl.dqn(features=(8,), core="gru", core_features=4, burn_in=1, sequence=3)
     ),
+    "replay with a lag, normalised": partial(replaying, processor=normalised(3), max_lag=2, sync_interval=6),
     "rollouts with a lag of one": rollouts,
     "sequences with memory": partial(rollouts, agent=jaxrl.ppo(features=(8,), core="gru", core_features=4)),
 }
-FEW = "replay with a lag, of several steps"
+FEW = ("replay with a lag, of several steps", "replay with a lag, normalised")
 
 
-@pytest.mark.parametrize("name", [n if n == FEW else pytest.param(n, marks=pytest.mark.slow) for n in MAKERS])
+@pytest.mark.parametrize("name", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in MAKERS])
 def test_the_same_settings_and_seed_make_the_same_bits_whatever_the_threads_do(name: str):
     digests = {state_digest(train(MAKERS[name](counter()), 24)[0].state) for _ in range(3)}
     assert len(digests) == 1
+
+
+def seen_by_one(steps: int) -> np.ndarray:
+    """Return what the policy sees of an environment that counts, before each of so many steps and after the last."""
+    env = Counting()
+    seen = [env.reset()[0]]
+    for _ in range(steps):
+        obs, _, terminated, truncated, _ = env.step(5)
+        seen.append(env.reset()[0] if terminated or truncated else obs)
+    return np.array(seen, np.float32)
+
+
+@pytest.mark.parametrize(("actors", "lag", "sync"), [(1, 2, 6), (2, 1, 1)])
+def test_statistics_are_of_all_that_was_taken_up_and_each_observation_is_scaled_by_those_before_it(
+    actors: int, lag: int, sync: int
+):
+    """All environments show the same, so that the mean and deviation of all are those of one.
+
+    Of several actors each knows its own observations, and those of the others as far as they were taken up.
+    """
+    settings = {"actors": actors, "max_lag": lag, "sync_interval": sync, "processor": normalised()}
+    strategy = replaying(counter(), **settings)
+    state = train(strategy, 12)[0].state
+    envs, rounds = 2 * actors, 12 // strategy.opt_steps_per_step
+    steps = (strategy.warmup_env_steps + rounds * strategy.env_steps_per_step) // envs
+    seen = seen_by_one(steps)
+    ((moments,), _) = strategy.policy.params(state).processor
+    assert float(moments.count) == envs * (steps + 1)
+    np.testing.assert_allclose(moments.mean, seen.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(moments.variance, seen.var(0), rtol=1e-4)
+    if actors > 1:
+        return
+    kept = np.asarray(jax.tree.map(np.asarray, state.buffer.items.obs))[: steps * envs].reshape(-1, 2)
+    means = np.array([seen[: i + 1].mean(0) for i in range(steps)])
+    deviations = np.array([np.sqrt(seen[: i + 1].var(0) + 1e-8) for i in range(steps)])
+    expected = np.clip((seen[:-1] - means) / deviations, -10, 10)
+    np.testing.assert_allclose(kept, np.repeat(expected, envs, axis=0), rtol=1e-3, atol=1e-3)
+
+
+def test_what_was_learnt_of_observations_is_taken_up_again_by_a_run_that_goes_on(tmp_path: Path):
+    strategy, settings = rollouts(counter(), processor=normalised()), {**QUIET, "run_dir": str(tmp_path)}
+    first = jaxrl.Trainer(strategy, max_opts=8, **settings).train().state
+    later = jaxrl.Trainer(strategy, max_opts=16, resume=True, **settings).train().state
+    count = lambda state: float(strategy.policy.params(state).processor[0][0].count)
+    # Two rounds of 8 steps in four environments, and their first observations: once at each beginning.
+    assert (count(first), count(later)) == (4 * 17, 2 * 4 * 17)
+    policy = jaxrl.load_policy(tmp_path, strategy, step="latest")
+    assert float(policy.params.processor[0][0].count) == count(later)
 
 
 def test_rollouts_are_learnt_from_with_a_lag_of_exactly_one():
@@ -273,10 +330,67 @@ def test_one_number_spreads_exploration_over_the_actors_as_ape_x_does():
     both = [(x["epsilon_start"], x["epsilon_end"]) for x in exploration_of(crowd(0.1, 0.2, 0.3), agent)]
     assert both == [(0.1, 0.1), (0.2, 0.2), (0.3, 0.3)]
     assert exploration_of(crowd(), agent) == [{}, {}, {}]
-    with pytest.raises(SettingsError, match="sac explores by its own policy; leave exploration unset"):
-        exploration_of(crowd(0.1), jaxrl.sac()(box))
+    of_sac = exploration_of(crowd(0.4), jaxrl.sac()(box))
+    assert [round(x["exploration"], 6) for x in of_sac] == [0.4, round(0.4**4.5, 6), round(0.4**8, 6)]
+    with pytest.raises(SettingsError, match="mine has no setting by which it explores; leave exploration unset"):
+        exploration_of(crowd(0.1), agent._replace(name="mine", exploration=()))
     with pytest.raises(SettingsError, match=r"exploration sets agent\.noise of each actor, which also"):
         exploration_of(crowd(0.1), follow(jaxrl.td3(noise=jaxrl.linear(0.5, 0.1, 100))(box)))
+
+
+def test_exploration_follows_a_schedule_by_the_step_of_the_parameters_that_act():
+    schedule = jaxrl.linear(1.0, 0.5, 10)
+    strategy = replaying(counter(), exploration=(0.1, 0.4), exploration_schedule=schedule)
+    assert strategy.settings["exploration_schedule"] == str(schedule) == "linear(1.0,0.5,10)"
+    agent = jaxrl.dqn(features=(8,))(strategy.policy.spec).init(jax.random.key(0))
+    for opt_step, factor in ((0, 1.0), (4, 0.8), (99, 0.5)):
+        for actor, own in enumerate((0.1, 0.4)):
+            part, programs = Part(actor, jax.random.key(0), random=0), None  # what they compute is not asked for
+            player = Player(strategy.remote, programs, part, ActorStats(), halted=lambda: False)
+            hyper = player._exploring(Published(0, opt_step, agent)).agent.hyper
+            np.testing.assert_allclose([hyper.epsilon_start, hyper.epsilon_end], [own * factor] * 2, rtol=1e-6)
+    with pytest.raises(SettingsError, match="what exploration is multiplied by, which is unset"):
+        replaying(counter(), exploration_schedule=schedule)
+    with pytest.raises(SettingsError, match="cannot read the schedule 'fast'"):
+        replaying(counter(), exploration=(0.1,), exploration_schedule="fast")
+
+
+TWICE = [0.0, math.log(2)]
+"""Logits under which one action is twice as likely as the other."""
+TO_TWO = {
+    "ppo": jaxrl.ppo(make_network=lambda spec, head: Linear(TWICE, beside=0.0)),
+    "sac": jaxrl.sac(make_policy=lambda spec, head: Linear(TWICE), features=(2,)),
+    "bc": jaxrl.bc(make_network=lambda spec, head: Linear(TWICE)),
+    "awac": jaxrl.awac(make_policy=lambda spec, head: Linear(TWICE), features=(2,)),
+}
+
+
+@pytest.mark.parametrize("name", TO_TWO)
+def test_a_policy_with_a_distribution_is_drawn_from_at_the_temperature_of_the_actor(name: str):
+    agent = TO_TWO[name](jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (1,)), jaxrl.Discrete(2)))
+    state, obs = jax.jit(agent.init)(jax.random.key(1)), np.ones((4000, 1), np.float32)
+    noise, act = agent.draw_act(jax.random.key(2), 4000), jax.jit(agent.behave or agent.act, static_argnums=4)
+
+    def drawn_at(temperature: Any) -> tuple[np.ndarray, Any]:
+        hot = state._replace(hyper=state.hyper._replace(exploration=temperature))
+        return act(hot, obs, noise, np.uint32(0), "explore")
+
+    (one, _), (half, extras), (none, _) = map(drawn_at, np.float32([1.0, 0.5, 0.0]))
+    np.testing.assert_array_equal(one, drawn_at(())[0])
+    np.testing.assert_allclose([one.mean(), half.mean()], [2 / 3, 4 / 5], atol=0.03)
+    assert set(none.tolist()) == {1}
+    if name == "ppo":  # what is sent is the log-probability with which the actor chose
+        np.testing.assert_allclose(np.exp(extras["log_prob"]), np.where(half, 4 / 5, 1 / 5), rtol=1e-4)
+
+
+def test_continuous_actions_are_spread_wider_by_the_temperature():
+    for squash, of in ((False, Gaussian), (True, TanhGaussian)):
+        spec = jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (1,)), jaxrl.Box(-2.0, 2.0, (1,)))
+        plain = head_of(spec, squash).of(np.float32([[0.5, -1.0]]))
+        wide = tempered(plain, np.float32(3.0))
+        assert isinstance(wide, of)
+        np.testing.assert_allclose(wide.sample(np.ones((1, 1))) - wide.mode(), 3 * math.exp(-1.0), rtol=1e-5)
+        np.testing.assert_array_equal(wide.mode(), plain.mode())
 
 
 def test_actors_explore_as_they_are_told():
@@ -306,14 +420,9 @@ def test_settings_that_do_not_fit_actors_are_refused():
         replaying(counter(), exploration=(0.1, 0.2, 0.3))
     with pytest.raises(SettingsError, match="dqn takes discrete actions, but gymnasium:Pendulum-v1 has Box actions"):
         replaying(jaxrl.make_env("gymnasium:Pendulum-v1"))
-    with pytest.raises(SettingsError, match="actors do not share running statistics; turn normalise_obs off"):
-        jaxrl.on_policy(
-            counter(),
-            jaxrl.ppo(),
-            num_envs=2,
-            rollout=8,
-            processor=jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step()),
-        )
+    alone = jaxrl.normalise_obs()._replace(joined=None)
+    with pytest.raises(SettingsError, match="cannot be shared by actors; give Processor its field joined"):
+        replaying(counter(), processor=jaxrl.chain(alone, jaxrl.one_step())._replace(joined=None))
 
 
 # --- the end ----------------------------------------------------------------------------------------------------

@@ -49,10 +49,18 @@ def counter(**kwargs: int) -> HostEnv:
     return jaxrl.gymnasium_envs(gymnasium_spec(Counting()), partial(Counting, **kwargs))
 
 
-def replaying(env: Any, **actors: Any) -> jaxrl.Strategy:
+def replaying(env: Any, processor: Any = None, **actors: Any) -> jaxrl.Strategy:
     config = jaxrl.ActorsConfig(**{"actors": 2, "send": 2, "actor_engine": "ray", **actors})
     agent, buffer = jaxrl.dqn(features=(8,)), jaxrl.uniform(128, batch_size=8)
-    return jaxrl.off_policy(env, agent, buffer=buffer, num_envs=2, opt_interval=4, warmup=32, actors=config)
+    sizes = {"num_envs": 2, "opt_interval": 4, "warmup": 32}
+    return jaxrl.off_policy(env, agent, processor=processor, buffer=buffer, actors=config, **sizes)
+
+
+def learning(env: Any, **actors: Any) -> jaxrl.Strategy:
+    """Actors that share the statistics of observations, and explore by a schedule."""
+    processor = jaxrl.chain(jaxrl.normalise_obs(), jaxrl.n_step(2, discount=0.9))
+    schedule = {"exploration": (0.2, 0.9), "exploration_schedule": "linear(1,0.1,20)"}
+    return replaying(env, processor=processor, **schedule, **actors)
 
 
 def rollouts(env: Any, **actors: Any) -> jaxrl.Strategy:
@@ -76,7 +84,7 @@ def nodes_of_actors() -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [replaying, rollouts])
+@pytest.mark.parametrize("make", [replaying, rollouts, learning])
 def test_workers_on_two_nodes_make_the_bits_that_threads_make(make: Any, cluster: Cluster):
     env = jaxrl.make_env("gymnasium:CartPole-v1")
     here = train(make(env, actor_engine="threads"), 24)

@@ -121,6 +121,7 @@ def test_what_cannot_be_is_refused(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_it(tmp_path: Path) -> None:
     small = ["--max-opts", "20", "--eval-interval", "0", "--eval-episodes", "0", "--quiet", "--agent.features", "8"]
     small += ["--warmup", "64", "--agent.lr-decay", "0", "--agent.epsilon-decay", "0"]

@@ -20,8 +20,8 @@ from jaxrl.config import parse
 from jaxrl.errors import SettingsError
 from jaxrl.registry import RECORDERS, named
 from jaxrl.training import trainer as trainer_module
+from jaxrl.training.changes import changes
 from jaxrl.training.recorders import RunInfo, ServiceRecorder
-from jaxrl.training.settings import changes
 
 ROOT = Path(__file__).parents[2]
 SHORT: dict[str, Any] = {"max_opts": 8, "eval_interval": 4, "record_interval": 2, "save_interval": 4, "quiet": True}

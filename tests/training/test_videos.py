@@ -1,6 +1,7 @@
 """Episodes filmed while a run goes on: where, what is in them, who is told, and that training does not notice."""
 
 import json
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,12 @@ from toys_gymnasium import Counting
 
 import jaxrl
 from jaxrl.errors import SettingsError
-from jaxrl.training.settings import NEWER, TrainerConfig
+from jaxrl.play import require_writable
+from jaxrl.reports.page import _film
+from jaxrl.reports.read import read_runs
+from jaxrl.training.changes import NEWER
+from jaxrl.training.reel import write_film
+from jaxrl.training.settings import TrainerConfig
 from jaxrl.training.storage.leaves import state_digest
 
 LENGTH = 6
@@ -210,3 +216,126 @@ def test_environments_on_the_host_are_filmed(tmp_path: Path) -> None:
     jaxrl.Trainer(made, **settings).train()
     with Image.open(tmp_path / "run/videos/8.gif") as picture:
         assert getattr(picture, "n_frames", 1) == 3 + 1  # the first episode terminates after three steps
+
+
+# --- formats ------------------------------------------------------------------------------------------------------
+
+
+def of_mp4(path: Path) -> list[np.ndarray]:
+    av = pytest.importorskip("av")
+    with av.open(str(path)) as file:
+        return [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]
+
+
+def test_a_run_films_as_mp4_and_the_report_plays_it(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    told = Told()
+    trained(tmp_path / "run", video_interval=32, video_format="mp4", recorders=["tensorboard", told])
+    assert videos(tmp_path / "run") == ["32.mp4", "64.mp4"]
+    pictures = of_mp4(tmp_path / "run/videos/64.mp4")
+    assert [picture.shape for picture in pictures] == [(8, 16, 3)] * (LENGTH + 1)
+    white = [float((picture > 128).mean()) * 16 for picture in pictures]  # columns of the bar that grows
+    assert white == pytest.approx(range(1, LENGTH + 2), abs=1)
+    assert [video.path.name for video in told.videos] == ["32.mp4", "64.mp4"]
+    assert b"ftypisom" not in b"".join(path.read_bytes() for path in (tmp_path / "run/tensorboard").iterdir())
+    assert read_runs([str(tmp_path / "run")])[0].film == tmp_path / "run/videos/64.mp4"
+    page = _film("run", tmp_path / "run/videos/64.mp4")
+    assert 'src="data:video/mp4;base64,' in page
+    assert "<video" in page
+
+
+def test_odd_sides_are_filmed_and_the_same_pictures_make_the_same_file(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    frames = [np.full((5, 7, 3), shade, np.uint8) for shade in (20, 120, 220)]
+    for name in ("a", "b"):
+        write_film(frames, tmp_path / f"{name}.mp4", 30, "mp4")
+    assert (tmp_path / "a.mp4").read_bytes() == (tmp_path / "b.mp4").read_bytes()
+    pictures = of_mp4(tmp_path / "a.mp4")
+    assert [picture.shape for picture in pictures] == [(6, 8, 3)] * 3
+    np.testing.assert_allclose([picture.mean() for picture in pictures], [20, 120, 220], atol=6)
+
+
+def test_a_format_that_is_none_and_one_that_wants_a_package_are_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SettingsError, match="video_format is 'avi'; expected gif or mp4"):
+        trained(tmp_path / "run", video_format="avi")
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(SettingsError, match=r"films as MP4 need the extra `video`: pip install 'jaxrl\[video\]'"):
+        trained(tmp_path / "run", video_interval=32, video_format="mp4")
+    with pytest.raises(SettingsError, match=r"pip install 'jaxrl\[video\]'"):
+        require_writable(tmp_path / "film.mp4")
+    assert not list(tmp_path.iterdir())
+
+
+# --- sessions -----------------------------------------------------------------------------------------------------
+
+
+class Filmed:
+    """A line in a loop of one's own: episodes of four steps, which pay 1 each, drawn as a bar that grows."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def __call__(self, session: jaxrl.Session) -> None:
+        action = session.act(np.float32([self.place]))
+        assert 0 <= int(action) <= 1
+        self.place += 1
+        session.observe(1.0, np.float32([self.place]), self.place == 4, False)  # the last picture is of the place 4
+        self.place %= 4
+
+    def render(self) -> np.ndarray:
+        return draw(self.place)
+
+
+def driven(run_dir: Path | None, **settings: Any) -> jaxrl.Session:
+    spec = jaxrl.EnvSpec("Line", jaxrl.Box(0.0, 10.0, (1,)), jaxrl.Discrete(2))
+    given = {"opt_interval": 1, "warmup": 4, "max_opts": 0, "run_dir": run_dir and str(run_dir), **settings}
+    return jaxrl.Session(spec, jaxrl.dqn(features=(2,)), buffer=jaxrl.uniform(16, batch_size=2), **given)
+
+
+def test_a_session_films_the_first_episode_that_an_evaluation_counts(tmp_path: Path) -> None:
+    loop, told = Filmed(), Told()
+    with driven(tmp_path, recorders=["jsonl", told]) as session:
+        for _ in range(6):
+            loop(session)
+        session.evaluate_episodes(2, film=loop.render)
+        steps = 0
+        while session.is_evaluating:
+            loop(session)
+            steps += 1
+        assert steps == 2 + 2 * 4  # the running episode is played to its end, and does not count
+        counters = (session.opt_steps, session.env_steps)
+        loop(session)
+    (video,) = told.videos
+    assert video == jaxrl.Video(*counters, tmp_path / f"videos/{counters[0]}.gif", 4.0, 8, 16)
+    with Image.open(video.path) as picture:
+        assert getattr(picture, "n_frames", 1) == 5  # the places 0 to 4
+
+
+def test_a_film_of_a_session_that_fails_or_is_given_up_never_reaches_the_loop(tmp_path: Path) -> None:
+    loop = Filmed()
+    with pytest.raises(SettingsError, match="film writes into the directory of the run; set run_dir"):
+        driven(None).evaluate_episodes(1, film=loop.render)
+    drawn: list[int] = []
+
+    def tiring() -> Any:
+        drawn.append(loop.place)
+        return draw(loop.place) if len(drawn) < 3 else None
+
+    with driven(tmp_path) as session:
+        session.evaluate_episodes(1, film=tiring)
+        while session.is_evaluating:
+            loop(session)
+        session.evaluate_episodes(1, film=loop.render)
+        loop(session)
+        session.cut()  # the robot was lifted: the episode begins anew, and so does its film
+        loop.place = 0
+        while session.is_evaluating:
+            loop(session)
+    assert [row["message"] for row in rows(tmp_path) if row.get("event") == "video"] == [
+        "no video: film drew nothing; make a Gymnasium environment with render_mode='rgb_array'"
+    ]
+    assert drawn == [0, 1, 2]  # it is not asked again
+    with Image.open(tmp_path / "videos/0.gif") as picture:
+        assert getattr(picture, "n_frames", 1) == 5

@@ -162,16 +162,3 @@ def test_on_cuda_a_scan_over_rows_makes_the_same_bits():
     with forms("cuda"):
         ours = scan_rows(body, start, xs)
     assert same(ours, jax.lax.scan(body, start, xs))
-
-
-def test_on_a_tpu_a_scan_stacks_what_is_alike_and_makes_the_same_bits():
-    start = {"x": jnp.linspace(0.0, 1.0, 5), "steps": jnp.zeros(5, jnp.int32)}
-
-    def body(carry: Any, x: Any) -> tuple[Any, Any]:
-        new = {"x": carry["x"] * x["a"] + x["b"], "steps": carry["steps"] + x["n"]}
-        return new, {"before": carry["x"], "odd": new["steps"] % 2 == 1, "far": new["x"] > 1, "after": new["x"]}
-
-    xs = {"a": jnp.array([0.5, 3.0, -1.0]), "b": jnp.array([1.0, -2.0, 0.25]), "n": jnp.arange(3, dtype=jnp.int32)}
-    with forms("tpu"):
-        ours = scan_rows(body, start, xs)
-    assert same(ours, jax.lax.scan(body, start, xs))

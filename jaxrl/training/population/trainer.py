@@ -8,33 +8,34 @@ the same run by itself.
 import heapq
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
 from pathlib import Path
+from threading import Semaphore
 from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError, StorageError, check_count
+from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
 from jaxrl.strategies.base import Strategy
-from jaxrl.strategies.population import Member, Population, moved, require_stream, with_values
-from jaxrl.strategies.search import PBT, Copy, Halving, Verdict
+from jaxrl.strategies.population import Member, Population, require_stream, with_values
+from jaxrl.strategies.search import PBT, Halving, Verdict
 from jaxrl.training.episodes import teller_of
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
-from jaxrl.training.logbook import flat
 from jaxrl.training.memory import plan_of_state, require_members_fit
 from jaxrl.training.population.checks import check_members
 from jaxrl.training.population.gates import Gates
 from jaxrl.training.population.rows import PopulationRows
-from jaxrl.training.population.scores import MemberResult, PopulationResult, named
+from jaxrl.training.population.runs import ENDS, HALVED, Run, same_ends, take_over, taken_over
+from jaxrl.training.population.scores import MemberResult, PopulationResult
+from jaxrl.training.population.teams import placed, widths
 from jaxrl.training.program import compile_all, state_shapes
 from jaxrl.training.recorders import recorders_of
 from jaxrl.training.report import Report
 from jaxrl.training.settings import TrainerConfig, config_for, settings_of_run
-from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.fork import origin
 from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir, population_of
 from jaxrl.training.storage.run_dir import CONFIG, FORMAT, RunDir, plain, read_metadata, read_yaml
@@ -47,42 +48,6 @@ class MemberReport(NamedTuple):
 
     member: int
     report: Report
-
-
-COPY_STREAM = 2**32 - 3
-"""Folded, before its number, into the key of a member that takes over from another."""
-HALVED = "halved"
-ENDS = ("stop_reward", "patience", "stop", HALVED)
-"""Why a member may have ended before the others."""
-
-
-def _same_ends(path: Path, config: TrainerConfig) -> bool:
-    """Return whether what a member stopped at is still what it would stop at."""
-    old = read_yaml(path / CONFIG)
-    return all(old.get(name) == getattr(config, name) for name in ("stop_reward", "patience"))
-
-
-def _taken_over(path: Path, member: Member) -> dict[str, Any]:
-    """Return the values of swept settings under which a member was saved in `path`, where it may have taken over."""
-    try:
-        saved = flat(Store(path / "checkpoints", 1).newest_facts()[1]["settings"])
-    except (NoCheckpointError, KeyError, AttributeError):
-        return {}  # it begins again, or its trainer says what is wrong
-    return {name: saved[name] for name, value in member.swept.items() if saved.get(name, value) != value}
-
-
-class _Run:
-    """A member on its way."""
-
-    def __init__(self, member: Member) -> None:
-        self.member = member
-        self.status = "running"
-        self.trainer: Trainer | None = None
-        self.scores: tuple[float | None, float | None] = (None, None)
-        """The best and the last, of one that diverged before."""
-        self.reports: Generator[Report, None, None] | None = None
-        self.trained_to = -1
-        """Optimisation steps of its last evaluation here, in a search."""
 
 
 class PopulationTrainer:
@@ -125,16 +90,16 @@ class PopulationTrainer:
             )
         self.config = config_for(population.members[0].strategy, evaluator, config, settings)
         self.config = self.config.changed(run_dir=origin(resume, None, self.config.run_dir)[0])
-        check_members(population.members, self.config)
+        check_members(population, self.config)
         if workers is not None:
             check_count("workers", workers)
         self.population, self.interrupt = population, Interrupt() if interrupt is None else interrupt
-        self.workers = min(workers or side_by_side(), len(population.members))
+        self.workers = min(workers or max(side_by_side(), self.config.devices), len(population.members))
         self._resume, self._start_over = bool(resume), start_over
         self._quiet = self.config.quiet or "console" not in self.config.recorders
         self._rows = PopulationRows(population.members, self._quiet)
         self._dir: RunDir | None = None
-        self._runs = [_Run(member) for member in population.members]
+        self._runs = [Run(member) for member in population.members]
         self._failure: StorageError | None = None
         self._gates = self._new_gates()
         self._described = self._begun = False
@@ -153,6 +118,7 @@ class PopulationTrainer:
             raise SettingsError("resume needs the run_dir to go on with")
         for strategy in self._strategies():
             self._unrecorded(strategy, evaluator)  # only checks
+        self._place()
 
     def train(self, max_opts: int | None = None) -> PopulationResult:
         """Run to the end; return what the members left.
@@ -185,12 +151,13 @@ class PopulationTrainer:
                 raise SettingsError("a population goes on from its directory, and has none; give it a run_dir")
             self._resume, self._start_over = True, False
             self.interrupt.clear()
-        self._runs = [_Run(member) for member in self.population.members]
+        self._runs = [Run(member) for member in self.population.members]
         self._rows = PopulationRows(self.population.members, self._quiet)
         self._gates = self._new_gates()
+        self._place()
         one = self.population.members[0].strategy
         require_members_fit(plan_of_state(state_shapes(one)[0], one.capacity), len(self._runs))
-        with self.interrupt.signals(), self._opened(), ThreadPoolExecutor(self.workers) as pool:
+        with self.interrupt.signals(), self._opened(), ThreadPoolExecutor(self._threads()) as pool:
             self._begun = True
             self._compile()
             # What recorders import is imported by one thread: packages that import each other do not bear several.
@@ -221,16 +188,19 @@ class PopulationTrainer:
         begun = sorted(self._runs, key=lambda run: (places.index(id(run.member.strategy.step)), run.member.number))
         order = {run.member.number: place for place, run in enumerate(begun)}
         waiting = [(0, place) for place in range(len(begun))]
-        going: dict[Future[Report | None], _Run] = {}
+        going: dict[Future[Report | None], Run] = {}
         held: dict[int, int] = {}
         try:
             while waiting or going or held:
                 for number, opt_steps in self._released(held, idle=not (waiting or going)):
+                    self._places.join(number)
                     heapq.heappush(waiting, (opt_steps, order[number]))
-                while waiting and len(going) < self.workers:
+                while waiting and len(going) < self._threads():
                     run = begun[heapq.heappop(waiting)[1]]
                     if run.trainer is not None or not self.interrupt:  # when all is to stop, nobody begins
                         going[pool.submit(copy_context().run, self._advance, run)] = run
+                    else:
+                        self._places.leave(run.member.number)
                 if not going:
                     continue
                 done, _ = wait(going, return_when=FIRST_COMPLETED)
@@ -241,6 +211,7 @@ class PopulationTrainer:
                         self._dir.write_config(self.settings())  # now that a member has gone on under them
                     self._described = True
                     if report is None:
+                        self._places.leave(run.member.number)
                         self._rows.gone(run.member.number)
                         if self._gates:
                             self._gates.gone(run.member.number)
@@ -249,11 +220,13 @@ class PopulationTrainer:
                         self._rows.take(run.member.number, report.eval)
                     if self._waits(run, report):
                         held[run.member.number] = report.opt_steps
+                        self._places.leave(run.member.number)
                     else:
                         heapq.heappush(waiting, (report.opt_steps, order[run.member.number]))
                     yield MemberReport(run.member.number, report)
             self._released(held, idle=True)  # what was decided before, if all had ended before this began
         finally:
+            self._places.dissolve()
             wait(going)
             self._close()
 
@@ -276,7 +249,7 @@ class PopulationTrainer:
             require_stream(members[0].strategy)
         return Gates(search, members, self.config)
 
-    def _waits(self, run: _Run, report: Report) -> bool:
+    def _waits(self, run: Run, report: Report) -> bool:
         """Take in what a member reports; return whether it has come to a gate."""
         if self._gates is None:
             return False
@@ -301,7 +274,8 @@ class PopulationTrainer:
         place, behind = self._gates.place(gate), self._gates.is_behind(gate)
         for copy in verdict.copies:
             if not behind:
-                self._take_over(copy, place)
+                own, parent = self._runs[copy.member], self._runs[copy.parent]
+                take_over(own, parent, copy, place, self._places.devices[copy.member])
             elif self._runs[copy.member].trained_to == place:
                 raise StorageError(
                     f"member {copy.member} took over from member {copy.parent} after {place} optimisation steps, but "
@@ -316,20 +290,6 @@ class PopulationTrainer:
                 run.reports.close()
             self._rows.gone(number)
 
-    def _take_over(self, copy: Copy, gate: int) -> None:
-        """Let a member go on as its parent stands, under other settings and with a stream of randomness of its own.
-
-        The stream hangs on its number: members may share a seed, and copies of one parent must not stay the same.
-        """
-        own, parent = self._runs[copy.member].trainer, self._runs[copy.parent].trainer
-        if own is None or parent is None or own.state is None or parent.state is None:
-            return  # one of them has come to its end
-        key = jax.random.fold_in(jax.random.fold_in(own.state.key, COPY_STREAM), copy.member)
-        state = jax.device_put(parent.state, may_alias=False)._replace(key=key)
-        told = f"goes on as member {copy.parent} stood after {gate} optimisation steps, with {named(copy.values)}"
-        member = self._runs[copy.member].member
-        own.adopt(moved(member, state, copy.values), with_values(member.strategy, copy.values), told)
-
     def _strategies(self) -> list[Strategy]:
         """Return one strategy for each program that members share."""
         return list({id(member.strategy.step): member.strategy for member in self.population.members}.values())
@@ -341,7 +301,10 @@ class PopulationTrainer:
         programs = len(self._strategies())
         made = f"{settings} setting{'s' * (settings > 1)} with {count // settings} seed{'s' * (count > settings)} each"
         shared = "one program" if programs == 1 else f"{programs} programs"
-        return f"{count} members: {made}, {self.workers} at a time, {shared}"
+        layout = self.population.layout.name
+        at_once = len(widths(self.population)[0]) if layout == "together" else self.workers
+        over = f" on {self.config.devices} devices" if self.config.devices > 1 else ""
+        return f"{count} members: {made}, {at_once} at a time{over} ({layout}), {shared}"
 
     def _close(self) -> None:
         """End all members, saving those that have not come to their ends; raise the first error, but end all."""
@@ -355,8 +318,12 @@ class PopulationTrainer:
         if failed is not None:
             raise failed
 
-    def _advance(self, run: _Run) -> Report | None:
+    def _advance(self, run: Run) -> Report | None:
         """Train a member up to its next boundary; `None` if it has come to its end."""
+        with self._host, self._places.at(run.member.number):
+            return self._advance_here(run)
+
+    def _advance_here(self, run: Run) -> Report | None:
         try:
             if run.trainer is None:
                 self._begin(run)
@@ -372,7 +339,7 @@ class PopulationTrainer:
             run.status = run.trainer.stop_reason or "running"
         return report
 
-    def _begin(self, run: _Run) -> None:
+    def _begin(self, run: Run) -> None:
         path = self._path_of(run.member)
         again = path is not None and self._resume and (path / CONFIG).exists()
         before = read_metadata(path) if again and path is not None else {}
@@ -382,35 +349,57 @@ class PopulationTrainer:
         if path is not None and not again:
             (path / f".{CONFIG}.tmp").unlink(missing_ok=True)  # of one that ended before it had begun
         config = self.config.changed(
-            seed=self.config.seed + run.member.seed, run_dir=None if path is None else str(path)
+            seed=self.config.seed + run.member.seed, run_dir=None if path is None else str(path), devices=1
         )
         made = {**self._make, "allow_changes": self._make["allow_changes"] and again}
-        if again and path is not None and before.get("status") in ENDS and _same_ends(path, config):
+        if again and path is not None and before.get("status") in ENDS and same_ends(path, config):
             # It had come to its end: it is loaded, but goes no further.
             made["interrupt"] = Interrupt()
             made["interrupt"].stop(before["status"])
         strategy = run.member.strategy
         if again and path is not None and isinstance(self.population.search, PBT):
-            strategy = with_values(strategy, _taken_over(path, run.member))
+            strategy = with_values(strategy, taken_over(path, run.member))
         run.trainer = Trainer(strategy, config, resume=again, console=False, **made)
+        if (lane := self._places.lanes.get(run.member.number)) is not None:
+            run.trainer.lane, run.trainer.evaluator = lane, lane.judging(run.trainer.evaluator)
         run.trainer.announces = self._gates is not None
         run.reports = run.trainer.reports()
 
+    def _place(self) -> None:
+        """Find each member its device, and those that train together their team."""
+        self._host = Semaphore(self.workers)
+        evaluator = lambda strategy: self._unrecorded(strategy, self._make["evaluator"]).evaluator
+        self._places = placed(self.population, self.config.devices, self._tells, evaluator, self._host)
+
+    def _threads(self) -> int:
+        """Return how many members are on their way at the same time: all, where they wait for each other."""
+        return len(self._runs) if self._places.teams else self.workers
+
+    def _tells(self, strategy: Strategy) -> bool:
+        return teller_of(strategy, self.config, self._make["hooks"] or Hooks()).tells
+
     def _compile(self) -> None:
-        """Compile the programs that members share, one strategy after the other, before they begin."""
-        for strategy in self._strategies():
+        """Compile the programs that members share, on every device one strategy after the other, before they begin."""
+        shared = {(self._places.devices[m.number], id(m.strategy.step)): m for m in self.population.members}
+        for member in shared.values():
+            strategy = member.strategy
             if not strategy.env_steps_per_step:
                 continue  # programs that hold data are not kept
-            trainer = self._unrecorded(strategy, self._make["evaluator"])
+            trainer, runs = self._unrecorded(strategy, self._make["evaluator"]), not self._places.teams
             params = strategy.policy.params if strategy.policy is not None else lambda state: state
-            tells = teller_of(strategy, self.config, self._make["hooks"] or Hooks()).tells
-            compile_all(strategy, jax.random.key(self.config.seed), trainer.evaluator, params, False, tells)
+            key = jax.random.key(self.config.seed)
+            with self._places.at(member.number):
+                evaluator = trainer.evaluator if runs else None
+                compile_all(strategy, key, evaluator, params, False, self._tells(strategy), runs)
+        for team in self._places.teams:
+            with jax.default_device(team.device):
+                team.compile()
 
     def _unrecorded(self, strategy: Strategy, evaluator: EvaluateFn | None) -> Trainer:
         """Return a trainer as the members have, but that writes and shows nothing."""
         return Trainer(
             strategy,
-            self.config.changed(run_dir=None, quiet=True, recorders=()),
+            self.config.changed(run_dir=None, quiet=True, recorders=(), devices=1),
             evaluator=evaluator,
             hooks=self._make["hooks"],
         )
@@ -459,6 +448,7 @@ class PopulationTrainer:
     def _require_same(self, path: Path) -> None:
         """Raise `SettingsError` unless the population in `path` is this one."""
         there, own = population_of(path), plain(self.population.settings)
+        there = there and {"layout": "spread", "width": None, **there}  # of before there were layouts
         if there != own:
             raise SettingsError(
                 f"{path} holds {f'the population {there}' if there else 'a run of its own'}, not {own}; "
@@ -481,7 +471,7 @@ class PopulationTrainer:
     def _table(self) -> list[Mapping[str, Any]]:
         return [member._replace(result=None)._asdict() for member in self.result().members]
 
-    def _result_of(self, run: _Run) -> MemberResult:
+    def _result_of(self, run: Run) -> MemberResult:
         member, trainer = run.member, run.trainer
         began = trainer is not None and trainer.state is not None
         return MemberResult(

@@ -49,7 +49,7 @@ class Video(NamedTuple):
     opt_steps: int
     env_steps: int
     path: Path
-    """A GIF in the directory of the run."""
+    """A GIF or MP4 in the directory of the run."""
     episode_return: float
     height: int
     width: int

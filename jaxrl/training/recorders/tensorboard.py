@@ -48,7 +48,9 @@ class TensorBoardRecorder:
         self._append(self._record(step=row["opt_steps"], summary={"value": values}))
 
     def video(self, video: Video) -> None:
-        """Show the episode among the images, where TensorBoard plays it."""
+        """Show the episode among the images, where TensorBoard plays a GIF; it plays no MP4."""
+        if video.path.suffix != ".gif":
+            return
         self._tell_settings()
         picture = {"height": video.height, "width": video.width, "colorspace": 3}
         value = {"tag": "eval/episode", "image": {**picture, "encoded_image_string": video.path.read_bytes()}}

@@ -70,7 +70,7 @@ class _Wandb:
         import wandb
 
         counters = {"opt_steps": video.opt_steps, "env_steps": video.env_steps}
-        self._run.log({**counters, "video/episode": wandb.Video(str(video.path), format="gif")})
+        self._run.log({**counters, "video/episode": wandb.Video(str(video.path), format=video.path.suffix[1:])})
 
     def finish(self, run: RunInfo) -> None:
         import wandb
@@ -78,7 +78,7 @@ class _Wandb:
         summary, failed = summary_of(run)
         self._run.summary.update(summary)
         for film in films(run):
-            self._run.log({f"video/{film.stem}": wandb.Video(str(film), format="gif")})
+            self._run.log({f"video/{film.stem}": wandb.Video(str(film), format=film.suffix[1:])})
         if files := best_files(run):
             artifact = wandb.Artifact(f"{run.name}-best", type="model", metadata=summary)
             for name, path in files.items():

@@ -11,12 +11,12 @@ from jaxrl.errors import SettingsError
 from jaxrl.strategies.driven import Driven, iterations
 from jaxrl.strategies.guard import reseed
 from jaxrl.strategies.interaction import retune_agent
+from jaxrl.training.changes import Change
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.schedule import Schedule
 from jaxrl.training.session.parts import Now, begun
 from jaxrl.training.session.rows import Interval
 from jaxrl.training.session.statistics import Statistics
-from jaxrl.training.settings import Change
 from jaxrl.trees import PyTree
 
 

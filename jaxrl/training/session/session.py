@@ -10,10 +10,11 @@ import numpy as np
 
 from jaxrl.agents.base import AgentMaker
 from jaxrl.buffers.base import Buffer
-from jaxrl.errors import DivergedError, SettingsError, check_count, say
+from jaxrl.errors import DivergedError, SettingsError, say
 from jaxrl.processors.base import Processor
 from jaxrl.strategies.driven import iterations
 from jaxrl.training.divergence import Validity, explain, skips_left
+from jaxrl.training.film import filmed
 from jaxrl.training.interrupt import Interrupt, Undisturbed
 from jaxrl.training.logbook import Logbook
 from jaxrl.training.policy import GreedyPolicy
@@ -25,9 +26,10 @@ from jaxrl.training.session.parts import Learnt, Now, SessionHooks, begun, episo
 from jaxrl.training.session.rows import Episode, columns_of_trial, score_columns
 from jaxrl.training.session.saved import tree_of
 from jaxrl.training.session.setup import notes_of, put_together, rounded, schedule_of, settings_of_session
+from jaxrl.training.session.shot import shot_of
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.training.session.stepper import Stepper
-from jaxrl.training.session.trial import Trial, after as after_step, cut as cut_trial
+from jaxrl.training.session.trial import Trial, after as after_step, cut as cut_trial, require_free
 from jaxrl.training.settings import SessionConfig, with_recorders
 from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid
 from jaxrl.training.storage.run import Resume, Storage
@@ -238,7 +240,7 @@ class Session:
             self._require_valid()
         return is_best
 
-    def evaluate_episodes(self, episodes: int = 20) -> None:
+    def evaluate_episodes(self, episodes: int = 20, film: Any = None, video_format: str = "gif") -> None:
         """Evaluate the present policy in this loop: the next `episodes` whole episodes are greedy, and teach nothing.
 
         `act` and `observe` are called as before, and no counter of steps moves. An episode that is running is played to
@@ -246,17 +248,13 @@ class Session:
         Their mean return then is the score that `evaluate_score` is given, `hooks.evaluated` is called, and training
         goes on. `is_done` waits for it.
 
+        `film()`, as `env.render`, draws the first of them, `[H, W, 3]` uint8, for `videos/` and for recorders.
+
         Raises:
-          SettingsError: fewer than one episode, or an evaluation is going on.
+          SettingsError: fewer than one episode, an evaluation is going on, or there is no `run_dir` for a film.
         """
-        now = self._now
-        check_count("episodes", episodes)
-        if now.trial is not None or self._closed:
-            why = (
-                "the session is closed" if self._closed else "an evaluation is going on; wait for is_evaluating to end"
-            )
-            raise SettingsError(f"evaluate_episodes: {why}")
-        self._now = self._stepper.examined(now, episodes)
+        require_free(self._now.trial, self._closed, episodes)
+        self._now = self._stepper.examined(self._now, episodes, shot_of(film, video_format, self.config.run_dir))
 
     def stop(self, reason: str = "asked") -> None:
         """Ask for the end: `is_done` is true from now on."""
@@ -364,7 +362,7 @@ class Session:
     @property
     def policy(self) -> GreedyPolicy:
         """The present policy, greedy; it stays as it is while training goes on."""
-        return self._greedy.at(self._stepper.params(self._now))
+        return self._greedy.at(self._stepper.params(self._now), opt_steps=self._counters()["opt_steps"])
 
     def summary(self) -> dict[str, Any]:
         """Return counters, speeds, scores, statistics of the episodes, and means of what was learnt, over all of it."""
@@ -412,6 +410,8 @@ class Session:
         if trial.over:
             evaluation = trial.evaluation
             self._scored(float(evaluation.returns.mean()), trial.params, columns_of_trial(evaluation))
+            if (shot := trial.shot) is not None:
+                self._log.filmed(filmed(shot.taken, str(self.config.run_dir), shot.form, **self._counters()))
             call(self.hooks.evaluated, evaluation)
 
     def _call_hooks(self, learnt: Learnt | None, episodes: list[Episode]) -> None:

@@ -16,6 +16,7 @@ from jaxrl.strategies.interaction import introduce, join, settings_of, usual_pro
 from jaxrl.strategies.on_policy import passes_of, settings_of_passes
 from jaxrl.strategies.replay import Turns, least_rows, sampled_for, take_turns, told_goals
 from jaxrl.training.memory import Plan, plan_of_state
+from jaxrl.training.processes import require_alone
 from jaxrl.training.schedule import MAX_COUNT, Schedule, rounded_up
 from jaxrl.training.settings import SessionConfig, rounding
 from jaxrl.trees import PyTree
@@ -33,6 +34,7 @@ def put_together(
 
     A processor that is left out is one of single steps; of an on-policy agent, what suits it.
     """
+    require_alone("a session")
     known = introduce(agent, processor, spec)
     if known.prepare is None and known.offline:
         able = listed([*names_of("off_policy"), *names_of("on_policy")], "or")

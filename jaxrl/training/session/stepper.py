@@ -18,6 +18,7 @@ from jaxrl.training.program import add_up, jit_training, zero_sums
 from jaxrl.training.session.inputs import Observations, ends
 from jaxrl.training.session.parts import Host, Learnt, Now, begun, differ, learn_and_sum
 from jaxrl.training.session.setup import plan_of_session
+from jaxrl.training.session.shot import Shot
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.training.session.trial import Examiner
 from jaxrl.trees import PyTree
@@ -97,10 +98,10 @@ class Stepper:
         assert now.chosen is not None
         return now._replace(acted=True), now.chosen[0]
 
-    def examined(self, now: Now, episodes: int) -> Now:
+    def examined(self, now: Now, episodes: int, shot: Shot | None = None) -> Now:
         """Return `now` where an evaluation of the present policy begins; running episodes of training are cut."""
         seen, ended = now.host.seen, now.host.ended | (now.steps == 0)
-        trial = self.examiner.first(self.params(now), episodes, seen, ended)
+        trial = self.examiner.first(self.params(now), episodes, seen, ended)._replace(shot=shot)
         return now._replace(host=begun(now.host, np.ones_like(ended)), acted=False, chosen=None, trial=trial)
 
     def chosen(self, now: Now) -> Now:

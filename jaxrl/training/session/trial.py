@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl.errors import SettingsError, check_count
 from jaxrl.strategies.base import Policy
 from jaxrl.strategies.driven import StepResult
 from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.policy import begin
 from jaxrl.training.session.inputs import Observations, ends
+from jaxrl.training.session.shot import Shot
 from jaxrl.trees import PyTree
 from jaxrl.types import Step
 
@@ -36,6 +38,8 @@ class Trial(NamedTuple):
     """Returns and lengths of the episodes that were counted."""
     chosen: tuple[PyTree, PyTree] | None = None
     """What the policy remembers, and its latest actions."""
+    shot: Shot | None = None
+    """The film of the first episode that environment 0 plays and is counted for."""
 
     @property
     def over(self) -> bool:
@@ -45,6 +49,14 @@ class Trial(NamedTuple):
     def evaluation(self) -> Evaluation:
         returns, lengths = (np.array(numbers) for numbers in zip(*self.found, strict=True))
         return Evaluation(returns, lengths, np.ones(len(returns), bool))
+
+
+def require_free(trial: Trial | None, closed: bool, episodes: int) -> None:
+    """Raise `SettingsError` unless an evaluation of so many episodes may begin."""
+    check_count("episodes", episodes)
+    if trial is not None or closed:
+        why = "the session is closed" if closed else "an evaluation is going on; wait for is_evaluating to end"
+        raise SettingsError(f"evaluate_episodes: {why}")
 
 
 class Examiner:
@@ -65,7 +77,9 @@ class Examiner:
             chosen = self._begin(trial.params, given.obs)
         else:
             chosen = self._follow(trial.params, *trial.chosen, trial.seen, given.obs, trial.ended)
-        return _begun(trial, trial.ended, ~given.valid)._replace(chosen=chosen, seen=given.obs)
+        begins = bool(trial.ended[0] and trial.counts[0])
+        shot = trial.shot.begun() if trial.shot is not None and begins else trial.shot
+        return _begun(trial, trial.ended, ~given.valid)._replace(chosen=chosen, seen=given.obs, shot=shot)
 
 
 def _follow(
@@ -88,6 +102,7 @@ def after(trial: Trial, result: StepResult) -> Trial:
     returns = np.where(np.asarray(valid) > 0, trial.returns + reward, np.nan)
     lengths, ended = trial.lengths + 1, ends(result)
     told = ended & trial.counts & (trial.left > 0)
+    shot = trial.shot if trial.shot is None or not trial.counts[0] else trial.shot.after(returns[0], bool(ended[0]))
     found = [(float(returns[i]), int(lengths[i])) for i in np.flatnonzero(told)]
     return trial._replace(
         left=trial.left - told,
@@ -97,6 +112,7 @@ def after(trial: Trial, result: StepResult) -> Trial:
         lengths=lengths,
         seen=result.next_obs,
         found=(*trial.found, *found),
+        shot=shot,
     )
 
 

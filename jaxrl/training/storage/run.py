@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
+from jaxrl.training.changes import HARMLESS, Change, changes, measured_otherwise, renewed, unread
 from jaxrl.training.program import Form
-from jaxrl.training.settings import HARMLESS, Change, changes, measured_otherwise, renewed, unread
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.fork import Fork, branch_off, describe_fork, told
 from jaxrl.training.storage.log_sums import LogSums, damage

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.errors import NoCheckpointError, SettingsError
+from jaxrl.training.devices import gathered
 from jaxrl.training.storage.checkpoints import CheckpointError, Store, is_step
 from jaxrl.training.storage.fork import Fork, step_of
 from jaxrl.training.storage.members import population_of
@@ -37,7 +38,7 @@ class Weights(NamedTuple):
             name = jax.tree_util.keystr(path)
             return jnp.asarray(self.leaves[name]) if name in self.leaves else leaf
 
-        return (lambda key: jax.tree_util.tree_map_with_path(taken, init(key))) if self.leaves else init
+        return (lambda key: jax.tree_util.tree_map_with_path(taken, gathered(init(key)))) if self.leaves else init
 
 
 def weights_of(place: str | None, like: Callable[[], PyTree]) -> Weights:

@@ -1,0 +1,87 @@
+"""How a process of `jaxrl.train` becomes one of several that make one run together."""
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import jax
+
+import jaxrl.training.processes as processes
+from jaxrl.cli import divide_cpu, join_by_cpu
+from jaxrl.errors import JaxrlError, SettingsError, say
+from jaxrl.opening import stage
+
+HEARTBEAT_S = 50
+"""Seconds after which a process that is not heard of counts as gone, and the others end."""
+SHUTDOWN_S = 60
+"""Seconds that a process which is done waits for the others to be done as well."""
+
+
+def join(how: Mapping[str, Any], devices: int) -> None:
+    """Join the processes of a run; `how` are arguments of `jax.distributed.initialize`. JAX must not have begun yet.
+
+    Of CPUs, each is divided so that all together have `devices`.
+
+    Raises:
+      SettingsError: JAX cannot find the others by itself.
+    """
+    join_by_cpu()
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, by which a run saves and stops
+    processes.leave_when_lost(
+        "the other processes of the run have not come for minutes; start all of them, with one --coordinator-address "
+        "that all reach, and one --num-processes"
+    )
+    try:
+        jax.distributed.initialize(**how, heartbeat_timeout_seconds=HEARTBEAT_S, shutdown_timeout_seconds=SHUTDOWN_S)
+    except (ValueError, TypeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise SettingsError(
+            f"--distributed: this process cannot join the others ({reason}); where JAX does not find them by itself, "
+            "give --coordinator-address HOST:PORT of process 0, --num-processes N, and --process-id 0 to N - 1"
+        ) from error
+    processes.leave_when_lost()
+    divide_cpu(devices // processes.processes())
+
+
+@contextmanager
+def together(joined: bool) -> Iterator[None]:
+    """Do inside what a process of several does; the others learn of an error before the run has begun.
+
+    One that has lost another, or fails as nobody has foreseen, ends here at once: JAX would wait for the others, which
+    wait for this one.
+    """
+    try:
+        yield
+    except processes.LostError as error:
+        _leave(error.exit_code, f"error: {error}")
+    except JaxrlError as error:
+        if joined and processes.several():
+            _tell(error)
+        raise
+    except Exception:
+        if not (joined and processes.several()):
+            raise
+        traceback.print_exc()
+        _leave(1)
+
+
+def _leave(code: int, line: str = "") -> NoReturn:
+    """End this process without waiting for others."""
+    stage.clear()
+    if line:
+        say(line)
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _tell(error: JaxrlError) -> None:
+    """Tell the other processes why this one could not begin."""
+    with contextlib.suppress(jax.errors.JaxRuntimeError, processes.LostError):  # they may have ended already
+        if processes.number():
+            processes.answer(str(error))
+        else:
+            processes.tell(processes.END, {"failed": str(error)})

@@ -1,0 +1,83 @@
+"""What a policy tells beside its action: probabilities, log-probabilities and values, at the observation it acts on."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.agents.base import Agent
+from jaxrl.agents.losses import entry
+from jaxrl.distributions import Categorical, Distribution, MultiCategorical
+from jaxrl.errors import SettingsError
+from jaxrl.processors.base import Processor
+from jaxrl.strategies.base import Told
+from jaxrl.trees import Array, PyTree
+
+
+def told_by(agent: Agent, processor: Processor) -> Told:
+    """Return what `agent` behind `processor` tells; both parts of its parameters are those of `make_policy`."""
+    insight = agent.insight
+    return Told(
+        probabilities=partial(_probabilities, agent, processor),
+        log_prob=partial(_log_prob, agent, processor),
+        values=partial(_values, agent, processor),
+        privileged=insight is not None and insight.privileged,
+    )
+
+
+def _seen(processor: Processor, params: Any, carry: PyTree) -> PyTree:
+    return processor.freeze(params.processor).observe(carry[0])
+
+
+def _chosen_from(agent: Agent, processor: Processor, params: Any, carry: PyTree, opt_step: Array) -> Distribution:
+    choice = "has no field insight, which would tell them" if agent.insight is None else agent.insight.choice
+    if isinstance(choice, str):
+        raise SettingsError(f"the policy has no probabilities: {agent.name} {choice}; ask for an action instead")
+    return choice(params.agent, _seen(processor, params, carry), opt_step)
+
+
+def _probabilities(
+    agent: Agent, processor: Processor, params: Any, carry: PyTree, opt_step: Array, action: PyTree
+) -> PyTree:
+    distribution = _chosen_from(agent, processor, params, carry, opt_step)
+    if isinstance(distribution, Categorical):
+        return jax.nn.softmax(distribution.logits)
+    if isinstance(distribution, MultiCategorical):
+        parts = jnp.split(distribution.logits, np.cumsum(distribution.n)[:-1], axis=-1)
+        return tuple(map(jax.nn.softmax, parts))
+    raise SettingsError(
+        f"actions of {agent.name} are continuous here, and have no probabilities; "
+        "ask for the log-density of one by policy.log_prob(obs, action)"
+    )
+
+
+def _log_prob(agent: Agent, processor: Processor, params: Any, carry: PyTree, opt_step: Array, action: PyTree) -> Array:
+    distribution = _chosen_from(agent, processor, params, carry, opt_step)
+    head = None if agent.insight is None else agent.insight.head
+    return (
+        distribution.log_prob(action) if head is None else distribution.log_prob(head.raw_of(action)) - head.log_reach
+    )
+
+
+def _values(agent: Agent, processor: Processor, params: Any, carry: PyTree, opt_step: Array, action: PyTree) -> Array:
+    insight, obs = agent.insight, _seen(processor, params, carry)
+    value = "has no field insight, which would tell them" if insight is None else insight.value
+    if isinstance(value, str) or insight is None:
+        raise SettingsError(f"the policy has no values: {agent.name} {value}")
+    if insight.keep is not None and not jax.tree.leaves(params.agent.critic):
+        raise SettingsError(
+            f"the policy was kept without the critics of {agent.name}, which acting does not need; load one with them "
+            "from a checkpoint, by load_policy(run, step='latest', critics=True)"
+        )
+    given = bool(jax.tree.leaves(action))
+    taken = action if given or insight.keep is None else agent.act(params.agent, obs, None, opt_step, "exploit")[0]
+    made = value(params.agent, obs, taken)
+    if not given:
+        return made
+    if made.ndim == 2:
+        return jax.vmap(entry)(made, action)
+    if insight.keep is None:
+        raise SettingsError(f"values of {agent.name} are those of observations, whatever the action; leave action out")
+    return made

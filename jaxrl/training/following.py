@@ -1,0 +1,94 @@
+"""How a run's loop begins and ends with other processes, and what these do: they run the programs they are told to."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+
+import jaxrl.training.processes as processes
+from jaxrl.errors import ProcessError
+from jaxrl.training.devices import gathered, handed_out, params_of, spread_out
+from jaxrl.training.processes import END
+from jaxrl.training.program import compile_all, zero_sums
+from jaxrl.training.storage.run import VERSIONS, versions
+
+
+@contextmanager
+def led(trainer: Any) -> Iterator[None]:
+    """Run the loop of a trainer inside; the other processes begin, and end, with it.
+
+    Raises:
+      SettingsError: one of them has other settings or versions, or could not begin.
+    """
+    if processes.several():
+        processes.agree(_must_agree(trainer))
+    try:
+        yield
+    except GeneratorExit:
+        _end(trainer)
+        raise
+    except BaseException as error:
+        processes.tell(END, {"failed": f"{type(error).__name__}: {error}"})
+        raise
+    _end(trainer)
+
+
+def _end(trainer: Any) -> None:
+    """Have all of the state in each process, and end."""
+    if processes.several():
+        trainer.state, trainer._sums = gathered(spread_out(trainer.strategy, trainer.state, trainer._sums))
+        how = {"stop": trainer.stop_reason, "signal": trainer.interrupt.signal, "ledger": trainer.ledger.facts()}
+        processes.tell(END, how)
+
+
+def _must_agree(trainer: Any) -> dict[str, Any]:
+    return {**trainer.settings(), "versions": versions(VERSIONS)}
+
+
+def follow(trainer: Any) -> bool:
+    """Do what the first process says, to the end of the run; `False` if this is the first, or the only one.
+
+    Raises:
+      SettingsError: it has other settings or versions.
+      ProcessError: it has failed, or is gone.
+    """
+    if not processes.number():
+        return False
+    processes.agree(_must_agree(trainer))
+    with trainer.interrupt.signals():
+        _obey(trainer)
+    return True
+
+
+def _obey(trainer: Any) -> None:
+    strategy, key = trainer.strategy, jax.random.key(trainer.config.seed)
+    compiled, state, sums, all_of_it = None, None, None, (None, None)  # type: Any, Any, Any, Any
+    for order, *given in processes.orders(trainer.interrupt):
+        if order == "compile":
+            compiled = compile_all(strategy, key, None, trainer._params, *given)
+        elif order == "init":
+            state, sums = compiled.init(key)
+        elif order == "place":
+            state, sums = handed_out(strategy, *compiled.like)
+        elif order == "run":
+            (start, stop, fresh), all_of_it = given, (None, None)
+            sums = zero_sums(len(compiled.metrics)) if fresh else sums
+            state, sums = compiled.run(state, sums, np.uint32(start), np.uint32(stop))
+        elif order == "params":
+            params_of(strategy, state)
+        elif order == "gather":
+            all_of_it = processes.whole((state, sums))
+        elif order == END:
+            _ended(trainer, all_of_it, *given)
+
+
+def _ended(trainer: Any, all_of_it: Any, how: dict[str, Any]) -> None:
+    """Take over how the run has ended, as the first process tells it."""
+    if "failed" in how:
+        raise ProcessError(f"process 0 has ended the run: {how['failed']}")
+    (trainer.state, trainer._sums), trainer.stop_reason = all_of_it, how["stop"]
+    trainer.ledger = trainer.ledger.restored(how["ledger"])
+    if how["signal"] is not None:
+        trainer.interrupt.receive(how["signal"])

@@ -1,0 +1,87 @@
+"""Pictures as files that move: GIFs by Pillow, MP4s by PyAV."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxrl.errors import SettingsError, nearest, require_extra
+
+FPS = 30
+LONGEST = 1_000
+"""Environment steps of an episode that is filmed on the way, at most."""
+FORMATS = ("gif", "mp4")
+
+
+def check_format(name: str, what: str) -> None:
+    """Raise `SettingsError` unless the setting `what` is the name of a format that can be written here."""
+    if name not in FORMATS:
+        raise SettingsError(f"unknown {what} {name!r}; {nearest(str(name), FORMATS)}")
+    if name == "mp4":
+        require_extra("av", "films as MP4", "video")
+
+
+def write_film(frames: Sequence[np.ndarray], path: Path, fps: int, form: str) -> None:
+    """Write `[H, W, 3]` uint8 pictures in the format `form`; raise `SettingsError` if `path` cannot be written."""
+    try:
+        (_write_mp4 if form == "mp4" else _write_gif)(frames, path, fps)
+    except OSError as error:
+        raise SettingsError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _write_gif(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:
+    """Write a GIF that begins anew after its end."""
+    from PIL import Image
+
+    first, *rest = [Image.fromarray(frame) for frame in frames]
+    first.save(path, format="GIF", save_all=True, append_images=rest, duration=round(1000 / fps), loop=0)
+
+
+def _write_mp4(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:
+    """Write H.264, which all browsers play; it wants even sides, so that an odd one gets its last row or column twice.
+
+    The same pictures make the same bytes.
+    """
+    av: Any = require_extra("av", "films as MP4", "video")
+    height, width = frames[0].shape[:2]
+    padding = ((0, height % 2), (0, width % 2), (0, 0))
+    with av.open(str(path), "w", format="mp4") as file:
+        stream = file.add_stream("libx264", rate=fps)
+        stream.height, stream.width, stream.pix_fmt = height + height % 2, width + width % 2, "yuv420p"
+        for frame in frames:
+            picture = np.ascontiguousarray(np.pad(frame, padding, mode="edge"))
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        file.mux(stream.encode())
+
+
+def kept_film(take: Callable[[], tuple[Sequence[np.ndarray], float]], path: Path) -> tuple[Path, float, int, int] | str:
+    """Write the film that `take` returns with the episode's return, whole or not at all; `path` names the format.
+
+    Return path, return, height and width; or, if anything fails, why there is no film.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        frames, total = take()
+        path.parent.mkdir(exist_ok=True)
+        write_film(frames, temporary, FPS, path.suffix[1:])
+        os.replace(temporary, path)
+    except Exception as error:
+        temporary.unlink(missing_ok=True)
+        return f"no video: {told(error)}"
+    height, width = frames[0].shape[:2]
+    return path, total, height, width
+
+
+def told(error: Exception) -> str:
+    """Return what an error says, in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def as_picture(drawn: Any, whose: str) -> np.ndarray:
+    """Return a copy of a picture; raise `SettingsError` if it is none, `whose` it was meant to be."""
+    if np.ndim(drawn) != 3 or np.shape(drawn)[2] != 3 or np.asarray(drawn).dtype != np.uint8:
+        got = f"{np.asarray(drawn).dtype} {list(np.shape(drawn))}"
+        raise SettingsError(f"{whose} is drawn as {got}; expected uint8 [H, W, 3]")
+    return np.array(drawn)

@@ -1,0 +1,78 @@
+"""A run that is quickly compiled, for `test_processes`.
+
+`python processes_toy.py DIR SEED ADDRESS N I` trains half of it, and goes on with it twice, as process `I` of `N`.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import jaxrl
+from jaxrl.cli import run_main
+from jaxrl.joining import join, together
+from jaxrl.strategies.guard import Health, healthy
+from jaxrl.strategies.shards import sharded
+from jaxrl.training.storage.leaves import state_digest
+
+SHARDS, HALF, ILL = 4, 40, 55
+
+
+class State(NamedTuple):
+    key: jax.Array
+    steps: jax.Array
+    mended: jax.Array
+    walk: jax.Array
+
+
+def strategy() -> jaxrl.Strategy:
+    """Return what adds random bits up, in each shard others: whole numbers, which no compiler rounds.
+
+    After `ILL` steps it diverges, until it has been rolled back.
+    """
+
+    def init(key: jax.Array) -> State:
+        return State(key, jnp.uint32(0), jnp.uint32(0), jnp.zeros(3, jnp.uint32))
+
+    def step(state: State, noise: jax.Array, t: jax.Array) -> tuple[State, dict]:
+        walk = state.walk + jax.random.bits(noise, (3,))
+        return state._replace(steps=state.steps + 1, walk=walk), {"t": t}
+
+    def health(state: State) -> Health:
+        ill = (state.steps > ILL) & (state.mended == 0)
+        return Health(*(jnp.where(ill, x, y) for x, y in zip((3, 0, 3, ILL), healthy(), strict=True)))
+
+    def reseed(state: State, rollbacks: int) -> State:
+        return state._replace(mended=state.mended + rollbacks)
+
+    one = jaxrl.Strategy(init, jaxrl.fold, step, 1, 1, health=health, reseed=reseed)
+    return sharded(one, SHARDS, ["walk"])
+
+
+def train(path: str, max_opts: int, resume: bool = False, **settings: int) -> str:
+    how = {
+        "quiet": True,
+        "save_interval": 10,
+        "record_interval": 8,
+        "eval_interval": 0,
+        "recorders": ["jsonl"],
+        "max_skips": 3,
+    }
+    trainer = jaxrl.Trainer(strategy(), run_dir=path, max_opts=max_opts, resume=resume, **how, **settings)
+    return state_digest(trainer.train().state)
+
+
+def main(args: Sequence[str]) -> int:
+    path, address = args[0], args[2]
+    seed, number, own = (int(args[i]) for i in (1, 3, 4))
+    join({"coordinator_address": address, "num_processes": number, "process_id": own}, SHARDS)
+    with together(joined=True):
+        train(path, HALF, seed=seed, devices=SHARDS)
+        train(path, 2 * HALF, resume=True, seed=seed, devices=SHARDS)
+        print(train(path, 2 * HALF, resume=True, seed=seed, devices=SHARDS))  # when nothing is left to do
+    return 0
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,303 @@
+"""Several processes make one run: the same bits as one, and whoever of them stops, dies or differs. Real processes.
+
+They compile as users have it, as those of `test_shards` do, and talk over the loopback.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import processes_toy
+import pytest
+
+import jaxrl
+import jaxrl.train
+import jaxrl.training.processes as processes
+from jaxrl.errors import SettingsError
+
+HERE = Path(__file__).parent
+RUN = HERE / "processes_run.py"
+AT, LAST = 64, 1_024
+PPO = [
+    *("ppo", "--env", "CartPole-v1", "--num-envs", "8", "--rollout", "4", "--epochs", "2", "--minibatches", "2"),
+    *("--agent.features", "4", "--max-opts", str(LAST), "--save-interval", str(AT), "--keep", "1", "--quiet"),
+    *("--eval-interval", "0", "--eval-episodes", "0", "--recorders", "jsonl"),
+]
+DQN = [
+    *("dqn", "--env", "CartPole-v1", "--num-envs", "4", "--opt-interval", "4", "--warmup", "16", "--shards", "2"),
+    *("--buffer.capacity", "256", "--buffer.batch-size", "8", "--buffer.prioritised", "--agent.features", "4"),
+    *("--max-opts", str(LAST), "--save-interval", str(AT), "--keep", "1", "--quiet", "--eval-interval", "512"),
+    *("--eval-episodes", "2", "--recorders", "jsonl"),
+]
+
+
+class Ended(NamedTuple):
+    """How a process has ended: by which code, with what lines of jaxrl as errors, and what it printed last."""
+
+    code: int
+    errors: list[str]
+    said: str = ""
+
+
+DONE = Ended(0, [])
+
+
+def begin(*args: object) -> "subprocess.Popen[str]":
+    command = [sys.executable, *map(str, args)]
+    env = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+    return subprocess.Popen(
+        command, env={**env, "JAX_PLATFORMS": "cpu"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def end(process: "subprocess.Popen[str]") -> Ended:
+    try:
+        out, errors = process.communicate(timeout=900)
+    finally:
+        process.kill()
+    # The library by which CPUs talk, and JAX where it loses a process, print lines of their own.
+    own = [line for line in errors.splitlines() if line.startswith(("error:", "warning:", "Traceback"))]
+    said = [line for line in out.splitlines() if not line.startswith("[Gloo]")]
+    return Ended(process.returncode, own, *said[-1:])
+
+
+def alone(*args: object) -> None:
+    """Train in one process, to the end."""
+    ended = end(begin(RUN, "-", *args))
+    assert ended.code == 0, ended.errors
+
+
+def address() -> str:
+    """Return where process 0 can be found."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def together(*each: Sequence[object], whats: Sequence[str] = ()) -> list[Ended]:
+    """Train in processes that join, each with arguments of its own; `@1` in what process 0 is to do is the pid of 1."""
+    at, begun = address(), dict[int, "subprocess.Popen[str]"]()
+    for i in reversed(range(len(each))):
+        what = whats[i] if i < len(whats) else "-"
+        for j, process in begun.items():
+            what = what.replace(f"@{j}", str(process.pid))
+        join = ("--distributed", "--coordinator-address", at, "--num-processes", len(each), "--process-id", i)
+        begun[i] = begin(RUN, what, *each[i], *join)
+    return [end(begun[i]) for i in range(len(each))]
+
+
+def toys(path: Path, *seeds: int) -> list[Ended]:
+    """Train the toy in processes that join, each with a seed of its own."""
+    at, count = address(), len(seeds)
+    begun = [begin(HERE / "processes_toy.py", path, seed, at, count, i) for i, seed in enumerate(seeds)]
+    return [end(process) for process in begun]
+
+
+def saved(path: Path) -> tuple[int, dict[str, str]]:
+    """Return the newest checkpoint's step, and what its manifest says of each array: shape, type and checksum."""
+    step = max(int(entry.name) for entry in (path / "checkpoints").iterdir() if entry.name.isdigit())
+    leaves = json.loads((path / "checkpoints" / str(step) / "manifest.json").read_text())["leaves"]
+    return step, {leaf["path"]: json.dumps(leaf) for leaf in leaves}
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of the log, without what depends on time."""
+    lines = map(json.loads, (path / "metrics.jsonl").read_text().splitlines())
+    return [{name: row.get(name) for name in ("opt_steps", "t", "t_min", "t_max")} for row in lines if "t" in row]
+
+
+def test_processes_train_save_resume_and_roll_back_to_the_bits_of_one(tmp_path: Path) -> None:
+    """Four shards on two devices of each of two processes, and on one device of this one."""
+    digest = processes_toy.train(str(tmp_path / "one"), 2 * processes_toy.HALF)
+    assert toys(tmp_path / "two", 0, 0) == [(0, [], digest)] * 2
+    assert saved(tmp_path / "two") == saved(tmp_path / "one")
+    assert rows(tmp_path / "two") == rows(tmp_path / "one")
+    assert '"rollback"' in (tmp_path / "two" / "metrics.jsonl").read_text()
+
+
+def test_a_process_with_another_seed_is_refused_by_all(tmp_path: Path) -> None:
+    first, second = toys(tmp_path / "run", 0, 1)
+    said = "has other settings or versions than process 0 (seed: 0 -> 1); start all by one command"
+    assert first[:2] == (2, [f"error: process 1: {said}"])
+    assert second[:2] == (2, [f"error: {said}"])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> tuple[int, dict[str, str]]:
+    """PPO in two shards in one process, to its end."""
+    path = tmp_path_factory.mktemp("undisturbed") / "run"
+    alone(*PPO, "--shards", 2, "--run-dir", path)
+    return saved(path)
+
+
+@pytest.mark.slow
+def test_two_processes_come_to_the_bits_of_one(tmp_path: Path, undisturbed: tuple[int, dict[str, str]]) -> None:
+    run = [*PPO, "--shards", 2, "--run-dir", tmp_path / "run"]
+    assert together(run, run) == [DONE, DONE]
+    assert saved(tmp_path / "run") == undisturbed
+    assert undisturbed[0] == LAST
+
+
+@pytest.mark.slow
+def test_four_processes_of_two_shards_each_come_to_the_bits_of_one(tmp_path: Path, cache: Path) -> None:
+    run = [*PPO, "--shards", 8, "--max-opts", AT]
+    alone(*run, "--run-dir", tmp_path / "one")
+    four = [*run, "--run-dir", tmp_path / "four"]
+    assert together(four, four, four, four) == [DONE] * 4
+    assert saved(tmp_path / "four") == saved(tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_a_signal_to_any_process_saves_and_stops_all(tmp_path: Path, undisturbed: tuple[int, dict[str, str]]) -> None:
+    path = tmp_path / "run"
+    run = [*PPO, "--shards", 2, "--run-dir", path]
+    stopped = together(run, run, whats=(f"{AT}:@1:{int(signal.SIGTERM)}",))
+    assert stopped == [Ended(143, [])] * 2
+    assert AT < saved(path)[0] < LAST
+    assert json.loads((path / "metadata.json").read_text())["status"] == "SIGTERM"
+    go_on = ["--resume", path]
+    assert together(go_on, go_on) == [DONE, DONE]
+    assert saved(path) == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_one_that_is_killed_ends_the_other_and_the_run_goes_on_from_its_last_save_in_one_process(
+    tmp_path: Path, undisturbed: tuple[int, dict[str, str]], victim: int
+) -> None:
+    path = tmp_path / "run"
+    run = [*PPO, "--shards", 2, "--run-dir", path]
+    ended = together(run, run, whats=(f"{4 * AT}:{'@1' if victim else 0}:{int(signal.SIGKILL)}",))
+    other = ended[1 - victim]
+    assert ended[victim] == Ended(-signal.SIGKILL, [])
+    assert other.code == 7
+    (line,) = other.errors
+    assert "is gone" in line
+    assert "--resume" in line
+    assert saved(path)[0] == 4 * AT
+    alone("--resume", path, "--devices", 1)
+    assert saved(path) == undisturbed
+
+
+@pytest.mark.slow
+def test_replay_goes_on_within_processes(tmp_path: Path, cache: Path) -> None:
+    """DQN by priority: begun in two processes, stopped, gone on in two, and again on the devices of one."""
+    alone(*DQN, "--run-dir", tmp_path / "one")
+    path = tmp_path / "two"
+    run = [*DQN, "--run-dir", path]
+    assert together([*run, "--max-opts", 256], [*run, "--max-opts", 256]) == [DONE, DONE]
+    go_on = ["--resume", path, "--max-opts", 512]
+    assert together(go_on, go_on) == [DONE, DONE]
+    alone("--resume", path, "--max-opts", LAST, "--devices", 2)
+    assert saved(path) == saved(tmp_path / "one")
+    scores = [(tmp_path / name / "eval_episodes.jsonl").read_text() for name in ("one", "two")]
+    assert scores[0].splitlines()[-1] == scores[1].splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_second_run_in_the_directory_is_refused_by_all_its_processes(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "run"
+    hold = subprocess.Popen(
+        [sys.executable, str(RUN), "-", *PPO, "--max-opts", "1000000", "--run-dir", str(path)],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    try:
+        while not (path / "metadata.json").exists():
+            assert hold.poll() is None
+            time.sleep(0.1)
+        run = [*PPO, "--shards", 2, "--run-dir", path]
+        first, second = together(run, run)
+    finally:
+        hold.kill()
+        hold.wait()
+    assert first.code == 4
+    assert second.code == 7
+    assert str(path) in second.errors[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "more", "said"), [("-", ("--shards", 4), "shards: 2 -> 4"), ("jax=0.0.1", (), "versions.jax: ")]
+)
+def test_a_process_with_other_settings_or_versions_is_refused_and_they_are_named(
+    tmp_path: Path, cache: Path, what: str, more: tuple[object, ...], said: str
+) -> None:
+    run = [*PPO, "--shards", 2, "--run-dir", tmp_path / "run"]
+    first, second = together(run, [*run, *more], whats=("-", what))
+    for ended in (first, second):
+        assert ended.code == 2
+        (line,) = ended.errors
+        assert said in line
+    assert first.errors[0].startswith("error: process 1: has other settings or versions than process 0")
+    assert not (tmp_path / "run").exists()
+
+
+# --- bad input ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--num-processes", "2", "--process-id", "0"], "--num-processes, --process-id.* give --distributed as well"),
+        (["--distributed", "--num-processes", "two"], "--num-processes is 'two'; expected a whole number"),
+        (["--distributed", "--num-processes", "0"], "--num-processes is 0; expected 1 or more"),
+        (["--distributed", "--num-processes", "2", "--process-id", "2"], "--process-id is 2; expected 0 to 1"),
+        (["--distributed", "--coordinator-address", "node7"], "'node7'; expected HOST:PORT of process 0"),
+    ],
+)
+def test_flags_that_lack_each_other_or_cannot_be_are_refused(given: list[str], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        jaxrl.train.main(["ppo", *given])
+
+
+def test_processes_that_jax_does_not_find_are_to_be_named() -> None:
+    ended = end(begin(RUN, "-", "ppo", "--distributed", "--num-processes", 2))
+    assert ended.code == 2
+    (line,) = ended.errors
+    assert "give --coordinator-address HOST:PORT of process 0, --num-processes N, and --process-id 0 to N - 1" in line
+
+
+@pytest.mark.slow
+def test_a_process_that_nobody_joins_says_so() -> None:
+    how = {"coordinator_address": address(), "num_processes": 2, "process_id": 0, "initialization_timeout": 2}
+    ended = end(begin("-c", f"import jaxrl.joining; jaxrl.joining.join({how}, 2)"))
+    assert ended.code == 7
+    (line,) = ended.errors
+    assert line.startswith("error: the other processes of the run have not come")
+
+
+@pytest.fixture
+def one_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this process believe that it is the first of two."""
+    jax.devices()  # JAX has begun, alone
+    state = SimpleNamespace(client=object(), num_processes=2, process_id=0)
+    monkeypatch.setattr(processes.distributed, "global_state", state)
+
+
+def strategy(**settings: Any) -> jaxrl.Strategy:
+    return jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), jaxrl.ppo(features=(4,)), num_envs=6, **settings)
+
+
+@pytest.mark.usefixtures("one_of_two")
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: jaxrl.Trainer(jaxrl.population(strategy(), seeds=2)), "a population takes one process"),
+        (lambda: jaxrl.Session(jaxrl.make_env("CartPole-v1"), jaxrl.ppo()), "a session takes one process"),
+        (lambda: jaxrl.Trainer(strategy(actors=jaxrl.ActorsConfig(actors=1))), "actors, .* takes one process"),
+        (lambda: jaxrl.Trainer(strategy(shards=3), devices=4), "devices is 4, but the 2 processes of the run have 1"),
+    ],
+)
+def test_what_takes_one_process_is_refused_by_name(make: Any, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        make()

@@ -1,0 +1,297 @@
+"""What policies tell beside their actions: probabilities, log-probabilities and values, worked by hand."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys_data import bandit
+from toys_trainer import small_dqn
+
+import jaxrl
+from jaxrl.errors import SettingsError
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete
+from jaxrl.strategies.interaction import PolicyParams, bind, make_policy
+from jaxrl.training.policy import GreedyPolicy
+
+KEY = jax.random.key(0)
+SEEN = Box(-9.0, 9.0, (1,))
+ONE = np.ones(1, np.float32)
+BOUNDED = Box(-2.0, 2.0, (1,))
+
+
+class Linear:
+    """A network without biases: its outputs are the observation, and the action behind it, times these weights."""
+
+    def __init__(self, *rows: list[float], beside: float | None = None) -> None:
+        self.rows, self.beside = rows, beside
+
+    def init(self, key: Any, *args: Any) -> Any:
+        return {"params": {"w": jnp.asarray(self.rows, jnp.float32)}}
+
+    def apply(self, variables: Any, *args: Any) -> Any:
+        leaves = [jnp.asarray(leaf, jnp.float32) for leaf in jax.tree.leaves(args)]
+        out = jnp.concatenate(leaves, axis=-1) @ variables["params"]["w"]
+        return out if self.beside is None else (out, self.beside * leaves[0][:, 0])
+
+
+def policy_of(
+    maker: Any, actions: Any, obs: Any = SEEN, processor: Any = None, opt_steps: int = 0, critics: bool = False
+) -> GreedyPolicy:
+    """Return the policy of a fresh agent, saved after so many optimisation steps."""
+    spec = EnvSpec("Toy", obs, actions)
+    processor, agent = bind(maker, processor or jaxrl.one_step(), spec)
+    policy, state = make_policy(agent, processor, spec), jax.jit(agent.init)(KEY)
+    kept = agent.insight.keep if critics else agent.strip
+    zeros = jax.tree.map(lambda x: jnp.zeros((1, *x.shape)), obs, is_leaf=lambda x: isinstance(x, Box))
+    return GreedyPolicy(
+        policy, PolicyParams(kept(state), processor.learnt(processor.init(zeros))), {"opt_steps": opt_steps}
+    )
+
+
+def q_network(*rows: list[float]) -> dict[str, Any]:
+    return {"make_network": lambda spec: Linear(*rows)}
+
+
+def actor(*rows: list[float], value: float = 0.0) -> dict[str, Any]:
+    return {"make_network": lambda spec, head: Linear(*rows, beside=value)}
+
+
+# --- action values ------------------------------------------------------------------------------------------------
+
+STILL = {"epsilon_start": 0.3, "epsilon_end": 0.3}
+
+
+@pytest.mark.parametrize("make", [jaxrl.dqn, jaxrl.pqn])
+def test_action_values_and_the_probabilities_of_epsilon_greedy_choices(make: Any) -> None:
+    policy = policy_of(make(**STILL, **q_network([1.0, 3.0, 2.0])), Discrete(3))
+    np.testing.assert_allclose(policy.values(ONE), [1, 3, 2])
+    np.testing.assert_allclose(policy.values(2 * ONE, 1), 6)
+    np.testing.assert_allclose(policy.values([[1.0], [2.0]], [2, 0]), [2, 2])
+    np.testing.assert_allclose(policy.probabilities(ONE), [0.1, 0.8, 0.1], rtol=1e-5)
+    np.testing.assert_allclose(policy.probabilities([[1.0], [-1.0]]), [[0.1, 0.8, 0.1], [0.8, 0.1, 0.1]], rtol=1e-5)
+    np.testing.assert_allclose(policy.log_prob(ONE, 1), math.log(0.8), rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [jaxrl.dqn, jaxrl.pqn])
+def test_what_a_mask_forbids_has_no_probability_and_the_least_value(make: Any) -> None:
+    masked = {"action_mask": Box(0, 1, (3,), bool), "seen": SEEN}
+    policy = policy_of(make(**STILL, **q_network([1.0, 3.0, 2.0])), Discrete(3), masked)
+    obs = {"action_mask": [True, False, True], "seen": ONE}
+    np.testing.assert_allclose(policy.values(obs), [1, -math.inf, 2])
+    np.testing.assert_allclose(policy.probabilities(obs), [0.15, 0, 0.85], rtol=1e-5)
+    assert float(policy.log_prob(obs, 1)) == -math.inf
+    nothing = {"action_mask": [False] * 3, "seen": ONE}  # which allows everything
+    np.testing.assert_allclose(policy.probabilities(nothing), [0.1, 0.8, 0.1], rtol=1e-5)
+
+
+def test_boltzmann_exploration_has_the_probabilities_of_its_softmax() -> None:
+    make = jaxrl.dqn(epsilon_start=0.0, epsilon_end=0.0, boltzmann=2.0, **q_network([0.0, 2 * math.log(3)]))
+    np.testing.assert_allclose(policy_of(make, Discrete(2)).probabilities(ONE), [0.25, 0.75], rtol=1e-5)
+
+
+def test_exploration_is_that_of_the_step_at_which_the_policy_was_saved_and_follows_schedules() -> None:
+    decays = jaxrl.dqn(epsilon_start=1.0, epsilon_end=0.0, epsilon_decay=10, **q_network([1.0, 0.0]))
+    follows = jaxrl.dqn(epsilon=jaxrl.linear(1.0, 0.0, 10), **q_network([1.0, 0.0]))
+    for make in (decays, follows):
+        told = [policy_of(make, Discrete(2), opt_steps=steps).probabilities(ONE)[0] for steps in (0, 4, 10)]
+        np.testing.assert_allclose(told, [0.5, 0.7, 1.0], rtol=1e-5)
+
+
+def test_policies_of_results_and_of_sessions_explore_as_they_do_at_that_step() -> None:
+    """Epsilon falls from 1 to 0.05 in 20 optimisation steps; half of its choices are the other action."""
+    trainer = jaxrl.Trainer(small_dqn(), max_opts=10, eval_interval=0, eval_episodes=0, quiet=True)
+    other = float(trainer.train().policy.probabilities(np.zeros(4)).min())
+    assert other == pytest.approx((1 - 0.95 / 2) / 2, rel=1e-5)
+    session = jaxrl.Session(
+        EnvSpec("Toy", SEEN, Discrete(2)),
+        jaxrl.dqn(features=(4,), epsilon_decay=4, epsilon_end=0.5),
+        buffer=jaxrl.uniform(16, batch_size=2),
+        opt_interval=1,
+        warmup=2,
+    )
+    with session:
+        for _ in range(4):
+            session.act(ONE)
+            session.observe(0.0, ONE, False, False)
+        done = session.opt_steps
+        assert done > 0
+        assert session.policy.probabilities(ONE).min() == pytest.approx((1 - done / 8) / 2, rel=1e-5)
+
+
+def test_distributions_of_returns_tell_their_means() -> None:
+    atoms = {"make_network": lambda spec: Atoms()}
+    policy = policy_of(jaxrl.dqn(values="qr", atoms=2, **atoms), Discrete(2))
+    np.testing.assert_allclose(policy.values(ONE), [2, 5])
+
+
+class Atoms(Linear):
+    def __init__(self) -> None:
+        super().__init__([1.0, 3.0, 4.0, 6.0])
+
+    def apply(self, variables: Any, *args: Any) -> Any:
+        return super().apply(variables, *args).reshape(-1, 2, 2)
+
+
+# --- policies with a distribution ---------------------------------------------------------------------------------
+
+
+def test_policy_gradients_tell_their_probabilities_and_the_value_of_the_observation() -> None:
+    policy = policy_of(jaxrl.ppo(**actor([0.0, math.log(3)], value=5.0)), Discrete(2))
+    np.testing.assert_allclose(policy.probabilities(ONE), [0.25, 0.75], rtol=1e-5)
+    np.testing.assert_allclose(policy.log_prob(ONE, 0), math.log(0.25), rtol=1e-5)
+    assert float(policy.values(2 * ONE)) == 10
+    assert policy.values([[1.0], [3.0]]).tolist() == [5, 15]
+    with pytest.raises(SettingsError, match="those of observations, whatever the action; leave action out"):
+        policy.values(ONE, 1)
+
+
+def test_actions_of_several_numbers_have_probabilities_each() -> None:
+    logits = [0.0, math.log(3), 0.0, 0.0, math.log(2)]
+    policy = policy_of(jaxrl.ppo(**actor(logits)), MultiDiscrete((2, 3)))
+    first, second = policy.probabilities(ONE)
+    np.testing.assert_allclose(first, [0.25, 0.75], rtol=1e-5)
+    np.testing.assert_allclose(second, [0.25, 0.25, 0.5], rtol=1e-5)
+    np.testing.assert_allclose(policy.log_prob(ONE, [1, 2]), math.log(0.75 * 0.5), rtol=1e-5)
+
+
+def test_densities_are_per_unit_of_the_action_space() -> None:
+    """Bounds of -2 and 2: a raw action of 0.5 is an action of 1, and a density half as large."""
+    clipped = policy_of(jaxrl.ppo(**actor([0.5, 0.0])), BOUNDED)
+    np.testing.assert_allclose(clipped.log_prob(ONE, [1.0]), math.log(1 / math.sqrt(2 * math.pi) / 2), rtol=1e-5)
+    squashed = policy_of(jaxrl.sac(make_policy=lambda spec, head: Linear([0.0, 0.0]), features=(2,)), BOUNDED)
+    slope = 1 - 0.5**2  # of tanh, where it is one half
+    by_hand = -0.5 * math.atanh(0.5) ** 2 - math.log(math.sqrt(2 * math.pi)) - math.log(slope) - math.log(2)
+    np.testing.assert_allclose(squashed.log_prob(ONE, [1.0]), by_hand, rtol=1e-5)
+    inside = np.linspace(-2, 2, 4001, dtype=np.float32)[1:-1, None]
+    for policy in (squashed, policy_of(jaxrl.bc(make_network=lambda spec, head: Linear([0.0, -3.0])), BOUNDED)):
+        density = np.exp(policy.log_prob(np.ones_like(inside), inside))
+        np.testing.assert_allclose(density.sum() * 4 / 4000, 1, rtol=1e-2)
+    assert np.isfinite(squashed.log_prob(ONE, [2.0]))
+
+
+# --- critics ------------------------------------------------------------------------------------------------------
+
+
+def test_the_lowest_of_the_critics_values_of_the_greedy_action_or_of_the_given_one() -> None:
+    """A critic of `10 s + 3 a`, with actions from -1 to 1, which are half of those of the space."""
+    own = {"make_policy": lambda spec, head: Linear([math.atanh(0.5), 0.0][: head.outputs])}
+    for make in (jaxrl.sac, jaxrl.td3, jaxrl.cql):
+        maker = make(**own, make_critic=lambda spec: Linear([10.0], [3.0]))
+        policy = policy_of(maker, BOUNDED, critics=True)
+        np.testing.assert_allclose(policy(ONE), [1.0], rtol=1e-5)
+        np.testing.assert_allclose(policy.values(ONE), 11.5, rtol=1e-5)
+        np.testing.assert_allclose(policy.values([[1.0], [2.0]], [[2.0], [0.0]]), [13, 20], rtol=1e-5)
+    discrete = jaxrl.sac(make_policy=lambda spec, head: Linear([0.0, 0.0]), make_critic=lambda spec: Linear([4.0, 7.0]))
+    policy = policy_of(discrete, Discrete(2), critics=True)
+    np.testing.assert_allclose(policy.values(ONE), [4, 7])
+    np.testing.assert_allclose(policy.values(ONE, 1), 7)
+
+
+def test_of_two_critics_the_lower_counts() -> None:
+    policy = policy_of(jaxrl.sac(features=(4,)), Discrete(2), critics=True)
+    critic = policy.params.agent.critic.tree
+    spec = EnvSpec("Toy", SEEN, Discrete(2))
+    network = jaxrl.nn.ensemble(2, spec.observation_space, outputs=2, features=(4,))
+    both = network.apply(critic, ONE[None])
+    assert not np.array_equal(both[0], both[1])
+    np.testing.assert_allclose(policy.values(ONE), np.min(both, axis=0)[0], rtol=1e-5)
+
+
+def test_critics_are_loaded_from_checkpoints_where_they_are_asked_for(tmp_path: Path) -> None:
+    data = bandit([0, 1, 0, 1], [1.0, 2.0, 1.0, 2.0])
+    strategy = jaxrl.offline(data, jaxrl.iql(features=(4,)), batch_size=3, holdout=0.25)
+    trainer = jaxrl.Trainer(strategy, max_opts=2, eval_interval=2, eval_episodes=1, run_dir=str(tmp_path), quiet=True)
+    trainer.train()
+    policy = jaxrl.load_policy(tmp_path, strategy, step="latest", critics=True)
+    np.testing.assert_array_equal(policy.params.agent.critic.vector, trainer.state.agent.critic.vector)
+    assert policy.values(ONE).shape == (2,)
+    assert policy(ONE) == jaxrl.load_policy(tmp_path, strategy, step="latest")(ONE)
+    with pytest.raises(SettingsError, match=r"kept without the critics of iql.*critics=True"):
+        jaxrl.load_policy(tmp_path, strategy).values(ONE)
+    with pytest.raises(SettingsError, match="is kept without critics; name a checkpoint: step='latest'"):
+        jaxrl.load_policy(tmp_path, strategy, critics=True)
+
+
+# --- episodes that are remembered ---------------------------------------------------------------------------------
+
+
+def test_what_is_learnt_of_observations_is_applied_before_anything_is_told() -> None:
+    processor = jaxrl.chain(jaxrl.normalise_obs(), jaxrl.frame_stack(2), jaxrl.one_step())
+    policy = policy_of(jaxrl.dqn(**q_network([1.0, 0.0], [0.0, 1.0])), Discrete(2), processor=processor)
+    (moments,) = policy.params.processor[0]
+    learnt = (moments._replace(count=jnp.float32(4), mean=jnp.ones(1), squares=jnp.full(1, 16.0)),)
+    policy.params = policy.params._replace(processor=(learnt, *policy.params.processor[1:]))
+    np.testing.assert_allclose(policy.values([3.0]), [1, 1], rtol=1e-5)  # twice the first frame, (3 - 1) / 2
+    policy([3.0])
+    for _ in range(2):  # being asked, it remembers nothing
+        np.testing.assert_allclose(policy.values([5.0]), [1, 2], rtol=1e-5)
+    with pytest.raises(SettingsError, match="remembers its episode"):
+        jax.jit(policy.values)(ONE)
+    policy.reset()
+    np.testing.assert_allclose(policy.values([5.0]), [2, 2], rtol=1e-5)
+
+
+def test_a_recurrent_policy_tells_the_odds_of_the_action_that_it_draws_next() -> None:
+    make = jaxrl.ppo(core="gru", core_features=8, features=(8,), layer_norm=False)
+    policy = policy_of(make, Discrete(2), Box(-9.0, 9.0, (3,)))
+    params = jax.tree.map(lambda x: 20 * x, policy.params)  # a fresh policy hardly prefers any action
+    policy, twin = policy.at(params), policy.at(params)
+    rows, obs = 4000, np.array([1.0, -2.0, 0.5], np.float32)
+    policy(np.tile(obs, (rows, 1))), twin(np.tile(obs, (rows, 1)))
+    fresh, told = (p.probabilities(np.tile(obs, (rows, 1))) for p in (policy.at(params), policy))
+    assert np.abs(told - fresh).max() > 1e-3  # the first step is remembered
+    drawn = policy(np.tile(obs, (rows, 1)), key=KEY)
+    assert abs(float(drawn.mean()) - float(told[0, 1])) < 0.03
+    assert drawn.tolist() == twin(np.tile(obs, (rows, 1)), key=KEY).tolist()
+    assert policy.values(np.tile(obs, (rows, 1))).shape == (rows,)
+
+
+def test_without_a_memory_it_is_told_inside_compiled_functions() -> None:
+    policy = policy_of(jaxrl.dqn(**q_network([1.0, 3.0])), Discrete(2))
+    assert jax.jit(policy.values)(ONE).tolist() == jax.vmap(policy.values)(ONE[None])[0].tolist() == [1, 3]
+
+
+# --- what has none ------------------------------------------------------------------------------------------------
+
+NONE: dict[str, tuple[Any, Any, str, tuple[Any, ...], str]] = {
+    "noisy": (lambda: jaxrl.rainbow(features=(4,)), Discrete(2), "probabilities", (), "noise in its network"),
+    "one action": (lambda: jaxrl.td3(features=(4,)), BOUNDED, "log_prob", ([0.0],), "td3 takes one action"),
+    "continuous": (lambda: jaxrl.ppo(features=(4,)), BOUNDED, "probabilities", (), r"policy\.log_prob\(obs, action\)"),
+    "no values": (lambda: jaxrl.bc(features=(4,)), Discrete(2), "values", (), "bc learns actions alone"),
+    "stripped": (lambda: jaxrl.sac(features=(4,)), Discrete(2), "values", (), "critics=True"),
+    "of one's own": (
+        lambda: lambda spec: jaxrl.dqn(features=(4,))(spec)._replace(name="mine", insight=None),
+        Discrete(2),
+        "values",
+        (),
+        "mine has no field insight",
+    ),
+    "no action": (
+        lambda: jaxrl.ppo(features=(4,)),
+        BOUNDED,
+        "log_prob",
+        ([0.0, 1.0],),
+        r"shape \(2,\); expected \(1,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NONE)
+def test_what_an_agent_has_none_of_is_one_clear_line(case: str) -> None:
+    make, actions, what, given, said = NONE[case]
+    with pytest.raises(SettingsError, match=said) as refused:
+        getattr(policy_of(make(), actions), what)(ONE, *given)
+    assert "\n" not in str(refused.value)
+
+
+def test_values_want_the_privileged_state_and_probabilities_do_without() -> None:
+    obs = {"privileged_state": SEEN, "seen": SEEN}
+    policy = policy_of(jaxrl.ppo(features=(4,)), Discrete(2), obs)
+    assert policy.probabilities({"seen": ONE}).shape == (2,)
+    assert policy.values({"privileged_state": ONE, "seen": ONE}).shape == ()
+    with pytest.raises(SettingsError, match="no privileged_state"):
+        policy.values({"seen": ONE})
