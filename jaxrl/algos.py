@@ -191,13 +191,13 @@ def judged_elsewhere(strategy: Strategy, config: EnvRun) -> Strategy:
     """
     if config.eval_env is None and not config.eval_env_args:
         return strategy
-    told = {"eval_env": config.eval_env, "eval_env_args": dict(config.eval_env_args)}
+    given = {"eval_env": config.eval_env, "eval_env_args": dict(config.eval_env_args)}
     same = config.eval_env is None
     env_args: dict[str, Any] = {**(config.env_args if same else {}), **config.eval_env_args}
     env = make_env(config.eval_env or config.env, **env_args)
     assert strategy.policy is not None
     require_same_spaces(env.spec, strategy.policy.spec)
-    return strategy._replace(eval_env=env, settings={**(strategy.settings or {}), **told})
+    return strategy._replace(eval_env=env, settings={**(strategy.settings or {}), **given})
 
 
 def maker(algo: str) -> Callable[..., AgentMaker]:

@@ -103,8 +103,8 @@ def nearest(word: str, known: Iterable[str], settings: bool = False) -> str:
     For names of `settings`, `word` may also be another library's name for one of them.
     """
     known = sorted(known)
-    if settings and (hint := hint_of(word)) is not None and (told := _translated(hint, known)):
-        return told
+    if settings and (hint := hint_of(word)) is not None and (translated := _translated(hint, known)):
+        return translated
     close = close_to(word, known)
     if close:
         return "did you mean " + " or ".join(close) + "?"

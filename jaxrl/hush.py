@@ -18,11 +18,11 @@ def hushed() -> Iterator[None]:
     before: saving changes nothing for a library's user. A front door encloses all that it does, for some threads find
     only after a load has ended that TensorStore's event loop is closed.
     """
-    told = sys.unraisablehook
+    hook = sys.unraisablehook
 
     def tell(what: Any) -> None:
         if not (isinstance(what.exc_value, RuntimeError) and str(what.exc_value) == "Event loop is closed"):
-            told(what)
+            hook(what)
 
     filters = {name: _without(part) for name, part in _LOGGED.items()}
     sys.unraisablehook = tell
@@ -31,7 +31,7 @@ def hushed() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.unraisablehook = told
+        sys.unraisablehook = hook
         for name, leave_out in filters.items():
             logging.getLogger(name).removeFilter(leave_out)
 

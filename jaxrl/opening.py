@@ -49,10 +49,10 @@ def first_line(args: Sequence[str]) -> str | None:
     seed = value_of(args, "--seed") or settings.get("seed", 0)
     where = f"on {env}" if env else "from data"
     run_dir = value_of(args, "--run-dir")
-    told = [f"jaxrl {jaxrl.__version__}: {named} {where}", f"seed {seed}"]
-    told += [_branching(resume, args)] if resume else [f"run directory {run_dir}"] if run_dir else []
-    told += ["generic settings (no preset for this environment)"] if _generic(named, env, settings) else []
-    return ", ".join(told)
+    parts = [f"jaxrl {jaxrl.__version__}: {named} {where}", f"seed {seed}"]
+    parts += [_branching(resume, args)] if resume else [f"run directory {run_dir}"] if run_dir else []
+    parts += ["generic settings (no preset for this environment)"] if _generic(named, env, settings) else []
+    return ", ".join(parts)
 
 
 def _branching(resume: str, args: Sequence[str]) -> str:

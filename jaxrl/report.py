@@ -47,7 +47,7 @@ def main(args: Sequence[str]) -> int:
     remarked: set[str] = set()
     if any(files):
         groups, lines = read(options.runs, remarked)
-        told = f"{sum(len(group.runs) for group in groups)} runs, {len(groups)} settings"
+        counted = f"{sum(len(group.runs) for group in groups)} runs, {len(groups)} settings"
         kinds: list[tuple[str | None, Callable[[Path], object]]] = [
             (options.out, lambda path: write(path, page(groups, lines, library))),
             (options.png, lambda path: write_png(groups, path)),
@@ -57,7 +57,7 @@ def main(args: Sequence[str]) -> int:
         for name, make in kinds:
             if name:
                 make(Path(name))
-                print_line(f"{name}: {told}")
+                print_line(f"{name}: {counted}")
     if options.serve is not None:
         pages = Pages(options.runs, lambda stamp: page(*read(options.runs, remarked), library, stamp))
         serve(options.serve, pages, lambda url: print_line(f"{url} shows the report; Ctrl+C ends it"))

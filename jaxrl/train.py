@@ -161,10 +161,10 @@ def show(result: Result, run_dir: str, playable: bool = True, named: str = "") -
     if summary.get("staleness") is not None:
         lines["staleness"] = f"{summary['staleness']:.4g} optimisation steps, at most {summary['staleness_max']:.4g}"
         lines["learner"] = f"waited {summary['learner_waited_s']:.1f} s"
-    for i, told in enumerate(summary.get("actors", [])):
-        mean = "" if told["mean_return"] is None else f", mean return {told['mean_return']:.4g}"
-        steps = f"{told['env_steps']:,} steps, {told['episodes']:,} episodes{mean}"
-        lines[f"actor {i}"] = f"{steps}; waited {told['waited_s']:.1f} s"
+    for i, actor in enumerate(summary.get("actors", [])):
+        mean = "" if actor["mean_return"] is None else f", mean return {actor['mean_return']:.4g}"
+        steps = f"{actor['env_steps']:,} steps, {actor['episodes']:,} episodes{mean}"
+        lines[f"actor {i}"] = f"{steps}; waited {actor['waited_s']:.1f} s"
     lines["seconds"] = f"{summary['wall_s']:.1f}: {seconds}"
     lines["run"] = run_dir
     quoted = shlex.quote(run_dir)

@@ -103,11 +103,11 @@ def drive_as_trainer(session: jaxrl.Session, env: jaxrl.Env, seed: int, steps: i
     def noise(phase: Any, t: int, at: int) -> Any:
         key = jax.random.fold_in(keys[phase], t)
         key = acting_key(driven, key) if phase == "train" else key
-        return jax.tree.map(lambda x: x[at], draw_steps(actors, key, steps_in(driven.turns, phase))[2])
+        return jax.tree.map(lambda x: x[at], draw_steps(actors, key, steps_in(driven.schedule, phase))[2])
 
     for v in range(steps):
         actions = session.act(obs)
-        state, out = step(state, actions, noise(*place_of(driven.turns, v)))
+        state, out = step(state, actions, noise(*place_of(driven.schedule, v)))
         assert isinstance(out, Step)
         session.observe(out.reward, out.final_obs, out.terminated, out.truncated)
         obs = out.obs

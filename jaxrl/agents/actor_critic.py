@@ -20,7 +20,7 @@ from jaxrl.agents.base import Agent, AgentMaker, Insight, Mode
 from jaxrl.agents.checks import changed, hyper_of
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.losses import clipped_surrogate, squared, value_loss, weighted_surrogate
-from jaxrl.agents.optimizers import Descent, Optimizer, descent, learn
+from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step, learn
 from jaxrl.agents.own import ONE_VALUE, MakePolicy, Own, by_row, choices, network_of, observations, own_parts
 from jaxrl.agents.returns import gae, lambda_returns, vtrace
 from jaxrl.distributions import Distribution, Head, head_of, restricted, tempered
@@ -85,7 +85,7 @@ class Sample(NamedTuple):
 class _Parts(NamedTuple):
     config: PPOConfig
     network: Network
-    descent: Descent
+    gradient_step: GradientStep
     head: Head
     spec: EnvSpec
     """With the observations that critics see."""
@@ -182,7 +182,7 @@ def _bind(name: str, config: PPOConfig, own: Own, spec: EnvSpec) -> Agent:
     usual, outputs = partial(_network, config, spec, head), (choices(head), ONE_VALUE)
     network = network_of(own, "make_network", (spec, head), usual, (observations(spec),), outputs)
     blinds = privileged and "make_network" in own.makers
-    parts = _Parts(config, network, descent(own.optimizer), head, spec, memory, blinds)
+    parts = _Parts(config, network, gradient_step(own.optimizer), head, spec, memory, blinds)
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -236,7 +236,7 @@ def _init(parts: _Parts, key: Key) -> ActorCriticState:
     off = {*TEMPERATURE, *(() if parts.config.rho_clip else ("rho_clip", "c_clip"))}
     names = [name for name in Hyper._fields if name not in off]
     hyper = Hyper(*hyper_of(asdict(parts.config), names))
-    return ActorCriticState(params, parts.descent.init(params, hyper.lr), hyper)
+    return ActorCriticState(params, parts.gradient_step.init(params, hyper.lr), hyper)
 
 
 # --- acting -----------------------------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ def _update(
         sample = sample._replace(advantage=standardise(sample.advantage, sample.weight))
     learnt = learn(
         config,
-        parts.descent,
+        parts.gradient_step,
         partial(_loss, parts, hyper),
         state.params,
         state.opt_state,

@@ -26,15 +26,15 @@ from jaxrl.agents.critics import (
     judging,
     learn_critic,
     lowest,
+    polyak_update,
     to_critic,
-    trail,
     unit_actions,
     value_network,
 )
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import Between, Positive, Weight
 from jaxrl.agents.losses import advantage_weight, expectile_loss
-from jaxrl.agents.optimizers import Learnt, Optimizer, descent, learn
+from jaxrl.agents.optimizers import Learnt, Optimizer, gradient_step, learn
 from jaxrl.agents.own import MakeNetwork, MakePolicy, Own, by_row, own_parts
 from jaxrl.metrics import Metrics
 from jaxrl.nn import Network
@@ -154,7 +154,7 @@ def _bind(name: str, config: AWACConfig, own: Own, spec: EnvSpec) -> Agent:
     networks = build_networks(config, own, spec, head)
     if isinstance(config, IQLConfig):
         networks = networks._replace(value=value_network(config, own, spec))
-    parts, network = Parts(config, networks, descent(own.optimizer), spec, head), networks.policy
+    parts, network = Parts(config, networks, gradient_step(own.optimizer), spec, head), networks.policy
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -185,9 +185,9 @@ def _init(parts: Parts, key: Key) -> AdvantageState:
     if parts.networks.value is not None:
         value = Flat.of(parts.networks.value.init(value_key, to_critic(space_zeros(parts.spec.observation_space, 1))))
     opt_state = OptStates(
-        parts.descent.init(policy, hyper.policy_lr),
-        parts.descent.init(critic, hyper.lr),
-        parts.descent.init(value, hyper.lr) if value else (),
+        parts.gradient_step.init(policy, hyper.policy_lr),
+        parts.gradient_step.init(critic, hyper.lr),
+        parts.gradient_step.init(value, hyper.lr) if value else (),
     )
     # The target must be a copy: both arrays are donated to the compiled loop.
     return AdvantageState(policy, critic, jax.tree.map(jnp.copy, critic), value, opt_state, hyper)
@@ -210,8 +210,8 @@ def _update_awac(
     v_tm1 = policy_value(parts, policy, critic.params.tree, items.obs, noise[0])
     advantage = done_value(parts, critic.params.tree, items) - v_tm1
     state = state._replace(critic=critic.params, opt_state=state.opt_state._replace(critic=critic.opt_state))
-    state, told = _improve(parts, state, batch, advantage, opt_step)
-    return state, {**metrics, **told}, priorities
+    state, policy_metrics = _improve(parts, state, batch, advantage, opt_step)
+    return state, {**metrics, **policy_metrics}, priorities
 
 
 def _update_iql(
@@ -228,8 +228,8 @@ def _update_iql(
         value=value.params,
         opt_state=state.opt_state._replace(critic=critic.opt_state, value=value.opt_state),
     )
-    state, told = _improve(parts, state, batch, q - v_tm1, opt_step)
-    return state, {**metrics, **told, "value": v_tm1.mean(), "value_loss": value.loss}, priorities
+    state, policy_metrics = _improve(parts, state, batch, q - v_tm1, opt_step)
+    return state, {**metrics, **policy_metrics, "value": v_tm1.mean(), "value_loss": value.loss}, priorities
 
 
 def done_value(parts: Parts, critic: PyTree, items: Transition) -> Array:
@@ -265,7 +265,7 @@ def _learn_value(parts: Parts, state: AdvantageState, batch: Batch, q: Array, op
     weight = batch.weight * batch.items.weight
     norm, lr = state.hyper.max_grad_norm, state.hyper.lr
     data = (batch.items.obs, q, weight)
-    return learn(parts.config, parts.descent, loss, state.value, state.opt_state.value, data, lr, norm, opt_step)
+    return learn(parts.config, parts.gradient_step, loss, state.value, state.opt_state.value, data, lr, norm, opt_step)
 
 
 def _improve(
@@ -276,7 +276,7 @@ def _improve(
     weight = advantage_weight(advantage, hyper.beta, hyper.max_weight)
     policy = regress(
         parts.config,
-        parts.descent,
+        parts.gradient_step,
         partial(judge, parts.networks.policy, parts.head),
         state.policy,
         state.opt_state.policy,
@@ -285,7 +285,7 @@ def _improve(
         hyper.max_grad_norm,
         opt_step,
     )
-    told = {
+    policy_metrics = {
         "policy_loss": policy.loss,
         "policy_grad_norm": policy.norm,
         "log_prob": policy.aux.mean(),
@@ -294,6 +294,6 @@ def _improve(
     }
     return state._replace(
         policy=policy.params,
-        target=trail(state.target, state.critic, hyper.tau),
+        target=polyak_update(state.target, state.critic, hyper.tau),
         opt_state=state.opt_state._replace(policy=policy.opt_state),
-    ), told
+    ), policy_metrics

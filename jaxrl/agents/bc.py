@@ -19,7 +19,7 @@ from jaxrl.agents.fields import (
     OptimizerConfig,
     Weight,
 )
-from jaxrl.agents.optimizers import Descent, Learnt, Optimizer, Schedule, descent, learn
+from jaxrl.agents.optimizers import GradientStep, Learnt, Optimizer, Schedule, gradient_step, learn
 from jaxrl.agents.own import MakePolicy, Own, choices, network_of, observations, own_parts
 from jaxrl.distributions import Distribution, Gaussian, Head, head_of, restricted, tempered
 from jaxrl.masks import for_policy, mask_of, viewed
@@ -64,7 +64,7 @@ class BCState(NamedTuple):
 class _Parts(NamedTuple):
     config: BCConfig
     network: Network
-    descent: Descent
+    gradient_step: GradientStep
     spec: EnvSpec
     head: Head
 
@@ -100,7 +100,7 @@ def _bind(config: BCConfig, own: Own, spec: EnvSpec) -> Agent:
     seen = viewed(spec, for_policy)
     usual = partial(_network, config, seen, head)
     network = network_of(own, "make_network", (seen, head), usual, (observations(seen),), (choices(head),))
-    parts = _Parts(config, network, descent(own.optimizer), spec, head)
+    parts = _Parts(config, network, gradient_step(own.optimizer), spec, head)
     return Agent(
         name="bc",
         init=partial(_init, parts),
@@ -137,7 +137,7 @@ def _network(config: BCConfig, spec: EnvSpec, head: Head) -> Network:
 def _init(parts: _Parts, key: Key) -> BCState:
     policy = Flat.of(parts.network.init(key, space_zeros(for_policy(parts.spec.observation_space), 1)))
     hyper = BCHyper(*hyper_of(asdict(parts.config), BCHyper._fields, optional=TEMPERATURE))
-    return BCState(policy, parts.descent.init(policy, hyper.lr), hyper)
+    return BCState(policy, parts.gradient_step.init(policy, hyper.lr), hyper)
 
 
 def _update(
@@ -146,7 +146,7 @@ def _update(
     items, hyper = batch.items, state.hyper
     learnt = regress(
         parts.config,
-        parts.descent,
+        parts.gradient_step,
         partial(judge, parts.network, parts.head),
         state.policy,
         state.opt_state,
@@ -203,7 +203,7 @@ def judge(network: Network, head: Head, policy: PyTree, obs: PyTree, action: Arr
 
 def regress(
     config: Schedule,
-    descent: Descent,
+    gradient_step: GradientStep,
     judge: Any,
     policy: Flat,
     opt_state: PyTree,
@@ -219,4 +219,4 @@ def regress(
         log_prob = judge(params, obs, action)
         return -jnp.mean(weight * log_prob), log_prob
 
-    return learn(config, descent, loss, policy, opt_state, batch, lr, max_norm, opt_step)
+    return learn(config, gradient_step, loss, policy, opt_state, batch, lr, max_norm, opt_step)

@@ -20,7 +20,7 @@ from jaxrl.agents.fields import (
     Weight,
 )
 from jaxrl.agents.losses import conservative_gap, entry, squared
-from jaxrl.agents.optimizers import Descent, Learnt, learn
+from jaxrl.agents.optimizers import GradientStep, Learnt, learn
 from jaxrl.agents.own import ONE_VALUE, Own, choices, network_of, observations, values_of
 from jaxrl.distributions import Head, from_box
 from jaxrl.masks import PRIVILEGED, for_critic, for_policy, has, mask_of, masked, viewed
@@ -68,7 +68,7 @@ class Parts(NamedTuple):
     config: Any
     """A `CriticConfig`, or a subclass."""
     networks: Networks
-    descent: Descent
+    gradient_step: GradientStep
     spec: EnvSpec
     head: Head
     """Maps the policy's outputs to actions."""
@@ -139,7 +139,7 @@ def lasting(kept: Array, before: Array, fresh: Array) -> Array:
     return kept * before + jnp.sqrt(1 - jnp.square(kept)) * fresh
 
 
-class Rivals(NamedTuple):
+class SampledActions(NamedTuple):
     """Sampled actions whose values CQL pushes down; both are `()` for discrete actions, where every action counts."""
 
     action: PyTree
@@ -149,22 +149,22 @@ class Rivals(NamedTuple):
 
 
 def learn_critic(
-    parts: Parts, state: Any, batch: Batch, target: Array, opt_step: Array, rivals: Rivals | None = None
+    parts: Parts, state: Any, batch: Batch, target: Array, opt_step: Array, sampled: SampledActions | None = None
 ) -> tuple[Learnt, Metrics, Array]:
     """Regress the critics' values of the data's actions on `target` `[B]`; also return metrics and priorities `[B]`.
 
-    With `rivals`, add `hyper.cql` times the conservative penalty (CQL).
+    With `sampled`, add `hyper.cql` times the conservative penalty (CQL).
     """
     action = unit_actions(parts.spec, batch.items.action)
     pick = None if action else batch.items.action
-    penalty = None if rivals is None else partial(_gap, parts.networks.critic)
+    penalty = None if sampled is None else partial(_gap, parts.networks.critic)
     learnt = learn(
         parts.config,
-        parts.descent,
-        partial(_critic_loss, parts.networks.critic, penalty, 0.0 if rivals is None else state.hyper.cql),
+        parts.gradient_step,
+        partial(_critic_loss, parts.networks.critic, penalty, 0.0 if sampled is None else state.hyper.cql),
         state.critic,
         state.opt_state.critic,
-        (batch.items.obs, action, pick, target, batch.weight * batch.items.weight, rivals),
+        (batch.items.obs, action, pick, target, batch.weight * batch.items.weight, sampled),
         state.hyper.lr,
         state.hyper.max_grad_norm,
         opt_step,
@@ -172,34 +172,34 @@ def learn_critic(
     error, q, gap = learnt.aux
     error = error * batch.items.weight
     metrics = {"loss": learnt.loss, "q": q.mean(), "td_error": error.mean(), "grad_norm": learnt.norm}
-    return learnt, metrics if rivals is None else {**metrics, "cql_gap": gap.mean()}, error
+    return learnt, metrics if sampled is None else {**metrics, "cql_gap": gap.mean()}, error
 
 
 def _critic_loss(
     critic: Network, penalty: Any, push: Array | float, params: PyTree, batch: PyTree
 ) -> tuple[Array, tuple[Array, Array, PyTree]]:
     """Return the weighted mean of the critics' summed losses; absolute errors, values and CQL gaps, each `[B]`."""
-    obs, action, pick, target, weight, rivals = batch
+    obs, action, pick, target, weight, sampled = batch
     out = cast(Array, critic.apply(params, to_critic(obs), *action))
     q = chosen(out, pick)
     error = target[None] - q
     each, gap = squared(error), ()
     if penalty is not None:
-        gap = penalty(params, obs, rivals, out, q)
+        gap = penalty(params, obs, sampled, out, q)
         each = each + push * gap
         gap = gap.mean(0)
     return jnp.mean(weight * each.sum(0)), (jnp.abs(error).mean(0), q.mean(0), gap)
 
 
-def _gap(critic: Network, params: PyTree, obs: PyTree, rivals: Rivals, out: Array, q: Array) -> Array:
+def _gap(critic: Network, params: PyTree, obs: PyTree, sampled: SampledActions, out: Array, q: Array) -> Array:
     """Return by how much the values of the rivals exceed `q` `[K, B]` of the data's actions; `[K, B]`."""
-    if isinstance(rivals.action, tuple):
+    if isinstance(sampled.action, tuple):
         counted = jax.vmap(masked, in_axes=(0, None))(out, mask_of(obs))
         return jax.vmap(jax.vmap(conservative_gap))(counted, jnp.zeros_like(out), q)
-    rows, several, _ = rivals.action.shape
+    rows, several, _ = sampled.action.shape
     again = jax.tree.map(lambda x: jnp.repeat(x, several, axis=0), to_critic(obs))
-    others = cast(Array, critic.apply(params, again, rivals.action.reshape(rows * several, -1)))
-    density = jnp.broadcast_to(rivals.log_density, (q.shape[0], rows, several))
+    others = cast(Array, critic.apply(params, again, sampled.action.reshape(rows * several, -1)))
+    density = jnp.broadcast_to(sampled.log_density, (q.shape[0], rows, several))
     return jax.vmap(jax.vmap(conservative_gap))(others.reshape(density.shape), density, q)
 
 
@@ -227,7 +227,7 @@ def _told(parts: Parts, state: Any, obs: PyTree, action: PyTree) -> Array:
     return lowest(critic, state.critic.tree, obs, *unit_actions(parts.spec, action))[:, 0]
 
 
-def trail(target: Flat, online: Flat, tau: Array) -> Flat:
+def polyak_update(target: Flat, online: Flat, tau: Array) -> Flat:
     """Move `target` towards `online` by the fraction `tau` (Polyak averaging)."""
     moved: Flat = optax.incremental_update(online, target, tau)
     return moved

@@ -14,7 +14,7 @@ from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.dqn_settings import CQLDQNConfig, DQNConfig, RainbowConfig
 from jaxrl.agents.exploration import EPSILONS, NOISY, draw_epsilon_greedy, epsilon_greedy, explored, told_values
 from jaxrl.agents.losses import conservative_gap, entry, munchausen
-from jaxrl.agents.optimizers import Descent, Optimizer, descent, learn, linear
+from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step, learn, linear
 from jaxrl.agents.own import MakeNetwork, Own, network_of, observations, own_parts, values_of
 from jaxrl.agents.sequences import (
     Kept,
@@ -96,7 +96,7 @@ class Draws(NamedTuple):
 class _Parts(NamedTuple):
     config: DQNConfig
     network: Network
-    descent: Descent
+    gradient_step: GradientStep
     spec: EnvSpec
     noise: PyTree
     """Shapes of the parameter noise; `{}` if there is none."""
@@ -216,7 +216,7 @@ def _bind(name: str, config: DQNConfig, own: Own, spec: EnvSpec) -> Agent:
         (values_of(spec, 0 if config.values == "expected" else config.atoms),),
         kept=("params", "noise"),
     )
-    blank = _Parts(config, network, descent(own.optimizer), spec, {}, kept_at_first(config))
+    blank = _Parts(config, network, gradient_step(own.optimizer), spec, {}, kept_at_first(config))
     parts = blank._replace(noise=jax.eval_shape(lambda: _begin(blank, jax.random.key(0))).get("noise", {}))
     return Agent(
         name=name,
@@ -295,7 +295,7 @@ def _init(parts: _Parts, key: Key) -> DQNState:
     params = Flat.of({name: value for name, value in _begin(parts, key).items() if name != "noise"})
     hyper = DQNHyper(*hyper_of(asdict(config), DQNHyper._fields, optional=("cql", "boltzmann")))
     # The target must be a copy: its arrays and those of `params` are all donated to the compiled loop.
-    target, opt_state = jax.tree.map(jnp.copy, params), parts.descent.init(params, hyper.lr)
+    target, opt_state = jax.tree.map(jnp.copy, params), parts.gradient_step.init(params, hyper.lr)
     return DQNState(params, target, opt_state, hyper, no_reach() if _derives_support(config) else ())
 
 
@@ -397,7 +397,7 @@ def _update(
     reach = widened(state.reach, batch.items) if _derives_support(config) else ()
     learnt = learn(
         config,
-        parts.descent,
+        parts.gradient_step,
         partial(_loss, parts, _values(config, reach), state.target.tree, noise, hyper.cql),
         state.params,
         state.opt_state,
@@ -464,8 +464,8 @@ def _loss(
     loss, error = jax.vmap(values.loss)(jax.vmap(chosen_row)(out_tm1, items.action), taus, after)
     if config.cql:
         q = mean(out_tm1)
-        rivals = masked(q, mask_tm1)
-        gap = jax.vmap(conservative_gap)(rivals, jnp.zeros_like(q), jax.vmap(entry)(q, items.action))
+        allowed = masked(q, mask_tm1)
+        gap = jax.vmap(conservative_gap)(allowed, jnp.zeros_like(q), jax.vmap(entry)(q, items.action))
         loss = loss + cql * gap
     outside = jax.vmap(values.outside)(after) * items.weight if values.outside and _tells_outside(config) else ()
     return jnp.mean(weight * loss), (error * items.weight, largest(masked(mean(out_tm1), mask_tm1)), outside)

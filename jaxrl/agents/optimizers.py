@@ -39,7 +39,7 @@ def optimizer_named(name: str) -> Optimizer:
     return OPTIMIZERS[name]
 
 
-class Descent(NamedTuple):
+class GradientStep(NamedTuple):
     """Gradient clipping, optimizer and parameter update as one step."""
 
     init: Callable[[Flat, Array], PyTree]
@@ -48,14 +48,16 @@ class Descent(NamedTuple):
     """`(params, grads, opt_state, lr, max_norm) -> (params, opt_state, norm of the gradient before clipping)`"""
 
 
-def descent(optimizer: Optimizer) -> Descent:
+def gradient_step(optimizer: Optimizer) -> GradientStep:
     """Return the gradient step of an optimizer.
 
     Named optimizers treat every parameter alike, so they run on the flat vector. A user's own optimizer may tell
     parameters apart, so it is given their tree.
     """
     given = _itself if optimizer in OPTIMIZERS.values() else _tree
-    return Descent(init=lambda params, lr: optimizer(lr).init(given(params)), step=partial(_descend, optimizer, given))
+    return GradientStep(
+        init=lambda params, lr: optimizer(lr).init(given(params)), step=partial(_descend, optimizer, given)
+    )
 
 
 def _itself(flat: Flat) -> PyTree:
@@ -110,7 +112,7 @@ class Learnt(NamedTuple):
 
 def learn(
     config: Schedule,
-    descent: Descent,
+    gradient_step: GradientStep,
     loss: Callable[[PyTree, PyTree], tuple[Array, PyTree]],
     params: Flat,
     opt_state: PyTree,
@@ -127,7 +129,7 @@ def learn(
     value, aux, grads = accumulate(loss, params.tree, batch, parts)
     value, gradient = shards.mean((value, Flat.of(grads)))
     lr = decayed(lr, config.lr_decay, opt_step)
-    new, opt_state, norm = descent.step(params, gradient, opt_state, lr, max_norm)
+    new, opt_state, norm = gradient_step.step(params, gradient, opt_state, lr, max_norm)
     return Learnt(new, opt_state, value, norm, aux)
 
 

@@ -34,8 +34,8 @@ class Own(NamedTuple):
             return self.makers[name](*given)
         except Exception as error:
             said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            told = "the spec and the head of the policy" if len(given) == 2 else "the spec"
-            raise SettingsError(f"{name}, which is called with {told}, failed: {said}") from error
+            arguments = "the spec and the head of the policy" if len(given) == 2 else "the spec"
+            raise SettingsError(f"{name}, which is called with {arguments}, failed: {said}") from error
 
 
 def own_parts(optimizer: str, make_optimizer: Optimizer | None, **makers: Callable[..., Network] | None) -> Own:

@@ -19,7 +19,7 @@ from jaxrl.agents.fields import (
     Widths,
 )
 from jaxrl.agents.losses import entry, squared
-from jaxrl.agents.optimizers import Descent, Optimizer, descent, learn, linear
+from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step, learn, linear
 from jaxrl.agents.own import MakeNetwork, Own, network_of, observations, own_parts, values_of
 from jaxrl.agents.returns import lambda_returns
 from jaxrl.distributions import Distribution
@@ -84,7 +84,7 @@ class Target(NamedTuple):
 class _Parts(NamedTuple):
     config: PQNConfig
     network: Network
-    descent: Descent
+    gradient_step: GradientStep
     spec: EnvSpec
 
 
@@ -116,7 +116,7 @@ def _bind(config: PQNConfig, own: Own, spec: EnvSpec) -> Agent:
     seen = viewed(spec, for_policy)
     usual, outputs = partial(_network, config, seen), (values_of(spec),)
     network = network_of(own, "make_network", (seen,), usual, (observations(seen),), outputs)
-    parts = _Parts(config, network, descent(own.optimizer), spec)
+    parts = _Parts(config, network, gradient_step(own.optimizer), spec)
     return Agent(
         name="pqn",
         init=partial(_init, parts),
@@ -155,7 +155,7 @@ def _init(parts: _Parts, key: Key) -> PQNState:
     obs = space_zeros(for_policy(parts.spec.observation_space), 1)
     params = Flat.of(parts.network.init(key, obs))
     hyper = PQNHyper(*hyper_of(asdict(parts.config), PQNHyper._fields))
-    return PQNState(params, parts.descent.init(params, hyper.lr), hyper)
+    return PQNState(params, parts.gradient_step.init(params, hyper.lr), hyper)
 
 
 def _q(parts: _Parts, params: PyTree, obs: PyTree) -> Array:
@@ -198,7 +198,7 @@ def _update(
     hyper = state.hyper
     learnt = learn(
         parts.config,
-        parts.descent,
+        parts.gradient_step,
         partial(_loss, parts),
         state.params,
         state.opt_state,

@@ -23,20 +23,20 @@ from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.critics import (
     CriticConfig,
     Parts,
-    Rivals,
+    SampledActions,
     build_networks,
     init_networks,
     judging,
     lasting,
     learn_critic,
     lowest,
+    polyak_update,
     space_size,
     to_policy,
-    trail,
 )
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import Between, Count, Positive, Rate, Real, Weight
-from jaxrl.agents.optimizers import OPTIMIZERS, Optimizer, decayed, descent, learn
+from jaxrl.agents.optimizers import OPTIMIZERS, Optimizer, decayed, gradient_step, learn
 from jaxrl.agents.own import MakeNetwork, MakePolicy, Own, own_parts
 from jaxrl.agents.schedules import schedules_in
 from jaxrl.distributions import Distribution, head_of, restricted, tempered
@@ -80,7 +80,7 @@ class CQLConfig(SACConfig):
     cql: Weight = 5.0
 
 
-ADAM = descent(OPTIMIZERS["adam"])
+ADAM = gradient_step(OPTIMIZERS["adam"])
 """Optimizer of the temperature, whatever optimises the networks: weight decay, for one, makes no sense for a
 temperature."""
 
@@ -182,7 +182,7 @@ def _bind(name: str, config: SACConfig, own: Own, spec: EnvSpec) -> Agent:
             "afresh; set it to 0"
         )
     head = head_of(spec, squash=True)
-    parts = Parts(config, build_networks(config, own, spec, head), descent(own.optimizer), spec, head)
+    parts = Parts(config, build_networks(config, own, spec, head), gradient_step(own.optimizer), spec, head)
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -215,7 +215,9 @@ def _init(parts: Parts, key: Key) -> SACState:
     if config.learn_temperature:
         log_temperature = Flat.of(jnp.log(hyper.temperature)[None])
         learnt = ADAM.init(log_temperature, hyper.temperature_lr)
-    opt_state = OptStates(parts.descent.init(policy, hyper.policy_lr), parts.descent.init(critic, hyper.lr), learnt)
+    opt_state = OptStates(
+        parts.gradient_step.init(policy, hyper.policy_lr), parts.gradient_step.init(critic, hyper.lr), learnt
+    )
     # The target must be a copy: both arrays are donated to the compiled loop.
     return SACState(policy, critic, jax.tree.map(jnp.copy, critic), log_temperature, opt_state, hyper)
 
@@ -291,15 +293,15 @@ def _update(
 ) -> tuple[SACState, Metrics, Array]:
     """Update the critics, the policy against the new critics, then the temperature (the paper's algorithm 1)."""
     config, hyper, items = parts.config, state.hyper, batch.items
-    noise_tm1, noise_t, noise_rivals = noise
+    noise_tm1, noise_t, noise_sampled = noise
     temperature = jnp.exp(state.log_temperature.vector[0]) if config.learn_temperature else hyper.temperature
     v_t, _ = soft_value(parts, state.policy.tree, state.target.tree, temperature, items.next_obs, noise_t)
-    rivals = _rivals(parts, state.policy.tree, items, noise_rivals) if config.cql else None
+    sampled = _sampled_actions(parts, state.policy.tree, items, noise_sampled) if config.cql else None
     target = items.reward + items.discount * v_t
-    critic, metrics, priorities = learn_critic(parts, state, batch, target, opt_step, rivals)
+    critic, metrics, priorities = learn_critic(parts, state, batch, target, opt_step, sampled)
     policy = learn(
         config,
-        parts.descent,
+        parts.gradient_step,
         partial(_policy_loss, parts, critic.params.tree, temperature),
         state.policy,
         state.opt_state.policy,
@@ -328,15 +330,15 @@ def _update(
         "entropy": entropy.mean(),
         "temperature": temperature,
     }
-    trailing = trail(state.target, critic.params, hyper.tau)
+    trailing = polyak_update(state.target, critic.params, hyper.tau)
     opt_states = OptStates(policy.opt_state, critic.opt_state, opt_state)
     return SACState(policy.params, critic.params, trailing, log_temperature, opt_states, hyper), metrics, priorities
 
 
-def _rivals(parts: Parts, policy: PyTree, items: Any, noise: PyTree) -> Rivals:
+def _sampled_actions(parts: Parts, policy: PyTree, items: Any, noise: PyTree) -> SampledActions:
     """Draw rivals for the observation before a step: uniformly, from the policy there, and from the policy after it."""
     if isinstance(parts.spec.action_space, Discrete):
-        return Rivals((), ())
+        return SampledActions((), ())
     uniform, normal = noise
     actions, densities = [uniform], [jnp.full(uniform.shape[:2], -uniform.shape[2] * math.log(2))]
     for obs, part in ((items.obs, normal[0]), (items.next_obs, normal[1])):
@@ -346,7 +348,7 @@ def _rivals(parts: Parts, policy: PyTree, items: Any, noise: PyTree) -> Rivals:
         actions.append(jnp.tanh(raw))
         densities.append(distribution.log_prob(raw))
     action = jnp.concatenate(actions, axis=1)
-    return Rivals(action, jnp.concatenate(densities, axis=1) + math.log(action.shape[1]))
+    return SampledActions(action, jnp.concatenate(densities, axis=1) + math.log(action.shape[1]))
 
 
 def _policy_loss(

@@ -25,14 +25,14 @@ from jaxrl.agents.critics import (
     lasting,
     learn_critic,
     lowest,
+    polyak_update,
     space_size,
     to_critic,
     to_policy,
-    trail,
     unit_actions,
 )
 from jaxrl.agents.fields import Between, Count, Weight
-from jaxrl.agents.optimizers import Optimizer, descent, learn
+from jaxrl.agents.optimizers import Optimizer, gradient_step, learn
 from jaxrl.agents.own import MakeNetwork, MakePolicy, Own, own_parts
 from jaxrl.distributions import Head, to_box
 from jaxrl.metrics import Metrics
@@ -185,7 +185,7 @@ def _bind(name: str, config: TD3Config, own: Own, spec: EnvSpec) -> Agent:
         draw=lambda key, rows: jax.random.normal(key, (rows, size)),
         to_env=partial(to_box, space),
     )
-    parts = Parts(config, build_networks(config, own, spec, head), descent(own.optimizer), spec, head)
+    parts = Parts(config, build_networks(config, own, spec, head), gradient_step(own.optimizer), spec, head)
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -210,7 +210,7 @@ def _bind(name: str, config: TD3Config, own: Own, spec: EnvSpec) -> Agent:
 def _init(parts: Parts, key: Key) -> TD3State:
     policy, critic = init_networks(parts.networks, parts.spec, key)
     hyper = TD3Hyper(*hyper_of(asdict(parts.config), TD3Hyper._fields, optional=("bc_alpha",)))
-    opt_state = OptStates(parts.descent.init(policy, hyper.policy_lr), parts.descent.init(critic, hyper.lr))
+    opt_state = OptStates(parts.gradient_step.init(policy, hyper.policy_lr), parts.gradient_step.init(critic, hyper.lr))
     # Targets must be copies: all of these arrays are donated to the compiled loop.
     target_policy, target_critic = jax.tree.map(jnp.copy, (policy, critic))
     return TD3State(policy, critic, target_policy, target_critic, opt_state, hyper)
@@ -259,7 +259,7 @@ def _move_policy(parts: Parts, state: TD3State, batch: Batch, opt_step: Array) -
         loss = partial(_policy_loss, parts, state.critic.tree, value_weight(q, weight, hyper.bc_alpha))
     policy = learn(
         parts.config,
-        parts.descent,
+        parts.gradient_step,
         loss,
         state.policy,
         state.opt_state.policy,
@@ -271,8 +271,8 @@ def _move_policy(parts: Parts, state: TD3State, batch: Batch, opt_step: Array) -
     return state._replace(
         policy=policy.params,
         opt_state=state.opt_state._replace(policy=policy.opt_state),
-        target_policy=trail(state.target_policy, policy.params, hyper.tau),
-        target_critic=trail(state.target_critic, state.critic, hyper.tau),
+        target_policy=polyak_update(state.target_policy, policy.params, hyper.tau),
+        target_critic=polyak_update(state.target_critic, state.critic, hyper.tau),
     )
 
 

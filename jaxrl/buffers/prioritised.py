@@ -208,9 +208,9 @@ def _pick(numbers: Array, u: Array) -> Array:
 
 
 def _reprioritise(settings: _Settings, state: PrioritisedState, index: Array, priority: Array) -> PrioritisedState:
-    told = priority >= 0
+    known = priority >= 0
     powers = jnp.clip((priority + settings.epsilon) ** settings.alpha, LEAST, MOST)
-    new = jnp.where(told, powers, state.sums[0].at[index].get(mode="promise_in_bounds"))
+    new = jnp.where(known, powers, state.sums[0].at[index].get(mode="promise_in_bounds"))
 
     def write(tree: Tree, combine: Callable[..., Array]) -> Tree:
         # If the batch holds an item more than once, its highest priority counts, on every device alike. The 0 written

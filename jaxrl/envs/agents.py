@@ -56,11 +56,11 @@ def game(env: Env) -> Env:
         reward = jnp.where(state.alive, jnp.asarray(out.reward, jnp.float32), 0.0)
         ended = jnp.broadcast_to(jnp.asarray(out.terminated, bool), (count,)) & state.alive
         alive = state.alive & ~ended
-        told = {name: x for name, x in out.info.items() if jnp.ndim(x) == 0 or jnp.shape(x) == (count,)}
+        scalars = {name: x for name, x in out.info.items() if jnp.ndim(x) == 0 or jnp.shape(x) == (count,)}
         own = dict(zip(OWN, (reward, ended, state.alive), strict=True))
         truncated = jnp.any(jnp.asarray(out.truncated, bool))
         score = env.score(reward, state.alive)
-        return Game(after, alive), TimeStep(out.obs, score, ~alive.any(), truncated, {**told, **own})
+        return Game(after, alive), TimeStep(out.obs, score, ~alive.any(), truncated, {**scalars, **own})
 
     render = env.render
     return env._replace(

@@ -101,7 +101,7 @@ class Stage:
         replaced by zeros. For a non-finite first observation, that is the step taken from it. In `info`, NaN stands
         where an environment does not tell a scalar, and the names may differ from step to step.
         """
-        successor, reward, terminated, truncated, told = self.vector.step(action)  # type: Any, Any, Any, Any, Any
+        successor, reward, terminated, truncated, scalars = self.vector.step(action)  # type: Any, Any, Any, Any, Any
         valid = np.isfinite(reward) & _finite_rows(successor) & ~self.spoilt
         reward = np.where(valid, reward, 0.0).astype(np.float32)
         successor = _zeros_where(~valid, successor)
@@ -110,7 +110,7 @@ class Stage:
         late = self._lengths >= (self.spec.time_limit or np.inf)
         truncated = (truncated | late | ~valid) & ~terminated
         done = terminated | truncated
-        info: Any = {**told, "episode_return": self._returns, "episode_length": self._lengths}
+        info: Any = {**scalars, "episode_return": self._returns, "episode_length": self._lengths}
         obs, self.spoilt = successor, np.zeros_like(valid)
         if done.any():
             fresh = self._begun(self.vector.reset(done), done)
@@ -256,8 +256,8 @@ class _Gymnasium:
     def step(self, action: PyTree) -> Stepped:
         actions = to_host(self._env.single_action_space, action)
         obs, reward, terminated, truncated, info = self._ask(partial(self._env.step, actions))
-        told = scalars_in(info, self._env.num_envs)
-        return Stepped(like_spec(self._struct, obs), reward, terminated, truncated, told)
+        scalars = scalars_in(info, self._env.num_envs)
+        return Stepped(like_spec(self._struct, obs), reward, terminated, truncated, scalars)
 
     def close(self, kill: bool = False) -> None:
         if kill:
@@ -346,8 +346,8 @@ def _step_all(env: Env, num_envs: int, state: PyTree, action: PyTree, key: Any) 
     noise = jax.vmap(env.draw)(jax.random.split(key, num_envs))
     state, out = jax.vmap(env.step)(state, action, noise)
     flags = (jnp.broadcast_to(jnp.asarray(x, bool), (num_envs,)) for x in (out.terminated, out.truncated))
-    told = {name: jnp.asarray(value, jnp.float32) for name, value in out.info.items() if jnp.ndim(value) == 1}
-    return state, (out.obs, jnp.asarray(out.reward, jnp.float32), *flags, told)
+    scalars = {name: jnp.asarray(value, jnp.float32) for name, value in out.info.items() if jnp.ndim(value) == 1}
+    return state, (out.obs, jnp.asarray(out.reward, jnp.float32), *flags, scalars)
 
 
 # --- spaces -----------------------------------------------------------------------------------------------------

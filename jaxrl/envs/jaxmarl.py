@@ -129,9 +129,9 @@ def _actions(env: Any) -> Space:
     return Box(np.asarray(space.low), np.asarray(space.high), space.shape)  # type: ignore[arg-type]
 
 
-def _stacked(env: Any, told: Mapping[str, PyTree]) -> Any:
+def _stacked(env: Any, values: Mapping[str, PyTree]) -> Any:
     """Return what is told of each agent by its name as one tree, `[A, ...]`."""
-    return jax.tree.map(lambda *x: jnp.stack(x), *(told[agent] for agent in env.agents))
+    return jax.tree.map(lambda *x: jnp.stack(x), *(values[agent] for agent in env.agents))
 
 
 def _seen(env: Any, kind: Kind, state: PyTree, obs: Mapping[str, PyTree]) -> PyTree:
@@ -156,8 +156,8 @@ def _step(env: Any, kind: Kind, limit: int | None, state: Any, action: Array, no
     late = over if kind.rounds else over & (after.step >= limit) if kind.timed else jnp.zeros((), bool)
     ended = (_stacked(env, dones).astype(bool) | over) & ~late
     reward = _stacked(env, rewards).astype(jnp.float32)
-    told = {word: jnp.asarray(x, jnp.float32) for word, x in info.items() if not isinstance(x, Mapping)}
-    return after, TimeStep(_seen(env, kind, after, obs), reward, ended, late, told)
+    values = {word: jnp.asarray(x, jnp.float32) for word, x in info.items() if not isinstance(x, Mapping)}
+    return after, TimeStep(_seen(env, kind, after, obs), reward, ended, late, values)
 
 
 def _team(reward: Array, alive: Array) -> Array:

@@ -27,8 +27,8 @@ def scalars_in(info: Mapping[str, Any], num_envs: int) -> dict[str, np.ndarray]:
     return found
 
 
-def _where(told: Any, values: np.ndarray) -> np.ndarray:
-    return values if told is None else np.where(told, values, np.float32(np.nan))
+def _where(mask: Any, values: np.ndarray) -> np.ndarray:
+    return values if mask is None else np.where(mask, values, np.float32(np.nan))
 
 
 def stacked(steps: list[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -43,7 +43,7 @@ class Judged(NamedTuple):
         trained, known = settings.get("env"), _params(settings, "env_args")
         elsewhere = self.env not in (None, trained)
         pairs = zip(self.env_args[::2], self.env_args[1::2], self.args()[1::2], strict=True)
-        other = [f"{name} {told}" for name, word, told in pairs if elsewhere or known.get(name) != read_value(word)]
+        other = [f"{name} {notes}" for name, word, notes in pairs if elsewhere or known.get(name) != read_value(word)]
         return ", ".join([str(self.env or trained), *other]) if elsewhere or other else None
 
 
@@ -77,8 +77,8 @@ def repeat(settings: Mapping[str, Any], opt_steps: int, best: bool, changed: boo
     again = ["python", "-m", "jaxrl.train", str(settings.get("algo")), "--config", "config.yaml", *_missing(settings)]
     lines = [shlex.join([*again, *ends, "--run-dir", "again"]), asked.command("again", ["--step", kept], settings)]
     envs = [settings.get("env"), settings.get("eval_env"), asked.env]
-    told = [*_aside(lines, [env for env in envs if isinstance(env, str)]), _exactly(settings, changed)]
-    return "\n".join(["```sh", *lines, "```", "", *told])
+    notes = [*_aside(lines, [env for env in envs if isinstance(env, str)]), _exactly(settings, changed)]
+    return "\n".join(["```sh", *lines, "```", "", *notes])
 
 
 def _obstacle(settings: Mapping[str, Any]) -> str | None:
@@ -112,10 +112,10 @@ def _aside(lines: Sequence[str], envs: Sequence[str]) -> list[str]:
     """Say what the words in capitals stand for, and what is not part of jaxrl."""
     words = {word for line in lines for word in shlex.split(line)}
     own = sorted({module for env in envs if (module := module_in(env))})
-    told = [f"The code of the environment, `{module}`, is not part of jaxrl." for module in own]
-    told += ["PATH is a file of the environment's."] * ("PATH" in words)
-    told += ["FILE is what it learnt from; `config.yaml` has the SHA-256 of its arrays."] * ("FILE" in words)
-    return told + ["RUN is the run whose networks it began with."] * ("RUN" in words)
+    notes = [f"The code of the environment, `{module}`, is not part of jaxrl." for module in own]
+    notes += ["PATH is a file of the environment's."] * ("PATH" in words)
+    notes += ["FILE is what it learnt from; `config.yaml` has the SHA-256 of its arrays."] * ("FILE" in words)
+    return notes + ["RUN is the run whose networks it began with."] * ("RUN" in words)
 
 
 def _exactly(settings: Mapping[str, Any], changed: bool) -> str:

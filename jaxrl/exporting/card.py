@@ -52,8 +52,8 @@ def card(
     """
     facts = policy.facts
     settings = facts.get("settings", {})
-    algo, env, told = settings.get("algo", "custom"), trained_in(policy), report.returns
-    metric = {"type": "mean_reward", "name": "mean_reward", "value": f"{told['mean']:.6g} +/- {told['std']:.6g}"}
+    algo, env, results = settings.get("algo", "custom"), trained_in(policy), report.returns
+    metric = {"type": "mean_reward", "name": "mean_reward", "value": f"{results['mean']:.6g} +/- {results['std']:.6g}"}
     result = {
         "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
         "dataset": {"name": where or env, "type": where or env},
@@ -70,16 +70,16 @@ def card(
         algo=algo,
         env=env,
         version=version,
-        mean=told["mean"],
-        std=told["std"],
+        mean=results["mean"],
+        std=results["std"],
         episodes=report.episodes,
         where=f" in {where}" if where else "",
         opt_steps=facts.get("opt_steps") or 0,
         env_steps=f" and {steps:,} environment steps" if steps else "",
         picture="\n![an episode](episode.gif)\n" if film else "",
-        heads=" | ".join(told),
-        rules="|".join("---" for _ in told),
-        values=" | ".join(f"{value:.6g}" for value in told.values()),
+        heads=" | ".join(results),
+        rules="|".join("---" for _ in results),
+        values=" | ".join(f"{value:.6g}" for value in results.values()),
         repeat=repeat,
     )
 
@@ -110,7 +110,7 @@ def results(
     policy: GreedyPolicy, report: EvaluationReport, versions: Mapping[str, str], env: str, seed: int, digest: str
 ) -> str:
     """Return the results as JSON, with what they were made by: episodes in `env`, from `seed`."""
-    told = {
+    results = {
         "evaluation": {"env": env, "seed": seed, **plain(asdict(report))},
         "score": policy.facts.get("score"),
         "opt_steps": policy.facts.get("opt_steps"),
@@ -118,4 +118,4 @@ def results(
         "digest": digest,
         "versions": dict(versions),
     }
-    return json.dumps(told, indent=2) + "\n"
+    return json.dumps(results, indent=2) + "\n"

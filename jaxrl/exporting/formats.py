@@ -22,5 +22,5 @@ def files_of(policy: GreedyPolicy, form: str) -> dict[str, bytes]:
       SettingsError: this policy cannot be exported so.
     """
     function = function_of(policy)
-    told = json.dumps({"format": form, **described(function, policy.facts)}, indent=2) + "\n"
-    return {**FORMATS[form](function), MARK: told.encode()}
+    text = json.dumps({"format": form, **described(function, policy.facts)}, indent=2) + "\n"
+    return {**FORMATS[form](function), MARK: text.encode()}

@@ -103,12 +103,12 @@ def _needed(policy: GreedyPolicy, form: Any, memory: Shapes, actions: int, obs: 
 
 def described(function: Function, facts: dict[str, Any]) -> dict[str, Any]:
     """Return what a person needs to call it, as plain values."""
-    told = lambda names, shapes: [
+    listed = lambda names, shapes: [
         {"name": name, "shape": ["B", *x.shape], "dtype": str(x.dtype)} for name, x in zip(names, shapes, strict=True)
     ]
     return {
-        "inputs": told(function.names, [_row(x) for x in function.inputs(1)]),
-        "outputs": told(function.results, [*function.actions, *function.memory]),
+        "inputs": listed(function.names, [_row(x) for x in function.inputs(1)]),
+        "outputs": listed(function.results, [*function.actions, *function.memory]),
         "spaces": function.spaces,
         "score": facts.get("score"),
         "opt_steps": facts.get("opt_steps"),

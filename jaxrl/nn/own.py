@@ -101,8 +101,8 @@ def _is_as(found: Any, output: Output) -> bool:
 def _shown(tree: Any) -> str:
     """Describe shapes, and dtypes other than float32, in words."""
     leaves = [x if hasattr(x, "shape") else jnp.asarray(x) for x in jax.tree.leaves(tree)]
-    told = [_listed(x.shape) + (f" {x.dtype}" if x.dtype != jnp.float32 else "") for x in leaves]
-    return " and ".join(told) or "nothing"
+    described = [_listed(x.shape) + (f" {x.dtype}" if x.dtype != jnp.float32 else "") for x in leaves]
+    return " and ".join(described) or "nothing"
 
 
 def _listed(shape: Sequence[int]) -> str:

@@ -73,14 +73,14 @@ def _grid(places: Sequence[np.ndarray]) -> np.ndarray:
 
 def _numbers(values: np.ndarray) -> np.ndarray:
     """Return mean, IQM and ends of its interval, `[4, N]`, of `values [N, runs]`, of which NaN do not count."""
-    told = np.full((4, len(values)), np.nan)
+    statistics = np.full((4, len(values)), np.nan)
     known = np.isfinite(values)
     for pattern in np.unique(known, axis=0):
         rows = np.flatnonzero((known == pattern).all(axis=1))
         several = max(AT_ONCE // (RESAMPLES * max(int(pattern.sum()), 1)), 1)
         for some in np.split(rows, range(several, len(rows), several)):
-            told[:, some] = _of_known(values[np.ix_(some, np.flatnonzero(pattern))])
-    return told
+            statistics[:, some] = _of_known(values[np.ix_(some, np.flatnonzero(pattern))])
+    return statistics
 
 
 def _of_known(values: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl.errors import SettingsError
-from jaxrl.reports.groups import Group, told
+from jaxrl.reports.groups import Group, shown
 from jaxrl.reports.read import Run
 
 COLUMNS = ("run", "group", "seed", "member", "opt_steps", "env_steps", "seconds", "score", "return")
@@ -56,7 +56,7 @@ def to_marl_eval(groups: Sequence[Group]) -> str:
     """
     suites: dict[str, Any] = {}
     for group in groups:
-        suite, task = _task(told(group.runs[0].settings.get("env", "unknown")))
+        suite, task = _task(shown(group.runs[0].settings.get("env", "unknown")))
         algorithms = suites.setdefault(suite, {}).setdefault(task, {})
         runs = [_evaluations(run) for run in group.runs if len(run.log.score.y)]
         if runs:
@@ -66,7 +66,7 @@ def to_marl_eval(groups: Sequence[Group]) -> str:
 
 def _algorithm(group: Group) -> str:
     """Name a group without its environment."""
-    env = told(group.runs[0].settings.get("env", "unknown"))
+    env = shown(group.runs[0].settings.get("env", "unknown"))
     return " ".join(group.name.replace(f" {env}", " ", 1).split())
 
 

@@ -40,7 +40,7 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
 
 def _deciding(run: Run) -> dict[str, str]:
     """Return the settings that decide a run's training, but for its seed."""
-    return {name: told(value) for name, value in run.settings.items() if name not in HARMLESS and name != "seed"}
+    return {name: shown(value) for name, value in run.settings.items() if name not in HARMLESS and name != "seed"}
 
 
 def _key(run: Run) -> str:
@@ -48,7 +48,7 @@ def _key(run: Run) -> str:
 
 
 def _title(run: Run) -> tuple[str, str]:
-    return told(run.settings.get("algo", "unknown")), told(run.settings.get("env", "unknown"))
+    return shown(run.settings.get("algo", "unknown")), shown(run.settings.get("env", "unknown"))
 
 
 def _label(run: Run, others: Sequence[Run]) -> str:
@@ -75,7 +75,7 @@ def _unique(labels: Sequence[str]) -> list[str]:
     ]
 
 
-def told(value: object) -> str:
+def shown(value: object) -> str:
     """Return a setting as it is shown."""
     if isinstance(value, float):
         return f"{value:.6g}"
@@ -95,7 +95,7 @@ def differences(groups: Sequence[Group]) -> dict[str, list[str]]:
 
 def _values(group: Group, name: str) -> list[str]:
     """Return the values of a setting in a group, `-` where a run has none, in order."""
-    values = [told(run.settings[name]) if name in run.settings else "-" for run in group.runs if run.settings]
+    values = [shown(run.settings[name]) if name in run.settings else "-" for run in group.runs if run.settings]
     return list(dict.fromkeys(values))
 
 

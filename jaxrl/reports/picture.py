@@ -45,10 +45,12 @@ def write_png(groups: Sequence[Group], path: Path) -> None:
 def _draw(axes: object, curves: Sequence[Curve], i: int, name: str) -> None:
     style = {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i % len(DASHES)], "label": name}
     line, fill = axes.plot, axes.fill_between  # type: ignore[attr-defined]
-    told = band(curves, "opt_steps")
-    if told is not None:
-        line(told.x, told.iqm, **style)
-        fill(told.x, told.low, told.high, color=style["color"], alpha=0.18, linewidth=0, where=np.isfinite(told.low))
+    drawn = band(curves, "opt_steps")
+    if drawn is not None:
+        line(drawn.x, drawn.iqm, **style)
+        fill(
+            drawn.x, drawn.low, drawn.high, color=style["color"], alpha=0.18, linewidth=0, where=np.isfinite(drawn.low)
+        )
         return
     for curve in [thin(curve, 1_000) for curve in curves if len(curve.y)][:1]:
         line(curve.x[0], curve.y, marker="." if len(curve.y) < 3 else None, **style)

@@ -65,8 +65,8 @@ class Run(NamedTuple):
     @property
     def best(self) -> float:
         """Score of the best policy, as it was confirmed; NaN if there is none."""
-        told = number(self.metadata.get("best_score"))
-        return told if np.isfinite(told) else max(self.log.bests, default=np.nan)
+        score = number(self.metadata.get("best_score"))
+        return score if np.isfinite(score) else max(self.log.bests, default=np.nan)
 
     def episodes(self, whole: bool = False) -> dict[int, list[float]]:
         """Return the returns of its evaluation episodes by optimisation step: of the last evaluation, or of all."""

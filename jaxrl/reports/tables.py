@@ -68,7 +68,7 @@ def _run_row(group: Group, run: Run) -> tuple[str, ...]:
     facts, log = run.metadata, run.log
     opts, envs = reached(run)
     speeds = [number(facts.get(name)) for name in ("opt_steps_per_sec", "env_steps_per_sec")]
-    speeds = [told if np.isfinite(told) else row for told, row in zip(speeds, log.speeds, strict=True)]
+    speeds = [recorded if np.isfinite(recorded) else row for recorded, row in zip(speeds, log.speeds, strict=True)]
     went_back = sum(event.get("event") == "rollback" for event in log.events)
     rollbacks = max(int(np.nan_to_num(number(facts.get("rollbacks")))), went_back)
     return (
@@ -91,8 +91,8 @@ def _run_row(group: Group, run: Run) -> tuple[str, ...]:
 def reached(run: Run) -> tuple[float, float]:
     """Return how many optimisation and environment steps a run has made, by its rows or else its metadata."""
     rows = [curve.x[:2, -1] for curve in (run.log.score, run.log.returns) if len(curve.y)]
-    told = np.array([number(run.metadata.get(name)) for name in ("opt_steps", "env_steps")])
-    opts, envs = np.fmax.reduce(np.stack([told, *rows]))
+    recorded = np.array([number(run.metadata.get(name)) for name in ("opt_steps", "env_steps")])
+    opts, envs = np.fmax.reduce(np.stack([recorded, *rows]))
     return float(opts), float(envs)
 
 

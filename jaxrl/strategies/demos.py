@@ -62,6 +62,6 @@ def settings_of_demos(demos: Dataset | None, share: float) -> dict[str, Any]:
     }
 
 
-def told(demos: Dataset | None, batch: int, ring: int) -> tuple[str, ...]:
+def notes_of_demos(demos: Dataset | None, batch: int, ring: int) -> tuple[str, ...]:
     """Say in the log what is learnt from beside the ring's share of a batch."""
     return () if demos is None else (f"{batch - ring} of {batch} transitions in a batch are from {summary_of(demos)}",)

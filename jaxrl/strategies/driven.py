@@ -21,7 +21,7 @@ from jaxrl.strategies.base import Policy, draw_block, fold
 from jaxrl.strategies.guard import Health, healthy
 from jaxrl.strategies.interaction import draw_acting, open_processor
 from jaxrl.strategies.on_policy import Passes, split_iteration
-from jaxrl.strategies.replay import Turns, draw_learning, learn
+from jaxrl.strategies.replay import UpdateSchedule, draw_learning, learn
 from jaxrl.strategies.stored import Ends, empty, learn_stored, store
 from jaxrl.trees import Array, Key, PyTree, row_struct, tree_where
 from jaxrl.types import Step
@@ -43,7 +43,7 @@ class Driven(NamedTuple):
     processor: Processor
     buffer: Buffer | None
     """Replay; `None` of an agent that learns from rollouts."""
-    turns: Turns
+    schedule: UpdateSchedule
     passes: Passes | None = None
     """How it learns from them; `None` of an agent that learns from replay."""
 
@@ -100,7 +100,7 @@ class Learner(NamedTuple):
 
 def init(driven: Driven, key: Key) -> DrivenState:
     """Return the state before the first observation."""
-    num_envs = driven.turns.num_envs
+    num_envs = driven.schedule.num_envs
     obs = space_zeros(driven.spec.observation_space, num_envs)
     stream, agent_key = stream_keys(key, driven.passes)["train"], jax.random.split(key, _parts(driven.passes))[1]
     agent = driven.agent.init(agent_key)
@@ -126,24 +126,24 @@ def stream_keys(key: Key, passes: Passes | None = None) -> dict[Phase, Key]:
     return {**dict(zip(phases, others, strict=False)), "train": stream}
 
 
-def place_of(turns: Turns, steps: int) -> tuple[Phase, int, int]:
+def place_of(schedule: UpdateSchedule, steps: int) -> tuple[Phase, int, int]:
     """Return, for the vector step after `steps` of them, its phase, its iteration, and its place in that."""
-    if steps < turns.horizon:
+    if steps < schedule.horizon:
         return "prime", steps, 0
-    fill = steps < turns.warmup_steps
+    fill = steps < schedule.warmup_steps
     return "fill" if fill else "train", *divmod(
-        steps - (turns.horizon if fill else turns.warmup_steps), turns.vector_steps
+        steps - (schedule.horizon if fill else schedule.warmup_steps), schedule.vector_steps
     )
 
 
-def steps_in(turns: Turns, phase: Phase) -> int:
+def steps_in(schedule: UpdateSchedule, phase: Phase) -> int:
     """Return the vector steps of one iteration."""
-    return 1 if phase == "prime" else turns.vector_steps
+    return 1 if phase == "prime" else schedule.vector_steps
 
 
-def iterations(turns: Turns, steps: int) -> int:
+def iterations(schedule: UpdateSchedule, steps: int) -> int:
     """Return how many iterations have come to their end, optimisation and all, after `steps` vector steps."""
-    return max(0, steps - turns.warmup_steps) // turns.vector_steps
+    return max(0, steps - schedule.warmup_steps) // schedule.vector_steps
 
 
 # --- the programs -----------------------------------------------------------------------------------------------
@@ -168,19 +168,19 @@ def begin_again(driven: Driven, last: Last, obs: PyTree, ended: Array, obs_valid
     return _close(driven, driven.processor.process(_open(driven, last.before), cut)[0])
 
 
-def ahead(turns: Turns, phase: Phase) -> int:
+def ahead(schedule: UpdateSchedule, phase: Phase) -> int:
     """Return of how many iterations randomness is drawn in one call."""
-    return max(1, AHEAD // steps_in(turns, phase))
+    return max(1, AHEAD // steps_in(schedule, phase))
 
 
 def draw_ahead(driven: Driven, phase: Phase, key: Key, block: Array) -> PyTree:
     """Draw what the choices of actions of a block of iterations need, a row for each vector step in it."""
-    steps, count = steps_in(driven.turns, phase), ahead(driven.turns, phase)
-    random = phase != "train" and driven.turns.random_warmup
+    steps, count = steps_in(driven.schedule, phase), ahead(driven.schedule, phase)
+    random = phase != "train" and driven.schedule.random_warmup
 
     def draw(key: Key, t: Array) -> PyTree:
         own = acting_key(driven, fold(key, t)) if phase == "train" else fold(key, t)
-        acting = lambda key: draw_acting(driven.agent, driven.spec, driven.turns.num_envs, key, random)[:2]
+        acting = lambda key: draw_acting(driven.agent, driven.spec, driven.schedule.num_envs, key, random)[:2]
         return jax.vmap(acting)(jax.random.split(own, steps))
 
     drawn = draw_block(draw, key, block * count, count)
@@ -223,14 +223,16 @@ def params(driven: Driven, policy: Policy, agent: PyTree, window: Window) -> PyT
 
 def learn_once(driven: Driven, learner: Learner, key: Key, t: Array) -> tuple[Learner, Metrics]:
     """Make the optimisation steps of iteration `t`."""
-    turns = driven.turns
+    schedule = driven.schedule
     if driven.passes is not None:
         return learn_stored(driven.passes, learner, key, t)
     assert driven.buffer is not None
-    pushes = (turns.fill + t + 1) * turns.vector_steps
+    pushes = (schedule.fill + t + 1) * schedule.vector_steps
     update_key = jax.random.split(fold(key, t))[1]
-    noise = draw_learning(driven.agent, driven.buffer, update_key, pushes, turns.num_envs, turns.updates)
-    made: tuple[Learner, Metrics] = learn(driven.agent, driven.buffer, learner, noise, t * turns.updates, turns.updates)
+    noise = draw_learning(driven.agent, driven.buffer, update_key, pushes, schedule.num_envs, schedule.updates)
+    made: tuple[Learner, Metrics] = learn(
+        driven.agent, driven.buffer, learner, noise, t * schedule.updates, schedule.updates
+    )
     return made
 
 
@@ -249,8 +251,8 @@ def _empty(driven: Driven, items: PyTree) -> PyTree:
     if driven.passes is not None:
         return empty(items, driven.passes.rollout)
     assert driven.buffer is not None
-    num_envs = driven.turns.num_envs
-    return driven.buffer.init(row_struct(items), num_envs, driven.turns.lag, num_envs)
+    num_envs = driven.schedule.num_envs
+    return driven.buffer.init(row_struct(items), num_envs, driven.schedule.lag, num_envs)
 
 
 def _step(action: PyTree, extras: PyTree, result: StepResult) -> Step:
@@ -267,7 +269,7 @@ class _Trained(NamedTuple):
 
 def _layout(driven: Driven) -> Layout:
     """Return how the processor's state lies in a row."""
-    obs = space_zeros(driven.spec.observation_space, driven.turns.num_envs)
+    obs = space_zeros(driven.spec.observation_space, driven.schedule.num_envs)
 
     def opened(key: Key) -> PyTree:
         return open_processor(driven.agent, driven.processor, driven.agent.init(key), obs).processor

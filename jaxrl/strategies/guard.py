@@ -68,8 +68,8 @@ def guarded_update(
     new, metrics, priorities = agent.update(state, batch, noise, opt_step)
     metrics = shards.merged(metrics)
     # A `Stat` without measurements has infinite bounds; its sum tells whether what was measured is finite.
-    told = {name: m.sum if isinstance(m, Stat) else m for name, m in metrics.items() if not isinstance(m, Total)}
-    health, ok = _examine(health, {**told, PARAMETERS: jnp.where(all_finite(new), 0.0, jnp.nan)}, opt_step)
+    numbers = {name: m.sum if isinstance(m, Stat) else m for name, m in metrics.items() if not isinstance(m, Total)}
+    health, ok = _examine(health, {**numbers, PARAMETERS: jnp.where(all_finite(new), 0.0, jnp.nan)}, opt_step)
     kept = {name: _mask(metric, ok) for name, metric in metrics.items()}
     counted = {**kept, "skipped_updates": Total(1 - ok.astype(jnp.int32))}
     return either(ok, new, state), health, counted, jnp.where(ok, priorities, -1.0)
@@ -86,11 +86,11 @@ def what_returns_are_made_of(items: Transition) -> Metrics:
     return {"largest_reward": largest[0], "largest_discount": largest[1]}
 
 
-def _examine(health: Health, told: dict[str, Array], opt_step: Array) -> tuple[Health, Array]:
+def _examine(health: Health, numbers: dict[str, Array], opt_step: Array) -> tuple[Health, Array]:
     """Take note of an update that told these numbers; say whether all are finite."""
-    fine = jnp.isfinite(column([jnp.asarray(x, jnp.float32) for x in told.values()]))
+    fine = jnp.isfinite(column([jnp.asarray(x, jnp.float32) for x in numbers.values()]))
     ok = all_true(fine)
-    codes = jnp.asarray([zlib.crc32(name.encode()) for name in told], jnp.uint32)
+    codes = jnp.asarray([zlib.crc32(name.encode()) for name in numbers], jnp.uint32)
     first = codes[jnp.argmin(fine)]
     skipped = jnp.where(ok, 0, health.skipped_in_a_row + 1)
     most = jnp.maximum(health.most_in_a_row, skipped)

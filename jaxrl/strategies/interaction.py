@@ -20,7 +20,7 @@ from jaxrl.processors.n_step import NStepState, n_step
 from jaxrl.processors.normalise import RewardState, normalise_reward
 from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.strategies.base import Ended, Policy
-from jaxrl.strategies.told import told_by
+from jaxrl.strategies.insights import told_by
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step, Transition
 from jaxrl.xla.carry import cut_out, scan_rows

@@ -21,7 +21,7 @@ from jaxrl.processors.base import Processor
 from jaxrl.registry import usual
 from jaxrl.shards import merged, own
 from jaxrl.strategies.base import Refill, Strategy, Telling, fold
-from jaxrl.strategies.demos import settings_of_demos, told, with_demos
+from jaxrl.strategies.demos import notes_of_demos, settings_of_demos, with_demos
 from jaxrl.strategies.guard import Health, health_of, healthy, reseed
 from jaxrl.strategies.interaction import (
     Actors,
@@ -44,7 +44,7 @@ from jaxrl.strategies.interaction import (
 from jaxrl.strategies.remote import (
     ActorsConfig,
     Arrival,
-    Crowd,
+    HostActors,
     Remote,
     arrived,
     learnt_by_all,
@@ -54,7 +54,15 @@ from jaxrl.strategies.remote import (
     settings_of_actors,
     stage,
 )
-from jaxrl.strategies.replay import Turns, draw_learning, learn, least_rows, sampled_for, take_turns, told_goals
+from jaxrl.strategies.replay import (
+    UpdateSchedule,
+    draw_learning,
+    learn,
+    least_rows,
+    sampled_for,
+    told_goals,
+    update_schedule,
+)
 from jaxrl.strategies.shards import sharded
 from jaxrl.trees import Array, Key, PyTree, row_struct
 from jaxrl.types import Transition
@@ -80,8 +88,8 @@ REFILL_STREAM = 2**32 - 4
 class _Parts(NamedTuple):
     actors: Actors
     buffer: Buffer
-    turns: Turns
-    crowd: Crowd | None
+    schedule: UpdateSchedule
+    host_actors: HostActors | None
     """The environments on the host, if they are there."""
 
 
@@ -130,7 +138,7 @@ def off_policy(
     Raises:
       SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
     """
-    env, crowd = stage(env, actors, max_lag=2)
+    env, host_actors = stage(env, actors, max_lag=2)
     known = introduce(agent, processor, env.spec)
     suits = usual(known.name, "off_policy")
     num_envs, opt_interval = (
@@ -138,11 +146,11 @@ def off_policy(
         for name, value in (("num_envs", num_envs), ("opt_interval", opt_interval))
     )
     updates, warmup, buffer = whole(updates), whole(warmup), usual_buffer(suits) if buffer is None else buffer
-    vector, shards = of_one_shard(env, num_envs, crowd, resets, shards, batch_size=buffer.batch_size)
+    vector, shards = of_one_shard(env, num_envs, host_actors, resets, shards, batch_size=buffer.batch_size)
     bound = Actors(vector, *join(known, processor or usual_processor(suits)))
     ring = _ring_of_one_shard(buffer, bound, env, shards)
     learnt_from = with_demos(ring, demos, demo_share, bound, env)
-    turns = take_turns(
+    schedule = update_schedule(
         horizon=bound.processor.horizon,
         least=least_rows(ring, vector.num_envs) * shards,
         num_envs=vector.num_envs * shards,
@@ -150,23 +158,23 @@ def off_policy(
         updates=updates,
         warmup=warmup,
         random_warmup=random_warmup,
-        times=crowd.config.send if crowd else 1,
+        times=host_actors.config.send if host_actors else 1,
     )
-    parts = _Parts(bound, learnt_from, turns._replace(num_envs=vector.num_envs), crowd)
+    parts = _Parts(bound, learnt_from, schedule._replace(num_envs=vector.num_envs), host_actors)
     one = Strategy(
         init=partial(_init, parts),
         draw=partial(_draw, parts),
         step=partial(step_of, partial(_advance, parts)),
-        env_steps_per_step=parts.turns.rows,
-        opt_steps_per_step=parts.turns.updates,
-        warmup_env_steps=parts.turns.warmup_env_steps,
+        env_steps_per_step=parts.schedule.rows,
+        opt_steps_per_step=parts.schedule.updates,
+        warmup_env_steps=parts.schedule.warmup_env_steps,
         env=env,
         policy=make_policy(bound.agent, bound.processor, env.spec),
         retune=partial(retune, bound),
         notes=(
-            *turns.notes(buffer._replace(window=ring.window), turns.rows, warmup),
+            *schedule.notes(buffer._replace(window=ring.window), schedule.rows, warmup),
             *note(resets, bound.env.resets),
-            *told(demos, learnt_from.batch_size * shards, buffer.batch_size),
+            *notes_of_demos(demos, learnt_from.batch_size * shards, buffer.batch_size),
         ),
         settings=settings_of(
             bound.agent,
@@ -175,7 +183,7 @@ def off_policy(
             env.settings,
             num_envs=num_envs,
             resets=bound.env.resets,
-            **settings_of_actors(crowd),
+            **settings_of_actors(host_actors),
             opt_interval=opt_interval,
             updates=updates,
             warmup=warmup,
@@ -193,12 +201,12 @@ def off_policy(
 
 def _host_side(parts: _Parts) -> dict[str, Any]:
     """Return the fields of a strategy by which the host acts, tells of episodes and fills the buffer anew."""
-    capacity = parts.buffer.capacity(parts.turns.rows)
+    capacity = parts.buffer.capacity(parts.schedule.rows)
     return {
         "telling": Telling(partial(telling_step, partial(_advance, parts)), parts.actors.env.num_envs),
-        "remote": _remote(parts, parts.crowd) if parts.crowd else None,
+        "remote": _remote(parts, parts.host_actors) if parts.host_actors else None,
         "capacity": capacity,
-        "refill": Refill(partial(parts.turns.blocks, capacity), partial(_refill, parts)),
+        "refill": Refill(partial(parts.schedule.blocks, capacity), partial(_refill, parts)),
     }
 
 
@@ -237,28 +245,28 @@ def _part_of_buffer(buffer: Buffer, shards: int) -> Buffer:
 
 
 def _advance(parts: _Parts, state: OffPolicyState, noise: PyTree, t: Array) -> tuple[OffPolicyState, Metrics, StepInfo]:
-    first_opt = jnp.asarray(t, jnp.uint32) * parts.turns.updates
-    if parts.crowd is None:
+    first_opt = jnp.asarray(t, jnp.uint32) * parts.schedule.updates
+    if parts.host_actors is None:
         collect_noise, update_noise = noise
         state, items, seen = _collect(parts, state, collect_noise, first_opt, random=False)
-        told = merged(episode_metrics(seen))
+        metrics = merged(episode_metrics(seen))
     else:
         arrival, update_noise = noise
         state = _taught(parts, state, arrival)
-        items, seen, told = _arrived(parts, arrival)
-    pushes = parts.turns.fill + jnp.asarray(t, jnp.uint32)
+        items, seen, metrics = _arrived(parts, arrival)
+    pushes = parts.schedule.fill + jnp.asarray(t, jnp.uint32)
     # Push before sampling: the other way round XLA must keep the old buffer, and copies it every iteration.
     state = state._replace(buffer=parts.buffer.push(state.buffer, items, pushes))
-    state, learnt = learn(parts.actors.agent, parts.buffer, state, update_noise, first_opt, parts.turns.updates)
-    return state, {**told, **learnt}, seen
+    state, learnt = learn(parts.actors.agent, parts.buffer, state, update_noise, first_opt, parts.schedule.updates)
+    return state, {**metrics, **learnt}, seen
 
 
 def _arrived(parts: _Parts, arrival: Arrival) -> tuple[Transition, StepInfo, Metrics]:
     """Return what actors have sent as one block of `rows`: transitions, what was seen, and metrics."""
-    assert parts.crowd is not None
-    items, seen, told = arrived(parts.actors, parts.crowd, arrival)
+    assert parts.host_actors is not None
+    items, seen, metrics = arrived(parts.actors, parts.host_actors, arrival)
     items, seen = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (items, seen))
-    return items, seen, {**episode_metrics(seen), **told}
+    return items, seen, {**episode_metrics(seen), **metrics}
 
 
 def _taught(parts: _Parts, state: OffPolicyState, arrival: Arrival) -> OffPolicyState:
@@ -266,17 +274,17 @@ def _taught(parts: _Parts, state: OffPolicyState, arrival: Arrival) -> OffPolicy
     return state._replace(processor=learnt_by_all(parts.actors.processor, state.processor, arrival.fresh))
 
 
-def _remote(parts: _Parts, crowd: Crowd) -> Remote:
+def _remote(parts: _Parts, host_actors: HostActors) -> Remote:
     def push(state: OffPolicyState, arrival: Arrival, t: Array) -> OffPolicyState:
         state = _taught(parts, state, arrival)
         return state._replace(buffer=parts.buffer.push(state.buffer, _arrived(parts, arrival)[0], t))
 
     return remote(
         parts.actors,
-        crowd,
-        steps=parts.turns.vector_steps,
-        fill=parts.turns.fill,
-        random_fill=parts.turns.random_warmup,
+        host_actors,
+        steps=parts.schedule.vector_steps,
+        fill=parts.schedule.fill,
+        random_fill=parts.schedule.random_warmup,
         push=push,
     )
 
@@ -286,7 +294,7 @@ def _collect(
 ) -> tuple[OffPolicyState, Transition, StepInfo]:
     """Take `vector_steps` steps in all environments; return transitions and what was seen as one block of `rows`."""
     scene = Scene(state.env, state.processor)
-    if parts.turns.vector_steps == 1:
+    if parts.schedule.vector_steps == 1:
         only = jax.tree.map(lambda x: x[0], noise)
         scene, (items, seen) = interact(parts.actors, state.agent, opt_step, random, scene, only)
     else:
@@ -300,11 +308,11 @@ def _collect(
 
 def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
     collect_key, update_key = jax.random.split(fold(own(key), t))
-    turns, pushes = parts.turns, parts.turns.fill + jnp.asarray(t, jnp.uint32) + 1
-    update_noise = draw_learning(parts.actors.agent, parts.buffer, update_key, pushes, turns.rows, turns.updates)
-    if parts.crowd is not None:
+    schedule, pushes = parts.schedule, parts.schedule.fill + jnp.asarray(t, jnp.uint32) + 1
+    update_noise = draw_learning(parts.actors.agent, parts.buffer, update_key, pushes, schedule.rows, schedule.updates)
+    if parts.host_actors is not None:
         return update_noise
-    return draw_steps(parts.actors, collect_key, turns.vector_steps), update_noise
+    return draw_steps(parts.actors, collect_key, schedule.vector_steps), update_noise
 
 
 # --- the beginning ----------------------------------------------------------------------------------------------
@@ -321,36 +329,36 @@ def _init(parts: _Parts, key: Key) -> OffPolicyState:
         agent=agent,
         env=scene.env,
         processor=scene.processor,
-        buffer=parts.buffer.init(row_struct(items), parts.turns.rows, parts.turns.lag, parts.turns.num_envs),
+        buffer=parts.buffer.init(row_struct(items), parts.schedule.rows, parts.schedule.lag, parts.schedule.num_envs),
         health=healthy(),
     )
-    if parts.crowd is not None:
+    if parts.host_actors is not None:
         processor = parts.actors.processor
-        return state._replace(processor=processor.taught(state.processor, nothing_learnt(processor, parts.crowd)))
+        return state._replace(processor=processor.taught(state.processor, nothing_learnt(processor, parts.host_actors)))
     state = _prime(parts, state, prime_key)
 
     def fill(t: Array, state: OffPolicyState) -> OffPolicyState:
-        noise = draw_steps(parts.actors, fold(fill_key, t), parts.turns.vector_steps, parts.turns.random_warmup)
-        state, items, _ = _collect(parts, state, noise, jnp.uint32(0), parts.turns.random_warmup)
+        noise = draw_steps(parts.actors, fold(fill_key, t), parts.schedule.vector_steps, parts.schedule.random_warmup)
+        state, items, _ = _collect(parts, state, noise, jnp.uint32(0), parts.schedule.random_warmup)
         return state._replace(buffer=parts.buffer.push(state.buffer, items, t))
 
     # Unlike `iterate`, a plain loop: it runs once, and compiles in half the time.
-    return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(parts.turns.fill), fill, state)
+    return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(parts.schedule.fill), fill, state)
 
 
 def _refill(parts: _Parts, state: OffPolicyState, first: Array, stop: Array) -> OffPolicyState:
     """Fill a new buffer with what the agent meets as it explores from where its environments stand."""
-    turns, key = parts.turns, fold(fold(state.key, REFILL_STREAM), stop)
-    opt_step = (jnp.asarray(stop, jnp.uint32) - turns.fill) * turns.updates
+    schedule, key = parts.schedule, fold(fold(state.key, REFILL_STREAM), stop)
+    opt_step = (jnp.asarray(stop, jnp.uint32) - schedule.fill) * schedule.updates
     scene, items = open_scene(parts.actors, state.agent, key)
     del scene  # its shapes alone are asked for; nothing of it is computed
-    empty = parts.buffer.init(row_struct(items), turns.rows, turns.lag, turns.num_envs)
+    empty = parts.buffer.init(row_struct(items), schedule.rows, schedule.lag, schedule.num_envs)
     state = state._replace(buffer=empty)
-    if parts.crowd is not None:
+    if parts.host_actors is not None:
         return state
 
     def fill(number: Array, state: OffPolicyState) -> OffPolicyState:
-        noise = draw_steps(parts.actors, fold(key, number), turns.vector_steps)
+        noise = draw_steps(parts.actors, fold(key, number), schedule.vector_steps)
         state, items, _ = _collect(parts, state, noise, opt_step, random=False)
         return state._replace(buffer=parts.buffer.push(state.buffer, items, number))
 
@@ -359,12 +367,12 @@ def _refill(parts: _Parts, state: OffPolicyState, first: Array, stop: Array) -> 
 
 def _prime(parts: _Parts, state: OffPolicyState, key: Key) -> OffPolicyState:
     """Take `horizon` vector steps, whose transitions are not complete yet."""
-    if not parts.turns.horizon:
+    if not parts.schedule.horizon:
         return state
-    one = parts._replace(turns=parts.turns._replace(vector_steps=1))
+    one = parts._replace(schedule=parts.schedule._replace(vector_steps=1))
 
     def prime(t: Array, state: OffPolicyState) -> OffPolicyState:
-        noise = draw_steps(parts.actors, fold(key, t), 1, parts.turns.random_warmup)
-        return _collect(one, state, noise, jnp.uint32(0), parts.turns.random_warmup)[0]
+        noise = draw_steps(parts.actors, fold(key, t), 1, parts.schedule.random_warmup)
+        return _collect(one, state, noise, jnp.uint32(0), parts.schedule.random_warmup)[0]
 
-    return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(parts.turns.horizon), prime, state)
+    return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(parts.schedule.horizon), prime, state)

@@ -38,7 +38,7 @@ from jaxrl.strategies.interaction import (
 )
 from jaxrl.strategies.remote import (
     ActorsConfig,
-    Crowd,
+    HostActors,
     arrived,
     learnt_by_all,
     nothing_learnt,
@@ -90,7 +90,7 @@ class Passes(NamedTuple):
 class _Parts(NamedTuple):
     actors: Actors
     passes: Passes
-    crowd: Crowd | None
+    host_actors: HostActors | None
     """The environments on the host, if they are there."""
 
 
@@ -133,17 +133,17 @@ def on_policy(
     Raises:
       SettingsError: what does not divide (with the nearest settings that do), spaces that the agent cannot take.
     """
-    env, crowd = stage(env, actors, max_lag=1)
+    env, host_actors = stage(env, actors, max_lag=1)
     known = introduce(agent, processor, env.spec)
     suits = usual(known.name, "on_policy")
     num_envs = whole(suits["num_envs"] if num_envs is None else num_envs)
-    vector, shards = of_one_shard(env, num_envs, crowd, resets, shards)
+    vector, shards = of_one_shard(env, num_envs, host_actors, resets, shards)
     bound = Actors(vector, *join(known, processor or usual_processor(suits)))
     passes = passes_of(bound.agent, bound.processor, vector.num_envs, rollout, epochs, minibatches)
     policy = make_policy(bound.agent, bound.processor, env.spec)
-    if crowd is not None and bound.agent.behave is not None:
+    if host_actors is not None and bound.agent.behave is not None:
         bound = bound._replace(agent=bound.agent._replace(act=bound.agent.behave))
-    parts = _Parts(bound, passes._replace(agent=bound.agent), crowd)
+    parts = _Parts(bound, passes._replace(agent=bound.agent), host_actors)
     advance = partial(_advance, parts)
     one = Strategy(
         init=partial(_init, parts),
@@ -162,12 +162,12 @@ def on_policy(
             env.settings,
             num_envs=num_envs,
             resets=bound.env.resets,
-            **settings_of_actors(crowd),
+            **settings_of_actors(host_actors),
             **settings_of_passes(passes),
             shards=shards,
         ),
         telling=Telling(partial(telling_step, advance), bound.env.num_envs),
-        remote=remote(bound, crowd, steps=passes.rollout) if crowd else None,
+        remote=remote(bound, host_actors, steps=passes.rollout) if host_actors else None,
         health=health_of,
         reseed=reseed,
     )
@@ -223,8 +223,10 @@ def _init(parts: _Parts, key: Key) -> OnPolicyState:
     agent = parts.actors.agent.init(agent_key)
     scene, _ = open_scene(parts.actors, agent, own(env_key))
     processor = parts.actors.processor
-    if parts.crowd is not None:
-        scene = scene._replace(processor=processor.taught(scene.processor, nothing_learnt(processor, parts.crowd)))
+    if parts.host_actors is not None:
+        scene = scene._replace(
+            processor=processor.taught(scene.processor, nothing_learnt(processor, parts.host_actors))
+        )
     return OnPolicyState(stream, agent, scene.env, scene.processor, healthy())
 
 
@@ -233,8 +235,8 @@ def _init(parts: _Parts, key: Key) -> OnPolicyState:
 
 def _advance(parts: _Parts, state: OnPolicyState, noise: PyTree, t: Array) -> tuple[OnPolicyState, Metrics, StepInfo]:
     first_opt = jnp.asarray(t, jnp.uint32) * parts.passes.updates
-    told: Metrics = {}
-    if parts.crowd is None:
+    metrics: Metrics = {}
+    if parts.host_actors is None:
         collect_noise, update_noise = noise
         scene = Scene(state.env, state.processor)
         scene, items, seen = collect(parts.actors, state.agent, first_opt, scene, collect_noise)
@@ -243,11 +245,11 @@ def _advance(parts: _Parts, state: OnPolicyState, noise: PyTree, t: Array) -> tu
         arrival, update_noise = noise
         processor = learnt_by_all(parts.actors.processor, state.processor, arrival.fresh)
         state = state._replace(processor=processor)
-        items, seen, told = arrived(parts.actors, parts.crowd, arrival)
+        items, seen, metrics = arrived(parts.actors, parts.host_actors, arrival)
     last = last_steps(items, seen)
     rollout = Rollout(items, last if isinstance(seen.present, tuple) else last | ~seen.present)
     state, learnt = learn_rollout(parts.passes, state, rollout, update_noise, first_opt)
-    return state, {**merged(episode_metrics(seen)), **told, **learnt}, seen
+    return state, {**merged(episode_metrics(seen)), **metrics, **learnt}, seen
 
 
 class Ending(Protocol):
@@ -321,7 +323,7 @@ def _left_out(metrics: Metrics, stopped: Array) -> Metrics:
 def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
     collect_key, learn_keys = split_iteration(fold(own(key), t))
     learning = draw_passes(parts.passes, learn_keys)
-    if parts.crowd is not None:
+    if parts.host_actors is not None:
         return learning
     return draw_steps(parts.actors, collect_key, parts.passes.rollout), learning
 

@@ -288,8 +288,8 @@ def with_values(strategy: Strategy, values: Mapping[str, Any], known: Mapping[st
         with given(swaps):
             return retune(state) if retune else state
 
-    told = settings and changed_settings(settings, {name: swap.new for name, swap in swaps.items()})
-    return strategy._replace(values={**strategy.values, **swaps}, settings=told, retune=tuned)
+    new_settings = settings and changed_settings(settings, {name: swap.new for name, swap in swaps.items()})
+    return strategy._replace(values={**strategy.values, **swaps}, settings=new_settings, retune=tuned)
 
 
 def require_stream(strategy: Strategy) -> None:

@@ -112,7 +112,7 @@ class Remote(NamedTuple):
     """`(state, arrival, t) -> state`: take up round `t` of the warm-up."""
 
 
-class Crowd(NamedTuple):
+class HostActors(NamedTuple):
     """Environments on the host."""
 
     env: HostEnv
@@ -145,12 +145,12 @@ def check_actors(config: ActorsConfig) -> None:
         )
 
 
-def settings_of_actors(crowd: Crowd | None) -> dict[str, Any]:
+def settings_of_actors(host_actors: HostActors | None) -> dict[str, Any]:
     """Return the settings of actors as those of a run; without any, none."""
-    return {} if crowd is None else asdict(crowd.config)
+    return {} if host_actors is None else asdict(host_actors.config)
 
 
-def stage(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tuple[Env, Crowd | None]:
+def stage(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tuple[Env, HostActors | None]:
     """Return the environment as the learner sees it, and those which actors step, if there are to be any.
 
     `max_lag` is that of actors whose settings leave it unset.
@@ -175,11 +175,11 @@ def stage(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tupl
     count = config.actors or 1
     lag, schedule = max_lag if config.max_lag is None else config.max_lag, config.exploration_schedule
     config = replace(config, actors=count, max_lag=lag, exploration_schedule=schedule and str(schedule))
-    return blank(host.spec)._replace(settings=host.settings), Crowd(host, config, count)
+    return blank(host.spec)._replace(settings=host.settings), HostActors(host, config, count)
 
 
 def of_one_shard(
-    env: Env, num_envs: int, crowd: Crowd | None, resets: str, shards: int, **divided: int
+    env: Env, num_envs: int, host_actors: HostActors | None, resets: str, shards: int, **divided: int
 ) -> tuple[VecEnv, int]:
     """Return the environments of one shard, of `num_envs` or of so many for each actor, and the number of shards.
 
@@ -187,20 +187,20 @@ def of_one_shard(
       SettingsError: they do not divide among the shards, nor does what else is to be `divided`; shards of environments
         on the host, which are divided among actors; starts that environments on the host do not have.
     """
-    shards, total = whole(shards), num_envs * (crowd.actors if crowd else 1)
+    shards, total = whole(shards), num_envs * (host_actors.actors if host_actors else 1)
     check_shards(shards, num_envs=total, **divided)
-    if crowd is not None and shards > 1:
+    if host_actors is not None and shards > 1:
         raise SettingsError("shards divide environments on the device; use actors for those on the host, or shards 1")
-    return vectorise(env, total // shards, _resets_here(resets, crowd)), shards
+    return vectorise(env, total // shards, _resets_here(resets, host_actors)), shards
 
 
-def _resets_here(resets: str, crowd: Crowd | None) -> str:
+def _resets_here(resets: str, host_actors: HostActors | None) -> str:
     """Return where episodes begin on the device; environments on the host begin theirs by themselves.
 
     Raises:
       SettingsError: anything but fresh starts is asked of environments on the host.
     """
-    if crowd is None:
+    if host_actors is None:
         return resets
     if resets not in ("auto", "fresh"):
         raise SettingsError(f"resets is {resets!r}; environments on the host reset only what ended: leave resets out")
@@ -232,13 +232,13 @@ def blank(spec: EnvSpec) -> Env:
     )
 
 
-def exploration_of(crowd: Crowd, agent: Agent) -> list[dict[str, float]]:
+def exploration_of(host_actors: HostActors, agent: Agent) -> list[dict[str, float]]:
     """Return, for each actor, what takes the place of the hyperparameters by which `agent` explores.
 
     Raises:
       SettingsError: the agent explores by nothing that could be set, or by what follows a schedule of the agent.
     """
-    count, given, names = crowd.actors, crowd.config.exploration, agent.exploration
+    count, given, names = host_actors.actors, host_actors.config.exploration, agent.exploration
     if given and not names:
         raise SettingsError(f"{agent.name} has no setting by which it explores; leave exploration unset")
     if given and (both := sorted({*names} & {*agent.scheduled})):
@@ -268,7 +268,7 @@ class Arrival(NamedTuple):
 
 def remote(
     actors: Actors,
-    crowd: Crowd,
+    host_actors: HostActors,
     *,
     steps: int,
     fill: int = 0,
@@ -279,21 +279,23 @@ def remote(
 
     `fill` rounds of warm-up come first; `push(state, items, t)` takes them up.
     """
-    nothing, processor = nothing_learnt(actors.processor, crowd), actors.processor
+    nothing, processor = nothing_learnt(actors.processor, host_actors), actors.processor
     if jax.tree.leaves(nothing) and processor.joined is None:
         raise SettingsError("processor: what it learns cannot be shared by actors; give Processor its field joined")
-    num_envs = actors.env.num_envs // crowd.actors
+    num_envs = actors.env.num_envs // host_actors.actors
     one = actors._replace(env=actors.env._replace(num_envs=num_envs))
     layout = layout_of_steps(actors)
     words = lambda: _several(empty(layout, actors.env.num_envs).words, steps)
-    fresh = jax.tree.map(lambda x: jnp.broadcast_to(x, (crowd.actors, *x.shape)), nothing)
+    fresh = jax.tree.map(lambda x: jnp.broadcast_to(x, (host_actors.actors, *x.shape)), nothing)
     arrival = jax.eval_shape(lambda: Arrival(words(), jnp.float32(0), fresh))
     return Remote(
-        env=crowd.env,
-        config=crowd.config,
-        actors=crowd.actors,
-        exploration=tuple(exploration_of(crowd, actors.agent)),
-        factor=read_schedule(crowd.config.exploration_schedule) if crowd.config.exploration_schedule else None,
+        env=host_actors.env,
+        config=host_actors.config,
+        actors=host_actors.actors,
+        exploration=tuple(exploration_of(host_actors, actors.agent)),
+        factor=read_schedule(host_actors.config.exploration_schedule)
+        if host_actors.config.exploration_schedule
+        else None,
         num_envs=num_envs,
         steps=steps,
         prime=actors.processor.horizon,
@@ -329,9 +331,9 @@ def _several(words: dict[str, Array], steps: int) -> dict[str, Array]:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (steps, *x.shape)), words)
 
 
-def nothing_learnt(processor: Processor, crowd: Crowd) -> PyTree:
+def nothing_learnt(processor: Processor, host_actors: HostActors) -> PyTree:
     """Return what `processor` has learnt before the first observation."""
-    return processor.learnt(processor.init(space_zeros(crowd.env.spec.observation_space, 1)))
+    return processor.learnt(processor.init(space_zeros(host_actors.env.spec.observation_space, 1)))
 
 
 def _begin(actors: Actors, agent: PyTree, learnt: PyTree, obs: PyTree, key: Key) -> tuple[PyTree, PyTree]:
@@ -382,13 +384,13 @@ def learnt_by_all(processor: Processor, state: PyTree, fresh: PyTree) -> PyTree:
     return processor.taught(state, learnt)
 
 
-def arrived(actors: Actors, crowd: Crowd, arrival: Arrival) -> tuple[Transition, StepInfo, Metrics]:
+def arrived(actors: Actors, host_actors: HostActors, arrival: Arrival) -> tuple[Transition, StepInfo, Metrics]:
     """Unpack what arrived: transitions and what was seen, leaves `[T, N, ...]`, and metrics of each actor."""
     items, seen = jax.vmap(partial(unpack, layout_of_steps(actors)))(arrival.words)
     done = seen.terminated | seen.truncated
     metrics: dict[str, Any] = {"staleness": arrival.lag}
-    each = actors.env.num_envs // crowd.actors
-    for i in range(crowd.actors):
+    each = actors.env.num_envs // host_actors.actors
+    for i in range(host_actors.actors):
         own = slice(i * each, (i + 1) * each)
         metrics[f"actor{i}/env_steps"] = Total(jnp.int32(done[:, own].size))
         metrics[f"actor{i}/episodes"] = Total(done[:, own].sum(dtype=jnp.int32))

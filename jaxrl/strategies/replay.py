@@ -16,7 +16,7 @@ from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import GoalFn
 
 
-class Turns(NamedTuple):
+class UpdateSchedule(NamedTuple):
     """How steps and optimisation steps take turns: counts that follow from the settings alone."""
 
     num_envs: int
@@ -110,7 +110,7 @@ def least_rows(buffer: Buffer, num_envs: int) -> int:
     return buffer.batch_size if buffer.window is None else buffer.window.length * num_envs
 
 
-def take_turns(
+def update_schedule(
     *,
     horizon: int,
     least: int,
@@ -120,7 +120,7 @@ def take_turns(
     warmup: int,
     random_warmup: bool,
     times: int = 1,
-) -> Turns:
+) -> UpdateSchedule:
     """Return the turns that the settings of `off_policy` ask for, with a processor of this `horizon`.
 
     The warm-up makes at least `least` transitions. An iteration is made of `times` of the smallest.
@@ -135,7 +135,7 @@ def take_turns(
     check_ratio(num_envs, opt_interval)
     vector_steps = times * max(1, opt_interval // num_envs)
     missing = max(warmup - horizon * num_envs, least)
-    return Turns(
+    return UpdateSchedule(
         num_envs=num_envs,
         vector_steps=vector_steps,
         updates=times * updates * max(1, num_envs // opt_interval),
@@ -176,8 +176,11 @@ def _update(agent: Agent, buffer: Buffer, state: Any, noise: PyTree, opt_step: A
     sample_noise, agent_noise = noise
     batch = buffer.sample(state.buffer, sample_noise, opt_step)
     new, health, metrics, priorities = guarded_update(agent, state.agent, state.health, batch, agent_noise, opt_step)
-    told = buffer.reprioritise(state.buffer, batch.index, priorities)
-    return state._replace(agent=new, health=health, buffer=told), {**what_returns_are_made_of(batch.items), **metrics}
+    reprioritised = buffer.reprioritise(state.buffer, batch.index, priorities)
+    return state._replace(agent=new, health=health, buffer=reprioritised), {
+        **what_returns_are_made_of(batch.items),
+        **metrics,
+    }
 
 
 def draw_learning(agent: Agent, buffer: Buffer, key: Key, pushes: Array, rows: int, updates: int) -> PyTree:

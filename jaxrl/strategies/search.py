@@ -137,8 +137,10 @@ class PBT(NamedTuple):
 
     def decide(self, gate: int, scores: Mapping[int, float], values: Mapping[int, Mapping[str, Any]]) -> Verdict:
         parents = self._parents(gate, scores)
-        told = {member: self._explore(gate, member, values[parent]) for member, parent in parents.items()}
-        return Verdict(copies=tuple(Copy(member, parent, told[member]) for member, parent in sorted(parents.items())))
+        explored = {member: self._explore(gate, member, values[parent]) for member, parent in parents.items()}
+        return Verdict(
+            copies=tuple(Copy(member, parent, explored[member]) for member, parent in sorted(parents.items()))
+        )
 
     def _parents(self, gate: int, scores: Mapping[int, float]) -> dict[int, int]:
         """Return who takes over from whom; no parent is replaced itself."""
@@ -192,8 +194,8 @@ class PBT(NamedTuple):
         return self._replace(sweep=dict(sweep), seed=seed)
 
     def settings(self) -> dict[str, Any]:
-        told = {name: value for name, value in self._asdict().items() if name not in ("sweep", "seed")}
-        return {**told, "factors": list(self.factors)}
+        explored = {name: value for name, value in self._asdict().items() if name not in ("sweep", "seed")}
+        return {**explored, "factors": list(self.factors)}
 
 
 SEARCHES: dict[str, tuple[type[Halving] | type[PBT], str]] = {"halving": (Halving, "factor"), "pbt": (PBT, "interval")}

@@ -121,12 +121,12 @@ def apart(step: Step, done: Any) -> tuple[Step, dict[str, np.ndarray]]:
 
     Those of whole episodes are left only where one is `done`.
     """
-    told: dict[str, Any] = dict(step.info)
-    known = {name: told.pop(name) for name in ("episode_return", "episode_length")}
-    for name in told:
+    scalars: dict[str, Any] = dict(step.info)
+    known = {name: scalars.pop(name) for name in ("episode_return", "episode_length")}
+    for name in scalars:
         if name.startswith(OF_EPISODES):
-            told[name] = np.where(done, told[name], np.float32(np.nan))
-    return step._replace(info=known), told
+            scalars[name] = np.where(done, scalars[name], np.float32(np.nan))
+    return step._replace(info=known), scalars
 
 
 def block_of(steps: list[Block], fresh: Any = ()) -> Block:
@@ -145,13 +145,13 @@ class Scalars:
         """Take in blocks that have been learnt from."""
         for block in blocks:
             for name, values in block.info.items():
-                told = values[~np.isnan(values)].astype(np.float64)
+                scalars = values[~np.isnan(values)].astype(np.float64)
                 count, total, low, high = self._kept.get(name, _NONE)
                 self._kept[name] = (
-                    count + told.size,
-                    total + float(told.sum()),
-                    float(told.min(initial=low)),
-                    float(told.max(initial=high)),
+                    count + scalars.size,
+                    total + float(scalars.sum()),
+                    float(scalars.min(initial=low)),
+                    float(scalars.max(initial=high)),
                 )
 
     def columns(self) -> dict[str, float | None]:

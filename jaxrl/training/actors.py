@@ -169,7 +169,7 @@ class ActorPool:
 
         Return also the next, and which episodes ended in each, if the program tells.
         """
-        told: list[Ended] = []
+        endings: list[Ended] = []
         if not self._threads:
             self._start(state, t)
         while t < stop:
@@ -183,13 +183,13 @@ class ActorPool:
                 continue
             state, sums, *ended = self.programs.run(state, sums, arrival, np.uint32(t))
             self._scalars.take_up(self._arrived)
-            told += ended
+            endings += ended
             rounds, total, most = self._lags
             self._lags = [rounds + 1, total + float(arrival.lag), max(most, float(arrival.lag))]
             t += 1
             due = (t * self._opts) % self.remote.config.sync_interval < self._opts
             self._publish(state, t, due)
-        return state, sums, t, told
+        return state, sums, t, endings
 
     def columns(self) -> dict[str, float | None]:
         """Return the columns of a row on the time since the last: what environments told, and the share of waiting."""
@@ -370,8 +370,8 @@ def advance(
     """Make iterations `t .. stop-1` by the program `run` or by `actors`, see `ActorPool.run`."""
     if actors is not None:
         return actors.run(state, sums, t, stop)
-    state, sums, *told = run(state, sums, np.uint32(t), np.uint32(stop))
-    return state, sums, stop, told
+    state, sums, *endings = run(state, sums, np.uint32(t), np.uint32(stop))
+    return state, sums, stop, endings
 
 
 def pool_of(strategy: Strategy, run: Callable[..., Any], interrupt: Interrupt, tell: Tell) -> ActorPool | None:

@@ -46,7 +46,7 @@ class Teller(NamedTuple):
 
     def tell(
         self,
-        told: Sequence[Ended],
+        endings: Sequence[Ended],
         t: int,
         stop: int,
         schedule: Schedule,
@@ -54,9 +54,9 @@ class Teller(NamedTuple):
         trainer: object,
     ) -> None:
         """Give those that ended in iterations `t .. stop-1` to `write`, and each to the hook, as far as is wanted."""
-        if not told or stop == t:
+        if not endings or stop == t:
             return
-        found = episodes_in(told, t, stop, self.strategy, schedule)
+        found = episodes_in(endings, t, stop, self.strategy, schedule)
         if self.writes:
             write(found)
         for row in rows_of(found) if self.hook is not None else ():
@@ -73,10 +73,10 @@ def teller_of(strategy: Strategy, config: TrainerConfig, hooks: Hooks) -> Teller
     return Teller(strategy, tells, most_told(strategy) if tells else 2**32, writes, hooks.episode)
 
 
-def episodes_in(told: Sequence[Ended], t: int, stop: int, strategy: Strategy, schedule: Schedule) -> Episodes:
-    """Return the episodes that ended in iterations `t .. stop-1`, of which one or several calls have `told`."""
+def episodes_in(endings: Sequence[Ended], t: int, stop: int, strategy: Strategy, schedule: Schedule) -> Episodes:
+    """Return the episodes that ended in iterations `t .. stop-1`, of which one or several calls have `endings`."""
     assert strategy.telling is not None
-    host = [_on_host(ended) for ended in told]
+    host = [_on_host(ended) for ended in endings]
     length, total = (np.concatenate([x[i] for x in host])[: stop - t].reshape(-1) for i in (0, 1))
     place = np.flatnonzero(length)
     iteration, step = np.divmod(place, schedule.env_steps_per_step)

@@ -267,10 +267,10 @@ class HostEvaluator:
         return Evaluation(returns, lengths, ~running, columns_of_info(info))
 
 
-def _latest(known: Mapping[str, Any], told: Mapping[str, Any], running: np.ndarray) -> dict[str, Any]:
+def _latest(known: Mapping[str, Any], new: Mapping[str, Any], running: np.ndarray) -> dict[str, Any]:
     """Return the scalars that each episode told last, `[E]`; NaN in one that has not told it yet."""
     latest = dict(known)
-    for name, values in told.items():
+    for name, values in new.items():
         if name not in ("episode_return", "episode_length"):
             before = latest.get(name, np.full(len(running), np.nan, np.float32))
             latest[name] = np.where(running & ~np.isnan(values), values, before)
@@ -413,7 +413,7 @@ def _advance(env: Env, policy: Chooser, params: PyTree, key: Key, e: _Episodes) 
     finite = finite_rows((out.obs, out.reward))
     reward = jnp.where(finite, jnp.asarray(out.reward, jnp.float32), jnp.nan)
     step = Step(action, (), reward, terminated, truncated & ~terminated, out.obs, out.obs)
-    told = {name: jnp.asarray(value, jnp.float32) for name, value in out.info.items() if jnp.ndim(value) == 1}
+    new = {name: jnp.asarray(value, jnp.float32) for name, value in out.info.items() if jnp.ndim(value) == 1}
     return _Episodes(
         step=e.step + 1,
         env=state,
@@ -421,5 +421,5 @@ def _advance(env: Env, policy: Chooser, params: PyTree, key: Key, e: _Episodes) 
         returns=e.returns + jnp.where(e.running, reward, 0.0),
         lengths=lengths,
         running=e.running & finite & ~(terminated | truncated),
-        info={name: jnp.where(e.running, value, e.info.get(name, jnp.nan)) for name, value in told.items()},
+        info={name: jnp.where(e.running, value, e.info.get(name, jnp.nan)) for name, value in new.items()},
     )

@@ -223,12 +223,12 @@ class RayPlayer:
                 glance, since = self._worker.glance.remote(), time.perf_counter()
             elif (silent := time.perf_counter() - since) > self._longest():
                 raise Elsewhere(f": its Ray worker has not answered for {silent:.0f} s; has the cluster room for it?")
-        told: Answer = ray.get(answer)
+        report: Answer = ray.get(answer)
         self._answered = True
-        self._stats.take_up([*told.counted[:-1], self._stats.waited_s])
-        if told.failure is not None:
-            raise Elsewhere(*told.failure)
-        return told.value
+        self._stats.take_up([*report.counted[:-1], self._stats.waited_s])
+        if report.failure is not None:
+            raise Elsewhere(*report.failure)
+        return report.value
 
     def _judge(self, late: tuple[float, str] | None) -> None:
         self._answered = True
@@ -317,8 +317,8 @@ class Worker:
             try:
                 value = do()
             except BaseException as error:
-                told = raised(error)
-                failure = told.line, told.trace
+                report = raised(error)
+                failure = report.line, report.trace
         return Answer(value, failure, self._stats.facts())
 
 

@@ -156,10 +156,10 @@ class Player:
             with stats.calling(self.remote.config.actor_timeout):
                 step = self._stage.step(action)
             done = step.terminated | step.truncated
-            step, told = apart(step, done)
+            step, scalars = apart(step, done)
             step = step._replace(action=action, extras=extras)
             processor, fresh, words = self.programs.take(processor, fresh, step)
-            kept.append(Block({word: np.asarray(x) for word, x in words.items()}, told))
+            kept.append(Block({word: np.asarray(x) for word, x in words.items()}, scalars))
             stats.env_steps += self._stage.num_envs
             stats.episodes += int(done.sum())
             stats.returns += float(step.info["episode_return"][done].sum())

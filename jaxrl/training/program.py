@@ -135,7 +135,7 @@ class Lanes(NamedTuple):
 
     state: PyTree
     sums: Sums
-    told: list[Ended]
+    ended_rows: list[Ended]
     """Of one that tells of episodes, what ended."""
     health: Any
     """Of a strategy that says how its updates have been going."""
@@ -144,8 +144,8 @@ class Lanes(NamedTuple):
 def run_together(strategy: Strategy, tells: bool, state: PyTree, sums: Sums, start: Array, stop: Array) -> Lanes:
     """Make iterations `start .. stop-1` of several members at once; all counters are one scalar for all of them."""
     program = partial(tell if tells else run, strategy)
-    state, sums, *told = jax.vmap(program, in_axes=(0, 0, None, None))(state, sums, start, stop)
-    return Lanes(state, sums, told, strategy.health and jax.vmap(strategy.health)(state))
+    state, sums, *ended_rows = jax.vmap(program, in_axes=(0, 0, None, None))(state, sums, start, stop)
+    return Lanes(state, sums, ended_rows, strategy.health and jax.vmap(strategy.health)(state))
 
 
 MOST_TOLD = 1 << 18
@@ -168,13 +168,15 @@ def tell(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Arra
     blank = Ended(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
 
     def body(carry: tuple[PyTree, Sums, Array, Ended], noise: PyTree, t: Array) -> tuple[PyTree, Sums, Array, Ended]:
-        state, sums, place, told = carry
+        state, sums, place, ended_rows = carry
         state, metrics, ended = step(state, noise, t)
         write = lambda rows, row: jax.lax.dynamic_update_index_in_dim(rows, row, place, 0)
-        return state, add(sums, metrics), place + 1, jax.tree.map(write, told, ended)
+        return state, add(sums, metrics), place + 1, jax.tree.map(write, ended_rows, ended)
 
-    state, sums, _, told = iterate(strategy.draw, body, state.key, (state, sums, jnp.int32(0), blank), start, stop)
-    return state, sums, told
+    state, sums, _, ended_rows = iterate(
+        strategy.draw, body, state.key, (state, sums, jnp.int32(0), blank), start, stop
+    )
+    return state, sums, ended_rows
 
 
 def tell_one(strategy: Strategy, state: PyTree, sums: Sums, arrival: PyTree, t: Array) -> tuple[PyTree, Sums, Ended]:

@@ -27,7 +27,7 @@ from jaxrl.distributions import Gaussian, TanhGaussian, head_of, tempered
 from jaxrl.envs.host import HostEnv, gymnasium_spec
 from jaxrl.errors import ActorError, SettingsError
 from jaxrl.nn import ActorCritic, QNetwork
-from jaxrl.strategies.remote import Crowd, exploration_of
+from jaxrl.strategies.remote import HostActors, exploration_of
 from jaxrl.training.actor_stats import ActorStats, Block, Published, Watch
 from jaxrl.training.actors import ParameterServer
 from jaxrl.training.players import Part, Player, Stopped
@@ -322,20 +322,22 @@ def test_v_trace_learns_the_values_of_a_clock_that_only_cuts_from_old_parameters
 
 
 def test_one_number_spreads_exploration_over_the_actors_as_ape_x_does():
-    crowd = lambda *numbers, actors=3: Crowd(counter(), jaxrl.ActorsConfig(actors, exploration=numbers), actors)
+    host_actors = lambda *numbers, actors=3: HostActors(
+        counter(), jaxrl.ActorsConfig(actors, exploration=numbers), actors
+    )
     box = jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (1,)), jaxrl.Box(-1.0, 1.0, (1,)))
-    spread = exploration_of(crowd(0.4), jaxrl.td3()(box))
+    spread = exploration_of(host_actors(0.4), jaxrl.td3()(box))
     assert [round(x["noise"], 6) for x in spread] == [0.4, round(0.4**4.5, 6), round(0.4**8, 6)]
     agent = jaxrl.dqn()(box._replace(action_space=jaxrl.Discrete(2)))
-    both = [(x["epsilon_start"], x["epsilon_end"]) for x in exploration_of(crowd(0.1, 0.2, 0.3), agent)]
+    both = [(x["epsilon_start"], x["epsilon_end"]) for x in exploration_of(host_actors(0.1, 0.2, 0.3), agent)]
     assert both == [(0.1, 0.1), (0.2, 0.2), (0.3, 0.3)]
-    assert exploration_of(crowd(), agent) == [{}, {}, {}]
-    of_sac = exploration_of(crowd(0.4), jaxrl.sac()(box))
+    assert exploration_of(host_actors(), agent) == [{}, {}, {}]
+    of_sac = exploration_of(host_actors(0.4), jaxrl.sac()(box))
     assert [round(x["exploration"], 6) for x in of_sac] == [0.4, round(0.4**4.5, 6), round(0.4**8, 6)]
     with pytest.raises(SettingsError, match="mine has no setting by which it explores; leave exploration unset"):
-        exploration_of(crowd(0.1), agent._replace(name="mine", exploration=()))
+        exploration_of(host_actors(0.1), agent._replace(name="mine", exploration=()))
     with pytest.raises(SettingsError, match=r"exploration sets agent\.noise of each actor, which also"):
-        exploration_of(crowd(0.1), follow(jaxrl.td3(noise=jaxrl.linear(0.5, 0.1, 100))(box)))
+        exploration_of(host_actors(0.1), follow(jaxrl.td3(noise=jaxrl.linear(0.5, 0.1, 100))(box)))
 
 
 def test_exploration_follows_a_schedule_by_the_step_of_the_parameters_that_act():

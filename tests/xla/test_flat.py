@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl.agents.optimizers import OPTIMIZERS, descent
+from jaxrl.agents.optimizers import OPTIMIZERS, gradient_step
 from jaxrl.xla.flat import Flat
 
 TREE = {"w": jnp.arange(6.0).reshape(2, 3), "b": [jnp.array([7.0, 8.0]), jnp.float32(9.0)]}
@@ -49,7 +49,7 @@ def test_named_optimizers_do_to_the_vector_what_they_do_to_the_tree(name):
     make = OPTIMIZERS[name]
     grads = jax.tree.map(lambda x: 0.1 * x - 0.3, TREE)
     tree, opt_state = TREE, make(0.1).init(TREE)
-    flat, steps = Flat.of(TREE), descent(make)
+    flat, steps = Flat.of(TREE), gradient_step(make)
     flat_state = steps.init(flat, jnp.float32(0.1))
     for _ in range(3):
         updates, opt_state = make(0.1).update(grads, opt_state, tree)
@@ -62,7 +62,7 @@ def test_an_optimizer_of_ones_own_is_given_the_tree_and_may_tell_leaves_apart():
     frozen = lambda lr: optax.multi_transform(
         {"train": optax.sgd(lr), "keep": optax.set_to_zero()}, lambda tree: {"w": "train", "b": ["keep", "keep"]}
     )
-    steps, flat = descent(frozen), Flat.of(TREE)
+    steps, flat = gradient_step(frozen), Flat.of(TREE)
     ones = jax.tree.map(jnp.ones_like, flat)
     new, _, norm = steps.step(flat, ones, steps.init(flat, jnp.float32(0.5)), jnp.float32(0.5), jnp.float32(1e9))
     assert float(norm) == 3.0

@@ -109,8 +109,8 @@ class PopulationRows:
     def lineage(self, opt_steps: int, copies: Sequence[Copy]) -> None:
         """Write who goes on from whom, and under which settings."""
         for copy in copies:
-            told = {"kind": "lineage", "opt_steps": opt_steps, "member": copy.member, "parent": copy.parent}
-            self._write({**told, "values": dict(copy.values)})
+            row = {"kind": "lineage", "opt_steps": opt_steps, "member": copy.member, "parent": copy.parent}
+            self._write({**row, "values": dict(copy.values)})
 
     def _strata(self, scores: Mapping[int, float]) -> dict[str, list[float]]:
         strata: dict[str, list[float]] = {}
@@ -128,9 +128,9 @@ class PopulationRows:
     def _show(self, opt_steps: int, strata: Mapping[str, Sequence[float]]) -> None:
         shown = strata if len(strata) <= LINES else {"all settings": [x for scores in strata.values() for x in scores]}
         for place, (name, scores) in enumerate(shown.items()):
-            told, at = spread([scores]), f"{opt_steps:>9,} opts" if not place else " " * 14
-            interval = f"[{told.low:.5g}, {told.high:.5g}]"
-            self.say(f"{at}  IQM {told.iqm:>9.5g} {interval:<22} of {told.members:<4} {name}")
+            row, at = spread([scores]), f"{opt_steps:>9,} opts" if not place else " " * 14
+            interval = f"[{row.low:.5g}, {row.high:.5g}]"
+            self.say(f"{at}  IQM {row.iqm:>9.5g} {interval:<22} of {row.members:<4} {name}")
 
     def _write(self, row: Mapping[str, Any]) -> None:
         if self._path is None:

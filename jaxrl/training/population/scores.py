@@ -140,5 +140,5 @@ def _setting(values: Mapping[str, Any], group: Sequence[MemberResult]) -> Settin
 
 def named(values: Mapping[str, Any]) -> str:
     """Return swept values as they are written on a command line."""
-    told = (f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items())
-    return " ".join(told) or "-"
+    words = (f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items())
+    return " ".join(words) or "-"

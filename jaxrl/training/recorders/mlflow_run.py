@@ -94,12 +94,12 @@ class _MLflow:
         """Tell settings as parameters; those that have changed since, which MLflow's cannot, as tags."""
         from mlflow.entities import Param, RunTag
 
-        told = self._client.get_run(self._id).data.params
+        logged = self._client.get_run(self._id).data.params
         params = {name: str(value)[:LONGEST] for name, value in run.settings.items()}
-        new = [Param(name, value) for name, value in params.items() if name not in told]
+        new = [Param(name, value) for name, value in params.items() if name not in logged]
         for start in range(0, len(new), AT_ONCE):
             self._client.log_batch(self._id, params=new[start : start + AT_ONCE])
-        other = {f"now.{name}": value for name, value in params.items() if told.get(name, value) != value}
+        other = {f"now.{name}": value for name, value in params.items() if logged.get(name, value) != value}
         named = {name: str(run.settings[name]) for name in ("algo", "env") if run.settings.get(name)}
         tags = {**dict.fromkeys(run.tags[len(named) :], "yes"), **named, **other}
         tags |= {"mlflow.note.content": run.notes} if run.notes else {}

@@ -113,8 +113,8 @@ def _settings_events(settings: Mapping[str, Any]) -> list[Any]:
     """Return the summaries that TensorBoard's page of hyperparameters is made of."""
     from tensorboardX.summary import hparams
 
-    told = {name: x if isinstance(x, bool | int | float | str) else str(x) for name, x in settings.items()}
-    return list(hparams(told, dict.fromkeys(SCORES, 0.0)))
+    plain = {name: x if isinstance(x, bool | int | float | str) else str(x) for name, x in settings.items()}
+    return list(hparams(plain, dict.fromkeys(SCORES, 0.0)))
 
 
 def _masked_crc(data: bytes) -> bytes:

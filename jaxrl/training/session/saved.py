@@ -67,7 +67,7 @@ def with_changes(now: Now, driven: Driven, schedule: Schedule, changes: Sequence
     if not changes:
         return now
     state = now.state._replace(agent=retune_agent(driven.agent, now.state.agent))
-    changed_at = schedule.opt_steps(iterations(driven.turns, now.steps))
+    changed_at = schedule.opt_steps(iterations(driven.schedule, now.steps))
     return now._replace(state=state, ledger=replace(now.ledger, changed_at=changed_at))
 
 

@@ -165,7 +165,7 @@ class Session:
             after, learnt = self._stepper.after(now, result)
             episodes = list[Episode]()
             if np.count_nonzero(after.host.ended):
-                t = iterations(self._driven.turns, after.steps)
+                t = iterations(self._driven.schedule, after.steps)
                 episodes = episodes_of(now.host, result, self._schedule.opt_steps(t), after.steps * num_envs)
                 after = after._replace(
                     statistics=over(after.statistics, episodes), interval=after.interval.over(episodes)
@@ -463,7 +463,7 @@ class Session:
 
     @property
     def _iterations(self) -> int:
-        return iterations(self._driven.turns, self._now.steps)
+        return iterations(self._driven.schedule, self._now.steps)
 
     @property
     def _at_end(self) -> bool:

@@ -14,7 +14,7 @@ from jaxrl.spaces import EnvSpec
 from jaxrl.strategies.driven import Driven, DrivenState
 from jaxrl.strategies.interaction import introduce, join, settings_of, usual_processor
 from jaxrl.strategies.on_policy import passes_of, settings_of_passes
-from jaxrl.strategies.replay import Turns, least_rows, sampled_for, take_turns, told_goals
+from jaxrl.strategies.replay import UpdateSchedule, least_rows, sampled_for, told_goals, update_schedule
 from jaxrl.training.memory import Plan, plan_of_state
 from jaxrl.training.processes import require_alone
 from jaxrl.training.schedule import MAX_COUNT, Schedule, rounded_up
@@ -53,13 +53,13 @@ def put_together(
 
 def rounded(config: SessionConfig, driven: Driven) -> tuple[SessionConfig, list[str]]:
     """Return settings whose `max_opts` is made of whole iterations, and what to say of it."""
-    length = rounded_up(config.max_opts, driven.turns.updates)
-    return replace(config, max_opts=length), rounding(config.max_opts, length, driven.turns.updates)
+    length = rounded_up(config.max_opts, driven.schedule.updates)
+    return replace(config, max_opts=length), rounding(config.max_opts, length, driven.schedule.updates)
 
 
 def _from_replay(config: SessionConfig, spec: EnvSpec, processor: Processor, agent: Agent, buffer: Buffer) -> Driven:
     buffer = sampled_for(agent, told_goals(buffer, processor, spec.name), config.num_envs)
-    turns = take_turns(
+    schedule = update_schedule(
         horizon=processor.horizon,
         least=least_rows(buffer, config.num_envs),
         num_envs=config.num_envs,
@@ -68,15 +68,15 @@ def _from_replay(config: SessionConfig, spec: EnvSpec, processor: Processor, age
         warmup=config.warmup,
         random_warmup=config.random_warmup,
     )
-    return Driven(spec, agent, processor, buffer, turns)
+    return Driven(spec, agent, processor, buffer, schedule)
 
 
 def _from_rollouts(config: SessionConfig, spec: EnvSpec, processor: Processor, agent: Agent) -> Driven:
     check_count("num_envs", config.num_envs)
     asked = (getattr(config, name) for name in OF_ROLLOUTS)
     passes = passes_of(agent, processor, config.num_envs, *asked)
-    turns = Turns(config.num_envs, passes.rollout, passes.updates, horizon=0, fill=0, random_warmup=False)
-    return Driven(spec, agent, processor, None, turns, passes)
+    schedule = UpdateSchedule(config.num_envs, passes.rollout, passes.updates, horizon=0, fill=0, random_warmup=False)
+    return Driven(spec, agent, processor, None, schedule, passes)
 
 
 def require_default(config: SessionConfig, names: tuple[str, ...], why: str) -> None:
@@ -87,33 +87,33 @@ def require_default(config: SessionConfig, names: tuple[str, ...], why: str) -> 
 
 
 def schedule_of(config: SessionConfig, driven: Driven) -> Schedule:
-    turns = driven.turns
+    schedule = driven.schedule
     return Schedule(
-        max_opts=config.max_opts or _endless(turns),
-        opt_steps_per_step=turns.updates,
-        env_steps_per_step=turns.rows,
-        warmup_env_steps=turns.warmup_env_steps,
+        max_opts=config.max_opts or _endless(schedule),
+        opt_steps_per_step=schedule.updates,
+        env_steps_per_step=schedule.rows,
+        warmup_env_steps=schedule.warmup_env_steps,
         record_interval=config.record_interval,
         save_interval=config.save_interval,
         max_env_steps=config.max_env_steps,
     )
 
 
-def _endless(turns: Turns) -> int:
+def _endless(schedule: UpdateSchedule) -> int:
     """Return how many optimisation steps can be counted, in whole iterations."""
-    most = min(MAX_COUNT // turns.updates, MAX_COUNT - turns.warmup_env_steps // turns.rows - 1)
-    return most * turns.updates
+    most = min(MAX_COUNT // schedule.updates, MAX_COUNT - schedule.warmup_env_steps // schedule.rows - 1)
+    return most * schedule.updates
 
 
 def notes_of(config: SessionConfig, driven: Driven, state: DrivenState) -> list[str]:
     """Return what is said as a session begins."""
-    more = () if driven.buffer is None else driven.turns.notes(driven.buffer, config.num_envs, config.warmup)
+    more = () if driven.buffer is None else driven.schedule.notes(driven.buffer, config.num_envs, config.warmup)
     return [str(plan_of_session(driven, state)), *more]
 
 
 def plan_of_session(driven: Driven, state: PyTree) -> Plan:
     """Return the memory plan of a session whose `state` is given, or its shapes."""
-    capacity = None if driven.buffer is None else driven.buffer.capacity(driven.turns.num_envs)
+    capacity = None if driven.buffer is None else driven.buffer.capacity(driven.schedule.num_envs)
     return plan_of_state(state, capacity)
 
 

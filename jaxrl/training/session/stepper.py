@@ -46,7 +46,7 @@ class Stepper:
         self.add_up = jax.jit(add_up)
         self._copied = jax.jit(partial(programs.params, driven, self.policy))
         state = jax.eval_shape(self._init, key)
-        require_fit(plan_of_session(driven, state), driven.turns.num_envs)
+        require_fit(plan_of_session(driven, state), driven.schedule.num_envs)
         learner = Learner(state.agent, state.buffer, state.health)
         _, metrics = jax.eval_shape(partial(programs.learn_once, driven), learner, state.key, np.uint32(0))
         self.metrics = dict(sorted(metrics.items()))
@@ -54,7 +54,7 @@ class Stepper:
 
     def first(self, statistics: Statistics) -> Now:
         """Return what a session is before its first observation."""
-        num_envs = self.driven.turns.num_envs
+        num_envs = self.driven.schedule.num_envs
         state = self._init(self._key)
         seen = jax.tree.map(np.array, state.last.told.next_obs)
         no = np.zeros(num_envs, bool)
@@ -69,7 +69,7 @@ class Stepper:
             window = self._begin(state.agent, given.obs, given.valid)
             fresh = np.ones_like(host.ended)
         else:
-            other = differ(given.obs, host.seen, self.driven.turns.num_envs)
+            other = differ(given.obs, host.seen, self.driven.schedule.num_envs)
             fresh = host.ended | other
             if not np.count_nonzero(fresh):
                 return now._replace(resumed=False) if now.resumed else now
@@ -116,36 +116,36 @@ class Stepper:
 
     def randomness(self, now: Now) -> tuple[PyTree, np.ndarray]:
         """Return the randomness of a block that holds the next step, its row, and the optimisation step."""
-        turns = self.driven.turns
-        phase, t, at = place_of(turns, now.steps)
-        block, first = divmod(t, programs.ahead(turns, phase))
+        schedule = self.driven.schedule
+        phase, t, at = place_of(schedule, now.steps)
+        block, first = divmod(t, programs.ahead(schedule, phase))
         # A session that went back for another try has another stream of training than its seed's.
         key = now.state.key if phase == "train" else self._keys[phase]
         if self._drawn[0] != (phase, block) or self._drawn_with is not key:
             self._drawn, self._drawn_with = ((phase, block), self._draw[phase](key, np.uint32(block))), key
-        row = first * programs.steps_in(turns, phase) + at
-        return self._drawn[1], np.array([row, t * turns.updates if phase == "train" else 0], np.uint32)
+        row = first * programs.steps_in(schedule, phase) + at
+        return self._drawn[1], np.array([row, t * schedule.updates if phase == "train" else 0], np.uint32)
 
     def after(self, now: Now, result: StepResult) -> tuple[Now, Learnt | None]:
         """Return all that is after a step, and what was learnt from it. The buffer of `now` is donated, if not more."""
         assert now.chosen is not None
-        state, turns, reward = now.state, self.driven.turns, result.numbers[0]
+        state, schedule, reward = now.state, self.driven.schedule, result.numbers[0]
         last = Last(state.window, *now.chosen, result)
-        pushes = np.uint32(max(0, now.steps - turns.horizon))
-        program = self.take_in[now.steps >= turns.horizon]
+        pushes = np.uint32(max(0, now.steps - schedule.horizon))
+        program = self.take_in[now.steps >= schedule.horizon]
         buffer, window = program(state.buffer, state.window, *now.chosen, result, pushes)
         state = state._replace(buffer=buffer, window=window, last=last)
         sums, learnt, steps = now.sums, None, now.steps + 1
-        if iterations(turns, steps) > iterations(turns, now.steps):
+        if iterations(schedule, steps) > iterations(schedule, now.steps):
             learner = Learner(state.agent, state.buffer, state.health)
-            t = np.uint32(iterations(turns, now.steps))
+            t = np.uint32(iterations(schedule, now.steps))
             learner, sums, means = self._learn(learner, sums, state.key, t)
             state = state._replace(**learner._asdict())
             learnt = Learnt(list(self.metrics), means)
         host = now.host._replace(
             returns=now.host.returns + reward, lengths=now.host.lengths + 1, seen=result.next_obs, ended=ends(result)
         )
-        invalid = now.invalid + int(self.driven.turns.num_envs - np.count_nonzero(result.numbers[3]))
+        invalid = now.invalid + int(self.driven.schedule.num_envs - np.count_nonzero(result.numbers[3]))
         after = now._replace(state=state, sums=sums, host=host, steps=steps, invalid=invalid, chosen=None, acted=False)
         return after, learnt
 
