@@ -194,8 +194,8 @@ class PBT(NamedTuple):
         return self._replace(sweep=dict(sweep), seed=seed)
 
     def settings(self) -> dict[str, Any]:
-        explored = {name: value for name, value in self._asdict().items() if name not in ("sweep", "seed")}
-        return {**explored, "factors": list(self.factors)}
+        settings = {name: value for name, value in self._asdict().items() if name not in ("sweep", "seed")}
+        return {**settings, "factors": list(self.factors)}
 
 
 SEARCHES: dict[str, tuple[type[Halving] | type[PBT], str]] = {"halving": (Halving, "factor"), "pbt": (PBT, "interval")}

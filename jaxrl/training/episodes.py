@@ -74,7 +74,7 @@ def teller_of(strategy: Strategy, config: TrainerConfig, hooks: Hooks) -> Teller
 
 
 def episodes_in(endings: Sequence[Ended], t: int, stop: int, strategy: Strategy, schedule: Schedule) -> Episodes:
-    """Return the episodes that ended in iterations `t .. stop-1`, of which one or several calls have `endings`."""
+    """Return the episodes that ended in iterations `t .. stop-1`; `endings` are those of one call or of several."""
     assert strategy.telling is not None
     host = [_on_host(ended) for ended in endings]
     length, total = (np.concatenate([x[i] for x in host])[: stop - t].reshape(-1) for i in (0, 1))
