@@ -160,7 +160,7 @@ def test_a_node_that_dies_ends_the_run_in_one_line_with_a_checkpoint(cluster: Cl
 def test_with_restarts_an_actor_of_a_dead_node_goes_on_elsewhere_and_that_is_told(cluster: Cluster, tmp_path: Path):
     run, hooks = tmp_path / "run", on_death_of_a_node(cluster, more=1)
     done = lambda report: bool((run / "metrics.jsonl").exists() and events(run, "actor_restart"))
-    strategy = replaying(counter(), actor_restarts=2)
+    strategy = learning(counter(), actor_restarts=2)
     result = jaxrl.Trainer(
         strategy,
         max_opts=1_000_000,
