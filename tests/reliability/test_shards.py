@@ -71,7 +71,7 @@ def dqn(**settings: object) -> jaxrl.Strategy:
         (lambda: dqn(shards=2, actors=jaxrl.ActorsConfig(actors=1)), "shards divide environments on the device"),
         (lambda: jaxrl.Trainer(dqn(shards=8), devices=8), "devices is 8, but JAX has 1 here; set devices to 1"),
         (lambda: jaxrl.Trainer(dqn(), devices=0), "devices"),
-        (lambda: jaxrl.Trainer(jaxrl.population(dqn(), seeds=2), devices=2), "leave them at 1 for a population"),
+        (lambda: jaxrl.Trainer(jaxrl.population(dqn(shards=2), seeds=2)), "shards are for a single run"),
     ],
 )
 def test_what_does_not_divide_or_is_not_there_is_refused(make: object, said: str) -> None:

@@ -190,12 +190,12 @@ class Team:
         stacked = jax.tree.map(lambda *rows: np.stack(rows), *jax.device_get(sums))
         made = self.compile()(self._states, stacked, np.uint32(due[first].start), np.uint32(stop))
         self._states = made.state
-        of_all = jax.device_get((made.sums, made.told, made.health))
+        of_all = jax.device_get((made.sums, made.ended_rows, made.health))
         answers = {}
         for place in due:
-            new, told, health = jax.tree.map(lambda x, i=place: x[i], of_all)
+            new, ended, health = jax.tree.map(lambda x, i=place: x[i], of_all)
             self._away[place] = Away(self, place, health)
-            answers[place] = self._away[place], new, stop, told
+            answers[place] = self._away[place], new, stop, ended
         return answers
 
     def _put(self, given: dict[int, PyTree]) -> None:
@@ -304,8 +304,8 @@ def placed(
         widest[step] = max(widest.get(step, 0), len(group))
     for number, group in enumerate(groups):
         strategy = group[0].strategy
-        width, told = widest[id(strategy.step)], tells(strategy)
-        team = Team(strategy, len(group), width, device(number), told, evaluator(strategy), host)
+        width, tell = widest[id(strategy.step)], tells(strategy)
+        team = Team(strategy, len(group), width, device(number), tell, evaluator(strategy), host)
         places.teams.append(team)
         places.lanes.update({member.number: Lane(team, place) for place, member in enumerate(group)})
         places.devices.update(dict.fromkeys((member.number for member in group), team.device))
