@@ -13,6 +13,8 @@ from jaxrl.trees import PyTree, tree_bytes
 
 SHARED = ("agent", "buffer", "health", "key")
 """Parts of a training state that do not grow with the number of environments."""
+NOTEWORTHY = 100_000_000
+"""Bytes from which on a run with a replay buffer says what it takes, as it begins: for less, nobody chooses another."""
 
 
 class Plan(NamedTuple):
@@ -38,6 +40,10 @@ class Plan(NamedTuple):
     @property
     def total(self) -> int:
         return self.kept + self.beside
+
+    def notes(self) -> list[str]:
+        """Return what is said of it as a run begins: where replay takes much, which is for the user to choose."""
+        return [str(self)] if self.capacity is not None and self.total >= NOTEWORTHY else []
 
     def facts(self) -> dict[str, Any]:
         """Return it in bytes, for JSON."""

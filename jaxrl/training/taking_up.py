@@ -142,12 +142,9 @@ def planned(strategy: Strategy, config: TrainerConfig) -> tuple[TrainerConfig, S
 
 
 def notes_of(plan: Plan, strategy: Strategy, storage: Storage) -> list[str]:
-    """Return what is said as a run begins: how much memory replay takes, which is for the user to choose, and more.
-
-    The whole `plan`, of any strategy, is written into `metadata.json`.
-    """
+    """Return what is said as a run begins; the whole `plan` of its memory is written into `metadata.json`."""
     storage.note(memory=plan.facts())
-    return [*([] if plan.capacity is None else [str(plan)]), *strategy.notes]
+    return [*plan.notes(), *strategy.notes]
 
 
 def prolonged(

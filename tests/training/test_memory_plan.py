@@ -30,6 +30,9 @@ def test_the_nearest_settings_that_fit_are_worked_out_by_hand() -> None:
     state = {"agent": MB, "buffer": 100 * MB, "env": 40 * MB}
     plan = Plan(state, {"random numbers": 20 * MB}, 10 * MB, capacity=1_000)
     assert (plan.kept, plan.beside, plan.total) == (141 * MB, 20 * MB, 161 * MB)
+    assert plan.notes() == [str(plan)]
+    assert plan._replace(capacity=None).notes() == []
+    assert plan._replace(state={**state, "buffer": MB}).notes() == []  # 62 MB
     block = memory.BLOCK_BYTES
     # A buffer of 100 - 31 = 69 MB; or 29 of the 60 MB that grow with the environments.
     assert fitting(plan, 130 * MB + block, num_envs=60, episodes=10) == {"buffer.capacity": 690, "num_envs": 29}
@@ -66,7 +69,7 @@ def test_every_strategy_has_a_plan_and_tells_it(kind: str, tmp_path: Path) -> No
     plan = trainer._plan
     assert told == plan.facts()
     log = (tmp_path / "run" / "metrics.jsonl").read_text()
-    assert (str(plan) in log) is (kind != "on-policy")  # how large replay is, is for the user to choose
+    assert str(plan) not in log  # it is small
     assert (plan.evaluation > 0) is (kind != "offline")  # which is judged by its holdout
 
 
