@@ -35,6 +35,11 @@ def one_line(text: object) -> str:
     return "".join(c for c in " ".join(_COLOURS.sub("", str(text)).split()) if c.isprintable())
 
 
+def reason_of(error: BaseException) -> str:
+    """Return what an error says, in one line; one that says nothing is told by its type."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 class JaxrlError(Exception):
     """Say in one line what came, what was expected, and how to mend it."""
 

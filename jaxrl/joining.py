@@ -12,7 +12,7 @@ import jax
 
 import jaxrl.training.processes as processes
 from jaxrl.cli import divide_cpu, join_by_cpu
-from jaxrl.errors import JaxrlError, SettingsError, say
+from jaxrl.errors import JaxrlError, SettingsError, reason_of, say
 from jaxrl.opening import stage
 
 HEARTBEAT_S = 50
@@ -38,7 +38,7 @@ def join(how: Mapping[str, Any], devices: int) -> None:
     try:
         jax.distributed.initialize(**how, heartbeat_timeout_seconds=HEARTBEAT_S, shutdown_timeout_seconds=SHUTDOWN_S)
     except (ValueError, TypeError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = reason_of(error)[:200]
         raise SettingsError(
             f"--distributed: this process cannot join the others ({reason}); where JAX does not find them by itself, "
             "give --coordinator-address HOST:PORT of process 0, --num-processes N, and --process-id 0 to N - 1"

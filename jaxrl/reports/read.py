@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl.errors import SettingsError, one_line
 from jaxrl.reports.rows import Log, number, read_episodes, read_log
 from jaxrl.training.changes import NEWER, renewed
-from jaxrl.training.reel import FORMATS
+from jaxrl.training.reel import films_in
 from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir
 from jaxrl.training.storage.run_dir import (
     CONFIG,
@@ -144,7 +144,7 @@ def _run(path: Path, name: str, config: Mapping[str, Any], remarks: list[str]) -
 def _film(path: Path) -> tuple[Path | None, list[str]]:
     """Return the newest film of a run, and a remark if it is too large to be shown."""
     try:
-        films = [(entry.stat().st_mtime, entry.stat().st_size, entry) for entry in films_in(path)]
+        films = [(entry.stat().st_mtime, entry.stat().st_size, entry) for entry in films_of(path)]
     except OSError:
         return None, []
     if not films:
@@ -155,9 +155,9 @@ def _film(path: Path) -> tuple[Path | None, list[str]]:
     return film, []
 
 
-def films_in(path: Path) -> list[Path]:
+def films_of(path: Path) -> list[Path]:
     """Return the films of a run, those made on the way among them."""
-    return [film for place in (path, path / VIDEOS) for form in FORMATS for film in place.glob(f"*.{form}")]
+    return [*films_in(path), *films_in(path / VIDEOS)]
 
 
 def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from jaxrl.errors import JaxrlError, SettingsError
-from jaxrl.reports.read import films_in
+from jaxrl.reports.read import films_of
 from jaxrl.training.storage.members import MEMBERS
 from jaxrl.training.storage.run_dir import CONFIG, EPISODES, METADATA, METRICS
 
@@ -19,7 +19,7 @@ def stamp_of(paths: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for path in map(Path, paths):
         for folder in (path, *sorted((path / MEMBERS).glob("*"))):
-            for file in (*(folder / name for name in (CONFIG, METADATA, METRICS, EPISODES)), *films_in(folder)):
+            for file in (*(folder / name for name in (CONFIG, METADATA, METRICS, EPISODES)), *films_of(folder)):
                 digest.update(f"{file} {_state(file)}\n".encode())
     return digest.hexdigest()[:16]
 

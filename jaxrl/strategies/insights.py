@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.agents.base import Agent
+from jaxrl.agents.base import Agent, Insight
 from jaxrl.agents.losses import entry
 from jaxrl.distributions import Categorical, Distribution, MultiCategorical
 from jaxrl.errors import SettingsError
@@ -15,15 +15,21 @@ from jaxrl.processors.base import Processor
 from jaxrl.strategies.base import Told
 from jaxrl.trees import Array, PyTree
 
+UNTOLD = "has no field insight, which would tell them"
+
+
+def _insight_of(agent: Agent) -> Insight:
+    """Return what `agent` tells; of one that was made without it, why it does not."""
+    return Insight(UNTOLD, UNTOLD) if agent.insight is None else agent.insight
+
 
 def told_by(agent: Agent, processor: Processor) -> Told:
     """Return what `agent` behind `processor` tells; both parts of its parameters are those of `make_policy`."""
-    insight = agent.insight
     return Told(
         probabilities=partial(_probabilities, agent, processor),
         log_prob=partial(_log_prob, agent, processor),
         values=partial(_values, agent, processor),
-        privileged=insight is not None and insight.privileged,
+        privileged=_insight_of(agent).privileged,
     )
 
 
@@ -32,7 +38,7 @@ def _seen(processor: Processor, params: Any, carry: PyTree) -> PyTree:
 
 
 def _chosen_from(agent: Agent, processor: Processor, params: Any, carry: PyTree, opt_step: Array) -> Distribution:
-    choice = "has no field insight, which would tell them" if agent.insight is None else agent.insight.choice
+    choice = _insight_of(agent).choice
     if isinstance(choice, str):
         raise SettingsError(f"the policy has no probabilities: {agent.name} {choice}; ask for an action instead")
     return choice(params.agent, _seen(processor, params, carry), opt_step)
@@ -55,16 +61,16 @@ def _probabilities(
 
 def _log_prob(agent: Agent, processor: Processor, params: Any, carry: PyTree, opt_step: Array, action: PyTree) -> Array:
     distribution = _chosen_from(agent, processor, params, carry, opt_step)
-    head = None if agent.insight is None else agent.insight.head
-    return (
-        distribution.log_prob(action) if head is None else distribution.log_prob(head.raw_of(action)) - head.log_reach
-    )
+    head = _insight_of(agent).head
+    if head is None:
+        return distribution.log_prob(action)
+    return distribution.log_prob(head.raw_of(action)) - head.log_reach
 
 
 def _values(agent: Agent, processor: Processor, params: Any, carry: PyTree, opt_step: Array, action: PyTree) -> Array:
-    insight, obs = agent.insight, _seen(processor, params, carry)
-    value = "has no field insight, which would tell them" if insight is None else insight.value
-    if isinstance(value, str) or insight is None:
+    insight, obs = _insight_of(agent), _seen(processor, params, carry)
+    value = insight.value
+    if isinstance(value, str):
         raise SettingsError(f"the policy has no values: {agent.name} {value}")
     if insight.keep is not None and not jax.tree.leaves(params.agent.critic):
         raise SettingsError(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl.agents.base import Agent, AgentMaker, Tunable
+from jaxrl.agents.base import Agent, AgentMaker, StripFn, Tunable
 from jaxrl.agents.schedules import follow
 from jaxrl.envs.base import Env, VecEnv, VecEnvState, obs_valid, timed, vectorise
 from jaxrl.errors import SettingsError, check_count
@@ -348,17 +348,13 @@ def make_policy(agent: Agent, processor: Processor, spec: EnvSpec) -> Policy:
         state, extras = carry
         return processor.freeze(params.processor).process(state, step._replace(extras=extras))[0], extras
 
-    def params(state: Any) -> PolicyParams:
-        return PolicyParams(agent.strip(state.agent), processor.learnt(state.processor))
+    def kept(keep: StripFn, state: Any) -> PolicyParams:
+        return PolicyParams(keep(state.agent), processor.learnt(state.processor))
 
-    def judging(state: Any) -> PolicyParams:
-        assert agent.insight is not None
-        assert agent.insight.keep is not None
-        return PolicyParams(agent.insight.keep(state.agent), processor.learnt(state.processor))
-
-    keeps = agent.insight is not None and agent.insight.keep is not None
+    critics = agent.insight and agent.insight.keep
     told = told_by(agent, processor)
-    return Policy(spec, params, begin_policy, act, observe, sample, told, judging if keeps else None)
+    judging = critics and partial(kept, critics)
+    return Policy(spec, partial(kept, agent.strip), begin_policy, act, observe, sample, told, judging)
 
 
 def policy_params_like(agent: Agent, processor: Processor, spec: EnvSpec) -> PolicyParams:

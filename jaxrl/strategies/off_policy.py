@@ -48,11 +48,11 @@ from jaxrl.strategies.remote import (
     Remote,
     arrived,
     learnt_by_all,
-    nothing_learnt,
     of_one_shard,
     remote,
     settings_of_actors,
     stage,
+    untaught,
 )
 from jaxrl.strategies.replay import (
     UpdateSchedule,
@@ -333,8 +333,7 @@ def _init(parts: _Parts, key: Key) -> OffPolicyState:
         health=healthy(),
     )
     if parts.host_actors is not None:
-        processor = parts.actors.processor
-        return state._replace(processor=processor.taught(state.processor, nothing_learnt(processor, parts.host_actors)))
+        return state._replace(processor=untaught(parts.actors.processor, state.processor, parts.host_actors))
     state = _prime(parts, state, prime_key)
 
     def fill(t: Array, state: OffPolicyState) -> OffPolicyState:

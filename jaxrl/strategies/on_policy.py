@@ -41,11 +41,11 @@ from jaxrl.strategies.remote import (
     HostActors,
     arrived,
     learnt_by_all,
-    nothing_learnt,
     of_one_shard,
     remote,
     settings_of_actors,
     stage,
+    untaught,
 )
 from jaxrl.strategies.shards import sharded
 from jaxrl.trees import Array, Key, PyTree, tree_where
@@ -64,6 +64,10 @@ class OnPolicyState(NamedTuple):
     env: VecEnvState
     processor: PyTree
     health: Health
+
+
+OF_ROLLOUTS = ("rollout", "epochs", "minibatches")
+"""Settings of how an agent goes through its rollouts."""
 
 
 class Passes(NamedTuple):
@@ -203,7 +207,7 @@ def passes_of(
 
 def settings_of_passes(passes: Passes) -> dict[str, Any]:
     """Return the settings that `passes_of` was given, or took."""
-    return {name: getattr(passes, name) for name in ("rollout", "epochs", "minibatches")}
+    return {name: getattr(passes, name) for name in OF_ROLLOUTS}
 
 
 def check_minibatches(units: int, minibatches: int, what: str) -> None:
@@ -222,11 +226,8 @@ def _init(parts: _Parts, key: Key) -> OnPolicyState:
     stream, agent_key, env_key = jax.random.split(key, 3)
     agent = parts.actors.agent.init(agent_key)
     scene, _ = open_scene(parts.actors, agent, own(env_key))
-    processor = parts.actors.processor
     if parts.host_actors is not None:
-        scene = scene._replace(
-            processor=processor.taught(scene.processor, nothing_learnt(processor, parts.host_actors))
-        )
+        scene = scene._replace(processor=untaught(parts.actors.processor, scene.processor, parts.host_actors))
     return OnPolicyState(stream, agent, scene.env, scene.processor, healthy())
 
 

@@ -336,6 +336,11 @@ def nothing_learnt(processor: Processor, host_actors: HostActors) -> PyTree:
     return processor.learnt(processor.init(space_zeros(host_actors.env.spec.observation_space, 1)))
 
 
+def untaught(processor: Processor, state: PyTree, host_actors: HostActors) -> PyTree:
+    """Return the `state` of `processor` in the learner, before its actors have seen anything."""
+    return processor.taught(state, nothing_learnt(processor, host_actors))
+
+
 def _begin(actors: Actors, agent: PyTree, learnt: PyTree, obs: PyTree, key: Key) -> tuple[PyTree, PyTree]:
     """Start the processor at the first observations, knowing what all have `learnt`."""
     seen = actors.processor.observe(actors.processor.init(obs))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import copy_context
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -136,7 +137,7 @@ class ActorPool:
         self._server = ParameterServer(remote.config.max_lag)
         self._stats = [ActorStats() for _ in range(remote.actors)]
         self._watch = Watch(self._stats)
-        self._players: list[Player] | list[RayPlayer] = []
+        self._players: list[Player | RayPlayer] = []
         self._threads: list[threading.Thread] = []
         self._opening = threading.Lock()
         self._news: list[str] = []
@@ -279,14 +280,15 @@ class ActorPool:
             )
             self._threads[-1].start()
 
-    def _cast(self, parts: list[Part]) -> list[Player] | list[RayPlayer]:
+    def _cast(self, parts: list[Part]) -> list[Player | RayPlayer]:
         """Return who plays, in this process or in workers of Ray."""
         halted = lambda: self._server.closed
+        make: Callable[[Part, ActorStats], Player | RayPlayer]
         if self.remote.config.actor_engine == "ray":
-            company = Company(self.remote, halted, self._turn, self._news.append)
-            return [RayPlayer(company, part, stats) for part, stats in zip(parts, self._stats, strict=True)]
-        cast = zip(parts, self._stats, strict=True)
-        return [Player(self.remote, self.programs, part, stats, halted) for part, stats in cast]
+            make = partial(RayPlayer, Company(self.remote, halted, self._turn, self._news.append))
+        else:
+            make = lambda part, stats: Player(self.remote, self.programs, part, stats, halted)
+        return list(map(make, parts, self._stats))
 
     def _receive(self, t: int) -> Arrival | None:
         """Wait for the next round; `None` where there is a reason to stop."""

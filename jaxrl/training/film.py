@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl.envs import Env, HostEnv
 from jaxrl.envs.agents import as_one
 from jaxrl.envs.host import to_host
-from jaxrl.errors import SettingsError
+from jaxrl.errors import SettingsError, reason_of
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Video
 from jaxrl.training.reel import LONGEST, as_picture, check_format, kept_film
@@ -132,8 +132,7 @@ def _first_picture(env: Env | HostEnv) -> None:
             assert env.render is not None
             picture = env.render(jax.jit(env.reset)(jax.random.key(0))[0])
     except Exception as error:
-        line = " ".join(str(error).split())
-        raise SettingsError(f"{env.spec.name} cannot be rendered: {line or type(error).__name__}") from error
+        raise SettingsError(f"{env.spec.name} cannot be rendered: {reason_of(error)}") from error
     as_picture(picture, env.spec.name)
 
 

@@ -20,7 +20,7 @@ from jax._src import distributed  # no public name leads to the key-value store
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxrl.errors import JaxrlError, ProcessError, SettingsError, say
+from jaxrl.errors import JaxrlError, ProcessError, SettingsError, reason_of, say
 from jaxrl.training.changes import changes
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.trees import PyTree
@@ -176,7 +176,7 @@ def reported() -> Iterator[None]:
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         if isinstance(error, JaxrlError) or not several() or not _is_loss(str(error)):
             raise
-        reason = " ".join(str(error).split())[:200]
+        reason = reason_of(error)[:200]
         raise LostError(f"{GONE} ({reason})") from error
 
 
@@ -206,8 +206,10 @@ def leave_when_lost(line: str = GONE) -> None:
 
 def is_spread(tree: PyTree) -> bool:
     """Say whether any of the arrays is on devices of other processes as well."""
+    if not several():
+        return False
     real = (x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer))
-    return several() and any(not x.is_fully_addressable for x in real)
+    return any(not x.is_fully_addressable for x in real)
 
 
 def whole(tree: PyTree) -> PyTree:

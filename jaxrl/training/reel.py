@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl.errors import SettingsError, nearest, require_extra
+from jaxrl.errors import SettingsError, nearest, reason_of, require_extra
 
 FPS = 30
 LONGEST = 1_000
@@ -69,14 +69,14 @@ def kept_film(take: Callable[[], tuple[Sequence[np.ndarray], float]], path: Path
         os.replace(temporary, path)
     except Exception as error:
         temporary.unlink(missing_ok=True)
-        return f"no video: {told(error)}"
+        return f"no video: {reason_of(error)}"
     height, width = frames[0].shape[:2]
     return path, total, height, width
 
 
-def told(error: Exception) -> str:
-    """Return what an error says, in one line."""
-    return " ".join(str(error).split()) or type(error).__name__
+def films_in(directory: Path) -> list[Path]:
+    """Return the films in a directory, by name."""
+    return sorted(path for form in FORMATS for path in directory.glob(f"*.{form}"))
 
 
 def as_picture(drawn: Any, whose: str) -> np.ndarray:

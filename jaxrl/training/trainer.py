@@ -135,7 +135,8 @@ class Trainer:
         self._log = Logbook(self.schedule, lambda: ({}, 0.0))
         self._chunk, self._wall, self._least_return, self._refilled = 0, 0.0, math.nan, range(0)
         self._teller = teller_of(strategy, self.config, self.hooks)
-        self.announces = False  # whether a report comes before any training: members of a population wait for others
+        self.announces = False
+        """Whether the first report comes before any training: for a population, whose members wait for each other."""
 
     @property
     def state(self) -> PyTree:
@@ -286,6 +287,7 @@ class Trainer:
             call(self.hooks.chunk, self, progress)
 
     def _fail_with_actors(self) -> None:
+        """Save and raise if an actor has failed."""
         if self._actors is not None and self._actors.failure is not None:
             error, trace = self._actors.failure
             self.stop_reason = "actor"
@@ -484,6 +486,7 @@ class Trainer:
         return {**self.ledger.summary(self.schedule), **summary_of(self._actors)}
 
     def _health(self) -> Health | None:
+        """Return how updates have been going, if the strategy says so."""
         return self.strategy.health and jax.device_get(self.lane.part(self._state, self.strategy.health))
 
     def _params(self, state: PyTree) -> PyTree:

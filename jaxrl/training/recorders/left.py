@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl.training.recorders.base import RunInfo
-from jaxrl.training.reel import FORMATS
+from jaxrl.training.reel import films_in
 from jaxrl.training.storage.run_dir import CONFIG, METADATA, VIDEOS, read_metadata
 
 BEST = "best"
@@ -30,11 +30,6 @@ def videos(run: RunInfo) -> dict[str, Path]:
     """Return the episodes filmed on the way, by their names in the directory of the run."""
     found = [] if run.directory is None else films_in(run.directory / VIDEOS)
     return {f"{VIDEOS}/{path.name}": path for path in found}
-
-
-def films_in(directory: Path) -> list[Path]:
-    """Return the films in a directory, by name."""
-    return sorted(path for form in FORMATS for path in directory.glob(f"*.{form}"))
 
 
 def summary_of(run: RunInfo) -> tuple[dict[str, Any], bool]:

@@ -13,7 +13,7 @@ from jaxrl.registry import listed, names_of, usual
 from jaxrl.spaces import EnvSpec
 from jaxrl.strategies.driven import Driven, DrivenState
 from jaxrl.strategies.interaction import introduce, join, settings_of, usual_processor
-from jaxrl.strategies.on_policy import passes_of, settings_of_passes
+from jaxrl.strategies.on_policy import OF_ROLLOUTS, passes_of, settings_of_passes
 from jaxrl.strategies.replay import UpdateSchedule, least_rows, sampled_for, told_goals, update_schedule
 from jaxrl.training.memory import Plan, plan_of_state
 from jaxrl.training.processes import require_alone
@@ -23,8 +23,6 @@ from jaxrl.trees import PyTree
 
 OF_REPLAY = ("opt_interval", "updates", "warmup", "random_warmup")
 """Settings that only agents read which learn from replay."""
-OF_ROLLOUTS = ("rollout", "epochs", "minibatches")
-"""Settings that only on-policy agents read."""
 
 
 def put_together(

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import yaml
 
-from jaxrl.errors import FULL, JaxrlError, RunDirInUseError, SettingsError, StorageError
+from jaxrl.errors import FULL, JaxrlError, RunDirInUseError, SettingsError, StorageError, reason_of
 
 FORMAT = 1
 """Version of the directory's layout."""
@@ -254,7 +254,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def _first_line(error: BaseException) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    return " ".join(str(error).split()) or type(error).__name__
+    return reason_of(error)
 
 
 def plain(value: Any) -> Any:
