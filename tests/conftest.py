@@ -66,10 +66,21 @@ def resident() -> int:
         return 0
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Make the cases slow that a test's `every_day` does not name, and leave the slow ones out unless asked for."""
+    for item in items:
+        mark = item.get_closest_marker("every_day")
+        if mark is not None and case_of(item) not in mark.args:
+            item.add_marker(pytest.mark.slow)
     if config.getoption("-m"):
         return
     skip = pytest.mark.skip(reason="slow: run with -m slow")
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)
+
+
+def case_of(item: pytest.Item) -> str:
+    """Return the name of a test's case: what stands in the brackets of its id."""
+    return item.name.partition("[")[2].removesuffix("]")

@@ -123,6 +123,7 @@ def test_only_what_grew_is_worse() -> None:
     assert worse([{**old, "target": "v5e"}], [{**old, "conditionals": 1}]) == []
 
 
+@pytest.mark.slow
 def test_a_case_that_there_is_none_of_is_told_in_one_line() -> None:
     with pytest.raises(KeyError):
         case_named("dqn-many")

@@ -79,6 +79,7 @@ EVERY_DAY = ("first_run",)
 TASTES = [name if name in EVERY_DAY else pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASTES)
 def test_a_script_runs_as_a_taste(name: str, tmp_path: Path) -> None:
     with contextlib.chdir(tmp_path):

@@ -83,6 +83,7 @@ def answers(policy: GreedyPolicy, seen: list[list[np.ndarray]]) -> list[np.ndarr
     return [np.asarray(policy(form.unflatten(parts))) for parts in seen]
 
 
+@pytest.mark.every_day("normalised", "masks", "memory")
 def test_stablehlo_comes_to_the_same_bits(policy: GreedyPolicy) -> None:
     function = function_of(policy)
     call = jax.export.deserialize(bytearray(stablehlo.files(function)["policy.jax"])).call

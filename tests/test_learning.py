@@ -83,6 +83,7 @@ def test_a_run_that_was_stopped_leaves_no_row(monkeypatch: pytest.MonkeyPatch) -
         learning.learn("dqn", "CartPole-v1", 3, ["--max-opts", "40", "--eval-episodes", "2", "--agent.features", "8"])
 
 
+@pytest.mark.slow
 def test_random_play_keeps_to_a_mask_unless_it_is_hidden() -> None:
     """A forbidden action pays a million, an allowed one at most 1."""
     env = minefield(time_limit=10)

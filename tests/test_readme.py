@@ -147,6 +147,7 @@ def test_custom_environment(tmp_path: Path) -> None:
     assert 40 < best <= 50
 
 
+@pytest.mark.slow
 def test_custom_strategy(tmp_path: Path) -> None:
     means = eval(run_alone(block("strategy"), tmp_path).splitlines()[-1])
     # Random linear policies of an untrained population hold the pole for some 40 of the 200 steps.
@@ -187,6 +188,7 @@ def test_the_networks_of_ones_own_learn(seed: int, tmp_path: Path) -> None:
     assert float(run(seeded("networks-nnx", seed), tmp_path).splitlines()[-1]) > 200
 
 
+@pytest.mark.slow
 def test_session(tmp_path: Path) -> None:
     code = block("session")
     short = code.replace("1_000 == 0", "100 == 0").replace("range(20)", "range(2)").replace("range(100)", "range(3)")

@@ -88,3 +88,15 @@ def test_no_state_is_asked_what_it_has() -> None:
     found = {(label(file), name) for file in FILES for name in asked(ast.parse(file.read_text()))}
     assert found == MAY_ASK.keys()
     assert asked(ast.parse("if hasattr(state, 'buffer'): pass")) == {"buffer"}
+
+
+def test_a_case_of_every_day_is_one_that_there_is(request: pytest.FixtureRequest) -> None:
+    cases: dict[str, set[str]] = {}
+    named: dict[str, set[str]] = {}
+    for item in request.session.items:
+        test = item.nodeid.partition("[")[0]
+        cases.setdefault(test, set()).add(item.name.partition("[")[2].removesuffix("]"))
+        named.setdefault(test, set()).update(*(mark.args for mark in item.iter_markers("every_day")))
+    if len(cases) < 1_000:
+        pytest.skip("of a few tests alone, not all cases are collected")
+    assert [test for test in cases if not named[test] <= cases[test]] == []

@@ -120,6 +120,7 @@ AGENTS = [
 ]
 
 
+@pytest.mark.every_day("dqn")
 @pytest.mark.parametrize(("compose", "agent", "env"), AGENTS)
 def test_no_agent_ever_does_what_is_forbidden(compose: Any, agent: Any, env: Any) -> None:
     strategy = compose(agent, env)
@@ -195,6 +196,7 @@ def spared(space: Any, obs: Any, action: Any) -> bool:
     return bool((is_allowed(space, mask, action) | ~mask.any(axis=-1)).all())
 
 
+@pytest.mark.every_day("dqn", "ppo", "sac", "pqn", "bc")
 @pytest.mark.parametrize("name", names_of(actions="discrete"))
 def test_every_agent_acts_within_the_mask(name: str) -> None:
     spec = minefield(Discrete(4)).spec

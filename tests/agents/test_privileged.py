@@ -31,6 +31,7 @@ def with_state(obs: Any, state: Any) -> Any:
 OFF_POLICY = [("sac", BOX), ("sac", NUMBERS), ("td3", BOX), ("ddpg", BOX)]
 
 
+@pytest.mark.every_day("td3-spec2")
 @pytest.mark.parametrize(("name", "spec"), OFF_POLICY, ids=lambda x: getattr(x, "action_space", x))
 def test_only_the_critics_of_replay_see_the_privileged_state(name: str, spec: Any) -> None:
     agent = maker(name)(**SMALL)(spec)

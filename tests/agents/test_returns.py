@@ -333,6 +333,7 @@ def test_ratios_beyond_the_bounds_count_as_the_bounds_and_a_ratio_of_0_leaves_th
     assert beyond.target[0] == rows[3][0]
 
 
+@pytest.mark.every_day("0.5-0.7", "1.0-1.0", "2.0-0.7")
 @pytest.mark.parametrize("lambda_", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("rho_clip", [0.5, 1.0, 2.0])
 def test_v_trace_agrees_with_rlax_on_each_episode_apart(lambda_, rho_clip):

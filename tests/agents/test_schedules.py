@@ -128,6 +128,7 @@ RUN: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_a_run_follows_it_tells_it_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
     strategy, rows = small(lr=jaxrl.linear(1e-2, 0, 20, warmup=10)), jaxrl.MemoryRecorder()
     whole = jaxrl.Trainer(strategy, max_opts=40, recorders=[rows], **RUN).train()
@@ -164,6 +165,7 @@ def test_flags_and_files_take_schedules(tmp_path: Path) -> None:
     assert other.schedules == ("ent_coef=constant(0.01,warmup=10)", "lr=exponential(1,0.1,5)")
 
 
+@pytest.mark.slow
 def test_a_session_follows_it_too() -> None:
     agent = jaxrl.dqn(features=(4,), lr=jaxrl.linear(1e-2, 0, 20))
     rows = jaxrl.MemoryRecorder()

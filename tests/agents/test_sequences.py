@@ -166,6 +166,7 @@ def walked(core: str, online: Any, target: Any, blank: Any, batch: Batch) -> tup
     return errors, held
 
 
+@pytest.mark.every_day("gru")
 @pytest.mark.parametrize("core", ["gru", "lstm"])
 def test_an_update_sees_the_errors_that_a_walk_through_the_sequences_finds(core: str) -> None:
     agent = agent_of(core=core)
@@ -215,6 +216,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.every_day("lstm, dueling, huber, soft")
 @pytest.mark.parametrize("settings", [pytest.param(x, id=name) for name, x in VARIANTS.items()])
 def test_every_variant_learns_keeps_its_shapes_and_nothing_from_rows_of_weight_zero(settings: dict) -> None:
     agent = agent_of(**settings)
@@ -237,6 +239,7 @@ def test_every_variant_learns_keeps_its_shapes_and_nothing_from_rows_of_weight_z
     assert float(told["loss"]) == float(again["loss"])
 
 
+@pytest.mark.slow
 def test_pieces_and_members_go_where_the_whole_and_each_alone_would() -> None:
     agent, pieces = agent_of(), agent_of(accumulate=2)
     state, batch = state_of(agent), batch_of(agent)

@@ -194,6 +194,7 @@ def conditions(program, *args):
     return program.lower(*args).compile().as_text().count(" conditional(")
 
 
+@pytest.mark.slow
 def test_in_a_population_of_whole_runs_the_policys_turn_is_still_a_condition():
     strategy = still(td3(features=(), policy_interval=2), updates=4)
     keys = jax.random.split(KEY, 2)

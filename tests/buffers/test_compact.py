@@ -186,6 +186,7 @@ def test_of_a_block_with_more_ends_than_places_the_last_stay() -> None:
 # --- frames ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("envs", "vector_steps", "n", "capacity", "ending"),
     [(3, 1, 1, 12, 0.2), (1, 1, 1, 9, 0.0), (2, 3, 1, 18, 0.3), (2, 1, 3, 14, 0.15), (4, 2, 3, 16, 1.0)],

@@ -182,6 +182,7 @@ def test_stopping_by_evaluations_without_any_is_refused(refuse: Refuse, args: li
 # --- directories ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_directory_of_another_run_is_refused_with_the_way_on(refuse: Refuse, finished: Finished) -> None:
     before = snapshot(finished.path)
     said = refuse("--run-dir", str(finished.path))
@@ -399,6 +400,7 @@ def test_settings_of_a_stranger_that_the_environment_cannot_hold_are_refused(
     assert snapshot(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_fewer_optimisation_steps_than_were_made_are_refused(finished: Finished, tmp_path: Path) -> None:
     run = Path(shutil.copytree(finished.path, tmp_path / "run"))
     before = snapshot(run)

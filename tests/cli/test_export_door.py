@@ -129,6 +129,7 @@ def commands(card: str) -> list[list[str]]:
     return [shlex.split(line.removeprefix("python -m jaxrl.")) for line in block.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [[], ["--step", "40"]])
 def test_what_a_card_says_makes_the_same_bits_again(which: list[str], doors: Doors, finished: Finished) -> None:
     assert doors.here("publish", finished.path, *which, "--episodes", "5", "--out", "hub").returncode == 0

@@ -207,6 +207,7 @@ def test_a_length_that_fits_within_a_limit_of_steps_is_rounded_too() -> None:
     assert trainer.schedule.env_steps(trainer.schedule.last) == 16
 
 
+@pytest.mark.slow
 def test_rounding_is_said_aloud_and_resuming_keeps_it(tmp_path: Path) -> None:
     memory = jaxrl.MemoryRecorder()
     settings: dict[str, Any] = {"run_dir": str(tmp_path / "run"), "eval_interval": 0, "eval_episodes": 0}
@@ -259,6 +260,7 @@ def test_misuse_in_python_is_answered_in_words(case: str) -> None:
     assert [part for part in said if part not in line] == []
 
 
+@pytest.mark.slow
 def test_an_observation_of_another_shape_is_refused_by_both_shapes() -> None:
     strategy = rollouts()
     trainer = jaxrl.Trainer(strategy, max_opts=4, quiet=True)

@@ -152,6 +152,7 @@ def test_arguments_that_the_function_does_not_take_are_named() -> None:
         train.main([*SMALL, "--env", WALK, "--env-args", "lenth", "3", "--run-dir", "run"])
 
 
+@pytest.mark.slow
 def test_arguments_of_any_type_come_from_a_file_too() -> None:
     wanted = {"length": 4, "reward": 0.5, "noisy": True, "sizes": [1, 2], "title": "text"}
     Path("settings.yaml").write_text(yaml.safe_dump({"algo": "ppo", "env_args": wanted}))
@@ -160,6 +161,7 @@ def test_arguments_of_any_type_come_from_a_file_too() -> None:
     assert yaml.safe_load(Path("run/config.yaml").read_text())["env_args"] == wanted
 
 
+@pytest.mark.slow
 def test_a_path_among_the_arguments_of_a_run_must_be_typed_again() -> None:
     args = ["--env", WALK, "--env-args", "title", "/etc/passwd"]
     assert train.main([*SMALL, *args, "--run-dir", "run"]) == 0

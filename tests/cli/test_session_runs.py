@@ -50,6 +50,7 @@ def pygame() -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_its_policy_is_evaluated_in_the_environment_it_was_trained_in(run: Path, doors: Doors) -> None:
     done = doors.here("evaluate", run, "--episodes", "3")
     assert (done.returncode, done.stderr) == (0, "")
@@ -91,6 +92,7 @@ def unknown() -> Any:
     return gymnasium.make("OnesOwn-v0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "name"),
     [
@@ -130,6 +132,7 @@ def test_a_vector_is_rebuilt_as_one_of_its_environments() -> None:
     )
 
 
+@pytest.mark.slow
 def test_no_module_is_imported_for_a_name_in_a_strangers_run(run: Path, doors: Doors) -> None:
     """Gymnasium itself would import the module of a name `module:Env`."""
     shutil.copytree(run, doors.cwd / "stranger")

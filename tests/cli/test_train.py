@@ -194,6 +194,7 @@ def test_config_of_a_run_gives_its_settings_back(finished: Finished) -> None:
     assert asdict(from_file) == {**asdict(parse(finished.args).config), **chosen}
 
 
+@pytest.mark.slow
 def test_config_of_a_run_makes_the_same_run_again_and_quiet_says_nothing(doors: Doors, finished: Finished) -> None:
     done = doors.here("train", "dqn", "--config", finished.path / "config.yaml", "--run-dir", "again", "--quiet")
     assert (done.stdout, done.stderr) == ("", "")
@@ -391,6 +392,7 @@ def test_run_directory_in_use_is_refused(doors: Doors, finished: Finished) -> No
     assert snapshot(copy) == before
 
 
+@pytest.mark.slow
 def test_nothing_is_resumed_when_every_checkpoint_is_damaged(doors: Doors, finished: Finished) -> None:
     copy = doors.cwd / "copy"
     shutil.copytree(finished.path, copy)

@@ -42,6 +42,7 @@ def test_collected_data_are_whole_episodes_of_the_environment(catch: Path) -> No
     assert data.truncated.sum() == data.truncated[-1] == 1
 
 
+@pytest.mark.slow
 def test_it_trains_resumes_elsewhere_to_the_same_bits_and_leaves_a_policy(
     catch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,6 +72,7 @@ def test_it_trains_resumes_elsewhere_to_the_same_bits_and_leaves_a_policy(
         moved.rename(catch)
 
 
+@pytest.mark.slow
 def test_a_run_in_epochs_goes_on_in_the_middle_of_one_to_the_same_bits(catch: Path, tmp_path: Path) -> None:
     """An epoch of 500 transitions is 31.25 updates of 16 of them; the run is cut after 40 of 80."""
     flags = ("--data", catch, *ENV, *SMALL, "--no-replacement", "--scale-rewards-by", "std")
@@ -100,6 +102,7 @@ def test_the_front_doors_take_a_run_that_learnt_from_data(doors: Doors, catch: P
     assert again.stdout.startswith("again.npz: 20 transitions in ")
 
 
+@pytest.mark.slow
 def test_without_an_environment_a_run_is_judged_by_episodes_held_out(catch: Path, tmp_path: Path) -> None:
     processor = ("--processor.normalise-obs", "--processor.n-step", 3, "--processor.reward-scale", 0.5)
     run(tmp_path / "run", "cql_dqn", "--data", catch, *processor, *SMALL, "--updates", 2, "--max-opts", 40)

@@ -29,6 +29,7 @@ def run(path: Path, *args: object) -> None:
     assert train.main([*map(str, args), "--run-dir", str(path)]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", *(pytest.param(algo, marks=pytest.mark.slow) for algo in ON_POLICY[1:])])
 def test_each_trains_resumes_to_the_same_bits_and_leaves_a_policy(algo: str, tmp_path: Path) -> None:
     run(tmp_path / "whole", algo, *SMALL, "--max-opts", 80)
@@ -73,6 +74,7 @@ def test_a_real_process_trains_continuous_actions_and_is_evaluated(doors: Doors)
     assert (verified.returncode, " ok " in verified.stdout) == (0, True)
 
 
+@pytest.mark.slow
 def test_the_rest_of_the_epochs_that_divergence_stops_is_counted(tmp_path: Path) -> None:
     run(tmp_path, "ppo", *SMALL, "--agent.target-kl", "1e-9", "--agent.lr", "0.01", "--max-opts", 40)
     counted = [row for row in rows(tmp_path / "metrics.jsonl") if row["kind"] == "train"]

@@ -41,6 +41,7 @@ def newest(lines: list[str]) -> list[str]:
     return list(last.values())
 
 
+@pytest.mark.slow
 def test_members_are_what_the_command_leaves_for_each_alone(doors: Doors) -> None:
     done = doors.train(*POPULATION)
     assert "4 members: 2 settings with 2 seeds each" in done.stdout

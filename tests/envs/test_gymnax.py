@@ -159,6 +159,7 @@ def test_what_draws_is_not_imported_to_step_a_cart() -> None:
     assert fresh(f"import sys, jaxrl; {made}; print({HEAVY})") == "[]"
 
 
+@pytest.mark.slow
 def test_gymnax_is_complete_for_whoever_imports_it_afterwards() -> None:
     """One object each, however it is reached: nobody sees that it was opened lazily."""
     shown = fresh(

@@ -70,6 +70,7 @@ def rows_of(strategy: jaxrl.Strategy, max_opts: int, **settings: Any) -> tuple[A
     return result, [row for row in memory.rows if row["kind"] == "train"]
 
 
+@pytest.mark.slow
 def test_a_schedule_widens_what_is_drawn_with_every_step_and_evaluation_is_under_its_end() -> None:
     strategy = learner(spread(jaxrl.linear(0.0, 1.0, 10)))
     result, rows = rows_of(strategy, 20)
@@ -89,6 +90,7 @@ def test_a_schedule_widens_what_is_drawn_with_every_step_and_evaluation_is_under
     np.testing.assert_allclose(3 * evaluated.columns["info/params/weight"], evaluated.returns, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_members_of_a_population_differ_in_them_and_each_is_the_run_of_its_own() -> None:
     settings: dict[str, Any] = {"max_opts": 6, "eval_interval": 0, "eval_episodes": 0, "quiet": True}
     strategy = learner(spread(0.5))
@@ -103,6 +105,7 @@ def test_members_of_a_population_differ_in_them_and_each_is_the_run_of_its_own()
     np.testing.assert_allclose((wide - 1) / (narrow - 1), 4, rtol=1e-4)  # both of the same draws
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "resets", ["fresh", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pool:20", "optimistic:2"))]
 )
@@ -115,6 +118,7 @@ def test_a_run_that_is_resumed_draws_what_it_would_have_drawn(resets: str, tmp_p
     assert state_digest(whole.state) == state_digest(parts.state)
 
 
+@pytest.mark.slow
 def test_wrappers_outside_leave_the_values_in_reach() -> None:
     _, rows = rows_of(learner(time(spread(jaxrl.linear(0.0, 1.0, 4)))), 3)
     assert [row["info/values/width"] for row in rows] == [0, 0.25, 0.5]

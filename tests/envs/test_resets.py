@@ -139,6 +139,7 @@ SMALL = ("--num-envs", "4", "--rollout", "8", "--epochs", "1", "--minibatches", 
 ARGS = ("ppo", *SMALL, "--eval-interval", "2", "--eval-episodes", "2", "--save-interval", "2", "--quiet")
 
 
+@pytest.mark.slow
 def test_a_run_keeps_what_was_chosen(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert train.main([*ARGS, "--max-opts", "2", "--resets", "pool", "--run-dir", str(run)]) == 0

@@ -109,6 +109,7 @@ def by_recurrent_ppo(env: jaxrl.Env) -> jaxrl.Strategy:
 SLOW = [pytest.param(strategy, marks=pytest.mark.slow) for strategy in (by_dqn, by_recurrent_ppo)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [by_ppo, *SLOW])
 def test_what_the_dead_are_shown_and_paid_changes_no_bit_of_what_is_learnt(strategy: Any) -> None:
     clean, spoilt = (trained(strategy(squad(poison=poison)), 8) for poison in (0.0, 1e6))
@@ -119,6 +120,7 @@ def test_what_the_dead_are_shown_and_paid_changes_no_bit_of_what_is_learnt(strat
     assert all(map(np.array_equal, processed, other))
 
 
+@pytest.mark.slow
 def test_a_game_is_scored_by_a_reduction_of_the_rewards_of_those_that_live() -> None:
     env = squad(poison=1e6)
     strategy = by_ppo(env)
@@ -178,6 +180,7 @@ def test_parameters_are_shared_and_learnt_and_a_run_goes_on_to_the_same_bits(tmp
     assert all(map(np.array_equal, jax.tree.leaves(whole.state.agent), jax.tree.leaves(parts.state.agent)))
 
 
+@pytest.mark.slow
 def test_a_game_is_checked_and_filmed_as_one() -> None:
     env = hidden_target()
     assert jaxrl.check_env(env) == []

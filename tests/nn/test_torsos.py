@@ -183,6 +183,7 @@ HEADS = {"Dense_0", "Dense_1", "NoisyDense_0", "policy", "value"}
 """Of a network itself, not of its torso."""
 
 
+@pytest.mark.every_day("both", "impala")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_in_bfloat16_torsos_compute_while_parameters_heads_and_outputs_stay_float32(name):
     full, half = NETWORKS[name](), NETWORKS[name](dtype="bfloat16")

@@ -85,6 +85,7 @@ def rooms() -> jaxrl.Env:
     return jaxrl.Env(spec, reset, step)
 
 
+@pytest.mark.slow
 def test_a_policy_that_is_loaded_takes_numbers_and_has_learnt_from_flags(tmp_path: Path) -> None:
     processor = jaxrl.chain(one_hot(4), jaxrl.n_step(1))
     agent = jaxrl.ppo(features=(16,), lr=1e-2, torso="mlp")

@@ -70,6 +70,7 @@ def kept(run: Path, part: str) -> list[int]:
     return store.steps()
 
 
+@pytest.mark.every_day("0-4")
 @pytest.mark.parametrize(
     "seeds",
     [

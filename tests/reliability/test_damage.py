@@ -241,6 +241,7 @@ def files_of(checkpoint: Path) -> list[Path]:
     return sorted(path for path in checkpoint.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_an_undamaged_run_goes_on_from_its_newest_checkpoint_without_a_warning(small: SmallRun, run: Path) -> None:
     taken = take_up(small, run)
     assert (taken.step, taken.warnings) == (NEWEST, [])
@@ -506,6 +507,9 @@ OTHERS = [
 ]
 
 
+@pytest.mark.every_day(
+    "metrics.jsonl-flipped", "metadata.json-missing", "eval_episodes.jsonl-missing", "tensorboard/*-flipped"
+)
 @pytest.mark.filterwarnings("ignore:checkpoint .* is passed over")
 @pytest.mark.parametrize(("name", "how"), OTHERS)
 def test_no_training_depends_on_any_other_file(small: SmallRun, run: Path, name: str, how: str) -> None:

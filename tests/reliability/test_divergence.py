@@ -143,6 +143,7 @@ def given(reward: float, chance: float) -> jaxrl.Strategy:
     )
 
 
+@pytest.mark.slow
 def test_a_run_without_one_valid_step_is_no_success(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.raises(DivergedError, match="none of 60 environment steps gave a finite observation and reward") as it:
@@ -153,6 +154,7 @@ def test_a_run_without_one_valid_step_is_no_success(tmp_path: Path) -> None:
     assert json.loads((run / "metadata.json").read_text())["status"] == "diverged"
 
 
+@pytest.mark.slow
 def test_few_valid_steps_are_no_reason_to_fail_and_a_row_without_any_is_told_once() -> None:
     memory = jaxrl.MemoryRecorder()
     settings = {**QUIET, "record_interval": 1}

@@ -182,6 +182,7 @@ def test_what_is_not_finite_reaches_no_update(where: str) -> None:
     assert summary["episode_return_count"] == 1 + (where == "next_obs") + (where == "first obs")
 
 
+@pytest.mark.slow
 def test_first_observations_that_are_not_finite_are_not_in_the_running_mean() -> None:
     session = single(processor=jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step()))
     shown = []

@@ -344,6 +344,7 @@ STRANGE: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
+@pytest.mark.every_day("leaf shape is huge", "leaf path is a list", "step is a path")
 @pytest.mark.filterwarnings("ignore:checkpoint .* is passed over")
 @pytest.mark.parametrize("strange", STRANGE)
 def test_a_checkpoint_with_strange_facts_is_used_rightly_or_refused_in_one_line(
@@ -393,6 +394,9 @@ STRANGE_BEST: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
+@pytest.mark.every_day(
+    "environment is a path", "score is null", "space has huge numbers", "algorithm is a list", "settings are text"
+)
 @pytest.mark.filterwarnings("ignore:checkpoint .* is passed over")
 @pytest.mark.parametrize("strange", STRANGE_BEST)
 def test_a_best_policy_with_strange_facts_is_used_or_refused_in_one_line(

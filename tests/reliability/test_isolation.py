@@ -84,6 +84,7 @@ def test_an_episode_that_begins_with_a_nan_is_cut_at_once_and_the_others_are_bit
         assert np.isfinite(np.asarray(b, float)).all()
 
 
+@pytest.mark.slow
 def test_no_first_observation_that_is_not_finite_is_in_the_buffer_the_agent_or_the_normaliser() -> None:
     memory = jaxrl.MemoryRecorder()
     strategy = jaxrl.off_policy(
@@ -132,6 +133,7 @@ def test_nothing_that_is_not_finite_is_in_the_buffer_or_the_agent(part: str) -> 
     assert 0 < weights.sum() < weights.size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["obs", pytest.param("reward", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "agent",

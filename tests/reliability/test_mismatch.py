@@ -384,6 +384,7 @@ def test_a_setting_that_decides_the_training_is_refused_with_both_values(
     assert contents(run) == before
 
 
+@pytest.mark.every_day("eval_episodes", "save_interval", "max_opts", "record_interval", "keep", "train_episodes")
 @pytest.mark.parametrize("name", [name for name in FREE if name != "save_replay"])  # without it, nothing is as large
 def test_a_harmless_setting_may_change_and_no_bit_with_it(
     small: SmallRun, run: Path, capsys: pytest.CaptureFixture[str], name: str
@@ -420,6 +421,7 @@ def sampled(core: str = "none", share: float = 0.0) -> jaxrl.Strategy:
     )
 
 
+@pytest.mark.every_day("old0-new0-agent.core: none -> gru-False")
 @pytest.mark.parametrize(
     ("old", "new", "said", "fits"),
     [
@@ -455,6 +457,7 @@ def test_settings_of_prioritised_replay_of_c51_of_a_core_and_of_actors_change_no
     assert small.digest(run, LAST) == small.digests[LAST]
 
 
+@pytest.mark.every_day("agent.torso")
 @pytest.mark.parametrize("name", SHAPED)
 def test_a_network_may_be_named_otherwise_where_it_is_the_same_and_no_bit_changes(
     small: SmallRun, run: Path, name: str

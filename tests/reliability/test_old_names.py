@@ -59,6 +59,7 @@ def test_it_goes_on_to_the_bits_of_a_run_that_had_todays_names_all_along(
     assert len(said[0]) == 1
 
 
+@pytest.mark.slow
 def test_its_best_policy_acts(old: Path) -> None:
     assert jaxrl.load_policy(old)([[0.0, 0.1, 0.0, -0.1]]).shape == (1,)
 

@@ -54,12 +54,14 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return run, policy
 
 
+@pytest.mark.slow
 def test_its_policy_is_loaded_with_the_network_that_it_had(old: tuple[Path, Any]) -> None:
     run, policy = old
     obs = np.arange(2 * SIDE * SIDE, dtype=np.uint8).reshape(2, SIDE, SIDE, 1)
     assert jaxrl.load_policy(run)(obs).tolist() == policy(obs).tolist()
 
 
+@pytest.mark.slow
 def test_in_python_it_is_refused_in_one_line_unless_the_torso_is_named(old: tuple[Path, Any]) -> None:
     run, _ = old
     with pytest.raises(jaxrl.SettingsError) as refused:

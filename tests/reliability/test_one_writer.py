@@ -54,6 +54,7 @@ def test_the_lock_dies_with_its_process(owner: "subprocess.Popen[str]", tmp_path
     RunDir(tmp_path / "run", resume=True).release()
 
 
+@pytest.mark.slow
 def test_of_several_that_come_at_once_one_gets_it(tmp_path: Path) -> None:
     processes = [hold(tmp_path / "run") for _ in range(4)]
     said = [process.stdout.readline() for process in processes if process.stdout]

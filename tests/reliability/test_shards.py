@@ -30,6 +30,7 @@ def process(*args: object) -> list[list[str]]:
     return [line.split() for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name if name == EVERY_DAY else pytest.param(name, marks=pytest.mark.slow) for name in TRAINED]
 )

@@ -267,6 +267,7 @@ def test_no_checkpoint_is_bad_and_no_run_is_refused(run: Path, capsys: pytest.Ca
         verify.main([str(run.parent / "nowhere")])
 
 
+@pytest.mark.slow
 def test_as_a_process_it_prints_the_lines_and_ends_with_its_code(run: Path) -> None:
     (run / "checkpoints" / "60" / FILES).write_text("[]")
     done = subprocess.run([sys.executable, "-m", "jaxrl.verify", str(run)], capture_output=True, text=True)

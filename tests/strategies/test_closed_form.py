@@ -45,6 +45,7 @@ SLOW = pytest.mark.slow
 FEW = ("action_preference", "clock_truncates")
 
 
+@pytest.mark.every_day("clock_truncates-3")
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("name", [name if name in FEW else pytest.param(name, marks=SLOW) for name in TOYS])
 def test_values_are_those_of_the_closed_form(name, n):

@@ -143,6 +143,7 @@ def learn(variant):
 CASES = [*VARIANTS, *(pytest.param(variant, marks=pytest.mark.slow) for variant in RARE)]
 
 
+@pytest.mark.every_day("sac-bandit")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("variant", CASES)
 def test_values_of_the_best_actions_are_those_of_the_closed_form(variant, kind):
@@ -190,6 +191,7 @@ def at_random(agent):
     )
 
 
+@pytest.mark.every_day("action_preference")
 @pytest.mark.parametrize("name", [*OFTEN, *(pytest.param(n, marks=pytest.mark.slow) for n in TOYS if n not in OFTEN)])
 def test_discrete_actions_have_soft_values_and_are_chosen_by_them(name):
     """Where actions make no difference, the best policy chooses at random: each later step is worth `log 2` nats more.

@@ -72,6 +72,7 @@ CASES = [
 REST = [(toy, agent) for toy in ACTION_INDEPENDENT for agent in GRADIENTS if (toy, agent) not in CASES]
 
 
+@pytest.mark.every_day("clock_truncates-ppo")
 @pytest.mark.parametrize(("name", "agent"), [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in REST)])
 def test_the_critic_learns_the_closed_form(name, agent):
     toy, (make, settings) = TOYS[name](DISCOUNT), GRADIENTS[agent]
@@ -79,6 +80,7 @@ def test_the_critic_learns_the_closed_form(name, agent):
     np.testing.assert_allclose(value, toy.values[:, 0], atol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["clock_truncates", "clock_terminates"])
 def test_without_a_baseline_the_critic_learns_it_too(name):
     toy, (make, settings) = TOYS[name](DISCOUNT), GRADIENTS["a2c"]
@@ -86,6 +88,7 @@ def test_without_a_baseline_the_critic_learns_it_too(name):
     np.testing.assert_allclose(value, toy.values[:, 0], atol=1e-2)
 
 
+@pytest.mark.every_day("reinforce")
 @pytest.mark.parametrize("agent", ["ppo", "a2c", "reinforce", pytest.param("impala", marks=pytest.mark.slow)])
 def test_the_policy_learns_the_right_action_and_then_the_critic_its_value(agent):
     toy, (make, settings) = TOYS["action_preference"](DISCOUNT), GRADIENTS[agent]
@@ -94,6 +97,7 @@ def test_the_policy_learns_the_right_action_and_then_the_critic_its_value(agent)
     np.testing.assert_allclose(value, toy.values.max(axis=1), atol=1e-2)
 
 
+@pytest.mark.every_day("clock_truncates")
 @pytest.mark.parametrize("name", slow_unless("action_preference", "clock_truncates"))
 def test_action_values_of_pqn_are_those_of_the_closed_form(name):
     """Acting at random, of episodes that no action changes (or that last one step) the return is that of the best."""
@@ -146,6 +150,7 @@ def mean_reward(core):
     return float(play(jax.random.key(7)))
 
 
+@pytest.mark.slow
 def test_with_a_core_ppo_recalls_what_it_saw():
     assert mean_reward("gru") > 0.95
 

@@ -89,6 +89,7 @@ ALL = [
 ]
 
 
+@pytest.mark.every_day("rainbow clock_terminates")
 @pytest.mark.parametrize(("variant", "name"), ALL)
 def test_every_variant_learns_the_values_of_the_closed_form(variant, name):
     toy = TOYS[name](DISCOUNT)
@@ -100,6 +101,7 @@ def test_every_variant_learns_the_values_of_the_closed_form(variant, name):
 WEIGHT = 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", ["expected", *(pytest.param(x, marks=pytest.mark.slow) for x in ("qr", "iqn"))])
 def test_munchausen_takes_what_it_is_clipped_to_from_an_action_that_is_never_taken(values):
     """The better action is as good as certain: nothing is taken from its 1. The other's logarithm would be -70."""

@@ -67,6 +67,7 @@ def test_the_share_is_that_of_the_whole_batch(share: float, batch: int) -> None:
     assert note.startswith(f"{batch - 16} of {batch} transitions in a batch are from 108 transitions in 9 episodes")
 
 
+@pytest.mark.slow
 def test_a_lock_that_chance_does_not_open_is_opened_by_those_who_were_shown() -> None:
     found = {}
     for name, demos in (("alone", None), ("shown", shown())):
@@ -75,6 +76,7 @@ def test_a_lock_that_chance_does_not_open_is_opened_by_those_who_were_shown() ->
     assert found == {"alone": pytest.approx(0.1), "shown": 1.0}
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_them_and_not_with_others(tmp_path: Path) -> None:
     file, other = tmp_path / "shown.npz", tmp_path / "other.npz"
     jaxrl.save_dataset(file, shown(3))

@@ -39,6 +39,7 @@ def memory(capacity, loop, compact=False, **settings):
     return compiled.memory_analysis(), tree_bytes(state)
 
 
+@pytest.mark.every_day("loop")
 @pytest.mark.parametrize(
     ("loop", "opt_interval", "compact"),
     [

@@ -252,6 +252,7 @@ def actions_taken(state, env, num_envs, pushes, slots):
     return [int(rows[p % slots, env]) for p in range(pushes)] + [int(a[env]) for a in pending]
 
 
+@pytest.mark.every_day("3-1")
 @pytest.mark.parametrize(
     ("n", "opt_interval"),
     [(1, 6), (3, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 3), (3, 3), (3, 6)))],
@@ -335,6 +336,7 @@ def long_run():
     return runner(strategy), state, runner(strategy)(state, 0, 130)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 7, 50, 64, 130])
 def test_how_a_run_is_cut_into_calls_does_not_change_a_bit(long_run, chunk):
     run, state, whole = long_run
@@ -589,6 +591,7 @@ def test_a_broken_step_cuts_the_episode_and_leaves_rows_of_weight_zero(part, n):
     assert np.asarray(state.buffer.items.weight)[pushes:].sum() == 0
 
 
+@pytest.mark.every_day("False")
 @pytest.mark.parametrize("memory", [False, True])
 def test_new_settings_give_each_part_of_a_chain_its_own_discount(memory: bool) -> None:
     """Rewards normalised with one discount, values learnt with another: neither takes that of the other."""

@@ -182,6 +182,7 @@ def test_an_invalid_step_has_no_weight_and_the_step_before_it_is_a_last_one(wher
     assert int(metrics["invalid_steps"].count) == int(metrics["truncated"].count) == 8 * 3
 
 
+@pytest.mark.every_day("plain")
 @pytest.mark.parametrize("settings", [{}, {"core": "gru", "core_features": 4}], ids=["plain", "gru"])
 def test_broken_steps_do_not_stop_an_agent_from_learning(settings):
     agent = ppo(features=(4,), lr=1e-2, **settings)

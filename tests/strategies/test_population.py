@@ -90,6 +90,7 @@ def test_what_a_step_needs_beside_its_state_does_not_grow_with_the_capacity(comp
     assert large.alias_size_in_bytes - small.alias_size_in_bytes > MEMBERS * 9 * CAPACITY * 20
 
 
+@pytest.mark.slow
 def test_members_with_their_own_learning_rates_run_in_one_program_and_learn_what_is_right():
     strategy = make(lr_decay=1_500, target_interval=25, loss="squared", epsilon_end=1.0)
     keys, lrs = jax.random.split(jax.random.key(0), MEMBERS), jnp.array(LRS)

@@ -156,6 +156,7 @@ MAKERS = {
 FEW = ("replay with a lag, of several steps", "replay with a lag, normalised")
 
 
+@pytest.mark.every_day("replay with a lag, normalised")
 @pytest.mark.parametrize("name", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in MAKERS])
 def test_the_same_settings_and_seed_make_the_same_bits_whatever_the_threads_do(name: str):
     digests = {state_digest(train(MAKERS[name](counter()), 24)[0].state) for _ in range(3)}
@@ -172,6 +173,7 @@ def seen_by_one(steps: int) -> np.ndarray:
     return np.array(seen, np.float32)
 
 
+@pytest.mark.every_day("2-1-1")
 @pytest.mark.parametrize(("actors", "lag", "sync"), [(1, 2, 6), (2, 1, 1)])
 def test_statistics_are_of_all_that_was_taken_up_and_each_observation_is_scaled_by_those_before_it(
     actors: int, lag: int, sync: int
@@ -199,6 +201,7 @@ def test_statistics_are_of_all_that_was_taken_up_and_each_observation_is_scaled_
     np.testing.assert_allclose(kept, np.repeat(expected, envs, axis=0), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_what_was_learnt_of_observations_is_taken_up_again_by_a_run_that_goes_on(tmp_path: Path):
     strategy, settings = rollouts(counter(), processor=normalised()), {**QUIET, "run_dir": str(tmp_path)}
     first = jaxrl.Trainer(strategy, max_opts=8, **settings).train().state
@@ -574,6 +577,7 @@ class Opened(Counting):
         super().__init__()
 
 
+@pytest.mark.every_day("False")
 @pytest.mark.parametrize("open_in_turn", [True, False])
 def test_environments_are_opened_one_at_a_time_where_that_is_asked(open_in_turn: bool):
     Opened.most = 0
@@ -582,6 +586,7 @@ def test_environments_are_opened_one_at_a_time_where_that_is_asked(open_in_turn:
     assert (Opened.most == 1) is open_in_turn
 
 
+@pytest.mark.slow
 def test_what_actors_did_is_told_of_the_whole_run_also_once_it_is_resumed(tmp_path: Path):
     settings: dict[str, Any] = {"run_dir": str(tmp_path), "recorders": []}
 

@@ -140,6 +140,7 @@ def events(run: Path, kind: str) -> list[str]:
     return [row["message"] for row in found if row.get("event") == kind]
 
 
+@pytest.mark.slow
 def test_a_run_that_branches_off_unchanged_is_the_same_run_and_leaves_the_other_as_it_is(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     judged = {**KEEP, "eval_interval": 10, "eval_episodes": 2, "max_opts": 20}
@@ -155,6 +156,7 @@ def test_a_run_that_branches_off_unchanged_is_the_same_run_and_leaves_the_other_
     assert events(new, "fork")[0].startswith(f"branched off from {old} at 10 optimisation steps")
 
 
+@pytest.mark.slow
 def test_a_branch_takes_other_settings_where_that_is_allowed(unjudged: Any, tmp_path: Path) -> None:
     run, new, settings = unjudged[0], str(tmp_path / "new"), {**UNJUDGED, "max_opts": 20}
     other = dqn(normalise=True, lr=0.5)

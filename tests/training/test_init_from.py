@@ -67,6 +67,7 @@ def test_networks_are_taken_and_nothing_else(old_run: tuple[Path, Any]) -> None:
     assert not equal(earlier.agent.params, new.agent.params)
 
 
+@pytest.mark.slow
 def test_statistics_of_observations_go_with_the_networks(tmp_path: Path) -> None:
     old = saved(tmp_path / "old", normalise=True)
     new = begun(strategy(normalise=True), init_from=str(tmp_path / "old"))
@@ -74,6 +75,7 @@ def test_statistics_of_observations_go_with_the_networks(tmp_path: Path) -> None
     assert equal(moments(new), moments(old))
 
 
+@pytest.mark.slow
 def test_what_was_learnt_from_data_goes_on_online(tmp_path: Path) -> None:
     env = jaxrl.make_env("CartPole-v1")
     online = strategy()

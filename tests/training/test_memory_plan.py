@@ -51,6 +51,7 @@ def test_the_rows_of_a_rollout_are_counted() -> None:
     assert largest_rows(jax.make_jaxpr(lambda x: x + 1)(jnp.zeros(5))) == 0
 
 
+@pytest.mark.every_day("off-policy")
 @pytest.mark.parametrize("kind", ["on-policy", "off-policy", "offline"])
 def test_every_strategy_has_a_plan_and_tells_it(kind: str, tmp_path: Path) -> None:
     env, settings = counting(), dict[str, Any](max_opts=4, eval_episodes=3, eval_interval=0, quiet=True)

@@ -74,6 +74,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]
 Runs = dict[str, tuple[Path, Any]]
 
 
+@pytest.mark.slow
 def test_with_an_optimizer_of_ones_own_a_run_is_loaded_judged_and_played(
     runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,6 +101,7 @@ def test_exploration_is_that_of_the_step_at_which_the_policy_was_saved_and_follo
         np.testing.assert_allclose(told, [0.5, 0.7, 1.0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_policies_of_results_and_of_sessions_explore_as_they_do_at_that_step() -> None:
     """Epsilon falls from 1 to 0.05 in 20 optimisation steps; half of its choices are the other action."""
     trainer = jaxrl.Trainer(small_dqn(), max_opts=10, eval_interval=0, eval_episodes=0, quiet=True)
@@ -201,6 +202,7 @@ def test_of_two_critics_the_lower_counts() -> None:
     np.testing.assert_allclose(policy.values(ONE), np.min(both, axis=0)[0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_critics_are_loaded_from_checkpoints_where_they_are_asked_for(tmp_path: Path) -> None:
     data = bandit([0, 1, 0, 1], [1.0, 2.0, 1.0, 2.0])
     strategy = jaxrl.offline(data, jaxrl.iql(features=(4,)), batch_size=3, holdout=0.25)

@@ -46,6 +46,7 @@ def told(result: PopulationResult) -> list[tuple]:
 PBT = jaxrl.PBT(20, share=0.4)
 
 
+@pytest.mark.slow
 def test_a_member_that_takes_over_is_its_parent_with_other_settings_and_randomness(tmp_path: Path) -> None:
     trainer = Trainer(made(PBT), **LENGTH, run_dir=tmp_path / "run", quiet=True, workers=2)
     before: dict[tuple[int, int], tuple] = {}
