@@ -137,6 +137,8 @@ class Agent(NamedTuple):
     """Names of the hyperparameters that follow a schedule, see `jaxrl.agents.schedules`."""
     insight: Insight | None = None
     """What loaded policies tell beside actions."""
+    publish: StripFn | None = None
+    """For an agent that must keep more than `strip` does to explore, as critics with memories: what actors are sent."""
 
 
 @runtime_checkable

@@ -288,6 +288,7 @@ def remote(
     words = lambda: _several(empty(layout, actors.env.num_envs).words, steps)
     fresh = jax.tree.map(lambda x: jnp.broadcast_to(x, (host_actors.actors, *x.shape)), nothing)
     arrival = jax.eval_shape(lambda: Arrival(words(), jnp.float32(0), fresh))
+    sent = actors.agent.publish or actors.agent.strip
     return Remote(
         env=host_actors.env,
         config=host_actors.config,
@@ -309,7 +310,7 @@ def remote(
         taught=processor.taught,
         joined=processor.taught_more,
         learns=bool(jax.tree.leaves(nothing)),
-        publish=lambda state: (actors.agent.strip(state.agent), processor.learnt(state.processor)),
+        publish=lambda state: (sent(state.agent), processor.learnt(state.processor)),
         push=push,
     )
 
