@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_data import bandit
 from toys_envs import counting
 from toys_goals import places
 
@@ -391,6 +392,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "hindsight": (
         lambda: strategy_of(jaxrl.hindsight(jaxrl.uniform(90, batch_size=4), 0.5), places()),
         r"sac with a core learns from sequences, which this buffer cannot sample",
+    ),
+    "data": (
+        lambda: jaxrl.offline(bandit([0, 1], [0.0, 1.0]), jaxrl.cql(core="gru"), batch_size=2),
+        r"cql remembers, and data do not tell what; set agent\.core to none",
     ),
     "small": (lambda: strategy_of(jaxrl.uniform(17, batch_size=4)), r"too few for a sequence of 6 steps.*at least 18"),
 }

@@ -1,8 +1,9 @@
-"""What actors learn of rewards they share, as they do what they learn of observations."""
+"""What actors learn of rewards they share, as they do what they learn of observations; and what critics remember."""
 
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from test_actors import QUIET, counter, replaying, rollouts, train
@@ -60,3 +61,20 @@ def test_what_was_learnt_of_rewards_is_taken_up_again_by_a_run_that_goes_on(tmp_
     later = jaxrl.Trainer(strategy, max_opts=16, resume=True, **settings).train().state
     count = lambda state: float(state.processor[0].moments.count)
     assert (count(first), count(later)) == (4 * 16, 2 * 4 * 16)
+
+
+def test_actors_send_the_memories_that_critics_have_of_their_episodes() -> None:
+    """At a learning rate of 0, those after a step are what the learner's own critics make of the step."""
+    agent = jaxrl.sac(features=(8,), core="gru", core_features=4, burn_in=1, sequence=3, lr=0.0, policy_lr=0.0)
+    strategy = replaying(counter(), agent=agent)
+    state = train(strategy, 8)[0].state
+    written = strategy.warmup_env_steps + 8 // strategy.opt_steps_per_step * strategy.env_steps_per_step
+    items = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[: min(written, 128)], state.buffer.items)
+    bound = agent(strategy.policy.spec)
+    after = jax.jit(lambda s, obs: bound.act(s, obs, None, np.uint32(0), "exploit")[1])(state.agent, items.obs)
+    for made, kept in zip(
+        jax.tree.leaves(after["memory"].core), jax.tree.leaves(items.next_obs.memory.core), strict=True
+    ):
+        np.testing.assert_allclose(made, kept, rtol=1e-4, atol=1e-6)
+    assert all(np.abs(x).max() > 0.01 for x in jax.tree.leaves(items.obs.memory.core))
+    assert 0 < np.mean(items.obs.memory.begins) < 1
