@@ -69,7 +69,7 @@ def test_actors_send_the_memories_that_critics_have_of_their_episodes() -> None:
     strategy = replaying(counter(), agent=agent)
     state = train(strategy, 8)[0].state
     written = strategy.warmup_env_steps + 8 // strategy.opt_steps_per_step * strategy.env_steps_per_step
-    items = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[: min(written, 128)], state.buffer.items)
+    items = jax.tree.map(lambda x: x[: min(written, 128)], state.buffer.items)
     bound = agent(strategy.policy.spec)
     after = jax.jit(lambda s, obs: bound.act(s, obs, None, np.uint32(0), "exploit")[1])(state.agent, items.obs)
     for made, kept in zip(
