@@ -40,6 +40,9 @@ CASES: dict[str, Callable[[], Any]] = {
         jaxrl.make_env("CartPole-v1"), jaxrl.dqn(features=(16,)), jaxrl.chain(jaxrl.frame_stack(3), jaxrl.one_step())
     ),
     "memory": lambda: jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), jaxrl.ppo(features=(8,), core="gru")),
+    "memory beside critics": lambda: off(
+        jaxrl.make_env("Pendulum-v1"), jaxrl.sac(features=(8,), core="gru", core_features=8), jaxrl.one_step()
+    ),
     "normalised": lambda: jaxrl.on_policy(
         jaxrl.make_env("Pendulum-v1"),
         jaxrl.ppo(features=(8,)),

@@ -1,4 +1,4 @@
-"""What a memory and what hindsight teach, and plain DQN cannot learn, in three seeds each."""
+"""What a memory and what hindsight teach, and plain DQN and SAC cannot learn, in three seeds each."""
 
 from functools import cache
 from typing import Any
@@ -7,6 +7,7 @@ import pytest
 
 import jaxrl
 from benchmarks.goals import bit_flipping
+from benchmarks.hidden import recall
 
 SEEDS = (0, 1, 2)
 pytestmark = pytest.mark.slow
@@ -31,6 +32,17 @@ def recalling(core: str) -> list[float]:
 
 
 @cache
+def naming(core: str) -> list[float]:
+    """A number is shown once and named 10 steps later: 0 at best, and without a memory at best -1/3."""
+    agent = jaxrl.sac(
+        core=core, core_features=32, burn_in=0, sequence=11, n_step=1, features=(32,), tau=0.02, lr=3e-3,
+        policy_lr=3e-3, temperature_lr=3e-3,
+    )  # fmt: skip
+    buffer = jaxrl.uniform(20_000, batch_size=32)
+    return scores(jaxrl.off_policy(recall(10), agent, buffer=buffer, num_envs=16, opt_interval=16), 2_000)
+
+
+@cache
 def flipping(share: float) -> list[float]:
     """Ten bits: a return of -4 on average at best, and of -10 where no goal is ever reached."""
     ring = jaxrl.uniform(50_000, batch_size=128)
@@ -51,6 +63,14 @@ def test_a_core_recalls_what_was_shown_long_before() -> None:
 
 def test_without_a_core_it_is_a_guess() -> None:
     assert max(abs(score) for score in recalling("none")) < 0.5
+
+
+def test_an_actor_and_critics_with_cores_name_a_number_shown_long_before() -> None:
+    assert min(naming("gru")) > -0.1
+
+
+def test_without_cores_they_name_its_mean() -> None:
+    assert max(naming("none")) < -0.25
 
 
 def test_hindsight_teaches_goals_that_are_never_reached_by_chance() -> None:

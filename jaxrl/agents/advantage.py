@@ -170,8 +170,8 @@ def _bind(name: str, config: AWACConfig, own: Own, spec: EnvSpec) -> Agent:
         insight=judging(
             parts,
             lambda state, obs, opt_step: choice(network, head, state.policy.tree, obs),
-            keep=lambda state: state._replace(target=(), value=(), opt_state=()),
-        ),
+            keep=lambda state: state._replace(target=(), opt_state=()),
+        )._replace(unasked=None if networks.value is None else partial(_told_value, parts)),
     )
 
 
@@ -252,6 +252,10 @@ def policy_value(parts: Parts, policy: PyTree, critic: PyTree, obs: PyTree, nois
 def _value(parts: Parts, params: PyTree, obs: PyTree) -> Array:
     """Return state values, `[B]`."""
     return by_row(cast(Any, parts.networks.value).apply(params, to_critic(obs)))
+
+
+def _told_value(parts: Parts, state: AdvantageState, obs: PyTree, action: PyTree) -> Array:
+    return _value(parts, state.value.tree, obs)
 
 
 def _learn_value(parts: Parts, state: AdvantageState, batch: Batch, q: Array, opt_step: Array) -> Learnt:

@@ -95,6 +95,9 @@ class Insight(NamedTuple):
     """Whether `value` sees the privileged state."""
     keep: StripFn | None = None
     """For an agent whose `strip` leaves out what `value` needs: another one that keeps it."""
+    unasked: ValueFn | None = None
+    """For an agent that has learnt the values of observations beside those of actions: they are told where no action is
+    given."""
 
 
 class Agent(NamedTuple):
@@ -137,6 +140,8 @@ class Agent(NamedTuple):
     """Names of the hyperparameters that follow a schedule, see `jaxrl.agents.schedules`."""
     insight: Insight | None = None
     """What loaded policies tell beside actions."""
+    publish: StripFn | None = None
+    """For an agent that must keep more than `strip` does to explore, as critics with memories: what actors are sent."""
 
 
 @runtime_checkable

@@ -22,14 +22,32 @@ from jaxrl.agents.fields import (
 from jaxrl.agents.losses import conservative_gap, entry, squared
 from jaxrl.agents.optimizers import GradientStep, Learnt, learn
 from jaxrl.agents.own import ONE_VALUE, Own, choices, network_of, observations, values_of
+from jaxrl.agents.sequences import (
+    Kept,
+    Memories,
+    learnt_rows,
+    memories_of,
+    remembering,
+)
 from jaxrl.distributions import Head, from_box
 from jaxrl.masks import PRIVILEGED, for_critic, for_policy, has, mask_of, masked, viewed
 from jaxrl.metrics import Metrics
-from jaxrl.nn import Critic, Ensemble, Network, PolicyNetwork, check_torso, ensemble, require_network
+from jaxrl.nn import (
+    Critic,
+    EachWithMemory,
+    Ensemble,
+    Network,
+    PolicyNetwork,
+    Recurrent,
+    WithMemory,
+    check_torso,
+    ensemble,
+    require_network,
+)
 from jaxrl.nn.own import ROWS
 from jaxrl.spaces import Box, Discrete, EnvSpec, box_bounds, space_zeros
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch, Remembered
+from jaxrl.types import Batch, Remembered, Transition
 from jaxrl.xla.flat import Flat
 
 
@@ -72,6 +90,8 @@ class Parts(NamedTuple):
     spec: EnvSpec
     head: Head
     """Maps the policy's outputs to actions."""
+    memory: Kept | None = None
+    """With recurrent cores, what is kept at the start of an episode; its `core` are `Memories`."""
 
 
 def build_networks(config: CriticConfig, own: Own, spec: EnvSpec, head: Head) -> Networks:
@@ -102,18 +122,43 @@ def _options(config: CriticConfig, spec: EnvSpec) -> dict[str, Any]:
     return {name: getattr(config, name) for name in ("torso", "features", "activation", "channels", "dtype")}
 
 
+def recurrent_networks(config: Any, spec: EnvSpec, head: Head) -> Networks:
+    """Build networks of which each has a core of its own; `config` is also a `SequenceConfig`.
+
+    The core is behind the torso. Continuous actions join it there, and the last layer of the critics is behind them.
+    """
+    space, hidden = spec.action_space, Box(-jnp.inf, jnp.inf, (config.core_features,))
+    behind = 0 if isinstance(space, Discrete) else 1
+    outputs = space.n if isinstance(space, Discrete) else 1
+
+    def core(head: Any, spec: EnvSpec, features: tuple[int, ...], **more: Any) -> WithMemory:
+        options = {**_options(config, spec), "features": features, **more}
+        return WithMemory(Recurrent(head, spec.observation_space, config.core, config.core_features, **options))
+
+    policy = PolicyNetwork(hidden, head.outputs, "mlp", ())
+    before, last = config.features[: len(config.features) - behind], config.features[len(config.features) - behind :]
+    critic = Critic(hidden, outputs, "mlp", last, config.activation, config.layer_norm, dtype=config.dtype)
+    seen, judged = viewed(spec, for_policy), viewed(spec, for_critic)
+    return Networks(
+        core(policy, seen, config.features),
+        EachWithMemory(core(critic, judged, before, layer_norm=config.layer_norm), config.num_critics),
+    )
+
+
 def _actions(space: Any) -> Array:
     return jnp.zeros((ROWS, space_size(space)))
 
 
-def init_networks(networks: Networks, spec: EnvSpec, key: Key) -> tuple[Flat, Flat]:
-    """Initialise the parameters of policy and critics. The key is consumed."""
+def init_networks(networks: Networks, spec: EnvSpec, key: Key, memory: Kept | None = None) -> tuple[Flat, Flat]:
+    """Initialise the parameters of policy and critics; `memory` is that of `Parts`. The key is consumed."""
     policy_key, critic_key = jax.random.split(key)
     obs = space_zeros(spec.observation_space, 1)
+    if memory is not None:
+        obs = Remembered(obs, jax.tree.map(lambda x: jnp.asarray(x)[None], memory))
     space = spec.action_space
     action = (jnp.zeros((1, space_size(space))),) if isinstance(space, Box) else ()
-    policy = networks.policy.init(policy_key, for_policy(obs))
-    return Flat.of(policy), Flat.of(networks.critic.init(critic_key, for_critic(obs), *action))
+    policy = networks.policy.init(policy_key, to_policy(obs))
+    return Flat.of(policy), Flat.of(networks.critic.init(critic_key, to_critic(obs), *action))
 
 
 def space_size(space: Box) -> int:
@@ -122,13 +167,70 @@ def space_size(space: Box) -> int:
 
 
 def to_policy(obs: PyTree) -> PyTree:
-    """Return what policies see of an observation, without its memory, if it has one."""
+    """Return what policies see of an observation: with the memory of their core, but without that of noise."""
+    if isinstance(obs, Remembered) and isinstance(obs.memory, Kept):
+        return Remembered(for_policy(obs.obs), obs.memory.core.policy)
     return for_policy(obs.obs if isinstance(obs, Remembered) else obs)
 
 
 def to_critic(obs: PyTree) -> PyTree:
-    """Return what critics see of an observation, without its memory, if it has one."""
+    """Return what critics see of an observation: with the memories of their cores, but without that of noise."""
+    if isinstance(obs, Remembered) and isinstance(obs.memory, Kept):
+        return Remembered(for_critic(obs.obs), obs.memory.core.critic)
     return for_critic(obs.obs if isinstance(obs, Remembered) else obs)
+
+
+# --- the memories of recurrent networks -------------------------------------------------------------------------
+
+
+def memories_after(parts: Parts, obs: Remembered, policy: PyTree, critic: PyTree) -> Memories:
+    """Return the memories `[N, ...]` of policy and critics after a step; those of critics stay without parameters."""
+    networks: Any = parts.networks
+    kept = networks.critic.after(critic, to_critic(obs)) if jax.tree.leaves(critic) else obs.memory.core.critic
+    return Memories(networks.policy.after(policy, to_policy(obs)), kept)
+
+
+def seen_now(parts: Parts, obs: PyTree, policy: PyTree = (), critic: PyTree = ()) -> PyTree:
+    """Return what networks of these parameters see before each step that is learnt from, `[R, ...]`.
+
+    Without cores that is `obs` `[B, ...]`; with them, of sequences `[B, L, ...]`, with the memories that the given
+    networks come to have of them.
+    """
+    if parts.memory is None:
+        return obs
+    return remembering(obs, _memories(parts, obs, policy, critic)[0], parts.config.burn_in)
+
+
+def seen_then(parts: Parts, items: Transition, policy: PyTree, critic: PyTree) -> PyTree:
+    """Return what they see after each step: its successor, and that with the memories which the step leaves."""
+    if parts.memory is None:
+        return items.next_obs
+    return remembering(items.next_obs, _memories(parts, items.obs, policy, critic)[1], parts.config.burn_in)
+
+
+def rows_of(parts: Parts, batch: Batch) -> Batch:
+    """Return the steps of a batch that are learnt from, `[R, ...]`; without cores they are its items."""
+    return batch if parts.memory is None else learnt_rows(batch, parts.config)
+
+
+def _memories(parts: Parts, obs: Remembered, policy: PyTree, critic: PyTree) -> tuple[Memories, Memories]:
+    """Return the memories before and after each learnt step of sequences; `()` of a network without parameters."""
+    assert parts.memory is not None
+    networks: Any = parts.networks
+    blank, begins, burn_in = parts.memory.core, obs.memory.begins, parts.config.burn_in
+    first, none = jax.tree.map(lambda x: x[:, 0], obs.memory.core), ((), ())
+    of_policy = of_critic = none
+    if jax.tree.leaves(policy):
+        seen = for_policy(obs.obs)
+        of_policy = memories_of(networks.policy.core, policy, blank.policy, first.policy, seen, begins, burn_in)
+    if jax.tree.leaves(critic):
+        seen = for_critic(obs.obs)
+        one = lambda own, blank, first: memories_of(
+            networks.critic.member.core, own, blank, first, seen, begins, burn_in
+        )
+        of_critic = jax.vmap(one, in_axes=(0, 0, 1), out_axes=1)(critic, blank.critic, first.critic)
+    before, after = (Memories(*pair) for pair in zip(of_policy, of_critic, strict=True))
+    return before, after
 
 
 def lasting(kept: Array, before: Array, fresh: Array) -> Array:
@@ -151,36 +253,39 @@ class SampledActions(NamedTuple):
 def learn_critic(
     parts: Parts, state: Any, batch: Batch, target: Array, opt_step: Array, sampled: SampledActions | None = None
 ) -> tuple[Learnt, Metrics, Array]:
-    """Regress the critics' values of the data's actions on `target` `[B]`; also return metrics and priorities `[B]`.
+    """Regress the critics' values of the data's actions on `target` `[B]`; also return metrics and absolute errors.
 
-    With `sampled`, add `hyper.cql` times the conservative penalty (CQL).
+    With `sampled`, add `hyper.cql` times the conservative penalty (CQL). With cores, `batch` is of sequences; all else
+    is of the steps that are learnt from, `[R]`.
     """
-    action = unit_actions(parts.spec, batch.items.action)
-    pick = None if action else batch.items.action
+    rows = rows_of(parts, batch)
+    action = unit_actions(parts.spec, rows.items.action)
+    pick = None if action else rows.items.action
     penalty = None if sampled is None else partial(_gap, parts.networks.critic)
     learnt = learn(
         parts.config,
         parts.gradient_step,
-        partial(_critic_loss, parts.networks.critic, penalty, 0.0 if sampled is None else state.hyper.cql),
+        partial(_critic_loss, parts, penalty, 0.0 if sampled is None else state.hyper.cql),
         state.critic,
         state.opt_state.critic,
-        (batch.items.obs, action, pick, target, batch.weight * batch.items.weight, sampled),
+        (batch.items.obs, action, pick, target, rows.weight * rows.items.weight, sampled),
         state.hyper.lr,
         state.hyper.max_grad_norm,
         opt_step,
     )
     error, q, gap = learnt.aux
-    error = error * batch.items.weight
+    error = error * rows.items.weight
     metrics = {"loss": learnt.loss, "q": q.mean(), "td_error": error.mean(), "grad_norm": learnt.norm}
     return learnt, metrics if sampled is None else {**metrics, "cql_gap": gap.mean()}, error
 
 
 def _critic_loss(
-    critic: Network, penalty: Any, push: Array | float, params: PyTree, batch: PyTree
+    parts: Parts, penalty: Any, push: Array | float, params: PyTree, batch: PyTree
 ) -> tuple[Array, tuple[Array, Array, PyTree]]:
     """Return the weighted mean of the critics' summed losses; absolute errors, values and CQL gaps, each `[B]`."""
     obs, action, pick, target, weight, sampled = batch
-    out = cast(Array, critic.apply(params, to_critic(obs), *action))
+    obs = seen_now(parts, obs, critic=params)
+    out = cast(Array, parts.networks.critic.apply(params, to_critic(obs), *action))
     q = chosen(out, pick)
     error = target[None] - q
     each, gap = squared(error), ()

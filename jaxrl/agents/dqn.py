@@ -23,7 +23,7 @@ from jaxrl.agents.sequences import (
     core_of,
     kept_after,
     kept_at_first,
-    learnt_steps,
+    learnt_rows,
     priorities_of,
     several_steps,
     views_of,
@@ -164,7 +164,7 @@ def _maker(
 ) -> AgentMaker:
     config = changed(name, config, settings)
     _check_values(config)
-    check_core(config, make_network is not None)
+    check_core(config, make_network=make_network)
     return partial(_bind, name, config, own_parts(config.optimizer, make_optimizer, make_network=make_network))
 
 
@@ -479,9 +479,9 @@ def _steps_of(parts: _Parts, sampled: Batch, *taus: PyTree) -> tuple[Transition,
     if parts.memory is None:
         items: Transition = sampled.items
         return items, *taus, sampled.weight * items.weight
-    items = learnt_steps(sampled.items, parts.config.burn_in)
+    rows = learnt_rows(sampled, parts.config)
     taus_tm1, taus_t = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), taus)
-    return items, taus_tm1, taus_t, jnp.repeat(sampled.weight, parts.config.sequence) * items.weight
+    return rows.items, taus_tm1, taus_t, rows.weight * rows.items.weight
 
 
 def _given(taus: PyTree) -> tuple[Array, ...]:

@@ -5,7 +5,8 @@ Continuous actions follow Haarnoja et al. 2018 (https://arxiv.org/abs/1812.05905
 
 Conservative Q-learning (Kumar et al. 2020, https://arxiv.org/abs/2006.04779) is an option, for learning from a fixed
 data set. So is temporally correlated exploration noise, for tasks that need the same action for many steps (Eberhard et
-al. 2023, https://openreview.net/forum?id=hQ9V5QN27eS; here an autoregressive process).
+al. 2023, https://openreview.net/forum?id=hQ9V5QN27eS; here an autoregressive process). And so are recurrent cores, one
+for the policy and one for each critic, which learn from sequences of replay, see `jaxrl.agents.sequences`.
 """
 
 import math
@@ -30,15 +31,28 @@ from jaxrl.agents.critics import (
     lasting,
     learn_critic,
     lowest,
+    memories_after,
     polyak_update,
+    recurrent_networks,
+    rows_of,
+    seen_now,
+    seen_then,
     space_size,
     to_policy,
 )
 from jaxrl.agents.exploration import TEMPERATURE
-from jaxrl.agents.fields import Between, Count, Positive, Rate, Real, Weight
+from jaxrl.agents.fields import Between, Count, Positive, Rate, Real, SequenceConfig, Weight
 from jaxrl.agents.optimizers import OPTIMIZERS, Optimizer, decayed, gradient_step, learn
 from jaxrl.agents.own import MakeNetwork, MakePolicy, Own, own_parts
 from jaxrl.agents.schedules import schedules_in
+from jaxrl.agents.sequences import (
+    check_core,
+    kept_after,
+    kept_by_all_at_first,
+    priorities_of,
+    several_steps,
+    window_of,
+)
 from jaxrl.distributions import Distribution, head_of, restricted, tempered
 from jaxrl.errors import SettingsError
 from jaxrl.masks import allowed, mask_of
@@ -46,12 +60,12 @@ from jaxrl.metrics import Metrics
 from jaxrl.nn import Network
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch, Remembered
+from jaxrl.types import Batch, Remembered, Transition
 from jaxrl.xla.flat import Flat
 
 
 @dataclass(frozen=True)
-class SACConfig(CriticConfig):
+class SACConfig(SequenceConfig, CriticConfig):
     """Settings of SAC."""
 
     temperature: Positive = 1.0
@@ -101,6 +115,16 @@ class SACHyper(NamedTuple):
     """`()` if it is off."""
     exploration: PyTree = ()
     """The temperature at which an actor draws actions, where it has one of its own; else `()`."""
+
+
+class Bootstrap(NamedTuple):
+    """What a soft return is made of; `[R]` each."""
+
+    reward: Array
+    """With the entropy of the policy after the step, which the next step is worth."""
+    discount: Array
+    value: Array
+    """Of the successor, without its entropy."""
 
 
 class OptStates(NamedTuple):
@@ -169,6 +193,12 @@ def _maker(
     **makers: Callable[..., Network] | None,
 ) -> AgentMaker:
     config = changed(name, config, settings)
+    check_core(config, **makers)
+    if config.noise_memory and config.core != "none":
+        raise SettingsError(
+            f"agent.noise_memory is {config.noise_memory}, but with agent.core {config.core} the memory is that of the "
+            "networks alone; set noise_memory to 0, or core to none"
+        )
     if config.learn_temperature and "temperature" in schedules_in(config.schedules):
         raise SettingsError("agent.temperature is learnt, and cannot follow a schedule; set learn_temperature=False")
     return partial(_bind, name, config, own_parts(config.optimizer, make_optimizer, **makers))
@@ -182,7 +212,11 @@ def _bind(name: str, config: SACConfig, own: Own, spec: EnvSpec) -> Agent:
             "afresh; set it to 0"
         )
     head = head_of(spec, squash=True)
-    parts = Parts(config, build_networks(config, own, spec, head), gradient_step(own.optimizer), spec, head)
+    kept = kept_by_all_at_first(config, config.num_critics)
+    networks = build_networks(config, own, spec, head) if kept is None else recurrent_networks(config, spec, head)
+    parts = Parts(config, networks, gradient_step(own.optimizer), spec, head, kept)
+    noise = jnp.zeros(space_size(cast(Box, spec.action_space))) if config.noise_memory else None
+    with_critics = lambda state: state._replace(target=(), log_temperature=(), opt_state=())
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -195,18 +229,20 @@ def _bind(name: str, config: SACConfig, own: Own, spec: EnvSpec) -> Agent:
         custom=own.custom,
         exploration=TEMPERATURE,
         offline=isinstance(config, CQLConfig),
-        memory=jnp.zeros(space_size(cast(Box, spec.action_space))) if config.noise_memory else None,
+        memory=noise if kept is None else kept,
+        window=window_of(config),
+        publish=None if kept is None else with_critics,
         insight=judging(
             parts,
             lambda state, obs, opt_step: _policy(parts, state.policy.tree, obs),
-            keep=lambda state: state._replace(target=(), log_temperature=(), opt_state=()),
+            keep=with_critics,
         ),
     )
 
 
 def _init(parts: Parts, key: Key) -> SACState:
     config = parts.config
-    policy, critic = init_networks(parts.networks, parts.spec, key)
+    policy, critic = init_networks(parts.networks, parts.spec, key, parts.memory)
     entropy = config.target_entropy or _usual_entropy(parts.spec)
     settings = {**asdict(config), "target_entropy": entropy}
     hyper = SACHyper(*hyper_of(settings, SACHyper._fields, optional=("cql", "noise_memory", *TEMPERATURE)))
@@ -247,6 +283,10 @@ def _policy(parts: Parts, params: PyTree, obs: PyTree, temperature: PyTree = ())
 
 def _act(parts: Parts, state: SACState, obs: PyTree, noise: Array, opt_step: Array, mode: Mode) -> tuple[Array, Any]:
     distribution = _policy(parts, state.policy.tree, obs, state.hyper.exploration)
+    if parts.memory is not None:
+        raw = distribution.mode() if mode == "exploit" else distribution.sample(noise)
+        memories = memories_after(parts, obs, state.policy.tree, state.critic.tree if state.critic else ())
+        return parts.head.to_env(raw), {"memory": kept_after(memories)}
     if mode == "exploit":
         return parts.head.to_env(distribution.mode()), {"memory": obs.memory} if isinstance(obs, Remembered) else ()
     if not isinstance(obs, Remembered):
@@ -260,10 +300,11 @@ def _draw_update(parts: Parts, key: Key, batch_size: int) -> PyTree:
     """Draw noise for actions before and after a step, and for rivals; `()` for discrete actions, which need none."""
     if isinstance(parts.spec.action_space, Discrete):
         return (), (), ()
-    tm1, t = (parts.head.draw(k, batch_size) for k in jax.random.split(key))
+    rows = batch_size if parts.memory is None else batch_size * parts.config.sequence
+    tm1, t = (parts.head.draw(k, rows) for k in jax.random.split(key))
     if not parts.config.cql:
         return tm1, t, ()
-    shape = (2, batch_size, parts.config.cql_actions, tm1.shape[-1])
+    shape = (2, rows, parts.config.cql_actions, tm1.shape[-1])
     uniform_key, policy_key = jax.random.split(jax.random.fold_in(key, 1))
     uniform = jax.random.uniform(uniform_key, shape[1:], minval=-1.0, maxval=1.0)
     return tm1, t, (uniform, jax.random.normal(policy_key, shape))
@@ -292,20 +333,24 @@ def _update(
     parts: Parts, state: SACState, batch: Batch, noise: PyTree, opt_step: Array
 ) -> tuple[SACState, Metrics, Array]:
     """Update the critics, the policy against the new critics, then the temperature (the paper's algorithm 1)."""
-    config, hyper, items = parts.config, state.hyper, batch.items
+    config, hyper, rows = parts.config, state.hyper, rows_of(parts, batch)
     noise_tm1, noise_t, noise_sampled = noise
     temperature = jnp.exp(state.log_temperature.vector[0]) if config.learn_temperature else hyper.temperature
-    v_t, _ = soft_value(parts, state.policy.tree, state.target.tree, temperature, items.next_obs, noise_t)
-    sampled = _sampled_actions(parts, state.policy.tree, items, noise_sampled) if config.cql else None
-    target = items.reward + items.discount * v_t
+    then = seen_then(parts, batch.items, state.policy.tree, state.target.tree)
+    v_t, entropy_t = soft_value(parts, state.policy.tree, state.target.tree, temperature, then, noise_t)
+    now = seen_now(parts, batch.items.obs, policy=state.policy.tree) if config.cql else ()
+    sampled = _sampled_actions(parts, state.policy.tree, (now, then), noise_sampled) if config.cql else None
+    target = _targets(parts, batch.items, rows.items, v_t, temperature * entropy_t)
     critic, metrics, priorities = learn_critic(parts, state, batch, target, opt_step, sampled)
+    if parts.memory is not None:
+        priorities = priorities_of(priorities, batch.weight.shape[0], config.priority_max)
     policy = learn(
         config,
         parts.gradient_step,
         partial(_policy_loss, parts, critic.params.tree, temperature),
         state.policy,
         state.opt_state.policy,
-        (items.obs, noise_tm1, batch.weight * items.weight),
+        (batch.items.obs, noise_tm1, rows.weight * rows.items.weight),
         hyper.policy_lr,
         hyper.max_grad_norm,
         opt_step,
@@ -314,8 +359,8 @@ def _update(
     log_temperature, opt_state = state.log_temperature, state.opt_state.temperature
     if config.learn_temperature:
         # The gradient of temperature * (entropy - target) with respect to the log-temperature.
-        wanted = _target_entropy(parts, hyper.target_entropy, items.obs)
-        slope = temperature * shards.mean(jnp.mean((entropy - wanted) * items.weight))
+        wanted = _target_entropy(parts, hyper.target_entropy, rows.items.obs)
+        slope = temperature * shards.mean(jnp.mean((entropy - wanted) * rows.items.weight))
         log_temperature, opt_state, _ = ADAM.step(
             log_temperature,
             Flat.of(slope[None]),
@@ -335,13 +380,25 @@ def _update(
     return SACState(policy.params, critic.params, trailing, log_temperature, opt_states, hyper), metrics, priorities
 
 
-def _sampled_actions(parts: Parts, policy: PyTree, items: Any, noise: PyTree) -> SampledActions:
-    """Draw rivals for the observation before a step: uniformly, from the policy there, and from the policy after it."""
+def _targets(parts: Parts, items: Transition, rows: Transition, v_t: Array, bonus: Array) -> Array:
+    """Return the targets `[R]` of the steps that are learnt from; `bonus` is what the entropy adds to `v_t`.
+
+    Within sequences `items` they run over several steps, and each step but the first adds the entropy before it.
+    """
+    if parts.memory is None:
+        return rows.reward + rows.discount * v_t
+    one = Bootstrap(rows.reward + rows.discount * bonus, rows.discount, v_t - bonus)
+    after = several_steps(one, items, parts.config)
+    return after.reward + after.discount * after.value
+
+
+def _sampled_actions(parts: Parts, policy: PyTree, seen: tuple[PyTree, PyTree], noise: PyTree) -> SampledActions:
+    """Draw rivals for what is seen before a step: uniformly, from the policy there, and from the policy after it."""
     if isinstance(parts.spec.action_space, Discrete):
         return SampledActions((), ())
     uniform, normal = noise
     actions, densities = [uniform], [jnp.full(uniform.shape[:2], -uniform.shape[2] * math.log(2))]
-    for obs, part in ((items.obs, normal[0]), (items.next_obs, normal[1])):
+    for obs, part in zip(seen, normal, strict=True):
         outputs = cast(Array, parts.networks.policy.apply(policy, to_policy(obs)))
         distribution = parts.head.of(outputs[:, None])
         raw = distribution.sample(part)
@@ -356,5 +413,6 @@ def _policy_loss(
 ) -> tuple[Array, Array]:
     """Return the negated weighted mean of the soft value, and the entropy `[B]`."""
     obs, noise, weight = batch
-    value, entropy = soft_value(parts, policy, critic, temperature, obs, noise)
+    seen = seen_now(parts, obs, policy, critic)
+    value, entropy = soft_value(parts, policy, critic, temperature, seen, noise)
     return -jnp.mean(weight * value), entropy

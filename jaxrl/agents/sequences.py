@@ -1,4 +1,4 @@
-"""Learning from sequences of replay with a recurrent core (R2D2).
+"""Learning from sequences of replay with a recurrent core, or with one for each of several networks (R2D2).
 
 Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX, section 2.3. The memory before each step is stored
 with it. A sequence begins with the stored memory of its first step, and the steps of the burn-in bring that up to the
@@ -6,7 +6,7 @@ present parameters. Where an episode begins within a sequence, the memory begins
 """
 
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,13 @@ import numpy as np
 
 from jaxrl.agents.fields import SequenceConfig
 from jaxrl.agents.returns import steps_ahead
-from jaxrl.agents.values import After
 from jaxrl.errors import SettingsError
 from jaxrl.masks import for_policy
 from jaxrl.nn import Network, no_memory, unroll
 from jaxrl.trees import Array, PyTree
-from jaxrl.types import Remembered, Transition, Window
+from jaxrl.types import Batch, Remembered, Transition, Window
+
+Future = TypeVar("Future", bound=NamedTuple)
 
 
 class Kept(NamedTuple):
@@ -29,6 +30,14 @@ class Kept(NamedTuple):
     """The core's memory, `[...]` for one environment."""
     begins: Array
     """Bool: an episode begins with this step. In a sequence it tells where the one before it ended, however it did."""
+
+
+class Memories(NamedTuple):
+    """The memories of an actor and its critics, which are `core` of what is kept. `()` of a network that has no say."""
+
+    policy: PyTree
+    critic: PyTree
+    """Leaves `[K, ...]`, of each critic its own."""
 
 
 class Views(NamedTuple):
@@ -44,16 +53,26 @@ def kept_at_first(config: SequenceConfig) -> Kept | None:
     return None if memory is None else Kept(memory, cast(Any, np.ones((), bool)))
 
 
+def kept_by_all_at_first(config: SequenceConfig, critics: int) -> Kept | None:
+    """Return the same of an actor and its `critics`, each of which has a core."""
+    kept = kept_at_first(config)
+    if kept is None:
+        return None
+    each = jax.tree.map(lambda x: np.broadcast_to(x, (critics, *x.shape)), kept.core)
+    return kept._replace(core=Memories(kept.core, each))
+
+
 def window_of(config: SequenceConfig) -> Window | None:
     """Return the sequences to be sampled; `None` without a core."""
     return None if config.core == "none" else Window(config.burn_in + config.sequence, config.sequence_interval)
 
 
-def check_core(config: SequenceConfig, own_network: bool) -> None:
-    """Raise `SettingsError` for a core in a network that the user made."""
-    if config.core != "none" and own_network:
+def check_core(config: SequenceConfig, **makers: object) -> None:
+    """Raise `SettingsError` for a core in a network that the user made, by one of the `makers` that is not `None`."""
+    own = [name for name, make in makers.items() if make is not None]
+    if config.core != "none" and own:
         raise SettingsError(
-            f"agent.core is {config.core}, but a network of make_network has no memory; set agent.core to none"
+            f"agent.core is {config.core}, but a network of {own[0]} has no memory; set agent.core to none"
         )
 
 
@@ -67,10 +86,15 @@ def kept_after(memory: PyTree) -> Kept:
     return Kept(memory, jnp.zeros(jax.tree.leaves(memory)[0].shape[0], bool))
 
 
-def learnt_steps(items: Transition, burn_in: int) -> Transition:
+def learnt_steps(tree: PyTree, burn_in: int) -> PyTree:
     """Return the steps of sequences `[B, L, ...]` that are learnt from, `[B * T, ...]`."""
-    flat: Transition = jax.tree.map(_flat, jax.tree.map(lambda x: x[:, burn_in:], items))
-    return flat
+    return jax.tree.map(lambda x: _flat(x[:, burn_in:]), tree)
+
+
+def learnt_rows(batch: Batch, config: SequenceConfig) -> Batch:
+    """Return the steps that are learnt from of a batch of sequences, one sequence after the other, with its weights."""
+    items = learnt_steps(batch.items, config.burn_in)
+    return batch._replace(items=items, weight=jnp.repeat(batch.weight, config.sequence))
 
 
 def views_of(network: Network, variables: PyTree, blank: Kept, items: Transition, burn_in: int) -> Views:
@@ -78,37 +102,58 @@ def views_of(network: Network, variables: PyTree, blank: Kept, items: Transition
 
     Gradients go back through the learnt steps, and end at the burn-in.
     """
-    memory = jax.tree.map(lambda x: x[:, 0], items.obs.memory.core)
+    first = jax.tree.map(lambda x: x[:, 0], items.obs.memory.core)
+    seen = for_policy(items.obs.obs)
+    before, after = memories_of(network, variables, blank.core, first, seen, items.obs.memory.begins, burn_in)
+    return Views(remembering(items.obs, before, burn_in), remembering(items.next_obs, after, burn_in))
+
+
+def remembering(obs: Remembered, core: PyTree, burn_in: int) -> Remembered:
+    """Return the learnt steps of `obs` `[B, L, ...]` with other memories, `core` `[R, ...]`."""
+    return Remembered(learnt_steps(obs.obs, burn_in), Kept(core, learnt_steps(obs.memory.begins, burn_in)))
+
+
+def memories_of(
+    network: Network, variables: PyTree, blank: PyTree, first: PyTree, seen: PyTree, begins: Array, burn_in: int
+) -> tuple[PyTree, PyTree]:
+    """Return the memories of `network` before and after the learnt steps of sequences, `[R, ...]` each.
+
+    They go on from those before the sequences, `first` `[B, ...]`, with what the network has `seen` `[B, L, ...]`, and
+    anew from `blank` where an episode `begins` `[B, L]`. Gradients end at the burn-in.
+    """
+    early, late = slice(burn_in), slice(burn_in, None)
+    before, behind = (jax.tree.map(lambda x, part=part: x[:, part], (seen, begins)) for part in (early, late))
     if burn_in:
-        before = jax.tree.map(lambda x: x[:, :burn_in], items.obs)
-        memory, _ = _follow(network, jax.lax.stop_gradient(variables), blank, memory, before)
-    obs, next_obs = jax.tree.map(lambda x: x[:, burn_in:], (items.obs, items.next_obs))
-    _, (at, after) = _follow(network, variables, blank, memory, obs)
-    seen = lambda obs, core: Remembered(jax.tree.map(_flat, obs.obs), Kept(core, _flat(obs.memory.begins)))
-    flat = lambda x: _flat(jnp.moveaxis(x, 0, 1))
-    return Views(seen(obs, jax.tree.map(flat, at)), seen(next_obs, jax.tree.map(flat, after)))
+        first, _ = _follow(network, jax.lax.stop_gradient(variables), blank, first, *before)
+    _, made = _follow(network, variables, blank, first, *behind)
+    flat: tuple[PyTree, PyTree] = jax.tree.map(lambda x: _flat(jnp.moveaxis(x, 0, 1)), made)
+    return flat
 
 
-def _follow(network: Network, variables: PyTree, blank: Kept, memory: PyTree, obs: Remembered) -> tuple[PyTree, PyTree]:
-    """Run the core over `obs` `[B, T]`; return its last memory, and those before and after each step, `[T, B, ...]`."""
-    rows, steps = obs.memory.begins.shape
+def _follow(
+    network: Network, variables: PyTree, blank: PyTree, memory: PyTree, seen: PyTree, begins: Array
+) -> tuple[PyTree, PyTree]:
+    """Run the core over `seen` `[B, T]`; return its last memory, and those before and after each step, `[T, B, ...]`"""
+    rows, steps = begins.shape
     apply = partial(cast(Any, network).apply, variables)
-    hidden = apply(jax.tree.map(_flat, for_policy(obs.obs)), method="see")
+    hidden = apply(jax.tree.map(_flat, seen), method="see")
 
     def advance(memory: PyTree, hidden: Array) -> tuple[PyTree, PyTree]:
         after = apply(memory, hidden, method="advance")
         return after, (memory, after)
 
     by_time = jnp.moveaxis(hidden.reshape(rows, steps, -1), 1, 0)
-    return unroll(advance, blank.core, memory, by_time, obs.memory.begins.T)
+    return unroll(advance, blank, memory, by_time, begins.T)
 
 
 def _flat(x: Array) -> Array:
     return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
 
 
-def several_steps(after: After, items: Transition, config: SequenceConfig) -> After:
+def several_steps(after: Future, items: Transition, config: SequenceConfig) -> Future:
     """Let the targets of the learnt steps of `items` `[B, L]` run over `n_step` steps; `after` is of one, `[B * T]`.
+
+    Of what is `after` a step, `reward` and `discount` are those of all the steps, and the rest that of the last.
 
     No target crosses an episode's end, whether it terminated or was truncated, nor a step that must not be learnt from;
     and none the sequence's end.
@@ -116,13 +161,13 @@ def several_steps(after: After, items: Transition, config: SequenceConfig) -> Af
     begins, worth = (x[:, config.burn_in :] for x in (items.obs.memory.begins, jnp.asarray(items.weight) > 0))
     cut = jnp.concatenate([begins[:, 1:] | ~worth[:, 1:], jnp.ones_like(worth[:, :1])], axis=1)
 
-    def one(after: After, last: Array) -> After:
+    def one(after: Any, last: Array) -> Any:
         ahead = steps_ahead(after.reward, after.discount, last, config.n_step)
-        later = jax.tree.map(lambda x: x[ahead.step], (after.out, after.policy, after.penalty))
-        return After(ahead.reward, ahead.discount, *later)
+        later = jax.tree.map(lambda x: x[ahead.step], after)
+        return later._replace(reward=ahead.reward, discount=ahead.discount)
 
     by_sequence = jax.tree.map(lambda x: x.reshape(*cut.shape, *x.shape[1:]), after)
-    made: After = jax.tree.map(_flat, jax.vmap(one)(by_sequence, cut))
+    made: Future = jax.tree.map(_flat, jax.vmap(one)(by_sequence, cut))
     return made
 
 

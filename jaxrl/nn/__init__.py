@@ -4,7 +4,7 @@ from jaxrl.nn.encode import encode
 from jaxrl.nn.layers import ACTIVATIONS, DTYPES, MLP, NoisyDense, dense
 from jaxrl.nn.networks import COSINES, ActorCritic, Critic, PolicyNetwork, QNetwork, ensemble
 from jaxrl.nn.own import Ensemble, Network, from_nnx, require_network
-from jaxrl.nn.recurrent import CORES, Recurrent, no_memory, unroll
+from jaxrl.nn.recurrent import CORES, EachWithMemory, Recurrent, WithMemory, no_memory, unroll
 from jaxrl.nn.torsos import (
     TORSOS,
     Convolutions,
@@ -29,6 +29,7 @@ __all__ = [
     "ConvTorso",
     "Convolutions",
     "Critic",
+    "EachWithMemory",
     "Ensemble",
     "ImpalaCNN",
     "Joined",
@@ -39,6 +40,7 @@ __all__ = [
     "PolicyNetwork",
     "QNetwork",
     "Recurrent",
+    "WithMemory",
     "check_torso",
     "dense",
     "encode",

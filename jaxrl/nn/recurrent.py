@@ -1,7 +1,8 @@
 """Recurrent cores: Flax's cells, their initial memory, and a network with one in its middle."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import flax.linen as nn
 import jax
@@ -10,8 +11,9 @@ import numpy as np
 
 from jaxrl.nn.encode import encode
 from jaxrl.nn.layers import kernel_init
+from jaxrl.nn.own import Network
 from jaxrl.nn.torsos import make_torso
-from jaxrl.trees import Array, PyTree, tree_where
+from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Remembered
 
 CORES = {"gru": nn.GRUCell, "lstm": nn.OptimizedLSTMCell}
@@ -60,6 +62,7 @@ class Recurrent(nn.Module):
     noisy: float = 0.0
     channels: Sequence[int] = ()
     dtype: str = "float32"
+    layer_norm: bool = False
 
     def setup(self) -> None:
         self.body = make_torso(
@@ -68,6 +71,7 @@ class Recurrent(nn.Module):
             self.features,
             self.activation,
             self.channels,
+            layer_norm=self.layer_norm,
             noisy=self.noisy,
             dtype=self.dtype,
         )
@@ -85,3 +89,49 @@ class Recurrent(nn.Module):
     def advance(self, memory: PyTree, hidden: Array) -> PyTree:
         """Return the memory after a step with the torso's features `[B, F]`."""
         return self.cell(memory, hidden)[0]
+
+
+class WithMemory(NamedTuple):
+    """A recurrent network as two functions: what it puts out with a memory that is known, and the memory thereafter."""
+
+    core: Network
+    """A `Recurrent`."""
+
+    def init(self, key: Key, /, *args: Any) -> PyTree:
+        """Initialise the variables. The key is consumed."""
+        return self.core.init(key, *args)
+
+    def apply(self, variables: PyTree, obs: Remembered, /, *args: Any) -> Array:
+        """Return the outputs `[B, ...]` alone."""
+        out: Array = self.core.apply(variables, obs, *args)[0]
+        return out
+
+    def after(self, variables: PyTree, obs: Remembered, /) -> PyTree:
+        """Return the memory after a step, `[B, ...]`."""
+        apply = partial(cast(Any, self.core).apply, variables)
+        return apply(obs.memory, apply(obs.obs, method="see"), method="advance")
+
+
+class EachWithMemory(NamedTuple):
+    """`size` equal recurrent networks, each with its own parameters and memory: `[size, B, ...]` of them all.
+
+    Memories are `[B, size, ...]`, as what is kept of each of `B` environments.
+    """
+
+    member: WithMemory
+    size: int
+
+    def init(self, key: Key, /, obs: Remembered, *args: Any) -> PyTree:
+        """Initialise the variables of all members, leaves `[size, ...]`. The key is consumed."""
+        first = Remembered(obs.obs, jax.tree.map(lambda x: x[:, 0], obs.memory))
+        return jax.vmap(lambda key: self.member.init(key, first, *args))(jax.random.split(key, self.size))
+
+    def apply(self, variables: PyTree, obs: Remembered, /, *args: Any) -> Array:
+        """Return the outputs of all members."""
+        one = lambda own, memory: self.member.apply(own, Remembered(obs.obs, memory), *args)
+        return jax.vmap(one, in_axes=(0, 1))(variables, obs.memory)
+
+    def after(self, variables: PyTree, obs: Remembered, /) -> PyTree:
+        """Return the memories of all members after a step, `[B, size, ...]`."""
+        one = lambda own, memory: self.member.after(own, Remembered(obs.obs, memory))
+        return jax.vmap(one, in_axes=(0, 1), out_axes=1)(variables, obs.memory)

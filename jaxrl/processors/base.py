@@ -63,6 +63,13 @@ class Processor(NamedTuple):
     joined: Callable[[PyTree, PyTree], PyTree] | None = None
     """`(learnt, learnt) -> learnt`: what was learnt of both, where actors learn apart, and `learnt` selects leaves of
     the state; `None`: it cannot be told."""
+    shared: Callable[[PyTree], PyTree] | None = None
+    """`(state) -> learnt`: what actors share, if more than policies need of it; `None`: what `learnt` selects."""
+
+    @property
+    def of_actors(self) -> "Processor":
+        """The processor as actors have it, who share all of `learnt`."""
+        return self if self.shared is None else self._replace(learnt=self.shared, shared=None)
 
     def freeze(self, learnt: PyTree) -> "Processor":
         """Return the processor with `learnt` fixed."""
@@ -114,6 +121,7 @@ def chain(*processors: Processor) -> Processor:
         makes_transitions=True,
         space=partial(_space, processors),
         learnt=lambda states: tuple(p.learnt(state) for p, state in zip(processors, states, strict=True)),
+        shared=lambda states: tuple(p.of_actors.learnt(state) for p, state in zip(processors, states, strict=True)),
         frozen=lambda learnt: chain(*(p.freeze(x) for p, x in zip(processors, learnt, strict=True))),
         joined=lambda a, b: tuple(p.taught_more(x, y) for p, x, y in zip(processors, a, b, strict=True)),
         settings=None if None in settings else {k: v for part in settings if part for k, v in part.items()},

@@ -35,6 +35,7 @@ def remember(processor: Processor, memory: PyTree) -> Processor:
         process=partial(_process, processor, memory),
         observe=lambda state: Remembered(processor.observe(state.inner), state.memory),
         learnt=lambda state: processor.learnt(state.inner),
+        shared=lambda state: processor.of_actors.learnt(state.inner),
         frozen=lambda learnt: remember(processor.freeze(learnt), memory),
     )
 

@@ -145,7 +145,7 @@ def normalise_reward(discount: float = 0.99) -> Processor:
     """Divide rewards by the running standard deviation of their discounted sum, and clip them to 10.
 
     The mean is not subtracted, so that a reward keeps its sign (as in Engstrom et al. 2020,
-    https://arxiv.org/abs/2005.12729, section 3). Recorded returns stay the environment's.
+    https://arxiv.org/abs/2005.12729, section 3). Recorded returns stay the environment's. Actors share the statistics.
     """
     check_between("discount", discount, 0.0, 1.0)
     return Processor(
@@ -153,6 +153,8 @@ def normalise_reward(discount: float = 0.99) -> Processor:
         process=_process_reward,
         observe=lambda state: state.obs,
         settings={"normalise_reward": True},
+        joined=lambda moments, more: _joined(moments, *more),
+        shared=lambda state: state.moments,
     )
 
 

@@ -78,6 +78,8 @@ def _values(agent: Agent, processor: Processor, params: Any, carry: PyTree, opt_
             "from a checkpoint, by load_policy(run, step='latest', critics=True)"
         )
     given = bool(jax.tree.leaves(action))
+    if insight.unasked is not None and not given:
+        return insight.unasked(params.agent, obs, action)
     taken = action if given or insight.keep is None else agent.act(params.agent, obs, None, opt_step, "exploit")[0]
     made = value(params.agent, obs, taken)
     if not given:

@@ -279,7 +279,9 @@ def remote(
 
     `fill` rounds of warm-up come first; `push(state, items, t)` takes them up.
     """
-    nothing, processor = nothing_learnt(actors.processor, host_actors), actors.processor
+    processor = actors.processor.of_actors
+    actors = actors._replace(processor=processor)
+    nothing = nothing_learnt(processor, host_actors)
     if jax.tree.leaves(nothing) and processor.joined is None:
         raise SettingsError("processor: what it learns cannot be shared by actors; give Processor its field joined")
     num_envs = actors.env.num_envs // host_actors.actors
@@ -288,6 +290,7 @@ def remote(
     words = lambda: _several(empty(layout, actors.env.num_envs).words, steps)
     fresh = jax.tree.map(lambda x: jnp.broadcast_to(x, (host_actors.actors, *x.shape)), nothing)
     arrival = jax.eval_shape(lambda: Arrival(words(), jnp.float32(0), fresh))
+    sent = actors.agent.publish or actors.agent.strip
     return Remote(
         env=host_actors.env,
         config=host_actors.config,
@@ -309,7 +312,7 @@ def remote(
         taught=processor.taught,
         joined=processor.taught_more,
         learns=bool(jax.tree.leaves(nothing)),
-        publish=lambda state: (actors.agent.strip(state.agent), processor.learnt(state.processor)),
+        publish=lambda state: (sent(state.agent), processor.learnt(state.processor)),
         push=push,
     )
 
@@ -333,12 +336,12 @@ def _several(words: dict[str, Array], steps: int) -> dict[str, Array]:
 
 def nothing_learnt(processor: Processor, host_actors: HostActors) -> PyTree:
     """Return what `processor` has learnt before the first observation."""
-    return processor.learnt(processor.init(space_zeros(host_actors.env.spec.observation_space, 1)))
+    return processor.of_actors.learnt(processor.init(space_zeros(host_actors.env.spec.observation_space, 1)))
 
 
 def untaught(processor: Processor, state: PyTree, host_actors: HostActors) -> PyTree:
     """Return the `state` of `processor` in the learner, before its actors have seen anything."""
-    return processor.taught(state, nothing_learnt(processor, host_actors))
+    return processor.of_actors.taught(state, nothing_learnt(processor, host_actors))
 
 
 def _begin(actors: Actors, agent: PyTree, learnt: PyTree, obs: PyTree, key: Key) -> tuple[PyTree, PyTree]:
@@ -383,6 +386,7 @@ def learnt_by_all(processor: Processor, state: PyTree, fresh: PyTree) -> PyTree:
     """Return the `state` of `processor` with what each actor has learnt, leaves of `fresh` `[A, ...]`, one by one."""
     if not jax.tree.leaves(fresh):
         return state
+    processor = processor.of_actors
     learnt = processor.learnt(state)
     for i in range(jax.tree.leaves(fresh)[0].shape[0]):
         learnt = processor.taught_more(learnt, jax.tree.map(lambda x, i=i: x[i], fresh))

@@ -81,6 +81,11 @@ _MAKERS: dict[str, Callable[[], jaxrl.Strategy]] = {
         updates=2,
     ),
     "sac whose noise remembers": lambda: _off_policy(jaxrl.sac(features=(8,), noise_memory=0.9), env="Pendulum-v1"),
+    "sac with memories, sequences by priority, compact": lambda: _off_policy(
+        jaxrl.sac(features=(8,), core="gru", core_features=8, burn_in=2, sequence=4, sequence_interval=2, n_step=3),
+        env="Pendulum-v1",
+        buffer=jaxrl.prioritised(96, batch_size=8, compact=True),
+    ),
     "discrete sac, prioritised": lambda: _off_policy(
         jaxrl.sac(features=(8,)), buffer=jaxrl.prioritised(96, batch_size=8)
     ),

@@ -149,6 +149,9 @@ MAKERS = {
     "replay in sequences": partial(
         replaying, agent=jaxrl.dqn(features=(8,), core="gru", core_features=4, burn_in=1, sequence=3)
     ),
+    "replay in sequences of an actor and its critics": partial(
+        replaying, agent=jaxrl.sac(features=(8,), core="gru", core_features=4, burn_in=1, sequence=3)
+    ),
     "replay with a lag, normalised": partial(replaying, processor=normalised(3), max_lag=2, sync_interval=6),
     "rollouts with a lag of one": rollouts,
     "sequences with memory": partial(rollouts, agent=jaxrl.ppo(features=(8,), core="gru", core_features=4)),

@@ -16,6 +16,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from jaxrl.strategies.interaction import PolicyParams, bind, make_policy
 from jaxrl.training.policy import GreedyPolicy
+from jaxrl.types import Remembered
 
 KEY = jax.random.key(0)
 SEEN = Box(-9.0, 9.0, (1,))
@@ -192,6 +193,20 @@ def test_the_lowest_of_the_critics_values_of_the_greedy_action_or_of_the_given_o
     np.testing.assert_allclose(policy.values(ONE, 1), 7)
 
 
+@pytest.mark.parametrize("space", [BOUNDED, Discrete(2)])
+def test_iql_tells_the_value_of_the_observation_and_that_of_an_action_that_is_given(space: Any) -> None:
+    """A state value of `5 s`, and critics of `10 s + 3 a`, or of 4 and 7."""
+    critic = Linear([10.0], [3.0]) if space == BOUNDED else Linear([4.0, 7.0])
+    nets = {"make_critic": lambda spec: critic, "make_value": lambda spec: Linear([5.0])}
+    policy = policy_of(
+        jaxrl.iql(**nets, make_policy=lambda spec, head: Linear([0.0] * head.outputs)), space, critics=True
+    )
+    np.testing.assert_allclose(policy.values(ONE), 5, rtol=1e-5)
+    np.testing.assert_allclose(policy.values([[1.0], [2.0]]), [5, 10], rtol=1e-5)
+    action, value = ([2.0], 13) if space == BOUNDED else (1, 7)
+    np.testing.assert_allclose(policy.values(ONE, action), value, rtol=1e-5)
+
+
 def test_of_two_critics_the_lower_counts() -> None:
     policy = policy_of(jaxrl.sac(features=(4,)), Discrete(2), critics=True)
     critic = policy.params.agent.critic.tree
@@ -210,7 +225,8 @@ def test_critics_are_loaded_from_checkpoints_where_they_are_asked_for(tmp_path: 
     trainer.train()
     policy = jaxrl.load_policy(tmp_path, strategy, step="latest", critics=True)
     np.testing.assert_array_equal(policy.params.agent.critic.vector, trainer.state.agent.critic.vector)
-    assert policy.values(ONE).shape == (2,)
+    np.testing.assert_array_equal(policy.params.agent.value.vector, trainer.state.agent.value.vector)
+    assert policy.values(ONE).shape == policy.values(ONE, 1).shape == ()
     assert policy(ONE) == jaxrl.load_policy(tmp_path, strategy, step="latest")(ONE)
     with pytest.raises(SettingsError, match=r"kept without the critics of iql.*critics=True"):
         jaxrl.load_policy(tmp_path, strategy).values(ONE)
@@ -250,6 +266,22 @@ def test_a_recurrent_policy_tells_the_odds_of_the_action_that_it_draws_next() ->
     assert abs(float(drawn.mean()) - float(told[0, 1])) < 0.03
     assert drawn.tolist() == twin(np.tile(obs, (rows, 1)), key=KEY).tolist()
     assert policy.values(np.tile(obs, (rows, 1))).shape == (rows,)
+
+
+def test_critics_with_memories_tell_what_each_of_them_makes_of_the_episode() -> None:
+    """Followed by plain calls of the two networks, of which the lower value counts."""
+    maker = jaxrl.sac(core="gru", core_features=4, features=(4,))
+    policy = policy_of(maker, Discrete(2), Box(-9.0, 9.0, (3,)), critics=True)
+    head = jaxrl.nn.Critic(Box(-np.inf, np.inf, (4,)), 2, "mlp", ())
+    network = jaxrl.nn.Recurrent(head, Box(-9.0, 9.0, (3,)), "gru", 4, features=(4,))
+    memories = [np.zeros((1, 4), np.float32)] * 2
+    for obs in np.random.default_rng(0).normal(size=(3, 1, 3)).astype(np.float32):
+        own = [jax.tree.map(lambda x, k=k: x[k], policy.params.agent.critic.tree) for k in range(2)]
+        made = [network.apply(p, Remembered(obs, m)) for p, m in zip(own, memories, strict=True)]
+        memories = [memory for _, memory in made]
+        lower = np.min([value[0] for value, _ in made], axis=0)
+        np.testing.assert_allclose(policy.values(obs[0]), lower, rtol=1e-4, atol=1e-6)
+        policy(obs[0])
 
 
 def test_without_a_memory_it_is_told_inside_compiled_functions() -> None:

@@ -21,13 +21,16 @@ from tests.toys_session import SPEC, Script, drive_as_trainer, single, small
         pytest.param(4, 4, 1, False, "none", marks=pytest.mark.slow),
         pytest.param(4, 2, 2, True, "none", marks=pytest.mark.slow),
         pytest.param(2, 4, 1, True, "gru", marks=pytest.mark.slow),
+        pytest.param(2, 4, 1, True, "gru for each", marks=pytest.mark.slow),
     ],
 )
 def test_a_session_is_the_trainer_one_step_at_a_time(
     num_envs: int, opt_interval: int, n: int, random: bool, core: str
 ) -> None:
     env = counting(length=5)._replace(draw=lambda key: key)
-    agent = jaxrl.dqn(features=(8,), epsilon_decay=8, target_interval=3, core=core, sequence=4, burn_in=2)
+    agent = jaxrl.dqn(features=(8,), epsilon_decay=8, target_interval=3, core=core.split()[0], sequence=4, burn_in=2)
+    if core == "gru for each":  # of an actor and two critics
+        agent = jaxrl.sac(features=(8,), core="gru", core_features=8, sequence=4, burn_in=2)
     buffer, processor = jaxrl.uniform(48, batch_size=8), jaxrl.chain(jaxrl.frame_stack(2), jaxrl.n_step(n))
     counts: dict[str, Any] = {"num_envs": num_envs, "opt_interval": opt_interval, "warmup": 24, "random_warmup": random}
     strategy = jaxrl.off_policy(env, agent, buffer=buffer, processor=processor, **counts)

@@ -1,0 +1,407 @@
+"""Recurrent SAC on sequences of replay: targets by hand, a walk step by step, memories, and where gradients end."""
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys_data import bandit
+from toys_envs import counting
+from toys_goals import places
+
+import jaxrl
+from jaxrl.agents import Agent
+from jaxrl.agents.sac import Bootstrap
+from jaxrl.agents.sequences import Kept, Memories, several_steps
+from jaxrl.distributions import head_of
+from jaxrl.errors import SettingsError
+from jaxrl.nn import Critic, PolicyNetwork, Recurrent
+from jaxrl.spaces import Box, Discrete, EnvSpec
+from jaxrl.types import Batch, Remembered, Transition
+
+KEY = jax.random.key(0)
+OBS = Box(-1.0, 1.0, (2,))
+SPECS = {
+    "discrete": EnvSpec("Toy", OBS, Discrete(3)),
+    "continuous": EnvSpec("Toy", OBS, Box((-2.0, 0.0), (4.0, 0.5), (2,))),
+}
+B, BURN, T, WIDTH, CRITICS, STEPS, TEMPERATURE = 4, 2, 5, 4, 2, 3, 0.5
+L = BURN + T
+
+
+def test_a_return_adds_the_entropies_between_and_ends_where_an_episode_does() -> None:
+    """Four steps of rewards 1, 2, 4, 8, discount 1/2 and successors worth 16, of which the entropy is 4.
+
+    The third begins an episode: the second was cut off by a time limit. The step in the burn-in counts for nothing.
+    """
+    begins = jnp.array([[False, False, False, True, False]])
+    kept = Kept(jnp.zeros((1, 5, WIDTH)), begins)
+    obs = Remembered(jnp.zeros((1, 5, 2)), kept)
+    items = Transition(obs, begins, begins, begins, obs, weight=jnp.ones((1, 5)))
+    config = jaxrl.agents.SACConfig(core="gru", burn_in=1, sequence=4, n_step=2)
+    reward, discount = jnp.array([1.0, 2.0, 4.0, 8.0]), jnp.full(4, 0.5)
+    after = several_steps(Bootstrap(reward + discount * 4, discount, jnp.full(4, 12.0)), items, config)
+    # 1 + (4 + 2 + 16 / 2) / 2 over two steps; 2 + 16 / 2 up to the end; then 4 + (4 + 8 + 16 / 2) / 2, and 8 + 16 / 2.
+    np.testing.assert_array_equal(after.reward + after.discount * after.value, [8.0, 10.0, 14.0, 16.0])
+
+
+# --- an update against the same worked out step by step ----------------------------------------------------------
+
+
+@cache
+def agent_of(name: str, **settings: Any) -> Agent:
+    plain = {"features": (5,), "core": "gru", "core_features": WIDTH, "burn_in": BURN, "sequence": T, "n_step": STEPS}
+    rates = {"lr": 0.05, "policy_lr": 0.05, "optimizer": "sgd", "temperature": TEMPERATURE, "num_critics": CRITICS}
+    return jaxrl.sac(**{**plain, **rates, **settings})(SPECS[name])
+
+
+def batch_of(name: str, agent: Agent, seed: int = 0) -> Batch:
+    """Return sequences with ends of both kinds, memories that no one would have, and one step of weight 0."""
+    rng, shape = np.random.default_rng(seed), (B, L)
+    begins, terminated = np.zeros(shape, bool), np.zeros(shape, bool)
+    begins[0, 4] = begins[1, 1] = begins[2, 5] = begins[3, 3] = True
+    terminated[0, 3] = terminated[3, 2] = True
+    draw = lambda *dims: rng.normal(size=(*shape, *dims)).astype(np.float32)
+    kept = lambda: Kept(jax.tree.map(lambda x: draw(*x.shape), agent.memory.core), begins)
+    weight = np.ones(shape, np.float32)
+    weight[1, 4] = 0.0
+    if name == "discrete":
+        action = rng.integers(0, 3, shape).astype(np.int32)
+    else:
+        action = np.asarray(rng.uniform((-2.0, 0.0), (4.0, 0.5), (*shape, 2)), np.float32)
+    discount = np.where(terminated, 0.0, 0.9).astype(np.float32)
+    items = Transition(Remembered(draw(2), kept()), action, draw(), discount, Remembered(draw(2), kept()), (), weight)
+    return jax.tree.map(jnp.asarray, Batch(items, np.arange(B, dtype=np.int32), np.array([1.0, 0.5, 1.0, 0.25])))
+
+
+def updating(agent: Agent) -> Any:
+    """Return `(state, batch) -> (state, metrics, priorities)`, compiled once for an agent."""
+    return _updating(agent.update, agent.draw_update)
+
+
+@cache
+def _updating(update: Any, draw: Any) -> Any:
+    noise = jax.jit(lambda: draw(KEY, B))()
+    return jax.jit(lambda state, batch: update(state, batch, noise, jnp.uint32(3)))
+
+
+def state_of(agent: Agent) -> Any:
+    """Return a state whose target is another network."""
+    state = jax.jit(agent.init)(KEY)
+    return state._replace(target=jax.jit(agent.init)(jax.random.key(1)).critic)
+
+
+@cache
+def policy_of(name: str, core: str) -> Any:
+    """Return the plain call of the policy's network, `(params, Remembered) -> (outputs, memory)`, compiled."""
+    outputs = head_of(SPECS[name], squash=True).outputs
+    head = PolicyNetwork(Box(-jnp.inf, jnp.inf, (WIDTH,)), outputs, "mlp", ())
+    return jax.jit(Recurrent(head, OBS, core, WIDTH, features=(5,)).apply)
+
+
+@cache
+def critic_of(name: str, core: str) -> Any:
+    """Return that of one critic; continuous actions join it before the last layer."""
+    discrete = name == "discrete"
+    head = Critic(Box(-jnp.inf, jnp.inf, (WIDTH,)), 3 if discrete else 1, "mlp", () if discrete else (5,))
+    return jax.jit(Recurrent(head, OBS, core, WIDTH, features=(5,) if discrete else ()).apply)
+
+
+def anew(begins: Any, memory: Any) -> Any:
+    """Return memories `[B, ...]` with zeros where an episode begins."""
+    return jax.tree.map(lambda x: jnp.where(begins.reshape(-1, *[1] * (x.ndim - 1)), 0.0, x), memory)
+
+
+def one_of(params: Any, k: int) -> Any:
+    return jax.tree.map(lambda x: x[k], params)
+
+
+class Walk:
+    """Plain calls of one network through sequence `b`, a step at a time: what it says now, and of the successor."""
+
+    def __init__(self, apply: Any, params: Any, memory: Any, items: Transition, b: int, *action: Any) -> None:
+        self.apply, self.params, self.items, self.b = apply, params, items, b
+        self.before, self.after = [], []
+        memory = jax.tree.map(lambda x: x[None], memory)
+        blank = jax.tree.map(jnp.zeros_like, memory)
+        for t in range(L):
+            memory = blank if bool(items.obs.memory.begins[b, t]) else memory
+            self.before.append(memory)
+            memory = self._call(items.obs.obs, t, memory, *action)[1]
+            self.after.append(memory)
+
+    def _call(self, obs: Any, t: int, memory: Any, *action: Any) -> Any:
+        return self.apply(self.params, Remembered(jnp.asarray(obs[self.b, t : t + 1]), memory), *action)
+
+    def now(self, t: int, *action: Any) -> np.ndarray:
+        return np.asarray(self._call(self.items.obs.obs, t, self.before[t], *action)[0][0])
+
+    def then(self, t: int, *action: Any) -> np.ndarray:
+        return np.asarray(self._call(self.items.next_obs.obs, t, self.after[t], *action)[0][0])
+
+
+class Walks:
+    """A policy and critics along sequence `b`."""
+
+    def __init__(self, name: str, core: str, policy: Any, critic: Any, items: Transition, b: int) -> None:
+        self.discrete, self.head = name == "discrete", head_of(SPECS[name], squash=True)
+        memory = jax.tree.map(lambda x: x[b, 0], items.obs.memory.core)
+        action = () if self.discrete else (jnp.zeros((1, 2)),)
+        self.policy = Walk(policy_of(name, core), policy, memory.policy, items, b)
+        self.critics = [
+            Walk(critic_of(name, core), one_of(critic, k), one_of(memory.critic, k), items, b, *action)
+            for k in range(CRITICS)
+        ]
+
+    def value(self, t: int, noise: Any, then: bool) -> tuple[float, float]:
+        """Return the value without entropy, and the entropy, before step `t` or after it."""
+        look = lambda walk: walk.then if then else walk.now
+        chosen = self.head.of(look(self.policy)(t)[None])
+        if self.discrete:
+            q = np.min([look(critic)(t) for critic in self.critics], axis=0)
+            share = np.exp(chosen.logits[0]) / np.exp(chosen.logits[0]).sum()
+            return float(share @ q), float(-share @ np.log(share))
+        raw = chosen.sample(noise[None])
+        q = min(float(look(critic)(t, jnp.tanh(raw))[0]) for critic in self.critics)
+        return q, -float(chosen.log_prob(raw)[0])
+
+
+def walked(name: str, core: str, state: Any, critic: Any, batch: Batch, noise: Any) -> dict[str, np.ndarray]:
+    """Return absolute errors and losses of the critics, values of the policy and its entropies, `[B, T]` each.
+
+    The policy is judged by `critic`, the critics after the update.
+    """
+    items, (noise_tm1, noise_t, _) = jax.tree.map(np.asarray, batch.items), noise
+    told = {part: np.zeros((B, T)) for part in ("error", "loss", "value", "entropy")}
+    for b in range(B):
+        policy, weight = state.policy.tree, items.weight[b]
+        online = Walks(name, core, policy, state.critic.tree, items, b)
+        target = Walks(name, core, policy, state.target.tree, items, b)
+        judges = Walks(name, core, policy, critic.tree, items, b)
+        row = lambda noise, t, b=b: () if name == "discrete" else noise[b * T + t - BURN]
+        futures = {t: target.value(t, row(noise_t, t), then=True) for t in range(BURN, L)}
+        for t in range(BURN, L):
+            aim, factor = 0.0, 1.0
+            for end in range(t, min(t + STEPS, L)):
+                q, entropy = futures[end]
+                aim += factor * float(items.reward[b, end])
+                factor *= float(items.discount[b, end])
+                cut = end + 1 == L or bool(items.obs.memory.begins[b, end + 1]) or weight[end + 1] == 0
+                if cut or end + 1 == t + STEPS:
+                    aim += factor * (q + TEMPERATURE * entropy)
+                    break
+                aim += factor * TEMPERATURE * entropy
+            if name == "discrete":
+                held = [float(critic.now(t)[int(items.action[b, t])]) for critic in online.critics]
+            else:
+                unit = (items.action[b, t] - np.array([1.0, 0.25])) / np.array([3.0, 0.25])
+                held = [float(critic.now(t, jnp.asarray(unit[None], jnp.float32))[0]) for critic in online.critics]
+            errors = (aim - np.array(held)) * weight[t]
+            place = (b, t - BURN)
+            told["error"][place], told["loss"][place] = np.abs(errors).mean(), np.square(errors).sum() / 2
+            q, told["entropy"][place] = judges.value(t, row(noise_tm1, t), then=False)
+            told["value"][place] = (q + TEMPERATURE * told["entropy"][place]) * weight[t]
+    return told
+
+
+CASES = [("continuous", "gru"), ("discrete", "gru"), pytest.param("continuous", "lstm", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("name", "core"), CASES)
+def test_an_update_sees_what_a_walk_through_the_sequences_finds(name: str, core: str) -> None:
+    agent = agent_of(name, core=core)
+    state, batch = state_of(agent), batch_of(name, agent)
+    new, metrics, priorities = updating(agent)(state, batch)
+    told = walked(name, core, state, new.critic, batch, agent.draw_update(KEY, B))
+    error, share = told["error"], np.asarray(batch.weight)[:, None]
+    assert (error > 0).sum() == B * T - 1
+    np.testing.assert_allclose(priorities, 0.9 * error.max(1) + 0.1 * error.mean(1), rtol=2e-4)
+    np.testing.assert_allclose(metrics["td_error"], error.mean(), rtol=2e-4)
+    np.testing.assert_allclose(metrics["loss"], (share * told["loss"]).mean(), rtol=2e-4)
+    np.testing.assert_allclose(metrics["policy_loss"], -(share * told["value"]).mean(), rtol=2e-4)
+    np.testing.assert_allclose(metrics["entropy"], told["entropy"].mean(), rtol=2e-4)
+    # The temperature goes down by the gradient of its own loss, to which the step of weight 0 adds nothing.
+    target = 0.3 * np.log(3) if name == "discrete" else -2.0
+    slope = ((told["entropy"] - target) * np.asarray(batch.items.weight)[:, BURN:]).mean()
+    assert np.sign(new.log_temperature.vector[0] - state.log_temperature.vector[0]) == -np.sign(slope)
+
+
+def test_the_burn_in_makes_the_memories_but_takes_no_gradient() -> None:
+    """With its outcome as stored memories, and no burn-in, the update is the same."""
+    agent, without = agent_of("continuous"), agent_of("continuous", burn_in=0)
+    state, batch = state_of(agent), batch_of("continuous", agent)
+    state = state._replace(target=state.critic)  # of the target network too the memories are then those of the critics
+    zero = jnp.zeros((B, 2))
+
+    @jax.jit
+    def brought(state: Any) -> Memories:
+        obs, at = batch.items.obs, jax.tree.map(lambda x: x[:, 0], batch.items.obs.memory.core)
+        for t in range(BURN):
+            at = anew(obs.memory.begins[:, t], at)
+            policy = policy_of("continuous", "gru")(state.policy.tree, Remembered(obs.obs[:, t], at.policy))[1]
+            critic = [
+                critic_of("continuous", "gru")(
+                    one_of(state.critic.tree, k), Remembered(obs.obs[:, t], at.critic[:, k]), zero
+                )[1]
+                for k in range(CRITICS)
+            ]
+            at = Memories(policy, jnp.stack(critic, axis=1))
+        return at
+
+    obs = jax.tree.map(lambda x: x[:, BURN:], batch.items.obs)
+    core = jax.tree.map(lambda x, at: x.at[:, 0].set(at), obs.memory.core, brought(state))
+    late = jax.tree.map(lambda x: x[:, BURN:], batch.items)._replace(
+        obs=obs._replace(memory=obs.memory._replace(core=core))
+    )
+    made, wanted = updating(agent)(state, batch)[0], updating(without)(state, batch._replace(items=late))[0]
+    np.testing.assert_allclose(made.critic.vector, wanted.critic.vector, rtol=1e-5, atol=1e-7)
+    # The policy learns from the new critics, whose burn-in comes to another memory than that of the old ones above.
+    assert float(jnp.abs(made.critic.vector - state.critic.vector).max()) > 1e-3
+    assert float(jnp.abs(made.policy.vector - state.policy.vector).max()) > 1e-4
+    again = batch.items._replace(reward=batch.items.reward.at[:, :BURN].add(100.0))
+    spoilt = updating(agent)(state, batch._replace(items=again))[0]
+    np.testing.assert_array_equal(spoilt.critic.vector, made.critic.vector)
+    np.testing.assert_array_equal(spoilt.policy.vector, made.policy.vector)
+
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "discrete": ("discrete", {}),
+    "lstm, layer norm, three critics": ("continuous", {"core": "lstm", "layer_norm": True, "num_critics": 3}),
+    "cql": ("continuous", {"cql": 1.0, "cql_actions": 2}),
+    "discrete cql": ("discrete", {"cql": 1.0, "learn_temperature": False}),
+    "nothing beside the core": ("continuous", {"features": ()}),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        pytest.param(*x, id=which, marks=() if which in ("discrete", "cql") else pytest.mark.slow)
+        for which, x in VARIANTS.items()
+    ],
+)
+def test_every_variant_learns_keeps_its_shapes_and_nothing_from_rows_of_weight_zero(name: str, settings: dict) -> None:
+    agent = agent_of(name, **settings)
+    state, batch = state_of(agent), batch_of(name, agent)
+    new, metrics, priorities = updating(agent)(state, batch)
+    assert jax.eval_shape(lambda: new) == jax.eval_shape(lambda: state)
+    assert not np.array_equal(new.policy.vector, state.policy.vector)
+    assert not np.array_equal(new.critic.vector, state.critic.vector)
+    assert priorities.shape == (B,)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((new.policy, new.critic, metrics)))
+    dead = batch.items.weight.at[:, -1].set(0.0)
+    spoilt = batch.items._replace(
+        weight=dead,
+        reward=batch.items.reward.at[:, -1].set(7.0),
+        action=batch.items.action.at[:, -1].set(0),
+        next_obs=jax.tree.map(lambda x: x.at[:, -1].set(jnp.zeros_like(x[:, -1])), batch.items.next_obs),
+    )
+    first, told, _ = updating(agent)(state, batch._replace(items=batch.items._replace(weight=dead)))
+    second, again, _ = updating(agent)(state, batch._replace(items=spoilt))
+    np.testing.assert_array_equal(first.critic.vector, second.critic.vector)
+    np.testing.assert_array_equal(first.policy.vector, second.policy.vector)
+    assert float(told["loss"]) == float(again["loss"])
+
+
+@pytest.mark.slow
+def test_pieces_and_members_go_where_the_whole_and_each_alone_would() -> None:
+    agent, pieces = agent_of("continuous"), agent_of("continuous", accumulate=2)
+    state, batch = state_of(agent), batch_of("continuous", agent)
+    whole, _, priorities = updating(agent)(state, batch)
+    made, _, same = updating(pieces)(state, batch)
+    np.testing.assert_allclose(made.critic.vector, whole.critic.vector, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(made.policy.vector, whole.policy.vector, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(same, priorities, rtol=1e-4)
+    other = state._replace(hyper=jax.tree.map(lambda x: x * 0.7, state.hyper))
+    noise = agent.draw_update(KEY, B)
+    both = jax.tree.map(lambda *xs: jnp.stack(xs), state, other)
+    together = jax.jit(jax.vmap(lambda s: agent.update(s, batch, noise, jnp.uint32(3))[0]))(both)
+    for i, member in enumerate((state, other)):
+        alone = updating(agent)(member, batch)[0]
+        np.testing.assert_allclose(together.critic.vector[i], alone.critic.vector, rtol=2e-4, atol=2e-5)
+        np.testing.assert_allclose(together.policy.vector[i], alone.policy.vector, rtol=2e-4, atol=2e-5)
+
+
+# --- in training -------------------------------------------------------------------------------------------------
+
+SMALL: dict[str, Any] = {"core": "gru", "core_features": WIDTH, "features": (5,), "burn_in": 2, "sequence": 4}
+
+
+def strategy_of(buffer: Any = None, env: Any = None, **settings: Any) -> jaxrl.Strategy:
+    return jaxrl.off_policy(
+        env or counting(length=5, time_limit=None),
+        jaxrl.sac(**{**SMALL, "lr": 0.0, "policy_lr": 0.0, **settings}),
+        buffer=buffer or jaxrl.uniform(90, batch_size=4),
+        num_envs=3,
+        opt_interval=6,
+        warmup=30,
+    )
+
+
+def test_what_replay_holds_is_the_memory_that_acting_had_and_that_critics_would_have_had() -> None:
+    """Parameters stay, at a rate of 0, so that a walk from a sequence's first memories meets all later ones."""
+    strategy = strategy_of(jaxrl.prioritised(90, batch_size=40))
+    state = jax.jit(strategy.init)(KEY)
+    step = jax.jit(lambda s, t: strategy.step(s, strategy.draw(s.key, t), t)[0])
+    for t in range(20):
+        state = step(state, jnp.uint32(t))
+    fresh = jaxrl.sac(**SMALL)(counting().spec)
+    buffer = jaxrl.prioritised(90, batch_size=40).windowed(fresh.window, 3)
+    sample = jax.jit(lambda state: buffer.sample(state, buffer.draw(KEY, jnp.uint32(25), 6), jnp.uint32(0)))
+    items, act = sample(state.buffer).items, jax.jit(lambda *args: fresh.act(*args, None, jnp.uint32(0), "exploit")[1])
+    memory, count = items.obs.memory, items.obs.obs[..., 0]
+    np.testing.assert_array_equal(memory.begins, count == 0)
+    assert 0 < np.mean(memory.begins[:, 1:]) < 1
+    now = jax.tree.map(lambda x: x[:, 0], memory)
+    for t in range(5):
+        after = act(state.agent, Remembered(items.obs.obs[:, t], now))["memory"]
+        begins = memory.begins[:, t + 1]
+        now = Kept(anew(begins, after.core), begins)
+        for made, held in zip(jax.tree.leaves(now.core), jax.tree.leaves(memory.core), strict=True):
+            np.testing.assert_allclose(made, held[:, t + 1], rtol=1e-5, atol=1e-6)
+    assert all(float(jnp.abs(x).max()) > 0.01 for x in jax.tree.leaves(memory.core))
+    first, second = jnp.moveaxis(memory.core.critic, 2, 0)
+    assert float(jnp.abs(first - second).max()) > 0.01
+
+
+def test_acting_alone_needs_no_critics_and_their_memories_change_nothing() -> None:
+    agent = agent_of("continuous")
+    state = jax.jit(agent.init)(KEY)
+    kept = jax.tree.map(lambda x: jnp.full((3, *x.shape), 0.5, x.dtype), agent.memory)
+    seen = Remembered(jnp.array([[0.1, 0.2], [0.3, -0.4], [-0.5, 0.6]]), kept)
+    whole, alone = (agent.act(s, seen, None, jnp.uint32(0), "exploit") for s in (state, agent.strip(state)))
+    np.testing.assert_array_equal(whole[0], alone[0])
+    np.testing.assert_array_equal(whole[1]["memory"].core.policy, alone[1]["memory"].core.policy)
+    np.testing.assert_array_equal(alone[1]["memory"].core.critic, kept.core.critic)
+    assert not np.array_equal(whole[1]["memory"].core.critic, kept.core.critic)
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "own policy": (
+        lambda: jaxrl.sac(core="gru", make_policy=lambda spec, head: None),
+        r"network of make_policy has no",
+    ),
+    "own critic": (lambda: jaxrl.sac(core="gru", make_critic=lambda spec: None), r"network of make_critic has no mem"),
+    "noise": (lambda: jaxrl.sac(core="gru", noise_memory=0.5), r"noise_memory is 0\.5, but with agent\.core gru.*set"),
+    "several steps": (
+        lambda: jaxrl.off_policy(counting(), jaxrl.sac(core="gru"), processor=jaxrl.n_step(3)),
+        r"set processor\.n_step to 1",
+    ),
+    "hindsight": (
+        lambda: strategy_of(jaxrl.hindsight(jaxrl.uniform(90, batch_size=4), 0.5), places()),
+        r"sac with a core learns from sequences, which this buffer cannot sample",
+    ),
+    "data": (
+        lambda: jaxrl.offline(bandit([0, 1], [0.0, 1.0]), jaxrl.cql(core="gru"), batch_size=2),
+        r"cql remembers, and data do not tell what; set agent\.core to none",
+    ),
+    "small": (lambda: strategy_of(jaxrl.uniform(17, batch_size=4)), r"too few for a sequence of 6 steps.*at least 18"),
+}
+
+
+@pytest.mark.parametrize(("made", "said"), [pytest.param(*x, id=name) for name, x in REFUSED.items()])
+def test_settings_that_cannot_work_are_refused_in_one_line(made: Any, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        made()

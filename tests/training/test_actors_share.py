@@ -1,0 +1,80 @@
+"""What actors learn of rewards they share, as they do what they learn of observations; and what critics remember."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from test_actors import QUIET, counter, replaying, rollouts, train
+from toys_gymnasium import Counting
+
+import jaxrl
+
+DISCOUNT = 0.5
+
+
+def scaled(n: int = 1) -> Any:
+    return jaxrl.chain(jaxrl.normalise_reward(DISCOUNT), jaxrl.n_step(n, discount=DISCOUNT))
+
+
+def sums_of_one(steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rewards of an environment that counts, and their discounted sums so far, of so many steps."""
+    env, rewards, sums, total = Counting(), [], [], 0.0
+    env.reset()
+    for _ in range(steps):
+        _, reward, terminated, truncated, _ = env.step(5)
+        total = DISCOUNT * total + reward
+        rewards.append(reward)
+        sums.append(total)
+        if terminated or truncated:
+            total, _ = 0.0, env.reset()
+    return np.array(rewards), np.array(sums)
+
+
+@pytest.mark.parametrize(("actors", "lag", "sync"), [(1, 2, 6), (2, 1, 1)])
+def test_statistics_of_rewards_are_of_all_that_was_taken_up_and_each_is_scaled_by_those_up_to_it(
+    actors: int, lag: int, sync: int
+) -> None:
+    """All environments pay the same, so that the deviation of all sums is that of one environment's."""
+    strategy = replaying(counter(), actors=actors, max_lag=lag, sync_interval=sync, processor=scaled())
+    state = train(strategy, 12)[0].state
+    envs, rounds = 2 * actors, 12 // strategy.opt_steps_per_step
+    steps = (strategy.warmup_env_steps + rounds * strategy.env_steps_per_step) // envs
+    rewards, sums = sums_of_one(steps)
+    moments = state.processor[0].moments
+    assert float(moments.count) == envs * steps
+    np.testing.assert_allclose(moments.mean, sums.mean(), rtol=1e-5)
+    np.testing.assert_allclose(moments.variance, sums.var(), rtol=1e-4)
+    # They are of the training alone: a policy sees no rewards, and its parameters have none of them.
+    assert strategy.policy.params(state).processor == ((), ())
+    if actors > 1:
+        return
+    kept = np.asarray(state.buffer.items.reward)[: steps * envs].reshape(-1)
+    deviations = np.array([np.sqrt(sums[: i + 1].var() + 1e-8) for i in range(steps)])
+    np.testing.assert_allclose(kept, np.repeat(np.clip(rewards / deviations, -10, 10), envs), rtol=1e-3)
+
+
+def test_what_was_learnt_of_rewards_is_taken_up_again_by_a_run_that_goes_on(tmp_path: Path) -> None:
+    strategy, settings = rollouts(counter(), processor=scaled()), {**QUIET, "run_dir": str(tmp_path)}
+    first = jaxrl.Trainer(strategy, max_opts=8, **settings).train().state
+    later = jaxrl.Trainer(strategy, max_opts=16, resume=True, **settings).train().state
+    count = lambda state: float(state.processor[0].moments.count)
+    assert (count(first), count(later)) == (4 * 16, 2 * 4 * 16)
+
+
+def test_actors_send_the_memories_that_critics_have_of_their_episodes() -> None:
+    """At a learning rate of 0, those after a step are what the learner's own critics make of the step."""
+    agent = jaxrl.sac(features=(8,), core="gru", core_features=4, burn_in=1, sequence=3, lr=0.0, policy_lr=0.0)
+    strategy = replaying(counter(), agent=agent)
+    state = train(strategy, 8)[0].state
+    written = strategy.warmup_env_steps + 8 // strategy.opt_steps_per_step * strategy.env_steps_per_step
+    items = jax.tree.map(lambda x: x[: min(written, 128)], state.buffer.items)
+    bound = agent(strategy.policy.spec)
+    after = jax.jit(lambda s, obs: bound.act(s, obs, None, np.uint32(0), "exploit")[1])(state.agent, items.obs)
+    for made, kept in zip(
+        jax.tree.leaves(after["memory"].core), jax.tree.leaves(items.next_obs.memory.core), strict=True
+    ):
+        np.testing.assert_allclose(made, kept, rtol=1e-4, atol=1e-6)
+    assert all(np.abs(x).max() > 0.01 for x in jax.tree.leaves(items.obs.memory.core))
+    assert 0 < np.mean(items.obs.memory.begins) < 1
