@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+_IGNORED = ((RuntimeError, "Event loop is closed"), (AttributeError, "_ssock"))
+"""What is left out of what Python ignores: the second is of an event loop that got no file descriptors, at its end."""
 _LOGGED = {"absl": "_SignalingThread", "asyncio": "orbax"}
 """By logger, what is in the messages that are left out."""
 
@@ -21,7 +23,7 @@ def hushed() -> Iterator[None]:
     hook = sys.unraisablehook
 
     def tell(what: Any) -> None:
-        if not (isinstance(what.exc_value, RuntimeError) and str(what.exc_value) == "Event loop is closed"):
+        if not any(isinstance(what.exc_value, kind) and part in str(what.exc_value) for kind, part in _IGNORED):
             hook(what)
 
     filters = {name: _without(part) for name, part in _LOGGED.items()}

@@ -1,6 +1,9 @@
 """What a library may do to its process: nothing that stays."""
 
+import asyncio
+import gc
 import logging
+import socket
 import sys
 from pathlib import Path
 
@@ -29,3 +32,18 @@ def test_only_the_tales_of_orbax_are_left_out(caplog: pytest.LogCaptureFixture) 
         logging.getLogger("asyncio").error("task of mine failed")
     logging.getLogger("asyncio").error("orbax, afterwards")
     assert [record.getMessage() for record in caplog.records] == ["task of mine failed", "orbax, afterwards"]
+
+
+def test_an_event_loop_that_gets_no_file_descriptors_is_one_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_more() -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(socket, "socketpair", no_more)
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)  # pytest's own prints nothing
+    with hushed():
+        with pytest.raises(OSError, match="Too many open files"):
+            asyncio.new_event_loop()
+        gc.collect()
+    assert "Traceback" not in capsys.readouterr().err
