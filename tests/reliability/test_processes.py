@@ -136,7 +136,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_processes_train_save_resume_and_roll_back_to_the_bits_of_one(pair: Path) -> None:
     assert saved(pair / "two") == saved(pair / "one")
     assert rows(pair / "two") == rows(pair / "one")
-    assert '"rollback"' in (pair / "two" / "metrics.jsonl").read_text()
+    log = (pair / "two" / "metrics.jsonl").read_text()
+    assert '"rollback"' in log
+    assert '"storage"' not in log
 
 
 @pytest.fixture(scope="module")
@@ -305,6 +307,7 @@ def test_two_processes_come_to_the_bits_of_one(tmp_path: Path, undisturbed: tupl
     assert together(run, run) == [DONE, DONE]
     assert saved(tmp_path / "run") == undisturbed
     assert undisturbed[0] == LAST
+    assert '"storage"' not in (tmp_path / "run" / "metrics.jsonl").read_text()  # no save has failed
 
 
 @pytest.mark.slow

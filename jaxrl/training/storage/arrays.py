@@ -86,7 +86,7 @@ def write_part(path: Path, tree: PyTree) -> str:
     try:
         arrays = {f"leaf{i:05d}": leaf for i, leaf in enumerate(own_leaves(tree).values())}
         own = _write_own(path, {name: x for name, x in arrays.items() if processes.is_spread(x)}, joins=False)
-        return json.dumps({"shards": own, "files": file_sums(path, sync=True, part=f"process_{processes.number()}")})
+        return json.dumps({"shards": own, "files": file_sums(path, sync=True, process=processes.number())})
     except Exception as error:
         return json.dumps({"failed": reason(error)})
 
@@ -164,7 +164,7 @@ def require_room(directory: Path, size: int) -> None:
     Orbax, when its disk gets full, fills the terminal with tracebacks from threads of TensorStore; so it is asked to
     write only where there is room.
     """
-    path = directory / "room"
+    path = directory / f"room{processes.number()}"  # others ask for room in the same directory
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if hasattr(os, "posix_fallocate"):  # not everywhere; there Orbax finds out
@@ -175,7 +175,7 @@ def require_room(directory: Path, size: int) -> None:
 
 
 def file_sums(
-    directory: Path, sync: bool = False, known: Mapping[str, list[int]] | None = None, part: str = ""
+    directory: Path, sync: bool = False, known: Mapping[str, list[int]] | None = None, process: int | None = None
 ) -> dict[str, list[int]]:
     """Return size and CRC-32 of every file under `directory` by its relative name; with `sync`, flush them to disk.
 
@@ -183,11 +183,12 @@ def file_sums(
       directory: where they are.
       sync: whether to flush them.
       known: what other processes say of theirs, which are not read again; each must be there, in its size.
-      part: only files with this in their names.
+      process: only files, or those in directories, that Orbax has named after this one.
     """
     known = known or {}
     files = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != FILES)
-    files = [path for path in files if part in str(path.relative_to(directory))]
+    if process is not None:
+        files = [path for path in files if any(part.endswith(f"process_{process}") for part in path.parts)]
     unseen = {name for name, (size, _) in known.items() if not _has_size(directory / name, size)}
     if unseen:
         raise OSError(f"{min(unseen)}, which another process has written, is not seen by this one")
