@@ -188,7 +188,11 @@ def file_sums(
     known = known or {}
     files = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != FILES)
     if process is not None:
-        files = [path for path in files if any(part.endswith(f"process_{process}") for part in path.parts)]
+        files = [
+            path
+            for path in files
+            if any(part.endswith(f"process_{process}") for part in path.relative_to(directory).parts)
+        ]
     unseen = {name for name, (size, _) in known.items() if not _has_size(directory / name, size)}
     if unseen:
         raise OSError(f"{min(unseen)}, which another process has written, is not seen by this one")
