@@ -64,6 +64,7 @@ def write_all(path: Path, leaves: Mapping[str, Any]) -> tuple[dict[str, int], di
     if not any(map(processes.is_spread, leaves.values())):
         _write_own(path, leaves)
         return {name: checksum(array) for name, array in leaves.items()}, {}
+    (path / "array_metadatas").mkdir()  # Orbax in the others waits for it, and the first may fail before it makes it
     processes.tell("save", str(path))
     try:
         own = _write_own(path, leaves, joins=False)
