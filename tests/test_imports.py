@@ -140,9 +140,7 @@ def test_pure_rooms_touch_no_disk_clock_thread_or_log(file: Path) -> None:
 
 
 def test_only_checkpoints_know_orbax() -> None:
-    assert {label(f) for f in FILES if any(top(m) == "orbax" for m in imported(f))} <= {
-        "training/storage/checkpoints.py"
-    }
+    assert {label(f) for f in FILES if any(top(m) == "orbax" for m in imported(f))} <= {"training/storage/arrays.py"}
 
 
 def test_only_the_gymnax_adapter_knows_gymnax() -> None:

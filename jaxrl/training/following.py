@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from jaxrl.errors import ProcessError
 from jaxrl.training.devices import gathered, handed_out, params_of, spread_out
 from jaxrl.training.processes import END
 from jaxrl.training.program import compile_all, zero_sums
+from jaxrl.training.storage.arrays import write_part
 from jaxrl.training.storage.run import VERSIONS, versions
 
 
@@ -78,6 +80,8 @@ def _obey(trainer: Any) -> None:
             state, sums = compiled.run(state, sums, np.uint32(start), np.uint32(stop))
         elif order == "params":
             params_of(strategy, state)
+        elif order == "save":
+            processes.answer(write_part(Path(*given), (state, sums)))
         elif order == "gather":
             all_of_it = processes.whole((state, sums))
         elif order == END:

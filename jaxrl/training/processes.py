@@ -136,11 +136,7 @@ def agree(settings: Mapping[str, Any]) -> None:
         _agree_with_first(settings)
         return
     tell("settings", settings)
-    for i in range(1, processes()):
-        name, said = f"{READY}{i}", None
-        while said is None:
-            said = _look(name)
-        _store().key_value_delete(name)
+    for i, said in enumerate(answers(), 1):
         if said != "yes":
             raise SettingsError(f"process {i}: {said}")
 
@@ -156,9 +152,21 @@ def _agree_with_first(settings: Mapping[str, Any]) -> None:
     answer("yes")
 
 
+def answers() -> Iterator[str]:
+    """Yield what each of the other processes answers, in their order; the first process waits for them."""
+    for i in range(1, processes()):
+        name, said = f"{READY}{i}", None
+        while said is None:
+            said = _look(name)
+        with reported():
+            _store().key_value_delete(name)
+        yield said
+
+
 def answer(said: str) -> None:
-    """Tell the first process that this one is ready, or why it is not."""
-    _store().key_value_set(f"{READY}{number()}", said, allow_overwrite=True)
+    """Tell the first process that this one is ready, or why it is not, or what it has done."""
+    with reported():
+        _store().key_value_set(f"{READY}{number()}", said, allow_overwrite=True)
 
 
 def meet(where: str) -> None:

@@ -475,7 +475,7 @@ class Trainer:
     # --- small things ---
 
     def _saved(self) -> PyTree:
-        tree = gathered(self.state), self._sums
+        tree = self.state, self._sums
         return tree if self.config.save_replay else without_replay(tree)
 
     def _facts(self) -> dict[str, Any]:

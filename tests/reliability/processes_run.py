@@ -1,12 +1,18 @@
 """Begin one process of a run, as `python -m jaxrl.train` does, for `test_processes`.
 
-`python processes_run.py WHAT ARGS...` trains by `ARGS`. `WHAT` is `-`; or `AT:PID:SIGNAL`, to signal a process (0: this
-one) as soon as the checkpoint after `AT` optimisation steps is whole; or `jax=VERSION`, to be of another version.
+`python processes_run.py WHAT ARGS...` trains by `ARGS`. `WHAT` is `-`; or `jax=VERSION`, to be of another version; or
+what is to happen to processes, `WHEN:PID:HOW` (PID 0: this one), several with commas. `WHEN` is `AT`, as soon as the
+checkpoint after so many optimisation steps is known to be whole; `by AT`, before it is written; or `+S`, so many
+seconds after the training has begun. `HOW` is a signal; `full` or `room`, that its disk is or has; `slow`, to stand
+still for three seconds.
 """
 
 import os
+import resource
+import signal
 import sys
 from functools import partial
+from threading import Timer
 from typing import Any
 
 import jaxrl.train
@@ -15,17 +21,45 @@ from jaxrl.cli import leave_quietly_on_signals, run_main
 from jaxrl.training import Hooks, Trainer
 
 
-def disturb(at: int, pid: int, signal: int, trainer: Any, opt_steps: int) -> None:
-    if opt_steps == at:
-        os.kill(pid or os.getpid(), signal)
+def disturb(pid: int, how: str) -> None:
+    pid = pid or os.getpid()
+    if how in ("full", "room"):
+        size = 0 if how == "full" else resource.RLIM_INFINITY
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    elif how == "slow":
+        os.kill(pid, signal.SIGSTOP)
+        Timer(3, os.kill, (pid, signal.SIGCONT)).start()
+    else:
+        os.kill(pid, int(how))
+
+
+def disturbances(what: str) -> Hooks:
+    events = [(when, int(pid), how) for when, pid, how in (event.split(":") for event in what.split(","))]
+
+    def at(when: str) -> None:
+        for own, pid, how in events:
+            if own == when:
+                disturb(pid, how)
+
+    def start(trainer: Any) -> None:
+        for when, pid, how in events:
+            if when.startswith("+"):
+                timer = Timer(float(when), disturb, (pid, how))
+                timer.daemon = True
+                timer.start()
+
+    return Hooks(
+        start=start,
+        save=lambda trainer, opt_steps: at(str(opt_steps)),
+        chunk=lambda trainer, progress: at(f"by {trainer.schedule.opt_steps(trainer.ledger.t)}"),
+    )
 
 
 if __name__ == "__main__":
     what, args = sys.argv[1], sys.argv[2:]
     leave_quietly_on_signals()
     if ":" in what:
-        hooks = Hooks(save=partial(disturb, *map(int, what.split(":"))))
-        jaxrl.train.Trainer = partial(Trainer, hooks=hooks, max_chunk=4)  # type: ignore[misc]
+        jaxrl.train.Trainer = partial(Trainer, hooks=disturbances(what), max_chunk=4)  # type: ignore[misc]
     elif "=" in what:
         installed = following.versions
         following.versions = lambda names: {**installed(names), **dict([what.split("=")])}

@@ -5,28 +5,37 @@ They compile as users have it, as those of `test_shards` do, and talk over the l
 
 import json
 import os
+import random
+import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import processes_toy
 import pytest
 
 import jaxrl
 import jaxrl.train
 import jaxrl.training.processes as processes
+import jaxrl.verify
 from jaxrl.errors import SettingsError
+from jaxrl.training.storage.arrays import FILES, file_sums, joined_crc
 
 HERE = Path(__file__).parent
 RUN = HERE / "processes_run.py"
 AT, LAST = 64, 1_024
+KILL_S = 2.0
+"""Within how many seconds after a training has begun one is killed."""
 PPO = [
     *("ppo", "--env", "CartPole-v1", "--num-envs", "8", "--rollout", "4", "--epochs", "2", "--minibatches", "2"),
     *("--agent.features", "4", "--max-opts", str(LAST), "--save-interval", str(AT), "--keep", "1", "--quiet"),
@@ -115,21 +124,21 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [{name: row.get(name) for name in ("opt_steps", "t", "t_min", "t_max")} for row in lines if "t" in row]
 
 
-def test_processes_train_save_resume_and_roll_back_to_the_bits_of_one(tmp_path: Path) -> None:
-    """Four shards on two devices of each of two processes, and on one device of this one."""
-    digest = processes_toy.train(str(tmp_path / "one"), 2 * processes_toy.HALF)
-    assert toys(tmp_path / "two", 0, 0) == [(0, [], digest)] * 2
-    assert saved(tmp_path / "two") == saved(tmp_path / "one")
-    assert rows(tmp_path / "two") == rows(tmp_path / "one")
-    assert '"rollback"' in (tmp_path / "two" / "metrics.jsonl").read_text()
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy in this process, `one`, and in two processes, `two`: four shards on one device and on two of each."""
+    path = tmp_path_factory.mktemp("pair")
+    digest = processes_toy.train(str(path / "one"), 2 * processes_toy.HALF)
+    assert toys(path / "two", 0, 0) == [(0, [], digest)] * 2
+    return path
 
 
-def test_a_process_with_another_seed_is_refused_by_all(tmp_path: Path) -> None:
-    first, second = toys(tmp_path / "run", 0, 1)
-    said = "has other settings or versions than process 0 (seed: 0 -> 1); start all by one command"
-    assert first[:2] == (2, [f"error: process 1: {said}"])
-    assert second[:2] == (2, [f"error: {said}"])
-    assert not (tmp_path / "run").exists()
+def test_processes_train_save_resume_and_roll_back_to_the_bits_of_one(pair: Path) -> None:
+    assert saved(pair / "two") == saved(pair / "one")
+    assert rows(pair / "two") == rows(pair / "one")
+    log = (pair / "two" / "metrics.jsonl").read_text()
+    assert '"rollback"' in log
+    assert '"storage"' not in log
 
 
 @pytest.fixture(scope="module")
@@ -140,12 +149,165 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> tuple[
     return saved(path)
 
 
+# --- checkpoints that several have written ------------------------------------------------------------------------
+
+
+def test_checksums_of_parts_make_that_of_the_whole() -> None:
+    rng = np.random.default_rng(0)
+    for sizes in ([0], [1, 0, 2], [5, 1 << 17, 3], rng.integers(0, 999, 50)):
+        parts = [rng.bytes(size) for size in sizes]
+        assert joined_crc((zlib.crc32(part), len(part)) for part in parts) == zlib.crc32(b"".join(parts))
+
+
+def part_of_second(path: Path) -> Path:
+    """Return the file of the newest checkpoint in which the second process has its shards."""
+    step = path / "checkpoints" / str(saved(path)[0])
+    return max((step / "state" / "ocdbt.process_1" / "d").iterdir(), key=lambda file: file.stat().st_size)
+
+
+def damage(file: Path) -> str:
+    raw = file.read_bytes()
+    file.write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
+    return "its file state/ocdbt.process_1/d/.* is damaged"
+
+
+def remove(file: Path) -> str:
+    file.unlink()
+    return "its file state/ocdbt.process_1/d/.* is missing"
+
+
+def mistake(file: Path) -> str:
+    """Put the shards of another step there, and let the list of files say that they belong there."""
+    newest = file.parents[3]
+    before = max((step for step in newest.parent.iterdir() if step != newest), key=lambda step: int(step.name))
+    shutil.rmtree(newest / "state")
+    shutil.copytree(before / "state", newest / "state")
+    (newest / FILES).write_text(json.dumps(file_sums(newest)))
+    return "the data of .* is damaged: its checksum differs"
+
+
+@pytest.mark.parametrize("break_it", [damage, remove, mistake])
+def test_a_part_that_is_not_as_it_was_written_is_named_and_the_step_before_is_gone_on_from(
+    tmp_path: Path, pair: Path, break_it: Callable[[Path], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = shutil.copytree(pair / "two", tmp_path / "run")
+    newest, said = saved(path)[0], break_it(part_of_second(path))
+    assert jaxrl.verify.main([str(path)]) == 6
+    assert re.search(f"(?m)^{newest} {said}", capsys.readouterr().out)
+    with pytest.warns(UserWarning, match=f"checkpoints/{newest} is passed over: {said}"):
+        digest = processes_toy.train(str(path), 2 * processes_toy.HALF, resume=True)
+    assert digest == processes_toy.train(str(pair / "one"), 2 * processes_toy.HALF, resume=True)
+    assert saved(path) == saved(pair / "one")
+
+
+@pytest.mark.slow
+def test_a_damaged_part_is_passed_over_by_processes(tmp_path: Path, undisturbed: tuple[int, dict[str, str]]) -> None:
+    path = tmp_path / "run"
+    run = [*PPO, "--shards", 2, "--run-dir", path, "--keep", 2]
+    assert together(run, run) == [DONE, DONE]
+    damage(part_of_second(path))
+    go_on = ["--resume", path]
+    first, second = together(go_on, go_on)
+    (line,) = first.errors
+    assert re.match(
+        f"warning: checkpoint .*/{LAST} is passed over: its file state/ocdbt.process_1/d/.* is damaged", line
+    )
+    assert (first.code, second) == (0, DONE)
+    assert saved(path) == undisturbed
+    for step in (LAST, LAST - AT):
+        shutil.rmtree(path / "checkpoints" / str(step) / "state" / "ocdbt.process_1")
+    first, second = together(go_on, go_on)
+    assert (first.code, second.code) == (6, 7)
+    assert first.errors[-1].startswith("error: ")
+    assert "holds no valid checkpoint" in first.errors[-1]
+    assert "process 0" in second.errors[-1]
+
+
+@pytest.mark.slow
+def test_two_processes_one_four_devices_and_two_processes_again(tmp_path: Path, cache: Path) -> None:
+    """Each saves what the next goes on from; its policy needs no devices."""
+    run = [*PPO, "--shards", 4]
+    alone(*run, "--run-dir", tmp_path / "one")
+    path = tmp_path / "two"
+    first = [*run, "--run-dir", path, "--max-opts", 256, "--devices", 4]
+    assert together(first, first) == [DONE, DONE]
+    alone("--resume", path, "--max-opts", 512, "--devices", 1)
+    alone("--resume", path, "--max-opts", 768, "--devices", 4)
+    last = ["--resume", path, "--max-opts", LAST]
+    assert together(last, last) == [DONE, DONE]
+    assert saved(path) == saved(tmp_path / "one")
+    obs = np.zeros(4, np.float32)
+    actions = [jaxrl.load_policy(str(tmp_path / name), which="latest")(obs) for name in ("one", "two")]
+    assert int(actions[0]) == int(actions[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", [0, 1])
+def test_where_the_disk_of_one_is_full_the_run_goes_on_and_saves_when_there_is_room(
+    tmp_path: Path, undisturbed: tuple[int, dict[str, str]], other: int
+) -> None:
+    """The kernel refuses every byte of one process from the second save on, and takes them again from the fourth on."""
+    path, pid = tmp_path / "run", "@1" if other else "0"
+    run = [*PPO, "--shards", 2, "--run-dir", path]
+    ended = together(run, run, whats=(f"by {2 * AT}:{pid}:full,by {4 * AT}:{pid}:room",))
+    assert [process.code for process in ended] == [0, 0]
+    assert saved(path) == undisturbed
+    events = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    said = [row["message"] for row in events if row.get("event") == "storage"]
+    if other:  # the first one's log was on the full disk as well
+        assert re.match(
+            f"warning: checkpoint .*/{2 * AT} could not be written: StorageError: process 1: OSError", said[0]
+        )
+        assert said[1:] == ["the checkpoint could be written again"]
+
+
+@pytest.mark.slow
+def test_one_that_stands_still_for_a_while_is_waited_for(
+    tmp_path: Path, undisturbed: tuple[int, dict[str, str]]
+) -> None:
+    run = [*PPO, "--shards", 2, "--run-dir", tmp_path / "run"]
+    what = f"{AT}:@1:slow,by {8 * AT}:@1:slow"  # between programs, and while the others save
+    assert together(run, run, whats=(what,)) == [DONE, DONE]
+    assert saved(tmp_path / "run") == undisturbed
+
+
+@pytest.mark.slow
+def test_ten_kills_at_random_moments_cost_no_bit(tmp_path: Path, undisturbed: tuple[int, dict[str, str]]) -> None:
+    """One of two is killed, whatever it does, and all begin again: the end is that of a run that was let alone."""
+    path, rng, killed = tmp_path / "run", random.Random(0), 0
+    go_on: list[object] = [*PPO, "--shards", 2, "--run-dir", path]
+    for _ in range(10):
+        victim, after = rng.randrange(2), rng.uniform(0, KILL_S)
+        ended = together(go_on, go_on, whats=(f"+{after:.3f}:{'@1' if victim else 0}:{int(signal.SIGKILL)}",))
+        if ended != [DONE, DONE]:
+            killed += 1
+            assert ended[victim] == Ended(-signal.SIGKILL, [])
+            assert ended[1 - victim].code == 7, ended
+        go_on = ["--resume", path]
+    assert killed >= 5
+    assert together(go_on, go_on) == [DONE, DONE]
+    assert saved(path) == undisturbed
+    assert [entry.name for entry in (path / "checkpoints").iterdir()] == [str(LAST)]
+
+
+# --- processes that differ, stop and die --------------------------------------------------------------------------
+
+
+def test_a_process_with_another_seed_is_refused_by_all(tmp_path: Path) -> None:
+    first, second = toys(tmp_path / "run", 0, 1)
+    said = "has other settings or versions than process 0 (seed: 0 -> 1); start all by one command"
+    assert first[:2] == (2, [f"error: process 1: {said}"])
+    assert second[:2] == (2, [f"error: {said}"])
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 def test_two_processes_come_to_the_bits_of_one(tmp_path: Path, undisturbed: tuple[int, dict[str, str]]) -> None:
     run = [*PPO, "--shards", 2, "--run-dir", tmp_path / "run"]
     assert together(run, run) == [DONE, DONE]
     assert saved(tmp_path / "run") == undisturbed
     assert undisturbed[0] == LAST
+    assert '"storage"' not in (tmp_path / "run" / "metrics.jsonl").read_text()  # no save has failed
 
 
 @pytest.mark.slow

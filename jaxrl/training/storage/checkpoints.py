@@ -13,13 +13,11 @@ only then, and a damaged step is named and passed over for the one before it.
 import contextlib
 import hashlib
 import json
-import os
 import shutil
-import threading
 import warnings
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,8 @@ import jax
 import numpy as np
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
-from jaxrl.hush import hushed
+from jaxrl.training.processes import LostError, is_spread
+from jaxrl.training.storage.arrays import FILES, Leaves, file_sums, own_leaves, read_arrays, reason, write_all
 from jaxrl.training.storage.leaves import (
     checksum,
     describe_leaf,
@@ -40,16 +39,11 @@ from jaxrl.training.storage.leaves import (
 from jaxrl.training.storage.run_dir import sync_dir, write_atomically
 from jaxrl.trees import PyTree
 
-ORBAX = threading.Lock()
-"""Held while Orbax works: two saves at once in one process would mix up their signals."""
 FORMAT = 4
-MANIFEST, FILES, STATE = "manifest.json", "files.json", "state"
-OVERHEAD = 1 << 16
-"""Bytes that a checkpoint takes beside its arrays, at least."""
+MANIFEST, STATE = "manifest.json", "state"
 UNFINISHED, REMOVED = ".unfinished", ".removed"
 """Added to the name of a step that is being written, and of one that is being removed."""
 
-Leaves = dict[str, np.ndarray]
 Facts = dict[str, Any]
 
 
@@ -82,7 +76,8 @@ class Store:
     def save(self, step: int, tree: PyTree, facts: Mapping[str, Any]) -> None:
         """Begin to write `tree` and `facts` (JSON) as `step`; it is saved when `wait` says so.
 
-        The arrays are copied before this returns: the caller may donate them. A step that was just saved or loaded
+        The arrays are copied before this returns, or written where they are spread over processes: the caller may
+        donate them. A step that was just saved or loaded
         is not written again.
 
         Raises:
@@ -90,6 +85,9 @@ class Store:
         """
         self.wait()
         if step == self.newest:
+            return
+        if is_spread(tree):  # what is on devices of other processes cannot be copied and written later
+            self._job = _done(partial(self._write, step, own_leaves(tree), dict(facts)))
             return
         leaves = host_leaves(tree)
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -119,23 +117,27 @@ class Store:
 
     def _write(self, step: int, leaves: Leaves, facts: Facts) -> int:
         path, unfinished = self._path(step), self._path(step, UNFINISHED)
-        entries = [{**describe_leaf(name, array), "crc32": checksum(array)} for name, array in leaves.items()]
-        manifest = seal({"format": FORMAT, "step": step, "facts": facts, "leaves": entries})
-        arrays = {_name(i): array for i, array in enumerate(leaves.values()) if array.size}
         self._sweep()
         try:
             unfinished.mkdir(parents=True)
-            require_room(unfinished, sum(array.nbytes for array in arrays.values()) + OVERHEAD)
-            write_arrays(unfinished / STATE, arrays)
+            sums, theirs = write_all(unfinished / STATE, {_name(i): array for i, array in enumerate(leaves.values())})
+            entries = [
+                {**describe_leaf(path, array), "crc32": sums[_name(i)]}
+                for i, (path, array) in enumerate(leaves.items())
+            ]
+            manifest = seal({"format": FORMAT, "step": step, "facts": facts, "leaves": entries})
             (unfinished / MANIFEST).write_text(json.dumps(manifest))
-            write_atomically(unfinished / FILES, json.dumps(file_sums(unfinished, sync=True)))
+            theirs = {f"{STATE}/{name}": found for name, found in theirs.items()}
+            write_atomically(unfinished / FILES, json.dumps(file_sums(unfinished, sync=True, known=theirs)))
             if path.exists():
                 self._remove(step)
             unfinished.rename(path)
             sync_dir(self.directory)
+        except LostError:
+            raise
         except Exception as error:
             self._sweep()  # what is half there takes the room of the next
-            raise StorageError(f"checkpoint {path} could not be written: {_reason(error)}") from error
+            raise StorageError(f"checkpoint {path} could not be written: {reason(error)}") from error
         self.newest = step
         self._bad.discard(step)
         self._prune(step)
@@ -272,7 +274,7 @@ class Store:
             filled = {name: array for name, array in like.items() if array.size}
             arrays = read_arrays(self._path(step) / STATE, filled)
         except Exception as error:
-            raise CheckpointError(f"cannot be read: {_reason(error)}") from error
+            raise CheckpointError(f"cannot be read: {reason(error)}") from error
         leaves = {}
         for i, entry in enumerate(manifest["leaves"]):
             array = np.asarray(arrays.get(_name(i), like[_name(i)]))
@@ -300,7 +302,7 @@ class Store:
         except CheckpointError:
             raise
         except Exception as error:
-            raise CheckpointError(f"its manifest cannot be read: {_reason(error)}") from error
+            raise CheckpointError(f"its manifest cannot be read: {reason(error)}") from error
         if version != FORMAT:
             raise CheckpointError(f"it is of format {str(version)[:20]}; this version of jaxrl reads format {FORMAT}")
         return manifest
@@ -342,41 +344,6 @@ def seal(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
-def require_room(directory: Path, size: int) -> None:
-    """Raise `OSError` unless the disk of `directory` takes a file of `size` bytes; leave none there.
-
-    Orbax, when its disk gets full, fills the terminal with tracebacks from threads of TensorStore; so it is asked to
-    write only where there is room.
-    """
-    path = directory / "room"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        if hasattr(os, "posix_fallocate"):  # not everywhere; there Orbax finds out
-            os.posix_fallocate(descriptor, 0, size)
-    finally:
-        os.close(descriptor)
-        path.unlink()
-
-
-def file_sums(directory: Path, sync: bool = False) -> dict[str, list[int]]:
-    """Return size and CRC-32 of every file under `directory` by its relative name; with `sync`, flush them to disk."""
-    files = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != FILES)
-    sums = {str(path.relative_to(directory)): _file_sum(path, sync) for path in files}
-    for path in {path.parent for path in files} if sync else ():
-        sync_dir(path)
-    return sums
-
-
-def _file_sum(path: Path, sync: bool) -> list[int]:
-    size = crc = 0
-    with open(path, "rb") as file:
-        while part := file.read(1 << 20):
-            size, crc = size + len(part), zlib.crc32(part, crc)
-        if sync:
-            os.fsync(file.fileno())
-    return [size, crc]
-
-
 def check_files(directory: Path) -> None:
     """Raise `CheckpointError` naming the first file of a checkpoint that is not as it was written.
 
@@ -390,7 +357,7 @@ def check_files(directory: Path) -> None:
         names = sorted({*wanted, *found})
         wrong = [name for name in names if wanted.get(name) != found.get(name)]
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"its list of files cannot be read: {_reason(error)}") from error
+        raise CheckpointError(f"its list of files cannot be read: {reason(error)}") from error
     if wrong:
         what = "missing" if wrong[0] not in found else "damaged" if wrong[0] in wanted else "not one of its own"
         raise CheckpointError(f"its file {wrong[0][:200]} is {what}")
@@ -418,27 +385,11 @@ def _name(index: int) -> str:
     return f"leaf{index:05d}"
 
 
-def _reason(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
-
-
-# --- Orbax ------------------------------------------------------------------------------------------------------
-
-
-def write_arrays(path: Path, arrays: Leaves) -> None:
-    """Write `arrays` into the new directory `path`."""
-    import orbax.checkpoint as ocp
-
-    with ORBAX, hushed():
-        handler = ocp.StandardCheckpointHandler()
-        handler.save(path, args=ocp.args.StandardSave(arrays))
-        handler.finalize(path)
-
-
-def read_arrays(path: Path, like: Leaves) -> Leaves:
-    """Read what `write_arrays` wrote; `like` has the names, shapes and dtypes."""
-    import orbax.checkpoint as ocp
-
-    with ORBAX, hushed():
-        return ocp.StandardCheckpointHandler().restore(path, args=ocp.args.StandardRestore(like))
+def _done(write: Callable[[], int]) -> "Future[int]":
+    """Write now, and return how that has ended as `Store.wait` is to find it."""
+    job: Future[int] = Future()
+    try:
+        job.set_result(write())
+    except StorageError as error:
+        job.set_exception(error)
+    return job

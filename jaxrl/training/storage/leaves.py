@@ -17,12 +17,12 @@ Entry = dict[str, Any]
 def host_leaves(tree: PyTree) -> dict[str, np.ndarray]:
     """Copy every leaf of `tree` to the host, PRNG keys as their numbers; return them by their paths."""
     # A plain device_get may be a view of the device's memory, which a donated buffer's next owner overwrites.
-    return {path: np.array(leaf, copy=True) for path, leaf in _flatten(tree)}
+    return {path: np.array(leaf, copy=True) for path, leaf in flatten(tree)}
 
 
 def like_leaves(tree: PyTree) -> dict[str, Any]:
     """Return the shapes and dtypes of `host_leaves(tree)`, by path; `tree` may hold arrays or shapes."""
-    return {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in _flatten(tree)}
+    return {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in flatten(tree)}
 
 
 def rebuild(like: PyTree, arrays: Sequence[np.ndarray]) -> PyTree:
@@ -89,7 +89,7 @@ def mismatch(saved: Sequence[Entry], wanted: Mapping[str, Any]) -> str | None:
     return None if list(by_path) == list(wanted) else "its leaves are in another order"
 
 
-def _flatten(tree: PyTree) -> list[tuple[str, Any]]:
+def flatten(tree: PyTree) -> list[tuple[str, Any]]:
     """List the leaves with their paths; keys as their data under a path that names their kind; shapes stay shapes."""
 
     def plain(path: str, leaf: Any) -> tuple[str, Any]:

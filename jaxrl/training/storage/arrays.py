@@ -1,0 +1,253 @@
+"""The arrays of a checkpoint on disk, written by one process or by several, each what it has: the files are alike.
+
+Where arrays are spread over processes, the first tells the others to write. Each writes its shards through Orbax, and
+answers with checksums of them and of its files; when all have answered the first joins the parts to one store, which
+any number of processes reads. The checksum of an array is made of those of its shards, and is that of its bytes in a
+row: a checkpoint does not tell how many have written it, but by the names of its files.
+"""
+
+import json
+import os
+import threading
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import jaxrl.training.processes as processes
+from jaxrl.errors import StorageError
+from jaxrl.hush import hushed
+from jaxrl.training.storage.leaves import checksum, flatten
+from jaxrl.training.storage.run_dir import sync_dir
+from jaxrl.trees import PyTree
+
+ORBAX = threading.Lock()
+"""Held while Orbax works: two saves at once in one process would mix up their signals."""
+FILES = "files.json"
+"""The list of a checkpoint's other files."""
+OVERHEAD = 1 << 16
+"""Bytes that a checkpoint takes beside its arrays, at least."""
+CRC_POLYNOMIAL = 0xEDB88320
+"""Of CRC-32 (ISO 3309), its lowest power in the highest bit."""
+
+Leaves = dict[str, np.ndarray]
+
+
+def own_leaves(tree: PyTree) -> dict[str, Any]:
+    """Return the leaves of `tree` by path: what is divided among processes as it is, else copied to the host."""
+    found = {}
+    for path, leaf in flatten(jax.tree.map(_local, tree)):
+        found[path] = leaf if processes.is_spread(leaf) else np.array(leaf, copy=True)
+    return found
+
+
+def _local(leaf: Any) -> Any:
+    """Return this process' copy of what every process has all of."""
+    return leaf.addressable_data(0) if processes.is_spread(leaf) and leaf.is_fully_replicated else leaf
+
+
+def write_all(path: Path, leaves: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, list[int]]]:
+    """Write `leaves` into the new directory `path`; if some are spread over processes, all write what they have.
+
+    Returns:
+      the checksum of each leaf by its name, and of each file of another process, as `file_sums` has them.
+
+    Raises:
+      StorageError: another process could not write.
+      OSError: this one could not, or what Orbax raises.
+      LostError: another process is gone.
+    """
+    path.mkdir()
+    if not any(map(processes.is_spread, leaves.values())):
+        _write_own(path, leaves)
+        return {name: checksum(array) for name, array in leaves.items()}, {}
+    (path / "array_metadatas").mkdir()  # Orbax in the others waits for it, and the first may fail before it makes it
+    processes.tell("save", str(path))
+    try:
+        own = _write_own(path, leaves, joins=False)
+    finally:  # whatever has happened here, they answer
+        answers = [json.loads(said) for said in processes.answers()]
+    for i, said in enumerate(answers, 1):
+        if "failed" in said:
+            raise StorageError(f"process {i}: {said['failed']}")
+    join_arrays(path)
+    parts = [own, *(said["shards"] for said in answers)]
+    sums = {name: _whole_sum(array, name, parts) for name, array in leaves.items()}
+    return sums, {name: found for said in answers for name, found in said["files"].items()}
+
+
+def write_part(path: Path, tree: PyTree) -> str:
+    """Write what a process beside the first has of a training state into `path`; return its answer.
+
+    What all processes have, the first writes.
+    """
+    try:
+        arrays = {f"leaf{i:05d}": leaf for i, leaf in enumerate(own_leaves(tree).values())}
+        own = _write_own(path, {name: x for name, x in arrays.items() if processes.is_spread(x)}, joins=False)
+        return json.dumps({"shards": own, "files": file_sums(path, sync=True, process=processes.number())})
+    except Exception as error:
+        return json.dumps({"failed": reason(error)})
+
+
+def _write_own(path: Path, leaves: Mapping[str, Any], joins: bool = True) -> dict[str, list[list[int]]]:
+    """Write what this process has of `leaves`; return for each that is divided what `_shard_sums` says."""
+    arrays = {name: array for name, array in leaves.items() if array.size}
+    size = sum(piece.nbytes for array in arrays.values() for piece in _pieces(array))
+    require_room(path, size + OVERHEAD)
+    write_arrays(path, arrays, joins)
+    return {name: _shard_sums(array) for name, array in leaves.items() if processes.is_spread(array)}
+
+
+def _pieces(array: Any) -> list[Any]:
+    """Return what this process writes of an array."""
+    if not processes.is_spread(array):
+        return [array]
+    return [shard.data for shard in array.addressable_shards if shard.replica_id == 0]
+
+
+def _shard_sums(array: jax.Array) -> list[list[int]]:
+    """Return of each shard that this process writes: its first row, its bytes and their CRC-32."""
+    shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
+    return [[shard.index[0].start or 0, shard.data.nbytes, checksum(np.asarray(shard.data))] for shard in shards]
+
+
+def _whole_sum(array: Any, name: str, parts: Iterable[Mapping[str, list[list[int]]]]) -> int:
+    if not processes.is_spread(array):
+        return checksum(array)
+    shards = sorted(shard for part in parts for shard in part[name])
+    if sum(size for _, size, _ in shards) != array.nbytes:
+        raise StorageError(f"{name} was not written whole: {shards}")
+    return joined_crc((crc, size) for _, size, crc in shards)
+
+
+def joined_crc(parts: Iterable[tuple[int, int]]) -> int:
+    """Return the CRC-32 of bytes in a row, from that of each part and its length in bytes.
+
+    As zlib's `crc32_combine`: a CRC is a remainder of polynomials over two elements, so bytes behind it multiply it by
+    a power of x.
+    """
+    whole = 0
+    for crc, size in parts:
+        whole = _product(_power(size), whole) ^ crc
+    return whole
+
+
+def _power(size: int) -> int:
+    """Return x to the power of the bits in `size` bytes, by squaring."""
+    power, square = 1 << 31, 1 << 23
+    while size:
+        power = _product(power, square) if size & 1 else power
+        square, size = _product(square, square), size >> 1
+    return power
+
+
+def _product(a: int, b: int) -> int:
+    """Return the product of two polynomials modulo that of CRC-32."""
+    product = 0
+    for bit in range(31, -1, -1):
+        product ^= b if a >> bit & 1 else 0
+        b = (b >> 1) ^ (CRC_POLYNOMIAL if b & 1 else 0)
+    return product
+
+
+def reason(error: Exception) -> str:
+    """Return kind and first line of an error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+def require_room(directory: Path, size: int) -> None:
+    """Raise `OSError` unless the disk of `directory` takes a file of `size` bytes; leave none there.
+
+    Orbax, when its disk gets full, fills the terminal with tracebacks from threads of TensorStore; so it is asked to
+    write only where there is room.
+    """
+    path = directory / f"room{processes.number()}"  # others ask for room in the same directory
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if hasattr(os, "posix_fallocate"):  # not everywhere; there Orbax finds out
+            os.posix_fallocate(descriptor, 0, size)
+    finally:
+        os.close(descriptor)
+        path.unlink()
+
+
+def file_sums(
+    directory: Path, sync: bool = False, known: Mapping[str, list[int]] | None = None, process: int | None = None
+) -> dict[str, list[int]]:
+    """Return size and CRC-32 of every file under `directory` by its relative name; with `sync`, flush them to disk.
+
+    Args:
+      directory: where they are.
+      sync: whether to flush them.
+      known: what other processes say of theirs, which are not read again; each must be there, in its size.
+      process: only files, or those in directories, that Orbax has named after this one.
+    """
+    known = known or {}
+    files = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != FILES)
+    if process is not None:
+        files = [
+            path
+            for path in files
+            if any(part.endswith(f"process_{process}") for part in path.relative_to(directory).parts)
+        ]
+    unseen = {name for name, (size, _) in known.items() if not _has_size(directory / name, size)}
+    if unseen:
+        raise OSError(f"{min(unseen)}, which another process has written, is not seen by this one")
+    files = [path for path in files if str(path.relative_to(directory)) not in known]
+    sums = {**known, **{str(path.relative_to(directory)): _file_sum(path, sync) for path in files}}
+    for path in {path.parent for path in files} if sync else ():
+        sync_dir(path)
+    return sums
+
+
+def _has_size(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size
+
+
+def _file_sum(path: Path, sync: bool) -> list[int]:
+    size = crc = 0
+    with open(path, "rb") as file:
+        while part := file.read(1 << 20):
+            size, crc = size + len(part), zlib.crc32(part, crc)
+        if sync:
+            os.fsync(file.fileno())
+    return [size, crc]
+
+
+# --- Orbax ------------------------------------------------------------------------------------------------------
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any], joins: bool = True) -> None:
+    """Write `arrays` into the directory `path`, and join all that is there, unless others still write.
+
+    Of an array that is spread over processes, what this one has.
+    """
+    import orbax.checkpoint as ocp
+    from etils import epath
+
+    with ORBAX, hushed():
+        handler = ocp.StandardCheckpointHandler()
+        handler.save(epath.Path(path), args=ocp.args.StandardSave(arrays))
+        if joins:
+            handler.finalize(epath.Path(path))
+
+
+def join_arrays(path: Path) -> None:
+    """Join what several processes have written into `path`, each by `write_arrays`."""
+    import orbax.checkpoint as ocp
+    from etils import epath
+
+    with ORBAX, hushed():
+        ocp.StandardCheckpointHandler().finalize(epath.Path(path))
+
+
+def read_arrays(path: Path, like: Leaves) -> Leaves:
+    """Read what `write_arrays` wrote; `like` has the names, shapes and dtypes."""
+    import orbax.checkpoint as ocp
+
+    with ORBAX, hushed():
+        return ocp.StandardCheckpointHandler().restore(path, args=ocp.args.StandardRestore(like))
