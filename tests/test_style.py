@@ -72,7 +72,7 @@ MAY_ASK = {
     ("training/program.py", "bytes_of"): "as above",
     ("training/session/inputs.py", "action_space"): "an environment of Gymnasium, or what looks like one",
     ("training/session/inputs.py", "observation_space"): "as above",
-    ("training/storage/checkpoints.py", "posix_fallocate"): "a system call that not every system has",
+    ("training/storage/arrays.py", "posix_fallocate"): "a system call that not every system has",
     ("training/storage/run_dir.py", "item"): "a number of NumPy or JAX",
 }
 """What `hasattr` may be asked of, by file and attribute, and why: never of a state, whose strategy says what it has."""

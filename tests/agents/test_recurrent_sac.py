@@ -206,9 +206,10 @@ def walked(name: str, core: str, state: Any, critic: Any, batch: Batch, noise: A
     return told
 
 
-CASES = [("continuous", "gru"), ("discrete", "gru"), pytest.param("continuous", "lstm", marks=pytest.mark.slow)]
+CASES = [("continuous", "gru"), ("discrete", "gru"), ("continuous", "lstm")]
 
 
+@pytest.mark.every_day("continuous-gru")
 @pytest.mark.parametrize(("name", "core"), CASES)
 def test_an_update_sees_what_a_walk_through_the_sequences_finds(name: str, core: str) -> None:
     agent = agent_of(name, core=core)
@@ -275,13 +276,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        pytest.param(*x, id=which, marks=() if which in ("discrete", "cql") else pytest.mark.slow)
-        for which, x in VARIANTS.items()
-    ],
-)
+@pytest.mark.every_day("cql")
+@pytest.mark.parametrize(("name", "settings"), [pytest.param(*x, id=which) for which, x in VARIANTS.items()])
 def test_every_variant_learns_keeps_its_shapes_and_nothing_from_rows_of_weight_zero(name: str, settings: dict) -> None:
     agent = agent_of(name, **settings)
     state, batch = state_of(agent), batch_of(name, agent)

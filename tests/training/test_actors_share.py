@@ -32,6 +32,7 @@ def sums_of_one(steps: int) -> tuple[np.ndarray, np.ndarray]:
     return np.array(rewards), np.array(sums)
 
 
+@pytest.mark.every_day("2-1-1")
 @pytest.mark.parametrize(("actors", "lag", "sync"), [(1, 2, 6), (2, 1, 1)])
 def test_statistics_of_rewards_are_of_all_that_was_taken_up_and_each_is_scaled_by_those_up_to_it(
     actors: int, lag: int, sync: int
@@ -63,6 +64,7 @@ def test_what_was_learnt_of_rewards_is_taken_up_again_by_a_run_that_goes_on(tmp_
     assert (count(first), count(later)) == (4 * 16, 2 * 4 * 16)
 
 
+@pytest.mark.slow
 def test_actors_send_the_memories_that_critics_have_of_their_episodes() -> None:
     """At a learning rate of 0, those after a step are what the learner's own critics make of the step."""
     agent = jaxrl.sac(features=(8,), core="gru", core_features=4, burn_in=1, sequence=3, lr=0.0, policy_lr=0.0)
