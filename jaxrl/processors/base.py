@@ -84,8 +84,16 @@ class Processor(NamedTuple):
         return jax.tree.unflatten(treedef, leaves)
 
     def taught_more(self, learnt: PyTree, more: PyTree) -> PyTree:
-        """Return what was learnt of both, see `joined`."""
-        return learnt if self.joined is None else self.joined(learnt, more)
+        """Return what was learnt of both, see `joined`.
+
+        Raises:
+          SettingsError: something was learnt, and the processor, or one in a chain, does not say how to join it.
+        """
+        if self.joined is not None:
+            return self.joined(learnt, more)
+        if jax.tree.leaves(learnt):
+            raise SettingsError("processor: what it learns cannot be shared by actors; give Processor its field joined")
+        return learnt
 
 
 OFF = {

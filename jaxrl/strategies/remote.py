@@ -282,8 +282,7 @@ def remote(
     processor = actors.processor.of_actors
     actors = actors._replace(processor=processor)
     nothing = nothing_learnt(processor, host_actors)
-    if jax.tree.leaves(nothing) and processor.joined is None:
-        raise SettingsError("processor: what it learns cannot be shared by actors; give Processor its field joined")
+    jax.eval_shape(processor.taught_more, nothing, nothing)  # raises where it cannot be done
     num_envs = actors.env.num_envs // host_actors.actors
     one = actors._replace(env=actors.env._replace(num_envs=num_envs))
     layout = layout_of_steps(actors)
