@@ -237,7 +237,7 @@ def test_two_processes_one_four_devices_and_two_processes_again(tmp_path: Path, 
     assert together(last, last) == [DONE, DONE]
     assert saved(path) == saved(tmp_path / "one")
     obs = np.zeros(4, np.float32)
-    actions = [jaxrl.load_policy(str(tmp_path / name), which="latest")(obs) for name in ("one", "two")]
+    actions = [jaxrl.load_policy(str(tmp_path / name), step="latest")(obs) for name in ("one", "two")]
     assert int(actions[0]) == int(actions[1])
 
 
