@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_IGNORED = ((RuntimeError, "Event loop is closed"), (AttributeError, "_ssock"))
-"""What is left out of what Python ignores: the second is of an event loop that got no file descriptors, at its end."""
 _LOGGED = {"absl": "_SignalingThread", "asyncio": "orbax"}
 """By logger, what is in the messages that are left out."""
 
@@ -23,7 +21,7 @@ def hushed() -> Iterator[None]:
     hook = sys.unraisablehook
 
     def tell(what: Any) -> None:
-        if not any(isinstance(what.exc_value, kind) and part in str(what.exc_value) for kind, part in _IGNORED):
+        if not _of_an_event_loop(what.exc_value):
             hook(what)
 
     filters = {name: _without(part) for name, part in _LOGGED.items()}
@@ -36,6 +34,13 @@ def hushed() -> Iterator[None]:
         sys.unraisablehook = hook
         for name, leave_out in filters.items():
             logging.getLogger(name).removeFilter(leave_out)
+
+
+def _of_an_event_loop(error: BaseException | None) -> bool:
+    """Say whether a loop is closed, or was never made whole, for there were no file descriptors."""
+    if isinstance(error, RuntimeError):
+        return str(error) == "Event loop is closed"
+    return isinstance(error, AttributeError) and error.name == "_ssock"
 
 
 def _without(part: str) -> Any:

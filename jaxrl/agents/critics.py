@@ -22,13 +22,7 @@ from jaxrl.agents.fields import (
 from jaxrl.agents.losses import conservative_gap, entry, squared
 from jaxrl.agents.optimizers import GradientStep, Learnt, learn
 from jaxrl.agents.own import ONE_VALUE, Own, choices, network_of, observations, values_of
-from jaxrl.agents.sequences import (
-    Kept,
-    Memories,
-    learnt_rows,
-    memories_of,
-    remembering,
-)
+from jaxrl.agents.sequences import Kept, Memories, Views, learnt_rows, memories_of, remembering
 from jaxrl.distributions import Head, from_box
 from jaxrl.masks import PRIVILEGED, for_critic, for_policy, has, mask_of, masked, viewed
 from jaxrl.metrics import Metrics
@@ -201,11 +195,13 @@ def seen_now(parts: Parts, obs: PyTree, policy: PyTree = (), critic: PyTree = ()
     return remembering(obs, _memories(parts, obs, policy, critic)[0], parts.config.burn_in)
 
 
-def seen_then(parts: Parts, items: Transition, policy: PyTree, critic: PyTree) -> PyTree:
-    """Return what they see after each step: its successor, and that with the memories which the step leaves."""
+def views_by(parts: Parts, items: Transition, policy: PyTree, critic: PyTree) -> Views:
+    """Return the same, and what they see after each step: its successor, with the memories which the step leaves."""
     if parts.memory is None:
-        return items.next_obs
-    return remembering(items.next_obs, _memories(parts, items.obs, policy, critic)[1], parts.config.burn_in)
+        return Views(items.obs, items.next_obs)
+    before, after = _memories(parts, items.obs, policy, critic)
+    burn_in = parts.config.burn_in
+    return Views(remembering(items.obs, before, burn_in), remembering(items.next_obs, after, burn_in))
 
 
 def rows_of(parts: Parts, batch: Batch) -> Batch:

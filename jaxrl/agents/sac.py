@@ -36,9 +36,9 @@ from jaxrl.agents.critics import (
     recurrent_networks,
     rows_of,
     seen_now,
-    seen_then,
     space_size,
     to_policy,
+    views_by,
 )
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import Between, Count, Positive, Rate, Real, SequenceConfig, Weight
@@ -46,6 +46,7 @@ from jaxrl.agents.optimizers import OPTIMIZERS, Optimizer, decayed, gradient_ste
 from jaxrl.agents.own import MakeNetwork, MakePolicy, Own, own_parts
 from jaxrl.agents.schedules import schedules_in
 from jaxrl.agents.sequences import (
+    Views,
     check_core,
     kept_after,
     kept_by_all_at_first,
@@ -336,10 +337,9 @@ def _update(
     config, hyper, rows = parts.config, state.hyper, rows_of(parts, batch)
     noise_tm1, noise_t, noise_sampled = noise
     temperature = jnp.exp(state.log_temperature.vector[0]) if config.learn_temperature else hyper.temperature
-    then = seen_then(parts, batch.items, state.policy.tree, state.target.tree)
-    v_t, entropy_t = soft_value(parts, state.policy.tree, state.target.tree, temperature, then, noise_t)
-    now = seen_now(parts, batch.items.obs, policy=state.policy.tree) if config.cql else ()
-    sampled = _sampled_actions(parts, state.policy.tree, (now, then), noise_sampled) if config.cql else None
+    seen = views_by(parts, batch.items, state.policy.tree, state.target.tree)
+    v_t, entropy_t = soft_value(parts, state.policy.tree, state.target.tree, temperature, seen.then, noise_t)
+    sampled = _sampled_actions(parts, state.policy.tree, seen, noise_sampled) if config.cql else None
     target = _targets(parts, batch.items, rows.items, v_t, temperature * entropy_t)
     critic, metrics, priorities = learn_critic(parts, state, batch, target, opt_step, sampled)
     if parts.memory is not None:
@@ -392,7 +392,7 @@ def _targets(parts: Parts, items: Transition, rows: Transition, v_t: Array, bonu
     return after.reward + after.discount * after.value
 
 
-def _sampled_actions(parts: Parts, policy: PyTree, seen: tuple[PyTree, PyTree], noise: PyTree) -> SampledActions:
+def _sampled_actions(parts: Parts, policy: PyTree, seen: Views, noise: PyTree) -> SampledActions:
     """Draw rivals for what is seen before a step: uniformly, from the policy there, and from the policy after it."""
     if isinstance(parts.spec.action_space, Discrete):
         return SampledActions((), ())

@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,11 @@ CRC_POLYNOMIAL = 0xEDB88320
 """Of CRC-32 (ISO 3309), its lowest power in the highest bit."""
 
 Leaves = dict[str, np.ndarray]
+
+
+def leaf_name(index: int) -> str:
+    """Return the name of a leaf on disk, by its place in the state."""
+    return f"leaf{index:05d}"
 
 
 def own_leaves(tree: PyTree) -> dict[str, Any]:
@@ -63,11 +68,12 @@ def write_all(path: Path, leaves: Mapping[str, Any]) -> tuple[dict[str, int], di
     path.mkdir()
     if not any(map(processes.is_spread, leaves.values())):
         _write_own(path, leaves)
+        join_arrays(path)
         return {name: checksum(array) for name, array in leaves.items()}, {}
     (path / "array_metadatas").mkdir()  # Orbax in the others waits for it, and the first may fail before it makes it
     processes.tell("save", str(path))
     try:
-        own = _write_own(path, leaves, joins=False)
+        own = _write_own(path, leaves)
     finally:  # whatever has happened here, they answer
         answers = [json.loads(said) for said in processes.answers()]
     for i, said in enumerate(answers, 1):
@@ -85,33 +91,41 @@ def write_part(path: Path, tree: PyTree) -> str:
     What all processes have, the first writes.
     """
     try:
-        arrays = {f"leaf{i:05d}": leaf for i, leaf in enumerate(own_leaves(tree).values())}
-        own = _write_own(path, {name: x for name, x in arrays.items() if processes.is_spread(x)}, joins=False)
-        return json.dumps({"shards": own, "files": file_sums(path, sync=True, process=processes.number())})
+        arrays = {leaf_name(i): leaf for i, leaf in enumerate(own_leaves(tree).values())}
+        own = _write_own(path, {name: x for name, x in arrays.items() if processes.is_spread(x)})
+        return json.dumps({"shards": own, "files": file_sums(path, sync=True, of=_is_own)})
     except Exception as error:
         return json.dumps({"failed": reason(error)})
 
 
-def _write_own(path: Path, leaves: Mapping[str, Any], joins: bool = True) -> dict[str, list[list[int]]]:
+def _is_own(file: str) -> bool:
+    """Say whether Orbax has named a file, or a directory that it is in, after this process."""
+    return any(part.endswith(f"process_{processes.number()}") for part in Path(file).parts)
+
+
+def _write_own(path: Path, leaves: Mapping[str, Any]) -> dict[str, list[list[int]]]:
     """Write what this process has of `leaves`; return for each that is divided what `_shard_sums` says."""
     arrays = {name: array for name, array in leaves.items() if array.size}
-    size = sum(piece.nbytes for array in arrays.values() for piece in _pieces(array))
+    size = sum(_own_bytes(array) for array in arrays.values())
     require_room(path, size + OVERHEAD)
-    write_arrays(path, arrays, joins)
+    write_arrays(path, arrays)
     return {name: _shard_sums(array) for name, array in leaves.items() if processes.is_spread(array)}
 
 
-def _pieces(array: Any) -> list[Any]:
-    """Return what this process writes of an array."""
-    if not processes.is_spread(array):
-        return [array]
-    return [shard.data for shard in array.addressable_shards if shard.replica_id == 0]
+def _own_shards(array: jax.Array) -> list[Any]:
+    """Return the shards of a divided array that this process writes."""
+    return [shard for shard in array.addressable_shards if shard.replica_id == 0]
+
+
+def _own_bytes(array: Any) -> int:
+    return sum(shard.data.nbytes for shard in _own_shards(array)) if processes.is_spread(array) else array.nbytes
 
 
 def _shard_sums(array: jax.Array) -> list[list[int]]:
     """Return of each shard that this process writes: its first row, its bytes and their CRC-32."""
-    shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
-    return [[shard.index[0].start or 0, shard.data.nbytes, checksum(np.asarray(shard.data))] for shard in shards]
+    return [
+        [shard.index[0].start or 0, shard.data.nbytes, checksum(np.asarray(shard.data))] for shard in _own_shards(array)
+    ]
 
 
 def _whole_sum(array: Any, name: str, parts: Iterable[Mapping[str, list[list[int]]]]) -> int:
@@ -176,32 +190,25 @@ def require_room(directory: Path, size: int) -> None:
 
 
 def file_sums(
-    directory: Path, sync: bool = False, known: Mapping[str, list[int]] | None = None, process: int | None = None
+    directory: Path, sync: bool = False, of: Callable[[str], bool] = lambda name: True
 ) -> dict[str, list[int]]:
-    """Return size and CRC-32 of every file under `directory` by its relative name; with `sync`, flush them to disk.
+    """Return size and CRC-32 of the files under `directory` by relative name; with `sync`, flush them to disk.
 
-    Args:
-      directory: where they are.
-      sync: whether to flush them.
-      known: what other processes say of theirs, which are not read again; each must be there, in its size.
-      process: only files, or those in directories, that Orbax has named after this one.
+    They are all, or those `of` whose name the answer is true.
     """
-    known = known or {}
-    files = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != FILES)
-    if process is not None:
-        files = [
-            path
-            for path in files
-            if any(part.endswith(f"process_{process}") for part in path.relative_to(directory).parts)
-        ]
-    unseen = {name for name, (size, _) in known.items() if not _has_size(directory / name, size)}
-    if unseen:
-        raise OSError(f"{min(unseen)}, which another process has written, is not seen by this one")
-    files = [path for path in files if str(path.relative_to(directory)) not in known]
-    sums = {**known, **{str(path.relative_to(directory)): _file_sum(path, sync) for path in files}}
-    for path in {path.parent for path in files} if sync else ():
+    found = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != FILES)
+    files = {name: path for path in found if of(name := str(path.relative_to(directory)))}
+    sums = {name: _file_sum(path, sync) for name, path in files.items()}
+    for path in {path.parent for path in files.values()} if sync else ():
         sync_dir(path)
     return sums
+
+
+def check_seen(directory: Path, sums: Mapping[str, list[int]]) -> None:
+    """Raise `OSError` unless this process sees the files of others, of which they tell `sums`, in their sizes."""
+    unseen = {name for name, (size, _) in sums.items() if not _has_size(directory / name, size)}
+    if unseen:
+        raise OSError(f"{min(unseen)}, which another process has written, is not seen by this one")
 
 
 def _has_size(path: Path, size: int) -> bool:
@@ -221,23 +228,17 @@ def _file_sum(path: Path, sync: bool) -> list[int]:
 # --- Orbax ------------------------------------------------------------------------------------------------------
 
 
-def write_arrays(path: Path, arrays: Mapping[str, Any], joins: bool = True) -> None:
-    """Write `arrays` into the directory `path`, and join all that is there, unless others still write.
-
-    Of an array that is spread over processes, what this one has.
-    """
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write what this process has of `arrays` into the directory `path`."""
     import orbax.checkpoint as ocp
     from etils import epath
 
     with ORBAX, hushed():
-        handler = ocp.StandardCheckpointHandler()
-        handler.save(epath.Path(path), args=ocp.args.StandardSave(arrays))
-        if joins:
-            handler.finalize(epath.Path(path))
+        ocp.StandardCheckpointHandler().save(epath.Path(path), args=ocp.args.StandardSave(arrays))
 
 
 def join_arrays(path: Path) -> None:
-    """Join what several processes have written into `path`, each by `write_arrays`."""
+    """Join what one process or several have written into `path` by `write_arrays`."""
     import orbax.checkpoint as ocp
     from etils import epath
 

@@ -26,7 +26,17 @@ import numpy as np
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.training.processes import LostError, is_spread
-from jaxrl.training.storage.arrays import FILES, Leaves, file_sums, own_leaves, read_arrays, reason, write_all
+from jaxrl.training.storage.arrays import (
+    FILES,
+    Leaves,
+    check_seen,
+    file_sums,
+    leaf_name,
+    own_leaves,
+    read_arrays,
+    reason,
+    write_all,
+)
 from jaxrl.training.storage.leaves import (
     checksum,
     describe_leaf,
@@ -120,15 +130,18 @@ class Store:
         self._sweep()
         try:
             unfinished.mkdir(parents=True)
-            sums, theirs = write_all(unfinished / STATE, {_name(i): array for i, array in enumerate(leaves.values())})
+            arrays = {leaf_name(i): array for i, array in enumerate(leaves.values())}
+            sums, theirs = write_all(unfinished / STATE, arrays)
             entries = [
-                {**describe_leaf(path, array), "crc32": sums[_name(i)]}
+                {**describe_leaf(path, array), "crc32": sums[leaf_name(i)]}
                 for i, (path, array) in enumerate(leaves.items())
             ]
             manifest = seal({"format": FORMAT, "step": step, "facts": facts, "leaves": entries})
             (unfinished / MANIFEST).write_text(json.dumps(manifest))
             theirs = {f"{STATE}/{name}": found for name, found in theirs.items()}
-            write_atomically(unfinished / FILES, json.dumps(file_sums(unfinished, sync=True, known=theirs)))
+            check_seen(unfinished, theirs)
+            own = file_sums(unfinished, sync=True, of=lambda name: name not in theirs)  # theirs are not read again
+            write_atomically(unfinished / FILES, json.dumps({**theirs, **own}))
             if path.exists():
                 self._remove(step)
             unfinished.rename(path)
@@ -270,14 +283,14 @@ class Store:
         """
         manifest = self._fitting_manifest(step, wanted)
         try:
-            like = {_name(i): _empty(entry) for i, entry in enumerate(manifest["leaves"])}
+            like = {leaf_name(i): _empty(entry) for i, entry in enumerate(manifest["leaves"])}
             filled = {name: array for name, array in like.items() if array.size}
             arrays = read_arrays(self._path(step) / STATE, filled)
         except Exception as error:
             raise CheckpointError(f"cannot be read: {reason(error)}") from error
         leaves = {}
         for i, entry in enumerate(manifest["leaves"]):
-            array = np.asarray(arrays.get(_name(i), like[_name(i)]))
+            array = np.asarray(arrays.get(leaf_name(i), like[leaf_name(i)]))
             if {**describe_leaf(entry["path"], array), "crc32": checksum(array)} != entry:
                 raise CheckpointError(f"the data of {entry['path']} is damaged: its checksum differs")
             leaves[path_today(entry["path"])] = array
@@ -379,10 +392,6 @@ def _empty(entry: Mapping[str, Any]) -> np.ndarray:
     if dtype.hasobject:
         raise CheckpointError(f"{entry['path']} has dtype {dtype}, which is no array's")
     return np.empty(entry["shape"], dtype)
-
-
-def _name(index: int) -> str:
-    return f"leaf{index:05d}"
 
 
 def _done(write: Callable[[], int]) -> "Future[int]":
