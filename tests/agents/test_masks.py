@@ -104,19 +104,17 @@ def on(agent: Any, env: Any) -> Any:
 slow = pytest.mark.slow
 AGENTS = [
     pytest.param(off, jaxrl.dqn(**SMALL, **often), minefield(), id="dqn"),
-    pytest.param(off, jaxrl.dqn(**SMALL, **often, munchausen=0.9), minefield(), id="munchausen", marks=slow),
-    pytest.param(off, jaxrl.dqn(**SMALL, values="qr", dueling=True, atoms=5), minefield(), id="qr", marks=slow),
-    pytest.param(off, jaxrl.dqn(features=(8, 8), values="iqn", atoms=5), minefield(), id="iqn", marks=slow),
-    pytest.param(off, jaxrl.rainbow(**SMALL, atoms=5), minefield(), id="rainbow", marks=slow),
-    pytest.param(off, jaxrl.sac(**SMALL), minefield(), id="sac", marks=slow),
-    pytest.param(on, jaxrl.pqn(**SMALL, **often), minefield(), id="pqn", marks=slow),
+    pytest.param(off, jaxrl.dqn(**SMALL, **often, munchausen=0.9), minefield(), id="munchausen"),
+    pytest.param(off, jaxrl.dqn(**SMALL, values="qr", dueling=True, atoms=5), minefield(), id="qr"),
+    pytest.param(off, jaxrl.dqn(features=(8, 8), values="iqn", atoms=5), minefield(), id="iqn"),
+    pytest.param(off, jaxrl.rainbow(**SMALL, atoms=5), minefield(), id="rainbow"),
+    pytest.param(off, jaxrl.sac(**SMALL), minefield(), id="sac"),
+    pytest.param(on, jaxrl.pqn(**SMALL, **often), minefield(), id="pqn"),
     pytest.param(on, jaxrl.ppo(**SMALL), minefield(PAIRS), id="ppo"),
-    pytest.param(
-        on, jaxrl.ppo(**SMALL, core="gru", core_features=8), minefield(SQUARE, (2, 3)), id="ppo-gru", marks=slow
-    ),
-    pytest.param(on, jaxrl.a2c(**SMALL), minefield(), id="a2c", marks=slow),
-    pytest.param(on, jaxrl.reinforce(**SMALL), minefield(), id="reinforce", marks=slow),
-    pytest.param(on, jaxrl.impala(**SMALL), minefield(SQUARE), id="impala", marks=slow),
+    pytest.param(on, jaxrl.ppo(**SMALL, core="gru", core_features=8), minefield(SQUARE, (2, 3)), id="ppo-gru"),
+    pytest.param(on, jaxrl.a2c(**SMALL), minefield(), id="a2c"),
+    pytest.param(on, jaxrl.reinforce(**SMALL), minefield(), id="reinforce"),
+    pytest.param(on, jaxrl.impala(**SMALL), minefield(SQUARE), id="impala"),
 ]
 
 

@@ -10,6 +10,7 @@ import pytest
 from toys_data import bandit
 from toys_envs import counting
 from toys_goals import places
+from toys_sequences import BURN, KEY, WIDTH, B, L, T, batch_of, updating, with_last_steps_of_no_weight
 
 import jaxrl
 from jaxrl.agents import Agent
@@ -21,14 +22,12 @@ from jaxrl.nn import Critic, PolicyNetwork, Recurrent
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.types import Batch, Remembered, Transition
 
-KEY = jax.random.key(0)
 OBS = Box(-1.0, 1.0, (2,))
 SPECS = {
     "discrete": EnvSpec("Toy", OBS, Discrete(3)),
     "continuous": EnvSpec("Toy", OBS, Box((-2.0, 0.0), (4.0, 0.5), (2,))),
 }
-B, BURN, T, WIDTH, CRITICS, STEPS, TEMPERATURE = 4, 2, 5, 4, 2, 3, 0.5
-L = BURN + T
+CRITICS, STEPS, TEMPERATURE = 2, 3, 0.5
 
 
 def test_a_return_adds_the_entropies_between_and_ends_where_an_episode_does() -> None:
@@ -55,36 +54,6 @@ def agent_of(name: str, **settings: Any) -> Agent:
     plain = {"features": (5,), "core": "gru", "core_features": WIDTH, "burn_in": BURN, "sequence": T, "n_step": STEPS}
     rates = {"lr": 0.05, "policy_lr": 0.05, "optimizer": "sgd", "temperature": TEMPERATURE, "num_critics": CRITICS}
     return jaxrl.sac(**{**plain, **rates, **settings})(SPECS[name])
-
-
-def batch_of(name: str, agent: Agent, seed: int = 0) -> Batch:
-    """Return sequences with ends of both kinds, memories that no one would have, and one step of weight 0."""
-    rng, shape = np.random.default_rng(seed), (B, L)
-    begins, terminated = np.zeros(shape, bool), np.zeros(shape, bool)
-    begins[0, 4] = begins[1, 1] = begins[2, 5] = begins[3, 3] = True
-    terminated[0, 3] = terminated[3, 2] = True
-    draw = lambda *dims: rng.normal(size=(*shape, *dims)).astype(np.float32)
-    kept = lambda: Kept(jax.tree.map(lambda x: draw(*x.shape), agent.memory.core), begins)
-    weight = np.ones(shape, np.float32)
-    weight[1, 4] = 0.0
-    if name == "discrete":
-        action = rng.integers(0, 3, shape).astype(np.int32)
-    else:
-        action = np.asarray(rng.uniform((-2.0, 0.0), (4.0, 0.5), (*shape, 2)), np.float32)
-    discount = np.where(terminated, 0.0, 0.9).astype(np.float32)
-    items = Transition(Remembered(draw(2), kept()), action, draw(), discount, Remembered(draw(2), kept()), (), weight)
-    return jax.tree.map(jnp.asarray, Batch(items, np.arange(B, dtype=np.int32), np.array([1.0, 0.5, 1.0, 0.25])))
-
-
-def updating(agent: Agent) -> Any:
-    """Return `(state, batch) -> (state, metrics, priorities)`, compiled once for an agent."""
-    return _updating(agent.update, agent.draw_update)
-
-
-@cache
-def _updating(update: Any, draw: Any) -> Any:
-    noise = jax.jit(lambda: draw(KEY, B))()
-    return jax.jit(lambda state, batch: update(state, batch, noise, jnp.uint32(3)))
 
 
 def state_of(agent: Agent) -> Any:
@@ -213,7 +182,7 @@ CASES = [("continuous", "gru"), ("discrete", "gru"), ("continuous", "lstm")]
 @pytest.mark.parametrize(("name", "core"), CASES)
 def test_an_update_sees_what_a_walk_through_the_sequences_finds(name: str, core: str) -> None:
     agent = agent_of(name, core=core)
-    state, batch = state_of(agent), batch_of(name, agent)
+    state, batch = state_of(agent), batch_of(agent, SPECS[name].action_space)
     new, metrics, priorities = updating(agent)(state, batch)
     told = walked(name, core, state, new.critic, batch, agent.draw_update(KEY, B))
     error, share = told["error"], np.asarray(batch.weight)[:, None]
@@ -232,7 +201,7 @@ def test_an_update_sees_what_a_walk_through_the_sequences_finds(name: str, core:
 def test_the_burn_in_makes_the_memories_but_takes_no_gradient() -> None:
     """With its outcome as stored memories, and no burn-in, the update is the same."""
     agent, without = agent_of("continuous"), agent_of("continuous", burn_in=0)
-    state, batch = state_of(agent), batch_of("continuous", agent)
+    state, batch = state_of(agent), batch_of(agent, SPECS["continuous"].action_space)
     state = state._replace(target=state.critic)  # of the target network too the memories are then those of the critics
     zero = jnp.zeros((B, 2))
 
@@ -280,22 +249,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize(("name", "settings"), [pytest.param(*x, id=which) for which, x in VARIANTS.items()])
 def test_every_variant_learns_keeps_its_shapes_and_nothing_from_rows_of_weight_zero(name: str, settings: dict) -> None:
     agent = agent_of(name, **settings)
-    state, batch = state_of(agent), batch_of(name, agent)
+    state, batch = state_of(agent), batch_of(agent, SPECS[name].action_space)
     new, metrics, priorities = updating(agent)(state, batch)
     assert jax.eval_shape(lambda: new) == jax.eval_shape(lambda: state)
     assert not np.array_equal(new.policy.vector, state.policy.vector)
     assert not np.array_equal(new.critic.vector, state.critic.vector)
     assert priorities.shape == (B,)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((new.policy, new.critic, metrics)))
-    dead = batch.items.weight.at[:, -1].set(0.0)
-    spoilt = batch.items._replace(
-        weight=dead,
-        reward=batch.items.reward.at[:, -1].set(7.0),
-        action=batch.items.action.at[:, -1].set(0),
-        next_obs=jax.tree.map(lambda x: x.at[:, -1].set(jnp.zeros_like(x[:, -1])), batch.items.next_obs),
-    )
-    first, told, _ = updating(agent)(state, batch._replace(items=batch.items._replace(weight=dead)))
-    second, again, _ = updating(agent)(state, batch._replace(items=spoilt))
+    dead, spoilt = with_last_steps_of_no_weight(batch)
+    first, told, _ = updating(agent)(state, dead)
+    second, again, _ = updating(agent)(state, spoilt)
     np.testing.assert_array_equal(first.critic.vector, second.critic.vector)
     np.testing.assert_array_equal(first.policy.vector, second.policy.vector)
     assert float(told["loss"]) == float(again["loss"])
@@ -304,7 +267,7 @@ def test_every_variant_learns_keeps_its_shapes_and_nothing_from_rows_of_weight_z
 @pytest.mark.slow
 def test_pieces_and_members_go_where_the_whole_and_each_alone_would() -> None:
     agent, pieces = agent_of("continuous"), agent_of("continuous", accumulate=2)
-    state, batch = state_of(agent), batch_of("continuous", agent)
+    state, batch = state_of(agent), batch_of(agent, SPECS["continuous"].action_space)
     whole, _, priorities = updating(agent)(state, batch)
     made, _, same = updating(pieces)(state, batch)
     np.testing.assert_allclose(made.critic.vector, whole.critic.vector, rtol=2e-4, atol=2e-5)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from toys_envs import counting
+from toys_sequences import BURN, KEY, WIDTH, B, L, T, batch_of, updating, with_last_steps_of_no_weight
 
 import jaxrl
 from jaxrl.agents import Agent, DQNConfig
@@ -18,10 +19,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.types import Batch, Remembered, Transition
 
-KEY = jax.random.key(0)
 SPEC = EnvSpec("Toy", Box(-1.0, 1.0, (2,)), Discrete(3))
-B, BURN, T, WIDTH = 4, 2, 5, 4
-L = BURN + T
 
 # --- returns within a sequence, by hand -------------------------------------------------------------------------
 
@@ -95,34 +93,6 @@ def agent_of(**settings: Any) -> Agent:
     return jaxrl.dqn(**{"core": "gru", "max_grad_norm": 1.0, "lr": 0.01, **settings})(SPEC)
 
 
-def batch_of(agent: Agent, seed: int = 0) -> Batch:
-    """Return sequences with ends of both kinds, memories that no one would have, and one step of weight 0."""
-    rng = np.random.default_rng(seed)
-    shape = (B, L)
-    begins, terminated = np.zeros(shape, bool), np.zeros(shape, bool)
-    begins[0, 4] = begins[1, 1] = begins[2, 5] = begins[3, 3] = True
-    terminated[0, 3] = terminated[3, 2] = True
-    draw = lambda *dims: rng.normal(size=(*shape, *dims)).astype(np.float32)
-    kept = lambda: Kept(jax.tree.map(lambda x: draw(*x.shape), agent.memory.core), begins)
-    weight = np.ones(shape, np.float32)
-    weight[1, 4] = 0.0
-    action = rng.integers(0, 3, shape).astype(np.int32)
-    discount = np.where(terminated, 0.0, 0.9).astype(np.float32)
-    items = Transition(Remembered(draw(2), kept()), action, draw(), discount, Remembered(draw(2), kept()), (), weight)
-    return jax.tree.map(jnp.asarray, Batch(items, np.arange(B, dtype=np.int32), np.array([1.0, 0.5, 1.0, 0.25])))
-
-
-def updating(agent: Agent) -> Any:
-    """Return `(state, batch) -> (state, metrics, priorities)`, compiled once for an agent."""
-    return _updating(agent.update, agent.draw_update)
-
-
-@cache
-def _updating(update: Any, draw: Any) -> Any:
-    noise = jax.jit(lambda: draw(KEY, B))()
-    return jax.jit(lambda state, batch: update(state, batch, noise, jnp.uint32(3)))
-
-
 def state_of(agent: Agent) -> Any:
     """Return a state whose target network is another one."""
     state = jax.jit(agent.init)(KEY)
@@ -170,7 +140,7 @@ def walked(core: str, online: Any, target: Any, blank: Any, batch: Batch) -> tup
 @pytest.mark.parametrize("core", ["gru", "lstm"])
 def test_an_update_sees_the_errors_that_a_walk_through_the_sequences_finds(core: str) -> None:
     agent = agent_of(core=core)
-    state, batch = state_of(agent), batch_of(agent)
+    state, batch = state_of(agent), batch_of(agent, SPEC.action_space)
     _, metrics, priorities = updating(agent)(state, batch)
     errors, _ = walked(core, state.params.tree, state.target.tree, agent.memory.core, batch)
     sizes = np.abs(errors)
@@ -184,7 +154,7 @@ def test_an_update_sees_the_errors_that_a_walk_through_the_sequences_finds(core:
 def test_the_burn_in_makes_the_memory_but_takes_no_gradient() -> None:
     """With its outcome as stored memory, and no burn-in, the update is the same."""
     agent, without = agent_of(lr=0.05, optimizer="sgd"), agent_of(lr=0.05, optimizer="sgd", burn_in=0)
-    state, batch = state_of(agent), batch_of(agent)
+    state, batch = state_of(agent), batch_of(agent, SPEC.action_space)
 
     @jax.jit
     def brought(params: Any) -> Any:
@@ -220,21 +190,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("settings", [pytest.param(x, id=name) for name, x in VARIANTS.items()])
 def test_every_variant_learns_keeps_its_shapes_and_nothing_from_rows_of_weight_zero(settings: dict) -> None:
     agent = agent_of(**settings)
-    state, batch = state_of(agent), batch_of(agent)
+    state, batch = state_of(agent), batch_of(agent, SPEC.action_space)
     new, metrics, priorities = updating(agent)(state, batch)
     assert jax.eval_shape(lambda: new) == jax.eval_shape(lambda: state)
     assert not np.array_equal(new.params.vector, state.params.vector)
     assert priorities.shape == (B,)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((new.params, metrics)))
-    dead = batch.items.weight.at[:, -1].set(0.0)
-    spoilt = batch.items._replace(
-        weight=dead,
-        reward=batch.items.reward.at[:, -1].set(7.0),
-        action=batch.items.action.at[:, -1].set(0),
-        next_obs=jax.tree.map(lambda x: x.at[:, -1].set(jnp.zeros_like(x[:, -1])), batch.items.next_obs),
-    )
-    first, told, _ = updating(agent)(state, batch._replace(items=batch.items._replace(weight=dead)))
-    second, again, _ = updating(agent)(state, batch._replace(items=spoilt))
+    dead, spoilt = with_last_steps_of_no_weight(batch)
+    first, told, _ = updating(agent)(state, dead)
+    second, again, _ = updating(agent)(state, spoilt)
     np.testing.assert_array_equal(first.params.vector, second.params.vector)
     assert float(told["loss"]) == float(again["loss"])
 
@@ -242,7 +206,7 @@ def test_every_variant_learns_keeps_its_shapes_and_nothing_from_rows_of_weight_z
 @pytest.mark.slow
 def test_pieces_and_members_go_where_the_whole_and_each_alone_would() -> None:
     agent, pieces = agent_of(), agent_of(accumulate=2)
-    state, batch = state_of(agent), batch_of(agent)
+    state, batch = state_of(agent), batch_of(agent, SPEC.action_space)
     whole, _, priorities = updating(agent)(state, batch)
     made, _, same = updating(pieces)(state, batch)
     np.testing.assert_allclose(made.params.vector, whole.params.vector, rtol=2e-4, atol=2e-5)

@@ -96,10 +96,8 @@ def unknown() -> Any:
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        pytest.param(lambda: Halved(gymnasium.make("CartPole-v1")), "CartPole-v1", marks=pytest.mark.slow),
-        pytest.param(
-            lambda: gymnasium.make("FrozenLake-v1", desc=["SF", "FG"]), "FrozenLake-v1", marks=pytest.mark.slow
-        ),
+        pytest.param(lambda: Halved(gymnasium.make("CartPole-v1")), "CartPole-v1"),
+        pytest.param(lambda: gymnasium.make("FrozenLake-v1", desc=["SF", "FG"]), "FrozenLake-v1"),
         (unknown, "OnesOwn-v0"),
     ],
     ids=["wrapped", "not plain", "unknown"],

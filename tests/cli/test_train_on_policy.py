@@ -30,7 +30,7 @@ def run(path: Path, *args: object) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algo", ["ppo", *(pytest.param(algo, marks=pytest.mark.slow) for algo in ON_POLICY[1:])])
+@pytest.mark.parametrize("algo", ON_POLICY)
 def test_each_trains_resumes_to_the_same_bits_and_leaves_a_policy(algo: str, tmp_path: Path) -> None:
     run(tmp_path / "whole", algo, *SMALL, "--max-opts", 80)
     run(tmp_path / "parts", algo, *SMALL, "--max-opts", 40)

@@ -106,9 +106,7 @@ def test_members_of_a_population_differ_in_them_and_each_is_the_run_of_its_own()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "resets", ["fresh", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pool:20", "optimistic:2"))]
-)
+@pytest.mark.parametrize("resets", ["fresh", "pool:20", "optimistic:2"])
 def test_a_run_that_is_resumed_draws_what_it_would_have_drawn(resets: str, tmp_path: Path) -> None:
     make = lambda: learner(spread(jaxrl.linear(0.0, 1.0, 10)), resets)
     whole, _ = rows_of(make(), 8)

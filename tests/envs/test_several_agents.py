@@ -106,11 +106,8 @@ def by_recurrent_ppo(env: jaxrl.Env) -> jaxrl.Strategy:
     return by_ppo(env, core="gru", core_features=4)
 
 
-SLOW = [pytest.param(strategy, marks=pytest.mark.slow) for strategy in (by_dqn, by_recurrent_ppo)]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [by_ppo, *SLOW])
+@pytest.mark.parametrize("strategy", [by_ppo, by_dqn, by_recurrent_ppo])
 def test_what_the_dead_are_shown_and_paid_changes_no_bit_of_what_is_learnt(strategy: Any) -> None:
     clean, spoilt = (trained(strategy(squad(poison=poison)), 8) for poison in (0.0, 1e6))
     for one, other in zip(jax.tree.leaves(clean.state.agent), jax.tree.leaves(spoilt.state.agent), strict=True):

@@ -75,7 +75,7 @@ def kept(run: Path, part: str) -> list[int]:
     "seeds",
     [
         *(pytest.param(range(5 * n, 5 * n + 5), id=f"{5 * n}-{5 * n + 4}") for n in range(4)),
-        *(pytest.param(range(n, n + 20), id=f"{n}-{n + 19}", marks=pytest.mark.slow) for n in range(20, 200, 20)),
+        *(pytest.param(range(n, n + 20), id=f"{n}-{n + 19}") for n in range(20, 200, 20)),
     ],
 )
 def test_exactly_the_best_and_the_newest_are_kept(tmp_path: Path, seeds: Sequence[int]) -> None:

@@ -18,7 +18,6 @@ from jaxrl.errors import SettingsError
 
 HERE = Path(__file__).parent
 TRAINED = [name for name in COMBINATIONS if "data" not in name]
-EVERY_DAY = "ppo, continuous and squashed, normalised"
 
 
 def process(*args: object) -> list[list[str]]:
@@ -31,11 +30,9 @@ def process(*args: object) -> list[list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [name if name == EVERY_DAY else pytest.param(name, marks=pytest.mark.slow) for name in TRAINED]
-)
+@pytest.mark.parametrize("name", TRAINED)
 def test_the_bits_do_not_depend_on_the_number_of_devices(name: str) -> None:
-    devices = (1, 4) if name == EVERY_DAY else (1, 2, 4)
+    devices = (1, 2, 4)
     told = process(HERE / "shards_run.py", "train", name, *devices)
     assert [int(number) for number, _ in told] == list(devices)
     assert len({digest for _, digest in told}) == 1

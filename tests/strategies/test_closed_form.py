@@ -41,13 +41,9 @@ def learn(toy, n, **settings):
     return np.asarray(network.apply(train(jax.random.key(0)).params.tree, toy.obs))
 
 
-SLOW = pytest.mark.slow
-FEW = ("action_preference", "clock_truncates")
-
-
 @pytest.mark.every_day("clock_truncates-3")
 @pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("name", [name if name in FEW else pytest.param(name, marks=SLOW) for name in TOYS])
+@pytest.mark.parametrize("name", TOYS)
 def test_values_are_those_of_the_closed_form(name, n):
     toy = TOYS[name](DISCOUNT)
     np.testing.assert_allclose(learn(toy, n), toy.values, atol=1e-2)

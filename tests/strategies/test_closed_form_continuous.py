@@ -143,7 +143,6 @@ def learn(variant):
 CASES = [*VARIANTS, *(pytest.param(variant, marks=pytest.mark.slow) for variant in RARE)]
 
 
-@pytest.mark.every_day("sac-bandit")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("variant", CASES)
 def test_values_of_the_best_actions_are_those_of_the_closed_form(variant, kind):
@@ -181,7 +180,6 @@ LATER = {
     "action_preference": lambda toy: np.zeros(2),
 }
 """Steps still to come after this one, discounted, `[K]`."""
-OFTEN = ("clock_truncates", "action_preference")
 
 
 def at_random(agent):
@@ -192,7 +190,7 @@ def at_random(agent):
 
 
 @pytest.mark.every_day("action_preference")
-@pytest.mark.parametrize("name", [*OFTEN, *(pytest.param(n, marks=pytest.mark.slow) for n in TOYS if n not in OFTEN)])
+@pytest.mark.parametrize("name", TOYS)
 def test_discrete_actions_have_soft_values_and_are_chosen_by_them(name):
     """Where actions make no difference, the best policy chooses at random: each later step is worth `log 2` nats more.
 

@@ -58,22 +58,9 @@ def policy_and_value(toy, make, **settings):
     return np.asarray(jax.nn.softmax(outputs)), np.asarray(value)
 
 
-def slow_unless(*names):
-    """Name every toy, those outside `names` as slow."""
-    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in TOYS]
-
-
-CASES = [
-    *((toy, "ppo") for toy in ("delayed_reward", "clock_truncates")),
-    *((toy, "a2c") for toy in ("clock_truncates",)),
-    *((toy, "impala") for toy in ("clock_truncates",)),
-    *((toy, "reinforce") for toy in ("clock_terminates",)),
-]
-REST = [(toy, agent) for toy in ACTION_INDEPENDENT for agent in GRADIENTS if (toy, agent) not in CASES]
-
-
 @pytest.mark.every_day("clock_truncates-ppo")
-@pytest.mark.parametrize(("name", "agent"), [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in REST)])
+@pytest.mark.parametrize("agent", GRADIENTS)
+@pytest.mark.parametrize("name", ACTION_INDEPENDENT)
 def test_the_critic_learns_the_closed_form(name, agent):
     toy, (make, settings) = TOYS[name](DISCOUNT), GRADIENTS[agent]
     _, value = policy_and_value(toy, make, **settings)
@@ -89,7 +76,7 @@ def test_without_a_baseline_the_critic_learns_it_too(name):
 
 
 @pytest.mark.every_day("reinforce")
-@pytest.mark.parametrize("agent", ["ppo", "a2c", "reinforce", pytest.param("impala", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("agent", ["ppo", "a2c", "reinforce", "impala"])
 def test_the_policy_learns_the_right_action_and_then_the_critic_its_value(agent):
     toy, (make, settings) = TOYS["action_preference"](DISCOUNT), GRADIENTS[agent]
     probability, value = policy_and_value(toy, make, **settings)
@@ -98,7 +85,7 @@ def test_the_policy_learns_the_right_action_and_then_the_critic_its_value(agent)
 
 
 @pytest.mark.every_day("clock_truncates")
-@pytest.mark.parametrize("name", slow_unless("action_preference", "clock_truncates"))
+@pytest.mark.parametrize("name", TOYS)
 def test_action_values_of_pqn_are_those_of_the_closed_form(name):
     """Acting at random, of episodes that no action changes (or that last one step) the return is that of the best."""
     toy = TOYS[name](DISCOUNT)

@@ -76,17 +76,7 @@ def learn(toy, buffer=None, **settings):
     return np.asarray(train(jax.random.key(0)))
 
 
-QUICK = [
-    ("iqn", "delayed_reward"),
-    ("prioritised", "value_from_observation"),
-    ("rainbow", "clock_terminates"),
-]
-"""Fixed quantiles are also in a test of Munchausen's, c51 and noise in that of Rainbow."""
-ALL = [
-    pytest.param(variant, name, marks=[] if (variant, name) in QUICK else pytest.mark.slow, id=f"{variant} {name}")
-    for variant in VARIANTS
-    for name in TOYS
-]
+ALL = [pytest.param(variant, name, id=f"{variant} {name}") for variant in VARIANTS for name in TOYS]
 
 
 @pytest.mark.every_day("rainbow clock_terminates")
@@ -102,7 +92,7 @@ WEIGHT = 0.9
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("values", ["expected", *(pytest.param(x, marks=pytest.mark.slow) for x in ("qr", "iqn"))])
+@pytest.mark.parametrize("values", ["expected", "qr", "iqn"])
 def test_munchausen_takes_what_it_is_clipped_to_from_an_action_that_is_never_taken(values):
     """The better action is as good as certain: nothing is taken from its 1. The other's logarithm would be -70."""
     toy = TOYS["action_preference"](DISCOUNT)

@@ -43,9 +43,9 @@ def memory(capacity, loop, compact=False, **settings):
 @pytest.mark.parametrize(
     ("loop", "opt_interval", "compact"),
     [
-        pytest.param(False, 10, False, marks=pytest.mark.slow, id="step"),
+        pytest.param(False, 10, False, id="step"),
         pytest.param(True, 10, False, id="loop"),
-        pytest.param(True, 2, False, marks=pytest.mark.slow, id="many"),
+        pytest.param(True, 2, False, id="many"),
         pytest.param(True, 30, False, id="few"),
         pytest.param(True, 10, True, id="compact"),
     ],

@@ -156,11 +156,10 @@ MAKERS = {
     "rollouts with a lag of one": rollouts,
     "sequences with memory": partial(rollouts, agent=jaxrl.ppo(features=(8,), core="gru", core_features=4)),
 }
-FEW = ("replay with a lag, of several steps", "replay with a lag, normalised")
 
 
 @pytest.mark.every_day("replay with a lag, normalised")
-@pytest.mark.parametrize("name", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in MAKERS])
+@pytest.mark.parametrize("name", MAKERS)
 def test_the_same_settings_and_seed_make_the_same_bits_whatever_the_threads_do(name: str):
     digests = {state_digest(train(MAKERS[name](counter()), 24)[0].state) for _ in range(3)}
     assert len(digests) == 1

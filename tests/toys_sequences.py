@@ -1,0 +1,59 @@
+"""Sequences of replay for tests of recurrent agents, and updates from them."""
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.agents import Agent
+from jaxrl.agents.sequences import Kept
+from jaxrl.spaces import Box, Discrete
+from jaxrl.types import Batch, Remembered, Transition
+
+KEY = jax.random.key(0)
+B, BURN, T, WIDTH = 4, 2, 5, 4
+"""How many sequences; steps of the burn-in and learnt ones of each; numbers in a memory."""
+L = BURN + T
+
+
+def batch_of(agent: Agent, actions: Discrete | Box) -> Batch:
+    """Return sequences with ends of both kinds, memories that no one would have, and one step of weight 0."""
+    rng, shape = np.random.default_rng(0), (B, L)
+    begins, terminated = np.zeros(shape, bool), np.zeros(shape, bool)
+    begins[0, 4] = begins[1, 1] = begins[2, 5] = begins[3, 3] = True
+    terminated[0, 3] = terminated[3, 2] = True
+    draw = lambda *dims: rng.normal(size=(*shape, *dims)).astype(np.float32)
+    kept = lambda: Kept(jax.tree.map(lambda x: draw(*x.shape), agent.memory.core), begins)
+    weight = np.ones(shape, np.float32)
+    weight[1, 4] = 0.0
+    if isinstance(actions, Discrete):
+        action = rng.integers(0, actions.n, shape).astype(np.int32)
+    else:
+        action = np.asarray(rng.uniform(actions.low, actions.high, (*shape, *actions.shape)), np.float32)
+    discount = np.where(terminated, 0.0, 0.9).astype(np.float32)
+    items = Transition(Remembered(draw(2), kept()), action, draw(), discount, Remembered(draw(2), kept()), (), weight)
+    return jax.tree.map(jnp.asarray, Batch(items, np.arange(B, dtype=np.int32), np.array([1.0, 0.5, 1.0, 0.25])))
+
+
+def with_last_steps_of_no_weight(batch: Batch) -> tuple[Batch, Batch]:
+    """Return the batch with a weight of 0 for the last step of each sequence, as it is and with other things in it."""
+    dead = batch.items._replace(weight=batch.items.weight.at[:, -1].set(0.0))
+    spoilt = dead._replace(
+        reward=dead.reward.at[:, -1].set(7.0),
+        action=dead.action.at[:, -1].set(0),
+        next_obs=jax.tree.map(lambda x: x.at[:, -1].set(jnp.zeros_like(x[:, -1])), dead.next_obs),
+    )
+    return batch._replace(items=dead), batch._replace(items=spoilt)
+
+
+def updating(agent: Agent) -> Any:
+    """Return `(state, batch) -> (state, metrics, priorities)`, compiled once for an agent."""
+    return _updating(agent.update, agent.draw_update)
+
+
+@cache
+def _updating(update: Any, draw: Any) -> Any:
+    noise = jax.jit(lambda: draw(KEY, B))()
+    return jax.jit(lambda state, batch: update(state, batch, noise, jnp.uint32(3)))
