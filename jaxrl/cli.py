@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import errno
+import gc
 import os
 import signal
 import sys
@@ -25,24 +26,33 @@ def run_main(main: Callable[[Sequence[str]], int], args: Sequence[str] | None = 
     Errors that a user can cause, and warnings, are printed as one line on standard error, never as a traceback.
     """
     warnings.showwarning = lambda message, *where: say(f"warning: {message}")
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # a failed save's own error says more
+    with hushed():
+        code = _run(main, sys.argv[1:] if args is None else args)
+        if code:  # what a failure left of Orbax's loops and tasks is gone before they would be heard
+            gc.collect()
+    sys.exit(code)
+
+
+def _run(main: Callable[[Sequence[str]], int], args: Sequence[str]) -> int:
+    """Run a front door; return its exit code, after the one line of an error."""
     code = 128 + signal.SIGPIPE
     try:
-        with hushed():
-            code = main(sys.argv[1:] if args is None else args)
+        code = main(args)
         print(end="", flush=True)
     except JaxrlError as error:
         stage.clear()
         say(f"error: {error}")
-        code = error.exit_code
+        return error.exit_code
     except OSError as error:
         if error.filename is not None or error.errno not in (errno.EPIPE, *FULL):
             raise
         # The reader of standard output is gone, perhaps before the end, or its disk is full.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = code if error.errno == errno.EPIPE else StorageError.exit_code
+        return code if error.errno == errno.EPIPE else StorageError.exit_code
     finally:
         stage.clear()
-    sys.exit(code)
+    return code
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -5,12 +5,15 @@ import gc
 import logging
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from toys_trainer import counting
 
 import jaxrl
+from jaxrl.cli import run_main
+from jaxrl.errors import StorageError
 from jaxrl.hush import hushed
 
 
@@ -47,3 +50,29 @@ def test_an_event_loop_that_gets_no_file_descriptors_is_one_error(
             asyncio.new_event_loop()
         gc.collect()
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_what_a_failure_leaves_behind_is_gone_before_a_front_door_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Loop:
+        def __init__(self) -> None:
+            self.me = self  # as loops are: only a collection finds them
+
+        def __del__(self) -> None:
+            raise RuntimeError("Event loop is closed")
+
+    def main(args: Sequence[str]) -> int:
+        Loop()
+        raise StorageError("no room")
+
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+    gc.disable()  # until the door does
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run_main(main, [])
+        gc.collect()
+    finally:
+        gc.enable()
+    assert ended.value.code == StorageError.exit_code
+    assert capsys.readouterr().err == "error: no room\n"

@@ -299,6 +299,7 @@ def strategy_of(buffer: Any = None, env: Any = None, **settings: Any) -> jaxrl.S
     )
 
 
+@pytest.mark.slow
 def test_what_replay_holds_is_the_memory_that_acting_had_and_that_critics_would_have_had() -> None:
     """Parameters stay, at a rate of 0, so that a walk from a sequence's first memories meets all later ones."""
     strategy = strategy_of(jaxrl.prioritised(90, batch_size=40))

@@ -446,6 +446,7 @@ def test_members_of_a_population_get_what_they_would_alone_to_the_bit() -> None:
     assert same_bits(stacked, jax.tree.map(lambda *x: jnp.stack(x), *states))
 
 
+@pytest.mark.every_day("one")
 @pytest.mark.parametrize("members", [0, 2], ids=["one", "population"])
 def test_nothing_is_copied_in_a_loop_of_pushes_samples_and_new_priorities(members: int) -> None:
     buffer = prioritised(300_000, 8, normalise="all")

@@ -43,7 +43,6 @@ def train(run: Path, name: str, max_opts: int = 2 * N, **settings: Any) -> Told:
 ORDINARY = (
     "dqn, uniform",
     "rainbow, n-step, prioritised over all",
-    "sac, normalised, several updates",
     "ppo with a memory, stopped by divergence",
 )
 """Those of which the others are parts, or near kin; these only when slow tests are asked for."""

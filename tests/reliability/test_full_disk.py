@@ -504,6 +504,7 @@ def ending(how: str, request: pytest.FixtureRequest) -> dict[str, Any]:
     return doors.endings[how]
 
 
+@pytest.mark.every_day(*_each({"start": START}))
 @pytest.mark.parametrize("how", _each({"start": (*START, *SMALL_START)}))
 def test_nothing_to_be_written_at_the_start_is_one_clear_line(ending: dict[str, Any], how: str) -> None:
     assert ending["code"] == (2 if how.endswith("read-only") else 5)
@@ -514,6 +515,7 @@ def test_nothing_to_be_written_at_the_start_is_one_clear_line(ending: dict[str, 
     assert ending["whole"] == ({"checkpoints": [3, 6], "best": [6]} if "resume" in how else NOTHING)
 
 
+@pytest.mark.every_day(f"never {NEVER}")
 @pytest.mark.parametrize("how", _each({"never": (NEVER, *SMALL_NEVER)}))
 def test_nothing_to_be_written_at_the_end_is_exit_code_5_with_one_error_and_the_old_checkpoints(
     ending: dict[str, Any], how: str

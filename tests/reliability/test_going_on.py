@@ -159,6 +159,7 @@ def test_a_result_on_the_way_stays_as_it_was() -> None:
     assert [int(trainer.result().state.steps) for _ in trainer] == [10, 20]
 
 
+@pytest.mark.every_day("verify")
 @pytest.mark.parametrize("door", ["train", "verify"])
 def test_a_reader_that_goes_away_stops_nothing_and_hides_no_exit_code(run: Path, tmp_path: Path, door: str) -> None:
     if door == "train":
@@ -176,6 +177,7 @@ def test_a_reader_that_goes_away_stops_nothing_and_hides_no_exit_code(run: Path,
         assert done.returncode in (6, 141)
 
 
+@pytest.mark.slow
 def test_a_run_whose_checkpoint_lacks_the_sums_of_later_metrics_goes_on_as_if_it_had_them(tmp_path: Path) -> None:
     rows, digests = [], []
     settings = {**QUIET, "record_interval": 30}

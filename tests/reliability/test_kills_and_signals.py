@@ -116,6 +116,7 @@ def test_killed_at_one_point_it_loses_at_most_one_interval(runs: Runs, untouched
     assert_whole(runs.path)
 
 
+@pytest.mark.slow
 def test_each_signal_saves_and_ends_with_its_own_code(runs: Runs, untouched: str) -> None:
     for point, number in [("compile", TERM), ("training", TERM), ("evaluation", INT), ("end", INT)]:
         ended = runs.run(point, number.value)
@@ -125,7 +126,7 @@ def test_each_signal_saves_and_ends_with_its_own_code(runs: Runs, untouched: str
     assert_whole(runs.path)
 
 
-@pytest.mark.slow
+@pytest.mark.every_day("training-15")
 @pytest.mark.parametrize("number", [TERM, INT])
 @pytest.mark.parametrize(
     "point", ["compile", "warm-up", "training", "evaluation", "save begins", "files are summed", "end"]

@@ -148,9 +148,8 @@ def tear(run: Path) -> None:
     newest.write_bytes(newest.read_bytes() + struct.pack("<Q", 100) + b"torn")
 
 
-@pytest.mark.parametrize(
-    ("kills", "max_opts"), [(10, 700), pytest.param(50, 3100, marks=pytest.mark.slow)], ids=["10", "50"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kills", "max_opts"), [(10, 700), (50, 3100)], ids=["10", "50"])
 def test_after_kills_while_writing_the_logs_equal_those_of_an_undisturbed_run(
     tmp_path: Path, kills: int, max_opts: int
 ) -> None:

@@ -71,6 +71,7 @@ def test_in_python_it_is_refused_in_one_line_unless_the_torso_is_named(old: tupl
     assert trainer(run, 6, {"channels": (16,)}, resume=True).train().summary["opt_steps"] == 6
 
 
+@pytest.mark.slow
 def test_the_command_line_resumes_it(old: tuple[Path, Any]) -> None:
     run, _ = old
     train.main(["--resume", str(run), "--max-opts", "8"])

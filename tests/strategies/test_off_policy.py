@@ -343,6 +343,7 @@ def test_how_a_run_is_cut_into_calls_does_not_change_a_bit(long_run, chunk):
     assert same_bits(state, whole)
 
 
+@pytest.mark.slow
 def test_every_length_of_a_call_runs_the_same_program(long_run):
     run, state, _ = long_run
     for start, stop in ((0, 1), (3, 90), (5, 5)):

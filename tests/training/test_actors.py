@@ -529,6 +529,7 @@ class Stuck(Counting):
         return super().step(action)
 
 
+@pytest.mark.slow
 def test_of_a_run_that_hangs_only_the_thread_that_is_stuck_is_left(monkeypatch: pytest.MonkeyPatch):
     Stuck.go_on.clear()
     before = set(threading.enumerate())
@@ -618,6 +619,7 @@ def test_a_hang_in_a_process_leaves_neither_the_process_nor_the_thread():
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.slow
 def test_a_learner_that_waits_can_be_stopped(tmp_path: Path):
     handle = jaxrl.Interrupt()
 

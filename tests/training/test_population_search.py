@@ -73,6 +73,7 @@ def test_a_member_that_takes_over_is_its_parent_with_other_settings_and_randomne
     assert 1 < len(keys) == len(set(keys)), "members share a seed, but none that has taken over shares a stream"
 
 
+@pytest.mark.slow
 def test_two_copies_of_one_parent_do_not_stay_the_same() -> None:
     """With one factor and nothing drawn anew, whoever takes over from the best has its setting as well."""
     search = jaxrl.PBT(20, share=0.4, factors=(1.0,), resample=0.0)
@@ -95,6 +96,7 @@ def settings_and_state(run: Path) -> tuple[float, float, float]:
     return yaml.safe_load((run / "config.yaml").read_text())["agent"]["lr"], facts["settings"]["agent"]["lr"], held
 
 
+@pytest.mark.slow
 def test_what_a_member_took_over_is_what_its_settings_say_and_stays(tmp_path: Path) -> None:
     """Also where it goes on with other changes, in the population, by itself, or from a checkpoint."""
     result = Trainer(made(PBT), **LENGTH, run_dir=tmp_path / "run", quiet=True).train()
@@ -190,6 +192,7 @@ def test_killed_inside_generations_it_comes_to_the_same_bits(tmp_path: Path) -> 
     assert lineage(run) == lineage(tmp_path / "whole")
 
 
+@pytest.mark.every_day("dqn")
 @pytest.mark.parametrize("maker", [jaxrl.dqn, jaxrl.ppo, jaxrl.sac])
 def test_every_setting_of_an_agent_that_can_be_swept_can_be_moved(maker: object) -> None:
     env = jaxrl.make_env("Pendulum-v1" if maker is jaxrl.sac else "CartPole-v1")

@@ -72,6 +72,7 @@ def alike(algo: str) -> None:
     assert state_digest(member.result.state) == state_digest(Trainer(built, **length).train().state)
 
 
+@pytest.mark.every_day("dqn")
 @pytest.mark.parametrize("algo", ["dqn", "ppo"])
 def test_a_swept_setting_does_what_the_setting_does(algo: str) -> None:
     alike(algo)

@@ -61,6 +61,7 @@ def test_what_is_learnt_comes_once_a_rollout_is_whole() -> None:
     assert np.isfinite(told[3]["loss"])
 
 
+@pytest.mark.every_day("resume")
 @pytest.mark.parametrize("how", ["cut", "resume"])
 def test_no_return_reaches_over_an_episode_that_was_given_up(how: str, tmp_path: Path) -> None:
     """Rewards are 1, gamma 1/2, lambda 1: an advantage is the discounted sum up to the cut, and the value there."""

@@ -26,7 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
 """What differs from the usual small session: DQN over three steps with uniform replay."""
 
 
-ORDINARY = ("frames", "rainbow", "td3")
+ORDINARY = ("rainbow", "td3")
 """Those of which the others are parts, or near kin."""
 
 

@@ -85,6 +85,7 @@ def test_without_the_setting_the_program_is_the_same() -> None:
     assert shape not in plain
 
 
+@pytest.mark.every_day("7")
 @pytest.mark.parametrize("chunk", [1, 7])
 def test_how_a_run_is_cut_and_resumed_changes_no_row(tmp_path: Path, chunk: int, monkeypatch: Any) -> None:
     train(tmp_path / "whole", 40, save_interval=7)

@@ -71,7 +71,7 @@ def test_a_run_is_traced_with_the_forms_that_it_is_begun_with(
         pytest.param("dqn", "cpu", marks=pytest.mark.slow),
         pytest.param("dqn", "cuda", marks=pytest.mark.slow),
         ("ppo", "cpu"),
-        ("ppo", "cuda"),
+        pytest.param("ppo", "cuda", marks=pytest.mark.slow),
     ],
 )
 def test_plain_forms_train_alike(algo: str, forms: str) -> None:

@@ -306,6 +306,7 @@ TRAINED: dict[str, Callable[[], jaxrl.Strategy]] = {
 }
 
 
+@pytest.mark.every_day("ppo", "an environment of one's own, 3 steps", "rainbow, prioritised")
 @pytest.mark.parametrize("name", TRAINED)
 def test_nothing_is_drawn_in_the_inner_loop_of_training(name: str) -> None:
     strategy, count = TRAINED[name](), jax.ShapeDtypeStruct((), jnp.uint32)
