@@ -21,6 +21,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Compiling is most of what the ordinary tests do. Where slow ones are asked for, all runs as users have it.
     """
+    gc.set_threshold(100_000, 50, 100)  # tracing makes so many objects that a collection every 700 costs a twentieth
     if not config.getoption("-m"):
         flags = [f"--{name}={str(value).lower()}" for name, value in QUICKLY.items()]
         if jax.__version_info__ < (0, 11):  # of later ones it was not tried

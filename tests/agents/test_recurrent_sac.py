@@ -1,6 +1,8 @@
 """Recurrent SAC on sequences of replay: targets by hand, a walk step by step, memories, and where gradients end."""
 
+import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,6 +22,7 @@ from jaxrl.distributions import head_of
 from jaxrl.errors import SettingsError
 from jaxrl.nn import Critic, PolicyNetwork, Recurrent
 from jaxrl.spaces import Box, Discrete, EnvSpec
+from jaxrl.training.storage.leaves import state_digest
 from jaxrl.types import Batch, Remembered, Transition
 
 OBS = Box(-1.0, 1.0, (2,))
@@ -198,6 +201,7 @@ def test_an_update_sees_what_a_walk_through_the_sequences_finds(name: str, core:
     assert np.sign(new.log_temperature.vector[0] - state.log_temperature.vector[0]) == -np.sign(slope)
 
 
+@pytest.mark.slow
 def test_the_burn_in_makes_the_memories_but_takes_no_gradient() -> None:
     """With its outcome as stored memories, and no burn-in, the update is the same."""
     agent, without = agent_of("continuous"), agent_of("continuous", burn_in=0)
@@ -365,3 +369,25 @@ REFUSED: dict[str, tuple[Any, str]] = {
 def test_settings_that_cannot_work_are_refused_in_one_line(made: Any, said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         made()
+
+
+@pytest.mark.slow
+def test_members_of_a_population_are_the_runs_alone_and_go_on_with_replay_filled_anew(tmp_path: Path) -> None:
+    """Each saves no replay, stops half-way, and goes on: as a member it comes to the bits that it comes to alone."""
+    settings: dict[str, Any] = {"save_interval": 10, "save_replay": False, "quiet": True}
+    settings |= {"eval_interval": 0, "eval_episodes": 0}
+
+    def trained(strategy: Any, path: Path, **more: Any) -> Any:
+        for length in (10, 20):
+            kwargs = {**settings, **more, "max_opts": length, "resume": length > 10}
+            result = jaxrl.Trainer(strategy, run_dir=str(path), **kwargs).train()
+        return result
+
+    strategy = strategy_of(lr=0.01, policy_lr=0.01)
+    all_of_them = trained(jaxrl.population(strategy, seeds=2), tmp_path / "all", seed=5)
+    digests = [state_digest(member.result.state) for member in all_of_them.members]
+    alone = [state_digest(trained(strategy, tmp_path / f"{seed}", seed=seed).state) for seed in (5, 6)]
+    assert digests == alone
+    assert digests[0] != digests[1]
+    rows = [json.loads(line) for line in (tmp_path / "5" / "metrics.jsonl").read_text().splitlines()]
+    assert any("with replay filled anew" in row.get("message", "") for row in rows)

@@ -227,6 +227,7 @@ def test_replay_trains_again_to_the_same_bits(run: Path, capsys: pytest.CaptureF
     assert lines[3:] == ["20 -> 40 bit-equal", "40 -> 60 bit-equal"]
 
 
+@pytest.mark.slow
 def test_replay_of_a_single_checkpoint_is_from_the_beginning(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for step in ("40", "60"):
         shutil.rmtree(run / "checkpoints" / step)

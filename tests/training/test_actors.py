@@ -440,6 +440,7 @@ def events(run_dir: Path) -> list[dict[str, Any]]:
     return [row for row in rows if row["kind"] == "event"]
 
 
+@pytest.mark.slow
 def test_no_thread_outlives_a_run_however_it_ends():
     before = set(threading.enumerate())
     train(replaying(counter()), 8)
@@ -499,6 +500,7 @@ def slow_act(monkeypatch: pytest.MonkeyPatch, **waits: Callable[[], Any]) -> Non
     monkeypatch.setattr(jaxrl.training.actors, "programs", programs)
 
 
+@pytest.mark.slow
 def test_compiling_what_an_actor_does_is_no_hanging(monkeypatch: pytest.MonkeyPatch):
     slow_act(monkeypatch, actor0=lambda: time.sleep(4.0))
     result, _ = train(replaying(counter(), actors=1, actor_timeout=2.0), 4)

@@ -118,6 +118,7 @@ def test_a_search_decides_as_before_and_copies_are_exact() -> None:
     assert [m.parent for m in copied[0].members] == [m.parent for m in copied[1].members]
 
 
+@pytest.mark.slow
 def test_a_width_makes_several_programs_of_which_the_last_is_as_wide() -> None:
     made = jaxrl.population(STRATEGY, seeds=3, layout="together", width=2)
     trainer = Trainer(made, **{**LENGTH, "max_opts": 20}, quiet=True)

@@ -53,6 +53,7 @@ def test_a_session_is_the_trainer_one_step_at_a_time(
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)  # two programs may round differently
 
 
+@pytest.mark.slow
 def test_values_of_a_constant_reward_are_learnt() -> None:
     """One step an episode, always 1: every value is 1."""
     session = single(max_opts=400)

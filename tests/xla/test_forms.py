@@ -50,6 +50,7 @@ def test_a_strategy_has_programs_of_its_own_for_each_choice() -> None:
     assert "mark" not in programs_of(strategy)
 
 
+@pytest.mark.every_day("plain-False")
 @pytest.mark.parametrize(("which", "tied"), [("plain", False), ("cpu", True)])
 def test_a_run_is_traced_with_the_forms_that_it_is_begun_with(
     which: str, tied: bool, monkeypatch: pytest.MonkeyPatch
