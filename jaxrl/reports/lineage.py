@@ -37,11 +37,10 @@ def takeovers(population: Path) -> list[Takeover]:
 def _takeover(line: bytes) -> Takeover | None:
     try:
         row = json.loads(line)
-        numbers = [row[name] for name in ("opt_steps", "member", "parent")]
-        values = dict(row.get("values") or {})
+        found = Takeover(row["opt_steps"], row["member"], row["parent"], dict(row.get("values") or {}))
     except (ValueError, RecursionError, KeyError, TypeError):
         return None
-    return Takeover(*numbers, values) if all(type(number) is int for number in numbers) else None
+    return found if all(type(number) is int for number in found[:3]) else None
 
 
 def lineages(runs: Iterable[Run]) -> list[dict[str, Any]]:
