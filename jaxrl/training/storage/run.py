@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+import jaxrl
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.training.changes import HARMLESS, Change, changes, measured_otherwise, renewed, unread
 from jaxrl.training.program import Form
@@ -445,5 +446,5 @@ def never_saved(path: Path) -> bool:
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """Return the installed version of each of `packages`."""
-    return {name: version(name) for name in packages}
+    """Return the installed version of each of `packages`; of jaxrl that of the code, which an install may be behind."""
+    return {name: jaxrl.__version__ if name == "jaxrl" else version(name) for name in packages}
