@@ -3,6 +3,7 @@
 import math
 import platform
 import shutil
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-import jaxrl
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.training.changes import HARMLESS, Change, changes, measured_otherwise, renewed, unread
 from jaxrl.training.program import Form
@@ -447,4 +447,7 @@ def never_saved(path: Path) -> bool:
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
     """Return the installed version of each of `packages`; of jaxrl that of the code, which an install may be behind."""
-    return {name: jaxrl.__version__ if name == "jaxrl" else version(name) for name in packages}
+    own = sys.modules[
+        __name__.partition(".")[0]
+    ].__version__  # this package is a front door, and not imported from here
+    return {name: own if name == "jaxrl" else version(name) for name in packages}
