@@ -196,6 +196,10 @@ def test_a_picture_is_written(two: list[Group], tmp_path: Path) -> None:
     write_png(two, tmp_path / "curves.png")
     with Image.open(tmp_path / "curves.png") as picture:
         assert picture.size == (1500, 675)
+    many = [two[0]._replace(name=f"{two[0].name} {i}") for i in range(30)]
+    write_png(many, tmp_path / "many.png")
+    with Image.open(tmp_path / "many.png") as picture:  # names do not take their room from the curves
+        assert picture.height > 675 + 10 * 25
     with pytest.raises(SettingsError, match="cannot write"):
         write_png(two, tmp_path / "none" / "curves.png")
 
