@@ -54,6 +54,11 @@ def opened(browser: str, text: str, folder: Path) -> Opened:
     """
     file = folder / "opened.html"
     file.write_text(SHOWN.join(text.rsplit("</body>", 1)))
+    return visited(browser, file, folder)
+
+
+def visited(browser: str, file: Path, folder: Path) -> Opened:
+    """Open the page in `file` as `opened` does; it has taken no time that is known unless it tells."""
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", *QUIET]
     command += [f"--user-data-dir={folder / 'profile'}", "--dump-dom", file.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
