@@ -1,20 +1,71 @@
-"""Time a report on ten long runs: `python -m benchmarks.reports [ROWS] [RUNS]`."""
+"""Time a report on ten long runs: `python -m benchmarks.reports [ROWS] [RUNS]`.
+
+Where a Chromium is installed, also how long it takes to open the page and draw it.
+"""
 
 import json
+import re
 import resource
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
 from jaxrl.reports.groups import grouped, remarks
-from jaxrl.reports.page import page
+from jaxrl.reports.page import page, plotly
 from jaxrl.reports.read import read_runs
 
 METRICS = ("approx_kl", "clip_fraction", "entropy", "episode_length", "episode_return", "grad_norm", "loss", "value")
 """Each with its least and largest value in a row, which makes it some 1.2 kB, as a row of PPO is."""
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell")
+QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run")
+SHOWN = """<script>
+requestAnimationFrame(() => requestAnimationFrame(() => console.log(`shown after ${performance.now()} ms`)));
+</script></body>"""
+"""Tells when the page stands, counted from when it was asked for: a picture later than it was drawn."""
+
+
+class Opened(NamedTuple):
+    """A page as a browser has drawn it."""
+
+    seconds: float
+    """From asking for it to its first whole picture; NaN if there was none."""
+    dom: str
+    console: tuple[str, ...]
+    """What else the browser's console says, errors among it."""
+
+
+def chromium() -> str | None:
+    """Return the path of a Chromium, if there is one."""
+    return next(filter(None, map(shutil.which, CHROMIUM)), None)
+
+
+def opened(browser: str, text: str, folder: Path) -> Opened:
+    """Open the page `text` in a headless browser, whose profile goes into `folder`.
+
+    Raises:
+      subprocess.SubprocessError: the browser failed, or took more than two minutes.
+    """
+    file = folder / "opened.html"
+    file.write_text(SHOWN.join(text.rsplit("</body>", 1)))
+    return visited(browser, file, folder)
+
+
+def visited(browser: str, file: Path, folder: Path) -> Opened:
+    """Open the page in `file` as `opened` does; it has taken no time that is known unless it tells."""
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", *QUIET]
+    command += [f"--user-data-dir={folder / 'profile'}", "--dump-dom", file.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    said = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
+    shown = [float(found[1]) / 1000 for line in said if (found := re.search(r"shown after ([\d.]+) ms", line))]
+    errors = tuple(line for line in said if "shown after" not in line)
+    return Opened(shown[0] if shown else float("nan"), done.stdout, errors)
 
 
 def write(path: Path, seed: int, rows: int) -> None:
@@ -31,6 +82,27 @@ def write(path: Path, seed: int, rows: int) -> None:
             file.write(json.dumps(row) + "\n")
             if i % 10 == 0:
                 file.write(json.dumps({"kind": "eval", **place, "episodes": 20, "score": 500 * i / rows}) + "\n")
+
+
+def sixty(folder: Path) -> list[str]:
+    """Write sixty runs of 2,000 rows, three seeds of twenty settings, and return their paths."""
+    paths = [folder / f"run{i}" for i in range(60)]
+    for i, path in enumerate(paths):
+        write(path, i % 3, 2_000)
+        settings = yaml.safe_load((path / "config.yaml").read_text())
+        (path / "config.yaml").write_text(yaml.safe_dump({**settings, "agent": {"lr": 1e-4 * (1 + i // 3)}}))
+        rows = [{"opt_steps": 20_000, "episode": k, "return": (37 * k + 11 * i) % 501} for k in range(20)]
+        (path / "eval_episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return list(map(str, paths))
+
+
+def browse(browser: str, times: int = 5) -> None:
+    """Open a page of sixty runs some times, and print how long that takes."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = grouped(read_runs(sixty(Path(folder))))
+        text = page(found, remarks(found), plotly())
+        seconds = sorted(opened(browser, text, Path(folder)).seconds for _ in range(times))
+    print(f"page of 60 runs, {len(text) / 2**20:.1f} MiB, open and drawn in {seconds[0]:.2f} to {seconds[-1]:.2f} s")
 
 
 def main(rows: int = 100_000, runs: int = 10) -> None:
@@ -51,6 +123,8 @@ def main(rows: int = 100_000, runs: int = 10) -> None:
     print(
         f"{runs} runs of {rows} rows, {size / 2**20:.0f} MiB; page {len(text) / 2**20:.1f} MiB; memory {most:.0f} MiB"
     )
+    if (browser := chromium()) is not None:
+        browse(browser)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def main() -> None:
     begin_front_door()
     name, args = (sys.argv[1:2] or ["--help"])[0], sys.argv[2:]
     if name in ("--help", "-h", "help"):
-        print(HELP.format(commands="\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items())))
+        print(HELP.format(commands="\n".join(f"  {name:<12}{what}" for name, what in COMMANDS.items())))
     elif name in ("--version", "-v"):
         print(f"jaxrl {jaxrl.__version__}")
     elif name not in COMMANDS:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from test_readme import block, run, run_alone
 
+from benchmarks.reports import chromium, visited
 from jaxrl.algos import general
 from jaxrl.config import parse
 from jaxrl.errors import SettingsError
@@ -297,6 +298,10 @@ def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) 
     assert len(pages) > 40
     assert "data:image/png" in pages["tour.html"]
     assert 'href="tour.html"' in pages["index.html"]
+    if (browser := chromium()) is not None:
+        opened = visited(browser, site / "offline.html", tmp_path)
+        assert [line for line in opened.console if "search/worker.js" not in line] == []  # which a file may not start
+        assert re.search(r'data-bs-theme-value="auto"[^>]*aria-pressed="true"', opened.dom)  # the switch of colours
     for name, text in pages.items():
         loaded = re.findall(r'<(?:script|img|iframe)[^>]*\bsrc="([^"]+)|<link[^>]*\bhref="([^"]+)', text)
         assert [part for pair in loaded for part in pair if re.match(r"(https?:)?//", part)] == [], name

@@ -1,6 +1,7 @@
 """The script that says what presets learn: its arithmetic by hand, and one small run from end to end."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import pytest
 from toys_masks import minefield
 
 import jaxrl
-from benchmarks import learning, masks
+from benchmarks import learning, learnt, masks, offline
 from jaxrl.presets import PRESETS
+from jaxrl.registry import names_of
 
 
 @pytest.mark.parametrize(
@@ -114,3 +116,39 @@ def test_the_table_of_the_docs_is_what_the_result_files_hold() -> None:
     others = [{**ends[0], "seed": 2, "flags": ["--num-envs", "3"]}, {**ends[0], "seed": 3, "failed": "why"}]
     line = "| CartPole-v1 | `dqn` | 1 000 | 2 | 1.5 ± 0.5 | 500 | 500 at 50 000 |"
     assert learning.documented([*ends, *others]).splitlines()[2:] == [line]
+
+
+def test_curves_are_of_presets_where_all_seeds_were_evaluated(tmp_path: Path) -> None:
+    row = {"algo": "dqn", "env": "CartPole-v1", "preset": True, "flags": []}
+    old = [{**row, "seed": 0, "curve": [[10, 7.0]]}, {**row, "seed": 2, "flags": ["--x"], "curve": [[10, 7.0]]}]
+    new = [{**row, "seed": seed, "curve": [[10, 1.0 + seed], [20, 5.0]][: 2 - seed]} for seed in (0, 1)]
+    for name, rows in (("a", old), ("b", new)):
+        (tmp_path / name).write_text(json.dumps({"rows": rows}))
+    found = learnt.learnt(learnt.stored([tmp_path / "b", tmp_path / "a"]), "dqn", "CartPole-v1")
+    assert found is not None
+    assert (found.steps.tolist(), found.returns.tolist()) == ([10], [[1.0], [2.0]])  # the later file's seed 0
+
+
+def test_every_algorithm_has_a_picture_of_what_it_learnt_on_its_page() -> None:
+    """It is of the agents that the page's command names, and shows the environments that result files have of them."""
+    docs = Path(__file__).parents[1] / "docs"
+    drawn: list[str] = []
+    for page in docs.glob("*.md"):
+        for algos, name in re.findall(
+            r"benchmarks\.learnt ([a-z0-9_ ]+?) (?:--.*)?--out docs/(\S+\.svg)", page.read_text()
+        ):
+            assert f"]({name})" in page.read_text()
+            assert [algo for algo in algos.split() if f">{algo}<" not in (docs / name).read_text()] == []
+            drawn += algos.split()
+    assert sorted(drawn) == sorted(names_of())
+
+
+def test_the_table_of_offline_agents_is_what_the_result_file_holds() -> None:
+    root = Path(__file__).parents[1]
+    (file,) = (root / "benchmarks" / "results").glob("*-offline.json")
+    rows = json.loads(file.read_text())["rows"]
+    assert offline.documented(rows) in (root / "docs" / "offline.md").read_text()
+    assert {row["algo"] for row in rows} == {*names_of("offline")}
+    row = {"algo": "bc", "env": "CartPole-v1"}
+    told = offline.documented([{**row, "last": 1.0}, {**row, "last": 3.0}])
+    assert told.splitlines()[2:] == ["| CartPole-v1 | `bc` | 2 | 2.0 ± 1.0 | 1.0 |"]

@@ -46,3 +46,14 @@ def write_population(path: Path, scores: dict[float, Sequence[float]]) -> Path:
     sweep = {"population": {"seeds": 2, "sweep": {"agent.lr": list(scores)}}}
     (path / "config.yaml").write_text(yaml.safe_dump({"algo": "ppo", **sweep}))
     return path
+
+
+def write_search(path: Path, taken: Sequence[tuple[int, int, int]]) -> Path:
+    """Write a population of PBT, three members of one seed; `taken` are a step, a member and whom it goes on from."""
+    for i, lr in enumerate((0.1, 0.2, 0.1)):
+        write_run(path / "members" / f"{i:05d}", 0, [0.0, float(i)], lr=lr)
+    settings = {"seeds": 1, "sweep": {"agent.lr": "log_uniform(0.01,1)"}, "pbt": {"interval": 10}}
+    (path / "config.yaml").write_text(yaml.safe_dump({"algo": "ppo", "population": settings}))
+    rows = [{"kind": "lineage", "opt_steps": at, "member": own, "parent": of} for at, own, of in taken]
+    log(path, [{**row, "values": {"agent.lr": 0.1}} for row in rows])
+    return path

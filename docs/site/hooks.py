@@ -29,6 +29,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return markdown if page.file.src_uri == "tour.md" else markdown.replace(f"]({TOUR})", "](tour.md)")
 
 
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Put in the two styles that the theme's switch between light and dark turns on and off.
+
+    They are those of its highlighter, which is left out; without them the switch ends in an error, and does nothing.
+    """
+    return output.replace("</head>", '<style id="hljs-light"></style><style id="hljs-dark"></style>\n</head>', 1)
+
+
 def page_of(notebook: Path) -> str:
     """Return a notebook as Markdown: its text, its code, and what the code printed and drew."""
     parts = []

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import warnings
 from functools import partial
 from typing import Any
 
@@ -39,11 +40,15 @@ def files(function: Function) -> dict[str, bytes]:
 
 @contextlib.contextmanager
 def _quiet() -> Any:
-    """Keep the converter's remarks about its own inside off the terminal."""
-    logger = logging.getLogger("onnx_ir")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Keep off the terminal what the converter says of its own inside, and of packages that it can do without."""
+    loggers = [logging.getLogger(name) for name in ("onnx_ir", "jax2onnx")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -39,12 +39,13 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
 
 
 def _deciding(run: Run) -> dict[str, str]:
-    """Return the settings that decide a run's training, but for its seed."""
-    return {name: shown(value) for name, value in run.settings.items() if name not in HARMLESS and name != "seed"}
+    """Return the settings that decide a run's training, but for its seed; `varied` for what changed on the way."""
+    own = {name: shown(value) for name, value in run.settings.items() if name not in HARMLESS and name != "seed"}
+    return own | dict.fromkeys(run.swept if run.varied else (), "varied")
 
 
 def _key(run: Run) -> str:
-    return json.dumps(_deciding(run), sort_keys=True) if run.settings else str(run.path)
+    return json.dumps([run.varied, _deciding(run)], sort_keys=True) if run.settings else str(run.path)
 
 
 def _title(run: Run) -> tuple[str, str]:
@@ -106,6 +107,8 @@ def remarks(groups: Iterable[Group]) -> list[str]:
         seen: dict[int, str] = {}
         for run in group.runs:
             found += [f"{run.name}: {remark}" for remark in run.remarks]
+            if run.varied:  # members of one seed, that have gone ways of their own
+                continue
             if run.seed in seen:
                 found.append(f"{run.name}: has the settings and the seed of {seen[run.seed]}; both count")
             if run.seed is not None:

@@ -3,10 +3,13 @@
 // colours and six kinds of line make 42 groups that can be told apart.
 const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", null];
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
-const CIVIDIS = [[0, 34, 78], [66, 78, 108], [124, 123, 120], [187, 174, 108], [254, 232, 56]];
+// Parts of cividis that stand out from the paper, the more so the better the score.
+const ON_WHITE = [[150, 142, 112], [104, 106, 112], [52, 66, 108], [0, 34, 78]];
+const ON_BLACK = [[105, 112, 124], [150, 143, 115], [200, 184, 98], [254, 232, 56]];
 const AXES = { opt_steps: "optimisation steps", env_steps: "environment steps", seconds: "seconds" };
 const METRICS = { score: "evaluation score", return: "training return" };
 const CONFIG = { responsive: true, displaylogo: false, displayModeBar: false };
+const BELOW = { orientation: "h", yref: "container", y: 0, yanchor: "bottom", itemwidth: 44 };
 const data = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -56,7 +59,7 @@ function drawCurves() {
   const [metric, axis, shown] = ["metric", "axis", "shown"].map((id) => byId(id).value);
   Plotly.react("curves", curveTraces(metric, axis, shown), layout({
     xaxis: { title: { text: AXES[axis] } }, yaxis: { title: { text: METRICS[metric] } },
-    legend: { orientation: "h", y: -0.2, yanchor: "top" }, showlegend: true,
+    legend: BELOW, showlegend: true,
   }), CONFIG);
 }
 
@@ -68,18 +71,19 @@ function drawEpisodes() {
     yaxis: { autorange: "reversed", type: "category" } }), CONFIG);
 }
 
-function cividis(height) {
+function shade(height) {
   if (height === null) return css("--faint");
-  const at = height * (CIVIDIS.length - 1), low = Math.min(Math.floor(at), CIVIDIS.length - 2);
-  return `rgb(${CIVIDIS[low].map((part, i) => Math.round(part + (at - low) * (CIVIDIS[low + 1][i] - part)))})`;
+  const scale = matchMedia("(prefers-color-scheme: dark)").matches ? ON_BLACK : ON_WHITE;
+  const at = height * (scale.length - 1), low = Math.min(Math.floor(at), scale.length - 2);
+  return `rgb(${scale[low].map((part, i) => Math.round(part + (at - low) * (scale[low + 1][i] - part)))})`;
 }
 
-// An axis of its own for every setting and one for the score; a member is a line, the brighter the better.
+// An axis of its own for every setting and one for the score; a member is a line, the stronger the better.
 function drawPopulation(population, id) {
   const { axes, members } = population, names = axes.map((axis) => axis.name), scores = axes[axes.length - 1];
   const traces = members.map((member, i) => ({ x: names, y: axes.map((axis) => axis.heights[i]), mode: "lines+markers",
     text: axes.map((axis) => `member ${member}: ${axis.name} ${axis.values[i]}`), hoverinfo: "text", showlegend: false,
-    line: { color: cividis(scores.heights[i]), width: 2 } }));
+    line: { color: shade(scores.heights[i]), width: 2 } }));
   const annotations = axes.flatMap((axis) => axis.ticks.map(([y, text]) => ({ x: axis.name, y, text, showarrow: false,
     xanchor: "left", xshift: 6, bgcolor: css("--paper"), font: { size: 11 } })));
   Plotly.react(id, traces, layout({ title: { text: population.name, font: { size: 13 } }, annotations, height: 380,
@@ -87,15 +91,36 @@ function drawPopulation(population, id) {
     yaxis: { visible: false, range: [-0.06, 1.06] } }), CONFIG);
 }
 
-function drawPopulations() {
-  data.populations.forEach((population, i) => {
-    const id = `population-${i}`;
-    if (!byId(id)) byId("parallel").insertAdjacentHTML("beforeend", `<div id="${id}"></div>`);
-    drawPopulation(population, id);
+// A member is a height, and changes its colour where it takes over from another; founders without descendants are faint.
+function drawLineage(lineage, id) {
+  const alive = lineage.lines.filter((line) => line.alive).map((line) => line.founder);
+  const traces = lineage.lines.map((line) => {
+    const group = alive.indexOf(line.founder), color = line.alive ? colour(group) : css("--faint");
+    return { x: line.x, y: line.y, text: line.text, mode: "lines+markers", marker: { size: 4, color },
+      name: `from ${line.founder}`, showlegend: line.alive, hovertemplate: "%{x:,}: %{text}<extra></extra>",
+      line: { color, dash: line.alive ? dash(group) : "solid", width: line.alive ? 2.2 : 1.2 } };
+  });
+  Plotly.react(id, traces, layout({ title: { text: lineage.name, font: { size: 13 } }, legend: BELOW,
+    height: Math.min(180 + 22 * lineage.members.length, 900), margin: { l: 50, r: 12, t: 40, b: 44 },
+    xaxis: { title: { text: AXES.opt_steps }, rangemode: "tozero" },
+    yaxis: { title: { text: "member" }, autorange: "reversed", tickformat: "d", zeroline: false } }), CONFIG);
+}
+
+// Draws one plot for each of `found`, below one another in the section `place`.
+function drawEach(found, place, draw) {
+  found.forEach((one, i) => {
+    const id = `${place}-${i}`;
+    if (!byId(id)) byId(place).insertAdjacentHTML("beforeend", `<div id="${id}"></div>`);
+    draw(one, id);
   });
 }
 
-function drawAll() { drawCurves(); drawEpisodes(); drawPopulations(); }
+function drawAll() {
+  drawCurves();
+  drawEpisodes();
+  drawEach(data.populations, "population", drawPopulation);
+  drawEach(data.lineages, "lineage", drawLineage);
+}
 
 // What was chosen outlives a page that loads itself anew; a page opened as a file may have no storage.
 function remember(id) { try { sessionStorage.setItem(`jaxrl-${id}`, byId(id).value); } catch { /* none */ } }

@@ -13,6 +13,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.reports import tables
 from jaxrl.reports.curves import band, thin
 from jaxrl.reports.groups import Group
+from jaxrl.reports.lineage import lineages
 from jaxrl.reports.parallel import populations
 from jaxrl.reports.rows import AXES, Curve
 from jaxrl.reports.tables import Table
@@ -25,7 +26,8 @@ MOST_EPISODES = 200
 LONG = 25
 """Rows of a table from which it is folded away."""
 POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; connect-src 'self'"
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data: blob:; media-src data:; connect-src 'self'"
 )
 """What a browser lets the page do: nothing but what it holds, and, where it is served, to ask its own server."""
 
@@ -51,7 +53,8 @@ def page(groups: Sequence[Group], remarks: Sequence[str], library: str, stamp: s
         _curves(),
         _table("Scores by settings", tables.group_table(groups)),
         _table("What differs in the settings", tables.setting_table(groups)),
-        _plot("parallel", "Swept settings and last scores") if (swept := populations(runs)) else "",
+        _plot("population", "Swept settings and last scores") if (swept := populations(runs)) else "",
+        _plot("lineage", "Who went on from whom") if (descent := lineages(runs)) else "",
         _table("Runs", tables.run_table(groups)),
         _plot("episodes", "Returns of the episodes of the last evaluation") if (episodes := _episodes(groups)) else "",
         _films(groups),
@@ -66,6 +69,7 @@ def page(groups: Sequence[Group], remarks: Sequence[str], library: str, stamp: s
         },
         "episodes": episodes,
         "populations": swept,
+        "lineages": descent,
         "stamp": stamp,
     }
     return _document("\n".join(parts), data, library)

@@ -13,6 +13,8 @@ from jaxrl.reports.rows import Curve
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#1a1a1a")
 DASHES = ("-", "--", ":", "-.", (0, (8, 3)), (0, (8, 3, 2, 3)))
 """As on the page."""
+WIDTH = 10.0
+"""Of the picture, in inches."""
 
 
 def write_png(groups: Sequence[Group], path: Path) -> None:
@@ -25,7 +27,8 @@ def write_png(groups: Sequence[Group], path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise SettingsError("pictures need the extra `report`: pip install 'jaxrl[report]'") from None
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    columns, height = _legend([group.name for group in groups])
+    figure = Figure(figsize=(WIDTH, 4.2 + height), layout="constrained")
     for place, what in enumerate(("evaluation score", "training return")):
         axes = figure.add_subplot(1, 2, place + 1)
         axes.set(xlabel="optimisation steps", ylabel=what)
@@ -35,11 +38,17 @@ def write_png(groups: Sequence[Group], path: Path) -> None:
             _draw(axes, curves, i, group.name)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside lower center", fontsize="small")
+        figure.legend(handles, labels, loc="outside lower center", fontsize="small", ncols=columns, handlelength=3.5)
     try:
         figure.savefig(path, format="png", dpi=150)
     except OSError as error:
         raise SettingsError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _legend(names: Sequence[str]) -> tuple[int, float]:
+    """Return the columns that names are set in, and the inches that they take below the curves."""
+    columns = int(np.clip(WIDTH / (0.8 + 0.08 * max(map(len, names), default=1)), 1, 4))
+    return columns, max(0.3, 0.2 * -(-len(names) // columns))
 
 
 def _draw(axes: object, curves: Sequence[Curve], i: int, name: str) -> None:

@@ -1,5 +1,6 @@
 """Runs as they lie on disk. Files are opened to be read only, and no lock is taken."""
 
+import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -38,6 +39,8 @@ class Run(NamedTuple):
     """The name of that."""
     swept: tuple[str, ...]
     """What was swept there."""
+    varied: str
+    """How a search changes that on the way, as text; empty if it stays, as it does but in PBT."""
     settings: Mapping[str, Any]
     """All of them, by their names with dots; empty if they cannot be read."""
     metadata: Mapping[str, Any]
@@ -101,7 +104,8 @@ def _runs_in(path: Path, name: str) -> list[Run]:
     names = tuple(map(str, swept)) if isinstance(swept, dict) else ()
     folders = (entry for entry in (path / MEMBERS).glob("*") if entry.name.isascii() and entry.name.isdecimal())
     numbers = sorted(int(entry.name) for entry in folders if entry == member_dir(path, int(entry.name)))
-    members = [_member(path, name, number)._replace(swept=names) for number in numbers]
+    varied = json.dumps([found["pbt"], swept], default=str) if isinstance(found, dict) and found.get("pbt") else ""
+    members = [_member(path, name, number)._replace(swept=names, varied=varied) for number in numbers]
     if not members:
         return [_run(path, name, config, [*remarks, "it has no members yet"])]
     return [members[0]._replace(remarks=(*remarks, *members[0].remarks)), *members[1:]]
@@ -133,6 +137,7 @@ def _run(path: Path, name: str, config: Mapping[str, Any], remarks: list[str]) -
         member=None,
         population=None,
         swept=(),
+        varied="",
         settings=flat(renewed(own)) if own else {},
         metadata=metadata,
         log=log,

@@ -174,8 +174,7 @@ class Logbook:
     def evaluated(self, evaluation: Evaluation, score: float, again: float | None, is_best: bool) -> Row:
         """Write and return the row of an evaluation, and write one for each of its episodes; see `eval_columns`."""
         row = self.scored(eval_columns(evaluation, score, again, is_best))
-        for episode in episode_rows(self._counters, evaluation):
-            self._episodes.write(episode)
+        self._episodes.write_all(list(episode_rows(self._counters, evaluation)))
         return row
 
     def ended(self, episodes: Episodes) -> None:

@@ -1,9 +1,11 @@
 """`python -m jaxrl.export`: what it writes does what the policy does, in a process that has no jaxrl."""
 
 import json
+import logging
 import shlex
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import jax
@@ -89,6 +91,29 @@ def test_a_converter_that_is_missing_is_named(
     assert "pip install --no-deps jax2onnx" in one_error_line(done)
     assert done.returncode == 2
     assert list(Path(doors.cwd).iterdir()) == []
+
+
+class Talkative:
+    """A converter that says in a log and in a warning what it can do without."""
+
+    @staticmethod
+    def to_onnx(*args: object, **settings: object) -> "Talkative":
+        logging.getLogger("jax2onnx.plugins").warning("no module of that name")
+        warnings.warn("a dtype is truncated", UserWarning, stacklevel=2)
+        return Talkative()
+
+    @staticmethod
+    def SerializeToString() -> bytes:
+        return b"model"
+
+
+def test_what_a_converter_says_of_its_own_inside_is_left_out(
+    doors: Doors, finished: Finished, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "jax2onnx", Talkative)
+    done = doors.here("export", finished.path, "--format", "onnx", "--out", "out")
+    assert (done.returncode, done.stderr, caplog.messages) == (0, "", [])
+    assert (doors.cwd / "out" / "policy.onnx").read_bytes() == b"model"
 
 
 def test_a_folder_for_a_hub_has_all_that_it_speaks_of(doors: Doors, finished: Finished) -> None:

@@ -53,6 +53,8 @@ def test_the_command_alone_lists_the_front_doors(tmp_path: Path, args: list[str]
     """Without importing anything slow, which would end it here."""
     done = run_with_fake_jax(tmp_path, "raise SystemExit(9)", ["-m", "jaxrl", *args])
     assert (done.returncode, done.stderr) == (0, "")
+    columns = {len(found[1]) for line in done.stdout.splitlines() if (found := re.match(r"(  [a-z]+ +)\w", line))}
+    assert len(columns) == 1  # what each does stands below one another
     assert [door for door in DOORS if not re.search(rf"^  {door} +\w", done.stdout, re.MULTILINE)] == []
 
 

@@ -4,13 +4,22 @@ import csv
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from front_doors import Doors, Finished, one_error_line, rows, snapshot
+from toys_runs import write_run, write_search
 
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell")
+from benchmarks.reports import chromium, opened
+
+
+@pytest.fixture
+def browser() -> str:
+    pytest.importorskip("plotly")
+    found = chromium()
+    if found is None:
+        pytest.skip("no Chromium is installed")
+    return found
 
 
 def test_a_trained_run_is_told_of_and_not_changed(doors: Doors, finished: Finished) -> None:
@@ -48,17 +57,47 @@ def test_two_reports_in_one_file_are_refused(doors: Doors, finished: Finished) -
 
 
 @pytest.mark.slow
-def test_a_browser_draws_the_page(doors: Doors, finished: Finished) -> None:
-    pytest.importorskip("plotly")
-    browser = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    if browser is None:
-        pytest.skip("no Chromium is installed")
+def test_a_browser_draws_the_page(doors: Doors, finished: Finished, browser: str) -> None:
     assert doors.run("report", finished.path, "--out", "page.html").returncode == 0
-    flags = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={doors.cwd / 'profile'}")
-    command = [browser, *flags, "--dump-dom", (doors.cwd / "page.html").as_uri()]
-    page = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-    assert re.search(r'id="curves"[^>]*>.*?class="scatterlayer[^>]*><g class="trace', page, re.DOTALL)
-    assert re.search(r'id="episodes"[^>]*>.*?class="trace boxes', page, re.DOTALL)
+    page = opened(browser, (doors.cwd / "page.html").read_text(), doors.cwd)
+    assert re.search(r'id="curves"[^>]*>.*?class="scatterlayer[^>]*><g class="trace', page.dom, re.DOTALL)
+    assert re.search(r'id="episodes"[^>]*>.*?class="trace boxes', page.dom, re.DOTALL)
+    assert page.console == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gif", "mp4"])
+def test_a_browser_lets_the_page_play_a_film(doors: Doors, finished: Finished, browser: str, kind: str) -> None:
+    pytest.importorskip("av")
+    shutil.copytree(finished.path, doors.cwd / "run")
+    assert doors.run("play", "run", "--out", f"run/episode.{kind}").returncode == 0
+    assert doors.run("report", "run", "--out", "page.html").returncode == 0
+    page = opened(browser, (doors.cwd / "page.html").read_text(), doors.cwd)
+    assert f"episode.{kind}</figcaption>" in page.dom
+    assert page.console == ()  # it would name what the page's policy refuses
+
+
+@pytest.mark.slow
+def test_a_browser_draws_a_search(doors: Doors, browser: str, tmp_path: Path) -> None:
+    population = write_search(tmp_path / "pbt", [(10, 2, 0)])
+    assert doors.here("report", population, "--out", "page.html").returncode == 0
+    page = opened(browser, (doors.cwd / "page.html").read_text(), doors.cwd)
+    for plot, lines in (("population-0", 3), ("lineage-0", 3)):
+        drawn = page.dom.split(f'id="{plot}"')[1].split('class="scatterlayer')[1]
+        assert drawn.split('class="infolayer')[0].count('<g class="trace scatter') == lines
+    assert page.console == ()
+
+
+@pytest.mark.slow
+def test_a_page_of_sixty_runs_opens(doors: Doors, browser: str, tmp_path: Path) -> None:
+    """Measured, it takes a second; only a page that hardly opens at all fails here."""
+    paths = [write_run(tmp_path / f"run{i}", i % 3, [1.0 * i, 2.0 * i], lr=0.1 * (1 + i // 3)) for i in range(60)]
+    assert doors.here("report", *paths, "--out", "page.html").returncode == 0
+    page = opened(browser, (doors.cwd / "page.html").read_text(), doors.cwd)
+    drawn = page.dom.split('id="curves"')[1].split('class="scatterlayer')[1].split('class="infolayer')[0]
+    assert drawn.count('<g class="trace scatter') == 3 * 20  # the line and the two ends of the interval
+    assert page.console == ()
+    assert page.seconds < 30
 
 
 @pytest.mark.slow

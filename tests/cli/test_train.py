@@ -20,6 +20,7 @@ import pytest
 import yaml
 from front_doors import SMALL, Doors, Finished, leaves, one_error_line, rows, snapshot, timeless
 
+import jaxrl
 from jaxrl import train
 from jaxrl.algos import BufferConfig
 from jaxrl.config import parse, preset
@@ -107,6 +108,7 @@ def test_eval_episodes_has_a_line_for_each_episode_of_each_evaluation(finished: 
 def test_metadata_tells_versions_devices_status_counters_and_best_score(finished: Finished) -> None:
     facts = json.loads((finished.path / "metadata.json").read_text())
     assert facts.keys() >= {"format", "versions", "devices", "status"}
+    assert facts["versions"]["jaxrl"] == jaxrl.__version__  # of the code that ran, whatever was installed from it
     assert (facts["status"], facts["opt_steps"], facts["env_steps"]) == ("max_opts", 60, 800)
     evaluations = [row for row in rows(finished.path / "metrics.jsonl") if row["kind"] == "eval"]
     assert facts["best_score"] == max(row["confirm_score"] for row in evaluations if row["is_best"])

@@ -1,14 +1,16 @@
 """How runs are grouped, what differs between them, and what groups come to, by hand."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
-from toys_runs import write_population, write_run
+from toys_runs import write_population, write_run, write_search
 
 from jaxrl.reports.curves import band, thin
 from jaxrl.reports.groups import Group, differences, grouped, remarks
+from jaxrl.reports.lineage import lineages, takeovers
 from jaxrl.reports.parallel import axis, populations
 from jaxrl.reports.read import read_runs
 from jaxrl.reports.rows import Curve
@@ -73,6 +75,7 @@ def test_a_group_is_told_by_mean_and_middle_half(tmp_path: Path) -> None:
     told = spread([scores])
     row = ("ppo CartPole-v1", "4 of 4", "4", "2.5", f"{told.low:.5g} to {told.high:.5g}", "-")
     assert group_table([group]).rows == (row,)
+    assert (spread([[2.0, 2.0]]).interval, spread([[2.0]]).interval) == ("[2, 2]", "-")
 
 
 def test_bands_are_what_scores_of_members_are(tmp_path: Path) -> None:
@@ -147,3 +150,40 @@ def test_axes_of_wide_ranges_are_logarithmic_and_names_stand_apart() -> None:
     assert axis(["relu", "tanh", "relu"])["heights"] == [0, 1, 0]
     assert axis([0.5, float("inf")])["ticks"] == [[0, "0.5"], [1, "inf"]]
     assert axis([None])["heights"] == [None]
+
+
+def test_members_whose_settings_vary_on_the_way_are_one_group_and_none_is_another_one_twice(tmp_path: Path) -> None:
+    paths = [write_search(tmp_path / "pbt", [(10, 2, 0)]), write_run(tmp_path / "alone", lr=0.1)]
+    groups = grouped(read_runs(map(str, paths)))
+    assert [group.name for group in groups] == ["ppo CartPole-v1 agent.lr=varied", "ppo CartPole-v1 agent.lr=0.1"]
+    assert [len(group.runs) for group in groups] == [3, 1]
+    assert not [line for line in remarks(groups) if "seed" in line]
+
+
+def test_a_member_that_took_over_is_drawn_from_its_parent_on(tmp_path: Path) -> None:
+    taken = [(5, 2, 0), (10, 1, 2), (10, 2, 1)]  # at last two take each other's place
+    (told,) = lineages(read_runs([str(write_search(tmp_path / "pbt", taken))]))
+    assert (told["name"], told["members"]) == ("pbt", [0, 1, 2])
+    first, second, third = told["lines"]
+    assert [line["alive"] for line in (first, second, third)] == [True, True, False]
+    own, adopted = [[(0, 0), (20, 0)]], [[(5, 0), (5, 2)], [(5, 2), (10, 2)]]
+    assert parts(first) == [*own, *adopted, [(10, 1), (20, 1)], [(10, 2), (10, 1)]]
+    assert parts(second) == [[(0, 1), (10, 1)], [(10, 1), (10, 2)], [(10, 2), (20, 2)]]
+    assert parts(third) == [[(0, 2), (5, 2)]]
+    assert first["text"][0] == "member 2, from member 0, agent.lr=0.1"
+
+
+def parts(line: dict[str, Any]) -> list[list[tuple[int, int]]]:
+    """Return the pieces of a line between its gaps, in order."""
+    points = list(zip(line["x"], line["y"], strict=True))
+    return sorted(points[i : i + 2] for i in range(0, len(points), 3))
+
+
+def test_a_lineage_that_is_damaged_tells_what_is_whole(tmp_path: Path) -> None:
+    path = write_search(tmp_path / "pbt", [(5, 2, 0), (5, 1, 7)])
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "lineage", "opt_steps": null, "member": 1, "parent": 0}\n{"kind": "lineage", "opt_st')
+    assert [one[:3] for one in takeovers(path)] == [(5, 1, 7), (5, 2, 0)]
+    (told,) = lineages(read_runs([str(path)]))
+    assert [line["founder"] for line in told["lines"]] == [0, 1, 2]  # of a member that is not there nothing is drawn
+    assert lineages(read_runs([str(write_search(tmp_path / "none", []))])) == []

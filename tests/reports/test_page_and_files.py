@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from toys_runs import log, place, write_population, write_run
+from toys_runs import log, place, write_population, write_run, write_search
 
 from jaxrl import report
 from jaxrl.errors import SettingsError
@@ -183,11 +183,23 @@ def test_the_page_draws_populations(tmp_path: Path) -> None:
     assert [(trace["x"], trace["y"]) for trace in traces] == [(["agent.lr", "last score"], y) for y in ([0, 0], [1, 1])]
 
 
+def test_the_page_draws_who_went_on_from_whom(tmp_path: Path) -> None:
+    plot = drawn(groups_of(write_search(tmp_path / "pbt", [(10, 2, 0)])))["lineage-0"]
+    first, second, third = plot["traces"]
+    assert (first["y"][:5], first["x"][:5]) == ([0, 2, None, 0, 0], [10, 10, None, 0, 20])
+    assert [trace["showlegend"] for trace in (first, second, third)] == [True, True, False]
+    assert len({trace["line"]["color"] for trace in (first, second, third)}) == 3
+
+
 def test_a_picture_is_written(two: list[Group], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     write_png(two, tmp_path / "curves.png")
     with Image.open(tmp_path / "curves.png") as picture:
         assert picture.size == (1500, 675)
+    many = [two[0]._replace(name=f"{two[0].name} {i}") for i in range(30)]
+    write_png(many, tmp_path / "many.png")
+    with Image.open(tmp_path / "many.png") as picture:  # names do not take their room from the curves
+        assert picture.height > 675 + 10 * 25
     with pytest.raises(SettingsError, match="cannot write"):
         write_png(two, tmp_path / "none" / "curves.png")
 

@@ -129,8 +129,7 @@ class PopulationRows:
         shown = strata if len(strata) <= LINES else {"all settings": [x for scores in strata.values() for x in scores]}
         for place, (name, scores) in enumerate(shown.items()):
             row, at = spread([scores]), f"{opt_steps:>9,} opts" if not place else " " * 14
-            interval = f"[{row.low:.5g}, {row.high:.5g}]"
-            self.say(f"{at}  IQM {row.iqm:>9.5g} {interval:<22} of {row.members:<4} {name}")
+            self.say(f"{at}  IQM {row.iqm:>9.5g} {row.interval:<22} of {row.members:<4} {name}")
 
     def _write(self, row: Mapping[str, Any]) -> None:
         if self._path is None:

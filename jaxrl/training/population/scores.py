@@ -25,6 +25,11 @@ class Spread(NamedTuple):
     """Of the 95 % interval of `iqm`, by a bootstrap stratified over settings, as is `high`."""
     high: float
 
+    @property
+    def interval(self) -> str:
+        """The interval as it is shown, a dash where there is none."""
+        return f"[{self.low:.5g}, {self.high:.5g}]" if np.isfinite(self.low) else "-"
+
 
 def spread(strata: Iterable[Sequence[float]]) -> Spread:
     """Return the spread of scores, those of one setting in each of `strata`; what is not finite does not count.
@@ -122,8 +127,7 @@ class PopulationResult(NamedTuple):
         lines = [f"{'members':>8}{'last, IQM':>12}{'95 % interval':>24}{'best':>12}  setting"]
         for setting in settings[:SHOWN]:
             last = setting.last
-            interval = f"[{last.low:.5g}, {last.high:.5g}]"
-            numbers = f"{len(setting.members):>8}{last.iqm:>12.5g}{interval:>24}{setting.best:>12.5g}"
+            numbers = f"{len(setting.members):>8}{last.iqm:>12.5g}{last.interval:>24}{setting.best:>12.5g}"
             lines.append(f"{numbers}  {named(setting.values)}")
         more = len(settings) - SHOWN
         return "\n".join([*lines, *([f"and {more} more"] if more > 0 else [])])

@@ -92,6 +92,9 @@ class Recorders:
     def write(self, row: Row) -> None:
         self._each("write", row)
 
+    def write_all(self, rows: Sequence[Row]) -> None:
+        self._each("write_all", rows)
+
     def extend(self, lines: bytes) -> None:
         self._each("extend", lines)
 

@@ -3,6 +3,7 @@
 import math
 import platform
 import shutil
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -445,5 +446,8 @@ def never_saved(path: Path) -> bool:
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """Return the installed version of each of `packages`."""
-    return {name: version(name) for name in packages}
+    """Return the installed version of each of `packages`; of jaxrl that of the code, which an install may be behind."""
+    own = sys.modules[
+        __name__.partition(".")[0]
+    ].__version__  # this package is a front door, and not imported from here
+    return {name: own if name == "jaxrl" else version(name) for name in packages}

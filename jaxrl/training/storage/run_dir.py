@@ -259,6 +259,8 @@ def _first_line(error: BaseException) -> str:
 
 def plain(value: Any) -> Any:
     """Return `value` with tuples as lists and non-finite numbers as `None`, for JSON and YAML."""
+    if type(value) in (float, int, str, bool):  # nearly all values are, and to ask for more takes longer
+        return None if type(value) is float and not math.isfinite(value) else value
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -1,0 +1,144 @@
+"""`python -m benchmarks.offline [--algo A ...] [--env E ...] [--seeds S ...] [--json FILE]`: learning from data alone.
+
+For each environment a pilot trains half-way. Half of the data are its episodes, with some random actions among them,
+the other half is random altogether. Each agent then learns from these data as `python -m jaxrl.train ALGO --data FILE
+--env E --seed S --max-opts N` would, and its last policy plays 100 fresh greedy episodes: none is chosen by its score,
+which who has nothing but data could not do either.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+import jaxrl
+from benchmarks import harness
+from benchmarks.harness import Row
+from benchmarks.learning import EPISODES, FRESH
+from jaxrl.algos import build
+from jaxrl.cli import cache_compilations
+from jaxrl.config import parse
+from jaxrl.train import trainer_config
+from jaxrl.training import Trainer
+from jaxrl.training.evaluator import evaluator_of
+
+STEPS = 10_000
+"""Of each half of the data."""
+
+
+class Task(NamedTuple):
+    """An environment, who gathers data in it, and who learns from them."""
+
+    pilot: str
+    pilot_opts: int
+    """For how long the pilot trains."""
+    random: float
+    """Share of random actions beside the pilot's."""
+    opts: int
+    """Optimisation steps of each agent."""
+    algos: tuple[str, ...]
+
+
+TASKS = {
+    "CartPole-v1": Task("ppo", 160, 0.2, 10_000, ("bc", "awac", "iql", "cql", "cql_dqn")),
+    "Pendulum-v1": Task("sac", 2_400, 0.2, 10_000, ("bc", "awac", "iql", "cql", "td3_bc")),
+}
+
+
+def returns_of(data: jaxrl.Dataset) -> np.ndarray:
+    """Return the returns of the whole episodes in the data."""
+    ends = np.flatnonzero(np.asarray(data.terminated) | np.asarray(data.truncated))
+    totals = np.concatenate([[0.0], np.cumsum(data.reward, dtype=np.float64)[ends]])
+    return np.diff(totals)
+
+
+def files_of(env: str) -> list[str]:
+    """Return the names of the files that hold the two halves of the data."""
+    return [f"{env}-pilot.npz", f"{env}-random.npz"]
+
+
+def gathered(name: str) -> Row:
+    """Train the pilot, gather the data into their files, and return what they are."""
+    task = TASKS[name]
+    config = parse([task.pilot, "--env", name, "--seed", "0", "--max-opts", str(task.pilot_opts), "--quiet"]).config
+    strategy = build(task.pilot, config)
+    result = Trainer(strategy, trainer_config(config), recorders=[]).train()
+    assert strategy.policy is not None
+    params, env = strategy.policy.params(result.state), jaxrl.make_env(name)
+    pilot = evaluator_of(strategy, EPISODES)(params, jax.random.key(FRESH)).returns
+    halves = [
+        jaxrl.gather(env, strategy.policy, params, jax.random.key(seed), STEPS, random=share)
+        for seed, share in ((1, task.random), (2, 1.0))
+    ]
+    for file, half in zip(files_of(name), halves, strict=True):
+        jaxrl.save_dataset(file, half)
+    means = [float(returns_of(half).mean()) for half in halves]
+    return {**task._asdict(), "pilot_return": float(pilot.mean()), "data_returns": means, "transitions": 2 * STEPS}
+
+
+def learn(algo: str, env: str, seed: int) -> Row:
+    """Learn once from the data, and judge the last policy."""
+    length = ["--max-opts", str(TASKS[env].opts), "--eval-interval", str(TASKS[env].opts // 5)]
+    config = parse([algo, "--data", *files_of(env), "--env", env, "--seed", str(seed), "--quiet", *length]).config
+    busy, strategy = time.process_time(), build(algo, config)
+    trainer = Trainer(strategy, trainer_config(config), recorders=[])
+    curve = [(report.opt_steps, report.eval["eval_reward"]) for report in trainer if report.eval]
+    if trainer.interrupt:  # half a run is no result
+        raise SystemExit(f"stopped by {trainer.interrupt.reason} in {algo} {env} seed {seed}; earlier rows are kept")
+    assert strategy.policy is not None
+    params = strategy.policy.params(trainer.result().state)
+    last = evaluator_of(strategy, EPISODES)(params, jax.random.key(FRESH)).returns.astype(float)
+    told = {"algo": algo, "env": env, "seed": seed, "last": float(last.mean()), "last_std": float(last.std())}
+    return {**told, "curve": curve, "cpu_seconds": time.process_time() - busy}
+
+
+def documented(rows: Sequence[Row]) -> str:
+    """Return the table of `docs/offline.md`, of what the result file holds."""
+    lines = ["| environment | agent | seeds | last policy | worst seed |", "|---" * 5 + "|"]
+    for env, algo in dict.fromkeys((row["env"], row["algo"]) for row in rows):
+        own = [row for row in rows if (row["env"], row["algo"]) == (env, algo)]
+        last = [row["last"] for row in own]
+        spread = f"{statistics.mean(last):.1f} ± {statistics.pstdev(last):.1f}"
+        lines.append(f"| {env} | `{algo}` | {len(own)} | {spread} | {min(last):.1f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Parse, gather, learn, print, write."""
+    parser = argparse.ArgumentParser("python -m benchmarks.offline", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--algo", nargs="+", help="agents (default: all)")
+    parser.add_argument("--env", nargs="+", choices=list(TASKS), default=list(TASKS), help="environments")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4], help="seeds (default: 0 to 4)")
+    parser.add_argument("--json", type=Path, help="file to write")
+    options = parser.parse_args()
+    cache_compilations()
+    rows: list[Row] = []
+    data: Row = {}
+    path = options.json and options.json.absolute()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        for env in options.env:
+            data[env] = gathered(env)
+            for algo in [algo for algo in TASKS[env].algos if algo in (options.algo or TASKS[env].algos)]:
+                for seed in options.seeds:
+                    rows.append(learn(algo, env, seed))
+                    cost = f"{rows[-1]['cpu_seconds']:.0f} CPU s"
+                    print(f"{algo} {env} seed {seed}: {rows[-1]['last']:.1f}, {cost}", file=sys.stderr, flush=True)
+                    if path:  # after each run: the next takes a while
+                        harness.write(path, rows, data=data)
+    print(documented(rows))
+    for env, about in data.items():
+        means = " and ".join(f"{mean:.1f}" for mean in about["data_returns"])
+        print(f"{env}: episodes of the data return {means}, greedy ones of the pilot {about['pilot_return']:.1f}")
+
+
+if __name__ == "__main__":
+    main()
