@@ -539,6 +539,10 @@ def test_an_allowed_change_that_cannot_be_made_leaves_the_run_as_it_was(tmp_path
 
 def install(monkeypatch: pytest.MonkeyPatch, package: str) -> str:
     """Let `package` seem to be of version 0.0.1; return the version that it was of."""
+    if package == "jaxrl":  # the version of the code, not that of an install
+        old = jaxrl.__version__
+        monkeypatch.setattr(jaxrl, "__version__", "0.0.1")
+        return old
     real = storage.version
     monkeypatch.setattr(storage, "version", lambda name: "0.0.1" if name == package else real(name))
     return real(package)
