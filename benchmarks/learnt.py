@@ -14,11 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.harness import Row
+from jaxrl.reports.picture import COLOURS, DASHES
 
 RESULTS = Path(__file__).parent / "results"
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#1a1a1a")
-"""Okabe and Ito's; lines differ in their dashes as well."""
-DASHES = ("-", "--", ":", "-.", (0, (8, 3)), (0, (8, 3, 2, 3)))
 
 
 class Learnt(NamedTuple):

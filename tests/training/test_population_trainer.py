@@ -57,7 +57,9 @@ def test_members_are_the_runs_that_they_would_be_alone(tmp_path: Path) -> None:
         assert jaxrl.load_policy(tmp_path / "all", member=member.number)(np.zeros(4)) in (0, 1)
 
 
-def alike(algo: str) -> None:
+@pytest.mark.every_day("dqn")
+@pytest.mark.parametrize("algo", names_of("off_policy", "on_policy"))
+def test_a_swept_setting_does_what_the_setting_does(algo: str) -> None:
     """Train with every sweepable setting changed: as a member, and built with these settings from the first."""
     small = changed_settings({}, SMALL)
     config = from_plain(preset(algo), small)
@@ -70,18 +72,6 @@ def alike(algo: str) -> None:
     (member,) = Trainer(jaxrl.population(strategy, sweep={n: [v] for n, v in values.items()}), **length).train().members
     assert member.result is not None
     assert state_digest(member.result.state) == state_digest(Trainer(built, **length).train().state)
-
-
-@pytest.mark.every_day("dqn")
-@pytest.mark.parametrize("algo", ["dqn", "ppo"])
-def test_a_swept_setting_does_what_the_setting_does(algo: str) -> None:
-    alike(algo)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("algo", [name for name in names_of("off_policy", "on_policy") if name not in ("dqn", "ppo")])
-def test_a_swept_setting_does_what_the_setting_does_for_every_agent(algo: str) -> None:
-    alike(algo)
 
 
 def test_rows_of_the_population_are_its_members_and_what_they_come_to(tmp_path: Path) -> None:

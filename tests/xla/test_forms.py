@@ -66,15 +66,8 @@ def test_a_run_is_traced_with_the_forms_that_it_is_begun_with(
     assert "run" not in programs_of(strategy) or which == xla.chosen()
 
 
-@pytest.mark.parametrize(
-    ("algo", "forms"),
-    [
-        pytest.param("dqn", "cpu", marks=pytest.mark.slow),
-        pytest.param("dqn", "cuda", marks=pytest.mark.slow),
-        ("ppo", "cpu"),
-        pytest.param("ppo", "cuda", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.every_day("ppo-cpu")
+@pytest.mark.parametrize(("algo", "forms"), [("dqn", "cpu"), ("dqn", "cuda"), ("ppo", "cpu"), ("ppo", "cuda")])
 def test_plain_forms_train_alike(algo: str, forms: str) -> None:
     """The same random numbers and the same equations: all whole numbers are equal, all others to rounding."""
 

@@ -447,7 +447,5 @@ def never_saved(path: Path) -> bool:
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
     """Return the installed version of each of `packages`; of jaxrl that of the code, which an install may be behind."""
-    own = sys.modules[
-        __name__.partition(".")[0]
-    ].__version__  # this package is a front door, and not imported from here
-    return {name: own if name == "jaxrl" else version(name) for name in packages}
+    whole = sys.modules["jaxrl"]  # it is a front door, and not imported from here
+    return {name: whole.__version__ if name == "jaxrl" else version(name) for name in packages}
