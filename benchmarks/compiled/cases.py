@@ -12,7 +12,8 @@ import numpy as np
 import jaxrl
 from benchmarks import loops, plain_ppo
 from benchmarks.cases import OTHERS, dqn_shape, ppo_shape
-from benchmarks.cases.shapes import replaying
+from benchmarks.cases.shapes import PPO, replaying
+from benchmarks.pixels import catching
 from jaxrl.algos import build, maker
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.config import preset
@@ -128,6 +129,39 @@ def _plain_ppo(num_envs: int) -> Program:
     return plain(plain_ppo.plain_ppo(shape.plain()), shape.epochs * shape.minibatches, shape.rollout * shape.num_envs)
 
 
+STACK = 4
+"""Frames of an observation of 84 x 84."""
+TORSOS = {"nature": (512,), "impala": (256,)}
+"""Dense layers behind the convolutions, as published."""
+
+
+def _dqn_of_frames(torso: str) -> Program:
+    """Return DQN on frames of 84 x 84, each kept once in a replay of 100 000."""
+    strategy = jaxrl.off_policy(
+        catching(),
+        jaxrl.dqn(torso=torso, features=TORSOS[torso]),
+        buffer=jaxrl.uniform(100_000, batch_size=32, compact=True, frames=STACK),
+        processor=jaxrl.chain(jaxrl.frame_stack(STACK), jaxrl.one_step()),
+        num_envs=16,
+        opt_interval=16,
+    )
+    return training(strategy)
+
+
+def _ppo_of_frames(torso: str) -> Program:
+    """Return PPO on frames of 84 x 84, with rollouts and minibatches as on Atari."""
+    strategy = jaxrl.on_policy(
+        catching(),
+        jaxrl.ppo(torso=torso, features=TORSOS[torso], activation="relu", shared=True),
+        processor=jaxrl.chain(jaxrl.frame_stack(STACK), jaxrl.one_step()),
+        num_envs=8,
+        rollout=128,
+        epochs=4,
+        minibatches=4,
+    )
+    return training(strategy)
+
+
 SIZED: dict[str, Callable[[int], Program]] = {
     "dqn": _dqn,
     "ppo": _ppo,
@@ -142,6 +176,9 @@ CASES: dict[str, Callable[[], Program]] = {
     **{f"plain-ppo-{size}": partial(_plain_ppo, size) for size in (4, 1024)},
     **{f"seeds-{width}": partial(SIZED["seeds"], width) for width in (32, 256)},
     "dqn-conv": lambda: training(replaying(OTHERS["dqn-conv"])),
+    "ppo-conv": lambda: training(PPO("Breakout-MinAtar", num_envs=64, features=(128,)).strategy()),
+    **{f"dqn-{torso}": partial(_dqn_of_frames, torso) for torso in TORSOS},
+    **{f"ppo-{torso}": partial(_ppo_of_frames, torso) for torso in TORSOS},
     "ppo-gru": lambda: training(build("ppo", replace(preset("ppo"), agent=replace(preset("ppo").agent, core="gru")))),
     "evaluate": lambda: evaluation(replaying(dqn_shape(10))),
     **{algo: partial(of_agent, algo) for algo in ALGORITHMS},
