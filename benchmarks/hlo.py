@@ -151,7 +151,8 @@ def _cycles(instruction: Instruction) -> float:
 
 def _moved(program: Program, computation: Computation, kernel: Instruction) -> float:
     """Return the bytes that a kernel reads and writes."""
-    inside = program.get(kernel.attribute("calls")) if kernel.kind == "fusion" else None
+    # One that runs beside others is a `fusion-start`.
+    inside = program.get(kernel.attribute("calls")) if kernel.kind in ("fusion", "fusion-start") else None
     if inside is None:
         read = sum(_read({kernel.name: kernel}, name, _shape(computation, name)) for name in set(kernel.operands))
         return read + _written(computation, kernel)

@@ -17,7 +17,7 @@ from benchmarks.compiled import limits, thunks
 from benchmarks.compiled.cases import Program, case_named
 from benchmarks.compiled.measure import measure, worse
 from jaxrl.xla import forms
-from jaxrl.xla.options import compiler_options, graph_options
+from jaxrl.xla.options import compiler_options, graph_options, spread_options
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 SEQUENCE = """\
@@ -143,6 +143,23 @@ def test_a_graph_is_asked_for_on_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> 
         assert compiler_options() is None
     with forms("cpu"):
         assert graph_options() is None
+
+
+def test_passes_that_are_left_out_are_those_of_all_who_ask_and_of_the_user_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program of shards that is one graph leaves two out; what stands in `XLA_FLAGS` is not replaced."""
+    passes = "xla_disable_hlo_passes"
+    with forms("cuda"):
+        (alone,) = (graph_options() or {})[passes].split(",")
+        both = spread_options(graph_options()) or {}
+        assert both[passes].split(",") == [alone, "cse"]
+        monkeypatch.setenv("XLA_FLAGS", f"--{passes}=dce")
+        assert passes not in (spread_options(graph_options()) or {})
+        assert "WHILE" in (graph_options() or {})["xla_gpu_enable_command_buffer"]
+    with forms("tpu"):
+        monkeypatch.delenv("XLA_FLAGS")
+        assert spread_options(None) == {passes: "cse"}
 
 
 def _installed(target: str) -> bool:

@@ -14,8 +14,11 @@ if jax.__version_info__ < (0, 11):  # later ones have no such switch, and end th
 PASSES = "xla_disable_hlo_passes"
 WIDTH = "xla_cpu_prefer_vector_width"
 GRAPHS = "xla_gpu_enable_command_buffer"
-KINDS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
-"""What a CUDA graph may hold: all that XLA puts there by default, and loops and conditionals."""
+KINDS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE,CONVOLUTION"
+"""What a CUDA graph may hold: all that XLA puts there by default, and loops, conditionals and convolutions."""
+BY_HOST = "dynamic-slice-annotator"
+"""The pass by which XLA lets the host say which slice of an array a turn of a loop copies. A graph cannot hold such a
+loop; without the pass a kernel reads the turn's number on the device."""
 
 
 SPLIT = "xla_gpu_experimental_force_split_k"
@@ -38,10 +41,13 @@ def graph_options() -> dict[str, Any] | None:
 
     Without them the host launches the body of a loop in each turn, and where XLA does not know how often it turns, it
     waits for the device to learn whether to go on. With them a training call of any length is one launch (`dqn-10`: 1
-    where 6 and 2 waits were for every iteration; `ppo-1024`: 1 and 937). XLA leaves loops out where the driver is older
-    than 12.3, and runs them as before.
+    where 6 and 2 waits were for every iteration; `ppo-1024`: 1 and 937; with convolutions `dqn-conv` 1 and 14, with
+    slices by the device `ppo-gru` 1 and 4 408). XLA leaves loops out where the driver is older than 12.3, and runs them
+    as before.
     """
-    return {GRAPHS: KINDS, "xla_gpu_graph_min_graph_size": 1} if shaped_for("cuda") and not _named(GRAPHS) else None
+    if not shaped_for("cuda") or _named(GRAPHS):
+        return None
+    return without_pass({GRAPHS: KINDS, "xla_gpu_graph_min_graph_size": 1}, BY_HOST)
 
 
 def product_options(longest: int) -> dict[str, Any]:
@@ -72,7 +78,15 @@ def spread_options(options: dict[str, Any] | None) -> dict[str, Any] | None:
     For several devices XLA begins with a search for what is computed twice, for one it does not. What it then makes of
     divisions depends on who else divides by the same number. So nowhere does it search.
     """
-    return options if _named(PASSES) else {**(options or {}), PASSES: "cse"}
+    return without_pass(options, "cse")
+
+
+def without_pass(options: dict[str, Any] | None, name: str) -> dict[str, Any] | None:
+    """Return `options` by which XLA also leaves out the pass `name`, unless `XLA_FLAGS` say which to leave out."""
+    if _named(PASSES):
+        return options
+    others = (options or {}).get(PASSES)
+    return {**(options or {}), PASSES: f"{others},{name}" if others else name}
 
 
 def side_by_side() -> int:
