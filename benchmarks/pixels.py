@@ -60,10 +60,8 @@ def catching(time_limit: int = 1_000) -> jaxrl.Env:
 
 def _begun(key: jax.Array) -> tuple[Flight, jax.Array]:
     """Throw the ball from a random column, and put the paddle anywhere."""
-    column, paddle, left, fast = (
-        jax.random.randint(one, (), 0, most)
-        for one, most in zip(jax.random.split(key, 4), (SIDE - BALL, SIDE - PADDLE, 2, 2), strict=True)
-    )
+    numbers = jax.random.bits(key, (4,)) % jnp.array([SIDE - BALL, SIDE - PADDLE, 2, 2], jnp.uint32)
+    column, paddle, left, fast = numbers.astype(jnp.int32)
     state = Flight(jnp.stack([jnp.int32(0), column]), jnp.stack([2 + fast, 1 - 2 * left]), paddle)
     return state, drawn(state)
 
