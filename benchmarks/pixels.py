@@ -1,6 +1,6 @@
 """`catching`: a ball and a paddle, drawn on a grey frame of 84 x 84, in JAX.
 
-`python -m jaxrl.train dqn --env benchmarks.pixels:catching --processor.frame-stack 4 --buffer.compact --buffer.frames 4`
+`python -m jaxrl.train ppo --env benchmarks.pixels:catching --processor.frame-stack 4`
 
 It stands for Atari where a program is compiled or timed: frames are of Atari's usual size and type, one frame does not
 tell where the ball flies, and all of it runs on the device.

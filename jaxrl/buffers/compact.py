@@ -12,7 +12,7 @@ from jaxrl.buffers.frames import Frames, empty_frames
 from jaxrl.errors import SettingsError
 from jaxrl.trees import Array, PyTree, tree_where
 from jaxrl.types import Transition
-from jaxrl.xla.packing import Layout, Rows, empty, layout_of, pack, unpack
+from jaxrl.xla.packing import Layout, Rows, as_read, empty, layout_of, pack
 
 
 class Tail(NamedTuple):
@@ -110,14 +110,19 @@ class CompactRows:
         """The observations that are stored whole; the last ones are the successors of the newest rows and the ends."""
         return self.seen.apart if isinstance(self.seen, Frames) else self.seen
 
-    def _observations(self, place: Array) -> tuple[PyTree, Array]:
-        """Return the observations at `place` `[B]` among the `R + lag + M`, and whether they are known."""
+    def _observations(self, index: Array, place: Array) -> tuple[PyTree, PyTree, Array]:
+        """Return the observations of rows `index` `[B]`, those at `place` `[B]` among the `R + lag + M`, and whether
+        both are known."""
+        size = len(index)
         if not isinstance(self.seen, Frames):
-            return self.seen.read(place), jnp.ones(place.shape, bool)
+            both = self.seen.read(jnp.concatenate([index, place]))
+            return *_halves(both, size), jnp.ones(place.shape, bool)
         rows, apart = len(self), place >= len(self)
-        stacks, known = self.seen.read(jnp.where(apart, 0, place), self.newest)
+        both, known = self.seen.read(jnp.concatenate([index, jnp.where(apart, 0, place)]), self.newest)
+        obs, stacks = _halves(both, size)
+        known, known_after = _halves(known, size)
         whole = self.seen.apart.read(jnp.where(apart, place - rows, 0))
-        return tree_where(apart, whole, stacks), known | apart
+        return obs, tree_where(apart, whole, stacks), known & (known_after | apart)
 
     def _links(self, index: Array) -> Array:
         # The first leaf of a tail is its first word.
@@ -148,17 +153,16 @@ class CompactRows:
         lost = ~waits & ended & (self.owner.at[jnp.maximum(link - 1, 0)].get(mode="promise_in_bounds") != after)
         place = jnp.where(ended, rows + self.lag + link - 1, after)
         place = jnp.where(waits, rows + self.lag - 1 - age, jnp.where(lost, index, place))
-        both, known = self._observations(jnp.concatenate([index, place]))
+        obs, next_obs, known = self._observations(index, place)
         item = self.tails.read(index).item
-        worthless = (lost & (item.discount != 0)) | ~known[: len(index)] | ~known[len(index) :]
-        item = item._replace(
-            obs=jax.tree.map(lambda x: x[: len(index)], both),
-            next_obs=jax.tree.map(lambda x: x[len(index) :], both),
-            weight=jnp.where(worthless, jnp.zeros_like(item.weight), item.weight),
-        )
-        # Pack and unpack, so that the result is made like that of plain rows. Otherwise XLA fuses the selects above
-        # into an update, which then rounds differently.
-        return unpack(self.layout, jax.lax.optimization_barrier(pack(self.layout, item)))
+        worthless = (lost & (item.discount != 0)) | ~known
+        weight = jnp.where(worthless, jnp.zeros_like(item.weight), item.weight)
+        return as_read(self.layout, item._replace(obs=obs, next_obs=next_obs, weight=weight))
+
+
+def _halves(both: PyTree, size: int) -> tuple[PyTree, PyTree]:
+    """Return the first `size` rows of every leaf, and the others."""
+    return jax.tree.map(lambda x: x[:size], both), jax.tree.map(lambda x: x[size:], both)
 
 
 def empty_compact(

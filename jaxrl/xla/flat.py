@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -39,9 +40,9 @@ class Flat:
 
     vector: Array
     shapes: Shapes
-    pieces: tuple[Array, ...] = field(default=(), init=False, repr=False, compare=False)
-    """The `matrices`, if they have already been cut out of the vector. They are not part of the pytree: mapping over it
-    drops them."""
+    pieces: Mapping[int, Array] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Leaves that have already been cut out of the vector, by their place. They are not part of the pytree: mapping
+    over it drops them."""
 
     @classmethod
     def of(cls, tree: PyTree) -> Flat:
@@ -65,18 +66,31 @@ class Flat:
         ends = np.cumsum([math.prod(shape) for shape, _ in self.shapes.leaves])
         split = zip(jnp.split(self.vector, ends[:-1]), self.shapes.leaves, strict=True)
         leaves = [x.reshape(shape).astype(dtype) for x, (shape, dtype) in split]
-        ready = iter(self.pieces)
-        return jax.tree.unflatten(self.shapes.treedef, [next(ready, x) if _worth_cutting(x) else x for x in leaves])
+        return jax.tree.unflatten(self.shapes.treedef, [self.pieces.get(i, x) for i, x in enumerate(leaves)])
 
     @property
     def matrices(self) -> tuple[Array, ...]:
         """The small matrices. Unlike biases, no kernel reads them in place within the vector. A population has none."""
         if self.vector.ndim != 1:
             return ()
-        return tuple(x for x in jax.tree.leaves(self.tree) if _worth_cutting(x))
+        leaves = jax.tree.leaves(self.tree)
+        return tuple(leaves[place] for place in self._places(_worth_cutting))
 
     def cut(self, pieces: tuple[Array, ...]) -> Flat:
         """Return the same parameters, with their `matrices` already cut out."""
+        return self._with(dict(zip(self._places(_worth_cutting), pieces, strict=True)) if pieces else {})
+
+    def cut_large(self) -> Flat:
+        """Return the same parameters, with the matrices that are larger than `CUT` already cut out too."""
+        if self.vector.ndim != 1:
+            return self
+        leaves = jax.tree.leaves(self.tree)
+        return self._with({**self.pieces, **{i: leaves[i] for i in self._places(lambda shape: math.prod(shape) > CUT)}})
+
+    def _places(self, chosen: Callable[[tuple[int, ...]], bool]) -> list[int]:
+        return [place for place, (shape, _) in enumerate(self.shapes.leaves) if chosen(shape)]
+
+    def _with(self, pieces: Mapping[int, Array]) -> Flat:
         same = Flat(self.vector, self.shapes)
         object.__setattr__(same, "pieces", pieces)
         return same
@@ -87,5 +101,5 @@ class Flat:
         return jnp.sqrt(jnp.vdot(self.vector, self.vector))
 
 
-def _worth_cutting(leaf: Array) -> bool:
-    return shaped_for("tpu") or (leaf.ndim > 1 and leaf.size <= CUT and not is_narrow(leaf))
+def _worth_cutting(shape: tuple[int, ...]) -> bool:
+    return shaped_for("tpu") or (len(shape) > 1 and math.prod(shape) <= CUT and not is_narrow(shape))

@@ -51,7 +51,7 @@ def multiply(x: Array, kernel: Array) -> Array:
 
 
 def _product(x: Array, kernel: Array) -> Array:
-    if is_narrow(kernel) and x.dtype == jnp.float32:
+    if is_narrow(kernel.shape) and x.dtype == jnp.float32:
         return _written_out(x, kernel)
     if not shaped_for("cpu") or x.size * kernel.shape[1] > TINY:
         return _plain(x, kernel)
@@ -74,12 +74,12 @@ def side_by_side(rows: int) -> int:
     return rows // piece if piece >= SHORTEST else 1
 
 
-def is_narrow(kernel: Array) -> bool:
-    """Return whether products by `kernel`, `[D, F]` or one for each critic, are written out as sums.
+def is_narrow(shape: tuple[int, ...]) -> bool:
+    """Return whether products by matrices of this shape, `[D, F]` or one for each critic, are written out as sums.
 
     They read it wherever it lies.
     """
-    return shaped_for("cuda") and kernel.ndim in (2, 3) and min(kernel.shape[-2:]) <= NARROW
+    return shaped_for("cuda") and len(shape) in (2, 3) and min(shape[-2:]) <= NARROW
 
 
 def _written_out(x: Array, kernel: Array) -> Array:
