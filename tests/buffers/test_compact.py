@@ -21,6 +21,7 @@ from jaxrl.strategies.base import iterate
 from jaxrl.training.memory import plan_of_state
 from jaxrl.trees import PyTree, tree_bytes
 from jaxrl.types import Remembered, Step, Transition
+from jaxrl.xla import forms
 
 STEP = jnp.uint32(0)
 
@@ -203,6 +204,20 @@ def test_stacks_kept_frame_by_frame_are_the_same_bits_after_every_push(
         a, b = (jax.tree.map(lambda x: x[: (t + 1) * rows], items(ring)) for ring in held)  # noqa: B023
         assert bits(a) == bits(b)
         block = next(stream)
+
+
+def test_stacks_are_read_the_same_as_on_accelerators() -> None:
+    """There what is read is not packed again."""
+    stream = blocks(chain(frame_stack(3), n_step(1)), 2, 1, 0.3)
+    block = next(stream)
+    buffer = uniform(12, 1, compact=True, ends=1.0, frames=3)
+    ring = buffer.init(one_of(block), 2, 2, 2)
+    for t in range(9):
+        ring, block = jax.jit(buffer.push)(ring, block, jnp.uint32(t)), next(stream)
+    here = jax.jit(lambda ring: ring.items)(ring)
+    for platform in ("cuda", "tpu"):
+        with forms(platform):
+            assert bits(jax.jit(lambda ring: ring.items)(ring)) == bits(here)
 
 
 def test_stacks_of_images_take_a_fifth_of_the_plain_ring() -> None:

@@ -10,7 +10,7 @@ import pytest
 import jaxrl
 from jaxrl.strategies.base import iterate
 from jaxrl.xla import forms
-from jaxrl.xla.carry import LEAF, WIDE, WORDS, bundle, fori_loop, rows_of, scan, scan_rows, side_by_side
+from jaxrl.xla.carry import LEAF, WIDE, WORDS, bundle, cut_out, fori_loop, rows_of, scan, scan_rows, side_by_side
 from jaxrl.xla.flat import Flat
 
 
@@ -162,3 +162,49 @@ def test_on_cuda_a_scan_over_rows_makes_the_same_bits():
     with forms("cuda"):
         ours = scan_rows(body, start, xs)
     assert same(ours, jax.lax.scan(body, start, xs))
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_on_a_tpu_a_scan_over_rows_of_images_makes_the_same_bits(members: int) -> None:
+    """Large images are stacked flat, each in order, and come back in their shape; also of several members at once."""
+    shape = (3, 64, 64, 1)
+
+    def roll(start: jax.Array) -> Any:
+        def body(carry: jax.Array, x: jax.Array) -> tuple[jax.Array, Any]:
+            image = jnp.where(jnp.arange(4096).reshape(1, 64, 64, 1) == carry[:, None, None, None], 255, x)
+            return carry + 7, {"image": image.astype(jnp.uint8), "small": image[:, :2, :2], "at": carry}
+
+        return scan_rows(body, start, jnp.arange(5))
+
+    starts = jnp.arange(3 * members, dtype=jnp.int32).reshape(members, 3)
+    with forms("tpu"):
+        end, ours = jax.jit(jax.vmap(lambda start: roll(start)))(starts)
+        text = jax.jit(lambda start: roll(start)).lower(starts[0]).as_text()
+    with forms("plain"):
+        plain = jax.jit(jax.vmap(lambda start: roll(start)))(starts)
+    assert same((end, ours), plain)
+    assert ours["image"].shape == (members, 5, *shape)
+    assert "5x3x4096xui8" in text
+
+
+def test_on_cuda_large_matrices_are_cut_out_before_a_loop_and_the_parameters_stay_the_same() -> None:
+    tree = {"w": jnp.arange(2.0**15).reshape(256, 128), "b": jnp.ones(128), "small": jnp.eye(16)}
+    flat = Flat.of(tree)
+
+    def last(flat: Flat) -> jax.Array:
+        params = cut_out(flat)
+        return jax.lax.fori_loop(
+            0, 3, lambda _, x: jnp.tanh(x @ params.tree["w"].T @ params.tree["w"]), tree["b"][None]
+        )
+
+    def slices(which: str) -> tuple[int, bytes]:
+        with forms(which):
+            made = jax.jit(lambda flat: last(flat))  # another function each time, or JAX knows its program
+            text = made.lower(flat).as_text()
+            return text[text.index("stablehlo.while") :].count("stablehlo.slice"), np.asarray(made(flat)).tobytes()
+
+    (cut, bits), (uncut, plain) = slices("cuda"), slices("plain")
+    assert bits == plain
+    assert cut == 0
+    assert uncut > 0
+    assert same(jax.tree.leaves(flat.cut_large().tree), jax.tree.leaves(tree))
