@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker
-from jaxrl.agents.bc import act, choice, cloning_head, judge, regress, taken
+from jaxrl.agents.bc import act, choice, cloning_head, log_prob_of, regress, taken
 from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.critics import (
     CriticConfig,
@@ -281,7 +281,7 @@ def _improve(
     policy = regress(
         parts.config,
         parts.gradient_step,
-        partial(judge, parts.networks.policy, parts.head),
+        partial(log_prob_of, parts.networks.policy, parts.head),
         state.policy,
         state.opt_state.policy,
         (items.obs, taken(parts.spec, items.action), weight * batch.weight * items.weight),

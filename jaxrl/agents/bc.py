@@ -147,7 +147,7 @@ def _update(
     learnt = regress(
         parts.config,
         parts.gradient_step,
-        partial(judge, parts.network, parts.head),
+        partial(log_prob_of, parts.network, parts.head),
         state.policy,
         state.opt_state,
         (items.obs, taken(parts.spec, items.action), batch.weight * items.weight),
@@ -195,7 +195,7 @@ def act(
     return head.to_env(distribution.mode() if mode == "exploit" else distribution.sample(noise)), ()
 
 
-def judge(network: Network, head: Head, policy: PyTree, obs: PyTree, action: Array) -> Array:
+def log_prob_of(network: Network, head: Head, policy: PyTree, obs: PyTree, action: Array) -> Array:
     """Return the log-likelihood of `action` (as `taken` returns it), `[B]`; 0, a constant, if `obs` forbids it."""
     log_prob = choice(network, head, policy, obs).log_prob(action)
     return log_prob if mask_of(obs) is None else jnp.where(log_prob > FORBIDDEN, log_prob, 0.0)
@@ -204,7 +204,7 @@ def judge(network: Network, head: Head, policy: PyTree, obs: PyTree, action: Arr
 def regress(
     config: Schedule,
     gradient_step: GradientStep,
-    judge: Any,
+    log_prob_of: Any,
     policy: Flat,
     opt_state: PyTree,
     batch: tuple[PyTree, Array, Array],
@@ -216,7 +216,7 @@ def regress(
 
     def loss(params: PyTree, batch: tuple[PyTree, Array, Array]) -> tuple[Array, Array]:
         obs, action, weight = batch
-        log_prob = judge(params, obs, action)
+        log_prob = log_prob_of(params, obs, action)
         return -jnp.mean(weight * log_prob), log_prob
 
     return learn(config, gradient_step, loss, policy, opt_state, batch, lr, max_norm, opt_step)

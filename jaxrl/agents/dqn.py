@@ -30,7 +30,7 @@ from jaxrl.agents.sequences import (
     window_of,
 )
 from jaxrl.agents.values import (
-    After,
+    BootstrapTarget,
     Values,
     c51,
     chosen_row,
@@ -457,7 +457,7 @@ def _loss(
             fixed, then = jax.lax.stop_gradient((params, online.then))
             select = apply(fixed, then, noise.noise_select, *_taus(parts, reward.shape[0]))
         policy = jax.nn.one_hot(argmax(masked(mean(select), mask_t)), select.shape[1])
-    after = After(reward, items.discount, out_t, policy, penalty)
+    after = BootstrapTarget(reward, items.discount, out_t, policy, penalty)
     if parts.memory is not None:
         after = several_steps(after, sampled.items, config)
     taus = taus_tm1 if config.values == "iqn" else _midpoints(reward.shape[0], out_tm1.shape[-1])

@@ -23,8 +23,10 @@ from jaxrl.registry import listed, names_of
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, space_to_plain
 from jaxrl.strategies.base import Strategy, fold
 from jaxrl.strategies.guard import Health, health_of, healthy, reseed
-from jaxrl.strategies.interaction import PolicyParams, bind, make_policy, retune_agent, settings_of
+from jaxrl.strategies.interaction import bind
+from jaxrl.strategies.policy import PolicyParams, make_policy
 from jaxrl.strategies.replay import draw_learning, learn
+from jaxrl.strategies.settings import retune_agent, settings_of
 from jaxrl.trees import Array, Key, PyTree, row_struct
 from jaxrl.types import Step, Transition
 
