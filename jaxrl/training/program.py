@@ -108,17 +108,30 @@ def metric_shapes(strategy: Strategy, state: PyTree) -> dict[str, Any]:
     """Return the metrics that `strategy.step` reports, as shapes, sorted by name."""
     made = programs_of(strategy)
     if "metrics" not in made:
-        _, metrics = jax.eval_shape(strategy.step, state, noise_shapes(strategy, state), np.uint32(0))
+        _, metrics, *_ = jax.eval_shape(step_of(strategy), state, noise_shapes(strategy, state), np.uint32(0))
         made["metrics"] = dict(sorted(metrics.items()))
     return dict(made["metrics"])
+
+
+def step_of(strategy: Strategy, tells: bool = True) -> Any:
+    """Return the step of `strategy`, which is traced once for all that ask for it: shapes, memory plan and program.
+
+    With `tells`, it is the one that also says what ended, if there is such a one.
+    """
+    tells = tells and strategy.telling is not None
+    step = strategy.telling.step if tells and strategy.telling else strategy.step
+    # Inlined, its equations stand in a program as if it had been traced there.
+    return programs_of(strategy).setdefault("telling step" if tells else "step", jax.jit(step, inline=True))
 
 
 def run(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Array) -> tuple[PyTree, Sums]:
     """Make iterations `start .. stop-1`; return the new state and sums. Pure; compiled once by the trainer."""
 
+    step = step_of(strategy, tells=False)
+
     def body(carry: tuple[PyTree, Sums], noise: PyTree, t: Array) -> tuple[PyTree, Sums]:
         state, sums = carry
-        state, metrics = strategy.step(state, noise, t)
+        state, metrics = step(state, noise, t)
         return state, add(sums, metrics)
 
     return iterate(strategy.draw, body, state.key, (state, sums), start, stop)
@@ -163,8 +176,7 @@ def tell(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Arra
 
     Its leaves are `[most_told, rows]`: an iteration writes one row, whether or not an episode ended.
     """
-    assert strategy.telling is not None
-    step, shape = strategy.telling.step, (most_told(strategy), strategy.env_steps_per_step)
+    step, shape = step_of(strategy), (most_told(strategy), strategy.env_steps_per_step)
     blank = Ended(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
 
     def body(carry: tuple[PyTree, Sums, Array, Ended], noise: PyTree, t: Array) -> tuple[PyTree, Sums, Array, Ended]:
@@ -264,7 +276,7 @@ def values_of(strategy: Strategy) -> dict[str, Array]:
     population.
     """
     own = {name: swap.new for name, swap in strategy.values.items()}
-    return {name: jnp.float32(own.get(name, value)) for name, value in _traced_init(strategy)[1].items()}
+    return {name: jnp.float32(own.get(name, value)) for name, value in _traced_begin(strategy)[1].items()}
 
 
 def compile_together(strategy: Strategy, width: int, tells: bool) -> Any:
@@ -315,22 +327,28 @@ def _programs(key: tuple[Any, ...]) -> dict[str, Any]:
 
 def state_shapes(strategy: Strategy) -> tuple[PyTree, Sums]:
     """Return the shapes of a training state and of its sums, as a checkpoint holds them."""
-    return _traced_init(strategy)[0]
+    state, _ = _traced_begin(strategy)
+    sums: Sums = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, zero_sums(len(metric_shapes(strategy, state)))))
+    return state, sums
 
 
-def _traced_init(strategy: Strategy) -> tuple[tuple[PyTree, Sums], dict[str, float]]:
-    """Return the shapes that `_init` makes, and the settings that live in them; traced once for its programs."""
+def _traced_begin(strategy: Strategy) -> tuple[PyTree, dict[str, float]]:
+    """Return the shapes of a training state, and the settings that live in it; traced once for all who ask."""
     made = programs_of(strategy)
-    if "like" not in made:
-        made["like"] = traced(partial(_init, strategy), jax.eval_shape(lambda: jax.random.key(0)))
-    shapes, found = made["like"]
+    if "begin" not in made:
+        made["begin"] = traced(partial(_begin, strategy), jax.eval_shape(lambda: jax.random.key(0)))
+    shapes, found = made["begin"]
     return shapes, found
 
 
+def _begin(strategy: Strategy, key: Array) -> PyTree:
+    return jax.tree.map(lambda x: jnp.asarray(x, x.dtype), strategy.init(key))
+
+
 def _init(strategy: Strategy, key: Array, values: Mapping[str, Array] | None = None) -> tuple[PyTree, Sums]:
-    old = _traced_init(strategy)[1] if values else {}
+    old = _traced_begin(strategy)[1] if values else {}
     with given({name: Swap(old[name], value) for name, value in (values or {}).items()}):
-        state = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), strategy.init(key))
+        state = _begin(strategy, key)
     return state, zero_sums(len(metric_shapes(strategy, state)))
 
 
@@ -406,11 +424,11 @@ def num_envs_of(strategy: Strategy) -> int | None:
 
 def _check_step(strategy: Strategy) -> Plan:
     """Return the memory plan of a strategy whose step keeps its state."""
-    state, num_envs = jax.eval_shape(strategy.init, jax.eval_shape(lambda: jax.random.key(0))), num_envs_of(strategy)
+    state, num_envs = _traced_begin(strategy)[0], num_envs_of(strategy)
     require_fit(plan_of_state(state, strategy.capacity), num_envs)
     noise = noise_shapes(strategy, state)
     require_fit(plan_of(strategy, state, noise), num_envs)  # first, for a step of far too many cannot even be traced
-    jaxpr, (new, metrics) = jax.make_jaxpr(strategy.step, return_shape=True)(state, noise, np.uint32(0))
+    jaxpr, (new, metrics, *_) = jax.make_jaxpr(step_of(strategy), return_shape=True)(state, noise, np.uint32(0))
     require_same("strategy: the state after step", new, "that after init", state)
     if not isinstance(metrics, Mapping):
         array = isinstance(metrics, jax.ShapeDtypeStruct)
