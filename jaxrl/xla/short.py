@@ -43,8 +43,10 @@ def total(x: Array, where: Array | None = None) -> Array:
 
 def entry(row: Array, index: Array) -> Array:
     """Return `row[..., index]`, as a masked sum. A sum fuses; the gradient of an index would be a scatter."""
-    places = jnp.arange(row.shape[-1]).reshape((1,) * index.ndim + (-1,))
-    return total(row, places == index[..., None])
+    places = jnp.arange(row.shape[-1])
+    if index.ndim:
+        places, index = places.reshape((1,) * index.ndim + (-1,)), index[..., None]
+    return total(row, places == index)
 
 
 def every(x: Array) -> Array:
