@@ -3,7 +3,9 @@
 import os
 import threading
 import time
+from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,8 @@ from jaxrl.training.storage.run_dir import read_json
 
 EXPERIMENT = "jaxrl"
 """The experiment of runs for which nobody has named another."""
-AT_ONCE = 100
-"""Parameters in one call, at most."""
+AT_ONCE, METRICS_AT_ONCE = 100, 1_000
+"""Parameters and metrics in one call, at most."""
 LONGEST = 500
 """Characters of a parameter, at most, for servers of every age."""
 PARENT = "mlflow.json"
@@ -70,12 +72,21 @@ class _MLflow:
         self._describe(run)
         return {"id": self._id}
 
+    def send_some(self, rows: Sequence[Row]) -> int:
+        """Tell as many rows as one call takes."""
+        told = [self._metrics_of(row) for row in rows]
+        count = max(1, sum(size <= METRICS_AT_ONCE for size in accumulate(map(len, told))))
+        self._client.log_batch(self._id, metrics=list(chain.from_iterable(told[:count])))
+        return count
+
     def send(self, row: Row) -> None:
+        self.send_some([row])
+
+    def _metrics_of(self, row: Row) -> list[Any]:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1e3)
-        metrics = [Metric(name, value, now, row["opt_steps"]) for name, value in numbers_of(row).items()]
-        self._client.log_batch(self._id, metrics=metrics)
+        return [Metric(name, value, now, row["opt_steps"]) for name, value in numbers_of(row).items()]
 
     def finish(self, run: RunInfo) -> None:
         for name, path in {**best_files(run), **{film.name: film for film in films(run)}, **videos(run)}.items():
