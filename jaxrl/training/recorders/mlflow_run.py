@@ -1,5 +1,6 @@
 """Rows for MLflow."""
 
+import logging
 import os
 import threading
 import time
@@ -53,6 +54,8 @@ class _MLflow:
 
     def connect(self, run: RunInfo, kept: dict[str, Any]) -> dict[str, Any]:
         from mlflow import MlflowClient
+
+        _hush_retries()
 
         if self._uri is None:
             # MLflow would have its files in a database, for which its full package is needed.
@@ -125,3 +128,10 @@ class _MLflow:
         made: str = self._client.create_run(experiment_id, run_name=group.name).info.run_id
         path.write_text(f'{{"id": "{made}"}}\n')
         return made
+
+
+def _hush_retries() -> None:
+    """Keep MLflow's connection from a line for each of its tries: that the server is away is told once, by us."""
+    logger = logging.getLogger("urllib3.connectionpool")
+    if logger.level == logging.NOTSET:  # who has set it, wants it so
+        logger.setLevel(logging.ERROR)
