@@ -243,8 +243,10 @@ def compile_all(
     state = like[0]
     # What is traced at the same time shares what JAX remembers, and so decides what XLA sees of programs of shards.
     with ThreadPoolExecutor(3 if strategy.shards == 1 else 1) as pool:
-        # Threads do not take the choice of forms along by themselves.
-        submit = lambda job, *args: pool.submit(copy_context().run, job, *args)
+        # Threads do not take the choice of forms along by themselves, nor that of a device.
+        submit = lambda job, *args: pool.submit(
+            copy_context().run, _at_device, jax.config.jax_default_device, job, *args
+        )
         run_job = None if run in made or not runs else submit(_compile_run, strategy, like, tells)
         init_job = None if resume or "init" in made else submit(lambda: init.lower(key, values).compile())
         if hasattr(evaluator, "compile"):
@@ -255,6 +257,11 @@ def compile_all(
     first = made.get("init", init)
     begin = lambda key: begun(first, key, values)
     return Compiled(begin, runs and after_placing(strategy, made[run]), like, metric_shapes(strategy, state))
+
+
+def _at_device(device: Any, job: Callable[..., Any], *args: Any) -> Any:
+    with jax.default_device(device):
+        return job(*args)
 
 
 def values_of(strategy: Strategy) -> dict[str, Array]:
@@ -302,9 +309,14 @@ def programs_of(strategy: Strategy) -> dict[str, Any]:
     made = strategy._replace(retune=None)  # which no program holds, and a population's members have each their own
     functions = (part for group in (made, strategy.policy, env) for part in group or () if callable(part))
     try:
-        return _programs((*functions, env and repr(env.spec), strategy.devices, chosen(), *options))
+        return _programs((*functions, env and repr(env.spec), *_where(strategy), chosen(), *options))
     except TypeError:
         return {}
+
+
+def _where(strategy: Strategy) -> tuple[int, ...]:
+    """Return the first device and the number of devices of a strategy; the one of a single device is JAX's default."""
+    return (strategy.first_device, strategy.devices) if strategy.devices > 1 else ()
 
 
 @functools.lru_cache(maxsize=KEPT)

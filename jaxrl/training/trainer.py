@@ -119,7 +119,7 @@ class Trainer:
         config, self._given_recorders = with_recorders(config, recorders)
         run_dir, self.resume = resumption(resume, from_step, config.run_dir, allow_changes, start_over)
         self.config, self.schedule, self._rounding = planned(strategy, config.changed(run_dir=run_dir))
-        strategy = on_devices(strategy, self.config.devices)
+        strategy = on_devices(strategy, self.config.devices, self.config.mesh)
         if max_chunk is not None:
             check_count("max_chunk", max_chunk)
         if evaluator is None and self.config.eval_episodes:
@@ -226,7 +226,8 @@ class Trainer:
         Raises:
           StorageError: it could not be written.
         """
-        self.state, self.strategy = state, strategy
+        where = {name: getattr(self.strategy, name) for name in ("devices", "first_device")}
+        self.state, self.strategy = state, strategy._replace(**where)
         self._storage.renew(self.settings())
         step = self.ledger.changed_at = self.schedule.opt_steps(self.ledger.t)
         self._log.event("adopted", told)
