@@ -48,16 +48,17 @@ def on_devices(strategy: Strategy, devices: int, mesh: str | None = None) -> Str
     if processes.several():
         return _on_all(strategy, shape.envs if mesh else devices)
     there = check_there(devices)
-    require_even(strategy.shards, shape.envs, "devices" if mesh is None else "mesh envs", there)
+    what, most = ("devices", there) if mesh is None else ("mesh envs", None)
+    require_even(strategy.shards, shape.envs, what, most)
     if mesh is not None and devices == 1:
         require_all_used(shape, len(jax.devices()), lambda fit: fit.members == 1 and strategy.shards % fit.envs == 0)
     return strategy._replace(devices=shape.envs)
 
 
-def require_even(shards: int, devices: int, what: str, there: int) -> None:
+def require_even(shards: int, devices: int, what: str, most: int | None = None) -> None:
     """Raise `SettingsError`, naming the nearest numbers, unless shards are divided evenly among devices."""
     if shards % devices:
-        fits = [n for n in range(1, max(devices, there) + 1) if shards % n == 0]
+        fits = [n for n in range(1, (most or shards) + 1) if shards % n == 0]
         near = sorted({max(n for n in fits if n < devices), *[n for n in fits if n > devices][:1]})
         raise SettingsError(
             f"{what} is {devices}, but the {shards} shards of a run are divided evenly among devices; set shards to a "

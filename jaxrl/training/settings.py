@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from jaxrl.errors import SettingsError, check_between, check_count, nearest, require_extra
 from jaxrl.registry import RECORDERS, named
 from jaxrl.strategies.base import Strategy
-from jaxrl.training.mesh import as_text, shape_of
+from jaxrl.training.mesh import as_text, read_mesh
 from jaxrl.training.reel import FORMATS
 from jaxrl.training.schedule import Schedule, rounded_up
 from jaxrl.written import whole
@@ -104,7 +104,7 @@ class TrainerConfig:
         check_shared(self)
         check_count("devices", self.devices)
         if self.mesh is not None:
-            shape_of(self.mesh, self.devices, of_members=True)
+            read_mesh(self.mesh)
         if check_count("video_interval", self.video_interval, least=0) and not (self.run_dir and self.eval_episodes):
             raise SettingsError(
                 "video_interval films after evaluations, into the directory of the run; set run_dir and eval_episodes"

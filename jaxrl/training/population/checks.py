@@ -41,7 +41,7 @@ def check_mesh(population: Population, shape: MeshShape, devices: int) -> None:
             "of a program; set layout to spread, or leave envs out"
         )
     for one in sorted(shards):
-        require_even(one, shape.envs, "mesh envs", there)
+        require_even(one, shape.envs, "mesh envs")
     fits = lambda fit: fit.members <= count and all(one % fit.envs == 0 for one in shards)
     if devices == 1:
         require_all_used(shape, there, fits)
