@@ -73,8 +73,8 @@ def shape_of(mesh: str | None, devices: int, of_members: bool) -> MeshShape:
 
 
 def require_all_used(shape: MeshShape, there: int, fits: Callable[[MeshShape], bool]) -> None:
-    """Raise `SettingsError`, naming the nearest mesh that `fits`, unless all devices that are there are in `shape`."""
-    if shape.devices == there:
+    """Raise `SettingsError`, naming the nearest mesh that `fits`, unless `shape` has all devices, or one."""
+    if shape.devices in (1, there):
         return
     few = f"devices to {shape.devices}, to leave the others alone"
     more = f"before JAX starts, on a CPU, jax_num_cpu_devices to {shape.devices}"

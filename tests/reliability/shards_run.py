@@ -74,10 +74,10 @@ def meshes(directory: str, *meshes: str) -> None:
     on = [{"mesh": shape, "devices": shape["members"] * shape["envs"]} for shape in shapes]
     for name, here in zip(meshes, on, strict=True):
         told(f"on {name}", jaxrl.Trainer(made(), **how, **here).train())
-    for (first, here), (then, there) in itertools.pairwise(zip((*meshes, meshes[0]), (*on, on[0]), strict=True)):
-        place = f"{directory}/{first}-{then}"
+    for first, then in ((0, -1), (-2, 2), (-1, 1)):
+        place, here, there = f"{directory}/{meshes[first]}", on[first], on[then]
         jaxrl.Trainer(made(), run_dir=place, **{**how, "max_opts": 24}, **here).train()
-        told(f"resumed {then}", jaxrl.Trainer(made(), run_dir=place, resume=True, **how, **there).train())
+        told(f"resumed {meshes[then]}", jaxrl.Trainer(made(), run_dir=place, resume=True, **how, **there).train())
     for name, here in zip((meshes[0], meshes[-1]), (on[0], on[-1]), strict=True):
         told(f"search {name}", jaxrl.Trainer(made(search=jaxrl.PBT(24)), **how, **here).train())
 
