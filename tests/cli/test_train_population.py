@@ -64,21 +64,17 @@ def test_members_are_what_the_command_leaves_for_each_alone(doors: Doors) -> Non
 def test_members_in_shards_go_on_on_another_mesh(doors: Doors) -> None:
     """The settings of the directory name the mesh; a flag of either kind replaces it."""
     members = (*POPULATION, "--shards", "2")
-    done = doors.here("train", *members, "--mesh", "members=2,envs=2")
-    assert "4 members: 2 settings with 2 seeds each, 2 at a time on 4 devices, 2 each (spread)" in done.stdout, (
-        done.stderr
-    )
+    done = doors.train(*members, "--mesh", "members=2,envs=2")
+    assert "2 seeds each, 2 at a time on 4 devices, 2 each (spread), one program" in done.stdout
     assert "mesh: members=2,envs=2" in (doors.cwd / "run/config.yaml").read_text()
-    flags = [flag if flag != "run" else "other" for flag in members]
-    assert doors.here("train", *[flag if flag != "60" else "30" for flag in flags], "--devices", "2").returncode == 0
-    for where in (["--mesh", "envs=2"], ["--devices", "4"]):
-        longer = ["--max-opts", "60"] if where[0] == "--mesh" else []
-        done = doors.here("train", "--resume", "other", *longer, *where)
-        assert done.returncode == 0, done.stderr
+    flags = [{"run": "other", "60": "30"}.get(str(flag), flag) for flag in members]
+    doors.train(*flags, "--devices", "2")
+    doors.train("--resume", "other", "--max-opts", "60", "--mesh", "members=1,envs=2")
+    assert doors.run("train", "--resume", "other", "--devices", "4").returncode == 0
     assert newest(sums(doors, "other")) == newest(sums(doors, "run"))
-    assert "set shards to a multiple of 3, or mesh envs to 2" in one_error_line(
-        doors.here("train", *flags, "--mesh", "envs=3")
-    )
+    refused = doors.run("train", "--resume", "other", "--mesh", "envs=3")
+    assert refused.returncode == 2
+    assert "set shards to a multiple of 3, or mesh envs to 2" in refused.stderr
 
 
 @pytest.mark.slow
