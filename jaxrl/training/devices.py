@@ -180,6 +180,30 @@ def handed_out(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree,
     return made
 
 
+def whereabouts(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree, PyTree]:
+    """Return the shapes of a state and its sums; where several processes have them, with their places."""
+    if not processes.several():
+        return state, sums
+    same = NamedSharding(_mesh(strategy), SAME)
+    return placed(strategy, state), jax.tree.map(lambda x: _at(x, same), sums)
+
+
+def altered(strategy: Strategy, how: str, state: PyTree, *args: int) -> PyTree:
+    """Return what the function `how` of `strategy`, `retune` or `reseed`, makes of a state, in all processes."""
+    if not processes.is_spread(state):
+        return getattr(strategy, how)(state, *args)
+    processes.tell("alter", how, *args)
+    function = lambda state: (getattr(strategy, how)(state, *args), ())
+    with processes.reported():
+        return jax.block_until_ready(jax.jit(over_devices(strategy, function, state))(state)[0])
+
+
+def apart(tree: PyTree) -> PyTree:
+    """Return copies of arrays, which may be donated."""
+    copy = lambda x: jax.device_put(x, x.sharding if isinstance(x, jax.Array) else None, may_alias=False)
+    return jax.tree.map(copy, tree)
+
+
 def _at(x: Any, sharding: NamedSharding) -> Any:
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

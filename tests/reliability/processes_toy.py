@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxrl
+import jaxrl.training.processes as processes
 from jaxrl.cli import run_main
 from jaxrl.joining import join, together
 from jaxrl.strategies.guard import Health, healthy
@@ -60,7 +61,10 @@ def train(path: str, max_opts: int, resume: bool = False, **settings: int) -> st
         "max_skips": 3,
     }
     trainer = jaxrl.Trainer(strategy(), run_dir=path, max_opts=max_opts, resume=resume, **how, **settings)
-    return state_digest(trainer.train().state)
+    state = trainer.train().state
+    here = sum(len(shard.data) for shard in state.walk.addressable_shards)
+    assert here == SHARDS // processes.processes()  # each has its part, and no other
+    return state_digest(processes.whole(state))
 
 
 def main(args: Sequence[str]) -> int:

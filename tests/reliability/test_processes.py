@@ -255,9 +255,7 @@ def test_where_the_disk_of_one_is_full_the_run_goes_on_and_saves_when_there_is_r
     events = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     said = [row["message"] for row in events if row.get("event") == "storage"]
     if other:  # the first one's log was on the full disk as well
-        assert re.match(
-            f"warning: checkpoint .*/{2 * AT} could not be written: process 1: OSError", said[0]
-        )
+        assert re.match(f"warning: checkpoint .*/{2 * AT} could not be written: process 1: OSError", said[0])
         assert said[1:] == ["the checkpoint could be written again"]
 
 
