@@ -200,8 +200,7 @@ def altered(strategy: Strategy, how: str, state: PyTree, *args: int) -> PyTree:
 
 def apart(tree: PyTree) -> PyTree:
     """Return copies of arrays, which may be donated."""
-    copy = lambda x: jax.device_put(x, x.sharding if isinstance(x, jax.Array) else None, may_alias=False)
-    return jax.tree.map(copy, tree)
+    return jax.tree.map(processes.copied, tree)
 
 
 def _at(x: Any, sharding: NamedSharding) -> Any:

@@ -246,6 +246,15 @@ def _same(x: Any) -> Any:
     return x
 
 
+def copied(leaf: Any) -> Any:
+    """Return a copy of an array, of which each process copies its part."""
+    if not is_spread(leaf):
+        return jax.device_put(leaf, may_alias=False)
+    data = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+    own = [jax.device_put(shard.data, may_alias=False) for shard in data.addressable_shards]
+    return as_keys(leaf, jax.make_array_from_single_device_arrays(data.shape, data.sharding, own))
+
+
 def handed_out(tree: PyTree, shardings: PyTree) -> PyTree:
     """Spread what the first process has over the devices of all; the others give the shapes of it."""
     leaves, form = jax.tree.flatten(tree)

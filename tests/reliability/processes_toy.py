@@ -67,6 +67,18 @@ def train(path: str, max_opts: int, resume: bool = False, **settings: int) -> st
     return state_digest(processes.whole(state))
 
 
+def go_on() -> None:
+    """Train without a directory, and on: what was returned first stays, and the end is as of one training."""
+    how = {"quiet": True, "eval_interval": 0, "eval_episodes": 0, "devices": SHARDS}
+    trainer = jaxrl.Trainer(strategy(), max_opts=8, **how)
+    first = trainer.train()
+    assert trainer.train(16).summary["opt_steps"] == 16
+    digests = [
+        state_digest(processes.whole(jaxrl.Trainer(strategy(), max_opts=n, **how).train().state)) for n in (8, 16)
+    ]
+    assert [state_digest(processes.whole(state)) for state in (first.state, trainer.state)] == digests
+
+
 def main(args: Sequence[str]) -> int:
     path, address = args[0], args[2]
     seed, number, own = (int(args[i]) for i in (1, 3, 4))
@@ -74,6 +86,7 @@ def main(args: Sequence[str]) -> int:
     with together(joined=True):
         train(path, HALF, seed=seed, devices=SHARDS)
         train(path, 2 * HALF, resume=True, seed=seed, devices=SHARDS)
+        go_on()
         print(train(path, 2 * HALF, resume=True, seed=seed, devices=SHARDS))  # when nothing is left to do
     return 0
 

@@ -201,17 +201,18 @@ def test_a_part_that_is_not_as_it_was_written_is_named_and_the_step_before_is_go
 
 
 @pytest.mark.slow
-def test_a_damaged_part_is_passed_over_by_processes(tmp_path: Path, undisturbed: tuple[int, dict[str, str]]) -> None:
+@pytest.mark.parametrize("break_it", [damage, mistake])
+def test_a_damaged_part_is_passed_over_by_processes(
+    tmp_path: Path, undisturbed: tuple[int, dict[str, str]], break_it: Callable[[Path], str]
+) -> None:
     path = tmp_path / "run"
     run = [*PPO, "--shards", 2, "--run-dir", path, "--keep", 2]
     assert together(run, run) == [DONE, DONE]
-    damage(part_of_second(path))
+    said = break_it(part_of_second(path))
     go_on = ["--resume", path]
     first, second = together(go_on, go_on)
     (line,) = first.errors
-    assert re.match(
-        f"warning: checkpoint .*/{LAST} is passed over: its file state/ocdbt.process_1/d/.* is damaged", line
-    )
+    assert re.match(f"warning: checkpoint .*/{LAST} is passed over: {said}", line)
     assert (first.code, second) == (0, DONE)
     assert saved(path) == undisturbed
     for step in (LAST, LAST - AT):
