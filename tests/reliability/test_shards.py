@@ -11,10 +11,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from agents import COMBINATIONS
+from agents import COMBINATIONS, SPREAD
 
 import jaxrl
 from jaxrl.errors import SettingsError
+from jaxrl.xla import forms
 
 HERE = Path(__file__).parent
 TRAINED = [name for name in COMBINATIONS if "data" not in name]
@@ -67,6 +68,20 @@ def test_only_gradients_moments_and_metrics_are_gathered() -> None:
     ((gathered, parameters, ring, room),) = process(HERE / "shards_run.py", "program")
     assert int(gathered) <= int(parameters) + 4_096  # bytes that one shard gives in one update
     assert int(room) < int(ring)
+
+
+@pytest.mark.every_day("ppo-cuda", "td3 whose noise remembers-tpu")
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+@pytest.mark.parametrize("name", TRAINED)
+def test_the_program_of_any_platform_can_be_made(name: str, platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the forms that programs have there, shards meet where they can, and have the same in common."""
+    monkeypatch.setitem(SPREAD, "num_envs", 4)
+    monkeypatch.setitem(SPREAD, "shards", 2)
+    with forms(platform):
+        strategy = COMBINATIONS[name]()
+        state, noise = _shapes(strategy)
+        new, _ = jax.eval_shape(strategy.step, state, noise, np.uint32(0))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), new) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
 
 
 def dqn(**settings: object) -> jaxrl.Strategy:

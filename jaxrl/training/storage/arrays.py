@@ -112,7 +112,6 @@ def read_together(path: Path, like: PyTree, sums: Sequence[int]) -> PyTree:
       LostError: another process is gone.
     """
     processes.tell("load", str(path), list(sums))
-    own: dict[str, Any] = {"failed": "nothing was read"}
     try:
         tree, own = _read_own(path, like, sums)
     finally:  # whatever has happened here, they answer
