@@ -1,13 +1,18 @@
 """Time shards and members on several devices of this CPU: `python -m benchmarks.scale [D] [--repeats R] [--json FILE]`.
 
 PPO with 1024 environments in one shard, in D shards on one device, and in D shards on D devices; and 2 D members, DQN
-with 10 environments each, one at a time and D at a time on one device, and on D devices. All of a kind in turn, in one
-process, so that ratios are of pairs. Compiling is left out, warm-up and set-up of members are not.
+with 10 environments each, one at a time and D at a time on one device, and on D devices. All in turn, in one process,
+so that ratios are of pairs. Compiling is left out, warm-up and set-up of members are not.
+
+A single device of a CPU computes on all cores. What D devices gain over one that has as much as each of them is seen
+where all threads of the process are held on one core for the latter.
 """
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,10 +30,12 @@ class Pair(NamedTuple):
 
 
 PAIRS = {
-    "PPO-1024, D devices against one": Pair("shards on D", "shards on 1"),
-    "PPO-1024, D devices against one without shards": Pair("shards on D", "no shards"),
+    "PPO-1024, D devices on D cores against one on one core": Pair("shards on D", "shards on 1, one core"),
+    "PPO-1024, D devices against one, both on all cores": Pair("shards on D", "shards on 1"),
     "PPO-1024, D shards on one device against none": Pair("shards on 1", "no shards"),
-    "members on D devices against one at a time": Pair("members on D", "members in turn"),
+    "PPO-1024, D shards on one device against none, on one core": Pair("shards on 1, one core", "no shards, one core"),
+    "members on D devices against one at a time, on one core": Pair("members on D", "members in turn, one core"),
+    "members on D devices against one at a time, on all cores": Pair("members on D", "members in turn"),
     "members on D devices against D at a time on one": Pair("members on D", "members on 1"),
 }
 
@@ -51,7 +58,24 @@ def subjects(devices: int) -> dict[str, Callable[[], float]]:
         "members on 1": lambda: members_us(dqn, 2 * devices, workers=devices),
         "members on D": lambda: members_us(dqn, 2 * devices, workers=devices, devices=devices),
     }
-    return {name: lambda loop=loop: loop.us(ITERATIONS) for name, loop in spread.items()} | members
+    all_cores = {name: lambda loop=loop: loop.us(ITERATIONS) for name, loop in spread.items()} | members
+    alone = ("no shards", "shards on 1", "members in turn")
+    return all_cores | {f"{name}, one core": partial(on_one_core, all_cores[name]) for name in alone}
+
+
+def on_one_core(sample: Callable[[], float]) -> float:
+    """Take a sample with all threads of this process on one core."""
+    cores = os.sched_getaffinity(0)
+    _hold({min(cores)})
+    try:
+        return sample()
+    finally:
+        _hold(cores)
+
+
+def _hold(cores: set[int]) -> None:
+    for thread in Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(thread.name), cores)
 
 
 def ppo(shape: Any, shards: int) -> Any:
