@@ -141,6 +141,46 @@ def _kernels(program: Program, name: str, times: int = 1) -> Iterator[Kernel]:
             yield Kernel(kind, moved, flops, times, _cycles(instruction))
 
 
+class Collective(NamedTuple):
+    """An instruction by which devices learn from each other."""
+
+    kind: str
+    given: tuple[float, ...]
+    """Bytes of each array that a device gives."""
+    times: int
+    """How often a program's inner loops run it in an iteration, as far as XLA knows."""
+
+
+COLLECTIVES = {"all-gather", "all-reduce", "all-to-all", "collective-permute", "collective-broadcast", "reduce-scatter"}
+
+
+def collectives(compiled: Any) -> list[Collective]:
+    """Return what a program exchanges, wherever it stands, loops of unknown length taken as one turn."""
+    program = _parse(compiled.as_text())
+    return list(_collectives(program, next(iter(reversed(program)))))
+
+
+def _collectives(program: Program, name: str, times: int = 1) -> Iterator[Collective]:
+    """Yield what a computation and those that it calls exchange."""
+    computation = program.get(name, {})
+    for instruction in computation.values():
+        kind = instruction.kind.removesuffix("-start")
+        if kind in COLLECTIVES:
+            given = tuple(_bytes(_shape(computation, operand)) for operand in instruction.operands)
+            yield Collective(kind, given, times)
+        turned = times * max(1, _turns(program, instruction)) if kind == "while" else times
+        for inner in _called(instruction):
+            yield from _collectives(program, inner, turned)
+
+
+def _called(instruction: Instruction) -> list[str]:
+    """Return the computations that an instruction runs, but for what decides, or makes one number of two."""
+    found = re.findall(r"\b(?:body|calls|(?:true|false)_computation)=%?([\w.\-]+)", instruction.attributes)
+    branches = re.search(r"branch_computations=\{([^}]*)\}", instruction.attributes)
+    found += [side.strip(" %") for side in branches[1].split(",")] if branches else []
+    return found + ([instruction.attribute("to_apply")] if instruction.kind == "call" else [])
+
+
 def _cycles(instruction: Instruction) -> float:
     estimate = re.search(r'"estimated_cycles":"(\d+)"', instruction.attributes)
     return float(estimate[1]) if estimate else 0.0

@@ -79,6 +79,9 @@ def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
     members = _same_population(given, from_file.pop("population", None), resume)
     env = _peek(args, "--env") or from_file.get("env")
     from_file = renewed(from_file) if resume else from_file
+    for flag, other in (("--devices", "mesh"), ("--mesh", "devices")):  # how they were divided says either of these
+        if resume and _peek(args, flag):
+            from_file.pop(other, None)
     for name in ("env_args", "eval_env_args"):
         if resume and name in from_file and f"--{name.replace('_', '-')}" not in args:
             require_plain(from_file[name], f"{file}")

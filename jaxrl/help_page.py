@@ -29,7 +29,7 @@ MANY = {
     "--sweep NAME=A,B": "train each value of a setting, as in agent.lr=1e-4,1e-3",
     "--halving, --pbt": "search: only the best go on; or copy them and vary",
     "--layout, --width": "auto, spread or together: how many share a program",
-    "--devices N": "spread them over N devices",
+    "--devices, --mesh": "spread them over devices, as 8 or members=4,envs=2",
 }
 GO_ON = {
     "--config FILE": "settings from a YAML file; flags win over it",

@@ -27,6 +27,7 @@ from jaxrl.strategies import Strategy
 from jaxrl.strategies.population import Population
 from jaxrl.sweeps import PopulationConfig, build_population, read_sweep
 from jaxrl.training import Result, Trainer, TrainerConfig
+from jaxrl.training.mesh import shape_of
 from jaxrl.training.population.scores import PopulationResult
 from jaxrl.training.population.trainer import PopulationTrainer
 from jaxrl.training.processes import number
@@ -43,7 +44,7 @@ def main(args: Sequence[str]) -> int:
         config = replace(config, run_dir=new_run_dir(f"{env}-{request.algo}-s{config.seed}"))
     config.check()
     if how is not None:
-        join(how, config.devices)
+        join(how, asked_devices(config, request.population is not None))
     with together(how is not None):
         return run(args, request, config, how is not None)
 
@@ -51,7 +52,7 @@ def main(args: Sequence[str]) -> int:
 def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int:
     """Train by `config`, with other processes if `joined`; return the exit code."""
     if not joined:
-        divide_cpu(config.devices)
+        divide_cpu(asked_devices(config, request.population is not None))
     devices = require_devices()
     if joined and value_of(args, "--devices") is None:
         config = replace(config, devices=len(devices))
@@ -83,6 +84,15 @@ def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int
         show_population(result, config.run_dir, _named_again(config.env))
     stopped = trainer.interrupt.signal
     return 0 if stopped is None else 128 + stopped
+
+
+def asked_devices(config: Any, of_members: bool) -> int:
+    """Return how many devices the settings of a run, or `of_members`, ask for.
+
+    Raises:
+      SettingsError: its mesh cannot be.
+    """
+    return shape_of(config.mesh, config.devices, of_members).devices
 
 
 def trainer_of(trained: Strategy | Population, config: TrainerConfig, **how: Any) -> Trainer | PopulationTrainer:

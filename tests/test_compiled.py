@@ -1,19 +1,22 @@
 """Programs compiled for devices that are not there: what is counted in them, and that it does not grow."""
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from benchmarks import hlo
-from benchmarks.compiled import limits, thunks
+from benchmarks.compiled import limits, shards as spread, thunks
 from benchmarks.compiled.cases import Program, case_named
 from benchmarks.compiled.measure import measure, worse
 from jaxrl.xla import forms
@@ -181,6 +184,73 @@ def test_no_figure_of_a_committed_case_grew(case: str, target: str, tmp_path: Pa
     command = [sys.executable, "-m", "benchmarks.compiled", case, "--target", target, "--against", str(newest)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=RESULTS.parents[1])
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+
+
+EXCHANGE = """\
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%body (p: (s32[], f32[1,10])) -> (s32[], f32[1,10]) {
+  %p = (s32[], f32[1,10]) parameter(0)
+  %x = f32[1,10]{1,0} get-tuple-element(%p), index=1
+  %n = s32[1,3]{1,0} constant({...})
+  %both = ((f32[1,10]{1,0}, s32[1,3]{1,0}), (f32[8,10]{1,0}, s32[8,3]{1,0})) all-gather-start(%x, %n), dimensions={0}
+  ROOT %all = (f32[8,10]{1,0}, s32[8,3]{1,0}) all-gather-done(%both)
+}
+
+ENTRY %main (x: (s32[], f32[1,10])) -> f32[8] {
+  %x = (s32[], f32[1,10]) parameter(0)
+  %w = (s32[], f32[1,10]) while(%x), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"4"}}
+  %y = f32[8]{0} constant({...})
+  ROOT %r = f32[8]{0} all-reduce(%y), to_apply=%add
+}
+"""
+
+
+def test_what_devices_exchange_is_read_with_its_turns() -> None:
+    """In a loop of four turns 10 floats and 3 integers are given, and once 8 floats to be added."""
+    found = hlo.collectives(SimpleNamespace(as_text=lambda: EXCHANGE))
+    assert found == [hlo.Collective("all-gather", (40.0, 12.0), 4), hlo.Collective("all-reduce", (32.0,), 1)]
+
+
+def only_gradients_moments_and_metrics(rows: Sequence[dict[str, Any]]) -> None:
+    """Each device gives one gradient an update, and beside that arrays that are smaller than its part of a batch."""
+    for row in rows:
+        assert 0 < row["large_bytes_per_opt_step"] <= row["parameter_bytes"], row
+        assert row["small_bytes_per_opt_step"] < 1_024, row
+        assert row["kinds"].keys() <= {"all-gather", "all-reduce"}, row
+
+
+def test_between_devices_go_only_gradients_moments_and_metrics() -> None:
+    """As compiled for eight H200 and for sixteen v5e. What is added there is one number in each place, with zeros."""
+    rows = spread.newest()
+    assert {row["target"] for row in rows} == {"8-h200", "16-v5e"}
+    assert {row["case"] for row in rows} == set(spread.CASES)
+    only_gradients_moments_and_metrics(rows)
+    assert all(row["kinds"].keys() == {"all-gather"} for row in rows if row["target"] == "8-h200")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["8-cpu", "8-h200", "16-v5e"])
+@pytest.mark.parametrize("case", ["dqn-1024", "ppo-normalised-1024"])
+def test_a_program_compiled_now_exchanges_no_more(case: str, target: str, tmp_path: Path) -> None:
+    if target != "8-cpu" and not _installed(target.partition("-")[2]):
+        pytest.skip(f"no compiler for {target} is installed")
+    command = [sys.executable, "-m", "benchmarks.compiled.shards", case, "--target", target, "--json"]
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    where = {"capture_output": True, "text": True, "cwd": RESULTS.parents[1], "env": env}
+    done = subprocess.run([*command, str(tmp_path / "row.json")], **where)  # type: ignore[call-overload]
+    assert done.returncode == 0, done.stderr[-2_000:]
+    only_gradients_moments_and_metrics(json.loads((tmp_path / "row.json").read_text())["rows"])
+
+
+def test_the_table_of_shards_is_that_of_the_results() -> None:
+    """As `benchmarks.compiled.shards.table` makes it."""
+    text = (RESULTS.parents[1] / "docs" / "devices.md").read_text()
+    assert f"<!-- shards -->\n{spread.table(spread.newest())}\n<!-- /shards -->" in text, "print the table again"
 
 
 def test_the_tables_of_the_documentation_are_those_of_the_results() -> None:

@@ -31,6 +31,7 @@ TRAINING = [
         "interrupt",
         "ledger",
         "memory",
+        "mesh",
         "processes",
         "program",
         "reel",

@@ -23,6 +23,8 @@ class Target(NamedTuple):
     """What the environment must hold before JAX starts."""
     needs: str
     """What to install."""
+    devices: int = 1
+    """Over which shards are spread."""
 
 
 _H200 = """
@@ -42,6 +44,7 @@ platform_name: "CUDA"
 dnn_version_info { major: 9 minor: 12 patch: 0 }
 device_description_str: "NVIDIA H200"
 """
+_CUDA = {"platform": "cuda", "topology_name": "h200", "target_config": _H200}
 _TPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
@@ -53,13 +56,26 @@ TARGETS = {
     "h200": Target(
         "one NVIDIA H200",
         "cuda",
-        {"platform": "cuda", "topology_name": "h200", "target_config": _H200, "topology": "1x1x1"},
+        {**_CUDA, "topology": "1x1x1"},
         {},
         "jax[cuda13]",
     ),
     "v5e": Target("one TPU v5e", "tpu", {"platform": "tpu", "topology_name": "v5e:2x2"}, _TPU, "libtpu"),
     "cpu": Target("this machine's CPU", "cpu", {}, {}, "jax"),
 }
+SEVERAL = {
+    "8-h200": Target("eight NVIDIA H200", "cuda", {**_CUDA, "topology": "1x1x8"}, {}, "jax[cuda13]", 8),
+    "16-v5e": Target(
+        "a slice of 4 x 4 TPU v5e",
+        "tpu",
+        {"platform": "tpu", "topology_name": "v5e:4x4"},
+        {**_TPU, "TPU_ACCELERATOR_TYPE": "v5litepod-16"},
+        "libtpu",
+        16,
+    ),
+    "8-cpu": Target("this machine's CPU as eight", "cpu", {}, {"JAX_NUM_CPU_DEVICES": "8"}, "jax", 8),
+}
+"""Several devices of a kind, for `benchmarks.compiled.shards`."""
 
 
 def prepare(target: Target) -> None:

@@ -156,6 +156,8 @@ class Strategy(NamedTuple):
     """`(state) -> bools`: whether every shard has a leaf for itself, in rows `[V, ...]`; goes with `shards`."""
     devices: int = 1
     """Devices over which shards are spread in a run; they change no bit of it."""
+    first_device: int = 0
+    """Where these begin among all, if they are several; the others follow it."""
     telling: Telling | None = None
     """The step that also tells which episodes ended; `None` where nothing is told of single ones."""
     refill: Refill | None = None

@@ -100,15 +100,20 @@ class Population(NamedTuple):
     layout: Layout = Layout()
 
 
-def layout_of(name: str, width: int | None) -> Layout:
-    """Return a checked layout; `auto` is what suits the platform.
+def layout_of(name: str, width: int | None, shards: int = 1) -> Layout:
+    """Return a checked layout; `auto` is what suits the platform, and for members in several `shards`, `spread`.
 
     Raises:
-      SettingsError: there is no such layout, or it has no width.
+      SettingsError: there is no such layout, it has no width, or takes no shards.
     """
     if name not in LAYOUTS:
         raise SettingsError(f"layout is {name!r}; {nearest(str(name), LAYOUTS)}")
-    chosen = ("together" if together() else "spread") if name == "auto" else name
+    if name == "together" and shards > 1:
+        raise SettingsError(
+            f"layout together trains members in one program on one device, and these have {shards} shards, which "
+            "several devices can share; set layout to spread, or shards to 1"
+        )
+    chosen = ("together" if together() and shards == 1 else "spread") if name == "auto" else name
     if width is not None and check_count("width", width) and chosen == "spread":
         raise SettingsError(f"width is {width}, but members are spread, one in each call; set layout to together")
     return Layout(chosen, width)
@@ -148,7 +153,9 @@ def population(
         require_sweepable(name, known)
     combined = combinations(sweep or {}, seeds, members, draw_seed)
     variants = [with_values(strategy, swept, known) for swept in combined]
-    return assemble(variants, combined, seeds, sweep or {}, members, draw_seed, search, layout_of(layout, width))
+    return assemble(
+        variants, combined, seeds, sweep or {}, members, draw_seed, search, layout_of(layout, width, strategy.shards)
+    )
 
 
 def assemble(

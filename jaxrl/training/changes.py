@@ -54,6 +54,7 @@ NEWER: Mapping[str, object] = {
     "video_format": "gif",
     "shards": 1,
     "devices": 1,
+    "mesh": None,
     "buffer.hindsight": 0.0,
     "agent.core": "none",
     "agent.core_features": 64,

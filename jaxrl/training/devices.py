@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxrl.training.processes as processes
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.strategies.base import Strategy
+from jaxrl.training.mesh import require_all_used, shape_of
 from jaxrl.trees import PyTree
 from jaxrl.xla.spread import DEVICES
 
@@ -37,23 +38,32 @@ class Alone:
         return params_of(strategy, state)
 
 
-def on_devices(strategy: Strategy, devices: int) -> Strategy:
+def on_devices(strategy: Strategy, devices: int, mesh: str | None = None) -> Strategy:
     """Return `strategy` with its shards spread over so many devices; no bit of what it computes depends on them.
 
     Raises:
-      SettingsError: they are not there, or cannot have as many shards each.
+      SettingsError: they are not there, cannot have as many shards each, or are not those of the `mesh`.
     """
+    shape = shape_of(mesh, devices, of_members=False)
     if processes.several():
-        return _on_all(strategy, devices)
+        return _on_all(strategy, shape.envs if mesh else devices)
     there = check_there(devices)
-    if strategy.shards % devices:
-        fits = [n for n in range(1, there + 1) if strategy.shards % n == 0]
-        more = f"set shards to a multiple of {devices}, or " if devices > 1 else ""
+    what, most = ("devices", there) if mesh is None else ("mesh envs", None)
+    require_even(strategy.shards, shape.envs, what, most)
+    if mesh is not None and devices == 1:
+        require_all_used(shape, len(jax.devices()), lambda fit: fit.members == 1 and strategy.shards % fit.envs == 0)
+    return strategy._replace(devices=shape.envs)
+
+
+def require_even(shards: int, devices: int, what: str, most: int | None = None) -> None:
+    """Raise `SettingsError`, naming the nearest numbers, unless shards are divided evenly among devices."""
+    if shards % devices:
+        fits = [n for n in range(1, (most or shards) + 1) if shards % n == 0]
+        near = sorted({max(n for n in fits if n < devices), *[n for n in fits if n > devices][:1]})
         raise SettingsError(
-            f"devices is {devices}, but the {strategy.shards} shards of a run are divided evenly among devices; "
-            f"{more}devices to {' or '.join(map(str, fits))}"
+            f"{what} is {devices}, but the {shards} shards of a run are divided evenly among devices; set shards to a "
+            f"multiple of {devices}, or {what} to {' or '.join(map(str, near))}"
         )
-    return strategy._replace(devices=devices)
 
 
 def _on_all(strategy: Strategy, devices: int) -> Strategy:
@@ -118,13 +128,22 @@ def placed(strategy: Strategy, state: PyTree) -> PyTree:
     return jax.tree.map(put, state, _specs(strategy, state))
 
 
+def copied(strategy: Strategy, state: PyTree, device: Any) -> PyTree:
+    """Return a copy of a training state where another run of `strategy` has it; on `device` if it has one alone."""
+    if strategy.devices == 1:
+        return jax.device_put(state, device, may_alias=False)
+    put = lambda x, spec: jax.device_put(x, NamedSharding(_mesh(strategy), spec), may_alias=False)
+    return jax.tree.map(put, state, _specs(strategy, state))
+
+
 def params_of(strategy: Strategy, state: PyTree) -> PyTree:
     """Return what the policy needs of a state, on the first device alone; without a policy, the state."""
     if processes.is_spread(state):
         return _params_of_all(strategy, state)
     if strategy.policy is None or strategy.devices == 1:
         return state if strategy.policy is None else strategy.policy.params(state)
-    return jax.device_put(strategy.policy.params(state), jax.local_devices()[0])
+    first = jax.local_devices()[0] if processes.several() else jax.devices()[strategy.first_device]
+    return jax.device_put(strategy.policy.params(state), first)
 
 
 def _params_of_all(strategy: Strategy, state: PyTree) -> PyTree:
@@ -161,6 +180,29 @@ def handed_out(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree,
     return made
 
 
+def whereabouts(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree, PyTree]:
+    """Return the shapes of a state and its sums; where several processes have them, with their places."""
+    if not processes.several():
+        return state, sums
+    same = NamedSharding(_mesh(strategy), SAME)
+    return placed(strategy, state), jax.tree.map(lambda x: _at(x, same), sums)
+
+
+def altered(strategy: Strategy, how: str, state: PyTree, *args: int) -> PyTree:
+    """Return what the function `how` of `strategy`, `retune` or `reseed`, makes of a state, in all processes."""
+    if not processes.is_spread(state):
+        return getattr(strategy, how)(state, *args)
+    processes.tell("alter", how, *args)
+    function = lambda state: (getattr(strategy, how)(state, *args), ())
+    with processes.reported():
+        return jax.block_until_ready(jax.jit(over_devices(strategy, function, state))(state)[0])
+
+
+def apart(tree: PyTree) -> PyTree:
+    """Return copies of arrays, which may be donated."""
+    return jax.tree.map(processes.copied, tree)
+
+
 def _at(x: Any, sharding: NamedSharding) -> Any:
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
@@ -173,7 +215,8 @@ def _specs(strategy: Strategy, state: PyTree) -> PyTree:
 
 
 def _mesh(strategy: Strategy) -> Mesh:
-    return Mesh(np.array(jax.devices()[: strategy.devices]), (DEVICES,))
+    first = strategy.first_device
+    return Mesh(np.array(jax.devices()[first : first + strategy.devices]), (DEVICES,))
 
 
 def after_placing(strategy: Strategy, program: Callable[..., Any]) -> Callable[..., Any]:

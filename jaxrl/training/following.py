@@ -10,10 +10,10 @@ import numpy as np
 
 import jaxrl.training.processes as processes
 from jaxrl.errors import ProcessError
-from jaxrl.training.devices import gathered, handed_out, params_of, spread_out
+from jaxrl.training.devices import altered, handed_out, params_of, spread_out
 from jaxrl.training.processes import END
 from jaxrl.training.program import compile_all, zero_sums
-from jaxrl.training.storage.arrays import write_part
+from jaxrl.training.storage.arrays import read_part, write_part
 from jaxrl.training.storage.run import VERSIONS, versions
 
 
@@ -38,9 +38,10 @@ def led(trainer: Any) -> Iterator[None]:
 
 
 def _end(trainer: Any) -> None:
-    """Have all of the state in each process, and end."""
+    """Have the parameters of the policy in each process, and end."""
     if processes.several():
-        trainer.state, trainer._sums = gathered(spread_out(trainer.strategy, trainer.state, trainer._sums))
+        trainer.state, trainer._sums = spread_out(trainer.strategy, trainer.state, trainer._sums)
+        trainer.latest = params_of(trainer.strategy, trainer.state) if trainer.strategy.policy else None
         how = {"stop": trainer.stop_reason, "signal": trainer.interrupt.signal, "ledger": trainer.ledger.facts()}
         processes.tell(END, how)
 
@@ -66,7 +67,8 @@ def follow(trainer: Any) -> bool:
 
 def _obey(trainer: Any) -> None:
     strategy, key = trainer.strategy, jax.random.key(trainer.config.seed)
-    compiled, state, sums, all_of_it = None, None, None, (None, None)  # type: Any, Any, Any, Any
+    compiled, state, sums, latest = None, trainer._state, trainer._sums, None  # type: Any, Any, Any, Any
+    trainer._state = trainer._sums = None
     for order, *given in processes.orders(trainer.interrupt):
         if order == "compile":
             compiled = compile_all(strategy, key, None, trainer._params, *given)
@@ -74,25 +76,37 @@ def _obey(trainer: Any) -> None:
             state, sums = compiled.init(key)
         elif order == "place":
             state, sums = handed_out(strategy, *compiled.like)
+        elif order == "load":
+            state, sums = None, None  # make room for what is loaded
+            (state, sums), said = _loaded(compiled.like, *given)
+            processes.answer(said)
+        elif order == "alter":
+            state = altered(strategy, given[0], state, *given[1:])
         elif order == "run":
-            (start, stop, fresh), all_of_it = given, (None, None)
+            start, stop, fresh = given
             sums = zero_sums(len(compiled.metrics)) if fresh else sums
             state, sums = compiled.run(state, sums, np.uint32(start), np.uint32(stop))
         elif order == "params":
-            params_of(strategy, state)
+            latest = params_of(strategy, state)
         elif order == "save":
             processes.answer(write_part(Path(*given), (state, sums)))
         elif order == "gather":
-            all_of_it = processes.whole((state, sums))
+            processes.whole((state, sums))
         elif order == END:
-            _ended(trainer, all_of_it, *given)
+            _ended(trainer, state, sums, latest, *given)
 
 
-def _ended(trainer: Any, all_of_it: Any, how: dict[str, Any]) -> None:
+def _loaded(like: Any, path: str, checksums: list[int]) -> tuple[Any, str]:
+    """Read what this process has of a checkpoint; return the state and its sums, or nothing, and what to answer."""
+    found, said = read_part(Path(path), like, checksums)
+    return found or (None, None), said
+
+
+def _ended(trainer: Any, state: Any, sums: Any, latest: Any, how: dict[str, Any]) -> None:
     """Take over how the run has ended, as the first process tells it."""
     if "failed" in how:
         raise ProcessError(f"process 0 has ended the run: {how['failed']}")
-    (trainer.state, trainer._sums), trainer.stop_reason = all_of_it, how["stop"]
+    trainer.state, trainer._sums, trainer.latest, trainer.stop_reason = state, sums, latest, how["stop"]
     trainer.ledger = trainer.ledger.restored(how["ledger"])
     if how["signal"] is not None:
         trainer.interrupt.receive(how["signal"])

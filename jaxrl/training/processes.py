@@ -220,6 +220,12 @@ def is_spread(tree: PyTree) -> bool:
     return any(not x.is_fully_addressable for x in real)
 
 
+def is_to_be_spread(like: PyTree) -> bool:
+    """Say whether any of these shapes has its place on devices of other processes as well."""
+    placed = (x.sharding for x in jax.tree.leaves(like) if isinstance(x, jax.ShapeDtypeStruct))
+    return several() and any(where is not None and not where.is_fully_addressable for where in placed)
+
+
 def whole(tree: PyTree) -> PyTree:
     """Return `tree` with all of each array in this process; if some are spread, all processes take part."""
     if not is_spread(tree):
@@ -238,6 +244,15 @@ def _whole(leaf: Any) -> Any:
 
 def _same(x: Any) -> Any:
     return x
+
+
+def copied(leaf: Any) -> Any:
+    """Return a copy of an array, of which each process copies its part."""
+    if not is_spread(leaf):
+        return jax.device_put(leaf, may_alias=False)
+    data = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+    own = [jax.device_put(shard.data, may_alias=False) for shard in data.addressable_shards]
+    return as_keys(leaf, jax.make_array_from_single_device_arrays(data.shape, data.sharding, own))
 
 
 def handed_out(tree: PyTree, shardings: PyTree) -> PyTree:
@@ -278,6 +293,24 @@ def _placed(leaf: Any, array: np.ndarray, sharding: NamedSharding) -> jax.Array:
         return made
     wrap = lambda data: jax.random.wrap_key_data(data, impl=leaf.dtype._impl.name)
     return jax.jit(wrap, out_shardings=sharding)(made)
+
+
+def plain_shape(leaf: Any) -> Any:
+    """Return the shape that a leaf has on disk, with its place: that of a key is of its data."""
+    if not _is_key(leaf):
+        return leaf
+    data = jax.eval_shape(jax.random.key_data, leaf)
+    return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=leaf.sharding)
+
+
+def blank(shape: Any) -> jax.Array:
+    """Return an array without entries, in its place."""
+    return jax.make_array_from_callback(shape.shape, shape.sharding, lambda index: np.zeros(shape.shape, shape.dtype))
+
+
+def as_keys(leaf: Any, array: jax.Array) -> jax.Array:
+    """Return `array` as keys, if `leaf` is."""
+    return jax.random.wrap_key_data(array, impl=leaf.dtype._impl.name) if _is_key(leaf) else array
 
 
 def _is_key(leaf: Any) -> bool:

@@ -16,7 +16,7 @@ import jaxrl.training.processes as processes
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Stat, Total, columns_of
 from jaxrl.strategies.base import Ended, Strategy, iterate, noise_shapes
-from jaxrl.training.devices import after_placing, begun, over_devices, placed
+from jaxrl.training.devices import after_placing, begun, over_devices, placed, whereabouts
 from jaxrl.training.memory import Plan, inner, plan_of, plan_of_state, require_fit
 from jaxrl.trees import Array, PyTree, require_same
 from jaxrl.tuning import Swap, given, traced
@@ -58,8 +58,11 @@ Form = Callable[[PyTree], tuple[PyTree, Callable[[PyTree], PyTree]]]
 def forms_of(strategy: Strategy) -> list[Form]:
     """Return in what forms a checkpoint may hold the state and the sums of a run, beside the one of `state_shapes`.
 
-    Without the sums that version 0.3 did not have; without the replay buffer, which is then `()`.
+    Without the sums that version 0.3 did not have; without the replay buffer, which is then `()`. One of shards has
+    no other: it always had them.
     """
+    if strategy.shards > 1:
+        return []
     older = lambda like: without_later(sorted(metric_shapes(strategy, state_shapes(strategy)[0])), like)
     bare = lambda like: (without_replay(like), lambda tree: tree)
     return [older] if strategy.refill is None else [bare, older]
@@ -253,8 +256,10 @@ def compile_all(
     state = like[0]
     # What is traced at the same time shares what JAX remembers, and so decides what XLA sees of programs of shards.
     with ThreadPoolExecutor(3 if strategy.shards == 1 else 1) as pool:
-        # Threads do not take the choice of forms along by themselves.
-        submit = lambda job, *args: pool.submit(copy_context().run, job, *args)
+        # Threads do not take the choice of forms along by themselves, nor that of a device.
+        submit = lambda job, *args: pool.submit(
+            copy_context().run, _at_device, getattr(jax.config, "jax_default_device", None), job, *args
+        )
         run_job = None if run in made or not runs else submit(_compile_run, strategy, like, tells)
         init_job = None if resume or "init" in made else submit(lambda: init.lower(key, values).compile())
         if hasattr(evaluator, "compile"):
@@ -264,7 +269,13 @@ def compile_all(
     processes.meet("compiled")
     first = made.get("init", init)
     begin = lambda key: begun(first, key, values)
-    return Compiled(begin, runs and after_placing(strategy, made[run]), like, metric_shapes(strategy, state))
+    where = whereabouts(strategy, *like)
+    return Compiled(begin, runs and after_placing(strategy, made[run]), where, metric_shapes(strategy, state))
+
+
+def _at_device(device: Any, job: Callable[..., Any], *args: Any) -> Any:
+    with jax.default_device(device):
+        return job(*args)
 
 
 def values_of(strategy: Strategy) -> dict[str, Array]:
@@ -312,9 +323,14 @@ def programs_of(strategy: Strategy) -> dict[str, Any]:
     made = strategy._replace(retune=None)  # which no program holds, and a population's members have each their own
     functions = (part for group in (made, strategy.policy, env) for part in group or () if callable(part))
     try:
-        return _programs((*functions, env and repr(env.spec), strategy.devices, chosen(), *options))
+        return _programs((*functions, env and repr(env.spec), *_where(strategy), chosen(), *options))
     except TypeError:
         return {}
+
+
+def _where(strategy: Strategy) -> tuple[int, ...]:
+    """Return the first device and the number of devices of a strategy; the one of a single device is JAX's default."""
+    return (strategy.first_device, strategy.devices) if strategy.devices > 1 else ()
 
 
 @functools.lru_cache(maxsize=KEPT)

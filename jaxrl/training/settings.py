@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from jaxrl.errors import SettingsError, check_between, check_count, nearest, require_extra
 from jaxrl.registry import RECORDERS, named
 from jaxrl.strategies.base import Strategy
+from jaxrl.training.mesh import as_text, read_mesh
 from jaxrl.training.reel import FORMATS
 from jaxrl.training.schedule import Schedule, rounded_up
 from jaxrl.written import whole
@@ -68,6 +69,8 @@ class TrainerConfig:
     name."""
     devices: int = 1
     """Devices over which a run's shards, or the members of a population, are spread; their number changes no bit."""
+    mesh: str | None = None
+    """Devices by axis, as members=4,envs=2: four groups train members, each with its shards over two devices."""
     quiet: bool = False
     """Print nothing."""
     name: str | None = None
@@ -99,6 +102,9 @@ class TrainerConfig:
         if self.video_format not in FORMATS:
             raise SettingsError(f"video_format is {self.video_format!r}; expected gif or mp4")
         check_shared(self)
+        check_count("devices", self.devices)
+        if self.mesh is not None:
+            read_mesh(self.mesh)
         if check_count("video_interval", self.video_interval, least=0) and not (self.run_dir and self.eval_episodes):
             raise SettingsError(
                 "video_interval films after evaluations, into the directory of the run; set run_dir and eval_episodes"
@@ -243,6 +249,7 @@ def changed(whose: str, config: Config, settings: Mapping[str, Any]) -> Config:
 def _as_declared(config: Any, name: str, value: Any) -> Any:
     """Return `value` as an `int` if the setting is a whole number, so that `1e5` may be given for one."""
     value = tuple(value) if name in ("recorders", "tags") and isinstance(value, list) else value
+    value = as_text(value) if name == "mesh" else value
     return whole(value) if config.__dataclass_fields__[name].type is int else value
 
 

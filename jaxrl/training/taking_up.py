@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.base import Strategy
+from jaxrl.training.devices import altered
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.memory import Plan
 from jaxrl.training.program import Compiled, forms_of, jit_refill, state_shapes
@@ -102,7 +103,7 @@ def replenished(strategy: Strategy, state: PyTree, t: int, changed: bool) -> tup
     """
     refill = strategy.refill
     if changed and strategy.retune is not None:
-        state = strategy.retune(state)
+        state = altered(strategy, "retune", state)
     if refill is None or jax.tree.leaves(state.buffer):
         return state, range(0)
     blocks = refill.blocks(t)

@@ -20,7 +20,7 @@ from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.population import Population
 from jaxrl.training.actors import ActorPool, advance, facts_of, go_on_counting, pool_of, summary_of
-from jaxrl.training.devices import Alone, gathered, on_devices
+from jaxrl.training.devices import Alone, altered, apart, on_devices
 from jaxrl.training.divergence import diverged, explain
 from jaxrl.training.episodes import teller_of
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, eval_key, evaluator_of, mean_return
@@ -119,7 +119,7 @@ class Trainer:
         config, self._given_recorders = with_recorders(config, recorders)
         run_dir, self.resume = resumption(resume, from_step, config.run_dir, allow_changes, start_over)
         self.config, self.schedule, self._rounding = planned(strategy, config.changed(run_dir=run_dir))
-        strategy = on_devices(strategy, self.config.devices)
+        strategy = on_devices(strategy, self.config.devices, self.config.mesh)
         if max_chunk is not None:
             check_count("max_chunk", max_chunk)
         if evaluator is None and self.config.eval_episodes:
@@ -129,7 +129,7 @@ class Trainer:
         self.max_chunk, self._quiet = max_chunk, self.config.quiet or not console
         self.ledger, self.stop_reason = Ledger(), None  # type: Ledger, str | None
         self._best: Best | None = None
-        self._state = self._run = self._sums = None  # type: Any
+        self._state = self._run = self._sums = self.latest = None  # type: Any
         self.lane: Any = Alone()  # that of a team, for a member of a population that trains together with others
         self._actors: ActorPool | None = None
         self._log = Logbook(self.schedule, lambda: ({}, 0.0))
@@ -213,9 +213,10 @@ class Trainer:
         if self._state is None:
             raise SettingsError("nothing has been trained yet; call train(), or iterate, first")
         # A run that goes on donates its state to the next call of the compiled program.
-        state = gathered(self.state) if self.stop_reason else jax.device_put(gathered(self.state), may_alias=False)
+        state = self.state if self.stop_reason else apart(self.state)
         policy, best = self.strategy.policy, self._best
-        params, score = (best.params, best.score) if best else (self._params(state), self.ledger.best_score)
+        latest = lambda: self._params(self.state) if self.latest is None else self.latest
+        params, score = (best.params, best.score) if best else (policy and latest(), self.ledger.best_score)
         step = self.ledger.best_opt_steps if best else self.schedule.opt_steps(self.ledger.t)
         greedy = policy and GreedyPolicy(policy, params, {"score": score, "opt_steps": step})
         return Result(greedy, score, {**self._summary(), "stop": self.stop_reason}, state)
@@ -226,7 +227,8 @@ class Trainer:
         Raises:
           StorageError: it could not be written.
         """
-        self.state, self.strategy = state, strategy
+        where = {name: getattr(self.strategy, name) for name in ("devices", "first_device")}
+        self.state, self.strategy = state, strategy._replace(**where)
         self._storage.renew(self.settings())
         step = self.ledger.changed_at = self.schedule.opt_steps(self.ledger.t)
         self._log.event("adopted", told)
@@ -348,16 +350,16 @@ class Trainer:
         Raises:
           DivergedError: that has been tried often enough.
         """
-        health, reseed = self._health(), self.strategy.reseed
+        health = self._health()
         assert health is not None
-        assert reseed is not None, "check_strategy wants it with health"
         what = explain(health, self._metrics)
         require_try(self._log, self.ledger, self.config.max_rollbacks, what)
         self.state, self._sums, self._refilled = None, None, range(0)  # make room for what is loaded
         found = self._storage.rollback(self._compiled.like)
         self.ledger = rolled_back_ledger(self.ledger, found)
         state, self._sums = found[0] if found else self._compiled.init(jax.random.key(self.config.seed))
-        self.state = reseed(self._taken_up(state, self.ledger) if found else gathered(state), self.ledger.rollbacks)
+        state = self._taken_up(state, self.ledger) if found else state
+        self.state = altered(self.strategy, "reseed", state, self.ledger.rollbacks)
         if self._actors is not None:
             self._actors = self._actors.renewed()
         log_rollback(self._log, self.schedule.opt_steps(self.ledger.t), what, anew(self._refilled, self.strategy))
@@ -401,7 +403,7 @@ class Trainer:
 
     def _take_up(self) -> bool:
         """Prepare to begin, or to go on from where the run is; say so and return `False` if nothing is left to do."""
-        reason, self.stop_reason = self.stop_reason, None
+        reason, self.stop_reason, self.latest = self.stop_reason, None, None
         sound = self._state is not None and reason is not None and not reason.startswith(BROKEN)
         if sound and self.ledger.t >= self.schedule.last:
             self.stop_reason = reason
@@ -413,7 +415,7 @@ class Trainer:
         if sound and self.config.run_dir is None:
             self.ledger = self.ledger.taken_up(self._wall)
             # The results that were returned keep theirs: what goes on is donated.
-            self.state, self._sums = jax.device_put((self.state, self._sums), may_alias=False)
+            self.state, self._sums = apart((self.state, self._sums))
         else:
             self.ledger, self._best, self.state, self._sums = Ledger(), None, None, None
         return True

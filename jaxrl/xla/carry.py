@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
+import jaxrl.shards as shards
 from jaxrl.trees import Array, PyTree, require_same, row_struct
 from jaxrl.xla import shaped_for
 from jaxrl.xla.flat import Flat
@@ -110,9 +111,10 @@ def scan(
 ) -> tuple[PyTree, PyTree]:
     """Compute `jax.lax.scan(body, carry, xs)`, with the carry and the rows of `xs` packed between iterations.
 
-    They are packed `on` these platforms alone.
+    They are packed `on` these platforms alone. Where shards learn together the loop over updates stays plain: what is
+    the same for all would come to lie in one array with what each has for itself, and be taken for its own.
     """
-    if not shaped_for(*on):
+    if not shaped_for(*on) or (on == TIED_WITHIN and shards.spread()):
         return jax.lax.scan(body, carry, xs)
     tie, untie = bundle(carry)
     rows, row = rows_of(xs)

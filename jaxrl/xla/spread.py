@@ -129,6 +129,8 @@ def _own(code: Code, each: Sequence[bool]) -> list[bool]:
             outs = _own_of_scan(equation, ins)
         elif equation.name == "while" and _meets(equation):
             outs = _own_of_while(equation, ins)
+        elif equation.name == "cond" and _meets(equation):
+            outs = _own_of_cond(equation, ins)
         else:
             outs = [any(ins)] * len(equation.outs)
         kinds.update(zip(equation.outs, outs, strict=True))
@@ -153,6 +155,15 @@ def _own_of_while(equation: Equation, ins: list[bool]) -> list[bool]:
         equation.eqn.params["body_nconsts"],
         len(equation.outs),
     )
+
+
+def _branches(equation: Equation) -> list[Code]:
+    return [_inlined(read(branch)) for branch in equation.eqn.params["branches"]]
+
+
+def _own_of_cond(equation: Equation, ins: list[bool]) -> list[bool]:
+    """Return what the results of a branch are: of each shard if they are in any branch."""
+    return [any(outs) for outs in zip(*(_own(branch, ins[1:]) for branch in _branches(equation)), strict=True)]
 
 
 def _settled(body: Code, ins: list[bool], consts: int, carry: int) -> list[bool]:
@@ -295,6 +306,8 @@ def _meet(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], li
         return _scan(equation, given, shards)
     if equation.name == "while":
         return _while(equation, given, shards)
+    if equation.name == "cond":
+        return _cond(equation, given, shards)
     raise NotImplementedError(f"shards cannot meet inside of {equation.name}")
 
 
@@ -342,6 +355,18 @@ def _while(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], l
         return _everywhere_as(made, own, shards)
 
     return list(jax.lax.while_loop(goes_on, one, first)), own
+
+
+def _cond(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], list[bool]]:
+    if given.each[0]:
+        raise NotImplementedError("shards cannot meet where each of them chooses by itself what to do")
+    own = _own_of_cond(equation, given.each)
+
+    def taken(branch: Code, *values: Any) -> list[Any]:
+        return _everywhere_as(_interpret(branch, Spread(list(values), given.each[1:]), shards), own, shards)
+
+    branches = [partial(taken, branch) for branch in _branches(equation)]
+    return list(jax.lax.switch(given.values[0], branches, *given.values[1:])), own
 
 
 def _everywhere_as(given: Spread, own: Sequence[bool], shards: int) -> list[Any]:

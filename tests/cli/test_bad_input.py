@@ -168,6 +168,19 @@ def test_nearest_opt_interval_is_taken(tmp_path: Path) -> None:
         train.build("dqn", parse(["--num-envs", "8", "--opt-interval", str(opt_interval)]).config)
 
 
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--mesh", "member=4,envs=2"], "mesh has no axis 'member'"),
+        (["--mesh", "members=4,envs=two"], "mesh envs is 'two'; expected a whole number"),
+        (["--mesh", "members=2,envs=2"], "a single run has no members to divide devices among; set mesh to envs=2"),
+        (["--mesh", "members=2,envs=2", "--seeds", "2", "--devices", "6"], "set mesh to members=2,envs=3"),
+    ],
+)
+def test_a_mesh_that_cannot_be_is_refused_with_the_nearest(refuse: Refuse, args: list[str], said: str) -> None:
+    assert said in refuse(*args)
+
+
 def test_evaluation_without_episodes_is_refused(refuse: Refuse) -> None:
     said = refuse("--eval-episodes", "0")
     assert "eval_interval" in said

@@ -61,6 +61,23 @@ def test_members_are_what_the_command_leaves_for_each_alone(doors: Doors) -> Non
 
 
 @pytest.mark.slow
+def test_members_in_shards_go_on_on_another_mesh(doors: Doors) -> None:
+    """The settings of the directory name the mesh; a flag of either kind replaces it."""
+    members = (*POPULATION, "--shards", "2")
+    done = doors.train(*members, "--mesh", "members=2,envs=2")
+    assert "2 seeds each, 2 at a time on 4 devices, 2 each (spread), one program" in done.stdout
+    assert "mesh: members=2,envs=2" in (doors.cwd / "run/config.yaml").read_text()
+    flags = [{"run": "other", "60": "30"}.get(str(flag), flag) for flag in members]
+    doors.train(*flags, "--devices", "2")
+    doors.train("--resume", "other", "--max-opts", "60", "--mesh", "members=1,envs=2")
+    assert doors.run("train", "--resume", "other", "--devices", "4").returncode == 0
+    assert newest(sums(doors, "other")) == newest(sums(doors, "run"))
+    refused = doors.run("train", "--resume", "other", "--mesh", "envs=3")
+    assert refused.returncode == 2
+    assert "set shards to a multiple of 3, or mesh envs to 2" in refused.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "layout"), [(signal.SIGKILL, "spread"), (signal.SIGKILL, "together"), (signal.SIGTERM, "spread")]
 )

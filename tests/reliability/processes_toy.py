@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxrl
+import jaxrl.training.processes as processes
 from jaxrl.cli import run_main
 from jaxrl.joining import join, together
 from jaxrl.strategies.guard import Health, healthy
@@ -60,7 +61,22 @@ def train(path: str, max_opts: int, resume: bool = False, **settings: int) -> st
         "max_skips": 3,
     }
     trainer = jaxrl.Trainer(strategy(), run_dir=path, max_opts=max_opts, resume=resume, **how, **settings)
-    return state_digest(trainer.train().state)
+    state = trainer.train().state
+    here = sum(len(shard.data) for shard in state.walk.addressable_shards)
+    assert here == SHARDS // processes.processes()  # each has its part, and no other
+    return state_digest(processes.whole(state))
+
+
+def go_on() -> None:
+    """Train without a directory, and on: what was returned first stays, and the end is as of one training."""
+    how = {"quiet": True, "eval_interval": 0, "eval_episodes": 0, "devices": SHARDS}
+    trainer = jaxrl.Trainer(strategy(), max_opts=8, **how)
+    first = trainer.train()
+    assert trainer.train(16).summary["opt_steps"] == 16
+    digests = [
+        state_digest(processes.whole(jaxrl.Trainer(strategy(), max_opts=n, **how).train().state)) for n in (8, 16)
+    ]
+    assert [state_digest(processes.whole(state)) for state in (first.state, trainer.state)] == digests
 
 
 def main(args: Sequence[str]) -> int:
@@ -70,6 +86,7 @@ def main(args: Sequence[str]) -> int:
     with together(joined=True):
         train(path, HALF, seed=seed, devices=SHARDS)
         train(path, 2 * HALF, resume=True, seed=seed, devices=SHARDS)
+        go_on()
         print(train(path, 2 * HALF, resume=True, seed=seed, devices=SHARDS))  # when nothing is left to do
     return 0
 

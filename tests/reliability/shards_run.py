@@ -2,6 +2,7 @@
 
 `python shards_run.py train NAME DEVICES...` trains one of `COMBINATIONS` on so many devices and prints each digest.
 `python shards_run.py resume NAME DIR DEVICES...` stops and goes on with it, on each pair of numbers.
+`python shards_run.py mesh DIR MESHES...` trains members on meshes, as `2x1`, saves and resumes them; prints digests.
 `python shards_run.py program` prints what a compiled training call gathers.
 """
 
@@ -49,6 +50,38 @@ def resume(name: str, directory: str, *devices: str) -> None:
         print(first, then, state_digest(resumed.state), flush=True)
 
 
+def small_dqn(lr: float = 1e-3) -> jaxrl.Strategy:
+    buffer, how = jaxrl.uniform(256, batch_size=16), {"num_envs": 8, "opt_interval": 8, "warmup": 64}
+    return jaxrl.off_policy(
+        jaxrl.make_env("CartPole-v1"), jaxrl.dqn(lr=lr, features=(8,)), buffer=buffer, shards=SHARDS, **how
+    )
+
+
+def told(name: str, result: object) -> None:
+    """Print the digest of each member, and the devices on which it was, in one line."""
+    digests = [state_digest(member.result.state) for member in result.members]
+    where = [sorted({d.id for x in jax.tree.leaves(m.result.state) for d in x.devices()}) for m in result.members]
+    print(name, ",".join(digests), ",".join("+".join(map(str, ids)) for ids in where), flush=True)
+
+
+def meshes(directory: str, *meshes: str) -> None:
+    """Four members, two settings with two seeds each: alone, on each mesh, on each after another, and as a search."""
+    made = lambda **how: jaxrl.population(small_dqn(), seeds=2, sweep={"agent.lr": [1e-3, 1e-2]}, **how)
+    how = {"quiet": True, "eval_interval": 24, "eval_episodes": 2, "max_opts": 48}
+    alone = [jaxrl.Trainer(small_dqn(lr), seed=seed, **how).train() for lr in (1e-3, 1e-2) for seed in (0, 1)]
+    print("alone", ",".join(state_digest(result.state) for result in alone), flush=True)
+    shapes = [dict(zip(("members", "envs"), map(int, mesh.split("x")), strict=True)) for mesh in meshes]
+    on = [{"mesh": shape, "devices": shape["members"] * shape["envs"]} for shape in shapes]
+    for name, here in zip(meshes, on, strict=True):
+        told(f"on {name}", jaxrl.Trainer(made(), **how, **here).train())
+    for first, then in ((0, -1), (-2, 2), (-1, 1)):
+        place, here, there = f"{directory}/{meshes[first]}", on[first], on[then]
+        jaxrl.Trainer(made(), run_dir=place, **{**how, "max_opts": 24}, **here).train()
+        told(f"resumed {meshes[then]}", jaxrl.Trainer(made(), run_dir=place, resume=True, **how, **there).train())
+    for name, here in zip((meshes[0], meshes[-1]), (on[0], on[-1]), strict=True):
+        told(f"search {name}", jaxrl.Trainer(made(search=jaxrl.PBT(24)), **how, **here).train())
+
+
 def gathering() -> None:
     """Print the bytes that a shard gives in one update, of its parameters, of all rings, and of temporary memory."""
     buffer = jaxrl.uniform(100_000, batch_size=64)
@@ -67,5 +100,5 @@ def gathering() -> None:
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_num_cpu_devices", SHARDS)
-    {"train": train, "resume": resume, "program": gathering}[sys.argv[1]](*sys.argv[2:])
+    jax.config.update("jax_num_cpu_devices", 8 if sys.argv[1] == "mesh" else SHARDS)
+    {"mesh": meshes, "train": train, "resume": resume, "program": gathering}[sys.argv[1]](*sys.argv[2:])

@@ -11,10 +11,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from agents import COMBINATIONS
+from agents import COMBINATIONS, SPREAD
 
 import jaxrl
 from jaxrl.errors import SettingsError
+from jaxrl.xla import forms
 
 HERE = Path(__file__).parent
 TRAINED = [name for name in COMBINATIONS if "data" not in name]
@@ -47,6 +48,21 @@ def test_a_run_goes_on_on_any_number_of_devices(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_member_on_any_mesh_is_that_member_alone(tmp_path: Path) -> None:
+    """Also where it was saved on another mesh; members of a search are the same on any. Each is on its own devices."""
+    (_, alone), *others = process(HERE / "shards_run.py", "mesh", tmp_path, "1x1", "2x1", "1x2", "2x2", "4x2")
+    found = {(how, mesh): (digests, where) for how, mesh, digests, where in others}
+    assert {digests for (how, _), (digests, _) in found.items() if how != "search"} == {alone}
+    searched = [digests for (how, _), (digests, _) in found.items() if how == "search"]
+    assert searched[0] == searched[1] != alone
+    assert found["on", "1x1"][1] == "0,0,0,0"
+    assert found["on", "2x1"][1] == found["resumed", "2x1"][1] == "0,1,0,1"
+    assert found["on", "1x2"][1] == "0+1,0+1,0+1,0+1"
+    assert found["on", "2x2"][1] == "0+1,2+3,0+1,2+3"
+    assert found["on", "4x2"][1] == found["resumed", "4x2"][1] == found["search", "4x2"][1] == "0+1,2+3,4+5,6+7"
+
+
+@pytest.mark.slow
 def test_only_gradients_moments_and_metrics_are_gathered() -> None:
     """No ring, no rollout and no environment leaves its device; the program needs no room for another ring."""
     ((gathered, parameters, ring, room),) = process(HERE / "shards_run.py", "program")
@@ -54,10 +70,28 @@ def test_only_gradients_moments_and_metrics_are_gathered() -> None:
     assert int(room) < int(ring)
 
 
+@pytest.mark.every_day("ppo-cuda", "td3 whose noise remembers-tpu")
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+@pytest.mark.parametrize("name", TRAINED)
+def test_the_program_of_any_platform_can_be_made(name: str, platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the forms that programs have there, shards meet where they can, and have the same in common."""
+    monkeypatch.setitem(SPREAD, "num_envs", 4)
+    monkeypatch.setitem(SPREAD, "shards", 2)
+    with forms(platform):
+        strategy = COMBINATIONS[name]()
+        state, noise = _shapes(strategy)
+        new, _ = jax.eval_shape(strategy.step, state, noise, np.uint32(0))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), new) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
+
+
 def dqn(**settings: object) -> jaxrl.Strategy:
     buffer = jaxrl.uniform(64, batch_size=8)
     how = {"num_envs": 8, "opt_interval": 8, "warmup": 16, **settings}
     return jaxrl.off_policy(jaxrl.make_env("CartPole-v1"), jaxrl.dqn(features=(4,)), buffer=buffer, **how)  # type: ignore[arg-type]
+
+
+def members(mesh: object = None, layout: str = "spread", **settings: object) -> jaxrl.PopulationTrainer:
+    return jaxrl.Trainer(jaxrl.population(dqn(**settings), seeds=2, layout=layout), mesh=mesh)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +103,33 @@ def dqn(**settings: object) -> jaxrl.Strategy:
         (lambda: dqn(shards=2, actors=jaxrl.ActorsConfig(actors=1)), "shards divide environments on the device"),
         (lambda: jaxrl.Trainer(dqn(shards=8), devices=8), "devices is 8, but JAX has 1 here; set devices to 1"),
         (lambda: jaxrl.Trainer(dqn(), devices=0), "devices"),
-        (lambda: jaxrl.Trainer(jaxrl.population(dqn(shards=2), seeds=2)), "shards are for a single run"),
+        (lambda: jaxrl.Trainer(dqn(shards=2), mesh="env=2"), "mesh has no axis 'env'; .*envs"),
+        (
+            lambda: jaxrl.Trainer(dqn(shards=2), mesh="2x2"),
+            "mesh is '2x2'; expected lengths of its axes, as in members=4",
+        ),
+        (lambda: jaxrl.Trainer(dqn(shards=2), mesh="envs=1,envs=2"), "which names envs twice"),
+        (lambda: jaxrl.Trainer(dqn(shards=2), mesh={"envs": 0}), "mesh envs is 0; expected a whole number of at least"),
+        (lambda: jaxrl.Trainer(dqn(shards=2), mesh="members=2"), "a single run has no members to divide devices among"),
+        (
+            lambda: jaxrl.Trainer(dqn(shards=2), mesh="envs=2"),
+            "has 2 devices, but JAX has 1 here; set mesh to members=1",
+        ),
+        (
+            lambda: jaxrl.Trainer(dqn(shards=2), mesh="envs=2", devices=4),
+            "but devices is 4; set mesh to members=1,envs=4",
+        ),
+        (lambda: jaxrl.Trainer(dqn(shards=4), mesh="envs=3"), "set shards to a multiple of 3, or mesh envs to 2 or 4"),
+        (lambda: members(shards=4, mesh="envs=3"), "mesh envs is 3, but the 4 shards"),
+        (
+            lambda: members(shards=4, mesh="members=2,envs=2"),
+            "but JAX has 1 here; set mesh to members=1,envs=1, or before",
+        ),
+        (lambda: members(shards=4, layout="together"), "layout together trains members in one program on one device"),
+        (
+            lambda: members(layout="together", mesh="envs=2"),
+            "members that train together have one for all of a program",
+        ),
     ],
 )
 def test_what_does_not_divide_or_is_not_there_is_refused(make: object, said: str) -> None:

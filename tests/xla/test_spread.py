@@ -35,6 +35,13 @@ def while_it_lasts(x: Any, w: Any) -> Any:
     return jax.lax.while_loop(lambda c: c[0] < 100, body, (jnp.float32(0), x.sum()))
 
 
+def where_it_is_due(x: Any, w: Any) -> Any:
+    """Shards meet in the branch that is taken; the other leaves to each what is its own."""
+    meet = lambda x, s: (x * shards.mean(x.sum()), shards.total(s * x.sum()))
+    first = jax.lax.cond(w[0] < 0, meet, lambda x, s: (x, s), x, w[1])
+    return first, jax.lax.cond(w[0] > 0, meet, lambda x, s: (x, s), x, w[1])
+
+
 def by_place(x: Any, w: Any) -> Any:
     key = shards.own(jax.random.key(3))
     return jax.random.normal(key, (2,)), shards.least(x), jax.random.key_data(key)
@@ -50,7 +57,9 @@ def inside_calls(x: Any, w: Any) -> Any:
     return inner(x) * x, jax.jit(lambda a: a + 1)(w)
 
 
-@pytest.mark.parametrize("function", [products, in_turns, while_it_lasts, by_place, ring, inside_calls])
+@pytest.mark.parametrize(
+    "function", [products, in_turns, while_it_lasts, where_it_is_due, by_place, ring, inside_calls]
+)
 def test_it_means_what_vmap_with_a_named_axis_means(function: Callable[..., Any]) -> None:
     w = jnp.linspace(-1.0, 1.0, 4)
     wanted = jax.vmap(function, in_axes=(0, None), axis_name=shards.AXIS)(X, w)
@@ -58,6 +67,12 @@ def test_it_means_what_vmap_with_a_named_axis_means(function: Callable[..., Any]
     _, own = spread(function, V, (X, w), (True, False))
     for new, old in zip(jax.tree.leaves(everywhere(made, own, V)), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(new, old, rtol=1e-6)
+
+
+def test_shards_do_not_meet_where_each_chooses_by_itself() -> None:
+    alone = lambda x, w: jax.lax.cond(x.sum() > 20, shards.total, lambda x: x, x)
+    with pytest.raises(NotImplementedError, match="each of them chooses by itself"):
+        spread(alone, V, (X, jnp.ones(4)), (True, False))
 
 
 def test_what_shards_have_in_common_is_told_from_what_is_their_own() -> None:

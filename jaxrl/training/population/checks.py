@@ -1,8 +1,11 @@
 """What a population cannot be, said before it begins."""
 
+import jax
+
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.population import Population
-from jaxrl.training.devices import check_there
+from jaxrl.training.devices import check_there, require_even
+from jaxrl.training.mesh import MeshShape, near_shape, require_all_used, shape_of
 from jaxrl.training.population.teams import widths
 from jaxrl.training.processes import require_alone
 from jaxrl.training.settings import TrainerConfig
@@ -19,9 +22,36 @@ def check_members(population: Population, config: TrainerConfig) -> None:
         raise SettingsError(
             "members of a population train in environments written in JAX; train with one seed at a time"
         )
-    if any(member.strategy.shards > 1 for member in members):
-        raise SettingsError("shards are for a single run; members of a population are spread over devices as they are")
-    check_devices(population, config.devices)
+    if config.mesh is None:
+        check_devices(population, config.devices)
+    else:
+        check_mesh(population, shape_of(config.mesh, config.devices, of_members=True), config.devices)
+
+
+def check_mesh(population: Population, shape: MeshShape, devices: int) -> None:
+    """Raise `SettingsError`, naming the nearest mesh, unless members and their shards can be divided over `shape`.
+
+    `devices` are those that were asked for; 1: all that there are.
+    """
+    count, shards = len(population.members), {member.strategy.shards for member in population.members}
+    there = check_there(devices) if devices > 1 else len(jax.devices())
+    if population.layout.name == "together" and shape.envs > 1:
+        raise SettingsError(
+            f"mesh {shape} has {shape.envs} devices for each member, but members that train together have one for all "
+            "of a program; set layout to spread, or leave envs out"
+        )
+    for one in sorted(shards):
+        require_even(one, shape.envs, "mesh envs")
+    fits = lambda fit: fit.members <= count and all(one % fit.envs == 0 for one in shards)
+    if devices == 1:
+        require_all_used(shape, there, fits)
+    if population.layout.name == "together":
+        check_devices(population, shape.members)
+    elif shape.members > count:
+        near = near_shape(shape, shape.devices, fits)
+        raise SettingsError(
+            f"mesh {shape} has {shape.members} groups, but there are {count} members; set mesh to {near}"
+        )
 
 
 def check_devices(population: Population, devices: int) -> None:

@@ -9,6 +9,7 @@ import jax
 from jaxrl.errors import NoCheckpointError
 from jaxrl.strategies.population import Member, moved, with_values
 from jaxrl.strategies.search import Copy
+from jaxrl.training.devices import copied
 from jaxrl.training.logbook import flat
 from jaxrl.training.population.scores import named
 from jaxrl.training.report import Report
@@ -62,6 +63,6 @@ def take_over(own: Run, other: Run, copy: Copy, gate: int, device: Any) -> None:
     if trainer is None or parent is None or trainer.state is None or parent.state is None:
         return  # one of them has come to its end
     key = jax.random.fold_in(jax.random.fold_in(trainer.state.key, COPY_STREAM), copy.member)
-    state = jax.device_put(parent.state, device, may_alias=False)._replace(key=key)
+    state = copied(trainer.strategy, parent.state, device)._replace(key=key)
     told = f"goes on as member {copy.parent} stood after {gate} optimisation steps, with {named(copy.values)}"
     trainer.adopt(moved(own.member, state, copy.values), with_values(own.member.strategy, copy.values), told)

@@ -6,7 +6,7 @@ iterations in one call of a program that `vmap` made, at the same counters. A me
 waits for a search or has gone back to a checkpoint, is set aside meanwhile, bit for bit.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from threading import Condition, Semaphore
@@ -19,6 +19,7 @@ import numpy as np
 from jaxrl.strategies.base import Ended, Strategy
 from jaxrl.strategies.population import Member, Population
 from jaxrl.training.evaluator import CompiledEvaluator, Evaluation
+from jaxrl.training.mesh import MeshShape
 from jaxrl.training.program import Sums, compile_together
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.xla.options import graph_options
@@ -243,8 +244,24 @@ class Places(NamedTuple):
     lanes: dict[int, Lane]
     """Of those that train together, by number."""
     devices: dict[int, Any]
-    """Of each member, by number; `None` for the first that there is."""
+    """Of each member, by number, the first of its devices; `None` for JAX's default."""
     teams: list[Team]
+    several: int = 1
+    """Devices of each member."""
+
+    def on(self, number: int, strategy: Strategy) -> Strategy:
+        """Return the strategy of a member on its devices."""
+        if self.several == 1:
+            return strategy
+        first = jax.devices().index(self.devices[number])
+        return strategy._replace(devices=self.several, first_device=first)
+
+    def free(self, number: int, going: Iterable[int]) -> bool:
+        """Say whether a member may train while others are `going`.
+
+        Programs of the same devices, begun by two threads, could wait for each other for ever.
+        """
+        return self.several == 1 or self.devices[number] not in {self.devices[other] for other in going}
 
     def leave(self, number: int) -> None:
         """Have nobody wait for a member."""
@@ -263,7 +280,7 @@ class Places(NamedTuple):
 
     @contextmanager
     def at(self, number: int) -> Iterator[None]:
-        """Run on the device of a member."""
+        """Run on the first device of a member."""
         with jax.default_device(self.devices[number]) if self.devices[number] else nullcontext():
             yield
 
@@ -279,7 +296,7 @@ def widths(population: Population) -> list[list[Member]]:
 
 def placed(
     population: Population,
-    devices: int,
+    shape: MeshShape,
     tells: Callable[[Strategy], bool],
     evaluator: Callable[[Strategy], Any],
     host: Semaphore,
@@ -288,14 +305,16 @@ def placed(
 
     Args:
       population: the members.
-      devices: how many.
+      shape: how many groups of devices there are for members, and how many each has.
       tells: whether the training of a strategy also tells which episodes ended.
       evaluator: what evaluates members of a strategy.
       host: how many members work on the host at the same time.
     """
-    device = lambda place: jax.devices()[place % devices] if devices > 1 else None
+    first = lambda place: place % shape.members * shape.envs
+    device = lambda place: jax.devices()[first(place)] if shape.devices > 1 else None
     if population.layout.name != "together":
-        return Places({}, {m.number: device(place) for place, m in enumerate(population.members)}, [])
+        devices = {m.number: device(place) for place, m in enumerate(population.members)}
+        return Places({}, devices, [], shape.envs)
     groups = widths(population)
     places = Places({}, {}, [])
     widest: dict[int, int] = {}

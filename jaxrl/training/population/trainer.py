@@ -8,7 +8,7 @@ the same run by itself.
 import heapq
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -26,6 +26,7 @@ from jaxrl.training.episodes import teller_of
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.memory import plan_of_state, require_members_fit
+from jaxrl.training.mesh import shape_of
 from jaxrl.training.population.checks import check_members
 from jaxrl.training.population.gates import Gates
 from jaxrl.training.population.rows import PopulationRows
@@ -94,7 +95,9 @@ class PopulationTrainer:
         if workers is not None:
             check_count("workers", workers)
         self.population, self.interrupt = population, Interrupt() if interrupt is None else interrupt
-        self.workers = min(workers or max(side_by_side(), self.config.devices), len(population.members))
+        self._mesh = shape_of(self.config.mesh, self.config.devices, of_members=True)
+        at_once = side_by_side() if self._mesh.envs == 1 else 1
+        self.workers = min(workers or max(at_once, self._mesh.members), len(population.members))
         self._resume, self._start_over = bool(resume), start_over
         self._quiet = self.config.quiet or "console" not in self.config.recorders
         self._rows = PopulationRows(population.members, self._quiet)
@@ -195,8 +198,10 @@ class PopulationTrainer:
                 for number, opt_steps in self._released(held, idle=not (waiting or going)):
                     self._places.join(number)
                     heapq.heappush(waiting, (opt_steps, order[number]))
-                while waiting and len(going) < self._threads():
-                    run = begun[heapq.heappop(waiting)[1]]
+                while (
+                    len(going) < self._threads() and (place := self._next(waiting, begun, going.values())) is not None
+                ):
+                    run = begun[place]
                     if run.trainer is not None or not self.interrupt:  # when all is to stop, nobody begins
                         going[pool.submit(copy_context().run, self._advance, run)] = run
                     else:
@@ -229,6 +234,17 @@ class PopulationTrainer:
             self._places.dissolve()
             wait(going)
             self._close()
+
+    def _next(self, waiting: list[tuple[int, int]], begun: list[Run], going: Iterable[Run]) -> int | None:
+        """Take out of the heap `waiting` the place of the member that is least far, of those whose devices are free."""
+        busy = [run.member.number for run in going]
+        later = []
+        while waiting and not self._places.free(begun[waiting[0][1]].member.number, busy):
+            later.append(heapq.heappop(waiting))
+        found = heapq.heappop(waiting)[1] if waiting else None
+        for entry in later:
+            heapq.heappush(waiting, entry)
+        return found
 
     # --- searching ---
 
@@ -303,7 +319,8 @@ class PopulationTrainer:
         shared = "one program" if programs == 1 else f"{programs} programs"
         layout = self.population.layout.name
         at_once = len(widths(self.population)[0]) if layout == "together" else self.workers
-        over = f" on {self.config.devices} devices" if self.config.devices > 1 else ""
+        each = f", {self._mesh.envs} each" if self._mesh.envs > 1 else ""
+        over = f" on {self._mesh.devices} devices{each}" if self._mesh.devices > 1 else ""
         return f"{count} members: {made}, {at_once} at a time{over} ({layout}), {shared}"
 
     def _close(self) -> None:
@@ -349,14 +366,17 @@ class PopulationTrainer:
         if path is not None and not again:
             (path / f".{CONFIG}.tmp").unlink(missing_ok=True)  # of one that ended before it had begun
         config = self.config.changed(
-            seed=self.config.seed + run.member.seed, run_dir=None if path is None else str(path), devices=1
+            seed=self.config.seed + run.member.seed,
+            run_dir=None if path is None else str(path),
+            devices=self._mesh.envs,
+            mesh=None,
         )
         made = {**self._make, "allow_changes": self._make["allow_changes"] and again}
         if again and path is not None and before.get("status") in ENDS and same_ends(path, config):
             # It had come to its end: it is loaded, but goes no further.
             made["interrupt"] = Interrupt()
             made["interrupt"].stop(before["status"])
-        strategy = run.member.strategy
+        strategy = self._places.on(run.member.number, run.member.strategy)
         if again and path is not None and isinstance(self.population.search, PBT):
             strategy = with_values(strategy, taken_over(path, run.member))
         run.trainer = Trainer(strategy, config, resume=again, console=False, **made)
@@ -369,7 +389,7 @@ class PopulationTrainer:
         """Find each member its device, and those that train together their team."""
         self._host = Semaphore(self.workers)
         evaluator = lambda strategy: self._unrecorded(strategy, self._make["evaluator"]).evaluator
-        self._places = placed(self.population, self.config.devices, self._tells, evaluator, self._host)
+        self._places = placed(self.population, self._mesh, self._tells, evaluator, self._host)
 
     def _threads(self) -> int:
         """Return how many members are on their way at the same time: all, where they wait for each other."""
@@ -389,7 +409,7 @@ class PopulationTrainer:
             params = strategy.policy.params if strategy.policy is not None else lambda state: state
             key = jax.random.key(self.config.seed)
             with self._places.at(member.number):
-                evaluator = trainer.evaluator if runs else None
+                evaluator, strategy = trainer.evaluator if runs else None, self._places.on(member.number, strategy)
                 compile_all(strategy, key, evaluator, params, False, self._tells(strategy), runs)
         for team in self._places.teams:
             with jax.default_device(team.device):
@@ -399,7 +419,7 @@ class PopulationTrainer:
         """Return a trainer as the members have, but that writes and shows nothing."""
         return Trainer(
             strategy,
-            self.config.changed(run_dir=None, quiet=True, recorders=(), devices=1),
+            self.config.changed(run_dir=None, quiet=True, recorders=(), devices=1, mesh=None),
             evaluator=evaluator,
             hooks=self._make["hooks"],
         )

@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 import jaxrl.training.processes as processes
-from jaxrl.errors import StorageError
+from jaxrl.errors import JaxrlError, StorageError
 from jaxrl.hush import hushed
 from jaxrl.training.storage.leaves import checksum, flatten
 from jaxrl.training.storage.run_dir import sync_dir
@@ -98,6 +98,65 @@ def write_part(path: Path, tree: PyTree) -> str:
         return json.dumps({"failed": reason(error)})
 
 
+def read_together(path: Path, like: PyTree, sums: Sequence[int]) -> PyTree:
+    """Read a training state from `path` onto the devices of all processes, each its own part; the others do as well.
+
+    Args:
+      path: what `write_all` has written.
+      like: shapes with their places.
+      sums: the checksum of each leaf.
+
+    Raises:
+      DamagedError: the data of a leaf are not those that were written; it says which.
+      StorageError: another process could not read.
+      LostError: another process is gone.
+    """
+    processes.tell("load", str(path), list(sums))
+    try:
+        tree, own = _read_own(path, like, sums)
+    finally:  # whatever has happened here, they answer
+        answers = [json.loads(said) for said in processes.answers()]
+    for i, said in enumerate(answers, 1):
+        if "failed" in said:
+            raise StorageError(f"process {i}: {said['failed']}")
+    parts, paths = [own, *answers], [path for path, _ in flatten(like)]
+    wrong = {place for part in parts for place in part["wrong"]}
+    for i, found in enumerate(sums):
+        shards = sorted(shard for part in parts for shard in part["shards"].get(leaf_name(i), []))
+        if i in wrong or (shards and joined_crc((crc, size) for _, size, crc in shards) != found):
+            raise DamagedError(paths[i])
+    return tree
+
+
+class DamagedError(Exception):
+    """Name a leaf whose data are not those that were written."""
+
+
+def read_part(path: Path, like: PyTree, sums: Sequence[int]) -> tuple[PyTree, str]:
+    """Read what a process beside the first has of a training state; return it, and its answer."""
+    try:
+        tree, own = _read_own(path, like, sums)
+    except Exception as error:
+        return None, json.dumps({"failed": reason(error)})
+    return tree, json.dumps(own)
+
+
+def _read_own(path: Path, like: PyTree, sums: Sequence[int]) -> tuple[PyTree, dict[str, Any]]:
+    """Read what this process has; return it, the sums of its shards, and places of leaves that are `wrong` here."""
+    leaves, form = jax.tree.flatten(like)
+    wanted = {leaf_name(i): processes.plain_shape(leaf) for i, leaf in enumerate(leaves)}
+    arrays = read_arrays(path, {name: shape for name, shape in wanted.items() if shape.size})
+    made, found = [], {"shards": {}, "wrong": []}  # type: list[Any], dict[str, Any]
+    for i, (leaf, (name, shape)) in enumerate(zip(leaves, wanted.items(), strict=True)):
+        array = arrays[name] if shape.size else processes.blank(shape)
+        if not array.is_fully_replicated:
+            found["shards"][name] = _shard_sums(array)
+        elif checksum(np.asarray(array.addressable_data(0))) != sums[i]:
+            found["wrong"].append(i)
+        made.append(processes.as_keys(leaf, array))
+    return jax.tree.unflatten(form, made), found
+
+
 def _is_own(file: str) -> bool:
     """Say whether Orbax has named a file, or a directory that it is in, after this process."""
     return any(part.endswith(f"process_{processes.number()}") for part in Path(file).parts)
@@ -168,8 +227,10 @@ def _product(a: int, b: int) -> int:
 
 
 def reason(error: Exception) -> str:
-    """Return kind and first line of an error."""
+    """Return kind and first line of an error; one of jaxrl's own says enough without its kind."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and isinstance(error, JaxrlError):
+        return lines[0]
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 
@@ -246,9 +307,9 @@ def join_arrays(path: Path) -> None:
         ocp.StandardCheckpointHandler().finalize(epath.Path(path))
 
 
-def read_arrays(path: Path, like: Leaves) -> Leaves:
-    """Read what `write_arrays` wrote; `like` has the names, shapes and dtypes."""
+def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
+    """Read what `write_arrays` wrote; `like` has the names, shapes and dtypes, and for devices the places."""
     import orbax.checkpoint as ocp
 
     with ORBAX, hushed():
-        return ocp.StandardCheckpointHandler().restore(path, args=ocp.args.StandardRestore(like))
+        return dict(ocp.StandardCheckpointHandler().restore(path, args=ocp.args.StandardRestore(dict(like))))

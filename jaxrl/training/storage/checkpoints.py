@@ -25,15 +25,17 @@ import jax
 import numpy as np
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
-from jaxrl.training.processes import LostError, is_spread
+from jaxrl.training.processes import LostError, is_spread, is_to_be_spread
 from jaxrl.training.storage.arrays import (
     FILES,
+    DamagedError,
     Leaves,
     check_seen,
     file_sums,
     leaf_name,
     own_leaves,
     read_arrays,
+    read_together,
     reason,
     write_all,
 )
@@ -242,11 +244,26 @@ class Store:
         """
 
         def load(like: PyTree) -> tuple[PyTree, Facts]:
+            if is_to_be_spread(like):
+                return self._load_together(step, like)
             leaves, facts = self.read(step, like_leaves(like))
             return rebuild(like, list(leaves.values())), facts
 
         (tree, facts), renew = self._either(like, load)
         return renew(tree), facts
+
+    def _load_together(self, step: int, like: PyTree) -> tuple[PyTree, Facts]:
+        """Do as `load` does in all processes, of which each reads only what its devices have."""
+        manifest = self._fitting_manifest(step, like_leaves(like))
+        try:
+            sums = [entry["crc32"] for entry in manifest["leaves"]]
+            return read_together(self._path(step) / STATE, like, sums), manifest["facts"]
+        except DamagedError as error:
+            raise CheckpointError(f"the data of {error} is damaged: its checksum differs") from error
+        except LostError:
+            raise
+        except Exception as error:
+            raise CheckpointError(f"cannot be read: {reason(error)}") from error
 
     def read_like(self, step: int, like: PyTree | None) -> Leaves:
         """Read the leaves of `step` by path, which must be those of `like`, or of one of its other `forms`.

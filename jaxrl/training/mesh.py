@@ -1,0 +1,94 @@
+"""How devices are divided: into groups for the members of a population, and in a group among the shards of a run."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from jaxrl.errors import SettingsError, check_count, nearest
+from jaxrl.written import whole
+
+EXAMPLE = "members=4,envs=2"
+MOST = 1 << 20
+"""Devices of an axis, at most."""
+
+
+class MeshShape(NamedTuple):
+    """The lengths of a mesh of devices."""
+
+    members: int = 1
+    """Groups of devices; each trains members of its own."""
+    envs: int = 1
+    """Devices of a group, over which the shards of each run in it are spread."""
+
+    def __str__(self) -> str:
+        return f"members={self.members},envs={self.envs}"
+
+    @property
+    def devices(self) -> int:
+        """Return the number of all devices."""
+        return self.members * self.envs
+
+
+def as_text(mesh: Any) -> Any:
+    """Return a mesh that was given by name, as `{"members": 4, "envs": 2}`, as it is written."""
+    return ",".join(f"{axis}={size}" for axis, size in mesh.items()) if isinstance(mesh, Mapping) else mesh
+
+
+def read_mesh(text: object) -> MeshShape:
+    """Read a mesh as a person writes it; an axis that is left out has length 1.
+
+    Raises:
+      SettingsError: it is none, or has an axis that there is none of.
+    """
+    sizes: dict[str, int] = {}
+    for part in text.split(",") if isinstance(text, str) else [""]:
+        axis, equals, size = (word.strip() for word in part.partition("="))
+        if not equals or not axis:
+            raise SettingsError(f"mesh is {text!r}; expected lengths of its axes, as in {EXAMPLE}")
+        if axis not in MeshShape._fields:
+            raise SettingsError(f"mesh has no axis {axis!r}; {nearest(axis, MeshShape._fields)}")
+        if axis in sizes:
+            raise SettingsError(f"mesh is {text!r}, which names {axis} twice; expected {EXAMPLE}")
+        sizes[axis] = check_count(f"mesh {axis}", whole(size), most=MOST)
+    return MeshShape(**sizes)
+
+
+def shape_of(mesh: str | None, devices: int, of_members: bool) -> MeshShape:
+    """Return the mesh that settings ask for: without one, all `devices` are for members, or for shards of one run.
+
+    Raises:
+      SettingsError: it cannot be read, is for members where there are none, or is not of so many `devices`.
+    """
+    if mesh is None:
+        return MeshShape(members=devices) if of_members else MeshShape(envs=devices)
+    shape = read_mesh(mesh)
+    if shape.members > 1 and not of_members:
+        raise SettingsError(
+            f"mesh is {mesh}, but a single run has no members to divide devices among; set mesh to envs={shape.envs}, "
+            "or train a population"
+        )
+    if devices > 1 and shape.devices != devices:
+        near = near_shape(shape, devices, lambda fit: of_members or fit.members == 1)
+        raise SettingsError(f"mesh {shape} has {shape.devices} devices, but devices is {devices}; set mesh to {near}")
+    return shape
+
+
+def require_all_used(shape: MeshShape, there: int, fits: Callable[[MeshShape], bool]) -> None:
+    """Raise `SettingsError`, naming the nearest mesh that `fits`, unless `shape` has all devices, or one."""
+    if shape.devices in (1, there):
+        return
+    few = f"devices to {shape.devices}, to leave the others alone"
+    more = f"before JAX starts, on a CPU, jax_num_cpu_devices to {shape.devices}"
+    raise SettingsError(
+        f"mesh {shape} has {shape.devices} devices, but JAX has {there} here; set mesh to "
+        f"{near_shape(shape, there, fits)}, or {few if shape.devices < there else more}"
+    )
+
+
+def near_shape(shape: MeshShape, devices: int, fits: Callable[[MeshShape], bool]) -> MeshShape:
+    """Return the mesh nearest to `shape` that `fits`, of exactly so many devices or, if none does, of fewer."""
+    for count in range(devices, 0, -1):
+        found = [MeshShape(n, count // n) for n in range(1, count + 1) if count % n == 0]
+        far = lambda fit: (abs(fit.members - shape.members) + abs(fit.envs - shape.envs), fit)
+        if fitting := [fit for fit in found if fits(fit)]:
+            return min(fitting, key=far)
+    return MeshShape()
