@@ -138,6 +138,18 @@ def test_stopped_anywhere_it_goes_on_to_the_same_end(tmp_path: Path) -> None:
     assert lineage(run) == lineage(tmp_path / "whole")
 
 
+def test_in_memory_a_search_goes_on_to_the_same_end() -> None:
+    whole = Trainer(made(PBT), **LENGTH, quiet=True).train()
+    trainer = Trainer(made(PBT), **{**LENGTH, "max_opts": 40}, quiet=True)
+    trainer.train()
+    assert told(trainer.train(max_opts=80)) == told(whole)
+    halved = Trainer(made(jaxrl.Halving(2)), **LENGTH, quiet=True)
+    first = halved.train()
+    assert told(halved.train()) == told(first)
+    with pytest.raises(SettingsError, match="max_opts is 160, but the rungs of this population follow from 80"):
+        halved.train(max_opts=160)
+
+
 def test_alone_without_a_gate_no_bit_of_a_member_changes(tmp_path: Path) -> None:
     """Halving ends members, and does nothing to the others."""
     free = Trainer(made(None), **LENGTH, quiet=True).train()

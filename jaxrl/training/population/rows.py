@@ -67,6 +67,10 @@ class PopulationRows:
         for opt_steps in sorted(step for step in self._scores if step <= row["opt_steps"]):
             self._tell(opt_steps)
 
+    def go_on(self) -> None:
+        """Expect more of every member again."""
+        self._gone.clear()
+
     def gone(self, number: int) -> None:
         """Expect no more of a member."""
         self._gone.add(number)
