@@ -1,7 +1,9 @@
 """PureJaxRL: `python with_purejaxrl.py OPT_STEPS TASK`. It compiles a whole run, so the same run is made twice.
 
 Its sources lie beside the environment that this runs in. Several seeds are its own way: `vmap` of the whole run. What
-is told as learnt are the last returns of its training, for it has no evaluation.
+is told as learnt are the last returns of its training, for it has no evaluation. Weights of PPO begin as normal numbers
+of the same size: on two cores the QR factorisations of orthogonal ones, for several seeds at once, wait for each other
+for ever.
 """
 
 import importlib
@@ -14,6 +16,7 @@ from unittest.mock import MagicMock
 
 import jax
 import settings as s
+from flax.linen import initializers
 
 UNUSED = ("wandb", "navix", "brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training")
 """What its files import beside what these tasks need."""
@@ -69,6 +72,7 @@ def theirs(name: str) -> ModuleType:
     sys.path.insert(0, str(Path(sys.prefix) / "source" / "purejaxrl"))
     sys.modules.update({unused: MagicMock() for unused in UNUSED})
     jax.tree_map = jax.tree.map  # its name when they wrote
+    initializers.orthogonal = lambda gain: initializers.variance_scaling(gain**2, "fan_in", "normal")
     return importlib.import_module(name)
 
 
