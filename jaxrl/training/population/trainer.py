@@ -21,7 +21,7 @@ import jax
 from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.population import Member, Population, require_stream, with_values
-from jaxrl.strategies.search import PBT, Halving, Verdict
+from jaxrl.strategies.search import PBT, Halving, Verdict, in_full
 from jaxrl.training.episodes import teller_of
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
@@ -458,8 +458,7 @@ class PopulationTrainer:
     def _require_same(self, path: Path) -> None:
         """Raise `SettingsError` unless the population in `path` is this one."""
         there, own = population_of(path), plain(self.population.settings)
-        there = there and {"layout": "spread", "width": None, **there}  # of before there were layouts
-        if there != own:
+        if (there and in_full(there)) != own:
             raise SettingsError(
                 f"{path} holds {f'the population {there}' if there else 'a run of its own'}, not {own}; "
                 "go on with what is there, or choose another --run-dir"
