@@ -81,9 +81,9 @@ class Halving(NamedTuple):
 
     factor: int = 3
     first: float = 0.25
-    """Where the first rung is, as a share of `max_opts`. With 1/4, at most about half of all steps are made, whatever the
-    factor; an earlier one saves more, but judges by learning that has hardly begun. 0: as early as there are members
-    for, so that the last rung is at `max_opts / f`."""
+    """Where the first rung is, as a share of `max_opts`. With 1/4, at most about half of all steps are made, whatever
+    the factor; an earlier one saves more, but judges by learning that has hardly begun. 0: as early as there are
+    members for, so that the last rung is at `max_opts / f`."""
 
     @property
     def name(self) -> str:

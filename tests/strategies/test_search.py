@@ -53,7 +53,7 @@ def test_rungs_are_at_evaluations_before_the_end() -> None:
     assert Halving(3, first=0).gates(27, 900, 50) == [50, 100, 300]
     assert Halving(3).gates(27, 900, 400) == [400, 800]
     assert Halving(3).gates(27, 900, 900) == []
-    assert Halving(3, first=0.1).gates(27, 1_000, 100) == [100, 300, 900]  # in floating point the last two are above
+    assert Halving(3, first=0.07).gates(27, 1_000, 10) == [70, 210, 630]  # in floating point the first is above
 
 
 def test_a_population_of_before_halving_had_a_first_rung_keeps_its_rungs() -> None:
