@@ -1,4 +1,4 @@
-"""`python -m benchmarks.population [--repeats R] [--opt-steps N] [--json FILE]`: what many members cost, beside few.
+"""`python -m benchmarks.population [--parts P ...] [--repeats R] [--json FILE]`: what many members cost, beside few.
 
 DQN on CartPole-v1 with 10 environments, as in `benchmarks.peers`. Rows of `case`:
 
@@ -27,12 +27,14 @@ import jaxrl
 from benchmarks import harness
 from benchmarks.cases.shapes import DQN, replaying
 from benchmarks.harness import Row
+from benchmarks.search import kept
 from jaxrl.config import preset
 from jaxrl.training.evaluator import evaluator_of
 from jaxrl.training.population.scores import PopulationResult
 from jaxrl.xla.options import side_by_side
 
 MANY = 32
+PARTS = ("members", "compiling", "host")
 NEVER = dict.fromkeys(("eval_interval", "eval_episodes", "record_interval", "save_interval"), 0)
 
 
@@ -151,8 +153,8 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.population", description=__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="turns of each")
     parser.add_argument("--opt-steps", type=int, default=1_000, help="optimisation steps of each member")
-    parser.add_argument("--parts", nargs="+", default=["members", "compiling", "host"])
-    parser.add_argument("--json", type=Path, help="file to write")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="of them (default: all)")
+    parser.add_argument("--json", type=Path, help="file to write, which keeps its rows of other parts")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -163,7 +165,7 @@ def main() -> None:
         "compiling": lambda: compiling(options.repeats),
         "host": lambda: host(options.repeats),
     }
-    rows: list[Row] = []
+    rows = [row for row in kept(options.json) if row["case"] not in options.parts]
     for part in options.parts:
         rows += parts[part]()
         if options.json:

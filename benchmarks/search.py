@@ -144,10 +144,10 @@ def documented(rows: Sequence[Row]) -> str:
 
 def _line(name: str, how: str, own: Mapping[int, Row], grid: Mapping[int, Row]) -> str:
     both = sorted(own.keys() & grid.keys())
-    share = statistics.mean(own[r]["opt_steps"] / grid[r]["opt_steps"] for r in both)
-    beside = _interval([own[r]["fresh"] - grid[r]["fresh"] for r in both]) if how != "grid" else ""
+    share = f"{statistics.mean(own[r]['opt_steps'] / grid[r]['opt_steps'] for r in both):.2f}" if both else ""
+    beside = _interval([own[r]["fresh"] - grid[r]["fresh"] for r in both]) if both and how != "grid" else ""
     median = statistics.mean(median_member(row) for row in own.values()) if how == "grid" else None
-    cells = [name, how, str(len(own)), f"{share:.2f}", _interval([r["fresh"] for r in own.values()]), beside]
+    cells = [name, how, str(len(own)), share, _interval([r["fresh"] for r in own.values()]), beside]
     return f"| {' | '.join([*cells, '' if median is None else f'{median:.1f}'])} |"
 
 
