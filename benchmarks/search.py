@@ -57,6 +57,8 @@ TASKS = {
     "ppo-pendulum": Task("ppo", "Pendulum-v1", SHORT, 244),
     "dqn-mountaincar": Task("dqn", "MountainCar-v0", (), 6_000),
 }
+EARLY = jaxrl.Halving(first=0)
+"""Not run, but told of the grid's curves."""
 HOW = ("grid", "halving", "pbt")
 
 
@@ -122,6 +124,21 @@ def winner(result: PopulationResult) -> MemberResult:
     return max(ends, key=lambda member: (member.last_score, -member.number))
 
 
+def foretold(grid: Row, halving: jaxrl.Halving) -> Row:
+    """Return what halving comes to of the members of a grid: no member depends on another, so its curve tells it."""
+    curves = [[(step, score) for step, score in member["curve"]] for member in grid["members"]]
+    end = max(curve[-1][0] for curve in curves)
+    made, there = dict.fromkeys(range(len(curves)), end), set(range(len(curves)))
+    for number, gate in enumerate(halving.gates(len(curves), end, 1)):
+        scores = {n: next((step, score) for step, score in curves[n] if step >= gate) for n in sorted(there)}
+        ended = halving.decide(number, {n: score for n, (_, score) in scores.items()}, {}).ended
+        made.update({n: scores[n][0] for n in ended})
+        there -= set(ended)
+    best = max(there, key=lambda n: (curves[n][-1][1], -n))
+    found = {"how": f"halving first={halving.first:g}", "opt_steps": sum(made.values()), "winner": best}
+    return {**grid, **found, "fresh": grid["members"][best]["fresh"]}
+
+
 def bounds(values: Sequence[float]) -> tuple[float, float]:
     """Return the 95 % interval of the mean of `values`, by a bootstrap."""
     own = np.asarray(values)
@@ -138,7 +155,9 @@ def documented(rows: Sequence[Row]) -> str:
     ]
     for name in dict.fromkeys(row["task"] for row in rows):
         by_how = {how: {r["repeat"]: r for r in rows if (r["task"], r["how"]) == (name, how)} for how in HOW}
-        lines += [_line(name, how, own, by_how["grid"]) for how, own in by_how.items() if own]
+        early = {repeat: foretold(row, EARLY) for repeat, row in by_how["grid"].items()}
+        told = {**by_how, f"halving, `first={EARLY.first:g}`": early}
+        lines += [_line(name, how, own, by_how["grid"]) for how, own in told.items() if own]
     return "\n".join(lines)
 
 

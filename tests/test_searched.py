@@ -1,12 +1,12 @@
 """The benchmark of searches: who wins, what it cost, and that the documentation says what the result file holds."""
 
 import json
-import re
 import sys
 from pathlib import Path
 
 import pytest
 
+import jaxrl
 from benchmarks import search
 from jaxrl.training.population.scores import MemberResult, PopulationResult
 
@@ -37,7 +37,8 @@ def test_an_interval_holds_the_mean_and_is_as_wide_as_the_values_are_apart() -> 
 
 
 def row(how: str, repeat: int, fresh: float, opt_steps: int) -> search.Row:
-    members = [{"fresh": fresh}, {"fresh": 0.0}, {"fresh": None}]
+    curve = [(steps, 0.0) for steps in (opt_steps // 4, opt_steps)]
+    members = [{"fresh": fresh, "curve": curve}, {"fresh": 0.0, "curve": curve}, {"fresh": None, "curve": curve}]
     return {"task": "t", "how": how, "repeat": repeat, "fresh": fresh, "opt_steps": opt_steps, "members": members}
 
 
@@ -49,15 +50,31 @@ def test_a_search_is_held_against_the_grid_of_the_same_repeat() -> None:
     assert lines[2] == "| t | pbt | 1 |  | 9.0 [9.0, 9.0] |  |  |", "its repeat has no grid"
 
 
+def test_what_halving_comes_to_is_told_by_the_curves_of_the_grid() -> None:
+    """Of four members two go on from the first evaluation at a quarter, and the best at the end of those wins."""
+    scores = [(1.0, 9.0), (3.0, 5.0), (2.0, 6.0), (2.0, 7.0)]
+    members = [{"fresh": 10.0 * n, "curve": [(25, a), (100, b)]} for n, (a, b) in enumerate(scores)]
+    found = search.foretold({"task": "t", "repeat": 0, "members": members}, jaxrl.Halving(2))
+    assert (found["winner"], found["fresh"]) == (2, 20.0)  # 3 is as good at a quarter, but comes later
+    assert found["opt_steps"] == 25 + 25 + 100 + 100
+
+
 def test_the_table_of_the_docs_is_what_the_result_file_holds() -> None:
     (file,) = (ROOT / "benchmarks" / "results").glob("*-search.json")
     rows = json.loads(file.read_text())["rows"]
-    page = (ROOT / "docs" / "search.md").read_text()
+    page = (ROOT / "docs" / "populations.md").read_text()
     assert search.documented(rows) in page
-    assert re.search(r"python -m benchmarks\.search", page)
+    assert "`python -m benchmarks.search`" in page
     assert {(r["task"], r["how"], r["repeat"]) for r in rows} == {
         (task, how, repeat) for task in search.TASKS for how in search.HOW for repeat in range(5)
     }
+    there = {(row["task"], row["repeat"], row["how"]): row for row in rows}
+    for (task, repeat, how), row in there.items():
+        if how == "halving":
+            curves = search.foretold(there[task, repeat, "grid"], jaxrl.Halving())
+            assert [curves[name] for name in ("winner", "fresh", "opt_steps")] == [
+                row[name] for name in ("winner", "fresh", "opt_steps")
+            ]
 
 
 @pytest.mark.slow
