@@ -77,6 +77,15 @@ def test_the_table_of_the_docs_is_what_the_result_file_holds() -> None:
             ]
 
 
+def test_the_times_of_peers_in_the_docs_are_those_of_the_result_files() -> None:
+    files = sorted((ROOT / "benchmarks" / "results").glob("*-peers-seeds-*.json"))
+    rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
+    times = {row["name"]: f"{row['ratio_to_ceiling']:.2f}" for row in rows}
+    page = (ROOT / "docs" / "populations.md").read_text()
+    own = " | ".join(times[f"purejaxrl-{task}"] for task in ("dqn-8", "dqn-32", "ppo-4-32"))
+    assert f"| PureJaxRL | {own} |\n| Rejax | | | {times['rejax-ppo-4-32']} |\n" in page
+
+
 @pytest.mark.slow
 def test_a_task_is_searched_in_every_way_and_other_rows_of_the_file_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
