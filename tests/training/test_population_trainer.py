@@ -306,7 +306,7 @@ def test_rows_do_not_wait_for_what_a_kill_left_unsaid(tmp_path: Path) -> None:
 
 def test_evaluations_of_some_members_alone_are_told_in_order_and_make_no_round(tmp_path: Path) -> None:
     """As with `eval_at_return`: a row of all is written where all were evaluated, or have ended before."""
-    rows = PopulationRows(jaxrl.population(small_dqn(), seeds=2).members, quiet=True)
+    rows = PopulationRows(jaxrl.population(small_dqn(), seeds=2), quiet=True)
     rows.open(tmp_path, {})
     for number, step in ((1, 10), (0, 20), (1, 20), (1, 30), (0, 40), (1, 40)):
         rows.take(number, {"kind": "eval", "opt_steps": step, "score": 1.0})

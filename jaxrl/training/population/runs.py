@@ -10,7 +10,7 @@ from jaxrl.errors import DivergedError, NoCheckpointError
 from jaxrl.strategies.population import Member, moved, with_values
 from jaxrl.strategies.search import Copy
 from jaxrl.training.logbook import flat
-from jaxrl.training.population.scores import named
+from jaxrl.training.population.scores import HALVED, named
 from jaxrl.training.report import Report
 from jaxrl.training.settings import TrainerConfig
 from jaxrl.training.storage.checkpoints import Store
@@ -20,7 +20,6 @@ from jaxrl.training.trainer import Trainer
 
 COPY_STREAM = 2**32 - 3
 """Folded, before its number, into the key of a member that takes over from another."""
-HALVED = "halved"
 ENDS = ("stop_reward", "patience", "stop", HALVED)
 """Why a member may have ended before the others."""
 

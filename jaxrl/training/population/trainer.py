@@ -97,7 +97,7 @@ class PopulationTrainer:
         self.workers = min(workers or max(side_by_side(), self.config.devices), len(population.members))
         self._resume, self._start_over = bool(resume), start_over
         self._quiet = self.config.quiet or "console" not in self.config.recorders
-        self._rows = PopulationRows(population.members, self._quiet)
+        self._rows = PopulationRows(population, self._quiet)
         self._dir: RunDir | None = None
         self._runs = [Run(member) for member in population.members]
         self._failure: StorageError | None = None
@@ -156,7 +156,7 @@ class PopulationTrainer:
             self._rows.go_on()
         else:
             self._runs = [Run(member) for member in self.population.members]
-            self._rows = PopulationRows(self.population.members, self._quiet)
+            self._rows = PopulationRows(self.population, self._quiet)
         self._gates = self._new_gates()
         self._place()
         one = self.population.members[0].strategy
@@ -285,7 +285,7 @@ class PopulationTrainer:
                     f"member {copy.member} took over from member {copy.parent} after {place} optimisation steps, but "
                     "no checkpoint of that is left; extract the members that you want, and go on with these"
                 )
-        self._rows.lineage(place, verdict.copies)
+        self._rows.decided(place, verdict, not behind)
         for number in verdict.ended:
             run = self._runs[number]
             held.pop(number, None)
