@@ -282,3 +282,14 @@ def test_the_rungs_of_a_run_stay_where_they_were(tmp_path: Path) -> None:
     longer = Trainer(made(jaxrl.Halving(2)), **{**LENGTH, "max_opts": 160}, run_dir=tmp_path / "run", resume=True)
     with pytest.raises(SettingsError, match=r"max_opts is 160, but the rungs of .* follow from 80"):
         longer.train()
+
+
+def test_a_run_of_before_there_was_a_first_rung_keeps_its_rungs(tmp_path: Path) -> None:
+    old = jaxrl.Halving(2, first=0)
+    Trainer(made(old), **LENGTH, run_dir=tmp_path / "run", quiet=True).train()
+    config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    del config["population"]["halving"]["first"]
+    (tmp_path / "run/config.yaml").write_text(yaml.safe_dump(config))
+    Trainer(made(old), **LENGTH, run_dir=tmp_path / "run", quiet=True, resume=True).train()
+    with pytest.raises(SettingsError, match=r"holds the population .*'first': 0,.*, not .*'first': 0\.25"):
+        Trainer(made(jaxrl.Halving(2)), **LENGTH, run_dir=tmp_path / "run", quiet=True, resume=True).train()

@@ -457,8 +457,8 @@ class PopulationTrainer:
 
     def _require_same(self, path: Path) -> None:
         """Raise `SettingsError` unless the population in `path` is this one."""
-        there, own = population_of(path), plain(self.population.settings)
-        if (there and in_full(there)) != own:
+        found, own = population_of(path), plain(self.population.settings)
+        if (there := found and in_full(found)) != own:
             raise SettingsError(
                 f"{path} holds {f'the population {there}' if there else 'a run of its own'}, not {own}; "
                 "go on with what is there, or choose another --run-dir"
