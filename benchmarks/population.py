@@ -68,7 +68,7 @@ def child(asked: dict[str, Any]) -> float:
 
 
 def apart(members: int, opts: int, cores: int = 0, layout: str = "auto", compiling: bool = False) -> float:
-    """Return microseconds per optimisation step of so many members, or what compiling takes, in a process of its own."""
+    """Return microseconds per optimisation step of so many members, or what compiling takes, in another process."""
     asked = {"members": members, "opts": opts, "cores": cores, "layout": layout, "compiling": compiling}
     command = [sys.executable, "-m", "benchmarks.population", "--child", json.dumps(asked)]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
