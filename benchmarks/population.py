@@ -5,8 +5,8 @@ DQN on CartPole-v1 with 10 environments, as in `benchmarks.peers`. Rows of `case
 - `members`: populations of 1, 8 and 32, from warm-up to result, in turn; and 32 in a process that is kept to one core.
 - `compiling`: processor seconds that a process takes longer for its first run of a few steps than for its second.
 - `host`: 32 members with evaluations, best policies, rows and checkpoints as often as the preset has them, against the
-  same without: `share` is how much longer it takes. `judging` are the evaluations alone: the compiled evaluator, called
-  as often in as many threads; `share_beside_them` is what is left.
+  same without, and 8 members five times as long, and as seldom. `share` is how much longer they take. `judging` are
+  the evaluations alone: the compiled evaluator, called as often in as many threads; `share_beside_them` is what is left.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,42 +115,49 @@ def compiling(repeats: int) -> list[Row]:
 
 
 def host(repeats: int) -> list[Row]:
-    """Time many members with all that a run does beside its training, the same without, and the evaluations alone."""
+    """Time members with all that a run does beside its training, and without: a short run of many, a longer one."""
+    return [_host(repeats, f"host {MANY}", MANY, 1), _host(repeats, "host 8, five times as long", 8, 5)]
+
+
+def _host(repeats: int, name: str, count: int, times: int) -> Row:
     strategy, config = replaying(DQN()), preset("dqn")
-    length = {name: getattr(config, name) for name in ("eval_interval", "record_interval", "save_interval")}
-    opts, episodes = 6 * config.eval_interval, config.eval_episodes
-    result = train(strategy, MANY, opts)
+    length = {part: times * getattr(config, part) for part in ("eval_interval", "record_interval", "save_interval")}
+    opts, episodes = 6 * length["eval_interval"], config.eval_episodes
+    result = train(strategy, count, opts)
     assert strategy.policy is not None
     params = [strategy.policy.params(member.result.state) for member in result.members if member.result]
     judge = evaluator_of(strategy, episodes)
 
     def judged() -> None:
         with ThreadPoolExecutor(side_by_side()) as pool:
-            for number in range(MANY * opts // config.eval_interval):
-                pool.submit(judge, params[number % MANY], jax.random.key(number))
+            for number in range(count * opts // length["eval_interval"]):
+                pool.submit(judge, params[number % count], jax.random.key(number))
 
-    def whole() -> float:
+    def whole() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            run = lambda: train(strategy, MANY, opts, run_dir=f"{folder}/run", eval_episodes=episodes, **length)
-            return seconds(run)
+            train(strategy, count, opts, run_dir=f"{folder}/run", eval_episodes=episodes, **length)
 
-    calls = {
-        "whole": whole,
-        "bare": lambda: seconds(lambda: train(strategy, MANY, opts)),
-        "judging": lambda: seconds(judged),
-    }
-    samples = harness.interleave(calls, repeats)
+    spent: dict[str, list[float]] = {"whole": [], "bare": [], "judging": []}
+    calls = {"whole": whole, "bare": lambda: train(strategy, count, opts), "judging": judged}
+
+    def measured(part: str) -> float:
+        begun = time.process_time()
+        wall = seconds(calls[part])
+        spent[part].append(time.process_time() - begun)
+        return wall
+
+    samples = harness.interleave({part: partial(measured, part) for part in calls}, repeats)
+    spent = {part: own[1:] for part, own in spent.items()}  # the first round is not counted there either
     pairs = list(zip(samples["whole"], samples["bare"], samples["judging"], strict=True))
-    return [
-        {
-            "case": "host",
-            "name": f"host {MANY}",
-            "seconds": {name: harness.spread(own) for name, own in samples.items()},
-            "share": harness.spread([a / b - 1 for a, b, _ in pairs]),
-            "share_beside_them": harness.spread([(a - c) / b - 1 for a, b, c in pairs]),
-            "settings": {**length, "max_opts": opts, "eval_episodes": episodes},
-        }
-    ]
+    return {
+        "case": "host",
+        "name": name,
+        "seconds": {part: harness.spread(own) for part, own in samples.items()},
+        "processor_seconds": {part: harness.spread(own) for part, own in spent.items()},
+        "share": harness.spread([a / b - 1 for a, b, _ in pairs]),
+        "share_beside_them": harness.spread([(a - c) / b - 1 for a, b, c in pairs]),
+        "settings": {**length, "members": count, "max_opts": opts, "eval_episodes": episodes},
+    }
 
 
 def main() -> None:
