@@ -6,7 +6,7 @@ DQN on CartPole-v1 with 10 environments, as in `benchmarks.peers`. Rows of `case
 - `compiling`: processor seconds that a process takes longer for its first run of a few steps than for its second.
 - `host`: 32 members with evaluations, best policies, rows and checkpoints as often as the preset has them, against the
   same without, and 8 members five times as long, and as seldom. `share` is how much longer they take. `judging` are
-  the evaluations alone: the compiled evaluator, called as often in as many threads; `share_beside_them` is what is left.
+  the evaluations alone: the compiled evaluator, called as often in as many threads; `share_beside_them` is the rest.
 """
 
 import argparse
