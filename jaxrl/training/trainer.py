@@ -340,7 +340,7 @@ class Trainer:
         params = jax.device_put(self._params(self._state), may_alias=False)
         self._best = self._log.best(score, params, self.strategy.policy, self.settings())
         with self.ledger.timed("save"):
-            self._storage.keep_best(self._best)
+            self._storage.keep_best(self._best, soon=True)
 
     def _roll_back(self) -> None:
         """Return to the last good state, and take another stream of randomness from there.
