@@ -117,6 +117,7 @@ def test_many_best_policies_at_once_are_written_once_but_before_any_checkpoint(
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     storage, made = Storage(str(tmp_path / "run"), 3, {}, Resume()), []
+    storage.best_s = 5.0
     writes = storage.best.save
     monkeypatch.setattr(storage.best, "save", lambda step, *rest: (made.append(step), writes(step, *rest)))
 

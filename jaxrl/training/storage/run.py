@@ -37,8 +37,6 @@ from jaxrl.trees import PyTree
 
 VERSIONS = ("jaxrl", "jax", "jaxlib", "flax", "optax", "gymnax")
 """Packages whose version may decide a bit of the training."""
-BEST_S = 5.0
-"""Seconds from the beginning of one best policy's writing to that of the next, unless a checkpoint comes first."""
 OTHER_VERSIONS = ("orbax-checkpoint", "chex", "numpy")
 
 
@@ -89,6 +87,8 @@ class Storage:
         """Told in one line when writing begins to fail, and when it works again."""
         self.on_saved: Callable[[int], None] = lambda opt_steps: None
         """Told when a checkpoint is whole on the disk."""
+        self.best_s = 0.0
+        """Seconds from the beginning of one best policy's writing to that of the next, unless a checkpoint comes."""
         self.dir: RunDir | None = None
         self.best_score: float | None = None
         """Score of the best policy on disk."""
@@ -267,7 +267,7 @@ class Storage:
         One that is there already is not written again, unless `again`: the state has changed without an optimisation.
         """
         if self.dir is not None:
-            self.keep_best(self._waiting)
+            self._keep_waiting()
             self._settle_best()  # who goes on from this checkpoint does not find it again
             self.settle()
             if again:
@@ -277,7 +277,7 @@ class Storage:
 
     def settle(self, block: bool = True) -> None:
         """Take note of how the save in progress has ended; without `block`, only if it has."""
-        self.keep_best(self._waiting, soon=True)
+        self._keep_waiting(soon=True)
         step = self._settled("checkpoint", self.checkpoints, block) if self.dir is not None else None
         if step is not None:
             self.note(saved_opt_steps=step)
@@ -286,8 +286,7 @@ class Storage:
     def keep_best(self, best: Best | None, soon: bool = False) -> None:
         """Begin to write the best policy, unless the disk has one as good: a resumed run passes its own past again.
 
-        With `soon` it may take `BEST_S` seconds until that begins, for at first many are the best for a moment; it is
-        written before any checkpoint in any case.
+        With `soon` that begins `best_s` seconds after the last at the earliest; before any checkpoint in any case.
         """
         if self.dir is None or best is None:
             return
@@ -296,7 +295,7 @@ class Storage:
             return
         self._settle_best()
         if self.best_score is None or best.score > self.best_score:
-            self._next_best = time.monotonic() + BEST_S
+            self._next_best = time.monotonic() + self.best_s
             self._pending = best.score
             self.best.newest = None  # one of the same step is another policy, scored otherwise or from another past
             self.best.save(best.opt_steps, best.params, best.facts)
@@ -322,7 +321,7 @@ class Storage:
         if self.dir is None:
             return
         try:
-            self.keep_best(self._waiting)
+            self._keep_waiting()
             self._settle_best()
             self.settle()
         finally:
@@ -335,6 +334,10 @@ class Storage:
             self.dir.release()
         if self._unused is not None:
             shutil.rmtree(self._unused, ignore_errors=True)
+
+    def _keep_waiting(self, soon: bool = False) -> None:
+        if self._waiting is not None:
+            self.keep_best(self._waiting, soon)
 
     def _settle_best(self) -> None:
         if self._settled("best policy", self.best, block=True) is not None:
