@@ -55,7 +55,6 @@ SHORT = ("--max-opts", "1952", "--agent.lr-decay", "1952", "--eval-interval", "1
 TASKS = {
     "ppo-acrobot": Task("ppo", "Acrobot-v1", ("--eval-interval", "976"), 1_952),
     "ppo-pendulum": Task("ppo", "Pendulum-v1", SHORT, 244),
-    "dqn-mountaincar": Task("dqn", "MountainCar-v0", (), 6_000),
 }
 EARLY = jaxrl.Halving(first=0)
 """Not run, but told of the grid's curves."""
@@ -95,7 +94,7 @@ def searched(name: str, how: str, repeat: int) -> Row:
         "score_at_choice": best.last_score,
         "fresh": returns[best.number],
         "opt_steps": sum(member.result.summary["opt_steps"] for member in result.members if member.result),
-        "members": [told(*pair, curve) for *pair, curve in zip(result.members, returns, curves, strict=True)],
+        "members": [told(*one) for one in zip(result.members, returns, curves, strict=True)],
         **spent,
     }
 
@@ -180,6 +179,13 @@ def _interval(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.1f} [{low:.1f}, {high:.1f}]"
 
 
+def slim(row: Row) -> Row:
+    """Return a row as it is written: with curves for a grid alone, of which `foretold` tells."""
+    if row["how"] == "grid":
+        return row
+    return {**row, "members": [{k: v for k, v in member.items() if k != "curve"} for member in row["members"]]}
+
+
 def kept(path: Path | None) -> list[Row]:
     """Return the rows that a result file has already."""
     return json.loads(path.read_text())["rows"] if path and path.exists() else []
@@ -194,7 +200,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file to write, or to add to")
     options = parser.parse_args()
     cache_compilations()
-    rows = kept(options.json)
+    rows = [row for row in kept(options.json) if row["task"] in TASKS]
     for name, how, repeat in [(n, h, r) for n in options.task for r in options.repeats for h in options.how]:
         row = searched(name, how, repeat)
         rows = [r for r in rows if (r["task"], r["how"], r["repeat"]) != (name, how, repeat)] + [row]
@@ -204,7 +210,7 @@ def main() -> None:
         )
         print(f"{name} {how} {repeat}: {told}", file=sys.stderr, flush=True)
         if options.json:  # after each: the next takes minutes
-            harness.write(options.json, rows)
+            harness.write(options.json, [slim(row) for row in rows])
     print(documented(rows))
 
 
