@@ -5,7 +5,7 @@ DQN on CartPole-v1 with 10 environments, as in `benchmarks.peers`. Rows of `case
 - `members`: populations of 1, 8 and 32, from warm-up to result, in turn; and 32 in a process that is kept to one core.
 - `compiling`: processor seconds that a process takes longer for its first run of a few steps than for its second.
 - `host`: 32 members with evaluations, best policies, rows and checkpoints as often as the preset has them, against the
-  same without, and 8 members five times as long, and as seldom. `share` is how much longer they take. `judging` are
+  same without; `longer`: 8, five times as long and as seldom. `share` is how much longer they take. `judging` are
   the evaluations alone: the compiled evaluator, called as often in as many threads; `share_beside_them` is the rest.
 """
 
@@ -35,7 +35,7 @@ from jaxrl.training.population.scores import PopulationResult
 from jaxrl.xla.options import side_by_side
 
 MANY = 32
-PARTS = ("members", "compiling", "host")
+PARTS = ("members", "compiling", "host", "longer")
 NEVER = dict.fromkeys(("eval_interval", "eval_episodes", "record_interval", "save_interval"), 0)
 
 
@@ -114,14 +114,10 @@ def compiling(repeats: int) -> list[Row]:
     ]
 
 
-def host(repeats: int) -> list[Row]:
-    """Time members with all that a run does beside its training, and without: a short run of many, a longer one."""
-    return [_host(repeats, f"host {MANY}", MANY, 1), _host(repeats, "host 8, five times as long", 8, 5)]
-
-
-def _host(repeats: int, name: str, count: int, times: int) -> Row:
+def host(part: str, repeats: int, count: int, times: int) -> list[Row]:
+    """Time members with all that a run does beside its training, and without."""
     strategy, config = replaying(DQN()), preset("dqn")
-    length = {part: times * getattr(config, part) for part in ("eval_interval", "record_interval", "save_interval")}
+    length = {name: times * getattr(config, name) for name in ("eval_interval", "record_interval", "save_interval")}
     opts, episodes = 6 * length["eval_interval"], config.eval_episodes
     result = train(strategy, count, opts)
     assert strategy.policy is not None
@@ -149,15 +145,16 @@ def _host(repeats: int, name: str, count: int, times: int) -> Row:
     samples = harness.interleave({part: partial(measured, part) for part in calls}, repeats)
     spent = {part: own[1:] for part, own in spent.items()}  # the first round is not counted there either
     pairs = list(zip(samples["whole"], samples["bare"], samples["judging"], strict=True))
-    return {
-        "case": "host",
-        "name": name,
-        "seconds": {part: harness.spread(own) for part, own in samples.items()},
-        "processor_seconds": {part: harness.spread(own) for part, own in spent.items()},
+    row = {
+        "case": part,
+        "name": f"{part} {count}",
+        "seconds": {name: harness.spread(own) for name, own in samples.items()},
+        "processor_seconds": {name: harness.spread(own) for name, own in spent.items()},
         "share": harness.spread([a / b - 1 for a, b, _ in pairs]),
         "share_beside_them": harness.spread([(a - c) / b - 1 for a, b, c in pairs]),
         "settings": {**length, "members": count, "max_opts": opts, "eval_episodes": episodes},
     }
+    return [row]
 
 
 def main() -> None:
@@ -175,7 +172,8 @@ def main() -> None:
     parts = {
         "members": lambda: members(options.repeats, options.opt_steps),
         "compiling": lambda: compiling(options.repeats),
-        "host": lambda: host(options.repeats),
+        "host": lambda: host("host", options.repeats, MANY, 1),
+        "longer": lambda: host("longer", options.repeats, 8, 5),
     }
     rows = [row for row in kept(options.json) if row["case"] not in options.parts]
     for part in options.parts:
