@@ -18,7 +18,7 @@ from jaxrl.errors import SettingsError, nearest
 from jaxrl.help_page import filled, first_page, settings_of, tell_in_paragraphs
 from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, RECORDERS, SUITES, listed, suited
-from jaxrl.strategies.search import read_search
+from jaxrl.strategies.search import in_full, read_search
 from jaxrl.training.changes import renewed
 from jaxrl.training.storage.run_dir import CONFIG, read_yaml, require_run
 from jaxrl.written import number, pieces, read_value, whole
@@ -167,9 +167,7 @@ def _same_population(given: dict[str, Any], found: Any, resume: str | None) -> M
         raise SettingsError(
             f"--resume goes on with the members that {resume} has; leave --seeds, --sweep and --members out"
         )
-    if resume and found:  # one of before there were layouts
-        found = {"layout": "spread", **found}
-    return {**(found or {}), **given} or None
+    return {**((in_full(found) if resume and found else found) or {}), **given} or None
 
 
 def _answer(args: Sequence[str]) -> None:

@@ -1,7 +1,8 @@
 """`python -m benchmarks.peers [PEER ...] [--opt-steps N] [--rounds N] [--json FILE]`: jaxrl beside its peers.
 
 A peer trains one of the tasks of `settings.py`, DQN unless its name says otherwise, and jaxrl the same in each round.
-Each peer is installed from the package index into an environment of its own, which is kept for the next time. The
+Each peer is installed from the package index, or from its repository, into an environment of its own, which is kept for
+the next time. The
 processes take turns, a round at a time; each trains as long again before what is timed, so that nothing is compiled or
 warmed up within. A peer that cannot be installed or run is reported with what it said last.
 """
@@ -30,12 +31,20 @@ class Peer(NamedTuple):
     task: str = "dqn"
     home: str = ""
     """The name of its environment, where that is not the peer's own."""
+    source: tuple[str, str] | None = None
+    """Repository and commit, where there is no package; cloned into `source` of its environment."""
 
 
 TORCH = "torch==2.13.0"
 """Named exactly, so that the wheel without CUDA is taken where there is one."""
 
 REJAX = Peer(("rejax", "gymnax<1"), ("with_rejax.py",), home="rejax")
+PUREJAXRL = Peer(
+    ("gymnax<1", "flashbax", "distrax", "optax"),
+    ("with_purejaxrl.py",),
+    home="purejaxrl",
+    source=("https://github.com/luchris429/purejaxrl", "31756b197773a52db763fdbe6d635e4b46522a73"),
+)
 
 PEERS = {
     "stable-baselines3": Peer(("stable-baselines3", TORCH), ("with_sb3.py", "stable_baselines3")),
@@ -43,6 +52,8 @@ PEERS = {
     "tianshou": Peer(("tianshou>=2", TORCH), ("with_tianshou.py",)),
     "rejax": REJAX,
     **{f"rejax-{task}": REJAX._replace(task=task) for task in settings.TASKS if task != "dqn"},
+    "purejaxrl": PUREJAXRL,
+    **{f"purejaxrl-{task}": PUREJAXRL._replace(task=task) for task in settings.TASKS if task not in ("dqn", "sac")},
 }
 
 
@@ -59,8 +70,16 @@ def install(name: str) -> Path:
         subprocess.run([sys.executable, "-m", "venv", "--clear", place], check=True, capture_output=True)
         pip = [python, "-m", "pip", "install", "--quiet", *PEERS[name].requirements]
         subprocess.run(pip, check=True, capture_output=True, text=True)
+        if source := PEERS[name].source:
+            clone(place / "source", *source)
         installed.touch()
     return python
+
+
+def clone(place: Path, repository: str, commit: str) -> None:
+    """Check out a commit of a repository in `place`."""
+    for git in (["clone", "--quiet", repository, place], ["-C", place, "checkout", "--quiet", commit]):
+        subprocess.run(["git", *git], check=True, capture_output=True, text=True)
 
 
 def measure(python: Path | str, command: tuple[str, ...], task: str, steps: int) -> dict[str, Any]:

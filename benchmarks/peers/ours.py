@@ -1,4 +1,6 @@
-"""jaxrl on the settings of the peers: `python ours.py OPT_STEPS TASK`."""
+"""jaxrl on the settings of the peers: `python ours.py OPT_STEPS TASK`. Several seeds are a population."""
+
+from collections.abc import Callable
 
 import settings as s
 
@@ -65,15 +67,37 @@ def sac(p: s.SAC) -> jaxrl.Strategy:
     )
 
 
+Timed = tuple[float, Callable[[], dict[str, float]]]
+"""Microseconds per optimisation step, and what tells what was learnt."""
+
+
+def one(strategy: jaxrl.Strategy, iterations: int) -> Timed:
+    """Train as long as asked for twice, and time the second stretch."""
+    training = loops.Training(strategy)
+    training.us(iterations)
+    return training.us(iterations), training.learnt
+
+
+def several(strategy: jaxrl.Strategy, iterations: int, seeds: int) -> Timed:
+    """Train a population twice as long, from its warm-up to its result, and time the second: it compiles nothing."""
+    opts = 2 * iterations * strategy.opt_steps_per_step
+    never = dict.fromkeys(("eval_interval", "eval_episodes", "record_interval", "save_interval"), 0)
+    make = lambda: jaxrl.Trainer(jaxrl.population(strategy, seeds=seeds), max_opts=opts, quiet=True, **never)
+    make().train()
+    again, watch = make(), s.Watch()
+    result = again.train()
+    us = watch.us(opts * seeds)
+    states = [member.result.state for member in result.members if member.result]
+    return us, lambda: loops.learnt(strategy, states, 2 * iterations)
+
+
 def main() -> None:
     """Warm up, then time one stretch; evaluation comes after it."""
     asked = s.task()
     strategy = ppo(asked) if isinstance(asked, s.PPO) else sac(asked) if isinstance(asked, s.SAC) else dqn(asked)
-    training = loops.Training(strategy)
     iterations = -(-s.opt_steps() // strategy.opt_steps_per_step)
-    training.us(iterations)
-    us = training.us(iterations)
-    learnt = training.learnt()
+    us, told = one(strategy, iterations) if asked.seeds == 1 else several(strategy, iterations, asked.seeds)
+    learnt = told()
     s.tell(us, learnt["mean_return"], int(learnt["opt_steps"]), jaxrl=jaxrl.__version__)
 
 

@@ -30,6 +30,8 @@ class DQN(NamedTuple):
     epsilon_decay: int = 2_500
     slowness: int = 1
     """Divides the optimisation steps of a turn, where one takes long."""
+    seeds: int = 1
+    """Runs at the same time, each of as many steps."""
 
     @property
     def env_steps(self) -> float:
@@ -54,6 +56,7 @@ class PPO(NamedTuple):
     value: float = 0.5
     entropy: float = 0.01
     max_grad_norm: float = 0.5
+    seeds: int = 1
 
     @property
     def env_steps(self) -> float:
@@ -74,6 +77,7 @@ class SAC(NamedTuple):
     discount: float = 0.99
     tau: float = 0.005
     slowness: int = 15
+    seeds: int = 1
 
     @property
     def env_steps(self) -> float:
@@ -86,6 +90,9 @@ TASKS: dict[str, DQN | PPO | SAC] = {
     "ppo-4": PPO(4),
     "ppo-1024": PPO(1024, slowness=60),
     "sac": SAC(),
+    "dqn-8": DQN(seeds=8),
+    "dqn-32": DQN(seeds=32, slowness=2),
+    "ppo-4-32": PPO(4, seeds=32, slowness=2),
 }
 
 

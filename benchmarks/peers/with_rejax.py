@@ -1,4 +1,7 @@
-"""Rejax: `python with_rejax.py OPT_STEPS TASK`. It compiles a whole run, so the same run is made twice."""
+"""Rejax: `python with_rejax.py OPT_STEPS TASK`. It compiles a whole run, so the same run is made twice.
+
+Several seeds are its own way: `vmap` of the whole run.
+"""
 
 import importlib.metadata
 from typing import Any
@@ -93,12 +96,14 @@ def main() -> None:
         algorithm, made = sac(asked, steps) if isinstance(asked, s.SAC) else dqn(asked, steps)
     evaluate = algorithm.eval_callback
     algorithm = algorithm.replace(eval_callback=lambda algorithm, state, key: ())
-    train = jax.jit(algorithm.train)
-    jax.block_until_ready(train(jax.random.PRNGKey(0)))
+    train = jax.jit(jax.vmap(algorithm.train) if asked.seeds > 1 else algorithm.train)
+    keys = lambda key: jax.random.split(key, asked.seeds) if asked.seeds > 1 else key
+    jax.block_until_ready(train(keys(jax.random.PRNGKey(0))))
     watch = s.Watch()
-    state, _ = jax.block_until_ready(train(jax.random.PRNGKey(1)))
-    us = watch.us(made)
-    _, returns = evaluate(algorithm, state, jax.random.PRNGKey(2))
+    state, _ = jax.block_until_ready(train(keys(jax.random.PRNGKey(1))))
+    us = watch.us(made * asked.seeds)
+    judge = lambda state: evaluate(algorithm, state, jax.random.PRNGKey(2))[1]
+    returns = jax.vmap(judge)(state) if asked.seeds > 1 else judge(state)
     versions = {name: importlib.metadata.version(name) for name in ("rejax", "gymnax", "jax")}
     s.tell(us, float(returns.mean()), made, **versions)
 

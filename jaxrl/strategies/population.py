@@ -208,9 +208,10 @@ def combinations(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) 
         lists = [values for values in sweep.values() if not isinstance(values, Range)]
         combined = [dict(zip(sweep, values, strict=True)) for values in product(*lists)]
         if members is not None and members != len(combined) * seeds:
+            each = f"{len(combined)} x {seeds} members, settings x seeds" if sweep else f"{seeds} with a seed each"
             raise SettingsError(
-                f"members is {members}, but {len(combined)} settings with {seeds} seeds each make "
-                f"{len(combined) * seeds}; leave members out"
+                f"members is {members}, but no range is drawn from: there are {each}; leave members out, or sweep a "
+                "range, as in agent.lr=log_uniform(1e-5,1e-1)"
             )
     else:
         combined = _draws(sweep, seeds, members, draw_seed)

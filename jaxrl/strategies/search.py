@@ -67,34 +67,41 @@ def _finite(score: float) -> float:
 
 def _due(steps: Sequence[float], max_opts: int, eval_interval: int) -> list[int]:
     """Return the evaluations at or past `steps` that come before the end."""
-    rounded = {-(-math.ceil(step) // eval_interval) * eval_interval for step in steps}
+    whole = [math.ceil(round(step, 6)) for step in steps]  # for a product may be above a number by a last bit
+    rounded = {-(-step // eval_interval) * eval_interval for step in whole}
     return sorted(step for step in rounded if 0 < step < max_opts)
 
 
 class Halving(NamedTuple):
     """Successive halving (Jamieson and Talwalkar 2016): at each rung the best go on, the others stop.
 
-    With `factor` f and `n` members there are `log_f(n)` rungs, the last at `max_opts / f`, each of the others at a part
-    `f` of the next. One in `f` members goes on, rounded up.
+    With `factor` f one in f members goes on at each rung, rounded up. There are as many rungs as there are members for,
+    `log_f(n)` of n, each at f times the steps of the one before, before the end.
     """
 
     factor: int = 3
+    first: float = 0.25
+    """Where the first rung is, as a share of `max_opts`. With 1/4, at most about half of all steps are made, whatever
+    the factor; an earlier one saves more, but judges by learning that has hardly begun. 0: as early as there are
+    members for, so that the last rung is at `max_opts / f`."""
 
     @property
     def name(self) -> str:
         return "halving"
 
     def gates(self, members: int, max_opts: int, eval_interval: int) -> list[int]:
-        rungs = 0
+        rungs = 1
         while self.factor ** (rungs + 1) <= members:
             rungs += 1
-        return _due([max_opts / self.factor**k for k in range(1, max(rungs, 1) + 1)], max_opts, eval_interval)
+        first = self.first or self.factor**-rungs
+        return _due([max_opts * first * self.factor**k for k in range(rungs)], max_opts, eval_interval)
 
     def decide(self, gate: int, scores: Mapping[int, float], values: Mapping[int, Mapping[str, Any]]) -> Verdict:
         return Verdict(ended=tuple(sorted(ranking(scores)[math.ceil(len(scores) / self.factor) :])))
 
     def within(self, sweep: Mapping[str, Any], seed: int) -> "Halving":
         check_count("halving: factor", self.factor, least=2)
+        check_between("halving: first", self.first, 0.0, 1.0)
         return self
 
     def settings(self) -> dict[str, Any]:
@@ -237,6 +244,14 @@ def _read(name: str, value: Any, default: Any) -> Any:
         return type(default)(value)
     except (TypeError, ValueError, OverflowError):
         raise SettingsError(f"{name} is {value!r}; expected {_WANTED[type(default)]}") from None
+
+
+def in_full(population: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what makes a population as it is written today, of what any version wrote into the directory of a run."""
+    full = {"layout": "spread", "width": None, **population}
+    if isinstance(full.get("halving"), Mapping):
+        full["halving"] = {"first": 0.0, **full["halving"]}
+    return full
 
 
 _WANTED = {tuple: "numbers, as in 0.8,1.25", int: "a whole number", float: "a number", str: "a name"}

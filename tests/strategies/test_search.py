@@ -6,7 +6,7 @@ import pytest
 
 import jaxrl
 from jaxrl.errors import SettingsError
-from jaxrl.strategies.search import PBT, Copy, Halving, Verdict, ranking, read_search, search_of
+from jaxrl.strategies.search import PBT, Copy, Halving, Verdict, in_full, ranking, read_search, search_of
 
 NAN = math.nan
 LR = jaxrl.log_uniform(1e-4, 1e-1)
@@ -26,18 +26,41 @@ def test_what_is_not_finite_comes_last_and_equals_go_by_their_number() -> None:
 
 @pytest.mark.parametrize(
     ("factor", "members", "gates"),
-    [(3, 27, [34, 101, 300]), (3, 9, [100, 300]), (3, 8, [300]), (2, 2, [450]), (3, 2, [300]), (10, 100, [10, 90])],
+    [(3, 27, [34, 100, 300]), (3, 9, [100, 300]), (3, 8, [300]), (2, 2, [450]), (3, 2, [300]), (10, 100, [9, 90])],
 )
-def test_rungs_of_halving(factor: int, members: int, gates: list[int]) -> None:
+def test_rungs_as_early_as_there_are_members_for(factor: int, members: int, gates: list[int]) -> None:
     """900 steps, evaluated after each: the last rung at 900 / f, each of the others a part f of the next."""
-    assert Halving(factor).gates(members, 900, 1) == [math.ceil(900 / factor**k) for k in range(len(gates), 0, -1)]
-    assert len(gates) == len(Halving(factor).gates(members, 900, 1))
+    assert Halving(factor, first=0).gates(members, 900, 1) == gates
+
+
+@pytest.mark.parametrize(
+    ("factor", "members", "gates"),
+    [(2, 16, [225, 450]), (3, 16, [225, 675]), (3, 8, [225]), (4, 16, [225]), (2, 1024, [225, 450]), (3, 2, [225])],
+)
+def test_rungs_begin_where_learning_has_begun_and_half_of_the_steps_are_made_at_most(
+    factor: int, members: int, gates: list[int]
+) -> None:
+    search = Halving(factor)
+    assert search.gates(members, 900, 1) == gates
+    there, made, before = members, 0.0, 0
+    for gate in [*gates, 900]:
+        made, before = made + there * (gate - before), gate
+        there = math.ceil(there / factor)
+    assert made / (900 * members) <= 0.5 + 1 / members  # members are rounded up
 
 
 def test_rungs_are_at_evaluations_before_the_end() -> None:
-    assert Halving(3).gates(27, 900, 50) == [50, 100, 300]
-    assert Halving(3).gates(27, 900, 400) == [400]
+    assert Halving(3, first=0).gates(27, 900, 50) == [50, 100, 300]
+    assert Halving(3).gates(27, 900, 400) == [400, 800]
     assert Halving(3).gates(27, 900, 900) == []
+    assert Halving(3, first=0.07).gates(27, 1_000, 10) == [70, 210, 630]  # in floating point the first is above
+
+
+def test_a_population_of_before_halving_had_a_first_rung_keeps_its_rungs() -> None:
+    full = in_full({"seeds": 1, "halving": {"factor": 3}})
+    assert search_of(full) == Halving(3, first=0)
+    assert (full["layout"], full["width"]) == ("spread", None)
+    assert in_full(full) == full
 
 
 def test_the_best_share_goes_on_rounded_up() -> None:
@@ -121,6 +144,7 @@ def test_words_of_a_command_line() -> None:
     told = ["interval=2e3", "share=0.25", "select=tournament", "factors=0.5,2"]
     assert read_search("pbt", told) == {"interval": 2000, "share": 0.25, "select": "tournament", "factors": (0.5, 2.0)}
     assert read_search("halving", ["4"]) == {"factor": 4}
+    assert read_search("halving", ["4", "first=0.1"]) == {"factor": 4, "first": 0.1}
     again = search_of({"pbt": PBT(2000).settings()})
     assert again == PBT(2000)
     assert search_of({"pbt": None}) is None
@@ -148,6 +172,7 @@ def test_words_that_cannot_be_read(name: str, given: list[str], told: str) -> No
     ("search", "told"),
     [
         (Halving(1), "halving: factor is 1"),
+        (Halving(3, first=2.0), "halving: first is 2"),
         (PBT(0), "pbt: interval is 0"),
         (PBT(1, share=0.6), "pbt: share is 0.6"),
         (PBT(1, resample=2.0), "pbt: resample is 2"),

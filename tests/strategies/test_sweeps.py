@@ -75,7 +75,7 @@ def test_values_are_read_as_people_write_them() -> None:
             r"members 7 is not a multiple of seeds 3; the nearest that is: 6 or 9",
         ),
         ({"seeds": 0}, r"seeds is 0; expected a whole number of at least 1"),
-        ({"seeds": 2, "members": 3}, r"members is 3, but 1 settings with 2 seeds each make 2; leave members out"),
+        ({"seeds": 2, "members": 3}, r"members is 3, but no range is drawn from: there are 2 with a seed each; leave"),
         ({"seeds": 200_000}, r"the population has 200000 members; at most 100000"),
     ],
 )

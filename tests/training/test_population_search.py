@@ -18,7 +18,9 @@ import jaxrl
 from jaxrl import train, verify
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.population import Population, moved, with_values
-from jaxrl.training.population.scores import PopulationResult
+from jaxrl.strategies.search import Copy, Verdict
+from jaxrl.training.population.rows import PopulationRows
+from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.trainer import Trainer
@@ -138,6 +140,47 @@ def test_stopped_anywhere_it_goes_on_to_the_same_end(tmp_path: Path) -> None:
     assert lineage(run) == lineage(tmp_path / "whole")
 
 
+def member(number: int, status: str, last: float, now: float) -> MemberResult:
+    return MemberResult(number, 0, {"agent.lr": 0.1}, status, last, last, None, {"agent.lr": now})
+
+
+def test_the_table_names_the_settings_that_members_ended_with_and_those_that_were_halved_last() -> None:
+    ended = member(0, "halved", 9.0, 0.1), member(1, "max_opts", 3.0, 0.2), member(2, "max_opts", 5.0, 0.3)
+    result = PopulationResult(ended, None)
+    assert [setting.values["agent.lr"] for setting in result.by()] == [0.3, 0.2, 0.1]
+    assert result.best(by="agent.lr").members == (2,)
+    lines = result.table().splitlines()
+    assert [line.split("  ")[-1] for line in lines[1:]] == ["agent.lr=0.3", "agent.lr=0.2", "agent.lr=0.1, halved"]
+    both = PopulationResult((ended[0], member(1, "max_opts", 3.0, 0.1)), None)
+    assert both.table().endswith("agent.lr=0.1, 1 of them halved")
+
+
+def test_it_is_said_who_stops_and_who_goes_on_as_whom(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = PopulationRows(made(PBT), quiet=False)
+    verdict = Verdict(copies=(Copy(3, 1, {"agent.lr": 0.02}),))
+    rows.decided(20, verdict, is_new=True)
+    rows.decided(20, verdict, is_new=False)  # done before, when the run was stopped
+    assert capsys.readouterr().out == "       20 opts  pbt: member 3 goes on as member 1 stands, with agent.lr=0.02\n"
+    for number in range(5):
+        rows.take(number, {"opt_steps": 20, "score": float(number)})
+    assert capsys.readouterr().out.split("of")[1].split() == ["5", "all", "members"]  # no longer of the first settings
+    PopulationRows(made(jaxrl.Halving(2)), quiet=False).decided(40, Verdict(ended=tuple(range(14))), is_new=True)
+    said = "halving: 14 members stop here: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 ..."
+    assert capsys.readouterr().out == f"       40 opts  {said}\n"
+
+
+def test_in_memory_a_search_goes_on_to_the_same_end() -> None:
+    whole = Trainer(made(PBT), **LENGTH, quiet=True).train()
+    trainer = Trainer(made(PBT), **{**LENGTH, "max_opts": 40}, quiet=True)
+    trainer.train()
+    assert told(trainer.train(max_opts=80)) == told(whole)
+    halved = Trainer(made(jaxrl.Halving(2)), **LENGTH, quiet=True)
+    first = halved.train()
+    assert told(halved.train()) == told(first)
+    with pytest.raises(SettingsError, match="max_opts is 160, but the rungs of this population follow from 80"):
+        halved.train(max_opts=160)
+
+
 def test_alone_without_a_gate_no_bit_of_a_member_changes(tmp_path: Path) -> None:
     """Halving ends members, and does nothing to the others."""
     free = Trainer(made(None), **LENGTH, quiet=True).train()
@@ -239,3 +282,14 @@ def test_the_rungs_of_a_run_stay_where_they_were(tmp_path: Path) -> None:
     longer = Trainer(made(jaxrl.Halving(2)), **{**LENGTH, "max_opts": 160}, run_dir=tmp_path / "run", resume=True)
     with pytest.raises(SettingsError, match=r"max_opts is 160, but the rungs of .* follow from 80"):
         longer.train()
+
+
+def test_a_run_of_before_there_was_a_first_rung_keeps_its_rungs(tmp_path: Path) -> None:
+    old = jaxrl.Halving(2, first=0)
+    Trainer(made(old), **LENGTH, run_dir=tmp_path / "run", quiet=True).train()
+    config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    del config["population"]["halving"]["first"]
+    (tmp_path / "run/config.yaml").write_text(yaml.safe_dump(config))
+    Trainer(made(old), **LENGTH, run_dir=tmp_path / "run", quiet=True, resume=True).train()
+    with pytest.raises(SettingsError, match=r"holds the population .*'first': 0,.*, not .*'first': 0\.25"):
+        Trainer(made(jaxrl.Halving(2)), **LENGTH, run_dir=tmp_path / "run", quiet=True, resume=True).train()

@@ -122,11 +122,31 @@ def test_a_second_call_goes_on_from_where_it_is(tmp_path: Path) -> None:
         for one, other in zip(found.members, whole.members, strict=True):
             assert state_digest(one.result.state) == state_digest(other.result.state)
     assert untimed(rows_of(tmp_path / "cut")) == untimed(rows_of(tmp_path / "whole"))
-    nowhere = Trainer(made, **{**LENGTH, "max_opts": 20}, quiet=True)
-    first = nowhere.train()
-    with pytest.raises(SettingsError, match="a population goes on from its directory, and has none; give it a run_dir"):
-        nowhere.train()
-    assert nowhere.result().members[0].best_score == first.members[0].best_score
+
+
+@pytest.mark.every_day("spread")
+@pytest.mark.parametrize("layout", ["spread", "together"])
+def test_a_second_call_goes_on_in_memory_where_there_is_no_directory(layout: str) -> None:
+    made = jaxrl.population(small_dqn(), seeds=2, layout=layout)
+    whole = Trainer(made, **LENGTH, quiet=True).train()
+    trainer = Trainer(made, **{**LENGTH, "max_opts": 20}, quiet=True)
+    first = trainer.train()
+    before = digests(first)
+    assert digests(trainer.train()) == before, "nothing is left to do"
+    assert [member.result.summary["opt_steps"] for member in trainer.train(max_opts=40).members] == [40, 40]
+    trainer.config = trainer.config.changed(max_opts=60)
+    for _ in trainer:
+        break  # which leaves the others where they are
+    longer = trainer.train()
+    assert digests(longer) == digests(whole)
+    assert [m[3:6] for m in longer.members] == [m[3:6] for m in whole.members]
+    assert digests(first) == before, "what was returned stays as it was"
+    with pytest.raises(SettingsError, match="max_opts is 40, but the run has made 60 optimisation steps"):
+        trainer.train(max_opts=40)
+
+
+def digests(result: PopulationResult) -> list[str]:
+    return [state_digest(member.result.state) for member in result.members]
 
 
 def test_a_loop_that_is_left_has_saved_every_member_that_began(tmp_path: Path) -> None:
@@ -286,7 +306,7 @@ def test_rows_do_not_wait_for_what_a_kill_left_unsaid(tmp_path: Path) -> None:
 
 def test_evaluations_of_some_members_alone_are_told_in_order_and_make_no_round(tmp_path: Path) -> None:
     """As with `eval_at_return`: a row of all is written where all were evaluated, or have ended before."""
-    rows = PopulationRows(jaxrl.population(small_dqn(), seeds=2).members, quiet=True)
+    rows = PopulationRows(jaxrl.population(small_dqn(), seeds=2), quiet=True)
     rows.open(tmp_path, {})
     for number, step in ((1, 10), (0, 20), (1, 20), (1, 30), (0, 40), (1, 40)):
         rows.take(number, {"kind": "eval", "opt_steps": step, "score": 1.0})

@@ -22,7 +22,7 @@ class Gates:
         if not config.eval_interval or not config.eval_episodes:
             raise SettingsError(f"{search.name} goes by evaluations; set eval_interval and eval_episodes")
         if len(members) < 2:
-            raise SettingsError(f"{search.name} chooses among members, and there is one; train several")
+            raise SettingsError(f"{search.name} chooses among members, and there is one; sweep a setting, or set seeds")
         self._search, self._stride = search, members[0].strategy.opt_steps_per_step
         self.steps = search.gates(len(members), config.max_opts, config.eval_interval)
         if not self.steps:

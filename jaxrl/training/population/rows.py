@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from jaxrl.errors import StorageError, say
-from jaxrl.strategies.population import Member
-from jaxrl.strategies.search import Copy
+from jaxrl.strategies.population import Population
+from jaxrl.strategies.search import PBT, Verdict
 from jaxrl.training.population.scores import named, spread
 from jaxrl.training.recorders import Row
 from jaxrl.training.storage.run_dir import METRICS, plain, write_atomically
@@ -23,8 +23,9 @@ LINES = 12
 class PopulationRows:
     """Collects the members' evaluations; where all have come as far, says what they came to."""
 
-    def __init__(self, members: Sequence[Member], quiet: bool) -> None:
-        self._members, self._quiet = members, quiet
+    def __init__(self, population: Population, quiet: bool) -> None:
+        """Expect the members of a population."""
+        self._members, self._search, self._quiet = population.members, population.search, quiet
         self._scores: dict[int, dict[int, float]] = {}
         self._held: dict[int, dict[int, Row]] = {}
         self._told: set[int] = set()
@@ -67,6 +68,10 @@ class PopulationRows:
         for opt_steps in sorted(step for step in self._scores if step <= row["opt_steps"]):
             self._tell(opt_steps)
 
+    def go_on(self) -> None:
+        """Expect more of every member again."""
+        self._gone.clear()
+
     def gone(self, number: int) -> None:
         """Expect no more of a member."""
         self._gone.add(number)
@@ -106,11 +111,19 @@ class PopulationRows:
         )
         self._show(opt_steps, strata)
 
-    def lineage(self, opt_steps: int, copies: Sequence[Copy]) -> None:
-        """Write who goes on from whom, and under which settings."""
-        for copy in copies:
+    def decided(self, opt_steps: int, verdict: Verdict, is_new: bool) -> None:
+        """Write who goes on from whom, and under which settings; show what a search decided, if that is new."""
+        said = []
+        for copy in verdict.copies:
             row = {"kind": "lineage", "opt_steps": opt_steps, "member": copy.member, "parent": copy.parent}
             self._write({**row, "values": dict(copy.values)})
+            said.append(f"member {copy.member} goes on as member {copy.parent} stands, with {named(copy.values)}")
+        if verdict.ended:
+            said.append(f"{len(verdict.ended)} members stop here: {_listed(verdict.ended)}")
+        if len(said) > LINES:
+            said[LINES:] = [f"{len(said) - LINES} more go on as others stand"]
+        for line in said if is_new else ():
+            self.say(f"{opt_steps:>9,} opts  {self._search.name}: {line}")
 
     def _strata(self, scores: Mapping[int, float]) -> dict[str, list[float]]:
         strata: dict[str, list[float]] = {}
@@ -126,7 +139,9 @@ class PopulationRows:
                 print(line, flush=True)
 
     def _show(self, opt_steps: int, strata: Mapping[str, Sequence[float]]) -> None:
-        shown = strata if len(strata) <= LINES else {"all settings": [x for scores in strata.values() for x in scores]}
+        shown, varied = strata, isinstance(self._search, PBT)
+        if varied or len(strata) > LINES:
+            shown = {"all members" if varied else "all settings": [x for scores in strata.values() for x in scores]}
         for place, (name, scores) in enumerate(shown.items()):
             row, at = spread([scores]), f"{opt_steps:>9,} opts" if not place else " " * 14
             self.say(f"{at}  IQM {row.iqm:>9.5g} {row.interval:<22} of {row.members:<4} {name}")
@@ -141,6 +156,11 @@ class PopulationRows:
             if self.failure is None:
                 self.failure = StorageError(f"cannot write {self._path}: {error.strerror or error}")
                 say(f"warning: {self.failure}; training goes on, and the members' own logs have it all")
+
+
+def _listed(members: Sequence[int]) -> str:
+    """Return the numbers of members, the first ones of many."""
+    return ", ".join(map(str, members[:LINES])) + (" ..." if len(members) > LINES else "")
 
 
 def _evaluations(run: Path) -> list[Row]:

@@ -6,21 +6,23 @@ from typing import Any
 
 import jax
 
-from jaxrl.errors import NoCheckpointError
+from jaxrl.errors import DivergedError, NoCheckpointError
 from jaxrl.strategies.population import Member, moved, with_values
 from jaxrl.strategies.search import Copy
 from jaxrl.training.devices import copied
 from jaxrl.training.logbook import flat
-from jaxrl.training.population.scores import named
+from jaxrl.training.population.scores import HALVED, named
 from jaxrl.training.report import Report
 from jaxrl.training.settings import TrainerConfig
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.run_dir import CONFIG, read_yaml
+from jaxrl.training.taking_up import prolonged
 from jaxrl.training.trainer import Trainer
 
+BEST_S = 5.0
+"""Seconds between best policies of a member that are written: at first many are it for a moment, and others wait."""
 COPY_STREAM = 2**32 - 3
 """Folded, before its number, into the key of a member that takes over from another."""
-HALVED = "halved"
 ENDS = ("stop_reward", "patience", "stop", HALVED)
 """Why a member may have ended before the others."""
 
@@ -52,6 +54,34 @@ class Run:
         self.reports: Generator[Report, None, None] | None = None
         self.trained_to = -1
         """Optimisation steps of its last evaluation here, in a search."""
+
+    def kept(self) -> "Run":
+        """Return the member for another call, which goes on from where its trainer stands."""
+        again = Run(self.member)
+        again.trainer, again.scores = self.trainer, self.scores
+        again.status = self.status if self.status in (*ENDS, "diverged") else "running"
+        return again
+
+    def go_on(self, max_opts: int) -> None:
+        """Go on in memory, to `max_opts` optimisation steps; one that had an end of its own goes no further.
+
+        Raises:
+          DivergedError: it had diverged.
+          SettingsError: it has made more optimisation steps.
+        """
+        trainer = self.trainer
+        assert trainer is not None
+        if self.status == "diverged":
+            raise DivergedError(f"member {self.member.number} diverged")
+        if self.status in ENDS:
+            self.reports = _none()
+            return
+        done = trainer.schedule.opt_steps(trainer.ledger.t)
+        trainer.config, trainer.schedule, _ = prolonged(trainer.strategy, trainer.config, max_opts, done)
+
+
+def _none() -> Generator[Report, None, None]:
+    yield from ()
 
 
 def take_over(own: Run, other: Run, copy: Copy, gate: int, device: Any) -> None:

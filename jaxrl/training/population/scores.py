@@ -8,6 +8,8 @@ import numpy as np
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.training.report import Result
 
+HALVED = "halved"
+"""The status of a member that halving has ended."""
 RESAMPLES = 2_000
 """Of the bootstrap."""
 SHOWN = 20
@@ -80,6 +82,11 @@ class MemberResult(NamedTuple):
     parent: int | None = None
     """The member whose place it last took, in a search."""
 
+    @property
+    def now(self) -> dict[str, Any]:
+        """Its values of the swept settings at the end."""
+        return {**self.swept, **self.values}
+
 
 class Setting(NamedTuple):
     """The members that share some values, and what they scored."""
@@ -90,6 +97,8 @@ class Setting(NamedTuple):
     """Of their last scores."""
     best: float
     """The best score of any of them; the largest of many noisy numbers, so often too high. NaN if there is none."""
+    halved: int = 0
+    """How many of them a search ended early."""
 
 
 class PopulationResult(NamedTuple):
@@ -102,7 +111,8 @@ class PopulationResult(NamedTuple):
     def by(self, *names: str) -> list[Setting]:
         """Return the members in groups of equal values of the swept settings `names`, of all if none is named.
 
-        The best group comes first, by the interquartile mean of last scores; of equal ones the earlier.
+        Values are those that they ended with, for PBT changes them. The best group comes first, by the interquartile
+        mean of last scores; of equal ones the earlier. Groups whose members halving has all ended come last.
 
         Raises:
           SettingsError: a setting that was not swept.
@@ -113,9 +123,10 @@ class PopulationResult(NamedTuple):
                 raise SettingsError(f"{name!r} was not swept; {nearest(name, swept) if swept else 'nothing was'}")
         groups: dict[tuple[Any, ...], list[MemberResult]] = {}
         for member in self.members:
-            groups.setdefault(tuple(member.swept[name] for name in names or swept), []).append(member)
+            groups.setdefault(tuple(member.now[name] for name in names or swept), []).append(member)
         found = [_setting(dict(zip(names or swept, key, strict=True)), group) for key, group in groups.items()]
-        return sorted(found, key=lambda setting: -np.nan_to_num(setting.last.iqm, nan=-np.inf))
+        whole = lambda setting: setting.halved < len(setting.members)
+        return sorted(found, key=lambda setting: (not whole(setting), -np.nan_to_num(setting.last.iqm, nan=-np.inf)))
 
     def best(self, by: str | None = None) -> Setting:
         """Return the best group of `by`, or of all swept settings."""
@@ -128,7 +139,7 @@ class PopulationResult(NamedTuple):
         for setting in settings[:SHOWN]:
             last = setting.last
             numbers = f"{len(setting.members):>8}{last.iqm:>12.5g}{last.interval:>24}{setting.best:>12.5g}"
-            lines.append(f"{numbers}  {named(setting.values)}")
+            lines.append(f"{numbers}  {named(setting.values)}{_ended(setting)}")
         more = len(settings) - SHOWN
         return "\n".join([*lines, *([f"and {more} more"] if more > 0 else [])])
 
@@ -137,9 +148,16 @@ def _setting(values: Mapping[str, Any], group: Sequence[MemberResult]) -> Settin
     strata: dict[tuple[Any, ...], list[float]] = {}
     for member in group:
         last = float("nan") if member.last_score is None or member.status == "diverged" else member.last_score
-        strata.setdefault(tuple(member.swept.values()), []).append(last)
+        strata.setdefault(tuple(member.now.values()), []).append(last)
     best = max((m.best_score for m in group if m.best_score is not None), default=float("nan"))
-    return Setting(values, tuple(member.number for member in group), spread(strata.values()), best)
+    halved = sum(member.status == HALVED for member in group)
+    return Setting(values, tuple(member.number for member in group), spread(strata.values()), best, halved)
+
+
+def _ended(setting: Setting) -> str:
+    """Return what a table says of those that did not come to the end."""
+    several = f"{setting.halved} of them " if setting.halved < len(setting.members) else ""
+    return f", {several}halved" if setting.halved else ""
 
 
 def named(values: Mapping[str, Any]) -> str:

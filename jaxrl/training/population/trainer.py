@@ -21,7 +21,7 @@ import jax
 from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.population import Member, Population, require_stream, with_values
-from jaxrl.strategies.search import PBT, Halving, Verdict
+from jaxrl.strategies.search import PBT, Halving, Verdict, in_full
 from jaxrl.training.episodes import teller_of
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
@@ -30,7 +30,7 @@ from jaxrl.training.mesh import shape_of
 from jaxrl.training.population.checks import check_members
 from jaxrl.training.population.gates import Gates
 from jaxrl.training.population.rows import PopulationRows
-from jaxrl.training.population.runs import ENDS, HALVED, Run, same_ends, take_over, taken_over
+from jaxrl.training.population.runs import BEST_S, ENDS, HALVED, Run, same_ends, take_over, taken_over
 from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.population.teams import placed, widths
 from jaxrl.training.program import compile_all, state_shapes
@@ -100,7 +100,7 @@ class PopulationTrainer:
         self.workers = min(workers or max(at_once, self._mesh.members), len(population.members))
         self._resume, self._start_over = bool(resume), start_over
         self._quiet = self.config.quiet or "console" not in self.config.recorders
-        self._rows = PopulationRows(population.members, self._quiet)
+        self._rows = PopulationRows(population, self._quiet)
         self._dir: RunDir | None = None
         self._runs = [Run(member) for member in population.members]
         self._failure: StorageError | None = None
@@ -126,19 +126,21 @@ class PopulationTrainer:
     def train(self, max_opts: int | None = None) -> PopulationResult:
         """Run to the end; return what the members left.
 
-        Called again, the members go on from where they are on disk.
+        Called again, the members go on from where they are: on disk, or without a directory in memory.
 
         Args:
           max_opts: from now on the optimisation steps of each whole run.
 
         Raises:
-          SettingsError: called again without a run directory, or `max_opts` is less than was made.
+          SettingsError: `max_opts` is less than was made, or the rungs of halving follow from another one.
           StorageError: the last checkpoint of a member could not be written; everything else was done.
           DivergedError: all members diverged.
         """
         if max_opts is not None:
-            self.config = self.config.changed(max_opts=max_opts)
+            before, self.config = self.config.max_opts, self.config.changed(max_opts=max_opts)
             self.config.check()
+            if self._begun:
+                self._require_rungs(before, "this population")
         for _ in self:
             pass
         if all(run.status == "diverged" for run in self._runs):
@@ -150,12 +152,14 @@ class PopulationTrainer:
     def __iter__(self) -> Iterator[MemberReport]:
         """Train, yielding at each boundary of each member; leaving the loop early saves all of them first."""
         if self._begun:
-            if self.config.run_dir is None:
-                raise SettingsError("a population goes on from its directory, and has none; give it a run_dir")
-            self._resume, self._start_over = True, False
+            self._resume, self._start_over = self.config.run_dir is not None, False
             self.interrupt.clear()
-        self._runs = [Run(member) for member in self.population.members]
-        self._rows = PopulationRows(self.population.members, self._quiet)
+        if self._begun and not self._resume:
+            self._runs = [run.kept() for run in self._runs]
+            self._rows.go_on()
+        else:
+            self._runs = [Run(member) for member in self.population.members]
+            self._rows = PopulationRows(self.population, self._quiet)
         self._gates = self._new_gates()
         self._place()
         one = self.population.members[0].strategy
@@ -202,7 +206,7 @@ class PopulationTrainer:
                     len(going) < self._threads() and (place := self._next(waiting, begun, going.values())) is not None
                 ):
                     run = begun[place]
-                    if run.trainer is not None or not self.interrupt:  # when all is to stop, nobody begins
+                    if run.reports is not None or not self.interrupt:  # when all is to stop, nobody begins
                         going[pool.submit(copy_context().run, self._advance, run)] = run
                     else:
                         self._places.leave(run.member.number)
@@ -297,7 +301,7 @@ class PopulationTrainer:
                     f"member {copy.member} took over from member {copy.parent} after {place} optimisation steps, but "
                     "no checkpoint of that is left; extract the members that you want, and go on with these"
                 )
-        self._rows.lineage(place, verdict.copies)
+        self._rows.decided(place, verdict, not behind)
         for number in verdict.ended:
             run = self._runs[number]
             held.pop(number, None)
@@ -342,7 +346,7 @@ class PopulationTrainer:
 
     def _advance_here(self, run: Run) -> Report | None:
         try:
-            if run.trainer is None:
+            if run.reports is None:
                 self._begin(run)
             assert run.reports is not None
             report = next(run.reports, None)
@@ -357,6 +361,16 @@ class PopulationTrainer:
         return report
 
     def _begin(self, run: Run) -> None:
+        if run.trainer is None:
+            run.trainer = self._trainer_of(run)
+        else:
+            run.go_on(self.config.max_opts)
+        if (lane := self._places.lanes.get(run.member.number)) is not None:
+            run.trainer.lane, run.trainer.evaluator = lane, lane.judging(run.trainer.evaluator)
+        run.trainer.announces, run.trainer.best_s = self._gates is not None, BEST_S
+        run.reports = run.reports or run.trainer.reports()
+
+    def _trainer_of(self, run: Run) -> Trainer:
         path = self._path_of(run.member)
         again = path is not None and self._resume and (path / CONFIG).exists()
         before = read_metadata(path) if again and path is not None else {}
@@ -379,11 +393,7 @@ class PopulationTrainer:
         strategy = self._places.on(run.member.number, run.member.strategy)
         if again and path is not None and isinstance(self.population.search, PBT):
             strategy = with_values(strategy, taken_over(path, run.member))
-        run.trainer = Trainer(strategy, config, resume=again, console=False, **made)
-        if (lane := self._places.lanes.get(run.member.number)) is not None:
-            run.trainer.lane, run.trainer.evaluator = lane, lane.judging(run.trainer.evaluator)
-        run.trainer.announces = self._gates is not None
-        run.reports = run.trainer.reports()
+        return Trainer(strategy, config, resume=again, console=False, **made)
 
     def _place(self) -> None:
         """Find each member its device, and those that train together their team."""
@@ -467,18 +477,20 @@ class PopulationTrainer:
 
     def _require_same(self, path: Path) -> None:
         """Raise `SettingsError` unless the population in `path` is this one."""
-        there, own = population_of(path), plain(self.population.settings)
-        there = there and {"layout": "spread", "width": None, **there}  # of before there were layouts
-        if there != own:
+        found, own = population_of(path), plain(self.population.settings)
+        if (there := found and in_full(found)) != own:
             raise SettingsError(
                 f"{path} holds {f'the population {there}' if there else 'a run of its own'}, not {own}; "
                 "go on with what is there, or choose another --run-dir"
             )
 
-        halving = isinstance(self.population.search, Halving)
-        if halving and (before := read_yaml(path / CONFIG).get("max_opts")) != self.config.max_opts:
+        self._require_rungs(read_yaml(path / CONFIG).get("max_opts"), path)
+
+    def _require_rungs(self, before: Any, what: object) -> None:
+        """Raise `SettingsError` where the rungs of halving follow from another number of optimisation steps."""
+        if isinstance(self.population.search, Halving) and before != self.config.max_opts:
             raise SettingsError(
-                f"max_opts is {self.config.max_opts}, but the rungs of {path} follow from {before}; keep it, or go on "
+                f"max_opts is {self.config.max_opts}, but the rungs of {what} follow from {before}; keep it, or go on "
                 "with the best members as runs of their own (jaxrl.extract)"
             )
 

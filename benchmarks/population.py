@@ -1,0 +1,188 @@
+"""`python -m benchmarks.population [--parts P ...] [--repeats R] [--json FILE]`: what many members cost, beside few.
+
+DQN on CartPole-v1 with 10 environments, as in `benchmarks.peers`. Rows of `case`:
+
+- `members`: populations of 1, 8 and 32, from warm-up to result, in turn; and 32 in a process that is kept to one core.
+- `compiling`: processor seconds that a process takes longer for its first run of a few steps than for its second.
+- `host`: 32 members with evaluations, best policies, rows and checkpoints as often as the preset has them, against the
+  same without; `longer`: 8, five times as long and as seldom. `share` is how much longer they take. `judging` are
+  the evaluations alone: the compiled evaluator, called as often in as many threads; `share_beside_them` is the rest.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import jaxrl
+from benchmarks import harness
+from benchmarks.cases.shapes import DQN, replaying
+from benchmarks.harness import Row
+from benchmarks.search import kept
+from jaxrl.config import preset
+from jaxrl.training.evaluator import evaluator_of
+from jaxrl.training.population.scores import PopulationResult
+from jaxrl.xla.options import side_by_side
+
+MANY = 32
+PARTS = ("members", "compiling", "host", "longer")
+NEVER = dict.fromkeys(("eval_interval", "eval_episodes", "record_interval", "save_interval"), 0)
+
+
+def train(strategy: jaxrl.Strategy, members: int, opts: int, layout: str = "auto", **settings: Any) -> PopulationResult:
+    """Train so many seeds, without anything beside the training unless `settings` say so."""
+    population = jaxrl.population(strategy, seeds=members, layout=layout)
+    trainer = jaxrl.PopulationTrainer(population, max_opts=opts, quiet=True, **{**NEVER, **settings})
+    return trainer.train()
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Return the seconds that a call takes."""
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+def child(asked: dict[str, Any]) -> float:
+    """Measure in a process of its own, see `apart`."""
+    if asked["cores"]:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: asked["cores"]])  # before JAX makes its threads
+    strategy = replaying(DQN())
+    run = lambda: train(strategy, asked["members"], asked["opts"], asked["layout"])
+    begun = time.process_time()
+    run()
+    again = time.process_time()
+    took = seconds(run)
+    if asked["compiling"]:
+        return (again - begun) - (time.process_time() - again)
+    return took / (asked["members"] * asked["opts"]) * 1e6
+
+
+def apart(members: int, opts: int, cores: int = 0, layout: str = "auto", compiling: bool = False) -> float:
+    """Return microseconds per optimisation step of so many members, or what compiling takes, in another process."""
+    asked = {"members": members, "opts": opts, "cores": cores, "layout": layout, "compiling": compiling}
+    command = [sys.executable, "-m", "benchmarks.population", "--child", json.dumps(asked)]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return float(told.splitlines()[-1])
+
+
+def members(repeats: int, opts: int) -> list[Row]:
+    """Time populations of several sizes in turn."""
+    samples = harness.interleave(
+        {
+            "1": lambda: apart(1, opts),
+            "8": lambda: apart(8, opts),
+            str(MANY): lambda: apart(MANY, opts),
+            f"{MANY} on one core": lambda: apart(MANY, opts, cores=1),
+        },
+        repeats,
+    )
+    many = samples[str(MANY)]
+    return [
+        harness.row("members", own, many, DQN().opt_interval, name=f"members {name}") for name, own in samples.items()
+    ]
+
+
+def compiling(repeats: int) -> list[Row]:
+    """Time what one and many members compile, in turn."""
+    cases = {(count, layout): (count, layout) for layout in ("spread", "together") for count in (1, MANY)}
+    samples = harness.interleave(
+        {
+            f"{count} {layout}": lambda count=count, layout=layout: apart(count, 10, layout=layout, compiling=True)
+            for count, layout in cases
+        },
+        repeats,
+    )
+    return [
+        {
+            "case": "compiling",
+            "name": f"compiling {name}",
+            "seconds": harness.spread(own),
+            "ratio_to_one": harness.ratio_spread(own, samples[f"1 {name.partition(' ')[2]}"]),
+        }
+        for name, own in samples.items()
+    ]
+
+
+def host(part: str, repeats: int, count: int, times: int) -> list[Row]:
+    """Time members with all that a run does beside its training, and without."""
+    strategy, config = replaying(DQN()), preset("dqn")
+    length = {name: times * getattr(config, name) for name in ("eval_interval", "record_interval", "save_interval")}
+    opts, episodes = 6 * length["eval_interval"], config.eval_episodes
+    result = train(strategy, count, opts)
+    assert strategy.policy is not None
+    params = [strategy.policy.params(member.result.state) for member in result.members if member.result]
+    judge = evaluator_of(strategy, episodes)
+
+    def judged() -> None:
+        with ThreadPoolExecutor(side_by_side()) as pool:
+            for number in range(count * opts // length["eval_interval"]):
+                pool.submit(judge, params[number % count], jax.random.key(number))
+
+    def whole() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            train(strategy, count, opts, run_dir=f"{folder}/run", eval_episodes=episodes, **length)
+
+    spent: dict[str, list[float]] = {"whole": [], "bare": [], "judging": []}
+    calls = {"whole": whole, "bare": lambda: train(strategy, count, opts), "judging": judged}
+
+    def measured(part: str) -> float:
+        begun = time.process_time()
+        wall = seconds(calls[part])
+        spent[part].append(time.process_time() - begun)
+        return wall
+
+    samples = harness.interleave({part: partial(measured, part) for part in calls}, repeats)
+    spent = {part: own[1:] for part, own in spent.items()}  # the first round is not counted there either
+    pairs = list(zip(samples["whole"], samples["bare"], samples["judging"], strict=True))
+    row = {
+        "case": part,
+        "name": f"{part} {count}",
+        "seconds": {name: harness.spread(own) for name, own in samples.items()},
+        "processor_seconds": {name: harness.spread(own) for name, own in spent.items()},
+        "share": harness.spread([a / b - 1 for a, b, _ in pairs]),
+        "share_beside_them": harness.spread([(a - c) / b - 1 for a, b, c in pairs]),
+        "settings": {**length, "members": count, "max_opts": opts, "eval_episodes": episodes},
+    }
+    return [row]
+
+
+def main() -> None:
+    """Parse, measure, print, write."""
+    parser = argparse.ArgumentParser("python -m benchmarks.population", description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each")
+    parser.add_argument("--opt-steps", type=int, default=1_000, help="optimisation steps of each member")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="of them (default: all)")
+    parser.add_argument("--json", type=Path, help="file to write, which keeps its rows of other parts")
+    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        print(child(options.child))
+        return
+    parts = {
+        "members": lambda: members(options.repeats, options.opt_steps),
+        "compiling": lambda: compiling(options.repeats),
+        "host": lambda: host("host", options.repeats, MANY, 1),
+        "longer": lambda: host("longer", options.repeats, 8, 5),
+    }
+    rows = [row for row in kept(options.json) if row["case"] not in options.parts]
+    for part in options.parts:
+        rows += parts[part]()
+        if options.json:
+            harness.write(options.json, rows)
+    for row in rows:
+        print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()
