@@ -329,3 +329,16 @@ def placed(
         places.lanes.update({member.number: Lane(team, place) for place, member in enumerate(group)})
         places.devices.update(dict.fromkeys((member.number for member in group), team.device))
     return places
+
+
+def outline(population: Population, mesh: MeshShape, workers: int, programs: int) -> str:
+    """Say how many members there are, of how many settings, and how they train."""
+    count = len(population.members)
+    settings = len({tuple(member.swept.items()) for member in population.members})
+    made = f"{settings} setting{'s' * (settings > 1)} with {count // settings} seed{'s' * (count > settings)} each"
+    shared = "one program" if programs == 1 else f"{programs} programs"
+    layout = population.layout.name
+    at_once = len(widths(population)[0]) if layout == "together" else workers
+    each = f", {mesh.envs} each" if mesh.envs > 1 else ""
+    over = f" on {mesh.devices} devices{each}" if mesh.devices > 1 else ""
+    return f"{count} members: {made}, {at_once} at a time{over} ({layout}), {shared}"

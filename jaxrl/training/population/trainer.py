@@ -5,10 +5,9 @@ program does not know of other members, so a member's bits depend on its own see
 the same run by itself.
 """
 
-import heapq
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -29,10 +28,11 @@ from jaxrl.training.memory import plan_of_state, require_members_fit
 from jaxrl.training.mesh import shape_of
 from jaxrl.training.population.checks import check_members
 from jaxrl.training.population.gates import Gates
+from jaxrl.training.population.queue import Queue
 from jaxrl.training.population.rows import PopulationRows
 from jaxrl.training.population.runs import BEST_S, ENDS, HALVED, Run, same_ends, take_over, taken_over
 from jaxrl.training.population.scores import MemberResult, PopulationResult
-from jaxrl.training.population.teams import placed, widths
+from jaxrl.training.population.teams import outline, placed
 from jaxrl.training.program import compile_all, state_shapes
 from jaxrl.training.recorders import recorders_of
 from jaxrl.training.report import Report
@@ -169,7 +169,7 @@ class PopulationTrainer:
             self._compile()
             # What recorders import is imported by one thread: packages that import each other do not bear several.
             recorders_of(self.config.recorders, None if self._dir is None else self._dir.path)
-            self._rows.say(self._outline())
+            self._rows.say(outline(self.population, self._mesh, self.workers, len(self._strategies())))
             if self._gates is not None:
                 for number, opt_steps, score in self._rows.scores():
                     self._gates.take(number, opt_steps, score)
@@ -190,22 +190,15 @@ class PopulationTrainer:
 
     def _take_turns(self, pool: ThreadPoolExecutor) -> Iterator[MemberReport]:
         """Let the member that is least far go to its next boundary, on as many threads as there are workers."""
-        # Those of one program begin together: of many programs not all are kept.
-        places = [id(strategy.step) for strategy in self._strategies()]
-        begun = sorted(self._runs, key=lambda run: (places.index(id(run.member.strategy.step)), run.member.number))
-        order = {run.member.number: place for place, run in enumerate(begun)}
-        waiting = [(0, place) for place in range(len(begun))]
+        queue = Queue(self._runs)
         going: dict[Future[Report | None], Run] = {}
         held: dict[int, int] = {}
         try:
-            while waiting or going or held:
-                for number, opt_steps in self._released(held, idle=not (waiting or going)):
+            while queue or going or held:
+                for number, opt_steps in self._released(held, idle=not (queue or going)):
                     self._places.join(number)
-                    heapq.heappush(waiting, (opt_steps, order[number]))
-                while (
-                    len(going) < self._threads() and (place := self._next(waiting, begun, going.values())) is not None
-                ):
-                    run = begun[place]
+                    queue.put(number, opt_steps)
+                while len(going) < self._threads() and (run := queue.take(self._free_beside(going))) is not None:
                     if run.reports is not None or not self.interrupt:  # when all is to stop, nobody begins
                         going[pool.submit(copy_context().run, self._advance, run)] = run
                     else:
@@ -231,7 +224,7 @@ class PopulationTrainer:
                         held[run.member.number] = report.opt_steps
                         self._places.leave(run.member.number)
                     else:
-                        heapq.heappush(waiting, (report.opt_steps, order[run.member.number]))
+                        queue.put(run.member.number, report.opt_steps)
                     yield MemberReport(run.member.number, report)
             self._released(held, idle=True)  # what was decided before, if all had ended before this began
         finally:
@@ -239,16 +232,10 @@ class PopulationTrainer:
             wait(going)
             self._close()
 
-    def _next(self, waiting: list[tuple[int, int]], begun: list[Run], going: Iterable[Run]) -> int | None:
-        """Take out of the heap `waiting` the place of the member that is least far, of those whose devices are free."""
-        busy = [run.member.number for run in going]
-        later = []
-        while waiting and not self._places.free(begun[waiting[0][1]].member.number, busy):
-            later.append(heapq.heappop(waiting))
-        found = heapq.heappop(waiting)[1] if waiting else None
-        for entry in later:
-            heapq.heappush(waiting, entry)
-        return found
+    def _free_beside(self, going: Mapping[Any, Run]) -> Callable[[int], bool]:
+        """Return what says of a member's number whether no other that is `going` has its devices."""
+        busy = [run.member.number for run in going.values()]
+        return lambda number: self._places.free(number, busy)
 
     # --- searching ---
 
@@ -313,19 +300,6 @@ class PopulationTrainer:
     def _strategies(self) -> list[Strategy]:
         """Return one strategy for each program that members share."""
         return list({id(member.strategy.step): member.strategy for member in self.population.members}.values())
-
-    def _outline(self) -> str:
-        """Say how many members there are, of how many settings, and how they train."""
-        count = len(self._runs)
-        settings = len({tuple(run.member.swept.items()) for run in self._runs})
-        programs = len(self._strategies())
-        made = f"{settings} setting{'s' * (settings > 1)} with {count // settings} seed{'s' * (count > settings)} each"
-        shared = "one program" if programs == 1 else f"{programs} programs"
-        layout = self.population.layout.name
-        at_once = len(widths(self.population)[0]) if layout == "together" else self.workers
-        each = f", {self._mesh.envs} each" if self._mesh.envs > 1 else ""
-        over = f" on {self._mesh.devices} devices{each}" if self._mesh.devices > 1 else ""
-        return f"{count} members: {made}, {at_once} at a time{over} ({layout}), {shared}"
 
     def _close(self) -> None:
         """End all members, saving those that have not come to their ends; raise the first error, but end all."""
