@@ -14,7 +14,7 @@ from jaxrl.agents import Agent, AgentMaker
 from jaxrl.buffers import Buffer
 from jaxrl.spaces import sample_space
 from jaxrl.strategies.base import Strategy, fold, iterate
-from jaxrl.strategies.interaction import assemble, collect, draw_steps, open_scene
+from jaxrl.strategies.interaction import assemble, collect, draw_steps, open_envs
 from jaxrl.strategies.on_policy import last_steps, minibatches_of
 from jaxrl.training.program import compile_all
 from jaxrl.trees import Array, PyTree
@@ -248,16 +248,16 @@ def update(agent: Agent, state: PyTree, batches: PyTree) -> Loop:
 
 def rollout_of(env: jaxrl.Env, agent: AgentMaker, num_envs: int, steps: int) -> tuple[Agent, PyTree, Rollout]:
     """Return an agent, a fresh state of it, and a rollout that it took."""
-    actors = assemble(env, agent, jaxrl.one_step(), num_envs)
-    state = actors.agent.init(jax.random.key(0))
+    acting = assemble(env, agent, jaxrl.one_step(), num_envs)
+    state = acting.agent.init(jax.random.key(0))
 
     def take(state: PyTree) -> Rollout:
-        scene, _ = open_scene(actors, state, jax.random.key(1))
-        noise = draw_steps(actors, jax.random.key(2), steps)
-        _, items, seen = collect(actors, state, jnp.uint32(0), scene, noise)
+        loop, _ = open_envs(acting, state, jax.random.key(1))
+        noise = draw_steps(acting, jax.random.key(2), steps)
+        _, items, seen = collect(acting, state, jnp.uint32(0), loop, noise)
         return Rollout(items, last_steps(items, seen))
 
-    return actors.agent, state, jax.jit(take)(state)
+    return acting.agent, state, jax.jit(take)(state)
 
 
 def preparing(agent: Agent, state: PyTree, rollout: Rollout) -> Loop:

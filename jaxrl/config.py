@@ -184,7 +184,7 @@ def preset(algo: str, env: str | None = None) -> Any:
     """Return the settings of `algo` that suit `env`, or its default environment."""
     config = general(algo)
     env = config.env if env is None else env
-    for settings in suited(PRESETS[algo], env):
+    for settings in suited(PRESETS.get(algo, {}), env):
         config = from_plain(config, settings)
     return replace(config, env=env)
 

@@ -18,7 +18,8 @@ from jaxrl.processors import Processor
 from jaxrl.registry import ALGORITHMS
 from jaxrl.spaces import EnvSpec, space_zeros, spec_from_plain, spec_to_plain
 from jaxrl.strategies import Policy, Strategy
-from jaxrl.strategies.interaction import bind, make_policy, policy_params_like
+from jaxrl.strategies.interaction import bind
+from jaxrl.strategies.policy import make_policy, policy_params_like
 from jaxrl.training.changes import renewed
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.program import state_shapes

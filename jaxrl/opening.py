@@ -80,7 +80,7 @@ def tell(line: str) -> None:
 
 def _generic(algo: str, env: Any, settings: Mapping[str, Any]) -> bool:
     """Return whether only the generic settings of `algo` are in use; a settings file has its own."""
-    return not settings and isinstance(env, str) and not suited(PRESETS[algo], env)
+    return not settings and isinstance(env, str) and not suited(PRESETS.get(algo, {}), env)
 
 
 def _settings(path: str) -> dict[str, Any]:

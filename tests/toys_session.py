@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 import jaxrl
-from jaxrl.strategies.driven import acting_key, place_of, steps_in, stream_keys
 from jaxrl.strategies.interaction import assemble, draw_steps
+from jaxrl.strategies.stepwise import acting_key, place_of, steps_in, stream_keys
 from jaxrl.training.session.setup import schedule_of
 from jaxrl.training.settings import with_recorders
 from jaxrl.training.storage.leaves import state_digest
@@ -92,22 +92,22 @@ def drive(session: jaxrl.Session, script: Script, steps: int, between: Callable[
 
 def drive_as_trainer(session: jaxrl.Session, env: jaxrl.Env, seed: int, steps: int) -> None:
     """Drive a session through `env` with the randomness that a trainer's run of `seed` would give it."""
-    driven, config = session._driven, session.config
-    actors = assemble(env, lambda spec: driven.agent, driven.processor, config.num_envs)
-    parts = 5 if driven.passes is None else 3
-    keys, env_key = stream_keys(jax.random.key(seed), driven.passes), jax.random.split(jax.random.key(seed), parts)[2]
+    stepwise, config = session._driven, session.config
+    actors = assemble(env, lambda spec: stepwise.agent, stepwise.processor, config.num_envs)
+    parts = 5 if stepwise.passes is None else 3
+    keys, env_key = stream_keys(jax.random.key(seed), stepwise.passes), jax.random.split(jax.random.key(seed), parts)[2]
     state, obs = actors.env.reset(env_key)
     step = jax.jit(actors.env.step)
 
     @partial(jax.jit, static_argnums=0)
     def noise(phase: Any, t: int, at: int) -> Any:
         key = jax.random.fold_in(keys[phase], t)
-        key = acting_key(driven, key) if phase == "train" else key
-        return jax.tree.map(lambda x: x[at], draw_steps(actors, key, steps_in(driven.schedule, phase))[2])
+        key = acting_key(stepwise, key) if phase == "train" else key
+        return jax.tree.map(lambda x: x[at], draw_steps(actors, key, steps_in(stepwise.schedule, phase))[2])
 
     for v in range(steps):
         actions = session.act(obs)
-        state, out = step(state, actions, noise(*place_of(driven.schedule, v)))
+        state, out = step(state, actions, noise(*place_of(stepwise.schedule, v)))
         assert isinstance(out, Step)
         session.observe(out.reward, out.final_obs, out.terminated, out.truncated)
         obs = out.obs

@@ -99,7 +99,7 @@ def session(case: str, effort: Effort) -> list[Row]:
     """A step of a session, `act` and `observe` without the optimisation, against its two programs alone."""
     shape = DQN(num_envs=1)
     spec = jaxrl.make_env(shape.env).spec
-    driven = jaxrl.Session(
+    stepwise = jaxrl.Session(
         spec,
         shape.agent(),
         buffer=buffer_of(shape),
@@ -112,9 +112,9 @@ def session(case: str, effort: Effort) -> list[Row]:
     return [
         harness.row(
             case,
-            **outside.session_us(driven, steps, effort.repeats),
+            **outside.session_us(stepwise, steps, effort.repeats),
             env_steps=1,
             unit="one environment step",
-            settings=driven.settings(),
+            settings=stepwise.settings(),
         )
     ]

@@ -13,7 +13,7 @@ import jaxrl
 from benchmarks.cases.shapes import DQN, PPO, SAC, buffer_of
 from benchmarks.loops import Loop
 from jaxrl.strategies.base import Strategy, iterate
-from jaxrl.strategies.interaction import Actors, Scene, assemble, collect, interact
+from jaxrl.strategies.interaction import Acting, EnvLoopState, assemble, collect, interact
 from jaxrl.strategies.on_policy import last_steps, minibatches_of
 from jaxrl.trees import Array, PyTree
 from jaxrl.types import Rollout
@@ -21,53 +21,53 @@ from jaxrl.types import Rollout
 
 def off_policy(shape: DQN | SAC, strategy: Strategy, state: PyTree) -> Loop:
     """Return the scan of a case that learns from replay, from a training `state` on, with the same random numbers."""
-    actors, buffer, updates = _actors(shape), buffer_of(shape), strategy.opt_steps_per_step
+    acting, buffer, updates = _actors(shape), buffer_of(shape), strategy.opt_steps_per_step
     vector_steps = strategy.env_steps_per_step // shape.num_envs
     filled = jnp.uint32(strategy.warmup_env_steps // strategy.env_steps_per_step)
 
     def turn(carry: PyTree, noise: PyTree, t: Array) -> PyTree:
-        scene, ring, agent = carry
+        loop, ring, agent = carry
         steps, learning = noise
         first = t * updates
         if vector_steps == 1:  # as training does
-            scene, (items, _) = interact(actors, agent, first, False, scene, jax.tree.map(lambda x: x[0], steps))
+            loop, (items, _) = interact(acting, agent, first, False, loop, jax.tree.map(lambda x: x[0], steps))
         else:
-            scene, items, _ = collect(actors, agent, first, scene, steps)
+            loop, items, _ = collect(acting, agent, first, loop, steps)
             items = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), items)
         ring = buffer.push(ring, items, filled + t)
         for i in range(updates):
             sample_noise, agent_noise = jax.tree.map(lambda x, i=i: x[i], learning)
             batch = buffer.sample(ring, sample_noise, first + i)
-            agent, _, priorities = actors.agent.update(agent, batch, agent_noise, first + i)
+            agent, _, priorities = acting.agent.update(agent, batch, agent_noise, first + i)
             ring = buffer.reprioritise(ring, batch.index, priorities)
-        return scene, ring, agent
+        return loop, ring, agent
 
-    return _scan(strategy, turn, state, (Scene(state.env, state.processor), state.buffer, state.agent))
+    return _scan(strategy, turn, state, (EnvLoopState(state.env, state.processor), state.buffer, state.agent))
 
 
 def on_policy(shape: PPO, strategy: Strategy, state: PyTree) -> Loop:
     """Return the scan of a case that learns from rollouts, from a training `state` on, with the same random numbers."""
-    actors = _actors(shape)
-    updates, prepare = strategy.opt_steps_per_step, actors.agent.prepare
+    acting = _actors(shape)
+    updates, prepare = strategy.opt_steps_per_step, acting.agent.prepare
     assert prepare is not None
 
     def turn(carry: PyTree, noise: PyTree, t: Array) -> PyTree:
-        scene, agent = carry
+        loop, agent = carry
         steps, (order, agent_noise) = noise
-        scene, items, seen = collect(actors, agent, t * updates, scene, steps)
+        loop, items, seen = collect(acting, agent, t * updates, loop, steps)
         take = minibatches_of(prepare(agent, Rollout(items, last_steps(items, seen))), shape.minibatches)
 
         def update(agent: PyTree, given: PyTree) -> tuple[PyTree, None]:
             index, noise, i = given
-            return actors.agent.update(agent, take(index), noise, t * updates + i)[0], None
+            return acting.agent.update(agent, take(index), noise, t * updates + i)[0], None
 
         given = (order.reshape(updates, -1), agent_noise, jnp.arange(updates, dtype=jnp.uint32))
-        return scene, jax.lax.scan(update, agent, given)[0]
+        return loop, jax.lax.scan(update, agent, given)[0]
 
-    return _scan(strategy, turn, state, (Scene(state.env, state.processor), state.agent))
+    return _scan(strategy, turn, state, (EnvLoopState(state.env, state.processor), state.agent))
 
 
-def _actors(shape: DQN | SAC | PPO) -> Actors:
+def _actors(shape: DQN | SAC | PPO) -> Acting:
     return assemble(jaxrl.make_env(shape.env), shape.agent(), jaxrl.one_step(), shape.num_envs)
 
 

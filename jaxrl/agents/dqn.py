@@ -13,7 +13,7 @@ from jaxrl.agents.base import Agent, AgentMaker, Insight, Mode
 from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.dqn_settings import CQLDQNConfig, DQNConfig, RainbowConfig
 from jaxrl.agents.exploration import EPSILONS, NOISY, draw_epsilon_greedy, epsilon_greedy, explored, told_values
-from jaxrl.agents.losses import conservative_gap, entry, munchausen
+from jaxrl.agents.losses import conservative_gap, munchausen
 from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step, learn, linear
 from jaxrl.agents.own import MakeNetwork, Own, network_of, observations, own_parts, values_of
 from jaxrl.agents.sequences import (
@@ -30,7 +30,7 @@ from jaxrl.agents.sequences import (
     window_of,
 )
 from jaxrl.agents.values import (
-    After,
+    BootstrapTarget,
     Values,
     c51,
     chosen_row,
@@ -51,7 +51,7 @@ from jaxrl.spaces import Box, Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Remembered, Transition
 from jaxrl.xla.flat import Flat
-from jaxrl.xla.short import argmax, largest
+from jaxrl.xla.short import argmax, entry, largest
 
 MUNCHAUSEN_CLIP = -1.0
 """Lower bound on the scaled log-policy that is added to a reward."""
@@ -457,7 +457,7 @@ def _loss(
             fixed, then = jax.lax.stop_gradient((params, online.then))
             select = apply(fixed, then, noise.noise_select, *_taus(parts, reward.shape[0]))
         policy = jax.nn.one_hot(argmax(masked(mean(select), mask_t)), select.shape[1])
-    after = After(reward, items.discount, out_t, policy, penalty)
+    after = BootstrapTarget(reward, items.discount, out_t, policy, penalty)
     if parts.memory is not None:
         after = several_steps(after, sampled.items, config)
     taus = taus_tm1 if config.values == "iqn" else _midpoints(reward.shape[0], out_tm1.shape[-1])

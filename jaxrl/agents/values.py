@@ -12,16 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl import shards
-from jaxrl.agents.losses import cross_entropy, entry, huber, project, quantile_huber, squared
+from jaxrl.agents.losses import cross_entropy, huber, project, quantile_huber, squared
 from jaxrl.trees import Array
 from jaxrl.types import Transition
-from jaxrl.xla.short import total
+from jaxrl.xla.short import entry, total
 
 ENDLESS = 1e-3
 """Stands for `1 - discount` where the discount is 1, and one step's reward would imply no bound on the return."""
 
 
-class After(NamedTuple):
+class BootstrapTarget(NamedTuple):
     """What the loss needs to form a target: the reward, and the bootstrap after the step."""
 
     reward: Array
@@ -41,9 +41,9 @@ class Values(NamedTuple):
     """Numbers that a network outputs for each action; 0: a single one, without an axis."""
     mean: Callable[[Array], Array]
     """`[A, n] -> [A]`: expected returns"""
-    loss: Callable[[Array, Array, After], tuple[Array, Array]]
+    loss: Callable[[Array, Array, BootstrapTarget], tuple[Array, Array]]
     """`(chosen [n], taus [n], after) -> (loss, error)`, where the size of the error is the priority for replay"""
-    outside: Callable[[After], Array] | None = None
+    outside: Callable[[BootstrapTarget], Array] | None = None
     """For values on a support: the probability that the target return lies beyond its ends."""
 
 
@@ -93,7 +93,9 @@ def expected(loss: str) -> Values:
     return Values(0, lambda out: out[:, 0], partial(_expected_loss, huber if loss == "huber" else squared))
 
 
-def _expected_loss(loss: Callable[[Array], Array], chosen: Array, taus: Array, after: After) -> tuple[Array, Array]:
+def _expected_loss(
+    loss: Callable[[Array], Array], chosen: Array, taus: Array, after: BootstrapTarget
+) -> tuple[Array, Array]:
     value = total(after.policy * (after.out[:, 0] - after.penalty))
     error = after.reward + after.discount * value - chosen[0]
     return loss(error), error
@@ -118,20 +120,20 @@ def _evenly(low: float | Array, high: float | Array, count: int) -> np.ndarray |
     return low * (1 - share) + high * share
 
 
-def _c51_loss(support: np.ndarray | Array, chosen: Array, taus: Array, after: After) -> tuple[Array, Array]:
+def _c51_loss(support: np.ndarray | Array, chosen: Array, taus: Array, after: BootstrapTarget) -> tuple[Array, Array]:
     target = project(*_foretold(support, after), jnp.asarray(support))
     loss = cross_entropy(chosen, target)
     return loss, jnp.maximum(loss + jnp.sum(jax.scipy.special.xlogy(target, target)), 0.0)
 
 
-def _c51_outside(support: np.ndarray | Array, after: After) -> Array:
+def _c51_outside(support: np.ndarray | Array, after: BootstrapTarget) -> Array:
     z, p = _foretold(support, after)
     # The tolerance absorbs rounding: an atom that should fall on an end may land slightly beyond it.
     beyond = jnp.abs(z - jnp.clip(z, support[0], support[-1])) > 0.01 * (support[1] - support[0])
     return jnp.sum(p, where=beyond)
 
 
-def _foretold(support: np.ndarray | Array, after: After) -> tuple[Array, Array]:
+def _foretold(support: np.ndarray | Array, after: BootstrapTarget) -> tuple[Array, Array]:
     """Return the target distribution before projection: its returns `[n]` and their probabilities `[n]`."""
     return after.reward + after.discount * support, after.policy @ jax.nn.softmax(after.out)
 
@@ -141,7 +143,7 @@ def quantiles(atoms: int) -> Values:
     return Values(atoms, lambda out: out.mean(axis=-1), _quantile_loss)
 
 
-def _quantile_loss(chosen: Array, taus: Array, after: After) -> tuple[Array, Array]:
+def _quantile_loss(chosen: Array, taus: Array, after: BootstrapTarget) -> tuple[Array, Array]:
     z_t = after.policy @ (after.out - jnp.reshape(after.penalty, (-1, 1)))
     target = after.reward + after.discount * z_t
     return quantile_huber(chosen, taus, target), target.mean() - chosen.mean()

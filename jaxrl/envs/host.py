@@ -71,7 +71,7 @@ class HostEnv(NamedTuple):
     """The environment that policies are evaluated in, if not this one: whole games where an episode is a life."""
 
 
-class Stage:
+class HostVectorEnv:
     """`N` environments on the host with auto-reset and the same bookkeeping as `vectorise`."""
 
     def __init__(self, env: HostEnv, num_envs: int, seed: int, processes: bool = False) -> None:

@@ -11,11 +11,11 @@ from jaxrl.buffers.dataset import Dataset, summary_of
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import HostEnv
 from jaxrl.errors import SettingsError
-from jaxrl.strategies.interaction import Actors
+from jaxrl.strategies.interaction import Acting
 from jaxrl.strategies.offline import check_env, check_forgets, transitions
 
 
-def with_demos(buffer: Buffer, demos: Dataset | None, share: float, actors: Actors, env: Env | HostEnv) -> Buffer:
+def with_demos(buffer: Buffer, demos: Dataset | None, share: float, acting: Acting, env: Env | HostEnv) -> Buffer:
     """Return `buffer` with `demos` beside it, if there are any, which make up `share` of each batch.
 
     They go through the processor as steps in the environment do.
@@ -29,20 +29,20 @@ def with_demos(buffer: Buffer, demos: Dataset | None, share: float, actors: Acto
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
         raise SettingsError(f"demo_share is {share}; expected a share above 0 and below 1, as 0.5")
     check_env(demos, env)
-    check_forgets(actors.agent, "demos")
-    if learns(actors, demos) or (actors.processor.settings or {}).get("normalise_reward"):
+    check_forgets(acting.agent, "demos")
+    if learns(acting, demos) or (acting.processor.settings or {}).get("normalise_reward"):
         raise SettingsError(
             "the processor learns what it scales by as it goes, so demos and experience would be scaled otherwise; "
             "leave normalise_obs and normalise_reward off, or demos out"
         )
     count = max(1, round(buffer.batch_size * share / (1 - share)))
-    return beside(buffer, partial(transitions, actors.processor, demos), demos.rows, count)
+    return beside(buffer, partial(transitions, acting.processor, demos), demos.rows, count)
 
 
-def learns(actors: Actors, demos: Dataset) -> bool:
+def learns(acting: Acting, demos: Dataset) -> bool:
     """Return whether the processor learns anything of the steps that it sees."""
     obs = jax.tree.map(lambda x: x[:1], demos.obs)
-    seen = jax.eval_shape(lambda: actors.processor.learnt(actors.processor.init(obs)))
+    seen = jax.eval_shape(lambda: acting.processor.learnt(acting.processor.init(obs)))
     return bool(jax.tree.leaves(seen))
 
 

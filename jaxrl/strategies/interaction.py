@@ -1,6 +1,6 @@
-"""What every strategy with environments does: act in them, process the steps, tell what was seen, make the policy."""
+"""What every strategy with environments does: act in them, process the steps, and say what was seen."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -8,25 +8,24 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl.agents.base import Agent, AgentMaker, StripFn, Tunable
+from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.agents.schedules import follow
 from jaxrl.envs.base import Env, VecEnv, VecEnvState, obs_valid, timed, vectorise
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.masks import draw_random, random_action
 from jaxrl.metrics import Metrics, stats, totals
-from jaxrl.processors.base import OFF, Processor, begin, blank_step, chain
+from jaxrl.processors.base import Processor, begin, blank_step, chain
 from jaxrl.processors.memory import remember
-from jaxrl.processors.n_step import NStepState, n_step
-from jaxrl.processors.normalise import RewardState, normalise_reward
-from jaxrl.spaces import EnvSpec, space_zeros
-from jaxrl.strategies.base import Ended, Policy
-from jaxrl.strategies.insights import told_by
+from jaxrl.processors.n_step import n_step
+from jaxrl.processors.normalise import normalise_reward
+from jaxrl.spaces import EnvSpec
+from jaxrl.strategies.base import Ended
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step, Transition
 from jaxrl.xla.carry import cut_out, scan_rows
 
 
-class Actors(NamedTuple):
+class Acting(NamedTuple):
     """An agent before `N` environments, and the processor between them."""
 
     env: VecEnv
@@ -34,7 +33,7 @@ class Actors(NamedTuple):
     agent: Agent
 
 
-class Scene(NamedTuple):
+class EnvLoopState(NamedTuple):
     """Where the environments stand, and the processor."""
 
     env: VecEnvState
@@ -61,14 +60,14 @@ class StepInfo(NamedTuple):
     """That of `Step`; where it is false, the flags before are so too."""
 
 
-def assemble(env: Env, agent: AgentMaker, processor: Processor, num_envs: int, resets: str = "auto") -> Actors:
+def assemble(env: Env, agent: AgentMaker, processor: Processor, num_envs: int, resets: str = "auto") -> Acting:
     """Put `agent` before `num_envs` copies of `env`.
 
     Raises:
       SettingsError: the processor makes no transitions, or the agent cannot take the spaces.
     """
     check_count("num_envs", num_envs)
-    return Actors(vectorise(env, num_envs, resets), *bind(agent, processor, env.spec))
+    return Acting(vectorise(env, num_envs, resets), *bind(agent, processor, env.spec))
 
 
 def bind(agent: AgentMaker, processor: Processor, spec: EnvSpec) -> tuple[Processor, Agent]:
@@ -134,24 +133,33 @@ def require_maker(agent: object) -> None:
 
 
 def interact(
-    actors: Actors, agent: PyTree, opt_step: Array, random: bool, scene: Scene, noise: PyTree
-) -> tuple[Scene, tuple[Transition, StepInfo]]:
+    acting: Acting, agent: PyTree, opt_step: Array, random: bool, loop: EnvLoopState, noise: PyTree
+) -> tuple[EnvLoopState, tuple[Transition, StepInfo]]:
     """Take one step in all environments; their transitions and what was seen are `[N, ...]`."""
     act_noise, drawn, env_noise = noise
-    obs = actors.processor.observe(scene.processor)
-    action, extras = actors.agent.act(agent, obs, act_noise, opt_step, "explore")
-    action = random_action(actors.env.spec, drawn, obs) if random else action
-    env, step = actors.env.step(timed(actors.env, scene.env, opt_step), action, env_noise)
-    processor, items = actors.processor.process(scene.processor, step._replace(extras=extras))
-    return Scene(env, processor), (items, step_info(step))
+    obs = acting.processor.observe(loop.processor)
+    action, extras = acting.agent.act(agent, obs, act_noise, opt_step, "explore")
+    action = random_action(acting.env.spec, drawn, obs) if random else action
+    env, step = acting.env.step(timed(acting.env, loop.env, opt_step), action, env_noise)
+    processor, items = acting.processor.process(loop.processor, step._replace(extras=extras))
+    return EnvLoopState(env, processor), (items, step_info(step))
 
 
-def draw_steps(actors: Actors, key: Key, steps: int, random: bool = False) -> PyTree:
+def collect(
+    acting: Acting, agent: PyTree, opt_step: Array, loop: EnvLoopState, noise: PyTree, random: bool = False
+) -> tuple[EnvLoopState, Transition, StepInfo]:
+    """Take the steps of `noise` in all environments; return transitions and what was seen, leaves `[T, N, ...]`."""
+    step = partial(interact, acting, cut_out(agent), opt_step, random)
+    loop, (items, seen) = scan_rows(step, loop, noise)
+    return loop, items, seen
+
+
+def draw_steps(acting: Acting, key: Key, steps: int, random: bool = False) -> PyTree:
     """Draw the randomness of `steps` steps; with `random`, also actions to take instead of the agent's."""
 
     def draw(key: Key) -> PyTree:
-        act, actions, env_key = draw_acting(actors.agent, actors.env.spec, actors.env.num_envs, key, random)
-        return act, actions, actors.env.draw(env_key)
+        act, actions, env_key = draw_acting(acting.agent, acting.env.spec, acting.env.num_envs, key, random)
+        return act, actions, acting.env.draw(env_key)
 
     return jax.vmap(draw)(jax.random.split(key, steps))
 
@@ -214,11 +222,11 @@ def ended(seen: StepInfo) -> Ended:
 # --- the beginning ----------------------------------------------------------------------------------------------
 
 
-def open_scene(actors: Actors, agent: PyTree, key: Key) -> tuple[Scene, PyTree]:
+def open_envs(acting: Acting, agent: PyTree, key: Key) -> tuple[EnvLoopState, PyTree]:
     """Reset the environments; return where they stand, and the shapes of a vector step's transitions."""
-    env, obs = actors.env.reset(key)
-    opened = open_processor(actors.agent, actors.processor, agent, obs, obs_valid(env))
-    return Scene(env, opened.processor), opened.items
+    env, obs = acting.env.reset(key)
+    opened = open_processor(acting.agent, acting.processor, agent, obs, obs_valid(env))
+    return EnvLoopState(env, opened.processor), opened.items
 
 
 class Opened(NamedTuple):
@@ -249,129 +257,3 @@ def open_processor(
     *acted, items = jax.eval_shape(first, state, obs, jax.random.key(0))
     action, extras = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), acted)
     return Opened(begin(processor, obs, action, extras, obs_valid), action, extras, items)
-
-
-def retune(actors: Actors, state: Any) -> Any:
-    """Take what may be swept of agent, processor and environments from the settings, all else from `state`."""
-    env, obs = actors.env.reset(jax.random.key(0))
-    fresh = actors.processor.init(obs)
-    discounted = lambda part: isinstance(part, NStepState | RewardState)
-    given = iter([part.discount for part in jax.tree.leaves(fresh, is_leaf=discounted) if discounted(part)])
-    # Each part of a chain its own: rewards may be normalised by another discount than values are learnt with.
-    swap = lambda old: old._replace(discount=next(given)) if discounted(old) else old
-    return state._replace(
-        agent=retune_agent(actors.agent, state.agent),
-        env=state.env._replace(values=env.values) if env.values else state.env,
-        processor=jax.tree.map(swap, state.processor, is_leaf=discounted),
-    )
-
-
-def retune_agent(agent: Agent, state: PyTree) -> PyTree:
-    """Take the hyperparameters of an agent from its settings, all else from its `state`; one without keeps it all.
-
-    Those that follow a schedule are set before each action and update, and stay as they are until then.
-    """
-    if not isinstance(state, Tunable):
-        return state
-    fresh = agent.init(jax.random.key(0)).hyper
-    return state._replace(hyper=fresh._replace(**{name: getattr(state.hyper, name) for name in agent.scheduled}))
-
-
-def settings_of(
-    agent: Agent,
-    processor: Processor,
-    spec: EnvSpec | None,
-    made: Mapping[str, Any] | None,
-    *,
-    offline: bool = False,
-    by_hand: Sequence[str] = (),
-    **others: Any,
-) -> dict[str, Any]:
-    """Return what rebuilds a strategy, in an environment that `made` rebuilds, or in none.
-
-    Parts made by hand are named under `custom`, those of the agent by the arguments that made them, and further ones,
-    `by_hand`. So is the training, where the command line does not know the agent to be trained like that.
-    """
-    pieces = {
-        "env": made,
-        "agent": agent.settings,
-        "processor": processor.settings and {**OFF, **processor.settings},
-        **{name: piece for name, piece in others.items() if name == "buffer"},
-        "training": {} if agent.offline == offline else None,
-    }
-    return {
-        "algo": agent.name,
-        "custom": [*agent.custom, *(name for name, piece in pieces.items() if piece is None), *by_hand],
-        "env": spec and spec.name,
-        "env_args": {},
-        **(made or {}),
-        **others,
-        **{name: dict(piece or {}) for name, piece in pieces.items() if name not in ("env", "training")},
-    }
-
-
-# --- the policy -------------------------------------------------------------------------------------------------
-
-
-class PolicyParams(NamedTuple):
-    """What acting greedily needs of a training state."""
-
-    agent: PyTree
-    processor: PyTree
-    """What the processor has learnt, such as running means; `()` for most."""
-
-
-def make_policy(agent: Agent, processor: Processor, spec: EnvSpec) -> Policy:
-    """Compose the greedy policy of `agent` behind `processor`, which learns nothing more."""
-
-    def begin_policy(params: PolicyParams, obs: PyTree) -> PyTree:
-        frozen = processor.freeze(params.processor)
-        seen = frozen.observe(frozen.init(obs))
-        shapes = jax.eval_shape(lambda p, o: agent.act(p, o, None, jnp.uint32(0), "exploit"), params.agent, seen)
-        action, extras = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return begin(frozen, obs, action, extras), extras
-
-    def act(params: PolicyParams, carry: PyTree) -> tuple[PyTree, PyTree]:
-        state, _ = carry
-        obs = processor.freeze(params.processor).observe(state)
-        action, extras = agent.act(params.agent, obs, None, jnp.uint32(0), "exploit")
-        return (state, extras), action
-
-    def sample(params: PolicyParams, carry: PyTree, key: Key, opt_step: Array) -> tuple[PyTree, PyTree]:
-        state, _ = carry
-        obs = processor.freeze(params.processor).observe(state)
-        noise = agent.draw_act(key, jax.tree.leaves(obs)[0].shape[0])
-        action, extras = agent.act(params.agent, obs, noise, opt_step, "explore")
-        return (state, extras), action
-
-    def observe(params: PolicyParams, carry: PyTree, step: Step) -> PyTree:
-        state, extras = carry
-        return processor.freeze(params.processor).process(state, step._replace(extras=extras))[0], extras
-
-    def kept(keep: StripFn, state: Any) -> PolicyParams:
-        return PolicyParams(keep(state.agent), processor.learnt(state.processor))
-
-    critics = agent.insight and agent.insight.keep
-    told = told_by(agent, processor)
-    judging = critics and partial(kept, critics)
-    return Policy(spec, partial(kept, agent.strip), begin_policy, act, observe, sample, told, judging)
-
-
-def policy_params_like(agent: Agent, processor: Processor, spec: EnvSpec) -> PolicyParams:
-    """Return the shapes of the parameters of `make_policy`."""
-
-    def params(key: Key) -> PolicyParams:
-        obs = space_zeros(spec.observation_space, 1)
-        return PolicyParams(agent.strip(agent.init(key)), processor.learnt(processor.init(obs)))
-
-    like: PolicyParams = jax.eval_shape(params, jax.random.key(0))
-    return like
-
-
-def collect(
-    actors: Actors, agent: PyTree, opt_step: Array, scene: Scene, noise: PyTree, random: bool = False
-) -> tuple[Scene, Transition, StepInfo]:
-    """Take the steps of `noise` in all environments; return transitions and what was seen, leaves `[T, N, ...]`."""
-    step = partial(interact, actors, cut_out(agent), opt_step, random)
-    scene, (items, seen) = scan_rows(step, scene, noise)
-    return scene, items, seen

@@ -24,8 +24,8 @@ from jaxrl.strategies.base import Refill, Strategy, Telling, fold
 from jaxrl.strategies.demos import notes_of_demos, settings_of_demos, with_demos
 from jaxrl.strategies.guard import Health, health_of, healthy, reseed
 from jaxrl.strategies.interaction import (
-    Actors,
-    Scene,
+    Acting,
+    EnvLoopState,
     StepInfo,
     collect,
     draw_steps,
@@ -33,14 +33,12 @@ from jaxrl.strategies.interaction import (
     interact,
     introduce,
     join,
-    make_policy,
-    open_scene,
-    retune,
-    settings_of,
+    open_envs,
     step_of,
     telling_step,
     usual_processor,
 )
+from jaxrl.strategies.policy import make_policy
 from jaxrl.strategies.remote import (
     ActorsConfig,
     Arrival,
@@ -63,6 +61,7 @@ from jaxrl.strategies.replay import (
     told_goals,
     update_schedule,
 )
+from jaxrl.strategies.settings import retune, settings_of
 from jaxrl.strategies.shards import sharded
 from jaxrl.trees import Array, Key, PyTree, row_struct
 from jaxrl.types import Transition
@@ -86,7 +85,7 @@ REFILL_STREAM = 2**32 - 4
 
 
 class _Parts(NamedTuple):
-    actors: Actors
+    acting: Acting
     buffer: Buffer
     schedule: UpdateSchedule
     host_actors: HostActors | None
@@ -147,7 +146,7 @@ def off_policy(
     )
     updates, warmup, buffer = whole(updates), whole(warmup), usual_buffer(suits) if buffer is None else buffer
     vector, shards = of_one_shard(env, num_envs, host_actors, resets, shards, batch_size=buffer.batch_size)
-    bound = Actors(vector, *join(known, processor or usual_processor(suits)))
+    bound = Acting(vector, *join(known, processor or usual_processor(suits)))
     ring = _ring_of_one_shard(buffer, bound, env, shards)
     learnt_from = with_demos(ring, demos, demo_share, bound, env)
     schedule = update_schedule(
@@ -203,19 +202,19 @@ def _host_side(parts: _Parts) -> dict[str, Any]:
     """Return the fields of a strategy by which the host acts, tells of episodes and fills the buffer anew."""
     capacity = parts.buffer.capacity(parts.schedule.rows)
     return {
-        "telling": Telling(partial(telling_step, partial(_advance, parts)), parts.actors.env.num_envs),
+        "telling": Telling(partial(telling_step, partial(_advance, parts)), parts.acting.env.num_envs),
         "remote": _remote(parts, parts.host_actors) if parts.host_actors else None,
         "capacity": capacity,
         "refill": Refill(partial(parts.schedule.blocks, capacity), partial(_refill, parts)),
     }
 
 
-def _ring_of_one_shard(buffer: Buffer, actors: Actors, env: Env | HostEnv, shards: int) -> Buffer:
+def _ring_of_one_shard(buffer: Buffer, acting: Acting, env: Env | HostEnv, shards: int) -> Buffer:
     """Return the buffer of one shard as the agent learns from it."""
-    _require_replay(actors.agent)
+    _require_replay(acting.agent)
     goal = env.goal if isinstance(env, Env) else None
-    ring = told_goals(_part_of_buffer(buffer, shards), actors.processor, env.spec.name, goal)
-    return sampled_for(actors.agent, ring, actors.env.num_envs)
+    ring = told_goals(_part_of_buffer(buffer, shards), acting.processor, env.spec.name, goal)
+    return sampled_for(acting.agent, ring, acting.env.num_envs)
 
 
 def _require_replay(agent: Agent) -> None:
@@ -257,21 +256,21 @@ def _advance(parts: _Parts, state: OffPolicyState, noise: PyTree, t: Array) -> t
     pushes = parts.schedule.fill + jnp.asarray(t, jnp.uint32)
     # Push before sampling: the other way round XLA must keep the old buffer, and copies it every iteration.
     state = state._replace(buffer=parts.buffer.push(state.buffer, items, pushes))
-    state, learnt = learn(parts.actors.agent, parts.buffer, state, update_noise, first_opt, parts.schedule.updates)
+    state, learnt = learn(parts.acting.agent, parts.buffer, state, update_noise, first_opt, parts.schedule.updates)
     return state, {**metrics, **learnt}, seen
 
 
 def _arrived(parts: _Parts, arrival: Arrival) -> tuple[Transition, StepInfo, Metrics]:
     """Return what actors have sent as one block of `rows`: transitions, what was seen, and metrics."""
     assert parts.host_actors is not None
-    items, seen, metrics = arrived(parts.actors, parts.host_actors, arrival)
+    items, seen, metrics = arrived(parts.acting, parts.host_actors, arrival)
     items, seen = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (items, seen))
     return items, seen, {**episode_metrics(seen), **metrics}
 
 
 def _taught(parts: _Parts, state: OffPolicyState, arrival: Arrival) -> OffPolicyState:
     """Take up what the processors of actors have learnt."""
-    return state._replace(processor=learnt_by_all(parts.actors.processor, state.processor, arrival.fresh))
+    return state._replace(processor=learnt_by_all(parts.acting.processor, state.processor, arrival.fresh))
 
 
 def _remote(parts: _Parts, host_actors: HostActors) -> Remote:
@@ -280,7 +279,7 @@ def _remote(parts: _Parts, host_actors: HostActors) -> Remote:
         return state._replace(buffer=parts.buffer.push(state.buffer, _arrived(parts, arrival)[0], t))
 
     return remote(
-        parts.actors,
+        parts.acting,
         host_actors,
         steps=parts.schedule.vector_steps,
         fill=parts.schedule.fill,
@@ -293,14 +292,14 @@ def _collect(
     parts: _Parts, state: OffPolicyState, noise: PyTree, opt_step: Array, random: bool
 ) -> tuple[OffPolicyState, Transition, StepInfo]:
     """Take `vector_steps` steps in all environments; return transitions and what was seen as one block of `rows`."""
-    scene = Scene(state.env, state.processor)
+    loop = EnvLoopState(state.env, state.processor)
     if parts.schedule.vector_steps == 1:
         only = jax.tree.map(lambda x: x[0], noise)
-        scene, (items, seen) = interact(parts.actors, state.agent, opt_step, random, scene, only)
+        loop, (items, seen) = interact(parts.acting, state.agent, opt_step, random, loop, only)
     else:
-        scene, items, seen = collect(parts.actors, state.agent, opt_step, scene, noise, random)
+        loop, items, seen = collect(parts.acting, state.agent, opt_step, loop, noise, random)
         items, seen = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (items, seen))
-    return state._replace(env=scene.env, processor=scene.processor), items, seen
+    return state._replace(env=loop.env, processor=loop.processor), items, seen
 
 
 # --- randomness -------------------------------------------------------------------------------------------------
@@ -309,10 +308,10 @@ def _collect(
 def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
     collect_key, update_key = jax.random.split(fold(own(key), t))
     schedule, pushes = parts.schedule, parts.schedule.fill + jnp.asarray(t, jnp.uint32) + 1
-    update_noise = draw_learning(parts.actors.agent, parts.buffer, update_key, pushes, schedule.rows, schedule.updates)
+    update_noise = draw_learning(parts.acting.agent, parts.buffer, update_key, pushes, schedule.rows, schedule.updates)
     if parts.host_actors is not None:
         return update_noise
-    return draw_steps(parts.actors, collect_key, schedule.vector_steps), update_noise
+    return draw_steps(parts.acting, collect_key, schedule.vector_steps), update_noise
 
 
 # --- the beginning ----------------------------------------------------------------------------------------------
@@ -322,22 +321,22 @@ def _init(parts: _Parts, key: Key) -> OffPolicyState:
     """Reset, fill the processor's windows, and warm the buffer up."""
     stream, agent_key, *others = jax.random.split(key, 5)
     env_key, prime_key, fill_key = map(own, others)
-    agent = parts.actors.agent.init(agent_key)
-    scene, items = open_scene(parts.actors, agent, env_key)
+    agent = parts.acting.agent.init(agent_key)
+    loop, items = open_envs(parts.acting, agent, env_key)
     state = OffPolicyState(
         key=stream,
         agent=agent,
-        env=scene.env,
-        processor=scene.processor,
+        env=loop.env,
+        processor=loop.processor,
         buffer=parts.buffer.init(row_struct(items), parts.schedule.rows, parts.schedule.lag, parts.schedule.num_envs),
         health=healthy(),
     )
     if parts.host_actors is not None:
-        return state._replace(processor=untaught(parts.actors.processor, state.processor, parts.host_actors))
+        return state._replace(processor=untaught(parts.acting.processor, state.processor, parts.host_actors))
     state = _prime(parts, state, prime_key)
 
     def fill(t: Array, state: OffPolicyState) -> OffPolicyState:
-        noise = draw_steps(parts.actors, fold(fill_key, t), parts.schedule.vector_steps, parts.schedule.random_warmup)
+        noise = draw_steps(parts.acting, fold(fill_key, t), parts.schedule.vector_steps, parts.schedule.random_warmup)
         state, items, _ = _collect(parts, state, noise, jnp.uint32(0), parts.schedule.random_warmup)
         return state._replace(buffer=parts.buffer.push(state.buffer, items, t))
 
@@ -349,15 +348,15 @@ def _refill(parts: _Parts, state: OffPolicyState, first: Array, stop: Array) -> 
     """Fill a new buffer with what the agent meets as it explores from where its environments stand."""
     schedule, key = parts.schedule, fold(fold(state.key, REFILL_STREAM), stop)
     opt_step = (jnp.asarray(stop, jnp.uint32) - schedule.fill) * schedule.updates
-    scene, items = open_scene(parts.actors, state.agent, key)
-    del scene  # its shapes alone are asked for; nothing of it is computed
+    loop, items = open_envs(parts.acting, state.agent, key)
+    del loop  # its shapes alone are asked for; nothing of it is computed
     empty = parts.buffer.init(row_struct(items), schedule.rows, schedule.lag, schedule.num_envs)
     state = state._replace(buffer=empty)
     if parts.host_actors is not None:
         return state
 
     def fill(number: Array, state: OffPolicyState) -> OffPolicyState:
-        noise = draw_steps(parts.actors, fold(key, number), schedule.vector_steps)
+        noise = draw_steps(parts.acting, fold(key, number), schedule.vector_steps)
         state, items, _ = _collect(parts, state, noise, opt_step, random=False)
         return state._replace(buffer=parts.buffer.push(state.buffer, items, number))
 
@@ -371,7 +370,7 @@ def _prime(parts: _Parts, state: OffPolicyState, key: Key) -> OffPolicyState:
     one = parts._replace(schedule=parts.schedule._replace(vector_steps=1))
 
     def prime(t: Array, state: OffPolicyState) -> OffPolicyState:
-        noise = draw_steps(parts.actors, fold(key, t), 1, parts.schedule.random_warmup)
+        noise = draw_steps(parts.acting, fold(key, t), 1, parts.schedule.random_warmup)
         return _collect(one, state, noise, jnp.uint32(0), parts.schedule.random_warmup)[0]
 
     return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(parts.schedule.horizon), prime, state)

@@ -12,7 +12,6 @@ from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.dataset import Dataset, split, summary_of
 from jaxrl.buffers.epochs import batch_of_epochs
 from jaxrl.buffers.uniform import uniform
-from jaxrl.distributions import from_box
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import HostEnv
 from jaxrl.errors import SettingsError, check_count
@@ -20,11 +19,13 @@ from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor, begin
 from jaxrl.processors.n_step import one_step
 from jaxrl.registry import listed, names_of
-from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, space_to_plain
+from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, from_box, space_to_plain
 from jaxrl.strategies.base import Strategy, fold
 from jaxrl.strategies.guard import Health, health_of, healthy, reseed
-from jaxrl.strategies.interaction import PolicyParams, bind, make_policy, retune_agent, settings_of
+from jaxrl.strategies.interaction import bind
+from jaxrl.strategies.policy import PolicyParams, make_policy
 from jaxrl.strategies.replay import draw_learning, learn
+from jaxrl.strategies.settings import retune_agent, settings_of
 from jaxrl.trees import Array, Key, PyTree, row_struct
 from jaxrl.types import Step, Transition
 

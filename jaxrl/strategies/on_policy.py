@@ -20,22 +20,20 @@ from jaxrl.shards import merged, own
 from jaxrl.strategies.base import Strategy, Telling, fold, repeat
 from jaxrl.strategies.guard import Health, guarded_update, health_of, healthy, reseed, what_returns_are_made_of
 from jaxrl.strategies.interaction import (
-    Actors,
-    Scene,
+    Acting,
+    EnvLoopState,
     StepInfo,
     collect,
     draw_steps,
     episode_metrics,
     introduce,
     join,
-    make_policy,
-    open_scene,
-    retune,
-    settings_of,
+    open_envs,
     step_of,
     telling_step,
     usual_processor,
 )
+from jaxrl.strategies.policy import make_policy
 from jaxrl.strategies.remote import (
     ActorsConfig,
     HostActors,
@@ -47,6 +45,7 @@ from jaxrl.strategies.remote import (
     stage,
     untaught,
 )
+from jaxrl.strategies.settings import retune, settings_of
 from jaxrl.strategies.shards import sharded
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Rollout, Transition
@@ -92,7 +91,7 @@ class Passes(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    actors: Actors
+    acting: Acting
     passes: Passes
     host_actors: HostActors | None
     """The environments on the host, if they are there."""
@@ -142,7 +141,7 @@ def on_policy(
     suits = usual(known.name, "on_policy")
     num_envs = whole(suits["num_envs"] if num_envs is None else num_envs)
     vector, shards = of_one_shard(env, num_envs, host_actors, resets, shards)
-    bound = Actors(vector, *join(known, processor or usual_processor(suits)))
+    bound = Acting(vector, *join(known, processor or usual_processor(suits)))
     passes = passes_of(bound.agent, bound.processor, vector.num_envs, rollout, epochs, minibatches)
     policy = make_policy(bound.agent, bound.processor, env.spec)
     if host_actors is not None and bound.agent.behave is not None:
@@ -224,11 +223,11 @@ def check_minibatches(units: int, minibatches: int, what: str) -> None:
 
 def _init(parts: _Parts, key: Key) -> OnPolicyState:
     stream, agent_key, env_key = jax.random.split(key, 3)
-    agent = parts.actors.agent.init(agent_key)
-    scene, _ = open_scene(parts.actors, agent, own(env_key))
+    agent = parts.acting.agent.init(agent_key)
+    loop, _ = open_envs(parts.acting, agent, own(env_key))
     if parts.host_actors is not None:
-        scene = scene._replace(processor=untaught(parts.actors.processor, scene.processor, parts.host_actors))
-    return OnPolicyState(stream, agent, scene.env, scene.processor, healthy())
+        loop = loop._replace(processor=untaught(parts.acting.processor, loop.processor, parts.host_actors))
+    return OnPolicyState(stream, agent, loop.env, loop.processor, healthy())
 
 
 # --- the training step ------------------------------------------------------------------------------------------
@@ -239,14 +238,14 @@ def _advance(parts: _Parts, state: OnPolicyState, noise: PyTree, t: Array) -> tu
     metrics: Metrics = {}
     if parts.host_actors is None:
         collect_noise, update_noise = noise
-        scene = Scene(state.env, state.processor)
-        scene, items, seen = collect(parts.actors, state.agent, first_opt, scene, collect_noise)
-        state = state._replace(env=scene.env, processor=scene.processor)
+        loop = EnvLoopState(state.env, state.processor)
+        loop, items, seen = collect(parts.acting, state.agent, first_opt, loop, collect_noise)
+        state = state._replace(env=loop.env, processor=loop.processor)
     else:
         arrival, update_noise = noise
-        processor = learnt_by_all(parts.actors.processor, state.processor, arrival.fresh)
+        processor = learnt_by_all(parts.acting.processor, state.processor, arrival.fresh)
         state = state._replace(processor=processor)
-        items, seen, metrics = arrived(parts.actors, parts.host_actors, arrival)
+        items, seen, metrics = arrived(parts.acting, parts.host_actors, arrival)
     last = last_steps(items, seen)
     rollout = Rollout(items, last if isinstance(seen.present, tuple) else last | ~seen.present)
     state, learnt = learn_rollout(parts.passes, state, rollout, update_noise, first_opt)
@@ -326,7 +325,7 @@ def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
     learning = draw_passes(parts.passes, learn_keys)
     if parts.host_actors is not None:
         return learning
-    return draw_steps(parts.actors, collect_key, parts.passes.rollout), learning
+    return draw_steps(parts.acting, collect_key, parts.passes.rollout), learning
 
 
 def split_iteration(key: Key) -> tuple[Key, tuple[Key, Key]]:

@@ -24,7 +24,7 @@ from jaxrl.masks import random_action
 from jaxrl.metrics import Metrics, Total, stat
 from jaxrl.processors.base import Processor, begin
 from jaxrl.spaces import EnvSpec, space_zeros
-from jaxrl.strategies.interaction import Actors, StepInfo, draw_steps, interact, open_scene, step_info
+from jaxrl.strategies.interaction import Acting, StepInfo, draw_steps, interact, open_envs, step_info
 from jaxrl.strategies.shards import check_shards
 from jaxrl.trees import Array, Key, PyTree, row_struct
 from jaxrl.types import Step, Transition
@@ -267,7 +267,7 @@ class Arrival(NamedTuple):
 
 
 def remote(
-    actors: Actors,
+    acting: Acting,
     host_actors: HostActors,
     *,
     steps: int,
@@ -279,28 +279,28 @@ def remote(
 
     `fill` rounds of warm-up come first; `push(state, items, t)` takes them up.
     """
-    processor = actors.processor.of_actors
-    actors = actors._replace(processor=processor)
+    processor = acting.processor.of_actors
+    acting = acting._replace(processor=processor)
     nothing = nothing_learnt(processor, host_actors)
     jax.eval_shape(processor.taught_more, nothing, nothing)  # raises where it cannot be done
-    num_envs = actors.env.num_envs // host_actors.actors
-    one = actors._replace(env=actors.env._replace(num_envs=num_envs))
-    layout = layout_of_steps(actors)
-    words = lambda: _several(empty(layout, actors.env.num_envs).words, steps)
+    num_envs = acting.env.num_envs // host_actors.actors
+    one = acting._replace(env=acting.env._replace(num_envs=num_envs))
+    layout = layout_of_steps(acting)
+    words = lambda: _several(empty(layout, acting.env.num_envs).words, steps)
     fresh = jax.tree.map(lambda x: jnp.broadcast_to(x, (host_actors.actors, *x.shape)), nothing)
     arrival = jax.eval_shape(lambda: Arrival(words(), jnp.float32(0), fresh))
-    sent = actors.agent.publish or actors.agent.strip
+    sent = acting.agent.publish or acting.agent.strip
     return Remote(
         env=host_actors.env,
         config=host_actors.config,
         actors=host_actors.actors,
-        exploration=tuple(exploration_of(host_actors, actors.agent)),
+        exploration=tuple(exploration_of(host_actors, acting.agent)),
         factor=read_schedule(host_actors.config.exploration_schedule)
         if host_actors.config.exploration_schedule
         else None,
         num_envs=num_envs,
         steps=steps,
-        prime=actors.processor.horizon,
+        prime=acting.processor.horizon,
         fill=fill,
         random_fill=random_fill,
         arrival=arrival,
@@ -316,15 +316,15 @@ def remote(
     )
 
 
-def layout_of_steps(actors: Actors) -> Layout:
+def layout_of_steps(acting: Acting) -> Layout:
     """Return how a step of one environment is packed: its transition, and what is recorded of it."""
 
     def one() -> tuple[Transition, StepInfo]:
         agent_key, env_key, key = jax.random.split(jax.random.key(0), 3)
-        agent = actors.agent.init(agent_key)
-        scene, _ = open_scene(actors, agent, env_key)
-        noise = jax.tree.map(lambda x: x[0], draw_steps(actors, key, 1))
-        return interact(actors, agent, jnp.uint32(0), False, scene, noise)[1]
+        agent = acting.agent.init(agent_key)
+        loop, _ = open_envs(acting, agent, env_key)
+        noise = jax.tree.map(lambda x: x[0], draw_steps(acting, key, 1))
+        return interact(acting, agent, jnp.uint32(0), False, loop, noise)[1]
 
     return layout_of(row_struct(jax.eval_shape(one)))
 
@@ -343,13 +343,13 @@ def untaught(processor: Processor, state: PyTree, host_actors: HostActors) -> Py
     return processor.of_actors.taught(state, nothing_learnt(processor, host_actors))
 
 
-def _begin(actors: Actors, agent: PyTree, learnt: PyTree, obs: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+def _begin(acting: Acting, agent: PyTree, learnt: PyTree, obs: PyTree, key: Key) -> tuple[PyTree, PyTree]:
     """Start the processor at the first observations, knowing what all have `learnt`."""
-    seen = actors.processor.observe(actors.processor.init(obs))
-    noise = actors.agent.draw_act(key, actors.env.num_envs)
-    shapes = jax.eval_shape(lambda: actors.agent.act(agent, seen, noise, jnp.uint32(0), "explore"))
+    seen = acting.processor.observe(acting.processor.init(obs))
+    noise = acting.agent.draw_act(key, acting.env.num_envs)
+    shapes = jax.eval_shape(lambda: acting.agent.act(agent, seen, noise, jnp.uint32(0), "explore"))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    processor = actors.processor
+    processor = acting.processor
     if not jax.tree.leaves(learnt):
         return begin(processor, obs, *zeros), learnt
     nothing = jax.tree.map(jnp.zeros_like, learnt)
@@ -358,23 +358,23 @@ def _begin(actors: Actors, agent: PyTree, learnt: PyTree, obs: PyTree, key: Key)
     return begin(knowing, obs, *zeros), processor.learnt(begin(blank, obs, *zeros))
 
 
-def _act(actors: Actors, agent: PyTree, processor: PyTree, noise: PyTree, place: Array, opt_step: Array) -> Any:
+def _act(acting: Acting, agent: PyTree, processor: PyTree, noise: PyTree, place: Array, opt_step: Array) -> Any:
     """Choose actions with the randomness of step `place` of a round; return them and the extras."""
     act_noise, drawn, _ = jax.tree.map(lambda x: x[place], noise)
-    obs = actors.processor.observe(processor)
-    action, extras = actors.agent.act(agent, obs, act_noise, opt_step, "explore")
-    return (random_action(actors.env.spec, drawn, obs) if jax.tree.leaves(drawn) else action), extras
+    obs = acting.processor.observe(processor)
+    action, extras = acting.agent.act(agent, obs, act_noise, opt_step, "explore")
+    return (random_action(acting.env.spec, drawn, obs) if jax.tree.leaves(drawn) else action), extras
 
 
 def _take(
-    actors: Actors, layout: Layout, processor: PyTree, fresh: PyTree, step: Step
+    acting: Acting, layout: Layout, processor: PyTree, fresh: PyTree, step: Step
 ) -> tuple[PyTree, PyTree, dict[str, Array]]:
     """Take in what the actions led to; return the processor's state, what is fresh, and the step packed `[N, W]`."""
     if jax.tree.leaves(fresh):
         # The same step once more, as if nothing had been learnt but this: of it, nothing else is computed.
-        apart, _ = actors.processor.process(actors.processor.taught(processor, fresh), step)
-        fresh = actors.processor.learnt(apart)
-    processor, items = actors.processor.process(processor, step)
+        apart, _ = acting.processor.process(acting.processor.taught(processor, fresh), step)
+        fresh = acting.processor.learnt(apart)
+    processor, items = acting.processor.process(processor, step)
     return processor, fresh, pack(layout, (items, step_info(step)))
 
 
@@ -392,12 +392,12 @@ def learnt_by_all(processor: Processor, state: PyTree, fresh: PyTree) -> PyTree:
     return processor.taught(state, learnt)
 
 
-def arrived(actors: Actors, host_actors: HostActors, arrival: Arrival) -> tuple[Transition, StepInfo, Metrics]:
+def arrived(acting: Acting, host_actors: HostActors, arrival: Arrival) -> tuple[Transition, StepInfo, Metrics]:
     """Unpack what arrived: transitions and what was seen, leaves `[T, N, ...]`, and metrics of each actor."""
-    items, seen = jax.vmap(partial(unpack, layout_of_steps(actors)))(arrival.words)
+    items, seen = jax.vmap(partial(unpack, layout_of_steps(acting)))(arrival.words)
     done = seen.terminated | seen.truncated
     metrics: dict[str, Any] = {"staleness": arrival.lag}
-    each = actors.env.num_envs // host_actors.actors
+    each = acting.env.num_envs // host_actors.actors
     for i in range(host_actors.actors):
         own = slice(i * each, (i + 1) * each)
         metrics[f"actor{i}/env_steps"] = Total(jnp.int32(done[:, own].size))

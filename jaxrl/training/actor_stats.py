@@ -87,7 +87,7 @@ def stack_of(ident: int | None) -> str:
 # --- what an actor is given, and sends --------------------------------------------------------------------------
 
 
-class Window(NamedTuple):
+class ActorState(NamedTuple):
     """An actor's processor between two steps, and what it has learnt in this round."""
 
     processor: PyTree

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl.envs.agents import as_one, games_of, rows_of
 from jaxrl.envs.base import Env, finite_rows, zeros_unless
-from jaxrl.envs.host import HostEnv, Stage
+from jaxrl.envs.host import HostEnv, HostVectorEnv
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.strategies.base import Policy, Strategy, fold
 from jaxrl.strategies.interaction import column_of
@@ -140,16 +140,16 @@ def eval_columns(evaluation: Evaluation, score: float, again: float | None, is_b
 
 def episode_rows(counters: dict[str, int], evaluation: Evaluation) -> Iterator[dict[str, Any]]:
     """Return a row for each episode of an evaluation."""
-    rows = zip(evaluation.returns, evaluation.lengths, evaluation.finished, strict=True)
-    for episode, (value, length, finished) in enumerate(rows):
-        yield {
-            **counters,
-            "episode": episode,
-            "return": float(value),
-            "length": int(length),
-            "finished": bool(finished),
-            **{name: float(values[episode]) for name, values in evaluation.columns.items()},
-        }
+    # As lists: a scalar of an array takes longer to make than the rest of a row.
+    floats = lambda values: np.asarray(values, np.float64).tolist()
+    columns = {
+        "return": floats(evaluation.returns),
+        "length": np.asarray(evaluation.lengths, np.int64).tolist(),
+        "finished": np.asarray(evaluation.finished, bool).tolist(),
+        **{name: floats(values) for name, values in evaluation.columns.items()},
+    }
+    for episode, row in enumerate(zip(*columns.values(), strict=True)):
+        yield {**counters, "episode": episode, **dict(zip(columns, row, strict=True))}
 
 
 class EvaluateFn(Protocol):
@@ -244,21 +244,21 @@ class HostEvaluator:
 
     def __call__(self, params: PyTree, key: Key) -> Evaluation:
         """Run the episodes; the key is consumed."""
-        stage = Stage(self.env, self.episodes, int(jax.random.bits(key) >> 1))
+        envs = HostVectorEnv(self.env, self.episodes, int(jax.random.bits(key) >> 1))
         try:
-            return self._run(stage, params, key)
+            return self._run(envs, params, key)
         finally:
-            stage.close()
+            envs.close()
 
-    def _run(self, stage: Stage, params: PyTree, key: Key) -> Evaluation:
-        carry = self._begin(params, stage.reset())
-        returns, lengths = np.where(stage.spoilt, np.nan, 0.0), np.zeros(self.episodes, np.int32)
-        running, info = ~stage.spoilt, dict[str, Any]()
+    def _run(self, envs: HostVectorEnv, params: PyTree, key: Key) -> Evaluation:
+        carry = self._begin(params, envs.reset())
+        returns, lengths = np.where(envs.spoilt, np.nan, 0.0), np.zeros(self.episodes, np.int32)
+        running, info = ~envs.spoilt, dict[str, Any]()
         for t in range(self.max_steps):
             if not running.any():
                 break
             carry, action = self._act(params, carry, key, np.uint32(t))
-            step = stage.step(jax.tree.map(np.asarray, action))
+            step = envs.step(jax.tree.map(np.asarray, action))
             reward = np.where(step.valid, step.reward, np.nan)
             returns, lengths = returns + np.where(running, reward, 0.0), lengths + running
             info = _latest(info, step.info, running)

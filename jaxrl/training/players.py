@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.envs.host import Stage
+from jaxrl.envs.host import HostVectorEnv
 from jaxrl.errors import one_line
 from jaxrl.strategies.base import fold
 from jaxrl.strategies.remote import Remote
-from jaxrl.training.actor_stats import ActorStats, Block, Published, Window, apart, block_of
+from jaxrl.training.actor_stats import ActorState, ActorStats, Block, Published, apart, block_of
 from jaxrl.trees import Key, PyTree
 
 OPENING_S = 60.0
@@ -79,8 +79,8 @@ class Player:
     ) -> None:
         """Prepare; nothing is opened yet. A round ends with `Stopped` once `halted()`."""
         self.remote, self.programs, self.part, self.stats, self.halted = remote, programs, part, stats, halted
-        self._stage: Stage | None = None
-        self._window: Window | None = None
+        self._envs: HostVectorEnv | None = None
+        self._window: ActorState | None = None
         self._own: list[tuple[int, PyTree]] = []
         """What it has learnt in rounds that the learner may not have learnt from yet, by their numbers."""
 
@@ -90,7 +90,7 @@ class Player:
         seed = int(jax.random.bits(self.part.key) >> 1)
         opening_s = math.inf if remote.env.compiled else max(OPENING_S, remote.config.actor_timeout)
         with self.stats.calling(opening_s):
-            self._stage = Stage(remote.env, remote.num_envs, seed, remote.config.processes)
+            self._envs = HostVectorEnv(remote.env, remote.num_envs, seed, remote.config.processes)
 
     def play(self, number: int, published: Published) -> Block:
         """Take the steps of round `number`, after those that come before an actor's first."""
@@ -105,24 +105,24 @@ class Player:
 
     def close(self, kill: bool = False) -> None:
         """Close the environments; with `kill`, from another thread, without waiting for a step that hangs."""
-        if self._stage is not None and kill:
-            self._stage.close(kill=True)
-        elif self._stage is not None:
+        if self._envs is not None and kill:
+            self._envs.close(kill=True)
+        elif self._envs is not None:
             with self.stats.calling(self.remote.config.actor_timeout):
-                self._stage.close()
+                self._envs.close()
 
-    def _begin(self, published: Published, random: bool) -> Window:
+    def _begin(self, published: Published, random: bool) -> ActorState:
         """Start the episodes, and take the steps of which no transition is complete."""
-        assert self._stage is not None, "opened before it is played in"
+        assert self._envs is not None, "opened before it is played in"
         with self.stats.calling(self.remote.config.actor_timeout):
-            obs = self._stage.reset()
-        window = Window(*self.programs.begin(published.agent, published.learnt, obs, self.part.key))
+            obs = self._envs.reset()
+        window = ActorState(*self.programs.begin(published.agent, published.learnt, obs, self.part.key))
         if self.remote.prime:
             noise = self.programs.draw(self.part.key, np.uint32(STREAM), self.remote.prime, random)
             window, _ = self._steps(published, window, noise, self.remote.prime)
         return window
 
-    def _informed(self, window: Window, published: Published) -> Window:
+    def _informed(self, window: ActorState, published: Published) -> ActorState:
         """Return `window` with what all have learnt up to `published`, and this actor in its own rounds since."""
         if not self.remote.learns:
             return window
@@ -131,7 +131,7 @@ class Player:
         for _, fresh in self._own:
             learnt = self.programs.joined(learnt, fresh)
         blank = jax.tree.map(np.zeros_like, window.fresh)
-        return Window(self.programs.taught(window.processor, learnt), blank)
+        return ActorState(self.programs.taught(window.processor, learnt), blank)
 
     def _exploring(self, published: Published) -> Published:
         """Return the parameters with this actor's own exploration."""
@@ -143,9 +143,11 @@ class Player:
         hyper = agent.hyper._replace(**{name: np.float32(value * times) for name, value in given.items()})
         return published._replace(agent=agent._replace(hyper=hyper))
 
-    def _steps(self, published: Published, window: Window, noise: PyTree, steps: int) -> tuple[Window, list[Block]]:
+    def _steps(
+        self, published: Published, window: ActorState, noise: PyTree, steps: int
+    ) -> tuple[ActorState, list[Block]]:
         """Take `steps` steps; return the processor, and each step packed."""
-        assert self._stage is not None, "opened before it is played in"
+        assert self._envs is not None, "opened before it is played in"
         processor, fresh = window
         kept, opt_step, stats = [], np.uint32(published.opt_step), self.stats
         for place in range(steps):
@@ -154,16 +156,16 @@ class Player:
             action, extras = self.programs.act(published.agent, processor, noise, np.int32(place), opt_step)
             action = jax.tree.map(np.asarray, action)
             with stats.calling(self.remote.config.actor_timeout):
-                step = self._stage.step(action)
+                step = self._envs.step(action)
             done = step.terminated | step.truncated
             step, scalars = apart(step, done)
             step = step._replace(action=action, extras=extras)
             processor, fresh, words = self.programs.take(processor, fresh, step)
             kept.append(Block({word: np.asarray(x) for word, x in words.items()}, scalars))
-            stats.env_steps += self._stage.num_envs
+            stats.env_steps += self._envs.num_envs
             stats.episodes += int(done.sum())
             stats.returns += float(step.info["episode_return"][done].sum())
-        return Window(processor, fresh), kept
+        return ActorState(processor, fresh), kept
 
 
 class Elsewhere(Exception):

@@ -111,9 +111,18 @@ def metric_shapes(strategy: Strategy, state: PyTree) -> dict[str, Any]:
     """Return the metrics that `strategy.step` reports, as shapes, sorted by name."""
     made = programs_of(strategy)
     if "metrics" not in made:
-        _, metrics = jax.eval_shape(strategy.step, state, noise_shapes(strategy, state), np.uint32(0))
+        _, metrics, *_ = jax.eval_shape(_step_of(strategy), state, noise_shapes(strategy, state), np.uint32(0))
         made["metrics"] = dict(sorted(metrics.items()))
     return dict(made["metrics"])
+
+
+def _step_of(strategy: Strategy) -> Any:
+    """Return the step of `strategy`, traced once for the shapes of its metrics and the memory plan.
+
+    Programs trace it anew: within a loop, each `Flat` has its matrices beside it, which no `jit` passes on.
+    """
+    step = strategy.step if strategy.telling is None else strategy.telling.step
+    return programs_of(strategy).setdefault("step", jax.jit(step, inline=True))
 
 
 def run(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Array) -> tuple[PyTree, Sums]:
@@ -210,7 +219,8 @@ def add_up(sums: Sums, new: Stat | Sums) -> Sums:
 def summarise(shapes: dict[str, Any], sums: Sums) -> dict[str, float | int | None]:
     """Return a row of the log: totals as integers; mean, `_min` and `_max` of what was measured (`None` if never)."""
     row: dict[str, float | int | None] = {}
-    columns = zip(*(x.tolist() for x in jax.device_get((sums.count, sums.sum, sums.min, sums.max))), strict=True)
+    # Not by `jax.device_get`: of small arrays on the CPU it takes thirty times as long.
+    columns = zip(*(np.asarray(x).tolist() for x in (sums.count, sums.sum, sums.min, sums.max)), strict=True)
     for (name, shape), (count, value, low, high) in zip(shapes.items(), columns, strict=True):
         if isinstance(shape, Total):
             row[name] = count
@@ -275,7 +285,7 @@ def values_of(strategy: Strategy) -> dict[str, Array]:
     population.
     """
     own = {name: swap.new for name, swap in strategy.values.items()}
-    return {name: jnp.float32(own.get(name, value)) for name, value in _traced_init(strategy)[1].items()}
+    return {name: jnp.float32(own.get(name, value)) for name, value in _traced_begin(strategy)[1].items()}
 
 
 def compile_together(strategy: Strategy, width: int, tells: bool) -> Any:
@@ -331,22 +341,28 @@ def _programs(key: tuple[Any, ...]) -> dict[str, Any]:
 
 def state_shapes(strategy: Strategy) -> tuple[PyTree, Sums]:
     """Return the shapes of a training state and of its sums, as a checkpoint holds them."""
-    return _traced_init(strategy)[0]
+    state, _ = _traced_begin(strategy)
+    sums: Sums = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, zero_sums(len(metric_shapes(strategy, state)))))
+    return state, sums
 
 
-def _traced_init(strategy: Strategy) -> tuple[tuple[PyTree, Sums], dict[str, float]]:
-    """Return the shapes that `_init` makes, and the settings that live in them; traced once for its programs."""
+def _traced_begin(strategy: Strategy) -> tuple[PyTree, dict[str, float]]:
+    """Return the shapes of a training state, and the settings that live in it; traced once for all who ask."""
     made = programs_of(strategy)
-    if "like" not in made:
-        made["like"] = traced(partial(_init, strategy), jax.eval_shape(lambda: jax.random.key(0)))
-    shapes, found = made["like"]
+    if "begin" not in made:
+        made["begin"] = traced(partial(_begin, strategy), jax.eval_shape(lambda: jax.random.key(0)))
+    shapes, found = made["begin"]
     return shapes, found
 
 
+def _begin(strategy: Strategy, key: Array) -> PyTree:
+    return jax.tree.map(lambda x: jnp.asarray(x, x.dtype), strategy.init(key))
+
+
 def _init(strategy: Strategy, key: Array, values: Mapping[str, Array] | None = None) -> tuple[PyTree, Sums]:
-    old = _traced_init(strategy)[1] if values else {}
+    old = _traced_begin(strategy)[1] if values else {}
     with given({name: Swap(old[name], value) for name, value in (values or {}).items()}):
-        state = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), strategy.init(key))
+        state = _begin(strategy, key)
     return state, zero_sums(len(metric_shapes(strategy, state)))
 
 
@@ -422,11 +438,11 @@ def num_envs_of(strategy: Strategy) -> int | None:
 
 def _check_step(strategy: Strategy) -> Plan:
     """Return the memory plan of a strategy whose step keeps its state."""
-    state, num_envs = jax.eval_shape(strategy.init, jax.eval_shape(lambda: jax.random.key(0))), num_envs_of(strategy)
+    state, num_envs = _traced_begin(strategy)[0], num_envs_of(strategy)
     require_fit(plan_of_state(state, strategy.capacity), num_envs)
     noise = noise_shapes(strategy, state)
     require_fit(plan_of(strategy, state, noise), num_envs)  # first, for a step of far too many cannot even be traced
-    jaxpr, (new, metrics) = jax.make_jaxpr(strategy.step, return_shape=True)(state, noise, np.uint32(0))
+    jaxpr, (new, metrics, *_) = jax.make_jaxpr(_step_of(strategy), return_shape=True)(state, noise, np.uint32(0))
     require_same("strategy: the state after step", new, "that after init", state)
     if not isinstance(metrics, Mapping):
         array = isinstance(metrics, jax.ShapeDtypeStruct)

@@ -88,7 +88,7 @@ def hoist(body: Callable[[PyTree, PyTree, Array], PyTree], carry: PyTree, noise:
     parts = _split(level, set(), set(code.outs))
     saved, steps = tuple(parts.saved), (tuple(parts.ahead), tuple(parts.behind))
     if not saved:
-        return as_it_is  # run equation by equation, DQN takes 1.24 of the time
+        return as_it_is  # as it was traced, for equation by equation it may take longer
 
     def ahead(noise: PyTree, t: Array) -> list[Array]:
         values = {**code.given, **dict(zip(code.ins[carried:], jax.tree.leaves((noise, t)), strict=True))}

@@ -19,8 +19,8 @@ from jaxrl.errors import SettingsError
 from jaxrl.masks import draw_random, mask_of, masked, random_action
 from jaxrl.registry import names_of
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, sample_space
-from jaxrl.strategies.driven import Driven, act
 from jaxrl.strategies.interaction import draw_acting
+from jaxrl.strategies.stepwise import Stepwise, act
 from jaxrl.training.evaluator import run_episodes
 from jaxrl.trees import row_struct
 from jaxrl.types import Batch, Remembered, Rollout, Step, Transition
@@ -155,14 +155,14 @@ def test_actors_and_sessions_keep_to_the_mask(random: bool) -> None:
     env, make = minefield(), jaxrl.dqn(**SMALL, **often)
     strategy = jaxrl.off_policy(env, make, num_envs=50, opt_interval=50, actors=jaxrl.ActorsConfig(actors=1))
     remote, agent = strategy.remote, make(env.spec)
-    driven = Driven(env.spec, agent, jaxrl.one_step(), jaxrl.uniform(), None)
+    stepwise = Stepwise(env.spec, agent, jaxrl.one_step(), jaxrl.uniform(), None)
 
     def run(key: Any) -> Any:
         obs, state = sample_space(env.spec.observation_space, key, 50), agent.init(key)
         (processor, _), noise = remote.begin(state, (), obs, key), remote.draw(key, 1, random)
         acted = remote.act(state, processor, noise, jnp.int32(0), jnp.uint32(0))[0]
         drawn = jax.tree.map(lambda x: x[None], draw_acting(agent, env.spec, 50, key, random)[:2])
-        return obs, acted, act(driven, state, obs, drawn, jnp.zeros(2, jnp.uint32))[0]
+        return obs, acted, act(stepwise, state, obs, drawn, jnp.zeros(2, jnp.uint32))[0]
 
     obs, *actions = jax.jit(run)(KEY)
     assert all(spared(env.spec.action_space, obs, action) for action in actions)

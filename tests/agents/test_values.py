@@ -7,7 +7,7 @@ import pytest
 import rlax
 
 from jaxrl.agents.values import (
-    After,
+    BootstrapTarget,
     Reach,
     c51,
     chosen_row,
@@ -41,9 +41,9 @@ def judged(values, out_tm1, out_t, out_select, action, reward, discount, taus=TA
     """Return the losses and errors `[B]`, the next action chosen by `out_select`."""
     policy = jax.nn.one_hot(jnp.argmax(jax.vmap(values.mean)(out_select), axis=-1), ACTIONS)
     taus = jnp.broadcast_to(jnp.asarray(taus), (out_tm1.shape[0], len(taus)))
-    after = After(reward, discount, out_t, policy)
+    after = BootstrapTarget(reward, discount, out_t, policy)
     judge = lambda out, action, taus, after: values.loss(chosen_row(out, action), taus, after)
-    axes = (0, 0, 0, After(0, 0, 0, 0, None))
+    axes = (0, 0, 0, BootstrapTarget(0, 0, 0, 0, None))
     return jax.jit(jax.vmap(judge, in_axes=axes))(out_tm1, action, taus, after)
 
 
@@ -153,7 +153,7 @@ def test_a_support_has_the_ends_that_are_given_or_those_of_the_reach(reach, v_mi
 
 def test_the_share_outside_of_a_support_is_that_of_the_target_before_it_is_projected():
     # The support 0, 1, 2 leads to 1, 1.5, 2 and stays inside; 0, 0.75, 1.5 leads to 1, 1.375 and 1.75, which does not.
-    after = After(jnp.float32(1), jnp.float32(0.5), jnp.log(jnp.array([[0.25, 0.25, 0.5]])), jnp.ones(1))
+    after = BootstrapTarget(jnp.float32(1), jnp.float32(0.5), jnp.log(jnp.array([[0.25, 0.25, 0.5]])), jnp.ones(1))
     outside = [float(c51(3, 0.0, high).outside(after)) for high in (2.0, 1.5)]
     np.testing.assert_allclose(outside, [0.0, 0.5], atol=1e-6)
     traced = jax.jit(lambda high: c51(3, 0.0, high).outside(after))(1.5)
@@ -205,7 +205,7 @@ def test_what_is_terminal_is_the_reward_alone(steps):
 
 def test_a_penalty_is_taken_from_what_each_action_is_worth_before_the_policy_weighs_them():
     # 1 + 0.5 * (0.25 * (4 - 2) + 0.75 * (8 - 4)) - 2
-    after = lambda out: After(1.0, 0.5, out, jnp.array([0.25, 0.75]), jnp.array([2.0, 4.0]))
+    after = lambda out: BootstrapTarget(1.0, 0.5, out, jnp.array([0.25, 0.75]), jnp.array([2.0, 4.0]))
     _, error = expected("squared").loss(jnp.array([2.0]), jnp.zeros(1), after(jnp.array([[4.0], [8.0]])))
     assert error == 0.75
     out = jnp.array([[3.0, 5.0], [6.0, 10.0]])

@@ -11,7 +11,7 @@ from toys_envs import counting
 from toys_gymnasium import Counting, Frames, Telling
 
 import jaxrl
-from jaxrl.envs.host import HostEnv, Stage, gymnasium_spec, to_host
+from jaxrl.envs.host import HostEnv, HostVectorEnv, gymnasium_spec, to_host
 from jaxrl.envs.scalars import scalars_in
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, channels_last, space_of
@@ -23,17 +23,17 @@ def counter(**kwargs: int) -> HostEnv:
     return jaxrl.gymnasium_envs(gymnasium_spec(Counting()), partial(Counting, **kwargs))
 
 
-def walk(stage: Stage, steps: int) -> list[Any]:
-    stage.reset()
+def walk(envs: HostVectorEnv, steps: int) -> list[Any]:
+    envs.reset()
     try:
-        return [stage.step(np.zeros(stage.num_envs, np.int32)) for _ in range(steps)]
+        return [envs.step(np.zeros(envs.num_envs, np.int32)) for _ in range(steps)]
     finally:
-        stage.close()
+        envs.close()
 
 
 @pytest.mark.parametrize("processes", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_episode_s_end_keeps_its_true_successor_and_the_next_begins_in_the_same_step(processes: bool):
-    steps = walk(Stage(counter(), 2, 0, processes), 9)
+    steps = walk(HostVectorEnv(counter(), 2, 0, processes), 9)
     # Episode 1 terminates at step 3, episode 2 is truncated at its step 5, episode 3 begins.
     assert [s.final_obs[0].tolist() for s in steps] == [
         [1, 1], [2, 1], [3, 1], [1, 2], [2, 2], [3, 2], [4, 2], [5, 2], [1, 3],
@@ -49,7 +49,7 @@ def test_an_episode_s_end_keeps_its_true_successor_and_the_next_begins_in_the_sa
 
 
 def test_a_step_that_is_not_finite_cuts_its_episode_there_and_nothing_else():
-    steps = walk(Stage(counter(bad_step=2), 1, 0), 3)
+    steps = walk(HostVectorEnv(counter(bad_step=2), 1, 0), 3)
     assert [bool(s.valid[0]) for s in steps] == [True, False, True]
     assert bool(steps[1].truncated[0])
     assert not steps[1].terminated[0]
@@ -60,10 +60,10 @@ def test_a_step_that_is_not_finite_cuts_its_episode_there_and_nothing_else():
 
 @pytest.mark.parametrize("bad", [1, 2])
 def test_an_episode_whose_first_observation_is_not_finite_is_cut_at_its_first_step(bad: int):
-    stage = Stage(counter(bad_reset=bad), 1, 0)
-    first = stage.reset()
-    steps = [stage.step(np.zeros(1, np.int32)) for _ in range(6)]
-    stage.close()
+    envs = HostVectorEnv(counter(bad_reset=bad), 1, 0)
+    first = envs.reset()
+    steps = [envs.step(np.zeros(1, np.int32)) for _ in range(6)]
+    envs.close()
     shown = [first, *(s.obs for s in steps)]
     at = {1: 0, 2: 3}[bad]  # episode 1 takes 3 steps, and the fourth leaves the spoilt one
     assert shown[at][0].tolist() == [0, 0]
@@ -78,7 +78,7 @@ def test_an_episode_whose_first_observation_is_not_finite_is_cut_at_its_first_st
 
 @pytest.mark.parametrize("processes", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_numbers_in_info_come_along_where_they_are_told(processes: bool):
-    steps = walk(Stage(jaxrl.gymnasium_envs(gymnasium_spec(Telling()), Telling), 2, 0, processes), 4)
+    steps = walk(HostVectorEnv(jaxrl.gymnasium_envs(gymnasium_spec(Telling()), Telling), 2, 0, processes), 4)
     told = [{name: x.tolist() for name, x in s.info.items() if not name.startswith("episode_")} for s in steps]
     at = lambda left, **more: {"left": [left] * 2, "parts/half": [left / 2] * 2, **more}
     assert told == [at(9), at(8), at(7, won=[1, 1]), at(9)]
@@ -94,10 +94,10 @@ def test_what_only_some_environments_tell_is_missing_in_the_others():
 @pytest.mark.parametrize("suite", ["gymnasium", "envpool"])
 def test_no_step_is_lost_or_made_up_where_an_episode_ends(suite: str):
     pytest.importorskip(suite)
-    stage = Stage(jaxrl.make_env(f"{suite}:CartPole-v1"), 3, 0)
-    obs, lengths, ends = stage.reset(), np.zeros(3, int), 0
+    envs = HostVectorEnv(jaxrl.make_env(f"{suite}:CartPole-v1"), 3, 0)
+    obs, lengths, ends = envs.reset(), np.zeros(3, int), 0
     for t in range(60):
-        step = stage.step(np.array([0, 1, t % 2], np.int32))
+        step = envs.step(np.array([0, 1, t % 2], np.int32))
         # The cart's place moves by its speed at every step, the last and the first of an episode included.
         np.testing.assert_allclose(step.final_obs[:, 0], obs[:, 0] + 0.02 * obs[:, 1], atol=1e-6)
         done, lengths = step.terminated | step.truncated, lengths + 1
@@ -105,13 +105,13 @@ def test_no_step_is_lost_or_made_up_where_an_episode_ends(suite: str):
         assert (np.abs(step.obs[done]) <= 0.05).all()
         np.testing.assert_array_equal(step.obs[~done], step.final_obs[~done])
         obs, lengths, ends = step.obs, np.where(done, 0, lengths), ends + done.sum()
-    stage.close()
+    envs.close()
     assert ends > 10
 
 
 def test_an_environment_in_jax_on_the_host_does_what_vectorise_does():
     env = counting(length=4, time_limit=3)
-    steps = walk(Stage(jaxrl.on_host(env), 2, 7), 7)
+    steps = walk(HostVectorEnv(jaxrl.on_host(env), 2, 7), 7)
     vector = jaxrl.vectorise(env, 2)
     state, _ = vector.reset(jax.random.key(0))
     for step in steps:
@@ -140,11 +140,11 @@ def test_spaces_of_gymnasium_become_ours_and_actions_go_back_from_their_own_star
 
 
 def test_frames_with_channels_first_come_with_channels_last():
-    stage = Stage(jaxrl.gymnasium_envs(gymnasium_spec(Frames()), Frames), 2, 0)
-    assert stage.spec.observation_space == {"camera": Box(0, 255, (12, 10, 3), "uint8"), "steps": Box(0.0, 4.0, (1,))}
+    envs = HostVectorEnv(jaxrl.gymnasium_envs(gymnasium_spec(Frames()), Frames), 2, 0)
+    assert envs.spec.observation_space == {"camera": Box(0, 255, (12, 10, 3), "uint8"), "steps": Box(0.0, 4.0, (1,))}
     frame = np.moveaxis(np.arange(360).reshape(3, 12, 10), 0, -1)
-    shown = [stage.reset(), *(stage.step(np.zeros(2, np.int32)) for _ in range(4))]
-    stage.close()
+    shown = [envs.reset(), *(envs.step(np.zeros(2, np.int32)) for _ in range(4))]
+    envs.close()
     np.testing.assert_array_equal(shown[0]["camera"], [frame % 251] * 2)
     for t, step in enumerate(shown[1:], 1):
         np.testing.assert_array_equal(step.final_obs["camera"], [(frame + t) % 251] * 2)
@@ -201,7 +201,7 @@ def test_without_the_extra_the_line_that_installs_it_is_named(monkeypatch: pytes
 
 def test_parameters_reach_the_maker_and_whole_numbers_stay_whole():
     env = jaxrl.make_env("gymnasium:CartPole-v1", max_episode_steps=7.0)
-    steps = walk(Stage(env, 1, 0), 7)
+    steps = walk(HostVectorEnv(env, 1, 0), 7)
     assert any(s.truncated[0] and s.info["episode_length"][0] == 7 for s in steps) or any(
         s.terminated[0] for s in steps
     )

@@ -11,7 +11,7 @@ from toys_suites import presets_fit, trains_by_command
 from jaxrl.algos import build
 from jaxrl.config import preset
 from jaxrl.envs import HostEnv, make_env
-from jaxrl.envs.host import Stage
+from jaxrl.envs.host import HostVectorEnv
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete
 from jaxrl.strategies.base import Policy
@@ -32,11 +32,11 @@ def lives_of(suite: str) -> HostEnv:
 
 
 def walked(env: HostEnv, actions: Any, seed: int = 3) -> tuple[Any, list[Any]]:
-    stage = Stage(env, actions.shape[1], seed)
+    envs = HostVectorEnv(env, actions.shape[1], seed)
     try:
-        return stage.reset(), [stage.step(action) for action in actions]
+        return envs.reset(), [envs.step(action) for action in actions]
     finally:
-        stage.close()
+        envs.close()
 
 
 @pytest.mark.parametrize("params", [{}, {"repeat_action_probability": 0.0, "noop_max": 0, "frame_skip": 3}])

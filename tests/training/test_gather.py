@@ -9,7 +9,7 @@ from toys_closed_form import counting_env
 import jaxrl
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, EnvSpec
-from jaxrl.strategies.interaction import make_policy, policy_params_like
+from jaxrl.strategies.policy import make_policy, policy_params_like
 from jaxrl.training.data.collect import disturbed, in_order
 
 

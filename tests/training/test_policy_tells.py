@@ -14,7 +14,8 @@ from toys_trainer import small_dqn
 import jaxrl
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete
-from jaxrl.strategies.interaction import PolicyParams, bind, make_policy
+from jaxrl.strategies.interaction import bind
+from jaxrl.strategies.policy import PolicyParams, make_policy
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.types import Remembered
 

@@ -288,7 +288,7 @@ class Filmed:
         return draw(self.place)
 
 
-def driven(run_dir: Path | None, **settings: Any) -> jaxrl.Session:
+def stepwise(run_dir: Path | None, **settings: Any) -> jaxrl.Session:
     spec = jaxrl.EnvSpec("Line", jaxrl.Box(0.0, 10.0, (1,)), jaxrl.Discrete(2))
     given = {"opt_interval": 1, "warmup": 4, "max_opts": 0, "run_dir": run_dir and str(run_dir), **settings}
     return jaxrl.Session(spec, jaxrl.dqn(features=(2,)), buffer=jaxrl.uniform(16, batch_size=2), **given)
@@ -296,7 +296,7 @@ def driven(run_dir: Path | None, **settings: Any) -> jaxrl.Session:
 
 def test_a_session_films_the_first_episode_that_an_evaluation_counts(tmp_path: Path) -> None:
     loop, told = Filmed(), Told()
-    with driven(tmp_path, recorders=["jsonl", told]) as session:
+    with stepwise(tmp_path, recorders=["jsonl", told]) as session:
         for _ in range(6):
             loop(session)
         session.evaluate_episodes(2, film=loop.render)
@@ -316,14 +316,14 @@ def test_a_session_films_the_first_episode_that_an_evaluation_counts(tmp_path: P
 def test_a_film_of_a_session_that_fails_or_is_given_up_never_reaches_the_loop(tmp_path: Path) -> None:
     loop = Filmed()
     with pytest.raises(SettingsError, match="film writes into the directory of the run; set run_dir"):
-        driven(None).evaluate_episodes(1, film=loop.render)
+        stepwise(None).evaluate_episodes(1, film=loop.render)
     drawn: list[int] = []
 
     def tiring() -> Any:
         drawn.append(loop.place)
         return draw(loop.place) if len(drawn) < 3 else None
 
-    with driven(tmp_path) as session:
+    with stepwise(tmp_path) as session:
         session.evaluate_episodes(1, film=tiring)
         while session.is_evaluating:
             loop(session)

@@ -9,7 +9,7 @@ from jaxrl.training.logbook import Logbook, unpacking
 from jaxrl.training.policy import spec_facts
 from jaxrl.training.program import summarise, without_later, zero_sums
 from jaxrl.training.schedule import Schedule
-from jaxrl.training.session.parts import Now
+from jaxrl.training.session.parts import SessionState
 from jaxrl.training.session.rows import Interval
 from jaxrl.training.session.saved import facts_of, for_another_try, restored, shapes_of, tree_of, with_changes
 from jaxrl.training.session.stepper import Stepper
@@ -17,7 +17,7 @@ from jaxrl.training.stopping import rolled_back_ledger
 from jaxrl.training.storage.run import Storage
 
 
-def summary_of(now: Now, stepper: Stepper, counters: Mapping[str, int], status: str) -> dict[str, Any]:
+def summary_of(now: SessionState, stepper: Stepper, counters: Mapping[str, int], status: str) -> dict[str, Any]:
     """Return counters, speeds, scores, statistics of the episodes, and means of what was learnt, all over `now`."""
     ledger, wall = now.ledger, now.ledger.wall
     return {
@@ -35,18 +35,18 @@ def summary_of(now: Now, stepper: Stepper, counters: Mapping[str, int], status: 
     }
 
 
-def recorded(now: Now, stepper: Stepper, log: Logbook, opt_steps: int, env_steps: int) -> Now:
+def recorded(now: SessionState, stepper: Stepper, log: Logbook, opt_steps: int, env_steps: int) -> SessionState:
     """Write the row of the interval that ends here, and return the session at the beginning of another."""
     wall, ledger = now.ledger.wall, dataclasses.replace(now.ledger)
     own = now.interval.columns(opt_steps, env_steps, now.invalid, wall, now.statistics.chosen)
     columns = {**own, **summarise(stepper.metrics, now.sums)}
-    log.trained(columns, ledger, stepper.driven.agent.settings or {}, env_steps - now.interval.env_steps)
+    log.trained(columns, ledger, stepper.stepwise.agent.settings or {}, env_steps - now.interval.env_steps)
     begun = Interval(opt_steps=opt_steps, env_steps=env_steps, invalid=now.invalid, wall=wall)
     past, sums = stepper.add_up(now.past, now.sums), zero_sums(len(stepper.metrics))
     return now._replace(past=past, sums=sums, interval=begun, ledger=ledger)
 
 
-def facts_to_save(now: Now, stepper: Stepper, log: Logbook, t: int) -> tuple[dict[str, Any], Now]:
+def facts_to_save(now: SessionState, stepper: Stepper, log: Logbook, t: int) -> tuple[dict[str, Any], SessionState]:
     """Return what a checkpoint after `t` iterations holds beside its arrays, and the session that has got further."""
     ledger = dataclasses.replace(now.ledger, t=t)
     own = {"spec": spec_facts(stepper.policy), **facts_of(now)}
@@ -56,7 +56,7 @@ def facts_to_save(now: Now, stepper: Stepper, log: Logbook, t: int) -> tuple[dic
     return facts, now
 
 
-def taken_up(first: Now, stepper: Stepper, log: Logbook, storage: Storage, schedule: Schedule) -> Now:
+def taken_up(first: SessionState, stepper: Stepper, log: Logbook, storage: Storage, schedule: Schedule) -> SessionState:
     """Return what the newest valid checkpoint holds, in the structure of `first`."""
     like = tree_of(first)
     storage.expect([partial(without_later, sorted(stepper.metrics))])
@@ -64,12 +64,12 @@ def taken_up(first: Now, stepper: Stepper, log: Logbook, storage: Storage, sched
     step, tree, facts = storage.load(like)
     with unpacking(f"{step} of {storage.path}", "no session's"):
         now = restored(tree, facts, log.restored_ledger(facts, first.ledger), first.statistics)
-    now = with_changes(now, stepper.driven, schedule, storage.decisive)
+    now = with_changes(now, stepper.stepwise, schedule, storage.decisive)
     storage.go_on()
     return now
 
 
-def gone_back(now: Now, stepper: Stepper, storage: Storage, schedule: Schedule) -> Now:
+def gone_back(now: SessionState, stepper: Stepper, storage: Storage, schedule: Schedule) -> SessionState:
     """Return the last good state, or the beginning, with another stream of randomness to go on with."""
     fresh, found = now.statistics.fresh(), storage.rollback(shapes_of(now))
     ledger = rolled_back_ledger(now.ledger, found)
@@ -78,5 +78,5 @@ def gone_back(now: Now, stepper: Stepper, storage: Storage, schedule: Schedule) 
     else:
         with unpacking(f"of {storage.path}", "no session's"):
             back = restored(*found, ledger, fresh)
-        back = with_changes(back, stepper.driven, schedule, storage.decisive)
+        back = with_changes(back, stepper.stepwise, schedule, storage.decisive)
     return for_another_try(back)._replace(best=now.best)

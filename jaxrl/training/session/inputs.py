@@ -9,7 +9,7 @@ from jaxrl.envs.base import Env
 from jaxrl.envs.host import gymnasium_made, gymnasium_spec, to_host
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, as_shape, channels_last
-from jaxrl.strategies.driven import StepResult
+from jaxrl.strategies.stepwise import StepResult
 from jaxrl.trees import PyTree
 
 

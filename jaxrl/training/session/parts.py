@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.metrics import Metrics, Total, columns_of
-from jaxrl.strategies.driven import Driven, DrivenState, Learner, StepResult, learn_once
+from jaxrl.strategies.stepwise import Learner, StepResult, Stepwise, StepwiseState, learn_once
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.program import Sums, add
 from jaxrl.training.report import Hook
@@ -74,10 +74,10 @@ class Host(NamedTuple):
     """Whether the latest observation was not finite, so that nothing may be learnt from the step that leaves it."""
 
 
-class Now(NamedTuple):
+class SessionState(NamedTuple):
     """All that a session is between two calls. It is replaced as a whole, so that it is never half of anything."""
 
-    state: DrivenState
+    state: StepwiseState
     sums: Sums
     """Of the metrics since the last row."""
     past: Sums
@@ -140,9 +140,11 @@ def over(statistics: Statistics, episodes: list[Episode]) -> Statistics:
     return statistics
 
 
-def learn_and_sum(driven: Driven, learner: Learner, sums: Sums, key: Any, t: Any) -> tuple[Learner, Sums, jax.Array]:
+def learn_and_sum(
+    stepwise: Stepwise, learner: Learner, sums: Sums, key: Any, t: Any
+) -> tuple[Learner, Sums, jax.Array]:
     """Make the optimisation steps of iteration `t`; return also the sums with their metrics added, and their means."""
-    learner, metrics = learn_once(driven, learner, key, t)
+    learner, metrics = learn_once(stepwise, learner, key, t)
     return learner, add(sums, metrics), _means(metrics)
 
 

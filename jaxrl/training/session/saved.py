@@ -8,29 +8,29 @@ import jax
 import numpy as np
 
 from jaxrl.errors import SettingsError
-from jaxrl.strategies.driven import Driven, iterations
 from jaxrl.strategies.guard import reseed
-from jaxrl.strategies.interaction import retune_agent
+from jaxrl.strategies.settings import retune_agent
+from jaxrl.strategies.stepwise import Stepwise, iterations
 from jaxrl.training.changes import Change
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.schedule import Schedule
-from jaxrl.training.session.parts import Now, begun
+from jaxrl.training.session.parts import SessionState, begun
 from jaxrl.training.session.rows import Interval
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.trees import PyTree
 
 
-def tree_of(now: Now) -> PyTree:
+def tree_of(now: SessionState) -> PyTree:
     """Return the arrays of a checkpoint."""
     return now.state, (now.past, now.sums), now.host
 
 
-def shapes_of(now: Now) -> PyTree:
+def shapes_of(now: SessionState) -> PyTree:
     """Return their shapes."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree_of(now))
 
 
-def facts_of(now: Now) -> dict[str, Any]:
+def facts_of(now: SessionState) -> dict[str, Any]:
     """Return what only a session has beside its arrays, for JSON."""
     return {
         "steps": now.steps,
@@ -40,7 +40,7 @@ def facts_of(now: Now) -> dict[str, Any]:
     }
 
 
-def restored(tree: PyTree, facts: Mapping[str, Any], ledger: Ledger, statistics: Statistics) -> Now:
+def restored(tree: PyTree, facts: Mapping[str, Any], ledger: Ledger, statistics: Statistics) -> SessionState:
     """Return the session of a checkpoint; `statistics` are fresh ones of the present choices.
 
     Raises:
@@ -52,10 +52,10 @@ def restored(tree: PyTree, facts: Mapping[str, Any], ledger: Ledger, statistics:
         raise ValueError("steps and invalid are counts")
     statistics, interval = statistics.take_up(facts["statistics"]), Interval().take_up(facts["interval"])
     host = jax.tree.map(np.array, host)
-    return Now(state, sums, past, host, ledger, steps, invalid, statistics, interval, resumed=True)
+    return SessionState(state, sums, past, host, ledger, steps, invalid, statistics, interval, resumed=True)
 
 
-def with_changes(now: Now, driven: Driven, schedule: Schedule, changes: Sequence[Change]) -> Now:
+def with_changes(now: SessionState, stepwise: Stepwise, schedule: Schedule, changes: Sequence[Change]) -> SessionState:
     """Give a session that was loaded the settings that were allowed to change, if there are such `changes`.
 
     Raises:
@@ -66,12 +66,12 @@ def with_changes(now: Now, driven: Driven, schedule: Schedule, changes: Sequence
         raise SettingsError(f"{'; '.join(changed)}: a session keeps its processor; go on with that, or begin anew")
     if not changes:
         return now
-    state = now.state._replace(agent=retune_agent(driven.agent, now.state.agent))
-    changed_at = schedule.opt_steps(iterations(driven.schedule, now.steps))
+    state = now.state._replace(agent=retune_agent(stepwise.agent, now.state.agent))
+    changed_at = schedule.opt_steps(iterations(stepwise.schedule, now.steps))
     return now._replace(state=state, ledger=replace(now.ledger, changed_at=changed_at))
 
 
-def for_another_try(now: Now) -> Now:
+def for_another_try(now: SessionState) -> SessionState:
     """Return a session that went back, with other random numbers to go on with.
 
     Its environments did not go back: the running episodes are cut.

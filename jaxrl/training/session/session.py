@@ -12,7 +12,7 @@ from jaxrl.agents.base import AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.errors import DivergedError, SettingsError, say
 from jaxrl.processors.base import Processor
-from jaxrl.strategies.driven import iterations
+from jaxrl.strategies.stepwise import iterations
 from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.film import filmed
 from jaxrl.training.interrupt import Interrupt, Undisturbed
@@ -22,7 +22,7 @@ from jaxrl.training.recorders import Recorder
 from jaxrl.training.report import call
 from jaxrl.training.session.book import facts_to_save, gone_back, recorded, summary_of, taken_up
 from jaxrl.training.session.inputs import check_entry, outside, take_obs, take_result
-from jaxrl.training.session.parts import Learnt, Now, SessionHooks, begun, episodes_of, over
+from jaxrl.training.session.parts import Learnt, SessionHooks, SessionState, begun, episodes_of, over
 from jaxrl.training.session.rows import Episode, columns_of_trial, score_columns
 from jaxrl.training.session.saved import tree_of
 from jaxrl.training.session.setup import notes_of, put_together, rounded, schedule_of, settings_of_session
@@ -55,7 +55,7 @@ class Session:
     between; callbacks are called after it. One thread at a time may use it.
     """
 
-    _now: Now
+    _now: SessionState
     _storage: Storage
     _greedy: GreedyPolicy
 
@@ -112,7 +112,7 @@ class Session:
         self.config, self._rounding = rounded(self.config, self._driven)
         self._schedule = schedule_of(self.config, self._driven)
         self._closed, self._saves = False, list[int]()
-        self._saved: Now | None = None
+        self._saved: SessionState | None = None
         self._stepper = Stepper(self._driven, self.config.seed)
         self._open(Resume(resume, allow_changes), statistics or Statistics())
         if about:
@@ -398,7 +398,7 @@ class Session:
             self._storage.close()
             raise
 
-    def _taken_up(self, first: Now) -> Now:
+    def _taken_up(self, first: SessionState) -> SessionState:
         """Return what the newest valid checkpoint holds."""
         return taken_up(first, self._stepper, self._log, self._storage, self._schedule)
 

@@ -11,10 +11,11 @@ from jaxrl.processors.base import Processor
 from jaxrl.processors.n_step import one_step
 from jaxrl.registry import listed, names_of, usual
 from jaxrl.spaces import EnvSpec
-from jaxrl.strategies.driven import Driven, DrivenState
-from jaxrl.strategies.interaction import introduce, join, settings_of, usual_processor
+from jaxrl.strategies.interaction import introduce, join, usual_processor
 from jaxrl.strategies.on_policy import OF_ROLLOUTS, passes_of, settings_of_passes
 from jaxrl.strategies.replay import UpdateSchedule, least_rows, sampled_for, told_goals, update_schedule
+from jaxrl.strategies.settings import settings_of
+from jaxrl.strategies.stepwise import Stepwise, StepwiseState
 from jaxrl.training.memory import Plan, plan_of_state
 from jaxrl.training.processes import require_alone
 from jaxrl.training.schedule import MAX_COUNT, Schedule, rounded_up
@@ -27,7 +28,7 @@ OF_REPLAY = ("opt_interval", "updates", "warmup", "random_warmup")
 
 def put_together(
     config: SessionConfig, spec: EnvSpec, agent: AgentMaker, buffer: Buffer | None, processor: Processor | None
-) -> Driven:
+) -> Stepwise:
     """Put the parts together; raise `SettingsError` for those that do not fit one another.
 
     A processor that is left out is one of single steps; of an on-policy agent, what suits it.
@@ -49,13 +50,13 @@ def put_together(
     return _from_replay(config, spec, *join(known, processor or one_step()), buffer)
 
 
-def rounded(config: SessionConfig, driven: Driven) -> tuple[SessionConfig, list[str]]:
+def rounded(config: SessionConfig, stepwise: Stepwise) -> tuple[SessionConfig, list[str]]:
     """Return settings whose `max_opts` is made of whole iterations, and what to say of it."""
-    length = rounded_up(config.max_opts, driven.schedule.updates)
-    return replace(config, max_opts=length), rounding(config.max_opts, length, driven.schedule.updates)
+    length = rounded_up(config.max_opts, stepwise.schedule.updates)
+    return replace(config, max_opts=length), rounding(config.max_opts, length, stepwise.schedule.updates)
 
 
-def _from_replay(config: SessionConfig, spec: EnvSpec, processor: Processor, agent: Agent, buffer: Buffer) -> Driven:
+def _from_replay(config: SessionConfig, spec: EnvSpec, processor: Processor, agent: Agent, buffer: Buffer) -> Stepwise:
     buffer = sampled_for(agent, told_goals(buffer, processor, spec.name), config.num_envs)
     schedule = update_schedule(
         horizon=processor.horizon,
@@ -66,15 +67,15 @@ def _from_replay(config: SessionConfig, spec: EnvSpec, processor: Processor, age
         warmup=config.warmup,
         random_warmup=config.random_warmup,
     )
-    return Driven(spec, agent, processor, buffer, schedule)
+    return Stepwise(spec, agent, processor, buffer, schedule)
 
 
-def _from_rollouts(config: SessionConfig, spec: EnvSpec, processor: Processor, agent: Agent) -> Driven:
+def _from_rollouts(config: SessionConfig, spec: EnvSpec, processor: Processor, agent: Agent) -> Stepwise:
     check_count("num_envs", config.num_envs)
     asked = (getattr(config, name) for name in OF_ROLLOUTS)
     passes = passes_of(agent, processor, config.num_envs, *asked)
     schedule = UpdateSchedule(config.num_envs, passes.rollout, passes.updates, horizon=0, fill=0, random_warmup=False)
-    return Driven(spec, agent, processor, None, schedule, passes)
+    return Stepwise(spec, agent, processor, None, schedule, passes)
 
 
 def require_default(config: SessionConfig, names: tuple[str, ...], why: str) -> None:
@@ -84,8 +85,8 @@ def require_default(config: SessionConfig, names: tuple[str, ...], why: str) -> 
             raise SettingsError(f"{name} is {getattr(config, name)}, but {why}; leave it out")
 
 
-def schedule_of(config: SessionConfig, driven: Driven) -> Schedule:
-    schedule = driven.schedule
+def schedule_of(config: SessionConfig, stepwise: Stepwise) -> Schedule:
+    schedule = stepwise.schedule
     return Schedule(
         max_opts=config.max_opts or _endless(schedule),
         opt_steps_per_step=schedule.updates,
@@ -103,27 +104,27 @@ def _endless(schedule: UpdateSchedule) -> int:
     return most * schedule.updates
 
 
-def notes_of(config: SessionConfig, driven: Driven, state: DrivenState) -> list[str]:
+def notes_of(config: SessionConfig, stepwise: Stepwise, state: StepwiseState) -> list[str]:
     """Return what is said as a session begins."""
-    more = () if driven.buffer is None else driven.schedule.notes(driven.buffer, config.num_envs, config.warmup)
-    return [str(plan_of_session(driven, state)), *more]
+    more = () if stepwise.buffer is None else stepwise.schedule.notes(stepwise.buffer, config.num_envs, config.warmup)
+    return [str(plan_of_session(stepwise, state)), *more]
 
 
-def plan_of_session(driven: Driven, state: PyTree) -> Plan:
+def plan_of_session(stepwise: Stepwise, state: PyTree) -> Plan:
     """Return the memory plan of a session whose `state` is given, or its shapes."""
-    capacity = None if driven.buffer is None else driven.buffer.capacity(driven.schedule.num_envs)
+    capacity = None if stepwise.buffer is None else stepwise.buffer.capacity(stepwise.schedule.num_envs)
     return plan_of_state(state, capacity)
 
 
-def settings_of_session(config: SessionConfig, driven: Driven, made: Mapping[str, Any] | None) -> dict[str, Any]:
+def settings_of_session(config: SessionConfig, stepwise: Stepwise, made: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return all settings of a session; `made` is what builds one of its environments, if anything does."""
     own = asdict(config)
     del own["run_dir"]  # a run can be moved
-    for name in OF_ROLLOUTS if driven.passes is None else OF_REPLAY:
+    for name in OF_ROLLOUTS if stepwise.passes is None else OF_REPLAY:
         del own[name]
-    if driven.passes is not None:
-        own |= settings_of_passes(driven.passes)
-    if driven.buffer is not None:
-        own["buffer"] = driven.buffer.settings
-    settings = settings_of(driven.agent, driven.processor, driven.spec, made, **own)
+    if stepwise.passes is not None:
+        own |= settings_of_passes(stepwise.passes)
+    if stepwise.buffer is not None:
+        own["buffer"] = stepwise.buffer.settings
+    settings = settings_of(stepwise.agent, stepwise.processor, stepwise.spec, made, **own)
     return {**settings, "custom": [*settings["custom"], "loop"], "driven": "from outside"}

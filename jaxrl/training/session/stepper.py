@@ -7,16 +7,16 @@ import jax
 import numpy as np
 
 from jaxrl.errors import SettingsError
-from jaxrl.strategies import driven as programs
-from jaxrl.strategies.driven import Driven, Last, Learner, StepResult, iterations, place_of, stream_keys
+from jaxrl.strategies import stepwise as programs
 from jaxrl.strategies.guard import Health
-from jaxrl.strategies.interaction import make_policy
+from jaxrl.strategies.policy import make_policy
+from jaxrl.strategies.stepwise import Last, Learner, StepResult, Stepwise, iterations, place_of, stream_keys
 from jaxrl.strategies.stored import cut
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.memory import require_fit
 from jaxrl.training.program import add_up, jit_training, zero_sums
 from jaxrl.training.session.inputs import Observations, ends
-from jaxrl.training.session.parts import Host, Learnt, Now, begun, differ, learn_and_sum
+from jaxrl.training.session.parts import Host, Learnt, SessionState, begun, differ, learn_and_sum
 from jaxrl.training.session.setup import plan_of_session
 from jaxrl.training.session.shot import Shot
 from jaxrl.training.session.statistics import Statistics
@@ -27,49 +27,49 @@ from jaxrl.trees import PyTree
 class Stepper:
     """Says what a session is after each call. It holds programs, and nothing that a checkpoint would have to hold."""
 
-    def __init__(self, driven: Driven, seed: int) -> None:
+    def __init__(self, stepwise: Stepwise, seed: int) -> None:
         """Prepare the programs; each is compiled when first called."""
         key = jax.random.key(seed)
-        self.driven, self._key, self._keys = driven, key, stream_keys(key, driven.passes)
-        self.policy = make_policy(driven.agent, driven.processor, driven.spec)
+        self.stepwise, self._key, self._keys = stepwise, key, stream_keys(key, stepwise.passes)
+        self.policy = make_policy(stepwise.agent, stepwise.processor, stepwise.spec)
         self.examiner = Examiner(self.policy)
-        self._init = jax.jit(partial(programs.init, driven))
-        self._begin = jax.jit(partial(programs.begin, driven))
-        self._begin_again = jax.jit(partial(programs.begin_again, driven))
-        self._draw = {phase: jax.jit(partial(programs.draw_ahead, driven, phase)) for phase in self._keys}
+        self._init = jax.jit(partial(programs.init, stepwise))
+        self._begin = jax.jit(partial(programs.begin, stepwise))
+        self._begin_again = jax.jit(partial(programs.begin_again, stepwise))
+        self._draw = {phase: jax.jit(partial(programs.draw_ahead, stepwise, phase)) for phase in self._keys}
         self._drawn: tuple[Any, PyTree] = (None, ())
         self._drawn_with: Any = None
-        self.act = jax.jit(partial(programs.act, driven))
-        self.take_in = [jax.jit(partial(programs.take_in, driven, push), donate_argnums=0) for push in (False, True)]
+        self.act = jax.jit(partial(programs.act, stepwise))
+        self.take_in = [jax.jit(partial(programs.take_in, stepwise, push), donate_argnums=0) for push in (False, True)]
         self._cut = jax.jit(cut)
-        self._learn = jit_training(partial(learn_and_sum, driven))
+        self._learn = jit_training(partial(learn_and_sum, stepwise))
         self.add_up = jax.jit(add_up)
-        self._copied = jax.jit(partial(programs.params, driven, self.policy))
+        self._copied = jax.jit(partial(programs.params, stepwise, self.policy))
         state = jax.eval_shape(self._init, key)
-        require_fit(plan_of_session(driven, state), driven.schedule.num_envs)
+        require_fit(plan_of_session(stepwise, state), stepwise.schedule.num_envs)
         learner = Learner(state.agent, state.buffer, state.health)
-        _, metrics = jax.eval_shape(partial(programs.learn_once, driven), learner, state.key, np.uint32(0))
+        _, metrics = jax.eval_shape(partial(programs.learn_once, stepwise), learner, state.key, np.uint32(0))
         self.metrics = dict(sorted(metrics.items()))
         """Of an optimisation step: what each looks like, by its name."""
 
-    def first(self, statistics: Statistics) -> Now:
+    def first(self, statistics: Statistics) -> SessionState:
         """Return what a session is before its first observation."""
-        num_envs = self.driven.schedule.num_envs
+        num_envs = self.stepwise.schedule.num_envs
         state = self._init(self._key)
         seen = jax.tree.map(np.array, state.last.told.next_obs)
         no = np.zeros(num_envs, bool)
         host = Host(np.zeros(num_envs, np.float32), np.zeros(num_envs, np.int32), seen, ~no, no)
         sums, past = zero_sums(len(self.metrics)), zero_sums(len(self.metrics))
-        return Now(state, sums, past, host, Ledger(), statistics=statistics)
+        return SessionState(state, sums, past, host, Ledger(), statistics=statistics)
 
-    def arrived(self, now: Now, given: Observations) -> Now:
+    def arrived(self, now: SessionState, given: Observations) -> SessionState:
         """Return what is known once these observations are there to be acted on."""
         state, host = now.state, now.host
         if now.steps == 0:
             window = self._begin(state.agent, given.obs, given.valid)
             fresh = np.ones_like(host.ended)
         else:
-            other = differ(given.obs, host.seen, self.driven.schedule.num_envs)
+            other = differ(given.obs, host.seen, self.stepwise.schedule.num_envs)
             fresh = host.ended | other
             if not np.count_nonzero(fresh):
                 return now._replace(resumed=False) if now.resumed else now
@@ -82,13 +82,13 @@ class Stepper:
             window = self._begin_again(state.last, given.obs, fresh, given.valid)
         host = begun(host, fresh)._replace(seen=given.obs, ended=np.zeros_like(fresh), spoilt=~given.valid)
         state = state._replace(window=window)
-        if self.driven.passes is not None and now.steps:
+        if self.stepwise.passes is not None and now.steps:
             ends = state.buffer.ends
             ends = ends._replace(truncated=self._cut(ends.truncated, fresh, np.uint32(now.steps)))
             state = state._replace(buffer=state.buffer._replace(ends=ends))
         return now._replace(state=state, host=host, resumed=False, chosen=None, acted=False)
 
-    def acting(self, now: Now, given: Observations) -> tuple[Now, PyTree]:
+    def acting(self, now: SessionState, given: Observations) -> tuple[SessionState, PyTree]:
         """Return `now` with actions given out for these observations, and the actions `[N, ...]`."""
         if now.trial is not None:
             trial = self.examiner.act(now.trial, given)
@@ -98,13 +98,13 @@ class Stepper:
         assert now.chosen is not None
         return now._replace(acted=True), now.chosen[0]
 
-    def examined(self, now: Now, episodes: int, shot: Shot | None = None) -> Now:
+    def examined(self, now: SessionState, episodes: int, shot: Shot | None = None) -> SessionState:
         """Return `now` where an evaluation of the present policy begins; running episodes of training are cut."""
         seen, ended = now.host.seen, now.host.ended | (now.steps == 0)
         trial = self.examiner.first(self.params(now), episodes, seen, ended)._replace(shot=shot)
         return now._replace(host=begun(now.host, np.ones_like(ended)), acted=False, chosen=None, trial=trial)
 
-    def chosen(self, now: Now) -> Now:
+    def chosen(self, now: SessionState) -> SessionState:
         """Return `now` with actions for the observations that are there, chosen unless they were before.
 
         Whether ahead or not, one program chooses them: another might round differently, and a resumed run differ.
@@ -114,9 +114,9 @@ class Stepper:
         drawn, place = self.randomness(now)
         return now._replace(chosen=self.act(now.state.agent, now.state.window.shown, drawn, place))
 
-    def randomness(self, now: Now) -> tuple[PyTree, np.ndarray]:
+    def randomness(self, now: SessionState) -> tuple[PyTree, np.ndarray]:
         """Return the randomness of a block that holds the next step, its row, and the optimisation step."""
-        schedule = self.driven.schedule
+        schedule = self.stepwise.schedule
         phase, t, at = place_of(schedule, now.steps)
         block, first = divmod(t, programs.ahead(schedule, phase))
         # A session that went back for another try has another stream of training than its seed's.
@@ -126,10 +126,10 @@ class Stepper:
         row = first * programs.steps_in(schedule, phase) + at
         return self._drawn[1], np.array([row, t * schedule.updates if phase == "train" else 0], np.uint32)
 
-    def after(self, now: Now, result: StepResult) -> tuple[Now, Learnt | None]:
+    def after(self, now: SessionState, result: StepResult) -> tuple[SessionState, Learnt | None]:
         """Return all that is after a step, and what was learnt from it. The buffer of `now` is donated, if not more."""
         assert now.chosen is not None
-        state, schedule, reward = now.state, self.driven.schedule, result.numbers[0]
+        state, schedule, reward = now.state, self.stepwise.schedule, result.numbers[0]
         last = Last(state.window, *now.chosen, result)
         pushes = np.uint32(max(0, now.steps - schedule.horizon))
         program = self.take_in[now.steps >= schedule.horizon]
@@ -145,15 +145,15 @@ class Stepper:
         host = now.host._replace(
             returns=now.host.returns + reward, lengths=now.host.lengths + 1, seen=result.next_obs, ended=ends(result)
         )
-        invalid = now.invalid + int(self.driven.schedule.num_envs - np.count_nonzero(result.numbers[3]))
+        invalid = now.invalid + int(self.stepwise.schedule.num_envs - np.count_nonzero(result.numbers[3]))
         after = now._replace(state=state, sums=sums, host=host, steps=steps, invalid=invalid, chosen=None, acted=False)
         return after, learnt
 
-    def params(self, now: Now) -> PyTree:
+    def params(self, now: SessionState) -> PyTree:
         """Return the parameters of the greedy policy, which stay as they are while training goes on."""
         return self._copied(now.state.agent, now.state.window)
 
-    def health(self, now: Now) -> Health:
+    def health(self, now: SessionState) -> Health:
         """Return how updates have been going, once the device has come to it."""
         health: Health = jax.device_get(now.state.health)
         return health

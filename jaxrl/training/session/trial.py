@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.strategies.base import Policy
-from jaxrl.strategies.driven import StepResult
+from jaxrl.strategies.stepwise import StepResult
 from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.policy import begin
 from jaxrl.training.session.inputs import Observations, ends

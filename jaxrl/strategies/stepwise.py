@@ -35,7 +35,7 @@ AHEAD = 64
 """Vector steps whose randomness is drawn in one call, about."""
 
 
-class Driven(NamedTuple):
+class Stepwise(NamedTuple):
     """What is trained, and in which turns."""
 
     spec: EnvSpec
@@ -48,7 +48,7 @@ class Driven(NamedTuple):
     """How it learns from them; `None` of an agent that learns from replay."""
 
 
-class Window(NamedTuple):
+class PackedProcessor(NamedTuple):
     """A processor between two steps.
 
     Its state is one row of bits: with an array a leaf, a step of one environment takes twice as long on a CPU.
@@ -70,7 +70,7 @@ class StepResult(NamedTuple):
 class Last(NamedTuple):
     """The last step, to be taken in again once it is known with what the next episode begins."""
 
-    before: Window
+    before: PackedProcessor
     """The processor before it."""
     action: PyTree
     extras: PyTree
@@ -78,13 +78,13 @@ class Last(NamedTuple):
     """Its result; checkpoints know it by this name."""
 
 
-class DrivenState(NamedTuple):
+class StepwiseState(NamedTuple):
     """The whole truth on the device between two steps."""
 
     key: Key
     """The stream of iterations, folded with their numbers."""
     agent: PyTree
-    window: Window
+    window: PackedProcessor
     buffer: PyTree
     health: Health
     last: Last
@@ -98,19 +98,19 @@ class Learner(NamedTuple):
     health: Health
 
 
-def init(driven: Driven, key: Key) -> DrivenState:
+def init(stepwise: Stepwise, key: Key) -> StepwiseState:
     """Return the state before the first observation."""
-    num_envs = driven.schedule.num_envs
-    obs = space_zeros(driven.spec.observation_space, num_envs)
-    stream, agent_key = stream_keys(key, driven.passes)["train"], jax.random.split(key, _parts(driven.passes))[1]
-    agent = driven.agent.init(agent_key)
-    opened = open_processor(driven.agent, driven.processor, agent, obs)
-    result, window = StepResult(jnp.zeros((4, num_envs)), obs), _close(driven, opened.processor)
-    return DrivenState(
+    num_envs = stepwise.schedule.num_envs
+    obs = space_zeros(stepwise.spec.observation_space, num_envs)
+    stream, agent_key = stream_keys(key, stepwise.passes)["train"], jax.random.split(key, _parts(stepwise.passes))[1]
+    agent = stepwise.agent.init(agent_key)
+    opened = open_processor(stepwise.agent, stepwise.processor, agent, obs)
+    result, window = StepResult(jnp.zeros((4, num_envs)), obs), _close(stepwise, opened.processor)
+    return StepwiseState(
         key=stream,
         agent=agent,
         window=window,
-        buffer=_empty(driven, opened.items),
+        buffer=_empty(stepwise, opened.items),
         health=healthy(),
         last=Last(window, opened.action, opened.extras, result),
     )
@@ -149,12 +149,12 @@ def iterations(schedule: UpdateSchedule, steps: int) -> int:
 # --- the programs -----------------------------------------------------------------------------------------------
 
 
-def begin(driven: Driven, agent: PyTree, obs: PyTree, obs_valid: Array) -> Window:
+def begin(stepwise: Stepwise, agent: PyTree, obs: PyTree, obs_valid: Array) -> PackedProcessor:
     """Start the processor at the very first observations; `obs_valid` `[N]` is that of `Step`."""
-    return _close(driven, open_processor(driven.agent, driven.processor, agent, obs, obs_valid).processor)
+    return _close(stepwise, open_processor(stepwise.agent, stepwise.processor, agent, obs, obs_valid).processor)
 
 
-def begin_again(driven: Driven, last: Last, obs: PyTree, ended: Array, obs_valid: Array) -> Window:
+def begin_again(stepwise: Stepwise, last: Last, obs: PyTree, ended: Array, obs_valid: Array) -> PackedProcessor:
     """Return the processor after the last step, known that where `ended` `[N]` an episode begins with `obs`.
 
     `obs_valid` `[N]` is that of `Step`.
@@ -165,7 +165,7 @@ def begin_again(driven: Driven, last: Last, obs: PyTree, ended: Array, obs_valid
         obs=tree_where(ended, obs, last.told.next_obs),
         obs_valid=obs_valid,
     )
-    return _close(driven, driven.processor.process(_open(driven, last.before), cut)[0])
+    return _close(stepwise, stepwise.processor.process(_open(stepwise, last.before), cut)[0])
 
 
 def ahead(schedule: UpdateSchedule, phase: Phase) -> int:
@@ -173,65 +173,65 @@ def ahead(schedule: UpdateSchedule, phase: Phase) -> int:
     return max(1, AHEAD // steps_in(schedule, phase))
 
 
-def draw_ahead(driven: Driven, phase: Phase, key: Key, block: Array) -> PyTree:
+def draw_ahead(stepwise: Stepwise, phase: Phase, key: Key, block: Array) -> PyTree:
     """Draw what the choices of actions of a block of iterations need, a row for each vector step in it."""
-    steps, count = steps_in(driven.schedule, phase), ahead(driven.schedule, phase)
-    random = phase != "train" and driven.schedule.random_warmup
+    steps, count = steps_in(stepwise.schedule, phase), ahead(stepwise.schedule, phase)
+    random = phase != "train" and stepwise.schedule.random_warmup
 
     def draw(key: Key, t: Array) -> PyTree:
-        own = acting_key(driven, fold(key, t)) if phase == "train" else fold(key, t)
-        acting = lambda key: draw_acting(driven.agent, driven.spec, driven.schedule.num_envs, key, random)[:2]
+        own = acting_key(stepwise, fold(key, t)) if phase == "train" else fold(key, t)
+        acting = lambda key: draw_acting(stepwise.agent, stepwise.spec, stepwise.schedule.num_envs, key, random)[:2]
         return jax.vmap(acting)(jax.random.split(own, steps))
 
     drawn = draw_block(draw, key, block * count, count)
     return jax.tree.map(lambda x: x.reshape(count * steps, *x.shape[2:]), drawn)
 
 
-def act(driven: Driven, agent: PyTree, shown: PyTree, drawn: PyTree, place: Array) -> tuple[PyTree, PyTree]:
+def act(stepwise: Stepwise, agent: PyTree, shown: PyTree, drawn: PyTree, place: Array) -> tuple[PyTree, PyTree]:
     """Choose actions; return them and extras. `place` is uint32: the row of `drawn`, and the optimisation step."""
     row, opt_step = place[0].astype(jnp.int32), place[1]
     noise, random = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, row, keepdims=False), drawn)
-    action, extras = driven.agent.act(agent, shown, noise, opt_step, "explore")
-    return (random_action(driven.spec, random, shown) if jax.tree.leaves(random) else action), extras
+    action, extras = stepwise.agent.act(agent, shown, noise, opt_step, "explore")
+    return (random_action(stepwise.spec, random, shown) if jax.tree.leaves(random) else action), extras
 
 
 def take_in(
-    driven: Driven,
+    stepwise: Stepwise,
     push: bool,
     buffer: PyTree,
-    window: Window,
+    window: PackedProcessor,
     action: PyTree,
     extras: PyTree,
     result: StepResult,
     pushes: Array,
-) -> tuple[PyTree, Window]:
+) -> tuple[PyTree, PackedProcessor]:
     """Process a step and, where `push`, write its transitions; return the buffer and the processor."""
     step = _step(action, extras, result)
-    processor, items = driven.processor.process(_open(driven, window), step)
-    if driven.buffer is None:
+    processor, items = stepwise.processor.process(_open(stepwise, window), step)
+    if stepwise.buffer is None:
         buffer = store(buffer, items, Ends(step.terminated, step.truncated), pushes)
     elif push:
-        buffer = driven.buffer.push(buffer, items, pushes)
-    return buffer, _close(driven, processor)
+        buffer = stepwise.buffer.push(buffer, items, pushes)
+    return buffer, _close(stepwise, processor)
 
 
-def params(driven: Driven, policy: Policy, agent: PyTree, window: Window) -> PyTree:
+def params(stepwise: Stepwise, policy: Policy, agent: PyTree, window: PackedProcessor) -> PyTree:
     """Return the parameters of the greedy `policy`, copied: what they are copied from may be donated."""
-    copied: PyTree = jax.tree.map(jnp.copy, policy.params(_Trained(agent, _open(driven, window))))
+    copied: PyTree = jax.tree.map(jnp.copy, policy.params(_Trained(agent, _open(stepwise, window))))
     return copied
 
 
-def learn_once(driven: Driven, learner: Learner, key: Key, t: Array) -> tuple[Learner, Metrics]:
+def learn_once(stepwise: Stepwise, learner: Learner, key: Key, t: Array) -> tuple[Learner, Metrics]:
     """Make the optimisation steps of iteration `t`."""
-    schedule = driven.schedule
-    if driven.passes is not None:
-        return learn_stored(driven.passes, learner, key, t)
-    assert driven.buffer is not None
+    schedule = stepwise.schedule
+    if stepwise.passes is not None:
+        return learn_stored(stepwise.passes, learner, key, t)
+    assert stepwise.buffer is not None
     pushes = (schedule.fill + t + 1) * schedule.vector_steps
     update_key = jax.random.split(fold(key, t))[1]
-    noise = draw_learning(driven.agent, driven.buffer, update_key, pushes, schedule.num_envs, schedule.updates)
+    noise = draw_learning(stepwise.agent, stepwise.buffer, update_key, pushes, schedule.num_envs, schedule.updates)
     made: tuple[Learner, Metrics] = learn(
-        driven.agent, driven.buffer, learner, noise, t * schedule.updates, schedule.updates
+        stepwise.agent, stepwise.buffer, learner, noise, t * schedule.updates, schedule.updates
     )
     return made
 
@@ -241,18 +241,18 @@ def _parts(passes: Passes | None) -> int:
     return 5 if passes is None else 3
 
 
-def acting_key(driven: Driven, key: Key) -> Key:
+def acting_key(stepwise: Stepwise, key: Key) -> Key:
     """Return the key of the steps of an iteration, given that of the iteration."""
-    return jax.random.split(key)[0] if driven.passes is None else split_iteration(key)[0]
+    return jax.random.split(key)[0] if stepwise.passes is None else split_iteration(key)[0]
 
 
-def _empty(driven: Driven, items: PyTree) -> PyTree:
+def _empty(stepwise: Stepwise, items: PyTree) -> PyTree:
     """Return what the transitions of vector steps, of which these are the shapes, are written into."""
-    if driven.passes is not None:
-        return empty(items, driven.passes.rollout)
-    assert driven.buffer is not None
-    num_envs = driven.schedule.num_envs
-    return driven.buffer.init(row_struct(items), num_envs, driven.schedule.lag, num_envs)
+    if stepwise.passes is not None:
+        return empty(items, stepwise.passes.rollout)
+    assert stepwise.buffer is not None
+    num_envs = stepwise.schedule.num_envs
+    return stepwise.buffer.init(row_struct(items), num_envs, stepwise.schedule.lag, num_envs)
 
 
 def _step(action: PyTree, extras: PyTree, result: StepResult) -> Step:
@@ -267,20 +267,20 @@ class _Trained(NamedTuple):
     processor: PyTree
 
 
-def _layout(driven: Driven) -> Layout:
+def _layout(stepwise: Stepwise) -> Layout:
     """Return how the processor's state lies in a row."""
-    obs = space_zeros(driven.spec.observation_space, driven.schedule.num_envs)
+    obs = space_zeros(stepwise.spec.observation_space, stepwise.schedule.num_envs)
 
     def opened(key: Key) -> PyTree:
-        return open_processor(driven.agent, driven.processor, driven.agent.init(key), obs).processor
+        return open_processor(stepwise.agent, stepwise.processor, stepwise.agent.init(key), obs).processor
 
     return layout_of(jax.eval_shape(opened, jax.random.key(0)))
 
 
-def _close(driven: Driven, processor: PyTree) -> Window:
+def _close(stepwise: Stepwise, processor: PyTree) -> PackedProcessor:
     row = jax.tree.map(lambda x: jnp.asarray(x)[None], processor)
-    return Window(pack(_layout(driven), row, join_short), driven.processor.observe(processor))
+    return PackedProcessor(pack(_layout(stepwise), row, join_short), stepwise.processor.observe(processor))
 
 
-def _open(driven: Driven, window: Window) -> PyTree:
-    return jax.tree.map(lambda x: x[0], unpack(_layout(driven), window.words))
+def _open(stepwise: Stepwise, window: PackedProcessor) -> PyTree:
+    return jax.tree.map(lambda x: x[0], unpack(_layout(stepwise), window.words))

@@ -1,0 +1,70 @@
+"""The policy of a training state, as a user calls it: an agent behind a processor that learns nothing more."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.agents.base import Agent, StripFn
+from jaxrl.processors.base import Processor, begin
+from jaxrl.spaces import EnvSpec, space_zeros
+from jaxrl.strategies.base import Policy
+from jaxrl.strategies.insights import told_by
+from jaxrl.trees import Array, Key, PyTree
+from jaxrl.types import Step
+
+
+class PolicyParams(NamedTuple):
+    """What acting greedily needs of a training state."""
+
+    agent: PyTree
+    processor: PyTree
+    """What the processor has learnt, such as running means; `()` for most."""
+
+
+def make_policy(agent: Agent, processor: Processor, spec: EnvSpec) -> Policy:
+    """Compose the greedy policy of `agent` behind `processor`, which learns nothing more."""
+
+    def begin_policy(params: PolicyParams, obs: PyTree) -> PyTree:
+        frozen = processor.freeze(params.processor)
+        seen = frozen.observe(frozen.init(obs))
+        shapes = jax.eval_shape(lambda p, o: agent.act(p, o, None, jnp.uint32(0), "exploit"), params.agent, seen)
+        action, extras = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return begin(frozen, obs, action, extras), extras
+
+    def act(params: PolicyParams, carry: PyTree) -> tuple[PyTree, PyTree]:
+        state, _ = carry
+        obs = processor.freeze(params.processor).observe(state)
+        action, extras = agent.act(params.agent, obs, None, jnp.uint32(0), "exploit")
+        return (state, extras), action
+
+    def sample(params: PolicyParams, carry: PyTree, key: Key, opt_step: Array) -> tuple[PyTree, PyTree]:
+        state, _ = carry
+        obs = processor.freeze(params.processor).observe(state)
+        noise = agent.draw_act(key, jax.tree.leaves(obs)[0].shape[0])
+        action, extras = agent.act(params.agent, obs, noise, opt_step, "explore")
+        return (state, extras), action
+
+    def observe(params: PolicyParams, carry: PyTree, step: Step) -> PyTree:
+        state, extras = carry
+        return processor.freeze(params.processor).process(state, step._replace(extras=extras))[0], extras
+
+    def kept(keep: StripFn, state: Any) -> PolicyParams:
+        return PolicyParams(keep(state.agent), processor.learnt(state.processor))
+
+    critics = agent.insight and agent.insight.keep
+    told = told_by(agent, processor)
+    judging = critics and partial(kept, critics)
+    return Policy(spec, partial(kept, agent.strip), begin_policy, act, observe, sample, told, judging)
+
+
+def policy_params_like(agent: Agent, processor: Processor, spec: EnvSpec) -> PolicyParams:
+    """Return the shapes of the parameters of `make_policy`."""
+
+    def params(key: Key) -> PolicyParams:
+        obs = space_zeros(spec.observation_space, 1)
+        return PolicyParams(agent.strip(agent.init(key)), processor.learnt(processor.init(obs)))
+
+    like: PolicyParams = jax.eval_shape(params, jax.random.key(0))
+    return like
