@@ -9,6 +9,7 @@ where all threads of the process are held on one core for the latter.
 """
 
 import argparse
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -75,7 +76,8 @@ def on_one_core(sample: Callable[[], float]) -> float:
 
 def _hold(cores: set[int]) -> None:
     for thread in Path("/proc/self/task").iterdir():
-        os.sched_setaffinity(int(thread.name), cores)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def ppo(shape: Any, shards: int) -> Any:
