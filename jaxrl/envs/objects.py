@@ -82,7 +82,7 @@ def require_object(module: str, given: object) -> Any:
 def missing_kind(error: BaseException) -> str:
     """Return what to install where importing one of `KINDS` failed, to be put behind a message; else nothing."""
     module = error.name if isinstance(error, ModuleNotFoundError) else None
-    if module not in KINDS:
+    if module is None or module not in KINDS:
         return ""
     least = KINDS[module].python
     other = f"; {module} is for Python {least[0]}.{least[1]} or later" if sys.version_info < least else ""
@@ -209,7 +209,7 @@ def plain(node: Any) -> PyTree:
     if isinstance(node, Mapping):
         return {word: plain(part) for word, part in node.items()}
     if isinstance(node, tuple) and hasattr(node, "_fields"):
-        return plain(node._asdict())
+        return plain(dict(zip(node._fields, node, strict=True)))
     if isinstance(node, tuple | list):
         return tuple(map(plain, node))
     fields = dataclasses.fields(node) if dataclasses.is_dataclass(node) else None

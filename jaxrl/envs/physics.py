@@ -88,7 +88,7 @@ def with_models(made: Env, env: Any, randomiser: Randomiser, share: Any) -> Env:
 
     def swapped(parts: tuple[Array, ...]) -> Any:
         other, given = copy.copy(env), dict(zip(places, parts, strict=True))  # another thread may trace `env` itself
-        other._mjx_model = treedef.unflatten([given.get(place, leaf) for place, leaf in enumerate(leaves)])
+        other._mjx_model = jax.tree.unflatten(treedef, [given.get(place, x) for place, x in enumerate(leaves)])
         return other
 
     def reset(key: Key, parts: tuple[Array, ...]) -> tuple[PyTree, PyTree]:
@@ -111,8 +111,14 @@ def with_models(made: Env, env: Any, randomiser: Randomiser, share: Any) -> Env:
 
 def _varied(randomiser: Randomiser, model: Any) -> list[int]:
     """Return which leaves of the model differ from episode to episode, as `randomiser` says."""
-    said: list[Any] = []
-    jax.eval_shape(lambda key: (pair := randomiser(model, key[None]), said.append(pair[1]))[0][0], KEY)
+    said: Any = []
+
+    def drawn(key: Key) -> Any:
+        models, axes = randomiser(model, key[None])
+        said.append(axes)
+        return models
+
+    jax.eval_shape(drawn, KEY)
     axes = jax.tree.leaves(said[0], is_leaf=_is_none)
     if len(axes) != len(jax.tree.leaves(model, is_leaf=_is_none)):
         raise SettingsError("the axes that the randomiser returns do not fit the model; expected one for each leaf")
