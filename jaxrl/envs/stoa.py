@@ -61,9 +61,9 @@ def _limits(stoa: Any, env: Any) -> list[int]:
     """Return the limits of all wrappers of `env`; raise `SettingsError` if one of them is for jaxrl to do."""
     limits = []
     while isinstance(env, stoa.Wrapper):
-        word = type(env).__name__
-        if word in OURS:
-            raise SettingsError(f"{word} {OURS[word]}, which jaxrl does itself; give the environment without it")
+        for word in (kind.__name__ for kind in type(env).__mro__ if kind.__name__ in OURS):
+            came = type(env).__name__
+            raise SettingsError(f"{came} {OURS[word]}, which jaxrl does itself; give the environment without it")
         if isinstance(env, stoa.EpisodeStepLimitWrapper):
             limits.append(env.max_episode_steps)
         env = env._env
