@@ -53,12 +53,14 @@ from .envs import (
     draw_key as draw_key,
     draw_nothing as draw_nothing,
     env_names as env_names,
+    envelope_env as envelope_env,
     gymnasium_env as gymnasium_env,
     gymnasium_envs as gymnasium_envs,
     make_env as make_env,
     on_host as on_host,
     randomise as randomise,
     register_env as register_env,
+    stoa_env as stoa_env,
     vectorise as vectorise,
 )
 from .errors import (

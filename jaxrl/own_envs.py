@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import PREFIX, HostEnv, gymnasium_envs, gymnasium_spec
+from jaxrl.envs.objects import KINDS, adopted, missing_kind
 from jaxrl.envs.registry import module_in, register_env, registered
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.registry import SUITES
@@ -40,7 +41,7 @@ def _import(name: str, module: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise SettingsError(f"{name}: importing {module} failed: {error}") from error
+            raise SettingsError(f"{name}: importing {module} failed: {error}{missing_kind(error)}") from error
         raise SettingsError(
             f"{name}: there is no module {error.name}; start where it lies, or install it (known suites: "
             f"{', '.join(SUITES)})"
@@ -59,15 +60,21 @@ def _function(name: str, module: Any) -> Any:
 
 
 def _make(name: str, function: Any, /, **params: Any) -> Env | HostEnv:
-    """Call a user's function; what it returns is an `Env`, a `HostEnv` or a `gymnasium.Env`."""
+    """Call a user's function; what it returns is an `Env`, a `HostEnv`, or an environment of another library."""
     try:
         made = function(**params)
     except Exception as error:
-        raise SettingsError(f"{name} failed with {dict(params)}: {type(error).__name__}: {error}") from error
+        reason = f"{type(error).__name__}: {error}{missing_kind(error)}"
+        raise SettingsError(f"{name} failed with {dict(params)}: {reason}") from error
     if isinstance(made, Env | HostEnv):
         return made
+    if (theirs := adopted(made, name)) is not None:
+        return theirs
     if hasattr(made, "observation_space") and hasattr(made, "action_space"):
         spec = gymnasium_spec(made)._replace(name=name)
         made.close()
         return gymnasium_envs(spec, partial(function, **params))
-    raise SettingsError(f"{name} returned {type(made).__name__}; expected a jaxrl.Env, or an environment of Gymnasium")
+    raise SettingsError(
+        f"{name} returned {type(made).__name__}; expected a jaxrl.Env, or an environment of Gymnasium, "
+        f"{' or '.join(KINDS)}"
+    )

@@ -61,6 +61,7 @@ def test_lengths_and_depths_are_seen() -> None:
 MAY_ASK = {
     ("agents/own.py", "apply"): "a network given in place of its maker, of Flax or another library",
     ("envs/host.py", "single_action_space"): "a Gymnasium vector, a class of an optional dependency",
+    ("envs/objects.py", "_fields"): "a NamedTuple, which has no class of its own",
     ("errors.py", "__index__"): "whole numbers of any library",
     ("own_envs.py", "action_space"): "an environment of Gymnasium, or what looks like one",
     ("own_envs.py", "observation_space"): "as above",

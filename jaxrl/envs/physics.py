@@ -5,14 +5,17 @@ resets at an episode's end to wrappers, which are not used here: so the end is a
 one.
 """
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.base import Env, RenderFn, TimeStep, draw_nothing
+from jaxrl.envs.randomise import randomise
 from jaxrl.envs.suites import KEY, boxes_of, restored, stored
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, EnvSpec
@@ -57,6 +60,83 @@ def _step(env: Any, like: PyTree, repeat: int, state: Any, action: Array, noise:
 
 def _advance(env: Any, like: PyTree, state: Any, action: Array) -> Any:
     return stored(env.step(restored(state, like), action), like)
+
+
+# --- a model for each episode -----------------------------------------------------------------------------------
+
+Randomiser = Callable[[Any, Key], tuple[Any, Any]]
+"""Playground's form: `(model, keys [B]) -> (models, axes)`, where what varies has the axis 0 and begins with `[B]`."""
+
+
+class Modelled(NamedTuple):
+    """The state of an environment whose episodes have models of their own."""
+
+    env: PyTree
+    model: tuple[Array, ...]
+    """What differs in this episode from the suite's model, in the order of its leaves."""
+
+
+def with_models(made: Env, env: Any, randomiser: Randomiser, share: Any) -> Env:
+    """Give each episode of `made`, which is the suite's `env`, a model of its own.
+
+    It lies the `share`, a number or a schedule, of the way from the suite's model to one that `randomiser` draws: 0 is
+    the former, 1 the latter. That share is the value `randomise` of the environment, which a population may vary.
+    """
+    model = env.mjx_model
+    leaves, treedef = jax.tree.flatten(model, is_leaf=_is_none)
+    places = _varied(randomiser, model)
+
+    def swapped(parts: tuple[Array, ...]) -> Any:
+        other, given = copy.copy(env), dict(zip(places, parts, strict=True))  # another thread may trace `env` itself
+        other._mjx_model = jax.tree.unflatten(treedef, [given.get(place, x) for place, x in enumerate(leaves)])
+        return other
+
+    def reset(key: Key, parts: tuple[Array, ...]) -> tuple[PyTree, PyTree]:
+        state, obs = _bound(made.reset, swapped(parts))(key)
+        return Modelled(state, parts), obs
+
+    def step(state: Modelled, action: Array, noise: tuple[()]) -> tuple[Modelled, TimeStep]:
+        after, out = _bound(made.step, swapped(state.model))(state.env, action, noise)
+        return Modelled(after, state.model), out
+
+    def draw(key: Key, randomise: Any) -> tuple[Array, ...]:
+        drawn = jax.tree.leaves(randomiser(model, key[None])[0], is_leaf=_is_none)
+        return tuple(_between(leaves[place], drawn[place][0], randomise) for place in places)
+
+    inner: Any = made.render
+    render = None if inner is None else lambda state: inner(state.env)
+    taking: Any = made._replace(reset=reset, step=step, render=render)
+    return randomise(taking, draw, randomise=share)
+
+
+def _varied(randomiser: Randomiser, model: Any) -> list[int]:
+    """Return which leaves of the model differ from episode to episode, as `randomiser` says."""
+    said: Any = []
+
+    def drawn(key: Key) -> Any:
+        models, axes = randomiser(model, key[None])
+        said.append(axes)
+        return models
+
+    jax.eval_shape(drawn, KEY)
+    axes = jax.tree.leaves(said[0], is_leaf=_is_none)
+    if len(axes) != len(jax.tree.leaves(model, is_leaf=_is_none)):
+        raise SettingsError("the axes that the randomiser returns do not fit the model; expected one for each leaf")
+    return [place for place, axis in enumerate(axes) if axis == 0]
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
+
+
+def _between(ours: Array, drawn: Array, share: Any) -> Array:
+    """Return what lies the `share` of the way from one to the other; whole numbers are those drawn."""
+    return drawn + (1 - share) * (ours - drawn) if jnp.issubdtype(drawn.dtype, jnp.inexact) else drawn
+
+
+def _bound(function: Any, env: Any) -> Any:
+    """Return the `_reset` or `_step` of an environment with another `env`."""
+    return partial(function.func, env, *function.args[1:])
 
 
 def picture(name: str, draw: Any) -> np.ndarray:

@@ -1,5 +1,7 @@
 """Environments of MuJoCo Playground (https://github.com/google-deepmind/mujoco_playground), imported on demand."""
 
+import contextlib
+import io
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -7,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from jaxrl.envs.base import Env
-from jaxrl.envs.physics import physics_env, picture
+from jaxrl.envs.physics import Randomiser, physics_env, picture, with_models
 from jaxrl.envs.suites import check_id, like_defaults
-from jaxrl.errors import SettingsError, require_extra
+from jaxrl.errors import SettingsError, check_between, require_extra
 from jaxrl.trees import PyTree
 
 PREFIX = "playground:"
 """Prefix of the names of Playground's environments, as in `playground:CartpoleBalance`."""
 
 
-def playground_env(name: str, **params: Any) -> Env:
+def playground_env(name: str, *, randomise: Any = None, randomiser: Randomiser | None = None, **params: Any) -> Env:
     """Return Playground's environment `name` (with or without `playground:`).
 
     `params` replace entries of its configuration, such as `ctrl_dt`, `episode_length` or `impl`; nested ones are named
@@ -24,9 +26,13 @@ def playground_env(name: str, **params: Any) -> Env:
     repeat its results. Episodes are truncated after `episode_length` steps of the suite; an action is repeated for
     `action_repeat` of them. Observations of several parts stay dicts (`state`, `privileged_state`).
 
+    With `randomise`, each episode has a model of its own (Tobin et al. 2017), drawn by `randomiser`, or by the one that
+    Playground has for the task: `true` takes what is drawn, and a number from 0 to 1, or a schedule of it, goes so much
+    of the way there from the task's own model.
+
     Raises:
-      SettingsError: Playground is not installed, a name or a parameter is unknown or does not fit, or models of robots
-        are missing: they are never fetched unasked.
+      SettingsError: Playground is not installed, a name or a parameter is unknown or does not fit, there is nothing to
+        randomise by, or models of robots are missing: they are never fetched unasked.
     """
     playground = require_extra("mujoco_playground", "environments of MuJoCo Playground", extra="playground")
     registry = playground.registry
@@ -37,15 +43,41 @@ def playground_env(name: str, **params: Any) -> Env:
     defaults = _flat(registry.get_default_config(id_).to_dict())
     given = like_defaults(name, params, defaults)
     jax_unless_asked = {"impl": "jax"} if "impl" in defaults else {}
+    share = _share(name, randomise, randomiser)
+    draws = randomiser if share is None else randomiser or _randomiser(name, registry.get_domain_randomizer, id_)
+    plain = randomiser is None and not callable(share)
+    args = dict(params) if share is None else {**params, "randomise": share}
     try:
         env = registry.load(id_, config_overrides={**jax_unless_asked, **given})
         if env.n_substeps < 1:
             raise ValueError(f"ctrl_dt is {env.dt:g}; expected at least sim_dt, {env.sim_dt:g}")
-        config, settings = env._config, {"env": name, "env_args": dict(params)}
+        config, settings = env._config, {"env": name, "env_args": args}
         render = partial(_render, name, playground.render_array, env)
-        return physics_env(name, env, config.episode_length, settings, render, config.get("action_repeat", 1))
+        made = physics_env(name, env, config.episode_length, settings, render, config.get("action_repeat", 1))
+        varied = made if share is None or draws is None else with_models(made, env, draws, share)
     except Exception as error:
         raise SettingsError(f"Playground cannot make {id_}: {error}") from error
+    return varied._replace(settings=settings if plain else None)
+
+
+def _share(name: str, randomise: Any, randomiser: Randomiser | None) -> Any:
+    """Return how much of the way to the model that is drawn episodes go, or `None` if all have the task's own."""
+    given = randomiser is not None if randomise is None else randomise
+    if isinstance(given, bool):
+        return 1.0 if given else None
+    return given if callable(given) else float(check_between(f"{name}: randomise", given, 0.0, 1.0))
+
+
+def _randomiser(name: str, get: Any, id_: str) -> Randomiser:
+    """Return Playground's own randomiser of a task; raise `SettingsError` if it has none."""
+    with contextlib.redirect_stdout(io.StringIO()):  # on which it says so
+        found: Randomiser | None = get(id_)
+    if found is None:
+        raise SettingsError(
+            f"Playground has no randomiser for {name}; leave randomise out, or give one of your own in Python: "
+            f"make_env({name!r}, randomiser=...)"
+        )
+    return found
 
 
 def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:

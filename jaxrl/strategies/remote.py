@@ -19,6 +19,7 @@ from jaxrl.agents.schedules import Schedule, read_schedule
 from jaxrl.envs.agents import of_one_agent
 from jaxrl.envs.base import Env, TimeStep, VecEnv, draw_nothing, vectorise
 from jaxrl.envs.host import HostEnv, on_host
+from jaxrl.envs.objects import KINDS, kind_of
 from jaxrl.errors import SettingsError, check_between, check_count, require_extra
 from jaxrl.masks import random_action
 from jaxrl.metrics import Metrics, Total, stat
@@ -213,6 +214,9 @@ def require_env(env: object) -> None:
         return
     if isinstance(env, str):
         raise SettingsError(f"env is the name {env!r}; build the environment first, by jaxrl.make_env({env!r})")
+    kind = kind_of(env)
+    if kind is not None:
+        raise SettingsError(f"env is {type(env).__name__} of {kind}; give jaxrl.{KINDS[kind].maker}(env) instead")
     if hasattr(env, "observation_space") and hasattr(env, "step"):
         raise SettingsError(
             f"env is {type(env).__name__} with Gymnasium's interface; give jaxrl.gymnasium_env(NAME) instead, or keep "

@@ -147,6 +147,20 @@ def test_what_cannot_be_imported_is_said_in_one_line(name: str, told: str) -> No
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("module", ["stoa", "envelope"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_interface_that_is_not_installed_is_named_with_the_line_that_installs_it(
+    module: str, inside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    code = f"def make():\n    import {module}\n" if inside else f"import {module}\n"
+    Path("walks_of_mine", "others.py").write_text(code)
+    with pytest.raises(SettingsError) as raised:
+        train.main([*SMALL, "--env", "walks_of_mine.others:make", "--run-dir", "run"])
+    assert f": pip install 'jaxrl[{module}]'" in str(raised.value)
+    assert ("is for Python 3.12 or later" in str(raised.value)) == (module == "envelope" and sys.version_info < (3, 12))
+
+
 def test_arguments_that_the_function_does_not_take_are_named() -> None:
     with pytest.raises(SettingsError, match="unexpected keyword argument 'lenth'"):
         train.main([*SMALL, "--env", WALK, "--env-args", "lenth", "3", "--run-dir", "run"])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import jaxrl
 from jaxrl.envs import make_env
 from jaxrl.errors import SettingsError
 
@@ -62,3 +63,11 @@ def test_the_extra_is_named_whatever_the_name_of_its_module(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(SettingsError, match=rf"need the extra `{suite}`: pip install 'jaxrl\[{suite}\]'$"):
         make_env(f"{suite}:{name}")
+
+
+@pytest.mark.parametrize("module", ["stoa", "envelope"])
+def test_objects_of_what_is_not_installed_are_answered_with_what_installs_it(module: str, monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    said = rf"^environments that speak {module} need it: pip install 'jaxrl\[{module}\]'"
+    with pytest.raises(SettingsError, match=said):
+        getattr(jaxrl, f"{module}_env")(3)

@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import gymnasium_made, gymnasium_spec, to_host
+from jaxrl.envs.objects import adopted
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, as_shape, channels_last
 from jaxrl.strategies.stepwise import StepResult
@@ -28,13 +29,14 @@ class Outside(NamedTuple):
 
 
 def outside(given: Any, num_envs: int) -> Outside:
-    """Describe an `EnvSpec`, an `Env`, or an environment (or vector of `num_envs`) of Gymnasium.
+    """Describe an `EnvSpec`, an `Env`, an object of stoa or envelope, or an environment (or vector) of Gymnasium.
 
     Raises:
       SettingsError: it is none of these, or a vector of another number of environments.
     """
     if isinstance(given, EnvSpec):
         return Outside(given._replace(observation_space=channels_last(given.observation_space)))
+    given = adopted(given) or given
     if isinstance(given, Env):
         return Outside(given.spec, given.settings)
     if not (hasattr(given, "action_space") and hasattr(given, "observation_space")):

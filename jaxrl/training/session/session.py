@@ -79,7 +79,7 @@ class Session:
         """Check the settings, and take hold of the run directory if there is one.
 
         Args:
-          spec: an `EnvSpec`, an `Env`, or an environment of Gymnasium; only its spaces are used.
+          spec: an `EnvSpec`, an `Env`, or an environment of Gymnasium, stoa or envelope; only its spaces are used.
           agent: what `jaxrl.dqn(...)`, `jaxrl.ppo(...)` or another returns that learns as it goes.
           buffer: what `jaxrl.uniform(...)` returns; left out for an on-policy agent, and only there.
           processor: what makes transitions of steps. Left out, it is `one_step()`, for an on-policy agent behind what

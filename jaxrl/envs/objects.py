@@ -1,0 +1,253 @@
+"""Environments that are objects of another library: which kinds are known, and what their adapters have in common.
+
+An object has no key for a step: where it needs randomness, it keeps keys in its state.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.random import key_data
+
+from jaxrl.envs.base import Env, TimeStep, check_stable, draw_nothing
+from jaxrl.envs.suites import KEY, box_of, restored
+from jaxrl.errors import SettingsError, check_count, reason_of
+from jaxrl.masks import MASK
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, space_struct
+from jaxrl.trees import Array, Key, PyTree
+
+SEEN = "observation"
+"""Entry for an observation that is no dict, beside its mask."""
+
+
+class Kind(NamedTuple):
+    """A library whose environments are taken as objects, of its class `Environment`."""
+
+    maker: str
+    """The function of `jaxrl.envs.MODULE` that adapts one."""
+    python: tuple[int, int] = (3, 11)
+    """The first version of Python that the library is for."""
+
+
+KINDS: Mapping[str, Kind] = {"stoa": Kind("stoa_env"), "envelope": Kind("envelope_env", (3, 12))}
+"""Kinds of objects, by the module that they come from; the extra has the same name."""
+
+
+def kind_of(given: object) -> str | None:
+    """Return the library that `given` is an environment of, one of `KINDS`; nothing is imported for it."""
+    for module in KINDS:
+        base = getattr(sys.modules.get(module), "Environment", None)
+        if isinstance(base, type) and isinstance(given, base):
+            return module
+    return None
+
+
+def adopted(given: object, name: str | None = None) -> Env | None:
+    """Return an environment of one of `KINDS` as an `Env`; `None` for anything else.
+
+    Raises:
+      SettingsError: it is one, but of a form that cannot be used.
+    """
+    kind = kind_of(given)
+    if kind is None:
+        return None
+    env: Env = getattr(importlib.import_module(f"jaxrl.envs.{kind}"), KINDS[kind].maker)(given, name=name)
+    return env
+
+
+def require_kind(module: str) -> Any:
+    """Import one of `KINDS`; raise `SettingsError` with the command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise SettingsError(f"environments that speak {module} need it{missing_kind(error)}") from None
+
+
+def require_object(module: str, given: object) -> Any:
+    """Return one of `KINDS`, imported, if `given` is an environment of it; raise `SettingsError` otherwise."""
+    theirs = require_kind(module)
+    if not isinstance(given, theirs.Environment):
+        came = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
+        raise SettingsError(f"{KINDS[module].maker} was given {came}; expected an object of {module}.Environment")
+    return theirs
+
+
+def missing_kind(error: BaseException) -> str:
+    """Return what to install where importing one of `KINDS` failed, to be put behind a message; else nothing."""
+    module = error.name if isinstance(error, ModuleNotFoundError) else None
+    if module is None or module not in KINDS:
+        return ""
+    least = KINDS[module].python
+    other = f"; {module} is for Python {least[0]}.{least[1]} or later" if sys.version_info < least else ""
+    return f": pip install 'jaxrl[{module}]'{other}"
+
+
+# --- what adapters have in common -------------------------------------------------------------------------------
+
+
+class Told(NamedTuple):
+    """What an object tells after its reset or a step."""
+
+    obs: PyTree
+    reward: Any
+    terminated: Any
+    truncated: Any
+    info: PyTree
+    """Whatever else; the real scalars in it are recorded."""
+    mask: Any = None
+    """Which actions are allowed, if it is told beside the observation."""
+
+
+class Theirs(NamedTuple):
+    """An object of another library, by what is needed of it."""
+
+    name: str
+    reset: Callable[[Key, PyTree], tuple[PyTree, Told]]
+    """`(key, params) -> (state, told)`; `params` are those of the episode, or `None`."""
+    step: Callable[[Any, PyTree, PyTree], tuple[PyTree, Told]]
+    """`(state, action, params) -> (state, told)`; it never resets itself."""
+    observations: Any
+    """Their space."""
+    actions: Space
+    leaf: Callable[[Any, Any], Space]
+    """`(their space, struct) -> our space` of an array; their space is `None` if they declare none."""
+    limit: int | None
+
+
+class Held(NamedTuple):
+    """The state of an object, and the parameters of its episode, if it was given any."""
+
+    state: PyTree
+    params: PyTree = None
+
+
+@contextlib.contextmanager
+def one_line_of(name: str) -> Iterator[None]:
+    """Turn whatever goes wrong inside a user's environment into a `SettingsError`."""
+    try:
+        yield
+    except SettingsError:
+        raise
+    except Exception as error:
+        raise SettingsError(f"{name} cannot be used: {type(error).__name__}: {reason_of(error)}") from error
+
+
+def object_env(theirs: Theirs) -> Env:
+    """Return an object of another library as an `Env`.
+
+    Raises:
+      SettingsError: its reset and its step disagree, or the limit is no whole number.
+    """
+    if theirs.limit is not None:
+        check_count(f"{theirs.name}: time_limit", theirs.limit)
+    like, told = jax.eval_shape(lambda key: theirs.reset(key, None), KEY)
+    masked = _masked(theirs, like, told)
+    seen = jax.eval_shape(partial(_seen, masked), told)
+    alone = isinstance(seen, dict) and not isinstance(jax.eval_shape(partial(_seen, False), told), dict)
+    space = _space({SEEN: theirs.observations} if alone else theirs.observations, seen, theirs.leaf)
+    spec = EnvSpec(theirs.name, space, theirs.actions, theirs.limit)
+    env = Env(spec, partial(_reset, theirs, masked), partial(_step, theirs, masked, like), draw_nothing)
+    check_stable(env)
+    return env
+
+
+def _masked(theirs: Theirs, like: PyTree, told: Told) -> bool:
+    """Return whether actions are masked beside the observation; a step must tell what a reset does."""
+    if not isinstance(theirs.actions, Discrete | MultiDiscrete):
+        return False
+    action = space_struct(theirs.actions)
+    _, after = jax.eval_shape(lambda state, action: theirs.step(state, action, None), like, action)
+    if (told.mask is None) != (after.mask is None):
+        raise SettingsError(f"{theirs.name} tells a mask of actions after its reset or after its step alone; tell both")
+    return told.mask is not None
+
+
+def _reset(theirs: Theirs, masked: bool, key: Key, params: PyTree = None) -> tuple[PyTree, PyTree]:
+    state, told = theirs.reset(key, params)
+    return Held(_kept(state), params), _seen(masked, told)
+
+
+def _step(
+    theirs: Theirs, masked: bool, like: PyTree, held: Held, action: PyTree, noise: tuple[()]
+) -> tuple[Held, TimeStep]:
+    del noise
+    state, told = theirs.step(restored(held.state, like), action, held.params)
+    reward = jnp.asarray(told.reward, jnp.float32)
+    ended = jnp.asarray(told.terminated, bool)
+    cut = jnp.asarray(told.truncated, bool) & ~ended
+    return held._replace(state=_kept(state)), TimeStep(_seen(masked, told), reward, ended, cut, scalars(told.info))
+
+
+def _kept(state: PyTree) -> PyTree:
+    """Return a state as it is kept: keys as plain bits, numbers of Python as arrays. No dtype is changed."""
+    bits = lambda x: key_data(x) if _is_key(x) else jnp.asarray(x)
+    return jax.tree.map(lambda x: jax.lax.convert_element_type(y := bits(x), y.dtype), state)
+
+
+def _is_key(x: Any) -> bool:
+    return isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _seen(masked: bool, told: Told) -> PyTree:
+    """Return the observation as plain dicts, tuples and arrays, with its mask as flags."""
+    obs = plain(told.obs)
+    if masked and not (isinstance(obs, dict) and MASK in obs):
+        obs = {**(obs if isinstance(obs, dict) else {SEEN: obs}), MASK: told.mask}
+    obs = jax.tree.map(jnp.asarray, obs)
+    return {**obs, MASK: obs[MASK].astype(bool)} if isinstance(obs, dict) and MASK in obs else obs
+
+
+def plain(node: Any) -> PyTree:
+    """Return a tree with dicts in place of dataclasses and of tuples with names, which no space describes."""
+    if isinstance(node, Mapping):
+        return {word: plain(part) for word, part in node.items()}
+    if isinstance(node, tuple) and hasattr(node, "_fields"):
+        return plain(dict(zip(node._fields, node, strict=True)))
+    if isinstance(node, tuple | list):
+        return tuple(map(plain, node))
+    fields = dataclasses.fields(node) if dataclasses.is_dataclass(node) else None
+    return node if fields is None else {field.name: plain(getattr(node, field.name)) for field in fields}
+
+
+def scalars(info: PyTree) -> dict[str, Array]:
+    """Return the real scalars in `info` as float32, those of inner dicts by names with strokes."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(plain(info))
+    named = ((jax.tree_util.keystr(path, simple=True, separator="/"), x) for path, x in paths)
+    return {name: jnp.asarray(x, jnp.float32) for name, x in named if _is_real(x) and jnp.ndim(x) == 0}
+
+
+def _is_real(x: Any) -> bool:
+    arrays = isinstance(x, int | float | np.generic | np.ndarray | jax.Array) and not _is_key(x)
+    return arrays and not jnp.iscomplexobj(x)
+
+
+def _space(declared: Any, node: Any, leaf: Callable[[Any, Any], Space]) -> Space:
+    """Return the space of observations as they are, with what is declared of each array."""
+    if isinstance(node, dict):
+        return {word: _space(_part(declared, word), part, leaf) for word, part in node.items()}
+    if isinstance(node, tuple):
+        return tuple(_space(_part(declared, place), part, leaf) for place, part in enumerate(node))
+    return Box(0, 1, node.shape, "bool") if node.dtype == bool else leaf(declared, node)
+
+
+def _part(declared: Any, word: Any) -> Any:
+    """Return what is declared of one part: an entry, or a field of that name."""
+    parts = getattr(declared, "spaces", getattr(declared, "tree", declared))
+    try:
+        return parts[word]
+    except (TypeError, KeyError, IndexError):
+        return getattr(parts, str(word), None)
+
+
+def choices_of(values: Any, struct: Any) -> Space:
+    """Return the space of whole numbers of the shape and dtype of `struct`, each below its own of `values`."""
+    if len(struct.shape) > 1:
+        return box_of(struct, 0, values - 1)
+    return MultiDiscrete(values, struct.dtype) if struct.shape else Discrete(int(values), struct.dtype)
