@@ -52,6 +52,16 @@ def records(path: Path) -> Iterator[Any]:
             whole = b""
 
 
+def row_of(items: Any) -> dict[str, Any]:
+    """Return what was logged in one call; of what is a dict, wandb has an item for each entry."""
+    row: dict[str, Any] = {}
+    for item in items:
+        name, *entry = item.nested_key or [item.key]
+        value = json.loads(item.value_json)
+        row[name] = {**row.get(name, {}), entry[0]: value} if entry else value
+    return row
+
+
 class Run:
     """What a directory of wandb's has of one process's run."""
 
@@ -59,8 +69,7 @@ class Run:
         (path,) = folder.glob("*.wandb")
         found = list(records(path))
         (self.about,) = [record.run for record in found if record.HasField("run")]
-        items = [record.history.item for record in found if record.HasField("history")]
-        self.rows = [{(x.key or x.nested_key[0]): json.loads(x.value_json) for x in row} for row in items]
+        self.rows = [row_of(record.history.item) for record in found if record.HasField("history")]
         self.axes = {r.metric.glob_name or r.metric.name: r.metric.step_metric for r in found if r.HasField("metric")}
         self.artifacts = [record.artifact for record in found if record.HasField("artifact")]
         self.artifacts += [r.request.log_artifact.artifact for r in found if r.request.HasField("log_artifact")]
