@@ -116,6 +116,7 @@ from .training import (
     ConsoleRecorder as ConsoleRecorder,
     Evaluation as Evaluation,
     Evaluator as Evaluator,
+    Histogram as Histogram,
     Hooks as Hooks,
     Interrupt as Interrupt,
     JSONLRecorder as JSONLRecorder,

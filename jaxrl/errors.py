@@ -127,7 +127,7 @@ def close_to(word: str, known: Iterable[str]) -> list[str]:
         whole = _plain(name)
         last = whole.rpartition(".")[2]
         if len(plain) > 3 and whole.startswith(plain):
-            return 0.99
+            return 1.0 if whole == plain else 0.99
         return max(difflib.SequenceMatcher(None, plain, part).ratio() for part in (whole, last))
 
     ranked = sorted(((likeness(name), name) for name in known), reverse=True)

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import itertools
+import os
 import re
 import textwrap
 from dataclasses import fields, is_dataclass
@@ -14,6 +15,8 @@ from jaxrl.registry import ALGORITHMS
 from jaxrl.terminal import columns
 
 WIDTH = 24
+NARROW = 60
+"""Columns of a terminal below which a setting has its explanation under it."""
 FIRST = {
     "how long": ("max_opts", "max_env_steps", "stop_reward"),
     "how it learns": (
@@ -70,13 +73,15 @@ def _group(title: str, rows: Any) -> list[str]:
 
 
 def _row(flag: str, about: str) -> list[str]:
-    """Return the lines of a setting: two columns."""
-    left = f"  {flag:<{WIDTH}}"
-    return textwrap.wrap(left + about, _width(), subsequent_indent=" " * (WIDTH + 2), break_on_hyphens=False)
+    """Return the lines of a setting: two columns, or one below the other where there is no room for two."""
+    width = _width()
+    left, indent = (f"  {flag:<{WIDTH}}", WIDTH + 2) if width >= NARROW else (f"  {flag}  ", 6)
+    return textwrap.wrap(left + about, width, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
 def _width() -> int:
-    return max(60, min(columns(), 100))
+    given = os.environ.get("COLUMNS", "")
+    return max(30, min(int(given) if given.isdecimal() else columns(), 100))
 
 
 def _flag(name: str) -> str:

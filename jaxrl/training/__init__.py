@@ -5,6 +5,7 @@ from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import (
     ConsoleRecorder,
+    Histogram,
     JSONLRecorder,
     MemoryRecorder,
     Progress,

@@ -31,6 +31,7 @@ from jaxrl.training.recorders import (
     check_unwritten,
     console_of,
     episode_recorder,
+    histograms,
     recorders_of,
     train_episode_recorder,
 )
@@ -41,6 +42,8 @@ from jaxrl.trees import PyTree
 
 STATM = Path("/proc/self/statm")
 """Where Linux tells a process how many pages of memory it has, the second number being those that are resident."""
+
+CLOSED = "nothing is being trained; call note() in a hook, or between the reports of a trainer"
 
 
 class Logbook:
@@ -129,7 +132,7 @@ class Logbook:
           SettingsError: the run is not open, a value is no number, or the row has a column of that name.
         """
         if self._columns is None:
-            raise SettingsError("nothing is being trained; call note() in a hook, or between the reports of a trainer")
+            raise SettingsError(CLOSED)
         for name, value in values.items():
             if name in self._columns:
                 raise SettingsError(f"note: rows have a column {name!r} of their own; take another name")
@@ -175,7 +178,26 @@ class Logbook:
         """Write and return the row of an evaluation, and write one for each of its episodes; see `eval_columns`."""
         row = self.scored(eval_columns(evaluation, score, again, is_best))
         self._episodes.write_all(list(episode_rows(self._counters, evaluation)))
+        self.spread(evaluation)
         return row
+
+    def spread(self, evaluation: Evaluation) -> None:
+        """Tell the histograms of an evaluation."""
+        counters = {name: self._counters[name] for name in ("opt_steps", "env_steps")}
+        for histogram in histograms(**counters, returns=evaluation.returns, lengths=evaluation.lengths):
+            self._rows.histogram(histogram)
+
+    def remark(self, text: str) -> None:
+        """Write a note as an event.
+
+        Raises:
+          SettingsError: the run is not open, or this is no text.
+        """
+        if self._columns is None:
+            raise SettingsError(CLOSED)
+        if not isinstance(text, str) or not text:
+            raise SettingsError(f"note: {text!r} is no text; numbers have names, as in note(norm=3.5)")
+        self.event("note", text)
 
     def ended(self, episodes: Episodes) -> None:
         """Write a row for each episode of the training."""

@@ -238,12 +238,16 @@ class Trainer:
         if self._storage.error is not None:
             raise self._storage.error
 
-    def note(self, **values: float) -> None:
+    def note(self, text: str | None = None, /, **values: float) -> None:
         """Take numbers into the next row of metrics, each as the mean of what was noted; for hooks and at reports.
+
+        A `text` becomes an event at once, which recorders show.
 
         Raises:
           SettingsError: nothing is being trained, a value is no number, or a column of that name is there already.
         """
+        if text is not None:
+            self._log.remark(text)
         self._log.note(values)
 
     def settings(self) -> dict[str, Any]:

@@ -80,6 +80,7 @@ def test_a_setting_of_another_library_in_a_file_is_answered_with_ours(tmp_path: 
         ("cartpole", ["CartPole-v1", "Catch-bsuite"], ["CartPole-v1"]),
         ("max_step", ["max_steps_in_episode", "gravity"], ["max_steps_in_episode"]),
         ("hubber", ["huber", "squared"], ["huber"]),
+        ("Adam", ["adam", "adamw", "radam"], ["adam", "adamw", "radam"]),
     ],
 )
 def test_only_what_looks_like_a_word_is_guessed(word: str, known: list[str], close: list[str]) -> None:

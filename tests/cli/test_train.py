@@ -223,8 +223,22 @@ def test_help_shows_each_setting_with_unit_and_default(
     assert "Learning rate. (default: 0.00025)" in shown
 
 
+def test_help_fits_a_narrow_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    with pytest.raises(SystemExit):
+        train.main(["--help"])
+    lines = capsys.readouterr().out.split("\nall settings\n", 1)[0].splitlines()
+    # What is to be typed stays whole.
+    assert {line.split()[0] for line in lines if len(line) > 40} == {"usage:", "python"}
+    (at,) = [number for number, line in enumerate(lines) if line.startswith("  --eval-interval")]
+    assert lines[at : at + 2] == ["  --eval-interval  optimisation steps", "      between evaluations (600)"]
+
+
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_help_begins_with_a_page_of_what_is_changed_first(algo: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_begins_with_a_page_of_what_is_changed_first(
+    algo: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     with pytest.raises(SystemExit):
         train.main([algo, "--help"])
     page, rest = capsys.readouterr().out.split("\nall settings\n", 1)

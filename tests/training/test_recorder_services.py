@@ -52,6 +52,16 @@ def records(path: Path) -> Iterator[Any]:
             whole = b""
 
 
+def row_of(items: Any) -> dict[str, Any]:
+    """Return what was logged in one call; of what is a dict, wandb has an item for each entry."""
+    row: dict[str, Any] = {}
+    for item in items:
+        name, *entry = item.nested_key or [item.key]
+        value = json.loads(item.value_json)
+        row[name] = {**row.get(name, {}), entry[0]: value} if entry else value
+    return row
+
+
 class Run:
     """What a directory of wandb's has of one process's run."""
 
@@ -59,8 +69,7 @@ class Run:
         (path,) = folder.glob("*.wandb")
         found = list(records(path))
         (self.about,) = [record.run for record in found if record.HasField("run")]
-        items = [record.history.item for record in found if record.HasField("history")]
-        self.rows = [{(x.key or x.nested_key[0]): json.loads(x.value_json) for x in row} for row in items]
+        self.rows = [row_of(record.history.item) for record in found if record.HasField("history")]
         self.axes = {r.metric.glob_name or r.metric.name: r.metric.step_metric for r in found if r.HasField("metric")}
         self.artifacts = [record.artifact for record in found if record.HasField("artifact")]
         self.artifacts += [r.request.log_artifact.artifact for r in found if r.request.HasField("log_artifact")]
@@ -70,8 +79,11 @@ class Run:
         }
 
     def told(self) -> list[tuple[str, int]]:
-        kinds = [next(name for name in row if "/" in name).partition("/")[0] for row in self.rows]
-        return [(kind, row["opt_steps"]) for kind, row in zip(kinds, self.rows, strict=True)]
+        kinds = [next((kind for kind in ("train", "eval") if f"{kind}/wall_s" in row), "") for row in self.rows]
+        return [(kind, row["opt_steps"]) for kind, row in zip(kinds, self.rows, strict=True) if kind]
+
+    def histograms(self, name: str) -> list[tuple[int, int, Any]]:
+        return [(row["opt_steps"], row["env_steps"], row[name]) for row in self.rows if name in row]
 
 
 def runs_of(directory: Path) -> list[Run]:
@@ -90,7 +102,7 @@ def test_wandb_has_settings_axes_tags_and_the_best_policy_and_goes_on(tmp_path: 
     assert first.told() == ALL
     assert {(row["opt_steps"], row["env_steps"]) for row in first.rows} == {(n, n) for n in (2, 4, 6, 8)}
     assert [row["eval/eval_reward"] for row in first.rows if "eval/eval_reward" in row] == [4.0, 8.0]
-    (artifact,) = first.artifacts
+    (artifact,) = [artifact for artifact in first.artifacts if artifact.type == "model"]
     names = {entry.path for entry in artifact.manifest.contents}
     assert (artifact.name, artifact.type) == ("walk-best", "model")
     assert {"config.yaml", "metadata.json"} <= names
@@ -123,6 +135,25 @@ def test_a_population_is_one_group_of_wandb(tmp_path: Path) -> None:
     assert zero.about.run_id != one.about.run_id
     assert (zero.config["seed"], one.config["seed"]) == (0, 1)
     assert zero.told() == one.told() == [("eval", 2), ("train", 2), ("eval", 4), ("train", 4)]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_offline")
+def test_wandb_has_histograms_of_evaluations_and_a_table_of_events(tmp_path: Path) -> None:
+    run = tmp_path / "walk"
+    hooks = jaxrl.Hooks(record=lambda trainer, row: trainer.note(f"at {row['opt_steps']}"))
+    train(run, ["wandb"], hooks=hooks)
+    train(run, ["wandb"], hooks=hooks, resume=True, max_opts=12)
+    first, second = runs_of(run)
+    for found, steps in ((first, [4, 8]), (second, [12])):
+        for name in ("eval/returns", "eval/lengths"):
+            told = found.histograms(name)
+            assert [(opt_steps, env_steps) for opt_steps, env_steps, _ in told] == [(step, step) for step in steps]
+            assert {(bars["_type"], sum(bars["values"])) for _, _, bars in told} == {("histogram", 1)}
+    tables = [json.loads(path.read_text()) for path in (run / "wandb").glob("*/files/media/table/events*.json")]
+    assert {tuple(table["columns"]) for table in tables} == {("opt_steps", "env_steps", "wall_s", "event", "message")}
+    notes = [[row[0] for row in table["data"] if row[4].startswith("at ")] for table in tables]
+    assert sorted(notes, key=len) == [[2, 4, 6, 8], [2, 4, 6, 8, 10, 12]]  # the second takes the place of the first
 
 
 @pytest.mark.usefixtures("_offline")
@@ -162,6 +193,21 @@ def test_mlflow_has_settings_metrics_by_step_and_the_best_policy_and_goes_on(tmp
         entry.path for entry in client.list_artifacts(found.info.run_id)
     }
     require_run(run)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_files")
+def test_mlflow_has_events_as_a_text_once_after_resumes(tmp_path: Path) -> None:
+    run = tmp_path / "walk"
+    hooks = jaxrl.Hooks(record=lambda trainer, row: trainer.note(f"\u00fc \udc80 {row['opt_steps']}"))
+    train(run, ["mlflow"], hooks=hooks)
+    train(run, ["mlflow"], hooks=hooks, resume=True, max_opts=12)
+    (path,) = (run / "mlruns").glob("*/*/artifacts/events.txt")
+    lines = path.read_text().splitlines()
+    assert [line.strip() for line in lines if "note" in line] == [
+        f"{step} opts  note: \u00fc ? {step}" for step in (2, 4, 6, 8, 10, 12)
+    ]
+    assert sum("resume: " in line for line in lines) == 1
 
 
 @pytest.mark.usefixtures("_files")

@@ -84,7 +84,9 @@ def test_tensorboard_has_the_same_scalars_on_the_opt_steps_axis(tmp_path: Path) 
     recorder = TensorBoardRecorder(tmp_path / "board")
     recorder.write(TRAIN)
     recorder.write(EVAL)
-    recorder.write({"kind": "event", "opt_steps": 10, "env_steps": 100, "wall_s": 1.0, "message": "hello"})
+    recorder.write(
+        {"kind": "event", "opt_steps": 10, "env_steps": 100, "wall_s": 1.0, "event": "note", "message": "hello"}
+    )
     recorder.close()
     scalars = read_events(tmp_path / "board")
     assert ("train/loss", 10, 0.5) in scalars

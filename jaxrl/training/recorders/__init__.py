@@ -4,7 +4,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl.registry import RECORDERS, named
-from jaxrl.training.recorders.base import Progress, Recorder, Recorders, Row, RunInfo, Video, check_unwritten
+from jaxrl.training.recorders.base import (
+    Histogram,
+    Progress,
+    Recorder,
+    Recorders,
+    Row,
+    RunInfo,
+    Video,
+    check_unwritten,
+    histograms,
+)
 from jaxrl.training.recorders.console import ConsoleRecorder
 from jaxrl.training.recorders.csv_file import CSVRecorder
 from jaxrl.training.recorders.jsonl import JSONLRecorder, log_problems, trim

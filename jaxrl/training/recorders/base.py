@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from jaxrl.errors import say
 
 Row = Mapping[str, Any]
@@ -55,13 +57,44 @@ class Video(NamedTuple):
     width: int
 
 
+class Histogram(NamedTuple):
+    """Numbers that are more than their mean: one of each episode of an evaluation."""
+
+    opt_steps: int
+    env_steps: int
+    name: str
+    """`eval/returns` or `eval/lengths`."""
+    values: np.ndarray
+    """Float64 `[n]`, finite, at least one."""
+
+    def bins(self, most: int = 30) -> tuple[np.ndarray, np.ndarray]:
+        """Return how many values are in each of `most` bins of one width, `[most]`, and the edges, `[most + 1]`.
+
+        Values that are all the same stand in the middle.
+        """
+        low, high = float(self.values.min()), float(self.values.max())
+        size = max(abs(low), abs(high))
+        if high - low <= 1e-9 * size:  # of numbers so close NumPy finds no edges between them
+            low, high = low - max(0.5, 1e-6 * size), high + max(0.5, 1e-6 * size)
+        counts, edges = np.histogram(self.values, most, (low, high))
+        return counts, edges
+
+
+def histograms(opt_steps: int, env_steps: int, **values: Any) -> list[Histogram]:
+    """Return the histograms of an evaluation by their names, without what is no finite number of float32."""
+    found = {name: np.asarray(x, np.float64).ravel() for name, x in values.items()}
+    kept = {name: x[np.abs(x) <= np.finfo(np.float32).max] for name, x in found.items()}
+    return [Histogram(opt_steps, env_steps, f"eval/{name}", x) for name, x in kept.items() if len(x)]
+
+
 class Recorder(Protocol):
     """Anything with these three methods records a run.
 
-    One that also has `begin(run)` is given a `RunInfo` before its first row; one that has `video(video)` each `Video`.
-    One that has `rewind(opt_steps)` is told when the run goes back, or goes on from an earlier process: what it holds
-    after that step is no longer so. One that has `unwritten(waiting)`, to put what a full disk did not take into a dict
-    of JSON, and `take_up(waiting)`, has it kept in the checkpoints, so that it is not lost with the process.
+    One that also has `begin(run)` is given a `RunInfo` before its first row; one that has `video(video)` each `Video`,
+    and one that has `histogram(histogram)` the `Histogram`s of each evaluation, after its row. One that has
+    `rewind(opt_steps)` is told when the run goes back, or goes on from an earlier process: what it holds after that
+    step is no longer so. One that has `unwritten(waiting)`, to put what a full disk did not take into a dict of JSON,
+    and `take_up(waiting)`, has it kept in the checkpoints, so that it is not lost with the process.
 
     All of them are called in the thread that trains; whatever may block there belongs into a `ServiceRecorder`.
     """
@@ -103,6 +136,9 @@ class Recorders:
 
     def video(self, video: Video) -> None:
         self._each("video", video)
+
+    def histogram(self, histogram: Histogram) -> None:
+        self._each("histogram", histogram)
 
     def rewind(self, opt_steps: int) -> None:
         self._each("rewind", opt_steps)

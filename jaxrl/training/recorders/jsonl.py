@@ -1,12 +1,13 @@
 """One JSON object a line."""
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxrl.errors import say
-from jaxrl.training.recorders.base import Progress, Row
+from jaxrl.training.recorders.base import KINDS, Progress, Row
 from jaxrl.training.recorders.log_file import LogFile
 from jaxrl.training.storage.run_dir import plain, write_atomically
 
@@ -81,6 +82,16 @@ def trim(path: Path, opt_steps: int) -> list[int]:
     if mended != held:
         write_atomically(path, mended.decode())
     return [number for number, line in enumerate(lines, start=1) if _parse(line) is None]
+
+
+def rows_of(path: Path, kinds: Collection[str] = KINDS) -> Iterator[Row]:
+    """Yield the rows of these kinds in a log; what is no row is passed over."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        for line in file:
+            with contextlib.suppress(ValueError, RecursionError):
+                row = json.loads(line)
+                if isinstance(row, dict) and row.get("kind") in kinds and type(row.get("opt_steps")) is int:
+                    yield row
 
 
 def log_problems(path: Path) -> list[str]:

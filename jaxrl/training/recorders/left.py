@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from jaxrl.training.recorders.base import RunInfo
+from jaxrl.training.recorders.base import Row, RunInfo
+from jaxrl.training.recorders.jsonl import rows_of
 from jaxrl.training.reel import films_in
-from jaxrl.training.storage.run_dir import CONFIG, METADATA, VIDEOS, read_metadata
+from jaxrl.training.storage.run_dir import CONFIG, METADATA, METRICS, VIDEOS, read_metadata
 
 BEST = "best"
 SCORES = ("best_score", "best_opt_steps", "last_score")
@@ -30,6 +31,14 @@ def videos(run: RunInfo) -> dict[str, Path]:
     """Return the episodes filmed on the way, by their names in the directory of the run."""
     found = [] if run.directory is None else films_in(run.directory / VIDEOS)
     return {f"{VIDEOS}/{path.name}": path for path in found}
+
+
+def events_of(run: RunInfo) -> list[Row]:
+    """Return the events of the run, in their order."""
+    log = () if run.directory is None else rows_of(run.directory / METRICS, ("event",))
+    # A path in a message may have bytes that are no text, which services cannot write.
+    said = lambda row: str(row.get("message", "")).encode(errors="replace").decode()
+    return [{**row, "event": str(row.get("event", "")), "message": said(row)} for row in log]
 
 
 def summary_of(run: RunInfo) -> tuple[dict[str, Any], bool]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxrl.errors import require_extra
 from jaxrl.training.recorders.base import Row, RunInfo, numbers_of
-from jaxrl.training.recorders.left import best_files, films, summary_of, videos
+from jaxrl.training.recorders.left import best_files, events_of, films, summary_of, videos
 from jaxrl.training.recorders.service import ServiceRecorder
 from jaxrl.training.storage.run_dir import read_json
 
@@ -22,6 +22,8 @@ AT_ONCE, METRICS_AT_ONCE = 100, 1_000
 """Parameters and metrics in one call, at most."""
 LONGEST = 500
 """Characters of a parameter, at most, for servers of every age."""
+EVENTS = "events.txt"
+"""Artifact that has a line for each event."""
 PARENT = "mlflow.json"
 """File in a population's directory that says which run its members are nested in."""
 _parents = threading.Lock()
@@ -94,6 +96,8 @@ class _MLflow:
     def finish(self, run: RunInfo) -> None:
         for name, path in {**best_files(run), **{film.name: film for film in films(run)}, **videos(run)}.items():
             self._client.log_artifact(self._id, str(path), str(Path(name).parent) if "/" in name else None)
+        if lines := [f"{row['opt_steps']:>9,} opts  {row['event']}: {row['message']}\n" for row in events_of(run)]:
+            self._client.log_text(self._id, "".join(lines), EVENTS)
         summary, failed = summary_of(run)
         for name, value in summary.items():
             self._client.set_tag(self._id, name, str(value))

@@ -5,14 +5,15 @@ import json
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Protocol
 
 from jaxrl.errors import say
-from jaxrl.training.recorders.base import KINDS, Progress, Row, RunInfo, Video
+from jaxrl.training.recorders.base import KINDS, Histogram, Progress, Row, RunInfo, Video
+from jaxrl.training.recorders.jsonl import rows_of
 from jaxrl.training.storage.run_dir import METRICS, read_json
 
 CAPACITY = 4_096
@@ -31,8 +32,9 @@ RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 class Service(Protocol):
     """What tells a service of one run; all of it is called in one thread, may block, and is tried again if it fails.
 
-    One that also has `video(video)` is told of each `Video`. One that has `send_some(rows)` is given all rows that wait
-    in place of the first; it tells some of them in one call, from the first on, and returns how many, at least one.
+    One that also has `video(video)` is told of each `Video`, one that has `histogram(histogram)` of each `Histogram`.
+    One that has `send_some(rows)` is given all rows that wait in place of the first; it tells some of them in one call,
+    from the first on, and returns how many, at least one.
     """
 
     def connect(self, run: RunInfo, kept: dict[str, Any], /) -> dict[str, Any]:
@@ -100,7 +102,12 @@ class ServiceRecorder:
     def video(self, video: Video) -> None:
         """Have a video told, if the service has a method `video` that takes one."""
         if self._worker is not None:
-            self._worker.put({"kind": _VIDEO, "opt_steps": video.opt_steps, "video": video})
+            self._worker.put_more(_VIDEO, video)
+
+    def histogram(self, histogram: Histogram) -> None:
+        """Have a histogram told, if the service has a method `histogram` that takes one."""
+        if self._worker is not None:
+            self._worker.put_more(f"{_HISTOGRAM}/{histogram.name}", histogram)
 
     def tick(self, progress: Progress) -> None:
         pass
@@ -121,7 +128,7 @@ class ServiceRecorder:
 
 
 _REWIND = "rewind"
-_VIDEO = "video"
+_VIDEO, _HISTOGRAM = "video", "histogram"
 _METRICS = "metrics"
 
 
@@ -146,7 +153,8 @@ class _Worker:
         self._kept = _read(self._path)
         self._told: dict[str, int] = dict(self._kept.pop("told", {}))
         self._floor = self._least(run.opt_steps) if run.changed else dict(self._told)
-        self._tellers = {_METRICS: self._tell_metrics, _VIDEO: self._tell_films, _REWIND: self._go_back}
+        self._tellers = {_METRICS: self._tell_metrics, _REWIND: self._go_back}
+        self._tellers |= dict.fromkeys((_VIDEO, _HISTOGRAM), self._tell_more)
         self._thread = threading.Thread(target=self._work, name=f"jaxrl-{name}", daemon=True)
 
     def start(self) -> None:
@@ -163,6 +171,11 @@ class _Worker:
         if not self._behind:
             self._say(f"{len(self._rows):,} rows wait")
         self._behind = True
+
+    def put_more(self, kind: str, given: Video | Histogram) -> None:
+        """Take in what is no row, if the service has a method for it."""
+        if hasattr(self._service, _sort_of(kind)):
+            self.put({"kind": kind, "opt_steps": given.opt_steps, "given": given})
 
     def end(self, limit_s: float) -> bool:
         """Say whether all was told within the limit, or it was already said that not."""
@@ -202,15 +215,15 @@ class _Worker:
         """Tell what the log holds after the floor, up to a step."""
         if self._run.directory is None or upto == 0:
             return
-        held = _rows_of(self._run.directory / METRICS)
+        held = rows_of(self._run.directory / METRICS)
         rows = (row for row in held if upto is None or row["opt_steps"] <= upto)
         while some := list(islice(rows, LOG_AT_ONCE)):
             self._tell(some)
 
     def _tell(self, rows: Iterable[Row]) -> None:
         """Tell rows in their order."""
-        for kind, some in groupby(rows, lambda row: _METRICS if row["kind"] in KINDS else row["kind"]):
-            self._tellers[kind](some)
+        for sort, some in groupby(rows, lambda row: _sort_of(row["kind"])):
+            self._tellers[sort](some)
 
     def _tell_metrics(self, rows: Iterable[Row]) -> None:
         left = [row for row in rows if self._is_new(row)]
@@ -227,15 +240,15 @@ class _Worker:
         self._service.send(rows[0])
         return 1
 
-    def _tell_films(self, rows: Iterable[Row]) -> None:
+    def _tell_more(self, rows: Iterable[Row]) -> None:
         for row in filter(self._is_new, rows):
-            self._attempt(partial(self._film, row["video"]))
+            self._attempt(partial(self._tell_once, row))
             self._note([row])
 
-    def _film(self, video: Video) -> None:
+    def _tell_once(self, row: Row) -> None:
         try:
-            getattr(self._service, "video", lambda video: None)(video)
-        except Exception as error:  # once: the file is there, and rows behind it shall not wait
+            getattr(self._service, _sort_of(row["kind"]))(row["given"])
+        except Exception as error:  # once: the run's files have it, and rows behind it shall not wait
             self._say(f"{type(error).__name__}: {error}")
 
     def _go_back(self, rows: Iterable[Row]) -> None:
@@ -282,6 +295,11 @@ class _Worker:
         self._said = True
 
 
+def _sort_of(kind: str) -> str:
+    """Return how things of this kind are told."""
+    return _METRICS if kind in KINDS else kind.partition("/")[0]
+
+
 def _read(path: Path | None) -> dict[str, Any]:
     """Return what an earlier process kept, or nothing if it is missing or damaged."""
     with contextlib.suppress(ValueError, OSError):
@@ -290,13 +308,3 @@ def _read(path: Path | None) -> dict[str, Any]:
         if isinstance(told, dict) and all(type(step) is int for step in told.values()):
             return kept
     return {}
-
-
-def _rows_of(path: Path) -> Iterator[Row]:
-    """Yield the rows of metrics in a log; what is no row is passed over."""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        for line in file:
-            with contextlib.suppress(ValueError, RecursionError):
-                row = json.loads(line)
-                if isinstance(row, dict) and row.get("kind") in KINDS and type(row.get("opt_steps")) is int:
-                    yield row

@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard, without TensorFlow."""
+"""Scalars, histograms, texts and films for TensorBoard, without TensorFlow."""
 
 import platform
 import struct
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl.errors import SettingsError
-from jaxrl.training.recorders.base import KINDS, Progress, Row, RunInfo, Video, numbers_of
+from jaxrl.training.recorders.base import KINDS, Histogram, Progress, Row, RunInfo, Video, numbers_of
 from jaxrl.training.recorders.crc32c import crc32c
 from jaxrl.training.recorders.log_file import LogFile
 
@@ -18,6 +18,8 @@ SCORES = ("eval/eval_reward", "train/episode_return")
 
 class TensorBoardRecorder:
     """Write every number of the `train` and `eval` rows as `train/...` and `eval/...` over `opt_steps`.
+
+    Events are texts under `events`, and the run's notes under `notes`.
 
     The events are written as they come, without the writer thread of tensorboardX: a thread that dies on a full disk
     leaves its queue to fill up and block the training.
@@ -30,7 +32,7 @@ class TensorBoardRecorder:
         self.name = "tensorboard" if directory is None else directory.name
         self._given, self._proto = directory, event_pb2
         self._directory = Path(self.name) if directory is None else directory
-        self._settings: Mapping[str, Any] | None = None
+        self._begun: RunInfo | None = None
         self._log: LogFile | None = None
 
     def begin(self, run: RunInfo) -> None:
@@ -39,23 +41,33 @@ class TensorBoardRecorder:
             if run.directory is None:
                 raise SettingsError("TensorBoardRecorder() needs a run_dir, or a directory of its own")
             self._directory = run.directory / self.name
-        self._settings = None if run.opt_steps else run.settings
+        self._begun = None if run.opt_steps else run
 
     def write(self, row: Row) -> None:
-        if row["kind"] not in KINDS:
-            return
-        self._tell_settings()
-        values = [{"tag": tag, "simple_value": value} for tag, value in numbers_of(row).items()]
+        self._tell_run()
+        if row["kind"] in KINDS:
+            values: list[Any] = [{"tag": tag, "simple_value": value} for tag, value in numbers_of(row).items()]
+        else:
+            values = [_text("events", f"{row['event']}: {row['message']}")]
         self._append(self._record(step=row["opt_steps"], summary={"value": values}))
 
     def video(self, video: Video) -> None:
         """Show the episode among the images, where TensorBoard plays a GIF; it plays no MP4."""
         if video.path.suffix != ".gif":
             return
-        self._tell_settings()
+        self._tell_run()
         picture = {"height": video.height, "width": video.width, "colorspace": 3}
         value = {"tag": "eval/episode", "image": {**picture, "encoded_image_string": video.path.read_bytes()}}
         self._append(self._record(step=video.opt_steps, summary={"value": [value]}))
+
+    def histogram(self, histogram: Histogram) -> None:
+        self._tell_run()
+        values, (counts, edges) = histogram.values, histogram.bins()
+        sums = {"num": len(values), "sum": values.sum(), "sum_squares": values @ values}
+        # A bucket ends at its limit, so the first, which is empty, is there for where the second one begins.
+        bars = {"bucket_limit": edges.tolist(), "bucket": [0, *counts.tolist()]}
+        value = {"tag": histogram.name, "histo": {"min": values.min(), "max": values.max(), **sums, **bars}}
+        self._append(self._record(step=histogram.opt_steps, summary={"value": [value]}))
 
     def tick(self, progress: Progress) -> None:
         pass
@@ -88,12 +100,15 @@ class TensorBoardRecorder:
             self._log.close()
             self._log = None
 
-    def _tell_settings(self) -> None:
-        if self._settings is None:
+    def _tell_run(self) -> None:
+        """Write settings and notes of a run that begins."""
+        if self._begun is None:
             return
-        events, self._settings = _settings_events(self._settings), None
-        for summary in events:
+        run, self._begun = self._begun, None
+        for summary in _settings_events(run.settings):
             self._append(self._record(summary=summary))
+        if run.notes:
+            self._append(self._record(summary={"value": [_text("notes", run.notes)]}))
 
     def _append(self, record: bytes) -> None:
         if self._log is None:
@@ -116,6 +131,16 @@ def _settings_events(settings: Mapping[str, Any]) -> list[Any]:
 
     plain = {name: x if isinstance(x, bool | int | float | str) else str(x) for name, x in settings.items()}
     return list(hparams(plain, dict.fromkeys(SCORES, 0.0)))
+
+
+def _text(tag: str, text: str) -> dict[str, Any]:
+    """Return the value that TensorBoard shows on its page of texts."""
+    tensor = {
+        "dtype": "DT_STRING",
+        "string_val": [text.encode(errors="replace")],
+        "tensor_shape": {"dim": [{"size": 1}]},
+    }
+    return {"tag": tag, "metadata": {"plugin_data": {"plugin_name": "text"}}, "tensor": tensor}
 
 
 def _masked_crc(data: bytes) -> bytes:

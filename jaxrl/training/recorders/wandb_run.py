@@ -13,12 +13,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from jaxrl.errors import SettingsError, require_extra
-from jaxrl.training.recorders.base import Row, RunInfo, Video, numbers_of
-from jaxrl.training.recorders.left import best_files, films, summary_of
+from jaxrl.training.recorders.base import Histogram, Row, RunInfo, Video, numbers_of
+from jaxrl.training.recorders.left import best_files, events_of, films, summary_of
 from jaxrl.training.recorders.service import ServiceRecorder
 
 PROJECT = "jaxrl"
 """The project of runs for which nobody has named another."""
+EVENT = ("opt_steps", "env_steps", "wall_s", "event", "message")
+"""Columns of the table of events."""
 FLUSH_S = 1.0
 """Seconds until wandb's files have a row: what they do not have when a process is killed, is lost for wandb."""
 LEAVE_S = 2.0
@@ -72,9 +74,18 @@ class _Wandb:
         counters = {"opt_steps": video.opt_steps, "env_steps": video.env_steps}
         self._run.log({**counters, "video/episode": wandb.Video(str(video.path), format=video.path.suffix[1:])})
 
+    def histogram(self, histogram: Histogram) -> None:
+        import wandb
+
+        counters = {"opt_steps": histogram.opt_steps, "env_steps": histogram.env_steps}
+        self._run.log({**counters, histogram.name: wandb.Histogram(np_histogram=histogram.bins())})
+
     def finish(self, run: RunInfo) -> None:
         import wandb
 
+        if events := events_of(run):  # as one table: of a run that went on, it takes the place of the one before
+            rows = [[event.get(name) for name in EVENT] for event in events]
+            self._run.log({"opt_steps": events[-1]["opt_steps"], "events": wandb.Table(columns=[*EVENT], data=rows)})
         summary, failed = summary_of(run)
         self._run.summary.update(summary)
         for film in films(run):

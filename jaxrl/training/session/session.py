@@ -196,11 +196,17 @@ class Session:
         trial = None if now.trial is None else cut_trial(now.trial)
         self._now = now._replace(host=begun(now.host, np.ones_like(now.host.ended)), acted=False, trial=trial)
 
-    def note(self, **values: float | None) -> None:
+    def note(self, text: str | None = None, /, **values: float | None) -> None:
         """Take numbers of one's own into the statistics of `summary`, and into the next row as `info/NAME`.
 
         The row has their mean, least and largest, or what `statistics` has chosen for the name, over its interval.
+        A `text` becomes an event at once, which recorders show.
+
+        Raises:
+          SettingsError: the session is closed, and the text could not be written; or it is none.
         """
+        if text is not None:
+            self._log.remark(text)
         now = self._now
         self._now = now._replace(statistics=now.statistics.note(values), interval=now.interval.noted(values))
 
@@ -410,6 +416,7 @@ class Session:
         if trial.over:
             evaluation = trial.evaluation
             self._scored(float(evaluation.returns.mean()), trial.params, columns_of_trial(evaluation))
+            self._log.spread(evaluation)
             if (shot := trial.shot) is not None:
                 self._log.filmed(filmed(shot.taken, str(self.config.run_dir), shot.form, **self._counters()))
             call(self.hooks.evaluated, evaluation)
