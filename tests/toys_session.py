@@ -49,7 +49,7 @@ def small(spec: Any = SPEC, **changes: Any) -> jaxrl.Session:
     session.config, session._given_recorders = with_recorders(session.config, settings.get("recorders"))
     session.config.check()
     session.hooks, session.interrupt = settings.get("hooks") or jaxrl.SessionHooks(), jaxrl.Interrupt()
-    session._schedule = schedule_of(session.config, session._driven)
+    session._schedule = schedule_of(session.config, session._stepwise)
     session._saves, session._saved, session._closed = [], None, False
     resume = Resume(settings.get("resume", False), settings.get("allow_changes", False))
     session._open(resume, settings.get("statistics") or jaxrl.Statistics())
@@ -92,7 +92,7 @@ def drive(session: jaxrl.Session, script: Script, steps: int, between: Callable[
 
 def drive_as_trainer(session: jaxrl.Session, env: jaxrl.Env, seed: int, steps: int) -> None:
     """Drive a session through `env` with the randomness that a trainer's run of `seed` would give it."""
-    stepwise, config = session._driven, session.config
+    stepwise, config = session._stepwise, session.config
     actors = assemble(env, lambda spec: stepwise.agent, stepwise.processor, config.num_envs)
     parts = 5 if stepwise.passes is None else 3
     keys, env_key = stream_keys(jax.random.key(seed), stepwise.passes), jax.random.split(jax.random.key(seed), parts)[2]

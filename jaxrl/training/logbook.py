@@ -187,12 +187,14 @@ class Logbook:
         for histogram in histograms(**counters, returns=evaluation.returns, lengths=evaluation.lengths):
             self._rows.histogram(histogram)
 
-    def remark(self, text: str) -> None:
-        """Write a note as an event.
+    def remark(self, text: str | None) -> None:
+        """Write a note, if there is one, as an event.
 
         Raises:
           SettingsError: the run is not open, or this is no text.
         """
+        if text is None:
+            return
         if self._columns is None:
             raise SettingsError(CLOSED)
         if not isinstance(text, str) or not text:

@@ -228,8 +228,8 @@ class Trainer:
         Raises:
           StorageError: it could not be written.
         """
-        where = {name: getattr(self.strategy, name) for name in ("devices", "first_device")}
-        self.state, self.strategy = state, strategy._replace(**where)
+        own = self.strategy
+        self.state, self.strategy = state, strategy._replace(devices=own.devices, first_device=own.first_device)
         self._storage.renew(self.settings())
         step = self.ledger.changed_at = self.schedule.opt_steps(self.ledger.t)
         self._log.event("adopted", told)
@@ -239,15 +239,12 @@ class Trainer:
             raise self._storage.error
 
     def note(self, text: str | None = None, /, **values: float) -> None:
-        """Take numbers into the next row of metrics, each as the mean of what was noted; for hooks and at reports.
-
-        A `text` becomes an event at once, which recorders show.
+        """Take numbers into the next row, each as the mean of what was noted; a `text` becomes an event at once.
 
         Raises:
           SettingsError: nothing is being trained, a value is no number, or a column of that name is there already.
         """
-        if text is not None:
-            self._log.remark(text)
+        self._log.remark(text)
         self._log.note(values)
 
     def settings(self) -> dict[str, Any]:
@@ -500,5 +497,6 @@ class Trainer:
         return self.lane.params(self.strategy, state)
 
     def _report(self, train: Row | None, evaluation: Row | None, saved: bool) -> Report:
-        counters = self.ledger.counters(self.schedule)
-        return Report(**counters, train=train, eval=evaluation, saved=saved, stop=self.stop_reason)
+        return Report(
+            **self.ledger.counters(self.schedule), train=train, eval=evaluation, saved=saved, stop=self.stop_reason
+        )

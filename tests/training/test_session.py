@@ -64,9 +64,9 @@ def test_values_of_a_constant_reward_are_learnt() -> None:
     assert summary["episode_return_mean"] == 1.0
     assert summary["td_error_min"] < 0.01
     last = session._now.state
-    batch = session._driven.buffer.sample(last.buffer, np.arange(8), np.uint32(0))
-    _, metrics, _ = session._driven.agent.update(
-        last.agent, batch, session._driven.agent.draw_update(jax.random.key(0), 8), np.uint32(0)
+    batch = session._stepwise.buffer.sample(last.buffer, np.arange(8), np.uint32(0))
+    _, metrics, _ = session._stepwise.agent.update(
+        last.agent, batch, session._stepwise.agent.draw_update(jax.random.key(0), 8), np.uint32(0)
     )
     assert abs(float(metrics["q"]) - 1.0) < 0.02
 

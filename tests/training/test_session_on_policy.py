@@ -84,7 +84,7 @@ def test_no_return_reaches_over_an_episode_that_was_given_up(how: str, tmp_path:
         take(session, place)
     state = session._now.state
     stored = jax.tree.map(lambda x: x[:5], state.buffer)  # the sixth step is still to come
-    prepare = session._driven.agent.prepare
+    prepare = session._stepwise.agent.prepare
     assert prepare is not None
     sample = prepare(state.agent, Rollout(stored.items, last_steps(stored.items, stored.ends)))
     value = dict(zip((0.0, 1.0, -1.0), np.asarray(sample.value), strict=False))

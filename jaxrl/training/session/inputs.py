@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxrl.envs.base import Env
@@ -166,6 +167,12 @@ def _array(name: str, value: Any) -> np.ndarray:
         return np.asarray(value)
     except (ValueError, TypeError) as error:
         raise SettingsError(f"{name} is no array: {' '.join(str(error).split())}") from error
+
+
+def shown(outside: Outside, action: PyTree, single: bool) -> Any:
+    """Return actions `[N, ...]` as the user gets them, arrays of its own; of a `single` environment without the axis."""
+    action = outside.action(jax.tree.map(np.array, action))
+    return jax.tree.map(lambda x: x[0], action) if single else action
 
 
 def check_entry(name: str, value: Any) -> None:

@@ -21,7 +21,7 @@ from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Recorder
 from jaxrl.training.report import call
 from jaxrl.training.session.book import facts_to_save, gone_back, recorded, summary_of, taken_up
-from jaxrl.training.session.inputs import check_entry, outside, take_obs, take_result
+from jaxrl.training.session.inputs import check_entry, outside, shown, take_obs, take_result
 from jaxrl.training.session.parts import Learnt, SessionHooks, SessionState, begun, episodes_of, over
 from jaxrl.training.session.rows import Episode, columns_of_trial, score_columns
 from jaxrl.training.session.saved import tree_of
@@ -108,12 +108,12 @@ class Session:
             raise SettingsError("allow_changes says how to resume; set resume as well")
         self.hooks, self.interrupt = hooks or SessionHooks(), Interrupt() if interrupt is None else interrupt
         self._outside = outside(spec, self.config.num_envs)
-        self._driven = put_together(self.config, self._outside.spec, agent, buffer, processor)
-        self.config, self._rounding = rounded(self.config, self._driven)
-        self._schedule = schedule_of(self.config, self._driven)
+        self._stepwise = put_together(self.config, self._outside.spec, agent, buffer, processor)
+        self.config, self._rounding = rounded(self.config, self._stepwise)
+        self._schedule = schedule_of(self.config, self._stepwise)
         self._closed, self._saves = False, list[int]()
         self._saved: SessionState | None = None
-        self._stepper = Stepper(self._driven, self.config.seed)
+        self._stepper = Stepper(self._stepwise, self.config.seed)
         self._open(Resume(resume, allow_changes), statistics or Statistics())
         if about:
             self.describe(**about)
@@ -133,10 +133,10 @@ class Session:
         space, num_envs = self._outside.spec.observation_space, self.config.num_envs
         given = take_obs("act: obs", space, num_envs if explore else None, obs)
         if not explore:
-            return self._shown(self._greedy.at(self._stepper.params(self._now))(given.obs), given.single)
+            return shown(self._outside, self._greedy.at(self._stepper.params(self._now))(given.obs), given.single)
         self._require_going_on("act")
         self._now, actions = self._stepper.acting(self._now, given)
-        return self._shown(actions, given.single)
+        return shown(self._outside, actions, given.single)
 
     def observe(self, reward: Any, next_obs: PyTree, terminated: Any, truncated: Any) -> Learnt | None:
         """Take in what the actions led to; return what was learnt, if an optimisation step was due.
@@ -165,7 +165,7 @@ class Session:
             after, learnt = self._stepper.after(now, result)
             episodes = list[Episode]()
             if np.count_nonzero(after.host.ended):
-                t = iterations(self._driven.schedule, after.steps)
+                t = iterations(self._stepwise.schedule, after.steps)
                 episodes = episodes_of(now.host, result, self._schedule.opt_steps(t), after.steps * num_envs)
                 after = after._replace(
                     statistics=over(after.statistics, episodes), interval=after.interval.over(episodes)
@@ -197,16 +197,14 @@ class Session:
         self._now = now._replace(host=begun(now.host, np.ones_like(now.host.ended)), acted=False, trial=trial)
 
     def note(self, text: str | None = None, /, **values: float | None) -> None:
-        """Take numbers of one's own into the statistics of `summary`, and into the next row as `info/NAME`.
+        """Take numbers of one's own into `summary`, and as `info/NAME` into the next row; a `text` becomes an event.
 
         The row has their mean, least and largest, or what `statistics` has chosen for the name, over its interval.
-        A `text` becomes an event at once, which recorders show.
 
         Raises:
           SettingsError: the session is closed, and the text could not be written; or it is none.
         """
-        if text is not None:
-            self._log.remark(text)
+        self._log.remark(text)
         now = self._now
         self._now = now._replace(statistics=now.statistics.note(values), interval=now.interval.noted(values))
 
@@ -376,7 +374,7 @@ class Session:
 
     def settings(self) -> dict[str, Any]:
         """Return all settings of the session, as `config.yaml` holds them."""
-        return settings_of_session(self.config, self._driven, self._outside.made)
+        return settings_of_session(self.config, self._stepwise, self._outside.made)
 
     # --- beginning ---
 
@@ -398,7 +396,7 @@ class Session:
                 best = self._storage.load_best(jax.eval_shape(lambda: self._stepper.params(self._now)))
                 self._now = self._now._replace(best=best)
             self._since = (self.env_steps, self._now.ledger.wall)
-            notes = notes_of(config, self._driven, self._now.state)
+            notes = notes_of(config, self._stepwise, self._now.state)
             self._log.open(self._storage, resume.run, (*notes, *self._rounding))
         except BaseException:
             self._storage.close()
@@ -470,7 +468,7 @@ class Session:
 
     @property
     def _iterations(self) -> int:
-        return iterations(self._driven.schedule, self._now.steps)
+        return iterations(self._stepwise.schedule, self._now.steps)
 
     @property
     def _at_end(self) -> bool:
@@ -493,11 +491,6 @@ class Session:
                 f"{what} was called after {limit} {getattr(self.config, limit)} was reached; "
                 "loop while not session.is_done"
             )
-
-    def _shown(self, action: PyTree, single: bool) -> Any:
-        """Return actions `[N, ...]` as the user gets them, arrays of its own."""
-        action = self._outside.action(jax.tree.map(np.array, action))
-        return jax.tree.map(lambda x: x[0], action) if single else action
 
     def _counters(self) -> dict[str, int]:
         return {"opt_steps": self.opt_steps, "env_steps": self.env_steps}
