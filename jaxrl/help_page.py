@@ -3,7 +3,6 @@
 import ast
 import inspect
 import itertools
-import os
 import re
 import textwrap
 from dataclasses import fields, is_dataclass
@@ -80,8 +79,7 @@ def _row(flag: str, about: str) -> list[str]:
 
 
 def _width() -> int:
-    given = os.environ.get("COLUMNS", "")
-    return max(30, min(int(given) if given.isdecimal() else columns(), 100))
+    return max(30, min(columns(), 100))
 
 
 def _flag(name: str) -> str:

@@ -52,7 +52,10 @@ def _tick(file: Any, what: str, end: threading.Event) -> None:
 
 
 def columns() -> int:
-    """Return the width of the terminal, 80 if that is unknown."""
+    """Return the width of the terminal, that of the variable `COLUMNS` before all, 80 if it is unknown."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given):
+        return int(given)
     with contextlib.suppress(OSError, ValueError, AttributeError):
         return os.get_terminal_size(sys.stdout.fileno()).columns or 80
     return 80

@@ -127,7 +127,7 @@ class Trainer:
         self.strategy, self.evaluator, self.score, self.stop = strategy, evaluator, score, stop
         self.hooks, self.interrupt = with_videos(self, hooks), Interrupt() if interrupt is None else interrupt
         self.max_chunk, self._quiet = max_chunk, self.config.quiet or not console
-        self.ledger, self.stop_reason = Ledger(), None  # type: Ledger, str | None
+        self.ledger, self.stop_reason, self.best_s = Ledger(), None, 0.0  # type: Ledger, str | None, float
         self._best: Best | None = None
         self._state = self._run = self._sums = self.latest = None  # type: Any
         self.lane: Any = Alone()  # that of a team, for a member of a population that trains together with others
@@ -135,7 +135,6 @@ class Trainer:
         self._log = Logbook(self.schedule, lambda: ({}, 0.0))
         self._chunk, self._wall, self._least_return, self._refilled = 0, 0.0, math.nan, range(0)
         self._teller = teller_of(strategy, self.config, self.hooks)
-        self.best_s = 0.0  # see `Storage`
         self.announces = False
         """Whether the first report comes before any training: for a population, whose members wait for each other."""
 
@@ -483,7 +482,7 @@ class Trainer:
         return tree if self.config.save_replay else without_replay(tree)
 
     def _facts(self) -> dict[str, Any]:
-        own = {**facts_of(self._actors), **({} if self.config.save_replay else {"left_out": ["buffer"]})}
+        own = facts_of(self._actors) | ({} if self.config.save_replay else {"left_out": ["buffer"]})
         return self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy), **own)
 
     def _summary(self) -> dict[str, Any]:
@@ -497,6 +496,5 @@ class Trainer:
         return self.lane.params(self.strategy, state)
 
     def _report(self, train: Row | None, evaluation: Row | None, saved: bool) -> Report:
-        return Report(
-            **self.ledger.counters(self.schedule), train=train, eval=evaluation, saved=saved, stop=self.stop_reason
-        )
+        counters = self.ledger.counters(self.schedule)
+        return Report(**counters, train=train, eval=evaluation, saved=saved, stop=self.stop_reason)

@@ -170,7 +170,7 @@ def _array(name: str, value: Any) -> np.ndarray:
 
 
 def shown(outside: Outside, action: PyTree, single: bool) -> Any:
-    """Return actions `[N, ...]` as the user gets them, arrays of its own; of a `single` environment without the axis."""
+    """Return actions `[N, ...]` as the user gets them, arrays of its own; those of a `single` one without the axis."""
     action = outside.action(jax.tree.map(np.array, action))
     return jax.tree.map(lambda x: x[0], action) if single else action
 
