@@ -343,7 +343,7 @@ class Trainer:
         params = jax.device_put(self._params(self._state), may_alias=False)
         self._best = self._log.best(score, params, self.strategy.policy, self.settings())
         with self.ledger.timed("save"):
-            self._storage.keep_best(self._best, soon=True)
+            self._storage.keep_best(self._best)
 
     def _roll_back(self) -> None:
         """Return to the last good state, and take another stream of randomness from there.
@@ -373,7 +373,7 @@ class Trainer:
         config, regular = self.config, self.schedule.is_regular_save
         can = partial(fits, self.strategy, self.schedule, self.ledger)
         storage = self._storage = Storage(config.run_dir, config.keep, self.settings(), self.resume, regular, can)
-        storage.report, storage.best_s = lambda line: self._log.event("storage", line), self.best_s
+        storage.report = lambda line: self._log.event("storage", line)
         storage.on_saved = lambda opt_steps: call(self.hooks.save, self, opt_steps)
         with self.interrupt.signals():
             try:

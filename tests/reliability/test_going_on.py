@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -109,36 +108,6 @@ def test_a_better_policy_of_the_same_step_replaces_the_worse(tmp_path: Path) -> 
     leaves, facts = storage.best.read(1000)
     assert facts == {"score": 7.0}
     np.testing.assert_array_equal(leaves["['w']"], [7, 7, 7])
-
-
-def test_many_best_policies_at_once_are_written_once_but_before_any_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    storage, made = Storage(str(tmp_path / "run"), 3, {}, Resume()), []
-    storage.best_s = 5.0
-    writes = storage.best.save
-    monkeypatch.setattr(storage.best, "save", lambda step, *rest: (made.append(step), writes(step, *rest)))
-
-    def found(step: int) -> None:
-        storage.keep_best(Best(step, float(step), {"w": jnp.full(3, step)}, {"score": float(step)}), soon=True)
-
-    for step in (1, 2, 3):
-        found(step)
-    storage.settle(block=False)
-    assert made == [1]
-    clock[0] += 5.0
-    storage.settle(block=False)
-    assert made == [1, 3]
-    found(4)
-    storage.save(4, {"w": jnp.zeros(3)}, {})
-    assert made == [1, 3, 4]
-    assert storage.best.steps() == [4]  # on the disk already, whenever the checkpoint will be
-    found(5)
-    storage.finish()
-    assert storage.best.steps() == [5]
-    storage.close()
 
 
 def test_rows_that_waited_and_were_written_after_all_are_not_doubled(

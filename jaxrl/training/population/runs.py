@@ -19,8 +19,6 @@ from jaxrl.training.storage.run_dir import CONFIG, read_yaml
 from jaxrl.training.taking_up import prolonged
 from jaxrl.training.trainer import Trainer
 
-BEST_S = 5.0
-"""Seconds between best policies of a member that are written: at first many are it for a moment, and others wait."""
 COPY_STREAM = 2**32 - 3
 """Folded, before its number, into the key of a member that takes over from another."""
 ENDS = ("stop_reward", "patience", "stop", HALVED)

@@ -30,7 +30,7 @@ from jaxrl.training.population.checks import check_members
 from jaxrl.training.population.gates import Gates
 from jaxrl.training.population.queue import Queue
 from jaxrl.training.population.rows import PopulationRows
-from jaxrl.training.population.runs import BEST_S, ENDS, HALVED, Run, same_ends, take_over, taken_over
+from jaxrl.training.population.runs import ENDS, HALVED, Run, same_ends, take_over, taken_over
 from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.population.teams import outline, placed
 from jaxrl.training.program import compile_all, state_shapes
@@ -341,7 +341,7 @@ class PopulationTrainer:
             run.go_on(self.config.max_opts)
         if (lane := self._places.lanes.get(run.member.number)) is not None:
             run.trainer.lane, run.trainer.evaluator = lane, lane.judging(run.trainer.evaluator)
-        run.trainer.announces, run.trainer.best_s = self._gates is not None, BEST_S
+        run.trainer.announces = self._gates is not None
         run.reports = run.reports or run.trainer.reports()
 
     def _trainer_of(self, run: Run) -> Trainer:

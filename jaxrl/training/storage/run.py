@@ -87,8 +87,6 @@ class Storage:
         """Told in one line when writing begins to fail, and when it works again."""
         self.on_saved: Callable[[int], None] = lambda opt_steps: None
         """Told when a checkpoint is whole on the disk."""
-        self.best_s = 0.0
-        """Seconds from the beginning of one best policy's writing to that of the next, unless a checkpoint comes."""
         self.dir: RunDir | None = None
         self.best_score: float | None = None
         """Score of the best policy on disk."""
@@ -104,10 +102,6 @@ class Storage:
         """Where it did."""
         self._failures: dict[str, StorageError] = {}
         self._pending: float | None = None
-        self._waiting: Best | None = None
-        """The best policy, that is to be written soon."""
-        self._next_best = 0.0
-        """When, by `time.monotonic`."""
         self._settings, self._resume, self._fits = plain(settings), resume, fits
         if path is None:
             return
@@ -267,8 +261,6 @@ class Storage:
         One that is there already is not written again, unless `again`: the state has changed without an optimisation.
         """
         if self.dir is not None:
-            self._keep_waiting()
-            self._settle_best()  # who goes on from this checkpoint does not find it again
             self.settle()
             if again:
                 self.checkpoints.newest = None
@@ -277,25 +269,17 @@ class Storage:
 
     def settle(self, block: bool = True) -> None:
         """Take note of how the save in progress has ended; without `block`, only if it has."""
-        self._keep_waiting(soon=True)
         step = self._settled("checkpoint", self.checkpoints, block) if self.dir is not None else None
         if step is not None:
             self.note(saved_opt_steps=step)
             self.on_saved(step)
 
-    def keep_best(self, best: Best | None, soon: bool = False) -> None:
-        """Begin to write the best policy, unless the disk has one as good: a resumed run passes its own past again.
-
-        With `soon` that begins `best_s` seconds after the last at the earliest; before any checkpoint in any case.
-        """
+    def keep_best(self, best: Best | None) -> None:
+        """Begin to write the best policy, unless the disk has one as good: a resumed run passes its own past again."""
         if self.dir is None or best is None:
-            return
-        self._waiting = best if soon and time.monotonic() < self._next_best else None
-        if self._waiting is not None:
             return
         self._settle_best()
         if self.best_score is None or best.score > self.best_score:
-            self._next_best = time.monotonic() + self.best_s
             self._pending = best.score
             self.best.newest = None  # one of the same step is another policy, scored otherwise or from another past
             self.best.save(best.opt_steps, best.params, best.facts)
@@ -321,7 +305,6 @@ class Storage:
         if self.dir is None:
             return
         try:
-            self._keep_waiting()
             self._settle_best()
             self.settle()
         finally:
@@ -334,10 +317,6 @@ class Storage:
             self.dir.release()
         if self._unused is not None:
             shutil.rmtree(self._unused, ignore_errors=True)
-
-    def _keep_waiting(self, soon: bool = False) -> None:
-        if self._waiting is not None:
-            self.keep_best(self._waiting, soon)
 
     def _settle_best(self) -> None:
         if self._settled("best policy", self.best, block=True) is not None:
