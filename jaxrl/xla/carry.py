@@ -60,7 +60,8 @@ def bundle(
     """Return `tie`, which packs trees like `example`, and its inverse `untie`.
 
     The leaves of `example` are arrays, or their shapes and dtypes. `tie` packs the smallest leaves, up to `WORDS` words
-    in total (`WORDS_ON_CUDA` there), and joins them by `join`. It raises `SettingsError` for a tree with other shapes or dtypes.
+    in total (on CUDA `WORDS_ON_CUDA`), and joins them by `join`. It raises `SettingsError` for a tree with other shapes
+    or dtypes.
     """
     example = jax.eval_shape(lambda: example)
     leaves, treedef = jax.tree.flatten(example)
