@@ -19,6 +19,7 @@ from benchmarks import hlo
 from benchmarks.compiled import limits, shards as spread, thunks
 from benchmarks.compiled.cases import Program, case_named
 from benchmarks.compiled.measure import measure, worse
+from jaxrl.registry import ALGORITHMS
 from jaxrl.xla import forms
 from jaxrl.xla.options import compiler_options, graph_options, spread_options
 
@@ -117,6 +118,14 @@ def test_members_together_wait_for_nothing_and_take_fewer_kernels_than_two_would
         assert found["unknown_trip_loops"] == one["unknown_trip_loops"]
 
 
+def test_every_call_is_one_graph_with_convolutions_and_memories_too() -> None:
+    """As compiled for an H200: the host launches once, and waits for nothing."""
+    rows = [row for row in limits.newest()["h200"] if not row["case"].startswith("plain-")]
+    told = {row["case"]: (row["host_launches_per_call"], row["host_waits_per_call"]) for row in rows}
+    assert {*ALGORITHMS, "evaluate", "ppo-gru", "dqn-conv", "dqn-nature", "ppo-impala"} <= told.keys()
+    assert {case for case, counted in told.items() if counted != (1, 0)} == set()
+
+
 def test_only_what_grew_is_worse() -> None:
     figures = {"host_launches_per_call": 1, "host_waits_per_call": 0, "conditionals": 0, "temp_bytes": 1000}
     old = {"case": "a", "target": "h200", "kernels_per_opt_step": 50.0, **figures}
@@ -171,7 +180,7 @@ def _installed(target: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["h200", "v5e"])
-@pytest.mark.parametrize("case", ["dqn-10", "ppo-64", "a2c", "evaluate", "seeds-32"])
+@pytest.mark.parametrize("case", ["dqn-10", "ppo-64", "a2c", "evaluate", "seeds-32", "dqn-nature"])
 def test_no_figure_of_a_committed_case_grew(case: str, target: str, tmp_path: Path) -> None:
     """Nothing here has noise, where the compilers are those of the result."""
     newest = sorted(RESULTS.glob(f"*-compiled-{target}.json"))[-1]

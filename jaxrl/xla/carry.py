@@ -36,6 +36,8 @@ LEAF = 128
 """Largest leaf that is packed, in words."""
 WORDS = 1024
 """Largest packed array, in words. XLA for CPUs would split the kernel that writes a much larger one among threads."""
+WORDS_ON_CUDA = 8192
+"""That on CUDA, where each leaf that is left over is a copy (`dqn` over twenty steps: 41 kernels, 67 with 1 024)."""
 WIDE = 32
 """Widest row of a leaf that is put beside others, in words."""
 IMAGE = 4096
@@ -59,15 +61,16 @@ def bundle(
     """Return `tie`, which packs trees like `example`, and its inverse `untie`.
 
     The leaves of `example` are arrays, or their shapes and dtypes. `tie` packs the smallest leaves, up to `WORDS` words
-    in total, and joins them by `join`. It raises `SettingsError` for a tree with other shapes or dtypes.
+    in total (on CUDA `WORDS_ON_CUDA`), and joins them by `join`. It raises `SettingsError` for a tree with other shapes
+    or dtypes.
     """
     example = jax.eval_shape(lambda: example)
     leaves, treedef = jax.tree.flatten(example)
     # From a leaf's place in the tree to the first of its words. Smallest first: that packs the most leaves, and every
     # leaf that is packed saves a kernel, whatever its size.
-    tied, words = dict[int, int](), 0
+    tied, words, most = dict[int, int](), 0, WORDS_ON_CUDA if shaped_for("cuda") else WORDS
     for place in sorted(range(len(leaves)), key=lambda i: leaves[i].size):
-        if leaves[place].dtype in _WORD and leaves[place].size <= LEAF and words + leaves[place].size <= WORDS:
+        if leaves[place].dtype in _WORD and leaves[place].size <= LEAF and words + leaves[place].size <= most:
             tied[place] = words
             words += leaves[place].size
 
