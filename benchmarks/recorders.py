@@ -3,7 +3,8 @@
 Each of them in turn, in runs as the command trains them by its own settings, but `TIMES` as long, intervals unchanged.
 `share` is of the run's seconds, compiling left out, those in which its loop makes rows and hands them to recorders;
 `own` is what of it the recorders take, for rows are made without any as well. Weights & Biases and MLflow, where they
-are installed, work without a network, in threads of their own; so hold their `train_s` against that without recorders.
+are installed, work without a network, in threads of their own: hold their `cpu_s`, the processor time of the whole
+process beside its compiling, against that of `jsonl`, which has a run directory and saves as well.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import jaxrl
@@ -38,7 +40,8 @@ def seconds(strategy: Any, recorders: Sequence[str], length: dict[str, int]) -> 
         path = Path(folder) / "run"
         place = {"run_dir": path} if recorders else {}  # where there is one, `jsonl` is written in any case
         trainer = jaxrl.Trainer(strategy, recorders=list(recorders), quiet=True, **place, **length)
-        return dict(trainer.train().summary["seconds"])
+        begun = process_time()
+        return {**trainer.train().summary["seconds"], "cpu": process_time() - begun}
 
 
 def measured(algo: str, repeats: int) -> dict[str, Any]:
@@ -60,8 +63,8 @@ def measured(algo: str, repeats: int) -> dict[str, Any]:
 
 
 def _costs(runs: Sequence[dict[str, float]], without: Sequence[dict[str, float]]) -> dict[str, Any]:
-    whole = [sum(run.values()) - run["compile"] - run["init"] for run in runs]
-    spreads = {f"{part}_s": harness.spread([run[part] for run in runs]) for part in ("train", "record")}
+    whole = [sum(run.values()) - run["compile"] - run["init"] - run["cpu"] for run in runs]
+    spreads = {f"{part}_s": harness.spread([run[part] for run in runs]) for part in ("train", "record", "cpu")}
     share = [run["record"] / seconds for run, seconds in zip(runs, whole, strict=True)]
     own = [(a["record"] - b["record"]) / seconds for a, b, seconds in zip(runs, without, whole, strict=True)]
     return {**spreads, "share": harness.spread(share), "own": harness.spread(own)}
@@ -80,9 +83,9 @@ def main(args: Sequence[str] | None = None) -> None:
         found.append(measured(algo, options.repeats))
         print(f"{algo}: {found[-1]['max_opts']:,} optimisation steps, a row every {found[-1]['record_interval']:,}")
         for name, costs in found[-1]["recorders"].items():
-            train, record = costs["train_s"][1], costs["record_s"][1]
+            train, record, cpu = (costs[f"{part}_s"][1] for part in ("train", "record", "cpu"))
             shares = f"{100 * costs['share'][1]:5.2f} %, of recorders {100 * costs['own'][1]:5.2f} %"
-            print(f"  {name:<18} train {train:6.2f} s  record {record:6.3f} s  {shares}")
+            print(f"  {name:<18} train {train:6.2f} s  cpu {cpu:6.2f} s  record {record:6.3f} s  {shares}")
         sys.stdout.flush()
         if options.json:
             harness.write(options.json, found)

@@ -15,9 +15,9 @@ import numpy as np
 
 from jaxrl.errors import SettingsError
 from jaxrl.masks import masked
-from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box_bounds
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box_bounds, from_box, span_of, to_box
 from jaxrl.trees import Array, Key
-from jaxrl.xla.short import argmax, log_softmax, total
+from jaxrl.xla.short import argmax, entry, log_softmax, total
 
 LOG_STD = (-5.0, 2.0)
 """Bounds on the log-scale."""
@@ -57,7 +57,7 @@ class Categorical(NamedTuple):
         return argmax(self.logits + noise).astype(jnp.int32)
 
     def log_prob(self, action: Array) -> Array:
-        return _entry(log_softmax(self.logits), action)
+        return entry(log_softmax(self.logits), action)
 
     def entropy(self) -> Array:
         log_p = log_softmax(self.logits)
@@ -143,12 +143,6 @@ def log_slope(u: Array) -> Array:
     return 2 * (math.log(2) - u - jax.nn.softplus(-2 * u))
 
 
-def _entry(row: Array, index: Array) -> Array:
-    """Return `row[..., index]`, as a masked sum. A sum fuses; the gradient of an index would be a scatter."""
-    places = jnp.arange(row.shape[-1]).reshape((1,) * index.ndim + (-1,))
-    return total(row, places == index[..., None])
-
-
 def restricted(distribution: Distribution, mask: Array | None) -> Distribution:
     """Return `distribution`, of numbers, given that the action is allowed by `mask` `[..., A]`; `None` allows all.
 
@@ -229,7 +223,7 @@ def head_of(spec: EnvSpec, squash: bool = False) -> Head:
             f"agent.squash needs bounds, but actions of {spec.name} have none; set agent.squash to false"
         )
     to_env = (lambda raw: to_box(space, jnp.tanh(raw))) if squash else partial(to_box, space)
-    reach = np.log(np.where(_span(space)[1] > 0, _span(space)[1], 1)).sum()
+    reach = np.log(np.where(span_of(space)[1] > 0, span_of(space)[1], 1)).sum()
     return Head(
         2 * size,
         partial(_gaussian, squash),
@@ -266,24 +260,3 @@ def _gaussian(squash: bool, outputs: Array) -> Distribution:
     mean, log_std = jnp.split(outputs, 2, axis=-1)
     base = Gaussian(mean, jnp.clip(log_std, *LOG_STD))
     return TanhGaussian(base) if squash else base
-
-
-def to_box(space: Box, x: Array) -> Array:
-    """Rescale `x` `[N, D]` so that -1 to 1 spans the bounds of `space`, and clip it to them; `[N, *space.shape]`."""
-    low, high, _ = box_bounds(space)
-    middle, reach = _span(space)
-    within = jnp.clip(middle + reach * x, low.reshape(1, -1).astype(np.float32), high.reshape(1, -1).astype(np.float32))
-    return within.reshape(-1, *space.shape).astype(space.dtype)
-
-
-def from_box(space: Box, action: Array) -> Array:
-    """Invert `to_box`: elements of `space` `[N, ...]` -> `[N, D]`, from -1 to 1 within bounds."""
-    middle, reach = _span(space)
-    return (action.reshape(action.shape[0], -1).astype(jnp.float32) - middle) / np.where(reach > 0, reach, 1)
-
-
-def _span(space: Box) -> tuple[np.ndarray, np.ndarray]:
-    """Return centre and half-width `[1, D]` of the bounds; 0 and 1 for an entry without both bounds."""
-    low, high, bounded = (x.reshape(1, -1) for x in box_bounds(space))
-    bottom, top = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
-    return ((top + bottom) / 2).astype(np.float32), ((top - bottom) / 2).astype(np.float32)

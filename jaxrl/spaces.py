@@ -292,6 +292,27 @@ def box_bounds(space: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return low, high, np.abs(low) + np.abs(high) <= float(jnp.finfo(jnp.float32).max)
 
 
+def to_box(space: Box, x: Array) -> Array:
+    """Rescale `x` `[N, D]` so that -1 to 1 spans the bounds of `space`, and clip it to them; `[N, *space.shape]`."""
+    low, high, _ = box_bounds(space)
+    middle, reach = span_of(space)
+    within = jnp.clip(middle + reach * x, low.reshape(1, -1).astype(np.float32), high.reshape(1, -1).astype(np.float32))
+    return within.reshape(-1, *space.shape).astype(space.dtype)
+
+
+def from_box(space: Box, action: Array) -> Array:
+    """Invert `to_box`: elements of `space` `[N, ...]` -> `[N, D]`, from -1 to 1 within bounds."""
+    middle, reach = span_of(space)
+    return (action.reshape(action.shape[0], -1).astype(jnp.float32) - middle) / np.where(reach > 0, reach, 1)
+
+
+def span_of(space: Box) -> tuple[np.ndarray, np.ndarray]:
+    """Return centre and half-width `[1, D]` of the bounds; 0 and 1 for an entry without both bounds."""
+    low, high, bounded = (x.reshape(1, -1) for x in box_bounds(space))
+    bottom, top = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+    return ((top + bottom) / 2).astype(np.float32), ((top - bottom) / 2).astype(np.float32)
+
+
 def space_to_plain(space: Space) -> Any:
     """Convert `space` to plain dicts, lists and numbers, for a settings file."""
     if isinstance(space, Mapping):

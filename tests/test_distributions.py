@@ -13,13 +13,11 @@ from jaxrl.distributions import (
     Gaussian,
     MultiCategorical,
     TanhGaussian,
-    from_box,
     head_of,
     log_slope,
-    to_box,
 )
 from jaxrl.errors import SettingsError
-from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, from_box, to_box
 
 INF = math.inf
 DRAWS = 20_000

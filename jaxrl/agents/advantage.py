@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker
-from jaxrl.agents.bc import act, choice, cloning_head, log_prob_of, regress, taken
 from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.critics import (
     CriticConfig,
@@ -36,6 +35,7 @@ from jaxrl.agents.fields import Between, Positive, Weight
 from jaxrl.agents.losses import advantage_weight, expectile_loss
 from jaxrl.agents.optimizers import Learnt, Optimizer, gradient_step, learn
 from jaxrl.agents.own import MakeNetwork, MakePolicy, Own, by_row, own_parts
+from jaxrl.agents.regression import act, choice, cloning_head, log_prob_of, regress, taken
 from jaxrl.metrics import Metrics
 from jaxrl.nn import Network
 from jaxrl.spaces import Discrete, EnvSpec, space_zeros

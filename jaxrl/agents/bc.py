@@ -6,35 +6,27 @@ such a Gaussian their density is finite, while under a squashed Gaussian it woul
 
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-
-from jaxrl.agents.base import Agent, AgentMaker, Insight, Mode
+from jaxrl.agents.base import Agent, AgentMaker, Insight
 from jaxrl.agents.checks import changed, check_actions, hyper_of
-from jaxrl.agents.critics import unit_actions
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import (
     NetworkConfig,
     OptimizerConfig,
     Weight,
 )
-from jaxrl.agents.optimizers import GradientStep, Learnt, Optimizer, Schedule, gradient_step, learn
+from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step
 from jaxrl.agents.own import MakePolicy, Own, choices, network_of, observations, own_parts
-from jaxrl.distributions import Distribution, Gaussian, Head, head_of, restricted, tempered
-from jaxrl.masks import for_policy, mask_of, viewed
+from jaxrl.agents.regression import act, choice, cloning_head, log_prob_of, regress, taken
+from jaxrl.distributions import Head
+from jaxrl.masks import for_policy, viewed
 from jaxrl.metrics import Metrics
 from jaxrl.nn import Network, PolicyNetwork, check_torso
-from jaxrl.spaces import Box, EnvSpec, space_zeros
+from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch
 from jaxrl.xla.flat import Flat
-
-LOG_STD = (-3.0, 0.0)
-"""Bounds on the log-scale. Where the data agree, the scale would otherwise collapse to zero and the loss to minus
-infinity."""
-FORBIDDEN = -1e30
-"""Log-likelihoods below are those of actions that a mask forbids. Data may hold some, and nothing is learnt of them."""
 
 
 @dataclass(frozen=True)
@@ -157,66 +149,3 @@ def _update(
     )
     metrics = {"loss": learnt.loss, "log_prob": learnt.aux.mean(), "grad_norm": learnt.norm}
     return BCState(learnt.params, learnt.opt_state, hyper), metrics, -learnt.aux * items.weight
-
-
-# --- what every regression on actions shares --------------------------------------------------------------------
-
-
-def cloning_head(spec: EnvSpec) -> Head:
-    """Return the head of a policy that assigns a likelihood to the data's actions, as `taken` returns them."""
-    head = head_of(spec)
-    return head._replace(of=_bounded) if isinstance(spec.action_space, Box) else head
-
-
-def _bounded(outputs: Array) -> Distribution:
-    mean, scale = jnp.split(outputs, 2, axis=-1)
-    # Not clipped: beyond a bound the gradient would be zero.
-    low, high = LOG_STD
-    return Gaussian(jnp.tanh(mean), (low + high) / 2 + (high - low) / 2 * jnp.tanh(scale))
-
-
-def taken(spec: EnvSpec, action: Array) -> Array:
-    """Return actions as a policy represents them: scaled to -1 to 1, `[B, D]`, or unchanged if discrete."""
-    unit = unit_actions(spec, action)
-    return unit[0] if unit else action
-
-
-def choice(network: Network, head: Head, policy: PyTree, obs: PyTree, temperature: PyTree = ()) -> Distribution:
-    """Return the action distributions for `obs` `[B, ...]`, at a `temperature` of an actor's own."""
-    outputs = cast(Array, network.apply(policy, for_policy(obs)))
-    return restricted(tempered(head.of(outputs), temperature), mask_of(obs))
-
-
-def act(
-    network: Network, head: Head, state: Any, obs: PyTree, noise: PyTree, opt_step: Array, mode: Mode
-) -> tuple[PyTree, tuple[()]]:
-    """Choose the likeliest action for each of `obs` `[N, ...]`, or sample one, as `ActFn`."""
-    distribution = choice(network, head, state.policy.tree, obs, state.hyper.exploration)
-    return head.to_env(distribution.mode() if mode == "exploit" else distribution.sample(noise)), ()
-
-
-def log_prob_of(network: Network, head: Head, policy: PyTree, obs: PyTree, action: Array) -> Array:
-    """Return the log-likelihood of `action` (as `taken` returns it), `[B]`; 0, a constant, if `obs` forbids it."""
-    log_prob = choice(network, head, policy, obs).log_prob(action)
-    return log_prob if mask_of(obs) is None else jnp.where(log_prob > FORBIDDEN, log_prob, 0.0)
-
-
-def regress(
-    config: Schedule,
-    gradient_step: GradientStep,
-    log_prob_of: Any,
-    policy: Flat,
-    opt_state: PyTree,
-    batch: tuple[PyTree, Array, Array],
-    lr: Array,
-    max_norm: Array,
-    opt_step: Array,
-) -> Learnt:
-    """Take one gradient step up the weighted log-likelihood of `batch`: observations, actions, weights `[B]`."""
-
-    def loss(params: PyTree, batch: tuple[PyTree, Array, Array]) -> tuple[Array, Array]:
-        obs, action, weight = batch
-        log_prob = log_prob_of(params, obs, action)
-        return -jnp.mean(weight * log_prob), log_prob
-
-    return learn(config, gradient_step, loss, policy, opt_state, batch, lr, max_norm, opt_step)

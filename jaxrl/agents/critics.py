@@ -19,11 +19,11 @@ from jaxrl.agents.fields import (
     Steps,
     Weight,
 )
-from jaxrl.agents.losses import conservative_gap, entry, squared
+from jaxrl.agents.losses import conservative_gap, squared
 from jaxrl.agents.optimizers import GradientStep, Learnt, learn
 from jaxrl.agents.own import ONE_VALUE, Own, choices, network_of, observations, values_of
 from jaxrl.agents.sequences import Kept, Memories, Views, learnt_rows, memories_of, remembering
-from jaxrl.distributions import Head, from_box
+from jaxrl.distributions import Head
 from jaxrl.masks import PRIVILEGED, for_critic, for_policy, has, mask_of, masked, viewed
 from jaxrl.metrics import Metrics
 from jaxrl.nn import (
@@ -39,10 +39,11 @@ from jaxrl.nn import (
     require_network,
 )
 from jaxrl.nn.own import ROWS
-from jaxrl.spaces import Box, Discrete, EnvSpec, box_bounds, space_zeros
+from jaxrl.spaces import Box, Discrete, EnvSpec, box_bounds, from_box, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Remembered, Transition
 from jaxrl.xla.flat import Flat
+from jaxrl.xla.short import entry
 
 
 @dataclass(frozen=True)

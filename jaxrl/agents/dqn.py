@@ -13,7 +13,7 @@ from jaxrl.agents.base import Agent, AgentMaker, Insight, Mode
 from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.dqn_settings import CQLDQNConfig, DQNConfig, RainbowConfig
 from jaxrl.agents.exploration import EPSILONS, NOISY, draw_epsilon_greedy, epsilon_greedy, explored, told_values
-from jaxrl.agents.losses import conservative_gap, entry, munchausen
+from jaxrl.agents.losses import conservative_gap, munchausen
 from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step, learn, linear
 from jaxrl.agents.own import MakeNetwork, Own, network_of, observations, own_parts, values_of
 from jaxrl.agents.sequences import (
@@ -51,7 +51,7 @@ from jaxrl.spaces import Box, Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Remembered, Transition
 from jaxrl.xla.flat import Flat
-from jaxrl.xla.short import argmax, largest
+from jaxrl.xla.short import argmax, entry, largest
 
 MUNCHAUSEN_CLIP = -1.0
 """Lower bound on the scaled log-policy that is added to a reward."""

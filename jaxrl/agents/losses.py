@@ -9,12 +9,6 @@ import jax.numpy as jnp
 
 from jaxrl.masks import allowed, masked
 from jaxrl.trees import Array
-from jaxrl.xla.short import total
-
-
-def entry(row: Array, index: Array) -> Array:
-    """Return `row[index]`, as a masked sum. A sum fuses; the gradient of an index would be a separate scatter."""
-    return total(row, jnp.arange(row.shape[0]) == index)
 
 
 def huber(error: Array, delta: float = 1.0) -> Array:

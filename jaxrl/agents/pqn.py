@@ -18,7 +18,7 @@ from jaxrl.agents.fields import (
     Steps,
     Widths,
 )
-from jaxrl.agents.losses import entry, squared
+from jaxrl.agents.losses import squared
 from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step, learn, linear
 from jaxrl.agents.own import MakeNetwork, Own, network_of, observations, own_parts, values_of
 from jaxrl.agents.returns import lambda_returns
@@ -30,7 +30,7 @@ from jaxrl.spaces import Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Rollout
 from jaxrl.xla.flat import Flat
-from jaxrl.xla.short import largest
+from jaxrl.xla.short import entry, largest
 
 
 @dataclass(frozen=True)

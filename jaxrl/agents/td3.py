@@ -34,10 +34,10 @@ from jaxrl.agents.critics import (
 from jaxrl.agents.fields import Between, Count, Weight
 from jaxrl.agents.optimizers import Optimizer, gradient_step, learn
 from jaxrl.agents.own import MakeNetwork, MakePolicy, Own, own_parts
-from jaxrl.distributions import Head, to_box
+from jaxrl.distributions import Head
 from jaxrl.metrics import Metrics
 from jaxrl.nn import Network
-from jaxrl.spaces import Box, EnvSpec
+from jaxrl.spaces import Box, EnvSpec, to_box
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Remembered
 from jaxrl.xla.flat import Flat

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.agents.base import Agent, Insight
-from jaxrl.agents.losses import entry
 from jaxrl.distributions import Categorical, Distribution, MultiCategorical
 from jaxrl.errors import SettingsError
 from jaxrl.processors.base import Processor
 from jaxrl.strategies.base import Told
 from jaxrl.trees import Array, PyTree
+from jaxrl.xla.short import entry
 
 UNTOLD = "has no field insight, which would tell them"
 

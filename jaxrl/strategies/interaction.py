@@ -1,4 +1,4 @@
-"""What every strategy with environments does: put an agent before them, act, process the steps, and say what was seen."""
+"""What every strategy with environments does: act in them, process the steps, and say what was seen."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -12,7 +12,6 @@ from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.dataset import Dataset, split, summary_of
 from jaxrl.buffers.epochs import batch_of_epochs
 from jaxrl.buffers.uniform import uniform
-from jaxrl.distributions import from_box
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import HostEnv
 from jaxrl.errors import SettingsError, check_count
@@ -20,7 +19,7 @@ from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor, begin
 from jaxrl.processors.n_step import one_step
 from jaxrl.registry import listed, names_of
-from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, space_to_plain
+from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, from_box, space_to_plain
 from jaxrl.strategies.base import Strategy, fold
 from jaxrl.strategies.guard import Health, health_of, healthy, reseed
 from jaxrl.strategies.interaction import bind

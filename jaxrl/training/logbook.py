@@ -270,8 +270,8 @@ class Logbook:
 def memory() -> dict[str, float]:
     """Return the memory that this process and its first device use now, in MB of 1e6 bytes, as far as they tell."""
     found: dict[str, float] = {}
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        found["rss_mb"] = int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    with contextlib.suppress(OSError, ValueError, IndexError), open(STATM, "rb", buffering=0) as file:
+        found["rss_mb"] = int(file.read(256).split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
     stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_in_use" in stats:
         found["device_mb"] = stats["bytes_in_use"] / 1e6

@@ -108,30 +108,26 @@ def metric_shapes(strategy: Strategy, state: PyTree) -> dict[str, Any]:
     """Return the metrics that `strategy.step` reports, as shapes, sorted by name."""
     made = programs_of(strategy)
     if "metrics" not in made:
-        _, metrics, *_ = jax.eval_shape(step_of(strategy), state, noise_shapes(strategy, state), np.uint32(0))
+        _, metrics, *_ = jax.eval_shape(_step_of(strategy), state, noise_shapes(strategy, state), np.uint32(0))
         made["metrics"] = dict(sorted(metrics.items()))
     return dict(made["metrics"])
 
 
-def step_of(strategy: Strategy, tells: bool = True) -> Any:
-    """Return the step of `strategy`, which is traced once for all that ask for it: shapes, memory plan and program.
+def _step_of(strategy: Strategy) -> Any:
+    """Return the step of `strategy`, traced once for the shapes of its metrics and the memory plan.
 
-    With `tells`, it is the one that also says what ended, if there is such a one.
+    Programs trace it anew: within a loop, each `Flat` has its matrices beside it, which no `jit` passes on.
     """
-    tells = tells and strategy.telling is not None
-    step = strategy.telling.step if tells and strategy.telling else strategy.step
-    # Inlined, its equations stand in a program as if it had been traced there.
-    return programs_of(strategy).setdefault("telling step" if tells else "step", jax.jit(step, inline=True))
+    step = strategy.step if strategy.telling is None else strategy.telling.step
+    return programs_of(strategy).setdefault("step", jax.jit(step, inline=True))
 
 
 def run(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Array) -> tuple[PyTree, Sums]:
     """Make iterations `start .. stop-1`; return the new state and sums. Pure; compiled once by the trainer."""
 
-    step = step_of(strategy, tells=False)
-
     def body(carry: tuple[PyTree, Sums], noise: PyTree, t: Array) -> tuple[PyTree, Sums]:
         state, sums = carry
-        state, metrics = step(state, noise, t)
+        state, metrics = strategy.step(state, noise, t)
         return state, add(sums, metrics)
 
     return iterate(strategy.draw, body, state.key, (state, sums), start, stop)
@@ -176,7 +172,8 @@ def tell(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Arra
 
     Its leaves are `[most_told, rows]`: an iteration writes one row, whether or not an episode ended.
     """
-    step, shape = step_of(strategy), (most_told(strategy), strategy.env_steps_per_step)
+    assert strategy.telling is not None
+    step, shape = strategy.telling.step, (most_told(strategy), strategy.env_steps_per_step)
     blank = Ended(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
 
     def body(carry: tuple[PyTree, Sums, Array, Ended], noise: PyTree, t: Array) -> tuple[PyTree, Sums, Array, Ended]:
@@ -219,7 +216,8 @@ def add_up(sums: Sums, new: Stat | Sums) -> Sums:
 def summarise(shapes: dict[str, Any], sums: Sums) -> dict[str, float | int | None]:
     """Return a row of the log: totals as integers; mean, `_min` and `_max` of what was measured (`None` if never)."""
     row: dict[str, float | int | None] = {}
-    columns = zip(*(x.tolist() for x in jax.device_get((sums.count, sums.sum, sums.min, sums.max))), strict=True)
+    # Not by `jax.device_get`: of small arrays on the CPU it takes thirty times as long.
+    columns = zip(*(np.asarray(x).tolist() for x in (sums.count, sums.sum, sums.min, sums.max)), strict=True)
     for (name, shape), (count, value, low, high) in zip(shapes.items(), columns, strict=True):
         if isinstance(shape, Total):
             row[name] = count
@@ -428,7 +426,7 @@ def _check_step(strategy: Strategy) -> Plan:
     require_fit(plan_of_state(state, strategy.capacity), num_envs)
     noise = noise_shapes(strategy, state)
     require_fit(plan_of(strategy, state, noise), num_envs)  # first, for a step of far too many cannot even be traced
-    jaxpr, (new, metrics, *_) = jax.make_jaxpr(step_of(strategy), return_shape=True)(state, noise, np.uint32(0))
+    jaxpr, (new, metrics, *_) = jax.make_jaxpr(_step_of(strategy), return_shape=True)(state, noise, np.uint32(0))
     require_same("strategy: the state after step", new, "that after init", state)
     if not isinstance(metrics, Mapping):
         array = isinstance(metrics, jax.ShapeDtypeStruct)

@@ -41,6 +41,14 @@ def total(x: Array, where: Array | None = None) -> Array:
     return sum(_columns(x if where is None else jnp.where(where, x, 0)))  # type: ignore[return-value]
 
 
+def entry(row: Array, index: Array) -> Array:
+    """Return `row[..., index]`, as a masked sum. A sum fuses; the gradient of an index would be a scatter."""
+    places = jnp.arange(row.shape[-1])
+    if index.ndim:
+        places, index = places.reshape((1,) * index.ndim + (-1,)), index[..., None]
+    return total(row, places == index)
+
+
 def every(x: Array) -> Array:
     """Return whether all flags hold, `[..., A] -> [...]`."""
     return functools.reduce(jnp.logical_and, _columns(x)) if _short(x) else x.all(axis=-1)

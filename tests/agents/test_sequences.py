@@ -14,7 +14,7 @@ import jaxrl
 from jaxrl.agents import Agent, DQNConfig
 from jaxrl.agents.returns import steps_ahead
 from jaxrl.agents.sequences import Kept, priorities_of, several_steps
-from jaxrl.agents.values import After
+from jaxrl.agents.values import BootstrapTarget
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.types import Batch, Remembered, Transition
@@ -72,7 +72,7 @@ def test_targets_of_a_sequence_leave_out_the_burn_in_and_never_cross_an_end() ->
     config = DQNConfig(core="gru", burn_in=2, sequence=4, n_step=3)
     out = jnp.arange(8.0)[:, None, None]  # numbers the successors of the eight learnt steps
     reward = jnp.array([1.0, 2.0, 4.0, 8.0] * 2)
-    after = After(reward, jnp.full(8, 0.5), out, jnp.ones((8, 1)), jnp.zeros((8, 1)))
+    after = BootstrapTarget(reward, jnp.full(8, 0.5), out, jnp.ones((8, 1)), jnp.zeros((8, 1)))
     made = several_steps(after, items_of(begins, weight), config)
     # First: 1 + 2 / 2, 2, 4 + 8 / 2, 8. Second: the same, for a return ends before a step that must not be learnt from.
     np.testing.assert_array_equal(made.reward, [2, 2, 8, 8] * 2)

@@ -107,7 +107,10 @@ def test_a_population_is_its_members(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="no run directory"):
+    with pytest.raises(SettingsError, match=r"no run directory: it has no config\.yaml$"):
+        read_runs([str(tmp_path)])
+    run = write_run(tmp_path / "run")
+    with pytest.raises(SettingsError, match=rf"it has no config\.yaml; runs are in it, such as {run}$"):
         read_runs([str(tmp_path)])
 
 

@@ -11,11 +11,10 @@ from toys_closed_form import TOYS
 
 from jaxrl.agents import ddpg, sac, td3
 from jaxrl.buffers import prioritised, uniform
-from jaxrl.distributions import from_box
 from jaxrl.envs import Env, TimeStep, draw_nothing
 from jaxrl.nn import PolicyNetwork, ensemble
 from jaxrl.processors import one_step
-from jaxrl.spaces import Box, Discrete, EnvSpec
+from jaxrl.spaces import Box, Discrete, EnvSpec, from_box
 from jaxrl.strategies import off_policy
 from jaxrl.strategies.base import iterate
 

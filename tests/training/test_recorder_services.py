@@ -164,6 +164,26 @@ def test_mlflow_has_settings_metrics_by_step_and_the_best_policy_and_goes_on(tmp
     require_run(run)
 
 
+@pytest.mark.usefixtures("_files")
+def test_mlflow_takes_as_many_rows_in_a_call_as_its_limit_of_metrics_allows(tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    from jaxrl.training.recorders import RunInfo
+    from jaxrl.training.recorders.mlflow_run import mlflow_recorder
+
+    uri, columns = (tmp_path / "mlruns").as_uri(), {f"x{i}": float(i) for i in range(299)}
+    given = mlflow_recorder(tracking_uri=uri)
+    given.begin(RunInfo("wide", tmp_path, {}, (), opt_steps=0))
+    for step in range(1, 9):  # 2 400 metrics, of which a call takes 1 000
+        given.write({"kind": "train", "opt_steps": step, "env_steps": step, **columns})
+    given.close()
+    client = MlflowClient(tracking_uri=uri)
+    (experiment,) = client.search_experiments(filter_string="name = 'jaxrl'")
+    (found,) = client.search_runs([experiment.experiment_id])
+    for name in ("train/env_steps", "train/x298"):
+        assert [metric.step for metric in client.get_metric_history(found.info.run_id, name)] == list(range(1, 9))
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("_files")
 def test_a_population_is_one_run_of_mlflow_with_its_members_inside(tmp_path: Path) -> None:

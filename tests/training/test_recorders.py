@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from rich.console import Console
@@ -165,3 +166,14 @@ def test_a_narrow_terminal_keeps_the_counter_and_drops_what_does_not_fit(width: 
     assert [part for part in every if part in live] == shown
     assert not live.rstrip().endswith(("…", "11,000", "12"))
     assert out.getvalue().endswith("\x1b[2K")
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 4, 64, 65, 255, 256, 257, 258, 259, 260, 511, 513, 2_000])
+def test_checksums_of_tensorboard_are_those_of_its_format(length: int) -> None:
+    from tensorboardX.crc32c import crc32c as reference
+
+    from jaxrl.training.recorders.crc32c import crc32c
+
+    data = np.random.default_rng(length).integers(0, 256, length, np.uint8).tobytes()
+    assert crc32c(data) == reference(data)
+    assert crc32c(b"123456789") == 0xE3069283  # as RFC 3720 and others have it

@@ -396,6 +396,41 @@ def test_what_finds_no_room_is_taken_from_the_log_at_the_end(
     assert said.startswith("warning: there does not take rows (2 rows wait); training goes on")
 
 
+class Some(Told):
+    """A service that takes up to two rows in a call."""
+
+    def send_some(self, rows: Any) -> int:
+        self._pass(f"some {len(rows)}")
+        self.rows += [(row["kind"], row["opt_steps"]) for row in rows[:2]]
+        return 2
+
+
+def test_a_service_that_takes_several_rows_in_a_call_is_told_each_once_and_in_order(tmp_path: Path) -> None:
+    def refuse(call: str) -> None:
+        if call == "some 2":
+            raise ConnectionError("no more")
+
+    run, first, second = tmp_path / "run", Some(refuse), Some()
+    train(run, [recorder(first, gather_s=60.0)])  # the end of the run does not wait for the minute
+    assert first.rows == ALL[:4]
+    assert first.calls == ["connect", "some 6", "some 4", "some 2", "abandon"]
+    assert json.loads((run / "there.json").read_text()) == {"id": "x", "told": {"train": 6, "eval": 4}}
+    train(run, [recorder(second, gather_s=60.0)], resume=True, max_opts=12)
+    assert second.rows == ALL[4:] + MORE
+
+
+def test_rows_of_a_full_half_are_told_before_their_time(tmp_path: Path) -> None:
+    told = threading.Event()
+    service = Told(lambda call: told.set() if call == "send" else None)
+    given = recorder(service, gather_s=600.0, capacity=4)
+    given.begin(RunInfo("run", tmp_path, {}, (), opt_steps=0))
+    given.write({"kind": "train", "opt_steps": 1})
+    given.write({"kind": "train", "opt_steps": 2})
+    assert told.wait(60.0)
+    given.close()
+    assert service.rows == [("train", 1), ("train", 2)]
+
+
 def test_threads_end_with_the_run(tmp_path: Path) -> None:
     train(tmp_path / "run", [recorder(Told())])
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("jaxrl-")]

@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.buffers.dataset import Dataset
-from jaxrl.distributions import from_box, to_box
 from jaxrl.envs.agents import of_one_agent
 from jaxrl.envs.base import Env, VecEnv, vectorise
 from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.masks import draw_random, random_action
-from jaxrl.spaces import Box, EnvSpec
+from jaxrl.spaces import Box, EnvSpec, from_box, to_box
 from jaxrl.strategies.base import Policy, fold
 from jaxrl.trees import Array, Key, PyTree, tree_where
 

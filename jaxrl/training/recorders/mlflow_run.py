@@ -1,9 +1,12 @@
 """Rows for MLflow."""
 
+import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,8 @@ from jaxrl.training.storage.run_dir import read_json
 
 EXPERIMENT = "jaxrl"
 """The experiment of runs for which nobody has named another."""
-AT_ONCE = 100
-"""Parameters in one call, at most."""
+AT_ONCE, METRICS_AT_ONCE = 100, 1_000
+"""Parameters and metrics in one call, at most."""
 LONGEST = 500
 """Characters of a parameter, at most, for servers of every age."""
 PARENT = "mlflow.json"
@@ -52,6 +55,8 @@ class _MLflow:
     def connect(self, run: RunInfo, kept: dict[str, Any]) -> dict[str, Any]:
         from mlflow import MlflowClient
 
+        _hush_retries()
+
         if self._uri is None:
             # MLflow would have its files in a database, for which its full package is needed.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -70,12 +75,21 @@ class _MLflow:
         self._describe(run)
         return {"id": self._id}
 
+    def send_some(self, rows: Sequence[Row]) -> int:
+        """Tell as many rows as one call takes."""
+        told = [self._metrics_of(row) for row in rows]
+        count = max(1, sum(size <= METRICS_AT_ONCE for size in accumulate(map(len, told))))
+        self._client.log_batch(self._id, metrics=list(chain.from_iterable(told[:count])))
+        return count
+
     def send(self, row: Row) -> None:
+        self.send_some([row])
+
+    def _metrics_of(self, row: Row) -> list[Any]:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1e3)
-        metrics = [Metric(name, value, now, row["opt_steps"]) for name, value in numbers_of(row).items()]
-        self._client.log_batch(self._id, metrics=metrics)
+        return [Metric(name, value, now, row["opt_steps"]) for name, value in numbers_of(row).items()]
 
     def finish(self, run: RunInfo) -> None:
         for name, path in {**best_files(run), **{film.name: film for film in films(run)}, **videos(run)}.items():
@@ -114,3 +128,10 @@ class _MLflow:
         made: str = self._client.create_run(experiment_id, run_name=group.name).info.run_id
         path.write_text(f'{{"id": "{made}"}}\n')
         return made
+
+
+def _hush_retries() -> None:
+    """Keep MLflow's connection from a line for each of its tries: that the server is away is told once, by us."""
+    logger = logging.getLogger("urllib3.connectionpool")
+    if logger.level == logging.NOTSET:  # who has set it, wants it so
+        logger.setLevel(logging.ERROR)

@@ -5,7 +5,9 @@ import json
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +17,11 @@ from jaxrl.training.storage.run_dir import METRICS, read_json
 
 CAPACITY = 4_096
 """Rows that wait for a service, at most; those that come then are taken from the log at the end."""
+GATHER_S = 1.0
+"""Seconds over which rows are gathered. A thread that woke for each would contend with the training for Python's lock
+just while rows are made; and a service that takes many in one call is called less often."""
+LOG_AT_ONCE = 256
+"""Rows of a log that are read before they are told."""
 LIMIT_S = 30.0
 """Seconds that the end of a run waits for a service."""
 RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
@@ -24,7 +31,8 @@ RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 class Service(Protocol):
     """What tells a service of one run; all of it is called in one thread, may block, and is tried again if it fails.
 
-    One that also has `video(video)` is told of each `Video`.
+    One that also has `video(video)` is told of each `Video`. One that has `send_some(rows)` is given all rows that wait
+    in place of the first; it tells some of them in one call, from the first on, and returns how many, at least one.
     """
 
     def connect(self, run: RunInfo, kept: dict[str, Any], /) -> dict[str, Any]:
@@ -63,6 +71,7 @@ class ServiceRecorder:
         capacity: int = CAPACITY,
         limit_s: float = LIMIT_S,
         retry_s: float = RETRY_S,
+        gather_s: float = GATHER_S,
     ) -> None:
         """Prepare, but begin no thread.
 
@@ -72,14 +81,15 @@ class ServiceRecorder:
           capacity: rows that wait at most.
           limit_s: seconds that the end of a run waits for the service.
           retry_s: seconds until what has failed is tried again, the first time.
+          gather_s: seconds over which rows are gathered before they are told.
         """
         self._name, self._make = name, make
-        self._capacity, self._limit_s, self._retry_s = capacity, limit_s, retry_s
+        self._capacity, self._limit_s, self._retry_s, self._gather_s = capacity, limit_s, retry_s, gather_s
         self._worker: _Worker | None = None
 
     def begin(self, run: RunInfo) -> None:
         """Connect, and tell what an earlier process could not; return at once."""
-        self._worker = _Worker(self._name, self._make(), run, self._capacity, self._retry_s)
+        self._worker = _Worker(self._name, self._make(), run, self._capacity, self._retry_s, self._gather_s)
         self._worker.start()
 
     def write(self, row: Row) -> None:
@@ -112,6 +122,7 @@ class ServiceRecorder:
 
 _REWIND = "rewind"
 _VIDEO = "video"
+_METRICS = "metrics"
 
 
 class _GivenUpError(Exception):
@@ -121,18 +132,21 @@ class _GivenUpError(Exception):
 class _Worker:
     """The thread of one run: connect, catch up, tell rows as they come, finish."""
 
-    def __init__(self, name: str, service: Service, run: RunInfo, capacity: int, retry_s: float) -> None:
+    def __init__(
+        self, name: str, service: Service, run: RunInfo, capacity: int, retry_s: float, gather_s: float
+    ) -> None:
         self.taken = 0
         """Rows taken in."""
-        self._name, self._service, self._run, self._capacity, self._retry_s = name, service, run, capacity, retry_s
+        self._name, self._service, self._run = name, service, run
+        self._capacity, self._retry_s, self._gather_s = capacity, retry_s, gather_s
         self._rows: deque[Row] = deque()
-        self._changed = threading.Condition()
-        self._closing, self._abandoned = threading.Event(), threading.Event()
+        self._due, self._closing, self._abandoned = threading.Event(), threading.Event(), threading.Event()
         self._behind = self._said = self._done = False
         self._path = None if run.directory is None else run.directory / f"{name}.json"
         self._kept = _read(self._path)
         self._told: dict[str, int] = dict(self._kept.pop("told", {}))
         self._floor = self._least(run.opt_steps) if run.changed else dict(self._told)
+        self._tellers = {_METRICS: self._tell_metrics, _VIDEO: self._tell_films, _REWIND: self._go_back}
         self._thread = threading.Thread(target=self._work, name=f"jaxrl-{name}", daemon=True)
 
     def start(self) -> None:
@@ -140,21 +154,20 @@ class _Worker:
 
     def put(self, row: Row) -> None:
         """Take in a row; where there is no room, this one and those after it are left to the log."""
-        with self._changed:
-            self.taken += 1
-            if not self._behind and len(self._rows) < self._capacity:
-                self._rows.append(row)
-                self._changed.notify()
-                return
+        self.taken += 1
+        if not self._behind and len(self._rows) < self._capacity:
+            self._rows.append(row)
+            if 2 * len(self._rows) >= self._capacity:
+                self._due.set()
+            return
         if not self._behind:
             self._say(f"{len(self._rows):,} rows wait")
         self._behind = True
 
     def end(self, limit_s: float) -> bool:
         """Say whether all was told within the limit, or it was already said that not."""
-        with self._changed:
-            self._closing.set()
-            self._changed.notify()
+        self._closing.set()
+        self._due.set()
         self._thread.join(limit_s)
         self._abandoned.set()
         if not self._done:
@@ -166,51 +179,71 @@ class _Worker:
             self._kept = self._attempt(lambda: self._service.connect(self._run, dict(self._kept)))
             self._keep()
             self._catch_up(self._run.opt_steps)
-            for row in self._coming():
-                self._tell(row)
+            while self._gather():
+                self._tell(self._waiting())
+            self._tell(self._waiting())
             if self._behind:
                 self._floor = dict(self._told)
                 self._catch_up()
             self._attempt(lambda: self._service.finish(self._run))
             self._done = True
 
-    def _coming(self) -> Iterator[Row]:
-        """Yield rows as they come, until the run has ended and all are told."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._rows or self._closing.is_set())
-                if not self._rows:
-                    return
-                row = self._rows[0]
-            yield row
-            with self._changed:
-                self._rows.popleft()
+    def _gather(self) -> bool:
+        """Let rows come for a while, or until half of the room is taken; say whether more may come."""
+        self._due.wait(self._gather_s)
+        self._due.clear()
+        return not self._closing.is_set()
+
+    def _waiting(self) -> list[Row]:
+        """Take the rows that wait."""
+        return [self._rows.popleft() for _ in range(len(self._rows))]
 
     def _catch_up(self, upto: int | None = None) -> None:
         """Tell what the log holds after the floor, up to a step."""
         if self._run.directory is None or upto == 0:
             return
-        for row in _rows_of(self._run.directory / METRICS):
-            if upto is None or row["opt_steps"] <= upto:
-                self._tell(row)
+        held = _rows_of(self._run.directory / METRICS)
+        rows = (row for row in held if upto is None or row["opt_steps"] <= upto)
+        while some := list(islice(rows, LOG_AT_ONCE)):
+            self._tell(some)
 
-    def _tell(self, row: Row) -> None:
-        kind, opt_steps = row["kind"], row["opt_steps"]
-        if kind == _REWIND:
-            self._told = self._floor = self._least(opt_steps)
-        elif opt_steps > self._floor.get(kind, -1):
-            self._attempt(lambda: self._send(row))
-            self._told = {**self._told, kind: opt_steps}
-            self._keep()
+    def _tell(self, rows: Iterable[Row]) -> None:
+        """Tell rows in their order."""
+        for kind, some in groupby(rows, lambda row: _METRICS if row["kind"] in KINDS else row["kind"]):
+            self._tellers[kind](some)
 
-    def _send(self, row: Row) -> None:
-        if row["kind"] != _VIDEO:
-            self._service.send(row)
-            return
+    def _tell_metrics(self, rows: Iterable[Row]) -> None:
+        left = [row for row in rows if self._is_new(row)]
+        while left:
+            count = self._attempt(partial(self._send, left))
+            self._note(left[:count])
+            left = left[count:]
+
+    def _send(self, rows: Sequence[Row]) -> int:
+        """Have the first of `rows`, or more, told; return how many."""
+        send_some = getattr(self._service, "send_some", None)
+        if send_some is not None:
+            return min(max(int(send_some(rows)), 1), len(rows))
+        self._service.send(rows[0])
+        return 1
+
+    def _tell_films(self, rows: Iterable[Row]) -> None:
+        for row in filter(self._is_new, rows):
+            self._attempt(partial(self._film, row["video"]))
+            self._note([row])
+
+    def _film(self, video: Video) -> None:
         try:
-            getattr(self._service, "video", lambda video: None)(row["video"])
+            getattr(self._service, "video", lambda video: None)(video)
         except Exception as error:  # once: the file is there, and rows behind it shall not wait
             self._say(f"{type(error).__name__}: {error}")
+
+    def _go_back(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            self._told = self._floor = self._least(row["opt_steps"])
+
+    def _is_new(self, row: Row) -> bool:
+        return bool(row["opt_steps"] > self._floor.get(row["kind"], -1))
 
     def _least(self, opt_steps: int) -> dict[str, int]:
         return {kind: min(told, opt_steps) for kind, told in self._told.items()}
@@ -229,6 +262,10 @@ class _Worker:
             self._closing.wait(wait)
             wait = min(2 * wait, LONGEST_RETRY_S)
         raise _GivenUpError
+
+    def _note(self, told: Sequence[Row]) -> None:
+        self._told = {**self._told, **{row["kind"]: row["opt_steps"] for row in told}}
+        self._keep()
 
     def _keep(self) -> None:
         """Write down up to where rows were told. On a full disk it stays as it was: some may then be told twice."""

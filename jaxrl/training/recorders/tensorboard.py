@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxrl.errors import SettingsError
 from jaxrl.training.recorders.base import KINDS, Progress, Row, RunInfo, Video, numbers_of
+from jaxrl.training.recorders.crc32c import crc32c
 from jaxrl.training.recorders.log_file import LogFile
 
 SCORES = ("eval/eval_reward", "train/episode_return")
@@ -119,7 +120,5 @@ def _settings_events(settings: Mapping[str, Any]) -> list[Any]:
 
 def _masked_crc(data: bytes) -> bytes:
     """Return the checksum of the TFRecord format: CRC-32C, rotated right by 15 bits, plus a constant."""
-    from tensorboardX.crc32c import crc32c
-
     crc = crc32c(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

@@ -129,7 +129,9 @@ def require_run(path: Path) -> None:
             raise SettingsError(f"{path} is no run directory: {there}")
         require_inside(path)
         if not (path / CONFIG).is_file():
-            raise SettingsError(f"{path} is no run directory: it has no {CONFIG}")
+            inside = next((entry.parent for entry in path.glob(f"*/{CONFIG}")), None)
+            advice = "" if inside is None else f"; runs are in it, such as {inside}"
+            raise SettingsError(f"{path} is no run directory: it has no {CONFIG}{advice}")
     except OSError as error:
         raise SettingsError(f"cannot read {error.filename or path}: {_first_line(error)}") from error
     version = read_metadata(path).get("format", FORMAT)

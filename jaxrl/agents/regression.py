@@ -1,0 +1,81 @@
+"""What every agent shares whose policy is a regression on the actions of data: its head, its choices, its step."""
+
+from typing import Any, cast
+
+import jax.numpy as jnp
+
+from jaxrl.agents.base import Mode
+from jaxrl.agents.critics import unit_actions
+from jaxrl.agents.optimizers import GradientStep, Learnt, Schedule, learn
+from jaxrl.distributions import Distribution, Gaussian, Head, head_of, restricted, tempered
+from jaxrl.masks import for_policy, mask_of
+from jaxrl.nn import Network
+from jaxrl.spaces import Box, EnvSpec
+from jaxrl.trees import Array, PyTree
+from jaxrl.xla.flat import Flat
+
+LOG_STD = (-3.0, 0.0)
+"""Bounds on the log-scale. Where the data agree, the scale would otherwise collapse to zero and the loss to minus
+infinity."""
+FORBIDDEN = -1e30
+"""Log-likelihoods below are those of actions that a mask forbids. Data may hold some, and nothing is learnt of them."""
+
+
+def cloning_head(spec: EnvSpec) -> Head:
+    """Return the head of a policy that assigns a likelihood to the data's actions, as `taken` returns them."""
+    head = head_of(spec)
+    return head._replace(of=_bounded) if isinstance(spec.action_space, Box) else head
+
+
+def _bounded(outputs: Array) -> Distribution:
+    mean, scale = jnp.split(outputs, 2, axis=-1)
+    # Not clipped: beyond a bound the gradient would be zero.
+    low, high = LOG_STD
+    return Gaussian(jnp.tanh(mean), (low + high) / 2 + (high - low) / 2 * jnp.tanh(scale))
+
+
+def taken(spec: EnvSpec, action: Array) -> Array:
+    """Return actions as a policy represents them: scaled to -1 to 1, `[B, D]`, or unchanged if discrete."""
+    unit = unit_actions(spec, action)
+    return unit[0] if unit else action
+
+
+def choice(network: Network, head: Head, policy: PyTree, obs: PyTree, temperature: PyTree = ()) -> Distribution:
+    """Return the action distributions for `obs` `[B, ...]`, at a `temperature` of an actor's own."""
+    outputs = cast(Array, network.apply(policy, for_policy(obs)))
+    return restricted(tempered(head.of(outputs), temperature), mask_of(obs))
+
+
+def act(
+    network: Network, head: Head, state: Any, obs: PyTree, noise: PyTree, opt_step: Array, mode: Mode
+) -> tuple[PyTree, tuple[()]]:
+    """Choose the likeliest action for each of `obs` `[N, ...]`, or sample one, as `ActFn`."""
+    distribution = choice(network, head, state.policy.tree, obs, state.hyper.exploration)
+    return head.to_env(distribution.mode() if mode == "exploit" else distribution.sample(noise)), ()
+
+
+def log_prob_of(network: Network, head: Head, policy: PyTree, obs: PyTree, action: Array) -> Array:
+    """Return the log-likelihood of `action` (as `taken` returns it), `[B]`; 0, a constant, if `obs` forbids it."""
+    log_prob = choice(network, head, policy, obs).log_prob(action)
+    return log_prob if mask_of(obs) is None else jnp.where(log_prob > FORBIDDEN, log_prob, 0.0)
+
+
+def regress(
+    config: Schedule,
+    gradient_step: GradientStep,
+    log_prob_of: Any,
+    policy: Flat,
+    opt_state: PyTree,
+    batch: tuple[PyTree, Array, Array],
+    lr: Array,
+    max_norm: Array,
+    opt_step: Array,
+) -> Learnt:
+    """Take one gradient step up the weighted log-likelihood of `batch`: observations, actions, weights `[B]`."""
+
+    def loss(params: PyTree, batch: tuple[PyTree, Array, Array]) -> tuple[Array, Array]:
+        obs, action, weight = batch
+        log_prob = log_prob_of(params, obs, action)
+        return -jnp.mean(weight * log_prob), log_prob
+
+    return learn(config, gradient_step, loss, policy, opt_state, batch, lr, max_norm, opt_step)
