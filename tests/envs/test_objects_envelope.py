@@ -122,6 +122,7 @@ FLAGS = (
 WALK = "toys_envelope:make_walk"
 
 
+@pytest.mark.slow
 def test_the_command_line_learns_the_walk(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     assert train.main([*FLAGS, "--env", WALK, "--env-args", "limit", "5", "--max-opts", "120"]) == 0

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from toys_objects import is_the_walk, learns_like_the_walk, random_actions, walked, walking
+from toys_suites import resumes_to_the_same_bits
 
 import jaxrl
 from jaxrl import evaluate, train
@@ -36,6 +37,12 @@ def test_the_walk_is_the_same_to_the_bit() -> None:
 @pytest.mark.slow
 def test_what_is_learnt_is_the_same_to_the_bit() -> None:
     learns_like_the_walk(jaxrl.stoa_env(toys.Walk()))
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    jaxrl.register_env("toys_stoa-walk", lambda: jaxrl.stoa_env(stoa.AddRNGKey(toys.make_walk(limit=5))))
+    resumes_to_the_same_bits("toys_stoa-walk", tmp_path)
 
 
 def test_wrappers_that_change_an_episode_stay() -> None:
@@ -163,6 +170,7 @@ FLAGS = (
 WALK = "toys_stoa:make_walk"
 
 
+@pytest.mark.slow
 def test_the_command_line_learns_the_walk(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     assert train.main([*FLAGS, "--env", WALK, "--env-args", "limit", "5", "--max-opts", "120"]) == 0
