@@ -3,7 +3,6 @@
 import ast
 import inspect
 import itertools
-import os
 import re
 import textwrap
 from dataclasses import fields, is_dataclass
@@ -12,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxrl.registry import ALGORITHMS
-from jaxrl.terminal import columns
+from jaxrl.terminal import columns_to_fill
 
 WIDTH = 24
 NARROW = 60
@@ -80,8 +79,7 @@ def _row(flag: str, about: str) -> list[str]:
 
 
 def _width() -> int:
-    given = os.environ.get("COLUMNS", "")
-    return max(30, min(int(given) if given.isdecimal() else columns(), 100))
+    return max(30, min(columns_to_fill(), 100))
 
 
 def _flag(name: str) -> str:

@@ -58,6 +58,12 @@ def columns() -> int:
     return 80
 
 
+def columns_to_fill() -> int:
+    """Return how wide text may be: what `COLUMNS` says, or else the width of the terminal."""
+    given = os.environ.get("COLUMNS", "")
+    return int(given) if given.isdecimal() else columns()
+
+
 def is_terminal(file: Any) -> bool:
     """Return whether `file` is a terminal that can rewrite a line."""
     with contextlib.suppress(OSError, ValueError, AttributeError):

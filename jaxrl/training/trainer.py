@@ -243,8 +243,7 @@ class Trainer:
         Raises:
           SettingsError: nothing is being trained, a value is no number, or a column of that name is there already.
         """
-        if text is not None:
-            self._log.remark(text)
+        self._log.remark(text)
         self._log.note(values)
 
     def settings(self) -> dict[str, Any]:

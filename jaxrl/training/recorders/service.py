@@ -174,7 +174,7 @@ class _Worker:
 
     def put_more(self, kind: str, given: Video | Histogram) -> None:
         """Take in what is no row, if the service has a method for it."""
-        if hasattr(self._service, _sort_of(kind)):
+        if getattr(self._service, _sort_of(kind), None) is not None:
             self.put({"kind": kind, "opt_steps": given.opt_steps, "given": given})
 
     def end(self, limit_s: float) -> bool:
