@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxrl.registry import ALGORITHMS
-from jaxrl.terminal import columns
+from jaxrl.terminal import columns_to_fill
 
 WIDTH = 24
 NARROW = 60
@@ -79,7 +79,7 @@ def _row(flag: str, about: str) -> list[str]:
 
 
 def _width() -> int:
-    return max(30, min(columns(), 100))
+    return max(30, min(columns_to_fill(), 100))
 
 
 def _flag(name: str) -> str:

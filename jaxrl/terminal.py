@@ -52,13 +52,16 @@ def _tick(file: Any, what: str, end: threading.Event) -> None:
 
 
 def columns() -> int:
-    """Return the width of the terminal, that of the variable `COLUMNS` before all, 80 if it is unknown."""
-    given = os.environ.get("COLUMNS", "")
-    if given.isdecimal() and int(given):
-        return int(given)
+    """Return the width of the terminal, 80 if that is unknown."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         return os.get_terminal_size(sys.stdout.fileno()).columns or 80
     return 80
+
+
+def columns_to_fill() -> int:
+    """Return how wide text may be: what `COLUMNS` says, or else the width of the terminal."""
+    given = os.environ.get("COLUMNS", "")
+    return int(given) if given.isdecimal() else columns()
 
 
 def is_terminal(file: Any) -> bool:

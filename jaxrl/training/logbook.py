@@ -168,27 +168,24 @@ class Logbook:
         else:
             self._rows.video(video)
 
-    def scored(self, columns: Mapping[str, Any]) -> Row:
-        """Write and return the row of a score."""
+    def scored(self, columns: Mapping[str, Any], evaluation: Evaluation | None = None) -> Row:
+        """Write and return the row of a score, and tell the histograms of an evaluation that it comes of."""
         row = self.row("eval", **columns)
         self._rows.write(row)
+        if evaluation is not None:
+            spread = {"returns": evaluation.returns, "lengths": evaluation.lengths}
+            for histogram in histograms(row["opt_steps"], row["env_steps"], **spread):
+                self._rows.histogram(histogram)
         return row
 
     def evaluated(self, evaluation: Evaluation, score: float, again: float | None, is_best: bool) -> Row:
         """Write and return the row of an evaluation, and write one for each of its episodes; see `eval_columns`."""
-        row = self.scored(eval_columns(evaluation, score, again, is_best))
+        row = self.scored(eval_columns(evaluation, score, again, is_best), evaluation)
         self._episodes.write_all(list(episode_rows(self._counters, evaluation)))
-        self.spread(evaluation)
         return row
 
-    def spread(self, evaluation: Evaluation) -> None:
-        """Tell the histograms of an evaluation."""
-        counters = {name: self._counters[name] for name in ("opt_steps", "env_steps")}
-        for histogram in histograms(**counters, returns=evaluation.returns, lengths=evaluation.lengths):
-            self._rows.histogram(histogram)
-
     def remark(self, text: str | None) -> None:
-        """Write a note, if there is one, as an event.
+        """Write a note as an event, if there is one.
 
         Raises:
           SettingsError: the run is not open, or this is no text.

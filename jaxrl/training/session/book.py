@@ -35,6 +35,11 @@ def summary_of(now: SessionState, stepper: Stepper, counters: Mapping[str, int],
     }
 
 
+def noted(now: SessionState, values: Mapping[str, float | None]) -> SessionState:
+    """Return the session with these numbers among its statistics, and in its next row."""
+    return now._replace(statistics=now.statistics.note(values), interval=now.interval.noted(values))
+
+
 def recorded(now: SessionState, stepper: Stepper, log: Logbook, opt_steps: int, env_steps: int) -> SessionState:
     """Write the row of the interval that ends here, and return the session at the beginning of another."""
     wall, ledger = now.ledger.wall, dataclasses.replace(now.ledger)

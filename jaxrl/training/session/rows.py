@@ -100,7 +100,9 @@ def score_columns(score: float, is_best: bool) -> dict[str, Any]:
     return {"eval_reward": score, "score": score, "is_best": is_best}
 
 
-def columns_of_trial(evaluation: Evaluation) -> dict[str, Any]:
+def columns_of_trial(evaluation: Evaluation | None) -> dict[str, Any]:
     """Return what the episodes of an evaluation add to the row of their score, by the names of a trainer's row."""
+    if evaluation is None:
+        return {}
     columns = eval_columns(evaluation, 0.0, None, False)
     return {name: columns[name] for name in ("eval_reward_std", "eval_reward_min", "eval_reward_max", "eval_length")}

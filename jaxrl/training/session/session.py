@@ -14,13 +14,14 @@ from jaxrl.errors import DivergedError, SettingsError, say
 from jaxrl.processors.base import Processor
 from jaxrl.strategies.stepwise import iterations
 from jaxrl.training.divergence import Validity, explain, skips_left
+from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.film import filmed
 from jaxrl.training.interrupt import Interrupt, Undisturbed
 from jaxrl.training.logbook import Logbook
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Recorder
 from jaxrl.training.report import call
-from jaxrl.training.session.book import facts_to_save, gone_back, recorded, summary_of, taken_up
+from jaxrl.training.session.book import facts_to_save, gone_back, noted, recorded, summary_of, taken_up
 from jaxrl.training.session.inputs import check_entry, outside, shown, take_obs, take_result
 from jaxrl.training.session.parts import Learnt, SessionHooks, SessionState, begun, episodes_of, over
 from jaxrl.training.session.rows import Episode, columns_of_trial, score_columns
@@ -197,16 +198,12 @@ class Session:
         self._now = now._replace(host=begun(now.host, np.ones_like(now.host.ended)), acted=False, trial=trial)
 
     def note(self, text: str | None = None, /, **values: float | None) -> None:
-        """Take numbers of one's own into `summary`, and as `info/NAME` into the next row; a `text` becomes an event.
+        """Take numbers into the statistics of `summary` and into the next row as `info/NAME`; a text becomes an event.
 
         The row has their mean, least and largest, or what `statistics` has chosen for the name, over its interval.
-
-        Raises:
-          SettingsError: the session is closed, and the text could not be written; or it is none.
         """
         self._log.remark(text)
-        now = self._now
-        self._now = now._replace(statistics=now.statistics.note(values), interval=now.interval.noted(values))
+        self._now = noted(self._now, values)
 
     def describe(self, **entries: Any) -> None:
         """Put entries of one's own into the description of the run: under `about` in its `metadata.json`.
@@ -225,10 +222,10 @@ class Session:
         Raises:
           DivergedError: the session is done, and not one of its steps was finite.
         """
-        return self._scored(float(score), self._stepper.params(self._now), {})
+        return self._scored(float(score), self._stepper.params(self._now))
 
-    def _scored(self, score: float, params: PyTree, columns: Mapping[str, Any]) -> bool:
-        """Take the score of the policy with `params`, the present one; `columns` are further ones of its row."""
+    def _scored(self, score: float, params: PyTree, evaluation: Evaluation | None = None) -> bool:
+        """Take the score of the policy with `params`, the present one, of an `evaluation` or given by the user."""
         now = self._now
         ledger, best = dataclasses.replace(now.ledger), now.best
         if is_best := ledger.record_score(score, self.opt_steps):
@@ -236,7 +233,7 @@ class Session:
         stop = None if self.is_done else after_evaluation(self.config, ledger, score)
         with Undisturbed():
             self._now = now._replace(ledger=ledger, best=best, stop=stop or now.stop)
-            self._log.scored({**columns, **score_columns(score, is_best)})
+            self._log.scored({**columns_of_trial(evaluation), **score_columns(score, is_best)}, evaluation)
             if stop and self.config.record_interval and self.opt_steps > now.interval.opt_steps:
                 self._record()
         self._storage.keep_best(best)
@@ -412,12 +409,10 @@ class Session:
         """Go on with an evaluation after a step; take its score if that was the last."""
         self._now = self._now._replace(trial=None if trial.over else trial, acted=False)
         if trial.over:
-            evaluation = trial.evaluation
-            self._scored(float(evaluation.returns.mean()), trial.params, columns_of_trial(evaluation))
-            self._log.spread(evaluation)
+            self._scored(float(trial.evaluation.returns.mean()), trial.params, trial.evaluation)
             if (shot := trial.shot) is not None:
                 self._log.filmed(filmed(shot.taken, str(self.config.run_dir), shot.form, **self._counters()))
-            call(self.hooks.evaluated, evaluation)
+            call(self.hooks.evaluated, trial.evaluation)
 
     def _call_hooks(self, learnt: Learnt | None, episodes: list[Episode]) -> None:
         while self._saves:
@@ -496,5 +491,5 @@ class Session:
         return {"opt_steps": self.opt_steps, "env_steps": self.env_steps}
 
     def _status(self) -> str:
-        limit = self._schedule.limit(self._iterations) if self._at_end else None
+        limit = self._at_end and self._schedule.limit(self._iterations)
         return self._now.stop or limit or self.interrupt.reason or "running"
