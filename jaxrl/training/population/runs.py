@@ -1,6 +1,7 @@
 """A member on its way: how it began, and whose place it took."""
 
-from collections.abc import Generator
+import heapq
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,17 @@ class Run:
         self.reports: Generator[Report, None, None] | None = None
         self.trained_to = -1
         """Optimisation steps of its last evaluation here, in a search."""
+
+
+def least_far(waiting: list[tuple[int, int]], free: Callable[[int], bool]) -> int | None:
+    """Take out of a heap the entry of the member that is least far, of those that are `free`; return its place."""
+    later = []
+    while waiting and not free(waiting[0][1]):
+        later.append(heapq.heappop(waiting))
+    found = heapq.heappop(waiting)[1] if waiting else None
+    for entry in later:
+        heapq.heappush(waiting, entry)
+    return found
 
 
 def take_over(own: Run, other: Run, copy: Copy, gate: int, device: Any) -> None:

@@ -8,7 +8,7 @@ the same run by itself.
 import heapq
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -30,7 +30,7 @@ from jaxrl.training.mesh import shape_of
 from jaxrl.training.population.checks import check_members
 from jaxrl.training.population.gates import Gates
 from jaxrl.training.population.rows import PopulationRows
-from jaxrl.training.population.runs import ENDS, HALVED, Run, same_ends, take_over, taken_over
+from jaxrl.training.population.runs import ENDS, HALVED, Run, least_far, same_ends, take_over, taken_over
 from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.population.teams import placed, widths
 from jaxrl.training.program import compile_all, state_shapes
@@ -193,14 +193,14 @@ class PopulationTrainer:
         waiting = [(0, place) for place in range(len(begun))]
         going: dict[Future[Report | None], Run] = {}
         held: dict[int, int] = {}
+        busy = lambda: [run.member.number for run in going.values()]
+        free = lambda place: self._places.free(begun[place].member.number, busy())
         try:
             while waiting or going or held:
                 for number, opt_steps in self._released(held, idle=not (waiting or going)):
                     self._places.join(number)
                     heapq.heappush(waiting, (opt_steps, order[number]))
-                while (
-                    len(going) < self._threads() and (place := self._next(waiting, begun, going.values())) is not None
-                ):
+                while len(going) < self._threads() and (place := least_far(waiting, free)) is not None:
                     run = begun[place]
                     if run.trainer is not None or not self.interrupt:  # when all is to stop, nobody begins
                         going[pool.submit(copy_context().run, self._advance, run)] = run
@@ -234,17 +234,6 @@ class PopulationTrainer:
             self._places.dissolve()
             wait(going)
             self._close()
-
-    def _next(self, waiting: list[tuple[int, int]], begun: list[Run], going: Iterable[Run]) -> int | None:
-        """Take out of the heap `waiting` the place of the member that is least far, of those whose devices are free."""
-        busy = [run.member.number for run in going]
-        later = []
-        while waiting and not self._places.free(begun[waiting[0][1]].member.number, busy):
-            later.append(heapq.heappop(waiting))
-        found = heapq.heappop(waiting)[1] if waiting else None
-        for entry in later:
-            heapq.heappush(waiting, entry)
-        return found
 
     # --- searching ---
 
