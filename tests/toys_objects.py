@@ -104,4 +104,4 @@ def learns_like_the_walk(env: jaxrl.Env) -> None:
 def _parameters(strategy: Any) -> Any:
     settings = {"max_opts": 8, "eval_interval": 0, "eval_episodes": 0, "recorders": [], "quiet": True}
     state = jaxrl.Trainer(strategy, **settings).train().state
-    return jax.tree.map(np.asarray, strategy.policy.params(state))
+    return jax.tree.map(np.array, strategy.policy.params(state))  # copies: another run may take the memory
