@@ -37,7 +37,7 @@ def timeless(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def scalars(directory: Path) -> list[tuple[str, int, float]]:
-    """Read tag, step and value of all that TensorBoard shows of `directory`, less what was measured by the clock.
+    """Read tag, step and value of all that TensorBoard shows of `directory`, less events and what the clock measured.
 
     It reads the files in the order of their names, each as far as it is whole, and drops what a later start of a
     session takes back.
@@ -47,7 +47,8 @@ def scalars(directory: Path) -> list[tuple[str, int, float]]:
         for event in events(path):
             if event.session_log.status == SessionLog.START:
                 found = [scalar for scalar in found if scalar[1] < event.step]
-            found += [(value.tag, event.step, value.simple_value) for value in event.summary.value]
+            told = [value for value in event.summary.value if value.tag != "events"]  # such as those of a full disk
+            found += [(value.tag, event.step, value.simple_value) for value in told]
     return [scalar for scalar in found if not _by_the_clock(scalar[0].partition("/")[2])]
 
 
