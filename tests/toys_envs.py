@@ -8,10 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.envs import Env, TimeStep, VecEnv, draw_nothing
+from jaxrl.envs import Env, TimeStep, VecEnv, draw_nothing, registry
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step
+
+
+def forget_envs(prefix: str) -> None:
+    """Take back what was registered under names that begin with `prefix`."""
+    for name in [name for name in registry.registered() if name.startswith(prefix)]:
+        del registry._REGISTERED[name]
+
 
 # --- counting: nothing but time passes ------------------------------------------------------------------------
 

@@ -342,7 +342,8 @@ def _programs(key: tuple[Any, ...]) -> dict[str, Any]:
 def state_shapes(strategy: Strategy) -> tuple[PyTree, Sums]:
     """Return the shapes of a training state and of its sums, as a checkpoint holds them."""
     state, _ = _traced_begin(strategy)
-    sums: Sums = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, zero_sums(len(metric_shapes(strategy, state)))))
+    shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
+    sums: Sums = jax.tree.map(shape, zero_sums(len(metric_shapes(strategy, state))))
     return state, sums
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from toys_envs import forget_envs
 
 import jaxrl
 from jaxrl import evaluate, play, train
@@ -75,8 +76,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     for name in [name for name in sys.modules if name.startswith("walks_of_mine")]:
         del sys.modules[name]
-    for name in [name for name in registry.registered() if name.startswith("walks_of_mine")]:
-        del registry._REGISTERED[name]
+    forget_envs("walks_of_mine")
 
 
 def forget() -> None:

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_envs import forget_envs
 from toys_objects import is_the_walk, learns_like_the_walk, random_actions, walked, walking
 
 import jaxrl
 from jaxrl import evaluate, train
-from jaxrl.envs import registry
 from jaxrl.errors import SettingsError
 
 envelope = pytest.importorskip("envelope")
@@ -22,8 +22,7 @@ import toys_envelope as toys  # noqa: E402
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
     yield
-    for name in [name for name in registry.registered() if name.startswith("toys_envelope")]:
-        del registry._REGISTERED[name]
+    forget_envs("toys_envelope")
 
 
 def test_the_walk_is_the_same_to_the_bit() -> None:
