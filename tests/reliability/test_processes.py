@@ -366,6 +366,18 @@ def test_replay_goes_on_within_processes(tmp_path: Path, cache: Path) -> None:
 
 
 @pytest.mark.slow
+def test_processes_begin_with_the_networks_of_another_run_as_one_does(tmp_path: Path, cache: Path) -> None:
+    alone(*PPO, "--max-opts", AT, "--seed", 1, "--run-dir", tmp_path / "old")
+    run = [*PPO, "--shards", 2, "--max-opts", AT, "--init-from", tmp_path / "old"]
+    alone(*run, "--run-dir", tmp_path / "one")
+    two = [*run, "--run-dir", tmp_path / "two"]
+    assert together(two, two) == [DONE, DONE]
+    assert saved(tmp_path / "two") == saved(tmp_path / "one")
+    alone(*PPO, "--shards", 2, "--max-opts", AT, "--run-dir", tmp_path / "none")
+    assert saved(tmp_path / "none") != saved(tmp_path / "one")
+
+
+@pytest.mark.slow
 def test_a_second_run_in_the_directory_is_refused_by_all_its_processes(tmp_path: Path, cache: Path) -> None:
     path = tmp_path / "run"
     hold = subprocess.Popen(

@@ -17,7 +17,7 @@ SETTINGS: dict[str, Any] = {"max_opts": 20, "eval_interval": 0, "eval_episodes":
 
 
 @cache
-def strategy(maker: Any = jaxrl.dqn, normalise: bool = False, **settings: Any) -> jaxrl.Strategy:
+def strategy(maker: Any = jaxrl.dqn, normalise: bool = False, shards: int = 1, **settings: Any) -> jaxrl.Strategy:
     last = jaxrl.one_step()
     return jaxrl.off_policy(
         jaxrl.make_env("CartPole-v1"),
@@ -27,6 +27,7 @@ def strategy(maker: Any = jaxrl.dqn, normalise: bool = False, **settings: Any) -
         num_envs=2,
         opt_interval=2,
         warmup=20,
+        shards=shards,
     )
 
 
@@ -73,6 +74,12 @@ def test_statistics_of_observations_go_with_the_networks(tmp_path: Path) -> None
     new = begun(strategy(normalise=True), init_from=str(tmp_path / "old"))
     moments = lambda state: jax.tree.leaves(state.processor[0].moments)
     assert equal(moments(new), moments(old))
+    two = moments(begun(strategy(normalise=True, shards=2), init_from=str(tmp_path / "old")))
+    assert all(equal(moment[i], x) for moment, x in zip(two, moments(old), strict=True) for i in range(2))
+    saved(tmp_path / "two", normalise=True, shards=2)
+    one = moments(begun(strategy(normalise=True), init_from=str(tmp_path / "two")))
+    assert float(one[0]) > 0
+    assert [x.shape for x in one] == [x.shape for x in moments(old)]
 
 
 @pytest.mark.slow

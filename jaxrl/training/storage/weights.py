@@ -5,14 +5,13 @@ What is left behind is what belongs to the other run: optimizer states, hyperpar
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+import jaxrl.training.processes as processes
 from jaxrl.errors import NoCheckpointError, SettingsError
-from jaxrl.training.devices import gathered
 from jaxrl.training.storage.checkpoints import CheckpointError, Store, is_step
 from jaxrl.training.storage.fork import Fork, step_of
 from jaxrl.training.storage.members import population_of
@@ -28,17 +27,29 @@ class Weights(NamedTuple):
 
     leaves: Mapping[str, np.ndarray]
     """By path in `(state, sums)`."""
+    place: str = ""
+    """The checkpoint that they come from."""
     told: tuple[str, ...] = ()
-    """For the log: where they come from."""
+    """The same, for the log."""
 
     def after(self, init: Callable[[Key], PyTree]) -> Callable[[Key], PyTree]:
         """Return `init`, which makes a fresh state and its sums, with these in their places."""
 
-        def taken(path: tuple[object, ...], leaf: jax.Array) -> jax.Array:
-            name = jax.tree_util.keystr(path)
-            return jnp.asarray(self.leaves[name]) if name in self.leaves else leaf
+        def begin(key: Key) -> PyTree:
+            fresh = init(key)
+            processes.tell("weights", self.place)
+            return self.within(fresh)
 
-        return (lambda key: jax.tree_util.tree_map_with_path(taken, gathered(init(key)))) if self.leaves else init
+        return begin if self.leaves else init
+
+    def within(self, fresh: PyTree) -> PyTree:
+        """Return a fresh state and its sums with these in their places; each process of several puts its parts."""
+
+        def taken(path: tuple[object, ...], leaf: jax.Array) -> jax.Array:
+            saved = self.leaves.get(jax.tree_util.keystr(path))
+            return leaf if saved is None else jax.make_array_from_callback(leaf.shape, leaf.sharding, saved.__getitem__)
+
+        return jax.tree_util.tree_map_with_path(taken, fresh)
 
 
 def weights_of(place: str | None, like: Callable[[], PyTree]) -> Weights:
@@ -67,14 +78,27 @@ def weights_of(place: str | None, like: Callable[[], PyTree]) -> Weights:
     except CheckpointError as error:
         raise NoCheckpointError(f"checkpoint {step} of {run} is damaged: {error}") from error
     wanted = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(like())[0]}
+    saved = _for_shards(wanted, saved)
     _require_same({name: leaf for name, leaf in wanted.items() if _is_taken(name)}, saved, run)
     told = f"begins with the networks of {run.absolute()} after {step} optimisation steps"
-    return Weights({name: saved[name] for name in wanted if _is_taken(name)}, (told,))
+    leaves = {name: saved[name] for name in wanted if _is_taken(name)}
+    return Weights(leaves, str(run.absolute() / "checkpoints" / str(step)), (told,))
 
 
 def _is_taken(name: str) -> bool:
     networks = name.startswith("[0].agent.") and not name.startswith(LEFT)
     return networks or (name.startswith("[0].processor") and ".moments" in name)
+
+
+def _for_shards(wanted: Mapping[str, Any], saved: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return what was saved with statistics for as many shards as there are now; all shards have the same ones."""
+    made = dict(saved)
+    for name in wanted.keys() & saved.keys():
+        count = f"{name.rpartition('.')[0]}.count"
+        if ".moments" in name and count in wanted and count in saved:
+            one = saved[name][0] if saved[count].ndim else saved[name]
+            made[name] = np.broadcast_to(one, (*wanted[count].shape, *one.shape))
+    return made
 
 
 def _require_same(wanted: Mapping[str, jax.ShapeDtypeStruct], saved: Mapping[str, np.ndarray], run: Path) -> None:
