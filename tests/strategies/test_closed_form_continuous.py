@@ -139,7 +139,7 @@ def learn(variant):
     return np.asarray(from_box(ACTIONS, greedy)), np.asarray(values)
 
 
-CASES = [*VARIANTS, *(pytest.param(variant, marks=pytest.mark.slow) for variant in RARE)]
+CASES = ["sac", "td3", *(pytest.param(variant, marks=pytest.mark.slow) for variant in ("ddpg", *RARE))]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -120,6 +120,7 @@ def test_members_with_their_own_learning_rates_run_in_one_program_and_learn_what
     assert run._cache_size() == 1
 
 
+@pytest.mark.slow
 def test_each_member_goes_where_it_would_go_alone():
     strategy = make()
     keys, lrs = jax.random.split(jax.random.key(5), MEMBERS), jnp.array(LRS)

@@ -56,6 +56,7 @@ def test_statistics_of_rewards_are_of_all_that_was_taken_up_and_each_is_scaled_b
     np.testing.assert_allclose(kept, np.repeat(np.clip(rewards / deviations, -10, 10), envs), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_what_was_learnt_of_rewards_is_taken_up_again_by_a_run_that_goes_on(tmp_path: Path) -> None:
     strategy, settings = rollouts(counter(), processor=scaled()), {**QUIET, "run_dir": str(tmp_path)}
     first = jaxrl.Trainer(strategy, max_opts=8, **settings).train().state

@@ -134,6 +134,7 @@ def test_the_front_doors_say_how_to_go_on_in_python(runs: Runs) -> None:
         assert said in str(refused.value)
 
 
+@pytest.mark.slow
 def test_in_python_it_is_resumed_as_any_other(runs: Runs) -> None:
     run, _ = runs["network"]
     result = trainer("network", run, max_opts=30, resume=True).train()

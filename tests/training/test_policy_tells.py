@@ -269,6 +269,7 @@ def test_a_recurrent_policy_tells_the_odds_of_the_action_that_it_draws_next() ->
     assert policy.values(np.tile(obs, (rows, 1))).shape == (rows,)
 
 
+@pytest.mark.slow
 def test_critics_with_memories_tell_what_each_of_them_makes_of_the_episode() -> None:
     """Followed by plain calls of the two networks, of which the lower value counts."""
     maker = jaxrl.sac(core="gru", core_features=4, features=(4,))

@@ -284,6 +284,7 @@ def test_the_rungs_of_a_run_stay_where_they_were(tmp_path: Path) -> None:
         longer.train()
 
 
+@pytest.mark.slow
 def test_a_run_of_before_there_was_a_first_rung_keeps_its_rungs(tmp_path: Path) -> None:
     old = jaxrl.Halving(2, first=0)
     Trainer(made(old), **LENGTH, run_dir=tmp_path / "run", quiet=True).train()

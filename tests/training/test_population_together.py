@@ -105,6 +105,7 @@ def test_one_that_stops_keeps_what_it_had_and_the_others_go_on(whole: Population
         assert digest == (short if number == stopped else digests(whole))[number]
 
 
+@pytest.mark.slow
 def test_a_search_decides_as_before_and_copies_are_exact() -> None:
     how = {"seeds": 4, "sweep": {"agent.lr": [1e-3]}, "layout": "together"}
     made = lambda search: jaxrl.population(STRATEGY, **how, search=search)
@@ -158,7 +159,7 @@ def test_layouts_that_cannot_be_are_refused(layout: dict, said: str) -> None:
     assert said in str(refused.value)
 
 
-@pytest.mark.parametrize("left", [7, 40])
+@pytest.mark.parametrize("left", [7, pytest.param(40, marks=pytest.mark.slow)])
 def test_stopped_anywhere_it_goes_on_to_the_same_bits(left: int, whole: PopulationResult, tmp_path: Path) -> None:
     """The first that has made `left` iterations asks all to stop; others may be a call behind."""
     stop = jaxrl.Interrupt()

@@ -129,6 +129,7 @@ def test_settings_of_the_other_kind_are_refused_and_lengths_are_rounded(tmp_path
     assert "max_opts 5 is rounded up to 8" in (tmp_path / "metrics.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_a_session_without_a_limit_goes_on(tmp_path: Path) -> None:
     with session_of(max_opts=0, run_dir=str(tmp_path)) as session:
         drive(session, Script(), 10)
@@ -142,6 +143,7 @@ def test_a_session_without_a_limit_goes_on(tmp_path: Path) -> None:
         assert not session.is_done
 
 
+@pytest.mark.slow
 def test_actions_of_a_box_are_learnt_by_rollouts() -> None:
     session = jaxrl.Session(BOX, PPO, **{**SMALL, "num_envs": 1}, max_opts=8)
     while not session.is_done:

@@ -26,7 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
 """What differs from the usual small session: DQN over three steps with uniform replay."""
 
 
-ORDINARY = ("rainbow", "td3")
+ORDINARY = ("rainbow",)
 """Those of which the others are parts, or near kin."""
 
 
@@ -55,9 +55,8 @@ def test_it_learns_and_a_resumed_session_goes_on_to_the_same_bits(kind: str, tmp
         assert any(jax.tree.leaves(learnt))
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[] if kind == "frames" else pytest.mark.slow) for kind in KINDS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_it_pushes_and_learns_what_a_trainer_does(kind: str) -> None:
     settings = {**KINDS[kind]}
     env, agent = counting(length=5)._replace(draw=lambda key: key), jaxrl.dqn(features=(8,), epsilon_decay=8)

@@ -246,6 +246,7 @@ def test_a_trainer_gives_what_it_went_back_to_the_settings_that_were_changed(tmp
     assert min(agents) > 100
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_a_session_gives_what_it_went_back_to_the_settings_that_were_changed(tmp_path: Path) -> None:
     other = jaxrl.dqn(lr=0.5, features=(8,), epsilon_decay=20, target_interval=5)

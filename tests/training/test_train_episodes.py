@@ -122,6 +122,7 @@ def test_a_hook_gets_the_same_rows_without_a_file(tmp_path: Path) -> None:
     assert not (tmp_path / "hooked" / "train_episodes.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_actors_and_members_tell_too(tmp_path: Path) -> None:
     env = jaxrl.make_env("CartPole-v1", max_steps_in_episode=LENGTH)
     actors = jaxrl.ActorsConfig(actors=2, max_lag=0)

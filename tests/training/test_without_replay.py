@@ -79,7 +79,9 @@ def test_resuming_fills_the_buffer_with_what_the_agent_now_meets_and_says_so(bar
     assert [path for path in whole if "buffer" in path], "these settings save it again"
 
 
-@pytest.mark.parametrize("kind", [{}, {"compact": True}, {"prioritised": True}])
+@pytest.mark.parametrize(
+    "kind", [{"compact": True}, *(pytest.param(kind, marks=pytest.mark.slow) for kind in ({}, {"prioritised": True}))]
+)
 @pytest.mark.parametrize(("t", "held"), [(10, 25 * ROWS), (90, CAPACITY)])
 def test_a_buffer_filled_anew_holds_as_many_real_steps_as_the_old(kind: Any, t: int, held: int) -> None:
     """A step of CartPole ends two steps of its physics later: positions follow from velocities, unless it fell."""
@@ -147,6 +149,7 @@ def test_members_of_a_population_are_gone_on_with(tmp_path: Path) -> None:
         assert not [path for path in Store(run / "checkpoints", 1).read(30)[0] if "buffer" in path]
 
 
+@pytest.mark.slow
 def test_actors_fill_the_buffer_by_the_policy_of_the_checkpoint(tmp_path: Path) -> None:
     """128 transitions in blocks of 16 are 8 rounds; a learner that goes on has pushed them before its next update."""
     actors = jaxrl.ActorsConfig(actors=2, send=2, max_lag=0)

@@ -191,7 +191,7 @@ def test_on_cuda_a_long_batch_is_gathered_from_pieces():
     loss = lambda w, x: (jnp.mean((w["w"] * x) ** 2) / 2, {"x": x})
     with forms("cuda"):
         assert side_by_side(rows) == rows // PIECE
-        value, aux, grads = accumulate(loss, {"w": jnp.float32(3.0)}, x, 1)
+        value, aux, grads = jax.jit(lambda params, x: accumulate(loss, params, x, 1))({"w": jnp.float32(3.0)}, x)
     assert jax.tree.map(jnp.shape, aux) == {"x": (rows,)}
     assert np.array_equal(aux["x"], x)
     np.testing.assert_allclose(value, 4.5 * np.mean(np.square(x, dtype=np.float64)), rtol=1e-5)
