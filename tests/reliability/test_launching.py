@@ -84,3 +84,41 @@ def test_the_pods_of_the_jobset_make_one_run_and_go_on_with_it(tmp_path: Path, c
         all_end_well([subprocess.Popen(command, env=env, text=True, **pipes) for env in envs])
         assert saved(tmp_path / "a")[0] == 64
         assert resumed(tmp_path / "a") is again
+
+
+KILL = """
+    import signal, threading
+    from ray.train import get_context
+    if get_context().get_world_rank() == 1 and not goes_on:
+        def kill_once_saved():
+            while not os.path.exists(f"{RUN}/checkpoints/4"):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        import time
+        threading.Thread(target=kill_once_saved, daemon=True).start()
+"""
+CLUSTER = """
+import ray
+from ray.train.v2.jax import JaxConfig
+ray.init(num_cpus=3, include_dashboard=False, runtime_env={"env_vars": {"JAX_PLATFORMS": "cpu"}})
+"""
+
+
+def test_ray_begins_a_run_again_whose_worker_was_killed(tmp_path: Path, commands: dict[str, str]) -> None:
+    pytest.importorskip("ray.train.v2.jax", reason="needs ray[train] >= 2.49")
+    code = block("ray-train")
+    for text, here in {
+        "/shared/run": str(tmp_path / "run"),
+        "ppo(), num_envs=1024": "ppo(features=(4,)), num_envs=8, rollout=4, epochs=1, minibatches=1",
+        "shards=16": "shards=2",
+        "max_opts=10_000": "max_opts=2_000, save_interval=4, keep=600, eval_interval=0, eval_episodes=0, quiet=True",
+        "num_workers=8, use_gpu=True": f"num_workers={PROCESSES}",
+        "JaxTrainer(train,": "JaxTrainer(train, jax_config=JaxConfig(use_gpu=True),",  # by which Ray joins CPUs as well
+        "    jaxrl.Trainer(": f"{KILL}    jaxrl.Trainer(",
+    }.items():
+        assert text in code
+        code = code.replace(text, here)
+    begun = [sys.executable, "-c", CLUSTER + code]
+    all_end_well([subprocess.Popen(begun, env=commands, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)])
+    assert saved(tmp_path / "run")[0] == 2_000
+    assert resumed(tmp_path / "run")
