@@ -9,7 +9,7 @@ from jaxrl.buffers.epochs import batch_of_epochs, whole_and_rest
 from jaxrl.xla.shuffle import permuted
 
 KEY = jax.random.key(3)
-SIZES = [1, 2, 7, 63, 64, 67, 100, 997, 1024, 4099]
+SIZES = [1, 2, 7, 67, 1024, *(pytest.param(size, marks=pytest.mark.slow) for size in (63, 64, 100, 997, 4099))]
 """Of few units, of squares, of primes, and in between."""
 
 

@@ -100,6 +100,7 @@ def test_with_a_passing_nan_the_run_comes_to_its_end(tmp_path: Path) -> None:
     assert (len(digests), len(told)) == (1, 1)
 
 
+@pytest.mark.every_day("43")
 @pytest.mark.parametrize("stop", [15, 40, 43, 77])
 def test_a_run_that_went_back_resumes_bit_exactly(tmp_path: Path, stop: int) -> None:
     settings = {"save_interval": 10, "max_skips": 1, "max_rollbacks": 50, "max_chunk": 4, **QUIET}

@@ -41,7 +41,6 @@ def train(run: Path, name: str, max_opts: int = 2 * N, **settings: Any) -> Told:
 
 
 ORDINARY = (
-    "dqn, uniform",
     "rainbow, n-step, prioritised over all",
     "ppo with a memory, stopped by divergence",
 )

@@ -53,7 +53,7 @@ def run(twenty: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"lr": 0.1}, pytest.param({"tau": 0.5}, marks=pytest.mark.slow), {"discount": 0.5}],
+    [{"lr": 0.1}, *(pytest.param(change, marks=pytest.mark.slow) for change in ({"tau": 0.5}, {"discount": 0.5}))],
     ids=str,
 )
 def test_an_allowed_change_takes_effect(run: Path, tmp_path: Path, changed: dict[str, float]) -> None:

@@ -111,6 +111,7 @@ def test_no_first_observation_that_is_not_finite_is_in_the_buffer_the_agent_or_t
     assert (rows == 0).sum() > 5
 
 
+@pytest.mark.every_day("obs")
 @pytest.mark.parametrize("part", ["obs", "reward"])
 def test_nothing_that_is_not_finite_is_in_the_buffer_or_the_agent(part: str) -> None:
     memory = jaxrl.MemoryRecorder()

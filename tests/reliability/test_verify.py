@@ -236,6 +236,7 @@ def test_replay_of_a_single_checkpoint_is_from_the_beginning(run: Path, capsys: 
     assert lines[1:] == ["0 -> 20 bit-equal"]
 
 
+@pytest.mark.slow
 def test_replay_sees_a_checkpoint_that_this_run_did_not_make(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = run.parent / "other"
     assert train.main([*ARGS, "--run-dir", str(other), "--seed", "5", "--max-opts", "40"]) == 0

@@ -41,6 +41,7 @@ def whole() -> PopulationResult:
     return train()
 
 
+@pytest.mark.slow
 def test_members_are_close_to_the_runs_that_they_would_be_alone(whole: PopulationResult) -> None:
     """After 60 updates, from the same randomness: all that rounds otherwise is the product of several at once."""
     alone = train("spread")

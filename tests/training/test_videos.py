@@ -205,6 +205,7 @@ class Drawn(Counting):
         return draw(self.steps)
 
 
+@pytest.mark.slow
 def test_environments_on_the_host_are_filmed(tmp_path: Path) -> None:
     spec = jaxrl.EnvSpec("Counting", jaxrl.Box(0.0, np.inf, (2,)), jaxrl.Discrete(2))
     env = jaxrl.gymnasium_envs(spec, Drawn)
