@@ -7,6 +7,7 @@ from typing import Any
 
 import jaxrl
 from jaxrl.errors import print_line
+from jaxrl.leaving import say_how_far
 from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, suited
 from jaxrl.terminal import Stage
@@ -23,6 +24,7 @@ def greet(args: Sequence[str]) -> None:
 
     `--version` is answered here, and ends the process.
     """
+    say_how_far(" before training began; nothing was written")
     if {"--version", "-v"} & set(args):
         print(f"jaxrl {jaxrl.__version__}")
         raise SystemExit(0)

@@ -71,11 +71,14 @@ def is_terminal(file: Any) -> bool:
     return False
 
 
-def restore() -> None:
-    """Take back a line in progress and show the cursor, before a process ends at once. Safe in a signal handler."""
+def end_at_once(number: int, line: str) -> None:
+    """Say `line` in place of one in progress, and end the process as the signal `number` does. Safe in its handler."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         if is_terminal(sys.stdout):
             os.write(sys.stdout.fileno(), (CLEAR + _CURSOR).encode())
+    with contextlib.suppress(OSError):
+        os.write(2, f"{line}\n".encode())  # `sys.stderr` may be in the middle of a line
+    os._exit(128 + number)
 
 
 def _write(file: Any, text: str) -> None:

@@ -22,6 +22,7 @@ from jaxrl.config import Request, joining, parse
 from jaxrl.envs.registry import module_in
 from jaxrl.errors import RunDirInUseError, SettingsError, nearest
 from jaxrl.joining import join, together
+from jaxrl.leaving import say_how_far
 from jaxrl.own_envs import admit
 from jaxrl.strategies import Strategy
 from jaxrl.strategies.population import Population
@@ -78,6 +79,7 @@ def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int
         if request.config.run_dir is None and not joined:
             return main(args)  # another process has just taken that directory, so the next try gets another name
         raise
+    say_how_far(" after the training; all of it is saved")
     if not quiet and isinstance(result, Result):
         show(result, config.run_dir, playable=config.env is not None, named=_named_again(config.env))
     elif not quiet and isinstance(result, PopulationResult):
