@@ -27,11 +27,15 @@ from jaxrl.own_envs import admit
 from jaxrl.strategies import Strategy
 from jaxrl.strategies.population import Population
 from jaxrl.sweeps import PopulationConfig, build_population, read_sweep
+from jaxrl.terminal import print_folded
 from jaxrl.training import Result, Trainer, TrainerConfig
 from jaxrl.training.mesh import shape_of
 from jaxrl.training.population.scores import PopulationResult
 from jaxrl.training.population.trainer import PopulationTrainer
 from jaxrl.training.processes import number
+
+COPIED = ("run", "go on", "evaluate", "watch")
+"""Lines of the summary that are for copying, and stay whole however narrow the terminal is."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -159,7 +163,7 @@ def show(result: Result, run_dir: str, playable: bool = True, named: str = "") -
     `named` is a flag that these commands need.
     """
     summary = result.summary
-    seconds = "  ".join(f"{part} {value:.1f}" for part, value in summary["seconds"].items())
+    seconds = "  ".join(f"{part}\N{NO-BREAK SPACE}{value:.1f}" for part, value in summary["seconds"].items())
     lines = {
         "stopped by": summary["stop"],
         "steps": f"{summary['opt_steps']:,} optimisation, {summary['env_steps']:,} environment",
@@ -185,8 +189,11 @@ def show(result: Result, run_dir: str, playable: bool = True, named: str = "") -
     if summary["best_score"] is not None and playable:
         lines["evaluate"] = f"python -m jaxrl.evaluate {quoted}{named}"
         lines["watch"] = f"python -m jaxrl.play {quoted}{named} --out episode.gif"
-    with contextlib.suppress(OSError):  # the reader may be gone
-        for name, text in lines.items():
+    for name, text in lines.items():
+        if name not in COPIED:
+            print_folded(f"  {name:<12}{text}", indent=14)
+            continue
+        with contextlib.suppress(OSError):  # the reader may be gone
             print(f"  {name:<12}{text}", flush=True)
 
 
