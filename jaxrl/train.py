@@ -20,7 +20,7 @@ if __name__ == "__main__":
 from jaxrl.algos import build, part_of
 from jaxrl.config import Request, joining, parse
 from jaxrl.envs.registry import module_in
-from jaxrl.errors import RunDirInUseError, SettingsError, nearest
+from jaxrl.errors import RunDirInUseError, RunDirTakenError, SettingsError, nearest
 from jaxrl.joining import join, together
 from jaxrl.leaving import say_how_far
 from jaxrl.own_envs import admit
@@ -79,7 +79,7 @@ def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int
     stage.clear()
     try:
         result = trainer.train()
-    except RunDirInUseError:
+    except (RunDirInUseError, RunDirTakenError):
         if request.config.run_dir is None and not joined:
             return main(args)  # another process has just taken that directory, so the next try gets another name
         raise
