@@ -1,6 +1,6 @@
 """`python -m jaxrl COMMAND` and the command `jaxrl`: the entry point to all front doors."""
 
-from jaxrl.cli import begin_front_door, run_main  # first, for it takes the signals
+from jaxrl.leaving import leave_on_signals  # first, for it takes the signals
 
 # isort: split
 import importlib
@@ -8,8 +8,6 @@ import sys
 from collections.abc import Sequence
 
 import jaxrl
-from jaxrl.errors import SettingsError, nearest
-from jaxrl.opening import greet
 
 COMMANDS = {
     "train": "train an agent, or go on with a run",
@@ -32,6 +30,10 @@ Begin with: jaxrl train ppo --env CartPole-v1"""
 
 def main() -> None:
     """Run the front door that the first argument names; end the process with its exit code."""
+    leave_on_signals()
+    from jaxrl.cli import begin_front_door, run_main  # signals are taken before the tenth of a second that this takes
+    from jaxrl.opening import greet
+
     begin_front_door()
     name, args = (sys.argv[1:2] or ["--help"])[0], sys.argv[2:]
     if name in ("--help", "-h", "help"):
@@ -47,6 +49,8 @@ def main() -> None:
 
 
 def _refuse(args: Sequence[str]) -> int:
+    from jaxrl.errors import SettingsError, nearest
+
     raise SettingsError(f"unknown command {args[0]!r}; {nearest(args[0], COMMANDS)}")
 
 

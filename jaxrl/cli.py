@@ -1,5 +1,8 @@
 """Code that the front doors share. They import it first: it installs signal handlers and imports nothing slow."""
 
+from jaxrl.leaving import is_front_door, leave_on_signals  # first, for it takes the signals
+
+# isort: split
 import argparse
 import contextlib
 import errno
@@ -10,14 +13,12 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any, NoReturn
 
 import jaxrl
 from jaxrl.errors import FULL, JaxrlError, SettingsError, StorageError, say
 from jaxrl.hush import hushed
 from jaxrl.opening import stage
-from jaxrl.terminal import restore
 
 
 def run_main(main: Callable[[Sequence[str]], int], args: Sequence[str] | None = None) -> None:
@@ -55,19 +56,6 @@ def _run(main: Callable[[Sequence[str]], int], args: Sequence[str]) -> int:
     return code
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    """End the process on a signal, when there is nothing to save."""
-    del frame
-    restore()
-    os._exit(128 + number)
-
-
-def leave_quietly_on_signals() -> None:
-    """Let SIGINT and SIGTERM end a front door at once, without a traceback, while there is no run to save."""
-    signal.signal(signal.SIGINT, _leave)
-    signal.signal(signal.SIGTERM, _leave)
-
-
 def hold_standard_streams() -> None:
     """Open `/dev/null` in place of standard input, output or error if a front door was started with it closed.
 
@@ -95,18 +83,11 @@ def require_temporary_directory() -> None:
 def begin_front_door() -> None:
     """Prepare a process that is a front door, before anything slow is imported."""
     hold_standard_streams()
-    leave_quietly_on_signals()
+    leave_on_signals()
     require_temporary_directory()
 
 
-def _is_front_door() -> bool:
-    """Return whether this process was started as `python -m jaxrl.train` or similar; a library leaves signals alone."""
-    module = getattr(sys.modules["__main__"], "__spec__", None)
-    return module is not None and module.name.startswith("jaxrl.")
-
-
-# While `python -m jaxrl.train` is still importing, too: the front doors import this module before the slow ones.
-if _is_front_door():
+if is_front_door():
     begin_front_door()
 
 

@@ -52,6 +52,10 @@ class SettingsError(JaxrlError, ValueError):
     exit_code = 2
 
 
+class RunDirTakenError(SettingsError):
+    """Refuse to begin a run in a directory that holds one already."""
+
+
 class ActorError(JaxrlError):
     """Report an actor that failed or hangs."""
 

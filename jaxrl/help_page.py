@@ -4,6 +4,7 @@ import ast
 import inspect
 import itertools
 import re
+import shutil
 import textwrap
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -11,7 +12,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxrl.registry import ALGORITHMS
-from jaxrl.terminal import columns_to_fill
 
 WIDTH = 24
 NARROW = 60
@@ -79,7 +79,7 @@ def _row(flag: str, about: str) -> list[str]:
 
 
 def _width() -> int:
-    return max(30, min(columns_to_fill(), 100))
+    return max(30, min(shutil.get_terminal_size().columns, 100))
 
 
 def _flag(name: str) -> str:

@@ -1,15 +1,15 @@
 """The first line that `jaxrl train` prints, before slow imports: the algorithm, the environment and the seed."""
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jaxrl
-from jaxrl.errors import print_line
+from jaxrl.errors import one_line
+from jaxrl.leaving import say_how_far
 from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, suited
-from jaxrl.terminal import Stage
+from jaxrl.terminal import Stage, print_folded
 
 SILENT = {"--quiet", "--help", "-h", "--list-envs"}
 
@@ -23,6 +23,7 @@ def greet(args: Sequence[str]) -> None:
 
     `--version` is answered here, and ends the process.
     """
+    say_how_far(" before training began; nothing was written")
     if {"--version", "-v"} & set(args):
         print(f"jaxrl {jaxrl.__version__}")
         raise SystemExit(0)
@@ -30,9 +31,8 @@ def greet(args: Sequence[str]) -> None:
     line = None if other or SILENT & set(args) else first_line(args)
     if not line:
         return
-    with contextlib.suppress(OSError):  # a closed output is reported by later code
-        print_line(line)
-        stage.show("importing")
+    print_folded(one_line(line), indent=2)  # a closed output is reported by later code
+    stage.show("importing")
 
 
 def first_line(args: Sequence[str]) -> str | None:
@@ -74,8 +74,7 @@ def value_of(args: Sequence[str], flag: str) -> str | None:
 def tell(line: str) -> None:
     """Print a line in place of the current activity."""
     stage.clear()
-    with contextlib.suppress(OSError):  # the reader may be gone
-        print(f"  {line}", flush=True)
+    print_folded(f"  {line}", indent=4)
 
 
 def _generic(algo: str, env: Any, settings: Mapping[str, Any]) -> bool:

@@ -1,6 +1,7 @@
 """Show the current activity: one live line on a terminal, plain lines elsewhere. Imports nothing slow."""
 
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -52,16 +53,30 @@ def _tick(file: Any, what: str, end: threading.Event) -> None:
 
 
 def columns() -> int:
-    """Return the width of the terminal, 80 if that is unknown."""
+    """Return the width of the terminal, 80 if that is unknown; what `COLUMNS` says would let a live line wrap."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         return os.get_terminal_size(sys.stdout.fileno()).columns or 80
     return 80
 
 
-def columns_to_fill() -> int:
-    """Return how wide text may be: what `COLUMNS` says, or else the width of the terminal."""
-    given = os.environ.get("COLUMNS", "")
-    return int(given) if given.isdecimal() else columns()
+def folded(line: str, room: float, indent: int = 16) -> list[str]:
+    """Return `line` in lines of at most `room` columns, folded between words; those that go on are set in.
+
+    A no-break space comes out as any other.
+    """
+    if len(line) <= room:
+        return [line.replace("\N{NO-BREAK SPACE}", " ")]
+    import textwrap
+
+    gap = " " * min(indent, int(room) // 4)
+    wrapper = textwrap.TextWrapper(int(room), subsequent_indent=gap, break_long_words=False, break_on_hyphens=False)
+    return [part.replace("\N{NO-BREAK SPACE}", " ") for part in wrapper.wrap(line)]
+
+
+def print_folded(line: str, indent: int = 16) -> None:
+    """Print a line: on a terminal folded to its width, elsewhere whole. Nobody has to read it."""
+    with contextlib.suppress(OSError):
+        print("\n".join(folded(line, columns() if is_terminal(sys.stdout) else math.inf, indent)), flush=True)
 
 
 def is_terminal(file: Any) -> bool:
@@ -71,11 +86,14 @@ def is_terminal(file: Any) -> bool:
     return False
 
 
-def restore() -> None:
-    """Take back a line in progress and show the cursor, before a process ends at once. Safe in a signal handler."""
+def end_at_once(number: int, line: str) -> None:
+    """Say `line` in place of one in progress, and end the process as the signal `number` does. Safe in its handler."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         if is_terminal(sys.stdout):
             os.write(sys.stdout.fileno(), (CLEAR + _CURSOR).encode())
+    with contextlib.suppress(OSError):
+        os.write(2, f"{line}\n".encode())  # `sys.stderr` may be in the middle of a line
+    os._exit(128 + number)
 
 
 def _write(file: Any, text: str) -> None:

@@ -20,17 +20,22 @@ if __name__ == "__main__":
 from jaxrl.algos import build, part_of
 from jaxrl.config import Request, joining, parse
 from jaxrl.envs.registry import module_in
-from jaxrl.errors import RunDirInUseError, SettingsError, nearest
+from jaxrl.errors import RunDirInUseError, RunDirTakenError, SettingsError, nearest
 from jaxrl.joining import join, together
+from jaxrl.leaving import say_how_far
 from jaxrl.own_envs import admit
 from jaxrl.strategies import Strategy
 from jaxrl.strategies.population import Population
 from jaxrl.sweeps import PopulationConfig, build_population, read_sweep
+from jaxrl.terminal import print_folded
 from jaxrl.training import Result, Trainer, TrainerConfig
 from jaxrl.training.mesh import shape_of
 from jaxrl.training.population.scores import PopulationResult
 from jaxrl.training.population.trainer import PopulationTrainer
 from jaxrl.training.processes import number
+
+COPIED = ("run", "go on", "evaluate", "watch")
+"""Lines of the summary that are for copying, and stay whole however narrow the terminal is."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -74,10 +79,11 @@ def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int
     stage.clear()
     try:
         result = trainer.train()
-    except RunDirInUseError:
+    except (RunDirInUseError, RunDirTakenError):
         if request.config.run_dir is None and not joined:
             return main(args)  # another process has just taken that directory, so the next try gets another name
         raise
+    say_how_far(" after the training; all of it is saved")
     if not quiet and isinstance(result, Result):
         show(result, config.run_dir, playable=config.env is not None, named=_named_again(config.env))
     elif not quiet and isinstance(result, PopulationResult):
@@ -157,7 +163,7 @@ def show(result: Result, run_dir: str, playable: bool = True, named: str = "") -
     `named` is a flag that these commands need.
     """
     summary = result.summary
-    seconds = "  ".join(f"{part} {value:.1f}" for part, value in summary["seconds"].items())
+    seconds = "  ".join(f"{part}\N{NO-BREAK SPACE}{value:.1f}" for part, value in summary["seconds"].items())
     lines = {
         "stopped by": summary["stop"],
         "steps": f"{summary['opt_steps']:,} optimisation, {summary['env_steps']:,} environment",
@@ -183,8 +189,11 @@ def show(result: Result, run_dir: str, playable: bool = True, named: str = "") -
     if summary["best_score"] is not None and playable:
         lines["evaluate"] = f"python -m jaxrl.evaluate {quoted}{named}"
         lines["watch"] = f"python -m jaxrl.play {quoted}{named} --out episode.gif"
-    with contextlib.suppress(OSError):  # the reader may be gone
-        for name, text in lines.items():
+    for name, text in lines.items():
+        if name not in COPIED:
+            print_folded(f"  {name:<12}{text}", indent=14)
+            continue
+        with contextlib.suppress(OSError):  # the reader may be gone
             print(f"  {name:<12}{text}", flush=True)
 
 

@@ -1,6 +1,5 @@
 """Stopping a run from outside: by a handle, from any thread, or by SIGINT and SIGTERM."""
 
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 from jaxrl.errors import DivergedError, StorageError, say
-from jaxrl.terminal import restore
+from jaxrl.terminal import end_at_once
 
 try:
     # CPython's own functions, which those of `signal` wrap to look up each handler among enums: that makes a session's
@@ -79,8 +78,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         _restore_handlers()
         signal.raise_signal(number)
     if any(interrupt.signal is not None for interrupt in _LISTENING):
-        restore()
-        os._exit(128 + number)
+        end_at_once(number, f"stopped at once by a second {signal.Signals(number).name}")
     for interrupt in _LISTENING:
         interrupt.receive(number)
 

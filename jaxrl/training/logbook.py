@@ -171,11 +171,8 @@ class Logbook:
     def scored(self, columns: Mapping[str, Any], evaluation: Evaluation | None = None) -> Row:
         """Write and return the row of a score, and tell the histograms of an evaluation that it comes of."""
         row = self.row("eval", **columns)
-        self._rows.write(row)
-        if evaluation is not None:
-            spread = {"returns": evaluation.returns, "lengths": evaluation.lengths}
-            for histogram in histograms(row["opt_steps"], row["env_steps"], **spread):
-                self._rows.histogram(histogram)
+        spread = {} if evaluation is None else {"returns": evaluation.returns, "lengths": evaluation.lengths}
+        self._rows.scored(row, histograms(row["opt_steps"], row["env_steps"], **spread))
         return row
 
     def evaluated(self, evaluation: Evaluation, score: float, again: float | None, is_best: bool) -> Row:

@@ -372,10 +372,10 @@ class Trainer:
         """Hold everything that lives while the run does: directory, recorders, signal handlers."""
         config, regular = self.config, self.schedule.is_regular_save
         can = partial(fits, self.strategy, self.schedule, self.ledger)
-        storage = self._storage = Storage(config.run_dir, config.keep, self.settings(), self.resume, regular, can)
-        storage.report = lambda line: self._log.event("storage", line)
-        storage.on_saved = lambda opt_steps: call(self.hooks.save, self, opt_steps)
         with self.interrupt.signals():
+            storage = self._storage = Storage(config.run_dir, config.keep, self.settings(), self.resume, regular, can)
+            storage.report = lambda line: self._log.event("storage", line)
+            storage.on_saved = lambda opt_steps: call(self.hooks.save, self, opt_steps)
             try:
                 yield storage
             except BaseException as error:

@@ -37,15 +37,54 @@ def run_with_fake_jax(path: Path, body: str, args: Sequence[str], **kwargs: obje
     return subprocess.run([sys.executable, *args], cwd=path, env=env, capture_output=True, text=True, check=False)
 
 
+WAITING = "print('here', flush=True); import time; time.sleep(60)"
+
+
+def interrupted(process: subprocess.Popen[str], number: int) -> tuple[int, list[str], str]:
+    """Signal a process once it says that it is `here`; return its exit code, what it said before, and its errors."""
+    assert process.stdout is not None
+    said = []
+    while (line := process.stdout.readline()) not in ("here\n", ""):
+        said.append(line.rstrip())
+    process.send_signal(number)
+    out, errors = process.communicate()
+    assert (line, out) == ("here\n", "")
+    return process.returncode, said, errors
+
+
+def interrupted_in(module: str, path: Path, args: Sequence[str], number: int) -> tuple[int, list[str], str]:
+    """Signal Python while it imports `module`, in place of which it finds a package that waits."""
+    (path / module).mkdir()
+    (path / module / "__init__.py").write_text(WAITING)
+    env = {**os.environ, "PYTHONPATH": f"{path}:{os.environ.get('PYTHONPATH', '')}"}
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, *args], cwd=path, env=env, stdout=pipe, stderr=pipe, text=True)
+    return interrupted(process, number)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("begin", [["-m", "jaxrl"], ["-c", "from jaxrl.__main__ import main; main()"]])
-def test_the_command_interrupted_while_importing_ends_without_a_word(
-    tmp_path: Path, begin: list[str], number: int
+def test_the_command_interrupted_while_importing_ends_in_one_line(
+    tmp_path: Path, begin: list[str], number: signal.Signals
 ) -> None:
-    body = f"import os, time; os.kill(os.getpid(), {int(number)}); time.sleep(60)"
-    done = run_with_fake_jax(tmp_path, body, [*begin, "train"])
-    assert (done.returncode, done.stderr) == (128 + number, "")
-    assert done.stdout.startswith(f"jaxrl {jaxrl.__version__}: dqn on CartPole-v1")
+    code, said, errors = interrupted_in("jax", tmp_path, [*begin, "train"], number)
+    assert said == [f"jaxrl {jaxrl.__version__}: dqn on CartPole-v1, seed 0", "  importing"]
+    assert (code, errors) == (128 + number, f"stopped by {number.name} before training began; nothing was written\n")
+
+
+@pytest.mark.parametrize("begin", [["-m", "jaxrl.train"], ["-c", "from jaxrl.__main__ import main; main()", "train"]])
+def test_signals_are_taken_before_anything_but_the_first_few_modules_is_imported(
+    tmp_path: Path, begin: list[str]
+) -> None:
+    assert interrupted_in("argparse", tmp_path, begin, signal.SIGINT) == (130, [], "stopped by SIGINT\n")
+
+
+def test_a_run_interrupted_while_its_environment_is_made_writes_nothing(doors: Doors) -> None:
+    (doors.cwd / "waits.py").write_text(f"def make():\n    {WAITING}\n")
+    code, said, errors = interrupted(doors.start("train", "ppo", "--env", "waits:make"), signal.SIGINT)
+    assert said[-1] == "  building the environment"
+    assert (code, errors) == (130, "stopped by SIGINT before training began; nothing was written\n")
+    assert [path.name for path in doors.cwd.iterdir() if path.name != "__pycache__"] == ["waits.py"]
 
 
 @pytest.mark.parametrize("args", [[], ["--help"]])
@@ -77,10 +116,12 @@ def test_help_says_in_plain_words_what_a_front_door_does(door: Any, capsys: pyte
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("door", DOORS)
-def test_a_front_door_interrupted_while_importing_ends_without_a_word(tmp_path: Path, door: str, number: int) -> None:
-    body = f"import os, time; os.kill(os.getpid(), {int(number)}); time.sleep(60)"
-    done = run_with_fake_jax(tmp_path, body, ["-m", f"jaxrl.{door}", *DOORS[door]])
-    assert (done.returncode, done.stderr) == (128 + number, "")
+def test_a_front_door_interrupted_while_importing_ends_in_one_line(
+    tmp_path: Path, door: str, number: signal.Signals
+) -> None:
+    code, _, errors = interrupted_in("jax", tmp_path, ["-m", f"jaxrl.{door}", *DOORS[door]], number)
+    assert (code, errors.count("\n")) == (128 + number, 1)
+    assert errors.startswith(f"stopped by {number.name}")
 
 
 @pytest.mark.parametrize("begin", [*DOORS, "report", "the command"])

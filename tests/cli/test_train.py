@@ -315,7 +315,10 @@ def test_resume_refuses_other_settings_with_the_difference(
     assert snapshot(finished.path) == before
 
 
-def test_two_runs_begun_in_one_second_get_a_directory_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ended", [False, True])
+def test_two_runs_begun_in_one_second_get_a_directory_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train, "time", SimpleNamespace(strftime=lambda form: "20260501-120000"))
     choose, others = train.new_run_dir, []
@@ -324,11 +327,15 @@ def test_two_runs_begun_in_one_second_get_a_directory_each(tmp_path: Path, monke
         chosen = choose(name)
         if not others:
             others.append(RunDir(chosen, resume=False))  # another process, just after this one looked
+            others[0].write_config({"algo": "dqn"})
+            if ended:
+                others[0].release()
         return chosen
 
     monkeypatch.setattr(train, "new_run_dir", choose_with_another)
     assert train.main([*SMALL, "--max-opts", "10", "--quiet"]) == 0
-    others[0].release()
+    if not ended:
+        others[0].release()
     stem = "Catch-bsuite-dqn-s0-20260501-120000"
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [stem, f"{stem}-2"]
     assert (tmp_path / "runs" / f"{stem}-2" / "checkpoints" / "10").is_dir()

@@ -17,7 +17,8 @@ from typing import Any
 
 import jaxrl.train
 import jaxrl.training.following as following
-from jaxrl.cli import leave_quietly_on_signals, run_main
+from jaxrl.cli import run_main
+from jaxrl.leaving import leave_on_signals
 from jaxrl.training import Hooks, Trainer
 
 
@@ -57,7 +58,7 @@ def disturbances(what: str) -> Hooks:
 
 if __name__ == "__main__":
     what, args = sys.argv[1], sys.argv[2:]
-    leave_quietly_on_signals()
+    leave_on_signals()
     if ":" in what:
         jaxrl.train.Trainer = partial(Trainer, hooks=disturbances(what), max_chunk=4)  # type: ignore[misc]
     elif "=" in what:

@@ -15,7 +15,7 @@ from toys_trainer import Scripted, counting
 
 import jaxrl
 from jaxrl.errors import SettingsError
-from jaxrl.training.recorders import RunInfo, TensorBoardRecorder
+from jaxrl.training.recorders import RunInfo, TensorBoardRecorder, histograms
 
 BOTH = ("eval/returns", "eval/lengths")
 
@@ -109,6 +109,8 @@ def test_every_value_is_in_a_bin_of_a_width_that_is_none_of_zero(values: Any) ->
     assert counts.sum() == len(given)
     assert (np.diff(edges) > 0).all()
     assert (edges[0] <= given.min(), edges[-1] >= given.max()) == (True, True)
+    for got, expected in zip((counts, edges), np.histogram(given, 30, (edges[0], edges[-1])), strict=True):
+        np.testing.assert_array_equal(got, expected)
 
 
 def test_tensorboard_has_the_bars_of_an_evaluation(tmp_path: Path) -> None:
@@ -121,6 +123,16 @@ def test_tensorboard_has_the_bars_of_an_evaluation(tmp_path: Path) -> None:
     assert (histo.min, histo.max, histo.num, histo.sum, histo.sum_squares) == (0.0, 30.0, 3.0, 30.0, 900.0)
     assert list(histo.bucket_limit) == pytest.approx(range(31))
     assert list(histo.bucket) == [0, 2, *[0] * 28, 1]  # that before the first limit is empty
+
+
+def test_tensorboard_has_numbers_beside_bars_and_infinity_for_what_float32_cannot_hold(tmp_path: Path) -> None:
+    recorder = TensorBoardRecorder(tmp_path / "board")
+    row = {"kind": "eval", "opt_steps": 70_000, "eval_reward": 2.5, "a": 1e300, "b": -3.5e38, "c": 7, "is_best": True}
+    recorder.scored(row, histograms(70_000, 1, returns=[2.0, 3.0], lengths=[1]))
+    recorder.close()
+    numbers = [(value.tag, value.simple_value) for _, value in values_of(tmp_path / "board")[:4]]
+    assert numbers == [("eval/eval_reward", 2.5), ("eval/a", np.inf), ("eval/b", -np.inf), ("eval/c", 7.0)]
+    assert bars(tmp_path / "board") == [(name, 70_000) for name in BOTH]
 
 
 class Lab:
@@ -205,7 +217,8 @@ def test_a_note_that_is_no_text_is_refused_with_how_a_number_is_noted(tmp_path: 
 
     train(tmp_path, [], hooks=jaxrl.Hooks(record=note), max_opts=2, eval_interval=0)
     assert said == [f"note: {given!r} is no text; numbers have names, as in note(norm=3.5)" for given in (3.5, "")]
-    assert '"event": "note"' not in (tmp_path / "metrics.jsonl").read_text()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row for row in rows if row.get("event") == "note" and not row["message"].startswith("max_opts")] == []
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")

@@ -149,8 +149,9 @@ def test_the_console_tells_what_a_second_look_came_to() -> None:
 @pytest.mark.parametrize(
     ("width", "shown"),
     [
-        (40, ["2,000/19,800 opts"]),
-        (60, ["2,000/19,800 opts", "11,000 env steps", "800 opts/s"]),
+        (40, ["2,000/19,800 opts", "12 s left"]),
+        (60, ["2,000/19,800 opts", "800 opts/s", "12 s left", "last -"]),
+        (80, ["2,000/19,800 opts", "11,000 env steps", "800 opts/s", "12 s left", "last -", "best -"]),
         (160, ["2,000/19,800 opts", "━", "11,000 env steps", "800 opts/s", "12 s left", "train -", "last -", "best -"]),
     ],
 )
@@ -170,7 +171,28 @@ def test_a_narrow_terminal_keeps_the_counter_and_drops_what_does_not_fit(width: 
     assert out.getvalue().endswith("\x1b[2K")
 
 
-@pytest.mark.parametrize("length", [0, 1, 3, 4, 64, 65, 255, 256, 257, 258, 259, 260, 511, 513, 2_000])
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (40, "return       7.5  best"),
+        (60, "return       7.5 +- 0.5  1 unfinished  best"),
+        (90, "100 env steps  return       7.5 +- 0.5  1 unfinished  best"),
+        (120, "100 env steps  return       7.5 +- 0.5 over 2 episodes  1 unfinished  best, confirmed at 7"),
+    ],
+)
+def test_rows_fit_a_narrow_terminal_and_say_first_how_good_it_is(width: int, shown: str) -> None:
+    out = io.StringIO()
+    recorder = ConsoleRecorder(Console(file=out, force_terminal=True, width=width, soft_wrap=True, highlight=False))
+    recorder.write({**EVAL, "confirm_score": 7.0})
+    message = "the training state takes 0.655 MB, and a path of some length: runs/one/checkpoints"
+    recorder.write({"kind": "event", "opt_steps": 20, "event": "note", "message": message})
+    row, *event = out.getvalue().splitlines()
+    assert row.split("opts")[1].strip() == shown
+    assert max(map(len, (row, *event))) <= width
+    assert " ".join(" ".join(event).split()) == f"20 opts {message}"
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 4, 300, 2_047, 2_048, 2_049, 2_051, 2_052, 4_096, 4_097])
 def test_checksums_of_tensorboard_are_those_of_its_format(length: int) -> None:
     from tensorboardX.crc32c import crc32c as reference
 

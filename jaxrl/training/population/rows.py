@@ -1,6 +1,5 @@
 """The rows of a population: those of its members' evaluations, and what they come to over all."""
 
-import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ import numpy as np
 from jaxrl.errors import StorageError, say
 from jaxrl.strategies.population import Population
 from jaxrl.strategies.search import PBT, Verdict
+from jaxrl.terminal import print_folded
 from jaxrl.training.population.scores import named, spread
 from jaxrl.training.recorders import Row
 from jaxrl.training.storage.run_dir import METRICS, plain, write_atomically
@@ -135,8 +135,7 @@ class PopulationRows:
     def say(self, line: str) -> None:
         """Show a line, if anything is to be shown."""
         if not self._quiet:
-            with contextlib.suppress(OSError):  # the reader may be gone
-                print(line, flush=True)
+            print_folded(line)
 
     def _show(self, opt_steps: int, strata: Mapping[str, Sequence[float]]) -> None:
         shown, varied = strata, isinstance(self._search, PBT)

@@ -2,10 +2,12 @@
 
 import math
 import time
+from collections.abc import Sequence
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
-from jaxrl.terminal import Stage
+from jaxrl.terminal import Stage, folded
 from jaxrl.training.recorders.base import Progress, Row, Video
 
 REFRESH_S = 0.1
@@ -50,13 +52,13 @@ class ConsoleRecorder:
             self._last = row["eval_reward"]
             if row["is_best"]:
                 self._best = self._last if row.get("confirm_score") is None else row["confirm_score"]
-            self.console.print(_eval_line(row))
+            self.console.print(fitted(_eval_parts(row), self._room))
         else:
-            self.console.print(f"{row['opt_steps']:>9,} opts  {row['message']}")
+            self._say(row["opt_steps"], row["message"])
 
     def video(self, video: Video) -> None:
         self._stage.clear()
-        self.console.print(f"{video.opt_steps:>9,} opts  filmed {video.path}, return {_number(video.episode_return)}")
+        self._say(video.opt_steps, f"filmed {video.path}, return {_number(video.episode_return)}")
 
     def tick(self, progress: Progress) -> None:
         live = self.console.is_terminal
@@ -64,8 +66,7 @@ class ConsoleRecorder:
             return
         self._shown = time.monotonic()
         if not live:
-            counter = f"{progress.opt_steps:>9,}/{progress.max_opts:,} opts"
-            self.console.print(f"{counter}  {'  '.join(self._parts(progress))}")
+            self.console.print(_counter(progress) + fitted(self._parts(progress), math.inf))
             return
         self._stage.clear()
         if self._live is None:
@@ -92,41 +93,68 @@ class ConsoleRecorder:
         live.start()
         return live
 
-    def _parts(self, progress: Progress) -> list[str]:
+    @property
+    def _room(self) -> float:
+        """The columns of a terminal; elsewhere lines are as long as they are."""
+        return self.console.width if self.console.is_terminal else math.inf
+
+    def _say(self, opt_steps: int, text: str) -> None:
+        self.console.print("\n".join(folded(f"{opt_steps:>9,} opts  {text}", self._room)))
+
+    def _parts(self, progress: Progress) -> list[tuple[int, str]]:
         return [
-            f"{progress.env_steps:,} env steps",
-            f"{progress.opt_steps_per_sec:,.0f} opts/s",
-            f"{progress.seconds_left:.0f} s left",
-            f"train {_number(self._train)}",
-            f"last {_number(self._last)}",
-            f"best {_number(self._best)}",
+            (4, f"  {progress.env_steps:,} env steps"),
+            (3, f"  {progress.opt_steps_per_sec:,.0f} opts/s"),
+            (1, f"  {progress.seconds_left:.0f} s left"),
+            (6, f"  train {_number(self._train)}"),
+            (2, f"  last {_number(self._last)}"),
+            (5, f"  best {_number(self._best)}"),
         ]
 
     def _detail(self, progress: Progress) -> str:
-        parts = self._parts(progress)
-        room = self.console.width - COUNTER - (BAR if self.console.width >= WIDE else 0) - 2
-        ends = accumulate(len(part) + 2 for part in parts)
-        return "  ".join(part for part, end in zip(parts, ends, strict=True) if end - 2 <= room)
+        taken = max(COUNTER, len(_counter(progress))) + (BAR + 1 if self.console.width >= WIDE else 0)
+        return fitted(self._parts(progress), self.console.width - taken + 1)[2:]  # columns are one apart
 
 
-def _eval_line(row: Row) -> str:
+def fitted(parts: Sequence[tuple[int, str]], room: float) -> str:
+    """Return a line of those of its `parts` that fit into `room` columns, each with its rank: the lowest matter most.
+
+    Those of rank 0 are there in any case. Of others none is there if one that matters more did not fit.
+    """
+    ranked = sorted(parts, key=itemgetter(0))
+    ends = accumulate(len(text) for _, text in ranked)
+    beyond = [rank for (rank, _), end in zip(ranked, ends, strict=True) if rank and end > room]
+    return "".join(text for rank, text in parts if not beyond or rank < beyond[0])
+
+
+def _counter(progress: Progress) -> str:
+    return f"{progress.opt_steps:>9,}/{progress.max_opts:,} opts"
+
+
+def _eval_parts(row: Row) -> list[tuple[int, str]]:
+    verdict, again = _verdict(row)
+    counts = [(0, f"{row['opt_steps']:>9,} opts"), (4, f"  {row['env_steps']:>11,} env steps")]
     if "episodes" not in row:  # a session's: the score that its user has given
-        counts = f"{row['opt_steps']:>9,} opts  {row['env_steps']:>11,} env steps"
-        return f"{counts}  score {_number(row['eval_reward']):>9}{_verdict(row)}"
-    unfinished = f"  {row['unfinished']} unfinished" if row["unfinished"] else ""
-    return (
-        f"{row['opt_steps']:>9,} opts  {row['env_steps']:>11,} env steps  return {_number(row['eval_reward']):>9}"
-        f" +- {_number(row['eval_reward_std'])} over {row['episodes']} episodes{unfinished}"
-        f"{_verdict(row)}"
-    )
+        return [*counts, (0, f"  score {_number(row['eval_reward']):>9}"), (1, verdict), (5, again)]
+    return [
+        *counts,
+        (0, f"  return {_number(row['eval_reward']):>9}"),
+        (3, f" +- {_number(row['eval_reward_std'])}"),
+        (6, f" over {row['episodes']} episodes"),
+        (2, f"  {row['unfinished']} unfinished" if row["unfinished"] else ""),
+        (1, verdict),
+        (5, again),
+    ]
 
 
-def _verdict(row: Row) -> str:
+def _verdict(row: Row) -> tuple[str, str]:
     """Say whether an evaluation is the best, and what a second look at it came to."""
     again = row.get("confirm_score")
     if again is None:
-        return "  best" if row["is_best"] else ""
-    return f"  best, confirmed at {_number(again)}" if row["is_best"] else f"  not the best: again {_number(again)}"
+        return ("  best", "") if row["is_best"] else ("", "")
+    if row["is_best"]:
+        return "  best", f", confirmed at {_number(again)}"
+    return "  not the best", f": again {_number(again)}"
 
 
 def _number(value: float | None) -> str:

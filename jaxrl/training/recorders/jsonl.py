@@ -13,6 +13,7 @@ from jaxrl.training.storage.run_dir import plain, write_atomically
 
 MOST_WAITING = 1 << 20
 """Bytes of rows given by `extend` that may wait for a disk: they are kept in memory, and in checkpoints."""
+_ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 class JSONLRecorder:
@@ -29,7 +30,7 @@ class JSONLRecorder:
 
     def write_all(self, rows: Sequence[Row]) -> None:
         """Write several rows at once, which is faster; all of them reach the file, or none does yet."""
-        self._log.append("".join(f"{json.dumps(plain(row))}\n" for row in rows).encode())
+        self._log.append("".join([f"{line_of(row)}\n" for row in rows]).encode())
 
     def extend(self, lines: bytes) -> None:
         """Append many rows at once; those that a full disk has not taken are given up beyond `MOST_WAITING`."""
@@ -66,6 +67,14 @@ class JSONLRecorder:
 
     def close(self) -> None:
         self._log.close()
+
+
+def line_of(row: Row) -> str:
+    """Return a row as JSON, with `None` for numbers that are not finite."""
+    try:
+        return _ENCODER.encode(row)
+    except (TypeError, ValueError):  # what JSON does not know is seldom in a row, and to look for it takes longer
+        return json.dumps(plain(row))
 
 
 def trim(path: Path, opt_steps: int) -> list[int]:

@@ -66,11 +66,11 @@ class LogFile:
             self.path.parent.mkdir(exist_ok=True)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._descriptor = os.open(self.path, flags, 0o666)
-        size, data = os.fstat(self._descriptor).st_size, memoryview(b"".join(self.waiting))
+        data, written = b"".join(self.waiting), 0
         try:
-            while data:
-                data = data[os.write(self._descriptor, data) :]
+            while written < len(data):
+                written += os.write(self._descriptor, memoryview(data)[written:])
         except OSError:
-            os.ftruncate(self._descriptor, size)
+            os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
             raise
         self.waiting.clear()

@@ -3,7 +3,8 @@
 import platform
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.training.recorders.base import KINDS, Histogram, Progress, Row, RunInfo, Video, numbers_of
 from jaxrl.training.recorders.crc32c import crc32c
 from jaxrl.training.recorders.log_file import LogFile
+from jaxrl.training.recorders.summaries import bars, event, scalars
 
 SCORES = ("eval/eval_reward", "train/episode_return")
 """What the page of hyperparameters compares runs by."""
@@ -44,12 +46,17 @@ class TensorBoardRecorder:
         self._begun = None if run.opt_steps else run
 
     def write(self, row: Row) -> None:
-        self._tell_run()
         if row["kind"] in KINDS:
-            values: list[Any] = [{"tag": tag, "simple_value": value} for tag, value in numbers_of(row).items()]
+            self.scored(row, ())
         else:
-            values = [_text("events", f"{row['event']}: {row['message']}")]
-        self._append(self._record(step=row["opt_steps"], summary={"value": values}))
+            self._tell_run()
+            text = _text("events", f"{row['event']}: {row['message']}")
+            self._append(self._record(step=row["opt_steps"], summary={"value": [text]}))
+
+    def scored(self, row: Row, histograms: Sequence[Histogram]) -> None:
+        """Write a row of numbers, and the histograms of its episodes, as one event."""
+        self._tell_run()
+        self._append(_framed(event(row["opt_steps"], scalars(numbers_of(row)), *map(_bars, histograms))))
 
     def video(self, video: Video) -> None:
         """Show the episode among the images, where TensorBoard plays a GIF; it plays no MP4."""
@@ -62,12 +69,7 @@ class TensorBoardRecorder:
 
     def histogram(self, histogram: Histogram) -> None:
         self._tell_run()
-        values, (counts, edges) = histogram.values, histogram.bins()
-        sums = {"num": len(values), "sum": values.sum(), "sum_squares": values @ values}
-        # A bucket ends at its limit, so the first, which is empty, is there for where the second one begins.
-        bars = {"bucket_limit": edges.tolist(), "bucket": [0, *counts.tolist()]}
-        value = {"tag": histogram.name, "histo": {"min": values.min(), "max": values.max(), **sums, **bars}}
-        self._append(self._record(step=histogram.opt_steps, summary={"value": [value]}))
+        self._append(_framed(event(histogram.opt_steps, _bars(histogram))))
 
     def tick(self, progress: Progress) -> None:
         pass
@@ -119,10 +121,23 @@ class TensorBoardRecorder:
         self._log.append(record)
 
     def _record(self, **fields: Any) -> bytes:
-        """Return an event as a TFRecord: length, checksum of it, data, checksum of it."""
-        data: bytes = self._proto.Event(wall_time=time.time(), **fields).SerializeToString()
-        length = struct.pack("<Q", len(data))
-        return length + _masked_crc(length) + data + _masked_crc(data)
+        """Return an event of these fields, as the file holds it."""
+        return _framed(self._proto.Event(wall_time=time.time(), **fields).SerializeToString())
+
+
+def _bars(of: Histogram) -> bytes:
+    return bars(of.name, of.values, *of.bins())
+
+
+def _framed(data: bytes) -> bytes:
+    """Return `data` as a TFRecord: length, checksum of it, data, checksum of it."""
+    return _length(len(data)) + data + _masked_crc(data)
+
+
+@lru_cache(maxsize=256)
+def _length(size: int) -> bytes:
+    length = struct.pack("<Q", size)
+    return length + _masked_crc(length)
 
 
 def _settings_events(settings: Mapping[str, Any]) -> list[Any]:

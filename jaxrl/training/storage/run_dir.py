@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import yaml
 
-from jaxrl.errors import FULL, JaxrlError, RunDirInUseError, SettingsError, StorageError, reason_of
+from jaxrl.errors import FULL, JaxrlError, RunDirInUseError, RunDirTakenError, SettingsError, StorageError, reason_of
 
 FORMAT = 1
 """Version of the directory's layout."""
@@ -113,7 +113,7 @@ def require_empty(path: Path) -> None:
     if not path.is_dir():
         raise SettingsError(f"{path} is a file; choose another --run-dir")
     if (path / CONFIG).exists():
-        raise SettingsError(
+        raise RunDirTakenError(
             f"{path} holds a run already; choose another --run-dir, or go on with that run by --resume {path} "
             "(in Python resume=True)"
         )
