@@ -219,10 +219,12 @@ def fori_loop(start: Array, stop: Array, body: Callable[[Array, PyTree], PyTree]
     """Compute `jax.lax.fori_loop(start, stop, body, carry)`, with the carry packed between iterations.
 
     The matrices of every `Flat` in the carry are carried too. They are cut out of its vector as soon as the vector is
-    written, a few at a time, and not all at once when the next iteration begins.
+    written, a few at a time, and not all at once when the next iteration begins. On CUDA the count is packed as well.
     """
     if not shaped_for(*TIED):
         return jax.lax.fori_loop(start, stop, body, carry)
+    if shaped_for("cuda") and not shards.spread():
+        return _counting_within(start, stop, body, carry)
     tie, untie = bundle(carry)
 
     def tied(t: Array, state: tuple[Bundle, list[PyTree]]) -> tuple[Bundle, list[PyTree]]:
@@ -230,6 +232,38 @@ def fori_loop(start: Array, stop: Array, body: Callable[[Array, PyTree], PyTree]
         return tie(new), _matrices(new)
 
     return untie(jax.lax.fori_loop(start, stop, tied, (tie(carry), _matrices(carry)))[0])
+
+
+def _counting_within(start: Array, stop: Array, body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:
+    """Compute what `fori_loop` does, with the count among the words.
+
+    On its own it would be a kernel that counts and one that copies, for the rest of an iteration still reads it (`dqn-10`
+    on an H200: 33 kernels an iteration with, 35 without).
+    """
+    tie, untie = bundle((start, carry))
+
+    def turn(state: tuple[Bundle, list[PyTree]]) -> tuple[Bundle, list[PyTree]]:
+        t, old = untie(state[0])
+        new = body(_alike(t), _with_matrices(old, state[1]))
+        return tie((t + 1, new)), _matrices(new)
+
+    more = lambda state: _alike(untie(state[0])[0]) < stop
+    end, _ = jax.lax.while_loop(more, turn, (tie((start, carry)), _matrices(carry)))
+    return untie(end)[1]
+
+
+@jax.custom_batching.custom_vmap
+def _alike(count: Array) -> Array:
+    """Return a count that members of a population share: among their words each has one, under `vmap` it is one again.
+
+    A loop whose end each had for itself would select between all that is carried, in every turn.
+    """
+    return count
+
+
+@_alike.def_vmap
+def _(members: int, batched: list[bool], count: Array) -> tuple[Array, bool]:
+    return (count[0] if batched[0] else count), False
 
 
 def cut_out(tree: PyTree) -> PyTree:
