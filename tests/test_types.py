@@ -31,7 +31,7 @@ from jaxrl.spaces import (
     spec_from_plain,
     spec_to_plain,
 )
-from jaxrl.trees import all_finite, tree_bytes, tree_where
+from jaxrl.trees import tree_bytes, tree_where
 from jaxrl.xla.shuffle import below
 
 NESTED = {

@@ -10,10 +10,9 @@ import jax.numpy as jnp
 from jaxrl import shards
 from jaxrl.agents.base import Agent
 from jaxrl.metrics import Metrics, Stat, Total, stat
-from jaxrl.trees import Array, PyTree, all_finite, tree_where
+from jaxrl.trees import Array, PyTree, tree_where
 from jaxrl.types import Batch, Transition
-from jaxrl.xla.columns import column
-from jaxrl.xla.verdict import all_true, either
+from jaxrl.xla.verdict import all_finite, either, first_bad
 
 RETRY_STREAM = 2**32 - 1
 """Folded into the key of a run's stream for another try: no iteration has this number."""
@@ -88,10 +87,8 @@ def what_returns_are_made_of(items: Transition) -> Metrics:
 
 def _examine(health: Health, numbers: dict[str, Array], opt_step: Array) -> tuple[Health, Array]:
     """Take note of an update that told these numbers; say whether all are finite."""
-    fine = jnp.isfinite(column([jnp.asarray(x, jnp.float32) for x in numbers.values()]))
-    ok = all_true(fine)
-    codes = jnp.asarray([zlib.crc32(name.encode()) for name in numbers], jnp.uint32)
-    first = codes[jnp.argmin(fine)]
+    ok, place = first_bad(list(numbers.values()))
+    first = jnp.asarray([zlib.crc32(name.encode()) for name in numbers], jnp.uint32)[place]
     skipped = jnp.where(ok, 0, health.skipped_in_a_row + 1)
     most = jnp.maximum(health.most_in_a_row, skipped)
     since = jnp.asarray(opt_step, jnp.uint32) + 1 - skipped.astype(jnp.uint32)
