@@ -19,20 +19,21 @@ state over the old one if the update is accepted, while selects read both and ar
 a branch only adds delay, and a GPU would wait for the host."""
 
 
-def first_bad(numbers: Sequence[Array]) -> tuple[Array, Array]:
-    """Return whether all of some scalars are finite, and the place of the first that is not; 0 if all are.
+def first_bad(numbers: Sequence[Array], labels: Array) -> tuple[Array, Array]:
+    """Return whether all of some scalars are finite, and the label of the first that is not; of `labels` `[M]`.
 
-    On CUDA each has a flag of its own: in one array they would be a kernel, and another would reduce them (`td3` on an
-    H200: 69 kernels an iteration with, 75 without).
+    If all are, it is the first label. On CUDA and TPUs each has a flag of its own: in one array they would be a kernel,
+    and another would reduce them (`td3` on an H200: 69 kernels an iteration with, 75 without; `dqn-128` on a v5e: 124 000
+    estimated cycles with, 129 000 without).
     """
-    if shaped_for("cuda"):
+    if shaped_for("cuda", "tpu"):
         flags = [jnp.isfinite(jnp.asarray(x, jnp.float32)) for x in numbers]
-        place = jnp.int32(0)
+        first = labels[0]
         for i, flag in reversed(list(enumerate(flags))):
-            place = jnp.where(flag, place, i)
-        return reduce(jnp.logical_and, flags), place
+            first = jnp.where(flag, first, labels[i])
+        return reduce(jnp.logical_and, flags), first
     fine = jnp.isfinite(column([jnp.asarray(x, jnp.float32) for x in numbers]))
-    return _all_true(fine), jnp.argmin(fine)
+    return _all_true(fine), labels[jnp.argmin(fine)]
 
 
 def _all_true(flags: Array) -> Array:
