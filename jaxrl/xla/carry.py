@@ -16,7 +16,7 @@ kernels instead of 66 for an iteration of DQN), but not on TPUs (171 000 estimat
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,8 @@ WORDS_ON_CUDA = 8192
 """That on CUDA, where each leaf that is left over is a copy (`dqn` over twenty steps: 41 kernels, 67 with 1 024)."""
 WIDE = 32
 """Widest row of a leaf that is put beside others, in words."""
+LANES = 128
+"""Numbers that a TPU works on side by side."""
 IMAGE = 4096
 """Smallest image that is stacked as a flat row on TPUs, in entries."""
 _WORD = [jnp.dtype(name) for name in ("float32", "int32", "uint32", "bool")]
@@ -168,14 +170,36 @@ def _scan_flat(
     and 146 MB of temporary memory instead of 579).
     """
     _, like = jax.eval_shape(body, carry, jax.tree.map(lambda x: x[0], xs))
+    stacked, row_of = _stack_alike(xs)
 
     def flat(carry: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
-        carry, out = body(carry, x)
+        carry, out = body(carry, row_of(x))
         row = lambda x: with_layout_constraint(x.reshape(len(x), -1), Layout((0, 1)))
         return carry, jax.tree.map(lambda x: row(x) if _large_images(x) else x, out)
 
-    carry, ys = jax.lax.scan(flat, carry, xs)
+    carry, ys = jax.lax.scan(flat, carry, stacked)
     return carry, jax.tree.map(lambda y, x: _images(y, x.shape) if _large_images(x) else y, ys, like)
+
+
+def _stack_alike(xs: PyTree) -> tuple[list[Array], Callable[[list[Array]], PyTree]]:
+    """Stack leaves `[T, N]` of one dtype as `[T, K, N]`; return them with the others, and what takes a row apart again.
+
+    A turn of a loop then takes them in one instruction. Only where the `N` fill the lanes: to take apart what does not
+    costs more (`ppo-1024` on a v5e: 701 000 estimated cycles an optimisation with, 745 000 without; with everything
+    stacked `a2c`, of 16 environments, 714 000 and 650 000).
+    """
+    leaves, treedef = jax.tree.flatten(xs)
+    alike: dict[Any, list[int]] = {}
+    for place, leaf in enumerate(leaves):
+        fits = leaf.ndim == 2 and leaf.shape[1] % LANES == 0
+        alike.setdefault(leaf.dtype if fits else place, []).append(place)
+    places = list(alike.values())
+
+    def row(rows: list[Array]) -> PyTree:
+        found = {i: row[k] for of, row in zip(places, rows, strict=True) for k, i in enumerate(of)}
+        return jax.tree.unflatten(treedef, [found[i] for i in range(len(leaves))])
+
+    return [jnp.stack([leaves[i] for i in of], axis=1) for of in places], row
 
 
 def _images(rows: Array, shape: tuple[int, ...]) -> Array:
