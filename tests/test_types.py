@@ -33,6 +33,7 @@ from jaxrl.spaces import (
 )
 from jaxrl.trees import tree_bytes, tree_where
 from jaxrl.xla.shuffle import below
+from jaxrl.xla.verdict import all_finite
 
 NESTED = {
     "camera": Box(0.0, 1.0, (4, 4, 3), "bfloat16"),
