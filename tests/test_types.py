@@ -33,7 +33,6 @@ from jaxrl.spaces import (
 )
 from jaxrl.trees import tree_bytes, tree_where
 from jaxrl.xla.shuffle import below
-from jaxrl.xla.verdict import all_finite
 
 NESTED = {
     "camera": Box(0.0, 1.0, (4, 4, 3), "bfloat16"),
@@ -289,20 +288,6 @@ def test_tree_where_takes_keys() -> None:
     keys = jax.random.split(jax.random.key(0), 4)
     got = tree_where(jnp.array([True, False]), keys[:2], keys[2:])
     assert (got == keys[jnp.array([0, 3])]).all()
-
-
-@pytest.mark.parametrize(
-    ("tree", "finite"),
-    [
-        ((jnp.ones(3), jnp.arange(2)), True),
-        ({"a": jnp.ones(3), "b": jnp.array([0.0, jnp.inf])}, False),
-        ([jnp.array(jnp.nan, jnp.bfloat16)], False),
-        ((jnp.arange(2), jnp.zeros(2, bool)), True),
-        ((), True),
-    ],
-)
-def test_all_finite_looks_at_every_floating_leaf(tree: Any, finite: bool) -> None:
-    assert bool(all_finite(tree)) is finite
 
 
 def test_bytes_of_a_tree() -> None:

@@ -261,8 +261,8 @@ def fori_loop(start: Array, stop: Array, body: Callable[[Array, PyTree], PyTree]
 def _counting_within(start: Array, stop: Array, body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:
     """Compute what `fori_loop` does, with the count among the words.
 
-    On its own it would be a kernel that counts and one that copies, for the rest of an iteration still reads it (`dqn-10`
-    on an H200: 33 kernels an iteration with, 35 without).
+    On its own it would be a kernel that counts and one that copies, for the rest of an iteration still reads it
+    (`dqn-10` on an H200: 33 kernels an iteration with, 35 without).
     """
     tie, untie = bundle((start, carry))
 
