@@ -217,7 +217,7 @@ def test_on_a_tpu_inputs_that_fill_the_lanes_are_taken_together(rows: int) -> No
     assert (f"tensor<4x3x{rows}xf32>" in text) is (rows == LANES)
 
 
-def test_on_cuda_large_matrices_are_cut_out_before_a_loop_and_the_parameters_stay_the_same() -> None:
+def test_on_cuda_matrices_are_cut_out_before_a_loop_and_the_parameters_stay_the_same() -> None:
     tree = {"w": jnp.arange(2.0**15).reshape(256, 128), "b": jnp.ones(128), "small": jnp.eye(16)}
     flat = Flat.of(tree)
 
@@ -237,4 +237,4 @@ def test_on_cuda_large_matrices_are_cut_out_before_a_loop_and_the_parameters_sta
     assert bits == plain
     assert cut == 0
     assert uncut > 0
-    assert same(jax.tree.leaves(flat.cut_large().tree), jax.tree.leaves(tree))
+    assert same(jax.tree.leaves(flat.cut_matrices().tree), jax.tree.leaves(tree))
