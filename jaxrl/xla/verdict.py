@@ -1,6 +1,6 @@
 """Test whether numbers and states are finite, and select between two states by the result.
 
-Plain: the flags of the numbers in one array, those of leaves of one shape in one array, `all`, and selects.
+Plain: flags of the numbers in one array, of leaves of one shape in one, `all`, and selects.
 """
 
 from collections.abc import Sequence
