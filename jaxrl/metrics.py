@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.trees import Array
-from jaxrl.xla.columns import column
+from jaxrl.xla.columns import column, of_each
 
 
 class Stat(NamedTuple):
@@ -45,9 +45,7 @@ def stat(values: Array, where: Array | bool = True) -> Stat:
 
 def stats(values: Mapping[str, Array], where: Array | bool = True) -> dict[str, Stat]:
     """Summarise several arrays of one shape, as `stat` does each; together they take as few kernels as one."""
-    columns = jax.vmap(functools.partial(stat, where=where))(
-        jnp.stack([jnp.asarray(x, jnp.float32) for x in values.values()])
-    )
+    columns = of_each(functools.partial(stat, where=where), [jnp.asarray(x, jnp.float32) for x in values.values()])
     return {name: jax.tree.map(lambda x, i=i: x[i], columns) for i, name in enumerate(values)}
 
 

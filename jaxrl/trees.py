@@ -1,6 +1,5 @@
-"""Operations on trees of arrays: selection, tests for NaN, sizes and comparison of structure."""
+"""Operations on trees of arrays: selection, sizes and comparison of structure."""
 
-import functools
 import math
 from typing import Any
 
@@ -24,20 +23,6 @@ def tree_where(condition: Array, new: PyTree, old: PyTree) -> PyTree:
         return jnp.where(condition.reshape(shape), a, b)
 
     return jax.tree.map(choose, new, old)
-
-
-def all_finite(tree: PyTree) -> Array:
-    """Return whether every floating-point entry of `tree` is finite; a scalar bool.
-
-    Leaves of one shape are tested in one pass: parameters, their moments and a target network share one reduction,
-    which is the expensive part on a CPU.
-    """
-    finite: dict[tuple[int, ...], Array] = {}
-    for leaf in jax.tree.leaves(tree):
-        if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
-            shape = jnp.shape(leaf)
-            finite[shape] = jnp.isfinite(leaf) & finite[shape] if shape in finite else jnp.isfinite(leaf)
-    return functools.reduce(jnp.logical_and, (jnp.all(x) for x in finite.values()), jnp.bool_(True))
 
 
 def row_struct(tree: PyTree) -> PyTree:

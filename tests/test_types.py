@@ -31,7 +31,7 @@ from jaxrl.spaces import (
     spec_from_plain,
     spec_to_plain,
 )
-from jaxrl.trees import all_finite, tree_bytes, tree_where
+from jaxrl.trees import tree_bytes, tree_where
 from jaxrl.xla.shuffle import below
 
 NESTED = {
@@ -288,20 +288,6 @@ def test_tree_where_takes_keys() -> None:
     keys = jax.random.split(jax.random.key(0), 4)
     got = tree_where(jnp.array([True, False]), keys[:2], keys[2:])
     assert (got == keys[jnp.array([0, 3])]).all()
-
-
-@pytest.mark.parametrize(
-    ("tree", "finite"),
-    [
-        ((jnp.ones(3), jnp.arange(2)), True),
-        ({"a": jnp.ones(3), "b": jnp.array([0.0, jnp.inf])}, False),
-        ([jnp.array(jnp.nan, jnp.bfloat16)], False),
-        ((jnp.arange(2), jnp.zeros(2, bool)), True),
-        ((), True),
-    ],
-)
-def test_all_finite_looks_at_every_floating_leaf(tree: Any, finite: bool) -> None:
-    assert bool(all_finite(tree)) is finite
 
 
 def test_bytes_of_a_tree() -> None:

@@ -79,7 +79,7 @@ def reverse_mode() -> Iterator[None]:
 
 def only_reversed() -> bool:
     """Return whether the program being traced is only differentiated in reverse mode."""
-    return _reverse.get() and shaped_for("cpu", "cuda")
+    return _reverse.get() and shaped_for(*PLATFORMS)
 
 
 def _backend() -> str:

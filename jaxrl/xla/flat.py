@@ -17,7 +17,8 @@ from jaxrl.xla import shaped_for
 from jaxrl.xla.products import is_narrow
 
 CUT = 1 << 14
-"""Largest matrix, in entries, that is cut out beforehand. Larger ones are better copied in parallel with other work."""
+"""Largest matrix, in entries, that is cut out beforehand on CPUs. Larger ones are better copied in parallel with other
+work."""
 
 
 class Shapes(NamedTuple):
@@ -70,7 +71,8 @@ class Flat:
 
     @property
     def matrices(self) -> tuple[Array, ...]:
-        """The small matrices. Unlike biases, no kernel reads them in place within the vector. A population has none."""
+        """The small matrices, on TPUs all parameters. Unlike biases, no kernel reads them in place within the vector. A
+        population has none."""
         if self.vector.ndim != 1:
             return ()
         leaves = jax.tree.leaves(self.tree)
@@ -80,12 +82,12 @@ class Flat:
         """Return the same parameters, with their `matrices` already cut out."""
         return self._with(dict(zip(self._places(_worth_cutting), pieces, strict=True)) if pieces else {})
 
-    def cut_large(self) -> Flat:
-        """Return the same parameters, with the matrices that are larger than `CUT` already cut out too."""
+    def cut_matrices(self) -> Flat:
+        """Return the same parameters, with all matrices already cut out but those that are read where they lie."""
         if self.vector.ndim != 1:
             return self
         leaves = jax.tree.leaves(self.tree)
-        return self._with({**self.pieces, **{i: leaves[i] for i in self._places(lambda shape: math.prod(shape) > CUT)}})
+        return self._with({i: leaves[i] for i in self._places(lambda shape: len(shape) > 1 and not is_narrow(shape))})
 
     def _places(self, chosen: Callable[[tuple[int, ...]], bool]) -> list[int]:
         return [place for place, (shape, _) in enumerate(self.shapes.leaves) if chosen(shape)]

@@ -1,13 +1,17 @@
-"""Test whether a few flags all hold, and select between two states by the result.
+"""Test whether numbers and states are finite, and select between two states by the result.
 
-Plain: `flags.all()` and selects.
+Plain: flags of the numbers in one array, of leaves of one shape in one, `all`, and selects.
 """
+
+from collections.abc import Sequence
+from functools import reduce
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl.trees import Array, PyTree, tree_bytes, tree_where
 from jaxrl.xla import by_platform, shaped_for
+from jaxrl.xla.columns import column
 
 LARGE = 1 << 20
 """Bytes of a state from which branching is faster on a CPU: `dqn-conv` takes 0.86 of the time. A branch copies the new
@@ -15,7 +19,24 @@ state over the old one if the update is accepted, while selects read both and ar
 a branch only adds delay, and a GPU would wait for the host."""
 
 
-def all_true(flags: Array) -> Array:
+def first_bad(numbers: Sequence[Array], labels: Array) -> tuple[Array, Array]:
+    """Return whether all of some scalars are finite, and the label of the first that is not; of `labels` `[M]`.
+
+    If all are, it is the first label. On CUDA and TPUs each has a flag of its own: in one array they would be a kernel,
+    and another would reduce them (`td3` on an H200: 69 kernels an iteration with, 75 without; `dqn-128` on a v5e:
+    124 000 estimated cycles with, 129 000 without).
+    """
+    if shaped_for("cuda", "tpu"):
+        flags = [jnp.isfinite(jnp.asarray(x, jnp.float32)) for x in numbers]
+        first = labels[0]
+        for i, flag in reversed(list(enumerate(flags))):
+            first = jnp.where(flag, first, labels[i])
+        return reduce(jnp.logical_and, flags), first
+    fine = jnp.isfinite(column([jnp.asarray(x, jnp.float32) for x in numbers]))
+    return _all_true(fine), labels[jnp.argmin(fine)]
+
+
+def _all_true(flags: Array) -> Array:
     """Return whether all of `flags` `[M]` hold.
 
     As a dot product, the result is a number in memory. On a CPU any simpler form would be fused into its readers, and
@@ -25,6 +46,34 @@ def all_true(flags: Array) -> Array:
         return jnp.all(flags)
     fine = flags.astype(jnp.float32)
     return jnp.vdot(fine, fine) == len(fine)
+
+
+def all_finite(tree: PyTree) -> Array:
+    """Return whether every floating-point entry of `tree` is finite; a scalar bool.
+
+    Leaves of one shape are tested in one pass: parameters, their moments and a target network share one reduction,
+    which is the expensive part on a CPU. On CUDA all leaves do.
+    """
+    finite: dict[tuple[int, ...], Array] = {}
+    for leaf in jax.tree.leaves(tree):
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+            shape = jnp.shape(leaf)
+            finite[shape] = jnp.isfinite(leaf) & finite[shape] if shape in finite else jnp.isfinite(leaf)
+    flags = list(finite.values())
+    flags = _padded(flags) if shaped_for("cuda") else flags
+    return reduce(jnp.logical_and, (jnp.all(x) for x in flags), jnp.bool_(True))
+
+
+def _padded(flags: list[Array]) -> list[Array]:
+    """Return flags of several shapes as one vector of them all, as long as the longest, beside single ones.
+
+    XLA for CUDA makes each shape a kernel that writes flags, and one that reduces them (`sac` on an H200, with a policy
+    and critics: 61 kernels an iteration with, 63 without). It would cut the reduction of a concatenation in the same
+    parts.
+    """
+    longest = max((x.size for x in flags), default=0)
+    several = [jnp.pad(x.ravel(), (0, longest - x.size), constant_values=True) for x in flags if x.size > 1]
+    return [x for x in flags if x.size == 1] + ([reduce(jnp.logical_and, several)] if several else [])
 
 
 def either(ok: Array, new: PyTree, old: PyTree) -> PyTree:

@@ -10,7 +10,7 @@ import pytest
 import jaxrl
 from jaxrl.strategies.base import iterate
 from jaxrl.xla import forms
-from jaxrl.xla.carry import LEAF, WIDE, WORDS, bundle, cut_out, fori_loop, rows_of, scan, scan_rows, side_by_side
+from jaxrl.xla.carry import LANES, LEAF, WIDE, WORDS, bundle, cut_out, fori_loop, rows_of, scan, scan_rows, side_by_side
 from jaxrl.xla.flat import Flat
 
 
@@ -101,12 +101,26 @@ def step(t: jax.Array, state: Carry) -> Carry:
     )
 
 
-def test_a_loop_makes_the_same_bits_as_that_of_jax():
+@pytest.mark.parametrize("which", ["cpu", "cuda"])
+def test_a_loop_makes_the_same_bits_as_that_of_jax(which: str) -> None:
     start, stop = jnp.int32(2), jnp.int32(9)
-    ours = jax.jit(lambda c: fori_loop(start, stop, step, c))(carry())
+    with forms(which):
+        ours = jax.jit(lambda c: fori_loop(start, stop, step, c))(carry())
     assert same(ours, jax.jit(lambda c: jax.lax.fori_loop(start, stop, step, c))(carry()))
     # And none of it goes on in the pieces that the loop has cut: what came out is a plain vector.
     assert same(ours.params.tree, Flat.of(ours.params.tree).tree)
+
+
+def test_on_cuda_members_of_a_population_count_as_one() -> None:
+    """A loop that may end for each at another time selects, in every turn, between all that it carries."""
+    members = {"x": jnp.linspace(0.0, 1.0, 3), "image": jnp.ones((3, LEAF + 1))}
+    turn = lambda t, c: {"x": c["x"] * 3 + t, "image": c["image"] * c["x"]}
+    with forms("cuda"):
+        ours = jax.jit(jax.vmap(lambda c, stop: fori_loop(jnp.uint32(1), stop, turn, c), in_axes=(0, None)))
+        end, text = ours(members, jnp.uint32(6)), ours.lower(members, jnp.uint32(6)).as_text()
+    plain = jax.vmap(lambda c: jax.lax.fori_loop(jnp.uint32(1), jnp.uint32(6), turn, c))
+    assert same(end, jax.jit(plain)(members))
+    assert "stablehlo.select" not in text
 
 
 def test_a_scan_makes_the_same_bits_as_that_of_jax():
@@ -187,7 +201,23 @@ def test_on_a_tpu_a_scan_over_rows_of_images_makes_the_same_bits(members: int) -
     assert "5x3x4096xui8" in text
 
 
-def test_on_cuda_large_matrices_are_cut_out_before_a_loop_and_the_parameters_stay_the_same() -> None:
+@pytest.mark.parametrize("rows", [LANES, LANES - 1])
+def test_on_a_tpu_inputs_that_fill_the_lanes_are_taken_together(rows: int) -> None:
+    keys = jax.random.split(jax.random.key(0), 3)
+    floats = {name: jax.random.normal(key, (4, rows)) for name, key in zip("abc", keys, strict=True)}
+    xs = {**floats, "flag": jnp.ones((4, rows), jnp.int32), "wide": jnp.zeros((4, rows, 2))}
+
+    def body(total: jax.Array, x: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return total + x["a"] - 2 * x["b"] + x["c"] * x["flag"], total + x["wide"][:, 0]
+
+    with forms("tpu"):
+        made = jax.jit(lambda xs: scan_rows(body, jnp.zeros(rows), xs))
+        found, text = made(xs), made.lower(xs).as_text()
+    assert same(found, jax.lax.scan(body, jnp.zeros(rows), xs))
+    assert (f"tensor<4x3x{rows}xf32>" in text) is (rows == LANES)
+
+
+def test_on_cuda_matrices_are_cut_out_before_a_loop_and_the_parameters_stay_the_same() -> None:
     tree = {"w": jnp.arange(2.0**15).reshape(256, 128), "b": jnp.ones(128), "small": jnp.eye(16)}
     flat = Flat.of(tree)
 
@@ -207,4 +237,4 @@ def test_on_cuda_large_matrices_are_cut_out_before_a_loop_and_the_parameters_sta
     assert bits == plain
     assert cut == 0
     assert uncut > 0
-    assert same(jax.tree.leaves(flat.cut_large().tree), jax.tree.leaves(tree))
+    assert same(jax.tree.leaves(flat.cut_matrices().tree), jax.tree.leaves(tree))

@@ -28,6 +28,7 @@ SHAPES = {
     "the first that is not": ((2, TINY // 8), 5),
     "few outputs": ((128, 64), 3),
     "one output": ((128, 64), 1),
+    "one output, many rows": ((4, LONG // 4, 40), 1),
     "few outputs, with several leading axes": ((8, 16, 40), THIN),
     "few inputs": ((128, 4), 64),
     "square": ((32, 64), 64),
@@ -70,7 +71,10 @@ def test_a_product_and_its_gradients(shape, outputs):
         y, back = jax.vjp(multiply, x, kernel)
         return y, *back(slope)
 
-    for found, expected in zip(jax.jit(ours)(x, kernel, slope), by_hand(x, kernel, slope), strict=True):
+    with forms("tpu"):
+        on_a_tpu = jax.jit(lambda *args: ours(*args))(x, kernel, slope)
+    found_in_all = (*jax.jit(ours)(x, kernel, slope), *on_a_tpu)
+    for found, expected in zip(found_in_all, by_hand(x, kernel, slope) * 2, strict=True):
         assert found.shape == expected.shape
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max(initial=1.0))
 
