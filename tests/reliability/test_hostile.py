@@ -63,6 +63,11 @@ def checkpoints_of(run: Path) -> list[Path]:
     return [*(run / "checkpoints").iterdir(), *(run / "best").iterdir()]
 
 
+def arrays_of(checkpoint: Path) -> list[Path]:
+    """Return the files with the arrays: Orbax's, or one."""
+    return [*(checkpoint / "state").rglob("d/*"), *(checkpoint / "state").glob("arrays")]
+
+
 def replace_line(run: Path, name: str, value: str) -> None:
     """Replace a setting in the run's file of settings, and in the checkpoints' own copy of it."""
     config = run / "config.yaml"
@@ -94,7 +99,7 @@ def pickled_settings(run: Path) -> None:
 
 def pickled_arrays(run: Path) -> None:
     for checkpoint in checkpoints_of(run):
-        for file in (checkpoint / "state").rglob("d/*"):
+        for file in arrays_of(checkpoint):
             file.write_bytes(pickle.dumps(Payload()))
         mend(checkpoint)
 
@@ -106,7 +111,7 @@ def pickled_lists(run: Path) -> None:
 
 def object_arrays(run: Path) -> None:
     for checkpoint in checkpoints_of(run):
-        for file in (checkpoint / "state").rglob("d/*"):
+        for file in arrays_of(checkpoint):
             with open(file, "wb") as out:
                 np.save(out, np.array([Payload()], dtype=object), allow_pickle=True)
             shutil.copy(file, file.with_suffix(".npy"))
@@ -168,7 +173,7 @@ def names_of_code(run: Path) -> None:
 
 
 def names_of_handlers(run: Path) -> None:
-    for checkpoint in checkpoints_of(run):
+    for checkpoint in (run / "checkpoints").iterdir():
         tree = (checkpoint / "state" / "_METADATA").read_text()
         (checkpoint / "state" / "_METADATA").write_text(tree.replace("np.ndarray", "os.system"))
         mend(checkpoint)

@@ -1,9 +1,9 @@
 """The arrays of a checkpoint on disk, written by one process or by several, each what it has.
 
-One process writes few bytes as one file, and more through Orbax. Where arrays are spread over processes, the first tells
-the others to write. Each writes its shards through Orbax, and answers with checksums of them and of its files; when all
-have answered the first joins the parts to one store, which any number of processes reads. The checksum of an array is
-made of those of its shards, and is that of its bytes in a row.
+One process writes few bytes as one file, and more through Orbax. Where arrays are spread over processes, the first
+tells the others to write. Each writes its shards through Orbax, and answers with checksums of them and of its files;
+when all have answered the first joins the parts to one store, which any number of processes reads. The checksum of an
+array is made of those of its shards, and is that of its bytes in a row.
 """
 
 import json
