@@ -1,5 +1,6 @@
 """All that a run writes: its directory, checkpoints and best policy. Without a directory it writes nothing."""
 
+import functools
 import math
 import platform
 import shutil
@@ -452,4 +453,9 @@ def never_saved(path: Path) -> bool:
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
     """Return the installed version of each of `packages`; of jaxrl that of the code, which an install may be behind."""
     whole = sys.modules["jaxrl"]  # it is a front door, and not imported from here
-    return {name: whole.__version__ if name == "jaxrl" else version(name) for name in packages}
+    return {name: whole.__version__ if name == "jaxrl" else _installed(name) for name in packages}
+
+
+@functools.cache  # looked up in files, which each of many members would read again
+def _installed(package: str) -> str:
+    return version(package)
