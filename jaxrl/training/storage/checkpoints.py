@@ -103,7 +103,7 @@ class Store:
         if is_spread(tree):  # what is on devices of other processes cannot be copied and written later
             self._job = _done(partial(self._write, step, own_leaves(tree), dict(facts)))
             return
-        write = partial(self._write, step, host_leaves(tree), dict(facts), after and after._job)
+        write = partial(self._write, step, host_leaves(tree), dict(facts), None if after is None else after._job)
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         try:
             self._job = self._thread.submit(write)
