@@ -6,7 +6,8 @@ DQN on CartPole-v1 with 10 environments, as in `benchmarks.peers`. Rows of `case
 - `compiling`: processor seconds that a process takes longer for its first run of a few steps than for its second.
 - `host`: 32 members with evaluations, best policies, rows and checkpoints as often as the preset has them, against the
   same without; `longer`: 8, five times as long and as seldom. `evaluated` are the evaluations alone, in memory, with
-  the second looks at what may be best. `share` is how much longer they take, `processor_share` how much more of the cores.
+  the second looks at what may be best. `share` is how much longer they take, `processor_share` how much more of the
+  cores.
 """
 
 import argparse
@@ -109,7 +110,7 @@ def compiling(repeats: int) -> list[Row]:
     ]
 
 
-def host(part: str, repeats: int, count: int, times: int) -> list[Row]:
+def host(part: str, repeats: int, count: int, times: int, workers: int | None) -> list[Row]:
     """Time members with all that a run does beside its training, and without."""
     strategy, config = replaying(DQN()), preset("dqn")
     length = {name: times * getattr(config, name) for name in ("eval_interval", "record_interval", "save_interval")}
@@ -118,7 +119,7 @@ def host(part: str, repeats: int, count: int, times: int) -> list[Row]:
 
     def whole() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            train(strategy, count, opts, run_dir=f"{folder}/run", **length, eval_episodes=config.eval_episodes)
+            train(strategy, count, opts, run_dir=f"{folder}/run", workers=workers, **{**length, **evaluations})
 
     calls = {
         "whole": whole,
@@ -142,7 +143,7 @@ def host(part: str, repeats: int, count: int, times: int) -> list[Row]:
         "processor_seconds": {name: harness.spread(own) for name, own in spent.items()},
         "share": shares(samples),
         "processor_share": shares(spent),
-        "settings": {**length, **evaluations, "members": count, "max_opts": opts},
+        "settings": {**length, **evaluations, "members": count, "max_opts": opts, "workers": workers},
     }
     return [row]
 
@@ -161,6 +162,9 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.population", description=__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="turns of each")
     parser.add_argument("--opt-steps", type=int, default=1_000, help="optimisation steps of each member")
+    parser.add_argument(
+        "--workers", type=int, help="members at a time, where `host` and `longer` do all (default: cores)"
+    )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="of them (default: all)")
     parser.add_argument("--json", type=Path, help="file to write, which keeps its rows of other parts")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
@@ -171,8 +175,8 @@ def main() -> None:
     parts = {
         "members": lambda: members(options.repeats, options.opt_steps),
         "compiling": lambda: compiling(options.repeats),
-        "host": lambda: host("host", options.repeats, MANY, 1),
-        "longer": lambda: host("longer", options.repeats, 8, 5),
+        "host": lambda: host("host", options.repeats, MANY, 1, options.workers),
+        "longer": lambda: host("longer", options.repeats, 8, 5, options.workers),
     }
     rows = [row for row in kept(options.json) if row["case"] not in options.parts]
     for part in options.parts:
