@@ -36,7 +36,7 @@ LAST = {"checkpoints": [18, 21, 24], "best": [24]}
 LIMITS = (0, 50, 100, 250, 500, 700, 1000, 1400, 3000, 6000)
 """Bytes that a file can have: each stops the files of a checkpoint, and the logs, at other places."""
 NOTHING: dict[str, list[int]] = {"checkpoints": [], "best": []}
-FREE = (0, 4096, 8192)
+FREE = (0, 8192, 16384, 32768)
 """Bytes that are left on a small file system."""
 KEPT = {"checkpoints": 3, "best": 1}
 """How many are kept of each."""

@@ -63,11 +63,6 @@ def checkpoints_of(run: Path) -> list[Path]:
     return [*(run / "checkpoints").iterdir(), *(run / "best").iterdir()]
 
 
-def arrays_of(checkpoint: Path) -> list[Path]:
-    """Return the files with the arrays: Orbax's, or one."""
-    return [*(checkpoint / "state").rglob("d/*"), *(checkpoint / "state").glob("arrays")]
-
-
 def replace_line(run: Path, name: str, value: str) -> None:
     """Replace a setting in the run's file of settings, and in the checkpoints' own copy of it."""
     config = run / "config.yaml"
@@ -99,7 +94,7 @@ def pickled_settings(run: Path) -> None:
 
 def pickled_arrays(run: Path) -> None:
     for checkpoint in checkpoints_of(run):
-        for file in arrays_of(checkpoint):
+        for file in (checkpoint / "state").rglob("d/*"):
             file.write_bytes(pickle.dumps(Payload()))
         mend(checkpoint)
 
@@ -111,7 +106,7 @@ def pickled_lists(run: Path) -> None:
 
 def object_arrays(run: Path) -> None:
     for checkpoint in checkpoints_of(run):
-        for file in arrays_of(checkpoint):
+        for file in (checkpoint / "state").rglob("d/*"):
             with open(file, "wb") as out:
                 np.save(out, np.array([Payload()], dtype=object), allow_pickle=True)
             shutil.copy(file, file.with_suffix(".npy"))
@@ -173,7 +168,7 @@ def names_of_code(run: Path) -> None:
 
 
 def names_of_handlers(run: Path) -> None:
-    for checkpoint in (run / "checkpoints").iterdir():
+    for checkpoint in checkpoints_of(run):
         tree = (checkpoint / "state" / "_METADATA").read_text()
         (checkpoint / "state" / "_METADATA").write_text(tree.replace("np.ndarray", "os.system"))
         mend(checkpoint)

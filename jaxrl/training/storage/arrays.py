@@ -1,9 +1,9 @@
-"""The arrays of a checkpoint on disk, written by one process or by several, each what it has.
+"""The arrays of a checkpoint on disk, written by one process or by several, each what it has: the files are alike.
 
-One process writes few bytes as one file, and more through Orbax. Where arrays are spread over processes, the first
-tells the others to write. Each writes its shards through Orbax, and answers with checksums of them and of its files;
-when all have answered the first joins the parts to one store, which any number of processes reads. The checksum of an
-array is made of those of its shards, and is that of its bytes in a row.
+Where arrays are spread over processes, the first tells the others to write. Each writes its shards through Orbax, and
+answers with checksums of them and of its files; when all have answered the first joins the parts to one store, which
+any number of processes reads. The checksum of an array is made of those of its shards, and is that of its bytes in a
+row: a checkpoint does not tell how many have written it, but by the names of its files.
 """
 
 import json
@@ -21,7 +21,6 @@ import jaxrl.training.processes as processes
 from jaxrl.errors import JaxrlError, StorageError
 from jaxrl.hush import hushed
 from jaxrl.training.storage.leaves import checksum, flatten
-from jaxrl.training.storage.one_file import fit_one_file, is_one_file, read_one_file, write_one_file
 from jaxrl.training.storage.run_dir import sync_dir
 from jaxrl.trees import PyTree
 
@@ -68,11 +67,8 @@ def write_all(path: Path, leaves: Mapping[str, Any]) -> tuple[dict[str, int], di
     """
     path.mkdir()
     if not any(map(processes.is_spread, leaves.values())):
-        if fit_one_file(leaves):
-            write_one_file(path, leaves)
-        else:
-            _write_own(path, leaves)
-            join_arrays(path)
+        _write_own(path, leaves)
+        join_arrays(path)
         return {name: checksum(array) for name, array in leaves.items()}, {}
     (path / "array_metadatas").mkdir()  # Orbax in the others waits for it, and the first may fail before it makes it
     processes.tell("save", str(path))
@@ -312,9 +308,7 @@ def join_arrays(path: Path) -> None:
 
 
 def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
-    """Read what `write_all` wrote; `like` has the names, shapes and dtypes, and for devices the places."""
-    if is_one_file(path):
-        return read_one_file(path, like)
+    """Read what `write_arrays` wrote; `like` has the names, shapes and dtypes, and for devices the places."""
     import orbax.checkpoint as ocp
 
     with ORBAX, hushed():

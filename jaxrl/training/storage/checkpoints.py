@@ -1,6 +1,6 @@
 """Checkpoints: written whole, checked leaf by leaf on the way back.
 
-Orbax writes and reads large arrays; but it has no checksums, casts a wrong dtype silently, and loses a save that nobody
+Orbax writes and reads the arrays; but it has no checksums, casts a wrong dtype silently, and loses a save that nobody
 waits for. So every step carries a sealed manifest with each leaf's path, shape, dtype and CRC-32, and a list of its
 files with their checksums; it is written under another name and renamed when all of it is on the disk, "saved" is said
 only then, and a damaged step is named and passed over for the one before it.
@@ -51,9 +51,7 @@ from jaxrl.training.storage.leaves import (
 from jaxrl.training.storage.run_dir import sync_dir, write_atomically
 from jaxrl.trees import PyTree
 
-FORMAT = 5
-READ = (4, FORMAT)
-"""Formats that can be read; in the first of them all arrays are Orbax's."""
+FORMAT = 4
 MANIFEST, STATE = "manifest.json", "state"
 UNFINISHED, REMOVED = ".unfinished", ".removed"
 """Added to the name of a step that is being written, and of one that is being removed."""
@@ -327,19 +325,18 @@ class Store:
         try:
             manifest = json.loads((self._path(step) / MANIFEST).read_text())
             version = manifest["format"]
-            if version in READ and manifest["sha256"] != seal(manifest)["sha256"]:
+            if version == FORMAT and manifest["sha256"] != seal(manifest)["sha256"]:
                 raise CheckpointError("its manifest is damaged: its checksum differs")
-            if version in READ and manifest["step"] != step:
+            if version == FORMAT and manifest["step"] != step:
                 raise CheckpointError(f"it was saved as step {manifest['step']!r}")
-            if version in READ:
+            if version == FORMAT:
                 _check_types(manifest)
         except CheckpointError:
             raise
         except Exception as error:
             raise CheckpointError(f"its manifest cannot be read: {reason(error)}") from error
-        if version not in READ:
-            known = " and ".join(map(str, READ))
-            raise CheckpointError(f"it is of format {str(version)[:20]}; this version of jaxrl reads formats {known}")
+        if version != FORMAT:
+            raise CheckpointError(f"it is of format {str(version)[:20]}; this version of jaxrl reads format {FORMAT}")
         return manifest
 
     def _fitting_manifest(self, step: int, wanted: Mapping[str, Any] | None) -> dict[str, Any]:
