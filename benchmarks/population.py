@@ -5,8 +5,9 @@ DQN on CartPole-v1 with 10 environments, as in `benchmarks.peers`. Rows of `case
 - `members`: populations of 1, 8 and 32, from warm-up to result, in turn; and 32 in a process that is kept to one core.
 - `compiling`: processor seconds that a process takes longer for its first run of a few steps than for its second.
 - `host`: 32 members with evaluations, best policies, rows and checkpoints as often as the preset has them, against the
-  same without; `longer`: 8, five times as long and as seldom. `share` is how much longer they take. `judging` are
-  the evaluations alone: the compiled evaluator, called as often in as many threads; `share_beside_them` is the rest.
+  same without; `longer`: 8, five times as long and as seldom. `evaluated` are the evaluations alone, in memory, with
+  the second looks at what may be best. `share` is how much longer they take, `processor_share` how much more of the
+  cores.
 """
 
 import argparse
@@ -17,12 +18,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import jax
 
 import jaxrl
 from benchmarks import harness
@@ -30,9 +28,7 @@ from benchmarks.cases.shapes import DQN, replaying
 from benchmarks.harness import Row
 from benchmarks.search import kept
 from jaxrl.config import preset
-from jaxrl.training.evaluator import evaluator_of
 from jaxrl.training.population.scores import PopulationResult
-from jaxrl.xla.options import side_by_side
 
 MANY = 32
 PARTS = ("members", "compiling", "host", "longer")
@@ -114,27 +110,23 @@ def compiling(repeats: int) -> list[Row]:
     ]
 
 
-def host(part: str, repeats: int, count: int, times: int) -> list[Row]:
+def host(part: str, repeats: int, count: int, times: int, workers: int | None) -> list[Row]:
     """Time members with all that a run does beside its training, and without."""
     strategy, config = replaying(DQN()), preset("dqn")
     length = {name: times * getattr(config, name) for name in ("eval_interval", "record_interval", "save_interval")}
-    opts, episodes = 6 * length["eval_interval"], config.eval_episodes
-    result = train(strategy, count, opts)
-    assert strategy.policy is not None
-    params = [strategy.policy.params(member.result.state) for member in result.members if member.result]
-    judge = evaluator_of(strategy, episodes)
-
-    def judged() -> None:
-        with ThreadPoolExecutor(side_by_side()) as pool:
-            for number in range(count * opts // length["eval_interval"]):
-                pool.submit(judge, params[number % count], jax.random.key(number))
+    opts = 6 * length["eval_interval"]
+    evaluations = {"eval_interval": length["eval_interval"], "eval_episodes": config.eval_episodes}
 
     def whole() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            train(strategy, count, opts, run_dir=f"{folder}/run", eval_episodes=episodes, **length)
+            train(strategy, count, opts, run_dir=f"{folder}/run", workers=workers, **{**length, **evaluations})
 
-    spent: dict[str, list[float]] = {"whole": [], "bare": [], "judging": []}
-    calls = {"whole": whole, "bare": lambda: train(strategy, count, opts), "judging": judged}
+    calls = {
+        "whole": whole,
+        "bare": lambda: train(strategy, count, opts),
+        "evaluated": lambda: train(strategy, count, opts, **evaluations),
+    }
+    spent: dict[str, list[float]] = {part: [] for part in calls}
 
     def measured(part: str) -> float:
         begun = time.process_time()
@@ -144,17 +136,25 @@ def host(part: str, repeats: int, count: int, times: int) -> list[Row]:
 
     samples = harness.interleave({part: partial(measured, part) for part in calls}, repeats)
     spent = {part: own[1:] for part, own in spent.items()}  # the first round is not counted there either
-    pairs = list(zip(samples["whole"], samples["bare"], samples["judging"], strict=True))
     row = {
         "case": part,
         "name": f"{part} {count}",
         "seconds": {name: harness.spread(own) for name, own in samples.items()},
         "processor_seconds": {name: harness.spread(own) for name, own in spent.items()},
-        "share": harness.spread([a / b - 1 for a, b, _ in pairs]),
-        "share_beside_them": harness.spread([(a - c) / b - 1 for a, b, c in pairs]),
-        "settings": {**length, "members": count, "max_opts": opts, "eval_episodes": episodes},
+        "share": shares(samples),
+        "processor_share": shares(spent),
+        "settings": {**length, **evaluations, "members": count, "max_opts": opts, "workers": workers},
     }
     return [row]
+
+
+def shares(spent: dict[str, list[float]]) -> dict[str, Any]:
+    """Return how much more of the bare time each takes."""
+    return {
+        part: harness.spread([a / b - 1 for a, b in zip(own, spent["bare"], strict=True)])
+        for part, own in spent.items()
+        if part != "bare"
+    }
 
 
 def main() -> None:
@@ -162,6 +162,9 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.population", description=__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="turns of each")
     parser.add_argument("--opt-steps", type=int, default=1_000, help="optimisation steps of each member")
+    parser.add_argument(
+        "--workers", type=int, help="members at a time, where `host` and `longer` do all (default: cores)"
+    )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="of them (default: all)")
     parser.add_argument("--json", type=Path, help="file to write, which keeps its rows of other parts")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
@@ -172,8 +175,8 @@ def main() -> None:
     parts = {
         "members": lambda: members(options.repeats, options.opt_steps),
         "compiling": lambda: compiling(options.repeats),
-        "host": lambda: host("host", options.repeats, MANY, 1),
-        "longer": lambda: host("longer", options.repeats, 8, 5),
+        "host": lambda: host("host", options.repeats, MANY, 1, options.workers),
+        "longer": lambda: host("longer", options.repeats, 8, 5, options.workers),
     }
     rows = [row for row in kept(options.json) if row["case"] not in options.parts]
     for part in options.parts:

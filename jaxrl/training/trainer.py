@@ -135,8 +135,8 @@ class Trainer:
         self._log = Logbook(self.schedule, lambda: ({}, 0.0))
         self._chunk, self._wall, self._least_return, self._refilled = 0, 0.0, math.nan, range(0)
         self._teller = teller_of(strategy, self.config, self.hooks)
-        self.announces = False
-        """Whether the first report comes before any training: for a population, whose members wait for each other."""
+        self.announces = self.saves_best_late = False
+        """For a population: to report before any training; to write a best policy with the next checkpoint only."""
 
     @property
     def state(self) -> PyTree:
@@ -232,7 +232,7 @@ class Trainer:
         self._storage.renew(self.settings())
         step = self.ledger.changed_at = self.schedule.opt_steps(self.ledger.t)
         self._log.event("adopted", told)
-        self._storage.save(step, self._saved(), self._facts(), again=True)
+        self._storage.save(step, self._saved(), self._facts(), self._best, again=True)
         self._storage.settle()
         if self._storage.error is not None:
             raise self._storage.error
@@ -335,15 +335,15 @@ class Trainer:
 
     def _save(self) -> None:
         with self.ledger.timed("save"):
-            self._storage.keep_best(self._best)  # again, if the disk did not take it
-            self._storage.save(self.schedule.opt_steps(self.ledger.t), self._saved(), self._facts())
+            self._storage.save(self.schedule.opt_steps(self.ledger.t), self._saved(), self._facts(), self._best)
             self._storage.note(**self._summary(), status=self.stop_reason or "running")
 
     def _keep_best(self, score: float) -> None:
         params = jax.device_put(self._params(self._state), may_alias=False)
         self._best = self._log.best(score, params, self.strategy.policy, self.settings())
-        with self.ledger.timed("save"):
-            self._storage.keep_best(self._best)
+        if not self.saves_best_late:
+            with self.ledger.timed("save"):
+                self._storage.keep_best(self._best)
 
     def _roll_back(self) -> None:
         """Return to the last good state, and take another stream of randomness from there.

@@ -14,10 +14,12 @@ from front_doors import SMALL, Doors, one_error_line, timeless
 import jaxrl
 from jaxrl.config import parse
 from jaxrl.envs import registry
-from jaxrl.errors import SettingsError
+from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.strategies.population import Population
 from jaxrl.sweeps import PopulationConfig, build_population, read_sweep
 from jaxrl.train import population_config
+from jaxrl.training.storage.checkpoints import Store
+from jaxrl.training.storage.leaves import digest
 
 POPULATION = (*SMALL, "--max-opts", "60", "--seeds", "2", "--sweep", "agent.lr=1e-3,1e-2", "--run-dir", "run")
 
@@ -39,6 +41,19 @@ def newest(lines: list[str]) -> list[str]:
         else:
             last[member] = line
     return list(last.values())
+
+
+def bests(doors: Doors, run_dir: str) -> list[tuple[str, bool]]:
+    """Return of each member the digest of its best policy, and whether it is as good as its checkpoints know of."""
+    found = []
+    for member in sorted((doors.cwd / run_dir / "members").iterdir()):
+        best, digested, known = Store(member / "best", 1), "none", 0
+        if steps := best.steps():
+            digested = digest(best.read(steps[0])[0])
+        with contextlib.suppress(NoCheckpointError):
+            known = Store(member / "checkpoints", 2).newest_facts()[1]["ledger"]["best_opt_steps"]
+        found.append((digested, known <= (steps[0] if steps else 0)))
+    return found
 
 
 @pytest.mark.slow
@@ -82,7 +97,7 @@ def test_members_in_shards_go_on_on_another_mesh(doors: Doors) -> None:
     ("how", "layout"), [(signal.SIGKILL, "spread"), (signal.SIGKILL, "together"), (signal.SIGTERM, "spread")]
 )
 def test_whatever_ends_it_it_goes_on_to_the_same_bits(doors: Doors, how: signal.Signals, layout: str) -> None:
-    longer = [{"60": "400", "30": "100", "20": "100"}.get(flag, flag) for flag in map(str, POPULATION)]
+    longer = [{"60": "400", "30": "50", "20": "100"}.get(flag, flag) for flag in map(str, POPULATION)]
     longer += ["--layout", layout]
     assert doors.here("train", *[flag if flag != "run" else "whole" for flag in longer]).returncode == 0
     running = doors.start("train", *longer)
@@ -96,8 +111,10 @@ def test_whatever_ends_it_it_goes_on_to_the_same_bits(doors: Doors, how: signal.
     out, err = running.communicate()
     assert running.returncode == (-9 if how == signal.SIGKILL else 143), err
     assert "--resume run" in out or how == signal.SIGKILL
+    assert [known for _, known in bests(doors, "run")] == [True] * 4
     assert doors.run("train", "--resume", "run").returncode == 0
     assert newest(sums(doors, "run")) == newest(sums(doors, "whole"))
+    assert bests(doors, "run") == bests(doors, "whole")
     assert timeless(doors.cwd / "run/metrics.jsonl") == timeless(doors.cwd / "whole/metrics.jsonl")
     metadata = json.loads((doors.cwd / "run/metadata.json").read_text())
     assert [member["status"] for member in metadata["table"]] == ["max_opts"] * 4

@@ -1,8 +1,10 @@
 """What resuming in unusual ways does: other settings, another score, interrupted beginnings, rows that waited."""
 
+import concurrent.futures
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,28 @@ def test_a_better_policy_of_the_same_step_replaces_the_worse(tmp_path: Path) -> 
     leaves, facts = storage.best.read(1000)
     assert facts == {"score": 7.0}
     np.testing.assert_array_equal(leaves["['w']"], [7, 7, 7])
+
+
+def test_a_checkpoint_is_whole_only_after_the_best_policy_of_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that goes on from it does not meet that policy again. The best policy gives the checkpoint time."""
+    storage, write = Storage(str(tmp_path / "run"), 3, {}, Resume()), Store._write
+    begun, there = threading.Event(), []
+
+    def slowly(store: Store, *args: Any) -> int:
+        if store is storage.best:
+            begun.wait()
+            concurrent.futures.wait([storage.checkpoints._job], timeout=0.3)  # type: ignore[list-item]
+            there.append(storage.checkpoints.steps())
+        return write(store, *args)
+
+    monkeypatch.setattr(Store, "_write", slowly)
+    storage.save(1000, {"w": jnp.ones(3)}, {}, Best(1000, 5.0, {"w": jnp.ones(3)}, {"score": 5.0}))
+    begun.set()
+    storage.finish()
+    assert there == [[]]
+    assert storage.checkpoints.steps() == storage.best.steps() == [1000]
 
 
 def test_rows_that_waited_and_were_written_after_all_are_not_doubled(

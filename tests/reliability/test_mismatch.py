@@ -543,8 +543,8 @@ def install(monkeypatch: pytest.MonkeyPatch, package: str) -> str:
         old = jaxrl.__version__
         monkeypatch.setattr(jaxrl, "__version__", "0.0.1")
         return old
-    real = storage.version
-    monkeypatch.setattr(storage, "version", lambda name: "0.0.1" if name == package else real(name))
+    real = storage._installed
+    monkeypatch.setattr(storage, "_installed", lambda name: "0.0.1" if name == package else real(name))
     return real(package)
 
 

@@ -17,9 +17,11 @@ from jaxrl.config import from_plain, preset
 from jaxrl.errors import SettingsError
 from jaxrl.registry import names_of
 from jaxrl.strategies.population import changed_settings, with_values
+from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.population.rows import PopulationRows
 from jaxrl.training.population.scores import PopulationResult, iqm, spread
 from jaxrl.training.recorders import TensorBoardRecorder
+from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.members import member_dir
 from jaxrl.training.trainer import Trainer
@@ -89,6 +91,26 @@ def test_rows_of_the_population_are_its_members_and_what_they_come_to(tmp_path: 
     metadata = json.loads((tmp_path / "run" / "metadata.json").read_text())
     assert metadata["status"] == "done"
     assert [member["status"] for member in metadata["table"]] == ["max_opts"] * 3
+
+
+def test_a_best_policy_is_on_disk_with_the_next_checkpoint_and_no_sooner(tmp_path: Path) -> None:
+    """Judge every later policy better."""
+    there: dict[int, set[tuple[int, ...]]] = {}  # by the steps of a checkpoint that is whole, or less those before one
+
+    def look(trainer: Trainer, at: int) -> None:
+        there.setdefault(at, set()).add(tuple(Store(Path(str(trainer.config.run_dir)) / "best", 1).steps()))
+
+    rising = iter(range(100))
+    hooks = jaxrl.Hooks(
+        before_evaluation=lambda trainer: look(trainer, -trainer.schedule.opt_steps(trainer.ledger.t)), save=look
+    )
+    length = {**LENGTH, "max_opts": 80, "save_interval": 60}
+    evaluator = lambda params, key: Evaluation(np.array([float(next(rising))]), np.array([1]), np.array([True]))
+    made = jaxrl.population(small_dqn(), seeds=2)
+    Trainer(made, **length, evaluator=evaluator, hooks=hooks, run_dir=tmp_path / "run", quiet=True, workers=1).train()
+    assert [there[-at] for at in (20, 40, 60)] == [{()}] * 3
+    assert () not in there[60]
+    assert there[80] == {(80,)}
 
 
 def test_a_population_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path) -> None:

@@ -342,6 +342,8 @@ class PopulationTrainer:
         if (lane := self._places.lanes.get(run.member.number)) is not None:
             run.trainer.lane, run.trainer.evaluator = lane, lane.judging(run.trainer.evaluator)
         run.trainer.announces = self._gates is not None
+        # A kill loses none of it: the member comes to it again, from the checkpoint before it.
+        run.trainer.saves_best_late = self.config.save_interval > 0
         run.reports = run.reports or run.trainer.reports()
 
     def _trainer_of(self, run: Run) -> Trainer:

@@ -265,9 +265,8 @@ class Session:
         """Begin a checkpoint of the present state; it is on disk when `hooks.save` is called, or `close` returns."""
         facts, now = facts_to_save(self._now, self._stepper, self._log, self._iterations)
         self._now = now
-        self._storage.keep_best(now.best)
         again, self._saved = now is not self._saved, now
-        self._storage.save(self.opt_steps, tree_of(now), facts, again)
+        self._storage.save(self.opt_steps, tree_of(now), facts, now.best, again)
         scores = {"best_score": now.ledger.best_score, "last_score": now.ledger.last_score}
         self._storage.note(**self._counters(), **scores, status=self._status())
 

@@ -16,7 +16,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,12 +85,12 @@ class Store:
 
     # --- writing ---
 
-    def save(self, step: int, tree: PyTree, facts: Mapping[str, Any]) -> None:
+    def save(self, step: int, tree: PyTree, facts: Mapping[str, Any], after: "Store | None" = None) -> None:
         """Begin to write `tree` and `facts` (JSON) as `step`; it is saved when `wait` says so.
 
         The arrays are copied before this returns, or written where they are spread over processes: the caller may
-        donate them. A step that was just saved or loaded
-        is not written again.
+        donate them. A step that was just saved or loaded is not written again. What is being written to the store
+        `after` is on disk, or has failed, before any of it.
 
         Raises:
           StorageError: the save before this one failed.
@@ -101,12 +101,12 @@ class Store:
         if is_spread(tree):  # what is on devices of other processes cannot be copied and written later
             self._job = _done(partial(self._write, step, own_leaves(tree), dict(facts)))
             return
-        leaves = host_leaves(tree)
+        write = partial(self._write, step, host_leaves(tree), dict(facts), None if after is None else after._job)
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         try:
-            self._job = self._thread.submit(self._write, step, leaves, dict(facts))
+            self._job = self._thread.submit(write)
         except RuntimeError:  # the interpreter is ending, and starts no more work in threads
-            self._write(step, leaves, dict(facts))
+            write()
 
     def wait(self, block: bool = True) -> int | None:
         """Wait until the save in progress is on disk and return its step; raise `StorageError` if it failed.
@@ -127,8 +127,10 @@ class Store:
                 self._thread.shutdown()
             self._thread = None
 
-    def _write(self, step: int, leaves: Leaves, facts: Facts) -> int:
+    def _write(self, step: int, leaves: Leaves, facts: Facts, after: "Future[int] | None" = None) -> int:
         path, unfinished = self._path(step), self._path(step, UNFINISHED)
+        if after is not None:
+            wait([after])
         self._sweep()
         try:
             unfinished.mkdir(parents=True)

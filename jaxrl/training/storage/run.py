@@ -1,5 +1,6 @@
 """All that a run writes: its directory, checkpoints and best policy. Without a directory it writes nothing."""
 
+import functools
 import math
 import platform
 import shutil
@@ -255,17 +256,21 @@ class Storage:
             except OSError as error:
                 raise StorageError(f"cannot write {self.dir / CONFIG}: {error.strerror or error}") from error
 
-    def save(self, opt_steps: int, tree: PyTree, facts: Mapping[str, Any], again: bool = False) -> None:
-        """Begin a checkpoint, once the one before it has come to its end.
+    def save(
+        self, opt_steps: int, tree: PyTree, facts: Mapping[str, Any], best: Best | None, again: bool = False
+    ) -> None:
+        """Begin a checkpoint, once the one before it has come to its end; the `best` policy is on disk before it is.
 
-        One that is there already is not written again, unless `again`: the state has changed without an optimisation.
+        For a run that goes on from the checkpoint does not meet that policy again. One that is there already is not
+        written again, unless `again`: the state has changed without an optimisation.
         """
         if self.dir is not None:
+            self.keep_best(best)
             self.settle()
             if again:
                 self.checkpoints.newest = None
             facts = {**facts, "settings": self._settings, "versions": self._versions, "logs": self._logs.facts()}
-            self.checkpoints.save(opt_steps, tree, facts)
+            self.checkpoints.save(opt_steps, tree, facts, after=self.best)
 
     def settle(self, block: bool = True) -> None:
         """Take note of how the save in progress has ended; without `block`, only if it has."""
@@ -448,4 +453,9 @@ def never_saved(path: Path) -> bool:
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
     """Return the installed version of each of `packages`; of jaxrl that of the code, which an install may be behind."""
     whole = sys.modules["jaxrl"]  # it is a front door, and not imported from here
-    return {name: whole.__version__ if name == "jaxrl" else version(name) for name in packages}
+    return {name: whole.__version__ if name == "jaxrl" else _installed(name) for name in packages}
+
+
+@functools.cache  # looked up in files, which each of many members would read again
+def _installed(package: str) -> str:
+    return version(package)
