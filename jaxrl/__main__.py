@@ -31,7 +31,7 @@ Begin with: jaxrl train ppo --env CartPole-v1"""
 def main() -> None:
     """Run the front door that the first argument names; end the process with its exit code."""
     leave_on_signals()
-    from jaxrl.cli import begin_front_door, run_main  # signals are taken before the tenth of a second that this takes
+    from jaxrl.cli import begin_front_door, run_main  # late: it takes a tenth of a second
     from jaxrl.opening import greet
 
     begin_front_door()

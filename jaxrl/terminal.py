@@ -53,7 +53,7 @@ def _tick(file: Any, what: str, end: threading.Event) -> None:
 
 
 def columns() -> int:
-    """Return the width of the terminal, 80 if that is unknown; what `COLUMNS` says would let a live line wrap."""
+    """Return the width of the terminal, or 80; `COLUMNS` is not asked, by which a live line could wrap."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         return os.get_terminal_size(sys.stdout.fileno()).columns or 80
     return 80
@@ -74,7 +74,7 @@ def folded(line: str, room: float, indent: int = 16) -> list[str]:
 
 
 def print_folded(line: str, indent: int = 16) -> None:
-    """Print a line: on a terminal folded to its width, elsewhere whole. Nobody has to read it."""
+    """Print a line: on a terminal folded to its width, elsewhere whole. A closed output is no error."""
     with contextlib.suppress(OSError):
         print("\n".join(folded(line, columns() if is_terminal(sys.stdout) else math.inf, indent)), flush=True)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ import jaxrl.training.processes as processes
 from jaxrl.errors import ProcessError
 from jaxrl.training.devices import altered, handed_out, params_of, spread_out
 from jaxrl.training.processes import END
-from jaxrl.training.program import compile_all, state_shapes, zero_sums
+from jaxrl.training.program import compile_all, zero_sums
 from jaxrl.training.storage.arrays import read_part, write_part
 from jaxrl.training.storage.run import VERSIONS, versions
-from jaxrl.training.storage.weights import weights_of
+from jaxrl.training.storage.weights import within
 
 
 @contextmanager
@@ -77,7 +76,7 @@ def _obey(trainer: Any) -> None:
         elif order == "init":
             state, sums = compiled.init(key)
         elif order == "weights":
-            state, sums = weights_of(given[0], partial(state_shapes, strategy)).within((state, sums))
+            state, sums = within((state, sums))
         elif order == "place":
             state, sums = handed_out(strategy, *compiled.like)
         elif order == "load":

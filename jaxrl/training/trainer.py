@@ -136,7 +136,7 @@ class Trainer:
         self._chunk, self._wall, self._least_return, self._refilled = 0, 0.0, math.nan, range(0)
         self._teller = teller_of(strategy, self.config, self.hooks)
         self.announces = self.saves_best_late = False
-        """For a population: to report before any training; to write a best policy with the next checkpoint only."""
+        """For a population: to report before any training; to write a best policy with the next checkpoint."""
 
     @property
     def state(self) -> PyTree:

@@ -244,7 +244,7 @@ def fori_loop(start: Array, stop: Array, body: Callable[[Array, PyTree], PyTree]
 
     On CPUs the matrices of every `Flat` in the carry are carried too. They are cut out of its vector as soon as the
     vector is written, a few at a time, and not all at once when the next iteration begins. On CUDA the count is packed
-    instead.
+    instead. `start` and `stop` are one for all members of a population.
     """
     if not shaped_for(*TIED):
         return jax.lax.fori_loop(start, stop, body, carry)

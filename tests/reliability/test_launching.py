@@ -58,7 +58,7 @@ def test_the_script_for_slurm_begins_a_run_and_goes_on_with_it_when_it_is_submit
     """`srun` here starts the processes that the job has, with the variables by which JAX knows Slurm."""
     job, srun = tmp_path / "job.sh", tmp_path / "bin" / "srun"
     job.write_text(small(block("slurm")))
-    slurm = f"SLURM_JOB_ID={address().rpartition(':')[2]} SLURM_STEP_NODELIST=localhost SLURM_NTASKS={PROCESSES}"
+    slurm = f"SLURM_JOB_ID={os.getpid()} SLURM_STEP_NODELIST=localhost SLURM_NTASKS={PROCESSES}"
     each = f'{slurm} SLURM_PROCID=$i SLURM_LOCALID=$i "$@" & all+=($!)'
     srun.write_text(f"#!/bin/bash\nfor i in 0 1; do {each}; done\nfor one in ${{all[@]}}; do wait $one || exit; done\n")
     srun.chmod(0o755)

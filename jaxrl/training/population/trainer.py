@@ -342,8 +342,8 @@ class PopulationTrainer:
         if (lane := self._places.lanes.get(run.member.number)) is not None:
             run.trainer.lane, run.trainer.evaluator = lane, lane.judging(run.trainer.evaluator)
         run.trainer.announces = self._gates is not None
-        # A kill loses none of it: the member comes to it again, from the checkpoint before it.
-        run.trainer.saves_best_late = self.config.save_interval > 0
+        # A kill loses none of it: from a checkpoint that has the replay too, the member comes to it again.
+        run.trainer.saves_best_late = self.config.save_interval > 0 and self.config.save_replay
         run.reports = run.reports or run.trainer.reports()
 
     def _trainer_of(self, run: Run) -> Trainer:

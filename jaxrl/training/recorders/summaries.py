@@ -1,7 +1,7 @@
 """Numbers and histograms as TensorBoard's summaries, straight in the bytes of protocol buffers.
 
-Python's objects for them, one a number, took a training as long as all else that TensorBoard wants of a row. A summary
-is its values one behind the other, whoever made them: texts and pictures come of the objects.
+Python's objects for them, one a number, took as long as all else that is done with a row. A summary
+is its values one behind the other, whoever made them: texts and pictures are still made by these objects.
 """
 
 import struct

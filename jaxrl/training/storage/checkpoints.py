@@ -98,10 +98,11 @@ class Store:
         self.wait()
         if step == self.newest:
             return
+        before = None if after is None else after._job
         if is_spread(tree):  # what is on devices of other processes cannot be copied and written later
-            self._job = _done(partial(self._write, step, own_leaves(tree), dict(facts)))
+            self._job = _done(partial(self._write, step, own_leaves(tree), dict(facts), before))
             return
-        write = partial(self._write, step, host_leaves(tree), dict(facts), None if after is None else after._job)
+        write = partial(self._write, step, host_leaves(tree), dict(facts), before)
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         try:
             self._job = self._thread.submit(write)

@@ -27,29 +27,34 @@ class Weights(NamedTuple):
 
     leaves: Mapping[str, np.ndarray]
     """By path in `(state, sums)`."""
-    place: str = ""
-    """The checkpoint that they come from."""
     told: tuple[str, ...] = ()
-    """The same, for the log."""
+    """For the log: where they come from."""
 
     def after(self, init: Callable[[Key], PyTree]) -> Callable[[Key], PyTree]:
         """Return `init`, which makes a fresh state and its sums, with these in their places."""
 
         def begin(key: Key) -> PyTree:
             fresh = init(key)
-            processes.tell("weights", self.place)
-            return self.within(fresh)
+            processes.tell("weights")
+            return within(fresh, self.leaves)
 
         return begin if self.leaves else init
 
-    def within(self, fresh: PyTree) -> PyTree:
-        """Return a fresh state and its sums with these in their places; each process of several puts its parts."""
 
-        def taken(path: tuple[object, ...], leaf: jax.Array) -> jax.Array:
-            saved = self.leaves.get(jax.tree_util.keystr(path))
-            return leaf if saved is None else jax.make_array_from_callback(leaf.shape, leaf.sharding, saved.__getitem__)
+def within(fresh: PyTree, saved: Mapping[str, np.ndarray] | None = None) -> PyTree:
+    """Return a fresh state and its sums with what was `saved` in its places.
 
-        return jax.tree_util.tree_map_with_path(taken, fresh)
+    Of several processes, the first gives `saved` to all, and each puts its parts.
+    """
+    leaves, form = jax.tree_util.tree_flatten_with_path(fresh)
+    names = [jax.tree_util.keystr(path) for path, _ in leaves]
+    places = [i for i, name in enumerate(names) if _is_taken(name)]
+    shapes = [jax.ShapeDtypeStruct(leaves[i][1].shape, leaves[i][1].dtype) for i in places]
+    given = processes.shared(shapes if saved is None else [saved[names[i]] for i in places])
+    made = [leaf for _, leaf in leaves]
+    for i, array in zip(places, given, strict=True):
+        made[i] = jax.make_array_from_callback(array.shape, made[i].sharding, array.__getitem__)
+    return jax.tree.unflatten(form, made)
 
 
 def weights_of(place: str | None, like: Callable[[], PyTree]) -> Weights:
@@ -82,7 +87,7 @@ def weights_of(place: str | None, like: Callable[[], PyTree]) -> Weights:
     _require_same({name: leaf for name, leaf in wanted.items() if _is_taken(name)}, saved, run)
     told = f"begins with the networks of {run.absolute()} after {step} optimisation steps"
     leaves = {name: saved[name] for name in wanted if _is_taken(name)}
-    return Weights(leaves, str(run.absolute() / "checkpoints" / str(step)), (told,))
+    return Weights(leaves, (told,))
 
 
 def _is_taken(name: str) -> bool:
