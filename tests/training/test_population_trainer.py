@@ -95,7 +95,7 @@ def test_rows_of_the_population_are_its_members_and_what_they_come_to(tmp_path: 
 
 @pytest.mark.parametrize("replay", [True, False])
 def test_a_best_policy_is_on_disk_with_the_next_checkpoint_and_no_sooner(tmp_path: Path, replay: bool) -> None:
-    """Judge every later policy better. A checkpoint without replay does not lead there again, so they do not wait for it."""
+    """Judge every later policy better. A checkpoint without replay does not lead there again, so none waits for it."""
     there: dict[int, set[tuple[int, ...]]] = {}  # by the steps of a checkpoint that is whole, or less those before one
 
     def look(trainer: Trainer, at: int) -> None:
