@@ -77,6 +77,7 @@ def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int
         start_over=request.start_over,
     )
     stage.clear()
+    say_how_far("")  # from here on something may be written
     try:
         result = trainer.train()
     except (RunDirInUseError, RunDirTakenError):

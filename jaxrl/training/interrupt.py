@@ -8,7 +8,6 @@ from types import FrameType
 from typing import Any
 
 from jaxrl.errors import DivergedError, StorageError, say
-from jaxrl.leaving import say_how_far
 from jaxrl.terminal import end_at_once
 
 try:
@@ -54,7 +53,6 @@ class Interrupt:
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) is not _on_signal:
                 _BEFORE[number] = signal.signal(number, _on_signal)
-        say_how_far("")  # from here on something may be written
         _LISTENING.append(self)
         try:
             yield
