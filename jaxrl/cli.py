@@ -1,6 +1,6 @@
 """Code that the front doors share. They import it first: it installs signal handlers and imports nothing slow."""
 
-from jaxrl.leaving import is_front_door, leave_on_signals  # first, for it takes the signals
+from jaxrl.leaving import is_front_door  # first, for it takes the signals
 
 # isort: split
 import argparse
@@ -83,7 +83,6 @@ def require_temporary_directory() -> None:
 def begin_front_door() -> None:
     """Prepare a process that is a front door, before anything slow is imported."""
     hold_standard_streams()
-    leave_on_signals()
     require_temporary_directory()
 
 

@@ -5,10 +5,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from toys_envs import rollout
 
 import jaxrl
+from jaxrl import evaluate, train
 from jaxrl.envs import vectorise
+from jaxrl.errors import SettingsError
 from jaxrl.types import Step
 
 GOAL, LIMIT = 4, 6
@@ -105,3 +108,39 @@ def _parameters(strategy: Any) -> Any:
     settings = {"max_opts": 8, "eval_interval": 0, "eval_episodes": 0, "recorders": [], "quiet": True}
     state = jaxrl.Trainer(strategy, **settings).train().state
     return jax.tree.map(np.array, strategy.policy.params(state))  # copies: another run may take the memory
+
+
+def keeps_to_its_mask(env: jaxrl.Env) -> None:
+    """Of the walk whose mask forbids to go left."""
+    strategy = jaxrl.on_policy(env, jaxrl.ppo(features=(4,)), num_envs=2, rollout=4, minibatches=1)
+    policy: Any = strategy.policy
+    params = policy.params(strategy.init(jax.random.key(0)))
+    judged = jaxrl.Evaluator(env, policy, 64)(params, jax.random.key(1))
+    assert (judged.returns > -0.1).all(), "who may only go right does not fall"
+    assert judged.returns.mean() > 0.8
+
+
+FLAGS = (
+    *("ppo", "--num-envs", "16", "--rollout", "16", "--epochs", "2", "--minibatches", "2", "--agent.features", "16"),
+    *("--agent.lr", "1e-2", "--eval-interval", "0", "--quiet", "--run-dir", "run"),
+)
+
+
+def is_learnt_from_the_command_line(walk: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the present directory."""
+    assert train.main([*FLAGS, "--env", walk, "--env-args", "limit", "5", "--max-opts", "120"]) == 0
+    assert evaluate.main(["run", "--env", walk, "--episodes", "100"]) == 0
+    told = capsys.readouterr().out
+    score = float(told.split("return ")[1].split()[0])
+    assert score > 0.85  # whoever always goes right comes to the goal, but for a few who slip too often
+    policy = jaxrl.load_policy("run")
+    assert [int(policy([place, 1.0])) for place in (1.0, 2.0, 3.0)] == [1, 1, 1]
+
+
+def is_refused_by_the_command_line(env: str, said: str) -> None:
+    """In one line, with exit code 2."""
+    with pytest.raises(SettingsError) as refused:
+        train.main([*FLAGS[:-2], "--env", env, "--max-opts", "4"])
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert refused.value.exit_code == 2

@@ -264,14 +264,6 @@ def handed_out(tree: PyTree, shardings: PyTree) -> PyTree:
         return jax.block_until_ready(jax.tree.unflatten(form, placed))
 
 
-def shared(leaves: list[Any]) -> list[np.ndarray]:
-    """Return what the first process has of each leaf, in all processes; the others give shapes."""
-    if not several():
-        return leaves
-    with reported():
-        return _sent(leaves)
-
-
 def _sent(leaves: list[Any]) -> list[np.ndarray]:
     """Return the numbers of each leaf in the first process, piece by piece of their bytes: a sum would lose signs."""
     like = [_numbers(leaf) for leaf in leaves]

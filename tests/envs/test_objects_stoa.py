@@ -9,11 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from toys_envs import forget_envs
-from toys_objects import is_the_walk, learns_like_the_walk, random_actions, walked, walking
+from toys_objects import (
+    is_learnt_from_the_command_line,
+    is_refused_by_the_command_line,
+    is_the_walk,
+    keeps_to_its_mask,
+    learns_like_the_walk,
+    random_actions,
+    walked,
+    walking,
+)
 from toys_suites import resumes_to_the_same_bits
 
 import jaxrl
-from jaxrl import evaluate, train
 from jaxrl.errors import SettingsError
 from jaxrl.training.session.inputs import outside
 
@@ -70,12 +78,7 @@ def test_masks_in_extras_become_a_part_of_the_observation() -> None:
     env = jaxrl.stoa_env(toys.Masked())
     mask = jaxrl.Box(0, 1, (2,), "bool")
     assert env.spec.observation_space == {"observation": jaxrl.Box(0.0, 9.0, (2,)), "action_mask": mask}
-    strategy = jaxrl.on_policy(env, jaxrl.ppo(features=(4,)), num_envs=2, rollout=4, minibatches=1)
-    policy: Any = strategy.policy
-    params = policy.params(strategy.init(jax.random.key(0)))
-    judged = jaxrl.Evaluator(env, policy, 64)(params, jax.random.key(1))
-    assert (judged.returns > -0.1).all(), "who may only go right does not fall"
-    assert judged.returns.mean() > 0.8
+    keeps_to_its_mask(env)
 
 
 def test_each_episode_may_have_parameters_of_its_own() -> None:
@@ -162,24 +165,10 @@ def test_a_strategy_says_what_to_give_and_a_session_takes_the_object() -> None:
     assert outside(toys.Walk(), 1).spec == jaxrl.stoa_env(toys.Walk()).spec
 
 
-FLAGS = (
-    *("ppo", "--num-envs", "16", "--rollout", "16", "--epochs", "2", "--minibatches", "2", "--agent.features", "16"),
-    *("--agent.lr", "1e-2", "--eval-interval", "0", "--quiet", "--run-dir", "run"),
-)
-WALK = "toys_stoa:make_walk"
-
-
 @pytest.mark.slow
 def test_the_command_line_learns_the_walk(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    assert train.main([*FLAGS, "--env", WALK, "--env-args", "limit", "5", "--max-opts", "120"]) == 0
-    assert evaluate.main(["run", "--env", WALK, "--episodes", "100"]) == 0
-    told = capsys.readouterr().out
-    # Whoever always goes right comes to the goal in 5 steps, but for a few who slip too often.
-    score = float(told.split("return ")[1].split()[0])
-    assert score > 0.85
-    policy = jaxrl.load_policy("run")
-    assert [int(policy([place, 1.0])) for place in (1.0, 2.0, 3.0)] == [1, 1, 1]
+    is_learnt_from_the_command_line("toys_stoa:make_walk", capsys)
 
 
 @pytest.mark.parametrize(
@@ -191,8 +180,4 @@ def test_the_command_line_learns_the_walk(tmp_path: Path, monkeypatch: Any, caps
     ],
 )
 def test_the_command_line_refuses_in_one_line(name: str, said: str) -> None:
-    with pytest.raises(SettingsError) as refused:
-        train.main([*FLAGS[:-2], "--env", f"toys_stoa:{name}", "--max-opts", "4"])
-    assert said in str(refused.value)
-    assert "\n" not in str(refused.value)
-    assert refused.value.exit_code == 2
+    is_refused_by_the_command_line(f"toys_stoa:{name}", said)

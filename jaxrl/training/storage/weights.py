@@ -46,15 +46,12 @@ def within(fresh: PyTree, saved: Mapping[str, np.ndarray] | None = None) -> PyTr
 
     Of several processes, the first gives `saved` to all, and each puts its parts.
     """
-    leaves, form = jax.tree_util.tree_flatten_with_path(fresh)
-    names = [jax.tree_util.keystr(path) for path, _ in leaves]
-    places = [i for i, name in enumerate(names) if _is_taken(name)]
-    shapes = [jax.ShapeDtypeStruct(leaves[i][1].shape, leaves[i][1].dtype) for i in places]
-    given = processes.shared(shapes if saved is None else [saved[names[i]] for i in places])
-    made = [leaf for _, leaf in leaves]
-    for i, array in zip(places, given, strict=True):
-        made[i] = jax.make_array_from_callback(array.shape, made[i].sharding, array.__getitem__)
-    return jax.tree.unflatten(form, made)
+    named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(fresh)}
+    taken = {name: leaf for name, leaf in named.items() if _is_taken(name)}
+    shapes = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in taken.items()}
+    given = shapes if saved is None else {name: saved[name] for name in taken}
+    made = processes.handed_out(given, {name: leaf.sharding for name, leaf in taken.items()})
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: made.get(jax.tree_util.keystr(path), leaf), fresh)
 
 
 def weights_of(place: str | None, like: Callable[[], PyTree]) -> Weights:
