@@ -303,9 +303,9 @@ def plain_shape(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=leaf.sharding)
 
 
-def blank(shape: Any) -> jax.Array:
-    """Return an array without entries, in its place."""
-    return jax.make_array_from_callback(shape.shape, shape.sharding, lambda index: np.zeros(shape.shape, shape.dtype))
+def placed(shape: Any, array: np.ndarray) -> jax.Array:
+    """Return `array`, which every process has, in the place of `shape`."""
+    return jax.make_array_from_callback(shape.shape, shape.sharding, lambda index: array[index])
 
 
 def as_keys(leaf: Any, array: jax.Array) -> jax.Array:

@@ -1,9 +1,12 @@
-"""The arrays of a checkpoint on disk, written by one process or by several, each what it has: the files are alike.
+"""The arrays of a checkpoint on disk, written by one process or by several, each what it has.
+
+One process writes its small leaves as one array of their bytes in a row: to Orbax an array of ten numbers is as dear as
+one of some ten thousand, and a training state has many small ones.
 
 Where arrays are spread over processes, the first tells the others to write. Each writes its shards through Orbax, and
-answers with checksums of them and of its files; when all have answered the first joins the parts to one store, which
-any number of processes reads. The checksum of an array is made of those of its shards, and is that of its bytes in a
-row: a checkpoint does not tell how many have written it, but by the names of its files.
+answers with checksums of them and of its files; when all have answered the first joins the parts to one store. The
+checksum of an array is made of those of its shards, and is that of its bytes in a row. Any number of processes reads
+what one has written, or several: a checkpoint does not tell how many, but by its files.
 """
 
 import json
@@ -30,6 +33,10 @@ FILES = "files.json"
 """The list of a checkpoint's other files."""
 OVERHEAD = 1 << 16
 """Bytes that a checkpoint takes beside its arrays, at least."""
+SMALL = 1 << 20
+"""Bytes up to which a leaf is written in one row with others."""
+TOGETHER = "together"
+"""The name of that row among the arrays."""
 CRC_POLYNOMIAL = 0xEDB88320
 """Of CRC-32 (ISO 3309), its lowest power in the highest bit."""
 
@@ -67,8 +74,7 @@ def write_all(path: Path, leaves: Mapping[str, Any]) -> tuple[dict[str, int], di
     """
     path.mkdir()
     if not any(map(processes.is_spread, leaves.values())):
-        _write_own(path, leaves)
-        join_arrays(path)
+        _write_own(path, _small_together(leaves), in_parts=False)
         return {name: checksum(array) for name, array in leaves.items()}, {}
     (path / "array_metadatas").mkdir()  # Orbax in the others waits for it, and the first may fail before it makes it
     processes.tell("save", str(path))
@@ -148,7 +154,7 @@ def _read_own(path: Path, like: PyTree, sums: Sequence[int]) -> tuple[PyTree, di
     arrays = read_arrays(path, {name: shape for name, shape in wanted.items() if shape.size})
     made, found = [], {"shards": {}, "wrong": []}  # type: list[Any], dict[str, Any]
     for i, (leaf, (name, shape)) in enumerate(zip(leaves, wanted.items(), strict=True)):
-        array = arrays[name] if shape.size else processes.blank(shape)
+        array = arrays[name] if shape.size else processes.placed(shape, np.zeros(shape.shape, shape.dtype))
         if not array.is_fully_replicated:
             found["shards"][name] = _shard_sums(array)
         elif checksum(np.asarray(array.addressable_data(0))) != sums[i]:
@@ -162,12 +168,12 @@ def _is_own(file: str) -> bool:
     return any(part.endswith(f"process_{processes.number()}") for part in Path(file).parts)
 
 
-def _write_own(path: Path, leaves: Mapping[str, Any]) -> dict[str, list[list[int]]]:
+def _write_own(path: Path, leaves: Mapping[str, Any], in_parts: bool = True) -> dict[str, list[list[int]]]:
     """Write what this process has of `leaves`; return for each that is divided what `_shard_sums` says."""
     arrays = {name: array for name, array in leaves.items() if array.size}
     size = sum(_own_bytes(array) for array in arrays.values())
     require_room(path, size + OVERHEAD)
-    write_arrays(path, arrays)
+    write_arrays(path, arrays, in_parts)
     return {name: _shard_sums(array) for name, array in leaves.items() if processes.is_spread(array)}
 
 
@@ -289,17 +295,18 @@ def _file_sum(path: Path, sync: bool) -> list[int]:
 # --- Orbax ------------------------------------------------------------------------------------------------------
 
 
-def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write what this process has of `arrays` into the directory `path`."""
+def write_arrays(path: Path, arrays: Mapping[str, Any], in_parts: bool) -> None:
+    """Write what this process has of `arrays` into the directory `path`, whole or as parts to be joined."""
     import orbax.checkpoint as ocp
     from etils import epath
 
     with ORBAX, hushed():
-        ocp.StandardCheckpointHandler().save(epath.Path(path), args=ocp.args.StandardSave(arrays))
+        # Its database of many small files (OCDBT) is for parts: by itself it takes longer, whatever the size.
+        ocp.PyTreeCheckpointHandler(use_ocdbt=in_parts).save(epath.Path(path), args=ocp.args.PyTreeSave(dict(arrays)))
 
 
 def join_arrays(path: Path) -> None:
-    """Join what one process or several have written into `path` by `write_arrays`."""
+    """Join the parts that processes have written into `path` by `write_arrays`."""
     import orbax.checkpoint as ocp
     from etils import epath
 
@@ -308,8 +315,40 @@ def join_arrays(path: Path) -> None:
 
 
 def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
-    """Read what `write_arrays` wrote; `like` has the names, shapes and dtypes, and for devices the places."""
+    """Read what `write_all` wrote; `like` has the names, shapes and dtypes, and for devices the places."""
     import orbax.checkpoint as ocp
 
+    small = {name: x for name, x in like.items() if (path / TOGETHER).is_dir() and _size(x) <= SMALL}
+    wanted = {name: x for name, x in like.items() if name not in small}
+    if small:
+        wanted[TOGETHER] = np.empty(sum(map(_size, small.values())), np.uint8)
     with ORBAX, hushed():
-        return dict(ocp.StandardCheckpointHandler().restore(path, args=ocp.args.StandardRestore(dict(like))))
+        found = dict(ocp.StandardCheckpointHandler().restore(path, args=ocp.args.StandardRestore(wanted)))
+    return {**found, **_taken_apart(found.pop(TOGETHER), small)} if small else found
+
+
+# --- small leaves in a row --------------------------------------------------------------------------------------
+
+
+def _small_together(leaves: Leaves) -> Leaves:
+    """Return the large leaves, and the bytes of all small ones in a row, in their order."""
+    small = [array for array in leaves.values() if _size(array) <= SMALL]
+    large = {name: array for name, array in leaves.items() if _size(array) > SMALL}
+    row = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in small]
+    return {TOGETHER: np.concatenate(row), **large} if row else large
+
+
+def _taken_apart(row: np.ndarray, like: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the leaves whose bytes are in `row`, each where `like` has its place."""
+    found, start = {}, 0
+    for name, leaf in like.items():
+        part = row[start : start + _size(leaf)].copy()  # a slice may begin at any byte
+        start += _size(leaf)
+        array = part.view(leaf.dtype).reshape(leaf.shape)
+        found[name] = array if isinstance(leaf, np.ndarray) else processes.placed(leaf, array)
+    return found
+
+
+def _size(array: Any) -> int:
+    """Return the bytes of an array or a shape."""
+    return int(array.size) * array.dtype.itemsize

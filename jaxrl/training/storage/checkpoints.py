@@ -51,7 +51,9 @@ from jaxrl.training.storage.leaves import (
 from jaxrl.training.storage.run_dir import sync_dir, write_atomically
 from jaxrl.trees import PyTree
 
-FORMAT = 4
+FORMAT = 5
+READABLE = (4, FORMAT)
+"""Formats that are read: up to 4 every leaf was an array of its own."""
 MANIFEST, STATE = "manifest.json", "state"
 UNFINISHED, REMOVED = ".unfinished", ".removed"
 """Added to the name of a step that is being written, and of one that is being removed."""
@@ -326,18 +328,19 @@ class Store:
         try:
             manifest = json.loads((self._path(step) / MANIFEST).read_text())
             version = manifest["format"]
-            if version == FORMAT and manifest["sha256"] != seal(manifest)["sha256"]:
+            if version in READABLE and manifest["sha256"] != seal(manifest)["sha256"]:
                 raise CheckpointError("its manifest is damaged: its checksum differs")
-            if version == FORMAT and manifest["step"] != step:
+            if version in READABLE and manifest["step"] != step:
                 raise CheckpointError(f"it was saved as step {manifest['step']!r}")
-            if version == FORMAT:
+            if version in READABLE:
                 _check_types(manifest)
         except CheckpointError:
             raise
         except Exception as error:
             raise CheckpointError(f"its manifest cannot be read: {reason(error)}") from error
-        if version != FORMAT:
-            raise CheckpointError(f"it is of format {str(version)[:20]}; this version of jaxrl reads format {FORMAT}")
+        if version not in READABLE:
+            formats = " and ".join(map(str, READABLE))
+            raise CheckpointError(f"it is of format {str(version)[:20]}; this version of jaxrl reads formats {formats}")
         return manifest
 
     def _fitting_manifest(self, step: int, wanted: Mapping[str, Any] | None) -> dict[str, Any]:
