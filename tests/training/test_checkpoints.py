@@ -12,8 +12,7 @@ import pytest
 from jaxrl.errors import NoCheckpointError, StorageError
 from jaxrl.training.storage import arrays, checkpoints
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
-from jaxrl.training.storage.leaves import checksum
-from jaxrl.training.storage.leaves import state_digest as digest
+from jaxrl.training.storage.leaves import checksum, state_digest as digest
 
 
 class Tree(NamedTuple):

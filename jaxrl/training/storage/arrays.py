@@ -330,7 +330,7 @@ def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
 # --- small leaves in a row --------------------------------------------------------------------------------------
 
 
-def _small_together(leaves: Leaves) -> Leaves:
+def _small_together(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Return the large leaves, and the bytes of all small ones in a row, in their order."""
     small = [array for array in leaves.values() if _size(array) <= SMALL]
     large = {name: array for name, array in leaves.items() if _size(array) > SMALL}
