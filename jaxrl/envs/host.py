@@ -6,6 +6,7 @@ An environment written in JAX can be put on the host too: actors then step it th
 import importlib
 import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from multiprocessing import parent_process
@@ -80,7 +81,9 @@ class HostVectorEnv:
         self.vector = env.open(num_envs, seed, processes)
         self._returns = np.zeros(num_envs, np.float32)
         self._lengths = np.zeros(num_envs, np.int32)
-        self.spoilt = np.zeros(num_envs, bool)
+        self._all, self._none = np.ones(num_envs, bool), np.zeros(num_envs, bool)
+        self._all.flags.writeable = self._none.flags.writeable = False  # for they are given out
+        self.spoilt = self._none
         """Whether the current episode's first observation was not finite and no step has been taken since."""
 
     def reset(self) -> PyTree:
@@ -102,21 +105,25 @@ class HostVectorEnv:
         where an environment does not tell a scalar, and the names may differ from step to step.
         """
         successor, reward, terminated, truncated, scalars = self.vector.step(action)  # type: Any, Any, Any, Any, Any
-        valid = np.isfinite(reward) & _finite_rows(successor) & ~self.spoilt
-        reward = np.where(valid, reward, 0.0).astype(np.float32)
-        successor = _zeros_where(~valid, successor)
+        valid: Any = self._all
+        if np.count_nonzero(self.spoilt) or not all(map(_all_finite, [reward, *_floats(successor)])):
+            valid = np.isfinite(reward) & _finite_rows(successor) & ~self.spoilt
+            reward, successor = np.where(valid, reward, 0.0), _zeros_where(~valid, successor)
+            terminated, truncated = terminated & valid, truncated | ~valid
+        reward = reward.astype(np.float32)
         self._returns, self._lengths = self._returns + reward, self._lengths + 1
-        terminated = terminated & valid
-        late = self._lengths >= (self.spec.time_limit or np.inf)
-        truncated = (truncated | late | ~valid) & ~terminated
-        done = terminated | truncated
+        if self.spec.time_limit:
+            truncated = truncated | (self._lengths >= self.spec.time_limit)
         info: Any = {**scalars, "episode_return": self._returns, "episode_length": self._lengths}
-        obs, self.spoilt = successor, np.zeros_like(valid)
-        if done.any():
+        self.spoilt = self._none
+        obs, seen = successor, self._all  # type: Any, Any
+        done = terminated | truncated
+        if np.count_nonzero(done):
+            truncated = truncated & ~terminated
             fresh = self._begun(self.vector.reset(done), done)
             obs = jax.tree.map(lambda new, old: np.where(_like(done, new), new, old), fresh, successor)
             self._returns, self._lengths = np.where(done, 0, self._returns), np.where(done, 0, self._lengths)
-        seen: Any = ~self.spoilt
+            seen = ~self.spoilt
         return Step(action, (), reward, terminated, truncated, successor, obs, info, valid, seen)
 
     def close(self, kill: bool = False) -> None:
@@ -133,8 +140,17 @@ def _zeros_where(spoilt: np.ndarray, tree: PyTree) -> PyTree:
 
 
 def _finite_rows(tree: PyTree) -> Any:
-    floats = [x for x in jax.tree.leaves(tree) if np.issubdtype(x.dtype, np.inexact)]
-    return np.logical_and.reduce([np.isfinite(x).reshape(len(x), -1).all(axis=1) for x in floats] or [True])
+    floats = [np.isfinite(x).reshape(len(x), -1).all(axis=1) for x in _floats(tree)]
+    return np.logical_and.reduce(floats or [True])
+
+
+def _floats(tree: PyTree) -> list[np.ndarray]:
+    leaves = [tree] if isinstance(tree, np.ndarray) else jax.tree.leaves(tree)
+    return [x for x in leaves if x.dtype.kind in "fc"]
+
+
+def _all_finite(x: np.ndarray) -> bool:
+    return np.count_nonzero(np.isfinite(x)) == x.size
 
 
 # --- Gymnasium --------------------------------------------------------------------------------------------------
@@ -246,6 +262,7 @@ class _Gymnasium:
             else vector.SyncVectorEnv([make] * num_envs, **mode)
         )
         self._seed: int | None = seed
+        self._killing = threading.Lock()
         self._struct = space_struct(spec.observation_space)
 
     def reset(self, which: np.ndarray | None = None) -> PyTree:
@@ -275,13 +292,14 @@ class _Gymnasium:
 
     def _kill(self) -> None:
         """Kill the processes. They ignore milder signals, and left alone they would keep this process from ending."""
-        processes = getattr(self._env, "processes", ())
-        if processes:
-            self._env.closed = True  # so that Gymnasium waits for nobody
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.join()
+        with self._killing:  # else the one of two threads that learns of a death might be ended before it says so
+            processes = getattr(self._env, "processes", ())
+            if processes:
+                self._env.closed = True  # so that Gymnasium waits for nobody
+            for process in processes:
+                process.kill()
+            for process in processes:
+                process.join()
 
 
 def like_spec(struct: PyTree, obs: PyTree) -> PyTree:
@@ -289,11 +307,19 @@ def like_spec(struct: PyTree, obs: PyTree) -> PyTree:
 
     Images may have their channels first or last.
     """
+    if isinstance(obs, np.ndarray) and isinstance(struct, jax.ShapeDtypeStruct):
+        return _like_leaf(struct, obs)
     flat = jax.tree.leaves(obs if not isinstance(obs, dict) else dict(obs))
     like, treedef = jax.tree.flatten(struct)
-    pairs = zip(flat, like, strict=True)
-    arrays = ((as_shape(np.asarray(x, s.dtype), s.shape), s.shape) for x, s in pairs)
-    return jax.tree.unflatten(treedef, [x.reshape(len(x), *shape) for x, shape in arrays])
+    return jax.tree.unflatten(treedef, [_like_leaf(s, x) for s, x in zip(like, flat, strict=True)])
+
+
+def _like_leaf(struct: Any, x: Any) -> np.ndarray:
+    array = np.asarray(x, struct.dtype)
+    if array.shape[1:] == struct.shape:
+        return array
+    array = as_shape(array, struct.shape)
+    return array.reshape(len(array), *struct.shape)
 
 
 # --- JAX --------------------------------------------------------------------------------------------------------

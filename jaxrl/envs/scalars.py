@@ -1,6 +1,6 @@
 """The `info` of environments on the host: the numbers in it, one an environment."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ def _where(mask: Any, values: np.ndarray) -> np.ndarray:
     return values if mask is None else np.where(mask, values, np.float32(np.nan))
 
 
-def stacked(steps: list[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def stacked(steps: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Return scalars `[N]` of several steps as `[T, N]`, NaN at the steps that lack one."""
     names = {name: len(x) for step in steps for name, x in step.items()}
     blank = {name: np.full(size, np.nan, np.float32) for name, size in names.items()}

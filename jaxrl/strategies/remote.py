@@ -21,16 +21,17 @@ from jaxrl.envs.base import Env, TimeStep, VecEnv, draw_nothing, vectorise
 from jaxrl.envs.host import HostEnv, on_host
 from jaxrl.envs.objects import KINDS, kind_of
 from jaxrl.errors import SettingsError, check_between, check_count, require_extra
-from jaxrl.masks import random_action
 from jaxrl.metrics import Metrics, Total, stat
-from jaxrl.processors.base import Processor, begin
+from jaxrl.processors.base import Processor
 from jaxrl.spaces import EnvSpec, space_zeros
-from jaxrl.strategies.interaction import Acting, StepInfo, draw_steps, interact, open_envs, step_info
+from jaxrl.strategies import actor
+from jaxrl.strategies.actor import Choice, Words
+from jaxrl.strategies.interaction import Acting, StepInfo, draw_steps
 from jaxrl.strategies.shards import check_shards
-from jaxrl.trees import Array, Key, PyTree, row_struct
-from jaxrl.types import Step, Transition
+from jaxrl.trees import Array, Key, PyTree
+from jaxrl.types import Transition
 from jaxrl.written import whole
-from jaxrl.xla.packing import Layout, empty, layout_of, pack, unpack
+from jaxrl.xla.packing import Layout, empty, unpack
 
 ENGINES = ("threads", "ray")
 NEEDS_RAY = "actors on other machines"
@@ -93,16 +94,21 @@ class Remote(NamedTuple):
     """Whether actions during it are uniformly random."""
     arrival: PyTree
     """Shapes of what the learner is given: the first part of the noise of `Strategy.step`."""
-    begin: Callable[[PyTree, PyTree, PyTree, Key], tuple[PyTree, PyTree]]
-    """`(agent, learnt, obs, key) -> (processor, fresh)`; `fresh` is what it has learnt in this round."""
+    told: Layout
+    """How an actor tells programs what its environments did: a `Step` of each, as a row of bits."""
+    begin: Callable[[PyTree, PyTree, PyTree, Key], Words]
+    """`(agent, learnt, obs, key) -> window`, which is a `Standing` as one row of bits."""
     draw: Callable[[Key, int, bool], PyTree]
-    """`(key, steps, random) -> noise`"""
-    act: Callable[[PyTree, PyTree, PyTree, Array, Array], tuple[PyTree, PyTree]]
-    """`(agent, processor, noise, place, opt_step) -> (action, extras)`"""
-    take: Callable[[PyTree, PyTree, Step], tuple[PyTree, PyTree, PyTree]]
-    """`(processor, fresh, step) -> (processor, fresh, words)`"""
-    taught: Callable[[PyTree, PyTree], PyTree]
-    """`(processor, learnt) -> processor`: with what was learnt by all in place of what it has learnt."""
+    """`(key, steps, random) -> noise` of a round."""
+    first: Callable[[PyTree, Words, PyTree, Array], tuple[Words, Choice]]
+    """`(agent, window, noise, place) -> (window, choice)`: begin a round; `place` is uint32, the row of `noise`, which
+    may be that of several rounds, and the optimisation step of the parameters."""
+    next: Callable[[PyTree, Words, Choice, PyTree, Words], tuple[Words, Choice, Words]]
+    """`(agent, window, choice, noise, told) -> (window, choice, words)`: take a step in, and choose for the next."""
+    last: Callable[[Words, Choice, Words], tuple[Words, Words, PyTree]]
+    """`(window, choice, told) -> (window, words, fresh)`: take a round's last step in; `fresh` was learnt in it."""
+    taught: Callable[[Words, PyTree], Words]
+    """`(window, learnt) -> window`: with what was learnt by all in place of what it has learnt, and nothing fresh."""
     joined: Callable[[PyTree, PyTree], PyTree]
     """`(learnt, fresh) -> learnt`"""
     learns: bool
@@ -289,8 +295,10 @@ def remote(
     jax.eval_shape(processor.taught_more, nothing, nothing)  # raises where it cannot be done
     num_envs = acting.env.num_envs // host_actors.actors
     one = acting._replace(env=acting.env._replace(num_envs=num_envs))
-    layout = layout_of_steps(acting)
-    words = lambda: _several(empty(layout, acting.env.num_envs).words, steps)
+    layouts = actor.Layouts(
+        actor.layout_of_steps(acting), actor.layout_of_standing(one, nothing), actor.layout_of_told(one)
+    )
+    words = lambda: _several(empty(layouts.step, acting.env.num_envs).words, steps)
     fresh = jax.tree.map(lambda x: jnp.broadcast_to(x, (host_actors.actors, *x.shape)), nothing)
     arrival = jax.eval_shape(lambda: Arrival(words(), jnp.float32(0), fresh))
     sent = acting.agent.publish or acting.agent.strip
@@ -308,29 +316,18 @@ def remote(
         fill=fill,
         random_fill=random_fill,
         arrival=arrival,
-        begin=partial(_begin, one),
+        told=layouts.told,
+        begin=partial(actor.begin, one, layouts.window),
         draw=lambda key, count, random: draw_steps(one, key, count, random),
-        act=partial(_act, one),
-        take=partial(_take, one, layout),
-        taught=processor.taught,
+        first=partial(actor.first, one, layouts.window),
+        next=partial(actor.next, one, layouts),
+        last=partial(actor.last, one, layouts),
+        taught=partial(actor.taught, one, layouts.window),
         joined=processor.taught_more,
         learns=bool(jax.tree.leaves(nothing)),
         publish=lambda state: (sent(state.agent), processor.learnt(state.processor)),
         push=push,
     )
-
-
-def layout_of_steps(acting: Acting) -> Layout:
-    """Return how a step of one environment is packed: its transition, and what is recorded of it."""
-
-    def one() -> tuple[Transition, StepInfo]:
-        agent_key, env_key, key = jax.random.split(jax.random.key(0), 3)
-        agent = acting.agent.init(agent_key)
-        loop, _ = open_envs(acting, agent, env_key)
-        noise = jax.tree.map(lambda x: x[0], draw_steps(acting, key, 1))
-        return interact(acting, agent, jnp.uint32(0), False, loop, noise)[1]
-
-    return layout_of(row_struct(jax.eval_shape(one)))
 
 
 def _several(words: dict[str, Array], steps: int) -> dict[str, Array]:
@@ -345,41 +342,6 @@ def nothing_learnt(processor: Processor, host_actors: HostActors) -> PyTree:
 def untaught(processor: Processor, state: PyTree, host_actors: HostActors) -> PyTree:
     """Return the `state` of `processor` in the learner, before its actors have seen anything."""
     return processor.of_actors.taught(state, nothing_learnt(processor, host_actors))
-
-
-def _begin(acting: Acting, agent: PyTree, learnt: PyTree, obs: PyTree, key: Key) -> tuple[PyTree, PyTree]:
-    """Start the processor at the first observations, knowing what all have `learnt`."""
-    seen = acting.processor.observe(acting.processor.init(obs))
-    noise = acting.agent.draw_act(key, acting.env.num_envs)
-    shapes = jax.eval_shape(lambda: acting.agent.act(agent, seen, noise, jnp.uint32(0), "explore"))
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    processor = acting.processor
-    if not jax.tree.leaves(learnt):
-        return begin(processor, obs, *zeros), learnt
-    nothing = jax.tree.map(jnp.zeros_like, learnt)
-    knowing = processor._replace(init=lambda obs: processor.taught(processor.init(obs), learnt))
-    blank = processor._replace(init=lambda obs: processor.taught(processor.init(obs), nothing))
-    return begin(knowing, obs, *zeros), processor.learnt(begin(blank, obs, *zeros))
-
-
-def _act(acting: Acting, agent: PyTree, processor: PyTree, noise: PyTree, place: Array, opt_step: Array) -> Any:
-    """Choose actions with the randomness of step `place` of a round; return them and the extras."""
-    act_noise, drawn, _ = jax.tree.map(lambda x: x[place], noise)
-    obs = acting.processor.observe(processor)
-    action, extras = acting.agent.act(agent, obs, act_noise, opt_step, "explore")
-    return (random_action(acting.env.spec, drawn, obs) if jax.tree.leaves(drawn) else action), extras
-
-
-def _take(
-    acting: Acting, layout: Layout, processor: PyTree, fresh: PyTree, step: Step
-) -> tuple[PyTree, PyTree, dict[str, Array]]:
-    """Take in what the actions led to; return the processor's state, what is fresh, and the step packed `[N, W]`."""
-    if jax.tree.leaves(fresh):
-        # The same step once more, as if nothing had been learnt but this: of it, nothing else is computed.
-        apart, _ = acting.processor.process(acting.processor.taught(processor, fresh), step)
-        fresh = acting.processor.learnt(apart)
-    processor, items = acting.processor.process(processor, step)
-    return processor, fresh, pack(layout, (items, step_info(step)))
 
 
 # --- what the learner makes of it -------------------------------------------------------------------------------
@@ -398,7 +360,7 @@ def learnt_by_all(processor: Processor, state: PyTree, fresh: PyTree) -> PyTree:
 
 def arrived(acting: Acting, host_actors: HostActors, arrival: Arrival) -> tuple[Transition, StepInfo, Metrics]:
     """Unpack what arrived: transitions and what was seen, leaves `[T, N, ...]`, and metrics of each actor."""
-    items, seen = jax.vmap(partial(unpack, layout_of_steps(acting)))(arrival.words)
+    items, seen = jax.vmap(partial(unpack, actor.layout_of_steps(acting)))(arrival.words)
     done = seen.terminated | seen.truncated
     metrics: dict[str, Any] = {"staleness": arrival.lag}
     each = acting.env.num_envs // host_actors.actors

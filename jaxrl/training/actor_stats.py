@@ -3,8 +3,7 @@
 import math
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,14 +34,16 @@ class ActorStats:
         self.inside = False
         """Whether a call is under way."""
 
-    @contextmanager
-    def calling(self, limit_s: float) -> Iterator[None]:
-        """Count what is done within as a call of the environment."""
-        self.calls, self.limit_s, self.inside = self.calls + 1, limit_s, True
-        try:
-            yield
-        finally:
-            self.limit_s, self.inside = math.inf, False
+    def calling(self, limit_s: float) -> "ActorStats":
+        """Count what is done in the block of `with` that follows as a call of the environment."""
+        self.calls, self.limit_s = self.calls + 1, limit_s
+        return self
+
+    def __enter__(self) -> None:
+        self.inside = True
+
+    def __exit__(self, *error: object) -> None:
+        self.limit_s, self.inside = math.inf, False
 
     def facts(self) -> list[float]:
         """Return what was counted."""
@@ -87,13 +88,6 @@ def stack_of(ident: int | None) -> str:
 # --- what an actor is given, and sends --------------------------------------------------------------------------
 
 
-class ActorState(NamedTuple):
-    """An actor's processor between two steps, and what it has learnt in this round."""
-
-    processor: PyTree
-    fresh: PyTree
-
-
 class Published(NamedTuple):
     """Parameters for actors."""
 
@@ -106,7 +100,7 @@ class Published(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Steps of one actor's environments, `[T, N, ...]`, or one of them, `[N, ...]`."""
+    """Steps of one actor's environments, `[T, N, ...]`."""
 
     words: dict[str, np.ndarray]
     """Transitions and what is recorded of them, packed."""
@@ -121,6 +115,8 @@ def apart(step: Step, done: Any) -> tuple[Step, dict[str, np.ndarray]]:
 
     Those of whole episodes are left only where one is `done`.
     """
+    if len(step.info) == 2:
+        return step, {}
     scalars: dict[str, Any] = dict(step.info)
     known = {name: scalars.pop(name) for name in ("episode_return", "episode_length")}
     for name in scalars:
@@ -129,10 +125,9 @@ def apart(step: Step, done: Any) -> tuple[Step, dict[str, np.ndarray]]:
     return step._replace(info=known), scalars
 
 
-def block_of(steps: list[Block], fresh: Any = ()) -> Block:
-    """Return several steps as one block, and what was learnt of them."""
-    words = {word: np.stack([step.words[word] for step in steps]) for word in steps[0].words}
-    return Block(words, stacked([step.info for step in steps]), fresh)
+def block_of(words: Sequence[Mapping[str, Any]], infos: list[dict[str, np.ndarray]], fresh: Any = ()) -> Block:
+    """Return several steps, packed and with their scalars, as one block, and what was learnt of them."""
+    return Block({word: np.stack([step[word] for step in words]) for word in words[0]}, stacked(infos), fresh)
 
 
 class Scalars:

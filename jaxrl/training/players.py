@@ -12,13 +12,17 @@ import numpy as np
 
 from jaxrl.envs.host import HostVectorEnv
 from jaxrl.errors import one_line
+from jaxrl.strategies.actor import Words
 from jaxrl.strategies.base import fold
 from jaxrl.strategies.remote import Remote
-from jaxrl.training.actor_stats import ActorState, ActorStats, Block, Published, apart, block_of
-from jaxrl.trees import Key, PyTree
+from jaxrl.training.actor_stats import ActorStats, Block, Published, apart, block_of
+from jaxrl.trees import Array, Key, PyTree
+from jaxrl.xla.packing import HostRows
 
 OPENING_S = 60.0
 """Seconds that opening environments may take at the least, which begins processes and imports."""
+AHEAD = 64
+"""Steps whose randomness is drawn in one call, about."""
 STREAM = 2**32 - 2
 """Folded into the key of a run's stream for its actors: no iteration has this number."""
 
@@ -37,9 +41,10 @@ class Programs(NamedTuple):
     publish: Callable[..., Any]
     begin: Callable[..., Any]
     draw: Callable[..., Any]
-    """`(key, number, steps, random) -> noise` of a round, by its number."""
-    act: Callable[..., Any]
-    take: Callable[..., Any]
+    """`(key, numbers, steps, random) -> noise` of the steps of several rounds, by their numbers."""
+    first: Callable[..., Any]
+    next: Callable[..., Any]
+    last: Callable[..., Any]
     taught: Callable[..., Any]
     joined: Callable[..., Any]
 
@@ -52,14 +57,18 @@ def programs(remote: Remote, run: Callable[..., Any]) -> Programs:
         publish=jax.jit(lambda state: jax.tree.map(lambda x: x.copy(), remote.publish(state))),
         # Each in a wrapper of its own: JAX would give a function traced with other forms the programs of then.
         begin=jax.jit(partial(remote.begin)),
-        draw=jax.jit(
-            lambda key, number, steps, random: remote.draw(fold(key, number), steps, random), static_argnums=(2, 3)
-        ),
-        act=jax.jit(partial(remote.act)),
-        take=jax.jit(partial(remote.take)),
+        draw=jax.jit(partial(_draw, remote), static_argnums=(2, 3)),
+        first=jax.jit(partial(remote.first)),
+        next=jax.jit(partial(remote.next)),
+        last=jax.jit(partial(remote.last)),
         taught=jax.jit(partial(remote.taught)),
         joined=jax.jit(partial(remote.joined)),
     )
+
+
+def _draw(remote: Remote, key: Key, numbers: Array, steps: int, random: bool) -> PyTree:
+    drawn = jax.vmap(lambda number: remote.draw(fold(key, number), steps, random))(numbers)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), drawn)
 
 
 class Part(NamedTuple):
@@ -80,7 +89,9 @@ class Player:
         """Prepare; nothing is opened yet. A round ends with `Stopped` once `halted()`."""
         self.remote, self.programs, self.part, self.stats, self.halted = remote, programs, part, stats, halted
         self._envs: HostVectorEnv | None = None
-        self._window: ActorState | None = None
+        self._told = HostRows(remote.told, remote.num_envs)
+        self._window: Words | None = None
+        self._drawn: tuple[Any, PyTree] = (None, ())
         self._own: list[tuple[int, PyTree]] = []
         """What it has learnt in rounds that the learner may not have learnt from yet, by their numbers."""
 
@@ -96,12 +107,10 @@ class Player:
         """Take the steps of round `number`, after those that come before an actor's first."""
         published, random = self._exploring(published), number < self.part.random
         window = self._begin(published, random) if self._window is None else self._informed(self._window, published)
-        noise = self.programs.draw(self.part.key, np.uint32(number), self.remote.steps, random)
-        self._window, kept = self._steps(published, window, noise, self.remote.steps)
-        fresh = jax.tree.map(np.asarray, self._window.fresh)
+        self._window, block = self._steps(published, window, number, self.remote.steps, random)
         if self.remote.learns:
-            self._own.append((number, fresh))
-        return block_of(kept, fresh)
+            self._own.append((number, block.fresh))
+        return block
 
     def close(self, kill: bool = False) -> None:
         """Close the environments; with `kill`, from another thread, without waiting for a step that hangs."""
@@ -111,18 +120,17 @@ class Player:
             with self.stats.calling(self.remote.config.actor_timeout):
                 self._envs.close()
 
-    def _begin(self, published: Published, random: bool) -> ActorState:
+    def _begin(self, published: Published, random: bool) -> Words:
         """Start the episodes, and take the steps of which no transition is complete."""
         assert self._envs is not None, "opened before it is played in"
         with self.stats.calling(self.remote.config.actor_timeout):
             obs = self._envs.reset()
-        window = ActorState(*self.programs.begin(published.agent, published.learnt, obs, self.part.key))
+        window: Words = self.programs.begin(published.agent, published.learnt, obs, self.part.key)
         if self.remote.prime:
-            noise = self.programs.draw(self.part.key, np.uint32(STREAM), self.remote.prime, random)
-            window, _ = self._steps(published, window, noise, self.remote.prime)
+            window, _ = self._steps(published, window, STREAM, self.remote.prime, random)
         return window
 
-    def _informed(self, window: ActorState, published: Published) -> ActorState:
+    def _informed(self, window: Words, published: Published) -> Words:
         """Return `window` with what all have learnt up to `published`, and this actor in its own rounds since."""
         if not self.remote.learns:
             return window
@@ -130,8 +138,8 @@ class Player:
         learnt = published.learnt
         for _, fresh in self._own:
             learnt = self.programs.joined(learnt, fresh)
-        blank = jax.tree.map(np.zeros_like, window.fresh)
-        return ActorState(self.programs.taught(window.processor, learnt), blank)
+        taught: Words = self.programs.taught(window, learnt)
+        return taught
 
     def _exploring(self, published: Published) -> Published:
         """Return the parameters with this actor's own exploration."""
@@ -143,29 +151,47 @@ class Player:
         hyper = agent.hyper._replace(**{name: np.float32(value * times) for name, value in given.items()})
         return published._replace(agent=agent._replace(hyper=hyper))
 
-    def _steps(
-        self, published: Published, window: ActorState, noise: PyTree, steps: int
-    ) -> tuple[ActorState, list[Block]]:
-        """Take `steps` steps; return the processor, and each step packed."""
+    def _steps(self, published: Published, window: Words, number: int, steps: int, random: bool) -> tuple[Words, Block]:
+        """Take the `steps` steps of round `number`; return where the actor stands then, and the steps as a block."""
+        programs, agent = self.programs, published.agent
+        noise, row = self._noise(number, steps, random)
+        window, choice = programs.first(agent, window, noise, np.array([row, published.opt_step], np.uint32))
+        kept, infos, fresh = [], [], ()
+        for place in range(1, steps + 1):
+            told, info = self._step(choice.action)
+            if place < steps:
+                window, choice, words = programs.next(agent, window, choice, noise, told)
+            else:
+                window, words, fresh = programs.last(window, choice, told)
+            kept.append(words)
+            infos.append(info)
+        return window, block_of(kept, infos, jax.tree.map(np.asarray, fresh))
+
+    def _noise(self, number: int, steps: int, random: bool) -> tuple[PyTree, int]:
+        """Return the randomness of several rounds, and where that of round `number` begins."""
+        rounds = 1 if number == STREAM else max(1, AHEAD // steps)
+        block, place = divmod(number, rounds)
+        if self._drawn[0] != (block, steps, random):
+            numbers = np.arange(block * rounds, (block + 1) * rounds, dtype=np.uint32)
+            self._drawn = (block, steps, random), self.programs.draw(self.part.key, numbers, steps, random)
+        return self._drawn[1], place * steps
+
+    def _step(self, action: PyTree) -> tuple[Words, dict[str, np.ndarray]]:
+        """Have the environments do what was chosen; return what it led to, packed, and their own scalars."""
         assert self._envs is not None, "opened before it is played in"
-        processor, fresh = window
-        kept, opt_step, stats = [], np.uint32(published.opt_step), self.stats
-        for place in range(steps):
-            if self.halted():
-                raise Stopped
-            action, extras = self.programs.act(published.agent, processor, noise, np.int32(place), opt_step)
-            action = jax.tree.map(np.asarray, action)
-            with stats.calling(self.remote.config.actor_timeout):
-                step = self._envs.step(action)
-            done = step.terminated | step.truncated
-            step, scalars = apart(step, done)
-            step = step._replace(action=action, extras=extras)
-            processor, fresh, words = self.programs.take(processor, fresh, step)
-            kept.append(Block({word: np.asarray(x) for word, x in words.items()}, scalars))
-            stats.env_steps += self._envs.num_envs
-            stats.episodes += int(done.sum())
+        action, stats = jax.tree.map(np.asarray, action), self.stats
+        if self.halted():
+            raise Stopped
+        with stats.calling(self.remote.config.actor_timeout):
+            step = self._envs.step(action)
+        stats.env_steps += self._envs.num_envs
+        done = step.terminated | step.truncated
+        if ended := np.count_nonzero(done):
+            stats.episodes += int(ended)
             stats.returns += float(step.info["episode_return"][done].sum())
-        return ActorState(processor, fresh), kept
+        step, info = apart(step, done)
+        told: Any = self._told.pack(step._replace(action=(), extras=()))
+        return told, info
 
 
 class Elsewhere(Exception):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl.errors import SettingsError
 from jaxrl.trees import Array, PyTree, row_struct, tree_bytes
@@ -166,6 +167,29 @@ def as_read(layout: Layout, items: PyTree) -> PyTree:
     if shaped_for("cuda", "tpu"):
         return items
     return unpack(layout, jax.lax.optimization_barrier(pack(layout, items)))
+
+
+class HostRows:
+    """Packs items on the host: `unpack` gives a program what was given here."""
+
+    def __init__(self, layout: Layout, rows: int) -> None:
+        """Prepare for so many rows."""
+        widths = {f.word: f.start + prod(f.shape) for f in layout.fields}
+        self._words = {word: np.zeros((rows, width), word) for word, width in widths.items()}
+        self._leaves = [self._place(field) for field in layout.fields]
+
+    def pack(self, items: PyTree) -> dict[str, np.ndarray]:
+        """Pack items `[rows, ...]` with NumPy leaves like the layout's example into words `[rows, W]`."""
+        for place, leaf in zip(self._leaves, jax.tree.leaves(items), strict=True):
+            place[...] = leaf
+        # Copies, for a program may read them after its call returns.
+        return {word: x.copy() for word, x in self._words.items()}
+
+    def _place(self, field: Field) -> np.ndarray:
+        """Return where a leaf lies; a flag is written as a number."""
+        words = self._words[field.word]
+        bits = words[:, field.start : field.start + prod(field.shape)].reshape(len(words), *field.shape)
+        return bits if field.dtype == bool else bits.view(field.dtype)
 
 
 def bits_of(leaf: Array, word: str) -> Array:

@@ -159,8 +159,8 @@ def test_actors_and_sessions_keep_to_the_mask(random: bool) -> None:
 
     def run(key: Any) -> Any:
         obs, state = sample_space(env.spec.observation_space, key, 50), agent.init(key)
-        (processor, _), noise = remote.begin(state, (), obs, key), remote.draw(key, 1, random)
-        acted = remote.act(state, processor, noise, jnp.int32(0), jnp.uint32(0))[0]
+        window, noise = remote.begin(state, (), obs, key), remote.draw(key, 1, random)
+        acted = remote.first(state, window, noise, jnp.zeros(2, jnp.uint32))[1].action
         drawn = jax.tree.map(lambda x: x[None], draw_acting(agent, env.spec, 50, key, random)[:2])
         return obs, acted, act(stepwise, state, obs, drawn, jnp.zeros(2, jnp.uint32))[0]
 

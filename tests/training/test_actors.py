@@ -491,11 +491,11 @@ def slow_act(monkeypatch: pytest.MonkeyPatch, **waits: Callable[[], Any]) -> Non
     def programs(remote: Any, run: Any) -> Any:
         made = usual(remote, run)
 
-        def act(*args: Any) -> Any:
+        def first(*args: Any) -> Any:
             waits.pop(threading.current_thread().name.replace(" ", ""), lambda: None)()
-            return made.act(*args)
+            return made.first(*args)
 
-        return made._replace(act=act)
+        return made._replace(first=first)
 
     monkeypatch.setattr(jaxrl.training.actors, "programs", programs)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl.xla import packing
-from jaxrl.xla.packing import SHARE, SHORT, empty, join, join_short, layout_of, pack, take, unpack
+from jaxrl.xla.packing import SHARE, SHORT, HostRows, empty, join, join_short, layout_of, pack, take, unpack
 
 
 @pytest.mark.parametrize("widths", [(3,), (1, 1), (2, 1, 4, 1, 1), (0, 3, 0, 2), (SHORT, 1), (SHORT - 1, 1)])
@@ -28,6 +28,28 @@ def test_flags_may_lie_among_the_words():
     back = unpack(layout, words)
     assert {name: str(x.dtype) for name, x in back.items()} == {"done": "bool", "mask": "bool", "x": "float32"}
     jax.tree.map(np.testing.assert_array_equal, back, rows)
+
+
+def test_what_the_host_packs_is_what_programs_pack_and_a_later_item_leaves_it_alone():
+    item = {
+        "count": jnp.int32(-3),
+        "done": jnp.bool_(True),
+        "half": jnp.zeros(2, jnp.bfloat16),
+        "image": jnp.zeros((2, 3, 1), jnp.uint8),
+        "mask": jnp.zeros(3, bool),
+        "obs": jnp.zeros((2, 2)),
+    }
+    layout, draw = layout_of(item, flag="uint32"), np.random.default_rng(0)
+    one, other = (
+        {name: draw.integers(-9, 9, (4, *x.shape)).astype(x.dtype) for name, x in item.items()} for _ in range(2)
+    )
+    rows = HostRows(layout, 4)
+    words = rows.pack(one)
+    rows.pack(other)
+    wanted = pack(layout, jax.tree.map(jnp.asarray, one))
+    assert words.keys() == wanted.keys()
+    jax.tree.map(np.testing.assert_array_equal, words, dict(wanted))
+    jax.tree.map(np.testing.assert_array_equal, unpack(layout, words), one)
 
 
 LARGE = 2 * SHARE // 12 + 1

@@ -1,0 +1,166 @@
+"""What an actor computes: few programs, with few arrays in and out, since each costs the host some microseconds.
+
+Between them the environments are asked to do what was chosen; one program takes in what that led to, and chooses again.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.masks import random_action
+from jaxrl.processors.base import begin as begin_processor
+from jaxrl.spaces import space_struct, space_zeros
+from jaxrl.strategies.interaction import Acting, StepInfo, draw_steps, interact, open_envs, step_info
+from jaxrl.trees import Array, Key, PyTree, row_struct
+from jaxrl.types import Step, Transition
+from jaxrl.xla.packing import Layout, join_short, layout_of, pack, unpack
+
+Words = dict[str, Array]
+"""Items packed as rows of bits, by type of word."""
+
+
+class Choice(NamedTuple):
+    """What an actor's environments are asked to do in a step, `[N, ...]`."""
+
+    action: PyTree
+    extras: PyTree
+
+
+class Standing(NamedTuple):
+    """Where an actor stands between two programs."""
+
+    processor: PyTree
+    fresh: PyTree
+    """What the processor has learnt in this round."""
+    row: Array
+    """Row of the noise for the next choice."""
+    opt_step: Array
+    """Optimisation step of the parameters."""
+
+
+# --- how they are packed ----------------------------------------------------------------------------------------
+
+
+class Layouts(NamedTuple):
+    """How things are packed for an actor's programs, and by them."""
+
+    step: Layout
+    window: Layout
+    told: Layout
+
+
+def layout_of_steps(acting: Acting) -> Layout:
+    """Return how a step of one environment is packed: its transition, and what is recorded of it."""
+
+    def one() -> tuple[Transition, StepInfo]:
+        agent_key, env_key, key = jax.random.split(jax.random.key(0), 3)
+        agent = acting.agent.init(agent_key)
+        loop, _ = open_envs(acting, agent, env_key)
+        noise = jax.tree.map(lambda x: x[0], draw_steps(acting, key, 1))
+        return interact(acting, agent, jnp.uint32(0), False, loop, noise)[1]
+
+    return layout_of(row_struct(jax.eval_shape(one)), flag="uint32")
+
+
+def layout_of_told(acting: Acting) -> Layout:
+    """Return how an actor tells what a step of one environment led to, without what was chosen."""
+    obs, flag = space_struct(acting.env.spec.observation_space), jax.ShapeDtypeStruct((), bool)
+    number, count = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
+    info: Any = {"episode_return": number, "episode_length": count}
+    like: Any = (number, flag, flag, obs, obs, info, flag, flag)
+    return layout_of(Step((), (), *like), flag="uint32")
+
+
+def layout_of_standing(acting: Acting, nothing: PyTree) -> Layout:
+    """Return how a `Standing` is packed."""
+
+    def standing(key: Key) -> Standing:
+        obs = space_zeros(acting.env.spec.observation_space, acting.env.num_envs)
+        return _standing(acting, acting.agent.init(key), nothing, obs, key)
+
+    return layout_of(jax.eval_shape(standing, jax.random.key(0)), flag="uint32")
+
+
+def _open(layout: Layout, window: Words) -> Standing:
+    standing: Standing = jax.tree.map(lambda x: x[0], unpack(layout, window))
+    return standing
+
+
+def _close(layout: Layout, standing: Standing) -> Words:
+    return pack(layout, jax.tree.map(lambda x: jnp.asarray(x)[None], standing), join_short)
+
+
+# --- the programs -----------------------------------------------------------------------------------------------
+
+
+def begin(acting: Acting, layout: Layout, agent: PyTree, learnt: PyTree, obs: PyTree, key: Key) -> Words:
+    """Start at the first observations, knowing what all have `learnt`."""
+    return _close(layout, _standing(acting, agent, learnt, obs, key))
+
+
+def _standing(acting: Acting, agent: PyTree, learnt: PyTree, obs: PyTree, key: Key) -> Standing:
+    seen = acting.processor.observe(acting.processor.init(obs))
+    noise = acting.agent.draw_act(key, acting.env.num_envs)
+    shapes = jax.eval_shape(lambda: acting.agent.act(agent, seen, noise, jnp.uint32(0), "explore"))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    processor, numbers = acting.processor, (jnp.uint32(0), jnp.uint32(0))
+    if not jax.tree.leaves(learnt):
+        return Standing(begin_processor(processor, obs, *zeros), learnt, *numbers)
+    nothing = jax.tree.map(jnp.zeros_like, learnt)
+    knowing = processor._replace(init=lambda obs: processor.taught(processor.init(obs), learnt))
+    blank = processor._replace(init=lambda obs: processor.taught(processor.init(obs), nothing))
+    return Standing(
+        begin_processor(knowing, obs, *zeros), processor.learnt(begin_processor(blank, obs, *zeros)), *numbers
+    )
+
+
+def first(
+    acting: Acting, layout: Layout, agent: PyTree, window: Words, noise: PyTree, place: Array
+) -> tuple[Words, Choice]:
+    """Choose for the first step of a round."""
+    standing = _open(layout, window)._replace(row=place[0], opt_step=place[1])
+    return _close(layout, standing), _choose(acting, agent, standing, noise)
+
+
+def next(
+    acting: Acting, layouts: Layouts, agent: PyTree, window: Words, choice: Choice, noise: PyTree, told: Words
+) -> tuple[Words, Choice, Words]:
+    """Take in what a choice led to, and choose for the next step; return also the step taken in, packed `[N, W]`."""
+    standing, words = _take(acting, layouts, window, choice, told)
+    return _close(layouts.window, standing), _choose(acting, agent, standing, noise), words
+
+
+def last(acting: Acting, layouts: Layouts, window: Words, choice: Choice, told: Words) -> tuple[Words, Words, PyTree]:
+    """Take in what the last choice of a round led to; return also what was learnt in the round."""
+    standing, words = _take(acting, layouts, window, choice, told)
+    return _close(layouts.window, standing), words, standing.fresh
+
+
+def taught(acting: Acting, layout: Layout, window: Words, learnt: PyTree) -> Words:
+    """Put what was `learnt` by all in place of what the processor has learnt, before another round."""
+    standing = _open(layout, window)
+    fresh = jax.tree.map(jnp.zeros_like, standing.fresh)
+    return _close(layout, standing._replace(processor=acting.processor.taught(standing.processor, learnt), fresh=fresh))
+
+
+def _choose(acting: Acting, agent: PyTree, standing: Standing, noise: PyTree) -> Choice:
+    """Choose actions with the randomness of this step of the round."""
+    row = standing.row.astype(jnp.int32)
+    act_noise, drawn, _ = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, row, keepdims=False), noise)
+    obs = acting.processor.observe(standing.processor)
+    action, extras = acting.agent.act(agent, obs, act_noise, standing.opt_step, "explore")
+    return Choice(random_action(acting.env.spec, drawn, obs) if jax.tree.leaves(drawn) else action, extras)
+
+
+def _take(acting: Acting, layouts: Layouts, window: Words, choice: Choice, told: Words) -> tuple[Standing, Words]:
+    """Take in what a choice led to; return also the step, packed `[N, W]`."""
+    standing, step = _open(layouts.window, window), unpack(layouts.told, told)._replace(**choice._asdict())
+    fresh = standing.fresh
+    if jax.tree.leaves(fresh):
+        # The same step once more, as if nothing had been learnt but this: of it, nothing else is computed.
+        apart, _ = acting.processor.process(acting.processor.taught(standing.processor, fresh), step)
+        fresh = acting.processor.learnt(apart)
+    processor, items = acting.processor.process(standing.processor, step)
+    words = pack(layouts.step, (items, step_info(step)), join_short)
+    return standing._replace(processor=processor, fresh=fresh, row=standing.row + 1), words
