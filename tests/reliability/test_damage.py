@@ -402,7 +402,7 @@ def test_a_checkpoint_of_another_run_below_a_damaged_one_is_refused(run: Path, d
     rewrite_manifest(run / "checkpoints" / str(BEFORE), another_seed)
     newest = run / "checkpoints" / str(NEWEST)
     if damaged == "a file":
-        damage(newest / "state" / "manifest.ocdbt", "truncated")
+        damage(newest / "state" / "together" / "0", "truncated")
     else:
         # Its manifest can be read and is of this run; that the arrays are not its own shows only when they are read.
         shutil.rmtree(newest / "state")
@@ -503,7 +503,7 @@ OTHERS = [
     ),
     *((name, how) for name in ("eval_episodes.jsonl", ".lock") for how in ("missing", "flipped")),
     *((name, how) for name in ("tensorboard/*", "best/*/files.json") for how in ("empty", "flipped")),
-    *((name, "flipped") for name in ("best/*/manifest.json", "best/*/state/d/*")),
+    *((name, "flipped") for name in ("best/*/manifest.json", "best/*/state/together/0")),
 ]
 
 
