@@ -141,7 +141,8 @@ def test_a_signal_at_one_point_changes_nothing(runs: Runs, untouched: str, point
 @pytest.mark.slow
 def test_a_second_signal_stops_at_once(runs: Runs, untouched: str, number: signal.Signals) -> None:
     ended = runs.run("evaluation", number.value, 2)
-    assert (ended.code, ended.digest, ended.errors) == (128 + number, "", "")
+    said = f"stopped at once by a second {signal.Signals(number).name}\n"
+    assert (ended.code, ended.digest, ended.errors) == (128 + number, "", said)
     # Nothing was saved on the way out: the newest checkpoint is one of the plan.
     assert saved(runs.path) % SETTINGS["save_interval"] == 0
     assert runs.run()[:2] == (0, untouched)
