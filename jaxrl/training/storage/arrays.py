@@ -25,7 +25,7 @@ from jaxrl.errors import JaxrlError, StorageError
 from jaxrl.hush import hushed
 from jaxrl.training.storage.leaves import checksum, flatten
 from jaxrl.training.storage.run_dir import sync_dir
-from jaxrl.trees import PyTree
+from jaxrl.trees import PyTree, tree_bytes
 
 ORBAX = threading.Lock()
 """Held while Orbax works: two saves at once in one process would mix up their signals."""
@@ -151,10 +151,10 @@ def _read_own(path: Path, like: PyTree, sums: Sequence[int]) -> tuple[PyTree, di
     """Read what this process has; return it, the sums of its shards, and places of leaves that are `wrong` here."""
     leaves, form = jax.tree.flatten(like)
     wanted = {leaf_name(i): processes.plain_shape(leaf) for i, leaf in enumerate(leaves)}
-    arrays = read_arrays(path, {name: shape for name, shape in wanted.items() if shape.size})
+    arrays = read_arrays(path, wanted)
     made, found = [], {"shards": {}, "wrong": []}  # type: list[Any], dict[str, Any]
-    for i, (leaf, (name, shape)) in enumerate(zip(leaves, wanted.items(), strict=True)):
-        array = arrays[name] if shape.size else processes.placed(shape, np.zeros(shape.shape, shape.dtype))
+    for i, (leaf, name) in enumerate(zip(leaves, wanted, strict=True)):
+        array = arrays[name]
         if not array.is_fully_replicated:
             found["shards"][name] = _shard_sums(array)
         elif checksum(np.asarray(array.addressable_data(0))) != sums[i]:
@@ -318,13 +318,15 @@ def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
     """Read what `write_all` wrote; `like` has the names, shapes and dtypes, and for devices the places."""
     import orbax.checkpoint as ocp
 
-    small = {name: x for name, x in like.items() if (path / TOGETHER).is_dir() and _size(x) <= SMALL}
+    # Arrays without entries are not on disk: their bytes are a part of any row.
+    most = SMALL if (path / TOGETHER).is_dir() else 0
+    small = {name: x for name, x in like.items() if tree_bytes(x) <= most}
     wanted = {name: x for name, x in like.items() if name not in small}
-    if small:
-        wanted[TOGETHER] = np.empty(sum(map(_size, small.values())), np.uint8)
+    if size := tree_bytes(small):
+        wanted[TOGETHER] = np.empty(size, np.uint8)
     with ORBAX, hushed():
         found = dict(ocp.StandardCheckpointHandler().restore(path, args=ocp.args.StandardRestore(wanted)))
-    return {**found, **_taken_apart(found.pop(TOGETHER), small)} if small else found
+    return {**_taken_apart(found.pop(TOGETHER, np.empty(0, np.uint8)), small), **found}
 
 
 # --- small leaves in a row --------------------------------------------------------------------------------------
@@ -332,8 +334,8 @@ def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
 
 def _small_together(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Return the large leaves, and the bytes of all small ones in a row, in their order."""
-    small = [array for array in leaves.values() if _size(array) <= SMALL]
-    large = {name: array for name, array in leaves.items() if _size(array) > SMALL}
+    small = [array for array in leaves.values() if tree_bytes(array) <= SMALL]
+    large = {name: array for name, array in leaves.items() if tree_bytes(array) > SMALL}
     row = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in small]
     return {TOGETHER: np.concatenate(row), **large} if row else large
 
@@ -342,13 +344,8 @@ def _taken_apart(row: np.ndarray, like: Mapping[str, Any]) -> dict[str, Any]:
     """Return the leaves whose bytes are in `row`, each where `like` has its place."""
     found, start = {}, 0
     for name, leaf in like.items():
-        part = row[start : start + _size(leaf)].copy()  # a slice may begin at any byte
-        start += _size(leaf)
+        part = row[start : start + tree_bytes(leaf)].copy()  # a slice may begin at any byte
+        start += part.size
         array = part.view(leaf.dtype).reshape(leaf.shape)
         found[name] = array if isinstance(leaf, np.ndarray) else processes.placed(leaf, array)
     return found
-
-
-def _size(array: Any) -> int:
-    """Return the bytes of an array or a shape."""
-    return int(array.size) * array.dtype.itemsize

@@ -306,13 +306,12 @@ class Store:
         manifest = self._fitting_manifest(step, wanted)
         try:
             like = {leaf_name(i): _empty(entry) for i, entry in enumerate(manifest["leaves"])}
-            filled = {name: array for name, array in like.items() if array.size}
-            arrays = read_arrays(self._path(step) / STATE, filled)
+            arrays = read_arrays(self._path(step) / STATE, like)
         except Exception as error:
             raise CheckpointError(f"cannot be read: {reason(error)}") from error
         leaves = {}
         for i, entry in enumerate(manifest["leaves"]):
-            array = np.asarray(arrays.get(leaf_name(i), like[leaf_name(i)]))
+            array = np.asarray(arrays[leaf_name(i)])
             if {**describe_leaf(entry["path"], array), "crc32": checksum(array)} != entry:
                 raise CheckpointError(f"the data of {entry['path']} is damaged: its checksum differs")
             leaves[path_today(entry["path"])] = array
@@ -326,21 +325,21 @@ class Store:
         """
         check_files(self._path(step))
         try:
-            manifest = json.loads((self._path(step) / MANIFEST).read_text())
+            manifest: dict[str, Any] = json.loads((self._path(step) / MANIFEST).read_text())
             version = manifest["format"]
-            if version in READABLE and manifest["sha256"] != seal(manifest)["sha256"]:
+            if version not in READABLE:
+                readable = " and ".join(map(str, READABLE))
+                told = str(version)[:20]
+                raise CheckpointError(f"it is of format {told}; this version of jaxrl reads formats {readable}")
+            if manifest["sha256"] != seal(manifest)["sha256"]:
                 raise CheckpointError("its manifest is damaged: its checksum differs")
-            if version in READABLE and manifest["step"] != step:
+            if manifest["step"] != step:
                 raise CheckpointError(f"it was saved as step {manifest['step']!r}")
-            if version in READABLE:
-                _check_types(manifest)
+            _check_types(manifest)
         except CheckpointError:
             raise
         except Exception as error:
             raise CheckpointError(f"its manifest cannot be read: {reason(error)}") from error
-        if version not in READABLE:
-            formats = " and ".join(map(str, READABLE))
-            raise CheckpointError(f"it is of format {str(version)[:20]}; this version of jaxrl reads formats {formats}")
         return manifest
 
     def _fitting_manifest(self, step: int, wanted: Mapping[str, Any] | None) -> dict[str, Any]:
