@@ -38,16 +38,14 @@ TRAINING = [
         "sanity",
         "schedule",
         "settings",
-        "actor_stats",
     },
     {"storage"},
     {"data"},
     {"recorders"},
     {"episodes", "evaluator", "film", "judging", "logbook", "policy", "report", "stopping", "taking_up"},
     {"session"},
-    {"players"},
-    {"on_ray"},
-    {"actors", "following", "trainer"},
+    {"actors"},
+    {"following", "trainer"},
     {"population"},
 ]
 """The floors of `training`, of sub-rooms and loose modules: a module imports from its own floor and those before."""

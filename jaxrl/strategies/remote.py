@@ -33,7 +33,7 @@ from jaxrl.types import Transition
 from jaxrl.written import whole
 from jaxrl.xla.packing import Layout, empty, unpack
 
-ENGINES = ("threads", "ray")
+ENGINES = ("threads", "processes", "ray")
 NEEDS_RAY = "actors on other machines"
 
 
@@ -63,10 +63,11 @@ class ActorsConfig:
     actor_timeout: float = 60.0
     """Seconds that one step of an actor's environments may take before the actor counts as hung."""
     actor_engine: str = "threads"
-    """Where actors run: in threads of this process, or by ray in workers of a Ray cluster, on any of its machines, with
-    the same bits."""
+    """Where actors run, with the same bits: in threads of this process; in processes of this machine, where none waits
+    for another's Python; or by ray in workers of a Ray cluster, on any of its machines."""
     actor_restarts: int = 0
-    """With ray, times that an actor whose process or machine dies is started again from its seed; 0: the run ends."""
+    """With processes or ray, times that an actor whose process or machine dies is started again from its seed; 0: the
+    run ends."""
     open_in_turn: bool = False
     """Open the environments of one actor after those of another, for simulators that cannot begin side by side."""
 
@@ -136,7 +137,7 @@ def check_actors(config: ActorsConfig) -> None:
     check_count("max_lag", 0 if config.max_lag is None else config.max_lag, least=0)
     check_between("actor_timeout", config.actor_timeout, 0.1, 1e6)
     if config.actor_engine not in ENGINES:
-        raise SettingsError(f"actor_engine is {config.actor_engine!r}; expected threads or ray")
+        raise SettingsError(f"actor_engine is {config.actor_engine!r}; expected threads, processes or ray")
     check_count("actor_restarts", config.actor_restarts, least=0)
     if config.exploration_schedule and not config.exploration:
         raise SettingsError(
@@ -173,10 +174,10 @@ def stage(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tupl
         raise SettingsError(f"{env.spec.name} is written in JAX; processes are for environments of Gymnasium")
     if config.actor_engine == "ray":
         require_extra("ray", NEEDS_RAY)
-    elif config.actor_restarts:
+    elif config.actor_engine == "threads" and config.actor_restarts:
         raise SettingsError(
-            f"actor_restarts is {config.actor_restarts}, but threads die with their process; set actor_engine ray, or "
-            "leave actor_restarts out"
+            f"actor_restarts is {config.actor_restarts}, but threads die with their process; set actor_engine to "
+            "processes or ray, or leave actor_restarts out"
         )
     host = on_host(of_one_agent(env, "actors")) if isinstance(env, Env) else env
     count = config.actors or 1

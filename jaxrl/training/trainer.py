@@ -19,7 +19,7 @@ from jaxrl.registry import named
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.population import Population
-from jaxrl.training.actors import ActorPool, advance, facts_of, go_on_counting, pool_of, summary_of
+from jaxrl.training.actors.pool import ActorPool, advance, facts_of, go_on_counting, pool_of, summary_of
 from jaxrl.training.devices import Alone, altered, apart, on_devices
 from jaxrl.training.divergence import diverged, explain
 from jaxrl.training.episodes import teller_of

@@ -19,7 +19,7 @@ from toys_envs import counting
 from toys_gymnasium import Counting, Telling
 
 import jaxrl
-import jaxrl.training.actors
+import jaxrl.training.actors.pool
 from jaxrl.agents.schedules import follow
 from jaxrl.algos import build
 from jaxrl.config import parse
@@ -28,9 +28,9 @@ from jaxrl.envs.host import HostEnv, gymnasium_spec
 from jaxrl.errors import ActorError, SettingsError
 from jaxrl.nn import ActorCritic, QNetwork
 from jaxrl.strategies.remote import HostActors, exploration_of
-from jaxrl.training.actor_stats import ActorStats, Block, Published, Watch
-from jaxrl.training.actors import ParameterServer
-from jaxrl.training.players import Part, Player, Stopped
+from jaxrl.training.actors.players import Part, Player, Stopped
+from jaxrl.training.actors.pool import ParameterServer
+from jaxrl.training.actors.stats import ActorStats, Block, Published, Watch
 from jaxrl.training.storage.leaves import state_digest
 
 QUIET: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "quiet": True}
@@ -486,7 +486,7 @@ def test_an_actor_that_hangs_is_named(tmp_path: Path):
 def slow_act(monkeypatch: pytest.MonkeyPatch, **waits: Callable[[], Any]) -> None:
     """Let the first choice of actions wait in the threads named, as it does for a compilation."""
 
-    usual = jaxrl.training.actors.programs
+    usual = jaxrl.training.actors.pool.programs
 
     def programs(remote: Any, run: Any) -> Any:
         made = usual(remote, run)
@@ -497,7 +497,7 @@ def slow_act(monkeypatch: pytest.MonkeyPatch, **waits: Callable[[], Any]) -> Non
 
         return made._replace(first=first)
 
-    monkeypatch.setattr(jaxrl.training.actors, "programs", programs)
+    monkeypatch.setattr(jaxrl.training.actors.pool, "programs", programs)
 
 
 @pytest.mark.slow
@@ -537,7 +537,7 @@ def test_of_a_run_that_hangs_only_the_thread_that_is_stuck_is_left(monkeypatch: 
     before = set(threading.enumerate())
     # The other actor is still at work when the run no longer waits for the stuck one.
     closed = threading.Event()
-    monkeypatch.setattr(jaxrl.training.actors, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(jaxrl.training.actors.pool, "PATIENCE_S", 0.2)
     monkeypatch.setattr(ParameterServer, "close", lambda self, close=ParameterServer.close: (close(self), closed.set()))
     slow_act(monkeypatch, actor1=lambda: (closed.wait(), time.sleep(2.0)))
     with pytest.raises(ActorError, match="actor 0: a call of"):
@@ -561,7 +561,7 @@ class Spinning(Counting):
 
 def test_a_loop_without_end_leaves_no_thread(monkeypatch: pytest.MonkeyPatch):
     before = set(threading.enumerate())
-    monkeypatch.setattr(jaxrl.training.actors, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(jaxrl.training.actors.pool, "PATIENCE_S", 0.2)
     with pytest.raises(ActorError, match="a call of"):
         train(replaying(jaxrl.gymnasium_envs(gymnasium_spec(Counting()), Spinning), actor_timeout=0.5), 400)
     assert set(threading.enumerate()) <= before

@@ -15,7 +15,7 @@ from jaxrl.errors import one_line
 from jaxrl.strategies.actor import Words
 from jaxrl.strategies.base import fold
 from jaxrl.strategies.remote import Remote
-from jaxrl.training.actor_stats import ActorStats, Block, Published, apart, block_of
+from jaxrl.training.actors.stats import ActorStats, Block, Published, apart, block_of
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.xla.packing import HostRows
 

@@ -1,4 +1,4 @@
-"""Actors: each has a thread, or a thread that asks a worker of Ray, while the learner in the main thread optimises."""
+"""Actors: each has a thread, which plays or asks a worker elsewhere, while the learner in the main thread optimises."""
 
 import ctypes
 import threading
@@ -16,10 +16,12 @@ import numpy as np
 from jaxrl.errors import ActorError
 from jaxrl.strategies.base import Ended, Strategy, fold
 from jaxrl.strategies.remote import Arrival, Remote
-from jaxrl.training.actor_stats import COUNTED, ActorStats, Block, Published, Scalars, Watch, is_numbers, stack_of
+from jaxrl.training.actors.distant import Company, DistantPlayer
+from jaxrl.training.actors.in_processes import Processes
+from jaxrl.training.actors.on_ray import Ray, connect
+from jaxrl.training.actors.players import STREAM, Part, Player, Stopped, hanging, programs, raised
+from jaxrl.training.actors.stats import COUNTED, ActorStats, Block, Published, Scalars, Watch, is_numbers, stack_of
 from jaxrl.training.interrupt import Interrupt
-from jaxrl.training.on_ray import Company, RayPlayer, connect
-from jaxrl.training.players import STREAM, Part, Player, Stopped, hanging, programs, raised
 from jaxrl.trees import PyTree
 
 POLL_S = 0.1
@@ -137,7 +139,7 @@ class ActorPool:
         self._server = ParameterServer(remote.config.max_lag)
         self._stats = [ActorStats() for _ in range(remote.actors)]
         self._watch = Watch(self._stats)
-        self._players: list[Player | RayPlayer] = []
+        self._players: list[Player | DistantPlayer] = []
         self._threads: list[threading.Thread] = []
         self._opening = threading.Lock()
         self._news: list[str] = []
@@ -280,14 +282,15 @@ class ActorPool:
             )
             self._threads[-1].start()
 
-    def _cast(self, parts: list[Part]) -> list[Player | RayPlayer]:
-        """Return who plays, in this process or in workers of Ray."""
-        halted = lambda: self._server.closed
-        make: Callable[[Part, ActorStats], Player | RayPlayer]
-        if self.remote.config.actor_engine == "ray":
-            make = partial(RayPlayer, Company(self.remote, halted, self._turn, self._news.append))
-        else:
+    def _cast(self, parts: list[Part]) -> list[Player | DistantPlayer]:
+        """Return who plays: in this process, or in others."""
+        halted, engine = lambda: self._server.closed, self.remote.config.actor_engine
+        make: Callable[[Part, ActorStats], Player | DistantPlayer]
+        if engine == "threads":
             make = lambda part, stats: Player(self.remote, self.programs, part, stats, halted)
+        else:
+            workers = Ray() if engine == "ray" else Processes()
+            make = partial(DistantPlayer, Company(workers, self.remote, halted, self._turn, self._news.append))
         return list(map(make, parts, self._stats))
 
     def _receive(self, t: int) -> Arrival | None:

@@ -1,0 +1,126 @@
+"""Workers on other machines, as actors of Ray (https://docs.ray.io), which is imported on demand."""
+
+import os
+import signal
+import socket
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from jaxrl.errors import SettingsError, one_line, require_extra
+from jaxrl.strategies.remote import NEEDS_RAY
+from jaxrl.training.actors.distant import Gone
+from jaxrl.training.actors.worker import Worker
+
+ANSWER_S = 10.0
+"""Seconds that a cluster may take to answer."""
+
+
+def connect(actors: int) -> None:
+    """Join the Ray cluster of `RAY_ADDRESS`, or the one that runs on this machine, or start one of this machine alone.
+
+    Ray stays connected until the process ends.
+
+    Raises:
+      SettingsError: Ray is not installed, there is no cluster where one should be, or it has too few CPUs.
+    """
+    ray, given = require_extra("ray", NEEDS_RAY), os.environ.get("RAY_ADDRESS")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    with _own_signals(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")  # another program takes its place at once
+        if not ray.is_initialized():
+            try:
+                _require_answer(given)
+                ray.init(address="auto", **quiet)
+            except Exception as error:
+                if given or not isinstance(error, ConnectionError):
+                    where = f"at RAY_ADDRESS={given}" if given else "on this machine that can be joined"
+                    raise SettingsError(
+                        f"there is no Ray cluster {where}: {type(error).__name__}: {one_line(error)}"
+                    ) from error
+                cpus = max(actors, os.cpu_count() or 1)
+                ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
+    cpus = int(ray.cluster_resources().get("CPU", 0))
+    if cpus < actors:
+        raise SettingsError(
+            f"actors is {actors}, but the Ray cluster has {cpus} CPUs, of which each actor takes one; lower actors, or "
+            "add machines by ray start"
+        )
+
+
+def _require_answer(address: str | None) -> None:
+    """Raise an `OSError` where nothing answers at `HOST:PORT`: Ray itself would ask again for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), ANSWER_S).close()
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the handler of SIGTERM, which Ray replaces by its own."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+class Ray:
+    """Workers anywhere in the cluster that this process belongs to."""
+
+    name = "Ray worker"
+    doubt = "has the cluster room for it?"
+
+    def __init__(self) -> None:
+        """Prepare."""
+        self._ray = require_extra("ray", NEEDS_RAY)
+
+    def begin(self) -> "RayWorker":
+        """Begin a worker somewhere in the cluster."""
+        return RayWorker(self._ray)
+
+    def put(self, parcel: bytes) -> Any:
+        """Return a reference to `parcel` in Ray's store, where it lies once for all workers of a machine."""
+        return self._ray.put(parcel)
+
+
+class RayWorker:
+    """A worker in a process of Ray, which calls its methods side by side, each in a thread."""
+
+    def __init__(self, ray: Any) -> None:
+        """Begin it."""
+        place = {"num_cpus": 1, "max_concurrency": 3, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        self._ray, self._actor = ray, ray.remote(**place)(Worker).remote()
+
+    def ask(self, method: str, *args: Any) -> Any:
+        """Begin a call of a method of `Worker`; return the reference of its answer."""
+        with self._living():
+            return getattr(self._actor, method).remote(*args)
+
+    def came(self, call: Any, seconds: float) -> bool:
+        """Wait for the answer for at most so long; return whether it has come."""
+        with self._living():
+            return bool(self._ray.wait([call], timeout=seconds)[0])
+
+    def take(self, call: Any) -> Any:
+        """Return an answer that has come."""
+        with self._living():
+            return self._ray.get(call)
+
+    def kill(self) -> None:
+        """End it."""
+        with suppress(Exception):  # it may be gone, and so may Ray
+            self._ray.kill(self._actor)
+
+    @contextmanager
+    def _living(self) -> Iterator[None]:
+        lost = self._ray.exceptions
+        try:
+            yield
+        except (lost.RayActorError, lost.ObjectLostError) as error:
+            why = one_line(str(error).strip().splitlines()[-1])
+            raise Gone(f"its Ray worker is gone, with its process or machine: {why}") from error
