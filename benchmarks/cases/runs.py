@@ -14,6 +14,7 @@ from benchmarks.cases.shapes import DQN, replaying
 from benchmarks.harness import Effort, Row
 from jaxrl.algos import build
 from jaxrl.config import preset
+from jaxrl.training.report import Result
 
 
 class Length(NamedTuple):
@@ -70,7 +71,7 @@ def _share_of_training(seconds: dict[str, float]) -> float:
 
 
 def actors(case: str, effort: Effort) -> list[Row]:
-    """Two actors and a learner by `Trainer`, against the slower of the two sides alone.
+    """Two actors and a learner by `Trainer`, in threads and in processes, against the slower of the two sides alone.
 
     That is the limit if the sides hindered one another in nothing: the learner's compiled iterations, or as many steps
     of Gymnasium's own vectors with random actions, in as many threads. The steps that the actors take ahead of a call
@@ -81,55 +82,73 @@ def actors(case: str, effort: Effort) -> list[Row]:
     except ImportError:
         print(f"{case}: left out, it needs Gymnasium: pip install 'jaxrl[gymnasium]'", file=sys.stderr)
         return []
-    threads, shape = 2, DQN("gymnasium:CartPole-v1", num_envs=5)
-    strategy = replaying(shape, jaxrl.ActorsConfig(actors=threads))
+    count, shape = 2, DQN("gymnasium:CartPole-v1", num_envs=5)
+    with_actors = lambda engine: replaying(shape, jaxrl.ActorsConfig(actors=count, actor_engine=engine))
+    strategies = {case: with_actors("threads"), f"{case}-processes": with_actors("processes")}
+    strategy = strategies[case]
     iterations = max(1, effort.opt_steps // strategy.opt_steps_per_step)
     opts = iterations * strategy.opt_steps_per_step
-    vector_steps = opts * shape.opt_interval // (threads * shape.num_envs)
+    vector_steps = opts * shape.opt_interval // (count * shape.num_envs)
     learner = outside.Learner(strategy)
-    envs = outside.GymnasiumThreads("CartPole-v1", threads, shape.num_envs)
-    # A row for each call: actors wait between them, once they are as far ahead as they may be.
-    trainer = jaxrl.Trainer(
-        strategy,
-        max_opts=(effort.repeats + 1) * opts,
-        eval_interval=0,
-        eval_episodes=50,
-        record_interval=opts,
-        save_interval=0,
-        recorders=[],
-    )
-    reports = iter(trainer)
-
-    def whole() -> float:
-        row = next(reports).train
-        assert row is not None
-        return 1e6 / float(row["opt_steps_per_sec"])
-
+    envs = outside.GymnasiumThreads("CartPole-v1", count, shape.num_envs)
+    wholes = {name: _Chunks(each, opts, effort.repeats + 1) for name, each in strategies.items()}
     samples = harness.interleave(
         {
-            "whole": whole,
+            **{name: whole.us for name, whole in wholes.items()},
             "learner": lambda: learner.us(iterations),
             "environments": lambda: envs.us(vector_steps) * vector_steps / opts,
         },
         effort.repeats,
     )
-    for _ in reports:
-        pass
-    result = trainer.result()
     ceiling = [max(sides) for sides in zip(samples["learner"], samples["environments"], strict=True)]
-    return [
-        harness.row(
-            case,
-            samples["whole"],
-            ceiling,
-            shape.opt_interval,
-            parts_us={name: harness.spread(samples[name])[1] for name in ("learner", "environments")},
-            compile_s=learner.training.compile_s,
-            learnt={"opt_steps": trainer.config.max_opts, "mean_return": result.best_score},
-            staleness=result.summary["staleness"],
-            settings=dict(strategy.settings or {}),
+    rows = []
+    for name, whole in wholes.items():
+        result = whole.end()
+        rows.append(
+            harness.row(
+                name,
+                samples[name],
+                ceiling,
+                shape.opt_interval,
+                parts_us={name: harness.spread(samples[name])[1] for name in ("learner", "environments")},
+                compile_s=learner.training.compile_s,
+                learnt={"opt_steps": whole.trainer.config.max_opts, "mean_return": result.best_score},
+                staleness=result.summary["staleness"],
+                settings=dict(strategies[name].settings or {}),
+            )
         )
-    ]
+    return rows
+
+
+class _Chunks:
+    """A run with actors that goes on by so many optimisation steps at a time.
+
+    Actors wait between these, once they are as far ahead as they may be.
+    """
+
+    def __init__(self, strategy: jaxrl.Strategy, opts: int, times: int) -> None:
+        self.trainer = jaxrl.Trainer(
+            strategy,
+            max_opts=times * opts,
+            eval_interval=0,
+            eval_episodes=50,
+            record_interval=opts,
+            save_interval=0,
+            recorders=[],
+        )
+        self._reports = iter(self.trainer)
+
+    def us(self) -> float:
+        """Go on; return microseconds per optimisation step."""
+        row = next(self._reports).train
+        assert row is not None
+        return 1e6 / float(row["opt_steps_per_sec"])
+
+    def end(self) -> Result:
+        """Make the rest, and return the result."""
+        for _ in self._reports:
+            pass
+        return self.trainer.result()
 
 
 START = ("--max-opts", "1", "--eval-interval", "0", "--eval-episodes", "0")

@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 
 import cloudpickle
+import jax
+import numpy as np
 
 from jaxrl.errors import SettingsError, one_line
 from jaxrl.strategies.remote import Remote
@@ -105,7 +107,7 @@ class Company:
         """Return what stands for parameters in calls; they are pickled once for all actors."""
         with self._sending:
             if published.round not in self._sent:
-                self._sent[published.round] = self.engine.put(pickle.dumps(published))
+                self._sent[published.round] = self.engine.put(pickle.dumps(jax.tree.map(np.asarray, published)))
             found = self._sent[published.round]
             while len(self._sent) > KEPT:
                 del self._sent[min(self._sent)]

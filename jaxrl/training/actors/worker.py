@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+
 from jaxrl.training.actors.players import Elsewhere, Player, programs, raised
-from jaxrl.training.actors.stats import ActorStats, Watch, stack_of
+from jaxrl.training.actors.stats import ActorStats, Published, Watch, stack_of
 from jaxrl.training.storage.run import versions
 from jaxrl.xla import forms
 from jaxrl.xla.options import take_options
@@ -51,6 +53,7 @@ class Worker:
         self._player: Player | None = None
         self._thread: int | None = None
         self._ended, self._playing, self._forms = False, threading.Lock(), "auto"
+        self._put = jax.jit(lambda agent, learnt: (agent, learnt))
 
     def open(self, order: Order, facts: list[float]) -> Answer:
         """Open the environments of an actor that has done what `facts` count."""
@@ -60,7 +63,7 @@ class Worker:
         """Play a round with parameters `published`, pickled; its block is the value of the answer."""
         assert self._player is not None, "opened before it plays"
         player = self._player
-        return self._answer(lambda: player.play(number, pickle.loads(published)))
+        return self._answer(lambda: player.play(number, self._on_device(pickle.loads(published))))
 
     def glance(self) -> tuple[float, str] | None:
         """Return the limit of a call of the environment that takes too long, and where it is; `None` without one."""
@@ -90,6 +93,11 @@ class Worker:
         self._player = Player(remote, programs(remote, nothing), part, self._stats, lambda: self._ended)
         with forms(self._forms):
             self._player.open()
+
+    def _on_device(self, published: Published) -> Published:
+        """Return parameters as a program returns them, which other programs then take in the quickest way."""
+        agent, learnt = self._put(published.agent, published.learnt)
+        return published._replace(agent=agent, learnt=learnt)
 
     def _answer(self, do: Callable[[], Any]) -> Answer:
         value, failure = None, None
