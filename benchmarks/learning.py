@@ -230,7 +230,8 @@ def _summary(rows: Sequence[Row]) -> list[str]:
     texts = [f"{statistics.mean(row['env_steps'] for row in rows):,.0f}"]
     for name in ("best", "last"):
         values = [row[name] for row in rows]
-        texts += [f"{statistics.mean(values):.1f}", f"{statistics.pstdev(values):.1f}", f"{min(values):.1f}"]
+        mean = statistics.mean(values)
+        texts += [f"{x:.{_digits(mean)}f}" for x in (mean, statistics.pstdev(values), min(values))]
     shares = [row["steady"] for row in rows if row["steady"] is not None]
     texts.append(f"{min(shares):.0%}" if shares else "-")
     known = rows[0]["good"] is not None
@@ -261,7 +262,13 @@ def _spaced(number: float) -> str:
 
 def _mean_and_deviation(values: Sequence[float]) -> str:
     mean, deviation = statistics.mean(values), statistics.pstdev(values)
-    return f"{mean:.1f} ± {deviation:.1f}" if deviation else f"{mean:g}"
+    digits = _digits(mean)
+    return f"{mean:.{digits}f} ± {deviation:.{digits}f}" if deviation else f"{mean:.4g}"
+
+
+def _digits(mean: float) -> int:
+    """Return how many decimal places a return is given with: more where it is at most 1."""
+    return 3 if abs(mean) <= 1 else 1
 
 
 if __name__ == "__main__":

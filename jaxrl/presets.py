@@ -255,6 +255,16 @@ PRESETS["ppo"] = {
             "core_features": 128,
         },
     },
+    # 1 048 576 environment steps; found by trying.
+    "pgx:2048": {
+        "max_opts": 8_192,
+        "eval_interval": 1_024,
+        "eval_episodes": 50,
+        "save_interval": 2_048,
+        "num_envs": 64,
+        "rollout": 32,
+        "agent": {"lr": 1e-3, "lr_decay": 8_192, "features": [128]},
+    },
     # 256 000 environment steps; found by trying.
     "MemoryChain-bsuite": {
         "max_opts": 4_000,
