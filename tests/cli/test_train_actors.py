@@ -54,8 +54,11 @@ def test_a_run_is_stopped_by_a_signal_goes_on_and_can_be_used(doors: Doors, proc
         (["--actors", "0"], "actors is 0; expected a whole number of at least 1"),
         (["--sync-interval", "0"], "sync_interval is 0; expected a whole number of at least 1"),
         (["--exploration", "0.1", "0.2", "0.3"], "exploration has 3 numbers for 2 actors"),
-        (["--actor-engine", "rey"], "actor_engine is 'rey'; expected threads or ray"),
-        (["--actor-restarts", "2"], "actor_restarts is 2, but threads die with their process; set actor_engine ray"),
+        (["--actor-engine", "rey"], "actor_engine is 'rey'; expected threads, processes or ray"),
+        (
+            ["--actor-restarts", "2"],
+            "actor_restarts is 2, but threads die with their process; set actor_engine to processes or",
+        ),
         (["--exploration-schedule", "linear(1,0.1,100)"], "exploration_schedule is what exploration is multiplied by"),
         (["--exploration", "0.4", "--exploration-schedule", "fast"], "cannot read the schedule 'fast'"),
         (["--env", "CartPole-v1", "--processes"], "CartPole-v1 is written in JAX; processes are for environments of"),
