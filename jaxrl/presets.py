@@ -255,6 +255,21 @@ PRESETS["ppo"] = {
             "core_features": 128,
         },
     },
+    # 3 072 000 environment steps; found by trying. The count of steps goes up to 4000, so that observations are
+    # normalised. A greedy policy goes round in circles; one that draws its actions leaves them.
+    "jumanji:Snake-v1": {
+        "max_opts": 12_000,
+        "eval_interval": 1_600,
+        "eval_episodes": 32,
+        "eval_actions": "sampled",
+        "save_interval": 4_000,
+        "num_envs": 128,
+        "rollout": 32,
+        "epochs": 2,
+        "minibatches": 8,
+        "agent": {"lr": 1e-3, "lr_decay": 12_000, "torso": "minatar", "features": [128], "shared": True},
+        "processor": {"normalise_obs": True, "normalise_reward": False},
+    },
     # 1 048 576 environment steps; found by trying.
     "pgx:2048": {
         "max_opts": 8_192,
