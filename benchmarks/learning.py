@@ -1,7 +1,7 @@
 """`python -m benchmarks.learning [--algo A ...] [--env E ...] [--seeds S ...] [--json FILE] [--FLAG ...]`: learning.
 
 Each preset asked for is trained as `python -m jaxrl.train ALGO --env E --seed S` would, for each seed, without a run
-directory. Then the best and the last policy play 100 fresh greedy episodes. Flags that are not the script's own go to
+directory. Then the best and the last policy play 100 fresh episodes, with greedy actions, or as the preset has it. Flags that are not the script's own go to
 `jaxrl.train`, as in `--agent.lr 1e-3`. An environment without a preset runs on generic settings, and its rows say so.
 """
 
@@ -31,7 +31,7 @@ from jaxrl.training import Result, Trainer
 from jaxrl.training.evaluator import Evaluation, evaluator_of
 
 EPISODES = 100
-"""Fresh greedy episodes by which a policy is judged."""
+"""Fresh episodes by which a policy is judged."""
 FRESH = 1_000_000
 """Seed of these episodes, as in `jaxrl.evaluate`; no run evaluates with it."""
 
@@ -133,7 +133,7 @@ def learn(algo: str, env: str, seed: int, flags: Sequence[str] = ()) -> Row:
         raise SystemExit(f"stopped by {trainer.interrupt.reason} in {algo} {env} seed {seed}; earlier rows are kept")
     return {
         **about,
-        **judged(strategy, result),
+        **judged(strategy, result, sampled=config.eval_actions == "sampled"),
         **steadiness([score for _, score in curve], GOOD.get(suite_of(env)[1])),
         "curve": curve,
         "env_steps": result.summary["env_steps"],
@@ -144,11 +144,11 @@ def learn(algo: str, env: str, seed: int, flags: Sequence[str] = ()) -> Row:
     }
 
 
-def judged(strategy: Strategy, result: Result) -> Row:
+def judged(strategy: Strategy, result: Result, sampled: bool = False) -> Row:
     """Return mean and deviation over fresh episodes of the best policy and of the last one, and the best's score."""
     assert strategy.policy is not None
     assert result.policy is not None
-    evaluate, key = evaluator_of(strategy, EPISODES), jax.random.key(FRESH)
+    evaluate, key = evaluator_of(strategy, EPISODES, sampled), jax.random.key(FRESH)
     best = evaluate(result.policy.params, key)
     last = evaluate(strategy.policy.params(result.state), key)
     return {"score_at_choice": result.best_score, **_spread("best", best), **_spread("last", last)}
