@@ -1,8 +1,9 @@
 """`python -m benchmarks.learning [--algo A ...] [--env E ...] [--seeds S ...] [--json FILE] [--FLAG ...]`: learning.
 
 Each preset asked for is trained as `python -m jaxrl.train ALGO --env E --seed S` would, for each seed, without a run
-directory. Then the best and the last policy play 100 fresh episodes, with greedy actions, or as the preset has it. Flags that are not the script's own go to
-`jaxrl.train`, as in `--agent.lr 1e-3`. An environment without a preset runs on generic settings, and its rows say so.
+directory. Then the best and the last policy play 100 fresh episodes, with greedy actions, or sampled ones where the
+run is evaluated so. Flags that are not the script's own go to `jaxrl.train`, as in `--agent.lr 1e-3`. An environment
+without a preset runs on generic settings, and its rows say so.
 """
 
 import argparse
