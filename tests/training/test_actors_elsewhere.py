@@ -16,6 +16,7 @@ from toys_envs import counting
 from toys_gymnasium import Counting
 
 import jaxrl
+import jaxrl.training.actors.distant
 from jaxrl.envs.host import gymnasium_spec
 from jaxrl.errors import ActorError, SettingsError
 from jaxrl.training.actors.worker import Order, Worker
@@ -127,6 +128,16 @@ def test_a_process_that_is_killed_ends_the_run_in_one_line_with_a_checkpoint(tmp
     assert metadata["status"] == "actor"
     assert (tmp_path / "checkpoints" / str(metadata["opt_steps"]) / "manifest.json").exists()
     assert metadata["opt_steps"] >= 16
+    assert not workers()
+
+
+@pytest.mark.slow
+def test_a_process_that_has_stopped_is_told_of_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jaxrl.training.actors.distant, "OPENING_S", 2.0)
+    said = r"^actor [01]: its process has not answered for 2 s; is it stopped, or the machine out of memory\?$"
+    strategy, hooks = replaying(counter(), "processes", actor_timeout=1.0), on_death(signal.SIGSTOP)
+    with pytest.raises(ActorError, match=said):
+        train(strategy, 1_000_000, run_dir=str(tmp_path), hooks=hooks, max_chunk=8)
     assert not workers()
 
 

@@ -190,7 +190,9 @@ class DistantPlayer:
         """
         worker = self._worker
         assert worker is not None, "begun before it is asked"
-        call, glance, since = worker.ask(method, *args), None, time.perf_counter()
+        with self._stats.calling(self._longest()):  # one that has stopped to read would hold this thread here
+            call = worker.ask(method, *args)
+        glance, since = None, time.perf_counter()
         while not worker.came(call, POLL_S):
             if self._company.halted():
                 raise Stopped

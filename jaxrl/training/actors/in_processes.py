@@ -119,6 +119,8 @@ def main(calls: int, asides: int) -> None:
     """Serve what is asked through two pipes, and let no signal of a terminal or a scheduler end it."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the learner handles them, and may still save
         signal.signal(number, signal.SIG_IGN)
+    for handle in (calls, asides):
+        os.set_inheritable(handle, False)  # a process that an environment begins would keep them open
     worker = Worker()
     threading.Thread(target=_serve, args=(worker, Connection(asides)), name="asides", daemon=True).start()
     _serve(worker, Connection(calls))
