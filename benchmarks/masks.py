@@ -25,14 +25,14 @@ def pgx_2048() -> jaxrl.Env:
     return unmasked(jaxrl.make_env("pgx:2048"))
 
 
-def snake() -> jaxrl.Env:
-    """Make Jumanji's Snake on 6 x 6 fields, where 35 is the highest return."""
-    return jaxrl.make_env("jumanji:Snake-v1", num_rows=6, num_cols=6)
+def snake(side: float = 6) -> jaxrl.Env:
+    """Make Jumanji's Snake on `side` x `side` fields, of which the snake can fill all but one."""
+    return jaxrl.make_env("jumanji:Snake-v1", num_rows=side, num_cols=side)
 
 
-def snake_unmasked() -> jaxrl.Env:
+def snake_unmasked(side: float = 6) -> jaxrl.Env:
     """Make `snake` without the mask of legal moves."""
-    return unmasked(snake())
+    return unmasked(snake(side))
 
 
 def unmasked(env: jaxrl.Env) -> jaxrl.Env:
