@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.base import BLOCK_BYTES, Strategy, block_length
 from jaxrl.trees import PyTree, tree_bytes
+from jaxrl.xla.equations import counts_of_scan, everywhere
 
 SHARED = ("agent", "buffer", "health", "key")
 """Parts of a training state that do not grow with the number of environments."""
@@ -142,29 +142,11 @@ def largest_array(jaxpr: Any) -> int:
 
     Others may never be written: XLA fuses them with what follows, or updates in place.
     """
-    largest = 0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
-            largest = max([largest, *(tree_bytes(out.aval) for out in equation.outvars)])
-        largest = max([largest, *map(largest_array, inner(equation))])
-    return largest
+    products = (eqn for eqn in everywhere(jaxpr) if eqn.primitive.name in ("dot_general", "conv_general_dilated"))
+    return max([0, *(tree_bytes(out.aval) for eqn in products for out in eqn.outvars)])
 
 
 def largest_rows(jaxpr: Any) -> int:
     """Return the bytes of the most that a scan puts side by side, such as the steps of a rollout."""
-    largest = 0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "scan":
-            rows = equation.outvars[equation.params["num_carry"] :]
-            largest = max(largest, sum(tree_bytes(row.aval) for row in rows))
-        largest = max([largest, *map(largest_rows, inner(equation))])
-    return largest
-
-
-def inner(equation: Any) -> list[Any]:
-    """Return the programs inside an equation."""
-    return [x for x in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr) if _is_jaxpr(x)]
-
-
-def _is_jaxpr(x: object) -> bool:
-    return isinstance(x, Jaxpr | ClosedJaxpr)
+    scans = (eqn for eqn in everywhere(jaxpr) if eqn.primitive.name == "scan")
+    return max([0, *(sum(tree_bytes(row.aval) for row in eqn.outvars[counts_of_scan(eqn).carry :]) for eqn in scans)])

@@ -17,10 +17,11 @@ from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Stat, Total, columns_of
 from jaxrl.strategies.base import Ended, Strategy, iterate, noise_shapes
 from jaxrl.training.devices import after_placing, begun, over_devices, placed, whereabouts
-from jaxrl.training.memory import Plan, inner, plan_of, plan_of_state, require_fit
+from jaxrl.training.memory import Plan, plan_of, plan_of_state, require_fit
 from jaxrl.trees import Array, PyTree, require_same
 from jaxrl.tuning import Swap, given, traced
 from jaxrl.xla import chosen
+from jaxrl.xla.equations import everywhere
 from jaxrl.xla.options import compiler_options, graph_options, once_options, product_options, spread_options
 
 KEPT = 8
@@ -403,13 +404,12 @@ def longest_sum(jaxpr: Any) -> int:
     A product of two vectors is none: XLA makes a sum of it.
     """
     longest = 0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            (contracted, _), (batch, _) = equation.params["dimension_numbers"]
-            shape = equation.invars[0].aval.shape
-            if equation.outvars[0].aval.ndim > len(batch):
+    for eqn in everywhere(jaxpr):
+        if eqn.primitive.name == "dot_general":
+            (contracted, _), (batch, _) = eqn.params["dimension_numbers"]
+            shape = eqn.invars[0].aval.shape
+            if eqn.outvars[0].aval.ndim > len(batch):
                 longest = max(longest, math.prod(shape[axis] for axis in contracted))
-        longest = max([longest, *map(longest_sum, inner(equation))])
     return longest
 
 

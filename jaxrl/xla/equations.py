@@ -124,12 +124,17 @@ def _draws(jaxpr: Any, seen: dict[int, bool]) -> bool:
     return seen[id(jaxpr)]
 
 
+def everywhere(jaxpr: Any) -> Iterator[Any]:
+    """Yield the equations of a jaxpr, and all that are inside them."""
+    for eqn in _open(jaxpr).eqns:
+        yield from equations_in(eqn)
+
+
 def equations_in(eqn: Any) -> Iterator[Any]:
     """Yield an equation of a jaxpr, and all that are inside it."""
     yield eqn
     for jaxpr in _inside(eqn):
-        for inner in jaxpr.eqns:
-            yield from equations_in(inner)
+        yield from everywhere(jaxpr)
 
 
 BITS = 50
@@ -158,9 +163,12 @@ def _work_of_one(eqn: Any) -> int:
 
 def counts_of(equation: Equation) -> Counts:
     """Return what the inputs of a `scan` are; a call is one without carry and rows."""
-    params = equation.eqn.params
-    if equation.name != "scan":
-        return Counts(len(equation.ins), 0)
+    return counts_of_scan(equation.eqn) if equation.name == "scan" else Counts(len(equation.ins), 0)
+
+
+def counts_of_scan(eqn: Any) -> Counts:
+    """Return what the inputs of a `scan` of a jaxpr are; its outputs are the carry and then rows."""
+    params = eqn.params
     if "num_consts" in params:
         return Counts(params["num_consts"], params["num_carry"])
     consts, carry, _ = map(len, params["ft_in"].unpack())  # JAX 0.11
