@@ -110,7 +110,7 @@ def actors(case: str, effort: Effort) -> list[Row]:
                 samples[name],
                 ceiling,
                 shape.opt_interval,
-                parts_us={name: harness.spread(samples[name])[1] for name in ("learner", "environments")},
+                parts_us={side: harness.spread(samples[side])[1] for side in ("learner", "environments")},
                 compile_s=learner.training.compile_s,
                 learnt={"opt_steps": whole.trainer.config.max_opts, "mean_return": result.best_score},
                 staleness=result.summary["staleness"],

@@ -6,6 +6,9 @@ import select
 import shutil
 import signal
 import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,7 +47,8 @@ def workers(of: int | str = "self") -> set[int]:
     found: set[int] = set()
     for task in Path(f"/proc/{of}/task").glob("*/children"):
         found |= {int(word) for word in task.read_text().split()}
-    return {pid for pid in found if "actors.in_processes" in Path(f"/proc/{pid}/cmdline").read_text()}
+    named = lambda pid: Path(f"/proc/{pid}/cmdline").read_text() if Path(f"/proc/{pid}").exists() else ""
+    return {pid for pid in found if "actors.in_processes" in named(pid)}
 
 
 @pytest.mark.parametrize(
@@ -98,6 +102,23 @@ def test_a_worker_that_hangs_ends_the_run_in_one_line(engine: str, tmp_path: Pat
     (event,) = events(tmp_path, "actor")
     assert "time.sleep" in event["traceback"]
     assert not workers()
+
+
+@pytest.mark.slow
+def test_processes_that_environments_have_begun_end_with_the_workers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(
+        "JAXRL_TEST_MARK", mark := uuid.uuid4().hex
+    )  # which they inherit
+    with pytest.raises(ActorError, match=r"takes more than 1 s"):
+        train(replaying(counter(hang_step=40), "processes", processes=True, actor_timeout=1.0), 4_000)
+    assert not [pid for pid, others in environments() if mark in others]
+
+
+def environments() -> Iterator[tuple[str, str]]:
+    """Yield the processes of this machine and what each was begun with."""
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            yield file.parts[2], file.read_text(errors="replace")
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import numpy as np
 from jaxrl.errors import SettingsError, one_line
 from jaxrl.strategies.remote import Remote
 from jaxrl.training.actors.players import OPENING_S, Elsewhere, Part, Stopped, hanging
-from jaxrl.training.actors.stats import ActorStats, Block, Published
+from jaxrl.training.actors.stats import GLANCE_S, ActorStats, Block, Published
 from jaxrl.training.actors.worker import SAME, Answer, Order, nothing
 from jaxrl.training.storage.run import versions
 from jaxrl.xla import asked
@@ -107,7 +107,7 @@ class Company:
         """Return what stands for parameters in calls; they are pickled once for all actors."""
         with self._sending:
             if published.round not in self._sent:
-                self._sent[published.round] = self.engine.put(pickle.dumps(jax.tree.map(np.asarray, published)))
+                self._sent[published.round] = self.engine.put(cloudpickle.dumps(jax.tree.map(np.asarray, published)))
             found = self._sent[published.round]
             while len(self._sent) > KEPT:
                 del self._sent[min(self._sent)]
@@ -145,7 +145,7 @@ class DistantPlayer:
         """Close the environments and end the worker; with `kill`, without waiting for a step that hangs."""
         worker = self._worker
         if worker is not None and not kill:
-            with suppress(Gone):
+            with suppress(Gone), self._stats.calling(PATIENCE_S):
                 worker.came(worker.ask("close"), PATIENCE_S)
         self._drop()
 
@@ -192,17 +192,21 @@ class DistantPlayer:
         assert worker is not None, "begun before it is asked"
         with self._stats.calling(self._longest()):  # one that has stopped to read would hold this thread here
             call = worker.ask(method, *args)
-        glance, since = None, time.perf_counter()
-        while not worker.came(call, POLL_S):
+        glance, silent, looked = None, 0.0, time.perf_counter()
+        while not self._came(worker, call, POLL_S):
+            # A process that was stopped for an hour did not wait for its worker.
+            now = time.perf_counter()
+            silent, looked = silent + min(now - looked, GLANCE_S), now
             if self._company.halted():
                 raise Stopped
             if glance is None:
                 glance = worker.ask("glance")
-            elif worker.came(glance, 0.0):
+            elif self._came(worker, glance, 0.0):
                 self._judge(worker.take(glance))
-                glance, since = worker.ask("glance"), time.perf_counter()
-            elif (silent := time.perf_counter() - since) > self._longest():
+                glance, silent = worker.ask("glance"), 0.0
+            elif silent > self._longest():
                 engine = self._company.engine
+                self._drop()  # it would not hear that it is to close
                 raise Elsewhere(f": its {engine.name} has not answered for {silent:.0f} s; {engine.doubt}")
         report: Answer = worker.take(call)
         self._answered = True
@@ -210,6 +214,11 @@ class DistantPlayer:
         if report.failure is not None:
             raise Elsewhere(*report.failure)
         return report.value
+
+    def _came(self, worker: Reach, call: Any, seconds: float) -> bool:
+        """Say whether an answer has come, as one that stops in the middle of it would hold this thread, too."""
+        with self._stats.calling(self._longest()):
+            return worker.came(call, seconds)
 
     def _judge(self, late: tuple[float, str] | None) -> None:
         self._answered = True

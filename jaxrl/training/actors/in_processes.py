@@ -4,6 +4,7 @@ They are programs of their own, not forks: a fork of a process in which JAX runs
 terminal, and end with the pipes, so that none outlives the process of the learner, however that ends.
 """
 
+import ctypes
 import itertools
 import os
 import signal
@@ -16,12 +17,16 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
+import cloudpickle
+
 from jaxrl.training.actors.distant import Gone
 from jaxrl.training.actors.worker import Worker
 
 Call = tuple[Connection, int]
 ASIDE = ("glance", "end")
 """What a worker is asked while it plays."""
+PDEATHSIG = 1
+"""Number of the setting of `prctl` that names the signal at the end of the parent."""
 ENDING_S = 5.0
 """Seconds given to a process whose pipes have ended to end itself."""
 
@@ -53,11 +58,10 @@ class Piped:
         self._asides, asides = Pipe()
         self._numbers, self._answers = itertools.count(), dict[int, Any]()
         handles = calls.fileno(), asides.fileno()
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        program = f"import sys; sys.path[:] = {sys.path}; from {__name__} import main; main{handles}"
         with calls, asides:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"from {__name__} import main; main{handles}"],
-                env={**os.environ, "PYTHONPATH": path},
+                [sys.executable, "-c", program],
                 pass_fds=handles,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for the learner, which then ends its workers
@@ -74,12 +78,14 @@ class Piped:
         return call
 
     def came(self, call: Call, seconds: float) -> bool:
-        """Wait for the answer for at most so long since the last one came; return whether it has come."""
+        """Wait for the answer for at most so long, after each that comes before it; return whether it has come."""
         line, number = call
         with self._living():
             while number not in self._answers and line.poll(seconds):
                 answered, value = line.recv()
                 self._answers[answered] = value
+            if number not in self._answers and self._process.poll() is not None:
+                raise EOFError  # where another process keeps the pipes open
         return number in self._answers
 
     def take(self, call: Call) -> Any:
@@ -87,8 +93,9 @@ class Piped:
         return self._answers.pop(call[1])
 
     def kill(self) -> None:
-        """End the process."""
-        self._process.kill()
+        """End the process, and those that its environments have begun."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._calls.close()
         self._asides.close()
@@ -109,7 +116,8 @@ def _how(code: int | None) -> str:
         return "it closed its pipes"
     if code >= 0:
         return f"it ended with code {code}"
-    return f"killed by {signal.Signals(-code).name}" + (", out of memory?" if -code == signal.SIGKILL else "")
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    return f"killed by {name}" + (", out of memory?" if -code == signal.SIGKILL else "")
 
 
 # --- in a process of its own ------------------------------------------------------------------------------------
@@ -118,18 +126,30 @@ def _how(code: int | None) -> str:
 def main(calls: int, asides: int) -> None:
     """Serve what is asked through two pipes, and let no signal of a terminal or a scheduler end it."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the learner handles them, and may still save
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, _heedless)
     for handle in (calls, asides):
         os.set_inheritable(handle, False)  # a process that an environment begins would keep them open
+    _end_with_parent()
     worker = Worker()
     threading.Thread(target=_serve, args=(worker, Connection(asides)), name="asides", daemon=True).start()
     _serve(worker, Connection(calls))
 
 
+def _heedless(number: int, frame: Any) -> None:
+    """Do nothing at a signal. To ignore it would be inherited by the programs that environments begin."""
+
+
+def _end_with_parent() -> None:
+    """Have Linux end this process with the thread that began it, also where an environment lets no thread run."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
+
+
 def _serve(worker: Worker, line: Connection) -> None:
-    """Do one thing after the other that is asked through `line`; end the process where that ends."""
+    """Do one thing after the other that is asked through `line`; then end all that belongs to the worker."""
     with suppress(EOFError, OSError):
         while True:
             number, method, args = line.recv()
-            line.send((number, getattr(worker, method)(*args)))
-    os._exit(0)  # whatever the environments are doing
+            # What classes of the user's own script are made of goes along: no module here has them.
+            line.send_bytes(cloudpickle.dumps((number, getattr(worker, method)(*args))))
+    os.killpg(0, signal.SIGKILL)  # whatever the environments are doing

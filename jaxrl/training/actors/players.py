@@ -1,4 +1,4 @@
-"""What one actor does, round by round: the same in a thread of this process and in a worker of Ray."""
+"""What one actor does, round by round: the same in a thread of this process and in a worker elsewhere."""
 
 import math
 import traceback

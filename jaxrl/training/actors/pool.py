@@ -298,13 +298,13 @@ class ActorPool:
         begun = time.perf_counter()
         blocks = None
         while blocks is None:
+            while self._news:
+                self.tell("actor_restart", self._news.pop(0))
             if self.interrupt or self.failure:
                 return None
             looked = time.perf_counter()
             blocks = self._server.take(self.remote.actors, POLL_S)
             self._look(time.perf_counter() - looked)
-        while self._news:
-            self.tell("actor_restart", self._news.pop(0))
         self.waited_s += time.perf_counter() - begun
         self._arrived, first = blocks, blocks[0].words
         words: Any = {word: np.concatenate([block.words[word] for block in blocks], axis=1) for word in first}

@@ -75,12 +75,10 @@ class Worker:
         """End the round under way."""
         self._ended = True
 
-    def close(self) -> None:
+    def close(self) -> Answer:
         """End the round under way, and close the environments."""
         self.end()
-        with self._playing:
-            if self._player is not None:
-                self._player.close()
+        return self._answer(lambda: self._player.close() if self._player is not None else None)
 
     def _open(self, order: Order, facts: list[float]) -> None:
         if (here := versions(SAME)) != order.versions:
