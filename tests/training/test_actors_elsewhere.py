@@ -106,9 +106,7 @@ def test_a_worker_that_hangs_ends_the_run_in_one_line(engine: str, tmp_path: Pat
 
 @pytest.mark.slow
 def test_processes_that_environments_have_begun_end_with_the_workers(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(
-        "JAXRL_TEST_MARK", mark := uuid.uuid4().hex
-    )  # which they inherit
+    monkeypatch.setenv("JAXRL_TEST_MARK", mark := uuid.uuid4().hex)  # which they inherit
     with pytest.raises(ActorError, match=r"takes more than 1 s"):
         train(replaying(counter(hang_step=40), "processes", processes=True, actor_timeout=1.0), 4_000)
     assert not [pid for pid, others in environments() if mark in others]
