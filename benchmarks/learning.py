@@ -264,7 +264,7 @@ def _spaced(number: float) -> str:
 def _mean_and_deviation(values: Sequence[float]) -> str:
     mean, deviation = statistics.mean(values), statistics.pstdev(values)
     digits = _digits(mean)
-    return f"{mean:.{digits}f} ± {deviation:.{digits}f}" if deviation else f"{mean:.4g}"
+    return f"{mean:.{digits}f} ± {deviation:.{digits}f}" if deviation else f"{mean:g}"
 
 
 def _digits(mean: float) -> int:

@@ -43,6 +43,16 @@ def train(strategy: jaxrl.Strategy, max_opts: int, **settings: Any) -> Any:
     return jaxrl.Trainer(strategy, max_opts=max_opts, **{**QUIET, **settings}).train()
 
 
+def train_until_restart(strategy: jaxrl.Strategy, run: Path, hooks: jaxrl.Hooks) -> str:
+    """Train until an actor has been started again; return what the log says of it."""
+    done = lambda report: bool((run / "metrics.jsonl").exists() and events(run, "actor_restart"))
+    settings = {"run_dir": str(run), "hooks": hooks, "max_chunk": 8, "record_interval": 400}
+    result = train(strategy, 1_000_000, stop=done, **settings)
+    assert result.summary["stop"] == "stop"
+    (event,) = events(run, "actor_restart")
+    return str(event["message"])
+
+
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [row for row in rows if row.get("event") == kind]

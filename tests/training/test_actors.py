@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 from test_policy_tells import Linear
+from toys_actors import counter
 from toys_closed_form import clock_truncates
 from toys_envs import counting
 from toys_gymnasium import Counting, Telling
@@ -24,7 +25,7 @@ from jaxrl.agents.schedules import follow
 from jaxrl.algos import build
 from jaxrl.config import parse
 from jaxrl.distributions import Gaussian, TanhGaussian, head_of, tempered
-from jaxrl.envs.host import HostEnv, gymnasium_spec
+from jaxrl.envs.host import gymnasium_spec
 from jaxrl.errors import ActorError, SettingsError
 from jaxrl.nn import ActorCritic, QNetwork
 from jaxrl.strategies.remote import HostActors, exploration_of
@@ -34,10 +35,6 @@ from jaxrl.training.actors.stats import ActorStats, Block, Published, Watch
 from jaxrl.training.storage.leaves import state_digest
 
 QUIET: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "quiet": True}
-
-
-def counter(**kwargs: int) -> HostEnv:
-    return jaxrl.gymnasium_envs(gymnasium_spec(Counting()), partial(Counting, **kwargs))
 
 
 def replaying(env: Any, n: int = 1, agent: Any = None, processor: Any = None, **actors: Any) -> jaxrl.Strategy:

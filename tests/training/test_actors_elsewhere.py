@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toys_actors import QUIET, begun, counter, events, learning, replaying, rollouts, train
+from toys_actors import begun, counter, events, learning, replaying, rollouts, train, train_until_restart
 from toys_envs import counting
 from toys_gymnasium import Counting
 
@@ -25,8 +25,6 @@ from jaxrl.errors import ActorError, SettingsError
 from jaxrl.training.actors.worker import Order, Worker
 from jaxrl.training.storage.leaves import state_digest
 
-TESTS = Path(__file__).parents[1]
-
 
 @pytest.fixture(params=["processes", pytest.param("ray", marks=pytest.mark.slow)])
 def engine(request: pytest.FixtureRequest) -> str:
@@ -34,12 +32,6 @@ def engine(request: pytest.FixtureRequest) -> str:
     if request.param == "ray":
         request.getfixturevalue("cluster")
     return str(request.param)
-
-
-@pytest.fixture
-def path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let processes find what tests import."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS)]))
 
 
 def workers(of: int | str = "self") -> set[int]:
@@ -162,22 +154,10 @@ def test_a_process_that_has_stopped_is_told_of_and_ended(tmp_path: Path, monkeyp
 
 @pytest.mark.slow
 def test_with_restarts_an_actor_whose_process_died_goes_on_in_another_and_that_is_told(tmp_path: Path):
-    done = lambda report: bool((tmp_path / "metrics.jsonl").exists() and events(tmp_path, "actor_restart"))
     strategy, hooks = learning(counter(), "processes", actor_restarts=2), on_death(signal.SIGSEGV)
-    result = jaxrl.Trainer(
-        strategy,
-        max_opts=1_000_000,
-        stop=done,
-        run_dir=str(tmp_path),
-        hooks=hooks,
-        max_chunk=8,
-        record_interval=400,
-        **QUIET,
-    ).train()
-    assert result.summary["stop"] == "stop"
-    (event,) = events(tmp_path, "actor_restart")
+    message = train_until_restart(strategy, tmp_path, hooks)
     line = "starts again from its seed, 1 more times at most: its process is gone: killed by SIGSEGV"
-    assert event["message"] in (f"actor 0 {line}", f"actor 1 {line}")
+    assert message in (f"actor 0 {line}", f"actor 1 {line}")
 
 
 def test_an_interrupt_of_the_terminal_ends_a_run_and_its_processes_after_a_checkpoint(path: None, tmp_path: Path):

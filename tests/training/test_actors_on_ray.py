@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toys_actors import QUIET, begun, counter, events, learning, replaying, train
+from toys_actors import begun, counter, learning, replaying, train, train_until_restart
 
 import jaxrl
 from jaxrl.errors import ActorError, SettingsError
@@ -51,22 +51,9 @@ def test_a_node_that_dies_ends_the_run_in_one_line_with_a_checkpoint(cluster: Cl
 
 @pytest.mark.slow
 def test_with_restarts_an_actor_of_a_dead_node_goes_on_elsewhere_and_that_is_told(cluster: Cluster, tmp_path: Path):
-    run, hooks = tmp_path / "run", on_death_of_a_node(cluster, more=1)
-    done = lambda report: bool((run / "metrics.jsonl").exists() and events(run, "actor_restart"))
     strategy = learning(counter(), "ray", actor_restarts=2)
-    result = jaxrl.Trainer(
-        strategy,
-        max_opts=1_000_000,
-        stop=done,
-        run_dir=str(run),
-        hooks=hooks,
-        max_chunk=8,
-        record_interval=400,
-        **QUIET,
-    ).train()
-    assert result.summary["stop"] == "stop"
-    (event,) = events(run, "actor_restart")
-    assert event["message"].startswith(("actor 0 starts again from its seed, 1 more", "actor 1 starts again"))
+    message = train_until_restart(strategy, tmp_path / "run", on_death_of_a_node(cluster, more=1))
+    assert message.startswith(("actor 0 starts again from its seed, 1 more", "actor 1 starts again"))
 
 
 @pytest.mark.slow
