@@ -1,11 +1,10 @@
 """`python -m jaxrl.collect RUN_DIR --transitions N --out FILE`: collect a data set with a run's best policy."""
 
 from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # first, for it takes the signals
+from jaxrl.trees import make_key
 
 # isort: split
 from collections.abc import Sequence
-
-import jax
 
 from jaxrl.buffers import summary_of
 from jaxrl.envs import HostEnv
@@ -46,7 +45,7 @@ def main(args: Sequence[str]) -> int:
         env,
         policy.policy,
         policy.params,
-        jax.random.key(options.seed),
+        make_key(options.seed),
         options.transitions,
         random=options.random,
         noise=options.noise,

@@ -130,8 +130,8 @@ class TanhGaussian(NamedTuple):
         For a wide Gaussian, evenly spaced points resolve the bend of `log_slope` better than Gauss-Hermite quadrature.
         """
         mean, std = self.base.mean[..., None], jnp.exp(self.base.log_std)[..., None]
-        slope = log_slope(mean + std * jnp.asarray(_NODES).reshape((1,) * (mean.ndim - 1) + (-1,)))
-        return self.base.entropy() + jnp.sum(slope @ jnp.asarray(_WEIGHTS), axis=-1)
+        slope = log_slope(mean + std * jnp.asarray(_NODES, jnp.float32).reshape((1,) * (mean.ndim - 1) + (-1,)))
+        return self.base.entropy() + jnp.sum(slope @ jnp.asarray(_WEIGHTS, jnp.float32), axis=-1)
 
 
 _NODES = np.linspace(-5.0, 5.0, 33, dtype=np.float32)
@@ -245,11 +245,11 @@ def _raw_of(space: Box, squash: bool, action: Array) -> Array:
 
 
 def _gumbel(size: int, key: Key, num_envs: int) -> Array:
-    return jax.random.gumbel(key, (num_envs, size))
+    return jax.random.gumbel(key, (num_envs, size), jnp.float32)
 
 
 def _normal(size: int, key: Key, num_envs: int) -> Array:
-    return jax.random.normal(key, (num_envs, size))
+    return jax.random.normal(key, (num_envs, size), jnp.float32)
 
 
 def _multi(n: tuple[int, ...], outputs: Array) -> MultiCategorical:

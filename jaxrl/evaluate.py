@@ -1,12 +1,11 @@
 """`python -m jaxrl.evaluate RUN_DIR`: evaluate a run's best policy, or another, on fresh greedy episodes."""
 
 from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # first, for it takes the signals
+from jaxrl.trees import make_key
 
 # isort: split
 from argparse import Namespace
 from collections.abc import Sequence
-
-import jax
 
 from jaxrl import loading
 from jaxrl.envs import Env, HostEnv, make_env
@@ -79,7 +78,7 @@ def check_episodes(options: Namespace) -> None:
 def judged(policy: GreedyPolicy, env: Env | HostEnv, options: Namespace, sampled: bool = False) -> Evaluation:
     """Return the fresh episodes that the arguments ask for."""
     evaluate = evaluator_for(env, policy.policy, options.episodes, sampled)
-    return evaluate(policy.params, jax.random.key(options.seed))
+    return evaluate(policy.params, make_key(options.seed))
 
 
 def load_named(options: Namespace) -> GreedyPolicy:

@@ -27,6 +27,7 @@ from jaxrl.training.storage.checkpoints import CheckpointError, MismatchError, S
 from jaxrl.training.storage.leaves import describe_leaf, like_leaves, mismatch, rebuild
 from jaxrl.training.storage.members import resolve
 from jaxrl.training.storage.run_dir import read_metadata
+from jaxrl.trees import make_key
 from jaxrl.written import whole
 
 NAMED_STEPS = ("best", "latest", "final")
@@ -227,7 +228,7 @@ def _leaves_of(taken: Callable[[Any], Any], state: Any) -> tuple[Any, list[str]]
 def _learner_shapes(agent: Agent, processor: Processor, spec: EnvSpec) -> _Learner:
     """Return the shapes of a training state, as far as a policy needs them."""
     init = lambda key: _Learner(agent.init(key), processor.init(space_zeros(spec.observation_space, 1)))
-    shapes: _Learner = jax.eval_shape(init, jax.random.key(0))
+    shapes: _Learner = jax.eval_shape(init, make_key(0))
     return shapes
 
 
@@ -271,7 +272,7 @@ def _rebuild(
     facts: dict[str, Any], strategy: Strategy | None, made: Mapping[str, Any], run_dir: str | Path
 ) -> tuple[Policy, Any]:
     """Return the policy and the shapes of its parameters."""
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    key = jax.eval_shape(lambda: make_key(0))
     if strategy is not None:
         policy = _policy_of(strategy)
         return policy, jax.eval_shape(lambda key: policy.params(strategy.init(key)), key)

@@ -171,7 +171,7 @@ def draw_random(spec: EnvSpec, key: Key, num_envs: int) -> PyTree:
     space = _masked_space(spec)
     if space is None:
         return sample_space(spec.action_space, key, num_envs)
-    return jax.random.uniform(key, (num_envs, sum(sizes_of(space))))
+    return jax.random.uniform(key, (num_envs, sum(sizes_of(space))), jnp.float32)
 
 
 def random_action(spec: EnvSpec, drawn: PyTree, obs: PyTree) -> PyTree:

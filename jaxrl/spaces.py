@@ -276,7 +276,7 @@ def _sample_leaf(space: Discrete | MultiDiscrete | Box, key: Key, shape: tuple[i
         return jax.random.randint(key, shape, *ends).astype(space.dtype)
     limits = np.where(bounded, low, 0.0), np.where(bounded, high, 1.0)
     within = jax.random.uniform(key, shape, jnp.float32, *limits)
-    beyond = jnp.clip(jax.random.normal(key, shape), low, high)
+    beyond = jnp.clip(jax.random.normal(key, shape, jnp.float32), low, high)
     return jnp.where(bounded, within, beyond).astype(space.dtype)
 
 

@@ -15,6 +15,14 @@ Key = jax.Array
 PyTree = Any
 
 
+def make_key(seed: int | Array) -> Key:
+    """Return the key of a seed, of the generator that every sampler of `jax.random` works with: Threefry-2x32.
+
+    Whatever `jax_default_prng_impl` is set to, so that the numbers of a run depend on its seed alone.
+    """
+    return jax.random.key(seed, impl="threefry2x32")
+
+
 def tree_where(condition: Array, new: PyTree, old: PyTree) -> PyTree:
     """Select `new` or `old` leaf by leaf; `condition` is a scalar, or `[N]` for leaves `[N, ...]`."""
 

@@ -362,11 +362,16 @@ def _estimate(
 
 
 def standardise(x: Array, weight: Array) -> Array:
-    """Normalise the entries of `x` with weight 1 to mean 0 and standard deviation 1, over all shards."""
+    """Normalise the entries of `x` with weight 1 to mean 0 and standard deviation 1, over all shards.
+
+    A single one stays as it is: normalised it would be 0, whatever it says.
+    """
     count, counts = jnp.maximum(shards.total(weight.sum()), 1.0), weight > 0
     # Select instead of multiplying by the weight: an entry of weight 0 may be NaN.
-    apart = jnp.where(counts, x - shards.total(jnp.where(counts, x, 0.0).sum()) / count, 0.0)
-    return apart * jax.lax.rsqrt(shards.total(jnp.square(apart).sum()) / count + 1e-8)
+    mean = shards.total(jnp.where(counts, x, 0.0).sum()) / count
+    apart = jnp.where(counts, x - jnp.where(count > 1, mean, 0.0), 0.0)
+    variance = shards.total(jnp.square(apart).sum()) / count
+    return apart * jax.lax.rsqrt(jnp.where(count > 1, variance + 1e-8, 1.0))
 
 
 def _update(
@@ -389,7 +394,11 @@ def _update(
     terms = learnt.aux
     means = jnp.stack(list(terms.values())).reshape(len(terms), -1).mean(axis=1)
     metrics = {"loss": learnt.loss, "grad_norm": learnt.norm, **{name: means[i] for i, name in enumerate(terms)}}
-    return ActorCriticState(learnt.params, learnt.opt_state, hyper), metrics, jnp.zeros(batch.weight.shape[0])
+    return (
+        ActorCriticState(learnt.params, learnt.opt_state, hyper),
+        metrics,
+        jnp.zeros(batch.weight.shape[0], jnp.float32),
+    )
 
 
 def _loss(parts: _Parts, hyper: Hyper, params: PyTree, sample: Sample) -> tuple[Array, dict[str, Array]]:

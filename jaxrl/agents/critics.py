@@ -141,7 +141,7 @@ def recurrent_networks(config: Any, spec: EnvSpec, head: Head) -> Networks:
 
 
 def _actions(space: Any) -> Array:
-    return jnp.zeros((ROWS, space_size(space)))
+    return jnp.zeros((ROWS, space_size(space)), jnp.float32)
 
 
 def init_networks(networks: Networks, spec: EnvSpec, key: Key, memory: Kept | None = None) -> tuple[Flat, Flat]:
@@ -151,7 +151,7 @@ def init_networks(networks: Networks, spec: EnvSpec, key: Key, memory: Kept | No
     if memory is not None:
         obs = Remembered(obs, jax.tree.map(lambda x: jnp.asarray(x)[None], memory))
     space = spec.action_space
-    action = (jnp.zeros((1, space_size(space))),) if isinstance(space, Box) else ()
+    action = (jnp.zeros((1, space_size(space)), jnp.float32),) if isinstance(space, Box) else ()
     policy = networks.policy.init(policy_key, to_policy(obs))
     return Flat.of(policy), Flat.of(networks.critic.init(critic_key, to_critic(obs), *action))
 

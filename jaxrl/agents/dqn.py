@@ -48,7 +48,7 @@ from jaxrl.metrics import Metrics
 from jaxrl.nn import Network, QNetwork, Recurrent, check_torso
 from jaxrl.nn.own import ROWS
 from jaxrl.spaces import Box, Discrete, EnvSpec, space_zeros
-from jaxrl.trees import Array, Key, PyTree, tree_where
+from jaxrl.trees import Array, Key, PyTree, make_key, tree_where
 from jaxrl.types import Batch, Remembered, Transition
 from jaxrl.xla.flat import Flat
 from jaxrl.xla.short import argmax, entry, largest
@@ -212,12 +212,12 @@ def _bind(name: str, config: DQNConfig, own: Own, spec: EnvSpec) -> Agent:
         "make_network",
         (seen,),
         partial(_network, config, seen),
-        (observations(seen), *((jnp.zeros((ROWS, config.atoms)),) if config.values == "iqn" else ())),
+        (observations(seen), *((jnp.zeros((ROWS, config.atoms), jnp.float32),) if config.values == "iqn" else ())),
         (values_of(spec, 0 if config.values == "expected" else config.atoms),),
         kept=("params", "noise"),
     )
     blank = _Parts(config, network, gradient_step(own.optimizer), spec, {}, kept_at_first(config))
-    parts = blank._replace(noise=jax.eval_shape(lambda: _begin(blank, jax.random.key(0))).get("noise", {}))
+    parts = blank._replace(noise=jax.eval_shape(lambda: _begin(blank, make_key(0))).get("noise", {}))
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -361,7 +361,7 @@ def _draw_act(parts: _Parts, key: Key, num_envs: int) -> PyTree:
     gumbel: PyTree = ()
     if parts.config.boltzmann:
         key, gumbel_key = jax.random.split(key)
-        gumbel = jax.random.gumbel(gumbel_key, (num_envs, cast(Discrete, parts.spec.action_space).n))
+        gumbel = jax.random.gumbel(gumbel_key, (num_envs, cast(Discrete, parts.spec.action_space).n), jnp.float32)
     if not parts.noise:
         return draw_epsilon_greedy(parts.spec, key, num_envs), (), gumbel
     coin_key, noise_key = jax.random.split(key)
@@ -372,7 +372,7 @@ def _draw_noise(parts: _Parts, key: Key) -> PyTree:
     """Draw the parameter noise in a single call."""
     leaves, treedef = jax.tree.flatten(parts.noise)
     ends = np.cumsum([leaf.size for leaf in leaves])
-    return jax.tree.unflatten(treedef, jnp.split(jax.random.normal(key, (ends[-1],)), ends[:-1]))
+    return jax.tree.unflatten(treedef, jnp.split(jax.random.normal(key, (ends[-1],), jnp.float32), ends[:-1]))
 
 
 def _draw_update(parts: _Parts, key: Key, batch_size: int) -> Draws:
@@ -382,7 +382,7 @@ def _draw_update(parts: _Parts, key: Key, batch_size: int) -> Draws:
         noise = [_draw_noise(parts, k) for k in jax.random.split(noise_key, 3)]
     if parts.config.values == "iqn":
         steps = () if parts.memory is None else (parts.config.sequence,)
-        taus = list(jax.random.uniform(taus_key, (2, batch_size, *steps, parts.config.atoms)))
+        taus = list(jax.random.uniform(taus_key, (2, batch_size, *steps, parts.config.atoms), jnp.float32))
     return Draws(*noise, *taus)
 
 
@@ -443,7 +443,7 @@ def _loss(
     apply, mean = partial(_outputs, parts), jax.vmap(values.mean)
     out_tm1 = apply(params, online.now, noise.noise_tm1, *_given(taus_tm1))
     out_t = apply(target, aim.then, noise.noise_t, *_given(taus_t))
-    reward, penalty = items.reward, jnp.zeros(out_t.shape[:2])
+    reward, penalty = items.reward, jnp.zeros(out_t.shape[:2], jnp.float32)
     if config.munchausen:
         soft = lambda q, mask: munchausen(q, config.munchausen_temperature, mask)
         old = mean(apply(target, aim.now, noise.noise_t, *_taus(parts, reward.shape[0])))
@@ -456,7 +456,7 @@ def _loss(
         if config.double:
             fixed, then = jax.lax.stop_gradient((params, online.then))
             select = apply(fixed, then, noise.noise_select, *_taus(parts, reward.shape[0]))
-        policy = jax.nn.one_hot(argmax(masked(mean(select), mask_t)), select.shape[1])
+        policy = jax.nn.one_hot(argmax(masked(mean(select), mask_t)), select.shape[1], dtype=jnp.float32)
     after = BootstrapTarget(reward, items.discount, out_t, policy, penalty)
     if parts.memory is not None:
         after = several_steps(after, sampled.items, config)

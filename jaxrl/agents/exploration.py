@@ -19,7 +19,7 @@ NOISY = "explores by noise in its network (agent.noisy), under which no action h
 def draw_epsilon_greedy(spec: EnvSpec, key: Key, num_envs: int) -> tuple[Array, Array]:
     """Draw a coin `[N]` from `[0, 1)` and a random action, as `draw_random` does; the key is consumed."""
     coin_key, action_key = jax.random.split(key)
-    return jax.random.uniform(coin_key, (num_envs,)), draw_random(spec, action_key, num_envs)
+    return jax.random.uniform(coin_key, (num_envs,), jnp.float32), draw_random(spec, action_key, num_envs)
 
 
 def epsilon_greedy(spec: EnvSpec, greedy: Array, noise: tuple[Array, Array], epsilon: Array, obs: PyTree) -> Array:
@@ -36,7 +36,11 @@ def explored(q: Array, epsilon: Array, obs: PyTree, temperature: Array | None = 
     mask = mask_of(obs)
     may = jnp.ones(q.shape, bool) if mask is None else allowed(mask)
     q = masked(q, mask)
-    likely = jax.nn.one_hot(argmax(q), q.shape[-1]) if temperature is None else jax.nn.softmax(q / temperature)
+    likely = (
+        jax.nn.one_hot(argmax(q), q.shape[-1], dtype=q.dtype)
+        if temperature is None
+        else jax.nn.softmax(q / temperature)
+    )
     return Categorical(jnp.log(epsilon * may / may.sum(axis=-1, keepdims=True) + (1 - epsilon) * likely))
 
 

@@ -216,7 +216,7 @@ def _bind(name: str, config: SACConfig, own: Own, spec: EnvSpec) -> Agent:
     kept = kept_by_all_at_first(config, config.num_critics)
     networks = build_networks(config, own, spec, head) if kept is None else recurrent_networks(config, spec, head)
     parts = Parts(config, networks, gradient_step(own.optimizer), spec, head, kept)
-    noise = jnp.zeros(space_size(cast(Box, spec.action_space))) if config.noise_memory else None
+    noise = jnp.zeros(space_size(cast(Box, spec.action_space)), jnp.float32) if config.noise_memory else None
     with_critics = lambda state: state._replace(target=(), log_temperature=(), opt_state=())
     return Agent(
         name=name,
@@ -307,8 +307,8 @@ def _draw_update(parts: Parts, key: Key, batch_size: int) -> PyTree:
         return tm1, t, ()
     shape = (2, rows, parts.config.cql_actions, tm1.shape[-1])
     uniform_key, policy_key = jax.random.split(jax.random.fold_in(key, 1))
-    uniform = jax.random.uniform(uniform_key, shape[1:], minval=-1.0, maxval=1.0)
-    return tm1, t, (uniform, jax.random.normal(policy_key, shape))
+    uniform = jax.random.uniform(uniform_key, shape[1:], jnp.float32, -1.0, 1.0)
+    return tm1, t, (uniform, jax.random.normal(policy_key, shape, jnp.float32))
 
 
 def soft_value(
@@ -397,7 +397,7 @@ def _sampled_actions(parts: Parts, policy: PyTree, seen: Views, noise: PyTree) -
     if isinstance(parts.spec.action_space, Discrete):
         return SampledActions((), ())
     uniform, normal = noise
-    actions, densities = [uniform], [jnp.full(uniform.shape[:2], -uniform.shape[2] * math.log(2))]
+    actions, densities = [uniform], [jnp.full(uniform.shape[:2], -uniform.shape[2] * math.log(2), jnp.float32)]
     for obs, part in zip(seen, normal, strict=True):
         outputs = cast(Array, parts.networks.policy.apply(policy, to_policy(obs)))
         distribution = parts.head.of(outputs[:, None])

@@ -14,7 +14,7 @@ from jaxrl.agents.base import Agent, Mode, Tunable
 from jaxrl.agents.exploration import EPSILONS
 from jaxrl.errors import SettingsError, check_between, check_count, nearest
 from jaxrl.metrics import Metrics
-from jaxrl.trees import Array, PyTree
+from jaxrl.trees import Array, PyTree, make_key
 from jaxrl.types import Batch
 from jaxrl.written import number, whole
 
@@ -219,7 +219,7 @@ def follow(agent: Agent) -> Agent:
 
 
 def _require_known(agent: Agent, schedules: Mapping[str, Schedule]) -> None:
-    state = jax.eval_shape(agent.init, jax.eval_shape(lambda: jax.random.key(0)))
+    state = jax.eval_shape(agent.init, jax.eval_shape(lambda: make_key(0)))
     hyper = state.hyper._asdict() if isinstance(state, Tunable) else {}
     known = [name for name, value in hyper.items() if isinstance(value, jax.ShapeDtypeStruct)]
     known += [name for name, fields in ALIASES.items() if set(fields) <= {*known}]

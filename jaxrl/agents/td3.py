@@ -182,7 +182,7 @@ def _bind(name: str, config: TD3Config, own: Own, spec: EnvSpec) -> Agent:
     head = Head(
         size,
         cast(Any, jnp.tanh),
-        draw=lambda key, rows: jax.random.normal(key, (rows, size)),
+        draw=lambda key, rows: jax.random.normal(key, (rows, size), jnp.float32),
         to_env=partial(to_box, space),
     )
     parts = Parts(config, build_networks(config, own, spec, head), gradient_step(own.optimizer), spec, head)
@@ -198,7 +198,7 @@ def _bind(name: str, config: TD3Config, own: Own, spec: EnvSpec) -> Agent:
         custom=own.custom,
         exploration=("noise",),
         offline=isinstance(config, TD3BCConfig),
-        memory=jnp.zeros(size) if config.noise_memory else None,
+        memory=jnp.zeros(size, jnp.float32) if config.noise_memory else None,
         insight=judging(
             parts,
             "takes one action, beside which noise is added; no action has a probability of its own",

@@ -121,7 +121,7 @@ def _evenly(low: float | Array, high: float | Array, count: int) -> np.ndarray |
 
 
 def _c51_loss(support: np.ndarray | Array, chosen: Array, taus: Array, after: BootstrapTarget) -> tuple[Array, Array]:
-    target = project(*_foretold(support, after), jnp.asarray(support))
+    target = project(*_foretold(support, after), jnp.asarray(support, jnp.float32))
     loss = cross_entropy(chosen, target)
     return loss, jnp.maximum(loss + jnp.sum(jax.scipy.special.xlogy(target, target)), 0.0)
 

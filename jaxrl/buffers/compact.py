@@ -60,7 +60,7 @@ class CompactRows:
     @property
     def items(self) -> PyTree:
         """The items as they were given, leaves `[R, ...]`."""
-        return self.read(jnp.arange(len(self)))
+        return self.read(jnp.arange(len(self), dtype=jnp.int32))
 
     def __len__(self) -> int:
         return len(self.tails)
@@ -100,9 +100,9 @@ class CompactRows:
             tails=tails,
             seen=seen,
             waiting=waiting,
-            owner=self.owner.at[place].set(start + jnp.arange(rows), mode="drop", unique_indices=True),
+            owner=self.owner.at[place].set(start + jnp.arange(rows, dtype=jnp.int32), mode="drop", unique_indices=True),
             newest=start + rows - 1,
-            next_end=(self.next_end + jnp.count_nonzero(link)) % self.owner.shape[0],
+            next_end=(self.next_end + jnp.sum(link != 0, dtype=jnp.int32)) % self.owner.shape[0],
         )
 
     @property

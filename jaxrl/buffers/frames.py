@@ -72,7 +72,10 @@ class Frames:
         """Return the observations of rows `index` `[B]`, and whether they are known; row `newest` was written last."""
         depth = self.depth.at[index].get(mode="promise_in_bounds")
         reach = jnp.where(depth < 0, self.count - 1, depth)
-        back = jnp.minimum(jnp.arange(self.count - 1, -1, -1)[None], reach[:, None]) * self.last_depth.shape[0]
+        back = (
+            jnp.minimum(jnp.arange(self.count - 1, -1, -1, dtype=jnp.int32)[None], reach[:, None])
+            * self.last_depth.shape[0]
+        )
         age = (newest - index) % self.rows
         place = (self.head - age[:, None] - back) % len(self.single)
         frames = self.single.read(place.reshape(-1))

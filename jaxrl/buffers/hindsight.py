@@ -164,7 +164,7 @@ def _push(parts: _Parts, state: HindsightState, items: Transition, pushes: Array
 
 def _draw(parts: _Parts, key: Key, pushes: Array, rows: int) -> _Draws:
     ring_key, coin_key, later_key = jax.random.split(key, 3)
-    coin, later = (jax.random.uniform(k, (parts.ring.batch_size,)) for k in (coin_key, later_key))
+    coin, later = (jax.random.uniform(k, (parts.ring.batch_size,), jnp.float32) for k in (coin_key, later_key))
     return _Draws(parts.ring.draw(ring_key, pushes, rows), coin, later)
 
 

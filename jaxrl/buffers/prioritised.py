@@ -155,7 +155,7 @@ def _push(settings: _Settings, state: PrioritisedState, items: PyTree, pushes: A
     rows = jax.tree.leaves(items)[0].shape[0]
     start = block_start(len(held), rows, pushes)
     new = jnp.broadcast_to(state.highest, (rows,))
-    groups = jnp.minimum(start // FANOUT + jnp.arange(rows // FANOUT + 2), (len(held) - 1) // FANOUT)
+    groups = jnp.minimum(start // FANOUT + jnp.arange(rows // FANOUT + 2, dtype=jnp.int32), (len(held) - 1) // FANOUT)
     put = lambda leaves, new: jax.lax.dynamic_update_slice_in_dim(leaves, new, start, axis=0)
     if settings.lanes is not None:
         # No sequence that starts with one of the new rows is whole, nor any longer those that started where they lie.
@@ -166,7 +166,7 @@ def _push(settings: _Settings, state: PrioritisedState, items: PyTree, pushes: A
         if settings.lanes is None:
             leaves = put(tree[0], new)
         else:
-            leaves = put(tree[0], jnp.full(rows, blank)).at[index].set(jnp.where(whole, new, blank))
+            leaves = put(tree[0], jnp.full(rows, blank, jnp.float32)).at[index].set(jnp.where(whole, new, blank))
         return _refresh((leaves, *tree[1:]), groups, combine)
 
     sums, least = write(state.sums, jnp.sum, 0.0), state.least and write(state.least, jnp.min, math.inf)
@@ -176,7 +176,7 @@ def _push(settings: _Settings, state: PrioritisedState, items: PyTree, pushes: A
 def _draw(settings: _Settings, key: Key, pushes: Array, rows: int) -> Array:
     """Draw from `[0, 1)` once per level and item, `[levels, B]`."""
     levels = len(_sizes(settings.ring.capacity(rows)))
-    return jax.random.uniform(key, (levels, settings.ring.batch_size))
+    return jax.random.uniform(key, (levels, settings.ring.batch_size), jnp.float32)
 
 
 def _sample(settings: _Settings, state: PrioritisedState, noise: Array, opt_step: Array) -> Batch:

@@ -136,7 +136,7 @@ def folded(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
 def _reset(games: VecEnv, count: int, key: Key) -> tuple[VecEnvState, PyTree]:
     state, obs = games.reset(key)
     length = jnp.repeat(state.episode_length, count)
-    return VecEnvState(state, jnp.zeros(length.shape), length, (), state.values), rows_of(obs)
+    return VecEnvState(state, jnp.zeros(length.shape, jnp.float32), length, (), state.values), rows_of(obs)
 
 
 def _step(games: VecEnv, count: int, state: VecEnvState, action: PyTree, noise: PyTree) -> tuple[VecEnvState, Step]:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl.envs.resets import Resets, Starts, resets_of
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.spaces import EnvSpec, space_struct
-from jaxrl.trees import Array, Key, PyTree, require_same, tree_where
+from jaxrl.trees import Array, Key, PyTree, make_key, require_same, tree_where
 from jaxrl.tuning import tunable
 from jaxrl.types import GoalFn, Step
 from jaxrl.xla.short import every
@@ -176,7 +176,7 @@ def _reset(env: Env, num_envs: int, source: Resets, key: Key) -> tuple[VecEnvSta
     values = _first_values(env.values)
     state, obs, length = _start(env, jax.random.split(key, num_envs), *_given(values))
     store = source.init(jax.random.fold_in(key, num_envs), *_given(values))
-    return VecEnvState(state, jnp.zeros(num_envs), length, store, values), obs
+    return VecEnvState(state, jnp.zeros(num_envs, jnp.float32), length, store, values), obs
 
 
 def last_values(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -289,7 +289,7 @@ def require_same_spaces(one: EnvSpec, other: EnvSpec) -> None:
 
 # --- the contract of an environment, checked by tracing only ----------------------------------------------------
 
-_KEY = jax.eval_shape(lambda: jax.random.key(0))
+_KEY = jax.eval_shape(lambda: make_key(0))
 
 
 def check_stable(env: Env) -> None:

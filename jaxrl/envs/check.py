@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.agents import as_one
-from jaxrl.envs.base import Env, TimeStep, check_stable
+from jaxrl.envs.base import Env, TimeStep, check_stable, vectorise
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, sample_space
-from jaxrl.trees import Array, Key, PyTree
+from jaxrl.trees import Array, Key, PyTree, make_key
+from jaxrl.xla.hoist import hoist
 
 RESETS = 32
 """Number of resets from which the check learns the range of reset states."""
@@ -33,14 +34,15 @@ def check_env(env: Env, steps: int = 1000, seed: int = 0) -> list[str]:
 
     It looks for states, observations or rewards that change structure, shape or dtype; values that are non-finite (in
     resets too) or out of bounds; keys that are ignored or never advance; episodes that never end, or report their time
-    limit as termination; and a reset hidden inside a step.
+    limit as termination; and a reset hidden inside a step. What fails as training traces it fails here too.
     """
     env = as_one(env)
     try:
         check_stable(env)
     except SettingsError as error:
         return [str(error)]
-    key_resets, key_walk, key_step = jax.random.split(jax.random.key(seed), 3)
+    _trace_as_training(env)
+    key_resets, key_walk, key_step = jax.random.split(make_key(seed), 3)
     resets = jax.vmap(env.reset)(jax.random.split(key_resets, RESETS))
     walk = jax.jit(partial(_walk, env, steps))(key_walk)
     return [
@@ -49,6 +51,27 @@ def check_env(env: Env, steps: int = 1000, seed: int = 0) -> list[str]:
         *_check_ends(env, steps, walk),
         *_check_hidden_reset(resets[0], walk),
     ]
+
+
+def _trace_as_training(env: Env) -> None:
+    """Trace a loop over steps of several environments, with what they draw taken out of it."""
+    envs = vectorise(env, 2)
+
+    def body(state: PyTree, noise: tuple[Key, PyTree], t: Array) -> PyTree:
+        key, drawn = noise
+        actions = sample_space(env.spec.action_space, jax.random.fold_in(key, t), envs.num_envs)
+        return envs.step(state, actions, drawn)[0]
+
+    def loop(key: Key) -> PyTree:
+        state, _ = envs.reset(key)
+        noise = lambda t: (key, envs.draw(jax.random.fold_in(key, t)))
+        parts = hoist(body, state, jax.eval_shape(noise, jnp.uint32(0)), jnp.uint32(0))
+        times = jnp.arange(2, dtype=jnp.uint32)
+        drawn = jax.vmap(lambda t: parts.ahead(noise(t), t))(times)
+        one = lambda state, row: (parts.behind(state, row[1], noise(row[0]), row[0]), None)
+        return jax.lax.scan(one, state, (times, drawn))[0]
+
+    jax.eval_shape(jax.jit(loop), make_key(0))
 
 
 def _walk(env: Env, steps: int, key: Key) -> _Walk:
@@ -113,7 +136,7 @@ def _check_keys(env: Env, resets: PyTree, walk: _Walk, key: Key) -> list[str]:
 
 
 def _reset_is_constant(env: Env) -> bool:
-    jaxpr = jax.make_jaxpr(env.reset)(jax.random.key(0)).jaxpr
+    jaxpr = jax.make_jaxpr(env.reset)(make_key(0)).jaxpr
     return not any(var is jaxpr.invars[0] for eqn in jaxpr.eqns for var in eqn.invars)
 
 

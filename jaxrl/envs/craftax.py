@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.base import Env, TimeStep
-from jaxrl.envs.suites import KEY, box_of, check_id, like_defaults, restored, stored
+from jaxrl.envs.suites import KEY, box_of, check_id, copied, like_defaults, stored
 from jaxrl.errors import require_extra
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
@@ -53,7 +53,7 @@ def craftax_env(name: str, **params: Any) -> Env:
         spec=EnvSpec(name, space, Discrete(env.num_actions), limit),
         reset=partial(_reset, env, own, pixels, like),
         step=partial(_step, env, own, pixels, like, feats),
-        render=partial(_render, room, like),
+        render=partial(_render, room),
         settings={"env": name, "env_args": dict(params)},
     )
 
@@ -66,7 +66,7 @@ def _reset(env: Any, params: Any, pixels: bool, like: PyTree, key: Key) -> tuple
 def _step(
     env: Any, params: Any, pixels: bool, like: PyTree, feats: list[str], state: PyTree, action: Array, key: Key
 ) -> tuple[PyTree, TimeStep]:
-    obs, state, reward, done, _ = env.step_env(key, restored(state, like), action, params)
+    obs, state, reward, done, _ = env.step_env(key, copied(state), action, params)
     achieved = state.achievements * 100.0
     info = {f"episode_achievements/{feat}": achieved[i] for i, feat in enumerate(feats)}
     return stored(state, like), TimeStep(_seen(obs, pixels), reward, done, False, info)
@@ -76,8 +76,8 @@ def _seen(obs: Array, pixels: bool) -> Array:
     return jnp.round(obs * 255.0).astype(jnp.uint8) if pixels else obs
 
 
-def _render(room: str, like: PyTree, state: PyTree) -> np.ndarray:
-    return np.asarray(_renderer(room)(restored(state, like)), np.uint8)
+def _render(room: str, state: PyTree) -> np.ndarray:
+    return np.asarray(_renderer(room)(copied(state)), np.uint8)
 
 
 @functools.cache

@@ -20,7 +20,7 @@ import numpy as np
 from jaxrl.envs.base import Env, TimeStep, draw_key, draw_nothing
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.spaces import Box, Discrete, EnvSpec, Space
-from jaxrl.trees import Array, Key, PyTree
+from jaxrl.trees import Array, Key, PyTree, make_key
 
 TIME_LIMIT = "max_steps_in_episode"
 """The parameter that every gymnax environment has."""
@@ -156,7 +156,7 @@ def _check_number(name: str, value: Any, default: Any) -> None:
 def wrap(name: str, env: Any, params: Any, settings: dict[str, Any] | None = None) -> Env:
     """Wrap a `gymnax.environments.environment.Environment` object and its parameters."""
     reset = partial(_reset, env, params)
-    state, obs = jax.eval_shape(reset, jax.random.key(0))
+    state, obs = jax.eval_shape(reset, make_key(0))
     action_space = _space(env.action_space(params))
     uses_key = _uses_key(env, params, state)
     limit = getattr(params, TIME_LIMIT, None)
@@ -184,7 +184,7 @@ def _step(
     env: Any, params: Any, uses_key: bool, like: PyTree, state: PyTree, action: PyTree, noise: PyTree
 ) -> tuple[PyTree, TimeStep]:
     """Step without gymnax's own auto-reset, in the dtypes of the reset (several environments change theirs)."""
-    key = noise if uses_key else jax.random.key(0)
+    key = noise if uses_key else make_key(0)
     obs, state, reward, terminated, _ = env.step_env(key, state, action, params)
     obs, state = jax.tree.map(lambda x, leaf: jnp.asarray(x, leaf.dtype), (obs, state), like)
     truncated = env.is_truncated(state, params)
@@ -193,8 +193,8 @@ def _step(
 
 def _uses_key(env: Any, params: Any, state: PyTree) -> bool:
     """Return whether a step reads its key at all; if not, no key needs to be drawn."""
-    action = jax.eval_shape(env.action_space(params).sample, jax.random.key(0))
-    jaxpr = jax.make_jaxpr(lambda *args: env.step_env(*args, params))(jax.random.key(0), state, action).jaxpr
+    action = jax.eval_shape(env.action_space(params).sample, make_key(0))
+    jaxpr = jax.make_jaxpr(lambda *args: env.step_env(*args, params))(make_key(0), state, action).jaxpr
     key = jaxpr.invars[0]
     return any(var is key for eqn in jaxpr.eqns for var in eqn.invars) or any(var is key for var in jaxpr.outvars)
 
@@ -245,5 +245,5 @@ def _bound(bound: Any, shape: tuple[int, ...]) -> float | tuple[float, ...]:
 def _render(name: str, env: Any, params: Any, state: PyTree) -> np.ndarray:
     from jaxrl.envs.render import draw_state
 
-    obs: Array = env.observe(jax.random.key(0), state, None, params)
+    obs: Array = env.observe(make_key(0), state, None, params)
     return draw_state(name, state, jax.tree.map(np.asarray, obs))

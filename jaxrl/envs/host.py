@@ -20,7 +20,7 @@ from jaxrl.envs.base import Env
 from jaxrl.envs.scalars import scalars_in
 from jaxrl.errors import ActorError, SettingsError, nearest, require_extra
 from jaxrl.spaces import EnvSpec, as_shape, channels_last, space_of, space_struct, space_zeros
-from jaxrl.trees import PyTree, tree_where
+from jaxrl.trees import PyTree, make_key, tree_where
 from jaxrl.types import Step
 
 PREFIX = "gymnasium:"
@@ -334,7 +334,7 @@ class _Jax:
     def __init__(self, env: Env, device: Any, num_envs: int, seed: int, processes: bool) -> None:
         del processes
         self._device, self._count = device or jax.devices()[0], 0
-        self._key = jax.device_put(jax.random.key(seed), self._device)
+        self._key = jax.device_put(make_key(seed), self._device)
         self._fresh = jax.jit(lambda key: jax.vmap(env.reset)(jax.random.split(key, num_envs)))
         self._mix = jax.jit(tree_where)
         self._step = jax.jit(partial(_step_all, env, num_envs))

@@ -16,7 +16,7 @@ from jaxrl.envs.suites import KEY, as_kinds, boxes_of, check_id, check_whole, re
 from jaxrl.errors import SettingsError, require_extra
 from jaxrl.masks import MASK
 from jaxrl.spaces import Box, Discrete, EnvSpec, Space
-from jaxrl.trees import Array, Key, PyTree
+from jaxrl.trees import Array, Key, PyTree, make_key
 
 PREFIX = "jaxmarl:"
 """Prefix of the names of JaxMARL's environments, as in `jaxmarl:MPE_simple_spread_v3`."""
@@ -149,7 +149,7 @@ def _reset(env: Any, kind: Kind, key: Key) -> tuple[PyTree, PyTree]:
 
 def _step(env: Any, kind: Kind, limit: int | None, state: Any, action: Array, noise: PyTree) -> tuple[PyTree, TimeStep]:
     """Step without the suite's auto-reset, with the given key, or a constant one that nobody reads."""
-    key = jax.random.key(0) if isinstance(noise, tuple) else noise
+    key = make_key(0) if isinstance(noise, tuple) else noise
     obs, after, rewards, dones, info = env.step_env(key, state, dict(zip(env.agents, action, strict=True)))
     after = jax.tree.map(lambda x, like: jnp.asarray(x, jnp.asarray(like).dtype), after, state)
     over = jnp.asarray(dones["__all__"], bool)

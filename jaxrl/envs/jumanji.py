@@ -13,7 +13,7 @@ from jaxrl.envs.base import Env, TimeStep, draw_key, draw_nothing
 from jaxrl.envs.suites import KEY, as_kinds, box_of, check_id, plain_params, reads_key
 from jaxrl.errors import SettingsError, require_extra
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, space_struct
-from jaxrl.trees import Key, PyTree
+from jaxrl.trees import Key, PyTree, make_key
 
 PREFIX = "jumanji:"
 """Prefix of the names of Jumanji's environments, as in `jumanji:Snake-v1`."""
@@ -112,7 +112,7 @@ def _reset(env: Any, key: Key) -> tuple[PyTree, PyTree]:
 
 def _step(env: Any, keyed: bool, state: Any, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
     """Step with the given key, or with a constant one that the environment does not read."""
-    key = noise if keyed else jax.random.key(0)
+    key = noise if keyed else make_key(0)
     state, out = env.step(state.replace(key=key), action)
     terminated = out.last() & (out.discount == 0.0)
     info = {word: jnp.asarray(value, jnp.float32) for word, value in out.extras.items() if jnp.ndim(value) == 0}

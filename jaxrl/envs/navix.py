@@ -16,7 +16,7 @@ from jaxrl.envs.base import Env, TimeStep, draw_key, draw_nothing
 from jaxrl.envs.suites import KEY, as_kinds, box_of, check_flag, check_id, reads_key
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.spaces import Box, Discrete, EnvSpec, space_struct
-from jaxrl.trees import Array, Key, PyTree
+from jaxrl.trees import Array, Key, PyTree, make_key
 
 PREFIX = "navix:"
 """Prefix of the names of Navix's environments, as in `navix:Navix-DoorKey-5x5-v0`."""
@@ -110,7 +110,7 @@ def _step(env: Any, values: int | None, keyed: bool, state: Any, action: Array, 
     from navix.environments.environment import Timestep
 
     t, inner = state
-    inner = inner.replace(key=noise if keyed else jax.random.key(0))
+    inner = inner.replace(key=noise if keyed else make_key(0))
     before = Timestep(t, (), jnp.int32(0), jnp.float32(0), jnp.int32(0), inner, {"return": jnp.float32(0)})
     out = env.step(before, action)
     return (out.t, out.state.replace(key=())), TimeStep(_seen(out.observation, values), out.reward, out.step_type == 2)
@@ -119,7 +119,7 @@ def _step(env: Any, values: int | None, keyed: bool, state: Any, action: Array, 
 def _seen(obs: Array, values: int | None) -> Array:
     if values is None:
         return obs
-    return jax.nn.one_hot(obs, values).reshape(*obs.shape[:2], -1)
+    return jax.nn.one_hot(obs, values, dtype=jnp.float32).reshape(*obs.shape[:2], -1)
 
 
 def _render(state: Any) -> np.ndarray:

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.random import key_data
 
 from jaxrl.envs.base import Env, TimeStep, check_stable, draw_nothing
-from jaxrl.envs.suites import KEY, box_of, restored
+from jaxrl.envs.suites import KEY, box_of, copied
 from jaxrl.errors import SettingsError, check_count, reason_of
 from jaxrl.masks import MASK
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, space_struct
@@ -153,7 +152,7 @@ def object_env(theirs: Theirs) -> Env:
     alone = isinstance(seen, dict) and not isinstance(jax.eval_shape(partial(_seen, False), told), dict)
     space = _space({SEEN: theirs.observations} if alone else theirs.observations, seen, theirs.leaf)
     spec = EnvSpec(theirs.name, space, theirs.actions, theirs.limit)
-    env = Env(spec, partial(_reset, theirs, masked), partial(_step, theirs, masked, like), draw_nothing)
+    env = Env(spec, partial(_reset, theirs, masked), partial(_step, theirs, masked), draw_nothing)
     check_stable(env)
     return env
 
@@ -174,11 +173,9 @@ def _reset(theirs: Theirs, masked: bool, key: Key, params: PyTree = None) -> tup
     return Held(_kept(state), params), _seen(masked, told)
 
 
-def _step(
-    theirs: Theirs, masked: bool, like: PyTree, held: Held, action: PyTree, noise: tuple[()]
-) -> tuple[Held, TimeStep]:
+def _step(theirs: Theirs, masked: bool, held: Held, action: PyTree, noise: tuple[()]) -> tuple[Held, TimeStep]:
     del noise
-    state, told = theirs.step(restored(held.state, like), action, held.params)
+    state, told = theirs.step(copied(held.state), action, held.params)
     reward = jnp.asarray(told.reward, jnp.float32)
     ended = jnp.asarray(told.terminated, bool)
     cut = jnp.asarray(told.truncated, bool) & ~ended
@@ -186,9 +183,9 @@ def _step(
 
 
 def _kept(state: PyTree) -> PyTree:
-    """Return a state as it is kept: keys as plain bits, numbers of Python as arrays. No dtype is changed."""
-    bits = lambda x: key_data(x) if _is_key(x) else jnp.asarray(x)
-    return jax.tree.map(lambda x: jax.lax.convert_element_type(y := bits(x), y.dtype), state)
+    """Return a state as it is kept: numbers of Python as arrays, and no weak types. No dtype is changed."""
+    strong = lambda x: jax.lax.convert_element_type(y := jnp.asarray(x), y.dtype)
+    return jax.tree.map(lambda x: x if _is_key(x) else strong(x), state)
 
 
 def _is_key(x: Any) -> bool:

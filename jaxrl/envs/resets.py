@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError, check_count, nearest
-from jaxrl.trees import Array, Key, PyTree, tree_bytes
+from jaxrl.trees import Array, Key, PyTree, make_key, tree_bytes
 from jaxrl.xla.equations import work_of
 
 KINDS = ("auto", "fresh", "pool", "optimistic")
@@ -92,13 +92,13 @@ def note(asked: str, taken: str) -> tuple[str, ...]:
 
 def cheap(start: StartFn) -> bool:
     """Return whether a reset is so small and so little work that each step may make one for every environment."""
-    one = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
+    one = jax.eval_shape(lambda: jax.random.split(make_key(0), 1))
     return tree_bytes(jax.eval_shape(start, one)) <= FRESH_BYTES and work_of(start, one) <= FRESH_WORK
 
 
 def fresh(start: StartFn, num_envs: int, late: bool = False) -> Resets:
     """Reset all environments at every step: ahead of the loop if the states are small and not `late`, else inside."""
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
+    keys = jax.eval_shape(lambda: jax.random.split(make_key(0), 1))
     ahead = not late and tree_bytes(jax.eval_shape(start, keys)) <= FRESH_BYTES
 
     def draw(key: Key) -> PyTree:
@@ -141,7 +141,7 @@ def pool(start: StartFn, num_envs: int, size: int) -> Resets:
     def take(store: Pool, done: Array, key: Key, *values: PyTree) -> tuple[Pool, Starts]:
         # Refill first: the other way round XLA must keep the old pool for those who read it, and copies it every step.
         store = jax.lax.fori_loop(0, _batches(store.left), lambda turn, held: refill(held, key, turn, *values), store)
-        place = (store.head + jnp.cumsum(done) - 1) % size
+        place = (store.head + jnp.cumsum(done, dtype=jnp.int32) - 1) % size
         count = jnp.sum(done, dtype=jnp.int32)
         handed = jax.tree.map(lambda leaf: leaf[place], store.starts)
         return store._replace(head=(store.head + count) % size, left=store.left - count), handed
@@ -151,7 +151,7 @@ def pool(start: StartFn, num_envs: int, size: int) -> Resets:
 
     def refill(store: Pool, key: Key, turn: Array, *values: PyTree) -> Pool:
         made = start(jax.random.split(jax.random.fold_in(key, turn), batch), *values)
-        place = (store.head + store.left + jnp.arange(batch)) % size
+        place = (store.head + store.left + jnp.arange(batch, dtype=jnp.int32)) % size
         put = lambda leaf, rows: leaf.at[place].set(rows, unique_indices=True)
         return store._replace(starts=jax.tree.map(put, store.starts, made), left=store.left + batch)
 
@@ -168,7 +168,7 @@ def optimistic(start: StartFn, num_envs: int, shared_by: int) -> Resets:
     made = math.ceil(num_envs / shared_by)
 
     def take(store: PyTree, done: Array, keys: Array, *values: PyTree) -> tuple[PyTree, Starts]:
-        place = (jnp.cumsum(done) - 1) % made
+        place = (jnp.cumsum(done, dtype=jnp.int32) - 1) % made
         return store, jax.tree.map(lambda leaf: leaf[place], start(keys, *values))
 
     return Resets(f"optimistic:{shared_by}", lambda key, *values: (), lambda key: jax.random.split(key, made), take)

@@ -7,13 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.random import key_data, wrap_key_data
 
 from jaxrl.errors import SettingsError, check_count, close_to, nearest
 from jaxrl.spaces import Box, Space
-from jaxrl.trees import PyTree
+from jaxrl.trees import PyTree, make_key
 
-KEY: Any = jax.eval_shape(lambda: jax.random.key(0))
+KEY: Any = jax.eval_shape(lambda: make_key(0))
 """The shape of one key."""
 
 
@@ -104,16 +103,13 @@ def _as_default(name: str, value: Any, default: Any) -> Any:
 
 
 def stored(state: PyTree, like: PyTree) -> Any:
-    """Return the state of a suite as states are kept: in the dtypes of a reset's, `like`, and with keys as plain bits.
-
-    A key has the type of the generator that made it, which is not the same one everywhere.
-    """
-    return jax.tree.map(lambda x, leaf: key_data(x) if _is_key(leaf) else jnp.asarray(x, leaf.dtype), state, like)
+    """Return the state of a suite as states are kept: in the dtypes of a reset's, `like`."""
+    return jax.tree.map(lambda x, leaf: x if _is_key(leaf) else jnp.asarray(x, leaf.dtype), state, like)
 
 
-def restored(state: PyTree, like: PyTree) -> Any:
-    """Return what `stored` was given, in new containers: some environments write to the dicts in their states."""
-    return jax.tree.map(lambda x, leaf: wrap_key_data(x) if _is_key(leaf) else x, state, like)
+def copied(state: PyTree) -> Any:
+    """Return a state in new containers: some environments write to the dicts in theirs."""
+    return jax.tree.map(lambda x: x, state)
 
 
 def _is_key(leaf: Any) -> bool:

@@ -225,9 +225,9 @@ def _width(space: Space) -> int:
 def _flat(space: Space, action: PyTree) -> Array:
     """Return an action as `[width]` float32: choices one-hot, numbers as they are."""
     if isinstance(space, Discrete):
-        return jax.nn.one_hot(action, space.n)
+        return jax.nn.one_hot(action, space.n, dtype=jnp.float32)
     if isinstance(space, MultiDiscrete):
-        return jnp.concatenate([jax.nn.one_hot(action[i], n) for i, n in enumerate(space.n)])
+        return jnp.concatenate([jax.nn.one_hot(action[i], n, dtype=jnp.float32) for i, n in enumerate(space.n)])
     return jnp.asarray(action, jnp.float32).reshape(-1)
 
 

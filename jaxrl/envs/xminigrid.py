@@ -117,7 +117,10 @@ def _seen(grid: Array, one_hot: bool) -> Array:
 
     if not one_hot:
         return grid.astype(jnp.int32)
-    parts = [jax.nn.one_hot(grid[..., 0], NUM_TILES), jax.nn.one_hot(grid[..., 1], NUM_COLORS)]
+    parts = [
+        jax.nn.one_hot(grid[..., 0], NUM_TILES, dtype=jnp.float32),
+        jax.nn.one_hot(grid[..., 1], NUM_COLORS, dtype=jnp.float32),
+    ]
     return jnp.concatenate(parts, axis=-1)
 
 

@@ -27,7 +27,7 @@ def encode(space: Space, obs: PyTree, torso: str = "auto") -> Any:
         return parts[0]
     images = tuple(x for s, x in zip(spaces, parts, strict=True) if is_image(s))
     rest = [x for s, x in zip(spaces, parts, strict=True) if not is_image(s)]
-    return images, jnp.concatenate([jnp.zeros((images[0].shape[0], 0)), *flat(rest)], axis=-1)
+    return images, jnp.concatenate([jnp.zeros((images[0].shape[0], 0), jnp.float32), *flat(rest)], axis=-1)
 
 
 def space_leaves(space: Space) -> list[Any]:
@@ -48,7 +48,7 @@ def is_image(space: Any) -> bool:
 
 def _encode_leaf(space: Box | Discrete | MultiDiscrete, x: Array) -> Array:
     if isinstance(space, Discrete):
-        return jax.nn.one_hot(x, space.n)
+        return jax.nn.one_hot(x, space.n, dtype=jnp.float32)
     if isinstance(space, MultiDiscrete):
-        return jnp.concatenate([jax.nn.one_hot(x[:, i], n) for i, n in enumerate(space.n)], axis=-1)
+        return jnp.concatenate([jax.nn.one_hot(x[:, i], n, dtype=jnp.float32) for i, n in enumerate(space.n)], axis=-1)
     return x.astype(jnp.float32) / (255.0 if x.dtype == jnp.uint8 else 1.0)

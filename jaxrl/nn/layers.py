@@ -62,14 +62,14 @@ class NoisyDense(nn.Module):
         shape, bound = (x.shape[-1], self.features), x.shape[-1] ** -0.5
         middle = lambda key, shape: jax.random.uniform(key, shape, jnp.float32, -bound, bound)
         spread = nn.initializers.constant(self.std * bound)
-        zeros = lambda name, size: self.variable("noise", name, jnp.zeros, size).value
+        zeros = lambda name, size: self.variable("noise", name, jnp.zeros, size, jnp.float32).value
         before, after = (
             jnp.sign(e) * jnp.sqrt(jnp.abs(e)) for e in (zeros("before", shape[0]), zeros("after", shape[1]))
         )
         kernel = self.param("kernel", middle, shape)
-        kernel_spread = self.param("kernel_spread", spread, shape)
+        kernel_spread = self.param("kernel_spread", spread, shape, jnp.float32)
         bias = self.param("bias", middle, shape[1:])
-        bias_spread = self.param("bias_spread", spread, shape[1:])
+        bias_spread = self.param("bias_spread", spread, shape[1:], jnp.float32)
         weights = kernel + kernel_spread * before[:, None] * after[None]
         cast = lambda x: x.astype(DTYPES[self.dtype] or x.dtype)
         product = multiply(cast(x), cast(weights))

@@ -42,7 +42,7 @@ class QNetwork(nn.Module):
         torso = make_torso(self.torso, self.observation_space, widths, self.activation, self.channels, **options)
         hidden = torso(encode(self.observation_space, obs, self.torso))
         if taus is not None:
-            waves = jnp.cos(jnp.pi * jnp.arange(COSINES)[None, None] * taus[..., None])
+            waves = jnp.cos(jnp.pi * jnp.arange(COSINES, dtype=jnp.float32)[None, None] * taus[..., None])
             weight = nn.relu(dense(hidden.shape[-1], dtype=self.dtype)(waves))
             hidden = MLP(self.features[-1:], self.activation, **options)(hidden[:, None] * weight)
         hidden = hidden.astype(jnp.float32)
@@ -167,7 +167,7 @@ class ActorCritic(nn.Module):
         self.policy = dense(self.outputs - self.scales, kernel_init(True, 0.01))
         self.value = dense(1, kernel_init(True, 1.0))
         if self.scales:
-            self.log_std = self.param("log_std", nn.initializers.zeros, (self.scales,))
+            self.log_std = self.param("log_std", nn.initializers.zeros, (self.scales,), jnp.float32)
 
     @property
     def _joint(self) -> bool:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError
-from jaxrl.trees import Array, Key, PyTree
+from jaxrl.trees import Array, Key, PyTree, make_key
 
 ROWS = 3
 """Batch size with which a network is checked; an unusual number, so that no other axis is likely to have it."""
@@ -51,7 +51,7 @@ def require_network(
     """
     network, taken = _require_functions(made, name), _shown(args)
     try:
-        variables = jax.eval_shape(network.init, jax.random.key(0), *args)
+        variables = jax.eval_shape(network.init, make_key(0), *args)
         _check_variables(variables, name, kept)
         out = jax.eval_shape(network.apply, variables, *args)
     except SettingsError:

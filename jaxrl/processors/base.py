@@ -180,7 +180,15 @@ def blank_step(obs: PyTree, action: PyTree, extras: PyTree, obs_valid: Array | t
     num_envs = jax.tree.leaves(obs)[0].shape[0]
     ended = jnp.ones(num_envs, bool)
     return Step(
-        action, extras, jnp.zeros(num_envs), ~ended, ended, final_obs=obs, obs=obs, valid=~ended, obs_valid=obs_valid
+        action,
+        extras,
+        jnp.zeros(num_envs, jnp.float32),
+        ~ended,
+        ended,
+        final_obs=obs,
+        obs=obs,
+        valid=~ended,
+        obs_valid=obs_valid,
     )
 
 

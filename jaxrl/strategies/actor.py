@@ -12,7 +12,7 @@ from jaxrl.masks import random_action
 from jaxrl.processors.base import begin as begin_processor
 from jaxrl.spaces import space_struct, space_zeros
 from jaxrl.strategies.interaction import Acting, StepInfo, draw_steps, interact, open_envs, step_info
-from jaxrl.trees import Array, Key, PyTree, row_struct
+from jaxrl.trees import Array, Key, PyTree, make_key, row_struct
 from jaxrl.types import Step, Transition
 from jaxrl.xla.packing import Layout, join_short, layout_of, pack, unpack
 
@@ -54,7 +54,7 @@ def layout_of_steps(acting: Acting) -> Layout:
     """Return how a step of one environment is packed: its transition, and what is recorded of it."""
 
     def one() -> tuple[Transition, StepInfo]:
-        agent_key, env_key, key = jax.random.split(jax.random.key(0), 3)
+        agent_key, env_key, key = jax.random.split(make_key(0), 3)
         agent = acting.agent.init(agent_key)
         loop, _ = open_envs(acting, agent, env_key)
         noise = jax.tree.map(lambda x: x[0], draw_steps(acting, key, 1))
@@ -79,7 +79,7 @@ def layout_of_standing(acting: Acting, nothing: PyTree) -> Layout:
         obs = space_zeros(acting.env.spec.observation_space, acting.env.num_envs)
         return _standing(acting, acting.agent.init(key), nothing, obs, key)
 
-    return layout_of(jax.eval_shape(standing, jax.random.key(0)), flag="uint32")
+    return layout_of(jax.eval_shape(standing, make_key(0)), flag="uint32")
 
 
 def _open(layout: Layout, window: Words) -> Standing:

@@ -19,7 +19,6 @@ from jaxrl.types import Step
 from jaxrl.xla import PLATFORMS, shaped_for
 from jaxrl.xla.carry import TIED_WITHIN, fori_loop, rows_of, scan
 from jaxrl.xla.hoist import hoist
-from jaxrl.xla.threefry import unrolled
 
 if TYPE_CHECKING:
     from jaxrl.strategies.remote import Remote
@@ -192,7 +191,7 @@ def block_of(one: int) -> int:
 
 def draw_block(draw: StrategyDraw, key: Key, first: Array, length: int) -> PyTree:
     """Draw the randomness of `length` iterations from `first` (uint32) on in one call; leaves `[length, ...]`."""
-    return jax.vmap(unrolled(draw), in_axes=(None, 0))(key, first + jnp.arange(length, dtype=jnp.uint32))
+    return jax.vmap(draw, in_axes=(None, 0))(key, first + jnp.arange(length, dtype=jnp.uint32))
 
 
 def iterate(
@@ -258,6 +257,6 @@ def repeat(
     # Summed as they come: stacked, every number of every metric would be written by a kernel of its own.
     xs = (noise, first + jnp.arange(times, dtype=jnp.uint32))
     _, like = jax.eval_shape(body, state, *jax.tree.map(lambda x: x[0], xs))
-    nothing = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(like),)), stat(jnp.zeros(()), False))
+    nothing = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(like),)), stat(jnp.float32(0), False))
     (state, sums), _ = scan(one, (state, nothing), xs, on=TIED_WITHIN)
     return state, metrics_of(sums, like)

@@ -20,7 +20,7 @@ from jaxrl.processors.n_step import n_step
 from jaxrl.processors.normalise import normalise_reward
 from jaxrl.spaces import EnvSpec
 from jaxrl.strategies.base import Ended
-from jaxrl.trees import Array, Key, PyTree
+from jaxrl.trees import Array, Key, PyTree, make_key
 from jaxrl.types import Step, Transition
 from jaxrl.xla.carry import cut_out, scan_rows
 
@@ -254,6 +254,6 @@ def open_processor(
         started = begin(processor, obs, action, extras)
         return action, extras, processor.process(started, blank_step(obs, action, extras))[1]
 
-    *acted, items = jax.eval_shape(first, state, obs, jax.random.key(0))
+    *acted, items = jax.eval_shape(first, state, obs, make_key(0))
     action, extras = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), acted)
     return Opened(begin(processor, obs, action, extras, obs_valid), action, extras, items)

@@ -26,7 +26,7 @@ from jaxrl.strategies.interaction import bind
 from jaxrl.strategies.policy import PolicyParams, make_policy
 from jaxrl.strategies.replay import draw_learning, learn
 from jaxrl.strategies.settings import retune_agent, settings_of
-from jaxrl.trees import Array, Key, PyTree, row_struct
+from jaxrl.trees import Array, Key, PyTree, make_key, row_struct
 from jaxrl.types import Step, Transition
 
 
@@ -256,7 +256,7 @@ def _init(parts: _Parts, key: Key) -> OfflineState:
 
 def _retune(parts: _Parts, state: OfflineState) -> OfflineState:
     """Take hyperparameters from the settings; so too what the data are made into, which follows from them alone."""
-    fresh = _init(parts, jax.random.key(0))
+    fresh = _init(parts, make_key(0))
     return fresh._replace(key=state.key, agent=retune_agent(parts.agent, state.agent), health=state.health)
 
 

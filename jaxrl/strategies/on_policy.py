@@ -291,9 +291,9 @@ def minibatches_of(prepared: PyTree, minibatches: int) -> Callable[[Array], Batc
     """Return what makes a batch of the places `[B]` of items `[units, ...]`; of one minibatch, always all of them."""
     units = jax.tree.leaves(prepared)[0].shape[0]
     if minibatches == 1:
-        return lambda index: Batch(prepared, jnp.arange(units), jnp.ones(units))
+        return lambda index: Batch(prepared, jnp.arange(units, dtype=jnp.int32), jnp.ones(units, jnp.float32))
     take = takers(prepared)
-    return lambda index: Batch(take(index), index, jnp.ones(index.shape))
+    return lambda index: Batch(take(index), index, jnp.ones(index.shape, jnp.float32))
 
 
 def _update(

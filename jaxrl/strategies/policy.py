@@ -11,7 +11,7 @@ from jaxrl.processors.base import Processor, begin
 from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.strategies.base import Policy
 from jaxrl.strategies.insights import told_by
-from jaxrl.trees import Array, Key, PyTree
+from jaxrl.trees import Array, Key, PyTree, make_key
 from jaxrl.types import Step
 
 
@@ -66,5 +66,5 @@ def policy_params_like(agent: Agent, processor: Processor, spec: EnvSpec) -> Pol
         obs = space_zeros(spec.observation_space, 1)
         return PolicyParams(agent.strip(agent.init(key)), processor.learnt(processor.init(obs)))
 
-    like: PolicyParams = jax.eval_shape(params, jax.random.key(0))
+    like: PolicyParams = jax.eval_shape(params, make_key(0))
     return like

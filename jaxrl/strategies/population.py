@@ -13,7 +13,7 @@ from jaxrl.agents.schedules import scheduled_in
 from jaxrl.errors import SettingsError, check_between, check_count, nearest
 from jaxrl.registry import ALGORITHMS, named
 from jaxrl.strategies.base import Strategy
-from jaxrl.trees import PyTree
+from jaxrl.trees import PyTree, make_key
 from jaxrl.tuning import Swap, given, traced
 from jaxrl.written import number
 from jaxrl.xla.options import together
@@ -257,7 +257,7 @@ def sweepable(strategy: Strategy) -> dict[str, float]:
 
     Those that follow a schedule are not among them.
     """
-    _, found = traced(strategy.init, jax.eval_shape(lambda: jax.random.key(0)))
+    _, found = traced(strategy.init, jax.eval_shape(lambda: make_key(0)))
     scheduled = scheduled_in((strategy.settings or {}).get("agent") or {})
     return {name: value for name, value in found.items() if name not in scheduled and (value or name not in SWITCHES)}
 
@@ -302,7 +302,7 @@ def with_values(strategy: Strategy, values: Mapping[str, Any], known: Mapping[st
 
 def require_stream(strategy: Strategy) -> None:
     """Raise `SettingsError` unless the state of `strategy` has a field `key`, its stream of randomness."""
-    state = jax.eval_shape(strategy.init, jax.eval_shape(lambda: jax.random.key(0)))
+    state = jax.eval_shape(strategy.init, jax.eval_shape(lambda: make_key(0)))
     if "key" not in getattr(state, "_fields", ()):
         raise SettingsError("pbt: the state of this strategy has no field `key`, which a copied member keeps")
 

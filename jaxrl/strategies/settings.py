@@ -11,12 +11,12 @@ from jaxrl.processors.n_step import NStepState
 from jaxrl.processors.normalise import RewardState
 from jaxrl.spaces import EnvSpec
 from jaxrl.strategies.interaction import Acting
-from jaxrl.trees import PyTree
+from jaxrl.trees import PyTree, make_key
 
 
 def retune(acting: Acting, state: Any) -> Any:
     """Take what may be swept of agent, processor and environments from the settings, all else from `state`."""
-    env, obs = acting.env.reset(jax.random.key(0))
+    env, obs = acting.env.reset(make_key(0))
     fresh = acting.processor.init(obs)
     discounted = lambda part: isinstance(part, NStepState | RewardState)
     given = iter([part.discount for part in jax.tree.leaves(fresh, is_leaf=discounted) if discounted(part)])
@@ -36,7 +36,7 @@ def retune_agent(agent: Agent, state: PyTree) -> PyTree:
     """
     if not isinstance(state, Tunable):
         return state
-    fresh = agent.init(jax.random.key(0)).hyper
+    fresh = agent.init(make_key(0)).hyper
     return state._replace(hyper=fresh._replace(**{name: getattr(state.hyper, name) for name in agent.scheduled}))
 
 

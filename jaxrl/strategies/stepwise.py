@@ -23,7 +23,7 @@ from jaxrl.strategies.interaction import draw_acting, open_processor
 from jaxrl.strategies.on_policy import Passes, split_iteration
 from jaxrl.strategies.replay import UpdateSchedule, draw_learning, learn
 from jaxrl.strategies.stored import Ends, empty, learn_stored, store
-from jaxrl.trees import Array, Key, PyTree, row_struct, tree_where
+from jaxrl.trees import Array, Key, PyTree, make_key, row_struct, tree_where
 from jaxrl.types import Step
 from jaxrl.xla.packing import Layout, join_short, layout_of, pack, unpack
 
@@ -105,7 +105,7 @@ def init(stepwise: Stepwise, key: Key) -> StepwiseState:
     stream, agent_key = stream_keys(key, stepwise.passes)["train"], jax.random.split(key, _parts(stepwise.passes))[1]
     agent = stepwise.agent.init(agent_key)
     opened = open_processor(stepwise.agent, stepwise.processor, agent, obs)
-    result, window = StepResult(jnp.zeros((4, num_envs)), obs), _close(stepwise, opened.processor)
+    result, window = StepResult(jnp.zeros((4, num_envs), jnp.float32), obs), _close(stepwise, opened.processor)
     return StepwiseState(
         key=stream,
         agent=agent,
@@ -274,7 +274,7 @@ def _layout(stepwise: Stepwise) -> Layout:
     def opened(key: Key) -> PyTree:
         return open_processor(stepwise.agent, stepwise.processor, stepwise.agent.init(key), obs).processor
 
-    return layout_of(jax.eval_shape(opened, jax.random.key(0)))
+    return layout_of(jax.eval_shape(opened, make_key(0)))
 
 
 def _close(stepwise: Stepwise, processor: PyTree) -> PackedProcessor:

@@ -18,8 +18,9 @@ from jaxrl.strategies.base import Policy, Strategy, fold
 from jaxrl.strategies.interaction import column_of
 from jaxrl.training.program import programs_of
 from jaxrl.training.storage.run_dir import plain
-from jaxrl.trees import Array, Key, PyTree, tree_bytes
+from jaxrl.trees import Array, Key, PyTree, make_key, tree_bytes
 from jaxrl.types import Step
+from jaxrl.xla.contexts import options_of
 from jaxrl.xla.options import graph_options
 
 MAX_STEPS = 10_000
@@ -46,7 +47,7 @@ def confirm_key(key: Key) -> Key:
 
 def eval_key(seed: int) -> Key:
     """Return the key that those of all evaluations in a run of this `seed` are folded from."""
-    return jax.random.fold_in(jax.random.key(seed), EVAL_STREAM)
+    return jax.random.fold_in(make_key(seed), EVAL_STREAM)
 
 
 class Evaluation(NamedTuple):
@@ -186,7 +187,7 @@ class CompiledEvaluator:
 
     def compile(self, params: PyTree, key: Key) -> None:
         """Compile for `params` of these shapes, so that the first evaluation is not slower than the others."""
-        shapes = jax.tree.map(lambda x: (x.shape, x.dtype), params), jax.tree.structure(params)
+        shapes = jax.tree.map(lambda x: (x.shape, x.dtype), params), jax.tree.structure(params), options_of()
         if self._compiled_for != shapes:
             self._run, self._compiled_for = self._jitted.lower(params, key).compile(), shapes
 
@@ -221,7 +222,7 @@ class Evaluator(CompiledEvaluator):
 
     def bytes_of(self, params: PyTree) -> int:
         """Return how many bytes the episodes take side by side, given the shapes of the policy's parameters."""
-        return tree_bytes(jax.eval_shape(self._begun, params, jax.eval_shape(lambda: jax.random.key(0))))
+        return tree_bytes(jax.eval_shape(self._begun, params, jax.eval_shape(lambda: make_key(0))))
 
 
 class HostEvaluator:
@@ -368,7 +369,7 @@ def run_episodes(
     reset_key, step_key = jax.random.split(key)
     start = begin_episodes(env, asked, episodes, params, reset_key)
     seen = jax.eval_shape(partial(_advance, env, asked, params, step_key), start).info
-    start = start._replace(info={name: jnp.full(episodes, jnp.nan) for name in seen})
+    start = start._replace(info={name: jnp.full(episodes, jnp.nan, jnp.float32) for name in seen})
     end = jax.lax.while_loop(
         lambda e: e.running.any() & (e.step < max_steps), partial(_advance, env, asked, params, step_key), start
     )

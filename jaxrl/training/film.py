@@ -18,7 +18,7 @@ from jaxrl.training.reel import LONGEST, as_picture, check_format, kept_film
 from jaxrl.training.report import Hooks, call
 from jaxrl.training.settings import TrainerConfig
 from jaxrl.training.storage.run_dir import VIDEOS
-from jaxrl.trees import PyTree
+from jaxrl.trees import PyTree, make_key
 
 Player = Callable[[GreedyPolicy, int, int], tuple[list[np.ndarray], float]]
 """`(policy, seed, max_steps) -> (pictures, return)`: play one greedy episode; a picture `[H, W, 3]` of every state."""
@@ -42,7 +42,7 @@ def _on_device(
     env: Env, reset: Any, step: Any, draw: Any, policy: GreedyPolicy, seed: int, max_steps: int
 ) -> tuple[list[np.ndarray], float]:
     assert env.render is not None
-    key = jax.random.key(seed)
+    key = make_key(seed)
     state, obs = reset(key)
     policy.reset()
     frames, total = [env.render(state)], 0.0
@@ -130,7 +130,7 @@ def _first_picture(env: Env | HostEnv) -> None:
                 one.close()
         else:
             assert env.render is not None
-            picture = env.render(jax.jit(env.reset)(jax.random.key(0))[0])
+            picture = env.render(jax.jit(env.reset)(make_key(0))[0])
     except Exception as error:
         raise SettingsError(f"{env.spec.name} cannot be rendered: {reason_of(error)}") from error
     as_picture(picture, env.spec.name)

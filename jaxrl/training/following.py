@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 import jaxrl.training.processes as processes
@@ -16,6 +15,7 @@ from jaxrl.training.program import compile_all, zero_sums
 from jaxrl.training.storage.arrays import read_part, write_part
 from jaxrl.training.storage.run import VERSIONS, versions
 from jaxrl.training.storage.weights import within
+from jaxrl.trees import make_key
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def follow(trainer: Any) -> bool:
 
 
 def _obey(trainer: Any) -> None:
-    strategy, key = trainer.strategy, jax.random.key(trainer.config.seed)
+    strategy, key = trainer.strategy, make_key(trainer.config.seed)
     compiled, state, sums, latest = None, trainer._state, trainer._sums, None  # type: Any, Any, Any, Any
     trainer._state = trainer._sums = None
     for order, *given in processes.orders(trainer.interrupt):

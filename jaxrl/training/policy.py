@@ -213,7 +213,7 @@ def follow(
 
 def _observed(policy: Policy, params: PyTree, carry: PyTree, action: PyTree, obs: PyTree) -> PyTree:
     """Return what is remembered once `action` has led to `obs`."""
-    zeros = jnp.zeros(jax.tree.leaves(obs)[0].shape[0])
+    zeros = jnp.zeros(jax.tree.leaves(obs)[0].shape[0], jnp.float32)
     return policy.observe(params, carry, Step(action, (), zeros, zeros > 0, zeros > 0, final_obs=obs, obs=obs))
 
 

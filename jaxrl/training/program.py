@@ -4,7 +4,6 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,32 +17,24 @@ from jaxrl.metrics import Metrics, Stat, Total, columns_of
 from jaxrl.strategies.base import Ended, Strategy, iterate, noise_shapes
 from jaxrl.training.devices import after_placing, begun, over_devices, placed, whereabouts
 from jaxrl.training.memory import Plan, plan_of, plan_of_state, require_fit
-from jaxrl.trees import Array, PyTree, require_same
+from jaxrl.trees import Array, PyTree, make_key, require_same
 from jaxrl.tuning import Swap, given, traced
 from jaxrl.xla import chosen
+from jaxrl.xla.contexts import carried, options_of
 from jaxrl.xla.equations import everywhere
 from jaxrl.xla.options import compiler_options, graph_options, once_options, product_options, spread_options
 
 KEPT = 8
 """Strategies whose compiled programs are kept for the next run of the same one."""
-DECIDES_PROGRAMS = (
-    "jax_default_device",
-    "jax_enable_x64",
-    "jax_default_matmul_precision",
-    "jax_debug_nans",
-    "jax_disable_jit",
-    "jax_default_prng_impl",
-    "jax_threefry_partitionable",
-    "jax_numpy_dtype_promotion",
-)
-"""Options of JAX that make another program of the same strategy."""
 
 
 class Sums(NamedTuple):
     """Running sums of `M` metrics in the order of their sorted names: memory does not grow with what is summed."""
 
     count: Array  # type: ignore[assignment]
-    """Int32 `[M]`."""
+    """Uint32 `[M]`, modulo 2^32."""
+    wraps: Array
+    """Uint32 `[M]`: how many times 2^32 there are beside `count`."""
     sum: Array
     """Float32 `[M]`."""
     error: Array
@@ -81,7 +72,7 @@ def zero_sums(size: int) -> Sums:
     def full(value: float, dtype: type = np.float32) -> Any:
         return np.full(size, value, dtype)  # for JAX it would be a program, to be compiled in the midst of a run
 
-    return Sums(full(0, np.int32), full(0), full(0), full(math.inf), full(-math.inf))
+    return Sums(full(0, np.uint32), full(0, np.uint32), full(0), full(0), full(math.inf), full(-math.inf))
 
 
 METRICS_SINCE_0_4 = ("largest_discount", "largest_reward", "out_of_support")
@@ -208,8 +199,11 @@ def add_up(sums: Sums, new: Stat | Sums) -> Sums:
     """Add what others have summed up."""
     addend = new.sum - sums.error
     total = sums.sum + addend
+    count = sums.count + new.count.astype(jnp.uint32)
+    wraps = sums.wraps + (count < sums.count).astype(jnp.uint32)
     return Sums(
-        count=sums.count + new.count,
+        count=count,
+        wraps=wraps + new.wraps if isinstance(new, Sums) else wraps,
         sum=total,
         error=(total - sums.sum) - addend,
         min=jnp.minimum(sums.min, new.min),
@@ -221,8 +215,10 @@ def summarise(shapes: dict[str, Any], sums: Sums) -> dict[str, float | int | Non
     """Return a row of the log: totals as integers; mean, `_min` and `_max` of what was measured (`None` if never)."""
     row: dict[str, float | int | None] = {}
     # Not by `jax.device_get`: of small arrays on the CPU it takes thirty times as long.
-    columns = zip(*(np.asarray(x).tolist() for x in (sums.count, sums.sum, sums.min, sums.max)), strict=True)
-    for (name, shape), (count, value, low, high) in zip(shapes.items(), columns, strict=True):
+    fields = (sums.count, sums.wraps, sums.sum, sums.min, sums.max)
+    columns = zip(*(np.asarray(x).tolist() for x in fields), strict=True)
+    for (name, shape), (count, wraps, value, low, high) in zip(shapes.items(), columns, strict=True):
+        count += wraps << 32
         if isinstance(shape, Total):
             row[name] = count
         else:
@@ -257,10 +253,7 @@ def compile_all(
     state = like[0]
     # What is traced at the same time shares what JAX remembers, and so decides what XLA sees of programs of shards.
     with ThreadPoolExecutor(3 if strategy.shards == 1 else 1) as pool:
-        # Threads do not take the choice of forms along by themselves, nor that of a device.
-        submit = lambda job, *args: pool.submit(
-            copy_context().run, _at_device, getattr(jax.config, "jax_default_device", None), job, *args
-        )
+        submit = lambda job, *args: pool.submit(carried(job), *args)
         run_job = None if run in made or not runs else submit(_compile_run, strategy, like, tells)
         init_job = None if resume or "init" in made else submit(lambda: init.lower(key, values).compile())
         if hasattr(evaluator, "compile"):
@@ -272,11 +265,6 @@ def compile_all(
     begin = lambda key: begun(first, key, values)
     where = whereabouts(strategy, *like)
     return Compiled(begin, runs and after_placing(strategy, made[run]), where, metric_shapes(strategy, state))
-
-
-def _at_device(device: Any, job: Callable[..., Any], *args: Any) -> Any:
-    with jax.default_device(device):
-        return job(*args)
 
 
 def values_of(strategy: Strategy) -> dict[str, Array]:
@@ -319,14 +307,22 @@ def programs_of(strategy: Strategy) -> dict[str, Any]:
     """
     if not strategy.env_steps_per_step:
         return {}
-    options = (getattr(jax.config, name, None) for name in DECIDES_PROGRAMS)
     env = strategy.remote.env if strategy.remote else strategy.env
     made = strategy._replace(retune=None)  # which no program holds, and a population's members have each their own
-    functions = (part for group in (made, strategy.policy, env) for part in group or () if callable(part))
+    groups = (made, made.policy, made.telling, made.refill, env, made.eval_env)
+    functions = [[part for part in group or () if callable(part)] for group in groups]
+    facts = [env and _facts(env), made.eval_env and _facts(made.eval_env), made.env_steps_per_step, made.shards]
     try:
-        return _programs((*functions, env and repr(env.spec), *_where(strategy), chosen(), *options))
+        return _programs((*map(tuple, functions), *facts, *_where(strategy), chosen(), *options_of().values()))
     except TypeError:
         return {}
+
+
+def _facts(env: Any) -> tuple[Any, ...]:
+    """Return what else than its functions decides programs of an environment."""
+    games = tuple(map(_facts, filter(None, [getattr(env, "judged", None)])))
+    values = tuple(dict(getattr(env, "values", {})).items())
+    return repr(env.spec), getattr(env, "agents", None), values, getattr(env, "open", None), games
 
 
 def _where(strategy: Strategy) -> tuple[int, ...]:
@@ -352,7 +348,7 @@ def _traced_begin(strategy: Strategy) -> tuple[PyTree, dict[str, float]]:
     """Return the shapes of a training state, and the settings that live in it; traced once for all who ask."""
     made = programs_of(strategy)
     if "begin" not in made:
-        made["begin"] = traced(partial(_begin, strategy), jax.eval_shape(lambda: jax.random.key(0)))
+        made["begin"] = traced(partial(_begin, strategy), jax.eval_shape(lambda: make_key(0)))
     shapes, found = made["begin"]
     return shapes, found
 

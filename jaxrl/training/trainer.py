@@ -52,7 +52,7 @@ from jaxrl.training.taking_up import (
     require_counters,
     resumption,
 )
-from jaxrl.trees import PyTree
+from jaxrl.trees import PyTree, make_key
 
 CHUNK_S = 0.25
 """Seconds of training in one call, about: how long a signal waits, and how often progress is shown."""
@@ -358,7 +358,7 @@ class Trainer:
         self.state, self._sums, self._refilled = None, None, range(0)  # make room for what is loaded
         found = self._storage.rollback(self._compiled.like)
         self.ledger = rolled_back_ledger(self.ledger, found)
-        state, self._sums = found[0] if found else self._compiled.init(jax.random.key(self.config.seed))
+        state, self._sums = found[0] if found else self._compiled.init(make_key(self.config.seed))
         state = self._taken_up(state, self.ledger) if found else state
         self.state = altered(self.strategy, "reseed", state, self.ledger.rollbacks)
         if self._actors is not None:
@@ -423,7 +423,7 @@ class Trainer:
 
     def _begin(self) -> None:
         """Compile, initialise or restore, and open the logs."""
-        key, self._eval_key = jax.random.key(self.config.seed), eval_key(self.config.seed)
+        key, self._eval_key = make_key(self.config.seed), eval_key(self.config.seed)
         self._chunk, goes_on = self.max_chunk or 256, self._storage.resumes or self._state is not None
         self._log.stage("compiling")
         with self.ledger.timed("compile"):

@@ -22,7 +22,7 @@ def column(scalars: Sequence[Array]) -> Array:
     """Stack scalars, `M` times `[]` to `[M]`."""
     if not shaped_for(*SELECTED):
         return jnp.stack(scalars)
-    place = jnp.arange(len(scalars))
+    place = jnp.arange(len(scalars), dtype=jnp.int32)
     stacked = jnp.broadcast_to(scalars[0], place.shape)
     for i, scalar in enumerate(scalars[1:], 1):
         stacked = jnp.where(place == i, scalar, stacked)

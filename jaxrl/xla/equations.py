@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from jaxrl.xla.threefry import unrolled
-
-_UNROLLED = frozenset({"random_bits", "random_split", "random_fold_in"})
-DRAWS = _UNROLLED | {"random_gamma", "threefry2x32", "rng_bit_generator"}
+DRAWS = frozenset(
+    ("random_bits", "random_split", "random_fold_in", "random_gamma", "threefry2x32", "rng_bit_generator")
+)
 """Primitives that compute random numbers."""
 RANDOM = DRAWS | {"random_wrap", "random_unwrap", "random_seed", "random_clone"}
 CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"})
@@ -206,15 +205,13 @@ def arrays(code: Code, values: dict[int, Any], numbers: Sequence[int]) -> list[A
 
 
 def bind(equation: Equation, *args: Any) -> Sequence[Any]:
-    """Do what an equation does; random bits come from `threefry.hashes`, and are the same."""
+    """Do what an equation does."""
     primitive, params = equation.eqn.primitive, equation.eqn.params
     if equation.body is not None and equation.name in CALLS:
         # What is one function of the program stays one: XLA rounds otherwise where it sees more at once.
         called = partial(call, equation.body)
         made: Sequence[Any] = jax.jit(called)(*args) if equation.name in ("jit", "pjit") else called(*args)
         return made
-    if equation.name in _UNROLLED:
-        return [unrolled(lambda key, *rest: primitive.bind(key, *rest, **params))(*args)]
     bound = primitive.get_bind_params(params)
     functions, params = bound if isinstance(bound, tuple) else ((), bound)
     with equation.eqn.ctx.manager:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from jaxrl.xla import shaped_for
+from jaxrl.xla.contexts import NUMBERS, options_of
 
 QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0}
 """Options with which XLA compiles for CPUs quickly rather than well."""
@@ -98,16 +99,9 @@ def side_by_side() -> int:
     return len(os.sched_getaffinity(0)) if shaped_for("cpu", "plain") else 1
 
 
-CARRIED = (
-    *("jax_default_matmul_precision", "jax_default_prng_impl", "jax_enable_x64", "jax_numpy_dtype_promotion"),
-    *("jax_numpy_rank_promotion", "jax_threefry_partitionable"),
-)
-"""Settings of JAX that decide what a program computes."""
-
-
 def of_workers() -> dict[str, Any]:
     """Return what processes that step environments need for programs like those of this process, on a CPU."""
-    return {"flags": os.environ.get("XLA_FLAGS", ""), **{name: jax.config.values[name] for name in CARRIED}}
+    return {"flags": os.environ.get("XLA_FLAGS", ""), "jax": options_of(NUMBERS)}
 
 
 def take_options(options: dict[str, Any]) -> None:
@@ -119,8 +113,8 @@ def take_options(options: dict[str, Any]) -> None:
     os.environ["XLA_FLAGS"] = options["flags"]
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    for name in CARRIED:
-        jax.config.update(name, options[name])
+    for name, value in options["jax"].items():
+        jax.config.update(f"jax_{name}", value)
 
 
 def together() -> bool:

@@ -22,12 +22,12 @@ def orthogonal(gain: float, key: Key, shape: tuple[int, ...], dtype: Any = jnp.f
     long, short = max(math.prod(shape[:-1]), shape[-1]), min(math.prod(shape[:-1]), shape[-1])
 
     def column(i: Array, done: Array) -> Array:
-        before = jnp.where(jnp.arange(short)[None] < i, done, 0.0)
+        before = jnp.where(jnp.arange(short, dtype=jnp.int32)[None] < i, done, 0.0)
         v = jax.lax.dynamic_index_in_dim(done, i, axis=1, keepdims=False)
         for _ in range(2):  # the second pass removes what rounding left after the first
             v = v - before @ (v @ before)
         return jax.lax.dynamic_update_index_in_dim(done, v / jnp.linalg.norm(v), i, axis=1)
 
-    tall = jax.lax.fori_loop(0, short, column, jax.random.normal(key, (long, short)))
+    tall = jax.lax.fori_loop(0, short, column, jax.random.normal(key, (long, short), jnp.float32))
     matrix = tall if math.prod(shape[:-1]) == long else tall.T
     return gain * matrix.reshape(shape).astype(dtype)

@@ -43,7 +43,7 @@ def total(x: Array, where: Array | None = None) -> Array:
 
 def entry(row: Array, index: Array) -> Array:
     """Return `row[..., index]`, as a masked sum. A sum fuses; the gradient of an index would be a scatter."""
-    places = jnp.arange(row.shape[-1])
+    places = jnp.arange(row.shape[-1], dtype=jnp.int32)
     if index.ndim:
         places, index = places.reshape((1,) * index.ndim + (-1,)), index[..., None]
     return total(row, places == index)

@@ -109,9 +109,9 @@ def disturbed(spec: EnvSpec, obs: PyTree, action: PyTree, key: Key, random: floa
     coin_key, random_key, noise_key = jax.random.split(key, 3)
     if noise and isinstance(space, Box):
         unit = from_box(space, action)
-        action = to_box(space, unit + noise * jax.random.normal(noise_key, unit.shape))
+        action = to_box(space, unit + noise * jax.random.normal(noise_key, unit.shape, jnp.float32))
     if random:
-        coins = jax.random.uniform(coin_key, (num_envs,)) < random
+        coins = jax.random.uniform(coin_key, (num_envs,), jnp.float32) < random
         action = tree_where(coins, random_action(spec, draw_random(spec, random_key, num_envs), obs), action)
     return action
 

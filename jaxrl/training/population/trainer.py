@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from contextvars import copy_context
 from pathlib import Path
 from threading import Semaphore
 from typing import Any, NamedTuple
@@ -41,6 +40,8 @@ from jaxrl.training.storage.fork import origin
 from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir, population_of
 from jaxrl.training.storage.run_dir import CONFIG, FORMAT, RunDir, plain, read_metadata, read_yaml
 from jaxrl.training.trainer import Hooks, Trainer
+from jaxrl.trees import make_key
+from jaxrl.xla.contexts import carried
 from jaxrl.xla.options import side_by_side
 
 
@@ -200,7 +201,7 @@ class PopulationTrainer:
                     queue.put(number, opt_steps)
                 while len(going) < self._threads() and (run := queue.take(self._free_beside(going))) is not None:
                     if run.reports is not None or not self.interrupt:  # when all is to stop, nobody begins
-                        going[pool.submit(copy_context().run, self._advance, run)] = run
+                        going[pool.submit(carried(self._advance), run)] = run
                     else:
                         self._places.leave(run.member.number)
                 if not going:
@@ -393,7 +394,7 @@ class PopulationTrainer:
                 continue  # programs that hold data are not kept
             trainer, runs = self._unrecorded(strategy, self._make["evaluator"]), not self._places.teams
             params = strategy.policy.params if strategy.policy is not None else lambda state: state
-            key = jax.random.key(self.config.seed)
+            key = make_key(self.config.seed)
             with self._places.at(member.number):
                 evaluator, strategy = trainer.evaluator if runs else None, self._places.on(member.number, strategy)
                 compile_all(strategy, key, evaluator, params, False, self._tells(strategy), runs)

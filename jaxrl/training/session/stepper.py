@@ -21,7 +21,7 @@ from jaxrl.training.session.setup import plan_of_session
 from jaxrl.training.session.shot import Shot
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.training.session.trial import Examiner
-from jaxrl.trees import PyTree
+from jaxrl.trees import PyTree, make_key
 
 
 class Stepper:
@@ -29,7 +29,7 @@ class Stepper:
 
     def __init__(self, stepwise: Stepwise, seed: int) -> None:
         """Prepare the programs; each is compiled when first called."""
-        key = jax.random.key(seed)
+        key = make_key(seed)
         self.stepwise, self._key, self._keys = stepwise, key, stream_keys(key, stepwise.passes)
         self.policy = make_policy(stepwise.agent, stepwise.processor, stepwise.spec)
         self.examiner = Examiner(self.policy)

@@ -86,7 +86,7 @@ def _follow(
     policy: Policy, params: PyTree, carry: PyTree, action: PyTree, seen: PyTree, obs: PyTree, ended: Any
 ) -> tuple[PyTree, PyTree]:
     """Return what the policy remembers, and its next actions; where `ended` `[N]`, `obs` begins another episode."""
-    zeros = jnp.zeros(ended.shape)
+    zeros = jnp.zeros(ended.shape, jnp.float32)
     carry = policy.observe(params, carry, Step(action, (), zeros, ended, zeros > 0, final_obs=seen, obs=obs))
     return policy.act(params, carry)
 

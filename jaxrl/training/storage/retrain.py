@@ -11,7 +11,7 @@ from jaxrl.training.program import forms_of, jit_init, jit_run, state_shapes, va
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.run_dir import plain
-from jaxrl.trees import PyTree
+from jaxrl.trees import PyTree, make_key
 
 
 def replay(strategy: Strategy, store: Store, steps: Sequence[int]) -> Iterator[tuple[int, int, bool]]:
@@ -38,7 +38,7 @@ def replay(strategy: Strategy, store: Store, steps: Sequence[int]) -> Iterator[t
         ledger, wanted = facts["ledger"], state_digest(tree[0])
         bare = strategy.refill is not None and not jax.tree.leaves(tree[0].buffer)
         if len(steps) == 1 or (bare and step == steps[0]):
-            key = jax.random.key(facts["settings"]["seed"])
+            key = make_key(facts["settings"]["seed"])
             before = jit_init(strategy)(key, values_of(strategy)), {"t": 0, "rollbacks": 0}
         same = all(facts["settings"].get(name) == value for name, value in settings.items())
         resumed = bare and ledger["changed_at"] == start > 0
