@@ -47,7 +47,7 @@ class PPOConfig(NetworkConfig, OptimizerConfig):
     """Weight of the value loss."""
     normalise_advantage: Annotated[str, OneOf(("minibatch", "batch", "none"))] = "minibatch"
     """Normalise advantages to mean 0 and standard deviation 1 over each minibatch, over the whole batch, or not at all
-    (none)."""
+    (none). A minibatch of a single sample is left as it is."""
     target_kl: Weight = 0.0
     """Approximate KL divergence from the old policy above which the remaining epochs are skipped; 0: never."""
     squash: bool = False

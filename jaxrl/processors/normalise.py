@@ -25,6 +25,8 @@ class Moments(NamedTuple):
     count: Array  # type: ignore[assignment]
     mean: Array
     squares: Array
+    lost: tuple[Array, Array, Array]
+    """What rounding has added to each (Kahan 1965): without it they would stand still from 2^24 entries on."""
 
     @property
     def variance(self) -> Array:
@@ -34,7 +36,8 @@ class Moments(NamedTuple):
 
 def no_moments(shape: tuple[int, ...]) -> Moments:
     """Return the moments before the first entry."""
-    return Moments(jnp.float32(0), jnp.zeros(shape), jnp.zeros(shape))
+    zeros = lambda shape: jnp.zeros(shape, jnp.float32)
+    return Moments(zeros(()), zeros(shape), zeros(shape), (zeros(()), zeros(shape), zeros(shape)))
 
 
 def merge(moments: Moments, entries: Array, where: Array | None = None) -> Moments:
@@ -43,7 +46,7 @@ def merge(moments: Moments, entries: Array, where: Array | None = None) -> Momen
     The merge is exact up to rounding (Chan, Golub and LeVeque 1979, equation 2.1), whatever the number of rows.
     """
     entries = jnp.asarray(entries, jnp.float32)
-    rows = jnp.ones(entries.shape[0]) if where is None else where.astype(jnp.float32)
+    rows = jnp.ones(entries.shape[0], jnp.float32) if where is None else where.astype(jnp.float32)
     weight = rows.reshape(-1, *(1,) * (entries.ndim - 1))
     new = shards.total(rows.sum())
     mean = shards.total((entries * weight).sum(0)) / jnp.maximum(new, 1)
@@ -53,13 +56,20 @@ def merge(moments: Moments, entries: Array, where: Array | None = None) -> Momen
 
 def _joined(moments: Moments, new: Array, mean: Array, squares: Array) -> Moments:
     """Combine `moments` with those of `new` entries of the given mean and sum of squared deviations."""
-    count, apart = moments.count + new, mean - moments.mean
-    share = new / jnp.maximum(count, 1)
-    return Moments(
-        count,
-        moments.mean + apart * share,
-        moments.squares + squares + jnp.square(apart) * moments.count * share,
-    )
+    apart = mean - moments.mean
+    share = new / jnp.maximum(moments.count + new, 1)
+    more = squares + jnp.square(apart) * moments.count * share
+    count, of_count = _plus(moments.count, moments.lost[0], new)
+    mean, of_mean = _plus(moments.mean, moments.lost[1], apart * share)
+    squares, of_squares = _plus(moments.squares, moments.lost[2], more)
+    return Moments(count, mean, squares, (of_count, of_mean, of_squares))
+
+
+def _plus(total: Array, lost: Array, more: Array) -> tuple[Array, Array]:
+    """Add `more` to a sum to which rounding has added `lost`; return both anew."""
+    more = more - lost
+    after = total + more
+    return after, (after - total) - more
 
 
 class ObsState(NamedTuple):
@@ -83,7 +93,7 @@ def normalise_obs() -> Processor:
         settings={"normalise_obs": True},
         learnt=lambda state: state.moments,
         frozen=_frozen,
-        joined=lambda a, b: tuple(m if m is None else _joined(m, *n) for m, n in zip(a, b, strict=True)),
+        joined=lambda a, b: tuple(m if m is None else _joined(m, *n[:3]) for m, n in zip(a, b, strict=True)),
     )
 
 
@@ -153,14 +163,14 @@ def normalise_reward(discount: float = 0.99) -> Processor:
         process=_process_reward,
         observe=lambda state: state.obs,
         settings={"normalise_reward": True},
-        joined=lambda moments, more: _joined(moments, *more),
+        joined=lambda moments, more: _joined(moments, *more[:3]),
         shared=lambda state: state.moments,
     )
 
 
 def _no_rewards(discount: float, obs: Any) -> RewardState:
     num_envs = jax.tree.leaves(obs)[0].shape[0]
-    return RewardState(obs, tunable("processor.discount", discount), jnp.zeros(num_envs), no_moments(()))
+    return RewardState(obs, tunable("processor.discount", discount), jnp.zeros(num_envs, jnp.float32), no_moments(()))
 
 
 def _process_reward(state: RewardState, step: Step) -> tuple[RewardState, Step]:

@@ -13,7 +13,7 @@ from jaxrl.metrics import Metrics, Stat, Total, stat
 from jaxrl.trees import Array, PyTree, tree_where
 from jaxrl.types import Batch, Transition
 from jaxrl.xla.columns import of_each
-from jaxrl.xla.verdict import all_finite, either, first_bad
+from jaxrl.xla.verdict import either, first_bad, still_finite
 
 RETRY_STREAM = 2**32 - 1
 """Folded into the key of a run's stream for another try: no iteration has this number."""
@@ -61,6 +61,8 @@ def guarded_update(
 ) -> tuple[PyTree, Health, Metrics, Array]:
     """Make one update, or none where its loss, gradient or result is not finite.
 
+    Of the agent's state an entry counts that was finite before: one that keeps bounds may begin them at infinity.
+
     A skipped update leaves the agent's whole state bitwise as it was, is counted in `skipped_updates`, and adds
     nothing to the other metrics. Returns the agent's state, the health, the metrics, and the priorities `[B]`: after a
     skipped update -1, not known.
@@ -69,7 +71,7 @@ def guarded_update(
     metrics = shards.merged(metrics)
     # A `Stat` without measurements has infinite bounds; its sum tells whether what was measured is finite.
     numbers = {name: m.sum if isinstance(m, Stat) else m for name, m in metrics.items() if not isinstance(m, Total)}
-    health, ok = _examine(health, {**numbers, PARAMETERS: jnp.where(all_finite(new), 0.0, jnp.nan)}, opt_step)
+    health, ok = _examine(health, {**numbers, PARAMETERS: jnp.where(still_finite(new, state), 0.0, jnp.nan)}, opt_step)
     kept = {name: _mask(metric, ok) for name, metric in metrics.items()}
     counted = {**kept, "skipped_updates": Total(1 - ok.astype(jnp.int32))}
     return either(ok, new, state), health, counted, jnp.where(ok, priorities, -1.0)
@@ -105,5 +107,5 @@ def _mask(metric: Array | Stat | Total, ok: Array) -> Stat | Total:
     if isinstance(metric, Total):
         return Total(jnp.where(ok, metric.count, 0))
     if isinstance(metric, Stat):
-        return tree_where(ok, metric, stat(jnp.zeros(()), False))
+        return tree_where(ok, metric, stat(jnp.float32(0), False))
     return stat(metric, ok)

@@ -48,17 +48,19 @@ def _all_true(flags: Array) -> Array:
     return jnp.vdot(fine, fine) == len(fine)
 
 
-def all_finite(tree: PyTree) -> Array:
-    """Return whether every floating-point entry of `tree` is finite; a scalar bool.
+def still_finite(tree: PyTree, before: PyTree) -> Array:
+    """Return whether every floating-point entry of `tree` is finite that was so `before`; a scalar bool.
+
+    What a state holds without being finite, such as bounds that begin at infinity, may stay so.
 
     Leaves of one shape are tested in one pass: parameters, their moments and a target network share one reduction,
     which is the expensive part on a CPU. On CUDA all leaves do.
     """
     finite: dict[tuple[int, ...], Array] = {}
-    for leaf in jax.tree.leaves(tree):
+    for leaf, old in zip(jax.tree.leaves(tree), jax.tree.leaves(before), strict=True):
         if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
-            shape = jnp.shape(leaf)
-            finite[shape] = jnp.isfinite(leaf) & finite[shape] if shape in finite else jnp.isfinite(leaf)
+            shape, fine = jnp.shape(leaf), jnp.isfinite(leaf) | ~jnp.isfinite(old)
+            finite[shape] = fine & finite[shape] if shape in finite else fine
     flags = list(finite.values())
     flags = _padded(flags) if shaped_for("cuda") else flags
     return reduce(jnp.logical_and, (jnp.all(x) for x in flags), jnp.bool_(True))
