@@ -182,7 +182,8 @@ class Trainer:
 
     def _lead(self) -> Generator[Report, None, None]:
         """Train, as the only process or the one that decides for others."""
-        self._weights = check_run(self.strategy, self.config, not self.resume.run and self._state is None)
+        fresh, is_member = not self.resume.run and self._state is None, self.membership.number is not None
+        self._weights = check_run(self.strategy, self.config, fresh, is_member)
         where = lambda: (self.ledger.counters(self.schedule), self.ledger.wall)
         self._log = Logbook(self.schedule, where, (*self.config.recorders, *self._given_recorders), self._quiet)
         with self._log.staged("tracing"), self.ledger.timed("compile"):
@@ -230,9 +231,9 @@ class Trainer:
         own = self.strategy
         self.state, self.strategy = state, strategy._replace(devices=own.devices, first_device=own.first_device)
         self._storage.renew(self.settings())
-        step = self.ledger.changed_at = self.schedule.opt_steps(self.ledger.t)
+        self.ledger.changed_at = self.schedule.opt_steps(self.ledger.t)
         self._log.event("adopted", told)
-        self._storage.save(step, self._saved(), self._facts(), self._best, again=True)
+        self._storage.save(self.ledger.changed_at, self._saved(), self._facts(), self._best, again=True)
         self._storage.settle()
         if self._storage.error is not None:
             raise self._storage.error
@@ -477,12 +478,11 @@ class Trainer:
             self._log.event("fork", beginning)
 
     def _saved(self) -> PyTree:
-        tree = self.state, self._sums
-        return tree if self.config.save_replay else without_replay(tree)
+        return (self.state, self._sums) if self.config.save_replay else without_replay((self.state, self._sums))
 
     def _facts(self) -> dict[str, Any]:
-        own = facts_of(self._actors) | ({} if self.config.save_replay else {"left_out": ["buffer"]})
-        own |= self.membership.facts()
+        left_out = {} if self.config.save_replay else {"left_out": ["buffer"]}
+        own = {**left_out, **facts_of(self._actors), **self.membership.facts()}
         return self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy), **own)
 
     def _summary(self) -> dict[str, Any]:
@@ -496,5 +496,5 @@ class Trainer:
         return self.lane.params(self.strategy, state)
 
     def _report(self, train: Row | None, evaluation: Row | None, saved: bool) -> Report:
-        counters = self.ledger.counters(self.schedule)
-        return Report(**counters, train=train, eval=evaluation, saved=saved, stop=self.stop_reason)
+        at = self.ledger.counters(self.schedule)
+        return Report(**at, train=train, eval=evaluation, saved=saved, stop=self.stop_reason)

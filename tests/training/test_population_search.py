@@ -18,7 +18,7 @@ from toys_trainer import small_dqn
 
 import jaxrl
 from jaxrl import train, verify
-from jaxrl.errors import SettingsError
+from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.strategies.population import Population, moved, with_values
 from jaxrl.strategies.search import Copy, Verdict
 from jaxrl.training.evaluator import Evaluation
@@ -329,6 +329,25 @@ def test_killed_inside_generations_it_comes_to_the_same_bits(tmp_path: Path) -> 
     whole, killed = (json.loads((path / "metadata.json").read_text())["table"] for path in (tmp_path / "whole", run))
     assert killed == whole
     assert lineage(run) == lineage(tmp_path / "whole")
+
+
+def test_a_member_that_cannot_go_on_is_named_with_its_remedy(searched: Searched, tmp_path: Path) -> None:
+    """One that never took over can be removed, and comes to the same bits; one that did cannot."""
+    taken = {name for name, _ in adoptions(searched.run)}
+    own = min({path.name for path in (searched.run / "members").iterdir()} - taken)
+    for name, remedy in ((own, "remove .*: this member alone is trained anew"), (min(taken), "had taken over")):
+        run = searched.cut(60, tmp_path / name)
+        for manifest in run.glob(f"members/{name}/checkpoints/*/manifest.json"):
+            manifest.write_text("{}")
+        with (
+            pytest.warns(UserWarning, match="is passed over"),
+            pytest.raises(NoCheckpointError, match=f"member {int(name)}: .*{name}/checkpoints .*; .*{remedy}"),
+        ):
+            searched.go_on(run)
+    run = tmp_path / own
+    shutil.rmtree(run / "members" / own)
+    searched.go_on(run)
+    searched.require_same(run)
 
 
 FAR = (

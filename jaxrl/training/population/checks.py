@@ -14,7 +14,7 @@ from jaxrl.training.population.teams import widths
 from jaxrl.training.processes import require_alone
 from jaxrl.training.settings import TrainerConfig
 from jaxrl.training.storage.members import population_of
-from jaxrl.training.storage.run_dir import CONFIG, plain, read_yaml
+from jaxrl.training.storage.run_dir import CONFIG, LOCK, plain, read_yaml
 
 
 def check_members(population: Population, config: TrainerConfig) -> None:
@@ -93,3 +93,13 @@ def require_rungs(population: Population, before: Any, max_opts: int, what: obje
             f"max_opts is {max_opts}, but the rungs of {what} follow from {before}; keep it, or go on "
             "with the best members as runs of their own (jaxrl.extract)"
         )
+
+
+def require_begun(path: Path) -> None:
+    """Raise `SettingsError` if at the place of a member that has no settings there is anything but its beginning."""
+    if path.is_dir():
+        kept = [entry.name for entry in path.iterdir() if entry.name not in (LOCK, f".{CONFIG}.tmp")]
+        if kept:
+            raise SettingsError(f"{path} has no {CONFIG}, but {min(kept)}")
+    elif path.exists():
+        raise SettingsError(f"{path} is a file, and no directory of a member")

@@ -1,12 +1,13 @@
 """A member on its way: how it began, and whose place it took."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from jaxrl.errors import DivergedError, NoCheckpointError
+from jaxrl.errors import DivergedError, NoCheckpointError, SettingsError
 from jaxrl.strategies.population import Member, moved, with_values
 from jaxrl.strategies.search import Copy
 from jaxrl.training.devices import copied
@@ -39,6 +40,37 @@ def taken_over(path: Path, member: Member) -> dict[str, Any]:
     except (NoCheckpointError, KeyError, AttributeError):
         return {}  # it begins again, or its trainer says what is wrong
     return {name: saved[name] for name, value in member.swept.items() if saved.get(name, value) != value}
+
+
+@contextmanager
+def explained(path: Path | None, member: Member) -> Iterator[None]:
+    """Let a member begin or go on inside; where what is on disk does not let it, say which one it is, and the remedy.
+
+    It can be trained anew to the same bits, unless it has taken over from another, which has moved on.
+    """
+    try:
+        yield
+    except NoCheckpointError as error:
+        reason = str(error).partition(";")[0]
+        raise NoCheckpointError(f"member {member.number}: {reason}; {_remedy(path, member)}") from error
+    except SettingsError as error:
+        if path is None or (path / CONFIG).exists():
+            raise
+        raise SettingsError(f"member {member.number}: {error}; {_remedy(path, member)}") from error
+
+
+def _remedy(path: Path | None, member: Member) -> str:
+    """Say what helps a member whose directory is damaged."""
+    try:
+        settings = flat(read_yaml(path / CONFIG)) if path is not None else {}
+    except SettingsError:
+        settings = taken_over(path, member) if path is not None else {}
+    if any(settings.get(name, value) != value for name, value in member.swept.items()):
+        return (
+            "it had taken over from another member, so it cannot be trained anew; extract the members that you want, "
+            "and go on with these"
+        )
+    return f"remove {path}, and resume again: this member alone is trained anew, to the same bits"
 
 
 class Run:

@@ -26,11 +26,11 @@ from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.memory import plan_of_state, require_members_fit
 from jaxrl.training.mesh import shape_of
-from jaxrl.training.population.checks import check_members, require_rungs, require_same
+from jaxrl.training.population.checks import check_members, require_begun, require_rungs, require_same
 from jaxrl.training.population.gates import Gates
 from jaxrl.training.population.queue import Queue
 from jaxrl.training.population.rows import PopulationRows
-from jaxrl.training.population.runs import ENDS, HALVED, Run, same_ends, take_over, taken_over
+from jaxrl.training.population.runs import ENDS, HALVED, Run, explained, same_ends, take_over, taken_over
 from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.population.teams import outline, placed
 from jaxrl.training.program import compile_all, state_shapes
@@ -38,7 +38,7 @@ from jaxrl.training.recorders import recorders_of
 from jaxrl.training.report import Report
 from jaxrl.training.settings import TrainerConfig, config_for, settings_of_run
 from jaxrl.training.storage.fork import origin
-from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir
+from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir, require_no_member
 from jaxrl.training.storage.run_dir import CONFIG, FORMAT, RunDir, read_metadata
 from jaxrl.training.trainer import Hooks, Trainer
 from jaxrl.xla.options import side_by_side
@@ -327,10 +327,11 @@ class PopulationTrainer:
 
     def _advance_here(self, run: Run) -> Report | None:
         try:
-            if run.reports is None:
-                self._begin(run)
-            assert run.reports is not None
-            report = next(run.reports, None)
+            with explained(self._path_of(run.member), run.member):
+                if run.reports is None:
+                    self._begin(run)
+                assert run.reports is not None
+                report = next(run.reports, None)
         except DivergedError:
             run.status = "diverged"
             return None
@@ -362,6 +363,7 @@ class PopulationTrainer:
             run.scores = before.get("best_score"), before.get("last_score")
             raise DivergedError(f"{path} diverged")
         if path is not None and not again:
+            require_begun(path)
             (path / f".{CONFIG}.tmp").unlink(missing_ok=True)  # of one that ended before it had begun
         config = self.config.changed(
             seed=self.config.seed + run.member.seed,
@@ -426,6 +428,7 @@ class PopulationTrainer:
         if self.config.run_dir is None:
             yield
             return
+        require_no_member(self.config.run_dir)
         self._dir = RunDir(self.config.run_dir, self._resume)
         try:
             if self._resume:

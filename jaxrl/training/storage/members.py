@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl.errors import NoCheckpointError, SettingsError
-from jaxrl.training.storage.run_dir import CONFIG, read_metadata, read_yaml, require_run, sync_dir
+from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError, StorageError
+from jaxrl.training.storage.run_dir import CONFIG, new_directory, read_metadata, read_yaml, require_run
 
 MEMBERS, POPULATION = "members", "population"
 """The folder of a population's members, and the entry of its `config.yaml` that says what they are."""
@@ -80,6 +80,23 @@ def group_of(run_dir: Path) -> Path | None:
     return group if run_dir.parent.name == MEMBERS and (group / CONFIG).is_file() else None
 
 
+def require_no_member(run_dir: str | Path | None) -> None:
+    """Raise `SettingsError` if a run in `run_dir` would be among the members of a population."""
+    path = Path(run_dir or ".").resolve()
+    group = None if run_dir is None else group_of(path)
+    if group is None:
+        return
+    try:
+        if population_of(group) is None:
+            return
+    except JaxrlError:
+        return  # its settings are damaged, so that nobody goes on with it
+    raise SettingsError(
+        f"{run_dir} is among the members of the population {group}, which go on together; resume that, or go on with "
+        f"a copy of one member, by jaxrl.extract({str(group)!r}, {int(path.name) if path.name.isdecimal() else 0}, ...)"
+    )
+
+
 def population_of(path: str | Path) -> dict[str, Any] | None:
     """Return what makes the population in the directory `path`, or `None` if a run of its own is there."""
     found = read_yaml(Path(path) / CONFIG).get(POPULATION)
@@ -125,13 +142,25 @@ def extract(run_dir: str | Path, member: int, to: str | Path) -> Path:
 
     Raises:
       SettingsError: there is no such member, or something is at `to` already.
+      StorageError: the copy cannot be written; nothing of it stays.
     """
     path, target = resolve(run_dir, member), Path(to)
     if target.resolve().is_relative_to(Path(run_dir).resolve()):
         raise SettingsError(f"{target} lies inside {run_dir}, which stays as it is; choose another directory")
     if os.path.lexists(target):
         raise SettingsError(f"{target} exists already; choose another directory")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(path, target, symlinks=True)  # none but that which `require_inside` allows
-    sync_dir(target.parent)
+    require_no_member(target)
+    try:
+        with new_directory(target) as made:
+            # No links but that which `require_inside` allows.
+            shutil.copytree(path, made, symlinks=True, dirs_exist_ok=True)
+    except (OSError, shutil.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else _first(error)
+        raise StorageError(f"cannot write {target}: {reason}; nothing of it stays") from error
     return target
+
+
+def _first(error: Exception) -> str:
+    """Return the reason of the first of the failures that `shutil` has collected."""
+    failures = error.args[0] if error.args else ""
+    return str(failures[0][2] if isinstance(failures, list) and failures else failures)
