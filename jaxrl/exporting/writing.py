@@ -1,12 +1,11 @@
 """An export on disk: a directory that is written whole or not at all."""
 
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from jaxrl.errors import SettingsError
 from jaxrl.reports.exports import require_outside
+from jaxrl.training.storage.run_dir import new_directory
 
 MARK = "policy.json"
 """What every export has, and what tells it from a directory with something else."""
@@ -27,22 +26,15 @@ def require_room(out: Path, run: str, overwrite: bool, mark: str = MARK) -> None
 
 
 def write(files: Mapping[str, bytes], out: Path) -> None:
-    """Write a directory with these files, some of them in folders, in place of what may stand there.
+    """Write a directory with these files, some of them in folders, in place of what may stand there, whole or not.
 
     Raises:
       SettingsError: it cannot be written.
     """
-    made = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
-        made.mkdir(parents=True)
-        for name, content in files.items():
-            (made / name).parent.mkdir(exist_ok=True)
-            (made / name).write_bytes(content)
-        if out.exists():
-            shutil.rmtree(out)
-        made.rename(out)
-    except BaseException as error:
-        shutil.rmtree(made, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise SettingsError(f"cannot write {out}: {error.strerror or error}") from error
-        raise
+        with new_directory(out) as made:
+            for name, content in files.items():
+                (made / name).parent.mkdir(exist_ok=True)
+                (made / name).write_bytes(content)
+    except OSError as error:
+        raise SettingsError(f"cannot write {out}: {error.strerror or error}") from error

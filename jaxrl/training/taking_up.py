@@ -17,6 +17,7 @@ from jaxrl.training.schedule import Schedule
 from jaxrl.training.settings import TrainerConfig, rounding
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.fork import origin
+from jaxrl.training.storage.members import require_no_member
 from jaxrl.training.storage.run import Resume, Storage
 from jaxrl.training.storage.run_dir import require_free
 from jaxrl.training.storage.weights import Weights, weights_of
@@ -48,14 +49,16 @@ def resumption(
     return run_dir, Resume(bool(resume), allow_changes, start_over, fork)
 
 
-def check_run(strategy: Strategy, config: TrainerConfig, fresh: bool) -> Weights:
+def check_run(strategy: Strategy, config: TrainerConfig, fresh: bool, is_member: bool) -> Weights:
     """Return what a `fresh` run is to begin with; nothing has been written yet.
 
     Raises:
-      SettingsError: what `weights_of` raises.
+      SettingsError: what `weights_of` raises; or it is no member of a population, and would be in the place of one.
       RunDirInUseError: another process holds the directory.
     """
     if config.run_dir is not None:
+        if not is_member:
+            require_no_member(config.run_dir)
         require_free(config.run_dir)
     return weights_of(config.init_from if fresh else None, lambda: state_shapes(strategy))
 

@@ -38,6 +38,7 @@ from jaxrl.training.report import Hooks, Report, Result, call
 from jaxrl.training.schedule import Boundary, next_boundary
 from jaxrl.training.settings import TrainerConfig, check_strategy, config_for, settings_of_run, with_recorders
 from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid, rolled_back_ledger
+from jaxrl.training.storage.members import Membership
 from jaxrl.training.storage.run import Best, Resume, Storage
 from jaxrl.training.taking_up import (
     BROKEN,
@@ -135,8 +136,7 @@ class Trainer:
         self._log = Logbook(self.schedule, lambda: ({}, 0.0))
         self._chunk, self._wall, self._least_return, self._refilled = 0, 0.0, math.nan, range(0)
         self._teller = teller_of(strategy, self.config, self.hooks)
-        self.announces = self.saves_best_late = False
-        """For a population: to report before any training; to write a best policy with the next checkpoint."""
+        self.membership = Membership()  # that of a member of a population
 
     @property
     def state(self) -> PyTree:
@@ -182,14 +182,15 @@ class Trainer:
 
     def _lead(self) -> Generator[Report, None, None]:
         """Train, as the only process or the one that decides for others."""
-        self._weights = check_run(self.strategy, self.config, not self.resume.run and self._state is None)
+        fresh, is_member = not self.resume.run and self._state is None, self.membership.number is not None
+        self._weights = check_run(self.strategy, self.config, fresh, is_member)
         where = lambda: (self.ledger.counters(self.schedule), self.ledger.wall)
         self._log = Logbook(self.schedule, where, (*self.config.recorders, *self._given_recorders), self._quiet)
         with self._log.staged("tracing"), self.ledger.timed("compile"):
             self._plan = check_step(self.strategy, self.evaluator, self._params)
         with self._opened() as storage:
             self._begin()
-            if self.announces:
+            if self.membership.announces:
                 yield self._report(None, None, saved=False)
             while self.stop_reason is None:
                 boundary = next_boundary(self.schedule, self.ledger.t)
@@ -230,9 +231,9 @@ class Trainer:
         own = self.strategy
         self.state, self.strategy = state, strategy._replace(devices=own.devices, first_device=own.first_device)
         self._storage.renew(self.settings())
-        step = self.ledger.changed_at = self.schedule.opt_steps(self.ledger.t)
+        self.ledger.changed_at = self.schedule.opt_steps(self.ledger.t)
         self._log.event("adopted", told)
-        self._storage.save(step, self._saved(), self._facts(), self._best, again=True)
+        self._storage.save(self.ledger.changed_at, self._saved(), self._facts(), self._best, again=True)
         self._storage.settle()
         if self._storage.error is not None:
             raise self._storage.error
@@ -285,9 +286,8 @@ class Trainer:
                 self._teller.tell(told, t, stop, self.schedule, self._log.ended, self)
             self._fail_with_actors()
             self._chunk = self.max_chunk or max(1, int((stop - t) * CHUNK_S / seconds))
-            progress = self._log.tick(stop, (stop - t) / seconds)
             self._storage.settle(block=False)
-            call(self.hooks.chunk, self, progress)
+            call(self.hooks.chunk, self, self._log.tick(stop, (stop - t) / seconds))
 
     def _fail_with_actors(self) -> None:
         """Save and raise if an actor has failed."""
@@ -306,6 +306,7 @@ class Trainer:
         own = Judge(self.evaluator, self.score, self._eval_key, config.eval_starts == "fixed", config.confirm_best)
         found = judge(own, self._params(self._state), opt_steps, self.ledger, self._best.score if self._best else None)
         self._least_return = found.least_return
+        self.membership.evaluated(opt_steps, found.score)
         if found.is_to_keep:
             self._keep_best(found.kept)
         with self.ledger.timed("record"):
@@ -341,7 +342,7 @@ class Trainer:
     def _keep_best(self, score: float) -> None:
         params = jax.device_put(self._params(self._state), may_alias=False)
         self._best = self._log.best(score, params, self.strategy.policy, self.settings())
-        if not self.saves_best_late:
+        if not self.membership.saves_best_late:
             with self.ledger.timed("save"):
                 self._storage.keep_best(self._best)
 
@@ -452,6 +453,7 @@ class Trainer:
 
     def _restore(self) -> None:
         step, (state, sums), facts = self._storage.load(self._compiled.like)
+        self.membership.restore(facts, self._storage.path)
         with unpacking(f"{step} of {self.config.run_dir}", "none of jaxrl's"):
             ledger = self._log.restored_ledger(facts, self.ledger, bool(self._storage.measured_anew))
         saved = {"opt_steps": step, "env_steps": facts.get("env_steps")}
@@ -475,14 +477,12 @@ class Trainer:
         if (beginning := self._storage.beginning()) is not None:
             self._log.event("fork", beginning)
 
-    # --- small things ---
-
     def _saved(self) -> PyTree:
-        tree = self.state, self._sums
-        return tree if self.config.save_replay else without_replay(tree)
+        return (self.state, self._sums) if self.config.save_replay else without_replay((self.state, self._sums))
 
     def _facts(self) -> dict[str, Any]:
-        own = facts_of(self._actors) | ({} if self.config.save_replay else {"left_out": ["buffer"]})
+        left_out = {} if self.config.save_replay else {"left_out": ["buffer"]}
+        own = {**left_out, **facts_of(self._actors), **self.membership.facts()}
         return self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy), **own)
 
     def _summary(self) -> dict[str, Any]:
@@ -496,5 +496,5 @@ class Trainer:
         return self.lane.params(self.strategy, state)
 
     def _report(self, train: Row | None, evaluation: Row | None, saved: bool) -> Report:
-        counters = self.ledger.counters(self.schedule)
-        return Report(**counters, train=train, eval=evaluation, saved=saved, stop=self.stop_reason)
+        at = self.ledger.counters(self.schedule)
+        return Report(**at, train=train, eval=evaluation, saved=saved, stop=self.stop_reason)

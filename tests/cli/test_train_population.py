@@ -72,7 +72,9 @@ def test_members_are_what_the_command_leaves_for_each_alone(doors: Doors) -> Non
     said = doors.here("evaluate", "run", "--member", "3", "--episodes", "5")
     assert said.stdout == doors.here("evaluate", "alone", "--episodes", "5").stdout
     assert "has no member 4; expected 0 to 3" in one_error_line(doors.here("evaluate", "run", "--member", "4"))
-    assert doors.here("train", "--resume", "run/members/00003", "--max-opts", "80").returncode == 0
+    refused = one_error_line(doors.here("train", "--resume", "run/members/00003", "--max-opts", "80"))
+    assert "is among the members of the population" in refused
+    assert f"jaxrl.extract('{doors.cwd / 'run'}', 3, ...)" in refused
 
 
 @pytest.mark.slow

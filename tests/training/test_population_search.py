@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,13 +18,14 @@ from toys_trainer import small_dqn
 
 import jaxrl
 from jaxrl import train, verify
-from jaxrl.errors import SettingsError
+from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.strategies.population import Population, moved, with_values
 from jaxrl.strategies.search import Copy, Verdict
+from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.population.rows import PopulationRows
 from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.storage.checkpoints import Store
-from jaxrl.training.storage.leaves import state_digest
+from jaxrl.training.storage.leaves import digest, state_digest
 from jaxrl.training.trainer import Trainer
 
 LENGTH = {"max_opts": 80, "eval_interval": 20, "eval_episodes": 8, "record_interval": 40, "save_interval": 40}
@@ -34,7 +37,8 @@ def made(search: object, members: int = 5) -> Population:
 
 
 def lineage(run: Path) -> list[dict]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be on its way
     return [row for row in rows if row["kind"] == "lineage"]
 
 
@@ -208,6 +212,98 @@ def test_halving_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert told(cut) == told(whole)
 
 
+def checkpoints(run: Path) -> dict[str, str]:
+    """Return the digest of every checkpoint of every member."""
+    found = {}
+    for directory in sorted(run.glob("members/*/checkpoints")):
+        store = Store(directory, 1)
+        for step in store.steps():
+            found[f"{directory.parent.name} {step}"] = digest(store.read(step)[0])
+    return found
+
+
+def adoptions(run: Path) -> list[tuple[str, int]]:
+    """Return which member says that it took over, and at which optimisation step."""
+    logs = sorted(run.glob("members/*/metrics.jsonl"))
+    rows = [(log.parent.name, json.loads(line)) for log in logs for line in log.read_text().splitlines()]
+    return [(name, row["opt_steps"]) for name, row in rows if row.get("event") == "adopted"]
+
+
+def digits_of(params: Any, key: jax.Array) -> Evaluation:
+    """Score a policy by the later digits of a sum, so that no two members are equals, and all take over in turn."""
+    total = sum(float(np.sum(leaf)) for leaf in jax.tree.leaves(params))
+    return Evaluation(np.array([1e4 * total % 1.0]), np.array([1]), np.array([True]))
+
+
+SAVED = {**LENGTH, "save_interval": 20, "keep": 4, "quiet": True, "evaluator": digits_of}
+"""Members save at every gate, as well as at the end, and keep all of it."""
+
+
+class Searched(NamedTuple):
+    """A search that went to its end undisturbed, for all tests to compare with and none to change."""
+
+    population: Population
+    run: Path
+
+    def cut(self, gate: int, to: Path) -> Path:
+        """Copy it as a kill leaves it behind a gate, before any member has saved again."""
+        shutil.copytree(self.run, to)
+        for step in to.glob("members/*/checkpoints/*"):
+            if int(step.name) > gate:
+                shutil.rmtree(step)
+        return to
+
+    def go_on(self, run: Path) -> None:
+        Trainer(self.population, **SAVED, run_dir=run, resume=True).train()
+
+    def require_same(self, run: Path) -> None:
+        assert checkpoints(run) == checkpoints(self.run)
+        assert lineage(run) == lineage(self.run)
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
+    """Five members with gates at 20, 40 and 60."""
+    found = Searched(made(PBT), tmp_path_factory.mktemp("searched") / "run")
+    Trainer(found.population, **SAVED, run_dir=found.run).train()
+    taken = adoptions(found.run)
+    assert {step for _, step in taken} == {20, 40, 60}
+    assert any((name, step + 20) in taken for name, step in taken), "a member that takes over twice in a row"
+    return found
+
+
+@pytest.mark.every_day("20", "60")
+@pytest.mark.parametrize("gate", [20, 40, 60])
+def test_killed_behind_a_gate_before_anyone_saves_again_it_comes_to_the_same_bits(
+    searched: Searched, gate: int, tmp_path: Path
+) -> None:
+    run = searched.cut(gate, tmp_path / "run")
+    searched.go_on(run)
+    searched.require_same(run)
+    assert adoptions(run) == adoptions(searched.run)
+
+
+@pytest.mark.filterwarnings("ignore:.*eval_episodes.jsonl. cannot be read")
+def test_scores_at_gates_outlive_the_logs_of_members(searched: Searched, tmp_path: Path) -> None:
+    run = searched.cut(60, tmp_path / "run")
+    for log in run.glob("members/*/*.jsonl"):
+        log.unlink()
+    with pytest.warns(UserWarning, match=r"metrics.jsonl: cannot be read"):
+        searched.go_on(run)
+    searched.require_same(run)
+
+
+def test_members_in_each_others_places_are_refused_by_number(searched: Searched, tmp_path: Path) -> None:
+    run = searched.cut(40, tmp_path / "run")
+    members = run / "members"
+    for old, new in (("00000", "other"), ("00002", "00000"), ("other", "00002")):
+        (members / old).rename(members / new)
+    before = checkpoints(run)
+    with pytest.raises(SettingsError, match=r"members/0000\d holds member [02], not .*; give it back its name"):
+        searched.go_on(run)
+    assert before.items() <= checkpoints(run).items()
+
+
 ARGS = (
     *("ppo", "--num-envs", "2", "--rollout", "8", "--epochs", "1", "--minibatches", "1", "--agent.features", "4"),
     *("--eval-interval", "20", "--eval-episodes", "2", "--save-interval", "20", "--max-opts", "400", "--members", "4"),
@@ -233,6 +329,54 @@ def test_killed_inside_generations_it_comes_to_the_same_bits(tmp_path: Path) -> 
     whole, killed = (json.loads((path / "metadata.json").read_text())["table"] for path in (tmp_path / "whole", run))
     assert killed == whole
     assert lineage(run) == lineage(tmp_path / "whole")
+
+
+def test_a_member_that_cannot_go_on_is_named_with_its_remedy(searched: Searched, tmp_path: Path) -> None:
+    """One that never took over can be removed, and comes to the same bits; one that did cannot."""
+    taken = {name for name, _ in adoptions(searched.run)}
+    own = min({path.name for path in (searched.run / "members").iterdir()} - taken)
+    for name, remedy in ((own, "remove .*: this member alone is trained anew"), (min(taken), "had taken over")):
+        run = searched.cut(60, tmp_path / name)
+        for manifest in run.glob(f"members/{name}/checkpoints/*/manifest.json"):
+            manifest.write_text("{}")
+        with (
+            pytest.warns(UserWarning, match="is passed over"),
+            pytest.raises(NoCheckpointError, match=f"member {int(name)}: .*{name}/checkpoints .*; .*{remedy}"),
+        ):
+            searched.go_on(run)
+    run = tmp_path / own
+    shutil.rmtree(run / "members" / own)
+    searched.go_on(run)
+    searched.require_same(run)
+
+
+FAR = (
+    *("ppo", "--env", "CartPole-v1", "--num-envs", "8", "--rollout", "16", "--members", "4", "--pbt", "1280"),
+    *("--sweep", "agent.lr=log_uniform(1e-5,1e-2)", "--eval-interval", "1280", "--eval-episodes", "4", "--quiet"),
+    *("--record-interval", "1280", "--save-interval", "1280", "--keep", "4", "--max-opts", "3840"),
+)
+
+
+@pytest.mark.slow
+def test_killed_right_behind_each_gate_it_comes_to_the_same_bits(tmp_path: Path) -> None:
+    """A gate is so far from the next save that the kill, at the first sight of a take-over, falls in between."""
+    run, whole = tmp_path / "killed", tmp_path / "whole"
+    assert train.main([*FAR, "--run-dir", str(whole)]) == 0
+    gates = sorted({row["opt_steps"] for row in lineage(whole)})
+    assert len(gates) == 2
+    command = [*FAR, "--run-dir", str(run)]
+    for gate in gates:
+        process = subprocess.Popen([sys.executable, "-m", "jaxrl.train", *command], stdout=subprocess.DEVNULL)
+        while not (run / "metrics.jsonl").exists() or gate not in {row["opt_steps"] for row in lineage(run)}:
+            assert process.poll() is None
+            time.sleep(0.005)
+        process.kill()
+        process.wait()
+        assert max(int(path.name) for path in run.glob("members/*/checkpoints/*") if path.name.isdecimal()) == gate
+        command = ["--resume", str(run)]
+    assert train.main(command) == 0
+    assert checkpoints(run) == checkpoints(whole)
+    assert lineage(run) == lineage(whole)
 
 
 @pytest.mark.every_day("dqn")

@@ -1,6 +1,7 @@
 """Populations on their way: their members are the runs that they would be alone, whatever happens to the others."""
 
 import json
+import resource
 import shutil
 import signal
 import threading
@@ -14,7 +15,7 @@ from toys_trainer import counting, small_dqn
 import jaxrl
 from jaxrl.algos import build
 from jaxrl.config import from_plain, preset
-from jaxrl.errors import SettingsError
+from jaxrl.errors import SettingsError, StorageError
 from jaxrl.registry import names_of
 from jaxrl.strategies.population import changed_settings, with_values
 from jaxrl.training.evaluator import Evaluation
@@ -359,6 +360,49 @@ def test_what_is_there_is_neither_taken_for_something_else_nor_filled(tmp_path: 
     assert (run / "config.yaml").read_bytes() == config
     assert len(list((run / "members").iterdir())) == 2
     assert Trainer(made, **{**begun, "max_opts": 40}, resume=run).train().members[1].result.summary["opt_steps"] == 40
+
+
+def test_the_place_of_a_member_is_its_own(tmp_path: Path) -> None:
+    """No run goes on or begins in it, alone, as a population or from a checkpoint; what is no member is named."""
+    made, run = jaxrl.population(small_dqn(), seeds=2), tmp_path / "run"
+    begun = {**LENGTH, "max_opts": 20, "quiet": True}
+    Trainer(made, **begun, run_dir=run).train()
+    for trained, how in (
+        (small_dqn(), {"resume": member_dir(run, 0), "seed": 0}),
+        (small_dqn(), {"run_dir": member_dir(run, 9)}),
+        (small_dqn(), {"resume": member_dir(run, 0), "from_step": 20, "run_dir": member_dir(run, 9)}),
+        (made, {"run_dir": member_dir(run, 9)}),
+    ):
+        with pytest.raises(SettingsError, match=r"is among the members of the population .*jaxrl.extract"):
+            Trainer(trained, **begun, **how).train()
+    (member_dir(run, 0) / "config.yaml").unlink()
+    with pytest.raises(SettingsError, match=r"member 0: .* has no config.yaml, but .*; remove .*00000, and resume"):
+        Trainer(made, **begun, run_dir=run, resume=True).train()
+    shutil.rmtree(member_dir(run, 0))
+    member_dir(run, 0).write_text("")
+    with pytest.raises(SettingsError, match=r"member 0: .* is a file, .*; remove .*00000, and resume again"):
+        Trainer(made, **begun, run_dir=run, resume=True).train()
+    member_dir(run, 0).unlink()
+    assert len(Trainer(made, **begun, run_dir=run, resume=True).train().members) == 2
+
+
+def test_a_member_is_taken_out_whole_or_not_at_all(tmp_path: Path) -> None:
+    """On a disk that takes no large file, and where an earlier try was killed on its way."""
+    run, own = tmp_path / "run", tmp_path / "own"
+    Trainer(jaxrl.population(small_dqn(), seeds=2), **{**LENGTH, "max_opts": 20}, run_dir=run, quiet=True).train()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, limits[1]))
+    try:
+        with pytest.raises(StorageError, match=r"cannot write .*own: .*; nothing of it stays") as refused:
+            jaxrl.extract(run, 1, own)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "\n" not in str(refused.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    shutil.copytree(member_dir(run, 1) / "checkpoints", tmp_path / f".own.{2**22 + 1}.tmp")  # of no living process
+    assert jaxrl.extract(run, 1, own) == own
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["own", "run"]
+    assert {path.name for path in own.iterdir()} == {path.name for path in member_dir(run, 1).iterdir()}
 
 
 def test_what_recorders_import_is_imported_before_members_begin(

@@ -1,14 +1,20 @@
 """What a population cannot be, said before it begins."""
 
+from pathlib import Path
+from typing import Any
+
 import jax
 
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.population import Population
+from jaxrl.strategies.search import Halving, in_full
 from jaxrl.training.devices import check_there, require_even
 from jaxrl.training.mesh import MeshShape, near_shape, require_all_used, shape_of
 from jaxrl.training.population.teams import widths
 from jaxrl.training.processes import require_alone
 from jaxrl.training.settings import TrainerConfig
+from jaxrl.training.storage.members import population_of
+from jaxrl.training.storage.run_dir import CONFIG, LOCK, plain, read_yaml
 
 
 def check_members(population: Population, config: TrainerConfig) -> None:
@@ -67,3 +73,33 @@ def check_devices(population: Population, devices: int) -> None:
             f"devices is {devices}, but members train together in {teams} program{'s' * (teams > 1)}, each on one "
             f"device; set width to {at_most}, so that there is one for each, or devices to {teams}"
         )
+
+
+def require_same(population: Population, max_opts: int, path: Path) -> None:
+    """Raise `SettingsError` unless the population in `path` is this one, and can be trained to `max_opts`."""
+    found, own = population_of(path), plain(population.settings)
+    if (there := found and in_full(found)) != own:
+        raise SettingsError(
+            f"{path} holds {f'the population {there}' if there else 'a run of its own'}, not {own}; "
+            "go on with what is there, or choose another --run-dir"
+        )
+    require_rungs(population, read_yaml(path / CONFIG).get("max_opts"), max_opts, path)
+
+
+def require_rungs(population: Population, before: Any, max_opts: int, what: object) -> None:
+    """Raise `SettingsError` where the rungs of halving follow from other optimisation steps, those of `before`."""
+    if isinstance(population.search, Halving) and before != max_opts:
+        raise SettingsError(
+            f"max_opts is {max_opts}, but the rungs of {what} follow from {before}; keep it, or go on "
+            "with the best members as runs of their own (jaxrl.extract)"
+        )
+
+
+def require_begun(path: Path) -> None:
+    """Raise `SettingsError` if at the place of a member that has no settings there is anything but its beginning."""
+    if path.is_dir():
+        kept = [entry.name for entry in path.iterdir() if entry.name not in (LOCK, f".{CONFIG}.tmp")]
+        if kept:
+            raise SettingsError(f"{path} has no {CONFIG}, but {min(kept)}")
+    elif path.exists():
+        raise SettingsError(f"{path} is a file, and no directory of a member")

@@ -14,7 +14,8 @@ from jaxrl.strategies.search import PBT, Verdict
 from jaxrl.terminal import print_folded
 from jaxrl.training.population.scores import named, spread
 from jaxrl.training.recorders import Row
-from jaxrl.training.storage.run_dir import METRICS, plain, write_atomically
+from jaxrl.training.schedule import MAX_COUNT
+from jaxrl.training.storage.run_dir import METRICS, plain, read_metadata, write_atomically
 
 LINES = 12
 """Settings, of which each is told its own line while training goes on, at most."""
@@ -36,9 +37,9 @@ class PopulationRows:
         """What could not be written; a resumption makes the file anew."""
         self._begun = time.perf_counter()
 
-    def scores(self) -> list[tuple[int, int, float]]:
-        """Return all scores so far, as member, optimisation steps and score, the earliest first."""
-        return [(n, step, scores[n]) for step, scores in sorted(self._scores.items()) for n in sorted(scores)]
+    def scores_of(self, number: int) -> list[tuple[int, float]]:
+        """Return optimisation steps and score of all evaluations of a member so far, the earliest first."""
+        return [(step, scores[number]) for step, scores in sorted(self._scores.items()) if number in scores]
 
     def open(self, directory: Path | None, runs: Mapping[int, Path]) -> None:
         """Write into `directory` what the members' own logs, in `runs`, hold up to their checkpoints; then append.
@@ -50,8 +51,10 @@ class PopulationRows:
         self._path = directory / METRICS
         write_atomically(self._path, "")
         for number, run in runs.items():
-            # What came after the checkpoint comes again, and that before the first step is in no report.
+            # What came after the checkpoint comes again, but not to one that diverged, and stays as it is; that before
+            # the first step is in no report.
             saved = max((int(p.name) for p in (run / "checkpoints").glob("*") if p.name.isdecimal()), default=0)
+            saved = MAX_COUNT if read_metadata(run).get("status") == "diverged" else saved
             for row in _evaluations(run):
                 if 0 < row["opt_steps"] <= saved:
                     self.take(number, row)

@@ -19,17 +19,17 @@ import jax
 from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.population import Member, Population, require_stream, with_values
-from jaxrl.strategies.search import PBT, Halving, Verdict, in_full
+from jaxrl.strategies.search import PBT, Verdict
 from jaxrl.training.episodes import teller_of
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.memory import plan_of_state, require_members_fit
 from jaxrl.training.mesh import shape_of
-from jaxrl.training.population.checks import check_members
+from jaxrl.training.population.checks import check_members, require_begun, require_rungs, require_same
 from jaxrl.training.population.gates import Gates
 from jaxrl.training.population.queue import Queue
 from jaxrl.training.population.rows import PopulationRows
-from jaxrl.training.population.runs import ENDS, HALVED, Run, same_ends, take_over, taken_over
+from jaxrl.training.population.runs import ENDS, HALVED, Run, explained, same_ends, take_over, taken_over
 from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.population.teams import outline, placed
 from jaxrl.training.program import compile_all, state_shapes
@@ -37,8 +37,8 @@ from jaxrl.training.recorders import recorders_of
 from jaxrl.training.report import Report
 from jaxrl.training.settings import TrainerConfig, config_for, settings_of_run
 from jaxrl.training.storage.fork import origin
-from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir, population_of
-from jaxrl.training.storage.run_dir import CONFIG, FORMAT, RunDir, plain, read_metadata, read_yaml
+from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir, require_no_member
+from jaxrl.training.storage.run_dir import CONFIG, FORMAT, RunDir, read_metadata
 from jaxrl.training.trainer import Hooks, Trainer
 from jaxrl.trees import make_key
 from jaxrl.xla.contexts import carried
@@ -141,7 +141,7 @@ class PopulationTrainer:
             before, self.config = self.config.max_opts, self.config.changed(max_opts=max_opts)
             self.config.check()
             if self._begun:
-                self._require_rungs(before, "this population")
+                require_rungs(self.population, before, self.config.max_opts, "this population")
         for _ in self:
             pass
         if all(run.status == "diverged" for run in self._runs):
@@ -171,9 +171,6 @@ class PopulationTrainer:
             # What recorders import is imported by one thread: packages that import each other do not bear several.
             recorders_of(self.config.recorders, None if self._dir is None else self._dir.path)
             self._rows.say(outline(self.population, self._mesh, self.workers, len(self._strategies())))
-            if self._gates is not None:
-                for number, opt_steps, score in self._rows.scores():
-                    self._gates.take(number, opt_steps, score)
             yield from self._take_turns(pool)
         if (failure := self._failure or self._rows.failure) is not None:
             raise failure
@@ -217,6 +214,7 @@ class PopulationTrainer:
                         self._places.leave(run.member.number)
                         self._rows.gone(run.member.number)
                         if self._gates:
+                            self._recall(run)
                             self._gates.gone(run.member.number)
                         continue
                     if report.eval is not None:
@@ -262,10 +260,19 @@ class PopulationTrainer:
         if self._gates is None:
             return False
         self._gates.reached(report.opt_steps)
-        if report.eval is not None:
+        if report.eval is None:
+            self._recall(run)
+        else:
             self._gates.take(run.member.number, report.opt_steps, report.eval["score"])
             run.trained_to = report.opt_steps
         return report.stop is None and self._gates.holds(report.opt_steps)
+
+    def _recall(self, run: Run) -> None:
+        """Have the gates know what a member scored before it began here: as it has saved, else as its log says."""
+        assert self._gates is not None
+        number = run.member.number
+        for opt_steps, score in (*run.membership.scores.items(), *self._rows.scores_of(number)):
+            self._gates.take(number, opt_steps, score)
 
     def _released(self, held: dict[int, int], idle: bool) -> list[tuple[int, int]]:
         """Return those among the `held` who may go on, with their optimisation steps; `held` keeps the others."""
@@ -321,10 +328,11 @@ class PopulationTrainer:
 
     def _advance_here(self, run: Run) -> Report | None:
         try:
-            if run.reports is None:
-                self._begin(run)
-            assert run.reports is not None
-            report = next(run.reports, None)
+            with explained(self._path_of(run.member), run.member):
+                if run.reports is None:
+                    self._begin(run)
+                assert run.reports is not None
+                report = next(run.reports, None)
         except DivergedError:
             run.status = "diverged"
             return None
@@ -342,9 +350,10 @@ class PopulationTrainer:
             run.go_on(self.config.max_opts)
         if (lane := self._places.lanes.get(run.member.number)) is not None:
             run.trainer.lane, run.trainer.evaluator = lane, lane.judging(run.trainer.evaluator)
-        run.trainer.announces = self._gates is not None
+        place = run.trainer.membership = run.membership
+        place.announces, place.gates = self._gates is not None, self._gates.steps if self._gates else ()
         # A kill loses none of it: from a checkpoint that has the replay too, the member comes to it again.
-        run.trainer.saves_best_late = self.config.save_interval > 0 and self.config.save_replay
+        place.saves_best_late = self.config.save_interval > 0 and self.config.save_replay
         run.reports = run.reports or run.trainer.reports()
 
     def _trainer_of(self, run: Run) -> Trainer:
@@ -355,6 +364,7 @@ class PopulationTrainer:
             run.scores = before.get("best_score"), before.get("last_score")
             raise DivergedError(f"{path} diverged")
         if path is not None and not again:
+            require_begun(path)
             (path / f".{CONFIG}.tmp").unlink(missing_ok=True)  # of one that ended before it had begun
         config = self.config.changed(
             seed=self.config.seed + run.member.seed,
@@ -419,10 +429,11 @@ class PopulationTrainer:
         if self.config.run_dir is None:
             yield
             return
+        require_no_member(self.config.run_dir)
         self._dir = RunDir(self.config.run_dir, self._resume)
         try:
             if self._resume:
-                self._require_same(self._dir.path)
+                require_same(self.population, self.config.max_opts, self._dir.path)
             if self._start_over:
                 self._dir.set_aside()
             self._dir.sign()
@@ -451,25 +462,6 @@ class PopulationTrainer:
         except OSError as error:
             reason = f"cannot write the run directory {self._dir.path}: {error.strerror or error}"
             self._failure = self._failure or StorageError(reason)
-
-    def _require_same(self, path: Path) -> None:
-        """Raise `SettingsError` unless the population in `path` is this one."""
-        found, own = population_of(path), plain(self.population.settings)
-        if (there := found and in_full(found)) != own:
-            raise SettingsError(
-                f"{path} holds {f'the population {there}' if there else 'a run of its own'}, not {own}; "
-                "go on with what is there, or choose another --run-dir"
-            )
-
-        self._require_rungs(read_yaml(path / CONFIG).get("max_opts"), path)
-
-    def _require_rungs(self, before: Any, what: object) -> None:
-        """Raise `SettingsError` where the rungs of halving follow from another number of optimisation steps."""
-        if isinstance(self.population.search, Halving) and before != self.config.max_opts:
-            raise SettingsError(
-                f"max_opts is {self.config.max_opts}, but the rungs of {what} follow from {before}; keep it, or go on "
-                "with the best members as runs of their own (jaxrl.extract)"
-            )
 
     def _path_of(self, member: Member) -> Path | None:
         return None if self._dir is None else member_dir(self._dir.path, member.number)

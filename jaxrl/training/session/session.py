@@ -33,6 +33,7 @@ from jaxrl.training.session.stepper import Stepper
 from jaxrl.training.session.trial import Trial, after as after_step, cut as cut_trial, require_free
 from jaxrl.training.settings import SessionConfig, with_recorders
 from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid
+from jaxrl.training.storage.members import require_no_member
 from jaxrl.training.storage.run import Resume, Storage
 from jaxrl.trees import PyTree
 
@@ -377,6 +378,7 @@ class Session:
     def _open(self, resume: Resume, statistics: Statistics) -> None:
         """Take hold of the run directory, and begin or go on."""
         config, regular = self.config, self._schedule.is_regular_save
+        require_no_member(config.run_dir)
         self._storage = Storage(config.run_dir, config.keep, self.settings(), resume, regular)
         self._storage.report = self._report
         self._storage.on_saved = self._saves.append

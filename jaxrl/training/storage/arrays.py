@@ -23,6 +23,7 @@ import numpy as np
 import jaxrl.training.processes as processes
 from jaxrl.errors import JaxrlError, StorageError
 from jaxrl.hush import hushed
+from jaxrl.training.storage.layout import require_layout
 from jaxrl.training.storage.leaves import checksum, flatten
 from jaxrl.training.storage.run_dir import sync_dir
 from jaxrl.trees import PyTree, tree_bytes
@@ -315,7 +316,12 @@ def join_arrays(path: Path) -> None:
 
 
 def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
-    """Read what `write_all` wrote; `like` has the names, shapes and dtypes, and for devices the places."""
+    """Read what `write_all` wrote; `like` has the names, shapes and dtypes, and for devices the places.
+
+    Raises:
+      LayoutError: something else is there.
+      OSError, ValueError: it is damaged, or what Orbax raises.
+    """
     import orbax.checkpoint as ocp
 
     # Arrays without entries are not on disk: their bytes are a part of any row.
@@ -324,6 +330,7 @@ def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
     wanted = {name: x for name, x in like.items() if name not in small}
     if size := tree_bytes(small):
         wanted[TOGETHER] = np.empty(size, np.uint8)
+    require_layout(path, {name: processes.plain_shape(x) for name, x in wanted.items()})
     with ORBAX, hushed():
         found = dict(ocp.StandardCheckpointHandler().restore(path, args=ocp.args.StandardRestore(wanted)))
     return {**_taken_apart(found.pop(TOGETHER, np.empty(0, np.uint8)), small), **found}

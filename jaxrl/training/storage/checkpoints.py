@@ -13,6 +13,7 @@ only then, and a damaged step is named and passed over for the one before it.
 import contextlib
 import hashlib
 import json
+import math
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,6 +40,7 @@ from jaxrl.training.storage.arrays import (
     reason,
     write_all,
 )
+from jaxrl.training.storage.layout import LayoutError, require_possible
 from jaxrl.training.storage.leaves import (
     checksum,
     describe_leaf,
@@ -48,7 +50,7 @@ from jaxrl.training.storage.leaves import (
     path_today,
     rebuild,
 )
-from jaxrl.training.storage.run_dir import sync_dir, write_atomically
+from jaxrl.training.storage.run_dir import read_text, sync_dir, write_atomically
 from jaxrl.trees import PyTree
 
 FORMAT = 5
@@ -59,6 +61,11 @@ UNFINISHED, REMOVED = ".unfinished", ".removed"
 """Added to the name of a step that is being written, and of one that is being removed."""
 
 Facts = dict[str, Any]
+
+
+FAULTS = (OSError, ValueError, MemoryError, StorageError)
+"""What says that a disk or what is on it is at fault: errors of the system, and those that Orbax and TensorStore raise
+where they cannot write or read. Any other is one of a program, and is not taken for damage."""
 
 
 class CheckpointError(Exception):
@@ -155,7 +162,7 @@ class Store:
             sync_dir(self.directory)
         except LostError:
             raise
-        except Exception as error:
+        except FAULTS as error:
             self._sweep()  # what is half there takes the room of the next
             raise StorageError(f"checkpoint {path} could not be written: {reason(error)}") from error
         self.newest = step
@@ -267,7 +274,7 @@ class Store:
             raise CheckpointError(f"the data of {error} is damaged: its checksum differs") from error
         except LostError:
             raise
-        except Exception as error:
+        except (*FAULTS, LayoutError) as error:
             raise CheckpointError(f"cannot be read: {reason(error)}") from error
 
     def read_like(self, step: int, like: PyTree | None) -> Leaves:
@@ -307,7 +314,9 @@ class Store:
         try:
             like = {leaf_name(i): _empty(entry) for i, entry in enumerate(manifest["leaves"])}
             arrays = read_arrays(self._path(step) / STATE, like)
-        except Exception as error:
+        except LayoutError as error:
+            raise CheckpointError(str(error)) from error
+        except FAULTS as error:
             raise CheckpointError(f"cannot be read: {reason(error)}") from error
         leaves = {}
         for i, entry in enumerate(manifest["leaves"]):
@@ -323,23 +332,26 @@ class Store:
         Raises:
           CheckpointError: a file is damaged, or the manifest cannot be read, or is of another format or step.
         """
-        check_files(self._path(step))
+        path = self._path(step)
         try:
-            manifest: dict[str, Any] = json.loads((self._path(step) / MANIFEST).read_text())
-            version = manifest["format"]
-            if version not in READABLE:
-                readable = " and ".join(map(str, READABLE))
-                told = str(version)[:20]
-                raise CheckpointError(f"it is of format {told}; this version of jaxrl reads formats {readable}")
-            if manifest["sha256"] != seal(manifest)["sha256"]:
-                raise CheckpointError("its manifest is damaged: its checksum differs")
-            if manifest["step"] != step:
-                raise CheckpointError(f"it was saved as step {manifest['step']!r}")
-            _check_types(manifest)
-        except CheckpointError:
-            raise
-        except Exception as error:
+            require_possible(path, stated_bytes(path))
+        except (LayoutError, OSError) as error:
+            raise CheckpointError(str(error) if isinstance(error, LayoutError) else reason(error)) from error
+        check_files(path)
+        try:
+            manifest = json.loads(read_text(path / MANIFEST))
+        except (OSError, ValueError, RecursionError, MemoryError) as error:
             raise CheckpointError(f"its manifest cannot be read: {reason(error)}") from error
+        if not isinstance(manifest, dict) or not manifest.keys() >= {"format", "step", "facts", "leaves", "sha256"}:
+            raise CheckpointError("its manifest cannot be read: it is none of jaxrl's")
+        if manifest["format"] not in READABLE:
+            readable, told = " and ".join(map(str, READABLE)), str(manifest["format"])[:20]
+            raise CheckpointError(f"it is of format {told}; this version of jaxrl reads formats {readable}")
+        if manifest["sha256"] != seal(manifest)["sha256"]:
+            raise CheckpointError("its manifest is damaged: its checksum differs")
+        if manifest["step"] != step:
+            raise CheckpointError(f"it was saved as step {manifest['step']!r}")
+        _check_types(manifest)
         return manifest
 
     def _fitting_manifest(self, step: int, wanted: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -388,7 +400,7 @@ def check_files(directory: Path) -> None:
     try:
         if not (directory / FILES).exists():
             return
-        wanted, found = json.loads((directory / FILES).read_text()), file_sums(directory)
+        wanted, found = json.loads(read_text(directory / FILES)), file_sums(directory)
         names = sorted({*wanted, *found})
         wrong = [name for name in names if wanted.get(name) != found.get(name)]
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
@@ -396,6 +408,15 @@ def check_files(directory: Path) -> None:
     if wrong:
         what = "missing" if wrong[0] not in found else "damaged" if wrong[0] in wanted else "not one of its own"
         raise CheckpointError(f"its file {wrong[0][:200]} is {what}")
+
+
+def stated_bytes(directory: Path) -> int:
+    """Return what the arrays of a checkpoint take by its manifest; 0 where that says nothing that could be."""
+    try:
+        leaves = json.loads(read_text(directory / MANIFEST))["leaves"]
+        return sum(math.prod(map(int, leaf["shape"])) * jax.numpy.dtype(leaf["dtype"]).itemsize for leaf in leaves)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, MemoryError):
+        return 0  # whoever reads it says what is wrong
 
 
 def _check_types(manifest: Mapping[str, Any]) -> None:
@@ -407,13 +428,19 @@ def _check_types(manifest: Mapping[str, Any]) -> None:
         raise CheckpointError("its manifest is none of jaxrl's")
     if len({e["path"] for e in entries}) != len(entries):
         raise CheckpointError("its manifest lists a leaf more than once")
+    for entry in entries:
+        if not all(type(n) is int and n >= 0 for n in entry["shape"]):
+            raise CheckpointError(f"{entry['path'][:200]} has shape {str(entry['shape'])[:60]}, which is no array's")
+        try:
+            is_array = not jax.numpy.dtype(entry["dtype"]).hasobject
+        except (TypeError, ValueError):
+            is_array = False
+        if not is_array:
+            raise CheckpointError(f"{entry['path'][:200]} has dtype {entry['dtype'][:60]}, which is no array's")
 
 
 def _empty(entry: Mapping[str, Any]) -> np.ndarray:
-    dtype = jax.numpy.dtype(entry["dtype"])
-    if dtype.hasobject:
-        raise CheckpointError(f"{entry['path']} has dtype {dtype}, which is no array's")
-    return np.empty(entry["shape"], dtype)
+    return np.empty(entry["shape"], jax.numpy.dtype(entry["dtype"]))
 
 
 def _done(write: Callable[[], int]) -> "Future[int]":

@@ -1,15 +1,72 @@
 """Where the members of a population are."""
 
+import math
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl.errors import SettingsError
-from jaxrl.training.storage.run_dir import CONFIG, read_metadata, read_yaml, require_run, sync_dir
+from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError, StorageError
+from jaxrl.training.storage.run_dir import CONFIG, new_directory, read_metadata, read_yaml, require_run
 
 MEMBERS, POPULATION = "members", "population"
 """The folder of a population's members, and the entry of its `config.yaml` that says what they are."""
+
+
+class Membership:
+    """The place of a run in a population, by default in none.
+
+    A member's checkpoints hold it: which member they are of, and what a search must know to decide again what it
+    decided. So no log is needed to go on, and no member can be taken for another.
+    """
+
+    def __init__(self, number: int | None = None) -> None:
+        """Take the place of this number."""
+        self.number = number
+        self.announces = self.saves_best_late = False
+        """Whether to report before any training; whether to write a best policy with the next checkpoint."""
+        self.gates: Sequence[int] = ()
+        """Optimisation steps at which a search decides."""
+        self.scores: dict[int, float] = {}
+        """By optimisation steps: of the first evaluation at or past each gate, and of the newest."""
+        self.adopted_at = 0
+        """Optimisation steps after which it last took over from another member; 0: never."""
+
+    def evaluated(self, opt_steps: int, score: float) -> None:
+        """Keep a score; of two at the same place the first counts, as in the search."""
+        self.scores.setdefault(opt_steps, score)
+        deciding = {min((step for step in self.scores if step >= gate), default=opt_steps) for gate in self.gates}
+        self.scores = {step: x for step, x in self.scores.items() if step in deciding or step == opt_steps}
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of it."""
+        if self.number is None:
+            return {}
+        scores = [[step, score if math.isfinite(score) else None] for step, score in self.scores.items()]
+        return {"member": {"number": self.number, "scores": scores, "adopted_at": self.adopted_at}}
+
+    def restore(self, facts: Mapping[str, Any], path: Path | None) -> None:
+        """Take up what a checkpoint of the run in `path` holds.
+
+        Raises:
+          SettingsError: that is another member's, or that of a run of its own.
+          NoCheckpointError: it is not what `facts()` returns.
+        """
+        if self.number is None:
+            return
+        try:
+            saved = facts.get("member") or {"number": None, "scores": (), "adopted_at": 0}
+            number, at = saved["number"], int(saved["adopted_at"])
+            scores = {int(step): math.nan if score is None else float(score) for step, score in saved["scores"]}
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise NoCheckpointError(f"what {path} has saved of its place in the population is damaged") from error
+        if number != self.number:
+            found = "a run of its own" if number is None else f"member {str(number)[:20]}"
+            raise SettingsError(
+                f"{path} holds {found}, not member {self.number} of the population; give it back its name"
+            )
+        self.scores, self.adopted_at = scores, at
 
 
 def member_dir(population: str | Path, number: int) -> Path:
@@ -21,6 +78,23 @@ def group_of(run_dir: Path) -> Path | None:
     """Return the directory of the population that the run in `run_dir` is a member of, or `None`."""
     group = run_dir.parent.parent
     return group if run_dir.parent.name == MEMBERS and (group / CONFIG).is_file() else None
+
+
+def require_no_member(run_dir: str | Path | None) -> None:
+    """Raise `SettingsError` if a run in `run_dir` would be among the members of a population."""
+    path = Path(run_dir or ".").resolve()
+    group = None if run_dir is None else group_of(path)
+    if group is None:
+        return
+    try:
+        if population_of(group) is None:
+            return
+    except JaxrlError:
+        return  # its settings are damaged, so that nobody goes on with it
+    raise SettingsError(
+        f"{run_dir} is among the members of the population {group}, which go on together; resume that, or go on with "
+        f"a copy of one member, by jaxrl.extract({str(group)!r}, {int(path.name) if path.name.isdecimal() else 0}, ...)"
+    )
 
 
 def population_of(path: str | Path) -> dict[str, Any] | None:
@@ -68,13 +142,25 @@ def extract(run_dir: str | Path, member: int, to: str | Path) -> Path:
 
     Raises:
       SettingsError: there is no such member, or something is at `to` already.
+      StorageError: the copy cannot be written; nothing of it stays.
     """
     path, target = resolve(run_dir, member), Path(to)
     if target.resolve().is_relative_to(Path(run_dir).resolve()):
         raise SettingsError(f"{target} lies inside {run_dir}, which stays as it is; choose another directory")
     if os.path.lexists(target):
         raise SettingsError(f"{target} exists already; choose another directory")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(path, target, symlinks=True)  # none but that which `require_inside` allows
-    sync_dir(target.parent)
+    require_no_member(target)
+    try:
+        with new_directory(target) as made:
+            # No links but that which `require_inside` allows.
+            shutil.copytree(path, made, symlinks=True, dirs_exist_ok=True)
+    except (OSError, shutil.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else _first(error)
+        raise StorageError(f"cannot write {target}: {reason}; nothing of it stays") from error
     return target
+
+
+def _first(error: Exception) -> str:
+    """Return the reason of the first of the failures that `shutil` has collected."""
+    failures = error.args[0] if error.args else ""
+    return str(failures[0][2] if isinstance(failures, list) and failures else failures)

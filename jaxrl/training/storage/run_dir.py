@@ -2,13 +2,14 @@
 
 import contextlib
 import fcntl
+import glob
 import json
 import math
 import os
 import platform
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +26,8 @@ CSV = "metrics.csv"
 VIDEOS = "videos"
 """Directory of the episodes that are filmed on the way."""
 LOCK = ".lock"
+LARGEST_TEXT = 1 << 26
+"""Bytes of a settings file, of metadata or of a manifest, at most."""
 
 
 class RunDir:
@@ -215,6 +218,54 @@ def sync_dir(path: Path) -> None:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """Make a directory whole or not at all: fill the one that is yielded, which is then renamed to `path`.
+
+    What is at `path` is replaced. Until the new one has its name the old one is there whole, if not under its own name
+    then beside it. What a kill has left of an earlier try is removed, and an old one that it left beside comes back.
+
+    Raises:
+      OSError: it cannot be written; what was there stays.
+    """
+    made, aside = path.with_name(f".{path.name}.{os.getpid()}.tmp"), path.with_name(f".{path.name}.old")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _put_in_order(path, aside)
+    made.mkdir()
+    try:
+        yield made
+        if path.exists():
+            path.rename(aside)
+        made.rename(path)
+        sync_dir(path.parent)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            _put_in_order(path, aside)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _put_in_order(path: Path, aside: Path) -> None:
+    """Take back an old directory that lost its name, and remove what processes that are gone have half made."""
+    if aside.is_dir() and not os.path.lexists(path):
+        aside.rename(path)
+    for rest in (aside, *path.parent.glob(f".{glob.escape(path.name)}.*.tmp")):
+        maker = rest.name.removesuffix(".tmp").rpartition(".")[2]
+        if rest.is_dir() and not rest.is_symlink() and not (maker.isdecimal() and _lives(int(maker))):
+            shutil.rmtree(rest)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write a file whole or not at all: to a temporary one beside it, then rename."""
     temporary = path.with_name(f".{path.name}.tmp")  # there is one writer, and what a kill left is overwritten
@@ -231,10 +282,22 @@ def write_atomically(path: Path, text: str) -> None:
         raise
 
 
+def read_text(path: Path) -> str:
+    """Return what is in a text file of a run directory.
+
+    Raises:
+      ValueError: it is larger than any that jaxrl writes, or no text.
+      OSError: it cannot be read.
+    """
+    if (size := path.stat().st_size) > LARGEST_TEXT:
+        raise ValueError(f"it has {size} bytes, more than any that jaxrl writes")
+    return path.read_text()
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; raise `SettingsError` naming the file if it is none."""
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError, MemoryError) as error:
         raise SettingsError(f"cannot read {path}: {_first_line(error)}") from error
     if not isinstance(value, dict):
@@ -245,7 +308,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping of plain values; raise `SettingsError` naming the file if it is none."""
     try:
-        value = yaml.safe_load(path.read_text())
+        value = yaml.safe_load(read_text(path))
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise SettingsError(f"cannot read {path}: {_first_line(error)}") from error
     if not isinstance(value, dict):

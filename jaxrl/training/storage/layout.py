@@ -1,0 +1,163 @@
+"""What the arrays of a checkpoint must look like on disk, checked before any library opens them.
+
+TensorStore believes the sizes in its own files, and a C++ library that runs out of memory aborts the process. So all
+that it would believe is compared with the manifest first, and that with what can be: a stranger may have written both.
+"""
+
+import json
+import math
+import os
+import resource
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxrl.training.storage.run_dir import read_text
+
+ZARRAY, TREE, DATABASE = ".zarray", "_METADATA", "manifest.ocdbt"
+"""Files of an array (Zarr, version 2), of the tree of arrays (Orbax), and of the database of several processes."""
+EXPANSION = 1 << 15
+"""Bytes that one byte of Zstandard can stand for at most: a block of 4 bytes is up to 128 KiB (RFC 8878)."""
+SLACK = 1 << 26
+"""Bytes that the files of a checkpoint may take beside twice those of its arrays."""
+KINDS = ("np.ndarray", "jax.Array", "scalar")
+"""What Orbax may call the type of a leaf."""
+
+
+class LayoutError(Exception):
+    """Say what of a checkpoint's arrays is not as jaxrl writes it."""
+
+
+def memory() -> int:
+    """Return the bytes of memory that this process can have at most."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return there if allowed == resource.RLIM_INFINITY else min(there, allowed)
+
+
+def require_possible(directory: Path, arrays: int) -> None:
+    """Raise `LayoutError` if `arrays`, in bytes, take more than all memory, or files far more than those can."""
+    if arrays > (most := memory()):
+        raise LayoutError(f"its arrays would take {arrays:.3g} bytes, and this machine has {most:.3g}")
+    files = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    if files > 2 * arrays + SLACK:
+        raise LayoutError(f"its files take {files:.3g} bytes, and its arrays {arrays:.3g}")
+
+
+def require_layout(path: Path, wanted: Mapping[str, Any]) -> None:
+    """Raise `LayoutError` unless the directory `path` has the arrays `wanted` (shapes by name), of just these sizes.
+
+    Raises:
+      OSError: a file cannot be read.
+    """
+    is_database = (path / DATABASE).exists()
+    _require_tree(_parsed(TREE, read_text(path / TREE)), wanted, is_database)
+    files = _Database(path) if is_database else _Folders(path)
+    for name, leaf in wanted.items():
+        chunks = _require_array(name, _parsed(f"{name}/{ZARRAY}", files.description(name)), leaf)
+        count, size = files.chunks(name, chunks)
+        if count != math.prod(-(-n // c) for n, c in zip(leaf.shape, chunks, strict=True)):
+            raise LayoutError(f"{name} has {count} chunks, which are not all of it")
+        if size * EXPANSION < math.prod(leaf.shape) * leaf.dtype.itemsize:
+            raise LayoutError(f"{name} has {size} bytes on disk, which cannot be all of it")
+
+
+class _Folders:
+    """Arrays in folders of their own, each with a file for every chunk."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def description(self, name: str) -> str:
+        return read_text(self._path / name / ZARRAY)
+
+    def chunks(self, name: str, sizes: Collection[int]) -> tuple[int, int]:
+        """Return how many chunks an array has, and what they take together."""
+        found = [entry for entry in (self._path / name).iterdir() if entry.name != ZARRAY]
+        _require_names(name, (entry.name for entry in found), len(sizes))
+        return len(found), sum(entry.stat().st_size for entry in found)
+
+
+class _Database:
+    """Arrays in the database of many small files (OCDBT) that several processes write."""
+
+    def __init__(self, path: Path) -> None:
+        import tensorstore
+
+        base = {"driver": "file", "path": f"{path.absolute()}/"}
+        self._store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
+        self._names = [key.decode(errors="replace") for key in self._store.list().result()]
+        self._size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+    def description(self, name: str) -> str:
+        return bytes(self._store.read(f"{name}/{ZARRAY}").result().value).decode()
+
+    def chunks(self, name: str, sizes: Collection[int]) -> tuple[int, int]:
+        """Return how many chunks an array has, and what all of the database takes."""
+        inside = [key.removeprefix(f"{name}/") for key in self._names if key.startswith(f"{name}/")]
+        found = [key for key in inside if key != ZARRAY]
+        _require_names(name, found, len(sizes))
+        return len(found), self._size
+
+
+def _require_names(name: str, chunks: Iterable[str], dimensions: int) -> None:
+    """Raise `LayoutError` unless all chunks of an array are named by their place, as `0.3`."""
+    for chunk in chunks:
+        parts = chunk.split(".")
+        if len(parts) != max(dimensions, 1) or not all(part.isascii() and part.isdecimal() for part in parts):
+            raise LayoutError(f"{name} has something else inside: {chunk[:40]}")
+
+
+def _parsed(name: str, text: str) -> dict[str, Any]:
+    """Return a JSON object; raise `LayoutError` if there is none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise LayoutError(f"{name} cannot be read") from error
+    if not isinstance(found, dict):
+        raise LayoutError(f"{name} cannot be read")
+    return found
+
+
+def _require_tree(tree: Mapping[str, Any], wanted: Collection[str], is_database: bool) -> None:
+    """Raise `LayoutError` unless Orbax will find these arrays, flat and in the form that they are in."""
+    if tree.get("use_zarr3") or bool(tree.get("use_ocdbt", is_database)) != is_database:
+        raise LayoutError(f"{TREE} names another form of arrays")
+    leaves = tree.get("tree_metadata")
+    try:
+        names = {f"('{name}',)" for name in wanted}
+        good = set(leaves) == names and all(_is_flat(key, leaf) for key, leaf in leaves.items())  # type: ignore[arg-type, union-attr]
+    except (TypeError, AttributeError, KeyError, ValueError):  # it is whatever a stranger has written
+        good = False
+    if not good:
+        raise LayoutError(f"{TREE} names other arrays than the manifest")
+
+
+def _is_flat(key: str, leaf: Mapping[str, Any]) -> bool:
+    (step,) = leaf["key_metadata"]
+    return key == f"('{step['key']}',)" and step["key_type"] == 2 and leaf["value_metadata"]["value_type"] in KINDS
+
+
+def _require_array(name: str, found: Mapping[str, Any], leaf: Any) -> list[int]:
+    """Raise `LayoutError` unless an array is of this shape and dtype, in chunks no larger; return the chunks' shape."""
+    shape, chunks = list(leaf.shape), found.get("chunks")
+    what = {"zarr_format": 2, "shape": shape, "dtype": _dtype(leaf.dtype), "order": "C", "filters": None}
+    for key, value in what.items():
+        if found.get(key) != value:
+            raise LayoutError(f"{name} has {key} {str(found.get(key))[:60]} on disk, expected {value}")
+    fits = isinstance(chunks, list) and len(chunks) == len(shape) and all(type(n) is int for n in chunks)
+    if not fits or not all(0 < c <= n for c, n in zip(chunks, shape, strict=True)):  # type: ignore[arg-type]
+        raise LayoutError(f"{name} has chunks {str(chunks)[:60]} on disk, for the shape {shape}")
+    compressor = found.get("compressor")
+    known = isinstance(compressor, dict) and compressor.get("id") == "zstd"
+    if not known or found.get("fill_value") is not None or found.get("dimension_separator", ".") != ".":
+        raise LayoutError(f"{name} is in a form on disk that jaxrl does not write")
+    return list(chunks)  # type: ignore[arg-type]
+
+
+def _dtype(dtype: Any) -> str:
+    """Return what Zarr calls a dtype."""
+    found = np.dtype(dtype)
+    return found.str if found.kind in "biufc" else found.name
