@@ -1,6 +1,6 @@
 """`python -m jaxrl.evaluate RUN_DIR`: evaluate a run's best policy, or another, on fresh greedy episodes."""
 
-from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # first, for it takes the signals
+from jaxrl.cli import Parser, cache_compilations, place, require_devices, run_main  # first, for it takes the signals
 
 # isort: split
 from argparse import Namespace
@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import jax
 
 from jaxrl import loading
+from jaxrl.arguments import in_pairs
 from jaxrl.envs import Env, HostEnv, make_env
 from jaxrl.envs.base import require_same_spaces
-from jaxrl.errors import SettingsError, check_between, check_count, print_line, say
+from jaxrl.errors import check_between, check_count, print_line, say
 from jaxrl.loading import load_policy
 from jaxrl.own_envs import admit
 from jaxrl.training import GreedyPolicy
@@ -22,9 +23,9 @@ from jaxrl.written import read_value
 def main(args: Sequence[str]) -> int:
     """Parse, load, run, print; return the exit code."""
     parser = Parser(
-        "python -m jaxrl.evaluate",
+        "evaluate",
+        "runs/cartpole --episodes 200 --table",
         description="Judge the best policy of a run, or another, by fresh episodes.",
-        epilog="Example: python -m jaxrl.evaluate runs/cartpole --episodes 200 --table",
     )
     add_which(parser)
     add_env_options(parser)
@@ -35,7 +36,7 @@ def main(args: Sequence[str]) -> int:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--table", action="store_true", help="print quantiles of returns and lengths as a table")
     form.add_argument("--json", action="store_true", help="print the same as one JSON object")
-    options = parser.parse_args(args)
+    options = parser.parse(args)
     check_episodes(options)
     cache_compilations()
     require_devices()
@@ -57,7 +58,7 @@ def main(args: Sequence[str]) -> int:
 
 def add_which(parser: Parser) -> None:
     """Add the arguments that say which policy is meant."""
-    parser.add_argument("run_dir", help="directory of the run")
+    parser.add_argument("run_dir", type=place, help="directory of the run")
     parser.add_argument("--member", type=int, help="which of a population (default: the one with the best score)")
     parser.add_argument(
         "--step", help="best, latest, final, or the optimisation steps of a checkpoint (default: best, else latest)"
@@ -108,9 +109,7 @@ def env_of(policy: GreedyPolicy, env: str | None = None, env_args: Sequence[str]
     Raises:
       SettingsError: its spaces are not the policy's, or it was made by hand and none is named.
     """
-    if len(env_args) % 2:
-        raise SettingsError(f"--env-args is {' '.join(env_args)!r}; expected names with values, as in gravity 9.8")
-    given = {name: read_value(value) for name, value in zip(env_args[::2], env_args[1::2], strict=True)}
+    given = {name: read_value(value) for name, value in in_pairs("--env-args", env_args).items()}
     admit([env])
     settings = policy.facts["settings"]
     if env is None or (env == settings.get("env") and "env" not in settings.get("custom", [])):

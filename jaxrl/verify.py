@@ -4,7 +4,7 @@ It prints one line per checkpoint, `<opt_steps> <ok or what is wrong> <sha256 of
 findings on standard error.
 """
 
-from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # first, for it takes the signals
+from jaxrl.cli import Parser, cache_compilations, place, require_devices, run_main  # first, for it takes the signals
 
 # isort: split
 import contextlib
@@ -28,16 +28,16 @@ from jaxrl.training.storage.run_dir import CONFIG, read_metadata, read_yaml, req
 def main(args: Sequence[str]) -> int:
     """Parse, check, print; return the exit code: 0, or 6 if anything is bad."""
     parser = Parser(
-        "python -m jaxrl.verify",
+        "verify",
+        "runs/cartpole --replay",
         description="Check every checkpoint of a run, its best policy and its logs; change nothing.",
-        epilog="Example: python -m jaxrl.verify runs/cartpole --replay",
     )
-    parser.add_argument("run_dir", help="directory of the run")
+    parser.add_argument("run_dir", type=place, help="directory of the run")
     parser.add_argument("--member", type=int, help="which of a population (default: all of them)")
     parser.add_argument(
         "--replay", action="store_true", help="train again from each checkpoint to the next, and compare every bit"
     )
-    options = parser.parse_args(args)
+    options = parser.parse(args)
     require_run(Path(options.run_dir))
     cache_compilations()
     require_devices()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxrl.errors import NoCheckpointError, SettingsError
+from jaxrl.paths import local
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
 from jaxrl.training.storage.log_sums import LOGS
 from jaxrl.training.storage.members import population_of
@@ -38,7 +39,7 @@ def origin(
     Raises:
       SettingsError: these do not go together.
     """
-    source = None if isinstance(resume, bool) else Path(resume)
+    source = None if isinstance(resume, bool) else local(Path(resume))
     if from_step is None:
         if source is not None and run_dir is not None and Path(run_dir).absolute() != source.absolute():
             raise SettingsError(
