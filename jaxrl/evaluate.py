@@ -17,6 +17,7 @@ from jaxrl.loading import load_policy
 from jaxrl.own_envs import admit
 from jaxrl.training import GreedyPolicy
 from jaxrl.training.evaluator import Evaluation, evaluator_for
+from jaxrl.training.storage.members import resolve
 from jaxrl.written import read_value
 
 
@@ -41,10 +42,14 @@ def main(args: Sequence[str]) -> int:
     cache_compilations()
     require_devices()
     policy = load_named(options)
-    result = judged(policy, env_of(policy, options.env, options.env_args), options, options.actions == "sampled")
-    if options.table or options.json:
-        report = result.report()
-        print(report.to_json() if options.json else report)
+    env = env_of(policy, options.env, options.env_args)
+    result = judged(policy, env, options, options.actions == "sampled")
+    if options.json:
+        print(result.report().to_json())
+        return 0
+    if options.table:
+        print(result.report())
+        print_line(of_what(policy, options, env.spec.name))
         return 0
     returns = result.returns
     print_line(
@@ -53,7 +58,15 @@ def main(args: Sequence[str]) -> int:
     )
     for name, values in result.columns.items():
         print_line(f"{name} {values.mean():.6g} +- {values.std():.6g}")
+    print_line(of_what(policy, options, env.spec.name))
     return 0
+
+
+def of_what(policy: GreedyPolicy, options: Namespace, env: str) -> str:
+    """Return a line that names the policy of `load_named`, its run and the environment."""
+    which = "best" if policy.facts["kept_as"] == "best" else "latest" if options.step is None else "saved"
+    run = resolve(options.run_dir, options.member)
+    return f"of the {which} policy of {run}, after {policy.facts['opt_steps']} optimisation steps, in {env}"
 
 
 def add_which(parser: Parser) -> None:

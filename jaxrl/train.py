@@ -20,10 +20,12 @@ from jaxrl.algos import build, part_of
 from jaxrl.arguments import command, quoted, refuse_repeats, typed, value_of
 from jaxrl.config import Request, parse
 from jaxrl.envs.registry import module_in
-from jaxrl.errors import RunDirInUseError, RunDirTakenError, SettingsError, nearest, one_line
+from jaxrl.errors import RunDirInUseError, RunDirTakenError, SettingsError, nearest, one_line, print_line
+from jaxrl.finished import nothing_left
 from jaxrl.joining import join, joining, together
 from jaxrl.leaving import say_how_far
 from jaxrl.own_envs import admit
+from jaxrl.paths import require_new
 from jaxrl.strategies import Strategy
 from jaxrl.strategies.population import Population
 from jaxrl.sweeps import PopulationConfig, build_population, read_sweep
@@ -50,6 +52,13 @@ def main(args: Sequence[str]) -> int:
         env = (config.env or "data").replace(":", "-").replace("/", "-")
         config = replace(config, run_dir=new_run_dir(f"{env}-{request.algo}-s{config.seed}"))
     config.check()
+    if how is None and (line := nothing_left(args, request)) is not None:
+        stage.clear()
+        if not config.quiet:
+            print_line(line)
+        return 0
+    if how is None and not request.resume:
+        require_new(config.run_dir)  # before the environment is built and traced
     if how is not None:
         join(how, asked_devices(config, request.population is not None))
     with together(how is not None):

@@ -1,20 +1,24 @@
 """The command line does what was typed, or says in one line why not; nothing that was typed is dropped or overruled."""
 
+import hashlib
+import json
 import re
+import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from front_doors import SMALL, Doors, Finished, one_error_line, snapshot
+from front_doors import SMALL, Doors, Finished, leaves, one_error_line, snapshot
 from test_first_seconds import run_with_fake_jax
 from toys_envs import counting
 
 import jaxrl
 from jaxrl import collect, evaluate, export, play, publish, report, train, verify
 from jaxrl.config import flags_of, parse
-from jaxrl.errors import JaxrlError, SettingsError
+from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError
 
 DOORS: dict[str, Callable[[list[str]], int]] = {
     "train": train.main,
@@ -244,10 +248,161 @@ def test_a_taken_directory_is_refused_before_anything_slow(tmp_path: Path, finis
 def test_what_is_printed_of_a_directory_stays_on_its_line(doors: Doors) -> None:
     """A newline and an escape, by which a terminal clears itself; the commands that come next still find the run."""
     name = "a\nb\x1b[2Jc"
-    done = doors.here("train", *SMALL, "--max-opts", "20", "--run-dir", name)
+    at = SMALL.index("--record-interval")
+    done = doors.here("train", *SMALL[:at], *SMALL[at + 2 :], "--max-opts=20", "--gamma=0.99", "--run-dir", name)
     assert done.returncode == 0, done.stderr
+    told = ["--gamma 0.99 taken as --processor.discount 0.99", "the preset is for max_opts 5000; scaled to 20: record_"]
+    assert [line for line in told if f"\n  {line}" not in done.stdout] == []
     assert "\x1b" not in done.stdout
     assert not any(line.startswith("b") for line in done.stdout.splitlines())
     (watch,) = [line.split(None, 1)[1] for line in done.stdout.splitlines() if line.startswith("  evaluate ")]
     words = subprocess.run(["bash", "-c", f"printf '%s|' {watch}"], capture_output=True, text=True, check=True).stdout
     assert words.split("|")[-2] == name
+
+
+# --- the length of a preset -------------------------------------------------------------------------------------
+
+
+def lengths(config: Any) -> tuple[int, ...]:
+    agent = config.agent
+    return agent.lr_decay, agent.epsilon_decay, config.eval_interval, config.record_interval, config.save_interval
+
+
+def test_what_a_preset_decays_and_when_it_evaluates_follows_the_length_that_is_asked_for() -> None:
+    assert lengths(parse(["dqn"]).config) == (19_800, 5_000, 600, 1_000, 2_500)
+    assert lengths(parse(["dqn", "--max-opts", "1980"]).config) == (1_980, 500, 60, 100, 250)
+    assert lengths(parse(["dqn", "--max-opts", "39600"]).config) == (39_600, 10_000, 1_200, 2_000, 5_000)
+    (note,) = parse(["dqn", "--max-opts", "1980"]).notes
+    assert note == (
+        "the preset is for max_opts 19800; scaled to 1980: eval_interval 60, record_interval 100, save_interval 250, "
+        "agent.lr_decay 1980, agent.epsilon_decay 500"
+    )
+    chosen = ["--agent.lr-decay", "7", "--eval-interval=0", "--save-interval", "9"]
+    assert lengths(parse(["dqn", "--max-opts", "1980", *chosen]).config) == (7, 500, 0, 100, 9)
+
+
+def test_a_length_in_environment_steps_counts_as_the_optimisation_steps_that_are_made_in_it() -> None:
+    """PPO on CartPole learns 16 times from each rollout of 512 steps, DQN once every five steps after 1000."""
+    ppo = parse(["ppo", "--max-env-steps", "51200"]).config
+    assert (ppo.max_opts, ppo.agent.lr_decay, ppo.eval_interval) == (15_616, 1_600, 102)
+    assert parse(["dqn", "--max-env-steps", "6000"]).config.agent.lr_decay == 1_000
+    assert parse(["ppo", "--max-env-steps", "1e9"]).config.agent.lr_decay == 15_616  # which ends by max_opts
+    assert parse(["ppo", "--total-timesteps", "5120000"]).config.agent.lr_decay == 160_000
+
+
+def test_without_a_preset_of_that_length_nothing_follows(tmp_path: Path, finished: Finished) -> None:
+    generic = parse(["dqn", "--env", "gymnasium:Nothing-v0", "--max-opts", "100"])
+    assert (generic.notes, generic.config.eval_interval) == ((), 1_000)
+    kept = parse(["--resume", str(finished.path), "--max-opts", "6000"])
+    assert kept.notes == ()
+    assert vars(kept.config) == {**vars(parse(["--resume", str(finished.path)]).config), "max_opts": 6_000}
+    (tmp_path / "mine.yaml").write_text("max_opts: 1980\nagent:\n  lr_decay: 5\n")
+    assert lengths(parse(["--config", str(tmp_path / "mine.yaml")]).config)[:3] == (5, 500, 60)
+
+
+def test_a_search_goes_by_the_evaluations_that_the_preset_has() -> None:
+    searched = ["ppo", "--sweep", "agent.lr=log_uniform(1e-4,1e-2)", "--members", "4", "--pbt", "2000"]
+    assert parse([*searched, "--max-opts", "8000"]).config.eval_interval == 1_000
+
+
+# --- what is said of a run --------------------------------------------------------------------------------------
+
+
+def test_verify_says_what_it_has_looked_at(doors: Doors, finished: Finished) -> None:
+    *checkpoints, best, logs = doors.here("verify", finished.path).stdout.splitlines()
+    assert [line.split()[:2] for line in checkpoints] == [["40", "ok"], ["60", "ok"]]
+    assert re.fullmatch(r"best (30|60) ok [0-9a-f]{64}", best)
+    assert logs == "logs ok metrics.jsonl eval_episodes.jsonl"
+    copy = Path(shutil.copytree(finished.path, doors.cwd / "copy"))
+    shutil.rmtree(copy / "best")
+    with open(copy / "metrics.jsonl", "a") as log:
+        log.write("no row\n")
+    done = doors.here("verify", copy)
+    assert done.returncode == 6
+    assert done.stdout.splitlines() == [*checkpoints, "best none"]
+    assert "metrics.jsonl" in done.stderr
+
+
+def test_evaluate_names_the_policy_that_was_asked_for(doors: Doors, finished: Finished) -> None:
+    for step, said in (("60", "the saved policy"), ("latest", "the saved policy")):
+        out = doors.here("evaluate", finished.path, "--episodes", "3", "--step", step).stdout
+        assert f"of {said} of {finished.path}, after 60 optimisation steps, in Catch-bsuite\n" in out
+
+
+def test_a_folder_that_is_no_run_is_not_refused_for_its_links(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib64").symlink_to("lib")
+    assert "is no run directory: it has no config.yaml" in refusal(evaluate.main, str(tmp_path))
+
+
+def test_a_run_of_a_newer_version_is_not_called_damaged(finished: Finished, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished.path, tmp_path / "run"))
+    for file in (*run.glob("checkpoints/*/manifest.json"), *run.glob("best/*/manifest.json")):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}))
+        (file.parent / "files.json").unlink()
+    before = snapshot(run)
+    for use in (
+        lambda: jaxrl.load_policy(run),
+        lambda: jaxrl.load_policy(run, step="latest"),
+        lambda: train.main(["--resume", str(run), "--quiet", "--max-opts", "80"]),
+    ):
+        with pytest.raises(NoCheckpointError, match="cannot be read: it was written by a newer version of jaxrl") as no:
+            use()
+        assert "damaged" not in str(no.value)
+    assert {**snapshot(run), ".lock": None} == {**before, ".lock": None}
+    (run / "metadata.json").write_text(json.dumps({**json.loads((run / "metadata.json").read_text()), "format": 2}))
+    assert "was written by a newer version of jaxrl" in refusal(evaluate.main, str(run))
+
+
+def test_a_finished_run_that_has_lost_something_is_mended_by_going_on(doors: Doors, finished: Finished) -> None:
+    copy = Path(shutil.copytree(finished.path, doors.cwd / "copy"))
+    shutil.rmtree(copy / "checkpoints" / "60")
+    done = doors.here("train", "--resume", copy)
+    assert (done.returncode, "resumed at 40" in done.stdout) == (0, True)
+    assert leaves(copy, 60) == leaves(finished.path, 60)
+
+
+@pytest.mark.parametrize(
+    ("driven", "said"),
+    [
+        ("", "Trainer(strategy, resume='RUN').train(); load_policy('RUN', strategy=strategy)"),
+        ("driven: 1\n", "Session"),
+    ],
+)
+def test_a_run_of_an_agent_made_in_python_says_how_to_go_on(driven: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(f"algo: kl_ppo\ncustom: [agent]\n{driven}")
+    line = refusal(parse, "--resume", str(tmp_path))
+    assert line.startswith(f"{tmp_path} has parts that were made in Python (agent); go on in Python by ")
+    assert said.replace("RUN", str(tmp_path)) in line
+
+
+def test_an_environment_of_ones_own_is_answered_with_the_flag_first(finished: Finished, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished.path, tmp_path / "run"))
+    for file in run.glob("best/*/manifest.json"):
+        manifest = json.loads(file.read_text())
+        manifest["facts"]["settings"]["env"] = "inventory:make"
+        sealed = {name: value for name, value in manifest.items() if name != "sha256"}
+        sealed["sha256"] = hashlib.sha256(json.dumps(sealed, sort_keys=True).encode()).hexdigest()
+        file.write_text(json.dumps(sealed))
+        (file.parent / "files.json").unlink()
+    said = refusal(evaluate.main, str(run), "--episodes", "3")
+    assert said.startswith("unknown environment 'inventory:make'; give --env inventory:make: ")
+
+
+@pytest.mark.every_day("script")
+@pytest.mark.parametrize(
+    ("begin", "called"),
+    [
+        (["-m", "jaxrl.evaluate"], "python -m jaxrl.evaluate"),
+        (["-m", "jaxrl", "evaluate"], "python -m jaxrl evaluate"),
+        (["bin/jaxrl", "evaluate"], "jaxrl evaluate"),
+    ],
+    ids=["module", "package", "script"],
+)
+def test_a_command_calls_itself_as_it_was_called(begin: list[str], called: str, doors: Doors) -> None:
+    (doors.cwd / "bin").mkdir()
+    (doors.cwd / "bin" / "jaxrl").write_text("from jaxrl.__main__ import main\nmain()\n")
+    done = subprocess.run([sys.executable, *begin, "--help"], cwd=doors.cwd, capture_output=True, text=True, check=True)
+    shown = " ".join(done.stdout.split())
+    assert shown.startswith(f"usage: {called} [-h]")
+    assert f"Example: {called} runs/cartpole" in shown

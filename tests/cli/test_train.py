@@ -290,8 +290,14 @@ def test_resumed_and_prolonged_run_equals_an_uninterrupted_one_bit_for_bit(doors
 def test_resuming_a_finished_run_needs_no_flag_and_trains_no_further(doors: Doors, finished: Finished) -> None:
     copy = doors.cwd / "copy"
     shutil.copytree(finished.path, copy)
+    before = snapshot(copy)
     done = doors.here("train", "--resume", copy)
-    assert "stopped by" in done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (
+        "nothing is left to train: max_opts 60 is reached; prolong it by "
+        f"python -m jaxrl.train --resume {copy} --max-opts 120\n"
+    )
+    assert snapshot(copy) == before
     assert leaves(copy, 60) == leaves(finished.path, 60)
     assert timeless(copy / "metrics.jsonl") == timeless(finished.path / "metrics.jsonl")
     assert json.loads((copy / "metadata.json").read_text())["status"] == "max_opts"

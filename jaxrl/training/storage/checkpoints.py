@@ -64,6 +64,14 @@ Facts = dict[str, Any]
 class CheckpointError(Exception):
     """Say what is wrong with one checkpoint."""
 
+    verdict = "is damaged"
+
+
+class NewerError(CheckpointError):
+    """Say that a checkpoint was written by a newer version of jaxrl."""
+
+    verdict = "cannot be read"
+
 
 class MismatchError(CheckpointError):
     """Say which leaf of a whole checkpoint does not fit what it is to be loaded into."""
@@ -235,6 +243,8 @@ class Store:
                     f"checkpoint {self._path(step)} does not fit this program: {error}; "
                     "resume it with the settings and the version of jaxrl that made it"
                 ) from error
+            except NewerError as error:  # going on from an older one would lose what came after it
+                raise NoCheckpointError(f"checkpoint {self._path(step)} {error.verdict}: {error}") from error
             except CheckpointError as error:
                 self._bad.add(step)
                 warnings.warn(f"checkpoint {self._path(step)} is passed over: {error}", stacklevel=3)
@@ -330,6 +340,11 @@ class Store:
             if version not in READABLE:
                 readable = " and ".join(map(str, READABLE))
                 told = str(version)[:20]
+                if type(version) is int and version > FORMAT:
+                    raise NewerError(
+                        f"it was written by a newer version of jaxrl (format {told}; this one reads {readable}); "
+                        "update jaxrl"
+                    )
                 raise CheckpointError(f"it is of format {told}; this version of jaxrl reads formats {readable}")
             if manifest["sha256"] != seal(manifest)["sha256"]:
                 raise CheckpointError("its manifest is damaged: its checksum differs")

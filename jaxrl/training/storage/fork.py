@@ -79,7 +79,7 @@ def branch_off(fork: Fork, target: Path) -> int:
     try:
         Store(target / "checkpoints", 1).manifest(step)
     except CheckpointError as error:
-        raise NoCheckpointError(f"checkpoint {step} of {fork.run} is damaged: {error}") from error
+        raise NoCheckpointError(f"checkpoint {step} of {fork.run} {error.verdict}: {error}") from error
     for best in [best for best in Store(source / "best", 1).steps() if best <= step]:
         shutil.copytree(source / "best" / str(best), target / "best" / str(best))
     for name in LOGS:
