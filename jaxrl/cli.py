@@ -16,9 +16,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import jaxrl
+from jaxrl.arguments import command, refuse_repeats, typed
 from jaxrl.errors import FULL, JaxrlError, SettingsError, StorageError, say
 from jaxrl.hush import hushed
 from jaxrl.opening import stage
+from jaxrl.paths import local
 
 
 def run_main(main: Callable[[Sequence[str]], int], args: Sequence[str] | None = None) -> None:
@@ -93,12 +95,32 @@ if is_front_door():
 class Parser(argparse.ArgumentParser):
     """Refuse bad arguments with a `SettingsError`, without printing the usage; answer `--version`."""
 
-    def __init__(self, prog: str, **settings: Any) -> None:
-        super().__init__(prog, **settings)
+    def __init__(self, door: str, example: str, **settings: Any) -> None:
+        """Make the parser of a front door; `example` are arguments of it to show."""
+        name = command(door)
+        super().__init__(name, epilog=f"Example: {name} {example}", **settings)
         self.add_argument("--version", action="version", version=f"jaxrl {jaxrl.__version__}")
+
+    def parse(self, args: Sequence[str]) -> argparse.Namespace:
+        """Parse the words of a command line; raise `SettingsError` for what cannot be, a flag given twice included."""
+        words = typed(args)
+        flags = self._option_string_actions
+        whole = [word.partition("=")[0] for word in words if word.startswith("--")]
+        meant = {flag: [known for known in flags if known.startswith(flag)] for flag in whole if flag not in flags}
+        in_full = {flag: known[0] for flag, known in meant.items() if len(known) == 1}  # argparse takes a beginning too
+        refuse_repeats([in_full.get(word, word) for word in words], repeatable=())
+        return self.parse_args(words)
 
     def error(self, message: str) -> NoReturn:
         raise SettingsError(message)
+
+
+def place(text: str) -> str:
+    """Return the argument of a front door that names a directory or a file, with `~` as the home directory."""
+    try:
+        return local(text)
+    except SettingsError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def cache_compilations() -> None:

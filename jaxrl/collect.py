@@ -1,6 +1,6 @@
 """`python -m jaxrl.collect RUN_DIR --transitions N --out FILE`: collect a data set with a run's best policy."""
 
-from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # first, for it takes the signals
+from jaxrl.cli import Parser, cache_compilations, place, require_devices, run_main  # first, for it takes the signals
 from jaxrl.trees import make_key
 
 # isort: split
@@ -17,21 +17,21 @@ from jaxrl.training.data.files import save_dataset
 def main(args: Sequence[str]) -> int:
     """Parse, load, gather, write, print; return the exit code."""
     parser = Parser(
-        "python -m jaxrl.collect",
+        "collect",
+        "runs/cartpole --transitions 20000 --out cartpole.npz --random 0.3",
         description="Gather a data set with the best policy of a run.",
-        epilog="Example: python -m jaxrl.collect runs/cartpole --transitions 20000 --out cartpole.npz --random 0.3",
     )
     add_which(parser)
     add_env_options(parser)
     parser.add_argument("--transitions", type=int, required=True, help="environment steps to take")
-    parser.add_argument("--out", required=True, help="data set to write, an .npz file")
+    parser.add_argument("--out", type=place, required=True, help="data set to write, an .npz file")
     parser.add_argument("--random", type=float, default=0.0, help="share of steps taken at random (default: 0)")
     parser.add_argument(
         "--noise", type=float, default=0.0, help="deviation of the noise on actions, of half their range (default: 0)"
     )
     parser.add_argument("--seed", type=int, default=2_000_000, help="seed of the episodes (default: 2000000)")
     parser.add_argument("--num-envs", type=int, default=16, help="environments side by side (default: 16)")
-    options = parser.parse_args(args)
+    options = parser.parse(args)
     check_between("--seed", options.seed, 0, 2**32 - 1)
     cache_compilations()
     require_devices()

@@ -63,12 +63,12 @@ WORDS = """_jaxrl_words() {{  # PLACE WORD ...: the words that may follow; nothi
 def main(args: Sequence[str]) -> int:
     """Parse, print; return the exit code."""
     parser = Parser(
-        "jaxrl completion",
+        "completion",
+        "bash > ~/.local/share/bash-completion/completions/jaxrl",
         description="Print a script that completes jaxrl's commands, algorithms, flags and names.",
-        epilog="Example: jaxrl completion bash > ~/.local/share/bash-completion/completions/jaxrl",
     )
     parser.add_argument("shell", choices=("bash", "zsh"), help="bash or zsh")
-    print(script(parser.parse_args(args).shell), end="")
+    print(script(parser.parse(args).shell), end="")
     return 0
 
 

@@ -5,7 +5,7 @@ import io
 import reprlib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,14 +13,28 @@ from typing import Any, NamedTuple
 from jaxrl.agents.fields import rules_of
 from jaxrl.agents.schedules import is_written, with_schedules
 from jaxrl.algos import general, run_type
+from jaxrl.arguments import (
+    command,
+    in_pairs,
+    is_flag,
+    refuse_repeats,
+    renamed,
+    switch,
+    take,
+    take_words,
+    typed,
+    value_of,
+)
 from jaxrl.envs.registry import env_names, require_plain
 from jaxrl.errors import SettingsError, nearest
-from jaxrl.help_page import filled, first_page, settings_of, tell_in_paragraphs
+from jaxrl.help_page import all_settings, filled, first_page, settings_of
+from jaxrl.lengths import names_in, opts_within, scaled
+from jaxrl.paths import CONFIG, local
 from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, RECORDERS, SUITES, listed, suited
 from jaxrl.strategies.search import in_full, read_search
 from jaxrl.training.changes import renewed
-from jaxrl.training.storage.run_dir import CONFIG, read_yaml, require_run
+from jaxrl.training.storage.run_dir import read_yaml, require_run
 from jaxrl.written import number, pieces, read_value, whole
 
 
@@ -37,90 +51,136 @@ class Request(NamedTuple):
     from_run: str | None = None
     """The run at whose checkpoint `from_step` a new one begins."""
     from_step: str | None = None
+    notes: tuple[str, ...] = ()
+    """How flags were taken that are not ours, and what of a preset was changed to fit the length of the run."""
 
 
-def parse(args: Sequence[str], prog: str = "python -m jaxrl.train") -> Request:
+def parse(args: Sequence[str]) -> Request:
     """Parse the arguments of `jaxrl.train`: presets, then the file, then the flags; later ones win.
 
     Raises:
-      SettingsError: a name is unknown or a value invalid, in the file or in a flag.
+      SettingsError: a name is unknown or a value invalid, in the file or in a flag; a flag is given twice.
       SystemExit: `--help` was shown.
     """
-    args = list(args)
+    args = typed(args)
     _answer(args)
-    file, resume = _take(args, "--config"), _take(args, "--resume")
-    from_step = _take(args, "--from-step")
-    allow_changes, start_over = _switch(args, "--allow-changes"), _switch(args, "--start-over")
-    if file and resume:
-        raise SettingsError("--resume takes all settings from the run; leave --config out")
-    if (allow_changes or start_over) and not resume:
-        raise SettingsError("--allow-changes and --start-over say how to resume; give --resume DIR as well")
-    if from_step and not (resume and _peek(args, "--run-dir")):
-        raise SettingsError(
-            "--from-step begins a new run from a checkpoint; give --resume RUN and --run-dir NEW as well"
-        )
+    refuse_repeats(args)
+    source = _source(args)
+    resume, file = source.resume, source.file
     given = _population(args)
-    if resume:
-        require_run(Path(resume))
-        file = str(Path(resume) / CONFIG)
     from_file = read_yaml(Path(file)) if file else {}
-    named = args.pop(0) if args and not args[0].startswith("-") else None
-    algo = named or _typed(f"{file}: algo", from_file.get("algo", "dqn"), str)
-    if algo not in ALGORITHMS:
-        raise SettingsError(f"unknown algorithm {algo!r}; {nearest(algo, ALGORITHMS)}")
-    if resume and algo != from_file.get("algo"):
-        raise SettingsError(f"{resume} is a run of {from_file.get('algo')}, not of {algo}")
-    if from_file.get("custom"):
-        parts = ", ".join(_typed(f"{file}: custom", from_file["custom"], tuple[str, ...]))
-        whose = "Session" if "driven" in from_file else "Trainer"
-        raise SettingsError(
-            f"{file} has parts that were made in Python ({parts}); go on with {whose}(..., resume=True)"
-        )
+    algo = _algorithm(args, source, from_file)
+    args, notes = renamed(args, flags_of(general(algo)))
     members = _same_population(given, from_file.pop("population", None), resume)
-    env = _peek(args, "--env") or from_file.get("env")
+    env = take(list(args), "--env") or from_file.get("env")
     from_file = renewed(from_file) if resume else from_file
     for flag, other in (("--devices", "mesh"), ("--mesh", "devices")):  # how they were divided says either of these
-        if resume and _peek(args, flag):
+        if resume and value_of(args, flag):
             from_file.pop(other, None)
     for name in ("env_args", "eval_env_args"):
         if resume and name in from_file and f"--{name.replace('_', '-')}" not in args:
             require_plain(from_file[name], f"{file}")
-    config = preset(algo, env if isinstance(env, str) else None)
-    config = from_plain(config, {k: v for k, v in from_file.items() if k not in ("algo", "custom")}, file)
-    config = _flags(algo, config, args, prog)
-    if resume and not from_step and config.run_dir not in (None, resume):
+    settings = {k: v for k, v in from_file.items() if k not in ("algo", "custom")}
+    chosen = {word.partition("=")[0][2:].replace("-", "_") for word in args if word.startswith("--")}
+    of_preset = preset(algo, env if isinstance(env, str) else None)
+    config = _flags(algo, from_plain(of_preset, settings, file), args)
+    if not resume:
+        fixed = chosen | names_in(settings) | ({"eval_interval"} if "pbt" in (members or {}) else set())
+        config, notes = _fitted(algo, config, of_preset, fixed, notes, 1 if members else 2)
+    if resume and not source.from_step and config.run_dir not in (None, resume):
         raise SettingsError(
             f"--resume {resume} goes on in that directory; leave --run-dir out, or begin a new run there from one of "
             "its checkpoints by --from-step N"
         )
     if config.run_dir == "":
         raise SettingsError("--run-dir needs a value")
-    if from_step and members:
+    if source.from_step and members:
         raise SettingsError(f"{resume} is a population; branch off from one of its members, as of {resume}/members")
-    if from_step:
-        return Request(algo, config, True, allow_changes, start_over, None, resume, from_step)
+    how = (source.allow_changes, source.start_over)
+    if source.from_step:
+        return Request(algo, config, True, *how, None, resume, source.from_step, notes)
     config = replace(config, run_dir=resume) if resume else config
-    return Request(algo, config, bool(resume), allow_changes, start_over, members)
+    return Request(algo, config, bool(resume), *how, members, notes=notes)
 
 
-def joining(args: Sequence[str]) -> tuple[list[str], dict[str, Any] | None]:
-    """Take out of `args` how this process joins others; return the rest, and that, or `None` if it is to be alone.
+class _Source(NamedTuple):
+    """Where settings come from before flags."""
+
+    file: str | None
+    resume: str | None
+    from_step: str | None
+    allow_changes: bool
+    start_over: bool
+
+
+def _source(args: list[str]) -> _Source:
+    """Take out of `args` what names a file or a run; raise `SettingsError` for what does not go together."""
+    file, resume = take(args, "--config"), take(args, "--resume")
+    from_step = take(args, "--from-step")
+    allow_changes, start_over = switch(args, "--allow-changes"), switch(args, "--start-over")
+    if file and resume:
+        raise SettingsError("--resume takes all settings from the run; leave --config out")
+    if (allow_changes or start_over) and not resume:
+        raise SettingsError("--allow-changes and --start-over say how to resume; give --resume DIR as well")
+    if from_step and not (resume and value_of(args, "--run-dir")):
+        raise SettingsError(
+            "--from-step begins a new run from a checkpoint; give --resume RUN and --run-dir NEW as well"
+        )
+    if resume:
+        resume = local(resume)
+        require_run(Path(resume))
+        file = str(Path(resume) / CONFIG)
+    return _Source(file and local(file), resume, from_step, allow_changes, start_over)
+
+
+def _algorithm(args: list[str], source: _Source, from_file: Mapping[str, Any]) -> str:
+    """Take the name of the algorithm out of `args`, or else from a file.
 
     Raises:
-      SettingsError: a value cannot be, or `--distributed` is missing.
+      SettingsError: there is none of that name, a run has another, or parts that were made in Python.
     """
-    args = list(args)
-    given: dict[str, Any] = {}
-    for flag, (name, kind) in TOGETHER.items():
-        if (value := _take(args, flag)) is not None:
-            given[name] = _typed(flag, value, kind)
-    if not _switch(args, "--distributed"):
-        if given:
-            flags = ", ".join(flag for flag, (name, _) in TOGETHER.items() if name in given)
-            raise SettingsError(f"{flags}: this is how a process joins others; give --distributed as well")
-        return args, None
-    _check_joining(**given)
-    return args, given
+    file, resume = source.file, source.resume
+    named = args.pop(0) if args and not args[0].startswith("-") else None
+    if from_file.get("custom"):
+        parts = as_type(f"{file}: custom", from_file["custom"], tuple[str, ...])
+        raise SettingsError(
+            f"{resume or file} has parts that were made in Python ({', '.join(parts)}); "
+            f"{_in_python(resume, 'driven' in from_file)}"
+        )
+    algo: str = named or as_type(f"{file}: algo", from_file.get("algo", "dqn"), str)
+    if algo not in ALGORITHMS:
+        raise SettingsError(f"unknown algorithm {algo!r}; {nearest(algo, ALGORITHMS)}")
+    if resume and algo != from_file.get("algo"):
+        raise SettingsError(f"{resume} is a run of {from_file.get('algo')}, not of {algo}")
+    return algo
+
+
+def _in_python(resume: str | None, driven: bool) -> str:
+    """Say how to go on with a run that no command line can make again."""
+    if resume is None:
+        return "train it in Python, by Trainer(strategy)"
+    if driven:
+        return f"go on in Python by the Session that made it, with run_dir={resume!r} and resume=True"
+    return (
+        f"go on in Python by Trainer(strategy, resume={resume!r}).train(); load_policy({resume!r}, strategy=strategy) "
+        "has its policy"
+    )
+
+
+def _fitted(
+    algo: str, config: Any, of_preset: Any, chosen: Collection[str], notes: tuple[str, ...], room: int
+) -> tuple[Any, tuple[str, ...]]:
+    """Return the settings of a new run whose length, decays and intervals fit together, and all notes on them.
+
+    Other libraries count environment steps alone: by their name for these, `max_opts` becomes `room` times as many as
+    that takes, so that the run can be prolonged by one flag.
+    """
+    steps = opts_within(config, config.max_env_steps) if config.max_env_steps > 0 else None
+    if steps is not None and "max_opts" not in chosen and any("taken as --max-env-steps" in note for note in notes):
+        config = replace(config, max_opts=max(config.max_opts, room * steps))
+    own = set().union(*map(names_in, suited(PRESETS.get(algo, {}), of_preset.env)))
+    config, note = scaled(config, of_preset, own, chosen)
+    return config, (*notes, note) if note else notes
 
 
 TOGETHER: Mapping[str, tuple[str, type]] = {
@@ -131,30 +191,17 @@ TOGETHER: Mapping[str, tuple[str, type]] = {
 """Flags that say how a process joins others, with the arguments of `jax.distributed.initialize`, and their types."""
 
 
-def _check_joining(
-    coordinator_address: str | None = None, num_processes: int | None = None, process_id: int | None = None
-) -> None:
-    host, _, port = (coordinator_address or "host:1").rpartition(":")
-    if not host or not port.isdecimal():
-        raise SettingsError(f"--coordinator-address is {coordinator_address!r}; expected HOST:PORT of process 0")
-    if num_processes is not None and num_processes < 1:
-        raise SettingsError(f"--num-processes is {num_processes}; expected 1 or more")
-    if process_id is not None and not 0 <= process_id < (num_processes or process_id + 1):
-        most = "N - 1" if num_processes is None else num_processes - 1
-        raise SettingsError(f"--process-id is {process_id}; expected 0 to {most}, another one in each process")
-
-
 def _population(args: list[str]) -> dict[str, Any]:
     """Take out of `args` what makes a population."""
     given: dict[str, Any] = {}
     for name in ("seeds", "members", "draw_seed", "width", "layout"):
         flag = f"--{name.replace('_', '-')}"
-        if (value := _take(args, flag)) is not None:
-            given[name] = _typed(flag, value, str if name == "layout" else int)
-    while words := _words_after(args, "--sweep", "agent.lr=1e-4,3e-4"):
+        if (value := take(args, flag)) is not None:
+            given[name] = as_type(flag, value, str if name == "layout" else int)
+    while words := take_words(args, "--sweep", "agent.lr=1e-4,3e-4"):
         given["sweep"] = [*given.get("sweep", []), *words]
     for name, example in (("halving", "3"), ("pbt", "2000")):
-        if words := _words_after(args, f"--{name}", example):
+        if words := take_words(args, f"--{name}", example):
             given[name] = read_search(name, words)
     return given
 
@@ -206,7 +253,7 @@ def from_plain(config: Any, settings: Mapping[str, Any], source: str | None = No
         if is_dataclass(old) and isinstance(value, Mapping):
             changes[name] = from_plain(old, value, source, f"{prefix}{name}.")
         else:
-            changes[name] = _typed(f"{where}{prefix}{name}", value, hints[name])
+            changes[name] = as_type(f"{where}{prefix}{name}", value, hints[name])
             _allowed(where, f"{prefix}{name}", type(config), name, changes[name])
     return replace(config, **changes)
 
@@ -221,7 +268,7 @@ def _allowed(where: str, path: str, kind: Any, name: str, value: Any) -> None:
             raise SettingsError(f"{where}{error}") from None
 
 
-def _typed(name: str, value: Any, hint: Any) -> Any:
+def as_type(name: str, value: Any, hint: Any) -> Any:
     """Convert `value` to the type `hint`; YAML reads `1e-3` as text and `1` as a whole number."""
     options = _options(hint)
     if value is None and type(None) in options:
@@ -232,7 +279,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     if origin is tuple and isinstance(value, str) and typing.get_args(kind)[0] is not str:
         value = pieces(value)
     if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_typed(name, item, typing.get_args(kind)[0]) for item in value)
+        return tuple(as_type(name, item, typing.get_args(kind)[0]) for item in value)
     if origin is dict and isinstance(value, Mapping):
         return {str(k): _plain(f"{name}.{k}", v) for k, v in value.items()}
     if origin is float and isinstance(value, int | float | str) and not isinstance(value, bool):
@@ -274,11 +321,11 @@ _WANTED = {
 """Descriptions of the values of a type, in words."""
 
 
-def _flags(algo: str, config: Any, args: list[str], prog: str) -> Any:
+def _flags(algo: str, config: Any, args: list[str]) -> Any:
     """Parse flags over `config` with tyro, whose boxes of several lines become one."""
     import tyro
 
-    kinds = flag_types(config)
+    kinds, prog = flag_types(config), command("train")
     mappings = {f.name: getattr(config, f.name) for f in fields(config) if isinstance(getattr(config, f.name), dict)}
     for name in mappings:  # tyro would have a flag for each key that is there already
         mappings[name] = _named_values(args, f"--{name.replace('_', '-')}", mappings[name])
@@ -286,7 +333,8 @@ def _flags(algo: str, config: Any, args: list[str], prog: str) -> Any:
     config = replace(config, agent=_scheduled(config.agent, args))
     if {"--help", "-h"} & set(args):
         print(first_page(algo, config, prog), _description(algo), sep="\n", end="\n\n")
-        tell_in_paragraphs(type(config), *(type(each) for each in vars(config).values() if is_dataclass(each)))
+        print(all_settings(config))
+        raise SystemExit(0)
     args = _numbers(args, kinds)
     shown = io.StringIO()
     try:
@@ -313,13 +361,13 @@ def _scheduled(agent: Any, args: list[str]) -> Any:
 
     A flag with a number ends the schedule that a file has for the same setting.
     """
-    words = _words_after(args, "--agent.schedules", "'lr=linear(1e-3,0,10000)'")
+    words = take_words(args, "--agent.schedules", "'lr=linear(1e-3,0,10000)'")
     given: dict[str, Any] = {"schedules": words} if words else {}
     for arg in [arg for arg in args if arg.startswith("--agent.")]:
         flag, equals, value = arg.partition("=")
         name = flag.removeprefix("--agent.").replace("-", "_")
         value = value if equals else "".join(args[args.index(arg) + 1 :][:1])
-        given[name] = _take(args, flag) if is_written(value) else value
+        given[name] = take(args, flag) if is_written(value) else value
     return replace(agent, schedules=with_schedules(given, agent.schedules)["schedules"])
 
 
@@ -352,7 +400,7 @@ def flag_types(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _numbers(args: Sequence[str], kinds: Mapping[str, Any]) -> list[str]:
-    """Return `args` with numbers as tyro reads them: `1e4` as `10000`, `[64, 64]` as `64 64`.
+    """Return `args` as tyro reads them: `1e4` as `10000`, `[64, 64]` as `64 64`, `--quiet true` as `--quiet`.
 
     Raises:
       SettingsError: the value of a flag is invalid.
@@ -361,13 +409,17 @@ def _numbers(args: Sequence[str], kinds: Mapping[str, Any]) -> list[str]:
     args = list(args)
     while args:
         flag, equals, value = args.pop(0).partition("=")
-        kind = kinds.get(flag.replace("_", "-"))
+        kind = kinds.get(flag)
+        if kind is bool and not equals and args and args[0].lower() in ("true", "false"):
+            head, dot, name = flag[2:].rpartition(".")
+            done.append(flag if args.pop(0).lower() == "true" else f"--{head}{dot}no-{name}")
+            continue
         if kind is None or not flag.startswith("--") or kind in (bool, str):
             done.append(f"{flag}{equals}{value}")
             continue
         given = [value] if equals else []
         many = typing.get_origin(kind) is tuple
-        while args and not _is_flag(args[0]) and (many or not given):
+        while args and not is_flag(args[0]) and (many or not given):
             given.append(args.pop(0))
         done += [flag, *_values(flag, given, kind)]
     return done
@@ -375,30 +427,10 @@ def _numbers(args: Sequence[str], kinds: Mapping[str, Any]) -> list[str]:
 
 def _named_values(args: list[str], flag: str, default: Mapping[str, Any]) -> dict[str, Any]:
     """Take `flag NAME VALUE NAME VALUE` out of `args`; return what it says, or else the default."""
-    if not (words := _words_after(args, flag, "gravity 9.8")):
+    if not (words := take_words(args, flag, "gravity 9.8")):
         return dict(default)
-    if len(words) % 2:
-        raise SettingsError(f"{flag} is {' '.join(words)!r}; expected names with values, as in {flag} gravity 9.8")
-    named = {name: read_value(value) for name, value in zip(words[::2], words[1::2], strict=True)}
+    named = {name: read_value(value) for name, value in in_pairs(flag, words).items()}
     return {name: _plain(f"{flag.removeprefix('--').replace('-', '_')}.{name}", value) for name, value in named.items()}
-
-
-def _words_after(args: list[str], flag: str, example: str) -> list[str]:
-    """Take `flag WORD WORD ...` out of `args`; return the words, none without the flag.
-
-    Raises:
-      SettingsError: nothing follows it.
-    """
-    if flag not in args:
-        return []
-    start = stop = args.index(flag) + 1
-    while stop < len(args) and not _is_flag(args[stop]):
-        stop += 1
-    words = args[start:stop]
-    if not words:
-        raise SettingsError(f"{flag} needs a value, as in {flag} {example}")
-    del args[start - 1 : stop]
-    return words
 
 
 def _values(flag: str, given: list[str], kind: Any) -> list[str]:
@@ -422,10 +454,6 @@ def _value(flag: str, word: str, kind: Any) -> str:
     if kind in (int, float):
         raise SettingsError(f"{flag} is {word!r}; expected {_WANTED[kind]}")
     return word
-
-
-def _is_flag(word: str) -> bool:
-    return word.startswith("-") and number(word) is None
 
 
 def _description(algo: str) -> str:
@@ -457,26 +485,3 @@ def _flag_names(config: Any) -> list[str]:
         names.append(name)
         names += [f"{name.removesuffix(setting.name)}no-{setting.name}"] if isinstance(setting.value, bool) else []
     return names
-
-
-def _take(args: list[str], flag: str) -> str | None:
-    """Remove `flag VALUE` or `flag=VALUE` from `args` and return the value."""
-    for i, arg in enumerate(args):
-        if arg == flag or arg.startswith(flag + "="):
-            value = arg[len(flag) + 1 :] if arg != flag else "".join(args[i + 1 : i + 2])
-            if not value or (arg == flag and value.startswith("--")):
-                raise SettingsError(f"{flag} needs a value")
-            del args[i : i + (2 if arg == flag else 1)]
-            return value
-    return None
-
-
-def _switch(args: list[str], flag: str) -> bool:
-    """Remove `flag` from `args`; say whether it was there."""
-    there = flag in args
-    args[:] = [arg for arg in args if arg != flag]
-    return there
-
-
-def _peek(args: Sequence[str], flag: str) -> str | None:
-    return _take(list(args), flag)

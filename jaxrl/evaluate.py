@@ -1,6 +1,6 @@
 """`python -m jaxrl.evaluate RUN_DIR`: evaluate a run's best policy, or another, on fresh greedy episodes."""
 
-from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # first, for it takes the signals
+from jaxrl.cli import Parser, cache_compilations, place, require_devices, run_main  # first, for it takes the signals
 from jaxrl.trees import make_key
 
 # isort: split
@@ -8,22 +8,24 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from jaxrl import loading
+from jaxrl.arguments import in_pairs
 from jaxrl.envs import Env, HostEnv, make_env
 from jaxrl.envs.base import require_same_spaces
-from jaxrl.errors import SettingsError, check_between, check_count, print_line, say
+from jaxrl.errors import check_between, check_count, print_line, say
 from jaxrl.loading import load_policy
 from jaxrl.own_envs import admit
 from jaxrl.training import GreedyPolicy
 from jaxrl.training.evaluator import Evaluation, evaluator_for
+from jaxrl.training.storage.members import resolve
 from jaxrl.written import read_value
 
 
 def main(args: Sequence[str]) -> int:
     """Parse, load, run, print; return the exit code."""
     parser = Parser(
-        "python -m jaxrl.evaluate",
+        "evaluate",
+        "runs/cartpole --episodes 200 --table",
         description="Judge the best policy of a run, or another, by fresh episodes.",
-        epilog="Example: python -m jaxrl.evaluate runs/cartpole --episodes 200 --table",
     )
     add_which(parser)
     add_env_options(parser)
@@ -34,15 +36,19 @@ def main(args: Sequence[str]) -> int:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--table", action="store_true", help="print quantiles of returns and lengths as a table")
     form.add_argument("--json", action="store_true", help="print the same as one JSON object")
-    options = parser.parse_args(args)
+    options = parser.parse(args)
     check_episodes(options)
     cache_compilations()
     require_devices()
     policy = load_named(options)
-    result = judged(policy, env_of(policy, options.env, options.env_args), options, options.actions == "sampled")
-    if options.table or options.json:
-        report = result.report()
-        print(report.to_json() if options.json else report)
+    env = env_of(policy, options.env, options.env_args)
+    result = judged(policy, env, options, options.actions == "sampled")
+    if options.json:
+        print(result.report().to_json())
+        return 0
+    if options.table:
+        print(result.report())
+        print_line(of_what(policy, options, env.spec.name))
         return 0
     returns = result.returns
     print_line(
@@ -51,12 +57,20 @@ def main(args: Sequence[str]) -> int:
     )
     for name, values in result.columns.items():
         print_line(f"{name} {values.mean():.6g} +- {values.std():.6g}")
+    print_line(of_what(policy, options, env.spec.name))
     return 0
+
+
+def of_what(policy: GreedyPolicy, options: Namespace, env: str) -> str:
+    """Return a line that names the policy of `load_named`, its run and the environment."""
+    which = "best" if policy.facts["kept_as"] == "best" else "latest" if options.step is None else "saved"
+    run = resolve(options.run_dir, options.member)
+    return f"of the {which} policy of {run}, after {policy.facts['opt_steps']} optimisation steps, in {env}"
 
 
 def add_which(parser: Parser) -> None:
     """Add the arguments that say which policy is meant."""
-    parser.add_argument("run_dir", help="directory of the run")
+    parser.add_argument("run_dir", type=place, help="directory of the run")
     parser.add_argument("--member", type=int, help="which of a population (default: the one with the best score)")
     parser.add_argument(
         "--step", help="best, latest, final, or the optimisation steps of a checkpoint (default: best, else latest)"
@@ -107,9 +121,7 @@ def env_of(policy: GreedyPolicy, env: str | None = None, env_args: Sequence[str]
     Raises:
       SettingsError: its spaces are not the policy's, or it was made by hand and none is named.
     """
-    if len(env_args) % 2:
-        raise SettingsError(f"--env-args is {' '.join(env_args)!r}; expected names with values, as in gravity 9.8")
-    given = {name: read_value(value) for name, value in zip(env_args[::2], env_args[1::2], strict=True)}
+    given = {name: read_value(value) for name, value in in_pairs("--env-args", env_args).items()}
     admit([env])
     settings = policy.facts["settings"]
     if env is None or (env == settings.get("env") and "env" not in settings.get("custom", [])):

@@ -1,6 +1,6 @@
 """`python -m jaxrl.export RUN_DIR`: write a run's policy for others to run, without jaxrl."""
 
-from jaxrl.cli import Parser, require_devices, run_main  # first, for it takes the signals
+from jaxrl.cli import Parser, place, require_devices, run_main  # first, for it takes the signals
 
 # isort: split
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from jaxrl.exporting.writing import require_room, write
 def main(args: Sequence[str]) -> int:
     """Parse, load, write; return the exit code."""
     parser = Parser(
-        "python -m jaxrl.export",
+        "export",
+        "runs/cartpole --format numpy --out policy",
         description="Write the best policy of a run, or another, as a program that needs no jaxrl: as StableHLO for "
         "CPU, CUDA and TPU, as ONNX, or as arrays with a page of NumPy.",
-        epilog="Example: python -m jaxrl.export runs/cartpole --format numpy --out policy",
     )
     add_which(parser)
     parser.add_argument("--format", choices=tuple(FORMATS), default="stablehlo", help="(default: stablehlo)")
-    parser.add_argument("--out", help="directory to write (default: policy-FORMAT)")
+    parser.add_argument("--out", type=place, help="directory to write (default: policy-FORMAT)")
     parser.add_argument("--overwrite", action="store_true", help="replace that directory if an export made it")
-    options = parser.parse_args(args)
+    options = parser.parse(args)
     out = Path(options.out or f"policy-{options.format}")
     require_room(out, options.run_dir, options.overwrite)
     require_devices()

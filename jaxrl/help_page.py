@@ -6,9 +6,9 @@ import itertools
 import re
 import shutil
 import textwrap
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxrl.registry import ALGORITHMS
@@ -30,6 +30,7 @@ MANY = {
     "--seeds N": "train N seeds in one run",
     "--sweep NAME=A,B": "train each value of a setting, as in agent.lr=1e-4,1e-3",
     "--halving, --pbt": "search: only the best go on; or copy them and vary",
+    "--members N": "how many, where a range is drawn from; --draw-seed N draws others",
     "--layout, --width": "auto, spread or together: how many share a program",
     "--devices, --mesh": "spread them over devices, as 8 or members=4,envs=2",
 }
@@ -37,6 +38,7 @@ GO_ON = {
     "--config FILE": "settings from a YAML file; flags win over it",
     "--resume RUN": "go on with a run, exactly; needs no other flag",
     "--init-from RUN": "begin with the networks of another run",
+    "--help, --version": "this page; the version of jaxrl",
 }
 
 
@@ -74,7 +76,8 @@ def _group(title: str, rows: Any) -> list[str]:
 def _row(flag: str, about: str) -> list[str]:
     """Return the lines of a setting: two columns, or one below the other where there is no room for two."""
     width = _width()
-    left, indent = (f"  {flag:<{WIDTH}}", WIDTH + 2) if width >= NARROW else (f"  {flag}  ", 6)
+    gap = "" if len(flag) < WIDTH else "  "
+    left, indent = (f"  {flag:<{WIDTH}}{gap}", WIDTH + 2) if width >= NARROW else (f"  {flag}  ", 6)
     return textwrap.wrap(left + about, width, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
@@ -110,7 +113,7 @@ def settings_of(config: Any, prefix: str = "") -> dict[str, Setting]:
 
 def _plain(value: Any) -> str:
     """Return a value as it is typed after its flag."""
-    if value is None:
+    if value is None or ((value in ("", (), []) or isinstance(value, Mapping)) and not value):
         return "unset"
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -125,11 +128,24 @@ def _about(setting: Setting) -> str:
     return said[0].lower() + said[1:]
 
 
-def tell_in_paragraphs(*kinds: type) -> None:
-    """Have tyro fill the text of each setting of these classes; where a docstring breaks a line, it would too."""
-    for kind in kinds:
-        for field in fields(kind):
-            field.metadata = MappingProxyType({**field.metadata, "help": " ".join(_text(kind, field.name).split())})
+def all_settings(config: Any) -> str:
+    """Return each setting of a run with its whole text and its default, in the groups of its parts."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for name, each in settings_of(config).items():
+        part, _, _ = name.rpartition(".")
+        text = " ".join(_text(each.owner, each.name).split())
+        groups.setdefault(part, []).append((_typed_as(name, each), f"{text} ({_plain(each.value)})"))
+    titles = {"": "of the run"}
+    return "\n".join(line for part, rows in groups.items() for line in _group(titles.get(part, f"of the {part}"), rows))
+
+
+def _typed_as(name: str, setting: Setting) -> str:
+    """Return a flag with what follows it."""
+    if isinstance(setting.value, bool):
+        return f"{_flag(name)}, {_flag(name.removesuffix(setting.name))}no-{setting.name.replace('_', '-')}"
+    if isinstance(setting.value, Mapping):
+        return f"{_flag(name)} NAME VALUE ..."
+    return _flag(name)
 
 
 def _text(kind: type, name: str) -> str:

@@ -1,4 +1,4 @@
-"""jaxrl's names for the settings of other libraries, for hints in error messages."""
+"""jaxrl's names for the settings of other libraries: some are taken for ours, others answered by a hint."""
 
 from typing import NamedTuple
 
@@ -62,11 +62,29 @@ _ALIASES = {
     "processor.normalise_reward": "norm_reward normalize_reward normalize_rewards",
     "processor.frame_stack": "n_stack num_stack framestack stack",
 }
+SAME = {
+    other: ours
+    for ours, others in {
+        "--processor.discount": "gamma discount-factor",
+        "--agent.lr": "lr learning-rate",
+        "--buffer.batch-size": "batch-size",
+        "--buffer.capacity": "buffer-size",
+        "--num-envs": "n-envs num-environments",
+        "--max-env-steps": "total-timesteps timesteps n-timesteps num-timesteps",
+        "--env": "env-id env-name",
+        "--warmup": "learning-starts",
+        "--agent.gae-lambda": "gae-lambda",
+        "--agent.clip-eps": "clip-range clip-coef clip-eps",
+        "--agent.ent-coef": "ent-coef",
+        "--agent.max-grad-norm": "max-grad-norm",
+    }.items()
+    for other in others.split()
+}
+"""Flags of other libraries that mean just what one of ours means, in the same unit, wherever an algorithm has it."""
 _SENTENCES = {
     "algo algorithm agent model": "the algorithm is the first argument, as in: train ppo --env CartPole-v1",
     "render render_mode": (
-        "training shows no pictures, but films with --video-interval; afterwards: python -m jaxrl.play RUN_DIR --out "
-        "episode.gif"
+        "training shows no pictures, but films with --video-interval; afterwards: jaxrl play RUN_DIR --out episode.gif"
     ),
     "device cuda gpu use_cuda use_gpu no_cuda": (
         "JAX takes a GPU if it can use one; the environment variable JAX_PLATFORMS=cpu (or cuda) chooses"

@@ -4,14 +4,16 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import jax
 
 import jaxrl.training.processes as processes
+from jaxrl.arguments import switch, take
 from jaxrl.cli import divide_cpu, join_by_cpu
+from jaxrl.config import TOGETHER, as_type
 from jaxrl.errors import JaxrlError, SettingsError, reason_of, say
 from jaxrl.opening import stage
 
@@ -19,6 +21,39 @@ HEARTBEAT_S = 50
 """Seconds after which a process that is not heard of counts as gone, and the others end."""
 SHUTDOWN_S = 60
 """Seconds that a process which is done waits for the others to be done as well."""
+
+
+def joining(args: Sequence[str]) -> tuple[list[str], dict[str, Any] | None]:
+    """Take out of `args` how this process joins others; return the rest, and that, or `None` if it is to be alone.
+
+    Raises:
+      SettingsError: a value cannot be, or `--distributed` is missing.
+    """
+    args = list(args)
+    given: dict[str, Any] = {}
+    for flag, (name, kind) in TOGETHER.items():
+        if (value := take(args, flag)) is not None:
+            given[name] = as_type(flag, value, kind)
+    if not switch(args, "--distributed"):
+        if given:
+            flags = ", ".join(flag for flag, (name, _) in TOGETHER.items() if name in given)
+            raise SettingsError(f"{flags}: this is how a process joins others; give --distributed as well")
+        return args, None
+    _check_joining(**given)
+    return args, given
+
+
+def _check_joining(
+    coordinator_address: str | None = None, num_processes: int | None = None, process_id: int | None = None
+) -> None:
+    host, _, port = (coordinator_address or "host:1").rpartition(":")
+    if not host or not port.isdecimal():
+        raise SettingsError(f"--coordinator-address is {coordinator_address!r}; expected HOST:PORT of process 0")
+    if num_processes is not None and num_processes < 1:
+        raise SettingsError(f"--num-processes is {num_processes}; expected 1 or more")
+    if process_id is not None and not 0 <= process_id < (num_processes or process_id + 1):
+        most = "N - 1" if num_processes is None else num_processes - 1
+        raise SettingsError(f"--process-id is {process_id}; expected 0 to {most}, another one in each process")
 
 
 def join(how: Mapping[str, Any], devices: int) -> None:

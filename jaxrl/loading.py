@@ -161,13 +161,15 @@ def _explained(
         raise
     except MismatchError as error:
         if strategy is None and not made:
-            failed.append(NoCheckpointError(f"{what} is damaged: {error}"))
+            failed.append(NoCheckpointError(f"{what} {error.verdict}: {error}"))
             return
         given = "the strategy" if strategy is not None else " and ".join(made)
         raise SettingsError(f"{given} is not what trained {run_dir}: {error}") from error
     except (CheckpointError, KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        reason = error if isinstance(error, CheckpointError) else "what describes it is incomplete"
-        failed.append(NoCheckpointError(f"{what} is damaged: {reason}"))
+        fault = "is damaged: what describes it is incomplete"
+        if isinstance(error, CheckpointError):
+            fault = f"{error.verdict}: {error}"
+        failed.append(NoCheckpointError(f"{what} {fault}"))
 
 
 # --- what a checkpoint holds of a policy ------------------------------------------------------------------------

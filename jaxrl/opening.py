@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import jaxrl
-from jaxrl.errors import one_line
+from jaxrl.arguments import refuse_repeats, typed, value_of
+from jaxrl.errors import JaxrlError, one_line, say
 from jaxrl.leaving import say_how_far
+from jaxrl.paths import local, require_new
 from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, suited
 from jaxrl.terminal import Stage, print_folded
@@ -21,12 +23,18 @@ def greet(args: Sequence[str]) -> None:
     """Print the first line of a run with these arguments, and that imports have begun; nothing if the arguments are
     bad.
 
-    `--version` is answered here, and ends the process.
+    `--version` is answered here, and what can be refused before slow imports is: both end the process.
     """
     say_how_far(" before training began; nothing was written")
     if {"--version", "-v"} & set(args):
         print(f"jaxrl {jaxrl.__version__}")
         raise SystemExit(0)
+    args = typed(args)
+    try:
+        _refuse_at_once(args)
+    except JaxrlError as error:
+        say(f"error: {error}")
+        raise SystemExit(error.exit_code) from None
     other = value_of(args, "--process-id") not in (None, "0")  # of several processes, the first speaks
     line = None if other or SILENT & set(args) else first_line(args)
     if not line:
@@ -35,17 +43,31 @@ def greet(args: Sequence[str]) -> None:
     stage.show("importing")
 
 
+def _refuse_at_once(args: Sequence[str]) -> None:
+    """Raise an error for flags that are given twice, and for a directory in which no run can begin."""
+    if {"--help", "-h", "--list-envs"} & set(args):
+        return
+    refuse_repeats(args)
+    for flag in ("--run-dir", "--resume"):
+        if path := value_of(args, flag):
+            local(path)
+    # Of several processes one makes the directory, and the others may come later.
+    if (path := value_of(args, "--run-dir")) and not {"--resume", "--distributed"} & set(args):
+        require_new(path)
+
+
 def first_line(args: Sequence[str]) -> str | None:
     """Return the first line, or `None` if these arguments will be refused anyway."""
     resume, config = value_of(args, "--resume"), value_of(args, "--config")
     try:
-        settings = _settings(f"{resume}/config.yaml") if resume else _settings(config) if config else {}
+        file = f"{resume}/config.yaml" if resume else config
+        settings = _settings(local(file)) if file else {}
     except (OSError, ValueError):
         return None
     named = args[0] if args and not args[0].startswith("-") else settings.get("algo", "dqn")
     if named not in ALGORITHMS or not (settings or not resume):
         return None
-    env = value_of(args, "--env") or settings.get("env") or ALGORITHMS[named].env
+    env = value_of(args, "--env") or value_of(args, "--env-id") or settings.get("env") or ALGORITHMS[named].env
     seed = value_of(args, "--seed") or settings.get("seed", 0)
     where = f"on {env}" if env else "from data"
     run_dir = value_of(args, "--run-dir")
@@ -59,16 +81,6 @@ def _branching(resume: str, args: Sequence[str]) -> str:
     """Say where a run goes on, or from where it branches off."""
     step = value_of(args, "--from-step")
     return f"from step {step} of {resume}" if step else f"going on in {resume}"
-
-
-def value_of(args: Sequence[str], flag: str) -> str | None:
-    """Return what follows `flag` in `args`, as `flag VALUE` or `flag=VALUE`."""
-    for arg, following in zip(args, [*args, ""][1:], strict=True):
-        if arg == flag:
-            return following or None
-        if arg.startswith(f"{flag}="):
-            return arg[len(flag) + 1 :] or None
-    return None
 
 
 def tell(line: str) -> None:

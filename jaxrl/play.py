@@ -1,6 +1,6 @@
 """`python -m jaxrl.play RUN_DIR --out episode.gif`: render one greedy episode of a run's best policy."""
 
-from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # first, for it takes the signals
+from jaxrl.cli import Parser, cache_compilations, place, require_devices, run_main  # first, for it takes the signals
 
 # isort: split
 from collections.abc import Sequence
@@ -19,17 +19,19 @@ from jaxrl.training.reel import FORMATS, check_format, write_film
 def main(args: Sequence[str]) -> int:
     """Parse, load, play, write; return the exit code."""
     parser = Parser(
-        "python -m jaxrl.play",
+        "play",
+        "runs/cartpole --out episode.gif",
         description="Film one greedy episode of the best policy of a run.",
-        epilog="Example: python -m jaxrl.play runs/cartpole --out episode.gif",
     )
     add_which(parser)
     add_env_options(parser)
-    parser.add_argument("--out", default="episode.gif", help="GIF or MP4 to write, by its name (default: episode.gif)")
+    parser.add_argument(
+        "--out", type=place, default="episode.gif", help="GIF or MP4 to write, by its name (default: episode.gif)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the episode (default: 0)")
     parser.add_argument("--max-steps", type=int, default=1_000, help="environment steps at most (default: 1000)")
     parser.add_argument("--fps", type=int, default=30, help="frames per second (default: 30)")
-    options = parser.parse_args(args)
+    options = parser.parse(args)
     check_between("--seed", options.seed, 0, 2**32 - 1)
     if options.max_steps < 1 or not 1 <= options.fps <= 100:
         raise SettingsError("--max-steps must be at least 1 and --fps from 1 to 100")

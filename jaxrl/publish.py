@@ -1,6 +1,6 @@
 """`python -m jaxrl.publish RUN_DIR --out DIR`: write a folder ready for a model hub; nothing is uploaded."""
 
-from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # first, for it takes the signals
+from jaxrl.cli import Parser, cache_compilations, place, require_devices, run_main  # first, for it takes the signals
 
 # isort: split
 import tempfile
@@ -30,17 +30,17 @@ RESULTS = "results.json"
 def main(args: Sequence[str]) -> int:
     """Parse, load, evaluate, write; return the exit code."""
     parser = Parser(
-        "python -m jaxrl.publish",
+        "publish",
+        "runs/cartpole --out cartpole-dqn",
         description="Write a folder ready for a model hub: a card with the results of fresh episodes, settings, "
         "weights, the policy as StableHLO, and an episode as a picture. It only writes, and uploads nothing.",
-        epilog="Example: python -m jaxrl.publish runs/cartpole --out cartpole-dqn",
     )
     add_which(parser)
     add_env_options(parser)
     add_episodes(parser)
-    parser.add_argument("--out", required=True, help="directory to write")
+    parser.add_argument("--out", type=place, required=True, help="directory to write")
     parser.add_argument("--overwrite", action="store_true", help="replace that directory if it was written like this")
-    options = parser.parse_args(args)
+    options = parser.parse(args)
     check_episodes(options)
     out, run = Path(options.out), resolve(options.run_dir, options.member)
     require_room(out, options.run_dir, options.overwrite, RESULTS)

@@ -1,6 +1,6 @@
 """`python -m jaxrl.report RUN...`: report on runs as a page, a picture or a table, while they go on or afterwards."""
 
-from jaxrl.cli import Parser, run_main  # first, for it takes the signals
+from jaxrl.cli import Parser, place, run_main  # first, for it takes the signals
 
 # isort: split
 import os
@@ -22,18 +22,20 @@ PORT = 8765
 def main(args: Sequence[str]) -> int:
     """Parse, read, write; return the exit code."""
     parser = Parser(
-        "python -m jaxrl.report",
+        "report",
+        "runs/* --out page.html",
         description="Report on runs and populations. They are read only, also while they go on.",
-        epilog="Example: python -m jaxrl.report runs/* --out page.html",
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run or a population")
-    parser.add_argument("--out", help="page to write (default: report.html, unless another file is asked for)")
-    parser.add_argument("--png", help="picture of the learning curves to write")
-    parser.add_argument("--csv", help="table of all scores and returns to write")
-    parser.add_argument("--json", help="evaluations in the layout of marl-eval to write")
+    parser.add_argument("runs", nargs="+", type=place, metavar="RUN", help="directory of a run or a population")
+    parser.add_argument(
+        "--out", type=place, help="page to write (default: report.html, unless another file is asked for)"
+    )
+    parser.add_argument("--png", type=place, help="picture of the learning curves to write")
+    parser.add_argument("--csv", type=place, help="table of all scores and returns to write")
+    parser.add_argument("--json", type=place, help="evaluations in the layout of marl-eval to write")
     said = f"serve the page on this machine alone, made anew as runs go on (default port: {PORT})"
     parser.add_argument("--serve", nargs="?", type=int, const=PORT, metavar="PORT", help=said)
-    options = parser.parse_args(args)
+    options = parser.parse(args)
     files = [options.out, options.png, options.csv, options.json]
     if options.serve is None and not any(files):
         options.out = files[0] = "report.html"

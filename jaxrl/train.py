@@ -4,7 +4,6 @@ from jaxrl.cli import cache_compilations, divide_cpu, require_devices, run_main 
 
 # isort: split
 import contextlib
-import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -12,18 +11,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxrl.opening import greet, stage, tell, value_of
+from jaxrl.opening import greet, stage, tell
 
 if __name__ == "__main__":
     greet(sys.argv[1:])  # before what is slow to import
 
 from jaxrl.algos import build, part_of
-from jaxrl.config import Request, joining, parse
+from jaxrl.arguments import command, quoted, refuse_repeats, typed, value_of
+from jaxrl.config import Request, parse
 from jaxrl.envs.registry import module_in
-from jaxrl.errors import RunDirInUseError, RunDirTakenError, SettingsError, nearest
-from jaxrl.joining import join, together
+from jaxrl.errors import RunDirInUseError, RunDirTakenError, SettingsError, nearest, one_line, print_line
+from jaxrl.finished import nothing_left
+from jaxrl.joining import join, joining, together
 from jaxrl.leaving import say_how_far
 from jaxrl.own_envs import admit
+from jaxrl.paths import require_new
 from jaxrl.strategies import Strategy
 from jaxrl.strategies.population import Population
 from jaxrl.sweeps import PopulationConfig, build_population, read_sweep
@@ -40,6 +42,8 @@ COPIED = ("run", "go on", "evaluate", "watch")
 
 def main(args: Sequence[str]) -> int:
     """Parse, build, run; return the exit code."""
+    args = typed(args)
+    refuse_repeats(args)
     args, how = joining(args)
     request = parse(args)
     admit(value_of(args, flag) for flag in ("--env", "--eval-env"))
@@ -48,6 +52,13 @@ def main(args: Sequence[str]) -> int:
         env = (config.env or "data").replace(":", "-").replace("/", "-")
         config = replace(config, run_dir=new_run_dir(f"{env}-{request.algo}-s{config.seed}"))
     config.check()
+    if how is None and (line := nothing_left(args, request)) is not None:
+        stage.clear()
+        if not config.quiet:
+            print_line(line)
+        return 0
+    if how is None and not request.resume:
+        require_new(config.run_dir)  # before the environment is built and traced
     if how is not None:
         join(how, asked_devices(config, request.population is not None))
     with together(how is not None):
@@ -63,7 +74,9 @@ def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int
         config = replace(config, devices=len(devices))
     quiet = config.quiet or number() > 0
     if not quiet:
-        tell(f"device {devices[0].device_kind}, run directory {config.run_dir}")
+        tell(f"device {devices[0].device_kind}, run directory {one_line(config.run_dir)}")
+        for note in request.notes:
+            tell(one_line(note))
         stage.show("building the environment")
     members = population_config(request.population)
     strategy = build(request.algo, config) if members is None else build_population(request.algo, config, members)
@@ -130,16 +143,16 @@ def population_config(given: Mapping[str, Any] | None) -> PopulationConfig | Non
 
 def _named_again(env: str | None) -> str:
     """Return the flag without which no command would import a user's own environment."""
-    return f" --env {shlex.quote(env)}" if env is not None and module_in(env) else ""
+    return f" --env {quoted(env)}" if env is not None and module_in(env) else ""
 
 
 def show_population(result: PopulationResult, run_dir: str, named: str = "") -> None:
     """Print what the settings of a population came to, and what to do next."""
-    quoted, best = shlex.quote(run_dir), result.best()
+    named, best = f" {quoted(run_dir)}{named}", result.best()
     stopped = any(member.status == "running" or member.status.startswith("SIG") for member in result.members)
-    lines = [f"  run         {run_dir}"]
-    lines += [f"  go on       python -m jaxrl.train --resume {quoted}{named}"] if stopped else []
-    lines += [f"  a member    python -m jaxrl.evaluate {quoted} --member {best.members[0]}{named}"]
+    lines = [f"  run         {one_line(run_dir)}"]
+    lines += [f"  go on       {command('train')} --resume{named}"] if stopped else []
+    lines += [f"  a member    {command('evaluate')}{named} --member {best.members[0]}"]
     with contextlib.suppress(OSError):  # the reader may be gone
         print("\n".join([result.table(), *lines]), flush=True)
 
@@ -183,13 +196,13 @@ def show(result: Result, run_dir: str, playable: bool = True, named: str = "") -
         steps = f"{actor['env_steps']:,} steps, {actor['episodes']:,} episodes{mean}"
         lines[f"actor {i}"] = f"{steps}; waited {actor['waited_s']:.1f} s"
     lines["seconds"] = f"{summary['wall_s']:.1f}: {seconds}"
-    lines["run"] = run_dir
-    quoted = shlex.quote(run_dir)
+    lines["run"] = one_line(run_dir)
+    named = f" {quoted(run_dir)}{named}"
     if (more := _to_go_on(summary)) is not None:
-        lines["go on"] = f"python -m jaxrl.train --resume {quoted}{named}{more}"
+        lines["go on"] = f"{command('train')} --resume{named}{more}"
     if summary["best_score"] is not None and playable:
-        lines["evaluate"] = f"python -m jaxrl.evaluate {quoted}{named}"
-        lines["watch"] = f"python -m jaxrl.play {quoted}{named} --out episode.gif"
+        lines["evaluate"] = f"{command('evaluate')}{named}"
+        lines["watch"] = f"{command('play')}{named} --out episode.gif"
     for name, text in lines.items():
         if name not in COPIED:
             print_folded(f"  {name:<12}{text}", indent=14)

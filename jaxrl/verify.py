@@ -1,10 +1,11 @@
 """`python -m jaxrl.verify RUN_DIR`: check every checkpoint of a run, its best policy and its logs; change nothing.
 
-It prints one line per checkpoint, `<opt_steps> <ok or what is wrong> <sha256 of the training state>`, and any further
-findings on standard error.
+It prints one line per checkpoint, `<opt_steps> <ok or what is wrong> <sha256 of the training state>`, then one for the
+best policy, `best <opt_steps> ok <sha256 of its parameters>` or `best none`, and one for the logs, `logs ok <names>`.
+Any further findings are on standard error.
 """
 
-from jaxrl.cli import Parser, cache_compilations, require_devices, run_main  # first, for it takes the signals
+from jaxrl.cli import Parser, cache_compilations, place, require_devices, run_main  # first, for it takes the signals
 
 # isort: split
 import contextlib
@@ -28,16 +29,16 @@ from jaxrl.training.storage.run_dir import CONFIG, read_metadata, read_yaml, req
 def main(args: Sequence[str]) -> int:
     """Parse, check, print; return the exit code: 0, or 6 if anything is bad."""
     parser = Parser(
-        "python -m jaxrl.verify",
+        "verify",
+        "runs/cartpole --replay",
         description="Check every checkpoint of a run, its best policy and its logs; change nothing.",
-        epilog="Example: python -m jaxrl.verify runs/cartpole --replay",
     )
-    parser.add_argument("run_dir", help="directory of the run")
+    parser.add_argument("run_dir", type=place, help="directory of the run")
     parser.add_argument("--member", type=int, help="which of a population (default: all of them)")
     parser.add_argument(
         "--replay", action="store_true", help="train again from each checkpoint to the next, and compare every bit"
     )
-    options = parser.parse_args(args)
+    options = parser.parse(args)
     require_run(Path(options.run_dir))
     cache_compilations()
     require_devices()
@@ -61,10 +62,7 @@ def _verify(run_dir: Path, replayed: bool) -> bool:
     store = Store(run_dir / "checkpoints", keep=1)
     good = list(check_checkpoints(store, strategy, problems))
     check_best(Store(run_dir / "best", keep=1), problems)
-    for name in LOGS:
-        for problem in log_problems(run_dir / name):
-            problems.add(f"{name}: {problem}")
-    check_sums(run_dir, store, good, problems)
+    check_logs(run_dir, store, good, problems)
     if replayed and strategy is not None:
         pairs = 0
         for start, step, equal in replay(strategy, store, good):
@@ -124,13 +122,30 @@ def check_checkpoints(store: Store, strategy: Strategy | None, problems: Problem
 
 
 def check_best(store: Store, problems: Problems) -> None:
-    """Check the best policy, if there is one."""
-    for step in store.steps():
+    """Print the line of the best policy, if there is one."""
+    steps = store.steps()
+    for step in steps:
         try:
-            store.read(step)
+            leaves, _ = store.read(step)
         except CheckpointError as error:
             if step in store.steps():
                 problems.add(f"best/{step}: {error}")
+        else:
+            print_line("best", step, "ok", digest(leaves))
+    if not steps:
+        print_line("best none")
+
+
+def check_logs(run_dir: Path, store: Store, good: Sequence[int], problems: Problems) -> None:
+    """Print the line of the logs if nothing is wrong with them: in themselves, and by their sums in a checkpoint."""
+    before, problems.found = problems.found, False
+    for name in LOGS:
+        for problem in log_problems(run_dir / name):
+            problems.add(f"{name}: {problem}")
+    check_sums(run_dir, store, good, problems)
+    if not problems.found:
+        print_line("logs ok", *(name for name in LOGS if (run_dir / name).exists()))
+    problems.found |= before
 
 
 def check_sums(run_dir: Path, store: Store, good: Sequence[int], problems: Problems) -> None:

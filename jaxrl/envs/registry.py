@@ -80,8 +80,9 @@ def _meant(name: str) -> str:
         return "did you mean " + " or ".join(close) + "?"
     if prefix and all(part.isidentifier() for part in prefix.split(".")):
         return (
-            f"there is no {prefix}: here, only {listed(f'{suite}:' for suite in SUITES)}; a function of your own is "
-            f"imported only where you name it: --env {name} on the command line; in Python, call it, or register_env"
+            f"give --env {name}: a function of your own is imported only where you name it on the command line (in "
+            f"Python, call it, or register_env); there is no {prefix}: here, only "
+            f"{listed(f'{suite}:' for suite in SUITES)}"
         )
     if prefix:
         return f"there is no {prefix}: here, only {listed(f'{suite}:' for suite in SUITES)}, as in {PREFIX}Hopper-v5"

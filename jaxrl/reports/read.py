@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl.errors import SettingsError, one_line
+from jaxrl.paths import local
 from jaxrl.reports.rows import Log, number, read_episodes, read_log
 from jaxrl.training.changes import NEWER, renewed
 from jaxrl.training.reel import films_in
@@ -82,7 +83,7 @@ def read_runs(paths: Iterable[str]) -> list[Run]:
     Raises:
       SettingsError: one of them is no run directory.
     """
-    folders = {os.path.realpath(path): Path(path) for path in paths}
+    folders = {os.path.realpath(path): Path(path) for path in map(local, paths)}
     for path in folders.values():
         require_run(path)
     names = _names(list(folders.values()))

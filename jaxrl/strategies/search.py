@@ -218,7 +218,11 @@ def read_search(name: str, given: Any) -> dict[str, Any]:
     kind, main = SEARCHES[name]
     if isinstance(given, list | tuple):
         pairs = [str(word).partition("=") for word in given]
-        given = {key if equals else main: value if equals else key for key, equals, value in pairs}
+        named = [(key if equals else main, value if equals else key) for key, equals, value in pairs]
+        given = dict(named)
+        if len(given) < len(named):
+            twice = next(key for at, (key, _) in enumerate(named) if key in dict(named[:at]))
+            raise SettingsError(f"{name} names {twice} twice; give it once")
     if not isinstance(given, Mapping):
         given = {main: given}
     known = {field: hint for field, hint in kind.__annotations__.items() if field not in ("sweep", "seed")}

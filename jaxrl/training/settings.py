@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from jaxrl.errors import SettingsError, check_between, check_count, nearest, require_extra
+from jaxrl.paths import local
 from jaxrl.registry import RECORDERS, named
 from jaxrl.strategies.base import Strategy
 from jaxrl.training.mesh import as_text, read_mesh
@@ -81,6 +83,9 @@ class TrainerConfig:
     """What one wants to know of the run later."""
     recorders: tuple[str, ...] = ("console", "jsonl", "tensorboard")
     """Where rows of metrics go, by name: console, jsonl (in any case), tensorboard, csv, wandb, mlflow."""
+
+    def __post_init__(self) -> None:
+        _localise(self, "run_dir", "init_from")
 
     def changed(self, **settings: Any) -> "TrainerConfig":
         """Return these settings with some replaced; raise `SettingsError` for an unknown name."""
@@ -223,6 +228,9 @@ class SessionConfig:
     recorders: tuple[str, ...] = ("jsonl", "tensorboard")
     """Where rows of metrics go, by name: console, jsonl (in any case), tensorboard, csv, wandb, mlflow."""
 
+    def __post_init__(self) -> None:
+        _localise(self, "run_dir")
+
     def changed(self, **settings: Any) -> "SessionConfig":
         """Return these settings with some replaced; raise `SettingsError` for an unknown name."""
         return changed("Session", self, settings)
@@ -244,6 +252,13 @@ def changed(whose: str, config: Config, settings: Mapping[str, Any]) -> Config:
                 f"{whose} has no setting {name!r}; {nearest(name, config.__dataclass_fields__, settings=True)}"
             )
     return replace(config, **{name: _as_declared(config, name, value) for name, value in settings.items()})
+
+
+def _localise(config: Any, *names: str) -> None:
+    """Expand `~` in the directories that these settings name; raise `SettingsError` for a URL."""
+    for name in names:
+        if isinstance(path := getattr(config, name), str | Path):
+            object.__setattr__(config, name, local(path))
 
 
 def _as_declared(config: Any, name: str, value: Any) -> Any:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jaxrl.errors import SettingsError
+from jaxrl.paths import require_free
 from jaxrl.strategies.base import Strategy
 from jaxrl.training.devices import altered
 from jaxrl.training.ledger import Ledger
@@ -19,7 +20,6 @@ from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.fork import origin
 from jaxrl.training.storage.members import require_no_member
 from jaxrl.training.storage.run import Resume, Storage
-from jaxrl.training.storage.run_dir import require_free
 from jaxrl.training.storage.weights import Weights, weights_of
 from jaxrl.trees import PyTree
 

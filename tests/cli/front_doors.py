@@ -20,6 +20,7 @@ SMALL = (
     *("--env", "Catch-bsuite", "--num-envs", "10", "--opt-interval", "10", "--warmup", "200", "--agent.lr", "1e-3"),
     *("--agent.features", "16", "--buffer.batch-size", "128", "--buffer.capacity", "50000", "--eval-interval", "30"),
     *("--eval-episodes", "3", "--record-interval", "20", "--save-interval", "20", "--keep", "2"),
+    *("--agent.epsilon-decay", "2000"),
 )
 """What goes into a compiled program is the same for all tests, so that it compiles once; no preset decides it."""
 

@@ -25,7 +25,7 @@ def moved(finished: Finished, tmp_path: Path) -> Path:
     return copy
 
 
-def test_evaluate_prints_one_line_and_changes_nothing(doors: Doors, moved: Path) -> None:
+def test_evaluate_prints_the_return_and_of_what_it_is_and_changes_nothing(doors: Doors, moved: Path) -> None:
     before = snapshot(moved)
     done = doors.run("evaluate", moved, "--episodes", "5")
     assert (done.returncode, done.stderr) == (0, "")
@@ -33,7 +33,8 @@ def test_evaluate_prints_one_line_and_changes_nothing(doors: Doors, moved: Path)
     line = (
         rf"return {number} \+- {number} \(min {number}, max {number}\), length {number}, over 5 episodes, 0 unfinished"
     )
-    assert re.fullmatch(line + "\n", done.stdout)
+    what = rf"of the best policy of {re.escape(str(moved))}, after (30|60) optimisation steps, in Catch-bsuite"
+    assert re.fullmatch(f"{line}\n{what}\n", done.stdout)
     assert snapshot(moved) == before
 
 

@@ -30,30 +30,25 @@ def refusal(action: Callable[[], Any]) -> str:
 # --- names of other libraries -----------------------------------------------------------------------------------
 
 FLAGS = {
-    "--gamma 0.9": "--processor.discount?",
-    "--learning-rate 1e-3": "--agent.lr?",
-    "--learning_rate=1e-3": "--agent.lr?",
-    "--lr 1e-3": "--agent.lr?",
-    "--total-timesteps 100": "--max-env-steps? (the run ends where max_opts",
-    "--batch-size 3": "--buffer.batch-size?",
-    "--buffer-size 3": "--buffer.capacity?",
-    "--n-steps 3": "--processor.n-step?",
+    "--batch-size=3 --n-steps 3": "--processor.n-step?",
+    "sac --lr 1e-3": "--agent.lr?",
+    "td3 --learning-rate 1e-3": "--agent.lr?",
+    "--max-steps 100": "--max-env-steps? (the run ends where max_opts",
+    "--total-frames 100": "--max-env-steps?",
     "ppo --n-steps 3": "--rollout?",
     "ppo --batch-size 3": "--minibatches?",
-    "ppo --gae-lambda 1": "--agent.gae-lambda?",
     "ppo --entropy-coef 1": "--agent.ent-coef?",
     "ppo --agent.entropy 1": "--agent.ent-coef?",
     "sac --ent-coef 1": "--agent.temperature?",
     "ppo --value-coef 1": "--agent.vf-coef?",
     "ppo --agent.value 1": "--agent.vf-coef?",
     "sac --agent.critics 3": "--agent.num-critics?",
-    "ppo --clip-range 1": "--agent.clip-eps?",
     "--clip-range 1": "--agent.clip-eps, which this algorithm does not have",
     "--algo ppo": "the algorithm is the first argument",
     "--track": "--recorders? (names, as in console tensorboard wandb",
     "--wandb": "--recorders?",
     "--tensorboard": "--recorders?",
-    "--render": "jaxrl.play RUN_DIR",
+    "--render": "jaxrl play RUN_DIR",
     "--device gpu": "JAX_PLATFORMS",
     "--num-env 3": "--num-envs?",
     "--qwertz 3": "--help shows all flags",
@@ -65,6 +60,40 @@ def test_a_flag_of_another_library_is_answered_with_ours(args: str) -> None:
     said = refusal(lambda: parse(args.split()))
     assert FLAGS[args] in said
     assert len(said) < 200
+
+
+@pytest.mark.parametrize(
+    ("args", "ours"),
+    [
+        ("dqn --gamma 0.9", "--processor.discount 0.9"),
+        ("ppo --discount_factor=0.9", "--processor.discount 0.9"),
+        ("ppo --lr 2e-3", "--agent.lr 2e-3"),
+        ("dqn --learning-rate=2e-3", "--agent.lr 2e-3"),
+        ("dqn --batch-size 64", "--buffer.batch-size 64"),
+        ("dqn --buffer_size 999", "--buffer.capacity 999"),
+        ("ppo --n-envs 16", "--num-envs 16"),
+        ("ppo --total-timesteps 2048", "--max-env-steps 2048"),
+        ("ppo --TOTAL_TIMESTEPS=2048", "--max-env-steps 2048"),
+        ("ppo --env-id Acrobot-v1", "--env Acrobot-v1"),
+        ("ppo --clip-range 0.1", "--agent.clip-eps 0.1"),
+        ("ppo --gae-lambda 0.9", "--agent.gae-lambda 0.9"),
+    ],
+)
+def test_a_flag_of_another_library_that_means_just_ours_is_taken_for_it(args: str, ours: str) -> None:
+    found, same = parse(args.split()), parse([args.split()[0], *ours.split()])
+    theirs = args.split()[1].partition("=")[0].replace("_", "-")
+    assert found.notes[0] == f"{theirs} {ours.split()[1]} taken as {ours}"
+    unlike = {"max_opts"} if "TIMESTEPS" in args.upper() else set()
+    assert {k: v for k, v in vars(found.config).items() if k not in unlike} == {
+        k: v for k, v in vars(same.config).items() if k not in unlike
+    }
+
+
+def test_a_length_in_environment_steps_is_not_cut_by_the_one_in_optimisation_steps() -> None:
+    """PPO on CartPole: 512 environment steps and 16 optimisation steps an iteration, of which a preset has 976."""
+    config = parse(["ppo", "--total-timesteps", "1e6"]).config
+    assert config.max_opts * 32 > 1_000_000  # 32 environment steps for each optimisation step
+    assert parse(["ppo", "--total-timesteps", "1e6", "--max-opts", "160"]).config.max_opts == 160
 
 
 def test_a_setting_of_another_library_in_a_file_is_answered_with_ours(tmp_path: Path) -> None:

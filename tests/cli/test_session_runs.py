@@ -54,7 +54,7 @@ def pygame() -> bool:
 def test_its_policy_is_evaluated_in_the_environment_it_was_trained_in(run: Path, doors: Doors) -> None:
     done = doors.here("evaluate", run, "--episodes", "3")
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.fullmatch(rf"return {LIMIT} .*, length {LIMIT}, over 3 episodes, 0 unfinished\n", done.stdout)
+    assert re.fullmatch(rf"return {LIMIT} .*, length {LIMIT}, over 3 episodes, 0 unfinished\nof the .*\n", done.stdout)
 
 
 def test_it_is_played(run: Path, doors: Doors) -> None:

@@ -218,9 +218,9 @@ def test_help_shows_each_setting_with_unit_and_default(
         "--resume"
     )
     assert [flag for flag in common.split() if flag not in shown] == []
-    assert "Optimisation steps between evaluations; 0: only at the end. (default: 1000)" in shown
-    assert "Environment steps before the first optimisation step. (default: 1000)" in shown
-    assert "Learning rate. (default: 0.00025)" in shown
+    assert "Optimisation steps between evaluations; 0: only at the end. (1000)" in shown
+    assert "Environment steps before the first optimisation step. (1000)" in shown
+    assert "Learning rate. (0.00025)" in shown
 
 
 def test_help_fits_a_narrow_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,14 +258,17 @@ def test_help_begins_with_a_page_of_what_is_changed_first(
         "--width",
         "--config",
         "--resume",
+        "--members",
+        "--help",
+        "--version",
     }  # told in words, not flags of a run
     assert {flag for flag in there - elsewhere if not re.search(rf" {flag}[ ,]", rest)} == set()
-    rows = [(line[:28].strip(), line[28:].strip() if line[26:28] == "  " else "") for line in rest.splitlines()]
+    rows = [(line[:26].strip(), line[26:].strip() if line[24:26] == "  " else "") for line in rest.splitlines()]
     assert len(rows) > 50
     broken = [
         text
         for (_, text), (flag, after) in itertools.pairwise(rows)
-        if text and after and not flag and len(text) + 1 + len(after.split()[0]) <= 80 - 28
+        if text and after and not flag and len(text) + 1 + len(after.split()[0]) <= 80 - 26
     ]
     assert broken == []  # where a line ends, the next word did not fit
 
@@ -287,8 +290,14 @@ def test_resumed_and_prolonged_run_equals_an_uninterrupted_one_bit_for_bit(doors
 def test_resuming_a_finished_run_needs_no_flag_and_trains_no_further(doors: Doors, finished: Finished) -> None:
     copy = doors.cwd / "copy"
     shutil.copytree(finished.path, copy)
+    before = snapshot(copy)
     done = doors.here("train", "--resume", copy)
-    assert "stopped by" in done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (
+        "nothing is left to train: max_opts 60 is reached; prolong it by "
+        f"python -m jaxrl.train --resume {copy} --max-opts 120\n"
+    )
+    assert snapshot(copy) == before
     assert leaves(copy, 60) == leaves(finished.path, 60)
     assert timeless(copy / "metrics.jsonl") == timeless(finished.path / "metrics.jsonl")
     assert json.loads((copy / "metadata.json").read_text())["status"] == "max_opts"

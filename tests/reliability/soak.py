@@ -100,9 +100,9 @@ def train(*args: str) -> "subprocess.Popen[str]":
 
 
 def verified(run: Path) -> list[str]:
-    """Return the lines of `jaxrl.verify`, of which the last is that of the newest checkpoint."""
+    """Return the lines of `jaxrl.verify` on checkpoints, of which the last is that of the newest."""
     done = subprocess.run([sys.executable, "-m", "jaxrl.verify", str(run)], stdout=subprocess.PIPE, text=True)
-    return done.stdout.splitlines()
+    return [line for line in done.stdout.splitlines() if line[:1].isdigit()]
 
 
 def last_step(run: Path) -> int | None:

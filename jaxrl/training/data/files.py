@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.errors import FULL, SettingsError, StorageError
+from jaxrl.paths import local
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, box_bounds, spec_from_plain, spec_to_plain
 from jaxrl.training.data.minari import read_minari
 from jaxrl.training.storage.leaves import digest
@@ -43,7 +44,7 @@ def save_dataset(path: str | Path, data: Dataset) -> None:
       SettingsError: the file cannot be written.
       StorageError: the disk is full.
     """
-    path = Path(path)
+    path = Path(local(path))
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -93,11 +94,12 @@ def load_dataset(*files: str | Path, spec: EnvSpec | None = None, sha256: str | 
     """
     if not files:
         raise SettingsError("there are no data: name at least one file")
-    parts = [_load(str(file), spec) for file in files]
-    for file, part in zip(files, parts, strict=True):
+    names = [str(local(file)) for file in files]
+    parts = [_load(name, spec) for name in names]
+    for file, part in zip(names, parts, strict=True):
         if _kind(part.spec) != _kind(parts[0].spec):
             raise SettingsError(
-                f"{file} was gathered in {part.spec.name}, and {files[0]} in {parts[0].spec.name}; "
+                f"{file} was gathered in {part.spec.name}, and {names[0]} in {parts[0].spec.name}; "
                 "data sets of one environment alone can be learnt from together"
             )
     arrays = jax.tree.map(lambda *x: np.concatenate(x), *(part[1:-1] for part in parts))
@@ -105,10 +107,10 @@ def load_dataset(*files: str | Path, spec: EnvSpec | None = None, sha256: str | 
     found = digest(_arrays(data))
     if sha256 and found != sha256:
         raise SettingsError(
-            f"{', '.join(map(str, files))} is not what the run was trained on (sha256 {found[:12]}..., expected "
+            f"{', '.join(names)} is not what the run was trained on (sha256 {found[:12]}..., expected "
             f"{sha256[:12]}...); bring that data set back, or begin another run"
         )
-    return data._replace(settings={"data": [_lasting(str(file)) for file in files], "data_sha256": found})
+    return data._replace(settings={"data": [_lasting(name) for name in names], "data_sha256": found})
 
 
 def _lasting(file: str) -> str:

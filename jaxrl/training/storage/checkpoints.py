@@ -71,6 +71,14 @@ where they cannot write or read. Any other is one of a program, and is not taken
 class CheckpointError(Exception):
     """Say what is wrong with one checkpoint."""
 
+    verdict = "is damaged"
+
+
+class NewerError(CheckpointError):
+    """Say that a checkpoint was written by a newer version of jaxrl."""
+
+    verdict = "cannot be read"
+
 
 class MismatchError(CheckpointError):
     """Say which leaf of a whole checkpoint does not fit what it is to be loaded into."""
@@ -242,6 +250,8 @@ class Store:
                     f"checkpoint {self._path(step)} does not fit this program: {error}; "
                     "resume it with the settings and the version of jaxrl that made it"
                 ) from error
+            except NewerError as error:  # going on from an older one would lose what came after it
+                raise NoCheckpointError(f"checkpoint {self._path(step)} {error.verdict}: {error}") from error
             except CheckpointError as error:
                 self._bad.add(step)
                 warnings.warn(f"checkpoint {self._path(step)} is passed over: {error}", stacklevel=3)
@@ -344,8 +354,14 @@ class Store:
             raise CheckpointError(f"its manifest cannot be read: {reason(error)}") from error
         if not isinstance(manifest, dict) or not manifest.keys() >= {"format", "step", "facts", "leaves", "sha256"}:
             raise CheckpointError("its manifest cannot be read: it is none of jaxrl's")
-        if manifest["format"] not in READABLE:
-            readable, told = " and ".join(map(str, READABLE)), str(manifest["format"])[:20]
+        version = manifest["format"]
+        if version not in READABLE:
+            readable, told = " and ".join(map(str, READABLE)), str(version)[:20]
+            if type(version) is int and version > FORMAT:
+                raise NewerError(
+                    f"it was written by a newer version of jaxrl (format {told}; this one reads {readable}); "
+                    "update jaxrl"
+                )
             raise CheckpointError(f"it is of format {told}; this version of jaxrl reads formats {readable}")
         if manifest["sha256"] != seal(manifest)["sha256"]:
             raise CheckpointError("its manifest is damaged: its checksum differs")

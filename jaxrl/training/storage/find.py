@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from jaxrl.errors import SettingsError
+from jaxrl.paths import local
 from jaxrl.training.storage.members import MEMBERS
 from jaxrl.training.storage.run_dir import CONFIG, read_metadata
 
@@ -24,7 +25,7 @@ def find_runs(root: str | Path = "runs", name: str = "*") -> list[Path]:
     Raises:
       SettingsError: `root` is no directory.
     """
-    folder = Path(root)
+    folder = Path(local(root))
     if not folder.is_dir():
         raise SettingsError(f"{root} holds no runs: there is no such directory")
     below = [path.parent.relative_to(folder) for path in folder.rglob(CONFIG) if not _is_member(path.parent)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxrl.errors import NoCheckpointError, SettingsError
+from jaxrl.paths import local
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
 from jaxrl.training.storage.log_sums import LOGS
 from jaxrl.training.storage.members import population_of
@@ -38,7 +39,7 @@ def origin(
     Raises:
       SettingsError: these do not go together.
     """
-    source = None if isinstance(resume, bool) else Path(resume)
+    source = None if isinstance(resume, bool) else local(Path(resume))
     if from_step is None:
         if source is not None and run_dir is not None and Path(run_dir).absolute() != source.absolute():
             raise SettingsError(
@@ -78,7 +79,7 @@ def branch_off(fork: Fork, target: Path) -> int:
     try:
         Store(target / "checkpoints", 1).manifest(step)
     except CheckpointError as error:
-        raise NoCheckpointError(f"checkpoint {step} of {fork.run} is damaged: {error}") from error
+        raise NoCheckpointError(f"checkpoint {step} of {fork.run} {error.verdict}: {error}") from error
     for best in [best for best in Store(source / "best", 1).steps() if best <= step]:
         shutil.copytree(source / "best" / str(best), target / "best" / str(best))
     for name in LOGS:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError, StorageError
+from jaxrl.paths import local
 from jaxrl.training.storage.run_dir import CONFIG, new_directory, read_metadata, read_yaml, require_run
 
 MEMBERS, POPULATION = "members", "population"
@@ -111,7 +112,7 @@ def resolve(run_dir: str | Path, member: int | None = None) -> Path:
     Raises:
       SettingsError: there is no such member, or this is no population.
     """
-    path = Path(run_dir)
+    path = Path(local(run_dir))
     require_run(path)
     if population_of(path) is None:
         if member is not None:
@@ -131,9 +132,10 @@ def resolve(run_dir: str | Path, member: int | None = None) -> Path:
 
 def runs_of(run_dir: str | Path, member: int | None = None) -> list[Path]:
     """Return the run in a directory, or of a population all its members, or `member` alone."""
+    run_dir = Path(local(run_dir))
     if member is not None or population_of(run_dir) is None:
         return [resolve(run_dir, member)]
-    folders = (path for path in (Path(run_dir) / MEMBERS).glob("*") if path.name.isascii() and path.name.isdecimal())
+    folders = (path for path in (run_dir / MEMBERS).glob("*") if path.name.isascii() and path.name.isdecimal())
     return sorted(path for path in folders if path == member_dir(run_dir, int(path.name)))
 
 
@@ -144,8 +146,8 @@ def extract(run_dir: str | Path, member: int, to: str | Path) -> Path:
       SettingsError: there is no such member, or something is at `to` already.
       StorageError: the copy cannot be written; nothing of it stays.
     """
-    path, target = resolve(run_dir, member), Path(to)
-    if target.resolve().is_relative_to(Path(run_dir).resolve()):
+    path, target = resolve(run_dir, member), Path(local(to))
+    if target.resolve().is_relative_to(Path(local(run_dir)).resolve()):
         raise SettingsError(f"{target} lies inside {run_dir}, which stays as it is; choose another directory")
     if os.path.lexists(target):
         raise SettingsError(f"{target} exists already; choose another directory")

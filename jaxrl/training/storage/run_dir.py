@@ -1,7 +1,6 @@
 """A run's directory: who may write it, and its small files."""
 
 import contextlib
-import fcntl
 import glob
 import json
 import math
@@ -15,17 +14,17 @@ from typing import IO, Any
 
 import yaml
 
-from jaxrl.errors import FULL, JaxrlError, RunDirInUseError, RunDirTakenError, SettingsError, StorageError, reason_of
+from jaxrl.errors import FULL, JaxrlError, SettingsError, StorageError, reason_of
+from jaxrl.paths import CONFIG, LOCK, hold, local, require_empty
 
 FORMAT = 1
 """Version of the directory's layout."""
 
-CONFIG, METADATA, METRICS, EPISODES = "config.yaml", "metadata.json", "metrics.jsonl", "eval_episodes.jsonl"
+METADATA, METRICS, EPISODES = "metadata.json", "metrics.jsonl", "eval_episodes.jsonl"
 TRAIN_EPISODES = "train_episodes.jsonl"
 CSV = "metrics.csv"
 VIDEOS = "videos"
 """Directory of the episodes that are filmed on the way."""
-LOCK = ".lock"
 LARGEST_TEXT = 1 << 26
 """Bytes of a settings file, of metadata or of a manifest, at most."""
 
@@ -43,14 +42,14 @@ class RunDir:
         """
         self._lock: IO[str] | None = None
         try:
-            self.path = Path(path).absolute()
+            self.path = Path(local(path)).absolute()
             if resume:
                 require_run(self.path)
             elif self.path.exists() and not os.path.lexists(self.path / LOCK):
                 require_empty(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             require_inside(self.path)
-            self._lock = _lock(self.path)
+            self._lock = hold(self.path)
             if not resume:
                 require_empty(self.path)
         except JaxrlError:
@@ -111,33 +110,24 @@ def make_dir(path: Path) -> None:
         raise SettingsError(f"cannot make the run directory {path}: {_first_line(error)}") from error
 
 
-def require_empty(path: Path) -> None:
-    """Raise `SettingsError` unless `path` is a directory that holds nothing but a lock."""
-    if not path.is_dir():
-        raise SettingsError(f"{path} is a file; choose another --run-dir")
-    if (path / CONFIG).exists():
-        raise RunDirTakenError(
-            f"{path} holds a run already; choose another --run-dir, or go on with that run by --resume {path} "
-            "(in Python resume=True)"
-        )
-    if any(entry.name != LOCK for entry in path.iterdir()):
-        raise SettingsError(f"{path} is not empty, and holds no run; choose another --run-dir")
-
-
 def require_run(path: Path) -> None:
     """Raise `SettingsError` unless `path` is a directory that holds a run of a known format, and nothing outside it."""
     try:
         if not path.is_dir():
             there = "it is a file" if path.exists() else "there is no such directory"
             raise SettingsError(f"{path} is no run directory: {there}")
-        require_inside(path)
         if not (path / CONFIG).is_file():
             inside = next((entry.parent for entry in path.glob(f"*/{CONFIG}")), None)
             advice = "" if inside is None else f"; runs are in it, such as {inside}"
             raise SettingsError(f"{path} is no run directory: it has no {CONFIG}{advice}")
+        require_inside(path)
     except OSError as error:
         raise SettingsError(f"cannot read {error.filename or path}: {_first_line(error)}") from error
     version = read_metadata(path).get("format", FORMAT)
+    if type(version) is int and version > FORMAT:
+        raise SettingsError(
+            f"{path} was written by a newer version of jaxrl (format {version}; this one reads {FORMAT}); update jaxrl"
+        )
     if version != FORMAT:
         raise SettingsError(f"{path} has format {str(version)[:20]}; this version of jaxrl knows format {FORMAT} alone")
 
@@ -185,28 +175,6 @@ def _is_wandbs(link: str) -> bool:
 def _raise(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):
         raise error
-
-
-def require_free(path: str | Path) -> None:
-    """Raise `RunDirInUseError` if another process holds the directory, before anything slow is begun."""
-    lock = Path(path) / LOCK
-    if lock.is_file() and not lock.is_symlink() and os.access(lock, os.W_OK):
-        _lock(Path(path)).close()
-
-
-def _lock(path: Path) -> IO[str]:
-    """Lock the directory for the life of this process; the lock dies with it, however it ends."""
-    file = open(path / LOCK, "a+", errors="replace")  # noqa: SIM115
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        owner = "".join(c for c in file.read(100) if c.isprintable()) or "unknown"
-        file.close()
-        raise RunDirInUseError(
-            f"{path} is being written by another process ({owner}); wait for it or stop it"
-        ) from None
-    return file
 
 
 def sync_dir(path: Path) -> None:
@@ -305,10 +273,21 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+class _Once(yaml.SafeLoader):
+    """Reads plain values alone, and refuses a name that is there twice, of which YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)]
+        if twice := next((name for at, name in enumerate(names) if name in names[:at]), None):
+            raise ValueError(f"{twice[:80]} is given twice; give it once")
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping of plain values; raise `SettingsError` naming the file if it is none."""
     try:
-        value = yaml.safe_load(read_text(path))
+        value = yaml.load(read_text(path), _Once)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise SettingsError(f"cannot read {path}: {_first_line(error)}") from error
     if not isinstance(value, dict):

@@ -78,7 +78,7 @@ def weights_of(place: str | None, like: Callable[[], PyTree]) -> Weights:
     try:
         saved, _ = store.read(step)
     except CheckpointError as error:
-        raise NoCheckpointError(f"checkpoint {step} of {run} is damaged: {error}") from error
+        raise NoCheckpointError(f"checkpoint {step} of {run} {error.verdict}: {error}") from error
     wanted = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(like())[0]}
     saved = _for_shards(wanted, saved)
     _require_same({name: leaf for name, leaf in wanted.items() if _is_taken(name)}, saved, run)

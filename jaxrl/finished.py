@@ -1,0 +1,56 @@
+"""A run that is at its end and is resumed as it is: nothing is left to do, which is said before anything compiles."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxrl.arguments import command, quoted, value_of
+from jaxrl.config import Request
+from jaxrl.training.storage.checkpoints import CheckpointError, Store
+from jaxrl.training.storage.log_sums import damage
+from jaxrl.training.storage.members import population_of, runs_of
+from jaxrl.training.storage.run_dir import CONFIG, read_metadata, read_yaml
+
+
+def nothing_left(args: Sequence[str], request: Request) -> str | None:
+    """Return what to say to whoever resumes a run that is at its end; `None` if there is something to do or to mend."""
+    if not request.resume or request.from_run or request.start_over:
+        return None
+    run = Path(request.config.run_dir)
+    flags = {word for word in args if word.startswith("--")} - {"--resume", "--quiet"}
+    same_env = value_of(args, "--env") == read_yaml(run / CONFIG).get("env")  # one's own has to be named again
+    if flags - ({"--env"} if same_env else set()):
+        return None
+    runs = [run]
+    if population_of(run) is not None:
+        runs = runs_of(run)
+        if not runs or len(runs) != read_metadata(run).get("members"):
+            return None
+    limits = {limit_of(path, request.config) for path in runs}
+    if None in limits or len(limits) != 1:
+        return None
+    (limit,) = limits
+    flag, value = f"--{str(limit).replace('_', '-')}", getattr(request.config, str(limit))
+    env = f" --env {quoted(request.config.env)}" if "--env" in flags else ""
+    return (
+        f"nothing is left to train: {limit} {value} is reached; prolong it by "
+        f"{command('train')} --resume {quoted(str(run))}{env} {flag} {2 * value}"
+    )
+
+
+def limit_of(run: Path, config: Any) -> str | None:
+    """Return the setting whose limit a run has reached; `None` if it has not, or if something of it is damaged."""
+    store, best = Store(run / "checkpoints", 1), Store(run / "best", 1)
+    if not (steps := store.steps()):
+        return None
+    try:
+        facts = store.manifest(steps[-1])["facts"]
+        whole = not damage(run, facts)
+    except CheckpointError:
+        return None
+    if not whole or (read_metadata(run).get("best_score") is not None and not best.steps()):
+        return None
+    if steps[-1] >= config.max_opts:
+        return "max_opts"
+    taken = facts.get("env_steps")
+    return "max_env_steps" if isinstance(taken, int) and 0 < config.max_env_steps <= taken else None

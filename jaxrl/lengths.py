@@ -1,0 +1,77 @@
+"""How the settings of a preset follow when a run is made shorter or longer than the preset's."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+INTERVALS = ("eval_interval", "record_interval", "save_interval")
+DECAYS = ("agent.lr_decay", "agent.epsilon_decay", "buffer.beta_steps")
+"""Settings over how many optimisation steps something falls or rises."""
+
+
+def names_in(settings: Mapping[str, Any], prefix: str = "") -> set[str]:
+    """Return the names of nested settings, as `agent.lr`."""
+    found: set[str] = set()
+    for name, value in settings.items():
+        found |= names_in(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}"}
+    return found
+
+
+def opts_within(config: Any, env_steps: int) -> int | None:
+    """Return how many optimisation steps a run makes in so many environment steps; `None` of one from data."""
+    if _has(config, "rollout"):
+        rows, made, warmup = config.num_envs * config.rollout, config.epochs * config.minibatches, 0
+    elif _has(config, "opt_interval"):
+        rows = max(config.num_envs, config.opt_interval)
+        made, warmup = config.updates * rows // max(config.opt_interval, 1), config.warmup
+    else:
+        return None
+    rows = max(rows, 1)
+    left = env_steps - -(-warmup // rows) * rows
+    return max(-(-left // rows), 1) * made
+
+
+def _has(config: Any, name: str) -> bool:
+    return name in type(config).__dataclass_fields__
+
+
+def length_of(config: Any) -> int:
+    """Return about how many optimisation steps a run with these settings makes."""
+    within = opts_within(config, config.max_env_steps) if config.max_env_steps > 0 else None
+    return config.max_opts if within is None else min(within, config.max_opts)
+
+
+def scaled(config: Any, preset: Any, own: Collection[str], chosen: Collection[str]) -> tuple[Any, str | None]:
+    """Return `config` with decays and intervals that fit its length, and a note on what has changed, if anything.
+
+    Args:
+      config: the settings of a run.
+      preset: the settings of the preset alone.
+      own: names of the settings that the preset itself has; its decays were chosen for its length.
+      chosen: names of the settings that a person has chosen, which stay.
+    """
+    length, usual = length_of(config), preset.max_opts
+    if "max_opts" not in own or length == usual or min(length, usual) < 1:
+        return config, None
+    changed: dict[str, int] = {}
+    for name in (*INTERVALS, *(decay for decay in DECAYS if decay in own)):
+        before = _value(preset, name)
+        after = max(round(before * length / usual), 1) if before else 0
+        if name not in chosen and after != before:
+            changed[name] = after
+            config = _replaced(config, name, after)
+    if not changed:
+        return config, None
+    told = ", ".join(f"{name} {value}" for name, value in changed.items())
+    return config, f"the preset is for max_opts {usual}; scaled to {length}: {told}"
+
+
+def _value(config: Any, name: str) -> int:
+    for part in name.split("."):
+        config = getattr(config, part)
+    return int(config)
+
+
+def _replaced(config: Any, name: str, value: int) -> Any:
+    head, _, rest = name.partition(".")
+    return replace(config, **{head: _replaced(getattr(config, head), rest, value) if rest else value})

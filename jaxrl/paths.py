@@ -1,0 +1,103 @@
+"""Directories and files that a user names: where they are, and whether a run may begin there. Imports nothing slow."""
+
+import fcntl
+import os
+import re
+from pathlib import Path
+from typing import IO, TypeVar
+
+from jaxrl.errors import RunDirInUseError, RunDirTakenError, SettingsError
+
+CONFIG, LOCK = "config.yaml", ".lock"
+P = TypeVar("P", bound=str | Path)
+
+
+def local(path: P) -> P:
+    """Return `path` with a leading `~` as the home directory.
+
+    Raises:
+      SettingsError: it is a URL, such as `gs://bucket/run`, or names a user that there is none of.
+    """
+    text = str(path)
+    if (url := re.match(r"([A-Za-z][\w+.-]+):/(/|[^/])", text)) and (isinstance(path, Path) or url[2] == "/"):
+        raise SettingsError(
+            f"{text} is a URL, and runs live in directories: name a local one, or one where {url[1]}: is mounted"
+        )
+    if not text.startswith("~"):
+        return path
+    home = os.path.expanduser(text)
+    if home.startswith("~") and text.partition("/")[0] != "~":
+        return path  # a name that begins so
+    return type(path)(home)
+
+
+def require_new(path: str | Path) -> None:
+    """Raise an error if no run can begin in `path`, which need not be there yet.
+
+    Raises:
+      RunDirTakenError: it holds a run.
+      RunDirInUseError: another process is writing it.
+      SettingsError: it is a file, holds something else, or cannot be looked at.
+    """
+    path = Path(local(path))
+    try:
+        if os.path.lexists(path / LOCK):
+            require_free(path)
+        if path.exists():
+            require_empty(path)
+    except (OSError, ValueError) as error:
+        if isinstance(error, SettingsError):
+            raise
+        raise SettingsError(f"cannot write the run directory {_short(path)}: {_reason(error)}") from error
+
+
+def require_empty(path: Path) -> None:
+    """Raise `SettingsError` unless `path` is a directory that holds nothing but a lock."""
+    if not path.is_dir():
+        raise SettingsError(f"{path} is a file; choose another --run-dir")
+    if (path / CONFIG).exists():
+        raise RunDirTakenError(
+            f"{path} holds a run already; choose another --run-dir, or go on with that run by --resume {path} "
+            "(in Python resume=True)"
+        )
+    if any(entry.name != LOCK for entry in path.iterdir()):
+        raise SettingsError(f"{path} is not empty, and holds no run; choose another --run-dir")
+
+
+def require_free(path: str | Path) -> None:
+    """Raise `RunDirInUseError` if another process holds the directory, before anything slow is begun.
+
+    Raises:
+      SettingsError: it cannot be looked at.
+    """
+    lock = Path(path) / LOCK
+    try:
+        if lock.is_file() and not lock.is_symlink() and os.access(lock, os.W_OK):
+            hold(Path(path)).close()
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"cannot write the run directory {_short(path)}: {_reason(error)}") from error
+
+
+def hold(path: Path) -> IO[str]:
+    """Lock the directory for the life of this process; the lock dies with it, however it ends."""
+    file = open(path / LOCK, "a+", errors="replace")  # noqa: SIM115
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        owner = "".join(c for c in file.read(100) if c.isprintable()) or "unknown"
+        file.close()
+        raise RunDirInUseError(
+            f"{path} is being written by another process ({owner}); wait for it or stop it"
+        ) from None
+    return file
+
+
+def _short(path: str | Path) -> str:
+    text = str(path)
+    return repr(text if len(text) <= 200 else f"{text[:100]}...{text[-50:]}")
+
+
+def _reason(error: OSError | ValueError) -> str:
+    """Return what the system says of a path, without the path."""
+    return getattr(error, "strerror", None) or str(error)
