@@ -1,14 +1,21 @@
 """What a population cannot be, said before it begins."""
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 import jax
 
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.population import Population
+from jaxrl.strategies.search import in_full
 from jaxrl.training.devices import check_there, require_even
 from jaxrl.training.mesh import MeshShape, near_shape, require_all_used, shape_of
 from jaxrl.training.population.teams import widths
 from jaxrl.training.processes import require_alone
 from jaxrl.training.settings import TrainerConfig
+from jaxrl.training.storage.members import population_of
+from jaxrl.training.storage.run_dir import plain
 
 
 def check_members(population: Population, config: TrainerConfig) -> None:
@@ -66,4 +73,14 @@ def check_devices(population: Population, devices: int) -> None:
         raise SettingsError(
             f"devices is {devices}, but members train together in {teams} program{'s' * (teams > 1)}, each on one "
             f"device; set width to {at_most}, so that there is one for each, or devices to {teams}"
+        )
+
+
+def require_same(path: Path, settings: Mapping[str, Any]) -> None:
+    """Raise `SettingsError` unless the population in `path` is the one that has these `settings`."""
+    found, own = population_of(path), plain(settings)
+    if (there := found and in_full(found)) != own:
+        raise SettingsError(
+            f"{path} holds {f'the population {there}' if there else 'a run of its own'}, not {own}; "
+            "go on with what is there, or choose another run directory"
         )

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from jaxrl.errors import DivergedError, NoCheckpointError
+from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.population import Member, moved, with_values
 from jaxrl.strategies.search import Copy
 from jaxrl.training.devices import copied
@@ -18,6 +19,7 @@ from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.run_dir import CONFIG, read_yaml
 from jaxrl.training.taking_up import prolonged
 from jaxrl.training.trainer import Trainer
+from jaxrl.trees import PyTree
 
 COPY_STREAM = 2**32 - 3
 """Folded, before its number, into the key of a member that takes over from another."""
@@ -93,4 +95,21 @@ def take_over(own: Run, other: Run, copy: Copy, gate: int, device: Any) -> None:
     key = jax.random.fold_in(jax.random.fold_in(trainer.state.key, COPY_STREAM), copy.member)
     state = copied(trainer.strategy, parent.state, device)._replace(key=key)
     told = f"goes on as member {copy.parent} stood after {gate} optimisation steps, with {named(copy.values)}"
-    trainer.adopt(moved(own.member, state, copy.values), with_values(own.member.strategy, copy.values), told)
+    _adopt(trainer, moved(own.member, state, copy.values), with_values(own.member.strategy, copy.values), told)
+
+
+def _adopt(trainer: Trainer, state: PyTree, strategy: Strategy, told: str) -> None:
+    """Let a trainer go on from another state and with other settings of the same program; `told` becomes an event.
+
+    Raises:
+      StorageError: it could not be written.
+    """
+    own, storage = trainer.strategy, trainer._storage
+    trainer.state, trainer.strategy = state, strategy._replace(devices=own.devices, first_device=own.first_device)
+    storage.renew(trainer.settings())
+    step = trainer.ledger.changed_at = trainer.schedule.opt_steps(trainer.ledger.t)
+    trainer._log.event("adopted", told)
+    storage.save(step, trainer._saved(), trainer._facts(), trainer._best, again=True)
+    storage.settle()
+    if storage.error is not None:
+        raise storage.error

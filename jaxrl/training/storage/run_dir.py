@@ -111,14 +111,14 @@ def make_dir(path: Path) -> None:
 def require_empty(path: Path) -> None:
     """Raise `SettingsError` unless `path` is a directory that holds nothing but a lock."""
     if not path.is_dir():
-        raise SettingsError(f"{path} is a file; choose another --run-dir")
+        raise SettingsError(f"{path} is a file; choose another run directory")
     if (path / CONFIG).exists():
         raise RunDirTakenError(
-            f"{path} holds a run already; choose another --run-dir, or go on with that run by --resume {path} "
-            "(in Python resume=True)"
+            f"{path} holds a run already; go on with it by resume=True, begin again by start_over=True, which moves "
+            "its files to discarded-N in there, or choose another run_dir"
         )
     if any(entry.name != LOCK for entry in path.iterdir()):
-        raise SettingsError(f"{path} is not empty, and holds no run; choose another --run-dir")
+        raise SettingsError(f"{path} is not empty, and holds no run; choose another run directory")
 
 
 def require_run(path: Path) -> None:
