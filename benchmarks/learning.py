@@ -125,7 +125,7 @@ def learn(algo: str, env: str, seed: int, flags: Sequence[str] = ()) -> Row:
     begun, busy = time.perf_counter(), time.process_time()
     try:
         strategy = build(algo, config)
-        trainer = Trainer(strategy, trainer_config(config), recorders=[])
+        trainer = Trainer(strategy, trainer_config(config), recorders=[], raise_on_signal=False)
         curve += [(report.env_steps, report.eval["eval_reward"]) for report in trainer if report.eval]
         result = trainer.result()
     except JaxrlError as error:

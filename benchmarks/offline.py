@@ -89,7 +89,7 @@ def learn(algo: str, env: str, seed: int) -> Row:
     length = ["--max-opts", str(TASKS[env].opts), "--eval-interval", str(TASKS[env].opts // 5)]
     config = parse([algo, "--data", *files_of(env), "--env", env, "--seed", str(seed), "--quiet", *length]).config
     busy, strategy = time.process_time(), build(algo, config)
-    trainer = Trainer(strategy, trainer_config(config), recorders=[])
+    trainer = Trainer(strategy, trainer_config(config), recorders=[], raise_on_signal=False)
     curve = [(report.opt_steps, report.eval["eval_reward"]) for report in trainer if report.eval]
     if trainer.interrupt:  # half a run is no result
         raise SystemExit(f"stopped by {trainer.interrupt.reason} in {algo} {env} seed {seed}; earlier rows are kept")

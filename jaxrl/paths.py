@@ -3,12 +3,17 @@
 import fcntl
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import IO, TypeVar
 
 from jaxrl.errors import RunDirInUseError, RunDirTakenError, SettingsError
 
 CONFIG, LOCK = "config.yaml", ".lock"
+IN_PYTHON = (
+    "go on with it by resume=True, begin again by start_over=True, which moves its files to discarded-N in there, or "
+    "choose another run_dir"
+)
 P = TypeVar("P", bound=str | Path)
 
 
@@ -44,24 +49,24 @@ def require_new(path: str | Path) -> None:
         if os.path.lexists(path / LOCK):
             require_free(path)
         if path.exists():
-            require_empty(path)
+            require_empty(path, f"go on with it by --resume {shlex.quote(str(path))}, or choose another --run-dir")
     except (OSError, ValueError) as error:
         if isinstance(error, SettingsError):
             raise
         raise SettingsError(f"cannot write the run directory {_short(path)}: {_reason(error)}") from error
 
 
-def require_empty(path: Path) -> None:
-    """Raise `SettingsError` unless `path` is a directory that holds nothing but a lock."""
+def require_empty(path: Path, advice: str = IN_PYTHON) -> None:
+    """Raise `SettingsError` unless `path` is a directory that holds nothing but a lock.
+
+    Of one that holds a run, the `advice` says what to do.
+    """
     if not path.is_dir():
-        raise SettingsError(f"{path} is a file; choose another --run-dir")
+        raise SettingsError(f"{path} is a file; choose another run directory")
     if (path / CONFIG).exists():
-        raise RunDirTakenError(
-            f"{path} holds a run already; choose another --run-dir, or go on with that run by --resume {path} "
-            "(in Python resume=True)"
-        )
+        raise RunDirTakenError(f"{path} holds a run already; {advice}")
     if any(entry.name != LOCK for entry in path.iterdir()):
-        raise SettingsError(f"{path} is not empty, and holds no run; choose another --run-dir")
+        raise SettingsError(f"{path} is not empty, and holds no run; choose another run directory")
 
 
 def require_free(path: str | Path) -> None:

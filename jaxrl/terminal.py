@@ -86,11 +86,16 @@ def is_terminal(file: Any) -> bool:
     return False
 
 
-def end_at_once(number: int, line: str) -> None:
-    """Say `line` in place of one in progress, and end the process as the signal `number` does. Safe in its handler."""
+def clear_line(more: str = "") -> None:
+    """Take back a line in progress on a terminal, past what Python still holds in its buffer; then write `more`."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         if is_terminal(sys.stdout):
-            os.write(sys.stdout.fileno(), (CLEAR + _CURSOR).encode())
+            os.write(sys.stdout.fileno(), (CLEAR + more).encode())
+
+
+def end_at_once(number: int, line: str) -> None:
+    """Say `line` in place of one in progress, and end the process as the signal `number` does. Safe in its handler."""
+    clear_line(_CURSOR)
     with contextlib.suppress(OSError):
         os.write(2, f"{line}\n".encode())  # `sys.stderr` may be in the middle of a line
     os._exit(128 + number)

@@ -3,7 +3,6 @@
 from jaxrl.cli import cache_compilations, divide_cpu, require_devices, run_main  # first, for it takes the signals
 
 # isort: split
-import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -29,15 +28,12 @@ from jaxrl.paths import require_new
 from jaxrl.strategies import Strategy
 from jaxrl.strategies.population import Population
 from jaxrl.sweeps import PopulationConfig, build_population, read_sweep
-from jaxrl.terminal import print_folded
 from jaxrl.training import Result, Trainer, TrainerConfig
+from jaxrl.training.closing import LIMITS, print_summary, print_table
 from jaxrl.training.mesh import shape_of
 from jaxrl.training.population.scores import PopulationResult
 from jaxrl.training.population.trainer import PopulationTrainer
 from jaxrl.training.processes import number
-
-COPIED = ("run", "go on", "evaluate", "watch")
-"""Lines of the summary that are for copying, and stay whole however narrow the terminal is."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -88,14 +84,17 @@ def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int
         **({"from_step": request.from_step} if request.from_step else {}),
         allow_changes=request.allow_changes,
         start_over=request.start_over,
+        raise_on_signal=False,
     )
     stage.clear()
     say_how_far("")  # from here on something may be written
     try:
-        result = trainer.train()
-    except (RunDirInUseError, RunDirTakenError):
+        result = train(trainer)
+    except (RunDirInUseError, RunDirTakenError) as error:
         if request.config.run_dir is None and not joined:
             return main(args)  # another process has just taken that directory, so the next try gets another name
+        if isinstance(error, RunDirTakenError):
+            require_new(config.run_dir)  # in the words of the command line
         raise
     say_how_far(" after the training; all of it is saved")
     if not quiet and isinstance(result, Result):
@@ -104,6 +103,15 @@ def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int
         show_population(result, config.run_dir, _named_again(config.env))
     stopped = trainer.interrupt.signal
     return 0 if stopped is None else 128 + stopped
+
+
+def train(trainer: Trainer | PopulationTrainer) -> Result | PopulationResult:
+    """Run to the end; return the result. Unlike `trainer.train()`, this prints no summary in the words of Python."""
+    for _ in trainer:
+        pass
+    if isinstance(trainer, PopulationTrainer):
+        trainer.require_any()
+    return trainer.result()
 
 
 def asked_devices(config: Any, of_members: bool) -> int:
@@ -150,11 +158,11 @@ def show_population(result: PopulationResult, run_dir: str, named: str = "") -> 
     """Print what the settings of a population came to, and what to do next."""
     named, best = f" {quoted(run_dir)}{named}", result.best()
     stopped = any(member.status == "running" or member.status.startswith("SIG") for member in result.members)
-    lines = [f"  run         {one_line(run_dir)}"]
-    lines += [f"  go on       {command('train')} --resume{named}"] if stopped else []
-    lines += [f"  a member    {command('evaluate')}{named} --member {best.members[0]}"]
-    with contextlib.suppress(OSError):  # the reader may be gone
-        print("\n".join([result.table(), *lines]), flush=True)
+    lines = {"run": one_line(run_dir)}
+    if stopped:
+        lines["go on"] = f"{command('train')} --resume{named}"
+    lines["a member"] = f"{command('evaluate')}{named} --member {best.members[0]}"
+    print_table(result.table(), lines)
 
 
 def trainer_config(config: TrainerConfig) -> TrainerConfig:
@@ -176,47 +184,20 @@ def show(result: Result, run_dir: str, playable: bool = True, named: str = "") -
 
     `named` is a flag that these commands need.
     """
-    summary = result.summary
-    seconds = "  ".join(f"{part}\N{NO-BREAK SPACE}{value:.1f}" for part, value in summary["seconds"].items())
-    lines = {
-        "stopped by": summary["stop"],
-        "steps": f"{summary['opt_steps']:,} optimisation, {summary['env_steps']:,} environment",
-    }
-    if summary["opt_steps_per_sec"]:
-        lines["speed"] = f"{summary['opt_steps_per_sec']:,.0f} optimisation steps/s while training"
-    if summary["best_score"] is not None:
-        lines["best"] = f"{summary['best_score']:.6g} at {summary['best_opt_steps']:,}"
-    if summary["last_score"] is not None:
-        lines["last"] = f"{summary['last_score']:.6g}"
-    if summary.get("staleness") is not None:
-        lines["staleness"] = f"{summary['staleness']:.4g} optimisation steps, at most {summary['staleness_max']:.4g}"
-        lines["learner"] = f"waited {summary['learner_waited_s']:.1f} s"
-    for i, actor in enumerate(summary.get("actors", [])):
-        mean = "" if actor["mean_return"] is None else f", mean return {actor['mean_return']:.4g}"
-        steps = f"{actor['env_steps']:,} steps, {actor['episodes']:,} episodes{mean}"
-        lines[f"actor {i}"] = f"{steps}; waited {actor['waited_s']:.1f} s"
-    lines["seconds"] = f"{summary['wall_s']:.1f}: {seconds}"
-    lines["run"] = one_line(run_dir)
-    named = f" {quoted(run_dir)}{named}"
-    if (more := _to_go_on(summary)) is not None:
+    named, lines = f" {quoted(run_dir)}{named}", {}
+    if (more := _to_go_on(result.summary)) is not None:
         lines["go on"] = f"{command('train')} --resume{named}{more}"
-    if summary["best_score"] is not None and playable:
+    if result.summary["best_score"] is not None and playable:
         lines["evaluate"] = f"{command('evaluate')}{named}"
         lines["watch"] = f"{command('play')}{named} --out episode.gif"
-    for name, text in lines.items():
-        if name not in COPIED:
-            print_folded(f"  {name:<12}{text}", indent=14)
-            continue
-        with contextlib.suppress(OSError):  # the reader may be gone
-            print(f"  {name:<12}{text}", flush=True)
+    print_summary(result, one_line(run_dir), lines)
 
 
 def _to_go_on(summary: Mapping[str, Any]) -> str | None:
     """Return the flags that, with `--resume`, continue a stopped run; `None` if none can."""
-    limits = {"max_opts": "opt_steps", "max_env_steps": "env_steps"}
     stop = summary["stop"]
-    if stop in limits:
-        return f" --{stop.replace('_', '-')} {2 * summary[limits[stop]]}"
+    if stop in LIMITS:
+        return f" --{stop.replace('_', '-')} {2 * summary[LIMITS[stop]]}"
     return "" if stop in ("SIGINT", "SIGTERM") else None
 
 

@@ -42,7 +42,7 @@ TRAINING = [
     {"storage"},
     {"data"},
     {"recorders"},
-    {"episodes", "evaluator", "film", "judging", "logbook", "policy", "report", "stopping", "taking_up"},
+    {"closing", "episodes", "evaluator", "film", "judging", "logbook", "policy", "report", "stopping", "taking_up"},
     {"session"},
     {"actors"},
     {"following", "trainer"},

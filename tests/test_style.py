@@ -1,4 +1,4 @@
-"""What keeps the code readable: short functions, shallow nesting, modules of one subject."""
+"""What keeps the code readable: short functions, shallow nesting."""
 
 import ast
 from collections.abc import Iterator
@@ -13,9 +13,6 @@ LONGEST_FUNCTION = 60
 MEDIAN_FUNCTION = 10
 DEEPEST = 2
 """How deep `def`s may be nested."""
-LONGEST_MODULE = 500
-TABLES = ("presets.py",)
-"""Modules that hold data and hardly any code, and may be longer."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -43,7 +40,6 @@ def test_functions_are_short_and_shallow(file: Path) -> None:
     found = list(functions(ast.parse(file.read_text())))
     assert [f.name for f, _ in found if lines(f) > LONGEST_FUNCTION] == []
     assert [f.name for f, depth in found if depth > DEEPEST + 1] == []
-    assert label(file) in TABLES or len(file.read_text().splitlines()) <= LONGEST_MODULE
 
 
 def test_half_of_all_functions_are_very_short() -> None:

@@ -1,14 +1,16 @@
 """Stopping a run from outside: by a handle, from any thread, or by SIGINT and SIGTERM."""
 
+import contextlib
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from jaxrl.errors import DivergedError, StorageError, say
-from jaxrl.terminal import end_at_once
+from jaxrl.terminal import clear_line, end_at_once
 
 try:
     # CPython's own functions, which those of `signal` wrap to look up each handler among enums: that makes a session's
@@ -24,6 +26,9 @@ class Interrupt:
     def __init__(self) -> None:
         self.reason: str | None = None
         self.signal: int | None = None
+        self._acknowledged = False
+        """Whether a signal has come that a second one would follow."""
+        self._activity: Callable[[], str] | None = None
 
     def stop(self, reason: str = "handle") -> None:
         """Ask the run to save and stop."""
@@ -37,23 +42,30 @@ class Interrupt:
     def clear(self) -> None:
         """Forget that anyone has asked, for a run that goes on after it was stopped."""
         self.reason = self.signal = None
+        self._acknowledged = False
 
     def __bool__(self) -> bool:
         return self.reason is not None
 
     @contextmanager
-    def signals(self) -> Iterator[None]:
+    def signals(self, activity: Callable[[], str] | None = None) -> Iterator[None]:
         """Turn the first SIGINT or SIGTERM into `stop`; a second one ends the process at once (130 or 143).
+
+        The first is acknowledged at once on standard error, with the present `activity`, which is to finish before the
+        run stops; `None`: in silence.
 
         Handlers can only be set by the main thread; in any other this does nothing.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in HANDLED:
             if signal.getsignal(number) is not _on_signal:
                 _BEFORE[number] = signal.signal(number, _on_signal)
+        self._activity = activity
         _LISTENING.append(self)
+        if not _WATCHES:
+            _WATCHES.append(Watch())
         try:
             yield
         finally:
@@ -62,6 +74,7 @@ class Interrupt:
                 _restore_handlers()
 
 
+HANDLED = (signal.SIGINT, signal.SIGTERM)
 _LISTENING: list[Interrupt] = []
 """Handles of all runs that go on in the main thread; several, where their loops are interleaved or nested.
 
@@ -69,6 +82,58 @@ They may end in any order: only with the last of them do the handlers come back 
 """
 _BEFORE: dict[int, Any] = {}
 """Those handlers, by signal."""
+_WATCHES: "list[Watch]" = []
+"""The watch, while there is one."""
+_ENDING = threading.RLock()
+"""Taken for ever by the thread that ends the process."""
+
+
+class Watch:
+    """A thread that acknowledges the first signal, and obeys the second, while the main thread is in a compiler.
+
+    Python calls handlers in the main thread alone, and only between two of its own instructions: not before a call of
+    XLA has returned. But at once, whatever that thread does, Python's part in C writes the number of each signal into
+    the file descriptor that `signal.set_wakeup_fd` has set. One that was set before (an event loop's) gets them too.
+    """
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._thread = threading.Thread(target=self._watch, name="jaxrl signals", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Acknowledge what has come, and end."""
+        now = signal.set_wakeup_fd(-1)
+        with contextlib.suppress(ValueError, OSError):  # closed meanwhile
+            signal.set_wakeup_fd(self._before if now == self._write else now, warn_on_full_buffer=False)
+        os.write(self._write, b"\0")
+        self._thread.join()
+        os.close(self._read)
+        os.close(self._write)
+
+    def _watch(self) -> None:
+        while number := os.read(self._read, 1)[0]:
+            if self._before >= 0:
+                with contextlib.suppress(OSError):
+                    os.write(self._before, bytes([number]))
+            if number in HANDLED and signal.getsignal(number) is _on_signal:
+                _acknowledge(number)
+
+
+def _acknowledge(number: int) -> None:
+    """Say that the runs which listen will stop; end the process at the second signal."""
+    listening = list(_LISTENING)
+    if any(interrupt._acknowledged for interrupt in listening):
+        _end_at_once(number)
+    for interrupt in listening:
+        interrupt._acknowledged = True
+    activity = next((interrupt._activity for interrupt in listening if interrupt._activity is not None), None)
+    if activity is not None:
+        name = signal.Signals(number).name
+        clear_line()
+        say(f"{name}: stopping when {activity()} has finished; a second {name} stops at once")
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
@@ -78,16 +143,73 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         _restore_handlers()
         signal.raise_signal(number)
     if any(interrupt.signal is not None for interrupt in _LISTENING):
-        end_at_once(number, f"stopped at once by a second {signal.Signals(number).name}")
+        _end_at_once(number)
     for interrupt in _LISTENING:
         interrupt.receive(number)
 
 
+def _end_at_once(number: int) -> None:
+    with _ENDING:  # the main thread and the watch may both have seen the second signal
+        end_at_once(number, f"stopped at once by a second {signal.Signals(number).name}")
+
+
 def _restore_handlers() -> None:
+    while _WATCHES:
+        _WATCHES.pop().close()
     for number, handler in _BEFORE.items():
         if handler is not None:  # one that was not set from Python cannot be given back
             signal.signal(number, handler)
     _BEFORE.clear()
+
+
+def _forget_watch() -> None:
+    """Leave the watch to the parent: signals of a forked child are none of its own."""
+    if _WATCHES:
+        _WATCHES.clear()
+        with contextlib.suppress(ValueError):
+            signal.set_wakeup_fd(-1)
+
+
+os.register_at_fork(after_in_child=_forget_watch)
+
+
+def raise_signal(number: int) -> NoReturn:
+    """Raise what ends a program after the signal `number`, as `KeyboardInterrupt` does after SIGINT."""
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(128 + number)
+
+
+class Termination:
+    """Turn SIGTERM into `SystemExit(143)` from `begin` to `end`, as Python turns SIGINT into `KeyboardInterrupt`.
+
+    A second one ends the process at once. In a thread other than the main one, or where the program handles SIGTERM
+    itself, this does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+        """Whether SIGTERM has come."""
+        self._handles = False
+
+    def begin(self) -> None:
+        """Handle SIGTERM from now on."""
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            self._handles = True
+            signal.signal(signal.SIGTERM, self._exit)
+
+    def end(self) -> None:
+        """Handle it no longer."""
+        if self._handles and threading.current_thread() is threading.main_thread():
+            self._handles = False
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _exit(self, number: int, frame: FrameType | None) -> None:
+        if self.came:
+            _end_at_once(number)
+        self.came = True
+        raise_signal(number)
 
 
 class Undisturbed:

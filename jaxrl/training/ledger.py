@@ -11,6 +11,14 @@ from jaxrl.training.sanity import Extremes, extremes, support_missed, values_bey
 from jaxrl.training.schedule import Schedule
 
 PARTS = ("compile", "init", "train", "evaluate", "confirm", "record", "save")
+ACTIVITIES = {
+    "compile": "the compilation",
+    "init": "the initialisation",
+    "evaluate": "the evaluation",
+    "confirm": "the evaluation",
+    "save": "the save",
+}
+"""Those that may take long, for a person to read."""
 FACTS_SINCE_0_4 = ("seen_reward", "seen_discount", "seen_bonus", "told_values", "told_support")
 """What checkpoints of version 0.3 do not have."""
 
@@ -45,6 +53,7 @@ class Ledger:
     """Whether values beyond all returns were reported. Version 0.4 saved 0 or 1."""
     told_support: bool = False
     """Whether a support too narrow was reported."""
+    doing = ""  # a part in which time is spent now; no field, for no checkpoint needs it
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     _begun: float = field(default_factory=lambda: time.perf_counter())
 
@@ -59,11 +68,17 @@ class Ledger:
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
         """Add the time spent inside to `part`."""
-        begun = time.perf_counter()
+        begun, before, self.doing = time.perf_counter(), self.doing, part
         try:
             yield
         finally:
+            self.doing = before
             self.seconds[part] += time.perf_counter() - begun
+
+    @property
+    def activity(self) -> str:
+        """What a run that is to stop finishes first, for a person to read."""
+        return ACTIVITIES.get(self.doing, "this part of the training")
 
     def trained(self, t: int, seconds: float) -> None:
         """Take note that training reached iteration `t` in `seconds`."""

@@ -42,8 +42,10 @@ def resumption(
     run_dir, fork = origin(resume, from_step, run_dir)
     if resume and run_dir is None:
         raise SettingsError("resume needs the run_dir to go on with")
-    if (allow_changes or start_over) and not resume:
-        raise SettingsError("allow_changes and start_over say how to resume; set resume as well")
+    if allow_changes and not resume:
+        raise SettingsError("allow_changes says how to resume; set resume as well")
+    if start_over and run_dir is None:
+        raise SettingsError("start_over needs the run_dir in which to begin again")
     if start_over and fork is not None:
         raise SettingsError("start_over begins a run again, from_step one from a checkpoint; leave one of them out")
     return run_dir, Resume(bool(resume), allow_changes, start_over, fork)

@@ -20,6 +20,7 @@ from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.population import Population
 from jaxrl.training.actors.pool import ActorPool, advance, facts_of, go_on_counting, pool_of, summary_of
+from jaxrl.training.closing import leave_by_signal, print_summary_in_python
 from jaxrl.training.devices import Alone, altered, apart, on_devices
 from jaxrl.training.divergence import diverged, explain
 from jaxrl.training.episodes import teller_of
@@ -87,6 +88,7 @@ class Trainer:
         start_over: bool = False,
         interrupt: Interrupt | None = None,
         max_chunk: int | None = None,
+        raise_on_signal: bool = True,
         console: bool = True,
         **settings: Any,
     ) -> None:
@@ -106,10 +108,13 @@ class Trainer:
           from_step: begin a new run in `run_dir` from this checkpoint, or the `latest`, of the run `resume`, which
             stays as it is.
           allow_changes: resume although settings or versions differ that decide the training.
-          start_over: resume from the very beginning; what the run has written is moved aside in its directory.
+          start_over: begin in `run_dir` from the very beginning; what a run has written there is moved to `discarded-N`
+            in it. Where there is none, it is begun as ever, so that a script or a cell can be run again.
           interrupt: a handle by which another thread can stop the run; also found as `trainer.interrupt`.
           max_chunk: iterations in one call at most; left out, about a quarter of a second's worth.
-          console: show progress, unless `quiet`; no member of a population does.
+          raise_on_signal: raise `KeyboardInterrupt` after SIGINT, and `SystemExit(143)` after SIGTERM, once the run is
+            saved and closed; without it, `train` returns, and `result.summary["stop"]` is the name of the signal.
+          console: show progress and a summary at the end, unless `quiet`; no member of a population does.
           **settings: fields of `TrainerConfig`, as in `Trainer(strategy, max_opts=50_000)`.
 
         Raises:
@@ -127,7 +132,7 @@ class Trainer:
             evaluator = evaluator_of(strategy, self.config.eval_episodes, self.config.eval_actions == "sampled")
         self.strategy, self.evaluator, self.score, self.stop = strategy, evaluator, score, stop
         self.hooks, self.interrupt = with_videos(self, hooks), Interrupt() if interrupt is None else interrupt
-        self.max_chunk, self._quiet = max_chunk, self.config.quiet or not console
+        self.max_chunk, self._quiet, self.raise_on_signal = max_chunk, self.config.quiet or not console, raise_on_signal
         self.ledger, self.stop_reason, self.best_s = Ledger(), None, 0.0  # type: Ledger, str | None, float
         self._best: Best | None = None
         self._state = self._run = self._sums = self.latest = None  # type: Any
@@ -159,6 +164,8 @@ class Trainer:
           max_opts: from now on the optimisation steps of the whole run.
 
         Raises:
+          KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came, see `raise_on_signal`. All is saved; `result()` returns
+            what was trained, and `train()` goes on with it.
           SettingsError: `max_opts` is no length, or the run is longer already.
           StorageError: the last checkpoint could not be written; everything else was done.
           DivergedError: no finite update could be made for long, from the last good checkpoint on, again and again.
@@ -166,13 +173,20 @@ class Trainer:
         if max_opts is not None:
             done = self.schedule.opt_steps(self.ledger.t)
             self.config, self.schedule, self._rounding = prolonged(self.strategy, self.config, max_opts, done)
+        trained = False
         for _ in self:
-            pass
-        return self.result()
+            trained = True
+        result = self.result()
+        if trained and not self._quiet and "console" in self.config.recorders:
+            print_summary_in_python(self, result)
+        return result
 
     def __iter__(self) -> Iterator[Report]:
-        """Train, yielding at each boundary; leaving the loop early saves first."""
-        return self.reports()
+        """Train, yielding at each boundary; leaving the loop early saves first. Raises what `train` raises."""
+        yield from self.reports()
+        if self.raise_on_signal and (number := self.interrupt.signal) is not None:
+            opt_steps = self.schedule.opt_steps(self.ledger.t)
+            leave_by_signal(number, self.stop_reason, opt_steps, self.config.run_dir, self.config.quiet)
 
     def reports(self) -> Generator[Report, None, None]:
         """Return the training as a generator, whose `close()` saves."""
@@ -373,7 +387,7 @@ class Trainer:
         """Hold everything that lives while the run does: directory, recorders, signal handlers."""
         config, regular = self.config, self.schedule.is_regular_save
         can = partial(fits, self.strategy, self.schedule, self.ledger)
-        with self.interrupt.signals():
+        with self.interrupt.signals(None if config.quiet else lambda: self.ledger.activity):
             storage = self._storage = Storage(config.run_dir, config.keep, self.settings(), self.resume, regular, can)
             storage.report = lambda line: self._log.event("storage", line)
             storage.on_saved = lambda opt_steps: call(self.hooks.save, self, opt_steps)
@@ -406,14 +420,14 @@ class Trainer:
     def _take_up(self) -> bool:
         """Prepare to begin, or to go on from where the run is; say so and return `False` if nothing is left to do."""
         reason, self.stop_reason, self.latest = self.stop_reason, None, None
+        if reason is not None and (reason == self.interrupt.reason or self.interrupt.signal is not None):
+            self.interrupt.clear()
         sound = self._state is not None and reason is not None and not reason.startswith(BROKEN)
         if sound and self.ledger.t >= self.schedule.last:
             self.stop_reason = reason
             if not self._quiet:
                 say(self.schedule.nothing_left(self.ledger.t))
             return False
-        if reason is not None and reason == self.interrupt.reason:
-            self.interrupt.clear()
         if sound and self.config.run_dir is None:
             self.ledger = self.ledger.taken_up(self._wall)
             # The results that were returned keep theirs: what goes on is donated.

@@ -49,7 +49,8 @@ def main(run_dir: str, point: str | None = None, number: int = 0, times: int = 1
     watch(passing)
     resume = Path(run_dir, "config.yaml").exists()
     hooks = jaxrl.Hooks(chunk=lambda trainer, progress: meanwhile(passing, "training"))
-    run = trainer.Trainer(small_dqn(), run_dir=run_dir, resume=resume, hooks=hooks, **SETTINGS)  # type: ignore[arg-type]
+    how: Any = {"run_dir": run_dir, "resume": resume, "hooks": hooks, "raise_on_signal": False}
+    run = trainer.Trainer(small_dqn(), **how, **SETTINGS)
     print(state_digest(run.train().state), flush=True)
     return 128 + run.interrupt.signal if run.interrupt.signal else 0
 

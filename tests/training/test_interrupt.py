@@ -28,7 +28,8 @@ def test_after_two_runs_in_lockstep_signals_go_where_they_went_before(noted: lis
 
 
 def test_a_signal_stops_all_runs_in_lockstep_and_a_later_one_goes_on_listening(noted: list[int]) -> None:
-    first, second = (jaxrl.Trainer(counting(), max_opts=9, record_interval=1, quiet=True) for _ in range(2))
+    settings = {"max_opts": 9, "record_interval": 1, "quiet": True, "raise_on_signal": False}
+    first, second = (jaxrl.Trainer(counting(), **settings) for _ in range(2))  # type: ignore[arg-type]
     for one, _ in zip(first, second, strict=True):
         if one.opt_steps == 3 and one.stop is None:
             signal.raise_signal(signal.SIGINT)

@@ -81,7 +81,7 @@ def require_same(population: Population, max_opts: int, path: Path) -> None:
     if (there := found and in_full(found)) != own:
         raise SettingsError(
             f"{path} holds {f'the population {there}' if there else 'a run of its own'}, not {own}; "
-            "go on with what is there, or choose another --run-dir"
+            "go on with what is there, or choose another run directory"
         )
     require_rungs(population, read_yaml(path / CONFIG).get("max_opts"), max_opts, path)
 

@@ -20,6 +20,7 @@ from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.population import Member, Population, require_stream, with_values
 from jaxrl.strategies.search import PBT, Verdict
+from jaxrl.training.closing import leave_population_by_signal, print_table_in_python
 from jaxrl.training.episodes import teller_of
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
@@ -39,6 +40,7 @@ from jaxrl.training.settings import TrainerConfig, config_for, settings_of_run
 from jaxrl.training.storage.fork import origin
 from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir, require_no_member
 from jaxrl.training.storage.run_dir import CONFIG, FORMAT, RunDir, read_metadata
+from jaxrl.training.taking_up import resumption
 from jaxrl.training.trainer import Hooks, Trainer
 from jaxrl.trees import make_key
 from jaxrl.xla.contexts import carried
@@ -71,6 +73,7 @@ class PopulationTrainer:
         interrupt: Interrupt | None = None,
         max_chunk: int | None = None,
         workers: int | None = None,
+        raise_on_signal: bool = True,
         **settings: Any,
     ) -> None:
         """Check everything that can be checked before anything compiles or is written.
@@ -99,7 +102,7 @@ class PopulationTrainer:
         self._mesh = shape_of(self.config.mesh, self.config.devices, of_members=True)
         at_once = side_by_side() if self._mesh.envs == 1 else 1
         self.workers = min(workers or max(at_once, self._mesh.members), len(population.members))
-        self._resume, self._start_over = bool(resume), start_over
+        self._resume, self._start_over, self.raise_on_signal = bool(resume), start_over, raise_on_signal
         self._quiet = self.config.quiet or "console" not in self.config.recorders
         self._rows = PopulationRows(population, self._quiet)
         self._dir: RunDir | None = None
@@ -115,11 +118,9 @@ class PopulationTrainer:
             "allow_changes": allow_changes,
             "interrupt": self.interrupt,
             "max_chunk": max_chunk,
+            "raise_on_signal": False,
         }
-        if (allow_changes or start_over) and not resume:
-            raise SettingsError("allow_changes and start_over say how to resume; set resume as well")
-        if resume and self.config.run_dir is None:
-            raise SettingsError("resume needs the run_dir to go on with")
+        resumption(resume, None, self.config.run_dir, allow_changes, start_over)  # only checks
         for strategy in self._strategies():
             self._unrecorded(strategy, evaluator)  # only checks
         self._place()
@@ -133,6 +134,7 @@ class PopulationTrainer:
           max_opts: from now on the optimisation steps of each whole run.
 
         Raises:
+          KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came, as of a `Trainer`; all members are saved.
           SettingsError: `max_opts` is less than was made, or the rungs of halving follow from another one.
           StorageError: the last checkpoint of a member could not be written; everything else was done.
           DivergedError: all members diverged.
@@ -144,11 +146,11 @@ class PopulationTrainer:
                 require_rungs(self.population, before, self.config.max_opts, "this population")
         for _ in self:
             pass
-        if all(run.status == "diverged" for run in self._runs):
-            raise DivergedError(
-                f"all {len(self._runs)} members diverged; lower the learning rate, or look at the rewards"
-            )
-        return self.result()
+        self.require_any()
+        result = self.result()
+        if not self._quiet:
+            print_table_in_python(self, result)
+        return result
 
     def __iter__(self) -> Iterator[MemberReport]:
         """Train, yielding at each boundary of each member; leaving the loop early saves all of them first."""
@@ -165,15 +167,27 @@ class PopulationTrainer:
         self._place()
         one = self.population.members[0].strategy
         require_members_fit(plan_of_state(state_shapes(one)[0], one.capacity), len(self._runs))
-        with self.interrupt.signals(), self._opened(), ThreadPoolExecutor(self._threads()) as pool:
+        self._activity = "the compilation"
+        activity = None if self.config.quiet else lambda: self._activity
+        with self.interrupt.signals(activity), self._opened(), ThreadPoolExecutor(self._threads()) as pool:
             self._begun = True
             self._compile()
+            self._activity = "the present part of each member"
             # What recorders import is imported by one thread: packages that import each other do not bear several.
             recorders_of(self.config.recorders, None if self._dir is None else self._dir.path)
             self._rows.say(outline(self.population, self._mesh, self.workers, len(self._strategies())))
             yield from self._take_turns(pool)
         if (failure := self._failure or self._rows.failure) is not None:
             raise failure
+        if self.raise_on_signal and (signalled := self.interrupt.signal) is not None:
+            leave_population_by_signal(signalled, self.config.run_dir, self.config.quiet)
+
+    def require_any(self) -> None:
+        """Raise `DivergedError` if all members diverged."""
+        if all(run.status == "diverged" for run in self._runs):
+            raise DivergedError(
+                f"all {len(self._runs)} members diverged; lower the learning rate, or look at the rewards"
+            )
 
     def result(self) -> PopulationResult:
         """Return what the members have left so far."""
@@ -430,11 +444,12 @@ class PopulationTrainer:
             yield
             return
         require_no_member(self.config.run_dir)
-        self._dir = RunDir(self.config.run_dir, self._resume)
+        replaces = self._start_over and (Path(self.config.run_dir) / CONFIG).is_file()
+        self._dir = RunDir(self.config.run_dir, self._resume or replaces)
         try:
             if self._resume:
                 require_same(self.population, self.config.max_opts, self._dir.path)
-            if self._start_over:
+            if replaces:
                 self._dir.set_aside()
             self._dir.sign()
             if not self._resume:

@@ -13,10 +13,11 @@ from jaxrl.buffers.base import Buffer
 from jaxrl.errors import DivergedError, SettingsError, say
 from jaxrl.processors.base import Processor
 from jaxrl.strategies.stepwise import iterations
+from jaxrl.training.closing import report_exit
 from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.film import filmed
-from jaxrl.training.interrupt import Interrupt, Undisturbed
+from jaxrl.training.interrupt import Interrupt, Termination, Undisturbed
 from jaxrl.training.logbook import Logbook
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Recorder
@@ -30,7 +31,7 @@ from jaxrl.training.session.setup import notes_of, put_together, rounded, schedu
 from jaxrl.training.session.shot import shot_of
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.training.session.stepper import Stepper
-from jaxrl.training.session.trial import Trial, after as after_step, cut as cut_trial, require_free
+from jaxrl.training.session.trial import Trial, after as after_step, cut as cut_trial, require_free, require_going_on
 from jaxrl.training.settings import SessionConfig, with_recorders
 from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid
 from jaxrl.training.storage.members import require_no_member
@@ -54,7 +55,8 @@ class Session:
     mode `SAME_STEP`, and take it from `final_obs` there.
 
     An exception, be it from a callback or Ctrl-C, leaves the session as it was before the call or after it, never in
-    between; callbacks are called after it. One thread at a time may use it.
+    between; callbacks are called after it. In a `with` block SIGTERM is such an exception too, `SystemExit(143)`, and
+    the session is saved before either leaves the block. One thread at a time may use it.
     """
 
     _now: SessionState
@@ -71,6 +73,7 @@ class Session:
         config: SessionConfig | None = None,
         resume: bool = False,
         allow_changes: bool = False,
+        start_over: bool = False,
         recorders: Sequence[Recorder | str] | None = None,
         hooks: SessionHooks | None = None,
         statistics: Statistics | None = None,
@@ -90,6 +93,7 @@ class Session:
           resume: go on with the session in `run_dir` from its newest valid checkpoint.
           allow_changes: resume although versions, or settings of the agent or of the session, differ that decide the
             training.
+          start_over: begin in `run_dir` from the very beginning; what is there is moved to `discarded-N` in it.
           recorders: what takes in the rows, beside the log of the run directory: names, in place of the setting
             `recorders` of `config`, and objects of one's own.
           hooks: functions to call on the way.
@@ -113,10 +117,10 @@ class Session:
         self._stepwise = put_together(self.config, self._outside.spec, agent, buffer, processor)
         self.config, self._rounding = rounded(self.config, self._stepwise)
         self._schedule = schedule_of(self.config, self._stepwise)
-        self._closed, self._saves = False, list[int]()
+        self._closed, self._saves, self._termination = False, list[int](), Termination()
         self._saved: SessionState | None = None
         self._stepper = Stepper(self._stepwise, self.config.seed)
-        self._open(Resume(resume, allow_changes), statistics or Statistics())
+        self._open(Resume(resume, allow_changes, start_over), statistics or Statistics())
         if about:
             self.describe(**about)
 
@@ -308,10 +312,15 @@ class Session:
             raise self._storage.error
 
     def __enter__(self) -> "Session":
+        self._termination.begin()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self.close()
+        finally:
+            self._termination.end()
+        report_exit(error, self._termination.came, self.opt_steps, self.config.run_dir)
 
     # --- what a loop looks at ---
 
@@ -479,14 +488,9 @@ class Session:
         self._log.event("storage", line)
 
     def _require_going_on(self, what: str) -> None:
-        if self._closed:
-            raise SettingsError(f"{what} was called on a session that is closed; resume it from its run_dir")
-        if self._at_end and not self.is_evaluating:
-            limit = self._schedule.limit(self._iterations)
-            raise SettingsError(
-                f"{what} was called after {limit} {getattr(self.config, limit)} was reached; "
-                "loop while not session.is_done"
-            )
+        at_end = self._at_end and not self.is_evaluating
+        limit = self._schedule.limit(self._iterations) if at_end else None
+        require_going_on(what, self._closed, limit, self.config)
 
     def _counters(self) -> dict[str, int]:
         return {"opt_steps": self.opt_steps, "env_steps": self.env_steps}

@@ -48,7 +48,7 @@ class Resume(NamedTuple):
     allow_changes: bool = False
     """Go on although settings or versions differ that decide the training."""
     start_over: bool = False
-    """Begin again with the run's settings; what was there is moved aside."""
+    """Begin again, whatever the settings of a run that is there; it is moved aside."""
     fork: Fork | None = None
     """Begin a new run from a checkpoint of another."""
 
@@ -107,7 +107,9 @@ class Storage:
         if path is None:
             return
         self._versions = versions(VERSIONS)
-        self.dir = self._new_fork(resume.fork, Path(path)) if resume.fork else RunDir(path, resume.run)
+        self.dir = (
+            self._new_fork(resume.fork, Path(path)) if resume.fork else RunDir(path, resume.run or self._replaces(path))
+        )
         self.checkpoints = Store(self.dir / "checkpoints", keep, regular)
         self.best = Store(self.dir / "best", 1)
         self._logs = LogSums(self.dir.path)
@@ -144,7 +146,7 @@ class Storage:
     def _look_back(self, resume: Resume) -> None:
         """Find out what there is to go on from."""
         assert self.dir is not None
-        if not resume.run:
+        if not (resume.run or self._replaces(self.dir.path)):
             return
         if (self.dir / MEMBERS).is_dir():
             raise SettingsError(
@@ -167,6 +169,10 @@ class Storage:
                     f"max_opts is {most}, but {self.path} has made {step} optimisation steps; expected at least as many"
                 )
         self._compare(old)
+
+    def _replaces(self, path: str | Path) -> bool:
+        """Return whether this begins again where another run is."""
+        return self._resume.start_over and (Path(path) / CONFIG).is_file()
 
     def _compare(self, old: Mapping[str, Any]) -> None:
         """Take note of how settings and versions differ from `old`; refuse what decides the training."""
