@@ -35,6 +35,7 @@ from jaxrl.training.recorders import (
     recorders_of,
     train_episode_recorder,
 )
+from jaxrl.training.sanity import columns_to_write
 from jaxrl.training.schedule import Schedule
 from jaxrl.training.storage.members import group_of
 from jaxrl.training.storage.run import Best, Storage
@@ -147,14 +148,14 @@ class Logbook:
         `ledger` takes note of what was said, so that it is said once; `agent` are the settings of the agent. `steps` is
         the number of environment steps that the row is on, if it matters how many of them were valid.
         """
-        row = self.row("train", **columns, **memory())
+        row = self.row("train", **columns_to_write(columns), **memory())
         self._columns, left_out = {*row}, sorted({*self._noted} & {*row})
         row |= {name: total / count for name, (total, count) in self._noted.items() if name not in self._columns}
         self._noted = {}
         self._rows.write(row)
         if left_out:
             self.event("note", f"note: rows have a column {left_out[0]!r} of their own, so that it was left out")
-        for event, message in ledger.watch(row, agent).items():
+        for event, message in ledger.watch(columns, agent).items():
             self.event(event, message)
         self.validity, warning = look(self.validity, row, steps)
         if warning:
