@@ -2,7 +2,7 @@
 
 Evaluation of on-policy agents with greedy actions against evaluation with sampled ones. Each preset is trained as in
 `benchmarks.learning`, but for at most `--env-steps` environment steps, its decay of the learning rate shortened with
-it. At twelve evaluations of a run the policy is judged both ways, and a best policy is chosen by each. Training does
+it. At eight evaluations of a run the policy is judged both ways, and a best policy is chosen by each. Training does
 not depend on evaluation, so that both choices are made among the same policies. Early, midway and at the end the last
 policy and both best ones play 100 fresh episodes, greedy and sampled.
 """
@@ -12,8 +12,9 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,9 +39,9 @@ from jaxrl.trees import PyTree
 ALGOS = ("ppo", "a2c", "reinforce", "impala")
 """On-policy agents with a stochastic policy."""
 ENVS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "Pendulum-v1", "Breakout-MinAtar")
-ENV_STEPS = 300_000
-EVALUATIONS = 12
-MOMENTS = {"early": 2, "midway": 6, "end": EVALUATIONS}
+ENV_STEPS = 200_000
+EVALUATIONS = 8
+MOMENTS = {"early": 2, "midway": 4, "end": EVALUATIONS}
 """After how many evaluations the policies play fresh episodes."""
 MODES = ("greedy", "sampled")
 
@@ -59,12 +60,25 @@ def main() -> None:
     rows: list[Row] = []
     for env in options.env:
         for algo in options.algo:
+            task = task_of(algo, env, options.env_steps, flags)
             for seed in options.seeds:
-                rows.append(run(algo, env, seed, options.env_steps, flags))
+                rows.append(run(task, seed))
                 print(line_of(rows[-1]), file=sys.stderr, flush=True)
                 if options.json:
                     harness.write(options.json, rows)
     print(documented(rows))
+
+
+class Task(NamedTuple):
+    """What is trained, with each seed."""
+
+    algo: str
+    env: str
+    flags: list[str]
+    config: Any
+    strategy: Strategy
+    episodes: int
+    """Of an evaluation."""
 
 
 class Choice:
@@ -89,19 +103,24 @@ class Choice:
         return self._ledger.best_opt_steps
 
 
-def run(algo: str, env: str, seed: int, env_steps: int, flags: Sequence[str] = ()) -> Row:
-    """Train once and judge on the way."""
-    begun, busy = time.perf_counter(), time.process_time()
-    own = ["--env", env, "--seed", str(seed), "--quiet", *flags]
+def task_of(algo: str, env: str, env_steps: int, flags: Sequence[str] = ()) -> Task:
+    """Return the preset of a task for at most `env_steps`; the trainer itself does not evaluate."""
+    own = ["--env", env, "--quiet", *flags]
     episodes = parse([algo, *own]).config.eval_episodes
     shorter = [*own, *shortened(algo, own, env_steps), "--eval-interval", "0", "--eval-episodes", "0"]
     config = parse([algo, *shorter]).config
-    strategy = build(algo, config)
+    return Task(algo, env, shorter, config, build(algo, config), episodes)
+
+
+def run(task: Task, seed: int) -> Row:
+    """Train once and judge on the way."""
+    begun, busy = time.perf_counter(), time.process_time()
+    algo, env, strategy = task.algo, task.env, task.strategy
     assert strategy.policy is not None
-    choices = {mode: Choice(strategy, mode, seed, episodes) for mode in MODES}
+    choices = {mode: Choice(strategy, mode, seed, task.episodes) for mode in MODES}
     curve: list[Row] = []
     moments: dict[str, Row] = {}
-    trainer = Trainer(strategy, trainer_config(config), recorders=[])
+    trainer = Trainer(strategy, trainer_config(replace(task.config, seed=seed)), recorders=[])
     for report in trainer:
         if report.train is None:
             continue
@@ -123,8 +142,8 @@ def run(algo: str, env: str, seed: int, env_steps: int, flags: Sequence[str] = (
         "env": env,
         "seed": seed,
         "preset": bool(suited(PRESETS[algo], env)),
-        "flags": shorter,
-        "eval_episodes": episodes,
+        "flags": task.flags,
+        "eval_episodes": task.episodes,
         "env_steps": report.env_steps,
         "opt_steps": report.opt_steps,
         "moments": moments,
