@@ -30,7 +30,7 @@ from jaxrl.sweeps import PopulationConfig, build_population, read_sweep
 from jaxrl.terminal import print_folded
 from jaxrl.training import Result, Trainer, TrainerConfig
 from jaxrl.training.mesh import shape_of
-from jaxrl.training.population.scores import PopulationResult
+from jaxrl.training.population.scores import PopulationResult, named
 from jaxrl.training.population.trainer import PopulationTrainer
 from jaxrl.training.processes import number
 
@@ -133,13 +133,19 @@ def _named_again(env: str | None) -> str:
     return f" --env {shlex.quote(env)}" if env is not None and module_in(env) else ""
 
 
-def show_population(result: PopulationResult, run_dir: str, named: str = "") -> None:
-    """Print what the settings of a population came to, and what to do next."""
-    quoted, best = shlex.quote(run_dir), result.best()
+def show_population(result: PopulationResult, run_dir: str, again: str = "") -> None:
+    """Print what the settings of a population came to, what to do next, and which member is the best.
+
+    `again` is a flag that the commands need.
+    """
+    quoted, best = shlex.quote(run_dir), result.best_member()
     stopped = any(member.status == "running" or member.status.startswith("SIG") for member in result.members)
     lines = [f"  run         {run_dir}"]
-    lines += [f"  go on       python -m jaxrl.train --resume {quoted}{named}"] if stopped else []
-    lines += [f"  a member    python -m jaxrl.evaluate {quoted} --member {best.members[0]}{named}"]
+    lines += [f"  go on       python -m jaxrl.train --resume {quoted}{again}"] if stopped else []
+    lines += [f"  evaluate    python -m jaxrl.evaluate {quoted} --member {best.number}{again}"]
+    swept = f", {named(best.now)}" if best.now else ""
+    score = "" if best.best_score is None else f", score {best.best_score:.6g}"
+    lines += [f"  best        member {best.number}{score}, seed {best.seed}{swept}"]
     with contextlib.suppress(OSError):  # the reader may be gone
         print("\n".join([result.table(), *lines]), flush=True)
 

@@ -11,8 +11,8 @@ from jaxrl.training.sanity import Extremes, extremes, support_missed, values_bey
 from jaxrl.training.schedule import Schedule
 
 PARTS = ("compile", "init", "train", "evaluate", "confirm", "record", "save")
-FACTS_SINCE_0_4 = ("seen_reward", "seen_discount", "seen_bonus", "told_values", "told_support")
-"""What checkpoints of version 0.3 do not have."""
+FACTS_SINCE_0_4 = ("seen_reward", "seen_discount", "seen_bonus", "told_values", "told_support", "told_greedy")
+"""What checkpoints of version 0.3 do not have, and of the last one those before 0.18."""
 
 
 @dataclass
@@ -45,6 +45,8 @@ class Ledger:
     """Whether values beyond all returns were reported. Version 0.4 saved 0 or 1."""
     told_support: bool = False
     """Whether a support too narrow was reported."""
+    told_greedy: bool = False
+    """Whether it was reported that greedy actions return far less than sampled ones."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     _begun: float = field(default_factory=lambda: time.perf_counter())
 

@@ -26,6 +26,7 @@ from jaxrl.training.episodes import teller_of
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, eval_key, evaluator_of, mean_return
 from jaxrl.training.film import with_videos
 from jaxrl.training.following import follow, led
+from jaxrl.training.gap import judged_by, training_returns
 from jaxrl.training.interrupt import Interrupt, ended_by, tell_unsaved
 from jaxrl.training.judging import Judge, judge
 from jaxrl.training.ledger import Ledger
@@ -262,10 +263,10 @@ class Trainer:
         evaluation = self._evaluate() if boundary.evaluate else None
         row = self._record() if boundary.record else None
         if evaluation is None and self.config.is_promising(row):
-            evaluation = self._evaluate()
+            evaluation = self._evaluate(row)
         self.stop_reason = self._why_stop(boundary, self._report(row, evaluation, boundary.save))
         if self.stop_reason and not self.interrupt:
-            evaluation, row = evaluation or self._evaluate(), row or self._record()
+            evaluation, row = evaluation or self._evaluate(row), row or self._record()
         if boundary.save or self.stop_reason:
             self._save()
         if self.stop_reason and not self.interrupt:
@@ -298,7 +299,7 @@ class Trainer:
             self._save()
             raise error
 
-    def _evaluate(self) -> Row | None:
+    def _evaluate(self, recorded: Row | None = None) -> Row | None:
         if self.evaluator is None:
             return None
         call(self.hooks.before_evaluation, self)
@@ -309,7 +310,8 @@ class Trainer:
         if found.is_to_keep:
             self._keep_best(found.kept)
         with self.ledger.timed("record"):
-            row = self._log.evaluated(found.evaluation, found.score, found.again, found.is_best)
+            training = training_returns(recorded or summarise(self._metrics, self._sums))
+            row = self._log.evaluated(found, training, judged_by(self.strategy, self.evaluator), self.ledger)
         call(self.hooks.evaluation, self, found.evaluation, found.is_best)
         return row
 
@@ -474,8 +476,6 @@ class Trainer:
         self._log.open(self._storage, self.resume.run, notes, anew(self._refilled, self.strategy))
         if (beginning := self._storage.beginning()) is not None:
             self._log.event("fork", beginning)
-
-    # --- small things ---
 
     def _saved(self) -> PyTree:
         tree = self.state, self._sums

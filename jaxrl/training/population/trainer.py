@@ -166,10 +166,12 @@ class PopulationTrainer:
         require_members_fit(plan_of_state(state_shapes(one)[0], one.capacity), len(self._runs))
         with self.interrupt.signals(), self._opened(), ThreadPoolExecutor(self._threads()) as pool:
             self._begun = True
-            self._compile()
+            with self._rows.compiling():
+                self._compile()
             # What recorders import is imported by one thread: packages that import each other do not bear several.
             recorders_of(self.config.recorders, None if self._dir is None else self._dir.path)
             self._rows.say(outline(self.population, self._mesh, self.workers, len(self._strategies())))
+            self._rows.begin(self._unrecorded(one, self._make["evaluator"]).schedule)
             if self._gates is not None:
                 for number, opt_steps, score in self._rows.scores():
                     self._gates.take(number, opt_steps, score)
@@ -219,7 +221,8 @@ class PopulationTrainer:
                             self._gates.gone(run.member.number)
                         continue
                     if report.eval is not None:
-                        self._rows.take(run.member.number, report.eval)
+                        misjudged = run.trainer is not None and run.trainer.ledger.told_greedy
+                        self._rows.take(run.member.number, report.eval, misjudged)
                     if self._waits(run, report):
                         held[run.member.number] = report.opt_steps
                         self._places.leave(run.member.number)
