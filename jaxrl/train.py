@@ -31,7 +31,7 @@ from jaxrl.sweeps import PopulationConfig, build_population, read_sweep
 from jaxrl.training import Result, Trainer, TrainerConfig
 from jaxrl.training.closing import LIMITS, print_summary, print_table
 from jaxrl.training.mesh import shape_of
-from jaxrl.training.population.scores import PopulationResult
+from jaxrl.training.population.scores import PopulationResult, named
 from jaxrl.training.population.trainer import PopulationTrainer
 from jaxrl.training.processes import number
 
@@ -154,14 +154,19 @@ def _named_again(env: str | None) -> str:
     return f" --env {quoted(env)}" if env is not None and module_in(env) else ""
 
 
-def show_population(result: PopulationResult, run_dir: str, named: str = "") -> None:
-    """Print what the settings of a population came to, and what to do next."""
-    named, best = f" {quoted(run_dir)}{named}", result.best()
-    stopped = any(member.status == "running" or member.status.startswith("SIG") for member in result.members)
+def show_population(result: PopulationResult, run_dir: str, again: str = "") -> None:
+    """Print what the settings of a population came to, what to do next, and which member is the best.
+
+    `again` is a flag that the commands need.
+    """
+    best, where = result.best_member(), f" {quoted(run_dir)}"
     lines = {"run": one_line(run_dir)}
-    if stopped:
-        lines["go on"] = f"{command('train')} --resume{named}"
-    lines["a member"] = f"{command('evaluate')}{named} --member {best.members[0]}"
+    if any(member.status == "running" or member.status.startswith("SIG") for member in result.members):
+        lines["go on"] = f"{command('train')} --resume{where}{again}"
+    lines["evaluate"] = f"{command('evaluate')}{where} --member {best.number}{again}"
+    swept = f", {named(best.now)}" if best.now else ""
+    score = "" if best.best_score is None else f", score {best.best_score:.6g}"
+    lines["best"] = f"member {best.number}{score}, seed {best.seed}{swept}"
     print_table(result.table(), lines)
 
 

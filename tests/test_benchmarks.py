@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import jaxrl
-from benchmarks import cases, harness, hlo, inside, loops, outside, run as benchmarks_run
+from benchmarks import cases, harness, hlo, inside, judging, loops, outside, run as benchmarks_run
 from benchmarks.cases import CASES, scans
 from benchmarks.cases.shapes import DQN, PPO, replaying
 from benchmarks.cases.training import growth
@@ -449,3 +449,24 @@ def test_a_campaign_is_rehearsed(tmp_path: Path) -> None:
     assert kernels["kernels_per_iteration"] > 10
     assert (speed["part"], speed["case"]) == ("speed", "env-10")
     assert speed["us_per_opt_step"] > 0
+
+
+# --- judging ------------------------------------------------------------------------------------------------------
+
+
+def judged(seed: int, training: float | None, greedy: float, sampled: float) -> harness.Row:
+    """Return the row of a run with one evaluation, at whose end all policies are the same."""
+    point = {"env_steps": 100, "training": training, "greedy": greedy, "sampled": sampled}
+    played = {of: {"greedy": greedy, "sampled": sampled} for of in ("last", "best_by_greedy", "best_by_sampled")}
+    moments = {"end": {**point, **played, "training": 5.0}}
+    return {"algo": "ppo", "env": "Toy", "seed": seed, "env_steps": 1_000, "moments": moments, "curve": [point]}
+
+
+def test_the_table_of_judging_has_means_the_worst_seed_and_the_distance_from_training() -> None:
+    rows = [judged(0, 4.0, 10.0, 5.0), judged(1, 6.0, 0.0, 5.0), judged(2, None, 2.0, 2.0)]
+    assert judging.distance(rows, "greedy") == 6.0  # of a run without a finished episode nothing is known
+    assert judging.distance(rows, "sampled") == 1.0
+    (line,) = judging.documented(rows).splitlines()[2:]
+    greedy, sampled = "4.0 (0.0)", "4.0 (2.0)"
+    cells = ["Toy", "`ppo`", "1 000", "5.0 (5.0)", greedy, sampled, greedy, greedy, sampled, "6.0", "1.0"]
+    assert [cell.strip() for cell in line.split("|")[1:-1]] == cells

@@ -28,6 +28,7 @@ TRAINING = [
         "changes",
         "devices",
         "divergence",
+        "gap",
         "interrupt",
         "ledger",
         "memory",

@@ -26,7 +26,7 @@ from jaxrl.agents.returns import gae, lambda_returns, vtrace
 from jaxrl.distributions import Distribution, Head, head_of, restricted, tempered
 from jaxrl.errors import SettingsError
 from jaxrl.masks import PRIVILEGED, blinded, check_parts, for_critic, for_policy, has, mask_of, viewed
-from jaxrl.metrics import Metrics, Stat
+from jaxrl.metrics import Metrics, Stat, stat
 from jaxrl.nn import ActorCritic, Network, check_torso, no_memory, unroll
 from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
@@ -35,6 +35,8 @@ from jaxrl.xla.flat import Flat
 
 LARGEST_RATIO = 1e6
 """Probability ratio above which the reported KL divergence is no longer exact."""
+ROUNDING = 1e-6
+"""Standard deviation of returns, as a share of their mean, up to which they count as constant."""
 
 
 class Hyper(NamedTuple):
@@ -196,6 +198,7 @@ def _bind(name: str, config: PPOConfig, own: Own, spec: EnvSpec) -> Agent:
         exploration=TEMPERATURE,
         prepare=partial(_prepare, parts),
         stop=partial(_stop, config.target_kl) if config.target_kl else None,
+        measure=_measure if config.baseline else None,
         memory=memory,
         behave=partial(_act, parts, judged=True),
         insight=Insight(
@@ -372,6 +375,29 @@ def standardise(x: Array, weight: Array) -> Array:
     apart = jnp.where(counts, x - jnp.where(count > 1, mean, 0.0), 0.0)
     variance = shards.total(jnp.square(apart).sum()) / count
     return apart * jax.lax.rsqrt(jnp.where(count > 1, variance + 1e-8, 1.0))
+
+
+def _measure(sample: Sample) -> Metrics:
+    return {"explained_variance": explained_variance(sample.value, sample.target, sample.weight)}
+
+
+def explained_variance(value: Array, target: Array, weight: Array) -> Stat:
+    """Return the share of the variance of returns that values explain, `1 - Var(target - value) / Var(target)`.
+
+    1: values are the returns; 0: they are no better than a constant; negative: worse than one. Entries of weight 0 do
+    not count; those of all shards do. Returns that vary by no more than the rounding of float32 give no measurement,
+    and neither do numbers that are not finite.
+    """
+    counts, target = weight > 0, target.astype(jnp.float32)
+    columns = jnp.stack([target, target - value.astype(jnp.float32)]).reshape(2, -1)
+    # Select instead of multiplying by the weight: an entry of weight 0 may be NaN.
+    total = lambda x: shards.total(jnp.where(counts.ravel(), x, 0.0).sum(1))
+    count = jnp.maximum(shards.total(counts.sum()), 1)
+    mean = total(columns) / count
+    variance = total(jnp.square(columns - mean[:, None])) / count  # in two passes: the mean may be far from 0
+    varies = variance[0] > jnp.square(ROUNDING * mean[0])
+    share = 1 - variance[1] / jnp.where(varies, variance[0], 1.0)
+    return stat(share, varies & jnp.isfinite(share))
 
 
 def _update(

@@ -69,6 +69,12 @@ class StopFn(Protocol):
         ...
 
 
+class MeasureFn(Protocol):
+    def __call__(self, prepared: PyTree, /) -> Metrics:
+        """Return metrics of a whole rollout, given what `prepare` returned, before any update on it."""
+        ...
+
+
 class ChoiceFn(Protocol):
     def __call__(self, state: PyTree, obs: PyTree, opt_step: Array, /) -> Distribution:
         """Return the distributions of raw actions `[N]` from which `act` draws in `explore` mode."""
@@ -142,6 +148,8 @@ class Agent(NamedTuple):
     """What loaded policies tell beside actions."""
     publish: StripFn | None = None
     """For an agent that must keep more than `strip` does to explore, as critics with memories: what actors are sent."""
+    measure: MeasureFn | None = None
+    """Metrics of a rollout beside those of its updates; they cannot make an update be skipped."""
 
 
 @runtime_checkable

@@ -275,6 +275,7 @@ def learn_rollout(passes: Passes, state: Any, rollout: Rollout, noise: PyTree, f
     """
     assert passes.agent.prepare is not None
     prepared = passes.agent.prepare(state.agent, rollout)  # leaves `[units, ...]`
+    measured = passes.agent.measure(prepared) if passes.agent.measure else {}
     take = minibatches_of(prepared, passes.minibatches)
 
     def update(carry: tuple[Any, Array], noise: PyTree, opt_step: Array) -> Any:
@@ -284,7 +285,7 @@ def learn_rollout(passes: Passes, state: Any, rollout: Rollout, noise: PyTree, f
     order, agent_noise = noise
     index = order.reshape(passes.updates, -1)
     (state, _), metrics = repeat(update, (state, jnp.bool_(False)), (index, agent_noise), first_opt, passes.updates)
-    return state, {**what_returns_are_made_of(rollout.items), **metrics}
+    return state, {**what_returns_are_made_of(rollout.items), **measured, **metrics}
 
 
 def minibatches_of(prepared: PyTree, minibatches: int) -> Callable[[Array], Batch]:

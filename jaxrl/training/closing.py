@@ -87,7 +87,7 @@ def print_table_in_python(trainer: Any, result: Any) -> None:
     """Print what a population came to that was trained in Python."""
     run_dir, lines = trainer.config.run_dir, {}
     if run_dir is not None:
-        best = result.best().members[0]
+        best = result.best_member().number
         lines = {"run": run_dir, "load": f"policy = jaxrl.load_policy({run_dir!r}, member={best})"}
     if any(member.status == "running" or member.status.startswith("SIG") for member in result.members):
         lines["go on"] = "trainer.train()"

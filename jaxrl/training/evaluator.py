@@ -215,6 +215,7 @@ class Evaluator(CompiledEvaluator):
           SettingsError: the number of episodes cannot be, or the policy was made by hand and cannot sample.
         """
         check_count("eval_episodes", episodes)
+        self.actions = "sampled" if sampled else "greedy"
         asked, one = _asked(env, policy, sampled)
         self.episodes, self._begun = episodes, partial(begin_episodes, one, asked, episodes)
         limit = max_steps or env.spec.time_limit or MAX_STEPS
@@ -236,6 +237,7 @@ class HostEvaluator:
     ) -> None:
         """Prepare an evaluation; arguments are those of `Evaluator`. Environments are opened for each anew."""
         check_count("eval_episodes", episodes)
+        self.actions = "sampled" if sampled else "greedy"
         self.env, self.episodes = env.judged or env, episodes
         self.max_steps = max_steps or self.env.spec.time_limit or MAX_STEPS
         chosen = chooser(policy, sampled)

@@ -19,8 +19,8 @@ ACTIVITIES = {
     "save": "the save",
 }
 """Those that may take long, for a person to read."""
-FACTS_SINCE_0_4 = ("seen_reward", "seen_discount", "seen_bonus", "told_values", "told_support")
-"""What checkpoints of version 0.3 do not have."""
+FACTS_SINCE_0_4 = ("seen_reward", "seen_discount", "seen_bonus", "told_values", "told_support", "told_greedy")
+"""What checkpoints of version 0.3 do not have, and of the last one those before 0.18."""
 
 
 @dataclass
@@ -54,6 +54,8 @@ class Ledger:
     told_support: bool = False
     """Whether a support too narrow was reported."""
     doing = ""  # a part in which time is spent now; no field, for no checkpoint needs it
+    told_greedy: bool = False
+    """Whether it was reported that greedy actions return far less than sampled ones."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     _begun: float = field(default_factory=lambda: time.perf_counter())
 

@@ -19,6 +19,8 @@ from jaxrl.strategies.guard import Health
 from jaxrl.training.divergence import Validity, in_good_health, look
 from jaxrl.training.episodes import Episodes, lines_of
 from jaxrl.training.evaluator import Evaluation, episode_rows, eval_columns
+from jaxrl.training.gap import Judged, TrainingReturns, hint, is_far_below
+from jaxrl.training.judging import Judgement
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.policy import describe
 from jaxrl.training.recorders import (
@@ -35,6 +37,7 @@ from jaxrl.training.recorders import (
     recorders_of,
     train_episode_recorder,
 )
+from jaxrl.training.sanity import columns_to_write
 from jaxrl.training.schedule import Schedule
 from jaxrl.training.storage.members import group_of
 from jaxrl.training.storage.run import Best, Storage
@@ -147,14 +150,14 @@ class Logbook:
         `ledger` takes note of what was said, so that it is said once; `agent` are the settings of the agent. `steps` is
         the number of environment steps that the row is on, if it matters how many of them were valid.
         """
-        row = self.row("train", **columns, **memory())
+        row = self.row("train", **columns_to_write(columns), **memory())
         self._columns, left_out = {*row}, sorted({*self._noted} & {*row})
         row |= {name: total / count for name, (total, count) in self._noted.items() if name not in self._columns}
         self._noted = {}
         self._rows.write(row)
         if left_out:
             self.event("note", f"note: rows have a column {left_out[0]!r} of their own, so that it was left out")
-        for event, message in ledger.watch(row, agent).items():
+        for event, message in ledger.watch(columns, agent).items():
             self.event(event, message)
         self.validity, warning = look(self.validity, row, steps)
         if warning:
@@ -175,10 +178,21 @@ class Logbook:
         self._rows.scored(row, histograms(row["opt_steps"], row["env_steps"], **spread))
         return row
 
-    def evaluated(self, evaluation: Evaluation, score: float, again: float | None, is_best: bool) -> Row:
-        """Write and return the row of an evaluation, and write one for each of its episodes; see `eval_columns`."""
-        row = self.scored(eval_columns(evaluation, score, again, is_best), evaluation)
-        self._episodes.write_all(list(episode_rows(self._counters, evaluation)))
+    def evaluated(self, found: Judgement, training: TrainingReturns | None, judged: Judged, ledger: Ledger) -> Row:
+        """Write and return the row of an evaluation, and write one for each of its episodes; see `eval_columns`.
+
+        `training` are the returns of the training episodes beside it. Where greedy actions come to far less, an event
+        says so; `ledger` takes note, so that it is said once.
+        """
+        if self._console is not None:
+            self._console.actions = judged.actions
+        columns = eval_columns(found.evaluation, found.score, found.again, found.is_best)
+        row = self.scored({**columns, "train_return": training and training.mean}, found.evaluation)
+        self._episodes.write_all(list(episode_rows(self._counters, found.evaluation)))
+        if judged.hints and not ledger.told_greedy and is_far_below(found.evaluation.returns, training):
+            assert training is not None
+            ledger.told_greedy = True
+            self.event("greedy", hint(row["eval_reward"], training.mean))
         return row
 
     def remark(self, text: str | None) -> None:

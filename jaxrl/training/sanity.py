@@ -17,6 +17,18 @@ ENTROPY = 10.0
 """Most that an entropy adds for a temperature of 1: that of 22 000 actions, all alike."""
 
 
+CHECKED = ("largest_reward", "largest_discount")
+"""Metrics that are measured for these checks alone; rows do not have them."""
+EXTREMES = ("", "_min", "_max")
+"""Endings of the columns that a metric has."""
+WITHOUT_EXTREMES = ("reward_factor",)
+"""Metrics that are the same throughout a run; rows have them in one column each."""
+LEFT_OUT = frozenset(
+    [f"{name}{end}" for name in CHECKED for end in EXTREMES]
+    + [f"{name}{end}" for name in WITHOUT_EXTREMES for end in EXTREMES[1:]]
+)
+
+
 class Extremes(NamedTuple):
     """The largest numbers over all transitions learnt from so far."""
 
@@ -30,6 +42,11 @@ class Extremes(NamedTuple):
     def bound(self) -> float:
         """The largest size that a return can have, at least 1; infinite under a discount of 1."""
         return max(1.0, (self.reward + self.bonus) / (1 - self.discount)) if self.discount < 1 else math.inf
+
+
+def columns_to_write(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of metrics that somebody reads."""
+    return {name: value for name, value in columns.items() if name not in LEFT_OUT}
 
 
 def extremes(row: Mapping[str, Any], agent: Mapping[str, Any], before: Extremes) -> Extremes:

@@ -27,6 +27,7 @@ from jaxrl.training.episodes import teller_of
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, eval_key, evaluator_of, mean_return
 from jaxrl.training.film import with_videos
 from jaxrl.training.following import follow, led
+from jaxrl.training.gap import judged_by, training_returns
 from jaxrl.training.interrupt import Interrupt, ended_by, tell_unsaved
 from jaxrl.training.judging import Judge, judge
 from jaxrl.training.ledger import Ledger
@@ -277,10 +278,10 @@ class Trainer:
         evaluation = self._evaluate() if boundary.evaluate else None
         row = self._record() if boundary.record else None
         if evaluation is None and self.config.is_promising(row):
-            evaluation = self._evaluate()
+            evaluation = self._evaluate(row)
         self.stop_reason = self._why_stop(boundary, self._report(row, evaluation, boundary.save))
         if self.stop_reason and not self.interrupt:
-            evaluation, row = evaluation or self._evaluate(), row or self._record()
+            evaluation, row = evaluation or self._evaluate(row), row or self._record()
         if boundary.save or self.stop_reason:
             self._save()
         if self.stop_reason and not self.interrupt:
@@ -312,7 +313,7 @@ class Trainer:
             self._save()
             raise error
 
-    def _evaluate(self) -> Row | None:
+    def _evaluate(self, recorded: Row | None = None) -> Row | None:
         if self.evaluator is None:
             return None
         call(self.hooks.before_evaluation, self)
@@ -324,7 +325,8 @@ class Trainer:
         if found.is_to_keep:
             self._keep_best(found.kept)
         with self.ledger.timed("record"):
-            row = self._log.evaluated(found.evaluation, found.score, found.again, found.is_best)
+            training = training_returns(recorded or summarise(self._metrics, self._sums))
+            row = self._log.evaluated(found, training, judged_by(self.strategy, self.evaluator), self.ledger)
         call(self.hooks.evaluation, self, found.evaluation, found.is_best)
         return row
 

@@ -221,8 +221,7 @@ def test_a_run_whose_checkpoint_lacks_the_sums_of_later_metrics_goes_on_as_if_it
         found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         rows.append([{**row, "wall_s": 0} for row in found if row["kind"] == "train"][-1])
     assert digests[0] == digests[1]
-    assert rows[1]["largest_reward_max"] > 0
-    aside = ("largest_", "opt_steps_per_sec", "env_steps_per_sec", "rss_mb", "device_mb")
+    aside = ("opt_steps_per_sec", "env_steps_per_sec", "rss_mb", "device_mb")
     whole, older = ({k: v for k, v in row.items() if not k.startswith(aside)} for row in rows)
     assert whole["loss_min"] < whole["loss"]
     assert whole == older

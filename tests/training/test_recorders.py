@@ -3,8 +3,10 @@
 import io
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from jaxrl.training.recorders import (
     ConsoleRecorder,
     JSONLRecorder,
     Progress,
+    RunInfo,
     TensorBoardRecorder,
     console,
     trim,
@@ -134,6 +137,67 @@ def test_a_terminal_sees_counters_speed_time_left_and_returns() -> None:
         assert part in out.getvalue()
 
 
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Return what shows rows on a terminal of `width` columns, or in a file, at a moment without a live line."""
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: 0.0))
+
+    def show(*rows: dict[str, Any], width: int | None, evaluates: bool = True) -> list[str]:
+        out = io.StringIO()
+        terminal = {"force_terminal": width is not None, "width": width or 200}
+        recorder = ConsoleRecorder(Console(file=out, soft_wrap=True, highlight=False, **terminal))
+        recorder.begin(RunInfo("run", None, {"eval_interval": 100 * evaluates, "eval_episodes": 20}, (), 0))
+        recorder.actions = "greedy"
+        recorder.tick(Progress(10, 100, 20, 100.0, 35.0))
+        for row in rows:
+            recorder.write(row)
+        recorder.close()
+        return out.getvalue().splitlines()
+
+    return show
+
+
+@pytest.mark.parametrize(
+    ("width", "text"),
+    [
+        (
+            None,
+            "10 opts          100 env steps  return       7.5 +- 0.5 over 2 episodes{}  train -5.6  best  35 s left",
+        ),
+        (40, "10 opts  return       7.5  best"),
+        (60, "10 opts  return       7.5  train -5.6  best"),
+        (80, "10 opts  return       7.5{}  train -5.6  best  35 s left"),
+    ],
+)
+def test_an_evaluation_stands_beside_the_training_and_the_first_names_its_actions(
+    shown: Callable[..., list[str]], width: int | None, text: str
+) -> None:
+    row = {**EVAL, "unfinished": 0, "train_return": -5.6}
+    first, second = shown(row, row, width=width)
+    assert first.strip() == text.format(", greedy actions" if width != 60 else "")
+    assert second.strip().startswith(text.split("{}")[0].split(" +-")[0])
+    assert "actions" not in second
+    assert max(len(first), len(second)) <= (width or 200)
+
+
+@pytest.mark.parametrize(
+    ("width", "text"),
+    [
+        (None, "2,000 opts       64,000 env steps  train 21.5  explained variance 0.83  35 s left"),
+        (40, "2,000 opts  train 21.5  35 s left"),
+        (60, "2,000 opts       64,000 env steps  train 21.5  35 s left"),
+        (80, "2,000 opts       64,000 env steps  train 21.5  35 s left"),
+    ],
+)
+def test_without_evaluations_each_record_shows_the_training_return(
+    shown: Callable[..., list[str]], width: int | None, text: str
+) -> None:
+    counters = {"opt_steps": 2_000, "env_steps": 64_000, "wall_s": 1.0}
+    row = {"kind": "train", **counters, "episode_return": 21.5, "explained_variance": 0.834}
+    assert [line.strip() for line in shown(row, width=width, evaluates=False)] == [text]
+    assert shown(row, width=width) == []
+
+
 def test_the_console_tells_what_a_second_look_came_to() -> None:
     text = io.StringIO()
     recorder = ConsoleRecorder(Console(file=text, soft_wrap=True))
@@ -141,7 +205,7 @@ def test_the_console_tells_what_a_second_look_came_to() -> None:
         recorder.write({**EVAL, "score": score, "confirm_score": again, "is_best": is_best})
     first, second, third = text.getvalue().splitlines()
     assert first.endswith("1 unfinished  best, confirmed at 6.25")
-    assert second.endswith("1 unfinished  not the best: again 5")
+    assert second.endswith("1 unfinished  not kept as best: 5 on re-evaluation")
     assert third.endswith("1 unfinished")
     assert recorder._best == 6.25
 

@@ -424,8 +424,7 @@ def test_every_number_of_a_row_is_documented_and_episode_returns_are_whole_episo
     train, evaluation = rows(memory, "train")[0], rows(memory, "eval")[0]
     assert (train["episode_return"], train["episode_return_min"], train["episode_length_max"]) == (5.0, 5.0, 5.0)
     assert (train["episodes"], train["truncated"], train["terminated"]) == (10, 10, 0)
-    assert (train["largest_reward"], train["largest_reward_max"]) == (1.0, 1.0)
-    assert train["largest_discount_max"] == np.float32(0.99)
+    assert [name for name in train if name.startswith("largest")] == []  # only checks are made of these
     assert (evaluation["eval_reward"], evaluation["eval_length"], evaluation["unfinished"]) == (5.0, 5.0, 0)
     for name in ("opt_steps", "env_steps", "wall_s", "opt_steps_per_sec", "env_steps_per_sec", "loss", "loss_min"):
         assert name in train

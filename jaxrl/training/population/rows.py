@@ -1,8 +1,11 @@
 """The rows of a population: those of its members' evaluations, and what they come to over all."""
 
 import json
+import math
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,12 @@ import numpy as np
 from jaxrl.errors import StorageError, say
 from jaxrl.strategies.population import Population
 from jaxrl.strategies.search import PBT, Verdict
-from jaxrl.terminal import print_folded
+from jaxrl.terminal import Stage, columns, is_terminal, print_folded
+from jaxrl.training.gap import hint
 from jaxrl.training.population.scores import named, spread
 from jaxrl.training.recorders import Row
-from jaxrl.training.schedule import MAX_COUNT
+from jaxrl.training.recorders.console import fitted
+from jaxrl.training.schedule import MAX_COUNT, Schedule
 from jaxrl.training.storage.run_dir import METRICS, plain, read_metadata, write_atomically
 
 LINES = 12
@@ -35,6 +40,25 @@ class PopulationRows:
         self._path: Path | None = None
         self.failure: StorageError | None = None
         """What could not be written; a resumption makes the file anew."""
+        self._begun = time.perf_counter()
+        self._opt_steps, self._first = 0, 0
+        """Optimisation steps of a whole run, and those after which this process began."""
+        self._hinted = False
+        self._stage = Stage()
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Show that programs are compiled inside."""
+        if not self._quiet:
+            self._stage.show("compiling")
+        try:
+            yield
+        finally:
+            self._stage.clear()
+
+    def begin(self, schedule: Schedule) -> None:
+        """Count the seconds that are left from now on, until the end of `schedule`."""
+        self._opt_steps, self._first = schedule.opt_steps(schedule.last), max(self._told, default=0)
         self._begun = time.perf_counter()
 
     def scores_of(self, number: int) -> list[tuple[int, float]]:
@@ -59,8 +83,11 @@ class PopulationRows:
                 if 0 < row["opt_steps"] <= saved:
                     self.take(number, row)
 
-    def take(self, number: int, row: Row) -> None:
-        """Take in the evaluation of a member."""
+    def take(self, number: int, row: Row, is_misjudged: bool = False) -> None:
+        """Take in the evaluation of a member; of the first that is misjudged by greedy actions, say so."""
+        if is_misjudged and not self._hinted and row.get("train_return") is not None:
+            self._hinted = True
+            self.say(f"{row['opt_steps']:>9,} opts  member {number}: {hint(row['eval_reward'], row['train_return'])}")
         at = self._scores.setdefault(row["opt_steps"], {})
         if number in at:
             return
@@ -91,9 +118,10 @@ class PopulationRows:
         if opt_steps in self._told or any(self._farthest.get(number, 0) <= opt_steps for number in others):
             return
         self._told.add(opt_steps)
-        env_steps = None
+        env_steps, returns = None, list[float]()
         for number, row in sorted(self._held.pop(opt_steps).items()):  # not as threads came by
             env_steps = row.get("env_steps", env_steps)
+            returns += [row["train_return"]] if row.get("train_return") is not None else []
             self._write({"member": number, **row})
         if others:
             return
@@ -112,7 +140,7 @@ class PopulationRows:
                 "best_member": best,
             }
         )
-        self._show(opt_steps, strata)
+        self._show(opt_steps, env_steps, strata, sum(returns) / len(returns) if returns else None)
 
     def decided(self, opt_steps: int, verdict: Verdict, is_new: bool) -> None:
         """Write who goes on from whom, and under which settings; show what a search decided, if that is new."""
@@ -140,13 +168,27 @@ class PopulationRows:
         if not self._quiet:
             print_folded(line)
 
-    def _show(self, opt_steps: int, strata: Mapping[str, Sequence[float]]) -> None:
+    def _show(
+        self, opt_steps: int, env_steps: int | None, strata: Mapping[str, Sequence[float]], training: float | None
+    ) -> None:
         shown, varied = strata, isinstance(self._search, PBT)
         if varied or len(strata) > LINES:
             shown = {"all members" if varied else "all settings": [x for scores in strata.values() for x in scores]}
-        for place, (name, scores) in enumerate(shown.items()):
-            row, at = spread([scores]), f"{opt_steps:>9,} opts" if not place else " " * 14
-            self.say(f"{at}  IQM {row.iqm:>9.5g} {row.interval:<22} of {row.members:<4} {name}")
+        seconds = time.perf_counter() - self._begun
+        done, left = opt_steps - self._first, self._opt_steps - opt_steps
+        first = [
+            (0, f"{opt_steps:>9,} opts"),
+            (2, f"  {env_steps:>11,} env steps" if env_steps is not None else ""),
+            (4, "" if training is None else f"  train {training:.4g}"),
+            (3, f"  {seconds:.0f} s"),
+            (1, f"  {seconds * left / done:.0f} s left" if left > 0 and done > 0 else ""),
+        ]
+        room = columns() if is_terminal(sys.stdout) else math.inf
+        self.say(fitted(first, room))
+        for name, scores in shown.items():
+            row = spread([scores])
+            value, called = f"{'':14}  IQM {row.iqm:>9.5g}", "" if name == named({}) else f"  {name}"
+            self.say(fitted([(0, value), (1, f" {row.interval:<22}"), (2, f" of {row.members:<4}"), (0, called)], room))
 
     def _write(self, row: Mapping[str, Any]) -> None:
         if self._path is None:

@@ -1,5 +1,6 @@
 """What a population scored: by member, by setting, and over all, with intervals."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -131,6 +132,12 @@ class PopulationResult(NamedTuple):
     def best(self, by: str | None = None) -> Setting:
         """Return the best group of `by`, or of all swept settings."""
         return self.by(*([by] if by else []))[0]
+
+    def best_member(self) -> MemberResult:
+        """Return the member of the best group, as `best()` has it, whose own best score is the highest."""
+        numbers = set(self.best().members)
+        score = lambda member: -math.inf if member.best_score is None else member.best_score
+        return max((member for member in self.members if member.number in numbers), key=score)
 
     def table(self) -> str:
         """Return a line for each setting, the best first."""

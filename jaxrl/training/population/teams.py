@@ -48,7 +48,7 @@ class Lane:
         made: tuple[PyTree, Sums, int, list[Ended]] = self._team.ask(self._place, Call((state, sums), t, stop))
         return made
 
-    def evaluate(self, params: PyTree, key: Key) -> Evaluation:
+    def __call__(self, params: PyTree, key: Key) -> Evaluation:
         """Evaluate beside the others."""
         found: Evaluation = self._team.ask(self._place, Call((params, key)))
         return found
@@ -69,7 +69,12 @@ class Lane:
 
     def judging(self, evaluator: Any) -> Any:
         """Return what evaluates this member in place of `evaluator`."""
-        return self.evaluate if self._team.judges else evaluator
+        return self if self._team.judges else evaluator
+
+    @property
+    def actions(self) -> str | None:
+        """How actions are chosen in evaluations, see `Judged`."""
+        return self._team.actions
 
     def leave(self) -> None:
         """Let the others go on without this member."""
@@ -106,6 +111,7 @@ class Team:
     ) -> None:
         """Expect so many members; `host` is held by each but while it waits. Lanes without a member repeat another."""
         self.strategy, self.device, self.judges = strategy, device, isinstance(evaluator, CompiledEvaluator)
+        self.actions: str | None = getattr(evaluator, "actions", None)
         self._width, self._tells, self._host, self._turn = width, tells, host, Condition()
         run = evaluator.run if isinstance(evaluator, CompiledEvaluator) else None
         self._evaluation: Any = run and jax.jit(jax.vmap(run), compiler_options=graph_options())

@@ -171,11 +171,13 @@ class PopulationTrainer:
         activity = None if self.config.quiet else lambda: self._activity
         with self.interrupt.signals(activity), self._opened(), ThreadPoolExecutor(self._threads()) as pool:
             self._begun = True
-            self._compile()
+            with self._rows.compiling():
+                self._compile()
             self._activity = "the present part of each member"
             # What recorders import is imported by one thread: packages that import each other do not bear several.
             recorders_of(self.config.recorders, None if self._dir is None else self._dir.path)
             self._rows.say(outline(self.population, self._mesh, self.workers, len(self._strategies())))
+            self._rows.begin(self._unrecorded(one, self._make["evaluator"]).schedule)
             yield from self._take_turns(pool)
         if (failure := self._failure or self._rows.failure) is not None:
             raise failure
@@ -232,7 +234,8 @@ class PopulationTrainer:
                             self._gates.gone(run.member.number)
                         continue
                     if report.eval is not None:
-                        self._rows.take(run.member.number, report.eval)
+                        misjudged = run.trainer is not None and run.trainer.ledger.told_greedy
+                        self._rows.take(run.member.number, report.eval, misjudged)
                     if self._waits(run, report):
                         held[run.member.number] = report.opt_steps
                         self._places.leave(run.member.number)

@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any
 
 from jaxrl.terminal import Stage, folded
-from jaxrl.training.recorders.base import Progress, Row, Video
+from jaxrl.training.recorders.base import Progress, Row, RunInfo, Video
 
 REFRESH_S = 0.1
 PLAIN_S = 30.0
@@ -20,7 +20,10 @@ WIDE = 136
 
 
 class ConsoleRecorder:
-    """Show counters, speed, time left, and the last and best return."""
+    """Show counters, speed, time left, and the last and best return; of a run that never evaluates, each record."""
+
+    actions: str | None = None
+    """How evaluations choose actions, for the line of the first one."""
 
     def __init__(self, console: Any = None) -> None:
         from rich.console import Console
@@ -31,6 +34,9 @@ class ConsoleRecorder:
         self._last: float | None = None
         self._best: float | None = None
         self._train: float | None = None
+        self._explained: float | None = None
+        self._progress: Progress | None = None
+        self._evaluates, self._evaluated_at = True, -1
         self._shown = 0.0 if self.console.is_terminal else time.monotonic()
 
     def stage(self, what: str) -> None:
@@ -41,27 +47,36 @@ class ConsoleRecorder:
         """Take back what a terminal shows of it."""
         self._stage.clear()
 
+    def begin(self, run: RunInfo) -> None:
+        """Take note whether the run evaluates."""
+        self._evaluates = bool(run.settings.get("eval_interval") and run.settings.get("eval_episodes"))
+
     def write(self, row: Row) -> None:
         self._stage.clear()
         if row["kind"] == "train":
-            self._train = row.get("episode_return")
-            return
+            self._train, self._explained = row.get("episode_return"), row.get("explained_variance")
+            if self._evaluates or self._evaluated_at == row["opt_steps"]:
+                return
         if not self.console.is_terminal:
             self._shown = time.monotonic()
-        if row["kind"] == "eval":
+        if row["kind"] == "event":
+            self._say(row["opt_steps"], row["message"])
+        elif row["kind"] == "train":
+            self.console.print(fitted(_train_parts(row, self._left), self._room))
+        else:
             self._last = row["eval_reward"]
             if row["is_best"]:
                 self._best = self._last if row.get("confirm_score") is None else row["confirm_score"]
-            self.console.print(fitted(_eval_parts(row), self._room))
-        else:
-            self._say(row["opt_steps"], row["message"])
+            actions = self.actions if self._evaluated_at < 0 else None
+            self.console.print(fitted(_eval_parts(row, self._left, actions), self._room))
+            self._evaluated_at = row["opt_steps"]
 
     def video(self, video: Video) -> None:
         self._stage.clear()
         self._say(video.opt_steps, f"filmed {video.path}, return {_number(video.episode_return)}")
 
     def tick(self, progress: Progress) -> None:
-        live = self.console.is_terminal
+        live, self._progress = self.console.is_terminal, progress
         if time.monotonic() - self._shown < (REFRESH_S if live else PLAIN_S):
             return
         self._shown = time.monotonic()
@@ -98,6 +113,12 @@ class ConsoleRecorder:
         """The columns of a terminal; elsewhere lines are as long as they are."""
         return self.console.width if self.console.is_terminal else math.inf
 
+    @property
+    def _left(self) -> str:
+        """The time left as a part of a line; nothing at the end, and where nobody knows."""
+        progress = self._progress
+        return f"  {progress.seconds_left:.0f} s left" if progress and progress.opt_steps < progress.max_opts else ""
+
     def _say(self, opt_steps: int, text: str) -> None:
         self.console.print("\n".join(folded(f"{opt_steps:>9,} opts  {text}", self._room)))
 
@@ -109,6 +130,7 @@ class ConsoleRecorder:
             (6, f"  train {_number(self._train)}"),
             (2, f"  last {_number(self._last)}"),
             (5, f"  best {_number(self._best)}"),
+            (7, _explained_variance(self._explained)),
         ]
 
     def _detail(self, progress: Progress) -> str:
@@ -131,30 +153,46 @@ def _counter(progress: Progress) -> str:
     return f"{progress.opt_steps:>9,}/{progress.max_opts:,} opts"
 
 
-def _eval_parts(row: Row) -> list[tuple[int, str]]:
+def _train_parts(row: Row, left: str) -> list[tuple[int, str]]:
+    return [
+        (0, f"{row['opt_steps']:>9,} opts"),
+        (2, f"  {row['env_steps']:>11,} env steps"),
+        (0, f"  train {_number(row.get('episode_return'))}"),
+        (3, _explained_variance(row.get("explained_variance"))),
+        (1, left),
+    ]
+
+
+def _explained_variance(value: float | None) -> str:
+    return "" if value is None else f"  explained variance {value:.2f}"
+
+
+def _eval_parts(row: Row, left: str, actions: str | None) -> list[tuple[int, str]]:
     verdict, again = _verdict(row)
-    counts = [(0, f"{row['opt_steps']:>9,} opts"), (4, f"  {row['env_steps']:>11,} env steps")]
+    counts = [(0, f"{row['opt_steps']:>9,} opts"), (6, f"  {row['env_steps']:>11,} env steps")]
+    training = "" if row.get("train_return") is None else f"  train {_number(row['train_return'])}"
+    end = [(2, training), (1, verdict), (7, again), (4, left)]
     if "episodes" not in row:  # a session's: the score that its user has given
-        return [*counts, (0, f"  score {_number(row['eval_reward']):>9}"), (1, verdict), (5, again)]
+        return [*counts, (0, f"  score {_number(row['eval_reward']):>9}"), *end]
     return [
         *counts,
         (0, f"  return {_number(row['eval_reward']):>9}"),
-        (3, f" +- {_number(row['eval_reward_std'])}"),
-        (6, f" over {row['episodes']} episodes"),
-        (2, f"  {row['unfinished']} unfinished" if row["unfinished"] else ""),
-        (1, verdict),
-        (5, again),
+        (5, f" +- {_number(row['eval_reward_std'])}"),
+        (8, f" over {row['episodes']} episodes"),
+        (3, f", {actions} actions" if actions else ""),
+        (3, f"  {row['unfinished']} unfinished" if row["unfinished"] else ""),
+        *end,
     ]
 
 
 def _verdict(row: Row) -> tuple[str, str]:
-    """Say whether an evaluation is the best, and what a second look at it came to."""
+    """Return whether an evaluation is the best, and what a second look at it came to."""
     again = row.get("confirm_score")
     if again is None:
         return ("  best", "") if row["is_best"] else ("", "")
     if row["is_best"]:
         return "  best", f", confirmed at {_number(again)}"
-    return "  not the best", f": again {_number(again)}"
+    return "  not kept as best", f": {_number(again)} on re-evaluation"
 
 
 def _number(value: float | None) -> str:

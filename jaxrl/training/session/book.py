@@ -8,6 +8,7 @@ from typing import Any
 from jaxrl.training.logbook import Logbook, unpacking
 from jaxrl.training.policy import spec_facts
 from jaxrl.training.program import summarise, without_later, zero_sums
+from jaxrl.training.sanity import columns_to_write
 from jaxrl.training.schedule import Schedule
 from jaxrl.training.session.parts import SessionState
 from jaxrl.training.session.rows import Interval
@@ -29,7 +30,7 @@ def summary_of(now: SessionState, stepper: Stepper, counters: Mapping[str, int],
         "rollbacks": ledger.rollbacks,
         "invalid_steps": now.invalid,
         **now.statistics.summary(),
-        **summarise(stepper.metrics, stepper.add_up(now.past, now.sums)),
+        **columns_to_write(summarise(stepper.metrics, stepper.add_up(now.past, now.sums))),
         "wall_s": wall,
         "stop": status,
     }

@@ -95,9 +95,11 @@ class Interval(NamedTuple):
         return Interval(**{**facts, "statistics": OF_EPISODES.take_up(facts["statistics"])})
 
 
-def score_columns(score: float, is_best: bool) -> dict[str, Any]:
-    """Return the columns of a row on a policy that the user has evaluated."""
-    return {"eval_reward": score, "score": score, "is_best": is_best}
+def score_columns(score: float, is_best: bool, interval: Interval) -> dict[str, Any]:
+    """Return the columns of a row on a policy that the user has evaluated, in the midst of `interval`."""
+    returns = interval.statistics.series["episode_return"]
+    train_return = returns.mean if returns.count else None
+    return {"eval_reward": score, "score": score, "is_best": is_best, "train_return": train_return}
 
 
 def columns_of_trial(evaluation: Evaluation | None) -> dict[str, Any]:

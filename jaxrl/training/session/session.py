@@ -238,7 +238,8 @@ class Session:
         stop = None if self.is_done else after_evaluation(self.config, ledger, score)
         with Undisturbed():
             self._now = now._replace(ledger=ledger, best=best, stop=stop or now.stop)
-            self._log.scored({**columns_of_trial(evaluation), **score_columns(score, is_best)}, evaluation)
+            columns = {**columns_of_trial(evaluation), **score_columns(score, is_best, now.interval)}
+            self._log.scored(columns, evaluation)
             if stop and self.config.record_interval and self.opt_steps > now.interval.opt_steps:
                 self._record()
         self._storage.keep_best(best)
