@@ -16,7 +16,7 @@ from benchmarks.cases import CASES
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 README = (BENCHMARKS / "README.md").read_text()
-COMMITTED = sorted(map(str, (BENCHMARKS / "results").glob("*-core.json")))[-1]
+COMMITTED = sorted(map(str, (BENCHMARKS / "results").glob("*cores-core.json")))[-1]
 
 
 def rows_of(told: str, folder: Path) -> list[dict[str, Any]]:
