@@ -29,6 +29,7 @@ from benchmarks import harness, hlo
 from benchmarks.cases import case_named
 from benchmarks.compiled.cases import CASES as COMPILED, case_named as compiled_case, strategy_of
 from benchmarks.compiled.limits import newest
+from benchmarks.device import shorten
 from benchmarks.harness import Effort, Row
 from jaxrl.registry import ALGORITHMS
 from jaxrl.strategies.base import Strategy
@@ -55,12 +56,14 @@ LEARNT = {"float32": (), "bfloat16": ("--agent.dtype", "bfloat16")}
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the campaign; return the exit code."""
     parser = argparse.ArgumentParser("python -m benchmarks.campaign", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="rehearse it: few and short repeats, small sizes")
+    parser.add_argument("--quick", action="store_true", help=harness.SMALLEST)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
     parser.add_argument("--agents", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS), help="default: all")
     parser.add_argument("--cases", nargs="+", help="of `benchmarks.run` (default: all, with --quick three)")
     parser.add_argument("--json", type=Path, required=True, help="file to write; rewritten after each row")
     asked = parser.parse_args(argv)
+    if asked.quick:
+        shorten()
     rows: list[Row] = []
     for part in asked.parts:
         for row in PARTS[part](asked):
@@ -159,7 +162,7 @@ def kernels(asked: argparse.Namespace) -> Iterator[Row]:
 
 def speed(asked: argparse.Namespace) -> Iterator[Row]:
     """Yield the rows of `benchmarks.run`; a case that fails is told, and the next begun."""
-    effort = Effort(1, 32) if asked.quick else Effort()
+    effort = harness.QUICK if asked.quick else Effort()
     for case in asked.cases or (QUICK if asked.quick else SPEED):
         try:
             yield from case_named(case)(effort)

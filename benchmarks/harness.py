@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,12 @@ class Effort(NamedTuple):
     """Optimisation steps of one call."""
     profile: Path | None = None
     """Folder for a trace of one call of the subject, of which the dearest kernels are told."""
+
+
+QUICK = Effort(1, 32)
+"""The smallest: it shows that a case runs, and its figures mean nothing."""
+SMALLEST = "the smallest form, to see that it runs; its figures mean nothing"
+"""What `--quick` is, in every script that has it."""
 
 
 def interleave(subjects: Mapping[str, Sample], repeats: int) -> dict[str, list[float]]:
@@ -152,6 +158,12 @@ def _commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return head + ("+" if changed else "")
+
+
+def versions(found: Iterable[str]) -> str:
+    """Return the only version of several, or the first and the last of them."""
+    order = sorted(set(found), key=lambda version: tuple(map(int, version.split("."))))
+    return " to ".join(dict.fromkeys([order[0], order[-1]]))
 
 
 def _module() -> str:

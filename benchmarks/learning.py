@@ -241,19 +241,23 @@ def _summary(rows: Sequence[Row]) -> list[str]:
 
 
 def documented(rows: Sequence[Row]) -> str:
-    """Return the table of `docs/algorithms.md`: what presets reach, of `rows` as the result files hold them."""
+    """Return a table of what presets reach, of `rows` as result files hold them, each with its version as `jaxrl`."""
     lines = [
-        "| environment | agent | environment steps | seeds | best policy | last policy | published |",
-        "|---" * 7 + "|",
+        "| environment | agent | environment steps | seeds | best policy | last policy | published | jaxrl |",
+        "|---" * 8 + "|",
     ]
     plain = [row for row in rows if row["preset"] and not row["flags"] and "failed" not in row]
     for env, algo in sorted({(row["env"], row["algo"]) for row in plain}):
         of_task = {row["seed"]: row for row in plain if (row["env"], row["algo"]) == (env, algo)}.values()
         steps = statistics.mean(row["env_steps"] for row in of_task)
         cells = [env, f"`{algo}`", _spaced(steps), str(len(of_task))]
-        cells += [_mean_and_deviation([row[name] for row in of_task]) for name in ("best", "last")]
+        cells += [mean_and_deviation([row[name] for row in of_task]) for name in ("best", "last")]
         known = reference(algo, env)
-        lines.append(f"| {' | '.join(cells)} | {f'{known[0]:g} at {_spaced(known[1])}' if known else ''} |")
+        cells += [
+            f"{known[0]:g} at {_spaced(known[1])}" if known else "",
+            harness.versions(r["jaxrl"] for r in of_task),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -261,10 +265,12 @@ def _spaced(number: float) -> str:
     return f"{number:,.0f}".replace(",", " ")
 
 
-def _mean_and_deviation(values: Sequence[float]) -> str:
+def mean_and_deviation(values: Sequence[float]) -> str:
+    """Return the mean of `values`, and their standard deviation where they differ."""
     mean, deviation = statistics.mean(values), statistics.pstdev(values)
     digits = _digits(mean)
-    return f"{mean:.{digits}f} ± {deviation:.{digits}f}" if deviation else f"{mean:g}"
+    told = f"{mean:.{digits}f}"
+    return f"{told} ± {deviation:.{digits}f}" if deviation else told.rstrip("0").rstrip(".")
 
 
 def _digits(mean: float) -> int:

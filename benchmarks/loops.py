@@ -29,11 +29,12 @@ RESIDENT = 64
 class Loop:
     """A `(carry, start, stop) -> carry`, compiled when first asked for, that is run on, a stretch at a time.
 
-    It is compiled as jaxrl's own training is, or if `usual` with XLA's own settings.
+    It is compiled as jaxrl's own training is, or if `usual` with XLA's own settings. Its carry is a copy of what it is
+    given, for every call donates it; so a `body` may close over no array that another loop carries.
     """
 
     def __init__(self, body: Callable[[PyTree, Array, Array], PyTree], carry: PyTree, *, usual: bool = False) -> None:
-        self.body, self.carry, self.t = body, carry, 0
+        self.body, self.carry, self.t = body, jax.tree.map(jnp.copy, carry), 0
         self.usual = usual
         self.compile_s = 0.0
 
@@ -171,7 +172,7 @@ def replay(buffer: Buffer, held: PyTree, rows: int, updates: int) -> Loop:
         return ring, seen
 
     run = lambda carry, start, stop: iterate(draw, turn, jax.random.key(1), carry, start, stop)
-    return Loop(run, (jax.tree.map(jnp.copy, held), jnp.float32(0)))
+    return Loop(run, (held, jnp.float32(0)))
 
 
 def filled(buffer: Buffer, example: PyTree, rows: int) -> PyTree:
@@ -240,7 +241,7 @@ def update(agent: Agent, state: PyTree, batches: PyTree) -> Loop:
 
     draw = lambda key, t: agent.draw_update(fold(key, t), rows)
     run = lambda carry, start, stop: iterate(draw, learn, jax.random.key(1), carry, start, stop)
-    return Loop(run, (jax.tree.map(jnp.copy, state), jnp.float32(0)))
+    return Loop(run, (state, jnp.float32(0)))
 
 
 # --- the parts of on-policy training -------------------------------------------------------------------------
@@ -290,4 +291,4 @@ def shuffling(prepared: PyTree, epochs: int, minibatches: int) -> Loop:
 
     draw = lambda key, t: random_orders(fold(key, t), epochs, units)
     run = lambda carry, start, stop: iterate(draw, turn, jax.random.key(1), carry, start, stop)
-    return Loop(run, (jax.tree.map(jnp.copy, prepared), jnp.float32(0)))
+    return Loop(run, (prepared, jnp.float32(0)))

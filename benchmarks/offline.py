@@ -1,4 +1,6 @@
-"""`python -m benchmarks.offline [--algo A ...] [--env E ...] [--seeds S ...] [--json FILE]`: learning from data alone.
+"""`python -m benchmarks.offline [--algo A ...] [--env E ...] [--seeds S ...] [--quick] [--json FILE]`.
+
+It says what is learnt from data alone.
 
 For each environment a pilot trains half-way. Half of the data are its episodes, with some random actions among them,
 the other half is random altogether. Each agent then learns from these data as `python -m jaxrl.train ALGO --data FILE
@@ -65,9 +67,8 @@ def files_of(env: str) -> list[str]:
     return [f"{env}-pilot.npz", f"{env}-random.npz"]
 
 
-def gathered(name: str) -> Row:
-    """Train the pilot, gather the data into their files, and return what they are."""
-    task = TASKS[name]
+def gathered(name: str, task: Task, steps: int) -> Row:
+    """Train the pilot, gather `steps` of each half of the data into their files, and return what they are."""
     config = parse([task.pilot, "--env", name, "--seed", "0", "--max-opts", str(task.pilot_opts), "--quiet"]).config
     strategy = build(task.pilot, config)
     result = Trainer(strategy, trainer_config(config), recorders=[]).train()
@@ -75,18 +76,18 @@ def gathered(name: str) -> Row:
     params, env = strategy.policy.params(result.state), jaxrl.make_env(name)
     pilot = evaluator_of(strategy, EPISODES)(params, jax.random.key(FRESH)).returns
     halves = [
-        jaxrl.gather(env, strategy.policy, params, jax.random.key(seed), STEPS, random=share)
+        jaxrl.gather(env, strategy.policy, params, jax.random.key(seed), steps, random=share)
         for seed, share in ((1, task.random), (2, 1.0))
     ]
     for file, half in zip(files_of(name), halves, strict=True):
         jaxrl.save_dataset(file, half)
     means = [float(returns_of(half).mean()) for half in halves]
-    return {**task._asdict(), "pilot_return": float(pilot.mean()), "data_returns": means, "transitions": 2 * STEPS}
+    return {**task._asdict(), "pilot_return": float(pilot.mean()), "data_returns": means, "transitions": 2 * steps}
 
 
-def learn(algo: str, env: str, seed: int) -> Row:
+def learn(algo: str, env: str, seed: int, opts: int) -> Row:
     """Learn once from the data, and judge the last policy."""
-    length = ["--max-opts", str(TASKS[env].opts), "--eval-interval", str(TASKS[env].opts // 5)]
+    length = ["--max-opts", str(opts), "--eval-interval", str(opts // 5)]
     config = parse([algo, "--data", *files_of(env), "--env", env, "--seed", str(seed), "--quiet", *length]).config
     busy, strategy = time.process_time(), build(algo, config)
     trainer = Trainer(strategy, trainer_config(config), recorders=[], raise_on_signal=False)
@@ -117,6 +118,7 @@ def main() -> None:
     parser.add_argument("--algo", nargs="+", help="agents (default: all)")
     parser.add_argument("--env", nargs="+", choices=list(TASKS), default=list(TASKS), help="environments")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4], help="seeds (default: 0 to 4)")
+    parser.add_argument("--quick", action="store_true", help=harness.SMALLEST)
     parser.add_argument("--json", type=Path, help="file to write")
     options = parser.parse_args()
     cache_compilations()
@@ -126,10 +128,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         for env in options.env:
-            data[env] = gathered(env)
-            for algo in [algo for algo in TASKS[env].algos if algo in (options.algo or TASKS[env].algos)]:
-                for seed in options.seeds:
-                    rows.append(learn(algo, env, seed))
+            task, steps = TASKS[env], STEPS
+            if options.quick:
+                task, steps = task._replace(pilot_opts=16, opts=10), 500
+            data[env] = gathered(env, task, steps)
+            for algo in [algo for algo in task.algos if algo in (options.algo or task.algos)]:
+                for seed in options.seeds[: 1 if options.quick else None]:
+                    rows.append(learn(algo, env, seed, task.opts))
                     cost = f"{rows[-1]['cpu_seconds']:.0f} CPU s"
                     print(f"{algo} {env} seed {seed}: {rows[-1]['last']:.1f}, {cost}", file=sys.stderr, flush=True)
                     if path:  # after each run: the next takes a while

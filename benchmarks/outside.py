@@ -92,7 +92,7 @@ def _session_step(session: jaxrl.Session, obs: np.ndarray) -> tuple[float, bool]
 def _session_programs(session: jaxrl.Session, obs: np.ndarray, times: int) -> float:
     """Return the median microseconds of choosing an action and taking a step in, on a copy of the buffer."""
     now = session._now
-    drawn, place = session._stepper.randomness(now.steps)
+    drawn, place = session._stepper.randomness(now)
     told, buffer, us = now.state.last.told, jax.tree.map(jnp.copy, now.state.buffer), []
     for _ in range(times):
         begun = time.perf_counter()

@@ -1,4 +1,6 @@
-"""`python -m benchmarks.population [--parts P ...] [--repeats R] [--json FILE]`: what many members cost, beside few.
+"""`python -m benchmarks.population [--parts P ...] [--repeats R] [--quick] [--json FILE]`.
+
+It says what many members cost, beside few.
 
 DQN on CartPole-v1 with 10 environments, as in `benchmarks.peers`. Rows of `case`:
 
@@ -72,26 +74,26 @@ def apart(members: int, opts: int, cores: int = 0, layout: str = "auto", compili
     return float(told.splitlines()[-1])
 
 
-def members(repeats: int, opts: int) -> list[Row]:
+def members(repeats: int, opts: int, few: int, many: int) -> list[Row]:
     """Time populations of several sizes in turn."""
     samples = harness.interleave(
         {
             "1": lambda: apart(1, opts),
-            "8": lambda: apart(8, opts),
-            str(MANY): lambda: apart(MANY, opts),
-            f"{MANY} on one core": lambda: apart(MANY, opts, cores=1),
+            str(few): lambda: apart(few, opts),
+            str(many): lambda: apart(many, opts),
+            f"{many} on one core": lambda: apart(many, opts, cores=1),
         },
         repeats,
     )
-    many = samples[str(MANY)]
     return [
-        harness.row("members", own, many, DQN().opt_interval, name=f"members {name}") for name, own in samples.items()
+        harness.row("members", own, samples[str(many)], DQN().opt_interval, name=f"members {name}")
+        for name, own in samples.items()
     ]
 
 
-def compiling(repeats: int) -> list[Row]:
+def compiling(repeats: int, many: int) -> list[Row]:
     """Time what one and many members compile, in turn."""
-    cases = {(count, layout): (count, layout) for layout in ("spread", "together") for count in (1, MANY)}
+    cases = {(count, layout): (count, layout) for layout in ("spread", "together") for count in (1, many)}
     samples = harness.interleave(
         {
             f"{count} {layout}": lambda count=count, layout=layout: apart(count, 10, layout=layout, compiling=True)
@@ -110,10 +112,13 @@ def compiling(repeats: int) -> list[Row]:
     ]
 
 
-def host(part: str, repeats: int, count: int, times: int, workers: int | None) -> list[Row]:
-    """Time members with all that a run does beside its training, and without."""
+def host(part: str, repeats: int, count: int, times: float, workers: int | None) -> list[Row]:
+    """Time members with all that a run does beside its training, and without, of `times` the preset's intervals."""
     strategy, config = replaying(DQN()), preset("dqn")
-    length = {name: times * getattr(config, name) for name in ("eval_interval", "record_interval", "save_interval")}
+    length = {
+        name: max(1, int(times * getattr(config, name)))
+        for name in ("eval_interval", "record_interval", "save_interval")
+    }
     opts = 6 * length["eval_interval"]
     evaluations = {"eval_interval": length["eval_interval"], "eval_episodes": config.eval_episodes}
 
@@ -166,17 +171,20 @@ def main() -> None:
         "--workers", type=int, help="members at a time, where `host` and `longer` do all (default: cores)"
     )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="of them (default: all)")
+    parser.add_argument("--quick", action="store_true", help=harness.SMALLEST)
     parser.add_argument("--json", type=Path, help="file to write, which keeps its rows of other parts")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         print(child(options.child))
         return
+    few, many, times = (2, 3, 0.01) if options.quick else (8, MANY, 1)
+    repeats, opts = (1, 10) if options.quick else (options.repeats, options.opt_steps)
     parts = {
-        "members": lambda: members(options.repeats, options.opt_steps),
-        "compiling": lambda: compiling(options.repeats),
-        "host": lambda: host("host", options.repeats, MANY, 1, options.workers),
-        "longer": lambda: host("longer", options.repeats, 8, 5, options.workers),
+        "members": lambda: members(repeats, opts, few, many),
+        "compiling": lambda: compiling(repeats, many),
+        "host": lambda: host("host", repeats, many, times, options.workers),
+        "longer": lambda: host("longer", repeats, few, 5 * times, options.workers),
     }
     rows = [row for row in kept(options.json) if row["case"] not in options.parts]
     for part in options.parts:

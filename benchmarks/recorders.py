@@ -1,4 +1,4 @@
-"""Time what recorders cost a run: `python -m benchmarks.recorders [--algo A ...] [--repeats R] [--json FILE]`.
+"""`python -m benchmarks.recorders [--algo A ...] [--repeats R] [--quick] [--json FILE]`: what recorders cost.
 
 Each of them in turn, in runs as the command trains them by its own settings, but `TIMES` as long, intervals unchanged.
 `share` is of the run's seconds, compiling left out, those in which its loop makes rows and hands them to recorders;
@@ -44,12 +44,14 @@ def seconds(strategy: Any, recorders: Sequence[str], length: dict[str, int]) -> 
         return {**trainer.train().summary["seconds"], "cpu": process_time() - begun}
 
 
-def measured(algo: str, repeats: int) -> dict[str, Any]:
+def measured(algo: str, repeats: int, quick: bool = False) -> dict[str, Any]:
     """Return for one algorithm by its preset what each set of recorders costs, of `repeats` runs each in turn."""
     config = preset(algo)
     names = ("max_opts", "eval_interval", "record_interval", "save_interval", "eval_episodes")
     length = {name: getattr(config, name) for name in names}
     length["max_opts"] *= TIMES
+    if quick:
+        length = {name: min(value, 64) for name, value in length.items()}
     strategy = build(algo, config)
     sets = {name: own for name, own in SETS.items() if not {"wandb", "mlflow"} & {*own} or find_spec(own[-1])}
     told: dict[str, list[dict[str, float]]] = {name: [] for name in sets}
@@ -75,12 +77,13 @@ def main(args: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.recorders")
     parser.add_argument("--algo", nargs="+", default=["ppo", "dqn"])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help=harness.SMALLEST)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(args)
     os.environ.update(OFFLINE)
     found = []
     for algo in options.algo:
-        found.append(measured(algo, options.repeats))
+        found.append(measured(algo, 1 if options.quick else options.repeats, options.quick))
         print(f"{algo}: {found[-1]['max_opts']:,} optimisation steps, a row every {found[-1]['record_interval']:,}")
         for name, costs in found[-1]["recorders"].items():
             train, record, cpu = (costs[f"{part}_s"][1] for part in ("train", "record", "cpu"))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks import harness
 from benchmarks.cases import CASES, SIZES, Case, case_named
-from benchmarks.device import Limits, limits
+from benchmarks.device import Limits, limits, shorten
 from benchmarks.harness import Effort
 
 
@@ -20,11 +20,13 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.run", description=__doc__)
     sizes = " or ".join(f"{kind}-N" for kind in SIZES)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (default: all), or {sizes}")
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter repeats, to see that it works")
+    parser.add_argument("--quick", action="store_true", help=harness.SMALLEST)
     parser.add_argument("--json", type=Path, help="file to write")
     parser.add_argument("--profile", type=Path, metavar="DIR", help="trace a call of each case of one compiled loop")
     options = parser.parse_args()
-    effort = Effort(2, 200) if options.quick else Effort()
+    effort = harness.QUICK if options.quick else Effort()
+    if options.quick:
+        shorten()
     cases = [(name, _case(parser, name)) for name in options.cases or CASES]
     rows = []
     for name, case in cases:

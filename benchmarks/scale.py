@@ -1,4 +1,4 @@
-"""Time shards and members on several devices of this CPU: `python -m benchmarks.scale [D] [--repeats R] [--json FILE]`.
+"""`python -m benchmarks.scale [D] [--repeats R] [--quick] [--json FILE]`: several devices of a CPU.
 
 PPO with 1024 environments in one shard, in D shards on one device, and in D shards on D devices; and 2 D members, DQN
 with 10 environments each, one at a time and D at a time on one device, and on D devices. All in turn, in one process,
@@ -17,10 +17,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-OPTS = 3_000
-"""Optimisation steps of each member."""
-ITERATIONS = 4
-"""Of PPO in a call."""
+
+class Effort(NamedTuple):
+    """How much to measure."""
+
+    opts: int = 3_000
+    """Optimisation steps of each member."""
+    iterations: int = 4
+    """Of PPO in a call."""
+    num_envs: int = 1_024
+    """Of PPO."""
+
+
+QUICK = Effort(10, 1, 64)
 
 
 class Pair(NamedTuple):
@@ -41,25 +50,26 @@ PAIRS = {
 }
 
 
-def subjects(devices: int) -> dict[str, Callable[[], float]]:
+def subjects(devices: int, effort: Effort) -> dict[str, Callable[[], float]]:
     """Return what is timed, each of which returns microseconds an optimisation step."""
     from benchmarks import loops
     from benchmarks.cases import DQN, ppo_shape
     from benchmarks.cases.shapes import replaying
     from jaxrl.training.devices import on_devices
 
+    shape = ppo_shape(effort.num_envs)
     spread = {
-        "no shards": loops.Training(ppo(ppo_shape(1024), 1)),
-        "shards on 1": loops.Training(ppo(ppo_shape(1024), devices)),
-        "shards on D": loops.Training(on_devices(ppo(ppo_shape(1024), devices), devices)),
+        "no shards": loops.Training(ppo(shape, 1)),
+        "shards on 1": loops.Training(ppo(shape, devices)),
+        "shards on D": loops.Training(on_devices(ppo(shape, devices), devices)),
     }
     dqn = replaying(DQN())
     members: dict[str, Callable[[], float]] = {
-        "members in turn": lambda: members_us(dqn, 2 * devices, workers=1),
-        "members on 1": lambda: members_us(dqn, 2 * devices, workers=devices),
-        "members on D": lambda: members_us(dqn, 2 * devices, workers=devices, devices=devices),
+        "members in turn": lambda: members_us(dqn, 2 * devices, effort.opts, workers=1),
+        "members on 1": lambda: members_us(dqn, 2 * devices, effort.opts, workers=devices),
+        "members on D": lambda: members_us(dqn, 2 * devices, effort.opts, workers=devices, devices=devices),
     }
-    all_cores = {name: lambda loop=loop: loop.us(ITERATIONS) for name, loop in spread.items()} | members
+    all_cores = {name: lambda loop=loop: loop.us(effort.iterations) for name, loop in spread.items()} | members
     alone = ("no shards", "shards on 1", "members in turn")
     return all_cores | {f"{name}, one core": partial(on_one_core, all_cores[name]) for name in alone}
 
@@ -88,16 +98,16 @@ def ppo(shape: Any, shards: int) -> Any:
     return jaxrl.on_policy(env, shape.agent(), num_envs=shape.num_envs, rollout=shape.rollout, shards=shards, **how)
 
 
-def members_us(strategy: Any, count: int, **how: int) -> float:
+def members_us(strategy: Any, count: int, opts: int, **how: int) -> float:
     """Train so many members from warm-up to result; return microseconds per optimisation step of all."""
     import jaxrl
 
     quiet = {"eval_interval": 0, "eval_episodes": 0, "record_interval": 0, "save_interval": 0, "quiet": True}
     population = jaxrl.population(strategy, seeds=count, layout="spread")
-    trainer = jaxrl.PopulationTrainer(population, max_opts=OPTS, **quiet, **how)
+    trainer = jaxrl.PopulationTrainer(population, max_opts=opts, **quiet, **how)
     begun = time.perf_counter()
     trainer.train()
-    return (time.perf_counter() - begun) / (count * OPTS) * 1e6
+    return (time.perf_counter() - begun) / (count * opts) * 1e6
 
 
 def rows(samples: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
@@ -131,6 +141,9 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.scale", description=__doc__)
     parser.add_argument("devices", nargs="?", type=int, default=2, metavar="D")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument(
+        "--quick", action="store_true", help="the smallest form, to see that it runs; its figures mean nothing"
+    )
     parser.add_argument("--json", type=Path, help="file to write")
     asked = parser.parse_args()
     import jax
@@ -138,7 +151,8 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", asked.devices)  # before JAX looks for devices
     from benchmarks import harness
 
-    found = rows(harness.interleave(subjects(asked.devices), asked.repeats))
+    calls = subjects(asked.devices, QUICK if asked.quick else Effort())
+    found = rows(harness.interleave(calls, 1 if asked.quick else asked.repeats))
     if asked.json:
         harness.write(asked.json, found)
     print(table(found))

@@ -1,4 +1,6 @@
-"""`python -m benchmarks.search [--task T ...] [--repeats R ...] [--how H ...] [--json FILE]`: what a search finds.
+"""`python -m benchmarks.search [--task T ...] [--repeats R ...] [--how H ...] [--quick] [--json FILE]`.
+
+It says what a search finds.
 
 A task is trained by 16 members whose learning rates are drawn from 1e-5 to 1e-1, uniformly in their logarithm: all to
 the end (`grid`), by halving, and by PBT. A repeat draws the same members for all three. The winner is the member with
@@ -61,17 +63,24 @@ EARLY = jaxrl.Halving(first=0)
 HOW = ("grid", "halving", "pbt")
 
 
-def searched(name: str, how: str, repeat: int) -> Row:
+def _smallest(task: Task) -> Task:
+    """Return a task that takes seconds: four optimisations a rollout, ten evaluations of two episodes."""
+    small = ("--rollout", "8", "--epochs", "1", "--minibatches", "1", "--agent.features", "4", "--agent.lr-decay", "40")
+    length = ("--max-opts", "40", "--eval-interval", "10", "--eval-episodes", "2")
+    return task._replace(flags=(*small, *length), interval=20)
+
+
+def searched(name: str, how: str, repeat: int, quick: bool = False) -> Row:
     """Train the members of a repeat, in one of the ways of `HOW`, and judge the winner."""
-    task = TASKS[name]
+    task, count = (_smallest(TASKS[name]), 4) if quick else (TASKS[name], MEMBERS)
     config = parse([task.algo, "--env", task.env, "--seed", str(repeat), "--quiet", *task.flags]).config
     strategy = build(task.algo, config)
     search = {"grid": None, "halving": jaxrl.Halving(), "pbt": jaxrl.PBT(task.interval)}[how]
     sweep = {"agent.lr": jaxrl.log_uniform(*RANGE)}
-    population = jaxrl.population(strategy, members=MEMBERS, sweep=sweep, draw_seed=repeat, search=search)
+    population = jaxrl.population(strategy, members=count, sweep=sweep, draw_seed=repeat, search=search)
     begun, busy = time.perf_counter(), time.process_time()
     trainer = jaxrl.PopulationTrainer(population, trainer_config(config), recorders=[])
-    curves: list[list[tuple[int, float]]] = [[] for _ in range(MEMBERS)]
+    curves: list[list[tuple[int, float]]] = [[] for _ in range(count)]
     for number, report in trainer:
         if report.eval:
             curves[number].append((report.opt_steps, report.eval["score"]))
@@ -197,12 +206,14 @@ def main() -> None:
     parser.add_argument("--task", nargs="+", choices=list(TASKS), default=list(TASKS), help="tasks (default: all)")
     parser.add_argument("--repeats", nargs="+", type=int, default=[0, 1, 2, 3, 4], help="repeats (default: 0 to 4)")
     parser.add_argument("--how", nargs="+", choices=HOW, default=list(HOW), help="searches (default: all)")
+    parser.add_argument("--quick", action="store_true", help=harness.SMALLEST)
     parser.add_argument("--json", type=Path, help="file to write, or to add to")
     options = parser.parse_args()
     cache_compilations()
+    repeats = options.repeats[: 1 if options.quick else None]
     rows = [row for row in kept(options.json) if row["task"] in TASKS]
-    for name, how, repeat in [(n, h, r) for n in options.task for r in options.repeats for h in options.how]:
-        row = searched(name, how, repeat)
+    for name, how, repeat in [(n, h, r) for n in options.task for r in repeats for h in options.how]:
+        row = searched(name, how, repeat, options.quick)
         rows = [r for r in rows if (r["task"], r["how"], r["repeat"]) != (name, how, repeat)] + [row]
         rows.sort(key=lambda r: (list(TASKS).index(r["task"]), HOW.index(r["how"]), r["repeat"]))
         told = (

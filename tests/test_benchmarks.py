@@ -1,7 +1,6 @@
 """The benchmarks' own arithmetic: what is called faster, and what is counted."""
 
 import json
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,6 @@ from benchmarks.cases.shapes import DQN, PPO, replaying
 from benchmarks.cases.training import growth
 from benchmarks.compare import compare, verdict
 from benchmarks.device import Limits, limits
-from benchmarks.peers import __main__ as peers
 from benchmarks.plain import Setting, plain_dqn
 from jaxrl.strategies.base import fold, iterate
 from jaxrl.training.program import metric_shapes
@@ -253,25 +251,6 @@ def test_the_plain_loop_beside_a_case_is_no_population() -> None:
     assert loop.carry.updates.shape == ()
 
 
-def test_every_case_that_results_are_kept_of_has_its_name() -> None:
-    wanted = {"dqn-1", "dqn-10", "dqn-128", "dqn-1024", "dqn-small", "dqn-conv", "seeds-8", "seeds-32"}
-    wanted |= {
-        "ppo-4",
-        "ppo-64",
-        "ppo-1024",
-        "sac",
-        "session",
-        "replay",
-        "capacity",
-        "host",
-        "actors",
-        "start",
-        "env-10",
-        "env-1024",
-    }
-    assert wanted == set(CASES)
-
-
 @pytest.mark.slow
 def test_a_scan_of_the_parts_trains_as_training_does() -> None:
     shape = DQN(num_envs=2, opt_interval=4, features=(8,), batch_size=8, capacity=200, warmup=40)
@@ -354,13 +333,9 @@ def test_a_learner_alone_makes_the_optimisation_steps_of_a_strategy_with_actors(
     ("name", "num_envs", "opt_interval"),
     [("dqn-1", 1, 10), ("dqn-5", 5, 10), ("dqn-10", 10, 10), ("dqn-16", 16, 16), ("dqn-4096", 4096, 4096)],
 )
-def test_a_case_of_any_size_has_its_own_settings(
-    name: str, num_envs: int, opt_interval: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[DQN] = []
-    monkeypatch.setattr(cases, "off_policy", lambda case, shape, effort: asked.append(shape))
-    cases.case_named(name)(harness.Effort())
-    (shape,) = asked
+def test_a_case_of_any_size_has_its_own_settings(name: str, num_envs: int, opt_interval: int) -> None:
+    cases.case_named(name)
+    shape = cases.dqn_shape(num_envs)
     assert (shape.num_envs, shape.opt_interval) == (num_envs, opt_interval)
     replaying(shape)  # which refuses settings that do not go together
 
@@ -409,46 +384,6 @@ def test_a_trace_names_the_kernels_that_ran(tmp_path: Path) -> None:
     (runs,) = [runs for name, _, runs in kernels if name.startswith("sort")]
     assert runs == 1
     assert list(tmp_path.rglob("*.xplane.pb"))
-
-
-def test_a_peer_that_cannot_be_installed_is_told_and_the_others_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def install(name: str) -> Path:
-        raise subprocess.CalledProcessError(1, "pip", stderr="Collecting it\nERROR: no such package\n")
-
-    told = {"us_per_opt_step": 100.0, "learnt": {"opt_steps": 2, "mean_return": 9.0}, "versions": {"jaxrl": "0"}}
-    monkeypatch.setattr(peers, "install", install)
-    monkeypatch.setattr(peers, "measure", lambda python, command, task, steps: told)
-    monkeypatch.setattr("sys.argv", ["peers", "rejax", "--rounds", "2", "--json", str(tmp_path / "x.json")])
-    peers.main()
-    printed = capsys.readouterr().out
-    assert "cannot be installed: ERROR: no such package" in printed
-    rows = json.loads((tmp_path / "x.json").read_text())["rows"]
-    assert [row["name"] for row in rows] == ["jaxrl", "rejax"]
-    assert rows[0]["ratio_to_ceiling"] == 1.0
-    assert rows[1]["failed"] == "cannot be installed: ERROR: no such package"
-
-
-@pytest.mark.slow
-def test_a_campaign_is_rehearsed(tmp_path: Path) -> None:
-    """In its smallest form, in a process of its own as it is run."""
-    file = tmp_path / "campaign.json"
-    command = [sys.executable, "-m", "benchmarks.campaign", "--quick", "--agents", "dqn", "--cases", "env-10"]
-    done = subprocess.run(
-        [*command, "--json", str(file)], capture_output=True, text=True, cwd=Path(__file__).parents[1]
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    kept = json.loads(file.read_text())
-    assert kept["header"]["device"] == jax.devices()[0].device_kind
-    correct, kernels, speed = kept["rows"]
-    assert (correct["part"], correct["case"], correct["repeated"]) == ("correct", "dqn", True)
-    assert len(correct["digest"]) == 16
-    assert correct["apart"] < 1e-2
-    assert (kernels["part"], kernels["predicted"]) == ("kernels", None)
-    assert kernels["kernels_per_iteration"] > 10
-    assert (speed["part"], speed["case"]) == ("speed", "env-10")
-    assert speed["us_per_opt_step"] > 0
 
 
 # --- judging ------------------------------------------------------------------------------------------------------

@@ -256,19 +256,6 @@ def test_a_program_compiled_now_exchanges_no_more(case: str, target: str, tmp_pa
     only_gradients_moments_and_metrics(json.loads((tmp_path / "row.json").read_text())["rows"])
 
 
-def test_the_table_of_shards_is_that_of_the_results() -> None:
-    """As `benchmarks.compiled.shards.table` makes it."""
-    text = (RESULTS.parents[1] / "docs" / "devices.md").read_text()
-    assert f"<!-- shards -->\n{spread.table(spread.newest())}\n<!-- /shards -->" in text, "print the table again"
-
-
-def test_the_tables_of_the_documentation_are_those_of_the_results() -> None:
-    """As `python -m benchmarks.compiled.limits` prints them."""
-    text = (RESULTS.parents[1] / "docs" / "performance.md").read_text()
-    for name, table in limits.tables(limits.newest()).items():
-        assert f"<!-- {name} -->\n{table}\n<!-- /{name} -->" in text, f"print the table {name} again"
-
-
 def test_a_model_is_what_its_counts_say() -> None:
     """Ten kernels of 1 us, 9.6 MB at 4.8 TB/s, 494 MFLOP at 494 TFLOP/s; then 64 launches of 2.5 us for 16 steps."""
     row = {"target": "h200", "kernels_per_opt_step": 8.0, "bytes": 9.6e6, "flops": 494e6, "opt_steps_per_iteration": 16}

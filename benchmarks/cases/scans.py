@@ -72,5 +72,8 @@ def _actors(shape: DQN | SAC | PPO) -> Acting:
 
 
 def _scan(strategy: Strategy, turn: Callable[[PyTree, PyTree, Array], PyTree], state: PyTree, carry: PyTree) -> Loop:
-    run = lambda carry, start, stop: iterate(strategy.draw, turn, state.key, carry, start, stop)
-    return Loop(run, jax.tree.map(jnp.copy, carry))
+    def run(carried: PyTree, start: Array, stop: Array) -> PyTree:
+        key, *carry = carried  # carried as training does; closed over, it would be donated with the training's state
+        return key, *iterate(strategy.draw, turn, key, tuple(carry), start, stop)
+
+    return Loop(run, (state.key, *carry))

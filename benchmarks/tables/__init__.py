@@ -1,0 +1,1 @@
+"""What README and docs quote of results, made of the result files alone; see `__main__`."""

@@ -1,0 +1,168 @@
+"""Tables of what is learnt: by presets, in suites, from data and demonstrations, and by searches."""
+
+from collections.abc import Sequence
+
+from benchmarks import harness, learning, offline, search
+from benchmarks.tables.results import Result, Row, prose, results, source, spaced, table
+
+PRESETS = "Measured with the versions of jaxrl in the last column (`benchmarks/results/*-learning-*.json`)."
+"""The line below figures of many files."""
+
+
+def presets() -> list[Result]:
+    """Return all results of `benchmarks.learning`."""
+    return [
+        Result(one.file, one.header, [_dated(row, one) for row in one.rows]) for one in results("*-learning-*.json")
+    ]
+
+
+def _dated(row: Row, of: Result) -> Row:
+    return {**row, "jaxrl": of.header["jaxrl"]}
+
+
+def reached(*algos: str) -> str:
+    """Return what presets reach, of some algorithms or of all."""
+    rows = [row for one in presets() for row in one.rows if not algos or row["algo"] in algos]
+    return f"{learning.documented(rows)}\n\n{PRESETS}"
+
+
+def default_command() -> str:
+    """Return what the default command reaches."""
+    of = {row["seed"]: (row, one) for one in presets() for row in one.rows if _is_default(row)}
+    rows = [row for row, _ in of.values()]
+    best, last = ([row[name] for row in rows] for name in ("best", "last"))
+    later, steady = ([row[name] for row in rows] for name in ("later", "steady"))
+    sentences = (
+        f"The default command, seeds {min(of)} to {max(of)}, {spaced(rows[0]['env_steps'])} environment steps each: "
+        f"over 100 fresh episodes the best policies hold the pole for {_ends(best, ':g')} of 500 steps, the last ones "
+        f"for {_ends(last, ':.1f')}.",
+        f"From the first evaluation of 475 on, {_ends(steady, ':.0%')} of the {_ends(later)} later ones are as good "
+        "(`python -m benchmarks.learning --algo dqn --env CartPole-v1`).",
+    )
+    return f"{prose(' '.join(sentences))}\n\n{source(one for _, one in of.values())}"
+
+
+def _ends(values: Sequence[float], form: str = "") -> str:
+    """Return the least and the largest of some numbers."""
+    written = (f"{{{form}}}".format(x) for x in (min(values), max(values)))
+    return " to ".join(dict.fromkeys(written))
+
+
+def _is_default(row: Row) -> bool:
+    return (row["algo"], row["env"], row["preset"], row["flags"]) == ("dqn", "CartPole-v1", True, [])
+
+
+def without_preset() -> str:
+    """Return what agents reach by generic settings."""
+    (found,) = results("*-learning-generic.json")[-1:]
+    rows = [_dated({**row, "preset": True}, found) for row in found.rows]
+    return f"{learning.documented(rows)}\n\n{source([found])}"
+
+
+BFLOAT16 = (("dqn", "CartPole-v1"), ("ppo", "CartPole-v1"), ("ppo", "Pendulum-v1"), ("sac", "Pendulum-v1"))
+BFLOAT16 += (("ppo", "Breakout-MinAtar"),)
+
+
+def bfloat16() -> str:
+    """Return the last policies of presets with bfloat16, beside those without."""
+    found, lines = presets(), []
+    for algo, env in BFLOAT16:
+        both = [_last(found, algo, env, flags) for flags in (["--agent.dtype", "bfloat16"], [])]
+        cells = [cell for rows in both for cell in _of_each([row["last"] for row in rows])]
+        version = harness.versions(row["jaxrl"] for rows in both for row in rows)
+        lines.append([f"`{algo}` on {env}", *cells, version])
+    head = ["", "bfloat16", "of each seed", "float32", "of each seed", "jaxrl"]
+    return f"{table(head, lines)}\n\n{PRESETS}"
+
+
+def _of_each(returns: Sequence[float]) -> list[str]:
+    return [learning.mean_and_deviation(returns), ", ".join(f"{x:.0f}" for x in sorted(returns))]
+
+
+def _last(found: Sequence[Result], algo: str, env: str, flags: list[str]) -> list[Row]:
+    """Return the latest row of each seed of a preset with these flags."""
+    own = lambda row: (row["algo"], row["env"], row["preset"], row["flags"]) == (algo, env, True, flags)
+    return [*{row["seed"]: row for one in found for row in one.rows if own(row)}.values()]
+
+
+SUITES = {
+    "`pgx:2048`, the preset": ("2048-preset", "pgx:2048"),
+    "`pgx:2048`, the settings below": ("2048-with-mask", "pgx:2048"),
+    "`pgx:2048` without its mask (`benchmarks.masks:pgx_2048`)": ("2048-without-mask", "benchmarks.masks:pgx_2048"),
+    "`jumanji:Snake-v1`, 12 x 12 fields (143 to fill), the preset": ("snake-12x12-seed-*", "jumanji:Snake-v1"),
+    "the same without its mask (`benchmarks.masks:snake_unmasked`)": ("snake-12x12-without-mask", ""),
+    "`jumanji:Snake-v1` on 6 x 6 fields, 35 to fill (`benchmarks.masks:snake`)": (
+        "snake-with-mask",
+        "benchmarks.masks:snake",
+    ),
+    "6 x 6 without its mask (`benchmarks.masks:snake_unmasked`)": (
+        "snake-without-mask",
+        "benchmarks.masks:snake_unmasked",
+    ),
+    "`jaxmarl:coin_game`, two agents with shared rewards": ("coin-game", "jaxmarl:coin_game"),
+    "`jaxmarl:MPE_simple_spread_v3`, not learnt well": ("simple-spread", "jaxmarl:MPE_simple_spread_v3"),
+}
+"""What is learnt in suites: the names of result files, and the environment of random play."""
+
+
+def suites() -> str:
+    """Return what PPO reaches in suites, beside random actions."""
+    chance = {row["env"]: (row, one) for one in results("*-random-*.json") for row in one.rows}
+    lines, used = [], []
+    for title, (file, env) in SUITES.items():
+        cells = _best(f"ppo-{file}")
+        row, one = chance.get(env, (None, None))
+        used += [one] if one else []
+        random = learning.mean_and_deviation([row["returns"]["mean"]]) if row else ""
+        lines.append([title, *cells[:-1], random, cells[-1]])
+    head = ["environment", "environment steps", "seeds", "PPO", "random", "jaxrl"]
+    return f"{table(head, lines)}\n\n{PRESETS}\n\n{source(used, 'Random play measured')}"
+
+
+def _best(name: str) -> list[str]:
+    """Return environment steps, seeds, return of the best policy and version of results of `benchmarks.learning`."""
+    rows = [_dated(row, one) for one in results(f"*-learning-{name}.json") for row in one.rows]
+    best = learning.mean_and_deviation([row["best"] for row in rows])
+    return [spaced(rows[0]["env_steps"]), str(len(rows)), best, harness.versions(row["jaxrl"] for row in rows)]
+
+
+def memory() -> str:
+    """Return what a task of memory is worth with a recurrent core and without."""
+    names = {"the preset": "ppo-memory-s8-gru-seed-*", "`--agent.core none`": "ppo-memory-s8-no-core"}
+    lines = [[title, *_best(name)] for title, name in names.items()]
+    head = ["`MiniGrid-MemoryS8`", "environment steps", "seeds", "best policy", "jaxrl"]
+    return f"{table(head, lines)}\n\n{PRESETS}"
+
+
+def demonstrations() -> str:
+    """Return what demonstrations beside replay save."""
+    (found,) = results("*-demos.json")[-1:]
+    lines = []
+    for length in dict.fromkeys(row["length"] for row in found.rows):
+        of = lambda demos, length=length: [r for r in found.rows if (r["length"], r["demos"]) == (length, demos)]
+        lines.append([str(length), _opened(of(False)), _opened(of(True))])
+    return f"{table(['turns', 'alone', 'with demonstrations'], lines)}\n\n{source([found])}"
+
+
+def _opened(rows: Sequence[Row]) -> str:
+    steps = sorted(row["env_steps_to_open"] for row in rows if row["env_steps_to_open"] is not None)
+    ends = " to ".join(dict.fromkeys(spaced(x) for x in (steps[0], steps[-1]))) if steps else ""
+    never = len(rows) - len(steps)
+    return ", ".join(filter(None, [ends, f"{never} of {len(rows)} seeds never" if never else ""]))
+
+
+def from_data() -> str:
+    """Return what offline agents reach, and what their data are."""
+    (found,) = results("*-offline.json")[-1:]
+    lines = []
+    for env, about in found.header["data"].items():
+        halves = [f"{mean:.0f}" for mean in about["data_returns"]]
+        lines.append([env, f"{about['pilot_return']:.0f}", *halves])
+    data = table(["environment", "pilot, greedy", "its half of the data", "the random half"], lines)
+    return f"{data}\n\n{offline.documented(found.rows)}\n\n{source([found])}"
+
+
+def searches() -> str:
+    """Return what searches find."""
+    (found,) = results("*-search.json")[-1:]
+    return f"{search.documented(found.rows)}\n\n{source([found])}"

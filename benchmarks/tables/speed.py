@@ -1,0 +1,201 @@
+"""Tables of speed: of training, its parts, peers, populations, recorders, and of what compiled programs are made of."""
+
+from collections.abc import Mapping
+
+from benchmarks import scale
+from benchmarks.compiled import limits, shards
+from benchmarks.tables.results import Row, Rows, figure, prose, results, source, spaced, table
+
+TRAINING = {
+    "dqn-1": "DQN, CartPole-v1, MLP 120-84, batch 128; 1 environment",
+    "dqn-10": "the same, 10 environments",
+    "dqn-128": "the same, 128 environments",
+    "dqn-1024": "the same, 1024 environments",
+    "seeds-32": "the same, 10 environments, 32 seeds in one program",
+    "dqn-small": "the same, 10 environments, MLP 64-64, batch 32",
+    "dqn-conv": "DQN, Breakout-MinAtar, convolution, batch 32",
+    "sac": "SAC, Pendulum-v1, MLPs 256-256, batch 256",
+    "ppo-4": "PPO, CartPole-v1, MLPs 64-64; 4 environments",
+    "ppo-64": "the same, 64 environments",
+    "ppo-1024": "the same, 1024 environments",
+}
+"""Cases of `benchmarks.run`, by what the page calls them."""
+
+
+def learnt(row: Row) -> str:
+    """Return what a row learnt while it was timed."""
+    return f"return {figure(row['learnt']['mean_return'])} after {spaced(row['learnt']['opt_steps'])}"
+
+
+def in_short() -> str:
+    """Return what README shows of speed."""
+    rows = Rows("benchmarks.run")
+    titles = {
+        "dqn-10": "DQN, CartPole-v1, 10 environments, MLP 120-84, batch 128",
+        "ppo-64": "PPO, CartPole-v1, 64 environments, MLPs 64-64",
+        "dqn-conv": "DQN, Breakout-MinAtar, convolution, batch 32",
+    }
+    lines = [
+        [title, figure(row["opt_steps_per_sec"]), figure(row["env_steps_per_sec"]), learnt(row)]
+        for name, title in titles.items()
+        for row in [rows[name]]
+    ]
+    head = ["", "optimisation steps a second", "environment steps a second", "learned meanwhile"]
+    return f"{table(head, lines)}\n\n{source(rows.used)}"
+
+
+def training() -> str:
+    """Return training against its parts, a bare scan, the device and a plain loop."""
+    rows = Rows("benchmarks.run")
+    ratio = lambda row, name, digits: f"{row[name]:.{digits}f}" if name in row else ""
+    lines = [
+        [
+            f"{title} ({learnt(row)}{' each' if name.startswith('seeds') else ''})",
+            figure(row["us_per_opt_step"]),
+            "" if name.startswith("seeds") else ratio(row, "ratio_to_ceiling", 2),
+            ratio(row, "ratio_to_scan", 2),
+            ratio(row, "ratio_to_device", 1),
+            figure(row["env_steps_per_sec"]),
+            ratio(row, "times_faster_than_plain", 1),
+        ]
+        for name, title in TRAINING.items()
+        for row in [rows[name]]
+    ]
+    head = ["", "us per optimisation step", "times its parts", "times a bare scan", "times the device"]
+    head += ["environment steps a second", "plain loop takes, times"]
+    return f"{table(head, lines)}\n\n{source(rows.used)}"
+
+
+def parts() -> str:
+    """Return what environments, large buffers, a session and a trainer take."""
+    rows = Rows("benchmarks.run")
+    few, many = rows["env-10"], rows["env-1024"]
+    low, _, high = rows["session"]["spread"]
+    sentences = (
+        f"Environments alone, with random actions and auto-reset, take {few['us_per_opt_step']:.1f} us for a vector "
+        f"step of 10 and {many['us_per_opt_step']:.0f} us for one of 1024; gymnax's own `step` in a loop takes "
+        f"{few['times_faster']:.1f} and {many['times_faster']:.1f} times as long.",
+        "With a capacity of 10^6 transitions, an iteration takes "
+        f"{rows['capacity 1,000,000']['ratio_to_ceiling']:.2f} times as long as with 10^4.",
+        f"A step of a session takes {low:.0f} to {high:.0f} us in addition to the optimisation.",
+        "The default run through `Trainer`, with evaluations, records and saves, takes "
+        f"{rows['host']['ratio_to_ceiling']:.2f} times as long in training as one bare call of the same iterations.",
+    )
+    return f"{prose(' '.join(sentences))}\n\n{source(rows.used)}"
+
+
+def start() -> str:
+    """Return what the command takes to begin."""
+    rows = Rows("benchmarks.run")
+    cold, warm = rows["start cold"], rows["start warm"]
+    seconds = lambda row: f"{row['us_per_opt_step'] / 1e6:.1f} s"
+    sentence = (
+        f"From the command (`{cold['settings']['command']}`, DQN on CartPole-v1) to its optimisation step it takes "
+        f"{seconds(cold)} with empty caches and {seconds(warm)} with filled ones; to the end of the run "
+        f"{cold['whole_command_s']:.1f} and {warm['whole_command_s']:.1f} s."
+    )
+    return f"{prose(sentence)}\n\n{source(rows.used)}"
+
+
+BUFFERS = ("uniform", "prioritised", "prioritised, weights over all", "flashbax uniform", "flashbax prioritised")
+
+
+def replay() -> str:
+    """Return what replay takes alone, beside flashbax's."""
+    rows = Rows("benchmarks.run")
+    cell = lambda size, name: figure(rows[f"replay {size} {name}"]["us_per_opt_step"])
+    lines = [[name, *(cell(size, name) for size in ("10,000", "1,000,000"))] for name in BUFFERS]
+    return f"{table(['us', 'of 10^4', 'of 10^6'], lines)}\n\n{source(rows.used)}"
+
+
+def actors() -> str:
+    """Return how fast a learner with actors is."""
+    rows = Rows("benchmarks.run")
+    found = {"threads": rows["actors"], "processes": rows["actors-processes"]}
+    lines = [
+        [name, figure(row["us_per_opt_step"]), f"{row['ratio_to_ceiling']:.1f}", learnt(row)]
+        for name, row in found.items()
+    ]
+    head = ["actors in", "us per optimisation step", "times the slower side alone", "learned meanwhile"]
+    return f"{table(head, lines)}\n\n{source(rows.used)}"
+
+
+LIBRARIES = {
+    "rejax": "Rejax",
+    "purejaxrl": "PureJaxRL",
+    "stable-baselines3": "Stable-Baselines3",
+    "sbx": "SBX",
+    "tianshou": "Tianshou",
+}
+TASKS = {"": "DQN, 10 environments", "-ppo-4": "PPO, 4 environments", "-ppo-1024": "PPO, 1024", "-sac": "SAC"}
+SEEDS = {
+    "-dqn-8": "DQN, 10 environments, 8 seeds",
+    "-dqn-32": "DQN, 32 seeds",
+    "-ppo-4-32": "PPO, 4 environments, 32 seeds",
+}
+
+
+def peers(tasks: Mapping[str, str]) -> str:
+    """Return how many times as long as jaxrl others take for some tasks."""
+    rows, lines = Rows("benchmarks.peers"), []
+    for name, title in LIBRARIES.items():
+        own = [rows.get(name + task) for task in tasks]
+        if any(own):
+            (first, *_) = filter(None, own)
+            version = next((first["versions"][each] for each in (name, f"{name}-rl") if each in first["versions"]), "")
+            lines.append(
+                [f"{title} {version}".strip(), *(f"{row['ratio_to_ceiling']:.3g}" if row else "" for row in own)]
+            )
+    return f"{table(['', *tasks.values()], lines)}\n\n{source(rows.used)}"
+
+
+def members() -> str:
+    """Return what many members cost beside few."""
+    rows = Rows("benchmarks.population")
+    us = {name: rows[f"members {name}"] for name in ("1", "8", "32", "32 on one core")}
+    one, eight, many = (figure(us[name]["us_per_opt_step"]) for name in ("1", "8", "32"))
+    compiling = [rows[f"compiling 32 {layout}"]["ratio_to_one"][1] for layout in ("spread", "together")]
+    named = {
+        "32 members of 3 600 steps, as often as the preset has it": rows["host 32"],
+        "8 members of 18 000 steps, intervals five times as long": rows["longer 8"],
+    }
+    parts = [(kind, part) for part in ("whole", "evaluated") for kind in ("share", "processor_share")]
+    lines = [[title, *(f"{1 + row[kind][part][1]:.2f}" for kind, part in parts)] for title, row in named.items()]
+    head = ["times as long as training alone", "all", "all, processor time"]
+    head += ["evaluations alone", "evaluations alone, processor time"]
+    sentences = (
+        f"An optimisation step of 1, 8 and 32 members takes {one}, {eight} and {many} us.",
+        f"Kept to one core, 32 take {us['32 on one core']['ratio_to_ceiling']:.1f} times as long as on two.",
+        f"To compile takes {compiling[0]:.2f} times as long for 32 members as for one, and {compiling[1]:.2f} times as "
+        "long where they train together.",
+    )
+    return f"{prose(' '.join(sentences))}\n\n{table(head, lines)}\n\n{source(rows.used)}"
+
+
+def recorders() -> str:
+    """Return what recorders cost."""
+    (found,) = results("*-recorders.json")[-1:]
+    ppo, dqn = ({row["algo"]: row["recorders"] for row in found.rows}[algo] for algo in ("ppo", "dqn"))
+    percent = lambda costs, name: f"{100 * costs[name][1]:.2f}"
+    cells = lambda costs: [percent(costs, "share"), percent(costs, "own"), f"{costs['cpu_s'][1]:.2f}"]
+    lines = [[name if name == "none" else f"`{name}`", *cells(ppo[name]), *cells(dqn[name])] for name in ppo]
+    head = [f"{algo}: {what}" for algo in ("PPO", "DQN") for what in ("in %", "recorders, in %", "processor, in s")]
+    return f"{table(['', *head], lines)}\n\n{source([found])}"
+
+
+def spread() -> str:
+    """Return what several devices of a CPU gain."""
+    (found,) = results("*-scale.json")[-1:]
+    return f"{scale.table(found.rows)}\n\n{source([found])}"
+
+
+def compiled(name: str) -> str:
+    """Return a table of `benchmarks.compiled.limits`."""
+    files = [results(f"*-compiled-{target}.json")[-1] for target in limits.CONSTANTS]
+    return f"{limits.tables(limits.newest())[name]}\n\n{source(files, 'Compiled')}"
+
+
+def exchanged() -> str:
+    """Return what devices exchange."""
+    files = [results(f"*-compiled-shards-{target}.json")[-1] for target in ("8-h200", "16-v5e")]
+    return f"{shards.table(shards.newest())}\n\n{source(files, 'Compiled')}"
