@@ -396,6 +396,25 @@ def test_what_finds_no_room_is_taken_from_the_log_at_the_end(
     assert said.startswith("warning: there does not take rows (2 rows wait); training goes on")
 
 
+def test_a_run_that_goes_back_while_a_service_has_no_room_tells_those_rows_again(tmp_path: Path) -> None:
+    free, service = threading.Event(), Told(lambda call: free.wait() and None)
+    given = recorder(service, capacity=2)
+    log = tmp_path / "metrics.jsonl"
+    write = lambda steps: log.write_text("".join(f'{{"kind": "train", "opt_steps": {n}}}\n' for n in steps))
+    given.begin(RunInfo("run", tmp_path, {}, (), opt_steps=0))
+    for step in (2, 4, 6):  # the last finds no room
+        given.write({"kind": "train", "opt_steps": step})
+    given.rewind(2)
+    assert json.loads((tmp_path / "there.json").read_text())["told"] == {}
+    for step in (4, 6):
+        given.write({"kind": "train", "opt_steps": step})
+    write((2, 4, 6))
+    free.set()
+    given.close()
+    assert service.rows == [("train", 2), ("train", 4), ("train", 4), ("train", 6)]
+    assert json.loads((tmp_path / "there.json").read_text()) == {"id": "x", "told": {"train": 6}}
+
+
 class Some(Told):
     """A service that takes up to two rows in a call."""
 

@@ -11,7 +11,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from jaxrl.errors import say
+from jaxrl.errors import describe, say
 from jaxrl.training.recorders.base import KINDS, Histogram, Progress, Row, RunInfo, Video
 from jaxrl.training.recorders.jsonl import rows_of
 from jaxrl.training.storage.run_dir import METRICS, read_json
@@ -115,7 +115,7 @@ class ServiceRecorder:
     def rewind(self, opt_steps: int) -> None:
         """Tell rows after `opt_steps` again if this run has made them before: they come of other random numbers."""
         if self._worker is not None and self._worker.taken:
-            self._worker.put({"kind": _REWIND, "opt_steps": opt_steps})
+            self._worker.rewind(opt_steps)
 
     def close(self) -> None:
         """Wait until all is told, but not longer than the time limit."""
@@ -149,6 +149,9 @@ class _Worker:
         self._rows: deque[Row] = deque()
         self._due, self._closing, self._abandoned = threading.Event(), threading.Event(), threading.Event()
         self._behind = self._said = self._done = False
+        self._back: int | None = None
+        """The least step to which the run went back after rows were left to the log."""
+        self._keeping = threading.Lock()
         self._path = None if run.directory is None else run.directory / f"{name}.json"
         self._kept = _read(self._path)
         self._told: dict[str, int] = dict(self._kept.pop("told", {}))
@@ -171,6 +174,14 @@ class _Worker:
         if not self._behind:
             self._say(f"{len(self._rows):,} rows wait")
         self._behind = True
+
+    def rewind(self, opt_steps: int) -> None:
+        """Take in that the run went back; there is always room for that."""
+        if not self._behind:
+            self._rows.append({"kind": _REWIND, "opt_steps": opt_steps})
+            return
+        self._back = opt_steps if self._back is None else min(self._back, opt_steps)
+        self._keep()  # a run that is killed before its end tells these rows when it goes on
 
     def put_more(self, kind: str, given: Video | Histogram) -> None:
         """Take in what is no row, if the service has a method for it."""
@@ -196,7 +207,8 @@ class _Worker:
                 self._tell(self._waiting())
             self._tell(self._waiting())
             if self._behind:
-                self._floor = dict(self._told)
+                self._told = self._floor = self._held()
+                self._back = None
                 self._catch_up()
             self._attempt(lambda: self._service.finish(self._run))
             self._done = True
@@ -249,7 +261,7 @@ class _Worker:
         try:
             getattr(self._service, _sort_of(row["kind"]))(row["given"])
         except Exception as error:  # once: the run's files have it, and rows behind it shall not wait
-            self._say(f"{type(error).__name__}: {error}")
+            self._say(describe(error))
 
     def _go_back(self, rows: Iterable[Row]) -> None:
         for row in rows:
@@ -257,6 +269,10 @@ class _Worker:
 
     def _is_new(self, row: Row) -> bool:
         return bool(row["opt_steps"] > self._floor.get(row["kind"], -1))
+
+    def _held(self) -> dict[str, int]:
+        """Return up to where the service has the rows of the log."""
+        return dict(self._told) if self._back is None else self._least(self._back)
 
     def _least(self, opt_steps: int) -> dict[str, int]:
         return {kind: min(told, opt_steps) for kind, told in self._told.items()}
@@ -269,7 +285,7 @@ class _Worker:
             try:
                 return action()
             except (Exception, SystemExit) as error:
-                self._say(f"{type(error).__name__}: {error}")
+                self._say(describe(error))
             if last:
                 break
             self._closing.wait(wait)
@@ -285,8 +301,8 @@ class _Worker:
         if self._path is None or self._abandoned.is_set():
             return
         temporary = self._path.with_name(f".{self._path.name}.tmp")
-        with contextlib.suppress(OSError):
-            temporary.write_text(json.dumps({**self._kept, "told": self._told}))
+        with self._keeping, contextlib.suppress(OSError):
+            temporary.write_text(json.dumps({**self._kept, "told": self._held()}))
             os.replace(temporary, self._path)
 
     def _say(self, what: str) -> None:

@@ -26,6 +26,9 @@ FLUSH_S = 1.0
 LEAVE_S = 2.0
 """Seconds that wandb's own process has to end at the end of this one, where the run has not waited for it."""
 HOST = "https://api.wandb.ai"
+_others: list[set[int]] = []
+"""Wandb's own processes that were there before the first run of this process connected: they are the user's."""
+_looking = threading.Lock()
 
 
 def wandb_recorder(**init: Any) -> ServiceRecorder:
@@ -56,6 +59,9 @@ class _Wandb:
             settings = wandb.Settings(
                 silent=True, console="off", symlink=False, x_transaction_log_flush_interval=FLUSH_S
             )
+            with _looking:
+                if not _others:
+                    _others.append(_services())
             self._run = wandb.init(id=run_id, resume="allow", reinit="create_new", settings=settings, **arguments)
             for axis in ("opt_steps", "env_steps"):
                 self._run.define_metric(axis)
@@ -119,17 +125,26 @@ def _arguments(run: RunInfo) -> dict[str, Any]:
 
 
 def _end_uploads() -> None:
-    """Once this process ends, end wandb's own, a child of it, where the system says which that is.
+    """Once this process ends, end wandb's own that a run has begun, where the system says which that is.
 
     Its files have what it has not uploaded. It would not heed a milder signal, once it has been told to end.
     """
     threading.main_thread().join()
     time.sleep(LEAVE_S)
-    with contextlib.suppress(OSError):
-        children = [pid for task in Path("/proc/self/task").glob("*/children") for pid in task.read_text().split()]
-        for pid in children:
-            if Path(f"/proc/{pid}/comm").read_text().strip() == "wandb-core":
-                os.kill(int(pid), signal.SIGKILL)
+    for pid in _services().difference(*_others) if _others else ():
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _services() -> set[int]:
+    """Return wandb's own processes among the children of this one."""
+    found = set()
+    for task in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread or a child has ended meanwhile
+            for pid in task.read_text().split():
+                if Path(f"/proc/{pid}/comm").read_text().strip() == "wandb-core":
+                    found.add(int(pid))
+    return found
 
 
 def _require_key(mode: str) -> None:
