@@ -17,14 +17,21 @@ from jaxrl.xla.shuffle import below
 
 @dataclass(frozen=True)
 class Discrete:
-    """The whole numbers `0 .. n-1`."""
+    """The whole numbers `start .. start + n - 1`.
+
+    Environments written in JAX start at 0, and so do agents, networks and buffers. Another start is that of an
+    environment elsewhere, whose numbers it counts in: sessions, loaded policies and data sets are given and give those.
+    """
 
     n: int
     dtype: str = "int32"
     """Anything that JAX accepts as a dtype; stored as its name."""
+    start: int = 0
 
     def __post_init__(self) -> None:
-        _set(self, n=_count("Discrete", self.n), dtype=_dtype("Discrete", self.dtype))
+        n, start = _count("Discrete", self.n), _start("Discrete", self.start)
+        _set(self, n=n, start=start, dtype=_dtype("Discrete", self.dtype))
+        _require_room("Discrete", self.dtype, n, start)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -33,16 +40,27 @@ class Discrete:
 
 @dataclass(frozen=True)
 class MultiDiscrete:
-    """A vector of whole numbers, entry `i` from `0 .. n[i]-1`."""
+    """A vector of whole numbers, entry `i` from `start[i] .. start[i] + n[i] - 1`; `start` as for `Discrete`."""
 
     n: tuple[int, ...]
     """May also be given as a list or an array."""
     dtype: str = "int32"
+    start: int | tuple[int, ...] = 0
+    """One for all entries, or one for each, as a list or an array too; stored as one where all are equal."""
 
     def __post_init__(self) -> None:
         if np.ndim(self.n) != 1:
             raise SettingsError(f"MultiDiscrete: n is {self.n!r}; expected one whole number for each entry")
-        _set(self, n=tuple(_count("MultiDiscrete", n) for n in self.n), dtype=_dtype("MultiDiscrete", self.dtype))
+        n = tuple(_count("MultiDiscrete", n) for n in self.n)
+        if np.shape(self.start) not in ((), (len(n),)):
+            raise SettingsError(
+                f"MultiDiscrete: start is {short(self.start)}; expected one whole number, or one for each of {len(n)}"
+            )
+        starts = [_start("MultiDiscrete", start) for start in np.broadcast_to(self.start, len(n)).tolist()]
+        start = starts[0] if len(set(starts)) == 1 else tuple(starts)
+        _set(self, n=n, start=start if n else 0, dtype=_dtype("MultiDiscrete", self.dtype))
+        for pair in zip(n, starts, strict=True):
+            _require_room("MultiDiscrete", self.dtype, *pair)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -66,8 +84,14 @@ class Box:
         shape = _shape(self.shape)
         low, high = _bound("low", self.low, shape), _bound("high", self.high, shape)
         if np.any(np.asarray(low) > np.asarray(high)):
-            raise SettingsError(f"Box: low {_short(low)} is above high {_short(high)}; swap them")
-        _set(self, low=low, high=high, shape=shape, dtype=_dtype("Box", self.dtype))
+            raise SettingsError(f"Box: low {short(low)} is above high {short(high)}; swap them")
+        dtype = _dtype("Box", self.dtype)
+        if np.dtype(self.dtype).itemsize > np.dtype(dtype).itemsize and not _holds(dtype, low, high):
+            raise SettingsError(
+                f"Box: bounds {short(low)} to {short(high)} do not fit {dtype}, in which JAX holds "
+                f"{np.dtype(self.dtype)}; use float32"
+            )
+        _set(self, low=low, high=high, shape=shape, dtype=dtype)
 
 
 Space = Discrete | MultiDiscrete | Box | Mapping[str, Any] | tuple
@@ -96,6 +120,43 @@ def _count(kind: str, n: Any) -> int:
     if count < 1:
         raise SettingsError(f"{kind}: n is {n!r}; expected a whole number of at least 1")
     return count
+
+
+def _start(kind: str, start: Any) -> int:
+    try:
+        if isinstance(start, bool):
+            raise TypeError
+        return operator.index(start)
+    except TypeError:
+        raise SettingsError(f"{kind}: start is {start!r}; expected a whole number") from None
+
+
+def _require_room(kind: str, dtype: str, n: int, start: int) -> None:
+    """Raise `SettingsError` unless `dtype` holds the numbers from `start` on, and from 0 on, as they are counted in."""
+    least, most = _range(dtype)
+    if start < least or max(start, 0) + n - 1 > most:
+        of = f"n is {n}" + (f" with start {start}" if start else "")
+        raise SettingsError(f"{kind}: {of}, but {dtype} holds {least} to {most}; use fewer, or a wider dtype")
+
+
+def _range(dtype: str) -> tuple[int, int]:
+    """Return the least and the largest of the whole numbers that `dtype` holds without a gap."""
+    made = jnp.dtype(dtype)
+    if made == np.bool_:
+        return 0, 1
+    if jnp.issubdtype(made, jnp.integer):
+        return int(jnp.iinfo(made).min), int(jnp.iinfo(made).max)
+    most = 2 ** (jnp.finfo(made).nmant + 1)
+    return -most, most
+
+
+def _holds(dtype: str, low: Any, high: Any) -> bool:
+    """Return whether `dtype` holds finite bounds; those that are not finite bound nothing."""
+    if not jnp.issubdtype(jnp.dtype(dtype), jnp.integer):
+        return True
+    least, most = _range(dtype)
+    ends = np.concatenate([np.ravel(low), np.ravel(high)]).astype(np.float64)
+    return not np.any(np.isfinite(ends) & ((ends < least) | (ends > most)))
 
 
 def _dtype(kind: str, dtype: Any) -> str:
@@ -127,9 +188,9 @@ def _bound(name: str, bound: Any, shape: tuple[int, ...]) -> float | tuple[float
             raise TypeError
         array = array.astype(np.float64)
     except (TypeError, ValueError):
-        raise SettingsError(f"Box: {name} is {_short(bound)}; expected a number, or one an entry") from None
+        raise SettingsError(f"Box: {name} is {short(bound)}; expected a number, or one an entry") from None
     if np.isnan(array).any():
-        raise SettingsError(f"Box: {name} is {_short(bound)}; expected numbers, or infinity for none")
+        raise SettingsError(f"Box: {name} is {short(bound)}; expected numbers, or infinity for none")
     if array.ndim == 0:
         return float(array)
     try:
@@ -142,7 +203,8 @@ def _bound(name: str, bound: Any, shape: tuple[int, ...]) -> float | tuple[float
     return flat[0] if alike else tuple(flat)
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """Return `repr(value)` on one line, of at most 60 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -150,10 +212,10 @@ def _short(value: Any) -> str:
 # --- spaces of others ---------------------------------------------------------------------------------------------
 
 
-def space_of(name: str, space: Any, shifted: bool = True) -> Space:
+def space_of(name: str, space: Any) -> Space:
     """Convert `space`, of environment `name`, to ours: from Gymnasium's, or a dict or tuple of such.
 
-    Whole numbers in the result count from 0; unless `shifted`, Gymnasium spaces that start elsewhere are refused.
+    Whole numbers that JAX holds in fewer bits than the environment become float32 where their bounds do not fit.
 
     Raises:
       SettingsError: `space` is none of these.
@@ -162,21 +224,19 @@ def space_of(name: str, space: Any, shifted: bool = True) -> Space:
     if _is_space(space):
         return space
     if isinstance(space, Mapping) or kind == "Dict":
-        return {key: space_of(name, part, shifted) for key, part in _named(name, getattr(space, "spaces", space))}
+        return {key: space_of(name, part) for key, part in _named(name, getattr(space, "spaces", space))}
     if isinstance(space, tuple) and hasattr(space, "_fields"):
-        parts: list[Any] = [space_of(name, part, shifted) for part in space]
+        parts: list[Any] = [space_of(name, part) for part in space]
         return type(space)(*parts)
     if isinstance(space, tuple | list) or kind == "Tuple":
-        return tuple(space_of(name, part, shifted) for part in getattr(space, "spaces", space))
-    leaf = _leaf_of(kind, space)
+        return tuple(space_of(name, part) for part in getattr(space, "spaces", space))
+    try:
+        leaf = _leaf_of(kind, space)
+    except SettingsError as error:
+        raise SettingsError(f"environment {name} has a space {short(space)}: {error}") from error
     if leaf is None:
         raise SettingsError(
-            f"environment {name} has a space {_short(space)}; expected Box, Discrete, MultiDiscrete, Dict or Tuple"
-        )
-    if not shifted and np.any(getattr(space, "start", 0)):
-        raise SettingsError(
-            f"environment {name} has a space {_short(space)}, but whole numbers count from 0 here; "
-            "leave start out, and add it in the environment"
+            f"environment {name} has a space {short(space)}; expected Box, Discrete, MultiDiscrete, Dict or Tuple"
         )
     return leaf
 
@@ -190,13 +250,16 @@ def _named(name: str, parts: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
 
 def _leaf_of(kind: str, space: Any) -> Discrete | MultiDiscrete | Box | None:
     if kind == "Discrete":
-        return Discrete(int(space.n))
+        return Discrete(int(space.n), start=int(getattr(space, "start", 0)))
     if kind == "MultiDiscrete" and space.nvec.ndim == 1:
-        return MultiDiscrete(space.nvec)
+        return MultiDiscrete(space.nvec, start=getattr(space, "start", 0))
     if kind == "MultiBinary" and len(space.shape) == 1:
         return MultiDiscrete((2,) * space.shape[0])
     if kind == "Box":
-        return Box(np.asarray(space.low), np.asarray(space.high), space.shape, space.dtype)  # type: ignore[arg-type]
+        low, high, dtype = np.asarray(space.low), np.asarray(space.high), np.dtype(space.dtype)
+        if dtype.kind in "iu" and not _holds(_dtype("Box", dtype), low, high):
+            dtype = np.dtype(np.float32)  # networks see float32 anyway, and nothing wraps
+        return Box(low, high, space.shape, dtype)  # type: ignore[arg-type]
     return None
 
 
@@ -255,10 +318,23 @@ def space_zeros(space: Space, count: int | None = None) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.zeros((*batch, *leaf.shape), leaf.dtype), space, is_leaf=_is_space)
 
 
+def to_dtype(what: str, array: np.ndarray, dtype: Any) -> np.ndarray:
+    """Return `array` as `dtype`; raise `SettingsError`, naming `what`, rather than wrap whole numbers."""
+    dtype = np.dtype(dtype)
+    if array.dtype.kind in "iu" and dtype.kind in "iu" and array.size and not np.can_cast(array.dtype, dtype):
+        info, ends = np.iinfo(dtype), (int(array.min()), int(array.max()))
+        for end in ends:
+            if not info.min <= end <= info.max:
+                raise SettingsError(f"{what} holds {end}; {dtype.name} holds {info.min} to {info.max}")
+    with np.errstate(over="ignore"):  # beyond float32 is infinite, and found where infinities are
+        return np.asarray(array, dtype)
+
+
 def sample_space(space: Space, key: Key, count: int | None = None) -> PyTree:
     """Draw a uniform element of `space`, or `count` of them `[count, ...]`; the key is consumed.
 
-    Unbounded entries of a `Box` are drawn from a standard normal.
+    Whole numbers are indices, from 0 on. Entries of a `Box` without both bounds are drawn from a normal distribution
+    around `span_of`'s centre, and clipped.
     """
     leaves, treedef = jax.tree.flatten(space, is_leaf=_is_space)
     keys = jax.random.split(key, len(leaves)) if len(leaves) > 1 else [key]
@@ -276,24 +352,28 @@ def _sample_leaf(space: Discrete | MultiDiscrete | Box, key: Key, shape: tuple[i
         return jax.random.randint(key, shape, *ends).astype(space.dtype)
     limits = np.where(bounded, low, 0.0), np.where(bounded, high, 1.0)
     within = jax.random.uniform(key, shape, jnp.float32, *limits)
-    beyond = jnp.clip(jax.random.normal(key, shape, jnp.float32), low, high)
+    around = _open_centre(low, high).astype(np.float32)
+    beyond = jnp.clip(around + jax.random.normal(key, shape, jnp.float32), low, high)
     return jnp.where(bounded, within, beyond).astype(space.dtype)
 
 
 def box_bounds(space: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return `low` and `high` of every entry, and which entries have both bounds; `space.shape` each.
 
-    Bounds whose distance float32 cannot represent do not count as bounds.
+    Bounds whose distance float32 cannot represent do not count as bounds, nor does its largest number.
     """
     low, high = (
         np.broadcast_to(np.reshape(bound, space.shape if np.size(bound) > 1 else ()), space.shape).astype(np.float64)
         for bound in (space.low, space.high)
     )
-    return low, high, np.abs(low) + np.abs(high) <= float(jnp.finfo(jnp.float32).max)
+    return low, high, np.abs(low) + np.abs(high) < float(jnp.finfo(jnp.float32).max)
 
 
 def to_box(space: Box, x: Array) -> Array:
-    """Rescale `x` `[N, D]` so that -1 to 1 spans the bounds of `space`, and clip it to them; `[N, *space.shape]`."""
+    """Rescale `x` `[N, D]` so that -1 to 1 spans the bounds of `space`, and clip it to them; `[N, *space.shape]`.
+
+    An entry with one bound is open on the other side: see `span_of`.
+    """
     low, high, _ = box_bounds(space)
     middle, reach = span_of(space)
     within = jnp.clip(middle + reach * x, low.reshape(1, -1).astype(np.float32), high.reshape(1, -1).astype(np.float32))
@@ -307,10 +387,19 @@ def from_box(space: Box, action: Array) -> Array:
 
 
 def span_of(space: Box) -> tuple[np.ndarray, np.ndarray]:
-    """Return centre and half-width `[1, D]` of the bounds; 0 and 1 for an entry without both bounds."""
+    """Return centre and half-width `[1, D]` of the bounds.
+
+    Of an entry without both bounds the half-width is 1, and the centre the number nearest to 0 that lies at least 1
+    within the bound that there is.
+    """
     low, high, bounded = (x.reshape(1, -1) for x in box_bounds(space))
     bottom, top = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
-    return ((top + bottom) / 2).astype(np.float32), ((top - bottom) / 2).astype(np.float32)
+    centre = np.where(bounded, (top + bottom) / 2, _open_centre(low, high))
+    return centre.astype(np.float32), ((top - bottom) / 2).astype(np.float32)
+
+
+def _open_centre(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    return np.clip(0.0, low + 1, np.maximum(low + 1, high - 1))
 
 
 def space_to_plain(space: Space) -> Any:
@@ -360,19 +449,31 @@ class EnvSpec(_EnvSpec):
     Gymnasium's spaces are converted to ours.
 
     Raises:
-      SettingsError: a space is neither Gymnasium's nor ours.
+      SettingsError: a space is neither Gymnasium's nor ours, or the time limit is no number of steps.
     """
 
     __slots__ = ()
 
     def __new__(cls, name: str, observation_space: Any, action_space: Any, time_limit: int | None = None) -> "EnvSpec":
         """Create a spec, converting Gymnasium's spaces."""
-        seen, done = (space_of(name, space, shifted=False) for space in (observation_space, action_space))
-        return super().__new__(cls, name, seen, done, time_limit)
+        seen, done = (space_of(name, space) for space in (observation_space, action_space))
+        return super().__new__(cls, name, seen, done, _limit(name, time_limit))
 
     @classmethod
     def _make(cls, iterable: Iterable[Any]) -> "EnvSpec":  # type: ignore[override]
         return cls(*iterable)
+
+
+def _limit(name: str, limit: Any) -> int | None:
+    if limit is None:
+        return None
+    try:
+        steps = int(limit) if isinstance(limit, float) and limit.is_integer() else operator.index(limit)
+    except TypeError:
+        steps = 0
+    if steps < 1 or isinstance(limit, bool):
+        raise SettingsError(f"environment {name}: time_limit is {short(limit)}; expected a number of steps, or None")
+    return steps
 
 
 def spec_to_plain(spec: EnvSpec) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Exported policies: each computes what the policy does, over whole episodes, for observations of all kinds."""
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import jaxrl
 from jaxrl.errors import SettingsError
 from jaxrl.exporting import as_numpy, stablehlo
 from jaxrl.exporting.again import Judged, portable, repeat
+from jaxrl.exporting.formats import files_of
 from jaxrl.exporting.function import Function, function_of
 from jaxrl.spaces import Box, EnvSpec, MultiDiscrete
 from jaxrl.strategies.base import Policy
@@ -114,12 +116,55 @@ def test_numpy_comes_to_the_same_numbers(policy: GreedyPolicy, tmp_path: Path) -
     spec.loader.exec_module(module)
     seen = observations(function)
     wanted = answers(policy, seen)
+    form: Any = jax.tree.structure(jaxrl.spaces.space_struct(policy.policy.spec.observation_space))
     for row in range(3):
         given: list[Any] = []
         for parts, want in zip(seen, wanted, strict=True):
-            made = module.act(*(part[row] for part in parts), *given)
+            made = module.act(form.unflatten([part[row] for part in parts]), *given)
             action, given = (made[0], [made[1]]) if function.memory else (made, [])
             np.testing.assert_allclose(action, want[row], rtol=1e-5, atol=1e-5)
+
+
+def test_a_description_has_what_each_format_takes(tmp_path: Path) -> None:
+    """An observation is a dict on the page of NumPy, whatever its order, and without the axis of a batch."""
+    box, number = Box(-1, 1, (2, 3)), Box(-1, 1, ())
+    spec = EnvSpec("x", {"b b": box, "a": (number, {"c": number})}, Box(-1, 1, (3,)))
+    policy = Policy(
+        spec=spec,
+        params=lambda state: state,
+        begin=lambda params, obs: obs,
+        act=lambda params, obs: (obs, obs["b b"].sum(1) + (obs["a"][0] + 2 * obs["a"][1]["c"])[:, None]),
+        observe=lambda params, carry, step: step.obs,
+    )
+    made = {form: files_of(GreedyPolicy(policy, ()), form) for form in ("numpy", "stablehlo")}
+    told = {form: json.loads(files["policy.json"]) for form, files in made.items()}
+    shown = lambda form, what: [(x["name"], x["shape"], x["dtype"]) for x in told[form][what]]
+    assert shown("numpy", "inputs") == [
+        ("obs['a'][0]", [], "float32"), ("obs['a'][1]['c']", [], "float32"), ("obs['b b']", [2, 3], "float32"),
+    ]  # fmt: skip
+    assert shown("numpy", "outputs") == [("action", [3], "float32")]
+    assert shown("stablehlo", "inputs") == [
+        ("obs_a_0", ["B"], "float32"), ("obs_a_1_c", ["B"], "float32"), ("obs_b_b", ["B", 2, 3], "float32"),
+    ]  # fmt: skip
+    assert shown("stablehlo", "outputs") == [("action", ["B", 3], "float32")]
+    for name, content in made["numpy"].items():
+        (tmp_path / name).write_bytes(content)
+    code = (
+        f"import sys; sys.modules['jax'] = sys.modules['jaxrl'] = None; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import policy\n"
+        "obs = {'b b': [[1, 2, 3], [10, 20, 30]], 'a': (100, {'c': 1000})}\n"
+        "print(policy.act(obs).tolist())"
+    )
+    alone = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(alone.stdout) == [2111, 2122, 2133]
+
+
+def test_the_memory_of_the_page_of_numpy_is_described_as_it_returns_it() -> None:
+    strategy = CASES["memory"]()
+    policy = GreedyPolicy(strategy.policy, strategy.policy.params(strategy.init(jax.random.key(0))))
+    told = json.loads(files_of(policy, "numpy")["policy.json"])
+    assert [(x["name"], x["shape"]) for x in told["inputs"]] == [("obs", [4]), ("memory[0]", [1, 64])]
+    assert [(x["name"], x["shape"]) for x in told["outputs"]] == [("action", []), ("memory[0]", [1, 64])]
 
 
 def test_only_what_decides_on_actions_is_remembered() -> None:

@@ -14,7 +14,7 @@ import yaml
 from scipy.stats import chisquare
 from stacked import reduce_metrics
 
-from jaxrl.envs import make_env
+from jaxrl.envs import make_env, vectorise
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Stat, stat, stats, total, totals
 from jaxrl.spaces import (
@@ -23,6 +23,7 @@ from jaxrl.spaces import (
     EnvSpec,
     MultiDiscrete,
     Space,
+    from_box,
     sample_space,
     space_from_plain,
     space_struct,
@@ -30,6 +31,7 @@ from jaxrl.spaces import (
     space_zeros,
     spec_from_plain,
     spec_to_plain,
+    to_box,
 )
 from jaxrl.trees import tree_bytes, tree_where
 from jaxrl.xla.shuffle import below
@@ -202,6 +204,8 @@ def test_a_space_survives_plain_data(space: Any) -> None:
         (Discrete(np.int64(2), np.int32), Discrete(2)),  # type: ignore[arg-type]
         (Discrete(jnp.array(3)), Discrete(3)),  # type: ignore[arg-type]
         (MultiDiscrete(np.array([2, 3]), jnp.int32), MultiDiscrete((2, 3))),  # type: ignore[arg-type]
+        (MultiDiscrete((2, 3), start=np.array([4, 4])), MultiDiscrete((2, 3), start=4)),  # type: ignore[arg-type]
+        (MultiDiscrete((2, 3), start=[-1, 4]), MultiDiscrete((2, 3), start=(-1, 4))),  # type: ignore[arg-type]
     ],
 )
 def test_spaces_are_kept_as_plain_numbers_and_names_whatever_they_were_given_as(given: Any, plain: Any) -> None:
@@ -220,6 +224,22 @@ def test_spaces_are_kept_as_plain_numbers_and_names_whatever_they_were_given_as(
         (lambda: Discrete(2.0), "n is 2.0"),
         (lambda: Discrete(True), "n is True"),
         (lambda: Discrete(2, "colour"), "dtype is 'colour'; expected one of real numbers"),
+        (lambda: Discrete(300, "uint8"), "n is 300, but uint8 holds 0 to 255; use fewer, or a wider dtype"),
+        (lambda: Discrete(3, "bool"), "n is 3, but bool holds 0 to 1"),
+        (lambda: Discrete(10**40), "0000, but int32 holds -2147483648 to 2147483647"),
+        (lambda: Discrete(5, start=2**31 - 3), "n is 5 with start 2147483645, but int32 holds"),
+        (lambda: Discrete(5, "uint8", start=-1), "n is 5 with start -1, but uint8 holds 0 to 255"),
+        (lambda: Discrete(5, start=0.5), "start is 0.5; expected a whole number"),
+        (lambda: MultiDiscrete((300, 2), "int8"), "n is 300, but int8 holds -128 to 127"),
+        (
+            lambda: MultiDiscrete((3, 2), start=(1, 2, 3)),
+            r"start is \(1, 2, 3\); expected one .*, or one for each of 2",
+        ),
+        (lambda: Box(0, 2**40, (2,), "int64"), "bounds 0.0 to 1099511627776.0 do not fit int32.*use float32"),
+        (
+            lambda: EnvSpec("x", Box(0, 1, ()), Discrete(2), "long"),
+            "x: time_limit is 'long'; expected a number of steps",
+        ),
         (lambda: MultiDiscrete((2, 0)), "MultiDiscrete: n is 0"),
         (lambda: MultiDiscrete(np.ones((2, 2), int)), "MultiDiscrete: n is array"),
         (lambda: Box(0, 1, (2,), object), "dtype is <class 'object'>"),
@@ -250,13 +270,64 @@ def test_spaces_of_gymnasium_in_a_spec_become_ours() -> None:
         assert isinstance(one, EnvSpec)
     for wrong, message in (
         (spaces.Text(3), r"environment crane has a space Text.*expected Box, Discrete"),
-        (spaces.Discrete(3, start=1), "whole numbers count from 0"),
         ({1: Discrete(2)}, "the key 1; expected names"),
         (3, "environment crane has a space 3"),
         (None, "environment crane has a space None"),
     ):
         with pytest.raises(SettingsError, match=message):
             EnvSpec("crane", wrong, Discrete(2))
+
+
+def test_an_environment_in_jax_counts_from_0_and_one_elsewhere_as_gymnasium_does() -> None:
+    spaces = gymnasium.spaces
+    seen = spaces.Dict(a=spaces.Discrete(3, start=-1), b=spaces.MultiDiscrete([2, 4], start=[1, 5]))
+    spec = EnvSpec("crane", seen, spaces.Discrete(3, start=1))
+    assert spec.observation_space == {"a": Discrete(3, start=-1), "b": MultiDiscrete((2, 4), start=(1, 5))}
+    assert spec.action_space == Discrete(3, start=1)
+    assert spec_from_plain(json.loads(json.dumps(spec_to_plain(spec)))) == spec
+    env = make_env("CartPole-v1")
+    env = env._replace(spec=env.spec._replace(action_space=Discrete(2, start=1)))
+    with pytest.raises(SettingsError, match=r"has a space Discrete\(n=2.* count from 0; leave start out"):
+        vectorise(env, 1)
+
+
+def test_whole_numbers_of_gymnasium_that_do_not_fit_become_floats() -> None:
+    boxes = gymnasium.spaces.Dict(
+        small=gymnasium.spaces.Box(0, 2**31 - 1, (2,), np.int64),
+        large=gymnasium.spaces.Box(0, 2**40, (2,), np.int64),
+        any=gymnasium.spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (1,), np.int64),
+        bits=gymnasium.spaces.Box(0, 2**32 - 1, (1,), np.uint32),
+    )
+    space = EnvSpec("counter", boxes, Discrete(2)).observation_space
+    dtypes = {name: part.dtype for name, part in space.items()}
+    assert dtypes == {"small": "int32", "large": "float32", "any": "float32", "bits": "uint32"}
+    with pytest.raises(SettingsError, match=r"environment counter has a space Discrete\(1099.*but int32 holds"):
+        EnvSpec("counter", gymnasium.spaces.Discrete(2**40), Discrete(2))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "at_minus_1", "at_0", "at_9"),
+    [
+        (5.0, math.inf, 5.0, 6.0, 15.0),
+        (-math.inf, -5.0, -7.0, -6.0, -5.0),
+        (-3.0, math.inf, -1.0, 0.0, 9.0),
+        (0.0, float(np.finfo(np.float32).max), 0.0, 1.0, 10.0),
+        (-2.0, 6.0, -2.0, 2.0, 6.0),
+        (-math.inf, math.inf, -1.0, 0.0, 9.0),
+    ],
+)
+def test_actions_lie_within_the_one_bound_and_are_open_beyond(
+    low: float, high: float, at_minus_1: float, at_0: float, at_9: float
+) -> None:
+    space, unit = Box(low, high, (1,)), np.array([[-1.0], [0.0], [9.0]], np.float32)
+    actions = to_box(space, unit)
+    np.testing.assert_allclose(actions[:, 0], [at_minus_1, at_0, at_9])
+    inside = np.array([not (low <= x <= high and x in (low, high)) for x in (at_minus_1, at_0, at_9)])
+    np.testing.assert_allclose(from_box(space, actions)[inside], unit[inside], rtol=1e-6)
+    drawn = np.asarray(sample_space(space, jax.random.key(0), 500))
+    assert len(np.unique(drawn)) > 300
+    assert (drawn >= low).all()
+    assert (drawn <= high).all()
 
 
 @pytest.mark.parametrize("time_limit", [None, 200])

@@ -73,3 +73,37 @@ class Telling(Counting):
         told = {"left": 10 - self.steps, "word": "no", "row": np.zeros(3), "parts": {"half": (10 - self.steps) / 2}}
         told["episode_steps"] = np.float64(self.steps)
         return told | ({"won": True} if self.episode % 2 == 1 and self.steps == 3 else {})
+
+
+class Locks(gymnasium.Env):
+    """Show a door's number, from 2 to 5, and a hint, from 7; action `number - 3`, from -1 to 2, pays 1 and opens it.
+
+    Episodes take eight steps.
+    """
+
+    observation_space = gymnasium.spaces.Dict(
+        door=gymnasium.spaces.Discrete(4, start=2), hint=gymnasium.spaces.MultiDiscrete([2, 3], start=[7, 0])
+    )
+    action_space = gymnasium.spaces.Discrete(4, start=-1)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict, dict]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._next(), {}
+
+    def step(self, action: Any) -> tuple[dict, float, bool, bool, dict]:
+        assert self.action_space.contains(int(action)), action
+        self.steps += 1
+        reward = float(action == self.door - 3)
+        return self._next(), reward, self.steps == 8, False, {}
+
+    def render(self) -> np.ndarray:
+        return np.zeros((8, 8, 3), np.uint8)
+
+    def _next(self) -> dict:
+        self.door = int(self.np_random.integers(2, 6))
+        return self.shown(self.door)
+
+    @staticmethod
+    def shown(door: int) -> dict:
+        return {"door": np.int64(door), "hint": np.array([7 + door % 2, door % 3])}

@@ -12,7 +12,10 @@ from jaxrl.trees import PyTree
 
 
 class Dataset(NamedTuple):
-    """`R` steps in one environment, in the order in which they were taken, episode after episode; on the host."""
+    """`R` steps in one environment, in the order in which they were taken, episode after episode; on the host.
+
+    Whole numbers count as the spaces of `spec` say, from their `start` on.
+    """
 
     spec: EnvSpec
     """The environment in which the steps were taken."""

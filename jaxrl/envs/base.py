@@ -11,6 +11,7 @@ import numpy as np
 from jaxrl.envs.resets import Resets, Starts, resets_of
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.spaces import EnvSpec, space_struct
+from jaxrl.starts import require_indices, starts_of
 from jaxrl.trees import Array, Key, PyTree, make_key, require_same, tree_where
 from jaxrl.tuning import tunable
 from jaxrl.types import GoalFn, Step
@@ -281,7 +282,8 @@ def require_same_spaces(one: EnvSpec, other: EnvSpec) -> None:
     """Raise `SettingsError` unless a policy for `other` can act in `one`."""
     for what in ("observation_space", "action_space"):
         mine, theirs = getattr(one, what), getattr(other, what)
-        if space_struct(mine) != space_struct(theirs) or getattr(mine, "n", 0) != getattr(theirs, "n", 0):
+        alike = [(space_struct(space), getattr(space, "n", 0), starts_of(space)) for space in (mine, theirs)]
+        if alike[0] != alike[1]:
             raise SettingsError(
                 f"{one.name} has the {what.replace('_', ' ')} {mine}; expected that of {other.name}, {theirs}"
             )
@@ -294,7 +296,10 @@ _KEY = jax.eval_shape(lambda: make_key(0))
 
 def check_stable(env: Env) -> None:
     """Raise `SettingsError` unless `reset`, `step` and the spec agree, leaf by leaf."""
-    name, first = env.spec.name, jax.eval_shape(env.reset, _KEY)
+    name = env.spec.name
+    for space in (env.spec.observation_space, env.spec.action_space):
+        require_indices(name, space)
+    first = jax.eval_shape(env.reset, _KEY)
     if not (isinstance(first, tuple) and len(first) == 2):
         raise SettingsError(f"environment {name}: reset returned {type(first).__name__}; expected (state, observation)")
     state, obs = first

@@ -9,7 +9,7 @@ import numpy as np
 from jaxrl.envs.host import HostEnv, Stepped, like_spec, to_host, whole_where_so
 from jaxrl.envs.scalars import scalars_in
 from jaxrl.errors import SettingsError, nearest, require_extra
-from jaxrl.spaces import EnvSpec, channels_last, space_of, space_struct
+from jaxrl.spaces import EnvSpec, channels_last, space_of
 from jaxrl.trees import PyTree
 
 PREFIX = "envpool:"
@@ -54,8 +54,8 @@ class _EnvPool:
         self, make: Any, spec: EnvSpec, num_envs: int, seed: int, processes: bool, *, lives: bool = False
     ) -> None:
         del processes  # EnvPool has its own threads
-        self._env, self._struct = make(num_envs=num_envs, seed=seed), space_struct(spec.observation_space)
-        self._obs: Any = None
+        self._env, self._space = make(num_envs=num_envs, seed=seed), spec.observation_space
+        self._name, self._obs = spec.name, None  # type: str, Any
         self._lives = lives
         self._left = np.zeros(num_envs, np.int32)
         self._over = np.ones(num_envs, bool)
@@ -64,19 +64,19 @@ class _EnvPool:
     def reset(self, which: np.ndarray | None = None) -> PyTree:
         if which is None:
             obs, info = self._env.reset()
-            self._obs = like_spec(self._struct, obs)
+            self._obs = like_spec(self._name, self._space, obs)
             self._left = info["lives"] if self._lives else self._left
             return self._obs
         ids = np.flatnonzero(which & self._over).astype(np.int32)
         if ids.size:
             obs, info = self._env.reset(ids)
-            self._obs = _put(self._obs, ids, like_spec(self._struct, obs))
+            self._obs = _put(self._obs, ids, like_spec(self._name, self._space, obs))
             self._left = _put(self._left, ids, info["lives"]) if self._lives else self._left
         return self._obs
 
     def step(self, action: PyTree) -> Stepped:
         obs, reward, terminated, truncated, info = self._env.step(to_host(self._env.action_space, action))
-        self._obs = like_spec(self._struct, obs)
+        self._obs = like_spec(self._name, self._space, obs)
         if self._lives:
             self._over = terminated | truncated
             terminated = terminated | ((info["lives"] < self._left) & ~truncated)

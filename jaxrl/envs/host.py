@@ -17,9 +17,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.base import Env
-from jaxrl.envs.scalars import scalars_in
+from jaxrl.envs.scalars import is_number, numbers_in, scalars_in
 from jaxrl.errors import ActorError, SettingsError, nearest, require_extra
-from jaxrl.spaces import EnvSpec, as_shape, channels_last, space_of, space_struct, space_zeros
+from jaxrl.spaces import (
+    Box,
+    Discrete,
+    EnvSpec,
+    MultiDiscrete,
+    Space,
+    as_shape,
+    channels_last,
+    short,
+    space_of,
+    space_zeros,
+    to_dtype,
+)
 from jaxrl.trees import PyTree, make_key, tree_where
 from jaxrl.types import Step
 
@@ -41,7 +53,11 @@ class Stepped(NamedTuple):
 
 
 class HostVector(Protocol):
-    """`N` environments that never reset themselves. Observations are NumPy arrays `[N, ...]` of the spec's dtypes."""
+    """`N` environments that never reset themselves.
+
+    Observations are NumPy arrays `[N, ...]` of the spec's dtypes. Whole numbers of observations and actions count from
+    0, whatever the environment's own start.
+    """
 
     def reset(self, which: np.ndarray | None = None) -> PyTree:
         """Start an episode where `which` `[N]` is true, or everywhere; return the observations of all environments."""
@@ -105,12 +121,13 @@ class HostVectorEnv:
         where an environment does not tell a scalar, and the names may differ from step to step.
         """
         successor, reward, terminated, truncated, scalars = self.vector.step(action)  # type: Any, Any, Any, Any, Any
+        with np.errstate(over="ignore"):  # a reward beyond float32 is infinite, and found below
+            reward = np.asarray(reward, np.float32)
         valid: Any = self._all
         if np.count_nonzero(self.spoilt) or not all(map(_all_finite, [reward, *_floats(successor)])):
             valid = np.isfinite(reward) & _finite_rows(successor) & ~self.spoilt
             reward, successor = np.where(valid, reward, 0.0), _zeros_where(~valid, successor)
             terminated, truncated = terminated & valid, truncated | ~valid
-        reward = reward.astype(np.float32)
         self._returns, self._lengths = self._returns + reward, self._lengths + 1
         if self.spec.time_limit:
             truncated = truncated | (self._lengths >= self.spec.time_limit)
@@ -250,6 +267,40 @@ def _deaf(make: Callable[[], Any]) -> Any:
     return make()
 
 
+def _checked(make: Callable[[], Any]) -> Any:
+    """Make an environment whose steps are refused where they are none, and whose `info` holds numbers alone.
+
+    A vector of Gymnasium takes "5" for a reward and None for an end, and stumbles over what is no number in `info`.
+    """
+    gymnasium, env = require_extra("gymnasium", NEEDS), make()
+    name = type(env.unwrapped).__name__
+
+    class Checked(gymnasium.Wrapper):  # type: ignore[name-defined]
+        def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+            obs, info = self.env.reset(**options)
+            return obs, numbers_in(info)
+
+        def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            if not (is_number(reward) or _is_one(reward, "biuf")):
+                raise SettingsError(f"{name}.step returned the reward {short(reward)}; expected a number")
+            for word, flag in (("terminated", terminated), ("truncated", truncated)):
+                if not (isinstance(flag, bool | np.bool_) or (_is_one(flag, "biu") and flag in (0, 1))):
+                    raise SettingsError(f"{name}.step returned {word} {short(flag)}; expected True or False")
+            reward, ends = np.asarray(reward).item(), [bool(flag) for flag in (terminated, truncated)]
+            return obs, reward, *ends, numbers_in(info)
+
+    return Checked(env)
+
+
+def _is_one(value: Any, kinds: str) -> bool:
+    """Return whether `value` is or holds one number, as an array of one entry does."""
+    if isinstance(value, str | bytes | None):
+        return False
+    array = np.asarray(value)
+    return array.size == 1 and array.dtype.kind in kinds
+
+
 class _Gymnasium:
     def __init__(self, make: Callable[[], Any], spec: EnvSpec, num_envs: int, seed: int, processes: bool) -> None:
         gymnasium = require_extra("gymnasium", NEEDS)
@@ -257,24 +308,25 @@ class _Gymnasium:
         mode = {"autoreset_mode": vector.AutoresetMode.DISABLED}
         # Spawned, because a fork of a process in which JAX runs threads may hang.
         self._env = (
-            vector.AsyncVectorEnv([partial(_deaf, make)] * num_envs, context="spawn", **mode)
+            vector.AsyncVectorEnv([partial(_deaf, partial(_checked, make))] * num_envs, context="spawn", **mode)
             if processes
-            else vector.SyncVectorEnv([make] * num_envs, **mode)
+            else vector.SyncVectorEnv([partial(_checked, make)] * num_envs, **mode)
         )
         self._seed: int | None = seed
         self._killing = threading.Lock()
-        self._struct = space_struct(spec.observation_space)
+        self._space, self._name = spec.observation_space, spec.name
 
     def reset(self, which: np.ndarray | None = None) -> PyTree:
         options = None if which is None else {"reset_mask": which}
         seed, self._seed = self._seed, None
-        return like_spec(self._struct, self._ask(partial(self._env.reset, seed=seed, options=options))[0])
+        obs = self._ask(partial(self._env.reset, seed=seed, options=options))[0]
+        return like_spec(self._name, self._space, obs)
 
     def step(self, action: PyTree) -> Stepped:
         actions = to_host(self._env.single_action_space, action)
         obs, reward, terminated, truncated, info = self._ask(partial(self._env.step, actions))
         scalars = scalars_in(info, self._env.num_envs)
-        return Stepped(like_spec(self._struct, obs), reward, terminated, truncated, scalars)
+        return Stepped(like_spec(self._name, self._space, obs), reward, terminated, truncated, scalars)
 
     def close(self, kill: bool = False) -> None:
         if kill:
@@ -302,24 +354,32 @@ class _Gymnasium:
                 process.join()
 
 
-def like_spec(struct: PyTree, obs: PyTree) -> PyTree:
-    """Return observations `[N, ...]` with the containers, dtypes and shapes of `struct`, which describes a single one.
+_LEAVES = (Box, Discrete, MultiDiscrete)
 
-    Images may have their channels first or last.
+
+def like_spec(name: str, space: Space, obs: PyTree) -> PyTree:
+    """Return observations `[N, ...]` of environment `name` with the containers, dtypes and shapes of `space`.
+
+    Whole numbers then count from 0. Images may have their channels first or last.
+
+    Raises:
+      SettingsError: whole numbers that the dtype of `space` does not hold.
     """
-    if isinstance(obs, np.ndarray) and isinstance(struct, jax.ShapeDtypeStruct):
-        return _like_leaf(struct, obs)
+    if isinstance(obs, np.ndarray) and isinstance(space, _LEAVES):
+        return _like_leaf(name, space, obs)
     flat = jax.tree.leaves(obs if not isinstance(obs, dict) else dict(obs))
-    like, treedef = jax.tree.flatten(struct)
-    return jax.tree.unflatten(treedef, [_like_leaf(s, x) for s, x in zip(like, flat, strict=True)])
+    like, treedef = jax.tree.flatten(space, is_leaf=lambda x: isinstance(x, _LEAVES))
+    return jax.tree.unflatten(treedef, [_like_leaf(name, s, x) for s, x in zip(like, flat, strict=True)])
 
 
-def _like_leaf(struct: Any, x: Any) -> np.ndarray:
-    array = np.asarray(x, struct.dtype)
-    if array.shape[1:] == struct.shape:
+def _like_leaf(name: str, space: Box | Discrete | MultiDiscrete, x: Any) -> np.ndarray:
+    array = to_dtype(f"an observation of {name}", np.asarray(x), space.dtype)
+    if not isinstance(space, Box) and np.any(space.start):
+        array = array - np.asarray(space.start, array.dtype)
+    if array.shape[1:] == space.shape:
         return array
-    array = as_shape(array, struct.shape)
-    return array.reshape(len(array), *struct.shape)
+    array = as_shape(array, space.shape)
+    return array.reshape(len(array), *space.shape)
 
 
 # --- JAX --------------------------------------------------------------------------------------------------------
@@ -393,7 +453,7 @@ def gymnasium_spec(env: Any) -> EnvSpec:
 
 
 def to_host(space: Any, action: PyTree) -> PyTree:
-    """Return actions `[N, ...]` as Gymnasium's space of single actions counts them, from its own lowest number on."""
+    """Return actions `[N, ...]`, counted from 0, as Gymnasium's space of single actions counts them."""
     kind = type(space).__name__
     if kind == "Dict":
         return {key: to_host(part, action[key]) for key, part in space.spaces.items()}

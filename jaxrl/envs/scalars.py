@@ -27,6 +27,28 @@ def scalars_in(info: Mapping[str, Any], num_envs: int) -> dict[str, np.ndarray]:
     return found
 
 
+def numbers_in(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers in the `info` of one environment as floats, and those in its entries.
+
+    Left out is what a vector of environments could not put beside the numbers of others: anything that is no number,
+    and integers of more than 64 bits.
+    """
+    found: dict[str, Any] = {}
+    for name, value in info.items():
+        if isinstance(value, Mapping):
+            found[name] = numbers_in(value)
+        elif is_number(value) and not (isinstance(value, int) and not -(2**63) <= value < 2**63):
+            found[name] = float(value)
+    return found
+
+
+def is_number(value: Any) -> bool:
+    """Return whether `value` is a single real number."""
+    if isinstance(value, bool | int | float):
+        return True
+    return isinstance(value, np.generic | np.ndarray) and value.shape == () and value.dtype.kind in "biuf"
+
+
 def _where(mask: Any, values: np.ndarray) -> np.ndarray:
     return values if mask is None else np.where(mask, values, np.float32(np.nan))
 

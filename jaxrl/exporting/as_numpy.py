@@ -206,14 +206,16 @@ def _refuse(name: str) -> Any:
 
 def _source(function: Function, lines: Sequence[str], results: Sequence[Any]) -> str:
     seen = [name for name in function.names if not name.startswith("memory") and name != "first"]
-    given = ", ".join([*seen, *(["memory=None"] if function.memory else [])])
-    shapes = "; ".join(f"{name}: {list(x.shape)} {x.dtype}" for name, x in zip(seen, function.obs, strict=True))
+    given = "obs, memory=None" if function.memory else "obs"
+    parts = list(zip(seen, function.entries, function.obs, strict=True))
+    shapes = "; ".join(f"{entry}: {list(x.shape)} {x.dtype}" for _, entry, x in parts)
     count = len(function.actions)
     said = [x if isinstance(x, str) else repr(np.asarray(x).tolist()) for x in results]
-    body = [f"{name} = np.asarray({name}, {str(x.dtype)!r})[None]" for name, x in zip(seen, function.obs, strict=True)]
+    needed = {word for line in lines for word in re.findall(r"\b[a-z]\w*\b", line.partition(" = ")[2])} | set(said)
+    body = [f"{name} = np.asarray({entry}, {str(x.dtype)!r})[None]" for name, entry, x in parts if name in needed]
     actions = [f"np.asarray({x})[0]" for x in said[:count]]
     out = actions[0] if count == 1 else f"({', '.join(actions)})"
-    docstring, use = f"Return the action for one observation ({shapes}).", f"    action = act({', '.join(seen)})"
+    docstring, use = f"Return the action for one observation ({shapes}).", "    action = act(obs)"
     if function.memory:
         fresh = ", ".join(f"np.zeros({(1, *x.shape)}, {str(x.dtype)!r})" for x in function.memory)
         names = [name for name in function.names if name.startswith("memory")]
@@ -223,8 +225,6 @@ def _source(function: Function, lines: Sequence[str], results: Sequence[Any]) ->
         ]
         out = f"{out}, [{', '.join(said[count:])}]"
         docstring = f"Return the action for one observation ({shapes}), and the memory to give with the next one."
-        use = f"    action, memory = act({', '.join(seen)})  # as an episode begins\n" + (
-            f"    action, memory = act({', '.join(seen)}, memory)"
-        )
+        use = "    action, memory = act(obs)  # as an episode begins\n    action, memory = act(obs, memory)"
     body += [*lines, f"return {out}"]
     return SOURCE.format(use=use, given=given, docstring=docstring, body="\n".join(f"    {x}" for x in body))

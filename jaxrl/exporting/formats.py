@@ -22,5 +22,5 @@ def files_of(policy: GreedyPolicy, form: str) -> dict[str, bytes]:
       SettingsError: this policy cannot be exported so.
     """
     function = function_of(policy)
-    text = json.dumps({"format": form, **described(function, policy.facts)}, indent=2) + "\n"
+    text = json.dumps({"format": form, **described(function, policy.facts, form != "numpy")}, indent=2) + "\n"
     return {**FORMATS[form](function), MARK: text.encode()}

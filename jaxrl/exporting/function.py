@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import space_struct, space_to_plain
+from jaxrl.starts import to_elements, to_indices
 from jaxrl.training.policy import GreedyPolicy, begin, follow
 from jaxrl.trees import Array, PyTree
 from jaxrl.xla.equations import read, used
@@ -36,6 +37,8 @@ class Function(NamedTuple):
     """What it returns is called, in order."""
     spaces: dict[str, Any]
     """The spaces of observations and actions, as plain values."""
+    entries: list[str]
+    """Where each part of an observation is found, in Python, as in `obs['camera']`."""
 
     def inputs(self, rows: Any) -> Shapes:
         """Return the shapes of the inputs for a batch of `rows`, which may be symbolic."""
@@ -54,19 +57,22 @@ def function_of(policy: GreedyPolicy) -> Function:
     obs: Shapes = jax.tree.leaves(struct)
     form: Any = jax.tree.structure(struct)
     begun_as = lambda n: jax.eval_shape(partial(begin, policy.policy), policy.params, _rows(n, struct))
-    remembered, action = begun_as(1)
-    memory: Shapes = jax.tree.leaves((remembered, action))
-    memory_form: Any = jax.tree.structure((remembered, action))
+    carried, action = begun_as(1)
+    memory: Shapes = jax.tree.leaves((carried, action))
+    memory_form: Any = jax.tree.structure((carried, action))
     actions = [_row(x) for x in jax.tree.leaves(action)]
     names, made = _obs_names(struct), _names("action", len(actions))
+    # Whole numbers count as the environment's do, and inside from 0.
+    indices, elements = partial(to_indices, spec.observation_space), partial(to_elements, spec.action_space)
+    entries = [f"obs{jax.tree_util.keystr(path)}" for path, _ in jax.tree.leaves_with_path(struct)]
     spaces = {"observation": space_to_plain(spec.observation_space), "action": space_to_plain(spec.action_space)}
     kept = _needed(policy, memory_form, memory, len(actions), _rows(1, struct))
     if not kept:
 
         def act(params: PyTree, *parts: Array) -> tuple[Array, ...]:
-            return tuple(jax.tree.leaves(begin(policy.policy, params, form.unflatten(parts))[1]))
+            return tuple(elements(jax.tree.leaves(begin(policy.policy, params, indices(form.unflatten(parts)))[1])))
 
-        return Function(act, policy.params, obs, actions, [], names, made, spaces)
+        return Function(act, policy.params, obs, actions, [], names, made, spaces, entries)
     two = jax.tree.leaves(begun_as(2))
     for i in kept:
         if memory[i].shape[:1] != (1,) or two[i].shape != (2, *memory[i].shape[1:]):
@@ -76,15 +82,17 @@ def function_of(policy: GreedyPolicy) -> Function:
             )
 
     def step(params: PyTree, *parts: Array) -> tuple[Array, ...]:
-        now, past, first = form.unflatten(parts[: len(obs)]), parts[len(obs) : -1], parts[-1]
+        now, past, first = indices(form.unflatten(parts[: len(obs)])), parts[len(obs) : -1], parts[-1]
         begun = jax.tree.leaves(begin(policy.policy, params, now))
         before = [past[kept.index(i)] if i in kept else x for i, x in enumerate(begun)]
         followed = jax.tree.leaves(follow(policy.policy, params, *memory_form.unflatten(before), now))
         where = lambda a, b: jnp.where(first.reshape(-1, *(1,) * (a.ndim - 1)), a, b)
-        return tuple(where(begun[i], followed[i]) for i in (*range(len(memory))[-len(actions) :], *kept))
+        decided = [where(begun[i], followed[i]) for i in range(len(memory))[-len(actions) :]]
+        return (*elements(decided), *(where(begun[i], followed[i]) for i in kept))
 
     names, made = [*names, *_names("memory", len(kept)), "first"], [*made, *_names("next_memory", len(kept))]
-    return Function(step, policy.params, obs, actions, [_row(memory[i]) for i in kept], names, made, spaces)
+    remembered = [_row(memory[i]) for i in kept]
+    return Function(step, policy.params, obs, actions, remembered, names, made, spaces, entries)
 
 
 def _needed(policy: GreedyPolicy, form: Any, memory: Shapes, actions: int, obs: PyTree) -> list[int]:
@@ -101,14 +109,22 @@ def _needed(policy: GreedyPolicy, form: Any, memory: Shapes, actions: int, obs: 
         wanted |= found
 
 
-def described(function: Function, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return what a person needs to call it, as plain values."""
-    listed = lambda names, shapes: [
-        {"name": name, "shape": ["B", *x.shape], "dtype": str(x.dtype)} for name, x in zip(names, shapes, strict=True)
+def described(function: Function, facts: dict[str, Any], batched: bool) -> dict[str, Any]:
+    """Return what a person needs to call it, as plain values: `batched` as this function, or else as the NumPy page."""
+    listed = lambda names, shapes, *batch: [
+        {"name": name, "shape": [*batch, *x.shape], "dtype": str(x.dtype)}
+        for name, x in zip(names, shapes, strict=True)
     ]
+    if batched:
+        inputs = listed(function.names, [_row(x) for x in function.inputs(1)], "B")
+        outputs = listed(function.results, [*function.actions, *function.memory], "B")
+    else:
+        memory = listed([f"memory[{i}]" for i in range(len(function.memory))], function.memory, 1)
+        inputs = [*listed(function.entries, function.obs), *memory]
+        outputs = [*listed(_names("action", len(function.actions)), function.actions), *memory]
     return {
-        "inputs": listed(function.names, [_row(x) for x in function.inputs(1)]),
-        "outputs": listed(function.results, [*function.actions, *function.memory]),
+        "inputs": inputs,
+        "outputs": outputs,
         "spaces": function.spaces,
         "score": facts.get("score"),
         "opt_steps": facts.get("opt_steps"),
@@ -119,7 +135,9 @@ def described(function: Function, facts: dict[str, Any]) -> dict[str, Any]:
 
 def _obs_names(struct: PyTree) -> list[str]:
     paths = [jax.tree_util.keystr(path, simple=True, separator="_") for path, _ in jax.tree.leaves_with_path(struct)]
-    return ["_".join(["obs", *re.findall(r"\w+", path)]) for path in paths]
+    words = ["_".join(["obs", *re.findall(r"\w+", path)]) for path in paths]
+    # Entries such as `a b` and `a_b` come to one word.
+    return [word if words.index(word) == i else f"{word}_{i}" for i, word in enumerate(words)]
 
 
 def _names(of: str, count: int) -> list[str]:

@@ -4,9 +4,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl.masks import for_critic
-from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, box_bounds
 from jaxrl.trees import Array, PyTree
 
 
@@ -14,8 +15,8 @@ def encode(space: Space, obs: PyTree, torso: str = "auto") -> Any:
     """Encode a batch of observations as float32: `[B, H, W, C]` for a convolution, `[B, D]` for dense layers.
 
     A dict or tuple with images becomes a tuple of the images, `[B, H, W, C]` each, and all other parts as `[B, D]`,
-    unless the torso is `mlp`. Discrete parts become one-hot, 8-bit images are divided by 255, and parts of dicts and
-    tuples are concatenated. A mask of actions is left out.
+    unless the torso is `mlp`. Discrete parts become one-hot, whole numbers bounded by 0 and 255 (pictures) are
+    divided by 255, and parts of dicts and tuples are concatenated. A mask of actions is left out.
     """
     space, obs = for_critic(space), for_critic(obs)
     spaces = space_leaves(space)
@@ -46,9 +47,18 @@ def is_image(space: Any) -> bool:
     return isinstance(space, Box) and len(space.shape) == 3 and min(space.shape[:2]) >= 3
 
 
+def is_bytes(space: Box) -> bool:
+    """Return whether all entries are whole numbers from 0 to 255, as of pictures; of `uint8` wider bounds are these."""
+    if not jnp.issubdtype(space.dtype, jnp.integer):
+        return False
+    low, high, _ = box_bounds(space)
+    kind = jnp.iinfo(space.dtype)
+    return bool(np.all(np.maximum(low, kind.min) == 0) and np.all(np.minimum(high, kind.max) == 255))
+
+
 def _encode_leaf(space: Box | Discrete | MultiDiscrete, x: Array) -> Array:
     if isinstance(space, Discrete):
         return jax.nn.one_hot(x, space.n, dtype=jnp.float32)
     if isinstance(space, MultiDiscrete):
         return jnp.concatenate([jax.nn.one_hot(x[:, i], n, dtype=jnp.float32) for i, n in enumerate(space.n)], axis=-1)
-    return x.astype(jnp.float32) / (255.0 if x.dtype == jnp.uint8 else 1.0)
+    return x.astype(jnp.float32) / (255.0 if is_bytes(space) else 1.0)

@@ -20,6 +20,7 @@ from jaxrl.processors.base import Processor, begin
 from jaxrl.processors.n_step import one_step
 from jaxrl.registry import listed, names_of
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, from_box, space_to_plain
+from jaxrl.starts import to_indices
 from jaxrl.strategies.base import Strategy, fold
 from jaxrl.strategies.guard import Health, health_of, healthy, reseed
 from jaxrl.strategies.interaction import bind
@@ -261,7 +262,14 @@ def _retune(parts: _Parts, state: OfflineState) -> OfflineState:
 
 
 def _steps(data: Dataset) -> tuple[Step, PyTree, PyTree]:
-    """Return the data as steps in one environment, leaves `[R, 1, ...]`, and its first observation and action."""
+    """Return the data as steps in one environment, leaves `[R, 1, ...]`, and its first observation and action.
+
+    Whole numbers in the data count as their environment does; here, from 0.
+    """
+    seen, done = data.spec.observation_space, data.spec.action_space
+    data = data._replace(
+        obs=to_indices(seen, data.obs), action=to_indices(done, data.action), next_obs=to_indices(seen, data.next_obs)
+    )
     following = jax.tree.map(lambda x: np.concatenate([x[1:], x[-1:]]), data.obs)
     ends: tuple[Any, Any, Any] = data.terminated, data.truncated, np.ones_like(data.terminated)
     reward: Any = data.reward

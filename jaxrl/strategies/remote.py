@@ -24,6 +24,7 @@ from jaxrl.errors import SettingsError, check_between, check_count, require_extr
 from jaxrl.metrics import Metrics, Total, stat
 from jaxrl.processors.base import Processor
 from jaxrl.spaces import EnvSpec, space_zeros
+from jaxrl.starts import from_0
 from jaxrl.strategies import actor
 from jaxrl.strategies.actor import Choice, Words
 from jaxrl.strategies.interaction import Acting, StepInfo, draw_steps
@@ -199,7 +200,12 @@ def of_one_shard(
     check_shards(shards, num_envs=total, **divided)
     if host_actors is not None and shards > 1:
         raise SettingsError("shards divide environments on the device; use actors for those on the host, or shards 1")
-    return vectorise(env, total // shards, _resets_here(resets, host_actors)), shards
+    resets = _resets_here(resets, host_actors)
+    if host_actors is None:
+        return vectorise(env, total // shards, resets), shards
+    # Of environments on the host only the shapes are here; their numbers may start elsewhere.
+    like = env._replace(spec=from_0(env.spec))
+    return vectorise(like, total // shards, resets)._replace(spec=env.spec), shards
 
 
 def _resets_here(resets: str, host_actors: HostActors | None) -> str:

@@ -12,6 +12,7 @@ from jaxrl.envs import Env, HostEnv
 from jaxrl.envs.agents import as_one
 from jaxrl.envs.host import to_host
 from jaxrl.errors import SettingsError, reason_of
+from jaxrl.starts import to_indices
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Video
 from jaxrl.training.reel import LONGEST, as_picture, check_format, kept_film
@@ -64,6 +65,7 @@ def _on_host(env: HostEnv, policy: GreedyPolicy, seed: int, max_steps: int) -> t
         frames, total = [one.render()], 0.0
         for _ in range(max_steps):
             action = jax.tree.map(lambda x: np.asarray(x)[None], policy(obs))
+            action = to_indices(env.spec.action_space, action)
             obs, reward, terminated, truncated, _ = one.step(_first(to_host(one.action_space, action)))
             frames.append(one.render())
             total += float(reward)

@@ -11,7 +11,8 @@ import numpy as np
 
 from jaxrl.errors import SettingsError
 from jaxrl.masks import PRIVILEGED, completed, has
-from jaxrl.spaces import as_shape, space_struct, spec_to_plain
+from jaxrl.spaces import as_shape, space_struct, spec_to_plain, to_dtype
+from jaxrl.starts import to_elements, to_indices
 from jaxrl.strategies.base import Policy
 from jaxrl.training.storage.run_dir import plain
 from jaxrl.trees import Array, Key, PyTree
@@ -21,6 +22,8 @@ from jaxrl.xla.equations import read, used
 
 class GreedyPolicy:
     """Call it with an observation, or a batch `[N, ...]` of them; it returns the action, or `[N, ...]` of them.
+
+    Whole numbers count as the environment's do: from the `start` of its spaces on.
 
     A policy that remembers (stacked frames) takes the calls as one episode; `reset()` begins the next. One that does
     not may also be called inside `jax.jit`, `jax.vmap` and the like.
@@ -71,10 +74,11 @@ class GreedyPolicy:
             self._require_no_memory(batch)
         else:
             self._memory = (rows, carry, action)
+        action = to_elements(self.policy.spec.action_space, action)
         return jax.tree.map(lambda x: x[0], action) if single else action
 
     def probabilities(self, obs: PyTree) -> Any:
-        """Return the probability of each discrete action at `obs`, `[A]`, or `[N, A]` of a batch.
+        """Return the probability of each discrete action at `obs`, `[A]`, or `[N, A]` of a batch, the first one first.
 
         They are those of `policy(obs, key=...)`: of a policy with a distribution its own, of one with action values
         those of its exploration at the optimisation step at which it was saved. Actions of several numbers have a tuple
@@ -136,6 +140,7 @@ class GreedyPolicy:
         """Return `obs` as a batch, its rows, and whether it was a single observation."""
         struct = space_struct(self.policy.spec.observation_space)
         obs = _as_observation(self.policy.spec.name, struct, completed(struct, obs))
+        obs = to_indices(self.policy.spec.observation_space, obs)
         single = jnp.ndim(jax.tree.leaves(obs)[0]) == len(jax.tree.leaves(struct)[0].shape)
         batch = jax.tree.map(lambda x: x[None], obs) if single else obs
         return batch, jax.tree.leaves(batch)[0].shape[0], single
@@ -144,13 +149,16 @@ class GreedyPolicy:
         """Return `action`, one for each row; raise `SettingsError` if they are others."""
         struct, name = space_struct(self.policy.spec.action_space), self.policy.spec.name
         wanted = jax.tree.map(lambda like: like.shape if single else (rows, *like.shape), struct)
+        if different := entries_apart(struct, action):
+            raise SettingsError(f"the action does not match {name}: {different}")
         try:
-            arrays = jax.tree.map(lambda like, x: jnp.asarray(x, like.dtype), struct, action)
-        except (ValueError, TypeError) as error:
-            raise SettingsError(f"the action is none of {name}, whose are {struct}: {error}") from error
+            arrays = jax.tree.map(lambda like, x: _array(x, like.dtype), struct, action)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise SettingsError(f"the action does not match {name}: {' '.join(str(error).split())}") from error
         came = jax.tree.map(jnp.shape, arrays)
         if came != wanted:
             raise SettingsError(f"the action has shape {came}; expected {wanted}, one for each observation of {name}")
+        arrays = to_indices(self.policy.spec.action_space, arrays)
         return jax.tree.map(lambda x: x[None], arrays) if single else arrays
 
     def _require_no_memory(self, batch: PyTree) -> None:
@@ -186,10 +194,12 @@ def remembers(policy: Policy, params: PyTree, obs: PyTree) -> bool:
 
 def _as_observation(env: str, struct: PyTree, obs: PyTree) -> PyTree:
     """Return `obs`, one or a batch, in the dtypes of `struct`; raise `SettingsError` if it has other shapes."""
+    if different := entries_apart(struct, obs):
+        raise SettingsError(f"the observation does not match {env}: {different}")
     try:
-        arrays = jax.tree.map(lambda like, x: as_shape(jnp.asarray(x, like.dtype), like.shape), struct, obs)
-    except (ValueError, TypeError) as error:
-        raise SettingsError(f"the observation is none of {env}, whose are {struct}: {error}") from error
+        arrays = jax.tree.map(lambda like, x: as_shape(_array(x, like.dtype), like.shape), struct, obs)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise SettingsError(f"the observation does not match {env}: {' '.join(str(error).split())}") from error
     for like, x in zip(jax.tree.leaves(struct), jax.tree.leaves(arrays), strict=True):
         if x.shape != like.shape and x.shape[1:] != like.shape:
             raise SettingsError(
@@ -197,6 +207,39 @@ def _as_observation(env: str, struct: PyTree, obs: PyTree) -> PyTree:
                 f"or {['N', *like.shape]} of a batch".replace("'", "")
             )
     return arrays
+
+
+def _array(x: Any, dtype: Any) -> Array:
+    return jnp.asarray(x if isinstance(x, jax.Array) else to_dtype("it", np.asarray(x), dtype), dtype)
+
+
+def entries_apart(struct: PyTree, given: PyTree, at: str = "") -> str:
+    """Return which entries `given` lacks of `struct` and which it has beside them, in words; nothing if none."""
+    where = f" in {at}" if at else ""
+    if isinstance(struct, Mapping):
+        if not isinstance(given, Mapping):
+            return f"{at or 'it'} is {_kind(given)}, not a dict of {', '.join(struct)}"
+        missing, odd = ([str(x) for x in a if x not in b] for a, b in ((struct, given), (given, struct)))
+        apart = [f"missing entries{where} {', '.join(sorted(missing))}"] * bool(missing)
+        apart += [f"unexpected{where} {', '.join(sorted(odd))}"] * bool(odd)
+        if apart:
+            return "; ".join(apart)
+    elif isinstance(struct, tuple):
+        if not isinstance(given, tuple | list) or len(given) != len(struct):
+            return f"{at or 'it'} is {_kind(given)}, not a tuple of {len(struct)}"
+    else:
+        return f"{at or 'it'} is {_kind(given)}, not an array" if isinstance(given, Mapping) else ""
+    named = struct.items() if isinstance(struct, Mapping) else enumerate(struct)
+    inner = (entries_apart(part, given[key], f"{at}[{key!r}]") for key, part in named)
+    return next((apart for apart in inner if apart), "")
+
+
+def _kind(given: Any) -> str:
+    if isinstance(given, Mapping):
+        return f"a dict of {', '.join(map(str, given))}"
+    if isinstance(given, tuple | list):
+        return f"a {type(given).__name__} of {len(given)}"
+    return f"an array {list(jnp.shape(given))}" if isinstance(given, np.ndarray | jax.Array) else type(given).__name__
 
 
 def begin(policy: Policy, params: PyTree, obs: PyTree, *drawn: Any) -> tuple[PyTree, PyTree]:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from toys_envs import counting
-from toys_gymnasium import Counting, Frames, Telling
+from toys_gymnasium import Counting, Frames, Locks, Telling
 
 import jaxrl
 from jaxrl.envs.host import HostEnv, HostVectorEnv, gymnasium_spec, to_host
@@ -127,7 +127,7 @@ def test_an_environment_in_jax_on_the_host_does_what_vectorise_does():
 def test_spaces_of_gymnasium_become_ours_and_actions_go_back_from_their_own_start():
     spaces = gymnasium.spaces
     both = spaces.Dict({"a": spaces.Discrete(3, start=2), "b": spaces.Box(-1, np.array([1.0, 2.0]), dtype=np.float64)})
-    assert space_of("x", both) == {"a": Discrete(3), "b": Box(-1.0, (1.0, 2.0), (2,))}
+    assert space_of("x", both) == {"a": Discrete(3, start=2), "b": Box(-1.0, (1.0, 2.0), (2,))}
     assert space_of("x", spaces.Tuple([spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2)])) == (
         MultiDiscrete((2, 3)),
         MultiDiscrete((2, 2)),
@@ -137,6 +137,85 @@ def test_spaces_of_gymnasium_become_ours_and_actions_go_back_from_their_own_star
     assert back["b"].dtype == np.float64
     with pytest.raises(SettingsError, match=r"environment x has a space Text.*expected Box, Discrete"):
         space_of("x", spaces.Text(3))
+
+
+def test_observations_count_from_0_and_never_wrap():
+    envs = HostVectorEnv(jaxrl.gymnasium_envs(gymnasium_spec(Locks()), Locks), 2, 0)
+    obs = envs.reset()
+    doors = [envs.vector._env.envs[i].unwrapped.door for i in range(2)]
+    assert obs["door"].tolist() == [door - 2 for door in doors]
+    assert obs["hint"].tolist() == [[door % 2, door % 3] for door in doors]
+    step = envs.step(np.array(doors) - 2)
+    envs.close()
+    assert step.reward.tolist() == [1, 1]
+
+
+class Odd(Counting):
+    def __init__(self, **answers: Any) -> None:
+        super().__init__()
+        self.answers = answers
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict]:
+        usual = dict(zip(("obs", "reward", "terminated", "truncated", "info"), super().step(action), strict=True))
+        return tuple({**usual, **self.answers}.values())  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"reward": "5"}, "Odd.step returned the reward '5'; expected a number"),
+        ({"reward": None}, "Odd.step returned the reward None; expected a number"),
+        ({"reward": [1.0, 2.0]}, r"Odd.step returned the reward \[1.0, 2.0\]; expected a number"),
+        ({"terminated": "yes"}, "Odd.step returned terminated 'yes'; expected True or False"),
+        ({"truncated": None}, "Odd.step returned truncated None; expected True or False"),
+        ({"terminated": 2}, "Odd.step returned terminated 2; expected True or False"),
+    ],
+)
+def test_a_reward_that_is_no_number_or_an_end_that_is_no_flag_is_refused(answer: dict[str, Any], message: str):
+    with pytest.raises(SettingsError, match=message):
+        walk(HostVectorEnv(jaxrl.gymnasium_envs(gymnasium_spec(Odd()), partial(Odd, **answer)), 1, 0), 1)
+
+
+def test_numbers_and_flags_of_numpy_are_taken_and_infinite_ones_of_float32_cut_their_episode():
+    odd = lambda **answer: HostVectorEnv(jaxrl.gymnasium_envs(gymnasium_spec(Odd()), partial(Odd, **answer)), 2, 0)
+    (step,) = walk(odd(reward=np.array([2]), terminated=np.bool_(True), truncated=0), 1)
+    assert (step.reward.tolist(), step.terminated.tolist(), step.truncated.tolist()) == (
+        [2, 2],
+        [True] * 2,
+        [False] * 2,
+    )
+    for answer in ({"reward": 1e300}, {"obs": np.array([1e300, 0.0])}):
+        (step,) = walk(odd(**answer), 1)
+        assert (step.valid.tolist(), step.truncated.tolist(), step.reward.tolist()) == ([False] * 2, [True] * 2, [0, 0])
+
+
+def test_what_is_no_number_in_info_is_not_recorded():
+    info = {"big": 10**400, "seed": 2**127, "word": "x", "none": None, "good": 7, "part": {"half": 0.5, "big": 2**64}}
+    (step,) = walk(HostVectorEnv(jaxrl.gymnasium_envs(gymnasium_spec(Odd()), partial(Odd, info=info)), 2, 0), 1)
+    told = {name: x.tolist() for name, x in step.info.items() if not name.startswith("episode_")}
+    assert told == {"good": [7, 7], "part/half": [0.5, 0.5]}
+
+
+def test_large_whole_numbers_arrive_as_they_are_or_are_refused():
+    class Meter(Counting):
+        def __init__(self, high: int, value: int) -> None:
+            super().__init__()
+            self.observation_space, self.value = gymnasium.spaces.Box(0, high, (1,), np.int64), value
+
+        def reset(self, **_: Any) -> tuple[np.ndarray, dict]:
+            return np.array([self.value]), {}
+
+    first = lambda high, value: HostVectorEnv(
+        jaxrl.gymnasium_envs(gymnasium_spec(Meter(high, value)), partial(Meter, high, value)), 1, 0
+    ).reset()
+    assert first(2**40, 3_000_000_000)[0, 0] == 3e9
+    assert first(2**30, 2**30)[0, 0] == 2**30
+    with pytest.raises(SettingsError, match="an observation of gymnasium:Meter holds 3000000000; int32 holds"):
+        first(2**30, 3_000_000_000)
+    spec = gymnasium_spec(Meter(2**40, 0))
+    assert take_obs("obs", spec.observation_space, 1, np.array([3_000_000_000])).obs[0, 0] == 3e9
+    with pytest.raises(SettingsError, match="obs holds 3000000000; int32 holds -2147483648 to 2147483647"):
+        take_obs("obs", Box(0, 9, (1,), "int32"), 1, np.array([3_000_000_000]))
 
 
 def test_frames_with_channels_first_come_with_channels_last():

@@ -122,6 +122,33 @@ def slopes(toy):
     return jax.jit(lambda: (largest(0), largest(1)))()
 
 
+# --- what is seen -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "dtype", "divisor"),
+    [
+        (0, 1, "uint8", 1),
+        (0, 10, "uint8", 1),
+        (0, 255, "uint8", 255),
+        (-np.inf, np.inf, "uint8", 255),
+        (0, [[255, 255, 255]], "uint8", 255),
+        (0, [[255, 255, 7]], "uint8", 1),
+        (0, 255, "int32", 255),
+        (-255, 255, "int32", 1),
+        (-np.inf, np.inf, "int32", 1),
+        (0, 1, "bool", 1),
+        (0, 255, "float32", 1),
+    ],
+)
+def test_whole_numbers_are_divided_by_255_where_their_bounds_are_those_of_pictures(low, high, dtype, divisor):
+    box = Box(low, np.array(high), (1, 3), dtype)
+    seen = np.array([[[0, 1, 1]]]).astype(dtype)
+    np.testing.assert_allclose(encode(box, seen)[0], np.array([0, 1, 1]) / divisor, rtol=1e-6)
+    both = encode({"a": (box,), "b": Discrete(2)}, {"a": (seen,), "b": np.ones(1, np.int32)})
+    np.testing.assert_allclose(both[0], [0, 1 / divisor, 1 / divisor, 0, 1], rtol=1e-6)
+
+
 # --- the beginning ------------------------------------------------------------------------------------------------
 
 

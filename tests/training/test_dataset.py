@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 import zipfile
 from pathlib import Path
@@ -15,7 +16,7 @@ from toys_data import walk
 
 import jaxrl
 from jaxrl.errors import SettingsError
-from jaxrl.spaces import Box, Discrete, EnvSpec
+from jaxrl.spaces import Box, Discrete, EnvSpec, spec_to_plain
 from jaxrl.training.data import files
 from tests.toys_gymnasium import Counting
 
@@ -65,6 +66,36 @@ def test_nested_observations_have_flat_names(tmp_path: Path) -> None:
     back = jaxrl.load_dataset(tmp_path / "x.npz")
     np.testing.assert_array_equal(back.obs["a"]["c"], nested["a"]["c"])
     assert (back.obs["d"].dtype, back.spec) == (np.int32, spec)
+
+
+def test_flags_come_back_and_numbers_count_from_their_start(tmp_path: Path) -> None:
+    mask = np.arange(24).reshape(12, 2) % 3 > 0
+    rows = lambda at: {"action_mask": mask[at], "floor": (4 + np.arange(13)[at]).astype(np.int32)}
+    ends = np.arange(12) == 11
+    spec = EnvSpec(
+        "Lift", {"action_mask": Box(0, 1, (2,), bool), "floor": Discrete(13, start=4)}, Discrete(2, start=-1)
+    )
+    mask = np.concatenate([mask, mask[:1]])
+    data = jaxrl.Dataset(
+        spec,
+        rows(slice(12)),
+        np.arange(12, dtype=np.int32) % 2 - 1,
+        np.ones(12, np.float32),
+        rows(slice(1, 13)),
+        ends,
+        ~ends & ends,
+    )
+    jaxrl.save_dataset(tmp_path / "lift.npz", data)
+    back = jaxrl.load_dataset(tmp_path / "lift.npz")
+    assert back.spec == spec
+    same(back, data)
+    for name in ("action_mask", "floor"):
+        np.testing.assert_array_equal(back.obs[name], data.obs[name])
+        np.testing.assert_array_equal(back.next_obs[name], data.next_obs[name])
+    assert back.obs["action_mask"].dtype == bool
+    jaxrl.save_dataset(tmp_path / "lift.npz", data._replace(action=data.action + 1))
+    with pytest.raises(SettingsError, match=r"action of step 1 is outside Discrete\(n=2.* start=-1"):
+        jaxrl.load_dataset(tmp_path / "lift.npz")
 
 
 def test_the_names_of_d4rl_and_wider_numbers_are_taken(tmp_path: Path) -> None:
@@ -122,6 +153,19 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "dtype": (entries(action=np.zeros(12)), "action has dtype float64; expected int32"),
     "not a number": (put("reward", 3, np.nan), "reward of step 3 is not finite"),
     "infinite": (put("next_obs", 7, np.inf), "next_obs of step 7 is not finite"),
+    "beyond float32": (entries(reward=np.r_[np.ones(11), 1e300]), "reward of step 11 is not finite as float32"),
+    "observations beyond float32": (
+        entries(obs=np.full((12, 1), -1e308)),
+        "obs of step 0 is not finite as float32; leave the step's episode out",
+    ),
+    "a spec of too many": (
+        entries(spec=np.array(json.dumps(spec_to_plain(SPEC)).replace('"n": 2', f'"n": {10**40}'))),
+        "its entry spec cannot be: Discrete: n is 1000",
+    ),
+    "a spec without sense": (
+        entries(spec=np.array(json.dumps({**spec_to_plain(SPEC), "time_limit": "x"}))),
+        "its entry spec cannot be: environment Walk: time_limit is 'x'",
+    ),
     "no such action": (put("action", 4, 2), r"action of step 4 is outside Discrete\(n=2"),
     "out of order": (put("obs", 5, 90.0), "obs of step 5 is not next_obs of step 4"),
     "a leaf too many": (entries(**{"obs/a": np.zeros(12)}), "has obs/a, but obs is obs in that environment"),
@@ -147,6 +191,10 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     wrong = {"one.npy": "is one array", "torn.npz": "undamaged", "text.npz": "undamaged", "none.npz": "No such file"}
     for name, message in wrong.items():
         with pytest.raises(SettingsError, match=message):
+            jaxrl.load_dataset(tmp_path / name, spec=SPEC)
+    os.mkfifo(tmp_path / "pipe.npz")  # to open it would wait for a writer
+    for name in ("pipe.npz", "."):
+        with pytest.raises(SettingsError, match=r"it is no regular file; expected an \.npz file"):
             jaxrl.load_dataset(tmp_path / name, spec=SPEC)
     with pytest.raises(SettingsError, match="does not say in which environment"):
         jaxrl.load_dataset(written(tmp_path, entries()))
@@ -245,15 +293,17 @@ def minari_of(*lengths: int) -> ModuleType:
 def test_a_data_set_of_minari_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "minari", minari_of(3, 2))
     data = jaxrl.load_dataset("minari:walk/v0")
-    spaces = {"at": Box(0.0, 100.0, (1,))}, Discrete(2)
+    spaces = {"at": Box(0.0, 100.0, (1,))}, Discrete(2, start=1)
     assert data.spec == EnvSpec("gymnasium:Walk-v0", *spaces)
     np.testing.assert_array_equal(data.next_obs["at"][:, 0], [1, 2, 3, 1, 2])
-    np.testing.assert_array_equal(data.action, [0, 1, 0, 0, 1])
+    np.testing.assert_array_equal(data.action, [1, 2, 1, 1, 2])
     np.testing.assert_array_equal(data.terminated, [0, 0, 1, 0, 0])
     np.testing.assert_array_equal(data.truncated, [0, 0, 0, 0, 1])
     assert data.settings["data"] == ["minari:walk/v0"]
-    given = EnvSpec("Walk", *spaces)
-    assert jaxrl.load_dataset("minari:walk/v0", spec=given).spec == given
+    given = EnvSpec("Walk", spaces[0], Discrete(2))
+    named = jaxrl.load_dataset("minari:walk/v0", spec=given)
+    assert named.spec == given
+    np.testing.assert_array_equal(named.action, [0, 1, 0, 0, 1])
     with pytest.raises(SettingsError, match="fetch it with: minari download other/v1"):
         jaxrl.load_dataset("minari:other/v1")
 
@@ -310,7 +360,7 @@ def test_a_data_set_that_minari_has_written_is_read(form: str, tmp_path: Path, m
     np.testing.assert_array_equal(data.reward, steps + 1)
     np.testing.assert_array_equal(np.flatnonzero(data.terminated), [2, 10])
     np.testing.assert_array_equal(np.flatnonzero(data.truncated), [7])
-    np.testing.assert_array_equal(data.action["a"], [action["a"] - 5 for action in taken])
+    np.testing.assert_array_equal(data.action["a"], [action["a"] for action in taken])
     np.testing.assert_array_equal(data.action["b"][0], [action["b"][0] for action in taken])
-    assert data.spec.action_space == {"a": Discrete(2), "b": (Box(-1.0, 1.0, (2,)),)}
+    assert data.spec.action_space == {"a": Discrete(2, start=5), "b": (Box(-1.0, 1.0, (2,)),)}
     assert set(data.spec.observation_space) == {"at", "flags"}

@@ -125,8 +125,7 @@ def _kind(spec: EnvSpec) -> Any:
 
 def _load(file: str, spec: EnvSpec | None) -> Dataset:
     if file.startswith(MINARI):
-        entries, own = read_minari(file.removeprefix(MINARI))
-        spec = spec or own  # it knows environments by other names
+        entries, spec = read_minari(file.removeprefix(MINARI), spec)
     else:
         entries = _read(file)
         spec = _spec(file, entries.pop("spec", None)) or spec
@@ -137,6 +136,8 @@ def _load(file: str, spec: EnvSpec | None) -> Dataset:
 
 def _read(file: str) -> dict[str, np.ndarray]:
     """Return the entries of an `.npz` file under the names of this library."""
+    if Path(file).exists() and not Path(file).is_file():
+        raise SettingsError(f"cannot read {file}: it is no regular file; expected an .npz file")
     try:
         archive = np.load(file, allow_pickle=False)
         if isinstance(archive, np.ndarray):
@@ -190,6 +191,8 @@ def _spec(file: str, entry: np.ndarray | None) -> EnvSpec | None:
         return None
     try:
         return spec_from_plain(json.loads(str(entry)))
+    except SettingsError as error:
+        raise SettingsError(f"{file}: its entry spec cannot be: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SettingsError(f"{file}: its entry spec is damaged; remove it and name the env instead") from error
 
@@ -247,21 +250,26 @@ def _leaf(file: str, entries: Mapping[str, np.ndarray], name: str, space: Any, r
     kinds = "fiub" if np.issubdtype(dtype, np.floating) else "iub"
     if array.dtype.kind not in kinds:
         raise SettingsError(f"{file}: {name} has dtype {array.dtype}; expected {dtype}")
-    if array.dtype.kind == "f":
-        _refuse(file, name, ~np.isfinite(array), "is not finite")
     low, high = _bounds(space, name)
+    with np.errstate(over="ignore"):
+        held = np.ascontiguousarray(array, dtype if dtype.kind == "f" else None)
+    if held.dtype.kind == "f":
+        _refuse(file, name, ~np.isfinite(held), f"is not finite as {held.dtype}")
     _refuse(file, name, (array < low) | (array > high), f"is outside {space}")
-    return np.ascontiguousarray(array, dtype)
+    return np.ascontiguousarray(held, dtype)
 
 
 def _bounds(space: Any, name: str) -> tuple[Any, Any]:
     """Return the least and the largest that may come, a little beyond the bounds of actions that are rounded."""
     if isinstance(space, Discrete | MultiDiscrete):
-        return 0, np.asarray(space.n)[None] - 1
+        start = np.asarray(space.start)[None]
+        return start, start + np.asarray(space.n)[None] - 1
     if np.issubdtype(space.dtype, np.floating):
         low, high, bounded = box_bounds(space)
         slack = np.where(bounded & (name.split("/")[0] == "action"), 1e-3 * (high - low), np.inf)
         return (low - slack)[None], (high + slack)[None]
+    if np.dtype(space.dtype) == bool:
+        return 0, 1
     return np.iinfo(space.dtype).min, np.iinfo(space.dtype).max
 
 

@@ -8,11 +8,14 @@ import numpy as np
 from jaxrl.envs.host import PREFIX
 from jaxrl.errors import SettingsError, require_extra
 from jaxrl.spaces import EnvSpec, as_shape, channels_last, space_of, space_struct
+from jaxrl.starts import starts_of, to_elements, to_indices
 from jaxrl.trees import PyTree
 
 
-def read_minari(name: str) -> tuple[dict[str, np.ndarray], EnvSpec]:
+def read_minari(name: str, spec: EnvSpec | None = None) -> tuple[dict[str, np.ndarray], EnvSpec]:
     """Return the steps of the data set `name`, by the flat names of a data set's file, and their environment.
+
+    That is `spec` if it is given, for Minari knows environments by other names.
 
     Raises:
       SettingsError: Minari is not installed, or has no such data set here; the line that mends it.
@@ -20,7 +23,7 @@ def read_minari(name: str) -> tuple[dict[str, np.ndarray], EnvSpec]:
     minari = require_extra("minari", "data sets of Minari")
     try:
         found = minari.load_dataset(name)
-        episodes = [_episode(found, episode) for episode in found.iterate_episodes()]
+        episodes = [_episode(episode) for episode in found.iterate_episodes()]
     except Exception as error:  # whatever its storage makes of a name that is none, or of a damaged file
         raise SettingsError(
             f"Minari cannot read {name!r} on this machine ({error or type(error).__name__}); "
@@ -34,31 +37,32 @@ def read_minari(name: str) -> tuple[dict[str, np.ndarray], EnvSpec]:
     struct = space_struct(seen)
     for name in ("obs", "next_obs"):
         whole[name] = jax.tree.map(lambda like, x: as_shape(x, like.shape), struct, whole[name])
-    return _flat(whole), EnvSpec(id_, seen, space_of(id_, found.action_space))
+    own = EnvSpec(id_, seen, space_of(id_, found.action_space))
+    return _flat(whole if spec is None else _recounted(whole, own, spec)), spec or own
 
 
-def _episode(found: Any, episode: Any) -> dict[str, PyTree]:
+def _recounted(steps: dict[str, PyTree], own: EnvSpec, spec: EnvSpec) -> dict[str, PyTree]:
+    """Return `steps` with whole numbers counted as by the spaces of `spec`, not as by Minari's `own`."""
+    recounted = dict(steps)
+    for name, what in (("obs", "observation_space"), ("action", "action_space"), ("next_obs", "observation_space")):
+        theirs, ours = getattr(own, what), getattr(spec, what)
+        if len(starts_of(theirs)) == len(starts_of(ours)):
+            recounted[name] = to_elements(ours, to_indices(theirs, steps[name]))
+    return recounted
+
+
+def _episode(episode: Any) -> dict[str, PyTree]:
     """Return the `T` steps of an episode, of which Minari keeps `T + 1` observations."""
     ends = np.asarray(episode.terminations, bool), np.asarray(episode.truncations, bool)
     last = np.arange(len(ends[0])) == len(ends[0]) - 1
     return {
-        "obs": from_host(found.observation_space, jax.tree.map(lambda x: np.asarray(x)[:-1], episode.observations)),
-        "action": from_host(found.action_space, jax.tree.map(np.asarray, episode.actions)),
+        "obs": jax.tree.map(lambda x: np.asarray(x)[:-1], episode.observations),
+        "action": jax.tree.map(np.asarray, episode.actions),
         "reward": np.asarray(episode.rewards),
-        "next_obs": from_host(found.observation_space, jax.tree.map(lambda x: np.asarray(x)[1:], episode.observations)),
+        "next_obs": jax.tree.map(lambda x: np.asarray(x)[1:], episode.observations),
         "terminated": ends[0],
         "truncated": (ends[1] | last) & ~ends[0],
     }
-
-
-def from_host(space: Any, values: PyTree) -> PyTree:
-    """Return elements `[T, ...]` of a Gymnasium space as whole numbers from 0 on, or as they are."""
-    kind = type(space).__name__
-    if kind == "Dict":
-        return {key: from_host(part, values[key]) for key, part in space.spaces.items()}
-    if kind == "Tuple":
-        return tuple(from_host(part, x) for part, x in zip(space.spaces, values, strict=True))
-    return values - space.start if kind in ("Discrete", "MultiDiscrete") else values
 
 
 def _flat(steps: dict[str, PyTree]) -> dict[str, np.ndarray]:

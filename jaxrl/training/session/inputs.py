@@ -10,7 +10,8 @@ from jaxrl.envs.base import Env
 from jaxrl.envs.host import gymnasium_made, gymnasium_spec, to_host
 from jaxrl.envs.objects import adopted
 from jaxrl.errors import SettingsError
-from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, as_shape, channels_last
+from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, as_shape, channels_last, short, to_dtype
+from jaxrl.starts import to_elements
 from jaxrl.strategies.stepwise import StepResult
 from jaxrl.trees import PyTree
 
@@ -26,7 +27,9 @@ class Outside(NamedTuple):
 
     def action(self, action: PyTree) -> PyTree:
         """Return actions `[N, ...]` as the environments take them."""
-        return action if self.action_space is None else to_host(self.action_space, action)
+        if self.action_space is None:
+            return to_elements(self.spec.action_space, action)
+        return to_host(self.action_space, action)
 
 
 def outside(given: Any, num_envs: int) -> Outside:
@@ -56,7 +59,7 @@ class Observations(NamedTuple):
     """Observations as they go to the device."""
 
     obs: PyTree
-    """Owned by the session, `[N, ...]`; rows that were not finite are zeros."""
+    """Owned by the session, `[N, ...]`, whole numbers counted from 0; rows that were not finite are zeros."""
     valid: np.ndarray
     """`[N]` bool: the row was finite."""
     single: bool
@@ -96,7 +99,11 @@ def _take_leaf(name: str, space: Box | Discrete | MultiDiscrete, num_envs: int |
         wanted = "[" + ", ".join(map(str, [*shape, *space.shape])) + "]"
         raise SettingsError(f"{name} is {came.dtype}{list(came.shape)}; expected {space.dtype}{wanted}")
     # A copy: the caller may write into its own array while the device still reads.
-    array = np.array(came, space.dtype).reshape(-1, *space.shape)
+    array = np.array(to_dtype(name, came, space.dtype)).reshape(-1, *space.shape)
+    if not isinstance(space, Box):
+        array = array - np.asarray(space.start, array.dtype) if np.any(space.start) else array
+        if not every((array >= 0) & (array < np.asarray(space.n))):
+            raise SettingsError(f"{name} is {short(value)}; expected whole numbers of {space}")
     valid = np.ones(array.shape[0], bool)
     if array.dtype.kind == "f" and not every(finite := np.isfinite(array)):
         valid = finite.reshape(array.shape[0], -1).all(1)

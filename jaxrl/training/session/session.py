@@ -12,6 +12,7 @@ from jaxrl.agents.base import AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.errors import DivergedError, SettingsError, say
 from jaxrl.processors.base import Processor
+from jaxrl.starts import to_elements, to_indices
 from jaxrl.strategies.stepwise import iterations
 from jaxrl.training.closing import report_exit
 from jaxrl.training.divergence import Validity, explain, skips_left
@@ -139,7 +140,9 @@ class Session:
         space, num_envs = self._outside.spec.observation_space, self.config.num_envs
         given = take_obs("act: obs", space, num_envs if explore else None, obs)
         if not explore:
-            return shown(self._outside, self._greedy.at(self._stepper.params(self._now))(given.obs), given.single)
+            spec, greedy = self._outside.spec, self._greedy.at(self._stepper.params(self._now))
+            action = greedy(to_elements(space, given.obs))
+            return shown(self._outside, to_indices(spec.action_space, action), given.single)
         self._require_going_on("act")
         self._now, actions = self._stepper.acting(self._now, given)
         return shown(self._outside, actions, given.single)
