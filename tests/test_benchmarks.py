@@ -282,8 +282,10 @@ def test_a_case_fails_where_time_or_memory_grows_with_the_capacity(
     spread: list[float], ratio: float, temp_bytes: int, said: str | None
 ) -> None:
     smallest = {"capacity": 10, "spread": [90, 100, 110], "state_bytes": 10_000, "temp_bytes": 2_000}
-    row = {"spread": spread, "ratio_to_ceiling": ratio, "state_bytes": 100_000, "temp_bytes": temp_bytes}
+    row = {"spread": spread, "ratio_to_ceiling": ratio, "state_bytes": 100_000, "temp_bytes": temp_bytes, "repeats": 7}
     assert growth(smallest, row) == said
+    if said is not None and said.startswith("takes"):
+        assert growth(smallest, {**row, "repeats": 1}) is None, "of one repeat nobody knows the noise"
 
 
 def test_a_run_with_a_failed_row_writes_it_and_exits_with_1(
