@@ -51,11 +51,19 @@ TRAINING = [
 """The floors of `training`, of sub-rooms and loose modules: a module imports from its own floor and those before."""
 FOUNDATIONS = {
     *("types", "spaces", "metrics", "trees", "xla", "nn", "errors", "distributions", "presets", "registry", "tuning"),
-    *("shards", "help_page", "hints", "hush", "masks", "terminal", "written"),
+    *("shards", "help_page", "hints", "hush", "env_process", "masks", "supervisor", "terminal", "written"),
 }
 PURE = {"foundations", "envs", "processors", "buffers", "agents", "strategies"}
 PURE_TOO = {"training/schedule.py"}
-IMPURE_ANYWAY = {"envs/host.py", "hush.py", "terminal.py", "xla/__init__.py", "xla/options.py"}
+IMPURE_ANYWAY = {
+    "envs/host.py",
+    "env_process.py",
+    "hush.py",
+    "supervisor.py",
+    "terminal.py",
+    "xla/__init__.py",
+    "xla/options.py",
+}
 """Environments outside the device, the terminal, what libraries print, and what the user set in the environment."""
 IMPURE_MODULES = {"os", "time", "threading", "logging", "pathlib", "pickle", "random"}
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.errors import SettingsError
+from jaxrl.errors import SettingsError, reason_of
 from jaxrl.masks import PRIVILEGED, completed, has
 from jaxrl.spaces import as_shape, space_struct, spec_to_plain
 from jaxrl.strategies.base import Policy
@@ -147,7 +147,7 @@ class GreedyPolicy:
         try:
             arrays = jax.tree.map(lambda like, x: jnp.asarray(x, like.dtype), struct, action)
         except (ValueError, TypeError) as error:
-            raise SettingsError(f"the action is none of {name}, whose are {struct}: {error}") from error
+            raise SettingsError(f"the action is none of {name}, whose are {struct}: {reason_of(error)}") from error
         came = jax.tree.map(jnp.shape, arrays)
         if came != wanted:
             raise SettingsError(f"the action has shape {came}; expected {wanted}, one for each observation of {name}")
@@ -189,7 +189,7 @@ def _as_observation(env: str, struct: PyTree, obs: PyTree) -> PyTree:
     try:
         arrays = jax.tree.map(lambda like, x: as_shape(jnp.asarray(x, like.dtype), like.shape), struct, obs)
     except (ValueError, TypeError) as error:
-        raise SettingsError(f"the observation is none of {env}, whose are {struct}: {error}") from error
+        raise SettingsError(f"the observation is none of {env}, whose are {struct}: {reason_of(error)}") from error
     for like, x in zip(jax.tree.leaves(struct), jax.tree.leaves(arrays), strict=True):
         if x.shape != like.shape and x.shape[1:] != like.shape:
             raise SettingsError(
