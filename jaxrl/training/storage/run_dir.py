@@ -242,10 +242,20 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+class _Loader(yaml.SafeLoader):
+    """A loader without aliases: a few lines of them can stand for endless values."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1} has the alias *{event.anchor}; write the value out")
+        return super().compose_node(parent, index)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping of plain values; raise `SettingsError` naming the file if it is none."""
+    """Read a YAML mapping of plain values, without aliases; raise `SettingsError` naming the file if it is none."""
     try:
-        value = yaml.safe_load(path.read_text())
+        value = yaml.load(path.read_text(), _Loader)  # safe: only plain values
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise SettingsError(f"cannot read {path}: {_first_line(error)}") from error
     if not isinstance(value, dict):
