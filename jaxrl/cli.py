@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import jaxrl
 from jaxrl.arguments import command, refuse_repeats, typed
-from jaxrl.errors import FULL, JaxrlError, SettingsError, StorageError, say
+from jaxrl.errors import FULL, JaxrlError, SettingsError, StorageError, safe_str, say
 from jaxrl.hush import hushed
 from jaxrl.opening import stage
 from jaxrl.paths import local
@@ -28,7 +28,7 @@ def run_main(main: Callable[[Sequence[str]], int], args: Sequence[str] | None = 
 
     Errors that a user can cause, and warnings, are printed as one line on standard error, never as a traceback.
     """
-    warnings.showwarning = lambda message, *where: say(f"warning: {message}")
+    warnings.showwarning = lambda message, *where: say(f"warning: {safe_str(message)}")
     warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # a failed save's own error says more
     with hushed():
         code = _run(main, sys.argv[1:] if args is None else args)

@@ -32,12 +32,26 @@ def print_line(*parts: object) -> None:
 
 def one_line(text: object) -> str:
     """Return `text` without line breaks, colours and control characters, which a terminal would obey."""
-    return "".join(c for c in " ".join(_COLOURS.sub("", str(text)).split()) if c.isprintable())
+    return "".join(c for c in " ".join(_COLOURS.sub("", safe_str(text)).split()) if c.isprintable())
+
+
+def safe_str(value: object) -> str:
+    """Return `str(value)`, or its `repr` or the name of its type where the methods of a user's class raise."""
+    for convert in (str, repr):
+        with contextlib.suppress(Exception, SystemExit, GeneratorExit):
+            return str.__str__(convert(value))  # of a subclass of `str`, the plain text
+    return type(value).__name__
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what an error says, in one line; one that says nothing is told by its type."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """Return the text of an error in one line, or the name of its type if it has none."""
+    return one_line(error) or type(error).__name__
+
+
+def describe(error: BaseException) -> str:
+    """Return the type and the text of an error in one line, as in `ValueError: no such key`."""
+    name, text = type(error).__name__, reason_of(error)
+    return text if text == name or text.startswith(f"{name}(") else f"{name}: {text}"
 
 
 class JaxrlError(Exception):

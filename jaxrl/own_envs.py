@@ -15,7 +15,7 @@ from jaxrl.envs.base import Env
 from jaxrl.envs.host import PREFIX, HostEnv, gymnasium_envs, gymnasium_spec
 from jaxrl.envs.objects import KINDS, adopted, missing_kind
 from jaxrl.envs.registry import module_in, register_env, registered
-from jaxrl.errors import SettingsError, nearest
+from jaxrl.errors import SettingsError, describe, nearest, reason_of
 from jaxrl.registry import SUITES
 
 
@@ -41,13 +41,15 @@ def _import(name: str, module: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise SettingsError(f"{name}: importing {module} failed: {error}{missing_kind(error)}") from error
+            raise SettingsError(
+                f"{name}: importing {module} failed: {reason_of(error)}{missing_kind(error)}"
+            ) from error
         raise SettingsError(
             f"{name}: there is no module {error.name}; start where it lies, or install it (known suites: "
             f"{', '.join(SUITES)})"
         ) from None
     except Exception as error:
-        raise SettingsError(f"{name}: importing {module} failed: {type(error).__name__}: {error}") from error
+        raise SettingsError(f"{name}: importing {module} failed: {describe(error)}") from error
 
 
 def _function(name: str, module: Any) -> Any:
@@ -64,7 +66,7 @@ def _make(name: str, function: Any, /, **params: Any) -> Env | HostEnv:
     try:
         made = function(**params)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}{missing_kind(error)}"
+        reason = f"{describe(error)}{missing_kind(error)}"
         raise SettingsError(f"{name} failed with {dict(params)}: {reason}") from error
     if isinstance(made, Env | HostEnv):
         return made

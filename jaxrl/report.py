@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jaxrl.errors import SettingsError, print_line, say
-from jaxrl.reports.exports import require_outside, to_csv, to_marl_eval, write
-from jaxrl.reports.groups import Group, grouped, remarks
+from jaxrl.reports.exports import require_outside, to_aggregate_csv, to_csv, to_marl_eval, write
+from jaxrl.reports.groups import Group, count, grouped, remarks
 from jaxrl.reports.page import page, plotly
 from jaxrl.reports.picture import write_png
 from jaxrl.reports.read import read_runs
+from jaxrl.reports.rows import AXES, NAMES
 from jaxrl.reports.serve import Pages, serve
 from jaxrl.training.storage.run_dir import require_run
 
@@ -31,37 +32,43 @@ def main(args: Sequence[str]) -> int:
         "--out", type=place, help="page to write (default: report.html, unless another file is asked for)"
     )
     parser.add_argument("--png", type=place, help="picture of the learning curves to write")
-    parser.add_argument("--csv", type=place, help="table of all scores and returns to write")
+    parser.add_argument("--csv", type=place, help="table of all scores and returns of all runs to write")
+    parser.add_argument(
+        "--aggregate", type=place, help="table of mean, IQM and its 95 %% interval of each setting to write"
+    )
     parser.add_argument("--json", type=place, help="evaluations in the layout of marl-eval to write")
+    said = "what the curves of --png and --aggregate, and at first of the page, are over (default: %(default)s)"
+    parser.add_argument("--x", choices=AXES, default="env_steps", help=said)
     said = f"serve the page on this machine alone, made anew as runs go on (default port: {PORT})"
     parser.add_argument("--serve", nargs="?", type=int, const=PORT, metavar="PORT", help=said)
     options = parser.parse(args)
-    files = [options.out, options.png, options.csv, options.json]
+    files = [options.out, options.png, options.csv, options.aggregate, options.json]
     if options.serve is None and not any(files):
         options.out = files[0] = "report.html"
     for run in options.runs:
         require_run(Path(run))
     if len(given := [os.path.realpath(file) for file in files if file]) > len(set(given)):
-        raise SettingsError("two of --out, --png, --csv and --json name the same file; give each its own")
+        raise SettingsError("two of --out, --png, --csv, --aggregate and --json name the same file; give each its own")
     for file in filter(None, files):
         require_outside(Path(file), options.runs)
     library = plotly() if options.out or options.serve is not None else ""
     remarked: set[str] = set()
     if any(files):
         groups, lines = read(options.runs, remarked)
-        counted = f"{sum(len(group.runs) for group in groups)} runs, {len(groups)} settings"
-        kinds: list[tuple[str | None, Callable[[Path], object]]] = [
-            (options.out, lambda path: write(path, page(groups, lines, library))),
-            (options.png, lambda path: write_png(groups, path)),
-            (options.csv, lambda path: write(path, to_csv(groups))),
-            (options.json, lambda path: write(path, to_marl_eval(groups))),
+        counted, over = count(groups), f", over {NAMES[options.x]}"
+        kinds: list[tuple[str | None, Callable[[Path], object], str]] = [
+            (options.out, lambda path: write(path, page(groups, lines, library, x=options.x)), ""),
+            (options.png, lambda path: write_png(groups, path, options.x), over),
+            (options.csv, lambda path: write(path, to_csv(groups)), ""),
+            (options.aggregate, lambda path: write(path, to_aggregate_csv(groups, options.x)), over),
+            (options.json, lambda path: write(path, to_marl_eval(groups)), ""),
         ]
-        for name, make in kinds:
+        for name, make, more in kinds:
             if name:
                 make(Path(name))
-                print_line(f"{name}: {counted}")
+                print_line(f"{name}: {counted}{more}")
     if options.serve is not None:
-        pages = Pages(options.runs, lambda stamp: page(*read(options.runs, remarked), library, stamp))
+        pages = Pages(options.runs, lambda stamp: page(*read(options.runs, remarked), library, stamp, options.x))
         serve(options.serve, pages, lambda url: print_line(f"{url} shows the report; Ctrl+C ends it"))
     return 0
 

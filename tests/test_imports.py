@@ -53,11 +53,20 @@ TRAINING = [
 FOUNDATIONS = {
     *("types", "spaces", "starts", "metrics", "trees", "xla", "nn", "errors", "distributions", "presets", "registry"),
     *("tuning", "shards", "arguments", "help_page", "hints", "hush", "lengths", "masks", "paths", "terminal"),
-    "written",
+    *("written", "env_process", "supervisor"),
 }
 PURE = {"foundations", "envs", "processors", "buffers", "agents", "strategies"}
 PURE_TOO = {"training/schedule.py"}
-IMPURE_ANYWAY = {"envs/host.py", "hush.py", "paths.py", "terminal.py", "xla/__init__.py", "xla/options.py"}
+IMPURE_ANYWAY = {
+    "envs/host.py",
+    "env_process.py",
+    "hush.py",
+    "paths.py",
+    "supervisor.py",
+    "terminal.py",
+    "xla/__init__.py",
+    "xla/options.py",
+}
 """Environments outside the device, the terminal, directories, what libraries print, and what the user set."""
 IMPURE_MODULES = {"os", "time", "threading", "logging", "pathlib", "pickle", "random"}
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -283,7 +283,7 @@ def test_ray_tune_runs_trials_in_processes_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_report_example_tells_both_runs(tmp_path: Path) -> None:
-    assert run(block("report"), tmp_path).splitlines()[-1] == "scores.csv: 2 runs, 1 settings"
+    assert run(block("report"), tmp_path).splitlines()[-1] == "iqm.csv: 2 runs, 1 setting, over environment steps"
     lines = (tmp_path / "scores.csv").read_text().splitlines()
     assert {line.split(",")[0] for line in lines[1:]} == {"seed-0", "seed-1"}
     assert len(lines) == 1 + 2 * 2

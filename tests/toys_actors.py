@@ -66,12 +66,12 @@ def make():
 """
 
 
-def begun(tmp_path: Path, engine: str, **others: Any) -> subprocess.Popen[str]:
+def begun(tmp_path: Path, *how: str, mine: str = MINE, **others: Any) -> subprocess.Popen[str]:
     """Begin a run of an environment of one's own from the command line; return once it trains."""
-    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "mine.py").write_text(mine)
     command = [sys.executable, "-m", "jaxrl.train", "dqn", "--env", "mine:make", "--actors", "2", "--run-dir", "run"]
     flags = ["--agent.features", "8", "--eval-interval", "0", "--eval-episodes", "2", "--record-interval", "8"]
-    where = ["--actor-engine", engine, "--max-opts", "8000000", "--quiet"]
+    where = [*how, "--max-opts", "8000000", "--quiet"]
     process = subprocess.Popen([*command, *flags, *where], cwd=tmp_path, stderr=subprocess.PIPE, text=True, **others)
     log = tmp_path / "run" / "metrics.jsonl"
     while not (log.exists() and '"kind": "train"' in log.read_text()):

@@ -1,5 +1,8 @@
 """Gymnasium environments whose every number is known."""
 
+import os
+import subprocess
+import threading
 import time
 from typing import Any
 
@@ -107,3 +110,65 @@ class Locks(gymnasium.Env):
     @staticmethod
     def shown(door: int) -> dict:
         return {"door": np.int64(door), "hint": np.array([7 + door % 2, door % 3])}
+
+
+class Silent(Exception):
+    """Raise when asked for a text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Unsendable(Exception):
+    """Hold what cannot be pickled."""
+
+    def __init__(self, *what: object) -> None:
+        super().__init__(*what)
+        self.lock = threading.Lock()
+
+
+class Deadly(Exception):
+    """End the thread that asks for a text."""
+
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+class Raising(Counting):
+    """Raise an exception of a kind of its own in the 40th step, and another one when closed after that."""
+
+    def __init__(self, kind: type[Exception] = Silent) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        if self.total == 39:
+            raise self.kind("oil", "fire")
+        return super().step(action)
+
+    def close(self) -> None:
+        if self.total == 39:
+            raise OSError("closed in flames")
+
+
+class Tallied(Counting):
+    """Write the number of its steps to a file when it is closed."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        self.file = file
+
+    def close(self) -> None:
+        with open(self.file, "a") as file:
+            file.write(f"{self.total}\n")
+
+
+class Starting(Counting):
+    """Start two processes, the second in a session of its own, and write to a file who has started which."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        for own in (False, True):
+            child = subprocess.Popen(["sleep", "3600"], start_new_session=own)
+            with open(file, "a") as log:
+                log.write(f"{os.getpid()} {child.pid}\n")

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl.envs.host import HostEnv, Stepped, like_spec, to_host, whole_where_so
 from jaxrl.envs.scalars import scalars_in
-from jaxrl.errors import SettingsError, nearest, require_extra
+from jaxrl.errors import SettingsError, nearest, reason_of, require_extra
 from jaxrl.spaces import EnvSpec, channels_last, space_of
 from jaxrl.trees import PyTree
 
@@ -30,7 +30,7 @@ def envpool_env(name: str, /, **kwargs: Any) -> HostEnv:
     try:
         one = make(num_envs=1)
     except Exception as error:
-        raise SettingsError(f"EnvPool cannot make {id_}: {error}") from error
+        raise SettingsError(f"EnvPool cannot make {id_}: {reason_of(error)}") from error
     observations, actions = (space_of(PREFIX + id_, space) for space in (one.observation_space, one.action_space))
     spec = EnvSpec(PREFIX + id_, channels_last(observations), actions)
     env = HostEnv(spec, partial(_EnvPool, make, spec), settings={"env": PREFIX + id_, "env_args": dict(kwargs)})

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.base import Env, TimeStep, draw_key, draw_nothing
-from jaxrl.errors import SettingsError, nearest
+from jaxrl.errors import SettingsError, nearest, reason_of
 from jaxrl.spaces import Box, Discrete, EnvSpec, Space
 from jaxrl.trees import Array, Key, PyTree, make_key
 
@@ -126,7 +126,7 @@ def make(name: str, /, **params: Any) -> Env:
     try:
         env, defaults = _made(name)
     except Exception as error:
-        raise SettingsError(f"gymnax cannot make {name}: {error}") from error
+        raise SettingsError(f"gymnax cannot make {name}: {reason_of(error)}") from error
     unknown = set(params) - set(vars(defaults))
     if unknown:
         word = sorted(unknown)[0]

@@ -4,21 +4,21 @@ An environment written in JAX can be put on the host too: actors then step it th
 """
 
 import importlib
-import signal
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from multiprocessing import parent_process
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl.env_process import EnvMaker
 from jaxrl.envs.base import Env
 from jaxrl.envs.scalars import is_number, numbers_in, scalars_in
-from jaxrl.errors import ActorError, SettingsError, nearest, require_extra
+from jaxrl.errors import ActorError, SettingsError, nearest, reason_of, require_extra
 from jaxrl.spaces import (
     Box,
     Discrete,
@@ -32,12 +32,15 @@ from jaxrl.spaces import (
     space_zeros,
     to_dtype,
 )
+from jaxrl.supervisor import END
 from jaxrl.trees import PyTree, make_key, tree_where
 from jaxrl.types import Step
 
 PREFIX = "gymnasium:"
 """Prefix of the names of Gymnasium's environments, as in `gymnasium:CartPole-v1`."""
 NEEDS = "environments of Gymnasium"
+ENDING_S = 5.0
+"""Seconds given to a process to end itself and those that its environment has begun."""
 
 
 class Stepped(NamedTuple):
@@ -199,7 +202,7 @@ def gymnasium_host(id_: str, make: Callable[..., Any], given: Mapping[str, Any])
     try:
         one = make()
     except Exception as error:
-        raise SettingsError(f"Gymnasium cannot make {id_}: {error}") from error
+        raise SettingsError(f"Gymnasium cannot make {id_}: {reason_of(error)}") from error
     spec = gymnasium_spec(one)._replace(name=PREFIX + id_)
     one.close()
     settings = {"env": PREFIX + id_, "env_args": dict(given)}
@@ -260,13 +263,6 @@ def gymnasium_envs(spec: EnvSpec, make: Callable[[], Any]) -> HostEnv:
     return HostEnv(spec, partial(_Gymnasium, make, spec))
 
 
-def _deaf(make: Callable[[], Any]) -> Any:
-    """Make an environment; in a child process, first ignore SIGINT and SIGTERM, which the parent handles."""
-    for number in (signal.SIGINT, signal.SIGTERM) if parent_process() is not None else ():
-        signal.signal(number, signal.SIG_IGN)
-    return make()
-
-
 def _checked(make: Callable[[], Any]) -> Any:
     """Make an environment whose steps are refused where they are none, and whose `info` holds numbers alone.
 
@@ -308,7 +304,7 @@ class _Gymnasium:
         mode = {"autoreset_mode": vector.AutoresetMode.DISABLED}
         # Spawned, because a fork of a process in which JAX runs threads may hang.
         self._env = (
-            vector.AsyncVectorEnv([partial(_deaf, partial(_checked, make))] * num_envs, context="spawn", **mode)
+            vector.AsyncVectorEnv([EnvMaker(partial(_checked, make))] * num_envs, context="spawn", **mode)
             if processes
             else vector.SyncVectorEnv([partial(_checked, make)] * num_envs, **mode)
         )
@@ -343,14 +339,17 @@ class _Gymnasium:
             raise ActorError("a process that steps its environments has ended: killed, or out of memory?") from error
 
     def _kill(self) -> None:
-        """Kill the processes. They ignore milder signals, and left alone they would keep this process from ending."""
+        """End the processes, and all that they have begun. Left alone they would keep this process from ending."""
         with self._killing:  # else the one of two threads that learns of a death might be ended before it says so
             processes = getattr(self._env, "processes", ())
             if processes:
                 self._env.closed = True  # so that Gymnasium waits for nobody
             for process in processes:
-                process.kill()
+                if process.is_alive():
+                    os.kill(process.pid, END)
             for process in processes:
+                process.join(ENDING_S)
+                process.kill()  # one that has stopped does not hear of its end
                 process.join()
 
 

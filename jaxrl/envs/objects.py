@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxrl.envs.base import Env, TimeStep, check_stable, draw_nothing
 from jaxrl.envs.suites import KEY, box_of, copied
-from jaxrl.errors import SettingsError, check_count, reason_of
+from jaxrl.errors import SettingsError, check_count, describe
 from jaxrl.masks import MASK
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, space_struct
 from jaxrl.trees import Array, Key, PyTree
@@ -135,7 +135,7 @@ def one_line_of(name: str) -> Iterator[None]:
     except SettingsError:
         raise
     except Exception as error:
-        raise SettingsError(f"{name} cannot be used: {type(error).__name__}: {reason_of(error)}") from error
+        raise SettingsError(f"{name} cannot be used: {describe(error)}") from error
 
 
 def object_env(theirs: Theirs) -> Env:

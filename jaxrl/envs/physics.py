@@ -17,7 +17,7 @@ import numpy as np
 from jaxrl.envs.base import Env, RenderFn, TimeStep, draw_nothing
 from jaxrl.envs.randomise import randomise
 from jaxrl.envs.suites import KEY, boxes_of, copied, stored
-from jaxrl.errors import SettingsError
+from jaxrl.errors import SettingsError, reason_of
 from jaxrl.spaces import Box, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
 
@@ -145,5 +145,6 @@ def picture(name: str, draw: Any) -> np.ndarray:
         return np.asarray(draw(), np.uint8)
     except Exception as error:
         raise SettingsError(
-            f"{name} cannot be rendered here: {error}; MuJoCo needs OpenGL, without a screen MUJOCO_GL=egl or osmesa"
+            f"{name} cannot be rendered here: {reason_of(error)}; MuJoCo needs OpenGL, without a screen MUJOCO_GL=egl "
+            "or osmesa"
         ) from error

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import jax
 import jax.numpy as jnp
 
-from jaxrl.errors import SettingsError
+from jaxrl.errors import SettingsError, safe_str
 from jaxrl.trees import Array, Key, PyTree, make_key
 
 ROWS = 3
@@ -110,7 +110,7 @@ def _listed(shape: Sequence[int]) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in safe_str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
 
 

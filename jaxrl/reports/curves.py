@@ -19,6 +19,8 @@ class Band(NamedTuple):
     """What the runs of a group come to along an axis; each `[N]`, NaN where nothing is known."""
 
     x: np.ndarray
+    runs: np.ndarray
+    """How many of them have a value there."""
     mean: np.ndarray
     iqm: np.ndarray
     low: np.ndarray
@@ -42,18 +44,18 @@ def thin(curve: Curve, points: int) -> Curve:
     return Curve(curve.x[:, kept], curve.y[kept])
 
 
-def band(curves: Sequence[Curve], axis: str) -> Band | None:
-    """Return what the curves of a group come to over `axis`, one of `AXES`; `None` if fewer than two have points.
+def band(curves: Sequence[Curve], axis: str, least: int = 2) -> Band | None:
+    """Return what the curves of a group come to over `axis`, one of `AXES`; `None` if fewer than `least` have points.
 
     Between its points a curve is a straight line, and beyond its ends nothing: a run that has ended no longer counts.
     """
     lines = [_sorted(curve.x[AXES.index(axis)], curve.y) for curve in curves]
     lines = [line for line in lines if len(line[0])]
-    if len(lines) < 2:
+    if len(lines) < least:
         return None
     x = _grid([line[0] for line in lines])
     values = np.stack([np.interp(x, *line, left=np.nan, right=np.nan) for line in lines], axis=1)
-    return Band(x, *_numbers(values))
+    return Band(x, np.isfinite(values).sum(axis=1), *_numbers(values))
 
 
 def _sorted(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

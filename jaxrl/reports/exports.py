@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from jaxrl.errors import SettingsError
+from jaxrl.reports.curves import band
 from jaxrl.reports.groups import Group, shown
 from jaxrl.reports.read import Run
 
 COLUMNS = ("run", "group", "seed", "member", "opt_steps", "env_steps", "seconds", "score", "return")
+AGGREGATES = ("runs", "mean", "iqm", "iqm_low", "iqm_high")
 SUITES = ("bsuite", "MinAtar", "misc")
 """Whose names end the names of their environments, as in `Catch-bsuite`."""
 
@@ -27,6 +29,26 @@ def to_csv(groups: Iterable[Group]) -> str:
         for run in group.runs:
             begin = [run.name, group.name, _or_empty(run.seed), _or_empty(run.member)]
             writer.writerows([*begin, *line] for line in _lines(run))
+    return out.getvalue()
+
+
+def to_aggregate_csv(groups: Iterable[Group], x: str) -> str:
+    """Return one table of all groups: mean, IQM and ends of its 95 % interval over `x`, one of `AXES`.
+
+    A line is a place at which any run of a group has a score, or a mean return; `runs` are those that count there.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("group", "metric", x, *AGGREGATES))
+    for group in groups:
+        for metric, curves in (
+            ("score", [run.log.score for run in group.runs]),
+            ("return", [run.log.returns for run in group.runs]),
+        ):
+            if (found := band(curves, x, least=1)) is not None:
+                for place, *numbers in zip(*(column.tolist() for column in found), strict=True):
+                    at = place if x == "seconds" else int(place)
+                    writer.writerow([group.name, metric, at, *("" if np.isnan(y) else y for y in numbers)])
     return out.getvalue()
 
 

@@ -80,7 +80,16 @@ def shown(value: object) -> str:
     """Return a setting as it is shown."""
     if isinstance(value, float):
         return f"{value:.6g}"
-    return one_line(value if isinstance(value, str) else json.dumps(value, default=str))
+    if isinstance(value, str):
+        return one_line(value)
+    try:
+        return one_line(json.dumps(value, default=str))
+    except (
+        ValueError,
+        TypeError,
+        RecursionError,
+    ):  # numbers of thousands of digits, keys that are dates, endless depth
+        return one_line(value)
 
 
 def differences(groups: Sequence[Group]) -> dict[str, list[str]]:
@@ -98,6 +107,12 @@ def _values(group: Group, name: str) -> list[str]:
     """Return the values of a setting in a group, `-` where a run has none, in order."""
     values = [shown(run.settings[name]) if name in run.settings else "-" for run in group.runs if run.settings]
     return list(dict.fromkeys(values))
+
+
+def count(groups: Sequence[Group]) -> str:
+    """Return the numbers of runs and settings in words."""
+    runs, settings = sum(len(group.runs) for group in groups), len(groups)
+    return f"{runs} run{'s' * (runs != 1)}, {settings} setting{'s' * (settings != 1)}"
 
 
 def remarks(groups: Iterable[Group]) -> list[str]:

@@ -12,10 +12,10 @@ import numpy as np
 from jaxrl.errors import SettingsError
 from jaxrl.reports import tables
 from jaxrl.reports.curves import band, thin
-from jaxrl.reports.groups import Group
+from jaxrl.reports.groups import Group, count
 from jaxrl.reports.lineage import lineages
 from jaxrl.reports.parallel import populations
-from jaxrl.reports.rows import AXES, Curve
+from jaxrl.reports.rows import AXES, NAMES, Curve
 from jaxrl.reports.tables import Table
 
 POINTS = 40_000
@@ -41,16 +41,16 @@ def plotly() -> str:
     return str(get_plotlyjs())
 
 
-def page(groups: Sequence[Group], remarks: Sequence[str], library: str, stamp: str = "") -> str:
-    """Return the report as HTML, drawn by the JavaScript in `library`.
+def page(groups: Sequence[Group], remarks: Sequence[str], library: str, stamp: str = "", x: str = "env_steps") -> str:
+    """Return the report as HTML, drawn by the JavaScript in `library`; its curves are over `x` until another is chosen.
 
     With a `stamp`, the page asks its server now and then for the present one, and loads itself anew if it is another.
     """
     runs = [run for group in groups for run in group.runs]
     parts = [
-        f"<h1>{len(runs)} run{'s' * (len(runs) != 1)}, {len(groups)} setting{'s' * (len(groups) != 1)}</h1>",
+        f"<h1>{count(groups)}</h1>",
         _remarks(remarks),
-        _curves(),
+        _curves(x),
         _table("Scores by settings", tables.group_table(groups)),
         _table("What differs in the settings", tables.setting_table(groups)),
         _plot("population", "Swept settings and last scores") if (swept := populations(runs)) else "",
@@ -105,16 +105,17 @@ def _remarks(lines: Iterable[str]) -> str:
     return f'<section id="remarks"><h2>Remarks</h2><ul>{items}</ul></section>' if items else ""
 
 
-def _choice(name: str, what: str, options: dict[str, str]) -> str:
-    items = "".join(f'<option value="{value}">{shown}</option>' for value, shown in options.items())
+def _choice(name: str, what: str, options: dict[str, str], first: str = "") -> str:
+    chosen = lambda value: " selected" if value == first else ""
+    items = "".join(f'<option value="{value}"{chosen(value)}>{shown}</option>' for value, shown in options.items())
     return f'<label>{what} <select id="{name}">{items}</select></label>'
 
 
-def _curves() -> str:
+def _curves(x: str) -> str:
     shown = {"iqm": "IQM and 95 % interval", "mean": "mean and 95 % interval of the IQM", "runs": "every run"}
     choices = [
         _choice("metric", "of", {"score": "evaluation score", "return": "training return"}),
-        _choice("axis", "over", dict(zip(AXES, ("optimisation steps", "environment steps", "seconds"), strict=True))),
+        _choice("axis", "over", NAMES, x),
         _choice("shown", "as", shown),
     ]
     return f'<section><h2>Learning curves</h2><p>{" ".join(choices)}</p><div class="plot" id="curves"></div></section>'
@@ -168,7 +169,10 @@ def _drawn(groups: Sequence[Group], curves: Sequence[Sequence[Curve]]) -> dict[s
     return {
         "runs": runs,
         "bands": [
-            [None if one is None else {name: _short(x) for name, x in one._asdict().items()} for one in axis]
+            [
+                None if one is None else {name: _short(x) for name, x in one._asdict().items() if name != "runs"}
+                for one in axis
+            ]
             for axis in bands
         ],
     }

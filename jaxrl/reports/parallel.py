@@ -42,7 +42,7 @@ def axis(values: Sequence[Any]) -> dict[str, Any]:
         return {"heights": heights, "ticks": [[place, name] for name, place in places.items()], "values": labels}
     low, high = (min(known), max(known)) if known else (0.0, 0.0)
     scale = math.log if low > 0 and high >= RATIO * low else float
-    width = scale(high) - scale(low) or 1.0
-    heights = [None if value is None else (scale(value) - scale(low)) / width for value in values]
+    width = scale(high) / 2 - scale(low) / 2 or 1.0  # halves, whose difference is finite
+    heights = [None if value is None else (scale(value) / 2 - scale(low) / 2) / width for value in values]
     ends = [[0, shown(float(low))], *([[1, shown(float(high))]] if high > low else [])]
     return {"heights": heights, "ticks": ends, "values": labels}

@@ -8,7 +8,7 @@ import numpy as np
 from jaxrl.errors import SettingsError
 from jaxrl.reports.curves import band, thin
 from jaxrl.reports.groups import Group
-from jaxrl.reports.rows import Curve
+from jaxrl.reports.rows import AXES, NAMES, Curve
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#1a1a1a")
 DASHES = ("-", "--", ":", "-.", (0, (8, 3)), (0, (8, 3, 2, 3)))
@@ -17,8 +17,8 @@ WIDTH = 10.0
 """Of the picture, in inches."""
 
 
-def write_png(groups: Sequence[Group], path: Path) -> None:
-    """Write scores and returns over optimisation steps: IQM with its interval of groups, single runs as they are.
+def write_png(groups: Sequence[Group], path: Path, x: str = "env_steps") -> None:
+    """Write scores and returns over `x`, one of `AXES`: IQM with its interval of groups, single runs as they are.
 
     Raises:
       SettingsError: matplotlib is not installed, or the file cannot be written.
@@ -31,11 +31,11 @@ def write_png(groups: Sequence[Group], path: Path) -> None:
     figure = Figure(figsize=(WIDTH, 4.2 + height), layout="constrained")
     for place, what in enumerate(("evaluation score", "training return")):
         axes = figure.add_subplot(1, 2, place + 1)
-        axes.set(xlabel="optimisation steps", ylabel=what)
+        axes.set(xlabel=NAMES[x], ylabel=what)
         axes.grid(alpha=0.3)
         for i, group in enumerate(groups):
             curves = [run.log.score if place == 0 else run.log.returns for run in group.runs]
-            _draw(axes, curves, i, group.name)
+            _draw(axes, curves, x, i, group.name)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower center", fontsize="small", ncols=columns, handlelength=3.5)
@@ -51,10 +51,10 @@ def _legend(names: Sequence[str]) -> tuple[int, float]:
     return columns, max(0.3, 0.2 * -(-len(names) // columns))
 
 
-def _draw(axes: object, curves: Sequence[Curve], i: int, name: str) -> None:
+def _draw(axes: object, curves: Sequence[Curve], x: str, i: int, name: str) -> None:
     style = {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i % len(DASHES)], "label": name}
     line, fill = axes.plot, axes.fill_between  # type: ignore[attr-defined]
-    drawn = band(curves, "opt_steps")
+    drawn = band(curves, x)
     if drawn is not None:
         line(drawn.x, drawn.iqm, **style)
         fill(
@@ -62,4 +62,4 @@ def _draw(axes: object, curves: Sequence[Curve], i: int, name: str) -> None:
         )
         return
     for curve in [thin(curve, 1_000) for curve in curves if len(curve.y)][:1]:
-        line(curve.x[0], curve.y, marker="." if len(curve.y) < 3 else None, **style)
+        line(curve.x[AXES.index(x)], curve.y, marker="." if len(curve.y) < 3 else None, **style)

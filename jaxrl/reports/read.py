@@ -1,6 +1,5 @@
 """Runs as they lie on disk. Files are opened to be read only, and no lock is taken."""
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl.errors import SettingsError, one_line
+from jaxrl.errors import SettingsError, one_line, safe_str
 from jaxrl.paths import local
 from jaxrl.reports.rows import Log, number, read_episodes, read_log
 from jaxrl.training.changes import NEWER, renewed
@@ -54,7 +53,7 @@ class Run(NamedTuple):
     def seed(self) -> int | None:
         """The seed, if it is known."""
         seed = self.settings.get("seed")
-        return seed if isinstance(seed, int) else None
+        return seed if isinstance(seed, int) and abs(seed) < 2**64 else None
 
     @property
     def status(self) -> str:
@@ -105,7 +104,7 @@ def _runs_in(path: Path, name: str) -> list[Run]:
     names = tuple(map(str, swept)) if isinstance(swept, dict) else ()
     folders = (entry for entry in (path / MEMBERS).glob("*") if entry.name.isascii() and entry.name.isdecimal())
     numbers = sorted(int(entry.name) for entry in folders if entry == member_dir(path, int(entry.name)))
-    varied = json.dumps([found["pbt"], swept], default=str) if isinstance(found, dict) and found.get("pbt") else ""
+    varied = safe_str([found["pbt"], swept]) if isinstance(found, dict) and found.get("pbt") else ""
     members = [_member(path, name, number)._replace(swept=names, varied=varied) for number in numbers]
     if not members:
         return [_run(path, name, config, [*remarks, "it has no members yet"])]

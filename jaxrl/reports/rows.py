@@ -10,12 +10,15 @@ import numpy as np
 
 AXES = ("opt_steps", "env_steps", "seconds")
 """What a curve can be drawn over."""
+NAMES = dict(zip(AXES, ("optimisation steps", "environment steps", "seconds"), strict=True))
 BEGINNING = re.compile(rb'\{"kind": "train", "opt_steps": (\d+), "env_steps": (\d+), "wall_s": ([\d.eE+-]+)[,}]')
 """Of a row of metrics as the recorder writes it. Such rows are many and long, so that only some columns are read."""
 COLUMNS = ("episode_return", "skipped_updates", "invalid_steps", "opt_steps_per_sec", "env_steps_per_sec")
 KEYS = tuple(f'"{name}": '.encode() for name in COLUMNS)
 TAIL = 4 * 2**20
 """Bytes at the end of the log of episodes, in which those of the last evaluation are looked for."""
+MOST = 2.0**53
+"""Below which a row's count counts: no run has made so many steps, and floats count no further."""
 Table = list[tuple[float, ...]]
 
 
@@ -141,7 +144,7 @@ def _log(path: Path, trained: Table, others: list[dict[str, Any]], remarks: list
 
 
 def _count(column: np.ndarray) -> int:
-    return int(column[np.isfinite(column)].sum())
+    return int(column[(column >= 0) & (column < MOST)].sum())
 
 
 def _curve(points: np.ndarray) -> Curve:

@@ -1,6 +1,7 @@
 """The page for this machine alone, made anew when runs have written something."""
 
 import hashlib
+import re
 import threading
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +13,8 @@ from jaxrl.training.storage.members import MEMBERS
 from jaxrl.training.storage.run_dir import CONFIG, EPISODES, METADATA, METRICS
 
 HOST = "127.0.0.1"
+OURS = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?")
+"""What a browser on this machine says that it asks for."""
 
 
 def stamp_of(paths: Iterable[str]) -> str:
@@ -64,7 +67,7 @@ def server(port: int, pages: Pages) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             # A name that leads to this machine is another site's way to read the page.
-            if self.headers.get("Host", "").partition(":")[0] not in (HOST, "localhost"):
+            if not OURS.fullmatch(self.headers.get("Host", "")):
                 self._answer(403, "text/plain", b"ask for 127.0.0.1\n")
             elif self.path == "/stamp":
                 self._answer(200, "text/plain", pages.stamp().encode())

@@ -12,6 +12,8 @@ from jaxrl.reports.rows import number
 
 PARTS = ("compile", "init", "train", "evaluate", "confirm", "record", "save", "other")
 """Of the seconds of a run, as `metadata.json` has them."""
+LIMITS = ("max_opts", "max_env_steps", "stop_reward", "patience")
+"""Settings by which a run ends in order: its status is then the name of one."""
 MOST_EVENTS = 500
 """Shown, the last ones."""
 
@@ -75,7 +77,7 @@ def _run_row(group: Group, run: Run) -> tuple[str, ...]:
         run.name,
         group.name,
         "-" if run.seed is None else str(run.seed),
-        run.status,
+        f"finished ({run.status})" if run.status in LIMITS else run.status,
         text(run.last),
         text(run.best),
         text(number(facts.get("best_opt_steps")), ",.0f"),

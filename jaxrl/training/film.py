@@ -72,7 +72,7 @@ def _on_host(env: HostEnv, policy: GreedyPolicy, seed: int, max_steps: int) -> t
             if terminated or truncated:
                 break
     except Exception as error:
-        raise SettingsError(f"{env.spec.name} cannot be rendered: {error}") from error
+        raise SettingsError(f"{env.spec.name} cannot be rendered: {reason_of(error)}") from error
     finally:
         one.close()
     return frames, total

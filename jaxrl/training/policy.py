@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.errors import SettingsError
+from jaxrl.errors import SettingsError, reason_of
 from jaxrl.masks import PRIVILEGED, completed, has
 from jaxrl.spaces import as_shape, space_struct, spec_to_plain, to_dtype
 from jaxrl.starts import to_elements, to_indices
@@ -154,7 +154,7 @@ class GreedyPolicy:
         try:
             arrays = jax.tree.map(lambda like, x: _array(x, like.dtype), struct, action)
         except (ValueError, TypeError, OverflowError) as error:
-            raise SettingsError(f"the action does not match {name}: {' '.join(str(error).split())}") from error
+            raise SettingsError(f"the action does not match {name}: {reason_of(error)}") from error
         came = jax.tree.map(jnp.shape, arrays)
         if came != wanted:
             raise SettingsError(f"the action has shape {came}; expected {wanted}, one for each observation of {name}")
@@ -199,7 +199,7 @@ def _as_observation(env: str, struct: PyTree, obs: PyTree) -> PyTree:
     try:
         arrays = jax.tree.map(lambda like, x: as_shape(_array(x, like.dtype), like.shape), struct, obs)
     except (ValueError, TypeError, OverflowError) as error:
-        raise SettingsError(f"the observation does not match {env}: {' '.join(str(error).split())}") from error
+        raise SettingsError(f"the observation does not match {env}: {reason_of(error)}") from error
     for like, x in zip(jax.tree.leaves(struct), jax.tree.leaves(arrays), strict=True):
         if x.shape != like.shape and x.shape[1:] != like.shape:
             raise SettingsError(

@@ -449,7 +449,7 @@ class Trainer:
             now = self.strategy, self.config, self._storage, self._weights, goes_on
             self._compiled, self._weights = compiled_for(made, *now)
             self._run, self._metrics = self._compiled.run, self._compiled.metrics
-            self._actors = pool_of(self.strategy, self._run, self.interrupt, self._log.event)
+            self._actors = pool_of(self.strategy, self._run, self.interrupt, self._log.event, self.schedule.last)
         warmup = 0 if goes_on or self._actors is not None else self.schedule.warmup_env_steps
         self._log.stage(f"warming up: {warmup:,} environment steps" if warmup else "getting ready")
         with self.ledger.timed("init"):

@@ -26,7 +26,7 @@ def test_a_trained_run_is_told_of_and_not_changed(doors: Doors, finished: Finish
     before = snapshot(finished.path)
     done = doors.run("report", finished.path, "--csv", "t.csv", "--json", "m.json")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "t.csv: 1 runs, 1 settings\nm.json: 1 runs, 1 settings\n"
+    assert done.stdout == "t.csv: 1 run, 1 setting\nm.json: 1 run, 1 setting\n"
     with (doors.cwd / "t.csv").open() as file:
         told = list(csv.DictReader(file))
     written = rows(finished.path / "metrics.jsonl")

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from toys_runs import log, place, write_population, write_run, write_search
 
 from jaxrl import report
 from jaxrl.errors import SettingsError
-from jaxrl.reports.exports import to_csv, to_marl_eval
+from jaxrl.reports.exports import to_aggregate_csv, to_csv, to_marl_eval
 from jaxrl.reports.groups import Group, grouped, remarks
 from jaxrl.reports.page import page
+from jaxrl.reports.parallel import populations
 from jaxrl.reports.picture import write_png
 from jaxrl.reports.read import read_runs
 
@@ -214,11 +216,101 @@ def test_the_console_tells_files_and_remarks(
     assert report.main([str(run), str(bare)]) == 0
     assert report.main([str(run), "--csv", "t.csv", "--json", "m.json"]) == 0
     told = capsys.readouterr()
-    assert told.out == "report.html: 2 runs, 1 settings\nt.csv: 1 runs, 1 settings\nm.json: 1 runs, 1 settings\n"
+    assert told.out == "report.html: 2 runs, 1 setting\nt.csv: 1 run, 1 setting\nm.json: 1 run, 1 setting\n"
     assert told.err == "warning: bare: metrics.jsonl has no rows yet\n"
     assert remarks(groups_of(bare))[0] in Path("report.html").read_text()
     assert {path: path.read_bytes() for path in before} == before
     assert len(list(tmp_path.rglob("*"))) == len(before) + 2 + 3
+
+
+def test_mean_iqm_and_interval_of_each_setting_are_a_table(two: list[Group], tmp_path: Path) -> None:
+    """Of two runs the IQM is the mean, and the bootstrap's interval reaches from the one to the other."""
+    runs = [str(run.path) for group in two for run in group.runs]
+    report.main([*runs, "--aggregate", str(tmp_path / "t.csv")])
+    table = list(csv.reader((tmp_path / "t.csv").open()))
+    assert table[0] == ["group", "metric", "env_steps", "runs", "mean", "iqm", "iqm_low", "iqm_high"]
+    several, alone = (group.name for group in two)
+    assert table[1:] == [
+        [several, "score", "40", "2", "2.0", "2.0", "1.0", "3.0"],
+        [several, "score", "80", "2", "4.0", "4.0", "3.0", "5.0"],
+        [several, "return", "40", "2", "1.0", "1.0", "0.5", "1.5"],
+        [several, "return", "80", "2", "3.0", "3.0", "2.5", "3.5"],
+        [alone, "score", "40", "1", "9.0", "9.0", "", ""],
+        [alone, "score", "80", "1", "8.0", "8.0", "", ""],
+    ]
+
+
+@pytest.mark.parametrize(("x", "first"), [("env_steps", "40"), ("opt_steps", "10"), ("seconds", "0.5")])
+def test_what_curves_are_over_is_chosen_and_said(
+    x: str, first: str, two: list[Group], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, file = str(two[1].runs[0].path), tmp_path / "t.csv"
+    assert report.main([run, "--aggregate", str(file), "--x", x]) == 0
+    name = {"env_steps": "environment steps", "opt_steps": "optimisation steps", "seconds": "seconds"}[x]
+    assert capsys.readouterr().out == f"{file}: 1 run, 1 setting, over {name}\n"
+    assert next(row[x] for row in csv.DictReader(file.open())) == first
+    pages = Reader(page(two, [], "0;", x=x)).tags
+    assert [attrs["value"] for tag, attrs in pages if tag == "option" and "selected" in attrs] == [x]
+
+
+BOMB = "a: &a [0]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in pairwise("abcdefghijklmnopqrstuvwxyz"))
+HUGE = "0x" + "f" * 5_000
+"""A whole number that Python does not write out."""
+DAMAGED = {
+    "a count beyond all floats": ("metrics.jsonl", '{"kind": "train", "opt_steps": 1, "skipped_updates": 1e308}\n' * 2),
+    "a negative count": ("metrics.jsonl", '{"kind": "train", "opt_steps": 1, "invalid_steps": -1e300}\n' * 2),
+    "numbers that are none": (
+        "metrics.jsonl",
+        '{"kind": "eval", "opt_steps": 7, "env_steps": Infinity, "wall_s": NaN, "score": 1e308, "is_best": true}\n'
+        '{"kind": "eval", "opt_steps": 8, "env_steps": -1e308, "wall_s": "9", "score": -1e308, "is_best": 3}\n'
+        '{"kind": "event", "opt_steps": 9, "event": [[]], "message": {"a": NaN}}\n'
+        '{"kind": "train", "opt_steps": 9, "env_steps": 9, "wall_s": 1e999, "episode_return": 1e308}\n',
+    ),
+    "a row of great depth": (
+        "metrics.jsonl",
+        '{"kind": "event", "opt_steps": 1, "event": ' + "[" * 900 + "]" * 900 + "}\n",
+    ),
+    "a rollback without end": (
+        "metadata.json",
+        '{"rollbacks": Infinity, "best_score": "x", "seconds": {"train": 1e400}}',
+    ),
+    "metadata of great depth": ("metadata.json", '{"status": ' + "[" * 950 + "]" * 950 + ', "best_opt_steps": [1]}'),
+    "an episode without end": (
+        "eval_episodes.jsonl",
+        '{"opt_steps": 1e400, "return": 1}\n{"opt_steps": 10, "return": 1e308}\n',
+    ),
+    "an alias of itself": ("config.yaml", "a: &a\n  b: *a\n"),
+    "an alias bomb": ("config.yaml", BOMB),
+    "settings of great depth": ("config.yaml", "a: " + "[" * 900 + "]" * 900),
+    "a seed of thousands of digits": ("config.yaml", f"algo: {HUGE}\nenv: [1]\nseed: {HUGE}\nagent: {{1: {HUGE}}}\n"),
+    "keys that are dates": ("config.yaml", "algo: [{2001-01-01: 1}]\nenv: {2001-01-01: .inf}\n2: 3\nseed: {}\n"),
+    "a population of anything": ("config.yaml", f"population: {{sweep: {{1: {HUGE}}}, pbt: [{{2001-01-01: 1}}]}}\n"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_whatever_a_file_holds_the_other_runs_are_reported(name: str, tmp_path: Path) -> None:
+    whole = write_run(tmp_path / "whole", scores=[12.5])
+    file, held = DAMAGED[name]
+    bad = write_run(tmp_path / "bad", seed=1, scores=[1.0, 2.0], returns=[3.0])
+    with (bad / file).open("a" if file.endswith(".jsonl") else "w") as opened:
+        opened.write(held)
+    groups = groups_of(bad, whole)
+    text = page(groups, remarks(groups), "0;")
+    Reader(text)
+    assert "12.5" in text
+    assert "whole" in to_csv(groups)
+    assert "12.5" in to_aggregate_csv(groups, "env_steps")
+    assert "12.5" in to_marl_eval(groups)
+    if file == "config.yaml" and "alias" in name:
+        assert "alias" in remarks(groups)[0]
+
+
+@pytest.mark.parametrize("values", [[-1e308, 1e308], [0.0, 1e308]])
+def test_a_sweep_over_all_floats_is_drawn(values: list[float], tmp_path: Path) -> None:
+    members = dict(zip(values, ([1.0], [2.0]), strict=True))
+    (drawn,) = populations(read_runs([str(write_population(tmp_path / "pop", members))]))
+    assert drawn["axes"][0]["heights"] == [0.0, 1.0]
 
 
 def test_a_file_is_never_written_into_a_run(tmp_path: Path) -> None:

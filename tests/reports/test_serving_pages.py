@@ -1,6 +1,7 @@
 """The page as it is served: for this machine alone, and anew when runs have written something."""
 
 import http.client
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +63,15 @@ def test_a_run_that_is_gone_leaves_the_last_page(run: Path, port: int) -> None:
 def test_other_names_and_other_pages_get_nothing(port: int) -> None:
     assert get(port, "/", host="elsewhere.example")[0] == 403
     assert get(port, "/../config.yaml")[0] == 404
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:80@evil.example", "localhost:80:80", "localhost.evil.example", "localhost:"]
+)
+def test_a_host_that_only_begins_like_this_machine_is_refused(port: int, host: str) -> None:
+    with socket.create_connection(("127.0.0.1", port), 10) as connection:
+        connection.sendall(f"GET / HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+        assert b" 403 " in connection.makefile("rb").readline()
 
 
 def test_a_port_in_use_is_refused(port: int, run: Path) -> None:

@@ -89,9 +89,8 @@ def test_what_is_counted_is_what_was_taken_up():
     assert row["episodes"] == row["actor0/episodes"] + row["actor1/episodes"] == row["terminated"] + row["truncated"]
     assert row["actor0/episode_return_min"] == 6
     assert row["actor0/episode_return_max"] == 15
-    # Actors may be ahead, by their lag and the round under way.
     for told in result.summary["actors"]:
-        assert 40 + 16 <= told["env_steps"] <= 40 + 16 + 2 * 4
+        assert told["env_steps"] == 40 + 16
     assert {"learner_waits", "actors_wait"} < row.keys()
     assert (result.summary["staleness"], result.summary["staleness_max"]) == (2 * 9 / 10, 2)
 
@@ -598,13 +597,13 @@ def test_what_actors_did_is_told_of_the_whole_run_also_once_it_is_resumed(tmp_pa
 
     jaxrl.Trainer(replaying(counter(), max_lag=0), max_opts=40, **{**QUIET, **settings}).train()
     first = told()
-    # Of two environments each, 8 steps of the warm-up and 20 rounds of 2; perhaps one more, from which none learns.
-    assert all(96 <= one["env_steps"] <= 100 for one in first)
+    # Of two environments each, 8 steps of the warm-up and 20 rounds of 2.
+    assert all(one["env_steps"] == 96 for one in first)
     result = jaxrl.Trainer(replaying(counter(), max_lag=0), max_opts=80, resume=True, **{**QUIET, **settings}).train()
     second = told()
     assert result.summary["actors"] == second
     for before, after in zip(first, second, strict=True):
-        assert 80 <= after["env_steps"] - before["env_steps"] <= 84
+        assert after["env_steps"] - before["env_steps"] == 80
         assert after["episodes"] > before["episodes"]
         assert after["waited_s"] > before["waited_s"]
 

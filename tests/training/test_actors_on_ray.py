@@ -75,7 +75,7 @@ def test_the_command_line_trains_an_environment_of_ones_own_in_workers_and_ends_
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.environ["PYTHONPATH"], str(tmp_path)]))
-    process = begun(tmp_path, "ray")
+    process = begun(tmp_path, "--actor-engine", "ray")
     assert nodes_of_actors() == {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate()

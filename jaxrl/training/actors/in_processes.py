@@ -1,10 +1,10 @@
 """Workers in processes of this machine, each at the other end of a pair of pipes.
 
 They are programs of their own, not forks: a fork of a process in which JAX runs threads may hang. They belong to no
-terminal, and end with the pipes, so that none outlives the process of the learner, however that ends.
+terminal, and end with the pipes, so that none outlives the process of the learner, however that ends. Each has a
+supervisor (`jaxrl.supervisor`), which ends what its environments have begun.
 """
 
-import ctypes
 import itertools
 import os
 import signal
@@ -19,14 +19,13 @@ from typing import Any
 
 import cloudpickle
 
+from jaxrl.supervisor import SUPPORTED, end_with_children
 from jaxrl.training.actors.distant import Gone
 from jaxrl.training.actors.worker import Worker
 
 Call = tuple[Connection, int]
 ASIDE = ("glance", "end")
 """What a worker is asked while it plays."""
-PDEATHSIG = 1
-"""Number of the setting of `prctl` that names the signal at the end of the parent."""
 ENDING_S = 5.0
 """Seconds given to a process whose pipes have ended to end itself."""
 
@@ -58,11 +57,15 @@ class Piped:
         self._asides, asides = Pipe()
         self._numbers, self._answers = itertools.count(), dict[int, Any]()
         handles = calls.fileno(), asides.fileno()
-        program = f"import sys; sys.path[:] = {sys.path}; from {__name__} import main; main{handles}"
-        with calls, asides:
+        lifeline, self._lifeline = os.pipe()
+        program = (
+            f"import sys; sys.path[:] = {sys.path}; import jaxrl.supervisor as s; s.end_with_parent(); "
+            f"s.supervise({lifeline}); from {__name__} import main; main{handles}"
+        )
+        with calls, asides, os.fdopen(lifeline):
             self._process = subprocess.Popen(
                 [sys.executable, "-c", program],
-                pass_fds=handles,
+                pass_fds=(*handles, lifeline),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for the learner, which then ends its workers
             )
@@ -94,8 +97,13 @@ class Piped:
 
     def kill(self) -> None:
         """End the process, and those that its environments have begun."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        os.close(self._lifeline)
+        if SUPPORTED:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(ENDING_S)
+        if not SUPPORTED or self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._calls.close()
         self._asides.close()
@@ -129,7 +137,6 @@ def main(calls: int, asides: int) -> None:
         signal.signal(number, _heedless)
     for handle in (calls, asides):
         os.set_inheritable(handle, False)  # a process that an environment begins would keep them open
-    _end_with_parent()
     worker = Worker()
     threading.Thread(target=_serve, args=(worker, Connection(asides)), name="asides", daemon=True).start()
     _serve(worker, Connection(calls))
@@ -139,12 +146,6 @@ def _heedless(number: int, frame: Any) -> None:
     """Do nothing at a signal. To ignore it would be inherited by the programs that environments begin."""
 
 
-def _end_with_parent() -> None:
-    """Have Linux end this process with the thread that began it, also where an environment lets no thread run."""
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
-
-
 def _serve(worker: Worker, line: Connection) -> None:
     """Do one thing after the other that is asked through `line`; then end all that belongs to the worker."""
     with suppress(EOFError, OSError):
@@ -152,4 +153,4 @@ def _serve(worker: Worker, line: Connection) -> None:
             number, method, args = line.recv()
             # What classes of the user's own script are made of goes along: no module here has them.
             line.send_bytes(cloudpickle.dumps((number, getattr(worker, method)(*args))))
-    os.killpg(0, signal.SIGKILL)  # whatever the environments are doing
+    end_with_children()  # whatever the environments are doing

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl.env_process import EnvError
 from jaxrl.envs.host import HostVectorEnv
-from jaxrl.errors import one_line
+from jaxrl.errors import describe
 from jaxrl.strategies.actor import Words
 from jaxrl.strategies.base import fold
 from jaxrl.strategies.remote import Remote
@@ -207,7 +208,7 @@ def raised(error: BaseException) -> Elsewhere:
     """Tell of what an actor raised."""
     if isinstance(error, Elsewhere):
         return error
-    line = f"{type(error).__name__}: {one_line(error)}" if str(error) else type(error).__name__
+    line = str(error) if isinstance(error, EnvError) else describe(error)
     return Elsewhere(f" failed: {line}", "".join(traceback.format_exception(error)))
 
 

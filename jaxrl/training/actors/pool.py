@@ -43,13 +43,14 @@ class ParameterServer:
         self._changed = threading.Condition()
         self._published: list[Published] = []
         self._blocks: dict[tuple[int, int], Block] = {}
-        self._taken = 0
+        self._taken = self._rounds = 0
 
     # --- for the learner ---
 
-    def open(self, agent: PyTree, opt_step: int, learnt: PyTree = ()) -> None:
-        """Offer the first parameters."""
+    def open(self, agent: PyTree, opt_step: int, learnt: PyTree, rounds: int) -> None:
+        """Offer the first parameters; the run learns from so many `rounds`, and none beyond them begins."""
         with self._changed:
+            self._rounds = rounds
             self._published = [Published(0, opt_step, agent, learnt)]
             self._changed.notify_all()
 
@@ -96,8 +97,9 @@ class ParameterServer:
 
     def begin(self, number: int) -> Published:
         """Wait until round `number` may begin; return the parameters to play it with."""
+        may = lambda: self._published and number < min(self._rounds, self._taken + self.max_lag + 1)
         with self._changed:
-            self._changed.wait_for(lambda: self.closed or (self._published and number - self._taken <= self.max_lag))
+            self._changed.wait_for(lambda: self.closed or may())
             if self.closed:
                 raise Stopped
             return self._of_round(number)
@@ -126,15 +128,18 @@ class ActorPool:
     """The actors of a run, from its first iteration in this process to its end."""
 
     def __init__(
-        self, remote: Remote, programs: Any, interrupt: Interrupt, opt_steps_per_step: int, tell: Tell
+        self, remote: Remote, programs: Any, interrupt: Interrupt, opt_steps_per_step: int, tell: Tell, last: int
     ) -> None:
-        """Prepare; threads and environments begin with the first call of `run`. `tell(event, line)` is for the log."""
+        """Prepare; threads and environments begin with the first call of `run`.
+
+        `tell(event, line)` is for the log; `last` is the iteration at whose end the run ends.
+        """
         self.remote, self.programs, self.interrupt, self.tell = remote, programs, interrupt, tell
         self.failure: tuple[ActorError, str] | None = None
         """The error that ended the actors, and what the log is to say of it."""
         self.waited_s = 0.0
         """Seconds in which the learner waited for actors."""
-        self._opts = opt_steps_per_step
+        self._opts, self._last = opt_steps_per_step, last
         assert remote.config.max_lag is not None, "nothing is unset in the settings of a strategy's actors"
         self._server = ParameterServer(remote.config.max_lag)
         self._stats = [ActorStats() for _ in range(remote.actors)]
@@ -162,7 +167,7 @@ class ActorPool:
     def renewed(self) -> "ActorPool":
         """Close, and return a pool whose environments begin anew."""
         self.close()
-        pool = ActorPool(self.remote, self.programs, self.interrupt, self._opts, self.tell)
+        pool = ActorPool(self.remote, self.programs, self.interrupt, self._opts, self.tell, self._last)
         pool.refill = self.refill
         pool.take_up(self.facts())
         return pool
@@ -272,7 +277,7 @@ class ActorPool:
         self._fill = self.refill if t else range(self.remote.fill)
         self._random = self.remote.fill if self.remote.random_fill and not t else 0
         agent, learnt = self.programs.publish(state)
-        self._server.open(agent, t * self._opts, learnt)
+        self._server.open(agent, t * self._opts, learnt, len(self._fill) + self._last - t)
         key = fold(fold(state.key, STREAM), t)
         self._players = self._cast([Part(i, fold(key, i), self._random) for i in range(self.remote.actors)])
         for i in range(self.remote.actors):
@@ -315,9 +320,16 @@ class ActorPool:
         if self.interrupt:
             return  # a signal may have reached more than this process
         late = self._watch.late(seconds)
+        # A thread ends by itself only after it has failed, and reporting that might have failed too.
+        dead = [i for i, thread in enumerate(self._threads) if not thread.is_alive()]
         if self._server.failure is not None:
             line, trace = self._server.failure
             self.failure = ActorError(line), trace
+        elif dead:
+            self.failure = (
+                ActorError(f"actor {', '.join(map(str, dead))} failed: its thread has ended without a reason"),
+                "",
+            )
         elif late:
             who, limit_s, name = ", ".join(map(str, late)), max(late.values()), self.remote.env.spec.name
             self.failure = (
@@ -329,14 +341,18 @@ class ActorPool:
 
     def _work(self, actor: int) -> None:
         player = self._players[actor]
+        with self._reported(actor):
+            with self._turn():
+                player.open()
+            for number in count():
+                self._server.deliver(number, actor, player.play(number, self._begin(number, actor)))
+        with self._reported(actor):  # what closing raises does not hide why it came to that
+            player.close()
+
+    @contextmanager
+    def _reported(self, actor: int) -> Iterator[None]:
         try:
-            try:
-                with self._turn():
-                    player.open()
-                for number in count():
-                    self._server.deliver(number, actor, player.play(number, self._begin(number, actor)))
-            finally:
-                player.close()
+            yield
         except Stopped:
             pass
         except BaseException as error:
@@ -377,14 +393,16 @@ def advance(
     return state, sums, stop, endings
 
 
-def pool_of(strategy: Strategy, run: Callable[..., Any], interrupt: Interrupt, tell: Tell) -> ActorPool | None:
-    """Return the actors of a strategy whose environments are on the host."""
+def pool_of(
+    strategy: Strategy, run: Callable[..., Any], interrupt: Interrupt, tell: Tell, last: int
+) -> ActorPool | None:
+    """Return the actors of a strategy whose environments are on the host; the run ends after iteration `last`."""
     remote: Remote | None = strategy.remote
     if remote is None:
         return None
     if remote.config.actor_engine == "ray":
         connect(remote.actors)
-    return ActorPool(remote, programs(remote, run), interrupt, strategy.opt_steps_per_step, tell)
+    return ActorPool(remote, programs(remote, run), interrupt, strategy.opt_steps_per_step, tell, last)
 
 
 def summary_of(actors: ActorPool | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import gymnasium_made, gymnasium_spec, to_host
 from jaxrl.envs.objects import adopted
-from jaxrl.errors import SettingsError
+from jaxrl.errors import SettingsError, reason_of
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, as_shape, channels_last, short, to_dtype
 from jaxrl.starts import to_elements
 from jaxrl.strategies.stepwise import StepResult
@@ -173,7 +173,7 @@ def _array(name: str, value: Any) -> np.ndarray:
     try:
         return np.asarray(value)
     except (ValueError, TypeError) as error:
-        raise SettingsError(f"{name} is no array: {' '.join(str(error).split())}") from error
+        raise SettingsError(f"{name} is no array: {reason_of(error)}") from error
 
 
 def shown(outside: Outside, action: PyTree, single: bool) -> Any:

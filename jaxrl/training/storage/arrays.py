@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 import jaxrl.training.processes as processes
-from jaxrl.errors import JaxrlError, StorageError
+from jaxrl.errors import JaxrlError, StorageError, safe_str
 from jaxrl.hush import hushed
 from jaxrl.training.storage.layout import require_layout
 from jaxrl.training.storage.leaves import checksum, flatten
@@ -235,7 +235,7 @@ def _product(a: int, b: int) -> int:
 
 def reason(error: Exception) -> str:
     """Return kind and first line of an error; one of jaxrl's own says enough without its kind."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in safe_str(error).splitlines() if line.strip()]
     if lines and isinstance(error, JaxrlError):
         return lines[0]
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

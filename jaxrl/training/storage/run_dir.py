@@ -273,8 +273,18 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-class _Once(yaml.SafeLoader):
-    """Reads plain values alone, and refuses a name that is there twice, of which YAML would take the last."""
+class _Loader(yaml.SafeLoader):
+    """Load plain values alone.
+
+    A name that is given twice is refused, of which YAML would take the last, and so are aliases: a few lines of them
+    can stand for endless values.
+    """
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1} has the alias *{event.anchor}; write the value out")
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)]
@@ -285,9 +295,9 @@ class _Once(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping of plain values; raise `SettingsError` naming the file if it is none."""
+    """Read a YAML mapping of plain values, without aliases; raise `SettingsError` naming the file if it is none."""
     try:
-        value = yaml.load(read_text(path), _Once)
+        value = yaml.load(read_text(path), _Loader)  # safe: only plain values
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise SettingsError(f"cannot read {path}: {_first_line(error)}") from error
     if not isinstance(value, dict):
