@@ -27,7 +27,7 @@ OPTIONS = (*NUMBERS, "debug_infs", "debug_nans", "default_device")
 
 def options_of(names: tuple[str, ...] = OPTIONS) -> dict[str, Any]:
     """Return the options of `names` that this JAX has, as they hold in this thread."""
-    return {name: getattr(jax.config, f"jax_{name}") for name in names if hasattr(jax, name)}
+    return {name: getattr(jax.config, f"jax_{name}") for name in names if getattr(jax, name, None) is not None}
 
 
 def carried(job: Callable[..., Any]) -> Callable[..., Any]:
