@@ -14,6 +14,7 @@ from jaxrl.spaces import EnvSpec, space_struct
 from jaxrl.trees import Array, Key, PyTree, require_same, tree_where
 from jaxrl.tuning import tunable
 from jaxrl.types import GoalFn, Step
+from jaxrl.written import brief
 from jaxrl.xla.short import every
 
 SPOILT = -1
@@ -103,6 +104,9 @@ class Env(NamedTuple):
     is then that of one of them. See `jaxrl.envs.agents`."""
     score: ScoreFn = mean_reward
     """What evaluations add up of the rewards of several agents."""
+
+    def __repr__(self) -> str:
+        return brief("Env", self.spec.name, f"actions {self.spec.action_space}")
 
 
 class VecEnvState(NamedTuple):
