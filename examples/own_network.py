@@ -25,7 +25,9 @@ def main(max_opts: int = 10_000, eval_interval: int = 1_000, run_dir: str = "run
     strategy = jaxrl.off_policy(
         env, agent, buffer=jaxrl.uniform(10_000, batch_size=64), processor=jaxrl.n_step(5), num_envs=10, warmup=500
     )
-    result = jaxrl.Trainer(strategy, max_opts=max_opts, eval_interval=eval_interval, run_dir=run_dir).train()
+    result = jaxrl.Trainer(
+        strategy, max_opts=max_opts, eval_interval=eval_interval, run_dir=run_dir, start_over=True
+    ).train()
     policy = jaxrl.load_policy(run_dir, make_network=make_network)
     print("action", int(policy([0.0, 0.0, 0.1, 0.5])), "best score", result.best_score)
     return result.best_score

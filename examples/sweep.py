@@ -6,7 +6,9 @@ import jaxrl
 def main(max_opts: int = 3_200, eval_interval: int = 1_600, seeds: int = 4, run_dir: str = "runs/sweep") -> float:
     strategy = jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), jaxrl.ppo(), num_envs=8)
     members = jaxrl.population(strategy, seeds=seeds, sweep={"agent.lr": [1e-5, 1e-3]})
-    trainer = jaxrl.Trainer(members, max_opts=max_opts, eval_interval=eval_interval, run_dir=run_dir, quiet=True)
+    trainer = jaxrl.Trainer(
+        members, max_opts=max_opts, eval_interval=eval_interval, run_dir=run_dir, start_over=True, quiet=True
+    )
     result = trainer.train()
     print(result.table())
     best = result.best(by="agent.lr")

@@ -1,8 +1,12 @@
-"""Parse numbers as people write them: `1e4`, `1_000`, `64,64` or `[64, 64]`."""
+"""Parse numbers as people write them: `1e4`, `1_000`, `64,64` or `[64, 64]`; write objects as people read them."""
 
 import math
+from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
+
+BRIEF = 240
+"""Characters of an object's parts that are shown."""
 
 
 def whole(value: Any) -> Any:
@@ -44,3 +48,17 @@ def read_value(text: str) -> Any:
 def pieces(text: str) -> list[str]:
     """Return the parts of a list as people write it: `64,64`, `[64, 64]`, `(64, 64)` or `64 64`."""
     return text.strip().strip("[]()").replace(",", " ").split()
+
+
+def brief(kind: str, *parts: object) -> str:
+    """Return what stands for a large object at the end of a notebook's cell: its `kind`, and the `parts` that are any.
+
+    It is one line of fewer than 300 characters.
+    """
+    text = " ".join(", ".join(str(part) for part in parts if part not in (None, "")).split())
+    return f"{kind}({text if len(text) <= BRIEF else f'{text[:BRIEF]}...'})"
+
+
+def settings_in_brief(settings: Mapping[str, Any] | None) -> str:
+    """Return settings as they are given in Python."""
+    return ", ".join(f"{name}={value!r}" for name, value in (settings or {}).items())

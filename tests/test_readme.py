@@ -204,8 +204,23 @@ def test_library(tmp_path: Path) -> None:
     code = block("library")
     assert len([line for line in code.splitlines() if line.strip()]) <= 12
     check = "\nassert int(policy([0.0, 0.0, 0.1, 0.5])) in (0, 1)\nassert result.best_score > 0"
-    run_alone(code.replace("max_opts=4_000", "max_opts=320") + check, tmp_path)
+    short = code.replace("max_opts=4_000", "max_opts=320") + check
+    run_alone(f"{short}\n{short}", tmp_path)  # a cell is run again, and a script
     assert [path.name for path in (tmp_path / "runs" / "cartpole" / "checkpoints").iterdir()]
+    assert (tmp_path / "runs" / "cartpole" / "discarded-1" / "checkpoints").is_dir()
+
+
+def training() -> list[str]:
+    """Return the names of the blocks that train in a directory."""
+    blocks = re.findall(r"<!-- ([\w-]+) -->\n```python\n(.*?)```", PAGES, re.DOTALL)
+    return [name for name, code in blocks if "run_dir" in code and name not in ("library", "session")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", training())
+def test_a_block_that_trains_can_be_run_again(name: str, tmp_path: Path) -> None:
+    code = re.sub(r"((?:max_opts|eval_interval|record_interval)\W+)[\d_]+", r"\g<1>64", block(name))
+    run_alone(f"{code}\n\n{code}", tmp_path)
 
 
 @pytest.mark.slow
@@ -221,7 +236,7 @@ def test_recorders_of_ones_own(tmp_path: Path) -> None:
 def test_a_service_of_ones_own(tmp_path: Path) -> None:
     code = block("recorders-service")
     run(code, tmp_path)
-    run(code.replace('"max_opts": 640', '"max_opts": 960, "resume": True'), tmp_path)
+    run(code.replace('"max_opts": 640', '"max_opts": 960').replace('"start_over"', '"resume"'), tmp_path)
     told = [f"{kind} {step}" for step in (320, 640, 960) for kind in ("eval", "train")]
     assert (tmp_path / "server.txt").read_text().splitlines() == told
     assert json.loads((tmp_path / "runs" / "mine" / "lab.json").read_text())["id"] == "mine"

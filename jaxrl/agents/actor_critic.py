@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxrl import shards
 from jaxrl.agents.actor_critic_settings import A2CConfig, IMPALAConfig, PPOConfig, REINFORCEConfig
-from jaxrl.agents.base import Agent, AgentMaker, Insight, Mode
+from jaxrl.agents.base import Agent, AgentMaker, Insight, Maker, Mode
 from jaxrl.agents.checks import changed, hyper_of
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.losses import clipped_surrogate, squared, value_loss, weighted_surrogate
@@ -173,7 +173,7 @@ def _maker(
         raise SettingsError(
             f"agent.core is {config.core}, but a network of make_network has no memory; set agent.core to none"
         )
-    return partial(_bind, name, config, own_parts(config.optimizer, make_optimizer, make_network=make_network))
+    return Maker(_bind, name, config, own_parts(config.optimizer, make_optimizer, make_network=make_network))
 
 
 def _bind(name: str, config: PPOConfig, own: Own, spec: EnvSpec) -> Agent:

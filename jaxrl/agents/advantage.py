@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from jaxrl.agents.base import Agent, AgentMaker
+from jaxrl.agents.base import Agent, AgentMaker, Maker
 from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.critics import (
     CriticConfig,
@@ -145,7 +145,7 @@ def _maker(
     **makers: Callable[..., Network] | None,
 ) -> AgentMaker:
     config = changed(name, config, settings)
-    return partial(_bind, name, config, own_parts(config.optimizer, make_optimizer, **makers))
+    return Maker(_bind, name, config, own_parts(config.optimizer, make_optimizer, **makers))
 
 
 def _bind(name: str, config: AWACConfig, own: Own, spec: EnvSpec) -> Agent:

@@ -1,6 +1,8 @@
 """The interface of an agent."""
 
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from jaxrl.distributions import Distribution, Head
@@ -8,6 +10,7 @@ from jaxrl.metrics import Metrics
 from jaxrl.spaces import EnvSpec
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Rollout, Window
+from jaxrl.written import brief, settings_in_brief
 
 Mode = Literal["explore", "exploit"]
 
@@ -151,6 +154,9 @@ class Agent(NamedTuple):
     measure: MeasureFn | None = None
     """Metrics of a rollout beside those of its updates; they cannot make an update be skipped."""
 
+    def __repr__(self) -> str:
+        return brief("Agent", self.name, settings_in_brief(self.settings))
+
 
 @runtime_checkable
 class Tunable(Protocol):
@@ -159,6 +165,17 @@ class Tunable(Protocol):
     @property
     def hyper(self) -> PyTree: ...
     def _replace(self, **fields: PyTree) -> PyTree: ...
+
+
+class Maker(partial[Agent]):
+    """An `AgentMaker` bound to its name and settings: it shows those that are not the defaults."""
+
+    def __repr__(self) -> str:
+        (config,) = (arg for arg in self.args if is_dataclass(arg) and not isinstance(arg, type))
+        usual, name = type(config)(), type(config).__name__.removesuffix("Config").lower()
+        given = {field.name: getattr(config, field.name) for field in fields(config)}
+        changed = {name: value for name, value in given.items() if value != getattr(usual, name)}
+        return brief(self.args[0] if isinstance(self.args[0], str) else name, settings_in_brief(changed))
 
 
 class AgentMaker(Protocol):

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxrl.agents.base import Agent, AgentMaker, Insight
+from jaxrl.agents.base import Agent, AgentMaker, Insight, Maker
 from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import (
@@ -83,7 +83,7 @@ def bc(
       SettingsError: a setting is unknown or a value is out of range.
     """
     config = changed("bc", config or BCConfig(), settings)
-    return partial(_bind, config, own_parts(config.optimizer, make_optimizer, make_network=make_network))
+    return Maker(_bind, config, own_parts(config.optimizer, make_optimizer, make_network=make_network))
 
 
 def _bind(config: BCConfig, own: Own, spec: EnvSpec) -> Agent:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl.agents.base import Agent, AgentMaker, Insight, Mode
+from jaxrl.agents.base import Agent, AgentMaker, Insight, Maker, Mode
 from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.dqn_settings import CQLDQNConfig, DQNConfig, RainbowConfig
 from jaxrl.agents.exploration import EPSILONS, NOISY, draw_epsilon_greedy, epsilon_greedy, explored, told_values
@@ -165,7 +165,7 @@ def _maker(
     config = changed(name, config, settings)
     _check_values(config)
     check_core(config, make_network=make_network)
-    return partial(_bind, name, config, own_parts(config.optimizer, make_optimizer, make_network=make_network))
+    return Maker(_bind, name, config, own_parts(config.optimizer, make_optimizer, make_network=make_network))
 
 
 def _check_values(config: DQNConfig) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from jaxrl.agents.base import Agent, AgentMaker, Insight, Mode
+from jaxrl.agents.base import Agent, AgentMaker, Insight, Maker, Mode
 from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.exploration import EPSILONS, draw_epsilon_greedy, epsilon_greedy, explored, told_values
 from jaxrl.agents.fields import (
@@ -108,7 +108,7 @@ def pqn(
       SettingsError: a setting is unknown or a value is out of range.
     """
     config = changed("pqn", config or PQNConfig(), settings)
-    return partial(_bind, config, own_parts(config.optimizer, make_optimizer, make_network=make_network))
+    return Maker(_bind, config, own_parts(config.optimizer, make_optimizer, make_network=make_network))
 
 
 def _bind(config: PQNConfig, own: Own, spec: EnvSpec) -> Agent:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl import shards
-from jaxrl.agents.base import Agent, AgentMaker, Mode
+from jaxrl.agents.base import Agent, AgentMaker, Maker, Mode
 from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.critics import (
     CriticConfig,
@@ -171,7 +171,7 @@ def _maker(
     **makers: Callable[..., Network] | None,
 ) -> AgentMaker:
     config = changed(name, config, settings)
-    return partial(_bind, name, config, own_parts(config.optimizer, make_optimizer, **makers))
+    return Maker(_bind, name, config, own_parts(config.optimizer, make_optimizer, **makers))
 
 
 def _bind(name: str, config: TD3Config, own: Own, spec: EnvSpec) -> Agent:

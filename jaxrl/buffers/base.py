@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, GoalFn, Window
+from jaxrl.written import brief, settings_in_brief
 
 
 class BufferInit(Protocol):
@@ -85,3 +86,6 @@ class Buffer(NamedTuple):
     """The sequences in its batches; `None`: single items."""
     part: "Callable[[int], Buffer] | None" = None
     """`(shards) -> buffer`: one of so many that share its capacity and batches; `None` where it cannot be divided."""
+
+    def __repr__(self) -> str:
+        return brief("Buffer", settings_in_brief(self.settings) or f"batch_size={self.batch_size}")

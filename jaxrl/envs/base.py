@@ -15,6 +15,7 @@ from jaxrl.starts import require_indices, starts_of
 from jaxrl.trees import Array, Key, PyTree, make_key, require_same, tree_where
 from jaxrl.tuning import tunable
 from jaxrl.types import GoalFn, Step
+from jaxrl.written import brief
 from jaxrl.xla.short import every
 
 SPOILT = -1
@@ -104,6 +105,9 @@ class Env(NamedTuple):
     is then that of one of them. See `jaxrl.envs.agents`."""
     score: ScoreFn = mean_reward
     """What evaluations add up of the rewards of several agents."""
+
+    def __repr__(self) -> str:
+        return brief("Env", self.spec.name, f"actions {self.spec.action_space}")
 
 
 class VecEnvState(NamedTuple):

@@ -13,6 +13,7 @@ from jaxrl.masks import map_but_mask
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space
 from jaxrl.trees import Array, PyTree
 from jaxrl.types import Step, Transition
+from jaxrl.written import brief, settings_in_brief
 
 
 class ProcessorInit(Protocol):
@@ -94,6 +95,9 @@ class Processor(NamedTuple):
         if jax.tree.leaves(learnt):
             raise SettingsError("processor: what it learns cannot be shared by actors; give Processor its field joined")
         return learnt
+
+    def __repr__(self) -> str:
+        return brief("Processor", settings_in_brief(self.settings))
 
 
 OFF = {

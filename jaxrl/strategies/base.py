@@ -16,6 +16,7 @@ from jaxrl.strategies.guard import Health
 from jaxrl.trees import Array, Key, PyTree, tree_bytes
 from jaxrl.tuning import Swap
 from jaxrl.types import Step
+from jaxrl.written import brief
 from jaxrl.xla import PLATFORMS, shaped_for
 from jaxrl.xla.carry import TIED_WITHIN, fori_loop, rows_of, scan
 from jaxrl.xla.hoist import hoist
@@ -82,6 +83,9 @@ class Policy(NamedTuple):
     """What it tells of probabilities and values."""
     judging: Callable[[PyTree], PyTree] | None = None
     """`(state) -> params`, with what values need beside; `None`: acting needs all of it."""
+
+    def __repr__(self) -> str:
+        return brief("Policy", self.spec.name)
 
 
 class Ended(NamedTuple):
@@ -163,6 +167,20 @@ class Strategy(NamedTuple):
     """How the field `buffer` of its state is filled again; `None` where checkpoints must hold it."""
     values: Mapping[str, Swap] = MappingProxyType({})
     """Hyperparameters that `init` puts into a state in place of its own, by the names of their settings."""
+
+    def __repr__(self) -> str:
+        return brief(
+            "Strategy",
+            name_of(self),
+            f"{self.opt_steps_per_step} optimisation and {self.env_steps_per_step} environment steps an iteration",
+            f"{self.shards} shards" if self.shards > 1 else None,
+        )
+
+
+def name_of(strategy: Strategy) -> str:
+    """Return the algorithm and the environment of a strategy, for a person to read."""
+    spec = next((part.spec for part in (strategy.policy, strategy.env) if part is not None), None)
+    return f"{(strategy.settings or {}).get('algo', 'custom')} on {'data' if spec is None else spec.name}"
 
 
 def fold(key: Key, t: Array | int) -> Key:

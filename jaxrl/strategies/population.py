@@ -12,10 +12,10 @@ from jaxrl.agents.fields import rules_of
 from jaxrl.agents.schedules import scheduled_in
 from jaxrl.errors import SettingsError, check_between, check_count, nearest
 from jaxrl.registry import ALGORITHMS, named
-from jaxrl.strategies.base import Strategy
+from jaxrl.strategies.base import Strategy, name_of
 from jaxrl.trees import PyTree, make_key
 from jaxrl.tuning import Swap, given, traced
-from jaxrl.written import number
+from jaxrl.written import brief, number, settings_in_brief
 from jaxrl.xla.options import together
 
 DISCOUNT = "processor.discount"
@@ -79,6 +79,9 @@ class Member(NamedTuple):
     """The settings that were swept, by name."""
     strategy: Strategy
 
+    def __repr__(self) -> str:
+        return brief("Member", self.number, f"seed={self.seed}", settings_in_brief(self.swept), name_of(self.strategy))
+
 
 class Layout(NamedTuple):
     """How the members of a population train."""
@@ -98,6 +101,14 @@ class Population(NamedTuple):
     search: Any = None
     """A `jaxrl.strategies.search.Search` among the members, if there is one."""
     layout: Layout = Layout()
+
+    def __repr__(self) -> str:
+        return brief(
+            "Population",
+            f"{len(self.members)} members",
+            name_of(self.members[0].strategy) if self.members else None,
+            settings_in_brief({name: value for name, value in self.settings.items() if value is not None}),
+        )
 
 
 def layout_of(name: str, width: int | None, shards: int = 1) -> Layout:

@@ -17,6 +17,7 @@ from jaxrl.strategies.base import Policy
 from jaxrl.training.storage.run_dir import plain
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step
+from jaxrl.written import brief
 from jaxrl.xla.equations import read, used
 
 
@@ -38,6 +39,13 @@ class GreedyPolicy:
         self._opt_steps = np.uint32(self.facts.get("opt_steps") or 0)
         self._remembers: bool | None = None
         self.reset()
+
+    def __repr__(self) -> str:
+        score, steps = self.facts.get("score"), self.facts.get("opt_steps")
+        known = None if score is None else f"score {score:.6g}"
+        return brief(
+            "GreedyPolicy", self.policy.spec.name, known, None if steps is None else f"optimisation step {steps:,}"
+        )
 
     def at(self, params: PyTree, **facts: Any) -> "GreedyPolicy":
         """Return the same policy with other `params`, at the beginning of an episode; nothing is compiled again.

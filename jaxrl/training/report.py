@@ -1,11 +1,12 @@
 """What a run tells of itself: at each boundary, and at its end."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Row
 from jaxrl.trees import PyTree
+from jaxrl.written import brief
 
 
 class Report(NamedTuple):
@@ -33,6 +34,23 @@ class Result(NamedTuple):
     """Counters, speed, how the time was spent, and why the run stopped."""
     state: PyTree
     """The final training state."""
+
+    def __repr__(self) -> str:
+        summary = self.summary
+        return brief("Result", summary.get("trained"), *progress_parts(summary), run_dir_part(summary.get("run_dir")))
+
+
+def progress_parts(summary: Mapping[str, Any]) -> list[str]:
+    """Return how far a run came, its best score and why it stopped, for a person to read."""
+    parts = [f"{summary['opt_steps']:,} optimisation steps", f"{summary['env_steps']:,} environment steps"]
+    if (score := summary.get("best_score")) is not None:
+        parts.append(f"best score {score:.6g} at {summary['best_opt_steps']:,}")
+    return parts + ([f"stopped by {summary['stop']}"] if summary.get("stop") else [])
+
+
+def run_dir_part(run_dir: str | None) -> str | None:
+    """Return the run directory as it is given in Python, if there is one."""
+    return run_dir and f"run_dir={run_dir!r}"
 
 
 Hook = Callable[..., object] | Sequence[Callable[..., object]] | None

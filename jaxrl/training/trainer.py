@@ -14,13 +14,13 @@ from typing import Any
 
 import jax
 
+import jaxrl.training.closing as closing
 from jaxrl.errors import SettingsError, check_count, say
 from jaxrl.registry import named
-from jaxrl.strategies.base import Strategy
+from jaxrl.strategies.base import Strategy, name_of
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.population import Population
 from jaxrl.training.actors.pool import ActorPool, advance, facts_of, go_on_counting, pool_of, summary_of
-from jaxrl.training.closing import leave_by_signal, print_summary_in_python
 from jaxrl.training.devices import Alone, altered, apart, on_devices
 from jaxrl.training.divergence import diverged, explain
 from jaxrl.training.episodes import teller_of
@@ -109,8 +109,7 @@ class Trainer:
           from_step: begin a new run in `run_dir` from this checkpoint, or the `latest`, of the run `resume`, which
             stays as it is.
           allow_changes: resume although settings or versions differ that decide the training.
-          start_over: begin in `run_dir` from the very beginning; what a run has written there is moved to `discarded-N`
-            in it. Where there is none, it is begun as ever, so that a script or a cell can be run again.
+          start_over: begin in `run_dir` anew; a run that is there, if any, is moved aside, to `discarded-N` in it.
           interrupt: a handle by which another thread can stop the run; also found as `trainer.interrupt`.
           max_chunk: iterations in one call at most; left out, about a quarter of a second's worth.
           raise_on_signal: raise `KeyboardInterrupt` after SIGINT, and `SystemExit(143)` after SIGTERM, once the run is
@@ -143,6 +142,8 @@ class Trainer:
         self._chunk, self._wall, self._least_return, self._refilled = 0, 0.0, math.nan, range(0)
         self._teller = teller_of(strategy, self.config, self.hooks)
         self.membership = Membership()  # that of a member of a population
+
+    __repr__ = closing.trainer_in_brief
 
     @property
     def state(self) -> PyTree:
@@ -179,7 +180,7 @@ class Trainer:
             trained = True
         result = self.result()
         if trained and not self._quiet and "console" in self.config.recorders:
-            print_summary_in_python(self, result)
+            closing.print_summary_in_python(self, result)
         return result
 
     def __iter__(self) -> Iterator[Report]:
@@ -187,7 +188,7 @@ class Trainer:
         yield from self.reports()
         if self.raise_on_signal and (number := self.interrupt.signal) is not None:
             opt_steps = self.schedule.opt_steps(self.ledger.t)
-            leave_by_signal(number, self.stop_reason, opt_steps, self.config.run_dir, self.config.quiet)
+            closing.leave_by_signal(number, self.stop_reason, opt_steps, self.config.run_dir, self.config.quiet)
 
     def reports(self) -> Generator[Report, None, None]:
         """Return the training as a generator, whose `close()` saves."""
@@ -235,7 +236,8 @@ class Trainer:
         params, score = (best.params, best.score) if best else (policy and latest(), self.ledger.best_score)
         step = self.ledger.best_opt_steps if best else self.schedule.opt_steps(self.ledger.t)
         greedy = policy and GreedyPolicy(policy, params, {"score": score, "opt_steps": step})
-        return Result(greedy, score, {**self._summary(), "stop": self.stop_reason}, state)
+        about = {"stop": self.stop_reason, "trained": name_of(self.strategy), "run_dir": self.config.run_dir}
+        return Result(greedy, score, {**self._summary(), **about}, state)
 
     def adopt(self, state: PyTree, strategy: Strategy, told: str) -> None:
         """Go on from another state and with other settings of the same program; `told` becomes an event.

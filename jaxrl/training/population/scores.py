@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl.errors import SettingsError, nearest
-from jaxrl.training.report import Result
+from jaxrl.training.report import Result, run_dir_part
+from jaxrl.written import brief, settings_in_brief
 
 HALVED = "halved"
 """The status of a member that halving has ended."""
@@ -83,6 +84,13 @@ class MemberResult(NamedTuple):
     parent: int | None = None
     """The member whose place it last took, in a search."""
 
+    def __repr__(self) -> str:
+        score = None if self.best_score is None else f"best score {self.best_score:.6g}"
+        run_dir = None if self.result is None else run_dir_part(self.result.summary["run_dir"])
+        return brief(
+            "MemberResult", self.number, settings_in_brief({"seed": self.seed, **self.now}), self.status, score, run_dir
+        )
+
     @property
     def now(self) -> dict[str, Any]:
         """Its values of the swept settings at the end."""
@@ -108,6 +116,13 @@ class PopulationResult(NamedTuple):
     members: tuple[MemberResult, ...]
     stop: str | None
     """Why the population stopped, if something stopped all of it."""
+
+    def __repr__(self) -> str:
+        scores = [member.best_score for member in self.members if member.best_score is not None]
+        trained = next((m.result.summary["trained"] for m in self.members if m.result is not None), None)
+        best = f"best score {max(scores):.6g}" if scores else None
+        stop = f"stopped by {self.stop}" if self.stop else None
+        return brief("PopulationResult", trained, f"{len(self.members)} members", best, stop, "see .table()")
 
     def by(self, *names: str) -> list[Setting]:
         """Return the members in groups of equal values of the swept settings `names`, of all if none is named.

@@ -20,7 +20,7 @@ from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.population import Member, Population, require_stream, with_values
 from jaxrl.strategies.search import PBT, Verdict
-from jaxrl.training.closing import leave_population_by_signal, print_table_in_python
+from jaxrl.training.closing import leave_population_by_signal, population_trainer_in_brief, print_table_in_python
 from jaxrl.training.episodes import teller_of
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
@@ -124,6 +124,8 @@ class PopulationTrainer:
         for strategy in self._strategies():
             self._unrecorded(strategy, evaluator)  # only checks
         self._place()
+
+    __repr__ = population_trainer_in_brief
 
     def train(self, max_opts: int | None = None) -> PopulationResult:
         """Run to the end; return what the members left.
@@ -463,7 +465,8 @@ class PopulationTrainer:
             there = {run.member.number: path for run in self._runs if (path := self._path_of(run.member))}
             self._rows.open(self._dir.path, {n: path for n, path in there.items() if self._resume and path.exists()})
             yield
-            self._end(self.interrupt.reason or self._status())
+            done = all(run.status != "running" for run in self._runs)
+            self._end(self.interrupt.reason or ("done" if done else "running"))
         except OSError as error:
             raise StorageError(f"cannot write the run directory {self._dir.path}: {error.strerror or error}") from error
         except BaseException:
@@ -483,9 +486,6 @@ class PopulationTrainer:
 
     def _path_of(self, member: Member) -> Path | None:
         return None if self._dir is None else member_dir(self._dir.path, member.number)
-
-    def _status(self) -> str:
-        return "done" if all(run.status != "running" for run in self._runs) else "running"
 
     def _table(self) -> list[Mapping[str, Any]]:
         return [member._replace(result=None)._asdict() for member in self.result().members]

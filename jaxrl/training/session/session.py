@@ -14,7 +14,7 @@ from jaxrl.errors import DivergedError, SettingsError, say
 from jaxrl.processors.base import Processor
 from jaxrl.starts import to_elements, to_indices
 from jaxrl.strategies.stepwise import iterations
-from jaxrl.training.closing import report_exit
+from jaxrl.training.closing import report_exit, session_in_brief
 from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.film import filmed
@@ -314,6 +314,8 @@ class Session:
         self._call_hooks(None, [])
         if self._storage.error is not None:
             raise self._storage.error
+
+    __repr__ = session_in_brief
 
     def __enter__(self) -> "Session":
         self._termination.begin()
