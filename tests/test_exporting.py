@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from jaxrl.exporting import as_numpy, stablehlo
 from jaxrl.exporting.again import Judged, portable, repeat
 from jaxrl.exporting.formats import files_of
 from jaxrl.exporting.function import Function, function_of
+from jaxrl.exporting.writing import write
 from jaxrl.spaces import Box, EnvSpec, MultiDiscrete
 from jaxrl.strategies.base import Policy
 from jaxrl.training.policy import GreedyPolicy
@@ -264,3 +266,33 @@ def test_settings_are_published_without_paths() -> None:
     assert HOME not in str(kept)
     assert kept == {**run, "env_args": {"n": 2}, "eval_env_args": {"n": 2}, "demos": [], "init_from": None,
                     "data": ["minari:D4RL/x"]}  # fmt: skip
+
+
+def test_an_export_that_is_replaced_is_there_whole_whatever_happens(tmp_path: Path) -> None:
+    """Where the disk takes no more, and where an earlier process was killed between its two steps."""
+    out, content = tmp_path / "policy", lambda value: {"policy.json": value * 5_000, "more/rest": value}
+    there = lambda: {
+        str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
+    }
+    wanted = lambda value: {f"policy/{name}": found for name, found in content(value).items()}
+    write(content(b"1"), out)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, limits[1]))
+    try:
+        with pytest.raises(SettingsError, match="cannot write .*policy: File too large"):
+            write(content(b"2"), out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert there() == wanted(b"1")
+    out.rename(tmp_path / ".policy.old")
+    (tmp_path / f".policy.{2**22 + 1}.tmp").mkdir()  # of no living process
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, limits[1]))
+    try:
+        with pytest.raises(SettingsError, match="File too large"):
+            write(content(b"2"), out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert there() == wanted(b"1")
+    write(content(b"3"), out)
+    assert there() == wanted(b"3")
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]

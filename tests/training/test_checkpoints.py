@@ -190,3 +190,11 @@ def test_a_directory_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -
 def test_digest_tells_dtypes_shapes_and_signs_apart() -> None:
     variants = [np.zeros(4, np.float32), np.zeros(4, np.int32), np.zeros((2, 2), np.float32), -np.zeros(4, np.float32)]
     assert len({digest({"x": x}) for x in variants}) == 4
+
+
+def test_an_error_of_a_program_is_not_taken_for_one_of_the_disk(tmp_path: Path) -> None:
+    store = Store(tmp_path / "checkpoints", 2)
+    store.save(1, {"a": np.zeros(3)}, {"fact": object()})
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        store.close()
+    assert store.steps() == []
