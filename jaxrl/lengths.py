@@ -7,6 +7,8 @@ from typing import Any
 INTERVALS = ("eval_interval", "record_interval", "save_interval")
 DECAYS = ("agent.lr_decay", "agent.epsilon_decay", "buffer.beta_steps")
 """Settings over how many optimisation steps something falls or rises."""
+LONGEST = 2**31 - 1
+"""The most that these can be."""
 
 
 def names_in(settings: Mapping[str, Any], prefix: str = "") -> set[str]:
@@ -56,7 +58,7 @@ def scaled(config: Any, preset: Any, own: Collection[str], chosen: Collection[st
     changed: dict[str, int] = {}
     for name in (*INTERVALS, *(decay for decay in DECAYS if decay in own)):
         before = _value(preset, name)
-        after = max(round(before * length / usual), 1) if before else 0
+        after = min(max(round(before * length / usual), 1), LONGEST) if before else 0
         if name not in chosen and after != before:
             changed[name] = after
             config = _replaced(config, name, after)
