@@ -9,6 +9,9 @@ import pytest
 from toys_trainer import small_dqn
 
 import jaxrl
+from jaxrl.errors import SettingsError
+from jaxrl.spaces import Box, Discrete, EnvSpec
+from jaxrl.strategies.base import Policy
 from jaxrl.training.policy import GreedyPolicy
 
 OBS = np.linspace(-0.5, 0.5, 12, dtype=np.float32).reshape(3, 4)
@@ -78,3 +81,26 @@ def test_a_policy_made_by_hand_that_cannot_sample_says_so() -> None:
     by_hand = GreedyPolicy(policy.policy._replace(sample=None), policy.params)
     with pytest.raises(jaxrl.SettingsError, match="leave the key out"):
         by_hand(OBS[0], key=jax.random.key(0))
+
+
+def test_entries_that_are_missing_or_unexpected_are_named() -> None:
+    space = {"pipeline": Box(-1, 1, (2,)), "season": Discrete(4), "stock": (Box(0, 9, ()), {"left": Box(0, 9, ())})}
+    spec = EnvSpec("Inventory", space, Discrete(2))
+    act = lambda params, obs: (obs, jnp.zeros(obs["season"].shape, jnp.int32))
+    policy = GreedyPolicy(Policy(spec, lambda state: state, lambda _, obs: obs, act, lambda *_: _[-1]), ())
+    whole = {"pipeline": [0.0, 1.0], "season": 3, "stock": (1.0, {"left": 2.0})}
+    assert int(policy(whole)) == 0
+    for given, message in (
+        ({"stock": whole["stock"], "colour": 1}, "missing entries pipeline, season; unexpected colour"),
+        (
+            {**whole, "stock": (1.0, {"right": 2.0})},
+            r"missing entries in \['stock'\]\[1\] left; unexpected in .* right",
+        ),
+        ({**whole, "stock": 1.0}, r"\['stock'\] is float, not a tuple of 2"),
+        ([0.0, 1.0], "it is a list of 2, not a dict of pipeline, season, stock"),
+        ({**whole, "season": 10**40}, "too large"),
+    ):
+        with pytest.raises(SettingsError, match=f"^the observation does not match Inventory: .*{message}") as told:
+            policy(given)
+        assert "ShapeDtypeStruct" not in str(told.value)
+        assert "\n" not in str(told.value)

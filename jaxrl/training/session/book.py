@@ -85,4 +85,4 @@ def gone_back(now: SessionState, stepper: Stepper, storage: Storage, schedule: S
         with unpacking(f"of {storage.path}", "no session's"):
             back = restored(*found, ledger, fresh)
         back = with_changes(back, stepper.stepwise, schedule, storage.decisive)
-    return for_another_try(back)._replace(best=now.best)
+    return for_another_try(back)._replace(best=now.best, resetting=now.resetting)

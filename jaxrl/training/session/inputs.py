@@ -24,6 +24,8 @@ class Outside(NamedTuple):
     """What `make_env` needs to build one; `None` for those that it cannot."""
     action_space: Any = None
     """The Gymnasium action space of a single environment, if there is one."""
+    resets_itself: bool = False
+    """Whether a step after an episode's end takes no action, and only begins the next episode."""
 
     def action(self, action: PyTree) -> PyTree:
         """Return actions `[N, ...]` as the environments take them."""
@@ -36,7 +38,8 @@ def outside(given: Any, num_envs: int) -> Outside:
     """Describe an `EnvSpec`, an `Env`, an object of stoa or envelope, or an environment (or vector) of Gymnasium.
 
     Raises:
-      SettingsError: it is none of these, or a vector of another number of environments.
+      SettingsError: it is none of these, a vector of another number of environments, or one that does not say when it
+        resets.
     """
     if isinstance(given, EnvSpec):
         return Outside(given._replace(observation_space=channels_last(given.observation_space)))
@@ -50,9 +53,22 @@ def outside(given: Any, num_envs: int) -> Outside:
         )
     if getattr(given, "num_envs", num_envs) != num_envs:
         raise SettingsError(f"num_envs is {num_envs}, but the environment is a vector of {given.num_envs}")
-    return Outside(
-        gymnasium_spec(given), gymnasium_made(given), getattr(given, "single_action_space", given.action_space)
-    )
+    single = getattr(given, "single_action_space", None)
+    resets_itself = single is not None and _resets_itself(given)
+    return Outside(gymnasium_spec(given), gymnasium_made(given), single or given.action_space, resets_itself)
+
+
+def _resets_itself(vector: Any) -> bool:
+    """Return whether a Gymnasium vector resets where an episode ended in the step after; raise where it hides that."""
+    mode = (getattr(vector, "metadata", None) or {}).get("autoreset_mode")
+    name = str(getattr(mode, "name", mode)).upper().replace("_", "")
+    if name not in ("NEXTSTEP", "SAMESTEP", "DISABLED"):
+        raise SettingsError(
+            f"{type(vector).__name__} does not say in metadata['autoreset_mode'] when it resets, and a session cannot "
+            "tell resets from steps; give jaxrl.EnvSpec(name, env.single_observation_space, env.single_action_space) "
+            "instead, and true successors to observe"
+        )
+    return name == "NEXTSTEP"
 
 
 class Observations(NamedTuple):
@@ -119,20 +135,30 @@ def take_result(
     terminated: Any,
     truncated: Any,
     spoilt: np.ndarray,
-) -> StepResult:
+    resetting: np.ndarray | None,
+) -> tuple[StepResult, np.ndarray, np.ndarray]:
     """Return the result of a step, made finite; `spoilt` `[N]` says where it left an observation that was not.
+
+    Where `resetting` `[N]`, a vector was to reset instead: that is no step, nothing is learnt from it, and the next
+    observation begins an episode. Return also where it did, and where an episode ended by what was given.
 
     Raises:
       SettingsError: some of it does not fit the space or the number of environments.
     """
     obs = take_obs("observe: next_obs", space, num_envs, next_obs)
     rewards, finite = take_reward(reward, num_envs)
-    valid = obs.valid & finite & ~spoilt
-    ended = take_flags("observe: terminated", terminated, num_envs) & valid
-    cut = (take_flags("observe: truncated", truncated, num_envs) | ~valid) & ~ended
+    flags = [take_flags(f"observe: {name}", x, num_envs) for name, x in zip(ENDS, (terminated, truncated), strict=True)]
+    done = flags[0] | flags[1]
+    reset = np.zeros_like(done) if resetting is None else resetting & ~done  # of a reset nothing ends
+    valid = obs.valid & finite & ~spoilt & ~reset
+    ended = flags[0] & valid
+    cut = (flags[1] | ~valid) & ~ended
     numbers = np.empty((4, num_envs), np.float32)
     numbers[0], numbers[1], numbers[2], numbers[3] = rewards * valid, ended, cut, valid
-    return StepResult(numbers, obs.obs)  # type: ignore[arg-type]
+    return StepResult(numbers, obs.obs), reset, done  # type: ignore[arg-type]
+
+
+ENDS = "terminated", "truncated"
 
 
 def ends(result: StepResult) -> np.ndarray:

@@ -99,6 +99,8 @@ class SessionState(NamedTuple):
     """Why the session is done, if by an evaluation or because it diverged."""
     trial: Trial | None = None
     """The evaluation that is going on, if one is. It is not saved: a session that is resumed goes on with training."""
+    resetting: np.ndarray | None = None
+    """Whether the vector of environments begins an episode in its next step instead of acting, `[N]`; not saved."""
     resumed: bool = False
     """Whether the running episodes may have been lost with the process that drove them."""
 
@@ -122,14 +124,17 @@ def differ(obs: PyTree, seen: PyTree, num_envs: int) -> np.ndarray:
     return other
 
 
-def episodes_of(host: Host, result: StepResult, opt_steps: int, env_steps: int) -> list[Episode]:
-    """Return the episodes that a step ends; `host` is what was known before it, the counts are those after it."""
+def episodes_of(host: Host, result: StepResult, reset: np.ndarray, opt_steps: int, env_steps: int) -> list[Episode]:
+    """Return the episodes that a step ends; `host` is what was known before it, the counts are those after it.
+
+    Where `reset` `[N]`, there was no step.
+    """
     reward, terminated, _, _ = result.numbers
     return [
         Episode(
             i, float(host.returns[i] + reward[i]), int(host.lengths[i]) + 1, bool(terminated[i]), opt_steps, env_steps
         )
-        for i in np.flatnonzero(ends(result)).tolist()
+        for i in np.flatnonzero(ends(result) & ~reset).tolist()
     ]
 
 

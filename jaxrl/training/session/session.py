@@ -52,8 +52,8 @@ class Session:
 
     With one environment everything may come without the axis `[N]`, and actions then go without it. With several, `act`
     is given the observations of all of them: the first of a new episode where one ended, and elsewhere `next_obs`.
-    `next_obs` itself is always the true successor, also of a last step: of a Gymnasium vector ask for the autoreset
-    mode `SAME_STEP`, and take it from `final_obs` there.
+    `next_obs` itself is always the true successor, also of a last step. A Gymnasium vector returns it in its default
+    autoreset mode `NEXT_STEP`, and its resets are no steps; in the mode `SAME_STEP` take it from `final_obs`.
 
     An exception, be it from a callback or Ctrl-C, leaves the session as it was before the call or after it, never in
     between; callbacks are called after it. In a `with` block SIGTERM is such an exception too, `SystemExit(143)`, and
@@ -140,9 +140,8 @@ class Session:
         space, num_envs = self._outside.spec.observation_space, self.config.num_envs
         given = take_obs("act: obs", space, num_envs if explore else None, obs)
         if not explore:
-            spec, greedy = self._outside.spec, self._greedy.at(self._stepper.params(self._now))
-            action = greedy(to_elements(space, given.obs))
-            return shown(self._outside, to_indices(spec.action_space, action), given.single)
+            actions, greedy = self._outside.spec.action_space, self._greedy.at(self._stepper.params(self._now))
+            return shown(self._outside, to_indices(actions, greedy(to_elements(space, given.obs))), given.single)
         self._require_going_on("act")
         self._now, actions = self._stepper.acting(self._now, given)
         return shown(self._outside, actions, given.single)
@@ -164,18 +163,20 @@ class Session:
         self._require_going_on("observe")
         if not self._now.acted:
             raise SettingsError("observe was called without an act before it; call act(obs), then observe, in turns")
-        space, num_envs, now = self._outside.spec.observation_space, self.config.num_envs, self._now
-        spoilt = now.host.spoilt if now.trial is None else np.zeros(num_envs, bool)
-        result = take_result(space, num_envs, reward, next_obs, terminated, truncated, spoilt)
+        space, count, now = self._outside.spec.observation_space, self.config.num_envs, self._now
+        spoilt = now.host.spoilt if now.trial is None else np.zeros(count, bool)
+        result, reset, done = take_result(space, count, reward, next_obs, terminated, truncated, spoilt, now.resetting)
+        now = now._replace(resetting=done if self._outside.resets_itself else None)
         if now.trial is not None:
-            self._examined(after_step(now.trial, result))
+            self._now = now
+            self._examined(after_step(now.trial, result, reset))
             return None
         with Undisturbed():
-            after, learnt = self._stepper.after(now, result)
+            after, learnt = self._stepper.after(now, result, reset)
             episodes = list[Episode]()
             if np.count_nonzero(after.host.ended):
                 t = iterations(self._stepwise.schedule, after.steps)
-                episodes = episodes_of(now.host, result, self._schedule.opt_steps(t), after.steps * num_envs)
+                episodes = episodes_of(now.host, result, reset, self._schedule.opt_steps(t), after.steps * count)
                 after = after._replace(
                     statistics=over(after.statistics, episodes), interval=after.interval.over(episodes)
                 )

@@ -88,8 +88,16 @@ class Stepper:
             state = state._replace(buffer=state.buffer._replace(ends=ends))
         return now._replace(state=state, host=host, resumed=False, chosen=None, acted=False)
 
+    def unless_reset(self, now: SessionState, given: Observations) -> SessionState:
+        """Return `now` once these observations came to be acted on: where they are others, the user has reset."""
+        if now.resetting is None or not np.count_nonzero(now.resetting):
+            return now
+        seen = now.host.seen if now.trial is None else now.trial.seen
+        return now._replace(resetting=now.resetting & ~differ(given.obs, seen, self.stepwise.schedule.num_envs))
+
     def acting(self, now: SessionState, given: Observations) -> tuple[SessionState, PyTree]:
         """Return `now` with actions given out for these observations, and the actions `[N, ...]`."""
+        now = self.unless_reset(now, given)
         if now.trial is not None:
             trial = self.examiner.act(now.trial, given)
             assert trial.chosen is not None
@@ -126,8 +134,11 @@ class Stepper:
         row = first * programs.steps_in(schedule, phase) + at
         return self._drawn[1], np.array([row, t * schedule.updates if phase == "train" else 0], np.uint32)
 
-    def after(self, now: SessionState, result: StepResult) -> tuple[SessionState, Learnt | None]:
-        """Return all that is after a step, and what was learnt from it. The buffer of `now` is donated, if not more."""
+    def after(self, now: SessionState, result: StepResult, reset: np.ndarray) -> tuple[SessionState, Learnt | None]:
+        """Return all that is after a step, and what was learnt from it. The buffer of `now` is donated, if not more.
+
+        Where `reset` `[N]`, there was no step, so that none was invalid.
+        """
         assert now.chosen is not None
         state, schedule, reward = now.state, self.stepwise.schedule, result.numbers[0]
         last = Last(state.window, *now.chosen, result)
@@ -145,7 +156,7 @@ class Stepper:
         host = now.host._replace(
             returns=now.host.returns + reward, lengths=now.host.lengths + 1, seen=result.next_obs, ended=ends(result)
         )
-        invalid = now.invalid + int(self.stepwise.schedule.num_envs - np.count_nonzero(result.numbers[3]))
+        invalid = now.invalid + int(np.count_nonzero((np.asarray(result.numbers[3]) == 0) & ~reset))
         after = now._replace(state=state, sums=sums, host=host, steps=steps, invalid=invalid, chosen=None, acted=False)
         return after, learnt
 

@@ -106,13 +106,15 @@ def _begun(trial: Trial, where: np.ndarray, spoilt: np.ndarray) -> Trial:
     return trial._replace(returns=returns, lengths=np.where(where, 0, trial.lengths), ended=np.zeros_like(where))
 
 
-def after(trial: Trial, result: StepResult) -> Trial:
-    """Return the evaluation after a step."""
+def after(trial: Trial, result: StepResult, reset: np.ndarray) -> Trial:
+    """Return the evaluation after a step; where `reset` `[N]`, there was none, and an episode begins."""
     reward, _, _, valid = result.numbers
     returns = np.where(np.asarray(valid) > 0, trial.returns + reward, np.nan)
     lengths, ended = trial.lengths + 1, ends(result)
-    told = ended & trial.counts & (trial.left > 0)
-    shot = trial.shot if trial.shot is None or not trial.counts[0] else trial.shot.after(returns[0], bool(ended[0]))
+    told = ended & trial.counts & (trial.left > 0) & ~reset
+    shot = trial.shot
+    if shot is not None and trial.counts[0] and not reset[0]:
+        shot = shot.after(returns[0], bool(ended[0]))
     found = [(float(returns[i]), int(lengths[i])) for i in np.flatnonzero(told)]
     return trial._replace(
         left=trial.left - told,

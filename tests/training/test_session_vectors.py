@@ -1,0 +1,87 @@
+"""Sessions that drive a Gymnasium vector: in any autoreset mode each step is learnt from once, and no reset is."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from toys_gymnasium import Counting
+
+import jaxrl
+from jaxrl.errors import SettingsError
+
+MODES = gymnasium.vector.AutoresetMode
+STEPS = 70
+
+
+class OneKind(Counting):
+    action_space = gymnasium.spaces.Discrete(2)
+
+
+def vector(mode: Any) -> Any:
+    return gymnasium.vector.SyncVectorEnv([OneKind] * 2, autoreset_mode=mode)
+
+
+def session_of(envs: Any, hooks: Any = None) -> jaxrl.Session:
+    settings = {"num_envs": 2, "opt_interval": 2, "warmup": 300, "max_opts": 100}
+    return jaxrl.Session(envs, jaxrl.dqn(features=(4,)), buffer=jaxrl.uniform(400, 8), hooks=hooks, **settings)
+
+
+def drive(session: jaxrl.Session, envs: Any, steps: int) -> int:
+    """Drive a session as each mode asks for; return how many steps the environments took."""
+    obs, _ = envs.reset(seed=0)
+    for _ in range(steps):
+        next_obs, reward, terminated, truncated, info = envs.step(session.act(obs))
+        done, successor = terminated | truncated, next_obs.copy()
+        for i in np.flatnonzero(info.get("_final_obs", np.zeros(2, bool))):
+            successor[i] = info["final_obs"][i]
+        session.observe(reward, successor, terminated, truncated)
+        obs = next_obs
+        if envs.metadata["autoreset_mode"] == MODES.DISABLED and done.any():
+            obs, _ = envs.reset(options={"reset_mask": done})
+    return sum(env.total for env in envs.envs)
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+def test_each_step_is_learnt_from_once_and_no_reset(mode: Any) -> None:
+    """Episodes are of 3 steps, which terminates, and of 5, which is truncated, in turns; the reward counts them."""
+    envs, episodes = vector(mode), list[Any]()
+    session = session_of(envs, jaxrl.SessionHooks(episode=episodes.append))
+    taken = drive(session, envs, STEPS)
+    resets = STEPS // 5 if mode == MODES.NEXT_STEP else 0  # two in each ten steps of a vector
+    assert taken == 2 * (STEPS - resets)
+    items, rows = session._now.state.buffer.items, slice(0, 2 * STEPS)
+    weight = np.broadcast_to(np.asarray(items.weight), items.reward.shape)[rows] > 0
+    obs, successor, reward, discount = (
+        np.asarray(x)[rows][weight] for x in (items.obs, items.next_obs, items.reward, items.discount)
+    )
+    step, episode = obs.T
+    assert weight.sum() == taken
+    np.testing.assert_array_equal(successor, np.stack([step + 1, episode], axis=1))
+    np.testing.assert_array_equal(reward, step + 1)
+    np.testing.assert_array_equal(discount == 0, (episode % 2 == 1) & (step == 2))
+    assert len(np.unique(obs, axis=0)) * 2 == taken
+    assert {(e.length, e.episode_return) for e in episodes} == {(3, 6.0), (5, 15.0)}
+    assert session.summary()["invalid_steps"] == 0
+
+
+def test_an_evaluation_counts_whole_episodes_without_resets_and_a_reset_by_hand_is_seen() -> None:
+    envs, evaluated = vector(MODES.NEXT_STEP), list[Any]()
+    session = session_of(envs, jaxrl.SessionHooks(evaluated=evaluated.append))
+    session.evaluate_episodes(4)
+    drive(session, envs, 11)
+    assert sorted(evaluated[0].lengths.tolist()) == [3, 3, 5, 5]
+    assert sorted(evaluated[0].returns.tolist()) == [6, 6, 15, 15]
+    envs = vector(MODES.NEXT_STEP)
+    session = session_of(envs)
+    assert drive(session, envs, 3) == 6  # the next step would reset
+    assert drive(session, envs, 4) == 14  # but the loop itself has
+    weight = np.asarray(session._now.state.buffer.items.weight)[:14]
+    assert (weight > 0).all()
+
+
+def test_a_vector_that_does_not_say_when_it_resets_is_refused() -> None:
+    envs = vector(MODES.NEXT_STEP)
+    envs.metadata = {}
+    with pytest.raises(SettingsError, match=r"SyncVectorEnv does not say in .* give jaxrl\.EnvSpec\(name"):
+        session_of(envs)
