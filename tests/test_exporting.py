@@ -234,7 +234,7 @@ def test_an_export_that_is_replaced_is_there_whole_whatever_happens(tmp_path: Pa
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, limits[1]))
     try:
-        with pytest.raises(SettingsError, match="cannot write .*policy: File too large"):
+        with pytest.raises(SettingsError, match=r"cannot write .*policy: File too large"):
             write(content(b"2"), out)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
