@@ -26,8 +26,7 @@ def read_minari(name: str, spec: EnvSpec | None = None) -> tuple[dict[str, np.nd
         episodes = [_episode(episode) for episode in found.iterate_episodes()]
     except Exception as error:  # whatever its storage makes of a name that is none, or of a damaged file
         raise SettingsError(
-            f"Minari cannot read {name!r} on this machine ({reason_of(error)}); "
-            f"fetch it with: minari download {name}"
+            f"Minari cannot read {name!r} on this machine ({reason_of(error)}); fetch it with: minari download {name}"
         ) from error
     if not episodes:
         raise SettingsError(f"minari:{name} holds no steps; gather some first")
