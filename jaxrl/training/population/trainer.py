@@ -37,7 +37,6 @@ from jaxrl.training.program import compile_all, state_shapes
 from jaxrl.training.recorders import recorders_of
 from jaxrl.training.report import Report, run_dir_part
 from jaxrl.training.settings import TrainerConfig, config_for, settings_of_run
-from jaxrl.training.storage.fork import origin
 from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir, require_no_member
 from jaxrl.training.storage.run_dir import CONFIG, FORMAT, RunDir, read_metadata
 from jaxrl.training.taking_up import resumption
@@ -95,7 +94,8 @@ class PopulationTrainer:
                 "from_step begins a run, not a population; branch off from a member, as of runs/lr/members"
             )
         self.config = config_for(population.members[0].strategy, evaluator, config, settings)
-        self.config = self.config.changed(run_dir=origin(resume, None, self.config.run_dir)[0])
+        run_dir, _ = resumption(resume, None, self.config.run_dir, allow_changes, start_over)
+        self.config = self.config.changed(run_dir=run_dir)
         check_members(population, self.config)
         if workers is not None:
             check_count("workers", workers)
@@ -121,7 +121,6 @@ class PopulationTrainer:
             "max_chunk": max_chunk,
             "raise_on_signal": False,
         }
-        resumption(resume, None, self.config.run_dir, allow_changes, start_over)  # only checks
         for strategy in self._strategies():
             self._unrecorded(strategy, evaluator)  # only checks
         self._place()

@@ -37,6 +37,7 @@ from jaxrl.training.settings import SessionConfig, with_recorders
 from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid
 from jaxrl.training.storage.members import require_no_member
 from jaxrl.training.storage.run import Resume, Storage
+from jaxrl.training.taking_up import resumption
 from jaxrl.trees import PyTree
 from jaxrl.written import brief
 
@@ -110,10 +111,7 @@ class Session:
         config = (config or SessionConfig()).changed(**settings)
         self.config, self._given_recorders = with_recorders(config, recorders)
         self.config.check()
-        if resume and self.config.run_dir is None:
-            raise SettingsError("resume needs the run_dir to go on with")
-        if allow_changes and not resume:
-            raise SettingsError("allow_changes says how to resume; set resume as well")
+        _, how = resumption(bool(resume), None, self.config.run_dir, allow_changes, start_over)
         self.hooks, self.interrupt = hooks or SessionHooks(), Interrupt() if interrupt is None else interrupt
         self._outside = outside(spec, self.config.num_envs)
         self._stepwise = put_together(self.config, self._outside.spec, agent, buffer, processor)
@@ -122,7 +120,7 @@ class Session:
         self._closed, self._saves, self._termination = False, list[int](), Termination()
         self._saved: SessionState | None = None
         self._stepper = Stepper(self._stepwise, self.config.seed)
-        self._open(Resume(resume, allow_changes, start_over), statistics or Statistics())
+        self._open(how, statistics or Statistics())
         if about:
             self.describe(**about)
 
