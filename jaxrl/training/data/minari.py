@@ -7,8 +7,7 @@ import numpy as np
 
 from jaxrl.envs.host import PREFIX
 from jaxrl.errors import SettingsError, reason_of, require_extra
-from jaxrl.spaces import EnvSpec, as_shape, channels_last, space_of, space_struct
-from jaxrl.starts import starts_of, to_elements, to_indices
+from jaxrl.spaces import EnvSpec, as_shape, channels_last, space_of, space_struct, starts_of, to_elements, to_indices
 from jaxrl.trees import PyTree
 
 

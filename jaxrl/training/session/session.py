@@ -12,7 +12,7 @@ from jaxrl.agents.base import AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.errors import DivergedError, SettingsError, say
 from jaxrl.processors.base import Processor
-from jaxrl.starts import to_elements, to_indices
+from jaxrl.spaces import to_elements, to_indices
 from jaxrl.strategies.stepwise import iterations
 from jaxrl.training.closing import report_exit
 from jaxrl.training.divergence import Validity, explain, skips_left
