@@ -1,7 +1,6 @@
 """`python -m jaxrl.collect RUN_DIR --transitions N --out FILE`: collect a data set with a run's best policy."""
 
 from jaxrl.cli import Parser, cache_compilations, place, require_devices, run_main  # first, for it takes the signals
-from jaxrl.trees import make_key
 
 # isort: split
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from jaxrl.errors import SettingsError, check_between, print_line
 from jaxrl.evaluate import add_env_options, add_which, env_of, load_named
 from jaxrl.training.data.collect import gather
 from jaxrl.training.data.files import save_dataset
+from jaxrl.trees import make_key
 
 
 def main(args: Sequence[str]) -> int:

@@ -1,7 +1,6 @@
 """`python -m jaxrl.evaluate RUN_DIR`: evaluate a run's best policy, or another, on fresh greedy episodes."""
 
 from jaxrl.cli import Parser, cache_compilations, place, require_devices, run_main  # first, for it takes the signals
-from jaxrl.trees import make_key
 
 # isort: split
 from argparse import Namespace
@@ -17,6 +16,7 @@ from jaxrl.own_envs import admit
 from jaxrl.training import GreedyPolicy
 from jaxrl.training.evaluator import Evaluation, evaluator_for
 from jaxrl.training.storage.members import resolve
+from jaxrl.trees import make_key
 from jaxrl.written import read_value
 
 

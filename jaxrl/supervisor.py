@@ -87,9 +87,11 @@ def _supervise(child: int, lifeline: int, awake: int, wake: int) -> NoReturn:
             if handle > 2 and handle not in (lifeline, awake, wake):
                 with suppress(OSError):
                     os.close(handle)  # who waits for the end of a pipe of the child's waits for the child alone
+        waiting = select.poll()  # `select` takes no file descriptor from 1024 on
+        for handle in (lifeline, awake):
+            waiting.register(handle, select.POLLIN)
         while code is None:
-            readable, _, _ = select.select([lifeline, awake], [], [])
-            if lifeline in readable or END in os.read(awake, 4096):
+            if lifeline in dict(waiting.poll()) or END in os.read(awake, 4096):
                 break
             code = _reap(child, os.WNOHANG)
         killed = _end_descendants(child)

@@ -98,7 +98,7 @@ def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int
         raise
     say_how_far(" after the training; all of it is saved")
     if not quiet and isinstance(result, Result):
-        show(result, config.run_dir, playable=config.env is not None, named=_named_again(config.env))
+        show(result, config.run_dir, playable=config.env is not None, again=_named_again(config.env))
     elif not quiet and isinstance(result, PopulationResult):
         show_population(result, config.run_dir, _named_again(config.env))
     stopped = trainer.interrupt.signal
@@ -184,17 +184,17 @@ def new_run_dir(name: str) -> str:
     return path
 
 
-def show(result: Result, run_dir: str, playable: bool = True, named: str = "") -> None:
+def show(result: Result, run_dir: str, playable: bool = True, again: str = "") -> None:
     """Print the summary of a run, each part on one line, and what to do next if there is an environment.
 
-    `named` is a flag that these commands need.
+    `again` is a flag that these commands need.
     """
-    named, lines = f" {quoted(run_dir)}{named}", {}
+    run, lines = f" {quoted(run_dir)}{again}", {}
     if (more := _to_go_on(result.summary)) is not None:
-        lines["go on"] = f"{command('train')} --resume{named}{more}"
+        lines["go on"] = f"{command('train')} --resume{run}{more}"
     if result.summary["best_score"] is not None and playable:
-        lines["evaluate"] = f"{command('evaluate')}{named}"
-        lines["watch"] = f"{command('play')}{named} --out episode.gif"
+        lines["evaluate"] = f"{command('evaluate')}{run}"
+        lines["watch"] = f"{command('play')}{run} --out episode.gif"
     print_summary(result, one_line(run_dir), lines)
 
 

@@ -51,7 +51,7 @@ TRAINING = [
 ]
 """The floors of `training`, of sub-rooms and loose modules: a module imports from its own floor and those before."""
 FOUNDATIONS = {
-    *("types", "spaces", "starts", "metrics", "trees", "xla", "nn", "errors", "distributions", "presets", "registry"),
+    *("types", "spaces", "metrics", "trees", "xla", "nn", "errors", "distributions", "presets", "registry"),
     *("tuning", "shards", "arguments", "help_page", "hints", "hush", "lengths", "masks", "paths", "terminal"),
     *("written", "env_process", "supervisor"),
 }

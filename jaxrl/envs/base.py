@@ -10,8 +10,7 @@ import numpy as np
 
 from jaxrl.envs.resets import Resets, Starts, resets_of
 from jaxrl.errors import SettingsError, check_count
-from jaxrl.spaces import EnvSpec, space_struct
-from jaxrl.starts import require_indices, starts_of
+from jaxrl.spaces import EnvSpec, require_indices, space_struct, starts_of
 from jaxrl.trees import Array, Key, PyTree, make_key, require_same, tree_where
 from jaxrl.tuning import tunable
 from jaxrl.types import GoalFn, Step

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError
-from jaxrl.spaces import space_struct, space_to_plain
-from jaxrl.starts import to_elements, to_indices
+from jaxrl.spaces import space_struct, space_to_plain, to_elements, to_indices
 from jaxrl.training.policy import GreedyPolicy, begin, follow
 from jaxrl.trees import Array, PyTree
 from jaxrl.xla.equations import read, used

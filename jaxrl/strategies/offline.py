@@ -19,8 +19,7 @@ from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor, begin
 from jaxrl.processors.n_step import one_step
 from jaxrl.registry import listed, names_of
-from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, from_box, space_to_plain
-from jaxrl.starts import to_indices
+from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, from_box, space_to_plain, to_indices
 from jaxrl.strategies.base import Strategy, fold
 from jaxrl.strategies.guard import Health, health_of, healthy, reseed
 from jaxrl.strategies.interaction import bind

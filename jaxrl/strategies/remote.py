@@ -23,8 +23,7 @@ from jaxrl.envs.objects import KINDS, kind_of
 from jaxrl.errors import SettingsError, check_between, check_count, require_extra
 from jaxrl.metrics import Metrics, Total, stat
 from jaxrl.processors.base import Processor
-from jaxrl.spaces import EnvSpec, space_zeros
-from jaxrl.starts import from_0
+from jaxrl.spaces import EnvSpec, from_0, space_zeros
 from jaxrl.strategies import actor
 from jaxrl.strategies.actor import Choice, Words
 from jaxrl.strategies.interaction import Acting, StepInfo, draw_steps

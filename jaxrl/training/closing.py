@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from jaxrl.errors import say
-from jaxrl.strategies.base import name_of
 from jaxrl.terminal import print_folded
 from jaxrl.training.interrupt import raise_signal
 from jaxrl.training.processes import number
-from jaxrl.training.report import Result, progress_parts, run_dir_part
-from jaxrl.written import brief
+from jaxrl.training.report import Result
 
 AGAIN = "the trainer keeps its state: call train() again"
 LIMITS = {"max_opts": "opt_steps", "max_env_steps": "env_steps"}
@@ -59,31 +57,6 @@ def _lines(summary: Mapping[str, Any]) -> dict[str, str]:
         lines[f"actor {i}"] = f"{steps}; waited {actor['waited_s']:.1f} s"
     lines["seconds"] = f"{summary['wall_s']:.1f}: {seconds}"
     return lines
-
-
-# --- at the end of a notebook's cell ------------------------------------------------------------------------------
-
-
-def trainer_in_brief(trainer: Any) -> str:
-    """Return what a `Trainer` shows of itself."""
-    summary = {**trainer.ledger.summary(trainer.schedule), "stop": trainer.stop_reason}
-    run_dir = run_dir_part(trainer.config.run_dir)
-    most = f"max_opts={trainer.config.max_opts}"
-    return brief("Trainer", name_of(trainer.strategy), most, *progress_parts(summary), run_dir)
-
-
-def population_trainer_in_brief(trainer: Any) -> str:
-    """Return what a `PopulationTrainer` shows of itself."""
-    most = f"max_opts={trainer.config.max_opts}"
-    return brief("PopulationTrainer", trainer.population, most, run_dir_part(trainer.config.run_dir))
-
-
-def session_in_brief(session: Any) -> str:
-    """Return what a `Session` shows of itself."""
-    known, name = session.summary(), session._outside.spec.name
-    known["stop"] = None if known["stop"] == "running" else known["stop"]
-    algo = session.settings().get("algo", "custom")
-    return brief("Session", f"{algo} on {name}", *progress_parts(known), run_dir_part(session.config.run_dir))
 
 
 # --- in Python ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from jaxrl.envs import Env, HostEnv
 from jaxrl.envs.agents import as_one
 from jaxrl.envs.host import to_host
 from jaxrl.errors import SettingsError, reason_of
-from jaxrl.starts import to_indices
+from jaxrl.spaces import to_indices
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Video
 from jaxrl.training.reel import LONGEST, as_picture, check_format, kept_film

@@ -64,9 +64,9 @@ class Interrupt:
                 _BEFORE[number] = signal.signal(number, _on_signal)
         self._activity = activity
         _LISTENING.append(self)
-        if not _WATCHES:
-            _WATCHES.append(Watch())
         try:
+            if not _WATCHES:
+                _WATCHES.append(Watch())
             yield
         finally:
             _LISTENING.remove(self)

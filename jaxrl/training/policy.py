@@ -11,8 +11,7 @@ import numpy as np
 
 from jaxrl.errors import SettingsError, reason_of
 from jaxrl.masks import PRIVILEGED, completed, has
-from jaxrl.spaces import as_shape, space_struct, spec_to_plain, to_dtype
-from jaxrl.starts import to_elements, to_indices
+from jaxrl.spaces import as_shape, space_struct, spec_to_plain, to_dtype, to_elements, to_indices
 from jaxrl.strategies.base import Policy
 from jaxrl.training.storage.run_dir import plain
 from jaxrl.trees import Array, Key, PyTree

@@ -36,7 +36,7 @@ from jaxrl.training.policy import GreedyPolicy, spec_facts
 from jaxrl.training.processes import stops
 from jaxrl.training.program import check_step, compile_all, summarise, without_replay, zero_sums
 from jaxrl.training.recorders import Recorder, Row
-from jaxrl.training.report import Hooks, Report, Result, call
+from jaxrl.training.report import Hooks, Report, Result, call, progress_parts, run_dir_part
 from jaxrl.training.schedule import Boundary, next_boundary
 from jaxrl.training.settings import TrainerConfig, check_strategy, config_for, settings_of_run, with_recorders
 from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid, rolled_back_ledger
@@ -56,6 +56,7 @@ from jaxrl.training.taking_up import (
     resumption,
 )
 from jaxrl.trees import PyTree, make_key
+from jaxrl.written import brief
 
 CHUNK_S = 0.25
 """Seconds of training in one call, about: how long a signal waits, and how often progress is shown."""
@@ -143,7 +144,10 @@ class Trainer:
         self._teller = teller_of(strategy, self.config, self.hooks)
         self.membership = Membership()  # that of a member of a population
 
-    __repr__ = closing.trainer_in_brief
+    def __repr__(self) -> str:
+        summary = {**self.ledger.summary(self.schedule), "stop": self.stop_reason}
+        most, run_dir = f"max_opts={self.config.max_opts}", run_dir_part(self.config.run_dir)
+        return brief("Trainer", name_of(self.strategy), most, *progress_parts(summary), run_dir)
 
     @property
     def state(self) -> PyTree:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import select
 import shutil
 import signal
@@ -51,6 +52,21 @@ def test_workers_make_the_bits_that_threads_make(make: Any, engine: str):
     env = jaxrl.make_env("gymnasium:CartPole-v1")
     here, there = train(make(env, "threads"), 24), train(make(env, engine), 24)
     assert state_digest(there.state) == state_digest(here.state)
+    assert not workers()
+
+
+def test_workers_begin_where_more_than_a_thousand_files_are_open() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] != resource.RLIM_INFINITY and limits[1] < 4_096:
+        pytest.skip("the system lets no process open so many")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(4_096, limits[0]), limits[1]))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1_100)]
+    try:
+        assert train(rollouts(counter(), "processes"), 8).summary["opt_steps"] == 8
+    finally:
+        for handle in opened:
+            os.close(handle)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert not workers()
 
 

@@ -259,8 +259,9 @@ def test_steps_for_actions_never_given_are_refused() -> None:
 def test_settings_that_cannot_be_are_refused(message: str, settings: dict[str, Any]) -> None:
     with pytest.raises(jaxrl.SettingsError, match=message):
         small(**settings)
-    with pytest.raises(jaxrl.SettingsError, match="resume needs the run_dir"):
-        jaxrl.Session(SPEC, jaxrl.dqn(), buffer=jaxrl.uniform(40, batch_size=8), resume=True)
+    for how in ("resume", "start_over"):
+        with pytest.raises(jaxrl.SettingsError, match=f"{how} needs the run_dir"):
+            jaxrl.Session(SPEC, jaxrl.dqn(), buffer=jaxrl.uniform(40, batch_size=8), **{how: True})
 
 
 @pytest.mark.slow

@@ -57,7 +57,8 @@ class Piped:
         self._asides, asides = Pipe()
         self._numbers, self._answers = itertools.count(), dict[int, Any]()
         handles = calls.fileno(), asides.fileno()
-        lifeline, self._lifeline = os.pipe()
+        lifeline, end = os.pipe()
+        self._lifeline = os.fdopen(end, "wb")  # closed once, though two threads may end the worker
         program = (
             f"import sys; sys.path[:] = {sys.path}; import jaxrl.supervisor as s; s.end_with_parent(); "
             f"s.supervise({lifeline}); from {__name__} import main; main{handles}"
@@ -97,7 +98,7 @@ class Piped:
 
     def kill(self) -> None:
         """End the process, and those that its environments have begun."""
-        os.close(self._lifeline)
+        self._lifeline.close()
         if SUPPORTED:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(ENDING_S)

@@ -6,9 +6,8 @@ import jax
 import numpy as np
 
 from jaxrl.envs.host import PREFIX
-from jaxrl.errors import SettingsError, require_extra
-from jaxrl.spaces import EnvSpec, as_shape, channels_last, space_of, space_struct
-from jaxrl.starts import starts_of, to_elements, to_indices
+from jaxrl.errors import SettingsError, reason_of, require_extra
+from jaxrl.spaces import EnvSpec, as_shape, channels_last, space_of, space_struct, starts_of, to_elements, to_indices
 from jaxrl.trees import PyTree
 
 
@@ -26,8 +25,7 @@ def read_minari(name: str, spec: EnvSpec | None = None) -> tuple[dict[str, np.nd
         episodes = [_episode(episode) for episode in found.iterate_episodes()]
     except Exception as error:  # whatever its storage makes of a name that is none, or of a damaged file
         raise SettingsError(
-            f"Minari cannot read {name!r} on this machine ({error or type(error).__name__}); "
-            f"fetch it with: minari download {name}"
+            f"Minari cannot read {name!r} on this machine ({reason_of(error)}); fetch it with: minari download {name}"
         ) from error
     if not episodes:
         raise SettingsError(f"minari:{name} holds no steps; gather some first")

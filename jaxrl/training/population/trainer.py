@@ -20,7 +20,7 @@ from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.population import Member, Population, require_stream, with_values
 from jaxrl.strategies.search import PBT, Verdict
-from jaxrl.training.closing import leave_population_by_signal, population_trainer_in_brief, print_table_in_python
+from jaxrl.training.closing import leave_population_by_signal, print_table_in_python
 from jaxrl.training.episodes import teller_of
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
@@ -35,14 +35,14 @@ from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.population.teams import outline, placed
 from jaxrl.training.program import compile_all, state_shapes
 from jaxrl.training.recorders import recorders_of
-from jaxrl.training.report import Report
+from jaxrl.training.report import Report, run_dir_part
 from jaxrl.training.settings import TrainerConfig, config_for, settings_of_run
-from jaxrl.training.storage.fork import origin
 from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir, require_no_member
 from jaxrl.training.storage.run_dir import CONFIG, FORMAT, RunDir, read_metadata
 from jaxrl.training.taking_up import resumption
 from jaxrl.training.trainer import Hooks, Trainer
 from jaxrl.trees import make_key
+from jaxrl.written import brief
 from jaxrl.xla.contexts import carried
 from jaxrl.xla.options import side_by_side
 
@@ -94,7 +94,8 @@ class PopulationTrainer:
                 "from_step begins a run, not a population; branch off from a member, as of runs/lr/members"
             )
         self.config = config_for(population.members[0].strategy, evaluator, config, settings)
-        self.config = self.config.changed(run_dir=origin(resume, None, self.config.run_dir)[0])
+        run_dir, _ = resumption(resume, None, self.config.run_dir, allow_changes, start_over)
+        self.config = self.config.changed(run_dir=run_dir)
         check_members(population, self.config)
         if workers is not None:
             check_count("workers", workers)
@@ -120,12 +121,13 @@ class PopulationTrainer:
             "max_chunk": max_chunk,
             "raise_on_signal": False,
         }
-        resumption(resume, None, self.config.run_dir, allow_changes, start_over)  # only checks
         for strategy in self._strategies():
             self._unrecorded(strategy, evaluator)  # only checks
         self._place()
 
-    __repr__ = population_trainer_in_brief
+    def __repr__(self) -> str:
+        most = f"max_opts={self.config.max_opts}"
+        return brief("PopulationTrainer", self.population, most, run_dir_part(self.config.run_dir))
 
     def train(self, max_opts: int | None = None) -> PopulationResult:
         """Run to the end; return what the members left.

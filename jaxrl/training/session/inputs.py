@@ -10,8 +10,18 @@ from jaxrl.envs.base import Env
 from jaxrl.envs.host import gymnasium_made, gymnasium_spec, to_host
 from jaxrl.envs.objects import adopted
 from jaxrl.errors import SettingsError, reason_of
-from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, as_shape, channels_last, short, to_dtype
-from jaxrl.starts import to_elements
+from jaxrl.spaces import (
+    Box,
+    Discrete,
+    EnvSpec,
+    MultiDiscrete,
+    Space,
+    as_shape,
+    channels_last,
+    short,
+    to_dtype,
+    to_elements,
+)
 from jaxrl.strategies.stepwise import StepResult
 from jaxrl.trees import PyTree
 

@@ -12,9 +12,9 @@ from jaxrl.agents.base import AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.errors import DivergedError, SettingsError, say
 from jaxrl.processors.base import Processor
-from jaxrl.starts import to_elements, to_indices
+from jaxrl.spaces import to_elements, to_indices
 from jaxrl.strategies.stepwise import iterations
-from jaxrl.training.closing import report_exit, session_in_brief
+from jaxrl.training.closing import report_exit
 from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.film import filmed
@@ -22,7 +22,7 @@ from jaxrl.training.interrupt import Interrupt, Termination, Undisturbed
 from jaxrl.training.logbook import Logbook
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Recorder
-from jaxrl.training.report import call
+from jaxrl.training.report import call, progress_parts, run_dir_part
 from jaxrl.training.session.book import facts_to_save, gone_back, noted, recorded, summary_of, taken_up
 from jaxrl.training.session.inputs import check_entry, outside, shown, take_obs, take_result
 from jaxrl.training.session.parts import Learnt, SessionHooks, SessionState, begun, episodes_of, over
@@ -32,12 +32,14 @@ from jaxrl.training.session.setup import notes_of, put_together, rounded, schedu
 from jaxrl.training.session.shot import shot_of
 from jaxrl.training.session.statistics import Statistics
 from jaxrl.training.session.stepper import Stepper
-from jaxrl.training.session.trial import Trial, after as after_step, cut as cut_trial, require_free, require_going_on
+from jaxrl.training.session.trial import Trial, after as after_step, cut as cut_trial, require_free
 from jaxrl.training.settings import SessionConfig, with_recorders
 from jaxrl.training.stopping import after_evaluation, log_rollback, require_try, require_valid
 from jaxrl.training.storage.members import require_no_member
 from jaxrl.training.storage.run import Resume, Storage
+from jaxrl.training.taking_up import resumption
 from jaxrl.trees import PyTree
+from jaxrl.written import brief
 
 
 class Session:
@@ -109,10 +111,7 @@ class Session:
         config = (config or SessionConfig()).changed(**settings)
         self.config, self._given_recorders = with_recorders(config, recorders)
         self.config.check()
-        if resume and self.config.run_dir is None:
-            raise SettingsError("resume needs the run_dir to go on with")
-        if allow_changes and not resume:
-            raise SettingsError("allow_changes says how to resume; set resume as well")
+        _, how = resumption(bool(resume), None, self.config.run_dir, allow_changes, start_over)
         self.hooks, self.interrupt = hooks or SessionHooks(), Interrupt() if interrupt is None else interrupt
         self._outside = outside(spec, self.config.num_envs)
         self._stepwise = put_together(self.config, self._outside.spec, agent, buffer, processor)
@@ -121,7 +120,7 @@ class Session:
         self._closed, self._saves, self._termination = False, list[int](), Termination()
         self._saved: SessionState | None = None
         self._stepper = Stepper(self._stepwise, self.config.seed)
-        self._open(Resume(resume, allow_changes, start_over), statistics or Statistics())
+        self._open(how, statistics or Statistics())
         if about:
             self.describe(**about)
 
@@ -316,7 +315,11 @@ class Session:
         if self._storage.error is not None:
             raise self._storage.error
 
-    __repr__ = session_in_brief
+    def __repr__(self) -> str:
+        known, name = self.summary(), self._outside.spec.name
+        known["stop"] = None if known["stop"] == "running" else known["stop"]
+        algo = self.settings().get("algo", "custom")
+        return brief("Session", f"{algo} on {name}", *progress_parts(known), run_dir_part(self.config.run_dir))
 
     def __enter__(self) -> "Session":
         self._termination.begin()
@@ -495,9 +498,14 @@ class Session:
         self._log.event("storage", line)
 
     def _require_going_on(self, what: str) -> None:
-        at_end = self._at_end and not self.is_evaluating
-        limit = self._schedule.limit(self._iterations) if at_end else None
-        require_going_on(what, self._closed, limit, self.config)
+        if self._closed:
+            raise SettingsError(f"{what} was called on a session that is closed; resume it from its run_dir")
+        if self._at_end and not self.is_evaluating:
+            limit = self._schedule.limit(self._iterations)
+            raise SettingsError(
+                f"{what} was called after {limit} {getattr(self.config, limit)} was reached; "
+                "loop while not session.is_done"
+            )
 
     def _counters(self) -> dict[str, int]:
         return {"opt_steps": self.opt_steps, "env_steps": self.env_steps}

@@ -14,7 +14,6 @@ from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.policy import begin
 from jaxrl.training.session.inputs import Observations, ends
 from jaxrl.training.session.shot import Shot
-from jaxrl.training.settings import SessionConfig
 from jaxrl.trees import PyTree
 from jaxrl.types import Step
 
@@ -58,15 +57,6 @@ def require_free(trial: Trial | None, closed: bool, episodes: int) -> None:
     if trial is not None or closed:
         why = "the session is closed" if closed else "an evaluation is going on; wait for is_evaluating to end"
         raise SettingsError(f"evaluate_episodes: {why}")
-
-
-def require_going_on(what: str, closed: bool, limit: str | None, config: SessionConfig) -> None:
-    """Raise `SettingsError` if `what` is called on a session that is closed, or has reached the setting `limit`."""
-    if closed:
-        raise SettingsError(f"{what} was called on a session that is closed; resume it from its run_dir")
-    if limit is not None:
-        reached = f"{limit} {getattr(config, limit)}"
-        raise SettingsError(f"{what} was called after {reached} was reached; loop while not session.is_done")
 
 
 class Examiner:

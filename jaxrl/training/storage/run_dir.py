@@ -218,10 +218,18 @@ def _put_in_order(path: Path, aside: Path) -> None:
     """Take back an old directory that lost its name, and remove what processes that are gone have half made."""
     if aside.is_dir() and not os.path.lexists(path):
         aside.rename(path)
-    for rest in (aside, *path.parent.glob(f".{glob.escape(path.name)}.*.tmp")):
-        maker = rest.name.removesuffix(".tmp").rpartition(".")[2]
-        if rest.is_dir() and not rest.is_symlink() and not (maker.isdecimal() and _lives(int(maker))):
-            shutil.rmtree(rest)
+    prefix, suffix = f".{path.name}.", ".tmp"
+    for rest in path.parent.glob(f"{glob.escape(prefix)}*{suffix}"):
+        process = rest.name.removeprefix(prefix).removesuffix(suffix)
+        # Other names are another's: of the user, or of a directory whose name begins like this one's.
+        if process.isascii() and process.isdecimal() and not _lives(int(process)):
+            _remove(rest)
+    _remove(aside)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
 
 
 def _lives(process: int) -> bool:
