@@ -69,6 +69,7 @@ SCRIPTS = {
     "campaign": Script("--quick --agents dqn --cases env-10 --json out.json", rehearsed),
     "resets": Script("CartPole-v1 --num-envs 4 --steps 20 --repeats 1 --json out.json"),
     "learning": Script(f"--algo dqn --env CartPole-v1 {TRAINED}"),
+    "judging": Script("--algo ppo --env CartPole-v1 --seeds 0 --env-steps 8192 --json out.json"),
     "offline": Script("--quick --json out.json"),
     "search": Script("--quick --json out.json"),
     "population": Script("--quick --json out.json"),
