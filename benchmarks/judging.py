@@ -1,4 +1,4 @@
-"""`python -m benchmarks.judging [--algo A ...] [--env E ...] [--seeds S ...] [--json FILE] [--FLAG ...]`: judging.
+"""`python -m benchmarks.judging [--algo A ...] [--env E ...] [--seeds S ...] [--env-steps N] [--json FILE]`: judging.
 
 Evaluation of on-policy agents with greedy actions against evaluation with sampled ones. Each preset is trained as in
 `benchmarks.learning`, but for at most `--env-steps` environment steps, its decay of the learning rate shortened with
@@ -180,7 +180,7 @@ def line_of(row: Row) -> str:
 
 
 def documented(rows: Sequence[Row]) -> str:
-    """Return the table of `docs/policy_gradients.md`: means over the seeds, the worst seed in brackets."""
+    """Return a table of runs: means over the seeds, the worst seed in brackets."""
     lines = [
         "| environment | agent | environment steps | training | last, greedy | last, sampled | best by greedy, played "
         "greedily | best by sampled, played greedily | sampled | distance of greedy | of sampled |",

@@ -23,7 +23,7 @@ FIRST = {
         "rollout", "epochs", "minibatches", "batch_size", "agent.ent_coef", "agent.epsilon_end", "agent.features",
         "agent.torso",
     ),
-    "what is told and kept": ("eval_interval", "eval_episodes", "save_interval", "run_dir", "recorders", "quiet"),
+    "logging and checkpoints": ("eval_interval", "eval_episodes", "save_interval", "run_dir", "recorders", "quiet"),
 }  # fmt: skip
 """Settings of each group in order; an algorithm shows those that it has."""
 MANY = {
@@ -60,7 +60,7 @@ def first_page(algo: str, config: Any, prog: str) -> str:
     for title, names in FIRST.items():
         there = [(name, settings[name]) for name in names if name in settings]
         lines += _group(title, [(_flag(name), f"{_about(each)} ({_plain(each.value)})") for name, each in there])
-    lines += [*_group("several at once", MANY.items()), *_group("going on, and from others", GO_ON.items())]
+    lines += [*_group("seeds and sweeps", MANY.items()), *_group("resuming and initialising", GO_ON.items())]
     return "\n".join([*lines, "", "all settings", ""])
 
 

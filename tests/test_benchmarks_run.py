@@ -69,6 +69,7 @@ SCRIPTS = {
     "campaign": Script("--quick --agents dqn --cases env-10 --json out.json", rehearsed),
     "resets": Script("CartPole-v1 --num-envs 4 --steps 20 --repeats 1 --json out.json"),
     "learning": Script(f"--algo dqn --env CartPole-v1 {TRAINED}"),
+    "judging": Script("--algo ppo --env CartPole-v1 --seeds 0 --env-steps 8192 --json out.json"),
     "offline": Script("--quick --json out.json"),
     "search": Script("--quick --json out.json"),
     "population": Script("--quick --json out.json"),
@@ -136,7 +137,7 @@ def test_every_case_has_its_row_in_the_readme() -> None:
 # --- they run --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.every_day("dqn-small", "ppo-4", "env-10")
+@pytest.mark.every_day("env-10")
 @pytest.mark.parametrize("case", CASES)
 def test_a_case_runs(case: str, cache: Path, tmp_path: Path) -> None:
     if case == "actors":

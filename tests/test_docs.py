@@ -134,8 +134,8 @@ def test_every_algorithm_has_a_page_with_equations_differences_and_results_to_be
 
 def foreign() -> list[tuple[str, str, str]]:
     """Return `(algorithm, jaxrl's flag, name elsewhere)` of the tables of names."""
-    told = (DOCS / "coming_from.md").read_text().split("## What is counted otherwise")[0]
-    general, rollouts, replay = re.split(r"From rollouts:|From replay:", told)
+    told = (DOCS / "coming_from.md").read_text().split("## What is called what")[1]
+    general, rollouts, replay = re.split(r"From rollouts:|From replay:", told.split("## What is counted otherwise")[0])
     found = []
     for algorithm, text in (("ppo", general), ("ppo", rollouts), ("dqn", replay)):
         for line in text.splitlines():
@@ -144,13 +144,35 @@ def foreign() -> list[tuple[str, str, str]]:
     return sorted(set(found))
 
 
+def accepted() -> dict[str, str]:
+    """Return jaxrl's flag for each flag of another library that is taken for it."""
+    table = (DOCS / "coming_from.md").read_text().split("## What is called what")[0]
+    found = {}
+    for ours, theirs in re.findall(r"^\| (`--.+?) \| (.+) \|$", table, re.MULTILINE):
+        flags, others = (re.findall(r"`(--[\w.-]+)`", cell.split(";")[0]) for cell in (ours, theirs))
+        same = {flag.replace("agent.", ""): flag for flag in flags}
+        found |= dict.fromkeys(others, flags[0]) if others else same
+    return found
+
+
 @pytest.mark.parametrize(("algorithm", "flag", "name"), foreign())
-def test_a_name_of_another_library_is_answered_with_ours(algorithm: str, flag: str, name: str) -> None:
-    if f"--{name.replace('_', '-')}" == flag or flag.startswith("--env"):
+def test_a_name_of_another_library_is_taken_for_ours_or_answered_with_it(algorithm: str, flag: str, name: str) -> None:
+    theirs = f"--{name.replace('_', '-').lower()}"
+    if theirs == flag or flag.startswith("--env"):
         return  # the same
+    if accepted().get(theirs) == flag:
+        assert parse([algorithm, f"--{name}", "1"]).notes[0].endswith(f" 1 taken as {flag} 1")
+        return
     with pytest.raises(SettingsError) as refused:
         parse([algorithm, f"--{name}", "1"])
     assert flag in str(refused.value)
+
+
+@pytest.mark.parametrize(("theirs", "ours"), accepted().items())
+def test_a_flag_of_another_library_that_the_page_has_as_taken_is_taken(theirs: str, ours: str) -> None:
+    algorithm = "dqn" if ours.startswith(("--buffer", "--warmup")) else "ppo"
+    value = "CartPole-v1" if ours == "--env" else "1"
+    assert parse([algorithm, theirs, value]).notes[0] == f"{theirs} {value} taken as {ours} {value}"
 
 
 def test_what_is_said_of_another_library_has_its_source_at_the_commit_that_was_read() -> None:

@@ -7,7 +7,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 import jaxrl
@@ -205,15 +208,26 @@ def test_library(tmp_path: Path) -> None:
     assert len([line for line in code.splitlines() if line.strip()]) <= 12
     check = "\nassert int(policy([0.0, 0.0, 0.1, 0.5])) in (0, 1)\nassert result.best_score > 0"
     short = code.replace("max_opts=4_000", "max_opts=320") + check
-    run_alone(f"{short}\n{short}", tmp_path)  # a cell is run again, and a script
+    run_alone(short, tmp_path)
     assert [path.name for path in (tmp_path / "runs" / "cartpole" / "checkpoints").iterdir()]
-    assert (tmp_path / "runs" / "cartpole" / "discarded-1" / "checkpoints").is_dir()
+
+
+def test_a_frozen_part_of_a_network_stays_as_it_was() -> None:
+    names: dict[str, Any] = {}
+    exec(block("networks-freeze"), names)
+    env = jaxrl.make_env("CartPole-v1")
+    strategy = jaxrl.on_policy(env, names["agent"], num_envs=2, rollout=8, epochs=1, minibatches=1)
+    trainer = jaxrl.Trainer(strategy, max_opts=1, eval_interval=0, eval_episodes=0, quiet=True)
+    before, after = (trainer.train(max_opts=opts).state.agent.params.tree["params"] for opts in (1, 4))
+    for part in before:
+        same = jax.tree.map(np.array_equal, before[part], after[part])
+        assert set(jax.tree.leaves(same)) == {"torso" in part}, part
 
 
 def training() -> list[str]:
     """Return the names of the blocks that train in a directory."""
     blocks = re.findall(r"<!-- ([\w-]+) -->\n```python\n(.*?)```", PAGES, re.DOTALL)
-    return [name for name, code in blocks if "run_dir" in code and name not in ("library", "session")]
+    return [name for name, code in blocks if "run_dir" in code and name != "session"]
 
 
 @pytest.mark.slow

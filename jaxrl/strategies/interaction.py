@@ -121,12 +121,13 @@ def usual_processor(settings: Mapping[str, Any]) -> Processor:
 
 
 def require_maker(agent: object) -> None:
-    """Raise `SettingsError` unless `agent` may be what `jaxrl.dqn(...)` and its sisters return."""
+    """Raise `SettingsError` unless `agent` may be what `jaxrl.dqn(...)` or another of jaxrl's agents returns."""
     name = getattr(agent, "__name__", type(agent).__name__)
     if isinstance(agent, FunctionType) and agent.__module__.startswith("jaxrl.agents.") and agent.__qualname__ == name:
         raise SettingsError(f"agent is jaxrl.{name} itself; call it, as in {name}() or {name}(lr=1e-3)")
     if not callable(agent):
-        raise SettingsError(f"agent is {agent!r:.60}; expected what jaxrl.dqn(...) or one of its sisters returns")
+        expected = "what jaxrl.dqn(...) or another of jaxrl's agents returns"
+        raise SettingsError(f"agent is {agent!r:.60}; expected {expected}")
 
 
 # --- acting -----------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def offline(
 
     Args:
       data: what `jaxrl.load_dataset(...)` returns.
-      agent: what `jaxrl.iql(...)` and its sisters return, or any agent that learns from replay.
+      agent: what `jaxrl.iql(...)` or another offline agent returns, or any agent that learns from replay.
       batch_size: transitions in a batch, drawn uniformly with replacement; 0: all of the data, in every update.
       env: where to judge the policy; without it, by how near its greedy actions come to those of episodes held out.
       processor: what makes transitions of steps; `one_step()` if left out.

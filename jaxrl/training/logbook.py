@@ -103,7 +103,7 @@ class Logbook:
         if resume:
             self.event("resume", storage.resumption(opt_steps, aside))
         if changed := storage.measured_anew:
-            self.event("best", f"scores from here on mean something else ({changed}): the best is looked for anew")
+            self.event("best", f"evaluation settings changed ({changed}): the best score is reset")
 
     def rewind(self, opt_steps: int) -> None:
         """Take back what the logs hold after `opt_steps`."""

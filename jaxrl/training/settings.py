@@ -76,11 +76,11 @@ class TrainerConfig:
     quiet: bool = False
     """Print nothing."""
     name: str | None = None
-    """What the run is called where it is recorded; unset: as its directory."""
+    """Display name in TensorBoard, W&B and MLflow; unset: the name of the directory."""
     tags: tuple[str, ...] = ()
-    """Words by which runs are found again."""
+    """Tags for finding the run later."""
     notes: str = ""
-    """What one wants to know of the run later."""
+    """Free-text notes."""
     recorders: tuple[str, ...] = ("console", "jsonl", "tensorboard")
     """Where rows of metrics go, by name: console, jsonl (in any case), tensorboard, csv, wandb, mlflow."""
 
@@ -220,11 +220,11 @@ class SessionConfig:
     run_dir: str | None = None
     """Directory for settings, logs and checkpoints; unset: nothing is written."""
     name: str | None = None
-    """What the run is called where it is recorded; unset: as its directory."""
+    """Display name in TensorBoard, W&B and MLflow; unset: the name of the directory."""
     tags: tuple[str, ...] = ()
-    """Words by which runs are found again."""
+    """Tags for finding the run later."""
     notes: str = ""
-    """What one wants to know of the run later."""
+    """Free-text notes."""
     recorders: tuple[str, ...] = ("jsonl", "tensorboard")
     """Where rows of metrics go, by name: console, jsonl (in any case), tensorboard, csv, wandb, mlflow."""
 

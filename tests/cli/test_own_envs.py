@@ -209,7 +209,7 @@ def test_the_policy_is_scored_in_the_environment_named_for_it() -> None:
 
 @pytest.mark.slow
 def test_a_score_of_other_evaluations_is_no_best_to_beat(tmp_path: Path) -> None:
-    """Where evaluation changes on the way, the best is looked for anew, also after another resumption, or in a fork."""
+    """Where evaluation changes on the way, the best score is reset, also after another resumption, or in a fork."""
     resumed = ["--env", WALK, "--save-interval", "4", "--patience", "2"]
     assert train.main([*SMALL, *resumed, "--eval-env-args", "reward", "9", "--run-dir", "run"]) == 0
     assert jaxrl.load_policy("run").facts["score"] == 45.0
@@ -221,7 +221,7 @@ def test_a_score_of_other_evaluations_is_no_best_to_beat(tmp_path: Path) -> None
         facts = json.loads(Path(run, "metadata.json").read_text())
         assert (facts["best_score"], facts["best_opt_steps"]) == (5.0, 8)
         assert jaxrl.load_policy(run).facts["score"] == 5.0
-        assert "eval_env_args.reward: 9 -> 1): the best is looked for anew" in Path(run, "metrics.jsonl").read_text()
+        assert "eval_env_args.reward: 9 -> 1): the best score is reset" in Path(run, "metrics.jsonl").read_text()
     assert train.main(["--resume", "run", "--env", WALK, "--eval-actions", "sampled", "--max-opts", "12"]) == 0
     assert json.loads(Path("run", "metadata.json").read_text())["best_opt_steps"] == 12
 
