@@ -16,7 +16,7 @@ REPEATABLE = ("--sweep",)
 """Flags that may stand more than once: each names further settings."""
 
 
-def typed(args: Sequence[str]) -> list[str]:
+def normalise(args: Sequence[str]) -> list[str]:
     """Return the words of a command line in one form: `--flag value`, with dashes in the names of flags.
 
     A value that looks like a flag stays where it stands, as in `--notes=--fast`. What is in this form stays as it is.
@@ -34,7 +34,7 @@ def typed(args: Sequence[str]) -> list[str]:
 
 
 def refuse_repeats(words: Sequence[str], repeatable: Collection[str] = REPEATABLE) -> None:
-    """Raise `SettingsError` if a flag is given twice, or both as it is and with `no-`; `words` are `typed`."""
+    """Raise `SettingsError` if a flag is given twice, or both as it is and with `no-`; `words` are from `normalise`."""
     found: dict[str, tuple[str, str]] = {}
     for at, word in enumerate(words):
         if not word.startswith("--"):
@@ -51,7 +51,7 @@ def refuse_repeats(words: Sequence[str], repeatable: Collection[str] = REPEATABL
         found[plain] = flag, value
 
 
-def renamed(args: Sequence[str], known: Collection[str]) -> tuple[list[str], tuple[str, ...]]:
+def translate(args: Sequence[str], known: Collection[str]) -> tuple[list[str], tuple[str, ...]]:
     """Return `args` with our flags in place of those of other libraries that mean the same, and notes on these.
 
     Raises:
@@ -137,7 +137,7 @@ def take_words(words: list[str], flag: str, example: str) -> list[str]:
     return following
 
 
-def in_pairs(flag: str, words: Sequence[str]) -> dict[str, str]:
+def parse_pairs(flag: str, words: Sequence[str]) -> dict[str, str]:
     """Return `NAME VALUE NAME VALUE` by name; raise `SettingsError` for a name without a value, or twice."""
     if len(words) % 2:
         raise SettingsError(f"{flag} is {' '.join(words)!r}; expected names with values, as in {flag} gravity 9.8")
@@ -159,7 +159,7 @@ def command(door: str) -> str:
     return f"python -m jaxrl.{door}"
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Return `text` as a shell reads it, in one line and without anything that a terminal would obey."""
     if text.isprintable():
         return shlex.quote(text)

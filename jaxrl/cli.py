@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import jaxrl
-from jaxrl.arguments import command, refuse_repeats, typed
+from jaxrl.arguments import command, normalise, refuse_repeats
 from jaxrl.errors import FULL, JaxrlError, SettingsError, StorageError, safe_str, say
 from jaxrl.hush import hushed
 from jaxrl.opening import stage
@@ -103,7 +103,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, args: Sequence[str]) -> argparse.Namespace:
         """Parse the words of a command line; raise `SettingsError` for what cannot be, a flag given twice included."""
-        words = typed(args)
+        words = normalise(args)
         flags = self._option_string_actions
         whole = [word.partition("=")[0] for word in words if word.startswith("--")]
         meant = {flag: [known for known in flags if known.startswith(flag)] for flag in whole if flag not in flags}

@@ -15,20 +15,20 @@ from jaxrl.agents.schedules import is_written, with_schedules
 from jaxrl.algos import general, run_type
 from jaxrl.arguments import (
     command,
-    in_pairs,
     is_flag,
+    normalise,
+    parse_pairs,
     refuse_repeats,
-    renamed,
     switch,
     take,
     take_words,
-    typed,
+    translate,
     value_of,
 )
 from jaxrl.envs.registry import env_names, require_plain
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.help_page import all_settings, filled, first_page, settings_of
-from jaxrl.lengths import names_in, opts_within, scaled
+from jaxrl.lengths import names_in, opts_within, scale
 from jaxrl.paths import CONFIG, local
 from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, RECORDERS, SUITES, listed, suited
@@ -62,7 +62,7 @@ def parse(args: Sequence[str]) -> Request:
       SettingsError: a name is unknown or a value invalid, in the file or in a flag; a flag is given twice.
       SystemExit: `--help` was shown.
     """
-    args = typed(args)
+    args = normalise(args)
     _answer(args)
     refuse_repeats(args)
     source = _source(args)
@@ -70,7 +70,7 @@ def parse(args: Sequence[str]) -> Request:
     given = _population(args)
     from_file = read_yaml(Path(file)) if file else {}
     algo = _algorithm(args, source, from_file)
-    args, notes = renamed(args, flags_of(general(algo)))
+    args, notes = translate(args, flags_of(general(algo)))
     members = _same_population(given, from_file.pop("population", None), resume)
     env = take(list(args), "--env") or from_file.get("env")
     from_file = renewed(from_file) if resume else from_file
@@ -86,7 +86,7 @@ def parse(args: Sequence[str]) -> Request:
     config = _flags(algo, from_plain(of_preset, settings, file), args)
     if not resume:
         fixed = chosen | names_in(settings) | ({"eval_interval"} if "pbt" in (members or {}) else set())
-        config, notes = _fitted(algo, config, of_preset, fixed, notes, 1 if members else 2)
+        config, notes = _fit_length(algo, config, of_preset, fixed, notes, 1 if members else 2)
     if resume and not source.from_step and config.run_dir not in (None, resume):
         raise SettingsError(
             f"--resume {resume} goes on in that directory; leave --run-dir out, or begin a new run there from one of "
@@ -167,7 +167,7 @@ def _in_python(resume: str | None, driven: bool) -> str:
     )
 
 
-def _fitted(
+def _fit_length(
     algo: str, config: Any, of_preset: Any, chosen: Collection[str], notes: tuple[str, ...], room: int
 ) -> tuple[Any, tuple[str, ...]]:
     """Return the settings of a new run whose length, decays and intervals fit together, and all notes on them.
@@ -179,7 +179,7 @@ def _fitted(
     if steps is not None and "max_opts" not in chosen and any("taken as --max-env-steps" in note for note in notes):
         config = replace(config, max_opts=max(config.max_opts, room * steps))
     own = set().union(*map(names_in, suited(PRESETS.get(algo, {}), of_preset.env)))
-    config, note = scaled(config, of_preset, own, chosen)
+    config, note = scale(config, of_preset, own, chosen)
     return config, (*notes, note) if note else notes
 
 
@@ -429,7 +429,7 @@ def _named_values(args: list[str], flag: str, default: Mapping[str, Any]) -> dic
     """Take `flag NAME VALUE NAME VALUE` out of `args`; return what it says, or else the default."""
     if not (words := take_words(args, flag, "gravity 9.8")):
         return dict(default)
-    named = {name: read_value(value) for name, value in in_pairs(flag, words).items()}
+    named = {name: read_value(value) for name, value in parse_pairs(flag, words).items()}
     return {name: _plain(f"{flag.removeprefix('--').replace('-', '_')}.{name}", value) for name, value in named.items()}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import cloudpickle
 
-from jaxrl.errors import describe, safe_str
+from jaxrl.errors import describe_error, safe_str
 from jaxrl.supervisor import supervise
 
 
@@ -72,6 +72,6 @@ class _Reporting:
         try:
             return method(*args, **given)
         except Exception as error:
-            report = EnvError(describe(error))
+            report = EnvError(describe_error(error))
             report.add_note("".join(traceback.format_exception(error)))
             raise report from None

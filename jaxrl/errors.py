@@ -48,7 +48,7 @@ def reason_of(error: BaseException) -> str:
     return one_line(error) or type(error).__name__
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the type and the text of an error in one line, as in `ValueError: no such key`."""
     name, text = type(error).__name__, reason_of(error)
     return text if text == name or text.startswith(f"{name}(") else f"{name}: {text}"

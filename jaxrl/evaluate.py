@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from jaxrl import loading
-from jaxrl.arguments import in_pairs
+from jaxrl.arguments import parse_pairs
 from jaxrl.envs import Env, HostEnv, make_env
 from jaxrl.envs.base import require_same_spaces
 from jaxrl.errors import check_between, check_count, print_line, say
@@ -121,7 +121,7 @@ def env_of(policy: GreedyPolicy, env: str | None = None, env_args: Sequence[str]
     Raises:
       SettingsError: its spaces are not the policy's, or it was made by hand and none is named.
     """
-    given = {name: read_value(value) for name, value in in_pairs("--env-args", env_args).items()}
+    given = {name: read_value(value) for name, value in parse_pairs("--env-args", env_args).items()}
     admit([env])
     settings = policy.facts["settings"]
     if env is None or (env == settings.get("env") and "env" not in settings.get("custom", [])):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl.arguments import command, quoted, value_of
+from jaxrl.arguments import command, quote, value_of
 from jaxrl.config import Request
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
 from jaxrl.training.storage.log_sums import damage
@@ -31,10 +31,10 @@ def nothing_left(args: Sequence[str], request: Request) -> str | None:
         return None
     (limit,) = limits
     flag, value = f"--{str(limit).replace('_', '-')}", getattr(request.config, str(limit))
-    env = f" --env {quoted(request.config.env)}" if "--env" in flags else ""
+    env = f" --env {quote(request.config.env)}" if "--env" in flags else ""
     return (
         f"nothing is left to train: {limit} {value} is reached; prolong it by "
-        f"{command('train')} --resume {quoted(str(run))}{env} {flag} {2 * value}"
+        f"{command('train')} --resume {quote(str(run))}{env} {flag} {2 * value}"
     )
 
 

@@ -43,7 +43,7 @@ def length_of(config: Any) -> int:
     return config.max_opts if within is None else min(within, config.max_opts)
 
 
-def scaled(config: Any, preset: Any, own: Collection[str], chosen: Collection[str]) -> tuple[Any, str | None]:
+def scale(config: Any, preset: Any, own: Collection[str], chosen: Collection[str]) -> tuple[Any, str | None]:
     """Return `config` with decays and intervals that fit its length, and a note on what has changed, if anything.
 
     Args:
@@ -64,8 +64,8 @@ def scaled(config: Any, preset: Any, own: Collection[str], chosen: Collection[st
             config = _replaced(config, name, after)
     if not changed:
         return config, None
-    told = ", ".join(f"{name} {value}" for name, value in changed.items())
-    return config, f"the preset is for max_opts {usual}; scaled to {length}: {told}"
+    changes = ", ".join(f"{name} {value}" for name, value in changed.items())
+    return config, f"the preset is for max_opts {usual}; scaled to {length}: {changes}"
 
 
 def _value(config: Any, name: str) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxrl
-from jaxrl.arguments import refuse_repeats, typed, value_of
+from jaxrl.arguments import normalise, refuse_repeats, value_of
 from jaxrl.errors import JaxrlError, one_line, say
 from jaxrl.leaving import say_how_far
 from jaxrl.paths import local, require_new
@@ -29,7 +29,7 @@ def greet(args: Sequence[str]) -> None:
     if {"--version", "-v"} & set(args):
         print(f"jaxrl {jaxrl.__version__}")
         raise SystemExit(0)
-    args = typed(args)
+    args = normalise(args)
     try:
         _refuse_at_once(args)
     except JaxrlError as error:

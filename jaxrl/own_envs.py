@@ -15,7 +15,7 @@ from jaxrl.envs.base import Env
 from jaxrl.envs.host import PREFIX, HostEnv, gymnasium_envs, gymnasium_spec
 from jaxrl.envs.objects import KINDS, adopted, missing_kind
 from jaxrl.envs.registry import module_in, register_env, registered
-from jaxrl.errors import SettingsError, describe, nearest, reason_of
+from jaxrl.errors import SettingsError, describe_error, nearest, reason_of
 from jaxrl.registry import SUITES
 
 
@@ -49,7 +49,7 @@ def _import(name: str, module: str) -> Any:
             f"{', '.join(SUITES)})"
         ) from None
     except Exception as error:
-        raise SettingsError(f"{name}: importing {module} failed: {describe(error)}") from error
+        raise SettingsError(f"{name}: importing {module} failed: {describe_error(error)}") from error
 
 
 def _function(name: str, module: Any) -> Any:
@@ -66,7 +66,7 @@ def _make(name: str, function: Any, /, **params: Any) -> Env | HostEnv:
     try:
         made = function(**params)
     except Exception as error:
-        reason = f"{describe(error)}{missing_kind(error)}"
+        reason = f"{describe_error(error)}{missing_kind(error)}"
         raise SettingsError(f"{name} failed with {dict(params)}: {reason}") from error
     if isinstance(made, Env | HostEnv):
         return made

@@ -37,10 +37,10 @@ def main(args: Sequence[str]) -> int:
         "--aggregate", type=place, help="table of mean, IQM and its 95 %% interval of each setting to write"
     )
     parser.add_argument("--json", type=place, help="evaluations in the layout of marl-eval to write")
-    said = "what the curves of --png and --aggregate, and at first of the page, are over (default: %(default)s)"
-    parser.add_argument("--x", choices=AXES, default="env_steps", help=said)
-    said = f"serve the page on this machine alone, made anew as runs go on (default port: {PORT})"
-    parser.add_argument("--serve", nargs="?", type=int, const=PORT, metavar="PORT", help=said)
+    about = "what the curves of --png and --aggregate, and at first of the page, are over (default: %(default)s)"
+    parser.add_argument("--x", choices=AXES, default="env_steps", help=about)
+    about = f"serve the page on this machine alone, made anew as runs go on (default port: {PORT})"
+    parser.add_argument("--serve", nargs="?", type=int, const=PORT, metavar="PORT", help=about)
     options = parser.parse(args)
     files = [options.out, options.png, options.csv, options.aggregate, options.json]
     if options.serve is None and not any(files):

@@ -16,7 +16,7 @@ if __name__ == "__main__":
     greet(sys.argv[1:])  # before what is slow to import
 
 from jaxrl.algos import build, part_of
-from jaxrl.arguments import command, quoted, refuse_repeats, typed, value_of
+from jaxrl.arguments import command, normalise, quote, refuse_repeats, value_of
 from jaxrl.config import Request, parse
 from jaxrl.envs.registry import module_in
 from jaxrl.errors import RunDirInUseError, RunDirTakenError, SettingsError, nearest, one_line, print_line
@@ -38,7 +38,7 @@ from jaxrl.training.processes import number
 
 def main(args: Sequence[str]) -> int:
     """Parse, build, run; return the exit code."""
-    args = typed(args)
+    args = normalise(args)
     refuse_repeats(args)
     args, how = joining(args)
     request = parse(args)
@@ -151,7 +151,7 @@ def population_config(given: Mapping[str, Any] | None) -> PopulationConfig | Non
 
 def _named_again(env: str | None) -> str:
     """Return the flag without which no command would import a user's own environment."""
-    return f" --env {quoted(env)}" if env is not None and module_in(env) else ""
+    return f" --env {quote(env)}" if env is not None and module_in(env) else ""
 
 
 def show_population(result: PopulationResult, run_dir: str, again: str = "") -> None:
@@ -159,7 +159,7 @@ def show_population(result: PopulationResult, run_dir: str, again: str = "") -> 
 
     `again` is a flag that the commands need.
     """
-    best, where = result.best_member(), f" {quoted(run_dir)}"
+    best, where = result.best_member(), f" {quote(run_dir)}"
     lines = {"run": one_line(run_dir)}
     if any(member.status == "running" or member.status.startswith("SIG") for member in result.members):
         lines["go on"] = f"{command('train')} --resume{where}{again}"
@@ -189,7 +189,7 @@ def show(result: Result, run_dir: str, playable: bool = True, again: str = "") -
 
     `again` is a flag that these commands need.
     """
-    run, lines = f" {quoted(run_dir)}{again}", {}
+    run, lines = f" {quote(run_dir)}{again}", {}
     if (more := _to_go_on(result.summary)) is not None:
         lines["go on"] = f"{command('train')} --resume{run}{more}"
     if result.summary["best_score"] is not None and playable:

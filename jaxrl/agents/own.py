@@ -7,7 +7,7 @@ import jax
 
 from jaxrl.agents.optimizers import Optimizer, optimizer_named
 from jaxrl.distributions import Head
-from jaxrl.errors import SettingsError, describe
+from jaxrl.errors import SettingsError, describe_error
 from jaxrl.nn import Network, require_network
 from jaxrl.nn.own import ROWS, Output
 from jaxrl.spaces import Discrete, EnvSpec, space_struct
@@ -33,9 +33,9 @@ class Own(NamedTuple):
         try:
             return self.makers[name](*given)
         except Exception as error:
-            said = describe(error)[:300]
+            reason = describe_error(error)[:300]
             arguments = "the spec and the head of the policy" if len(given) == 2 else "the spec"
-            raise SettingsError(f"{name}, which is called with {arguments}, failed: {said}") from error
+            raise SettingsError(f"{name}, which is called with {arguments}, failed: {reason}") from error
 
 
 def own_parts(optimizer: str, make_optimizer: Optimizer | None, **makers: Callable[..., Network] | None) -> Own:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.base import Env, TimeStep
-from jaxrl.envs.suites import KEY, box_of, check_id, copied, like_defaults, stored
+from jaxrl.envs.suites import KEY, box_of, check_id, copy_containers, like_defaults, stored
 from jaxrl.errors import require_extra
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
@@ -66,7 +66,7 @@ def _reset(env: Any, params: Any, pixels: bool, like: PyTree, key: Key) -> tuple
 def _step(
     env: Any, params: Any, pixels: bool, like: PyTree, feats: list[str], state: PyTree, action: Array, key: Key
 ) -> tuple[PyTree, TimeStep]:
-    obs, state, reward, done, _ = env.step_env(key, copied(state), action, params)
+    obs, state, reward, done, _ = env.step_env(key, copy_containers(state), action, params)
     achieved = state.achievements * 100.0
     info = {f"episode_achievements/{feat}": achieved[i] for i, feat in enumerate(feats)}
     return stored(state, like), TimeStep(_seen(obs, pixels), reward, done, False, info)
@@ -77,7 +77,7 @@ def _seen(obs: Array, pixels: bool) -> Array:
 
 
 def _render(room: str, state: PyTree) -> np.ndarray:
-    return np.asarray(_renderer(room)(copied(state)), np.uint8)
+    return np.asarray(_renderer(room)(copy_containers(state)), np.uint8)
 
 
 @functools.cache

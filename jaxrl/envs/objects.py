@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.base import Env, TimeStep, check_stable, draw_nothing
-from jaxrl.envs.suites import KEY, box_of, copied
-from jaxrl.errors import SettingsError, check_count, describe
+from jaxrl.envs.suites import KEY, box_of, copy_containers
+from jaxrl.errors import SettingsError, check_count, describe_error
 from jaxrl.masks import MASK
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, space_struct
 from jaxrl.trees import Array, Key, PyTree
@@ -135,7 +135,7 @@ def one_line_of(name: str) -> Iterator[None]:
     except SettingsError:
         raise
     except Exception as error:
-        raise SettingsError(f"{name} cannot be used: {describe(error)}") from error
+        raise SettingsError(f"{name} cannot be used: {describe_error(error)}") from error
 
 
 def object_env(theirs: Theirs) -> Env:
@@ -175,7 +175,7 @@ def _reset(theirs: Theirs, masked: bool, key: Key, params: PyTree = None) -> tup
 
 def _step(theirs: Theirs, masked: bool, held: Held, action: PyTree, noise: tuple[()]) -> tuple[Held, TimeStep]:
     del noise
-    state, told = theirs.step(copied(held.state), action, held.params)
+    state, told = theirs.step(copy_containers(held.state), action, held.params)
     reward = jnp.asarray(told.reward, jnp.float32)
     ended = jnp.asarray(told.terminated, bool)
     cut = jnp.asarray(told.truncated, bool) & ~ended

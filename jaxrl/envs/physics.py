@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxrl.envs.base import Env, RenderFn, TimeStep, draw_nothing
 from jaxrl.envs.randomise import randomise
-from jaxrl.envs.suites import KEY, boxes_of, copied, stored
+from jaxrl.envs.suites import KEY, boxes_of, copy_containers, stored
 from jaxrl.errors import SettingsError, reason_of
 from jaxrl.spaces import Box, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
@@ -59,7 +59,7 @@ def _step(env: Any, like: PyTree, repeat: int, state: Any, action: Array, noise:
 
 
 def _advance(env: Any, like: PyTree, state: Any, action: Array) -> Any:
-    return stored(env.step(copied(state), action), like)
+    return stored(env.step(copy_containers(state), action), like)
 
 
 # --- a model for each episode -----------------------------------------------------------------------------------

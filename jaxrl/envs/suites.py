@@ -107,7 +107,7 @@ def stored(state: PyTree, like: PyTree) -> Any:
     return jax.tree.map(lambda x, leaf: x if _is_key(leaf) else jnp.asarray(x, leaf.dtype), state, like)
 
 
-def copied(state: PyTree) -> Any:
+def copy_containers(state: PyTree) -> Any:
     """Return a state in new containers: some environments write to the dicts in theirs."""
     return jax.tree.map(lambda x: x, state)
 

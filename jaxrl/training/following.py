@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import jaxrl.training.processes as processes
-from jaxrl.errors import ProcessError, describe
+from jaxrl.errors import ProcessError, describe_error
 from jaxrl.training.devices import altered, handed_out, params_of, spread_out
 from jaxrl.training.processes import END
 from jaxrl.training.program import compile_all, zero_sums
@@ -33,7 +33,7 @@ def led(trainer: Any) -> Iterator[None]:
         _end(trainer)
         raise
     except BaseException as error:
-        processes.tell(END, {"failed": describe(error)})
+        processes.tell(END, {"failed": describe_error(error)})
         raise
     _end(trainer)
 

@@ -20,7 +20,7 @@ from jaxrl.training.memory import Plan, plan_of, plan_of_state, require_fit
 from jaxrl.trees import Array, PyTree, make_key, require_same
 from jaxrl.tuning import Swap, given, traced
 from jaxrl.xla import chosen
-from jaxrl.xla.contexts import carried, options_of
+from jaxrl.xla.contexts import bind_context, options_of
 from jaxrl.xla.equations import everywhere
 from jaxrl.xla.options import compiler_options, graph_options, once_options, product_options, spread_options
 
@@ -253,7 +253,7 @@ def compile_all(
     state = like[0]
     # What is traced at the same time shares what JAX remembers, and so decides what XLA sees of programs of shards.
     with ThreadPoolExecutor(3 if strategy.shards == 1 else 1) as pool:
-        submit = lambda job, *args: pool.submit(carried(job), *args)
+        submit = lambda job, *args: pool.submit(bind_context(job), *args)
         run_job = None if run in made or not runs else submit(_compile_run, strategy, like, tells)
         init_job = None if resume or "init" in made else submit(lambda: init.lower(key, values).compile())
         if hasattr(evaluator, "compile"):

@@ -30,7 +30,7 @@ def options_of(names: tuple[str, ...] = OPTIONS) -> dict[str, Any]:
     return {name: getattr(jax.config, f"jax_{name}") for name in names if getattr(jax, name, None) is not None}
 
 
-def carried(job: Callable[..., Any]) -> Callable[..., Any]:
+def bind_context(job: Callable[..., Any]) -> Callable[..., Any]:
     """Return `job` to be called in another thread, under the forms and the options of this one."""
     context, options = copy_context(), options_of()
 

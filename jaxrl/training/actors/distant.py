@@ -14,7 +14,7 @@ import cloudpickle
 import jax
 import numpy as np
 
-from jaxrl.errors import SettingsError, describe
+from jaxrl.errors import SettingsError, describe_error
 from jaxrl.strategies.remote import Remote
 from jaxrl.training.actors.players import OPENING_S, Elsewhere, Part, Stopped, hanging
 from jaxrl.training.actors.stats import GLANCE_S, ActorStats, Block, Published
@@ -99,7 +99,7 @@ class Company:
         except Exception as error:
             raise SettingsError(
                 f"actor_engine {remote.config.actor_engine} sends the environment and the agent to other processes, "
-                f"but {remote.env.spec.name} cannot be sent ({describe(error)}); make it by a "
+                f"but {remote.env.spec.name} cannot be sent ({describe_error(error)}); make it by a "
                 "function of a module"
             ) from error
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from jaxrl.errors import SettingsError, describe, one_line, require_extra, safe_str
+from jaxrl.errors import SettingsError, describe_error, one_line, require_extra, safe_str
 from jaxrl.strategies.remote import NEEDS_RAY
 from jaxrl.training.actors.distant import Gone
 from jaxrl.training.actors.worker import Worker
@@ -38,7 +38,7 @@ def connect(actors: int) -> None:
             except Exception as error:
                 if given or not isinstance(error, ConnectionError):
                     where = f"at RAY_ADDRESS={given}" if given else "on this machine that can be joined"
-                    raise SettingsError(f"there is no Ray cluster {where}: {describe(error)}") from error
+                    raise SettingsError(f"there is no Ray cluster {where}: {describe_error(error)}") from error
                 cpus = max(actors, os.cpu_count() or 1)
                 ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
     cpus = int(ray.cluster_resources().get("CPU", 0))

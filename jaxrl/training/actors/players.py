@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl.env_process import EnvError
 from jaxrl.envs.host import HostVectorEnv
-from jaxrl.errors import describe
+from jaxrl.errors import describe_error
 from jaxrl.strategies.actor import Words
 from jaxrl.strategies.base import fold
 from jaxrl.strategies.remote import Remote
@@ -208,7 +208,7 @@ def raised(error: BaseException) -> Elsewhere:
     """Tell of what an actor raised."""
     if isinstance(error, Elsewhere):
         return error
-    line = str(error) if isinstance(error, EnvError) else describe(error)
+    line = str(error) if isinstance(error, EnvError) else describe_error(error)
     return Elsewhere(f" failed: {line}", "".join(traceback.format_exception(error)))
 
 

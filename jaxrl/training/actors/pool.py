@@ -22,7 +22,7 @@ from jaxrl.training.actors.players import STREAM, Part, Player, Stopped, hanging
 from jaxrl.training.actors.stats import COUNTED, ActorStats, Block, Published, Scalars, Watch, is_numbers, stack_of
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.trees import PyTree
-from jaxrl.xla.contexts import carried
+from jaxrl.xla.contexts import bind_context
 
 POLL_S = 0.1
 """Seconds between looks at whether someone asks to stop."""
@@ -282,7 +282,7 @@ class ActorPool:
         self._players = self._cast([Part(i, fold(key, i), self._random) for i in range(self.remote.actors)])
         for i in range(self.remote.actors):
             work = lambda i=i: self._work(i)
-            self._threads.append(threading.Thread(target=carried(work), name=f"actor {i}", daemon=True))
+            self._threads.append(threading.Thread(target=bind_context(work), name=f"actor {i}", daemon=True))
             self._threads[-1].start()
 
     def _cast(self, parts: list[Part]) -> list[Player | DistantPlayer]:

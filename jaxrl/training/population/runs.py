@@ -43,7 +43,7 @@ def taken_over(path: Path, member: Member) -> dict[str, Any]:
 
 
 @contextmanager
-def explained(path: Path | None, member: Member) -> Iterator[None]:
+def explain_damage(path: Path | None, member: Member) -> Iterator[None]:
     """Let a member begin or go on inside; where what is on disk does not let it, say which one it is, and the remedy.
 
     It can be trained anew to the same bits, unless it has taken over from another, which has moved on.
@@ -131,6 +131,6 @@ def take_over(own: Run, other: Run, copy: Copy, place: int, device: Any) -> None
     for part in (COPY_STREAM, place, copy.member):
         key = jax.random.fold_in(key, part)
     state = copied(trainer.strategy, parent.state, device)._replace(key=key)
-    told = f"goes on as member {copy.parent} stood after {place} optimisation steps, with {named(copy.values)}"
+    line = f"goes on as member {copy.parent} stood after {place} optimisation steps, with {named(copy.values)}"
     own.membership.adopted_at = place
-    trainer.adopt(moved(own.member, state, copy.values), with_values(own.member.strategy, copy.values), told)
+    trainer.adopt(moved(own.member, state, copy.values), with_values(own.member.strategy, copy.values), line)

@@ -30,7 +30,7 @@ from jaxrl.training.population.checks import check_members, require_begun, requi
 from jaxrl.training.population.gates import Gates
 from jaxrl.training.population.queue import Queue
 from jaxrl.training.population.rows import PopulationRows
-from jaxrl.training.population.runs import ENDS, HALVED, Run, explained, same_ends, take_over, taken_over
+from jaxrl.training.population.runs import ENDS, HALVED, Run, explain_damage, same_ends, take_over, taken_over
 from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.population.teams import outline, placed
 from jaxrl.training.program import compile_all, state_shapes
@@ -43,7 +43,7 @@ from jaxrl.training.taking_up import resumption
 from jaxrl.training.trainer import Hooks, Trainer
 from jaxrl.trees import make_key
 from jaxrl.written import brief
-from jaxrl.xla.contexts import carried
+from jaxrl.xla.contexts import bind_context
 from jaxrl.xla.options import side_by_side
 
 
@@ -218,7 +218,7 @@ class PopulationTrainer:
                     queue.put(number, opt_steps)
                 while len(going) < self._threads() and (run := queue.take(self._free_beside(going))) is not None:
                     if run.reports is not None or not self.interrupt:  # when all is to stop, nobody begins
-                        going[pool.submit(carried(self._advance), run)] = run
+                        going[pool.submit(bind_context(self._advance), run)] = run
                     else:
                         self._places.leave(run.member.number)
                 if not going:
@@ -349,7 +349,7 @@ class PopulationTrainer:
 
     def _advance_here(self, run: Run) -> Report | None:
         try:
-            with explained(self._path_of(run.member), run.member):
+            with explain_damage(self._path_of(run.member), run.member):
                 if run.reports is None:
                     self._begin(run)
                 assert run.reports is not None

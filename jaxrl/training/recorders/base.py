@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from jaxrl.errors import describe, say
+from jaxrl.errors import describe_error, say
 
 Row = Mapping[str, Any]
 """One line of `metrics.jsonl`: `kind`, `opt_steps`, `env_steps`, `wall_s`, and what belongs to the kind."""
@@ -173,7 +173,7 @@ class Recorders:
             method(*args)
         except (Exception, SystemExit) as error:  # rich ends the process when nobody reads its pipe
             self._live.remove(recorder)
-            line = f"recorder {type(recorder).__name__} failed and is left out: {describe(error)}"
+            line = f"recorder {type(recorder).__name__} failed and is left out: {describe_error(error)}"
             self.failures.append(line)
             say(line)
 

@@ -11,7 +11,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from jaxrl.errors import describe, say
+from jaxrl.errors import describe_error, say
 from jaxrl.training.recorders.base import KINDS, Histogram, Progress, Row, RunInfo, Video
 from jaxrl.training.recorders.jsonl import rows_of
 from jaxrl.training.storage.run_dir import METRICS, read_json
@@ -261,7 +261,7 @@ class _Worker:
         try:
             getattr(self._service, _sort_of(row["kind"]))(row["given"])
         except Exception as error:  # once: the run's files have it, and rows behind it shall not wait
-            self._say(describe(error))
+            self._say(describe_error(error))
 
     def _go_back(self, rows: Iterable[Row]) -> None:
         for row in rows:
@@ -285,7 +285,7 @@ class _Worker:
             try:
                 return action()
             except (Exception, SystemExit) as error:
-                self._say(describe(error))
+                self._say(describe_error(error))
             if last:
                 break
             self._closing.wait(wait)

@@ -356,13 +356,13 @@ class Store:
             raise CheckpointError("its manifest cannot be read: it is none of jaxrl's")
         version = manifest["format"]
         if version not in READABLE:
-            readable, told = " and ".join(map(str, READABLE)), str(version)[:20]
+            readable, came = " and ".join(map(str, READABLE)), str(version)[:20]
             if type(version) is int and version > FORMAT:
                 raise NewerError(
-                    f"it was written by a newer version of jaxrl (format {told}; this one reads {readable}); "
+                    f"it was written by a newer version of jaxrl (format {came}; this one reads {readable}); "
                     "update jaxrl"
                 )
-            raise CheckpointError(f"it is of format {told}; this version of jaxrl reads formats {readable}")
+            raise CheckpointError(f"it is of format {came}; this version of jaxrl reads formats {readable}")
         if manifest["sha256"] != seal(manifest)["sha256"]:
             raise CheckpointError("its manifest is damaged: its checksum differs")
         if manifest["step"] != step:
