@@ -251,22 +251,25 @@ def test_the_plain_loop_beside_a_case_is_no_population() -> None:
     assert loop.carry.updates.shape == ()
 
 
-@pytest.mark.slow
-def test_a_scan_of_the_parts_trains_as_training_does() -> None:
-    shape = DQN(num_envs=2, opt_interval=4, features=(8,), batch_size=8, capacity=200, warmup=40)
-    rollouts = PPO(num_envs=2, rollout=8, epochs=2, minibatches=2, features=(8,))
-    replay = replaying(shape)
-    for strategy, make in (
-        (replay, lambda state: scans.off_policy(shape, replay, state)),
-        (rollouts.strategy(), lambda state: scans.on_policy(rollouts, rollouts.strategy(), state)),
-    ):
-        training = loops.Training(strategy)
-        scan, before = make(training.state), np.asarray(training.state.agent.params.vector)
-        for loop in (training, scan):
-            loop.us(20)
-        after = scan.carry[-1].params.vector
-        np.testing.assert_allclose(after, training.state.agent.params.vector, rtol=1e-4, atol=1e-6)
-        assert np.abs(after - before).max() > 1e-3
+@pytest.mark.every_day("replay")
+@pytest.mark.parametrize("kind", ["replay", "rollouts"])
+def test_a_scan_of_the_parts_trains_as_training_does(kind: str) -> None:
+    """The scan begins where training does, and goes on when that has donated its state."""
+    if kind == "replay":
+        shape = DQN(num_envs=2, opt_interval=4, features=(8,), batch_size=8, capacity=200, warmup=40)
+        strategy = replaying(shape)
+        make = lambda state: scans.off_policy(shape, strategy, state)
+    else:
+        rollouts = PPO(num_envs=2, rollout=8, epochs=2, minibatches=2, features=(8,))
+        strategy = rollouts.strategy()
+        make = lambda state: scans.on_policy(rollouts, strategy, state)
+    training = loops.Training(strategy)
+    scan, before = make(training.state), np.asarray(training.state.agent.params.vector)
+    for loop in (training, scan):
+        loop.us(20)
+    after = scan.carry[-1].params.vector
+    np.testing.assert_allclose(after, training.state.agent.params.vector, rtol=1e-4, atol=1e-6)
+    assert np.abs(after - before).max() > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -344,10 +344,11 @@ def test_bounded_actions_are_rescaled_and_clipped_beyond():
     assert to_env(Box(2.0, 6.0, (1,)), raw)[:, 0].tolist() == [2, 6, 4, 5, 2, 6]
 
 
-def test_actions_bounded_on_one_side_are_only_clipped_there():
-    raw = [[-1.0], [0.5], [2.5]]
-    assert to_env(Box(0.0, INF, (1,)), raw)[:, 0].tolist() == [0, 0.5, 2.5]
-    assert to_env(Box(-INF, 0.75, (1,)), raw)[:, 0].tolist() == [-1, 0.5, 0.75]
+def test_actions_bounded_on_one_side_lie_around_a_number_1_within_and_are_only_clipped_there():
+    raw = [[-1.5], [0.5], [2.5]]
+    assert to_env(Box(0.0, INF, (1,)), raw)[:, 0].tolist() == [0, 1.5, 3.5]
+    assert to_env(Box(-INF, 0.75, (1,)), raw)[:, 0].tolist() == [-1.75, 0.25, 0.75]
+    assert to_env(Box(-2.0, INF, (1,)), raw)[:, 0].tolist() == [-1.5, 0.5, 2.5]  # 0 lies far enough within
 
 
 def test_unbounded_actions_are_left_as_they_are():
@@ -360,7 +361,7 @@ def test_unbounded_actions_are_left_as_they_are():
 def test_every_entry_keeps_to_its_own_bounds():
     space = Box((-1.0, 0.0, -INF, 5.0), (1.0, 10.0, INF, INF), (4,))
     actions = to_env(space, [[1.0] * 4, [-1.0] * 4, [9.0] * 4])
-    assert actions.tolist() == [[1, 10, 1, 5], [-1, 0, -1, 5], [1, 10, 9, 9]]
+    assert actions.tolist() == [[1, 10, 1, 7], [-1, 0, -1, 5], [1, 10, 9, 15]]
 
 
 def test_squashed_entries_keep_to_their_own_bounds():
@@ -439,7 +440,8 @@ def test_an_action_of_a_box_goes_back_to_where_it_came_from(name, shape):
     space = Box(BOXES[name].low, BOXES[name].high, shape)
     low, high = (np.broadcast_to(bound, 6).astype(float) for bound in (space.low, space.high))
     finite = np.isfinite(low) & np.isfinite(high)
-    ends = np.where(finite, -1.0, low), np.where(finite, 1.0, high)
+    centre = np.where(np.isinf(low), np.minimum(high - 1, 0), np.maximum(low + 1, 0))  # of what is open
+    ends = np.where(finite, -1.0, low - centre), np.where(finite, 1.0, high - centre)
     x = np.random.default_rng(0).uniform(-1, 1, (50, 6)) * np.where(finite, 1.0, 7.0)[None]
     x = np.concatenate([x, np.full((1, 6), -50.0), np.full((1, 6), 50.0)])
     action = to_box(space, jnp.asarray(x, jnp.float32))

@@ -41,7 +41,9 @@ def test_it_does_the_same_without_jaxrl(form: str, doors: Doors, finished: Finis
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"out: the policy as {form}, after ")
     policy = load_policy(finished.path)
-    (shape,) = [x["shape"][1:] for x in json.loads((doors.cwd / "out/policy.json").read_text())["inputs"]]
+    (given,) = json.loads((doors.cwd / "out/policy.json").read_text())["inputs"]
+    shape = [size for size in given["shape"] if size != "B"]
+    assert (len(given["shape"]) > len(shape)) is (form != "numpy")  # whose page takes one observation
     obs = np.random.default_rng(0).random((1_000, *shape), np.float32)
     np.save(doors.cwd / "obs.npy", obs)
     use = f"{ALONE}{USE[form]}\nnp.save('actions.npy', actions)"

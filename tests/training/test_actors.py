@@ -643,7 +643,7 @@ def test_learner_state_is_exactly_what_was_saved(tmp_path: Path):
 
 def test_a_round_waits_for_its_turn_and_gets_its_own_parameters():
     server = ParameterServer(max_lag=1)
-    server.open("first", 0)
+    server.open("first", 0, learnt=(), rounds=3)
     assert server.begin(0).agent == server.begin(1).agent == "first"
     server.deliver(0, 0, Block({"x": np.zeros(1)}, {}))
     assert server.take(2, 0.01) is None
