@@ -34,6 +34,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "td3-reach": partial(reach.reached, "td3", "ddpg"),
     "pqn-reach": partial(reach.reached, "pqn"),
     "policy-gradients-reach": partial(reach.reached, "ppo", "a2c", "reinforce", "impala"),
+    "judging-reach": reach.judged,
     "without-preset-reach": reach.without_preset,
     "bfloat16-reach": reach.bfloat16,
     "suites-reach": reach.suites,

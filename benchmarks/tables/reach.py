@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from benchmarks import harness, learning, offline, search
+from benchmarks import harness, judging, learning, offline, search
 from benchmarks.tables.results import Result, Row, prose, results, source, spaced, table
 
 PRESETS = "Measured with the versions of jaxrl in the last column (`benchmarks/results/*-learning-*.json`)."
@@ -24,6 +24,12 @@ def reached(*algos: str) -> str:
     """Return what presets reach, of some algorithms or of all."""
     rows = [row for one in presets() for row in one.rows if not algos or row["algo"] in algos]
     return f"{learning.documented(rows)}\n\n{PRESETS}"
+
+
+def judged() -> str:
+    """Return how greedy actions compare with sampled ones."""
+    found = results("*-judging*.json")
+    return f"{judging.documented([row for one in found for row in one.rows])}\n\n{source(found)}"
 
 
 def default_command() -> str:
