@@ -112,6 +112,7 @@ print(sorted(set(kinds)), np.asarray(jax.random.key_data(result.state.key)).toli
 """
 
 
+@pytest.mark.slow
 def test_another_default_generator_of_jax_changes_nothing() -> None:
     def printed(default: str) -> str:
         paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
