@@ -472,7 +472,7 @@ def _limit(name: str, limit: Any) -> int | None:
     except TypeError:
         steps = 0
     if steps < 1 or isinstance(limit, bool):
-        raise SettingsError(f"environment {name}: time_limit is {short(limit)}; expected a number of steps, or None")
+        raise SettingsError(f"environment {name}: time_limit is {short(limit)}; expected at least 1 step, or None")
     return steps
 
 

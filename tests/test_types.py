@@ -238,7 +238,7 @@ def test_spaces_are_kept_as_plain_numbers_and_names_whatever_they_were_given_as(
         (lambda: Box(0, 2**40, (2,), "int64"), "bounds 0.0 to 1099511627776.0 do not fit int32.*use float32"),
         (
             lambda: EnvSpec("x", Box(0, 1, ()), Discrete(2), "long"),
-            "x: time_limit is 'long'; expected a number of steps",
+            "x: time_limit is 'long'; expected at least 1 step",
         ),
         (lambda: MultiDiscrete((2, 0)), "MultiDiscrete: n is 0"),
         (lambda: MultiDiscrete(np.ones((2, 2), int)), "MultiDiscrete: n is array"),

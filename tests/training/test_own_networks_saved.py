@@ -128,7 +128,8 @@ def test_what_does_not_make_the_policy_is_refused_in_one_line(
 
 def test_the_front_doors_say_how_to_go_on_in_python(runs: Runs) -> None:
     run = str(runs["network"][0])
-    for main, said in ((evaluate.main, "load_policy(run_dir, make_network=...)"), (train.main, "Trainer(..., resume")):
+    calls = {evaluate.main: "load_policy(run_dir, make_network=...)", train.main: "Trainer(strategy, resume="}
+    for main, said in calls.items():
         with pytest.raises(jaxrl.SettingsError, match="made in Python") as refused:
             main([run] if main is evaluate.main else ["--resume", run])
         assert said in str(refused.value)

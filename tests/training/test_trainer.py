@@ -232,7 +232,7 @@ def test_a_second_look_that_is_not_finite_confirms_nothing() -> None:
 
 
 def test_a_run_that_confirms_its_best_is_the_same_after_a_resume(tmp_path: Path) -> None:
-    settings = {"eval_interval": 10, "eval_episodes": 7, "record_interval": 0, "quiet": True}
+    settings = {"eval_interval": 10, "eval_episodes": 7, "record_interval": 10, "quiet": True}
     logs, digests = [], []
     for name, ends in (("whole", [40]), ("parts", [10, 20, 30, 40])):
         for end in ends:

@@ -113,7 +113,7 @@ def test_such_checkpoints_are_used_like_others(bare: Any, tmp_path: Path, capsys
     assert verify.main([str(run), "--replay"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in shown[:3]] == [["10", "ok"], ["20", "ok"], ["30", "ok"]]
-    assert shown[3:] == ["0 -> 10 bit-equal", "10 -> 20 bit-equal", "20 -> 30 bit-equal"]
+    assert shown[5:] == ["0 -> 10 bit-equal", "10 -> 20 bit-equal", "20 -> 30 bit-equal"]
     begun = jaxrl.Trainer(dqn(), max_opts=10, init_from=str(run), run_dir=str(tmp_path / "new"), **RUN)
     assert begun.train().summary["opt_steps"] == 10
 
@@ -122,7 +122,7 @@ def test_what_was_resumed_is_not_said_to_differ(tmp_path: Path, capsys: Any) -> 
     train(tmp_path / "run", 20)
     train(tmp_path / "run", 30, resume=True)
     assert verify.main([str(tmp_path / "run"), "--replay"]) == 0
-    assert capsys.readouterr().out.splitlines()[3:] == ["0 -> 10 bit-equal", "10 -> 20 bit-equal"]
+    assert capsys.readouterr().out.splitlines()[5:] == ["0 -> 10 bit-equal", "10 -> 20 bit-equal"]
 
 
 def test_a_run_that_diverges_goes_back_and_fills_its_buffer(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def require_run(path: Path) -> None:
         if not path.is_dir():
             there = "it is a file" if path.exists() else "there is no such directory"
             raise SettingsError(f"{path} is no run directory: {there}")
-        if not (path / CONFIG).is_file():
+        if not os.path.lexists(path / CONFIG):
             inside = next((entry.parent for entry in path.glob(f"*/{CONFIG}")), None)
             advice = "" if inside is None else f"; runs are in it, such as {inside}"
             raise SettingsError(f"{path} is no run directory: it has no {CONFIG}{advice}")
