@@ -53,7 +53,10 @@ def test_a_thread_that_cannot_report_why_it_ended_ends_the_run(tmp_path: Path) -
     with pytest.raises(ActorError, match=said):
         train(replaying(envs(Raising, Deadly), "threads"), 4_000, run_dir=str(tmp_path))
     assert list((tmp_path / "checkpoints").glob("*/manifest.json"))
-    assert not {thread.name for thread in threading.enumerate()} & {"actor 0", "actor 1"}
+    for thread in threading.enumerate():
+        if thread.name.startswith("actor "):
+            thread.join(60)  # the other one may be in its last step
+            assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("make", [replaying, rollouts])
