@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import IO, TypeVar
 
-from jaxrl.errors import RunDirInUseError, RunDirTakenError, SettingsError
+from jaxrl.errors import RunDirInUseError, RunDirTakenError, SettingsError, reason_of
 
 CONFIG, LOCK = "config.yaml", ".lock"
 IN_PYTHON = (
@@ -53,7 +53,7 @@ def require_new(path: str | Path) -> None:
     except (OSError, ValueError) as error:
         if isinstance(error, SettingsError):
             raise
-        raise SettingsError(f"cannot write the run directory {_short(path)}: {_reason(error)}") from error
+        raise SettingsError(f"cannot write the run directory {_short(path)}: {reason_of_path(error)}") from error
 
 
 def require_empty(path: Path, advice: str = IN_PYTHON) -> None:
@@ -80,7 +80,7 @@ def require_free(path: str | Path) -> None:
         if lock.is_file() and not lock.is_symlink() and os.access(lock, os.W_OK):
             hold(Path(path)).close()
     except (OSError, ValueError) as error:
-        raise SettingsError(f"cannot write the run directory {_short(path)}: {_reason(error)}") from error
+        raise SettingsError(f"cannot write the run directory {_short(path)}: {reason_of_path(error)}") from error
 
 
 def hold(path: Path) -> IO[str]:
@@ -103,6 +103,6 @@ def _short(path: str | Path) -> str:
     return repr(text if len(text) <= 200 else f"{text[:100]}...{text[-50:]}")
 
 
-def _reason(error: OSError | ValueError) -> str:
-    """Return what the system says of a path, without the path."""
-    return getattr(error, "strerror", None) or str(error)
+def reason_of_path(error: BaseException) -> str:
+    """Return why a path or its file cannot be used, without the path."""
+    return getattr(error, "strerror", None) or reason_of(error)

@@ -4,7 +4,7 @@ import math
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -100,7 +100,8 @@ Space = Discrete | MultiDiscrete | Box | Mapping[str, Any] | tuple
 _LEAVES = (Discrete, MultiDiscrete, Box)
 
 
-def _is_space(x: Any) -> bool:
+def is_leaf(x: Any) -> TypeGuard[Discrete | MultiDiscrete | Box]:
+    """Return whether `x` is a space of its own, and no dict or tuple of spaces."""
     return isinstance(x, _LEAVES)
 
 
@@ -221,7 +222,7 @@ def space_of(name: str, space: Any) -> Space:
       SettingsError: `space` is none of these.
     """
     kind = type(space).__name__
-    if _is_space(space):
+    if is_leaf(space):
         return space
     if isinstance(space, Mapping) or kind == "Dict":
         return {key: space_of(name, part) for key, part in _named(name, getattr(space, "spaces", space))}
@@ -282,7 +283,7 @@ def channels_last(space: Space) -> Space:
         low, high = (_turned_bound(bound, leaf.shape) for bound in (leaf.low, leaf.high))
         return Box(low, high, (*leaf.shape[1:], leaf.shape[0]), leaf.dtype)
 
-    turned_all: Space = jax.tree.map(turned, space, is_leaf=_is_space)
+    turned_all: Space = jax.tree.map(turned, space, is_leaf=is_leaf)
     return turned_all
 
 
@@ -309,13 +310,13 @@ def as_shape(x: Any, shape: tuple[int, ...]) -> Any:
 
 def space_struct(space: Space) -> PyTree:
     """Return the `jax.ShapeDtypeStruct` of one element of `space`, leaf by leaf."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), space, is_leaf=_is_space)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), space, is_leaf=is_leaf)
 
 
 def space_zeros(space: Space, count: int | None = None) -> PyTree:
     """Return an all-zeros element of `space`, or `count` of them `[count, ...]`."""
     batch = () if count is None else (count,)
-    return jax.tree.map(lambda leaf: jnp.zeros((*batch, *leaf.shape), leaf.dtype), space, is_leaf=_is_space)
+    return jax.tree.map(lambda leaf: jnp.zeros((*batch, *leaf.shape), leaf.dtype), space, is_leaf=is_leaf)
 
 
 def to_dtype(what: str, array: np.ndarray, dtype: Any) -> np.ndarray:
@@ -336,7 +337,7 @@ def sample_space(space: Space, key: Key, count: int | None = None) -> PyTree:
     Whole numbers are indices, from 0 on. Entries of a `Box` without both bounds are drawn from a normal distribution
     around `span_of`'s centre, and clipped.
     """
-    leaves, treedef = jax.tree.flatten(space, is_leaf=_is_space)
+    leaves, treedef = jax.tree.flatten(space, is_leaf=is_leaf)
     keys = jax.random.split(key, len(leaves)) if len(leaves) > 1 else [key]
     batch = () if count is None else (count,)
     drawn = [_sample_leaf(leaf, k, (*batch, *leaf.shape)) for leaf, k in zip(leaves, keys, strict=True)]
@@ -493,7 +494,7 @@ def spec_from_plain(plain: Mapping[str, Any]) -> EnvSpec:
 
 def starts_of(space: Space) -> list[Any]:
     """Return the start of each leaf: whole numbers, one for each entry of the leaf where they differ; 0 of a `Box`."""
-    return [getattr(leaf, "start", 0) for leaf in jax.tree.leaves(space, is_leaf=_is_space)]
+    return [getattr(leaf, "start", 0) for leaf in jax.tree.leaves(space, is_leaf=is_leaf)]
 
 
 def to_indices(space: Space, elements: PyTree) -> PyTree:
@@ -522,13 +523,13 @@ def _moved(x: Array, sign: int, start: np.ndarray) -> Array:
 def from_0(spec: EnvSpec) -> EnvSpec:
     """Return `spec` with all whole numbers counted from 0."""
     unshifted = lambda leaf: leaf if isinstance(leaf, Box) else replace(leaf, start=0)
-    seen, done = (jax.tree.map(unshifted, space, is_leaf=_is_space) for space in spec[1:3])
+    seen, done = (jax.tree.map(unshifted, space, is_leaf=is_leaf) for space in spec[1:3])
     return spec._replace(observation_space=seen, action_space=done)
 
 
 def require_indices(name: str, space: Space) -> None:
     """Raise `SettingsError` if whole numbers of `space`, of an environment `name` in JAX, start elsewhere than at 0."""
-    for leaf, start in zip(jax.tree.leaves(space, is_leaf=_is_space), starts_of(space), strict=True):
+    for leaf, start in zip(jax.tree.leaves(space, is_leaf=is_leaf), starts_of(space), strict=True):
         if np.any(start):
             raise SettingsError(
                 f"environment {name} has a space {short(leaf)}, but whole numbers of an environment in JAX count "

@@ -27,6 +27,7 @@ from jaxrl.spaces import (
     Space,
     as_shape,
     channels_last,
+    is_leaf,
     short,
     space_of,
     space_zeros,
@@ -353,9 +354,6 @@ class _Gymnasium:
                 process.join()
 
 
-_LEAVES = (Box, Discrete, MultiDiscrete)
-
-
 def like_spec(name: str, space: Space, obs: PyTree) -> PyTree:
     """Return observations `[N, ...]` of environment `name` with the containers, dtypes and shapes of `space`.
 
@@ -364,10 +362,10 @@ def like_spec(name: str, space: Space, obs: PyTree) -> PyTree:
     Raises:
       SettingsError: whole numbers that the dtype of `space` does not hold.
     """
-    if isinstance(obs, np.ndarray) and isinstance(space, _LEAVES):
+    if isinstance(obs, np.ndarray) and is_leaf(space):
         return _like_leaf(name, space, obs)
     flat = jax.tree.leaves(obs if not isinstance(obs, dict) else dict(obs))
-    like, treedef = jax.tree.flatten(space, is_leaf=lambda x: isinstance(x, _LEAVES))
+    like, treedef = jax.tree.flatten(space, is_leaf=is_leaf)
     return jax.tree.unflatten(treedef, [_like_leaf(name, s, x) for s, x in zip(like, flat, strict=True)])
 
 

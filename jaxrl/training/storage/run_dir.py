@@ -14,8 +14,8 @@ from typing import IO, Any
 
 import yaml
 
-from jaxrl.errors import FULL, JaxrlError, SettingsError, StorageError, reason_of
-from jaxrl.paths import CONFIG, LOCK, hold, local, require_empty
+from jaxrl.errors import FULL, JaxrlError, SettingsError, StorageError
+from jaxrl.paths import CONFIG, LOCK, hold, local, reason_of_path, require_empty
 
 FORMAT = 1
 """Version of the directory's layout."""
@@ -107,7 +107,7 @@ def make_dir(path: Path) -> None:
     try:
         path.mkdir(parents=True)
     except (OSError, ValueError) as error:
-        raise SettingsError(f"cannot make the run directory {path}: {_first_line(error)}") from error
+        raise SettingsError(f"cannot make the run directory {path}: {reason_of_path(error)}") from error
 
 
 def require_run(path: Path) -> None:
@@ -122,7 +122,7 @@ def require_run(path: Path) -> None:
             raise SettingsError(f"{path} is no run directory: it has no {CONFIG}{advice}")
         require_inside(path)
     except OSError as error:
-        raise SettingsError(f"cannot read {error.filename or path}: {_first_line(error)}") from error
+        raise SettingsError(f"cannot read {error.filename or path}: {reason_of_path(error)}") from error
     version = read_metadata(path).get("format", FORMAT)
     if type(version) is int and version > FORMAT:
         raise SettingsError(
@@ -275,7 +275,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError, MemoryError) as error:
-        raise SettingsError(f"cannot read {path}: {_first_line(error)}") from error
+        raise SettingsError(f"cannot read {path}: {reason_of_path(error)}") from error
     if not isinstance(value, dict):
         raise SettingsError(f"cannot read {path}: expected a JSON object, found {type(value).__name__}")
     return value
@@ -307,16 +307,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         value = yaml.load(read_text(path), _Loader)  # safe: only plain values
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise SettingsError(f"cannot read {path}: {_first_line(error)}") from error
+        raise SettingsError(f"cannot read {path}: {reason_of_path(error)}") from error
     if not isinstance(value, dict):
         raise SettingsError(f"cannot read {path}: expected settings as `name: value`, found {type(value).__name__}")
     return value
-
-
-def _first_line(error: BaseException) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    return reason_of(error)
 
 
 def plain(value: Any) -> Any:
