@@ -6,7 +6,9 @@ named axis `shards`, and where it adds over environments it adds over that axis 
 the axis, in a run that is not spread, they return what they are given.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import reduce
 
 import jax
@@ -16,20 +18,48 @@ from jaxrl.metrics import Metrics, Stat, columns_of, metrics_of
 from jaxrl.trees import Array, Key, PyTree
 
 AXIS = "shards"
+_across: ContextVar[str | None] = ContextVar("across", default=None)
+"""An axis of devices over which `AXIS`, of the shards of one device, is continued."""
+
+
+@contextmanager
+def across(devices: str | None) -> Iterator[None]:
+    """Take the axis `devices` for the outer part of `AXIS`, inside a `with` block; `None` for `AXIS` alone."""
+    token = _across.set(devices)
+    try:
+        yield
+    finally:
+        _across.reset(token)
 
 
 def spread() -> bool:
     """Say whether what is being traced is one shard of several."""
+    return axis_size(AXIS) is not None
+
+
+def axis_size(name: str) -> int | None:
+    """Return the size of a named axis, or `None` outside of it."""
     try:
-        jax.lax.axis_size(AXIS)
-    except NameError:
-        return False
-    return True
+        return int(jax.lax.axis_size(name))
+    except Exception:  # a NameError, of which JAX's documentation says nothing
+        return None
+
+
+def number() -> Array:
+    """Return the number of this shard."""
+    place, devices = jax.lax.axis_index(AXIS), _across.get()
+    return place if devices is None else jax.lax.axis_index(devices) * jax.lax.axis_size(AXIS) + place
+
+
+def count() -> int:
+    """Return how many shards there are."""
+    devices = _across.get()
+    return (axis_size(AXIS) or 1) * ((devices and axis_size(devices)) or 1)
 
 
 def own(key: Key) -> Key:
     """Return the key of this shard; without shards, the same key."""
-    return jax.random.fold_in(key, jax.lax.axis_index(AXIS)) if spread() else key
+    return jax.random.fold_in(key, number()) if spread() else key
 
 
 def total(tree: PyTree) -> PyTree:
@@ -41,7 +71,7 @@ def mean(tree: PyTree) -> PyTree:
     """Return the mean over all shards."""
     if not spread():
         return tree
-    return jax.tree.map(lambda x: x / jax.lax.axis_size(AXIS), total(tree))
+    return jax.tree.map(lambda x: x / count(), total(tree))
 
 
 def least(x: Array) -> Array:
@@ -66,10 +96,12 @@ def merged(metrics: Metrics) -> Metrics:
 def _over_shards(combine: Callable[[Array, Array], Array], tree: PyTree) -> PyTree:
     if not spread():
         return tree
-    shards = range(jax.lax.axis_size(AXIS))
+    devices = _across.get()
 
     def one(x: Array) -> Array:
         rows = jax.lax.all_gather(jnp.asarray(x), AXIS)
-        return reduce(combine, [rows[i] for i in shards])
+        if devices is not None:
+            rows = jax.lax.all_gather(rows, devices, tiled=True)
+        return reduce(combine, [rows[i] for i in range(count())])
 
     return jax.tree.map(one, tree)

@@ -23,6 +23,19 @@ def make_key(seed: int | Array) -> Key:
     return jax.random.key(seed, impl="threefry2x32")
 
 
+def is_key(leaf: Any) -> bool:
+    """Return whether a leaf, an array or its shape and dtype, holds typed keys."""
+    return bool(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def key_impl(keys: Any) -> str:
+    """Return the name of the generator of typed keys, which may be a `ShapeDtypeStruct`."""
+    found: list[str] = []
+    # `key_impl` takes arrays alone; while a function is traced, a shape stands for one.
+    jax.eval_shape(lambda keys: found.append(str(jax.random.key_impl(keys))), keys)
+    return found[0]
+
+
 def tree_where(condition: Array, new: PyTree, old: PyTree) -> PyTree:
     """Select `new` or `old` leaf by leaf; `condition` is a scalar, or `[N]` for leaves `[N, ...]`."""
 
@@ -42,7 +55,7 @@ def tree_bytes(tree: PyTree) -> int:
     """Return the total bytes of all leaves, which may be arrays, `ShapeDtypeStruct`s or keys."""
 
     def leaf_bytes(leaf: Any) -> int:
-        itemsize = 16 if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.dtype(leaf.dtype).itemsize
+        itemsize = 16 if is_key(leaf) else np.dtype(leaf.dtype).itemsize
         return math.prod(leaf.shape) * itemsize
 
     return sum(leaf_bytes(leaf) for leaf in jax.tree.leaves(tree))

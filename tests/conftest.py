@@ -70,6 +70,7 @@ def resident() -> int:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Make the cases slow that a test's `every_day` does not name, and leave the slow ones out unless asked for."""
+    require_cases(items)
     for item in items:
         mark = item.get_closest_marker("every_day")
         if mark is not None and case_of(item) not in mark.args:
@@ -80,6 +81,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)
+
+
+def require_cases(items: list[pytest.Item]) -> None:
+    """Raise if a test's `every_day` names a case that it does not have, where all cases are collected."""
+    cases: dict[str, set[str]] = {}
+    named: dict[str, set[str]] = {}
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        cases.setdefault(test, set()).add(case_of(item))
+        named.setdefault(test, set()).update(*(mark.args for mark in item.iter_markers("every_day")))
+    if len(cases) > 1_000 and (odd := [test for test in cases if not named[test] <= cases[test]]):
+        raise pytest.UsageError(f"every_day names cases that are not there: {', '.join(odd)}")
 
 
 def case_of(item: pytest.Item) -> str:

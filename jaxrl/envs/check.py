@@ -11,7 +11,7 @@ from jaxrl.envs.agents import as_one
 from jaxrl.envs.base import Env, TimeStep, check_stable, vectorise
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, sample_space
-from jaxrl.trees import Array, Key, PyTree, make_key
+from jaxrl.trees import Array, Key, PyTree, is_key, make_key
 from jaxrl.xla.hoist import hoist
 
 RESETS = 32
@@ -117,7 +117,7 @@ def _check_values(env: Env, walk: _Walk) -> list[str]:
 def _check_keys(env: Env, resets: PyTree, walk: _Walk, key: Key) -> list[str]:
     found = []
     for path, leaf in jax.tree_util.tree_flatten_with_path(walk.after)[0]:
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if is_key(leaf):
             before = dict(jax.tree_util.tree_flatten_with_path(walk.before)[0])[path]
             if bool(jnp.any(jnp.all(_bits(before) == _bits(leaf), axis=-1))):
                 where = jax.tree_util.keystr(path)
@@ -178,7 +178,7 @@ def _check_hidden_reset(reset_state: PyTree, walk: _Walk) -> list[str]:
     done = np.asarray(walk.out.terminated | walk.out.truncated)
     like_reset = np.ones(len(done), bool)
     for fresh, after in zip(jax.tree.leaves(reset_state), jax.tree.leaves(walk.after), strict=True):
-        if jax.dtypes.issubdtype(fresh.dtype, jax.dtypes.prng_key):
+        if is_key(fresh):
             continue
         fresh, after = (np.asarray(x, np.float64).reshape(len(x), -1) for x in (fresh, after))
         like_reset &= ((after >= fresh.min(0)) & (after <= fresh.max(0))).all(axis=1)
@@ -196,7 +196,7 @@ def _bits(leaf: Array) -> Array:
 
 def _all_same(resets: Any) -> bool:
     def same(leaf: Array) -> bool:
-        leaf = _bits(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        leaf = _bits(leaf) if is_key(leaf) else leaf
         return bool(jnp.all(leaf == leaf[:1]))
 
     return all(same(leaf) for leaf in jax.tree.leaves(resets))

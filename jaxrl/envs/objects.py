@@ -20,7 +20,7 @@ from jaxrl.envs.suites import KEY, box_of, copy_containers
 from jaxrl.errors import SettingsError, check_count, describe_error
 from jaxrl.masks import MASK
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, space_struct
-from jaxrl.trees import Array, Key, PyTree
+from jaxrl.trees import Array, Key, PyTree, is_key
 
 SEEN = "observation"
 """Entry for an observation that is no dict, beside its mask."""
@@ -189,7 +189,7 @@ def _kept(state: PyTree) -> PyTree:
 
 
 def _is_key(x: Any) -> bool:
-    return isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return isinstance(x, jax.Array) and is_key(x)
 
 
 def _seen(masked: bool, told: Told) -> PyTree:

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl.errors import SettingsError, check_count, close_to, nearest
 from jaxrl.spaces import Box, Space
-from jaxrl.trees import PyTree, make_key
+from jaxrl.trees import PyTree, is_key, make_key
 
 KEY: Any = jax.eval_shape(lambda: make_key(0))
 """The shape of one key."""
@@ -104,16 +104,12 @@ def _as_default(name: str, value: Any, default: Any) -> Any:
 
 def stored(state: PyTree, like: PyTree) -> Any:
     """Return the state of a suite as states are kept: in the dtypes of a reset's, `like`."""
-    return jax.tree.map(lambda x, leaf: x if _is_key(leaf) else jnp.asarray(x, leaf.dtype), state, like)
+    return jax.tree.map(lambda x, leaf: x if is_key(leaf) else jnp.asarray(x, leaf.dtype), state, like)
 
 
 def copy_containers(state: PyTree) -> Any:
     """Return a state in new containers: some environments write to the dicts in theirs."""
     return jax.tree.map(lambda x: x, state)
-
-
-def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def reads_key(step: Callable[[Any, Any, Any], Any], state: PyTree, action: PyTree) -> bool:

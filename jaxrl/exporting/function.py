@@ -12,6 +12,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.spaces import space_struct, space_to_plain, to_elements, to_indices
 from jaxrl.training.policy import GreedyPolicy, begin, follow
 from jaxrl.trees import Array, PyTree
+from jaxrl.xla.attempts import attempt
 from jaxrl.xla.equations import read, used
 
 Shapes = list[jax.ShapeDtypeStruct]
@@ -97,9 +98,15 @@ def function_of(policy: GreedyPolicy) -> Function:
 def _needed(policy: GreedyPolicy, form: Any, memory: Shapes, actions: int, obs: PyTree) -> list[int]:
     """Return which leaves of what is remembered, the last of them actions, decide on actions, now or later."""
     after = lambda obs, *memory: follow(policy.policy, policy.params, *form.unflatten(memory), obs)
-    code = read(jax.make_jaxpr(after)(obs, *memory))
-    inputs = code.ins[-len(memory) :]
-    wanted = set(range(len(memory) - actions, len(memory)))
+    traced, count = jax.make_jaxpr(after)(obs, *memory), len(memory)
+    return attempt("what a policy remembers", lambda: _deciding(traced, count, actions), lambda: list(range(count)))
+
+
+def _deciding(traced: Any, memory: int, actions: int) -> list[int]:
+    """Return which of the last `memory` inputs decide on the last `actions` of the outputs, now or later."""
+    code = read(traced)
+    inputs = code.ins[-memory:]
+    wanted = set(range(memory - actions, memory))
     while True:
         needed = used(code, [code.outs[i] for i in wanted])
         found = {i for i, number in enumerate(inputs) if number in needed}

@@ -64,33 +64,38 @@ def sharded(one: Strategy, count: int, fields: Sequence[str]) -> Strategy:
     )
 
 
+def _marked(own: bool, tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda _: own, tree)
+
+
 def _by_shard(parts: _Parts, state: Any) -> Any:
     """Say of each leaf of a training state whether every shard has its own."""
-    marked = {
-        name: jax.tree.map(lambda _, own=name in parts.fields: own, part) for name, part in state._asdict().items()
-    }
+    marked = {name: _marked(name in parts.fields, part) for name, part in state._asdict().items()}
     return state._replace(**marked)
 
 
 def _init(parts: _Parts, key: Key) -> PyTree:
-    return _settled(parts, *spread(parts.one.init, parts.shards, (key,), (False,)))
+    return _settled(parts, *spread(parts.one.init, parts.shards, (key,), (False,), partial(_by_shard, parts)))
 
 
 def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
-    drawn, own = spread(parts.one.draw, parts.shards, (key, t), (False, False))
+    drawn, own = spread(parts.one.draw, parts.shards, (key, t), (False, False), partial(_marked, True))
     return everywhere(drawn, own, parts.shards)
 
 
 def _step(parts: _Parts, state: PyTree, noise: PyTree, t: Array) -> tuple[PyTree, Metrics]:
-    each = (_by_shard(parts, state), jax.tree.map(lambda _: True, noise), False)
-    (state, metrics), (own, measured) = spread(parts.one.step, parts.shards, (state, noise, t), each)
+    each = (_by_shard(parts, state), _marked(True, noise), False)
+    owned = lambda made: (_by_shard(parts, made[0]), _marked(False, made[1]))
+    (state, metrics), (own, measured) = spread(parts.one.step, parts.shards, (state, noise, t), each, owned)
     state = _settled(parts, state, own)
     _require_same("metrics", measured)
     return state, metrics
 
 
 def _retune(parts: _Parts, retune: Callable[[PyTree], PyTree], state: PyTree) -> PyTree:
-    return _settled(parts, *spread(retune, parts.shards, (state,), (_by_shard(parts, state),)))
+    return _settled(
+        parts, *spread(retune, parts.shards, (state,), (_by_shard(parts, state),), partial(_by_shard, parts))
+    )
 
 
 def _settled(parts: _Parts, state: PyTree, own: PyTree) -> PyTree:

@@ -9,6 +9,7 @@ import jax
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.base import BLOCK_BYTES, Strategy, block_length
 from jaxrl.trees import PyTree, tree_bytes
+from jaxrl.xla.attempts import attempt
 from jaxrl.xla.equations import counts_of_scan, everywhere
 
 SHARED = ("agent", "buffer", "health", "key")
@@ -77,7 +78,8 @@ def plan_of(strategy: Strategy, state: PyTree, noise: PyTree, jaxpr: Any = None,
         "random numbers": tree_bytes(noise) * (1 if strategy.remote else block_length(strategy.draw, state.key))
     }
     if jaxpr is not None:
-        iteration |= {"the steps it learns from": largest_rows(jaxpr), "the largest array": largest_array(jaxpr)}
+        known = lambda: {"the steps it learns from": largest_rows(jaxpr), "the largest array": largest_array(jaxpr)}
+        iteration |= attempt("the memory plan of an iteration", known, dict)
     return plan_of_state(state, strategy.capacity)._replace(iteration=iteration, evaluation=evaluation)
 
 

@@ -17,6 +17,7 @@ from jaxrl.training.storage.run_dir import plain
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step
 from jaxrl.written import brief
+from jaxrl.xla.attempts import attempt
 from jaxrl.xla.equations import read, used
 
 
@@ -194,9 +195,14 @@ def _asked(
 def remembers(policy: Policy, params: PyTree, obs: PyTree) -> bool:
     """Say whether the action of `policy` for `obs` `[N, ...]` may depend on anything else than these, and `params`."""
     carry, action = jax.eval_shape(partial(begin, policy), params, obs)
-    code = read(jax.make_jaxpr(partial(follow, policy))(params, carry, action, obs))
+    traced = jax.make_jaxpr(partial(follow, policy))(params, carry, action, obs)
     before, kept = len(jax.tree.leaves(params)), len(jax.tree.leaves((carry, action)))
-    return not used(code, code.outs[-len(jax.tree.leaves(action)) :]).isdisjoint(code.ins[before : before + kept])
+
+    def depends() -> bool:
+        code = read(traced)
+        return not used(code, code.outs[-len(jax.tree.leaves(action)) :]).isdisjoint(code.ins[before : before + kept])
+
+    return attempt("what a policy remembers", depends, lambda: True)
 
 
 def _as_observation(env: str, struct: PyTree, obs: PyTree) -> PyTree:

@@ -16,14 +16,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import distributed  # no public name leads to the key-value store
-from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl.errors import JaxrlError, ProcessError, SettingsError, reason_of, say
 from jaxrl.training.changes import changes
 from jaxrl.training.interrupt import Interrupt
-from jaxrl.trees import PyTree
+from jaxrl.trees import PyTree, is_key, key_impl
 
 PIECE = 1 << 24
 """Bytes of a state that are sent to the other processes at once."""
@@ -45,17 +43,17 @@ class LostError(ProcessError):
 
 def several() -> bool:
     """Say whether JAX's distributed runtime has made this process one of several."""
-    return distributed.global_state.client is not None and distributed.global_state.num_processes > 1
+    return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def number() -> int:
     """Return the number of this process; 0 of the one that decides, and of one that is alone."""
-    return int(distributed.global_state.process_id) if several() else 0
+    return jax.process_index() if several() else 0
 
 
 def processes() -> int:
     """Return how many processes there are."""
-    return int(distributed.global_state.num_processes) if several() else 1
+    return jax.process_count() if several() else 1
 
 
 def require_alone(what: str) -> None:
@@ -68,6 +66,8 @@ def require_alone(what: str) -> None:
 
 
 def _store() -> Any:
+    from jax._src import distributed  # no public name leads to the key-value store
+
     return distributed.global_state.client
 
 
@@ -250,7 +250,7 @@ def copied(leaf: Any) -> Any:
     """Return a copy of an array, of which each process copies its part."""
     if not is_spread(leaf):
         return jax.device_put(leaf, may_alias=False)
-    data = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+    data = jax.random.key_data(leaf) if is_key(leaf) else leaf
     own = [jax.device_put(shard.data, may_alias=False) for shard in data.addressable_shards]
     return as_keys(leaf, jax.make_array_from_single_device_arrays(data.shape, data.sharding, own))
 
@@ -274,6 +274,8 @@ def _sent(leaves: list[Any]) -> list[np.ndarray]:
         for x, start in zip(like, ends, strict=False):
             raw = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
             flat[start : start + raw.size] = raw
+    from jax.experimental import multihost_utils
+
     for start in range(0, flat.size, PIECE):
         flat[start : start + PIECE] = multihost_utils.broadcast_one_to_all(flat[start : start + PIECE])
     parts = (flat[a:b] for a, b in itertools.pairwise(ends))
@@ -283,21 +285,21 @@ def _sent(leaves: list[Any]) -> list[np.ndarray]:
 def _numbers(leaf: Any) -> Any:
     """Return a leaf as numbers, or the shape of these; a key as its data."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
-    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+        return jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
+    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
 
 
 def _placed(leaf: Any, array: np.ndarray, sharding: NamedSharding) -> jax.Array:
     made = jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
-    if not _is_key(leaf):
+    if not is_key(leaf):
         return made
-    wrap = lambda data: jax.random.wrap_key_data(data, impl=leaf.dtype._impl.name)
+    wrap = lambda data: jax.random.wrap_key_data(data, impl=key_impl(leaf))
     return jax.jit(wrap, out_shardings=sharding)(made)
 
 
 def plain_shape(leaf: Any) -> Any:
     """Return the shape that a leaf has on disk, with its place: that of a key is of its data."""
-    if not _is_key(leaf):
+    if not is_key(leaf):
         return leaf
     data = jax.eval_shape(jax.random.key_data, leaf)
     return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=leaf.sharding)
@@ -310,8 +312,4 @@ def placed(shape: Any, array: np.ndarray) -> jax.Array:
 
 def as_keys(leaf: Any, array: jax.Array) -> jax.Array:
     """Return `array` as keys, if `leaf` is."""
-    return jax.random.wrap_key_data(array, impl=leaf.dtype._impl.name) if _is_key(leaf) else array
-
-
-def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.wrap_key_data(array, impl=key_impl(leaf)) if is_key(leaf) else array

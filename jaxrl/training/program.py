@@ -285,7 +285,7 @@ def compile_together(strategy: Strategy, width: int, tells: bool) -> Any:
         count = jax.ShapeDtypeStruct((), jnp.uint32)
         program = jax.jit(partial(run_together, strategy, tells), donate_argnums=0, compiler_options=compiler_options())
         traced = program.trace(*jax.tree.map(wide, state_shapes(strategy)), count, count)
-        made[name] = traced.lower().compile(compiler_options=product_options(longest_sum(traced.jaxpr)))
+        made[name] = traced.lower().compile(compiler_options=product_options(lambda: longest_sum(traced.jaxpr)))
     return made[name]
 
 
@@ -294,7 +294,7 @@ def _compile_run(strategy: Strategy, like: tuple[PyTree, Sums], tells: bool) -> 
     given = (count, count) if strategy.remote is None else (strategy.remote.arrival, count)
     state, sums = like
     traced = jit_run(strategy, tells).trace(placed(strategy, state), sums, *given)
-    return traced.lower().compile(compiler_options=product_options(longest_sum(traced.jaxpr)))
+    return traced.lower().compile(compiler_options=product_options(lambda: longest_sum(traced.jaxpr)))
 
 
 def programs_of(strategy: Strategy) -> dict[str, Any]:

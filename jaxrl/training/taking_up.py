@@ -22,6 +22,7 @@ from jaxrl.training.storage.members import require_no_member
 from jaxrl.training.storage.run import Resume, Storage
 from jaxrl.training.storage.weights import Weights, weights_of
 from jaxrl.trees import PyTree
+from jaxrl.xla import attempts
 
 BROKEN = ("failed", "diverged", "actor")
 """How the reasons begin for which a run ended whose state in memory cannot be gone on from."""
@@ -149,8 +150,9 @@ def planned(strategy: Strategy, config: TrainerConfig) -> tuple[TrainerConfig, S
 
 def notes_of(plan: Plan, strategy: Strategy, storage: Storage) -> list[str]:
     """Return what is said as a run begins; the whole `plan` of its memory is written into `metadata.json`."""
-    storage.note(memory=plan.facts())
-    return [*plan.notes(), *strategy.notes]
+    without = attempts.failures()
+    storage.note(memory=plan.facts(), **({"without": without} if without else {}))
+    return [*plan.notes(), *strategy.notes, *attempts.notes()]
 
 
 def prolonged(

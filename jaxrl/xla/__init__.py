@@ -83,8 +83,15 @@ def only_reversed() -> bool:
 
 
 def _backend() -> str:
+    """Return the platform of the default backend, or of one without forms of its own, such as ROCm, `plain`."""
     backend = jax.default_backend()
-    return "cuda" if backend == "gpu" else backend
+    if backend != "gpu":
+        return backend if backend in PLATFORMS else "plain"
+    try:
+        jax.devices("cuda")
+    except RuntimeError:
+        return "plain"
+    return "cuda"
 
 
 def _check(which: str) -> str:

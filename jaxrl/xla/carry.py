@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.layout import Layout, with_layout_constraint
 
 import jaxrl.shards as shards
 from jaxrl.trees import Array, PyTree, require_same, row_struct
 from jaxrl.xla import shaped_for
+from jaxrl.xla.attempts import attempt
 from jaxrl.xla.flat import Flat
 from jaxrl.xla.packing import bits_of, join, join_short, layout_of, pack, unpack, value_of
 
@@ -174,7 +174,7 @@ def _scan_flat(
 
     def flat(carry: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
         carry, out = body(carry, row_of(x))
-        row = lambda x: with_layout_constraint(x.reshape(len(x), -1), Layout((0, 1)))
+        row = lambda x: _row_by_row(x.reshape(len(x), -1))
         return carry, jax.tree.map(lambda x: row(x) if _large_images(x) else x, out)
 
     carry, ys = jax.lax.scan(flat, carry, stacked)
@@ -208,7 +208,19 @@ def _images(rows: Array, shape: tuple[int, ...]) -> Array:
     Without the barrier XLA moves the reshape behind the gather of a minibatch; so many long rows at once do not fit its
     fast memory, and it gives up.
     """
-    return jax.lax.optimization_barrier(with_layout_constraint(rows, Layout((0, 1, 2))).reshape(len(rows), *shape))
+    return jax.lax.optimization_barrier(_row_by_row(rows).reshape(len(rows), *shape))
+
+
+def _row_by_row(x: Array) -> Array:
+    """Have XLA lay an array out in the order of its axes."""
+
+    def lay_out() -> Array:
+        from jax.experimental.layout import Layout, with_layout_constraint
+
+        laid: Array = with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+        return laid
+
+    return attempt("layouts", lay_out, lambda: x)
 
 
 def _large_images(x: Array) -> bool:

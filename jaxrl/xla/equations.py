@@ -1,6 +1,7 @@
 """A traced function as a plain list of equations between numbered values, which can be split and run in parts.
 
-JAX's own form, the jaxpr, differs from version to version. This module alone reads it, using only its stable parts.
+JAX's own form, the jaxpr, differs from version to version. This module alone reads it, by the attributes of its parts
+and without their types, which have no lasting place in JAX. Whoever calls it does so by `attempt`.
 """
 
 import itertools
@@ -11,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 DRAWS = frozenset(
     ("random_bits", "random_split", "random_fold_in", "random_gamma", "threefry2x32", "rng_bit_generator")
@@ -74,7 +74,7 @@ def read(jaxpr: Any, seen: dict[int, bool] | None = None) -> Code:
     code.ins.extend(numbers.values())
     for var, value in zip(inner.constvars, getattr(jaxpr, "consts", ()), strict=True):
         numbers[var] = _known(code, value, var.aval)
-    number = lambda atom: _known(code, atom.val, atom.aval) if isinstance(atom, Literal) else numbers[atom]
+    number = lambda atom: _known(code, atom.val, atom.aval) if hasattr(atom, "val") else numbers[atom]
     for eqn in inner.eqns:
         args, name = tuple(map(number, eqn.invars)), eqn.primitive.name
         draws = name in DRAWS or any(_draws(sub, seen) for sub in _inside(eqn))
@@ -114,7 +114,7 @@ def _inside(eqn: Any) -> Iterator[Any]:
     """Yield the jaxprs among the parameters of an equation."""
     for value in eqn.params.values():
         several = value if isinstance(value, tuple | list) else (value,)
-        yield from (x for x in several if isinstance(x, (ClosedJaxpr, Jaxpr)))
+        yield from (x for x in several if hasattr(_open(x), "eqns"))
 
 
 def _draws(jaxpr: Any, seen: dict[int, bool]) -> bool:

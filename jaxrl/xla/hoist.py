@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl.trees import Array, PyTree, tree_bytes
+from jaxrl.trees import Array, PyTree, is_key, tree_bytes
+from jaxrl.xla.attempts import attempt
 from jaxrl.xla.carry import rows_of
 from jaxrl.xla.equations import RANDOM, Code, Equation, Step, arrays, bind, counts_of, equations_in, read, run
 
@@ -77,10 +78,15 @@ def hoist(body: Callable[[PyTree, PyTree, Array], PyTree], carry: PyTree, noise:
     inside a `checkpoint`. Where a call draws and is split, its rules of differentiation are lost.
     """
     as_it_is = Hoisted(lambda noise, t: [], lambda carry, drawn, noise, t: body(carry, noise, t), [])
-    if not any(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(noise)):
+    if not any(map(is_key, jax.tree.leaves(noise))):
         return as_it_is
-    args = (carry, noise, t)
-    jaxpr, shape = jax.make_jaxpr(body, return_shape=True)(*args)
+    jaxpr, shape = jax.make_jaxpr(body, return_shape=True)(carry, noise, t)
+    return attempt("hoist", lambda: _hoisted(jaxpr, shape, (carry, noise, t)) or as_it_is, lambda: as_it_is)
+
+
+def _hoisted(jaxpr: Any, shape: PyTree, args: tuple[PyTree, PyTree, Array]) -> Hoisted | None:
+    """Return the two parts of a traced body, traced themselves; `None` if nothing is drawn ahead."""
+    carry, noise, t = args
     code = read(jaxpr)
     carried = len(jax.tree.leaves(carry))
     kinds = [CARRIED if i < carried else FREE for i in range(len(code.ins))]
@@ -88,20 +94,25 @@ def hoist(body: Callable[[PyTree, PyTree, Array], PyTree], carry: PyTree, noise:
     parts = _split(level, set(), set(code.outs))
     saved, steps = tuple(parts.saved), (tuple(parts.ahead), tuple(parts.behind))
     if not saved:
-        return as_it_is  # as it was traced, for equation by equation it may take longer
+        return None  # as it was traced, for equation by equation it may take longer
 
+    @partial(jax.jit, inline=True)
     def ahead(noise: PyTree, t: Array) -> list[Array]:
         values = {**code.given, **dict(zip(code.ins[carried:], jax.tree.leaves((noise, t)), strict=True))}
         run(steps[0], values)
         return arrays(code, values, saved)
 
+    @partial(jax.jit, inline=True)
     def behind(carry: PyTree, drawn: list[Array], noise: PyTree, t: Array) -> PyTree:
         values = {**code.given, **dict(zip(code.ins, jax.tree.leaves((carry, noise, t)), strict=True))}
         values.update(zip(saved, drawn, strict=True))
         run(steps[1], values)
         return jax.tree.unflatten(jax.tree.structure(shape), arrays(code, values, code.outs))
 
-    return Hoisted(ahead, behind, [jax.ShapeDtypeStruct(code.avals[i].shape, code.avals[i].dtype) for i in saved])
+    # What JAX does not allow shows here, and what it remembers of this serves the loop.
+    drawn: list[jax.ShapeDtypeStruct] = jax.eval_shape(ahead, noise, t)
+    jax.eval_shape(behind, carry, drawn, noise, t)
+    return Hoisted(ahead, behind, drawn)
 
 
 # --- what can be worked out ahead -------------------------------------------------------------------------------

@@ -1,16 +1,22 @@
-"""XLA's compiler options. Plain: none."""
+"""XLA's compiler options. Plain: none. An option that this XLA does not know is left out, and noted.
 
+As an entry of `compiler_options` an unknown name is an error that can be caught; in `XLA_FLAGS` it ends the process.
+"""
+
+import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from jaxrl.xla import shaped_for
+from jaxrl.xla.attempts import attempt
 from jaxrl.xla.contexts import NUMBERS, options_of
 
 QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0}
 """Options with which XLA compiles for CPUs quickly rather than well."""
-if jax.__version_info__ < (0, 11):  # later ones have no such switch, and end the process at a name unknown
+if jax.__version_info__ < (0, 11):  # later ones have no other way than that
     QUICKLY["xla_cpu_use_fusion_emitters"] = False
 PASSES = "xla_disable_hlo_passes"
 WIDTH = "xla_cpu_prefer_vector_width"
@@ -34,7 +40,7 @@ def compiler_options() -> dict[str, Any] | None:
     `products.py`). By default XLA uses only 256 bits, although the libraries that it calls for matrix products use all
     512. On CUDA they are `graph_options`. What is named in `XLA_FLAGS` takes precedence.
     """
-    return {WIDTH: 512} if shaped_for("cpu") and not _named(WIDTH) else graph_options()
+    return _known({WIDTH: 512}) if shaped_for("cpu") and not _named(WIDTH) else graph_options()
 
 
 def graph_options() -> dict[str, Any] | None:
@@ -48,18 +54,20 @@ def graph_options() -> dict[str, Any] | None:
     """
     if not shaped_for("cuda") or _named(GRAPHS):
         return None
-    return without_pass({GRAPHS: KINDS, "xla_gpu_graph_min_graph_size": 1}, BY_HOST)
+    return without_pass(_known({GRAPHS: KINDS, "xla_gpu_graph_min_graph_size": 1}), BY_HOST)
 
 
-def product_options(longest: int) -> dict[str, Any]:
-    """Return XLA's options for a program whose products of matrices each sum over at most `longest` entries.
+def product_options(longest_sum: Callable[[], int]) -> dict[str, Any]:
+    """Return XLA's options for a program whose products of matrices each sum over at most `longest_sum()` entries.
 
     Where a product has few outputs, XLA for CUDA cuts its sum in parts, so that more of the device's units have one,
     and pads what does not divide. A short sum is not worth the kernels that pad (`dqn-10`: 39
     kernels with, 34 without).
     """
-    known = jax.__version_info__ >= (0, 11)
-    return {SPLIT: 1} if shaped_for("cuda") and known and longest <= UNCUT and not _named(SPLIT) else {}
+    if not shaped_for("cuda") or jax.__version_info__ < (0, 11) or _named(SPLIT):
+        return {}
+    short = attempt("the length of sums", lambda: longest_sum() <= UNCUT, lambda: False)
+    return _known({SPLIT: 1}) if short else {}
 
 
 def once_options() -> dict[str, Any] | None:
@@ -70,7 +78,7 @@ def once_options() -> dict[str, Any] | None:
     """
     if not shaped_for("cpu"):
         return graph_options()
-    return {name: value for name, value in QUICKLY.items() if not _named(name)}
+    return _known({name: value for name, value in QUICKLY.items() if not _named(name)})
 
 
 def spread_options(options: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -87,7 +95,7 @@ def without_pass(options: dict[str, Any] | None, name: str) -> dict[str, Any] | 
     if _named(PASSES):
         return options
     others = (options or {}).get(PASSES)
-    return {**(options or {}), PASSES: f"{others},{name}" if others else name}
+    return {**(options or {}), **_known({PASSES: f"{others},{name}" if others else name})}
 
 
 def side_by_side() -> int:
@@ -129,3 +137,17 @@ def together() -> bool:
 
 def _named(option: str) -> bool:
     return option in os.environ.get("XLA_FLAGS", "")
+
+
+def _known(options: dict[str, Any]) -> dict[str, Any]:
+    """Return those of `options` that this XLA knows."""
+    return {name: value for name, value in options.items() if _is_known(name, value)}
+
+
+@functools.cache
+def _is_known(name: str, value: Any) -> bool:
+    def compile_with() -> bool:
+        jax.jit(lambda: 0).lower().compile(compiler_options={name: value})
+        return True
+
+    return attempt(f"the compiler's option {name}", compile_with, lambda: False)

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.xla_metadata import set_xla_metadata
 
-from jaxrl.shards import AXIS
-from jaxrl.trees import Array, PyTree
+import jaxrl.shards as shards_of_run
+from jaxrl.shards import AXIS, axis_size
+from jaxrl.trees import Array, PyTree, is_key, key_impl
+from jaxrl.xla.attempts import attempt
 from jaxrl.xla.equations import Code, Equation, Step, arrays, bind, called, counts_of, equations_in, read, run
 
 DEVICES = "envs"
@@ -36,7 +37,13 @@ class Spread(NamedTuple):
     each: list[bool]
 
 
-def spread(function: Callable[..., PyTree], shards: int, args: Sequence[PyTree], each: Sequence[PyTree]) -> Any:
+def spread(
+    function: Callable[..., PyTree],
+    shards: int,
+    args: Sequence[PyTree],
+    each: Sequence[PyTree],
+    own: Callable[[PyTree], PyTree],
+) -> Any:
     """Run `function(*args)` for all shards of this device; return its result, and a tree that says what is by shard.
 
     Args:
@@ -44,7 +51,30 @@ def spread(function: Callable[..., PyTree], shards: int, args: Sequence[PyTree],
       shards: how many there are on all devices.
       args: what it is given; what every shard has for itself, in rows `[V, ...]` of the shards on this device.
       each: trees of bools like `args`: whether every shard has its own.
+      own: returns of a result the same: what to take for each shard's own where that cannot be read from the program.
     """
+    in_turn = lambda: _one_by_one(function, shards, args, each)
+    return attempt("shards one by one", in_turn, lambda: _in_one_batch(function, shards, args, each, own))
+
+
+def _in_one_batch(
+    function: Callable[..., PyTree],
+    shards: int,
+    args: Sequence[PyTree],
+    each: Sequence[PyTree],
+    own: Callable[[PyTree], PyTree],
+) -> Any:
+    """Run a function for all shards of this device together: what it rounds to then depends on how many there are."""
+    leaves, form = jax.tree.flatten(tuple(args))
+    axes = [0 if own else None for own in jax.tree.leaves(tuple(each))]
+    flat = lambda *leaves: function(*jax.tree.unflatten(form, leaves))
+    with shards_of_run.across(DEVICES if _devices() > 1 else None):
+        made = jax.vmap(flat, in_axes=axes, axis_name=AXIS, axis_size=_here(shards))(*leaves)
+    flags = own(made)
+    return jax.tree.map(lambda x, own: x if own else x[0], made, flags), flags
+
+
+def _one_by_one(function: Callable[..., PyTree], shards: int, args: Sequence[PyTree], each: Sequence[PyTree]) -> Any:
     leaves, form = jax.tree.flatten(tuple(args))
     flags = jax.tree.leaves(tuple(each))
     local = [_row(x) if own else _like(x) for x, own in zip(leaves, flags, strict=True)]
@@ -67,10 +97,7 @@ def _here(shards: int) -> int:
 
 
 def _devices() -> int:
-    try:
-        return int(jax.lax.axis_size(DEVICES))
-    except NameError:
-        return 1
+    return axis_size(DEVICES) or 1
 
 
 def _row(x: Any) -> jax.ShapeDtypeStruct:
@@ -269,6 +296,8 @@ def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
     A compiler that sees more at once fuses more, and then rounds otherwise: what stands around a function differs with
     the number of devices, but what it comes to must not.
     """
+    from jax.experimental.xla_metadata import set_xla_metadata
+
     inside = jax.jit(lambda *args: set_xla_metadata(inlineable=None)(function)(*args))
     return set_xla_metadata(inlineable="false")(inside)
 
@@ -289,10 +318,10 @@ def _in_turn(function: Callable[[list[Any]], list[Any]], rows: list[Any], shards
 
 
 def _blank(like: Any, rows: int) -> Array:
-    if not jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
+    if not is_key(like):
         return jnp.zeros((rows, *like.shape), like.dtype)
     data = jax.eval_shape(jax.random.key_data, like)
-    return jax.random.wrap_key_data(jnp.zeros((rows, *data.shape), data.dtype), impl=like.dtype._impl)
+    return jax.random.wrap_key_data(jnp.zeros((rows, *data.shape), data.dtype), impl=key_impl(like))
 
 
 def _meet(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], list[bool]]:

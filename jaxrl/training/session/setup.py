@@ -21,6 +21,7 @@ from jaxrl.training.processes import require_alone
 from jaxrl.training.schedule import MAX_COUNT, Schedule, rounded_up
 from jaxrl.training.settings import SessionConfig, rounding
 from jaxrl.trees import PyTree
+from jaxrl.xla import attempts
 
 OF_REPLAY = ("opt_interval", "updates", "warmup", "random_warmup")
 """Settings that only agents read which learn from replay."""
@@ -107,7 +108,7 @@ def _endless(schedule: UpdateSchedule) -> int:
 def notes_of(config: SessionConfig, stepwise: Stepwise, state: StepwiseState) -> list[str]:
     """Return what is said as a session begins."""
     more = () if stepwise.buffer is None else stepwise.schedule.notes(stepwise.buffer, config.num_envs, config.warmup)
-    return [str(plan_of_session(stepwise, state)), *more]
+    return [str(plan_of_session(stepwise, state)), *more, *attempts.notes()]
 
 
 def plan_of_session(stepwise: Stepwise, state: PyTree) -> Plan:

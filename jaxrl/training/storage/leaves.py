@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl.trees import PyTree
+from jaxrl.trees import PyTree, is_key, key_impl
 
 Entry = dict[str, Any]
 """What a checkpoint's manifest says of one leaf: `path`, `shape`, `dtype`, and `crc32` of its bytes."""
@@ -29,9 +29,9 @@ def rebuild(like: PyTree, arrays: Sequence[np.ndarray]) -> PyTree:
     """Return `arrays`, in the order of `host_leaves`, as a tree on the device with the structure of `like`."""
 
     def wrap(leaf: Any, array: np.ndarray) -> jax.Array:
-        if not _is_key(leaf):
+        if not is_key(leaf):
             return jax.numpy.asarray(array)
-        return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=leaf.dtype._impl.name)
+        return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=key_impl(leaf))
 
     leaves, treedef = jax.tree.flatten(like)
     return jax.tree.unflatten(treedef, [wrap(leaf, array) for leaf, array in zip(leaves, arrays, strict=True)])
@@ -93,13 +93,9 @@ def flatten(tree: PyTree) -> list[tuple[str, Any]]:
     """List the leaves with their paths; keys as their data under a path that names their kind; shapes stay shapes."""
 
     def plain(path: str, leaf: Any) -> tuple[str, Any]:
-        if not _is_key(leaf):
+        if not is_key(leaf):
             return path, leaf
         data = jax.eval_shape if isinstance(leaf, jax.ShapeDtypeStruct) else lambda f, key: f(key)
-        return f"{path}<{leaf.dtype._impl.name}>", data(jax.random.key_data, leaf)
+        return f"{path}<{key_impl(leaf)}>", data(jax.random.key_data, leaf)
 
     return [plain(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
-
-
-def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
