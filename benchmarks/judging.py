@@ -25,7 +25,7 @@ from benchmarks.learning import EPISODES, FRESH
 from jaxrl.algos import build
 from jaxrl.cli import cache_compilations
 from jaxrl.config import parse
-from jaxrl.own_envs import admit
+from jaxrl.outside import admit
 from jaxrl.presets import PRESETS
 from jaxrl.registry import suited
 from jaxrl.strategies.base import Strategy

@@ -23,7 +23,7 @@ from jaxrl.algos import build
 from jaxrl.cli import cache_compilations
 from jaxrl.config import parse
 from jaxrl.errors import JaxrlError
-from jaxrl.own_envs import admit
+from jaxrl.outside import admit
 from jaxrl.presets import PRESETS
 from jaxrl.registry import names_of, suite_of, suited
 from jaxrl.strategies.base import Strategy

@@ -15,7 +15,7 @@ import jaxrl
 from benchmarks import harness
 from jaxrl.envs.wrappers import transform_obs
 from jaxrl.masks import MASK, draw_random, for_critic, random_action
-from jaxrl.own_envs import admit
+from jaxrl.outside import admit
 from jaxrl.strategies.base import Policy
 from jaxrl.training.evaluator import Evaluation, Evaluator
 

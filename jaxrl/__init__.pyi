@@ -2,6 +2,8 @@
 
 from .agents import (
     A2CConfig as A2CConfig,
+    Agent as Agent,
+    AgentMaker as AgentMaker,
     AWACConfig as AWACConfig,
     BCConfig as BCConfig,
     CQLConfig as CQLConfig,
@@ -34,6 +36,7 @@ from .agents import (
     ppo as ppo,
     pqn as pqn,
     rainbow as rainbow,
+    register_algorithm as register_algorithm,
     reinforce as reinforce,
     sac as sac,
     td3 as td3,
@@ -148,6 +151,9 @@ from .training.population.trainer import (
 )
 from .training.storage.members import (
     extract as extract,
+)
+from .tuning import (
+    tunable as tunable,
 )
 from .types import (
     Step as Step,

@@ -20,7 +20,7 @@ from jaxrl.processors import (
     reward_clip,
     reward_scale,
 )
-from jaxrl.registry import ALGORITHMS, GENERAL, named
+from jaxrl.registry import ALGORITHMS, GENERAL, config_of, maker
 from jaxrl.strategies import ActorsConfig, Strategy, off_policy, offline, on_policy
 from jaxrl.training.data.files import load_dataset
 from jaxrl.training.settings import TrainerConfig
@@ -200,22 +200,16 @@ def judged_elsewhere(strategy: Strategy, config: EnvRun) -> Strategy:
     return strategy._replace(eval_env=env, settings={**(strategy.settings or {}), **given})
 
 
-def maker(algo: str) -> Callable[..., AgentMaker]:
-    """Return the function that makes the agent, such as `jaxrl.dqn`."""
-    return named(ALGORITHMS[algo].module, algo)
-
-
 def run_type(algo: str) -> Any:
     """Return the type of a run's settings, such as `OffPolicyRun[DQNConfig]`."""
-    row = ALGORITHMS[algo]
-    run, _ = KINDS[row.kind]
-    return run[named(row.module, row.config)]
+    run, _ = KINDS[ALGORITHMS[algo].kind]
+    return run[config_of(algo)]
 
 
 def general(algo: str) -> Any:
     """Return the default settings of a run, before presets, files and flags apply."""
     row = ALGORITHMS[algo]
-    config = run_type(algo)(agent=named(row.module, row.config)(), env=row.env)
+    config = run_type(algo)(agent=config_of(algo)(), env=row.env)
     parts = {
         name: replace(getattr(config, name), **value) if isinstance(value, dict) else value
         for name, value in row.settings.items()

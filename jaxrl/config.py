@@ -140,7 +140,9 @@ def _algorithm(args: list[str], source: _Source, from_file: Mapping[str, Any]) -
       SettingsError: there is none of that name, a run has another, or parts that were made in Python.
     """
     file, resume = source.file, source.resume
-    named = args.pop(0) if args and not args[0].startswith("-") else None
+    named = algorithm_named(args)
+    if named is not None:
+        args.remove(named) if args[0] == named else take(args, "--algo")
     if from_file.get("custom"):
         parts = as_type(f"{file}: custom", from_file["custom"], tuple[str, ...])
         raise SettingsError(
@@ -149,10 +151,21 @@ def _algorithm(args: list[str], source: _Source, from_file: Mapping[str, Any]) -
         )
     algo: str = named or as_type(f"{file}: algo", from_file.get("algo", "dqn"), str)
     if algo not in ALGORITHMS:
+        if (resume or file) and not named:
+            raise SettingsError(
+                f"{resume or file} names the algorithm {algo!r}, which is not known here; code of your own is imported "
+                f"only where you name it, as in: train my_package.algos:make {'--resume' if resume else '--config'} "
+                f"{resume or file} (known here: {listed(ALGORITHMS)})"
+            )
         raise SettingsError(f"unknown algorithm {algo!r}; {nearest(algo, ALGORITHMS)}")
-    if resume and algo != from_file.get("algo"):
+    if resume and ALGORITHMS[algo] is not ALGORITHMS.get(from_file.get("algo", "")):
         raise SettingsError(f"{resume} is a run of {from_file.get('algo')}, not of {algo}")
     return algo
+
+
+def algorithm_named(args: Sequence[str]) -> str | None:
+    """Return the algorithm that a command line names, first of all words or by `--algo`."""
+    return args[0] if args and not args[0].startswith("-") else value_of(args, "--algo")
 
 
 def _in_python(resume: str | None, driven: bool) -> str:
@@ -361,6 +374,8 @@ def _scheduled(agent: Any, args: list[str]) -> Any:
 
     A flag with a number ends the schedule that a file has for the same setting.
     """
+    if not hasattr(agent, "schedules"):  # of an algorithm from outside
+        return agent
     words = take_words(args, "--agent.schedules", "'lr=linear(1e-3,0,10000)'")
     given: dict[str, Any] = {"schedules": words} if words else {}
     for arg in [arg for arg in args if arg.startswith("--agent.")]:
@@ -382,7 +397,7 @@ def _unknown(algo: str, word: str, config: Any) -> str:
 
 def flags_of(config: Any) -> list[str]:
     """Return all flags of an algorithm with the settings `config`."""
-    more = ("config", "resume", "allow_changes", "start_over", "from_step", "version", "list_envs", "help")
+    more = ("algo", "config", "resume", "allow_changes", "start_over", "from_step", "version", "list_envs", "help")
     many = ("distributed", "seeds", "members", "draw_seed", "sweep", "halving", "pbt", "layout", "width")
     return [*(f"--{name.replace('_', '-')}" for name in (*_flag_names(config), *more, *many)), *TOGETHER]
 

@@ -12,7 +12,7 @@ from jaxrl.envs import Env, HostEnv, make_env
 from jaxrl.envs.base import require_same_spaces
 from jaxrl.errors import check_between, check_count, print_line, say
 from jaxrl.loading import load_policy
-from jaxrl.own_envs import admit
+from jaxrl.outside import admit, admit_algorithm
 from jaxrl.training import GreedyPolicy
 from jaxrl.training.evaluator import Evaluation, evaluator_for
 from jaxrl.training.storage.members import resolve
@@ -75,6 +75,7 @@ def add_which(parser: Parser) -> None:
     parser.add_argument(
         "--step", help="best, latest, final, or the optimisation steps of a checkpoint (default: best, else latest)"
     )
+    parser.add_argument("--algo", help="the algorithm, where it is your own, as in my_package.algos:make")
 
 
 def add_episodes(parser: Parser) -> None:
@@ -97,6 +98,7 @@ def judged(policy: GreedyPolicy, env: Env | HostEnv, options: Namespace, sampled
 
 def load_named(options: Namespace) -> GreedyPolicy:
     """Load the policy that the arguments of `add_which` name; say so if it is not the best and nobody named it."""
+    admit_algorithm(options.algo)
     policy = load_policy(options.run_dir, member=options.member, step=options.step)
     if options.step is None and policy.facts["kept_as"] != "best":
         say(f"{options.run_dir} has no best policy: the latest is used, of checkpoint {policy.facts['opt_steps']}")

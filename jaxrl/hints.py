@@ -82,7 +82,7 @@ SAME = {
 }
 """Flags of other libraries that mean just what one of ours means, in the same unit, wherever an algorithm has it."""
 _SENTENCES = {
-    "algo algorithm agent model": "the algorithm is the first argument, as in: train ppo --env CartPole-v1",
+    "algorithm agent model": "the algorithm is the first argument, as in: train ppo --env CartPole-v1",
     "render render_mode": (
         "training shows no pictures, but films with --video-interval; afterwards: jaxrl play RUN_DIR --out episode.gif"
     ),

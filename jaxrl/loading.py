@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl.agents.base import Agent
-from jaxrl.algos import ProcessorConfig, build_processor, general, maker
+from jaxrl.algos import ProcessorConfig, build_processor, general
 from jaxrl.config import from_plain
 from jaxrl.envs import make_env
-from jaxrl.envs.registry import require_plain
+from jaxrl.envs.registry import module_in, require_plain
 from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.nn import Network
 from jaxrl.processors import Processor
-from jaxrl.registry import ALGORITHMS
+from jaxrl.registry import ALGORITHMS, maker
 from jaxrl.spaces import EnvSpec, space_zeros, spec_from_plain, spec_to_plain
 from jaxrl.strategies import Policy, Strategy
 from jaxrl.strategies.interaction import bind
@@ -287,6 +287,11 @@ def _parts(facts: Mapping[str, Any], made: Mapping[str, Any], run_dir: str | Pat
     settings = renewed(facts["settings"])
     custom = set(settings.get("custom", []))
     by_hand = {"agent", "processor", "strategy"} & custom
+    if settings.get("algo") not in ALGORITHMS and (module := module_in(str(settings.get("algo")))):
+        raise SettingsError(
+            f"{run_dir} was trained by {settings['algo']}; code of your own is imported only where you name it, by "
+            f"--algo {settings['algo']} (in Python, import {module} and call register_algorithm)"
+        )
     if by_hand or settings.get("algo") not in ALGORITHMS:
         raise SettingsError(
             f"the policy of {run_dir} has parts made in Python ({', '.join(sorted(by_hand)) or settings.get('algo')}); "

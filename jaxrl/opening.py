@@ -64,7 +64,8 @@ def first_line(args: Sequence[str]) -> str | None:
         settings = _settings(local(file)) if file else {}
     except (OSError, ValueError):
         return None
-    named = args[0] if args and not args[0].startswith("-") else settings.get("algo", "dqn")
+    first = args[0] if args and not args[0].startswith("-") else value_of(args, "--algo")
+    named = first or settings.get("algo", "dqn")
     if named not in ALGORITHMS or not (settings or not resume):
         return None
     env = value_of(args, "--env") or value_of(args, "--env-id") or settings.get("env") or ALGORITHMS[named].env

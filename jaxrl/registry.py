@@ -18,7 +18,7 @@ ANY: tuple[Actions, ...] = ("discrete", "multidiscrete", "bounded", "unbounded")
 
 
 class Algorithm(NamedTuple):
-    """An algorithm. Its maker is the function of the same name in its module."""
+    """An algorithm. Its maker is the function of the same name in its module, unless it is from outside."""
 
     title: str
     """Its name in a sentence."""
@@ -33,6 +33,10 @@ class Algorithm(NamedTuple):
     """Default environment."""
     settings: Mapping[str, Any] = {}
     """Settings of a run that differ from the defaults of its kind, nested by name."""
+    make: Callable[..., Any] | None = None
+    """The maker of an algorithm from outside, see `jaxrl.register_algorithm`."""
+    config_type: type | None = None
+    """The settings dataclass of one from outside."""
 
 
 GENERAL: dict[Kind, Mapping[str, Any]] = {
@@ -128,6 +132,18 @@ def named(module: str, name: str) -> Callable[..., Any]:
     """Import what a row names."""
     found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return found
+
+
+def maker(algo: str) -> Callable[..., Any]:
+    """Return the function that makes the agent of an algorithm, such as `jaxrl.dqn`."""
+    row = ALGORITHMS[algo]
+    return row.make or named(row.module, algo)
+
+
+def config_of(algo: str) -> Any:
+    """Return the settings dataclass of an algorithm, such as `jaxrl.DQNConfig`."""
+    row = ALGORITHMS[algo]
+    return row.config_type or named(row.module, row.config)
 
 
 def names_of(*kinds: Kind, actions: Actions | None = None) -> list[str]:

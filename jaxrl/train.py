@@ -17,13 +17,13 @@ if __name__ == "__main__":
 
 from jaxrl.algos import build, part_of
 from jaxrl.arguments import command, normalise, quote, refuse_repeats, value_of
-from jaxrl.config import Request, parse
+from jaxrl.config import Request, algorithm_named, parse
 from jaxrl.envs.registry import module_in
 from jaxrl.errors import RunDirInUseError, RunDirTakenError, SettingsError, nearest, one_line, print_line
 from jaxrl.finished import nothing_left
 from jaxrl.joining import join, joining, together
 from jaxrl.leaving import say_how_far
-from jaxrl.own_envs import admit
+from jaxrl.outside import admit, admit_algorithm
 from jaxrl.paths import require_new
 from jaxrl.strategies import Strategy
 from jaxrl.strategies.population import Population
@@ -41,12 +41,13 @@ def main(args: Sequence[str]) -> int:
     args = normalise(args)
     refuse_repeats(args)
     args, how = joining(args)
+    admit_algorithm(algorithm_named(args))
     request = parse(args)
     admit(value_of(args, flag) for flag in ("--env", "--eval-env"))
     config = request.config
     if config.run_dir is None:
         env = (config.env or "data").replace(":", "-").replace("/", "-")
-        config = replace(config, run_dir=new_run_dir(f"{env}-{request.algo}-s{config.seed}"))
+        config = replace(config, run_dir=new_run_dir(f"{env}-{request.algo.replace(':', '-')}-s{config.seed}"))
     config.check()
     if how is None and (line := nothing_left(args, request)) is not None:
         stage.clear()
@@ -98,9 +99,9 @@ def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int
         raise
     say_how_far(" after the training; all of it is saved")
     if not quiet and isinstance(result, Result):
-        show(result, config.run_dir, playable=config.env is not None, again=_named_again(config.env))
+        show(result, config.run_dir, playable=config.env is not None, again=_named_again(request.algo, config.env))
     elif not quiet and isinstance(result, PopulationResult):
-        show_population(result, config.run_dir, _named_again(config.env))
+        show_population(result, config.run_dir, _named_again(request.algo, config.env))
     stopped = trainer.interrupt.signal
     return 0 if stopped is None else 128 + stopped
 
@@ -149,9 +150,10 @@ def population_config(given: Mapping[str, Any] | None) -> PopulationConfig | Non
     return PopulationConfig(**{**given, "sweep": read_sweep(sweep) if isinstance(sweep, list) else sweep})
 
 
-def _named_again(env: str | None) -> str:
-    """Return the flag without which no command would import a user's own environment."""
-    return f" --env {quote(env)}" if env is not None and module_in(env) else ""
+def _named_again(algo: str, env: str | None) -> str:
+    """Return the flags without which no command would import a user's own algorithm and environment."""
+    algorithm = f" --algo {quote(algo)}" if module_in(algo) else ""
+    return algorithm + (f" --env {quote(env)}" if env is not None and module_in(env) else "")
 
 
 def show_population(result: PopulationResult, run_dir: str, again: str = "") -> None:

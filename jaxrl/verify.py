@@ -14,7 +14,10 @@ from pathlib import Path
 
 from jaxrl.algos import build
 from jaxrl.config import parse
+from jaxrl.envs.registry import module_in
 from jaxrl.errors import JaxrlError, NoCheckpointError, print_line, say
+from jaxrl.outside import admit_algorithm
+from jaxrl.registry import ALGORITHMS
 from jaxrl.strategies import Strategy
 from jaxrl.training.program import forms_of, state_shapes
 from jaxrl.training.recorders import log_problems
@@ -38,7 +41,9 @@ def main(args: Sequence[str]) -> int:
     parser.add_argument(
         "--replay", action="store_true", help="train again from each checkpoint to the next, and compare every bit"
     )
+    parser.add_argument("--algo", help="the algorithm, where it is your own, as in my_package.algos:make")
     options = parser.parse(args)
+    admit_algorithm(options.algo)
     require_run(Path(options.run_dir))
     cache_compilations()
     require_devices()
@@ -91,6 +96,9 @@ def rebuilt(run_dir: Path, problems: Problems) -> Strategy | None:
     try:
         if read_yaml(run_dir / CONFIG).get("custom"):
             say("the run has parts made in Python: shapes are not compared with its settings")
+            return None
+        if (algo := read_yaml(run_dir / CONFIG).get("algo")) not in ALGORITHMS and module_in(str(algo)):
+            say(f"the run's algorithm is code of your own: give --algo {algo} to compare shapes with its settings")
             return None
         request = parse(["--resume", str(run_dir)])
         return build(request.algo, request.config)

@@ -5,11 +5,11 @@ import pytest
 
 import jaxrl
 from jaxrl import agents
-from jaxrl.algos import general, maker
+from jaxrl.algos import general
 from jaxrl.envs.registry import make_env
 from jaxrl.errors import SettingsError
 from jaxrl.presets import PRESETS
-from jaxrl.registry import ALGORITHMS, listed, names_of, suite_of, suited
+from jaxrl.registry import ALGORITHMS, listed, maker, names_of, suite_of, suited
 
 SPACES = {
     "discrete": jaxrl.Discrete(3),

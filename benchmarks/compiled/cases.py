@@ -14,10 +14,10 @@ from benchmarks import loops, plain_ppo
 from benchmarks.cases import OTHERS, dqn_shape, ppo_shape
 from benchmarks.cases.shapes import PPO, replaying
 from benchmarks.pixels import catching
-from jaxrl.algos import build, maker
+from jaxrl.algos import build
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.config import preset
-from jaxrl.registry import ALGORITHMS
+from jaxrl.registry import ALGORITHMS, maker
 from jaxrl.spaces import space_zeros
 from jaxrl.strategies.base import Strategy, block_length
 from jaxrl.training.evaluator import run_episodes

@@ -6,6 +6,7 @@ from jaxrl.agents.advantage import AWACConfig, IQLConfig, awac, iql
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.agents.bc import BCConfig, bc
 from jaxrl.agents.dqn import CQLDQNConfig, DQNConfig, RainbowConfig, cql_dqn, dqn, rainbow
+from jaxrl.agents.outside import register_algorithm
 from jaxrl.agents.pqn import PQNConfig, pqn
 from jaxrl.agents.sac import CQLConfig, SACConfig, cql, sac
 from jaxrl.agents.schedules import Schedule, constant, cosine, exponential, linear

@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl.agents.fields import rules_of
 from jaxrl.agents.schedules import scheduled_in
 from jaxrl.errors import SettingsError, check_between, check_count, nearest
-from jaxrl.registry import ALGORITHMS, named
+from jaxrl.registry import ALGORITHMS, config_of
 from jaxrl.strategies.base import Strategy, name_of
 from jaxrl.trees import PyTree, make_key
 from jaxrl.tuning import Swap, given, traced
@@ -334,8 +334,7 @@ def _value(algo: str | None, name: str, value: Any) -> float:
     if name == DISCOUNT:
         return check_between(name, value, 0.0, 1.0)
     part, _, field = name.partition(".")
-    row = ALGORITHMS.get(algo or "") if part == "agent" else None
-    rules = rules_of(named(row.module, row.config)) if row is not None else {}
+    rules = rules_of(config_of(algo)) if part == "agent" and algo in ALGORITHMS else {}
     if field in rules:
         return float(rules[field][0].check(name, value))
     return check_between(name, value, -1e30, 1e30)

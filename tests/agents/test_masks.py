@@ -13,11 +13,10 @@ from toys_masks import TEMPTING, is_allowed, minefield
 
 import jaxrl
 from jaxrl.agents import cql_dqn, dqn, pqn, rainbow
-from jaxrl.algos import maker
 from jaxrl.distributions import Categorical, head_of, restricted
 from jaxrl.errors import SettingsError
 from jaxrl.masks import draw_random, mask_of, masked, random_action
-from jaxrl.registry import names_of
+from jaxrl.registry import maker, names_of
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, sample_space
 from jaxrl.strategies.interaction import draw_acting
 from jaxrl.strategies.stepwise import Stepwise, act

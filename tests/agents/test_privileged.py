@@ -11,9 +11,9 @@ from toys_agents import KEY, transitions
 from toys_masks import hidden_sign
 
 import jaxrl
-from jaxrl.algos import maker
 from jaxrl.errors import SettingsError
 from jaxrl.masks import completed, for_policy
+from jaxrl.registry import maker
 from jaxrl.spaces import Box, Discrete, sample_space
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.types import Batch, Rollout

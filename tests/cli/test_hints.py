@@ -44,7 +44,7 @@ FLAGS = {
     "ppo --agent.value 1": "--agent.vf-coef?",
     "sac --agent.critics 3": "--agent.num-critics?",
     "--clip-range 1": "--agent.clip-eps, which this algorithm does not have",
-    "--algo ppo": "the algorithm is the first argument",
+    "--algorithm ppo": "the algorithm is the first argument",
     "--track": "--recorders? (names, as in console tensorboard wandb",
     "--wandb": "--recorders?",
     "--tensorboard": "--recorders?",

@@ -9,10 +9,10 @@ from front_doors import Doors, Finished, leaves, one_error_line, rows, timeless
 
 import jaxrl
 from jaxrl import collect, train
-from jaxrl.algos import build_processor, maker
+from jaxrl.algos import build_processor
 from jaxrl.config import preset
 from jaxrl.presets import PRESETS
-from jaxrl.registry import names_of
+from jaxrl.registry import maker, names_of
 
 OFFLINE = names_of("offline")
 SMALL = (

@@ -12,9 +12,9 @@ import pytest
 import jaxrl
 from jaxrl.agents import Agent
 from jaxrl.agents.schedules import follow
-from jaxrl.algos import general, maker
+from jaxrl.algos import general
 from jaxrl.errors import SettingsError
-from jaxrl.registry import ALGORITHMS, names_of
+from jaxrl.registry import ALGORITHMS, maker, names_of
 from jaxrl.spaces import sample_space
 from jaxrl.types import Batch, Rollout, Transition
 

@@ -1,4 +1,5 @@
-"""Environments of a user's own, by name: `--env my_package.envs:make_maze`, or `gymnasium:my_package:Maze-v0`.
+"""Code of a user's own, by name: `--env my_package.envs:make_maze`, `gymnasium:my_package:Maze-v0`, or the algorithm
+`my_package.algos:make`.
 
 Such a name is code to be run. It is imported where a person typed it on the command line, never because a run
 directory or a settings file holds it: those may be a stranger's.
@@ -11,12 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jaxrl.agents.outside import register_algorithm
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import PREFIX, HostEnv, gymnasium_envs, gymnasium_spec
 from jaxrl.envs.objects import KINDS, adopted, missing_kind
 from jaxrl.envs.registry import module_in, register_env, registered
 from jaxrl.errors import SettingsError, describe_error, nearest, reason_of
-from jaxrl.registry import SUITES
+from jaxrl.registry import ALGORITHMS, SUITES
 
 
 def admit(names: Iterable[str | None]) -> None:
@@ -31,6 +33,25 @@ def admit(names: Iterable[str | None]) -> None:
             found = _import(name, module)
             if not name.startswith(PREFIX):
                 register_env(name, partial(_make, name, _function(name, found)))
+
+
+def admit_algorithm(name: str | None) -> None:
+    """Import the algorithm of this name, which a person typed; it is then known by its whole name.
+
+    Unless the module registers it, it learns off-policy, with the settings that its first parameter is annotated with.
+
+    Raises:
+      SettingsError: there is no such module or function, importing it failed, or the function makes no algorithm.
+    """
+    module = None if name is None else module_in(name)
+    if name is None or module is None or name in ALGORITHMS:
+        return
+    function = _function(name, _import(name, module))
+    for row in list(ALGORITHMS.values()):
+        if row.make is function or (isinstance(row.make, partial) and function in row.make.args):
+            ALGORITHMS[name] = row
+            return
+    register_algorithm(name, function)
 
 
 def _import(name: str, module: str) -> Any:

@@ -1,0 +1,100 @@
+"""Algorithms from outside of the package, with all that the built-in ones have."""
+
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, is_dataclass
+from functools import partial
+from inspect import signature
+from typing import Any, get_args
+
+from jaxrl.agents.base import Agent, AgentMaker
+from jaxrl.agents.checks import check_actions
+from jaxrl.errors import SettingsError, describe_error
+from jaxrl.registry import ALGORITHMS, ANY, Actions, Algorithm, Kind, listed
+from jaxrl.spaces import EnvSpec
+
+
+def register_algorithm(
+    name: str,
+    make: Callable[..., AgentMaker],
+    *,
+    kind: Kind = "off_policy",
+    config: type | None = None,
+    actions: tuple[Actions, ...] = ANY,
+    env: str | None = "CartPole-v1",
+    settings: Mapping[str, Any] | None = None,
+) -> Callable[..., AgentMaker]:
+    """Make an algorithm known in this process, by `name`; return its maker, to be used as `jaxrl.dqn` is.
+
+    It then has flags (`--agent.NAME` for each field of its settings), `--help`, a settings file, resume, `load_policy`
+    and the other commands. A run directory holds its name and settings, never its code, so a process that goes on with
+    a run registers it too.
+
+    Args:
+      name: what `jaxrl.train` and `config.yaml` call it.
+      make: function from the settings to what makes an agent of an `EnvSpec`; the agent's own `name` and `settings` are
+        replaced by those given here.
+      kind: what it learns from: `off_policy`, `on_policy` (its agent has `prepare`) or `offline`.
+      config: the dataclass of its settings, all with defaults; left out, the type with which the first parameter of
+        `make` is annotated.
+      actions: the action spaces that it supports: any of `discrete`, `multidiscrete`, `bounded` and `unbounded`.
+      env: the environment of a run that names none.
+      settings: settings of a run that suit it, nested by name, as in `{"num_envs": 1, "buffer": {"batch_size": 256}}`.
+
+    Raises:
+      SettingsError: the name is taken, a kind of learning or action is unknown, or the settings have no defaults.
+    """
+    if name in ALGORITHMS:
+        raise SettingsError(f"an algorithm is already registered as {name!r}; choose another name")
+    for what, given, known in (("kind", (kind,), get_args(Kind)), ("actions", actions, get_args(Actions))):
+        if odd := [x for x in given if x not in known]:
+            raise SettingsError(f"{what} of {name} is {odd[0]!r}; expected {listed(known, 'or')}")
+    config = settings_class(name, make) if config is None else config
+    try:
+        config()
+    except TypeError as error:
+        raise SettingsError(f"{name}: the settings {config.__name__} need defaults: {describe_error(error)}") from error
+    bound = partial(_make, name, make, config)
+    ALGORITHMS[name] = Algorithm(
+        name, make.__module__, config.__name__, kind, actions, env, settings or {}, bound, config
+    )
+    return bound
+
+
+def settings_class(name: str, make: Callable[..., Any]) -> type:
+    """Return the dataclass with which the first parameter of `make` is annotated.
+
+    Raises:
+      SettingsError: there is no such parameter, or its type is no dataclass.
+    """
+    first = next(iter(signature(make).parameters), None)
+    hint = typing.get_type_hints(make).get(first or "")
+    for kind in (hint, *get_args(hint)):  # both of `Config` and `Config | None`
+        if isinstance(kind, type) and is_dataclass(kind):
+            return kind
+    raise SettingsError(
+        f"{name}: the first parameter of the function is annotated with {hint}; expected the dataclass of its "
+        "settings, as in def make(config: MyConfig)"
+    )
+
+
+def _make(name: str, make: Callable[..., AgentMaker], kind: type, config: Any = None, **settings: Any) -> AgentMaker:
+    """Return the maker of agents with the settings `config`, of which some are replaced."""
+    try:
+        config = kind(**{**(asdict(config) if config is not None else {}), **settings})
+    except TypeError as error:
+        raise SettingsError(f"{name}: {describe_error(error)}") from error
+    return partial(_bind, name, make, config)
+
+
+def _bind(name: str, make: Callable[..., AgentMaker], config: Any, spec: EnvSpec) -> Agent:
+    check_actions(name, spec)
+    try:
+        agent = make(config)(spec)
+    except SettingsError:
+        raise
+    except Exception as error:
+        raise SettingsError(f"{name} failed on {spec.name}: {describe_error(error)}") from error
+    if not isinstance(agent, Agent):
+        raise SettingsError(f"{name} made {type(agent).__name__} for {spec.name}; expected a jaxrl.Agent")
+    return agent._replace(name=name, settings=asdict(config), offline=ALGORITHMS[name].kind == "offline")

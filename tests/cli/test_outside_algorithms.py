@@ -1,0 +1,189 @@
+"""An algorithm in a package of the user's own has what a built-in one has, from the command line and in Python."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+import jaxrl
+from jaxrl import evaluate, play, train, verify
+from jaxrl.errors import SettingsError
+from jaxrl.registry import ALGORITHMS
+
+CODE = """
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import jaxrl
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    lr: float = 0.1
+    epsilon: float = 0.3
+
+
+class Hyper(NamedTuple):
+    lr: jax.Array
+
+
+class TableState(NamedTuple):
+    table: jax.Array
+    hyper: Hyper
+
+
+def make(config: TableConfig) -> jaxrl.AgentMaker:
+    def bind(spec):
+        actions, size = spec.action_space.n, spec.observation_space.shape[0]
+
+        def init(key):
+            return TableState(jnp.zeros((size, actions)), Hyper(jaxrl.tunable("agent.lr", config.lr)))
+
+        def act(state, obs, noise, opt_step, mode):
+            greedy = (obs @ state.table).argmax(axis=-1).astype(jnp.int32)
+            if mode == "exploit":
+                return greedy, ()
+            coin, other = noise
+            return jnp.where(coin < config.epsilon, other, greedy), ()
+
+        def draw_act(key, n):
+            coin, other = jax.random.split(key)
+            return jax.random.uniform(coin, (n,)), jax.random.randint(other, (n,), 0, actions)
+
+        def update(state, batch, noise, opt_step):
+            items = batch.items
+
+            def loss(table):
+                value = jnp.take_along_axis(items.obs @ table, items.action[:, None], axis=1)[:, 0]
+                error = items.reward + items.discount * (items.next_obs @ state.table).max(axis=-1) - value
+                return jnp.mean(jnp.square(error)), error
+
+            (value, error), grad = jax.value_and_grad(loss, has_aux=True)(state.table)
+            return state._replace(table=state.table - state.hyper.lr * grad), {"loss": value}, jnp.abs(error)
+
+        return jaxrl.Agent("any", init, act, update, draw_act, lambda key, n: (), strip=lambda state: state)
+
+    return bind
+
+
+def no_settings(config):
+    return None
+
+
+def broken(config: TableConfig) -> jaxrl.AgentMaker:
+    return lambda spec: 1 / 0
+"""
+MAKE = "algos_of_mine.tables:make"
+SMALL = (
+    *("--num-envs", "2", "--opt-interval", "2", "--warmup", "16", "--buffer.capacity", "64"),
+    *("--buffer.batch-size", "8", "--eval-interval", "8", "--eval-episodes", "2", "--save-interval", "8"),
+)
+
+
+@pytest.fixture(autouse=True)
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The user's package in the working directory; nothing of it stays known after a test."""
+    (tmp_path / "algos_of_mine").mkdir()
+    (tmp_path / "algos_of_mine" / "__init__.py").touch()
+    (tmp_path / "algos_of_mine" / "tables.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = dict(ALGORITHMS)
+    yield
+    forget(before)
+
+
+def forget(before: dict) -> None:
+    """Do as a new process would that has imported nothing of the user's."""
+    for name in [name for name in sys.modules if name.startswith("algos_of_mine")]:
+        del sys.modules[name]
+    ALGORITHMS.clear()
+    ALGORITHMS.update(before)
+
+
+def test_an_algorithm_named_on_the_command_line_has_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    before = dict(ALGORITHMS)
+    assert train.main(["--algo", MAKE, *SMALL, "--max-opts", "16", "--agent.lr", "0.05", "--run-dir", "run"]) == 0
+    shown = capsys.readouterr().out
+    assert f"jaxrl.train --resume run --algo {MAKE} --max-opts 32" in shown
+    assert f"jaxrl.evaluate run --algo {MAKE}" in shown
+    config = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert (config["algo"], config["agent"], config["custom"]) == (MAKE, {"lr": 0.05, "epsilon": 0.3}, [])
+    forget(before)
+
+    # A run directory alone runs no code.
+    for command in (
+        lambda: train.main(["--resume", "run"]),
+        lambda: evaluate.main(["run"]),
+        lambda: play.main(["run"]),
+    ):
+        with pytest.raises(SettingsError, match="imported only where you name it"):
+            command()
+    assert verify.main(["run"]) == 0
+    assert f"give --algo {MAKE}" in capsys.readouterr().err
+    assert "algos_of_mine.tables" not in sys.modules
+
+    assert verify.main(["run", "--algo", MAKE, "--replay"]) == 0
+    assert "8 -> 16 bit-equal" in capsys.readouterr().out
+    assert evaluate.main(["run", "--algo", MAKE, "--episodes", "2"]) == 0
+    assert play.main(["run", "--algo", MAKE, "--max-steps", "3"]) == 0
+    assert train.main([MAKE, "--resume", "run", "--max-opts", "32"]) == 0
+    policy = jaxrl.load_policy("run")
+    assert int(policy(np.zeros(4, np.float32))) in (0, 1)
+
+
+def test_help_and_sweeps_know_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        train.main([MAKE, "--help"])
+    assert "--agent.epsilon" in capsys.readouterr().out
+    with pytest.raises(SettingsError, match=r"--agent.epsilon\?"):
+        train.main([MAKE, "--agent.epsilo", "0.1"])
+    sweep = ("--sweep", "agent.lr=0.1,0.2", "--max-opts", "8", "--run-dir", "swept", "--quiet")
+    assert train.main([MAKE, *SMALL, *sweep]) == 0
+    settings = [
+        yaml.safe_load(path.read_text())["agent"] for path in sorted(Path("swept/members").glob("*/config.yaml"))
+    ]
+    assert [agent["lr"] for agent in settings] == [0.1, 0.2]
+
+
+def test_a_registered_algorithm_is_used_as_a_built_in_one() -> None:
+    from algos_of_mine.tables import make  # type: ignore[import-not-found]
+
+    table = jaxrl.register_algorithm("table", make, actions=("discrete",), settings={"num_envs": 2, "opt_interval": 2})
+    with pytest.raises(SettingsError, match="already registered as 'table'"):
+        jaxrl.register_algorithm("table", make)
+    strategy = jaxrl.off_policy(jaxrl.make_env("CartPole-v1"), table(lr=0.2), warmup=16)
+    settings = dict(strategy.settings or {})
+    assert (settings["algo"], settings["num_envs"], settings["agent"]["lr"]) == ("table", 2, 0.2)
+    trainer = jaxrl.Trainer(strategy, max_opts=8, eval_interval=8, eval_episodes=2, run_dir="run", quiet=True)
+    trainer.train()
+    assert jaxrl.load_policy("run").facts["settings"]["agent"]["lr"] == 0.2
+    with pytest.raises(SettingsError, match="table takes discrete actions, but Pendulum-v1 has"):
+        jaxrl.off_policy(jaxrl.make_env("Pendulum-v1"), table())
+    with pytest.raises(SettingsError, match=r"table: TypeError: .*unexpected keyword argument 'lt'"):
+        table(lt=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("algos_of_nobody.tables:make", "there is no module algos_of_nobody"),
+        ("algos_of_mine.tables:mak", "has no function mak; did you mean make?"),
+        ("algos_of_mine.tables:no_settings", "expected the dataclass of its settings"),
+        ("algos_of_mine.tables:broken", "algos_of_mine.tables:broken failed on CartPole-v1: ZeroDivisionError"),
+    ],
+)
+def test_what_is_no_algorithm_is_refused_in_one_line(name: str, said: str) -> None:
+    command = [sys.executable, "-m", "jaxrl.train", name, *SMALL, "--run-dir", "run"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not Path("run").exists()
