@@ -53,8 +53,6 @@ from .envs import (
     HostEnv as HostEnv,
     TimeStep as TimeStep,
     check_env as check_env,
-    draw_key as draw_key,
-    draw_nothing as draw_nothing,
     env_names as env_names,
     envelope_env as envelope_env,
     gymnasium_env as gymnasium_env,

@@ -30,8 +30,8 @@ class Distribution(Protocol):
         """Return the mode (for a squashed Gaussian, that before squashing)."""
         ...
 
-    def sample(self, noise: Array) -> Array:
-        """Return a sample, given noise from the head's `draw`."""
+    def sample(self, key: Key) -> Array:
+        """Draw a sample. The key is consumed."""
         ...
 
     def log_prob(self, action: Array) -> Array:
@@ -52,9 +52,8 @@ class Categorical(NamedTuple):
     def mode(self) -> Array:
         return argmax(self.logits).astype(jnp.int32)
 
-    def sample(self, noise: Array) -> Array:
-        # The Gumbel-max trick: an argmax with noise drawn ahead, without a cumulative sum inside the loop.
-        return argmax(self.logits + noise).astype(jnp.int32)
+    def sample(self, key: Key) -> Array:
+        return argmax(self.logits + gumbel_like(key, self.logits)).astype(jnp.int32)  # the Gumbel-max trick
 
     def log_prob(self, action: Array) -> Array:
         return entry(log_softmax(self.logits), action)
@@ -74,8 +73,9 @@ class MultiCategorical(NamedTuple):
     def mode(self) -> Array:
         return jnp.stack([part.mode() for part in self._parts(self.logits)], axis=-1)
 
-    def sample(self, noise: Array) -> Array:
-        return jnp.stack([part.mode() for part in self._parts(self.logits + noise)], axis=-1)
+    def sample(self, key: Key) -> Array:
+        logits = self.logits + gumbel_like(key, self.logits)
+        return jnp.stack([part.mode() for part in self._parts(logits)], axis=-1)
 
     def log_prob(self, action: Array) -> Array:
         parts = self._parts(self.logits)
@@ -99,8 +99,12 @@ class Gaussian(NamedTuple):
     def mode(self) -> Array:
         return self.mean
 
-    def sample(self, noise: Array) -> Array:
-        return self.mean + jnp.exp(self.log_std) * noise
+    def sample(self, key: Key) -> Array:
+        return self.at(jax.random.normal(key, self.mean.shape, jnp.float32))
+
+    def at(self, deviation: Array) -> Array:
+        """Return the point that lies `deviation` `[..., D]` standard deviations from the mean."""
+        return self.mean + jnp.exp(self.log_std) * deviation
 
     def log_prob(self, action: Array) -> Array:
         apart = (action - self.mean) * jnp.exp(-self.log_std)
@@ -118,8 +122,12 @@ class TanhGaussian(NamedTuple):
     def mode(self) -> Array:
         return self.base.mode()
 
-    def sample(self, noise: Array) -> Array:
-        return self.base.sample(noise)
+    def sample(self, key: Key) -> Array:
+        return self.base.sample(key)
+
+    def at(self, deviation: Array) -> Array:
+        """Return the raw action that lies `deviation` standard deviations from the mean."""
+        return self.base.at(deviation)
 
     def log_prob(self, action: Array) -> Array:
         return self.base.log_prob(action) - total(log_slope(action))
@@ -132,6 +140,11 @@ class TanhGaussian(NamedTuple):
         mean, std = self.base.mean[..., None], jnp.exp(self.base.log_std)[..., None]
         slope = log_slope(mean + std * jnp.asarray(_NODES, jnp.float32).reshape((1,) * (mean.ndim - 1) + (-1,)))
         return self.base.entropy() + jnp.sum(slope @ jnp.asarray(_WEIGHTS, jnp.float32), axis=-1)
+
+
+def gumbel_like(key: Key, logits: Array) -> Array:
+    """Draw standard Gumbel noise of the shape of `logits`; the key is consumed."""
+    return jax.random.gumbel(key, logits.shape, jnp.float32)
 
 
 _NODES = np.linspace(-5.0, 5.0, 33, dtype=np.float32)
@@ -186,8 +199,6 @@ class Head(NamedTuple):
     """Number of network outputs per observation."""
     of: Callable[[Array], Distribution]
     """`[..., outputs]` -> distributions `[...]`"""
-    draw: Callable[[Key, int], Array]
-    """`(key, N)` -> noise for `N` samples. The key is consumed."""
     to_env: Callable[[Array], Array]
     """Raw actions `[N, ...]` -> elements of the action space `[N, ...]`"""
     scales: int = 0
@@ -209,10 +220,10 @@ def head_of(spec: EnvSpec, squash: bool = False) -> Head:
     """
     space = spec.action_space
     if isinstance(space, Discrete):
-        return Head(space.n, Categorical, partial(_gumbel, space.n), lambda raw: raw.astype(space.dtype))
+        return Head(space.n, Categorical, lambda raw: raw.astype(space.dtype))
     if isinstance(space, MultiDiscrete):
         of = partial(_multi, tuple(space.n))
-        return Head(sum(space.n), of, partial(_gumbel, sum(space.n)), lambda raw: raw.astype(space.dtype))
+        return Head(sum(space.n), of, lambda raw: raw.astype(space.dtype))
     if not isinstance(space, Box) or not jnp.issubdtype(np.dtype(space.dtype), jnp.floating):
         raise SettingsError(
             f"{spec.name} has actions {space}; expected Discrete, MultiDiscrete or a Box of floating-point numbers"
@@ -227,7 +238,6 @@ def head_of(spec: EnvSpec, squash: bool = False) -> Head:
     return Head(
         2 * size,
         partial(_gaussian, squash),
-        partial(_normal, size),
         to_env,
         size,
         partial(_raw_of, space, squash),
@@ -242,14 +252,6 @@ INSIDE = 1 - 1e-6
 def _raw_of(space: Box, squash: bool, action: Array) -> Array:
     unit = from_box(space, action)
     return jnp.arctanh(jnp.clip(unit, -INSIDE, INSIDE)) if squash else unit
-
-
-def _gumbel(size: int, key: Key, num_envs: int) -> Array:
-    return jax.random.gumbel(key, (num_envs, size), jnp.float32)
-
-
-def _normal(size: int, key: Key, num_envs: int) -> Array:
-    return jax.random.normal(key, (num_envs, size), jnp.float32)
 
 
 def _multi(n: tuple[int, ...], outputs: Array) -> MultiCategorical:

@@ -160,24 +160,14 @@ def best(space: Discrete | MultiDiscrete, scores: Array, mask: Array | None) -> 
     return jnp.stack([argmax(masked(*pair)) for pair in pairs], axis=-1).astype(space.dtype)
 
 
-# --- random actions, drawn before the observation is known --------------------------------------------------------
-
-
-def draw_random(spec: EnvSpec, key: Key, num_envs: int) -> PyTree:
-    """Draw `num_envs` uniform actions; if there is a mask, scores `[N, A]` from which `random_action` takes them.
-
-    The key is consumed.
-    """
-    space = _masked_space(spec)
+def random_action(spec: EnvSpec, key: Key, obs: PyTree) -> PyTree:
+    """Draw actions `[N, ...]`, uniform among those that `obs` `[N, ...]` allows; the key is consumed."""
+    space, num_envs = _masked_space(spec), jax.tree.leaves(obs)[0].shape[0]
     if space is None:
         return sample_space(spec.action_space, key, num_envs)
-    return jax.random.uniform(key, (num_envs, sum(sizes_of(space))), jnp.float32)
-
-
-def random_action(spec: EnvSpec, drawn: PyTree, obs: PyTree) -> PyTree:
-    """Return the actions `[N, ...]` that `draw_random` drew, uniform among those that `obs` allows."""
-    space = _masked_space(spec)
-    return drawn if space is None else best(space, drawn, mask_of(obs))
+    # The scores are drawn whatever the mask is, so that nothing carried decides on what is drawn.
+    scores = jax.random.uniform(key, (num_envs, sum(sizes_of(space))), jnp.float32)
+    return best(space, scores, mask_of(obs))
 
 
 def _masked_space(spec: EnvSpec) -> Discrete | MultiDiscrete | None:

@@ -190,8 +190,6 @@ def _bind(name: str, config: PPOConfig, own: Own, spec: EnvSpec) -> Agent:
         init=partial(_init, parts),
         act=partial(_act, parts),
         update=partial(_update, parts),
-        draw_act=head.draw,
-        draw_update=lambda key, batch_size: (),
         strip=lambda state: state._replace(opt_state=()),
         settings=asdict(config),
         custom=own.custom,
@@ -249,13 +247,13 @@ def _act(
     parts: _Parts,
     state: ActorCriticState,
     obs: PyTree,
-    noise: PyTree,
+    key: Key | None,
     opt_step: Array,
     mode: Mode,
     judged: bool = False,
 ) -> tuple[PyTree, dict[str, PyTree]]:
     distribution, memory = _chosen_from(parts, state, obs)
-    raw = distribution.mode() if mode == "exploit" else distribution.sample(noise)
+    raw = distribution.mode() if key is None or mode == "exploit" else distribution.sample(key)
     # The raw action is stored only if it cannot be recovered from the environment's action.
     extras = {"raw": raw} if parts.head.scales else {}
     if judged:
@@ -401,7 +399,7 @@ def explained_variance(value: Array, target: Array, weight: Array) -> Stat:
 
 
 def _update(
-    parts: _Parts, state: ActorCriticState, batch: Batch, noise: PyTree, opt_step: Array
+    parts: _Parts, state: ActorCriticState, batch: Batch, key: Key, opt_step: Array
 ) -> tuple[ActorCriticState, Metrics, Array]:
     config, hyper, sample = parts.config, state.hyper, batch.items
     if config.normalise_advantage == "minibatch":

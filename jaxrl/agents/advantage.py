@@ -160,8 +160,6 @@ def _bind(name: str, config: AWACConfig, own: Own, spec: EnvSpec) -> Agent:
         init=partial(_init, parts),
         act=partial(act, network, head),
         update=partial(_update_iql if isinstance(config, IQLConfig) else _update_awac, parts),
-        draw_act=head.draw,
-        draw_update=partial(_draw_update, parts),
         strip=lambda state: state._replace(critic=(), target=(), value=(), opt_state=()),
         settings=asdict(config),
         custom=own.custom,
@@ -193,21 +191,14 @@ def _init(parts: Parts, key: Key) -> AdvantageState:
     return AdvantageState(policy, critic, jax.tree.map(jnp.copy, critic), value, opt_state, hyper)
 
 
-def _draw_update(parts: Parts, key: Key, batch_size: int) -> PyTree:
-    """Draw noise for the policy's actions before and after a step; `()` for IQL and for discrete actions."""
-    if isinstance(parts.config, IQLConfig) or isinstance(parts.spec.action_space, Discrete):
-        return (), ()
-    return tuple(parts.head.draw(k, batch_size) for k in jax.random.split(key))
-
-
 def _update_awac(
-    parts: Parts, state: AdvantageState, batch: Batch, noise: PyTree, opt_step: Array
+    parts: Parts, state: AdvantageState, batch: Batch, key: Key, opt_step: Array
 ) -> tuple[AdvantageState, Metrics, Array]:
     """Update the critics, then the policy against the new critics."""
-    items, policy = batch.items, state.policy.tree
-    v_t = policy_value(parts, policy, state.target.tree, items.next_obs, noise[1])
+    items, policy, (key_tm1, key_t) = batch.items, state.policy.tree, jax.random.split(key)
+    v_t = policy_value(parts, policy, state.target.tree, items.next_obs, key_t)
     critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, opt_step)
-    v_tm1 = policy_value(parts, policy, critic.params.tree, items.obs, noise[0])
+    v_tm1 = policy_value(parts, policy, critic.params.tree, items.obs, key_tm1)
     advantage = done_value(parts, critic.params.tree, items) - v_tm1
     state = state._replace(critic=critic.params, opt_state=state.opt_state._replace(critic=critic.opt_state))
     state, policy_metrics = _improve(parts, state, batch, advantage, opt_step)
@@ -215,7 +206,7 @@ def _update_awac(
 
 
 def _update_iql(
-    parts: Parts, state: AdvantageState, batch: Batch, noise: PyTree, opt_step: Array
+    parts: Parts, state: AdvantageState, batch: Batch, key: Key, opt_step: Array
 ) -> tuple[AdvantageState, Metrics, Array]:
     """Update the value, then the critics and the policy against the new value."""
     items = batch.items
@@ -239,13 +230,16 @@ def done_value(parts: Parts, critic: PyTree, items: Transition) -> Array:
     return chosen(q, None if action else items.action).min(0)
 
 
-def policy_value(parts: Parts, policy: PyTree, critic: PyTree, obs: PyTree, noise: Any) -> Array:
-    """Return the policy's value, `[B]`: exact for discrete actions, estimated from one sample for continuous ones."""
+def policy_value(parts: Parts, policy: PyTree, critic: PyTree, obs: PyTree, key: Key) -> Array:
+    """Return the policy's value, `[B]`: exact for discrete actions, estimated from one sample for continuous ones.
+
+    The key is consumed.
+    """
     distribution = choice(parts.networks.policy, parts.head, policy, obs)
     if isinstance(parts.spec.action_space, Discrete):
         probability = jax.nn.softmax(cast(Any, distribution).logits)
         return jnp.sum(probability * lowest(parts.networks.critic, critic, obs), axis=-1)
-    drawn = jnp.clip(distribution.sample(noise), -1.0, 1.0)
+    drawn = jnp.clip(distribution.sample(key), -1.0, 1.0)
     return lowest(parts.networks.critic, critic, obs, drawn)[:, 0]
 
 

@@ -23,31 +23,22 @@ class AgentInit(Protocol):
 
 class ActFn(Protocol):
     def __call__(
-        self, state: PyTree, obs: PyTree, noise: PyTree, opt_step: Array, mode: Mode, /
+        self, state: PyTree, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode, /
     ) -> tuple[PyTree, PyTree]:
         """Choose actions for `obs` `[N, ...]`; return them `[N, ...]`, and extras to store with them.
 
-        `opt_step` counts the optimisation steps taken so far; a whole population shares it. In mode `exploit` the
-        choice is greedy, `noise` may be `None`, and a state made by `strip` is enough.
+        The key is consumed. `opt_step` counts the optimisation steps taken so far; a whole population shares it. In
+        mode `exploit` the choice is greedy, `key` may be `None`, and a state made by `strip` is enough.
         """
         ...
 
 
-class DrawAct(Protocol):
-    def __call__(self, key: Key, num_envs: int, /) -> PyTree:
-        """Draw the randomness of one `act` in `explore` mode. The key is consumed."""
-        ...
-
-
 class UpdateFn(Protocol):
-    def __call__(self, state: PyTree, batch: Batch, noise: PyTree, opt_step: Array, /) -> tuple[PyTree, Metrics, Array]:
-        """Take optimisation step number `opt_step` (from 0); return the new state, metrics, and priorities `[B]`."""
-        ...
+    def __call__(self, state: PyTree, batch: Batch, key: Key, opt_step: Array, /) -> tuple[PyTree, Metrics, Array]:
+        """Take optimisation step number `opt_step` (from 0); return the new state, metrics, and priorities `[B]`.
 
-
-class DrawUpdate(Protocol):
-    def __call__(self, key: Key, batch_size: int, /) -> PyTree:
-        """Draw the randomness of one `update` with a batch of `batch_size` items. The key is consumed."""
+        The key is consumed.
+        """
         ...
 
 
@@ -116,8 +107,6 @@ class Agent(NamedTuple):
     init: AgentInit
     act: ActFn
     update: UpdateFn
-    draw_act: DrawAct
-    draw_update: DrawUpdate
     strip: StripFn
     settings: Mapping[str, Any] | None = None
     """Settings that rebuild the agent, except its `custom` parts, by the names of its settings dataclass; `None` for an

@@ -98,8 +98,6 @@ def _bind(config: BCConfig, own: Own, spec: EnvSpec) -> Agent:
         init=partial(_init, parts),
         act=partial(act, network, head),
         update=partial(_update, parts),
-        draw_act=head.draw,
-        draw_update=lambda key, batch_size: (),
         strip=lambda state: state._replace(opt_state=()),
         settings=asdict(config),
         custom=own.custom,
@@ -132,9 +130,7 @@ def _init(parts: _Parts, key: Key) -> BCState:
     return BCState(policy, parts.gradient_step.init(policy, hyper.lr), hyper)
 
 
-def _update(
-    parts: _Parts, state: BCState, batch: Batch, noise: PyTree, opt_step: Array
-) -> tuple[BCState, Metrics, Array]:
+def _update(parts: _Parts, state: BCState, batch: Batch, key: Key, opt_step: Array) -> tuple[BCState, Metrics, Array]:
     items, hyper = batch.items, state.hyper
     learnt = regress(
         parts.config,

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ import optax
 from jaxrl.agents.base import Agent, AgentMaker, Insight, Maker, Mode
 from jaxrl.agents.checks import changed, check_actions, hyper_of
 from jaxrl.agents.dqn_settings import CQLDQNConfig, DQNConfig, RainbowConfig
-from jaxrl.agents.exploration import EPSILONS, NOISY, draw_epsilon_greedy, epsilon_greedy, explored, told_values
+from jaxrl.agents.exploration import EPSILONS, NOISY, epsilon_greedy, explored, told_values
 from jaxrl.agents.losses import conservative_gap, munchausen
 from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step, learn, linear
 from jaxrl.agents.own import MakeNetwork, Own, network_of, observations, own_parts, values_of
@@ -41,7 +41,7 @@ from jaxrl.agents.values import (
     quantiles,
     widened,
 )
-from jaxrl.distributions import Distribution
+from jaxrl.distributions import Distribution, gumbel_like
 from jaxrl.errors import SettingsError
 from jaxrl.masks import best, for_policy, mask_of, masked, viewed
 from jaxrl.metrics import Metrics
@@ -223,8 +223,6 @@ def _bind(name: str, config: DQNConfig, own: Own, spec: EnvSpec) -> Agent:
         init=partial(_init, parts),
         act=partial(_act, parts),
         update=partial(_update, parts),
-        draw_act=partial(_draw_act, parts),
-        draw_update=partial(_draw_update, parts),
         strip=lambda state: state._replace(target=(), opt_state=()),
         settings=asdict(config),
         custom=own.custom,
@@ -300,19 +298,21 @@ def _init(parts: _Parts, key: Key) -> DQNState:
 
 
 def _act(
-    parts: _Parts, state: DQNState, obs: PyTree, noise: PyTree, opt_step: Array, mode: Mode
+    parts: _Parts, state: DQNState, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode
 ) -> tuple[Array, PyTree]:
     space = parts.spec.action_space
     assert isinstance(space, Discrete)
-    coins, net_noise, gumbel = (cast(Any, None), (), ()) if mode == "exploit" else noise
-    q, memory = _means(parts, state, obs, net_noise)
-    extras = () if parts.memory is None else {"memory": kept_after(memory)}
-    greedy = best(space, q, mask_of(obs))
-    if mode == "exploit":
-        return greedy, extras
+    if key is None or mode == "exploit":
+        q, memory = _means(parts, state, obs, ())
+        return best(space, q, mask_of(obs)), () if parts.memory is None else {"memory": kept_after(memory)}
+    coin_key, noise_key, gumbel_key = jax.random.split(key, 3)
+    q, memory = _means(parts, state, obs, _draw_noise(parts, noise_key))  # one noise that all environments share
     if parts.config.boltzmann:  # the largest of values with Gumbel noise is drawn from their softmax
-        greedy = best(space, q / state.hyper.boltzmann + gumbel, mask_of(obs))
-    return epsilon_greedy(parts.spec, greedy, coins, _epsilon(parts, state.hyper, opt_step), obs), extras
+        q = q / state.hyper.boltzmann + gumbel_like(gumbel_key, q)
+    action = epsilon_greedy(
+        parts.spec, best(space, q, mask_of(obs)), coin_key, _epsilon(parts, state.hyper, opt_step), obs
+    )
+    return action, () if parts.memory is None else {"memory": kept_after(memory)}
 
 
 def _means(parts: _Parts, state: DQNState, obs: PyTree, noise: PyTree) -> tuple[Array, PyTree]:
@@ -356,44 +356,31 @@ def _views(parts: _Parts, params: PyTree, items: Transition, noise: PyTree) -> V
     return views_of(parts.network, variables, parts.memory, items, parts.config.burn_in)
 
 
-def _draw_act(parts: _Parts, key: Key, num_envs: int) -> PyTree:
-    """Draw coins and random actions, one parameter noise that all environments share, and Gumbel noise `[N, A]`."""
-    gumbel: PyTree = ()
-    if parts.config.boltzmann:
-        key, gumbel_key = jax.random.split(key)
-        gumbel = jax.random.gumbel(gumbel_key, (num_envs, cast(Discrete, parts.spec.action_space).n), jnp.float32)
-    if not parts.noise:
-        return draw_epsilon_greedy(parts.spec, key, num_envs), (), gumbel
-    coin_key, noise_key = jax.random.split(key)
-    return draw_epsilon_greedy(parts.spec, coin_key, num_envs), _draw_noise(parts, noise_key), gumbel
-
-
 def _draw_noise(parts: _Parts, key: Key) -> PyTree:
-    """Draw the parameter noise in a single call."""
+    """Draw the parameter noise in a single call; `()` without noisy layers. The key is consumed."""
+    if not parts.noise:
+        return ()
     leaves, treedef = jax.tree.flatten(parts.noise)
     ends = np.cumsum([leaf.size for leaf in leaves])
     return jax.tree.unflatten(treedef, jnp.split(jax.random.normal(key, (ends[-1],), jnp.float32), ends[:-1]))
 
 
-def _draw_update(parts: _Parts, key: Key, batch_size: int) -> Draws:
-    noise, taus = [()] * 3, [()] * 2
+def _draw(parts: _Parts, key: Key, batch_size: int) -> Draws:
+    """Draw what an update needs; quantile levels are data of the loss, so that pieces of a batch have their own."""
     noise_key, taus_key = jax.random.split(key)
-    if parts.noise:
-        noise = [_draw_noise(parts, k) for k in jax.random.split(noise_key, 3)]
+    taus: Any = ((), ())
     if parts.config.values == "iqn":
         steps = () if parts.memory is None else (parts.config.sequence,)
-        taus = list(jax.random.uniform(taus_key, (2, batch_size, *steps, parts.config.atoms), jnp.float32))
-    return Draws(*noise, *taus)
+        taus = jax.random.uniform(taus_key, (2, batch_size, *steps, parts.config.atoms), jnp.float32)
+    return Draws(*(_draw_noise(parts, k) for k in jax.random.split(noise_key, 3)), *taus)
 
 
 def _epsilon(parts: _Parts, hyper: DQNHyper, opt_step: Array) -> Array:
     return linear(hyper.epsilon_start, hyper.epsilon_end, parts.config.epsilon_decay, opt_step)
 
 
-def _update(
-    parts: _Parts, state: DQNState, batch: Batch, noise: PyTree, opt_step: Array
-) -> tuple[DQNState, Metrics, Array]:
-    config, hyper = parts.config, state.hyper
+def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Array) -> tuple[DQNState, Metrics, Array]:
+    config, hyper, noise = parts.config, state.hyper, _draw(parts, key, batch.weight.shape[0])
     reach = widened(state.reach, batch.items) if _derives_support(config) else ()
     learnt = learn(
         config,

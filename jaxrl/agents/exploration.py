@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.distributions import Categorical
-from jaxrl.masks import allowed, draw_random, mask_of, masked, random_action
+from jaxrl.masks import allowed, mask_of, masked, random_action
 from jaxrl.spaces import EnvSpec
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.xla.short import argmax
@@ -16,16 +16,14 @@ TEMPERATURE = ("exploration",)
 NOISY = "explores by noise in its network (agent.noisy), under which no action has a probability of its own"
 
 
-def draw_epsilon_greedy(spec: EnvSpec, key: Key, num_envs: int) -> tuple[Array, Array]:
-    """Draw a coin `[N]` from `[0, 1)` and a random action, as `draw_random` does; the key is consumed."""
+def epsilon_greedy(spec: EnvSpec, greedy: Array, key: Key, epsilon: Array, obs: PyTree) -> Array:
+    """Take a random action that `obs` allows with probability `epsilon`, otherwise the greedy one, both `[N]`.
+
+    The key is consumed.
+    """
     coin_key, action_key = jax.random.split(key)
-    return jax.random.uniform(coin_key, (num_envs,), jnp.float32), draw_random(spec, action_key, num_envs)
-
-
-def epsilon_greedy(spec: EnvSpec, greedy: Array, noise: tuple[Array, Array], epsilon: Array, obs: PyTree) -> Array:
-    """Take a random action that `obs` allows with probability `epsilon`, otherwise the greedy one, both `[N]`."""
-    coin, drawn = noise
-    return jnp.where(coin < epsilon, random_action(spec, drawn, obs), greedy)
+    coin = jax.random.uniform(coin_key, greedy.shape, jnp.float32)
+    return jnp.where(coin < epsilon, random_action(spec, action_key, obs), greedy)
 
 
 def explored(q: Array, epsilon: Array, obs: PyTree, temperature: Array | None = None) -> Categorical:

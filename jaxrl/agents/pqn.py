@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker, Insight, Maker, Mode
 from jaxrl.agents.checks import changed, check_actions, hyper_of
-from jaxrl.agents.exploration import EPSILONS, draw_epsilon_greedy, epsilon_greedy, explored, told_values
+from jaxrl.agents.exploration import EPSILONS, epsilon_greedy, explored, told_values
 from jaxrl.agents.fields import (
     NetworkConfig,
     OptimizerConfig,
@@ -122,8 +122,6 @@ def _bind(config: PQNConfig, own: Own, spec: EnvSpec) -> Agent:
         init=partial(_init, parts),
         act=partial(_act, parts),
         update=partial(_update, parts),
-        draw_act=partial(draw_epsilon_greedy, spec),
-        draw_update=lambda key, batch_size: (),
         strip=lambda state: state._replace(opt_state=()),
         settings=asdict(config),
         custom=own.custom,
@@ -168,12 +166,12 @@ def _epsilon(parts: _Parts, hyper: PQNHyper, opt_step: Array) -> Array:
 
 
 def _act(
-    parts: _Parts, state: PQNState, obs: PyTree, noise: PyTree, opt_step: Array, mode: Mode
+    parts: _Parts, state: PQNState, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode
 ) -> tuple[Array, tuple]:
     greedy = best(cast(Discrete, parts.spec.action_space), _q(parts, state.params.tree, obs), mask_of(obs))
-    if mode == "exploit":
+    if key is None or mode == "exploit":
         return greedy, ()
-    return epsilon_greedy(parts.spec, greedy, noise, _epsilon(parts, state.hyper, opt_step), obs), ()
+    return epsilon_greedy(parts.spec, greedy, key, _epsilon(parts, state.hyper, opt_step), obs), ()
 
 
 def _choice(parts: _Parts, state: PQNState, obs: PyTree, opt_step: Array) -> Distribution:
@@ -192,9 +190,7 @@ def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> Target:
     return jax.tree.map(flat, Target(items.obs, items.action, target, jnp.asarray(items.weight)))
 
 
-def _update(
-    parts: _Parts, state: PQNState, batch: Batch, noise: PyTree, opt_step: Array
-) -> tuple[PQNState, Metrics, Array]:
+def _update(parts: _Parts, state: PQNState, batch: Batch, key: Key, opt_step: Array) -> tuple[PQNState, Metrics, Array]:
     hyper = state.hyper
     learnt = learn(
         parts.config,

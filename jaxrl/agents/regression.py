@@ -11,7 +11,7 @@ from jaxrl.distributions import Distribution, Gaussian, Head, head_of, restricte
 from jaxrl.masks import for_policy, mask_of
 from jaxrl.nn import Network
 from jaxrl.spaces import Box, EnvSpec
-from jaxrl.trees import Array, PyTree
+from jaxrl.trees import Array, Key, PyTree
 from jaxrl.xla.flat import Flat
 
 LOG_STD = (-3.0, 0.0)
@@ -47,11 +47,11 @@ def choice(network: Network, head: Head, policy: PyTree, obs: PyTree, temperatur
 
 
 def act(
-    network: Network, head: Head, state: Any, obs: PyTree, noise: PyTree, opt_step: Array, mode: Mode
+    network: Network, head: Head, state: Any, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode
 ) -> tuple[PyTree, tuple[()]]:
     """Choose the likeliest action for each of `obs` `[N, ...]`, or sample one, as `ActFn`."""
     distribution = choice(network, head, state.policy.tree, obs, state.hyper.exploration)
-    return head.to_env(distribution.mode() if mode == "exploit" else distribution.sample(noise)), ()
+    return head.to_env(distribution.mode() if key is None or mode == "exploit" else distribution.sample(key)), ()
 
 
 def log_prob_of(network: Network, head: Head, policy: PyTree, obs: PyTree, action: Array) -> Array:

@@ -54,7 +54,7 @@ from jaxrl.agents.sequences import (
     several_steps,
     window_of,
 )
-from jaxrl.distributions import Distribution, head_of, restricted, tempered
+from jaxrl.distributions import Distribution, TanhGaussian, head_of, restricted, tempered
 from jaxrl.errors import SettingsError
 from jaxrl.masks import allowed, mask_of
 from jaxrl.metrics import Metrics
@@ -223,8 +223,6 @@ def _bind(name: str, config: SACConfig, own: Own, spec: EnvSpec) -> Agent:
         init=partial(_init, parts),
         act=partial(_act, parts),
         update=partial(_update, parts),
-        draw_act=head.draw,
-        draw_update=partial(_draw_update, parts),
         strip=lambda state: state._replace(critic=(), target=(), log_temperature=(), opt_state=()),
         settings=asdict(config),
         custom=own.custom,
@@ -282,42 +280,28 @@ def _policy(parts: Parts, params: PyTree, obs: PyTree, temperature: PyTree = ())
     return restricted(tempered(parts.head.of(outputs), temperature), mask_of(obs))
 
 
-def _act(parts: Parts, state: SACState, obs: PyTree, noise: Array, opt_step: Array, mode: Mode) -> tuple[Array, Any]:
+def _act(parts: Parts, state: SACState, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode) -> tuple[Array, Any]:
     distribution = _policy(parts, state.policy.tree, obs, state.hyper.exploration)
     if parts.memory is not None:
-        raw = distribution.mode() if mode == "exploit" else distribution.sample(noise)
+        raw = distribution.mode() if key is None or mode == "exploit" else distribution.sample(key)
         memories = memories_after(parts, obs, state.policy.tree, state.critic.tree if state.critic else ())
         return parts.head.to_env(raw), {"memory": kept_after(memories)}
-    if mode == "exploit":
+    if key is None or mode == "exploit":
         return parts.head.to_env(distribution.mode()), {"memory": obs.memory} if isinstance(obs, Remembered) else ()
     if not isinstance(obs, Remembered):
-        return parts.head.to_env(distribution.sample(noise)), ()
+        return parts.head.to_env(distribution.sample(key)), ()
     # Each action is still distributed as the policy says; only successive actions of an episode are correlated.
-    after = lasting(state.hyper.noise_memory, obs.memory, noise)
-    return parts.head.to_env(distribution.sample(after)), {"memory": after}
-
-
-def _draw_update(parts: Parts, key: Key, batch_size: int) -> PyTree:
-    """Draw noise for actions before and after a step, and for rivals; `()` for discrete actions, which need none."""
-    if isinstance(parts.spec.action_space, Discrete):
-        return (), (), ()
-    rows = batch_size if parts.memory is None else batch_size * parts.config.sequence
-    tm1, t = (parts.head.draw(k, rows) for k in jax.random.split(key))
-    if not parts.config.cql:
-        return tm1, t, ()
-    shape = (2, rows, parts.config.cql_actions, tm1.shape[-1])
-    uniform_key, policy_key = jax.random.split(jax.random.fold_in(key, 1))
-    uniform = jax.random.uniform(uniform_key, shape[1:], jnp.float32, -1.0, 1.0)
-    return tm1, t, (uniform, jax.random.normal(policy_key, shape, jnp.float32))
+    after = lasting(state.hyper.noise_memory, obs.memory, jax.random.normal(key, obs.memory.shape, jnp.float32))
+    return parts.head.to_env(cast(TanhGaussian, distribution).at(after)), {"memory": after}
 
 
 def soft_value(
-    parts: Parts, policy: PyTree, critic: PyTree, temperature: Array, obs: PyTree, noise: Any
+    parts: Parts, policy: PyTree, critic: PyTree, temperature: Array, obs: PyTree, deviation: PyTree
 ) -> tuple[Array, Array]:
     """Return the soft value of `obs`, `E[q(a) - temperature log p(a)]`, and the entropy; `[B]` each.
 
-    For continuous actions it is estimated from one sample, through which gradients reach the policy (equation 7); for
-    discrete actions it is exact.
+    For continuous actions it is estimated from one sample, which lies `deviation` `[B, D]` standard deviations from the
+    mean, and through which gradients reach the policy (equation 7); for discrete actions it is exact.
     """
     distribution = _policy(parts, policy, obs)
     if isinstance(parts.spec.action_space, Discrete):
@@ -325,21 +309,20 @@ def soft_value(
         entropy = distribution.entropy()
         probability = jax.nn.softmax(cast(Any, distribution).logits)
         return jnp.sum(probability * q, axis=-1) + temperature * entropy, entropy
-    raw = distribution.sample(noise)
+    raw = cast(TanhGaussian, distribution).at(deviation)
     entropy = -distribution.log_prob(raw)
     return lowest(parts.networks.critic, critic, obs, jnp.tanh(raw))[:, 0] + temperature * entropy, entropy
 
 
-def _update(
-    parts: Parts, state: SACState, batch: Batch, noise: PyTree, opt_step: Array
-) -> tuple[SACState, Metrics, Array]:
+def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Array) -> tuple[SACState, Metrics, Array]:
     """Update the critics, the policy against the new critics, then the temperature (the paper's algorithm 1)."""
     config, hyper, rows = parts.config, state.hyper, rows_of(parts, batch)
-    noise_tm1, noise_t, noise_sampled = noise
+    policy_key, target_key, sample_key = jax.random.split(key, 3)
     temperature = jnp.exp(state.log_temperature.vector[0]) if config.learn_temperature else hyper.temperature
     seen = views_by(parts, batch.items, state.policy.tree, state.target.tree)
-    v_t, entropy_t = soft_value(parts, state.policy.tree, state.target.tree, temperature, seen.then, noise_t)
-    sampled = _sampled_actions(parts, state.policy.tree, seen, noise_sampled) if config.cql else None
+    deviation = _deviations(parts, target_key, rows)
+    v_t, entropy_t = soft_value(parts, state.policy.tree, state.target.tree, temperature, seen.then, deviation)
+    sampled = _sampled_actions(parts, state.policy.tree, seen, sample_key) if config.cql else None
     target = _targets(parts, batch.items, rows.items, v_t, temperature * entropy_t)
     critic, metrics, priorities = learn_critic(parts, state, batch, target, opt_step, sampled)
     if parts.memory is not None:
@@ -350,7 +333,7 @@ def _update(
         partial(_policy_loss, parts, critic.params.tree, temperature),
         state.policy,
         state.opt_state.policy,
-        (batch.items.obs, noise_tm1, rows.weight * rows.items.weight),
+        (batch.items.obs, _deviations(parts, policy_key, rows), rows.weight * rows.items.weight),
         hyper.policy_lr,
         hyper.max_grad_norm,
         opt_step,
@@ -380,6 +363,16 @@ def _update(
     return SACState(policy.params, critic.params, trailing, log_temperature, opt_states, hyper), metrics, priorities
 
 
+def _deviations(parts: Parts, key: Key, rows: Batch) -> PyTree:
+    """Draw the deviations `[R, D]` of sampled actions from the mean; `()` for discrete actions, which need none.
+
+    They are data of the loss, so that a batch that is cut into pieces has the same. The key is consumed.
+    """
+    if isinstance(parts.spec.action_space, Discrete):
+        return ()
+    return jax.random.normal(key, (rows.weight.shape[0], space_size(parts.spec.action_space)), jnp.float32)
+
+
 def _targets(parts: Parts, items: Transition, rows: Transition, v_t: Array, bonus: Array) -> Array:
     """Return the targets `[R]` of the steps that are learnt from; `bonus` is what the entropy adds to `v_t`.
 
@@ -392,16 +385,22 @@ def _targets(parts: Parts, items: Transition, rows: Transition, v_t: Array, bonu
     return after.reward + after.discount * after.value
 
 
-def _sampled_actions(parts: Parts, policy: PyTree, seen: Views, noise: PyTree) -> SampledActions:
-    """Draw rivals for what is seen before a step: uniformly, from the policy there, and from the policy after it."""
+def _sampled_actions(parts: Parts, policy: PyTree, seen: Views, key: Key) -> SampledActions:
+    """Draw rivals for what is seen before a step: uniformly, from the policy there, and from the policy after it.
+
+    The key is consumed.
+    """
     if isinstance(parts.spec.action_space, Discrete):
         return SampledActions((), ())
-    uniform, normal = noise
-    actions, densities = [uniform], [jnp.full(uniform.shape[:2], -uniform.shape[2] * math.log(2), jnp.float32)]
-    for obs, part in zip(seen, normal, strict=True):
+    uniform_key, *keys = jax.random.split(key, 3)
+    rows, size = jax.tree.leaves(seen.now)[0].shape[0], space_size(cast(Box, parts.spec.action_space))
+    shape = (rows, parts.config.cql_actions, size)
+    uniform = jax.random.uniform(uniform_key, shape, jnp.float32, -1.0, 1.0)
+    actions, densities = [uniform], [jnp.full(shape[:2], -size * math.log(2), jnp.float32)]
+    for obs, key in zip(seen, keys, strict=True):
         outputs = cast(Array, parts.networks.policy.apply(policy, to_policy(obs)))
-        distribution = parts.head.of(outputs[:, None])
-        raw = distribution.sample(part)
+        distribution = cast(TanhGaussian, parts.head.of(outputs[:, None]))
+        raw = distribution.at(jax.random.normal(key, shape, jnp.float32))
         actions.append(jnp.tanh(raw))
         densities.append(distribution.log_prob(raw))
     action = jnp.concatenate(actions, axis=1)
@@ -412,7 +411,7 @@ def _policy_loss(
     parts: Parts, critic: PyTree, temperature: Array, policy: PyTree, batch: PyTree
 ) -> tuple[Array, Array]:
     """Return the negated weighted mean of the soft value, and the entropy `[B]`."""
-    obs, noise, weight = batch
+    obs, deviation, weight = batch
     seen = seen_now(parts, obs, policy, critic)
-    value, entropy = soft_value(parts, policy, critic, temperature, seen, noise)
+    value, entropy = soft_value(parts, policy, critic, temperature, seen, deviation)
     return -jnp.mean(weight * value), entropy

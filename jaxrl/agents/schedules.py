@@ -14,7 +14,7 @@ from jaxrl.agents.base import Agent, Mode, Tunable
 from jaxrl.agents.exploration import EPSILONS
 from jaxrl.errors import SettingsError, check_between, check_count, nearest
 from jaxrl.metrics import Metrics
-from jaxrl.trees import Array, PyTree, make_key
+from jaxrl.trees import Array, Key, PyTree, make_key
 from jaxrl.types import Batch
 from jaxrl.written import number, whole
 
@@ -193,15 +193,15 @@ def follow(agent: Agent) -> Agent:
         values = {field: schedule(jnp.asarray(opt_step)) for field, schedule in targets.items()}
         return state._replace(hyper=state.hyper._replace(**values))
 
-    def act(state: PyTree, obs: PyTree, noise: PyTree, opt_step: Array, mode: Mode) -> tuple[PyTree, PyTree]:
-        return agent.act(state if mode == "exploit" else at(state, opt_step), obs, noise, opt_step, mode)
+    def act(state: PyTree, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode) -> tuple[PyTree, PyTree]:
+        return agent.act(state if mode == "exploit" else at(state, opt_step), obs, key, opt_step, mode)
 
-    def behave(state: PyTree, obs: PyTree, noise: PyTree, opt_step: Array, mode: Mode) -> tuple[PyTree, PyTree]:
+    def behave(state: PyTree, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode) -> tuple[PyTree, PyTree]:
         assert agent.behave is not None
-        return agent.behave(at(state, opt_step), obs, noise, opt_step, mode)
+        return agent.behave(at(state, opt_step), obs, key, opt_step, mode)
 
-    def update(state: PyTree, batch: Batch, noise: PyTree, opt_step: Array) -> tuple[PyTree, Metrics, Array]:
-        state, metrics, priorities = agent.update(at(state, opt_step), batch, noise, opt_step)
+    def update(state: PyTree, batch: Batch, key: Key, opt_step: Array) -> tuple[PyTree, Metrics, Array]:
+        state, metrics, priorities = agent.update(at(state, opt_step), batch, key, opt_step)
         return state, {**{name: schedule(opt_step) for name, schedule in schedules.items()}, **metrics}, priorities
 
     insight = agent.insight

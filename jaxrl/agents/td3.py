@@ -179,20 +179,13 @@ def _bind(name: str, config: TD3Config, own: Own, spec: EnvSpec) -> Agent:
     space = cast(Box, spec.action_space)
     size = space_size(space)
     # This head's `of` returns actions from -1 to 1; that of other heads returns distributions.
-    head = Head(
-        size,
-        cast(Any, jnp.tanh),
-        draw=lambda key, rows: jax.random.normal(key, (rows, size), jnp.float32),
-        to_env=partial(to_box, space),
-    )
+    head = Head(size, cast(Any, jnp.tanh), partial(to_box, space))
     parts = Parts(config, build_networks(config, own, spec, head), gradient_step(own.optimizer), spec, head)
     return Agent(
         name=name,
         init=partial(_init, parts),
         act=partial(_act, parts),
         update=partial(_update, parts),
-        draw_act=head.draw,
-        draw_update=head.draw,
         strip=lambda state: state._replace(critic=(), target_policy=(), target_critic=(), opt_state=()),
         settings=asdict(config),
         custom=own.custom,
@@ -221,23 +214,24 @@ def _policy(parts: Parts, params: PyTree, obs: PyTree) -> Array:
     return cast(Array, parts.head.of(parts.networks.policy.apply(params, to_policy(obs))))
 
 
-def _act(parts: Parts, state: TD3State, obs: PyTree, noise: Array, opt_step: Array, mode: Mode) -> tuple[Array, Any]:
+def _act(parts: Parts, state: TD3State, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode) -> tuple[Array, Any]:
     action, to_env = _policy(parts, state.policy.tree, obs), parts.head.to_env
-    if mode == "exploit":
+    if key is None or mode == "exploit":
         return to_env(action), {"memory": obs.memory} if isinstance(obs, Remembered) else ()
+    noise = jax.random.normal(key, action.shape, jnp.float32)
     if not isinstance(obs, Remembered):
         return to_env(action + state.hyper.noise * noise), ()
     after = lasting(state.hyper.noise_memory, obs.memory, noise)
     return to_env(action + state.hyper.noise * after), {"memory": after}
 
 
-def _update(
-    parts: Parts, state: TD3State, batch: Batch, noise: Array, opt_step: Array
-) -> tuple[TD3State, Metrics, Array]:
+def _update(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step: Array) -> tuple[TD3State, Metrics, Array]:
     """Update the critics, and every `policy_interval` optimisation steps (counted from 1) the policy and targets."""
     hyper, items = state.hyper, batch.items
-    blur = jnp.clip(hyper.target_noise * noise, -hyper.target_noise_clip, hyper.target_noise_clip)
-    action_t = jnp.clip(_policy(parts, state.target_policy.tree, items.next_obs) + blur, -1.0, 1.0)
+    action_t = _policy(parts, state.target_policy.tree, items.next_obs)
+    noise = hyper.target_noise * jax.random.normal(key, action_t.shape, jnp.float32)
+    noise = jnp.clip(noise, -hyper.target_noise_clip, hyper.target_noise_clip)
+    action_t = jnp.clip(action_t + noise, -1.0, 1.0)  # target policy smoothing, equations 14 and 15
     v_t = lowest(parts.networks.critic, state.target_critic.tree, items.next_obs, action_t)[:, 0]
     critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, opt_step)
     state = state._replace(critic=critic.params, opt_state=state.opt_state._replace(critic=critic.opt_state))

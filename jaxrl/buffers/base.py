@@ -24,27 +24,18 @@ class PushFn(Protocol):
         ...
 
 
-class DrawSample(Protocol):
-    def __call__(self, key: Key, pushes: Array, rows: int, /) -> PyTree:
-        """Draw the randomness of one `sample` from a buffer of `pushes` blocks of `rows` items. The key is consumed."""
-        ...
-
-
 class SampleFn(Protocol):
-    def __call__(self, state: PyTree, noise: PyTree, opt_step: Array, /) -> Batch:
-        """Return a batch of `B` items for optimisation step number `opt_step` (from 0)."""
+    def __call__(self, state: PyTree, key: Key, pushes: Array, opt_step: Array, /) -> Batch:
+        """Return a batch of `B` items for optimisation step number `opt_step` (from 0), after `pushes` blocks.
+
+        The key is consumed.
+        """
         ...
 
 
 class ReprioritiseFn(Protocol):
     def __call__(self, state: PyTree, index: Array, priority: Array, /) -> PyTree:
         """Set the priorities of the items at `index` `[B]` to `priority` `[B]`; a negative one means unknown."""
-        ...
-
-
-class SizeFn(Protocol):
-    def __call__(self, pushes: Array, rows: int, /) -> Array:
-        """Return how many items are in the buffer after `pushes` blocks of `rows`."""
         ...
 
 
@@ -70,10 +61,8 @@ class Buffer(NamedTuple):
 
     init: BufferInit
     push: PushFn
-    draw: DrawSample
     sample: SampleFn
     reprioritise: ReprioritiseFn
-    size: SizeFn
     capacity: Any
     """`rows -> int`: the number of items that the buffer holds when they are written in blocks of `rows`."""
     batch_size: int

@@ -46,10 +46,8 @@ def beside(ring: Buffer, make: Callable[[], Transition], rows: int, count: int) 
     return Buffer(
         init=partial(_init, parts),
         push=lambda state, items, pushes: state._replace(ring=ring.push(state.ring, items, pushes)),
-        draw=partial(_draw, parts),
         sample=partial(_sample, parts),
         reprioritise=partial(_reprioritise, parts),
-        size=ring.size,
         capacity=ring.capacity,
         batch_size=ring.batch_size + count,
         settings=ring.settings,
@@ -65,16 +63,10 @@ def _init(parts: _Parts, example: PyTree, rows: int, lag: int = 0, stride: int =
     return BesideState(parts.ring.init(example, rows, lag, stride), parts.demos.push(empty, items, jnp.uint32(0)))
 
 
-def _draw(parts: _Parts, key: Key, pushes: Array, rows: int) -> tuple[PyTree, PyTree]:
+def _sample(parts: _Parts, state: BesideState, key: Key, pushes: Array, opt_step: Array) -> Batch:
     ring_key, demo_key = jax.random.split(key)
-    return parts.ring.draw(ring_key, pushes, rows), parts.demos.draw(demo_key, jnp.uint32(1), parts.rows)
-
-
-def _sample(parts: _Parts, state: BesideState, noise: tuple[PyTree, PyTree], opt_step: Array) -> Batch:
-    ring, demos = (
-        part.sample(held, drawn, opt_step)
-        for part, held, drawn in zip((parts.ring, parts.demos), state, noise, strict=True)
-    )
+    ring = parts.ring.sample(state.ring, ring_key, pushes, opt_step)
+    demos = parts.demos.sample(state.demos, demo_key, jnp.uint32(1), opt_step)
     both: Batch = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), ring, demos)
     return both
 

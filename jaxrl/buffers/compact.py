@@ -58,6 +58,11 @@ class CompactRows:
     """Layout of whole transitions."""
 
     @property
+    def block(self) -> int:
+        """How many rows are written at once."""
+        return self.tails.block
+
+    @property
     def items(self) -> PyTree:
         """The items as they were given, leaves `[R, ...]`."""
         return self.read(jnp.arange(len(self), dtype=jnp.int32))
@@ -190,7 +195,7 @@ def empty_compact(
     if 3 * rows + size >= 2**31:  # room also for a block of indices past the end, where dropped writes go
         raise SettingsError(f"buffer.capacity is {rows}; a compact buffer must be below 2^29, for indices are int32")
     zero = jnp.int32(0)
-    tails = empty(layout_of(Tail(jax.ShapeDtypeStruct((), jnp.int32), _without_obs(example))), rows)
+    tails = empty(layout_of(Tail(jax.ShapeDtypeStruct((), jnp.int32), _without_obs(example))), rows, block)
     seen: Rows | Frames = empty(obs, rows + lag + size)
     if frames > 1:
         seen = empty_frames(example.obs, frames, rows, block, stride, lag + size)

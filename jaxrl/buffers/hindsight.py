@@ -38,12 +38,6 @@ class HindsightState(NamedTuple):
     """Scalar float32, the discount of steps that do not terminate."""
 
 
-class _Draws(NamedTuple):
-    inner: PyTree
-    coin: Array
-    later: Array
-
-
 class _Parts(NamedTuple):
     ring: Buffer
     share: float
@@ -95,7 +89,6 @@ def _with_goal(ring: Buffer, share: float, given: GoalFn | None, own: GoalFn | N
     return ring._replace(
         init=partial(_init, parts),
         push=partial(_push, parts),
-        draw=partial(_draw, parts),
         sample=partial(_sample, parts),
         reprioritise=lambda state, index, priority: state._replace(ring=ring.reprioritise(state.ring, index, priority)),
         windowed=None,
@@ -162,20 +155,16 @@ def _push(parts: _Parts, state: HindsightState, items: Transition, pushes: Array
     )
 
 
-def _draw(parts: _Parts, key: Key, pushes: Array, rows: int) -> _Draws:
+def _sample(parts: _Parts, state: HindsightState, key: Key, pushes: Array, opt_step: Array) -> Batch:
     ring_key, coin_key, later_key = jax.random.split(key, 3)
-    coin, later = (jax.random.uniform(k, (parts.ring.batch_size,), jnp.float32) for k in (coin_key, later_key))
-    return _Draws(parts.ring.draw(ring_key, pushes, rows), coin, later)
-
-
-def _sample(parts: _Parts, state: HindsightState, noise: _Draws, opt_step: Array) -> Batch:
-    batch = parts.ring.sample(state.ring, noise.inner, opt_step)
+    batch = parts.ring.sample(state.ring, ring_key, pushes, opt_step)
+    coin, later_share = (jax.random.uniform(k, batch.index.shape, jnp.float32) for k in (coin_key, later_key))
     count = steps_after(state, batch.index) + 1
-    steps = jnp.minimum((noise.later * count).astype(jnp.int32), count - 1)
+    steps = jnp.minimum((later_share * count).astype(jnp.int32), count - 1)
     ring = state.ring.rows if isinstance(state.ring, PrioritisedState) else state.ring
     later: Transition = ring.read(_row(state, batch.index, steps))
     new = _with(batch.items, _seen(later.next_obs)["achieved_goal"], state.discount, parts.goal)
-    return batch._replace(items=tree_where(noise.coin < parts.share, new, batch.items))
+    return batch._replace(items=tree_where(coin < parts.share, new, batch.items))
 
 
 def steps_after(state: HindsightState, index: Array) -> Array:

@@ -130,7 +130,6 @@ def _bound(settings: _Settings, buffer: Buffer) -> Buffer:
     return buffer._replace(
         init=partial(_init, settings),
         push=partial(_push, settings),
-        draw=partial(_draw, settings),
         sample=partial(_sample, settings),
         reprioritise=partial(_reprioritise, settings),
     )
@@ -173,17 +172,13 @@ def _push(settings: _Settings, state: PrioritisedState, items: PyTree, pushes: A
     return state._replace(rows=held, sums=sums, least=least)
 
 
-def _draw(settings: _Settings, key: Key, pushes: Array, rows: int) -> Array:
-    """Draw from `[0, 1)` once per level and item, `[levels, B]`."""
-    levels = len(_sizes(settings.ring.capacity(rows)))
-    return jax.random.uniform(key, (levels, settings.ring.batch_size), jnp.float32)
-
-
-def _sample(settings: _Settings, state: PrioritisedState, noise: Array, opt_step: Array) -> Batch:
-    index = jnp.zeros(noise.shape[1:], jnp.int32)
+def _sample(settings: _Settings, state: PrioritisedState, key: Key, pushes: Array, opt_step: Array) -> Batch:
+    count = settings.ring.batch_size
+    index = jnp.zeros(count, jnp.int32)
     # Descend from the top, with a fresh random number for each level. A single number, reduced by the sums passed over,
     # would be rounded at every level and could end at a neighbour of the right item.
-    for numbers, u in zip(reversed(state.sums), noise, strict=True):
+    levels = jax.random.uniform(key, (len(state.sums), count), jnp.float32)
+    for numbers, u in zip(reversed(state.sums), levels, strict=True):
         children = numbers.reshape(-1, FANOUT).at[index].get(mode="promise_in_bounds")
         index = index * FANOUT + _pick(children, u)
     own = state.sums[0].at[index].get(mode="promise_in_bounds")

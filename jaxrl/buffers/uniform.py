@@ -66,10 +66,8 @@ def uniform(
     buffer = Buffer(
         init=partial(_init, capacity, ends if compact else None, frames),
         push=_push,
-        draw=partial(_draw, capacity, batch_size),
-        sample=_sample,
+        sample=partial(_sample, batch_size),
         reprioritise=lambda state, index, priority: state,
-        size=partial(_size, capacity),
         capacity=partial(_rounded, capacity),
         batch_size=batch_size,
         settings={
@@ -99,8 +97,7 @@ def _windowed(buffer: Buffer, capacity: int, frames: int, window: Window, stride
         )
     lanes = lanes_of(window, stride, capacity)
     return buffer._replace(
-        draw=partial(_draw_windows, capacity, buffer.batch_size, lanes),
-        sample=partial(_sample, lanes=lanes),
+        sample=partial(_sample_windows, buffer.batch_size, lanes),
         windowed=None,
         window=window,
     )
@@ -115,17 +112,17 @@ def _init(
 ) -> Ring:
     held = _rounded(capacity, rows)
     if ends is None:
-        return empty(layout_of(example), held)
+        return empty(layout_of(example), held, rows)
     return empty_compact(example, held, lag, ends, frames, rows, stride)
 
 
 def _push(ring: Ring, items: PyTree, pushes: Array) -> Ring:
     check_items(ring.layout, items)
     rows = jax.tree.leaves(items)[0].shape[0]
-    if len(ring) % rows:
+    if rows != ring.block:
         raise SettingsError(
-            f"buffer: pushed a block of {rows} rows, which does not tile the {len(ring)} rows that the buffer holds; "
-            "push blocks of the rows given to init"
+            f"buffer: pushed a block of {rows} rows; expected {ring.block}, the rows given to init, which tile the "
+            f"{len(ring)} rows that the buffer holds"
         )
     return ring.write(items, block_start(len(ring), rows, pushes))
 
@@ -135,18 +132,19 @@ def block_start(held: int, rows: int, pushes: Array) -> Array:
     return jnp.asarray(pushes % (held // rows), jnp.int32) * rows
 
 
-def _size(capacity: int, pushes: Array, rows: int) -> Array:
-    blocks = _rounded(capacity, rows) // rows
-    return jnp.minimum(pushes, blocks).astype(jnp.int32) * rows
+def size(ring: Ring, pushes: Array) -> Array:
+    """Return how many items a ring holds after `pushes` blocks, int32."""
+    return jnp.minimum(pushes, len(ring) // ring.block).astype(jnp.int32) * ring.block
 
 
-def _draw(capacity: int, batch_size: int, key: Key, pushes: Array, rows: int) -> Array:
-    return below(key, (batch_size,), _size(capacity, pushes, rows)).astype(jnp.int32)
+def _sample(batch_size: int, ring: Ring, key: Key, pushes: Array, opt_step: Array) -> Batch:
+    return batch_at(ring, below(key, (batch_size,), size(ring, pushes)).astype(jnp.int32))
 
 
-def _draw_windows(capacity: int, batch_size: int, lanes: Lanes, key: Key, pushes: Array, rows: int) -> Array:
-    return draw_starts(lanes, key, batch_size, pushes, rows, _rounded(capacity, rows))
+def _sample_windows(batch_size: int, lanes: Lanes, ring: Ring, key: Key, pushes: Array, opt_step: Array) -> Batch:
+    return batch_at(ring, draw_starts(lanes, key, batch_size, pushes, ring.block, len(ring)), lanes)
 
 
-def _sample(ring: Ring, index: Array, opt_step: Array, lanes: Lanes | None = None) -> Batch:
+def batch_at(ring: Ring, index: Array, lanes: Lanes | None = None) -> Batch:
+    """Return the batch of the items at `index` `[B]`, or with `lanes` of the sequences that start there."""
     return Batch(read(ring, lanes, index), index, jnp.ones(index.shape, jnp.float32))

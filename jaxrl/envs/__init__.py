@@ -1,6 +1,6 @@
 """Environments: the interface of one, `N` of them with auto-reset, adapters, and a check for the user's own."""
 
-from jaxrl.envs.base import Env, TimeStep, VecEnv, draw_key, draw_nothing, vectorise
+from jaxrl.envs.base import Env, TimeStep, VecEnv, vectorise
 from jaxrl.envs.check import check_env
 from jaxrl.envs.envelope import envelope_env
 from jaxrl.envs.host import HostEnv, gymnasium_env, gymnasium_envs, on_host

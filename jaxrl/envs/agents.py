@@ -47,8 +47,8 @@ def game(env: Env) -> Env:
         state, obs = env.reset(key, *values)
         return Game(state, jnp.ones(count, bool)), obs
 
-    def step(state: Game, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
-        after, out = env.step(state.env, action, noise)
+    def step(state: Game, action: PyTree, key: Key) -> tuple[PyTree, TimeStep]:
+        after, out = env.step(state.env, action, key)
         if jnp.shape(out.reward) != (count,):
             raise SettingsError(
                 f"{env.spec.name}: reward is {list(jnp.shape(out.reward))}; expected [{count}], one an agent"
@@ -139,8 +139,8 @@ def _reset(games: VecEnv, count: int, key: Key) -> tuple[VecEnvState, PyTree]:
     return VecEnvState(state, jnp.zeros(length.shape, jnp.float32), length, (), state.values), rows_of(obs)
 
 
-def _step(games: VecEnv, count: int, state: VecEnvState, action: PyTree, noise: PyTree) -> tuple[VecEnvState, Step]:
-    inner, played = games.step(state.env._replace(values=state.values), games_of(action, count), noise)
+def _step(games: VecEnv, count: int, state: VecEnvState, action: PyTree, key: Key) -> tuple[VecEnvState, Step]:
+    inner, played = games.step(state.env._replace(values=state.values), games_of(action, count), key)
     each = partial(jnp.repeat, repeats=count)
     reward, ended, alive = (rows_of(played.info[name]) for name in OWN)
     valid, over = each(jnp.asarray(played.valid)) & alive, each(played.terminated | played.truncated)

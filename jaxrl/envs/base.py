@@ -45,14 +45,8 @@ class ResetFn(Protocol):
 
 
 class StepFn(Protocol):
-    def __call__(self, state: PyTree, action: PyTree, noise: PyTree, /) -> tuple[PyTree, TimeStep]:
-        """Advance one step; `noise` is the result of `draw`: a fresh key, unless the environment has its own `draw`."""
-        ...
-
-
-class DrawFn(Protocol):
-    def __call__(self, key: Key, /) -> PyTree:
-        """Draw all the randomness of one step. The key is consumed."""
+    def __call__(self, state: PyTree, action: PyTree, key: Key, /) -> tuple[PyTree, TimeStep]:
+        """Advance one step. The key is consumed."""
         ...
 
 
@@ -68,21 +62,10 @@ class RenderFn(Protocol):
         ...
 
 
-def draw_key(key: Key) -> Key:
-    """Return the key itself: the default for an environment that does not draw ahead."""
-    return key
-
-
 def mean_reward(reward: Array, alive: Array) -> Array:
     """Return the mean over all agents, so that a game's score is the mean of its agents' returns."""
     del alive
     return reward.mean()
-
-
-def draw_nothing(key: Key) -> tuple[()]:
-    """Draw nothing, for an environment without randomness."""
-    del key
-    return ()
 
 
 class Env(NamedTuple):
@@ -91,7 +74,6 @@ class Env(NamedTuple):
     spec: EnvSpec
     reset: ResetFn
     step: StepFn
-    draw: DrawFn = draw_key
     render: RenderFn | None = None
     settings: Mapping[str, Any] | None = None
     """Arguments with which `make_env` rebuilds it; `None` for an environment made by hand."""
@@ -104,6 +86,8 @@ class Env(NamedTuple):
     is then that of one of them. See `jaxrl.envs.agents`."""
     score: ScoreFn = mean_reward
     """What evaluations add up of the rewards of several agents."""
+    deterministic: bool = False
+    """Whether `reset` and `step` are meant to ignore their keys, for `check_env`."""
 
     def __repr__(self) -> str:
         return brief("Env", self.spec.name, f"actions {self.spec.action_space}")
@@ -130,8 +114,7 @@ class VecEnv(NamedTuple):
     num_envs: int
     reset: ResetFn
     step: Any
-    """`(state, action, noise) -> (state, Step)`"""
-    draw: DrawFn
+    """`(state, action, key) -> (state, Step)`; the key is consumed."""
     resets: str
     """Where episodes begin, as `vectorise` takes it, such as `pool:64`; never `auto`."""
     values: Mapping[str, Any] = {}
@@ -164,13 +147,12 @@ def vectorise(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
     if env.spec.time_limit is not None:
         check_count(f"environment {env.spec.name}: time_limit", env.spec.time_limit, most=2**31 - 1)
     check_stable(env)
-    source = resets_of(resets, partial(_start, env), num_envs, late=bool(env.values))
+    source = resets_of(resets, partial(_start, env), num_envs)
     return VecEnv(
         spec=env.spec,
         num_envs=num_envs,
         reset=partial(_reset, env, num_envs, source),
         step=partial(_step, env, source),
-        draw=partial(_draw, env, num_envs, source),
         resets=source.name,
         values=env.values,
     )
@@ -219,14 +201,10 @@ def _start(env: Env, keys: Array, *given: PyTree) -> Starts:
     return state, zeros_unless(finite, obs), jnp.where(finite, jnp.int32(0), jnp.int32(SPOILT))
 
 
-def _draw(env: Env, num_envs: int, source: Resets, key: Key) -> tuple[PyTree, PyTree]:
+def _step(env: Env, source: Resets, state: VecEnvState, action: PyTree, key: Key) -> tuple[VecEnvState, Step]:
     step_key, reset_key = jax.random.split(key)
-    return jax.vmap(env.draw)(jax.random.split(step_key, num_envs)), source.draw(reset_key)
-
-
-def _step(env: Env, source: Resets, state: VecEnvState, action: PyTree, noise: PyTree) -> tuple[VecEnvState, Step]:
-    step_noise, drawn = noise
-    env_state, out = jax.vmap(env.step)(state.env, action, step_noise)
+    step_keys = jax.random.split(step_key, state.episode_length.shape[0])
+    env_state, out = jax.vmap(env.step)(state.env, action, step_keys)
     length = jnp.maximum(state.episode_length, 0) + 1
     valid = finite_rows((out.obs, out.reward)) & obs_valid(state)
     reward = jnp.where(valid, jnp.asarray(out.reward, jnp.float32), 0.0)
@@ -238,7 +216,7 @@ def _step(env: Env, source: Resets, state: VecEnvState, action: PyTree, noise: P
     done = terminated | truncated
     final_obs = zeros_unless(valid, out.obs)
     given = _given(state.values)
-    starts, (fresh_state, fresh_obs, fresh_length) = source.take(state.starts, done, drawn, *given)
+    starts, (fresh_state, fresh_obs, fresh_length) = source.take(state.starts, done, reset_key, *given)
     length_after = jnp.where(done, fresh_length, length)
     step = Step(
         action=action,
@@ -307,8 +285,7 @@ def check_stable(env: Env) -> None:
         raise SettingsError(f"environment {name}: reset returned {type(first).__name__}; expected (state, observation)")
     state, obs = first
     action = space_struct(env.spec.action_space)
-    noise = jax.eval_shape(env.draw, _KEY)
-    result = jax.eval_shape(env.step, state, action, noise)
+    result = jax.eval_shape(env.step, state, action, _KEY)
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], TimeStep)):
         raise SettingsError(
             f"environment {name}: step returned {type(result).__name__}; expected (state, jaxrl.TimeStep)"

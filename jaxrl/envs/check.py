@@ -57,19 +57,17 @@ def _trace_as_training(env: Env) -> None:
     """Trace a loop over steps of several environments, with what they draw taken out of it."""
     envs = vectorise(env, 2)
 
-    def body(state: PyTree, noise: tuple[Key, PyTree], t: Array) -> PyTree:
-        key, drawn = noise
-        actions = sample_space(env.spec.action_space, jax.random.fold_in(key, t), envs.num_envs)
-        return envs.step(state, actions, drawn)[0]
+    def body(state: PyTree, key: Key, t: Array) -> PyTree:
+        act_key, step_key = jax.random.split(key)
+        return envs.step(state, sample_space(env.spec.action_space, act_key, envs.num_envs), step_key)[0]
 
     def loop(key: Key) -> PyTree:
         state, _ = envs.reset(key)
-        noise = lambda t: (key, envs.draw(jax.random.fold_in(key, t)))
-        parts = hoist(body, state, jax.eval_shape(noise, jnp.uint32(0)), jnp.uint32(0))
-        times = jnp.arange(2, dtype=jnp.uint32)
-        drawn = jax.vmap(lambda t: parts.ahead(noise(t), t))(times)
-        one = lambda state, row: (parts.behind(state, row[1], noise(row[0]), row[0]), None)
-        return jax.lax.scan(one, state, (times, drawn))[0]
+        keys, times = jax.random.split(key, 2), jnp.arange(2, dtype=jnp.uint32)
+        parts = hoist(body, state, keys[0], jnp.uint32(0))
+        drawn = jax.vmap(parts.ahead)(keys, times)
+        one = lambda state, row: (parts.behind(state, *row), None)
+        return jax.lax.scan(one, state, (drawn, keys, times))[0]
 
     jax.eval_shape(jax.jit(loop), make_key(0))
 
@@ -77,9 +75,9 @@ def _trace_as_training(env: Env) -> None:
 def _walk(env: Env, steps: int, key: Key) -> _Walk:
     def body(carry: tuple[PyTree, Array], key: Key) -> tuple[tuple[PyTree, Array], _Walk]:
         state, length = carry
-        act_key, draw_key, reset_key = jax.random.split(key, 3)
+        act_key, step_key, reset_key = jax.random.split(key, 3)
         action = sample_space(env.spec.action_space, act_key)
-        after, out = env.step(state, action, env.draw(draw_key))
+        after, out = env.step(state, action, step_key)
         out = jax.tree.map(jnp.asarray, out)
         done = out.terminated | out.truncated
         if env.spec.time_limit is not None:
@@ -127,10 +125,10 @@ def _check_keys(env: Env, resets: PyTree, walk: _Walk, key: Key) -> list[str]:
                 )
     if _all_same(resets) and not _reset_is_constant(env):
         found.append("reset uses its key but returns the same state for every key; draw from the key you are given")
-    if _all_same(resets) and _reset_is_constant(env) and _step_is_blind(env, key):
+    if not env.deterministic and _all_same(resets) and _reset_is_constant(env) and _step_is_blind(env, key):
         found.append(
             "reset and step both ignore their keys: all environments run the same episode; "
-            "if the environment is meant to be deterministic, say so with draw=jaxrl.draw_nothing"
+            "if the environment is meant to be deterministic, say so with Env(..., deterministic=True)"
         )
     return found
 
@@ -141,14 +139,11 @@ def _reset_is_constant(env: Env) -> bool:
 
 
 def _step_is_blind(env: Env, key: Key) -> bool:
-    """Return whether `step` gets noise but reads none of it."""
+    """Return whether `step` reads nothing of its key."""
     state, _ = env.reset(key)
-    noise = env.draw(key)
-    leaves = jax.tree.leaves(noise)
     action = sample_space(env.spec.action_space, key)
-    jaxpr = jax.make_jaxpr(lambda n, s, a: env.step(s, a, n))(noise, state, action).jaxpr
-    used = {id(var) for eqn in jaxpr.eqns for var in eqn.invars}
-    return bool(leaves) and not any(id(var) in used for var in jaxpr.invars[: len(leaves)])
+    jaxpr = jax.make_jaxpr(lambda key, state, action: env.step(state, action, key))(key, state, action).jaxpr
+    return not any(var is jaxpr.invars[0] for eqn in jaxpr.eqns for var in eqn.invars)
 
 
 def _check_ends(env: Env, steps: int, walk: _Walk) -> list[str]:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.envs.base import Env, TimeStep, draw_key, draw_nothing
+from jaxrl.envs.base import Env, TimeStep
 from jaxrl.errors import SettingsError, nearest, reason_of
 from jaxrl.spaces import Box, Discrete, EnvSpec, Space
 from jaxrl.trees import Array, Key, PyTree, make_key
@@ -169,7 +169,6 @@ def wrap(name: str, env: Any, params: Any, settings: dict[str, Any] | None = Non
         ),
         reset=reset,
         step=partial(_step, env, params, uses_key, (obs, state)),
-        draw=draw_key if uses_key else draw_nothing,
         render=partial(_render, name, env, params),
         settings=settings,
     )
@@ -181,10 +180,10 @@ def _reset(env: Any, params: Any, key: Key) -> tuple[PyTree, PyTree]:
 
 
 def _step(
-    env: Any, params: Any, uses_key: bool, like: PyTree, state: PyTree, action: PyTree, noise: PyTree
+    env: Any, params: Any, uses_key: bool, like: PyTree, state: PyTree, action: PyTree, key: Key
 ) -> tuple[PyTree, TimeStep]:
     """Step without gymnax's own auto-reset, in the dtypes of the reset (several environments change theirs)."""
-    key = noise if uses_key else make_key(0)
+    key = key if uses_key else make_key(0)
     obs, state, reward, terminated, _ = env.step_env(key, state, action, params)
     obs, state = jax.tree.map(lambda x, leaf: jnp.asarray(x, leaf.dtype), (obs, state), like)
     truncated = env.is_truncated(state, params)
@@ -192,7 +191,7 @@ def _step(
 
 
 def _uses_key(env: Any, params: Any, state: PyTree) -> bool:
-    """Return whether a step reads its key at all; if not, no key needs to be drawn."""
+    """Return whether a step reads its key at all; if not, it is given a constant one."""
     action = jax.eval_shape(env.action_space(params).sample, make_key(0))
     jaxpr = jax.make_jaxpr(lambda *args: env.step_env(*args, params))(make_key(0), state, action).jaxpr
     key = jaxpr.invars[0]

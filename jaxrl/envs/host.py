@@ -426,8 +426,7 @@ class _Jax:
 
 
 def _step_all(env: Env, num_envs: int, state: PyTree, action: PyTree, key: Any) -> tuple[PyTree, tuple[PyTree, ...]]:
-    noise = jax.vmap(env.draw)(jax.random.split(key, num_envs))
-    state, out = jax.vmap(env.step)(state, action, noise)
+    state, out = jax.vmap(env.step)(state, action, jax.random.split(key, num_envs))
     flags = (jnp.broadcast_to(jnp.asarray(x, bool), (num_envs,)) for x in (out.terminated, out.truncated))
     scalars = {name: jnp.asarray(value, jnp.float32) for name, value in out.info.items() if jnp.ndim(value) == 1}
     return state, (out.obs, jnp.asarray(out.reward, jnp.float32), *flags, scalars)

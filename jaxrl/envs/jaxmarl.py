@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.envs.base import Env, TimeStep, draw_key, draw_nothing, mean_reward
-from jaxrl.envs.suites import KEY, as_kinds, boxes_of, check_id, check_whole, reads_key
+from jaxrl.envs.base import Env, TimeStep, mean_reward
+from jaxrl.envs.suites import KEY, as_kinds, boxes_of, check_id, check_whole
 from jaxrl.errors import SettingsError, reason_of, require_extra
 from jaxrl.masks import MASK
 from jaxrl.spaces import Box, Discrete, EnvSpec, Space
-from jaxrl.trees import Array, Key, PyTree, make_key
+from jaxrl.trees import Array, Key, PyTree
 
 PREFIX = "jaxmarl:"
 """Prefix of the names of JaxMARL's environments, as in `jaxmarl:MPE_simple_spread_v3`."""
@@ -72,15 +72,13 @@ def jaxmarl_env(name: str, *, time_limit: Any = None, **params: Any) -> Env:
     if own is not None and not (kind.timed or kind.rounds):
         env.max_steps = NEVER
     reset, step = partial(_reset, env, kind), partial(_step, env, kind, own)
-    state, obs = jax.eval_shape(reset, KEY)
+    _, obs = jax.eval_shape(reset, KEY)
     actions = _actions(env)
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), obs)
-    action = jax.ShapeDtypeStruct((env.num_agents, *actions.shape), np.dtype(actions.dtype))  # type: ignore[union-attr]
     return Env(
         EnvSpec(name, boxes_of(one), actions, limit),
         reset,
         step,
-        draw_key if reads_key(step, state, action) else draw_nothing,
         settings={"env": name, "env_args": given},
         agents=env.num_agents,
         score=_team if kind.team else mean_reward,
@@ -147,9 +145,8 @@ def _reset(env: Any, kind: Kind, key: Key) -> tuple[PyTree, PyTree]:
     return state, _seen(env, kind, state, obs)
 
 
-def _step(env: Any, kind: Kind, limit: int | None, state: Any, action: Array, noise: PyTree) -> tuple[PyTree, TimeStep]:
-    """Step without the suite's auto-reset, with the given key, or a constant one that nobody reads."""
-    key = make_key(0) if isinstance(noise, tuple) else noise
+def _step(env: Any, kind: Kind, limit: int | None, state: Any, action: Array, key: Key) -> tuple[PyTree, TimeStep]:
+    """Step without the suite's auto-reset."""
     obs, after, rewards, dones, info = env.step_env(key, state, dict(zip(env.agents, action, strict=True)))
     after = jax.tree.map(lambda x, like: jnp.asarray(x, jnp.asarray(like).dtype), after, state)
     over = jnp.asarray(dones["__all__"], bool)

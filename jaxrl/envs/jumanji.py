@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.envs.base import Env, TimeStep, draw_key, draw_nothing
+from jaxrl.envs.base import Env, TimeStep
 from jaxrl.envs.suites import KEY, as_kinds, box_of, check_id, plain_params, reads_key
 from jaxrl.errors import SettingsError, reason_of, require_extra
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, space_struct
@@ -59,7 +59,6 @@ def jumanji_env(name: str, **params: Any) -> Env:
         EnvSpec(name, space, actions, limit),
         partial(_reset, env),
         partial(_step, env, keyed),
-        draw_key if keyed else draw_nothing,
         settings={"env": name, "env_args": dict(params)},
     )
     return _as_one_choice(made) if _is_joint(made.spec) else made
@@ -85,8 +84,8 @@ def _as_one_choice(env: Env) -> Env:
         state, obs = env.reset(key)
         return state, seen(obs)
 
-    def step(state: PyTree, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
-        state, out = env.step(state, jnp.stack(jnp.unravel_index(action, sizes)).astype(jnp.int32), noise)
+    def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, TimeStep]:
+        state, out = env.step(state, jnp.stack(jnp.unravel_index(action, sizes)).astype(jnp.int32), key)
         return state, out._replace(obs=seen(out.obs))
 
     space = {**env.spec.observation_space, "action_mask": Box(0, 1, (count,), "bool")}  # type: ignore[dict-item]
@@ -110,10 +109,9 @@ def _reset(env: Any, key: Key) -> tuple[PyTree, PyTree]:
     return jax.tree.map(jnp.asarray, state.replace(key=())), _dicts(first.observation)
 
 
-def _step(env: Any, keyed: bool, state: Any, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
+def _step(env: Any, keyed: bool, state: Any, action: PyTree, key: Key) -> tuple[PyTree, TimeStep]:
     """Step with the given key, or with a constant one that the environment does not read."""
-    key = noise if keyed else make_key(0)
-    state, out = env.step(state.replace(key=key), action)
+    state, out = env.step(state.replace(key=key if keyed else make_key(0)), action)
     terminated = out.last() & (out.discount == 0.0)
     info = {word: jnp.asarray(value, jnp.float32) for word, value in out.extras.items() if jnp.ndim(value) == 0}
     step = TimeStep(_dicts(out.observation), out.reward, terminated, out.last() & ~terminated, info)

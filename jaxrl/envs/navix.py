@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.envs.base import Env, TimeStep, draw_key, draw_nothing
+from jaxrl.envs.base import Env, TimeStep
 from jaxrl.envs.suites import KEY, as_kinds, box_of, check_flag, check_id, reads_key
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.spaces import Box, Discrete, EnvSpec, space_struct
@@ -50,7 +50,6 @@ def navix_env(name: str, *, observation: str | None = None, one_hot: Any = True,
         EnvSpec(name, _space(env, obs, values), actions, int(env.max_steps)),
         reset,
         partial(_step, env, values, keyed),
-        draw_key if keyed else draw_nothing,
         _render,
         {"env": name, "env_args": given},
     )
@@ -105,12 +104,12 @@ def _reset(env: Any, values: int | None, key: Key) -> tuple[PyTree, Array]:
     return (first.t, first.state.replace(key=())), _seen(first.observation, values)
 
 
-def _step(env: Any, values: int | None, keyed: bool, state: Any, action: Array, noise: PyTree) -> Any:
+def _step(env: Any, values: int | None, keyed: bool, state: Any, action: Array, key: Key) -> Any:
     """Step from an episode that goes on, whatever step it is: an ended one Navix would begin anew."""
     from navix.environments.environment import Timestep
 
     t, inner = state
-    inner = inner.replace(key=noise if keyed else make_key(0))
+    inner = inner.replace(key=key if keyed else make_key(0))
     before = Timestep(t, (), jnp.int32(0), jnp.float32(0), jnp.int32(0), inner, {"return": jnp.float32(0)})
     out = env.step(before, action)
     return (out.t, out.state.replace(key=())), TimeStep(_seen(out.observation, values), out.reward, out.step_type == 2)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.envs.base import Env, TimeStep, check_stable, draw_nothing
+from jaxrl.envs.base import Env, TimeStep, check_stable
 from jaxrl.envs.suites import KEY, box_of, copy_containers
 from jaxrl.errors import SettingsError, check_count, describe_error
 from jaxrl.masks import MASK
@@ -152,7 +152,7 @@ def object_env(theirs: Theirs) -> Env:
     alone = isinstance(seen, dict) and not isinstance(jax.eval_shape(partial(_seen, False), told), dict)
     space = _space({SEEN: theirs.observations} if alone else theirs.observations, seen, theirs.leaf)
     spec = EnvSpec(theirs.name, space, theirs.actions, theirs.limit)
-    env = Env(spec, partial(_reset, theirs, masked), partial(_step, theirs, masked), draw_nothing)
+    env = Env(spec, partial(_reset, theirs, masked), partial(_step, theirs, masked))
     check_stable(env)
     return env
 
@@ -173,8 +173,8 @@ def _reset(theirs: Theirs, masked: bool, key: Key, params: PyTree = None) -> tup
     return Held(_kept(state), params), _seen(masked, told)
 
 
-def _step(theirs: Theirs, masked: bool, held: Held, action: PyTree, noise: tuple[()]) -> tuple[Held, TimeStep]:
-    del noise
+def _step(theirs: Theirs, masked: bool, held: Held, action: PyTree, key: Key) -> tuple[Held, TimeStep]:
+    del key  # the state has its own
     state, told = theirs.step(copy_containers(held.state), action, held.params)
     reward = jnp.asarray(told.reward, jnp.float32)
     ended = jnp.asarray(told.terminated, bool)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.envs.base import Env, RenderFn, TimeStep, draw_nothing
+from jaxrl.envs.base import Env, RenderFn, TimeStep
 from jaxrl.envs.randomise import randomise
 from jaxrl.envs.suites import KEY, boxes_of, copy_containers, stored
 from jaxrl.errors import SettingsError, reason_of
@@ -37,7 +37,7 @@ def physics_env(
     """
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), jax.eval_shape(env.reset, KEY))
     spec = EnvSpec(name, boxes_of(like.obs), Box(-1.0, 1.0, (env.action_size,)), -(-limit // repeat))
-    return Env(spec, partial(_reset, env, like), partial(_step, env, like, repeat), draw_nothing, render, settings)
+    return Env(spec, partial(_reset, env, like), partial(_step, env, like, repeat), render, settings)
 
 
 def _reset(env: Any, like: PyTree, key: Key) -> tuple[PyTree, PyTree]:
@@ -45,8 +45,8 @@ def _reset(env: Any, like: PyTree, key: Key) -> tuple[PyTree, PyTree]:
     return stored(first, like), stored(first.obs, like.obs)
 
 
-def _step(env: Any, like: PyTree, repeat: int, state: Any, action: Array, noise: tuple[()]) -> tuple[PyTree, TimeStep]:
-    del noise
+def _step(env: Any, like: PyTree, repeat: int, state: Any, action: Array, key: Key) -> tuple[PyTree, TimeStep]:
+    del key  # the state has its own
     if repeat == 1:
         state = _advance(env, like, state, action)
         reward, done = state.reward, state.done > 0
@@ -95,8 +95,8 @@ def with_models(made: Env, env: Any, randomiser: Randomiser, share: Any) -> Env:
         state, obs = _bound(made.reset, swapped(parts))(key)
         return Modelled(state, parts), obs
 
-    def step(state: Modelled, action: Array, noise: tuple[()]) -> tuple[Modelled, TimeStep]:
-        after, out = _bound(made.step, swapped(state.model))(state.env, action, noise)
+    def step(state: Modelled, action: Array, key: Key) -> tuple[Modelled, TimeStep]:
+        after, out = _bound(made.step, swapped(state.model))(state.env, action, key)
         return Modelled(after, state.model), out
 
     def draw(key: Key, randomise: Any) -> tuple[Array, ...]:

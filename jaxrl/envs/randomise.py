@@ -49,8 +49,8 @@ def randomise(env: Env, draw: Callable[..., PyTree], **values: Any) -> Env:
         state, obs = begin(own, params)
         return Randomised(state, jax.tree.map(jnp.asarray, params)), obs
 
-    def step(state: Randomised, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
-        after, out = env.step(state.env, action, noise)
+    def step(state: Randomised, action: PyTree, key: Key) -> tuple[PyTree, TimeStep]:
+        after, out = env.step(state.env, action, key)
         return Randomised(after, state.params), out._replace(info={**out.info, **_told(state.params)})
 
     render = env.render

@@ -26,7 +26,7 @@ from jaxrl.xla.equations import work_of
 
 KINDS = ("auto", "fresh", "pool", "optimistic")
 FRESH_BYTES = 4096
-"""States of up to this many bytes are drawn ahead of the loop; larger ones are made from a key inside it."""
+"""Bytes of a state that `auto` calls small."""
 FRESH_WORK = 30_000
 """Numbers that a reset may work out for `auto` to call it cheap; most environments of gymnax take some hundreds."""
 SHARED_BY = 16
@@ -45,20 +45,18 @@ class Resets(NamedTuple):
     """What `resets_of` makes it from again, such as `pool:64`."""
     init: Callable[..., PyTree]
     """`(key, *values) -> store`: what is held in store; the key is consumed."""
-    draw: Callable[[Key], PyTree]
-    """Draw the randomness of a step; the key is consumed."""
     take: Callable[..., tuple[PyTree, Starts]]
-    """`(store, done, drawn, *values) -> (store, starts)`: the starts `[N, ...]`; only rows of `done` `[N]` are meant to
-    be read."""
+    """`(store, done, key, *values) -> (store, starts)`: the starts `[N, ...]`; only rows of `done` `[N]` are meant to
+    be read. The key is consumed."""
 
 
-def resets_of(name: str, start: StartFn, num_envs: int, late: bool = False) -> Resets:
+def resets_of(name: str, start: StartFn, num_envs: int) -> Resets:
     """Return the source that `name` says: `fresh`, `pool[:K]`, `optimistic[:R]`, or `auto`.
 
     `K` is the number of states in a pool (twice the environments, if left out), `R` how many environments share a
     reset (16). `auto` is `fresh` where a reset is cheap and small, `pool` elsewhere; it goes by the traced program, so
-    it answers the same on every machine. With `late`, starts depend on values that are known in the step alone, so that
-    none are drawn ahead; those of a pool are of the values when it was filled.
+    it answers the same on every machine. Where starts depend on values, those of a pool are of the values when it was
+    filled.
 
     Raises:
       SettingsError: the name is unknown, or the number does not fit the environments.
@@ -70,7 +68,7 @@ def resets_of(name: str, start: StartFn, num_envs: int, late: bool = False) -> R
     if kind == "auto":
         kind = "fresh" if cheap(start) else "pool"
     if kind == "fresh":
-        return fresh(start, num_envs, late)
+        return fresh(start, num_envs)
     if kind == "optimistic":
         return optimistic(start, num_envs, min(SHARED_BY, num_envs) if number is None else number)
     return pool(start, num_envs, 2 * num_envs if number is None else number)
@@ -99,19 +97,14 @@ def cheap(start: StartFn) -> bool:
     return attempt("the work of a reset", lambda: work_of(start, one) <= FRESH_WORK, lambda: True)
 
 
-def fresh(start: StartFn, num_envs: int, late: bool = False) -> Resets:
-    """Reset all environments at every step: ahead of the loop if the states are small and not `late`, else inside."""
-    keys = jax.eval_shape(lambda: jax.random.split(make_key(0), 1))
-    ahead = not late and tree_bytes(jax.eval_shape(start, keys)) <= FRESH_BYTES
+def fresh(start: StartFn, num_envs: int) -> Resets:
+    """Reset all environments at every step."""
+    made = jax.jit(start)  # a function of keys alone is one that can be computed ahead of a loop as a whole
 
-    def draw(key: Key) -> PyTree:
-        keys = jax.random.split(key, num_envs)
-        return start(keys) if ahead else keys
+    def take(store: PyTree, done: Array, key: Key, *values: PyTree) -> tuple[PyTree, Starts]:
+        return store, made(jax.random.split(key, num_envs), *values)
 
-    def take(store: PyTree, done: Array, drawn: PyTree, *values: PyTree) -> tuple[PyTree, Starts]:
-        return store, drawn if ahead else start(drawn, *values)
-
-    return Resets("fresh", lambda key, *values: (), draw, take)
+    return Resets("fresh", lambda key, *values: (), take)
 
 
 class Pool(NamedTuple):
@@ -158,7 +151,7 @@ def pool(start: StartFn, num_envs: int, size: int) -> Resets:
         put = lambda leaf, rows: leaf.at[place].set(rows, unique_indices=True)
         return store._replace(starts=jax.tree.map(put, store.starts, made), left=store.left + batch)
 
-    return Resets(f"pool:{size}", init, lambda key: key, take)
+    return Resets(f"pool:{size}", init, take)
 
 
 def optimistic(start: StartFn, num_envs: int, shared_by: int) -> Resets:
@@ -170,8 +163,8 @@ def optimistic(start: StartFn, num_envs: int, shared_by: int) -> Resets:
     check_count("resets: the number that shares a reset", shared_by, most=num_envs)
     made = math.ceil(num_envs / shared_by)
 
-    def take(store: PyTree, done: Array, keys: Array, *values: PyTree) -> tuple[PyTree, Starts]:
+    def take(store: PyTree, done: Array, key: Key, *values: PyTree) -> tuple[PyTree, Starts]:
         place = (jnp.cumsum(done, dtype=jnp.int32) - 1) % made
-        return store, jax.tree.map(lambda leaf: leaf[place], start(keys, *values))
+        return store, jax.tree.map(lambda leaf: leaf[place], start(jax.random.split(key, made), *values))
 
-    return Resets(f"optimistic:{shared_by}", lambda key, *values: (), lambda key: jax.random.split(key, made), take)
+    return Resets(f"optimistic:{shared_by}", lambda key, *values: (), take)

@@ -113,7 +113,7 @@ def copy_containers(state: PyTree) -> Any:
 
 
 def reads_key(step: Callable[[Any, Any, Any], Any], state: PyTree, action: PyTree) -> bool:
-    """Return whether `step(state, action, key)` reads its key at all; if not, none needs to be drawn."""
+    """Return whether `step(state, action, key)` reads its key at all; if not, it is given a constant one."""
     jaxpr = jax.make_jaxpr(lambda key, state, action: step(state, action, key))(KEY, state, action).jaxpr
     return any(var is jaxpr.invars[0] for eqn in jaxpr.eqns for var in eqn.invars)
 

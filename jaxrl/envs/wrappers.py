@@ -35,22 +35,21 @@ def action_repeat(env: Env, times: int) -> Env:
     if limit is not None and times > limit:
         raise SettingsError(f"action_repeat is {times}, but episodes of {env.spec.name} have {limit} steps at most")
 
-    def step(state: PyTree, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
-        first, more = jax.tree.map(lambda x: x[0], noise), jax.tree.map(lambda x: x[1:], noise)
-        begun = _typed(env.step(state, action, first))
+    def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, TimeStep]:
+        keys = jax.random.split(key, times)
+        begun = _typed(env.step(state, action, keys[0]))
 
-        def again(so_far: tuple[PyTree, TimeStep], noise: PyTree) -> tuple[tuple[PyTree, TimeStep], None]:
+        def again(so_far: tuple[PyTree, TimeStep], key: Key) -> tuple[tuple[PyTree, TimeStep], None]:
             state, out = so_far
-            state_after, next_out = _typed(env.step(state, action, noise))
+            state_after, next_out = _typed(env.step(state, action, key))
             next_out = next_out._replace(reward=out.reward + next_out.reward)
             return tree_where(jnp.logical_or(out.terminated, out.truncated), so_far, (state_after, next_out)), None
 
-        return jax.lax.scan(again, begun, more, times - 1)[0]
+        return jax.lax.scan(again, begun, keys[1:])[0]
 
     return env._replace(
         spec=env.spec._replace(time_limit=None if limit is None else limit // times),
         step=step,
-        draw=lambda key: jax.vmap(env.draw)(jax.random.split(key, times)),
         settings=None,
         goal=None,
     )
@@ -88,18 +87,15 @@ def sticky_actions(env: Env, probability: float) -> Env:
         state, obs = env.reset(key, *values)
         return Sticky(state, space_zeros(env.spec.action_space), jnp.zeros((), bool)), obs
 
-    def step(state: Sticky, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
-        sticks, own = noise
+    def step(state: Sticky, action: PyTree, key: Key) -> tuple[PyTree, TimeStep]:
+        sticks_key, step_key = jax.random.split(key)
+        sticks = jax.random.bernoulli(sticks_key, probability)
         last = jax.tree.map(lambda x, like: jnp.asarray(x, like.dtype), action, state.action)
         taken = tree_where(sticks & state.begun, state.action, last)
-        after, out = env.step(state.env, taken, own)
+        after, out = env.step(state.env, taken, step_key)
         return Sticky(after, taken, jnp.ones((), bool)), out
 
-    def draw(key: Key) -> PyTree:
-        mine, own = jax.random.split(key)
-        return jax.random.bernoulli(mine, probability), env.draw(own)
-
-    return _around(env, reset, step, lambda state: state.env)._replace(draw=draw)
+    return _around(env, reset, step, lambda state: state.env)
 
 
 class Clocked(NamedTuple):
@@ -127,8 +123,8 @@ def time(env: Env) -> Env:
         state, obs = env.reset(key, *values)
         return Clocked(state, jnp.int32(0)), shown(obs, jnp.int32(0))
 
-    def step(state: Clocked, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
-        after, out = env.step(state.env, action, noise)
+    def step(state: Clocked, action: PyTree, key: Key) -> tuple[PyTree, TimeStep]:
+        after, out = env.step(state.env, action, key)
         return Clocked(after, state.steps + 1), out._replace(obs=shown(out.obs, state.steps + 1))
 
     return _around(env, reset, step, lambda state: state.env, {"time": Box(0.0, 1.0, (1,))})
@@ -157,8 +153,8 @@ def previous(env: Env) -> Env:
         state, obs = env.reset(key, *values)
         return state, shown(obs, jnp.zeros(width), jnp.float32(0))
 
-    def step(state: PyTree, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
-        after, out = env.step(state, action, noise)
+    def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, TimeStep]:
+        after, out = env.step(state, action, key)
         reward = jnp.asarray(out.reward, jnp.float32)
         return after, out._replace(obs=shown(out.obs, _flat(action_space, action), reward))
 
@@ -172,8 +168,8 @@ def transform_obs(env: Env, function: Callable[[PyTree], PyTree], space: Space) 
         state, obs = env.reset(key, *values)
         return state, function(obs)
 
-    def step(state: PyTree, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
-        after, out = env.step(state, action, noise)
+    def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, TimeStep]:
+        after, out = env.step(state, action, key)
         return after, out._replace(obs=function(out.obs))
 
     spec = env.spec._replace(observation_space=space)
@@ -186,8 +182,8 @@ def transform_reward(env: Env, function: Callable[[PyTree, PyTree, TimeStep], Ar
     Runs are scored by it too. Let an `Evaluator` judge in the environment as it was, if that is what counts.
     """
 
-    def step(state: PyTree, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
-        after, out = env.step(state, action, noise)
+    def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, TimeStep]:
+        after, out = env.step(state, action, key)
         return after, out._replace(reward=function(state, action, out))
 
     return env._replace(step=step, settings=None, goal=None)

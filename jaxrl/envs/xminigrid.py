@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.envs.base import Env, TimeStep, draw_nothing
+from jaxrl.envs.base import Env, TimeStep
 from jaxrl.envs.suites import check_flag, check_id, check_params, check_whole
 from jaxrl.errors import SettingsError, require_extra
 from jaxrl.spaces import Box, Discrete, EnvSpec
@@ -55,7 +55,6 @@ def xminigrid_env(name: str, *, one_hot: Any = True, **params: Any) -> Env:
         spec,
         partial(_reset, env, made, one_hot),
         partial(_step, env, made, one_hot),
-        draw_nothing,
         partial(_render, made),
         {"env": name, "env_args": given} if by_name else None,
     )
@@ -98,11 +97,11 @@ def _reset(env: Any, params: Any, one_hot: bool, key: Key) -> tuple[PyTree, Arra
     return _bare(first.state), _seen(first.observation, one_hot)
 
 
-def _step(env: Any, params: Any, one_hot: bool, state: PyTree, action: Array, noise: tuple[()]) -> Any:
+def _step(env: Any, params: Any, one_hot: bool, state: PyTree, action: Array, key: Key) -> Any:
     """Step; what the suite calls the last step of an episode matters only where it ends by itself."""
     from xminigrid.types import TimeStep as TheirStep
 
-    del noise
+    del key  # the state has its own
     out = env.step(params, TheirStep(state, 1, 0.0, 1.0, ()), action)
     return _bare(out.state), TimeStep(_seen(out.observation, one_hot), out.reward, out.discount == 0.0)
 

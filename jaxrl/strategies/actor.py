@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl.masks import random_action
 from jaxrl.processors.base import begin as begin_processor
 from jaxrl.spaces import space_struct, space_zeros
-from jaxrl.strategies.interaction import Acting, StepInfo, draw_steps, interact, open_envs, step_info
+from jaxrl.strategies.base import fold
+from jaxrl.strategies.interaction import Acting, StepInfo, choose, interact, open_envs, step_info
 from jaxrl.trees import Array, Key, PyTree, make_key, row_struct
 from jaxrl.types import Step, Transition
 from jaxrl.xla.packing import Layout, join_short, layout_of, pack, unpack
@@ -33,8 +33,10 @@ class Standing(NamedTuple):
     processor: PyTree
     fresh: PyTree
     """What the processor has learnt in this round."""
-    row: Array
-    """Row of the noise for the next choice."""
+    round: Array
+    """Number of the round."""
+    step: Array
+    """Step in the round that is chosen for next."""
     opt_step: Array
     """Optimisation step of the parameters."""
 
@@ -57,8 +59,7 @@ def layout_of_steps(acting: Acting) -> Layout:
         agent_key, env_key, key = jax.random.split(make_key(0), 3)
         agent = acting.agent.init(agent_key)
         loop, _ = open_envs(acting, agent, env_key)
-        noise = jax.tree.map(lambda x: x[0], draw_steps(acting, key, 1))
-        return interact(acting, agent, jnp.uint32(0), False, loop, noise)[1]
+        return interact(acting, agent, jnp.uint32(0), False, loop, key)[1]
 
     return layout_of(row_struct(jax.eval_shape(one)), flag="uint32")
 
@@ -101,10 +102,9 @@ def begin(acting: Acting, layout: Layout, agent: PyTree, learnt: PyTree, obs: Py
 
 def _standing(acting: Acting, agent: PyTree, learnt: PyTree, obs: PyTree, key: Key) -> Standing:
     seen = acting.processor.observe(acting.processor.init(obs))
-    noise = acting.agent.draw_act(key, acting.env.num_envs)
-    shapes = jax.eval_shape(lambda: acting.agent.act(agent, seen, noise, jnp.uint32(0), "explore"))
+    shapes = jax.eval_shape(lambda: acting.agent.act(agent, seen, key, jnp.uint32(0), "explore"))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    processor, numbers = acting.processor, (jnp.uint32(0), jnp.uint32(0))
+    processor, numbers = acting.processor, (jnp.uint32(0),) * 3
     if not jax.tree.leaves(learnt):
         return Standing(begin_processor(processor, obs, *zeros), learnt, *numbers)
     nothing = jax.tree.map(jnp.zeros_like, learnt)
@@ -116,19 +116,26 @@ def _standing(acting: Acting, agent: PyTree, learnt: PyTree, obs: PyTree, key: K
 
 
 def first(
-    acting: Acting, layout: Layout, agent: PyTree, window: Words, noise: PyTree, place: Array
+    acting: Acting, layout: Layout, random: bool, agent: PyTree, window: Words, key: Key, place: Array
 ) -> tuple[Words, Choice]:
-    """Choose for the first step of a round."""
-    standing = _open(layout, window)._replace(row=place[0], opt_step=place[1])
-    return _close(layout, standing), _choose(acting, agent, standing, noise)
+    """Choose for the first step of a round; `place` is uint32: the number of the round, and the optimisation step."""
+    standing = _open(layout, window)._replace(round=place[0], step=jnp.uint32(0), opt_step=place[1])
+    return _close(layout, standing), _choose(acting, random, agent, standing, key)
 
 
 def next(
-    acting: Acting, layouts: Layouts, agent: PyTree, window: Words, choice: Choice, noise: PyTree, told: Words
+    acting: Acting,
+    layouts: Layouts,
+    random: bool,
+    agent: PyTree,
+    window: Words,
+    choice: Choice,
+    key: Key,
+    told: Words,
 ) -> tuple[Words, Choice, Words]:
     """Take in what a choice led to, and choose for the next step; return also the step taken in, packed `[N, W]`."""
     standing, words = _take(acting, layouts, window, choice, told)
-    return _close(layouts.window, standing), _choose(acting, agent, standing, noise), words
+    return _close(layouts.window, standing), _choose(acting, random, agent, standing, key), words
 
 
 def last(acting: Acting, layouts: Layouts, window: Words, choice: Choice, told: Words) -> tuple[Words, Words, PyTree]:
@@ -144,13 +151,11 @@ def taught(acting: Acting, layout: Layout, window: Words, learnt: PyTree) -> Wor
     return _close(layout, standing._replace(processor=acting.processor.taught(standing.processor, learnt), fresh=fresh))
 
 
-def _choose(acting: Acting, agent: PyTree, standing: Standing, noise: PyTree) -> Choice:
-    """Choose actions with the randomness of this step of the round."""
-    row = standing.row.astype(jnp.int32)
-    act_noise, drawn, _ = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, row, keepdims=False), noise)
+def _choose(acting: Acting, random: bool, agent: PyTree, standing: Standing, key: Key) -> Choice:
+    """Choose actions; `key` is the actor's."""
+    step_key = fold(fold(key, standing.round), standing.step)
     obs = acting.processor.observe(standing.processor)
-    action, extras = acting.agent.act(agent, obs, act_noise, standing.opt_step, "explore")
-    return Choice(random_action(acting.env.spec, drawn, obs) if jax.tree.leaves(drawn) else action, extras)
+    return Choice(*choose(acting.agent, acting.env.spec, agent, obs, step_key, standing.opt_step, random))
 
 
 def _take(acting: Acting, layouts: Layouts, window: Words, choice: Choice, told: Words) -> tuple[Standing, Words]:
@@ -163,4 +168,4 @@ def _take(acting: Acting, layouts: Layouts, window: Words, choice: Choice, told:
         fresh = acting.processor.learnt(apart)
     processor, items = acting.processor.process(standing.processor, step)
     words = pack(layouts.step, (items, step_info(step)), join_short)
-    return standing._replace(processor=processor, fresh=fresh, row=standing.row + 1), words
+    return standing._replace(processor=processor, fresh=fresh, step=standing.step + 1), words

@@ -1,4 +1,4 @@
-"""The interface of a strategy, the policy that it trains, and the loop over iterations with randomness drawn ahead."""
+"""The interface of a strategy, the policy that it trains, and the loop over its iterations."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -6,28 +6,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import HostEnv
 from jaxrl.metrics import Metrics, Stat, columns_of, merge_stats, metrics_of, stat
 from jaxrl.spaces import EnvSpec
 from jaxrl.strategies.guard import Health
-from jaxrl.trees import Array, Key, PyTree, tree_bytes
+from jaxrl.trees import Array, Key, PyTree
 from jaxrl.tuning import Swap
 from jaxrl.types import Step
 from jaxrl.written import brief
 from jaxrl.xla import PLATFORMS, shaped_for
-from jaxrl.xla.carry import TIED_WITHIN, fori_loop, rows_of, scan
-from jaxrl.xla.hoist import hoist
+from jaxrl.xla.ahead import drawn_ahead
+from jaxrl.xla.carry import TIED_WITHIN, scan
 
 if TYPE_CHECKING:
     from jaxrl.strategies.remote import Remote
-
-BLOCK = 64
-"""Iterations whose randomness is drawn in one batched call, at most."""
-BLOCK_BYTES = 4 << 20
-"""Bytes of randomness of one block, at most (but never less than one iteration)."""
 
 
 class StrategyInit(Protocol):
@@ -36,15 +30,13 @@ class StrategyInit(Protocol):
         ...
 
 
-class StrategyDraw(Protocol):
-    def __call__(self, key: Key, t: Array, /) -> PyTree:
-        """Return all randomness of iteration `t` (uint32), a pure function of the stream's key and `t`."""
-        ...
-
-
 class StrategyStep(Protocol):
-    def __call__(self, state: PyTree, noise: PyTree, t: Array, /) -> tuple[PyTree, Metrics]:
-        """Make iteration `t`; return the new state and its metrics. `t` is one scalar, also for a population."""
+    def __call__(self, state: PyTree, key: Key, t: Array, /, *arrival: PyTree) -> tuple[PyTree, Metrics]:
+        """Make iteration `t` (uint32); return the new state and its metrics.
+
+        The key is `fold(state.key, t)`, and is consumed. `t` is one scalar, also for a population. With actors, what
+        they have sent follows.
+        """
         ...
 
 
@@ -100,8 +92,8 @@ class Ended(NamedTuple):
 class Telling(NamedTuple):
     """A training step that also tells which episodes ended in it."""
 
-    step: Callable[[PyTree, PyTree, Array], tuple[PyTree, Metrics, Ended]]
-    """`(state, noise, t) -> (state, metrics, ended)`: `Strategy.step`, and what ended."""
+    step: Callable[..., tuple[PyTree, Metrics, Ended]]
+    """`(state, key, t) -> (state, metrics, ended)`: `Strategy.step`, and what ended."""
     num_envs: int
     """Environments that step at once; a row of `Ended` is theirs in turn."""
 
@@ -119,13 +111,12 @@ class Refill(NamedTuple):
 class Strategy(NamedTuple):
     """One pure training step, composed of environment, processor, buffer and agent.
 
-    A strategy of one's own needs the first five fields; its state must have a field `key`, the key of its stream. What
+    A strategy of one's own needs the first four fields; its state must have a field `key`, the key of its stream. What
     else the host asks of a state, it asks by the functions below.
     Evaluation needs `policy` and either `env` or `judge`, or an evaluator of one's own.
     """
 
     init: StrategyInit
-    draw: StrategyDraw
     step: StrategyStep
     env_steps_per_step: int
     opt_steps_per_step: int
@@ -144,8 +135,8 @@ class Strategy(NamedTuple):
     settings: Mapping[str, Any] | None = None
     """What rebuilds it; parts made by hand are listed under `custom`. `None` for a strategy made by hand."""
     remote: "Remote | None" = None
-    """What actors do, where environments are on the host; the noise of `step` is then `(arrival, what draw returned)`,
-    and `init` leaves the warm-up to them."""
+    """What actors do, where environments are on the host; `step` then also takes what they have sent, and `init` leaves
+    the warm-up to them."""
     health: Callable[[PyTree], Health] | None = None
     """`(state) -> health`: how updates have been going. A run goes back where too many in a row were skipped; without
     it, never."""
@@ -188,84 +179,27 @@ def fold(key: Key, t: Array | int) -> Key:
     return jax.random.fold_in(key, t)
 
 
-def noise_shapes(strategy: Strategy, state: PyTree) -> PyTree:
-    """Return the shapes of what `strategy.step` is given as noise."""
-    drawn = jax.eval_shape(strategy.draw, state.key, np.uint32(0))
-    return drawn if strategy.remote is None else (strategy.remote.arrival, drawn)
+def iterate(body: Callable[[PyTree, Key, Array], PyTree], key: Key, carry: PyTree, start: Array, stop: Array) -> PyTree:
+    """Run `carry = body(carry, fold(key, t), t)` for `t` from `start` to `stop`.
 
-
-def block_length(draw: StrategyDraw, key: Key) -> int:
-    """Return how many iterations' randomness to draw at once: a power of two, from the size of one iteration's."""
-    return block_of(tree_bytes(jax.eval_shape(draw, key, np.uint32(0))))
-
-
-def block_of(one: int) -> int:
-    """Return how many iterations' randomness to draw at once, if that of one takes `one` bytes."""
-    length = BLOCK
-    while length > 1 and length * one > BLOCK_BYTES:
-        length //= 2
-    return length
-
-
-def draw_block(draw: StrategyDraw, key: Key, first: Array, length: int) -> PyTree:
-    """Draw the randomness of `length` iterations from `first` (uint32) on in one call; leaves `[length, ...]`."""
-    return jax.vmap(draw, in_axes=(None, 0))(key, first + jnp.arange(length, dtype=jnp.uint32))
-
-
-def iterate(
-    draw: StrategyDraw,
-    body: Callable[[PyTree, PyTree, Array], PyTree],
-    key: Key,
-    carry: PyTree,
-    start: Array,
-    stop: Array,
-) -> PyTree:
-    """Run `carry = body(carry, draw(key, t), t)` for `t` from `start` to `stop`, drawing a block at a time.
-
-    Drawn ahead is what `draw` returns, and what `body` itself draws from keys among that, see `jaxrl.xla.hoist`.
-
-    `start` and `stop` are traced: one program runs every length. Blocks begin at whole multiples of their length,
-    so that an iteration's randomness always comes from the same place of the same program: how a run is cut into
-    calls cannot change a bit of it.
+    `start` and `stop` are traced: one program runs every length, and how a run is cut into calls changes no bit of it.
     """
     start, stop = (jnp.asarray(t, jnp.uint32) for t in (start, stop))
     if not shaped_for(*PLATFORMS):
-        return jax.lax.fori_loop(start, stop, lambda t, carry: body(carry, draw(key, t), t), carry)
-    drawn = jax.eval_shape(draw, key, np.uint32(0))
-    hoisted = hoist(body, carry, drawn, start)
-    length = block_of(tree_bytes(drawn) + tree_bytes(hoisted.drawn))
-
-    def block(index: Array, carry: PyTree) -> PyTree:
-        first = index * length
-        noise = draw_block(draw, key, first, length)
-        places = first + jnp.arange(length, dtype=jnp.uint32)
-        rows, row = rows_of((noise, jax.vmap(hoisted.ahead)(noise, places)))
-
-        def one(t: Array, carry: PyTree) -> PyTree:
-            # The block ends are below 2^32 because the first of them is at most `stop`.
-            place = (t - first).astype(jnp.int32)
-            at_place = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, place, keepdims=False), rows)
-            noise, numbers = row(at_place)
-            return hoisted.behind(carry, numbers, noise, t)
-
-        low = jnp.maximum(start, first)
-        high = jnp.where(stop - first < length, stop, first + length)
-        return fori_loop(low, high, one, carry)
-
-    blocks_end = stop // length + (stop % length > 0).astype(jnp.uint32)
-    return jax.lax.fori_loop(start // length, blocks_end, block, carry)
+        return jax.lax.fori_loop(start, stop, lambda t, carry: body(carry, fold(key, t), t), carry)
+    return drawn_ahead(body, lambda t: fold(key, t), carry, start, stop)
 
 
 def repeat(
     body: Callable[[PyTree, PyTree, Array], tuple[PyTree, Metrics]],
     state: PyTree,
-    noise: PyTree,
+    rows: PyTree,
     first: Array,
     times: int,
 ) -> tuple[PyTree, Metrics]:
-    """Run `state, metrics = body(state, noise[i], first + i)` for each of `times` rows of `noise`."""
+    """Run `state, metrics = body(state, rows[i], first + i)` for each of `times` rows, such as keys."""
     if times == 1:
-        return body(state, jax.tree.map(lambda x: x[0], noise), first)
+        return body(state, jax.tree.map(lambda x: x[0], rows), first)
 
     def one(carry: tuple[PyTree, Stat], xs: tuple[PyTree, Array]) -> tuple[tuple[PyTree, Stat], None]:
         state, sums = carry
@@ -273,7 +207,7 @@ def repeat(
         return (state, merge_stats(sums, columns_of(metrics))), None
 
     # Summed as they come: stacked, every number of every metric would be written by a kernel of its own.
-    xs = (noise, first + jnp.arange(times, dtype=jnp.uint32))
+    xs = (rows, first + jnp.arange(times, dtype=jnp.uint32))
     _, like = jax.eval_shape(body, state, *jax.tree.map(lambda x: x[0], xs))
     nothing = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(like),)), stat(jnp.float32(0), False))
     (state, sums), _ = scan(one, (state, nothing), xs, on=TIED_WITHIN)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxrl import shards
 from jaxrl.agents.base import Agent
 from jaxrl.metrics import Metrics, Stat, Total, stat
-from jaxrl.trees import Array, PyTree, tree_where
+from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Transition
 from jaxrl.xla.columns import of_each
 from jaxrl.xla.verdict import either, first_bad, still_finite
@@ -57,7 +57,7 @@ def name_of(code: int, names: Iterable[str]) -> str:
 
 
 def guarded_update(
-    agent: Agent, state: PyTree, health: Health, batch: Batch, noise: PyTree, opt_step: Array
+    agent: Agent, state: PyTree, health: Health, batch: Batch, key: Key, opt_step: Array
 ) -> tuple[PyTree, Health, Metrics, Array]:
     """Make one update, or none where its loss, gradient or result is not finite.
 
@@ -67,7 +67,7 @@ def guarded_update(
     nothing to the other metrics. Returns the agent's state, the health, the metrics, and the priorities `[B]`: after a
     skipped update -1, not known.
     """
-    new, metrics, priorities = agent.update(state, batch, noise, opt_step)
+    new, metrics, priorities = agent.update(state, batch, key, opt_step)
     metrics = shards.merged(metrics)
     # A `Stat` without measurements has infinite bounds; its sum tells whether what was measured is finite.
     numbers = {name: m.sum if isinstance(m, Stat) else m for name, m in metrics.items() if not isinstance(m, Total)}

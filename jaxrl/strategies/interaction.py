@@ -12,7 +12,7 @@ from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.agents.schedules import follow
 from jaxrl.envs.base import Env, VecEnv, VecEnvState, obs_valid, timed, vectorise
 from jaxrl.errors import SettingsError, check_count
-from jaxrl.masks import draw_random, random_action
+from jaxrl.masks import random_action
 from jaxrl.metrics import Metrics, stats, totals
 from jaxrl.processors.base import Processor, begin, blank_step, chain
 from jaxrl.processors.memory import remember
@@ -134,42 +134,36 @@ def require_maker(agent: object) -> None:
 
 
 def interact(
-    acting: Acting, agent: PyTree, opt_step: Array, random: bool, loop: EnvLoopState, noise: PyTree
+    acting: Acting, agent: PyTree, opt_step: Array, random: bool, loop: EnvLoopState, key: Key
 ) -> tuple[EnvLoopState, tuple[Transition, StepInfo]]:
-    """Take one step in all environments; their transitions and what was seen are `[N, ...]`."""
-    act_noise, drawn, env_noise = noise
+    """Take one step in all environments; their transitions and what was seen are `[N, ...]`. The key is consumed."""
+    act_key, env_key = jax.random.split(key)
     obs = acting.processor.observe(loop.processor)
-    action, extras = acting.agent.act(agent, obs, act_noise, opt_step, "explore")
-    action = random_action(acting.env.spec, drawn, obs) if random else action
-    env, step = acting.env.step(timed(acting.env, loop.env, opt_step), action, env_noise)
+    action, extras = choose(acting.agent, acting.env.spec, agent, obs, act_key, opt_step, random)
+    env, step = acting.env.step(timed(acting.env, loop.env, opt_step), action, env_key)
     processor, items = acting.processor.process(loop.processor, step._replace(extras=extras))
     return EnvLoopState(env, processor), (items, step_info(step))
 
 
+def choose(
+    agent: Agent, spec: EnvSpec, state: PyTree, obs: PyTree, key: Key, opt_step: Array, random: bool
+) -> tuple[PyTree, PyTree]:
+    """Return the agent's actions for `obs` `[N, ...]`, or if `random` uniform ones, and extras. The key is consumed."""
+    act_key, random_key = jax.random.split(key)
+    action, extras = agent.act(state, obs, act_key, opt_step, "explore")
+    return random_action(spec, random_key, obs) if random else action, extras
+
+
 def collect(
-    acting: Acting, agent: PyTree, opt_step: Array, loop: EnvLoopState, noise: PyTree, random: bool = False
+    acting: Acting, agent: PyTree, opt_step: Array, loop: EnvLoopState, key: Key, steps: int, random: bool = False
 ) -> tuple[EnvLoopState, Transition, StepInfo]:
-    """Take the steps of `noise` in all environments; return transitions and what was seen, leaves `[T, N, ...]`."""
+    """Take `steps` steps in all environments; return transitions and what was seen, leaves `[T, N, ...]`.
+
+    The key is consumed.
+    """
     step = partial(interact, acting, cut_out(agent), opt_step, random)
-    loop, (items, seen) = scan_rows(step, loop, noise)
+    loop, (items, seen) = scan_rows(step, loop, jax.random.split(key, steps))
     return loop, items, seen
-
-
-def draw_steps(acting: Acting, key: Key, steps: int, random: bool = False) -> PyTree:
-    """Draw the randomness of `steps` steps; with `random`, also actions to take instead of the agent's."""
-
-    def draw(key: Key) -> PyTree:
-        act, actions, env_key = draw_acting(acting.agent, acting.env.spec, acting.env.num_envs, key, random)
-        return act, actions, acting.env.draw(env_key)
-
-    return jax.vmap(draw)(jax.random.split(key, steps))
-
-
-def draw_acting(agent: Agent, spec: EnvSpec, num_envs: int, key: Key, random: bool) -> tuple[PyTree, PyTree, Key]:
-    """Draw the randomness of one `act`, if `random` that of `random_action`, and a key for the environments' step."""
-    act_key, random_key, env_key = jax.random.split(key, 3)
-    actions = draw_random(spec, random_key, num_envs) if random else ()
-    return agent.draw_act(act_key, num_envs), actions, env_key
 
 
 def step_info(step: Step) -> StepInfo:
@@ -197,19 +191,20 @@ def episode_metrics(seen: StepInfo) -> Metrics:
     return {**stats(of_episodes, done), **totals(events), **(stats(own, there) if own else {})}
 
 
-Advance = Callable[[PyTree, PyTree, Array], tuple[PyTree, Metrics, StepInfo]]
-"""`(state, noise, t) -> (state, metrics, seen)`: an iteration, and what its steps were."""
+Advance = Callable[..., tuple[PyTree, Metrics, StepInfo]]
+"""`(state, key, t) -> (state, metrics, seen)`, with actors `(state, key, t, arrival)`: an iteration, and what its steps
+were."""
 
 
-def step_of(advance: Advance, state: PyTree, noise: PyTree, t: Array) -> tuple[PyTree, Metrics]:
+def step_of(advance: Advance, state: PyTree, key: Key, t: Array, *arrival: PyTree) -> tuple[PyTree, Metrics]:
     """Make an iteration, as `Strategy.step`."""
-    state, metrics, _ = advance(state, noise, t)
+    state, metrics, _ = advance(state, key, t, *arrival)
     return state, metrics
 
 
-def telling_step(advance: Advance, state: PyTree, noise: PyTree, t: Array) -> tuple[PyTree, Metrics, Ended]:
+def telling_step(advance: Advance, state: PyTree, key: Key, t: Array, *arrival: PyTree) -> Any:
     """Make an iteration, as `Telling.step`."""
-    state, metrics, seen = advance(state, noise, t)
+    state, metrics, seen = advance(state, key, t, *arrival)
     return state, metrics, ended(seen)
 
 
@@ -250,8 +245,7 @@ def open_processor(
     """
 
     def first(state: PyTree, obs: PyTree, key: Key) -> PyTree:
-        noise = agent.draw_act(key, jax.tree.leaves(obs)[0].shape[0])
-        action, extras = agent.act(state, processor.observe(processor.init(obs)), noise, jnp.uint32(0), "explore")
+        action, extras = agent.act(state, processor.observe(processor.init(obs)), key, jnp.uint32(0), "explore")
         started = begin(processor, obs, action, extras)
         return action, extras, processor.process(started, blank_step(obs, action, extras))[1]
 

@@ -28,7 +28,6 @@ from jaxrl.strategies.interaction import (
     EnvLoopState,
     StepInfo,
     collect,
-    draw_steps,
     episode_metrics,
     interact,
     introduce,
@@ -54,7 +53,6 @@ from jaxrl.strategies.remote import (
 )
 from jaxrl.strategies.replay import (
     UpdateSchedule,
-    draw_learning,
     learn,
     least_rows,
     sampled_for,
@@ -162,7 +160,6 @@ def off_policy(
     parts = _Parts(bound, learnt_from, schedule._replace(num_envs=vector.num_envs), host_actors)
     one = Strategy(
         init=partial(_init, parts),
-        draw=partial(_draw, parts),
         step=partial(step_of, partial(_advance, parts)),
         env_steps_per_step=parts.schedule.rows,
         opt_steps_per_step=parts.schedule.updates,
@@ -243,20 +240,23 @@ def _part_of_buffer(buffer: Buffer, shards: int) -> Buffer:
 # --- the training step ------------------------------------------------------------------------------------------
 
 
-def _advance(parts: _Parts, state: OffPolicyState, noise: PyTree, t: Array) -> tuple[OffPolicyState, Metrics, StepInfo]:
+def _advance(
+    parts: _Parts, state: OffPolicyState, key: Key, t: Array, arrival: Arrival | None = None
+) -> tuple[OffPolicyState, Metrics, StepInfo]:
     first_opt = jnp.asarray(t, jnp.uint32) * parts.schedule.updates
-    if parts.host_actors is None:
-        collect_noise, update_noise = noise
-        state, items, seen = _collect(parts, state, collect_noise, first_opt, random=False)
+    collect_key, update_key = jax.random.split(own(key))
+    if arrival is None:
+        state, items, seen = _collect(parts, state, collect_key, first_opt, random=False)
         metrics = merged(episode_metrics(seen))
     else:
-        arrival, update_noise = noise
         state = _taught(parts, state, arrival)
         items, seen, metrics = _arrived(parts, arrival)
     pushes = parts.schedule.fill + jnp.asarray(t, jnp.uint32)
     # Push before sampling: the other way round XLA must keep the old buffer, and copies it every iteration.
     state = state._replace(buffer=parts.buffer.push(state.buffer, items, pushes))
-    state, learnt = learn(parts.acting.agent, parts.buffer, state, update_noise, first_opt, parts.schedule.updates)
+    state, learnt = learn(
+        parts.acting.agent, parts.buffer, state, update_key, pushes + 1, first_opt, parts.schedule.updates
+    )
     return state, {**metrics, **learnt}, seen
 
 
@@ -289,29 +289,20 @@ def _remote(parts: _Parts, host_actors: HostActors) -> Remote:
 
 
 def _collect(
-    parts: _Parts, state: OffPolicyState, noise: PyTree, opt_step: Array, random: bool
+    parts: _Parts, state: OffPolicyState, key: Key, opt_step: Array, random: bool
 ) -> tuple[OffPolicyState, Transition, StepInfo]:
-    """Take `vector_steps` steps in all environments; return transitions and what was seen as one block of `rows`."""
-    loop = EnvLoopState(state.env, state.processor)
-    if parts.schedule.vector_steps == 1:
-        only = jax.tree.map(lambda x: x[0], noise)
+    """Take `vector_steps` steps in all environments; return transitions and what was seen as one block of `rows`.
+
+    The key is consumed.
+    """
+    loop, steps = EnvLoopState(state.env, state.processor), parts.schedule.vector_steps
+    if steps == 1:
+        only = jax.random.split(key, 1)[0]
         loop, (items, seen) = interact(parts.acting, state.agent, opt_step, random, loop, only)
     else:
-        loop, items, seen = collect(parts.acting, state.agent, opt_step, loop, noise, random)
+        loop, items, seen = collect(parts.acting, state.agent, opt_step, loop, key, steps, random)
         items, seen = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (items, seen))
     return state._replace(env=loop.env, processor=loop.processor), items, seen
-
-
-# --- randomness -------------------------------------------------------------------------------------------------
-
-
-def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
-    collect_key, update_key = jax.random.split(fold(own(key), t))
-    schedule, pushes = parts.schedule, parts.schedule.fill + jnp.asarray(t, jnp.uint32) + 1
-    update_noise = draw_learning(parts.acting.agent, parts.buffer, update_key, pushes, schedule.rows, schedule.updates)
-    if parts.host_actors is not None:
-        return update_noise
-    return draw_steps(parts.acting, collect_key, schedule.vector_steps), update_noise
 
 
 # --- the beginning ----------------------------------------------------------------------------------------------
@@ -336,8 +327,7 @@ def _init(parts: _Parts, key: Key) -> OffPolicyState:
     state = _prime(parts, state, prime_key)
 
     def fill(t: Array, state: OffPolicyState) -> OffPolicyState:
-        noise = draw_steps(parts.acting, fold(fill_key, t), parts.schedule.vector_steps, parts.schedule.random_warmup)
-        state, items, _ = _collect(parts, state, noise, jnp.uint32(0), parts.schedule.random_warmup)
+        state, items, _ = _collect(parts, state, fold(fill_key, t), jnp.uint32(0), parts.schedule.random_warmup)
         return state._replace(buffer=parts.buffer.push(state.buffer, items, t))
 
     # Unlike `iterate`, a plain loop: it runs once, and compiles in half the time.
@@ -356,8 +346,7 @@ def _refill(parts: _Parts, state: OffPolicyState, first: Array, stop: Array) -> 
         return state
 
     def fill(number: Array, state: OffPolicyState) -> OffPolicyState:
-        noise = draw_steps(parts.acting, fold(key, number), schedule.vector_steps)
-        state, items, _ = _collect(parts, state, noise, opt_step, random=False)
+        state, items, _ = _collect(parts, state, fold(key, number), opt_step, random=False)
         return state._replace(buffer=parts.buffer.push(state.buffer, items, number))
 
     return jax.lax.fori_loop(jnp.asarray(first, jnp.uint32), jnp.asarray(stop, jnp.uint32), fill, state)
@@ -370,7 +359,6 @@ def _prime(parts: _Parts, state: OffPolicyState, key: Key) -> OffPolicyState:
     one = parts._replace(schedule=parts.schedule._replace(vector_steps=1))
 
     def prime(t: Array, state: OffPolicyState) -> OffPolicyState:
-        noise = draw_steps(parts.acting, fold(key, t), 1, parts.schedule.random_warmup)
-        return _collect(one, state, noise, jnp.uint32(0), parts.schedule.random_warmup)[0]
+        return _collect(one, state, fold(key, t), jnp.uint32(0), parts.schedule.random_warmup)[0]
 
     return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(parts.schedule.horizon), prime, state)

@@ -11,7 +11,7 @@ from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.dataset import Dataset, split, summary_of
 from jaxrl.buffers.epochs import batch_of_epochs
-from jaxrl.buffers.uniform import uniform
+from jaxrl.buffers.uniform import batch_at, uniform
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import HostEnv
 from jaxrl.errors import SettingsError, check_count
@@ -24,7 +24,7 @@ from jaxrl.strategies.base import Strategy, fold
 from jaxrl.strategies.guard import Health, health_of, healthy, reseed
 from jaxrl.strategies.interaction import bind
 from jaxrl.strategies.policy import PolicyParams, make_policy
-from jaxrl.strategies.replay import draw_learning, learn
+from jaxrl.strategies.replay import learn
 from jaxrl.strategies.settings import retune_agent, settings_of
 from jaxrl.trees import Array, Key, PyTree, make_key, row_struct
 from jaxrl.types import Step, Transition
@@ -122,7 +122,6 @@ def offline(
     by_hand = [] if data.settings else ["data"]
     return Strategy(
         init=partial(_init, parts),
-        draw=partial(_draw, parts),
         step=partial(_step, parts),
         env_steps_per_step=0,
         opt_steps_per_step=updates,
@@ -143,7 +142,7 @@ def _buffer(rows: int, batch_size: int) -> Buffer:
     buffer = uniform(rows, batch_size or rows)
     if batch_size:
         return buffer
-    return buffer._replace(draw=lambda key, pushes, block: jnp.arange(rows, dtype=jnp.int32))
+    return buffer._replace(sample=lambda ring, key, pushes, opt_step: batch_at(ring, jnp.arange(rows, dtype=jnp.int32)))
 
 
 RANGE = 1000.0
@@ -219,9 +218,13 @@ def check_forgets(agent: Agent, what: str) -> None:
 # --- the training step ------------------------------------------------------------------------------------------
 
 
-def _step(parts: _Parts, state: OfflineState, noise: PyTree, t: Array) -> tuple[OfflineState, Metrics]:
-    first_opt = jnp.asarray(t, jnp.uint32) * parts.updates
-    state, metrics = learn(parts.agent, parts.buffer, state, noise, first_opt, parts.updates)
+def _step(parts: _Parts, state: OfflineState, key: Key, t: Array) -> tuple[OfflineState, Metrics]:
+    first_opt, buffer = jnp.asarray(t, jnp.uint32) * parts.updates, parts.buffer
+    if parts.epochs:
+        rows, batch, orders = parts.data.rows, buffer.batch_size, fold(state.key, EPOCH_STREAM)
+        in_order = lambda ring, key, pushes, step: batch_at(ring, batch_of_epochs(orders, step, batch, rows))
+        buffer = buffer._replace(sample=in_order)
+    state, metrics = learn(parts.agent, buffer, state, key, jnp.uint32(1), first_opt, parts.updates)
     if parts.epochs:
         passed = (first_opt + parts.updates).astype(jnp.float32)
         metrics = {**metrics, "epochs": passed * (parts.buffer.batch_size / parts.data.rows)}
@@ -230,15 +233,6 @@ def _step(parts: _Parts, state: OfflineState, noise: PyTree, t: Array) -> tuple[
 
 EPOCH_STREAM = 2**32 - 5
 """Number under which the orders of epochs are drawn; no iteration has it."""
-
-
-def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
-    noise = draw_learning(parts.agent, parts.buffer, fold(key, t), jnp.uint32(1), parts.data.rows, parts.updates)
-    if not parts.epochs:
-        return noise
-    steps = jnp.asarray(t, jnp.uint32) * parts.updates + jnp.arange(parts.updates, dtype=jnp.uint32)
-    rows, batch, orders = parts.data.rows, parts.buffer.batch_size, fold(key, EPOCH_STREAM)
-    return jax.vmap(lambda step: batch_of_epochs(orders, step, batch, rows))(steps), noise[1]
 
 
 # --- the beginning ----------------------------------------------------------------------------------------------

@@ -17,14 +17,13 @@ from jaxrl.metrics import Metrics, Stat, Total
 from jaxrl.processors.base import Processor
 from jaxrl.registry import listed, names_of, usual
 from jaxrl.shards import merged, own
-from jaxrl.strategies.base import Strategy, Telling, fold, repeat
+from jaxrl.strategies.base import Strategy, Telling, repeat
 from jaxrl.strategies.guard import Health, guarded_update, health_of, healthy, reseed, what_returns_are_made_of
 from jaxrl.strategies.interaction import (
     Acting,
     EnvLoopState,
     StepInfo,
     collect,
-    draw_steps,
     episode_metrics,
     introduce,
     join,
@@ -36,6 +35,7 @@ from jaxrl.strategies.interaction import (
 from jaxrl.strategies.policy import make_policy
 from jaxrl.strategies.remote import (
     ActorsConfig,
+    Arrival,
     HostActors,
     arrived,
     learnt_by_all,
@@ -150,7 +150,6 @@ def on_policy(
     advance = partial(_advance, parts)
     one = Strategy(
         init=partial(_init, parts),
-        draw=partial(_draw, parts),
         step=partial(step_of, advance),
         env_steps_per_step=passes.rollout * bound.env.num_envs,
         opt_steps_per_step=passes.updates,
@@ -233,22 +232,24 @@ def _init(parts: _Parts, key: Key) -> OnPolicyState:
 # --- the training step ------------------------------------------------------------------------------------------
 
 
-def _advance(parts: _Parts, state: OnPolicyState, noise: PyTree, t: Array) -> tuple[OnPolicyState, Metrics, StepInfo]:
+def _advance(
+    parts: _Parts, state: OnPolicyState, key: Key, t: Array, arrival: Arrival | None = None
+) -> tuple[OnPolicyState, Metrics, StepInfo]:
     first_opt = jnp.asarray(t, jnp.uint32) * parts.passes.updates
+    collect_key, learn_key = jax.random.split(own(key))
     metrics: Metrics = {}
-    if parts.host_actors is None:
-        collect_noise, update_noise = noise
+    if arrival is None:
         loop = EnvLoopState(state.env, state.processor)
-        loop, items, seen = collect(parts.acting, state.agent, first_opt, loop, collect_noise)
+        loop, items, seen = collect(parts.acting, state.agent, first_opt, loop, collect_key, parts.passes.rollout)
         state = state._replace(env=loop.env, processor=loop.processor)
     else:
-        arrival, update_noise = noise
+        assert parts.host_actors is not None
         processor = learnt_by_all(parts.acting.processor, state.processor, arrival.fresh)
         state = state._replace(processor=processor)
         items, seen, metrics = arrived(parts.acting, parts.host_actors, arrival)
     last = last_steps(items, seen)
     rollout = Rollout(items, last if isinstance(seen.present, tuple) else last | ~seen.present)
-    state, learnt = learn_rollout(parts.passes, state, rollout, update_noise, first_opt)
+    state, learnt = learn_rollout(parts.passes, state, rollout, learn_key, first_opt)
     return state, {**merged(episode_metrics(seen)), **metrics, **learnt}, seen
 
 
@@ -268,23 +269,25 @@ def last_steps(items: Transition, seen: Ending) -> Array:
     return seen.terminated | seen.truncated | cut
 
 
-def learn_rollout(passes: Passes, state: Any, rollout: Rollout, noise: PyTree, first_opt: Array) -> tuple[Any, Metrics]:
+def learn_rollout(passes: Passes, state: Any, rollout: Rollout, key: Key, first_opt: Array) -> tuple[Any, Metrics]:
     """Make all epochs over a rollout.
 
-    `state` is a `NamedTuple` with the fields `agent` and `health`; `noise` is what `draw_passes` returned.
+    `state` is a `NamedTuple` with the fields `agent` and `health`. The key is consumed.
     """
     assert passes.agent.prepare is not None
     prepared = passes.agent.prepare(state.agent, rollout)  # leaves `[units, ...]`
     measured = passes.agent.measure(prepared) if passes.agent.measure else {}
     take = minibatches_of(prepared, passes.minibatches)
 
-    def update(carry: tuple[Any, Array], noise: PyTree, opt_step: Array) -> Any:
-        index, agent_noise = noise
-        return _update(passes.agent, carry, take(index), agent_noise, opt_step)
+    def update(carry: tuple[Any, Array], row: tuple[Array, Key], opt_step: Array) -> Any:
+        index, key = row
+        return _update(passes.agent, carry, take(index), key, opt_step)
 
-    order, agent_noise = noise
-    index = order.reshape(passes.updates, -1)
-    (state, _), metrics = repeat(update, (state, jnp.bool_(False)), (index, agent_noise), first_opt, passes.updates)
+    order_key, update_key = jax.random.split(key)
+    # With one minibatch there is no order.
+    order = random_orders(order_key, passes.epochs, passes.units if passes.minibatches > 1 else 1)
+    rows = order.reshape(passes.updates, -1), jax.random.split(update_key, passes.updates)
+    (state, _), metrics = repeat(update, (state, jnp.bool_(False)), rows, first_opt, passes.updates)
     return state, {**what_returns_are_made_of(rollout.items), **measured, **metrics}
 
 
@@ -298,11 +301,11 @@ def minibatches_of(prepared: PyTree, minibatches: int) -> Callable[[Array], Batc
 
 
 def _update(
-    agent: Agent, carry: tuple[Any, Array], batch: Batch, noise: PyTree, opt_step: Array
+    agent: Agent, carry: tuple[Any, Array], batch: Batch, key: Key, opt_step: Array
 ) -> tuple[tuple[Any, Array], Metrics]:
     """Make one update, or leave it out where an earlier one on this rollout asked to stop."""
     state, stopped = carry
-    new, health, metrics, _ = guarded_update(agent, state.agent, state.health, batch, noise, opt_step)
+    new, health, metrics, _ = guarded_update(agent, state.agent, state.health, batch, key, opt_step)
     if agent.stop is None:
         return (state._replace(agent=new, health=health), stopped), metrics
     asked = agent.stop(new, metrics)
@@ -316,30 +319,3 @@ def _left_out(metrics: Metrics, stopped: Array) -> Metrics:
     nothing = Stat(jnp.int32(0), jnp.float32(0), jnp.float32(math.inf), jnp.float32(-math.inf))
     blank = lambda m: nothing if isinstance(m, Stat) else Total(jnp.int32(0))
     return {name: tree_where(stopped, blank(m), m) for name, m in metrics.items()}
-
-
-# --- randomness -------------------------------------------------------------------------------------------------
-
-
-def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
-    collect_key, learn_keys = split_iteration(fold(own(key), t))
-    learning = draw_passes(parts.passes, learn_keys)
-    if parts.host_actors is not None:
-        return learning
-    return draw_steps(parts.acting, collect_key, parts.passes.rollout), learning
-
-
-def split_iteration(key: Key) -> tuple[Key, tuple[Key, Key]]:
-    """Split the key of an iteration into that of its steps, and those that `draw_passes` takes."""
-    collect_key, order_key, update_key = jax.random.split(key, 3)
-    return collect_key, (order_key, update_key)
-
-
-def draw_passes(passes: Passes, keys: tuple[Key, Key]) -> PyTree:
-    """Draw the randomness of `learn_rollout`. The keys are consumed."""
-    order_key, update_key = keys
-    size = passes.units // passes.minibatches
-    updates = jax.vmap(lambda k: passes.agent.draw_update(k, size))(jax.random.split(update_key, passes.updates))
-    # With one minibatch there is no order.
-    order = random_orders(order_key, passes.epochs, passes.units if passes.minibatches > 1 else 1)
-    return order, updates

@@ -42,8 +42,7 @@ def make_policy(agent: Agent, processor: Processor, spec: EnvSpec) -> Policy:
     def sample(params: PolicyParams, carry: PyTree, key: Key, opt_step: Array) -> tuple[PyTree, PyTree]:
         state, _ = carry
         obs = processor.freeze(params.processor).observe(state)
-        noise = agent.draw_act(key, jax.tree.leaves(obs)[0].shape[0])
-        action, extras = agent.act(params.agent, obs, noise, opt_step, "explore")
+        action, extras = agent.act(params.agent, obs, key, opt_step, "explore")
         return (state, extras), action
 
     def observe(params: PolicyParams, carry: PyTree, step: Step) -> PyTree:

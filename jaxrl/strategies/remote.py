@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxrl.agents.base import Agent
 from jaxrl.agents.schedules import Schedule, read_schedule
 from jaxrl.envs.agents import of_one_agent
-from jaxrl.envs.base import Env, TimeStep, VecEnv, draw_nothing, vectorise
+from jaxrl.envs.base import Env, TimeStep, VecEnv, vectorise
 from jaxrl.envs.host import HostEnv, on_host
 from jaxrl.envs.objects import KINDS, kind_of
 from jaxrl.errors import SettingsError, check_between, check_count, require_extra
@@ -26,7 +26,7 @@ from jaxrl.processors.base import Processor
 from jaxrl.spaces import EnvSpec, from_0, space_zeros
 from jaxrl.strategies import actor
 from jaxrl.strategies.actor import Choice, Words
-from jaxrl.strategies.interaction import Acting, StepInfo, draw_steps
+from jaxrl.strategies.interaction import Acting, StepInfo
 from jaxrl.strategies.shards import check_shards
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Transition
@@ -94,18 +94,17 @@ class Remote(NamedTuple):
     random_fill: bool
     """Whether actions during it are uniformly random."""
     arrival: PyTree
-    """Shapes of what the learner is given: the first part of the noise of `Strategy.step`."""
+    """Shapes of what the learner is given beside the key: the last argument of `Strategy.step`."""
     told: Layout
     """How an actor tells programs what its environments did: a `Step` of each, as a row of bits."""
     begin: Callable[[PyTree, PyTree, PyTree, Key], Words]
     """`(agent, learnt, obs, key) -> window`, which is a `Standing` as one row of bits."""
-    draw: Callable[[Key, int, bool], PyTree]
-    """`(key, steps, random) -> noise` of a round."""
-    first: Callable[[PyTree, Words, PyTree, Array], tuple[Words, Choice]]
-    """`(agent, window, noise, place) -> (window, choice)`: begin a round; `place` is uint32, the row of `noise`, which
-    may be that of several rounds, and the optimisation step of the parameters."""
-    next: Callable[[PyTree, Words, Choice, PyTree, Words], tuple[Words, Choice, Words]]
-    """`(agent, window, choice, noise, told) -> (window, choice, words)`: take a step in, and choose for the next."""
+    first: Callable[[bool, PyTree, Words, Key, Array], tuple[Words, Choice]]
+    """`(random, agent, window, key, place) -> (window, choice)`: begin a round, with `random` of uniform actions; the
+    key is the actor's, and `place` uint32: the number of the round, and the optimisation step of the parameters."""
+    next: Callable[[bool, PyTree, Words, Choice, Key, Words], tuple[Words, Choice, Words]]
+    """`(random, agent, window, choice, key, told) -> (window, choice, words)`: take a step in, and choose for the
+    next."""
     last: Callable[[Words, Choice, Words], tuple[Words, Words, PyTree]]
     """`(window, choice, told) -> (window, words, fresh)`: take a round's last step in; `fresh` was learnt in it."""
     taught: Callable[[Words, PyTree], Words]
@@ -243,8 +242,7 @@ def blank(spec: EnvSpec) -> Env:
     return Env(
         spec=spec,
         reset=lambda key: ((), zeros()),
-        step=lambda state, action, noise: ((), TimeStep(zeros(), 0.0, False)),
-        draw=draw_nothing,
+        step=lambda state, action, key: ((), TimeStep(zeros(), 0.0, False)),
     )
 
 
@@ -324,7 +322,6 @@ def remote(
         arrival=arrival,
         told=layouts.told,
         begin=partial(actor.begin, one, layouts.window),
-        draw=lambda key, count, random: draw_steps(one, key, count, random),
         first=partial(actor.first, one, layouts.window),
         next=partial(actor.next, one, layouts),
         last=partial(actor.last, one, layouts),

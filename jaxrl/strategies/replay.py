@@ -12,7 +12,7 @@ from jaxrl.metrics import Metrics
 from jaxrl.processors.base import OFF, Processor
 from jaxrl.strategies.base import repeat
 from jaxrl.strategies.guard import guarded_update, what_returns_are_made_of
-from jaxrl.trees import Array, Key, PyTree
+from jaxrl.trees import Array, Key
 from jaxrl.types import GoalFn
 
 
@@ -163,31 +163,23 @@ def check_ratio(num_envs: int, opt_interval: int) -> None:
 
 
 def learn(
-    agent: Agent, buffer: Buffer, state: Any, noise: PyTree, first_opt: Array, updates: int
+    agent: Agent, buffer: Buffer, state: Any, key: Key, pushes: Array, first_opt: Array, updates: int
 ) -> tuple[Any, Metrics]:
     """Make `updates` optimisation steps, the first of them number `first_opt`, each on a batch of its own.
 
-    `state` is a `NamedTuple` with the fields `agent`, `buffer` and `health`; `noise` is what `draw_learning` returned.
+    `state` is a `NamedTuple` with the fields `agent`, `buffer`, after `pushes` blocks, and `health`. The key is
+    consumed.
     """
-    return repeat(partial(_update, agent, buffer), state, noise, first_opt, updates)
+    update = partial(_update, agent, buffer, pushes)
+    return repeat(update, state, jax.random.split(key, updates), first_opt, updates)
 
 
-def _update(agent: Agent, buffer: Buffer, state: Any, noise: PyTree, opt_step: Array) -> tuple[Any, Metrics]:
-    sample_noise, agent_noise = noise
-    batch = buffer.sample(state.buffer, sample_noise, opt_step)
-    new, health, metrics, priorities = guarded_update(agent, state.agent, state.health, batch, agent_noise, opt_step)
+def _update(agent: Agent, buffer: Buffer, pushes: Array, state: Any, key: Key, opt_step: Array) -> tuple[Any, Metrics]:
+    sample_key, update_key = jax.random.split(key)
+    batch = buffer.sample(state.buffer, sample_key, pushes, opt_step)
+    new, health, metrics, priorities = guarded_update(agent, state.agent, state.health, batch, update_key, opt_step)
     reprioritised = buffer.reprioritise(state.buffer, batch.index, priorities)
     return state._replace(agent=new, health=health, buffer=reprioritised), {
         **what_returns_are_made_of(batch.items),
         **metrics,
     }
-
-
-def draw_learning(agent: Agent, buffer: Buffer, key: Key, pushes: Array, rows: int, updates: int) -> PyTree:
-    """Draw the randomness of `updates` optimisation steps made after `pushes` blocks of `rows`. The key is consumed."""
-
-    def draw_update(key: Key) -> PyTree:
-        sample_key, agent_key = jax.random.split(key)
-        return buffer.draw(sample_key, pushes, rows), agent.draw_update(agent_key, buffer.batch_size)
-
-    return jax.vmap(draw_update)(jax.random.split(key, updates))

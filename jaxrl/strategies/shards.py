@@ -50,7 +50,6 @@ def sharded(one: Strategy, count: int, fields: Sequence[str]) -> Strategy:
     parts = _Parts(one, count, tuple(fields))
     return one._replace(
         init=partial(_init, parts),
-        draw=partial(_draw, parts),
         step=partial(_step, parts),
         env_steps_per_step=one.env_steps_per_step * count,
         warmup_env_steps=one.warmup_env_steps * count,
@@ -78,15 +77,10 @@ def _init(parts: _Parts, key: Key) -> PyTree:
     return _settled(parts, *spread(parts.one.init, parts.shards, (key,), (False,), partial(_by_shard, parts)))
 
 
-def _draw(parts: _Parts, key: Key, t: Array) -> PyTree:
-    drawn, own = spread(parts.one.draw, parts.shards, (key, t), (False, False), partial(_marked, True))
-    return everywhere(drawn, own, parts.shards)
-
-
-def _step(parts: _Parts, state: PyTree, noise: PyTree, t: Array) -> tuple[PyTree, Metrics]:
-    each = (_by_shard(parts, state), _marked(True, noise), False)
+def _step(parts: _Parts, state: PyTree, key: Key, t: Array) -> tuple[PyTree, Metrics]:
+    each = (_by_shard(parts, state), False, False)
     owned = lambda made: (_by_shard(parts, made[0]), _marked(False, made[1]))
-    (state, metrics), (own, measured) = spread(parts.one.step, parts.shards, (state, noise, t), each, owned)
+    (state, metrics), (own, measured) = spread(parts.one.step, parts.shards, (state, key, t), each, owned)
     state = _settled(parts, state, own)
     _require_same("metrics", measured)
     return state, metrics

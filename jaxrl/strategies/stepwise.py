@@ -13,15 +13,14 @@ import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent
 from jaxrl.buffers.base import Buffer
-from jaxrl.masks import random_action
 from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor
 from jaxrl.spaces import EnvSpec, space_zeros
-from jaxrl.strategies.base import Policy, draw_block, fold
+from jaxrl.strategies.base import Policy, fold
 from jaxrl.strategies.guard import Health, healthy
-from jaxrl.strategies.interaction import draw_acting, open_processor
-from jaxrl.strategies.on_policy import Passes, split_iteration
-from jaxrl.strategies.replay import UpdateSchedule, draw_learning, learn
+from jaxrl.strategies.interaction import choose, open_processor
+from jaxrl.strategies.on_policy import Passes
+from jaxrl.strategies.replay import UpdateSchedule, learn
 from jaxrl.strategies.stored import Ends, empty, learn_stored, store
 from jaxrl.trees import Array, Key, PyTree, make_key, row_struct, tree_where
 from jaxrl.types import Step
@@ -29,10 +28,6 @@ from jaxrl.xla.packing import Layout, join_short, layout_of, pack, unpack
 
 Phase = Literal["prime", "fill", "train"]
 """Before the first transition is complete; warm-up that pushes; training."""
-
-
-AHEAD = 64
-"""Vector steps whose randomness is drawn in one call, about."""
 
 
 class Stepwise(NamedTuple):
@@ -168,31 +163,20 @@ def begin_again(stepwise: Stepwise, last: Last, obs: PyTree, ended: Array, obs_v
     return _close(stepwise, stepwise.processor.process(_open(stepwise, last.before), cut)[0])
 
 
-def ahead(schedule: UpdateSchedule, phase: Phase) -> int:
-    """Return of how many iterations randomness is drawn in one call."""
-    return max(1, AHEAD // steps_in(schedule, phase))
+def act(
+    stepwise: Stepwise, phase: Phase, agent: PyTree, shown: PyTree, key: Key, place: Array
+) -> tuple[PyTree, PyTree]:
+    """Choose actions; return them and extras.
 
-
-def draw_ahead(stepwise: Stepwise, phase: Phase, key: Key, block: Array) -> PyTree:
-    """Draw what the choices of actions of a block of iterations need, a row for each vector step in it."""
-    steps, count = steps_in(stepwise.schedule, phase), ahead(stepwise.schedule, phase)
+    `key` is the stream of the phase; `place` is uint32: the iteration, the step in it, and the optimisation step.
+    """
+    t, step, opt_step = place
+    iteration = fold(key, t)
+    acting_key = jax.random.split(iteration)[0] if phase == "train" else iteration
+    step_key = jax.random.split(acting_key, steps_in(stepwise.schedule, phase))[step.astype(jnp.int32)]
     random = phase != "train" and stepwise.schedule.random_warmup
-
-    def draw(key: Key, t: Array) -> PyTree:
-        own = acting_key(stepwise, fold(key, t)) if phase == "train" else fold(key, t)
-        acting = lambda key: draw_acting(stepwise.agent, stepwise.spec, stepwise.schedule.num_envs, key, random)[:2]
-        return jax.vmap(acting)(jax.random.split(own, steps))
-
-    drawn = draw_block(draw, key, block * count, count)
-    return jax.tree.map(lambda x: x.reshape(count * steps, *x.shape[2:]), drawn)
-
-
-def act(stepwise: Stepwise, agent: PyTree, shown: PyTree, drawn: PyTree, place: Array) -> tuple[PyTree, PyTree]:
-    """Choose actions; return them and extras. `place` is uint32: the row of `drawn`, and the optimisation step."""
-    row, opt_step = place[0].astype(jnp.int32), place[1]
-    noise, random = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, row, keepdims=False), drawn)
-    action, extras = stepwise.agent.act(agent, shown, noise, opt_step, "explore")
-    return (random_action(stepwise.spec, random, shown) if jax.tree.leaves(random) else action), extras
+    act_key, _ = jax.random.split(step_key)  # the other one is for environments on the device
+    return choose(stepwise.agent, stepwise.spec, agent, shown, act_key, opt_step, random)
 
 
 def take_in(
@@ -229,9 +213,8 @@ def learn_once(stepwise: Stepwise, learner: Learner, key: Key, t: Array) -> tupl
     assert stepwise.buffer is not None
     pushes = (schedule.fill + t + 1) * schedule.vector_steps
     update_key = jax.random.split(fold(key, t))[1]
-    noise = draw_learning(stepwise.agent, stepwise.buffer, update_key, pushes, schedule.num_envs, schedule.updates)
     made: tuple[Learner, Metrics] = learn(
-        stepwise.agent, stepwise.buffer, learner, noise, t * schedule.updates, schedule.updates
+        stepwise.agent, stepwise.buffer, learner, update_key, pushes, t * schedule.updates, schedule.updates
     )
     return made
 
@@ -239,11 +222,6 @@ def learn_once(stepwise: Stepwise, learner: Learner, key: Key, t: Array) -> tupl
 def _parts(passes: Passes | None) -> int:
     """Return into how many the key of a seed is split."""
     return 5 if passes is None else 3
-
-
-def acting_key(stepwise: Stepwise, key: Key) -> Key:
-    """Return the key of the steps of an iteration, given that of the iteration."""
-    return jax.random.split(key)[0] if stepwise.passes is None else split_iteration(key)[0]
 
 
 def _empty(stepwise: Stepwise, items: PyTree) -> PyTree:

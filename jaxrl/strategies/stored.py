@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl.metrics import Metrics
 from jaxrl.strategies.base import fold
-from jaxrl.strategies.on_policy import Passes, draw_passes, last_steps, learn_rollout, split_iteration
+from jaxrl.strategies.on_policy import Passes, last_steps, learn_rollout
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Rollout
 
@@ -51,9 +51,9 @@ def cut(truncated: Array, ended: Array, steps: Array) -> Array:
 def learn_stored(passes: Passes, learner: Any, key: Key, t: Array) -> tuple[Any, Metrics]:
     """Learn from the rollout of iteration `t`, which is whole; `learner` has the fields `agent`, `buffer`, `health`."""
     stored: Stored = learner.buffer
-    noise = draw_passes(passes, split_iteration(fold(key, t))[1])
+    learn_key = jax.random.split(fold(key, t))[1]
     rollout = Rollout(stored.items, last_steps(stored.items, stored.ends))
-    return learn_rollout(passes, learner, rollout, noise, jnp.asarray(t, jnp.uint32) * passes.updates)
+    return learn_rollout(passes, learner, rollout, learn_key, jnp.asarray(t, jnp.uint32) * passes.updates)
 
 
 def _place(stored: Stored, steps: Array) -> Array:

@@ -407,8 +407,8 @@ def columns_of_info(info: Mapping[str, Any]) -> dict[str, Any]:
 
 def _advance(env: Env, policy: Chooser, params: PyTree, key: Key, e: _Episodes) -> _Episodes:
     carry, action = policy.act(params, e.carry, key, e.step)
-    noise = jax.vmap(env.draw)(jax.random.split(fold(key, e.step), e.running.shape[0]))
-    state, out = jax.vmap(env.step)(e.env, action, noise)
+    keys = jax.random.split(fold(key, e.step), e.running.shape[0])
+    state, out = jax.vmap(env.step)(e.env, action, keys)
     lengths = e.lengths + e.running
     terminated, truncated = (jnp.asarray(x, bool) for x in (out.terminated, out.truncated))
     if env.spec.time_limit is not None:

@@ -36,11 +36,11 @@ def player(env: Env | HostEnv) -> Player:
     if env.render is None:
         raise SettingsError(f"{env.spec.name} cannot be rendered; give its Env a render function")
     env = as_one(env)
-    return partial(_on_device, env, jax.jit(env.reset), jax.jit(env.step), jax.jit(env.draw))
+    return partial(_on_device, env, jax.jit(env.reset), jax.jit(env.step))
 
 
 def _on_device(
-    env: Env, reset: Any, step: Any, draw: Any, policy: GreedyPolicy, seed: int, max_steps: int
+    env: Env, reset: Any, step: Any, policy: GreedyPolicy, seed: int, max_steps: int
 ) -> tuple[list[np.ndarray], float]:
     assert env.render is not None
     key = make_key(seed)
@@ -48,7 +48,7 @@ def _on_device(
     policy.reset()
     frames, total = [env.render(state)], 0.0
     for t in range(min(max_steps, env.spec.time_limit or max_steps)):
-        state, out = step(state, policy(obs), draw(jax.random.fold_in(key, t)))
+        state, out = step(state, policy(obs), jax.random.fold_in(key, t))
         obs, total = out.obs, total + float(out.reward)
         frames.append(env.render(state))
         if out.terminated or out.truncated:

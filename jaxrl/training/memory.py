@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl.errors import SettingsError
-from jaxrl.strategies.base import BLOCK_BYTES, Strategy, block_length
+from jaxrl.strategies.base import Strategy
 from jaxrl.trees import PyTree, tree_bytes
+from jaxrl.xla.ahead import BLOCK_BYTES
 from jaxrl.xla.attempts import attempt
 from jaxrl.xla.equations import counts_of_scan, everywhere
 
@@ -69,14 +70,12 @@ def plan_of_state(state: PyTree, capacity: int | None = None) -> Plan:
     return Plan(parts, capacity=capacity)
 
 
-def plan_of(strategy: Strategy, state: PyTree, noise: PyTree, jaxpr: Any = None, evaluation: int = 0) -> Plan:
-    """Return the plan of a run: of `strategy`, its `state` and the `noise` of an iteration, both as shapes.
+def plan_of(strategy: Strategy, state: PyTree, jaxpr: Any = None, evaluation: int = 0) -> Plan:
+    """Return the plan of a run: of `strategy`, and its `state` as shapes.
 
     `jaxpr` is that of an iteration, once it is known; `evaluation` what evaluating takes, in bytes.
     """
-    iteration = {
-        "random numbers": tree_bytes(noise) * (1 if strategy.remote else block_length(strategy.draw, state.key))
-    }
+    iteration: dict[str, int] = {}
     if jaxpr is not None:
         known = lambda: {"the steps it learns from": largest_rows(jaxpr), "the largest array": largest_array(jaxpr)}
         iteration |= attempt("the memory plan of an iteration", known, dict)

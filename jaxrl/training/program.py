@@ -14,10 +14,10 @@ import numpy as np
 import jaxrl.training.processes as processes
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Stat, Total, columns_of
-from jaxrl.strategies.base import Ended, Strategy, iterate, noise_shapes
+from jaxrl.strategies.base import Ended, Strategy, fold, iterate
 from jaxrl.training.devices import after_placing, begun, over_devices, placed, whereabouts
 from jaxrl.training.memory import Plan, plan_of, plan_of_state, require_fit
-from jaxrl.trees import Array, PyTree, make_key, require_same
+from jaxrl.trees import Array, Key, PyTree, make_key, require_same
 from jaxrl.tuning import Swap, given, traced
 from jaxrl.xla import chosen
 from jaxrl.xla.contexts import bind_context, options_of
@@ -103,9 +103,15 @@ def metric_shapes(strategy: Strategy, state: PyTree) -> dict[str, Any]:
     """Return the metrics that `strategy.step` reports, as shapes, sorted by name."""
     made = programs_of(strategy)
     if "metrics" not in made:
-        _, metrics, *_ = jax.eval_shape(_step_of(strategy), state, noise_shapes(strategy, state), np.uint32(0))
+        _, metrics, *_ = jax.eval_shape(_step_of(strategy), *_given(strategy, state))
         made["metrics"] = dict(sorted(metrics.items()))
     return dict(made["metrics"])
+
+
+def _given(strategy: Strategy, state: PyTree) -> tuple[PyTree, ...]:
+    """Return what the step of `strategy` is given, as shapes."""
+    arrival = () if strategy.remote is None else (strategy.remote.arrival,)
+    return state, state.key, np.uint32(0), *arrival
 
 
 def _step_of(strategy: Strategy) -> Any:
@@ -120,17 +126,17 @@ def _step_of(strategy: Strategy) -> Any:
 def run(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Array) -> tuple[PyTree, Sums]:
     """Make iterations `start .. stop-1`; return the new state and sums. Pure; compiled once by the trainer."""
 
-    def body(carry: tuple[PyTree, Sums], noise: PyTree, t: Array) -> tuple[PyTree, Sums]:
+    def body(carry: tuple[PyTree, Sums], key: Key, t: Array) -> tuple[PyTree, Sums]:
         state, sums = carry
-        state, metrics = strategy.step(state, noise, t)
+        state, metrics = strategy.step(state, key, t)
         return state, add(sums, metrics)
 
-    return iterate(strategy.draw, body, state.key, (state, sums), start, stop)
+    return iterate(body, state.key, (state, sums), start, stop)
 
 
 def run_one(strategy: Strategy, state: PyTree, sums: Sums, arrival: PyTree, t: Array) -> tuple[PyTree, Sums]:
     """Make iteration `t` of a strategy whose actors have sent `arrival`."""
-    state, metrics = strategy.step(state, (arrival, strategy.draw(state.key, t)), t)
+    state, metrics = strategy.step(state, fold(state.key, t), t, arrival)
     return state, add(sums, metrics)
 
 
@@ -171,22 +177,20 @@ def tell(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Arra
     step, shape = strategy.telling.step, (most_told(strategy), strategy.env_steps_per_step)
     blank = Ended(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
 
-    def body(carry: tuple[PyTree, Sums, Array, Ended], noise: PyTree, t: Array) -> tuple[PyTree, Sums, Array, Ended]:
+    def body(carry: tuple[PyTree, Sums, Array, Ended], key: Key, t: Array) -> tuple[PyTree, Sums, Array, Ended]:
         state, sums, place, ended_rows = carry
-        state, metrics, ended = step(state, noise, t)
+        state, metrics, ended = step(state, key, t)
         write = lambda rows, row: jax.lax.dynamic_update_index_in_dim(rows, row, place, 0)
         return state, add(sums, metrics), place + 1, jax.tree.map(write, ended_rows, ended)
 
-    state, sums, _, ended_rows = iterate(
-        strategy.draw, body, state.key, (state, sums, jnp.int32(0), blank), start, stop
-    )
+    state, sums, _, ended_rows = iterate(body, state.key, (state, sums, jnp.int32(0), blank), start, stop)
     return state, sums, ended_rows
 
 
 def tell_one(strategy: Strategy, state: PyTree, sums: Sums, arrival: PyTree, t: Array) -> tuple[PyTree, Sums, Ended]:
     """Make iteration `t` of a strategy whose actors have sent `arrival`; return also what ended in it."""
     assert strategy.telling is not None
-    state, metrics, ended = strategy.telling.step(state, (arrival, strategy.draw(state.key, t)), t)
+    state, metrics, ended = strategy.telling.step(state, fold(state.key, t), t, arrival)
     return state, add(sums, metrics), jax.tree.map(lambda x: x[None], ended)
 
 
@@ -437,12 +441,10 @@ def _check_step(strategy: Strategy) -> Plan:
     """Return the memory plan of a strategy whose step keeps its state."""
     state, num_envs = _traced_begin(strategy)[0], num_envs_of(strategy)
     require_fit(plan_of_state(state, strategy.capacity), num_envs)
-    noise = noise_shapes(strategy, state)
-    require_fit(plan_of(strategy, state, noise), num_envs)  # first, for a step of far too many cannot even be traced
-    jaxpr, (new, metrics, *_) = jax.make_jaxpr(_step_of(strategy), return_shape=True)(state, noise, np.uint32(0))
+    jaxpr, (new, metrics, *_) = jax.make_jaxpr(_step_of(strategy), return_shape=True)(*_given(strategy, state))
     require_same("strategy: the state after step", new, "that after init", state)
     if not isinstance(metrics, Mapping):
         array = isinstance(metrics, jax.ShapeDtypeStruct)
         came = f"{metrics.dtype}{list(metrics.shape)}" if array else type(metrics).__name__
         raise SettingsError(f"strategy: step returned {came} as metrics; expected a dict of scalars")
-    return plan_of(strategy, state, noise, jaxpr)
+    return plan_of(strategy, state, jaxpr)

@@ -251,28 +251,35 @@ def side_by_side(example: PyTree, rows: int) -> tuple[Callable[[PyTree], PyTree]
     return hold, release
 
 
-def fori_loop(start: Array, stop: Array, body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:
-    """Compute `jax.lax.fori_loop(start, stop, body, carry)`, with the carry packed between iterations.
+class LoopForm(NamedTuple):
+    """How a carry is held between the iterations of a loop whose start and stop are one for all members."""
 
-    On CPUs the matrices of every `Flat` in the carry are carried too. They are cut out of its vector as soon as the
-    vector is written, a few at a time, and not all at once when the next iteration begins. On CUDA the count is packed
-    instead. `start` and `stop` are one for all members of a population.
+    hold: Callable[[PyTree], PyTree]
+    release: Callable[[PyTree], PyTree]
+    """The inverse of `hold`."""
+    loop: Callable[[Array, Array, Callable[[Array, PyTree], PyTree], PyTree], PyTree]
+    """`(start, stop, body, held) -> held`, as `jax.lax.fori_loop`."""
+
+
+def loop_form(carry: PyTree) -> LoopForm:
+    """Return how to hold trees like `carry` between iterations.
+
+    On CPUs they are packed, and the matrices of every `Flat` are carried too: they are cut out of its vector as soon as
+    the vector is written, a few at a time, and not all at once when the next iteration begins. On CUDA they are packed
+    within the loop, together with its count.
     """
+    as_it_is = lambda tree: tree
     if not shaped_for(*TIED):
-        return jax.lax.fori_loop(start, stop, body, carry)
+        return LoopForm(as_it_is, as_it_is, jax.lax.fori_loop)
     if shaped_for("cuda") and not shards.spread():
-        return _counting_within(start, stop, body, carry)
+        return LoopForm(as_it_is, as_it_is, _counting_within)
     tie, untie = bundle(carry)
-
-    def tied(t: Array, state: tuple[Bundle, list[PyTree]]) -> tuple[Bundle, list[PyTree]]:
-        new = body(t, _with_matrices(untie(state[0]), state[1]))
-        return tie(new), _matrices(new)
-
-    return untie(jax.lax.fori_loop(start, stop, tied, (tie(carry), _matrices(carry)))[0])
+    hold = lambda tree: (tie(tree), _matrices(tree))
+    return LoopForm(hold, lambda held: _with_matrices(untie(held[0]), held[1]), jax.lax.fori_loop)
 
 
 def _counting_within(start: Array, stop: Array, body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:
-    """Compute what `fori_loop` does, with the count among the words.
+    """Compute `jax.lax.fori_loop(start, stop, body, carry)`, with the carry packed, and the count among its words.
 
     On its own it would be a kernel that counts and one that copies, for the rest of an iteration still reads it
     (`dqn-10` on an H200: 33 kernels an iteration with, 35 without). No matrices are carried: XLA cuts out those that go

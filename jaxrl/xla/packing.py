@@ -43,7 +43,7 @@ class Layout(NamedTuple):
     fields: tuple[Field, ...]
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["words"], meta_fields=["layout"])
+@partial(jax.tree_util.register_dataclass, data_fields=["words"], meta_fields=["layout", "block"])
 @dataclass(frozen=True)
 class Rows:
     """`R` items; leaves of equal width lie side by side in one array."""
@@ -51,6 +51,8 @@ class Rows:
     words: dict[str, Array]
     """`[R, W]` for each unsigned integer type in use: `uint32` holds float32 and int32, `uint8` holds pixels."""
     layout: Layout
+    block: int = 1
+    """How many rows are written at once; a ring holds whole blocks."""
 
     @property
     def items(self) -> PyTree:
@@ -108,10 +110,10 @@ def layout_of(example: PyTree, flag: str = "uint8") -> Layout:
     return Layout(treedef, tuple(fields))
 
 
-def empty(layout: Layout, rows: int) -> Rows:
-    """Return `rows` items, all zeros."""
+def empty(layout: Layout, rows: int, block: int = 1) -> Rows:
+    """Return `rows` items, all zeros, to be written in blocks."""
     widths = {f.word: f.start + prod(f.shape) for f in layout.fields}
-    return Rows({word: jnp.zeros((rows, width), word) for word, width in widths.items()}, layout)
+    return Rows({word: jnp.zeros((rows, width), word) for word, width in widths.items()}, layout, block)
 
 
 def join(columns: list[Array]) -> Array:

@@ -14,16 +14,13 @@ from jaxrl.env_process import EnvError
 from jaxrl.envs.host import HostVectorEnv
 from jaxrl.errors import describe_error
 from jaxrl.strategies.actor import Words
-from jaxrl.strategies.base import fold
 from jaxrl.strategies.remote import Remote
 from jaxrl.training.actors.stats import ActorStats, Block, Published, apart, block_of
-from jaxrl.trees import Array, Key, PyTree
+from jaxrl.trees import Key, PyTree
 from jaxrl.xla.packing import HostRows
 
 OPENING_S = 60.0
 """Seconds that opening environments may take at the least, which begins processes and imports."""
-AHEAD = 64
-"""Steps whose randomness is drawn in one call, about."""
 STREAM = 2**32 - 2
 """Folded into the key of a run's stream for its actors: no iteration has this number."""
 
@@ -41,8 +38,6 @@ class Programs(NamedTuple):
     """`(state, arrival, t) -> state`; the state given is donated."""
     publish: Callable[..., Any]
     begin: Callable[..., Any]
-    draw: Callable[..., Any]
-    """`(key, numbers, steps, random) -> noise` of the steps of several rounds, by their numbers."""
     first: Callable[..., Any]
     next: Callable[..., Any]
     last: Callable[..., Any]
@@ -58,18 +53,12 @@ def programs(remote: Remote, run: Callable[..., Any]) -> Programs:
         publish=jax.jit(lambda state: jax.tree.map(lambda x: x.copy(), remote.publish(state))),
         # Each in a wrapper of its own: JAX would give a function traced with other forms the programs of then.
         begin=jax.jit(partial(remote.begin)),
-        draw=jax.jit(partial(_draw, remote), static_argnums=(2, 3)),
-        first=jax.jit(partial(remote.first)),
-        next=jax.jit(partial(remote.next)),
+        first=jax.jit(partial(remote.first), static_argnums=0),
+        next=jax.jit(partial(remote.next), static_argnums=0),
         last=jax.jit(partial(remote.last)),
         taught=jax.jit(partial(remote.taught)),
         joined=jax.jit(partial(remote.joined)),
     )
-
-
-def _draw(remote: Remote, key: Key, numbers: Array, steps: int, random: bool) -> PyTree:
-    drawn = jax.vmap(lambda number: remote.draw(fold(key, number), steps, random))(numbers)
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), drawn)
 
 
 class Part(NamedTuple):
@@ -92,7 +81,6 @@ class Player:
         self._envs: HostVectorEnv | None = None
         self._told = HostRows(remote.told, remote.num_envs)
         self._window: Words | None = None
-        self._drawn: tuple[Any, PyTree] = (None, ())
         self._own: list[tuple[int, PyTree]] = []
         """What it has learnt in rounds that the learner may not have learnt from yet, by their numbers."""
 
@@ -154,28 +142,18 @@ class Player:
 
     def _steps(self, published: Published, window: Words, number: int, steps: int, random: bool) -> tuple[Words, Block]:
         """Take the `steps` steps of round `number`; return where the actor stands then, and the steps as a block."""
-        programs, agent = self.programs, published.agent
-        noise, row = self._noise(number, steps, random)
-        window, choice = programs.first(agent, window, noise, np.array([row, published.opt_step], np.uint32))
+        programs, agent, key = self.programs, published.agent, self.part.key
+        window, choice = programs.first(random, agent, window, key, np.array([number, published.opt_step], np.uint32))
         kept, infos, fresh = [], [], ()
         for place in range(1, steps + 1):
             told, info = self._step(choice.action)
             if place < steps:
-                window, choice, words = programs.next(agent, window, choice, noise, told)
+                window, choice, words = programs.next(random, agent, window, choice, key, told)
             else:
                 window, words, fresh = programs.last(window, choice, told)
             kept.append(words)
             infos.append(info)
         return window, block_of(kept, infos, jax.tree.map(np.asarray, fresh))
-
-    def _noise(self, number: int, steps: int, random: bool) -> tuple[PyTree, int]:
-        """Return the randomness of several rounds, and where that of round `number` begins."""
-        rounds = 1 if number == STREAM else max(1, AHEAD // steps)
-        block, place = divmod(number, rounds)
-        if self._drawn[0] != (block, steps, random):
-            numbers = np.arange(block * rounds, (block + 1) * rounds, dtype=np.uint32)
-            self._drawn = (block, steps, random), self.programs.draw(self.part.key, numbers, steps, random)
-        return self._drawn[1], place * steps
 
     def _step(self, action: PyTree) -> tuple[Words, dict[str, np.ndarray]]:
         """Have the environments do what was chosen; return what it led to, packed, and their own scalars."""

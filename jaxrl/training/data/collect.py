@@ -11,7 +11,7 @@ from jaxrl.buffers.dataset import Dataset
 from jaxrl.envs.agents import of_one_agent
 from jaxrl.envs.base import Env, VecEnv, vectorise
 from jaxrl.errors import SettingsError, check_between, check_count
-from jaxrl.masks import draw_random, random_action
+from jaxrl.masks import random_action
 from jaxrl.spaces import Box, EnvSpec, from_box, to_box
 from jaxrl.strategies.base import Policy, fold
 from jaxrl.trees import Array, Key, PyTree, tree_where
@@ -95,7 +95,7 @@ def _run(
         act_key, env_key = jax.random.split(key)
         carry, action = policy.act(params, carry)
         action = disturbed(env.spec, obs, action, act_key, random, noise)
-        state, out = env.step(state, action, env.draw(env_key))
+        state, out = env.step(state, action, env_key)
         kept = _Taken(obs, action, out.reward, out.final_obs, out.terminated, out.truncated, jnp.asarray(out.valid))
         return (state, policy.observe(params, carry, out), out.obs), kept
 
@@ -112,7 +112,7 @@ def disturbed(spec: EnvSpec, obs: PyTree, action: PyTree, key: Key, random: floa
         action = to_box(space, unit + noise * jax.random.normal(noise_key, unit.shape, jnp.float32))
     if random:
         coins = jax.random.uniform(coin_key, (num_envs,), jnp.float32) < random
-        action = tree_where(coins, random_action(spec, draw_random(spec, random_key, num_envs), obs), action)
+        action = tree_where(coins, random_action(spec, random_key, obs), action)
     return action
 
 

@@ -1,7 +1,6 @@
 """A session one step at a time: its compiled programs, and what it is after each call."""
 
 from functools import partial
-from typing import Any
 
 import jax
 import numpy as np
@@ -36,10 +35,7 @@ class Stepper:
         self._init = jax.jit(partial(programs.init, stepwise))
         self._begin = jax.jit(partial(programs.begin, stepwise))
         self._begin_again = jax.jit(partial(programs.begin_again, stepwise))
-        self._draw = {phase: jax.jit(partial(programs.draw_ahead, stepwise, phase)) for phase in self._keys}
-        self._drawn: tuple[Any, PyTree] = (None, ())
-        self._drawn_with: Any = None
-        self.act = jax.jit(partial(programs.act, stepwise))
+        self.act = {phase: jax.jit(partial(programs.act, stepwise, phase)) for phase in self._keys}
         self.take_in = [jax.jit(partial(programs.take_in, stepwise, push), donate_argnums=0) for push in (False, True)]
         self._cut = jax.jit(cut)
         self._learn = jit_training(partial(learn_and_sum, stepwise))
@@ -119,20 +115,11 @@ class Stepper:
         """
         if now.chosen is not None:
             return now
-        drawn, place = self.randomness(now)
-        return now._replace(chosen=self.act(now.state.agent, now.state.window.shown, drawn, place))
-
-    def randomness(self, now: SessionState) -> tuple[PyTree, np.ndarray]:
-        """Return the randomness of a block that holds the next step, its row, and the optimisation step."""
-        schedule = self.stepwise.schedule
-        phase, t, at = place_of(schedule, now.steps)
-        block, first = divmod(t, programs.ahead(schedule, phase))
+        phase, t, step = place_of(self.stepwise.schedule, now.steps)
         # A session that went back for another try has another stream of training than its seed's.
         key = now.state.key if phase == "train" else self._keys[phase]
-        if self._drawn[0] != (phase, block) or self._drawn_with is not key:
-            self._drawn, self._drawn_with = ((phase, block), self._draw[phase](key, np.uint32(block))), key
-        row = first * programs.steps_in(schedule, phase) + at
-        return self._drawn[1], np.array([row, t * schedule.updates if phase == "train" else 0], np.uint32)
+        place = np.array([t, step, t * self.stepwise.schedule.updates if phase == "train" else 0], np.uint32)
+        return now._replace(chosen=self.act[phase](now.state.agent, now.state.window.shown, key, place))
 
     def after(self, now: SessionState, result: StepResult, reset: np.ndarray) -> tuple[SessionState, Learnt | None]:
         """Return all that is after a step, and what was learnt from it. The buffer of `now` is donated, if not more.

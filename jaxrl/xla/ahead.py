@@ -1,0 +1,65 @@
+"""The loop over iterations, with what keys alone decide drawn ahead, for a block of iterations at once.
+
+Plain: `jax.lax.fori_loop`. A draw is many small kernels, each of a few numbers; for many iterations at once it is as
+many kernels of many numbers. What is drawn is the same, bit by bit.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.trees import Array, Key, PyTree, tree_bytes
+from jaxrl.xla.carry import loop_form, rows_of
+from jaxrl.xla.hoist import hoist
+
+BLOCK = 64
+"""Iterations whose randomness is drawn in one batched call, at most."""
+BLOCK_BYTES = 4 << 20
+"""Bytes of randomness of one block, at most (but never less than one iteration)."""
+
+
+def drawn_ahead(
+    body: Callable[[PyTree, Key, Array], PyTree],
+    key_of: Callable[[Array], Key],
+    carry: PyTree,
+    start: Array,
+    stop: Array,
+) -> PyTree:
+    """Run `carry = body(carry, key_of(t), t)` for `t` from `start` to `stop`, uint32.
+
+    Blocks begin at whole multiples of their length, so that an iteration's randomness always comes from the same place
+    of the same program: how a run is cut into calls cannot change a bit of it.
+    """
+    form = loop_form(carry)
+    held = form.hold(carry)
+    turn = lambda held, key, t: form.hold(body(form.release(held), key, t))
+    hoisted = hoist(turn, held, jax.eval_shape(key_of, start), start)
+    length = block_length(tree_bytes(hoisted.drawn))
+
+    def block(index: Array, held: PyTree) -> PyTree:
+        first = index * length
+        places = first + jnp.arange(length, dtype=jnp.uint32)
+        keys = jax.vmap(key_of)(places)
+        rows, row = rows_of((keys, jax.vmap(hoisted.ahead)(keys, places)))
+
+        def one(t: Array, held: PyTree) -> PyTree:
+            # The block ends are below 2^32 because the first of them is at most `stop`.
+            place = (t - first).astype(jnp.int32)
+            key, drawn = row(jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, place, keepdims=False), rows))
+            return hoisted.behind(held, drawn, key, t)
+
+        low = jnp.maximum(start, first)
+        high = jnp.where(stop - first < length, stop, first + length)
+        return form.loop(low, high, one, held)
+
+    blocks_end = stop // length + (stop % length > 0).astype(jnp.uint32)
+    return form.release(jax.lax.fori_loop(start // length, blocks_end, block, held))
+
+
+def block_length(one: int) -> int:
+    """Return how many iterations to draw for at once, a power of two, if that of one takes `one` bytes."""
+    length = BLOCK
+    while length > 1 and length * one > BLOCK_BYTES:
+        length //= 2
+    return length
