@@ -315,6 +315,7 @@ def test_actors_are_left_out_in_one_line_where_gymnasium_is_missing(
     assert capsys.readouterr().err == "actors: left out, it needs Gymnasium: pip install 'jaxrl[gymnasium]'\n"
 
 
+@pytest.mark.slow
 def test_a_learner_alone_makes_the_optimisation_steps_of_a_strategy_with_actors() -> None:
     env = jaxrl.make_env("CartPole-v1")
     strategy = jaxrl.off_policy(
@@ -356,6 +357,7 @@ def test_an_unknown_case_is_refused_with_the_known_ones(
     assert f"unknown case {name}; known: dqn-1, " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_plain_loop_and_the_population_of_it_learn_as_often_as_asked() -> None:
     """Ten environment steps an update: with two environments every fifth vector step."""
     setting = Setting("CartPole-v1", num_envs=2, opt_interval=10, features=(8,), batch_size=4, capacity=20)
@@ -402,6 +404,7 @@ def judged(seed: int, training: float | None, greedy: float, sampled: float) -> 
     return {"algo": "ppo", "env": "Toy", "seed": seed, "env_steps": 1_000, "moments": moments, "curve": [point]}
 
 
+@pytest.mark.slow
 def test_the_table_of_judging_has_means_the_worst_seed_and_the_distance_from_training() -> None:
     rows = [judged(0, 4.0, 10.0, 5.0), judged(1, 6.0, 0.0, 5.0), judged(2, None, 2.0, 2.0)]
     assert judging.distance(rows, "greedy") == 6.0  # of a run without a finished episode nothing is known

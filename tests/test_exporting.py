@@ -161,6 +161,7 @@ def test_a_description_has_what_each_format_takes(tmp_path: Path) -> None:
     assert json.loads(alone.stdout) == [2111, 2122, 2133]
 
 
+@pytest.mark.slow
 def test_the_memory_of_the_page_of_numpy_is_described_as_it_returns_it() -> None:
     strategy = CASES["memory"]()
     policy = GreedyPolicy(strategy.policy, strategy.policy.params(strategy.init(jax.random.key(0))))

@@ -203,6 +203,7 @@ def test_session(tmp_path: Path) -> None:
     assert {200, 300} <= set(steps)
 
 
+@pytest.mark.slow
 def test_library(tmp_path: Path) -> None:
     code = block("library")
     assert len([line for line in code.splitlines() if line.strip()]) <= 12
@@ -212,6 +213,7 @@ def test_library(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "runs" / "cartpole" / "checkpoints").iterdir()]
 
 
+@pytest.mark.slow
 def test_a_frozen_part_of_a_network_stays_as_it_was() -> None:
     names: dict[str, Any] = {}
     exec(block("networks-freeze"), names)

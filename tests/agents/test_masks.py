@@ -117,7 +117,7 @@ AGENTS = [
 ]
 
 
-@pytest.mark.every_day("dqn")
+@pytest.mark.slow
 @pytest.mark.parametrize(("compose", "agent", "env"), AGENTS)
 def test_no_agent_ever_does_what_is_forbidden(compose: Any, agent: Any, env: Any) -> None:
     strategy = compose(agent, env)

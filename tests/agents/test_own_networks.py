@@ -83,6 +83,7 @@ def test_every_agent_learns_with_networks_made_in_python(name):
     assert np.isfinite(metrics["loss"])
 
 
+@pytest.mark.slow
 def test_critics_of_ones_own_are_several_each_with_parameters_of_its_own():
     agent = jaxrl.sac(num_critics=3, **critic)(CONTINUOUS)
     kernels = agent.init(KEY).critic.tree["params"]["mine"]["kernel"]

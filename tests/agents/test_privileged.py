@@ -96,6 +96,7 @@ def test_only_the_value_of_policy_gradients_sees_the_privileged_state(case: str)
     assert not np.any(of_policy)
 
 
+@pytest.mark.slow
 def test_values_are_learnt_from_what_the_policy_does_not_see_and_the_policy_needs_none_of_it() -> None:
     env = hidden_sign(Discrete(2))
     strategy = jaxrl.on_policy(

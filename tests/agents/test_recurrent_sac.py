@@ -249,7 +249,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.every_day("cql")
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), [pytest.param(*x, id=which) for which, x in VARIANTS.items()])
 def test_every_variant_learns_keeps_its_shapes_and_nothing_from_rows_of_weight_zero(name: str, settings: dict) -> None:
     agent = agent_of(name, **settings)
@@ -330,6 +330,7 @@ def test_what_replay_holds_is_the_memory_that_acting_had_and_that_critics_would_
     assert float(jnp.abs(first - second).max()) > 0.01
 
 
+@pytest.mark.slow
 def test_acting_alone_needs_no_critics_and_their_memories_change_nothing() -> None:
     agent = agent_of("continuous")
     state = jax.jit(agent.init)(KEY)

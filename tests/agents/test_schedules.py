@@ -89,6 +89,7 @@ def test_the_last_word_counts() -> None:
     assert (again["lr"], again["schedules"]) == (3.0, ("tau=linear(0.0,1.0,5)", "lr=constant(3.0)"))
 
 
+@pytest.mark.slow
 def test_epsilon_is_that_of_the_moment() -> None:
     agent = follow(jaxrl.dqn(schedules=["epsilon=linear(1,0,100)"], features=(4,))(SPEC))
     state = agent.init(jax.random.key(0))
@@ -139,6 +140,7 @@ def test_a_run_follows_it_tells_it_and_resumes_to_the_same_bits(tmp_path: Path) 
     assert state_digest(resumed.state) == state_digest(whole.state)
 
 
+@pytest.mark.slow
 def test_a_population_sweeps_the_rest_and_members_keep_the_schedule() -> None:
     strategy = small(lr=jaxrl.constant(1e-2))
     assert "agent.lr" not in jaxrl.sweepable(strategy)

@@ -321,6 +321,7 @@ def test_what_is_remembered_is_the_noise_itself_and_stands_beside_the_observatio
     np.testing.assert_allclose(before[:, 1:], remembered.reshape(80, 10, 8, 2)[:, :-1], rtol=0, atol=5e-7)
 
 
+@pytest.mark.slow
 def test_evaluation_is_free_of_noise_that_lasts():
     strategy = still(quiet)
     params = strategy.policy.params(jax.jit(strategy.init)(KEY))

@@ -72,6 +72,7 @@ def test_a_value_that_looks_like_a_flag_stands_behind_an_equals_sign() -> None:
     assert parse(["--notes=--fast, but why?"]).config.notes == "--fast, but why?"
 
 
+@pytest.mark.slow
 def test_an_evaluation_takes_what_was_typed(doors: Doors, finished: Finished) -> None:
     plain, joined, underscored = (
         doors.here("evaluate", finished.path, "--episodes", "3", *words)
@@ -391,7 +392,7 @@ def test_an_environment_of_ones_own_is_answered_with_the_flag_first(finished: Fi
     assert said.startswith("unknown environment 'inventory:make'; give --env inventory:make: ")
 
 
-@pytest.mark.every_day("script")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("begin", "called"),
     [

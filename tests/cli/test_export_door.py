@@ -118,6 +118,7 @@ def test_what_a_converter_says_of_its_own_inside_is_left_out(
     assert (doors.cwd / "out" / "policy.onnx").read_bytes() == b"model"
 
 
+@pytest.mark.slow
 def test_a_folder_for_a_hub_has_all_that_it_speaks_of(doors: Doors, finished: Finished) -> None:
     before = snapshot(finished.path)
     asked = ("publish", finished.path, "--episodes", "5", "--out", "hub")

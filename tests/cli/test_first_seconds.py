@@ -222,7 +222,7 @@ def test_a_warning_in_colour_is_told_as_plain_text(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == "warning: WARN: an old version\n"
 
 
-@pytest.mark.every_day("nonsense")
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", ["rocm", "nonsense"])
 def test_devices_that_are_not_there_are_refused_in_one_line(
     doors: Doors, monkeypatch: pytest.MonkeyPatch, platform: str

@@ -324,6 +324,7 @@ def test_resume_refuses_other_settings_with_the_difference(
     assert snapshot(finished.path) == before
 
 
+@pytest.mark.every_day("True")
 @pytest.mark.parametrize("ended", [False, True])
 def test_two_runs_begun_in_one_second_get_a_directory_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool

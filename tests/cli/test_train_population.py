@@ -162,6 +162,7 @@ def test_bad_populations_are_refused_in_one_line(args: list[str], said: str, doo
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_one_line_and_code_2_reach_the_user(doors: Doors) -> None:
     done = doors.run("train", *SMALL, "--seeds", "2", "--sweep", "agent.lrr=1")
     assert "'agent.lrr' cannot be swept; did you mean agent.lr?" in one_error_line(done)

@@ -154,6 +154,7 @@ def fresh(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
+@pytest.mark.slow
 def test_what_draws_is_not_imported_to_step_a_cart() -> None:
     made = "; ".join(f"jaxrl.make_env({name!r})" for name in gymnax_adapter._HOMES if name != "Catch-bsuite")
     assert fresh(f"import sys, jaxrl; {made}; print({HEAVY})") == "[]"

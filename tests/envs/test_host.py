@@ -288,6 +288,7 @@ def test_parameters_reach_the_maker_and_whole_numbers_stay_whole():
         jaxrl.make_env("gymnasium:CartPole-v1", nonsense=1.0)
 
 
+@pytest.mark.slow
 def test_the_best_policy_can_be_judged_there():
     env = jaxrl.gymnasium_envs(gymnasium_spec(Telling()), Telling)
     buffer = jaxrl.uniform(64, batch_size=8)

@@ -68,6 +68,7 @@ def test_an_environment_may_draw_from_any_sampler_in_its_reset_and_its_step(name
     check_drawn(state, names)
 
 
+@pytest.mark.slow
 @NAMES
 def test_an_agent_of_ones_own_may_draw_from_any_sampler(names: tuple[str, ...]) -> None:
     kinds: list[Any] = []

@@ -434,6 +434,7 @@ def test_nothing_but_the_reward_changes() -> None:
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_recorded_returns_stay_those_of_the_environment() -> None:
     def flip(spec: EnvSpec) -> Agent:
         draw = lambda key, num_envs: jax.random.randint(key, (num_envs,), 0, 2)

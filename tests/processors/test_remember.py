@@ -170,6 +170,7 @@ def tally(spec: EnvSpec) -> Agent:
     )
 
 
+@pytest.mark.slow
 def test_in_training_an_agent_is_given_what_it_left_for_itself() -> None:
     """The environment counts its steps too, in episodes of 5; rollouts of 7 cut across them."""
     strategy = on_policy(counting(length=5), tally, num_envs=3, rollout=7, epochs=1, minibatches=1)

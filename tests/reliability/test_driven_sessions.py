@@ -239,6 +239,7 @@ def test_other_settings_are_refused_on_resume(tmp_path: Path) -> None:
     small(run_dir=run, resume=True, max_opts=9).close()
 
 
+@pytest.mark.slow
 def test_allowed_changes_take_effect_but_not_those_of_the_processor(tmp_path: Path) -> None:
     run, other = str(tmp_path / "run"), jaxrl.dqn(lr=0.5, features=(8,), epsilon_decay=20, target_interval=5)
     with small(run_dir=run) as session:

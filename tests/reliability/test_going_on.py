@@ -183,7 +183,7 @@ def test_a_result_on_the_way_stays_as_it_was() -> None:
     assert [int(trainer.result().state.steps) for _ in trainer] == [10, 20]
 
 
-@pytest.mark.every_day("verify")
+@pytest.mark.slow
 @pytest.mark.parametrize("door", ["train", "verify"])
 def test_a_reader_that_goes_away_stops_nothing_and_hides_no_exit_code(run: Path, tmp_path: Path, door: str) -> None:
     if door == "train":

@@ -270,6 +270,7 @@ def audited(small: SmallRun, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return told
 
 
+@pytest.mark.slow
 def test_the_hook_sees_code_of_a_pickle(audited: dict[str, Any]) -> None:
     assert {"exec", "pickle.find_class"} <= set(audited["control"])
 

@@ -421,7 +421,7 @@ def sampled(core: str = "none", share: float = 0.0) -> jaxrl.Strategy:
     )
 
 
-@pytest.mark.every_day("old0-new0-agent.core: none -> gru-False")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "said", "fits"),
     [

@@ -31,6 +31,7 @@ def in_x64(*args: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [

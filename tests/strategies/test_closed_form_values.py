@@ -100,6 +100,7 @@ def test_munchausen_takes_what_it_is_clipped_to_from_an_action_that_is_never_tak
     np.testing.assert_allclose(learnt, np.where(toy.values > 0, 1.0, -1.0 - WEIGHT), atol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", ["qr", *(pytest.param(x, marks=pytest.mark.slow) for x in ("expected", "iqn"))])
 def test_munchausen_pays_for_chance_where_all_actions_are_alike(values):
     """Each has a logarithm of `log(1/2)`: `WEIGHT` of it is added to a reward, all of it taken from the next value."""

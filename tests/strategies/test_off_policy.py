@@ -144,6 +144,7 @@ def test_every_update_samples_anew_from_the_same_items():
         assert set(np.asarray(index)[20:, turn].ravel().tolist()) == set(range(40))
 
 
+@pytest.mark.slow
 def test_updates_change_nothing_but_how_many_there_are():
     """Two updates at every fourth step are, bit for bit, one at every second where four steps are taken at once."""
     often, twice = make(num_envs=4, opt_interval=2), make(num_envs=4, opt_interval=4, updates=2)

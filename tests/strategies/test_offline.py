@@ -290,6 +290,7 @@ def test_without_replacement_each_step_is_learnt_from_once_in_each_epoch(batch: 
     assert trained(strategy, opts).agent.tolist() == [epochs] * DATA.rows
 
 
+@pytest.mark.slow
 def test_the_order_of_an_epoch_is_of_the_seed_and_the_epoch() -> None:
     strategy = jaxrl.offline(DATA, counting(DATA), batch_size=5, replacement=False)
     order = lambda seed, epoch: np.concatenate(

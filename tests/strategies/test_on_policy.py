@@ -182,7 +182,7 @@ def test_an_invalid_step_has_no_weight_and_the_step_before_it_is_a_last_one(wher
     assert int(metrics["invalid_steps"].count) == int(metrics["truncated"].count) == 8 * 3
 
 
-@pytest.mark.every_day("plain")
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"core": "gru", "core_features": 4}], ids=["plain", "gru"])
 def test_broken_steps_do_not_stop_an_agent_from_learning(settings):
     agent = ppo(features=(4,), lr=1e-2, **settings)
@@ -442,6 +442,7 @@ def preferring(**settings):
     return make(agent, action_preference(GAMMA).env, num_envs=4, rollout=8, epochs=8, minibatches=1)
 
 
+@pytest.mark.slow
 def test_ppo_leaves_the_rest_of_the_epochs_out_once_it_has_gone_too_far():
     """At its first update the policy has not moved, at its second it has: that one is the last."""
     strategy = preferring(target_kl=1e-5)
@@ -458,6 +459,7 @@ def test_ppo_leaves_the_rest_of_the_epochs_out_once_it_has_gone_too_far():
     assert counted == 3 * 2
 
 
+@pytest.mark.slow
 def test_a_target_that_is_not_reached_leaves_nothing_out():
     ends = []
     for target_kl in (0.0, 1e6):

@@ -69,6 +69,7 @@ def operations_on_rings(hlo, capacity):
     return set(re.findall(pattern, hlo))
 
 
+@pytest.mark.slow
 def test_rings_are_written_in_place(compiled):
     made = operations_on_rings(compiled[CAPACITY].as_text(), CAPACITY)
     assert "dynamic-update-slice" in made

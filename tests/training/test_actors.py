@@ -110,6 +110,7 @@ def test_what_environments_tell_reaches_the_rows_of_the_rounds_that_were_learnt_
     assert "info/word" not in rows[0]
 
 
+@pytest.mark.slow
 def test_what_an_environment_in_jax_tells_comes_by_actors_too():
     env = counting(length=4)
 
@@ -396,6 +397,7 @@ def test_continuous_actions_are_spread_wider_by_the_temperature():
         np.testing.assert_array_equal(wide.mode(), plain.mode())
 
 
+@pytest.mark.slow
 def test_actors_explore_as_they_are_told():
     class Still(Counting):
         taken: ClassVar[dict[int, list[int]]] = {}
@@ -578,7 +580,7 @@ class Opened(Counting):
         super().__init__()
 
 
-@pytest.mark.every_day("False")
+@pytest.mark.slow
 @pytest.mark.parametrize("open_in_turn", [True, False])
 def test_environments_are_opened_one_at_a_time_where_that_is_asked(open_in_turn: bool):
     Opened.most = 0

@@ -55,6 +55,7 @@ def test_workers_make_the_bits_that_threads_make(make: Any, engine: str):
     assert not workers()
 
 
+@pytest.mark.slow
 def test_workers_begin_where_more_than_a_thousand_files_are_open() -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limits[1] != resource.RLIM_INFINITY and limits[1] < 4_096:
@@ -90,6 +91,7 @@ def test_a_run_resumes_with_either_engine_to_the_same_bits(engine: str, tmp_path
     assert event["message"].startswith("resumed at 16 optimisation steps with environments that start anew")
 
 
+@pytest.mark.slow
 def test_what_a_worker_raises_ends_the_run_in_one_line(engine: str, tmp_path: Path):
     before = set(threading.enumerate())
     with pytest.raises(ActorError, match=r"^actor [01] failed: RuntimeError: the motor is on fire$"):

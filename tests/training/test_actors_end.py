@@ -30,9 +30,9 @@ def envs(make: Any, *args: Any) -> HostEnv:
     ("kind", "said", "where"),
     [
         (Silent, r"Silent\('oil', 'fire'\)", IN_THREADS),
-        (Silent, r"Silent\('oil', 'fire'\)", IN_PROCESSES),
+        pytest.param(Silent, r"Silent\('oil', 'fire'\)", IN_PROCESSES, marks=slow),
         pytest.param(Unsendable, r"Unsendable: \('oil', 'fire'\)", IN_PROCESSES, marks=slow),
-        (Unsendable, r"Unsendable: \('oil', 'fire'\)", ENVS_IN_PROCESSES),
+        pytest.param(Unsendable, r"Unsendable: \('oil', 'fire'\)", ENVS_IN_PROCESSES, marks=slow),
         pytest.param(Silent, r"Silent\('oil', 'fire'\)", ENVS_IN_PROCESSES, marks=slow),
     ],
 )

@@ -82,6 +82,7 @@ def test_nan_is_found_where_it_is_made_with_debug_nans() -> None:
         trainer.train()
 
 
+@pytest.mark.slow
 def test_strategies_that_differ_in_where_they_are_evaluated_are_evaluated_there() -> None:
     agent = jaxrl.ppo(features=(4,))
     strategy = jaxrl.on_policy(constant_reward(1.0), agent, num_envs=2, rollout=2, epochs=1, minibatches=1)

@@ -98,6 +98,7 @@ def test_the_policy_is_what_is_judged() -> None:
     assert not jaxrl.Evaluator(countdown(), always(0), 4)((), jax.random.key(0)).returns.any()
 
 
+@pytest.mark.slow
 def test_greedy_evaluation_ignores_epsilon() -> None:
     env = countdown()
     settings = {"buffer": jaxrl.uniform(64, batch_size=8), "num_envs": 2, "opt_interval": 2, "warmup": 0}
@@ -113,6 +114,7 @@ def test_greedy_evaluation_ignores_epsilon() -> None:
     np.testing.assert_array_equal(*returns)
 
 
+@pytest.mark.every_day("device")
 @pytest.mark.parametrize("where", ["device", "host"])
 def test_sampled_evaluation_acts_as_at_the_end_of_exploration(where: str) -> None:
     """Which is at random here, though it begins without: each action then pays 1 with a probability of a half."""

@@ -63,6 +63,7 @@ def test_returns_are_those_that_the_update_learns_from() -> None:
     assert columns(known(jaxrl.ppo, gae_lambda=0.0))[0]["explained_variance"] == pytest.approx(2 / 3, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_rollouts_of_an_interval_are_averaged_and_shards_are_one_rollout() -> None:
     strategy = known(jaxrl.a2c, rollout=3, shards=2)
     (row,) = columns(strategy, rollouts=4, record_interval=4)
@@ -70,6 +71,7 @@ def test_rollouts_of_an_interval_are_averaged_and_shards_are_one_rollout() -> No
     assert row["explained_variance_min"] == pytest.approx(-36 / 7, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_steps_that_are_not_learnt_from_do_not_count() -> None:
     """The third step is NaN. The returns before it are 1 + 3/2 and 2 + 2/2; less 0 and 1 they are 5/2 and 2."""
     row = columns(known(jaxrl.a2c, nan_at(3), rollout=3), rollouts=1)[0]
@@ -77,6 +79,7 @@ def test_steps_that_are_not_learnt_from_do_not_count() -> None:
     assert row["explained_variance"] == pytest.approx(0.0, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_where_returns_do_not_vary_there_is_none_and_no_update_is_skipped() -> None:
     """Episodes of one step all return 1."""
     for row in columns(known(jaxrl.a2c, counting(1))):
@@ -84,11 +87,12 @@ def test_where_returns_do_not_vary_there_is_none_and_no_update_is_skipped() -> N
         assert row["skipped_updates"] == 0
 
 
+@pytest.mark.slow
 def test_without_a_baseline_there_is_no_column() -> None:
     assert not [name for name in columns(known(jaxrl.reinforce, baseline=False))[0] if "explained" in name]
 
 
-@pytest.mark.every_day("gru")
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"core": "gru", "core_features": 16}, {"dtype": "bfloat16"}], ids=["gru", "bf16"])
 def test_it_goes_to_1_as_values_are_learnt(settings: dict[str, Any]) -> None:
     """A clock's hours have the values 1.75, 1.5 and 1."""
@@ -106,6 +110,7 @@ def test_it_goes_to_1_as_values_are_learnt(settings: dict[str, Any]) -> None:
     assert 0.98 < last["explained_variance"] <= 1.0
 
 
+@pytest.mark.slow
 def test_members_have_it_as_well(tmp_path: Path) -> None:
     members = jaxrl.population(known(jaxrl.a2c), seeds=2)
     jaxrl.Trainer(members, max_opts=1, run_dir=str(tmp_path), recorders=[], **QUIET).train()

@@ -125,6 +125,7 @@ def test_an_agent_may_keep_infinities_but_not_make_a_number_one(spoilt: int, mad
 # --- a single sample -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_day("batch")
 @pytest.mark.parametrize("normalise", ["minibatch", "batch"])
 def test_the_advantage_of_a_single_sample_is_left_as_it_is(normalise: str) -> None:
     """At an episode's end it is the reward less the value; the loss of a policy not yet changed is minus that."""

@@ -86,6 +86,7 @@ def test_with_an_optimizer_of_ones_own_a_run_is_loaded_judged_and_played(
     assert (tmp_path / "episode.gif").exists()
 
 
+@pytest.mark.slow
 def test_the_settings_name_what_they_do_not_tell(runs: Runs) -> None:
     said = {name: (run / "config.yaml").read_text() for name, (run, _) in runs.items()}
     assert "custom:\n- make_optimizer\n" in said["optimizer"]

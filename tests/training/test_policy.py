@@ -51,6 +51,7 @@ def test_a_policy_with_a_memory_refuses_and_is_as_before() -> None:
     assert [int(policy(obs)) for obs in OBS] == [int(twin(obs)) for obs in OBS]
 
 
+@pytest.mark.slow
 def test_a_key_draws_from_the_distribution_and_without_one_the_mode_is_chosen() -> None:
     strategy = jaxrl.on_policy(
         jaxrl.make_env("CartPole-v1"), jaxrl.ppo(features=(8,)), num_envs=2, rollout=4, epochs=1, minibatches=1
@@ -65,6 +66,7 @@ def test_a_key_draws_from_the_distribution_and_without_one_the_mode_is_chosen() 
     assert policy(OBS[0], key=jax.random.key(0)).shape == ()
 
 
+@pytest.mark.slow
 def test_an_agent_without_a_distribution_explores_as_it_did_when_it_was_saved() -> None:
     strategy = small_dqn()
     assert strategy.policy is not None

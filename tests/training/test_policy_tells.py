@@ -254,6 +254,7 @@ def test_what_is_learnt_of_observations_is_applied_before_anything_is_told() -> 
     np.testing.assert_allclose(policy.values([5.0]), [2, 2], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_recurrent_policy_tells_the_odds_of_the_action_that_it_draws_next() -> None:
     make = jaxrl.ppo(core="gru", core_features=8, features=(8,), layer_norm=False)
     policy = policy_of(make, Discrete(2), Box(-9.0, 9.0, (3,)))

@@ -173,6 +173,7 @@ def test_it_is_said_who_stops_and_who_goes_on_as_whom(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == f"       40 opts  {said}\n"
 
 
+@pytest.mark.slow
 def test_in_memory_a_search_goes_on_to_the_same_end() -> None:
     whole = Trainer(made(PBT), **LENGTH, quiet=True).train()
     trainer = Trainer(made(PBT), **{**LENGTH, "max_opts": 40}, quiet=True)
@@ -185,6 +186,7 @@ def test_in_memory_a_search_goes_on_to_the_same_end() -> None:
         halved.train(max_opts=160)
 
 
+@pytest.mark.slow
 def test_alone_without_a_gate_no_bit_of_a_member_changes(tmp_path: Path) -> None:
     """Halving ends members, and does nothing to the others."""
     free = Trainer(made(None), **LENGTH, quiet=True).train()
@@ -203,6 +205,7 @@ def test_alone_without_a_gate_no_bit_of_a_member_changes(tmp_path: Path) -> None
         assert jaxrl.load_policy(tmp_path / "run", member=member.number)(np.zeros(4)) in (0, 1)
 
 
+@pytest.mark.slow
 def test_halving_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     whole = Trainer(made(jaxrl.Halving(2)), **LENGTH, run_dir=tmp_path / "whole", quiet=True).train()
     for count, _ in enumerate(Trainer(made(jaxrl.Halving(2)), **LENGTH, run_dir=tmp_path / "cut", quiet=True)):
@@ -331,6 +334,7 @@ def test_killed_inside_generations_it_comes_to_the_same_bits(tmp_path: Path) -> 
     assert lineage(run) == lineage(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_member_that_cannot_go_on_is_named_with_its_remedy(searched: Searched, tmp_path: Path) -> None:
     """One that never took over can be removed, and comes to the same bits; one that did cannot."""
     taken = {name for name, _ in adoptions(searched.run)}
@@ -379,7 +383,7 @@ def test_killed_right_behind_each_gate_it_comes_to_the_same_bits(tmp_path: Path)
     assert lineage(run) == lineage(whole)
 
 
-@pytest.mark.every_day("dqn")
+@pytest.mark.slow
 @pytest.mark.parametrize("maker", [jaxrl.dqn, jaxrl.ppo, jaxrl.sac])
 def test_every_setting_of_an_agent_that_can_be_swept_can_be_moved(maker: object) -> None:
     env = jaxrl.make_env("Pendulum-v1" if maker is jaxrl.sac else "CartPole-v1")

@@ -56,6 +56,7 @@ def test_members_are_close_to_the_runs_that_they_would_be_alone(whole: Populatio
         assert one.result.summary["opt_steps"] == other.result.summary["opt_steps"] == 60
 
 
+@pytest.mark.slow
 def test_bits_are_the_same_over_repeats_calls_and_resumptions(whole: PopulationResult, tmp_path: Path) -> None:
     assert digests(train(max_chunk=7)) == digests(whole)
     begun = train(max_opts=20, run_dir=tmp_path / "run")

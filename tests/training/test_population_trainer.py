@@ -60,7 +60,7 @@ def test_members_are_the_runs_that_they_would_be_alone(tmp_path: Path) -> None:
         assert jaxrl.load_policy(tmp_path / "all", member=member.number)(np.zeros(4)) in (0, 1)
 
 
-@pytest.mark.every_day("dqn")
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", names_of("off_policy", "on_policy"))
 def test_a_swept_setting_does_what_the_setting_does(algo: str) -> None:
     """Train with every sweepable setting changed: as a member, and built with these settings from the first."""
@@ -251,6 +251,7 @@ def test_the_best_setting_is_found_by_name() -> None:
         result.best(by="agent.lrr")
 
 
+@pytest.mark.slow
 def test_a_program_is_compiled_once_for_all_members() -> None:
     compiled: list[str] = []
     jax.monitoring.register_event_duration_secs_listener(

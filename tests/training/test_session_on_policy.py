@@ -51,6 +51,7 @@ def test_a_session_is_the_on_policy_trainer_one_step_at_a_time(agent: Any, setti
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)  # two programs may round differently
 
 
+@pytest.mark.slow
 def test_what_is_learnt_comes_once_a_rollout_is_whole() -> None:
     session, script, told = session_of(), Script(), []
     for _ in range(12):
@@ -61,7 +62,7 @@ def test_what_is_learnt_comes_once_a_rollout_is_whole() -> None:
     assert np.isfinite(told[3]["loss"])
 
 
-@pytest.mark.every_day("resume")
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["cut", "resume"])
 def test_no_return_reaches_over_an_episode_that_was_given_up(how: str, tmp_path: Path) -> None:
     """Rewards are 1, gamma 1/2, lambda 1: an advantage is the discounted sum up to the cut, and the value there."""
@@ -97,6 +98,7 @@ def test_no_return_reaches_over_an_episode_that_was_given_up(how: str, tmp_path:
     assert len(set(np.round(list(value.values()), 5))) == 3  # a value of each place, so that places are told apart
 
 
+@pytest.mark.slow
 def test_a_session_that_is_saved_within_a_rollout_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     whole = session_of()
     drive(whole, Script(), 22)

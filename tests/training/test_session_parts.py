@@ -30,6 +30,7 @@ ORDINARY = ("rainbow",)
 """Those of which the others are parts, or near kin."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[] if kind in ORDINARY else pytest.mark.slow) for kind in KINDS]
 )
@@ -86,6 +87,7 @@ def test_it_pushes_and_learns_what_a_trainer_does(kind: str) -> None:
         np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_a_gymnasium_vector_that_resets_itself_is_driven_live() -> None:
     """With the autoreset mode `SAME_STEP` the true successor of a last step is in `final_obs`."""
     gymnasium = pytest.importorskip("gymnasium")

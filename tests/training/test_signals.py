@@ -64,6 +64,7 @@ for seed in range(3):
 """
 
 
+@pytest.mark.every_day("2--2")
 @pytest.mark.parametrize(("number", "code"), [(INT, -INT), (TERM, 143)])
 def test_a_signal_ends_a_script_of_several_runs_after_saving(
     script: Any, tmp_path: Path, whole: str, number: signal.Signals, code: int
@@ -195,6 +196,7 @@ print("the script goes on")
 """
 
 
+@pytest.mark.every_day("15-143")
 @pytest.mark.parametrize(("number", "code"), [(INT, -INT), (TERM, 143)])
 def test_a_signal_leaves_the_loop_of_a_session_which_is_saved(
     script: Any, tmp_path: Path, number: signal.Signals, code: int
@@ -271,6 +273,7 @@ def compiling(process: "subprocess.Popen[str]") -> None:
 ACKNOWLEDGED = "SIGINT: stopping when the compilation has finished; a second SIGINT stops at once\n"
 
 
+@pytest.mark.every_day("command")
 @pytest.mark.parametrize("door", ["script", "command"])
 def test_a_first_signal_is_acknowledged_while_it_compiles_and_a_second_one_obeyed(
     script: Any, tmp_path: Path, door: str
@@ -343,6 +346,7 @@ print(jaxrl.Trainer(counting(), max_opts=50, hooks=jaxrl.Hooks(start=fork), cons
 """
 
 
+@pytest.mark.slow
 def test_a_signal_to_a_child_that_was_forked_stops_no_training(script: Any) -> None:
     out, errors = script(FORKS).communicate()
     assert (out, [line for line in errors.splitlines() if "SIG" in line]) == ("max_opts\n", [])

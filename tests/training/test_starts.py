@@ -40,6 +40,7 @@ def drive(session: jaxrl.Session, env: Locks) -> None:
         obs = env.reset()[0] if terminated else next_obs
 
 
+@pytest.mark.slow
 def test_a_session_its_policies_and_their_exports_act_in_the_environment_s_own_numbers(tmp_path: Path) -> None:
     env, run = Locks(), tmp_path / "run"
     buffer = jaxrl.uniform(2_000, batch_size=32)
@@ -78,6 +79,7 @@ def test_a_run_of_actors_and_its_evaluations_do_too() -> None:
     assert result.policy(batch(DOORS)).tolist() == RIGHT
 
 
+@pytest.mark.slow
 def test_data_are_learnt_from_in_those_numbers(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     doors = rng.integers(2, 6, 401)

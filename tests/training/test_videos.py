@@ -153,6 +153,7 @@ def test_what_cannot_be_filmed_is_refused_in_one_line_before_anything_compiles(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_film_that_fails_on_the_way_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
     drawn: list[int] = []
 
@@ -295,6 +296,7 @@ def stepwise(run_dir: Path | None, **settings: Any) -> jaxrl.Session:
     return jaxrl.Session(spec, jaxrl.dqn(features=(2,)), buffer=jaxrl.uniform(16, batch_size=2), **given)
 
 
+@pytest.mark.slow
 def test_a_session_films_the_first_episode_that_an_evaluation_counts(tmp_path: Path) -> None:
     loop, told = Filmed(), Told()
     with stepwise(tmp_path, recorders=["jsonl", told]) as session:

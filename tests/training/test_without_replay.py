@@ -105,6 +105,7 @@ def test_a_buffer_filled_anew_holds_as_many_real_steps_as_the_old(kind: Any, t: 
     assert np.all(np.abs(moved - 0.04 * items.obs[going, 1]) < 0.02)
 
 
+@pytest.mark.slow
 def test_such_checkpoints_are_used_like_others(bare: Any, tmp_path: Path, capsys: Any) -> None:
     run, result = bare
     assert dqn().policy is not None
@@ -118,6 +119,7 @@ def test_such_checkpoints_are_used_like_others(bare: Any, tmp_path: Path, capsys
     assert begun.train().summary["opt_steps"] == 10
 
 
+@pytest.mark.slow
 def test_what_was_resumed_is_not_said_to_differ(tmp_path: Path, capsys: Any) -> None:
     train(tmp_path / "run", 20)
     train(tmp_path / "run", 30, resume=True)
@@ -170,6 +172,7 @@ def test_actors_fill_the_buffer_by_the_policy_of_the_checkpoint(tmp_path: Path) 
     assert sum(actor["env_steps"] for actor in steps) >= 128 + 16
 
 
+@pytest.mark.slow
 def test_who_has_no_replay_is_refused(tmp_path: Path) -> None:
     strategy = jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), jaxrl.ppo(features=(8,)))
     with pytest.raises(SettingsError, match="save_replay is no, but ppo has no replay"):

@@ -66,7 +66,7 @@ def test_a_run_is_traced_with_the_forms_that_it_is_begun_with(
     assert "run" not in programs_of(strategy) or which == xla.chosen()
 
 
-@pytest.mark.every_day("ppo-cpu")
+@pytest.mark.slow
 @pytest.mark.parametrize(("algo", "forms"), [("dqn", "cpu"), ("dqn", "cuda"), ("ppo", "cpu"), ("ppo", "cuda")])
 def test_plain_forms_train_alike(algo: str, forms: str) -> None:
     """The same random numbers and the same equations: all whole numbers are equal, all others to rounding."""
@@ -90,6 +90,7 @@ def test_plain_forms_train_alike(algo: str, forms: str) -> None:
             assert np.array_equal(a, b), path
 
 
+@pytest.mark.slow
 def test_networks_can_be_differentiated_in_every_way() -> None:
     module, params, obs = network()
     value = jax.jit(lambda x: module.apply(params, x[None])[0, 1])
