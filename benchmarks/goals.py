@@ -32,11 +32,11 @@ def bit_flipping(bits: int = 15) -> jaxrl.Env:
         state, goal = jax.random.bernoulli(key, 0.5, (2, bits)).astype(jnp.float32)
         return (state, goal), see(state, goal)
 
-    def step(state: Any, action: jax.Array, noise: Any) -> tuple[Any, jaxrl.TimeStep]:
+    def step(state: Any, action: jax.Array, key: Any) -> tuple[Any, jaxrl.TimeStep]:
         at, goal = state
         at = jnp.where(jnp.arange(bits) == action, 1 - at, at)
         reward, reached = pays(at, goal)
         return (at, goal), jaxrl.TimeStep(see(at, goal), reward, reached)
 
     spec = jaxrl.EnvSpec("BitFlipping", space, jaxrl.Discrete(bits), time_limit=bits)
-    return jaxrl.Env(spec, reset, step, jaxrl.draw_nothing, goal=pays)
+    return jaxrl.Env(spec, reset, step, goal=pays)

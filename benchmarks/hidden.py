@@ -24,14 +24,14 @@ def recall(steps: int = 10) -> jaxrl.Env:
         number = jax.random.uniform(key, minval=-1.0, maxval=1.0)
         return (number, jnp.int32(0)), jnp.stack([number, 0.0])
 
-    def step(state: Any, action: jax.Array, noise: Any) -> tuple[Any, jaxrl.TimeStep]:
+    def step(state: Any, action: jax.Array, key: Any) -> tuple[Any, jaxrl.TimeStep]:
         number, at = state
         asked, soon = at == steps, (at + 1 == steps).astype(jnp.float32)
         reward = jnp.where(asked, -jnp.square(action[0] - number), 0.0)
         return (number, at + 1), jaxrl.TimeStep(jnp.stack([0.0, soon]), reward, asked)
 
     spec = jaxrl.EnvSpec("Recall", space, jaxrl.Box(-1.0, 1.0, (1,)), time_limit=steps + 1)
-    return jaxrl.Env(spec, reset, step, jaxrl.draw_nothing)
+    return jaxrl.Env(spec, reset, step)
 
 
 def pendulum() -> jaxrl.Env:

@@ -95,11 +95,11 @@ def learnt(strategy: Strategy, states: list[PyTree], iterations: int, episodes: 
 def population(strategy: Strategy, seeds: int) -> Loop:
     """Return the training of `seeds` seeds in one program, all at once by `vmap`; they share the iteration number."""
     state = jax.jit(jax.vmap(strategy.init))(jax.random.split(jax.random.key(0), seeds))
-    step = jax.vmap(lambda state, noise, t: strategy.step(state, noise, t)[0], in_axes=(0, 0, None))
+    step = jax.vmap(lambda state, key, t: strategy.step(state, key, t)[0], in_axes=(0, 0, None))
     draw = jax.vmap(strategy.draw, in_axes=(0, None))
 
     def run(state: PyTree, start: Array, stop: Array) -> PyTree:
-        return iterate(draw, step, state.key, state, start, stop)
+        return iterate(step, state.key, state, start, stop)
 
     return Loop(run, state)
 
@@ -107,10 +107,10 @@ def population(strategy: Strategy, seeds: int) -> Loop:
 def in_turn(strategy: Strategy, seeds: int) -> Loop:
     """Return the same, but each seed makes all iterations of a call before the next begins: it has the caches alone."""
     state = jax.jit(jax.vmap(strategy.init))(jax.random.split(jax.random.key(0), seeds))
-    step = lambda state, noise, t: strategy.step(state, noise, t)[0]
+    step = lambda state, key, t: strategy.step(state, key, t)[0]
 
     def run(state: PyTree, start: Array, stop: Array) -> PyTree:
-        return jax.lax.map(lambda one: iterate(strategy.draw, step, one.key, one, start, stop), state)
+        return jax.lax.map(lambda one: iterate(step, one.key, one, start, stop), state)
 
     return Loop(run, state)
 
@@ -125,14 +125,14 @@ def environment(env: jaxrl.Env, num_envs: int) -> Loop:
 
     def draw(key: Array, t: Array) -> PyTree:
         action_key, env_key = jax.random.split(fold(key, t))
-        return sample_space(env.spec.action_space, action_key, num_envs), vec.draw(env_key)
+        return sample_space(env.spec.action_space, action_key, num_envs), env_key
 
     def step(carry: PyTree, noise: PyTree, t: Array) -> PyTree:
         state, seen = carry
         state, out = vec.step(state, *noise)
         return state, seen + out.reward.sum() + sum(x.sum() for x in jax.tree.leaves((out.obs, out.final_obs)))
 
-    run = lambda carry, start, stop: iterate(draw, step, jax.random.key(1), carry, start, stop)
+    run = lambda carry, start, stop: iterate(step, jax.random.key(1), carry, start, stop)
     return Loop(run, (state, jnp.float32(0)))
 
 
@@ -148,8 +148,8 @@ def acting(env: jaxrl.Env, agent: AgentMaker, num_envs: int) -> Loop:
         total = sum(x.sum().astype(jnp.float32) for x in jax.tree.leaves(action))
         return jax.tree.map(lambda x: x + (1e-3 * total).astype(x.dtype), obs), seen + total
 
-    draw = lambda key, t: bound.draw_act(fold(key, t), num_envs)
-    run = lambda carry, start, stop: iterate(draw, act, jax.random.key(1), carry, start, stop)
+    draw = lambda key, t: fold(key, t)
+    run = lambda carry, start, stop: iterate(act, jax.random.key(1), carry, start, stop)
     return Loop(run, (obs, jnp.float32(0)))
 
 
@@ -171,7 +171,7 @@ def replay(buffer: Buffer, held: PyTree, rows: int, updates: int) -> Loop:
             seen = seen + sum(x.sum().astype(jnp.float32) for x in jax.tree.leaves(batch.items))
         return ring, seen
 
-    run = lambda carry, start, stop: iterate(draw, turn, jax.random.key(1), carry, start, stop)
+    run = lambda carry, start, stop: iterate(turn, jax.random.key(1), carry, start, stop)
     return Loop(run, (held, jnp.float32(0)))
 
 
@@ -225,7 +225,7 @@ def replayed(buffer: Buffer, state: PyTree, rows: int) -> PyTree:
     """Return `RESIDENT` batches sampled from the buffer of a training `state`, leaves `[RESIDENT, B, ...]`."""
     pushes = jnp.uint32(buffer.capacity(rows) // rows)
     keys = jax.random.split(jax.random.key(2), RESIDENT)
-    return jax.vmap(lambda k: buffer.sample(state.buffer, buffer.draw(k, pushes, rows), jnp.uint32(0)))(keys)
+    return jax.vmap(lambda k: buffer.sample(state.buffer, k, pushes, jnp.uint32(0)))(keys)
 
 
 def update(agent: Agent, state: PyTree, batches: PyTree) -> Loop:
@@ -239,8 +239,8 @@ def update(agent: Agent, state: PyTree, batches: PyTree) -> Loop:
         agent_state, metrics, _ = agent.update(agent_state, batch, noise, t)
         return agent_state, seen + metrics["loss"]
 
-    draw = lambda key, t: agent.draw_update(fold(key, t), rows)
-    run = lambda carry, start, stop: iterate(draw, learn, jax.random.key(1), carry, start, stop)
+    draw = lambda key, t: fold(key, t)
+    run = lambda carry, start, stop: iterate(learn, jax.random.key(1), carry, start, stop)
     return Loop(run, (state, jnp.float32(0)))
 
 
@@ -290,5 +290,5 @@ def shuffling(prepared: PyTree, epochs: int, minibatches: int) -> Loop:
         return items, jax.lax.scan(part, carry[1], index)[0]
 
     draw = lambda key, t: random_orders(fold(key, t), epochs, units)
-    run = lambda carry, start, stop: iterate(draw, turn, jax.random.key(1), carry, start, stop)
+    run = lambda carry, start, stop: iterate(turn, jax.random.key(1), carry, start, stop)
     return Loop(run, (prepared, jnp.float32(0)))

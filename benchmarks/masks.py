@@ -14,7 +14,7 @@ import jax
 import jaxrl
 from benchmarks import harness
 from jaxrl.envs.wrappers import transform_obs
-from jaxrl.masks import MASK, draw_random, for_critic, random_action
+from jaxrl.masks import MASK, for_critic, random_action
 from jaxrl.outside import admit
 from jaxrl.strategies.base import Policy
 from jaxrl.training.evaluator import Evaluation, Evaluator
@@ -46,7 +46,7 @@ def chance(env: jaxrl.Env, episodes: int, seed: int = 0) -> Evaluation:
     """Play whole episodes with random actions, uniform among the allowed ones."""
 
     def sample(params: Any, obs: Any, key: Any, t: Any) -> tuple[Any, Any]:
-        return obs, random_action(env.spec, draw_random(env.spec, key, len(jax.tree.leaves(obs)[0])), obs)
+        return obs, random_action(env.spec, key, obs)
 
     policy = Policy(
         env.spec,

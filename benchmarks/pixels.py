@@ -45,7 +45,7 @@ def catching(time_limit: int = 1_000) -> jaxrl.Env:
         "catching", jaxrl.Box(0, 255, (SIDE, SIDE, 1), "uint8"), jaxrl.Discrete(3), time_limit=time_limit
     )
 
-    def step(state: Flight, action: jax.Array, noise: Any) -> tuple[Flight, jaxrl.TimeStep]:
+    def step(state: Flight, action: jax.Array, key: Any) -> tuple[Flight, jaxrl.TimeStep]:
         moved = (action == 2).astype(jnp.int32) - (action == 1)
         paddle = jnp.clip(state.paddle + SPEED * moved, 0, SIDE - PADDLE)
         ball, speed = _flown(state)

@@ -39,7 +39,7 @@ def with_resets(env: Env, n: int, steps: int, kind: str) -> Sample:
 
     def step(state: Any, key: jax.Array) -> tuple[Any, jax.Array]:
         act, move = jax.random.split(key)
-        state, out = many.step(state, sample_space(env.spec.action_space, act, n), many.draw(move))
+        state, out = many.step(state, sample_space(env.spec.action_space, act, n), move)
         return state, out.reward.sum()
 
     return sampler(step, jax.jit(many.reset)(jax.random.key(0))[0], steps)

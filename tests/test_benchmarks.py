@@ -20,7 +20,7 @@ from benchmarks.cases.training import growth
 from benchmarks.compare import compare, verdict
 from benchmarks.device import Limits, limits
 from benchmarks.plain import Setting, plain_dqn
-from jaxrl.strategies.base import fold, iterate
+from jaxrl.strategies.base import iterate
 from jaxrl.training.program import metric_shapes
 
 
@@ -91,7 +91,7 @@ def test_kernels_are_those_of_one_iteration(extra: int) -> None:
         return carry
 
     def run(carry: jax.Array, start: jax.Array, stop: jax.Array) -> jax.Array:
-        return iterate(fold, body, jax.random.key(0), carry, start, stop)
+        return iterate(body, jax.random.key(0), carry, start, stop)
 
     loop = loops.Loop(run, jnp.zeros(32))
     text = loop.compiled.as_text()
@@ -101,7 +101,7 @@ def test_kernels_are_those_of_one_iteration(extra: int) -> None:
     assert loop.us(10) > 0
     if extra:
         plain = loops.Loop(
-            lambda c, a, b: iterate(fold, lambda x, n, t: x + 1, jax.random.key(0), c, a, b), jnp.zeros(32)
+            lambda c, a, b: iterate(lambda x, n, t: x + 1, jax.random.key(0), c, a, b), jnp.zeros(32)
         )
         assert runs(plain.compiled) < counted
 
@@ -113,7 +113,7 @@ def test_a_loop_inside_an_iteration_counts_as_often_as_it_turns() -> None:
         return jax.lax.fori_loop(0, turns, lambda i, x: jnp.sort(x * 1.5 - i), carry)
 
     def counted(turns: int) -> tuple[int, int]:
-        run = lambda carry, a, b: iterate(fold, partial(body, turns), jax.random.key(0), carry, a, b)
+        run = lambda carry, a, b: iterate(partial(body, turns), jax.random.key(0), carry, a, b)
         loop = loops.Loop(run, jnp.zeros(32))
         return runs(loop.compiled), len(hlo.kernels(loop.compiled))
 
@@ -385,8 +385,8 @@ def test_seeds_in_turn_and_at_once_train_the_same() -> None:
 
 
 def test_a_trace_names_the_kernels_that_ran(tmp_path: Path) -> None:
-    body = lambda carry, noise, t: jnp.sort(carry + jax.random.uniform(noise, carry.shape))
-    run = lambda carry, start, stop: iterate(fold, body, jax.random.key(0), carry, start, stop)
+    body = lambda carry, key, t: jnp.sort(carry + jax.random.uniform(noise, carry.shape))
+    run = lambda carry, start, stop: iterate(body, jax.random.key(0), carry, start, stop)
     kernels = inside.profile(loops.Loop(run, jnp.zeros(256)), 50, tmp_path)
     (runs,) = [runs for name, _, runs in kernels if name.startswith("sort")]
     assert runs == 1

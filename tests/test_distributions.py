@@ -45,7 +45,7 @@ def drawn(space, outputs, squash=False, count=DRAWS):
 
     def draw(key):
         rows = jnp.broadcast_to(jnp.array(outputs, jnp.float32), (count, len(outputs)))
-        return head.to_env(head.of(rows).sample(head.draw(key, count)))
+        return head.to_env(head.of(rows).sample(key))
 
     return np.asarray(jax.jit(draw)(jax.random.key(0)))
 
@@ -244,7 +244,7 @@ def test_outputs_of_a_network_are_a_mean_and_a_logarithm_of_a_scale_held_within_
     np.testing.assert_array_equal(distribution.mode(), [0.5, -0.5])
     low, high = LOG_STD
     np.testing.assert_allclose(
-        distribution.sample(jnp.ones(2)), [0.5 + math.exp(high), -0.5 + math.exp(low)], rtol=1e-6
+        distribution.at(jnp.ones(2)), [0.5 + math.exp(high), -0.5 + math.exp(low)], rtol=1e-6
     )
 
 
@@ -304,7 +304,7 @@ def test_samples_differ_from_one_environment_to_the_next_and_repeat_with_the_key
     space, squash, _ = SPACES[name]
     head = head_of(spec_of(space), squash)
     distribution = head.of(jnp.zeros((50, head.outputs)))
-    one, same, other = (distribution.sample(head.draw(jax.random.key(seed), 50)) for seed in (0, 0, 1))
+    one, same, other = (distribution.sample(jax.random.key(seed)) for seed in (0, 0, 1))
     np.testing.assert_array_equal(one, same)
     assert (one != other).any()
     assert len(np.unique(one, axis=0)) > 2

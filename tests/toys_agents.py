@@ -32,7 +32,7 @@ def transitions(agent: Agent, spec: jaxrl.EnvSpec, state: Any, *shape: int) -> T
     if agent.memory is not None:
         blank = jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x), (rows, *jnp.shape(x))), agent.memory)
         obs, next_obs = Remembered(obs, blank), Remembered(next_obs, blank)
-    action, extras = agent.act(state, obs, agent.draw_act(KEY, rows), jnp.uint32(0), "explore")
+    action, extras = agent.act(state, obs, KEY, jnp.uint32(0), "explore")
     reward = jax.random.normal(jax.random.key(3), (rows,))
     items = Transition(obs, action, reward, jnp.full(rows, 0.9), next_obs, extras, jnp.ones(rows))
     return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), items)
@@ -47,5 +47,5 @@ def updated(agent: Agent, spec: jaxrl.EnvSpec, state: Any) -> Any:
         items = agent.prepare(state, Rollout(rollout, jnp.zeros((2, ROWS), bool)))
     rows = jax.tree.leaves(items)[0].shape[0]
     batch = Batch(items, jnp.arange(rows), jnp.ones(rows))
-    new, metrics, _ = agent.update(state, batch, agent.draw_update(KEY, rows), jnp.uint32(1))
+    new, metrics, _ = agent.update(state, batch, KEY, jnp.uint32(1))
     return new, metrics

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.envs import Env, TimeStep, draw_nothing
+from jaxrl.envs import Env, TimeStep
 from jaxrl.spaces import Box, Discrete, EnvSpec
 
 ACTIONS = 2
@@ -27,7 +27,7 @@ def constant_reward(discount: float, reward: float = 0.5, time_limit: int = 4) -
     spec = EnvSpec("ConstantReward", Box(0.0, 1.0, (1,)), Discrete(ACTIONS), time_limit)
     obs = jnp.ones(1)
     env = Env(
-        spec, lambda key: ((), obs), lambda state, action, noise: ((), TimeStep(obs, reward, False)), draw_nothing
+        spec, lambda key: ((), obs), lambda state, action, noise: ((), TimeStep(obs, reward, False))
     )
     return Toy(env, obs[None], np.full((1, ACTIONS), reward / (1 - discount)))
 
@@ -42,7 +42,7 @@ def value_from_observation(discount: float) -> Toy:
         number = jax.random.randint(key, (), 0, 3)
         return number, number
 
-    env = Env(spec, reset, lambda state, action, noise: (state, TimeStep(state, table[state], True)), draw_nothing)
+    env = Env(spec, reset, lambda state, action, noise: (state, TimeStep(state, table[state], True)))
     return Toy(env, jnp.arange(3), np.repeat(np.asarray(table)[:, None], ACTIONS, axis=1))
 
 
@@ -50,12 +50,12 @@ def delayed_reward(discount: float, length: int = 4) -> Toy:
     """Walk `length` steps whatever one does and be paid 1 at the end; the value is `gamma^(steps still to come)`."""
     spec = EnvSpec("DelayedReward", Discrete(length), Discrete(ACTIONS))
 
-    def step(state, action, noise):
+    def step(state, action, key):
         end = state == length - 1
         state = jnp.minimum(state + 1, length - 1)
         return state, TimeStep(state, jnp.where(end, 1.0, 0.0), end)
 
-    env = Env(spec, lambda key: (jnp.int32(0), jnp.int32(0)), step, draw_nothing)
+    env = Env(spec, lambda key: (jnp.int32(0), jnp.int32(0)), step)
     values = discount ** np.arange(length - 1, -1, -1.0)
     return Toy(env, jnp.arange(length), np.repeat(values[:, None], ACTIONS, axis=1))
 
@@ -69,21 +69,21 @@ def action_preference(discount: float) -> Toy:
         number = jax.random.randint(key, (), 0, ACTIONS)
         return number, number
 
-    def step(state, action, noise):
+    def step(state, action, key):
         return state, TimeStep(state, jnp.where(action == state, 1.0, -1.0), True)
 
-    return Toy(Env(spec, reset, step, draw_nothing), jnp.arange(ACTIONS), 2.0 * np.eye(ACTIONS) - 1.0)
+    return Toy(Env(spec, reset, step), jnp.arange(ACTIONS), 2.0 * np.eye(ACTIONS) - 1.0)
 
 
 def _clock(limit: int, terminates: bool) -> Env:
     """Pay 1 a step and show the hour of a clock of `limit` hours, whose round ends the episode or only cuts it."""
     spec = EnvSpec("Clock", Discrete(limit), Discrete(ACTIONS), None if terminates else limit)
 
-    def step(state, action, noise):
+    def step(state, action, key):
         hour = (state + 1) % limit
         return hour, TimeStep(hour, 1.0, (hour == 0) & terminates)
 
-    return Env(spec, lambda key: (jnp.int32(0), jnp.int32(0)), step, draw_nothing)
+    return Env(spec, lambda key: (jnp.int32(0), jnp.int32(0)), step)
 
 
 def clock_truncates(discount: float, limit: int = 3) -> Toy:
@@ -122,9 +122,9 @@ def counting_env(terminate_at: int = 7, time_limit: int | None = 4) -> Env:
         count = jnp.zeros(1)
         return count, count
 
-    def step(count, action, noise):
+    def step(count, action, key):
         reward = 10 * count[0] + action
         count = count + 1 + action
         return count, TimeStep(count, reward, count[0] >= terminate_at)
 
-    return Env(spec, reset, step, draw_nothing)
+    return Env(spec, reset, step)

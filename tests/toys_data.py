@@ -43,7 +43,6 @@ def walk(lengths: tuple[int, ...] = (4, 3, 5), terminated: tuple[bool, ...] = (T
 def trained(strategy: jaxrl.Strategy, opts: int, seed: int = 0) -> Any:
     """Return the state after `opts` iterations."""
     state = jax.jit(strategy.init)(jax.random.key(seed))
-    noise = jax.eval_shape(strategy.draw, state.key, jnp.uint32(0))
-    _, metrics = jax.eval_shape(strategy.step, state, noise, jnp.uint32(0))
+    _, metrics = jax.eval_shape(strategy.step, state, state.key, jnp.uint32(0))
     run_it = jax.jit(functools.partial(run, strategy))
     return run_it(state, zero_sums(len(metrics)), jnp.uint32(0), jnp.uint32(opts))[0]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.envs import Env, TimeStep, VecEnv, draw_nothing, registry
+from jaxrl.envs import Env, TimeStep, VecEnv, registry
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step
@@ -43,7 +43,6 @@ def counting(length: int = 5, time_limit: int | None = None, ballast: int = 0, n
         spec=EnvSpec(name, space, Discrete(2), time_limit),
         reset=partial(_count_reset, ballast),
         step=partial(_count_step, length),
-        draw=draw_nothing,
     )
 
 
@@ -57,7 +56,7 @@ def _count_reset(ballast: int, key: Key) -> tuple[Count, Array]:
     return state, _count_seen(state)
 
 
-def _count_step(length: int, state: Count, action: Array, noise: PyTree) -> tuple[Count, TimeStep]:
+def _count_step(length: int, state: Count, action: Array, key: Any) -> tuple[Count, TimeStep]:
     state = state._replace(step=state.step + 1)
     return state, TimeStep(_count_seen(state), state.step.astype(jnp.float32), state.step >= length)
 
@@ -86,15 +85,15 @@ def nan_at(time: int, where: str = "reward", length: int = 1_000_000) -> Env:
     return counting(length, name="nan-at")._replace(step=partial(_nan_at_step, where, time, length))
 
 
-def _breaking_step(where: str, length: int, state: Count, action: Array, noise: PyTree) -> tuple[Count, TimeStep]:
-    state, out = _count_step(length, state, action, noise)
+def _breaking_step(where: str, length: int, state: Count, action: Array, key: Any) -> tuple[Count, TimeStep]:
+    state, out = _count_step(length, state, action, key)
     return state, _spoilt(where, out, action == BREAK)
 
 
 def _nan_at_step(
     where: str, time: int, length: int, state: Count, action: Array, noise: PyTree
 ) -> tuple[Count, TimeStep]:
-    state, out = _count_step(length, state, action, noise)
+    state, out = _count_step(length, state, action, key)
     return state, _spoilt(where, out, state.step == time)
 
 
@@ -147,7 +146,6 @@ def _probe(name: str, first: Any, rule: Any, actions: int = 2) -> Env:
         spec=EnvSpec(name, Box(-1.0, 1.0, (1,)), Discrete(actions)),
         reset=lambda key: (first(key), first(key)),
         step=partial(_probe_step, rule),
-        draw=draw_nothing,
     )
 
 
@@ -159,7 +157,7 @@ def _sign_to_see(key: Key) -> Array:
     return jnp.where(jax.random.bernoulli(key), 1.0, -1.0)[None]
 
 
-def _probe_step(rule: Any, obs: Array, action: Array, noise: PyTree) -> tuple[Array, TimeStep]:
+def _probe_step(rule: Any, obs: Array, action: Array, key: Any) -> tuple[Array, TimeStep]:
     successor, reward, ended = rule(obs, action)
     return successor, TimeStep(successor, reward, ended)
 
@@ -169,18 +167,18 @@ def _probe_step(rule: Any, obs: Array, action: Array, noise: PyTree) -> tuple[Ar
 
 def rollout(venv: VecEnv, actions: PyTree, seed: int = 0) -> tuple[PyTree, Step]:
     """Step `venv` through `actions` `[T, N, ...]` in one compiled scan; return the first observations and the steps."""
-    first, steps = _rollout(venv.reset, venv.draw, venv.step, jax.random.key(seed), actions)
+    first, steps = _rollout(venv.reset, venv.step, jax.random.key(seed), actions)
     return jax.tree.map(np.asarray, (first, steps))
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _rollout(reset: Any, draw: Any, step: Any, key: Key, actions: PyTree) -> tuple[PyTree, Step]:
-    reset_key, draw_key = jax.random.split(key)
-    keys = jax.random.split(draw_key, len(jax.tree.leaves(actions)[0]))
+@partial(jax.jit, static_argnums=(0, 1))
+def _rollout(reset: Any, step: Any, key: Key, actions: PyTree) -> tuple[PyTree, Step]:
+    reset_key, step_key = jax.random.split(key)
+    keys = jax.random.split(step_key, len(jax.tree.leaves(actions)[0]))
     state, first = reset(reset_key)
 
     def body(state: PyTree, inputs: tuple[PyTree, Key]) -> tuple[PyTree, Step]:
         action, key = inputs
-        return step(state, action, draw(key))
+        return step(state, action, key)
 
     return first, jax.lax.scan(body, state, (actions, keys))[1]

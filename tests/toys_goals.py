@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 import jaxrl
-from jaxrl.envs import draw_nothing
 
 
 def pays(achieved: Any, desired: Any) -> tuple[jax.Array, jax.Array]:
@@ -25,10 +24,10 @@ def places(size: int = 5) -> jaxrl.Env:
         at, goal = jnp.full(1, size // 2, jnp.float32), jax.random.randint(key, (1,), 0, size).astype(jnp.float32)
         return (at, goal), see(at, goal)
 
-    def step(state: Any, action: jax.Array, noise: Any) -> tuple[Any, jaxrl.TimeStep]:
+    def step(state: Any, action: jax.Array, key: Any) -> tuple[Any, jaxrl.TimeStep]:
         at, goal = jnp.clip(state[0] + 2.0 * action - 1.0, 0.0, size - 1.0), state[1]
         reward, reached = pays(at, goal)
         return (at, goal), jaxrl.TimeStep(see(at, goal), reward, reached)
 
     spec = jaxrl.EnvSpec("Places", space, jaxrl.Discrete(2), time_limit=2 * size)
-    return jaxrl.Env(spec, reset, step, draw_nothing, goal=pays)
+    return jaxrl.Env(spec, reset, step, goal=pays)

@@ -58,13 +58,13 @@ def walking(name: str = "walk") -> jaxrl.Env:
         walk = begin(key)
         return walk, seen(walk)
 
-    def step(walk: Any, action: Any, noise: Any) -> Any:
+    def step(walk: Any, action: Any, key: Any) -> Any:
         walk, out = advance(walk, action)
         info = {"slipped": out["slipped"].astype(jnp.float32), "inner/place": out["place"].astype(jnp.float32)}
         return walk, jaxrl.TimeStep(seen(walk), out["reward"], out["terminated"], out["truncated"], info)
 
     spec = jaxrl.EnvSpec(name, jaxrl.Box(0.0, 9.0, (2,)), jaxrl.Discrete(2))
-    return jaxrl.Env(spec, reset, step, jaxrl.draw_nothing)
+    return jaxrl.Env(spec, reset, step)
 
 
 def walked(env: jaxrl.Env, actions: Any, seed: int = 0) -> tuple[Any, Step]:

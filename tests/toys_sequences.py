@@ -50,10 +50,9 @@ def with_last_steps_of_no_weight(batch: Batch) -> tuple[Batch, Batch]:
 
 def updating(agent: Agent) -> Any:
     """Return `(state, batch) -> (state, metrics, priorities)`, compiled once for an agent."""
-    return _updating(agent.update, agent.draw_update)
+    return _updating(agent.update)
 
 
 @cache
-def _updating(update: Any, draw: Any) -> Any:
-    noise = jax.jit(lambda: draw(KEY, B))()
-    return jax.jit(lambda state, batch: update(state, batch, noise, jnp.uint32(3)))
+def _updating(update: Any) -> Any:
+    return jax.jit(lambda state, batch: update(state, batch, KEY, jnp.uint32(3)))

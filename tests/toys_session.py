@@ -99,15 +99,14 @@ def drive_as_trainer(session: jaxrl.Session, env: jaxrl.Env, seed: int, steps: i
     state, obs = actors.env.reset(env_key)
     step = jax.jit(actors.env.step)
 
-    @partial(jax.jit, static_argnums=0)
-    def noise(phase: Any, t: int, at: int) -> Any:
+    def key_of(phase: Any, t: int, at: int) -> Any:
         key = jax.random.fold_in(keys[phase], t)
-        key = acting_key(stepwise, key) if phase == "train" else key
-        return jax.tree.map(lambda x: x[at], draw_steps(actors, key, steps_in(stepwise.schedule, phase))[2])
+        key = jax.random.split(key)[0] if phase == "train" else key
+        return jax.random.split(jax.random.split(key, steps_in(stepwise.schedule, phase))[at])[1]
 
     for v in range(steps):
         actions = session.act(obs)
-        state, out = step(state, actions, noise(*place_of(stepwise.schedule, v)))
+        state, out = step(state, actions, key_of(*place_of(stepwise.schedule, v)))
         assert isinstance(out, Step)
         session.observe(out.reward, out.final_obs, out.terminated, out.truncated)
         obs = out.obs

@@ -5,7 +5,7 @@ from functools import partial
 import jax.numpy as jnp
 
 import jaxrl
-from jaxrl.envs import Env, TimeStep, draw_nothing
+from jaxrl.envs import Env, TimeStep
 from jaxrl.spaces import Box, Discrete, EnvSpec
 
 LIVES = (2, 4, 3)
@@ -25,14 +25,14 @@ def squad(lives=LIVES, time_limit: int | None = None, poison: float = 0.0) -> En
         obs = jnp.stack([jnp.full(len(lives), t, jnp.float32), number], axis=-1)
         return jnp.where((t > lives)[:, None], poison, obs)
 
-    def step(t, action, noise):
+    def step(t, action, key):
         t = t + 1
         reward = jnp.where(t > lives, poison, (number + 1) * t)
         info = {"t": t, "number": jnp.where(t > lives, poison, number)}
         return t, TimeStep(seen(t), reward, t >= lives, info=info)
 
     spec = EnvSpec("squad", Box(-jnp.inf, jnp.inf, (2,)), Discrete(2), time_limit)
-    return Env(spec, lambda key: (jnp.int32(0), seen(0)), step, draw_nothing, partial(_drawn), agents=len(lives))
+    return Env(spec, lambda key: (jnp.int32(0), seen(0)), step, partial(_drawn), agents=len(lives))
 
 
 def _drawn(t):

@@ -74,6 +74,6 @@ def _actors(shape: DQN | SAC | PPO) -> Acting:
 def _scan(strategy: Strategy, turn: Callable[[PyTree, PyTree, Array], PyTree], state: PyTree, carry: PyTree) -> Loop:
     def run(carried: PyTree, start: Array, stop: Array) -> PyTree:
         key, *carry = carried  # carried as training does; closed over, it would be donated with the training's state
-        return key, *iterate(strategy.draw, turn, key, tuple(carry), start, stop)
+        return key, *iterate(turn, key, tuple(carry), start, stop)
 
     return Loop(run, (state.key, *carry))

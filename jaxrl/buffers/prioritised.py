@@ -173,11 +173,10 @@ def _push(settings: _Settings, state: PrioritisedState, items: PyTree, pushes: A
 
 
 def _sample(settings: _Settings, state: PrioritisedState, key: Key, pushes: Array, opt_step: Array) -> Batch:
-    count = settings.ring.batch_size
-    index = jnp.zeros(count, jnp.int32)
     # Descend from the top, with a fresh random number for each level. A single number, reduced by the sums passed over,
     # would be rounded at every level and could end at a neighbour of the right item.
-    levels = jax.random.uniform(key, (len(state.sums), count), jnp.float32)
+    levels = jax.random.uniform(key, (len(state.sums), settings.ring.batch_size), jnp.float32)
+    index = jnp.zeros(levels.shape[1:], jnp.int32)
     for numbers, u in zip(reversed(state.sums), levels, strict=True):
         children = numbers.reshape(-1, FANOUT).at[index].get(mode="promise_in_bounds")
         index = index * FANOUT + _pick(children, u)

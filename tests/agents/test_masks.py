@@ -15,10 +15,9 @@ import jaxrl
 from jaxrl.agents import cql_dqn, dqn, pqn, rainbow
 from jaxrl.distributions import Categorical, head_of, restricted
 from jaxrl.errors import SettingsError
-from jaxrl.masks import draw_random, mask_of, masked, random_action
+from jaxrl.masks import mask_of, masked, random_action
 from jaxrl.registry import maker, names_of
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, sample_space
-from jaxrl.strategies.interaction import draw_acting
 from jaxrl.strategies.stepwise import Stepwise, act
 from jaxrl.training.evaluator import run_episodes
 from jaxrl.trees import row_struct
@@ -68,17 +67,17 @@ def test_each_number_of_an_action_has_a_mask_of_its_own() -> None:
     choice = restricted(head.of(jnp.zeros((2, 5)).at[:, 1].set(50.0)), mask)
     np.testing.assert_allclose(choice.entropy(), [math.log(2), math.log(2)], rtol=1e-6)
     np.testing.assert_array_equal(choice.mode(), [[0, 1], [1, 0]])
-    drawn = jax.vmap(choice.sample)(jax.vmap(lambda key: head.draw(key, 2))(jax.random.split(KEY, 200)))
+    drawn = jax.vmap(choice.sample)(jax.random.split(KEY, 200))
     assert {tuple(x) for x in np.asarray(drawn)[:, 0].tolist()} == {(0, 1), (2, 1)}
 
 
 def test_random_actions_are_uniform_among_those_allowed_and_without_a_mask_they_are_as_ever() -> None:
     spec = minefield().spec
     obs = {"action_mask": jnp.tile(TWO_OF_THREE, (4_000, 1)), "seen": jnp.zeros((4_000, 2))}
-    drawn = jax.jit(lambda key: random_action(spec, draw_random(spec, key, 4_000), obs))(KEY)
+    drawn = jax.jit(lambda key: random_action(spec, key, obs))(KEY)
     assert drawn.dtype == "int32"
     np.testing.assert_allclose(np.bincount(drawn, minlength=3) / 4_000, [0.5, 0.0, 0.5], atol=0.03)
-    plain = random_action(DISCRETE, draw_random(DISCRETE, KEY, 9), jnp.zeros((9, 3)))
+    plain = random_action(DISCRETE, KEY, jnp.zeros((9, 3)))
     np.testing.assert_array_equal(plain, sample_space(DISCRETE.action_space, KEY, 9))
 
 
@@ -125,7 +124,7 @@ def test_no_agent_ever_does_what_is_forbidden(compose: Any, agent: Any, env: Any
 
     def train(key: Any) -> Any:
         def body(state: Any, t: Any) -> Any:
-            state, metrics = strategy.step(state, strategy.draw(stream, t), t)
+            state, metrics = strategy.step(state, jax.random.fold_in(stream, t), t)
             return state, metrics["loss"]
 
         state, losses = jax.lax.scan(body, strategy.init(key), jnp.arange(60, dtype=jnp.uint32))
@@ -158,10 +157,9 @@ def test_actors_and_sessions_keep_to_the_mask(random: bool) -> None:
 
     def run(key: Any) -> Any:
         obs, state = sample_space(env.spec.observation_space, key, 50), agent.init(key)
-        window, noise = remote.begin(state, (), obs, key), remote.draw(key, 1, random)
-        acted = remote.first(state, window, noise, jnp.zeros(2, jnp.uint32))[1].action
-        drawn = jax.tree.map(lambda x: x[None], draw_acting(agent, env.spec, 50, key, random)[:2])
-        return obs, acted, act(stepwise, state, obs, drawn, jnp.zeros(2, jnp.uint32))[0]
+        window = remote.begin(state, (), obs, key)
+        acted = remote.first(random, state, window, key, jnp.zeros(2, jnp.uint32))[1].action
+        return obs, acted, act(stepwise, "fill" if random else "train", state, obs, key, jnp.zeros(3, jnp.uint32))[0]
 
     obs, *actions = jax.jit(run)(KEY)
     assert all(spared(env.spec.action_space, obs, action) for action in actions)
@@ -201,7 +199,7 @@ def test_every_agent_acts_within_the_mask(name: str) -> None:
     obs = sample_space(spec.observation_space, KEY, 64)
 
     def run(key: Any) -> Any:
-        state, noise = agent.init(key), agent.draw_act(KEY, 64)
+        state, noise = agent.init(key), KEY
         explored = agent.act(state, obs, noise, jnp.uint32(10_000), "explore")[0]
         return explored, agent.act(state, obs, None, jnp.uint32(0), "exploit")[0]
 
@@ -261,7 +259,7 @@ def flat(table: Any) -> Flat:
 
 
 def updated_once(agent: Any) -> Any:
-    return jax.jit(lambda state, batch: agent.update(state, batch, agent.draw_update(KEY, 1), jnp.uint32(0)))
+    return jax.jit(lambda state, batch: agent.update(state, batch, KEY, jnp.uint32(0)))
 
 
 def error_of(agent: Any, online: Any, target: Any, **told: Any) -> Any:

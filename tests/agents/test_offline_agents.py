@@ -101,7 +101,7 @@ def test_sac_holds_down_the_values_of_other_actions_as_worked_by_hand_of_discret
 def test_sac_holds_down_the_values_of_drawn_actions_by_their_density_of_continuous_ones():
     agent, batch = cql(**PLAIN, cql=2.0, cql_actions=RIVALS)(SPECS["continuous"]), batch_of("continuous")
     state = beginning(agent, ("policy", "critic", "target"))
-    _, _, (uniform, normal) = agent.draw_update(jax.random.key(3), SIZE)
+    _, _, (uniform, normal) = jax.random.key(3)
     assert (uniform.shape, normal.shape) == ((SIZE, RIVALS, 2), (2, SIZE, RIVALS, 2))
     actions, densities = [np.asarray(uniform)], [np.full((SIZE, RIVALS), -2 * np.log(2))]
     for obs, noise in zip((batch.items.obs, batch.items.next_obs), np.asarray(normal), strict=True):
@@ -121,8 +121,8 @@ def test_sac_holds_down_the_values_of_drawn_actions_by_their_density_of_continuo
 
 def check_penalty(agent, without, state, batch, gap):
     """Check that the loss is the usual one and twice the weighted mean of the critics' summed gaps `[K, B]`."""
-    noise, opt_step = agent.draw_update(jax.random.key(3), SIZE), jnp.uint32(0)
-    _, metrics, _ = jax.jit(agent.update)(state, batch, noise, opt_step)
+    noise, opt_step = jax.random.key(3), jnp.uint32(0)
+    _, metrics, _ = jax.jit(agent.update)(state, batch, key, opt_step)
     off = state._replace(hyper=state.hyper._replace(cql=()))
     _, usual, _ = jax.jit(without.update)(off, batch, (*noise[:2], ()), opt_step)
     assert "cql_gap" not in usual
@@ -130,14 +130,14 @@ def check_penalty(agent, without, state, batch, gap):
     np.testing.assert_allclose(metrics["loss"] - usual["loss"], 2.0 * (WEIGHT * gap.sum(0)).mean(), rtol=1e-4)
     # A sweep varies the weight where it is.
     more = state._replace(hyper=state.hyper._replace(cql=jnp.float32(3.0)))
-    _, heavier, _ = jax.jit(agent.update)(more, batch, noise, opt_step)
+    _, heavier, _ = jax.jit(agent.update)(more, batch, key, opt_step)
     np.testing.assert_allclose(heavier["loss"] - usual["loss"], 3.0 * (WEIGHT * gap.sum(0)).mean(), rtol=1e-4)
 
 
 def test_dqn_holds_down_the_values_of_other_actions():
     agent, without, batch = cql_dqn(**PLAIN, cql=2.0), dqn(**PLAIN), batch_of("discrete")
     agent, without = agent(SPECS["discrete"]), without(SPECS["discrete"])
-    state, noise = beginning(agent, ("params", "target")), agent.draw_update(KEY, SIZE)
+    state, noise = beginning(agent, ("params", "target")), KEY
     _, metrics, _ = jax.jit(agent.update)(state, batch, noise, jnp.uint32(0))
     off = state._replace(hyper=state.hyper._replace(cql=()))
     _, usual, _ = jax.jit(without.update)(off, batch, noise, jnp.uint32(0))
@@ -151,7 +151,7 @@ def test_dqn_holds_down_the_values_of_other_actions():
 def test_the_policy_of_td3_bc_climbs_values_and_stays_near_the_actions_of_the_data():
     agent = td3_bc(**PLAIN, policy_lr=0.125, lr=0.0, policy_interval=1, bc_alpha=2.0)(SPECS["continuous"])
     state, batch = beginning(agent, ("policy", "critic")), batch_of("continuous")
-    new, _, _ = jax.jit(agent.update)(state, batch, agent.draw_update(KEY, SIZE), jnp.uint32(0))
+    new, _, _ = jax.jit(agent.update)(state, batch, KEY, jnp.uint32(0))
     obs, near = np.asarray(batch.items.obs, np.float64), np.asarray(batch.items.action, np.float64)
     (kernel, bias), (critic, critic_bias) = layer(state.policy), (x[0] for x in layer(state.critic))
 
@@ -174,7 +174,7 @@ def test_the_policy_of_td3_bc_climbs_values_and_stays_near_the_actions_of_the_da
 
 def test_td3_bc_without_likeness_is_td3():
     plain, near = (make(**PLAIN)(SPECS["continuous"]) for make in (td3, functools.partial(td3_bc, bc_alpha=0.0)))
-    batch, noise = batch_of("continuous"), plain.draw_update(KEY, SIZE)
+    batch, noise = batch_of("continuous"), KEY
     one, two = (jax.jit(a.update)(jax.jit(a.init)(KEY), batch, noise, jnp.uint32(1))[0] for a in (plain, near))
     np.testing.assert_array_equal(one.policy.vector, two.policy.vector)
     assert one.hyper.bc_alpha == ()
@@ -185,7 +185,7 @@ def test_td3_bc_without_likeness_is_td3():
 def test_the_policy_learns_from_each_action_by_its_advantage(make, name):
     agent, batch = make(**PLAIN, lr=0.0, policy_lr=0.5, beta=2.0, tau=0.0)(SPECS[name]), batch_of(name)
     state = beginning(agent, ("policy", "critic", "target"))
-    noise = agent.draw_update(KEY, SIZE)
+    noise = KEY
     new, metrics, _ = jax.jit(agent.update)(state, batch, noise, jnp.uint32(0))
     discrete, items = name == "discrete", batch.items
     x = items.obs if discrete else np.concatenate([items.obs, items.action], axis=-1)

@@ -176,7 +176,7 @@ def beginning(agent, spec, weight=None):
 
     def begin(state, key):
         by_time = lambda x: x.reshape(T, N, *x.shape[1:])
-        noise = agent.draw_act(key, T * N)
+        noise = key
         acted = agent.act(state, jnp.asarray(obs.reshape(T * N, 4)), noise, jnp.uint32(0), "explore")
         action, extras = jax.tree.map(by_time, acted)
         items = Transition(*jax.tree.map(jnp.asarray, (obs, action, reward, 0.9 * np.ones_like(reward), next_obs)))
@@ -232,7 +232,7 @@ def rollout_of(agent, state):
     """Return a rollout `[T, N]` without an end, as an actor with the parameters of `state` sends it."""
     rng = np.random.default_rng(2)
     obs = rng.normal(size=(T + 1, N, 4)).astype(np.float32)
-    behave = lambda state, obs, key: agent.behave(state, obs, agent.draw_act(key, T * N), jnp.uint32(0), "explore")
+    behave = lambda state, obs, key: agent.behave(state, obs, key, jnp.uint32(0), "explore")
     acted = jax.jit(behave)(state, obs[:-1].reshape(T * N, 4), jax.random.key(3))
     action, extras = jax.tree.map(lambda x: x.reshape(T, N, *x.shape[1:]), acted)
     reward = jnp.asarray(rng.normal(size=(T, N)), jnp.float32)
@@ -261,7 +261,7 @@ def test_acting_on_the_device_tells_of_no_probability_and_old_parameters_do(spec
     state = jax.eval_shape(agent.init, jax.random.key(0))
     obs = jax.ShapeDtypeStruct((N, 4), jnp.float32)
     seen = obs if not settings else Remembered(obs, jax.ShapeDtypeStruct((N, 4), jnp.float32))
-    noise = jax.eval_shape(lambda: agent.draw_act(jax.random.key(0), N))
+    noise = jax.eval_shape(lambda: jax.random.key(0))
     kinds = [
         jax.eval_shape(lambda *args: act(*args, jnp.uint32(0), "explore"), state, seen, noise)[1]  # noqa: B023
         for act in (agent.act, agent.behave)

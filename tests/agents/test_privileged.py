@@ -43,11 +43,11 @@ def test_only_the_critics_of_replay_see_the_privileged_state(name: str, spec: An
         items = transitions(agent, spec, state, ROWS)
         items = items._replace(obs=with_state(items.obs, privileged))
         batch = Batch(items, jnp.arange(ROWS), jnp.ones(ROWS))
-        return agent.update(state, batch, agent.draw_update(KEY, ROWS), jnp.uint32(0))[1]["q"]
+        return agent.update(state, batch, KEY, jnp.uint32(0))[1]["q"]
 
     def chosen(privileged: Any, mode: Any) -> Any:
         seen = with_state(obs, privileged)
-        return agent.act(state, seen, agent.draw_act(KEY, ROWS), jnp.uint32(0), mode)[0].astype(jnp.float32)
+        return agent.act(state, seen, KEY, jnp.uint32(0), mode)[0].astype(jnp.float32)
 
     at = obs["privileged_state"]
     slope = jax.jit(jax.grad(judged))(at)
@@ -104,7 +104,7 @@ def test_values_are_learnt_from_what_the_policy_does_not_see_and_the_policy_need
     )
 
     def train(key: Any) -> Any:
-        step = lambda state, t: strategy.step(state, strategy.draw(KEY, t), t)
+        step = lambda state, t: strategy.step(state, jax.random.fold_in(KEY, t), t)
         state, metrics = jax.lax.scan(step, strategy.init(key), jnp.arange(60, dtype=jnp.uint32))
         return strategy.policy.params(state), metrics["value_loss"].sum / metrics["value_loss"].count
 

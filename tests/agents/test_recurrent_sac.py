@@ -187,7 +187,7 @@ def test_an_update_sees_what_a_walk_through_the_sequences_finds(name: str, core:
     agent = agent_of(name, core=core)
     state, batch = state_of(agent), batch_of(agent, SPECS[name].action_space)
     new, metrics, priorities = updating(agent)(state, batch)
-    told = walked(name, core, state, new.critic, batch, agent.draw_update(KEY, B))
+    told = walked(name, core, state, new.critic, batch, KEY)
     error, share = told["error"], np.asarray(batch.weight)[:, None]
     assert (error > 0).sum() == B * T - 1
     np.testing.assert_allclose(priorities, 0.9 * error.max(1) + 0.1 * error.mean(1), rtol=2e-4)
@@ -278,7 +278,7 @@ def test_pieces_and_members_go_where_the_whole_and_each_alone_would() -> None:
     np.testing.assert_allclose(made.policy.vector, whole.policy.vector, rtol=2e-4, atol=2e-5)
     np.testing.assert_allclose(same, priorities, rtol=1e-4)
     other = state._replace(hyper=jax.tree.map(lambda x: x * 0.7, state.hyper))
-    noise = agent.draw_update(KEY, B)
+    noise = KEY
     both = jax.tree.map(lambda *xs: jnp.stack(xs), state, other)
     together = jax.jit(jax.vmap(lambda s: agent.update(s, batch, noise, jnp.uint32(3))[0]))(both)
     for i, member in enumerate((state, other)):
@@ -308,12 +308,12 @@ def test_what_replay_holds_is_the_memory_that_acting_had_and_that_critics_would_
     """Parameters stay, at a rate of 0, so that a walk from a sequence's first memories meets all later ones."""
     strategy = strategy_of(jaxrl.prioritised(90, batch_size=40))
     state = jax.jit(strategy.init)(KEY)
-    step = jax.jit(lambda s, t: strategy.step(s, strategy.draw(s.key, t), t)[0])
+    step = jax.jit(lambda s, t: strategy.step(s, jax.random.fold_in(s.key, t), t)[0])
     for t in range(20):
         state = step(state, jnp.uint32(t))
     fresh = jaxrl.sac(**SMALL)(counting().spec)
     buffer = jaxrl.prioritised(90, batch_size=40).windowed(fresh.window, 3)
-    sample = jax.jit(lambda state: buffer.sample(state, buffer.draw(KEY, jnp.uint32(25), 6), jnp.uint32(0)))
+    sample = jax.jit(lambda state: buffer.sample(state, KEY, jnp.uint32(25), jnp.uint32(0)))
     items, act = sample(state.buffer).items, jax.jit(lambda *args: fresh.act(*args, None, jnp.uint32(0), "exploit")[1])
     memory, count = items.obs.memory, items.obs.obs[..., 0]
     np.testing.assert_array_equal(memory.begins, count == 0)

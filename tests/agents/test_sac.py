@@ -12,7 +12,7 @@ import pytest
 from jaxrl.agents import sac
 from jaxrl.buffers import prioritised
 from jaxrl.distributions import LOG_STD
-from jaxrl.envs import Env, TimeStep, draw_nothing
+from jaxrl.envs import Env, TimeStep
 from jaxrl.errors import SettingsError
 from jaxrl.processors import chain, n_step, normalise_obs
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box_bounds, sample_space
@@ -51,7 +51,7 @@ def step_of(name, **settings):
 
 @functools.cache
 def noise_of(name, size=SIZE):
-    return agent_of(name).draw_update(jax.random.key(3), size)
+    return jax.random.key(3)
 
 
 @functools.cache
@@ -298,7 +298,7 @@ def test_exploit_takes_the_likeliest_action_and_needs_only_a_stripped_state(name
 def test_explore_draws_from_the_policy(name):
     state, agent = beginning(name), agent_of(name)
     obs = jnp.broadcast_to(batch_of(name).items.obs[:1], (20_000, 3))
-    action, _ = agent.act(state, obs, agent.draw_act(jax.random.key(2), 20_000), jnp.uint32(0), "explore")
+    action, _ = agent.act(state, obs, jax.random.key(2), jnp.uint32(0), "explore")
     outputs = linear(numbers(state.policy), np.asarray(obs[:1], np.float64))[0]
     if name == "discrete":
         shares = np.bincount(np.asarray(action), minlength=4) / 20_000
@@ -337,7 +337,7 @@ def test_the_memory_of_noise_is_not_shown_to_the_networks():
         obs=Remembered(batch.items.obs, memory), next_obs=Remembered(batch.items.next_obs, -memory)
     )
     for settings in ({}, {"cql": 1.0}):
-        state, noise = beginning("continuous", **settings), agent_of("continuous", **settings).draw_update(KEY, SIZE)
+        state, noise = beginning("continuous", **settings), KEY
         step = step_of("continuous", **settings)
         plain = step(state, batch, noise, jnp.uint32(0))
         assert equal(plain, step(state, batch._replace(items=items), noise, jnp.uint32(0)))
@@ -355,7 +355,7 @@ def test_actions_fill_the_box_have_its_shape_and_keep_to_the_bounds_of_each_entr
     space = Box(tuple(low), tuple(high), shape, dtype) if shape else Box(-3.0, 0.5, shape, dtype)
     agent = sac(features=())(EnvSpec("Toy", OBS, space))
     state = jax.jit(agent.init)(KEY)
-    noise = 3 * agent.draw_act(jax.random.key(1), 500)
+    noise = 3 * jax.random.key(1)
     action, _ = agent.act(state, jnp.zeros((500, 3)), noise, jnp.uint32(0), "explore")
     assert action.shape == (500, *shape)
     assert action.dtype == dtype
@@ -377,7 +377,7 @@ def test_critics_are_given_every_entry_of_an_action_from_minus_1_to_1():
     action = jnp.asarray(np.stack([low, high, (low + high) / 2]), jnp.float32)
     zeros = jnp.zeros((3, 3))
     items = Transition(zeros, action, jnp.zeros(3), jnp.zeros(3), zeros, weight=jnp.ones(3))
-    batch, noise = Batch(items, jnp.arange(3), jnp.ones(3)), agent.draw_update(KEY, 3)
+    batch, noise = Batch(items, jnp.arange(3), jnp.ones(3)), KEY
     update = jax.jit(agent.update)
     for entry in range(6):
         tree = jax.tree.map(jnp.zeros_like, state.critic.tree)
@@ -444,12 +444,12 @@ def images(action_space: Any) -> Env:
     def see(count):
         return jnp.zeros((4, 4, 1), jnp.uint8).at[0, 0, 0].set((50 * count).astype(jnp.uint8))
 
-    def step(count, action, noise):
+    def step(count, action, key):
         count = count + 1
         return count, TimeStep(see(count), 1.0, count >= 5)
 
     spec = EnvSpec("Images", Box(0, 255, (4, 4, 1), "uint8"), action_space)
-    return Env(spec, lambda key: (jnp.int32(0), see(jnp.int32(0))), step, draw_nothing)
+    return Env(spec, lambda key: (jnp.int32(0), see(jnp.int32(0))), step)
 
 
 @pytest.mark.parametrize(
@@ -467,7 +467,7 @@ def test_images_several_steps_and_priorities_go_together(name, processor):
     space = SPECS[name].action_space
     strategy = off_policy(images(space), agent, buffer=prioritised(32, 8), **settings)
     state = jax.jit(strategy.init)(KEY)
-    step = jax.jit(lambda s, t: strategy.step(s, strategy.draw(s.key, t), t))
+    step = jax.jit(lambda s, t: strategy.step(s, jax.random.fold_in(s.key, t), t))
     before = state
     for t in range(3):
         state, metrics = step(state, jnp.uint32(t))

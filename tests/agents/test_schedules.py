@@ -100,7 +100,7 @@ def test_epsilon_is_that_of_the_moment() -> None:
         """How often an action was not the greedy one: half as often as a random one was taken."""
         greedy = agent.act(state, obs, None, opt_step, "exploit")[0]
         return jnp.mean(
-            agent.act(state, obs, agent.draw_act(jax.random.key(1), 10_000), opt_step, "explore")[0] != greedy
+            agent.act(state, obs, jax.random.key(1), opt_step, "explore")[0] != greedy
         )
 
     found = [float(share(jnp.uint32(t))) for t in (0, 50, 90, 100)]

@@ -212,7 +212,7 @@ def test_pieces_and_members_go_where_the_whole_and_each_alone_would() -> None:
     np.testing.assert_allclose(made.params.vector, whole.params.vector, rtol=2e-4, atol=2e-5)
     np.testing.assert_allclose(same, priorities, rtol=1e-4)
     other = state._replace(hyper=jax.tree.map(lambda x: x * 0.7, state.hyper))
-    noise = agent.draw_update(KEY, B)
+    noise = KEY
     both = jax.tree.map(lambda *xs: jnp.stack(xs), state, other)
     together = jax.jit(jax.vmap(lambda s: agent.update(s, batch, noise, jnp.uint32(3))[0]))(both)
     for i, member in enumerate((state, other)):
@@ -236,12 +236,12 @@ def test_what_replay_holds_is_the_memory_that_acting_had() -> None:
     """Parameters stay, at a learning rate of 0, so that a walk from a sequence's first memory meets all later ones."""
     strategy = strategy_of(jaxrl.prioritised(90, batch_size=40))
     state = jax.jit(strategy.init)(KEY)
-    step = jax.jit(lambda s, t: strategy.step(s, strategy.draw(s.key, t), t)[0])
+    step = jax.jit(lambda s, t: strategy.step(s, jax.random.fold_in(s.key, t), t)[0])
     for t in range(20):
         state = step(state, jnp.uint32(t))
     fresh = jaxrl.dqn(core="gru", core_features=WIDTH, features=(5,), burn_in=2, sequence=4)(counting().spec)
     buffer = jaxrl.prioritised(90, batch_size=40).windowed(fresh.window, 3)
-    sample = jax.jit(lambda state: buffer.sample(state, buffer.draw(KEY, jnp.uint32(25), 6), jnp.uint32(0)))
+    sample = jax.jit(lambda state: buffer.sample(state, KEY, jnp.uint32(25), jnp.uint32(0)))
     batch, act = sample(state.buffer), jax.jit(lambda *args: fresh.act(*args, None, jnp.uint32(0), "exploit")[1])
     items, params, memory = batch.items, state.agent, batch.items.obs.memory
     count, episode = items.obs.obs[..., 0], items.obs.obs[..., 1]

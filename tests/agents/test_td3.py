@@ -10,7 +10,7 @@ import pytest
 
 from jaxrl.agents import ddpg, td3
 from jaxrl.buffers import prioritised, uniform
-from jaxrl.envs import Env, TimeStep, draw_nothing, vectorise
+from jaxrl.envs import Env, TimeStep, vectorise
 from jaxrl.errors import SettingsError
 from jaxrl.processors import chain, n_step, normalise_obs, one_step
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, box_bounds, sample_space
@@ -199,9 +199,9 @@ def test_in_a_population_of_whole_runs_the_policys_turn_is_still_a_condition():
     strategy = still(td3(features=(), policy_interval=2), updates=4)
     keys = jax.random.split(KEY, 2)
     state = jax.eval_shape(jax.vmap(strategy.init), keys)
-    draw, step = jax.vmap(strategy.draw, in_axes=(0, None)), jax.vmap(strategy.step, in_axes=(0, 0, None))
-    assert conditions(jax.jit(lambda s, t: step(s, draw(s.key, t), t)), state, jnp.uint32(0)) == 1
-    apart = jax.jit(jax.vmap(lambda s, t: strategy.step(s, strategy.draw(s.key, t), t)))
+    fold, step = jax.vmap(jax.random.fold_in, in_axes=(0, None)), jax.vmap(strategy.step, in_axes=(0, 0, None))
+    assert conditions(jax.jit(lambda s, t: step(s, fold(s.key, t), t)), state, jnp.uint32(0)) == 1
+    apart = jax.jit(jax.vmap(lambda s, t: strategy.step(s, jax.random.fold_in(s.key, t), t)))
     assert conditions(apart, state, jnp.arange(2, dtype=jnp.uint32)) == 0
 
 
@@ -222,7 +222,7 @@ def test_exploit_is_the_policys_action_and_needs_only_a_stripped_state():
 def test_exploration_is_noise_of_the_stated_deviation_about_the_policys_action(noise):
     agent, state = agent_of(), retuned(beginning(), noise=noise)
     obs = jnp.zeros((20_000, 3))
-    drawn = agent.draw_act(jax.random.key(1), 20_000)
+    drawn = jax.random.key(1)
     action, extras = agent.act(state, obs, drawn, jnp.uint32(0), "explore")
     greedy, _ = agent.act(state, obs, None, jnp.uint32(0), "exploit")
     apart = unit(action) - unit(greedy)
@@ -239,7 +239,7 @@ def test_actions_have_the_shape_of_the_box_and_keep_to_the_bounds_of_each_entry(
     low, high = np.arange(size) - 3.0, np.arange(size) * 2.0 + 0.5
     space = Box(tuple(low), tuple(high), shape, dtype) if shape else Box(-3.0, 0.5, shape, dtype)
     agent = td3(features=(), noise=1.0)(EnvSpec("Toy", OBS, space))
-    state, noise = jax.jit(agent.init)(KEY), agent.draw_act(jax.random.key(1), 200)
+    state, noise = jax.jit(agent.init)(KEY), jax.random.key(1)
     action, _ = agent.act(state, jnp.zeros((200, 3)), noise, jnp.uint32(0), "explore")
     assert action.shape == (200, *shape)
     assert action.dtype == dtype
@@ -257,10 +257,10 @@ def still(agent, length=LENGTH, **settings):
     """Train in an environment that always looks the same and ends after `length` steps."""
     zeros = jnp.zeros(3)
 
-    def step(count, action, noise):
+    def step(count, action, key):
         return count + 1, TimeStep(zeros, 0.0, count + 1 >= length)
 
-    env = Env(SPEC, lambda key: (jnp.int32(0), zeros), step, draw_nothing)
+    env = Env(SPEC, lambda key: (jnp.int32(0), zeros), step)
     settings = {"num_envs": 8, "opt_interval": 8, "warmup": 8, "random_warmup": False, **settings}
     return off_policy(env, agent, **{"buffer": uniform(6_400, 8), "processor": one_step(), **settings})
 
@@ -268,7 +268,7 @@ def still(agent, length=LENGTH, **settings):
 def quiet(spec, memory=0.8, noise=0.1):
     """Make TD3 that does not learn; it compiles fast."""
     agent = td3(features=(), noise=noise, noise_memory=memory)(spec)
-    keep = lambda state, batch, noise, opt_step: (state, {}, jnp.zeros(batch.weight.shape))
+    keep = lambda state, batch, key, opt_step: (state, {}, jnp.zeros(batch.weight.shape))
     return agent._replace(update=keep)
 
 
@@ -332,7 +332,7 @@ def test_evaluation_is_free_of_noise_that_lasts():
     for _ in range(3):
         carry, action = policy.act(params, carry)
         np.testing.assert_allclose(unit(action), np.broadcast_to(middle, (4, 2)), atol=1e-6)
-        state, step = env.step(state, action, env.draw(KEY))
+        state, step = env.step(state, action, KEY)
         carry = policy.observe(params, carry, step)
 
 
@@ -396,7 +396,7 @@ def test_normalised_observations_and_priorities_go_together(memory):
     agent = td3(features=(4,), lr=1e-2, noise_memory=memory)
     strategy = still(agent, 5, processor=processor, buffer=prioritised(32, 8), updates=2)
     state = jax.jit(strategy.init)(KEY)
-    step = jax.jit(lambda s, t: strategy.step(s, strategy.draw(s.key, t), t))
+    step = jax.jit(lambda s, t: strategy.step(s, jax.random.fold_in(s.key, t), t))
     before = state
     for t in range(3):
         state, metrics = step(state, jnp.uint32(t))

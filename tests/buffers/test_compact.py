@@ -272,7 +272,7 @@ def walk() -> Env:
         place = jax.random.uniform(key, (), minval=-1.0, maxval=1.0)
         return place, seen(place)
 
-    def step(place: PyTree, action: PyTree, noise: PyTree) -> tuple[PyTree, TimeStep]:
+    def step(place: PyTree, action: PyTree, key: Any) -> tuple[PyTree, TimeStep]:
         place = 1.01 * place + (action - 0.5) * noise
         return place, TimeStep(seen(place), place, jnp.abs(place) > 2)
 
@@ -305,8 +305,8 @@ def test_training_makes_the_same_bits(kind: str, settings: str, frames: int) -> 
         n, others = SETTINGS[settings]
         kept = {"compact": True, "frames": frames, "ends": 0.9} if compact else {}
         made = strategy(MADE[kind](96, 8, **kept), n, frames, **others)
-        step = lambda state, noise, t, made=made: made.step(state, noise, t)[0]
-        run = lambda state, made=made, step=step: iterate(made.draw, step, state.key, state, STEP, jnp.uint32(100))
+        step = lambda state, key, t, made=made: made.step(state, key, t)[0]
+        run = lambda state, made=made, step=step: iterate(step, state.key, state, STEP, jnp.uint32(100))
         states.append(jax.jit(lambda key, made=made, run=run: run(made.init(key)))(jax.random.key(0)))
     plain, compact = states
     items = plain.buffer.items
@@ -354,7 +354,7 @@ def test_pushes_and_samples_in_a_scan_need_no_second_ring(kind: str, frames: int
     def body(ring: Any, inputs: Any) -> Any:
         block, key, t = inputs
         ring = buffer.push(ring, block, t)
-        batch = buffer.sample(ring, buffer.draw(key, t + 1, 10), t)
+        batch = buffer.sample(ring, key, t + 1, t)
         ring = buffer.reprioritise(ring, batch.index, batch.items.reward)
         return ring, sum(x.astype(jnp.float32).sum() for x in jax.tree.leaves(batch.items))
 

@@ -141,7 +141,7 @@ def test_goals_are_of_the_same_episode_and_all_that_came_later_are_as_likely(rin
     state = filled(buffer, 11)
 
     def draw(key: Any) -> Any:
-        return buffer.sample(state, buffer.draw(key, jnp.uint32(11), 2), jnp.uint32(0))
+        return buffer.sample(state, key, jnp.uint32(11), jnp.uint32(0))
 
     items = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(0), 400)).items
     goal, place = (np.asarray(items.next_obs[name]).ravel() for name in ("desired_goal", "achieved_goal"))

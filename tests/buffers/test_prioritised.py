@@ -241,7 +241,7 @@ def counts_of(buffer: Buffer, state: PrioritisedState, pushes: int, rows: int, d
 
     @jax.jit
     def indices(state: PrioritisedState, keys: jax.Array) -> jax.Array:
-        one = lambda key: buffer.sample(state, buffer.draw(key, jnp.uint32(pushes), rows), STEP).index
+        one = lambda key: buffer.sample(state, key, jnp.uint32(pushes), STEP).index
         return jax.lax.map(one, keys)
 
     drawn = indices(state, jax.random.split(jax.random.key(0), draws))
@@ -421,7 +421,7 @@ def cycle(buffer: Buffer) -> Any:
 
     def once(state: PrioritisedState, items: jax.Array, noise: jax.Array, t: jax.Array) -> tuple[PrioritisedState, Any]:
         state = buffer.push(state, items, t)
-        batch = buffer.sample(state, noise, t)
+        batch = buffer.sample(state, key, t)
         # An update weighs its items, so that what becomes of the priorities waits for the weights.
         known = jnp.isfinite(jnp.mean(batch.weight * batch.items))
         return buffer.reprioritise(state, batch.index, jnp.where(known, jnp.abs(batch.items), -1.0)), batch

@@ -30,8 +30,9 @@ def filled(buffer: Buffer, blocks: int, rows: int = ROWS) -> Rows:
 
 
 def indices(buffer: Buffer, pushes: int, rows: int = ROWS, draws: int = 200) -> np.ndarray:
-    keys = jax.random.split(jax.random.key(0), draws)
-    return np.asarray(jax.jit(jax.vmap(lambda key: buffer.draw(key, jnp.int32(pushes), rows)))(keys))
+    keys, ring = jax.random.split(jax.random.key(0), draws), buffer.init(number(), rows)
+    sample = lambda key: buffer.sample(ring, key, jnp.uint32(pushes), jnp.uint32(0)).index
+    return np.asarray(jax.jit(jax.vmap(sample))(keys))
 
 
 # --- what it holds --------------------------------------------------------------------------------------------------
@@ -74,7 +75,7 @@ def test_any_pytree_keeps_its_values_and_dtypes() -> None:
     buffer = uniform(4, 2)
     ring = buffer.init(jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], block)), ROWS)
     ring = buffer.push(ring, block, jnp.int32(1))
-    batch = buffer.sample(ring, jnp.array([3, 2, 3]), jnp.uint32(0))
+    batch = batch_at(ring, jnp.array([3, 2, 3]))
     for leaf, original in zip(jax.tree.leaves(batch.items), jax.tree.leaves(block), strict=True):
         assert leaf.dtype == original.dtype
         np.testing.assert_array_equal(leaf, original[jnp.array([1, 0, 1])])
@@ -98,7 +99,7 @@ def test_only_written_rows_are_sampled(pushes: int) -> None:
     ring, drawn = filled(buffer, pushes), indices(buffer, pushes)
     assert drawn.min() >= 0
     assert drawn.max() < min(pushes * ROWS, 8)
-    assert np.asarray(buffer.sample(ring, jnp.asarray(drawn.ravel()), jnp.uint32(0)).items).min() > 0
+    assert np.asarray(batch_at(ring, jnp.asarray(drawn.ravel())).items).min() > 0
 
 
 @pytest.mark.parametrize("pushes", [3, 50])
@@ -117,7 +118,7 @@ def test_the_places_of_a_batch_are_independent() -> None:
 
 def test_a_batch_says_where_its_items_lie_and_weighs_them_equally() -> None:
     buffer = uniform(6, 3)
-    batch = buffer.sample(filled(buffer, 3), jnp.array([4, 0, 4]), jnp.uint32(0))
+    batch = batch_at(filled(buffer, 3), jnp.array([4, 0, 4]))
     assert batch.items.tolist() == [5, 1, 5]
     assert batch.index.tolist() == [4, 0, 4]
     assert batch.weight.tolist() == [1, 1, 1]
@@ -201,7 +202,7 @@ def test_pushes_and_samples_in_a_scan_need_no_second_ring() -> None:
     def body(ring: Any, inputs: Any) -> Any:
         block, key, t = inputs
         ring = buffer.push(ring, block, t)
-        return ring, buffer.sample(ring, buffer.draw(key, t + 1, ROWS), t).items.sum()
+        return ring, buffer.sample(ring, key, t + 1, t).items.sum()
 
     def scan(ring: Any, blocks: Any, key: Any) -> Any:
         return jax.lax.scan(body, ring, (blocks, jax.random.split(key, 10), jnp.arange(10)))

@@ -47,16 +47,16 @@ def filled(buffer: Buffer, steps: int, pushes: int) -> Any:
 
 def sampled(buffer: Buffer, state: Any, steps: int, pushes: int, draws: int = 300) -> Any:
     """Return many batches as one."""
-    batches = _sampler(buffer.draw, buffer.sample, steps * ENVS, draws)(state, jnp.uint32(pushes))
+    batches = _sampler(buffer.sample, draws)(state, jnp.uint32(pushes))
     return jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:]), batches)
 
 
 @cache
-def _sampler(draw: Any, sample: Any, rows: int, draws: int) -> Any:
+def _sampler(sample: Any, draws: int) -> Any:
     """Return what samples many batches, compiled once for all states of a buffer."""
 
     def one(state: Any, pushes: Any, key: Any) -> Any:
-        return sample(state, draw(key, pushes, rows), jnp.uint32(0))
+        return sample(state, key, pushes, jnp.uint32(0))
 
     keys = jax.random.split(jax.random.key(0), draws)
     return jax.jit(lambda state, pushes: jax.vmap(one, in_axes=(None, None, 0))(state, pushes, keys))

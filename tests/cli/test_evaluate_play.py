@@ -118,6 +118,6 @@ def _actions(policy: jaxrl.training.GreedyPolicy, env: Env) -> list[int]:
     actions, done = [], False
     while not done:
         actions.append(int(policy(obs)))
-        state, out = env.step(state, actions[-1], env.draw(jax.random.key(len(actions))))
+        state, out = env.step(state, actions[-1], jax.random.key(len(actions)))
         obs, done = out.obs, bool(out.terminated | out.truncated)
     return actions

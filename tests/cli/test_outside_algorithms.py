@@ -46,18 +46,15 @@ def make(config: TableConfig) -> jaxrl.AgentMaker:
         def init(key):
             return TableState(jnp.zeros((size, actions)), Hyper(jaxrl.tunable("agent.lr", config.lr)))
 
-        def act(state, obs, noise, opt_step, mode):
+        def act(state, obs, key, opt_step, mode):
             greedy = (obs @ state.table).argmax(axis=-1).astype(jnp.int32)
             if mode == "exploit":
                 return greedy, ()
-            coin, other = noise
-            return jnp.where(coin < config.epsilon, other, greedy), ()
+            coin_key, action_key = jax.random.split(key)
+            other = jax.random.randint(action_key, greedy.shape, 0, actions)
+            return jnp.where(jax.random.uniform(coin_key, greedy.shape) < config.epsilon, other, greedy), ()
 
-        def draw_act(key, n):
-            coin, other = jax.random.split(key)
-            return jax.random.uniform(coin, (n,)), jax.random.randint(other, (n,), 0, actions)
-
-        def update(state, batch, noise, opt_step):
+        def update(state, batch, key, opt_step):
             items = batch.items
 
             def loss(table):
@@ -68,7 +65,7 @@ def make(config: TableConfig) -> jaxrl.AgentMaker:
             (value, error), grad = jax.value_and_grad(loss, has_aux=True)(state.table)
             return state._replace(table=state.table - state.hyper.lr * grad), {"loss": value}, jnp.abs(error)
 
-        return jaxrl.Agent("any", init, act, update, draw_act, lambda key, n: (), strip=lambda state: state)
+        return jaxrl.Agent("any", init, act, update, strip=lambda state: state)
 
     return bind
 

@@ -24,7 +24,7 @@ CALLS = []
 def make_walk(length=5, reward=1.0, noisy=False, sizes=(), title=""):
     CALLS.append((length, reward, noisy, sizes, title))
 
-    def step(state, action, noise):
+    def step(state, action, key):
         state = state + 1
         return state, jaxrl.TimeStep(jnp.full(2, state, jnp.float32), reward, state >= length)
 

@@ -55,7 +55,7 @@ def tried(name: str) -> Tried:
 
 
 def updating(agent: Agent) -> Callable[..., Any]:
-    noise = jax.jit(lambda: agent.draw_update(KEY, SIZE))()
+    noise = jax.jit(lambda: KEY)()
     return jax.jit(lambda state, batch: agent.update(state, batch, noise, OPT_STEP))
 
 
@@ -63,7 +63,7 @@ def batch_of(name: str, agent: Agent, state: Any) -> Batch:
     """Return `SIZE` items: transitions, or what an agent that learns on-policy makes of a rollout."""
     keys = jax.random.split(KEY, 5)
     obs, next_obs = jax.random.uniform(keys[0], (2, SIZE, *OBS.shape), minval=-1.0)
-    acted, extras = agent.act(state, obs, agent.draw_act(keys[1], SIZE), OPT_STEP, "explore")
+    acted, extras = agent.act(state, obs, keys[1], OPT_STEP, "explore")
     action = acted if agent.prepare else sample_space(spec_of(name).action_space, keys[2], SIZE)
     reward, ends = jax.random.normal(keys[3], (SIZE,)), jax.random.bernoulli(keys[4], 0.2, (SIZE,))
     items: Any = Transition(obs, action, reward, jnp.where(ends, 0.0, 0.9), next_obs, extras, jnp.ones(SIZE))
@@ -102,7 +102,7 @@ def test_actions_are_of_the_space_and_exploiting_needs_no_noise_and_only_a_strip
     def act(state: Any, bare: Any) -> Any:
         obs = jax.random.uniform(KEY, (SIZE, *OBS.shape), minval=-1.0)
         greedy, stripped = (agent.act(some, obs, None, OPT_STEP, "exploit")[0] for some in (state, bare))
-        return greedy, stripped, agent.act(state, obs, agent.draw_act(KEY, SIZE), OPT_STEP, "explore")[0]
+        return greedy, stripped, agent.act(state, obs, KEY, OPT_STEP, "explore")[0]
 
     greedy, stripped, explored = jax.jit(act)(state, bare)
     assert equal(greedy, stripped)
@@ -130,8 +130,8 @@ def test_a_learning_rate_that_follows_a_schedule_is_that_of_the_moment(name: str
     """From 0 to 0.02 in six optimisation steps: nothing moves at first; after three, as far as by 0.01."""
     _, state, batch, fixed = tried(name)
     agent = follow(agent_of(name, lr=jaxrl.linear(0.0, 0.02, 6)))
-    noise = jax.jit(lambda: agent.draw_update(KEY, SIZE))()
-    update = jax.jit(lambda opt_step: agent.update(state, batch, noise, opt_step))
+    noise = jax.jit(lambda: KEY)()
+    update = jax.jit(lambda opt_step: agent.update(state, batch, key, opt_step))
     part = next(x for x in ("critic", "params", "policy") if x in state._fields)
     first, (new, metrics, _) = update(jnp.uint32(0))[0], update(OPT_STEP)
     assert float(metrics["lr"]) == float(new.hyper.lr) == np.float32(0.01)
@@ -174,7 +174,7 @@ def test_members_of_a_population_go_where_each_would_go_alone(name: str) -> None
     agent, state, batch, update = tried(name)
     members = [state._replace(hyper=jax.tree.map(lambda x, by=by: x * by, state.hyper)) for by in (1.0, 0.7)]
     stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *members)
-    noise = agent.draw_update(KEY, SIZE)
+    noise = KEY
     together = jax.jit(jax.vmap(lambda state: agent.update(state, batch, noise, OPT_STEP)[0]))(stacked)
     for i, member in enumerate(members):
         alone = update(member, batch)[0]

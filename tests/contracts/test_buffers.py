@@ -47,7 +47,7 @@ def test_batches_hold_the_newest_items_alone_with_every_leaf_of_one_item(name: s
     state, kept = filled(buffer, pushes), buffer.capacity(ROWS)
 
     def sample(key: Any) -> Any:
-        return buffer.sample(state, buffer.draw(key, jnp.uint32(pushes), ROWS), jnp.uint32(0))
+        return buffer.sample(state, key, jnp.uint32(pushes), jnp.uint32(0))
 
     batch = jax.jit(jax.vmap(sample))(jax.random.split(KEY, 40))
     reward = np.asarray(batch.items.reward)

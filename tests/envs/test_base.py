@@ -65,17 +65,6 @@ def test_large_reset_states_give_the_same_numbers_as_small_ones() -> None:
         assert bits(a) == bits(b)
 
 
-def test_large_reset_states_are_not_drawn_ahead() -> None:
-    """A block of draws would otherwise hold a reset state an environment and iteration."""
-    key = jax.random.key(0)
-    sizes = [
-        sum(leaf.size for leaf in jax.tree.leaves(vectorise(counting(ballast=ballast), 3, "fresh").draw(key)))
-        for ballast in (SMALL, LARGE)
-    ]
-    assert sizes[0] == 3 * (2 + 2 + 1)  # state, observation, and the length that the episode begins with
-    assert sizes[1] == 3
-
-
 def test_the_time_limit_truncates() -> None:
     _, steps = rollout(vectorise(time_limited(4), 3), idle(9))
     assert steps.truncated[:, 2].tolist() == [False, False, False, True, False, False, False, True, False]
@@ -91,7 +80,7 @@ def test_an_end_at_the_time_limit_is_an_end() -> None:
 
 
 def test_an_environment_that_says_both_has_terminated() -> None:
-    def step(state: Any, action: Any, noise: Any) -> tuple[Any, TimeStep]:
+    def step(state: Any, action: Any, key: Any) -> tuple[Any, TimeStep]:
         return state, TimeStep(state, 1.0, terminated=True, truncated=True)
 
     env = Env(EnvSpec("both", Box(0, 1, (1,)), Discrete(2)), lambda key: (jnp.zeros(1), jnp.zeros(1)), step)
@@ -110,8 +99,8 @@ def test_episode_return_and_length_are_those_of_whole_episodes() -> None:
 def test_the_environments_own_scalars_are_passed_on() -> None:
     env = counting(length=3)
 
-    def step(state: Any, action: Any, noise: Any) -> tuple[Any, TimeStep]:
-        state, out = env.step(state, action, noise)
+    def step(state: Any, action: Any, key: Any) -> tuple[Any, TimeStep]:
+        state, out = env.step(state, action, key)
         return state, out._replace(info={"twice": 2 * state.step})
 
     _, steps = rollout(vectorise(env._replace(step=step), 2), idle(4, 2))
@@ -137,7 +126,7 @@ def test_a_key_inside_the_state_survives_auto_reset() -> None:
     def reset(key: Any) -> tuple[Any, Any]:
         return (key, jnp.int32(0)), jnp.zeros(1)
 
-    def step(state: Any, action: Any, noise: Any) -> tuple[Any, TimeStep]:
+    def step(state: Any, action: Any, key: Any) -> tuple[Any, TimeStep]:
         key, draw = jax.random.split(state[0])
         return (key, state[1] + 1), TimeStep(jax.random.uniform(draw, (1,)), 1.0, state[1] >= 2)
 
@@ -151,7 +140,7 @@ def test_observations_may_be_any_pytree() -> None:
     def reset(key: Any) -> tuple[Any, Any]:
         return jnp.int32(0), {"seen": jnp.zeros(3), "mask": jnp.ones(2, bool)}
 
-    def step(state: Any, action: Any, noise: Any) -> tuple[Any, TimeStep]:
+    def step(state: Any, action: Any, key: Any) -> tuple[Any, TimeStep]:
         obs = {"seen": jnp.full(3, state + 1.0), "mask": jnp.zeros(2, bool)}
         return state + 1, TimeStep(obs, 0.0, state >= 1)
 
@@ -220,8 +209,8 @@ def test_a_non_finite_step_does_not_terminate() -> None:
 def test_infinities_are_as_bad_as_nan(bad: float) -> None:
     env = counting()
 
-    def step(state: Any, action: Any, noise: Any) -> tuple[Any, TimeStep]:
-        state, out = env.step(state, action, noise)
+    def step(state: Any, action: Any, key: Any) -> tuple[Any, TimeStep]:
+        state, out = env.step(state, action, key)
         return state, out._replace(reward=jnp.where(action == 1, bad, out.reward))
 
     _, steps = rollout(vectorise(env._replace(step=step), 2), np.array([[0, 1]], np.int32))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from toys_envs import action_from_observation, counting, nan_at, time_limited
 
-from jaxrl.envs import Env, TimeStep, check_env, draw_nothing, make_env
+from jaxrl.envs import Env, TimeStep, check_env, make_env
 from jaxrl.spaces import Box, Discrete, EnvSpec
 
 STEPS = 200
@@ -109,7 +109,7 @@ def test_out_of_bounds() -> None:
 
 
 def keyed_step(advance: bool) -> Any:
-    def step(state: Any, action: Any, noise: Any) -> tuple[Any, TimeStep]:
+    def step(state: Any, action: Any, key: Any) -> tuple[Any, TimeStep]:
         place, key = state["place"], state["key"]
         following, draw = jax.random.split(key)
         place = place + jax.random.normal(draw, (1,))
@@ -147,7 +147,7 @@ def test_ignored_keys() -> None:
 
 
 def test_a_deterministic_environment_may_say_so() -> None:
-    assert check_env(walker(blind_step, fixed_reset, draw=draw_nothing), STEPS) == []
+    assert check_env(walker(blind_step, fixed_reset, deterministic=True), STEPS) == []
 
 
 def test_a_key_used_in_vain() -> None:

@@ -54,7 +54,7 @@ def test_cartpole_moves_by_gymnaxs_numbers() -> None:
     theirs = state.env
 
     for action in actions:  # 8 pushes do not topple a pole that begins upright
-        state, step = venv.step(state, action, venv.draw(key))
+        state, step = venv.step(state, action, key)
         obs, theirs, reward, terminated, truncated, _ = jax.vmap(env.step, in_axes=(None, 0, 0, None))(
             key, theirs, action, params
         )
@@ -99,13 +99,6 @@ def test_a_parameter_changes_the_environment() -> None:
     assert env.settings == {"env": "CartPole-v1", "env_args": {"max_steps_in_episode": 3}}
 
 
-def test_an_environment_that_reads_no_key_draws_none() -> None:
-    """CartPole's step is deterministic, so that drawing keys for it would be waste; Asterix's is not."""
-    key = jax.random.key(0)
-    assert make_env("CartPole-v1").draw(key) == ()
-    assert jax.dtypes.issubdtype(make_env("Asterix-MinAtar").draw(key).dtype, jax.dtypes.prng_key)
-
-
 def test_an_unknown_parameter_is_named_with_its_nearest() -> None:
     with pytest.raises(SettingsError, match=r"CartPole-v1 has no parameter 'gravitas'; did you mean gravity\?"):
         make_env("CartPole-v1", gravitas=1.0)
@@ -128,7 +121,7 @@ def test_states_after_an_auto_reset_are_distributed_as_gymnax_draws_them() -> No
     def step(state: Any, key: Any) -> Any:
         action_key, env_key = jax.random.split(key)
         action = sample_space(venv.spec.action_space, action_key, 64)
-        state, out = venv.step(state, action, venv.draw(env_key))
+        state, out = venv.step(state, action, env_key)
         return state, (out.obs, out.terminated | out.truncated)
 
     _, (obs, done) = jax.jit(lambda state, keys: jax.lax.scan(step, state, keys))(

@@ -115,7 +115,7 @@ def test_an_environment_in_jax_on_the_host_does_what_vectorise_does():
     vector = jaxrl.vectorise(env, 2)
     state, _ = vector.reset(jax.random.key(0))
     for step in steps:
-        state, other = vector.step(state, np.zeros(2, np.int32), vector.draw(jax.random.key(1)))
+        state, other = vector.step(state, np.zeros(2, np.int32), jax.random.key(1))
         for name in ("reward", "terminated", "truncated", "valid"):
             np.testing.assert_array_equal(getattr(step, name), getattr(other, name))
         np.testing.assert_array_equal(step.final_obs[:, 0], other.final_obs[:, 0])

@@ -89,7 +89,7 @@ def test_a_strategy_of_ones_own_may_draw_from_any_sampler(names: tuple[str, ...]
         drawn = draw(names, key, kinds)
         return Climb(key, drawn, drawn)
 
-    strategy = jaxrl.Strategy(init, jaxrl.fold, step, 1, 1)
+    strategy = jaxrl.Strategy(init, step, 1, 1)
     result = jaxrl.Trainer(strategy, max_opts=4, eval_interval=0, eval_episodes=0, quiet=True).train()
     assert set(kinds) == {"threefry2x32"}
     check_drawn(result.state, names)

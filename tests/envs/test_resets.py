@@ -29,8 +29,8 @@ def uneven(num_envs: int = 4) -> tuple[Env, np.ndarray]:
     """An environment that ends its episode where the action says so, and actions that do at odd times."""
     env = counting(length=1_000)
 
-    def step(state: Any, action: Any, noise: Any) -> Any:
-        state, out = env.step(state, action, noise)
+    def step(state: Any, action: Any, key: Any) -> Any:
+        state, out = env.step(state, action, key)
         return state, out._replace(terminated=action == 1)
 
     ends = np.random.default_rng(0).random((120, num_envs)) < np.linspace(0.05, 1.0, num_envs)
@@ -64,7 +64,7 @@ def test_a_pool_makes_as_many_starts_as_there_are_episodes() -> None:
     state, _ = jax.jit(venv.reset)(jax.random.key(0))
     step, handed = jax.jit(venv.step), 0
     for t, action in enumerate(actions):
-        state, _ = step(state, jnp.asarray(action), venv.draw(jax.random.key(t)))
+        state, _ = step(state, jnp.asarray(action), jax.random.key(t))
         handed += action.sum()
         assert 0 <= int(state.starts.left) <= 7
         assert int(state.starts.head) == handed % 7

@@ -70,8 +70,8 @@ def test_games_lie_side_by_side_and_only_the_present_are_counted() -> None:
 
 
 def test_what_is_not_finite_is_counted_once_an_agent_that_lives() -> None:
-    def step(t: Any, action: Any, noise: Any) -> Any:
-        t, out = squad().step(t, action, noise)
+    def step(t: Any, action: Any, key: Any) -> Any:
+        t, out = squad().step(t, action, key)
         return t, out._replace(reward=jnp.where(t == 3, jnp.nan, out.reward))
 
     seen = rows(squad()._replace(step=step), steps=3)
@@ -150,8 +150,8 @@ def test_values_are_those_of_each_agents_own_life() -> None:
     @jax.jit
     def train(key: Any) -> Any:
         state = strategy.init(key)
-        body = lambda state, noise, t: strategy.step(state, noise, t)[0]
-        return iterate(strategy.draw, body, state.key, state, jnp.uint32(0), jnp.uint32(2_000)).agent
+        body = lambda state, key, t: strategy.step(state, key, t)[0]
+        return iterate(body, state.key, state, jnp.uint32(0), jnp.uint32(2_000)).agent
 
     params = train(jax.random.key(0)).params.tree
     values = QNetwork(jaxrl.Discrete(12), 2, features=(16,)).apply(params, jnp.array([0, 1, 4, 7, 8, 10]))

@@ -51,7 +51,7 @@ def test_a_mask_is_flags_beside_the_rest_in_every_observation_that_has_one(name:
 def test_an_agent_takes_every_mask(name: str) -> None:
     strategy = jaxrl.on_policy(make_env(f"jumanji:{name}"), jaxrl.ppo(features=(8,)), num_envs=2, rollout=4)
     state = jax.eval_shape(strategy.init, jax.random.key(0))
-    jax.eval_shape(strategy.step, state, jax.eval_shape(strategy.draw, state.key, np.uint32(0)), np.uint32(0))
+    jax.eval_shape(strategy.step, state, state.key, np.uint32(0))
 
 
 @pytest.mark.parametrize("name", ["Snake-v1", "Game2048-v1", "Tetris-v0"])

@@ -43,7 +43,7 @@ def played(env: jaxrl.Env, actions: list[Any], seed: int = 0) -> list[jaxrl.Time
     state, _ = env.reset(KEY)
     steps, take = [], jax.jit(env.step)
     for t, action in enumerate(actions):
-        state, out = take(state, jnp.asarray(action), env.draw(jax.random.fold_in(jax.random.key(seed), t)))
+        state, out = take(state, jnp.asarray(action), jax.random.fold_in(jax.random.key(seed), t))
         steps.append(out)
     return steps
 
@@ -62,9 +62,10 @@ def test_nothing_is_repeated_past_the_end_of_an_episode() -> None:
 def test_a_time_limit_holds_whole_repeats_and_each_has_its_own_noise() -> None:
     assert action_repeat(walk(limit=20), 3).spec.time_limit == 6
     assert action_repeat(walk(limit=None), 3).spec.time_limit is None
-    noisy = walk()._replace(draw=jax.random.normal, step=lambda s, a, noise: (s, jaxrl.TimeStep(s[None], noise, False)))
-    env = action_repeat(noisy, 2)
-    assert float(played(env, [0])[0].reward) == pytest.approx(float(env.draw(jax.random.fold_in(KEY, 0)).sum()))
+    step = lambda s, a, key: (s, jaxrl.TimeStep(s[None], jax.random.normal(key), False))
+    env = action_repeat(walk()._replace(step=step), 2)
+    both = map(jax.random.normal, jax.random.split(jax.random.fold_in(KEY, 0), 2))
+    assert float(played(env, [0])[0].reward) == pytest.approx(float(sum(both)))
 
 
 def test_an_action_sticks_as_often_as_it_is_told_and_never_the_first() -> None:

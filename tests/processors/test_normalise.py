@@ -265,10 +265,8 @@ def echo(spec: EnvSpec) -> Agent:
     return Agent(
         "echo",
         init=lambda key: jnp.zeros(()),
-        act=lambda state, obs, noise, opt_step, mode: (obs, ()),
-        update=lambda state, batch, noise, opt_step: (state, {}, jnp.zeros(batch.weight.shape)),
-        draw_act=lambda key, num_envs: (),
-        draw_update=lambda key, batch_size: (),
+        act=lambda state, obs, key, opt_step, mode: (obs, ()),
+        update=lambda state, batch, key, opt_step: (state, {}, jnp.zeros(batch.weight.shape)),
         strip=lambda state: state,
         prepare=lambda state, rollout: rollout.items.reward.reshape(-1),
     )
@@ -278,7 +276,7 @@ def wandering() -> Env:
     """Start far from 0 and walk on at random whatever one does; nothing ends."""
     space = Box(-1e9, 1e9, (2,))
 
-    def step(state: Any, action: Any, noise: Any) -> Any:
+    def step(state: Any, action: Any, key: Any) -> Any:
         state = state + noise
         return state, TimeStep(state, 1.0, False)
 
@@ -290,7 +288,7 @@ def wandering() -> Env:
 def test_the_policy_acts_on_observations_scaled_by_the_moments_of_training() -> None:
     strategy = on_policy(wandering(), echo, processor=OBS_ONLY, num_envs=4, rollout=10, epochs=1, minibatches=1)
     state = jax.jit(strategy.init)(jax.random.key(0))
-    step = jax.jit(lambda s, t: strategy.step(s, strategy.draw(s.key, t), t)[0])
+    step = jax.jit(lambda s, t: strategy.step(s, jax.random.fold_in(s.key, t), t)[0])
     for t in range(2):
         state = step(state, jnp.uint32(t))
     params = strategy.policy.params(state)
@@ -437,14 +435,14 @@ def test_nothing_but_the_reward_changes() -> None:
 @pytest.mark.slow
 def test_recorded_returns_stay_those_of_the_environment() -> None:
     def flip(spec: EnvSpec) -> Agent:
-        draw = lambda key, num_envs: jax.random.randint(key, (num_envs,), 0, 2)
-        return echo(spec)._replace(act=lambda state, obs, noise, opt_step, mode: (noise, ()), draw_act=draw)
+        act = lambda state, obs, key, opt_step, mode: (jax.random.randint(key, obs.shape[:1], 0, 2), ())
+        return echo(spec)._replace(act=act)
 
     rows = []
     for processor in (one_step(), chain(normalise_obs(), normalise_reward(), one_step())):
         strategy = on_policy(counting_env(), flip, processor=processor, num_envs=3, rollout=30, epochs=1, minibatches=1)
         state = jax.jit(strategy.init)(jax.random.key(0))
-        rows.append(jax.jit(lambda s: strategy.step(s, strategy.draw(s.key, 0), jnp.uint32(0))[1])(state))  # noqa: B023
+        rows.append(jax.jit(lambda s: strategy.step(s, jax.random.fold_in(s.key, 0), jnp.uint32(0))[1])(state))  # noqa: B023
     assert int(rows[0]["episodes"].count) > 10
     assert float(rows[0]["episode_return"].max) > 50
     for name in ("episodes", "episode_return", "episode_length"):

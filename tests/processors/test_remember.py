@@ -150,7 +150,7 @@ def tally(spec: EnvSpec) -> Agent:
     """Make an agent that remembers how many steps it has taken in this episode; as its state it keeps a rollout."""
     zeros = jnp.zeros((7, 3))
 
-    def act(state: Any, seen: Any, noise: Any, opt_step: Any, mode: str) -> Any:
+    def act(state: Any, seen: Any, key: Any, opt_step: Any, mode: str) -> Any:
         return jnp.zeros(seen.memory.shape, jnp.int32), {"memory": seen.memory + 1}
 
     def prepare(state: Any, rollout: Any) -> Any:
@@ -161,9 +161,7 @@ def tally(spec: EnvSpec) -> Agent:
         "tally",
         init=lambda key: (zeros,) * 3,
         act=act,
-        update=lambda state, batch, noise, opt_step: (jax.tree.map(jnp.transpose, batch.items), {}, jnp.zeros(3)),
-        draw_act=lambda key, num_envs: (),
-        draw_update=lambda key, batch_size: (),
+        update=lambda state, batch, key, opt_step: (jax.tree.map(jnp.transpose, batch.items), {}, jnp.zeros(3)),
         strip=lambda state: state,
         prepare=prepare,
         memory=jnp.zeros(()),
@@ -175,7 +173,7 @@ def test_in_training_an_agent_is_given_what_it_left_for_itself() -> None:
     """The environment counts its steps too, in episodes of 5; rollouts of 7 cut across them."""
     strategy = on_policy(counting(length=5), tally, num_envs=3, rollout=7, epochs=1, minibatches=1)
     state = jax.jit(strategy.init)(jax.random.key(0))
-    step = jax.jit(lambda s, t: strategy.step(s, strategy.draw(s.key, t), t)[0])
+    step = jax.jit(lambda s, t: strategy.step(s, jax.random.fold_in(s.key, t), t)[0])
     for t in range(3):
         state = step(state, jnp.uint32(t))
         count, before, after = (np.asarray(x) for x in state.agent)

@@ -36,7 +36,7 @@ def strategy() -> jaxrl.Strategy:
     def init(key: jax.Array) -> State:
         return State(key, jnp.uint32(0), jnp.uint32(0), jnp.zeros(3, jnp.uint32))
 
-    def step(state: State, noise: jax.Array, t: jax.Array) -> tuple[State, dict]:
+    def step(state: State, key: Any, t: jax.Array) -> tuple[State, dict]:
         walk = state.walk + jax.random.bits(noise, (3,))
         return state._replace(steps=state.steps + 1, walk=walk), {"t": t}
 
@@ -47,7 +47,7 @@ def strategy() -> jaxrl.Strategy:
     def reseed(state: State, rollbacks: int) -> State:
         return state._replace(mended=state.mended + rollbacks)
 
-    one = jaxrl.Strategy(init, jaxrl.fold, step, 1, 1, health=health, reseed=reseed)
+    one = jaxrl.Strategy(init, step, 1, 1, health=health, reseed=reseed)
     return sharded(one, SHARDS, ["walk"])
 
 

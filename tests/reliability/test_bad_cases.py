@@ -116,7 +116,7 @@ class Still(NamedTuple):
 def still(**changes: Any) -> jaxrl.Strategy:
     """A strategy that does nothing, with some of its parts replaced."""
     parts = {
-        "init": lambda key: Still(key, jnp.int32(0)), "draw": jaxrl.fold, "step": lambda state, noise, t: (state, {}),
+        "init": lambda key: Still(key, jnp.int32(0)), "step": lambda state, key, t: (state, {}),
         "env_steps_per_step": 1, "opt_steps_per_step": 1, **changes,
     }  # fmt: skip
     return jaxrl.Strategy(**parts)
@@ -205,11 +205,11 @@ SETTINGS: dict[str, tuple[Callable[[], Any], list[str]]] = {
         lambda: trained(still(), eval_interval=5, eval_episodes=5), ["no env and policy to evaluate", "evaluator=..."],
     ),
     "state of another dtype after a step": (
-        lambda: trained(still(step=lambda state, noise, t: (state._replace(count=state.count + 0.5), {}))),
+        lambda: trained(still(step=lambda state, key, t: (state._replace(count=state.count + 0.5), {}))),
         ["state after step", ".count", "float32[]", "int32[]", "make them the same"],
     ),
     "metrics that are no dict": (
-        lambda: trained(still(step=lambda state, noise, t: (state, 3.0))), ["step returned float", "expected a dict"],
+        lambda: trained(still(step=lambda state, key, t: (state, 3.0))), ["step returned float", "expected a dict"],
     ),
 }  # fmt: skip
 

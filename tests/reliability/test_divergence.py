@@ -34,13 +34,13 @@ def poisoned(bad: Any, name: str = "loss") -> jaxrl.Strategy:
 
     agent = jaxrl.dqn()(jaxrl.make_env("CartPole-v1").spec)._replace(update=update)
 
-    def step(state: Learner, noise: jax.Array, t: jax.Array) -> Any:
+    def step(state: Learner, key: Any, t: jax.Array) -> Any:
         luck = jax.random.uniform(noise)
         new, health, metrics, _ = guarded_update(agent, state.agent, state.health, None, luck, t)  # type: ignore[arg-type]
         return Learner(state.key, new, health), metrics
 
     init = lambda key: Learner(key, jnp.float32(0), healthy())
-    return jaxrl.Strategy(init, jaxrl.fold, step, 1, 1, health=health_of, reseed=reseed)
+    return jaxrl.Strategy(init, step, 1, 1, health=health_of, reseed=reseed)
 
 
 def events(run: Path) -> list[tuple[str, int]]:
@@ -135,10 +135,10 @@ def given(reward: float, chance: float) -> jaxrl.Strategy:
     env = jaxrl.make_env("CartPole-v1")
 
     def step(state: Any, action: jax.Array, key: jax.Array) -> Any:
-        state, out = env.step(state, action, ())
+        state, out = env.step(state, action, key)
         return state, out._replace(reward=jnp.where(jax.random.uniform(key) < chance, reward, out.reward))
 
-    spoilt = env._replace(step=step, draw=lambda key: key)
+    spoilt = env._replace(step=step)
     return jaxrl.off_policy(
         spoilt, jaxrl.dqn(features=(4,)), buffer=jaxrl.uniform(64, batch_size=4), num_envs=2, opt_interval=2
     )

@@ -56,11 +56,11 @@ def wide() -> jaxrl.Strategy:
     def init(key: jax.Array) -> Wide:
         return Wide(key, jnp.uint32(0), jnp.zeros(2000))
 
-    def step(state: Wide, noise: jax.Array, t: jax.Array) -> tuple[Wide, dict]:
+    def step(state: Wide, key: Any, t: jax.Array) -> tuple[Wide, dict]:
         walks = state.walks + jax.random.normal(noise, state.walks.shape)
         return Wide(state.key, state.steps + 1, walks), {"t": t, "walk": walks[0]}
 
-    return jaxrl.Strategy(init, jaxrl.fold, step, 1, 1)
+    return jaxrl.Strategy(init, step, 1, 1)
 
 
 def rising(params: Wide, key: jax.Array) -> Evaluation:

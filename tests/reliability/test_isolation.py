@@ -19,7 +19,7 @@ def fragile(part: str) -> jaxrl.Env:
     """CartPole with a third action, at which its observation or reward is NaN."""
     env = jaxrl.make_env("CartPole-v1")
 
-    def step(state: Any, action: jax.Array, noise: Any) -> Any:
+    def step(state: Any, action: jax.Array, key: Any) -> Any:
         state, out = env.step(state, jnp.minimum(action, 1), noise)
         nan = jnp.where(action == BREAK, jnp.nan, 0.0)
         return state, out._replace(**{part: getattr(out, part) + nan})
@@ -45,7 +45,7 @@ def rollout(env: jaxrl.Env, actions: jax.Array) -> Any:
 
     def one(state: Any, given: Any) -> Any:
         action, key = given
-        return vec.step(state, action, vec.draw(key))
+        return vec.step(state, action, key)
 
     return jax.jit(lambda s: jax.lax.scan(one, s, (actions, jax.random.split(jax.random.key(1), T)))[1])(state)
 

@@ -169,10 +169,10 @@ def big(size: int) -> jaxrl.Strategy:
     def init(key: jax.Array) -> Big:
         return Big(key, jnp.uint32(0), jnp.arange(size // 4, dtype=jnp.uint32))
 
-    def step(state: Big, noise: jax.Array, t: jax.Array) -> tuple[Big, dict]:
+    def step(state: Big, key: Any, t: jax.Array) -> tuple[Big, dict]:
         return Big(state.key, state.steps + 1, state.values + 1), {"t": t}
 
-    return jaxrl.Strategy(init, jaxrl.fold, step, 1, 1)
+    return jaxrl.Strategy(init, step, 1, 1)
 
 
 @pytest.mark.parametrize(

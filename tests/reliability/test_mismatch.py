@@ -149,7 +149,7 @@ PARTS: dict[str, Any] = {"steps": jnp.uint32(0), "walk": jnp.float32(0), "histor
 def still(parts: dict[str, Any]) -> jaxrl.Strategy:
     """Do nothing to a state of a key and of `parts`."""
     state = namedtuple("State", ["key", *parts])  # type: ignore[misc]
-    return jaxrl.Strategy(lambda key: state(key, **parts), jaxrl.fold, lambda state, noise, t: (state, {"t": t}), 1, 1)
+    return jaxrl.Strategy(lambda key: state(key, **parts), lambda state, key, t: (state, {"t": t}), 1, 1)
 
 
 @pytest.fixture(scope="module")

@@ -79,8 +79,8 @@ def test_the_program_of_any_platform_can_be_made(name: str, platform: str, monke
     monkeypatch.setitem(SPREAD, "shards", 2)
     with forms(platform):
         strategy = COMBINATIONS[name]()
-        state, noise = _shapes(strategy)
-        new, _ = jax.eval_shape(strategy.step, state, noise, np.uint32(0))
+        state, key = _shapes(strategy)
+        new, _ = jax.eval_shape(strategy.step, state, key, np.uint32(0))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), new) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
 
 
@@ -143,8 +143,8 @@ def test_what_an_agent_forgets_to_add_is_named() -> None:
     def alone(spec: jaxrl.EnvSpec) -> jaxrl.agents.Agent:
         agent = jaxrl.dqn(features=(4,))(spec)
 
-        def update(state, batch, noise, opt_step):  # type: ignore[no-untyped-def]
-            new, metrics, priorities = agent.update(state, batch, noise, opt_step)
+        def update(state, batch, key, opt_step):  # type: ignore[no-untyped-def]
+            new, metrics, priorities = agent.update(state, batch, key, opt_step)
             lr = new.hyper.lr + batch.items.reward.mean()
             return new._replace(hyper=new.hyper._replace(lr=lr)), metrics, priorities
 
@@ -158,7 +158,7 @@ def test_what_an_agent_forgets_to_add_is_named() -> None:
 
 def _shapes(strategy: jaxrl.Strategy) -> tuple[object, object]:
     key = jax.eval_shape(lambda: jax.random.key(0))
-    return jax.eval_shape(strategy.init, key), jax.eval_shape(strategy.draw, key, np.uint32(0))
+    return jax.eval_shape(strategy.init, key), key
 
 
 def test_shards_see_the_moments_of_all_environments() -> None:
@@ -174,7 +174,7 @@ def test_shards_see_the_moments_of_all_environments() -> None:
         shards=2,
     )
     first = jax.jit(strategy.init)(jax.random.key(0))
-    state, metrics = jax.jit(strategy.step)(first, jax.jit(strategy.draw)(first.key, np.uint32(0)), np.uint32(0))
+    state, metrics = jax.jit(strategy.step)(first, jax.random.fold_in(first.key, 0), np.uint32(0))
     (moments,) = (x for x in jax.tree.leaves(state.processor, is_leaf=_is_moments) if _is_moments(x))
     carts = [(x.env.env.x, x.env.env.x_dot, x.env.env.theta, x.env.env.theta_dot) for x in (first, state)]
     seen = np.asarray(carts).swapaxes(0, 1).reshape(4, 16).T

@@ -17,13 +17,13 @@ def cliffwalk() -> jaxrl.Env:
     """Walk along a cliff: one of two actions, another at every place, goes on, the other falls. The far end pays 1."""
     spec = jaxrl.EnvSpec("BlindCliffwalk", jaxrl.Discrete(LENGTH), jaxrl.Discrete(2))
 
-    def step(place, action, noise):
+    def step(place, action, key):
         right = action == place % 2
         home = right & (place == LENGTH - 1)
         after = jnp.minimum(place + 1, LENGTH - 1)
         return after, jaxrl.TimeStep(after, jnp.where(home, 1.0, 0.0), home | ~right)
 
-    return jaxrl.Env(spec, lambda key: (jnp.int32(0), jnp.int32(0)), step, jaxrl.draw_nothing)
+    return jaxrl.Env(spec, lambda key: (jnp.int32(0), jnp.int32(0)), step)
 
 
 def errors(buffer: Buffer, updates: int) -> np.ndarray:
@@ -43,8 +43,8 @@ def errors(buffer: Buffer, updates: int) -> np.ndarray:
 
     def train(key):
         state = strategy.init(key)
-        body = lambda state, noise, t: strategy.step(state, noise, t)[0]
-        return iterate(strategy.draw, body, state.key, state, jnp.uint32(0), jnp.uint32(updates)).agent.params.tree
+        body = lambda state, key, t: strategy.step(state, key, t)[0]
+        return iterate(body, state.key, state, jnp.uint32(0), jnp.uint32(updates)).agent.params.tree
 
     params = jax.jit(jax.vmap(train))(jax.vmap(jax.random.key)(jnp.arange(SEEDS)))
     places = jnp.arange(LENGTH)

@@ -34,8 +34,8 @@ def learn(toy, n, **settings):
     @jax.jit
     def train(key):
         state = strategy.init(key)
-        body = lambda state, noise, t: strategy.step(state, noise, t)[0]
-        return iterate(strategy.draw, body, state.key, state, jnp.uint32(0), jnp.uint32(UPDATES)).agent
+        body = lambda state, key, t: strategy.step(state, key, t)[0]
+        return iterate(body, state.key, state, jnp.uint32(0), jnp.uint32(UPDATES)).agent
 
     network = QNetwork(toy.env.spec.observation_space, 2, features=(16,), dueling=settings.get("dueling", False))
     return np.asarray(network.apply(train(jax.random.key(0)).params.tree, toy.obs))

@@ -11,7 +11,7 @@ from toys_closed_form import TOYS
 
 from jaxrl.agents import ddpg, sac, td3
 from jaxrl.buffers import prioritised, uniform
-from jaxrl.envs import Env, TimeStep, draw_nothing
+from jaxrl.envs import Env, TimeStep
 from jaxrl.nn import PolicyNetwork, ensemble
 from jaxrl.processors import one_step
 from jaxrl.spaces import Box, Discrete, EnvSpec, from_box
@@ -25,18 +25,14 @@ def train(env, agent, iterations, members=None, **settings):
     """Train in one compiled program; return the strategy and the state, or those of a population of `members`."""
     chosen = {"buffer": uniform(4_096, 32), "num_envs": 4, "opt_interval": 4, "warmup": 512, **settings}
     strategy = off_policy(env, agent, processor=one_step(DISCOUNT), **chosen)
-    init, step, draw = strategy.init, strategy.step, strategy.draw
-    if members is not None:
-        init, step = jax.vmap(lambda temperature: warm(strategy, temperature)), jax.vmap(step, in_axes=(0, 0, None))
-        draw = jax.vmap(draw, in_axes=(0, None))
+    init = strategy.init if members is None else lambda temperature: warm(strategy, temperature)
 
-    @jax.jit
     def run(begin):
-        body = lambda state, noise, t: step(state, noise, t)[0]
+        body = lambda state, key, t: strategy.step(state, key, t)[0]
         state = init(begin)
-        return iterate(draw, body, state.key, state, jnp.uint32(0), jnp.uint32(iterations))
+        return iterate(body, state.key, state, jnp.uint32(0), jnp.uint32(iterations))
 
-    return strategy, run(jax.random.key(0) if members is None else members)
+    return strategy, jax.jit(run)(jax.random.key(0)) if members is None else jax.jit(jax.vmap(run))(members)
 
 
 def warm(strategy, temperature):
@@ -75,14 +71,14 @@ def three_in_one():
         place = jnp.array([0, 1, 2, 3, 6])[jax.random.randint(key, (), 0, 5)]
         return place, place
 
-    def step(place, action, noise):
+    def step(place, action, key):
         kind, hour = place // HOURS, place % HOURS
         apart = (action - best[place]) / jnp.asarray(REACH, jnp.float32)
         after = HOURS * kind + (hour + 1) % HOURS
         ended = (kind == 0) | ((kind == 2) & (hour == HOURS - 1))
         return after, TimeStep(after, worth[place] - jnp.mean(jnp.square(apart)), ended)
 
-    return Env(EnvSpec("ThreeInOne", Discrete(9), ACTIONS, HOURS), reset, step, draw_nothing)
+    return Env(EnvSpec("ThreeInOne", Discrete(9), ACTIONS, HOURS), reset, step)
 
 
 def values_of_best(bonus):
@@ -184,7 +180,7 @@ LATER = {
 def at_random(agent):
     """Let `agent` learn from actions that are chosen at random, so that it sees all of them to the end."""
     return lambda spec: agent(spec)._replace(
-        act=lambda state, obs, noise, opt_step, mode: (jnp.argmax(noise, axis=-1).astype(jnp.int32), ())
+        act=lambda state, obs, key, opt_step, mode: (jax.random.randint(key, obs.shape[:1], 0, ACTIONS.n), ())
     )
 
 

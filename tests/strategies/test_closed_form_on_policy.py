@@ -7,7 +7,7 @@ import pytest
 from toys_closed_form import TOYS
 
 from jaxrl.agents import a2c, impala, ppo, pqn, reinforce
-from jaxrl.envs import Env, TimeStep, draw_nothing, vectorise
+from jaxrl.envs import Env, TimeStep, vectorise
 from jaxrl.nn import ActorCritic, QNetwork
 from jaxrl.processors import one_step
 from jaxrl.spaces import Discrete, EnvSpec
@@ -30,9 +30,9 @@ def run(strategy, iterations, seed=0):
 
     @jax.jit
     def train(key):
-        body = lambda state, noise, t: strategy.step(state, noise, t)[0]
+        body = lambda state, key, t: strategy.step(state, key, t)[0]
         state = strategy.init(key)
-        return iterate(strategy.draw, body, state.key, state, jnp.uint32(0), jnp.uint32(iterations))
+        return iterate(body, state.key, state, jnp.uint32(0), jnp.uint32(iterations))
 
     return train(jax.random.key(seed))
 
@@ -108,12 +108,12 @@ def recall():
         cue = jax.random.randint(key, (), 0, 2)
         return (cue, jnp.int32(0)), cue
 
-    def step(state, action, noise):
+    def step(state, action, key):
         cue, waited = state
         end = waited == WAIT
         return (cue, waited + 1), TimeStep(jnp.int32(BLANK), jnp.where(end & (action == cue), 1.0, 0.0), end)
 
-    return Env(EnvSpec("Recall", Discrete(3), Discrete(2)), reset, step, draw_nothing)
+    return Env(EnvSpec("Recall", Discrete(3), Discrete(2)), reset, step)
 
 
 def mean_reward(core):
@@ -130,7 +130,7 @@ def mean_reward(core):
         # A second episode, for its memory must not be that of the first.
         for step_key in jax.random.split(key, 2 * (WAIT + 1)):
             carry, action = policy.act(params, carry)
-            state, step = env.step(state, action, env.draw(step_key))
+            state, step = env.step(state, action, step_key)
             carry, total = policy.observe(params, carry, step), total + step.reward.mean()
         return total / 2
 

@@ -66,8 +66,8 @@ def learn(toy, buffer=None, **settings):
     @jax.jit
     def train(key):
         state = strategy.init(key)
-        body = lambda state, noise, t: strategy.step(state, noise, t)[0]
-        state = iterate(strategy.draw, body, state.key, state, jnp.uint32(0), jnp.uint32(updates))
+        body = lambda state, key, t: strategy.step(state, key, t)[0]
+        state = iterate(body, state.key, state, jnp.uint32(0), jnp.uint32(updates))
         taus = [jnp.broadcast_to(midpoints(ATOMS)[None], (len(toy.obs), ATOMS))] if kind == "iqn" else []
         # No noise is given, so there is none.
         out, _ = network.apply(state.agent.params.tree, toy.obs, *taus, mutable=["noise"])

@@ -48,7 +48,7 @@ def test_a_batch_is_the_rings_and_then_so_many_demonstrations(make: Any) -> None
     )
     seen = []
     for seed in range(20):
-        batch = buffer.sample(state, buffer.draw(jax.random.key(seed), jnp.uint32(1), 4), jnp.uint32(0))
+        batch = buffer.sample(state, jax.random.key(seed), jnp.uint32(1), jnp.uint32(0))
         assert np.all(np.asarray(batch.items.reward[:6]) < 4)
         assert batch.weight[6:].tolist() == [1.0] * 5
         seen += batch.items.reward[6:].tolist()

@@ -28,11 +28,11 @@ def memory(capacity, loop, compact=False, **settings):
     state = jax.eval_shape(strategy.init, jax.random.key(0))
 
     def once(state, t):
-        return strategy.step(state, strategy.draw(state.key, t), t)
+        return strategy.step(state, jax.random.fold_in(state.key, t), t)
 
     def many(state, t):
-        body = lambda state, noise, t: strategy.step(state, noise, t)[0]
-        return iterate(strategy.draw, body, state.key, state, jnp.uint32(0), t)
+        body = lambda state, key, t: strategy.step(state, key, t)[0]
+        return iterate(body, state.key, state, jnp.uint32(0), t)
 
     t = jax.ShapeDtypeStruct((), jnp.uint32)
     compiled = jax.jit(many if loop else once, donate_argnums=0).lower(state, t).compile()

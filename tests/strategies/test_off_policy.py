@@ -13,13 +13,13 @@ import jaxrl
 import jaxrl.strategies.base
 from jaxrl.agents import Agent, dqn
 from jaxrl.buffers import uniform
-from jaxrl.envs import Env, TimeStep, draw_nothing
+from jaxrl.envs import Env, TimeStep
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Stat, Total, stat
 from jaxrl.processors import n_step, reward_scale
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.strategies import off_policy
-from jaxrl.strategies.base import block_length, iterate
+from jaxrl.strategies.base import iterate
 from jaxrl.strategies.guard import guarded_update, healthy
 from jaxrl.types import Batch, Transition
 from jaxrl.xla.verdict import LARGE
@@ -43,8 +43,8 @@ def coins(spec):
     """Make an agent that tosses a coin and learns nothing; it compiles fast."""
     return dqn()(spec)._replace(
         init=lambda key: jnp.zeros(()),
-        act=lambda state, obs, noise, opt_step, mode: (noise[0][1], ()),
-        update=lambda state, batch, noise, opt_step: (state, {}, jnp.zeros(batch.weight.shape)),
+        act=lambda state, obs, key, opt_step, mode: (jax.random.randint(key, obs.shape[:1], 0, 2), ()),
+        update=lambda state, batch, key, opt_step: (state, {}, jnp.zeros(batch.weight.shape)),
         strip=lambda state: state,
     )
 
@@ -52,15 +52,15 @@ def coins(spec):
 def runner(strategy):
     """Return a compiled `(state, start, stop) -> state`, one program for every length."""
 
-    def body(state, noise, t):
-        return strategy.step(state, noise, t)[0]
+    def body(state, key, t):
+        return strategy.step(state, key, t)[0]
 
-    return jax.jit(lambda state, start, stop: iterate(strategy.draw, body, state.key, state, start, stop))
+    return jax.jit(lambda state, start, stop: iterate(body, state.key, state, start, stop))
 
 
 def stepper(strategy):
     """Return a compiled `(state, t) -> (state, metrics)`."""
-    return jax.jit(lambda state, t: strategy.step(state, strategy.draw(state.key, t), t))
+    return jax.jit(lambda state, t: strategy.step(state, jax.random.fold_in(state.key, t), t))
 
 
 def numbers(tree):
@@ -88,7 +88,7 @@ def counted(**settings):
     """Run two iterations with an agent that writes down the optimisation steps it is asked for."""
 
     def writes_down(spec):
-        def update(state, batch, noise, opt_step):
+        def update(state, batch, key, opt_step):
             log, n = state
             return (log.at[n].set(opt_step.astype(jnp.int32)), n + 1), {}, jnp.zeros(batch.weight.shape)
 
@@ -131,17 +131,27 @@ def test_several_updates_are_made_each_time_that_one_is_due(num_envs, opt_interv
     assert run.strategy.settings["updates"] == updates
 
 
+def sampled(updates, iterations, seed=1):
+    """Return the indices of all batches of a ring of 40, `[iterations, updates, 8]`."""
+
+    def writer(spec):
+        def update(state, batch, key, opt_step):
+            return state.at[opt_step].set(batch.index), {}, jnp.zeros(batch.weight.shape)
+
+        return coins(spec)._replace(init=lambda key: jnp.zeros((iterations * updates, 8), jnp.int32), update=update)
+
+    strategy = make(agent=writer, capacity=40, batch_size=8, warmup=8, updates=updates)
+    state = runner(strategy)(jax.jit(strategy.init)(jax.random.key(seed)), 0, iterations)
+    return np.asarray(state.agent).reshape(iterations, updates, 8)
+
+
 def test_every_update_samples_anew_from_the_same_items():
-    """Three a step: the items of both pushes are there for all, no two batches alike, and noise of its own for each."""
-    strategy = make(capacity=40, batch_size=8, warmup=8, updates=3)
-    draw = jax.jit(jax.vmap(strategy.draw, in_axes=(None, 0)))
-    _, (index, _) = draw(KEY, jnp.arange(60, dtype=jnp.uint32))
-    assert index.shape == (60, 3, 8)
-    batches = np.asarray(index)[30:].reshape(90, 8)
-    assert len({tuple(batch) for batch in batches.tolist()}) == 90
+    """Three a step: the items of both pushes are there for all, and no two batches are alike."""
+    index = sampled(updates=3, iterations=60)
+    assert len({tuple(batch) for batch in index[30:].reshape(90, 8).tolist()}) == 90
     # Every one of the three reaches all of the full ring.
     for turn in range(3):
-        assert set(np.asarray(index)[20:, turn].ravel().tolist()) == set(range(40))
+        assert set(index[20:, turn].ravel().tolist()) == set(range(40))
 
 
 @pytest.mark.slow
@@ -287,10 +297,7 @@ def test_a_full_ring_overwrites_its_oldest_rows_first():
 
 
 def test_sampling_reaches_every_row_of_the_ring_and_none_that_was_not_written():
-    strategy = make(agent=coins, capacity=40, batch_size=8, warmup=8)
-    draw = jax.jit(jax.vmap(strategy.draw, in_axes=(None, 0)))
-    t = jnp.arange(200, dtype=jnp.uint32)
-    index = np.concatenate([np.asarray(draw(jax.random.key(seed), t)[1][0])[:, 0] for seed in range(100)], axis=1)
+    index = np.concatenate([sampled(updates=1, iterations=200, seed=seed)[:, 0] for seed in range(30)], axis=1)
     # Eight rows from the warm-up and two more an iteration, until the ring of 40 is full.
     np.testing.assert_array_equal(index[:20].max(axis=1), np.minimum(8 + 2 * (np.arange(20) + 1), 40) - 1)
     assert all(set(row.tolist()) >= set(range(8)) for row in index[:20])
@@ -363,31 +370,23 @@ def test_a_call_of_no_iterations_changes_nothing(long_run):
 @pytest.mark.parametrize("block", [1, 7, 50])
 def test_how_much_randomness_is_drawn_at_once_does_not_change_a_bit(long_run, block, monkeypatch):
     _, state, whole = long_run
-    monkeypatch.setattr(jaxrl.strategies.base, "BLOCK", block)
+    monkeypatch.setattr(ahead, "BLOCK", block)
     strategy = make(n=3, num_envs=4, opt_interval=2, capacity=64)
-    assert block_length(strategy.draw, state.key) == block
     assert same_bits(runner(strategy)(state, 0, 130), whole)
-
-
-def test_blocks_are_shorter_where_the_randomness_of_one_iteration_is_large():
-    draw = lambda key, t: jax.random.normal(key, (1 << 17,))
-    assert block_length(draw, KEY) == 8
-    assert block_length(lambda key, t: jax.random.normal(key, (1 << 22,)), KEY) == 1
-    assert block_length(lambda key, t: (), KEY) == 64
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 200), (63, 65), (2**31 - 3, 2**31 + 70), (2**32 - 70, 2**32 - 1)])
 def test_iterate_goes_through_every_iteration_once_and_in_order(start, stop):
-    def body(carry, noise, t):
+    def body(carry, key, t):
         log, n = carry
-        return log.at[n].set(jnp.stack([t, noise])), n + 1
+        return log.at[n].set(jnp.stack([t, jax.random.bits(key)])), n + 1
 
-    draw = lambda key, t: t * 2 + 1
     carry = jnp.zeros((256, 2), jnp.uint32), jnp.int32(0)
-    log, n = jax.jit(lambda a, b: iterate(draw, body, KEY, carry, a, b))(jnp.uint32(start), jnp.uint32(stop))
+    log, n = jax.jit(lambda a, b: iterate(body, KEY, carry, a, b))(jnp.uint32(start), jnp.uint32(stop))
     t = np.arange(start, stop, dtype=np.uint32)
     assert int(n) == len(t)
-    np.testing.assert_array_equal(np.asarray(log)[: len(t)], np.stack([t, t * np.uint32(2) + np.uint32(1)], axis=1))
+    bits = jax.vmap(lambda t: jax.random.bits(jax.random.fold_in(KEY, t)))(t)
+    np.testing.assert_array_equal(np.asarray(log)[: len(t)], np.stack([t, bits], axis=1))
 
 
 def test_another_seed_gives_another_run(long_run):
@@ -395,13 +394,6 @@ def test_another_seed_gives_another_run(long_run):
     other = jax.jit(make(n=3, num_envs=4, opt_interval=2, capacity=64).init)(jax.random.key(2))
     assert not same_bits(state.agent.params, other.agent.params)
     assert not same_bits(state.key, other.key)
-
-
-def test_the_noise_of_an_iteration_depends_on_its_number_alone():
-    draw = jax.jit(make(agent=coins).draw)
-    again, other = (draw(KEY, jnp.uint32(t)) for t in (3, 4))
-    assert same_bits(draw(KEY, jnp.uint32(3)), again)
-    assert not same_bits(again, other)
 
 
 @pytest.fixture(scope="module")
@@ -431,7 +423,7 @@ def test_donating_a_fresh_state_whose_parts_look_alike_is_safe():
     strategy = make(agent=coins)
     state = strategy.init(KEY)
     copy = jax.tree.map(jnp.copy, state)
-    donated = jax.jit(lambda s, t: strategy.step(s, strategy.draw(s.key, t), t), donate_argnums=0)
+    donated = jax.jit(lambda s, t: strategy.step(s, jax.random.fold_in(s.key, t), t), donate_argnums=0)
     expected, _ = donated(copy, jnp.uint32(0))
     new, _ = donated(state, jnp.uint32(0))
     assert same_bits(new, expected)
@@ -449,8 +441,8 @@ def poisoned(poisons):
     def bind(spec):
         agent = dqn(features=(8,), lr=1e-2, target_interval=5, epsilon_decay=20)(spec)
 
-        def update(state, batch, noise, opt_step):
-            new, metrics, priorities = agent.update(state, batch, noise, opt_step)
+        def update(state, batch, key, opt_step):
+            new, metrics, priorities = agent.update(state, batch, key, opt_step)
             for bad_step, part in poisons.items():
                 spoil = lambda x: (
                     jnp.where(opt_step == bad_step, jnp.nan, x) if jnp.issubdtype(x.dtype, jnp.floating) else x  # noqa: B023
@@ -502,7 +494,7 @@ def test_several_updates_in_one_iteration_are_skipped_one_by_one():
 def stub(metrics):
     """Make an agent whose every update adds 1 to its state and reports `metrics`."""
     nothing = lambda *args: ()
-    update = lambda state, batch, noise, opt_step: (state + 1.0, metrics, jnp.ones(2))
+    update = lambda state, batch, key, opt_step: (state + 1.0, metrics, jnp.ones(2))
     return Agent("stub", nothing, nothing, update, nothing, nothing, lambda state: state)
 
 
@@ -556,13 +548,13 @@ def broken_env(part):
     """Count steps from 0; the observation or the reward of every fifth step is NaN. Never ends by itself."""
     spec = EnvSpec("Broken", Box(0.0, 100.0, (1,)), Discrete(2))
 
-    def step(count, action, noise):
+    def step(count, action, key):
         count = count + 1
         nan = jnp.where(count % 5 == 0, jnp.nan, 0.0)
         obs = count[None].astype(jnp.float32) + (nan if part == "obs" else 0.0)
         return count, TimeStep(obs, 1.0 + (nan if part == "reward" else 0.0), False)
 
-    return Env(spec, lambda key: (jnp.int32(0), jnp.zeros(1)), step, draw_nothing)
+    return Env(spec, lambda key: (jnp.int32(0), jnp.zeros(1)), step)
 
 
 @pytest.mark.parametrize(("part", "n"), [("obs", 1), ("reward", 3)])

@@ -21,9 +21,8 @@ TABLE = {"features": (), "lr": 0.05}
 
 def softmax_of(state: Any, agent: Any, obs: Any) -> np.ndarray:
     """Return the shares of actions drawn by the policy."""
-    noise = agent.draw_act(jax.random.key(1), 20_000)
     many = jnp.broadcast_to(jnp.asarray(obs)[:1], (20_000, 1))
-    action, _ = jax.jit(agent.act, static_argnums=4)(state.agent, many, noise, jnp.uint32(0), "explore")
+    action, _ = jax.jit(agent.act, static_argnums=4)(state.agent, many, jax.random.key(1), jnp.uint32(0), "explore")
     return np.bincount(np.asarray(action), minlength=3) / 20_000
 
 
@@ -90,8 +89,7 @@ def test_cloning_of_continuous_actions_comes_to_their_mean_and_deviation() -> No
     state = trained(jaxrl.offline(data, agent, batch_size=64), 1500)
     bound = agent(data.spec)
     greedy, _ = bound.act(state.agent, data.obs[:1], None, jnp.uint32(0), "exploit")
-    noise = bound.draw_act(jax.random.key(1), 5_000)
-    many, _ = bound.act(state.agent, jnp.ones((5_000, 1)), noise, jnp.uint32(0), "explore")
+    many, _ = bound.act(state.agent, jnp.ones((5_000, 1)), jax.random.key(1), jnp.uint32(0), "explore")
     np.testing.assert_allclose(greedy[0, 0], drawn.mean(), atol=0.05)
     np.testing.assert_allclose(np.std(many), drawn.std(), atol=0.03)
 
@@ -263,17 +261,15 @@ def counting(data: jaxrl.Dataset) -> Any:
     """Return an agent whose state is how often it learnt from each of the data, told apart by their rewards."""
     kinds = jnp.asarray(np.unique(data.reward))
 
-    def update(state: Any, batch: Any, noise: Any, opt_step: Any) -> Any:
+    def update(state: Any, batch: Any, key: Any, opt_step: Any) -> Any:
         seen = batch.items.reward[:, None] == kinds[None]
         return state + seen.sum(axis=0), {"rows": jaxrl.total(jnp.ones(len(seen), bool))}, batch.weight
 
     return lambda spec: Agent(
         name="counting",
         init=lambda key: jnp.zeros(len(kinds), jnp.int32),
-        act=lambda state, obs, noise, opt_step, mode: (jnp.zeros(obs.shape[0], jnp.int32), ()),
+        act=lambda state, obs, key, opt_step, mode: (jnp.zeros(obs.shape[0], jnp.int32), ()),
         update=update,
-        draw_act=lambda key, num_envs: (),
-        draw_update=lambda key, batch_size: (),
         strip=lambda state: state,
         offline=True,
     )
@@ -293,17 +289,22 @@ def test_without_replacement_each_step_is_learnt_from_once_in_each_epoch(batch: 
 @pytest.mark.slow
 def test_the_order_of_an_epoch_is_of_the_seed_and_the_epoch() -> None:
     strategy = jaxrl.offline(DATA, counting(DATA), batch_size=5, replacement=False)
-    order = lambda seed, epoch: np.concatenate(
-        [strategy.draw(jax.random.key(seed), jnp.uint32(4 * epoch + i))[0][0] for i in range(4)]
-    ).tolist()
+
+    def order(seed: int, epoch: int) -> list[float]:
+        """Return how often each of the data was learnt from after each of the four updates of an epoch."""
+        state = strategy.init(jax.random.key(seed))
+        for i in range(4):
+            t = jnp.uint32(4 * epoch + i)
+            state, _ = strategy.step(state, jax.random.fold_in(state.key, t), t)
+        return state.agent.tolist()
+
     assert order(0, 0) == order(0, 0)
     assert len({tuple(order(seed, epoch)) for seed in (0, 1) for epoch in (0, 1)}) == 4
 
 
 def test_rows_tell_the_epochs_passed_and_a_note_how_long_one_is() -> None:
     strategy = jaxrl.offline(DATA, counting(DATA), batch_size=8, updates=5, replacement=False)
-    noise = strategy.draw(jax.random.key(0), jnp.uint32(2))
-    _, metrics = strategy.step(strategy.init(jax.random.key(0)), noise, jnp.uint32(2))
+    _, metrics = strategy.step(strategy.init(jax.random.key(0)), jax.random.key(1), jnp.uint32(2))
     assert float(metrics["epochs"]) == 15 * 8 / 20
     assert "each of 20 transitions is learnt from once, is 2.5 updates" in strategy.notes[-1]
 

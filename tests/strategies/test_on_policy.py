@@ -27,15 +27,19 @@ def make(agent, env=None, processor=None, **settings):
     return on_policy(env or counting_env(), agent, processor=processor or one_step(GAMMA), **settings)
 
 
+def tossed(key, obs):
+    """Toss a coin for each environment."""
+    seen = obs.obs if isinstance(obs, Remembered) else obs
+    return jax.random.randint(key, jax.tree.leaves(seen)[0].shape[:1], 0, 2)
+
+
 def coins(spec, **parts):
     """Make an agent that tosses a coin and learns nothing, but for `parts`."""
     agent = Agent(
         "coins",
         init=lambda key: jnp.zeros(()),
-        act=lambda state, obs, noise, opt_step, mode: (noise, ()),
-        update=lambda state, batch, noise, opt_step: (state, {}, jnp.zeros(batch.weight.shape)),
-        draw_act=lambda key, num_envs: jax.random.randint(key, (num_envs,), 0, 2),
-        draw_update=lambda key, batch_size: (),
+        act=lambda state, obs, key, opt_step, mode: (tossed(key, obs), ()),
+        update=lambda state, batch, key, opt_step: (state, {}, jnp.zeros(batch.weight.shape)),
         strip=lambda state: state,
         prepare=lambda state, rollout: rollout.items.reward.reshape(-1),
     )
@@ -44,7 +48,7 @@ def coins(spec, **parts):
 
 def stepper(strategy):
     """Return a compiled `(state, t) -> (state, metrics)`."""
-    return jax.jit(lambda state, t: strategy.step(state, strategy.draw(state.key, t), t))
+    return jax.jit(lambda state, t: strategy.step(state, jax.random.fold_in(state.key, t), t))
 
 
 def begun(strategy):
@@ -71,7 +75,7 @@ def keeper(steps, num_envs, width):
     items = Transition(obs, jnp.zeros(shape, jnp.int32), scalar, scalar, obs, {"saw": obs}, scalar)
     blank = Rollout(items, jnp.zeros(shape, bool))
 
-    def update(state, batch, noise, opt_step):
+    def update(state, batch, key, opt_step):
         kept = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), batch.items)
         return kept, {}, jnp.zeros(batch.weight.shape)
 
@@ -79,7 +83,7 @@ def keeper(steps, num_envs, width):
         assert rollout.last.shape == shape
         return jax.tree.map(lambda x: x.reshape(steps * num_envs, *x.shape[2:]), rollout)
 
-    act = lambda state, obs, noise, opt_step, mode: (noise, {"saw": obs})
+    act = lambda state, obs, key, opt_step, mode: (tossed(key, obs), {"saw": obs})
     return lambda spec: coins(spec, init=lambda key: blank, act=act, update=update, prepare=prepare)
 
 
@@ -153,8 +157,8 @@ def test_episode_metrics_are_those_of_the_true_trajectory(trajectory):
 def test_scalars_of_whole_episodes_are_recorded_only_where_one_ends():
     env = counting(length=4)
 
-    def step(state, action, noise):
-        state, out = env.step(state, action, noise)
+    def step(state, action, key):
+        state, out = env.step(state, action, key)
         return state, out._replace(info={"steps": out.reward, "episode_steps": out.reward})
 
     _, metrics = rollouts(env._replace(step=step), 2, rollout=4, width=2)
@@ -203,10 +207,10 @@ def writer(units, updates, memory):
     """Make an agent that writes down of every minibatch the number of the update, the indices, and the units."""
     log = {name: jnp.full((updates, units), -1) for name in ("index", "unit", "opt_step")}
 
-    def act(state, obs, noise, opt_step, mode):
-        return noise, {} if memory is None else {"memory": obs.memory}
+    def act(state, obs, key, opt_step, mode):
+        return tossed(key, obs), {} if memory is None else {"memory": obs.memory}
 
-    def update(state, batch, noise, opt_step):
+    def update(state, batch, key, opt_step):
         rows = {"index": batch.index, "unit": batch.items, "opt_step": jnp.full(batch.index.shape, opt_step)}
         place = opt_step.astype(jnp.int32) % updates
         write = lambda old, row: old.at[place, : row.shape[0]].set(row.astype(jnp.int32))
@@ -265,10 +269,8 @@ def test_the_order_differs_from_epoch_to_epoch_and_from_iteration_to_iteration(r
 @pytest.fixture(scope="module", params=[6, 16, 35], ids=lambda rollout: f"{4 * rollout} units")
 def orders(request):
     """Draw 4 800 orders, `[4800, units]`."""
-    strategy, _ = diary(epochs=2, minibatches=4, iterations=0, rollout=request.param)
-    draw = lambda t: strategy.draw(KEY, t)[1][0]
-    drawn = jax.jit(jax.vmap(draw))(jnp.arange(2_400, dtype=jnp.uint32))
-    return np.asarray(drawn).reshape(4_800, 4 * request.param)
+    draw = lambda key: random_orders(key, 2, 4 * request.param)
+    return np.asarray(jax.jit(jax.vmap(draw))(jax.random.split(KEY, 2_400))).reshape(4_800, 4 * request.param)
 
 
 def test_every_unit_comes_to_stand_at_every_place_equally_often(orders):
@@ -294,8 +296,8 @@ def test_a_rollout_learnt_from_as_a_whole_is_not_shuffled():
 
 
 def test_exploration_is_told_the_optimisation_steps_done_before_the_rollout():
-    act = lambda state, obs, noise, opt_step, mode: (noise, {"at": jnp.full(noise.shape, opt_step)})
-    update = lambda state, batch, noise, opt_step: (batch.items.astype(jnp.float32), {}, jnp.zeros(batch.index.shape))
+    act = lambda state, obs, key, opt_step, mode: (tossed(key, obs), {"at": jnp.full(obs.shape[:1], opt_step)})
+    update = lambda state, batch, key, opt_step: (batch.items.astype(jnp.float32), {}, jnp.zeros(batch.index.shape))
     prepare = lambda state, rollout: rollout.items.extras["at"].reshape(-1)
     agent = lambda spec: coins(spec, init=lambda key: jnp.zeros(15), act=act, update=update, prepare=prepare)
     strategy = make(agent, epochs=2)
@@ -371,7 +373,7 @@ def counter(asks, poison=()):
     `poison` are optimisation steps at which the loss is NaN.
     """
 
-    def update(state, batch, noise, opt_step):
+    def update(state, batch, key, opt_step):
         made, value = state
         bad = jnp.isin(opt_step, jnp.array(poison, jnp.uint32)) if poison else False
         metrics = {"loss": jnp.where(bad, jnp.nan, 1.0), "number": opt_step.astype(jnp.float32)}
@@ -481,8 +483,8 @@ def poisoned(poisons, **settings):
     def bind(spec):
         agent = ppo(features=(4,), lr=1e-2, **settings)(spec)
 
-        def update(state, batch, noise, opt_step):
-            new, metrics, priorities = agent.update(state, batch, noise, opt_step)
+        def update(state, batch, key, opt_step):
+            new, metrics, priorities = agent.update(state, batch, key, opt_step)
             for bad_step, part in poisons.items():
                 spoil = lambda x: jnp.where(opt_step == bad_step, jnp.nan, x)  # noqa: B023
                 if part == "loss":
@@ -525,8 +527,8 @@ def test_of_several_updates_only_the_bad_ones_are_skipped():
 
 def test_how_a_run_is_cut_into_calls_does_not_change_a_bit():
     strategy = make(ppo(features=(4,), lr=1e-2), epochs=2, minibatches=3)
-    body = lambda state, noise, t: strategy.step(state, noise, t)[0]
-    run = jax.jit(lambda state, start, stop: iterate(strategy.draw, body, state.key, state, start, stop))
+    body = lambda state, key, t: strategy.step(state, key, t)[0]
+    run = jax.jit(lambda state, start, stop: iterate(body, state.key, state, start, stop))
     start = begun(strategy)
     whole = run(start, jnp.uint32(0), jnp.uint32(70))
     assert not same_bits(start, whole)
@@ -554,8 +556,8 @@ def test_each_member_of_a_population_goes_where_it_would_go_alone(settings):
     alone = [with_lr(begin, jnp.float32(lr)) for begin, lr in zip(map(jax.jit(strategy.init), keys), LRS, strict=True)]
     assert same_bits(together.env, jax.tree.map(lambda *xs: jnp.stack(xs), *(s.env for s in alone)))
 
-    step, draw = jax.vmap(strategy.step, in_axes=(0, 0, None)), jax.vmap(strategy.draw, in_axes=(0, None))
-    step_together, step_alone = jax.jit(lambda s, t: step(s, draw(s.key, t), t)), stepper(strategy)
+    step, fold = jax.vmap(strategy.step, in_axes=(0, 0, None)), jax.vmap(jax.random.fold_in, in_axes=(0, None))
+    step_together, step_alone = jax.jit(lambda s, t: step(s, fold(s.key, t), t)), stepper(strategy)
     start, stopped = together, np.zeros(len(LRS))
     for t in range(15):
         together, metrics = step_together(together, jnp.uint32(t))
@@ -581,9 +583,8 @@ def test_each_member_of_a_population_goes_where_it_would_go_alone(settings):
 
 def loop_memory(strategy, block, monkeypatch):
     """Return the memory analysis of the compiled loop, which draws the randomness of `block` iterations at once."""
-    monkeypatch.setattr(jaxrl.strategies.base, "BLOCK", block)
+    monkeypatch.setattr(ahead, "BLOCK", block)
     state, sums = state_shapes(strategy)
-    assert block_length(strategy.draw, state.key) == block
     t = jax.ShapeDtypeStruct((), jnp.uint32)
     return jit_run(strategy).lower(state, sums, t, t).compile().memory_analysis(), tree_bytes(state)
 
@@ -593,7 +594,7 @@ def test_what_a_loop_needs_does_not_grow_with_its_iterations_but_for_their_rando
     """The observations of a rollout take 16 MB here; what is drawn for it, a sixtieth of that."""
     stack = chain(frame_stack(128), one_step())
     strategy = make(ppo(features=(4,)), nan_at(3), stack, num_envs=8, rollout=1_000, epochs=2, minibatches=4)
-    noise = tree_bytes(jax.eval_shape(strategy.draw, KEY, jnp.uint32(0)))
+    noise = 8 * 1_000 * 64  # bytes of what is drawn for each step of each environment, at most
     (one, state_bytes), (many, _) = (loop_memory(strategy, block, monkeypatch) for block in (1, 16))
     observations = 2 * 8 * 1_000 * 2 * 128 * 4
     assert 16 * noise < observations / 2

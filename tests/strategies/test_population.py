@@ -46,9 +46,9 @@ def populate(strategy):
 
 def step_of(strategy):
     """Return the step of a population: `t` is one number for all."""
-    draw = jax.vmap(strategy.draw, in_axes=(0, None))
+    fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
     step = jax.vmap(strategy.step, in_axes=(0, 0, None))
-    return lambda state, t: step(state, draw(state.key, t), t)
+    return lambda state, t: step(state, fold(state.key, t), t)
 
 
 def lower(capacity):
@@ -98,11 +98,10 @@ def test_members_with_their_own_learning_rates_run_in_one_program_and_learn_what
     start = populate(strategy)(keys, lrs)
     np.testing.assert_array_equal(start.agent.hyper.lr, lrs)
 
-    @jax.jit
-    def run(state, first, stop):
-        draw = jax.vmap(strategy.draw, in_axes=(0, None))
-        body = lambda state, noise, t: jax.vmap(strategy.step, in_axes=(0, 0, None))(state, noise, t)[0]
-        return iterate(draw, body, state.key, state, first, stop)
+    def alone(state, first, stop):
+        return iterate(lambda state, key, t: strategy.step(state, key, t)[0], state.key, state, first, stop)
+
+    run = jax.jit(jax.vmap(alone, in_axes=(0, None, None)))
 
     network = QNetwork(TOY.env.spec.observation_space, 2, features=(8,))
     halfway = run(start, jnp.uint32(0), jnp.uint32(700))
@@ -126,7 +125,7 @@ def test_each_member_goes_where_it_would_go_alone():
     strategy = make()
     keys, lrs = jax.random.split(jax.random.key(5), MEMBERS), jnp.array(LRS)
     together = populate(strategy)(keys, lrs)
-    step, alone_step = jax.jit(step_of(strategy)), jax.jit(lambda s, t: strategy.step(s, strategy.draw(s.key, t), t))
+    step, alone_step = jax.jit(step_of(strategy)), jax.jit(lambda s, t: strategy.step(s, jax.random.fold_in(s.key, t), t))
     alone, init = [], jax.jit(strategy.init)
     for member, lr in enumerate(LRS):
         state = init(keys[member])

@@ -114,8 +114,8 @@ def test_what_environments_tell_reaches_the_rows_of_the_rounds_that_were_learnt_
 def test_what_an_environment_in_jax_tells_comes_by_actors_too():
     env = counting(length=4)
 
-    def step(state: Any, action: Any, noise: Any) -> Any:
-        state, out = env.step(state, action, noise)
+    def step(state: Any, action: Any, key: Any) -> Any:
+        state, out = env.step(state, action, key)
         return state, out._replace(info={"paid": 2.0 * out.reward})
 
     _, row = train(replaying(env._replace(step=step), max_lag=0), 8)
@@ -373,7 +373,7 @@ TO_TWO = {
 def test_a_policy_with_a_distribution_is_drawn_from_at_the_temperature_of_the_actor(name: str):
     agent = TO_TWO[name](jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (1,)), jaxrl.Discrete(2)))
     state, obs = jax.jit(agent.init)(jax.random.key(1)), np.ones((4000, 1), np.float32)
-    noise, act = agent.draw_act(jax.random.key(2), 4000), jax.jit(agent.behave or agent.act, static_argnums=4)
+    noise, act = jax.random.key(2), jax.jit(agent.behave or agent.act, static_argnums=4)
 
     def drawn_at(temperature: Any) -> tuple[np.ndarray, Any]:
         hot = state._replace(hyper=state.hyper._replace(exploration=temperature))

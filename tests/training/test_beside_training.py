@@ -19,11 +19,11 @@ STEPS = 20
 def changing() -> jaxrl.Env:
     """Pay 1 for each action that differs from the one before: tossing a coin returns 9.5 of 19, a fixed policy 0."""
 
-    def step(before: jax.Array, action: jax.Array, noise: Any) -> tuple[jax.Array, jaxrl.TimeStep]:
+    def step(before: jax.Array, action: jax.Array, key: Any) -> tuple[jax.Array, jaxrl.TimeStep]:
         return action, jaxrl.TimeStep(jnp.ones(1), jnp.where((action == before) | (before < 0), 0.0, 1.0), False)
 
     spec = jaxrl.EnvSpec("Changing", jaxrl.Box(0.0, 1.0, (1,)), jaxrl.Discrete(2), STEPS)
-    return jaxrl.Env(spec, lambda key: (jnp.int32(-1), jnp.ones(1)), step, jaxrl.draw_nothing)
+    return jaxrl.Env(spec, lambda key: (jnp.int32(-1), jnp.ones(1)), step)
 
 
 class Coin(nn.Module):

@@ -41,7 +41,7 @@ def watching() -> jaxrl.Strategy:
 
     params = lambda state: state.number
     policy = jaxrl.Policy(constant_reward().spec, params, *[lambda *args: args] * 3)
-    return jaxrl.Strategy(init, jaxrl.fold, step, 1, 1, policy=policy, judge=judge)
+    return jaxrl.Strategy(init, step, 1, 1, policy=policy, judge=judge)
 
 
 def seen_in(training: Any) -> set[tuple[str, Any]]:
@@ -76,7 +76,7 @@ def test_nan_is_found_where_it_is_made_with_debug_nans() -> None:
     def step(state: State, key: Any, t: Any) -> tuple[State, Any]:
         return State(state.key, jnp.log(state.number - 1)), {"number": state.number}
 
-    strategy = jaxrl.Strategy(lambda key: State(key, jnp.float32(0)), jaxrl.fold, step, 1, 1)
+    strategy = jaxrl.Strategy(lambda key: State(key, jnp.float32(0)), step, 1, 1)
     trainer = jaxrl.Trainer(strategy, max_opts=2, eval_interval=0, eval_episodes=0, quiet=True)
     with jax.debug_nans(True), pytest.raises(Exception, match="nan"):
         trainer.train()

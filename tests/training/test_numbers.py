@@ -75,7 +75,7 @@ def test_a_row_counts_beyond_2_to_the_32() -> None:
         return state, {"counted": Total(jnp.int32(each)), "lived": lived}
 
     memory = jaxrl.MemoryRecorder()
-    strategy = jaxrl.Strategy(Alone, jaxrl.fold, step, 1, 1)
+    strategy = jaxrl.Strategy(Alone, step, 1, 1)
     options = {"eval_interval": 0, "eval_episodes": 0, "quiet": True, "recorders": [memory]}
     jaxrl.Trainer(strategy, max_opts=7, record_interval=7, **options).train()
     (row,) = (row for row in memory.rows if "counted" in row)
@@ -98,7 +98,7 @@ class Bounds(NamedTuple):
 def bounding(spoilt: int) -> Any:
     """Return an agent that keeps bounds of rewards, and whose parameter is NaN after update `spoilt`."""
 
-    def update(state: Bounds, batch: Batch, noise: Any, opt_step: Any) -> tuple[Bounds, Any, Any]:
+    def update(state: Bounds, batch: Batch, key: Any, opt_step: Any) -> tuple[Bounds, Any, Any]:
         reward = batch.items.reward
         weight = jnp.where(opt_step == spoilt, jnp.nan, state.weight + 1)
         low, high = jnp.minimum(state.low, reward.min()), jnp.maximum(state.high, reward.max())
@@ -106,7 +106,7 @@ def bounding(spoilt: int) -> Any:
 
     infinite, nothing = jnp.float32(jnp.inf), lambda key, count: ()
     init = lambda key: Bounds(infinite, -infinite, infinite, jnp.float32(0))
-    act = lambda state, obs, noise, opt_step, mode: (jnp.zeros(obs.shape[0], jnp.int32), ())
+    act = lambda state, obs, key, opt_step, mode: (jnp.zeros(obs.shape[0], jnp.int32), ())
     return lambda spec: Agent("bounding", init, act, update, nothing, nothing, strip=lambda state: state)
 
 
@@ -132,10 +132,10 @@ def test_the_advantage_of_a_single_sample_is_left_as_it_is(normalise: str) -> No
     agent = jaxrl.ppo(features=(4,), normalise_advantage=normalise)(DISCRETE)
     key, obs = jax.random.key(0), jnp.ones((1, 3), jnp.float32)
     state = agent.init(key)
-    action, extras = agent.act(state, obs, agent.draw_act(key, 1), jnp.uint32(0), "explore")
+    action, extras = agent.act(state, obs, key, jnp.uint32(0), "explore")
     one = jnp.ones(1, jnp.float32)
     item = Transition(obs, action, 3.0 * one, 0.0 * one, obs, extras, one)
     sample = agent.prepare(state, Rollout(jax.tree.map(lambda x: x[None], item), jnp.ones((1, 1), bool)))
     batch = Batch(sample, jnp.zeros(1, jnp.int32), one)
-    _, metrics, _ = agent.update(state, batch, agent.draw_update(key, 1), jnp.uint32(0))
+    _, metrics, _ = agent.update(state, batch, key, jnp.uint32(0))
     np.testing.assert_allclose(metrics["policy_loss"], metrics["value"] - 3.0, rtol=1e-5)

@@ -65,8 +65,8 @@ def test_what_trains_is_compiled_with_options_of_its_own(monkeypatch: pytest.Mon
             patch.setattr(jax, "default_backend", lambda backend=backend: backend)
             patch.setenv("XLA_FLAGS", flags)
             assert bool(program.compiler_options()) == asked
-    step = lambda state, noise, t: (state, {"t": jnp.float32(t)})
-    strategy = jaxrl.Strategy(State, jaxrl.fold, step, env_steps_per_step=1, opt_steps_per_step=1)
+    step = lambda state, key, t: (state, {"t": jnp.float32(t)})
+    strategy = jaxrl.Strategy(State, step, env_steps_per_step=1, opt_steps_per_step=1)
     monkeypatch.setattr(program, "compiler_options", lambda: {"no_such_option": 1})
     count = jax.ShapeDtypeStruct((), jnp.uint32)
     with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):

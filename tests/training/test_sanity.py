@@ -67,7 +67,7 @@ def test_a_narrow_support_is_told_from_a_share_of_5_percent_on() -> None:
 def diverging() -> jaxrl.Strategy:
     """Count; the value is 10 times the iteration's number, where rewards of 1 under a discount of 0.9 allow 10."""
 
-    def step(state: CountState, noise: jax.Array, t: jax.Array) -> tuple[CountState, dict]:
+    def step(state: CountState, key: Any, t: jax.Array) -> tuple[CountState, dict]:
         told = {
             "q": 10.0 * t,
             "largest_reward": jnp.float32(1),

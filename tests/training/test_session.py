@@ -27,7 +27,7 @@ from tests.toys_session import SPEC, Script, drive_as_trainer, single, small
 def test_a_session_is_the_trainer_one_step_at_a_time(
     num_envs: int, opt_interval: int, n: int, random: bool, core: str
 ) -> None:
-    env = counting(length=5)._replace(draw=lambda key: key)
+    env = counting(length=5)
     agent = jaxrl.dqn(features=(8,), epsilon_decay=8, target_interval=3, core=core.split()[0], sequence=4, burn_in=2)
     if core == "gru for each":  # of an actor and two critics
         agent = jaxrl.sac(features=(8,), core="gru", core_features=8, sequence=4, burn_in=2)
@@ -37,7 +37,7 @@ def test_a_session_is_the_trainer_one_step_at_a_time(
     session = jaxrl.Session(env, agent, buffer=buffer, processor=processor, seed=7, max_opts=100, **counts)
     iterations = 12
     state = jax.jit(strategy.init)(jax.random.key(7))
-    step = jax.jit(lambda state, t: strategy.step(state, strategy.draw(state.key, t), t)[0])
+    step = jax.jit(lambda state, t: strategy.step(state, jax.random.fold_in(state.key, t), t)[0])
     for t in range(iterations):
         state = step(state, np.uint32(t))
     env_steps = strategy.warmup_env_steps + iterations * strategy.env_steps_per_step
@@ -66,7 +66,7 @@ def test_values_of_a_constant_reward_are_learnt() -> None:
     last = session._now.state
     batch = session._stepwise.buffer.sample(last.buffer, np.arange(8), np.uint32(0))
     _, metrics, _ = session._stepwise.agent.update(
-        last.agent, batch, session._stepwise.agent.draw_update(jax.random.key(0), 8), np.uint32(0)
+        last.agent, batch, jax.random.key(0), np.uint32(0)
     )
     assert abs(float(metrics["q"]) - 1.0) < 0.02
 

@@ -34,11 +34,11 @@ def session_of(agent: Any = PPO, **settings: Any) -> jaxrl.Session:
 )
 def test_a_session_is_the_on_policy_trainer_one_step_at_a_time(agent: Any, settings: dict[str, Any]) -> None:
     """Episodes of 3 and rollouts of 4 steps: ends fall on every place of a rollout, its last among them."""
-    env, counts = counting(length=3)._replace(draw=lambda key: key), {**SMALL, **settings}
+    env, counts = counting(length=3), {**SMALL, **settings}
     strategy = jaxrl.on_policy(env, agent, **counts)
     session = jaxrl.Session(env, agent, seed=7, max_opts=1_000, **counts)
     state = jax.jit(strategy.init)(jax.random.key(7))
-    step = jax.jit(lambda state, t: strategy.step(state, strategy.draw(state.key, t), t)[0])
+    step = jax.jit(lambda state, t: strategy.step(state, jax.random.fold_in(state.key, t), t)[0])
     for t in range(6):
         state = step(state, np.uint32(t))
     drive_as_trainer(session, env, 7, 6 * counts["rollout"])

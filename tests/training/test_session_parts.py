@@ -60,7 +60,7 @@ def test_it_learns_and_a_resumed_session_goes_on_to_the_same_bits(kind: str, tmp
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_pushes_and_learns_what_a_trainer_does(kind: str) -> None:
     settings = {**KINDS[kind]}
-    env, agent = counting(length=5)._replace(draw=lambda key: key), jaxrl.dqn(features=(8,), epsilon_decay=8)
+    env, agent = counting(length=5), jaxrl.dqn(features=(8,), epsilon_decay=8)
     if settings.pop("spec", None):
         env = env._replace(spec=env.spec._replace(action_space=Box(-2.0, 2.0, (1,))))
     parts = {"buffer": jaxrl.uniform(48, 8), "processor": jaxrl.n_step(3), **settings}
@@ -68,7 +68,7 @@ def test_it_pushes_and_learns_what_a_trainer_does(kind: str) -> None:
     strategy = jaxrl.off_policy(env, agent, **parts, **counts)
     session = jaxrl.Session(env, agent, **parts, **counts, seed=7, max_opts=100)
     state = jax.jit(strategy.init)(jax.random.key(7))
-    step = jax.jit(lambda state, t: strategy.step(state, strategy.draw(state.key, t), t)[0])
+    step = jax.jit(lambda state, t: strategy.step(state, jax.random.fold_in(state.key, t), t)[0])
     iterations = 12  # until the buffer has begun to be written over
     for t in range(iterations):
         state = step(state, np.uint32(t))

@@ -399,7 +399,7 @@ def test_the_parts_of_the_time_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     strategy, evaluator = counting(), passes(10.0, ByStep([1.0, 0.0, 2.0, 0.0]))
     body = strategy.step
     strategy = strategy._replace(
-        step=lambda state, noise, t: (jax.debug.callback(passes(2.0, int), t, ordered=True), body(state, noise, t))[1]
+        step=lambda state, key, t: (jax.debug.callback(passes(2.0, int), t, ordered=True), body(state, key, t))[1]
     )
     slow = Slow()
     trainer = jaxrl.Trainer(
@@ -455,8 +455,8 @@ def test_bad_settings_are_refused_before_anything_happens(settings: dict, messag
 def test_a_step_that_changes_its_state_is_named(tmp_path: Path) -> None:
     strategy = counting()
 
-    def step(state, noise, t):  # type: ignore[no-untyped-def]
-        state, metrics = strategy.step(state, noise, t)
+    def step(state, key, t):  # type: ignore[no-untyped-def]
+        state, metrics = strategy.step(state, key, t)
         return state._replace(walk=state.walk.astype(np.float16)), metrics
 
     with pytest.raises(SettingsError, match=r"the state after step has float16\[\] at .walk"):
@@ -478,8 +478,8 @@ def test_promising_training_is_evaluated_at_once_and_ends_only_if_that_confirms_
     """Training returns the number of its iteration, from 0; what is found by evaluating is another thing."""
     plain = counting()
 
-    def step(state: Any, noise: Any, t: Any) -> tuple:
-        state, metrics = plain.step(state, noise, t)
+    def step(state: Any, key: Any, t: Any) -> tuple:
+        state, metrics = plain.step(state, key, t)
         return state, {**metrics, "episode_return": metrics["t"]}
 
     def evaluated(scores: list[float], **settings: Any) -> tuple:

@@ -134,7 +134,7 @@ def test_random_numbers_drawn_ahead_do_not_depend_on_the_form() -> None:
 
     def total(which: str) -> jax.Array:
         with xla.forms(which):
-            run = jax.jit(lambda key: iterate(draw, lambda c, x, t: c + x, key, jnp.zeros(3), 3, 90))
+            run = jax.jit(lambda key: iterate(lambda c, x, t: c + x, key, jnp.zeros(3), 3, 90))
             return run(jax.random.key(0))
 
     assert np.array_equal(total("cpu"), total("plain"))
