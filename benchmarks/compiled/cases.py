@@ -58,7 +58,7 @@ def training(strategy: Strategy) -> Program:
         (0, 1),
         strategy.opt_steps_per_step,
         strategy.env_steps_per_step,
-        lambda jaxpr: {**(compiler_options() or {}), **product_options(longest_sum(jaxpr))},
+        lambda jaxpr: {**(compiler_options() or {}), **product_options(lambda: longest_sum(jaxpr))},
         block=block_length(strategy.draw, state.key),
     )
 
