@@ -13,8 +13,8 @@ import jaxrl
 from jaxrl.agents import Agent, AgentMaker
 from jaxrl.buffers import Buffer
 from jaxrl.spaces import sample_space
-from jaxrl.strategies.base import Strategy, fold, iterate
-from jaxrl.strategies.interaction import assemble, collect, draw_steps, open_envs
+from jaxrl.strategies.base import Strategy, iterate
+from jaxrl.strategies.interaction import assemble, collect, open_envs
 from jaxrl.strategies.on_policy import last_steps, minibatches_of
 from jaxrl.training.program import compile_all
 from jaxrl.trees import Array, PyTree
@@ -95,13 +95,9 @@ def learnt(strategy: Strategy, states: list[PyTree], iterations: int, episodes: 
 def population(strategy: Strategy, seeds: int) -> Loop:
     """Return the training of `seeds` seeds in one program, all at once by `vmap`; they share the iteration number."""
     state = jax.jit(jax.vmap(strategy.init))(jax.random.split(jax.random.key(0), seeds))
-    step = jax.vmap(lambda state, key, t: strategy.step(state, key, t)[0], in_axes=(0, 0, None))
-    draw = jax.vmap(strategy.draw, in_axes=(0, None))
-
-    def run(state: PyTree, start: Array, stop: Array) -> PyTree:
-        return iterate(step, state.key, state, start, stop)
-
-    return Loop(run, state)
+    step = lambda state, key, t: strategy.step(state, key, t)[0]
+    alone = lambda state, start, stop: iterate(step, state.key, state, start, stop)
+    return Loop(jax.vmap(alone, in_axes=(0, None, None)), state)
 
 
 def in_turn(strategy: Strategy, seeds: int) -> Loop:
@@ -123,13 +119,10 @@ def environment(env: jaxrl.Env, num_envs: int) -> Loop:
     vec = jaxrl.vectorise(env, num_envs)
     state, _ = vec.reset(jax.random.key(0))
 
-    def draw(key: Array, t: Array) -> PyTree:
-        action_key, env_key = jax.random.split(fold(key, t))
-        return sample_space(env.spec.action_space, action_key, num_envs), env_key
-
-    def step(carry: PyTree, noise: PyTree, t: Array) -> PyTree:
+    def step(carry: PyTree, key: Array, t: Array) -> PyTree:
         state, seen = carry
-        state, out = vec.step(state, *noise)
+        action_key, env_key = jax.random.split(key)
+        state, out = vec.step(state, sample_space(env.spec.action_space, action_key, num_envs), env_key)
         return state, seen + out.reward.sum() + sum(x.sum() for x in jax.tree.leaves((out.obs, out.final_obs)))
 
     run = lambda carry, start, stop: iterate(step, jax.random.key(1), carry, start, stop)
@@ -142,13 +135,12 @@ def acting(env: jaxrl.Env, agent: AgentMaker, num_envs: int) -> Loop:
     _, obs = jaxrl.vectorise(env, num_envs).reset(jax.random.key(0))
     state = bound.init(jax.random.key(0))
 
-    def act(carry: PyTree, noise: PyTree, t: Array) -> PyTree:
+    def act(carry: PyTree, key: Array, t: Array) -> PyTree:
         obs, seen = carry
-        action, _ = bound.act(state, obs, noise, t, "explore")
+        action, _ = bound.act(state, obs, key, t, "explore")
         total = sum(x.sum().astype(jnp.float32) for x in jax.tree.leaves(action))
         return jax.tree.map(lambda x: x + (1e-3 * total).astype(x.dtype), obs), seen + total
 
-    draw = lambda key, t: fold(key, t)
     run = lambda carry, start, stop: iterate(act, jax.random.key(1), carry, start, stop)
     return Loop(run, (obs, jnp.float32(0)))
 
@@ -158,15 +150,11 @@ def replay(buffer: Buffer, held: PyTree, rows: int, updates: int) -> Loop:
     items = jax.tree.map(lambda x: x[:rows], held.items)
     full = jnp.uint32(buffer.capacity(rows) // rows)
 
-    def draw(key: Array, t: Array) -> PyTree:
-        keys = jax.random.split(fold(key, t), updates)
-        return jax.vmap(lambda k: buffer.draw(k, full + t + 1, rows))(keys)
-
-    def turn(carry: PyTree, noise: PyTree, t: Array) -> PyTree:
+    def turn(carry: PyTree, key: Array, t: Array) -> PyTree:
         ring, seen = carry
         ring = buffer.push(ring, jax.tree.map(lambda x: x + t.astype(x.dtype), items), full + t)
-        for i in range(updates):
-            batch = buffer.sample(ring, jax.tree.map(lambda x, i=i: x[i], noise), t)
+        for sample_key in jax.random.split(key, updates):
+            batch = buffer.sample(ring, sample_key, full + t + 1, t)
             ring = buffer.reprioritise(ring, batch.index, jnp.abs(batch.items.reward) * batch.weight)
             seen = seen + sum(x.sum().astype(jnp.float32) for x in jax.tree.leaves(batch.items))
         return ring, seen
@@ -216,7 +204,7 @@ def flashbax_replay(capacity: int, batch_size: int, example: PyTree, rows: int) 
     ):
         fill = lambda t, state, buffer=buffer: buffer.add(state, items)
         full = jax.lax.fori_loop(0, capacity // rows, fill, buffer.init(example))
-        run = lambda carry, start, stop, turn=turn: iterate(fold, turn, jax.random.key(1), carry, start, stop)
+        run = lambda carry, start, stop, turn=turn: iterate(turn, jax.random.key(1), carry, start, stop)
         loops[name] = Loop(run, (full, jnp.float32(0)), usual=True)
     return loops
 
@@ -230,16 +218,15 @@ def replayed(buffer: Buffer, state: PyTree, rows: int) -> PyTree:
 
 def update(agent: Agent, state: PyTree, batches: PyTree) -> Loop:
     """Return the agent's update on batches that are there already, and change from one step to the next."""
-    resident, rows = batches.weight.shape
+    resident = batches.weight.shape[0]
 
-    def learn(carry: PyTree, noise: PyTree, t: Array) -> PyTree:
+    def learn(carry: PyTree, key: Array, t: Array) -> PyTree:
         agent_state, seen = carry
         place = (t % resident).astype(jnp.int32)
         batch = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, place, keepdims=False), batches)
-        agent_state, metrics, _ = agent.update(agent_state, batch, noise, t)
+        agent_state, metrics, _ = agent.update(agent_state, batch, key, t)
         return agent_state, seen + metrics["loss"]
 
-    draw = lambda key, t: fold(key, t)
     run = lambda carry, start, stop: iterate(learn, jax.random.key(1), carry, start, stop)
     return Loop(run, (state, jnp.float32(0)))
 
@@ -254,8 +241,7 @@ def rollout_of(env: jaxrl.Env, agent: AgentMaker, num_envs: int, steps: int) -> 
 
     def take(state: PyTree) -> Rollout:
         loop, _ = open_envs(acting, state, jax.random.key(1))
-        noise = draw_steps(acting, jax.random.key(2), steps)
-        _, items, seen = collect(acting, state, jnp.uint32(0), loop, noise)
+        _, items, seen = collect(acting, state, jnp.uint32(0), loop, jax.random.key(2), steps)
         return Rollout(items, last_steps(items, seen))
 
     return acting.agent, state, jax.jit(take)(state)
@@ -280,15 +266,15 @@ def shuffling(prepared: PyTree, epochs: int, minibatches: int) -> Loop:
     """Return the drawing of the orders of all epochs, and the gathering of their minibatches."""
     units = jax.tree.leaves(prepared)[0].shape[0]
 
-    def turn(carry: PyTree, noise: PyTree, t: Array) -> PyTree:
+    def turn(carry: PyTree, key: Array, t: Array) -> PyTree:
         items = jax.tree.map(lambda x: x + (1e-6 * t).astype(x.dtype), carry[0])
-        take, index = minibatches_of(items, minibatches), noise.reshape(epochs * minibatches, -1)
+        take = minibatches_of(items, minibatches)
+        index = random_orders(key, epochs, units).reshape(epochs * minibatches, -1)
 
         def part(seen: Array, index: Array) -> tuple[Array, None]:
             return seen + sum(x.sum().astype(jnp.float32) for x in jax.tree.leaves(take(index).items)), None
 
         return items, jax.lax.scan(part, carry[1], index)[0]
 
-    draw = lambda key, t: random_orders(fold(key, t), epochs, units)
     run = lambda carry, start, stop: iterate(turn, jax.random.key(1), carry, start, stop)
     return Loop(run, (prepared, jnp.float32(0)))

@@ -85,9 +85,9 @@ def runs(program: Any, depth: int = 2) -> int:
 
 @pytest.mark.parametrize("extra", [0, 3])
 def test_kernels_are_those_of_one_iteration(extra: int) -> None:
-    def body(carry: jax.Array, noise: jax.Array, t: jax.Array) -> jax.Array:
+    def body(carry: jax.Array, key: jax.Array, t: jax.Array) -> jax.Array:
         for _ in range(1 + extra):  # a sort cannot be fused with another
-            carry = jnp.sort(carry + jax.random.uniform(noise, carry.shape))
+            carry = jnp.sort(carry + jax.random.uniform(key, carry.shape))
         return carry
 
     def run(carry: jax.Array, start: jax.Array, stop: jax.Array) -> jax.Array:
@@ -100,16 +100,14 @@ def test_kernels_are_those_of_one_iteration(extra: int) -> None:
     assert 2 + 2 * extra <= counted
     assert loop.us(10) > 0
     if extra:
-        plain = loops.Loop(
-            lambda c, a, b: iterate(lambda x, n, t: x + 1, jax.random.key(0), c, a, b), jnp.zeros(32)
-        )
+        plain = loops.Loop(lambda c, a, b: iterate(lambda x, n, t: x + 1, jax.random.key(0), c, a, b), jnp.zeros(32))
         assert runs(plain.compiled) < counted
 
 
 def test_a_loop_inside_an_iteration_counts_as_often_as_it_turns() -> None:
     """A sort is a kernel, and cannot be fused with another."""
 
-    def body(turns: int, carry: jax.Array, noise: jax.Array, t: jax.Array) -> jax.Array:
+    def body(turns: int, carry: jax.Array, key: jax.Array, t: jax.Array) -> jax.Array:
         return jax.lax.fori_loop(0, turns, lambda i, x: jnp.sort(x * 1.5 - i), carry)
 
     def counted(turns: int) -> tuple[int, int]:
@@ -385,7 +383,7 @@ def test_seeds_in_turn_and_at_once_train_the_same() -> None:
 
 
 def test_a_trace_names_the_kernels_that_ran(tmp_path: Path) -> None:
-    body = lambda carry, key, t: jnp.sort(carry + jax.random.uniform(noise, carry.shape))
+    body = lambda carry, key, t: jnp.sort(carry + jax.random.uniform(key, carry.shape))
     run = lambda carry, start, stop: iterate(body, jax.random.key(0), carry, start, stop)
     kernels = inside.profile(loops.Loop(run, jnp.zeros(256)), 50, tmp_path)
     (runs,) = [runs for name, _, runs in kernels if name.startswith("sort")]

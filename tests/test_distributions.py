@@ -243,9 +243,7 @@ def test_outputs_of_a_network_are_a_mean_and_a_logarithm_of_a_scale_held_within_
     distribution = head.of(jnp.array([0.5, -0.5, 100.0, -100.0]))
     np.testing.assert_array_equal(distribution.mode(), [0.5, -0.5])
     low, high = LOG_STD
-    np.testing.assert_allclose(
-        distribution.at(jnp.ones(2)), [0.5 + math.exp(high), -0.5 + math.exp(low)], rtol=1e-6
-    )
+    np.testing.assert_allclose(distribution.at(jnp.ones(2)), [0.5 + math.exp(high), -0.5 + math.exp(low)], rtol=1e-6)
 
 
 @pytest.mark.parametrize("u", [-30.0, 30.0, -1000.0, 1000.0])

@@ -26,9 +26,7 @@ def constant_reward(discount: float, reward: float = 0.5, time_limit: int = 4) -
     """Pay `reward` for ever at one observation; the time limit only cuts, so the value is `r / (1 - gamma)`."""
     spec = EnvSpec("ConstantReward", Box(0.0, 1.0, (1,)), Discrete(ACTIONS), time_limit)
     obs = jnp.ones(1)
-    env = Env(
-        spec, lambda key: ((), obs), lambda state, action, noise: ((), TimeStep(obs, reward, False))
-    )
+    env = Env(spec, lambda key: ((), obs), lambda state, action, noise: ((), TimeStep(obs, reward, False)))
     return Toy(env, obs[None], np.full((1, ACTIONS), reward / (1 - discount)))
 
 

@@ -91,7 +91,7 @@ def _breaking_step(where: str, length: int, state: Count, action: Array, key: An
 
 
 def _nan_at_step(
-    where: str, time: int, length: int, state: Count, action: Array, noise: PyTree
+    where: str, time: int, length: int, state: Count, action: Array, key: PyTree
 ) -> tuple[Count, TimeStep]:
     state, out = _count_step(length, state, action, key)
     return state, _spoilt(where, out, state.step == time)

@@ -2,15 +2,14 @@
 
 import copy
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
 import jaxrl
-from jaxrl.strategies.interaction import assemble, draw_steps
-from jaxrl.strategies.stepwise import acting_key, place_of, steps_in, stream_keys
+from jaxrl.strategies.interaction import assemble
+from jaxrl.strategies.stepwise import place_of, steps_in, stream_keys
 from jaxrl.training.session.setup import schedule_of
 from jaxrl.training.settings import with_recorders
 from jaxrl.training.storage.leaves import state_digest

@@ -27,9 +27,9 @@ def counting(env_steps: int = 1, opt_steps: int = 1, warmup: int = 0) -> jaxrl.S
     def init(key: jax.Array) -> CountState:
         return CountState(key, jnp.uint32(0), jnp.float32(0))
 
-    def step(state: CountState, key: Any, t: jax.Array) -> tuple[CountState, dict]:
+    def step(state: CountState, key: jax.Array, t: jax.Array) -> tuple[CountState, dict]:
         TRACES.append(1)
-        walk = state.walk + jax.random.normal(noise)
+        walk = state.walk + jax.random.normal(key)
         return CountState(state.key, state.steps + 1, walk), {"t": t, "rows": jaxrl.total(jnp.ones(3, bool))}
 
     return jaxrl.Strategy(init, step, env_steps, opt_steps, warmup_env_steps=warmup)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from toys_draws import drawn
 
 from jaxrl.agents import cql_dqn, dqn, rainbow
 from jaxrl.agents.optimizers import OPTIMIZERS, accumulate, clip_by_norm, linear
@@ -206,9 +207,10 @@ def test_actions_are_random_where_the_coin_is_below_epsilon_and_greedy_elsewhere
     agent = tabular(epsilon_start=1.0, epsilon_end=0.0, epsilon_decay=4)
     state = table_state(agent, [[0.0, 1.0], [1.0, 0.0]])
     obs = jnp.array([0, 0, 1, 1])
-    noise = (jnp.array([0.4, 0.6, 0.4, 0.6]), jnp.array([0, 0, 1, 1], jnp.int32)), (), ()
+    coins, others = jnp.array([0.4, 0.6, 0.4, 0.6]), jnp.array([0, 0, 1, 1], jnp.uint32)
     for opt_step, actions in ((0, [0, 0, 1, 1]), (2, [0, 1, 1, 0]), (4, [1, 1, 0, 0])):
-        chosen, extras = jax.jit(agent.act, static_argnums=4)(state, obs, noise, jnp.uint32(opt_step), "explore")
+        with drawn(uniform=[coins], bits=[others]):
+            chosen, extras = agent.act(state, obs, KEY, jnp.uint32(opt_step), "explore")
         np.testing.assert_array_equal(chosen, actions)
         assert extras == ()
 

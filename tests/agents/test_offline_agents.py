@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_draws import drawn
 
 from jaxrl.agents import awac, bc, cql, cql_dqn, dqn, iql, sac, td3, td3_bc
 from jaxrl.agents.losses import advantage_weight, conservative_gap, expectile_loss
@@ -101,10 +102,10 @@ def test_sac_holds_down_the_values_of_other_actions_as_worked_by_hand_of_discret
 def test_sac_holds_down_the_values_of_drawn_actions_by_their_density_of_continuous_ones():
     agent, batch = cql(**PLAIN, cql=2.0, cql_actions=RIVALS)(SPECS["continuous"]), batch_of("continuous")
     state = beginning(agent, ("policy", "critic", "target"))
-    _, _, (uniform, normal) = jax.random.key(3)
-    assert (uniform.shape, normal.shape) == ((SIZE, RIVALS, 2), (2, SIZE, RIVALS, 2))
-    actions, densities = [np.asarray(uniform)], [np.full((SIZE, RIVALS), -2 * np.log(2))]
-    for obs, noise in zip((batch.items.obs, batch.items.next_obs), np.asarray(normal), strict=True):
+    rng = np.random.default_rng(0)
+    uniform, normal = rng.uniform(-1, 1, (SIZE, RIVALS, 2)), rng.normal(size=(2, SIZE, RIVALS, 2))
+    actions, densities = [uniform], [np.full((SIZE, RIVALS), -2 * np.log(2))]
+    for obs, noise in zip((batch.items.obs, batch.items.next_obs), normal, strict=True):
         mean, log_std = np.split(linear(state.policy, obs)[:, None], 2, axis=-1)
         raw = mean + np.exp(log_std) * noise
         slope = -2 * (np.logaddexp(raw, -raw) - np.log(2))
@@ -116,31 +117,40 @@ def test_sac_holds_down_the_values_of_drawn_actions_by_their_density_of_continuo
     q = linear(state.critic, joined)[..., 0].reshape(2, SIZE, 3 * RIVALS)
     chosen = linear(state.critic, np.concatenate([batch.items.obs, batch.items.action], axis=-1))[..., 0]
     gap = logsumexp(q - density[None] - np.log(3 * RIVALS)) - chosen
-    check_penalty(agent, sac(**PLAIN)(SPECS["continuous"]), state, batch, gap)
+    usual = rng.normal(size=(2, SIZE, 2))
+    draws = {"uniform": [uniform], "normal": [usual[0], *normal, usual[1]]}
+    check_penalty(agent, sac(**PLAIN)(SPECS["continuous"]), state, batch, gap, draws, {"normal": usual})
 
 
-def check_penalty(agent, without, state, batch, gap):
-    """Check that the loss is the usual one and twice the weighted mean of the critics' summed gaps `[K, B]`."""
-    noise, opt_step = jax.random.key(3), jnp.uint32(0)
-    _, metrics, _ = jax.jit(agent.update)(state, batch, key, opt_step)
-    off = state._replace(hyper=state.hyper._replace(cql=()))
-    _, usual, _ = jax.jit(without.update)(off, batch, (*noise[:2], ()), opt_step)
+def check_penalty(agent, without, state, batch, gap, draws=None, usual_draws=None):
+    """Check that the loss is the usual one and twice the weighted mean of the critics' summed gaps `[K, B]`.
+
+    `draws` are what the agent draws, and `usual_draws` what it draws without the penalty.
+    """
+    as_floats = lambda draws: {name: [np.float32(x) for x in xs] for name, xs in (draws or {}).items()}
+
+    def made(agent, state, draws):
+        with drawn(**as_floats(draws)):
+            return jax.jit(agent.update)(state, batch, jax.random.key(3), jnp.uint32(0))[1]
+
+    metrics = made(agent, state, draws)
+    usual = made(without, state._replace(hyper=state.hyper._replace(cql=())), usual_draws)
     assert "cql_gap" not in usual
     np.testing.assert_allclose(metrics["cql_gap"], gap.mean(), rtol=1e-4)
     np.testing.assert_allclose(metrics["loss"] - usual["loss"], 2.0 * (WEIGHT * gap.sum(0)).mean(), rtol=1e-4)
     # A sweep varies the weight where it is.
     more = state._replace(hyper=state.hyper._replace(cql=jnp.float32(3.0)))
-    _, heavier, _ = jax.jit(agent.update)(more, batch, key, opt_step)
+    heavier = made(agent, more, draws)
     np.testing.assert_allclose(heavier["loss"] - usual["loss"], 3.0 * (WEIGHT * gap.sum(0)).mean(), rtol=1e-4)
 
 
 def test_dqn_holds_down_the_values_of_other_actions():
     agent, without, batch = cql_dqn(**PLAIN, cql=2.0), dqn(**PLAIN), batch_of("discrete")
     agent, without = agent(SPECS["discrete"]), without(SPECS["discrete"])
-    state, noise = beginning(agent, ("params", "target")), KEY
-    _, metrics, _ = jax.jit(agent.update)(state, batch, noise, jnp.uint32(0))
+    state = beginning(agent, ("params", "target"))
+    _, metrics, _ = jax.jit(agent.update)(state, batch, KEY, jnp.uint32(0))
     off = state._replace(hyper=state.hyper._replace(cql=()))
-    _, usual, _ = jax.jit(without.update)(off, batch, noise, jnp.uint32(0))
+    _, usual, _ = jax.jit(without.update)(off, batch, KEY, jnp.uint32(0))
     (name,) = state.params.tree["params"]
     kernel, bias = (np.asarray(state.params.tree["params"][name][part], np.float64) for part in ("kernel", "bias"))
     q = np.asarray(batch.items.obs, np.float64) @ kernel + bias[None]
@@ -174,8 +184,8 @@ def test_the_policy_of_td3_bc_climbs_values_and_stays_near_the_actions_of_the_da
 
 def test_td3_bc_without_likeness_is_td3():
     plain, near = (make(**PLAIN)(SPECS["continuous"]) for make in (td3, functools.partial(td3_bc, bc_alpha=0.0)))
-    batch, noise = batch_of("continuous"), KEY
-    one, two = (jax.jit(a.update)(jax.jit(a.init)(KEY), batch, noise, jnp.uint32(1))[0] for a in (plain, near))
+    batch = batch_of("continuous")
+    one, two = (jax.jit(a.update)(jax.jit(a.init)(KEY), batch, KEY, jnp.uint32(1))[0] for a in (plain, near))
     np.testing.assert_array_equal(one.policy.vector, two.policy.vector)
     assert one.hyper.bc_alpha == ()
 
@@ -185,8 +195,9 @@ def test_td3_bc_without_likeness_is_td3():
 def test_the_policy_learns_from_each_action_by_its_advantage(make, name):
     agent, batch = make(**PLAIN, lr=0.0, policy_lr=0.5, beta=2.0, tau=0.0)(SPECS[name]), batch_of(name)
     state = beginning(agent, ("policy", "critic", "target"))
-    noise = KEY
-    new, metrics, _ = jax.jit(agent.update)(state, batch, noise, jnp.uint32(0))
+    noise = np.random.default_rng(0).normal(size=(SIZE, 2)).astype(np.float32)
+    with drawn(normal=[np.zeros_like(noise), noise]):  # the critics do not move, so that their target does not matter
+        new, metrics, _ = jax.jit(agent.update)(state, batch, KEY, jnp.uint32(0))
     discrete, items = name == "discrete", batch.items
     x = items.obs if discrete else np.concatenate([items.obs, items.action], axis=-1)
     pick = np.asarray(items.action) if discrete else np.zeros(SIZE, int)
@@ -198,8 +209,8 @@ def test_the_policy_learns_from_each_action_by_its_advantage(make, name):
         share = np.exp(outputs) / np.exp(outputs).sum(-1, keepdims=True)
         v = (share * linear(state.critic, items.obs).min(0)).sum(-1)
     else:
-        drawn = np.tanh(outputs[:, :2]) + np.exp(-1.5 + 1.5 * np.tanh(outputs[:, 2:])) * np.asarray(noise[0])
-        v = linear(state.critic, np.concatenate([items.obs, drawn.clip(-1, 1)], axis=-1)).min(0)[:, 0]
+        chosen = np.tanh(outputs[:, :2]) + np.exp(-1.5 + 1.5 * np.tanh(outputs[:, 2:])) * noise
+        v = linear(state.critic, np.concatenate([items.obs, chosen.clip(-1, 1)], axis=-1)).min(0)[:, 0]
     weight = np.minimum(np.exp(2.0 * (q - v)), 100.0)
     np.testing.assert_allclose(metrics["advantage"], (q - v).mean(), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(metrics["advantage_weight"], weight.mean(), rtol=1e-4)

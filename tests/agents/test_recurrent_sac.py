@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from toys_data import bandit
+from toys_draws import drawn
 from toys_envs import counting
 from toys_goals import places
 from toys_sequences import BURN, KEY, WIDTH, B, L, T, batch_of, updating, with_last_steps_of_no_weight
@@ -135,17 +136,17 @@ class Walks:
             q = np.min([look(critic)(t) for critic in self.critics], axis=0)
             share = np.exp(chosen.logits[0]) / np.exp(chosen.logits[0]).sum()
             return float(share @ q), float(-share @ np.log(share))
-        raw = chosen.sample(noise[None])
+        raw = chosen.at(noise[None])
         q = min(float(look(critic)(t, jnp.tanh(raw))[0]) for critic in self.critics)
         return q, -float(chosen.log_prob(raw)[0])
 
 
-def walked(name: str, core: str, state: Any, critic: Any, batch: Batch, noise: Any) -> dict[str, np.ndarray]:
+def walked(name: str, core: str, state: Any, critic: Any, batch: Batch, noise: Any = ((), ())) -> dict[str, np.ndarray]:
     """Return absolute errors and losses of the critics, values of the policy and its entropies, `[B, T]` each.
 
     The policy is judged by `critic`, the critics after the update.
     """
-    items, (noise_tm1, noise_t, _) = jax.tree.map(np.asarray, batch.items), noise
+    items, (noise_tm1, noise_t) = jax.tree.map(np.asarray, batch.items), noise
     told = {part: np.zeros((B, T)) for part in ("error", "loss", "value", "entropy")}
     for b in range(B):
         policy, weight = state.policy.tree, items.weight[b]
@@ -186,8 +187,10 @@ CASES = [("continuous", "gru"), ("discrete", "gru"), ("continuous", "lstm")]
 def test_an_update_sees_what_a_walk_through_the_sequences_finds(name: str, core: str) -> None:
     agent = agent_of(name, core=core)
     state, batch = state_of(agent), batch_of(agent, SPECS[name].action_space)
-    new, metrics, priorities = updating(agent)(state, batch)
-    told = walked(name, core, state, new.critic, batch, KEY)
+    noise = np.random.default_rng(4).normal(size=(2, B * T, 2)).astype(np.float32)
+    with drawn(normal=noise[::-1]):
+        new, metrics, priorities = updating(agent)(state, batch)
+    told = walked(name, core, state, new.critic, batch, noise)
     error, share = told["error"], np.asarray(batch.weight)[:, None]
     assert (error > 0).sum() == B * T - 1
     np.testing.assert_allclose(priorities, 0.9 * error.max(1) + 0.1 * error.mean(1), rtol=2e-4)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_draws import drawn
 
 from jaxrl.agents import sac
 from jaxrl.buffers import prioritised
@@ -45,13 +46,13 @@ def agent_of(name, **settings):
 
 
 @functools.cache
-def step_of(name, **settings):
-    return jax.jit(agent_of(name, **settings).update)
+def step_of(name, size=SIZE, **settings):
+    """Return the update for batches of a size, compiled once; what it draws is what is `drawn` then."""
+    return jax.jit(lambda *args: agent_of(name, **settings).update(*args))
 
 
-@functools.cache
-def noise_of(name, size=SIZE):
-    return jax.random.key(3)
+NOISE = np.random.default_rng(3).normal(size=(2, SIZE, 2)).astype(np.float32)
+"""How far the policy's actions lie from the mean in an update, before a step and after it."""
 
 
 @functools.cache
@@ -76,7 +77,8 @@ def batch_of(name, seed=0, size=SIZE, weight=None, importance=None):
 
 
 def update(name, state, batch, **settings):
-    return step_of(name, **settings)(state, batch, noise_of(name, len(batch.weight)), jnp.uint32(0))
+    with drawn(normal=[NOISE[1, : len(batch.weight)], NOISE[0, : len(batch.weight)]]):
+        return step_of(name, len(batch.weight), **settings)(state, batch, KEY, jnp.uint32(0))
 
 
 def retuned(state, **values):
@@ -142,9 +144,7 @@ def judged(name, critic, items):
 
 
 def target_by_hand(name, state, items):
-    v, _ = soft_value_by_hand(
-        name, numbers(state.policy), numbers(state.target), TEMPERATURE, items.next_obs, noise_of(name)[1]
-    )
+    v, _ = soft_value_by_hand(name, numbers(state.policy), numbers(state.target), TEMPERATURE, items.next_obs, NOISE[1])
     return np.asarray(items.reward) + np.asarray(items.discount) * v
 
 
@@ -152,7 +152,7 @@ def test_the_objective_of_the_policy_is_the_soft_value_by_the_lowest_critic(name
     state, batch = retuned(beginning(name), lr=0.0), weighted(name)
     _, metrics, _ = update(name, state, batch)
     critic, obs = numbers(state.critic), batch.items.obs
-    value, entropy = soft_value_by_hand(name, numbers(state.policy), critic, TEMPERATURE, obs, noise_of(name)[0])
+    value, entropy = soft_value_by_hand(name, numbers(state.policy), critic, TEMPERATURE, obs, NOISE[0])
     np.testing.assert_allclose(metrics["policy_loss"], -(WEIGHT * IMPORTANCE * value).mean(), rtol=1e-5)
     np.testing.assert_allclose(metrics["entropy"], entropy.mean(), rtol=1e-5)
     assert metrics["temperature"] == TEMPERATURE
@@ -186,7 +186,7 @@ def test_the_policy_climbs_its_objective_under_the_new_critics(name):
     """The slope is that of the value worked by hand, by differences."""
     state, batch = beginning(name), weighted(name)
     new, _, _ = update(name, state, batch)
-    critic, noise = numbers(new.critic), noise_of(name)[0]
+    critic, noise = numbers(new.critic), NOISE[0]
     was, bias = numbers(state.policy)
 
     def objective(kernel, bias):
@@ -206,7 +206,7 @@ def test_the_policy_climbs_its_objective_under_the_new_critics(name):
 def test_the_temperature_descends_by_how_far_the_entropy_is_from_its_target(name):
     state, batch = beginning(name), weighted(name)
     policy, critic = numbers(state.policy), numbers(state.critic)
-    _, entropy = soft_value_by_hand(name, policy, critic, TEMPERATURE, batch.items.obs, noise_of(name)[0])
+    _, entropy = soft_value_by_hand(name, policy, critic, TEMPERATURE, batch.items.obs, NOISE[0])
     for target in (-2.0, 0.25, 2.0):
         new, _, _ = update(name, retuned(state, target_entropy=target), batch)
         moved, slope = float(new.log_temperature.vector[0]) - np.log(TEMPERATURE), (WEIGHT * (entropy - target)).mean()
@@ -313,7 +313,8 @@ def test_noise_with_a_memory_keeps_a_share_of_the_noise_before_and_draws_from_th
     agent, state = agent_of("continuous", noise_memory=0.8), beginning("continuous", noise_memory=0.8)
     obs, rng = batch_of("continuous").items.obs, np.random.default_rng(1)
     before, fresh = jnp.asarray(rng.normal(size=(2, SIZE, 2)), jnp.float32)
-    action, extras = agent.act(state, Remembered(obs, before), fresh, jnp.uint32(0), "explore")
+    with drawn(normal=[fresh]):
+        action, extras = agent.act(state, Remembered(obs, before), KEY, jnp.uint32(0), "explore")
     after = 0.8 * np.asarray(before) + 0.6 * np.asarray(fresh)
     np.testing.assert_allclose(extras["memory"], after, rtol=1e-5, atol=1e-6)
     outputs = linear(numbers(state.policy), np.asarray(obs, np.float64))
@@ -337,10 +338,10 @@ def test_the_memory_of_noise_is_not_shown_to_the_networks():
         obs=Remembered(batch.items.obs, memory), next_obs=Remembered(batch.items.next_obs, -memory)
     )
     for settings in ({}, {"cql": 1.0}):
-        state, noise = beginning("continuous", **settings), KEY
-        step = step_of("continuous", **settings)
-        plain = step(state, batch, noise, jnp.uint32(0))
-        assert equal(plain, step(state, batch._replace(items=items), noise, jnp.uint32(0)))
+        state = beginning("continuous", **settings)
+        step = jax.jit(agent_of("continuous", **settings).update)
+        plain = step(state, batch, KEY, jnp.uint32(0))
+        assert equal(plain, step(state, batch._replace(items=items), KEY, jnp.uint32(0)))
 
 
 def test_noise_with_a_memory_is_refused_for_discrete_actions():
@@ -355,8 +356,9 @@ def test_actions_fill_the_box_have_its_shape_and_keep_to_the_bounds_of_each_entr
     space = Box(tuple(low), tuple(high), shape, dtype) if shape else Box(-3.0, 0.5, shape, dtype)
     agent = sac(features=())(EnvSpec("Toy", OBS, space))
     state = jax.jit(agent.init)(KEY)
-    noise = 3 * jax.random.key(1)
-    action, _ = agent.act(state, jnp.zeros((500, 3)), noise, jnp.uint32(0), "explore")
+    wide = 3 * np.random.default_rng(1).normal(size=(500, size)).astype(np.float32)
+    with drawn(normal=[wide]):
+        action, _ = agent.act(state, jnp.zeros((500, 3)), KEY, jnp.uint32(0), "explore")
     assert action.shape == (500, *shape)
     assert action.dtype == dtype
     flat = np.asarray(action, np.float32).reshape(500, size)
@@ -377,13 +379,13 @@ def test_critics_are_given_every_entry_of_an_action_from_minus_1_to_1():
     action = jnp.asarray(np.stack([low, high, (low + high) / 2]), jnp.float32)
     zeros = jnp.zeros((3, 3))
     items = Transition(zeros, action, jnp.zeros(3), jnp.zeros(3), zeros, weight=jnp.ones(3))
-    batch, noise = Batch(items, jnp.arange(3), jnp.ones(3)), KEY
+    batch = Batch(items, jnp.arange(3), jnp.ones(3))
     update = jax.jit(agent.update)
     for entry in range(6):
         tree = jax.tree.map(jnp.zeros_like, state.critic.tree)
         tree["params"]["Dense_0"]["kernel"] = tree["params"]["Dense_0"]["kernel"].at[:, 3 + entry].set(2.0)
         tree["params"]["Dense_0"]["bias"] = tree["params"]["Dense_0"]["bias"] + 3.0
-        _, _, priorities = update(state._replace(critic=Flat.of(tree)), batch, noise, jnp.uint32(0))
+        _, _, priorities = update(state._replace(critic=Flat.of(tree)), batch, KEY, jnp.uint32(0))
         np.testing.assert_allclose(priorities, [1.0, 5.0, 3.0], atol=1e-6)
 
 

@@ -99,9 +99,7 @@ def test_epsilon_is_that_of_the_moment() -> None:
     def share(opt_step: jax.Array) -> jax.Array:
         """How often an action was not the greedy one: half as often as a random one was taken."""
         greedy = agent.act(state, obs, None, opt_step, "exploit")[0]
-        return jnp.mean(
-            agent.act(state, obs, jax.random.key(1), opt_step, "explore")[0] != greedy
-        )
+        return jnp.mean(agent.act(state, obs, jax.random.key(1), opt_step, "explore")[0] != greedy)
 
     found = [float(share(jnp.uint32(t))) for t in (0, 50, 90, 100)]
     np.testing.assert_allclose(found, [0.5, 0.25, 0.05, 0.0], atol=0.02)  # four deviations

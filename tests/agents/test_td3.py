@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_draws import drawn
 
 from jaxrl.agents import ddpg, td3
 from jaxrl.buffers import prioritised, uniform
@@ -64,7 +65,8 @@ NOISE = jnp.asarray(np.random.default_rng(2).normal(0, 2, (SIZE, 2)), jnp.float3
 
 
 def update(state, batch, opt_step=0, name="td3", **settings):
-    return step_of(name, **settings)(state, batch, NOISE, jnp.uint32(opt_step))
+    with drawn(normal=[NOISE]):
+        return step_of(name, **settings)(state, batch, KEY, jnp.uint32(opt_step))
 
 
 def retuned(state, **values):

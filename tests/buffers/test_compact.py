@@ -273,10 +273,10 @@ def walk() -> Env:
         return place, seen(place)
 
     def step(place: PyTree, action: PyTree, key: Any) -> tuple[PyTree, TimeStep]:
-        place = 1.01 * place + (action - 0.5) * noise
+        place = 1.01 * place + (action - 0.5) * jax.random.uniform(key, (), minval=0.2, maxval=3.0)
         return place, TimeStep(seen(place), place, jnp.abs(place) > 2)
 
-    return Env(spec, reset, step, lambda key: jax.random.uniform(key, (), minval=0.2, maxval=3.0))
+    return Env(spec, reset, step)
 
 
 def strategy(buffer: Buffer, n: int, frames: int = 1, **settings: int) -> jaxrl.Strategy:

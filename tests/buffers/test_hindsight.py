@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_draws import drawn
 
 import jaxrl
 from benchmarks.goals import bit_flipping
@@ -14,6 +15,7 @@ from jaxrl.buffers.hindsight import hindsight, steps_after
 from jaxrl.errors import SettingsError
 from jaxrl.types import Remembered, Transition
 
+KEY = jax.random.key(0)
 GAMMA = 0.9
 LANES = ([(4, "cut"), (3, "end"), (5, "cut")], [(2, "end"), (6, "cut"), (4, "crash")])
 """For each of two environments its episodes: how many steps, and whether the last one terminates by the goal, for
@@ -88,9 +90,12 @@ def test_it_ends_with_the_newest_step_and_goes_around_the_end_of_the_ring() -> N
 def sample(buffer: Buffer, state: Any, index: Any, later: float, coin: float = 0.0) -> Transition:
     """Return what becomes of the rows `index`, for given draws."""
     index = jnp.asarray(index, jnp.int32)
-    drawn = buffer.draw(jax.random.key(0), jnp.uint32(12), 2)
-    noise = drawn._replace(inner=index, coin=jnp.full(len(index), coin), later=jnp.full(len(index), later))
-    return jax.jit(buffer.sample)(state, noise, jnp.uint32(0)).items
+    given = {
+        "bits": [index.astype(jnp.uint32)],
+        "uniform": [jnp.full(len(index), x, jnp.float32) for x in (coin, later)],
+    }
+    with drawn(**given):
+        return jax.jit(lambda state: buffer.sample(state, KEY, jnp.uint32(12), jnp.uint32(0)))(state).items
 
 
 def test_rewards_and_ends_are_those_of_the_new_goal() -> None:
@@ -160,9 +165,8 @@ def test_a_share_of_the_batch_alone_is_changed_and_none_where_it_is_nought() -> 
         buffer = made(ring, share)
 
         def draw(key: Any) -> Any:
-            noise = buffer.draw(key, jnp.uint32(12), 2)
-            inner = ring.sample(state.ring, noise.inner, jnp.uint32(0))
-            return buffer.sample(state, noise, jnp.uint32(0)), inner
+            inner = ring.sample(state.ring, jax.random.split(key, 3)[0], jnp.uint32(12), jnp.uint32(0))
+            return buffer.sample(state, key, jnp.uint32(12), jnp.uint32(0)), inner
 
         return jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(0), 100))
 

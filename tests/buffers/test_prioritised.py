@@ -8,22 +8,29 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import chisquare
+from toys_draws import drawn
 
 from jaxrl.buffers import Buffer, prioritised
 from jaxrl.buffers.prioritised import FANOUT, LEAST, MOST, PrioritisedState
 from jaxrl.errors import SettingsError
 from jaxrl.trees import tree_bytes
+from jaxrl.types import Batch
 
 NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
 LARGEST_U = np.nextafter(np.float32(1), np.float32(0))
 STEP = jnp.uint32(0)
 
 
+def sample(buffer: Buffer, state: PrioritisedState, noise: Any, opt_step: Any) -> Batch:
+    """Return the batch for numbers drawn `[levels, B]`."""
+    with drawn(uniform=[noise]):
+        return jax.jit(lambda state: buffer.sample(state, jax.random.key(0), jnp.uint32(1), opt_step))(state)
+
+
 def compiled(*args: Any, **settings: Any) -> Buffer:
     """Return a prioritised buffer that is not worked out operation by operation, each compiled on its own."""
     buffer = prioritised(*args, **settings)
-    push, sample, reprioritise = (jax.jit(f) for f in (buffer.push, buffer.sample, buffer.reprioritise))
-    return buffer._replace(push=push, sample=sample, reprioritise=reprioritise)
+    return buffer._replace(push=jax.jit(buffer.push), reprioritise=jax.jit(buffer.reprioritise))
 
 
 def groups_of(level: np.ndarray) -> np.ndarray:
@@ -194,7 +201,7 @@ def test_no_priority_is_so_small_or_large_that_sampling_breaks(alpha: float, nor
         state = buffer.reprioritise(state, jnp.arange(4), jnp.array(priority))
         assert (np.asarray(state.sums[0])[:4] > 0).all()
         assert all(np.isfinite(np.asarray(x)).all() for x in (*state.sums, state.highest))
-        weight = np.asarray(buffer.sample(state, noise, STEP).weight)
+        weight = np.asarray(sample(buffer, state, noise, STEP).weight)
         assert np.isfinite(weight).all()
         assert (weight >= 0).all()
         assert weight.max() > 0
@@ -221,7 +228,7 @@ def test_an_item_takes_a_share_of_the_random_number_as_large_as_its_own() -> Non
     buffer = compiled(8, 1)
     state = holding(buffer, [1, 1, 0, 2, 4, 0, 0, 0])
     shares = {0.0: 0, 0.124: 0, 0.125: 1, 0.249: 1, 0.25: 3, 0.499: 3, 0.5: 4, float(LARGEST_U): 4}
-    batch = buffer.sample(state, noise_of(state, *shares), STEP)
+    batch = sample(buffer, state, noise_of(state, *shares), STEP)
     assert batch.index.tolist() == list(shares.values())
 
 
@@ -230,7 +237,7 @@ def test_a_batch_says_where_its_items_lie() -> None:
     state = buffer.init(NUMBER, 3)
     for t in range(2):
         state = buffer.push(state, jnp.arange(3.0) + 10 * (t + 1), jnp.uint32(t))
-    batch = buffer.sample(state, noise_of(state, 0.0, 0.5, 0.99), STEP)
+    batch = sample(buffer, state, noise_of(state, 0.0, 0.5, 0.99), STEP)
     assert batch.index.tolist() == [0, 3, 5]
     assert batch.items.tolist() == [10, 20, 22]
     assert batch.weight.tolist() == [1, 1, 1]
@@ -282,20 +289,18 @@ def test_with_alpha_0_all_items_are_alike() -> None:
     state = buffer.reprioritise(state, jnp.arange(20), jnp.arange(20.0) * 100)
     assert state.sums[0].tolist() == [1.0] * 40 + [0.0] * (-40 % FANOUT)
     assert chisquare(counts_of(buffer, state, 5, 8, draws=1_000)[:40]).pvalue > 1e-3
-    assert buffer.sample(state, noise_of(state, 0.0, 0.5, 0.9), STEP).weight.tolist() == [1, 1, 1]
+    assert sample(buffer, state, noise_of(state, 0.0, 0.5, 0.9), STEP).weight.tolist() == [1, 1, 1]
 
 
 def test_the_places_of_a_batch_and_its_levels_are_drawn_apart() -> None:
     buffer = compiled(1500, 1000)
-    noise = np.asarray(buffer.draw(jax.random.key(0), jnp.uint32(3), 10))
-    levels = len(buffer.init(NUMBER, 10).sums)
-    assert noise.shape == (levels, 1000)
-    assert noise.dtype == np.float32
-    assert noise.min() >= 0
-    assert noise.max() < 1
-    # Of 1000 pairs that have nothing to do with each other, the correlation has a deviation of 0.03.
-    assert np.abs(np.corrcoef(noise) - np.eye(levels)).max() < 0.12
-    assert abs(np.corrcoef(noise[0, :-1], noise[0, 1:])[0, 1]) < 0.12
+    state = holding(buffer, np.ones(1500))
+    index = np.asarray(buffer.sample(state, jax.random.key(0), jnp.uint32(1500), STEP).index)
+    # The digits to base FANOUT are what each level has chosen. Of 1000 pairs that have nothing to do with each other,
+    # the correlation has a deviation of 0.03.
+    digits = np.stack([index // FANOUT**i % FANOUT for i in range(3)])
+    assert np.abs(np.corrcoef(digits) - np.eye(3)).max() < 0.12
+    assert abs(np.corrcoef(index[:-1], index[1:])[0, 1]) < 0.12
 
 
 def extremes(count: int) -> np.ndarray:
@@ -318,14 +323,14 @@ def test_an_item_of_priority_0_is_never_drawn(capacity: int) -> None:
             # The ends are where rounding leads to; and there is something to be drawn.
             leaves[[0, -1]] = 0
             leaves[capacity // 2] = 10**-widest
-            index = np.asarray(buffer.sample(holding(buffer, leaves), noise, STEP).index)
+            index = np.asarray(sample(buffer, holding(buffer, leaves), noise, STEP).index)
             assert (leaves[index] > 0).all(), (zeros, widest)
 
 
 def test_places_that_are_not_written_are_never_drawn() -> None:
     buffer = compiled(1100, 1)
     state = buffer.push(buffer.init(NUMBER, 10), jnp.ones(10), jnp.uint32(0))
-    index = buffer.sample(state, jnp.asarray(extremes(len(state.sums))), STEP).index
+    index = sample(buffer, state, jnp.asarray(extremes(len(state.sums))), STEP).index
     assert set(np.asarray(index).tolist()) == set(range(10))
 
 
@@ -338,7 +343,7 @@ def test_weights_are_those_worked_by_hand(normalise: str, weights: list[float]) 
     buffer = compiled(4, 2, alpha=0.5, beta=0.5, beta_steps=0, epsilon=1.0, normalise=normalise)
     state = buffer.push(buffer.init(NUMBER, 4), jnp.ones(4), jnp.uint32(0))
     state = buffer.reprioritise(state, jnp.arange(4), jnp.array([0.0, 3.0, 15.0, 0.0]))
-    batch = buffer.sample(state, noise_of(state, 0.2, 0.5), STEP)
+    batch = sample(buffer, state, noise_of(state, 0.2, 0.5), STEP)
     assert batch.index.tolist() == [1, 2]
     np.testing.assert_allclose(batch.weight, weights, rtol=1e-6)
 
@@ -348,7 +353,7 @@ def test_weights_make_up_for_the_chances_in_full_when_beta_is_1() -> None:
     buffer = compiled(50, 1, beta=1.0, beta_steps=0, normalise="all")
     leaves = np.random.default_rng(0).uniform(0.1, 5.0, 50)
     state = holding(buffer, leaves)
-    batch = buffer.sample(state, jnp.asarray(extremes(len(state.sums))), STEP)
+    batch = sample(buffer, state, jnp.asarray(extremes(len(state.sums))), STEP)
     worth = np.asarray(batch.weight) * leaves[np.asarray(batch.index)]
     np.testing.assert_allclose(worth, leaves.min(), rtol=1e-5)
     assert 0 < np.asarray(batch.weight).min() < np.asarray(batch.weight).max() <= 1
@@ -360,7 +365,7 @@ def test_the_least_of_all_items_forgets_those_that_are_no_longer_there() -> None
     for t in range(3):
         state = buffer.push(state, jnp.ones(1), jnp.uint32(t))
     state = buffer.reprioritise(state, jnp.arange(3), jnp.array([1.0, 3.0, 7.0]))
-    weight = lambda state: float(buffer.sample(state, noise_of(state, float(LARGEST_U)), STEP).weight[0])
+    weight = lambda state: float(sample(buffer, state, noise_of(state, float(LARGEST_U)), STEP).weight[0])
     assert weight(state) == 0.25
     assert weight(buffer.reprioritise(state, jnp.array([0]), jnp.array([5.0]))) == 0.5
     assert weight(buffer.push(state, jnp.ones(1), jnp.uint32(3))) == 0.5
@@ -370,7 +375,7 @@ def test_the_least_of_all_items_forgets_those_that_are_no_longer_there() -> None
 def test_beta_rises_to_1_linearly_or_stays(beta_steps: int) -> None:
     buffer = compiled(2, 1, beta=0.4, beta_steps=beta_steps, normalise="all")
     state = holding(buffer, [1.0, 4.0])
-    weight = lambda step: buffer.sample(state, noise_of(state, 0.5), step).weight[0]
+    weight = lambda step: sample(buffer, state, noise_of(state, 0.5), step).weight[0]
     for step, beta in ((0, 0.4), (50, 0.7), (99, 0.994), (100, 1.0), (101, 1.0), (2**31 + 7, 1.0), (2**32 - 1, 1.0)):
         np.testing.assert_allclose(weight(jnp.uint32(step)), 0.25 ** (beta if beta_steps else 0.4), rtol=1e-5)
 
@@ -378,7 +383,7 @@ def test_beta_rises_to_1_linearly_or_stays(beta_steps: int) -> None:
 def test_with_beta_0_weights_are_all_1() -> None:
     buffer = compiled(3, 1, beta=0.0, beta_steps=0)
     state = holding(buffer, [1e-30, 1.0, 1e30])
-    assert buffer.sample(state, noise_of(state, 0.0, 0.5), STEP).weight.tolist() == [1, 1]
+    assert sample(buffer, state, noise_of(state, 0.0, 0.5), STEP).weight.tolist() == [1, 1]
 
 
 # --- what it refuses ------------------------------------------------------------------------------------------------
@@ -419,9 +424,9 @@ def test_settings_rebuild_the_buffer() -> None:
 def cycle(buffer: Buffer) -> Any:
     """Return what a training step does with the buffer: push, sample, reprioritise."""
 
-    def once(state: PrioritisedState, items: jax.Array, noise: jax.Array, t: jax.Array) -> tuple[PrioritisedState, Any]:
+    def once(state: PrioritisedState, items: jax.Array, key: jax.Array, t: jax.Array) -> tuple[PrioritisedState, Any]:
         state = buffer.push(state, items, t)
-        batch = buffer.sample(state, key, t)
+        batch = buffer.sample(state, key, t + 1, t)
         # An update weighs its items, so that what becomes of the priorities waits for the weights.
         known = jnp.isfinite(jnp.mean(batch.weight * batch.items))
         return buffer.reprioritise(state, batch.index, jnp.where(known, jnp.abs(batch.items), -1.0)), batch
@@ -436,10 +441,10 @@ def test_members_of_a_population_get_what_they_would_alone_to_the_bit() -> None:
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *states)
     for t in range(20):
         items = rng.normal(size=(members, 12)).astype(np.float32)
-        noise = rng.random((members, len(stacked.sums), 16)).astype(np.float32) * LARGEST_U
-        stacked, batches = together(stacked, items, noise, jnp.uint32(t))
+        keys = jax.random.split(jax.random.key(t), members)
+        stacked, batches = together(stacked, items, keys, jnp.uint32(t))
         for member in range(members):
-            states[member], batch = alone(states[member], items[member], noise[member], jnp.uint32(t))
+            states[member], batch = alone(states[member], items[member], keys[member], jnp.uint32(t))
             mine = jax.tree.map(lambda x: x[member], batches)  # noqa: B023
             assert same_bits((mine.items, mine.index), (batch.items, batch.index))
             np.testing.assert_allclose(mine.weight, batch.weight, rtol=1e-6)
@@ -453,12 +458,12 @@ def test_nothing_is_copied_in_a_loop_of_pushes_samples_and_new_priorities(member
     once = jax.vmap(cycle(buffer), in_axes=(0, 0, 0, None)) if members else cycle(buffer)
     several = lambda x: jax.ShapeDtypeStruct((members, *x.shape) if members else x.shape, x.dtype)
 
-    def loop(state: PrioritisedState, items: jax.Array, noise: jax.Array, stop: jax.Array) -> PrioritisedState:
-        return jax.lax.fori_loop(jnp.uint32(0), stop, lambda t, state: once(state, items, noise, t)[0], state)
+    def loop(state: PrioritisedState, items: jax.Array, key: jax.Array, stop: jax.Array) -> PrioritisedState:
+        return jax.lax.fori_loop(jnp.uint32(0), stop, lambda t, state: once(state, items, key, t)[0], state)
 
     state = jax.eval_shape(lambda: buffer.init(NUMBER, 10))
-    noise = jax.ShapeDtypeStruct((len(state.sums), 8), jnp.float32)
-    arguments = jax.tree.map(several, (state, jax.ShapeDtypeStruct((10,), jnp.float32), noise))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    arguments = jax.tree.map(several, (state, jax.ShapeDtypeStruct((10,), jnp.float32), key))
     stop = jax.ShapeDtypeStruct((), jnp.uint32)
     memory = jax.jit(loop, donate_argnums=0).lower(*arguments, stop).compile().memory_analysis()
     # Leaves alone are 1.2 MB, of each tree and member.

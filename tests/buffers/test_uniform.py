@@ -10,6 +10,7 @@ import pytest
 from scipy.stats import chisquare
 
 from jaxrl.buffers import Buffer, uniform
+from jaxrl.buffers.uniform import batch_at
 from jaxrl.errors import SettingsError
 from jaxrl.trees import tree_bytes
 from jaxrl.xla.packing import Rows

@@ -130,8 +130,7 @@ def test_a_learning_rate_that_follows_a_schedule_is_that_of_the_moment(name: str
     """From 0 to 0.02 in six optimisation steps: nothing moves at first; after three, as far as by 0.01."""
     _, state, batch, fixed = tried(name)
     agent = follow(agent_of(name, lr=jaxrl.linear(0.0, 0.02, 6)))
-    noise = jax.jit(lambda: KEY)()
-    update = jax.jit(lambda opt_step: agent.update(state, batch, key, opt_step))
+    update = jax.jit(lambda opt_step: agent.update(state, batch, KEY, opt_step))
     part = next(x for x in ("critic", "params", "policy") if x in state._fields)
     first, (new, metrics, _) = update(jnp.uint32(0))[0], update(OPT_STEP)
     assert float(metrics["lr"]) == float(new.hyper.lr) == np.float32(0.01)

@@ -277,7 +277,7 @@ def wandering() -> Env:
     space = Box(-1e9, 1e9, (2,))
 
     def step(state: Any, action: Any, key: Any) -> Any:
-        state = state + noise
+        state = state + jax.random.normal(key)
         return state, TimeStep(state, 1.0, False)
 
     first = lambda key: 50 + 10 * jax.random.normal(key, (2,))

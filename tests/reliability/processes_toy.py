@@ -36,8 +36,8 @@ def strategy() -> jaxrl.Strategy:
     def init(key: jax.Array) -> State:
         return State(key, jnp.uint32(0), jnp.uint32(0), jnp.zeros(3, jnp.uint32))
 
-    def step(state: State, key: Any, t: jax.Array) -> tuple[State, dict]:
-        walk = state.walk + jax.random.bits(noise, (3,))
+    def step(state: State, key: jax.Array, t: jax.Array) -> tuple[State, dict]:
+        walk = state.walk + jax.random.bits(key, (3,))
         return state._replace(steps=state.steps + 1, walk=walk), {"t": t}
 
     def health(state: State) -> Health:

@@ -35,7 +35,7 @@ def poisoned(bad: Any, name: str = "loss") -> jaxrl.Strategy:
     agent = jaxrl.dqn()(jaxrl.make_env("CartPole-v1").spec)._replace(update=update)
 
     def step(state: Learner, key: Any, t: jax.Array) -> Any:
-        luck = jax.random.uniform(noise)
+        luck = jax.random.uniform(key)
         new, health, metrics, _ = guarded_update(agent, state.agent, state.health, None, luck, t)  # type: ignore[arg-type]
         return Learner(state.key, new, health), metrics
 

@@ -57,7 +57,7 @@ def wide() -> jaxrl.Strategy:
         return Wide(key, jnp.uint32(0), jnp.zeros(2000))
 
     def step(state: Wide, key: Any, t: jax.Array) -> tuple[Wide, dict]:
-        walks = state.walks + jax.random.normal(noise, state.walks.shape)
+        walks = state.walks + jax.random.normal(key, state.walks.shape)
         return Wide(state.key, state.steps + 1, walks), {"t": t, "walk": walks[0]}
 
     return jaxrl.Strategy(init, step, 1, 1)

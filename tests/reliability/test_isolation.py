@@ -20,7 +20,7 @@ def fragile(part: str) -> jaxrl.Env:
     env = jaxrl.make_env("CartPole-v1")
 
     def step(state: Any, action: jax.Array, key: Any) -> Any:
-        state, out = env.step(state, jnp.minimum(action, 1), noise)
+        state, out = env.step(state, jnp.minimum(action, 1), key)
         nan = jnp.where(action == BREAK, jnp.nan, 0.0)
         return state, out._replace(**{part: getattr(out, part) + nan})
 

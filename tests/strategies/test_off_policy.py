@@ -22,6 +22,7 @@ from jaxrl.strategies import off_policy
 from jaxrl.strategies.base import iterate
 from jaxrl.strategies.guard import guarded_update, healthy
 from jaxrl.types import Batch, Transition
+from jaxrl.xla import ahead
 from jaxrl.xla.verdict import LARGE
 
 KEY = jax.random.key(1)

@@ -8,15 +8,16 @@ from stacked import reduce_metrics
 from toys_closed_form import TOYS, action_preference, counting_env
 from toys_envs import counting, nan_at
 
-import jaxrl.strategies.base
 from jaxrl.agents import Agent, dqn, ppo
 from jaxrl.errors import SettingsError
 from jaxrl.processors import chain, frame_stack, n_step, one_step, reward_scale
 from jaxrl.strategies import on_policy
-from jaxrl.strategies.base import block_length, iterate
+from jaxrl.strategies.base import iterate
 from jaxrl.training.program import jit_run, state_shapes
 from jaxrl.trees import tree_bytes
-from jaxrl.types import Rollout, Transition
+from jaxrl.types import Remembered, Rollout, Transition
+from jaxrl.xla import ahead
+from jaxrl.xla.shuffle import random_orders
 
 KEY = jax.random.key(1)
 GAMMA = 0.5

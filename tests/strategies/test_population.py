@@ -125,7 +125,10 @@ def test_each_member_goes_where_it_would_go_alone():
     strategy = make()
     keys, lrs = jax.random.split(jax.random.key(5), MEMBERS), jnp.array(LRS)
     together = populate(strategy)(keys, lrs)
-    step, alone_step = jax.jit(step_of(strategy)), jax.jit(lambda s, t: strategy.step(s, jax.random.fold_in(s.key, t), t))
+    step, alone_step = (
+        jax.jit(step_of(strategy)),
+        jax.jit(lambda s, t: strategy.step(s, jax.random.fold_in(s.key, t), t)),
+    )
     alone, init = [], jax.jit(strategy.init)
     for member, lr in enumerate(LRS):
         state = init(keys[member])

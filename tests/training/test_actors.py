@@ -393,7 +393,7 @@ def test_continuous_actions_are_spread_wider_by_the_temperature():
         plain = head_of(spec, squash).of(np.float32([[0.5, -1.0]]))
         wide = tempered(plain, np.float32(3.0))
         assert isinstance(wide, of)
-        np.testing.assert_allclose(wide.sample(np.ones((1, 1))) - wide.mode(), 3 * math.exp(-1.0), rtol=1e-5)
+        np.testing.assert_allclose(wide.at(np.ones((1, 1))) - wide.mode(), 3 * math.exp(-1.0), rtol=1e-5)
         np.testing.assert_array_equal(wide.mode(), plain.mode())
 
 

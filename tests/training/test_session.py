@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxrl
+from jaxrl.buffers.uniform import batch_at
 from jaxrl.training.session.inputs import outside, take_obs
 from tests.toys_envs import counting
 from tests.toys_session import SPEC, Script, drive_as_trainer, single, small
@@ -64,10 +65,8 @@ def test_values_of_a_constant_reward_are_learnt() -> None:
     assert summary["episode_return_mean"] == 1.0
     assert summary["td_error_min"] < 0.01
     last = session._now.state
-    batch = session._stepwise.buffer.sample(last.buffer, np.arange(8), np.uint32(0))
-    _, metrics, _ = session._stepwise.agent.update(
-        last.agent, batch, jax.random.key(0), np.uint32(0)
-    )
+    batch = batch_at(last.buffer, np.arange(8))
+    _, metrics, _ = session._stepwise.agent.update(last.agent, batch, jax.random.key(0), np.uint32(0))
     assert abs(float(metrics["q"]) - 1.0) < 0.02
 
 

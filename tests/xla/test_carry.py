@@ -78,7 +78,7 @@ def test_rows_are_tied_one_by_one():
 
 
 def test_iterations_without_randomness_read_nothing():
-    draw, body = lambda key, t: {"none": ()}, lambda count, noise, t: count + len(noise)
+    body = lambda count, key, t: count + 1
     count = jax.jit(lambda: iterate(body, jax.random.key(0), jnp.int32(0), jnp.uint32(3), jnp.uint32(70)))()
     assert int(count) == 67
 

@@ -130,11 +130,9 @@ def test_items_are_taken_alike(which: str) -> None:
 
 
 def test_random_numbers_drawn_ahead_do_not_depend_on_the_form() -> None:
-    draw = lambda key, t: jax.random.normal(jax.random.fold_in(key, t), (3,))
-
     def total(which: str) -> jax.Array:
         with xla.forms(which):
-            run = jax.jit(lambda key: iterate(lambda c, x, t: c + x, key, jnp.zeros(3), 3, 90))
+            run = jax.jit(lambda key: iterate(lambda c, k, t: c + jax.random.normal(k, (3,)), key, jnp.zeros(3), 3, 90))
             return run(jax.random.key(0))
 
     assert np.array_equal(total("cpu"), total("plain"))
