@@ -19,7 +19,7 @@ from jaxrl.buffers.dataset import Dataset
 from jaxrl.config import preset
 from jaxrl.registry import ALGORITHMS, maker
 from jaxrl.spaces import space_zeros
-from jaxrl.strategies.base import Strategy, block_length
+from jaxrl.strategies.base import Strategy
 from jaxrl.training.evaluator import run_episodes
 from jaxrl.training.program import longest_sum, run, run_together, state_shapes
 from jaxrl.trees import PyTree
@@ -45,8 +45,6 @@ class Program(NamedTuple):
     """XLA's for what was traced, as it is compiled by who uses it."""
     depth: int = 2
     """Of the loop over iterations, see `hlo.kernels`."""
-    block: int = 0
-    """Iterations in a turn of the loop around that, where there is one."""
 
 
 def training(strategy: Strategy) -> Program:
@@ -59,7 +57,6 @@ def training(strategy: Strategy) -> Program:
         strategy.opt_steps_per_step,
         strategy.env_steps_per_step,
         lambda jaxpr: {**(compiler_options() or {}), **product_options(lambda: longest_sum(jaxpr))},
-        block=block_length(strategy.draw, state.key),
     )
 
 

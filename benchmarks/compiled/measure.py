@@ -19,6 +19,7 @@ from benchmarks.compiled.cases import Program
 from benchmarks.compiled.targets import TARGETS, Target
 from jaxrl.trees import PyTree
 from jaxrl.xla import forms
+from jaxrl.xla.ahead import block_lengths
 
 Row = dict[str, Any]
 
@@ -29,7 +30,7 @@ def measure(
     """Return the row of a case; write its program into `text`. The files `plain` of `jaxrl/xla` shape nothing."""
     with forms(TARGETS[target].forms), without(plain), tempfile.TemporaryDirectory() as dump:
         made = program()
-        compiled, seconds = _compiled(made, target, Path(dump))
+        compiled, seconds, block = _compiled(made, target, Path(dump))
         launches = _launches(compiled, Path(dump)) if TARGETS[target].forms == "cuda" else {}
         if text is not None:
             text.mkdir(parents=True, exist_ok=True)
@@ -37,7 +38,7 @@ def measure(
             for thunk in Path(dump).glob(thunks.DUMP):
                 (text / f"{case}-{target}-thunks.txt").write_text(thunk.read_text())
     told = {"plain": list(plain)} if plain else {}
-    return {"case": case, "target": target, **told, **figures(compiled, made), **launches, "compile_s": seconds}
+    return {"case": case, "target": target, **told, **figures(compiled, made, block), **launches, "compile_s": seconds}
 
 
 @contextmanager
@@ -79,14 +80,16 @@ def placed(tree: PyTree, device: Any) -> PyTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
 
-def _compiled(program: Program, target: str, dump: Path) -> tuple[Any, float]:
+def _compiled(program: Program, target: str, dump: Path) -> tuple[Any, float, int]:
+    """Return the compiled program, the seconds that it took, and how many iterations its blocks have, 0 without any."""
     shapes = placed(program.shapes, device_of(TARGETS[target]))
-    traced = jax.jit(program.function, donate_argnums=program.donated).trace(*shapes)
+    with block_lengths() as lengths:
+        traced = jax.jit(program.function, donate_argnums=program.donated).trace(*shapes)
     options = dict(program.options(traced.jaxpr) or {})
     if TARGETS[target].forms == "cuda":
         options |= {"xla_dump_to": str(dump), "xla_dump_hlo_as_text": True}
     lowered, begun = traced.lower(), time.perf_counter()
-    return lowered.compile(compiler_options=options), time.perf_counter() - begun
+    return lowered.compile(compiler_options=options), time.perf_counter() - begun, max(lengths, default=0)
 
 
 def _launches(compiled: Any, dump: Path) -> Row:
@@ -98,11 +101,11 @@ def _launches(compiled: Any, dump: Path) -> Row:
     }
 
 
-def figures(compiled: Any, program: Program) -> Row:
+def figures(compiled: Any, program: Program, block: int) -> Row:
     """Return what is counted in the text of a program, per optimisation step unless it says otherwise."""
     inner = hlo.kernels(compiled, program.depth)
-    around = hlo.kernels(compiled, program.depth - 1) if program.block else inner
-    share = lambda of: _sum(inner, of) + (_sum(around, of) - _sum(inner, of)) / max(1, program.block)
+    around = hlo.kernels(compiled, program.depth - 1) if block else inner
+    share = lambda of: _sum(inner, of) + (_sum(around, of) - _sum(inner, of)) / max(1, block)
     waits, memory = hlo.waits(compiled), compiled.memory_analysis()
     runs, cycles = share(lambda kernel: 1), share(lambda kernel: kernel.cycles)
     return {

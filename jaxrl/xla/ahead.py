@@ -4,7 +4,9 @@ Plain: `jax.lax.fori_loop`. A draw is many small kernels, each of a few numbers;
 many kernels of many numbers. What is drawn is the same, bit by bit.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,18 @@ BLOCK = 64
 """Iterations whose randomness is drawn in one batched call, at most."""
 BLOCK_BYTES = 4 << 20
 """Bytes of randomness of one block, at most (but never less than one iteration)."""
+_lengths: ContextVar[list[int] | None] = ContextVar("lengths", default=None)
+
+
+@contextmanager
+def block_lengths() -> Iterator[list[int]]:
+    """Collect the lengths of the blocks of loops that are traced inside a `with` block."""
+    lengths: list[int] = []
+    token = _lengths.set(lengths)
+    try:
+        yield lengths
+    finally:
+        _lengths.reset(token)
 
 
 def drawn_ahead(
@@ -36,6 +50,8 @@ def drawn_ahead(
     turn = lambda held, key, t: form.hold(body(form.release(held), key, t))
     hoisted = hoist(turn, held, jax.eval_shape(key_of, start), start)
     length = block_length(tree_bytes(hoisted.drawn))
+    if (lengths := _lengths.get()) is not None:
+        lengths.append(length)
 
     def block(index: Array, held: PyTree) -> PyTree:
         first = index * length
