@@ -370,7 +370,7 @@ def _deviations(parts: Parts, key: Key, rows: Batch) -> PyTree:
     """
     if isinstance(parts.spec.action_space, Discrete):
         return ()
-    return jax.random.normal(key, (rows.weight.shape[0], space_size(parts.spec.action_space)), jnp.float32)
+    return jax.random.normal(key, (rows.weight.shape[0], space_size(cast(Box, parts.spec.action_space))), jnp.float32)
 
 
 def _targets(parts: Parts, items: Transition, rows: Transition, v_t: Array, bonus: Array) -> Array:
