@@ -124,8 +124,7 @@ def drawing_agent(names: tuple[str, ...] = FEW, kinds: list[Any] | None = None) 
         first = draw(names, key, kinds)
         return Held(first, first)
 
-    keys = lambda key, count: key
-    return lambda spec: Agent("drawing", init, act, update, keys, keys, strip=lambda state: state)
+    return lambda spec: Agent("drawing", init, act, update, strip=lambda state: state)
 
 
 def all_drawn(tree: Any) -> list[Drawn]:

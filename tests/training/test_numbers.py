@@ -104,10 +104,10 @@ def bounding(spoilt: int) -> Any:
         low, high = jnp.minimum(state.low, reward.min()), jnp.maximum(state.high, reward.max())
         return Bounds(low, high, state.never, weight), {"loss": jnp.float32(0)}, batch.weight
 
-    infinite, nothing = jnp.float32(jnp.inf), lambda key, count: ()
+    infinite = jnp.float32(jnp.inf)
     init = lambda key: Bounds(infinite, -infinite, infinite, jnp.float32(0))
     act = lambda state, obs, key, opt_step, mode: (jnp.zeros(obs.shape[0], jnp.int32), ())
-    return lambda spec: Agent("bounding", init, act, update, nothing, nothing, strip=lambda state: state)
+    return lambda spec: Agent("bounding", init, act, update, strip=lambda state: state)
 
 
 @pytest.mark.parametrize(("spoilt", "made"), [(99, 6), (3, 5)])
