@@ -1,5 +1,6 @@
 """Loops over bundles: the same bits as JAX's own loops, in fewer arrays."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 import jaxrl
 from jaxrl.strategies.base import iterate
 from jaxrl.xla import forms
-from jaxrl.xla.carry import LANES, LEAF, WIDE, WORDS, bundle, cut_out, fori_loop, rows_of, scan, scan_rows, side_by_side
+from jaxrl.xla.carry import LANES, LEAF, WIDE, WORDS, bundle, cut_out, loop_form, rows_of, scan, scan_rows, side_by_side
 from jaxrl.xla.flat import Flat
 
 
@@ -42,6 +43,12 @@ def same(a: Any, b: Any) -> bool:
         return str(x.dtype), x.shape, np.asarray(raw).tobytes()
 
     return jax.tree.structure(a) == jax.tree.structure(b) and jax.tree.map(words, a) == jax.tree.map(words, b)
+
+
+def fori_loop(start: jax.Array, stop: jax.Array, body: Callable[[jax.Array, Any], Any], carry: Any) -> Any:
+    form = loop_form(carry)
+    turn = lambda t, held: form.hold(body(t, form.release(held)))
+    return form.release(form.loop(start, stop, turn, form.hold(carry)))
 
 
 def test_every_bit_comes_back_in_its_own_type():
