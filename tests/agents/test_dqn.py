@@ -227,8 +227,7 @@ def test_exploit_is_greedy_and_needs_only_a_stripped_state():
 def test_the_share_of_random_actions_is_epsilon_and_each_is_as_likely():
     agent = tabular(epsilon_start=0.3, epsilon_end=0.3)
     state = table_state(agent, [[0.0, 1.0], [0.0, 1.0]])
-    noise = jax.random.key(3)
-    action, _ = agent.act(state, jnp.zeros(20_000, jnp.int32), noise, jnp.uint32(9), "explore")
+    action, _ = agent.act(state, jnp.zeros(20_000, jnp.int32), jax.random.key(3), jnp.uint32(9), "explore")
     assert action.dtype == jnp.int32
     # Half of the random actions are the greedy one; the standard deviation of the share is 0.0025.
     assert abs(float((action == 0).mean()) - 0.15) < 0.0125
@@ -239,8 +238,7 @@ def test_boltzmann_draws_actions_by_the_softmax_of_values_over_the_temperature()
     state = lambda agent: table_state(agent, [[0.0, 0.5 * np.log(3.0)], [0.0, 0.0]])
     for epsilon, share in ((0.0, 0.75), (0.4, 0.65)):
         agent = tabular(epsilon_start=epsilon, epsilon_end=epsilon, boltzmann=0.5)
-        noise = jax.random.key(3)
-        action, _ = agent.act(state(agent), jnp.zeros(20_000, jnp.int32), noise, jnp.uint32(9), "explore")
+        action, _ = agent.act(state(agent), jnp.zeros(20_000, jnp.int32), jax.random.key(3), jnp.uint32(9), "explore")
         assert abs(float((action == 1).mean()) - share) < 0.0135  # four standard deviations
         greedy, _ = agent.act(state(agent), jnp.zeros(5, jnp.int32), None, jnp.uint32(9), "exploit")
         assert greedy.tolist() == [1] * 5

@@ -18,6 +18,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.masks import mask_of, masked, random_action
 from jaxrl.registry import maker, names_of
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, sample_space
+from jaxrl.strategies.replay import UpdateSchedule
 from jaxrl.strategies.stepwise import Stepwise, act
 from jaxrl.training.evaluator import run_episodes
 from jaxrl.trees import row_struct
@@ -153,7 +154,7 @@ def test_actors_and_sessions_keep_to_the_mask(random: bool) -> None:
     env, make = minefield(), jaxrl.dqn(**SMALL, **often)
     strategy = jaxrl.off_policy(env, make, num_envs=50, opt_interval=50, actors=jaxrl.ActorsConfig(actors=1))
     remote, agent = strategy.remote, make(env.spec)
-    stepwise = Stepwise(env.spec, agent, jaxrl.one_step(), jaxrl.uniform(), None)
+    stepwise = Stepwise(env.spec, agent, jaxrl.one_step(), jaxrl.uniform(), UpdateSchedule(50, 1, 1, 0, 1, random))
 
     def run(key: Any) -> Any:
         obs, state = sample_space(env.spec.observation_space, key, 50), agent.init(key)
@@ -199,8 +200,8 @@ def test_every_agent_acts_within_the_mask(name: str) -> None:
     obs = sample_space(spec.observation_space, KEY, 64)
 
     def run(key: Any) -> Any:
-        state, noise = agent.init(key), KEY
-        explored = agent.act(state, obs, noise, jnp.uint32(10_000), "explore")[0]
+        state = agent.init(key)
+        explored = agent.act(state, obs, KEY, jnp.uint32(10_000), "explore")[0]
         return explored, agent.act(state, obs, None, jnp.uint32(0), "exploit")[0]
 
     assert all(spared(spec.action_space, obs, action) for action in jax.jit(run)(KEY))

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from toys_data import bandit
-from toys_draws import drawn
 from toys_envs import counting
 from toys_goals import places
 from toys_sequences import BURN, KEY, WIDTH, B, L, T, batch_of, updating, with_last_steps_of_no_weight
@@ -187,9 +186,9 @@ CASES = [("continuous", "gru"), ("discrete", "gru"), ("continuous", "lstm")]
 def test_an_update_sees_what_a_walk_through_the_sequences_finds(name: str, core: str) -> None:
     agent = agent_of(name, core=core)
     state, batch = state_of(agent), batch_of(agent, SPECS[name].action_space)
-    noise = np.random.default_rng(4).normal(size=(2, B * T, 2)).astype(np.float32)
-    with drawn(normal=noise[::-1]):
-        new, metrics, priorities = updating(agent)(state, batch)
+    new, metrics, priorities = updating(agent)(state, batch)
+    # The first key of an update is that of the policy's loss, the second that of the targets.
+    noise = [np.asarray(jax.random.normal(key, (B * T, 2))) for key in jax.random.split(KEY, 3)[:2]]
     told = walked(name, core, state, new.critic, batch, noise)
     error, share = told["error"], np.asarray(batch.weight)[:, None]
     assert (error > 0).sum() == B * T - 1
@@ -281,9 +280,8 @@ def test_pieces_and_members_go_where_the_whole_and_each_alone_would() -> None:
     np.testing.assert_allclose(made.policy.vector, whole.policy.vector, rtol=2e-4, atol=2e-5)
     np.testing.assert_allclose(same, priorities, rtol=1e-4)
     other = state._replace(hyper=jax.tree.map(lambda x: x * 0.7, state.hyper))
-    noise = KEY
     both = jax.tree.map(lambda *xs: jnp.stack(xs), state, other)
-    together = jax.jit(jax.vmap(lambda s: agent.update(s, batch, noise, jnp.uint32(3))[0]))(both)
+    together = jax.jit(jax.vmap(lambda s: agent.update(s, batch, KEY, jnp.uint32(3))[0]))(both)
     for i, member in enumerate((state, other)):
         alone = updating(agent)(member, batch)[0]
         np.testing.assert_allclose(together.critic.vector[i], alone.critic.vector, rtol=2e-4, atol=2e-5)

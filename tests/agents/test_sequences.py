@@ -212,9 +212,8 @@ def test_pieces_and_members_go_where_the_whole_and_each_alone_would() -> None:
     np.testing.assert_allclose(made.params.vector, whole.params.vector, rtol=2e-4, atol=2e-5)
     np.testing.assert_allclose(same, priorities, rtol=1e-4)
     other = state._replace(hyper=jax.tree.map(lambda x: x * 0.7, state.hyper))
-    noise = KEY
     both = jax.tree.map(lambda *xs: jnp.stack(xs), state, other)
-    together = jax.jit(jax.vmap(lambda s: agent.update(s, batch, noise, jnp.uint32(3))[0]))(both)
+    together = jax.jit(jax.vmap(lambda s: agent.update(s, batch, KEY, jnp.uint32(3))[0]))(both)
     for i, member in enumerate((state, other)):
         alone = updating(agent)(member, batch)[0]
         np.testing.assert_allclose(together.params.vector[i], alone.params.vector, rtol=2e-4, atol=2e-5)

@@ -169,9 +169,9 @@ def test_policy_and_targets_move_at_every_so_manyth_step_and_not_a_bit_between(i
 def test_moments_of_the_policys_optimizer_wait_with_it():
     agent = td3(features=(), policy_interval=2)(SPEC)
     state, step = jax.jit(agent.init)(KEY), jax.jit(agent.update)
-    first, _, _ = step(state, batch_of(), NOISE, jnp.uint32(0))
+    first, _, _ = step(state, batch_of(), KEY, jnp.uint32(0))
     assert equal(first.opt_state.policy, state.opt_state.policy)
-    second, _, _ = step(first, batch_of(), NOISE, jnp.uint32(1))
+    second, _, _ = step(first, batch_of(), KEY, jnp.uint32(1))
     counts = [int(part[0].count) for part in (second.opt_state.policy, second.opt_state.critic)]
     assert counts == [1, 2]
 
@@ -224,8 +224,7 @@ def test_exploit_is_the_policys_action_and_needs_only_a_stripped_state():
 def test_exploration_is_noise_of_the_stated_deviation_about_the_policys_action(noise):
     agent, state = agent_of(), retuned(beginning(), noise=noise)
     obs = jnp.zeros((20_000, 3))
-    drawn = jax.random.key(1)
-    action, extras = agent.act(state, obs, drawn, jnp.uint32(0), "explore")
+    action, extras = agent.act(state, obs, jax.random.key(1), jnp.uint32(0), "explore")
     greedy, _ = agent.act(state, obs, None, jnp.uint32(0), "exploit")
     apart = unit(action) - unit(greedy)
     # 20 000 numbers: half a percent of a deviation off, two thirds of the time.
@@ -241,8 +240,8 @@ def test_actions_have_the_shape_of_the_box_and_keep_to_the_bounds_of_each_entry(
     low, high = np.arange(size) - 3.0, np.arange(size) * 2.0 + 0.5
     space = Box(tuple(low), tuple(high), shape, dtype) if shape else Box(-3.0, 0.5, shape, dtype)
     agent = td3(features=(), noise=1.0)(EnvSpec("Toy", OBS, space))
-    state, noise = jax.jit(agent.init)(KEY), jax.random.key(1)
-    action, _ = agent.act(state, jnp.zeros((200, 3)), noise, jnp.uint32(0), "explore")
+    state = jax.jit(agent.init)(KEY)
+    action, _ = agent.act(state, jnp.zeros((200, 3)), jax.random.key(1), jnp.uint32(0), "explore")
     assert action.shape == (200, *shape)
     assert action.dtype == dtype
     flat = np.asarray(action, np.float32).reshape(200, size)

@@ -55,8 +55,7 @@ def tried(name: str) -> Tried:
 
 
 def updating(agent: Agent) -> Callable[..., Any]:
-    noise = jax.jit(lambda: KEY)()
-    return jax.jit(lambda state, batch: agent.update(state, batch, noise, OPT_STEP))
+    return jax.jit(lambda state, batch: agent.update(state, batch, KEY, OPT_STEP))
 
 
 def batch_of(name: str, agent: Agent, state: Any) -> Batch:
@@ -173,8 +172,7 @@ def test_members_of_a_population_go_where_each_would_go_alone(name: str) -> None
     agent, state, batch, update = tried(name)
     members = [state._replace(hyper=jax.tree.map(lambda x, by=by: x * by, state.hyper)) for by in (1.0, 0.7)]
     stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *members)
-    noise = KEY
-    together = jax.jit(jax.vmap(lambda state: agent.update(state, batch, noise, OPT_STEP)[0]))(stacked)
+    together = jax.jit(jax.vmap(lambda state: agent.update(state, batch, KEY, OPT_STEP)[0]))(stacked)
     for i, member in enumerate(members):
         alone = update(member, batch)[0]
         for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
