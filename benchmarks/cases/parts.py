@@ -10,7 +10,7 @@ from benchmarks import harness, inside, loops, outside
 from benchmarks.cases.shapes import DQN, buffer_of, replaying
 from benchmarks.cases.training import profile
 from benchmarks.harness import Effort, Row
-from jaxrl.strategies.base import BLOCK
+from jaxrl.xla.ahead import BLOCK
 
 
 def environment(case: str, num_envs: int, effort: Effort) -> list[Row]:

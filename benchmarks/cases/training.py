@@ -10,8 +10,8 @@ from benchmarks import harness, inside, loops, outside, plain_ppo
 from benchmarks.cases import scans
 from benchmarks.cases.shapes import DQN, PPO, SAC, buffer_of, replaying
 from benchmarks.harness import Effort, Row
-from jaxrl.strategies.base import BLOCK
 from jaxrl.strategies.on_policy import minibatches_of
+from jaxrl.xla.ahead import BLOCK
 from jaxrl.xla.shuffle import random_orders
 
 Parts = Mapping[str, tuple[loops.Loop, int]]

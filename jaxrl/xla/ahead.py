@@ -46,14 +46,13 @@ def drawn_ahead(
     of the same program: how a run is cut into calls cannot change a bit of it.
     """
     form = loop_form(carry)
-    held = form.hold(carry)
     turn = lambda held, key, t: form.hold(body(form.release(held), key, t))
-    hoisted = hoist(turn, held, jax.eval_shape(key_of, start), start)
+    hoisted = hoist(turn, jax.eval_shape(form.hold, carry), jax.eval_shape(key_of, start), start)
     length = block_length(tree_bytes(hoisted.drawn))
     if (lengths := _lengths.get()) is not None:
         lengths.append(length)
 
-    def block(index: Array, held: PyTree) -> PyTree:
+    def block(index: Array, carry: PyTree) -> PyTree:
         first = index * length
         places = first + jnp.arange(length, dtype=jnp.uint32)
         keys = jax.vmap(key_of)(places)
@@ -67,10 +66,10 @@ def drawn_ahead(
 
         low = jnp.maximum(start, first)
         high = jnp.where(stop - first < length, stop, first + length)
-        return form.loop(low, high, one, held)
+        return form.release(form.loop(low, high, one, form.hold(carry)))
 
     blocks_end = stop // length + (stop % length > 0).astype(jnp.uint32)
-    return form.release(jax.lax.fori_loop(start // length, blocks_end, block, held))
+    return jax.lax.fori_loop(start // length, blocks_end, block, carry)
 
 
 def block_length(one: int) -> int:
