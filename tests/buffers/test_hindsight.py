@@ -87,11 +87,11 @@ def test_it_ends_with_the_newest_step_and_goes_around_the_end_of_the_ring() -> N
     np.testing.assert_array_equal(by_step[:, 1], [4, 3, 2, 1, 0, 2, 1, 0])
 
 
-def sample(buffer: Buffer, state: Any, index: Any, later: float, coin: float = 0.0) -> Transition:
+def sample(state: Any, index: Any, later: float, coin: float = 0.0) -> Transition:
     """Return what becomes of the rows `index`, for given draws."""
-    index = jnp.asarray(index, jnp.int32)
+    buffer = made(jaxrl.uniform(24, batch_size=len(index)))
     given = {
-        "bits": [index.astype(jnp.uint32)],
+        "bits": [jnp.asarray(index, jnp.uint32)],
         "uniform": [jnp.full(len(index), x, jnp.float32) for x in (coin, later)],
     }
     with drawn(**given):
@@ -100,9 +100,9 @@ def sample(buffer: Buffer, state: Any, index: Any, later: float, coin: float = 0
 
 def test_rewards_and_ends_are_those_of_the_new_goal() -> None:
     """Rows 2 t + lane, with the last step of each episode as the later one, and then with the step itself."""
-    buffer, state = made(), filled(made(), 12)
+    state = filled(made(), 12)
     rows = [0, 4, 6, 8, 10, 12, 16, 22, 3, 5, 17, 23]
-    items = sample(buffer, state, rows, later=0.999)
+    items = sample(state, rows, later=0.999)
     goals = [104, 104, 104, 203, 203, 203, 305, 305, 102, 206, 304, 304]
     places = [101, 103, 104, 201, 202, 203, 302, 305, 102, 201, 301, 304]
     for obs in (items.obs, items.next_obs):
@@ -112,7 +112,7 @@ def test_rewards_and_ends_are_those_of_the_new_goal() -> None:
     np.testing.assert_array_equal(items.reward, [-3, -1, 10, -2, -1, 10, -3, 10, 10, -5, -3, 10])
     go_on = np.float32(GAMMA)
     np.testing.assert_array_equal(items.discount, [go_on, go_on, 0, go_on, go_on, 0, go_on, 0, 0, go_on, go_on, 0])
-    itself = sample(buffer, state, rows, later=0.0)
+    itself = sample(state, rows, later=0.0)
     np.testing.assert_array_equal(itself.next_obs["desired_goal"], itself.next_obs["achieved_goal"])
     np.testing.assert_array_equal(itself.reward, [10] * len(rows))
     np.testing.assert_array_equal(itself.discount, [0] * len(rows))
@@ -189,7 +189,7 @@ def test_memories_beside_observations_stay_as_they_are() -> None:
     state, push = buffer.init(example, 2, 2, 2), jax.jit(buffer.push)
     for t in range(3):
         state = push(state, beside(block(t)), jnp.uint32(t))
-    items = sample(buffer, state, [0, 2], later=0.999)
+    items = sample(state, [0, 2], later=0.999)
     np.testing.assert_array_equal(items.obs.memory[:, 0], [200, 202])
     np.testing.assert_array_equal(items.next_obs.memory[:, 0], [202, 204])
     np.testing.assert_array_equal(items.obs.obs["desired_goal"][:, 0], [103, 103])

@@ -1,6 +1,7 @@
 """The prioritised ring: what a push and a priority change, what is drawn and how often, and what it weighs."""
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,10 +22,19 @@ LARGEST_U = np.nextafter(np.float32(1), np.float32(0))
 STEP = jnp.uint32(0)
 
 
-def sample(buffer: Buffer, state: PrioritisedState, noise: Any, opt_step: Any) -> Batch:
-    """Return the batch for numbers drawn `[levels, B]`."""
-    with drawn(uniform=[noise]):
-        return jax.jit(lambda state: buffer.sample(state, jax.random.key(0), jnp.uint32(1), opt_step))(state)
+def sampler(buffer: Buffer) -> Callable[[PrioritisedState, Any, Any], Batch]:
+    """Return `(state, numbers, opt_step) -> items` for numbers drawn `[levels, N]`, batch by batch of the buffer."""
+
+    @jax.jit
+    def sample(state: PrioritisedState, numbers: jax.Array, opt_step: jax.Array) -> Batch:
+        def one(numbers: jax.Array) -> Batch:
+            with drawn(uniform=[numbers]):
+                return buffer.sample(state, jax.random.key(0), jnp.uint32(1), opt_step)
+
+        batches = jax.vmap(one, in_axes=1)(numbers.reshape(len(numbers), -1, buffer.batch_size))
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batches)
+
+    return sample
 
 
 def compiled(*args: Any, **settings: Any) -> Buffer:
@@ -201,7 +211,7 @@ def test_no_priority_is_so_small_or_large_that_sampling_breaks(alpha: float, nor
         state = buffer.reprioritise(state, jnp.arange(4), jnp.array(priority))
         assert (np.asarray(state.sums[0])[:4] > 0).all()
         assert all(np.isfinite(np.asarray(x)).all() for x in (*state.sums, state.highest))
-        weight = np.asarray(sample(buffer, state, noise, STEP).weight)
+        weight = np.asarray(sampler(buffer)(state, noise, STEP).weight)
         assert np.isfinite(weight).all()
         assert (weight >= 0).all()
         assert weight.max() > 0
@@ -228,7 +238,7 @@ def test_an_item_takes_a_share_of_the_random_number_as_large_as_its_own() -> Non
     buffer = compiled(8, 1)
     state = holding(buffer, [1, 1, 0, 2, 4, 0, 0, 0])
     shares = {0.0: 0, 0.124: 0, 0.125: 1, 0.249: 1, 0.25: 3, 0.499: 3, 0.5: 4, float(LARGEST_U): 4}
-    batch = sample(buffer, state, noise_of(state, *shares), STEP)
+    batch = sampler(buffer)(state, noise_of(state, *shares), STEP)
     assert batch.index.tolist() == list(shares.values())
 
 
@@ -237,7 +247,7 @@ def test_a_batch_says_where_its_items_lie() -> None:
     state = buffer.init(NUMBER, 3)
     for t in range(2):
         state = buffer.push(state, jnp.arange(3.0) + 10 * (t + 1), jnp.uint32(t))
-    batch = sample(buffer, state, noise_of(state, 0.0, 0.5, 0.99), STEP)
+    batch = sampler(buffer)(state, noise_of(state, 0.0, 0.5, 0.99), STEP)
     assert batch.index.tolist() == [0, 3, 5]
     assert batch.items.tolist() == [10, 20, 22]
     assert batch.weight.tolist() == [1, 1, 1]
@@ -289,7 +299,7 @@ def test_with_alpha_0_all_items_are_alike() -> None:
     state = buffer.reprioritise(state, jnp.arange(20), jnp.arange(20.0) * 100)
     assert state.sums[0].tolist() == [1.0] * 40 + [0.0] * (-40 % FANOUT)
     assert chisquare(counts_of(buffer, state, 5, 8, draws=1_000)[:40]).pvalue > 1e-3
-    assert sample(buffer, state, noise_of(state, 0.0, 0.5, 0.9), STEP).weight.tolist() == [1, 1, 1]
+    assert sampler(buffer)(state, noise_of(state, *np.arange(0.0, 1.0, 0.05)), STEP).weight.tolist() == [1] * 20
 
 
 def test_the_places_of_a_batch_and_its_levels_are_drawn_apart() -> None:
@@ -314,7 +324,7 @@ def extremes(count: int) -> np.ndarray:
 @pytest.mark.parametrize("capacity", [7, 96, 1100], ids=lambda capacity: f"{capacity} items")
 def test_an_item_of_priority_0_is_never_drawn(capacity: int) -> None:
     buffer = compiled(capacity, 1)
-    noise = jnp.asarray(extremes(len(buffer.init(NUMBER, 1).sums)))
+    sample, noise = sampler(buffer), jnp.asarray(extremes(len(buffer.init(NUMBER, 1).sums)))
     rng = np.random.default_rng(capacity)
     for zeros in (0.02, 0.5, 0.9, 0.995):
         for widest in (0.0, 1.0, 30.0):
@@ -323,14 +333,14 @@ def test_an_item_of_priority_0_is_never_drawn(capacity: int) -> None:
             # The ends are where rounding leads to; and there is something to be drawn.
             leaves[[0, -1]] = 0
             leaves[capacity // 2] = 10**-widest
-            index = np.asarray(sample(buffer, holding(buffer, leaves), noise, STEP).index)
+            index = np.asarray(sample(holding(buffer, leaves), noise, STEP).index)
             assert (leaves[index] > 0).all(), (zeros, widest)
 
 
 def test_places_that_are_not_written_are_never_drawn() -> None:
     buffer = compiled(1100, 1)
     state = buffer.push(buffer.init(NUMBER, 10), jnp.ones(10), jnp.uint32(0))
-    index = sample(buffer, state, jnp.asarray(extremes(len(state.sums))), STEP).index
+    index = sampler(buffer)(state, jnp.asarray(extremes(len(state.sums))), STEP).index
     assert set(np.asarray(index).tolist()) == set(range(10))
 
 
@@ -343,7 +353,7 @@ def test_weights_are_those_worked_by_hand(normalise: str, weights: list[float]) 
     buffer = compiled(4, 2, alpha=0.5, beta=0.5, beta_steps=0, epsilon=1.0, normalise=normalise)
     state = buffer.push(buffer.init(NUMBER, 4), jnp.ones(4), jnp.uint32(0))
     state = buffer.reprioritise(state, jnp.arange(4), jnp.array([0.0, 3.0, 15.0, 0.0]))
-    batch = sample(buffer, state, noise_of(state, 0.2, 0.5), STEP)
+    batch = sampler(buffer)(state, noise_of(state, 0.2, 0.5), STEP)
     assert batch.index.tolist() == [1, 2]
     np.testing.assert_allclose(batch.weight, weights, rtol=1e-6)
 
@@ -353,7 +363,7 @@ def test_weights_make_up_for_the_chances_in_full_when_beta_is_1() -> None:
     buffer = compiled(50, 1, beta=1.0, beta_steps=0, normalise="all")
     leaves = np.random.default_rng(0).uniform(0.1, 5.0, 50)
     state = holding(buffer, leaves)
-    batch = sample(buffer, state, jnp.asarray(extremes(len(state.sums))), STEP)
+    batch = sampler(buffer)(state, jnp.asarray(extremes(len(state.sums))), STEP)
     worth = np.asarray(batch.weight) * leaves[np.asarray(batch.index)]
     np.testing.assert_allclose(worth, leaves.min(), rtol=1e-5)
     assert 0 < np.asarray(batch.weight).min() < np.asarray(batch.weight).max() <= 1
@@ -365,7 +375,8 @@ def test_the_least_of_all_items_forgets_those_that_are_no_longer_there() -> None
     for t in range(3):
         state = buffer.push(state, jnp.ones(1), jnp.uint32(t))
     state = buffer.reprioritise(state, jnp.arange(3), jnp.array([1.0, 3.0, 7.0]))
-    weight = lambda state: float(sample(buffer, state, noise_of(state, float(LARGEST_U)), STEP).weight[0])
+    sample = sampler(buffer)
+    weight = lambda state: float(sample(state, noise_of(state, float(LARGEST_U)), STEP).weight[0])
     assert weight(state) == 0.25
     assert weight(buffer.reprioritise(state, jnp.array([0]), jnp.array([5.0]))) == 0.5
     assert weight(buffer.push(state, jnp.ones(1), jnp.uint32(3))) == 0.5
@@ -375,15 +386,16 @@ def test_the_least_of_all_items_forgets_those_that_are_no_longer_there() -> None
 def test_beta_rises_to_1_linearly_or_stays(beta_steps: int) -> None:
     buffer = compiled(2, 1, beta=0.4, beta_steps=beta_steps, normalise="all")
     state = holding(buffer, [1.0, 4.0])
-    weight = lambda step: sample(buffer, state, noise_of(state, 0.5), step).weight[0]
+    sample = sampler(buffer)
+    weight = lambda step: sample(state, noise_of(state, 0.5), step).weight[0]
     for step, beta in ((0, 0.4), (50, 0.7), (99, 0.994), (100, 1.0), (101, 1.0), (2**31 + 7, 1.0), (2**32 - 1, 1.0)):
         np.testing.assert_allclose(weight(jnp.uint32(step)), 0.25 ** (beta if beta_steps else 0.4), rtol=1e-5)
 
 
 def test_with_beta_0_weights_are_all_1() -> None:
-    buffer = compiled(3, 1, beta=0.0, beta_steps=0)
+    buffer = compiled(3, 2, beta=0.0, beta_steps=0)
     state = holding(buffer, [1e-30, 1.0, 1e30])
-    assert sample(buffer, state, noise_of(state, 0.0, 0.5), STEP).weight.tolist() == [1, 1]
+    assert sampler(buffer)(state, noise_of(state, 0.0, 0.5), STEP).weight.tolist() == [1, 1]
 
 
 # --- what it refuses ------------------------------------------------------------------------------------------------
