@@ -17,6 +17,7 @@ from jaxrl.strategies.interaction import Acting, EnvLoopState, assemble, collect
 from jaxrl.strategies.on_policy import last_steps, minibatches_of
 from jaxrl.trees import Array, PyTree
 from jaxrl.types import Rollout
+from jaxrl.xla.shuffle import random_orders
 
 
 def off_policy(shape: DQN | SAC, strategy: Strategy, state: PyTree) -> Loop:
@@ -25,20 +26,22 @@ def off_policy(shape: DQN | SAC, strategy: Strategy, state: PyTree) -> Loop:
     vector_steps = strategy.env_steps_per_step // shape.num_envs
     filled = jnp.uint32(strategy.warmup_env_steps // strategy.env_steps_per_step)
 
-    def turn(carry: PyTree, noise: PyTree, t: Array) -> PyTree:
+    def turn(carry: PyTree, key: Array, t: Array) -> PyTree:
         loop, ring, agent = carry
-        steps, learning = noise
         first = t * updates
+        collect_key, learn_key = jax.random.split(key)
         if vector_steps == 1:  # as training does
-            loop, (items, _) = interact(acting, agent, first, False, loop, jax.tree.map(lambda x: x[0], steps))
+            only = jax.random.split(collect_key, 1)[0]
+            loop, (items, _) = interact(acting, agent, first, False, loop, only)
         else:
-            loop, items, _ = collect(acting, agent, first, loop, steps)
+            loop, items, _ = collect(acting, agent, first, loop, collect_key, vector_steps)
             items = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), items)
         ring = buffer.push(ring, items, filled + t)
+        keys = jax.random.split(learn_key, updates)
         for i in range(updates):
-            sample_noise, agent_noise = jax.tree.map(lambda x, i=i: x[i], learning)
-            batch = buffer.sample(ring, sample_noise, first + i)
-            agent, _, priorities = acting.agent.update(agent, batch, agent_noise, first + i)
+            sample_key, agent_key = jax.random.split(keys[i])
+            batch = buffer.sample(ring, sample_key, filled + t + 1, first + i)
+            agent, _, priorities = acting.agent.update(agent, batch, agent_key, first + i)
             ring = buffer.reprioritise(ring, batch.index, priorities)
         return loop, ring, agent
 
@@ -51,17 +54,20 @@ def on_policy(shape: PPO, strategy: Strategy, state: PyTree) -> Loop:
     updates, prepare = strategy.opt_steps_per_step, acting.agent.prepare
     assert prepare is not None
 
-    def turn(carry: PyTree, noise: PyTree, t: Array) -> PyTree:
+    def turn(carry: PyTree, key: Array, t: Array) -> PyTree:
         loop, agent = carry
-        steps, (order, agent_noise) = noise
-        loop, items, seen = collect(acting, agent, t * updates, loop, steps)
+        collect_key, learn_key = jax.random.split(key)
+        loop, items, seen = collect(acting, agent, t * updates, loop, collect_key, shape.rollout)
         take = minibatches_of(prepare(agent, Rollout(items, last_steps(items, seen))), shape.minibatches)
+        order_key, update_key = jax.random.split(learn_key)
+        units = shape.rollout * shape.num_envs if shape.minibatches > 1 else 1
+        order = random_orders(order_key, shape.epochs, units).reshape(updates, -1)
 
         def update(agent: PyTree, given: PyTree) -> tuple[PyTree, None]:
-            index, noise, i = given
-            return acting.agent.update(agent, take(index), noise, t * updates + i)[0], None
+            index, key, i = given
+            return acting.agent.update(agent, take(index), key, t * updates + i)[0], None
 
-        given = (order.reshape(updates, -1), agent_noise, jnp.arange(updates, dtype=jnp.uint32))
+        given = (order, jax.random.split(update_key, updates), jnp.arange(updates, dtype=jnp.uint32))
         return loop, jax.lax.scan(update, agent, given)[0]
 
     return _scan(strategy, turn, state, (EnvLoopState(state.env, state.processor), state.agent))
