@@ -18,13 +18,12 @@ def walker(
     reset: Any = None,
     time_limit: int | None = 20,
     space: Box | None = None,
-    draw: Any = None,
     limits: float = 100.0,
+    deterministic: bool = False,
 ) -> Env:
     """A good environment, a random walk from a random place, to be spoilt in one part by each test."""
-    extra = {} if draw is None else {"draw": draw}
     spec = EnvSpec("walker", space or Box(-limits, limits, (1,)), Discrete(2), time_limit)
-    return Env(spec, reset or _walker_reset, step or _walker_step, **extra)
+    return Env(spec, reset or _walker_reset, step or _walker_step, deterministic=deterministic)
 
 
 def _walker_reset(key: Any) -> tuple[Any, Any]:

@@ -180,7 +180,7 @@ LATER = {
 def at_random(agent):
     """Let `agent` learn from actions that are chosen at random, so that it sees all of them to the end."""
     return lambda spec: agent(spec)._replace(
-        act=lambda state, obs, key, opt_step, mode: (jax.random.randint(key, obs.shape[:1], 0, ACTIONS.n), ())
+        act=lambda state, obs, key, opt_step, mode: (jax.random.randint(key, obs.shape[:1], 0, spec.action_space.n), ())
     )
 
 
