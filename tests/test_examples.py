@@ -74,13 +74,8 @@ def test_a_script_is_short_and_uses_public_names_alone(name: str) -> None:
     assert used <= set(jaxrl.__all__)
 
 
-EVERY_DAY = ("first_run",)
-"""The others are tried in the slow tests."""
-TASTES = [name if name in EVERY_DAY else pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TASTES)
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_runs_as_a_taste(name: str, tmp_path: Path) -> None:
     with contextlib.chdir(tmp_path):
         found = main_of(name)(**TINY[name])
