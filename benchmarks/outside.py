@@ -91,12 +91,11 @@ def _session_step(session: jaxrl.Session, obs: np.ndarray) -> tuple[float, bool]
 
 def _session_programs(session: jaxrl.Session, obs: np.ndarray, times: int) -> float:
     """Return the median microseconds of choosing an action and taking a step in, on a copy of the buffer."""
-    now = session._now
-    drawn, place = session._stepper.randomness(now)
+    now, act, place = session._now, session._stepper.act["train"], np.zeros(3, np.uint32)
     told, buffer, us = now.state.last.told, jax.tree.map(jnp.copy, now.state.buffer), []
     for _ in range(times):
         begun = time.perf_counter()
-        action, extras = session._stepper.act(now.state.agent, now.state.window.shown, drawn, place)
+        action, extras = act(now.state.agent, now.state.window.shown, now.state.key, place)
         np.array(action)
         buffer, window = session._stepper.take_in[True](buffer, now.state.window, action, extras, told, np.uint32(0))
         jax.block_until_ready((buffer, window))
