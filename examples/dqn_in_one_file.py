@@ -1,8 +1,8 @@
 """DQN on CartPole from top to bottom, in plain JAX, Flax, Optax and gymnax: what `jaxrl.dqn` computes, on one page.
 
 Mnih et al. 2015, https://doi.org/10.1038/nature14236, with double Q-learning (van Hasselt et al. 2016,
-https://arxiv.org/abs/1509.06461). Nothing of jaxrl is imported. With equal settings jaxrl's training step under plain
-program forms (`JAXRL_FORMS=plain`) has the same parameters, bit for bit; a test compares them.
+https://arxiv.org/abs/1509.06461). Nothing of jaxrl is imported. With equal settings jaxrl draws the same numbers, takes
+the same actions and has the same parameters, but for how XLA rounds fused products; a test compares them.
 
     python examples/dqn_in_one_file.py
 """
@@ -28,13 +28,22 @@ env, env_params = gymnax.make("CartPole-v1")
 ACTIONS = env.action_space(env_params).n
 
 
+class MLP(nn.Module):
+    """Two hidden layers."""
+
+    @nn.compact
+    def __call__(self, x):
+        for width in (64, 64):
+            x = nn.relu(nn.Dense(width)(x))
+        return x
+
+
 class QNetwork(nn.Module):
     """Action values, `[B, 4] -> [B, ACTIONS]`."""
 
     @nn.compact
     def __call__(self, obs):
-        hidden = nn.relu(nn.Dense(64)(obs))
-        return nn.Dense(ACTIONS)(nn.relu(nn.Dense(64)(hidden)))
+        return nn.Dense(ACTIONS)(MLP()(obs))
 
 
 network, optimizer = QNetwork(), optax.adam(LR)
@@ -192,9 +201,12 @@ def main(iterations=10_000, seed=0):
     """Train, and print how long the pole stays up."""
     state = jax.jit(init)(jax.random.key(seed))
     run, look = jax.jit(iterate, donate_argnums=0), jax.jit(evaluate)
-    for start in range(0, iterations, 2_500):
-        state = run(state, start, start + 2_500)
-        print(f"{start + 2_500} updates: the pole stays up for {look(state.params, jax.random.key(1)):.0f} steps")
+    held = 0.0
+    for stop in range(2_500, iterations + 1, 2_500):
+        state = run(state, stop - 2_500, stop)
+        held = float(look(state.params, jax.random.key(1)))
+        print(f"{stop} updates: the pole stays up for {held:.0f} steps")
+    return held
 
 
 if __name__ == "__main__":

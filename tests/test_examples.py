@@ -12,7 +12,7 @@ import pytest
 import jaxrl
 
 FOLDER = Path(__file__).parents[1] / "examples"
-SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.endswith("_in_one_file"))
 SHORT = {"max_opts": 64, "eval_interval": 32}
 TINY: dict[str, dict[str, Any]] = {
     "first_run": SHORT,
