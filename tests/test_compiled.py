@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import reduce
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +21,8 @@ from benchmarks.compiled import limits, shards as spread, thunks
 from benchmarks.compiled.cases import Program, case_named
 from benchmarks.compiled.measure import measure, worse
 from jaxrl.registry import ALGORITHMS
-from jaxrl.xla import forms
+from jaxrl.strategies.base import iterate
+from jaxrl.xla import ahead, forms
 from jaxrl.xla.options import compiler_options, graph_options, spread_options
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -85,24 +87,24 @@ ENTRY %main (x: (s32[], f32[])) -> (s32[], f32[]) {
     assert sum(kernel.times * kernel.cycles for kernel in hlo.kernels(program, depth=0)) == (12 + 1 + 5) * 250
 
 
-def test_a_row_counts_an_iteration_and_its_share_of_a_block() -> None:
-    """A block of 4 iterations begins with one product; each iteration makes two, and two optimisations."""
+def test_a_row_counts_an_iteration_and_its_share_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block of 4 iterations begins with their draws; each makes twenty products, and two optimisations."""
+    monkeypatch.setattr(ahead, "BLOCK", 4)
 
     def run(x: jax.Array, start: jax.Array, stop: jax.Array) -> jax.Array:
-        def block(i: jax.Array, x: jax.Array) -> jax.Array:
-            return jax.lax.fori_loop(i, stop, lambda t, x: (x @ x) @ x, x @ x)
-
-        return jax.lax.fori_loop(start, stop, block, x)
+        product = lambda x: reduce(jnp.matmul, [x] * 21)
+        turn = lambda x, key, t: jnp.maximum(product(x), jax.random.uniform(key, (1, 128)))
+        return iterate(turn, jax.random.key(0), x, start, stop)
 
     count = jax.ShapeDtypeStruct((), jnp.uint32)
     shapes = (jax.ShapeDtypeStruct((128, 128), jnp.float32), count, count)
-    row = measure("x", lambda: Program(run, shapes, opt_steps=2, env_steps=8, block=4), "cpu")
+    row = measure("x", lambda: Program(run, shapes, opt_steps=2, env_steps=8), "cpu")
     assert (row["case"], row["target"], row["unknown_trip_loops"], row["conditionals"]) == ("x", "cpu", 2, 0)
-    assert row["kernels_per_iteration"] >= 2
+    assert row["kernels_per_iteration"] >= 20
     share = (row["kernels_per_opt_step"] * 2 - row["kernels_per_iteration"]) * 4  # of what a block begins with
     assert share >= 1
     assert row["kernels_per_env_step"] * 8 == pytest.approx(row["kernels_per_opt_step"] * 2)
-    assert row["bytes"] * 2 >= 2 * 128 * 128 * 4 * 2
+    assert row["bytes"] * 2 >= 20 * 128 * 128 * 4 * 2
     assert row["estimated_cycles_per_opt_step"] is None
 
 
