@@ -33,7 +33,6 @@ from jaxrl.paths import CONFIG, local
 from jaxrl.presets import PRESETS
 from jaxrl.registry import ALGORITHMS, RECORDERS, SUITES, listed, suited
 from jaxrl.strategies.search import in_full, read_search
-from jaxrl.training.changes import renewed
 from jaxrl.training.storage.run_dir import read_yaml, require_run
 from jaxrl.written import number, pieces, read_value, whole
 
@@ -73,7 +72,6 @@ def parse(args: Sequence[str]) -> Request:
     args, notes = translate(args, flags_of(general(algo)))
     members = _same_population(given, from_file.pop("population", None), resume)
     env = take(list(args), "--env") or from_file.get("env")
-    from_file = renewed(from_file) if resume else from_file
     for flag, other in (("--devices", "mesh"), ("--mesh", "devices")):  # how they were divided says either of these
         if resume and value_of(args, flag):
             from_file.pop(other, None)

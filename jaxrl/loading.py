@@ -10,7 +10,6 @@ import jax
 from jaxrl.agents.base import Agent
 from jaxrl.algos import ProcessorConfig, build_processor, general
 from jaxrl.config import from_plain
-from jaxrl.envs import make_env
 from jaxrl.envs.registry import module_in, require_plain
 from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.nn import Network
@@ -20,7 +19,6 @@ from jaxrl.spaces import EnvSpec, space_zeros, spec_from_plain, spec_to_plain
 from jaxrl.strategies import Policy, Strategy
 from jaxrl.strategies.interaction import bind
 from jaxrl.strategies.policy import make_policy, policy_params_like
-from jaxrl.training.changes import renewed
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.program import state_shapes
 from jaxrl.training.storage.checkpoints import CheckpointError, MismatchError, Store
@@ -196,7 +194,7 @@ def _policy_in(
         policy = _policy_of(strategy)
         shapes = state_shapes(strategy)[0]
     else:
-        policy, agent, processor = _parts({**facts, "spec": _spec_of(facts)}, made, run_dir)
+        policy, agent, processor = _parts(facts, made, run_dir)
         shapes = _learner_shapes(agent, processor, policy.spec)
         if "driven" in facts["settings"] and jax.tree.leaves(processor.learnt(shapes.processor)):
             raise SettingsError(f"{run_dir} is a session whose processor learns; of such only the best can be loaded")
@@ -232,14 +230,6 @@ def _learner_shapes(agent: Agent, processor: Processor, spec: EnvSpec) -> _Learn
     init = lambda key: _Learner(agent.init(key), processor.init(space_zeros(spec.observation_space, 1)))
     shapes: _Learner = jax.eval_shape(init, make_key(0))
     return shapes
-
-
-def _spec_of(facts: Mapping[str, Any]) -> Any:
-    """Return the spaces of the run, of checkpoints up to version 0.5 by making its environment."""
-    if facts.get("spec") is not None:
-        return facts["spec"]
-    name, params = env_in(facts["settings"])
-    return spec_to_plain(make_env(name, **params).spec)
 
 
 def env_in(settings: Mapping[str, Any], given: Collection[str] = ()) -> tuple[str, Mapping[str, Any]]:
@@ -284,7 +274,7 @@ def _rebuild(
 
 def _parts(facts: Mapping[str, Any], made: Mapping[str, Any], run_dir: str | Path) -> tuple[Policy, Agent, Processor]:
     """Return the policy, agent and processor that settings describe."""
-    settings = renewed(facts["settings"])
+    settings = facts["settings"]
     custom = set(settings.get("custom", []))
     by_hand = {"agent", "processor", "strategy"} & custom
     if settings.get("algo") not in ALGORITHMS and (module := module_in(str(settings.get("algo")))):

@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl.errors import SettingsError, one_line, safe_str
 from jaxrl.paths import local
 from jaxrl.reports.rows import Log, number, read_episodes, read_log
-from jaxrl.training.changes import NEWER, renewed
+from jaxrl.training.changes import NEWER
 from jaxrl.training.reel import films_in
 from jaxrl.training.storage.members import MEMBERS, POPULATION, member_dir
 from jaxrl.training.storage.run_dir import (
@@ -138,7 +138,7 @@ def _run(path: Path, name: str, config: Mapping[str, Any], remarks: list[str]) -
         population=None,
         swept=(),
         varied="",
-        settings=flat(renewed(own)) if own else {},
+        settings=flat(own) if own else {},
         metadata=metadata,
         log=log,
         film=film,

@@ -1,4 +1,4 @@
-"""What differs between the settings of two runs, and settings as today's version writes them."""
+"""What differs between the settings of two runs, and which of them decide what."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -79,40 +79,6 @@ NEWER: Mapping[str, object] = {
 """Settings that earlier versions lacked, with the values under which an old run or session continues unchanged."""
 
 
-RENAMED: Mapping[str, str] = {
-    "clip": "clip_eps",
-    "clip_value": "vf_clip_eps",
-    "critics": "num_critics",
-    "entropy": "ent_coef",
-    "normalise": "normalise_advantage",
-    "value": "vf_coef",
-}
-"""Names of agents' settings up to version 0.4, and the names that replaced them."""
-
-
-def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run with the agent's settings under their current names."""
-    agent = settings.get("agent")
-    if not isinstance(agent, Mapping):
-        return dict(settings)
-    return {**settings, "agent": {RENAMED.get(name, name): value for name, value in agent.items()}}
-
-
-def renewed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run as this version would write them for the same training.
-
-    Before `channels` existed, the torso `auto` meant one convolution of 16 channels for images of any size; before
-    `resets` did, environments on the device were reset at every step.
-    """
-    settings = renamed(settings)
-    if "num_envs" in settings:
-        settings = {"resets": NEWER["resets"], **settings}
-    agent = settings.get("agent")
-    if not isinstance(agent, Mapping) or "torso" not in agent or "channels" in agent:
-        return dict(settings)
-    return {**settings, "agent": {**agent, "channels": [16]}}
-
-
 def unread(settings: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of the settings that nothing reads under `settings`.
 
@@ -145,34 +111,13 @@ class Change(NamedTuple):
 
 def changes(old: object, new: object, name: str = "") -> list[Change]:
     """List the differences between the nested settings `old` and `new`, or with a `name`, of what is called so."""
-    if not name and isinstance(old, Mapping) and isinstance(new, Mapping):
-        old = _as_written_today(old, new)
-    return _differences(old, new, name)
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        keys = {key: f"{name}.{key}" if name else str(key) for key in [*old, *new]}
+        parts = [changes(old.get(key, NEWER.get(path)), new.get(key), path) for key, path in keys.items()]
+        return [change for part in parts for change in part]
+    return [] if old == new else [Change(name, old, new)]
 
 
 def measured_otherwise(found: Sequence[Change]) -> list[Change]:
     """Return those of the changes found under which scores mean something else."""
     return [change for change in found if change.name.partition(".")[0] in YARDSTICK]
-
-
-def _as_written_today(old: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:
-    old = {"recorders": new.get("recorders"), **renamed(old)}  # earlier versions had no such setting
-    if "agent" not in _custom(old):
-        return old
-    # Up to version 0.4, an agent with parts made in Python had no settings and was itself listed as such a part.
-    made = [part for part in _custom(new) if str(part).startswith("make_")]
-    others = [part for part in _custom(old) if part != "agent"]
-    return {**old, "agent": new.get("agent"), "custom": [*made, *others]} if made else old
-
-
-def _differences(old: object, new: object, name: str) -> list[Change]:
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        keys = {key: f"{name}.{key}" if name else str(key) for key in [*old, *new]}
-        parts = [_differences(old.get(key, NEWER.get(path)), new.get(key), path) for key, path in keys.items()]
-        return [change for part in parts for change in part]
-    return [] if old == new else [Change(name, old, new)]
-
-
-def _custom(settings: Mapping[str, Any]) -> list[Any]:
-    custom = settings.get("custom")
-    return custom if isinstance(custom, list) else []

@@ -19,8 +19,6 @@ ACTIVITIES = {
     "save": "the save",
 }
 """Those that may take long, for a person to read."""
-FACTS_SINCE_0_4 = ("seen_reward", "seen_discount", "seen_bonus", "told_values", "told_support", "told_greedy")
-"""What checkpoints of version 0.3 do not have, and of the last one those before 0.18."""
 
 
 @dataclass
@@ -50,7 +48,7 @@ class Ledger:
     seen_discount: float = 0.0
     seen_bonus: float = 0.0
     told_values: bool = False
-    """Whether values beyond all returns were reported. Version 0.4 saved 0 or 1."""
+    """Whether values beyond all returns were reported."""
     told_support: bool = False
     """Whether a support too narrow was reported."""
     doing = ""  # a part in which time is spent now; no field, for no checkpoint needs it
@@ -182,18 +180,17 @@ class Ledger:
 def _check(facts: Any) -> None:
     """Raise `ValueError` unless `facts` have the names and types that `Ledger.facts` gives them."""
     like = Ledger().facts()
-    names = {*facts, *FACTS_SINCE_0_4} if isinstance(facts, dict) else set()
-    if names != like.keys() or not isinstance(facts["seconds"], dict):
+    if not isinstance(facts, dict) or facts.keys() != like.keys() or not isinstance(facts["seconds"], dict):
         raise ValueError(f"expected counters named {', '.join(like)}")
     for name, value in [*facts.items(), *facts["seconds"].items()]:
         if type(like.get(name)) is bool:
-            if type(value) not in (bool, int) or value not in (0, 1):
+            if type(value) is not bool:
                 raise ValueError(f"{name} is {value!r}; expected true or false")
             continue
         count = type(like.get(name)) is int
         if count and (type(value) is not int or value < 0):
             raise ValueError(f"{name} is {value!r}; expected a count")
-        if name in FACTS_SINCE_0_4 and value is None:
+        if value is None and type(like.get(name)) is float:
             raise ValueError(f"{name} is None; expected a number")
         if not count and name != "seconds" and value is not None and type(value) not in (int, float):
             raise ValueError(f"{name} is {value!r}; expected a number")

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -50,14 +50,11 @@ Form = Callable[[PyTree], tuple[PyTree, Callable[[PyTree], PyTree]]]
 def forms_of(strategy: Strategy) -> list[Form]:
     """Return in what forms a checkpoint may hold the state and the sums of a run, beside the one of `state_shapes`.
 
-    Without the sums that version 0.3 did not have; without the replay buffer, which is then `()`. One of shards has
-    no other: it always had them.
+    Without the replay buffer, which is then `()`. One of shards always has it.
     """
-    if strategy.shards > 1:
+    if strategy.shards > 1 or strategy.refill is None:
         return []
-    older = lambda like: without_later(sorted(metric_shapes(strategy, state_shapes(strategy)[0])), like)
-    bare = lambda like: (without_replay(like), lambda tree: tree)
-    return [older] if strategy.refill is None else [bare, older]
+    return [lambda like: (without_replay(like), lambda tree: tree)]
 
 
 def without_replay(tree: tuple[PyTree, "Sums"]) -> tuple[PyTree, "Sums"]:
@@ -73,30 +70,6 @@ def zero_sums(size: int) -> Sums:
         return np.full(size, value, dtype)  # for JAX it would be a program, to be compiled in the midst of a run
 
     return Sums(full(0, np.uint32), full(0, np.uint32), full(0), full(0), full(math.inf), full(-math.inf))
-
-
-METRICS_SINCE_0_4 = ("largest_discount", "largest_reward", "out_of_support")
-"""Metrics of which checkpoints of version 0.3 have no sums."""
-
-
-def without_later(names: Iterable[str], tree: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
-    """Return the shapes `tree` as they were before there were sums of all, and what makes of such a tree a new one.
-
-    `names` are those of the metrics, sorted.
-    """
-    names = list(names)
-    places = np.array([i for i, name in enumerate(names) if name not in METRICS_SINCE_0_4], np.int32)
-    is_sums = lambda x: isinstance(x, Sums)
-
-    def narrow(sums: Sums) -> Any:
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(places.shape, x.dtype), sums)
-
-    def wide(sums: Sums) -> Sums:
-        zeros = (jnp.asarray(x) for x in zero_sums(len(names)))
-        return Sums(*(new.at[places].set(old) for new, old in zip(zeros, sums, strict=True)))
-
-    change = lambda f, tree: jax.tree.map(lambda x: f(x) if is_sums(x) else x, tree, is_leaf=is_sums)
-    return change(narrow, tree), partial(change, wide)
 
 
 def metric_shapes(strategy: Strategy, state: PyTree) -> dict[str, Any]:

@@ -2,12 +2,11 @@
 
 import dataclasses
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from jaxrl.training.logbook import Logbook, unpacking
 from jaxrl.training.policy import spec_facts
-from jaxrl.training.program import summarise, without_later, zero_sums
+from jaxrl.training.program import summarise, zero_sums
 from jaxrl.training.sanity import columns_to_write
 from jaxrl.training.schedule import Schedule
 from jaxrl.training.session.parts import SessionState
@@ -65,7 +64,6 @@ def facts_to_save(now: SessionState, stepper: Stepper, log: Logbook, t: int) -> 
 def taken_up(first: SessionState, stepper: Stepper, log: Logbook, storage: Storage, schedule: Schedule) -> SessionState:
     """Return what the newest valid checkpoint holds, in the structure of `first`."""
     like = tree_of(first)
-    storage.expect([partial(without_later, sorted(stepper.metrics))])
     storage.check_fits(like)
     step, tree, facts = storage.load(like)
     with unpacking(f"{step} of {storage.path}", "no session's"):

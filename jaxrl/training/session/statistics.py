@@ -128,8 +128,7 @@ class Statistics:
         """Return these statistics with the numbers that `facts()` returned; raise `ValueError` if they are none."""
 
         def series(values: Sequence[Any]) -> Series:
-            count, mean, squares, low, high, recent, missing, not_finite, *total = values
-            total = total or [mean * count]  # up to version 0.9 there was none
+            count, mean, squares, low, high, recent, missing, not_finite, total = values
             low, high = (x if y is None else float(y) for x, y in ((math.inf, low), (-math.inf, high)))
             kept = tuple(float(x) for x in recent)[-self.window :]
             return Series(
@@ -141,7 +140,7 @@ class Statistics:
                 kept,
                 int(missing),
                 int(not_finite),
-                *map(float, total),
+                float(total),
             )
 
         try:

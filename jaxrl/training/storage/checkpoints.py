@@ -47,15 +47,12 @@ from jaxrl.training.storage.leaves import (
     host_leaves,
     like_leaves,
     mismatch,
-    path_today,
     rebuild,
 )
 from jaxrl.training.storage.run_dir import read_text, sync_dir, write_atomically
 from jaxrl.trees import PyTree
 
-FORMAT = 5
-READABLE = (4, FORMAT)
-"""Formats that are read: up to 4 every leaf was an array of its own."""
+FORMAT = 6
 MANIFEST, STATE = "manifest.json", "state"
 UNFINISHED, REMOVED = ".unfinished", ".removed"
 """Added to the name of a step that is being written, and of one that is being removed."""
@@ -74,8 +71,8 @@ class CheckpointError(Exception):
     verdict = "is damaged"
 
 
-class NewerError(CheckpointError):
-    """Say that a checkpoint was written by a newer version of jaxrl."""
+class VersionError(CheckpointError):
+    """Say that a checkpoint was written by another version of jaxrl."""
 
     verdict = "cannot be read"
 
@@ -94,8 +91,8 @@ class Store:
         self.newest: int | None = None
         """The step that was last saved or loaded."""
         self.forms: Sequence[Callable[[PyTree], tuple[PyTree, Callable[[PyTree], PyTree]]]] = ()
-        """Each makes of the structure to be loaded into another one that may have been saved, by an older version of
-        jaxrl or without the replay, and what renews a tree of it."""
+        """Each makes of the structure to be loaded into another one that may have been saved, such as one without the
+        replay, and what renews a tree of it."""
         self._bad: set[int] = set()
         self._thread: ThreadPoolExecutor | None = None
         self._job: Future[int] | None = None
@@ -250,7 +247,7 @@ class Store:
                     f"checkpoint {self._path(step)} does not fit this program: {error}; "
                     "resume it with the settings and the version of jaxrl that made it"
                 ) from error
-            except NewerError as error:  # going on from an older one would lose what came after it
+            except VersionError as error:  # going on from an older one would lose what came after it
                 raise NoCheckpointError(f"checkpoint {self._path(step)} {error.verdict}: {error}") from error
             except CheckpointError as error:
                 self._bad.add(step)
@@ -333,7 +330,7 @@ class Store:
             array = np.asarray(arrays[leaf_name(i)])
             if {**describe_leaf(entry["path"], array), "crc32": checksum(array)} != entry:
                 raise CheckpointError(f"the data of {entry['path']} is damaged: its checksum differs")
-            leaves[path_today(entry["path"])] = array
+            leaves[entry["path"]] = array
         return leaves, manifest["facts"]
 
     def manifest(self, step: int) -> dict[str, Any]:
@@ -355,14 +352,13 @@ class Store:
         if not isinstance(manifest, dict) or not manifest.keys() >= {"format", "step", "facts", "leaves", "sha256"}:
             raise CheckpointError("its manifest cannot be read: it is none of jaxrl's")
         version = manifest["format"]
-        if version not in READABLE:
-            readable, came = " and ".join(map(str, READABLE)), str(version)[:20]
-            if type(version) is int and version > FORMAT:
-                raise NewerError(
-                    f"it was written by a newer version of jaxrl (format {came}; this one reads {readable}); "
-                    "update jaxrl"
-                )
-            raise CheckpointError(f"it is of format {came}; this version of jaxrl reads formats {readable}")
+        if type(version) is not int:
+            raise CheckpointError(f"it is of format {str(version)[:20]}; this version of jaxrl reads format {FORMAT}")
+        if version != FORMAT:
+            age, advice = ("a newer", "update jaxrl") if version > FORMAT else ("an earlier", "go on with that version")
+            raise VersionError(
+                f"it was written by {age} version of jaxrl (format {version}; this one reads {FORMAT}); {advice}"
+            )
         if manifest["sha256"] != seal(manifest)["sha256"]:
             raise CheckpointError("its manifest is damaged: its checksum differs")
         if manifest["step"] != step:

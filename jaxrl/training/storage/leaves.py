@@ -61,21 +61,9 @@ def checksum(array: np.ndarray) -> int:
     return zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data)
 
 
-RENAMED = {".hyper.clip": ".hyper.clip_eps", ".hyper.entropy": ".hyper.ent_coef", ".hyper.value": ".hyper.vf_coef"}
-"""Ends of paths by their names up to version 0.4."""
-
-
-def path_today(path: str) -> str:
-    """Return what a leaf that was saved as `path` is called by this version."""
-    for old, new in RENAMED.items():
-        if path.endswith(old):
-            return path.removesuffix(old) + new
-    return path
-
-
 def mismatch(saved: Sequence[Entry], wanted: Mapping[str, Any]) -> str | None:
     """Say where `wanted` (shapes by path) first differs from the entries `saved`; `None` if nowhere."""
-    by_path = {path_today(entry["path"]): entry for entry in saved}
+    by_path = {entry["path"]: entry for entry in saved}
     for path, leaf in wanted.items():
         if path not in by_path:
             return f"it has no leaf {path}"

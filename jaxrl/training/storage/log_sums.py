@@ -50,10 +50,7 @@ class LogSums:
 
 
 def damage(directory: Path, facts: Mapping[str, Any]) -> list[str]:
-    """Say which logs no longer begin with what they held when a checkpoint with these `facts` was saved.
-
-    Checkpoints of version 0.3.0 have no sums of the logs: then nothing is said.
-    """
+    """Say which logs no longer begin with what they held when a checkpoint with these `facts` was saved."""
     sums = facts.get("logs")
     problems = []
     for name in LOGS:

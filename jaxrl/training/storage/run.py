@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
-from jaxrl.training.changes import HARMLESS, Change, changes, measured_otherwise, renewed, unread
+from jaxrl.training.changes import HARMLESS, Change, changes, measured_otherwise, unread
 from jaxrl.training.program import Form
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.fork import Fork, branch_off, describe_fork, told
@@ -361,14 +361,7 @@ class Storage:
 
     def check_fits(self, like: PyTree) -> None:
         """Raise `SettingsError`, naming the leaf, if the checkpoint to go on from does not fit `like`."""
-        try:
-            self.checkpoints.check_newest(like)
-        except SettingsError as error:
-            settings = self.checkpoints.newest_facts()[1].get("settings")
-            if not isinstance(settings, Mapping) or renewed(settings) == settings:
-                raise
-            hint = "images had one convolution of 16 channels then, which channels=(16,) of the agent gives"
-            raise SettingsError(f"{error}, or with its network: {hint}") from error
+        self.checkpoints.check_newest(like)
 
     def load(self, like: PyTree) -> tuple[int, PyTree, dict[str, Any]]:
         """Load the newest valid checkpoint; return its step, state and facts.
