@@ -15,6 +15,7 @@ from jaxrl.metrics import stat, total
 from jaxrl.training import program
 from jaxrl.training.memory import plan_of_state
 from jaxrl.training.program import add, summarise, zero_sums
+from jaxrl.xla import forms
 
 
 class State(NamedTuple):
@@ -59,10 +60,9 @@ def test_what_trains_is_compiled_with_options_of_its_own(monkeypatch: pytest.Mon
     other, width = "--xla_cpu_enable_fast_math=false", "--xla_cpu_prefer_vector_width=256"
     graphs = "--xla_gpu_enable_command_buffer="
     cases = [("cpu", "", True), ("cpu", other, True), ("cpu", f"{other} {width}", False)]
-    cases += [("gpu", "", True), ("gpu", graphs, False), ("tpu", "", False)]
-    for backend, flags, asked in cases:
-        with monkeypatch.context() as patch:
-            patch.setattr(jax, "default_backend", lambda backend=backend: backend)
+    cases += [("cuda", "", True), ("cuda", graphs, False), ("tpu", "", False)]
+    for platform, flags, asked in cases:
+        with monkeypatch.context() as patch, forms(platform):
             patch.setenv("XLA_FLAGS", flags)
             assert bool(program.compiler_options()) == asked
     step = lambda state, noise, t: (state, {"t": jnp.float32(t)})
