@@ -473,7 +473,8 @@ def _description(algo: str) -> str:
     """Return what `--help` says of the flags that are no settings."""
     recorders = ", ".join(f"{name} ({row.about})" for name, row in RECORDERS.items())
     return filled(
-        f"Train {ALGORITHMS[algo].title}. The first argument names the algorithm ({', '.join(ALGORITHMS)}).",
+        f"Train {ALGORITHMS[algo].title}. The first argument, or --algo, names the algorithm "
+        f"({', '.join(ALGORITHMS)}), or one of your own, as in my_package.algos:make.",
         "--config FILE reads settings from a YAML file; flags win over it.",
         "--resume RUN goes on with a run and needs no other flag. With --allow-changes it goes on under other settings "
         "or versions; with --start-over it begins anew and moves aside what was there.",

@@ -10,6 +10,7 @@ import jax
 import pytest
 
 from jaxrl.training import program
+from jaxrl.xla import attempts
 from jaxrl.xla.options import QUICKLY
 
 # The classic bug of losses is `[B]` against `[B, 1]`; NumPy's silent promotion would hide it.
@@ -57,6 +58,12 @@ def room() -> Iterator[None]:
         program._programs.cache_clear()
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def nothing_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no test be told what an earlier one of its process went without."""
+    monkeypatch.setattr(attempts, "_failures", {})
 
 
 def resident() -> int:

@@ -43,17 +43,17 @@ class LostError(ProcessError):
 
 def several() -> bool:
     """Say whether JAX's distributed runtime has made this process one of several."""
-    return jax.distributed.is_initialized() and jax.process_count() > 1
+    return jax.distributed.is_initialized() and processes() > 1
 
 
 def number() -> int:
     """Return the number of this process; 0 of the one that decides, and of one that is alone."""
-    return jax.process_index() if several() else 0
+    return int(_runtime().process_id) if several() else 0
 
 
 def processes() -> int:
     """Return how many processes there are."""
-    return jax.process_count() if several() else 1
+    return int(_runtime().num_processes) if jax.distributed.is_initialized() else 1
 
 
 def require_alone(what: str) -> None:
@@ -65,10 +65,16 @@ def require_alone(what: str) -> None:
         )
 
 
-def _store() -> Any:
-    from jax._src import distributed  # no public name leads to the key-value store
+def _runtime() -> Any:
+    """Return what JAX's distributed runtime knows: no public name leads to its key-value store, and the public names of
+    the number of processes make JAX look for devices, which is too early while these are being chosen."""
+    from jax._src import distributed
 
-    return distributed.global_state.client
+    return distributed.global_state
+
+
+def _store() -> Any:
+    return _runtime().client
 
 
 # --- orders -----------------------------------------------------------------------------------------------------

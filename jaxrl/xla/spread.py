@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxrl.shards as shards_of_run
+from jaxrl.errors import SettingsError
 from jaxrl.shards import AXIS, axis_size
 from jaxrl.trees import Array, PyTree, is_key, key_impl
 from jaxrl.xla.attempts import attempt
@@ -376,7 +377,7 @@ def _while(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], l
     def goes_on(carried: Any) -> Array:
         made = _interpret(test, Spread([*tested.values, *carried], [*tested.each, *own]), shards)
         if made.each[0]:
-            raise NotImplementedError("shards cannot meet in a loop that each of them ends at a time of its own")
+            raise SettingsError("shards cannot meet in a loop that each of them ends at a time of its own")
         return jnp.asarray(made.values[0])
 
     def one(carried: Any) -> Any:
@@ -388,7 +389,7 @@ def _while(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], l
 
 def _cond(equation: Equation, given: Spread, shards: int) -> tuple[list[Any], list[bool]]:
     if given.each[0]:
-        raise NotImplementedError("shards cannot meet where each of them chooses by itself what to do")
+        raise SettingsError("shards cannot meet where each of them chooses by itself what to do")
     own = _own_of_cond(equation, given.each)
 
     def taken(branch: Code, *values: Any) -> list[Any]:

@@ -23,10 +23,10 @@ import jax
 import numpy as np
 import processes_toy
 import pytest
+from jax._src import distributed
 
 import jaxrl
 import jaxrl.train
-import jaxrl.training.processes as processes
 import jaxrl.verify
 from jaxrl.errors import SettingsError
 from jaxrl.training.storage.arrays import FILES, file_sums, joined_crc
@@ -454,7 +454,7 @@ def one_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make this process believe that it is the first of two."""
     jax.devices()  # JAX has begun, alone
     state = SimpleNamespace(client=object(), num_processes=2, process_id=0)
-    monkeypatch.setattr(processes.distributed, "global_state", state)
+    monkeypatch.setattr(distributed, "global_state", state)
 
 
 def strategy(**settings: Any) -> jaxrl.Strategy:
