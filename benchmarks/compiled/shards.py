@@ -91,7 +91,10 @@ def _compiled(strategy: Any, mesh: Any) -> Any:
     spread = devices.over_devices(strategy, partial(program.run, strategy), state)
     shapes = (devices.placed(strategy, state), jax.tree.map(put, sums), count, count)
     traced = jax.jit(spread, donate_argnums=(0, 1)).trace(*shapes)
-    options = {**(spread_options(compiler_options()) or {}), **product_options(lambda: program.longest_sum(traced.jaxpr))}
+    options = {
+        **(spread_options(compiler_options()) or {}),
+        **product_options(lambda: program.longest_sum(traced.jaxpr)),
+    }
     return traced.lower().compile(compiler_options=options)
 
 
