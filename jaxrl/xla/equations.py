@@ -66,7 +66,7 @@ class Counts(NamedTuple):
     carry: int
 
 
-def read(jaxpr: Any, seen: dict[int, bool] | None = None) -> Code:
+def read(jaxpr: Any, seen: dict[Any, bool] | None = None) -> Code:
     """Read a closed jaxpr; `seen` is what `_draws` knows already."""
     code, seen = Code([], [], [], {}, {}, itertools.count()), {} if seen is None else seen
     inner = _open(jaxpr)
@@ -117,10 +117,10 @@ def _inside(eqn: Any) -> Iterator[Any]:
         yield from (x for x in several if hasattr(_open(x), "eqns"))
 
 
-def _draws(jaxpr: Any, seen: dict[int, bool]) -> bool:
-    if id(jaxpr) not in seen:
-        seen[id(jaxpr)] = any(e.primitive.name in DRAWS or any(_draws(x, seen) for x in _inside(e)) for e in jaxpr.eqns)
-    return seen[id(jaxpr)]
+def _draws(jaxpr: Any, seen: dict[Any, bool]) -> bool:
+    if jaxpr not in seen:
+        seen[jaxpr] = any(e.primitive.name in DRAWS or any(_draws(x, seen) for x in _inside(e)) for e in jaxpr.eqns)
+    return seen[jaxpr]
 
 
 def everywhere(jaxpr: Any) -> Iterator[Any]:

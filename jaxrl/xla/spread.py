@@ -54,34 +54,31 @@ def spread(
       each: trees of bools like `args`: whether every shard has its own.
       own: returns of a result the same: what to take for each shard's own where that cannot be read from the program.
     """
-    in_turn = lambda: _one_by_one(function, shards, args, each)
-    return attempt("shards one by one", in_turn, lambda: _in_one_batch(function, shards, args, each, own))
+    leaves, form = jax.tree.flatten(tuple(args))
+    given = Spread(leaves, jax.tree.leaves(tuple(each)))
+    flat = lambda *leaves: function(*jax.tree.unflatten(form, leaves))
+    return attempt(
+        "shards one by one",
+        lambda: _one_by_one(flat, shards, given),
+        lambda: _in_one_batch(flat, shards, given, own),
+    )
 
 
 def _in_one_batch(
-    function: Callable[..., PyTree],
-    shards: int,
-    args: Sequence[PyTree],
-    each: Sequence[PyTree],
-    own: Callable[[PyTree], PyTree],
-) -> Any:
+    flat: Callable[..., PyTree], shards: int, given: Spread, own: Callable[[PyTree], PyTree]
+) -> tuple[PyTree, PyTree]:
     """Run a function for all shards of this device together: what it rounds to then depends on how many there are."""
-    leaves, form = jax.tree.flatten(tuple(args))
-    axes = [0 if own else None for own in jax.tree.leaves(tuple(each))]
-    flat = lambda *leaves: function(*jax.tree.unflatten(form, leaves))
+    axes = [0 if own else None for own in given.each]
     with shards_of_run.across(DEVICES if _devices() > 1 else None):
-        made = jax.vmap(flat, in_axes=axes, axis_name=AXIS, axis_size=_here(shards))(*leaves)
+        made = jax.vmap(flat, in_axes=axes, axis_name=AXIS, axis_size=_here(shards))(*given.values)
     flags = own(made)
     return jax.tree.map(lambda x, own: x if own else x[0], made, flags), flags
 
 
-def _one_by_one(function: Callable[..., PyTree], shards: int, args: Sequence[PyTree], each: Sequence[PyTree]) -> Any:
-    leaves, form = jax.tree.flatten(tuple(args))
-    flags = jax.tree.leaves(tuple(each))
-    local = [_row(x) if own else _like(x) for x, own in zip(leaves, flags, strict=True)]
-    flat = lambda *leaves: function(*jax.tree.unflatten(form, leaves))
+def _one_by_one(flat: Callable[..., PyTree], shards: int, given: Spread) -> tuple[PyTree, PyTree]:
+    local = [_row(x) if own else _like(x) for x, own in zip(given.values, given.each, strict=True)]
     traced, shape = jax.make_jaxpr(flat, axis_env=[(AXIS, shards)], return_shape=True)(*local)
-    made = _interpret(_inlined(read(traced)), Spread(leaves, flags), shards)
+    made = _interpret(_inlined(read(traced)), given, shards)
     result = jax.tree.structure(shape)
     return jax.tree.unflatten(result, made.values), jax.tree.unflatten(result, made.each)
 
