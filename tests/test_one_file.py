@@ -1,4 +1,4 @@
-"""What `examples/dqn_in_one_file.py` says on one page is what jaxrl computes."""
+"""What `examples/dqn_in_one_file.py` and `examples/ppo_in_one_file.py` say on one page is what jaxrl computes."""
 
 import importlib.util
 from pathlib import Path
@@ -11,12 +11,13 @@ import pytest
 
 import jaxrl
 
-PAGE = Path(__file__).parents[1] / "examples" / "dqn_in_one_file.py"
+EXAMPLES = Path(__file__).parents[1] / "examples"
+DQN, PPO = "dqn_in_one_file.py", "ppo_in_one_file.py"
 
 
-def page() -> Any:
-    """Return the script as a module."""
-    spec = importlib.util.spec_from_file_location("page", PAGE)
+def page(name: str) -> Any:
+    """Return a script as a module of its own."""
+    spec = importlib.util.spec_from_file_location("page", EXAMPLES / name)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -24,36 +25,61 @@ def page() -> Any:
     return module
 
 
-def test_nothing_of_jaxrl_is_imported() -> None:
-    assert "import jaxrl" not in PAGE.read_text()
-    assert "from jaxrl" not in PAGE.read_text()
+@pytest.mark.parametrize("name", [DQN, PPO])
+def test_nothing_of_jaxrl_is_imported(name: str) -> None:
+    assert "import jaxrl" not in (EXAMPLES / name).read_text()
+    assert "from jaxrl" not in (EXAMPLES / name).read_text()
 
 
-def test_jaxrl_takes_the_same_steps_and_learns_the_same() -> None:
-    """Episodes bit for bit, so all that was drawn and chosen; parameters but for how XLA rounds fused products."""
-    one, key, t = page(), jax.random.key(7), 200
-    agent = jaxrl.dqn(features=(64, 64), lr=1e-3, target_interval=50, epsilon_decay=2_000, max_grad_norm=1e9)
+def both(strategy: jaxrl.Strategy, one: Any, iterations: int) -> tuple[Any, Any]:
+    """Return the training states of jaxrl and of the page, after as many iterations from the same key."""
+
+    def run(state: Any) -> Any:
+        turn = lambda i, state: strategy.step(state, jax.random.fold_in(state.key, i), i)[0]
+        return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(iterations), turn, state)
+
+    key = jax.random.key(7)
+    return jax.jit(run)(jax.jit(strategy.init)(key)), jax.jit(one.iterate)(jax.jit(one.init)(key), 0, iterations)
+
+
+def agree(ours: Any, theirs: Any) -> None:
+    """Assert the same numbers, but for how XLA rounds fused products: another draw or action would show at once."""
+    chex.assert_trees_all_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_jaxrl_takes_the_same_steps_as_dqn_on_one_page_and_learns_the_same() -> None:
     strategy = jaxrl.off_policy(
         jaxrl.make_env("CartPole-v1"),
-        agent,
+        jaxrl.dqn(features=(64, 64), lr=1e-3, target_interval=50, epsilon_decay=2_000, max_grad_norm=1e9),
         buffer=jaxrl.uniform(1_000, 32),
         processor=jaxrl.one_step(0.99),
         num_envs=4,
         opt_interval=4,
         warmup=200,
     )
+    ours, theirs = both(strategy, page(DQN), 200)
+    agree(ours.env.env, theirs.env)
+    agree((ours.agent.params.tree, ours.agent.target.tree), (theirs.params, theirs.target))
 
-    def run(state: Any) -> Any:
-        turn = lambda i, state: strategy.step(state, jax.random.fold_in(state.key, i), i)[0]
-        return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(t), turn, state)
 
-    ours = jax.jit(run)(jax.jit(strategy.init)(key))
-    theirs = jax.jit(one.iterate)(jax.jit(one.init)(key), 0, t)
-    chex.assert_trees_all_equal(ours.env.env, theirs.env)
-    chex.assert_trees_all_close(ours.agent.params.tree, theirs.params, rtol=1e-5, atol=1e-6)
-    chex.assert_trees_all_close(ours.agent.target.tree, theirs.target, rtol=1e-5, atol=1e-6)
+def test_jaxrl_takes_the_same_steps_as_ppo_on_one_page_and_learns_the_same() -> None:
+    one = page(PPO)
+    one.NUM_ENVS, one.ROLLOUT = 4, 31  # few enough steps for jaxrl to sort them too
+    strategy = jaxrl.on_policy(
+        jaxrl.make_env("CartPole-v1"),
+        jaxrl.ppo(lr=1e-3),
+        processor=jaxrl.one_step(0.99),
+        num_envs=4,
+        rollout=31,
+        epochs=4,
+        minibatches=4,
+    )
+    ours, theirs = both(strategy, one, 10)
+    agree(ours.env.env, theirs.env)
+    agree(ours.agent.params.tree, theirs.params)
 
 
 @pytest.mark.slow
-def test_it_learns() -> None:
-    assert page().main() > 300
+@pytest.mark.parametrize("name", [DQN, PPO])
+def test_it_learns(name: str) -> None:
+    assert page(name).main() > 300
