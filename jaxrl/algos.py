@@ -36,10 +36,10 @@ class ProcessorConfig:
 
     one_hot: int = 0
     """Show each whole number of grids and rows as this many flags, one for each value from 0; 0: as numbers."""
-    normalise_obs: bool = False
-    """Normalise observations by their running mean and standard deviation."""
     frame_stack: int = 1
     """Number of latest observations stacked for the policy; 1: no stacking."""
+    normalise_obs: bool = False
+    """Normalise observations by their running mean and standard deviation."""
     reward_scale: float = 1.0
     """Factor that every reward is multiplied by."""
     reward_clip: float = 0.0
@@ -297,8 +297,8 @@ def build_processor(config: ProcessorConfig) -> Processor:
     """Build the chain of processors that `config` turns on."""
     parts = {
         one_hot: (config.one_hot != 0, (config.one_hot,)),
-        normalise_obs: (config.normalise_obs, ()),
         frame_stack: (config.frame_stack != 1, (config.frame_stack,)),
+        normalise_obs: (config.normalise_obs, ()),
         reward_scale: (config.reward_scale != 1.0, (config.reward_scale,)),
         reward_clip: (config.reward_clip != 0.0, (config.reward_clip,)),
         normalise_reward: (config.normalise_reward, (config.discount,)),

@@ -66,6 +66,13 @@ class Processor(NamedTuple):
     the state; `None`: it cannot be told."""
     shared: Callable[[PyTree], PyTree] | None = None
     """`(state) -> learnt`: what actors share, if more than policies need of it; `None`: what `learnt` selects."""
+    raw: "Processor | None" = None
+    """The same processor for replay: it passes on what the environment gave, and its `apply` scales a batch when it is
+    used, by the statistics of then. `None`: the processor learns nothing to scale by, or scales steps as they come."""
+    apply: "Callable[[PyTree, Transition], Transition] | None" = None
+    """`(state, items) -> items`: scale items by what `state` knows; `None`: they are scaled already."""
+    changes: tuple[str, ...] = ("obs", "reward")
+    """What of a step it changes: neither may be scaled later than that."""
 
     @property
     def of_actors(self) -> "Processor":
@@ -124,6 +131,22 @@ def chain(*processors: Processor) -> Processor:
         )
     if len(processors) == 1:
         return processors[0]
+    made = _chained(processors)
+    if not _scales_later(processors):
+        return made
+    raw = tuple(processor.raw or processor for processor in processors)
+    return made._replace(raw=_chained(raw)._replace(apply=partial(_apply, raw), observe=partial(_observe_now, raw)))
+
+
+def _scales_later(processors: tuple[Processor, ...]) -> bool:
+    """Return whether all that a chain learns can be applied to its transitions: nothing behind changes the same."""
+    learners = [i for i, p in enumerate(processors) if p.frozen is not None or p.shared is not None]
+    later = lambda i: {name for p in processors[i + 1 :] if p.raw is None for name in p.changes}
+    able = [p.raw is not None and later(i).isdisjoint(p.changes) for i, p in enumerate(processors) if i in learners]
+    return bool(able) and all(able)
+
+
+def _chained(processors: tuple[Processor, ...]) -> Processor:
     settings = [p.settings for p in processors]
     return Processor(
         init=partial(_init, processors),
@@ -138,6 +161,18 @@ def chain(*processors: Processor) -> Processor:
         joined=lambda a, b: tuple(p.taught_more(x, y) for p, x, y in zip(processors, a, b, strict=True)),
         settings=None if None in settings else {k: v for part in settings if part for k, v in part.items()},
     )
+
+
+def _apply(processors: tuple[Processor, ...], states: tuple[PyTree, ...], items: Transition) -> Transition:
+    for processor, state in zip(processors, states, strict=True):
+        items = items if processor.apply is None else processor.apply(state, items)
+    return items
+
+
+def _observe_now(processors: tuple[Processor, ...], states: tuple[PyTree, ...]) -> PyTree:
+    obs = _observe(processors, states)
+    nothing = jnp.zeros(jax.tree.leaves(obs)[0].shape[0], jnp.float32)
+    return _apply(processors, states, Transition(obs, (), nothing, nothing, obs)).obs
 
 
 def _init(processors: tuple[Processor, ...], obs: PyTree) -> tuple[PyTree, ...]:
@@ -203,6 +238,7 @@ def map_reward(function: Any, settings: Mapping[str, Any] | None = None) -> Proc
         process=lambda state, step: (step.obs, step._replace(reward=function(step.reward))),
         observe=lambda state: state,
         settings=settings,
+        changes=("reward",),
     )
 
 
@@ -232,6 +268,7 @@ def frame_stack(frames: int) -> Processor:
         observe=lambda state: state,
         space=partial(_stacked_space, frames),
         settings={"frame_stack": frames},
+        changes=("obs",),
     )
 
 

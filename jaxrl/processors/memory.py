@@ -1,5 +1,6 @@
 """Carry a recurrent agent's memory from step to step."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -37,11 +38,18 @@ def remember(processor: Processor, memory: PyTree) -> Processor:
         learnt=lambda state: processor.learnt(state.inner),
         shared=lambda state: processor.of_actors.learnt(state.inner),
         frozen=lambda learnt: remember(processor.freeze(learnt), memory),
+        raw=processor.raw and remember(processor.raw, memory),
+        apply=processor.apply and partial(_apply, processor.apply),
     )
 
 
 def _blank(memory: PyTree, num_envs: int) -> PyTree:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (num_envs, *x.shape)), memory)
+
+
+def _apply(apply: Callable[[PyTree, Transition], Transition], state: MemoryState, items: Transition) -> Transition:
+    seen = apply(state.inner, items._replace(obs=items.obs.obs, next_obs=items.next_obs.obs))
+    return seen._replace(obs=items.obs._replace(obs=seen.obs), next_obs=items.next_obs._replace(obs=seen.next_obs))
 
 
 def _process(processor: Processor, memory: PyTree, state: MemoryState, step: Step) -> tuple[MemoryState, Transition]:

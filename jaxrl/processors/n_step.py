@@ -53,6 +53,7 @@ def n_step(n: int, discount: float = 0.99) -> Processor:
         horizon=n - 1,
         makes_transitions=True,
         settings={"n_step": n, "discount": discount},
+        changes=(),
     )
 
 

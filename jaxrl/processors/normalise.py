@@ -11,7 +11,7 @@ from jaxrl.errors import check_between
 from jaxrl.processors.base import Processor
 from jaxrl.trees import Array, PyTree
 from jaxrl.tuning import tunable
-from jaxrl.types import Step
+from jaxrl.types import Step, Transition
 
 CLIP = 10.0
 """Normalised observations and rewards are clipped to this many standard deviations."""
@@ -84,17 +84,21 @@ def normalise_obs() -> Processor:
 
     Every observation that the policy sees counts once, over all environments, except zeros that replace a non-finite
     one. Whole-number and 8-bit leaves stay unchanged. The statistics belong to the training state and to the policy,
-    and stay fixed during evaluation.
+    and stay fixed during evaluation. Replay keeps observations as they came, and normalises a batch when it is used.
     """
-    return Processor(
-        init=lambda obs: ObsState(_unseen(obs), _scaled(_unseen(obs), obs)),
-        process=_process_obs,
+    raw = Processor(
+        init=lambda obs: ObsState(_unseen(obs), obs),
+        process=_count_obs,
         observe=lambda state: state.obs,
         settings={"normalise_obs": True},
         learnt=lambda state: state.moments,
         frozen=_frozen,
         joined=lambda a, b: tuple(m if m is None else _joined(m, *n[:3]) for m, n in zip(a, b, strict=True)),
+        apply=_apply_obs,
+        changes=("obs",),
     )
+    init = lambda obs: ObsState(_unseen(obs), _scaled(_unseen(obs), obs))
+    return raw._replace(init=init, process=_process_obs, raw=raw, apply=None)
 
 
 def _frozen(moments: PyTree) -> Processor:
@@ -118,16 +122,28 @@ def _scaled(moments: tuple[Moments | None, ...], obs: PyTree) -> PyTree:
 def _scale(moments: Moments | None, x: Array) -> Array:
     if moments is None:
         return x
-    scaled = (x - moments.mean[None]) * jax.lax.rsqrt(moments.variance + EPSILON)[None]
+    over = lambda y: y.reshape((1,) * (x.ndim - y.ndim) + y.shape)
+    scaled = (x - over(moments.mean)) * over(jax.lax.rsqrt(moments.variance + EPSILON))
     return jnp.clip(scaled, -CLIP, CLIP).astype(x.dtype)
 
 
-def _process_obs(state: ObsState, step: Step) -> tuple[ObsState, Step]:
+def _count_obs(state: ObsState, step: Step) -> tuple[ObsState, Step]:
+    """Take a step into the statistics, and pass it on as it is."""
     leaves = jax.tree.leaves(step.obs)
     take_in = merge if isinstance(step.obs_valid, tuple) else partial(_merge_seen, seen=step.obs_valid)
     moments = tuple(m if m is None else take_in(m, x) for m, x in zip(state.moments, leaves, strict=True))
+    return ObsState(moments, step.obs), step
+
+
+def _process_obs(state: ObsState, step: Step) -> tuple[ObsState, Step]:
+    moments = _count_obs(state, step)[0].moments
     obs, final_obs = _scaled(moments, step.obs), _scaled(moments, step.final_obs)
     return ObsState(moments, obs), step._replace(obs=obs, final_obs=final_obs)
+
+
+def _apply_obs(state: ObsState, items: Transition) -> Transition:
+    scaled = partial(_scaled, state.moments)
+    return items._replace(obs=scaled(items.obs), next_obs=scaled(items.next_obs))
 
 
 def _merge_seen(moments: Moments, entries: Array, seen: Array) -> Moments:
@@ -156,16 +172,21 @@ def normalise_reward(discount: float = 0.99) -> Processor:
 
     The mean is not subtracted, so that a reward keeps its sign (as in Engstrom et al. 2020,
     https://arxiv.org/abs/2005.12729, section 3). Recorded returns stay the environment's. Actors share the statistics.
+    Replay keeps rewards as they came, or their sums over several steps, and divides and clips those of a batch when it
+    is used.
     """
     check_between("discount", discount, 0.0, 1.0)
-    return Processor(
+    raw = Processor(
         init=lambda obs: _no_rewards(discount, obs),
-        process=_process_reward,
+        process=_count_reward,
         observe=lambda state: state.obs,
         settings={"normalise_reward": True},
         joined=lambda moments, more: _joined(moments, *more[:3]),
         shared=lambda state: state.moments,
+        apply=lambda state, items: items._replace(reward=_divided(state.moments, items.reward)),
+        changes=("reward",),
     )
+    return raw._replace(process=_process_reward, raw=raw, apply=None)
 
 
 def _no_rewards(discount: float, obs: Any) -> RewardState:
@@ -173,9 +194,18 @@ def _no_rewards(discount: float, obs: Any) -> RewardState:
     return RewardState(obs, tunable("processor.discount", discount), jnp.zeros(num_envs, jnp.float32), no_moments(()))
 
 
-def _process_reward(state: RewardState, step: Step) -> tuple[RewardState, Step]:
+def _count_reward(state: RewardState, step: Step) -> tuple[RewardState, Step]:
+    """Take a step into the statistics, and pass it on as it is."""
     returns = state.discount * state.returns + step.reward
     moments = merge(state.moments, returns, jnp.broadcast_to(step.valid, returns.shape))
-    reward = jnp.clip(step.reward * jax.lax.rsqrt(moments.variance + EPSILON), -CLIP, CLIP)
     going_on = jnp.where(step.terminated | step.truncated, 0.0, returns)
-    return RewardState(step.obs, state.discount, going_on, moments), step._replace(reward=reward)
+    return RewardState(step.obs, state.discount, going_on, moments), step
+
+
+def _process_reward(state: RewardState, step: Step) -> tuple[RewardState, Step]:
+    state, step = _count_reward(state, step)
+    return state, step._replace(reward=_divided(state.moments, step.reward))
+
+
+def _divided(moments: Moments, reward: Array) -> Array:
+    return jnp.clip(reward * jax.lax.rsqrt(moments.variance + EPSILON), -CLIP, CLIP)

@@ -37,6 +37,7 @@ def one_hot(values: int) -> Processor:
         observe=lambda state: state,
         space=partial(_space, values),
         settings={"one_hot": values},
+        changes=("obs",),
     )
 
 

@@ -30,7 +30,8 @@ def with_demos(buffer: Buffer, demos: Dataset | None, share: float, acting: Acti
         raise SettingsError(f"demo_share is {share}; expected a share above 0 and below 1, as 0.5")
     check_env(demos, env)
     check_forgets(acting.agent, "demos")
-    if learns(acting, demos) or (acting.processor.settings or {}).get("normalise_reward"):
+    scales = learns(acting, demos) or (acting.processor.settings or {}).get("normalise_reward")
+    if acting.processor.apply is None and scales:
         raise SettingsError(
             "the processor learns what it scales by as it goes, so demos and experience would be scaled otherwise; "
             "leave normalise_obs and normalise_reward off, or demos out"

@@ -53,6 +53,7 @@ from jaxrl.strategies.remote import (
 )
 from jaxrl.strategies.replay import (
     UpdateSchedule,
+    applied,
     learn,
     least_rows,
     sampled_for,
@@ -144,7 +145,8 @@ def off_policy(
     )
     updates, warmup, buffer = whole(updates), whole(warmup), usual_buffer(suits) if buffer is None else buffer
     vector, shards = of_one_shard(env, num_envs, host_actors, resets, shards, batch_size=buffer.batch_size)
-    bound = Acting(vector, *join(known, processor or usual_processor(suits)))
+    processor = processor or usual_processor(suits)
+    bound = Acting(vector, *join(known, processor.raw or processor))
     ring = _ring_of_one_shard(buffer, bound, env, shards)
     learnt_from = with_demos(ring, demos, demo_share, bound, env)
     schedule = update_schedule(
@@ -255,7 +257,14 @@ def _advance(
     # Push before sampling: the other way round XLA must keep the old buffer, and copies it every iteration.
     state = state._replace(buffer=parts.buffer.push(state.buffer, items, pushes))
     state, learnt = learn(
-        parts.acting.agent, parts.buffer, state, update_key, pushes + 1, first_opt, parts.schedule.updates
+        parts.acting.agent,
+        parts.buffer,
+        state,
+        update_key,
+        pushes + 1,
+        first_opt,
+        parts.schedule.updates,
+        applied(parts.acting.processor, state.processor),
     )
     return state, {**metrics, **learnt}, seen
 

@@ -1,5 +1,6 @@
 """Learning from replay: when it is due, and how it is done, wherever the steps come from."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,8 +13,8 @@ from jaxrl.metrics import Metrics
 from jaxrl.processors.base import OFF, Processor
 from jaxrl.strategies.base import repeat
 from jaxrl.strategies.guard import guarded_update, what_returns_are_made_of
-from jaxrl.trees import Array, Key
-from jaxrl.types import GoalFn
+from jaxrl.trees import Array, Key, PyTree
+from jaxrl.types import GoalFn, Transition
 
 
 class UpdateSchedule(NamedTuple):
@@ -163,20 +164,42 @@ def check_ratio(num_envs: int, opt_interval: int) -> None:
 
 
 def learn(
-    agent: Agent, buffer: Buffer, state: Any, key: Key, pushes: Array, first_opt: Array, updates: int
+    agent: Agent,
+    buffer: Buffer,
+    state: Any,
+    key: Key,
+    pushes: Array,
+    first_opt: Array,
+    updates: int,
+    apply: Callable[[Transition], Transition] | None = None,
 ) -> tuple[Any, Metrics]:
     """Make `updates` optimisation steps, the first of them number `first_opt`, each on a batch of its own.
 
     `state` is a `NamedTuple` with the fields `agent`, `buffer`, after `pushes` blocks, and `health`. The key is
-    consumed.
+    consumed. Items are put through `apply` before they are learnt from.
     """
-    update = partial(_update, agent, buffer, pushes)
+    update = partial(_update, agent, buffer, pushes, apply)
     return repeat(update, state, jax.random.split(key, updates), first_opt, updates)
 
 
-def _update(agent: Agent, buffer: Buffer, pushes: Array, state: Any, key: Key, opt_step: Array) -> tuple[Any, Metrics]:
+def applied(processor: Processor, state: PyTree) -> Callable[[Transition], Transition] | None:
+    """Return what scales the items of replay by what `processor` in `state` has learnt; `None` if nothing does."""
+    return processor.apply and partial(processor.apply, state)
+
+
+def _update(
+    agent: Agent,
+    buffer: Buffer,
+    pushes: Array,
+    apply: Callable[[Transition], Transition] | None,
+    state: Any,
+    key: Key,
+    opt_step: Array,
+) -> tuple[Any, Metrics]:
     sample_key, update_key = jax.random.split(key)
     batch = buffer.sample(state.buffer, sample_key, pushes, opt_step)
+    if apply is not None:
+        batch = batch._replace(items=apply(batch.items))
     new, health, metrics, priorities = guarded_update(agent, state.agent, state.health, batch, update_key, opt_step)
     reprioritised = buffer.reprioritise(state.buffer, batch.index, priorities)
     return state._replace(agent=new, health=health, buffer=reprioritised), {

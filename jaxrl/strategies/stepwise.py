@@ -20,7 +20,7 @@ from jaxrl.strategies.base import Policy, fold
 from jaxrl.strategies.guard import Health, healthy
 from jaxrl.strategies.interaction import choose, open_processor
 from jaxrl.strategies.on_policy import Passes
-from jaxrl.strategies.replay import UpdateSchedule, learn
+from jaxrl.strategies.replay import UpdateSchedule, applied, learn
 from jaxrl.strategies.stored import Ends, empty, learn_stored, store
 from jaxrl.trees import Array, Key, PyTree, make_key, row_struct, tree_where
 from jaxrl.types import Step
@@ -205,16 +205,23 @@ def params(stepwise: Stepwise, policy: Policy, agent: PyTree, window: PackedProc
     return copied
 
 
-def learn_once(stepwise: Stepwise, learner: Learner, key: Key, t: Array) -> tuple[Learner, Metrics]:
-    """Make the optimisation steps of iteration `t`."""
-    schedule = stepwise.schedule
+def learn_once(
+    stepwise: Stepwise, learner: Learner, window: PackedProcessor, key: Key, t: Array
+) -> tuple[Learner, Metrics]:
+    """Make the optimisation steps of iteration `t`, after whose steps the processor is `window`."""
+    schedule, processor = stepwise.schedule, stepwise.processor
     if stepwise.passes is not None:
         return learn_stored(stepwise.passes, learner, key, t)
     assert stepwise.buffer is not None
-    pushes = (schedule.fill + t + 1) * schedule.vector_steps
-    update_key = jax.random.split(fold(key, t))[1]
     made: tuple[Learner, Metrics] = learn(
-        stepwise.agent, stepwise.buffer, learner, update_key, pushes, t * schedule.updates, schedule.updates
+        stepwise.agent,
+        stepwise.buffer,
+        learner,
+        jax.random.split(fold(key, t))[1],
+        (schedule.fill + t + 1) * schedule.vector_steps,
+        t * schedule.updates,
+        schedule.updates,
+        None if processor.apply is None else applied(processor, _open(stepwise, window)),
     )
     return made
 

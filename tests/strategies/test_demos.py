@@ -103,9 +103,12 @@ def test_a_run_goes_on_with_them_and_not_with_others(tmp_path: Path) -> None:
         ({"demo_share": 0.0}, "demo_share is 0.0; expected a share above 0 and below 1"),
         ({"demo_share": 1}, "demo_share is 1; expected a share"),
         ({"demos": shown(3, 5)}, r"the data have observation space Box.*5.*, but Lock has"),
-        ({"processor": jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step())}, "the processor learns what it scales by"),
         (
-            {"processor": jaxrl.chain(jaxrl.normalise_reward(), jaxrl.one_step())},
+            {"processor": jaxrl.chain(jaxrl.normalise_obs(), jaxrl.frame_stack(2), jaxrl.one_step())},
+            "the processor learns what it scales by",
+        ),
+        (
+            {"processor": jaxrl.chain(jaxrl.normalise_reward(), jaxrl.reward_clip(1.0), jaxrl.one_step())},
             "leave normalise_obs and normalise_reward",
         ),
     ],

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.metrics import Metrics, Total, columns_of
-from jaxrl.strategies.stepwise import Learner, StepResult, Stepwise, StepwiseState, learn_once
+from jaxrl.strategies.stepwise import Learner, PackedProcessor, StepResult, Stepwise, StepwiseState, learn_once
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.program import Sums, add
 from jaxrl.training.report import Hook
@@ -146,10 +146,10 @@ def over(statistics: Statistics, episodes: list[Episode]) -> Statistics:
 
 
 def learn_and_sum(
-    stepwise: Stepwise, learner: Learner, sums: Sums, key: Any, t: Any
+    stepwise: Stepwise, learner: Learner, sums: Sums, window: PackedProcessor, key: Any, t: Any
 ) -> tuple[Learner, Sums, jax.Array]:
     """Make the optimisation steps of iteration `t`; return also the sums with their metrics added, and their means."""
-    learner, metrics = learn_once(stepwise, learner, key, t)
+    learner, metrics = learn_once(stepwise, learner, window, key, t)
     return learner, add(sums, metrics), _means(metrics)
 
 

@@ -44,7 +44,9 @@ class Stepper:
         state = jax.eval_shape(self._init, key)
         require_fit(plan_of_session(stepwise, state), stepwise.schedule.num_envs)
         learner = Learner(state.agent, state.buffer, state.health)
-        _, metrics = jax.eval_shape(partial(programs.learn_once, stepwise), learner, state.key, np.uint32(0))
+        _, metrics = jax.eval_shape(
+            partial(programs.learn_once, stepwise), learner, state.window, state.key, np.uint32(0)
+        )
         self.metrics = dict(sorted(metrics.items()))
         """Of an optimisation step: what each looks like, by its name."""
 
@@ -137,7 +139,7 @@ class Stepper:
         if iterations(schedule, steps) > iterations(schedule, now.steps):
             learner = Learner(state.agent, state.buffer, state.health)
             t = np.uint32(iterations(schedule, now.steps))
-            learner, sums, means = self._learn(learner, sums, state.key, t)
+            learner, sums, means = self._learn(learner, sums, state.window, state.key, t)
             state = state._replace(**learner._asdict())
             learnt = Learnt(list(self.metrics), means)
         host = now.host._replace(
