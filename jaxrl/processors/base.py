@@ -72,7 +72,7 @@ class Processor(NamedTuple):
     apply: "Callable[[PyTree, Transition], Transition] | None" = None
     """`(state, items) -> items`: scale items by what `state` knows; `None`: they are scaled already."""
     changes: tuple[str, ...] = ("obs", "reward")
-    """What of a step it changes: neither may be scaled later than that."""
+    """What of a step it changes: a normaliser of the same before it scales steps as they come."""
 
     @property
     def of_actors(self) -> "Processor":
@@ -140,10 +140,14 @@ def chain(*processors: Processor) -> Processor:
 
 def _scales_later(processors: tuple[Processor, ...]) -> bool:
     """Return whether all that a chain learns can be applied to its transitions: nothing behind changes the same."""
-    learners = [i for i, p in enumerate(processors) if p.frozen is not None or p.shared is not None]
-    later = lambda i: {name for p in processors[i + 1 :] if p.raw is None for name in p.changes}
-    able = [p.raw is not None and later(i).isdisjoint(p.changes) for i, p in enumerate(processors) if i in learners]
-    return bool(able) and all(able)
+    learners = [p for p in processors if p.frozen is not None or p.shared is not None]
+    behind: set[str] = set()
+    for processor in reversed(processors):
+        if processor.raw is None:
+            behind.update(processor.changes)
+        elif not behind.isdisjoint(processor.changes):
+            return False
+    return bool(learners) and all(p.raw is not None for p in learners)
 
 
 def _chained(processors: tuple[Processor, ...]) -> Processor:
