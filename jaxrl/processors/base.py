@@ -66,13 +66,18 @@ class Processor(NamedTuple):
     the state; `None`: it cannot be told."""
     shared: Callable[[PyTree], PyTree] | None = None
     """`(state) -> learnt`: what actors share, if more than policies need of it; `None`: what `learnt` selects."""
-    raw: "Processor | None" = None
-    """The same processor for replay: it passes on what the environment gave, and its `apply` scales a batch when it is
-    used, by the statistics of then. `None`: the processor learns nothing to scale by, or scales steps as they come."""
-    apply: "Callable[[PyTree, Transition], Transition] | None" = None
+    later: "Later | None" = None
+    """What differs in replay, which keeps what the environment gave and scales a batch when it is used, by the
+    statistics of then; `None`: the processor learns nothing to scale by, or scales steps as they come."""
+    apply: Callable[[PyTree, Transition], Transition] | None = None
     """`(state, items) -> items`: scale items by what `state` knows; `None`: they are scaled already."""
     changes: tuple[str, ...] = ("obs", "reward")
     """What of a step it changes: a normaliser of the same before it scales steps as they come."""
+
+    @property
+    def for_replay(self) -> "Processor":
+        """The processor as replay has it: see `later`."""
+        return self if self.later is None else self._replace(**self.later._asdict(), later=None)
 
     @property
     def of_actors(self) -> "Processor":
@@ -107,6 +112,15 @@ class Processor(NamedTuple):
         return brief("Processor", settings_in_brief(self.settings))
 
 
+class Later(NamedTuple):
+    """The functions of a processor whose transitions are not scaled yet, of the same state."""
+
+    init: ProcessorInit
+    process: ProcessFn
+    observe: ObserveFn
+    apply: Callable[[PyTree, Transition], Transition]
+
+
 OFF = {
     "one_hot": 0,
     "frame_stack": 1,
@@ -134,8 +148,9 @@ def chain(*processors: Processor) -> Processor:
     made = _chained(processors)
     if not _scales_later(processors):
         return made
-    raw = tuple(processor.raw or processor for processor in processors)
-    return made._replace(raw=_chained(raw)._replace(apply=partial(_apply, raw), observe=partial(_observe_now, raw)))
+    raw = tuple(processor.for_replay for processor in processors)
+    later = partial(_init, raw), partial(_process, raw), partial(_observe_now, raw), partial(_apply, raw)
+    return made._replace(later=Later(*later))
 
 
 def _scales_later(processors: tuple[Processor, ...]) -> bool:
@@ -143,11 +158,11 @@ def _scales_later(processors: tuple[Processor, ...]) -> bool:
     learners = [p for p in processors if p.frozen is not None or p.shared is not None]
     behind: set[str] = set()
     for processor in reversed(processors):
-        if processor.raw is None:
+        if processor.later is None:
             behind.update(processor.changes)
         elif not behind.isdisjoint(processor.changes):
             return False
-    return bool(learners) and all(p.raw is not None for p in learners)
+    return bool(learners) and all(p.later is not None for p in learners)
 
 
 def _chained(processors: tuple[Processor, ...]) -> Processor:

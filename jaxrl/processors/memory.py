@@ -38,7 +38,7 @@ def remember(processor: Processor, memory: PyTree) -> Processor:
         learnt=lambda state: processor.learnt(state.inner),
         shared=lambda state: processor.of_actors.learnt(state.inner),
         frozen=lambda learnt: remember(processor.freeze(learnt), memory),
-        raw=processor.raw and remember(processor.raw, memory),
+        later=None,
         apply=processor.apply and partial(_apply, processor.apply),
     )
 

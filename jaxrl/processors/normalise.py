@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl import shards
 from jaxrl.errors import check_between
-from jaxrl.processors.base import Processor
+from jaxrl.processors.base import Later, Processor
 from jaxrl.trees import Array, PyTree
 from jaxrl.tuning import tunable
 from jaxrl.types import Step, Transition
@@ -86,19 +86,18 @@ def normalise_obs() -> Processor:
     one. Whole-number and 8-bit leaves stay unchanged. The statistics belong to the training state and to the policy,
     and stay fixed during evaluation. Replay keeps observations as they came, and normalises a batch when it is used.
     """
-    raw = Processor(
-        init=lambda obs: ObsState(_unseen(obs), obs),
-        process=_count_obs,
-        observe=lambda state: state.obs,
+    observe = lambda state: state.obs
+    return Processor(
+        init=lambda obs: ObsState(_unseen(obs), _scaled(_unseen(obs), obs)),
+        process=_process_obs,
+        observe=observe,
         settings={"normalise_obs": True},
         learnt=lambda state: state.moments,
         frozen=_frozen,
         joined=lambda a, b: tuple(m if m is None else _joined(m, *n[:3]) for m, n in zip(a, b, strict=True)),
-        apply=_apply_obs,
+        later=Later(lambda obs: ObsState(_unseen(obs), obs), _count_obs, observe, _apply_obs),
         changes=("obs",),
     )
-    init = lambda obs: ObsState(_unseen(obs), _scaled(_unseen(obs), obs))
-    return raw._replace(init=init, process=_process_obs, raw=raw, apply=None)
 
 
 def _frozen(moments: PyTree) -> Processor:
@@ -176,17 +175,17 @@ def normalise_reward(discount: float = 0.99) -> Processor:
     is used.
     """
     check_between("discount", discount, 0.0, 1.0)
-    raw = Processor(
-        init=lambda obs: _no_rewards(discount, obs),
-        process=_count_reward,
-        observe=lambda state: state.obs,
+    init, observe = partial(_no_rewards, discount), lambda state: state.obs
+    return Processor(
+        init=init,
+        process=_process_reward,
+        observe=observe,
         settings={"normalise_reward": True},
         joined=lambda moments, more: _joined(moments, *more[:3]),
         shared=lambda state: state.moments,
-        apply=lambda state, items: items._replace(reward=_divided(state.moments, items.reward)),
+        later=Later(init, _count_reward, observe, _apply_reward),
         changes=("reward",),
     )
-    return raw._replace(process=_process_reward, raw=raw, apply=None)
 
 
 def _no_rewards(discount: float, obs: Any) -> RewardState:
@@ -205,6 +204,10 @@ def _count_reward(state: RewardState, step: Step) -> tuple[RewardState, Step]:
 def _process_reward(state: RewardState, step: Step) -> tuple[RewardState, Step]:
     state, step = _count_reward(state, step)
     return state, step._replace(reward=_divided(state.moments, step.reward))
+
+
+def _apply_reward(state: RewardState, items: Transition) -> Transition:
+    return items._replace(reward=_divided(state.moments, items.reward))
 
 
 def _divided(moments: Moments, reward: Array) -> Array:

@@ -145,8 +145,7 @@ def off_policy(
     )
     updates, warmup, buffer = whole(updates), whole(warmup), usual_buffer(suits) if buffer is None else buffer
     vector, shards = of_one_shard(env, num_envs, host_actors, resets, shards, batch_size=buffer.batch_size)
-    processor = processor or usual_processor(suits)
-    bound = Acting(vector, *join(known, processor.raw or processor))
+    bound = Acting(vector, *join(known, (processor or usual_processor(suits)).for_replay))
     ring = _ring_of_one_shard(buffer, bound, env, shards)
     learnt_from = with_demos(ring, demos, demo_share, bound, env)
     schedule = update_schedule(

@@ -67,6 +67,8 @@ class OnPolicyState(NamedTuple):
 
 OF_ROLLOUTS = ("rollout", "epochs", "minibatches")
 """Settings of how an agent goes through its rollouts."""
+MOST_STEPS = 2**31 - 1
+"""Steps of a rollout, at most: their places are int32."""
 
 
 class Passes(NamedTuple):
@@ -199,6 +201,12 @@ def passes_of(
     for name, value in counts.items():
         check_count(name, value)
     passes = Passes(agent, num_envs, **counts)
+    if passes.rollout * num_envs > MOST_STEPS:
+        raise SettingsError(
+            f"a rollout of {passes.rollout} steps in {num_envs} environments has more than {MOST_STEPS} steps, which "
+            f"32 bits can number; lower rollout to at most {MOST_STEPS // num_envs} or num_envs to at most "
+            f"{MOST_STEPS // passes.rollout}"
+        )
     check_minibatches(passes.units, passes.minibatches, "steps" if agent.memory is None else "environments")
     return passes
 

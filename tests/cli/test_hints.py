@@ -316,17 +316,22 @@ def test_a_name_that_jaxrl_lacks_is_answered_with_the_nearest(name: str, hint: s
 # --- memory -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+@pytest.mark.parametrize(("algo", "num_envs"), [("dqn", "100000000"), ("ppo", "10000000")])
 def test_more_environments_than_the_memory_holds_are_refused_before_any_is_taken(
-    algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    algo: str, num_envs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The state alone would fit: what acting in all of them takes does not."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train, "cache_compilations", lambda: None)
     monkeypatch.setattr(memory, "device_bytes", lambda: 20 * 10**9)
     monkeypatch.setattr(trainer, "compile_all", lambda *args: pytest.fail("it began to compile"))
-    said = refusal(lambda: train.main([algo, "--num-envs", "100000000", "--processor.n-step", "1", "--quiet"]))
+    said = refusal(lambda: train.main([algo, "--num-envs", num_envs, "--processor.n-step", "1", "--quiet"]))
     assert "an iteration needs" in said
     assert "the device has 20.0 GB" in said
     assert re.search(r"or num_envs to at most \d+$|lower num_envs to at most \d+$", said)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rollout_of_more_steps_than_can_be_numbered_is_refused() -> None:
+    said = refusal(lambda: train.main(["ppo", "--num-envs", "100000000", "--quiet"]))
+    assert said.endswith("lower rollout to at most 21 or num_envs to at most 16777215")

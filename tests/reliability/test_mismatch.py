@@ -501,12 +501,6 @@ def test_a_run_from_before_a_setting_was_there_went_as_with_the_value_that_leave
     assert [str(x) for x in changes(old, {"agent": {**off["agent"], "core": "gru"}})] == ["agent.core: none -> gru"]
 
 
-def test_a_run_from_before_agents_told_their_own_parts_goes_on_with_such_parts_alone() -> None:
-    old = {"agent": {}, "custom": ["env", "agent"]}
-    assert changes(old, {"agent": {"lr": 0.1}, "custom": ["make_network", "env"]}) == []
-    assert [x.name for x in changes(old, {"agent": {"lr": 0.1}, "custom": ["env"]})] == ["agent.lr", "custom"]
-
-
 def test_several_changed_settings_are_all_named(run: Path) -> None:
     with pytest.raises(SettingsError) as refused:
         train.main(["--resume", str(run), "--seed", "1", "--agent.lr", "0.5", "--keep", "1"])

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from toys_runs import write_population, write_run, write_search
 
 from jaxrl.reports.curves import band, thin
@@ -43,16 +42,6 @@ def test_runs_of_equal_settings_but_for_the_seed_are_one_group(tmp_path: Path) -
 def test_only_settings_that_tell_groups_of_one_algorithm_apart_are_in_their_names(tmp_path: Path) -> None:
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", algo="dqn", lr=0.5)
     assert [group.name for group in groups_of(a, b)] == ["ppo CartPole-v1", "dqn CartPole-v1"]
-
-
-def test_a_run_of_an_older_version_is_grouped_with_todays(tmp_path: Path) -> None:
-    """The entropy weight had another name up to version 0.4."""
-    old, new = write_run(tmp_path / "old", seed=0), write_run(tmp_path / "new", seed=1)
-    for path, name in ((old, "entropy"), (new, "ent_coef")):
-        settings = yaml.safe_load((path / "config.yaml").read_text())
-        settings["agent"][name] = 0.01
-        (path / "config.yaml").write_text(yaml.safe_dump(settings))
-    assert len(groups_of(old, new)) == 1
 
 
 def test_runs_whose_settings_are_unknown_are_groups_of_their_own(tmp_path: Path) -> None:

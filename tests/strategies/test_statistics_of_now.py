@@ -97,7 +97,7 @@ def test_what_is_changed_behind_a_normaliser_is_scaled_as_it_comes() -> None:
         chain(normalise_obs(), frame_stack(2), one_step()),
         chain(normalise_reward(), jaxrl.reward_clip(1.0), one_step()),
     ):
-        assert processor.raw is None
+        assert processor.later is None
         trained(processor, steps=2)
 
 
@@ -141,8 +141,7 @@ def test_demonstrations_are_scaled_as_experience_is() -> None:
 
 
 def test_a_memory_beside_the_observation_stays_as_it_is() -> None:
-    processor = remember(chain(normalise_obs(), one_step()), jnp.zeros(2)).raw
-    assert processor is not None
+    processor = remember(chain(normalise_obs(), one_step()).for_replay, jnp.zeros(2))
     assert processor.apply is not None
     first = np.random.default_rng(0).normal(5.0, 3.0, (50, 1)).astype(np.float32)
     state = processor.init(jnp.asarray(first))
@@ -152,3 +151,19 @@ def test_a_memory_beside_the_observation_stays_as_it_is() -> None:
     out = processor.apply(state, Transition(seen, (), jnp.zeros((3, 4)), jnp.zeros((3, 4)), seen))
     np.testing.assert_allclose(out.obs.obs, (sequence - first.mean()) / first.std(), rtol=1e-4)
     np.testing.assert_array_equal(out.next_obs.memory, seen.memory)
+
+
+def test_a_recurrent_agent_learns_from_sequences_that_are_scaled_when_used() -> None:
+    agent = jaxrl.dqn(core="gru", core_features=4, features=(4,), sequence=4, burn_in=0)
+    strategy = jaxrl.off_policy(
+        climbing(),
+        agent,
+        processor=chain(normalise_obs(), one_step()),
+        buffer=jaxrl.uniform(200, 4),
+        num_envs=2,
+        opt_interval=2,
+        warmup=40,
+    )
+    result = jaxrl.Trainer(strategy, max_opts=20, eval_interval=0, quiet=True).train()
+    (moments,) = result.state.processor.inner[0].moments
+    assert float(moments.mean[0]) == pytest.approx(np.arange(result.summary["env_steps"] // 2 + 1).mean())

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from jaxrl.errors import NoCheckpointError, StorageError
-from jaxrl.training.storage import arrays, checkpoints
+from jaxrl.training.storage import arrays
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
-from jaxrl.training.storage.leaves import checksum, state_digest as digest
+from jaxrl.training.storage.leaves import state_digest as digest
 
 
 class Tree(NamedTuple):
@@ -64,21 +64,6 @@ def test_small_leaves_in_one_row_and_large_ones_by_themselves_are_the_same_bits(
     large = {-1: 7, 100: 1, 10**9: 0}[small]  # of eight leaves one is empty and one has 4000 bytes
     assert len(written) == large + (small > 0)
     assert digest(store.load(3, tree())[0]) == digest(tree(3))
-
-
-def test_a_checkpoint_of_an_older_version_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def as_before(path: Path, leaves: dict[str, np.ndarray]) -> Any:
-        path.mkdir()
-        arrays.write_arrays(path, {name: array for name, array in leaves.items() if array.size}, in_parts=True)
-        arrays.join_arrays(path)
-        return {name: checksum(array) for name, array in leaves.items()}, {}
-
-    with monkeypatch.context() as older:
-        older.setattr(checkpoints, "write_all", as_before)
-        older.setattr(checkpoints, "FORMAT", 4)
-        fill(store, 3)
-    step, loaded, _ = store.load_newest(tree())
-    assert (step, digest(loaded)) == (3, digest(tree(3)))
 
 
 def test_the_newest_up_to_the_one_just_saved_stay(store: Store) -> None:

@@ -20,7 +20,6 @@ from jaxrl.config import parse
 from jaxrl.errors import SettingsError
 from jaxrl.registry import RECORDERS, named
 from jaxrl.training import trainer as trainer_module
-from jaxrl.training.changes import changes
 from jaxrl.training.recorders import RunInfo, ServiceRecorder
 
 ROOT = Path(__file__).parents[2]
@@ -120,12 +119,6 @@ def test_what_cannot_be_is_refused_before_anything_compiles(case: str, monkeypat
 def test_members_of_a_population_take_names_alone(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="recorders has MemoryRecorder in it; here it takes names"):
         jaxrl.Trainer(jaxrl.population(counting(), seeds=2), recorders=[jaxrl.MemoryRecorder()])
-
-
-def test_that_an_older_run_had_no_such_setting_is_no_change() -> None:
-    new = {"seed": 0, "recorders": ["csv"]}
-    assert changes({"seed": 0}, new) == []
-    assert list(map(str, changes({**new, "recorders": []}, new))) == ["recorders: [] -> ['csv']"]
 
 
 def test_rows_tell_the_memory_of_process_and_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from toys_trainer import CountState, counting, small_dqn
 
 import jaxrl
 from jaxrl.strategies.guard import what_returns_are_made_of
-from jaxrl.training.ledger import Ledger
 from jaxrl.training.program import metric_shapes, state_shapes
 from jaxrl.training.sanity import Extremes, extremes, support_missed, values_beyond
 
@@ -90,27 +89,6 @@ def test_each_is_told_once_in_a_run_however_often_it_is_resumed(tmp_path: Path) 
         jaxrl.Trainer(diverging(), max_opts=end, resume=end > 2, **settings).train()
     # The means of q are 5, 25, 45, ...; those of the share 0.5 %, 2.5 %, 4.5 %, 6.5 %.
     assert told(tmp_path) == [(4, "values"), (8, "support")]
-
-
-def test_what_version_0_3_saved_of_the_ledger_is_taken_up() -> None:
-    facts = Ledger(t=5).facts()
-    old = {name: value for name, value in facts.items() if not name.startswith(("seen_", "told_"))}
-    del old["seconds"]["confirm"]
-    assert Ledger().restored(old).t == 5
-    with pytest.raises(ValueError, match="expected counters named"):
-        Ledger().restored({**old, "more": 1})
-    with pytest.raises(ValueError, match="seen_reward"):
-        Ledger().restored({**facts, "seen_reward": None})
-
-
-def test_what_version_0_4_saved_as_0_or_1_is_a_flag() -> None:
-    facts = Ledger(t=5).facts()
-    taken = Ledger().restored({**facts, "told_values": 1, "told_support": 0})
-    assert taken.told_values is True
-    assert taken.told_support is False
-    for value in (2, None, "yes"):
-        with pytest.raises(ValueError, match="told_values is"):
-            Ledger().restored({**facts, "told_values": value})
 
 
 def test_the_largest_reward_and_discount_are_told_of_rows_that_count() -> None:

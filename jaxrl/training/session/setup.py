@@ -48,8 +48,7 @@ def put_together(
     require_default(config, OF_ROLLOUTS, f"{known.name} learns from replay, not from rollouts")
     if buffer is None:
         raise SettingsError(f"{known.name} learns from replay; give buffer, as in buffer=jaxrl.uniform(50_000)")
-    processor = processor or one_step()
-    return _from_replay(config, spec, *join(known, processor.raw or processor), buffer)
+    return _from_replay(config, spec, *join(known, (processor or one_step()).for_replay), buffer)
 
 
 def rounded(config: SessionConfig, stepwise: Stepwise) -> tuple[SessionConfig, list[str]]:
