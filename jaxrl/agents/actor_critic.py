@@ -21,7 +21,19 @@ from jaxrl.agents.checks import changed, hyper_of
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.losses import clipped_surrogate, squared, value_loss, weighted_surrogate
 from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step, learn
-from jaxrl.agents.own import ONE_VALUE, MakePolicy, Own, by_row, choices, network_of, observations, own_parts
+from jaxrl.agents.own import (
+    ONE_VALUE,
+    ExtraLoss,
+    MakePolicy,
+    Outputs,
+    Own,
+    by_row,
+    choices,
+    extra_term,
+    network_of,
+    observations,
+    own_parts,
+)
 from jaxrl.agents.returns import gae, lambda_returns, vtrace
 from jaxrl.distributions import Distribution, Head, head_of, restricted, tempered
 from jaxrl.errors import SettingsError
@@ -92,6 +104,7 @@ class _Parts(NamedTuple):
     spec: EnvSpec
     """With the observations that critics see."""
     memory: PyTree | None
+    extra_loss: ExtraLoss | None = None
     blinds: bool = False
     """Whether the network, given everything, must be kept from choosing actions by the privileged state."""
 
@@ -101,6 +114,7 @@ def ppo(
     *,
     make_optimizer: Optimizer | None = None,
     make_network: MakePolicy | None = None,
+    extra_loss: ExtraLoss | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Configure a PPO agent; call the result with an `EnvSpec` to build it.
@@ -111,12 +125,14 @@ def ppo(
       make_network: function from an `EnvSpec` and the head for its actions to a network that returns the policy's
         outputs `[B, head.outputs]` and values `[B]` for observations `[B, ...]`; replaces the built-in one. It has no
         memory: `core` must be none.
+      extra_loss: a term of the loss for each step beside the agent's own, `(params, sample, outputs) -> [B]`, see
+        `jaxrl.agents.own.ExtraLoss`.
       **settings: fields of `PPOConfig` to change, as in `ppo(lr=1e-3, ent_coef=0.0)`.
 
     Raises:
       SettingsError: a setting is unknown or a value is out of range.
     """
-    return _maker("ppo", config or PPOConfig(), make_optimizer, make_network, settings)
+    return _maker("ppo", config or PPOConfig(), settings, make_optimizer, make_network, extra_loss)
 
 
 def a2c(
@@ -124,10 +140,11 @@ def a2c(
     *,
     make_optimizer: Optimizer | None = None,
     make_network: MakePolicy | None = None,
+    extra_loss: ExtraLoss | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Configure an A2C agent (Mnih et al. 2016, https://arxiv.org/abs/1602.01783); arguments are as for `ppo`."""
-    return _maker("a2c", config or A2CConfig(), make_optimizer, make_network, settings)
+    return _maker("a2c", config or A2CConfig(), settings, make_optimizer, make_network, extra_loss)
 
 
 def reinforce(
@@ -135,6 +152,7 @@ def reinforce(
     *,
     make_optimizer: Optimizer | None = None,
     make_network: MakePolicy | None = None,
+    extra_loss: ExtraLoss | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Configure REINFORCE with a baseline (Sutton and Barto 2018, section 13.4); arguments are as for `ppo`.
@@ -142,7 +160,7 @@ def reinforce(
     Returns run to the end of the episode. Where a rollout or a time limit cuts it off, the critic's value stands for
     the rest.
     """
-    return _maker("reinforce", config or REINFORCEConfig(), make_optimizer, make_network, settings)
+    return _maker("reinforce", config or REINFORCEConfig(), settings, make_optimizer, make_network, extra_loss)
 
 
 def impala(
@@ -150,21 +168,23 @@ def impala(
     *,
     make_optimizer: Optimizer | None = None,
     make_network: MakePolicy | None = None,
+    extra_loss: ExtraLoss | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Configure an IMPALA agent (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561); arguments are as for `ppo`.
 
     It is meant for actors on the host whose parameters are several rounds old. `gae_lambda` is the lambda of V-trace.
     """
-    return _maker("impala", config or IMPALAConfig(), make_optimizer, make_network, settings)
+    return _maker("impala", config or IMPALAConfig(), settings, make_optimizer, make_network, extra_loss)
 
 
 def _maker(
     name: str,
     config: PPOConfig,
+    settings: dict[str, Any],
     make_optimizer: Optimizer | None,
     make_network: MakePolicy | None,
-    settings: dict[str, Any],
+    extra_loss: ExtraLoss | None,
 ) -> AgentMaker:
     config = changed(name, config, settings)
     if config.surrogate == "weighted" and not config.rho_clip:
@@ -173,7 +193,7 @@ def _maker(
         raise SettingsError(
             f"agent.core is {config.core}, but a network of make_network has no memory; set agent.core to none"
         )
-    return Maker(_bind, name, config, own_parts(config.optimizer, make_optimizer, make_network=make_network))
+    return Maker(_bind, name, config, own_parts(config, make_optimizer, extra_loss, make_network=make_network))
 
 
 def _bind(name: str, config: PPOConfig, own: Own, spec: EnvSpec) -> Agent:
@@ -184,7 +204,7 @@ def _bind(name: str, config: PPOConfig, own: Own, spec: EnvSpec) -> Agent:
     usual, outputs = partial(_network, config, spec, head), (choices(head), ONE_VALUE)
     network = network_of(own, "make_network", (spec, head), usual, (observations(spec),), outputs)
     blinds = privileged and "make_network" in own.makers
-    parts = _Parts(config, network, gradient_step(own.optimizer), head, spec, memory, blinds)
+    parts = _Parts(config, network, gradient_step(own.optimizer), head, spec, memory, own.extra_loss, blinds)
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -452,8 +472,13 @@ def _loss(parts: _Parts, hyper: Hyper, params: PyTree, sample: Sample) -> tuple[
         "clip_fraction": (jnp.abs(ratio - 1) > hyper.clip_eps).astype(jnp.float32),
         "value": value,
     }
+    if parts.extra_loss is not None:
+        outputs = Outputs(distribution, value)
+        terms["extra_loss"] = extra_term(parts.extra_loss, params, sample, outputs, sample.weight)
     terms = {name: sample.weight * term for name, term in terms.items()}
     loss = terms["policy_loss"] + hyper.vf_coef * terms["value_loss"] - hyper.ent_coef * terms["entropy"]
+    if parts.extra_loss is not None:
+        loss = loss + terms["extra_loss"]
     return loss.mean(), terms
 
 

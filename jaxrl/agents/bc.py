@@ -83,7 +83,7 @@ def bc(
       SettingsError: a setting is unknown or a value is out of range.
     """
     config = changed("bc", config or BCConfig(), settings)
-    return Maker(_bind, config, own_parts(config.optimizer, make_optimizer, make_network=make_network))
+    return Maker(_bind, config, own_parts(config, make_optimizer, make_network=make_network))
 
 
 def _bind(config: BCConfig, own: Own, spec: EnvSpec) -> Agent:

@@ -15,7 +15,16 @@ from jaxrl.agents.dqn_settings import CQLDQNConfig, DQNConfig, RainbowConfig
 from jaxrl.agents.exploration import EPSILONS, NOISY, epsilon_greedy, explored, told_values
 from jaxrl.agents.losses import conservative_gap, munchausen
 from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step, learn, linear
-from jaxrl.agents.own import MakeNetwork, Own, network_of, observations, own_parts, values_of
+from jaxrl.agents.own import (
+    ExtraLoss,
+    MakeNetwork,
+    Own,
+    extra_term,
+    network_of,
+    observations,
+    own_parts,
+    values_of,
+)
 from jaxrl.agents.sequences import (
     Kept,
     Views,
@@ -100,6 +109,7 @@ class _Parts(NamedTuple):
     spec: EnvSpec
     noise: PyTree
     """Shapes of the parameter noise; `{}` if there is none."""
+    extra_loss: ExtraLoss | None = None
     memory: Kept | None = None
     """With a recurrent core, what is kept at the start of an episode."""
 
@@ -109,6 +119,7 @@ def dqn(
     *,
     make_optimizer: Optimizer | None = None,
     make_network: MakeNetwork | None = None,
+    extra_loss: ExtraLoss | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Configure a DQN agent; call the result with an `EnvSpec` of discrete actions to build it.
@@ -119,12 +130,14 @@ def dqn(
       make_network: function from an `EnvSpec` to a network `[B, ...] -> [B, A]` of action values; replaces the built-in
         ones. For distributions the network returns `[B, A, atoms]`; for iqn it also takes quantile levels `[B, n]`. It
         has no memory: `core` must be none.
+      extra_loss: a term of the loss for each step beside the agent's own, `(params, items, q) -> [B]`, see
+        `jaxrl.agents.own.ExtraLoss`.
       **settings: fields of `DQNConfig` to change, as in `dqn(lr=1e-3, dueling=True)`.
 
     Raises:
       SettingsError: a setting is unknown or a value is out of range.
     """
-    return _maker("dqn", config or DQNConfig(), make_optimizer, make_network, settings)
+    return _maker("dqn", config or DQNConfig(), settings, make_optimizer, make_network, extra_loss)
 
 
 def rainbow(
@@ -132,13 +145,14 @@ def rainbow(
     *,
     make_optimizer: Optimizer | None = None,
     make_network: MakeNetwork | None = None,
+    extra_loss: ExtraLoss | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Configure a Rainbow agent (Hessel et al. 2018, https://arxiv.org/abs/1710.02298); arguments are as for `dqn`.
 
     The rest of Rainbow lies outside the agent: combine it with a prioritised buffer and an n-step processor.
     """
-    return _maker("rainbow", config or RainbowConfig(), make_optimizer, make_network, settings)
+    return _maker("rainbow", config or RainbowConfig(), settings, make_optimizer, make_network, extra_loss)
 
 
 def cql_dqn(
@@ -146,26 +160,28 @@ def cql_dqn(
     *,
     make_optimizer: Optimizer | None = None,
     make_network: MakeNetwork | None = None,
+    extra_loss: ExtraLoss | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Configure conservative Q-learning for discrete actions, to learn from data.
 
     Kumar et al. 2020, https://arxiv.org/abs/2006.04779. Arguments are as for `dqn`.
     """
-    return _maker("cql_dqn", config or CQLDQNConfig(), make_optimizer, make_network, settings)
+    return _maker("cql_dqn", config or CQLDQNConfig(), settings, make_optimizer, make_network, extra_loss)
 
 
 def _maker(
     name: str,
     config: DQNConfig,
+    settings: dict[str, Any],
     make_optimizer: Optimizer | None,
     make_network: MakeNetwork | None,
-    settings: dict[str, Any],
+    extra_loss: ExtraLoss | None,
 ) -> AgentMaker:
     config = changed(name, config, settings)
     _check_values(config)
     check_core(config, make_network=make_network)
-    return Maker(_bind, name, config, own_parts(config.optimizer, make_optimizer, make_network=make_network))
+    return Maker(_bind, name, config, own_parts(config, make_optimizer, extra_loss, make_network=make_network))
 
 
 def _check_values(config: DQNConfig) -> None:
@@ -216,7 +232,7 @@ def _bind(name: str, config: DQNConfig, own: Own, spec: EnvSpec) -> Agent:
         (values_of(spec, 0 if config.values == "expected" else config.atoms),),
         kept=("params", "noise"),
     )
-    blank = _Parts(config, network, gradient_step(own.optimizer), spec, {}, kept_at_first(config))
+    blank = _Parts(config, network, gradient_step(own.optimizer), spec, {}, own.extra_loss, kept_at_first(config))
     parts = blank._replace(noise=jax.eval_shape(lambda: _begin(blank, make_key(0))).get("noise", {}))
     return Agent(
         name=name,
@@ -454,6 +470,8 @@ def _loss(
         allowed = masked(q, mask_tm1)
         gap = jax.vmap(conservative_gap)(allowed, jnp.zeros_like(q), jax.vmap(entry)(q, items.action))
         loss = loss + cql * gap
+    if parts.extra_loss is not None:
+        loss = loss + extra_term(parts.extra_loss, params, items, mean(out_tm1), weight)
     outside = jax.vmap(values.outside)(after) * items.weight if values.outside and _tells_outside(config) else ()
     return jnp.mean(weight * loss), (error * items.weight, largest(masked(mean(out_tm1), mask_tm1)), outside)
 

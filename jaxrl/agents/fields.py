@@ -98,6 +98,15 @@ class OptimizerConfig:
     exponential (START,END,STEPS) or constant(VALUE), each also with warmup=STEPS at its end."""
     optimizer: str = "adam"
     """Optax optimizer: adam, adamw, lion, nadam, radam, rmsprop or sgd."""
+    optimizer_eps: Positive | None = None
+    """Constant in the optimizer's denominator; unset, Optax's own, 1e-8. Not of lion and sgd."""
+    optimizer_b1: Share | None = None
+    """Decay of the mean of gradients; unset, Optax's own, 0.9. Not of rmsprop and sgd."""
+    optimizer_b2: Share | None = None
+    """Decay of the mean of squared gradients; unset, Optax's own, 0.999 (lion 0.99). Not of rmsprop and sgd."""
+    weight_decay: Weight | None = None
+    """Decoupled weight decay of kernels, not of biases and scales, for adamw and lion; unset, Optax's own, of all
+    parameters (adamw 1e-4, lion 1e-3)."""
     max_grad_norm: Weight = 10.0
     """Largest global norm of the gradient; larger gradients are scaled down to it."""
     accumulate: Count = 1

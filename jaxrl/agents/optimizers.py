@@ -13,7 +13,8 @@ import optax
 from jaxrl import shards
 from jaxrl.agents.checks import pieces
 from jaxrl.errors import SettingsError, nearest
-from jaxrl.trees import Array, PyTree
+from jaxrl.registry import listed
+from jaxrl.trees import Array, PyTree, tree_bytes
 from jaxrl.xla import reverse_mode
 from jaxrl.xla.flat import Flat
 from jaxrl.xla.products import side_by_side
@@ -32,11 +33,63 @@ OPTIMIZERS: dict[str, Optimizer] = {
 }
 
 
-def optimizer_named(name: str) -> Optimizer:
-    """Return the Optax optimizer `name`; raise `SettingsError` with the nearest names if there is none."""
+_BETAS = ("b1", "b2")
+_TAKES = {
+    "adam": ("eps", *_BETAS),
+    "adamw": ("eps", *_BETAS, "weight_decay"),
+    "lion": (*_BETAS, "weight_decay"),
+    "nadam": ("eps", *_BETAS),
+    "radam": ("eps", *_BETAS),
+    "rmsprop": ("eps",),
+    "sgd": (),
+}
+"""Settings of each optimizer beside its learning rate, by Optax's names."""
+
+
+class OptimizerSettings(Protocol):
+    """The settings of agents that choose an optimizer, see `OptimizerConfig`."""
+
+    @property
+    def optimizer(self) -> str: ...
+    @property
+    def optimizer_eps(self) -> float | None: ...
+    @property
+    def optimizer_b1(self) -> float | None: ...
+    @property
+    def optimizer_b2(self) -> float | None: ...
+    @property
+    def weight_decay(self) -> float | None: ...
+
+
+def optimizer_of(config: OptimizerSettings) -> Optimizer:
+    """Return the Optax optimizer that `config` describes.
+
+    Raises:
+      SettingsError: there is none of this name (with the nearest names), or it has no such setting.
+    """
+    name, given = config.optimizer, settings_given(config)
     if name not in OPTIMIZERS:
         raise SettingsError(f"unknown optimizer {name!r}; {nearest(name, OPTIMIZERS)}")
-    return OPTIMIZERS[name]
+    for setting in given:
+        if setting.removeprefix("optimizer_") not in _TAKES[name]:
+            able = [other for other, takes in _TAKES.items() if setting.removeprefix("optimizer_") in takes]
+            raise SettingsError(
+                f"agent.{setting} is set, which {name} does not have; optimizers that do: {listed(able)}"
+            )
+    arguments: dict[str, Any] = {setting.removeprefix("optimizer_"): value for setting, value in given.items()}
+    if "weight_decay" in arguments:
+        arguments["mask"] = _kernels
+    return partial(OPTIMIZERS[name], **arguments) if arguments else OPTIMIZERS[name]
+
+
+def settings_given(config: OptimizerSettings) -> dict[str, float]:
+    """Return those settings of the optimizer that are not left to Optax."""
+    names = ("optimizer_eps", "optimizer_b1", "optimizer_b2", "weight_decay")
+    return {name: getattr(config, name) for name in names if getattr(config, name) is not None}
+
+
+def _kernels(params: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: x.ndim > 1, params)
 
 
 class GradientStep(NamedTuple):
@@ -51,10 +104,11 @@ class GradientStep(NamedTuple):
 def gradient_step(optimizer: Optimizer) -> GradientStep:
     """Return the gradient step of an optimizer.
 
-    Named optimizers treat every parameter alike, so they run on the flat vector. A user's own optimizer may tell
-    parameters apart, so it is given their tree.
+    Named optimizers treat every parameter alike, so they run on the flat vector. One that decays kernels alone tells
+    parameters apart, as a user's own may, so it is given their tree.
     """
-    given = _itself if optimizer in OPTIMIZERS.values() else _tree
+    made, arguments = (optimizer.func, optimizer.keywords) if isinstance(optimizer, partial) else (optimizer, {})
+    given = _itself if made in OPTIMIZERS.values() and "mask" not in arguments else _tree
     return GradientStep(
         init=lambda params, lr: optimizer(lr).init(given(params)), step=partial(_descend, optimizer, given)
     )
@@ -160,9 +214,9 @@ def accumulate(
         with reverse_mode():
             return differentiate(params, batch)
 
-    rows = jax.tree.leaves(batch)[0].shape[0]
-    if parts == 1 and side_by_side(rows) > 1:
-        return _gathered(grad, params, batch, side_by_side(rows))
+    at_once = side_by_side(jax.tree.leaves(batch)[0].shape[0], tree_bytes(params))
+    if parts == 1 and at_once > 1:
+        return _gathered(grad, params, batch, at_once)
     if parts == 1:
         (value, aux), grads = grad(params, batch)
         return value, aux, grads

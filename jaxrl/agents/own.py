@@ -4,9 +4,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
+import jax.numpy as jnp
 
-from jaxrl.agents.optimizers import Optimizer, optimizer_named
-from jaxrl.distributions import Head
+from jaxrl.agents.optimizers import Optimizer, OptimizerSettings, optimizer_of, settings_given
+from jaxrl.distributions import Distribution, Head
 from jaxrl.errors import SettingsError, describe_error
 from jaxrl.nn import Network, require_network
 from jaxrl.nn.own import ROWS, Output
@@ -19,14 +20,32 @@ MakePolicy = Callable[[EnvSpec, Head], Network]
 """Makes a policy network, or one with values, that outputs `head.outputs` numbers per observation."""
 
 
+class Outputs(NamedTuple):
+    """What the network of an actor-critic puts out for the steps of a minibatch."""
+
+    policy: Distribution
+    """The distributions of raw actions."""
+    value: Array
+    """`[B]`"""
+
+
+ExtraLoss = Callable[[PyTree, Any, Any], Array]
+"""`(params, sample, outputs) -> [B]`: a term of the loss for each step, beside the agent's own.
+
+`params` are the network's variables. Actor-critics give the steps that they learn from (`Sample`) and `Outputs`; with a
+memory both are `[B, T]`. The DQN family gives transitions and the values `[B, A]` of the actions in their observations.
+"""
+
+
 class Own(NamedTuple):
-    """Makers of the networks made in Python, and the optimizer, named or the user's own."""
+    """Parts made in Python, and the optimizer, named or the user's own."""
 
     optimizer: Optimizer
     makers: Mapping[str, Callable[..., Network]]
     """Makers of networks, by the names of their arguments."""
     custom: tuple[str, ...]
     """Names of all such arguments that were given."""
+    extra_loss: ExtraLoss | None = None
 
     def made(self, name: str, *given: Any) -> Any:
         """Call the maker of the argument `name` with `given`; raise `SettingsError` if it fails."""
@@ -38,24 +57,51 @@ class Own(NamedTuple):
             raise SettingsError(f"{name}, which is called with {arguments}, failed: {reason}") from error
 
 
-def own_parts(optimizer: str, make_optimizer: Optimizer | None, **makers: Callable[..., Network] | None) -> Own:
-    """Collect the parts made in Python; without an optimizer among them, use the one named `optimizer`.
+def own_parts(
+    config: OptimizerSettings,
+    make_optimizer: Optimizer | None,
+    extra_loss: ExtraLoss | None = None,
+    /,
+    **makers: Callable[..., Network] | None,
+) -> Own:
+    """Collect the parts made in Python; without an optimizer among them, use the one that `config` describes.
 
     Raises:
-      SettingsError: an optimizer is unknown, or an argument is not a function.
+      SettingsError: an optimizer is unknown or has no such setting, or an argument is not a function.
     """
-    given = {name: made for name, made in {"make_optimizer": make_optimizer, **makers}.items() if made is not None}
+    parts = {"make_optimizer": make_optimizer, "extra_loss": extra_loss, **makers}
+    given = {name: made for name, made in parts.items() if made is not None}
     for name, made in given.items():
         if not callable(made) or (hasattr(made, "apply") and not isinstance(made, type)):
-            raise SettingsError(
-                f"{name} is {type(made).__name__}; expected a function that makes it, as in {_AS[name]}"
-            )
-    networks = {name: made for name, made in given.items() if name != "make_optimizer"}
-    return Own(make_optimizer or optimizer_named(optimizer), networks, tuple(given))
+            kind = "a loss" if name == "extra_loss" else "a function that makes it"
+            raise SettingsError(f"{name} is {type(made).__name__}; expected {kind}, as in {_AS[name]}")
+    if make_optimizer is not None and (settings := settings_given(config)):
+        raise SettingsError(
+            f"agent.{next(iter(settings))} is set beside make_optimizer, which takes its place; leave it out"
+        )
+    networks = {name: made for name, made in makers.items() if made is not None}
+    return Own(make_optimizer or optimizer_of(config), networks, tuple(given), extra_loss)
+
+
+def extra_term(extra_loss: ExtraLoss, params: PyTree, sample: Any, outputs: Any, weight: Array) -> Array:
+    """Return the user's term of the loss for steps whose weights these are; of weight 0 it is 0.
+
+    Raises:
+      SettingsError: it is not float32 of the shape of `weight`.
+    """
+    term = jnp.asarray(extra_loss(params, sample, outputs))
+    if term.shape != weight.shape or not jnp.issubdtype(term.dtype, jnp.floating):
+        raise SettingsError(
+            f"extra_loss returned {term.dtype}{list(term.shape)}; expected a number for each step, "
+            f"{weight.dtype}{list(weight.shape)}"
+        )
+    # Select instead of multiplying by the weight alone: a term of weight 0 may be NaN.
+    return jnp.where(weight > 0, term, 0.0)
 
 
 _AS = {
     "make_optimizer": "lambda lr: optax.adam(lr)",
+    "extra_loss": "lambda params, sample, outputs: -0.1 * outputs.policy.entropy()",
     "make_network": "lambda spec: MyNetwork()",
     "make_policy": "lambda spec, head: MyPolicy(head.outputs)",
     "make_critic": "lambda spec: MyCritic()",

@@ -108,7 +108,7 @@ def pqn(
       SettingsError: a setting is unknown or a value is out of range.
     """
     config = changed("pqn", config or PQNConfig(), settings)
-    return Maker(_bind, config, own_parts(config.optimizer, make_optimizer, make_network=make_network))
+    return Maker(_bind, config, own_parts(config, make_optimizer, make_network=make_network))
 
 
 def _bind(config: PQNConfig, own: Own, spec: EnvSpec) -> Agent:

@@ -202,7 +202,7 @@ def _maker(
         )
     if config.learn_temperature and "temperature" in schedules_in(config.schedules):
         raise SettingsError("agent.temperature is learnt, and cannot follow a schedule; set learn_temperature=False")
-    return Maker(_bind, name, config, own_parts(config.optimizer, make_optimizer, **makers))
+    return Maker(_bind, name, config, own_parts(config, make_optimizer, **makers))
 
 
 def _bind(name: str, config: SACConfig, own: Own, spec: EnvSpec) -> Agent:

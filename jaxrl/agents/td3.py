@@ -171,7 +171,7 @@ def _maker(
     **makers: Callable[..., Network] | None,
 ) -> AgentMaker:
     config = changed(name, config, settings)
-    return Maker(_bind, name, config, own_parts(config.optimizer, make_optimizer, **makers))
+    return Maker(_bind, name, config, own_parts(config, make_optimizer, **makers))
 
 
 def _bind(name: str, config: TD3Config, own: Own, spec: EnvSpec) -> Agent:

@@ -26,7 +26,9 @@ KEY_BYTES = 4096
 ahead only if it is no more than `EXPANSION` times what it is made of."""
 EXPANSION = 4
 DRAW_BYTES = 16 << 20
-"""Bytes of one value in an iteration, at most, that are drawn ahead where a key is not the measure."""
+"""Bytes of one value in an iteration, at most, that are drawn ahead."""
+AHEAD_BYTES = 64 << 20
+"""Bytes of all values in an iteration, at most, that are drawn ahead; the largest are left in the loop."""
 
 FREE, DRAWN, CARRIED = range(3)
 """A value that anyone can work out; one that random numbers and nothing carried decide; any other."""
@@ -90,8 +92,12 @@ def _hoisted(jaxpr: Any, shape: PyTree, args: tuple[PyTree, PyTree, Array]) -> H
     code = read(jaxpr)
     carried = len(jax.tree.leaves(carry))
     kinds = [CARRIED if i < carried else FREE for i in range(len(code.ins))]
-    level = _classify(code, kinds, [1] * len(kinds), 1, False)
-    parts = _split(level, set(), set(code.outs))
+    most = DRAW_BYTES
+    while True:
+        parts = _split(_classify(code, kinds, [1] * len(kinds), 1, False, most), set(), set(code.outs))
+        if _bytes(code, parts.saved) <= AHEAD_BYTES:
+            break
+        most //= 4
     saved, steps = tuple(parts.saved), (tuple(parts.ahead), tuple(parts.behind))
     if not saved:
         return None  # as it was traced, for equation by equation it may take longer
@@ -127,14 +133,16 @@ class _Level(NamedTuple):
     """From how many keys it was drawn."""
     loops: dict[int, "_Level"]
     """What each `scan` or call that is split repeats, by the place of its equation."""
+    most: int
+    """Bytes of one value in an iteration, at most, that are drawn ahead."""
 
 
-def _classify(code: Code, kinds: Sequence[int], keys: Sequence[int], times: int, whole: bool) -> _Level:
+def _classify(code: Code, kinds: Sequence[int], keys: Sequence[int], times: int, whole: bool, most: int) -> _Level:
     """Return what determines each value, given the `kinds` of the inputs; the code runs `times` times per iteration.
 
     `whole` says that this is to be run ahead as a whole or not at all, so that what is rounded stays together.
     """
-    level = _Level(code, dict.fromkeys(code.given, FREE), dict(zip(code.ins, keys, strict=True)), {})
+    level = _Level(code, dict.fromkeys(code.given, FREE), dict(zip(code.ins, keys, strict=True)), {}, most)
     level.kinds.update(zip(code.ins, kinds, strict=True))
     for place, equation in enumerate(code.equations):
         inside = _classify_inside(level, place, times, whole) if equation.body is not None else None
@@ -173,12 +181,12 @@ def _keys(level: _Level, equation: Equation) -> int:
 def _fits(level: _Level, equation: Equation, times: int) -> bool:
     """Return whether the outputs of an equation are small enough to keep."""
     size = _bytes(level.code, equation.outs)
-    if size <= KEY_BYTES * _keys(level, equation):
-        return True
+    if size * times > level.most:
+        return False
     drawn = [i for i in equation.ins if level.kinds[i] == DRAWN]
     reordered = equation.name == "gather" and equation.ins[0] in drawn
-    small = equation.draws or reordered or size <= EXPANSION * _bytes(level.code, drawn)
-    return small and size * times <= DRAW_BYTES
+    of_keys = size <= KEY_BYTES * _keys(level, equation)
+    return of_keys or equation.draws or reordered or size <= EXPANSION * _bytes(level.code, drawn)
 
 
 def _classify_inside(level: _Level, place: int, times: int, whole: bool) -> list[int] | None:
@@ -189,11 +197,11 @@ def _classify_inside(level: _Level, place: int, times: int, whole: bool) -> list
     kinds, rows = [level.kinds[i] for i in equation.ins], counts.consts + counts.carry
     keys = [max(1, level.keys.get(i, 1) // (length if n >= rows else 1)) for n, i in enumerate(equation.ins)]
     if equation.name != "scan" and max(kinds, default=FREE) < CARRIED:
-        ahead = _classify(body, kinds, keys, times, True)
+        ahead = _classify(body, kinds, keys, times, True, level.most)
         if CARRIED not in ahead.kinds.values():
             return [DRAWN] * len(equation.outs)
     while True:
-        inner = _classify(body, kinds, keys, times * length, whole)
+        inner = _classify(body, kinds, keys, times * length, whole, level.most)
         carried = [max(k, inner.kinds[i]) for k, i in zip(kinds[counts.consts : rows], body.outs, strict=False)]
         if carried == kinds[counts.consts : rows]:
             break

@@ -28,6 +28,8 @@ PIECE = 256
 """Most rows of a piece of a batch on CUDA."""
 SHORTEST = 64
 """Fewest rows of one."""
+PIECES_BYTES = 128 << 20
+"""Bytes of the gradients of all pieces, at most."""
 CUTS = 16
 """Pieces of such a batch: XLA for CPUs divides this many among cores, but no fewer."""
 
@@ -62,16 +64,17 @@ def _plain(x: Array, kernel: Array) -> Array:
     return x @ kernel
 
 
-def side_by_side(rows: int) -> int:
+def side_by_side(rows: int, gradient: int) -> int:
     """Return into how many pieces to cut a batch of `rows`, whose gradients are computed at once and then added up.
 
     A gradient by small parameters is a sum over all rows. CUDA devices need it in pieces, for each of their units has a
-    part in it; XLA cuts it too, but adds each of the many sums up by a kernel of its own.
+    part in it; XLA cuts it too, but adds each of the many sums up by a kernel of its own. A `gradient` of so many bytes
+    that all pieces together take more than `PIECES_BYTES` is computed as a whole.
     """
     if not shaped_for("cuda") or rows < LONG:
         return 1
     piece = next(size for size in range(PIECE, 0, -1) if rows % size == 0)
-    return rows // piece if piece >= SHORTEST else 1
+    return rows // piece if piece >= SHORTEST and rows // piece * gradient <= PIECES_BYTES else 1
 
 
 def is_narrow(shape: tuple[int, ...]) -> bool:

@@ -214,6 +214,18 @@ def test_a_draw_too_large_is_made_inside_from_its_key(monkeypatch: pytest.Monkey
     same(after(body, START, "cpu"), after(body, START, "plain"))
 
 
+@pytest.mark.parametrize(("draws", "ahead"), [(6, 60_000_000), (7, 0)])
+def test_what_is_drawn_ahead_is_bounded_in_sum(draws: int, ahead: int) -> None:
+    """Each of these draws takes 10 MB."""
+
+    def body(carry, key, t):
+        small, *large = jax.random.split(jax.random.fold_in(key, t), draws + 1)
+        carry = jnp.maximum(carry * 0.5, jax.random.normal(small, (3,)))
+        return carry + sum(jax.random.bits(key, (2_500_000,))[carry.astype(jnp.int32)] for key in large)
+
+    assert ahead <= tree_bytes(drawn_of(body)) < ahead + 1_000
+
+
 def test_large_states_made_of_few_numbers_are_made_inside() -> None:
     """As those after the reset of a large environment: the few numbers are kept instead."""
 

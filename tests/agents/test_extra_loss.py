@@ -1,0 +1,88 @@
+"""A term of the loss of one's own: it is a term like the agent's, in every mode, and needs nothing else."""
+
+from pathlib import Path
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxrl
+from jaxrl.errors import SettingsError
+
+
+def on_policy(**settings: Any) -> jaxrl.Strategy:
+    agent = jaxrl.ppo(**{"features": (8,), "core_features": 4, **settings})
+    return jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), agent, num_envs=4, rollout=16, epochs=2, minibatches=2)
+
+
+def off_policy(**settings: Any) -> jaxrl.Strategy:
+    agent = jaxrl.dqn(**{"features": (8,), "core_features": 4, "sequence": 3, "burn_in": 1, **settings})
+    buffer = jaxrl.uniform(500, batch_size=16)
+    return jaxrl.off_policy(jaxrl.make_env("CartPole-v1"), agent, buffer=buffer, num_envs=4, opt_interval=4, warmup=100)
+
+
+def trained(strategy: jaxrl.Strategy, iterations: int = 5) -> tuple[Any, Any]:
+    """Return the network's parameters, and the metrics of the last iteration."""
+    state = jax.jit(strategy.init)(jax.random.key(0))
+    step = jax.jit(lambda state, t: strategy.step(state, jax.random.fold_in(state.key, t), t))
+    for t in range(iterations):
+        state, metrics = step(state, jnp.uint32(t))
+    return state.agent.params.tree, metrics
+
+
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_an_entropy_bonus_may_be_given_as_an_extra_loss(core: str) -> None:
+    bonus = lambda params, sample, outputs: -0.1 * outputs.policy.entropy()
+    mine, metrics = trained(on_policy(core=core, ent_coef=0.0, extra_loss=bonus))
+    usual, _ = trained(on_policy(core=core, ent_coef=0.1))
+    without, _ = trained(on_policy(core=core, ent_coef=0.0))
+    chex.assert_trees_all_close(mine, usual, rtol=1e-4, atol=1e-6)
+    assert not jax.tree.all(jax.tree.map(lambda x, y: jnp.allclose(x, y, rtol=1e-4, atol=1e-6), mine, without))
+    assert float(metrics["extra_loss"].sum) == pytest.approx(-0.1 * float(metrics["entropy"].sum), rel=1e-5)
+
+
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_the_penalty_of_conservative_q_learning_may_be_given_as_an_extra_loss(core: str) -> None:
+    def gap(params: Any, items: Any, q: jax.Array) -> jax.Array:
+        return 0.5 * (jax.nn.logsumexp(q, axis=-1) - jnp.take_along_axis(q, items.action[:, None], axis=-1)[:, 0])
+
+    mine, _ = trained(off_policy(core=core, extra_loss=gap))
+    usual, _ = trained(off_policy(core=core, cql=0.5))
+    without, _ = trained(off_policy(core=core))
+    chex.assert_trees_all_close(mine, usual, rtol=1e-4, atol=1e-6)
+    assert not jax.tree.all(jax.tree.map(lambda x, y: jnp.allclose(x, y, rtol=1e-4, atol=1e-6), mine, without))
+
+
+def test_it_may_be_about_the_parameters() -> None:
+    """A penalty that outweighs all else takes the parameters to 0."""
+    penalty = lambda params, sample, outputs: jnp.broadcast_to(
+        1e6 * sum(jnp.sum(x**2) for x in jax.tree.leaves(params)), sample.weight.shape
+    )
+    before, _ = trained(on_policy(lr=0.0), 1)
+    after, _ = trained(on_policy(lr=1e-2, extra_loss=penalty), 60)
+    size = lambda tree: max(float(jnp.abs(x).max()) for x in jax.tree.leaves(tree))
+    assert size(after) < 0.1 < size(before)
+
+
+@pytest.mark.parametrize("make", [on_policy, off_policy])
+def test_one_number_for_all_steps_is_refused(make: Any) -> None:
+    with pytest.raises(
+        SettingsError, match=r"extra_loss returned float32\[\]; expected a number for each step, float32\["
+    ):
+        trained(make(extra_loss=lambda params, sample, outputs: jnp.float32(1)))
+
+
+def test_what_is_no_function_is_refused() -> None:
+    with pytest.raises(SettingsError, match="extra_loss is float; expected a loss, as in lambda params"):
+        on_policy(extra_loss=0.1)
+
+
+def test_a_run_names_it_and_its_policy_does_without(tmp_path: Path) -> None:
+    strategy = on_policy(extra_loss=lambda params, sample, outputs: outputs.value)
+    assert strategy.settings is not None
+    assert strategy.settings["custom"] == ["extra_loss"]
+    run = str(tmp_path / "run")
+    jaxrl.Trainer(strategy, max_opts=8, eval_interval=8, eval_episodes=1, run_dir=run, quiet=True).train()
+    assert jaxrl.load_policy(run)([0.0, 0.0, 0.1, 0.5]) in (0, 1)

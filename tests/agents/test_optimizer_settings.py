@@ -1,0 +1,77 @@
+"""The constants of an optimizer, by one step worked by hand; and what an optimizer does not have."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxrl
+from jaxrl.agents import DQNConfig
+from jaxrl.agents.optimizers import gradient_step, optimizer_of
+from jaxrl.errors import SettingsError
+from jaxrl.xla.flat import Flat
+
+
+def stepped(gradients: list[float], **settings: Any) -> tuple[float, float]:
+    """Return a kernel and a bias, both 1, after a step for each gradient with a learning rate of 0.5."""
+    step = gradient_step(optimizer_of(DQNConfig(**settings)))
+    params, lr = Flat.of({"kernel": jnp.ones((1, 1)), "bias": jnp.ones(1)}), jnp.float32(0.5)
+    state = step.init(params, lr)
+    for g in gradients:
+        grads = Flat.of({"kernel": jnp.full((1, 1), g), "bias": jnp.full(1, g)})
+        params, state, _ = step.step(params, grads, state, lr, jnp.float32(1e9))
+    return float(params.tree["kernel"][0, 0]), float(params.tree["bias"][0])
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_adams_first_step_is_the_sign_of_the_gradient_but_for_epsilon(optimizer: str) -> None:
+    decay = {"adamw": {"weight_decay": 0.0}}.get(optimizer, {})
+    np.testing.assert_allclose(stepped([3.0], optimizer=optimizer, **decay), 0.5, rtol=1e-5)
+    np.testing.assert_allclose(
+        stepped([3.0], optimizer=optimizer, optimizer_eps=1.0, **decay), 1 - 0.5 * 3 / (3 + 1), rtol=1e-5
+    )
+
+
+def test_adams_second_step_by_its_two_decays() -> None:
+    """m = 0.5 (0.5 * 2) + 0.5 * 1, over 1 - 0.25; v = 0.75 (0.25 * 4) + 0.25 * 1, over 1 - 0.5625."""
+    kernel, _ = stepped([2.0, 1.0], optimizer_b1=0.5, optimizer_b2=0.75, optimizer_eps=1e-30)
+    m, v = (0.5 * 1.0 + 0.5) / 0.75, (0.75 * 1.0 + 0.25) / 0.4375
+    assert kernel == pytest.approx(0.5 - 0.5 * m / v**0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lion"])
+def test_kernels_decay_and_biases_do_not(optimizer: str) -> None:
+    np.testing.assert_allclose(stepped([0.0], optimizer=optimizer, weight_decay=0.2), [1 - 0.5 * 0.2, 1.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            {"optimizer": "sgd", "optimizer_eps": 1e-5},
+            "optimizer_eps is set, which sgd does not have; optimizers that do: adam, adamw, nadam",
+        ),
+        ({"weight_decay": 0.1}, "weight_decay is set, which adam does not have; optimizers that do: adamw and lion"),
+        ({"optimizer": "rmsprop", "optimizer_b1": 0.5}, "optimizer_b1 is set, which rmsprop does not have"),
+        ({"optimizer_b2": 1.5}, "agent.optimizer_b2 is 1.5"),
+        (
+            {"optimizer_eps": 1e-5, "make_optimizer": optax.adam},
+            "optimizer_eps is set beside make_optimizer, which takes its place",
+        ),
+    ],
+    ids=["sgd", "adam", "rmsprop", "beyond 1", "both"],
+)
+def test_what_an_optimizer_does_not_have_is_refused(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(SettingsError, match=told):
+        jaxrl.dqn(**settings)
+
+
+def test_an_agent_learns_with_them() -> None:
+    agent = jaxrl.ppo(optimizer="adamw", optimizer_eps=1e-5, optimizer_b2=0.99, weight_decay=0.01, features=(8,))
+    strategy = jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), agent, num_envs=4, rollout=8)
+    result = jaxrl.Trainer(strategy, max_opts=32, eval_interval=0, quiet=True).train()
+    assert result.summary["opt_steps"] == 32
+    assert strategy.settings is not None
+    assert strategy.settings["agent"]["weight_decay"] == 0.01
