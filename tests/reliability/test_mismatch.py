@@ -230,6 +230,9 @@ DECISIVE: dict[str, Any] = {
     "agent.lr_decay": 100,
     "agent.schedules": ("tau=linear(0.5,1.0,100)",),
     "agent.optimizer": "sgd",
+    "agent.optimizer_eps": 1e-5,
+    "agent.optimizer_b1": 0.5,
+    "agent.optimizer_b2": 0.75,
     "agent.max_grad_norm": 1.0,
     "agent.accumulate": 2,
     "agent.loss": "huber",
@@ -326,8 +329,8 @@ IDLE: dict[str, Any] = {
 """Another value of every setting that does with prioritised replay, with c51 or a core, or where there are actors."""
 SHAPED = {"agent.torso": "mlp", "agent.channels": (16,)}
 """Another way to say which network it is; observations of CartPole have no images."""
-COMPACT = ["buffer.frames", "processor.one_hot"]
-"""What is refused unless `buffer.compact` is set, or where observations have no whole numbers."""
+REFUSED = ["buffer.frames", "processor.one_hot", "agent.weight_decay"]
+"""What is refused unless `buffer.compact` is set, where observations have no whole numbers, and with `adam`."""
 SINGLE = ["agent.core", "buffer.hindsight"]
 """What is refused unless `processor.n_step` is 1."""
 
@@ -359,7 +362,7 @@ def test_every_setting_is_either_harmless_or_decides_the_training() -> None:
     # Data, and where they lie, are for runs that learn from them, and tested there; devices with shards.
     demos = ["demos", "demos_sha256", "demo_share"]
     others = ["run_dir", "devices", "mesh", *demos]
-    assert sorted(names(SMALL)) == sorted([*DECISIVE, *FREE, *IDLE, *SHAPED, *COMPACT, *SINGLE, *others])
+    assert sorted(names(SMALL)) == sorted([*DECISIVE, *FREE, *IDLE, *SHAPED, *REFUSED, *SINGLE, *others])
     assert sorted([*FREE, "run_dir", "data", "demos", "devices", "mesh"]) == sorted(HARMLESS)
 
 
