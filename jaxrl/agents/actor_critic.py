@@ -472,12 +472,11 @@ def _loss(parts: _Parts, hyper: Hyper, params: PyTree, sample: Sample) -> tuple[
         "clip_fraction": (jnp.abs(ratio - 1) > hyper.clip_eps).astype(jnp.float32),
         "value": value,
     }
-    if parts.extra_loss is not None:
-        outputs = Outputs(distribution, value)
-        terms["extra_loss"] = extra_term(parts.extra_loss, params, sample, outputs, sample.weight)
     terms = {name: sample.weight * term for name, term in terms.items()}
     loss = terms["policy_loss"] + hyper.vf_coef * terms["value_loss"] - hyper.ent_coef * terms["entropy"]
     if parts.extra_loss is not None:
+        term = extra_term(parts.extra_loss, params, sample, Outputs(distribution, value), sample.weight)
+        terms["extra_loss"] = sample.weight * term
         loss = loss + terms["extra_loss"]
     return loss.mean(), terms
 

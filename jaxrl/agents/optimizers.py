@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -12,6 +13,7 @@ import optax
 
 from jaxrl import shards
 from jaxrl.agents.checks import pieces
+from jaxrl.agents.fields import OptimizerConfig
 from jaxrl.errors import SettingsError, nearest
 from jaxrl.registry import listed
 from jaxrl.trees import Array, PyTree, tree_bytes
@@ -32,36 +34,11 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "sgd": optax.sgd,
 }
 
-
-_BETAS = ("b1", "b2")
-_TAKES = {
-    "adam": ("eps", *_BETAS),
-    "adamw": ("eps", *_BETAS, "weight_decay"),
-    "lion": (*_BETAS, "weight_decay"),
-    "nadam": ("eps", *_BETAS),
-    "radam": ("eps", *_BETAS),
-    "rmsprop": ("eps",),
-    "sgd": (),
-}
-"""Settings of each optimizer beside its learning rate, by Optax's names."""
+_SETTINGS = {"optimizer_eps": "eps", "optimizer_b1": "b1", "optimizer_b2": "b2", "weight_decay": "weight_decay"}
+"""Settings of `OptimizerConfig` that are arguments of Optax's optimizers, and their names there."""
 
 
-class OptimizerSettings(Protocol):
-    """The settings of agents that choose an optimizer, see `OptimizerConfig`."""
-
-    @property
-    def optimizer(self) -> str: ...
-    @property
-    def optimizer_eps(self) -> float | None: ...
-    @property
-    def optimizer_b1(self) -> float | None: ...
-    @property
-    def optimizer_b2(self) -> float | None: ...
-    @property
-    def weight_decay(self) -> float | None: ...
-
-
-def optimizer_of(config: OptimizerSettings) -> Optimizer:
+def optimizer_of(config: OptimizerConfig) -> Optimizer:
     """Return the Optax optimizer that `config` describes.
 
     Raises:
@@ -71,21 +48,20 @@ def optimizer_of(config: OptimizerSettings) -> Optimizer:
     if name not in OPTIMIZERS:
         raise SettingsError(f"unknown optimizer {name!r}; {nearest(name, OPTIMIZERS)}")
     for setting in given:
-        if setting.removeprefix("optimizer_") not in _TAKES[name]:
-            able = [other for other, takes in _TAKES.items() if setting.removeprefix("optimizer_") in takes]
+        able = [n for n, make in OPTIMIZERS.items() if _SETTINGS[setting] in signature(make).parameters]
+        if name not in able:
             raise SettingsError(
                 f"agent.{setting} is set, which {name} does not have; optimizers that do: {listed(able)}"
             )
-    arguments: dict[str, Any] = {setting.removeprefix("optimizer_"): value for setting, value in given.items()}
+    arguments: dict[str, Any] = {_SETTINGS[setting]: value for setting, value in given.items()}
     if "weight_decay" in arguments:
         arguments["mask"] = _kernels
     return partial(OPTIMIZERS[name], **arguments) if arguments else OPTIMIZERS[name]
 
 
-def settings_given(config: OptimizerSettings) -> dict[str, float]:
+def settings_given(config: OptimizerConfig) -> dict[str, float]:
     """Return those settings of the optimizer that are not left to Optax."""
-    names = ("optimizer_eps", "optimizer_b1", "optimizer_b2", "weight_decay")
-    return {name: getattr(config, name) for name in names if getattr(config, name) is not None}
+    return {name: getattr(config, name) for name in _SETTINGS if getattr(config, name) is not None}
 
 
 def _kernels(params: PyTree) -> PyTree:

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from jaxrl.agents.optimizers import Optimizer, OptimizerSettings, optimizer_of, settings_given
+from jaxrl.agents.fields import OptimizerConfig
+from jaxrl.agents.optimizers import Optimizer, optimizer_of, settings_given
 from jaxrl.distributions import Distribution, Head
 from jaxrl.errors import SettingsError, describe_error
 from jaxrl.nn import Network, require_network
@@ -58,7 +59,7 @@ class Own(NamedTuple):
 
 
 def own_parts(
-    config: OptimizerSettings,
+    config: OptimizerConfig,
     make_optimizer: Optimizer | None,
     extra_loss: ExtraLoss | None = None,
     /,

@@ -209,7 +209,7 @@ def learn_once(
     stepwise: Stepwise, learner: Learner, window: PackedProcessor, key: Key, t: Array
 ) -> tuple[Learner, Metrics]:
     """Make the optimisation steps of iteration `t`, after whose steps the processor is `window`."""
-    schedule, processor = stepwise.schedule, stepwise.processor
+    schedule = stepwise.schedule
     if stepwise.passes is not None:
         return learn_stored(stepwise.passes, learner, key, t)
     assert stepwise.buffer is not None
@@ -221,7 +221,7 @@ def learn_once(
         (schedule.fill + t + 1) * schedule.vector_steps,
         t * schedule.updates,
         schedule.updates,
-        None if processor.apply is None else applied(processor, _open(stepwise, window)),
+        applied(stepwise.processor, _open(stepwise, window)),
     )
     return made
 
