@@ -11,11 +11,12 @@ import numpy as np
 
 import jaxrl
 from jaxrl.agents import Agent, AgentMaker
+from jaxrl.agents.returns import last_steps
 from jaxrl.buffers import Buffer
 from jaxrl.spaces import sample_space
 from jaxrl.strategies.base import Strategy, iterate
-from jaxrl.strategies.interaction import assemble, collect, open_envs
-from jaxrl.strategies.on_policy import last_steps, minibatches_of
+from jaxrl.strategies.interaction import assemble, open_envs, take_steps
+from jaxrl.strategies.on_policy import minibatches_of
 from jaxrl.training.program import compile_all
 from jaxrl.trees import Array, PyTree
 from jaxrl.types import Rollout
@@ -241,8 +242,8 @@ def rollout_of(env: jaxrl.Env, agent: AgentMaker, num_envs: int, steps: int) -> 
 
     def take(state: PyTree) -> Rollout:
         loop, _ = open_envs(acting, state, jax.random.key(1))
-        _, items, seen = collect(acting, state, jnp.uint32(0), loop, jax.random.key(2), steps)
-        return Rollout(items, last_steps(items, seen))
+        _, items, _ = take_steps(acting, state, jnp.uint32(0), loop, jax.random.key(2), steps)
+        return Rollout(items, last_steps(items))
 
     return acting.agent, state, jax.jit(take)(state)
 

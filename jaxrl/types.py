@@ -48,6 +48,11 @@ class Transition(NamedTuple):
     extras: PyTree = ()
     weight: Array | float = 1.0
     """1, or 0 for a row that must not be learnt from."""
+    is_first: Array | tuple[()] = ()
+    """Bool: an episode begins with this step. `()` in replay of single items, which have no order."""
+    is_last: Array | tuple[()] = ()
+    """Bool: the episode ends with this step. It was truncated, and its successor's value counts, unless `discount` is
+    0. `()` as for `is_first`."""
 
 
 class Remembered(NamedTuple):
@@ -81,9 +86,8 @@ class Rollout(NamedTuple):
     items: Transition
     """One-step transitions, leaves `[T, N, ...]`."""
     last: Array
-    """`[T, N]` bool: no later step may count towards this one, because the episode terminated here, was truncated, or
-    goes on with a step that must not be learnt from. The rest of the return is `discount` times the value of
-    `next_obs`."""
+    """`[T, N]` bool: no later step may count towards this one, because the episode ends here (`items.is_last`), or goes
+    on with a step that must not be learnt from. The rest of the return is `discount` times the value of `next_obs`."""
 
 
 class Batch(NamedTuple):

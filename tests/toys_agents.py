@@ -34,7 +34,8 @@ def transitions(agent: Agent, spec: jaxrl.EnvSpec, state: Any, *shape: int) -> T
         obs, next_obs = Remembered(obs, blank), Remembered(next_obs, blank)
     action, extras = agent.act(state, obs, KEY, jnp.uint32(0), "explore")
     reward = jax.random.normal(jax.random.key(3), (rows,))
-    items = Transition(obs, action, reward, jnp.full(rows, 0.9), next_obs, extras, jnp.ones(rows))
+    no = jnp.zeros(rows, bool)
+    items = Transition(obs, action, reward, jnp.full(rows, 0.9), next_obs, extras, jnp.ones(rows), no, no)
     return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), items)
 
 

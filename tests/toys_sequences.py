@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.agents import Agent
-from jaxrl.agents.sequences import Kept
 from jaxrl.spaces import Box, Discrete
 from jaxrl.types import Batch, Remembered, Transition
 
@@ -25,7 +24,7 @@ def batch_of(agent: Agent, actions: Discrete | Box) -> Batch:
     begins[0, 4] = begins[1, 1] = begins[2, 5] = begins[3, 3] = True
     terminated[0, 3] = terminated[3, 2] = True
     draw = lambda *dims: rng.normal(size=(*shape, *dims)).astype(np.float32)
-    kept = lambda: Kept(jax.tree.map(lambda x: draw(*x.shape), agent.memory.core), begins)
+    kept = lambda: jax.tree.map(lambda x: draw(*x.shape), agent.memory)
     weight = np.ones(shape, np.float32)
     weight[1, 4] = 0.0
     if isinstance(actions, Discrete):
@@ -33,7 +32,9 @@ def batch_of(agent: Agent, actions: Discrete | Box) -> Batch:
     else:
         action = np.asarray(rng.uniform(actions.low, actions.high, (*shape, *actions.shape)), np.float32)
     discount = np.where(terminated, 0.0, 0.9).astype(np.float32)
-    items = Transition(Remembered(draw(2), kept()), action, draw(), discount, Remembered(draw(2), kept()), (), weight)
+    ends = np.concatenate([begins[:, 1:], np.zeros((B, 1), bool)], axis=1)
+    now, then = Remembered(draw(2), kept()), Remembered(draw(2), kept())
+    items = Transition(now, action, draw(), discount, then, (), weight, begins, ends)
     return jax.tree.map(jnp.asarray, Batch(items, np.arange(B, dtype=np.int32), np.array([1.0, 0.5, 1.0, 0.25])))
 
 

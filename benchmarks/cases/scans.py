@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import jaxrl
 from benchmarks.cases.shapes import DQN, PPO, SAC, buffer_of
 from benchmarks.loops import Loop
+from jaxrl.agents.returns import last_steps
 from jaxrl.strategies.base import Strategy, iterate
-from jaxrl.strategies.interaction import Acting, EnvLoopState, assemble, collect, interact
-from jaxrl.strategies.on_policy import last_steps, minibatches_of
+from jaxrl.strategies.interaction import Acting, EnvLoopState, assemble, take_steps
+from jaxrl.strategies.on_policy import minibatches_of
 from jaxrl.trees import Array, PyTree
 from jaxrl.types import Rollout
 from jaxrl.xla.shuffle import random_orders
@@ -30,12 +31,8 @@ def off_policy(shape: DQN | SAC, strategy: Strategy, state: PyTree) -> Loop:
         loop, ring, agent = carry
         first = t * updates
         collect_key, learn_key = jax.random.split(key)
-        if vector_steps == 1:  # as training does
-            only = jax.random.split(collect_key, 1)[0]
-            loop, (items, _) = interact(acting, agent, first, False, loop, only)
-        else:
-            loop, items, _ = collect(acting, agent, first, loop, collect_key, vector_steps)
-            items = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), items)
+        loop, items, _ = take_steps(acting, agent, first, loop, collect_key, vector_steps)
+        items = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), items._replace(is_first=(), is_last=()))
         ring = buffer.push(ring, items, filled + t)
         keys = jax.random.split(learn_key, updates)
         for i in range(updates):
@@ -57,8 +54,8 @@ def on_policy(shape: PPO, strategy: Strategy, state: PyTree) -> Loop:
     def turn(carry: PyTree, key: Array, t: Array) -> PyTree:
         loop, agent = carry
         collect_key, learn_key = jax.random.split(key)
-        loop, items, seen = collect(acting, agent, t * updates, loop, collect_key, shape.rollout)
-        take = minibatches_of(prepare(agent, Rollout(items, last_steps(items, seen))), shape.minibatches)
+        loop, items, _ = take_steps(acting, agent, t * updates, loop, collect_key, shape.rollout)
+        take = minibatches_of(prepare(agent, Rollout(items, last_steps(items))), shape.minibatches)
         order_key, update_key = jax.random.split(learn_key)
         units = shape.rollout * shape.num_envs if shape.minibatches > 1 else 1
         order = random_orders(order_key, shape.epochs, units).reshape(updates, -1)

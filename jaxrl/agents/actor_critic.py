@@ -92,8 +92,8 @@ class Sample(NamedTuple):
     """1, or 0 for a step that must not be learnt from."""
     memory: PyTree = ()
     """Memory of the recurrent core before the first step of each sequence, `[B, ...]`."""
-    first: Array | tuple[()] = ()
-    """`[B, T]` bool: a new episode begins, so the memory is reset; false at a sequence's first step."""
+    is_first: Array | tuple[()] = ()
+    """`[B, T]` bool: a new episode begins, so the memory is reset."""
 
 
 class _Parts(NamedTuple):
@@ -306,15 +306,15 @@ def _judge(parts: _Parts, params: PyTree, sample: Sample) -> tuple[Distribution,
     if parts.memory is None:
         outputs, value, _ = _look(parts, params, sample.obs)
         return restricted(parts.head.of(outputs), mask_of(sample.obs)), value
-    assert not isinstance(sample.first, tuple)
-    rows, steps = sample.first.shape
+    assert not isinstance(sample.is_first, tuple)
+    rows, steps = sample.is_first.shape
     flat = lambda x: x.reshape(rows * steps, *x.shape[2:])
     apply = partial(cast(Any, parts.network).apply, params)
     hidden, critic = apply(jax.tree.map(flat, for_critic(sample.obs)), method="see")
     by_time = lambda x: jnp.moveaxis(x.reshape(rows, steps, *x.shape[1:]), 1, 0)
 
     advance = partial(apply, method="advance")
-    _, hidden = unroll(advance, parts.memory, sample.memory, by_time(hidden), sample.first.T)
+    _, hidden = unroll(advance, parts.memory, sample.memory, by_time(hidden), sample.is_first.T)
     hidden = flat(jnp.moveaxis(hidden, 0, 1))
     critic = critic if has(parts.spec.observation_space, PRIVILEGED) else hidden
     outputs, value = cast(tuple[Array, Array], apply(hidden, critic, method="judge"))
@@ -347,8 +347,7 @@ def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample
         sample = jax.tree.map(flat, sample)
         as_rollout, as_sample = lambda x: x.reshape(steps, num_envs), flat
     else:
-        first = jnp.concatenate([jnp.zeros((1, num_envs), bool), rollout.last[:-1]])
-        sample = sample._replace(obs=items.obs.obs, first=first)
+        sample = sample._replace(obs=items.obs.obs, is_first=items.is_first)
         sample = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), sample)
         sample = sample._replace(memory=jax.tree.map(lambda x: x[0], items.obs.memory))
         as_rollout = as_sample = jnp.transpose

@@ -22,7 +22,7 @@ from jaxrl.agents.fields import (
 from jaxrl.agents.losses import conservative_gap, squared
 from jaxrl.agents.optimizers import GradientStep, Learnt, learn
 from jaxrl.agents.own import ONE_VALUE, Own, choices, network_of, observations, values_of
-from jaxrl.agents.sequences import Kept, Memories, Views, learnt_rows, memories_of, remembering
+from jaxrl.agents.sequences import Memories, Views, learnt_rows, memories_of, remembering
 from jaxrl.distributions import Head
 from jaxrl.masks import PRIVILEGED, for_critic, for_policy, has, mask_of, masked, viewed
 from jaxrl.metrics import Metrics
@@ -85,8 +85,8 @@ class Parts(NamedTuple):
     spec: EnvSpec
     head: Head
     """Maps the policy's outputs to actions."""
-    memory: Kept | None = None
-    """With recurrent cores, what is kept at the start of an episode; its `core` are `Memories`."""
+    memory: Memories | None = None
+    """With recurrent cores, their memories at the start of an episode."""
 
 
 def build_networks(config: CriticConfig, own: Own, spec: EnvSpec, head: Head) -> Networks:
@@ -144,7 +144,7 @@ def _actions(space: Any) -> Array:
     return jnp.zeros((ROWS, space_size(space)), jnp.float32)
 
 
-def init_networks(networks: Networks, spec: EnvSpec, key: Key, memory: Kept | None = None) -> tuple[Flat, Flat]:
+def init_networks(networks: Networks, spec: EnvSpec, key: Key, memory: Memories | None = None) -> tuple[Flat, Flat]:
     """Initialise the parameters of policy and critics; `memory` is that of `Parts`. The key is consumed."""
     policy_key, critic_key = jax.random.split(key)
     obs = space_zeros(spec.observation_space, 1)
@@ -163,15 +163,15 @@ def space_size(space: Box) -> int:
 
 def to_policy(obs: PyTree) -> PyTree:
     """Return what policies see of an observation: with the memory of their core, but without that of noise."""
-    if isinstance(obs, Remembered) and isinstance(obs.memory, Kept):
-        return Remembered(for_policy(obs.obs), obs.memory.core.policy)
+    if isinstance(obs, Remembered) and isinstance(obs.memory, Memories):
+        return Remembered(for_policy(obs.obs), obs.memory.policy)
     return for_policy(obs.obs if isinstance(obs, Remembered) else obs)
 
 
 def to_critic(obs: PyTree) -> PyTree:
     """Return what critics see of an observation: with the memories of their cores, but without that of noise."""
-    if isinstance(obs, Remembered) and isinstance(obs.memory, Kept):
-        return Remembered(for_critic(obs.obs), obs.memory.core.critic)
+    if isinstance(obs, Remembered) and isinstance(obs.memory, Memories):
+        return Remembered(for_critic(obs.obs), obs.memory.critic)
     return for_critic(obs.obs if isinstance(obs, Remembered) else obs)
 
 
@@ -181,26 +181,26 @@ def to_critic(obs: PyTree) -> PyTree:
 def memories_after(parts: Parts, obs: Remembered, policy: PyTree, critic: PyTree) -> Memories:
     """Return the memories `[N, ...]` of policy and critics after a step; those of critics stay without parameters."""
     networks: Any = parts.networks
-    kept = networks.critic.after(critic, to_critic(obs)) if jax.tree.leaves(critic) else obs.memory.core.critic
-    return Memories(networks.policy.after(policy, to_policy(obs)), kept)
+    of_critics = networks.critic.after(critic, to_critic(obs)) if jax.tree.leaves(critic) else obs.memory.critic
+    return Memories(networks.policy.after(policy, to_policy(obs)), of_critics)
 
 
-def seen_now(parts: Parts, obs: PyTree, policy: PyTree = (), critic: PyTree = ()) -> PyTree:
+def seen_now(parts: Parts, obs: PyTree, is_first: PyTree, policy: PyTree = (), critic: PyTree = ()) -> PyTree:
     """Return what networks of these parameters see before each step that is learnt from, `[R, ...]`.
 
     Without cores that is `obs` `[B, ...]`; with them, of sequences `[B, L, ...]`, with the memories that the given
-    networks come to have of them.
+    networks come to have of them, which begin anew where `is_first` `[B, L]`.
     """
     if parts.memory is None:
         return obs
-    return remembering(obs, _memories(parts, obs, policy, critic)[0], parts.config.burn_in)
+    return remembering(obs, _memories(parts, obs, is_first, policy, critic)[0], parts.config.burn_in)
 
 
 def views_by(parts: Parts, items: Transition, policy: PyTree, critic: PyTree) -> Views:
     """Return the same, and what they see after each step: its successor, with the memories which the step leaves."""
     if parts.memory is None:
         return Views(items.obs, items.next_obs)
-    before, after = _memories(parts, items.obs, policy, critic)
+    before, after = _memories(parts, items.obs, items.is_first, policy, critic)
     burn_in = parts.config.burn_in
     return Views(remembering(items.obs, before, burn_in), remembering(items.next_obs, after, burn_in))
 
@@ -210,20 +210,22 @@ def rows_of(parts: Parts, batch: Batch) -> Batch:
     return batch if parts.memory is None else learnt_rows(batch, parts.config)
 
 
-def _memories(parts: Parts, obs: Remembered, policy: PyTree, critic: PyTree) -> tuple[Memories, Memories]:
+def _memories(
+    parts: Parts, obs: Remembered, is_first: PyTree, policy: PyTree, critic: PyTree
+) -> tuple[Memories, Memories]:
     """Return the memories before and after each learnt step of sequences; `()` of a network without parameters."""
     assert parts.memory is not None
     networks: Any = parts.networks
-    blank, begins, burn_in = parts.memory.core, obs.memory.begins, parts.config.burn_in
-    first, none = jax.tree.map(lambda x: x[:, 0], obs.memory.core), ((), ())
+    blank, burn_in = parts.memory, parts.config.burn_in
+    first, none = jax.tree.map(lambda x: x[:, 0], obs.memory), ((), ())
     of_policy = of_critic = none
     if jax.tree.leaves(policy):
         seen = for_policy(obs.obs)
-        of_policy = memories_of(networks.policy.core, policy, blank.policy, first.policy, seen, begins, burn_in)
+        of_policy = memories_of(networks.policy.core, policy, blank.policy, first.policy, seen, is_first, burn_in)
     if jax.tree.leaves(critic):
         seen = for_critic(obs.obs)
         one = lambda own, blank, first: memories_of(
-            networks.critic.member.core, own, blank, first, seen, begins, burn_in
+            networks.critic.member.core, own, blank, first, seen, is_first, burn_in
         )
         of_critic = jax.vmap(one, in_axes=(0, 0, 1), out_axes=1)(critic, blank.critic, first.critic)
     before, after = (Memories(*pair) for pair in zip(of_policy, of_critic, strict=True))
@@ -265,7 +267,7 @@ def learn_critic(
         partial(_critic_loss, parts, penalty, 0.0 if sampled is None else state.hyper.cql),
         state.critic,
         state.opt_state.critic,
-        (batch.items.obs, action, pick, target, rows.weight * rows.items.weight, sampled),
+        (batch.items.obs, batch.items.is_first, action, pick, target, rows.weight * rows.items.weight, sampled),
         state.hyper.lr,
         state.hyper.max_grad_norm,
         opt_step,
@@ -280,8 +282,8 @@ def _critic_loss(
     parts: Parts, penalty: Any, push: Array | float, params: PyTree, batch: PyTree
 ) -> tuple[Array, tuple[Array, Array, PyTree]]:
     """Return the weighted mean of the critics' summed losses; absolute errors, values and CQL gaps, each `[B]`."""
-    obs, action, pick, target, weight, sampled = batch
-    obs = seen_now(parts, obs, critic=params)
+    obs, is_first, action, pick, target, weight, sampled = batch
+    obs = seen_now(parts, obs, is_first, critic=params)
     out = cast(Array, parts.networks.critic.apply(params, to_critic(obs), *action))
     q = chosen(out, pick)
     error = target[None] - q

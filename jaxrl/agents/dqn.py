@@ -26,12 +26,8 @@ from jaxrl.agents.own import (
     values_of,
 )
 from jaxrl.agents.sequences import (
-    Kept,
     Views,
     check_core,
-    core_of,
-    kept_after,
-    kept_at_first,
     learnt_rows,
     priorities_of,
     several_steps,
@@ -54,7 +50,7 @@ from jaxrl.distributions import Distribution, gumbel_like
 from jaxrl.errors import SettingsError
 from jaxrl.masks import best, for_policy, mask_of, masked, viewed
 from jaxrl.metrics import Metrics
-from jaxrl.nn import Network, QNetwork, Recurrent, check_torso
+from jaxrl.nn import Network, QNetwork, Recurrent, check_torso, no_memory
 from jaxrl.nn.own import ROWS
 from jaxrl.spaces import Box, Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree, make_key, tree_where
@@ -110,8 +106,8 @@ class _Parts(NamedTuple):
     noise: PyTree
     """Shapes of the parameter noise; `{}` if there is none."""
     extra_loss: ExtraLoss | None = None
-    memory: Kept | None = None
-    """With a recurrent core, what is kept at the start of an episode."""
+    memory: PyTree | None = None
+    """With a recurrent core, its memory at the start of an episode."""
 
 
 def dqn(
@@ -232,7 +228,15 @@ def _bind(name: str, config: DQNConfig, own: Own, spec: EnvSpec) -> Agent:
         (values_of(spec, 0 if config.values == "expected" else config.atoms),),
         kept=("params", "noise"),
     )
-    blank = _Parts(config, network, gradient_step(own.optimizer), spec, {}, own.extra_loss, kept_at_first(config))
+    blank = _Parts(
+        config,
+        network,
+        gradient_step(own.optimizer),
+        spec,
+        {},
+        own.extra_loss,
+        no_memory(config.core, config.core_features),
+    )
     parts = blank._replace(noise=jax.eval_shape(lambda: _begin(blank, make_key(0))).get("noise", {}))
     return Agent(
         name=name,
@@ -289,7 +293,7 @@ def _begin(parts: _Parts, key: Key) -> PyTree:
     """Initialise the network's variables."""
     obs = space_zeros(for_policy(parts.spec.observation_space), 1)
     if parts.memory is not None:
-        obs = Remembered(obs, jax.tree.map(lambda x: x[None], parts.memory.core))
+        obs = Remembered(obs, jax.tree.map(lambda x: x[None], parts.memory))
     return parts.network.init(key, obs, *_taus(parts, 1))
 
 
@@ -320,7 +324,7 @@ def _act(
     assert isinstance(space, Discrete)
     if key is None or mode == "exploit":
         q, memory = _means(parts, state, obs, ())
-        return best(space, q, mask_of(obs)), () if parts.memory is None else {"memory": kept_after(memory)}
+        return best(space, q, mask_of(obs)), () if parts.memory is None else {"memory": memory}
     coin_key, noise_key, gumbel_key = jax.random.split(key, 3)
     q, memory = _means(parts, state, obs, _draw_noise(parts, noise_key))  # one noise that all environments share
     if parts.config.boltzmann:  # the largest of values with Gumbel noise is drawn from their softmax
@@ -328,7 +332,7 @@ def _act(
     action = epsilon_greedy(
         parts.spec, best(space, q, mask_of(obs)), coin_key, _epsilon(parts, state.hyper, opt_step), obs
     )
-    return action, () if parts.memory is None else {"memory": kept_after(memory)}
+    return action, () if parts.memory is None else {"memory": memory}
 
 
 def _means(parts: _Parts, state: DQNState, obs: PyTree, noise: PyTree) -> tuple[Array, PyTree]:
@@ -351,7 +355,7 @@ def _outputs(parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: A
 
 def _look(parts: _Parts, params: PyTree, obs: PyTree, noise: PyTree, *taus: Array) -> tuple[Array, PyTree]:
     """Return what `_outputs` does, and the memory after the step; `()` without a core."""
-    seen = for_policy(obs if parts.memory is None else core_of(obs))
+    seen = for_policy(obs)
     made: Any = parts.network.apply(_variables(parts, params, noise), seen, *taus)
     out, memory = (made, ()) if parts.memory is None else made
     return out if out.ndim == 3 else out[..., None], memory

@@ -12,6 +12,18 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.trees import Array
+from jaxrl.types import Transition
+
+
+def last_steps(items: Transition) -> Array:
+    """Return `[T, ...]` bool, of steps in order: no later step may count towards this one.
+
+    The episode ends here, another begins with the next step (a loop of one's own may cut an episode once its last step
+    was taken), or the next step must not be learnt from.
+    """
+    worthless = jnp.asarray(items.weight) == 0
+    starts = jnp.asarray(items.is_first, bool) | worthless
+    return jnp.asarray(items.is_last, bool) | jnp.concatenate([starts[1:], jnp.zeros_like(starts[:1])])
 
 
 def gae(r_t: Array, discount_t: Array, last_t: Array, v_tm1: Array, v_t: Array, lambda_: Array | float) -> Array:

@@ -48,8 +48,7 @@ from jaxrl.agents.schedules import schedules_in
 from jaxrl.agents.sequences import (
     Views,
     check_core,
-    kept_after,
-    kept_by_all_at_first,
+    initial_memories,
     priorities_of,
     several_steps,
     window_of,
@@ -213,9 +212,9 @@ def _bind(name: str, config: SACConfig, own: Own, spec: EnvSpec) -> Agent:
             "afresh; set it to 0"
         )
     head = head_of(spec, squash=True)
-    kept = kept_by_all_at_first(config, config.num_critics)
-    networks = build_networks(config, own, spec, head) if kept is None else recurrent_networks(config, spec, head)
-    parts = Parts(config, networks, gradient_step(own.optimizer), spec, head, kept)
+    memories = initial_memories(config, config.num_critics)
+    networks = build_networks(config, own, spec, head) if memories is None else recurrent_networks(config, spec, head)
+    parts = Parts(config, networks, gradient_step(own.optimizer), spec, head, memories)
     noise = jnp.zeros(space_size(cast(Box, spec.action_space)), jnp.float32) if config.noise_memory else None
     with_critics = lambda state: state._replace(target=(), log_temperature=(), opt_state=())
     return Agent(
@@ -228,9 +227,9 @@ def _bind(name: str, config: SACConfig, own: Own, spec: EnvSpec) -> Agent:
         custom=own.custom,
         exploration=TEMPERATURE,
         offline=isinstance(config, CQLConfig),
-        memory=noise if kept is None else kept,
+        memory=noise if memories is None else memories,
         window=window_of(config),
-        publish=None if kept is None else with_critics,
+        publish=None if memories is None else with_critics,
         insight=judging(
             parts,
             lambda state, obs, opt_step: _policy(parts, state.policy.tree, obs),
@@ -285,7 +284,7 @@ def _act(parts: Parts, state: SACState, obs: PyTree, key: Key | None, opt_step: 
     if parts.memory is not None:
         raw = distribution.mode() if key is None or mode == "exploit" else distribution.sample(key)
         memories = memories_after(parts, obs, state.policy.tree, state.critic.tree if state.critic else ())
-        return parts.head.to_env(raw), {"memory": kept_after(memories)}
+        return parts.head.to_env(raw), {"memory": memories}
     if key is None or mode == "exploit":
         return parts.head.to_env(distribution.mode()), {"memory": obs.memory} if isinstance(obs, Remembered) else ()
     if not isinstance(obs, Remembered):
@@ -333,7 +332,7 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
         partial(_policy_loss, parts, critic.params.tree, temperature),
         state.policy,
         state.opt_state.policy,
-        (batch.items.obs, _deviations(parts, policy_key, rows), rows.weight * rows.items.weight),
+        (batch.items.obs, batch.items.is_first, _deviations(parts, policy_key, rows), rows.weight * rows.items.weight),
         hyper.policy_lr,
         hyper.max_grad_norm,
         opt_step,
@@ -411,7 +410,7 @@ def _policy_loss(
     parts: Parts, critic: PyTree, temperature: Array, policy: PyTree, batch: PyTree
 ) -> tuple[Array, Array]:
     """Return the negated weighted mean of the soft value, and the entropy `[B]`."""
-    obs, deviation, weight = batch
-    seen = seen_now(parts, obs, policy, critic)
+    obs, is_first, deviation, weight = batch
+    seen = seen_now(parts, obs, is_first, policy, critic)
     value, entropy = soft_value(parts, policy, critic, temperature, seen, deviation)
     return -jnp.mean(weight * value), entropy

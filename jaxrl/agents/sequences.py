@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.agents.fields import SequenceConfig
-from jaxrl.agents.returns import steps_ahead
+from jaxrl.agents.returns import last_steps, steps_ahead
 from jaxrl.errors import SettingsError
 from jaxrl.masks import for_policy
 from jaxrl.nn import Network, no_memory, unroll
@@ -23,17 +23,8 @@ from jaxrl.types import Batch, Remembered, Transition, Window
 Future = TypeVar("Future", bound=NamedTuple)
 
 
-class Kept(NamedTuple):
-    """What a recurrent agent keeps from step to step, and replay stores with each: its memory before the step."""
-
-    core: PyTree
-    """The core's memory, `[...]` for one environment."""
-    begins: Array
-    """Bool: an episode begins with this step. In a sequence it tells where the one before it ended, however it did."""
-
-
 class Memories(NamedTuple):
-    """The memories of an actor and its critics, which are `core` of what is kept. `()` of a network that has no say."""
+    """The memories of an actor and its critics; `()` if unused."""
 
     policy: PyTree
     critic: PyTree
@@ -47,19 +38,15 @@ class Views(NamedTuple):
     then: PyTree
 
 
-def kept_at_first(config: SequenceConfig) -> Kept | None:
-    """Return what is kept at the start of an episode, for one environment; `None` without a core."""
+def initial_memories(config: SequenceConfig, critics: int) -> Memories | None:
+    """Return the memories of an actor and its `critics` at the start of an episode, for one environment.
+
+    Each has a core of its own; `None` without cores.
+    """
     memory = no_memory(config.core, config.core_features)
-    return None if memory is None else Kept(memory, cast(Any, np.ones((), bool)))
-
-
-def kept_by_all_at_first(config: SequenceConfig, critics: int) -> Kept | None:
-    """Return the same of an actor and its `critics`, each of which has a core."""
-    kept = kept_at_first(config)
-    if kept is None:
+    if memory is None:
         return None
-    each = jax.tree.map(lambda x: np.broadcast_to(x, (critics, *x.shape)), kept.core)
-    return kept._replace(core=Memories(kept.core, each))
+    return Memories(memory, jax.tree.map(lambda x: np.broadcast_to(x, (critics, *x.shape)), memory))
 
 
 def window_of(config: SequenceConfig) -> Window | None:
@@ -76,16 +63,6 @@ def check_core(config: SequenceConfig, **makers: object) -> None:
         )
 
 
-def core_of(obs: PyTree) -> PyTree:
-    """Return what a recurrent network is given of what an agent sees: the memory of its core alone."""
-    return Remembered(obs.obs, obs.memory.core)
-
-
-def kept_after(memory: PyTree) -> Kept:
-    """Return what is kept after a step, of the core's `memory` `[N, ...]`."""
-    return Kept(memory, jnp.zeros(jax.tree.leaves(memory)[0].shape[0], bool))
-
-
 def learnt_steps(tree: PyTree, burn_in: int) -> PyTree:
     """Return the steps of sequences `[B, L, ...]` that are learnt from, `[B * T, ...]`."""
     return jax.tree.map(lambda x: _flat(x[:, burn_in:]), tree)
@@ -97,32 +74,32 @@ def learnt_rows(batch: Batch, config: SequenceConfig) -> Batch:
     return batch._replace(items=items, weight=jnp.repeat(batch.weight, config.sequence))
 
 
-def views_of(network: Network, variables: PyTree, blank: Kept, items: Transition, burn_in: int) -> Views:
+def views_of(network: Network, variables: PyTree, blank: PyTree, items: Transition, burn_in: int) -> Views:
     """Return what `network` sees of the learnt steps of sequences `[B, L, ...]`, `R = B * T`.
 
     Gradients go back through the learnt steps, and end at the burn-in.
     """
-    first = jax.tree.map(lambda x: x[:, 0], items.obs.memory.core)
+    first = jax.tree.map(lambda x: x[:, 0], items.obs.memory)
     seen = for_policy(items.obs.obs)
-    before, after = memories_of(network, variables, blank.core, first, seen, items.obs.memory.begins, burn_in)
+    before, after = memories_of(network, variables, blank, first, seen, items.is_first, burn_in)
     return Views(remembering(items.obs, before, burn_in), remembering(items.next_obs, after, burn_in))
 
 
-def remembering(obs: Remembered, core: PyTree, burn_in: int) -> Remembered:
-    """Return the learnt steps of `obs` `[B, L, ...]` with other memories, `core` `[R, ...]`."""
-    return Remembered(learnt_steps(obs.obs, burn_in), Kept(core, learnt_steps(obs.memory.begins, burn_in)))
+def remembering(obs: Remembered, memory: PyTree, burn_in: int) -> Remembered:
+    """Return the learnt steps of `obs` `[B, L, ...]` with other memories `[R, ...]`."""
+    return Remembered(learnt_steps(obs.obs, burn_in), memory)
 
 
 def memories_of(
-    network: Network, variables: PyTree, blank: PyTree, first: PyTree, seen: PyTree, begins: Array, burn_in: int
+    network: Network, variables: PyTree, blank: PyTree, first: PyTree, seen: PyTree, is_first: PyTree, burn_in: int
 ) -> tuple[PyTree, PyTree]:
     """Return the memories of `network` before and after the learnt steps of sequences, `[R, ...]` each.
 
     They go on from those before the sequences, `first` `[B, ...]`, with what the network has `seen` `[B, L, ...]`, and
-    anew from `blank` where an episode `begins` `[B, L]`. Gradients end at the burn-in.
+    anew from `blank` where `is_first` `[B, L]`. Gradients end at the burn-in.
     """
     early, late = slice(burn_in), slice(burn_in, None)
-    before, behind = (jax.tree.map(lambda x, part=part: x[:, part], (seen, begins)) for part in (early, late))
+    before, behind = (jax.tree.map(lambda x, part=part: x[:, part], (seen, is_first)) for part in (early, late))
     if burn_in:
         first, _ = _follow(network, jax.lax.stop_gradient(variables), blank, first, *before)
     _, made = _follow(network, variables, blank, first, *behind)
@@ -131,10 +108,10 @@ def memories_of(
 
 
 def _follow(
-    network: Network, variables: PyTree, blank: PyTree, memory: PyTree, seen: PyTree, begins: Array
+    network: Network, variables: PyTree, blank: PyTree, memory: PyTree, seen: PyTree, is_first: Array
 ) -> tuple[PyTree, PyTree]:
     """Run the core over `seen` `[B, T]`; return its last memory, and those before and after each step, `[T, B, ...]`"""
-    rows, steps = begins.shape
+    rows, steps = is_first.shape
     apply = partial(cast(Any, network).apply, variables)
     hidden = apply(jax.tree.map(_flat, seen), method="see")
 
@@ -143,7 +120,7 @@ def _follow(
         return after, (memory, after)
 
     by_time = jnp.moveaxis(hidden.reshape(rows, steps, -1), 1, 0)
-    return unroll(advance, blank, memory, by_time, begins.T)
+    return unroll(advance, blank, memory, by_time, is_first.T)
 
 
 def _flat(x: Array) -> Array:
@@ -158,8 +135,8 @@ def several_steps(after: Future, items: Transition, config: SequenceConfig) -> F
     No target crosses an episode's end, whether it terminated or was truncated, nor a step that must not be learnt from;
     and none the sequence's end.
     """
-    begins, worth = (x[:, config.burn_in :] for x in (items.obs.memory.begins, jnp.asarray(items.weight) > 0))
-    cut = jnp.concatenate([begins[:, 1:] | ~worth[:, 1:], jnp.ones_like(worth[:, :1])], axis=1)
+    last = jax.vmap(last_steps)(items)[:, config.burn_in :]
+    cut = last.at[:, -1].set(True)
 
     def one(after: Any, last: Array) -> Any:
         ahead = steps_ahead(after.reward, after.discount, last, config.n_step)

@@ -6,8 +6,9 @@ a buffer, follows from the number of steps alone.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from jaxrl.errors import check_between, check_count
@@ -27,6 +28,8 @@ class NStepState(NamedTuple):
     """Oldest first, each `[N, ...]`; `discount` is `gamma^k` for the `k` steps accumulated so far."""
     open: tuple[Array, ...]
     """`[N]` bool for each: its episode still goes on, so the next reward counts towards it."""
+    is_first: Array
+    """`[N]` bool: an episode begins with the next step."""
 
 
 def one_step(discount: float = 0.99) -> Processor:
@@ -39,7 +42,8 @@ def n_step(n: int, discount: float = 0.99) -> Processor:
 
     `reward` is the sum of `discount^i` times the `i`-th reward, over `k = n` steps or up to the episode's end if that
     comes first; it never crosses an end. `next_obs` is the true successor of the last of these steps. The transition's
-    `discount` is `discount^k`, or 0 if that step terminated; a truncation is bootstrapped.
+    `discount` is `discount^k`, or 0 if that step terminated; a truncation is bootstrapped. `is_first` is that of the
+    first of these steps, and `is_last` of the last.
 
     Raises:
       SettingsError: `n` is below 1, or `discount` is outside `[0, 1]`.
@@ -59,7 +63,9 @@ def n_step(n: int, discount: float = 0.99) -> Processor:
 
 def _init(n: int, discount: float, obs: PyTree) -> NStepState:
     # The shape of actions is unknown before the first step: `None` until then (see `base.begin`).
-    return NStepState(obs, tunable("processor.discount", discount), (None,) * (n - 1), (None,) * (n - 1))  # type: ignore[arg-type]
+    none: tuple[Any, ...] = (None,) * (n - 1)
+    first = jnp.ones(jax.tree.leaves(obs)[0].shape[0], bool)
+    return NStepState(obs, tunable("processor.discount", discount), none, none, first)
 
 
 def _process(state: NStepState, step: Step) -> tuple[NStepState, Transition]:
@@ -72,13 +78,15 @@ def _process(state: NStepState, step: Step) -> tuple[NStepState, Transition]:
         next_obs=step.final_obs,
         extras=step.extras,
         weight=jnp.asarray(step.valid, jnp.float32) * jnp.ones_like(step.reward),
+        is_first=state.is_first,
+        is_last=ended,
     )
     entries = [
         (newest, ~ended) if old is None else (_extend(old, is_open, step, gamma), is_open & ~ended)
         for old, is_open in zip(state.pending, state.open, strict=True)
     ]
     (out, _), *rest = [*entries, (newest, ~ended)]
-    return NStepState(step.obs, gamma, tuple(t for t, _ in rest), tuple(o for _, o in rest)), out
+    return NStepState(step.obs, gamma, tuple(t for t, _ in rest), tuple(o for _, o in rest), ended), out
 
 
 def _extend(old: Transition, is_open: Array, step: Step, gamma: Array) -> Transition:
@@ -88,5 +96,6 @@ def _extend(old: Transition, is_open: Array, step: Step, gamma: Array) -> Transi
         discount=jnp.where(step.terminated, 0.0, old.discount * gamma),
         next_obs=step.final_obs,
         weight=old.weight * jnp.asarray(step.valid, jnp.float32),
+        is_last=step.terminated | step.truncated,
     )
     return tree_where(is_open, longer, old)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from jaxrl import shards
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import HostEnv
 from jaxrl.metrics import Metrics, Stat, columns_of, merge_stats, metrics_of, stat
@@ -14,7 +15,7 @@ from jaxrl.spaces import EnvSpec
 from jaxrl.strategies.guard import Health
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.tuning import Swap
-from jaxrl.types import Step
+from jaxrl.types import Step, Transition
 from jaxrl.written import brief
 from jaxrl.xla import PLATFORMS, shaped_for
 from jaxrl.xla.ahead import drawn_ahead
@@ -80,8 +81,8 @@ class Policy(NamedTuple):
         return brief("Policy", self.spec.name)
 
 
-class Ended(NamedTuple):
-    """The steps of one iteration, `[rows]` in the order in which they were taken, as far as they ended an episode."""
+class EpisodeEnds(NamedTuple):
+    """Which steps of an iteration ended an episode; leaves `[T, N]`."""
 
     length: Array
     """Int32: steps of the episode that ended here, negative if it was truncated; 0 where none ended."""
@@ -89,13 +90,31 @@ class Ended(NamedTuple):
     """Float32: its return; where none ended, any number."""
 
 
-class Telling(NamedTuple):
-    """A training step that also tells which episodes ended in it."""
+class CollectInfo(NamedTuple):
+    """What collecting tells beside the transitions."""
 
-    step: Callable[..., tuple[PyTree, Metrics, Ended]]
-    """`(state, key, t) -> (state, metrics, ended)`: `Strategy.step`, and what ended."""
-    num_envs: int
-    """Environments that step at once; a row of `Ended` is theirs in turn."""
+    metrics: Metrics
+    episodes: EpisodeEnds
+
+
+class CollectFn(Protocol):
+    def __call__(
+        self, state: PyTree, key: Key, t: Array, /, *arrival: PyTree
+    ) -> tuple[PyTree, Transition, CollectInfo]:
+        """Act, step the environments and process for iteration `t`; return transitions `[T, N, ...]` in order.
+
+        The key is consumed. With actors, what they have sent follows: it is unpacked, and nothing is acted.
+        """
+        ...
+
+
+class LearnFn(Protocol):
+    def __call__(self, state: PyTree, items: Transition, key: Key, t: Array, /) -> tuple[PyTree, Metrics]:
+        """Make the optimisation steps of iteration `t`, of whose steps `items` `[T, N, ...]` were made.
+
+        Of the state, no environment is read. The key is consumed.
+        """
+        ...
 
 
 class Refill(NamedTuple):
@@ -124,6 +143,10 @@ class Strategy(NamedTuple):
     """Environment steps that `init` takes."""
     env: Env | HostEnv | None = None
     policy: Policy | None = None
+    collect: CollectFn | None = None
+    """The first half of `step`; `None` of a strategy that has no halves, of whose single episodes nothing is known."""
+    learn: LearnFn | None = None
+    """The second half, which is the same wherever the steps were taken; goes with `collect`."""
     judge: Callable[[PyTree, Key], tuple[Array, Array, Array]] | None = None
     """`(params, key) -> (returns, lengths, finished)`, each `[E]`: how to judge where there is no `env`. Pure."""
     retune: Callable[[PyTree], PyTree] | None = None
@@ -152,8 +175,6 @@ class Strategy(NamedTuple):
     """Devices over which shards are spread in a run; they change no bit of it."""
     first_device: int = 0
     """Where these begin among all, if they are several; the others follow it."""
-    telling: Telling | None = None
-    """The step that also tells which episodes ended; `None` where nothing is told of single ones."""
     refill: Refill | None = None
     """How the field `buffer` of its state is filled again; `None` where checkpoints must hold it."""
     values: Mapping[str, Swap] = MappingProxyType({})
@@ -177,6 +198,26 @@ def name_of(strategy: Strategy) -> str:
 def fold(key: Key, t: Array | int) -> Key:
     """Return the key of iteration `t` of the stream of `key`."""
     return jax.random.fold_in(key, t)
+
+
+def iteration(
+    collect: CollectFn, learn: LearnFn, state: PyTree, key: Key, t: Array, *arrival: PyTree
+) -> tuple[PyTree, Metrics, EpisodeEnds]:
+    """Make iteration `t`: collect, then learn; return also which episodes ended. The key is consumed."""
+    collect_key, learn_key = jax.random.split(shards.own(key))
+    state, items, info = collect(state, collect_key, t, *arrival)
+    state, metrics = learn(state, items, learn_key, t)
+    return state, {**info.metrics, **metrics}, info.episodes
+
+
+def step_of(collect: CollectFn, learn: LearnFn) -> StrategyStep:
+    """Return `Strategy.step` of its two halves."""
+
+    def step(state: PyTree, key: Key, t: Array, *arrival: PyTree) -> tuple[PyTree, Metrics]:
+        state, metrics, _ = iteration(collect, learn, state, key, t, *arrival)
+        return state, metrics
+
+    return step
 
 
 def iterate(body: Callable[[PyTree, Key, Array], PyTree], key: Key, carry: PyTree, start: Array, stop: Array) -> PyTree:

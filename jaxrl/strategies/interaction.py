@@ -1,6 +1,6 @@
 """What every strategy with environments does: act in them, process the steps, and say what was seen."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -18,8 +18,9 @@ from jaxrl.processors.base import Processor, begin, blank_step, chain
 from jaxrl.processors.memory import remember
 from jaxrl.processors.n_step import n_step
 from jaxrl.processors.normalise import normalise_reward
+from jaxrl.shards import merged
 from jaxrl.spaces import EnvSpec
-from jaxrl.strategies.base import Ended
+from jaxrl.strategies.base import CollectInfo, EpisodeEnds
 from jaxrl.trees import Array, Key, PyTree, make_key
 from jaxrl.types import Step, Transition
 from jaxrl.xla.carry import cut_out, scan_rows
@@ -154,15 +155,20 @@ def choose(
     return random_action(spec, random_key, obs) if random else action, extras
 
 
-def collect(
+def take_steps(
     acting: Acting, agent: PyTree, opt_step: Array, loop: EnvLoopState, key: Key, steps: int, random: bool = False
 ) -> tuple[EnvLoopState, Transition, StepInfo]:
     """Take `steps` steps in all environments; return transitions and what was seen, leaves `[T, N, ...]`.
 
     The key is consumed.
     """
-    step = partial(interact, acting, cut_out(agent), opt_step, random)
-    loop, (items, seen) = scan_rows(step, loop, jax.random.split(key, steps))
+    keys = jax.random.split(key, steps)
+    if steps == 1:  # without the loop, which would pack and unpack what it carries
+        loop, made = interact(acting, agent, opt_step, random, loop, keys[0])
+        items, seen = jax.tree.map(lambda x: x[None], made)
+    else:
+        step = partial(interact, acting, cut_out(agent), opt_step, random)
+        loop, (items, seen) = scan_rows(step, loop, keys)
     return loop, items, seen
 
 
@@ -191,28 +197,16 @@ def episode_metrics(seen: StepInfo) -> Metrics:
     return {**stats(of_episodes, done), **totals(events), **(stats(own, there) if own else {})}
 
 
-Advance = Callable[..., tuple[PyTree, Metrics, StepInfo]]
-"""`(state, key, t) -> (state, metrics, seen)`, with actors `(state, key, t, arrival)`: an iteration, and what its steps
-were."""
+def info_of(seen: StepInfo, more: Metrics | None = None) -> CollectInfo:
+    """Return what is recorded of steps `[T, N]`, with `more` metrics."""
+    metrics: Metrics = {**merged(episode_metrics(seen)), **(more or {})}
+    return CollectInfo(metrics, _episode_ends(seen))
 
 
-def step_of(advance: Advance, state: PyTree, key: Key, t: Array, *arrival: PyTree) -> tuple[PyTree, Metrics]:
-    """Make an iteration, as `Strategy.step`."""
-    state, metrics, _ = advance(state, key, t, *arrival)
-    return state, metrics
-
-
-def telling_step(advance: Advance, state: PyTree, key: Key, t: Array, *arrival: PyTree) -> Any:
-    """Make an iteration, as `Telling.step`."""
-    state, metrics, seen = advance(state, key, t, *arrival)
-    return state, metrics, ended(seen)
-
-
-def ended(seen: StepInfo) -> Ended:
-    """Return which of the steps `[N]` or `[T, N]` ended an episode."""
+def _episode_ends(seen: StepInfo) -> EpisodeEnds:
     length = jnp.asarray(seen.info["episode_length"], jnp.int32)
     length = jnp.where(seen.terminated, length, jnp.where(seen.truncated, -length, 0))
-    return Ended(length.reshape(-1), jnp.asarray(seen.info["episode_return"], jnp.float32).reshape(-1))
+    return EpisodeEnds(length, jnp.asarray(seen.info["episode_return"], jnp.float32))
 
 
 # --- the beginning ----------------------------------------------------------------------------------------------

@@ -19,43 +19,28 @@ from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor
 from jaxrl.registry import usual
-from jaxrl.shards import merged, own
-from jaxrl.strategies.base import Refill, Strategy, Telling, fold
+from jaxrl.shards import own
+from jaxrl.strategies.base import CollectInfo, Refill, Strategy, fold, step_of
 from jaxrl.strategies.demos import notes_of_demos, settings_of_demos, with_demos
 from jaxrl.strategies.guard import Health, health_of, healthy, reseed
 from jaxrl.strategies.interaction import (
     Acting,
     EnvLoopState,
     StepInfo,
-    collect,
-    episode_metrics,
-    interact,
+    info_of,
     introduce,
     join,
     open_envs,
-    step_of,
-    telling_step,
+    take_steps,
     usual_processor,
 )
 from jaxrl.strategies.policy import make_policy
-from jaxrl.strategies.remote import (
-    ActorsConfig,
-    Arrival,
-    HostActors,
-    Remote,
-    arrived,
-    learnt_by_all,
-    of_one_shard,
-    remote,
-    settings_of_actors,
-    stage,
-    untaught,
-)
+from jaxrl.strategies.remote import ActorsConfig, of_one_shard, settings_of_actors, stage, with_actors
 from jaxrl.strategies.replay import (
     UpdateSchedule,
     applied,
-    learn,
     least_rows,
+    optimise,
     sampled_for,
     told_goals,
     update_schedule,
@@ -83,12 +68,13 @@ REFILL_STREAM = 2**32 - 4
 """Folded into the key of a run's stream to fill its buffer again: no iteration has this number."""
 
 
-class _Parts(NamedTuple):
-    acting: Acting
+class Replay(NamedTuple):
+    """What learns from replay, wherever the steps are taken."""
+
+    agent: Agent
+    processor: Processor
     buffer: Buffer
     schedule: UpdateSchedule
-    host_actors: HostActors | None
-    """The environments on the host, if they are there."""
 
 
 def off_policy(
@@ -145,11 +131,11 @@ def off_policy(
     )
     updates, warmup, buffer = whole(updates), whole(warmup), usual_buffer(suits) if buffer is None else buffer
     vector, shards = of_one_shard(env, num_envs, host_actors, resets, shards, batch_size=buffer.batch_size)
-    bound = Acting(vector, *join(known, (processor or usual_processor(suits)).for_replay))
-    ring = _ring_of_one_shard(buffer, bound, env, shards)
-    learnt_from = with_demos(ring, demos, demo_share, bound, env)
+    acting = Acting(vector, *join(known, (processor or usual_processor(suits)).for_replay))
+    ring = _ring_of_one_shard(buffer, acting, env, shards)
+    learnt_from = with_demos(ring, demos, demo_share, acting, env)
     schedule = update_schedule(
-        horizon=bound.processor.horizon,
+        horizon=acting.processor.horizon,
         least=least_rows(ring, vector.num_envs) * shards,
         num_envs=vector.num_envs * shards,
         opt_interval=opt_interval,
@@ -158,28 +144,32 @@ def off_policy(
         random_warmup=random_warmup,
         times=host_actors.config.send if host_actors else 1,
     )
-    parts = _Parts(bound, learnt_from, schedule._replace(num_envs=vector.num_envs), host_actors)
+    replay = Replay(acting.agent, acting.processor, learnt_from, schedule._replace(num_envs=vector.num_envs))
+    taking, learning = partial(collect, acting, replay.schedule), partial(learn, replay)
+    capacity = learnt_from.capacity(replay.schedule.rows)
     one = Strategy(
-        init=partial(_init, parts),
-        step=partial(step_of, partial(_advance, parts)),
-        env_steps_per_step=parts.schedule.rows,
-        opt_steps_per_step=parts.schedule.updates,
-        warmup_env_steps=parts.schedule.warmup_env_steps,
+        init=partial(_init, acting, replay),
+        step=step_of(taking, learning),
+        collect=taking,
+        learn=learning,
+        env_steps_per_step=replay.schedule.rows,
+        opt_steps_per_step=replay.schedule.updates,
+        warmup_env_steps=replay.schedule.warmup_env_steps,
         env=env,
-        policy=make_policy(bound.agent, bound.processor, env.spec),
-        retune=partial(retune, bound),
+        policy=make_policy(acting.agent, acting.processor, env.spec),
+        retune=partial(retune, acting),
         notes=(
             *schedule.notes(buffer._replace(window=ring.window), schedule.rows, warmup),
-            *note(resets, bound.env.resets),
+            *note(resets, acting.env.resets),
             *notes_of_demos(demos, learnt_from.batch_size * shards, buffer.batch_size),
         ),
         settings=settings_of(
-            bound.agent,
-            bound.processor,
+            acting.agent,
+            acting.processor,
             env.spec,
             env.settings,
             num_envs=num_envs,
-            resets=bound.env.resets,
+            resets=acting.env.resets,
             **settings_of_actors(host_actors),
             opt_interval=opt_interval,
             updates=updates,
@@ -191,20 +181,22 @@ def off_policy(
         ),
         health=health_of,
         reseed=reseed,
-        **_host_side(parts),
+        capacity=capacity,
+        refill=Refill(partial(replay.schedule.blocks, capacity), partial(_refill, acting, replay)),
     )
+    if host_actors is not None:
+        return with_actors(
+            one,
+            acting,
+            host_actors,
+            steps=schedule.vector_steps,
+            begin=partial(_begin, acting, replay),
+            fill=schedule.fill,
+            random_fill=random_warmup,
+            push=partial(push, replay),
+            empty=partial(_emptied, acting, replay),
+        )
     return sharded(one, shards, ("env", "processor", "buffer"))
-
-
-def _host_side(parts: _Parts) -> dict[str, Any]:
-    """Return the fields of a strategy by which the host acts, tells of episodes and fills the buffer anew."""
-    capacity = parts.buffer.capacity(parts.schedule.rows)
-    return {
-        "telling": Telling(partial(telling_step, partial(_advance, parts)), parts.acting.env.num_envs),
-        "remote": _remote(parts, parts.host_actors) if parts.host_actors else None,
-        "capacity": capacity,
-        "refill": Refill(partial(parts.schedule.blocks, capacity), partial(_refill, parts)),
-    }
 
 
 def _ring_of_one_shard(buffer: Buffer, acting: Acting, env: Env | HostEnv, shards: int) -> Buffer:
@@ -241,132 +233,104 @@ def _part_of_buffer(buffer: Buffer, shards: int) -> Buffer:
 # --- the training step ------------------------------------------------------------------------------------------
 
 
-def _advance(
-    parts: _Parts, state: OffPolicyState, key: Key, t: Array, arrival: Arrival | None = None
-) -> tuple[OffPolicyState, Metrics, StepInfo]:
-    first_opt = jnp.asarray(t, jnp.uint32) * parts.schedule.updates
-    collect_key, update_key = jax.random.split(own(key))
-    if arrival is None:
-        state, items, seen = _collect(parts, state, collect_key, first_opt, random=False)
-        metrics = merged(episode_metrics(seen))
-    else:
-        state = _taught(parts, state, arrival)
-        items, seen, metrics = _arrived(parts, arrival)
-    pushes = parts.schedule.fill + jnp.asarray(t, jnp.uint32)
-    # Push before sampling: the other way round XLA must keep the old buffer, and copies it every iteration.
-    state = state._replace(buffer=parts.buffer.push(state.buffer, items, pushes))
-    state, learnt = learn(
-        parts.acting.agent,
-        parts.buffer,
-        state,
-        update_key,
-        pushes + 1,
-        first_opt,
-        parts.schedule.updates,
-        applied(parts.acting.processor, state.processor),
-    )
-    return state, {**metrics, **learnt}, seen
+def collect(
+    acting: Acting, schedule: UpdateSchedule, state: OffPolicyState, key: Key, t: Array
+) -> tuple[OffPolicyState, Transition, CollectInfo]:
+    """Act, step the environments and process, `vector_steps` times; return the transitions `[T, N, ...]`."""
+    state, items, seen = _take_steps(acting, state, key, schedule.vector_steps, _first_opt(schedule, t), random=False)
+    return state, items, info_of(seen)
 
 
-def _arrived(parts: _Parts, arrival: Arrival) -> tuple[Transition, StepInfo, Metrics]:
-    """Return what actors have sent as one block of `rows`: transitions, what was seen, and metrics."""
-    assert parts.host_actors is not None
-    items, seen, metrics = arrived(parts.acting, parts.host_actors, arrival)
-    items, seen = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (items, seen))
-    return items, seen, {**episode_metrics(seen), **metrics}
+def learn(replay: Replay, state: Any, items: Transition, key: Key, t: Array) -> tuple[Any, Metrics]:
+    """Push the transitions `[T, N, ...]` of iteration `t`, then sample and update, `schedule.updates` times.
 
-
-def _taught(parts: _Parts, state: OffPolicyState, arrival: Arrival) -> OffPolicyState:
-    """Take up what the processors of actors have learnt."""
-    return state._replace(processor=learnt_by_all(parts.acting.processor, state.processor, arrival.fresh))
-
-
-def _remote(parts: _Parts, host_actors: HostActors) -> Remote:
-    def push(state: OffPolicyState, arrival: Arrival, t: Array) -> OffPolicyState:
-        state = _taught(parts, state, arrival)
-        return state._replace(buffer=parts.buffer.push(state.buffer, _arrived(parts, arrival)[0], t))
-
-    return remote(
-        parts.acting,
-        host_actors,
-        steps=parts.schedule.vector_steps,
-        fill=parts.schedule.fill,
-        random_fill=parts.schedule.random_warmup,
-        push=push,
-    )
-
-
-def _collect(
-    parts: _Parts, state: OffPolicyState, key: Key, opt_step: Array, random: bool
-) -> tuple[OffPolicyState, Transition, StepInfo]:
-    """Take `vector_steps` steps in all environments; return transitions and what was seen as one block of `rows`.
-
-    The key is consumed.
+    `state` is a `NamedTuple` with the fields `agent`, `processor`, `buffer` and `health`. The key is consumed.
     """
-    loop, steps = EnvLoopState(state.env, state.processor), parts.schedule.vector_steps
-    if steps == 1:
-        only = jax.random.split(key, 1)[0]
-        loop, (items, seen) = interact(parts.acting, state.agent, opt_step, random, loop, only)
-    else:
-        loop, items, seen = collect(parts.acting, state.agent, opt_step, loop, key, steps, random)
-        items, seen = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (items, seen))
+    pushes = replay.schedule.fill + jnp.asarray(t, jnp.uint32)
+    # Push before sampling: the other way round XLA must keep the old buffer, and copies it every iteration.
+    state = push(replay, state, items, pushes)
+    statistics = applied(replay.processor, state.processor)
+    first_opt, updates = _first_opt(replay.schedule, t), replay.schedule.updates
+    return optimise(replay.agent, replay.buffer, state, key, pushes + 1, first_opt, updates, statistics)
+
+
+def push(replay: Replay, state: Any, items: Transition, pushes: Array) -> Any:
+    """Write the transitions `[T, N, ...]` of an iteration, of the warm-up too, after `pushes` earlier ones."""
+    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), _kept(replay.agent, items))
+    return state._replace(buffer=replay.buffer.push(state.buffer, rows, pushes))
+
+
+def _kept(agent: Agent, items: Transition) -> Transition:
+    """Return what replay holds of transitions: single items have no order, so nothing tells of the steps around."""
+    return items if agent.window is not None else items._replace(is_first=(), is_last=())
+
+
+def _first_opt(schedule: UpdateSchedule, t: Array) -> Array:
+    return jnp.asarray(t, jnp.uint32) * schedule.updates
+
+
+def _take_steps(
+    acting: Acting, state: OffPolicyState, key: Key, steps: int, opt_step: Array, random: bool
+) -> tuple[OffPolicyState, Transition, StepInfo]:
+    loop = EnvLoopState(state.env, state.processor)
+    loop, items, seen = take_steps(acting, state.agent, opt_step, loop, key, steps, random)
     return state._replace(env=loop.env, processor=loop.processor), items, seen
 
 
 # --- the beginning ----------------------------------------------------------------------------------------------
 
 
-def _init(parts: _Parts, key: Key) -> OffPolicyState:
+def _init(acting: Acting, replay: Replay, key: Key) -> OffPolicyState:
     """Reset, fill the processor's windows, and warm the buffer up."""
-    stream, agent_key, *others = jax.random.split(key, 5)
-    env_key, prime_key, fill_key = map(own, others)
-    agent = parts.acting.agent.init(agent_key)
-    loop, items = open_envs(parts.acting, agent, env_key)
-    state = OffPolicyState(
-        key=stream,
-        agent=agent,
-        env=loop.env,
-        processor=loop.processor,
-        buffer=parts.buffer.init(row_struct(items), parts.schedule.rows, parts.schedule.lag, parts.schedule.num_envs),
-        health=healthy(),
-    )
-    if parts.host_actors is not None:
-        return state._replace(processor=untaught(parts.acting.processor, state.processor, parts.host_actors))
-    state = _prime(parts, state, prime_key)
-
-    def fill(t: Array, state: OffPolicyState) -> OffPolicyState:
-        state, items, _ = _collect(parts, state, fold(fill_key, t), jnp.uint32(0), parts.schedule.random_warmup)
-        return state._replace(buffer=parts.buffer.push(state.buffer, items, t))
-
-    # Unlike `iterate`, a plain loop: it runs once, and compiles in half the time.
-    return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(parts.schedule.fill), fill, state)
-
-
-def _refill(parts: _Parts, state: OffPolicyState, first: Array, stop: Array) -> OffPolicyState:
-    """Fill a new buffer with what the agent meets as it explores from where its environments stand."""
-    schedule, key = parts.schedule, fold(fold(state.key, REFILL_STREAM), stop)
-    opt_step = (jnp.asarray(stop, jnp.uint32) - schedule.fill) * schedule.updates
-    loop, items = open_envs(parts.acting, state.agent, key)
-    del loop  # its shapes alone are asked for; nothing of it is computed
-    empty = parts.buffer.init(row_struct(items), schedule.rows, schedule.lag, schedule.num_envs)
-    state = state._replace(buffer=empty)
-    if parts.host_actors is not None:
-        return state
-
-    def fill(number: Array, state: OffPolicyState) -> OffPolicyState:
-        state, items, _ = _collect(parts, state, fold(key, number), opt_step, random=False)
-        return state._replace(buffer=parts.buffer.push(state.buffer, items, number))
-
-    return jax.lax.fori_loop(jnp.asarray(first, jnp.uint32), jnp.asarray(stop, jnp.uint32), fill, state)
-
-
-def _prime(parts: _Parts, state: OffPolicyState, key: Key) -> OffPolicyState:
-    """Take `horizon` vector steps, whose transitions are not complete yet."""
-    if not parts.schedule.horizon:
-        return state
-    one = parts._replace(schedule=parts.schedule._replace(vector_steps=1))
+    schedule, state = replay.schedule, _begin(acting, replay, key)
+    prime_key, fill_key = map(own, jax.random.split(key, 5)[3:])
+    warm_up = partial(_take_steps, acting, opt_step=jnp.uint32(0), random=schedule.random_warmup)
 
     def prime(t: Array, state: OffPolicyState) -> OffPolicyState:
-        return _collect(one, state, fold(key, t), jnp.uint32(0), parts.schedule.random_warmup)[0]
+        """Take a vector step whose transitions are not complete yet."""
+        return warm_up(state, fold(prime_key, t), 1)[0]
 
-    return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(parts.schedule.horizon), prime, state)
+    def fill(t: Array, state: OffPolicyState) -> OffPolicyState:
+        state, items, _ = warm_up(state, fold(fill_key, t), schedule.vector_steps)
+        made: OffPolicyState = push(replay, state, items, t)
+        return made
+
+    if schedule.horizon:
+        state = jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(schedule.horizon), prime, state)
+    # Unlike `iterate`, plain loops: they run once, and compile in half the time.
+    return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(schedule.fill), fill, state)
+
+
+def _begin(acting: Acting, replay: Replay, key: Key) -> OffPolicyState:
+    """Return the state before the warm-up."""
+    stream, agent_key, env_key, *_ = jax.random.split(key, 5)
+    agent = acting.agent.init(agent_key)
+    loop, items = open_envs(acting, agent, own(env_key))
+    return OffPolicyState(stream, agent, loop.env, loop.processor, empty(replay, items), healthy())
+
+
+def empty(replay: Replay, items: Transition) -> PyTree:
+    """Return an empty buffer for iterations whose vector steps make transitions like `items`, shapes `[N, ...]`."""
+    schedule, one = replay.schedule, row_struct(_kept(replay.agent, items))
+    return replay.buffer.init(one, schedule.rows, schedule.lag, schedule.num_envs)
+
+
+def _emptied(acting: Acting, replay: Replay, state: OffPolicyState) -> OffPolicyState:
+    """Return `state` with a new buffer."""
+    _, items = open_envs(acting, state.agent, state.key)  # its shapes alone are asked for; nothing of it is computed
+    return state._replace(buffer=empty(replay, items))
+
+
+def _refill(acting: Acting, replay: Replay, state: OffPolicyState, first: Array, stop: Array) -> OffPolicyState:
+    """Fill a new buffer with what the agent meets as it explores from where its environments stand."""
+    schedule, key = replay.schedule, fold(fold(state.key, REFILL_STREAM), stop)
+    opt_step = _first_opt(schedule, jnp.asarray(stop, jnp.uint32) - schedule.fill)
+
+    def fill(number: Array, state: OffPolicyState) -> OffPolicyState:
+        key_now = fold(key, number)
+        state, items, _ = _take_steps(acting, state, key_now, schedule.vector_steps, opt_step, random=False)
+        made: OffPolicyState = push(replay, state, items, number)
+        return made
+
+    start = _emptied(acting, replay, state)
+    return jax.lax.fori_loop(jnp.asarray(first, jnp.uint32), jnp.asarray(stop, jnp.uint32), fill, start)

@@ -24,7 +24,7 @@ from jaxrl.strategies.base import Strategy, fold
 from jaxrl.strategies.guard import Health, health_of, healthy, reseed
 from jaxrl.strategies.interaction import bind
 from jaxrl.strategies.policy import PolicyParams, make_policy
-from jaxrl.strategies.replay import learn
+from jaxrl.strategies.replay import optimise
 from jaxrl.strategies.settings import retune_agent, settings_of
 from jaxrl.trees import Array, Key, PyTree, make_key, row_struct
 from jaxrl.types import Step, Transition
@@ -224,7 +224,7 @@ def _step(parts: _Parts, state: OfflineState, key: Key, t: Array) -> tuple[Offli
         rows, batch, orders = parts.data.rows, buffer.batch_size, fold(state.key, EPOCH_STREAM)
         in_order = lambda ring, key, pushes, step: batch_at(ring, batch_of_epochs(orders, step, batch, rows))
         buffer = buffer._replace(sample=in_order)
-    state, metrics = learn(parts.agent, buffer, state, key, jnp.uint32(1), first_opt, parts.updates)
+    state, metrics = optimise(parts.agent, buffer, state, key, jnp.uint32(1), first_opt, parts.updates)
     if parts.epochs:
         passed = (first_opt + parts.updates).astype(jnp.float32)
         metrics = {**metrics, "epochs": passed * (parts.buffer.batch_size / parts.data.rows)}
@@ -289,7 +289,7 @@ def transitions(processor: Processor, data: Dataset) -> Transition:
     blank = jax.tree.map(lambda x: np.repeat(np.zeros_like(x[:1]), processor.horizon, axis=0), steps)
     steps = jax.tree.map(lambda x, y: np.concatenate([x, y]), steps, blank)
     _, items = jax.lax.scan(processor.process, begin(processor, obs, action, ()), steps)
-    made: Transition = jax.tree.map(lambda x: x[processor.horizon :, 0], items)
+    made: Transition = jax.tree.map(lambda x: x[processor.horizon :, 0], items._replace(is_first=(), is_last=()))
     return made
 
 

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker
+from jaxrl.agents.returns import last_steps
 from jaxrl.envs.base import Env, VecEnvState
 from jaxrl.envs.host import HostEnv
 from jaxrl.envs.resets import note
@@ -16,35 +17,21 @@ from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics, Stat, Total
 from jaxrl.processors.base import Processor
 from jaxrl.registry import listed, names_of, usual
-from jaxrl.shards import merged, own
-from jaxrl.strategies.base import Strategy, Telling, repeat
+from jaxrl.shards import own
+from jaxrl.strategies.base import CollectInfo, Strategy, repeat, step_of
 from jaxrl.strategies.guard import Health, guarded_update, health_of, healthy, reseed, what_returns_are_made_of
 from jaxrl.strategies.interaction import (
     Acting,
     EnvLoopState,
-    StepInfo,
-    collect,
-    episode_metrics,
+    info_of,
     introduce,
     join,
     open_envs,
-    step_of,
-    telling_step,
+    take_steps,
     usual_processor,
 )
 from jaxrl.strategies.policy import make_policy
-from jaxrl.strategies.remote import (
-    ActorsConfig,
-    Arrival,
-    HostActors,
-    arrived,
-    learnt_by_all,
-    of_one_shard,
-    remote,
-    settings_of_actors,
-    stage,
-    untaught,
-)
+from jaxrl.strategies.remote import ActorsConfig, of_one_shard, settings_of_actors, stage, with_actors
 from jaxrl.strategies.settings import retune, settings_of
 from jaxrl.strategies.shards import sharded
 from jaxrl.trees import Array, Key, PyTree, tree_where
@@ -92,13 +79,6 @@ class Passes(NamedTuple):
         return self.epochs * self.minibatches
 
 
-class _Parts(NamedTuple):
-    acting: Acting
-    passes: Passes
-    host_actors: HostActors | None
-    """The environments on the host, if they are there."""
-
-
 def on_policy(
     env: Env | HostEnv,
     agent: AgentMaker,
@@ -143,38 +123,37 @@ def on_policy(
     suits = usual(known.name, "on_policy")
     num_envs = whole(suits["num_envs"] if num_envs is None else num_envs)
     vector, shards = of_one_shard(env, num_envs, host_actors, resets, shards)
-    bound = Acting(vector, *join(known, processor or usual_processor(suits)))
-    passes = passes_of(bound.agent, bound.processor, vector.num_envs, rollout, epochs, minibatches)
-    policy = make_policy(bound.agent, bound.processor, env.spec)
-    if host_actors is not None and bound.agent.behave is not None:
-        bound = bound._replace(agent=bound.agent._replace(act=bound.agent.behave))
-    parts = _Parts(bound, passes._replace(agent=bound.agent), host_actors)
-    advance = partial(_advance, parts)
+    acting = Acting(vector, *join(known, processor or usual_processor(suits)))
+    passes = passes_of(acting.agent, acting.processor, vector.num_envs, rollout, epochs, minibatches)
+    taking, learning = partial(collect, acting, passes), partial(learn, passes)
     one = Strategy(
-        init=partial(_init, parts),
-        step=partial(step_of, advance),
-        env_steps_per_step=passes.rollout * bound.env.num_envs,
+        init=partial(_init, acting),
+        step=step_of(taking, learning),
+        collect=taking,
+        learn=learning,
+        env_steps_per_step=passes.rollout * vector.num_envs,
         opt_steps_per_step=passes.updates,
         env=env,
-        policy=policy,
-        retune=partial(retune, bound),
-        notes=note(resets, bound.env.resets),
+        policy=make_policy(acting.agent, acting.processor, env.spec),
+        retune=partial(retune, acting),
+        notes=note(resets, vector.resets),
         settings=settings_of(
-            bound.agent,
-            bound.processor,
+            acting.agent,
+            acting.processor,
             env.spec,
             env.settings,
             num_envs=num_envs,
-            resets=bound.env.resets,
+            resets=vector.resets,
             **settings_of_actors(host_actors),
             **settings_of_passes(passes),
             shards=shards,
         ),
-        telling=Telling(partial(telling_step, advance), bound.env.num_envs),
-        remote=remote(bound, host_actors, steps=passes.rollout) if host_actors else None,
         health=health_of,
         reseed=reseed,
     )
+    if host_actors is not None:
+        behaving = acting._replace(agent=acting.agent._replace(act=acting.agent.behave or acting.agent.act))
+        return with_actors(one, behaving, host_actors, steps=passes.rollout, begin=partial(_init, behaving))
     return sharded(one, shards, ("env", "processor"))
 
 
@@ -228,61 +207,32 @@ def check_minibatches(units: int, minibatches: int, what: str) -> None:
     )
 
 
-def _init(parts: _Parts, key: Key) -> OnPolicyState:
+def _init(acting: Acting, key: Key) -> OnPolicyState:
     stream, agent_key, env_key = jax.random.split(key, 3)
-    agent = parts.acting.agent.init(agent_key)
-    loop, _ = open_envs(parts.acting, agent, own(env_key))
-    if parts.host_actors is not None:
-        loop = loop._replace(processor=untaught(parts.acting.processor, loop.processor, parts.host_actors))
+    agent = acting.agent.init(agent_key)
+    loop, _ = open_envs(acting, agent, own(env_key))
     return OnPolicyState(stream, agent, loop.env, loop.processor, healthy())
 
 
 # --- the training step ------------------------------------------------------------------------------------------
 
 
-def _advance(
-    parts: _Parts, state: OnPolicyState, key: Key, t: Array, arrival: Arrival | None = None
-) -> tuple[OnPolicyState, Metrics, StepInfo]:
-    first_opt = jnp.asarray(t, jnp.uint32) * parts.passes.updates
-    collect_key, learn_key = jax.random.split(own(key))
-    metrics: Metrics = {}
-    if arrival is None:
-        loop = EnvLoopState(state.env, state.processor)
-        loop, items, seen = collect(parts.acting, state.agent, first_opt, loop, collect_key, parts.passes.rollout)
-        state = state._replace(env=loop.env, processor=loop.processor)
-    else:
-        assert parts.host_actors is not None
-        processor = learnt_by_all(parts.acting.processor, state.processor, arrival.fresh)
-        state = state._replace(processor=processor)
-        items, seen, metrics = arrived(parts.acting, parts.host_actors, arrival)
-    last = last_steps(items, seen)
-    rollout = Rollout(items, last if isinstance(seen.present, tuple) else last | ~seen.present)
-    state, learnt = learn_rollout(parts.passes, state, rollout, learn_key, first_opt)
-    return state, {**merged(episode_metrics(seen)), **metrics, **learnt}, seen
+def collect(
+    acting: Acting, passes: Passes, state: OnPolicyState, key: Key, t: Array
+) -> tuple[OnPolicyState, Transition, CollectInfo]:
+    """Act, step the environments and process, `rollout` times; return the transitions `[T, N, ...]`."""
+    loop = EnvLoopState(state.env, state.processor)
+    loop, items, seen = take_steps(acting, state.agent, _first_opt(passes, t), loop, key, passes.rollout)
+    return state._replace(env=loop.env, processor=loop.processor), items, info_of(seen)
 
 
-class Ending(Protocol):
-    """What tells which steps `[T, N]` end an episode."""
-
-    @property
-    def terminated(self) -> Array: ...
-    @property
-    def truncated(self) -> Array: ...
-
-
-def last_steps(items: Transition, seen: Ending) -> Array:
-    """Say of each step `[T, N]` whether no later one counts towards it: the episode ends, or goes on without worth."""
-    worthless = jnp.asarray(items.weight == 0)
-    cut = jnp.concatenate([worthless[1:], jnp.zeros_like(worthless[:1])])
-    return seen.terminated | seen.truncated | cut
-
-
-def learn_rollout(passes: Passes, state: Any, rollout: Rollout, key: Key, first_opt: Array) -> tuple[Any, Metrics]:
-    """Make all epochs over a rollout.
+def learn(passes: Passes, state: Any, items: Transition, key: Key, t: Array) -> tuple[Any, Metrics]:
+    """Make all epochs over the rollout of iteration `t`, transitions `[T, N, ...]`.
 
     `state` is a `NamedTuple` with the fields `agent` and `health`. The key is consumed.
     """
     assert passes.agent.prepare is not None
+    rollout = Rollout(items, last_steps(items))
     prepared = passes.agent.prepare(state.agent, rollout)  # leaves `[units, ...]`
     measured = passes.agent.measure(prepared) if passes.agent.measure else {}
     take = minibatches_of(prepared, passes.minibatches)
@@ -295,8 +245,12 @@ def learn_rollout(passes: Passes, state: Any, rollout: Rollout, key: Key, first_
     # With one minibatch there is no order.
     order = random_orders(order_key, passes.epochs, passes.units if passes.minibatches > 1 else 1)
     rows = order.reshape(passes.updates, -1), jax.random.split(update_key, passes.updates)
-    (state, _), metrics = repeat(update, (state, jnp.bool_(False)), rows, first_opt, passes.updates)
-    return state, {**what_returns_are_made_of(rollout.items), **measured, **metrics}
+    (state, _), metrics = repeat(update, (state, jnp.bool_(False)), rows, _first_opt(passes, t), passes.updates)
+    return state, {**what_returns_are_made_of(items), **measured, **metrics}
+
+
+def _first_opt(passes: Passes, t: Array) -> Array:
+    return jnp.asarray(t, jnp.uint32) * passes.updates
 
 
 def minibatches_of(prepared: PyTree, minibatches: int) -> Callable[[Array], Batch]:

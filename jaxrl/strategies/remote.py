@@ -26,7 +26,8 @@ from jaxrl.processors.base import Processor
 from jaxrl.spaces import EnvSpec, from_0, space_zeros
 from jaxrl.strategies import actor
 from jaxrl.strategies.actor import Choice, Words
-from jaxrl.strategies.interaction import Acting, StepInfo
+from jaxrl.strategies.base import CollectInfo, Strategy, step_of
+from jaxrl.strategies.interaction import Acting, StepInfo, info_of
 from jaxrl.strategies.shards import check_shards
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Transition
@@ -291,7 +292,7 @@ def remote(
 ) -> Remote:
     """Say what actors do: `actors` stand before the environments of all, and take `steps` steps in a round.
 
-    `fill` rounds of warm-up come first; `push(state, items, t)` takes them up.
+    `fill` rounds of warm-up come first; `push(state, arrival, t)` takes them up.
     """
     processor = acting.processor.of_actors
     acting = acting._replace(processor=processor)
@@ -348,6 +349,64 @@ def untaught(processor: Processor, state: PyTree, host_actors: HostActors) -> Py
 
 
 # --- what the learner makes of it -------------------------------------------------------------------------------
+
+
+def with_actors(
+    strategy: Strategy,
+    acting: Acting,
+    host_actors: HostActors,
+    *,
+    steps: int,
+    begin: Callable[[Key], Any],
+    fill: int = 0,
+    random_fill: bool = False,
+    push: Callable[[Any, Transition, Array], Any] | None = None,
+    empty: Callable[[Any], Any] | None = None,
+) -> Strategy:
+    """Return `strategy` with actors who collect for it; it learns as it did.
+
+    Args:
+      strategy: what collects on the device and learns.
+      acting: the agent as actors have it, before the environments of all.
+      host_actors: these environments.
+      steps: steps of each environment in an iteration, which is a round.
+      begin: `(key) -> state`, before the warm-up.
+      fill: rounds of warm-up.
+      random_fill: whether actions during it are uniformly random.
+      push: `(state, items, t) -> state`: write the transitions of a round of the warm-up.
+      empty: `(state) -> state`: with an empty buffer, which actors then fill.
+    """
+    assert strategy.learn is not None
+    taking: Any = partial(_arrive, acting, host_actors)
+
+    def init(key: Key) -> PyTree:
+        state = begin(key)
+        return state._replace(processor=untaught(acting.processor, state.processor, host_actors))
+
+    def take_up(state: PyTree, arrival: PyTree, t: Array) -> PyTree:
+        state, items, _ = taking(state, None, t, arrival)
+        assert push is not None
+        return push(state, items, t)
+
+    refill = strategy.refill and empty and strategy.refill._replace(fill=lambda state, first, stop: empty(state))
+    return strategy._replace(
+        init=init,
+        step=step_of(taking, strategy.learn),
+        collect=taking,
+        refill=refill,
+        remote=remote(
+            acting, host_actors, steps=steps, fill=fill, random_fill=random_fill, push=take_up if push else None
+        ),
+    )
+
+
+def _arrive(
+    acting: Acting, host_actors: HostActors, state: Any, key: Key | None, t: Array, arrival: Arrival
+) -> tuple[Any, Transition, CollectInfo]:
+    """Take up what actors have sent, as `CollectFn`."""
+    processor = learnt_by_all(acting.processor, state.processor, arrival.fresh)
+    items, seen, metrics = arrived(acting, host_actors, arrival)
+    return state._replace(processor=processor), items, info_of(seen, metrics)
 
 
 def learnt_by_all(processor: Processor, state: PyTree, fresh: PyTree) -> PyTree:

@@ -163,7 +163,7 @@ def check_ratio(num_envs: int, opt_interval: int) -> None:
     )
 
 
-def learn(
+def optimise(
     agent: Agent,
     buffer: Buffer,
     state: Any,

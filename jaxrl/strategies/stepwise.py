@@ -1,9 +1,8 @@
 """Training one step at a time, for environments that are driven from outside.
 
-The same parts, counts and randomness as in `off_policy`, but as programs between which the host waits: act, take in
-what the action led to, learn. A vector step is pushed as a block of its own, for nobody knows when the next one comes;
-with a capacity that is a multiple of both blocks, the buffer holds the same items at the same places. On-policy agents
-learn here as in `on_policy`, with a rollout in place of the buffer.
+The same parts, counts and randomness as in `off_policy` and `on_policy`, but as programs between which the host waits:
+act, take in what the action led to, and once the steps of an iteration are there, learn from them by the very functions
+of those.
 """
 
 from typing import Literal, NamedTuple
@@ -19,11 +18,11 @@ from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.strategies.base import Policy, fold
 from jaxrl.strategies.guard import Health, healthy
 from jaxrl.strategies.interaction import choose, open_processor
-from jaxrl.strategies.on_policy import Passes
-from jaxrl.strategies.replay import UpdateSchedule, applied, learn
-from jaxrl.strategies.stored import Ends, empty, learn_stored, store
-from jaxrl.trees import Array, Key, PyTree, make_key, row_struct, tree_where
-from jaxrl.types import Step
+from jaxrl.strategies.off_policy import Replay, empty, learn as learn_from_replay, push
+from jaxrl.strategies.on_policy import Passes, learn as learn_from_rollout
+from jaxrl.strategies.replay import UpdateSchedule
+from jaxrl.trees import Array, Key, PyTree, make_key, tree_where
+from jaxrl.types import Step, Transition
 from jaxrl.xla.packing import Layout, join_short, layout_of, pack, unpack
 
 Phase = Literal["prime", "fill", "train"]
@@ -36,11 +35,20 @@ class Stepwise(NamedTuple):
     spec: EnvSpec
     agent: Agent
     processor: Processor
-    buffer: Buffer | None
-    """Replay; `None` of an agent that learns from rollouts."""
     schedule: UpdateSchedule
-    passes: Passes | None = None
-    """How it learns from them; `None` of an agent that learns from replay."""
+    """Of an agent that learns from rollouts, one iteration takes as many vector steps as a rollout has."""
+    learner: Replay | Passes
+    """What learns from the steps of an iteration: replay, or passes over a rollout."""
+
+    @property
+    def buffer(self) -> Buffer | None:
+        """Replay; `None` of an agent that learns from rollouts."""
+        return self.learner.buffer if isinstance(self.learner, Replay) else None
+
+    @property
+    def passes(self) -> Passes | None:
+        """How it learns from rollouts; `None` of an agent that learns from replay."""
+        return self.learner if isinstance(self.learner, Passes) else None
 
 
 class PackedProcessor(NamedTuple):
@@ -80,17 +88,22 @@ class StepwiseState(NamedTuple):
     """The stream of iterations, folded with their numbers."""
     agent: PyTree
     window: PackedProcessor
+    items: Transition
+    """The transitions of this iteration, `[T, N, ...]`; those past the current step are stale."""
     buffer: PyTree
+    """`()` of an agent that learns from rollouts."""
     health: Health
     last: Last
 
 
 class Learner(NamedTuple):
-    """What an optimisation step changes."""
+    """What an optimisation step changes, and what it reads."""
 
     agent: PyTree
     buffer: PyTree
     health: Health
+    processor: PyTree = ()
+    """Read alone."""
 
 
 def init(stepwise: Stepwise, key: Key) -> StepwiseState:
@@ -105,7 +118,8 @@ def init(stepwise: Stepwise, key: Key) -> StepwiseState:
         key=stream,
         agent=agent,
         window=window,
-        buffer=_empty(stepwise, opened.items),
+        items=jax.tree.map(lambda x: jnp.zeros((stepwise.schedule.vector_steps, *x.shape), x.dtype), opened.items),
+        buffer=empty(stepwise.learner, opened.items) if isinstance(stepwise.learner, Replay) else (),
         health=healthy(),
         last=Last(window, opened.action, opened.extras, result),
     )
@@ -181,22 +195,31 @@ def act(
 
 def take_in(
     stepwise: Stepwise,
-    push: bool,
-    buffer: PyTree,
+    complete: bool,
+    items: Transition,
     window: PackedProcessor,
     action: PyTree,
     extras: PyTree,
     result: StepResult,
-    pushes: Array,
-) -> tuple[PyTree, PackedProcessor]:
-    """Process a step and, where `push`, write its transitions; return the buffer and the processor."""
-    step = _step(action, extras, result)
-    processor, items = stepwise.processor.process(_open(stepwise, window), step)
-    if stepwise.buffer is None:
-        buffer = store(buffer, items, Ends(step.terminated, step.truncated), pushes)
-    elif push:
-        buffer = stepwise.buffer.push(buffer, items, pushes)
-    return buffer, _close(stepwise, processor)
+    place: Array,
+) -> tuple[Transition, PackedProcessor]:
+    """Process a step; where its transitions are `complete`, write them as step number `place` of the iteration.
+
+    Return the transitions of the iteration and the processor.
+    """
+    processor, made = stepwise.processor.process(_open(stepwise, window), _step(action, extras, result))
+    if complete:
+        write = lambda rows, row: jax.lax.dynamic_update_index_in_dim(
+            rows, jnp.asarray(row, rows.dtype), place.astype(jnp.int32), 0
+        )
+        items = jax.tree.map(write, items, made)
+    return items, _close(stepwise, processor)
+
+
+def fill(stepwise: Stepwise, buffer: PyTree, items: Transition, t: Array) -> PyTree:
+    """Write the transitions of iteration `t` of the warm-up; return the buffer."""
+    assert isinstance(stepwise.learner, Replay)
+    return push(stepwise.learner, Learner((), buffer, healthy()), items, t).buffer
 
 
 def params(stepwise: Stepwise, policy: Policy, agent: PyTree, window: PackedProcessor) -> PyTree:
@@ -206,38 +229,25 @@ def params(stepwise: Stepwise, policy: Policy, agent: PyTree, window: PackedProc
 
 
 def learn_once(
-    stepwise: Stepwise, learner: Learner, window: PackedProcessor, key: Key, t: Array
+    stepwise: Stepwise, learner: Learner, items: Transition, window: PackedProcessor, key: Key, t: Array
 ) -> tuple[Learner, Metrics]:
-    """Make the optimisation steps of iteration `t`, after whose steps the processor is `window`."""
-    schedule = stepwise.schedule
-    if stepwise.passes is not None:
-        return learn_stored(stepwise.passes, learner, key, t)
-    assert stepwise.buffer is not None
-    made: tuple[Learner, Metrics] = learn(
-        stepwise.agent,
-        stepwise.buffer,
-        learner,
-        jax.random.split(fold(key, t))[1],
-        (schedule.fill + t + 1) * schedule.vector_steps,
-        t * schedule.updates,
-        schedule.updates,
-        applied(stepwise.processor, _open(stepwise, window)),
-    )
-    return made
+    """Make the optimisation steps of iteration `t`, whose transitions are `items`, and the processor after it `window`.
+
+    `key` is the stream of training.
+    """
+    learn_key = jax.random.split(fold(key, t))[1]
+    learner = learner._replace(processor=_open(stepwise, window))
+    made: tuple[Learner, Metrics]
+    if isinstance(stepwise.learner, Replay):
+        made = learn_from_replay(stepwise.learner, learner, items, learn_key, t)
+    else:
+        made = learn_from_rollout(stepwise.learner, learner, items, learn_key, t)
+    return made[0]._replace(processor=()), made[1]
 
 
 def _parts(passes: Passes | None) -> int:
     """Return into how many the key of a seed is split."""
     return 5 if passes is None else 3
-
-
-def _empty(stepwise: Stepwise, items: PyTree) -> PyTree:
-    """Return what the transitions of vector steps, of which these are the shapes, are written into."""
-    if stepwise.passes is not None:
-        return empty(items, stepwise.passes.rollout)
-    assert stepwise.buffer is not None
-    num_envs = stepwise.schedule.num_envs
-    return stepwise.buffer.init(row_struct(items), num_envs, stepwise.schedule.lag, num_envs)
 
 
 def _step(action: PyTree, extras: PyTree, result: StepResult) -> Step:

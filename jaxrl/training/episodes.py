@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl.errors import SettingsError
-from jaxrl.strategies.base import Ended, Strategy
+from jaxrl.strategies.base import EpisodeEnds, Strategy
 from jaxrl.training.program import most_told
 from jaxrl.training.report import Hook, Hooks, call
 from jaxrl.training.schedule import Schedule
@@ -46,7 +46,7 @@ class Teller(NamedTuple):
 
     def tell(
         self,
-        endings: Sequence[Ended],
+        endings: Sequence[EpisodeEnds],
         t: int,
         stop: int,
         schedule: Schedule,
@@ -66,26 +66,25 @@ class Teller(NamedTuple):
 def teller_of(strategy: Strategy, config: TrainerConfig, hooks: Hooks) -> Teller:
     """Return what tells of single episodes, if that is wanted; raise `SettingsError` if the strategy cannot."""
     writes, tells = config.train_episodes, config.train_episodes or hooks.episode is not None
-    if tells and strategy.telling is None:
+    if tells and strategy.collect is None:
         name = "train_episodes" if writes else "Hooks.episode"
         algo = (strategy.settings or {}).get("algo", "this strategy")
         raise SettingsError(f"{name}: the training of {algo} tells of no episodes; leave it out")
     return Teller(strategy, tells, most_told(strategy) if tells else 2**32, writes, hooks.episode)
 
 
-def episodes_in(endings: Sequence[Ended], t: int, stop: int, strategy: Strategy, schedule: Schedule) -> Episodes:
+def episodes_in(endings: Sequence[EpisodeEnds], t: int, stop: int, strategy: Strategy, schedule: Schedule) -> Episodes:
     """Return the episodes that ended in iterations `t .. stop-1`; `endings` are those of one call or of several."""
-    assert strategy.telling is not None
     host = [_on_host(ended) for ended in endings]
-    length, total = (np.concatenate([x[i] for x in host])[: stop - t].reshape(-1) for i in (0, 1))
+    length, total = (np.concatenate([x[i] for x in host])[: stop - t] for i in (0, 1))
+    num_envs = length.shape[-1]
+    length, total = length.reshape(-1), total.reshape(-1)
     place = np.flatnonzero(length)
     iteration, step = np.divmod(place, schedule.env_steps_per_step)
-    vector_step, env = np.divmod(step, strategy.telling.num_envs)
+    vector_step, env = np.divmod(step, num_envs)
     return Episodes(
         opt_steps=(t + iteration + 1) * schedule.opt_steps_per_step,
-        env_steps=schedule.env_steps(t)
-        + iteration * schedule.env_steps_per_step
-        + (vector_step + 1) * strategy.telling.num_envs,
+        env_steps=schedule.env_steps(t) + iteration * schedule.env_steps_per_step + (vector_step + 1) * num_envs,
         env=env,
         total=total[place],
         length=np.abs(length[place]),
@@ -93,7 +92,7 @@ def episodes_in(endings: Sequence[Ended], t: int, stop: int, strategy: Strategy,
     )
 
 
-def _on_host(ended: Ended) -> tuple[np.ndarray, np.ndarray]:
+def _on_host(ended: EpisodeEnds) -> tuple[np.ndarray, np.ndarray]:
     """Return the arrays on the host, whole: cut on the device, each length would be a program of its own."""
     return np.asarray(ended.length), np.asarray(ended.total)
 

@@ -14,7 +14,7 @@ import numpy as np
 import jaxrl.training.processes as processes
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics, Stat, Total, columns_of
-from jaxrl.strategies.base import Ended, Strategy, fold, iterate
+from jaxrl.strategies.base import EpisodeEnds, Strategy, fold, iterate, iteration
 from jaxrl.training.devices import after_placing, begun, over_devices, placed, whereabouts
 from jaxrl.training.memory import Plan, plan_of, plan_of_state, require_fit
 from jaxrl.trees import Array, Key, PyTree, make_key, require_same
@@ -76,7 +76,7 @@ def metric_shapes(strategy: Strategy, state: PyTree) -> dict[str, Any]:
     """Return the metrics that `strategy.step` reports, as shapes, sorted by name."""
     made = programs_of(strategy)
     if "metrics" not in made:
-        _, metrics, *_ = jax.eval_shape(_step_of(strategy), *_given(strategy, state))
+        _, metrics = jax.eval_shape(_step_of(strategy), *_given(strategy, state))
         made["metrics"] = dict(sorted(metrics.items()))
     return dict(made["metrics"])
 
@@ -92,8 +92,7 @@ def _step_of(strategy: Strategy) -> Any:
 
     Programs trace it anew: within a loop, each `Flat` has its matrices beside it, which no `jit` passes on.
     """
-    step = strategy.step if strategy.telling is None else strategy.telling.step
-    return programs_of(strategy).setdefault("step", jax.jit(step, inline=True))
+    return programs_of(strategy).setdefault("step", jax.jit(strategy.step, inline=True))
 
 
 def run(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Array) -> tuple[PyTree, Sums]:
@@ -118,7 +117,7 @@ class Lanes(NamedTuple):
 
     state: PyTree
     sums: Sums
-    ended_rows: list[Ended]
+    ended_rows: list[EpisodeEnds]
     """Of one that tells of episodes, what ended."""
     health: Any
     """Of a strategy that says how its updates have been going."""
@@ -141,16 +140,18 @@ def most_told(strategy: Strategy) -> int:
     return max(1, MOST_TOLD // strategy.env_steps_per_step)
 
 
-def tell(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Array) -> tuple[PyTree, Sums, Ended]:
+def tell(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Array) -> tuple[PyTree, Sums, EpisodeEnds]:
     """Make iterations `start .. stop-1`, as `run` does, of `most_told` at most; return also what ended in each.
 
-    Its leaves are `[most_told, rows]`: an iteration writes one row, whether or not an episode ended.
+    Its leaves are `[most_told, T, N]`: an iteration writes one row, whether or not an episode ended.
     """
-    assert strategy.telling is not None
-    step, shape = strategy.telling.step, (most_told(strategy), strategy.env_steps_per_step)
-    blank = Ended(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
+    step, most = _halves_of(strategy), most_told(strategy)
+    _, _, like = jax.eval_shape(step, state, state.key, start)
+    blank = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), like)
 
-    def body(carry: tuple[PyTree, Sums, Array, Ended], key: Key, t: Array) -> tuple[PyTree, Sums, Array, Ended]:
+    def body(
+        carry: tuple[PyTree, Sums, Array, EpisodeEnds], key: Key, t: Array
+    ) -> tuple[PyTree, Sums, Array, EpisodeEnds]:
         state, sums, place, ended_rows = carry
         state, metrics, ended = step(state, key, t)
         write = lambda rows, row: jax.lax.dynamic_update_index_in_dim(rows, row, place, 0)
@@ -160,11 +161,19 @@ def tell(strategy: Strategy, state: PyTree, sums: Sums, start: Array, stop: Arra
     return state, sums, ended_rows
 
 
-def tell_one(strategy: Strategy, state: PyTree, sums: Sums, arrival: PyTree, t: Array) -> tuple[PyTree, Sums, Ended]:
+def tell_one(
+    strategy: Strategy, state: PyTree, sums: Sums, arrival: PyTree, t: Array
+) -> tuple[PyTree, Sums, EpisodeEnds]:
     """Make iteration `t` of a strategy whose actors have sent `arrival`; return also what ended in it."""
-    assert strategy.telling is not None
-    state, metrics, ended = strategy.telling.step(state, fold(state.key, t), t, arrival)
+    state, metrics, ended = _halves_of(strategy)(state, fold(state.key, t), t, arrival)
     return state, add(sums, metrics), jax.tree.map(lambda x: x[None], ended)
+
+
+def _halves_of(strategy: Strategy) -> Callable[..., tuple[PyTree, Metrics, EpisodeEnds]]:
+    """Return the step of `strategy` that also returns which episodes ended."""
+    assert strategy.collect is not None
+    assert strategy.learn is not None
+    return partial(iteration, strategy.collect, strategy.learn)
 
 
 def add(sums: Sums, metrics: Metrics) -> Sums:
@@ -286,7 +295,7 @@ def programs_of(strategy: Strategy) -> dict[str, Any]:
         return {}
     env = strategy.remote.env if strategy.remote else strategy.env
     made = strategy._replace(retune=None)  # which no program holds, and a population's members have each their own
-    groups = (made, made.policy, made.telling, made.refill, env, made.eval_env)
+    groups = (made, made.policy, made.refill, env, made.eval_env)
     functions = [[part for part in group or () if callable(part)] for group in groups]
     facts = [env and _facts(env), made.eval_env and _facts(made.eval_env), made.env_steps_per_step, made.shards]
     try:
@@ -414,7 +423,7 @@ def _check_step(strategy: Strategy) -> Plan:
     """Return the memory plan of a strategy whose step keeps its state."""
     state, num_envs = _traced_begin(strategy)[0], num_envs_of(strategy)
     require_fit(plan_of_state(state, strategy.capacity), num_envs)
-    jaxpr, (new, metrics, *_) = jax.make_jaxpr(_step_of(strategy), return_shape=True)(*_given(strategy, state))
+    jaxpr, (new, metrics) = jax.make_jaxpr(_step_of(strategy), return_shape=True)(*_given(strategy, state))
     require_same("strategy: the state after step", new, "that after init", state)
     if not isinstance(metrics, Mapping):
         array = isinstance(metrics, jax.ShapeDtypeStruct)

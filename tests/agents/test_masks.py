@@ -18,6 +18,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.masks import mask_of, masked, random_action
 from jaxrl.registry import maker, names_of
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, sample_space
+from jaxrl.strategies.off_policy import Replay
 from jaxrl.strategies.replay import UpdateSchedule
 from jaxrl.strategies.stepwise import Stepwise, act
 from jaxrl.training.evaluator import run_episodes
@@ -154,7 +155,8 @@ def test_actors_and_sessions_keep_to_the_mask(random: bool) -> None:
     env, make = minefield(), jaxrl.dqn(**SMALL, **often)
     strategy = jaxrl.off_policy(env, make, num_envs=50, opt_interval=50, actors=jaxrl.ActorsConfig(actors=1))
     remote, agent = strategy.remote, make(env.spec)
-    stepwise = Stepwise(env.spec, agent, jaxrl.one_step(), jaxrl.uniform(), UpdateSchedule(50, 1, 1, 0, 1, random))
+    schedule, processor = UpdateSchedule(50, 1, 1, 0, 1, random), jaxrl.one_step()
+    stepwise = Stepwise(env.spec, agent, processor, schedule, Replay(agent, processor, jaxrl.uniform(), schedule))
 
     def run(key: Any) -> Any:
         obs, state = sample_space(env.spec.observation_space, key, 50), agent.init(key)

@@ -17,7 +17,7 @@ from toys_sequences import BURN, KEY, WIDTH, B, L, T, batch_of, updating, with_l
 import jaxrl
 from jaxrl.agents import Agent
 from jaxrl.agents.sac import Bootstrap
-from jaxrl.agents.sequences import Kept, Memories, several_steps
+from jaxrl.agents.sequences import Memories, several_steps
 from jaxrl.distributions import head_of
 from jaxrl.errors import SettingsError
 from jaxrl.nn import Critic, PolicyNetwork, Recurrent
@@ -39,9 +39,9 @@ def test_a_return_adds_the_entropies_between_and_ends_where_an_episode_does() ->
     The third begins an episode: the second was cut off by a time limit. The step in the burn-in counts for nothing.
     """
     begins = jnp.array([[False, False, False, True, False]])
-    kept = Kept(jnp.zeros((1, 5, WIDTH)), begins)
-    obs = Remembered(jnp.zeros((1, 5, 2)), kept)
-    items = Transition(obs, begins, begins, begins, obs, weight=jnp.ones((1, 5)))
+    ends = jnp.array([[False, False, True, False, False]])
+    obs = Remembered(jnp.zeros((1, 5, 2)), jnp.zeros((1, 5, WIDTH)))
+    items = Transition(obs, begins, begins, begins, obs, (), jnp.ones((1, 5)), begins, ends)
     config = jaxrl.agents.SACConfig(core="gru", burn_in=1, sequence=4, n_step=2)
     reward, discount = jnp.array([1.0, 2.0, 4.0, 8.0]), jnp.full(4, 0.5)
     after = several_steps(Bootstrap(reward + discount * 4, discount, jnp.full(4, 12.0)), items, config)
@@ -99,7 +99,7 @@ class Walk:
         memory = jax.tree.map(lambda x: x[None], memory)
         blank = jax.tree.map(jnp.zeros_like, memory)
         for t in range(L):
-            memory = blank if bool(items.obs.memory.begins[b, t]) else memory
+            memory = blank if bool(items.is_first[b, t]) else memory
             self.before.append(memory)
             memory = self._call(items.obs.obs, t, memory, *action)[1]
             self.after.append(memory)
@@ -119,7 +119,7 @@ class Walks:
 
     def __init__(self, name: str, core: str, policy: Any, critic: Any, items: Transition, b: int) -> None:
         self.discrete, self.head = name == "discrete", head_of(SPECS[name], squash=True)
-        memory = jax.tree.map(lambda x: x[b, 0], items.obs.memory.core)
+        memory = jax.tree.map(lambda x: x[b, 0], items.obs.memory)
         action = () if self.discrete else (jnp.zeros((1, 2)),)
         self.policy = Walk(policy_of(name, core), policy, memory.policy, items, b)
         self.critics = [
@@ -160,7 +160,7 @@ def walked(name: str, core: str, state: Any, critic: Any, batch: Batch, noise: A
                 q, entropy = futures[end]
                 aim += factor * float(items.reward[b, end])
                 factor *= float(items.discount[b, end])
-                cut = end + 1 == L or bool(items.obs.memory.begins[b, end + 1]) or weight[end + 1] == 0
+                cut = end + 1 == L or bool(items.is_first[b, end + 1]) or weight[end + 1] == 0
                 if cut or end + 1 == t + STEPS:
                     aim += factor * (q + TEMPERATURE * entropy)
                     break
@@ -213,9 +213,9 @@ def test_the_burn_in_makes_the_memories_but_takes_no_gradient() -> None:
 
     @jax.jit
     def brought(state: Any) -> Memories:
-        obs, at = batch.items.obs, jax.tree.map(lambda x: x[:, 0], batch.items.obs.memory.core)
+        obs, at = batch.items.obs, jax.tree.map(lambda x: x[:, 0], batch.items.obs.memory)
         for t in range(BURN):
-            at = anew(obs.memory.begins[:, t], at)
+            at = anew(batch.items.is_first[:, t], at)
             policy = policy_of("continuous", "gru")(state.policy.tree, Remembered(obs.obs[:, t], at.policy))[1]
             critic = [
                 critic_of("continuous", "gru")(
@@ -227,10 +227,8 @@ def test_the_burn_in_makes_the_memories_but_takes_no_gradient() -> None:
         return at
 
     obs = jax.tree.map(lambda x: x[:, BURN:], batch.items.obs)
-    core = jax.tree.map(lambda x, at: x.at[:, 0].set(at), obs.memory.core, brought(state))
-    late = jax.tree.map(lambda x: x[:, BURN:], batch.items)._replace(
-        obs=obs._replace(memory=obs.memory._replace(core=core))
-    )
+    memory = jax.tree.map(lambda x, at: x.at[:, 0].set(at), obs.memory, brought(state))
+    late = jax.tree.map(lambda x: x[:, BURN:], batch.items)._replace(obs=obs._replace(memory=memory))
     made, wanted = updating(agent)(state, batch)[0], updating(without)(state, batch._replace(items=late))[0]
     np.testing.assert_allclose(made.critic.vector, wanted.critic.vector, rtol=1e-5, atol=1e-7)
     # The policy learns from the new critics, whose burn-in comes to another memory than that of the old ones above.
@@ -317,17 +315,16 @@ def test_what_replay_holds_is_the_memory_that_acting_had_and_that_critics_would_
     sample = jax.jit(lambda state: buffer.sample(state, KEY, jnp.uint32(25), jnp.uint32(0)))
     items, act = sample(state.buffer).items, jax.jit(lambda *args: fresh.act(*args, None, jnp.uint32(0), "exploit")[1])
     memory, count = items.obs.memory, items.obs.obs[..., 0]
-    np.testing.assert_array_equal(memory.begins, count == 0)
-    assert 0 < np.mean(memory.begins[:, 1:]) < 1
+    np.testing.assert_array_equal(items.is_first, count == 0)
+    assert 0 < np.mean(items.is_first[:, 1:]) < 1
     now = jax.tree.map(lambda x: x[:, 0], memory)
     for t in range(5):
         after = act(state.agent, Remembered(items.obs.obs[:, t], now))["memory"]
-        begins = memory.begins[:, t + 1]
-        now = Kept(anew(begins, after.core), begins)
-        for made, held in zip(jax.tree.leaves(now.core), jax.tree.leaves(memory.core), strict=True):
+        now = anew(items.is_first[:, t + 1], after)
+        for made, held in zip(jax.tree.leaves(now), jax.tree.leaves(memory), strict=True):
             np.testing.assert_allclose(made, held[:, t + 1], rtol=1e-5, atol=1e-6)
-    assert all(float(jnp.abs(x).max()) > 0.01 for x in jax.tree.leaves(memory.core))
-    first, second = jnp.moveaxis(memory.core.critic, 2, 0)
+    assert all(float(jnp.abs(x).max()) > 0.01 for x in jax.tree.leaves(memory))
+    first, second = jnp.moveaxis(memory.critic, 2, 0)
     assert float(jnp.abs(first - second).max()) > 0.01
 
 
@@ -339,9 +336,9 @@ def test_acting_alone_needs_no_critics_and_their_memories_change_nothing() -> No
     seen = Remembered(jnp.array([[0.1, 0.2], [0.3, -0.4], [-0.5, 0.6]]), kept)
     whole, alone = (agent.act(s, seen, None, jnp.uint32(0), "exploit") for s in (state, agent.strip(state)))
     np.testing.assert_array_equal(whole[0], alone[0])
-    np.testing.assert_array_equal(whole[1]["memory"].core.policy, alone[1]["memory"].core.policy)
-    np.testing.assert_array_equal(alone[1]["memory"].core.critic, kept.core.critic)
-    assert not np.array_equal(whole[1]["memory"].core.critic, kept.core.critic)
+    np.testing.assert_array_equal(whole[1]["memory"].policy, alone[1]["memory"].policy)
+    np.testing.assert_array_equal(alone[1]["memory"].critic, kept.critic)
+    assert not np.array_equal(whole[1]["memory"].critic, kept.critic)
 
 
 REFUSED: dict[str, tuple[Any, str]] = {

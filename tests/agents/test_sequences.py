@@ -13,7 +13,7 @@ from toys_sequences import BURN, KEY, WIDTH, B, L, T, batch_of, updating, with_l
 import jaxrl
 from jaxrl.agents import Agent, DQNConfig
 from jaxrl.agents.returns import steps_ahead
-from jaxrl.agents.sequences import Kept, priorities_of, several_steps
+from jaxrl.agents.sequences import priorities_of, several_steps
 from jaxrl.agents.values import BootstrapTarget
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec
@@ -59,10 +59,10 @@ def test_returns_over_several_steps(n: int, discount: Any, last: Any, wanted: An
 def items_of(begins: Any, weight: Any, **leaves: Any) -> Transition:
     """Return sequences of which only what is given matters."""
     begins, weight = jnp.asarray(begins, bool), jnp.asarray(weight, jnp.float32)
-    blank = jnp.zeros((*begins.shape, 2))
-    kept = Kept(jnp.zeros((*begins.shape, WIDTH)), begins)
+    obs = Remembered(jnp.zeros((*begins.shape, 2)), jnp.zeros((*begins.shape, WIDTH)))
+    ends = jnp.roll(begins, -1, axis=1).at[:, -1].set(False)
     fields = {"action": jnp.zeros(begins.shape, jnp.int32), "reward": weight, "discount": weight, **leaves}
-    return Transition(Remembered(blank, kept), next_obs=Remembered(blank, kept), weight=weight, **fields)
+    return Transition(obs, next_obs=obs, weight=weight, is_first=begins, is_last=ends, **fields)
 
 
 def test_targets_of_a_sequence_leave_out_the_burn_in_and_never_cross_an_end() -> None:
@@ -111,9 +111,9 @@ def walked(core: str, online: Any, target: Any, blank: Any, batch: Batch) -> tup
     items, apply = jax.tree.map(np.asarray, batch.items), applied(core)
 
     def values(params: Any, b: int) -> tuple[np.ndarray, np.ndarray]:
-        memory, now, then = jax.tree.map(lambda x: x[b, :1], items.obs.memory.core), [], []
+        memory, now, then = jax.tree.map(lambda x: x[b, :1], items.obs.memory), [], []
         for t in range(L):
-            if bool(items.obs.memory.begins[b, t]):
+            if bool(items.is_first[b, t]):
                 memory = jax.tree.map(lambda x: x[None], blank)
             q, memory = apply(params, Remembered(items.obs.obs[b, t : t + 1], memory))
             now.append(q[0])
@@ -128,7 +128,7 @@ def walked(core: str, online: Any, target: Any, blank: Any, batch: Batch) -> tup
             for end in range(t, min(t + 3, L)):
                 total += factor * float(items.reward[b, end])
                 factor *= float(items.discount[b, end])
-                if end + 1 < L and (bool(items.obs.memory.begins[b, end + 1]) or items.weight[b, end + 1] == 0):
+                if end + 1 < L and (bool(items.is_first[b, end + 1]) or items.weight[b, end + 1] == 0):
                     break
             aim = total + factor * worth[end, choose[end].argmax()]
             held[b, t - BURN] = now[t, int(items.action[b, t])]
@@ -142,7 +142,7 @@ def test_an_update_sees_the_errors_that_a_walk_through_the_sequences_finds(core:
     agent = agent_of(core=core)
     state, batch = state_of(agent), batch_of(agent, SPEC.action_space)
     _, metrics, priorities = updating(agent)(state, batch)
-    errors, _ = walked(core, state.params.tree, state.target.tree, agent.memory.core, batch)
+    errors, _ = walked(core, state.params.tree, state.target.tree, agent.memory, batch)
     sizes = np.abs(errors)
     assert (sizes > 0).sum() == B * T - 1
     np.testing.assert_allclose(priorities, 0.9 * sizes.max(1) + 0.1 * sizes.mean(1), rtol=2e-4)
@@ -158,15 +158,15 @@ def test_the_burn_in_makes_the_memory_but_takes_no_gradient() -> None:
 
     @jax.jit
     def brought(params: Any) -> Any:
-        memory = batch.items.obs.memory.core[:, 0]
+        memory = batch.items.obs.memory[:, 0]
         for t in range(BURN):
-            memory = jnp.where(batch.items.obs.memory.begins[:, t, None], 0.0, memory)
+            memory = jnp.where(batch.items.is_first[:, t, None], 0.0, memory)
             memory = applied("gru")(params, Remembered(batch.items.obs.obs[:, t], memory))[1]
         return memory
 
     same = state._replace(target=state.params)  # for both networks the memory is then one
     obs = jax.tree.map(lambda x: x[:, BURN:], batch.items.obs)
-    memory = obs.memory._replace(core=obs.memory.core.at[:, 0].set(brought(same.params.tree)))
+    memory = obs.memory.at[:, 0].set(brought(same.params.tree))
     late = jax.tree.map(lambda x: x[:, BURN:], batch.items)._replace(obs=obs._replace(memory=memory))
     wanted = updating(without)(same, batch._replace(items=late))[0].params.vector
     made = updating(agent)(same, batch)[0].params.vector
@@ -244,7 +244,8 @@ def test_what_replay_holds_is_the_memory_that_acting_had() -> None:
     batch, act = sample(state.buffer), jax.jit(lambda *args: fresh.act(*args, None, jnp.uint32(0), "exploit")[1])
     items, params, memory = batch.items, state.agent, batch.items.obs.memory
     count, episode = items.obs.obs[..., 0], items.obs.obs[..., 1]
-    np.testing.assert_array_equal(memory.begins, count == 0)
+    np.testing.assert_array_equal(items.is_first, count == 0)
+    np.testing.assert_array_equal(items.is_last, count == 4)
     follows = (count[:, 1:] == count[:, :-1] + 1) & (episode[:, 1:] == episode[:, :-1])
     assert np.all(follows | ((count[:, 1:] == 0) & (count[:, :-1] == 4)))
     assert 0 < np.mean(follows) < 1
@@ -252,10 +253,9 @@ def test_what_replay_holds_is_the_memory_that_acting_had() -> None:
     for t in range(5):
         seen = Remembered(items.obs.obs[:, t], now)
         after = act(params, seen)["memory"]
-        begins = memory.begins[:, t + 1, None]
-        now = Kept(jnp.where(begins, 0.0, after.core), begins[:, 0])
-        np.testing.assert_allclose(now.core, memory.core[:, t + 1], rtol=1e-5, atol=1e-6)
-    assert float(jnp.abs(memory.core).max()) > 0.01
+        now = jnp.where(items.is_first[:, t + 1, None], 0.0, after)
+        np.testing.assert_allclose(now, memory[:, t + 1], rtol=1e-5, atol=1e-6)
+    assert float(jnp.abs(memory).max()) > 0.01
 
 
 def test_settings_that_cannot_work_are_refused_in_one_line() -> None:

@@ -73,8 +73,9 @@ def keeper(steps, num_envs, width):
     """Make an agent that keeps as its state the rollout that `prepare` was given, `[T, N, ...]`."""
     shape = (steps, num_envs)
     obs, scalar = jnp.zeros((*shape, width)), jnp.zeros(shape)
-    items = Transition(obs, jnp.zeros(shape, jnp.int32), scalar, scalar, obs, {"saw": obs}, scalar)
-    blank = Rollout(items, jnp.zeros(shape, bool))
+    no = jnp.zeros(shape, bool)
+    items = Transition(obs, jnp.zeros(shape, jnp.int32), scalar, scalar, obs, {"saw": obs}, scalar, no, no)
+    blank = Rollout(items, no)
 
     def update(state, batch, key, opt_step):
         kept = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), batch.items)

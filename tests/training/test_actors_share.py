@@ -75,9 +75,7 @@ def test_actors_send_the_memories_that_critics_have_of_their_episodes() -> None:
     items = jax.tree.map(lambda x: x[: min(written, 128)], state.buffer.items)
     bound = agent(strategy.policy.spec)
     after = jax.jit(lambda s, obs: bound.act(s, obs, None, np.uint32(0), "exploit")[1])(state.agent, items.obs)
-    for made, kept in zip(
-        jax.tree.leaves(after["memory"].core), jax.tree.leaves(items.next_obs.memory.core), strict=True
-    ):
+    for made, kept in zip(jax.tree.leaves(after["memory"]), jax.tree.leaves(items.next_obs.memory), strict=True):
         np.testing.assert_allclose(made, kept, rtol=1e-4, atol=1e-6)
-    assert all(np.abs(x).max() > 0.01 for x in jax.tree.leaves(items.obs.memory.core))
-    assert 0 < np.mean(items.obs.memory.begins) < 1
+    assert all(np.abs(x).max() > 0.01 for x in jax.tree.leaves(items.obs.memory))
+    assert 0 < np.mean(items.is_first) < 1

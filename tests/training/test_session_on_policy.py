@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxrl
-from jaxrl.strategies.on_policy import last_steps
+from jaxrl.agents.returns import last_steps
 from jaxrl.types import Rollout
 from tests.toys_envs import counting
 from tests.toys_session import BOX, SPEC, Script, digest, drive, drive_as_trainer
@@ -84,12 +84,12 @@ def test_no_return_reaches_over_an_episode_that_was_given_up(how: str, tmp_path:
     for place in (-1.0, 0.0, 1.0):  # the environment begins anew
         take(session, place)
     state = session._now.state
-    stored = jax.tree.map(lambda x: x[:5], state.buffer)  # the sixth step is still to come
+    items = jax.tree.map(lambda x: x[:5], state.items)  # the sixth step is still to come
     prepare = session._stepwise.agent.prepare
     assert prepare is not None
-    sample = prepare(state.agent, Rollout(stored.items, last_steps(stored.items, stored.ends)))
+    sample = prepare(state.agent, Rollout(items, last_steps(items)))
     value = dict(zip((0.0, 1.0, -1.0), np.asarray(sample.value), strict=False))
-    beyond = prepare(state.agent, Rollout(jax.tree.map(lambda x: x[1:2], stored.items), stored.ends.truncated[1:2]))
+    beyond = prepare(state.agent, Rollout(jax.tree.map(lambda x: x[1:2], items), np.ones((1, 1), bool)))
     at_two = float(beyond.target[0] - 1.0) / 0.5  # the target of a step that is cut: 1 + V / 2
     raw = np.asarray(sample.target)
     np.testing.assert_allclose(raw[1], 1 + at_two / 2, rtol=1e-5)

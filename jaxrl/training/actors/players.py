@@ -33,7 +33,7 @@ class Programs(NamedTuple):
     """The compiled functions of a strategy with actors."""
 
     run: Callable[..., Any]
-    """`(state, sums, arrival, t) -> (state, sums)`, perhaps with `Ended`; the state and sums given are donated."""
+    """`(state, sums, arrival, t) -> (state, sums)`, perhaps with `EpisodeEnds`; the state and sums are donated."""
     push: Callable[..., Any]
     """`(state, arrival, t) -> state`; the state given is donated."""
     publish: Callable[..., Any]

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxrl.errors import ActorError
-from jaxrl.strategies.base import Ended, Strategy, fold
+from jaxrl.strategies.base import EpisodeEnds, Strategy, fold
 from jaxrl.strategies.remote import Arrival, Remote
 from jaxrl.training.actors.distant import Company, DistantPlayer
 from jaxrl.training.actors.in_processes import Processes
@@ -172,12 +172,12 @@ class ActorPool:
         pool.take_up(self.facts())
         return pool
 
-    def run(self, state: PyTree, sums: PyTree, t: int, stop: int) -> tuple[PyTree, PyTree, int, list[Ended]]:
+    def run(self, state: PyTree, sums: PyTree, t: int, stop: int) -> tuple[PyTree, PyTree, int, list[EpisodeEnds]]:
         """Make iterations from `t` on, up to `stop` or until there is a reason not to.
 
         Return also the next, and which episodes ended in each, if the program tells.
         """
-        endings: list[Ended] = []
+        endings: list[EpisodeEnds] = []
         if not self._threads:
             self._start(state, t)
         while t < stop:
@@ -385,7 +385,7 @@ def _raise_in(thread: threading.Thread) -> None:
 
 def advance(
     run: Callable[..., Any], actors: ActorPool | None, state: PyTree, sums: PyTree, t: int, stop: int
-) -> tuple[PyTree, PyTree, int, list[Ended]]:
+) -> tuple[PyTree, PyTree, int, list[EpisodeEnds]]:
     """Make iterations `t .. stop-1` by the program `run` or by `actors`, see `ActorPool.run`."""
     if actors is not None:
         return actors.run(state, sums, t, stop)

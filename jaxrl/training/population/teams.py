@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.strategies.base import Ended, Strategy
+from jaxrl.strategies.base import EpisodeEnds, Strategy
 from jaxrl.strategies.population import Member, Population
 from jaxrl.training.evaluator import CompiledEvaluator, Evaluation
 from jaxrl.training.mesh import MeshShape
@@ -43,9 +43,9 @@ class Lane:
         self._team, self._place = team, place
         self.others = self
 
-    def run(self, state: PyTree, sums: Sums, t: int, stop: int) -> tuple[PyTree, Sums, int, list[Ended]]:
+    def run(self, state: PyTree, sums: Sums, t: int, stop: int) -> tuple[PyTree, Sums, int, list[EpisodeEnds]]:
         """Make iterations from `t` on, `stop - t` at most; return how far they came as well, see `ActorPool.run`."""
-        made: tuple[PyTree, Sums, int, list[Ended]] = self._team.ask(self._place, Call((state, sums), t, stop))
+        made: tuple[PyTree, Sums, int, list[EpisodeEnds]] = self._team.ask(self._place, Call((state, sums), t, stop))
         return made
 
     def __call__(self, params: PyTree, key: Key) -> Evaluation:

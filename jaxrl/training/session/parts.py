@@ -18,6 +18,7 @@ from jaxrl.training.session.statistics import Statistics
 from jaxrl.training.session.trial import Trial
 from jaxrl.training.storage.run import Best
 from jaxrl.trees import PyTree
+from jaxrl.types import Transition
 
 
 class SessionHooks(NamedTuple):
@@ -146,10 +147,10 @@ def over(statistics: Statistics, episodes: list[Episode]) -> Statistics:
 
 
 def learn_and_sum(
-    stepwise: Stepwise, learner: Learner, sums: Sums, window: PackedProcessor, key: Any, t: Any
+    stepwise: Stepwise, learner: Learner, sums: Sums, items: Transition, window: PackedProcessor, key: Any, t: Any
 ) -> tuple[Learner, Sums, jax.Array]:
     """Make the optimisation steps of iteration `t`; return also the sums with their metrics added, and their means."""
-    learner, metrics = learn_once(stepwise, learner, window, key, t)
+    learner, metrics = learn_once(stepwise, learner, items, window, key, t)
     return learner, add(sums, metrics), _means(metrics)
 
 

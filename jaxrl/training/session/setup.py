@@ -12,6 +12,7 @@ from jaxrl.processors.n_step import one_step
 from jaxrl.registry import listed, names_of, usual
 from jaxrl.spaces import EnvSpec
 from jaxrl.strategies.interaction import introduce, join, usual_processor
+from jaxrl.strategies.off_policy import Replay
 from jaxrl.strategies.on_policy import OF_ROLLOUTS, passes_of, settings_of_passes
 from jaxrl.strategies.replay import UpdateSchedule, least_rows, sampled_for, told_goals, update_schedule
 from jaxrl.strategies.settings import settings_of
@@ -68,7 +69,7 @@ def _from_replay(config: SessionConfig, spec: EnvSpec, processor: Processor, age
         warmup=config.warmup,
         random_warmup=config.random_warmup,
     )
-    return Stepwise(spec, agent, processor, buffer, schedule)
+    return Stepwise(spec, agent, processor, schedule, Replay(agent, processor, buffer, schedule))
 
 
 def _from_rollouts(config: SessionConfig, spec: EnvSpec, processor: Processor, agent: Agent) -> Stepwise:
@@ -76,7 +77,7 @@ def _from_rollouts(config: SessionConfig, spec: EnvSpec, processor: Processor, a
     asked = (getattr(config, name) for name in OF_ROLLOUTS)
     passes = passes_of(agent, processor, config.num_envs, *asked)
     schedule = UpdateSchedule(config.num_envs, passes.rollout, passes.updates, horizon=0, fill=0, random_warmup=False)
-    return Stepwise(spec, agent, processor, None, schedule, passes)
+    return Stepwise(spec, agent, processor, schedule, passes)
 
 
 def require_default(config: SessionConfig, names: tuple[str, ...], why: str) -> None:
@@ -107,13 +108,17 @@ def _endless(schedule: UpdateSchedule) -> int:
 
 def notes_of(config: SessionConfig, stepwise: Stepwise, state: StepwiseState) -> list[str]:
     """Return what is said as a session begins."""
-    more = () if stepwise.buffer is None else stepwise.schedule.notes(stepwise.buffer, config.num_envs, config.warmup)
+    more = (
+        ()
+        if stepwise.buffer is None
+        else stepwise.schedule.notes(stepwise.buffer, stepwise.schedule.rows, config.warmup)
+    )
     return [str(plan_of_session(stepwise, state)), *more, *attempts.notes()]
 
 
 def plan_of_session(stepwise: Stepwise, state: PyTree) -> Plan:
     """Return the memory plan of a session whose `state` is given, or its shapes."""
-    capacity = None if stepwise.buffer is None else stepwise.buffer.capacity(stepwise.schedule.num_envs)
+    capacity = None if stepwise.buffer is None else stepwise.buffer.capacity(stepwise.schedule.rows)
     return plan_of_state(state, capacity)
 
 

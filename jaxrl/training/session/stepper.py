@@ -9,8 +9,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.strategies import stepwise as programs
 from jaxrl.strategies.guard import Health
 from jaxrl.strategies.policy import make_policy
-from jaxrl.strategies.stepwise import Last, Learner, StepResult, Stepwise, iterations, place_of, stream_keys
-from jaxrl.strategies.stored import cut
+from jaxrl.strategies.stepwise import Last, Learner, StepResult, Stepwise, place_of, steps_in, stream_keys
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.memory import require_fit
 from jaxrl.training.program import add_up, jit_training, zero_sums
@@ -37,7 +36,7 @@ class Stepper:
         self._begin_again = jax.jit(partial(programs.begin_again, stepwise))
         self.act = {phase: jax.jit(partial(programs.act, stepwise, phase)) for phase in self._keys}
         self.take_in = [jax.jit(partial(programs.take_in, stepwise, push), donate_argnums=0) for push in (False, True)]
-        self._cut = jax.jit(cut)
+        self._fill = jax.jit(partial(programs.fill, stepwise), donate_argnums=0)
         self._learn = jit_training(partial(learn_and_sum, stepwise))
         self.add_up = jax.jit(add_up)
         self._copied = jax.jit(partial(programs.params, stepwise, self.policy))
@@ -45,7 +44,7 @@ class Stepper:
         require_fit(plan_of_session(stepwise, state), stepwise.schedule.num_envs)
         learner = Learner(state.agent, state.buffer, state.health)
         _, metrics = jax.eval_shape(
-            partial(programs.learn_once, stepwise), learner, state.window, state.key, np.uint32(0)
+            partial(programs.learn_once, stepwise), learner, state.items, state.window, state.key, np.uint32(0)
         )
         self.metrics = dict(sorted(metrics.items()))
         """Of an optimisation step: what each looks like, by its name."""
@@ -80,10 +79,6 @@ class Stepper:
             window = self._begin_again(state.last, given.obs, fresh, given.valid)
         host = begun(host, fresh)._replace(seen=given.obs, ended=np.zeros_like(fresh), spoilt=~given.valid)
         state = state._replace(window=window)
-        if self.stepwise.passes is not None and now.steps:
-            ends = state.buffer.ends
-            ends = ends._replace(truncated=self._cut(ends.truncated, fresh, np.uint32(now.steps)))
-            state = state._replace(buffer=state.buffer._replace(ends=ends))
         return now._replace(state=state, host=host, resumed=False, chosen=None, acted=False)
 
     def unless_reset(self, now: SessionState, given: Observations) -> SessionState:
@@ -124,29 +119,32 @@ class Stepper:
         return now._replace(chosen=self.act[phase](now.state.agent, now.state.window.shown, key, place))
 
     def after(self, now: SessionState, result: StepResult, reset: np.ndarray) -> tuple[SessionState, Learnt | None]:
-        """Return all that is after a step, and what was learnt from it. The buffer of `now` is donated, if not more.
+        """Return all that is after a step, and what was learnt from it. The items of `now` are donated, if not more.
 
         Where `reset` `[N]`, there was no step, so that none was invalid.
         """
         assert now.chosen is not None
         state, schedule, reward = now.state, self.stepwise.schedule, result.numbers[0]
         last = Last(state.window, *now.chosen, result)
-        pushes = np.uint32(max(0, now.steps - schedule.horizon))
-        program = self.take_in[now.steps >= schedule.horizon]
-        buffer, window = program(state.buffer, state.window, *now.chosen, result, pushes)
-        state = state._replace(buffer=buffer, window=window, last=last)
-        sums, learnt, steps = now.sums, None, now.steps + 1
-        if iterations(schedule, steps) > iterations(schedule, now.steps):
+        phase, t, place = place_of(schedule, now.steps)
+        program = self.take_in[phase != "prime"]
+        items, window = program(state.items, state.window, *now.chosen, result, np.uint32(place))
+        state = state._replace(items=items, window=window, last=last)
+        sums, learnt, whole = now.sums, None, place + 1 == steps_in(schedule, phase)
+        if whole and phase == "fill":
+            state = state._replace(buffer=self._fill(state.buffer, items, np.uint32(t)))
+        elif whole and phase == "train":
             learner = Learner(state.agent, state.buffer, state.health)
-            t = np.uint32(iterations(schedule, now.steps))
-            learner, sums, means = self._learn(learner, sums, state.window, state.key, t)
-            state = state._replace(**learner._asdict())
+            learner, sums, means = self._learn(learner, sums, items, window, state.key, np.uint32(t))
+            state = state._replace(agent=learner.agent, buffer=learner.buffer, health=learner.health)
             learnt = Learnt(list(self.metrics), means)
         host = now.host._replace(
             returns=now.host.returns + reward, lengths=now.host.lengths + 1, seen=result.next_obs, ended=ends(result)
         )
         invalid = now.invalid + int(np.count_nonzero((np.asarray(result.numbers[3]) == 0) & ~reset))
-        after = now._replace(state=state, sums=sums, host=host, steps=steps, invalid=invalid, chosen=None, acted=False)
+        after = now._replace(
+            state=state, sums=sums, host=host, steps=now.steps + 1, invalid=invalid, chosen=None, acted=False
+        )
         return after, learnt
 
     def params(self, now: SessionState) -> PyTree:
