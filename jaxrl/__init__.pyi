@@ -96,6 +96,7 @@ from .spaces import (
 from .strategies import (
     ActorsConfig as ActorsConfig,
     Policy as Policy,
+    StateFns as StateFns,
     Strategy as Strategy,
     fold as fold,
     off_policy as off_policy,

@@ -101,7 +101,7 @@ def build_population(algo: str, config: Any, asked: PopulationConfig) -> Populat
         other = {name: value for name, value in alive.items() if own[name] != value}
         variants.append(with_values(strategy, other, own))
     search = search_of({"halving": asked.halving, "pbt": asked.pbt})
-    layout = layout_of(asked.layout, asked.width, max(strategy.shards for strategy in variants))
+    layout = layout_of(asked.layout, asked.width, max(strategy.placement.shards for strategy in variants))
     return assemble(variants, combined, seeds, sweep, asked.members, asked.draw_seed, search, layout)
 
 

@@ -59,7 +59,8 @@ def measure(case: str, target: str, text: Path | None = None) -> Row:
     mesh = Mesh(np.array(_devices(to)[: to.devices]), ("envs",))
     # The devices are not there, so the run cannot find them among JAX's.
     with forms(to.forms), mock.patch.object(devices, "_mesh", return_value=mesh):
-        strategy = strategy_of(case, to.devices)._replace(devices=to.devices)
+        strategy = strategy_of(case, to.devices)
+        strategy = strategy._replace(placement=strategy.placement._replace(devices=to.devices))
         begun = time.perf_counter()
         compiled = _compiled(strategy, mesh)
         seconds = time.perf_counter() - begun
@@ -108,7 +109,7 @@ def figures(compiled: Any, strategy: Any) -> Row:
     arrays = [(size, one.times) for one in found for size in one.given]
     memory = compiled.memory_analysis()
     return {
-        "devices": strategy.devices,
+        "devices": strategy.placement.devices,
         "collectives_per_opt_step": sum(one.times for one in found) / steps,
         "kinds": {
             kind: sum(one.times for one in found if one.kind == kind) / steps for kind in {x.kind for x in found}

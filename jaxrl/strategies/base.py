@@ -127,11 +127,40 @@ class Refill(NamedTuple):
     explores. With `remote` it stays empty: actors fill it."""
 
 
+class StateFns(NamedTuple):
+    """Optional functions on a training state, by which the host reads and changes it."""
+
+    health: Callable[[PyTree], Health] | None = None
+    """`(state) -> health`: how updates have been going. A run goes back where too many in a row were skipped; without
+    it, never."""
+    reseed: Callable[[PyTree, int], PyTree] | None = None
+    """`(state, n) -> state`: the state for try number `n`, with other randomness and healthy; goes with `health`."""
+    set_hyperparams: Callable[[PyTree], PyTree] | None = None
+    """`(state) -> state`: give those settings that live in a state as arrays their present values."""
+    refill: Refill | None = None
+    """How the field `buffer` of a state is filled again; `None` where checkpoints must hold it."""
+    capacity: int | None = None
+    """Transitions in that field; `None` without one."""
+
+
+class Placement(NamedTuple):
+    """How the state of a strategy lies on devices, see `jaxrl.strategies.shards`."""
+
+    shards: int = 1
+    """Parts with environments of their own."""
+    by_shard: Callable[[PyTree], PyTree] | None = None
+    """`(state) -> bools`: whether every shard has a leaf for itself, in rows `[V, ...]`; goes with `shards`."""
+    devices: int = 1
+    """Devices over which shards are spread in a run; they change no bit of it."""
+    first_device: int = 0
+    """Where these begin among all, if they are several; the others follow it."""
+
+
 class Strategy(NamedTuple):
     """One pure training step, composed of environment, processor, buffer and agent.
 
     A strategy of one's own needs the first four fields; its state must have a field `key`, the key of its stream. What
-    else the host asks of a state, it asks by the functions below.
+    else the host asks of a state, it asks by `state_fns`.
     Evaluation needs `policy` and either `env` or `judge`, or an evaluator of one's own.
     """
 
@@ -149,8 +178,6 @@ class Strategy(NamedTuple):
     """The second half, which is the same wherever the steps were taken; goes with `collect`."""
     judge: Callable[[PyTree, Key], tuple[Array, Array, Array]] | None = None
     """`(params, key) -> (returns, lengths, finished)`, each `[E]`: how to judge where there is no `env`. Pure."""
-    retune: Callable[[PyTree], PyTree] | None = None
-    """`(state) -> state`: give those settings that live in a state as arrays their present values."""
     eval_env: Any = None
     """The environment to evaluate in, if it is not that of the training."""
     notes: tuple[str, ...] = ()
@@ -160,23 +187,8 @@ class Strategy(NamedTuple):
     remote: "Remote | None" = None
     """What actors do, where environments are on the host; `step` then also takes what they have sent, and `init` leaves
     the warm-up to them."""
-    health: Callable[[PyTree], Health] | None = None
-    """`(state) -> health`: how updates have been going. A run goes back where too many in a row were skipped; without
-    it, never."""
-    reseed: Callable[[PyTree, int], PyTree] | None = None
-    """`(state, n) -> state`: the state for try number `n`, with other randomness and healthy; goes with `health`."""
-    capacity: int | None = None
-    """Transitions in the field `buffer` of its state; `None` without one."""
-    shards: int = 1
-    """Parts with environments of their own, see `jaxrl.strategies.shards`."""
-    by_shard: Callable[[PyTree], PyTree] | None = None
-    """`(state) -> bools`: whether every shard has a leaf for itself, in rows `[V, ...]`; goes with `shards`."""
-    devices: int = 1
-    """Devices over which shards are spread in a run; they change no bit of it."""
-    first_device: int = 0
-    """Where these begin among all, if they are several; the others follow it."""
-    refill: Refill | None = None
-    """How the field `buffer` of its state is filled again; `None` where checkpoints must hold it."""
+    state_fns: StateFns = StateFns()
+    placement: Placement = Placement()
     values: Mapping[str, Swap] = MappingProxyType({})
     """Hyperparameters that `init` puts into a state in place of its own, by the names of their settings."""
 
@@ -185,7 +197,7 @@ class Strategy(NamedTuple):
             "Strategy",
             name_of(self),
             f"{self.opt_steps_per_step} optimisation and {self.env_steps_per_step} environment steps an iteration",
-            f"{self.shards} shards" if self.shards > 1 else None,
+            f"{self.placement.shards} shards" if self.placement.shards > 1 else None,
         )
 
 

@@ -20,7 +20,7 @@ from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor
 from jaxrl.registry import usual
 from jaxrl.shards import own
-from jaxrl.strategies.base import CollectInfo, Refill, Strategy, fold, step_of
+from jaxrl.strategies.base import CollectInfo, Refill, StateFns, Strategy, fold, step_of
 from jaxrl.strategies.demos import notes_of_demos, settings_of_demos, with_demos
 from jaxrl.strategies.guard import Health, health_of, healthy, reseed
 from jaxrl.strategies.interaction import (
@@ -45,7 +45,7 @@ from jaxrl.strategies.replay import (
     told_goals,
     update_schedule,
 )
-from jaxrl.strategies.settings import retune, settings_of
+from jaxrl.strategies.settings import set_hyperparams, settings_of
 from jaxrl.strategies.shards import sharded
 from jaxrl.trees import Array, Key, PyTree, row_struct
 from jaxrl.types import Transition
@@ -157,7 +157,6 @@ def off_policy(
         warmup_env_steps=replay.schedule.warmup_env_steps,
         env=env,
         policy=make_policy(acting.agent, acting.processor, env.spec),
-        retune=partial(retune, acting),
         notes=(
             *schedule.notes(buffer._replace(window=ring.window), schedule.rows, warmup),
             *note(resets, acting.env.resets),
@@ -179,10 +178,13 @@ def off_policy(
             buffer=buffer.settings,
             **settings_of_demos(demos, demo_share),
         ),
-        health=health_of,
-        reseed=reseed,
-        capacity=capacity,
-        refill=Refill(partial(replay.schedule.blocks, capacity), partial(_refill, acting, replay)),
+        state_fns=StateFns(
+            health=health_of,
+            reseed=reseed,
+            set_hyperparams=partial(set_hyperparams, acting),
+            refill=Refill(partial(replay.schedule.blocks, capacity), partial(_refill, acting, replay)),
+            capacity=capacity,
+        ),
     )
     if host_actors is not None:
         return with_actors(

@@ -20,12 +20,12 @@ from jaxrl.processors.base import Processor, begin
 from jaxrl.processors.n_step import one_step
 from jaxrl.registry import listed, names_of
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, from_box, space_to_plain, to_indices
-from jaxrl.strategies.base import Strategy, fold
+from jaxrl.strategies.base import StateFns, Strategy, fold
 from jaxrl.strategies.guard import Health, health_of, healthy, reseed
 from jaxrl.strategies.interaction import bind
 from jaxrl.strategies.policy import PolicyParams, make_policy
 from jaxrl.strategies.replay import optimise
-from jaxrl.strategies.settings import retune_agent, settings_of
+from jaxrl.strategies.settings import set_hyperparams_of, settings_of
 from jaxrl.trees import Array, Key, PyTree, make_key, row_struct
 from jaxrl.types import Step, Transition
 
@@ -128,12 +128,14 @@ def offline(
         env=env,
         policy=make_policy(bound, processor, data.spec if env is None else env.spec),
         judge=held and partial(_judge, parts, held),
-        retune=partial(_retune, parts),
         notes=_notes(parts, scale_rewards_by),
         settings={**settings, **(data.settings or {}), "custom": [*settings["custom"], *by_hand]},
-        health=health_of,
-        reseed=reseed,
-        capacity=parts.buffer.capacity(train.rows),
+        state_fns=StateFns(
+            health=health_of,
+            reseed=reseed,
+            set_hyperparams=partial(_set_hyperparams, parts),
+            capacity=parts.buffer.capacity(train.rows),
+        ),
     )
 
 
@@ -248,10 +250,10 @@ def _init(parts: _Parts, key: Key) -> OfflineState:
     return OfflineState(stream, parts.agent.init(agent_key), processor, buffer, healthy(), factor)
 
 
-def _retune(parts: _Parts, state: OfflineState) -> OfflineState:
+def _set_hyperparams(parts: _Parts, state: OfflineState) -> OfflineState:
     """Take hyperparameters from the settings; so too what the data are made into, which follows from them alone."""
     fresh = _init(parts, make_key(0))
-    return fresh._replace(key=state.key, agent=retune_agent(parts.agent, state.agent), health=state.health)
+    return fresh._replace(key=state.key, agent=set_hyperparams_of(parts.agent, state.agent), health=state.health)
 
 
 def _steps(data: Dataset) -> tuple[Step, PyTree, PyTree]:

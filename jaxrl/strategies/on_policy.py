@@ -18,7 +18,7 @@ from jaxrl.metrics import Metrics, Stat, Total
 from jaxrl.processors.base import Processor
 from jaxrl.registry import listed, names_of, usual
 from jaxrl.shards import own
-from jaxrl.strategies.base import CollectInfo, Strategy, repeat, step_of
+from jaxrl.strategies.base import CollectInfo, StateFns, Strategy, repeat, step_of
 from jaxrl.strategies.guard import Health, guarded_update, health_of, healthy, reseed, what_returns_are_made_of
 from jaxrl.strategies.interaction import (
     Acting,
@@ -32,7 +32,7 @@ from jaxrl.strategies.interaction import (
 )
 from jaxrl.strategies.policy import make_policy
 from jaxrl.strategies.remote import ActorsConfig, of_one_shard, settings_of_actors, stage, with_actors
-from jaxrl.strategies.settings import retune, settings_of
+from jaxrl.strategies.settings import set_hyperparams, settings_of
 from jaxrl.strategies.shards import sharded
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import Batch, Rollout, Transition
@@ -135,7 +135,6 @@ def on_policy(
         opt_steps_per_step=passes.updates,
         env=env,
         policy=make_policy(acting.agent, acting.processor, env.spec),
-        retune=partial(retune, acting),
         notes=note(resets, vector.resets),
         settings=settings_of(
             acting.agent,
@@ -148,8 +147,7 @@ def on_policy(
             **settings_of_passes(passes),
             shards=shards,
         ),
-        health=health_of,
-        reseed=reseed,
+        state_fns=StateFns(health=health_of, reseed=reseed, set_hyperparams=partial(set_hyperparams, acting)),
     )
     if host_actors is not None:
         behaving = acting._replace(agent=acting.agent._replace(act=acting.agent.behave or acting.agent.act))

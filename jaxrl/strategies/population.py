@@ -165,7 +165,14 @@ def population(
     combined = combinations(sweep or {}, seeds, members, draw_seed)
     variants = [with_values(strategy, swept, known) for swept in combined]
     return assemble(
-        variants, combined, seeds, sweep or {}, members, draw_seed, search, layout_of(layout, width, strategy.shards)
+        variants,
+        combined,
+        seeds,
+        sweep or {},
+        members,
+        draw_seed,
+        search,
+        layout_of(layout, width, strategy.placement.shards),
     )
 
 
@@ -301,14 +308,15 @@ def with_values(strategy: Strategy, values: Mapping[str, Any], known: Mapping[st
         if not keeps_program(name, value, old):
             raise SettingsError(f"{name} is {value}, which turns it off; sweep values other than 0")
     swaps = {name: Swap(old[name], _value(algo, name, value)) for name, value in values.items()}
-    retune = strategy.retune
+    set_hyperparams = strategy.state_fns.set_hyperparams
 
     def tuned(state: PyTree) -> PyTree:
         with given(swaps):
-            return retune(state) if retune else state
+            return set_hyperparams(state) if set_hyperparams else state
 
     new_settings = settings and changed_settings(settings, {name: swap.new for name, swap in swaps.items()})
-    return strategy._replace(values={**strategy.values, **swaps}, settings=new_settings, retune=tuned)
+    state_fns = strategy.state_fns._replace(set_hyperparams=tuned)
+    return strategy._replace(values={**strategy.values, **swaps}, settings=new_settings, state_fns=state_fns)
 
 
 def require_stream(strategy: Strategy) -> None:
@@ -323,10 +331,10 @@ def moved(member: Member, state: PyTree, values: Mapping[str, float]) -> PyTree:
     strategy = member.strategy
     was = lambda name: strategy.values[name].old if name in strategy.values else float(member.swept[name])
     swaps = {name: Swap(was(name), value) for name, value in values.items()}
-    if strategy.retune is None:
-        raise SettingsError("settings of this strategy cannot change on the way: it has no retune")
+    if strategy.state_fns.set_hyperparams is None:
+        raise SettingsError("settings of this strategy cannot change on the way: it has no state_fns.set_hyperparams")
     with given(swaps):
-        return strategy.retune(state)
+        return strategy.state_fns.set_hyperparams(state)
 
 
 def _value(algo: str | None, name: str, value: Any) -> float:

@@ -388,12 +388,14 @@ def with_actors(
         assert push is not None
         return push(state, items, t)
 
-    refill = strategy.refill and empty and strategy.refill._replace(fill=lambda state, first, stop: empty(state))
+    state_fns = strategy.state_fns
+    if state_fns.refill and empty:
+        state_fns = state_fns._replace(refill=state_fns.refill._replace(fill=lambda state, first, stop: empty(state)))
     return strategy._replace(
         init=init,
         step=step_of(taking, strategy.learn),
         collect=taking,
-        refill=refill,
+        state_fns=state_fns,
         remote=remote(
             acting, host_actors, steps=steps, fill=fill, random_fill=random_fill, push=take_up if push else None
         ),

@@ -14,7 +14,7 @@ from jaxrl.strategies.interaction import Acting
 from jaxrl.trees import PyTree, make_key
 
 
-def retune(acting: Acting, state: Any) -> Any:
+def set_hyperparams(acting: Acting, state: Any) -> Any:
     """Take what may be swept of agent, processor and environments from the settings, all else from `state`."""
     env, obs = acting.env.reset(make_key(0))
     fresh = acting.processor.init(obs)
@@ -23,13 +23,13 @@ def retune(acting: Acting, state: Any) -> Any:
     # Each part of a chain its own: rewards may be normalised by another discount than values are learnt with.
     swap = lambda old: old._replace(discount=next(given)) if discounted(old) else old
     return state._replace(
-        agent=retune_agent(acting.agent, state.agent),
+        agent=set_hyperparams_of(acting.agent, state.agent),
         env=state.env._replace(values=env.values) if env.values else state.env,
         processor=jax.tree.map(swap, state.processor, is_leaf=discounted),
     )
 
 
-def retune_agent(agent: Agent, state: PyTree) -> PyTree:
+def set_hyperparams_of(agent: Agent, state: PyTree) -> PyTree:
     """Take the hyperparameters of an agent from its settings, all else from its `state`; one without keeps it all.
 
     Those that follow a schedule are set before each action and update, and stay as they are until then.

@@ -13,7 +13,7 @@ import jax
 
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics
-from jaxrl.strategies.base import Policy, Strategy
+from jaxrl.strategies.base import Placement, Policy, Strategy
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.xla.spread import everywhere, spread
 
@@ -47,20 +47,21 @@ def sharded(one: Strategy, count: int, fields: Sequence[str]) -> Strategy:
     """
     if count == 1:
         return one
-    parts = _Parts(one, count, tuple(fields))
+    parts, on_state = _Parts(one, count, tuple(fields)), one.state_fns
     return one._replace(
         init=partial(_init, parts),
         step=partial(_step, parts),
         env_steps_per_step=one.env_steps_per_step * count,
         warmup_env_steps=one.warmup_env_steps * count,
         policy=one.policy and _policy(parts, one.policy),
-        retune=one.retune and partial(_retune, parts, one.retune),
-        capacity=one.capacity and one.capacity * count,
         collect=None,
         learn=None,
-        refill=None,
-        shards=count,
-        by_shard=partial(_by_shard, parts),
+        state_fns=on_state._replace(
+            set_hyperparams=on_state.set_hyperparams and partial(_set_hyperparams, parts, on_state.set_hyperparams),
+            refill=None,
+            capacity=on_state.capacity and on_state.capacity * count,
+        ),
+        placement=Placement(count, partial(_by_shard, parts)),
     )
 
 
@@ -87,9 +88,9 @@ def _step(parts: _Parts, state: PyTree, key: Key, t: Array) -> tuple[PyTree, Met
     return state, metrics
 
 
-def _retune(parts: _Parts, retune: Callable[[PyTree], PyTree], state: PyTree) -> PyTree:
+def _set_hyperparams(parts: _Parts, function: Callable[[PyTree], PyTree], state: PyTree) -> PyTree:
     return _settled(
-        parts, *spread(retune, parts.shards, (state,), (_by_shard(parts, state),), partial(_by_shard, parts))
+        parts, *spread(function, parts.shards, (state,), (_by_shard(parts, state),), partial(_by_shard, parts))
     )
 
 

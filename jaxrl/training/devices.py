@@ -49,10 +49,12 @@ def on_devices(strategy: Strategy, devices: int, mesh: str | None = None) -> Str
         return _on_all(strategy, shape.envs if mesh else devices)
     there = check_there(devices)
     what, most = ("devices", there) if mesh is None else ("mesh envs", None)
-    require_even(strategy.shards, shape.envs, what, most)
+    require_even(strategy.placement.shards, shape.envs, what, most)
     if mesh is not None and devices == 1:
-        require_all_used(shape, len(jax.devices()), lambda fit: fit.members == 1 and strategy.shards % fit.envs == 0)
-    return strategy._replace(devices=shape.envs)
+        require_all_used(
+            shape, len(jax.devices()), lambda fit: fit.members == 1 and strategy.placement.shards % fit.envs == 0
+        )
+    return _over(strategy, shape.envs)
 
 
 def require_even(shards: int, devices: int, what: str, most: int | None = None) -> None:
@@ -78,12 +80,12 @@ def _on_all(strategy: Strategy, devices: int) -> Strategy:
             f"devices is {devices}, but the {processes.processes()} processes of the run have {there} together, and "
             f"all take part; set devices to {there}"
         )
-    if strategy.shards % there:
+    if strategy.placement.shards % there:
         raise SettingsError(
             f"the {processes.processes()} processes of the run have {there} devices together, among which its "
-            f"{strategy.shards} shards do not divide evenly; set shards to a multiple of {there}"
+            f"{strategy.placement.shards} shards do not divide evenly; set shards to a multiple of {there}"
         )
-    return strategy._replace(devices=there)
+    return _over(strategy, there)
 
 
 def check_there(devices: int) -> int:
@@ -106,7 +108,7 @@ def over_devices(strategy: Strategy, function: Callable[..., Any], like: PyTree,
       like: the shapes of the state.
       begins: whether the function makes the first state.
     """
-    if strategy.devices == 1:
+    if strategy.placement.devices == 1:
         return function
     state = _specs(strategy, like)
 
@@ -122,7 +124,7 @@ def over_devices(strategy: Strategy, function: Callable[..., Any], like: PyTree,
 
 def placed(strategy: Strategy, state: PyTree) -> PyTree:
     """Put a training state where its run has it; shapes are told where they are to be."""
-    if strategy.devices == 1:
+    if strategy.placement.devices == 1:
         return state
     put = lambda x, spec: _at(x, NamedSharding(_mesh(strategy), spec))
     return jax.tree.map(put, state, _specs(strategy, state))
@@ -130,7 +132,7 @@ def placed(strategy: Strategy, state: PyTree) -> PyTree:
 
 def copied(strategy: Strategy, state: PyTree, device: Any) -> PyTree:
     """Return a copy of a training state where another run of `strategy` has it; on `device` if it has one alone."""
-    if strategy.devices == 1:
+    if strategy.placement.devices == 1:
         return jax.device_put(state, device, may_alias=False)
     put = lambda x, spec: jax.device_put(x, NamedSharding(_mesh(strategy), spec), may_alias=False)
     return jax.tree.map(put, state, _specs(strategy, state))
@@ -140,9 +142,9 @@ def params_of(strategy: Strategy, state: PyTree) -> PyTree:
     """Return what the policy needs of a state, on the first device alone; without a policy, the state."""
     if processes.is_spread(state):
         return _params_of_all(strategy, state)
-    if strategy.policy is None or strategy.devices == 1:
+    if strategy.policy is None or strategy.placement.devices == 1:
         return state if strategy.policy is None else strategy.policy.params(state)
-    first = jax.local_devices()[0] if processes.several() else jax.devices()[strategy.first_device]
+    first = jax.local_devices()[0] if processes.several() else jax.devices()[strategy.placement.first_device]
     return jax.device_put(strategy.policy.params(state), first)
 
 
@@ -188,12 +190,16 @@ def whereabouts(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree
     return placed(strategy, state), jax.tree.map(lambda x: _at(x, same), sums)
 
 
+def _over(strategy: Strategy, devices: int) -> Strategy:
+    return strategy._replace(placement=strategy.placement._replace(devices=devices))
+
+
 def altered(strategy: Strategy, how: str, state: PyTree, *args: int) -> PyTree:
-    """Return what the function `how` of `strategy`, `retune` or `reseed`, makes of a state, in all processes."""
+    """Return what the function `how` of `strategy.state_fns`, such as `reseed`, makes of a state, in all processes."""
     if not processes.is_spread(state):
-        return getattr(strategy, how)(state, *args)
+        return getattr(strategy.state_fns, how)(state, *args)
     processes.tell("alter", how, *args)
-    function = lambda state: (getattr(strategy, how)(state, *args), ())
+    function = lambda state: (getattr(strategy.state_fns, how)(state, *args), ())
     with processes.reported():
         return jax.block_until_ready(jax.jit(over_devices(strategy, function, state))(state)[0])
 
@@ -210,18 +216,18 @@ def _at(x: Any, sharding: NamedSharding) -> Any:
 
 
 def _specs(strategy: Strategy, state: PyTree) -> PyTree:
-    assert strategy.by_shard is not None
-    return jax.tree.map(lambda own: PartitionSpec(DEVICES) if own else SAME, strategy.by_shard(state))
+    assert strategy.placement.by_shard is not None
+    return jax.tree.map(lambda own: PartitionSpec(DEVICES) if own else SAME, strategy.placement.by_shard(state))
 
 
 def _mesh(strategy: Strategy) -> Mesh:
-    first = strategy.first_device
-    return Mesh(np.array(jax.devices()[first : first + strategy.devices]), (DEVICES,))
+    first = strategy.placement.first_device
+    return Mesh(np.array(jax.devices()[first : first + strategy.placement.devices]), (DEVICES,))
 
 
 def after_placing(strategy: Strategy, program: Callable[..., Any]) -> Callable[..., Any]:
     """Return a compiled program that takes its state from wherever it is."""
-    return program if strategy.devices == 1 else partial(_run_placed, strategy, program)
+    return program if strategy.placement.devices == 1 else partial(_run_placed, strategy, program)
 
 
 def _run_placed(strategy: Strategy, program: Callable[..., Any], state: PyTree, *others: Any) -> Any:

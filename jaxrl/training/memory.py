@@ -79,7 +79,7 @@ def plan_of(strategy: Strategy, state: PyTree, jaxpr: Any = None, evaluation: in
     if jaxpr is not None:
         known = lambda: {"the steps it learns from": largest_rows(jaxpr), "the largest array": largest_array(jaxpr)}
         iteration |= attempt("the memory plan of an iteration", known, dict)
-    return plan_of_state(state, strategy.capacity)._replace(iteration=iteration, evaluation=evaluation)
+    return plan_of_state(state, strategy.state_fns.capacity)._replace(iteration=iteration, evaluation=evaluation)
 
 
 def require_fit(plan: Plan, num_envs: int | None = None, episodes: int | None = None) -> None:

@@ -52,7 +52,7 @@ def forms_of(strategy: Strategy) -> list[Form]:
 
     Without the replay buffer, which is then `()`. One of shards always has it.
     """
-    if strategy.shards > 1 or strategy.refill is None:
+    if strategy.placement.shards > 1 or strategy.state_fns.refill is None:
         return []
     return [lambda like: (without_replay(like), lambda tree: tree)]
 
@@ -127,7 +127,7 @@ def run_together(strategy: Strategy, tells: bool, state: PyTree, sums: Sums, sta
     """Make iterations `start .. stop-1` of several members at once; all counters are one scalar for all of them."""
     program = partial(tell if tells else run, strategy)
     state, sums, *ended_rows = jax.vmap(program, in_axes=(0, 0, None, None))(state, sums, start, stop)
-    return Lanes(state, sums, ended_rows, strategy.health and jax.vmap(strategy.health)(state))
+    return Lanes(state, sums, ended_rows, strategy.state_fns.health and jax.vmap(strategy.state_fns.health)(state))
 
 
 MOST_TOLD = 1 << 18
@@ -238,7 +238,7 @@ def compile_all(
     like, run = state_shapes(strategy), "tell" if tells else "run"
     state = like[0]
     # What is traced at the same time shares what JAX remembers, and so decides what XLA sees of programs of shards.
-    with ThreadPoolExecutor(3 if strategy.shards == 1 else 1) as pool:
+    with ThreadPoolExecutor(3 if strategy.placement.shards == 1 else 1) as pool:
         submit = lambda job, *args: pool.submit(bind_context(job), *args)
         run_job = None if run in made or not runs else submit(_compile_run, strategy, like, tells)
         init_job = None if resume or "init" in made else submit(lambda: init.lower(key, values).compile())
@@ -294,10 +294,12 @@ def programs_of(strategy: Strategy) -> dict[str, Any]:
     if not strategy.env_steps_per_step:
         return {}
     env = strategy.remote.env if strategy.remote else strategy.env
-    made = strategy._replace(retune=None)  # which no program holds, and a population's members have each their own
-    groups = (made, made.policy, made.refill, env, made.eval_env)
+    # No program sets hyperparameters, and each member of a population has a function of its own for it.
+    on_state = strategy.state_fns._replace(set_hyperparams=None)
+    groups = (strategy, strategy.policy, strategy.placement, on_state, on_state.refill, env, strategy.eval_env)
     functions = [[part for part in group or () if callable(part)] for group in groups]
-    facts = [env and _facts(env), made.eval_env and _facts(made.eval_env), made.env_steps_per_step, made.shards]
+    facts = [env and _facts(env), strategy.eval_env and _facts(strategy.eval_env)]
+    facts += [strategy.env_steps_per_step, strategy.placement.shards]
     try:
         return _programs((*map(tuple, functions), *facts, *_where(strategy), chosen(), *options_of().values()))
     except TypeError:
@@ -313,7 +315,7 @@ def _facts(env: Any) -> tuple[Any, ...]:
 
 def _where(strategy: Strategy) -> tuple[int, ...]:
     """Return the first device and the number of devices of a strategy; the one of a single device is JAX's default."""
-    return (strategy.first_device, strategy.devices) if strategy.devices > 1 else ()
+    return (strategy.placement.first_device, strategy.placement.devices) if strategy.placement.devices > 1 else ()
 
 
 @functools.lru_cache(maxsize=KEPT)
@@ -354,7 +356,7 @@ def jit_init(strategy: Strategy) -> Any:
     """Return the program `(key, values of hyperparameters = {}) -> (state, sums)`, compiled when first called."""
     init = over_devices(strategy, partial(_init, strategy), state_shapes(strategy)[0], begins=True)
     # Compiled quickly, XLA works the same sum out in two places, and rounds it in two ways.
-    options = once_options() if strategy.shards == 1 else spread_options(graph_options())
+    options = once_options() if strategy.placement.shards == 1 else spread_options(graph_options())
     program = jax.jit(init, compiler_options=options)
     return programs_of(strategy).setdefault("jit_init", program)
 
@@ -363,14 +365,14 @@ def jit_run(strategy: Strategy, tells: bool = False) -> Any:
     """Return the program of `Compiled.run`, compiled when first called."""
     programs = (run, tell) if strategy.remote is None else (run_one, tell_one)
     spread = over_devices(strategy, partial(programs[tells], strategy), state_shapes(strategy)[0])
-    made = jit_training(spread, strategy.shards)
+    made = jit_training(spread, strategy.placement.shards)
     return programs_of(strategy).setdefault("jit_tell" if tells else "jit_run", made)
 
 
 def jit_refill(strategy: Strategy) -> Any:
     """Return the program `(state, first, stop) -> state` of `Refill.fill`, compiled when first called."""
-    assert strategy.refill is not None
-    program = jax.jit(strategy.refill.fill, donate_argnums=0, compiler_options=once_options())
+    assert strategy.state_fns.refill is not None
+    program = jax.jit(strategy.state_fns.refill.fill, donate_argnums=0, compiler_options=once_options())
     return programs_of(strategy).setdefault("jit_refill", program)
 
 
@@ -422,7 +424,7 @@ def num_envs_of(strategy: Strategy) -> int | None:
 def _check_step(strategy: Strategy) -> Plan:
     """Return the memory plan of a strategy whose step keeps its state."""
     state, num_envs = _traced_begin(strategy)[0], num_envs_of(strategy)
-    require_fit(plan_of_state(state, strategy.capacity), num_envs)
+    require_fit(plan_of_state(state, strategy.state_fns.capacity), num_envs)
     jaxpr, (new, metrics) = jax.make_jaxpr(_step_of(strategy), return_shape=True)(*_given(strategy, state))
     require_same("strategy: the state after step", new, "that after init", state)
     if not isinstance(metrics, Mapping):

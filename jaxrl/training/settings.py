@@ -335,8 +335,8 @@ def check_seed(seed: int) -> None:
 
 def check_strategy(strategy: object) -> None:
     """Raise `SettingsError` unless `strategy` can be trained."""
-    if isinstance(strategy, Strategy) and (strategy.health is None) != (strategy.reseed is None):
-        given, lacking = ("health", "reseed") if strategy.reseed is None else ("reseed", "health")
+    if isinstance(strategy, Strategy) and (strategy.state_fns.health is None) != (strategy.state_fns.reseed is None):
+        given, lacking = ("health", "reseed") if strategy.state_fns.reseed is None else ("reseed", "health")
         raise SettingsError(
             f"the strategy has {given} but no {lacking}; give both, as jaxrl.strategies.guard has them, or neither"
         )

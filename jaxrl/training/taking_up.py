@@ -107,9 +107,9 @@ def replenished(strategy: Strategy, state: PyTree, t: int, changed: bool) -> tup
 
     The range has the numbers of the blocks that were pushed anew; none if the buffer was saved. Actors push them later.
     """
-    refill = strategy.refill
-    if changed and strategy.retune is not None:
-        state = altered(strategy, "retune", state)
+    refill = strategy.state_fns.refill
+    if changed and strategy.state_fns.set_hyperparams is not None:
+        state = altered(strategy, "set_hyperparams", state)
     if refill is None or jax.tree.leaves(state.buffer):
         return state, range(0)
     blocks = refill.blocks(t)
@@ -141,7 +141,7 @@ def planned(strategy: Strategy, config: TrainerConfig) -> tuple[TrainerConfig, S
       SettingsError: the settings cannot be.
     """
     config.check()
-    if not config.save_replay and strategy.refill is None:
+    if not config.save_replay and strategy.state_fns.refill is None:
         name = (strategy.settings or {}).get("algo", "this strategy")
         raise SettingsError(f"save_replay is no, but {name} has no replay that could be filled again; leave it out")
     asked, config = config.max_opts, config.rounded(strategy)

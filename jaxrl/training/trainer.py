@@ -249,8 +249,9 @@ class Trainer:
         Raises:
           StorageError: it could not be written.
         """
-        own = self.strategy
-        self.state, self.strategy = state, strategy._replace(devices=own.devices, first_device=own.first_device)
+        own = self.strategy.placement
+        there = strategy.placement._replace(devices=own.devices, first_device=own.first_device)
+        self.state, self.strategy = state, strategy._replace(placement=there)
         self._storage.renew(self.settings())
         self.ledger.changed_at = self.schedule.opt_steps(self.ledger.t)
         self._log.event("adopted", told)
@@ -512,7 +513,9 @@ class Trainer:
 
     def _health(self) -> Health | None:
         """Return how updates have been going, if the strategy says so."""
-        return self.strategy.health and jax.device_get(self.lane.part(self._state, self.strategy.health))
+        return self.strategy.state_fns.health and jax.device_get(
+            self.lane.part(self._state, self.strategy.state_fns.health)
+        )
 
     def _params(self, state: PyTree) -> PyTree:
         return self.lane.params(self.strategy, state)

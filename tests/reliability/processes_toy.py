@@ -47,7 +47,7 @@ def strategy() -> jaxrl.Strategy:
     def reseed(state: State, rollbacks: int) -> State:
         return state._replace(mended=state.mended + rollbacks)
 
-    one = jaxrl.Strategy(init, step, 1, 1, health=health, reseed=reseed)
+    one = jaxrl.Strategy(init, step, 1, 1, state_fns=jaxrl.StateFns(health, reseed))
     return sharded(one, SHARDS, ["walk"])
 
 

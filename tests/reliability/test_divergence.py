@@ -40,7 +40,7 @@ def poisoned(bad: Any, name: str = "loss") -> jaxrl.Strategy:
         return Learner(state.key, new, health), metrics
 
     init = lambda key: Learner(key, jnp.float32(0), healthy())
-    return jaxrl.Strategy(init, step, 1, 1, health=health_of, reseed=reseed)
+    return jaxrl.Strategy(init, step, 1, 1, state_fns=jaxrl.StateFns(health_of, reseed))
 
 
 def events(run: Path) -> list[tuple[str, int]]:

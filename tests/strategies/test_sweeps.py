@@ -27,8 +27,10 @@ def test_a_member_begins_with_its_values_and_is_retuned_to_them() -> None:
         state = jax.jit(strategy.init)(jax.random.key(0))
     assert float(state.agent.hyper.lr) == 0.5
     assert float(state.processor.discount) == 0.25
-    assert changed.retune is not None
-    retuned = changed.retune(jax.jit(lambda key: strategy.init(key))(jax.random.key(0)))  # traced anew
+    assert changed.state_fns.set_hyperparams is not None
+    retuned = changed.state_fns.set_hyperparams(
+        jax.jit(lambda key: strategy.init(key))(jax.random.key(0))
+    )  # traced anew
     assert (float(retuned.agent.hyper.lr), float(retuned.processor.discount)) == (0.5, 0.25)
 
 

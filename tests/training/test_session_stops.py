@@ -230,9 +230,12 @@ def test_a_trainer_gives_what_it_went_back_to_the_settings_that_were_changed(tmp
     from tests.reliability.test_divergence import QUIET, poisoned
 
     settings: dict[str, Any] = {"save_interval": 10, "max_skips": 3, "run_dir": str(tmp_path), **QUIET}
-    made = lambda kind, bad: poisoned(bad)._replace(
-        settings={"algo": "custom", "kind": kind}, retune=lambda state: state._replace(agent=jax.numpy.float32(kind))
-    )
+
+    def made(kind: int, bad: Any) -> jaxrl.Strategy:
+        strategy, tune = poisoned(bad), lambda state: state._replace(agent=jax.numpy.float32(kind))
+        state_fns = strategy.state_fns._replace(set_hyperparams=tune)
+        return strategy._replace(settings={"algo": "custom", "kind": kind}, state_fns=state_fns)
+
     jaxrl.Trainer(made(0, lambda luck, step: False), max_opts=20, **settings).train()
     agents = list[float]()
     hooks = jaxrl.Hooks(chunk=lambda trainer, progress: agents.append(float(trainer.state.agent)))

@@ -86,8 +86,8 @@ def test_resuming_fills_the_buffer_with_what_the_agent_now_meets_and_says_so(bar
 def test_a_buffer_filled_anew_holds_as_many_real_steps_as_the_old(kind: Any, t: int, held: int) -> None:
     """A step of CartPole ends two steps of its physics later: positions follow from velocities, unless it fell."""
     strategy = dqn(**kind)
-    assert strategy.refill is not None
-    blocks = strategy.refill.blocks(t)
+    assert strategy.state_fns.refill is not None
+    blocks = strategy.state_fns.refill.blocks(t)
     assert (len(blocks) * ROWS, blocks.stop) == (held, 15 + t)
     state = jax.jit(strategy.init)(jax.random.key(0))
     agent = state_digest(state.agent)

@@ -39,7 +39,7 @@ def check_mesh(population: Population, shape: MeshShape, devices: int) -> None:
 
     `devices` are those that were asked for; 1: all that there are.
     """
-    count, shards = len(population.members), {member.strategy.shards for member in population.members}
+    count, shards = len(population.members), {member.strategy.placement.shards for member in population.members}
     there = check_there(devices) if devices > 1 else len(jax.devices())
     if population.layout.name == "together" and shape.envs > 1:
         raise SettingsError(

@@ -61,7 +61,7 @@ class Lane:
         """Return what `choose` takes of a state; of its health, what the last call has told."""
         if not isinstance(state, Away):
             return choose(state)
-        return state.health if choose == self._team.strategy.health else state.part(choose)
+        return state.health if choose == self._team.strategy.state_fns.health else state.part(choose)
 
     def params(self, strategy: Strategy, state: PyTree) -> PyTree:
         """Return what the policy needs of a state; without a policy, the state."""
@@ -260,7 +260,8 @@ class Places(NamedTuple):
         if self.several == 1:
             return strategy
         first = jax.devices().index(self.devices[number])
-        return strategy._replace(devices=self.several, first_device=first)
+        placement = strategy.placement._replace(devices=self.several, first_device=first)
+        return strategy._replace(placement=placement)
 
     def free(self, number: int, going: Iterable[int]) -> bool:
         """Say whether a member may train while others are `going`.

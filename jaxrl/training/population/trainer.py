@@ -170,7 +170,7 @@ class PopulationTrainer:
         self._gates = self._new_gates()
         self._place()
         one = self.population.members[0].strategy
-        require_members_fit(plan_of_state(state_shapes(one)[0], one.capacity), len(self._runs))
+        require_members_fit(plan_of_state(state_shapes(one)[0], one.state_fns.capacity), len(self._runs))
         self._activity = "the compilation"
         activity = None if self.config.quiet else lambda: self._activity
         with self.interrupt.signals(activity), self._opened(), ThreadPoolExecutor(self._threads()) as pool:

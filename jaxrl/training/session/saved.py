@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.guard import reseed
-from jaxrl.strategies.settings import retune_agent
+from jaxrl.strategies.settings import set_hyperparams_of
 from jaxrl.strategies.stepwise import Stepwise, iterations
 from jaxrl.training.changes import Change
 from jaxrl.training.ledger import Ledger
@@ -66,7 +66,7 @@ def with_changes(now: SessionState, stepwise: Stepwise, schedule: Schedule, chan
         raise SettingsError(f"{'; '.join(changed)}: a session keeps its processor; go on with that, or begin anew")
     if not changes:
         return now
-    state = now.state._replace(agent=retune_agent(stepwise.agent, now.state.agent))
+    state = now.state._replace(agent=set_hyperparams_of(stepwise.agent, now.state.agent))
     changed_at = schedule.opt_steps(iterations(stepwise.schedule, now.steps))
     return now._replace(state=state, ledger=replace(now.ledger, changed_at=changed_at))
 

@@ -36,7 +36,7 @@ def replay(strategy: Strategy, store: Store, steps: Sequence[int]) -> Iterator[t
             before = None  # a running process has removed it, or a later one does not fit what was changed
             continue
         ledger, wanted = facts["ledger"], state_digest(tree[0])
-        bare = strategy.refill is not None and not jax.tree.leaves(tree[0].buffer)
+        bare = strategy.state_fns.refill is not None and not jax.tree.leaves(tree[0].buffer)
         if len(steps) == 1 or (bare and step == steps[0]):
             key = make_key(facts["settings"]["seed"])
             before = jit_init(strategy)(key, values_of(strategy)), {"t": 0, "rollbacks": 0}
