@@ -126,7 +126,8 @@ def test_rollouts_hold_exactly_the_true_trajectory_without_a_gap_between_them(tr
             came = (items.obs[t, env, 0], items.action[t, env], items.reward[t, env], items.next_obs[t, env, 0])
             assert came == (obs, action, reward, after)
             assert items.discount[t, env] == (0 if terminated else GAMMA)
-            assert last[t, env] == (terminated or truncated)
+            assert last[t, env] == items.is_last[t, env] == (terminated or truncated)
+            assert items.is_first[t, env] == (obs == 0)
             ends.add((terminated, truncated, t % 5 == 4))
     # Ends of both kinds and none, at a rollout's last step and before.
     assert len(ends) == 6

@@ -1,0 +1,99 @@
+"""Where episodes begin and end, as agents see it: in sequences of replay, and over several steps."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys_closed_form import counting_env
+
+import jaxrl
+from jaxrl.processors.base import begin
+from jaxrl.types import Step, Window
+
+KEY = jax.random.key(0)
+
+
+def watching(window: Window | None) -> Any:
+    """Make an agent that tosses a coin, and keeps as its state the last batch that it was given."""
+
+    def make(spec: jaxrl.EnvSpec) -> Any:
+        number = lambda dtype: jnp.zeros((16, 6), dtype)
+        seen = jnp.zeros((16, 6, 1))
+        flags = (number(bool), number(bool)) if window else ()
+        toss = lambda state, obs, key, opt_step, mode: (jax.random.randint(key, obs.shape[:1], 0, 2), ())
+
+        def update(state: Any, batch: Any, key: Any, opt_step: Any) -> Any:
+            items = batch.items
+            kept = items.obs, items.next_obs, items.discount, *((items.is_first, items.is_last) if window else ())
+            return kept, {"flags": jnp.float32(len(jax.tree.leaves((items.is_first, items.is_last))))}, batch.weight
+
+        shapes = (seen, seen, number(jnp.float32), *flags)
+        start = shapes if window else jax.tree.map(lambda x: x[:, 0], shapes)
+        return jaxrl.dqn()(spec)._replace(
+            init=lambda key: start, act=toss, update=update, strip=lambda state: state, window=window, settings=None
+        )
+
+    return make
+
+
+def after(strategy: jaxrl.Strategy, iterations: int = 30) -> tuple[Any, Any]:
+    state = jax.jit(strategy.init)(KEY)
+    step = jax.jit(lambda state, t: strategy.step(state, jax.random.fold_in(state.key, t), t))
+    for t in range(iterations):
+        state, metrics = step(state, jnp.uint32(t))
+    return state, metrics
+
+
+@pytest.mark.parametrize("opt_interval", [3, 6])
+def test_sequences_say_of_each_step_whether_an_episode_begins_ends_or_is_cut_with_it(opt_interval: int) -> None:
+    """Episodes end at a count of 7 or, with four steps taken, are cut; all begin at 0, and nothing else is 0."""
+    strategy = jaxrl.off_policy(
+        counting_env(),
+        watching(Window(6)),
+        buffer=jaxrl.uniform(120, batch_size=16),
+        num_envs=3,
+        opt_interval=opt_interval,
+        warmup=60,
+    )
+    state, _ = after(strategy)
+    obs, next_obs, discount, is_first, is_last = map(np.asarray, state.agent)
+    np.testing.assert_array_equal(is_first, obs[..., 0] == 0)
+    np.testing.assert_array_equal(is_first[:, 1:], is_last[:, :-1])
+    terminated = next_obs[..., 0] >= 7
+    np.testing.assert_array_equal(discount == 0, terminated)
+    assert np.all(is_last[terminated])
+    cut = is_last & (discount > 0)
+    assert 0 < cut.mean() < 1
+    assert 0 < terminated.mean() < 1
+    # An episode that is cut has taken four steps, and none goes on beyond that.
+    for row in range(len(obs)):
+        for t in np.flatnonzero(is_first[row])[:-1]:
+            length = int(np.argmax(is_last[row, t:])) + 1
+            assert length == 4 or terminated[row, t + length - 1]
+
+
+def test_single_items_of_replay_hold_no_such_flags() -> None:
+    strategy = jaxrl.off_policy(
+        counting_env(), watching(None), buffer=jaxrl.uniform(120, batch_size=16), num_envs=3, opt_interval=3, warmup=60
+    )
+    _, metrics = after(strategy, 2)
+    assert float(metrics["flags"].sum) == 0
+
+
+def test_a_transition_over_two_steps_begins_with_the_first_and_ends_with_the_last_of_them() -> None:
+    """Four steps of one environment, of which the second ends an episode; transitions come a step late."""
+    processor = jaxrl.n_step(2, discount=0.5)
+    flags = lambda x: jnp.array([x])
+    zero = jnp.zeros((1, 1))
+
+    def step(ends: bool) -> Step:
+        return Step(jnp.zeros(1, jnp.int32), (), jnp.ones(1), flags(False), flags(ends), zero, zero)
+
+    state, made = begin(processor, zero, jnp.zeros(1, jnp.int32), ()), []
+    for ends in (False, True, False, False):
+        state, item = processor.process(state, step(ends))
+        made.append((bool(item.is_first[0]), bool(item.is_last[0])))
+    # The first is out of the blank step before the episode; then the steps 1 and 2; 2 alone, which ends; 3 and 4.
+    assert made[1:] == [(True, True), (False, True), (True, False)]
