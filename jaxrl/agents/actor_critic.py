@@ -7,6 +7,7 @@ gradient corrected by V-trace. If the parameters that acted are the learner's ow
 again.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -16,8 +17,8 @@ import jax.numpy as jnp
 
 from jaxrl import shards
 from jaxrl.agents.actor_critic_settings import A2CConfig, IMPALAConfig, PPOConfig, REINFORCEConfig
-from jaxrl.agents.base import Agent, AgentMaker, Insight, Maker, Mode
-from jaxrl.agents.checks import changed, hyper_of
+from jaxrl.agents.base import Agent, AgentMaker, Insight, Mode
+from jaxrl.agents.checks import hyper_of
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.losses import clipped_surrogate, squared, value_loss, weighted_surrogate
 from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step, learn
@@ -27,12 +28,12 @@ from jaxrl.agents.own import (
     MakePolicy,
     Outputs,
     Own,
+    agent_maker,
     by_row,
     choices,
     extra_term,
     network_of,
     observations,
-    own_parts,
 )
 from jaxrl.agents.returns import gae, lambda_returns, vtrace
 from jaxrl.distributions import Distribution, Head, head_of, restricted, tempered
@@ -132,7 +133,16 @@ def ppo(
     Raises:
       SettingsError: a setting is unknown or a value is out of range.
     """
-    return _maker("ppo", config or PPOConfig(), settings, make_optimizer, make_network, extra_loss)
+    return agent_maker(
+        "ppo",
+        _bind,
+        config or PPOConfig(),
+        settings,
+        _check,
+        make_optimizer=make_optimizer,
+        make_network=make_network,
+        extra_loss=extra_loss,
+    )
 
 
 def a2c(
@@ -144,7 +154,16 @@ def a2c(
     **settings: Any,
 ) -> AgentMaker:
     """Configure an A2C agent (Mnih et al. 2016, https://arxiv.org/abs/1602.01783); arguments are as for `ppo`."""
-    return _maker("a2c", config or A2CConfig(), settings, make_optimizer, make_network, extra_loss)
+    return agent_maker(
+        "a2c",
+        _bind,
+        config or A2CConfig(),
+        settings,
+        _check,
+        make_optimizer=make_optimizer,
+        make_network=make_network,
+        extra_loss=extra_loss,
+    )
 
 
 def reinforce(
@@ -160,7 +179,16 @@ def reinforce(
     Returns run to the end of the episode. Where a rollout or a time limit cuts it off, the critic's value stands for
     the rest.
     """
-    return _maker("reinforce", config or REINFORCEConfig(), settings, make_optimizer, make_network, extra_loss)
+    return agent_maker(
+        "reinforce",
+        _bind,
+        config or REINFORCEConfig(),
+        settings,
+        _check,
+        make_optimizer=make_optimizer,
+        make_network=make_network,
+        extra_loss=extra_loss,
+    )
 
 
 def impala(
@@ -175,25 +203,26 @@ def impala(
 
     It is meant for actors on the host whose parameters are several rounds old. `gae_lambda` is the lambda of V-trace.
     """
-    return _maker("impala", config or IMPALAConfig(), settings, make_optimizer, make_network, extra_loss)
+    return agent_maker(
+        "impala",
+        _bind,
+        config or IMPALAConfig(),
+        settings,
+        _check,
+        make_optimizer=make_optimizer,
+        make_network=make_network,
+        extra_loss=extra_loss,
+    )
 
 
-def _maker(
-    name: str,
-    config: PPOConfig,
-    settings: dict[str, Any],
-    make_optimizer: Optimizer | None,
-    make_network: MakePolicy | None,
-    extra_loss: ExtraLoss | None,
-) -> AgentMaker:
-    config = changed(name, config, settings)
+def _check(config: PPOConfig, parts: Mapping[str, Any]) -> None:
+    """Raise `SettingsError` for settings that contradict each other."""
     if config.surrogate == "weighted" and not config.rho_clip:
         raise SettingsError("agent.surrogate weighted needs V-trace; set agent.rho_clip to 1, or another surrogate")
-    if make_network is not None and config.core != "none":
+    if parts["make_network"] is not None and config.core != "none":
         raise SettingsError(
             f"agent.core is {config.core}, but a network of make_network has no memory; set agent.core to none"
         )
-    return Maker(_bind, name, config, own_parts(config, make_optimizer, extra_loss, make_network=make_network))
 
 
 def _bind(name: str, config: PPOConfig, own: Own, spec: EnvSpec) -> Agent:

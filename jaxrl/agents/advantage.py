@@ -6,7 +6,6 @@ https://arxiv.org/abs/2110.06169), `v` is an upper expectile of the values of th
 evaluating any other action.
 """
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any, NamedTuple, cast
@@ -14,13 +13,14 @@ from typing import Annotated, Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from jaxrl.agents.base import Agent, AgentMaker, Maker
-from jaxrl.agents.checks import changed, check_actions, hyper_of
+from jaxrl.agents.base import Agent, AgentMaker
+from jaxrl.agents.checks import check_actions, hyper_of
 from jaxrl.agents.critics import (
     CriticConfig,
     Parts,
     build_networks,
     chosen,
+    extra_policy_term,
     init_networks,
     judging,
     learn_critic,
@@ -34,10 +34,9 @@ from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import Between, Positive, Weight
 from jaxrl.agents.losses import advantage_weight, expectile_loss
 from jaxrl.agents.optimizers import Learnt, Optimizer, gradient_step, learn
-from jaxrl.agents.own import MakeNetwork, MakePolicy, Own, by_row, own_parts
-from jaxrl.agents.regression import act, choice, cloning_head, log_prob_of, regress, taken
+from jaxrl.agents.own import ExtraLoss, MakeNetwork, MakePolicy, Own, agent_maker, by_row
+from jaxrl.agents.regression import act, choice, cloning_head, regress, taken
 from jaxrl.metrics import Metrics
-from jaxrl.nn import Network
 from jaxrl.spaces import Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Transition
@@ -104,6 +103,8 @@ def awac(
     make_optimizer: Optimizer | None = None,
     make_policy: MakePolicy | None = None,
     make_critic: MakeNetwork | None = None,
+    extra_loss: ExtraLoss | None = None,
+    extra_policy_loss: ExtraLoss | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Configure an AWAC agent; call the result with an `EnvSpec` of discrete actions or a bounded box to build it.
@@ -114,13 +115,25 @@ def awac(
       make_policy: function from an `EnvSpec` and the head for its actions to a network `[B, ...] -> [B, head.outputs]`.
       make_critic: function from an `EnvSpec` to the network of one critic: `[B, ...], [B, D] -> [B]` for observations
         and actions scaled to -1 to 1, `[B, ...] -> [B, A]` for discrete actions.
+      extra_loss: a term of the critics' loss for each step beside the agent's own, `(params, items, q) -> [B]`, see
+        `jaxrl.agents.own.ExtraLoss`.
+      extra_policy_loss: one of the policy's loss, `(params, items, outputs) -> [B]`.
       **settings: fields of `AWACConfig` to change, as in `awac(beta=3.0)`.
 
     Raises:
       SettingsError: a setting is unknown or a value is out of range.
     """
-    makers = {"make_policy": make_policy, "make_critic": make_critic}
-    return _maker("awac", config or AWACConfig(), settings, make_optimizer, **makers)
+    return agent_maker(
+        "awac",
+        _bind,
+        config or AWACConfig(),
+        settings,
+        make_optimizer=make_optimizer,
+        make_policy=make_policy,
+        make_critic=make_critic,
+        extra_loss=extra_loss,
+        extra_policy_loss=extra_policy_loss,
+    )
 
 
 def iql(
@@ -130,22 +143,23 @@ def iql(
     make_policy: MakePolicy | None = None,
     make_critic: MakeNetwork | None = None,
     make_value: MakeNetwork | None = None,
+    extra_loss: ExtraLoss | None = None,
+    extra_policy_loss: ExtraLoss | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Configure an IQL agent; as for `awac`, and `make_value` maps an `EnvSpec` to a network `[B, ...] -> [B]`."""
-    makers = {"make_policy": make_policy, "make_critic": make_critic, "make_value": make_value}
-    return _maker("iql", config or IQLConfig(), settings, make_optimizer, **makers)
-
-
-def _maker(
-    name: str,
-    config: AWACConfig,
-    settings: dict[str, Any],
-    make_optimizer: Optimizer | None,
-    **makers: Callable[..., Network] | None,
-) -> AgentMaker:
-    config = changed(name, config, settings)
-    return Maker(_bind, name, config, own_parts(config, make_optimizer, **makers))
+    return agent_maker(
+        "iql",
+        _bind,
+        config or IQLConfig(),
+        settings,
+        make_optimizer=make_optimizer,
+        make_policy=make_policy,
+        make_critic=make_critic,
+        make_value=make_value,
+        extra_loss=extra_loss,
+        extra_policy_loss=extra_policy_loss,
+    )
 
 
 def _bind(name: str, config: AWACConfig, own: Own, spec: EnvSpec) -> Agent:
@@ -154,7 +168,9 @@ def _bind(name: str, config: AWACConfig, own: Own, spec: EnvSpec) -> Agent:
     networks = build_networks(config, own, spec, head)
     if isinstance(config, IQLConfig):
         networks = networks._replace(value=value_network(config, own, spec))
-    parts, network = Parts(config, networks, gradient_step(own.optimizer), spec, head), networks.policy
+    network = networks.policy
+    step = gradient_step(own.optimizer)
+    parts = Parts(config, networks, step, spec, head, None, own.extra_loss, own.extra_policy_loss)
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -275,10 +291,12 @@ def _improve(
     policy = regress(
         parts.config,
         parts.gradient_step,
-        partial(log_prob_of, parts.networks.policy, parts.head),
+        parts.networks.policy,
+        parts.head,
+        parts.extra_policy_loss and partial(extra_policy_term, parts),
         state.policy,
         state.opt_state.policy,
-        (items.obs, taken(parts.spec, items.action), weight * batch.weight * items.weight),
+        (items, taken(parts.spec, items.action), batch.weight * items.weight, weight),
         hyper.policy_lr,
         hyper.max_grad_norm,
         opt_step,

@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxrl.agents.base import Agent, AgentMaker, Insight, Maker
-from jaxrl.agents.checks import changed, check_actions, hyper_of
+import jax.numpy as jnp
+
+from jaxrl.agents.base import Agent, AgentMaker, Insight
+from jaxrl.agents.checks import check_actions, hyper_of
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import (
     NetworkConfig,
@@ -17,15 +19,15 @@ from jaxrl.agents.fields import (
     Weight,
 )
 from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step
-from jaxrl.agents.own import MakePolicy, Own, choices, network_of, observations, own_parts
-from jaxrl.agents.regression import act, choice, cloning_head, log_prob_of, regress, taken
-from jaxrl.distributions import Head
+from jaxrl.agents.own import ExtraLoss, MakePolicy, Own, agent_maker, choices, extra_term, network_of, observations
+from jaxrl.agents.regression import act, choice, cloning_head, regress, taken
+from jaxrl.distributions import Distribution, Head
 from jaxrl.masks import for_policy, viewed
 from jaxrl.metrics import Metrics
 from jaxrl.nn import Network, PolicyNetwork, check_torso
 from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch
+from jaxrl.types import Batch, Transition
 from jaxrl.xla.flat import Flat
 
 
@@ -59,6 +61,7 @@ class _Parts(NamedTuple):
     gradient_step: GradientStep
     spec: EnvSpec
     head: Head
+    extra_loss: ExtraLoss | None = None
 
 
 def bc(
@@ -66,6 +69,7 @@ def bc(
     *,
     make_optimizer: Optimizer | None = None,
     make_network: MakePolicy | None = None,
+    extra_loss: ExtraLoss | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Configure behavioural cloning; call the result with an `EnvSpec` to build it.
@@ -77,24 +81,32 @@ def bc(
       make_optimizer: function from a learning rate to any Optax transformation; replaces `optimizer`.
       make_network: function from an `EnvSpec` and the head for its actions to a network
         `[B, ...] -> [B, head.outputs]`.
+      extra_loss: a term of the loss for each step beside the agent's own, `(params, items, distributions) -> [B]`.
       **settings: fields of `BCConfig` to change, as in `bc(lr=1e-3)`.
 
     Raises:
       SettingsError: a setting is unknown or a value is out of range.
     """
-    config = changed("bc", config or BCConfig(), settings)
-    return Maker(_bind, config, own_parts(config, make_optimizer, make_network=make_network))
+    return agent_maker(
+        "bc",
+        _bind,
+        config or BCConfig(),
+        settings,
+        make_optimizer=make_optimizer,
+        make_network=make_network,
+        extra_loss=extra_loss,
+    )
 
 
-def _bind(config: BCConfig, own: Own, spec: EnvSpec) -> Agent:
-    check_actions("bc", spec)
+def _bind(name: str, config: BCConfig, own: Own, spec: EnvSpec) -> Agent:
+    check_actions(name, spec)
     head = cloning_head(spec)
     seen = viewed(spec, for_policy)
     usual = partial(_network, config, seen, head)
     network = network_of(own, "make_network", (seen, head), usual, (observations(seen),), (choices(head),))
-    parts = _Parts(config, network, gradient_step(own.optimizer), spec, head)
+    parts = _Parts(config, network, gradient_step(own.optimizer), spec, head, own.extra_loss)
     return Agent(
-        name="bc",
+        name=name,
         init=partial(_init, parts),
         act=partial(act, network, head),
         update=partial(_update, parts),
@@ -124,6 +136,10 @@ def _network(config: BCConfig, spec: EnvSpec, head: Head) -> Network:
     )
 
 
+def _extra(extra_loss: ExtraLoss, params: PyTree, items: Transition, outputs: Distribution, weight: Array) -> Array:
+    return extra_term(extra_loss, params, items, outputs, weight)
+
+
 def _init(parts: _Parts, key: Key) -> BCState:
     policy = Flat.of(parts.network.init(key, space_zeros(for_policy(parts.spec.observation_space), 1)))
     hyper = BCHyper(*hyper_of(asdict(parts.config), BCHyper._fields, optional=TEMPERATURE))
@@ -135,10 +151,12 @@ def _update(parts: _Parts, state: BCState, batch: Batch, key: Key, opt_step: Arr
     learnt = regress(
         parts.config,
         parts.gradient_step,
-        partial(log_prob_of, parts.network, parts.head),
+        parts.network,
+        parts.head,
+        parts.extra_loss and partial(_extra, parts.extra_loss),
         state.policy,
         state.opt_state,
-        (items.obs, taken(parts.spec, items.action), batch.weight * items.weight),
+        (items, taken(parts.spec, items.action), batch.weight * items.weight, jnp.ones_like(batch.weight)),
         hyper.lr,
         hyper.max_grad_norm,
         opt_step,

@@ -21,7 +21,7 @@ from jaxrl.agents.fields import (
 )
 from jaxrl.agents.losses import conservative_gap, squared
 from jaxrl.agents.optimizers import GradientStep, Learnt, learn
-from jaxrl.agents.own import ONE_VALUE, Own, choices, network_of, observations, values_of
+from jaxrl.agents.own import ONE_VALUE, ExtraLoss, Own, choices, extra_term, network_of, observations, values_of
 from jaxrl.agents.sequences import Memories, Views, learnt_rows, memories_of, remembering
 from jaxrl.distributions import Head
 from jaxrl.masks import PRIVILEGED, for_critic, for_policy, has, mask_of, masked, viewed
@@ -87,6 +87,9 @@ class Parts(NamedTuple):
     """Maps the policy's outputs to actions."""
     memory: Memories | None = None
     """With recurrent cores, their memories at the start of an episode."""
+    extra_loss: ExtraLoss | None = None
+    """Of the critics."""
+    extra_policy_loss: ExtraLoss | None = None
 
 
 def build_networks(config: CriticConfig, own: Own, spec: EnvSpec, head: Head) -> Networks:
@@ -267,7 +270,16 @@ def learn_critic(
         partial(_critic_loss, parts, penalty, 0.0 if sampled is None else state.hyper.cql),
         state.critic,
         state.opt_state.critic,
-        (batch.items.obs, batch.items.is_first, action, pick, target, rows.weight * rows.items.weight, sampled),
+        (
+            batch.items.obs,
+            batch.items.is_first,
+            action,
+            pick,
+            target,
+            rows.weight * rows.items.weight,
+            sampled,
+            rows.items if parts.extra_loss else (),
+        ),
         state.hyper.lr,
         state.hyper.max_grad_norm,
         opt_step,
@@ -282,7 +294,7 @@ def _critic_loss(
     parts: Parts, penalty: Any, push: Array | float, params: PyTree, batch: PyTree
 ) -> tuple[Array, tuple[Array, Array, PyTree]]:
     """Return the weighted mean of the critics' summed losses; absolute errors, values and CQL gaps, each `[B]`."""
-    obs, is_first, action, pick, target, weight, sampled = batch
+    obs, is_first, action, pick, target, weight, sampled, items = batch
     obs = seen_now(parts, obs, is_first, critic=params)
     out = cast(Array, parts.networks.critic.apply(params, to_critic(obs), *action))
     q = chosen(out, pick)
@@ -292,7 +304,16 @@ def _critic_loss(
         gap = penalty(params, obs, sampled, out, q)
         each = each + push * gap
         gap = gap.mean(0)
-    return jnp.mean(weight * each.sum(0)), (jnp.abs(error).mean(0), q.mean(0), gap)
+    loss = each.sum(0)
+    if parts.extra_loss is not None:
+        loss = loss + extra_term(parts.extra_loss, params, items, q if pick is None else out, weight)
+    return jnp.mean(weight * loss), (jnp.abs(error).mean(0), q.mean(0), gap)
+
+
+def extra_policy_term(parts: Parts, policy: PyTree, items: Transition, outputs: Any, weight: Array) -> Array:
+    """Return the user's term of the policy's loss for the steps `items` `[R]`."""
+    assert parts.extra_policy_loss is not None
+    return extra_term(parts.extra_policy_loss, policy, items, outputs, weight, "extra_policy_loss")
 
 
 def _gap(critic: Network, params: PyTree, obs: PyTree, sampled: SampledActions, out: Array, q: Array) -> Array:

@@ -1,5 +1,6 @@
 """The DQN family (Mnih et al. 2015, https://www.nature.com/articles/nature14236), with variants as options."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl.agents.base import Agent, AgentMaker, Insight, Maker, Mode
-from jaxrl.agents.checks import changed, check_actions, hyper_of
+from jaxrl.agents.base import Agent, AgentMaker, Insight, Mode
+from jaxrl.agents.checks import check_actions, hyper_of
 from jaxrl.agents.dqn_settings import CQLDQNConfig, DQNConfig, RainbowConfig
 from jaxrl.agents.exploration import EPSILONS, NOISY, epsilon_greedy, explored, told_values
 from jaxrl.agents.losses import conservative_gap, munchausen
@@ -19,10 +20,10 @@ from jaxrl.agents.own import (
     ExtraLoss,
     MakeNetwork,
     Own,
+    agent_maker,
     extra_term,
     network_of,
     observations,
-    own_parts,
     values_of,
 )
 from jaxrl.agents.sequences import (
@@ -133,7 +134,16 @@ def dqn(
     Raises:
       SettingsError: a setting is unknown or a value is out of range.
     """
-    return _maker("dqn", config or DQNConfig(), settings, make_optimizer, make_network, extra_loss)
+    return agent_maker(
+        "dqn",
+        _bind,
+        config or DQNConfig(),
+        settings,
+        _check,
+        make_optimizer=make_optimizer,
+        make_network=make_network,
+        extra_loss=extra_loss,
+    )
 
 
 def rainbow(
@@ -148,7 +158,16 @@ def rainbow(
 
     The rest of Rainbow lies outside the agent: combine it with a prioritised buffer and an n-step processor.
     """
-    return _maker("rainbow", config or RainbowConfig(), settings, make_optimizer, make_network, extra_loss)
+    return agent_maker(
+        "rainbow",
+        _bind,
+        config or RainbowConfig(),
+        settings,
+        _check,
+        make_optimizer=make_optimizer,
+        make_network=make_network,
+        extra_loss=extra_loss,
+    )
 
 
 def cql_dqn(
@@ -163,24 +182,21 @@ def cql_dqn(
 
     Kumar et al. 2020, https://arxiv.org/abs/2006.04779. Arguments are as for `dqn`.
     """
-    return _maker("cql_dqn", config or CQLDQNConfig(), settings, make_optimizer, make_network, extra_loss)
+    return agent_maker(
+        "cql_dqn",
+        _bind,
+        config or CQLDQNConfig(),
+        settings,
+        _check,
+        make_optimizer=make_optimizer,
+        make_network=make_network,
+        extra_loss=extra_loss,
+    )
 
 
-def _maker(
-    name: str,
-    config: DQNConfig,
-    settings: dict[str, Any],
-    make_optimizer: Optimizer | None,
-    make_network: MakeNetwork | None,
-    extra_loss: ExtraLoss | None,
-) -> AgentMaker:
-    config = changed(name, config, settings)
-    _check_values(config)
-    check_core(config, make_network=make_network)
-    return Maker(_bind, name, config, own_parts(config, make_optimizer, extra_loss, make_network=make_network))
-
-
-def _check_values(config: DQNConfig) -> None:
+def _check(config: DQNConfig, parts: Mapping[str, Any]) -> None:
+    """Raise `SettingsError` for settings that contradict each other."""
+    check_core(config, make_network=parts["make_network"])
     if config.values == "c51" and config.v_min is not None and config.v_max is not None:
         reach, apart = max(abs(config.v_min), abs(config.v_max)), (config.v_max - config.v_min) / (config.atoms - 1)
         if not apart > 1e-5 * reach:

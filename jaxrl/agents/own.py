@@ -6,6 +6,8 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
+from jaxrl.agents.base import Agent, AgentMaker, Maker
+from jaxrl.agents.checks import Config, changed
 from jaxrl.agents.fields import OptimizerConfig
 from jaxrl.agents.optimizers import Optimizer, optimizer_of, settings_given
 from jaxrl.distributions import Distribution, Head
@@ -33,9 +35,19 @@ class Outputs(NamedTuple):
 ExtraLoss = Callable[[PyTree, Any, Any], Array]
 """`(params, sample, outputs) -> [B]`: a term of the loss for each step, beside the agent's own.
 
-`params` are the network's variables. Actor-critics give the steps that they learn from (`Sample`) and `Outputs`; with a
-memory both are `[B, T]`. The DQN family gives transitions and the values `[B, A]` of the actions in their observations.
+`params` are the network's variables, and `sample` the steps that are learnt from: of actor-critics `Sample`, of `pqn`
+`Target`, of all others `Transition`. What `outputs` is depends on the loss:
+
+- of actor-critics `Outputs`; with a memory it and the sample are `[B, T]`;
+- of the DQN family and `pqn` the values `[B, A]` of the actions;
+- of critics, as of `sac`, `td3` and their kin, their values of the actions taken, `[K, B]`, or of each discrete action,
+  `[K, B, A]`;
+- of policies beside critics (`extra_policy_loss`), and of `bc`, the distributions of raw actions; of `td3`, `ddpg` and
+  `td3_bc` the actions themselves, `[B, D]` from -1 to 1.
 """
+
+
+LOSSES = ("extra_loss", "extra_policy_loss")
 
 
 class Own(NamedTuple):
@@ -47,6 +59,7 @@ class Own(NamedTuple):
     custom: tuple[str, ...]
     """Names of all such arguments that were given."""
     extra_loss: ExtraLoss | None = None
+    extra_policy_loss: ExtraLoss | None = None
 
     def made(self, name: str, *given: Any) -> Any:
         """Call the maker of the argument `name` with `given`; raise `SettingsError` if it fails."""
@@ -58,33 +71,57 @@ class Own(NamedTuple):
             raise SettingsError(f"{name}, which is called with {arguments}, failed: {reason}") from error
 
 
-def own_parts(
-    config: OptimizerConfig,
-    make_optimizer: Optimizer | None,
-    extra_loss: ExtraLoss | None = None,
-    /,
-    **makers: Callable[..., Network] | None,
-) -> Own:
+def agent_maker(
+    name: str,
+    build: Callable[[str, Any, Own, EnvSpec], Agent],
+    config: Config,
+    settings: Mapping[str, Any],
+    check: Callable[[Config, Mapping[str, Any]], None] | None = None,
+    **parts: Callable[..., Any] | None,
+) -> AgentMaker:
+    """Return the maker of an agent: what `jaxrl.dqn(...)` and its siblings do with their arguments.
+
+    Args:
+      name: the agent's name.
+      build: `(name, config, own, spec) -> agent`.
+      config: its settings, some of which `settings` replace.
+      settings: these, by name.
+      check: `(config, parts)`: raises `SettingsError` for settings that contradict each other, or one of the parts.
+      **parts: those made in Python, by the names of their arguments; `None` for those that settings describe.
+
+    Raises:
+      SettingsError: a setting is unknown or a value is out of range, or a part is not a function.
+    """
+    config = changed(name, config, settings)
+    if check is not None:
+        check(config, parts)
+    return Maker(build, name, config, own_parts(cast(OptimizerConfig, config), parts))
+
+
+def own_parts(config: OptimizerConfig, parts: Mapping[str, Callable[..., Any] | None]) -> Own:
     """Collect the parts made in Python; without an optimizer among them, use the one that `config` describes.
 
     Raises:
       SettingsError: an optimizer is unknown or has no such setting, or an argument is not a function.
     """
-    parts = {"make_optimizer": make_optimizer, "extra_loss": extra_loss, **makers}
     given = {name: made for name, made in parts.items() if made is not None}
     for name, made in given.items():
         if not callable(made) or (hasattr(made, "apply") and not isinstance(made, type)):
-            kind = "a loss" if name == "extra_loss" else "a function that makes it"
+            kind = "a loss" if name in LOSSES else "a function that makes it"
             raise SettingsError(f"{name} is {type(made).__name__}; expected {kind}, as in {_AS[name]}")
+    make_optimizer = given.get("make_optimizer")
     if make_optimizer is not None and (settings := settings_given(config)):
         raise SettingsError(
             f"agent.{next(iter(settings))} is set beside make_optimizer, which takes its place; leave it out"
         )
-    networks = {name: made for name, made in makers.items() if made is not None}
-    return Own(make_optimizer or optimizer_of(config), networks, tuple(given), extra_loss)
+    networks = {name: made for name, made in given.items() if name not in ("make_optimizer", *LOSSES)}
+    losses = (given.get(name) for name in LOSSES)
+    return Own(make_optimizer or optimizer_of(config), networks, tuple(given), *losses)
 
 
-def extra_term(extra_loss: ExtraLoss, params: PyTree, sample: Any, outputs: Any, weight: Array) -> Array:
+def extra_term(
+    extra_loss: ExtraLoss, params: PyTree, sample: Any, outputs: Any, weight: Array, name: str = "extra_loss"
+) -> Array:
     """Return the user's term of the loss for steps whose weights these are; of weight 0 it is 0.
 
     Raises:
@@ -93,7 +130,7 @@ def extra_term(extra_loss: ExtraLoss, params: PyTree, sample: Any, outputs: Any,
     term = jnp.asarray(extra_loss(params, sample, outputs))
     if term.shape != weight.shape or not jnp.issubdtype(term.dtype, jnp.floating):
         raise SettingsError(
-            f"extra_loss returned {term.dtype}{list(term.shape)}; expected a number for each step, "
+            f"{name} returned {term.dtype}{list(term.shape)}; expected a number for each step, "
             f"{weight.dtype}{list(weight.shape)}"
         )
     # Select instead of multiplying by the weight alone: a term of weight 0 may be NaN.
@@ -103,6 +140,7 @@ def extra_term(extra_loss: ExtraLoss, params: PyTree, sample: Any, outputs: Any,
 _AS = {
     "make_optimizer": "lambda lr: optax.adam(lr)",
     "extra_loss": "lambda params, sample, outputs: -0.1 * outputs.policy.entropy()",
+    "extra_policy_loss": "lambda params, items, outputs: -0.1 * outputs.entropy()",
     "make_network": "lambda spec: MyNetwork()",
     "make_policy": "lambda spec, head: MyPolicy(head.outputs)",
     "make_critic": "lambda spec: MyCritic()",

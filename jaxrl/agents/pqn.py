@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from jaxrl.agents.base import Agent, AgentMaker, Insight, Maker, Mode
-from jaxrl.agents.checks import changed, check_actions, hyper_of
+from jaxrl.agents.base import Agent, AgentMaker, Insight, Mode
+from jaxrl.agents.checks import check_actions, hyper_of
 from jaxrl.agents.exploration import EPSILONS, epsilon_greedy, explored, told_values
 from jaxrl.agents.fields import (
     NetworkConfig,
@@ -20,7 +20,7 @@ from jaxrl.agents.fields import (
 )
 from jaxrl.agents.losses import squared
 from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step, learn, linear
-from jaxrl.agents.own import MakeNetwork, Own, network_of, observations, own_parts, values_of
+from jaxrl.agents.own import ExtraLoss, MakeNetwork, Own, agent_maker, extra_term, network_of, observations, values_of
 from jaxrl.agents.returns import lambda_returns
 from jaxrl.distributions import Distribution
 from jaxrl.masks import best, for_policy, mask_of, masked, viewed
@@ -86,6 +86,7 @@ class _Parts(NamedTuple):
     network: Network
     gradient_step: GradientStep
     spec: EnvSpec
+    extra_loss: ExtraLoss | None = None
 
 
 def pqn(
@@ -93,6 +94,7 @@ def pqn(
     *,
     make_optimizer: Optimizer | None = None,
     make_network: MakeNetwork | None = None,
+    extra_loss: ExtraLoss | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Configure a PQN agent; call the result with an `EnvSpec` of discrete actions to build it.
@@ -102,23 +104,31 @@ def pqn(
       make_optimizer: function from a learning rate to any Optax transformation; replaces `optimizer`.
       make_network: function from an `EnvSpec` to a network `[B, ...] -> [B, A]` of action values; replaces the built-in
         ones.
+      extra_loss: a term of the loss for each step beside the agent's own, `(params, sample, q) -> [B]`.
       **settings: fields of `PQNConfig` to change, as in `pqn(lr=1e-3, q_lambda=0.9)`.
 
     Raises:
       SettingsError: a setting is unknown or a value is out of range.
     """
-    config = changed("pqn", config or PQNConfig(), settings)
-    return Maker(_bind, config, own_parts(config, make_optimizer, make_network=make_network))
+    return agent_maker(
+        "pqn",
+        _bind,
+        config or PQNConfig(),
+        settings,
+        make_optimizer=make_optimizer,
+        make_network=make_network,
+        extra_loss=extra_loss,
+    )
 
 
-def _bind(config: PQNConfig, own: Own, spec: EnvSpec) -> Agent:
-    check_actions("pqn", spec)
+def _bind(name: str, config: PQNConfig, own: Own, spec: EnvSpec) -> Agent:
+    check_actions(name, spec)
     seen = viewed(spec, for_policy)
     usual, outputs = partial(_network, config, seen), (values_of(spec),)
     network = network_of(own, "make_network", (seen,), usual, (observations(seen),), outputs)
-    parts = _Parts(config, network, gradient_step(own.optimizer), spec)
+    parts = _Parts(config, network, gradient_step(own.optimizer), spec, own.extra_loss)
     return Agent(
-        name="pqn",
+        name=name,
         init=partial(_init, parts),
         act=partial(_act, parts),
         update=partial(_update, parts),
@@ -218,4 +228,7 @@ def _loss(parts: _Parts, params: PyTree, items: Target) -> tuple[Array, tuple[Ar
     """Return the mean loss, and errors and greedy values `[B]`."""
     q = _q(parts, params, items.obs)
     error = items.target - jax.vmap(entry)(q, items.action)
-    return jnp.mean(items.weight * squared(error)), (items.weight * error, largest(masked(q, mask_of(items.obs))))
+    loss = squared(error)
+    if parts.extra_loss is not None:
+        loss = loss + extra_term(parts.extra_loss, params, items, q, items.weight)
+    return jnp.mean(items.weight * loss), (items.weight * error, largest(masked(q, mask_of(items.obs))))

@@ -1,5 +1,6 @@
 """What every agent shares whose policy is a regression on the actions of data: its head, its choices, its step."""
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jaxrl.masks import for_policy, mask_of
 from jaxrl.nn import Network
 from jaxrl.spaces import Box, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
+from jaxrl.types import Transition
 from jaxrl.xla.flat import Flat
 
 LOG_STD = (-3.0, 0.0)
@@ -54,28 +56,34 @@ def act(
     return head.to_env(distribution.mode() if key is None or mode == "exploit" else distribution.sample(key)), ()
 
 
-def log_prob_of(network: Network, head: Head, policy: PyTree, obs: PyTree, action: Array) -> Array:
-    """Return the log-likelihood of `action` (as `taken` returns it), `[B]`; 0, a constant, if `obs` forbids it."""
-    log_prob = choice(network, head, policy, obs).log_prob(action)
-    return log_prob if mask_of(obs) is None else jnp.where(log_prob > FORBIDDEN, log_prob, 0.0)
-
-
 def regress(
     config: Schedule,
     gradient_step: GradientStep,
-    log_prob_of: Any,
+    network: Network,
+    head: Head,
+    extra: Callable[[PyTree, Transition, Distribution, Array], Array] | None,
     policy: Flat,
     opt_state: PyTree,
-    batch: tuple[PyTree, Array, Array],
+    batch: tuple[Transition, Array, Array, Array],
     lr: Array,
     max_norm: Array,
     opt_step: Array,
 ) -> Learnt:
-    """Take one gradient step up the weighted log-likelihood of `batch`: observations, actions, weights `[B]`."""
+    """Take one gradient step up the weighted log-likelihood of actions.
 
-    def loss(params: PyTree, batch: tuple[PyTree, Array, Array]) -> tuple[Array, Array]:
-        obs, action, weight = batch
-        log_prob = log_prob_of(params, obs, action)
-        return -jnp.mean(weight * log_prob), log_prob
+    `batch` are steps, their actions (see `taken`), their weights in the loss, and those of their likelihoods beside.
+    The auxiliary output are the log-likelihoods `[B]`: 0, a constant, of actions that their observation forbids.
+    `extra`, of `(params, items, distributions, weight)`, is a further term of the loss.
+    """
+
+    def loss(params: PyTree, batch: tuple[Transition, Array, Array, Array]) -> tuple[Array, Array]:
+        items, action, weight, worth = batch
+        distribution = choice(network, head, params, items.obs)
+        log_prob = distribution.log_prob(action)
+        log_prob = log_prob if mask_of(items.obs) is None else jnp.where(log_prob > FORBIDDEN, log_prob, 0.0)
+        each = -worth * log_prob
+        if extra is not None:
+            each = each + extra(params, items, distribution, weight)
+        return jnp.mean(weight * each), log_prob
 
     return learn(config, gradient_step, loss, policy, opt_state, batch, lr, max_norm, opt_step)

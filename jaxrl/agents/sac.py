@@ -10,7 +10,7 @@ for the policy and one for each critic, which learn from sequences of replay, se
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any, NamedTuple, cast
@@ -19,13 +19,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl import shards
-from jaxrl.agents.base import Agent, AgentMaker, Maker, Mode
-from jaxrl.agents.checks import changed, check_actions, hyper_of
+from jaxrl.agents.base import Agent, AgentMaker, Mode
+from jaxrl.agents.checks import check_actions, hyper_of
 from jaxrl.agents.critics import (
     CriticConfig,
     Parts,
     SampledActions,
     build_networks,
+    extra_policy_term,
     init_networks,
     judging,
     lasting,
@@ -43,7 +44,7 @@ from jaxrl.agents.critics import (
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import Between, Count, Positive, Rate, Real, SequenceConfig, Weight
 from jaxrl.agents.optimizers import OPTIMIZERS, Optimizer, decayed, gradient_step, learn
-from jaxrl.agents.own import MakeNetwork, MakePolicy, Own, own_parts
+from jaxrl.agents.own import ExtraLoss, MakeNetwork, MakePolicy, Own, agent_maker
 from jaxrl.agents.schedules import schedules_in
 from jaxrl.agents.sequences import (
     Views,
@@ -57,7 +58,6 @@ from jaxrl.distributions import Distribution, TanhGaussian, head_of, restricted,
 from jaxrl.errors import SettingsError
 from jaxrl.masks import allowed, mask_of
 from jaxrl.metrics import Metrics
-from jaxrl.nn import Network
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Remembered, Transition
@@ -153,6 +153,8 @@ def sac(
     make_optimizer: Optimizer | None = None,
     make_policy: MakePolicy | None = None,
     make_critic: MakeNetwork | None = None,
+    extra_loss: ExtraLoss | None = None,
+    extra_policy_loss: ExtraLoss | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Configure a SAC agent; call the result with an `EnvSpec` of discrete actions or a bounded box to build it.
@@ -163,13 +165,26 @@ def sac(
       make_policy: function from an `EnvSpec` and the head for its actions to a network `[B, ...] -> [B, head.outputs]`.
       make_critic: function from an `EnvSpec` to the network of one critic: `[B, ...], [B, D] -> [B]` for observations
         and actions scaled to -1 to 1, `[B, ...] -> [B, A]` for discrete actions.
+      extra_loss: a term of the critics' loss for each step beside the agent's own, `(params, items, q) -> [B]`, see
+        `jaxrl.agents.own.ExtraLoss`.
+      extra_policy_loss: one of the policy's loss, `(params, items, outputs) -> [B]`.
       **settings: fields of `SACConfig` to change, as in `sac(lr=1e-3, num_critics=5)`.
 
     Raises:
       SettingsError: a setting is unknown or a value is out of range.
     """
-    makers = {"make_policy": make_policy, "make_critic": make_critic}
-    return _maker("sac", config or SACConfig(), settings, make_optimizer, **makers)
+    return agent_maker(
+        "sac",
+        _bind,
+        config or SACConfig(),
+        settings,
+        _check,
+        make_optimizer=make_optimizer,
+        make_policy=make_policy,
+        make_critic=make_critic,
+        extra_loss=extra_loss,
+        extra_policy_loss=extra_policy_loss,
+    )
 
 
 def cql(
@@ -178,22 +193,28 @@ def cql(
     make_optimizer: Optimizer | None = None,
     make_policy: MakePolicy | None = None,
     make_critic: MakeNetwork | None = None,
+    extra_loss: ExtraLoss | None = None,
+    extra_policy_loss: ExtraLoss | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Configure conservative Q-learning on top of SAC, to learn from data; arguments are as for `sac`."""
-    makers = {"make_policy": make_policy, "make_critic": make_critic}
-    return _maker("cql", config or CQLConfig(), settings, make_optimizer, **makers)
+    return agent_maker(
+        "cql",
+        _bind,
+        config or CQLConfig(),
+        settings,
+        _check,
+        make_optimizer=make_optimizer,
+        make_policy=make_policy,
+        make_critic=make_critic,
+        extra_loss=extra_loss,
+        extra_policy_loss=extra_policy_loss,
+    )
 
 
-def _maker(
-    name: str,
-    config: SACConfig,
-    settings: dict[str, Any],
-    make_optimizer: Optimizer | None,
-    **makers: Callable[..., Network] | None,
-) -> AgentMaker:
-    config = changed(name, config, settings)
-    check_core(config, **makers)
+def _check(config: SACConfig, parts: Mapping[str, Any]) -> None:
+    """Raise `SettingsError` for settings that contradict each other."""
+    check_core(config, make_policy=parts["make_policy"], make_critic=parts["make_critic"])
     if config.noise_memory and config.core != "none":
         raise SettingsError(
             f"agent.noise_memory is {config.noise_memory}, but with agent.core {config.core} the memory is that of the "
@@ -201,7 +222,6 @@ def _maker(
         )
     if config.learn_temperature and "temperature" in schedules_in(config.schedules):
         raise SettingsError("agent.temperature is learnt, and cannot follow a schedule; set learn_temperature=False")
-    return Maker(_bind, name, config, own_parts(config, make_optimizer, **makers))
 
 
 def _bind(name: str, config: SACConfig, own: Own, spec: EnvSpec) -> Agent:
@@ -214,7 +234,8 @@ def _bind(name: str, config: SACConfig, own: Own, spec: EnvSpec) -> Agent:
     head = head_of(spec, squash=True)
     memories = initial_memories(config, config.num_critics)
     networks = build_networks(config, own, spec, head) if memories is None else recurrent_networks(config, spec, head)
-    parts = Parts(config, networks, gradient_step(own.optimizer), spec, head, memories)
+    step = gradient_step(own.optimizer)
+    parts = Parts(config, networks, step, spec, head, memories, own.extra_loss, own.extra_policy_loss)
     noise = jnp.zeros(space_size(cast(Box, spec.action_space)), jnp.float32) if config.noise_memory else None
     with_critics = lambda state: state._replace(target=(), log_temperature=(), opt_state=())
     return Agent(
@@ -332,7 +353,13 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
         partial(_policy_loss, parts, critic.params.tree, temperature),
         state.policy,
         state.opt_state.policy,
-        (batch.items.obs, batch.items.is_first, _deviations(parts, policy_key, rows), rows.weight * rows.items.weight),
+        (
+            batch.items.obs,
+            batch.items.is_first,
+            _deviations(parts, policy_key, rows),
+            rows.weight * rows.items.weight,
+            rows.items if parts.extra_policy_loss else (),
+        ),
         hyper.policy_lr,
         hyper.max_grad_norm,
         opt_step,
@@ -410,7 +437,10 @@ def _policy_loss(
     parts: Parts, critic: PyTree, temperature: Array, policy: PyTree, batch: PyTree
 ) -> tuple[Array, Array]:
     """Return the negated weighted mean of the soft value, and the entropy `[B]`."""
-    obs, is_first, deviation, weight = batch
+    obs, is_first, deviation, weight, items = batch
     seen = seen_now(parts, obs, is_first, policy, critic)
     value, entropy = soft_value(parts, policy, critic, temperature, seen, deviation)
-    return -jnp.mean(weight * value), entropy
+    loss = -value
+    if parts.extra_policy_loss is not None:
+        loss = loss + extra_policy_term(parts, policy, items, _policy(parts, policy, seen), weight)
+    return jnp.mean(weight * loss), entropy

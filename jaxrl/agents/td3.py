@@ -5,7 +5,6 @@ and no noise on targets. TD3+BC (Fujimoto & Gu 2021, https://arxiv.org/abs/2106.
 the policy near the data's actions.
 """
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any, NamedTuple, cast
@@ -14,12 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl import shards
-from jaxrl.agents.base import Agent, AgentMaker, Maker, Mode
-from jaxrl.agents.checks import changed, check_actions, hyper_of
+from jaxrl.agents.base import Agent, AgentMaker, Mode
+from jaxrl.agents.checks import check_actions, hyper_of
 from jaxrl.agents.critics import (
     CriticConfig,
     Parts,
     build_networks,
+    extra_policy_term,
     init_networks,
     judging,
     lasting,
@@ -33,10 +33,9 @@ from jaxrl.agents.critics import (
 )
 from jaxrl.agents.fields import Between, Count, Weight
 from jaxrl.agents.optimizers import Optimizer, gradient_step, learn
-from jaxrl.agents.own import MakeNetwork, MakePolicy, Own, own_parts
+from jaxrl.agents.own import ExtraLoss, MakeNetwork, MakePolicy, Own, agent_maker
 from jaxrl.distributions import Head
 from jaxrl.metrics import Metrics
-from jaxrl.nn import Network
 from jaxrl.spaces import Box, EnvSpec, to_box
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Remembered
@@ -118,6 +117,8 @@ def td3(
     make_optimizer: Optimizer | None = None,
     make_policy: MakePolicy | None = None,
     make_critic: MakeNetwork | None = None,
+    extra_loss: ExtraLoss | None = None,
+    extra_policy_loss: ExtraLoss | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Configure a TD3 agent; call the result with an `EnvSpec` whose actions are a bounded box to build it.
@@ -128,13 +129,25 @@ def td3(
       make_policy: function from an `EnvSpec` and the head for its actions to a network `[B, ...] -> [B, head.outputs]`.
       make_critic: function from an `EnvSpec` to the network of one critic, `[B, ...], [B, D] -> [B]`, for observations
         and actions scaled to -1 to 1.
+      extra_loss: a term of the critics' loss for each step beside the agent's own, `(params, items, q) -> [B]`, see
+        `jaxrl.agents.own.ExtraLoss`.
+      extra_policy_loss: one of the policy's loss, `(params, items, outputs) -> [B]`.
       **settings: fields of `TD3Config` to change, as in `td3(lr=1e-3, noise=0.2)`.
 
     Raises:
       SettingsError: a setting is unknown or a value is out of range.
     """
-    makers = {"make_policy": make_policy, "make_critic": make_critic}
-    return _maker("td3", config or TD3Config(), settings, make_optimizer, **makers)
+    return agent_maker(
+        "td3",
+        _bind,
+        config or TD3Config(),
+        settings,
+        make_optimizer=make_optimizer,
+        make_policy=make_policy,
+        make_critic=make_critic,
+        extra_loss=extra_loss,
+        extra_policy_loss=extra_policy_loss,
+    )
 
 
 def ddpg(
@@ -143,11 +156,22 @@ def ddpg(
     make_optimizer: Optimizer | None = None,
     make_policy: MakePolicy | None = None,
     make_critic: MakeNetwork | None = None,
+    extra_loss: ExtraLoss | None = None,
+    extra_policy_loss: ExtraLoss | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Configure a DDPG agent; arguments are as for `td3`."""
-    makers = {"make_policy": make_policy, "make_critic": make_critic}
-    return _maker("ddpg", config or DDPGConfig(), settings, make_optimizer, **makers)
+    return agent_maker(
+        "ddpg",
+        _bind,
+        config or DDPGConfig(),
+        settings,
+        make_optimizer=make_optimizer,
+        make_policy=make_policy,
+        make_critic=make_critic,
+        extra_loss=extra_loss,
+        extra_policy_loss=extra_policy_loss,
+    )
 
 
 def td3_bc(
@@ -156,22 +180,22 @@ def td3_bc(
     make_optimizer: Optimizer | None = None,
     make_policy: MakePolicy | None = None,
     make_critic: MakeNetwork | None = None,
+    extra_loss: ExtraLoss | None = None,
+    extra_policy_loss: ExtraLoss | None = None,
     **settings: Any,
 ) -> AgentMaker:
     """Configure TD3+BC, to learn from data; arguments are as for `td3`."""
-    makers = {"make_policy": make_policy, "make_critic": make_critic}
-    return _maker("td3_bc", config or TD3BCConfig(), settings, make_optimizer, **makers)
-
-
-def _maker(
-    name: str,
-    config: TD3Config,
-    settings: dict[str, Any],
-    make_optimizer: Optimizer | None,
-    **makers: Callable[..., Network] | None,
-) -> AgentMaker:
-    config = changed(name, config, settings)
-    return Maker(_bind, name, config, own_parts(config, make_optimizer, **makers))
+    return agent_maker(
+        "td3_bc",
+        _bind,
+        config or TD3BCConfig(),
+        settings,
+        make_optimizer=make_optimizer,
+        make_policy=make_policy,
+        make_critic=make_critic,
+        extra_loss=extra_loss,
+        extra_policy_loss=extra_policy_loss,
+    )
 
 
 def _bind(name: str, config: TD3Config, own: Own, spec: EnvSpec) -> Agent:
@@ -180,7 +204,8 @@ def _bind(name: str, config: TD3Config, own: Own, spec: EnvSpec) -> Agent:
     size = space_size(space)
     # This head's `of` returns actions from -1 to 1; that of other heads returns distributions.
     head = Head(size, cast(Any, jnp.tanh), partial(to_box, space))
-    parts = Parts(config, build_networks(config, own, spec, head), gradient_step(own.optimizer), spec, head)
+    networks, step = build_networks(config, own, spec, head), gradient_step(own.optimizer)
+    parts = Parts(config, networks, step, spec, head, None, own.extra_loss, own.extra_policy_loss)
     return Agent(
         name=name,
         init=partial(_init, parts),
@@ -257,7 +282,7 @@ def _move_policy(parts: Parts, state: TD3State, batch: Batch, opt_step: Array) -
         loss,
         state.policy,
         state.opt_state.policy,
-        (batch.items.obs, weight, near),
+        (batch.items.obs, weight, near, batch.items if parts.extra_policy_loss else ()),
         hyper.policy_lr,
         hyper.max_grad_norm,
         opt_step,
@@ -287,9 +312,11 @@ def _policy_loss(
 ) -> tuple[Array, tuple]:
     """Return the negated weighted mean of the value (equation 9 of DDPG), times `value`. TD3+BC adds the mean squared
     distance from the data's actions (its equation 3)."""
-    obs, weight, near = batch
+    obs, weight, near, items = batch
     q, action = _value(parts, critic, policy, obs)
     loss = -value * q
     if parts.config.bc_alpha:
         loss = loss + jnp.mean(jnp.square(action - near), axis=-1)
+    if parts.extra_policy_loss is not None:
+        loss = loss + extra_policy_term(parts, policy, items, action, weight)
     return jnp.mean(weight * loss), ()

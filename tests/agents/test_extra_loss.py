@@ -7,6 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import pytest
+from toys_agents import KEY, updated
 
 import jaxrl
 from jaxrl.errors import SettingsError
@@ -64,6 +65,73 @@ def test_it_may_be_about_the_parameters() -> None:
     after, _ = trained(on_policy(lr=1e-2, extra_loss=penalty), 60)
     size = lambda tree: max(float(jnp.abs(x).max()) for x in jax.tree.leaves(tree))
     assert size(after) < 0.1 < size(before)
+
+
+# --- the losses of agents with critics, and of regressions ------------------------------------------------------
+
+BOX = jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (3,)), jaxrl.Box(-2.0, 2.0, (2,)))
+DISCRETE = BOX._replace(action_space=jaxrl.Discrete(3))
+SMALL: dict[str, Any] = {"features": (8,), "optimizer": "sgd", "lr": 0.1}
+
+
+def moved(make: Any, spec: jaxrl.EnvSpec = DISCRETE, **settings: Any) -> Any:
+    """Return an agent's state before and after one update on the same batch."""
+    agent = make(**{**SMALL, **settings})(spec)
+    state = jax.jit(agent.init)(KEY)
+    return state, jax.jit(lambda state: updated(agent, spec, state)[0])(state)
+
+
+def test_the_penalty_of_cql_may_be_given_as_an_extra_loss_of_the_critics() -> None:
+    def gap(params: Any, items: Any, q: jax.Array) -> jax.Array:
+        taken = jnp.take_along_axis(q, items.action[None, :, None], axis=-1)[..., 0]
+        return 0.5 * (jax.nn.logsumexp(q, axis=-1) - taken).sum(0)
+
+    _, mine = moved(jaxrl.cql, cql=0.0, extra_loss=gap)
+    _, usual = moved(jaxrl.cql, cql=0.5)
+    _, without = moved(jaxrl.cql, cql=0.0)
+    chex.assert_trees_all_close(mine.critic.tree, usual.critic.tree, rtol=1e-5, atol=1e-6)
+    assert float(jnp.abs(mine.critic.vector - without.critic.vector).max()) > 1e-3
+
+
+@pytest.mark.parametrize("make", [jaxrl.sac, jaxrl.td3, jaxrl.ddpg, jaxrl.td3_bc, jaxrl.awac, jaxrl.iql])
+def test_a_penalty_moves_the_critics_and_another_the_policy_each_by_its_own_slope(make: Any) -> None:
+    """By gradient descent, a term that is `sum(params^2) / 2` takes `lr * params` off the parameters, exactly."""
+    half = lambda params, items, outputs: jnp.broadcast_to(
+        sum(jnp.sum(x**2) for x in jax.tree.leaves(params)) / 2, items.reward.shape
+    )
+    more = {"policy_lr": 0.1, "max_grad_norm": 1e9, **({"policy_interval": 1} if make is jaxrl.td3 else {})}
+    before, plain = moved(make, BOX, **more)
+    _, of_critics = moved(make, BOX, **more, extra_loss=half)
+    _, of_policy = moved(make, BOX, **more, extra_policy_loss=half)
+    made = of_critics.critic.vector - plain.critic.vector
+    chex.assert_trees_all_close(made, -0.1 * before.critic.vector, rtol=1e-3, atol=1e-5)
+    made = of_policy.policy.vector - plain.policy.vector
+    chex.assert_trees_all_close(made, -0.1 * before.policy.vector, rtol=1e-3, atol=1e-5)
+    chex.assert_trees_all_close(of_policy.critic.vector, plain.critic.vector)
+
+
+def test_an_entropy_bonus_may_be_given_as_an_extra_loss_of_sacs_policy() -> None:
+    """Critics stay as they are, at a rate of 0: what the temperature does to their targets is no matter."""
+    fixed = {"lr": 0.0, "policy_lr": 0.1, "learn_temperature": False, "max_grad_norm": 1e9}
+    bonus = lambda params, items, outputs: -0.1 * outputs.entropy()
+    _, mine = moved(jaxrl.sac, **fixed, temperature=0.2, extra_policy_loss=bonus)
+    _, usual = moved(jaxrl.sac, **fixed, temperature=0.3)
+    _, without = moved(jaxrl.sac, **fixed, temperature=0.2)
+    chex.assert_trees_all_close(mine.policy.tree, usual.policy.tree, rtol=1e-5, atol=1e-6)
+    assert float(jnp.abs(mine.policy.vector - without.policy.vector).max()) > 1e-4
+
+
+def test_a_term_that_is_minus_the_agents_own_leaves_nothing_to_learn() -> None:
+    cancel = lambda params, items, outputs: outputs.log_prob(items.action)
+    before, after = moved(jaxrl.bc, extra_loss=cancel)
+    chex.assert_trees_all_close(after.policy.vector, before.policy.vector, atol=1e-7)
+
+    def minus(params: Any, sample: Any, q: jax.Array) -> jax.Array:
+        error = sample.target - jnp.take_along_axis(q, sample.action[:, None], axis=-1)[:, 0]
+        return -0.5 * error**2
+
+    before, after = moved(jaxrl.pqn, extra_loss=minus)
+    chex.assert_trees_all_close(after.params.vector, before.params.vector, atol=1e-7)
 
 
 @pytest.mark.parametrize("make", [on_policy, off_policy])
