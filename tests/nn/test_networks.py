@@ -398,7 +398,7 @@ class Recurrent:
     def at_once(self, **changed):
         """Return means of actions `[ROWS, STEPS, 2]`, and values `[ROWS, STEPS]`, of whole sequences."""
         nothing = np.zeros((ROWS, STEPS), np.float32)
-        sample = Sample(self.obs, *[nothing] * 6, memory=self.memory, first=FIRST)
+        sample = Sample(self.obs, *[nothing] * 6, memory=self.memory, is_first=FIRST)
         distribution, value = self.judge(self.params, sample._replace(**changed))
         return distribution.mean, value
 
