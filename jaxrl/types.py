@@ -49,10 +49,12 @@ class Transition(NamedTuple):
     weight: Array | float = 1.0
     """1, or 0 for a row that must not be learnt from."""
     is_first: Array | tuple[()] = ()
-    """Bool: an episode begins with this step. `()` in replay of single items, which have no order."""
+    """Bool: an episode begins with this step, the first of several. `()` in replay of single items, data and
+    demonstrations, which have no order."""
     is_last: Array | tuple[()] = ()
-    """Bool: the episode ends with this step. It was truncated, and its successor's value counts, unless `discount` is
-    0. `()` as for `is_first`."""
+    """Bool: the episode ends with this step, or with the last of several. It was truncated, and its successor's value
+    counts, unless `discount` is 0. `()` as for `is_first`. A loop outside may cut an episode after its last step was
+    learnt from: then only `is_first` of the next one says so."""
 
 
 class Remembered(NamedTuple):
@@ -86,8 +88,9 @@ class Rollout(NamedTuple):
     items: Transition
     """One-step transitions, leaves `[T, N, ...]`."""
     last: Array
-    """`[T, N]` bool: no later step may count towards this one, because the episode ends here (`items.is_last`), or goes
-    on with a step that must not be learnt from. The rest of the return is `discount` times the value of `next_obs`."""
+    """`[T, N]` bool: no later step may count towards this one, because the episode ends here (`items.is_last`), another
+    begins with the next step, or that step must not be learnt from. The rest of the return is `discount` times the
+    value of `next_obs`."""
 
 
 class Batch(NamedTuple):

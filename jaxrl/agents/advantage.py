@@ -117,7 +117,7 @@ def awac(
         and actions scaled to -1 to 1, `[B, ...] -> [B, A]` for discrete actions.
       extra_loss: a term of the critics' loss for each step beside the agent's own, `(params, items, q) -> [B]`, see
         `jaxrl.agents.own.ExtraLoss`.
-      extra_policy_loss: one of the policy's loss, `(params, items, outputs) -> [B]`.
+      extra_policy_loss: a term of the policy's loss, `(params, items, outputs) -> [B]`.
       **settings: fields of `AWACConfig` to change, as in `awac(beta=3.0)`.
 
     Raises:
@@ -296,7 +296,13 @@ def _improve(
         parts.extra_policy_loss and partial(extra_policy_term, parts),
         state.policy,
         state.opt_state.policy,
-        (items, taken(parts.spec, items.action), batch.weight * items.weight, weight),
+        (
+            items.obs,
+            taken(parts.spec, items.action),
+            batch.weight * items.weight,
+            weight,
+            items if parts.extra_policy_loss else (),
+        ),
         hyper.policy_lr,
         hyper.max_grad_norm,
         opt_step,

@@ -21,13 +21,13 @@ from jaxrl.agents.fields import (
 from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step
 from jaxrl.agents.own import ExtraLoss, MakePolicy, Own, agent_maker, choices, extra_term, network_of, observations
 from jaxrl.agents.regression import act, choice, cloning_head, regress, taken
-from jaxrl.distributions import Distribution, Head
+from jaxrl.distributions import Head
 from jaxrl.masks import for_policy, viewed
 from jaxrl.metrics import Metrics
 from jaxrl.nn import Network, PolicyNetwork, check_torso
 from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch, Transition
+from jaxrl.types import Batch
 from jaxrl.xla.flat import Flat
 
 
@@ -81,7 +81,8 @@ def bc(
       make_optimizer: function from a learning rate to any Optax transformation; replaces `optimizer`.
       make_network: function from an `EnvSpec` and the head for its actions to a network
         `[B, ...] -> [B, head.outputs]`.
-      extra_loss: a term of the loss for each step beside the agent's own, `(params, items, distributions) -> [B]`.
+      extra_loss: a term of the loss for each step beside the agent's own, `(params, items, distributions) -> [B]`, see
+        `jaxrl.agents.own.ExtraLoss`.
       **settings: fields of `BCConfig` to change, as in `bc(lr=1e-3)`.
 
     Raises:
@@ -136,10 +137,6 @@ def _network(config: BCConfig, spec: EnvSpec, head: Head) -> Network:
     )
 
 
-def _extra(extra_loss: ExtraLoss, params: PyTree, items: Transition, outputs: Distribution, weight: Array) -> Array:
-    return extra_term(extra_loss, params, items, outputs, weight)
-
-
 def _init(parts: _Parts, key: Key) -> BCState:
     policy = Flat.of(parts.network.init(key, space_zeros(for_policy(parts.spec.observation_space), 1)))
     hyper = BCHyper(*hyper_of(asdict(parts.config), BCHyper._fields, optional=TEMPERATURE))
@@ -153,10 +150,16 @@ def _update(parts: _Parts, state: BCState, batch: Batch, key: Key, opt_step: Arr
         parts.gradient_step,
         parts.network,
         parts.head,
-        parts.extra_loss and partial(_extra, parts.extra_loss),
+        parts.extra_loss and partial(extra_term, parts.extra_loss),
         state.policy,
         state.opt_state,
-        (items, taken(parts.spec, items.action), batch.weight * items.weight, jnp.ones_like(batch.weight)),
+        (
+            items.obs,
+            taken(parts.spec, items.action),
+            batch.weight * items.weight,
+            jnp.ones_like(batch.weight),
+            items if parts.extra_loss else (),
+        ),
         hyper.lr,
         hyper.max_grad_norm,
         opt_step,

@@ -36,12 +36,13 @@ ExtraLoss = Callable[[PyTree, Any, Any], Array]
 """`(params, sample, outputs) -> [B]`: a term of the loss for each step, beside the agent's own.
 
 `params` are the network's variables, and `sample` the steps that are learnt from: of actor-critics `Sample`, of `pqn`
-`Target`, of all others `Transition`. What `outputs` is depends on the loss:
+`Target`, of all others `Transition`. With a recurrent core, the steps of sequences of replay stand one after the other
+as `[B]`, and observations are `Remembered`, with the memories that were stored. What `outputs` is depends on the loss:
 
 - of actor-critics `Outputs`; with a memory it and the sample are `[B, T]`;
 - of the DQN family and `pqn` the values `[B, A]` of the actions;
-- of critics, as of `sac`, `td3` and their kin, their values of the actions taken, `[K, B]`, or of each discrete action,
-  `[K, B, A]`;
+- for critics (`sac`, `td3` and their kin), whose `params` are those of all `K`: their values of the actions taken,
+  `[K, B]`, or of each discrete action, `[K, B, A]`;
 - of policies beside critics (`extra_policy_loss`), and of `bc`, the distributions of raw actions; of `td3`, `ddpg` and
   `td3_bc` the actions themselves, `[B, D]` from -1 to 1.
 """
@@ -139,8 +140,8 @@ def extra_term(
 
 _AS = {
     "make_optimizer": "lambda lr: optax.adam(lr)",
-    "extra_loss": "lambda params, sample, outputs: -0.1 * outputs.policy.entropy()",
-    "extra_policy_loss": "lambda params, items, outputs: -0.1 * outputs.entropy()",
+    "extra_loss": "lambda params, sample, outputs: jnp.zeros(sample.weight.shape)",
+    "extra_policy_loss": "lambda params, items, outputs: jnp.zeros(items.weight.shape)",
     "make_network": "lambda spec: MyNetwork()",
     "make_policy": "lambda spec, head: MyPolicy(head.outputs)",
     "make_critic": "lambda spec: MyCritic()",

@@ -104,7 +104,8 @@ def pqn(
       make_optimizer: function from a learning rate to any Optax transformation; replaces `optimizer`.
       make_network: function from an `EnvSpec` to a network `[B, ...] -> [B, A]` of action values; replaces the built-in
         ones.
-      extra_loss: a term of the loss for each step beside the agent's own, `(params, sample, q) -> [B]`.
+      extra_loss: a term of the loss for each step beside the agent's own, `(params, sample, q) -> [B]`, see
+        `jaxrl.agents.own.ExtraLoss`.
       **settings: fields of `PQNConfig` to change, as in `pqn(lr=1e-3, q_lambda=0.9)`.
 
     Raises:

@@ -64,23 +64,23 @@ def regress(
     extra: Callable[[PyTree, Transition, Distribution, Array], Array] | None,
     policy: Flat,
     opt_state: PyTree,
-    batch: tuple[Transition, Array, Array, Array],
+    batch: tuple[PyTree, Array, Array, Array, PyTree],
     lr: Array,
     max_norm: Array,
     opt_step: Array,
 ) -> Learnt:
     """Take one gradient step up the weighted log-likelihood of actions.
 
-    `batch` are steps, their actions (see `taken`), their weights in the loss, and those of their likelihoods beside.
-    The auxiliary output are the log-likelihoods `[B]`: 0, a constant, of actions that their observation forbids.
-    `extra`, of `(params, items, distributions, weight)`, is a further term of the loss.
+    `batch` holds observations, actions (see `taken`), loss weights, extra weights on the likelihoods and, for `extra`,
+    the steps. The auxiliary output is the log-likelihoods `[B]`: 0, a constant, for actions that their observation
+    forbids. `extra`, of `(params, items, distributions, weight)`, is a further term of the loss.
     """
 
-    def loss(params: PyTree, batch: tuple[Transition, Array, Array, Array]) -> tuple[Array, Array]:
-        items, action, weight, worth = batch
-        distribution = choice(network, head, params, items.obs)
+    def loss(params: PyTree, batch: tuple[PyTree, Array, Array, Array, PyTree]) -> tuple[Array, Array]:
+        obs, action, weight, worth, items = batch
+        distribution = choice(network, head, params, obs)
         log_prob = distribution.log_prob(action)
-        log_prob = log_prob if mask_of(items.obs) is None else jnp.where(log_prob > FORBIDDEN, log_prob, 0.0)
+        log_prob = log_prob if mask_of(obs) is None else jnp.where(log_prob > FORBIDDEN, log_prob, 0.0)
         each = -worth * log_prob
         if extra is not None:
             each = each + extra(params, items, distribution, weight)

@@ -167,7 +167,7 @@ def sac(
         and actions scaled to -1 to 1, `[B, ...] -> [B, A]` for discrete actions.
       extra_loss: a term of the critics' loss for each step beside the agent's own, `(params, items, q) -> [B]`, see
         `jaxrl.agents.own.ExtraLoss`.
-      extra_policy_loss: one of the policy's loss, `(params, items, outputs) -> [B]`.
+      extra_policy_loss: a term of the policy's loss, `(params, items, outputs) -> [B]`.
       **settings: fields of `SACConfig` to change, as in `sac(lr=1e-3, num_critics=5)`.
 
     Raises:

@@ -131,7 +131,7 @@ def td3(
         and actions scaled to -1 to 1.
       extra_loss: a term of the critics' loss for each step beside the agent's own, `(params, items, q) -> [B]`, see
         `jaxrl.agents.own.ExtraLoss`.
-      extra_policy_loss: one of the policy's loss, `(params, items, outputs) -> [B]`.
+      extra_policy_loss: a term of the policy's loss, `(params, items, outputs) -> [B]`.
       **settings: fields of `TD3Config` to change, as in `td3(lr=1e-3, noise=0.2)`.
 
     Raises:

@@ -1,6 +1,7 @@
 """The interface of a strategy, the policy that it trains, and the loop over its iterations."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -91,7 +92,7 @@ class EpisodeEnds(NamedTuple):
 
 
 class CollectInfo(NamedTuple):
-    """What collecting tells beside the transitions."""
+    """What `collect` reports besides the transitions."""
 
     metrics: Metrics
     episodes: EpisodeEnds
@@ -103,16 +104,16 @@ class CollectFn(Protocol):
     ) -> tuple[PyTree, Transition, CollectInfo]:
         """Act, step the environments and process for iteration `t`; return transitions `[T, N, ...]` in order.
 
-        The key is consumed. With actors, what they have sent follows: it is unpacked, and nothing is acted.
+        The key is consumed. With actors, what they have sent follows: it is unpacked, and no actions are taken.
         """
         ...
 
 
 class LearnFn(Protocol):
     def __call__(self, state: PyTree, items: Transition, key: Key, t: Array, /) -> tuple[PyTree, Metrics]:
-        """Make the optimisation steps of iteration `t`, of whose steps `items` `[T, N, ...]` were made.
+        """Make the optimisation steps of iteration `t`; `items` are the transitions `[T, N, ...]` of its steps.
 
-        Of the state, no environment is read. The key is consumed.
+        Does not read the environments in the state. The key is consumed.
         """
         ...
 
@@ -153,7 +154,7 @@ class Placement(NamedTuple):
     devices: int = 1
     """Devices over which shards are spread in a run; they change no bit of it."""
     first_device: int = 0
-    """Where these begin among all, if they are several; the others follow it."""
+    """Index of the first of these devices, if they are several; the rest follow it."""
 
 
 class Strategy(NamedTuple):
@@ -172,10 +173,6 @@ class Strategy(NamedTuple):
     """Environment steps that `init` takes."""
     env: Env | HostEnv | None = None
     policy: Policy | None = None
-    collect: CollectFn | None = None
-    """The first half of `step`; `None` of a strategy that has no halves, of whose single episodes nothing is known."""
-    learn: LearnFn | None = None
-    """The second half, which is the same wherever the steps were taken; goes with `collect`."""
     judge: Callable[[PyTree, Key], tuple[Array, Array, Array]] | None = None
     """`(params, key) -> (returns, lengths, finished)`, each `[E]`: how to judge where there is no `env`. Pure."""
     eval_env: Any = None
@@ -191,6 +188,11 @@ class Strategy(NamedTuple):
     placement: Placement = Placement()
     values: Mapping[str, Swap] = MappingProxyType({})
     """Hyperparameters that `init` puts into a state in place of its own, by the names of their settings."""
+    collect: CollectFn | None = None
+    """The first half of `step`, see `step_of`; `None` where `step` has no halves, as in shards or from data: nothing is
+    known of its single episodes."""
+    learn: LearnFn | None = None
+    """The second half, the same wherever the steps were taken; goes with `collect`."""
 
     def __repr__(self) -> str:
         return brief(
@@ -222,14 +224,27 @@ def iteration(
     return state, {**info.metrics, **metrics}, info.episodes
 
 
-def step_of(collect: CollectFn, learn: LearnFn) -> StrategyStep:
-    """Return `Strategy.step` of its two halves."""
+@dataclass(frozen=True)
+class Halves:
+    """`Strategy.step` made of its two halves."""
 
-    def step(state: PyTree, key: Key, t: Array, *arrival: PyTree) -> tuple[PyTree, Metrics]:
-        state, metrics, _ = iteration(collect, learn, state, key, t, *arrival)
+    collect: CollectFn
+    learn: LearnFn
+
+    def __call__(self, state: PyTree, key: Key, t: Array, /, *arrival: PyTree) -> tuple[PyTree, Metrics]:
+        state, metrics, _ = iteration(self.collect, self.learn, state, key, t, *arrival)
         return state, metrics
 
-    return step
+
+def has_halves(strategy: "Strategy") -> bool:
+    """Return whether the step of `strategy` is its `learn` after its `collect`."""
+    halves = strategy.step
+    return isinstance(halves, Halves) and (halves.collect, halves.learn) == (strategy.collect, strategy.learn)
+
+
+def step_of(collect: CollectFn, learn: LearnFn) -> StrategyStep:
+    """Return `Strategy.step` of its two halves."""
+    return Halves(collect, learn)
 
 
 def iterate(body: Callable[[PyTree, Key, Array], PyTree], key: Key, carry: PyTree, start: Array, stop: Array) -> PyTree:

@@ -169,7 +169,18 @@ def take_steps(
     else:
         step = partial(interact, acting, cut_out(agent), opt_step, random)
         loop, (items, seen) = scan_rows(step, loop, keys)
-    return loop, items, seen
+    return loop, with_bounds(items, seen), seen
+
+
+def with_bounds(items: Transition, seen: StepInfo) -> Transition:
+    """Return the transitions of steps `[T, N]` with `is_first` and `is_last`, where a processor of one's own has none.
+
+    Whether an episode begins with the first of the steps is then not known.
+    """
+    if not isinstance(items.is_first, tuple) and not isinstance(items.is_last, tuple):
+        return items
+    ended = seen.terminated | seen.truncated
+    return items._replace(is_first=jnp.concatenate([jnp.zeros_like(ended[:1]), ended[:-1]]), is_last=ended)
 
 
 def step_info(step: Step) -> StepInfo:

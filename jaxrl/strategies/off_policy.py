@@ -313,6 +313,11 @@ def _begin(acting: Acting, replay: Replay, key: Key) -> OffPolicyState:
 
 def empty(replay: Replay, items: Transition) -> PyTree:
     """Return an empty buffer for iterations whose vector steps make transitions like `items`, shapes `[N, ...]`."""
+    if replay.agent.window is not None and isinstance(items.is_first, tuple):
+        raise SettingsError(
+            f"processor: its transitions have no is_first and is_last, and {replay.agent.name} learns from sequences; "
+            "set both, as jaxrl.one_step() does"
+        )
     schedule, one = replay.schedule, row_struct(_kept(replay.agent, items))
     return replay.buffer.init(one, schedule.rows, schedule.lag, schedule.num_envs)
 

@@ -27,7 +27,7 @@ from jaxrl.spaces import EnvSpec, from_0, space_zeros
 from jaxrl.strategies import actor
 from jaxrl.strategies.actor import Choice, Words
 from jaxrl.strategies.base import CollectInfo, Strategy, step_of
-from jaxrl.strategies.interaction import Acting, StepInfo, info_of
+from jaxrl.strategies.interaction import Acting, StepInfo, info_of, with_bounds
 from jaxrl.strategies.shards import check_shards
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Transition
@@ -408,7 +408,7 @@ def _arrive(
     """Take up what actors have sent, as `CollectFn`."""
     processor = learnt_by_all(acting.processor, state.processor, arrival.fresh)
     items, seen, metrics = arrived(acting, host_actors, arrival)
-    return state._replace(processor=processor), items, info_of(seen, metrics)
+    return state._replace(processor=processor), with_bounds(items, seen), info_of(seen, metrics)
 
 
 def learnt_by_all(processor: Processor, state: PyTree, fresh: PyTree) -> PyTree:

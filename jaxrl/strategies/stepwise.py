@@ -1,8 +1,8 @@
 """Training one step at a time, for environments that are driven from outside.
 
 The same parts, counts and randomness as in `off_policy` and `on_policy`, but as programs between which the host waits:
-act, take in what the action led to, and once the steps of an iteration are there, learn from them by the very functions
-of those.
+act, take in what the action led to, and once the steps of an iteration are there, learn from them with the same
+functions.
 """
 
 from typing import Literal, NamedTuple
@@ -103,7 +103,7 @@ class Learner(NamedTuple):
     buffer: PyTree
     health: Health
     processor: PyTree = ()
-    """Read alone."""
+    """Only read."""
 
 
 def init(stepwise: Stepwise, key: Key) -> StepwiseState:
@@ -113,12 +113,13 @@ def init(stepwise: Stepwise, key: Key) -> StepwiseState:
     stream, agent_key = stream_keys(key, stepwise.passes)["train"], jax.random.split(key, _parts(stepwise.passes))[1]
     agent = stepwise.agent.init(agent_key)
     opened = open_processor(stepwise.agent, stepwise.processor, agent, obs)
+    items = _with_bounds(opened.items, jax.ShapeDtypeStruct((num_envs,), bool))  # type: ignore[arg-type]
     result, window = StepResult(jnp.zeros((4, num_envs), jnp.float32), obs), _close(stepwise, opened.processor)
     return StepwiseState(
         key=stream,
         agent=agent,
         window=window,
-        items=jax.tree.map(lambda x: jnp.zeros((stepwise.schedule.vector_steps, *x.shape), x.dtype), opened.items),
+        items=jax.tree.map(lambda x: jnp.zeros((stepwise.schedule.vector_steps, *x.shape), x.dtype), items),
         buffer=empty(stepwise.learner, opened.items) if isinstance(stepwise.learner, Replay) else (),
         health=healthy(),
         last=Last(window, opened.action, opened.extras, result),
@@ -207,13 +208,28 @@ def take_in(
 
     Return the transitions of the iteration and the processor.
     """
-    processor, made = stepwise.processor.process(_open(stepwise, window), _step(action, extras, result))
+    step = _step(action, extras, result)
+    processor, made = stepwise.processor.process(_open(stepwise, window), step)
     if complete:
+        made = _with_bounds(made, step.terminated | step.truncated)
         write = lambda rows, row: jax.lax.dynamic_update_index_in_dim(
             rows, jnp.asarray(row, rows.dtype), place.astype(jnp.int32), 0
         )
         items = jax.tree.map(write, items, made)
     return items, _close(stepwise, processor)
+
+
+def cut(items: Transition, ended: Array, place: Array) -> Transition:
+    """Return the transitions of an iteration, with episodes ended where `ended` `[N]` by its step number `place`."""
+    is_last = jnp.asarray(items.is_last)
+    return items._replace(is_last=is_last.at[place].set(is_last[place] | ended))
+
+
+def _with_bounds(items: Transition, ended: Array) -> Transition:
+    """Return the transitions of a step, `[N, ...]`, with the flags that a processor of one's own may leave out."""
+    if not isinstance(items.is_first, tuple) and not isinstance(items.is_last, tuple):
+        return items
+    return items._replace(is_first=jax.tree.map(jnp.zeros_like, ended), is_last=ended)
 
 
 def fill(stepwise: Stepwise, buffer: PyTree, items: Transition, t: Array) -> PyTree:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from jaxrl.errors import SettingsError, check_between, check_count, nearest, require_extra
 from jaxrl.paths import local
 from jaxrl.registry import RECORDERS, named
-from jaxrl.strategies.base import Strategy
+from jaxrl.strategies.base import Halves, Strategy, has_halves
 from jaxrl.training.mesh import as_text, read_mesh
 from jaxrl.training.reel import FORMATS
 from jaxrl.training.schedule import Schedule, rounded_up
@@ -339,6 +339,11 @@ def check_strategy(strategy: object) -> None:
         given, lacking = ("health", "reseed") if strategy.state_fns.reseed is None else ("reseed", "health")
         raise SettingsError(
             f"the strategy has {given} but no {lacking}; give both, as jaxrl.strategies.guard has them, or neither"
+        )
+    if isinstance(strategy, Strategy) and isinstance(strategy.step, Halves) and not has_halves(strategy):
+        raise SettingsError(
+            "the strategy has another collect or learn than its step; give step=jaxrl.strategies.base.step_of(collect, "
+            "learn) with them"
         )
     if not isinstance(strategy, Strategy):
         raise SettingsError(

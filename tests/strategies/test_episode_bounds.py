@@ -9,7 +9,8 @@ import pytest
 from toys_closed_form import counting_env
 
 import jaxrl
-from jaxrl.processors.base import begin
+from jaxrl.processors.base import Processor, begin
+from jaxrl.strategies.base import step_of
 from jaxrl.types import Step, Window
 
 KEY = jax.random.key(0)
@@ -80,6 +81,59 @@ def test_single_items_of_replay_hold_no_such_flags() -> None:
     )
     _, metrics = after(strategy, 2)
     assert float(metrics["flags"].sum) == 0
+
+
+def silent() -> Processor:
+    """Make transitions of single steps that say nothing of where episodes begin and end, as of an own processor."""
+    usual = jaxrl.one_step(0.9)
+
+    def process(state: Any, step: Step) -> Any:
+        state, items = usual.process(state, step)
+        return state, items._replace(is_first=(), is_last=())
+
+    return usual._replace(process=process)
+
+
+def test_rollouts_of_a_processor_without_these_flags_end_where_the_steps_say_so() -> None:
+    learnt = []
+    for processor in (silent(), jaxrl.one_step(0.9)):
+        agent = jaxrl.ppo(features=(4,))
+        strategy = jaxrl.on_policy(
+            counting_env(), agent, processor=processor, num_envs=3, rollout=8, epochs=1, minibatches=1
+        )
+        learnt.append(after(strategy, 3)[0].agent.params.vector)
+    np.testing.assert_allclose(*learnt, rtol=1e-6)
+
+
+def test_an_agent_that_learns_from_sequences_needs_them() -> None:
+    strategy = jaxrl.off_policy(
+        counting_env(),
+        watching(Window(6)),
+        buffer=jaxrl.uniform(120, batch_size=16),
+        processor=silent(),
+        num_envs=3,
+        opt_interval=3,
+    )
+    with pytest.raises(jaxrl.SettingsError, match="processor: its transitions have no is_first and is_last, and dqn"):
+        jax.eval_shape(strategy.init, KEY)
+
+
+def test_half_of_a_step_that_is_replaced_alone_is_refused_and_the_whole_goes() -> None:
+    strategy = jaxrl.off_policy(counting_env(), jaxrl.dqn(features=(4,)), num_envs=2, opt_interval=2, warmup=20)
+    assert strategy.learn is not None
+    learn = strategy.learn
+
+    def counted(state: Any, items: Any, key: Any, t: Any) -> Any:
+        state, metrics = learn(state, items, key, t)
+        return state, {**metrics, "mine": jnp.float32(3)}
+
+    half = strategy._replace(learn=counted)
+    with pytest.raises(jaxrl.SettingsError, match="another collect or learn than its step; give step="):
+        jaxrl.Trainer(half, max_opts=10)
+    memory = jaxrl.MemoryRecorder()
+    whole = half._replace(step=step_of(half.collect, half.learn))
+    jaxrl.Trainer(whole, max_opts=10, record_interval=10, recorders=[memory], quiet=True).train()
+    assert [row["mine"] for row in memory.rows if row["kind"] == "train"] == [3]
 
 
 def test_a_transition_over_two_steps_begins_with_the_first_and_ends_with_the_last_of_them() -> None:

@@ -85,6 +85,8 @@ def test_no_return_reaches_over_an_episode_that_was_given_up(how: str, tmp_path:
         take(session, place)
     state = session._now.state
     items = jax.tree.map(lambda x: x[:5], state.items)  # the sixth step is still to come
+    assert np.asarray(items.is_last)[:2, 0].tolist() == [False, True]
+    assert np.asarray(items.is_first)[:3, 0].tolist() == [True, False, True]
     prepare = session._stepwise.agent.prepare
     assert prepare is not None
     sample = prepare(state.agent, Rollout(items, last_steps(items)))

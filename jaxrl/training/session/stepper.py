@@ -36,6 +36,7 @@ class Stepper:
         self._begin_again = jax.jit(partial(programs.begin_again, stepwise))
         self.act = {phase: jax.jit(partial(programs.act, stepwise, phase)) for phase in self._keys}
         self.take_in = [jax.jit(partial(programs.take_in, stepwise, push), donate_argnums=0) for push in (False, True)]
+        self._cut = jax.jit(programs.cut, donate_argnums=0)
         self._fill = jax.jit(partial(programs.fill, stepwise), donate_argnums=0)
         self._learn = jit_training(partial(learn_and_sum, stepwise))
         self.add_up = jax.jit(add_up)
@@ -79,6 +80,9 @@ class Stepper:
             window = self._begin_again(state.last, given.obs, fresh, given.valid)
         host = begun(host, fresh)._replace(seen=given.obs, ended=np.zeros_like(fresh), spoilt=~given.valid)
         state = state._replace(window=window)
+        if now.steps:
+            *_, place = place_of(self.stepwise.schedule, now.steps - 1)
+            state = state._replace(items=self._cut(state.items, fresh, np.uint32(place)))
         return now._replace(state=state, host=host, resumed=False, chosen=None, acted=False)
 
     def unless_reset(self, now: SessionState, given: Observations) -> SessionState:
@@ -119,7 +123,7 @@ class Stepper:
         return now._replace(chosen=self.act[phase](now.state.agent, now.state.window.shown, key, place))
 
     def after(self, now: SessionState, result: StepResult, reset: np.ndarray) -> tuple[SessionState, Learnt | None]:
-        """Return all that is after a step, and what was learnt from it. The items of `now` are donated, if not more.
+        """Return all that is after a step, and what was learnt from it. At least the items of `now` are donated.
 
         Where `reset` `[N]`, there was no step, so that none was invalid.
         """
