@@ -219,10 +219,9 @@ def take_in(
     return items, _close(stepwise, processor)
 
 
-def cut(items: Transition, ended: Array, place: Array) -> Transition:
-    """Return the transitions of an iteration, with episodes ended where `ended` `[N]` by its step number `place`."""
-    is_last = jnp.asarray(items.is_last)
-    return items._replace(is_last=is_last.at[place].set(is_last[place] | ended))
+def cut(is_last: Array, ended: Array, place: Array) -> Array:
+    """Return `is_last` `[T, N]` of an iteration, with episodes ended where `ended` `[N]` by its step number `place`."""
+    return is_last.at[place].set(is_last[place] | ended)
 
 
 def _with_bounds(items: Transition, ended: Array) -> Transition:

@@ -342,7 +342,7 @@ def test_images_take_little_more_than_half(kind: str) -> None:
 @pytest.mark.parametrize("kind", MADE)
 def test_the_memory_plan_counts_its_items(kind: str) -> None:
     made = strategy(MADE[kind](200, 8, compact=True), 1, num_envs=4, opt_interval=4)
-    plan = str(plan_of_state(jax.eval_shape(made.init, jax.random.key(0)), made.capacity))
+    plan = str(plan_of_state(jax.eval_shape(made.init, jax.random.key(0)), made.state_fns.capacity))
     assert "bytes for each of 200 transitions" in plan
 
 

@@ -36,7 +36,7 @@ class Stepper:
         self._begin_again = jax.jit(partial(programs.begin_again, stepwise))
         self.act = {phase: jax.jit(partial(programs.act, stepwise, phase)) for phase in self._keys}
         self.take_in = [jax.jit(partial(programs.take_in, stepwise, push), donate_argnums=0) for push in (False, True)]
-        self._cut = jax.jit(programs.cut, donate_argnums=0)
+        self._cut = jax.jit(programs.cut)
         self._fill = jax.jit(partial(programs.fill, stepwise), donate_argnums=0)
         self._learn = jit_training(partial(learn_and_sum, stepwise))
         self.add_up = jax.jit(add_up)
@@ -82,7 +82,8 @@ class Stepper:
         state = state._replace(window=window)
         if now.steps:
             *_, place = place_of(self.stepwise.schedule, now.steps - 1)
-            state = state._replace(items=self._cut(state.items, fresh, np.uint32(place)))
+            is_last = self._cut(state.items.is_last, fresh, np.uint32(place))  # not donated: an interrupt may come
+            state = state._replace(items=state.items._replace(is_last=is_last))
         return now._replace(state=state, host=host, resumed=False, chosen=None, acted=False)
 
     def unless_reset(self, now: SessionState, given: Observations) -> SessionState:
