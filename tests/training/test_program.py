@@ -112,9 +112,10 @@ def test_programs_of_few_strategies_are_kept(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_tells_of_health_and_what_gives_it_back_go_together() -> None:
     for given, lacking in (("health", "reseed"), ("reseed", "health")):
+        strategy = small_dqn()
+        half = strategy._replace(state_fns=strategy.state_fns._replace(**{lacking: None}))
         with pytest.raises(jaxrl.SettingsError, match=f"has {given} but no {lacking}; give both"):
-            strategy = small_dqn()
-            jaxrl.Trainer(strategy._replace(state_fns=strategy.state_fns._replace(**{lacking: None})))
+            jaxrl.Trainer(half)
 
 
 def test_the_parts_of_any_state_are_told_of() -> None:
