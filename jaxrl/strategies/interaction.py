@@ -169,17 +169,16 @@ def take_steps(
     else:
         step = partial(interact, acting, cut_out(agent), opt_step, random)
         loop, (items, seen) = scan_rows(step, loop, keys)
-    return loop, with_bounds(items, seen), seen
+    return loop, with_bounds(items, seen.terminated | seen.truncated), seen
 
 
-def with_bounds(items: Transition, seen: StepInfo) -> Transition:
+def with_bounds(items: Transition, ended: Array) -> Transition:
     """Return the transitions of steps `[T, N]` with `is_first` and `is_last`, where a processor of one's own has none.
 
-    Whether an episode begins with the first of the steps is then not known.
+    `ended` `[T, N]` says which steps ended an episode. Whether one begins with the first of them is then not known.
     """
     if not isinstance(items.is_first, tuple) and not isinstance(items.is_last, tuple):
         return items
-    ended = seen.terminated | seen.truncated
     return items._replace(is_first=jnp.concatenate([jnp.zeros_like(ended[:1]), ended[:-1]]), is_last=ended)
 
 

@@ -408,7 +408,8 @@ def _arrive(
     """Take up what actors have sent, as `CollectFn`."""
     processor = learnt_by_all(acting.processor, state.processor, arrival.fresh)
     items, seen, metrics = arrived(acting, host_actors, arrival)
-    return state._replace(processor=processor), with_bounds(items, seen), info_of(seen, metrics)
+    items = with_bounds(items, seen.terminated | seen.truncated)
+    return state._replace(processor=processor), items, info_of(seen, metrics)
 
 
 def learnt_by_all(processor: Processor, state: PyTree, fresh: PyTree) -> PyTree:

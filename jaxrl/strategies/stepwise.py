@@ -17,7 +17,7 @@ from jaxrl.processors.base import Processor
 from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.strategies.base import Policy, fold
 from jaxrl.strategies.guard import Health, healthy
-from jaxrl.strategies.interaction import choose, open_processor
+from jaxrl.strategies.interaction import choose, open_processor, with_bounds
 from jaxrl.strategies.off_policy import Replay, empty, learn as learn_from_replay, push
 from jaxrl.strategies.on_policy import Passes, learn as learn_from_rollout
 from jaxrl.strategies.replay import UpdateSchedule
@@ -113,13 +113,13 @@ def init(stepwise: Stepwise, key: Key) -> StepwiseState:
     stream, agent_key = stream_keys(key, stepwise.passes)["train"], jax.random.split(key, _parts(stepwise.passes))[1]
     agent = stepwise.agent.init(agent_key)
     opened = open_processor(stepwise.agent, stepwise.processor, agent, obs)
-    items = _with_bounds(opened.items, jax.ShapeDtypeStruct((num_envs,), bool))  # type: ignore[arg-type]
+    items = jax.eval_shape(_as_rollout, opened.items, jax.ShapeDtypeStruct((num_envs,), bool))
     result, window = StepResult(jnp.zeros((4, num_envs), jnp.float32), obs), _close(stepwise, opened.processor)
     return StepwiseState(
         key=stream,
         agent=agent,
         window=window,
-        items=jax.tree.map(lambda x: jnp.zeros((stepwise.schedule.vector_steps, *x.shape), x.dtype), items),
+        items=jax.tree.map(lambda x: jnp.zeros((stepwise.schedule.vector_steps, *x.shape[1:]), x.dtype), items),
         buffer=empty(stepwise.learner, opened.items) if isinstance(stepwise.learner, Replay) else (),
         health=healthy(),
         last=Last(window, opened.action, opened.extras, result),
@@ -211,11 +211,10 @@ def take_in(
     step = _step(action, extras, result)
     processor, made = stepwise.processor.process(_open(stepwise, window), step)
     if complete:
-        made = _with_bounds(made, step.terminated | step.truncated)
-        write = lambda rows, row: jax.lax.dynamic_update_index_in_dim(
+        write = lambda rows, row: jax.lax.dynamic_update_slice_in_dim(
             rows, jnp.asarray(row, rows.dtype), place.astype(jnp.int32), 0
         )
-        items = jax.tree.map(write, items, made)
+        items = jax.tree.map(write, items, _as_rollout(made, step.terminated | step.truncated))
     return items, _close(stepwise, processor)
 
 
@@ -224,11 +223,9 @@ def cut(is_last: Array, ended: Array, place: Array) -> Array:
     return is_last.at[place].set(is_last[place] | ended)
 
 
-def _with_bounds(items: Transition, ended: Array) -> Transition:
-    """Return the transitions of a step, `[N, ...]`, with the flags that a processor of one's own may leave out."""
-    if not isinstance(items.is_first, tuple) and not isinstance(items.is_last, tuple):
-        return items
-    return items._replace(is_first=jax.tree.map(jnp.zeros_like, ended), is_last=ended)
+def _as_rollout(items: Transition, ended: Array) -> Transition:
+    """Return the transitions of one step, `[N, ...]`, as those of an iteration, `[1, N, ...]`."""
+    return with_bounds(jax.tree.map(lambda x: jnp.asarray(x)[None], items), ended[None])
 
 
 def fill(stepwise: Stepwise, buffer: PyTree, items: Transition, t: Array) -> PyTree:

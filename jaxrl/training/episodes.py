@@ -36,7 +36,6 @@ class Episodes(NamedTuple):
 class Teller(NamedTuple):
     """What becomes of the episodes that a run is told of."""
 
-    strategy: Strategy
     tells: bool
     """Whether the program tells of them at all."""
     most: int
@@ -56,7 +55,7 @@ class Teller(NamedTuple):
         """Give those that ended in iterations `t .. stop-1` to `write`, and each to the hook, as far as is wanted."""
         if not endings or stop == t:
             return
-        found = episodes_in(endings, t, stop, self.strategy, schedule)
+        found = episodes_in(endings, t, stop, schedule)
         if self.writes:
             write(found)
         for row in rows_of(found) if self.hook is not None else ():
@@ -70,10 +69,10 @@ def teller_of(strategy: Strategy, config: TrainerConfig, hooks: Hooks) -> Teller
         name = "train_episodes" if writes else "Hooks.episode"
         algo = (strategy.settings or {}).get("algo", "this strategy")
         raise SettingsError(f"{name}: the training of {algo} tells of no episodes; leave it out")
-    return Teller(strategy, tells, most_told(strategy) if tells else 2**32, writes, hooks.episode)
+    return Teller(tells, most_told(strategy) if tells else 2**32, writes, hooks.episode)
 
 
-def episodes_in(endings: Sequence[EpisodeEnds], t: int, stop: int, strategy: Strategy, schedule: Schedule) -> Episodes:
+def episodes_in(endings: Sequence[EpisodeEnds], t: int, stop: int, schedule: Schedule) -> Episodes:
     """Return the episodes that ended in iterations `t .. stop-1`; `endings` are those of one call or of several."""
     host = [_on_host(ended) for ended in endings]
     length, total = (np.concatenate([x[i] for x in host])[: stop - t] for i in (0, 1))

@@ -80,9 +80,10 @@ class Stepper:
             window = self._begin_again(state.last, given.obs, fresh, given.valid)
         host = begun(host, fresh)._replace(seen=given.obs, ended=np.zeros_like(fresh), spoilt=~given.valid)
         state = state._replace(window=window)
-        if now.steps:
+        late = fresh & ~ends(state.last.told)
+        if now.steps and late.any():
             *_, place = place_of(self.stepwise.schedule, now.steps - 1)
-            is_last = self._cut(state.items.is_last, fresh, np.uint32(place))  # not donated: an interrupt may come
+            is_last = self._cut(state.items.is_last, late, np.uint32(place))  # not donated: an interrupt may come
             state = state._replace(items=state.items._replace(is_last=is_last))
         return now._replace(state=state, host=host, resumed=False, chosen=None, acted=False)
 
