@@ -59,7 +59,7 @@ def test_jaxrl_takes_the_same_steps_as_dqn_on_one_page_and_learns_the_same() -> 
     )
     ours, theirs = both(strategy, page(DQN), 200)
     agree(ours.env.env, theirs.env)
-    agree((ours.agent.params.tree, ours.agent.target.tree), (theirs.params, theirs.target))
+    agree((ours.agent.params, ours.agent.target), (theirs.params, theirs.target))
 
 
 def test_jaxrl_takes_the_same_steps_as_ppo_on_one_page_and_learns_the_same() -> None:
@@ -76,7 +76,7 @@ def test_jaxrl_takes_the_same_steps_as_ppo_on_one_page_and_learns_the_same() -> 
     )
     ours, theirs = both(strategy, one, 10)
     agree(ours.env.env, theirs.env)
-    agree(ours.agent.params.tree, theirs.params)
+    agree(ours.agent.params, theirs.params)
 
 
 @pytest.mark.slow

@@ -220,7 +220,7 @@ def test_a_frozen_part_of_a_network_stays_as_it_was() -> None:
     env = jaxrl.make_env("CartPole-v1")
     strategy = jaxrl.on_policy(env, names["agent"], num_envs=2, rollout=8, epochs=1, minibatches=1)
     trainer = jaxrl.Trainer(strategy, max_opts=1, eval_interval=0, eval_episodes=0, quiet=True)
-    before, after = (trainer.train(max_opts=opts).state.agent.params.tree["params"] for opts in (1, 4))
+    before, after = (trainer.train(max_opts=opts).state.agent.params["params"] for opts in (1, 4))
     for part in before:
         same = jax.tree.map(np.array_equal, before[part], after[part])
         assert set(jax.tree.leaves(same)) == {"torso" in part}, part

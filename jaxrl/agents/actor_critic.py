@@ -44,7 +44,6 @@ from jaxrl.nn import ActorCritic, Network, check_torso, no_memory, unroll
 from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Remembered, Rollout
-from jaxrl.xla.flat import Flat
 
 LARGEST_RATIO = 1e6
 """Probability ratio above which the reported KL divergence is no longer exact."""
@@ -71,7 +70,7 @@ class Hyper(NamedTuple):
 class ActorCriticState(NamedTuple):
     """Agent state; `opt_state` is empty in an acting-only copy."""
 
-    params: Flat
+    params: PyTree
     opt_state: PyTree
     hyper: Hyper
 
@@ -250,7 +249,7 @@ def _bind(name: str, config: PPOConfig, own: Own, spec: EnvSpec) -> Agent:
         behave=partial(_act, parts, judged=True),
         insight=Insight(
             partial(_choice, parts),
-            lambda state, obs, action: _look(parts, state.params.tree, obs)[1],
+            lambda state, obs, action: _look(parts, state.params, obs)[1],
             head,
             privileged=privileged,
         ),
@@ -282,7 +281,7 @@ def _init(parts: _Parts, key: Key) -> ActorCriticState:
     obs = space_zeros(parts.spec.observation_space, 1)
     if parts.memory is not None:
         obs = Remembered(obs, jax.tree.map(lambda x: x[None], parts.memory))
-    params = Flat.of(parts.network.init(key, obs))
+    params = parts.network.init(key, obs)
     off = {*TEMPERATURE, *(() if parts.config.rho_clip else ("rho_clip", "c_clip"))}
     names = [name for name in Hyper._fields if name not in off]
     hyper = Hyper(*hyper_of(asdict(parts.config), names))
@@ -312,7 +311,7 @@ def _act(
 
 def _chosen_from(parts: _Parts, state: ActorCriticState, obs: PyTree) -> tuple[Distribution, PyTree]:
     """Return the distributions of raw actions, and the memory after the step."""
-    outputs, _, memory = _look(parts, state.params.tree, obs)
+    outputs, _, memory = _look(parts, state.params, obs)
     return restricted(tempered(parts.head.of(outputs), state.hyper.exploration), mask_of(obs)), memory
 
 
@@ -362,7 +361,7 @@ def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample
     changes during a rollout, so the result is the same. Only actors on the host act with older parameters; they send
     their log-probabilities along, from which the ratios of the clipped objective and of V-trace are formed.
     """
-    items, params = rollout.items, state.params.tree
+    items, params = rollout.items, state.params
     steps, num_envs = rollout.last.shape
     raw = items.extras["raw"] if parts.head.scales else items.action
     flat = lambda x: x.reshape(steps * num_envs, *x.shape[2:])

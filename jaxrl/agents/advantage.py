@@ -40,7 +40,6 @@ from jaxrl.metrics import Metrics
 from jaxrl.spaces import Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Transition
-from jaxrl.xla.flat import Flat
 
 
 @dataclass(frozen=True)
@@ -88,11 +87,11 @@ class OptStates(NamedTuple):
 class AdvantageState(NamedTuple):
     """Agent state. Fields other than `policy` and `hyper` are empty in an acting-only copy."""
 
-    policy: Flat
-    critic: Flat
-    target: Flat
+    policy: PyTree
+    critic: PyTree
+    target: PyTree
     value: PyTree
-    """A `Flat`; `()` for AWAC."""
+    """`()` for AWAC."""
     opt_state: OptStates
     hyper: AdvantageHyper
 
@@ -183,7 +182,7 @@ def _bind(name: str, config: AWACConfig, own: Own, spec: EnvSpec) -> Agent:
         offline=True,
         insight=judging(
             parts,
-            lambda state, obs, opt_step: choice(network, head, state.policy.tree, obs),
+            lambda state, obs, opt_step: choice(network, head, state.policy, obs),
             keep=lambda state: state._replace(target=(), opt_state=()),
         )._replace(unasked=None if networks.value is None else partial(_told_value, parts)),
     )
@@ -197,7 +196,7 @@ def _init(parts: Parts, key: Key) -> AdvantageState:
     )
     value: PyTree = ()
     if parts.networks.value is not None:
-        value = Flat.of(parts.networks.value.init(value_key, to_critic(space_zeros(parts.spec.observation_space, 1))))
+        value = parts.networks.value.init(value_key, to_critic(space_zeros(parts.spec.observation_space, 1)))
     opt_state = OptStates(
         parts.gradient_step.init(policy, hyper.policy_lr),
         parts.gradient_step.init(critic, hyper.lr),
@@ -211,11 +210,11 @@ def _update_awac(
     parts: Parts, state: AdvantageState, batch: Batch, key: Key, opt_step: Array
 ) -> tuple[AdvantageState, Metrics, Array]:
     """Update the critics, then the policy against the new critics."""
-    items, policy, (key_tm1, key_t) = batch.items, state.policy.tree, jax.random.split(key)
-    v_t = policy_value(parts, policy, state.target.tree, items.next_obs, key_t)
+    items, policy, (key_tm1, key_t) = batch.items, state.policy, jax.random.split(key)
+    v_t = policy_value(parts, policy, state.target, items.next_obs, key_t)
     critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, opt_step)
-    v_tm1 = policy_value(parts, policy, critic.params.tree, items.obs, key_tm1)
-    advantage = done_value(parts, critic.params.tree, items) - v_tm1
+    v_tm1 = policy_value(parts, policy, critic.params, items.obs, key_tm1)
+    advantage = done_value(parts, critic.params, items) - v_tm1
     state = state._replace(critic=critic.params, opt_state=state.opt_state._replace(critic=critic.opt_state))
     state, policy_metrics = _improve(parts, state, batch, advantage, opt_step)
     return state, {**metrics, **policy_metrics}, priorities
@@ -226,9 +225,9 @@ def _update_iql(
 ) -> tuple[AdvantageState, Metrics, Array]:
     """Update the value, then the critics and the policy against the new value."""
     items = batch.items
-    q = done_value(parts, state.target.tree, items)
+    q = done_value(parts, state.target, items)
     value = _learn_value(parts, state, batch, q, opt_step)
-    v_tm1, v_t = (_value(parts, value.params.tree, obs) for obs in (items.obs, items.next_obs))
+    v_tm1, v_t = (_value(parts, value.params, obs) for obs in (items.obs, items.next_obs))
     critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, opt_step)
     state = state._replace(
         critic=critic.params,
@@ -265,7 +264,7 @@ def _value(parts: Parts, params: PyTree, obs: PyTree) -> Array:
 
 
 def _told_value(parts: Parts, state: AdvantageState, obs: PyTree, action: PyTree) -> Array:
-    return _value(parts, state.value.tree, obs)
+    return _value(parts, state.value, obs)
 
 
 def _learn_value(parts: Parts, state: AdvantageState, batch: Batch, q: Array, opt_step: Array) -> Learnt:

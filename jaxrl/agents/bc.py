@@ -28,7 +28,6 @@ from jaxrl.nn import Network, PolicyNetwork, check_torso
 from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch
-from jaxrl.xla.flat import Flat
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class BCHyper(NamedTuple):
 class BCState(NamedTuple):
     """Agent state. `opt_state` is empty in an acting-only copy."""
 
-    policy: Flat
+    policy: PyTree
     opt_state: PyTree
     hyper: BCHyper
 
@@ -117,7 +116,7 @@ def _bind(name: str, config: BCConfig, own: Own, spec: EnvSpec) -> Agent:
         exploration=TEMPERATURE,
         offline=True,
         insight=Insight(
-            lambda state, obs, opt_step: choice(network, head, state.policy.tree, obs),
+            lambda state, obs, opt_step: choice(network, head, state.policy, obs),
             "learns actions alone, and has no values",
             head,
         ),
@@ -138,7 +137,7 @@ def _network(config: BCConfig, spec: EnvSpec, head: Head) -> Network:
 
 
 def _init(parts: _Parts, key: Key) -> BCState:
-    policy = Flat.of(parts.network.init(key, space_zeros(for_policy(parts.spec.observation_space), 1)))
+    policy = parts.network.init(key, space_zeros(for_policy(parts.spec.observation_space), 1))
     hyper = BCHyper(*hyper_of(asdict(parts.config), BCHyper._fields, optional=TEMPERATURE))
     return BCState(policy, parts.gradient_step.init(policy, hyper.lr), hyper)
 

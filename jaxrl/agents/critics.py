@@ -42,7 +42,6 @@ from jaxrl.nn.own import ROWS
 from jaxrl.spaces import Box, Discrete, EnvSpec, box_bounds, from_box, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Remembered, Transition
-from jaxrl.xla.flat import Flat
 from jaxrl.xla.short import entry
 
 
@@ -147,7 +146,7 @@ def _actions(space: Any) -> Array:
     return jnp.zeros((ROWS, space_size(space)), jnp.float32)
 
 
-def init_networks(networks: Networks, spec: EnvSpec, key: Key, memory: Memories | None = None) -> tuple[Flat, Flat]:
+def init_networks(networks: Networks, spec: EnvSpec, key: Key, memory: Memories | None = None) -> tuple[PyTree, PyTree]:
     """Initialise the parameters of policy and critics; `memory` is that of `Parts`. The key is consumed."""
     policy_key, critic_key = jax.random.split(key)
     obs = space_zeros(spec.observation_space, 1)
@@ -156,7 +155,7 @@ def init_networks(networks: Networks, spec: EnvSpec, key: Key, memory: Memories 
     space = spec.action_space
     action = (jnp.zeros((1, space_size(space)), jnp.float32),) if isinstance(space, Box) else ()
     policy = networks.policy.init(policy_key, to_policy(obs))
-    return Flat.of(policy), Flat.of(networks.critic.init(critic_key, to_critic(obs), *action))
+    return policy, networks.critic.init(critic_key, to_critic(obs), *action)
 
 
 def space_size(space: Box) -> int:
@@ -348,13 +347,13 @@ def judging(parts: Parts, choice: ChoiceFn | str, keep: StripFn) -> Insight:
 def _told(parts: Parts, state: Any, obs: PyTree, action: PyTree) -> Array:
     critic = parts.networks.critic
     if isinstance(parts.spec.action_space, Discrete):
-        return told_values(lowest(critic, state.critic.tree, obs), obs)
-    return lowest(critic, state.critic.tree, obs, *unit_actions(parts.spec, action))[:, 0]
+        return told_values(lowest(critic, state.critic, obs), obs)
+    return lowest(critic, state.critic, obs, *unit_actions(parts.spec, action))[:, 0]
 
 
-def polyak_update(target: Flat, online: Flat, tau: Array) -> Flat:
+def polyak_update(target: PyTree, online: PyTree, tau: Array) -> PyTree:
     """Move `target` towards `online` by the fraction `tau` (Polyak averaging)."""
-    moved: Flat = optax.incremental_update(online, target, tau)
+    moved: PyTree = optax.incremental_update(online, target, tau)
     return moved
 
 

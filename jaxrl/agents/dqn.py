@@ -56,7 +56,6 @@ from jaxrl.nn.own import ROWS
 from jaxrl.spaces import Box, Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree, make_key, tree_where
 from jaxrl.types import Batch, Remembered, Transition
-from jaxrl.xla.flat import Flat
 from jaxrl.xla.short import argmax, entry, largest
 
 MUNCHAUSEN_CLIP = -1.0
@@ -80,9 +79,9 @@ class DQNHyper(NamedTuple):
 class DQNState(NamedTuple):
     """Agent state. `target` and `opt_state` are empty in an acting-only copy."""
 
-    params: Flat
-    """The network's parameters as one vector; `params.tree` is the tree that Flax uses."""
-    target: Flat
+    params: PyTree
+    """The network's parameters, as Flax takes them."""
+    target: PyTree
     opt_state: PyTree
     hyper: DQNHyper
     reach: PyTree = ()
@@ -326,7 +325,7 @@ def _midpoints(batch: int, count: int) -> Array:
 
 def _init(parts: _Parts, key: Key) -> DQNState:
     config = parts.config
-    params = Flat.of({name: value for name, value in _begin(parts, key).items() if name != "noise"})
+    params = {name: value for name, value in _begin(parts, key).items() if name != "noise"}
     hyper = DQNHyper(*hyper_of(asdict(config), DQNHyper._fields, optional=("cql", "boltzmann")))
     # The target must be a copy: its arrays and those of `params` are all donated to the compiled loop.
     target, opt_state = jax.tree.map(jnp.copy, params), parts.gradient_step.init(params, hyper.lr)
@@ -354,7 +353,7 @@ def _act(
 def _means(parts: _Parts, state: DQNState, obs: PyTree, noise: PyTree) -> tuple[Array, PyTree]:
     """Return the expected returns of actions `[N, A]`, and the memory after the step; `noise` is that of parameters."""
     taus = _taus(parts, jax.tree.leaves(obs)[0].shape[0])
-    out, memory = _look(parts, state.params.tree, obs, noise, *taus)
+    out, memory = _look(parts, state.params, obs, noise, *taus)
     return jax.vmap(_values(parts.config, state.reach).mean)(out), memory
 
 
@@ -421,7 +420,7 @@ def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Ar
     learnt = learn(
         config,
         parts.gradient_step,
-        partial(_loss, parts, _values(config, reach), state.target.tree, noise, hyper.cql),
+        partial(_loss, parts, _values(config, reach), state.target, noise, hyper.cql),
         state.params,
         state.opt_state,
         (batch, (noise.taus_tm1, noise.taus_t)),
@@ -513,9 +512,9 @@ def _given(taus: PyTree) -> tuple[Array, ...]:
     return () if isinstance(taus, tuple) else (taus,)
 
 
-def _update_target(config: DQNConfig, tau: Array, params: Flat, target: Flat, opt_step: Array) -> Flat:
+def _update_target(config: DQNConfig, tau: Array, params: PyTree, target: PyTree, opt_step: Array) -> PyTree:
     """Move the target network after every `target_interval`-th optimisation step, counted from 1."""
-    mixed: Flat = optax.incremental_update(params, target, tau)
+    mixed: PyTree = optax.incremental_update(params, target, tau)
     if config.target_interval == 1:
         return mixed
     # A select is faster than a `cond` here. On a CPU, a branch that has to copy makes the whole loop asynchronous,

@@ -1,7 +1,6 @@
 """Optimizers by name, and the gradient step that every agent shares."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple, Protocol
@@ -18,7 +17,7 @@ from jaxrl.errors import SettingsError, nearest
 from jaxrl.registry import listed
 from jaxrl.trees import Array, PyTree, tree_bytes
 from jaxrl.xla import reverse_mode
-from jaxrl.xla.flat import Flat
+from jaxrl.xla.flat import ravel, unravel
 from jaxrl.xla.products import side_by_side
 
 Optimizer = Callable[[Any], optax.GradientTransformation]
@@ -71,47 +70,38 @@ def _kernels(params: PyTree) -> PyTree:
 class GradientStep(NamedTuple):
     """Gradient clipping, optimizer and parameter update as one step."""
 
-    init: Callable[[Flat, Array], PyTree]
+    init: Callable[[PyTree, Array], PyTree]
     """`(params, lr) -> opt_state`"""
-    step: Callable[[Flat, Flat, PyTree, Array, Array], tuple[Flat, PyTree, Array]]
-    """`(params, grads, opt_state, lr, max_norm) -> (params, opt_state, norm of the gradient before clipping)`"""
+    step: Callable[[PyTree, Array, PyTree, Array, Array], tuple[PyTree, PyTree, Array]]
+    """`(params, gradient, opt_state, lr, max_norm) -> (params, opt_state, norm of the gradient before clipping)`; the
+    gradient is a vector `[P]`, see `ravel`."""
 
 
 def gradient_step(optimizer: Optimizer) -> GradientStep:
     """Return the gradient step of an optimizer.
 
-    Named optimizers treat every parameter alike, so they run on the flat vector. One that decays kernels alone tells
-    parameters apart, as a user's own may, so it is given their tree.
+    Named optimizers treat every parameter alike, so they are given all parameters as one vector. One that decays
+    kernels alone tells parameters apart, as a user's own may, so it is given the tree.
     """
     made, arguments = (optimizer.func, optimizer.keywords) if isinstance(optimizer, partial) else (optimizer, {})
-    given = _itself if made in OPTIMIZERS.values() and "mask" not in arguments else _tree
-    return GradientStep(
-        init=lambda params, lr: optimizer(lr).init(given(params)), step=partial(_descend, optimizer, given)
-    )
+    alike = made in OPTIMIZERS.values() and "mask" not in arguments
 
+    def init(params: PyTree, lr: Array) -> PyTree:
+        return optimizer(lr).init(ravel(params) if alike else params)
 
-def _itself(flat: Flat) -> PyTree:
-    return flat
+    def step(
+        params: PyTree, gradient: Array, opt_state: PyTree, lr: Array, max_norm: Array
+    ) -> tuple[PyTree, PyTree, Array]:
+        norm = jnp.sqrt(jnp.vdot(gradient, gradient))
+        clipped = clip_by_norm(gradient, norm, max_norm)
+        if alike:
+            updates, opt_state = optimizer(lr).update(clipped, opt_state, ravel(params))
+            updates = unravel(updates, params)
+        else:
+            updates, opt_state = optimizer(lr).update(unravel(clipped, params), opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, norm
 
-
-def _tree(flat: Flat) -> PyTree:
-    return flat.tree
-
-
-def _descend(
-    optimizer: Optimizer,
-    given: Callable[[Flat], PyTree],
-    params: Flat,
-    grads: Flat,
-    opt_state: PyTree,
-    lr: Array,
-    max_norm: Array,
-) -> tuple[Flat, PyTree, Array]:
-    norm = grads.norm
-    clipped = clip_by_norm(grads, norm, max_norm)
-    updates, opt_state = optimizer(lr).update(given(clipped), opt_state, given(params))
-    change = updates if isinstance(updates, Flat) else Flat.of(updates)
-    return replace(params, vector=params.vector + change.vector), opt_state, norm
+    return GradientStep(init, step)
 
 
 def clip_by_norm(grads: PyTree, norm: Array, max_norm: Array) -> PyTree:
@@ -132,7 +122,7 @@ class Schedule(Protocol):
 class Learnt(NamedTuple):
     """The result of a gradient step of one network."""
 
-    params: Flat
+    params: PyTree
     opt_state: PyTree
     loss: Array
     norm: Array
@@ -144,7 +134,7 @@ def learn(
     config: Schedule,
     gradient_step: GradientStep,
     loss: Callable[[PyTree, PyTree], tuple[Array, PyTree]],
-    params: Flat,
+    params: PyTree,
     opt_state: PyTree,
     batch: PyTree,
     lr: Array,
@@ -156,8 +146,8 @@ def learn(
     `lr` is the learning rate before any decay.
     """
     parts = pieces(config.accumulate, jax.tree.leaves(batch)[0].shape[0])
-    value, aux, grads = accumulate(loss, params.tree, batch, parts)
-    value, gradient = shards.mean((value, Flat.of(grads)))
+    value, aux, grads = accumulate(loss, params, batch, parts)
+    value, gradient = shards.mean((value, ravel(grads)))
     lr = decayed(lr, config.lr_decay, opt_step)
     new, opt_state, norm = gradient_step.step(params, gradient, opt_state, lr, max_norm)
     return Learnt(new, opt_state, value, norm, aux)

@@ -29,7 +29,6 @@ from jaxrl.nn import Network, QNetwork, check_torso
 from jaxrl.spaces import Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Rollout
-from jaxrl.xla.flat import Flat
 from jaxrl.xla.short import entry, largest
 
 
@@ -67,7 +66,7 @@ class PQNHyper(NamedTuple):
 class PQNState(NamedTuple):
     """Agent state; `opt_state` is empty in an acting-only copy."""
 
-    params: Flat
+    params: PyTree
     opt_state: PyTree
     hyper: PQNHyper
 
@@ -139,7 +138,7 @@ def _bind(name: str, config: PQNConfig, own: Own, spec: EnvSpec) -> Agent:
         exploration=EPSILONS,
         prepare=partial(_prepare, parts),
         insight=Insight(
-            partial(_choice, parts), lambda state, obs, action: told_values(_q(parts, state.params.tree, obs), obs)
+            partial(_choice, parts), lambda state, obs, action: told_values(_q(parts, state.params, obs), obs)
         ),
     )
 
@@ -162,7 +161,7 @@ def _network(config: PQNConfig, spec: EnvSpec) -> Network:
 
 def _init(parts: _Parts, key: Key) -> PQNState:
     obs = space_zeros(for_policy(parts.spec.observation_space), 1)
-    params = Flat.of(parts.network.init(key, obs))
+    params = parts.network.init(key, obs)
     hyper = PQNHyper(*hyper_of(asdict(parts.config), PQNHyper._fields))
     return PQNState(params, parts.gradient_step.init(params, hyper.lr), hyper)
 
@@ -179,7 +178,7 @@ def _epsilon(parts: _Parts, hyper: PQNHyper, opt_step: Array) -> Array:
 def _act(
     parts: _Parts, state: PQNState, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode
 ) -> tuple[Array, tuple]:
-    greedy = best(cast(Discrete, parts.spec.action_space), _q(parts, state.params.tree, obs), mask_of(obs))
+    greedy = best(cast(Discrete, parts.spec.action_space), _q(parts, state.params, obs), mask_of(obs))
     if key is None or mode == "exploit":
         return greedy, ()
     return epsilon_greedy(parts.spec, greedy, key, _epsilon(parts, state.hyper, opt_step), obs), ()
@@ -187,14 +186,14 @@ def _act(
 
 def _choice(parts: _Parts, state: PQNState, obs: PyTree, opt_step: Array) -> Distribution:
     """Return what `act` draws from, as `ChoiceFn`."""
-    return explored(_q(parts, state.params.tree, obs), _epsilon(parts, state.hyper, opt_step), obs)
+    return explored(_q(parts, state.params, obs), _epsilon(parts, state.hyper, opt_step), obs)
 
 
 def _prepare(parts: _Parts, state: PQNState, rollout: Rollout) -> Target:
     """Return a rollout's steps with lambda-returns bootstrapped from the best actions (equation 5 of the paper)."""
     items, last = rollout.items, rollout.last
     flat = lambda x: x.reshape(last.size, *x.shape[2:])
-    params, next_obs = state.params.tree, jax.tree.map(flat, items.next_obs)
+    params, next_obs = state.params, jax.tree.map(flat, items.next_obs)
     v_t = largest(masked(_q(parts, params, next_obs), mask_of(next_obs))).reshape(last.shape)
     returns = jax.vmap(partial(lambda_returns, lambda_=state.hyper.q_lambda), in_axes=1, out_axes=1)
     target = returns(items.reward, items.discount, last, v_t)

@@ -14,7 +14,6 @@ from jaxrl.nn import Network
 from jaxrl.spaces import Box, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Transition
-from jaxrl.xla.flat import Flat
 
 LOG_STD = (-3.0, 0.0)
 """Bounds on the log-scale. Where the data agree, the scale would otherwise collapse to zero and the loss to minus
@@ -52,7 +51,7 @@ def act(
     network: Network, head: Head, state: Any, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode
 ) -> tuple[PyTree, tuple[()]]:
     """Choose the likeliest action for each of `obs` `[N, ...]`, or sample one, as `ActFn`."""
-    distribution = choice(network, head, state.policy.tree, obs, state.hyper.exploration)
+    distribution = choice(network, head, state.policy, obs, state.hyper.exploration)
     return head.to_env(distribution.mode() if key is None or mode == "exploit" else distribution.sample(key)), ()
 
 
@@ -62,7 +61,7 @@ def regress(
     network: Network,
     head: Head,
     extra: Callable[[PyTree, Transition, Distribution, Array], Array] | None,
-    policy: Flat,
+    policy: PyTree,
     opt_state: PyTree,
     batch: tuple[PyTree, Array, Array, Array, PyTree],
     lr: Array,

@@ -61,7 +61,6 @@ from jaxrl.metrics import Metrics
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Remembered, Transition
-from jaxrl.xla.flat import Flat
 
 
 @dataclass(frozen=True)
@@ -138,11 +137,11 @@ class OptStates(NamedTuple):
 class SACState(NamedTuple):
     """Agent state. Fields other than `policy` and `hyper` are empty in an acting-only copy."""
 
-    policy: Flat
-    critic: Flat
-    target: Flat
+    policy: PyTree
+    critic: PyTree
+    target: PyTree
     log_temperature: PyTree
-    """A `Flat` of one number, or `()` if the temperature is fixed."""
+    """A scalar, or `()` if the temperature is fixed."""
     opt_state: OptStates
     hyper: SACHyper
 
@@ -253,7 +252,7 @@ def _bind(name: str, config: SACConfig, own: Own, spec: EnvSpec) -> Agent:
         publish=None if memories is None else with_critics,
         insight=judging(
             parts,
-            lambda state, obs, opt_step: _policy(parts, state.policy.tree, obs),
+            lambda state, obs, opt_step: _policy(parts, state.policy, obs),
             keep=with_critics,
         ),
     )
@@ -268,7 +267,7 @@ def _init(parts: Parts, key: Key) -> SACState:
     log_temperature: PyTree = ()
     learnt: PyTree = ()
     if config.learn_temperature:
-        log_temperature = Flat.of(jnp.log(hyper.temperature)[None])
+        log_temperature = jnp.log(hyper.temperature)
         learnt = ADAM.init(log_temperature, hyper.temperature_lr)
     opt_state = OptStates(
         parts.gradient_step.init(policy, hyper.policy_lr), parts.gradient_step.init(critic, hyper.lr), learnt
@@ -301,10 +300,10 @@ def _policy(parts: Parts, params: PyTree, obs: PyTree, temperature: PyTree = ())
 
 
 def _act(parts: Parts, state: SACState, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode) -> tuple[Array, Any]:
-    distribution = _policy(parts, state.policy.tree, obs, state.hyper.exploration)
+    distribution = _policy(parts, state.policy, obs, state.hyper.exploration)
     if parts.memory is not None:
         raw = distribution.mode() if key is None or mode == "exploit" else distribution.sample(key)
-        memories = memories_after(parts, obs, state.policy.tree, state.critic.tree if state.critic else ())
+        memories = memories_after(parts, obs, state.policy, state.critic if state.critic else ())
         return parts.head.to_env(raw), {"memory": memories}
     if key is None or mode == "exploit":
         return parts.head.to_env(distribution.mode()), {"memory": obs.memory} if isinstance(obs, Remembered) else ()
@@ -338,11 +337,11 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
     """Update the critics, the policy against the new critics, then the temperature (the paper's algorithm 1)."""
     config, hyper, rows = parts.config, state.hyper, rows_of(parts, batch)
     policy_key, target_key, sample_key = jax.random.split(key, 3)
-    temperature = jnp.exp(state.log_temperature.vector[0]) if config.learn_temperature else hyper.temperature
-    seen = views_by(parts, batch.items, state.policy.tree, state.target.tree)
+    temperature = jnp.exp(state.log_temperature) if config.learn_temperature else hyper.temperature
+    seen = views_by(parts, batch.items, state.policy, state.target)
     deviation = _deviations(parts, target_key, rows)
-    v_t, entropy_t = soft_value(parts, state.policy.tree, state.target.tree, temperature, seen.then, deviation)
-    sampled = _sampled_actions(parts, state.policy.tree, seen, sample_key) if config.cql else None
+    v_t, entropy_t = soft_value(parts, state.policy, state.target, temperature, seen.then, deviation)
+    sampled = _sampled_actions(parts, state.policy, seen, sample_key) if config.cql else None
     target = _targets(parts, batch.items, rows.items, v_t, temperature * entropy_t)
     critic, metrics, priorities = learn_critic(parts, state, batch, target, opt_step, sampled)
     if parts.memory is not None:
@@ -350,7 +349,7 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
     policy = learn(
         config,
         parts.gradient_step,
-        partial(_policy_loss, parts, critic.params.tree, temperature),
+        partial(_policy_loss, parts, critic.params, temperature),
         state.policy,
         state.opt_state.policy,
         (
@@ -372,7 +371,7 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
         slope = temperature * shards.mean(jnp.mean((entropy - wanted) * rows.items.weight))
         log_temperature, opt_state, _ = ADAM.step(
             log_temperature,
-            Flat.of(slope[None]),
+            slope[None],
             opt_state,
             decayed(hyper.temperature_lr, config.lr_decay, opt_step),
             hyper.max_grad_norm,

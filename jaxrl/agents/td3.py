@@ -39,7 +39,6 @@ from jaxrl.metrics import Metrics
 from jaxrl.spaces import Box, EnvSpec, to_box
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, Remembered
-from jaxrl.xla.flat import Flat
 
 
 @dataclass(frozen=True)
@@ -103,10 +102,10 @@ class OptStates(NamedTuple):
 class TD3State(NamedTuple):
     """Agent state. Fields other than `policy` and `hyper` are empty in an acting-only copy."""
 
-    policy: Flat
-    critic: Flat
-    target_policy: Flat
-    target_critic: Flat
+    policy: PyTree
+    critic: PyTree
+    target_policy: PyTree
+    target_critic: PyTree
     opt_state: OptStates
     hyper: TD3Hyper
 
@@ -240,7 +239,7 @@ def _policy(parts: Parts, params: PyTree, obs: PyTree) -> Array:
 
 
 def _act(parts: Parts, state: TD3State, obs: PyTree, key: Key | None, opt_step: Array, mode: Mode) -> tuple[Array, Any]:
-    action, to_env = _policy(parts, state.policy.tree, obs), parts.head.to_env
+    action, to_env = _policy(parts, state.policy, obs), parts.head.to_env
     if key is None or mode == "exploit":
         return to_env(action), {"memory": obs.memory} if isinstance(obs, Remembered) else ()
     noise = jax.random.normal(key, action.shape, jnp.float32)
@@ -253,11 +252,11 @@ def _act(parts: Parts, state: TD3State, obs: PyTree, key: Key | None, opt_step: 
 def _update(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step: Array) -> tuple[TD3State, Metrics, Array]:
     """Update the critics, and every `policy_interval` optimisation steps (counted from 1) the policy and targets."""
     hyper, items = state.hyper, batch.items
-    action_t = _policy(parts, state.target_policy.tree, items.next_obs)
+    action_t = _policy(parts, state.target_policy, items.next_obs)
     noise = hyper.target_noise * jax.random.normal(key, action_t.shape, jnp.float32)
     noise = jnp.clip(noise, -hyper.target_noise_clip, hyper.target_noise_clip)
     action_t = jnp.clip(action_t + noise, -1.0, 1.0)  # target policy smoothing, equations 14 and 15
-    v_t = lowest(parts.networks.critic, state.target_critic.tree, items.next_obs, action_t)[:, 0]
+    v_t = lowest(parts.networks.critic, state.target_critic, items.next_obs, action_t)[:, 0]
     critic, metrics, priorities = learn_critic(parts, state, batch, items.reward + items.discount * v_t, opt_step)
     state = state._replace(critic=critic.params, opt_state=state.opt_state._replace(critic=critic.opt_state))
     if parts.config.policy_interval == 1:
@@ -271,11 +270,11 @@ def _update(parts: Parts, state: TD3State, batch: Batch, key: Key, opt_step: Arr
 def _move_policy(parts: Parts, state: TD3State, batch: Batch, opt_step: Array) -> TD3State:
     hyper, weight = state.hyper, batch.weight * batch.items.weight
     near: PyTree = ()
-    loss = partial(_policy_loss, parts, state.critic.tree, 1.0)
+    loss = partial(_policy_loss, parts, state.critic, 1.0)
     if parts.config.bc_alpha:
         near = unit_actions(parts.spec, batch.items.action)[0]
-        q, _ = _value(parts, state.critic.tree, state.policy.tree, batch.items.obs)
-        loss = partial(_policy_loss, parts, state.critic.tree, value_weight(q, weight, hyper.bc_alpha))
+        q, _ = _value(parts, state.critic, state.policy, batch.items.obs)
+        loss = partial(_policy_loss, parts, state.critic, value_weight(q, weight, hyper.bc_alpha))
     policy = learn(
         parts.config,
         parts.gradient_step,

@@ -23,7 +23,7 @@ from jaxrl.spaces import EnvSpec
 from jaxrl.strategies.base import CollectInfo, EpisodeEnds
 from jaxrl.trees import Array, Key, PyTree, make_key
 from jaxrl.types import Step, Transition
-from jaxrl.xla.carry import cut_out, scan_rows
+from jaxrl.xla.carry import scan_rows
 
 
 class Acting(NamedTuple):
@@ -167,7 +167,7 @@ def take_steps(
         loop, made = interact(acting, agent, opt_step, random, loop, keys[0])
         items, seen = jax.tree.map(lambda x: x[None], made)
     else:
-        step = partial(interact, acting, cut_out(agent), opt_step, random)
+        step = partial(interact, acting, agent, opt_step, random)
         loop, (items, seen) = scan_rows(step, loop, keys)
     return loop, with_bounds(items, seen.terminated | seen.truncated), seen
 

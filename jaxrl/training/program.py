@@ -88,10 +88,7 @@ def _given(strategy: Strategy, state: PyTree) -> tuple[PyTree, ...]:
 
 
 def _step_of(strategy: Strategy) -> Any:
-    """Return the step of `strategy`, traced once for the shapes of its metrics and the memory plan.
-
-    Programs trace it anew: within a loop, each `Flat` has its matrices beside it, which no `jit` passes on.
-    """
+    """Return the step of `strategy`, traced once for the shapes of its metrics and the memory plan."""
     return programs_of(strategy).setdefault("step", jax.jit(strategy.step, inline=True))
 
 

@@ -25,7 +25,6 @@ import jaxrl.shards as shards
 from jaxrl.trees import Array, PyTree, require_same, row_struct
 from jaxrl.xla import shaped_for
 from jaxrl.xla.attempts import attempt
-from jaxrl.xla.flat import Flat
 from jaxrl.xla.packing import bits_of, join, join_short, layout_of, pack, unpack, value_of
 
 TIED = ("cpu", "cuda")
@@ -264,26 +263,21 @@ class LoopForm(NamedTuple):
 def loop_form(carry: PyTree) -> LoopForm:
     """Return how to hold trees like `carry` between iterations.
 
-    On CPUs they are packed, and the matrices of every `Flat` are carried too: they are cut out of its vector as soon as
-    the vector is written, a few at a time, and not all at once when the next iteration begins. On CUDA they are packed
-    within the loop, together with its count.
+    On CPUs they are packed. On CUDA they are packed within the loop, together with its count.
     """
     as_it_is = lambda tree: tree
     if not shaped_for(*TIED):
         return LoopForm(as_it_is, as_it_is, jax.lax.fori_loop)
     if shaped_for("cuda") and not shards.spread():
         return LoopForm(as_it_is, as_it_is, _counting_within)
-    tie, untie = bundle(carry)
-    hold = lambda tree: (tie(tree), _matrices(tree))
-    return LoopForm(hold, lambda held: _with_matrices(untie(held[0]), held[1]), jax.lax.fori_loop)
+    return LoopForm(*bundle(carry), jax.lax.fori_loop)
 
 
 def _counting_within(start: Array, stop: Array, body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:
     """Compute `jax.lax.fori_loop(start, stop, body, carry)`, with the carry packed, and the count among its words.
 
     On its own it would be a kernel that counts and one that copies, for the rest of an iteration still reads it
-    (`dqn-10` on an H200: 33 kernels an iteration with, 35 without). No matrices are carried: XLA cuts out those that go
-    into a product, and spends no kernel on those that noise is added to (`rainbow`: 86 kernels, 98 with matrices).
+    (`dqn-10` on an H200: 33 kernels an iteration with, 35 without).
     """
     tie, untie = bundle((start, carry))
 
@@ -307,30 +301,3 @@ def _alike(count: Array) -> Array:
 @_alike.def_vmap
 def _(members: int, batched: list[bool], count: Array) -> tuple[Array, bool]:
     return (count[0] if batched[0] else count), False
-
-
-def cut_out(tree: PyTree) -> PyTree:
-    """Cut all parameters out of every `Flat` of `tree`, for a loop that reads them and leaves them as they are.
-
-    XLA cuts in every turn what is cut within a loop. On TPUs that are all parameters (`a2c` on a v5e: 667 000 estimated
-    cycles an iteration with, 815 000 without), on CUDA matrices (`ppo-nature` on an H200: 364 kernels and 616 MB an
-    optimisation with, 412 and 724 MB without).
-    """
-    if shaped_for("tpu"):
-        return _with_matrices(tree, _matrices(tree))
-    if not shaped_for("cuda"):
-        return tree
-    return jax.tree.map(lambda x: x.cut_matrices() if _is_flat(x) else x, tree, is_leaf=_is_flat)
-
-
-def _matrices(tree: PyTree) -> list[PyTree]:
-    return [flat.matrices for flat in jax.tree.leaves(tree, is_leaf=_is_flat) if _is_flat(flat)]
-
-
-def _with_matrices(tree: PyTree, matrices: list[PyTree]) -> PyTree:
-    given = iter(matrices)
-    return jax.tree.map(lambda x: x.cut(next(given)) if _is_flat(x) else x, tree, is_leaf=_is_flat)
-
-
-def _is_flat(x: PyTree) -> bool:
-    return isinstance(x, Flat)

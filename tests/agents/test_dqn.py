@@ -309,7 +309,7 @@ def test_an_agent_tells_its_settings_and_which_of_its_parts_they_would_not_rebui
 def test_the_kin_of_dqn_take_parts_made_by_hand_as_it_does(make):
     agent = make(make_network=lambda spec: Table(), make_optimizer=optax.sgd, values="expected", noisy=0.0)(TABLE_SPEC)
     state = agent.init(KEY)
-    assert state.params.tree["params"]["q"].tolist() == [[0, 0], [0, 0]]
+    assert state.params["params"]["q"].tolist() == [[0, 0], [0, 0]]
     # Adam, the optimizer by name, keeps moments as large as the parameters; plain descent keeps nothing.
     assert all(leaf.size < 4 for leaf in jax.tree.leaves(state.opt_state))
     assert agent.custom == ("make_optimizer", "make_network")
@@ -344,14 +344,14 @@ def test_linear_goes_from_start_to_end_and_stays():
 def test_a_dueling_head_is_value_plus_centred_advantages():
     agent = dqn(dueling=True, features=(8,))(SPEC)
     state = agent.init(KEY)
-    params = state.params.tree["params"]
+    params = state.params["params"]
     heads = {name: part for name, part in params.items() if name.startswith("Dense")}
     (advantage,) = (part for part in heads.values() if part["kernel"].shape == (8, 3))
     (value,) = (part for part in heads.values() if part["kernel"].shape == (8, 1))
     obs = random_batch(5).items.obs
     hidden = nn.relu(obs @ params["MLP_0"]["Dense_0"]["kernel"] + params["MLP_0"]["Dense_0"]["bias"][None])
     v, a = (hidden @ part["kernel"] + part["bias"][None] for part in (value, advantage))
-    q = QNetwork(SPEC.observation_space, 3, features=(8,), dueling=True).apply(state.params.tree, obs)
+    q = QNetwork(SPEC.observation_space, 3, features=(8,), dueling=True).apply(state.params, obs)
     np.testing.assert_allclose(q, v + a - a.mean(axis=1, keepdims=True), atol=1e-5)
     # What tells value and advantage apart: the mean over the actions is the value.
     np.testing.assert_allclose(q.mean(axis=1), v[:, 0], atol=1e-5)
@@ -361,10 +361,10 @@ def test_a_dueling_head_is_value_plus_centred_advantages():
 
 def test_images_get_a_convolution_and_vectors_do_not():
     image = EnvSpec("Image", Box(0.0, 1.0, (10, 10, 4)), Discrete(3))
-    assert "ConvTorso_0" in dqn()(image).init(KEY).params.tree["params"]
-    assert "ConvTorso_0" not in dqn(torso="mlp")(image).init(KEY).params.tree["params"]
-    assert "ConvTorso_0" not in dqn()(SPEC).init(KEY).params.tree["params"]
-    kernel = dqn()(image).init(KEY).params.tree["params"]["ConvTorso_0"]["Convolutions_0"]["Conv_0"]["kernel"]
+    assert "ConvTorso_0" in dqn()(image).init(KEY).params["params"]
+    assert "ConvTorso_0" not in dqn(torso="mlp")(image).init(KEY).params["params"]
+    assert "ConvTorso_0" not in dqn()(SPEC).init(KEY).params["params"]
+    kernel = dqn()(image).init(KEY).params["params"]["ConvTorso_0"]["Convolutions_0"]["Conv_0"]["kernel"]
     assert kernel.shape == (3, 3, 4, 16)
 
 
@@ -394,7 +394,7 @@ def test_observations_may_be_dicts_of_vectors_and_numbers():
     spec = EnvSpec("Dict", space, Discrete(3))
     agent = dqn(features=(8,))(spec)
     state = agent.init(KEY)
-    assert state.params.tree["params"]["MLP_0"]["Dense_0"]["kernel"].shape == (2 + 3 + 2 + 4 + 2, 8)
+    assert state.params["params"]["MLP_0"]["Dense_0"]["kernel"].shape == (2 + 3 + 2 + 4 + 2, 8)
     obs = {
         "place": jnp.ones((4, 2)),
         "door": jnp.array([0, 1, 2, 2]),
@@ -415,7 +415,7 @@ def test_observations_may_be_dicts_of_vectors_and_numbers():
 
 def test_numbers_are_shown_to_the_network_as_one_hot():
     agent = dqn(features=())(EnvSpec("Numbers", Discrete(3), Discrete(2)))
-    params = agent.init(KEY).params.tree["params"]
+    params = agent.init(KEY).params["params"]
     assert params["Dense_0"]["kernel"].shape == (3, 2)
 
 
@@ -490,7 +490,7 @@ def test_c51_derives_its_support_from_the_rewards_and_discounts_that_it_learns_f
     agent, state, metrics = updated(ONE)
     assert [float(x) for x in state.reach] == [0.0, 2.0]
     # From 0, 1, 2 to 1, 1.5, 2: by thirds, onto 1 and 2 half each; the slope of the logits is 1/3 less that.
-    logits = state.params.tree["params"]["logits"]
+    logits = state.params["params"]["logits"]
     np.testing.assert_allclose(logits, [[-1 / 3, 1 / 6, 1 / 6], [0, 0, 0]], atol=1e-6)
     np.testing.assert_allclose(metrics["q"], 1.0, atol=1e-6)  # the middle of 0 .. 2
     assert "out_of_support" not in metrics
@@ -504,7 +504,7 @@ def test_the_support_of_c51_gets_wider_as_other_rewards_come():
     # All of the target is on the lowest of -8, -3, 2; softmax of the first logits: 0.2330, 0.3835, 0.3835.
     p = np.exp([-1 / 3, 1 / 6, 1 / 6]) / np.exp([-1 / 3, 1 / 6, 1 / 6]).sum()
     expected = np.array([-1 / 3, 1 / 6, 1 / 6]) - (p - [1, 0, 0])
-    np.testing.assert_allclose(state.params.tree["params"]["logits"][0], expected, atol=1e-6)
+    np.testing.assert_allclose(state.params["params"]["logits"][0], expected, atol=1e-6)
     np.testing.assert_allclose(metrics["q"], max(p @ [-8, -3, 2], -3.0), atol=1e-5)
 
 

@@ -30,7 +30,7 @@ def trained(strategy: jaxrl.Strategy, iterations: int = 5) -> tuple[Any, Any]:
     step = jax.jit(lambda state, t: strategy.step(state, jax.random.fold_in(state.key, t), t))
     for t in range(iterations):
         state, metrics = step(state, jnp.uint32(t))
-    return state.agent.params.tree, metrics
+    return state.agent.params, metrics
 
 
 @pytest.mark.parametrize("core", ["none", "gru"])
@@ -89,7 +89,7 @@ def test_the_penalty_of_cql_may_be_given_as_an_extra_loss_of_the_critics() -> No
     _, mine = moved(jaxrl.cql, cql=0.0, extra_loss=gap)
     _, usual = moved(jaxrl.cql, cql=0.5)
     _, without = moved(jaxrl.cql, cql=0.0)
-    chex.assert_trees_all_close(mine.critic.tree, usual.critic.tree, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(mine.critic, usual.critic, rtol=1e-5, atol=1e-6)
     assert float(jnp.abs(mine.critic.vector - without.critic.vector).max()) > 1e-3
 
 
@@ -117,7 +117,7 @@ def test_an_entropy_bonus_may_be_given_as_an_extra_loss_of_sacs_policy() -> None
     _, mine = moved(jaxrl.sac, **fixed, temperature=0.2, extra_policy_loss=bonus)
     _, usual = moved(jaxrl.sac, **fixed, temperature=0.3)
     _, without = moved(jaxrl.sac, **fixed, temperature=0.2)
-    chex.assert_trees_all_close(mine.policy.tree, usual.policy.tree, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(mine.policy, usual.policy, rtol=1e-5, atol=1e-6)
     assert float(jnp.abs(mine.policy.vector - without.policy.vector).max()) > 1e-4
 
 

@@ -151,8 +151,8 @@ def test_dqn_holds_down_the_values_of_other_actions():
     _, metrics, _ = jax.jit(agent.update)(state, batch, KEY, jnp.uint32(0))
     off = state._replace(hyper=state.hyper._replace(cql=()))
     _, usual, _ = jax.jit(without.update)(off, batch, KEY, jnp.uint32(0))
-    (name,) = state.params.tree["params"]
-    kernel, bias = (np.asarray(state.params.tree["params"][name][part], np.float64) for part in ("kernel", "bias"))
+    (name,) = state.params["params"]
+    kernel, bias = (np.asarray(state.params["params"][name][part], np.float64) for part in ("kernel", "bias"))
     q = np.asarray(batch.items.obs, np.float64) @ kernel + bias[None]
     gap = logsumexp(q) - q[np.arange(SIZE), np.asarray(batch.items.action)]
     np.testing.assert_allclose(metrics["loss"] - usual["loss"], 2.0 * (WEIGHT * gap).mean(), rtol=1e-4)

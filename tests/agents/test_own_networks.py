@@ -86,18 +86,18 @@ def test_every_agent_learns_with_networks_made_in_python(name):
 @pytest.mark.slow
 def test_critics_of_ones_own_are_several_each_with_parameters_of_its_own():
     agent = jaxrl.sac(num_critics=3, **critic)(CONTINUOUS)
-    kernels = agent.init(KEY).critic.tree["params"]["mine"]["kernel"]
+    kernels = agent.init(KEY).critic["params"]["mine"]["kernel"]
     assert kernels.shape == (3, 3 + 2, 5)
     assert len(np.unique(kernels[:, 0, 0])) == 3
     assert agent.custom == ("make_critic",)  # the policy is that of the settings
-    assert "MLP_0" in agent.init(KEY).policy.tree["params"]
+    assert "MLP_0" in agent.init(KEY).policy["params"]
 
 
 def test_a_network_of_ones_own_acts():
     agent = jaxrl.dqn(**values)(DISCRETE)
     state = agent.init(KEY)
     obs = sample_space(DISCRETE.observation_space, KEY, ROWS)
-    best = Mine((ACTIONS,)).apply(state.params.tree, obs).argmax(axis=-1)
+    best = Mine((ACTIONS,)).apply(state.params, obs).argmax(axis=-1)
     assert agent.act(state, obs, None, jnp.uint32(0), "exploit")[0].tolist() == best.tolist()
 
 
@@ -129,7 +129,7 @@ def test_a_module_of_nnx_learns_as_the_same_one_in_linen_does():
     ]
     nnx_state, linen_state = (agent.init(KEY) for agent in agents)
     names = {"layers/0": "mine", "layers/1": "Dense_0"}
-    found = nnx_state.params.tree["params"]
+    found = nnx_state.params["params"]
     assert sorted(found) == sorted(f"{layer}/{part}" for layer in names for part in ("kernel", "bias"))
     same = {mine: {part: found[f"{layer}/{part}"] for part in ("kernel", "bias")} for layer, mine in names.items()}
     params = type(linen_state.params).of({"params": same})
@@ -139,7 +139,7 @@ def test_a_module_of_nnx_learns_as_the_same_one_in_linen_does():
     after = []
     for agent, state in zip(agents, (nnx_state, linen_state), strict=True):
         update = jax.jit(lambda s, agent=agent: agent.update(s, batch, KEY, jnp.uint32(0))[0])
-        after.append(update(state).params.tree["params"])
+        after.append(update(state).params["params"])
     for layer, mine in names.items():
         for part in ("kernel", "bias"):
             np.testing.assert_allclose(after[0][f"{layer}/{part}"], after[1][mine][part], rtol=1e-5, atol=1e-6)

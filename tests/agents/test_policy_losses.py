@@ -245,7 +245,7 @@ def judged(spec, state, rollout):
     """Work out log-probabilities and values `[T, N]` of a rollout's steps with nothing of the agent but its network."""
     discrete = isinstance(spec.action_space, Discrete)
     network = ActorCritic(BOX, 3 if discrete else 4, 0 if discrete else 2, features=(8,))
-    outputs, value, _ = network.apply(state.params.tree, rollout.items.obs.reshape(T * N, 4))
+    outputs, value, _ = network.apply(state.params, rollout.items.obs.reshape(T * N, 4))
     outputs, value = outputs.reshape(T, N, -1), value.reshape(T, N)
     if discrete:
         chosen = jax.nn.one_hot(rollout.items.action, 3)
@@ -291,7 +291,7 @@ def test_an_update_of_impala_from_old_parameters_is_that_of_rlax():
     rollout = rollout_of(agent, old)
     before, _ = judged(spec, old, rollout)
     network = ActorCritic(BOX, 3, 0, features=(8,))
-    v_t = network.apply(new.params.tree, rollout.items.next_obs.reshape(T * N, 4))[1].reshape(T, N)
+    v_t = network.apply(new.params, rollout.items.next_obs.reshape(T * N, 4))[1].reshape(T, N)
 
     def loss(params):
         log_prob, value = judged(spec, new._replace(params=replace(new.params, vector=params)), rollout)

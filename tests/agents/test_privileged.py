@@ -36,7 +36,7 @@ OFF_POLICY = [("sac", BOX), ("sac", NUMBERS), ("td3", BOX), ("ddpg", BOX)]
 def test_only_the_critics_of_replay_see_the_privileged_state(name: str, spec: Any) -> None:
     agent = maker(name)(**SMALL)(spec)
     state = jax.jit(agent.init)(KEY)
-    assert {x.shape[0] for x in jax.tree.leaves(state.policy.tree) if x.ndim == 2} == {2, 8}
+    assert {x.shape[0] for x in jax.tree.leaves(state.policy) if x.ndim == 2} == {2, 8}
     obs = sample_space(spec.observation_space, KEY, ROWS)
 
     def judged(privileged: Any) -> Any:
@@ -129,7 +129,7 @@ def test_images_may_be_for_critics_alone_and_something_must_be_left_for_the_poli
     image = Box(0, 255, (8, 8, 1), "uint8")
     spec = BOX._replace(observation_space={"privileged_state": {"map": image}, "seen": Box(-1.0, 1.0, (2,))})
     agent = jaxrl.sac(**SMALL)(spec)
-    policy, critic = jax.eval_shape(lambda key: (agent.init(key).policy.tree, agent.init(key).critic.tree), KEY)
+    policy, critic = jax.eval_shape(lambda key: (agent.init(key).policy, agent.init(key).critic), KEY)
     dims = lambda tree: {x.ndim for x in jax.tree.leaves(tree)}
     assert (dims(policy), dims(critic)) == ({1, 2}, {2, 3, 5})  # of critics there are two, hence an axis more
     with pytest.raises(SettingsError, match="are privileged_state, of which a policy sees nothing; add an entry"):

@@ -148,9 +148,9 @@ def walked(name: str, core: str, state: Any, critic: Any, batch: Batch, noise: A
     items, (noise_tm1, noise_t) = jax.tree.map(np.asarray, batch.items), noise
     told = {part: np.zeros((B, T)) for part in ("error", "loss", "value", "entropy")}
     for b in range(B):
-        policy, weight = state.policy.tree, items.weight[b]
-        online = Walks(name, core, policy, state.critic.tree, items, b)
-        target = Walks(name, core, policy, state.target.tree, items, b)
+        policy, weight = state.policy, items.weight[b]
+        online = Walks(name, core, policy, state.critic, items, b)
+        target = Walks(name, core, policy, state.target, items, b)
         judges = Walks(name, core, policy, critic.tree, items, b)
         row = lambda noise, t, b=b: () if name == "discrete" else noise[b * T + t - BURN]
         futures = {t: target.value(t, row(noise_t, t), then=True) for t in range(BURN, L)}
@@ -216,10 +216,10 @@ def test_the_burn_in_makes_the_memories_but_takes_no_gradient() -> None:
         obs, at = batch.items.obs, jax.tree.map(lambda x: x[:, 0], batch.items.obs.memory)
         for t in range(BURN):
             at = anew(batch.items.is_first[:, t], at)
-            policy = policy_of("continuous", "gru")(state.policy.tree, Remembered(obs.obs[:, t], at.policy))[1]
+            policy = policy_of("continuous", "gru")(state.policy, Remembered(obs.obs[:, t], at.policy))[1]
             critic = [
                 critic_of("continuous", "gru")(
-                    one_of(state.critic.tree, k), Remembered(obs.obs[:, t], at.critic[:, k]), zero
+                    one_of(state.critic, k), Remembered(obs.obs[:, t], at.critic[:, k]), zero
                 )[1]
                 for k in range(CRITICS)
             ]

@@ -382,7 +382,7 @@ def test_critics_are_given_every_entry_of_an_action_from_minus_1_to_1():
     batch = Batch(items, jnp.arange(3), jnp.ones(3))
     update = jax.jit(agent.update)
     for entry in range(6):
-        tree = jax.tree.map(jnp.zeros_like, state.critic.tree)
+        tree = jax.tree.map(jnp.zeros_like, state.critic)
         tree["params"]["Dense_0"]["kernel"] = tree["params"]["Dense_0"]["kernel"].at[:, 3 + entry].set(2.0)
         tree["params"]["Dense_0"]["bias"] = tree["params"]["Dense_0"]["bias"] + 3.0
         _, _, priorities = update(state._replace(critic=Flat.of(tree)), batch, KEY, jnp.uint32(0))
@@ -433,7 +433,7 @@ def test_a_fresh_target_equals_the_critics_without_sharing_their_memory():
     state = jax.jit(agent_of("continuous").init)(KEY)
     assert equal(state.critic, state.target)
     assert state.critic.vector.unsafe_buffer_pointer() != state.target.vector.unsafe_buffer_pointer()
-    first, second = state.critic.tree["params"]["Dense_0"]["kernel"]
+    first, second = state.critic["params"]["Dense_0"]["kernel"]
     assert not np.array_equal(first, second)
 
 
@@ -475,7 +475,7 @@ def test_images_several_steps_and_priorities_go_together(name, processor):
         state, metrics = step(state, jnp.uint32(t))
         assert int(metrics["skipped_updates"].count) == 0
         assert int(metrics["loss"].count) == strategy.opt_steps_per_step == 2
-    assert "Convolutions_0" in state.agent.critic.tree["params"]
+    assert "Convolutions_0" in state.agent.critic["params"]
     assert not equal(before.agent.policy, state.agent.policy)
     # Items seen have a priority of their own; those not drawn yet still have the highest.
     assert len(np.unique(np.asarray(state.buffer.sums[0]))) > 5

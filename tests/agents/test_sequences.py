@@ -142,7 +142,7 @@ def test_an_update_sees_the_errors_that_a_walk_through_the_sequences_finds(core:
     agent = agent_of(core=core)
     state, batch = state_of(agent), batch_of(agent, SPEC.action_space)
     _, metrics, priorities = updating(agent)(state, batch)
-    errors, _ = walked(core, state.params.tree, state.target.tree, agent.memory, batch)
+    errors, _ = walked(core, state.params, state.target, agent.memory, batch)
     sizes = np.abs(errors)
     assert (sizes > 0).sum() == B * T - 1
     np.testing.assert_allclose(priorities, 0.9 * sizes.max(1) + 0.1 * sizes.mean(1), rtol=2e-4)
@@ -166,7 +166,7 @@ def test_the_burn_in_makes_the_memory_but_takes_no_gradient() -> None:
 
     same = state._replace(target=state.params)  # for both networks the memory is then one
     obs = jax.tree.map(lambda x: x[:, BURN:], batch.items.obs)
-    memory = obs.memory.at[:, 0].set(brought(same.params.tree))
+    memory = obs.memory.at[:, 0].set(brought(same.params))
     late = jax.tree.map(lambda x: x[:, BURN:], batch.items)._replace(obs=obs._replace(memory=memory))
     wanted = updating(without)(same, batch._replace(items=late))[0].params.vector
     made = updating(agent)(same, batch)[0].params.vector

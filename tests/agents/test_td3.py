@@ -279,7 +279,7 @@ def noises(memory, length=LENGTH):
     strategy = still(functools.partial(quiet, memory=memory), length, warmup=6_400)
     state = jax.jit(strategy.init)(KEY)
     # With a policy that never moves and observations of zeros, its action is tanh of the biases.
-    middle = np.tanh(np.asarray(state.agent.policy.tree["params"]["Dense_0"]["bias"]))
+    middle = np.tanh(np.asarray(state.agent.policy["params"]["Dense_0"]["bias"]))
     taken = np.asarray(state.buffer.items.action).reshape(800, 8, 2)
     return (unit(taken.reshape(-1, 2)).reshape(800, 8, 2) - middle[None, None]) / 0.1, state
 
@@ -329,7 +329,7 @@ def test_evaluation_is_free_of_noise_that_lasts():
     env, policy = vectorise(strategy.env, 4), strategy.policy
     state, obs = env.reset(KEY)
     carry = policy.begin(params, obs)
-    middle = np.tanh(np.asarray(params.agent.policy.tree["params"]["Dense_0"]["bias"]))
+    middle = np.tanh(np.asarray(params.agent.policy["params"]["Dense_0"]["bias"]))
     for _ in range(3):
         carry, action = policy.act(params, carry)
         np.testing.assert_allclose(unit(action), np.broadcast_to(middle, (4, 2)), atol=1e-6)

@@ -153,7 +153,7 @@ def test_values_are_those_of_each_agents_own_life() -> None:
         body = lambda state, key, t: strategy.step(state, key, t)[0]
         return iterate(body, state.key, state, jnp.uint32(0), jnp.uint32(2_000)).agent
 
-    params = train(jax.random.key(0)).params.tree
+    params = train(jax.random.key(0)).params
     values = QNetwork(jaxrl.Discrete(12), 2, features=(16,)).apply(params, jnp.array([0, 1, 4, 7, 8, 10]))
     # Agent 0: 1 + 2 / 2, 2. Agent 1: 2 + 4 / 2 + 6 / 4 + 8 / 8, 8. Agent 2: 3 + 6 / 2 + 9 / 4, 9. All by 8.
     expected = np.array([2, 2, 6.5, 8, 8.25, 9]) / 8

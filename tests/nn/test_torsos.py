@@ -217,7 +217,7 @@ def test_gradients_through_bfloat16_are_float32_and_move_the_parameters():
     agent = jaxrl.dqn(features=(8,), dtype="bfloat16")(DISCRETE)
     state = agent.init(KEY)
     new, metrics = jax.jit(lambda state: updated(agent, DISCRETE, state))(state)
-    assert {leaf.dtype for leaf in jax.tree.leaves((new.params.tree, new.opt_state[0].mu))} == {jnp.dtype("float32")}
+    assert {leaf.dtype for leaf in jax.tree.leaves((new.params, new.opt_state[0].mu))} == {jnp.dtype("float32")}
     assert (np.asarray(new.params.vector) != np.asarray(state.params.vector)).any()
     assert np.isfinite(metrics["loss"])
 

@@ -44,7 +44,7 @@ def errors(buffer: Buffer, updates: int) -> np.ndarray:
     def train(key):
         state = strategy.init(key)
         body = lambda state, key, t: strategy.step(state, key, t)[0]
-        return iterate(body, state.key, state, jnp.uint32(0), jnp.uint32(updates)).agent.params.tree
+        return iterate(body, state.key, state, jnp.uint32(0), jnp.uint32(updates)).agent.params
 
     params = jax.jit(jax.vmap(train))(jax.vmap(jax.random.key)(jnp.arange(SEEDS)))
     places = jnp.arange(LENGTH)

@@ -131,7 +131,7 @@ def learn(variant):
     _, greedy = strategy.policy.act(params, strategy.policy.begin(params, obs))
     options = {"features": FEATURES, "activation": "tanh", "layer_norm": settings.get("layer_norm", False)}
     critic = ensemble(settings.get("num_critics", 1 if name == "ddpg" else 2), Discrete(9), **options)
-    values = critic.apply(state.agent.critic.tree, obs, jnp.asarray(BEST, jnp.float32))[..., 0]
+    values = critic.apply(state.agent.critic, obs, jnp.asarray(BEST, jnp.float32))[..., 0]
     return np.asarray(from_box(ACTIONS, greedy)), np.asarray(values)
 
 

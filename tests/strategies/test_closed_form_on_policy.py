@@ -47,7 +47,7 @@ def learn(toy, make, iterations, epochs, minibatches, **settings):
     strategy = on_policy(
         toy.env, agent, processor=processor, num_envs=16, rollout=7, epochs=epochs, minibatches=minibatches
     )
-    return run(strategy, iterations).agent.params.tree
+    return run(strategy, iterations).agent.params
 
 
 def policy_and_value(toy, make, **settings):

@@ -70,7 +70,7 @@ def learn(toy, buffer=None, **settings):
         state = iterate(body, state.key, state, jnp.uint32(0), jnp.uint32(updates))
         taus = [jnp.broadcast_to(midpoints(ATOMS)[None], (len(toy.obs), ATOMS))] if kind == "iqn" else []
         # No noise is given, so there is none.
-        out, _ = network.apply(state.agent.params.tree, toy.obs, *taus, mutable=["noise"])
+        out, _ = network.apply(state.agent.params, toy.obs, *taus, mutable=["noise"])
         return jax.vmap(values.mean)(out if out.ndim == 3 else out[..., None])
 
     return np.asarray(train(jax.random.key(0)))

@@ -109,7 +109,7 @@ def test_the_value_of_iql_is_the_expectile_of_what_was_done_and_its_policy_weigh
     agent = jaxrl.iql(**TABLE, policy_lr=0.02, lr_decay=2000, tau=0.05, expectile=expectile, beta=1.0)
     data = bandit(ACTIONS, REWARD[ACTIONS])
     state = trained(jaxrl.offline(data, agent, batch_size=64), 2000)
-    layer = state.agent.value.tree["params"]["Dense_0"]
+    layer = state.agent.value["params"]["Dense_0"]
     value = float((layer["kernel"] + layer["bias"][None])[0, 0])
     np.testing.assert_allclose(value, expectile_by_hand(REWARD, FREQUENCY, expectile), atol=0.05)
     # The weights are exp(q - v), of which v falls out.
@@ -130,7 +130,7 @@ def test_conservative_values_are_where_the_pull_of_the_targets_equals_that_of_th
     agent, c = jaxrl.cql_dqn(features=(), lr=0.02, lr_decay=2000, loss="squared", cql=0.5, target_interval=1), 0.5
     data = bandit(ACTIONS, REWARD[ACTIONS])
     state = trained(jaxrl.offline(data, agent, batch_size=64), 2000)
-    (layer,) = state.agent.params.tree["params"].values()
+    (layer,) = state.agent.params["params"].values()
     q = np.asarray(layer["kernel"] + layer["bias"][None])[0]
     share = np.exp(q) / np.exp(q).sum()
     np.testing.assert_allclose(c * (share - FREQUENCY), FREQUENCY * (REWARD - q), atol=0.02)
@@ -147,7 +147,7 @@ def test_what_was_cut_is_worth_what_follows_and_what_terminated_is_not(make: Any
     data = data._replace(obs=data.obs * sign, next_obs=data.next_obs * sign)
     agent = make(features=(), lr=0.05, lr_decay=800, tau=0.1)
     state = trained(jaxrl.offline(data, agent, batch_size=8, processor=jaxrl.one_step(0.5)), 800)
-    (layer,) = state.agent.critic.tree["params"].values()
+    (layer,) = state.agent.critic["params"].values()
     q = layer["bias"][:, 0, None] + layer["kernel"][:, 0] * jnp.array([[1.0, -1.0]])
     np.testing.assert_allclose(q, [[2.0, 1.0]] * 2, atol=0.03)
 
@@ -319,7 +319,7 @@ def test_one_update_from_all_data_is_the_gradient_of_their_mean() -> None:
     """A table of one observation: the slope of the mean log-likelihood is the shares less the probabilities."""
     data = bandit([0, 0, 0, 1, 1, 2], [0.0] * 6)
     strategy = jaxrl.offline(data, jaxrl.bc(features=(), optimizer="sgd", lr=0.5), batch_size=0)
-    before, after = (trained(strategy, steps).agent.policy.tree["params"] for steps in (0, 1))
+    before, after = (trained(strategy, steps).agent.policy["params"] for steps in (0, 1))
     (bias,) = [leaf for leaf in jax.tree.leaves(jax.tree.map(lambda a, b: a - b, after, before)) if leaf.ndim == 1]
     logits = [x.sum(axis=0) if x.ndim == 2 else x for x in jax.tree.leaves(before)]
     odds = np.asarray(jax.nn.softmax(sum(logits)))

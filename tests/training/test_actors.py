@@ -242,7 +242,7 @@ def test_ratios_are_those_to_the_parameters_that_acted_as_many_rounds_ago_as_sai
     strategy = jaxrl.on_policy(env, agent, num_envs=1, rollout=8, epochs=1, minibatches=1, actors=config)
     memory, hooks = jaxrl.MemoryRecorder(), jaxrl.Hooks(start=lambda trainer: params.append(now(trainer)))
     params: list[Any] = []
-    now = lambda trainer: jax.tree.map(np.array, trainer.state.agent.params.tree)
+    now = lambda trainer: jax.tree.map(np.array, trainer.state.agent.params)
     trainer = jaxrl.Trainer(strategy, max_opts=6, record_interval=1, recorders=[memory], hooks=hooks, **QUIET)
     params.extend(now(trainer) for _ in trainer)
     network = ActorCritic(strategy.env.spec.observation_space, 2, features=(8,))
@@ -297,7 +297,7 @@ def test_values_of_a_clock_that_only_cuts_are_those_of_the_closed_form(lag: int)
     )
     result, _ = train(strategy, updates)
     network = QNetwork(toy.env.spec.observation_space, 2, features=(16,))
-    values = np.asarray(network.apply(result.state.agent.params.tree, toy.obs))
+    values = np.asarray(network.apply(result.state.agent.params, toy.obs))
     np.testing.assert_allclose(values, toy.values, atol=1e-2)
 
 
@@ -319,7 +319,7 @@ def test_v_trace_learns_the_values_of_a_clock_that_only_cuts_from_old_parameters
     result, row = train(strategy, updates)
     assert row["staleness"] == 3
     network = ActorCritic(toy.env.spec.observation_space, 2, features=(16,))
-    value = np.asarray(network.apply(result.state.agent.params.tree, toy.obs)[1])
+    value = np.asarray(network.apply(result.state.agent.params, toy.obs)[1])
     np.testing.assert_allclose(value, toy.values[:, 0], atol=1e-2)
 
 

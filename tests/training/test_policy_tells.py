@@ -210,7 +210,7 @@ def test_iql_tells_the_value_of_the_observation_and_that_of_an_action_that_is_gi
 
 def test_of_two_critics_the_lower_counts() -> None:
     policy = policy_of(jaxrl.sac(features=(4,)), Discrete(2), critics=True)
-    critic = policy.params.agent.critic.tree
+    critic = policy.params.agent.critic
     spec = EnvSpec("Toy", SEEN, Discrete(2))
     network = jaxrl.nn.ensemble(2, spec.observation_space, outputs=2, features=(4,))
     both = network.apply(critic, ONE[None])
@@ -279,7 +279,7 @@ def test_critics_with_memories_tell_what_each_of_them_makes_of_the_episode() -> 
     network = jaxrl.nn.Recurrent(head, Box(-9.0, 9.0, (3,)), "gru", 4, features=(4,))
     memories = [np.zeros((1, 4), np.float32)] * 2
     for obs in np.random.default_rng(0).normal(size=(3, 1, 3)).astype(np.float32):
-        own = [jax.tree.map(lambda x, k=k: x[k], policy.params.agent.critic.tree) for k in range(2)]
+        own = [jax.tree.map(lambda x, k=k: x[k], policy.params.agent.critic) for k in range(2)]
         made = [network.apply(p, Remembered(obs, m)) for p, m in zip(own, memories, strict=True)]
         memories = [memory for _, memory in made]
         lower = np.min([value[0] for value, _ in made], axis=0)

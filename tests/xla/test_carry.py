@@ -97,7 +97,7 @@ def test_a_carry_that_changes_its_type_is_refused_by_name(wrong: jax.Array):
 
 
 def step(t: jax.Array, state: Carry) -> Carry:
-    tree = state.params.tree
+    tree = state.params
     return state._replace(
         count=state.count + t.astype(jnp.int32),
         flags=~state.flags,
@@ -115,7 +115,7 @@ def test_a_loop_makes_the_same_bits_as_that_of_jax(which: str) -> None:
         ours = jax.jit(lambda c: fori_loop(start, stop, step, c))(carry())
     assert same(ours, jax.jit(lambda c: jax.lax.fori_loop(start, stop, step, c))(carry()))
     # And none of it goes on in the pieces that the loop has cut: what came out is a plain vector.
-    assert same(ours.params.tree, Flat.of(ours.params.tree).tree)
+    assert same(ours.params, Flat.of(ours.params).tree)
 
 
 def test_on_cuda_members_of_a_population_count_as_one() -> None:
@@ -147,7 +147,7 @@ def test_what_is_written_into_a_vector_is_read_from_it_and_not_from_old_pieces()
         return state._replace(params=twice, number=twice.tree["w"][:2] + 0 * state.number[0, 1])
 
     end = fori_loop(jnp.int32(0), jnp.int32(3), double, carry())
-    assert end.params.tree["w"].tolist() == (8 * np.arange(6.0).reshape(3, 2)).tolist()
+    assert end.params["w"].tolist() == (8 * np.arange(6.0).reshape(3, 2)).tolist()
     assert end.number.tolist() == [[0.0, 8.0], [16.0, 24.0]]
 
 
