@@ -25,7 +25,6 @@ from jaxrl.agents.critics import (
     judging,
     learn_critic,
     lowest,
-    polyak_update,
     to_critic,
     unit_actions,
     value_network,
@@ -33,7 +32,7 @@ from jaxrl.agents.critics import (
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import Between, Positive, Weight
 from jaxrl.agents.losses import advantage_weight, expectile_loss
-from jaxrl.agents.optimizers import Learnt, Optimizer, gradient_step, learn
+from jaxrl.agents.optimizers import Learnt, Optimizer, gradient_step, learn, polyak_update
 from jaxrl.agents.own import ExtraLoss, MakeNetwork, MakePolicy, Own, agent_maker, by_row
 from jaxrl.agents.regression import act, choice, cloning_head, regress, taken
 from jaxrl.metrics import Metrics

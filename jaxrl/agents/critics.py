@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl.agents.base import ChoiceFn, Insight, StripFn
 from jaxrl.agents.exploration import told_values
@@ -349,12 +348,6 @@ def _told(parts: Parts, state: Any, obs: PyTree, action: PyTree) -> Array:
     if isinstance(parts.spec.action_space, Discrete):
         return told_values(lowest(critic, state.critic, obs), obs)
     return lowest(critic, state.critic, obs, *unit_actions(parts.spec, action))[:, 0]
-
-
-def polyak_update(target: PyTree, online: PyTree, tau: Array) -> PyTree:
-    """Move `target` towards `online` by the fraction `tau` (Polyak averaging)."""
-    moved: PyTree = optax.incremental_update(online, target, tau)
-    return moved
 
 
 def unit_actions(spec: EnvSpec, action: Array) -> tuple[Array, ...]:

@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxrl.agents.base import Agent, AgentMaker, Insight, Mode
 from jaxrl.agents.checks import check_actions, hyper_of
 from jaxrl.agents.dqn_settings import CQLDQNConfig, DQNConfig, RainbowConfig
 from jaxrl.agents.exploration import EPSILONS, NOISY, epsilon_greedy, explored, told_values
 from jaxrl.agents.losses import conservative_gap, munchausen
-from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step, learn, linear
+from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_step, learn, linear, polyak_update
 from jaxrl.agents.own import (
     ExtraLoss,
     MakeNetwork,
@@ -54,8 +53,9 @@ from jaxrl.metrics import Metrics
 from jaxrl.nn import Network, QNetwork, Recurrent, check_torso, no_memory
 from jaxrl.nn.own import ROWS
 from jaxrl.spaces import Box, Discrete, EnvSpec, space_zeros
-from jaxrl.trees import Array, Key, PyTree, make_key, tree_where
+from jaxrl.trees import Array, Key, PyTree, make_key
 from jaxrl.types import Batch, Remembered, Transition
+from jaxrl.xla.flat import elementwise
 from jaxrl.xla.short import argmax, entry, largest
 
 MUNCHAUSEN_CLIP = -1.0
@@ -514,9 +514,10 @@ def _given(taus: PyTree) -> tuple[Array, ...]:
 
 def _update_target(config: DQNConfig, tau: Array, params: PyTree, target: PyTree, opt_step: Array) -> PyTree:
     """Move the target network after every `target_interval`-th optimisation step, counted from 1."""
-    mixed: PyTree = optax.incremental_update(params, target, tau)
+    mixed = polyak_update(target, params, tau)
     if config.target_interval == 1:
         return mixed
     # A select is faster than a `cond` here. On a CPU, a branch that has to copy makes the whole loop asynchronous,
     # which costs more than the copy; on a GPU, a branch waits for the host.
-    return tree_where((opt_step + 1) % config.target_interval == 0, mixed, target)
+    due = (opt_step + 1) % config.target_interval == 0
+    return elementwise(lambda new, old: jnp.where(due, new, old), mixed, target)

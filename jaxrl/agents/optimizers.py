@@ -17,7 +17,7 @@ from jaxrl.errors import SettingsError, nearest
 from jaxrl.registry import listed
 from jaxrl.trees import Array, PyTree, tree_bytes
 from jaxrl.xla import reverse_mode
-from jaxrl.xla.flat import ravel, unravel
+from jaxrl.xla.flat import elementwise, ravel, unravel
 from jaxrl.xla.products import side_by_side
 
 Optimizer = Callable[[Any], optax.GradientTransformation]
@@ -72,9 +72,9 @@ class GradientStep(NamedTuple):
 
     init: Callable[[PyTree, Array], PyTree]
     """`(params, lr) -> opt_state`"""
-    step: Callable[[PyTree, Array, PyTree, Array, Array], tuple[PyTree, PyTree, Array]]
+    step: Callable[[PyTree, list[Array], PyTree, Array, Array], tuple[PyTree, PyTree, Array]]
     """`(params, gradient, opt_state, lr, max_norm) -> (params, opt_state, norm of the gradient before clipping)`; the
-    gradient is a vector `[P]`, see `ravel`."""
+    gradient is as `ravel` returns it."""
 
 
 def gradient_step(optimizer: Optimizer) -> GradientStep:
@@ -90,16 +90,16 @@ def gradient_step(optimizer: Optimizer) -> GradientStep:
         return optimizer(lr).init(ravel(params) if alike else params)
 
     def step(
-        params: PyTree, gradient: Array, opt_state: PyTree, lr: Array, max_norm: Array
+        params: PyTree, gradient: list[Array], opt_state: PyTree, lr: Array, max_norm: Array
     ) -> tuple[PyTree, PyTree, Array]:
-        norm = jnp.sqrt(jnp.vdot(gradient, gradient))
+        norm = jnp.sqrt(sum(jnp.vdot(x, x) for x in gradient))
         clipped = clip_by_norm(gradient, norm, max_norm)
         if alike:
             updates, opt_state = optimizer(lr).update(clipped, opt_state, ravel(params))
             updates = unravel(updates, params)
         else:
             updates, opt_state = optimizer(lr).update(unravel(clipped, params), opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, norm
+        return elementwise(lambda x, change: (x + change).astype(x.dtype), params, updates), opt_state, norm
 
     return GradientStep(init, step)
 
@@ -108,6 +108,11 @@ def clip_by_norm(grads: PyTree, norm: Array, max_norm: Array) -> PyTree:
     """Scale `grads`, whose global norm is `norm`, down to a global norm of at most `max_norm`."""
     scale = jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-12))
     return jax.tree.map(lambda g: g * scale, grads)
+
+
+def polyak_update(target: PyTree, online: PyTree, tau: Array) -> PyTree:
+    """Move `target` towards `online` by the fraction `tau` (Polyak averaging)."""
+    return elementwise(lambda new, old: tau * new + (1.0 - tau) * old, online, target)
 
 
 class Schedule(Protocol):

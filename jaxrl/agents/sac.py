@@ -33,7 +33,6 @@ from jaxrl.agents.critics import (
     learn_critic,
     lowest,
     memories_after,
-    polyak_update,
     recurrent_networks,
     rows_of,
     seen_now,
@@ -43,7 +42,7 @@ from jaxrl.agents.critics import (
 )
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import Between, Count, Positive, Rate, Real, SequenceConfig, Weight
-from jaxrl.agents.optimizers import OPTIMIZERS, Optimizer, decayed, gradient_step, learn
+from jaxrl.agents.optimizers import OPTIMIZERS, Optimizer, decayed, gradient_step, learn, polyak_update
 from jaxrl.agents.own import ExtraLoss, MakeNetwork, MakePolicy, Own, agent_maker
 from jaxrl.agents.schedules import schedules_in
 from jaxrl.agents.sequences import (
@@ -371,7 +370,7 @@ def _update(parts: Parts, state: SACState, batch: Batch, key: Key, opt_step: Arr
         slope = temperature * shards.mean(jnp.mean((entropy - wanted) * rows.items.weight))
         log_temperature, opt_state, _ = ADAM.step(
             log_temperature,
-            slope[None],
+            [slope[None]],
             opt_state,
             decayed(hyper.temperature_lr, config.lr_decay, opt_step),
             hyper.max_grad_norm,

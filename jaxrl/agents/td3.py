@@ -25,14 +25,13 @@ from jaxrl.agents.critics import (
     lasting,
     learn_critic,
     lowest,
-    polyak_update,
     space_size,
     to_critic,
     to_policy,
     unit_actions,
 )
 from jaxrl.agents.fields import Between, Count, Weight
-from jaxrl.agents.optimizers import Optimizer, gradient_step, learn
+from jaxrl.agents.optimizers import Optimizer, gradient_step, learn, polyak_update
 from jaxrl.agents.own import ExtraLoss, MakeNetwork, MakePolicy, Own, agent_maker
 from jaxrl.distributions import Head
 from jaxrl.metrics import Metrics

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from jaxrl.trees import Array, Key, PyTree, tree_bytes
 from jaxrl.xla.carry import loop_form, rows_of
+from jaxrl.xla.flat import cutting
 from jaxrl.xla.hoist import hoist
 
 BLOCK = 64
@@ -46,7 +47,11 @@ def drawn_ahead(
     of the same program: how a run is cut into calls cannot change a bit of it.
     """
     form = loop_form(carry)
-    turn = lambda held, key, t: form.hold(body(form.release(held), key, t))
+
+    def turn(held: PyTree, key: Key, t: Array) -> PyTree:
+        with cutting():
+            return form.hold(body(form.release(held), key, t))
+
     hoisted = hoist(turn, jax.eval_shape(form.hold, carry), jax.eval_shape(key_of, start), start)
     length = block_length(tree_bytes(hoisted.drawn))
     if (lengths := _lengths.get()) is not None:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 import jaxrl.shards as shards
 from jaxrl.trees import Array, PyTree, require_same, row_struct
-from jaxrl.xla import shaped_for
+from jaxrl.xla import flat, shaped_for
 from jaxrl.xla.attempts import attempt
 from jaxrl.xla.packing import bits_of, join, join_short, layout_of, pack, unpack, value_of
 
@@ -119,7 +119,7 @@ def scan(
     the same for all would come to lie in one array with what each has for itself, and be taken for its own.
     """
     if not shaped_for(*on) or (on == TIED_WITHIN and shards.spread()):
-        return jax.lax.scan(body, carry, xs)
+        return _scan_vectors(body, carry, xs) if shaped_for("cpu") else jax.lax.scan(body, carry, xs)
     tie, untie = bundle(carry)
     rows, row = rows_of(xs)
 
@@ -129,6 +129,21 @@ def scan(
 
     end, ys = jax.lax.scan(tied, tie(carry), rows)
     return untie(end), ys
+
+
+def _scan_vectors(
+    body: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], carry: PyTree, xs: PyTree
+) -> tuple[PyTree, PyTree]:
+    """Compute `jax.lax.scan(body, carry, xs)`, with the parameters in the carry as vectors between iterations."""
+    like = jax.eval_shape(lambda: carry)
+
+    def held(carry: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
+        with flat.cutting():
+            new, y = body(flat.release(carry, like), x)
+            return flat.hold(new), y
+
+    end, ys = jax.lax.scan(held, flat.hold(carry), xs)
+    return flat.release(end, like), ys
 
 
 def scan_rows(
@@ -171,12 +186,12 @@ def _scan_flat(
     _, like = jax.eval_shape(body, carry, jax.tree.map(lambda x: x[0], xs))
     stacked, row_of = _stack_alike(xs)
 
-    def flat(carry: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
+    def in_rows(carry: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
         carry, out = body(carry, row_of(x))
         row = lambda x: _row_by_row(x.reshape(len(x), -1))
         return carry, jax.tree.map(lambda x: row(x) if _large_images(x) else x, out)
 
-    carry, ys = jax.lax.scan(flat, carry, stacked)
+    carry, ys = jax.lax.scan(in_rows, carry, stacked)
     return carry, jax.tree.map(lambda y, x: _images(y, x.shape) if _large_images(x) else y, ys, like)
 
 
@@ -263,14 +278,17 @@ class LoopForm(NamedTuple):
 def loop_form(carry: PyTree) -> LoopForm:
     """Return how to hold trees like `carry` between iterations.
 
-    On CPUs they are packed. On CUDA they are packed within the loop, together with its count.
+    On CPUs they are packed, and parameters are vectors. On CUDA they are packed within the loop, together with its
+    count.
     """
     as_it_is = lambda tree: tree
     if not shaped_for(*TIED):
         return LoopForm(as_it_is, as_it_is, jax.lax.fori_loop)
     if shaped_for("cuda") and not shards.spread():
         return LoopForm(as_it_is, as_it_is, _counting_within)
-    return LoopForm(*bundle(carry), jax.lax.fori_loop)
+    like = jax.eval_shape(lambda: carry)
+    tie, untie = bundle(jax.eval_shape(flat.hold, carry))
+    return LoopForm(lambda tree: tie(flat.hold(tree)), lambda held: flat.release(untie(held), like), jax.lax.fori_loop)
 
 
 def _counting_within(start: Array, stop: Array, body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:

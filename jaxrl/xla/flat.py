@@ -1,8 +1,19 @@
-"""Trees of arrays as one vector, and back. Plain: a concatenation of the raveled leaves.
+"""Small leaves of a tree of parameters as one vector.
 
-An optimizer that treats all parameters alike then takes one kernel, not one per leaf. On a GPU each kernel is a launch;
-on a CPU, many small kernels make XLA hand some to other threads and wait.
+What treats all parameters alike (an optimizer, a target network, undoing an update) then takes one kernel for all of
+them, not one for each leaf. On a GPU each kernel is a launch; on a CPU, many small kernels make XLA hand some to other
+threads and wait. A large leaf has a kernel of its own anyway, and is not copied.
+
+States hold trees all the same. Used on CPUs: within a loop, a tree that was made of a vector is known to be that vector
+(`ravel` returns it), so that the leaves are cut out only where a network reads them. `dqn-128` takes 0.89 of the time.
+Plain: `jax.tree.map`.
 """
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +22,123 @@ import numpy as np
 from jaxrl.trees import Array, PyTree
 from jaxrl.xla import shaped_for
 
+LARGE = 1 << 17
+"""Entries of the largest leaf that is joined with others."""
+MATRIX = 1 << 14
+"""Entries of the largest matrix that a loop carries beside its vector. Larger ones are better cut out in parallel with
+other work, when the next iteration begins."""
 
-def ravel(tree: PyTree) -> Array:
-    """Return the leaves of `tree` one after the other, `[P]`, in their widest dtype."""
+_made: ContextVar[dict[int, tuple[list[Array], list[Array]]] | None] = ContextVar("made", default=None)
+"""Of the trees made by `unravel` in the loop being traced, by the identity of their first leaf: all leaves, and what
+they were made of. It keeps them, so that no identity is used again."""
+
+
+class _Each(NamedTuple):
+    """What stands at one place of several trees."""
+
+    trees: tuple[PyTree, ...]
+
+
+def ravel(tree: PyTree) -> list[Array]:
+    """Return the small leaves of `tree` one after the other, `[P]`, in their widest dtype, then the large ones."""
+    if (parts := _known(tree)) is not None:
+        return parts
     leaves = jax.tree.leaves(tree)
+    small, large = [x for x in leaves if x.size <= LARGE], [x for x in leaves if x.size > LARGE]
+    return [_join(small), *large] if small else large
+
+
+def unravel(parts: list[Array], like: PyTree) -> PyTree:
+    """Return the tree that `ravel` made `parts` of, with the shapes and dtypes of `like`."""
+    shapes, treedef = jax.tree.flatten(like)
+    ends = np.cumsum([x.size for x in shapes if x.size <= LARGE])
+    small = iter(jnp.split(parts[0], ends[:-1]) if len(ends) else ())
+    large = iter(parts[1:] if len(ends) else parts)
+    leaves = [next(small if x.size <= LARGE else large).reshape(x.shape).astype(x.dtype) for x in shapes]
+    _keep(leaves, parts)
+    return jax.tree.unflatten(treedef, leaves)
+
+
+def vectors_of(*trees: PyTree) -> list[PyTree]:
+    """Return trees of one structure, each network's variables as `ravel` returns them if all were made of vectors."""
+
+    def one(*given: PyTree) -> _Each:
+        parts = [_known(x) for x in given] if _of_network(given[0]) else [None]
+        return _Each(given if None in parts else tuple(parts))
+
+    each = jax.tree.map(one, *trees, is_leaf=_of_network)
+    of = lambda i: jax.tree.map(lambda x: x.trees[i], each, is_leaf=lambda x: isinstance(x, _Each))
+    return [of(i) for i in range(len(trees))]
+
+
+def trees_of(vectors: PyTree, like: PyTree) -> PyTree:
+    """Return the tree shaped like `like` that `vectors_of` made `vectors` of."""
+    tree_of = lambda x, parts: unravel(parts, x) if _of_network(x) and isinstance(parts, list) else parts
+    return jax.tree.map(tree_of, like, vectors, is_leaf=_of_network)
+
+
+def elementwise(f: Callable[..., Array], *trees: PyTree) -> PyTree:
+    """Compute `jax.tree.map(f, *trees)` for an `f` that treats every entry alike, on vectors where there are some."""
+    return trees_of(jax.tree.map(f, *vectors_of(*trees)), trees[0])
+
+
+def hold(tree: PyTree) -> PyTree:
+    """Return `tree` for a loop to carry: variables of networks as vectors, with their small matrices beside them."""
+    networks = [x for x in jax.tree.leaves(tree, is_leaf=_of_network) if _of_network(x)]
+    vectors = jax.tree.map(lambda x: ravel(x) if _of_network(x) else x, tree, is_leaf=_of_network)
+    return vectors, [[leaf for leaf in jax.tree.leaves(x) if _beside(leaf)] for x in networks]
+
+
+def release(held: PyTree, like: PyTree) -> PyTree:
+    """Return the tree shaped like `like` that `hold` made `held` of."""
+    vectors, matrices = held
+    given = iter(matrices)
+
+    def with_matrices(x: PyTree, parts: PyTree) -> PyTree:
+        if not _of_network(x):
+            return parts
+        cut = iter(next(given))
+        leaves = [next(cut) if _beside(leaf) else leaf for leaf in jax.tree.leaves(unravel(parts, x))]
+        _keep(leaves, parts)
+        return jax.tree.unflatten(jax.tree.structure(x), leaves)
+
+    return jax.tree.map(with_matrices, like, vectors, is_leaf=_of_network)
+
+
+@contextmanager
+def cutting() -> Iterator[None]:
+    """Know, while the body of a loop is traced, which leaves were cut out of which vector."""
+    token = _made.set({})
+    try:
+        yield
+    finally:
+        _made.reset(token)
+
+
+def _of_network(x: PyTree) -> bool:
+    """Return whether `x` are the variables of a network, as Flax has them."""
+    return isinstance(x, dict) and "params" in x
+
+
+def _beside(leaf: Array) -> bool:
+    return len(leaf.shape) > 1 and math.prod(leaf.shape) <= MATRIX
+
+
+def _keep(leaves: list[Array], parts: list[Array]) -> None:
+    made = _made.get()
+    if made is not None:
+        made[id(leaves[0])] = leaves, parts
+
+
+def _known(tree: PyTree) -> list[Array] | None:
+    """Return what `tree` was made of in the loop being traced; `None` if that is not known."""
+    leaves = jax.tree.leaves(tree)
+    made, parts = (_made.get() or {}).get(id(leaves[0]), ((), None))
+    same = len(made) == len(leaves) and all(a is b for a, b in zip(made, leaves, strict=True))
+    return parts if same else None
+
+
+def _join(leaves: list[Array]) -> Array:
     dtype, ends = jnp.result_type(*leaves), np.cumsum([leaf.size for leaf in leaves])
     if not shaped_for("cpu"):
         return jnp.concatenate([jnp.ravel(leaf).astype(dtype) for leaf in leaves])
@@ -25,12 +149,3 @@ def ravel(tree: PyTree) -> Array:
     for leaf, end in sorted(zip(leaves, ends, strict=True), key=lambda pair: -pair[0].size):
         vector = vector.at[end - leaf.size : end].set(jnp.ravel(leaf).astype(dtype))
     return vector
-
-
-def unravel(vector: Array, like: PyTree) -> PyTree:
-    """Return the tree that `ravel` made `vector` `[P]` of, with the shapes and dtypes of `like`."""
-    leaves, treedef = jax.tree.flatten(like)
-    split = jnp.split(vector, np.cumsum([leaf.size for leaf in leaves])[:-1])
-    return jax.tree.unflatten(
-        treedef, [x.reshape(leaf.shape).astype(leaf.dtype) for x, leaf in zip(split, leaves, strict=True)]
-    )
