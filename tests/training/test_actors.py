@@ -38,7 +38,12 @@ QUIET: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "quiet": True}
 
 
 def replaying(env: Any, n: int = 1, agent: Any = None, processor: Any = None, **actors: Any) -> jaxrl.Strategy:
-    config = jaxrl.ActorsConfig(**{"actors": 2, "send": 2, **actors})
+    return replaying_with(env, n, agent, processor, jaxrl.ActorsConfig(**{"actors": 2, "send": 2, **actors}))
+
+
+@cache
+def replaying_with(env: Any, n: int, agent: Any, processor: Any, config: jaxrl.ActorsConfig) -> jaxrl.Strategy:
+    """Return the same strategy for the same settings, so that its programs compile once."""
     return jaxrl.off_policy(
         env,
         agent or jaxrl.dqn(features=(8,)),
