@@ -46,6 +46,13 @@ def compiled_once(cache: Path) -> None:
     program._programs = lru_cache(maxsize=64)(program._programs.__wrapped__)
 
 
+@pytest.fixture
+def shared_programs(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let processes that go through no front door take compiled programs from there too, and leave theirs."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(cache / "jaxrl" / "compiled"))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+
+
 ROOM = 3 << 30
 """Bytes of a test process above which it lets go of compiled programs; without that it comes to seven gigabytes."""
 

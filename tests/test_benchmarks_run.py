@@ -153,7 +153,7 @@ def test_a_case_runs(case: str, cache: Path, tmp_path: Path) -> None:
     assert not trains or rows[0]["ratio_to_scan"] > 0
 
 
-@pytest.mark.every_day("compare", "compiled.limits", "tables", "masks", "reports", "learnt")
+@pytest.mark.every_day("compare", "compiled.limits", "tables", "reports", "learnt")
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_runs(name: str, cache: Path, tmp_path: Path) -> None:
     script = SCRIPTS[name]

@@ -68,7 +68,7 @@ def test_the_wheel_says_what_the_project_says(built: dict[str, Path]) -> None:
 
 def test_the_classifiers_are_the_pythons_of_the_matrix() -> None:
     cells = (ROOT / ".ci" / "run").read_text()
-    matrix = set(re.findall(r"^start \S+ bash \.ci/cell .*python(3\.\d+)", cells, re.MULTILINE))
+    matrix = set(re.findall(r"^ *start \S+ bash \.ci/cell .*python(3\.\d+)", cells, re.MULTILINE))
     assert matrix == set(re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"])))
     assert f">={min(matrix, key=lambda python: int(python[2:]))}" == PROJECT["requires-python"]
 

@@ -1,12 +1,14 @@
 """One finished run for all tests of the front doors, and the front doors themselves."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from front_doors import SMALL, Doors, Finished
 
-from jaxrl import collect, evaluate, play, publish, train
+from jaxrl import Strategy, collect, evaluate, play, publish, train, verify
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -15,6 +17,31 @@ def no_cache_in_this_process() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for door in (collect, evaluate, play, publish, train):
             patch.setattr(door, "cache_compilations", lambda: None)
+        yield
+
+
+_BUILT: dict[str, Strategy] = {}
+"""Strategies by their settings."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built_once() -> Iterator[None]:
+    """Have front doors that are called in this process train one strategy for the same settings, which compiles once.
+
+    Where a colon names code of the user's own, or data are read, each call builds its own: another test may have
+    written them otherwise.
+    """
+    build = train.build
+
+    def built(algo: str, config: Any) -> Strategy:
+        strategy = build(algo, config)
+        said = json.dumps([algo, strategy.settings, strategy.notes], separators=(",", "="))
+        reads = getattr(config, "data", None) or getattr(config, "demos", None)
+        return strategy if reads or ":" in said else _BUILT.setdefault(said, strategy)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for door in (train, verify):
+            patch.setattr(door, "build", built)
         yield
 
 

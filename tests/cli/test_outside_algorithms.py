@@ -1,6 +1,5 @@
 """An algorithm in a package of the user's own has what a built-in one has, from the command line and in Python."""
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from front_doors import Doors
 
 import jaxrl
 from jaxrl import evaluate, play, train, verify
@@ -177,9 +177,8 @@ def test_a_registered_algorithm_is_used_as_a_built_in_one() -> None:
         ("algos_of_mine.tables:broken", "algos_of_mine.tables:broken failed on CartPole-v1: ZeroDivisionError"),
     ],
 )
-def test_what_is_no_algorithm_is_refused_in_one_line(name: str, said: str) -> None:
-    command = [sys.executable, "-m", "jaxrl.train", name, *SMALL, "--run-dir", "run"]
-    done = subprocess.run(command, capture_output=True, text=True)
+def test_what_is_no_algorithm_is_refused_in_one_line(name: str, said: str, doors: Doors) -> None:
+    done = doors.here("train", name, *SMALL, "--run-dir", "run")
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr

@@ -43,14 +43,14 @@ def test_a_trained_run_is_told_of_and_not_changed(doors: Doors, finished: Finish
 
 
 def test_a_directory_that_is_no_run_is_refused_in_one_line(doors: Doors) -> None:
-    done = doors.run("report", doors.cwd, "--csv", "t.csv")
+    done = doors.here("report", doors.cwd, "--csv", "t.csv")
     assert done.returncode == 2
     assert "is no run directory" in one_error_line(done)
     assert not (doors.cwd / "t.csv").exists()
 
 
 def test_two_reports_in_one_file_are_refused(doors: Doors, finished: Finished) -> None:
-    done = doors.run("report", finished.path, "--csv", "t.txt", "--json", "./t.txt")
+    done = doors.here("report", finished.path, "--csv", "t.txt", "--json", "./t.txt")
     assert done.returncode == 2
     assert "name the same file" in one_error_line(done)
     assert not (doors.cwd / "t.txt").exists()

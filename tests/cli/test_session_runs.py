@@ -109,7 +109,7 @@ def test_an_environment_that_no_name_can_rebuild_is_refused_in_one_line(
 ) -> None:
     drive(make(), tmp_path / "run")
     for door in ("evaluate", "play"):
-        done = doors.run(door, tmp_path / "run")
+        done = doors.here(door, tmp_path / "run")
         assert done.returncode == 2
         assert f"the environment gymnasium:{name} was made in Python; use load_policy" in one_error_line(done)
     env = make()

@@ -37,6 +37,8 @@ class Tried(NamedTuple):
     batch: Batch
     update: Callable[..., Any]
     """`(state, batch) -> (state, metrics, priorities)`, compiled."""
+    init: Callable[..., Any]
+    """`key -> state`, compiled."""
 
 
 def spec_of(name: str) -> jaxrl.EnvSpec:
@@ -50,8 +52,9 @@ def agent_of(name: str, **settings: Any) -> Agent:
 @cache
 def tried(name: str) -> Tried:
     agent = agent_of(name)
-    state = jax.jit(agent.init)(KEY)
-    return Tried(agent, state, jax.jit(lambda state: batch_of(name, agent, state))(state), updating(agent))
+    init = jax.jit(agent.init)
+    state = init(KEY)
+    return Tried(agent, state, jax.jit(lambda state: batch_of(name, agent, state))(state), updating(agent), init)
 
 
 def updating(agent: Agent) -> Callable[..., Any]:
@@ -80,8 +83,7 @@ def equal(first: Any, second: Any) -> bool:
 
 
 def test_a_fresh_state_follows_from_the_key(name: str) -> None:
-    agent, state, _, _ = tried(name)
-    init = jax.jit(agent.init)
+    agent, state, _, _, init = tried(name)
     other = init(jax.random.key(1))
     assert equal(state, init(KEY))
     assert not equal(agent.strip(state), agent.strip(other))
@@ -95,7 +97,7 @@ def test_what_a_sweep_varies_is_a_float_in_the_state(name: str) -> None:
 
 
 def test_actions_are_of_the_space_and_exploiting_needs_no_noise_and_only_a_stripped_state(name: str) -> None:
-    agent, state, _, _ = tried(name)
+    agent, state, *_ = tried(name)
     space, bare = spec_of(name).action_space, agent.strip(state)
 
     def act(state: Any, bare: Any) -> Any:
@@ -113,7 +115,7 @@ def test_actions_are_of_the_space_and_exploiting_needs_no_noise_and_only_a_strip
 
 
 def test_an_update_moves_what_acts_and_keeps_every_shape_and_dtype(name: str) -> None:
-    agent, state, batch, update = tried(name)
+    agent, state, batch, update, _ = tried(name)
     new, metrics, priorities = update(state, batch)
     shapes = lambda tree: jax.tree.map(lambda x: (x.shape, str(x.dtype)), tree)
     assert shapes(new) == shapes(state)
@@ -127,7 +129,7 @@ def test_an_update_moves_what_acts_and_keeps_every_shape_and_dtype(name: str) ->
 @pytest.mark.every_day("dqn", "ppo", "sac", "awac")
 def test_a_learning_rate_that_follows_a_schedule_is_that_of_the_moment(name: str) -> None:
     """From 0 to 0.02 in six optimisation steps: nothing moves at first; after three, as far as by 0.01."""
-    _, state, batch, fixed = tried(name)
+    _, state, batch, fixed, _ = tried(name)
     agent = follow(agent_of(name, lr=jaxrl.linear(0.0, 0.02, 6)))
     update = jax.jit(lambda opt_step: agent.update(state, batch, KEY, opt_step))
     part = next(x for x in ("critic", "params", "policy") if x in state._fields)
@@ -140,7 +142,7 @@ def test_a_learning_rate_that_follows_a_schedule_is_that_of_the_moment(name: str
 
 
 def test_nothing_is_learnt_from_rows_of_weight_zero(name: str) -> None:
-    _, state, batch, update = tried(name)
+    _, state, batch, update, _ = tried(name)
     dead = jnp.arange(SIZE) % 3 == 1
 
     def garbage(items: Any) -> Any:
@@ -159,7 +161,7 @@ def test_nothing_is_learnt_from_rows_of_weight_zero(name: str) -> None:
 
 @pytest.mark.every_day("dqn", "ppo", "sac", "iql")
 def test_gradients_of_pieces_are_those_of_the_whole_batch_and_pieces_must_divide_it(name: str) -> None:
-    _, state, batch, update = tried(name)
+    _, state, batch, update, _ = tried(name)
     whole, in_pieces = update(state, batch)[0], updating(agent_of(name, accumulate=2))(state, batch)[0]
     for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(in_pieces), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
@@ -169,7 +171,7 @@ def test_gradients_of_pieces_are_those_of_the_whole_batch_and_pieces_must_divide
 
 @pytest.mark.every_day("rainbow", "ppo", "td3")
 def test_members_of_a_population_go_where_each_would_go_alone(name: str) -> None:
-    agent, state, batch, update = tried(name)
+    agent, state, batch, update, _ = tried(name)
     members = [state._replace(hyper=jax.tree.map(lambda x, by=by: x * by, state.hyper)) for by in (1.0, 0.7)]
     stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *members)
     together = jax.jit(jax.vmap(lambda state: agent.update(state, batch, KEY, OPT_STEP)[0]))(stacked)

@@ -30,7 +30,8 @@ builtins.__import__ = watched
 import jaxrl
 
 env = jaxrl.make_env("CartPole-v1")
-off, on = jaxrl.off_policy(env, jaxrl.dqn(), num_envs=2), jaxrl.on_policy(env, jaxrl.ppo(), num_envs=2, rollout=4)
+off = jaxrl.off_policy(env, jaxrl.dqn(features=(8,)), num_envs=2, warmup=32)
+on = jaxrl.on_policy(env, jaxrl.ppo(features=(8,)), num_envs=2, rollout=4)
 for name, strategy in {"off": off, "on": on}.items():
     jaxrl.Trainer(strategy, max_opts=64, eval_interval=32, run_dir=name, quiet=True).train()
 print(sorted(found))
@@ -93,11 +94,10 @@ def strategy(**how: Any) -> jaxrl.Strategy:
     return jaxrl.off_policy(drifting(), jaxrl.dqn(features=(4,)), buffer=buffer, num_envs=2, warmup=8, **how)
 
 
-def trained(run: Path, **how: Any) -> tuple[Any, dict[str, Any], list[str]]:
+def trained(run: Path, eval_interval: int = 0, **how: Any) -> tuple[Any, dict[str, Any], list[str]]:
     """Train; return the parameters, what `metadata.json` says the run went without, and its notes."""
-    result = jaxrl.Trainer(
-        strategy(**how), max_opts=24, eval_interval=12, eval_episodes=2, run_dir=str(run), quiet=True
-    ).train()
+    settings = {"max_opts": 24, "eval_interval": eval_interval, "eval_episodes": 2 if eval_interval else 0}
+    result = jaxrl.Trainer(strategy(**how), run_dir=str(run), quiet=True, **settings).train()
     rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     notes = [row["message"] for row in rows if row.get("event") == "note"]
     without = json.loads((run / "metadata.json").read_text()).get("without", {})
@@ -106,7 +106,7 @@ def trained(run: Path, **how: Any) -> tuple[Any, dict[str, Any], list[str]]:
 
 
 def test_a_program_that_cannot_be_read_is_run_as_it_is(tmp_path: Path, other_traces: None) -> None:
-    _, without, notes = trained(tmp_path / "run")
+    _, without, notes = trained(tmp_path / "run", eval_interval=12)
     assert {"hoist", "the memory plan of an iteration"} <= set(without)
     assert jax.__version__ in notes[-1]
 

@@ -21,7 +21,7 @@ import pytest
 from test_logs import LOGS, lines, scalars, timeless
 
 import jaxrl
-from jaxrl.cli import run_main
+from jaxrl.cli import cache_compilations, run_main
 from jaxrl.errors import StorageError
 from jaxrl.train import show
 from jaxrl.training.evaluator import Evaluation
@@ -50,8 +50,9 @@ class Wide(NamedTuple):
     walks: jax.Array
 
 
+@functools.cache
 def wide() -> jaxrl.Strategy:
-    """Walk randomly in so many places that the states fill a file of 8 kB."""
+    """Walk randomly in so many places that the states fill a file of 8 kB; compiled once a process."""
 
     def init(key: jax.Array) -> Wide:
         return Wide(key, jnp.uint32(0), jnp.zeros(2000))
@@ -235,6 +236,7 @@ def front_doors(directory: str, *names: str) -> None:
                 os.close(reads)
                 os.close(writes)
             signal.alarm(30)  # one that hangs is none that ends well
+            cache_compilations()  # the first compiles for all
             door = functools.partial(DOORS[kind], run, how)
             run_main(lambda args, door=door: door())  # type: ignore[misc]
         for _, writes in pipes:
@@ -479,17 +481,23 @@ class Doors(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def plain_doors(tmp_path_factory: pytest.TempPathFactory) -> Doors:
-    names = {"start": START, "never": (NEVER,), "output": OUTPUTS, "told": TOLD, "lost": LOST}
+def plain_doors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Doors:
+    names = _wanted(request, {"told": TOLD, "start": START, "never": (NEVER,), "output": OUTPUTS, "lost": LOST})
     directory = tmp_path_factory.mktemp("plain")
-    return Doors(in_process(front_doors, directory, *_each(names))[0], directory)
+    return Doors(in_process(front_doors, directory, *names)[0], directory)
 
 
 @pytest.fixture(scope="module")
-def small_doors(tmp_path_factory: pytest.TempPathFactory) -> Doors:
+def small_doors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Doors:
     directory = tmp_path_factory.mktemp("mounted")
-    names = {"start": SMALL_START, "never": SMALL_NEVER}
-    return Doors(in_process(front_doors, directory, *_each(names), small=True)[0], directory)
+    names = _wanted(request, {"start": SMALL_START, "never": SMALL_NEVER})
+    return Doors(in_process(front_doors, directory, *names, small=True)[0], directory)
+
+
+def _wanted(request: pytest.FixtureRequest, names: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return those doors of `names` that tests to be run ask for; each is a process."""
+    cases = [item.name for item in request.session.items if item.get_closest_marker("skip") is None]
+    return [name for name in _each(names) if any(case.endswith(f"[{name}]") for case in cases)]
 
 
 def _each(names: Mapping[str, Sequence[str]]) -> list[str]:
@@ -531,6 +539,7 @@ def test_nothing_to_be_written_at_the_end_is_exit_code_5_with_one_error_and_the_
     assert ending["whole"]["checkpoints"][-1] == newest
 
 
+@pytest.mark.every_day("output stderr", "output stdout and stderr")
 @pytest.mark.parametrize("how", _each({"output": OUTPUTS}))
 def test_outputs_that_take_nothing_stop_no_training(ending: dict[str, Any], how: str) -> None:
     assert ending["whole"] == LAST
@@ -538,6 +547,7 @@ def test_outputs_that_take_nothing_stop_no_training(ending: dict[str, Any], how:
     assert ending["code"] == (5 if "stdout" in how else 0)
 
 
+@pytest.mark.every_day("told break", "told raise", "told vanish")
 @pytest.mark.parametrize("how", _each({"told": TOLD}))
 def test_saves_that_were_reported_are_there_however_the_process_ends(ending: dict[str, Any], how: str) -> None:
     told = [int(line.split()[1]) for line in ending["out"].splitlines()]
@@ -546,6 +556,7 @@ def test_saves_that_were_reported_are_there_however_the_process_ends(ending: dic
     assert ending["whole"]["checkpoints"] == told[-3:]
 
 
+@pytest.mark.every_day("lost exit")
 @pytest.mark.parametrize("how", _each({"lost": LOST}))
 def test_the_exit_code_tells_that_the_last_save_failed(ending: dict[str, Any], how: str) -> None:
     assert ending["code"] != 0

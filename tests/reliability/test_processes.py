@@ -1,6 +1,7 @@
 """Several processes make one run: the same bits as one, and whoever of them stops, dies or differs. Real processes.
 
-They compile as users have it, as those of `test_shards` do, and talk over the loopback.
+They compile as users have it, as those of `test_shards` do, but for the toy, of whole numbers. They talk over the
+loopback.
 """
 
 import json
@@ -60,9 +61,9 @@ class Ended(NamedTuple):
 DONE = Ended(0, [])
 
 
-def begin(*args: object) -> "subprocess.Popen[str]":
+def begin(*args: object, without: Sequence[str] = ("XLA_FLAGS",)) -> "subprocess.Popen[str]":
     command = [sys.executable, *map(str, args)]
-    env = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+    env = {name: value for name, value in os.environ.items() if name not in ("JAX_NUM_CPU_DEVICES", *without)}
     return subprocess.Popen(
         command, env={**env, "JAX_PLATFORMS": "cpu"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -105,9 +106,9 @@ def together(*each: Sequence[object], whats: Sequence[str] = ()) -> list[Ended]:
 
 
 def toys(path: Path, *seeds: int) -> list[Ended]:
-    """Train the toy in processes that join, each with a seed of its own."""
+    """Train the toy in processes that join, each with a seed of its own; they compile as this process does."""
     at, count = address(), len(seeds)
-    begun = [begin(HERE / "processes_toy.py", path, seed, at, count, i) for i, seed in enumerate(seeds)]
+    begun = [begin(HERE / "processes_toy.py", path, seed, at, count, i, without=()) for i, seed in enumerate(seeds)]
     return [end(process) for process in begun]
 
 

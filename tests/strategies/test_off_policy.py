@@ -1,5 +1,6 @@
 """The off-policy step: what is collected, when is learnt, and that nothing but (settings, seed) decides it."""
 
+from functools import cache
 from typing import NamedTuple
 
 import jax
@@ -132,8 +133,9 @@ def test_several_updates_are_made_each_time_that_one_is_due(num_envs, opt_interv
     assert run.strategy.settings["updates"] == updates
 
 
-def sampled(updates, iterations, seed=1):
-    """Return the indices of all batches of a ring of 40, `[iterations, updates, 8]`."""
+@cache
+def sampler(updates, iterations):
+    """Return a compiled `seed -> [iterations, updates, 8]`, the indices of all batches of a ring of 40."""
 
     def writer(spec):
         def update(state, batch, key, opt_step):
@@ -142,13 +144,13 @@ def sampled(updates, iterations, seed=1):
         return coins(spec)._replace(init=lambda key: jnp.zeros((iterations * updates, 8), jnp.int32), update=update)
 
     strategy = make(agent=writer, capacity=40, batch_size=8, warmup=8, updates=updates)
-    state = runner(strategy)(jax.jit(strategy.init)(jax.random.key(seed)), 0, iterations)
-    return np.asarray(state.agent).reshape(iterations, updates, 8)
+    init, run = jax.jit(strategy.init), runner(strategy)
+    return lambda seed: np.asarray(run(init(jax.random.key(seed)), 0, iterations).agent).reshape(-1, updates, 8)
 
 
 def test_every_update_samples_anew_from_the_same_items():
     """Three a step: the items of both pushes are there for all, and no two batches are alike."""
-    index = sampled(updates=3, iterations=60)
+    index = sampler(updates=3, iterations=60)(seed=1)
     assert len({tuple(batch) for batch in index[30:].reshape(90, 8).tolist()}) == 90
     # Every one of the three reaches all of the full ring.
     for turn in range(3):
@@ -298,7 +300,8 @@ def test_a_full_ring_overwrites_its_oldest_rows_first():
 
 
 def test_sampling_reaches_every_row_of_the_ring_and_none_that_was_not_written():
-    index = np.concatenate([sampled(updates=1, iterations=200, seed=seed)[:, 0] for seed in range(30)], axis=1)
+    sampled = sampler(updates=1, iterations=200)
+    index = np.concatenate([sampled(seed)[:, 0] for seed in range(30)], axis=1)
     # Eight rows from the warm-up and two more an iteration, until the ring of 40 is full.
     np.testing.assert_array_equal(index[:20].max(axis=1), np.minimum(8 + 2 * (np.arange(20) + 1), 40) - 1)
     assert all(set(row.tolist()) >= set(range(8)) for row in index[:20])

@@ -6,7 +6,7 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -51,6 +51,12 @@ def replaying(env: Any, n: int = 1, agent: Any = None, processor: Any = None, **
     )
 
 
+@cache
+def counted(**actors: Any) -> jaxrl.Strategy:
+    """Return the same strategy for the same settings, so that it compiles once."""
+    return replaying(counter(), **actors)
+
+
 def rollouts(env: Any, agent: Any = None, processor: Any = None, **actors: Any) -> jaxrl.Strategy:
     config = jaxrl.ActorsConfig(**{"actors": 2, "max_lag": 1, **actors})
     agent = agent or jaxrl.ppo(features=(8,))
@@ -69,7 +75,7 @@ def train(strategy: jaxrl.Strategy, max_opts: int, **settings: Any) -> tuple[Any
 
 
 def test_every_transition_reaches_the_buffer_once_and_none_crosses_an_end():
-    result, row = train(replaying(counter(), max_lag=2), 40)
+    result, row = train(counted(max_lag=2, sync_interval=1), 40)
     items = jax.tree.map(np.asarray, result.state.buffer.items)
     pushed = row["env_steps"]
     assert pushed == 32 + 40 * 4
@@ -133,7 +139,7 @@ def test_what_an_environment_in_jax_tells_comes_by_actors_too():
     ],
 )
 def test_parameters_are_as_old_as_said_to_the_step(max_lag: int, sync_interval: int, staleness: list[int]):
-    strategy = replaying(counter(), max_lag=max_lag, sync_interval=sync_interval)
+    strategy = counted(max_lag=max_lag, sync_interval=sync_interval)
     memory = jaxrl.MemoryRecorder()
     jaxrl.Trainer(strategy, max_opts=20, record_interval=2, recorders=[memory], **QUIET).train()
     told = [row["staleness"] for row in memory.rows if row["kind"] == "train"]
@@ -158,7 +164,8 @@ MAKERS = {
 @pytest.mark.every_day("replay with a lag, normalised")
 @pytest.mark.parametrize("name", MAKERS)
 def test_the_same_settings_and_seed_make_the_same_bits_whatever_the_threads_do(name: str):
-    digests = {state_digest(train(MAKERS[name](counter()), 24)[0].state) for _ in range(3)}
+    strategy = MAKERS[name](counter())
+    digests = {state_digest(train(strategy, 24)[0].state) for _ in range(3)}
     assert len(digests) == 1
 
 
@@ -212,6 +219,7 @@ def test_what_was_learnt_of_observations_is_taken_up_again_by_a_run_that_goes_on
     assert float(policy.params.processor[0][0].count) == count(later)
 
 
+@pytest.mark.slow
 def test_rollouts_are_learnt_from_with_a_lag_of_exactly_one():
     memory = jaxrl.MemoryRecorder()
     trainer = jaxrl.Trainer(rollouts(counter()), max_opts=16, record_interval=4, recorders=[memory], **QUIET)
@@ -450,8 +458,31 @@ def test_no_thread_outlives_a_run_however_it_ends():
     assert set(threading.enumerate()) <= before
 
 
-def test_an_actor_that_raises_stops_the_run_with_a_checkpoint_and_its_traceback_in_the_log(tmp_path: Path):
-    strategy = replaying(counter(raise_step=40), actors=1)
+class Spinning(Counting):
+    """Comes to no end in its 40th step, within Python."""
+
+    def step(self, action: Any) -> Any:
+        while self.total == 40:
+            time.sleep(0.001)
+        return super().step(action)
+
+
+TROUBLE: dict[str, Callable[[], Any]] = {"make": Counting}
+"""What makes the environments of `troubled`."""
+
+
+@cache
+def troubled() -> jaxrl.Strategy:
+    """Return one actor of an environment that each test makes as it needs it; it compiles once for all of them."""
+    env = jaxrl.gymnasium_envs(gymnasium_spec(Counting()), lambda: TROUBLE["make"]())
+    return replaying(env, actors=1, actor_timeout=1.0)
+
+
+def test_an_actor_that_raises_stops_the_run_with_a_checkpoint_and_its_traceback_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    strategy = troubled()
+    monkeypatch.setitem(TROUBLE, "make", partial(Counting, raise_step=40))
     trainer = jaxrl.Trainer(strategy, max_opts=4_000, run_dir=str(tmp_path / "run"), **QUIET)
     with pytest.raises(ActorError, match=r"^actor 0 failed: RuntimeError: the motor is on fire$") as caught:
         trainer.train()
@@ -464,19 +495,18 @@ def test_an_actor_that_raises_stops_the_run_with_a_checkpoint_and_its_traceback_
     metadata = json.loads((tmp_path / "run" / "metadata.json").read_text())
     assert metadata["status"] == "actor"
     # It goes on from there, in new environments, and says so.
-    more = jaxrl.Trainer(
-        replaying(counter(), actors=1), max_opts=saved + 8, run_dir=str(tmp_path / "run"), resume=True, **QUIET
-    )
+    monkeypatch.setitem(TROUBLE, "make", Counting)
+    more = jaxrl.Trainer(strategy, max_opts=saved + 8, run_dir=str(tmp_path / "run"), resume=True, **QUIET)
     assert more.train().summary["opt_steps"] == saved + 8
     (event,) = [e for e in events(tmp_path / "run") if e["event"] == "resume"]
     assert event["message"].startswith(f"resumed at {saved} optimisation steps with environments that start anew")
 
 
-def test_an_actor_that_hangs_is_named(tmp_path: Path):
-    strategy = replaying(counter(hang_step=40), actors=1, actor_timeout=1.0)
+def test_an_actor_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(TROUBLE, "make", partial(Counting, hang_step=40))
     said = r"^actor 0: a call of gymnasium:Counting takes more than 1 s; it hangs, or raise actor_timeout$"
     with pytest.raises(ActorError, match=said):
-        train(strategy, 4_000, run_dir=str(tmp_path / "run"))
+        train(troubled(), 4_000, run_dir=str(tmp_path / "run"))
     (event,) = [e for e in events(tmp_path / "run") if e["event"] == "actor"]
     assert "time.sleep" in event["traceback"]
 
@@ -548,20 +578,12 @@ def test_of_a_run_that_hangs_only_the_thread_that_is_stuck_is_left(monkeypatch: 
     assert not left.is_alive()
 
 
-class Spinning(Counting):
-    """Comes to no end in its 40th step, within Python."""
-
-    def step(self, action: Any) -> Any:
-        while self.total == 40:
-            time.sleep(0.001)
-        return super().step(action)
-
-
 def test_a_loop_without_end_leaves_no_thread(monkeypatch: pytest.MonkeyPatch):
     before = set(threading.enumerate())
     monkeypatch.setattr(jaxrl.training.actors.pool, "PATIENCE_S", 0.2)
+    monkeypatch.setitem(TROUBLE, "make", Spinning)
     with pytest.raises(ActorError, match="a call of"):
-        train(replaying(jaxrl.gymnasium_envs(gymnasium_spec(Counting()), Spinning), actor_timeout=0.5), 400)
+        train(troubled(), 400)
     assert set(threading.enumerate()) <= before
 
 
@@ -638,8 +660,9 @@ def test_a_learner_that_waits_can_be_stopped(tmp_path: Path):
 
 def test_learner_state_is_exactly_what_was_saved(tmp_path: Path):
     run = str(tmp_path / "run")
-    result, _ = train(replaying(counter()), 16, run_dir=run)
-    again = jaxrl.Trainer(replaying(counter()), max_opts=16, run_dir=run, resume=True, **QUIET).train()
+    strategy = counted(max_lag=2, sync_interval=1)
+    result, _ = train(strategy, 16, run_dir=run)
+    again = jaxrl.Trainer(strategy, max_opts=16, run_dir=run, resume=True, **QUIET).train()
     assert state_digest(again.state) == state_digest(result.state)
 
 

@@ -37,8 +37,8 @@ def test_awkward_intervals_fire_exactly_and_compile_a_handful(tmp_path: Path) ->
     saves: list[int] = []
     result = jaxrl.Trainer(
         counting(),
-        evaluator=Scripted(*([[1.0]] * 200)),
-        max_opts=1003,
+        evaluator=Scripted(*([[1.0]] * 60)),
+        max_opts=303,
         eval_interval=7,
         record_interval=11,
         save_interval=13,
@@ -47,11 +47,11 @@ def test_awkward_intervals_fire_exactly_and_compile_a_handful(tmp_path: Path) ->
         recorders=[memory],
         hooks=jaxrl.Hooks(save=lambda trainer, opt_steps: saves.append(opt_steps)),
     ).train()
-    assert [row["opt_steps"] for row in rows(memory, "eval")] == [*range(7, 1003, 7), 1003]
-    assert [row["opt_steps"] for row in rows(memory, "train")] == [*range(11, 1003, 11), 1003]
-    assert saves == [*range(13, 1003, 13), 1003]
-    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["1001", "1003"]
-    assert int(result.state.steps) == 1003
+    assert [row["opt_steps"] for row in rows(memory, "eval")] == [*range(7, 303, 7), 303]
+    assert [row["opt_steps"] for row in rows(memory, "train")] == [*range(11, 303, 11), 303]
+    assert saves == [*range(13, 303, 13), 303]
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["299", "303"]
+    assert int(result.state.steps) == 303
     assert len(TRACES) <= 6
 
 
@@ -68,8 +68,10 @@ print(sum("backend_compile" in event for event in seen))
 """
 
 
+@pytest.mark.usefixtures("shared_programs")
 def test_nothing_is_compiled_once_training_has_begun(tmp_path: Path) -> None:
-    # In a process of its own: in this one other tests have compiled what little there may be to compile.
+    # In a process of its own: in this one other tests have compiled what little there may be to compile. A program that
+    # is taken from the store counts as one that is compiled.
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     command = [sys.executable, "-c", COUNTING, str(tmp_path / "run")]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
