@@ -12,27 +12,30 @@ from typing import Any
 
 from jaxrl.hints import Hint, elsewhere, hint_of
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Error numbers of the system that mean a full or failing disk."""
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_ANSI_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """What libraries put around their warnings; without its first character, the rest would be shown."""
 
 
-def say(line: str) -> None:
+def print_stderr(line: str) -> None:
     """Print one line on standard error, if it is still open."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(one_line(line), file=sys.stderr, flush=True)
 
 
 def print_line(*parts: object) -> None:
-    """Print one line on standard output. The front doors print text from a run directory only by this or `say`."""
+    """Print one line on standard output.
+
+    Text from a run directory is printed only by this function or `print_stderr`, which strip control characters.
+    """
     print(*map(one_line, parts), flush=True)
 
 
 def one_line(text: object) -> str:
     """Return `text` without line breaks, colours and control characters, which a terminal would obey."""
-    return "".join(c for c in " ".join(_COLOURS.sub("", safe_str(text)).split()) if c.isprintable())
+    return "".join(c for c in " ".join(_ANSI_COLOURS.sub("", safe_str(text)).split()) if c.isprintable())
 
 
 def safe_str(value: object) -> str:
@@ -43,14 +46,14 @@ def safe_str(value: object) -> str:
     return type(value).__name__
 
 
-def reason_of(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the text of an error in one line, or the name of its type if it has none."""
     return one_line(error) or type(error).__name__
 
 
 def describe_error(error: BaseException) -> str:
     """Return the type and the text of an error in one line, as in `ValueError: no such key`."""
-    name, text = type(error).__name__, reason_of(error)
+    name, text = type(error).__name__, error_text(error)
     return text if text == name or text.startswith(f"{name}(") else f"{name}: {text}"
 
 
@@ -116,33 +119,33 @@ def require_extra(module: str, what: str, extra: str = "") -> Any:
         raise SettingsError(f"{what} need the extra `{extra}`: pip install 'jaxrl[{extra}]'") from None
 
 
-SHOWN = 12
+MAX_SHOWN = 12
 """Number of names of a longer list that a message shows."""
 
 
-def nearest(word: str, known: Iterable[str], settings: bool = False) -> str:
+def suggest(word: str, known: Iterable[str], settings: bool = False) -> str:
     """Return a hint with the entries of `known` that `word` may have meant, or with some of them if none is close.
 
     For names of `settings`, `word` may also be another library's name for one of them.
     """
     known = sorted(known)
-    if settings and (hint := hint_of(word)) is not None and (translated := _translated(hint, known)):
+    if settings and (hint := hint_of(word)) is not None and (translated := _translate(hint, known)):
         return translated
-    close = close_to(word, known)
+    close = close_matches(word, known)
     if close:
         return "did you mean " + " or ".join(close) + "?"
     if settings and known and known[0].startswith("--"):
         return "--help shows all flags"
-    more = len(known) - SHOWN
-    return "known: " + ", ".join(known if more <= 1 else [*known[:SHOWN], f"and {more} more"])
+    more = len(known) - MAX_SHOWN
+    return "known: " + ", ".join(known if more <= 1 else [*known[:MAX_SHOWN], f"and {more} more"])
 
 
-def close_to(word: str, known: Iterable[str]) -> list[str]:
+def close_matches(word: str, known: Iterable[str]) -> list[str]:
     """Return up to three entries of `known` that resemble `word`, the closest first; dashes and case are ignored."""
-    plain = _plain(word)
+    plain = _normalise(word)
 
     def likeness(name: str) -> float:
-        whole = _plain(name)
+        whole = _normalise(name)
         last = whole.rpartition(".")[2]
         if len(plain) > 3 and whole.startswith(plain):
             return 1.0 if whole == plain else 0.99
@@ -152,14 +155,14 @@ def close_to(word: str, known: Iterable[str]) -> list[str]:
     return [name for ratio, name in ranked[:3] if ratio >= max(0.65, ranked[0][0] - 0.15)]
 
 
-def _plain(name: str) -> str:
+def _normalise(name: str) -> str:
     return name.lstrip("-").replace("-", "_").lower()
 
 
-def _translated(hint: Hint, known: list[str]) -> str:
+def _translate(hint: Hint, known: list[str]) -> str:
     """Return jaxrl's name for another library's setting, spelled as in `known`: as a flag or a name, with or without
     path."""
-    spelt = {_plain(name): name for name in known}
+    spelt = {_normalise(name): name for name in known}
     for name in hint.names:
         found = spelt.get(name) or spelt.get(name.rpartition(".")[2])
         if found is not None:

@@ -13,8 +13,9 @@ from jaxrl.config import from_plain
 from jaxrl.envs.registry import module_in, require_plain
 from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.nn import Network
+from jaxrl.parsing import as_int
 from jaxrl.processors import Processor
-from jaxrl.registry import ALGORITHMS, maker
+from jaxrl.registry import ALGORITHMS, algorithm_maker
 from jaxrl.spaces import EnvSpec, space_zeros, spec_from_plain, spec_to_plain
 from jaxrl.strategies import Policy, Strategy
 from jaxrl.strategies.interaction import bind
@@ -26,7 +27,6 @@ from jaxrl.training.storage.leaves import describe_leaf, like_leaves, mismatch, 
 from jaxrl.training.storage.members import resolve
 from jaxrl.training.storage.run_dir import read_metadata
 from jaxrl.trees import make_key
-from jaxrl.written import whole
 
 NAMED_STEPS = ("best", "latest", "final")
 ENDED = ("max_opts", "max_env_steps", "stop_reward", "patience", "stop")
@@ -83,7 +83,7 @@ def load_policy(
 
 def which_step(step: int | str | None) -> int | str | None:
     """Return `step` as a name or a whole number; raise `SettingsError` if it is neither."""
-    number = whole(step)
+    number = as_int(step)
     if number is None or number in NAMED_STEPS or (type(number) is int and number >= 0):
         return number
     raise SettingsError(f"step is {step!r}; expected {', '.join(NAMED_STEPS)} or a number of optimisation steps")
@@ -297,6 +297,6 @@ def _parts(facts: Mapping[str, Any], made: Mapping[str, Any], run_dir: str | Pat
     algo = settings["algo"]
     processor = build_processor(from_plain(ProcessorConfig(), settings["processor"]))
     spec = spec_from_plain(facts["spec"])
-    agent = maker(algo)(from_plain(general(algo).agent, settings["agent"]), **made)
+    agent = algorithm_maker(algo)(from_plain(general(algo).agent, settings["agent"]), **made)
     processor, bound = bind(agent, processor, spec)
     return make_policy(bound, processor, spec), bound, processor

@@ -15,7 +15,7 @@ import numpy as np
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, sample_space
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Remembered
+from jaxrl.types import RecurrentObs
 from jaxrl.xla.short import argmax
 
 MASK = "action_mask"
@@ -29,43 +29,43 @@ PRIVILEGED = "privileged_state"
 
 def for_policy(tree: PyTree) -> PyTree:
     """Return an observation, or its space, as policies see it: without the mask and the privileged state."""
-    return _without(tree, MASK, PRIVILEGED)
+    return _drop_entries(tree, MASK, PRIVILEGED)
 
 
 def for_critic(tree: PyTree) -> PyTree:
     """Return an observation, or its space, as critics see it: without the mask."""
-    return _without(tree, MASK)
+    return _drop_entries(tree, MASK)
 
 
-def _without(tree: PyTree, *names: str) -> PyTree:
-    if isinstance(tree, Remembered):
-        return tree._replace(obs=_without(tree.obs, *names))
-    if not any(has(tree, name) for name in names):
+def _drop_entries(tree: PyTree, *names: str) -> PyTree:
+    if isinstance(tree, RecurrentObs):
+        return tree._replace(obs=_drop_entries(tree.obs, *names))
+    if not any(has_entry(tree, name) for name in names):
         return tree
     return {name: part for name, part in tree.items() if name not in names}
 
 
-def has(tree: PyTree, name: str) -> bool:
+def has_entry(tree: PyTree, name: str) -> bool:
     """Return whether an observation, or its space, has the entry `name`."""
     return isinstance(tree, Mapping) and name in tree
 
 
-def viewed(spec: EnvSpec, view: Callable[[PyTree], PyTree]) -> EnvSpec:
+def view_spec(spec: EnvSpec, view: Callable[[PyTree], PyTree]) -> EnvSpec:
     """Return `spec` with the observations of `view`, `for_policy` or `for_critic`."""
     return spec._replace(observation_space=view(spec.observation_space))
 
 
-def blinded(obs: PyTree) -> PyTree:
+def zero_privileged(obs: PyTree) -> PyTree:
     """Return `obs` with zeros in place of the privileged state."""
     return {**obs, PRIVILEGED: jax.tree.map(jnp.zeros_like, obs[PRIVILEGED])}
 
 
-def completed(struct: PyTree, obs: PyTree) -> PyTree:
+def fill_privileged(struct: PyTree, obs: PyTree) -> PyTree:
     """Add zeros as the privileged state to an observation, or a batch of them, that was given without.
 
     `struct` are the shapes of one complete observation.
     """
-    if not (has(struct, PRIVILEGED) and isinstance(obs, Mapping)) or PRIVILEGED in obs:
+    if not (has_entry(struct, PRIVILEGED) and isinstance(obs, Mapping)) or PRIVILEGED in obs:
         return obs
     name = next((name for name in for_critic(struct) if name in obs), None)
     first, parts = cast(Any, jax.tree.flatten(struct.get(name)))
@@ -79,25 +79,25 @@ def completed(struct: PyTree, obs: PyTree) -> PyTree:
     return {**obs, PRIVILEGED: jax.tree.map(lambda x: np.zeros((*batch, *x.shape), x.dtype), struct[PRIVILEGED])}
 
 
-def map_but_mask(function: Callable[..., Any], *trees: PyTree, **options: Any) -> PyTree:
+def map_except_mask(function: Callable[..., Any], *trees: PyTree, **options: Any) -> PyTree:
     """Map `function` over the leaves of observations, or of their spaces; the mask is that of the last of them."""
     mapped = jax.tree.map(function, *map(for_critic, trees), **options)
-    return {**mapped, MASK: trees[-1][MASK]} if has(trees[-1], MASK) else mapped
+    return {**mapped, MASK: trees[-1][MASK]} if has_entry(trees[-1], MASK) else mapped
 
 
 # --- masks ------------------------------------------------------------------------------------------------------
 
 
-def check_parts(spec: EnvSpec) -> None:
+def check_observation_entries(spec: EnvSpec) -> None:
     """Raise `SettingsError` if observations of `spec` have a mask that does not fit the actions, or nothing else."""
     space: Any = spec.observation_space
-    if not has(space, MASK) and not has(space, PRIVILEGED):
+    if not has_entry(space, MASK) and not has_entry(space, PRIVILEGED):
         return
     if not jax.tree.leaves(for_policy(space), is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete)):
         raise SettingsError(
             f"observations of {spec.name} are {', '.join(space)}, of which a policy sees nothing; add an entry"
         )
-    if has(space, MASK):
+    if has_entry(space, MASK):
         _check_mask(spec, space[MASK])
 
 
@@ -108,7 +108,7 @@ def _check_mask(spec: EnvSpec, mask: Space) -> None:
             f"observations of {spec.name} have an {MASK}, but its actions are {type(actions).__name__}; a mask is for "
             "Discrete and MultiDiscrete actions: leave it out"
         )
-    sizes = sizes_of(actions)
+    sizes = action_sizes(actions)
     shapes = {(sum(sizes),)} | ({(len(sizes), sizes[0])} if actions.shape and len({*sizes}) == 1 else set())
     if isinstance(mask, Discrete) or not isinstance(mask, Box | MultiDiscrete) or mask.shape not in shapes:
         came = mask if isinstance(mask, Mapping | tuple) else list(mask.shape)
@@ -120,44 +120,44 @@ def _check_mask(spec: EnvSpec, mask: Space) -> None:
         raise SettingsError(f"the {MASK} of {spec.name} is {mask.dtype}; expected bool")
 
 
-def sizes_of(space: Discrete | MultiDiscrete) -> tuple[int, ...]:
+def action_sizes(space: Discrete | MultiDiscrete) -> tuple[int, ...]:
     """Return the number of choices for each number of an action."""
     return (space.n,) if isinstance(space, Discrete) else tuple(space.n)
 
 
-def mask_of(obs: PyTree, axes: int = 1) -> Array | None:
+def get_mask(obs: PyTree, axes: int = 1) -> Array | None:
     """Return which actions `obs` allows, bool `[B, A]`, the numbers of a `MultiDiscrete` side by side; or `None`.
 
     `axes` is the number of axes before those of one observation; all are kept.
     """
-    obs = obs.obs if isinstance(obs, Remembered) else obs
-    if not has(obs, MASK):
+    obs = obs.obs if isinstance(obs, RecurrentObs) else obs
+    if not has_entry(obs, MASK):
         return None
     mask = jnp.asarray(obs[MASK])
     return mask.reshape(*mask.shape[:axes], -1).astype(bool)
 
 
-def allowed(mask: Array) -> Array:
+def unmask_empty_rows(mask: Array) -> Array:
     """Return `mask` `[..., A]` with all actions allowed in rows that allow none."""
     return mask | ~mask.any(axis=-1, keepdims=True)
 
 
-def masked(x: Array, mask: Array | None) -> Array:
+def apply_mask(x: Array, mask: Array | None) -> Array:
     """Return values or logits `[..., A]` with the smallest finite number in place of those of forbidden actions.
 
     Finite, so that their probabilities and gradients are 0 and never NaN. Rows that allow nothing stay as they are.
     """
-    return x if mask is None else jnp.where(allowed(mask), x, jnp.finfo(x.dtype).min)
+    return x if mask is None else jnp.where(unmask_empty_rows(mask), x, jnp.finfo(x.dtype).min)
 
 
-def best(space: Discrete | MultiDiscrete, scores: Array, mask: Array | None) -> Array:
+def greedy_actions(space: Discrete | MultiDiscrete, scores: Array, mask: Array | None) -> Array:
     """Return the allowed actions `[N, ...]` of the highest scores; `scores` `[N, A]` are those of all choices."""
     if isinstance(space, Discrete):
-        return argmax(masked(scores, mask)).astype(space.dtype)
+        return argmax(apply_mask(scores, mask)).astype(space.dtype)
     ends = np.cumsum(space.n)[:-1]
     masks = [None] * len(space.n) if mask is None else jnp.split(mask, ends, axis=-1)
     pairs = zip(jnp.split(scores, ends, axis=-1), masks, strict=True)
-    return jnp.stack([argmax(masked(*pair)) for pair in pairs], axis=-1).astype(space.dtype)
+    return jnp.stack([argmax(apply_mask(*pair)) for pair in pairs], axis=-1).astype(space.dtype)
 
 
 def random_action(spec: EnvSpec, key: Key, obs: PyTree) -> PyTree:
@@ -166,11 +166,11 @@ def random_action(spec: EnvSpec, key: Key, obs: PyTree) -> PyTree:
     if space is None:
         return sample_space(spec.action_space, key, num_envs)
     # The scores are drawn whatever the mask is, so that nothing carried decides on what is drawn.
-    scores = jax.random.uniform(key, (num_envs, sum(sizes_of(space))), jnp.float32)
-    return best(space, scores, mask_of(obs))
+    scores = jax.random.uniform(key, (num_envs, sum(action_sizes(space))), jnp.float32)
+    return greedy_actions(space, scores, get_mask(obs))
 
 
 def _masked_space(spec: EnvSpec) -> Discrete | MultiDiscrete | None:
     """Return the action space, if observations have a mask for it."""
     space = spec.action_space
-    return space if has(spec.observation_space, MASK) and isinstance(space, Discrete | MultiDiscrete) else None
+    return space if has_entry(spec.observation_space, MASK) and isinstance(space, Discrete | MultiDiscrete) else None

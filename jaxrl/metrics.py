@@ -69,14 +69,14 @@ def as_stat(metric: Array | Stat | Total) -> Stat:
     return stat(metric)
 
 
-def columns_of(metrics: Metrics) -> Stat:
+def stack_metrics(metrics: Metrics) -> Stat:
     """Stack metrics into one `Stat` with fields `[M]`, sorted by name."""
     each = [as_stat(metric) for _, metric in sorted(metrics.items())]
     return Stat(*(column(scalars) for scalars in zip(*each, strict=True)))
 
 
-def metrics_of(columns: Stat, like: Metrics) -> Metrics:
-    """Invert `columns_of`, for metrics with the names and kinds of `like`."""
+def unstack_metrics(columns: Stat, like: Metrics) -> Metrics:
+    """Invert `stack_metrics`, for metrics with the names and kinds of `like`."""
     made: dict[str, Stat | Total] = {}
     for i, (name, metric) in enumerate(sorted(like.items())):
         one = jax.tree.map(lambda x, i=i: x[i], columns)

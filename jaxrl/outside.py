@@ -17,7 +17,7 @@ from jaxrl.envs.base import Env
 from jaxrl.envs.host import PREFIX, HostEnv, gymnasium_envs, gymnasium_spec
 from jaxrl.envs.objects import KINDS, adopted, missing_kind
 from jaxrl.envs.registry import module_in, register_env, registered
-from jaxrl.errors import SettingsError, describe_error, nearest, reason_of
+from jaxrl.errors import SettingsError, describe_error, error_text, suggest
 from jaxrl.registry import ALGORITHMS, SUITES
 
 
@@ -63,7 +63,7 @@ def _import(name: str, module: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise SettingsError(
-                f"{name}: importing {module} failed: {reason_of(error)}{missing_kind(error)}"
+                f"{name}: importing {module} failed: {error_text(error)}{missing_kind(error)}"
             ) from error
         raise SettingsError(
             f"{name}: there is no module {error.name}; start where it lies, or install it (known suites: "
@@ -78,7 +78,7 @@ def _function(name: str, module: Any) -> Any:
     found = getattr(module, function, None)
     if not callable(found):
         makers = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise SettingsError(f"{name}: {module.__name__} has no function {function}; {nearest(function, makers)}")
+        raise SettingsError(f"{name}: {module.__name__} has no function {function}; {suggest(function, makers)}")
     return found
 
 

@@ -39,7 +39,7 @@ class Algorithm(NamedTuple):
     """The settings dataclass of one from outside."""
 
 
-GENERAL: dict[Kind, Mapping[str, Any]] = {
+DEFAULT_SETTINGS: dict[Kind, Mapping[str, Any]] = {
     "off_policy": {"num_envs": 10, "opt_interval": 10},
     "on_policy": {"rollout": 128, "epochs": 4, "minibatches": 4},
     "offline": {},
@@ -128,25 +128,25 @@ RECORDERS: dict[str, RecorderRow] = {
 }
 
 
-def named(module: str, name: str) -> Callable[..., Any]:
+def import_name(module: str, name: str) -> Callable[..., Any]:
     """Import what a row names."""
     found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return found
 
 
-def maker(algo: str) -> Callable[..., Any]:
+def algorithm_maker(algo: str) -> Callable[..., Any]:
     """Return the function that makes the agent of an algorithm, such as `jaxrl.dqn`."""
     row = ALGORITHMS[algo]
-    return row.make or named(row.module, algo)
+    return row.make or import_name(row.module, algo)
 
 
-def config_of(algo: str) -> Any:
+def config_class(algo: str) -> Any:
     """Return the settings dataclass of an algorithm, such as `jaxrl.DQNConfig`."""
     row = ALGORITHMS[algo]
-    return row.config_type or named(row.module, row.config)
+    return row.config_type or import_name(row.module, row.config)
 
 
-def names_of(*kinds: Kind, actions: Actions | None = None) -> list[str]:
+def algorithm_names(*kinds: Kind, actions: Actions | None = None) -> list[str]:
     """Return the algorithms of these kinds (of all kinds, if none is given) that support these actions."""
     return [
         name
@@ -155,30 +155,30 @@ def names_of(*kinds: Kind, actions: Actions | None = None) -> list[str]:
     ]
 
 
-def usual(name: str, kind: Kind) -> Mapping[str, Any]:
+def defaults_for(name: str, kind: Kind) -> Mapping[str, Any]:
     """Return the settings of a run that suit an algorithm, where nothing else is asked for; `name` may be unknown."""
     row = ALGORITHMS.get(name)
-    return {**GENERAL[kind], **(row.settings if row is not None and row.kind == kind else {})}
+    return {**DEFAULT_SETTINGS[kind], **(row.settings if row is not None and row.kind == kind else {})}
 
 
-def listed(names: Iterable[str], last: str = "and") -> str:
+def join_names(names: Iterable[str], last: str = "and") -> str:
     """Join names as in a sentence: `a, b and c`."""
     *most, end = names
     return f"{', '.join(most)} {last} {end}" if most else end
 
 
-def suite_of(env: str) -> tuple[Suite | None, str]:
+def split_suite(env: str) -> tuple[Suite | None, str]:
     """Return the suite in an environment's name, if any, and the rest of the name."""
     prefix, colon, rest = env.partition(":")
     return (SUITES[prefix], rest) if colon and prefix in SUITES else (None, env)
 
 
-def suited(presets: Mapping[str, Mapping[str, Any]], env: str | None) -> Sequence[Mapping[str, Any]]:
+def matching_presets(presets: Mapping[str, Mapping[str, Any]], env: str | None) -> Sequence[Mapping[str, Any]]:
     """Return the presets whose name or family matches an environment, whatever suite it comes from.
 
     A preset whose own name has a suite's prefix is for that suite alone.
     """
     if env is None:
         return []
-    names = (env, suite_of(env)[1])
+    names = (env, split_suite(env)[1])
     return [found for family, found in presets.items() if any(fnmatchcase(name, family) for name in names)]

@@ -14,16 +14,16 @@ from functools import reduce
 import jax
 import jax.numpy as jnp
 
-from jaxrl.metrics import Metrics, Stat, columns_of, metrics_of
+from jaxrl.metrics import Metrics, Stat, stack_metrics, unstack_metrics
 from jaxrl.trees import Array, Key, PyTree
 
 AXIS = "shards"
-_across: ContextVar[str | None] = ContextVar("across", default=None)
+_across: ContextVar[str | None] = ContextVar("outer_axis", default=None)
 """An axis of devices over which `AXIS`, of the shards of one device, is continued."""
 
 
 @contextmanager
-def across(devices: str | None) -> Iterator[None]:
+def outer_axis(devices: str | None) -> Iterator[None]:
     """Take the axis `devices` for the outer part of `AXIS`, inside a `with` block; `None` for `AXIS` alone."""
     token = _across.set(devices)
     try:
@@ -32,7 +32,7 @@ def across(devices: str | None) -> Iterator[None]:
         _across.reset(token)
 
 
-def spread() -> bool:
+def is_sharded() -> bool:
     """Say whether what is being traced is one shard of several."""
     return axis_size(AXIS) is not None
 
@@ -45,56 +45,56 @@ def axis_size(name: str) -> int | None:
         return None
 
 
-def number() -> Array:
+def shard_index() -> Array:
     """Return the number of this shard."""
     place, devices = jax.lax.axis_index(AXIS), _across.get()
     return place if devices is None else jax.lax.axis_index(devices) * jax.lax.axis_size(AXIS) + place
 
 
-def count() -> int:
+def num_shards() -> int:
     """Return how many shards there are."""
     devices = _across.get()
     return (axis_size(AXIS) or 1) * ((devices and axis_size(devices)) or 1)
 
 
-def own(key: Key) -> Key:
+def shard_key(key: Key) -> Key:
     """Return the key of this shard; without shards, the same key."""
-    return jax.random.fold_in(key, number()) if spread() else key
+    return jax.random.fold_in(key, shard_index()) if is_sharded() else key
 
 
-def total(tree: PyTree) -> PyTree:
+def psum(tree: PyTree) -> PyTree:
     """Add over all shards, in their order: a sum in floating point is then the same wherever the shards are."""
-    return _over_shards(jnp.add, tree)
+    return _reduce(jnp.add, tree)
 
 
-def mean(tree: PyTree) -> PyTree:
+def pmean(tree: PyTree) -> PyTree:
     """Return the mean over all shards."""
-    if not spread():
+    if not is_sharded():
         return tree
-    return jax.tree.map(lambda x: x / count(), total(tree))
+    return jax.tree.map(lambda x: x / num_shards(), psum(tree))
 
 
-def least(x: Array) -> Array:
+def pmin(x: Array) -> Array:
     """Return the smallest over all shards, entry by entry."""
-    return _over_shards(jnp.minimum, x)
+    return _reduce(jnp.minimum, x)
 
 
-def largest(x: Array) -> Array:
+def pmax(x: Array) -> Array:
     """Return the largest over all shards, entry by entry."""
-    return _over_shards(jnp.maximum, x)
+    return _reduce(jnp.maximum, x)
 
 
-def merged(metrics: Metrics) -> Metrics:
+def merge_metrics(metrics: Metrics) -> Metrics:
     """Return metrics of all shards: totals are added, measurements count once for each shard."""
-    if not spread():
+    if not is_sharded():
         return metrics
-    each = columns_of(metrics)
-    columns = Stat(total(each.count), total(each.sum), least(each.min), largest(each.max))
-    return metrics_of(columns, metrics)
+    each = stack_metrics(metrics)
+    columns = Stat(psum(each.count), psum(each.sum), pmin(each.min), pmax(each.max))
+    return unstack_metrics(columns, metrics)
 
 
-def _over_shards(combine: Callable[[Array, Array], Array], tree: PyTree) -> PyTree:
-    if not spread():
+def _reduce(combine: Callable[[Array, Array], Array], tree: PyTree) -> PyTree:
+    if not is_sharded():
         return tree
     devices = _across.get()
 
@@ -102,6 +102,6 @@ def _over_shards(combine: Callable[[Array, Array], Array], tree: PyTree) -> PyTr
         rows = jax.lax.all_gather(jnp.asarray(x), AXIS)
         if devices is not None:
             rows = jax.lax.all_gather(rows, devices, tiled=True)
-        return reduce(combine, [rows[i] for i in range(count())])
+        return reduce(combine, [rows[i] for i in range(num_shards())])
 
     return jax.tree.map(one, tree)

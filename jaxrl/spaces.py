@@ -29,9 +29,9 @@ class Discrete:
     start: int = 0
 
     def __post_init__(self) -> None:
-        n, start = _count("Discrete", self.n), _start("Discrete", self.start)
-        _set(self, n=n, start=start, dtype=_dtype("Discrete", self.dtype))
-        _require_room("Discrete", self.dtype, n, start)
+        n, start = _check_n("Discrete", self.n), _check_start("Discrete", self.start)
+        _set_fields(self, n=n, start=start, dtype=_dtype_name("Discrete", self.dtype))
+        _check_range("Discrete", self.dtype, n, start)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -51,16 +51,17 @@ class MultiDiscrete:
     def __post_init__(self) -> None:
         if np.ndim(self.n) != 1:
             raise SettingsError(f"MultiDiscrete: n is {self.n!r}; expected one whole number for each entry")
-        n = tuple(_count("MultiDiscrete", n) for n in self.n)
+        n = tuple(_check_n("MultiDiscrete", n) for n in self.n)
         if np.shape(self.start) not in ((), (len(n),)):
             raise SettingsError(
-                f"MultiDiscrete: start is {short(self.start)}; expected one whole number, or one for each of {len(n)}"
+                f"MultiDiscrete: start is {short_repr(self.start)}; expected one whole number, or one for each of "
+                f"{len(n)}"
             )
-        starts = [_start("MultiDiscrete", start) for start in np.broadcast_to(self.start, len(n)).tolist()]
+        starts = [_check_start("MultiDiscrete", start) for start in np.broadcast_to(self.start, len(n)).tolist()]
         start = starts[0] if len(set(starts)) == 1 else tuple(starts)
-        _set(self, n=n, start=start if n else 0, dtype=_dtype("MultiDiscrete", self.dtype))
+        _set_fields(self, n=n, start=start if n else 0, dtype=_dtype_name("MultiDiscrete", self.dtype))
         for pair in zip(n, starts, strict=True):
-            _require_room("MultiDiscrete", self.dtype, *pair)
+            _check_range("MultiDiscrete", self.dtype, *pair)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -81,17 +82,17 @@ class Box:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        shape = _shape(self.shape)
-        low, high = _bound("low", self.low, shape), _bound("high", self.high, shape)
+        shape = _check_shape(self.shape)
+        low, high = _flatten_bound("low", self.low, shape), _flatten_bound("high", self.high, shape)
         if np.any(np.asarray(low) > np.asarray(high)):
-            raise SettingsError(f"Box: low {short(low)} is above high {short(high)}; swap them")
-        dtype = _dtype("Box", self.dtype)
-        if np.dtype(self.dtype).itemsize > np.dtype(dtype).itemsize and not _holds(dtype, low, high):
+            raise SettingsError(f"Box: low {short_repr(low)} is above high {short_repr(high)}; swap them")
+        dtype = _dtype_name("Box", self.dtype)
+        if np.dtype(self.dtype).itemsize > np.dtype(dtype).itemsize and not _fits(dtype, low, high):
             raise SettingsError(
-                f"Box: bounds {short(low)} to {short(high)} do not fit {dtype}, in which JAX holds "
+                f"Box: bounds {short_repr(low)} to {short_repr(high)} do not fit {dtype}, in which JAX holds "
                 f"{np.dtype(self.dtype)}; use float32"
             )
-        _set(self, low=low, high=high, shape=shape, dtype=dtype)
+        _set_fields(self, low=low, high=high, shape=shape, dtype=dtype)
 
 
 Space = Discrete | MultiDiscrete | Box | Mapping[str, Any] | tuple
@@ -108,12 +109,12 @@ def is_leaf(x: Any) -> TypeGuard[Discrete | MultiDiscrete | Box]:
 # --- plain numbers ------------------------------------------------------------------------------------------------
 
 
-def _set(space: Any, **fields: Any) -> None:
+def _set_fields(space: Any, **fields: Any) -> None:
     for name, value in fields.items():
         object.__setattr__(space, name, value)
 
 
-def _count(kind: str, n: Any) -> int:
+def _check_n(kind: str, n: Any) -> int:
     try:
         count = -1 if isinstance(n, bool) else operator.index(n)
     except TypeError:
@@ -123,7 +124,7 @@ def _count(kind: str, n: Any) -> int:
     return count
 
 
-def _start(kind: str, start: Any) -> int:
+def _check_start(kind: str, start: Any) -> int:
     try:
         if isinstance(start, bool):
             raise TypeError
@@ -132,15 +133,15 @@ def _start(kind: str, start: Any) -> int:
         raise SettingsError(f"{kind}: start is {start!r}; expected a whole number") from None
 
 
-def _require_room(kind: str, dtype: str, n: int, start: int) -> None:
+def _check_range(kind: str, dtype: str, n: int, start: int) -> None:
     """Raise `SettingsError` unless `dtype` holds the numbers from `start` on, and from 0 on, as they are counted in."""
-    least, most = _range(dtype)
+    least, most = _integer_range(dtype)
     if start < least or max(start, 0) + n - 1 > most:
         of = f"n is {n}" + (f" with start {start}" if start else "")
         raise SettingsError(f"{kind}: {of}, but {dtype} holds {least} to {most}; use fewer, or a wider dtype")
 
 
-def _range(dtype: str) -> tuple[int, int]:
+def _integer_range(dtype: str) -> tuple[int, int]:
     """Return the least and the largest of the whole numbers that `dtype` holds without a gap."""
     made = jnp.dtype(dtype)
     if made == np.bool_:
@@ -151,16 +152,16 @@ def _range(dtype: str) -> tuple[int, int]:
     return -most, most
 
 
-def _holds(dtype: str, low: Any, high: Any) -> bool:
+def _fits(dtype: str, low: Any, high: Any) -> bool:
     """Return whether `dtype` holds finite bounds; those that are not finite bound nothing."""
     if not jnp.issubdtype(jnp.dtype(dtype), jnp.integer):
         return True
-    least, most = _range(dtype)
+    least, most = _integer_range(dtype)
     ends = np.concatenate([np.ravel(low), np.ravel(high)]).astype(np.float64)
     return not np.any(np.isfinite(ends) & ((ends < least) | (ends > most)))
 
 
-def _dtype(kind: str, dtype: Any) -> str:
+def _dtype_name(kind: str, dtype: Any) -> str:
     """Return the name of the dtype that JAX uses for `dtype`; by default it has no 64-bit types."""
     try:
         made = None if dtype is None else jax.dtypes.canonicalize_dtype(dtype)
@@ -171,7 +172,7 @@ def _dtype(kind: str, dtype: Any) -> str:
     return str(made.name)
 
 
-def _shape(shape: Any) -> tuple[int, ...]:
+def _check_shape(shape: Any) -> tuple[int, ...]:
     try:
         whole = tuple(operator.index(size) for size in (shape if np.ndim(shape) else [shape]))
     except TypeError:
@@ -181,7 +182,7 @@ def _shape(shape: Any) -> tuple[int, ...]:
     return whole
 
 
-def _bound(name: str, bound: Any, shape: tuple[int, ...]) -> float | tuple[float, ...]:
+def _flatten_bound(name: str, bound: Any, shape: tuple[int, ...]) -> float | tuple[float, ...]:
     """Return a bound as one number, or as one number per entry, flat."""
     try:
         array = np.asarray(bound)
@@ -189,9 +190,9 @@ def _bound(name: str, bound: Any, shape: tuple[int, ...]) -> float | tuple[float
             raise TypeError
         array = array.astype(np.float64)
     except (TypeError, ValueError):
-        raise SettingsError(f"Box: {name} is {short(bound)}; expected a number, or one an entry") from None
+        raise SettingsError(f"Box: {name} is {short_repr(bound)}; expected a number, or one an entry") from None
     if np.isnan(array).any():
-        raise SettingsError(f"Box: {name} is {short(bound)}; expected numbers, or infinity for none")
+        raise SettingsError(f"Box: {name} is {short_repr(bound)}; expected numbers, or infinity for none")
     if array.ndim == 0:
         return float(array)
     try:
@@ -204,7 +205,7 @@ def _bound(name: str, bound: Any, shape: tuple[int, ...]) -> float | tuple[float
     return flat[0] if alike else tuple(flat)
 
 
-def short(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """Return `repr(value)` on one line, of at most 60 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -213,7 +214,7 @@ def short(value: Any) -> str:
 # --- spaces of others ---------------------------------------------------------------------------------------------
 
 
-def space_of(name: str, space: Any) -> Space:
+def convert_space(name: str, space: Any) -> Space:
     """Convert `space`, of environment `name`, to ours: from Gymnasium's, or a dict or tuple of such.
 
     Whole numbers that JAX holds in fewer bits than the environment become float32 where their bounds do not fit.
@@ -225,31 +226,31 @@ def space_of(name: str, space: Any) -> Space:
     if is_leaf(space):
         return space
     if isinstance(space, Mapping) or kind == "Dict":
-        return {key: space_of(name, part) for key, part in _named(name, getattr(space, "spaces", space))}
+        return {key: convert_space(name, part) for key, part in _check_keys(name, getattr(space, "spaces", space))}
     if isinstance(space, tuple) and hasattr(space, "_fields"):
-        parts: list[Any] = [space_of(name, part) for part in space]
+        parts: list[Any] = [convert_space(name, part) for part in space]
         return type(space)(*parts)
     if isinstance(space, tuple | list) or kind == "Tuple":
-        return tuple(space_of(name, part) for part in getattr(space, "spaces", space))
+        return tuple(convert_space(name, part) for part in getattr(space, "spaces", space))
     try:
-        leaf = _leaf_of(kind, space)
+        leaf = _convert_leaf(kind, space)
     except SettingsError as error:
-        raise SettingsError(f"environment {name} has a space {short(space)}: {error}") from error
+        raise SettingsError(f"environment {name} has a space {short_repr(space)}: {error}") from error
     if leaf is None:
         raise SettingsError(
-            f"environment {name} has a space {short(space)}; expected Box, Discrete, MultiDiscrete, Dict or Tuple"
+            f"environment {name} has a space {short_repr(space)}; expected Box, Discrete, MultiDiscrete, Dict or Tuple"
         )
     return leaf
 
 
-def _named(name: str, parts: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
+def _check_keys(name: str, parts: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
     for key in parts:
         if not isinstance(key, str):
             raise SettingsError(f"environment {name} has a dict of spaces with the key {key!r}; expected names")
     return parts.items()
 
 
-def _leaf_of(kind: str, space: Any) -> Discrete | MultiDiscrete | Box | None:
+def _convert_leaf(kind: str, space: Any) -> Discrete | MultiDiscrete | Box | None:
     if kind == "Discrete":
         return Discrete(int(space.n), start=int(getattr(space, "start", 0)))
     if kind == "MultiDiscrete" and space.nvec.ndim == 1:
@@ -258,7 +259,7 @@ def _leaf_of(kind: str, space: Any) -> Discrete | MultiDiscrete | Box | None:
         return MultiDiscrete((2,) * space.shape[0])
     if kind == "Box":
         low, high, dtype = np.asarray(space.low), np.asarray(space.high), np.dtype(space.dtype)
-        if dtype.kind in "iu" and not _holds(_dtype("Box", dtype), low, high):
+        if dtype.kind in "iu" and not _fits(_dtype_name("Box", dtype), low, high):
             dtype = np.dtype(np.float32)  # networks see float32 anyway, and nothing wraps
         return Box(low, high, space.shape, dtype)  # type: ignore[arg-type]
     return None
@@ -266,11 +267,11 @@ def _leaf_of(kind: str, space: Any) -> Discrete | MultiDiscrete | Box | None:
 
 # --- images with channels first -----------------------------------------------------------------------------------
 
-CHANNELS = 16
+MAX_CHANNELS = 16
 """Largest number of channels of an image that is recognised, by its shape, as having channels first."""
 
 
-def channels_last(space: Space) -> Space:
+def to_channels_last(space: Space) -> Space:
     """Return the space with all images in channels-last layout, as convolutions expect.
 
     An image counts as channels-first if it is a `Box` `[C, H, W]` of bytes with at most 16 channels, both sides longer
@@ -280,7 +281,7 @@ def channels_last(space: Space) -> Space:
     def turned(leaf: Discrete | MultiDiscrete | Box) -> Discrete | MultiDiscrete | Box:
         if not (isinstance(leaf, Box) and leaf.dtype == "uint8" and _channels_first(leaf.shape)):
             return leaf
-        low, high = (_turned_bound(bound, leaf.shape) for bound in (leaf.low, leaf.high))
+        low, high = (_transpose_bound(bound, leaf.shape) for bound in (leaf.low, leaf.high))
         return Box(low, high, (*leaf.shape[1:], leaf.shape[0]), leaf.dtype)
 
     turned_all: Space = jax.tree.map(turned, space, is_leaf=is_leaf)
@@ -291,14 +292,14 @@ def _channels_first(shape: tuple[int, ...]) -> bool:
     if len(shape) != 3:
         return False
     channels, (short, long) = shape[0], sorted(shape[1:])
-    return 0 < channels <= CHANNELS and short >= max(channels + 1, 8) and long <= 2 * short
+    return 0 < channels <= MAX_CHANNELS and short >= max(channels + 1, 8) and long <= 2 * short
 
 
-def _turned_bound(bound: Any, shape: tuple[int, ...]) -> Any:
+def _transpose_bound(bound: Any, shape: tuple[int, ...]) -> Any:
     return np.moveaxis(np.reshape(bound, shape), 0, -1) if np.size(bound) > 1 else bound
 
 
-def as_shape(x: Any, shape: tuple[int, ...]) -> Any:
+def match_image_layout(x: Any, shape: tuple[int, ...]) -> Any:
     """Transpose images `[..., C, H, W]` to `[..., H, W, C]` if that gives the required `shape`."""
     if not _channels_first(x.shape[-3:]) or tuple(shape) != (*x.shape[-2:], x.shape[-3]):
         return x
@@ -335,7 +336,7 @@ def sample_space(space: Space, key: Key, count: int | None = None) -> PyTree:
     """Draw a uniform element of `space`, or `count` of them `[count, ...]`; the key is consumed.
 
     Whole numbers are indices, from 0 on. Entries of a `Box` without both bounds are drawn from a normal distribution
-    around `span_of`'s centre, and clipped.
+    around `box_span`'s centre, and clipped.
     """
     leaves, treedef = jax.tree.flatten(space, is_leaf=is_leaf)
     keys = jax.random.split(key, len(leaves)) if len(leaves) > 1 else [key]
@@ -373,21 +374,21 @@ def box_bounds(space: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def to_box(space: Box, x: Array) -> Array:
     """Rescale `x` `[N, D]` so that -1 to 1 spans the bounds of `space`, and clip it to them; `[N, *space.shape]`.
 
-    An entry with one bound is open on the other side: see `span_of`.
+    An entry with one bound is open on the other side: see `box_span`.
     """
     low, high, _ = box_bounds(space)
-    middle, reach = span_of(space)
+    middle, reach = box_span(space)
     within = jnp.clip(middle + reach * x, low.reshape(1, -1).astype(np.float32), high.reshape(1, -1).astype(np.float32))
     return within.reshape(-1, *space.shape).astype(space.dtype)
 
 
 def from_box(space: Box, action: Array) -> Array:
     """Invert `to_box`: elements of `space` `[N, ...]` -> `[N, D]`, from -1 to 1 within bounds."""
-    middle, reach = span_of(space)
+    middle, reach = box_span(space)
     return (action.reshape(action.shape[0], -1).astype(jnp.float32) - middle) / np.where(reach > 0, reach, 1)
 
 
-def span_of(space: Box) -> tuple[np.ndarray, np.ndarray]:
+def box_span(space: Box) -> tuple[np.ndarray, np.ndarray]:
     """Return centre and half-width `[1, D]` of the bounds.
 
     Of an entry without both bounds the half-width is 1, and the centre the number nearest to 0 that lies at least 1
@@ -457,15 +458,15 @@ class EnvSpec(_EnvSpec):
 
     def __new__(cls, name: str, observation_space: Any, action_space: Any, time_limit: int | None = None) -> "EnvSpec":
         """Create a spec, converting Gymnasium's spaces."""
-        seen, done = (space_of(name, space) for space in (observation_space, action_space))
-        return super().__new__(cls, name, seen, done, _limit(name, time_limit))
+        seen, done = (convert_space(name, space) for space in (observation_space, action_space))
+        return super().__new__(cls, name, seen, done, _check_time_limit(name, time_limit))
 
     @classmethod
     def _make(cls, iterable: Iterable[Any]) -> "EnvSpec":  # type: ignore[override]
         return cls(*iterable)
 
 
-def _limit(name: str, limit: Any) -> int | None:
+def _check_time_limit(name: str, limit: Any) -> int | None:
     if limit is None:
         return None
     try:
@@ -473,7 +474,7 @@ def _limit(name: str, limit: Any) -> int | None:
     except TypeError:
         steps = 0
     if steps < 1 or isinstance(limit, bool):
-        raise SettingsError(f"environment {name}: time_limit is {short(limit)}; expected at least 1 step, or None")
+        raise SettingsError(f"environment {name}: time_limit is {short_repr(limit)}; expected at least 1 step, or None")
     return steps
 
 
@@ -492,46 +493,46 @@ def spec_from_plain(plain: Mapping[str, Any]) -> EnvSpec:
 # --- whole numbers: indices counted from 0, as agents have them, and elements, as an environment does ---------------
 
 
-def starts_of(space: Space) -> list[Any]:
+def space_starts(space: Space) -> list[Any]:
     """Return the start of each leaf: whole numbers, one for each entry of the leaf where they differ; 0 of a `Box`."""
     return [getattr(leaf, "start", 0) for leaf in jax.tree.leaves(space, is_leaf=is_leaf)]
 
 
 def to_indices(space: Space, elements: PyTree) -> PyTree:
     """Return elements of `space` `[..., *shape]` as indices: whole numbers counted from 0, all else as it is."""
-    return _shifted(space, elements, -1)
+    return _shift(space, elements, -1)
 
 
 def to_elements(space: Space, indices: PyTree) -> PyTree:
     """Invert `to_indices`."""
-    return _shifted(space, indices, 1)
+    return _shift(space, indices, 1)
 
 
-def _shifted(space: Space, tree: PyTree, sign: int) -> PyTree:
-    starts = starts_of(space)
+def _shift(space: Space, tree: PyTree, sign: int) -> PyTree:
+    starts = space_starts(space)
     if not any(map(np.any, starts)):
         return tree
     leaves, treedef = jax.tree.flatten(tree)
-    moved = (_moved(x, sign, np.asarray(start, x.dtype)) for start, x in zip(starts, leaves, strict=True))
+    moved = (_shift_leaf(x, sign, np.asarray(start, x.dtype)) for start, x in zip(starts, leaves, strict=True))
     return jax.tree.unflatten(treedef, moved)
 
 
-def _moved(x: Array, sign: int, start: np.ndarray) -> Array:
+def _shift_leaf(x: Array, sign: int, start: np.ndarray) -> Array:
     return x + sign * start.reshape((1,) * (x.ndim - start.ndim) + start.shape) if np.any(start) else x
 
 
-def from_0(spec: EnvSpec) -> EnvSpec:
+def to_zero_based(spec: EnvSpec) -> EnvSpec:
     """Return `spec` with all whole numbers counted from 0."""
     unshifted = lambda leaf: leaf if isinstance(leaf, Box) else replace(leaf, start=0)
     seen, done = (jax.tree.map(unshifted, space, is_leaf=is_leaf) for space in spec[1:3])
     return spec._replace(observation_space=seen, action_space=done)
 
 
-def require_indices(name: str, space: Space) -> None:
+def check_zero_based(name: str, space: Space) -> None:
     """Raise `SettingsError` if whole numbers of `space`, of an environment `name` in JAX, start elsewhere than at 0."""
-    for leaf, start in zip(jax.tree.leaves(space, is_leaf=is_leaf), starts_of(space), strict=True):
+    for leaf, start in zip(jax.tree.leaves(space, is_leaf=is_leaf), space_starts(space), strict=True):
         if np.any(start):
             raise SettingsError(
-                f"environment {name} has a space {short(leaf)}, but whole numbers of an environment in JAX count "
+                f"environment {name} has a space {short_repr(leaf)}, but whole numbers of an environment in JAX count "
                 "from 0; leave start out, and add it in the environment"
             )

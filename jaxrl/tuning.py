@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxrl.trees import Array
 
 
-class Swap(NamedTuple):
+class Override(NamedTuple):
     """A value to be put in place of another."""
 
     old: float
@@ -23,7 +23,7 @@ class Swap(NamedTuple):
     """A number, or a float32 scalar array, which may be traced."""
 
 
-_swaps: ContextVar[Mapping[str, Swap] | None] = ContextVar("swaps", default=None)
+_swaps: ContextVar[Mapping[str, Override] | None] = ContextVar("swaps", default=None)
 _seen: ContextVar[dict[str, float] | None] = ContextVar("seen", default=None)
 
 
@@ -41,7 +41,7 @@ def tunable(name: str, value: float) -> Array:
 
 
 @contextmanager
-def given(swaps: Mapping[str, Swap]) -> Iterator[None]:
+def override(swaps: Mapping[str, Override]) -> Iterator[None]:
     """Put other values into the states that are made inside a `with` block, by the names of their settings."""
     token = _swaps.set({**swaps, **(_swaps.get() or {})})  # what stands further out has the last word
     try:
@@ -50,7 +50,7 @@ def given(swaps: Mapping[str, Swap]) -> Iterator[None]:
         _swaps.reset(token)
 
 
-def traced(make: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, float]]:
+def trace_hyperparams(make: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, float]]:
     """Return the shapes of `make(*args)`, and the settings that live in it, with their values; nothing is computed."""
     found: dict[str, float] = {}
     token = _seen.set(found)

@@ -57,14 +57,14 @@ class Transition(NamedTuple):
     learnt from: then only `is_first` of the next one says so."""
 
 
-class Remembered(NamedTuple):
+class RecurrentObs(NamedTuple):
     """The observation of a recurrent agent: the environment's, and the agent's memory of the episode so far."""
 
     obs: PyTree
     memory: PyTree
 
 
-class Window(NamedTuple):
+class SequenceSpec(NamedTuple):
     """The sequences in which an agent learns from replay: steps of one environment, in order."""
 
     length: int

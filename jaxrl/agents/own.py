@@ -37,7 +37,8 @@ ExtraLoss = Callable[[PyTree, Any, Any], Array]
 
 `params` are the network's variables, and `sample` the steps that are learnt from: of actor-critics `Sample`, of `pqn`
 `Target`, of all others `Transition`. With a recurrent core, the steps of sequences of replay stand one after the other
-as `[B]`, and observations are `Remembered`, with the memories that were stored. What `outputs` is depends on the loss:
+as `[B]`, and observations are `RecurrentObs`, with the memories that were stored. What `outputs` is depends on the
+loss:
 
 - of actor-critics `Outputs`; with a memory it and the sample are `[B, T]`;
 - of the DQN family and `pqn` the values `[B, A]` of the actions;

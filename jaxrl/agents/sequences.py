@@ -18,7 +18,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.masks import for_policy
 from jaxrl.nn import Network, no_memory, unroll
 from jaxrl.trees import Array, PyTree
-from jaxrl.types import Batch, Remembered, Transition, Window
+from jaxrl.types import Batch, RecurrentObs, SequenceSpec, Transition
 
 Future = TypeVar("Future", bound=NamedTuple)
 
@@ -49,9 +49,9 @@ def initial_memories(config: SequenceConfig, critics: int) -> Memories | None:
     return Memories(memory, jax.tree.map(lambda x: np.broadcast_to(x, (critics, *x.shape)), memory))
 
 
-def window_of(config: SequenceConfig) -> Window | None:
+def window_of(config: SequenceConfig) -> SequenceSpec | None:
     """Return the sequences to be sampled; `None` without a core."""
-    return None if config.core == "none" else Window(config.burn_in + config.sequence, config.sequence_interval)
+    return None if config.core == "none" else SequenceSpec(config.burn_in + config.sequence, config.sequence_interval)
 
 
 def check_core(config: SequenceConfig, **makers: object) -> None:
@@ -85,9 +85,9 @@ def views_of(network: Network, variables: PyTree, blank: PyTree, items: Transiti
     return Views(remembering(items.obs, before, burn_in), remembering(items.next_obs, after, burn_in))
 
 
-def remembering(obs: Remembered, memory: PyTree, burn_in: int) -> Remembered:
+def remembering(obs: RecurrentObs, memory: PyTree, burn_in: int) -> RecurrentObs:
     """Return the learnt steps of `obs` `[B, L, ...]` with other memories `[R, ...]`."""
-    return Remembered(learnt_steps(obs.obs, burn_in), memory)
+    return RecurrentObs(learnt_steps(obs.obs, burn_in), memory)
 
 
 def memories_of(

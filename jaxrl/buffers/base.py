@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
+from jaxrl.parsing import format_repr, format_settings
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch, GoalFn, Window
-from jaxrl.written import brief, settings_in_brief
+from jaxrl.types import Batch, GoalFn, SequenceSpec
 
 
 class BufferInit(Protocol):
@@ -40,7 +40,7 @@ class ReprioritiseFn(Protocol):
 
 
 class Windowed(Protocol):
-    def __call__(self, window: Window, stride: int, /) -> "Buffer":
+    def __call__(self, window: SequenceSpec, stride: int, /) -> "Buffer":
         """Return the same buffer, but of sequences: batches are `[B, L, ...]`, and an index is that of their first row.
 
         A block pushed holds whole vector steps of `stride` environments, one after the other. Priorities are those of
@@ -71,10 +71,10 @@ class Buffer(NamedTuple):
     """How sequences are sampled from it; `None` where they cannot be."""
     with_goal: WithGoal | None = None
     """How a buffer that replaces goals is told what they pay; `None` for one that replaces none, or has been told."""
-    window: Window | None = None
+    window: SequenceSpec | None = None
     """The sequences in its batches; `None`: single items."""
     part: "Callable[[int], Buffer] | None" = None
     """`(shards) -> buffer`: one of so many that share its capacity and batches; `None` where it cannot be divided."""
 
     def __repr__(self) -> str:
-        return brief("Buffer", settings_in_brief(self.settings) or f"batch_size={self.batch_size}")
+        return format_repr("Buffer", format_settings(self.settings) or f"batch_size={self.batch_size}")

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError
-from jaxrl.masks import MASK, has
+from jaxrl.masks import MASK, has_entry
 from jaxrl.trees import Array, PyTree, row_struct
 from jaxrl.xla.packing import Rows, empty, layout_of, pack
 
@@ -111,7 +111,7 @@ def empty_frames(example: PyTree, count: int, rows: int, block: int, stride: int
     Raises:
       SettingsError: an observation cannot be a stack of `count` frames, or the position of the one before is unknown.
     """
-    if has(example, MASK):
+    if has_entry(example, MASK):
         raise SettingsError(f"buffer.frames is {count}, but the {MASK} of an observation is no stack; set it to 1")
     for leaf in jax.tree.leaves(example):
         if not leaf.shape or leaf.shape[-1] % count:

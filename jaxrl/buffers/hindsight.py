@@ -16,7 +16,7 @@ from jaxrl.buffers.frames import same
 from jaxrl.buffers.prioritised import PrioritisedState
 from jaxrl.errors import SettingsError, check_between
 from jaxrl.trees import Array, Key, PyTree, tree_where
-from jaxrl.types import Batch, GoalFn, Remembered, Transition
+from jaxrl.types import Batch, GoalFn, RecurrentObs, Transition
 
 GOALS = ("observation", "achieved_goal", "desired_goal")
 """Entries of an observation with a goal, as in Gymnasium-Robotics."""
@@ -124,7 +124,7 @@ def _check_goals(example: Transition) -> None:
 
 
 def _seen(obs: PyTree) -> PyTree:
-    return obs.obs if isinstance(obs, Remembered) else obs
+    return obs.obs if isinstance(obs, RecurrentObs) else obs
 
 
 def _kept(items: Transition) -> Transition:
@@ -206,6 +206,6 @@ def _with(items: Transition, goal: PyTree, discount: Array, pays: GoalFn) -> Tra
 
 
 def _wanting(obs: PyTree, goal: PyTree) -> PyTree:
-    if isinstance(obs, Remembered):
+    if isinstance(obs, RecurrentObs):
         return obs._replace(obs=_wanting(obs.obs, goal))
     return {**obs, "desired_goal": goal}

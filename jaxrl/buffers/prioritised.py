@@ -19,7 +19,7 @@ from jaxrl.buffers.uniform import Ring, block_start, uniform
 from jaxrl.buffers.windows import Lanes, completed, lanes_of, read
 from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch, Window
+from jaxrl.types import Batch, SequenceSpec
 
 FANOUT = 8
 """Children per node. More children mean fewer levels, each a kernel or two, but more numbers to sum per node."""
@@ -135,7 +135,7 @@ def _bound(settings: _Settings, buffer: Buffer) -> Buffer:
     )
 
 
-def _windowed(settings: _Settings, buffer: Buffer, window: Window, stride: int) -> Buffer:
+def _windowed(settings: _Settings, buffer: Buffer, window: SequenceSpec, stride: int) -> Buffer:
     """Return the buffer of sequences; a first row has the priority of its sequence, or 0 until that is whole."""
     assert settings.ring.windowed is not None
     ring = settings.ring.windowed(window, stride)
@@ -182,9 +182,9 @@ def _sample(settings: _Settings, state: PrioritisedState, key: Key, pushes: Arra
         index = index * FANOUT + _pick(children, u)
     own = state.sums[0].at[index].get(mode="promise_in_bounds")
     least = state.least[-1].min() if settings.over_all else own.min()
-    if shards.spread():  # each draws from its own items, so they are as likely as their share in it
+    if shards.is_sharded():  # each draws from its own items, so they are as likely as their share in it
         whole = state.sums[-1].sum()
-        own, least = own / whole, shards.least(least / whole)
+        own, least = own / whole, shards.pmin(least / whole)
     beta = settings.beta
     if settings.beta_steps:
         beta = optax.linear_schedule(beta, 1.0, settings.beta_steps)(opt_step)

@@ -10,9 +10,9 @@ from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.compact import CompactRows, empty_compact
 from jaxrl.buffers.windows import Lanes, draw_starts, lanes_of, read
 from jaxrl.errors import SettingsError, check_between, check_count
+from jaxrl.parsing import as_int
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Batch, Window
-from jaxrl.written import whole
+from jaxrl.types import Batch, SequenceSpec
 from jaxrl.xla.packing import Rows, check_items, empty, layout_of
 from jaxrl.xla.shuffle import below
 
@@ -50,7 +50,7 @@ def uniform(
     Raises:
       SettingsError: a count is below 1, the capacity is below the batch size, or `ends` is outside `[0, 1]`.
     """
-    capacity, batch_size = whole(capacity), whole(batch_size)
+    capacity, batch_size = as_int(capacity), as_int(batch_size)
     check_count("buffer.capacity", capacity)
     check_count("buffer.batch_size", batch_size)
     if capacity >= 2**31 - batch_size:
@@ -89,7 +89,7 @@ def _part(make: Callable[[int, int], Buffer], capacity: int, batch_size: int, sh
     return make(-(-capacity // shards), batch_size // shards)
 
 
-def _windowed(buffer: Buffer, capacity: int, frames: int, window: Window, stride: int) -> Buffer:
+def _windowed(buffer: Buffer, capacity: int, frames: int, window: SequenceSpec, stride: int) -> Buffer:
     if frames > 1:
         raise SettingsError(
             f"buffer.frames is {frames}, but what is stored with each step is also a memory, which is no stack; "

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError
 from jaxrl.trees import Array, Key, PyTree
-from jaxrl.types import Window
+from jaxrl.types import SequenceSpec
 from jaxrl.xla.shuffle import below
 
 
@@ -25,7 +25,7 @@ class Lanes(NamedTuple):
     """Rows from one step of an environment to its next."""
 
 
-def lanes_of(window: Window, stride: int, capacity: int) -> Lanes:
+def lanes_of(window: SequenceSpec, stride: int, capacity: int) -> Lanes:
     """Return how the sequences of `window` lie in a ring of at least `capacity` rows.
 
     Raises:

@@ -10,11 +10,11 @@ import numpy as np
 
 from jaxrl.envs.resets import Resets, Starts, resets_of
 from jaxrl.errors import SettingsError, check_count
-from jaxrl.spaces import EnvSpec, require_indices, space_struct, starts_of
+from jaxrl.parsing import format_repr
+from jaxrl.spaces import EnvSpec, check_zero_based, space_starts, space_struct
 from jaxrl.trees import Array, Key, PyTree, make_key, require_same, tree_where
 from jaxrl.tuning import tunable
 from jaxrl.types import GoalFn, Step
-from jaxrl.written import brief
 from jaxrl.xla.short import every
 
 SPOILT = -1
@@ -90,7 +90,7 @@ class Env(NamedTuple):
     """Whether `reset` and `step` are meant to ignore their keys, for `check_env`."""
 
     def __repr__(self) -> str:
-        return brief("Env", self.spec.name, f"actions {self.spec.action_space}")
+        return format_repr("Env", self.spec.name, f"actions {self.spec.action_space}")
 
 
 class VecEnvState(NamedTuple):
@@ -263,7 +263,7 @@ def require_same_spaces(one: EnvSpec, other: EnvSpec) -> None:
     """Raise `SettingsError` unless a policy for `other` can act in `one`."""
     for what in ("observation_space", "action_space"):
         mine, theirs = getattr(one, what), getattr(other, what)
-        alike = [(space_struct(space), getattr(space, "n", 0), starts_of(space)) for space in (mine, theirs)]
+        alike = [(space_struct(space), getattr(space, "n", 0), space_starts(space)) for space in (mine, theirs)]
         if alike[0] != alike[1]:
             raise SettingsError(
                 f"{one.name} has the {what.replace('_', ' ')} {mine}; expected that of {other.name}, {theirs}"
@@ -279,7 +279,7 @@ def check_stable(env: Env) -> None:
     """Raise `SettingsError` unless `reset`, `step` and the spec agree, leaf by leaf."""
     name = env.spec.name
     for space in (env.spec.observation_space, env.spec.action_space):
-        require_indices(name, space)
+        check_zero_based(name, space)
     first = jax.eval_shape(env.reset, _KEY)
     if not (isinstance(first, tuple) and len(first) == 2):
         raise SettingsError(f"environment {name}: reset returned {type(first).__name__}; expected (state, observation)")

@@ -9,7 +9,7 @@ import numpy as np
 from jaxrl.envs.base import Env, check_stable
 from jaxrl.envs.physics import physics_env, picture
 from jaxrl.envs.suites import check_id, like_defaults
-from jaxrl.errors import SettingsError, reason_of, require_extra
+from jaxrl.errors import SettingsError, error_text, require_extra
 from jaxrl.trees import PyTree
 
 PREFIX = "brax:"
@@ -40,7 +40,7 @@ def brax_env(name: str, **params: Any) -> Env:
         check_stable(made)  # Brax is no longer maintained: some of it does not run with every JAX
         return made
     except Exception as error:
-        raise SettingsError(f"Brax cannot make {id_}: {reason_of(error)}") from error
+        raise SettingsError(f"Brax cannot make {id_}: {error_text(error)}") from error
 
 
 def _defaults(kind: type) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import numpy as np
 
 from jaxrl.envs.host import HostEnv, Stepped, like_spec, to_host, whole_where_so
 from jaxrl.envs.scalars import scalars_in
-from jaxrl.errors import SettingsError, nearest, reason_of, require_extra
-from jaxrl.spaces import EnvSpec, channels_last, space_of
+from jaxrl.errors import SettingsError, error_text, require_extra, suggest
+from jaxrl.spaces import EnvSpec, convert_space, to_channels_last
 from jaxrl.trees import PyTree
 
 PREFIX = "envpool:"
@@ -25,14 +25,14 @@ def envpool_env(name: str, /, **kwargs: Any) -> HostEnv:
     envpool, id_ = require_extra("envpool", "environments of EnvPool"), name.removeprefix(PREFIX)
     known = envpool.list_all_envs()
     if id_ not in known:
-        raise SettingsError(f"unknown environment {name!r}; {nearest(name, [PREFIX + other for other in known])}")
+        raise SettingsError(f"unknown environment {name!r}; {suggest(name, [PREFIX + other for other in known])}")
     make = partial(envpool.make_gymnasium, id_, **whole_where_so(kwargs))
     try:
         one = make(num_envs=1)
     except Exception as error:
-        raise SettingsError(f"EnvPool cannot make {id_}: {reason_of(error)}") from error
-    observations, actions = (space_of(PREFIX + id_, space) for space in (one.observation_space, one.action_space))
-    spec = EnvSpec(PREFIX + id_, channels_last(observations), actions)
+        raise SettingsError(f"EnvPool cannot make {id_}: {error_text(error)}") from error
+    observations, actions = (convert_space(PREFIX + id_, space) for space in (one.observation_space, one.action_space))
+    spec = EnvSpec(PREFIX + id_, to_channels_last(observations), actions)
     env = HostEnv(spec, partial(_EnvPool, make, spec), settings={"env": PREFIX + id_, "env_args": dict(kwargs)})
     return _of_atari(env, make, one.spec.config) if "episodic_life" in one.spec.config._fields else env
 

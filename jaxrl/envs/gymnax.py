@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.base import Env, TimeStep
-from jaxrl.errors import SettingsError, nearest, reason_of
+from jaxrl.errors import SettingsError, error_text, suggest
 from jaxrl.spaces import Box, Discrete, EnvSpec, Space
 from jaxrl.trees import Array, Key, PyTree, make_key
 
@@ -126,11 +126,11 @@ def make(name: str, /, **params: Any) -> Env:
     try:
         env, defaults = _made(name)
     except Exception as error:
-        raise SettingsError(f"gymnax cannot make {name}: {reason_of(error)}") from error
+        raise SettingsError(f"gymnax cannot make {name}: {error_text(error)}") from error
     unknown = set(params) - set(vars(defaults))
     if unknown:
         word = sorted(unknown)[0]
-        raise SettingsError(f"{name} has no parameter {word!r}; {nearest(word, vars(defaults))}")
+        raise SettingsError(f"{name} has no parameter {word!r}; {suggest(word, vars(defaults))}")
     for word, value in params.items():
         _check_number(f"{name}: {word}", value, 0 if word == TIME_LIMIT else vars(defaults)[word])
     return wrap(name, env, defaults.replace(**params), {"env": name, "env_args": dict(params)})

@@ -18,19 +18,19 @@ import numpy as np
 from jaxrl.env_process import EnvMaker
 from jaxrl.envs.base import Env
 from jaxrl.envs.scalars import is_number, numbers_in, scalars_in
-from jaxrl.errors import ActorError, SettingsError, nearest, reason_of, require_extra
+from jaxrl.errors import ActorError, SettingsError, error_text, require_extra, suggest
 from jaxrl.spaces import (
     Box,
     Discrete,
     EnvSpec,
     MultiDiscrete,
     Space,
-    as_shape,
-    channels_last,
+    convert_space,
     is_leaf,
-    short,
-    space_of,
+    match_image_layout,
+    short_repr,
     space_zeros,
+    to_channels_last,
     to_dtype,
 )
 from jaxrl.supervisor import END
@@ -203,7 +203,7 @@ def gymnasium_host(id_: str, make: Callable[..., Any], given: Mapping[str, Any])
     try:
         one = make()
     except Exception as error:
-        raise SettingsError(f"Gymnasium cannot make {id_}: {reason_of(error)}") from error
+        raise SettingsError(f"Gymnasium cannot make {id_}: {error_text(error)}") from error
     spec = gymnasium_spec(one)._replace(name=PREFIX + id_)
     one.close()
     settings = {"env": PREFIX + id_, "env_args": dict(given)}
@@ -260,7 +260,7 @@ def whole_where_so(numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 def gymnasium_envs(spec: EnvSpec, make: Callable[[], Any]) -> HostEnv:
     """Return a host environment of the user's own; `make()` returns a `gymnasium.Env` with the spaces of `spec`."""
-    spec = spec._replace(observation_space=channels_last(spec.observation_space))
+    spec = spec._replace(observation_space=to_channels_last(spec.observation_space))
     return HostEnv(spec, partial(_Gymnasium, make, spec))
 
 
@@ -280,10 +280,10 @@ def _checked(make: Callable[[], Any]) -> Any:
         def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
             obs, reward, terminated, truncated, info = self.env.step(action)
             if not (is_number(reward) or _is_one(reward, "biuf")):
-                raise SettingsError(f"{name}.step returned the reward {short(reward)}; expected a number")
+                raise SettingsError(f"{name}.step returned the reward {short_repr(reward)}; expected a number")
             for word, flag in (("terminated", terminated), ("truncated", truncated)):
                 if not (isinstance(flag, bool | np.bool_) or (_is_one(flag, "biu") and flag in (0, 1))):
-                    raise SettingsError(f"{name}.step returned {word} {short(flag)}; expected True or False")
+                    raise SettingsError(f"{name}.step returned {word} {short_repr(flag)}; expected True or False")
             reward, ends = np.asarray(reward).item(), [bool(flag) for flag in (terminated, truncated)]
             return obs, reward, *ends, numbers_in(info)
 
@@ -375,7 +375,7 @@ def _like_leaf(name: str, space: Box | Discrete | MultiDiscrete, x: Any) -> np.n
         array = array - np.asarray(space.start, array.dtype)
     if array.shape[1:] == space.shape:
         return array
-    array = as_shape(array, space.shape)
+    array = match_image_layout(array, space.shape)
     return array.reshape(len(array), *space.shape)
 
 
@@ -439,13 +439,13 @@ def gymnasium_spec(env: Any) -> EnvSpec:
     """Describe a Gymnasium environment, or one of a vector of them; raise `SettingsError` for an unsupported space.
 
     The spec has no time limit: the environment itself reports where it truncates an episode. Images with channels first
-    are described as `[H, W, C]` (see `channels_last`), and their observations are transposed to match.
+    are described as `[H, W, C]` (see `to_channels_last`), and their observations are transposed to match.
     """
     single = "single_" if hasattr(env, "single_action_space") else ""
     observations, actions = getattr(env, f"{single}observation_space"), getattr(env, f"{single}action_space")
     spec = getattr(env, "spec", None)
     name = PREFIX + (spec.id if spec is not None else type(getattr(env, "unwrapped", env)).__name__)
-    return EnvSpec(name, channels_last(space_of(name, observations)), space_of(name, actions))
+    return EnvSpec(name, to_channels_last(convert_space(name, observations)), convert_space(name, actions))
 
 
 def to_host(space: Any, action: PyTree) -> PyTree:
@@ -470,5 +470,5 @@ def check_name(name: str) -> str:
             "or import it first, in Python"
         )
     if rest not in registry:
-        raise SettingsError(f"unknown environment {name!r}; {nearest(name, [PREFIX + known for known in registry])}")
+        raise SettingsError(f"unknown environment {name!r}; {suggest(name, [PREFIX + known for known in registry])}")
     return id_

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxrl.envs.base import Env, TimeStep, mean_reward
 from jaxrl.envs.suites import KEY, as_kinds, boxes_of, check_id, check_whole
-from jaxrl.errors import SettingsError, reason_of, require_extra
+from jaxrl.errors import SettingsError, error_text, require_extra
 from jaxrl.masks import MASK
 from jaxrl.spaces import Box, Discrete, EnvSpec, Space
 from jaxrl.trees import Array, Key, PyTree
@@ -105,7 +105,7 @@ def _made(make: Any, name: str, id_: str, params: Mapping[str, Any]) -> Any:
     try:
         return make(id_, **checked)
     except (AssertionError, TypeError, ValueError) as error:
-        raise SettingsError(f"{name} cannot be made with {dict(params)}: {reason_of(error)}") from error
+        raise SettingsError(f"{name} cannot be made with {dict(params)}: {error_text(error)}") from error
 
 
 def _numbers(maker: type) -> dict[str, type]:

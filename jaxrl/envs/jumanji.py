@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrl.envs.base import Env, TimeStep
 from jaxrl.envs.suites import KEY, as_kinds, box_of, check_id, plain_params, reads_key
-from jaxrl.errors import SettingsError, reason_of, require_extra
+from jaxrl.errors import SettingsError, error_text, require_extra
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space, space_struct
 from jaxrl.trees import Key, PyTree, make_key
 
@@ -44,7 +44,7 @@ def jumanji_env(name: str, **params: Any) -> Env:
     except SettingsError:
         raise
     except Exception as error:
-        raise SettingsError(f"Jumanji cannot make {id_}: {reason_of(error)}") from error
+        raise SettingsError(f"Jumanji cannot make {id_}: {error_text(error)}") from error
     limit = getattr(env, "time_limit", None)
     if limit is not None:
         env.time_limit = NEVER

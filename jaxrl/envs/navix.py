@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxrl.envs.base import Env, TimeStep
 from jaxrl.envs.suites import KEY, as_kinds, box_of, check_flag, check_id, reads_key
-from jaxrl.errors import SettingsError, nearest
+from jaxrl.errors import SettingsError, suggest
 from jaxrl.spaces import Box, Discrete, EnvSpec, space_struct
 from jaxrl.trees import Array, Key, PyTree, make_key
 
@@ -75,7 +75,7 @@ def _view(name: str, observation: str) -> Any:
     names = ["categorical", "symbolic", "rgb"]
     names += [f"{word}_first_person" for word in names]
     if observation not in names:
-        raise SettingsError(f"{name}: unknown observation {observation!r}; {nearest(str(observation), names)}")
+        raise SettingsError(f"{name}: unknown observation {observation!r}; {suggest(str(observation), names)}")
     return getattr(observations, observation)
 
 

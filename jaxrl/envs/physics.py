@@ -17,7 +17,7 @@ import numpy as np
 from jaxrl.envs.base import Env, RenderFn, TimeStep
 from jaxrl.envs.randomise import randomise
 from jaxrl.envs.suites import KEY, boxes_of, copy_containers, stored
-from jaxrl.errors import SettingsError, reason_of
+from jaxrl.errors import SettingsError, error_text
 from jaxrl.spaces import Box, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
 
@@ -145,6 +145,6 @@ def picture(name: str, draw: Any) -> np.ndarray:
         return np.asarray(draw(), np.uint8)
     except Exception as error:
         raise SettingsError(
-            f"{name} cannot be rendered here: {reason_of(error)}; MuJoCo needs OpenGL, without a screen MUJOCO_GL=egl "
+            f"{name} cannot be rendered here: {error_text(error)}; MuJoCo needs OpenGL, without a screen MUJOCO_GL=egl "
             "or osmesa"
         ) from error

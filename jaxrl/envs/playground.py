@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl.envs.base import Env
 from jaxrl.envs.physics import Randomiser, physics_env, picture, with_models
 from jaxrl.envs.suites import check_id, like_defaults
-from jaxrl.errors import SettingsError, check_between, reason_of, require_extra
+from jaxrl.errors import SettingsError, check_between, error_text, require_extra
 from jaxrl.trees import PyTree
 
 PREFIX = "playground:"
@@ -56,7 +56,7 @@ def playground_env(name: str, *, randomise: Any = None, randomiser: Randomiser |
         made = physics_env(name, env, config.episode_length, settings, render, config.get("action_repeat", 1))
         varied = made if share is None or draws is None else with_models(made, env, draws, share)
     except Exception as error:
-        raise SettingsError(f"Playground cannot make {id_}: {reason_of(error)}") from error
+        raise SettingsError(f"Playground cannot make {id_}: {error_text(error)}") from error
     return varied._replace(settings=settings if plain else None)
 
 

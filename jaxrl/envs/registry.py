@@ -6,8 +6,8 @@ from typing import Any
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import PREFIX, HostEnv, gymnasium_names
 from jaxrl.envs.wrappers import wrapped, wrappers_in
-from jaxrl.errors import SettingsError, close_to, nearest
-from jaxrl.registry import SUITES, listed, named, suite_of
+from jaxrl.errors import SettingsError, close_matches, suggest
+from jaxrl.registry import SUITES, import_name, join_names, split_suite
 
 EnvFactory = Callable[..., Env | HostEnv]
 
@@ -55,9 +55,9 @@ def _made(name: str, params: Mapping[str, Any]) -> Any:
     if name in _REGISTERED:
         env = _REGISTERED[name](**params)
         return env._replace(settings={"env": name, "env_args": dict(params)})
-    suite, _ = suite_of(name)
+    suite, _ = split_suite(name)
     if suite is not None:
-        return named(*suite)(name, **params)
+        return import_name(*suite)(name, **params)
     from jaxrl.envs import gymnax
 
     if not gymnax.knows(name):
@@ -71,22 +71,24 @@ def _meant(name: str) -> str:
     others = gymnasium_names()
     if name in others:
         return f"Gymnasium has it: {PREFIX}{name}"
-    own = close_to(rest.rpartition("/")[2], env_names())
+    own = close_matches(rest.rpartition("/")[2], env_names())
     if name.startswith("ALE/"):
         like = f"; in JAX, there is {' or '.join(own)}" if own else ""
         return f"that is one of Atari, in Gymnasium: pip install 'jaxrl[atari]', then {PREFIX}{name}{like}"
-    close = own or [PREFIX + other for other in close_to(rest, others)]
+    close = own or [PREFIX + other for other in close_matches(rest, others)]
     if close:
         return "did you mean " + " or ".join(close) + "?"
     if prefix and all(part.isidentifier() for part in prefix.split(".")):
         return (
             f"give --env {name}: a function of your own is imported only where you name it on the command line (in "
             f"Python, call it, or register_env); there is no {prefix}: here, only "
-            f"{listed(f'{suite}:' for suite in SUITES)}"
+            f"{join_names(f'{suite}:' for suite in SUITES)}"
         )
     if prefix:
-        return f"there is no {prefix}: here, only {listed(f'{suite}:' for suite in SUITES)}, as in {PREFIX}Hopper-v5"
-    return f"{nearest(name, env_names())}; --list-envs shows all, and {PREFIX}NAME is one of Gymnasium's"
+        return (
+            f"there is no {prefix}: here, only {join_names(f'{suite}:' for suite in SUITES)}, as in {PREFIX}Hopper-v5"
+        )
+    return f"{suggest(name, env_names())}; --list-envs shows all, and {PREFIX}NAME is one of Gymnasium's"
 
 
 def module_in(name: str) -> str | None:

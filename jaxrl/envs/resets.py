@@ -19,7 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl.errors import SettingsError, check_count, nearest
+from jaxrl.errors import SettingsError, check_count, suggest
 from jaxrl.trees import Array, Key, PyTree, make_key, tree_bytes
 from jaxrl.xla.attempts import attempt
 from jaxrl.xla.equations import work_of
@@ -63,7 +63,7 @@ def resets_of(name: str, start: StartFn, num_envs: int) -> Resets:
     """
     kind, _, given = name.partition(":")
     if kind not in KINDS:
-        raise SettingsError(f"unknown resets {name!r}; {nearest(kind, KINDS)}")
+        raise SettingsError(f"unknown resets {name!r}; {suggest(kind, KINDS)}")
     number = _number(name, kind, given)
     if kind == "auto":
         kind = "fresh" if cheap(start) else "pool"

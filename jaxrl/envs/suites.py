@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.errors import SettingsError, check_count, close_to, nearest
+from jaxrl.errors import SettingsError, check_count, close_matches, suggest
 from jaxrl.spaces import Box, Space
 from jaxrl.trees import PyTree, is_key, make_key
 
@@ -21,8 +21,8 @@ def check_id(prefix: str, name: str, known: Iterable[str]) -> str:
     id_, known = name.removeprefix(prefix), list(known)
     if id_ in known:
         return id_
-    near = [prefix + other for other in close_to(id_, known)]
-    raise SettingsError(f"unknown environment {prefix + id_!r}; {_meant(near) or nearest(id_, known)}")
+    near = [prefix + other for other in close_matches(id_, known)]
+    raise SettingsError(f"unknown environment {prefix + id_!r}; {_meant(near) or suggest(id_, known)}")
 
 
 def _meant(near: Sequence[str]) -> str:
@@ -34,7 +34,7 @@ def check_params(name: str, params: Mapping[str, Any], known: Iterable[str]) -> 
     known = list(known)
     for word in params:
         if word not in known:
-            raise SettingsError(f"{name} has no parameter {word!r}; {nearest(word, known) if known else 'it has none'}")
+            raise SettingsError(f"{name} has no parameter {word!r}; {suggest(word, known) if known else 'it has none'}")
 
 
 def check_flag(name: str, value: Any) -> bool:

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 
 from jaxrl.envs.agents import of_one_agent
 from jaxrl.envs.base import Env, TimeStep
-from jaxrl.errors import SettingsError, check_between, check_count, nearest
+from jaxrl.errors import SettingsError, check_between, check_count, suggest
+from jaxrl.parsing import as_int, parse_float
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, space_zeros
 from jaxrl.trees import Array, Key, PyTree, tree_where
-from jaxrl.written import number, whole
 
 
 def action_repeat(env: Env, times: int) -> Env:
@@ -230,8 +230,8 @@ def _flat(space: Space, action: PyTree) -> Array:
 # --- by name --------------------------------------------------------------------------------------------------------
 
 WRAPPERS: dict[str, tuple[Callable[..., Env], Callable[[str], Any] | None]] = {
-    "action_repeat": (action_repeat, whole),
-    "sticky_actions": (sticky_actions, number),
+    "action_repeat": (action_repeat, as_int),
+    "sticky_actions": (sticky_actions, parse_float),
     "time": (time, None),
     "previous": (previous, None),
 }
@@ -260,7 +260,7 @@ def wrappers_in(wrap: object) -> list[str]:
 def _by_name(name: str) -> Callable[[Env], Env]:
     kind, colon, given = name.partition(":")
     if kind not in WRAPPERS:
-        raise SettingsError(f"unknown wrapper {kind!r}; {nearest(kind, WRAPPERS)}")
+        raise SettingsError(f"unknown wrapper {kind!r}; {suggest(kind, WRAPPERS)}")
     function, read = WRAPPERS[kind]
     if read is None:
         if colon:

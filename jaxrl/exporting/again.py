@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl.envs.registry import env_names, is_path, module_in
-from jaxrl.registry import suite_of
+from jaxrl.parsing import parse_value
+from jaxrl.registry import split_suite
 from jaxrl.training.data.files import MINARI
-from jaxrl.written import read_value
 
 FILES = "data", "demos"
 """Settings that name files."""
@@ -43,7 +43,7 @@ class Judged(NamedTuple):
         trained, known = settings.get("env"), _params(settings, "env_args")
         elsewhere = self.env not in (None, trained)
         pairs = zip(self.env_args[::2], self.env_args[1::2], self.args()[1::2], strict=True)
-        other = [f"{name} {notes}" for name, word, notes in pairs if elsewhere or known.get(name) != read_value(word)]
+        other = [f"{name} {notes}" for name, word, notes in pairs if elsewhere or known.get(name) != parse_value(word)]
         return ", ".join([str(self.env or trained), *other]) if elsewhere or other else None
 
 
@@ -86,7 +86,7 @@ def _obstacle(settings: Mapping[str, Any]) -> str | None:
     if custom := settings.get("custom"):
         return f"Parts of its training were made in Python ({', '.join(map(str, custom))})"
     for env in (settings.get("env"), settings.get("eval_env")):
-        if isinstance(env, str) and not (module_in(env) or suite_of(env)[0] or env in env_names()):
+        if isinstance(env, str) and not (module_in(env) or split_suite(env)[0] or env in env_names()):
             return f"Its environment {env} was made known in Python"
     return None
 

@@ -14,7 +14,7 @@ from jaxrl.nn.layers import kernel_init
 from jaxrl.nn.own import Network
 from jaxrl.nn.torsos import make_torso
 from jaxrl.trees import Array, Key, PyTree, tree_where
-from jaxrl.types import Remembered
+from jaxrl.types import RecurrentObs
 
 CORES = {"gru": nn.GRUCell, "lstm": nn.OptimizedLSTMCell}
 
@@ -46,7 +46,7 @@ def unroll(
 
 
 class Recurrent(nn.Module):
-    """A recurrent core between a torso and a network on its features; `Remembered` -> the outputs and the next memory.
+    """A recurrent core between a torso and a head; `RecurrentObs` -> the outputs and the next memory.
 
     The core's matrices for its own memory are initialised orthogonal.
     """
@@ -77,7 +77,7 @@ class Recurrent(nn.Module):
         )
         self.cell = CORES[self.core](self.core_features, recurrent_kernel_init=kernel_init(True, 1.0))
 
-    def __call__(self, obs: Remembered, *args: Array) -> tuple[Array, PyTree]:
+    def __call__(self, obs: RecurrentObs, *args: Array) -> tuple[Array, PyTree]:
         memory, hidden = self.cell(obs.memory, self.see(obs.obs))
         return self.head(hidden, *args), memory
 
@@ -101,12 +101,12 @@ class WithMemory(NamedTuple):
         """Initialise the variables. The key is consumed."""
         return self.core.init(key, *args)
 
-    def apply(self, variables: PyTree, obs: Remembered, /, *args: Any) -> Array:
+    def apply(self, variables: PyTree, obs: RecurrentObs, /, *args: Any) -> Array:
         """Return the outputs `[B, ...]` alone."""
         out: Array = self.core.apply(variables, obs, *args)[0]
         return out
 
-    def after(self, variables: PyTree, obs: Remembered, /) -> PyTree:
+    def after(self, variables: PyTree, obs: RecurrentObs, /) -> PyTree:
         """Return the memory after a step, `[B, ...]`."""
         apply = partial(cast(Any, self.core).apply, variables)
         return apply(obs.memory, apply(obs.obs, method="see"), method="advance")
@@ -121,17 +121,17 @@ class EachWithMemory(NamedTuple):
     member: WithMemory
     size: int
 
-    def init(self, key: Key, /, obs: Remembered, *args: Any) -> PyTree:
+    def init(self, key: Key, /, obs: RecurrentObs, *args: Any) -> PyTree:
         """Initialise the variables of all members, leaves `[size, ...]`. The key is consumed."""
-        first = Remembered(obs.obs, jax.tree.map(lambda x: x[:, 0], obs.memory))
+        first = RecurrentObs(obs.obs, jax.tree.map(lambda x: x[:, 0], obs.memory))
         return jax.vmap(lambda key: self.member.init(key, first, *args))(jax.random.split(key, self.size))
 
-    def apply(self, variables: PyTree, obs: Remembered, /, *args: Any) -> Array:
+    def apply(self, variables: PyTree, obs: RecurrentObs, /, *args: Any) -> Array:
         """Return the outputs of all members."""
-        one = lambda own, memory: self.member.apply(own, Remembered(obs.obs, memory), *args)
+        one = lambda own, memory: self.member.apply(own, RecurrentObs(obs.obs, memory), *args)
         return jax.vmap(one, in_axes=(0, 1))(variables, obs.memory)
 
-    def after(self, variables: PyTree, obs: Remembered, /) -> PyTree:
+    def after(self, variables: PyTree, obs: RecurrentObs, /) -> PyTree:
         """Return the memories of all members after a step, `[B, size, ...]`."""
-        one = lambda own, memory: self.member.after(own, Remembered(obs.obs, memory))
+        one = lambda own, memory: self.member.after(own, RecurrentObs(obs.obs, memory))
         return jax.vmap(one, in_axes=(0, 1), out_axes=1)(variables, obs.memory)

@@ -6,7 +6,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from jaxrl.errors import SettingsError, nearest
+from jaxrl.errors import SettingsError, suggest
 from jaxrl.nn.encode import images_of
 from jaxrl.nn.layers import DTYPES, MLP, activated, kernel_init
 from jaxrl.spaces import Box, Space
@@ -196,7 +196,7 @@ def torso_kind(torso: str, space: Space, channels: Sequence[int] = ()) -> str:
 def check_torso(torso: str, space: Space, channels: Sequence[int] = ()) -> None:
     """Raise `SettingsError` if the torso is unknown, or cannot take these observations with these channels."""
     if torso not in TORSOS:
-        raise SettingsError(f"unknown torso {torso!r}; {nearest(torso, TORSOS)}")
+        raise SettingsError(f"unknown torso {torso!r}; {suggest(torso, TORSOS)}")
     kind, images = torso_kind(torso, space, channels), images_of(space)
     if kind == "mlp":
         return

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.errors import SettingsError, check_between, check_count
-from jaxrl.masks import map_but_mask
+from jaxrl.masks import map_except_mask
+from jaxrl.parsing import format_repr, format_settings
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space
 from jaxrl.trees import Array, PyTree
 from jaxrl.types import Step, Transition
-from jaxrl.written import brief, settings_in_brief
 
 
 class ProcessorInit(Protocol):
@@ -109,7 +109,7 @@ class Processor(NamedTuple):
         return learnt
 
     def __repr__(self) -> str:
-        return brief("Processor", settings_in_brief(self.settings))
+        return format_repr("Processor", format_settings(self.settings))
 
 
 class Later(NamedTuple):
@@ -299,7 +299,7 @@ def _stacked_space(frames: int, space: Space) -> Space:
         low, high = (_stacked_bound(bound, shape, frames) for bound in (leaf.low, leaf.high))
         return Box(low, high, (*shape[:-1], shape[-1] * frames), leaf.dtype)
 
-    return map_but_mask(stacked, space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
+    return map_except_mask(stacked, space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
 
 
 def _stacked_bound(bound: Any, shape: tuple[int, ...], frames: int) -> Any:
@@ -309,7 +309,7 @@ def _stacked_bound(bound: Any, shape: tuple[int, ...], frames: int) -> Any:
 
 
 def _fill(obs: PyTree, frames: int) -> PyTree:
-    return map_but_mask(lambda x: jnp.concatenate([_column(x)] * frames, axis=-1), obs)
+    return map_except_mask(lambda x: jnp.concatenate([_column(x)] * frames, axis=-1), obs)
 
 
 def _column(obs: Array) -> Array:
@@ -326,6 +326,6 @@ def _stack(frames: int, stack: PyTree, step: Step) -> tuple[PyTree, Step]:
         done = (step.terminated | step.truncated).reshape(-1, *(1,) * (going_on.ndim - 1))
         return jnp.where(done, fresh, going_on)
 
-    final_obs = map_but_mask(push, stack, step.final_obs)
+    final_obs = map_except_mask(push, stack, step.final_obs)
     obs = jax.tree.map(restart, _fill(step.obs, frames), final_obs)
     return obs, step._replace(final_obs=final_obs, obs=obs)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxrl.errors import SettingsError
 from jaxrl.processors.base import Processor
 from jaxrl.trees import Array, PyTree, tree_where
-from jaxrl.types import Remembered, Step, Transition
+from jaxrl.types import RecurrentObs, Step, Transition
 
 
 class MemoryState(NamedTuple):
@@ -34,7 +34,7 @@ def remember(processor: Processor, memory: PyTree) -> Processor:
     return processor._replace(
         init=lambda obs: MemoryState(processor.init(obs), _blank(memory, jax.tree.leaves(obs)[0].shape[0])),
         process=partial(_process, processor, memory),
-        observe=lambda state: Remembered(processor.observe(state.inner), state.memory),
+        observe=lambda state: RecurrentObs(processor.observe(state.inner), state.memory),
         learnt=lambda state: processor.learnt(state.inner),
         shared=lambda state: processor.of_actors.learnt(state.inner),
         frozen=lambda learnt: remember(processor.freeze(learnt), memory),
@@ -58,6 +58,6 @@ def _process(processor: Processor, memory: PyTree, state: MemoryState, step: Ste
     inner, transition = processor.process(state.inner, step._replace(extras=extras))
     done: Array = step.terminated | step.truncated
     seen = transition._replace(
-        obs=Remembered(transition.obs, state.memory), next_obs=Remembered(transition.next_obs, after)
+        obs=RecurrentObs(transition.obs, state.memory), next_obs=RecurrentObs(transition.next_obs, after)
     )
     return MemoryState(inner, tree_where(done, _blank(memory, done.shape[0]), after)), seen

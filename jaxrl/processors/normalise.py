@@ -48,9 +48,9 @@ def merge(moments: Moments, entries: Array, where: Array | None = None) -> Momen
     entries = jnp.asarray(entries, jnp.float32)
     rows = jnp.ones(entries.shape[0], jnp.float32) if where is None else where.astype(jnp.float32)
     weight = rows.reshape(-1, *(1,) * (entries.ndim - 1))
-    new = shards.total(rows.sum())
-    mean = shards.total((entries * weight).sum(0)) / jnp.maximum(new, 1)
-    squares = shards.total((jnp.square(entries - mean[None]) * weight).sum(0))
+    new = shards.psum(rows.sum())
+    mean = shards.psum((entries * weight).sum(0)) / jnp.maximum(new, 1)
+    squares = shards.psum((jnp.square(entries - mean[None]) * weight).sum(0))
     return _joined(moments, new, mean, squares)
 
 
@@ -150,9 +150,9 @@ def _merge_seen(moments: Moments, entries: Array, seen: Array) -> Moments:
     the moments are bitwise those of a merge without it."""
     entries = jnp.asarray(entries, jnp.float32)
     some = seen.reshape(-1, *(1,) * (entries.ndim - 1))
-    new = shards.total(seen.sum(dtype=jnp.float32))
-    mean = shards.total(jnp.where(some, entries, 0.0).sum(0)) / jnp.maximum(new, 1)
-    squares = shards.total(jnp.square(jnp.where(some, entries - mean[None], 0.0)).sum(0))
+    new = shards.psum(seen.sum(dtype=jnp.float32))
+    mean = shards.psum(jnp.where(some, entries, 0.0).sum(0)) / jnp.maximum(new, 1)
+    squares = shards.psum(jnp.square(jnp.where(some, entries - mean[None], 0.0)).sum(0))
     return _joined(moments, new, mean, squares)
 
 

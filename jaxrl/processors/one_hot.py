@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.errors import SettingsError, check_count
-from jaxrl.masks import map_but_mask
+from jaxrl.masks import map_except_mask
 from jaxrl.processors.base import Processor
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space
 from jaxrl.trees import Array, PyTree
@@ -30,7 +30,7 @@ def one_hot(values: int) -> Processor:
         further, or has none to show one-hot.
     """
     check_count("one_hot", values, least=2, most=MOST)
-    shown = partial(map_but_mask, partial(_flags, values))
+    shown = partial(map_except_mask, partial(_flags, values))
     return Processor(
         init=shown,
         process=lambda state, step: _process(shown, step),
@@ -73,7 +73,7 @@ def _space(values: int, space: Space) -> Space:
         *lead, last = (*leaf.shape, 1) if len(leaf.shape) == 2 else leaf.shape
         return Box(0, 1, (*lead, last * values), "bool")
 
-    made: Space = map_but_mask(shown, space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
+    made: Space = map_except_mask(shown, space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
     if not found:
         raise SettingsError("one_hot is for grids and rows of whole numbers, of which observations have none")
     return made

@@ -18,7 +18,7 @@ from jaxrl.processors.base import Processor, begin, blank_step, chain
 from jaxrl.processors.memory import remember
 from jaxrl.processors.n_step import n_step
 from jaxrl.processors.normalise import normalise_reward
-from jaxrl.shards import merged
+from jaxrl.shards import merge_metrics
 from jaxrl.spaces import EnvSpec
 from jaxrl.strategies.base import CollectInfo, EpisodeEnds
 from jaxrl.trees import Array, Key, PyTree, make_key
@@ -209,7 +209,7 @@ def episode_metrics(seen: StepInfo) -> Metrics:
 
 def info_of(seen: StepInfo, more: Metrics | None = None) -> CollectInfo:
     """Return what is recorded of steps `[T, N]`, with `more` metrics."""
-    metrics: Metrics = {**merged(episode_metrics(seen)), **(more or {})}
+    metrics: Metrics = {**merge_metrics(episode_metrics(seen)), **(more or {})}
     return CollectInfo(metrics, _episode_ends(seen))
 
 

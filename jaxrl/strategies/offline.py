@@ -18,7 +18,7 @@ from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor, begin
 from jaxrl.processors.n_step import one_step
-from jaxrl.registry import listed, names_of
+from jaxrl.registry import algorithm_names, join_names
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, from_box, space_to_plain, to_indices
 from jaxrl.strategies.base import StateFns, Strategy, fold
 from jaxrl.strategies.guard import Health, health_of, healthy, reseed
@@ -204,7 +204,7 @@ def _bound(agent: AgentMaker, processor: Processor, data: Dataset) -> Agent:
         )
     _, bound = bind(agent, processor, data.spec)
     if bound.prepare is not None:
-        able = listed(names_of("offline"))
+        able = join_names(algorithm_names("offline"))
         raise SettingsError(f"{bound.name} learns from its own rollouts alone; agents for data: {able}")
     check_forgets(bound, "data")
     return bound

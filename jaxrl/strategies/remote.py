@@ -22,8 +22,9 @@ from jaxrl.envs.host import HostEnv, on_host
 from jaxrl.envs.objects import KINDS, kind_of
 from jaxrl.errors import SettingsError, check_between, check_count, require_extra
 from jaxrl.metrics import Metrics, Total, stat
+from jaxrl.parsing import as_int
 from jaxrl.processors.base import Processor
-from jaxrl.spaces import EnvSpec, from_0, space_zeros
+from jaxrl.spaces import EnvSpec, space_zeros, to_zero_based
 from jaxrl.strategies import actor
 from jaxrl.strategies.actor import Choice, Words
 from jaxrl.strategies.base import CollectInfo, Strategy, step_of
@@ -31,7 +32,6 @@ from jaxrl.strategies.interaction import Acting, StepInfo, info_of, with_bounds
 from jaxrl.strategies.shards import check_shards
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Transition
-from jaxrl.written import whole
 from jaxrl.xla.packing import Layout, empty, unpack
 
 ENGINES = ("threads", "processes", "ray")
@@ -195,7 +195,7 @@ def of_one_shard(
       SettingsError: they do not divide among the shards, nor does what else is to be `divided`; shards of environments
         on the host, which are divided among actors; starts that environments on the host do not have.
     """
-    shards, total = whole(shards), num_envs * (host_actors.actors if host_actors else 1)
+    shards, total = as_int(shards), num_envs * (host_actors.actors if host_actors else 1)
     check_shards(shards, num_envs=total, **divided)
     if host_actors is not None and shards > 1:
         raise SettingsError("shards divide environments on the device; use actors for those on the host, or shards 1")
@@ -203,7 +203,7 @@ def of_one_shard(
     if host_actors is None:
         return vectorise(env, total // shards, resets), shards
     # Of environments on the host only the shapes are here; their numbers may start elsewhere.
-    like = env._replace(spec=from_0(env.spec))
+    like = env._replace(spec=to_zero_based(env.spec))
     return vectorise(like, total // shards, resets)._replace(spec=env.spec), shards
 
 

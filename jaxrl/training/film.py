@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl.envs import Env, HostEnv
 from jaxrl.envs.agents import as_one
 from jaxrl.envs.host import to_host
-from jaxrl.errors import SettingsError, reason_of
+from jaxrl.errors import SettingsError, error_text
 from jaxrl.spaces import to_indices
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Video
@@ -72,7 +72,7 @@ def _on_host(env: HostEnv, policy: GreedyPolicy, seed: int, max_steps: int) -> t
             if terminated or truncated:
                 break
     except Exception as error:
-        raise SettingsError(f"{env.spec.name} cannot be rendered: {reason_of(error)}") from error
+        raise SettingsError(f"{env.spec.name} cannot be rendered: {error_text(error)}") from error
     finally:
         one.close()
     return frames, total
@@ -134,7 +134,7 @@ def _first_picture(env: Env | HostEnv) -> None:
             assert env.render is not None
             picture = env.render(jax.jit(env.reset)(make_key(0))[0])
     except Exception as error:
-        raise SettingsError(f"{env.spec.name} cannot be rendered: {reason_of(error)}") from error
+        raise SettingsError(f"{env.spec.name} cannot be rendered: {error_text(error)}") from error
     as_picture(picture, env.spec.name)
 
 

@@ -20,7 +20,7 @@ from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.strategies.base import iterate
 from jaxrl.training.memory import plan_of_state
 from jaxrl.trees import PyTree, tree_bytes
-from jaxrl.types import Remembered, Step, Transition
+from jaxrl.types import RecurrentObs, Step, Transition
 from jaxrl.xla import forms
 
 STEP = jnp.uint32(0)
@@ -139,7 +139,7 @@ def test_one_bit_that_differs_makes_another_successor() -> None:
 
 
 def test_observations_with_a_memory_are_kept_once() -> None:
-    remember = lambda x: x._replace(obs=Remembered(x.obs, x.action), next_obs=Remembered(x.next_obs, x.action + 1))
+    remember = lambda x: x._replace(obs=RecurrentObs(x.obs, x.action), next_obs=RecurrentObs(x.next_obs, x.action + 1))
     stream = map(remember, blocks(n_step(1), 2, 1, 0.2))
     held, push, items = both(20, 0.5, next(stream), 2, 2)
     for t in range(25):

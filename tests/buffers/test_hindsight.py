@@ -13,7 +13,7 @@ from benchmarks.goals import bit_flipping
 from jaxrl.buffers import Buffer
 from jaxrl.buffers.hindsight import hindsight, steps_after
 from jaxrl.errors import SettingsError
-from jaxrl.types import Remembered, Transition
+from jaxrl.types import RecurrentObs, Transition
 
 KEY = jax.random.key(0)
 GAMMA = 0.9
@@ -183,7 +183,7 @@ def test_a_share_of_the_batch_alone_is_changed_and_none_where_it_is_nought() -> 
 
 def test_memories_beside_observations_stay_as_they_are() -> None:
     buffer = made()
-    remembered = lambda obs: Remembered(obs, obs["achieved_goal"] * 2)
+    remembered = lambda obs: RecurrentObs(obs, obs["achieved_goal"] * 2)
     beside = lambda items: items._replace(obs=remembered(items.obs), next_obs=remembered(items.next_obs))
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), beside(block(0)))
     state, push = buffer.init(example, 2, 2, 2), jax.jit(buffer.push)

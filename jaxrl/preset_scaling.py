@@ -7,23 +7,23 @@ from typing import Any
 INTERVALS = ("eval_interval", "record_interval", "save_interval")
 DECAYS = ("agent.lr_decay", "agent.epsilon_decay", "buffer.beta_steps")
 """Settings over how many optimisation steps something falls or rises."""
-LONGEST = 2**31 - 1
+MAX_STEPS = 2**31 - 1
 """The most that these can be."""
 
 
-def names_in(settings: Mapping[str, Any], prefix: str = "") -> set[str]:
+def flatten_names(settings: Mapping[str, Any], prefix: str = "") -> set[str]:
     """Return the names of nested settings, as `agent.lr`."""
     found: set[str] = set()
     for name, value in settings.items():
-        found |= names_in(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}"}
+        found |= flatten_names(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}"}
     return found
 
 
-def opts_within(config: Any, env_steps: int) -> int | None:
+def count_opt_steps(config: Any, env_steps: int) -> int | None:
     """Return how many optimisation steps a run makes in so many environment steps; `None` of one from data."""
-    if _has(config, "rollout"):
+    if _has_field(config, "rollout"):
         rows, made, warmup = config.num_envs * config.rollout, config.epochs * config.minibatches, 0
-    elif _has(config, "opt_interval"):
+    elif _has_field(config, "opt_interval"):
         rows = max(config.num_envs, config.opt_interval)
         made, warmup = config.updates * rows // max(config.opt_interval, 1), config.warmup
     else:
@@ -33,17 +33,17 @@ def opts_within(config: Any, env_steps: int) -> int | None:
     return max(-(-left // rows), 1) * made
 
 
-def _has(config: Any, name: str) -> bool:
+def _has_field(config: Any, name: str) -> bool:
     return name in type(config).__dataclass_fields__
 
 
-def length_of(config: Any) -> int:
+def estimate_opt_steps(config: Any) -> int:
     """Return about how many optimisation steps a run with these settings makes."""
-    within = opts_within(config, config.max_env_steps) if config.max_env_steps > 0 else None
+    within = count_opt_steps(config, config.max_env_steps) if config.max_env_steps > 0 else None
     return config.max_opts if within is None else min(within, config.max_opts)
 
 
-def scale(config: Any, preset: Any, own: Collection[str], chosen: Collection[str]) -> tuple[Any, str | None]:
+def scale_to_length(config: Any, preset: Any, own: Collection[str], chosen: Collection[str]) -> tuple[Any, str | None]:
     """Return `config` with decays and intervals that fit its length, and a note on what has changed, if anything.
 
     Args:
@@ -52,28 +52,28 @@ def scale(config: Any, preset: Any, own: Collection[str], chosen: Collection[str
       own: names of the settings that the preset itself has; its decays were chosen for its length.
       chosen: names of the settings that a person has chosen, which stay.
     """
-    length, usual = length_of(config), preset.max_opts
+    length, usual = estimate_opt_steps(config), preset.max_opts
     if "max_opts" not in own or length == usual or min(length, usual) < 1:
         return config, None
     changed: dict[str, int] = {}
     for name in (*INTERVALS, *(decay for decay in DECAYS if decay in own)):
-        before = _value(preset, name)
-        after = min(max(round(before * length / usual), 1), LONGEST) if before else 0
+        before = _get_setting(preset, name)
+        after = min(max(round(before * length / usual), 1), MAX_STEPS) if before else 0
         if name not in chosen and after != before:
             changed[name] = after
-            config = _replaced(config, name, after)
+            config = _replace_setting(config, name, after)
     if not changed:
         return config, None
     changes = ", ".join(f"{name} {value}" for name, value in changed.items())
     return config, f"the preset is for max_opts {usual}; scaled to {length}: {changes}"
 
 
-def _value(config: Any, name: str) -> int:
+def _get_setting(config: Any, name: str) -> int:
     for part in name.split("."):
         config = getattr(config, part)
     return int(config)
 
 
-def _replaced(config: Any, name: str, value: int) -> Any:
+def _replace_setting(config: Any, name: str, value: int) -> Any:
     head, _, rest = name.partition(".")
-    return replace(config, **{head: _replaced(getattr(config, head), rest, value) if rest else value})
+    return replace(config, **{head: _replace_setting(getattr(config, head), rest, value) if rest else value})
