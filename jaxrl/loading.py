@@ -196,7 +196,7 @@ def _policy_in(
     else:
         policy, agent, processor = _parts(facts, made, run_dir)
         shapes = _learner_shapes(agent, processor, policy.spec)
-        if "driven" in facts["settings"] and jax.tree.leaves(processor.learnt(shapes.processor)):
+        if "driven" in facts["settings"] and jax.tree.leaves(processor.get_stats(shapes.processor)):
             raise SettingsError(f"{run_dir} is a session whose processor learns; of such only the best can be loaded")
     taken = policy.judging if critics and policy.judging is not None else policy.params
     like, paths = _leaves_of(taken, shapes)

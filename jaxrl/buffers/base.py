@@ -39,7 +39,7 @@ class ReprioritiseFn(Protocol):
         ...
 
 
-class Windowed(Protocol):
+class SequenceBufferFn(Protocol):
     def __call__(self, window: SequenceSpec, stride: int, /) -> "Buffer":
         """Return the same buffer, but of sequences: batches are `[B, L, ...]`, and an index is that of their first row.
 
@@ -49,7 +49,7 @@ class Windowed(Protocol):
         ...
 
 
-class WithGoal(Protocol):
+class WithGoalFn(Protocol):
     def __call__(self, goal: GoalFn | None, name: str, /) -> "Buffer":
         """Return the buffer for the environment `name`, whose field `goal` is given; raise `SettingsError` if not."""
         ...
@@ -67,13 +67,13 @@ class Buffer(NamedTuple):
     """`rows -> int`: the number of items that the buffer holds when they are written in blocks of `rows`."""
     batch_size: int
     settings: Mapping[str, Any] | None = None
-    windowed: Windowed | None = None
+    as_sequence_buffer: SequenceBufferFn | None = None
     """How sequences are sampled from it; `None` where they cannot be."""
-    with_goal: WithGoal | None = None
+    with_goal_fn: WithGoalFn | None = None
     """How a buffer that replaces goals is told what they pay; `None` for one that replaces none, or has been told."""
     window: SequenceSpec | None = None
     """The sequences in its batches; `None`: single items."""
-    part: "Callable[[int], Buffer] | None" = None
+    shard: "Callable[[int], Buffer] | None" = None
     """`(shards) -> buffer`: one of so many that share its capacity and batches; `None` where it cannot be divided."""
 
     def __repr__(self) -> str:

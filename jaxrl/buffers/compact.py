@@ -85,7 +85,7 @@ class CompactRows:
         waited = {w: jnp.concatenate([x, then[w]]) for w, x in self.waiting.items()}
         settled, waiting = ({w: x[part] for w, x in waited.items()} for part in (slice(rows), slice(rows, None)))
         link, place = self._ends(settled, now)
-        tails = self.tails.write(Tail(link, _without_obs(items)), start)
+        tails = self.tails.write(Tail(link, _drop_obs(items)), start)
         # Whole observations lie in one array, `[rows | waiting | ends]`, so that each part is written in place and a
         # sample is a single gather. `first` is where the waiting ones begin. Frames hold the rows elsewhere.
         words, first = {}, len(self._whole) - self.lag - self.owner.shape[0]
@@ -121,11 +121,11 @@ class CompactRows:
         size = len(index)
         if not isinstance(self.seen, Frames):
             both = self.seen.read(jnp.concatenate([index, place]))
-            return *_halves(both, size), jnp.ones(place.shape, bool)
+            return *_split_rows(both, size), jnp.ones(place.shape, bool)
         rows, apart = len(self), place >= len(self)
         both, known = self.seen.read(jnp.concatenate([index, jnp.where(apart, 0, place)]), self.newest)
-        obs, stacks = _halves(both, size)
-        known, known_after = _halves(known, size)
+        obs, stacks = _split_rows(both, size)
+        known, known_after = _split_rows(known, size)
         whole = self.seen.apart.read(jnp.where(apart, place - rows, 0))
         return obs, tree_where(apart, whole, stacks), known & (known_after | apart)
 
@@ -165,7 +165,7 @@ class CompactRows:
         return as_read(self.layout, item._replace(obs=obs, next_obs=next_obs, weight=weight))
 
 
-def _halves(both: PyTree, size: int) -> tuple[PyTree, PyTree]:
+def _split_rows(both: PyTree, size: int) -> tuple[PyTree, PyTree]:
     """Return the first `size` rows of every leaf, and the others."""
     return jax.tree.map(lambda x: x[:size], both), jax.tree.map(lambda x: x[size:], both)
 
@@ -195,7 +195,7 @@ def empty_compact(
     if 3 * rows + size >= 2**31:  # room also for a block of indices past the end, where dropped writes go
         raise SettingsError(f"buffer.capacity is {rows}; a compact buffer must be below 2^29, for indices are int32")
     zero = jnp.int32(0)
-    tails = empty(layout_of(Tail(jax.ShapeDtypeStruct((), jnp.int32), _without_obs(example))), rows, block)
+    tails = empty(layout_of(Tail(jax.ShapeDtypeStruct((), jnp.int32), _drop_obs(example))), rows, block)
     seen: Rows | Frames = empty(obs, rows + lag + size)
     if frames > 1:
         seen = empty_frames(example.obs, frames, rows, block, stride, lag + size)
@@ -203,5 +203,5 @@ def empty_compact(
     return CompactRows(tails, seen, waiting, jnp.zeros(size, jnp.int32), zero, zero, lag, layout_of(example))
 
 
-def _without_obs(items: Transition) -> Transition:
+def _drop_obs(items: Transition) -> Transition:
     return items._replace(obs=(), next_obs=())

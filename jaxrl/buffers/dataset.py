@@ -52,7 +52,7 @@ class Dataset(NamedTuple):
         return Dataset(self.spec, *kept)._replace(settings=self.settings)
 
 
-def split(data: Dataset, share: float) -> tuple[Dataset, Dataset | None]:
+def split_holdout(data: Dataset, share: float) -> tuple[Dataset, Dataset | None]:
     """Hold out `share` of the episodes, evenly spread over the set; return the rest and the held-out ones, or `None`.
 
     Raises:
@@ -93,7 +93,7 @@ class Summary(NamedTuple):
         )
 
 
-def summary_of(data: Dataset) -> Summary:
+def summarise(data: Dataset) -> Summary:
     """Summarise `data`."""
     episode = data.episode
     returns = np.bincount(episode, weights=data.reward.astype(np.float64))

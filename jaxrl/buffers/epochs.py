@@ -7,14 +7,14 @@ from jaxrl.trees import Array, Key
 from jaxrl.xla.shuffle import permuted
 
 
-def batch_of_epochs(key: Key, opt_step: Array, batch_size: int, rows: int) -> Array:
+def epoch_indices(key: Key, opt_step: Array, batch_size: int, rows: int) -> Array:
     """Return the items `[B]` that optimisation step `opt_step` (from 0) learns from, of `rows`, at least `B`.
 
     The orders of all epochs are laid end to end and cut into batches, so that every batch is whole: one that an epoch's
     end falls into takes the rest of it, and the first items of the next. It is a pure function of its arguments;
     nothing has to be kept from step to step.
     """
-    epoch, first = whole_and_rest(opt_step, batch_size, rows)
+    epoch, first = mul_divmod(opt_step, batch_size, rows)
     place = first + jnp.arange(batch_size, dtype=jnp.uint32)
     inside = place < rows
     now = permuted(jax.random.fold_in(key, epoch), jnp.where(inside, place, 0), rows)
@@ -24,7 +24,7 @@ def batch_of_epochs(key: Key, opt_step: Array, batch_size: int, rows: int) -> Ar
     return jnp.where(inside, now, then)
 
 
-def whole_and_rest(count: Array, size: int, rows: int) -> tuple[Array, Array]:
+def mul_divmod(count: Array, size: int, rows: int) -> tuple[Array, Array]:
     """Return `count * size` divided by `rows`, and the rest, uint32, where the product has more than 32 bits.
 
     `size` is at most `rows`, and that is below 2^31. This is long division, a bit of `count` at a time.

@@ -44,8 +44,8 @@ class Frames:
         """Write a block of observations from row `start` on, directly after the block written last."""
         size, stride = jax.tree.leaves(obs)[0].shape[0], self.last_depth.shape[0]
         before = jax.tree.map(lambda old, new: jnp.concatenate([old, new])[: len(new)], self.last, obs)
-        follows = same(_frames(obs, self.count, 0, -1), _frames(before, self.count, 1, None))
-        begins = same(_frames(obs, self.count, 0, -1), _frames(obs, self.count, 1, None))
+        follows = rows_equal(_slice_frames(obs, self.count, 0, -1), _slice_frames(before, self.count, 1, None))
+        begins = rows_equal(_slice_frames(obs, self.count, 0, -1), _slice_frames(obs, self.count, 1, None))
         depths, depth = [], self.last_depth
         for i in range(0, size, stride):
             depth = self._deeper(depth, follows[i : i + stride], begins[i : i + stride])
@@ -53,7 +53,7 @@ class Frames:
         held = len(self.single)
         return replace(
             self,
-            single=self.single.write(_frames(obs, self.count, -1, None), (self.head + 1) % held),
+            single=self.single.write(_slice_frames(obs, self.count, -1, None), (self.head + 1) % held),
             depth=jax.lax.dynamic_update_slice_in_dim(self.depth, jnp.concatenate(depths), start, axis=0),
             last=jax.tree.map(lambda x: x[-stride:], obs),
             last_depth=depth,
@@ -79,16 +79,16 @@ class Frames:
         age = (newest - index) % self.rows
         place = (self.head - age[:, None] - back) % len(self.single)
         frames = self.single.read(place.reshape(-1))
-        return jax.tree.map(partial(_stack, self.count), frames), depth >= -self.count - 1
+        return jax.tree.map(partial(_join_frames, self.count), frames), depth >= -self.count - 1
 
 
-def _stack(count: int, frames: Array) -> Array:
+def _join_frames(count: int, frames: Array) -> Array:
     """Join frames `[B * count, ..., C]` to `[B, ..., count * C]`."""
     apart = jnp.moveaxis(frames.reshape(-1, count, *frames.shape[1:]), 1, -2)
     return apart.reshape(*apart.shape[:-2], -1)
 
 
-def _frames(obs: PyTree, count: int, start: int, stop: int | None) -> PyTree:
+def _slice_frames(obs: PyTree, count: int, start: int, stop: int | None) -> PyTree:
     """Return frames `start` to `stop` of each observation's stack."""
 
     def cut(x: Array) -> Array:
@@ -98,7 +98,7 @@ def _frames(obs: PyTree, count: int, start: int, stop: int | None) -> PyTree:
     return jax.tree.map(cut, obs)
 
 
-def same(a: PyTree, b: PyTree) -> Array:
+def rows_equal(a: PyTree, b: PyTree) -> Array:
     """Return for each row whether all its bits agree, `[rows]`."""
     layout = layout_of(row_struct(a))
     pairs = [(x != y).any(axis=1) for x, y in zip(pack(layout, a).values(), pack(layout, b).values(), strict=True)]
@@ -122,7 +122,9 @@ def empty_frames(example: PyTree, count: int, rows: int, block: int, stride: int
     if stride < 1 or block % stride:
         raise SettingsError("buffer.frames: it is not known where the frame before one lies; set it to 1")
     reach = -(-(count - 1) * stride // block) * block
-    single = jax.eval_shape(lambda: _frames(jax.tree.map(lambda x: jnp.zeros((1, *x.shape)), example), count, -1, None))
+    single = jax.eval_shape(
+        lambda: _slice_frames(jax.tree.map(lambda x: jnp.zeros((1, *x.shape)), example), count, -1, None)
+    )
     frame = jax.tree.map(lambda x, like: jax.ShapeDtypeStruct(x.shape[1:], like.dtype), single, example)
     last = jax.tree.map(lambda x: jnp.zeros((stride, *x.shape), x.dtype), example)
     return Frames(

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.buffers.base import Buffer
-from jaxrl.buffers.frames import same
+from jaxrl.buffers.frames import rows_equal
 from jaxrl.buffers.prioritised import PrioritisedState
 from jaxrl.errors import SettingsError, check_between
 from jaxrl.trees import Array, Key, PyTree, tree_where
@@ -67,18 +67,18 @@ def hindsight(ring: Buffer, share: float = 0.8, goal: GoalFn | None = None) -> B
         raise SettingsError("hindsight takes what jaxrl.uniform(...) or jaxrl.prioritised(...) returns")
     return ring._replace(
         settings=settings if goal is None else None,
-        windowed=None,
-        with_goal=partial(_with_goal, ring, share, goal),
-        part=partial(_part, ring, share, goal),
+        as_sequence_buffer=None,
+        with_goal_fn=partial(_bind_goal, ring, share, goal),
+        shard=partial(_shard, ring, share, goal),
     )
 
 
-def _part(ring: Buffer, share: float, goal: GoalFn | None, shards: int) -> Buffer:
-    assert ring.part is not None  # as of all that `hindsight` takes
-    return hindsight(ring.part(shards), share, goal)
+def _shard(ring: Buffer, share: float, goal: GoalFn | None, shards: int) -> Buffer:
+    assert ring.shard is not None  # as of all that `hindsight` takes
+    return hindsight(ring.shard(shards), share, goal)
 
 
-def _with_goal(ring: Buffer, share: float, given: GoalFn | None, own: GoalFn | None, name: str) -> Buffer:
+def _bind_goal(ring: Buffer, share: float, given: GoalFn | None, own: GoalFn | None, name: str) -> Buffer:
     goal = own if given is None else given
     if goal is None:
         raise SettingsError(
@@ -91,7 +91,7 @@ def _with_goal(ring: Buffer, share: float, given: GoalFn | None, own: GoalFn | N
         push=partial(_push, parts),
         sample=partial(_sample, parts),
         reprioritise=lambda state, index, priority: state._replace(ring=ring.reprioritise(state.ring, index, priority)),
-        windowed=None,
+        as_sequence_buffer=None,
         settings={**(ring.settings or {}), "hindsight": float(share)} if given is None else None,
     )
 
@@ -106,7 +106,7 @@ def _init(parts: _Parts, example: PyTree, rows: int, lag: int = 0, stride: int =
     return HindsightState(
         ring=parts.ring.init(example, rows, lag, stride),
         age=jnp.zeros(parts.ring.capacity(rows), jnp.int32),
-        last=_kept(zeros),
+        last=_link_fields(zeros),
         last_age=jnp.zeros(stride, jnp.int32),
         newest=jnp.int32(0),
         discount=jnp.float32(0.0),
@@ -114,7 +114,7 @@ def _init(parts: _Parts, example: PyTree, rows: int, lag: int = 0, stride: int =
 
 
 def _check_goals(example: Transition) -> None:
-    seen: Any = _seen(example.obs)
+    seen: Any = _env_obs(example.obs)
     there = list(seen) if isinstance(seen, Mapping) else type(seen).__name__
     if not isinstance(seen, Mapping) or any(name not in seen for name in GOALS):
         raise SettingsError(f"buffer.hindsight wants observations with {', '.join(GOALS)}, but they are {there}")
@@ -123,11 +123,11 @@ def _check_goals(example: Transition) -> None:
         raise SettingsError(f"buffer.hindsight: achieved_goal is {shapes[0]}, but desired_goal {shapes[1]}")
 
 
-def _seen(obs: PyTree) -> PyTree:
+def _env_obs(obs: PyTree) -> PyTree:
     return obs.obs if isinstance(obs, RecurrentObs) else obs
 
 
-def _kept(items: Transition) -> Transition:
+def _link_fields(items: Transition) -> Transition:
     """Return of transitions what tells whether those that follow belong to the same episodes."""
     return Transition((), (), (), items.discount, items.next_obs, (), ())  # type: ignore[arg-type]
 
@@ -139,10 +139,10 @@ def _push(parts: _Parts, state: HindsightState, items: Transition, pushes: Array
     for i in range(0, rows, stride):
         now = jax.tree.map(lambda x, i=i: x[i : i + stride], items)
         # As in a compact buffer: a step whose successor is the next observation, bit for bit, goes on.
-        goes_on = same(last.next_obs, now.obs) & (last.discount > 0)
+        goes_on = rows_equal(last.next_obs, now.obs) & (last.discount > 0)
         age = jnp.where(goes_on, age + 1, 0)
         ages.append(age)
-        last = _kept(now)
+        last = _link_fields(now)
     held = state.age.shape[0]
     start = jnp.asarray(pushes % (held // rows), jnp.int32) * rows
     return HindsightState(
@@ -159,15 +159,15 @@ def _sample(parts: _Parts, state: HindsightState, key: Key, pushes: Array, opt_s
     ring_key, coin_key, later_key = jax.random.split(key, 3)
     batch = parts.ring.sample(state.ring, ring_key, pushes, opt_step)
     coin, later_share = (jax.random.uniform(k, batch.index.shape, jnp.float32) for k in (coin_key, later_key))
-    count = steps_after(state, batch.index) + 1
+    count = count_later_steps(state, batch.index) + 1
     steps = jnp.minimum((later_share * count).astype(jnp.int32), count - 1)
     ring = state.ring.rows if isinstance(state.ring, PrioritisedState) else state.ring
-    later: Transition = ring.read(_row(state, batch.index, steps))
-    new = _with(batch.items, _seen(later.next_obs)["achieved_goal"], state.discount, parts.goal)
+    later: Transition = ring.read(_later_row(state, batch.index, steps))
+    new = _relabel(batch.items, _env_obs(later.next_obs)["achieved_goal"], state.discount, parts.goal)
     return batch._replace(items=tree_where(coin < parts.share, new, batch.items))
 
 
-def steps_after(state: HindsightState, index: Array) -> Array:
+def count_later_steps(state: HindsightState, index: Array) -> Array:
     """Return how many steps of the same episode the ring holds after those of the rows `index` `[B]`, int32.
 
     Ages rise by one with every step of an episode, and are lower from its end on: so a search by halves finds the end.
@@ -177,35 +177,35 @@ def steps_after(state: HindsightState, index: Array) -> Array:
     found = jnp.zeros_like(index)
     for bit in reversed(range(steps.bit_length())):
         tried = found + (1 << bit)
-        age = state.age.at[_row(state, index, tried)].get(mode="promise_in_bounds")
+        age = state.age.at[_later_row(state, index, tried)].get(mode="promise_in_bounds")
         found = jnp.where((tried <= most) & (age == own + tried), tried, found)
     return found
 
 
-def _row(state: HindsightState, index: Array, steps: Array) -> Array:
+def _later_row(state: HindsightState, index: Array, steps: Array) -> Array:
     """Return the rows so many steps of the same environment after `index`."""
     return (index + steps * state.last_age.shape[0]) % state.age.shape[0]
 
 
-def _with(items: Transition, goal: PyTree, discount: Array, pays: GoalFn) -> Transition:
+def _relabel(items: Transition, goal: PyTree, discount: Array, pays: GoalFn) -> Transition:
     """Return what the steps `items` `[B]` would have been if `goal` `[B]` had been wanted.
 
     A step that terminated, though not because the goal it had was reached, terminates under any goal.
     """
-    reached = _seen(items.next_obs)["achieved_goal"]
+    reached = _env_obs(items.next_obs)["achieved_goal"]
     of_goal = cast(Any, jax.vmap(pays))
-    _, ended = of_goal(reached, _seen(items.obs)["desired_goal"])
+    _, ended = of_goal(reached, _env_obs(items.obs)["desired_goal"])
     reward, ends = of_goal(reached, goal)
     ends = jnp.asarray(ends, bool) | ((items.discount == 0) & ~jnp.asarray(ended, bool))
     return items._replace(
-        obs=_wanting(items.obs, goal),
-        next_obs=_wanting(items.next_obs, goal),
+        obs=_replace_goal(items.obs, goal),
+        next_obs=_replace_goal(items.next_obs, goal),
         reward=jnp.asarray(reward, items.reward.dtype),
         discount=jnp.where(ends, 0.0, discount),
     )
 
 
-def _wanting(obs: PyTree, goal: PyTree) -> PyTree:
+def _replace_goal(obs: PyTree, goal: PyTree) -> PyTree:
     if isinstance(obs, RecurrentObs):
-        return obs._replace(obs=_wanting(obs.obs, goal))
+        return obs._replace(obs=_replace_goal(obs.obs, goal))
     return {**obs, "desired_goal": goal}

@@ -15,15 +15,15 @@ import optax
 
 from jaxrl import shards
 from jaxrl.buffers.base import Buffer
+from jaxrl.buffers.sequences import SequenceLayout, completed_sequences, read_items, sequence_layout
 from jaxrl.buffers.uniform import Ring, block_start, uniform
-from jaxrl.buffers.windows import Lanes, completed, lanes_of, read
 from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, SequenceSpec
 
 FANOUT = 8
 """Children per node. More children mean fewer levels, each a kernel or two, but more numbers to sum per node."""
-LEAST, MOST = 1e-30, 1e28
+MIN_PRIORITY, MAX_PRIORITY = 1e-30, 1e28
 """Bounds of a priority to the power of `alpha`: sums of 2^31 such numbers neither vanish nor overflow."""
 
 Tree = tuple[Array, ...]
@@ -53,7 +53,7 @@ class _Settings(NamedTuple):
     beta_steps: int
     over_all: bool
     epsilon: float
-    lanes: Lanes | None = None
+    sequences: SequenceLayout | None = None
     """How sequences lie in the ring; `None`: single items are sampled."""
 
 
@@ -101,11 +101,11 @@ def prioritised(
         raise SettingsError(f"buffer.normalise is {normalise!r}; expected batch or all")
     if alpha > 0 and epsilon == 0:
         raise SettingsError("buffer.epsilon is 0, so that items of priority 0 would never be seen again; raise it")
-    return _made(_Settings(ring, alpha, beta, beta_steps, normalise == "all", epsilon))
+    return _make(_Settings(ring, alpha, beta, beta_steps, normalise == "all", epsilon))
 
 
-def _made(settings: _Settings) -> Buffer:
-    buffer = _bound(settings, settings.ring)._replace(
+def _make(settings: _Settings) -> Buffer:
+    buffer = _with_priority_fns(settings, settings.ring)._replace(
         settings={
             **(settings.ring.settings or {}),
             "prioritised": True,
@@ -115,17 +115,17 @@ def _made(settings: _Settings) -> Buffer:
             "normalise": "all" if settings.over_all else "batch",
             "epsilon": settings.epsilon,
         },
-        part=partial(_part, settings),
+        shard=partial(_shard, settings),
     )
-    return buffer._replace(windowed=partial(_windowed, settings, buffer))
+    return buffer._replace(as_sequence_buffer=partial(_as_sequence_buffer, settings, buffer))
 
 
-def _part(settings: _Settings, shards: int) -> Buffer:
-    assert settings.ring.part is not None  # as of what `uniform` returns
-    return _made(settings._replace(ring=settings.ring.part(shards)))
+def _shard(settings: _Settings, shards: int) -> Buffer:
+    assert settings.ring.shard is not None  # as of what `uniform` returns
+    return _make(settings._replace(ring=settings.ring.shard(shards)))
 
 
-def _bound(settings: _Settings, buffer: Buffer) -> Buffer:
+def _with_priority_fns(settings: _Settings, buffer: Buffer) -> Buffer:
     """Return `buffer` with the functions that go by priorities under `settings`."""
     return buffer._replace(
         init=partial(_init, settings),
@@ -135,18 +135,20 @@ def _bound(settings: _Settings, buffer: Buffer) -> Buffer:
     )
 
 
-def _windowed(settings: _Settings, buffer: Buffer, window: SequenceSpec, stride: int) -> Buffer:
+def _as_sequence_buffer(settings: _Settings, buffer: Buffer, window: SequenceSpec, stride: int) -> Buffer:
     """Return the buffer of sequences; a first row has the priority of its sequence, or 0 until that is whole."""
-    assert settings.ring.windowed is not None
-    ring = settings.ring.windowed(window, stride)
-    lanes = lanes_of(window, stride, (buffer.settings or {})["capacity"])
-    return _bound(settings._replace(ring=ring, lanes=lanes), buffer)._replace(windowed=None, window=window)
+    assert settings.ring.as_sequence_buffer is not None
+    ring = settings.ring.as_sequence_buffer(window, stride)
+    sequences = sequence_layout(window, stride, (buffer.settings or {})["capacity"])
+    return _with_priority_fns(settings._replace(ring=ring, sequences=sequences), buffer)._replace(
+        as_sequence_buffer=None, window=window
+    )
 
 
 def _init(settings: _Settings, example: PyTree, rows: int, lag: int = 0, stride: int = 0) -> PrioritisedState:
     held = settings.ring.init(example, rows, lag, stride)
-    least = _tree(len(held), math.inf) if settings.over_all else ()
-    return PrioritisedState(held, _tree(len(held), 0.0), least, jnp.float32(1.0))
+    least = _init_tree(len(held), math.inf) if settings.over_all else ()
+    return PrioritisedState(held, _init_tree(len(held), 0.0), least, jnp.float32(1.0))
 
 
 def _push(settings: _Settings, state: PrioritisedState, items: PyTree, pushes: Array) -> PrioritisedState:
@@ -156,17 +158,17 @@ def _push(settings: _Settings, state: PrioritisedState, items: PyTree, pushes: A
     new = jnp.broadcast_to(state.highest, (rows,))
     groups = jnp.minimum(start // FANOUT + jnp.arange(rows // FANOUT + 2, dtype=jnp.int32), (len(held) - 1) // FANOUT)
     put = lambda leaves, new: jax.lax.dynamic_update_slice_in_dim(leaves, new, start, axis=0)
-    if settings.lanes is not None:
+    if settings.sequences is not None:
         # No sequence that starts with one of the new rows is whole, nor any longer those that started where they lie.
-        index, whole = completed(settings.lanes, len(held), rows, pushes)
+        index, whole = completed_sequences(settings.sequences, len(held), rows, pushes)
         groups = jnp.concatenate([groups, index // FANOUT])
 
     def write(tree: Tree, combine: Callable[..., Array], blank: float) -> Tree:
-        if settings.lanes is None:
+        if settings.sequences is None:
             leaves = put(tree[0], new)
         else:
             leaves = put(tree[0], jnp.full(rows, blank, jnp.float32)).at[index].set(jnp.where(whole, new, blank))
-        return _refresh((leaves, *tree[1:]), groups, combine)
+        return _recompute((leaves, *tree[1:]), groups, combine)
 
     sums, least = write(state.sums, jnp.sum, 0.0), state.least and write(state.least, jnp.min, math.inf)
     return state._replace(rows=held, sums=sums, least=least)
@@ -179,7 +181,7 @@ def _sample(settings: _Settings, state: PrioritisedState, key: Key, pushes: Arra
     index = jnp.zeros(levels.shape[1:], jnp.int32)
     for numbers, u in zip(reversed(state.sums), levels, strict=True):
         children = numbers.reshape(-1, FANOUT).at[index].get(mode="promise_in_bounds")
-        index = index * FANOUT + _pick(children, u)
+        index = index * FANOUT + _choose_child(children, u)
     own = state.sums[0].at[index].get(mode="promise_in_bounds")
     least = state.least[-1].min() if settings.over_all else own.min()
     if shards.is_sharded():  # each draws from its own items, so they are as likely as their share in it
@@ -188,10 +190,10 @@ def _sample(settings: _Settings, state: PrioritisedState, key: Key, pushes: Arra
     beta = settings.beta
     if settings.beta_steps:
         beta = optax.linear_schedule(beta, 1.0, settings.beta_steps)(opt_step)
-    return Batch(read(state.rows, settings.lanes, index), index, (least / own) ** beta)
+    return Batch(read_items(state.rows, settings.sequences, index), index, (least / own) ** beta)
 
 
-def _pick(numbers: Array, u: Array) -> Array:
+def _choose_child(numbers: Array, u: Array) -> Array:
     """Choose a place in each row of `[B, FANOUT]` with a probability proportional to its number; never one with 0."""
     # Running sums added one by one never fall, and stay bitwise the same where a number is 0, so such a place is never
     # chosen. `cumsum` guarantees neither, and takes ten times as long.
@@ -203,7 +205,7 @@ def _pick(numbers: Array, u: Array) -> Array:
 
 def _reprioritise(settings: _Settings, state: PrioritisedState, index: Array, priority: Array) -> PrioritisedState:
     known = priority >= 0
-    powers = jnp.clip((priority + settings.epsilon) ** settings.alpha, LEAST, MOST)
+    powers = jnp.clip((priority + settings.epsilon) ** settings.alpha, MIN_PRIORITY, MAX_PRIORITY)
     new = jnp.where(known, powers, state.sums[0].at[index].get(mode="promise_in_bounds"))
 
     def write(tree: Tree, combine: Callable[..., Array]) -> Tree:
@@ -211,7 +213,7 @@ def _reprioritise(settings: _Settings, state: PrioritisedState, index: Array, pr
         # first is computed from `new`, so that it waits for the reads of the leaves that `new` needs. Otherwise XLA
         # would copy all leaves to let this write go ahead.
         leaves = tree[0].at[index].set(jnp.minimum(new, 0.0)).at[index].max(new)
-        return _refresh((leaves, *tree[1:]), index // FANOUT, combine)
+        return _recompute((leaves, *tree[1:]), index // FANOUT, combine)
 
     return state._replace(
         sums=write(state.sums, jnp.sum),
@@ -223,7 +225,7 @@ def _reprioritise(settings: _Settings, state: PrioritisedState, index: Array, pr
 # --- trees ------------------------------------------------------------------------------------------------------
 
 
-def _sizes(items: int) -> tuple[int, ...]:
+def _level_sizes(items: int) -> tuple[int, ...]:
     """Return the size of each level over `items`, in whole groups, from the items up to a single group."""
     sizes = [-(-items // FANOUT) * FANOUT]
     while sizes[-1] > FANOUT:
@@ -231,11 +233,11 @@ def _sizes(items: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _tree(items: int, blank: float) -> Tree:
-    return tuple(jnp.full(size, blank, jnp.float32) for size in _sizes(items))
+def _init_tree(items: int, blank: float) -> Tree:
+    return tuple(jnp.full(size, blank, jnp.float32) for size in _level_sizes(items))
 
 
-def _refresh(tree: Tree, groups: Array, combine: Callable[..., Array]) -> Tree:
+def _recompute(tree: Tree, groups: Array, combine: Callable[..., Array]) -> Tree:
     """Recompute `combine` over `groups` of the items, then over the groups of these, up to the top.
 
     It always combines all numbers of a group, so that no error builds up. A group named twice is computed twice, alike.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.compact import CompactRows, empty_compact
-from jaxrl.buffers.windows import Lanes, draw_starts, lanes_of, read
+from jaxrl.buffers.sequences import SequenceLayout, read_items, sample_starts, sequence_layout
 from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.parsing import as_int
 from jaxrl.trees import Array, Key, PyTree
@@ -68,7 +68,7 @@ def uniform(
         push=_push,
         sample=partial(_sample, batch_size),
         reprioritise=lambda state, index, priority: state,
-        capacity=partial(_rounded, capacity),
+        capacity=partial(_round_up, capacity),
         batch_size=batch_size,
         settings={
             "capacity": capacity,
@@ -81,36 +81,37 @@ def uniform(
     )
     make = partial(uniform, compact=compact, ends=ends, frames=frames)
     return buffer._replace(
-        windowed=partial(_windowed, buffer, capacity, frames), part=partial(_part, make, capacity, batch_size)
+        as_sequence_buffer=partial(_as_sequence_buffer, buffer, capacity, frames),
+        shard=partial(_shard, make, capacity, batch_size),
     )
 
 
-def _part(make: Callable[[int, int], Buffer], capacity: int, batch_size: int, shards: int) -> Buffer:
+def _shard(make: Callable[[int, int], Buffer], capacity: int, batch_size: int, shards: int) -> Buffer:
     return make(-(-capacity // shards), batch_size // shards)
 
 
-def _windowed(buffer: Buffer, capacity: int, frames: int, window: SequenceSpec, stride: int) -> Buffer:
+def _as_sequence_buffer(buffer: Buffer, capacity: int, frames: int, window: SequenceSpec, stride: int) -> Buffer:
     if frames > 1:
         raise SettingsError(
             f"buffer.frames is {frames}, but what is stored with each step is also a memory, which is no stack; "
             "set it to 1"
         )
-    lanes = lanes_of(window, stride, capacity)
+    sequences = sequence_layout(window, stride, capacity)
     return buffer._replace(
-        sample=partial(_sample_windows, buffer.batch_size, lanes),
-        windowed=None,
+        sample=partial(_sample_sequences, buffer.batch_size, sequences),
+        as_sequence_buffer=None,
         window=window,
     )
 
 
-def _rounded(capacity: int, rows: int) -> int:
+def _round_up(capacity: int, rows: int) -> int:
     return -(-capacity // rows) * rows
 
 
 def _init(
     capacity: int, ends: float | None, frames: int, example: PyTree, rows: int, lag: int = 0, stride: int = 0
 ) -> Ring:
-    held = _rounded(capacity, rows)
+    held = _round_up(capacity, rows)
     if ends is None:
         return empty(layout_of(example), held, rows)
     return empty_compact(example, held, lag, ends, frames, rows, stride)
@@ -132,19 +133,21 @@ def block_start(held: int, rows: int, pushes: Array) -> Array:
     return jnp.asarray(pushes % (held // rows), jnp.int32) * rows
 
 
-def size(ring: Ring, pushes: Array) -> Array:
+def num_items(ring: Ring, pushes: Array) -> Array:
     """Return how many items a ring holds after `pushes` blocks, int32."""
     return jnp.minimum(pushes, len(ring) // ring.block).astype(jnp.int32) * ring.block
 
 
 def _sample(batch_size: int, ring: Ring, key: Key, pushes: Array, opt_step: Array) -> Batch:
-    return batch_at(ring, below(key, (batch_size,), size(ring, pushes)).astype(jnp.int32))
+    return read_batch(ring, below(key, (batch_size,), num_items(ring, pushes)).astype(jnp.int32))
 
 
-def _sample_windows(batch_size: int, lanes: Lanes, ring: Ring, key: Key, pushes: Array, opt_step: Array) -> Batch:
-    return batch_at(ring, draw_starts(lanes, key, batch_size, pushes, ring.block, len(ring)), lanes)
+def _sample_sequences(
+    batch_size: int, sequences: SequenceLayout, ring: Ring, key: Key, pushes: Array, opt_step: Array
+) -> Batch:
+    return read_batch(ring, sample_starts(sequences, key, batch_size, pushes, ring.block, len(ring)), sequences)
 
 
-def batch_at(ring: Ring, index: Array, lanes: Lanes | None = None) -> Batch:
-    """Return the batch of the items at `index` `[B]`, or with `lanes` of the sequences that start there."""
-    return Batch(read(ring, lanes, index), index, jnp.ones(index.shape, jnp.float32))
+def read_batch(ring: Ring, index: Array, sequences: SequenceLayout | None = None) -> Batch:
+    """Return the batch of the items at `index` `[B]`, or with `sequences` of the sequences that start there."""
+    return Batch(read_items(ring, sequences, index), index, jnp.ones(index.shape, jnp.float32))

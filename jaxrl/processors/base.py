@@ -56,17 +56,17 @@ class Processor(NamedTuple):
     space: SpaceFn = lambda space: space
     settings: Mapping[str, Any] | None = None
     """Settings that rebuild the processor, by the names of `ProcessorConfig`; `None` for one made by hand."""
-    learnt: Callable[[PyTree], PyTree] = lambda state: ()
+    get_stats: Callable[[PyTree], PyTree] = lambda state: ()
     """`(state) -> learnt`: what the processor has learnt during a run and the policy needs, such as running means."""
-    frozen: "Callable[[PyTree], Processor] | None" = None
+    with_stats: "Callable[[PyTree], Processor] | None" = None
     """`(learnt) -> processor`: the same processor with `learnt` fixed, for acting; `None` if it learns nothing."""
 
-    joined: Callable[[PyTree, PyTree], PyTree] | None = None
+    merge: Callable[[PyTree, PyTree], PyTree] | None = None
     """`(learnt, learnt) -> learnt`: what was learnt of both, where actors learn apart, and `learnt` selects leaves of
     the state; `None`: it cannot be told."""
-    shared: Callable[[PyTree], PyTree] | None = None
+    get_shared_stats: Callable[[PyTree], PyTree] | None = None
     """`(state) -> learnt`: what actors share, if more than policies need of it; `None`: what `learnt` selects."""
-    later: "Later | None" = None
+    replay_fns: "ReplayFns | None" = None
     """What differs in replay, which keeps what the environment gave and scales a batch when it is used, by the
     statistics of then; `None`: the processor learns nothing to scale by, or scales steps as they come."""
     apply: Callable[[PyTree, Transition], Transition] | None = None
@@ -77,42 +77,46 @@ class Processor(NamedTuple):
     @property
     def for_replay(self) -> "Processor":
         """The processor as replay has it: see `later`."""
-        return self if self.later is None else self._replace(**self.later._asdict(), later=None)
+        return self if self.replay_fns is None else self._replace(**self.replay_fns._asdict(), replay_fns=None)
 
     @property
-    def of_actors(self) -> "Processor":
+    def for_actors(self) -> "Processor":
         """The processor as actors have it, who share all of `learnt`."""
-        return self if self.shared is None else self._replace(learnt=self.shared, shared=None)
+        return (
+            self
+            if self.get_shared_stats is None
+            else self._replace(get_stats=self.get_shared_stats, get_shared_stats=None)
+        )
 
     def freeze(self, learnt: PyTree) -> "Processor":
         """Return the processor with `learnt` fixed."""
-        return self if self.frozen is None else self.frozen(learnt)
+        return self if self.with_stats is None else self.with_stats(learnt)
 
-    def taught(self, state: PyTree, learnt: PyTree) -> PyTree:
+    def set_stats(self, state: PyTree, learnt: PyTree) -> PyTree:
         """Return `state` with `learnt` in place of what it has learnt so far."""
         leaves, treedef = jax.tree.flatten(state)
-        places = jax.tree.leaves(self.learnt(jax.tree.unflatten(treedef, range(len(leaves)))))
+        places = jax.tree.leaves(self.get_stats(jax.tree.unflatten(treedef, range(len(leaves)))))
         for place, leaf in zip(places, jax.tree.leaves(learnt), strict=True):
             leaves[place] = leaf
         return jax.tree.unflatten(treedef, leaves)
 
-    def taught_more(self, learnt: PyTree, more: PyTree) -> PyTree:
+    def merge_stats(self, learnt: PyTree, more: PyTree) -> PyTree:
         """Return what was learnt of both, see `joined`.
 
         Raises:
           SettingsError: something was learnt, and the processor, or one in a chain, does not say how to join it.
         """
-        if self.joined is not None:
-            return self.joined(learnt, more)
+        if self.merge is not None:
+            return self.merge(learnt, more)
         if jax.tree.leaves(learnt):
-            raise SettingsError("processor: what it learns cannot be shared by actors; give Processor its field joined")
+            raise SettingsError("processor: what it learns cannot be shared by actors; give Processor its field merge")
         return learnt
 
     def __repr__(self) -> str:
         return format_repr("Processor", format_settings(self.settings))
 
 
-class Later(NamedTuple):
+class ReplayFns(NamedTuple):
     """The functions of a processor whose transitions are not scaled yet, of the same state."""
 
     init: ProcessorInit
@@ -121,7 +125,7 @@ class Later(NamedTuple):
     apply: Callable[[PyTree, Transition], Transition]
 
 
-OFF = {
+DISABLED = {
     "one_hot": 0,
     "frame_stack": 1,
     "normalise_obs": False,
@@ -145,27 +149,27 @@ def chain(*processors: Processor) -> Processor:
         )
     if len(processors) == 1:
         return processors[0]
-    made = _chained(processors)
-    if not _scales_later(processors):
+    made = _make_chain(processors)
+    if not _can_defer(processors):
         return made
     raw = tuple(processor.for_replay for processor in processors)
-    later = partial(_init, raw), partial(_process, raw), partial(_observe_now, raw), partial(_apply, raw)
-    return made._replace(later=Later(*later))
+    later = partial(_init, raw), partial(_process, raw), partial(_observe_applied, raw), partial(_apply, raw)
+    return made._replace(replay_fns=ReplayFns(*later))
 
 
-def _scales_later(processors: tuple[Processor, ...]) -> bool:
+def _can_defer(processors: tuple[Processor, ...]) -> bool:
     """Return whether all that a chain learns can be applied to its transitions: nothing behind changes the same."""
-    learners = [p for p in processors if p.frozen is not None or p.shared is not None]
+    learners = [p for p in processors if p.with_stats is not None or p.get_shared_stats is not None]
     behind: set[str] = set()
     for processor in reversed(processors):
-        if processor.later is None:
+        if processor.replay_fns is None:
             behind.update(processor.changes)
         elif not behind.isdisjoint(processor.changes):
             return False
-    return bool(learners) and all(p.later is not None for p in learners)
+    return bool(learners) and all(p.replay_fns is not None for p in learners)
 
 
-def _chained(processors: tuple[Processor, ...]) -> Processor:
+def _make_chain(processors: tuple[Processor, ...]) -> Processor:
     settings = [p.settings for p in processors]
     return Processor(
         init=partial(_init, processors),
@@ -174,10 +178,12 @@ def _chained(processors: tuple[Processor, ...]) -> Processor:
         horizon=sum(p.horizon for p in processors),
         makes_transitions=True,
         space=partial(_space, processors),
-        learnt=lambda states: tuple(p.learnt(state) for p, state in zip(processors, states, strict=True)),
-        shared=lambda states: tuple(p.of_actors.learnt(state) for p, state in zip(processors, states, strict=True)),
-        frozen=lambda learnt: chain(*(p.freeze(x) for p, x in zip(processors, learnt, strict=True))),
-        joined=lambda a, b: tuple(p.taught_more(x, y) for p, x, y in zip(processors, a, b, strict=True)),
+        get_stats=lambda states: tuple(p.get_stats(state) for p, state in zip(processors, states, strict=True)),
+        get_shared_stats=lambda states: tuple(
+            p.for_actors.get_stats(state) for p, state in zip(processors, states, strict=True)
+        ),
+        with_stats=lambda learnt: chain(*(p.freeze(x) for p, x in zip(processors, learnt, strict=True))),
+        merge=lambda a, b: tuple(p.merge_stats(x, y) for p, x, y in zip(processors, a, b, strict=True)),
         settings=None if None in settings else {k: v for part in settings if part for k, v in part.items()},
     )
 
@@ -188,7 +194,7 @@ def _apply(processors: tuple[Processor, ...], states: tuple[PyTree, ...], items:
     return items
 
 
-def _observe_now(processors: tuple[Processor, ...], states: tuple[PyTree, ...]) -> PyTree:
+def _observe_applied(processors: tuple[Processor, ...], states: tuple[PyTree, ...]) -> PyTree:
     obs = _observe(processors, states)
     nothing = jnp.zeros(jax.tree.leaves(obs)[0].shape[0], jnp.float32)
     return _apply(processors, states, Transition(obs, (), nothing, nothing, obs)).obs
@@ -222,7 +228,7 @@ def _space(processors: tuple[Processor, ...], space: Space) -> Space:
     return space
 
 
-def begin(
+def init_processor(
     processor: Processor, obs: PyTree, action: PyTree, extras: PyTree, obs_valid: Array | tuple[()] = ()
 ) -> PyTree:
     """Start `processor` at the first observations `[N, ...]`, in a state whose structure later steps keep.
@@ -230,10 +236,10 @@ def begin(
     The processor first gets a blank step that ends an earlier episode. Nothing is ever learnt from it, but `action` and
     `extras` (of any value, `[N, ...]`) give the shapes that its windows must hold. `obs_valid` is that of `Step`.
     """
-    return processor.process(processor.init(obs), blank_step(obs, action, extras, obs_valid))[0]
+    return processor.process(processor.init(obs), dummy_step(obs, action, extras, obs_valid))[0]
 
 
-def blank_step(obs: PyTree, action: PyTree, extras: PyTree, obs_valid: Array | tuple[()] = ()) -> Step:
+def dummy_step(obs: PyTree, action: PyTree, extras: PyTree, obs_valid: Array | tuple[()] = ()) -> Step:
     """Return a step that must not be learnt from; it ends an episode and leads to `obs` `[N, ...]`."""
     num_envs = jax.tree.leaves(obs)[0].shape[0]
     ended = jnp.ones(num_envs, bool)
@@ -282,44 +288,44 @@ def frame_stack(frames: int) -> Processor:
     """
     check_count("frame_stack", frames)
     return Processor(
-        init=lambda obs: _fill(obs, frames),
+        init=lambda obs: _repeat_obs(obs, frames),
         process=partial(_stack, frames),
         observe=lambda state: state,
-        space=partial(_stacked_space, frames),
+        space=partial(_stack_space, frames),
         settings={"frame_stack": frames},
         changes=("obs",),
     )
 
 
-def _stacked_space(frames: int, space: Space) -> Space:
+def _stack_space(frames: int, space: Space) -> Space:
     def stacked(leaf: Box | Discrete | MultiDiscrete) -> Space:
         if not isinstance(leaf, Box):
             return MultiDiscrete(tuple(np.atleast_1d(leaf.n).tolist()) * frames, leaf.dtype)
         shape = leaf.shape or (1,)
-        low, high = (_stacked_bound(bound, shape, frames) for bound in (leaf.low, leaf.high))
+        low, high = (_stack_bound(bound, shape, frames) for bound in (leaf.low, leaf.high))
         return Box(low, high, (*shape[:-1], shape[-1] * frames), leaf.dtype)
 
     return map_except_mask(stacked, space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
 
 
-def _stacked_bound(bound: Any, shape: tuple[int, ...], frames: int) -> Any:
+def _stack_bound(bound: Any, shape: tuple[int, ...], frames: int) -> Any:
     if not isinstance(bound, tuple):
         return bound
     return tuple(np.concatenate([np.reshape(bound, shape)] * frames, axis=-1).ravel().tolist())
 
 
-def _fill(obs: PyTree, frames: int) -> PyTree:
-    return map_except_mask(lambda x: jnp.concatenate([_column(x)] * frames, axis=-1), obs)
+def _repeat_obs(obs: PyTree, frames: int) -> PyTree:
+    return map_except_mask(lambda x: jnp.concatenate([_with_channel(x)] * frames, axis=-1), obs)
 
 
-def _column(obs: Array) -> Array:
+def _with_channel(obs: Array) -> Array:
     """Give scalar observations `[N]` an axis to stack along."""
     return obs[:, None] if obs.ndim == 1 else obs
 
 
 def _stack(frames: int, stack: PyTree, step: Step) -> tuple[PyTree, Step]:
     def push(old: Array, new: Array) -> Array:
-        new = _column(new)
+        new = _with_channel(new)
         return jnp.concatenate([old[..., new.shape[-1] :], new], axis=-1)
 
     def restart(fresh: Array, going_on: Array) -> Array:
@@ -327,5 +333,5 @@ def _stack(frames: int, stack: PyTree, step: Step) -> tuple[PyTree, Step]:
         return jnp.where(done, fresh, going_on)
 
     final_obs = map_except_mask(push, stack, step.final_obs)
-    obs = jax.tree.map(restart, _fill(step.obs, frames), final_obs)
+    obs = jax.tree.map(restart, _repeat_obs(step.obs, frames), final_obs)
     return obs, step._replace(final_obs=final_obs, obs=obs)

@@ -20,7 +20,7 @@ class MemoryState(NamedTuple):
     memory: PyTree
 
 
-def remember(processor: Processor, memory: PyTree) -> Processor:
+def carry_memory(processor: Processor, memory: PyTree) -> Processor:
     """Wrap `processor` so that the policy also observes its memory of the episode.
 
     The agent returns its memory after a step in `extras["memory"]`. A step's successor is observed with it, also the
@@ -32,18 +32,18 @@ def remember(processor: Processor, memory: PyTree) -> Processor:
     if processor.horizon:
         raise SettingsError("processor: an agent with a memory learns from single steps; set processor.n_step to 1")
     return processor._replace(
-        init=lambda obs: MemoryState(processor.init(obs), _blank(memory, jax.tree.leaves(obs)[0].shape[0])),
+        init=lambda obs: MemoryState(processor.init(obs), _repeat_memory(memory, jax.tree.leaves(obs)[0].shape[0])),
         process=partial(_process, processor, memory),
         observe=lambda state: RecurrentObs(processor.observe(state.inner), state.memory),
-        learnt=lambda state: processor.learnt(state.inner),
-        shared=lambda state: processor.of_actors.learnt(state.inner),
-        frozen=lambda learnt: remember(processor.freeze(learnt), memory),
-        later=None,
+        get_stats=lambda state: processor.get_stats(state.inner),
+        get_shared_stats=lambda state: processor.for_actors.get_stats(state.inner),
+        with_stats=lambda learnt: carry_memory(processor.freeze(learnt), memory),
+        replay_fns=None,
         apply=processor.apply and partial(_apply, processor.apply),
     )
 
 
-def _blank(memory: PyTree, num_envs: int) -> PyTree:
+def _repeat_memory(memory: PyTree, num_envs: int) -> PyTree:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (num_envs, *x.shape)), memory)
 
 
@@ -60,4 +60,4 @@ def _process(processor: Processor, memory: PyTree, state: MemoryState, step: Ste
     seen = transition._replace(
         obs=RecurrentObs(transition.obs, state.memory), next_obs=RecurrentObs(transition.next_obs, after)
     )
-    return MemoryState(inner, tree_where(done, _blank(memory, done.shape[0]), after)), seen
+    return MemoryState(inner, tree_where(done, _repeat_memory(memory, done.shape[0]), after)), seen

@@ -14,7 +14,7 @@ from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space
 from jaxrl.trees import Array, PyTree
 from jaxrl.types import Step
 
-MOST = 4096
+MAX_VALUES = 4096
 """Most values that a number may have."""
 
 
@@ -29,8 +29,8 @@ def one_hot(values: int) -> Processor:
       SettingsError: `values` is no whole number from 2 to 4096; later, if an observation says that its numbers go
         further, or has none to show one-hot.
     """
-    check_count("one_hot", values, least=2, most=MOST)
-    shown = partial(map_except_mask, partial(_flags, values))
+    check_count("one_hot", values, least=2, most=MAX_VALUES)
+    shown = partial(map_except_mask, partial(_encode, values))
     return Processor(
         init=shown,
         process=lambda state, step: _process(shown, step),
@@ -46,15 +46,15 @@ def _process(shown: Any, step: Step) -> tuple[PyTree, Step]:
     return obs, step._replace(obs=obs, final_obs=shown(step.final_obs))
 
 
-def _counts(shape: tuple[int, ...], dtype: Any) -> bool:
+def _is_encoded(shape: tuple[int, ...], dtype: Any) -> bool:
     """Return whether an array of one observation is shown one-hot."""
     image = len(shape) == 3 and dtype == jnp.uint8
     return jnp.issubdtype(dtype, jnp.integer) and len(shape) > 0 and not image
 
 
-def _flags(values: int, x: Array) -> Array:
+def _encode(values: int, x: Array) -> Array:
     x = jnp.asarray(x)
-    if not _counts(x.shape[1:], x.dtype):
+    if not _is_encoded(x.shape[1:], x.dtype):
         return x
     hot = jax.nn.one_hot(x, values, dtype=bool)
     return hot if x.ndim == 3 else hot.reshape(*x.shape[:-1], x.shape[-1] * values)
@@ -64,7 +64,7 @@ def _space(values: int, space: Space) -> Space:
     found = []
 
     def shown(leaf: Box | Discrete | MultiDiscrete) -> Space:
-        if not isinstance(leaf, Box) or not _counts(leaf.shape, jnp.dtype(leaf.dtype)):
+        if not isinstance(leaf, Box) or not _is_encoded(leaf.shape, jnp.dtype(leaf.dtype)):
             return leaf
         high = np.max(leaf.high)
         if np.isfinite(high) and high >= values:

@@ -14,8 +14,8 @@ from jaxrl.envs.base import Env, VecEnv, VecEnvState, obs_valid, timed, vectoris
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.masks import random_action
 from jaxrl.metrics import Metrics, stats, totals
-from jaxrl.processors.base import Processor, begin, blank_step, chain
-from jaxrl.processors.memory import remember
+from jaxrl.processors.base import Processor, chain, dummy_step, init_processor
+from jaxrl.processors.memory import carry_memory
 from jaxrl.processors.n_step import n_step
 from jaxrl.processors.normalise import normalise_reward
 from jaxrl.shards import merge_metrics
@@ -111,7 +111,7 @@ def join(bound: Agent, processor: Processor) -> tuple[Processor, Agent]:
             "processor.normalise_reward scales the first rewards by too little for a support to be derived from them; "
             "set agent.v_min and agent.v_max, or leave rewards as they are"
         )
-    return (processor if bound.memory is None else remember(processor, bound.memory)), bound
+    return (processor if bound.memory is None else carry_memory(processor, bound.memory)), bound
 
 
 def usual_processor(settings: Mapping[str, Any]) -> Processor:
@@ -250,9 +250,9 @@ def open_processor(
 
     def first(state: PyTree, obs: PyTree, key: Key) -> PyTree:
         action, extras = agent.act(state, processor.observe(processor.init(obs)), key, jnp.uint32(0), "explore")
-        started = begin(processor, obs, action, extras)
-        return action, extras, processor.process(started, blank_step(obs, action, extras))[1]
+        started = init_processor(processor, obs, action, extras)
+        return action, extras, processor.process(started, dummy_step(obs, action, extras))[1]
 
     *acted, items = jax.eval_shape(first, state, obs, make_key(0))
     action, extras = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), acted)
-    return Opened(begin(processor, obs, action, extras, obs_valid), action, extras, items)
+    return Opened(init_processor(processor, obs, action, extras, obs_valid), action, extras, items)

@@ -227,9 +227,9 @@ def _part_of_buffer(buffer: Buffer, shards: int) -> Buffer:
     """Return the buffer of one of so many `shards`; raise `SettingsError` if it cannot be divided."""
     if shards == 1:
         return buffer
-    if buffer.settings is None or buffer.part is None:
+    if buffer.settings is None or buffer.shard is None:
         raise SettingsError("a buffer of your own cannot be divided into shards; leave shards at 1")
-    return buffer.part(shards)
+    return buffer.shard(shards)
 
 
 # --- the training step ------------------------------------------------------------------------------------------

@@ -294,10 +294,10 @@ def remote(
 
     `fill` rounds of warm-up come first; `push(state, arrival, t)` takes them up.
     """
-    processor = acting.processor.of_actors
+    processor = acting.processor.for_actors
     acting = acting._replace(processor=processor)
     nothing = nothing_learnt(processor, host_actors)
-    jax.eval_shape(processor.taught_more, nothing, nothing)  # raises where it cannot be done
+    jax.eval_shape(processor.merge_stats, nothing, nothing)  # raises where it cannot be done
     num_envs = acting.env.num_envs // host_actors.actors
     one = acting._replace(env=acting.env._replace(num_envs=num_envs))
     layouts = actor.Layouts(
@@ -327,9 +327,9 @@ def remote(
         next=partial(actor.next, one, layouts),
         last=partial(actor.last, one, layouts),
         taught=partial(actor.taught, one, layouts.window),
-        joined=processor.taught_more,
+        joined=processor.merge_stats,
         learns=bool(jax.tree.leaves(nothing)),
-        publish=lambda state: (sent(state.agent), processor.learnt(state.processor)),
+        publish=lambda state: (sent(state.agent), processor.get_stats(state.processor)),
         push=push,
     )
 
@@ -340,12 +340,12 @@ def _several(words: dict[str, Array], steps: int) -> dict[str, Array]:
 
 def nothing_learnt(processor: Processor, host_actors: HostActors) -> PyTree:
     """Return what `processor` has learnt before the first observation."""
-    return processor.of_actors.learnt(processor.init(space_zeros(host_actors.env.spec.observation_space, 1)))
+    return processor.for_actors.get_stats(processor.init(space_zeros(host_actors.env.spec.observation_space, 1)))
 
 
 def untaught(processor: Processor, state: PyTree, host_actors: HostActors) -> PyTree:
     """Return the `state` of `processor` in the learner, before its actors have seen anything."""
-    return processor.of_actors.taught(state, nothing_learnt(processor, host_actors))
+    return processor.for_actors.set_stats(state, nothing_learnt(processor, host_actors))
 
 
 # --- what the learner makes of it -------------------------------------------------------------------------------
@@ -416,11 +416,11 @@ def learnt_by_all(processor: Processor, state: PyTree, fresh: PyTree) -> PyTree:
     """Return the `state` of `processor` with what each actor has learnt, leaves of `fresh` `[A, ...]`, one by one."""
     if not jax.tree.leaves(fresh):
         return state
-    processor = processor.of_actors
-    learnt = processor.learnt(state)
+    processor = processor.for_actors
+    learnt = processor.get_stats(state)
     for i in range(jax.tree.leaves(fresh)[0].shape[0]):
-        learnt = processor.taught_more(learnt, jax.tree.map(lambda x, i=i: x[i], fresh))
-    return processor.taught(state, learnt)
+        learnt = processor.merge_stats(learnt, jax.tree.map(lambda x, i=i: x[i], fresh))
+    return processor.set_stats(state, learnt)
 
 
 def arrived(acting: Acting, host_actors: HostActors, arrival: Arrival) -> tuple[Transition, StepInfo, Metrics]:

@@ -311,7 +311,7 @@ def test_what_replay_holds_is_the_memory_that_acting_had_and_that_critics_would_
     for t in range(20):
         state = step(state, jnp.uint32(t))
     fresh = jaxrl.sac(**SMALL)(counting().spec)
-    buffer = jaxrl.prioritised(90, batch_size=40).windowed(fresh.window, 3)
+    buffer = jaxrl.prioritised(90, batch_size=40).as_sequence_buffer(fresh.window, 3)
     sample = jax.jit(lambda state: buffer.sample(state, KEY, jnp.uint32(25), jnp.uint32(0)))
     items, act = sample(state.buffer).items, jax.jit(lambda *args: fresh.act(*args, None, jnp.uint32(0), "exploit")[1])
     memory, count = items.obs.memory, items.obs.obs[..., 0]

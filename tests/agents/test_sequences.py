@@ -239,7 +239,7 @@ def test_what_replay_holds_is_the_memory_that_acting_had() -> None:
     for t in range(20):
         state = step(state, jnp.uint32(t))
     fresh = jaxrl.dqn(core="gru", core_features=WIDTH, features=(5,), burn_in=2, sequence=4)(counting().spec)
-    buffer = jaxrl.prioritised(90, batch_size=40).windowed(fresh.window, 3)
+    buffer = jaxrl.prioritised(90, batch_size=40).as_sequence_buffer(fresh.window, 3)
     sample = jax.jit(lambda state: buffer.sample(state, KEY, jnp.uint32(25), jnp.uint32(0)))
     batch, act = sample(state.buffer), jax.jit(lambda *args: fresh.act(*args, None, jnp.uint32(0), "exploit")[1])
     items, params, memory = batch.items, state.agent, batch.items.obs.memory
@@ -263,7 +263,7 @@ def test_settings_that_cannot_work_are_refused_in_one_line() -> None:
         jaxrl.dqn(core="gru", make_network=lambda spec: None)
     for buffer, said in (
         (jaxrl.uniform(17, batch_size=4), r"buffer\.capacity is 17, too few for a sequence of 6 steps.*at least 18"),
-        (jaxrl.uniform(60, batch_size=4)._replace(windowed=None), "cannot sample; use jaxrl.uniform"),
+        (jaxrl.uniform(60, batch_size=4)._replace(as_sequence_buffer=None), "cannot sample; use jaxrl.uniform"),
     ):
         with pytest.raises(SettingsError, match=said):
             strategy_of(buffer)

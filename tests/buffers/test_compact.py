@@ -15,7 +15,7 @@ from jaxrl.buffers import Buffer, prioritised, uniform
 from jaxrl.envs import Env, TimeStep
 from jaxrl.errors import SettingsError
 from jaxrl.processors import Processor, chain, frame_stack, n_step
-from jaxrl.processors.base import begin
+from jaxrl.processors.base import init_processor
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.strategies.base import iterate
 from jaxrl.training.memory import plan_of_state
@@ -60,7 +60,7 @@ def steps(envs: int, ending: float, seed: int = 0) -> Iterator[Step]:
 def blocks(processor: Processor, envs: int, vector_steps: int, ending: float) -> Iterator[Transition]:
     """Yield what `processor` makes of `steps`, `vector_steps` of them in a block, environments beside one another."""
     stream, process = steps(envs, ending), jax.jit(processor.process)
-    state = begin(processor, next(stream).obs, jnp.zeros(envs, jnp.int32), ())
+    state = init_processor(processor, next(stream).obs, jnp.zeros(envs, jnp.int32), ())
     for _ in range(processor.horizon):
         state, _ = process(state, next(stream))
     while True:

@@ -9,7 +9,7 @@ import pytest
 from toys_closed_form import counting_env
 
 import jaxrl
-from jaxrl.processors.base import Processor, begin
+from jaxrl.processors.base import Processor, init_processor
 from jaxrl.strategies.base import step_of
 from jaxrl.types import SequenceSpec, Step
 
@@ -145,7 +145,7 @@ def test_a_transition_over_two_steps_begins_with_the_first_and_ends_with_the_las
     def step(ends: bool) -> Step:
         return Step(jnp.zeros(1, jnp.int32), (), jnp.ones(1), flags(False), flags(ends), zero, zero)
 
-    state, made = begin(processor, zero, jnp.zeros(1, jnp.int32), ()), []
+    state, made = init_processor(processor, zero, jnp.zeros(1, jnp.int32), ()), []
     for ends in (False, True, False, False):
         state, item = processor.process(state, step(ends))
         made.append((bool(item.is_first[0]), bool(item.is_last[0])))

@@ -50,7 +50,7 @@ def policy_of(
     kept = agent.insight.keep if critics else agent.strip
     zeros = jax.tree.map(lambda x: jnp.zeros((1, *x.shape)), obs, is_leaf=lambda x: isinstance(x, Box))
     return GreedyPolicy(
-        policy, PolicyParams(kept(state), processor.learnt(processor.init(zeros))), {"opt_steps": opt_steps}
+        policy, PolicyParams(kept(state), processor.get_stats(processor.init(zeros))), {"opt_steps": opt_steps}
     )
 
 

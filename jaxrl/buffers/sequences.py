@@ -16,7 +16,7 @@ from jaxrl.types import SequenceSpec
 from jaxrl.xla.shuffle import below
 
 
-class Lanes(NamedTuple):
+class SequenceLayout(NamedTuple):
     """How sequences lie in a ring. They start at vector steps whose place in the ring is a multiple of `interval`."""
 
     length: int
@@ -25,7 +25,7 @@ class Lanes(NamedTuple):
     """Rows from one step of an environment to its next."""
 
 
-def lanes_of(window: SequenceSpec, stride: int, capacity: int) -> Lanes:
+def sequence_layout(window: SequenceSpec, stride: int, capacity: int) -> SequenceLayout:
     """Return how the sequences of `window` lie in a ring of at least `capacity` rows.
 
     Raises:
@@ -37,48 +37,48 @@ def lanes_of(window: SequenceSpec, stride: int, capacity: int) -> Lanes:
             f"buffer.capacity is {capacity}, too few for a sequence of {window.length} steps of each of {stride} "
             f"environments; raise it to at least {least}"
         )
-    return Lanes(window.length, window.interval, stride)
+    return SequenceLayout(window.length, window.interval, stride)
 
 
-def rows_of(lanes: Lanes, start: Array, held: int) -> Array:
+def sequence_rows(sequences: SequenceLayout, start: Array, held: int) -> Array:
     """Return the rows of the sequences that start at the rows `start` `[B]` of a ring of `held`, `[B, L]`."""
-    return (start[:, None] + jnp.arange(lanes.length, dtype=jnp.int32)[None] * lanes.stride) % held
+    return (start[:, None] + jnp.arange(sequences.length, dtype=jnp.int32)[None] * sequences.stride) % held
 
 
-def read(ring: Any, lanes: Lanes | None, index: Array) -> PyTree:
-    """Return the items at the rows `index` `[B]`; with `lanes` the sequences that start there, leaves `[B, L, ...]`."""
-    if lanes is None:
+def read_items(ring: Any, sequences: SequenceLayout | None, index: Array) -> PyTree:
+    """Return the items at rows `index` `[B]`, or the sequences that start there, leaves `[B, L, ...]`."""
+    if sequences is None:
         return ring.read(index)
-    rows = rows_of(lanes, index, len(ring))
+    rows = sequence_rows(sequences, index, len(ring))
     return jax.tree.map(lambda x: x.reshape(*rows.shape, *x.shape[1:]), ring.read(rows.reshape(-1)))
 
 
-def draw_starts(lanes: Lanes, key: Key, count: int, pushes: Array, rows: int, held: int) -> Array:
+def sample_starts(sequences: SequenceLayout, key: Key, count: int, pushes: Array, rows: int, held: int) -> Array:
     """Draw the first rows of `count` sequences uniformly, after `pushes` blocks of `rows`; int32. The key is consumed.
 
     A sequence starts with the oldest step at the earliest and ends with the newest at the latest, so it never crosses
     the place that is written next.
     """
-    steps, blocks, per_push = held // lanes.stride, held // rows, rows // lanes.stride
+    steps, blocks, per_push = held // sequences.stride, held // rows, rows // sequences.stride
     oldest = jnp.where(pushes < blocks, 0, pushes % blocks).astype(jnp.int32) * per_push
-    last = oldest + jnp.minimum(pushes, blocks).astype(jnp.int32) * per_push - lanes.length
+    last = oldest + jnp.minimum(pushes, blocks).astype(jnp.int32) * per_push - sequences.length
     # Starts lie between `oldest` and `last`, which may lie one lap further: then a part of them is at the ring's start.
-    first = -(-oldest // lanes.interval)
-    ahead = jnp.minimum(last, steps - 1) // lanes.interval + 1 - first
-    behind = jnp.where(last >= steps, (last - steps) // lanes.interval + 1, 0)
-    drawn = below(key, (count,), (ahead + behind) * lanes.stride).astype(jnp.int32)
-    turn, lane = drawn // lanes.stride, drawn % lanes.stride
-    place = jnp.where(turn < ahead, first + turn, turn - ahead) * lanes.interval
-    return place * lanes.stride + lane
+    first = -(-oldest // sequences.interval)
+    ahead = jnp.minimum(last, steps - 1) // sequences.interval + 1 - first
+    behind = jnp.where(last >= steps, (last - steps) // sequences.interval + 1, 0)
+    drawn = below(key, (count,), (ahead + behind) * sequences.stride).astype(jnp.int32)
+    turn, lane = drawn // sequences.stride, drawn % sequences.stride
+    place = jnp.where(turn < ahead, first + turn, turn - ahead) * sequences.interval
+    return place * sequences.stride + lane
 
 
-def completed(lanes: Lanes, held: int, rows: int, pushes: Array) -> tuple[Array, Array]:
+def completed_sequences(sequences: SequenceLayout, held: int, rows: int, pushes: Array) -> tuple[Array, Array]:
     """Return the rows `[rows]` whose sequences block number `pushes` (from 0) may complete, and whether it does."""
-    steps, per_push = held // lanes.stride, rows // lanes.stride
+    steps, per_push = held // sequences.stride, rows // sequences.stride
     block = (pushes % (held // rows)).astype(jnp.int32) * per_push
-    start = block + jnp.arange(per_push, dtype=jnp.int32) - (lanes.length - 1)
+    start = block + jnp.arange(per_push, dtype=jnp.int32) - (sequences.length - 1)
     place = start % steps
     oldest = block + per_push - steps  # what began before it has been overwritten by the same block
-    whole = ((start >= 0) | (pushes >= held // rows)) & (start >= oldest) & (place % lanes.interval == 0)
-    index = place[:, None] * lanes.stride + jnp.arange(lanes.stride, dtype=jnp.int32)[None]
-    return index.reshape(-1), jnp.repeat(whole, lanes.stride)
+    whole = ((start >= 0) | (pushes >= held // rows)) & (start >= oldest) & (place % sequences.interval == 0)
+    index = place[:, None] * sequences.stride + jnp.arange(sequences.stride, dtype=jnp.int32)[None]
+    return index.reshape(-1), jnp.repeat(whole, sequences.stride)

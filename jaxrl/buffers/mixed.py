@@ -16,7 +16,7 @@ from jaxrl.trees import Array, Key, PyTree, require_same, row_struct
 from jaxrl.types import Batch, Transition
 
 
-class BesideState(NamedTuple):
+class MixedState(NamedTuple):
     """The ring, and the demonstrations, which stay."""
 
     ring: PyTree
@@ -30,7 +30,7 @@ class _Parts(NamedTuple):
     rows: int
 
 
-def beside(ring: Buffer, make: Callable[[], Transition], rows: int, count: int) -> Buffer:
+def mix(ring: Buffer, make: Callable[[], Transition], rows: int, count: int) -> Buffer:
     """Return a buffer whose batches are those of `ring` and, behind them, `count` of `rows` demonstrations.
 
     Demonstrations are sampled uniformly with replacement and have weight 1. All else is the ring's: what is pushed, its
@@ -54,16 +54,16 @@ def beside(ring: Buffer, make: Callable[[], Transition], rows: int, count: int) 
     )
 
 
-def _init(parts: _Parts, example: PyTree, rows: int, lag: int = 0, stride: int = 0) -> BesideState:
+def _init(parts: _Parts, example: PyTree, rows: int, lag: int = 0, stride: int = 0) -> MixedState:
     items = parts.make()
     if isinstance(example, Transition) and not jax.tree.leaves(example.extras):
         items = items._replace(extras=example.extras)
     require_same("demos: a transition of theirs", row_struct(items), "one of the environment", example)
     empty = parts.demos.init(row_struct(items), parts.rows)
-    return BesideState(parts.ring.init(example, rows, lag, stride), parts.demos.push(empty, items, jnp.uint32(0)))
+    return MixedState(parts.ring.init(example, rows, lag, stride), parts.demos.push(empty, items, jnp.uint32(0)))
 
 
-def _sample(parts: _Parts, state: BesideState, key: Key, pushes: Array, opt_step: Array) -> Batch:
+def _sample(parts: _Parts, state: MixedState, key: Key, pushes: Array, opt_step: Array) -> Batch:
     ring_key, demo_key = jax.random.split(key)
     ring = parts.ring.sample(state.ring, ring_key, pushes, opt_step)
     demos = parts.demos.sample(state.demos, demo_key, jnp.uint32(1), opt_step)
@@ -71,6 +71,6 @@ def _sample(parts: _Parts, state: BesideState, key: Key, pushes: Array, opt_step
     return both
 
 
-def _reprioritise(parts: _Parts, state: BesideState, index: Array, priority: Array) -> BesideState:
+def _reprioritise(parts: _Parts, state: MixedState, index: Array, priority: Array) -> MixedState:
     count = parts.ring.batch_size
     return state._replace(ring=parts.ring.reprioritise(state.ring, index[:count], priority[:count]))
