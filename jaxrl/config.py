@@ -25,7 +25,7 @@ from jaxrl.arguments import (
     translate,
     value_of,
 )
-from jaxrl.envs.registry import env_names, require_plain
+from jaxrl.envs.registry import check_plain_args, env_names
 from jaxrl.errors import SettingsError, suggest
 from jaxrl.help_page import all_settings, filled, first_page, settings_of
 from jaxrl.parsing import as_int, parse_float, parse_value, split_list
@@ -77,7 +77,7 @@ def parse(args: Sequence[str]) -> Request:
             from_file.pop(other, None)
     for name in ("env_args", "eval_env_args"):
         if resume and name in from_file and f"--{name.replace('_', '-')}" not in args:
-            require_plain(from_file[name], f"{file}")
+            check_plain_args(from_file[name], f"{file}")
     settings = {k: v for k, v in from_file.items() if k not in ("algo", "custom")}
     chosen = {word.partition("=")[0][2:].replace("-", "_") for word in args if word.startswith("--")}
     of_preset = preset(algo, env if isinstance(env, str) else None)

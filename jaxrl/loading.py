@@ -10,7 +10,7 @@ import jax
 from jaxrl.agents.base import Agent
 from jaxrl.algos import ProcessorConfig, build_processor, general
 from jaxrl.config import from_plain
-from jaxrl.envs.registry import module_in, require_plain
+from jaxrl.envs.registry import check_plain_args, module_to_import
 from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.nn import Network
 from jaxrl.parsing import as_int
@@ -251,7 +251,7 @@ def env_in(settings: Mapping[str, Any], given: Collection[str] = ()) -> tuple[st
         raise SettingsError(f"the policy's environment is {name!r}; expected a name")
     if isinstance(params, Mapping):
         params = {param: value for param, value in params.items() if param not in given}
-    return name, require_plain(params, "the policy")
+    return name, check_plain_args(params, "the policy")
 
 
 def _policy_of(strategy: Strategy) -> Policy:
@@ -277,7 +277,7 @@ def _parts(facts: Mapping[str, Any], made: Mapping[str, Any], run_dir: str | Pat
     settings = facts["settings"]
     custom = set(settings.get("custom", []))
     by_hand = {"agent", "processor", "strategy"} & custom
-    if settings.get("algo") not in ALGORITHMS and (module := module_in(str(settings.get("algo")))):
+    if settings.get("algo") not in ALGORITHMS and (module := module_to_import(str(settings.get("algo")))):
         raise SettingsError(
             f"{run_dir} was trained by {settings['algo']}; code of your own is imported only where you name it, by "
             f"--algo {settings['algo']} (in Python, import {module} and call register_algorithm)"

@@ -18,7 +18,7 @@ if __name__ == "__main__":
 from jaxrl.algos import build, part_of
 from jaxrl.arguments import command, normalise, quote, refuse_repeats, value_of
 from jaxrl.config import Request, algorithm_named, parse
-from jaxrl.envs.registry import module_in
+from jaxrl.envs.registry import module_to_import
 from jaxrl.errors import RunDirInUseError, RunDirTakenError, SettingsError, one_line, print_line, suggest
 from jaxrl.finished import nothing_left
 from jaxrl.joining import join, joining, together
@@ -152,8 +152,8 @@ def population_config(given: Mapping[str, Any] | None) -> PopulationConfig | Non
 
 def _named_again(algo: str, env: str | None) -> str:
     """Return the flags without which no command would import a user's own algorithm and environment."""
-    algorithm = f" --algo {quote(algo)}" if module_in(algo) else ""
-    return algorithm + (f" --env {quote(env)}" if env is not None and module_in(env) else "")
+    algorithm = f" --algo {quote(algo)}" if module_to_import(algo) else ""
+    return algorithm + (f" --env {quote(env)}" if env is not None and module_to_import(env) else "")
 
 
 def show_population(result: PopulationResult, run_dir: str, again: str = "") -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from jaxrl.algos import build
 from jaxrl.config import parse
-from jaxrl.envs.registry import module_in
+from jaxrl.envs.registry import module_to_import
 from jaxrl.errors import JaxrlError, NoCheckpointError, print_line, print_stderr
 from jaxrl.outside import admit_algorithm
 from jaxrl.registry import ALGORITHMS
@@ -97,7 +97,7 @@ def rebuilt(run_dir: Path, problems: Problems) -> Strategy | None:
         if read_yaml(run_dir / CONFIG).get("custom"):
             print_stderr("the run has parts made in Python: shapes are not compared with its settings")
             return None
-        if (algo := read_yaml(run_dir / CONFIG).get("algo")) not in ALGORITHMS and module_in(str(algo)):
+        if (algo := read_yaml(run_dir / CONFIG).get("algo")) not in ALGORITHMS and module_to_import(str(algo)):
             print_stderr(
                 f"the run's algorithm is code of your own: give --algo {algo} to compare shapes with its settings"
             )

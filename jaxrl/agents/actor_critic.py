@@ -49,7 +49,7 @@ from jaxrl.masks import (
     zero_privileged,
 )
 from jaxrl.metrics import Metrics, Stat, stat
-from jaxrl.nn import ActorCritic, Network, check_torso, no_memory, unroll
+from jaxrl.nn import ActorCritic, Network, check_torso, initial_memory, unroll
 from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, RecurrentObs, Rollout
@@ -238,7 +238,7 @@ def _bind(name: str, config: PPOConfig, own: Own, spec: EnvSpec) -> Agent:
     check_observation_entries(spec)
     spec = view_spec(spec, for_critic)
     privileged = has_entry(spec.observation_space, PRIVILEGED)
-    head, memory = make_head(spec, config.squash), no_memory(config.core, config.core_features)
+    head, memory = make_head(spec, config.squash), initial_memory(config.core, config.core_features)
     usual, outputs = partial(_network, config, spec, head), (choices(head), ONE_VALUE)
     network = network_of(own, "make_network", (spec, head), usual, (observations(spec),), outputs)
     blinds = privileged and "make_network" in own.makers
@@ -350,14 +350,14 @@ def _judge(parts: _Parts, params: PyTree, sample: Sample) -> tuple[Distribution,
     rows, steps = sample.is_first.shape
     flat = lambda x: x.reshape(rows * steps, *x.shape[2:])
     apply = partial(cast(Any, parts.network).apply, params)
-    hidden, critic = apply(jax.tree.map(flat, for_critic(sample.obs)), method="see")
+    hidden, critic = apply(jax.tree.map(flat, for_critic(sample.obs)), method="apply_torso")
     by_time = lambda x: jnp.moveaxis(x.reshape(rows, steps, *x.shape[1:]), 1, 0)
 
-    advance = partial(apply, method="advance")
+    advance = partial(apply, method="step_core")
     _, hidden = unroll(advance, parts.memory, sample.memory, by_time(hidden), sample.is_first.T)
     hidden = flat(jnp.moveaxis(hidden, 0, 1))
     critic = critic if has_entry(parts.spec.observation_space, PRIVILEGED) else hidden
-    outputs, value = cast(tuple[Array, Array], apply(hidden, critic, method="judge"))
+    outputs, value = cast(tuple[Array, Array], apply(hidden, critic, method="apply_heads"))
     distribution = mask_distribution(
         parts.head.distribution(outputs.reshape(rows, steps, -1)), get_mask(sample.obs, axes=2)
     )

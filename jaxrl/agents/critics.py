@@ -28,17 +28,17 @@ from jaxrl.masks import PRIVILEGED, apply_mask, for_critic, for_policy, get_mask
 from jaxrl.metrics import Metrics
 from jaxrl.nn import (
     Critic,
-    EachWithMemory,
     Ensemble,
     Network,
     PolicyNetwork,
     Recurrent,
-    WithMemory,
+    RecurrentEnsemble,
+    RecurrentNetwork,
+    check_network,
     check_torso,
     ensemble,
-    require_network,
 )
-from jaxrl.nn.own import ROWS
+from jaxrl.nn.custom import ROWS
 from jaxrl.spaces import Box, Discrete, EnvSpec, box_bounds, from_box, space_zeros
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, RecurrentObs, Transition
@@ -104,7 +104,7 @@ def build_networks(config: CriticConfig, own: Own, spec: EnvSpec, head: Head) ->
         outputs = space.n if isinstance(space, Discrete) else 1
         return Networks(policy, ensemble(config.num_critics, spec.observation_space, outputs=outputs, **options))
     args, values = ((obs,), values_of(spec)) if isinstance(space, Discrete) else ((obs, _actions(space)), ONE_VALUE)
-    member = require_network(own.made("make_critic", spec), "make_critic", args, (values,))
+    member = check_network(own.made("make_critic", spec), "make_critic", args, (values,))
     return Networks(policy, Ensemble(member, config.num_critics))
 
 
@@ -129,9 +129,9 @@ def recurrent_networks(config: Any, spec: EnvSpec, head: Head) -> Networks:
     behind = 0 if isinstance(space, Discrete) else 1
     outputs = space.n if isinstance(space, Discrete) else 1
 
-    def core(head: Any, spec: EnvSpec, features: tuple[int, ...], **more: Any) -> WithMemory:
+    def core(head: Any, spec: EnvSpec, features: tuple[int, ...], **more: Any) -> RecurrentNetwork:
         options = {**_options(config, spec), "features": features, **more}
-        return WithMemory(Recurrent(head, spec.observation_space, config.core, config.core_features, **options))
+        return RecurrentNetwork(Recurrent(head, spec.observation_space, config.core, config.core_features, **options))
 
     policy = PolicyNetwork(hidden, head.outputs, "mlp", ())
     before, last = config.features[: len(config.features) - behind], config.features[len(config.features) - behind :]
@@ -139,7 +139,7 @@ def recurrent_networks(config: Any, spec: EnvSpec, head: Head) -> Networks:
     seen, judged = view_spec(spec, for_policy), view_spec(spec, for_critic)
     return Networks(
         core(policy, seen, config.features),
-        EachWithMemory(core(critic, judged, before, layer_norm=config.layer_norm), config.num_critics),
+        RecurrentEnsemble(core(critic, judged, before, layer_norm=config.layer_norm), config.num_critics),
     )
 
 
@@ -184,8 +184,8 @@ def to_critic(obs: PyTree) -> PyTree:
 def memories_after(parts: Parts, obs: RecurrentObs, policy: PyTree, critic: PyTree) -> Memories:
     """Return the memories `[N, ...]` of policy and critics after a step; those of critics stay without parameters."""
     networks: Any = parts.networks
-    of_critics = networks.critic.after(critic, to_critic(obs)) if jax.tree.leaves(critic) else obs.memory.critic
-    return Memories(networks.policy.after(policy, to_policy(obs)), of_critics)
+    of_critics = networks.critic.next_memory(critic, to_critic(obs)) if jax.tree.leaves(critic) else obs.memory.critic
+    return Memories(networks.policy.next_memory(policy, to_policy(obs)), of_critics)
 
 
 def seen_now(parts: Parts, obs: PyTree, is_first: PyTree, policy: PyTree = (), critic: PyTree = ()) -> PyTree:

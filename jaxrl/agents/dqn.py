@@ -51,8 +51,8 @@ from jaxrl.distributions import Distribution, gumbel_like
 from jaxrl.errors import SettingsError
 from jaxrl.masks import apply_mask, for_policy, get_mask, greedy_actions, view_spec
 from jaxrl.metrics import Metrics
-from jaxrl.nn import Network, QNetwork, Recurrent, check_torso, no_memory
-from jaxrl.nn.own import ROWS
+from jaxrl.nn import Network, QNetwork, Recurrent, check_torso, initial_memory
+from jaxrl.nn.custom import ROWS
 from jaxrl.spaces import Box, Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree, make_key, tree_where
 from jaxrl.types import Batch, RecurrentObs, Transition
@@ -251,7 +251,7 @@ def _bind(name: str, config: DQNConfig, own: Own, spec: EnvSpec) -> Agent:
         spec,
         {},
         own.extra_loss,
-        no_memory(config.core, config.core_features),
+        initial_memory(config.core, config.core_features),
     )
     parts = blank._replace(noise=jax.eval_shape(lambda: _begin(blank, make_key(0))).get("noise", {}))
     return Agent(

@@ -12,8 +12,8 @@ from jaxrl.agents.fields import OptimizerConfig
 from jaxrl.agents.optimizers import Optimizer, optimizer_of, settings_given
 from jaxrl.distributions import Distribution, Head
 from jaxrl.errors import SettingsError, describe_error
-from jaxrl.nn import Network, require_network
-from jaxrl.nn.own import ROWS, Output
+from jaxrl.nn import Network, check_network
+from jaxrl.nn.custom import ROWS, Output
 from jaxrl.spaces import Discrete, EnvSpec, space_struct
 from jaxrl.trees import Array, PyTree
 
@@ -161,14 +161,14 @@ def network_of(
 ) -> Network:
     """Return the network that the argument `name` makes from `given`, or the `usual` one.
 
-    `args`, `outputs` and `kept` are as for `require_network`.
+    `args`, `outputs` and `kept` are as for `check_network`.
 
     Raises:
       SettingsError: the result is no network, or not one of this kind.
     """
     if name not in own.makers:
         return usual()
-    return require_network(own.made(name, *given), name, args, outputs, kept)
+    return check_network(own.made(name, *given), name, args, outputs, kept)
 
 
 def observations(spec: EnvSpec) -> PyTree:

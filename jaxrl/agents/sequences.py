@@ -16,7 +16,7 @@ from jaxrl.agents.fields import SequenceConfig
 from jaxrl.agents.returns import last_steps, steps_ahead
 from jaxrl.errors import SettingsError
 from jaxrl.masks import for_policy
-from jaxrl.nn import Network, no_memory, unroll
+from jaxrl.nn import Network, initial_memory, unroll
 from jaxrl.trees import Array, PyTree
 from jaxrl.types import Batch, RecurrentObs, SequenceSpec, Transition
 
@@ -43,7 +43,7 @@ def initial_memories(config: SequenceConfig, critics: int) -> Memories | None:
 
     Each has a core of its own; `None` without cores.
     """
-    memory = no_memory(config.core, config.core_features)
+    memory = initial_memory(config.core, config.core_features)
     if memory is None:
         return None
     return Memories(memory, jax.tree.map(lambda x: np.broadcast_to(x, (critics, *x.shape)), memory))
@@ -113,10 +113,10 @@ def _follow(
     """Run the core over `seen` `[B, T]`; return its last memory, and those before and after each step, `[T, B, ...]`"""
     rows, steps = is_first.shape
     apply = partial(cast(Any, network).apply, variables)
-    hidden = apply(jax.tree.map(_flat, seen), method="see")
+    hidden = apply(jax.tree.map(_flat, seen), method="apply_torso")
 
     def advance(memory: PyTree, hidden: Array) -> tuple[PyTree, PyTree]:
-        after = apply(memory, hidden, method="advance")
+        after = apply(memory, hidden, method="step_core")
         return after, (memory, after)
 
     by_time = jnp.moveaxis(hidden.reshape(rows, steps, -1), 1, 0)

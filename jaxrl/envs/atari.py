@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from jaxrl.envs.host import PREFIX, HostEnv, check_name, gymnasium_host
-from jaxrl.envs.suites import as_kinds, check_flag, check_params, check_whole
+from jaxrl.envs.host import PREFIX, HostEnv, check_gymnasium_id, make_gymnasium_host
+from jaxrl.envs.suites import check_flag, check_int, check_params, convert_params
 from jaxrl.errors import SettingsError, check_between, require_extra
 
 ATARI = "ALE/"
 """How Gymnasium's names of these games begin, as in `gymnasium:ALE/Pong-v5`."""
-NEEDS = "games of Atari"
-SHAPED = {"noop_max": 30, "frame_skip": 4, "screen_size": 84, "grayscale_obs": True}
+PURPOSE = "games of Atari"
+PREPROCESSING = {"noop_max": 30, "frame_skip": 4, "screen_size": 84, "grayscale_obs": True}
 """What `AtariPreprocessing` takes."""
-PLAYED: Mapping[str, type] = {
+GAME_PARAMS: Mapping[str, type] = {
     "repeat_action_probability": float,
     "full_action_space": bool,
     "mode": int,
@@ -24,7 +24,7 @@ PLAYED: Mapping[str, type] = {
     "max_num_frames_per_episode": int,
 }
 """What games take; left unset they are as the name of the game has them."""
-KINDS = {**{word: type(value) for word, value in SHAPED.items()}, **PLAYED}
+PARAM_TYPES = {**{word: type(value) for word, value in PREPROCESSING.items()}, **GAME_PARAMS}
 
 
 def atari_env(name: str, /, *, life_loss: bool | float = False, raw: bool | float = False, **params: Any) -> HostEnv:
@@ -44,50 +44,50 @@ def atari_env(name: str, /, *, life_loss: bool | float = False, raw: bool | floa
       SettingsError: ALE or OpenCV is not installed, or a name or parameter is unknown or cannot be.
     """
     for module in ("ale_py", "cv2"):
-        require_extra(module, NEEDS, "atari")
-    id_, wants_raw = check_name(name), check_flag("raw", raw)
+        require_extra(module, PURPOSE, "atari")
+    id_, wants_raw = check_gymnasium_id(name), check_flag("raw", raw)
     given = {**params, **({"raw": True} if wants_raw else {})}
     if wants_raw:
         if life_loss:
             raise SettingsError("life_loss is for games that are preprocessed; leave out raw, or life_loss")
-        return gymnasium_host(id_, partial(_made, id_, params, None, False), given)
-    settings = _checked(PREFIX + id_, params)
-    shaped = {word: settings.get(word, value) for word, value in SHAPED.items()}
-    played = {word: value for word, value in settings.items() if word in PLAYED}
-    whole = gymnasium_host(id_, partial(_made, id_, played, shaped, False), given)
-    frames = settings.get("max_num_frames_per_episode", _of_name(id_).get("max_num_frames_per_episode"))
+        return make_gymnasium_host(id_, partial(_make, id_, params, None, False), given)
+    settings = _check_settings(PREFIX + id_, params)
+    shaped = {word: settings.get(word, value) for word, value in PREPROCESSING.items()}
+    played = {word: value for word, value in settings.items() if word in GAME_PARAMS}
+    whole = make_gymnasium_host(id_, partial(_make, id_, played, shaped, False), given)
+    frames = settings.get("max_num_frames_per_episode", _registered_kwargs(id_).get("max_num_frames_per_episode"))
     limit = None if frames is None else max(1, frames // shaped["frame_skip"])
     whole = whole._replace(spec=whole.spec._replace(time_limit=limit))
     if not check_flag("life_loss", life_loss):
         return whole
-    lives = gymnasium_host(id_, partial(_made, id_, played, shaped, True), {**given, "life_loss": True})
-    return lives._replace(spec=whole.spec, film=whole.film, judged=whole)
+    lives = make_gymnasium_host(id_, partial(_make, id_, played, shaped, True), {**given, "life_loss": True})
+    return lives._replace(spec=whole.spec, make_renderable=whole.make_renderable, eval_env=whole)
 
 
-def _checked(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+def _check_settings(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """Return parameters with their types; raise `SettingsError` for what cannot be."""
-    check_params(name, params, {**KINDS, "life_loss": bool, "raw": bool})
+    check_params(name, params, {**PARAM_TYPES, "life_loss": bool, "raw": bool})
     from_0 = ("noop_max", "mode", "difficulty")
     settings: dict[str, Any] = {
-        word: check_whole(f"{name}: {word}", params[word], 0) for word in from_0 if word in params
+        word: check_int(f"{name}: {word}", params[word], 0) for word in from_0 if word in params
     }
-    settings |= as_kinds(name, {word: x for word, x in params.items() if word not in from_0}, KINDS)
+    settings |= convert_params(name, {word: x for word, x in params.items() if word not in from_0}, PARAM_TYPES)
     check_between("repeat_action_probability", settings.get("repeat_action_probability", 0.0), 0, 1)
     return settings
 
 
-def _of_name(id_: str) -> Mapping[str, Any]:
-    known: Mapping[str, Any] = require_extra("gymnasium", NEEDS).registry[id_.rpartition(":")[2]].kwargs
+def _registered_kwargs(id_: str) -> Mapping[str, Any]:
+    known: Mapping[str, Any] = require_extra("gymnasium", PURPOSE).registry[id_.rpartition(":")[2]].kwargs
     return known
 
 
-def _made(
+def _make(
     id_: str, played: Mapping[str, Any], shaped: Mapping[str, Any] | None, lives: bool, render_mode: str | None = None
 ) -> Any:
     """Make a game, preprocessed if `shaped`, with an episode for each life if `lives`."""
-    ale = require_extra("ale_py", NEEDS, "atari")  # known to Gymnasium from now on, in a process of its own too
+    ale = require_extra("ale_py", PURPOSE, "atari")  # known to Gymnasium from now on, in a process of its own too
     ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)  # no banner
-    gymnasium = require_extra("gymnasium", NEEDS)
+    gymnasium = require_extra("gymnasium", PURPOSE)
     if shaped is None:
         return gymnasium.make(id_, **played, render_mode=render_mode)
     # Frames are skipped by the preprocessing, which has to see them.

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.envs.resets import Resets, Starts, resets_of
+from jaxrl.envs.resets import Resets, Starts, make_resets
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.parsing import format_repr
 from jaxrl.spaces import EnvSpec, check_zero_based, space_starts, space_struct
@@ -17,7 +17,7 @@ from jaxrl.tuning import tunable
 from jaxrl.types import GoalFn, Step
 from jaxrl.xla.short import every
 
-SPOILT = -1
+INVALID_RESET = -1
 """Episode length that marks an episode to be cut at its first step, because its first observation was not finite."""
 
 
@@ -100,7 +100,7 @@ class VecEnvState(NamedTuple):
     episode_return: Array
     """Float32, sum of raw rewards of the current episode."""
     episode_length: Array
-    """Int32, steps of the current episode; `SPOILT` at its start if its first observation was not finite."""
+    """Int32, steps of the current episode; `INVALID_RESET` at its start if its first observation was not finite."""
     starts: PyTree = ()
     """What the resets hold in store: a pool's `[K, ...]`, otherwise nothing."""
     values: PyTree = ()
@@ -140,14 +140,14 @@ def vectorise(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
       SettingsError: `reset` and `step` of `env` disagree on a shape, a dtype or a structure, or `resets` is unknown.
     """
     if env.agents is not None:
-        from jaxrl.envs.agents import folded
+        from jaxrl.envs.agents import vectorise_agents
 
-        return folded(env, num_envs, resets)
+        return vectorise_agents(env, num_envs, resets)
     check_count("num_envs", num_envs)
     if env.spec.time_limit is not None:
         check_count(f"environment {env.spec.name}: time_limit", env.spec.time_limit, most=2**31 - 1)
-    check_stable(env)
-    source = resets_of(resets, partial(_start, env), num_envs)
+    check_signatures(env)
+    source = make_resets(resets, partial(_start, env), num_envs)
     return VecEnv(
         spec=env.spec,
         num_envs=num_envs,
@@ -159,28 +159,28 @@ def vectorise(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
 
 
 def _reset(env: Env, num_envs: int, source: Resets, key: Key) -> tuple[VecEnvState, PyTree]:
-    values = _first_values(env.values)
-    state, obs, length = _start(env, jax.random.split(key, num_envs), *_given(values))
-    store = source.init(jax.random.fold_in(key, num_envs), *_given(values))
+    values = _initial_values(env.values)
+    state, obs, length = _start(env, jax.random.split(key, num_envs), *_reset_args(values))
+    store = source.init(jax.random.fold_in(key, num_envs), *_reset_args(values))
     return VecEnvState(state, jnp.zeros(num_envs, jnp.float32), length, store, values), obs
 
 
-def last_values(values: Mapping[str, Any]) -> dict[str, Any]:
+def final_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return numbers by name, of those that follow a schedule the last."""
     return {name: getattr(value, "end", value) for name, value in values.items()}
 
 
-def _first_values(values: Mapping[str, Any]) -> PyTree:
+def _initial_values(values: Mapping[str, Any]) -> PyTree:
     """Return what `VecEnvState` holds of `values` at first; those without a schedule may be swept."""
     begin = lambda name, x: x(jnp.uint32(0)) if callable(x) else tunable(f"env_args.{name}", x)
     return {name: begin(name, value) for name, value in values.items()} if values else ()
 
 
-def _given(values: PyTree) -> tuple[PyTree, ...]:
+def _reset_args(values: PyTree) -> tuple[PyTree, ...]:
     return (values,) if values else ()
 
 
-def timed(env: VecEnv, state: VecEnvState, opt_step: Array) -> VecEnvState:
+def apply_schedules(env: VecEnv, state: VecEnvState, opt_step: Array) -> VecEnvState:
     """Set the values that follow schedules to those after `opt_step` optimisation steps."""
     now = {name: value(opt_step) for name, value in env.values.items() if callable(value)}
     return state._replace(values={**state.values, **now}) if now else state
@@ -188,7 +188,7 @@ def timed(env: VecEnv, state: VecEnvState, opt_step: Array) -> VecEnvState:
 
 def obs_valid(state: VecEnvState) -> Array:
     """Return whether the current observations are genuine, not zeros in place of a non-finite first one; `[N]` bool."""
-    return state.episode_length != SPOILT
+    return state.episode_length != INVALID_RESET
 
 
 def _start(env: Env, keys: Array, *given: PyTree) -> Starts:
@@ -198,7 +198,7 @@ def _start(env: Env, keys: Array, *given: PyTree) -> Starts:
     """
     state, obs = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), jax.vmap(lambda key: env.reset(key, *given))(keys))
     finite = finite_rows(obs)
-    return state, zeros_unless(finite, obs), jnp.where(finite, jnp.int32(0), jnp.int32(SPOILT))
+    return state, zero_invalid_rows(finite, obs), jnp.where(finite, jnp.int32(0), jnp.int32(INVALID_RESET))
 
 
 def _step(env: Env, source: Resets, state: VecEnvState, action: PyTree, key: Key) -> tuple[VecEnvState, Step]:
@@ -214,8 +214,8 @@ def _step(env: Env, source: Resets, state: VecEnvState, action: PyTree, key: Key
     if env.spec.time_limit is not None:
         truncated = truncated | ((length >= env.spec.time_limit) & ~terminated)
     done = terminated | truncated
-    final_obs = zeros_unless(valid, out.obs)
-    given = _given(state.values)
+    final_obs = zero_invalid_rows(valid, out.obs)
+    given = _reset_args(state.values)
     starts, (fresh_state, fresh_obs, fresh_length) = source.take(state.starts, done, reset_key, *given)
     length_after = jnp.where(done, fresh_length, length)
     step = Step(
@@ -226,9 +226,9 @@ def _step(env: Env, source: Resets, state: VecEnvState, action: PyTree, key: Key
         truncated=truncated,
         final_obs=final_obs,
         obs=tree_where(done, fresh_obs, final_obs),
-        info={**out.info, **_told(state.values, reward), "episode_return": total, "episode_length": length},
+        info={**out.info, **_value_scalars(state.values, reward), "episode_return": total, "episode_length": length},
         valid=valid,
-        obs_valid=length_after != SPOILT,
+        obs_valid=length_after != INVALID_RESET,
     )
     state = VecEnvState(
         env=tree_where(done, fresh_state, env_state),
@@ -240,11 +240,11 @@ def _step(env: Env, source: Resets, state: VecEnvState, action: PyTree, key: Key
     return state, step
 
 
-def _told(values: PyTree, like: Array) -> dict[str, Array]:
+def _value_scalars(values: PyTree, like: Array) -> dict[str, Array]:
     return {f"values/{name}": jnp.broadcast_to(value, like.shape) for name, value in dict(values).items()}
 
 
-def zeros_unless(finite: Array, tree: PyTree) -> PyTree:
+def zero_invalid_rows(finite: Array, tree: PyTree) -> PyTree:
     """Return leaves `[N, ...]` with zeros in the rows that are not `finite` `[N]`."""
     return tree_where(finite, tree, jax.tree.map(jnp.zeros_like, tree))
 
@@ -275,7 +275,7 @@ def require_same_spaces(one: EnvSpec, other: EnvSpec) -> None:
 _KEY = jax.eval_shape(lambda: make_key(0))
 
 
-def check_stable(env: Env) -> None:
+def check_signatures(env: Env) -> None:
     """Raise `SettingsError` unless `reset`, `step` and the spec agree, leaf by leaf."""
     name = env.spec.name
     for space in (env.spec.observation_space, env.spec.action_space):

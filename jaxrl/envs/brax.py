@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl.envs.base import Env, check_stable
-from jaxrl.envs.physics import physics_env, picture
-from jaxrl.envs.suites import check_id, like_defaults
+from jaxrl.envs.base import Env, check_signatures
+from jaxrl.envs.physics import physics_env, render_picture
+from jaxrl.envs.suites import check_id, convert_like_defaults
 from jaxrl.errors import SettingsError, error_text, require_extra
 from jaxrl.trees import PyTree
 
@@ -32,12 +32,12 @@ def brax_env(name: str, **params: Any) -> Env:
 
     id_ = check_id(PREFIX, name, envs._envs)
     name = PREFIX + id_
-    given = like_defaults(name, params, _defaults(envs._envs[id_]))
+    given = convert_like_defaults(name, params, _defaults(envs._envs[id_]))
     limit = given.pop("episode_length", EPISODE_LENGTH)
     try:
         env = envs.get_environment(id_, **given)
         made = physics_env(name, env, limit, {"env": name, "env_args": dict(params)}, _drawer(name, env))
-        check_stable(made)  # Brax is no longer maintained: some of it does not run with every JAX
+        check_signatures(made)  # Brax is no longer maintained: some of it does not run with every JAX
         return made
     except Exception as error:
         raise SettingsError(f"Brax cannot make {id_}: {error_text(error)}") from error
@@ -56,4 +56,4 @@ def _drawer(name: str, env: Any) -> Any:
 
 
 def _render(name: str, env: Any, state: PyTree) -> np.ndarray:
-    return picture(name, lambda: env.render([state.pipeline_state])[0])
+    return render_picture(name, lambda: env.render([state.pipeline_state])[0])

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.envs.agents import as_one
-from jaxrl.envs.base import Env, TimeStep, check_stable, vectorise
+from jaxrl.envs.agents import as_single_env
+from jaxrl.envs.base import Env, TimeStep, check_signatures, vectorise
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, sample_space
 from jaxrl.trees import Array, Key, PyTree, is_key, make_key
@@ -36,9 +36,9 @@ def check_env(env: Env, steps: int = 1000, seed: int = 0) -> list[str]:
     resets too) or out of bounds; keys that are ignored or never advance; episodes that never end, or report their time
     limit as termination; and a reset hidden inside a step. What fails as training traces it fails here too.
     """
-    env = as_one(env)
+    env = as_single_env(env)
     try:
-        check_stable(env)
+        check_signatures(env)
     except SettingsError as error:
         return [str(error)]
     _trace_as_training(env)

@@ -7,20 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.base import Env
-from jaxrl.envs.objects import Theirs, Told, choices_of, object_env, one_line_of, require_object
-from jaxrl.envs.suites import box_of
+from jaxrl.envs.objects import ObjectFns, ObjectStep, as_settings_error, choice_space, object_env, require_object
+from jaxrl.envs.suites import make_box
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Space
 from jaxrl.trees import PyTree
 
-OURS = {
+UNUSABLE_WRAPPERS = {
     "AutoResetWrapper": "resets episodes, which jaxrl does itself",
     "VectorizingWrapper": "runs many copies, which jaxrl does itself",
     "StateInjectionWrapper": "keeps states from one episode to the next, which nothing does here",
     "ObservationNormalizationWrapper": "keeps statistics from one episode to the next: take --processor.normalise-obs",
 }
 """Wrappers of envelope that cannot be used, and the kind of those that vectorise."""
-EVERY_STEP = ("obs", "reward", "terminated", "truncated")
+STEP_FIELDS = ("obs", "reward", "terminated", "truncated")
 """What each `Info` has."""
 
 
@@ -41,67 +41,69 @@ def envelope_env(env: Any, *, name: str | None = None, time_limit: int | None = 
         its reset and its step disagree.
     """
     envelope = require_object("envelope", env)
-    bare, limits = _bare(envelope, env)
+    bare, limits = _strip_limits(envelope, env)
     name = name or type(env.unwrapped).__name__
     limit = min((limit for limit in (time_limit, *limits) if limit is not None), default=None)
-    with one_line_of(name):
+    with as_settings_error(name):
         return object_env(
-            Theirs(
+            ObjectFns(
                 name,
-                lambda key, own: _told(_given(envelope, bare, own).init(key)),
-                lambda state, action, own: _told(_given(envelope, bare, own).step(state, action)),
+                lambda key, own: _convert_step(_with_fields(envelope, bare, own).init(key)),
+                lambda state, action, own: _convert_step(_with_fields(envelope, bare, own).step(state, action)),
                 bare.observation_space,
-                _actions(bare.action_space),
-                _leaf,
+                _action_space(bare.action_space),
+                _leaf_space,
                 limit,
             )
         )
 
 
-def _bare(envelope: Any, env: Any) -> tuple[Any, list[int]]:
+def _strip_limits(envelope: Any, env: Any) -> tuple[Any, list[int]]:
     """Return `env` without its limits, and these; raise `SettingsError` for a wrapper that cannot be used."""
     if not isinstance(env, envelope.Wrapper):
         return env, []
     for kind in type(env).__mro__:
-        if kind.__name__ in OURS:
-            raise SettingsError(f"{type(env).__name__} {OURS[kind.__name__]}; give the environment without it")
-    inner, limits = _bare(envelope, env.env)
+        if kind.__name__ in UNUSABLE_WRAPPERS:
+            raise SettingsError(
+                f"{type(env).__name__} {UNUSABLE_WRAPPERS[kind.__name__]}; give the environment without it"
+            )
+    inner, limits = _strip_limits(envelope, env.env)
     if isinstance(env, envelope.TruncationWrapper):
         return inner, [int(env.max_steps), *limits]
     return env.replace(env=inner) if limits else env, limits
 
 
-def _given(envelope: Any, env: Any, fields: Any) -> Any:
+def _with_fields(envelope: Any, env: Any, fields: Any) -> Any:
     """Return `env` with other `fields`, those of an episode."""
     if fields is None:
         return env
     if isinstance(env, envelope.Wrapper):
-        return env.replace(env=_given(envelope, env.env, fields))
+        return env.replace(env=_with_fields(envelope, env.env, fields))
     return env.replace(**fields)
 
 
-def _told(result: tuple[PyTree, Any]) -> tuple[PyTree, Told]:
+def _convert_step(result: tuple[PyTree, Any]) -> tuple[PyTree, ObjectStep]:
     state, info = result
-    extras = {word: part for word, part in _open(info).items() if word not in EVERY_STEP}
-    return state, Told(_open(info.obs), info.reward, info.terminated, info.truncated, extras)
+    extras = {word: part for word, part in _to_dicts(info).items() if word not in STEP_FIELDS}
+    return state, ObjectStep(_to_dicts(info.obs), info.reward, info.terminated, info.truncated, extras)
 
 
-def _open(tree: PyTree) -> PyTree:
+def _to_dicts(tree: PyTree) -> PyTree:
     """Return a tree with dicts in place of envelope's containers, whose fields are not those of their class alone."""
     is_container = lambda x: any(kind.__name__ == "Container" for kind in type(x).__mro__)
-    as_dict = lambda x: {word: _open(part) for word, part in x} if is_container(x) else x
+    as_dict = lambda x: {word: _to_dicts(part) for word, part in x} if is_container(x) else x
     return jax.tree.map(as_dict, tree, is_leaf=is_container)
 
 
-def _actions(space: Any) -> Space:
+def _action_space(space: Any) -> Space:
     """Return the space of actions, which may have several parts."""
     tree = getattr(space, "tree", space)
     is_space = lambda x: any(kind.__name__ == "Space" for kind in type(x).__mro__)
-    return jax.tree.map(lambda part: _leaf(part, part), tree, is_leaf=is_space)
+    return jax.tree.map(lambda part: _leaf_space(part, part), tree, is_leaf=is_space)
 
 
-def _leaf(space: Any, struct: Any) -> Space:
+def _leaf_space(space: Any, struct: Any) -> Space:
     n = getattr(space, "n", None)
     if n is not None and np.shape(n) == struct.shape and jnp.issubdtype(struct.dtype, jnp.integer):
-        return choices_of(np.asarray(n), struct)
-    return box_of(struct, np.asarray(getattr(space, "low", -np.inf)), np.asarray(getattr(space, "high", np.inf)))
+        return choice_space(np.asarray(n), struct)
+    return make_box(struct, np.asarray(getattr(space, "low", -np.inf)), np.asarray(getattr(space, "high", np.inf)))

@@ -26,7 +26,7 @@ TIME_LIMIT = "max_steps_in_episode"
 """The parameter that every gymnax environment has."""
 FLOAT_MAX = float(np.finfo(np.float32).max)
 
-_HOMES = {
+_MODULES = {
     "CartPole-v1": "classic_control.cartpole:CartPole",
     "Pendulum-v1": "classic_control.pendulum:Pendulum",
     "Acrobot-v1": "classic_control.acrobot:Acrobot",
@@ -59,17 +59,17 @@ def names() -> list[str]:
     return list(registered_envs)
 
 
-def knows(name: str) -> bool:
+def is_registered(name: str) -> bool:
     """Return whether gymnax registers `name`; all of gymnax is imported only for a rare one."""
-    return name in _HOMES or name in names()
+    return name in _MODULES or name in names()
 
 
-def _made(name: str) -> tuple[Any, Any]:
+def _make(name: str) -> tuple[Any, Any]:
     """Return the environment `name` and its parameters, as `gymnax.make` does."""
-    if name in _HOMES and "gymnax.registration" not in sys.modules:
-        module, _, kind = _HOMES[name].partition(":")
+    if name in _MODULES and "gymnax.registration" not in sys.modules:
+        module, _, kind = _MODULES[name].partition(":")
         for package in ("gymnax", "gymnax.environments", f"gymnax.environments.{module.split('.')[0]}"):
-            _open_lazily(package)
+            _import_lazily(package)
         env = getattr(importlib.import_module(f"gymnax.environments.{module}"), kind)()
         return env, env.default_params
     import gymnax
@@ -78,7 +78,7 @@ def _made(name: str) -> tuple[Any, Any]:
     return env, defaults
 
 
-def _open_lazily(package: str) -> None:
+def _import_lazily(package: str) -> None:
     """Register the package so that its modules can be imported; its own code runs once any other attribute is needed.
 
     Later imports see the complete package, with the same module objects.
@@ -89,14 +89,14 @@ def _open_lazily(package: str) -> None:
     if spec is None or spec.loader is None:
         raise ImportError(f"there is no package {package}")
     module = importlib.util.module_from_spec(spec)
-    module.__getattr__ = partial(_attribute, module)  # type: ignore[method-assign]
+    module.__getattr__ = partial(_get_attribute, module)  # type: ignore[method-assign]
     sys.modules[package] = module
     parent, _, own = package.rpartition(".")
     if parent:
         setattr(sys.modules[parent], own, module)
 
 
-def _attribute(module: ModuleType, name: str) -> Any:
+def _get_attribute(module: ModuleType, name: str) -> Any:
     """Return an attribute that `module` still lacks: a submodule, or one that its own code defines, which then runs."""
     path = f"{module.__name__}.{name}"
     if path in sys.modules:
@@ -124,7 +124,7 @@ def make(name: str, /, **params: Any) -> Env:
       SettingsError: the environment has no such parameter, or gymnax cannot make it on this machine.
     """
     try:
-        env, defaults = _made(name)
+        env, defaults = _make(name)
     except Exception as error:
         raise SettingsError(f"gymnax cannot make {name}: {error_text(error)}") from error
     unknown = set(params) - set(vars(defaults))
@@ -205,7 +205,10 @@ def _space(space: Any) -> Space:
         return Discrete(int(space.n), np.dtype(space.dtype).name)
     if isinstance(space, spaces.Box):
         return Box(
-            _bound(space.low, space.shape), _bound(space.high, space.shape), tuple(space.shape), _name(space.dtype)
+            _bound(space.low, space.shape),
+            _bound(space.high, space.shape),
+            tuple(space.shape),
+            _dtype_name(space.dtype),
         )
     if isinstance(space, spaces.Dict):
         return {name: _space(part) for name, part in space.spaces.items()}
@@ -219,17 +222,17 @@ def _observation_space(env: Any, params: Any, obs: PyTree) -> Space:
     except (NotImplementedError, AttributeError, TypeError):
         declared = None
     if isinstance(declared, Discrete) and obs.shape == ():
-        return Discrete(declared.n, _name(obs.dtype))
+        return Discrete(declared.n, _dtype_name(obs.dtype))
 
     def leaf_space(leaf: Any) -> Box:
         if isinstance(declared, Box) and declared.shape == leaf.shape:
-            return Box(declared.low, declared.high, leaf.shape, _name(leaf.dtype))
-        return Box(-math.inf, math.inf, leaf.shape, _name(leaf.dtype))
+            return Box(declared.low, declared.high, leaf.shape, _dtype_name(leaf.dtype))
+        return Box(-math.inf, math.inf, leaf.shape, _dtype_name(leaf.dtype))
 
     return jax.tree.map(leaf_space, obs)
 
 
-def _name(dtype: Any) -> str:
+def _dtype_name(dtype: Any) -> str:
     return np.dtype(dtype).name
 
 

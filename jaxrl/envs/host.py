@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxrl.env_process import EnvMaker
 from jaxrl.envs.base import Env
-from jaxrl.envs.scalars import is_number, numbers_in, scalars_in
+from jaxrl.envs.scalars import is_number, scalar_info, vector_scalars
 from jaxrl.errors import ActorError, SettingsError, error_text, require_extra, suggest
 from jaxrl.spaces import (
     Box,
@@ -39,12 +39,12 @@ from jaxrl.types import Step
 
 PREFIX = "gymnasium:"
 """Prefix of the names of Gymnasium's environments, as in `gymnasium:CartPole-v1`."""
-NEEDS = "environments of Gymnasium"
-ENDING_S = 5.0
+PURPOSE = "environments of Gymnasium"
+TERMINATION_TIMEOUT_S = 5.0
 """Seconds given to a process to end itself and those that its environment has begun."""
 
 
-class Stepped(NamedTuple):
+class HostStep(NamedTuple):
     """What one step of `N` environments on the host led to; every leaf begins with `[N]`."""
 
     obs: PyTree
@@ -67,7 +67,7 @@ class HostVector(Protocol):
         """Start an episode where `which` `[N]` is true, or everywhere; return the observations of all environments."""
         ...
 
-    def step(self, action: PyTree) -> "Stepped":
+    def step(self, action: PyTree) -> HostStep:
         """Advance all environments, and reset none."""
         ...
 
@@ -82,13 +82,13 @@ class HostEnv(NamedTuple):
     spec: EnvSpec
     open: Callable[[int, int, bool], HostVector]
     """`(num_envs, seed, processes)`: open a vector of environments, with `processes` each in its own process."""
-    film: Callable[[], Any] | None = None
+    make_renderable: Callable[[], Any] | None = None
     """`()`: open one that can render, with `reset`, `step` and `render` as in Gymnasium."""
     settings: Mapping[str, Any] | None = None
     """Arguments with which `make_env` rebuilds it; `None` for an environment made by hand."""
     compiled: bool = False
     """Whether opening it compiles programs, which can take arbitrarily long."""
-    judged: "HostEnv | None" = None
+    eval_env: "HostEnv | None" = None
     """The environment that policies are evaluated in, if not this one: whole games where an episode is a life."""
 
 
@@ -103,7 +103,7 @@ class HostVectorEnv:
         self._lengths = np.zeros(num_envs, np.int32)
         self._all, self._none = np.ones(num_envs, bool), np.zeros(num_envs, bool)
         self._all.flags.writeable = self._none.flags.writeable = False  # for they are given out
-        self.spoilt = self._none
+        self.invalid_reset = self._none
         """Whether the current episode's first observation was not finite and no step has been taken since."""
 
     def reset(self) -> PyTree:
@@ -113,8 +113,8 @@ class HostVectorEnv:
 
     def _begun(self, obs: PyTree, where: np.ndarray) -> PyTree:
         """Record which first observations are not finite; return them made finite."""
-        self.spoilt = where & ~_finite_rows(obs)
-        return _zeros_where(self.spoilt, obs)
+        self.invalid_reset = where & ~_finite_rows(obs)
+        return _zeros_where(self.invalid_reset, obs)
 
     def step(self, action: PyTree) -> Step:
         """Advance all environments, in NumPy; when an episode ends, the next one starts in the same step.
@@ -128,23 +128,23 @@ class HostVectorEnv:
         with np.errstate(over="ignore"):  # a reward beyond float32 is infinite, and found below
             reward = np.asarray(reward, np.float32)
         valid: Any = self._all
-        if np.count_nonzero(self.spoilt) or not all(map(_all_finite, [reward, *_floats(successor)])):
-            valid = np.isfinite(reward) & _finite_rows(successor) & ~self.spoilt
+        if np.count_nonzero(self.invalid_reset) or not all(map(_all_finite, [reward, *_floats(successor)])):
+            valid = np.isfinite(reward) & _finite_rows(successor) & ~self.invalid_reset
             reward, successor = np.where(valid, reward, 0.0), _zeros_where(~valid, successor)
             terminated, truncated = terminated & valid, truncated | ~valid
         self._returns, self._lengths = self._returns + reward, self._lengths + 1
         if self.spec.time_limit:
             truncated = truncated | (self._lengths >= self.spec.time_limit)
         info: Any = {**scalars, "episode_return": self._returns, "episode_length": self._lengths}
-        self.spoilt = self._none
+        self.invalid_reset = self._none
         obs, seen = successor, self._all  # type: Any, Any
         done = terminated | truncated
         if np.count_nonzero(done):
             truncated = truncated & ~terminated
             fresh = self._begun(self.vector.reset(done), done)
-            obs = jax.tree.map(lambda new, old: np.where(_like(done, new), new, old), fresh, successor)
+            obs = jax.tree.map(lambda new, old: np.where(_expand_mask(done, new), new, old), fresh, successor)
             self._returns, self._lengths = np.where(done, 0, self._returns), np.where(done, 0, self._lengths)
-            seen = ~self.spoilt
+            seen = ~self.invalid_reset
         return Step(action, (), reward, terminated, truncated, successor, obs, info, valid, seen)
 
     def close(self, kill: bool = False) -> None:
@@ -152,12 +152,12 @@ class HostVectorEnv:
         self.vector.close(kill)
 
 
-def _like(mask: np.ndarray, x: np.ndarray) -> np.ndarray:
+def _expand_mask(mask: np.ndarray, x: np.ndarray) -> np.ndarray:
     return mask.reshape(mask.shape + (1,) * (x.ndim - 1))
 
 
-def _zeros_where(spoilt: np.ndarray, tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: np.where(_like(spoilt, x), np.zeros_like(x), x), tree)
+def _zeros_where(mask: np.ndarray, tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: np.where(_expand_mask(mask, x), np.zeros_like(x), x), tree)
 
 
 def _finite_rows(tree: PyTree) -> Any:
@@ -187,14 +187,14 @@ def gymnasium_env(name: str, /, **kwargs: Any) -> HostEnv:
     """
     from jaxrl.envs.atari import ATARI, atari_env
 
-    gymnasium = require_extra("gymnasium", NEEDS)
+    gymnasium = require_extra("gymnasium", PURPOSE)
     if name.removeprefix(PREFIX).startswith(ATARI):
         return atari_env(name, **kwargs)
-    id_ = check_name(name)
-    return gymnasium_host(id_, partial(gymnasium.make, id_, **whole_where_so(kwargs)), kwargs)
+    id_ = check_gymnasium_id(name)
+    return make_gymnasium_host(id_, partial(gymnasium.make, id_, **floats_to_ints(kwargs)), kwargs)
 
 
-def gymnasium_host(id_: str, make: Callable[..., Any], given: Mapping[str, Any]) -> HostEnv:
+def make_gymnasium_host(id_: str, make: Callable[..., Any], given: Mapping[str, Any]) -> HostEnv:
     """Return the environment of Gymnasium that `make()` makes; `make_env` rebuilds it by the arguments `given`.
 
     Raises:
@@ -218,11 +218,11 @@ def gymnasium_names() -> list[str]:
         return []
 
 
-UNFELT = tuple(f":{name}" for name in ("HumanRendering", "RecordEpisodeStatistics", "RecordVideo"))
+PASSIVE_WRAPPERS = tuple(f":{name}" for name in ("HumanRendering", "RecordEpisodeStatistics", "RecordVideo"))
 """Gymnasium's wrappers that do not change an episode, by the ends of their paths."""
 
 
-def gymnasium_made(env: Any) -> dict[str, Any] | None:
+def gymnasium_settings(env: Any) -> dict[str, Any] | None:
     """Return the arguments with which `make_env` rebuilds a Gymnasium environment, or one of a vector of them.
 
     They are its name and plain numbers only. The result is `None` if another process could not rebuild it from these:
@@ -237,23 +237,23 @@ def gymnasium_made(env: Any) -> dict[str, Any] | None:
     while hasattr(env, "single_action_space") and env is not env.unwrapped:
         wrappers.append(f"{type(env).__module__}:{type(env).__name__}")
         env = env.env
-    if not all(path.startswith("gymnasium.wrappers.") and path.endswith(UNFELT) for path in wrappers):
+    if not all(path.startswith("gymnasium.wrappers.") and path.endswith(PASSIVE_WRAPPERS) for path in wrappers):
         return None
     kwargs = {"max_episode_steps": spec.max_episode_steps, **spec.kwargs}
     as_known = {"max_episode_steps": known.max_episode_steps, **known.kwargs}
     for name in ("render_mode", "num_envs", "vectorization_mode", "vector_kwargs"):
         kwargs.pop(name, None)
-    other = {name: x for name, x in kwargs.items() if name not in as_known or not same_plain(x, as_known[name])}
+    other = {name: x for name, x in kwargs.items() if name not in as_known or not is_same_value(x, as_known[name])}
     numbers = all(isinstance(x, int | float) for x in other.values())
     return {"env": PREFIX + spec.id, "env_args": other} if numbers else None
 
 
-def same_plain(a: Any, b: Any) -> bool:
+def is_same_value(a: Any, b: Any) -> bool:
     """Return whether two values are the same number or string, or both `None`."""
     return isinstance(a, int | float | str | None) and type(a) is type(b) and a == b
 
 
-def whole_where_so(numbers: Mapping[str, Any]) -> dict[str, Any]:
+def floats_to_ints(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Return parameters with whole numbers as integers; the command line passes all numbers as floats."""
     return {key: int(x) if isinstance(x, float) and x.is_integer() else x for key, x in numbers.items()}
 
@@ -264,33 +264,33 @@ def gymnasium_envs(spec: EnvSpec, make: Callable[[], Any]) -> HostEnv:
     return HostEnv(spec, partial(_Gymnasium, make, spec))
 
 
-def _checked(make: Callable[[], Any]) -> Any:
+def _make_checked(make: Callable[[], Any]) -> Any:
     """Make an environment whose steps are refused where they are none, and whose `info` holds numbers alone.
 
     A vector of Gymnasium takes "5" for a reward and None for an end, and stumbles over what is no number in `info`.
     """
-    gymnasium, env = require_extra("gymnasium", NEEDS), make()
+    gymnasium, env = require_extra("gymnasium", PURPOSE), make()
     name = type(env.unwrapped).__name__
 
     class Checked(gymnasium.Wrapper):  # type: ignore[name-defined]
         def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
             obs, info = self.env.reset(**options)
-            return obs, numbers_in(info)
+            return obs, scalar_info(info)
 
         def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
             obs, reward, terminated, truncated, info = self.env.step(action)
-            if not (is_number(reward) or _is_one(reward, "biuf")):
+            if not (is_number(reward) or _is_single_number(reward, "biuf")):
                 raise SettingsError(f"{name}.step returned the reward {short_repr(reward)}; expected a number")
             for word, flag in (("terminated", terminated), ("truncated", truncated)):
-                if not (isinstance(flag, bool | np.bool_) or (_is_one(flag, "biu") and flag in (0, 1))):
+                if not (isinstance(flag, bool | np.bool_) or (_is_single_number(flag, "biu") and flag in (0, 1))):
                     raise SettingsError(f"{name}.step returned {word} {short_repr(flag)}; expected True or False")
             reward, ends = np.asarray(reward).item(), [bool(flag) for flag in (terminated, truncated)]
-            return obs, reward, *ends, numbers_in(info)
+            return obs, reward, *ends, scalar_info(info)
 
     return Checked(env)
 
 
-def _is_one(value: Any, kinds: str) -> bool:
+def _is_single_number(value: Any, kinds: str) -> bool:
     """Return whether `value` is or holds one number, as an array of one entry does."""
     if isinstance(value, str | bytes | None):
         return False
@@ -300,14 +300,14 @@ def _is_one(value: Any, kinds: str) -> bool:
 
 class _Gymnasium:
     def __init__(self, make: Callable[[], Any], spec: EnvSpec, num_envs: int, seed: int, processes: bool) -> None:
-        gymnasium = require_extra("gymnasium", NEEDS)
+        gymnasium = require_extra("gymnasium", PURPOSE)
         vector = gymnasium.vector
         mode = {"autoreset_mode": vector.AutoresetMode.DISABLED}
         # Spawned, because a fork of a process in which JAX runs threads may hang.
         self._env = (
-            vector.AsyncVectorEnv([EnvMaker(partial(_checked, make))] * num_envs, context="spawn", **mode)
+            vector.AsyncVectorEnv([EnvMaker(partial(_make_checked, make))] * num_envs, context="spawn", **mode)
             if processes
-            else vector.SyncVectorEnv([partial(_checked, make)] * num_envs, **mode)
+            else vector.SyncVectorEnv([partial(_make_checked, make)] * num_envs, **mode)
         )
         self._seed: int | None = seed
         self._killing = threading.Lock()
@@ -317,13 +317,13 @@ class _Gymnasium:
         options = None if which is None else {"reset_mask": which}
         seed, self._seed = self._seed, None
         obs = self._ask(partial(self._env.reset, seed=seed, options=options))[0]
-        return like_spec(self._name, self._space, obs)
+        return convert_obs(self._name, self._space, obs)
 
-    def step(self, action: PyTree) -> Stepped:
-        actions = to_host(self._env.single_action_space, action)
+    def step(self, action: PyTree) -> HostStep:
+        actions = convert_action(self._env.single_action_space, action)
         obs, reward, terminated, truncated, info = self._ask(partial(self._env.step, actions))
-        scalars = scalars_in(info, self._env.num_envs)
-        return Stepped(like_spec(self._name, self._space, obs), reward, terminated, truncated, scalars)
+        scalars = vector_scalars(info, self._env.num_envs)
+        return HostStep(convert_obs(self._name, self._space, obs), reward, terminated, truncated, scalars)
 
     def close(self, kill: bool = False) -> None:
         if kill:
@@ -349,12 +349,12 @@ class _Gymnasium:
                 if process.is_alive():
                     os.kill(process.pid, END)
             for process in processes:
-                process.join(ENDING_S)
+                process.join(TERMINATION_TIMEOUT_S)
                 process.kill()  # one that has stopped does not hear of its end
                 process.join()
 
 
-def like_spec(name: str, space: Space, obs: PyTree) -> PyTree:
+def convert_obs(name: str, space: Space, obs: PyTree) -> PyTree:
     """Return observations `[N, ...]` of environment `name` with the containers, dtypes and shapes of `space`.
 
     Whole numbers then count from 0. Images may have their channels first or last.
@@ -363,13 +363,13 @@ def like_spec(name: str, space: Space, obs: PyTree) -> PyTree:
       SettingsError: whole numbers that the dtype of `space` does not hold.
     """
     if isinstance(obs, np.ndarray) and is_leaf(space):
-        return _like_leaf(name, space, obs)
+        return _convert_leaf(name, space, obs)
     flat = jax.tree.leaves(obs if not isinstance(obs, dict) else dict(obs))
     like, treedef = jax.tree.flatten(space, is_leaf=is_leaf)
-    return jax.tree.unflatten(treedef, [_like_leaf(name, s, x) for s, x in zip(like, flat, strict=True)])
+    return jax.tree.unflatten(treedef, [_convert_leaf(name, s, x) for s, x in zip(like, flat, strict=True)])
 
 
-def _like_leaf(name: str, space: Box | Discrete | MultiDiscrete, x: Any) -> np.ndarray:
+def _convert_leaf(name: str, space: Box | Discrete | MultiDiscrete, x: Any) -> np.ndarray:
     array = to_dtype(f"an observation of {name}", np.asarray(x), space.dtype)
     if not isinstance(space, Box) and np.any(space.start):
         array = array - np.asarray(space.start, array.dtype)
@@ -412,10 +412,10 @@ class _Jax:
             self._state = state if which is None else self._mix(which, state, self._state)
         return jax.tree.map(np.asarray, obs)
 
-    def step(self, action: PyTree) -> Stepped:
+    def step(self, action: PyTree) -> HostStep:
         with jax.default_device(self._device):
             self._state, out = self._step(self._state, action, self._next_key())
-        return Stepped(*jax.tree.map(np.asarray, out))
+        return HostStep(*jax.tree.map(np.asarray, out))
 
     def close(self, kill: bool = False) -> None:
         self._state = None
@@ -448,20 +448,20 @@ def gymnasium_spec(env: Any) -> EnvSpec:
     return EnvSpec(name, to_channels_last(convert_space(name, observations)), convert_space(name, actions))
 
 
-def to_host(space: Any, action: PyTree) -> PyTree:
+def convert_action(space: Any, action: PyTree) -> PyTree:
     """Return actions `[N, ...]`, counted from 0, as Gymnasium's space of single actions counts them."""
     kind = type(space).__name__
     if kind == "Dict":
-        return {key: to_host(part, action[key]) for key, part in space.spaces.items()}
+        return {key: convert_action(part, action[key]) for key, part in space.spaces.items()}
     if kind == "Tuple":
-        return tuple(to_host(part, x) for part, x in zip(space.spaces, action, strict=True))
+        return tuple(convert_action(part, x) for part, x in zip(space.spaces, action, strict=True))
     array = np.asarray(action)
     return array + space.start if kind in ("Discrete", "MultiDiscrete") else array.astype(space.dtype)
 
 
-def check_name(name: str) -> str:
+def check_gymnasium_id(name: str) -> str:
     """Return the Gymnasium id in `name`, which begins with `PREFIX`; raise `SettingsError` with the nearest names."""
-    registry = require_extra("gymnasium", NEEDS).registry
+    registry = require_extra("gymnasium", PURPOSE).registry
     id_ = name.removeprefix(PREFIX)
     module, colon, rest = id_.rpartition(":")
     if colon and module not in sys.modules:

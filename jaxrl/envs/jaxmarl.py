@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.base import Env, TimeStep, mean_reward
-from jaxrl.envs.suites import KEY, as_kinds, boxes_of, check_id, check_whole
+from jaxrl.envs.suites import KEY, check_id, check_int, convert_params, make_boxes
 from jaxrl.errors import SettingsError, error_text, require_extra
 from jaxrl.masks import MASK
 from jaxrl.spaces import Box, Discrete, EnvSpec, Space
@@ -65,27 +65,27 @@ def jaxmarl_env(name: str, *, time_limit: Any = None, **params: Any) -> Env:
         from jaxmarl import registration
     id_ = check_id(PREFIX, name, registration.registered_envs)
     name, given = PREFIX + id_, {**params, **({} if time_limit is None else {"time_limit": time_limit})}
-    kind = _kind(name, id_)
-    env = _made(registration.make, name, id_, params)
-    own = _own_limit(env, kind)
-    limit = own if time_limit is None else check_whole(f"{name}: time_limit", time_limit)
+    kind = _get_kind(name, id_)
+    env = _make(registration.make, name, id_, params)
+    own = _suite_limit(env, kind)
+    limit = own if time_limit is None else check_int(f"{name}: time_limit", time_limit)
     if own is not None and not (kind.timed or kind.rounds):
         env.max_steps = NEVER
     reset, step = partial(_reset, env, kind), partial(_step, env, kind, own)
     _, obs = jax.eval_shape(reset, KEY)
-    actions = _actions(env)
+    actions = _action_space(env)
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), obs)
     return Env(
-        EnvSpec(name, boxes_of(one), actions, limit),
+        EnvSpec(name, make_boxes(one), actions, limit),
         reset,
         step,
         settings={"env": name, "env_args": given},
         agents=env.num_agents,
-        score=_team if kind.team else mean_reward,
+        score=_team_score if kind.team else mean_reward,
     )
 
 
-def _kind(name: str, id_: str) -> Kind:
+def _get_kind(name: str, id_: str) -> Kind:
     """Return what is known of an environment; raise `SettingsError` if its agents cannot share a policy."""
     if id_ not in KINDS:
         raise SettingsError(
@@ -95,31 +95,31 @@ def _kind(name: str, id_: str) -> Kind:
     return KINDS[id_]
 
 
-def _made(make: Any, name: str, id_: str, params: Mapping[str, Any]) -> Any:
+def _make(make: Any, name: str, id_: str, params: Mapping[str, Any]) -> Any:
     """Make the suite's environment with `params`, each checked by the constructors that take it."""
     env = make(id_)
     if not params:
         return env
-    kinds = {word: kind for ancestor in type(env).__mro__[:-1] for word, kind in _numbers(ancestor).items()}
-    checked = as_kinds(name, params, kinds)
+    kinds = {word: kind for ancestor in type(env).__mro__[:-1] for word, kind in _numeric_params(ancestor).items()}
+    checked = convert_params(name, params, kinds)
     try:
         return make(id_, **checked)
     except (AssertionError, TypeError, ValueError) as error:
         raise SettingsError(f"{name} cannot be made with {dict(params)}: {error_text(error)}") from error
 
 
-def _numbers(maker: type) -> dict[str, type]:
+def _numeric_params(maker: type) -> dict[str, type]:
     """Return the parameters of a constructor whose defaults are numbers or flags, each with its type."""
     found = inspect.signature(maker).parameters.values()
     return {p.name: type(p.default) for p in found if isinstance(p.default, bool | int | float)}
 
 
-def _own_limit(env: Any, kind: Kind) -> int | None:
+def _suite_limit(env: Any, kind: Kind) -> int | None:
     """Return after how many steps the suite ends an episode, `None` for those that last as long as they do."""
     return env.num_inner_steps * env.num_outer_steps if kind.rounds else getattr(env, "max_steps", None)
 
 
-def _actions(env: Any) -> Space:
+def _action_space(env: Any) -> Space:
     space = env.action_space(env.agents[0])
     choices = getattr(space, "n", None)
     if choices is not None:
@@ -127,22 +127,22 @@ def _actions(env: Any) -> Space:
     return Box(np.asarray(space.low), np.asarray(space.high), space.shape)  # type: ignore[arg-type]
 
 
-def _stacked(env: Any, values: Mapping[str, PyTree]) -> Any:
+def _stack_agents(env: Any, values: Mapping[str, PyTree]) -> Any:
     """Return what is told of each agent by its name as one tree, `[A, ...]`."""
     return jax.tree.map(lambda *x: jnp.stack(x), *(values[agent] for agent in env.agents))
 
 
-def _seen(env: Any, kind: Kind, state: PyTree, obs: Mapping[str, PyTree]) -> PyTree:
-    seen = _stacked(env, obs)
+def _convert_obs(env: Any, kind: Kind, state: PyTree, obs: Mapping[str, PyTree]) -> PyTree:
+    seen = _stack_agents(env, obs)
     if kind.masked is None:
         return seen
     legal = getattr(env, kind.masked)(state)
-    return {"observation": seen, MASK: _stacked(env, legal).astype(bool)}
+    return {"observation": seen, MASK: _stack_agents(env, legal).astype(bool)}
 
 
 def _reset(env: Any, kind: Kind, key: Key) -> tuple[PyTree, PyTree]:
     obs, state = env.reset(key)
-    return state, _seen(env, kind, state, obs)
+    return state, _convert_obs(env, kind, state, obs)
 
 
 def _step(env: Any, kind: Kind, limit: int | None, state: Any, action: Array, key: Key) -> tuple[PyTree, TimeStep]:
@@ -151,12 +151,12 @@ def _step(env: Any, kind: Kind, limit: int | None, state: Any, action: Array, ke
     after = jax.tree.map(lambda x, like: jnp.asarray(x, jnp.asarray(like).dtype), after, state)
     over = jnp.asarray(dones["__all__"], bool)
     late = over if kind.rounds else over & (after.step >= limit) if kind.timed else jnp.zeros((), bool)
-    ended = (_stacked(env, dones).astype(bool) | over) & ~late
-    reward = _stacked(env, rewards).astype(jnp.float32)
+    ended = (_stack_agents(env, dones).astype(bool) | over) & ~late
+    reward = _stack_agents(env, rewards).astype(jnp.float32)
     values = {word: jnp.asarray(x, jnp.float32) for word, x in info.items() if not isinstance(x, Mapping)}
-    return after, TimeStep(_seen(env, kind, after, obs), reward, ended, late, values)
+    return after, TimeStep(_convert_obs(env, kind, after, obs), reward, ended, late, values)
 
 
-def _team(reward: Array, alive: Array) -> Array:
+def _team_score(reward: Array, alive: Array) -> Array:
     """Return the mean reward of those that live."""
     return reward.sum() / jnp.maximum(alive.sum(), 1)

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxrl.envs.base import Env, RenderFn, TimeStep
 from jaxrl.envs.randomise import randomise
-from jaxrl.envs.suites import KEY, boxes_of, copy_containers, stored
+from jaxrl.envs.suites import KEY, cast_like, copy_containers, make_boxes
 from jaxrl.errors import SettingsError, error_text
 from jaxrl.spaces import Box, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
@@ -36,30 +36,30 @@ def physics_env(
       repeat: steps of the suite for which an action is repeated; their rewards are added.
     """
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), jax.eval_shape(env.reset, KEY))
-    spec = EnvSpec(name, boxes_of(like.obs), Box(-1.0, 1.0, (env.action_size,)), -(-limit // repeat))
+    spec = EnvSpec(name, make_boxes(like.obs), Box(-1.0, 1.0, (env.action_size,)), -(-limit // repeat))
     return Env(spec, partial(_reset, env, like), partial(_step, env, like, repeat), render, settings)
 
 
 def _reset(env: Any, like: PyTree, key: Key) -> tuple[PyTree, PyTree]:
     first = env.reset(key)
-    return stored(first, like), stored(first.obs, like.obs)
+    return cast_like(first, like), cast_like(first.obs, like.obs)
 
 
 def _step(env: Any, like: PyTree, repeat: int, state: Any, action: Array, key: Key) -> tuple[PyTree, TimeStep]:
     del key  # the state has its own
     if repeat == 1:
-        state = _advance(env, like, state, action)
+        state = _suite_step(env, like, state, action)
         reward, done = state.reward, state.done > 0
     else:
-        body = lambda carry, _: ((after := _advance(env, like, carry, action)), (after.reward, after.done))
+        body = lambda carry, _: ((after := _suite_step(env, like, carry, action)), (after.reward, after.done))
         state, (rewards, dones) = jax.lax.scan(body, state, None, repeat)
         reward, done = rewards.sum(), (dones > 0).any()
     info = {word: value for word, value in state.metrics.items() if value.ndim == 0}
     return state, TimeStep(state.obs, reward, done, False, info)
 
 
-def _advance(env: Any, like: PyTree, state: Any, action: Array) -> Any:
-    return stored(env.step(copy_containers(state), action), like)
+def _suite_step(env: Any, like: PyTree, state: Any, action: Array) -> Any:
+    return cast_like(env.step(copy_containers(state), action), like)
 
 
 # --- a model for each episode -----------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ Randomiser = Callable[[Any, Key], tuple[Any, Any]]
 """Playground's form: `(model, keys [B]) -> (models, axes)`, where what varies has the axis 0 and begins with `[B]`."""
 
 
-class Modelled(NamedTuple):
+class ModelState(NamedTuple):
     """The state of an environment whose episodes have models of their own."""
 
     env: PyTree
@@ -76,7 +76,7 @@ class Modelled(NamedTuple):
     """What differs in this episode from the suite's model, in the order of its leaves."""
 
 
-def with_models(made: Env, env: Any, randomiser: Randomiser, share: Any) -> Env:
+def randomise_models(made: Env, env: Any, randomiser: Randomiser, share: Any) -> Env:
     """Give each episode of `made`, which is the suite's `env`, a model of its own.
 
     It lies the `share`, a number or a schedule, of the way from the suite's model to one that `randomiser` draws: 0 is
@@ -84,7 +84,7 @@ def with_models(made: Env, env: Any, randomiser: Randomiser, share: Any) -> Env:
     """
     model = env.mjx_model
     leaves, treedef = jax.tree.flatten(model, is_leaf=_is_none)
-    places = _varied(randomiser, model)
+    places = _find_varied_leaves(randomiser, model)
 
     def swapped(parts: tuple[Array, ...]) -> Any:
         other, given = copy.copy(env), dict(zip(places, parts, strict=True))  # another thread may trace `env` itself
@@ -92,16 +92,16 @@ def with_models(made: Env, env: Any, randomiser: Randomiser, share: Any) -> Env:
         return other
 
     def reset(key: Key, parts: tuple[Array, ...]) -> tuple[PyTree, PyTree]:
-        state, obs = _bound(made.reset, swapped(parts))(key)
-        return Modelled(state, parts), obs
+        state, obs = _bind_env(made.reset, swapped(parts))(key)
+        return ModelState(state, parts), obs
 
-    def step(state: Modelled, action: Array, key: Key) -> tuple[Modelled, TimeStep]:
-        after, out = _bound(made.step, swapped(state.model))(state.env, action, key)
-        return Modelled(after, state.model), out
+    def step(state: ModelState, action: Array, key: Key) -> tuple[ModelState, TimeStep]:
+        after, out = _bind_env(made.step, swapped(state.model))(state.env, action, key)
+        return ModelState(after, state.model), out
 
     def draw(key: Key, randomise: Any) -> tuple[Array, ...]:
         drawn = jax.tree.leaves(randomiser(model, key[None])[0], is_leaf=_is_none)
-        return tuple(_between(leaves[place], drawn[place][0], randomise) for place in places)
+        return tuple(_interpolate(leaves[place], drawn[place][0], randomise) for place in places)
 
     inner: Any = made.render
     render = None if inner is None else lambda state: inner(state.env)
@@ -109,7 +109,7 @@ def with_models(made: Env, env: Any, randomiser: Randomiser, share: Any) -> Env:
     return randomise(taking, draw, randomise=share)
 
 
-def _varied(randomiser: Randomiser, model: Any) -> list[int]:
+def _find_varied_leaves(randomiser: Randomiser, model: Any) -> list[int]:
     """Return which leaves of the model differ from episode to episode, as `randomiser` says."""
     said: Any = []
 
@@ -129,17 +129,17 @@ def _is_none(x: Any) -> bool:
     return x is None
 
 
-def _between(ours: Array, drawn: Array, share: Any) -> Array:
+def _interpolate(ours: Array, drawn: Array, share: Any) -> Array:
     """Return what lies the `share` of the way from one to the other; whole numbers are those drawn."""
     return drawn + (1 - share) * (ours - drawn) if jnp.issubdtype(drawn.dtype, jnp.inexact) else drawn
 
 
-def _bound(function: Any, env: Any) -> Any:
+def _bind_env(function: Any, env: Any) -> Any:
     """Return the `_reset` or `_step` of an environment with another `env`."""
     return partial(function.func, env, *function.args[1:])
 
 
-def picture(name: str, draw: Any) -> np.ndarray:
+def render_picture(name: str, draw: Any) -> np.ndarray:
     """Return the picture that `draw()` makes with MuJoCo; raise `SettingsError` where it cannot draw."""
     try:
         return np.asarray(draw(), np.uint8)

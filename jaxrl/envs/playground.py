@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from jaxrl.envs.base import Env
-from jaxrl.envs.physics import Randomiser, physics_env, picture, with_models
-from jaxrl.envs.suites import check_id, like_defaults
+from jaxrl.envs.physics import Randomiser, physics_env, randomise_models, render_picture
+from jaxrl.envs.suites import check_id, convert_like_defaults
 from jaxrl.errors import SettingsError, check_between, error_text, require_extra
 from jaxrl.trees import PyTree
 
@@ -40,11 +40,11 @@ def playground_env(name: str, *, randomise: Any = None, randomiser: Randomiser |
     name = PREFIX + id_
     if id_ not in playground.dm_control_suite.ALL_ENVS:
         _check_robots(name)
-    defaults = _flat(registry.get_default_config(id_).to_dict())
-    given = like_defaults(name, params, defaults)
+    defaults = _flatten_config(registry.get_default_config(id_).to_dict())
+    given = convert_like_defaults(name, params, defaults)
     jax_unless_asked = {"impl": "jax"} if "impl" in defaults else {}
-    share = _share(name, randomise, randomiser)
-    draws = randomiser if share is None else randomiser or _randomiser(name, registry.get_domain_randomizer, id_)
+    share = _get_share(name, randomise, randomiser)
+    draws = randomiser if share is None else randomiser or _get_randomiser(name, registry.get_domain_randomizer, id_)
     plain = randomiser is None and not callable(share)
     args = dict(params) if share is None else {**params, "randomise": share}
     try:
@@ -54,13 +54,13 @@ def playground_env(name: str, *, randomise: Any = None, randomiser: Randomiser |
         config, settings = env._config, {"env": name, "env_args": args}
         render = partial(_render, name, playground.render_array, env)
         made = physics_env(name, env, config.episode_length, settings, render, config.get("action_repeat", 1))
-        varied = made if share is None or draws is None else with_models(made, env, draws, share)
+        varied = made if share is None or draws is None else randomise_models(made, env, draws, share)
     except Exception as error:
         raise SettingsError(f"Playground cannot make {id_}: {error_text(error)}") from error
     return varied._replace(settings=settings if plain else None)
 
 
-def _share(name: str, randomise: Any, randomiser: Randomiser | None) -> Any:
+def _get_share(name: str, randomise: Any, randomiser: Randomiser | None) -> Any:
     """Return how much of the way to the model that is drawn episodes go, or `None` if all have the task's own."""
     given = randomiser is not None if randomise is None else randomise
     if isinstance(given, bool):
@@ -68,7 +68,7 @@ def _share(name: str, randomise: Any, randomiser: Randomiser | None) -> Any:
     return given if callable(given) else float(check_between(f"{name}: randomise", given, 0.0, 1.0))
 
 
-def _randomiser(name: str, get: Any, id_: str) -> Randomiser:
+def _get_randomiser(name: str, get: Any, id_: str) -> Randomiser:
     """Return Playground's own randomiser of a task; raise `SettingsError` if it has none."""
     with contextlib.redirect_stdout(io.StringIO()):  # on which it says so
         found: Randomiser | None = get(id_)
@@ -80,11 +80,11 @@ def _randomiser(name: str, get: Any, id_: str) -> Randomiser:
     return found
 
 
-def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+def _flatten_config(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """Return the entries of a nested configuration by their names with dots."""
     flat: dict[str, Any] = {}
     for word, value in config.items():
-        flat.update(_flat(value, f"{above}{word}.") if isinstance(value, Mapping) else {above + word: value})
+        flat.update(_flatten_config(value, f"{above}{word}.") if isinstance(value, Mapping) else {above + word: value})
     return flat
 
 
@@ -100,4 +100,4 @@ def _check_robots(name: str) -> None:
 
 
 def _render(name: str, render_array: Any, env: Any, state: PyTree) -> np.ndarray:
-    return picture(name, partial(render_array, env.mj_model, state))
+    return render_picture(name, partial(render_array, env.mj_model, state))

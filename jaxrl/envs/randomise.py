@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl.envs.base import Env, TimeStep, last_values
+from jaxrl.envs.base import Env, TimeStep, final_values
 from jaxrl.errors import SettingsError
 from jaxrl.trees import Key, PyTree
 
@@ -38,27 +38,27 @@ def randomise(env: Env, draw: Callable[..., PyTree], **values: Any) -> Env:
     """
     if env.values:
         raise SettingsError(f"{env.spec.name} draws parameters already; draw all of them at once")
-    for name, value in last_values(values).items():
+    for name, value in final_values(values).items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise SettingsError(f"randomise: {name} is {value!r}; expected a finite number or a schedule of numbers")
     begin: Any = env.reset
 
     def reset(key: Key, given: Mapping[str, Any] | None = None) -> tuple[PyTree, PyTree]:
         mine, own = jax.random.split(key)
-        params = draw(mine, **(last_values(values) if given is None else given))
+        params = draw(mine, **(final_values(values) if given is None else given))
         state, obs = begin(own, params)
         return Randomised(state, jax.tree.map(jnp.asarray, params)), obs
 
     def step(state: Randomised, action: PyTree, key: Key) -> tuple[PyTree, TimeStep]:
         after, out = env.step(state.env, action, key)
-        return Randomised(after, state.params), out._replace(info={**out.info, **_told(state.params)})
+        return Randomised(after, state.params), out._replace(info={**out.info, **_param_scalars(state.params)})
 
     render = env.render
     draws = None if render is None else lambda state: render(state.env)
     return env._replace(reset=reset, step=step, render=draws, settings=None, values=dict(values))
 
 
-def _told(params: PyTree) -> dict[str, Any]:
+def _param_scalars(params: PyTree) -> dict[str, Any]:
     paths, _ = jax.tree_util.tree_flatten_with_path(params)
     scalars = [(jax.tree_util.keystr(path, simple=True, separator="/"), x) for path, x in paths if jnp.ndim(x) == 0]
     return {f"params/{name}" if name else "params": x for name, x in scalars}

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import PREFIX, HostEnv, gymnasium_names
-from jaxrl.envs.wrappers import wrapped, wrappers_in
+from jaxrl.envs.wrappers import apply_wrappers, parse_wrappers
 from jaxrl.errors import SettingsError, close_matches, suggest
 from jaxrl.registry import SUITES, import_name, join_names, split_suite
 
@@ -25,7 +25,7 @@ def register_env(name: str, factory: EnvFactory) -> None:
     _REGISTERED[name] = factory
 
 
-def registered() -> Mapping[str, EnvFactory]:
+def registered_envs() -> Mapping[str, EnvFactory]:
     """Return what `register_env` made known."""
     return _REGISTERED
 
@@ -41,17 +41,17 @@ def make_env(name: str, *, wrap: str | Sequence[str] = (), **params: Any) -> Any
     Raises:
       SettingsError: the name (with the nearest known ones), a parameter or a wrapper is unknown.
     """
-    env = _made(name, params)
+    env = _make(name, params)
     if not wrap:
         return env
     if isinstance(env, HostEnv):
         raise SettingsError(f"{name} is stepped on the host; wrap it by Gymnasium's own wrappers in Python")
-    names = wrappers_in(wrap)
+    names = parse_wrappers(wrap)
     given = env.settings and {**env.settings, "env_args": {**env.settings["env_args"], "wrap": names}}
-    return wrapped(env, names)._replace(settings=given)
+    return apply_wrappers(env, names)._replace(settings=given)
 
 
-def _made(name: str, params: Mapping[str, Any]) -> Any:
+def _make(name: str, params: Mapping[str, Any]) -> Any:
     if name in _REGISTERED:
         env = _REGISTERED[name](**params)
         return env._replace(settings={"env": name, "env_args": dict(params)})
@@ -60,12 +60,12 @@ def _made(name: str, params: Mapping[str, Any]) -> Any:
         return import_name(*suite)(name, **params)
     from jaxrl.envs import gymnax
 
-    if not gymnax.knows(name):
-        raise SettingsError(f"unknown environment {name!r}; {_meant(name)}")
+    if not gymnax.is_registered(name):
+        raise SettingsError(f"unknown environment {name!r}; {_suggest_env(name)}")
     return gymnax.make(name, **params)
 
 
-def _meant(name: str) -> str:
+def _suggest_env(name: str) -> str:
     """Return a hint at known names that an unknown one may have meant, here or in Gymnasium."""
     prefix, _, rest = name.rpartition(":")
     others = gymnasium_names()
@@ -91,7 +91,7 @@ def _meant(name: str) -> str:
     return f"{suggest(name, env_names())}; --list-envs shows all, and {PREFIX}NAME is one of Gymnasium's"
 
 
-def module_in(name: str) -> str | None:
+def module_to_import(name: str) -> str | None:
     """Return the module that an environment's name asks to import; `None` for a name that asks for none."""
     module, colon, _ = name.removeprefix(PREFIX).rpartition(":")
     named = all(part.isidentifier() for part in module.split("."))
@@ -108,7 +108,7 @@ def env_names() -> list[str]:
 # --- what a run directory may say of an environment ---------------------------------------------------------------
 
 
-def require_plain(env_args: object, source: str) -> Mapping[str, Any]:
+def check_plain_args(env_args: object, source: str) -> Mapping[str, Any]:
     """Return the parameters of an environment that a run directory holds.
 
     Raises:

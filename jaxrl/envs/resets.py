@@ -42,7 +42,7 @@ class Resets(NamedTuple):
     """A source of starts for `N` environments."""
 
     name: str
-    """What `resets_of` makes it from again, such as `pool:64`."""
+    """What `make_resets` makes it from again, such as `pool:64`."""
     init: Callable[..., PyTree]
     """`(key, *values) -> store`: what is held in store; the key is consumed."""
     take: Callable[..., tuple[PyTree, Starts]]
@@ -50,7 +50,7 @@ class Resets(NamedTuple):
     be read. The key is consumed."""
 
 
-def resets_of(name: str, start: StartFn, num_envs: int) -> Resets:
+def make_resets(name: str, start: StartFn, num_envs: int) -> Resets:
     """Return the source that `name` says: `fresh`, `pool[:K]`, `optimistic[:R]`, or `auto`.
 
     `K` is the number of states in a pool (twice the environments, if left out), `R` how many environments share a
@@ -64,9 +64,9 @@ def resets_of(name: str, start: StartFn, num_envs: int) -> Resets:
     kind, _, given = name.partition(":")
     if kind not in KINDS:
         raise SettingsError(f"unknown resets {name!r}; {suggest(kind, KINDS)}")
-    number = _number(name, kind, given)
+    number = _parse_number(name, kind, given)
     if kind == "auto":
-        kind = "fresh" if cheap(start) else "pool"
+        kind = "fresh" if is_cheap(start) else "pool"
     if kind == "fresh":
         return fresh(start, num_envs)
     if kind == "optimistic":
@@ -74,7 +74,7 @@ def resets_of(name: str, start: StartFn, num_envs: int) -> Resets:
     return pool(start, num_envs, 2 * num_envs if number is None else number)
 
 
-def _number(name: str, kind: str, given: str) -> int | None:
+def _parse_number(name: str, kind: str, given: str) -> int | None:
     if not given and not name.endswith(":"):
         return None
     if kind not in ("pool", "optimistic") or not given.isdecimal():
@@ -82,14 +82,14 @@ def _number(name: str, kind: str, given: str) -> int | None:
     return int(given)
 
 
-def note(asked: str, taken: str) -> tuple[str, ...]:
+def resets_note(asked: str, taken: str) -> tuple[str, ...]:
     """Return what to tell a user about where episodes begin: nothing, if it is what was asked for or the usual."""
     if asked != "auto" or taken == "fresh":
         return ()
     return (f"resets {taken}: a reset is dear here, so each is made once and kept until an episode needs it",)
 
 
-def cheap(start: StartFn) -> bool:
+def is_cheap(start: StartFn) -> bool:
     """Return whether a reset is so small and so little work that each step may make one for every environment."""
     one = jax.eval_shape(lambda: jax.random.split(make_key(0), 1))
     if tree_bytes(jax.eval_shape(start, one)) > FRESH_BYTES:

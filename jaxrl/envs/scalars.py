@@ -9,7 +9,7 @@ BOOKKEEPING = ("env_id", "players", "final_obs", "final_info")
 """Entries of EnvPool and Gymnasium that do not tell anything of an episode."""
 
 
-def scalars_in(info: Mapping[str, Any], num_envs: int) -> dict[str, np.ndarray]:
+def vector_scalars(info: Mapping[str, Any], num_envs: int) -> dict[str, np.ndarray]:
     """Return the numbers in the `info` of a vector of environments, float32 `[N]`, NaN where one does not tell it.
 
     Entries in an entry have names with a stroke, such as `episode/l`. Gymnasium says under `_NAME` which environments
@@ -20,14 +20,14 @@ def scalars_in(info: Mapping[str, Any], num_envs: int) -> dict[str, np.ndarray]:
         if name in BOOKKEEPING or (name.startswith("_") and name[1:] in info):
             continue
         if isinstance(value, Mapping):
-            inner = scalars_in(value, num_envs)
-            found |= {f"{name}/{word}": _where(info.get(f"_{name}"), x) for word, x in inner.items()}
+            inner = vector_scalars(value, num_envs)
+            found |= {f"{name}/{word}": _mask_missing(info.get(f"_{name}"), x) for word, x in inner.items()}
         elif getattr(value, "shape", None) == (num_envs,) and np.asarray(value).dtype.kind in "biuf":
-            found[name] = _where(info.get(f"_{name}"), np.asarray(value, np.float32))
+            found[name] = _mask_missing(info.get(f"_{name}"), np.asarray(value, np.float32))
     return found
 
 
-def numbers_in(info: Mapping[str, Any]) -> dict[str, Any]:
+def scalar_info(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers in the `info` of one environment as floats, and those in its entries.
 
     Left out is what a vector of environments could not put beside the numbers of others: anything that is no number,
@@ -36,7 +36,7 @@ def numbers_in(info: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in info.items():
         if isinstance(value, Mapping):
-            found[name] = numbers_in(value)
+            found[name] = scalar_info(value)
         elif is_number(value) and not (isinstance(value, int) and not -(2**63) <= value < 2**63):
             found[name] = float(value)
     return found
@@ -49,11 +49,11 @@ def is_number(value: Any) -> bool:
     return isinstance(value, np.generic | np.ndarray) and value.shape == () and value.dtype.kind in "biuf"
 
 
-def _where(mask: Any, values: np.ndarray) -> np.ndarray:
+def _mask_missing(mask: Any, values: np.ndarray) -> np.ndarray:
     return values if mask is None else np.where(mask, values, np.float32(np.nan))
 
 
-def stacked(steps: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def stack_scalars(steps: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Return scalars `[N]` of several steps as `[T, N]`, NaN at the steps that lack one."""
     names = {name: len(x) for step in steps for name, x in step.items()}
     blank = {name: np.full(size, np.nan, np.float32) for name, size in names.items()}

@@ -22,10 +22,10 @@ def check_id(prefix: str, name: str, known: Iterable[str]) -> str:
     if id_ in known:
         return id_
     near = [prefix + other for other in close_matches(id_, known)]
-    raise SettingsError(f"unknown environment {prefix + id_!r}; {_meant(near) or suggest(id_, known)}")
+    raise SettingsError(f"unknown environment {prefix + id_!r}; {_did_you_mean(near) or suggest(id_, known)}")
 
 
-def _meant(near: Sequence[str]) -> str:
+def _did_you_mean(near: Sequence[str]) -> str:
     return "did you mean " + " or ".join(near) + "?" if near else ""
 
 
@@ -44,13 +44,13 @@ def check_flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def check_whole(name: str, value: Any, least: int = 1) -> int:
+def check_int(name: str, value: Any, least: int = 1) -> int:
     """Return `value`, which comes as a float from the command line, as a whole number of at least `least`."""
     whole = isinstance(value, float) and value.is_integer()
     return check_count(name, int(value) if whole else value, least, np.iinfo(np.int32).max)
 
 
-def plain_params(function: Callable[..., Any]) -> dict[str, Any]:
+def numeric_params(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the parameters of `function` that are numbers or flags, each with its type."""
     kinds = {int: int, float: float, bool: bool, int | None: int, float | None: float}
     found = inspect.signature(function, eval_str=True).parameters
@@ -65,36 +65,36 @@ def _hashable(annotation: Any) -> Any:
     return annotation
 
 
-def as_kinds(name: str, params: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
+def convert_params(name: str, params: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
     """Return `params` of environment `name`, each checked and converted to its type in `kinds`."""
     check_params(name, params, kinds)
-    return {word: _as_kind(f"{name}: {word}", value, kinds[word]) for word, value in params.items()}
+    return {word: _convert_param(f"{name}: {word}", value, kinds[word]) for word, value in params.items()}
 
 
-def _as_kind(name: str, value: Any, kind: type) -> Any:
+def _convert_param(name: str, value: Any, kind: type) -> Any:
     if kind is bool:
         return check_flag(name, value)
     if kind is int:
-        return check_whole(name, value)
+        return check_int(name, value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
         raise SettingsError(f"{name} is {value!r}; expected a finite number")
     return float(value)
 
 
-def like_defaults(name: str, params: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def convert_like_defaults(name: str, params: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return `params` of environment `name`, each checked and converted to the kind of its default.
 
     Numbers, flags, texts and rows of numbers are; other values are returned as they are.
     """
     check_params(name, params, defaults)
-    return {word: _as_default(f"{name}: {word}", value, defaults[word]) for word, value in params.items()}
+    return {word: _convert_like(f"{name}: {word}", value, defaults[word]) for word, value in params.items()}
 
 
-def _as_default(name: str, value: Any, default: Any) -> Any:
+def _convert_like(name: str, value: Any, default: Any) -> Any:
     if isinstance(default, int) and not isinstance(default, bool):
-        return check_whole(name, value, min(1, default))
+        return check_int(name, value, min(1, default))
     if isinstance(default, bool | float):
-        return _as_kind(name, value, type(default))
+        return _convert_param(name, value, type(default))
     if isinstance(default, str) and not isinstance(value, str):
         raise SettingsError(f"{name} is {value!r}; expected a text, such as {default!r}")
     if isinstance(default, tuple) and np.shape(value) != np.shape(default):
@@ -102,7 +102,7 @@ def _as_default(name: str, value: Any, default: Any) -> Any:
     return tuple(value) if isinstance(default, tuple) else value
 
 
-def stored(state: PyTree, like: PyTree) -> Any:
+def cast_like(state: PyTree, like: PyTree) -> Any:
     """Return the state of a suite as states are kept: in the dtypes of a reset's, `like`."""
     return jax.tree.map(lambda x, leaf: x if is_key(leaf) else jnp.asarray(x, leaf.dtype), state, like)
 
@@ -118,13 +118,13 @@ def reads_key(step: Callable[[Any, Any, Any], Any], state: PyTree, action: PyTre
     return any(var is jaxpr.invars[0] for eqn in jaxpr.eqns for var in eqn.invars)
 
 
-def box_of(struct: Any, low: Any = -np.inf, high: Any = np.inf) -> Box:
+def make_box(struct: Any, low: Any = -np.inf, high: Any = np.inf) -> Box:
     """Return the box of arrays of the shape and dtype of `struct`; bounds that do not fit it are left out."""
     low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
     fits = all(bound.ndim == 0 or bound.shape == struct.shape for bound in (low, high))
-    return Box(low, high, struct.shape, struct.dtype) if fits else box_of(struct)
+    return Box(low, high, struct.shape, struct.dtype) if fits else make_box(struct)
 
 
-def boxes_of(structs: PyTree) -> Space:
+def make_boxes(structs: PyTree) -> Space:
     """Return the space of arrays of these shapes and dtypes: flags from 0 to 1, all else without bounds."""
-    return jax.tree.map(lambda x: box_of(x, 0, 1) if x.dtype == bool else box_of(x), structs)
+    return jax.tree.map(lambda x: make_box(x, 0, 1) if x.dtype == bool else make_box(x), structs)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl.envs.agents import of_one_agent
+from jaxrl.envs.agents import require_single_agent
 from jaxrl.envs.base import Env, TimeStep
 from jaxrl.errors import SettingsError, check_between, check_count, suggest
 from jaxrl.parsing import as_int, parse_float
@@ -29,7 +29,7 @@ def action_repeat(env: Env, times: int) -> Env:
     Raises:
       SettingsError: `times` is no positive whole number, or more than the time limit.
     """
-    of_one_agent(env, "action_repeat")
+    require_single_agent(env, "action_repeat")
     check_count("action_repeat", times)
     limit = env.spec.time_limit
     if limit is not None and times > limit:
@@ -37,11 +37,11 @@ def action_repeat(env: Env, times: int) -> Env:
 
     def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, TimeStep]:
         keys = jax.random.split(key, times)
-        begun = _typed(env.step(state, action, keys[0]))
+        begun = _to_typed_arrays(env.step(state, action, keys[0]))
 
         def again(so_far: tuple[PyTree, TimeStep], key: Key) -> tuple[tuple[PyTree, TimeStep], None]:
             state, out = so_far
-            state_after, next_out = _typed(env.step(state, action, key))
+            state_after, next_out = _to_typed_arrays(env.step(state, action, key))
             next_out = next_out._replace(reward=out.reward + next_out.reward)
             return tree_where(jnp.logical_or(out.terminated, out.truncated), so_far, (state_after, next_out)), None
 
@@ -55,7 +55,7 @@ def action_repeat(env: Env, times: int) -> Env:
     )
 
 
-def _typed(result: tuple[PyTree, TimeStep]) -> tuple[PyTree, TimeStep]:
+def _to_typed_arrays(result: tuple[PyTree, TimeStep]) -> tuple[PyTree, TimeStep]:
     """Return a result whose fields are arrays of the types that they are recorded in."""
     state, out = jax.tree.map(lambda x: jnp.asarray(x, jnp.asarray(x).dtype), result)  # none weakly typed
     ends = {name: getattr(out, name).astype(bool) for name in ("terminated", "truncated")}
@@ -80,7 +80,7 @@ def sticky_actions(env: Env, probability: float) -> Env:
     Raises:
       SettingsError: the probability is not between 0 and 1.
     """
-    of_one_agent(env, "sticky_actions")
+    require_single_agent(env, "sticky_actions")
     check_between("sticky_actions", probability, 0, 1)
 
     def reset(key: Key, *values: PyTree) -> tuple[PyTree, PyTree]:
@@ -95,7 +95,7 @@ def sticky_actions(env: Env, probability: float) -> Env:
         after, out = env.step(state.env, taken, step_key)
         return Sticky(after, taken, jnp.ones((), bool)), out
 
-    return _around(env, reset, step, lambda state: state.env)
+    return _wrap(env, reset, step, lambda state: state.env)
 
 
 class Clocked(NamedTuple):
@@ -112,12 +112,12 @@ def time(env: Env) -> Env:
     Raises:
       SettingsError: the environment has no time limit, or shows a `time` already.
     """
-    limit = of_one_agent(env, "time").spec.time_limit
+    limit = require_single_agent(env, "time").spec.time_limit
     if limit is None:
         raise SettingsError(f"{env.spec.name} has no time limit; of no time can the share that is left be shown")
 
     def shown(obs: PyTree, steps: Array) -> PyTree:
-        return _beside(obs, {"time": 1.0 - steps.astype(jnp.float32)[None] / limit})
+        return _add_entries(obs, {"time": 1.0 - steps.astype(jnp.float32)[None] / limit})
 
     def reset(key: Key, *values: PyTree) -> tuple[PyTree, PyTree]:
         state, obs = env.reset(key, *values)
@@ -127,7 +127,7 @@ def time(env: Env) -> Env:
         after, out = env.step(state.env, action, key)
         return Clocked(after, state.steps + 1), out._replace(obs=shown(out.obs, state.steps + 1))
 
-    return _around(env, reset, step, lambda state: state.env, {"time": Box(0.0, 1.0, (1,))})
+    return _wrap(env, reset, step, lambda state: state.env, {"time": Box(0.0, 1.0, (1,))})
 
 
 def previous(env: Env) -> Env:
@@ -139,15 +139,15 @@ def previous(env: Env) -> Env:
     Raises:
       SettingsError: the environment shows them already.
     """
-    action_space = of_one_agent(env, "previous").spec.action_space
-    width = _width(action_space)
+    action_space = require_single_agent(env, "previous").spec.action_space
+    width = _action_width(action_space)
     more: dict[str, Space] = {
         "previous_action": Box(-jnp.inf, jnp.inf, (width,)),
         "previous_reward": Box(-jnp.inf, jnp.inf, (1,)),
     }
 
     def shown(obs: PyTree, action: Array, reward: Array) -> PyTree:
-        return _beside(obs, {"previous_action": action, "previous_reward": reward[None]})
+        return _add_entries(obs, {"previous_action": action, "previous_reward": reward[None]})
 
     def reset(key: Key, *values: PyTree) -> tuple[PyTree, PyTree]:
         state, obs = env.reset(key, *values)
@@ -156,9 +156,9 @@ def previous(env: Env) -> Env:
     def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, TimeStep]:
         after, out = env.step(state, action, key)
         reward = jnp.asarray(out.reward, jnp.float32)
-        return after, out._replace(obs=shown(out.obs, _flat(action_space, action), reward))
+        return after, out._replace(obs=shown(out.obs, _flatten_action(action_space, action), reward))
 
-    return _around(env, reset, step, lambda state: state, more)
+    return _wrap(env, reset, step, lambda state: state, more)
 
 
 def transform_obs(env: Env, function: Callable[[PyTree], PyTree], space: Space) -> Env:
@@ -189,17 +189,15 @@ def transform_reward(env: Env, function: Callable[[PyTree, PyTree, TimeStep], Ar
     return env._replace(step=step, settings=None, goal=None)
 
 
-def _around(
-    env: Env, reset: Any, step: Any, inner: Callable[[Any], PyTree], more: dict[str, Space] | None = None
-) -> Env:
+def _wrap(env: Env, reset: Any, step: Any, inner: Callable[[Any], PyTree], more: dict[str, Space] | None = None) -> Env:
     """Return `env` with other functions, whose state holds that of `env`, and with `more` beside its observation."""
-    spec = env.spec._replace(observation_space=_beside(env.spec.observation_space, more)) if more else env.spec
+    spec = env.spec._replace(observation_space=_add_entries(env.spec.observation_space, more)) if more else env.spec
     render = env.render
     draws = None if render is None else lambda state: render(inner(state))
     return env._replace(spec=spec, reset=reset, step=step, render=draws, settings=None)
 
 
-def _beside(obs: Any, more: dict[str, Any]) -> dict[str, Any]:
+def _add_entries(obs: Any, more: dict[str, Any]) -> dict[str, Any]:
     """Return an observation, or its space, with entries beside it; what was no dict becomes `observation`."""
     held = obs if isinstance(obs, dict) else {"observation": obs}
     if taken := sorted(held.keys() & more.keys()):
@@ -207,7 +205,7 @@ def _beside(obs: Any, more: dict[str, Any]) -> dict[str, Any]:
     return {**held, **more}
 
 
-def _width(space: Space) -> int:
+def _action_width(space: Space) -> int:
     """Return how many numbers an action is shown as."""
     if isinstance(space, Discrete):
         return space.n
@@ -218,7 +216,7 @@ def _width(space: Space) -> int:
     raise SettingsError(f"previous shows actions of one space; expected no {type(space).__name__} of them")
 
 
-def _flat(space: Space, action: PyTree) -> Array:
+def _flatten_action(space: Space, action: PyTree) -> Array:
     """Return an action as `[width]` float32: choices one-hot, numbers as they are."""
     if isinstance(space, Discrete):
         return jax.nn.one_hot(action, space.n, dtype=jnp.float32)
@@ -238,18 +236,18 @@ WRAPPERS: dict[str, tuple[Callable[..., Env], Callable[[str], Any] | None]] = {
 """The wrappers that have names, each with what reads its number, if it takes one."""
 
 
-def wrapped(env: Env, wrap: str | Sequence[str]) -> Env:
+def apply_wrappers(env: Env, wrap: str | Sequence[str]) -> Env:
     """Apply the wrappers that are named, such as `action_repeat:4`, from left to right.
 
     Raises:
       SettingsError: a name is unknown, or its number is missing, too much, or out of bounds.
     """
-    for name in wrappers_in(wrap):
-        env = _by_name(name)(env)
+    for name in parse_wrappers(wrap):
+        env = _parse_wrapper(name)(env)
     return env
 
 
-def wrappers_in(wrap: object) -> list[str]:
+def parse_wrappers(wrap: object) -> list[str]:
     """Return the names of wrappers as a list; raise `SettingsError` if they are no names."""
     names = [wrap] if isinstance(wrap, str) else wrap
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
@@ -257,7 +255,7 @@ def wrappers_in(wrap: object) -> list[str]:
     return list(names)
 
 
-def _by_name(name: str) -> Callable[[Env], Env]:
+def _parse_wrapper(name: str) -> Callable[[Env], Env]:
     kind, colon, given = name.partition(":")
     if kind not in WRAPPERS:
         raise SettingsError(f"unknown wrapper {kind!r}; {suggest(kind, WRAPPERS)}")

@@ -22,7 +22,7 @@ def encode(space: Space, obs: PyTree, torso: str = "auto") -> Any:
     spaces = space_leaves(space)
     parts = [_encode_leaf(s, x) for s, x in zip(spaces, jax.tree.leaves(obs), strict=True)]
     flat = lambda parts: [x.reshape(x.shape[0], -1) for x in parts]
-    if torso == "mlp" or not images_of(space):
+    if torso == "mlp" or not image_leaves(space):
         return jnp.concatenate(flat(parts), axis=-1)
     if isinstance(space, Box):
         return parts[0]
@@ -37,7 +37,7 @@ def space_leaves(space: Space) -> list[Any]:
     return jax.tree.leaves(space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
 
 
-def images_of(space: Space) -> list[Box]:
+def image_leaves(space: Space) -> list[Box]:
     """Return the parts of a space that are images `[H, W, C]` of at least 3 x 3."""
     return [leaf for leaf in space_leaves(space) if is_image(leaf)]
 

@@ -35,12 +35,12 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for width in self.features:
-            x = dense_or_noisy(width, self.noisy, self.orthogonal, self.dtype)(x)
-            x = activated(x, self.activation, self.layer_norm, self.dtype)
+            x = make_dense(width, self.noisy, self.orthogonal, self.dtype)(x)
+            x = activate(x, self.activation, self.layer_norm, self.dtype)
         return x
 
 
-def activated(x: Array, activation: str, layer_norm: bool, dtype: str) -> Array:
+def activate(x: Array, activation: str, layer_norm: bool, dtype: str) -> Array:
     """Apply layer normalisation, if `layer_norm`, and the activation; for use inside a compact module."""
     return ACTIVATIONS[activation](nn.LayerNorm(dtype=DTYPES[dtype])(x) if layer_norm else x)
 
@@ -76,7 +76,7 @@ class NoisyDense(nn.Module):
         return product + cast(jnp.expand_dims(bias + bias_spread * after, tuple(range(x.ndim - 1))))
 
 
-def dense_or_noisy(width: int, noisy: float, orthogonal: bool = False, dtype: str = "float32") -> nn.Module:
+def make_dense(width: int, noisy: float, orthogonal: bool = False, dtype: str = "float32") -> nn.Module:
     """Return a dense layer, or a `NoisyDense` if `noisy` is above 0."""
     return NoisyDense(width, noisy, dtype) if noisy else dense(width, kernel_init(orthogonal), dtype)
 

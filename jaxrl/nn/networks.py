@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from jaxrl.masks import for_policy
 from jaxrl.nn.encode import encode
-from jaxrl.nn.layers import MLP, dense, dense_or_noisy, kernel_init
+from jaxrl.nn.layers import MLP, dense, kernel_init, make_dense
 from jaxrl.nn.recurrent import CORES
-from jaxrl.nn.torsos import Joined, check_torso, convolutions, make_torso, torso_kind
+from jaxrl.nn.torsos import Joined, check_torso, make_convolutions, make_torso, torso_kind
 from jaxrl.spaces import Box
 from jaxrl.trees import Array, PyTree
 
@@ -50,7 +50,7 @@ class QNetwork(nn.Module):
 
     def _head(self, hidden: Array) -> Array:
         shape = (self.atoms,) if self.atoms else ()
-        values = lambda count: dense_or_noisy(count * max(1, self.atoms), self.noisy)(hidden).reshape(
+        values = lambda count: make_dense(count * max(1, self.atoms), self.noisy)(hidden).reshape(
             *hidden.shape[:-1], count, *shape
         )
         advantage = values(self.num_actions)
@@ -104,7 +104,7 @@ class Critic(nn.Module):
         x = encode(self.observation_space, obs, self.torso)
         kind = torso_kind(self.torso, self.observation_space, self.channels)
         if kind != "mlp" and isinstance(self.observation_space, Box):
-            x = convolutions(kind, self.channels, **options)(x)
+            x = make_convolutions(kind, self.channels, **options)(x)
         elif kind != "mlp":
             x = Joined(kind=kind, channels=self.channels, **options)(*x)
         if action is not None:
@@ -176,12 +176,12 @@ class ActorCritic(nn.Module):
 
     def __call__(self, obs: PyTree) -> tuple[Array, Array, PyTree]:
         if self.core == "none":
-            return *self.judge(*self.see(obs)), ()
-        hidden, critic = self.see(obs.obs)
+            return *self.apply_heads(*self.apply_torso(obs)), ()
+        hidden, critic = self.apply_torso(obs.obs)
         memory, hidden = self.cell(obs.memory, hidden)
-        return *self.judge(hidden, hidden if self.critic_space is None else critic), memory
+        return *self.apply_heads(hidden, hidden if self.critic_space is None else critic), memory
 
-    def see(self, obs: PyTree) -> tuple[Array, Array]:
+    def apply_torso(self, obs: PyTree) -> tuple[Array, Array]:
         """Return the torsos' features for policy and value, each `[B, F]`."""
         x = encode(self.observation_space, obs if self.critic_space is None else for_policy(obs), self.torso)
         hidden = self.actor_torso(x).astype(jnp.float32)
@@ -191,12 +191,12 @@ class ActorCritic(nn.Module):
             return hidden, hidden
         return hidden, self.critic_torso(x).astype(jnp.float32)
 
-    def advance(self, memory: PyTree, hidden: Array) -> tuple[PyTree, Array]:
+    def step_core(self, memory: PyTree, hidden: Array) -> tuple[PyTree, Array]:
         """Advance the core by one step `[B, F]`; return the next memory and the features for policy and value."""
         memory, hidden = self.cell(memory, hidden)
         return memory, hidden
 
-    def judge(self, actor: Array, critic: Array) -> tuple[Array, Array]:
+    def apply_heads(self, actor: Array, critic: Array) -> tuple[Array, Array]:
         """Return the outputs of the policy `[B, outputs]` and values `[B]`."""
         if self.critic_space is not None and self._joint:
             critic = jnp.concatenate([actor, critic], axis=-1)

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl.nn.custom import Network
 from jaxrl.nn.encode import encode
 from jaxrl.nn.layers import kernel_init
-from jaxrl.nn.own import Network
 from jaxrl.nn.torsos import make_torso
 from jaxrl.trees import Array, Key, PyTree, tree_where
 from jaxrl.types import RecurrentObs
@@ -19,7 +19,7 @@ from jaxrl.types import RecurrentObs
 CORES = {"gru": nn.GRUCell, "lstm": nn.OptimizedLSTMCell}
 
 
-def no_memory(core: str, features: int) -> PyTree:
+def initial_memory(core: str, features: int) -> PyTree:
     """Return a core's initial memory; `None` for the core `none`."""
     zeros = np.zeros(features, np.float32)
     return {"none": None, "gru": zeros, "lstm": (zeros, zeros)}[core]
@@ -78,20 +78,20 @@ class Recurrent(nn.Module):
         self.cell = CORES[self.core](self.core_features, recurrent_kernel_init=kernel_init(True, 1.0))
 
     def __call__(self, obs: RecurrentObs, *args: Array) -> tuple[Array, PyTree]:
-        memory, hidden = self.cell(obs.memory, self.see(obs.obs))
+        memory, hidden = self.cell(obs.memory, self.apply_torso(obs.obs))
         return self.head(hidden, *args), memory
 
-    def see(self, obs: PyTree) -> Array:
+    def apply_torso(self, obs: PyTree) -> Array:
         """Return the torso's features `[B, F]`."""
         hidden: Array = self.body(encode(self.observation_space, obs, self.torso)).astype(jnp.float32)
         return hidden
 
-    def advance(self, memory: PyTree, hidden: Array) -> PyTree:
+    def step_core(self, memory: PyTree, hidden: Array) -> PyTree:
         """Return the memory after a step with the torso's features `[B, F]`."""
         return self.cell(memory, hidden)[0]
 
 
-class WithMemory(NamedTuple):
+class RecurrentNetwork(NamedTuple):
     """A recurrent network as two functions: what it puts out with a memory that is known, and the memory thereafter."""
 
     core: Network
@@ -106,19 +106,19 @@ class WithMemory(NamedTuple):
         out: Array = self.core.apply(variables, obs, *args)[0]
         return out
 
-    def after(self, variables: PyTree, obs: RecurrentObs, /) -> PyTree:
+    def next_memory(self, variables: PyTree, obs: RecurrentObs, /) -> PyTree:
         """Return the memory after a step, `[B, ...]`."""
         apply = partial(cast(Any, self.core).apply, variables)
-        return apply(obs.memory, apply(obs.obs, method="see"), method="advance")
+        return apply(obs.memory, apply(obs.obs, method="apply_torso"), method="step_core")
 
 
-class EachWithMemory(NamedTuple):
+class RecurrentEnsemble(NamedTuple):
     """`size` equal recurrent networks, each with its own parameters and memory: `[size, B, ...]` of them all.
 
     Memories are `[B, size, ...]`, as what is kept of each of `B` environments.
     """
 
-    member: WithMemory
+    member: RecurrentNetwork
     size: int
 
     def init(self, key: Key, /, obs: RecurrentObs, *args: Any) -> PyTree:
@@ -131,7 +131,7 @@ class EachWithMemory(NamedTuple):
         one = lambda own, memory: self.member.apply(own, RecurrentObs(obs.obs, memory), *args)
         return jax.vmap(one, in_axes=(0, 1))(variables, obs.memory)
 
-    def after(self, variables: PyTree, obs: RecurrentObs, /) -> PyTree:
+    def next_memory(self, variables: PyTree, obs: RecurrentObs, /) -> PyTree:
         """Return the memories of all members after a step, `[B, size, ...]`."""
-        one = lambda own, memory: self.member.after(own, RecurrentObs(obs.obs, memory))
+        one = lambda own, memory: self.member.next_memory(own, RecurrentObs(obs.obs, memory))
         return jax.vmap(one, in_axes=(0, 1), out_axes=1)(variables, obs.memory)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.agents.schedules import follow
-from jaxrl.envs.base import Env, VecEnv, VecEnvState, obs_valid, timed, vectorise
+from jaxrl.envs.base import Env, VecEnv, VecEnvState, apply_schedules, obs_valid, vectorise
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.masks import random_action
 from jaxrl.metrics import Metrics, stats, totals
@@ -141,7 +141,7 @@ def interact(
     act_key, env_key = jax.random.split(key)
     obs = acting.processor.observe(loop.processor)
     action, extras = choose(acting.agent, acting.env.spec, agent, obs, act_key, opt_step, random)
-    env, step = acting.env.step(timed(acting.env, loop.env, opt_step), action, env_key)
+    env, step = acting.env.step(apply_schedules(acting.env, loop.env, opt_step), action, env_key)
     processor, items = acting.processor.process(loop.processor, step._replace(extras=extras))
     return EnvLoopState(env, processor), (items, step_info(step))
 

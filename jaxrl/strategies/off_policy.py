@@ -14,7 +14,7 @@ from jaxrl.buffers.prioritised import prioritised
 from jaxrl.buffers.uniform import uniform
 from jaxrl.envs.base import Env, VecEnvState
 from jaxrl.envs.host import HostEnv
-from jaxrl.envs.resets import note
+from jaxrl.envs.resets import resets_note
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics
 from jaxrl.parsing import as_int
@@ -159,7 +159,7 @@ def off_policy(
         policy=make_policy(acting.agent, acting.processor, env.spec),
         notes=(
             *schedule.notes(buffer._replace(window=ring.window), schedule.rows, warmup),
-            *note(resets, acting.env.resets),
+            *resets_note(resets, acting.env.resets),
             *notes_of_demos(demos, learnt_from.batch_size * shards, buffer.batch_size),
         ),
         settings=settings_of(

@@ -12,7 +12,7 @@ from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.agents.returns import last_steps
 from jaxrl.envs.base import Env, VecEnvState
 from jaxrl.envs.host import HostEnv
-from jaxrl.envs.resets import note
+from jaxrl.envs.resets import resets_note
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.metrics import Metrics, Stat, Total
 from jaxrl.parsing import as_int
@@ -135,7 +135,7 @@ def on_policy(
         opt_steps_per_step=passes.updates,
         env=env,
         policy=make_policy(acting.agent, acting.processor, env.spec),
-        notes=note(resets, vector.resets),
+        notes=resets_note(resets, vector.resets),
         settings=settings_of(
             acting.agent,
             acting.processor,

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 
 from jaxrl.agents.base import Agent
 from jaxrl.agents.schedules import Schedule, read_schedule
-from jaxrl.envs.agents import of_one_agent
+from jaxrl.envs.agents import require_single_agent
 from jaxrl.envs.base import Env, TimeStep, VecEnv, vectorise
 from jaxrl.envs.host import HostEnv, on_host
-from jaxrl.envs.objects import KINDS, kind_of
+from jaxrl.envs.objects import LIBRARIES, library_of
 from jaxrl.errors import SettingsError, check_between, check_count, require_extra
 from jaxrl.metrics import Metrics, Total, stat
 from jaxrl.parsing import as_int
@@ -179,7 +179,7 @@ def stage(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> tupl
             f"actor_restarts is {config.actor_restarts}, but threads die with their process; set actor_engine to "
             "processes or ray, or leave actor_restarts out"
         )
-    host = on_host(of_one_agent(env, "actors")) if isinstance(env, Env) else env
+    host = on_host(require_single_agent(env, "actors")) if isinstance(env, Env) else env
     count = config.actors or 1
     lag, schedule = max_lag if config.max_lag is None else config.max_lag, config.exploration_schedule
     config = replace(config, actors=count, max_lag=lag, exploration_schedule=schedule and str(schedule))
@@ -226,9 +226,9 @@ def require_env(env: object) -> None:
         return
     if isinstance(env, str):
         raise SettingsError(f"env is the name {env!r}; build the environment first, by jaxrl.make_env({env!r})")
-    kind = kind_of(env)
+    kind = library_of(env)
     if kind is not None:
-        raise SettingsError(f"env is {type(env).__name__} of {kind}; give jaxrl.{KINDS[kind].maker}(env) instead")
+        raise SettingsError(f"env is {type(env).__name__} of {kind}; give jaxrl.{LIBRARIES[kind].maker}(env) instead")
     if hasattr(env, "observation_space") and hasattr(env, "step"):
         raise SettingsError(
             f"env is {type(env).__name__} with Gymnasium's interface; give jaxrl.gymnasium_env(NAME) instead, or keep "

@@ -11,8 +11,8 @@ from toys_envs import counting
 from toys_gymnasium import Counting, Frames, Locks, Telling
 
 import jaxrl
-from jaxrl.envs.host import HostEnv, HostVectorEnv, gymnasium_spec, to_host
-from jaxrl.envs.scalars import scalars_in
+from jaxrl.envs.host import HostEnv, HostVectorEnv, convert_action, gymnasium_spec
+from jaxrl.envs.scalars import vector_scalars
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, convert_space, to_channels_last
 from jaxrl.training.policy import GreedyPolicy
@@ -86,7 +86,7 @@ def test_the_numbers_in_info_come_along_where_they_are_told(processes: bool):
 
 def test_what_only_some_environments_tell_is_missing_in_the_others():
     told = {"won": np.array([1, 0]), "_won": np.array([True, False]), "env_id": np.arange(2), "_x": np.array([5, 6])}
-    found = scalars_in(told, 2)
+    found = vector_scalars(told, 2)
     assert found.keys() == {"won", "_x"}
     np.testing.assert_array_equal(found["won"], [1, np.nan])
 
@@ -132,7 +132,7 @@ def test_spaces_of_gymnasium_become_ours_and_actions_go_back_from_their_own_star
         MultiDiscrete((2, 3)),
         MultiDiscrete((2, 2)),
     )
-    back = to_host(both, {"a": np.array([0, 2], np.int32), "b": np.zeros((2, 2), np.float32)})
+    back = convert_action(both, {"a": np.array([0, 2], np.int32), "b": np.zeros((2, 2), np.float32)})
     assert back["a"].tolist() == [2, 4]
     assert back["b"].dtype == np.float64
     with pytest.raises(SettingsError, match=r"environment x has a space Text.*expected Box, Discrete"):

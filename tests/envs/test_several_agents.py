@@ -11,7 +11,7 @@ from toys_several import LIVES, RETURNS, hidden_target, squad
 
 import jaxrl
 from jaxrl.envs import vectorise
-from jaxrl.envs.wrappers import transform_obs, transform_reward, wrapped
+from jaxrl.envs.wrappers import apply_wrappers, transform_obs, transform_reward
 from jaxrl.errors import SettingsError
 from jaxrl.nn import QNetwork
 from jaxrl.strategies.base import iterate
@@ -193,8 +193,8 @@ def test_a_game_is_checked_and_filmed_as_one() -> None:
         (lambda env: vectorise(env, 7), "num_envs is 7, but squad has 3 agents, each .*; set it to 6 or 9"),
         (lambda env: vectorise(env, 2), "num_envs is 2, .*; set it to 3$"),
         (lambda env: vectorise(env._replace(agents=0), 2), "squad: agents is 0; expected a whole number of at least 1"),
-        (lambda env: wrapped(env, "action_repeat:2"), "squad has 3 agents .* action_repeat cannot be"),
-        (lambda env: wrapped(env, "previous"), "squad has 3 agents .* previous cannot be"),
+        (lambda env: apply_wrappers(env, "action_repeat:2"), "squad has 3 agents .* action_repeat cannot be"),
+        (lambda env: apply_wrappers(env, "previous"), "squad has 3 agents .* previous cannot be"),
         (lambda env: gather(env, None, None, None, 10), "squad has 3 agents .* gathering a data set cannot be"),  # type: ignore[arg-type]
         (
             lambda env: jaxrl.on_policy(env, jaxrl.ppo(), actors=jaxrl.ActorsConfig(actors=2)),

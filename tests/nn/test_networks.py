@@ -19,8 +19,8 @@ from jaxrl.nn import (
     PolicyNetwork,
     QNetwork,
     encode,
+    initial_memory,
     make_torso,
-    no_memory,
 )
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, space_zeros
 from jaxrl.types import RecurrentObs
@@ -55,7 +55,7 @@ class Toy(NamedTuple):
 
 
 def toy_of(network, space):
-    obs, memory = space_zeros(space), no_memory(network.core, network.core_features)
+    obs, memory = space_zeros(space), initial_memory(network.core, network.core_features)
     seen = jax.tree.map(lambda x: x[None], obs if memory is None else RecurrentObs(obs, memory))
     init = jax.jit(lambda key: network.init(key, seen))
     shapes, rng = jax.eval_shape(init, KEY), np.random.default_rng(0)
@@ -385,7 +385,7 @@ class Recurrent:
     def __init__(self, core, name):
         config = PPOConfig(core=core, core_features=WIDTH, features=(8, 5))
         spec = EnvSpec("Toy", SPACES[name], Box(-1.0, 1.0, (2,)))
-        head, self.blank = make_head(spec), no_memory(core, WIDTH)
+        head, self.blank = make_head(spec), initial_memory(core, WIDTH)
         network = _network(config, spec, head)
         toy = toy_of(network, SPACES[name])
         self.apply, self.params = toy.apply, toy.drawn
@@ -472,4 +472,4 @@ def test_a_core_stands_behind_one_torso_for_both(core, gates):
 
 @pytest.mark.parametrize(("core", "blank"), [("none", None), ("gru", [0.0] * 3), ("lstm", ([0.0] * 3, [0.0] * 3))])
 def test_a_core_begins_with_zeros(core, blank):
-    assert jax.tree.map(lambda x: x.tolist(), no_memory(core, 3)) == blank
+    assert jax.tree.map(lambda x: x.tolist(), initial_memory(core, 3)) == blank

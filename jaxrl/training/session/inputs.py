@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from jaxrl.envs.base import Env
-from jaxrl.envs.host import gymnasium_made, gymnasium_spec, to_host
-from jaxrl.envs.objects import adopted
+from jaxrl.envs.host import convert_action, gymnasium_settings, gymnasium_spec
+from jaxrl.envs.objects import adapt_object
 from jaxrl.errors import SettingsError, error_text
 from jaxrl.spaces import (
     Box,
@@ -41,7 +41,7 @@ class Outside(NamedTuple):
         """Return actions `[N, ...]` as the environments take them."""
         if self.action_space is None:
             return to_elements(self.spec.action_space, action)
-        return to_host(self.action_space, action)
+        return convert_action(self.action_space, action)
 
 
 def outside(given: Any, num_envs: int) -> Outside:
@@ -53,7 +53,7 @@ def outside(given: Any, num_envs: int) -> Outside:
     """
     if isinstance(given, EnvSpec):
         return Outside(given._replace(observation_space=to_channels_last(given.observation_space)))
-    given = adopted(given) or given
+    given = adapt_object(given) or given
     if isinstance(given, Env):
         return Outside(given.spec, given.settings)
     if not (hasattr(given, "action_space") and hasattr(given, "observation_space")):
@@ -65,7 +65,7 @@ def outside(given: Any, num_envs: int) -> Outside:
         raise SettingsError(f"num_envs is {num_envs}, but the environment is a vector of {given.num_envs}")
     single = getattr(given, "single_action_space", None)
     resets_itself = single is not None and _resets_itself(given)
-    return Outside(gymnasium_spec(given), gymnasium_made(given), single or given.action_space, resets_itself)
+    return Outside(gymnasium_spec(given), gymnasium_settings(given), single or given.action_space, resets_itself)
 
 
 def _resets_itself(vector: Any) -> bool:

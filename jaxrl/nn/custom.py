@@ -34,7 +34,7 @@ class Output(NamedTuple):
     """Allowed shapes, for `ROWS` observations."""
 
 
-def require_network(
+def check_network(
     made: Any, name: str, args: Sequence[PyTree], outputs: Sequence[Output], kept: Collection[str] = ("params",)
 ) -> Network:
     """Return the network `made` after tracing it with `args` `[ROWS, ...]`; nothing is computed.
@@ -49,7 +49,7 @@ def require_network(
     Raises:
       SettingsError: `made` is no network, rejects `args`, has other outputs, or has other variables.
     """
-    network, taken = _require_functions(made, name), _shown(args)
+    network, taken = _require_functions(made, name), _describe(args)
     try:
         variables = jax.eval_shape(network.init, make_key(0), *args)
         _check_variables(variables, name, kept)
@@ -61,9 +61,9 @@ def require_network(
     found = list(out) if isinstance(out, tuple | list) and len(outputs) > 1 else [out]
     while len(found) > len(outputs) and not jax.tree.leaves(found[-1]):
         found.pop()
-    if len(found) != len(outputs) or not all(map(_is_as, found, outputs)):
-        wanted = " and ".join(f"{' or '.join(map(_listed, x.shapes))} float32, {x.what}" for x in outputs)
-        raise SettingsError(f"{name}: called with {taken}, the network puts out {_shown(found)}; expected {wanted}")
+    if len(found) != len(outputs) or not all(map(_matches, found, outputs)):
+        wanted = " and ".join(f"{' or '.join(map(_format_shape, x.shapes))} float32, {x.what}" for x in outputs)
+        raise SettingsError(f"{name}: called with {taken}, the network puts out {_describe(found)}; expected {wanted}")
     return network
 
 
@@ -94,18 +94,18 @@ def _check_variables(variables: Any, name: str, kept: Collection[str]) -> None:
         )
 
 
-def _is_as(found: Any, output: Output) -> bool:
+def _matches(found: Any, output: Output) -> bool:
     return isinstance(found, jax.ShapeDtypeStruct) and found.shape in output.shapes and found.dtype == jnp.float32
 
 
-def _shown(tree: Any) -> str:
+def _describe(tree: Any) -> str:
     """Describe shapes, and dtypes other than float32, in words."""
     leaves = [x if hasattr(x, "shape") else jnp.asarray(x) for x in jax.tree.leaves(tree)]
-    described = [_listed(x.shape) + (f" {x.dtype}" if x.dtype != jnp.float32 else "") for x in leaves]
+    described = [_format_shape(x.shape) + (f" {x.dtype}" if x.dtype != jnp.float32 else "") for x in leaves]
     return " and ".join(described) or "nothing"
 
 
-def _listed(shape: Sequence[int]) -> str:
+def _format_shape(shape: Sequence[int]) -> str:
     return str(list(shape))
 
 
