@@ -22,27 +22,27 @@ from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Batch, SequenceSpec
 
 FANOUT = 8
-"""Children per node. More children mean fewer levels, each a kernel or two, but more numbers to sum per node."""
+"""Children per node. More of them mean fewer levels, each a kernel or two, but longer sums."""
 MIN_PRIORITY, MAX_PRIORITY = 1e-30, 1e28
-"""Bounds of a priority to the power of `alpha`: sums of 2^31 such numbers neither vanish nor overflow."""
+"""Bounds of a priority to the power of `alpha`: sums of 2^31 such numbers neither underflow nor overflow."""
 
 Tree = tuple[Array, ...]
-"""One number per item, then one per group of `FANOUT` items (their sum or minimum), and so on up to a single group."""
+"""Levels, bottom up: a number per item, then the sum or minimum of each group of `FANOUT`, up to a single group."""
 
 
 class PrioritisedState(NamedTuple):
-    """Items and their priorities to the power of `alpha`; 0 for a place that is not written yet."""
+    """Items, and trees of their priorities to the power of `alpha`; 0 for rows not written yet."""
 
     rows: Ring
     sums: Tree
     least: Tree
-    """Minima of the numbers above 0; empty unless weights are normalised over all items."""
+    """Minima, infinity for rows not written yet; empty unless weights are normalised over all items."""
     highest: Array
-    """The highest priority so far, which new items get."""
+    """Float32 scalar, the highest priority so far, assigned to new items."""
 
     @property
     def items(self) -> PyTree:
-        """The items as they were given, leaves `[R, ...]`."""
+        """All items, leaves `[R, ...]`."""
         return self.rows.items
 
 
@@ -70,11 +70,11 @@ def prioritised(
     ends: float = 0.125,
     frames: int = 1,
 ) -> Buffer:
-    """Keep the newest `capacity` items and sample batches of `batch_size` from them, with replacement.
+    """Keep the newest `capacity` items and sample batches of `batch_size` by priority, with replacement.
 
-    An item with `p = (priority + epsilon)^alpha` is drawn with a probability proportional to `p`, exact up to float32's
-    rounding of sums of `FANOUT` numbers. Its weight is `(least p / p)^beta`: the importance weight divided by the
-    largest one. New items get the highest priority so far. The time to push, sample and reprioritise grows with the
+    An item with `p = (priority + epsilon)^alpha` is drawn with a probability proportional to `p`, exact up to float32
+    rounding of sums of `FANOUT` numbers. Its weight is `(min p / p)^beta`, the importance weight divided by the largest
+    one. New items get the highest priority so far. Push, sample and reprioritise take time proportional to the
     logarithm of the capacity to base `FANOUT`.
 
     Args:
@@ -83,7 +83,7 @@ def prioritised(
       alpha: exponent of priorities; 0: uniform sampling.
       beta: exponent of importance weights at the first optimisation step; 1 corrects the bias of sampling fully.
       beta_steps: optimisation steps over which `beta` rises linearly to 1; 0: constant.
-      normalise: whether the least `p` is that of the `batch` or of `all` items.
+      normalise: take the minimum of `p` over the `batch` or over `all` items.
       epsilon: constant added to every priority.
       compact: store observations once, as in `uniform`.
       ends: room for the ends of episodes, as a share of the capacity.
@@ -100,7 +100,7 @@ def prioritised(
     if normalise not in ("batch", "all"):
         raise SettingsError(f"buffer.normalise is {normalise!r}; expected batch or all")
     if alpha > 0 and epsilon == 0:
-        raise SettingsError("buffer.epsilon is 0, so that items of priority 0 would never be seen again; raise it")
+        raise SettingsError("buffer.epsilon is 0, so items of priority 0 would never be sampled again; raise it")
     return _make(_Settings(ring, alpha, beta, beta_steps, normalise == "all", epsilon))
 
 
@@ -121,12 +121,12 @@ def _make(settings: _Settings) -> Buffer:
 
 
 def _shard(settings: _Settings, shards: int) -> Buffer:
-    assert settings.ring.shard is not None  # as of what `uniform` returns
+    assert settings.ring.shard is not None  # true of what `uniform` returns
     return _make(settings._replace(ring=settings.ring.shard(shards)))
 
 
 def _with_priority_fns(settings: _Settings, buffer: Buffer) -> Buffer:
-    """Return `buffer` with the functions that go by priorities under `settings`."""
+    """Return `buffer` with functions that use priorities."""
     return buffer._replace(
         init=partial(_init, settings),
         push=partial(_push, settings),
@@ -136,7 +136,7 @@ def _with_priority_fns(settings: _Settings, buffer: Buffer) -> Buffer:
 
 
 def _as_sequence_buffer(settings: _Settings, buffer: Buffer, window: SequenceSpec, stride: int) -> Buffer:
-    """Return the buffer of sequences; a first row has the priority of its sequence, or 0 until that is whole."""
+    """Return the buffer of sequences; a first row has the priority of its sequence, or 0 until that is complete."""
     assert settings.ring.as_sequence_buffer is not None
     ring = settings.ring.as_sequence_buffer(window, stride)
     sequences = sequence_layout(window, stride, (buffer.settings or {})["capacity"])
@@ -156,10 +156,12 @@ def _push(settings: _Settings, state: PrioritisedState, items: PyTree, pushes: A
     rows = jax.tree.leaves(items)[0].shape[0]
     start = block_start(len(held), rows, pushes)
     new = jnp.broadcast_to(state.highest, (rows,))
+    # Groups that the block touches; a block not aligned to groups touches up to two more than it fills.
     groups = jnp.minimum(start // FANOUT + jnp.arange(rows // FANOUT + 2, dtype=jnp.int32), (len(held) - 1) // FANOUT)
     put = lambda leaves, new: jax.lax.dynamic_update_slice_in_dim(leaves, new, start, axis=0)
     if settings.sequences is not None:
-        # No sequence that starts with one of the new rows is whole, nor any longer those that started where they lie.
+        # No sequence that starts in the new rows is complete yet, and those that started in the overwritten rows are
+        # gone: all get `blank`. `index` are the starts whose sequences this block may complete.
         index, whole = completed_sequences(settings.sequences, len(held), rows, pushes)
         groups = jnp.concatenate([groups, index // FANOUT])
 
@@ -176,29 +178,29 @@ def _push(settings: _Settings, state: PrioritisedState, items: PyTree, pushes: A
 
 def _sample(settings: _Settings, state: PrioritisedState, key: Key, pushes: Array, opt_step: Array) -> Batch:
     # Descend from the top, with a fresh random number for each level. A single number, reduced by the sums passed over,
-    # would be rounded at every level and could end at a neighbour of the right item.
+    # would be rounded at every level and could end at a neighbouring item, even one of priority 0.
     levels = jax.random.uniform(key, (len(state.sums), settings.ring.batch_size), jnp.float32)
     index = jnp.zeros(levels.shape[1:], jnp.int32)
     for numbers, u in zip(reversed(state.sums), levels, strict=True):
         children = numbers.reshape(-1, FANOUT).at[index].get(mode="promise_in_bounds")
         index = index * FANOUT + _choose_child(children, u)
-    own = state.sums[0].at[index].get(mode="promise_in_bounds")
-    least = state.least[-1].min() if settings.over_all else own.min()
-    if shards.is_sharded():  # each draws from its own items, so they are as likely as their share in it
-        whole = state.sums[-1].sum()
-        own, least = own / whole, shards.pmin(least / whole)
+    p = state.sums[0].at[index].get(mode="promise_in_bounds")
+    least = state.least[-1].min() if settings.over_all else p.min()
+    if shards.is_sharded():  # each shard samples its own items, so probabilities are relative to the shard's sum
+        total = state.sums[-1].sum()
+        p, least = p / total, shards.pmin(least / total)
     beta = settings.beta
     if settings.beta_steps:
         beta = optax.linear_schedule(beta, 1.0, settings.beta_steps)(opt_step)
-    return Batch(read_items(state.rows, settings.sequences, index), index, (least / own) ** beta)
+    return Batch(read_items(state.rows, settings.sequences, index), index, (least / p) ** beta)
 
 
 def _choose_child(numbers: Array, u: Array) -> Array:
-    """Choose a place in each row of `[B, FANOUT]` with a probability proportional to its number; never one with 0."""
-    # Running sums added one by one never fall, and stay bitwise the same where a number is 0, so such a place is never
+    """Choose an entry of each row of `[B, FANOUT]` with a probability proportional to it; never one that is 0."""
+    # Running sums added one by one never decrease, and stay bitwise the same at an entry of 0, which is thus never
     # chosen. `cumsum` guarantees neither, and takes ten times as long.
     sums = list(itertools.accumulate(numbers[:, i] for i in range(FANOUT)))
-    # Stays below the last sum: `u` is at most 1 - 2^-23, and a float32 times that is a smaller float32.
+    # Below the last sum: `u` is at most 1 - 2^-23, and a float32 times that is a smaller float32.
     reached = u * sums[-1]
     return sum(((reached >= s).astype(jnp.int32) for s in sums[:-1]), jnp.zeros(u.shape, jnp.int32))
 
@@ -209,9 +211,9 @@ def _reprioritise(settings: _Settings, state: PrioritisedState, index: Array, pr
     new = jnp.where(known, powers, state.sums[0].at[index].get(mode="promise_in_bounds"))
 
     def write(tree: Tree, combine: Callable[..., Array]) -> Tree:
-        # If the batch holds an item more than once, its highest priority counts, on every device alike. The 0 written
-        # first is computed from `new`, so that it waits for the reads of the leaves that `new` needs. Otherwise XLA
-        # would copy all leaves to let this write go ahead.
+        # If the batch holds an item more than once, its highest priority counts: unlike `set`, `max` is deterministic.
+        # The 0 written first is computed from `new`, so that it is ordered after the reads of the leaves that `new`
+        # needs. Otherwise XLA would copy all leaves to let this write go ahead.
         leaves = tree[0].at[index].set(jnp.minimum(new, 0.0)).at[index].max(new)
         return _recompute((leaves, *tree[1:]), index // FANOUT, combine)
 
@@ -226,7 +228,7 @@ def _reprioritise(settings: _Settings, state: PrioritisedState, index: Array, pr
 
 
 def _level_sizes(items: int) -> tuple[int, ...]:
-    """Return the size of each level over `items`, in whole groups, from the items up to a single group."""
+    """Return the size of each level for `items` items, bottom up, each a multiple of `FANOUT`."""
     sizes = [-(-items // FANOUT) * FANOUT]
     while sizes[-1] > FANOUT:
         sizes.append(-(-sizes[-1] // FANOUT**2) * FANOUT)
@@ -238,9 +240,10 @@ def _init_tree(items: int, blank: float) -> Tree:
 
 
 def _recompute(tree: Tree, groups: Array, combine: Callable[..., Array]) -> Tree:
-    """Recompute `combine` over `groups` of the items, then over the groups of these, up to the top.
+    """Recompute `combine` over `groups` of items, then over the groups that contain these, up to the top.
 
-    It always combines all numbers of a group, so that no error builds up. A group named twice is computed twice, alike.
+    A group is recomputed from all its numbers, not by adding differences, so that rounding errors do not accumulate. A
+    group listed twice is computed twice, with the same result.
     """
     levels = [tree[0]]
     for above in tree[1:]:

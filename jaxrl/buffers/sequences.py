@@ -1,8 +1,7 @@
-"""Sequences out of a ring of steps: which there are, and where their steps lie. Nothing is stored twice.
+"""Sequences of steps in a ring: where they start and which rows they consist of. Nothing is stored twice.
 
-A ring holds vector steps one after the other, each of them a row for every environment. So a sequence of one
-environment is every `stride`-th row from its first one on, around the ring's end if need be. It is known by that first
-row.
+A ring holds vector steps one after the other, each with a row per environment. So a sequence of one environment is
+every `stride`-th row from its first row on, wrapping around the end of the ring. It is identified by its first row.
 """
 
 from typing import Any, NamedTuple
@@ -17,20 +16,21 @@ from jaxrl.xla.shuffle import below
 
 
 class SequenceLayout(NamedTuple):
-    """How sequences lie in a ring. They start at vector steps whose place in the ring is a multiple of `interval`."""
+    """Layout of sequences in a ring: they start at vector steps whose index in the ring is a multiple of `interval`."""
 
     length: int
     interval: int
     stride: int
-    """Rows from one step of an environment to its next."""
+    """Rows from one step of an environment to its next: the number of environments."""
 
 
 def sequence_layout(window: SequenceSpec, stride: int, capacity: int) -> SequenceLayout:
-    """Return how the sequences of `window` lie in a ring of at least `capacity` rows.
+    """Return the layout of the sequences of `window` in a ring of at least `capacity` rows.
 
     Raises:
-      SettingsError: the ring would at times hold no whole sequence.
+      SettingsError: the ring would at times hold no complete sequence.
     """
+    # Just after a start has been overwritten, the next one is up to `interval - 1` steps later.
     least = (window.length + window.interval - 1) * stride
     if capacity < least:
         raise SettingsError(
@@ -41,7 +41,7 @@ def sequence_layout(window: SequenceSpec, stride: int, capacity: int) -> Sequenc
 
 
 def sequence_rows(sequences: SequenceLayout, start: Array, held: int) -> Array:
-    """Return the rows of the sequences that start at the rows `start` `[B]` of a ring of `held`, `[B, L]`."""
+    """Return the rows `[B, L]` of the sequences that start at rows `start` `[B]` of a ring of `held` rows."""
     return (start[:, None] + jnp.arange(sequences.length, dtype=jnp.int32)[None] * sequences.stride) % held
 
 
@@ -54,31 +54,32 @@ def read_items(ring: Any, sequences: SequenceLayout | None, index: Array) -> PyT
 
 
 def sample_starts(sequences: SequenceLayout, key: Key, count: int, pushes: Array, rows: int, held: int) -> Array:
-    """Draw the first rows of `count` sequences uniformly, after `pushes` blocks of `rows`; int32. The key is consumed.
+    """Sample the first rows of `count` sequences uniformly, after `pushes` blocks of `rows`; int32.
 
-    A sequence starts with the oldest step at the earliest and ends with the newest at the latest, so it never crosses
-    the place that is written next.
+    A sequence starts at the oldest step or later and ends at the newest or earlier, so it never crosses the place that
+    is written next. The key is consumed.
     """
     steps, blocks, per_push = held // sequences.stride, held // rows, rows // sequences.stride
     oldest = jnp.where(pushes < blocks, 0, pushes % blocks).astype(jnp.int32) * per_push
     last = oldest + jnp.minimum(pushes, blocks).astype(jnp.int32) * per_push - sequences.length
-    # Starts lie between `oldest` and `last`, which may lie one lap further: then a part of them is at the ring's start.
+    # Starts are the multiples of `interval` from `oldest` to `last`. If `last` is beyond the end of the ring, those of
+    # the second part wrap around to its beginning, where multiples are counted anew.
     first = -(-oldest // sequences.interval)
     ahead = jnp.minimum(last, steps - 1) // sequences.interval + 1 - first
     behind = jnp.where(last >= steps, (last - steps) // sequences.interval + 1, 0)
     drawn = below(key, (count,), (ahead + behind) * sequences.stride).astype(jnp.int32)
-    turn, lane = drawn // sequences.stride, drawn % sequences.stride
+    turn, env = drawn // sequences.stride, drawn % sequences.stride
     place = jnp.where(turn < ahead, first + turn, turn - ahead) * sequences.interval
-    return place * sequences.stride + lane
+    return place * sequences.stride + env
 
 
 def completed_sequences(sequences: SequenceLayout, held: int, rows: int, pushes: Array) -> tuple[Array, Array]:
-    """Return the rows `[rows]` whose sequences block number `pushes` (from 0) may complete, and whether it does."""
+    """Return the rows `[rows]` whose sequences push number `pushes` (from 0) may complete, and whether it does."""
     steps, per_push = held // sequences.stride, rows // sequences.stride
     block = (pushes % (held // rows)).astype(jnp.int32) * per_push
     start = block + jnp.arange(per_push, dtype=jnp.int32) - (sequences.length - 1)
     place = start % steps
-    oldest = block + per_push - steps  # what began before it has been overwritten by the same block
+    oldest = block + per_push - steps  # earlier starts have been overwritten by the same block
     whole = ((start >= 0) | (pushes >= held // rows)) & (start >= oldest) & (place % sequences.interval == 0)
     index = place[:, None] * sequences.stride + jnp.arange(sequences.stride, dtype=jnp.int32)[None]
     return index.reshape(-1), jnp.repeat(whole, sequences.stride)

@@ -17,7 +17,7 @@ from jaxrl.xla.packing import Rows, check_items, empty, layout_of
 from jaxrl.xla.shuffle import below
 
 Ring = Rows | CompactRows
-"""Both write blocks and read items; they differ in memory layout."""
+"""The two storages of items; both write blocks and read rows."""
 
 
 def uniform(
@@ -28,17 +28,16 @@ def uniform(
     ends: float = 0.125,
     frames: int = 1,
 ) -> Buffer:
-    """Keep the newest `capacity` items and sample batches of `batch_size` from them uniformly.
+    """Keep the newest `capacity` items and sample batches of `batch_size` uniformly, with replacement.
 
     Items are written in blocks, each one contiguous update, so the capacity is rounded up to whole blocks
     (`buffer.capacity(rows)` returns the result).
 
-    A `compact` buffer samples the same bits, and for large observations takes little more than half the memory. It
-    stores `next_obs` only for the newest items and for those next to an episode's end, `n` per episode for transitions
-    over `n` steps; elsewhere `next_obs` is the `obs` of a later item. There is room for `ends * capacity` items next to
-    an end. Older ones beyond that are no longer learnt from (`weight` 0), unless their episode terminated: then the
-    successor has no value, and `obs` stands in for `next_obs`. Nothing is lost if episodes are longer than `n / ends`
-    steps on average.
+    A `compact` buffer samples the same bits and, for large observations, takes little more than half the memory. It
+    stores `next_obs` only for the newest items and at ends of episodes, `n` per episode for `n`-step transitions;
+    elsewhere `next_obs` is the `obs` of a later item. There is room for `ends * capacity` of them. If more are needed,
+    the oldest are dropped: their items get `weight` 0, unless the episode terminated, in which case the successor has
+    no value and `obs` takes its place. Nothing is dropped if episodes are longer than `n / ends` steps on average.
 
     Args:
       capacity: number of items.
@@ -93,7 +92,7 @@ def _shard(make: Callable[[int, int], Buffer], capacity: int, batch_size: int, s
 def _as_sequence_buffer(buffer: Buffer, capacity: int, frames: int, window: SequenceSpec, stride: int) -> Buffer:
     if frames > 1:
         raise SettingsError(
-            f"buffer.frames is {frames}, but what is stored with each step is also a memory, which is no stack; "
+            f"buffer.frames is {frames}, but steps are stored with a recurrent memory, which is not stacked; "
             "set it to 1"
         )
     sequences = sequence_layout(window, stride, capacity)
@@ -129,12 +128,12 @@ def _push(ring: Ring, items: PyTree, pushes: Array) -> Ring:
 
 
 def block_start(held: int, rows: int, pushes: Array) -> Array:
-    """Return the first of the `rows` places, out of `held`, that push number `pushes` (from 0) fills."""
+    """Return the first row that push number `pushes` (from 0) of `rows` rows writes, in a ring of `held` rows."""
     return jnp.asarray(pushes % (held // rows), jnp.int32) * rows
 
 
 def num_items(ring: Ring, pushes: Array) -> Array:
-    """Return how many items a ring holds after `pushes` blocks, int32."""
+    """Return the number of items in a ring after `pushes` blocks, int32."""
     return jnp.minimum(pushes, len(ring) // ring.block).astype(jnp.int32) * ring.block
 
 
@@ -149,5 +148,5 @@ def _sample_sequences(
 
 
 def read_batch(ring: Ring, index: Array, sequences: SequenceLayout | None = None) -> Batch:
-    """Return the batch of the items at `index` `[B]`, or with `sequences` of the sequences that start there."""
+    """Return the batch of items at `index` `[B]`, or of the sequences that start there, with weight 1."""
     return Batch(read_items(ring, sequences, index), index, jnp.ones(index.shape, jnp.float32))

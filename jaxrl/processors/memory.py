@@ -1,4 +1,4 @@
-"""Carry a recurrent agent's memory from step to step."""
+"""Carry the memory of a recurrent agent from step to step."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,20 +14,20 @@ from jaxrl.types import RecurrentObs, Step, Transition
 
 
 class MemoryState(NamedTuple):
-    """The state of the wrapped processor, and the agent's memory, leaves `[N, ...]`."""
+    """State of the wrapped processor, and the agent's memory, leaves `[N, ...]`."""
 
     inner: PyTree
     memory: PyTree
 
 
 def carry_memory(processor: Processor, memory: PyTree) -> Processor:
-    """Wrap `processor` so that the policy also observes its memory of the episode.
+    """Add the agent's memory to the observations of `processor`.
 
-    The agent returns its memory after a step in `extras["memory"]`. A step's successor is observed with it, also the
-    last one of an episode; the next episode begins with `memory`, given for one environment.
+    The agent returns its next memory in `extras["memory"]`, which becomes part of the successor's observation, also at
+    the end of an episode. The next episode starts with `memory`, the initial one of one environment.
 
     Raises:
-      SettingsError: `processor` makes transitions over several steps, for which the memory in between is not stored.
+      SettingsError: `processor` makes transitions over several steps, whose intermediate memories are not stored.
     """
     if processor.horizon:
         raise SettingsError("processor: an agent with a memory learns from single steps; set processor.n_step to 1")
@@ -37,8 +37,8 @@ def carry_memory(processor: Processor, memory: PyTree) -> Processor:
         observe=lambda state: RecurrentObs(processor.observe(state.inner), state.memory),
         get_stats=lambda state: processor.get_stats(state.inner),
         get_shared_stats=lambda state: processor.for_actors.get_stats(state.inner),
-        with_stats=lambda learnt: carry_memory(processor.freeze(learnt), memory),
-        replay_fns=None,
+        with_stats=lambda stats: carry_memory(processor.freeze(stats), memory),
+        replay_fns=None,  # `processor` is already the one for replay, if replay is used
         apply=processor.apply and partial(_apply, processor.apply),
     )
 

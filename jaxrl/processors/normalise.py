@@ -14,7 +14,7 @@ from jaxrl.tuning import tunable
 from jaxrl.types import Step, Transition
 
 CLIP = 10.0
-"""Normalised observations and rewards are clipped to this many standard deviations."""
+"""Bound of normalised observations and rewards, in standard deviations."""
 EPSILON = 1e-8
 """Constant added to variances."""
 
@@ -26,7 +26,7 @@ class Moments(NamedTuple):
     mean: Array
     squares: Array
     lost: tuple[Array, Array, Array]
-    """What rounding has added to each (Kahan 1965): without it they would stand still from 2^24 entries on."""
+    """Rounding errors of the three (Kahan 1965). Without compensation the sums would stop growing at 2^24 entries."""
 
     @property
     def variance(self) -> Array:
@@ -41,9 +41,9 @@ def init_moments(shape: tuple[int, ...]) -> Moments:
 
 
 def update_moments(moments: Moments, entries: Array, where: Array | None = None) -> Moments:
-    """Merge `entries` `[N, ...]` into `moments` at once; with `where` `[N]`, only the rows where it is true.
+    """Add `entries` `[N, ...]` to `moments` at once; with `where` `[N]`, only the rows where it is true.
 
-    The merge is exact up to rounding (Chan, Golub and LeVeque 1979, equation 2.1), whatever the number of rows.
+    Exact up to rounding for any number of rows (Chan, Golub and LeVeque 1979, equation 2.1).
     """
     entries = jnp.asarray(entries, jnp.float32)
     rows = jnp.ones(entries.shape[0], jnp.float32) if where is None else where.astype(jnp.float32)
@@ -55,18 +55,22 @@ def update_moments(moments: Moments, entries: Array, where: Array | None = None)
 
 
 def merge_moments(moments: Moments, new: Array, mean: Array, squares: Array) -> Moments:
-    """Combine `moments` with those of `new` entries of the given mean and sum of squared deviations."""
-    apart = mean - moments.mean
+    """Merge `moments` with those of `new` entries with the given mean and sum of squared deviations.
+
+    With counts `n` and `m`, `d = mean_m - mean_n` and `s = m / (n + m)`: `mean = mean_n + d s` and
+    `squares = squares_n + squares_m + d^2 n s`.
+    """
+    delta = mean - moments.mean
     share = new / jnp.maximum(moments.count + new, 1)
-    more = squares + jnp.square(apart) * moments.count * share
+    more = squares + jnp.square(delta) * moments.count * share
     count, of_count = _kahan_add(moments.count, moments.lost[0], new)
-    mean, of_mean = _kahan_add(moments.mean, moments.lost[1], apart * share)
+    mean, of_mean = _kahan_add(moments.mean, moments.lost[1], delta * share)
     squares, of_squares = _kahan_add(moments.squares, moments.lost[2], more)
     return Moments(count, mean, squares, (of_count, of_mean, of_squares))
 
 
 def _kahan_add(total: Array, lost: Array, more: Array) -> tuple[Array, Array]:
-    """Add `more` to a sum to which rounding has added `lost`; return both anew."""
+    """Add `more` to `total` with Kahan's compensation `lost`; return the new sum and compensation."""
     more = more - lost
     after = total + more
     return after, (after - total) - more
@@ -83,8 +87,9 @@ def normalise_obs() -> Processor:
     """Normalise observations by their running mean and standard deviation, and clip them to 10 standard deviations.
 
     Every observation that the policy sees counts once, over all environments, except zeros that replace a non-finite
-    one. Whole-number and 8-bit leaves stay unchanged. The statistics belong to the training state and to the policy,
-    and stay fixed during evaluation. Replay keeps observations as they came, and normalises a batch when it is used.
+    one. Integer leaves stay unchanged. The statistics are part of the training state and of the policy, and constant
+    during evaluation. Replay stores observations unscaled and normalises a batch when it is used, by the statistics at
+    that time.
     """
     observe = lambda state: state.obs
     return Processor(
@@ -109,6 +114,7 @@ def _freeze_obs(moments: PyTree) -> Processor:
 
 
 def _init_obs_moments(obs: PyTree) -> tuple[Moments | None, ...]:
+    # A flat tuple in place of a tree: `None` leaves of a tree would vanish from its structure.
     floats = (jnp.issubdtype(x.dtype, jnp.floating) for x in jax.tree.leaves(obs))
     return tuple(init_moments(x.shape[1:]) if f else None for f, x in zip(floats, jax.tree.leaves(obs), strict=True))
 
@@ -127,10 +133,10 @@ def _normalise_leaf(moments: Moments | None, x: Array) -> Array:
 
 
 def _update_obs_stats(state: ObsState, step: Step) -> tuple[ObsState, Step]:
-    """Take a step into the statistics, and pass it on as it is."""
+    """Update the statistics, and pass the step on unchanged."""
     leaves = jax.tree.leaves(step.obs)
-    take_in = update_moments if isinstance(step.obs_valid, tuple) else partial(_update_where, seen=step.obs_valid)
-    moments = tuple(m if m is None else take_in(m, x) for m, x in zip(state.moments, leaves, strict=True))
+    update = update_moments if isinstance(step.obs_valid, tuple) else partial(_update_where, where=step.obs_valid)
+    moments = tuple(m if m is None else update(m, x) for m, x in zip(state.moments, leaves, strict=True))
     return ObsState(moments, step.obs), step
 
 
@@ -145,33 +151,35 @@ def _apply_obs(state: ObsState, items: Transition) -> Transition:
     return items._replace(obs=scaled(items.obs), next_obs=scaled(items.next_obs))
 
 
-def _update_where(moments: Moments, entries: Array, seen: Array) -> Moments:
-    """Merge those of `entries` `[N, ...]` where `seen` `[N]` is true. It uses selects: if `seen` is true everywhere,
-    the moments are bitwise those of a merge without it."""
+def _update_where(moments: Moments, entries: Array, where: Array) -> Moments:
+    """Add `entries` `[N, ...]` where `where` `[N]` is true.
+
+    By selects in place of weights: if `where` is true everywhere, the result is bitwise that of `update_moments`.
+    """
     entries = jnp.asarray(entries, jnp.float32)
-    some = seen.reshape(-1, *(1,) * (entries.ndim - 1))
-    new = shards.psum(seen.sum(dtype=jnp.float32))
-    mean = shards.psum(jnp.where(some, entries, 0.0).sum(0)) / jnp.maximum(new, 1)
-    squares = shards.psum(jnp.square(jnp.where(some, entries - mean[None], 0.0)).sum(0))
+    mask = where.reshape(-1, *(1,) * (entries.ndim - 1))
+    new = shards.psum(where.sum(dtype=jnp.float32))
+    mean = shards.psum(jnp.where(mask, entries, 0.0).sum(0)) / jnp.maximum(new, 1)
+    squares = shards.psum(jnp.square(jnp.where(mask, entries - mean[None], 0.0)).sum(0))
     return merge_moments(moments, new, mean, squares)
 
 
 class RewardState(NamedTuple):
-    """Each environment's discounted sum of rewards so far, and the moments of these sums."""
+    """Discounted sums of past rewards, and their moments."""
 
     obs: PyTree
     discount: Array
     returns: Array
-    """`[N]`"""
+    """`[N]`, `R_t = discount R_{t-1} + r_t` since the start of the episode."""
     moments: Moments
 
 
 def normalise_reward(discount: float = 0.99) -> Processor:
     """Divide rewards by the running standard deviation of their discounted sum, and clip them to 10.
 
-    The mean is not subtracted, so that a reward keeps its sign (as in Engstrom et al. 2020,
-    https://arxiv.org/abs/2005.12729, section 3). Recorded returns stay the environment's. Actors share the statistics.
-    Replay keeps rewards as they came, or their sums over several steps, and divides and clips those of a batch when it
+    The mean is not subtracted, so a reward keeps its sign (as in Engstrom et al. 2020,
+    https://arxiv.org/abs/2005.12729, section 3). Recorded returns are those of the environment. Actors share the
+    statistics. Replay stores unscaled rewards, or their sums over several steps, and scales and clips them when a batch
     is used.
     """
     check_between("discount", discount, 0.0, 1.0)
@@ -194,11 +202,11 @@ def _init_reward(discount: float, obs: Any) -> RewardState:
 
 
 def _update_reward_stats(state: RewardState, step: Step) -> tuple[RewardState, Step]:
-    """Take a step into the statistics, and pass it on as it is."""
+    """Update the statistics, and pass the step on unchanged."""
     returns = state.discount * state.returns + step.reward
     moments = update_moments(state.moments, returns, jnp.broadcast_to(step.valid, returns.shape))
-    going_on = jnp.where(step.terminated | step.truncated, 0.0, returns)
-    return RewardState(step.obs, state.discount, going_on, moments), step
+    continued = jnp.where(step.terminated | step.truncated, 0.0, returns)
+    return RewardState(step.obs, state.discount, continued, moments), step
 
 
 def _process_reward(state: RewardState, step: Step) -> tuple[RewardState, Step]:

@@ -386,7 +386,7 @@ ITEM: Any = Transition(NUMBER, (), NUMBER, NUMBER, NUMBER, (), NUMBER)
     ("example", "lag", "words"),
     [
         (NUMBER, 2, ["items are ShapeDtypeStruct", "expected Transition"]),
-        (ITEM._replace(next_obs=jax.ShapeDtypeStruct((2,), jnp.float32)), 2, ["next_obs", "not like their obs"]),
+        (ITEM._replace(next_obs=jax.ShapeDtypeStruct((2,), jnp.float32)), 2, ["next_obs", "differ in layout"]),
         (ITEM, 0, ["0 items after"]),
         (ITEM, 8, ["8 items after", "buffer.capacity holds 8", "raise it above 8"]),
     ],
