@@ -1,9 +1,8 @@
-"""Several agents in one environment, folded into the axis of environments: each is a row, and all share one policy.
+"""Multi-agent environments: agents are rows of the environment axis, and all share one policy.
 
-An environment of `A` agents is an `Env` with `agents=A`. Its spec describes one agent; its observations, actions,
-rewards and ends have a leading axis `[A]`. An agent that terminated is dead until the game is over: nothing that
-happens in its row is learnt from or counted. A game is over when all its agents have terminated, or when it is
-truncated.
+An environment of `A` agents is an `Env` with `agents=A`. Its spec describes one agent; observations, actions, rewards
+and terminations have a leading axis `[A]`. A game ends when all its agents have terminated, or when it is truncated. An
+agent that terminated earlier is dead until then: its row is neither learnt from nor counted.
 """
 
 from functools import partial
@@ -20,11 +19,11 @@ from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step
 
 PER_AGENT = ("agents/reward", "agents/ended", "agents/alive")
-"""What a step of a game tells of its agents, `[A]`: reward, whether the agent ended, whether it was alive before."""
+"""Names in `info` of a game of what agents have each, `[A]`: reward, terminated, alive before the step."""
 
 
 class Game(NamedTuple):
-    """The state of an environment with several agents."""
+    """State of an environment with several agents."""
 
     env: PyTree
     alive: Array
@@ -32,14 +31,14 @@ class Game(NamedTuple):
 
 
 def as_single_env(env: Env) -> Env:
-    """Return an environment as one that is stepped as a whole: with several agents, the game that they play."""
+    """Return `env` as a single-agent environment: itself, or `joint_env(env)` if it has several agents."""
     return env if env.agents is None else joint_env(env)
 
 
 def joint_env(env: Env) -> Env:
-    """Return an environment of `A` agents as one of a single player who moves them all.
+    """Return an environment of `A` agents as a single-agent one whose action is that of all agents.
 
-    Its reward is the reduction `env.score` of the agents' rewards. It terminates with its last agent.
+    Its reward is `env.score` of the agents' rewards. It terminates with its last agent.
     """
     count = env.agents or 1
 
@@ -51,7 +50,7 @@ def joint_env(env: Env) -> Env:
         after, out = env.step(state.env, action, key)
         if jnp.shape(out.reward) != (count,):
             raise SettingsError(
-                f"{env.spec.name}: reward is {list(jnp.shape(out.reward))}; expected [{count}], one an agent"
+                f"{env.spec.name}: reward is {list(jnp.shape(out.reward))}; expected [{count}], one per agent"
             )
         reward = jnp.where(state.alive, jnp.asarray(out.reward, jnp.float32), 0.0)
         ended = jnp.broadcast_to(jnp.asarray(out.terminated, bool), (count,)) & state.alive
@@ -91,9 +90,11 @@ def _stack_space(space: Space, count: int) -> Any:
 
 
 def require_single_agent(env: Env, what: str) -> Env:
-    """Return `env`; raise `SettingsError` if it has several agents, with which `what` cannot be."""
+    """Return `env`; raise `SettingsError`, naming `what`, if it has several agents."""
     if env.agents is not None:
-        raise SettingsError(f"{env.spec.name} has {env.agents} agents in one environment, with which {what} cannot be")
+        raise SettingsError(
+            f"{env.spec.name} has {env.agents} agents in one environment, which is unsupported with {what}"
+        )
     return env
 
 
@@ -106,18 +107,18 @@ def flatten_agents(tree: PyTree) -> Any:
 
 
 def unflatten_agents(tree: PyTree, count: int) -> Any:
-    """Return leaves `[G A, ...]` of `count` agents a game as `[G, A, ...]`."""
+    """Return leaves `[G A, ...]`, of `count` agents per game, as `[G, A, ...]`."""
     return jax.tree.map(lambda x: jnp.reshape(x, (-1, count, *jnp.shape(x)[1:])), tree)
 
 
 def vectorise_agents(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
     """Run `num_envs / A` games at once; row `g A + a` is agent `a` of game `g`.
 
-    The episode of a row ends with its agent, or with the game. The rows of the dead are neither `valid` nor `present`
-    until the next game begins.
+    The episode of a row ends when its agent terminates, or with the game. Rows of dead agents are neither `valid` nor
+    `present` until the next game.
 
     Raises:
-      SettingsError: `num_envs` is no multiple of the agents, or the environment is not as it says.
+      SettingsError: `num_envs` is no multiple of the number of agents, or the environment fails `check_signatures`.
     """
     check_count("num_envs", num_envs)
     count = check_count(f"environment {env.spec.name}: agents", env.agents)
@@ -145,7 +146,7 @@ def _step(games: VecEnv, count: int, state: VecEnvState, action: PyTree, key: Ke
     reward, ended, alive = (flatten_agents(played.info[name]) for name in PER_AGENT)
     valid, over = each(jnp.asarray(played.valid)) & alive, each(played.terminated | played.truncated)
     terminated = ended & valid
-    truncated = over & ~terminated  # also of the dead, so that nothing of this game reaches into the next
+    truncated = over & ~terminated  # dead agents too, so that no return extends into the next game
     done = terminated | truncated
     reward = jnp.where(valid, reward, 0.0)
     total = state.episode_return + reward

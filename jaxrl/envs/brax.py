@@ -15,7 +15,7 @@ from jaxrl.trees import PyTree
 PREFIX = "brax:"
 """Prefix of the names of Brax's environments, as in `brax:ant`."""
 EPISODE_LENGTH = 1000
-"""Steps after which Brax cuts an episode where nothing else is said (`brax.envs.create`)."""
+"""Default episode length of Brax (`brax.envs.create`)."""
 
 
 def brax_env(name: str, **params: Any) -> Env:
@@ -37,21 +37,21 @@ def brax_env(name: str, **params: Any) -> Env:
     try:
         env = envs.get_environment(id_, **given)
         made = physics_env(name, env, limit, {"env": name, "env_args": dict(params)}, _drawer(name, env))
-        check_signatures(made)  # Brax is no longer maintained: some of it does not run with every JAX
+        check_signatures(made)  # Brax is unmaintained: some environments fail with recent JAX
         return made
     except Exception as error:
         raise SettingsError(f"Brax cannot make {id_}: {error_text(error)}") from error
 
 
 def _defaults(kind: type) -> dict[str, Any]:
-    """Return the arguments that an environment may be made with, each with its default."""
+    """Return the arguments of an environment's constructor with their defaults."""
     own = inspect.signature(kind).parameters.values()
     named = {p.name: p.default for p in own if p.default is not p.empty}
     return {"backend": "mjx", "n_frames": 1, **named, "episode_length": EPISODE_LENGTH}
 
 
 def _drawer(name: str, env: Any) -> Any:
-    """Return what draws a state of `env`; `None` for one without bodies, such as `fast`."""
+    """Return a function that renders a state of `env`; `None` if it has no bodies, such as `fast`."""
     return partial(_render, name, env) if "sys" in vars(env) else None
 
 

@@ -26,8 +26,8 @@ TILE = 16
 def craftax_env(name: str, **params: Any) -> Env:
     """Return Craftax's environment `name` (with or without `craftax:`).
 
-    `params` replace its own, such as `max_timesteps`, after which an episode is truncated; Craftax itself would end it.
-    Pixels are uint8 `[H, W, 3]`. What was achieved in an episode is recorded at its end, in percent:
+    `params` replace its defaults, such as `max_timesteps`, after which an episode is truncated (Craftax itself would
+    terminate it). Pixels are uint8 `[H, W, 3]`. Achievements are recorded at the end of an episode, in percent:
     `episode_achievements/...`.
 
     Raises:
@@ -82,6 +82,6 @@ def _render(room: str, state: PyTree) -> np.ndarray:
 
 @functools.cache
 def _renderer(room: str) -> Any:
-    """Return what draws states, compiled; the first one of all builds its textures, which are kept."""
+    """Return the compiled renderer; the first one builds the textures, which are cached."""
     make = importlib.import_module(f"{room}.renderer").make_craftax_pixel_renderer
     return jax.jit(make(TILE))

@@ -1,4 +1,4 @@
-"""Environments that speak envelope (https://github.com/keraJLi/envelope): objects of its class `Environment`."""
+"""Environments of envelope (https://github.com/keraJLi/envelope): objects of its class `Environment`."""
 
 from typing import Any
 
@@ -19,26 +19,26 @@ UNUSABLE_WRAPPERS = {
     "StateInjectionWrapper": "keeps states from one episode to the next, which nothing does here",
     "ObservationNormalizationWrapper": "keeps statistics from one episode to the next: take --processor.normalise-obs",
 }
-"""Wrappers of envelope that cannot be used, and the kind of those that vectorise."""
+"""Wrappers of envelope that cannot be used, with the reason; `VectorizingWrapper` is a base class."""
 STEP_FIELDS = ("obs", "reward", "terminated", "truncated")
-"""What each `Info` has."""
+"""Fields of every `Info`; all others are extras."""
 
 
 def envelope_env(env: Any, *, name: str | None = None, time_limit: int | None = None) -> Env:
     """Return `env`, an environment of envelope, as an `Env`.
 
-    Each episode begins with `init`. Scalars among the extras of `Info` are recorded. `randomise` draws, by name, fields
-    of the environment itself, those of its innermost one where it is wrapped.
+    Episodes start with `init`. Scalars among the extras of `Info` are recorded. `randomise` draws fields of the
+    environment by name; of a wrapped one, fields of the innermost environment.
 
     Args:
-      env: a single environment, which neither resets itself nor is vectorised.
-      name: its name here; by default that of its class.
-      time_limit: steps after which episodes are truncated, beside the limit of a `TruncationWrapper`, which is taken
-        off. Without either they are not: `env.default_max_steps` is the limit of a suite, if it has one.
+      env: a single environment that neither resets itself nor is vectorised.
+      name: its name in jaxrl; default: the name of its class.
+      time_limit: steps after which episodes are truncated, in addition to the limit of a `TruncationWrapper`, which is
+        removed. Without either there is no limit: `env.default_max_steps` is the limit of a suite, if it has one.
 
     Raises:
-      SettingsError: envelope is not installed, `env` is none of its environments, is wrapped in what cannot be used, or
-        its reset and its step disagree.
+      SettingsError: envelope is not installed, `env` is none of its environments or has a wrapper that cannot be used,
+        or its reset and its step disagree.
     """
     envelope = require_object("envelope", env)
     bare, limits = _strip_limits(envelope, env)
@@ -59,7 +59,7 @@ def envelope_env(env: Any, *, name: str | None = None, time_limit: int | None = 
 
 
 def _strip_limits(envelope: Any, env: Any) -> tuple[Any, list[int]]:
-    """Return `env` without its limits, and these; raise `SettingsError` for a wrapper that cannot be used."""
+    """Return `env` without its time limits, and the limits; raise `SettingsError` for unusable wrappers."""
     if not isinstance(env, envelope.Wrapper):
         return env, []
     for kind in type(env).__mro__:
@@ -74,7 +74,7 @@ def _strip_limits(envelope: Any, env: Any) -> tuple[Any, list[int]]:
 
 
 def _with_fields(envelope: Any, env: Any, fields: Any) -> Any:
-    """Return `env` with other `fields`, those of an episode."""
+    """Return `env` with the `fields` of an episode."""
     if fields is None:
         return env
     if isinstance(env, envelope.Wrapper):
@@ -89,14 +89,14 @@ def _convert_step(result: tuple[PyTree, Any]) -> tuple[PyTree, ObjectStep]:
 
 
 def _to_dicts(tree: PyTree) -> PyTree:
-    """Return a tree with dicts in place of envelope's containers, whose fields are not those of their class alone."""
+    """Replace envelope's containers by dicts; their fields may differ from instance to instance."""
     is_container = lambda x: any(kind.__name__ == "Container" for kind in type(x).__mro__)
     as_dict = lambda x: {word: _to_dicts(part) for word, part in x} if is_container(x) else x
     return jax.tree.map(as_dict, tree, is_leaf=is_container)
 
 
 def _action_space(space: Any) -> Space:
-    """Return the space of actions, which may have several parts."""
+    """Return the space of actions, a tree if they have several parts."""
     tree = getattr(space, "tree", space)
     is_space = lambda x: any(kind.__name__ == "Space" for kind in type(x).__mro__)
     return jax.tree.map(lambda part: _leaf_space(part, part), tree, is_leaf=is_space)

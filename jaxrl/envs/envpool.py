@@ -38,9 +38,10 @@ def envpool_env(name: str, /, **kwargs: Any) -> HostEnv:
 
 
 def _atari_env(env: HostEnv, make: Any, config: Any) -> HostEnv:
-    """Return a game of Atari with its limit; policies are evaluated by whole games and their own rewards.
+    """Return a game of Atari with its time limit; evaluation uses whole games and unclipped rewards.
 
-    Lives are episodes as in `jaxrl.envs.atari`: EnvPool itself begins a new game whenever it is told to reset.
+    With `episodic_life`, lives are episodes as in `jaxrl.envs.atari`; EnvPool's own option starts a new game at every
+    reset.
     """
     spec = env.spec._replace(time_limit=config.max_episode_steps)
     played = partial(make, episodic_life=False)
@@ -59,7 +60,7 @@ class _EnvPool:
         self._lives = lives
         self._left = np.zeros(num_envs, np.int32)
         self._over = np.ones(num_envs, bool)
-        """Whether an environment is to be reset, where a life may end without."""
+        """Whether the game is over, so that an environment must be reset; with lives, an episode may end earlier."""
 
     def reset(self, which: np.ndarray | None = None) -> PyTree:
         if which is None:
@@ -89,7 +90,7 @@ class _EnvPool:
 
 
 def _scatter(obs: PyTree, ids: np.ndarray, fresh: PyTree) -> PyTree:
-    """Return `obs` `[N, ...]` with `fresh` `[K, ...]` at `ids`."""
+    """Return `obs` `[N, ...]` with rows `ids` `[K]` replaced by `fresh` `[K, ...]`."""
 
     def put(old: np.ndarray, new: np.ndarray) -> np.ndarray:
         new_rows = old.copy()

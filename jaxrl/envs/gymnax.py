@@ -1,7 +1,7 @@
 """Environments of gymnax 1.0 (https://github.com/RobertTLange/gymnax), imported on demand.
 
-Where gymnax allows it, only the module of the requested environment is imported. All of gymnax brings matplotlib,
-seaborn, pandas and SciPy with it, which takes longer than all other imports.
+Where possible, only the module of the requested environment is imported. All of gymnax imports matplotlib, seaborn,
+pandas and SciPy, which takes longer than all other imports together.
 """
 
 import importlib
@@ -60,7 +60,7 @@ def names() -> list[str]:
 
 
 def is_registered(name: str) -> bool:
-    """Return whether gymnax registers `name`; all of gymnax is imported only for a rare one."""
+    """Return whether gymnax registers `name`; names that are not in `_MODULES` import all of gymnax."""
     return name in _MODULES or name in names()
 
 
@@ -79,9 +79,9 @@ def _make(name: str) -> tuple[Any, Any]:
 
 
 def _import_lazily(package: str) -> None:
-    """Register the package so that its modules can be imported; its own code runs once any other attribute is needed.
+    """Register a package without running its code, so that its modules can be imported.
 
-    Later imports see the complete package, with the same module objects.
+    Its code runs when any other attribute is read. Later imports see the complete package, with the same modules.
     """
     if package in sys.modules:
         return
@@ -97,7 +97,7 @@ def _import_lazily(package: str) -> None:
 
 
 def _get_attribute(module: ModuleType, name: str) -> Any:
-    """Return an attribute that `module` still lacks: a submodule, or one that its own code defines, which then runs."""
+    """Return a missing attribute of `module`: a submodule, or one defined by the package's code, which then runs."""
     path = f"{module.__name__}.{name}"
     if path in sys.modules:
         return sys.modules[path]
@@ -182,7 +182,7 @@ def _reset(env: Any, params: Any, key: Key) -> tuple[PyTree, PyTree]:
 def _step(
     env: Any, params: Any, uses_key: bool, like: PyTree, state: PyTree, action: PyTree, key: Key
 ) -> tuple[PyTree, TimeStep]:
-    """Step without gymnax's own auto-reset, in the dtypes of the reset (several environments change theirs)."""
+    """Step without gymnax's auto-reset, in the dtypes of the reset (several environments change theirs)."""
     key = key if uses_key else make_key(0)
     obs, state, reward, terminated, _ = env.step_env(key, state, action, params)
     obs, state = jax.tree.map(lambda x, leaf: jnp.asarray(x, leaf.dtype), (obs, state), like)
@@ -191,7 +191,7 @@ def _step(
 
 
 def _uses_key(env: Any, params: Any, state: PyTree) -> bool:
-    """Return whether a step reads its key at all; if not, it is given a constant one."""
+    """Return whether a step reads its key; if not, it is given a constant one."""
     action = jax.eval_shape(env.action_space(params).sample, make_key(0))
     jaxpr = jax.make_jaxpr(lambda *args: env.step_env(*args, params))(make_key(0), state, action).jaxpr
     key = jaxpr.invars[0]

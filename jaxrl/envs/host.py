@@ -1,6 +1,6 @@
 """Environments stepped on the host: those of Gymnasium (https://gymnasium.farama.org), imported on demand.
 
-An environment written in JAX can be put on the host too: actors then step it there, or on another device.
+Environments written in JAX can be stepped by actors too, on the host or on another device: see `on_host`.
 """
 
 import importlib
@@ -41,11 +41,11 @@ PREFIX = "gymnasium:"
 """Prefix of the names of Gymnasium's environments, as in `gymnasium:CartPole-v1`."""
 PURPOSE = "environments of Gymnasium"
 TERMINATION_TIMEOUT_S = 5.0
-"""Seconds given to a process to end itself and those that its environment has begun."""
+"""Seconds in which a process must end itself and its children before it is killed."""
 
 
 class HostStep(NamedTuple):
-    """What one step of `N` environments on the host led to; every leaf begins with `[N]`."""
+    """Result of a step of `N` environments on the host; leaves `[N, ...]`."""
 
     obs: PyTree
     """True successors."""
@@ -53,18 +53,18 @@ class HostStep(NamedTuple):
     terminated: np.ndarray
     truncated: np.ndarray
     info: Mapping[str, np.ndarray]
-    """Scalars to record, NaN where an environment does not tell one; the names may differ from step to step."""
+    """Scalars to record, NaN where an environment lacks one; the names may differ from step to step."""
 
 
 class HostVector(Protocol):
     """`N` environments that never reset themselves.
 
-    Observations are NumPy arrays `[N, ...]` of the spec's dtypes. Whole numbers of observations and actions count from
-    0, whatever the environment's own start.
+    Observations are NumPy arrays `[N, ...]` of the spec's dtypes. Discrete observations and actions count from 0,
+    whatever the `start` of the environment's spaces.
     """
 
     def reset(self, which: np.ndarray | None = None) -> PyTree:
-        """Start an episode where `which` `[N]` is true, or everywhere; return the observations of all environments."""
+        """Start episodes where `which` `[N]` is true, or everywhere; return the observations of all environments."""
         ...
 
     def step(self, action: PyTree) -> HostStep:
@@ -72,7 +72,7 @@ class HostVector(Protocol):
         ...
 
     def close(self, kill: bool = False) -> None:
-        """Release all resources; with `kill`, without waiting for a step that hangs."""
+        """Release all resources; with `kill`, without waiting for a hanging step."""
         ...
 
 
@@ -81,15 +81,15 @@ class HostEnv(NamedTuple):
 
     spec: EnvSpec
     open: Callable[[int, int, bool], HostVector]
-    """`(num_envs, seed, processes)`: open a vector of environments, with `processes` each in its own process."""
+    """`(num_envs, seed, processes)`: open a vector of environments, each in a process of its own if `processes`."""
     make_renderable: Callable[[], Any] | None = None
-    """`()`: open one that can render, with `reset`, `step` and `render` as in Gymnasium."""
+    """`()`: make one environment that can render, with Gymnasium's `reset`, `step` and `render`."""
     settings: Mapping[str, Any] | None = None
     """Arguments with which `make_env` rebuilds it; `None` for an environment made by hand."""
     compiled: bool = False
     """Whether opening it compiles programs, which can take arbitrarily long."""
     eval_env: "HostEnv | None" = None
-    """The environment that policies are evaluated in, if not this one: whole games where an episode is a life."""
+    """The environment for evaluation, if it differs: whole games if training episodes are lives, for example."""
 
 
 class HostVectorEnv:
@@ -102,32 +102,33 @@ class HostVectorEnv:
         self._returns = np.zeros(num_envs, np.float32)
         self._lengths = np.zeros(num_envs, np.int32)
         self._all, self._none = np.ones(num_envs, bool), np.zeros(num_envs, bool)
-        self._all.flags.writeable = self._none.flags.writeable = False  # for they are given out
+        self._all.flags.writeable = self._none.flags.writeable = False  # because they are returned
         self.invalid_reset = self._none
-        """Whether the current episode's first observation was not finite and no step has been taken since."""
+        """Whether the latest first observation of an episode was not finite, and no step has been taken since."""
 
     def reset(self) -> PyTree:
         """Reset all environments; return first observations, with zeros in place of non-finite ones."""
         self._returns[:], self._lengths[:] = 0.0, 0
-        return self._begun(self.vector.reset(), np.ones(self.num_envs, bool))
+        return self._mark_invalid(self.vector.reset(), np.ones(self.num_envs, bool))
 
-    def _begun(self, obs: PyTree, where: np.ndarray) -> PyTree:
-        """Record which first observations are not finite; return them made finite."""
+    def _mark_invalid(self, obs: PyTree, where: np.ndarray) -> PyTree:
+        """Set `invalid_reset` for the first observations in `where`; return `obs` with non-finite ones zeroed."""
         self.invalid_reset = where & ~_finite_rows(obs)
         return _zeros_where(self.invalid_reset, obs)
 
     def step(self, action: PyTree) -> Step:
         """Advance all environments, in NumPy; when an episode ends, the next one starts in the same step.
 
-        The result is as for `vectorise`: `final_obs` is the true successor, and `obs` what the policy sees next. A
-        non-finite observation or reward truncates its episode; the step is marked `valid=False`, and its values are
-        replaced by zeros. For a non-finite first observation, that is the step taken from it. In `info`, NaN stands
-        where an environment does not tell a scalar, and the names may differ from step to step.
+        The result is as for `vectorise`: `final_obs` is the true successor, and `obs` the next observation of the
+        policy. A non-finite observation or reward truncates its episode; the step is marked `valid=False`, and its
+        values are replaced by zeros. After a non-finite first observation, that is the step taken from it. In `info`,
+        NaN marks a scalar that an environment lacks, and the names may differ from step to step.
         """
         successor, reward, terminated, truncated, scalars = self.vector.step(action)  # type: Any, Any, Any, Any, Any
         with np.errstate(over="ignore"):  # a reward beyond float32 is infinite, and found below
             reward = np.asarray(reward, np.float32)
         valid: Any = self._all
+        # In the common case all is finite, and the selects below are skipped.
         if np.count_nonzero(self.invalid_reset) or not all(map(_all_finite, [reward, *_floats(successor)])):
             valid = np.isfinite(reward) & _finite_rows(successor) & ~self.invalid_reset
             reward, successor = np.where(valid, reward, 0.0), _zeros_where(~valid, successor)
@@ -141,7 +142,7 @@ class HostVectorEnv:
         done = terminated | truncated
         if np.count_nonzero(done):
             truncated = truncated & ~terminated
-            fresh = self._begun(self.vector.reset(done), done)
+            fresh = self._mark_invalid(self.vector.reset(done), done)
             obs = jax.tree.map(lambda new, old: np.where(_expand_mask(done, new), new, old), fresh, successor)
             self._returns, self._lengths = np.where(done, 0, self._returns), np.where(done, 0, self._lengths)
             seen = ~self.invalid_reset
@@ -195,7 +196,7 @@ def gymnasium_env(name: str, /, **kwargs: Any) -> HostEnv:
 
 
 def make_gymnasium_host(id_: str, make: Callable[..., Any], given: Mapping[str, Any]) -> HostEnv:
-    """Return the environment of Gymnasium that `make()` makes; `make_env` rebuilds it by the arguments `given`.
+    """Return the Gymnasium environment `make()` as a `HostEnv`; `make_env` rebuilds it with the arguments `given`.
 
     Raises:
       SettingsError: it cannot be made on this machine.
@@ -219,14 +220,14 @@ def gymnasium_names() -> list[str]:
 
 
 PASSIVE_WRAPPERS = tuple(f":{name}" for name in ("HumanRendering", "RecordEpisodeStatistics", "RecordVideo"))
-"""Gymnasium's wrappers that do not change an episode, by the ends of their paths."""
+"""Gymnasium's wrappers that do not change episodes, as suffixes of their paths."""
 
 
 def gymnasium_settings(env: Any) -> dict[str, Any] | None:
     """Return the arguments with which `make_env` rebuilds a Gymnasium environment, or one of a vector of them.
 
-    They are its name and plain numbers only. The result is `None` if another process could not rebuild it from these:
-    it is not Gymnasium's own, is wrapped by hand, or was made with arguments other than numbers.
+    These are its name and plain numbers. The result is `None` if another process could not rebuild it from them: it is
+    not one of Gymnasium's, is wrapped by hand, or was made with arguments other than numbers.
     """
     spec: Any = getattr(env, "spec", None)
     registry = getattr(sys.modules.get("gymnasium"), "registry", {})
@@ -254,20 +255,20 @@ def is_same_value(a: Any, b: Any) -> bool:
 
 
 def floats_to_ints(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters with whole numbers as integers; the command line passes all numbers as floats."""
+    """Return parameters with integral floats as `int`; the command line passes all numbers as floats."""
     return {key: int(x) if isinstance(x, float) and x.is_integer() else x for key, x in numbers.items()}
 
 
 def gymnasium_envs(spec: EnvSpec, make: Callable[[], Any]) -> HostEnv:
-    """Return a host environment of the user's own; `make()` returns a `gymnasium.Env` with the spaces of `spec`."""
+    """Return a host environment from `make()`, which returns a `gymnasium.Env` with the spaces of `spec`."""
     spec = spec._replace(observation_space=to_channels_last(spec.observation_space))
     return HostEnv(spec, partial(_Gymnasium, make, spec))
 
 
 def _make_checked(make: Callable[[], Any]) -> Any:
-    """Make an environment whose steps are refused where they are none, and whose `info` holds numbers alone.
+    """Make an environment that checks rewards and flags of its steps, and keeps only the numbers of `info`.
 
-    A vector of Gymnasium takes "5" for a reward and None for an end, and stumbles over what is no number in `info`.
+    Gymnasium's vectors accept "5" as a reward and None as a flag, and fail on anything in `info` that is no number.
     """
     gymnasium, env = require_extra("gymnasium", PURPOSE), make()
     name = type(env.unwrapped).__name__
@@ -291,7 +292,7 @@ def _make_checked(make: Callable[[], Any]) -> Any:
 
 
 def _is_single_number(value: Any, kinds: str) -> bool:
-    """Return whether `value` is or holds one number, as an array of one entry does."""
+    """Return whether `value` is one number or an array of one, of dtype kinds `kinds`."""
     if isinstance(value, str | bytes | None):
         return False
     array = np.asarray(value)
@@ -303,7 +304,7 @@ class _Gymnasium:
         gymnasium = require_extra("gymnasium", PURPOSE)
         vector = gymnasium.vector
         mode = {"autoreset_mode": vector.AutoresetMode.DISABLED}
-        # Spawned, because a fork of a process in which JAX runs threads may hang.
+        # Spawned, because a forked process may hang if JAX runs threads.
         self._env = (
             vector.AsyncVectorEnv([EnvMaker(partial(_make_checked, make))] * num_envs, context="spawn", **mode)
             if processes
@@ -316,12 +317,12 @@ class _Gymnasium:
     def reset(self, which: np.ndarray | None = None) -> PyTree:
         options = None if which is None else {"reset_mask": which}
         seed, self._seed = self._seed, None
-        obs = self._ask(partial(self._env.reset, seed=seed, options=options))[0]
+        obs = self._call(partial(self._env.reset, seed=seed, options=options))[0]
         return convert_obs(self._name, self._space, obs)
 
     def step(self, action: PyTree) -> HostStep:
         actions = convert_action(self._env.single_action_space, action)
-        obs, reward, terminated, truncated, info = self._ask(partial(self._env.step, actions))
+        obs, reward, terminated, truncated, info = self._call(partial(self._env.step, actions))
         scalars = vector_scalars(info, self._env.num_envs)
         return HostStep(convert_obs(self._name, self._space, obs), reward, terminated, truncated, scalars)
 
@@ -331,36 +332,36 @@ class _Gymnasium:
         else:
             self._env.close()
 
-    def _ask(self, question: Callable[[], Any]) -> Any:
-        """Call all environments and return their answer; raise `ActorError` if one of their processes is gone."""
+    def _call(self, function: Callable[[], Any]) -> Any:
+        """Call `function` on the environments; raise `ActorError` if one of their processes has died."""
         try:
-            return question()
+            return function()
         except (EOFError, ConnectionError) as error:
             self._kill()
             raise ActorError("a process that steps its environments has ended: killed, or out of memory?") from error
 
     def _kill(self) -> None:
-        """End the processes, and all that they have begun. Left alone they would keep this process from ending."""
-        with self._killing:  # else the one of two threads that learns of a death might be ended before it says so
+        """End the processes and their children, which would otherwise keep this process from exiting."""
+        with self._killing:  # of two threads, the one that notices a death must not be ended before it reports it
             processes = getattr(self._env, "processes", ())
             if processes:
-                self._env.closed = True  # so that Gymnasium waits for nobody
+                self._env.closed = True  # so that Gymnasium does not wait for replies
             for process in processes:
                 if process.is_alive():
                     os.kill(process.pid, END)
             for process in processes:
                 process.join(TERMINATION_TIMEOUT_S)
-                process.kill()  # one that has stopped does not hear of its end
+                process.kill()  # a stopped process does not receive `END`
                 process.join()
 
 
 def convert_obs(name: str, space: Space, obs: PyTree) -> PyTree:
-    """Return observations `[N, ...]` of environment `name` with the containers, dtypes and shapes of `space`.
+    """Convert observations `[N, ...]` of environment `name` to the containers, dtypes and shapes of `space`.
 
-    Whole numbers then count from 0. Images may have their channels first or last.
+    Discrete values then count from 0, and images have channels last.
 
     Raises:
-      SettingsError: whole numbers that the dtype of `space` does not hold.
+      SettingsError: integers that do not fit the dtype of `space`.
     """
     if isinstance(obs, np.ndarray) and is_leaf(space):
         return _convert_leaf(name, space, obs)
@@ -383,7 +384,7 @@ def _convert_leaf(name: str, space: Box | Discrete | MultiDiscrete, x: Any) -> n
 
 
 def on_host(env: Env, device: Any = None) -> HostEnv:
-    """Put an environment written in JAX on the host, where actors step it on `device`, or on JAX's first device."""
+    """Return an environment written in JAX as a `HostEnv`, stepped on `device` (default: JAX's first device)."""
     return HostEnv(env.spec, partial(_Jax, env, device), settings=env.settings, compiled=True)
 
 
@@ -399,7 +400,7 @@ class _Jax:
         self._compile(env, num_envs)
 
     def _compile(self, env: Env, num_envs: int) -> None:
-        """Call every program once, so that none compiles while an actor waits; the results are dropped."""
+        """Call every program once, so that none compiles while an actor waits; the results are discarded."""
         action = jax.tree.map(np.asarray, space_zeros(env.spec.action_space, num_envs))
         with jax.default_device(self._device):
             fresh, _ = self._fresh(self._key)
@@ -449,7 +450,7 @@ def gymnasium_spec(env: Any) -> EnvSpec:
 
 
 def convert_action(space: Any, action: PyTree) -> PyTree:
-    """Return actions `[N, ...]`, counted from 0, as Gymnasium's space of single actions counts them."""
+    """Convert actions `[N, ...]`, counted from 0, to elements of Gymnasium's `space` of one action."""
     kind = type(space).__name__
     if kind == "Dict":
         return {key: convert_action(part, action[key]) for key, part in space.spaces.items()}
@@ -460,13 +461,13 @@ def convert_action(space: Any, action: PyTree) -> PyTree:
 
 
 def check_gymnasium_id(name: str) -> str:
-    """Return the Gymnasium id in `name`, which begins with `PREFIX`; raise `SettingsError` with the nearest names."""
+    """Return the Gymnasium id in `name`, with or without `PREFIX`; raise `SettingsError` if it is unknown."""
     registry = require_extra("gymnasium", PURPOSE).registry
     id_ = name.removeprefix(PREFIX)
     module, colon, rest = id_.rpartition(":")
     if colon and module not in sys.modules:
         raise SettingsError(
-            f"{name} asks to import {module}, which happens only where you name it: --env {name} on the command line, "
+            f"{name} would import {module}, which happens only where you name it: --env {name} on the command line, "
             "or import it first, in Python"
         )
     if rest not in registry:

@@ -24,16 +24,16 @@ NEVER = np.iinfo(np.int32).max
 
 
 class Kind(NamedTuple):
-    """What is known of some environments of the suite."""
+    """Properties of environments of the suite."""
 
     timed: bool = False
-    """The time limit is seen by the agents or read elsewhere: it is left as it is, and an end there is a truncation."""
+    """Agents observe the time limit, or the suite reads it: it stays, and an end at the limit is a truncation."""
     masked: str | None = None
-    """The method that tells legal actions, if there is one."""
+    """The method that returns legal actions, if there is one."""
     team: bool = False
-    """All agents get the reward of the team, the dead too: the score is what those that live get."""
+    """All agents, also dead ones, get the reward of the team: the score is the mean over living agents."""
     rounds: bool = False
-    """Episodes are so many rounds of so many steps, and end by their number alone."""
+    """Episodes are a fixed number of rounds of fixed length, and end only by truncation."""
 
 
 KINDS = {
@@ -47,7 +47,7 @@ KINDS = {
     "coin_game": Kind(rounds=True),
     "jaxnav": Kind(timed=True),
 }
-"""Those whose agents see and do the same kind of things, by name."""
+"""Environments whose agents have equal spaces, by name."""
 
 
 def jaxmarl_env(name: str, *, time_limit: Any = None, **params: Any) -> Env:
@@ -60,7 +60,7 @@ def jaxmarl_env(name: str, *, time_limit: Any = None, **params: Any) -> Env:
     Raises:
       SettingsError: JaxMARL is not installed, a name or a parameter is unknown or does not fit, or the agents differ.
     """
-    with contextlib.redirect_stdout(io.StringIO()):  # on which it tells what else it looked for
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints which optional packages are missing
         require_extra("jaxmarl", "environments of JaxMARL")
         from jaxmarl import registration
     id_ = check_id(PREFIX, name, registration.registered_envs)
@@ -86,17 +86,17 @@ def jaxmarl_env(name: str, *, time_limit: Any = None, **params: Any) -> Env:
 
 
 def _get_kind(name: str, id_: str) -> Kind:
-    """Return what is known of an environment; raise `SettingsError` if its agents cannot share a policy."""
+    """Return the properties of an environment; raise `SettingsError` if its agents cannot share a policy."""
     if id_ not in KINDS:
         raise SettingsError(
-            f"{name} does not work here, for its agents differ, or it needs more than JaxMARL; those that do: "
+            f"{name} is not supported: its agents differ, or it needs more than JaxMARL; supported ones: "
             f"{', '.join(KINDS)}"
         )
     return KINDS[id_]
 
 
 def _make(make: Any, name: str, id_: str, params: Mapping[str, Any]) -> Any:
-    """Make the suite's environment with `params`, each checked by the constructors that take it."""
+    """Make the suite's environment with `params`, checked against the parameters of its constructors."""
     env = make(id_)
     if not params:
         return env
@@ -109,13 +109,13 @@ def _make(make: Any, name: str, id_: str, params: Mapping[str, Any]) -> Any:
 
 
 def _numeric_params(maker: type) -> dict[str, type]:
-    """Return the parameters of a constructor whose defaults are numbers or flags, each with its type."""
+    """Return the parameters of a constructor with numbers or flags as defaults, with their types."""
     found = inspect.signature(maker).parameters.values()
     return {p.name: type(p.default) for p in found if isinstance(p.default, bool | int | float)}
 
 
 def _suite_limit(env: Any, kind: Kind) -> int | None:
-    """Return after how many steps the suite ends an episode, `None` for those that last as long as they do."""
+    """Return the number of steps after which the suite ends an episode; `None`: no limit."""
     return env.num_inner_steps * env.num_outer_steps if kind.rounds else getattr(env, "max_steps", None)
 
 
@@ -128,7 +128,7 @@ def _action_space(env: Any) -> Space:
 
 
 def _stack_agents(env: Any, values: Mapping[str, PyTree]) -> Any:
-    """Return what is told of each agent by its name as one tree, `[A, ...]`."""
+    """Stack a dict of one value per agent to `[A, ...]`."""
     return jax.tree.map(lambda *x: jnp.stack(x), *(values[agent] for agent in env.agents))
 
 
@@ -158,5 +158,5 @@ def _step(env: Any, kind: Kind, limit: int | None, state: Any, action: Array, ke
 
 
 def _team_score(reward: Array, alive: Array) -> Array:
-    """Return the mean reward of those that live."""
+    """Return the mean reward of living agents."""
     return reward.sum() / jnp.maximum(alive.sum(), 1)

@@ -18,7 +18,7 @@ from jaxrl.trees import Key, PyTree, make_key
 PREFIX = "jumanji:"
 """Prefix of the names of Jumanji's environments, as in `jumanji:Snake-v1`."""
 CATEGORIES = 64
-"""Whole numbers with at most so many values count as categories; others, such as a count of steps, as numbers."""
+"""Integers with at most this many values are categorical; others, such as step counts, are numeric."""
 NEVER = int(np.iinfo(np.int32).max)
 
 
@@ -65,7 +65,7 @@ def jumanji_env(name: str, **params: Any) -> Env:
 
 
 def _is_joint(spec: EnvSpec) -> bool:
-    """Say whether the mask has an entry for each combination of choices, not for the values of each by itself."""
+    """Return whether the mask has an entry per combination of choices, not per value of each choice."""
     choices, mask = spec.action_space, spec.observation_space.get("action_mask")  # type: ignore[union-attr]
     if not isinstance(choices, MultiDiscrete) or mask is None:
         return False
@@ -73,7 +73,7 @@ def _is_joint(spec: EnvSpec) -> bool:
 
 
 def _flatten_choices(env: Env) -> Env:
-    """Make one choice of all combinations: several choices that do not see each other could not keep to such a mask."""
+    """Make one `Discrete` choice of all combinations: independent choices could not respect a joint mask."""
     sizes: Any = env.spec.action_space.n  # type: ignore[union-attr]
     count = math.prod(sizes)
 
@@ -94,7 +94,7 @@ def _flatten_choices(env: Env) -> Env:
 
 
 def _check_levels(name: str) -> None:
-    """Raise `SettingsError` unless the levels of Sokoban lie in the cache of Hugging Face already."""
+    """Raise `SettingsError` unless the levels of Sokoban are in the cache of Hugging Face."""
     from huggingface_hub import try_to_load_from_cache
 
     if not isinstance(try_to_load_from_cache("InstaDeepAI/boxoban-levels", "unfiltered-train.npy"), str):
@@ -146,9 +146,9 @@ def _space(spec: Any, node: Any, word: str = "") -> Space:
 
 
 def _action_space(name: str, spec: Any, mask: Any) -> Space:
-    """Return the space of actions; a box of whole numbers from 0 is as good as several choices.
+    """Return the space of actions; a box of integers from 0 becomes several choices.
 
-    There the mask says how many there are: MultiCVRP declares one more than it has.
+    Their number is taken from the mask: MultiCVRP declares one more than it has.
     """
     values = getattr(spec, "num_values", None)
     if values is None and np.issubdtype(spec.dtype, np.integer) and not np.any(spec.minimum):
@@ -156,5 +156,5 @@ def _action_space(name: str, spec: Any, mask: Any) -> Space:
     if values is None:
         return make_box(spec, spec.minimum, spec.maximum)
     if np.ndim(values) > 1:
-        raise SettingsError(f"{name} has actions of shape {np.shape(values)}; expected one choice, or a row of them")
+        raise SettingsError(f"{name} has actions of shape {np.shape(values)}; expected one choice, or a vector of them")
     return MultiDiscrete(values, spec.dtype) if np.ndim(values) else Discrete(int(values), spec.dtype)

@@ -1,6 +1,6 @@
 """Environments of Navix (https://github.com/epignatelli/navix), imported on demand.
 
-Navix brings some sixty packages with it, so that there is no extra for it: whoever wants it installs it by hand.
+There is no extra for Navix, because it depends on some sixty packages: `pip install navix`.
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ def _import_navix() -> Any:
 
 
 def _can_disable_autoreset(env: Any) -> bool:
-    """Return whether this version of Navix can be told not to reset by itself."""
+    """Return whether this version of Navix has a setting that disables auto-reset."""
     return "disable_autoreset" in {field.name for field in dataclasses.fields(env)}
 
 
@@ -84,10 +84,10 @@ def _get_observation_fn(name: str, observation: str) -> Any:
 
 
 def _count_symbols(env: Any) -> int | None:
-    """Return how many values a symbol has, or `None` for pixels.
+    """Return the number of values of a symbol, or `None` for pixels.
 
-    Some versions declare fewer than there are kinds of things, whose largest number therefore counts as well; others
-    declare bytes, and that number alone counts.
+    Some versions declare fewer than there are kinds of entities, so the largest of the two counts; others declare
+    bytes, and the number of entities alone counts.
     """
     from navix import observations
     from navix.entities import EntityIds
@@ -109,7 +109,7 @@ def _reset(env: Any, values: int | None, key: Key) -> tuple[PyTree, Array]:
 
 
 def _step(env: Any, values: int | None, keyed: bool, state: Any, action: Array, key: Key) -> Any:
-    """Step from an episode that goes on, whatever step it is: an ended one Navix would begin anew."""
+    """Step from a time step marked as not the last: Navix would reset after a last one."""
     from navix.environments.environment import Timestep
 
     t, inner = state

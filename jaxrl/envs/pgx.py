@@ -16,15 +16,15 @@ from jaxrl.trees import Array, Key, PyTree
 PREFIX = "pgx:"
 """Prefix of the names of Pgx's games, as in `pgx:2048`."""
 TIMERS = {"minatar-freeway": ("_terminate_timer", 2500)}
-"""Games that terminate by a timer in their state, and its steps: the timer is stopped, and the limit truncates."""
+"""Games that terminate by a timer in their state, with its length: the timer is disabled, and a limit truncates."""
 
 
 def pgx_env(name: str, *, time_limit: Any = None, **params: Any) -> Env:
     """Return Pgx's game `name` (with or without `pgx:`): `2048`, or one of the five of MinAtar.
 
     Observations of `2048` are dicts: `observation`, and the legal moves as `action_mask`; in MinAtar all moves are
-    always legal. `params` replace the game's own: `sticky_action_prob`, `use_minimal_action_set`. Episodes are
-    truncated after `time_limit` steps; without it, after 2500 in Freeway, never in the others.
+    always legal. `params` replace the game's defaults: `sticky_action_prob`, `use_minimal_action_set`. Episodes are
+    truncated after `time_limit` steps; by default after 2500 in Freeway, and never in the others.
 
     Raises:
       SettingsError: Pgx is not installed, a name or a parameter is unknown or does not fit, or the game is for several.

@@ -1,8 +1,7 @@
-"""What Brax and MuJoCo Playground have in common: `reset(key)` and `step(state, action)` return one `State`.
+"""Adapter shared by Brax and MuJoCo Playground, whose `reset(key)` and `step(state, action)` return one `State`.
 
-It holds the observation, the reward and the end of an episode beside the physics. Both suites leave limits of time and
-resets at an episode's end to wrappers, which are not used here: so the end is an end, and its observation is the true
-one.
+The state holds observation, reward and `done` next to the physics. Both suites implement time limits and auto-reset in
+wrappers, which are not used here: so `done` is a termination, and its observation the true successor.
 """
 
 import copy
@@ -25,15 +24,15 @@ from jaxrl.trees import Array, Key, PyTree
 def physics_env(
     name: str, env: Any, limit: int, settings: Mapping[str, Any], render: RenderFn | None = None, repeat: int = 1
 ) -> Env:
-    """Return `env`, which is bare of wrappers, as an `Env`.
+    """Return `env`, an environment without wrappers, as an `Env`.
 
     Args:
-      name: its name here, with the suite's prefix.
+      name: its name in jaxrl, with the prefix of the suite.
       env: an environment of Brax or Playground, with actions from -1 to 1.
-      limit: steps of the suite after which an episode is cut.
-      settings: what `make_env` rebuilds it from.
-      render: draws one state.
-      repeat: steps of the suite for which an action is repeated; their rewards are added.
+      limit: steps of the suite after which an episode is truncated.
+      settings: arguments with which `make_env` rebuilds it.
+      render: renders one state.
+      repeat: steps of the suite per action; their rewards are summed.
     """
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), jax.eval_shape(env.reset, KEY))
     spec = EnvSpec(name, make_boxes(like.obs), Box(-1.0, 1.0, (env.action_size,)), -(-limit // repeat))
@@ -65,22 +64,22 @@ def _suite_step(env: Any, like: PyTree, state: Any, action: Array) -> Any:
 # --- a model for each episode -----------------------------------------------------------------------------------
 
 Randomiser = Callable[[Any, Key], tuple[Any, Any]]
-"""Playground's form: `(model, keys [B]) -> (models, axes)`, where what varies has the axis 0 and begins with `[B]`."""
+"""As in Playground: `(model, keys [B]) -> (models, axes)`; leaves that vary have axis 0 and shape `[B, ...]`."""
 
 
 class ModelState(NamedTuple):
-    """The state of an environment whose episodes have models of their own."""
+    """State of an environment with a model drawn for each episode."""
 
     env: PyTree
     model: tuple[Array, ...]
-    """What differs in this episode from the suite's model, in the order of its leaves."""
+    """The leaves of the model that vary, in the order of its leaves."""
 
 
 def randomise_models(made: Env, env: Any, randomiser: Randomiser, share: Any) -> Env:
-    """Give each episode of `made`, which is the suite's `env`, a model of its own.
+    """Draw a model for each episode of `made`, the `Env` of the suite's `env`.
 
-    It lies the `share`, a number or a schedule, of the way from the suite's model to one that `randomiser` draws: 0 is
-    the former, 1 the latter. That share is the value `randomise` of the environment, which a population may vary.
+    The model is interpolated between that of the suite (`share` 0) and one drawn by `randomiser` (`share` 1). `share`
+    is a number or a schedule; it is the value `randomise` of the environment, which a population may vary.
     """
     model = env.mjx_model
     leaves, treedef = jax.tree.flatten(model, is_leaf=_is_none)
@@ -105,21 +104,21 @@ def randomise_models(made: Env, env: Any, randomiser: Randomiser, share: Any) ->
 
     inner: Any = made.render
     render = None if inner is None else lambda state: inner(state.env)
-    taking: Any = made._replace(reset=reset, step=step, render=render)
-    return randomise(taking, draw, randomise=share)
+    parametrised: Any = made._replace(reset=reset, step=step, render=render)
+    return randomise(parametrised, draw, randomise=share)
 
 
 def _find_varied_leaves(randomiser: Randomiser, model: Any) -> list[int]:
-    """Return which leaves of the model differ from episode to episode, as `randomiser` says."""
-    said: Any = []
+    """Return the indices of the leaves of the model that `randomiser` varies."""
+    traced_axes: Any = []  # axes are static, so they leave the trace by a side effect
 
     def drawn(key: Key) -> Any:
         models, axes = randomiser(model, key[None])
-        said.append(axes)
+        traced_axes.append(axes)
         return models
 
     jax.eval_shape(drawn, KEY)
-    axes = jax.tree.leaves(said[0], is_leaf=_is_none)
+    axes = jax.tree.leaves(traced_axes[0], is_leaf=_is_none)
     if len(axes) != len(jax.tree.leaves(model, is_leaf=_is_none)):
         raise SettingsError("the axes that the randomiser returns do not fit the model; expected one for each leaf")
     return [place for place, axis in enumerate(axes) if axis == 0]
@@ -130,17 +129,17 @@ def _is_none(x: Any) -> bool:
 
 
 def _interpolate(ours: Array, drawn: Array, share: Any) -> Array:
-    """Return what lies the `share` of the way from one to the other; whole numbers are those drawn."""
+    """Interpolate from `ours` (`share` 0) to `drawn` (1); integers are those of `drawn`."""
     return drawn + (1 - share) * (ours - drawn) if jnp.issubdtype(drawn.dtype, jnp.inexact) else drawn
 
 
 def _bind_env(function: Any, env: Any) -> Any:
-    """Return the `_reset` or `_step` of an environment with another `env`."""
+    """Return a partial `_reset` or `_step` with another `env` as first argument."""
     return partial(function.func, env, *function.args[1:])
 
 
 def render_picture(name: str, draw: Any) -> np.ndarray:
-    """Return the picture that `draw()` makes with MuJoCo; raise `SettingsError` where it cannot draw."""
+    """Return the image that `draw()` renders with MuJoCo; raise `SettingsError` if it fails."""
     try:
         return np.asarray(draw(), np.uint8)
     except Exception as error:

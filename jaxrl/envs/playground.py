@@ -26,9 +26,9 @@ def playground_env(name: str, *, randomise: Any = None, randomiser: Randomiser |
     repeat its results. Episodes are truncated after `episode_length` steps of the suite; an action is repeated for
     `action_repeat` of them. Observations of several parts stay dicts (`state`, `privileged_state`).
 
-    With `randomise`, each episode has a model of its own (Tobin et al. 2017), drawn by `randomiser`, or by the one that
-    Playground has for the task: `true` takes what is drawn, and a number from 0 to 1, or a schedule of it, goes so much
-    of the way there from the task's own model.
+    With `randomise`, a model is drawn for each episode (Tobin et al. 2017) by `randomiser`, or by Playground's own for
+    the task. `true` uses the drawn model; a number from 0 to 1, or a schedule of it, interpolates from the task's model
+    (0) to the drawn one (1).
 
     Raises:
       SettingsError: Playground is not installed, a name or a parameter is unknown or does not fit, there is nothing to
@@ -61,7 +61,7 @@ def playground_env(name: str, *, randomise: Any = None, randomiser: Randomiser |
 
 
 def _get_share(name: str, randomise: Any, randomiser: Randomiser | None) -> Any:
-    """Return how much of the way to the model that is drawn episodes go, or `None` if all have the task's own."""
+    """Return the interpolation from the task's model to the drawn one, or `None` without randomisation."""
     given = randomiser is not None if randomise is None else randomise
     if isinstance(given, bool):
         return 1.0 if given else None
@@ -70,7 +70,7 @@ def _get_share(name: str, randomise: Any, randomiser: Randomiser | None) -> Any:
 
 def _get_randomiser(name: str, get: Any, id_: str) -> Randomiser:
     """Return Playground's own randomiser of a task; raise `SettingsError` if it has none."""
-    with contextlib.redirect_stdout(io.StringIO()):  # on which it says so
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints that there is none
         found: Randomiser | None = get(id_)
     if found is None:
         raise SettingsError(
@@ -81,7 +81,7 @@ def _get_randomiser(name: str, get: Any, id_: str) -> Randomiser:
 
 
 def _flatten_config(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return the entries of a nested configuration by their names with dots."""
+    """Flatten a nested configuration; names are joined by dots."""
     flat: dict[str, Any] = {}
     for word, value in config.items():
         flat.update(_flatten_config(value, f"{above}{word}.") if isinstance(value, Mapping) else {above + word: value})
@@ -89,7 +89,7 @@ def _flatten_config(config: Mapping[str, Any], above: str = "") -> dict[str, Any
 
 
 def _check_robots(name: str) -> None:
-    """Raise `SettingsError` unless the models of robots are there, which Playground would fetch in silence."""
+    """Raise `SettingsError` unless the models of robots are present, which Playground would fetch silently."""
     from mujoco_playground._src.mjx_env import MENAGERIE_COMMIT_SHA as commit, MENAGERIE_PATH as path
 
     if not path.exists():

@@ -15,7 +15,7 @@ _REGISTERED: dict[str, EnvFactory] = {}
 
 
 def register_env(name: str, factory: EnvFactory) -> None:
-    """Make `factory` answer to `make_env(name)` and `--env name` in this process.
+    """Register `factory` under `name`, for `make_env(name)` and `--env name` in this process.
 
     Raises:
       SettingsError: the name is already taken.
@@ -26,7 +26,7 @@ def register_env(name: str, factory: EnvFactory) -> None:
 
 
 def registered_envs() -> Mapping[str, EnvFactory]:
-    """Return what `register_env` made known."""
+    """Return the environments of `register_env`."""
     return _REGISTERED
 
 
@@ -66,16 +66,16 @@ def _make(name: str, params: Mapping[str, Any]) -> Any:
 
 
 def _suggest_env(name: str) -> str:
-    """Return a hint at known names that an unknown one may have meant, here or in Gymnasium."""
+    """Return a suggestion for an unknown name: known names here or in Gymnasium, or what to install."""
     prefix, _, rest = name.rpartition(":")
     others = gymnasium_names()
     if name in others:
         return f"Gymnasium has it: {PREFIX}{name}"
-    own = close_matches(rest.rpartition("/")[2], env_names())
+    close_here = close_matches(rest.rpartition("/")[2], env_names())
     if name.startswith("ALE/"):
-        like = f"; in JAX, there is {' or '.join(own)}" if own else ""
+        like = f"; in JAX, there is {' or '.join(close_here)}" if close_here else ""
         return f"that is one of Atari, in Gymnasium: pip install 'jaxrl[atari]', then {PREFIX}{name}{like}"
-    close = own or [PREFIX + other for other in close_matches(rest, others)]
+    close = close_here or [PREFIX + other for other in close_matches(rest, others)]
     if close:
         return "did you mean " + " or ".join(close) + "?"
     if prefix and all(part.isidentifier() for part in prefix.split(".")):
@@ -92,7 +92,7 @@ def _suggest_env(name: str) -> str:
 
 
 def module_to_import(name: str) -> str | None:
-    """Return the module that an environment's name asks to import; `None` for a name that asks for none."""
+    """Return the module in a name such as `package.module:NAME`; `None` if it has none."""
     module, colon, _ = name.removeprefix(PREFIX).rpartition(":")
     named = all(part.isidentifier() for part in module.split("."))
     return module if colon and named and module not in SUITES else None
@@ -105,14 +105,14 @@ def env_names() -> list[str]:
     return [*_REGISTERED, *gymnax.names()]
 
 
-# --- what a run directory may say of an environment ---------------------------------------------------------------
+# --- environments of run directories, which may come from others ---------------------------------------------------
 
 
 def check_plain_args(env_args: object, source: str) -> Mapping[str, Any]:
-    """Return the parameters of an environment that a run directory holds.
+    """Return `env_args` of a run directory if they are safe to use.
 
     Raises:
-      SettingsError: they are not plain values by name, or a text among them is a path, which a person must type anew.
+      SettingsError: they are not plain values by name, or one is a path, which the user must give explicitly.
     """
     if not isinstance(env_args, Mapping) or not all(isinstance(name, str) for name in env_args):
         raise SettingsError(f"{source} has env_args {env_args!r:.80}; expected names with values")
@@ -127,7 +127,7 @@ def check_plain_args(env_args: object, source: str) -> Mapping[str, Any]:
 
 
 def is_path(value: object) -> bool:
-    """Return whether a parameter of an environment is a path, or a list with one in it."""
+    """Return whether `value` is a path, or a list that contains one."""
     return any("/" in text or "\\" in text for text in _texts(value))
 
 
@@ -136,7 +136,7 @@ def _plain(value: object) -> bool:
 
 
 def _texts(value: object) -> list[str]:
-    """Return a text, or those in a list."""
+    """Return the strings in `value`."""
     if isinstance(value, list):
         return [text for item in value for text in _texts(item)]
     return [value] if isinstance(value, str) else []

@@ -1,4 +1,4 @@
-"""Environments that speak stoa (https://github.com/EdanToledo/Stoa): objects of its class `Environment`."""
+"""Environments of stoa (https://github.com/EdanToledo/Stoa): objects of its class `Environment`."""
 
 from typing import Any
 
@@ -18,16 +18,16 @@ UNUSABLE_WRAPPERS = {
     "OptimisticResetVmapWrapper": "resets episodes",
     "VmapWrapper": "runs many copies",
 }
-"""Wrappers of stoa for what jaxrl does itself."""
+"""Wrappers of stoa that do what jaxrl does itself."""
 UNUSABLE_ADAPTERS = {
     "GymnaxToStoa": "resets by itself and takes limits for ends; give the name of gymnax, such as CartPole-v1",
     "JumanjiToStoa": "takes limits for ends; give the name instead, such as jumanji:Snake-v1",
     "KinetixToStoa": "resets by itself and takes limits for ends",
     "XMiniGridToStoa": "takes limits for ends; give the name instead, such as xminigrid:MiniGrid-Empty-8x8",
 }
-"""Adapters of stoa whose steps do not tell what happened."""
+"""Adapters of stoa whose steps lose information, with the reason and an alternative."""
 MASKS = (MASK, "legal_action_mask")
-"""Extras that say which actions are allowed."""
+"""Names of action masks among the extras."""
 
 
 def stoa_env(env: Any, *, name: str | None = None, time_limit: int | None = None, params: PyTree = None) -> Env:
@@ -37,9 +37,9 @@ def stoa_env(env: Any, *, name: str | None = None, time_limit: int | None = None
     entry `action_mask` of the observation, and scalars there are recorded. `randomise` gives each episode `env_params`.
 
     Args:
-      env: a single environment, which neither resets itself nor is vectorised.
-      name: its name here; by default that of its class.
-      time_limit: steps after which episodes are truncated, beside the limit of an `EpisodeStepLimitWrapper`.
+      env: a single environment that neither resets itself nor is vectorised.
+      name: its name in jaxrl; default: the name of its class.
+      time_limit: steps after which episodes are truncated, in addition to the limit of an `EpisodeStepLimitWrapper`.
       params: the `env_params` of all episodes.
 
     Raises:
@@ -58,7 +58,7 @@ def stoa_env(env: Any, *, name: str | None = None, time_limit: int | None = None
 
 
 def _find_limits(stoa: Any, env: Any) -> list[int]:
-    """Return the limits of all wrappers of `env`; raise `SettingsError` if one of them is for jaxrl to do."""
+    """Return the time limits of all wrappers of `env`; raise `SettingsError` for unusable wrappers."""
     limits = []
     while isinstance(env, stoa.Wrapper):
         for word in (kind.__name__ for kind in type(env).__mro__ if kind.__name__ in UNUSABLE_WRAPPERS):
@@ -81,7 +81,7 @@ def _convert_step(result: tuple[PyTree, Any]) -> tuple[PyTree, ObjectStep]:
 
 
 def _action_space(space: Any) -> Space:
-    """Return the space of actions, which may have several parts."""
+    """Return the space of actions, a tree if they have several parts."""
     parts = getattr(space, "spaces", None)
     if isinstance(parts, dict):
         return {word: _action_space(part) for word, part in parts.items()}

@@ -1,6 +1,6 @@
 """Environments of XLand-MiniGrid (https://github.com/dunnolab/xland-minigrid), imported on demand.
 
-Observations are one-hot, so that networks need not take the number of a tile for a brightness.
+Observations are one-hot, because the index of a tile is no intensity.
 """
 
 import dataclasses
@@ -98,7 +98,7 @@ def _reset(env: Any, params: Any, one_hot: bool, key: Key) -> tuple[PyTree, Arra
 
 
 def _step(env: Any, params: Any, one_hot: bool, state: PyTree, action: Array, key: Key) -> Any:
-    """Step; what the suite calls the last step of an episode matters only where it ends by itself."""
+    """Step; the suite's flag for a last step includes its time limit, so only a discount of 0 terminates."""
     from xminigrid.types import TimeStep as TheirStep
 
     del key  # the state has its own
@@ -107,7 +107,7 @@ def _step(env: Any, params: Any, one_hot: bool, state: PyTree, action: Array, ke
 
 
 def _drop_key(state: Any) -> Any:
-    """Return the state without its key, which no step reads."""
+    """Remove the key from a state, which no step reads."""
     return state.replace(key=())
 
 
