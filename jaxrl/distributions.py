@@ -1,7 +1,7 @@
-"""Action distributions, parametrised by a network's outputs `[..., K]`, and the map from samples to the environment.
+"""Action distributions, parametrised by a network's outputs `[..., K]`, and the map from samples to actions.
 
-Sampling and densities concern the raw action: one number, several numbers, or a point of the Gaussian before it is
-squashed or clipped. Only `Head.to_env` turns it into an element of the action space, so densities are always exact.
+Samples and densities are those of raw actions: indices, or points of the Gaussian before squashing or clipping.
+`Head.to_env` maps them to the action space as a last step, so densities are always exact.
 """
 
 import math
@@ -44,7 +44,7 @@ class Distribution(Protocol):
 
 
 class Categorical(NamedTuple):
-    """One of the numbers `0 .. A-1`."""
+    """Distribution over `0 .. A-1`."""
 
     logits: Array
     """`[..., A]`"""
@@ -64,7 +64,7 @@ class Categorical(NamedTuple):
 
 
 class MultiCategorical(NamedTuple):
-    """Vectors of independent numbers, entry `i` from `0 .. n[i]-1`."""
+    """Vectors of independent categorical variables, entry `i` from `0 .. n[i]-1`."""
 
     logits: Array
     """`[..., sum(n)]`"""
@@ -107,15 +107,15 @@ class Gaussian(NamedTuple):
         return self.mean + jnp.exp(self.log_std) * deviation
 
     def log_prob(self, action: Array) -> Array:
-        apart = (action - self.mean) * jnp.exp(-self.log_std)
-        return -total(0.5 * jnp.square(apart) + self.log_std + 0.5 * math.log(2 * math.pi))
+        z = (action - self.mean) * jnp.exp(-self.log_std)
+        return -total(0.5 * jnp.square(z) + self.log_std + 0.5 * math.log(2 * math.pi))
 
     def entropy(self) -> Array:
         return total(self.log_std + 0.5 * math.log(2 * math.pi * math.e))
 
 
 class TanhGaussian(NamedTuple):
-    """`tanh` of independent normal variables; densities are the squashed action's, as functions of the raw one."""
+    """`tanh` of independent normal variables; densities are those of the squashed action, given the raw one."""
 
     base: Gaussian
 
@@ -130,6 +130,7 @@ class TanhGaussian(NamedTuple):
         return self.base.at(deviation)
 
     def log_prob(self, action: Array) -> Array:
+        # Change of variables: p(tanh u) = p(u) / |d tanh u / du|.
         return self.base.log_prob(action) - total(log_tanh_slope(action))
 
     def entropy(self) -> Array:
@@ -153,31 +154,31 @@ _WEIGHTS = np.exp(-np.square(_NODES) / 2) / np.exp(-np.square(_NODES) / 2).sum()
 
 
 def log_tanh_slope(u: Array) -> Array:
-    """Return `log(1 - tanh(u)^2)`, computed without cancellation where `u` is large."""
+    """Return `log(1 - tanh(u)^2)`, the log-derivative of `tanh`, without cancellation for large `u`."""
     return 2 * (math.log(2) - u - jax.nn.softplus(-2 * u))
 
 
 def mask_distribution(distribution: Distribution, mask: Array | None) -> Distribution:
-    """Return `distribution`, of numbers, given that the action is allowed by `mask` `[..., A]`; `None` allows all.
+    """Condition a categorical distribution on the actions allowed by `mask` `[..., A]`; `None` allows all.
 
-    Forbidden actions have the probability 0, and add nothing to entropies and gradients.
+    Forbidden actions have probability 0 and contribute nothing to entropies and gradients.
     """
     if mask is None:
         return distribution
     if isinstance(distribution, Categorical):
         return Categorical(apply_mask(distribution.logits, mask))
-    assert isinstance(distribution, MultiCategorical), "a mask is for numbers"
+    assert isinstance(distribution, MultiCategorical), "a mask needs discrete actions"
     ends = np.cumsum(distribution.n)[:-1]
     pairs = zip(*(jnp.split(x, ends, axis=-1) for x in (distribution.logits, mask)), strict=True)
     return distribution._replace(logits=jnp.concatenate([apply_mask(*pair) for pair in pairs], axis=-1))
 
 
 MIN_TEMPERATURE = 1e-6
-"""Least temperature at which actions are drawn; one of 0 stands for it."""
+"""Lower bound of the sampling temperature; 0 means this."""
 
 
 def apply_temperature(distribution: Distribution, temperature: Array | tuple[()]) -> Distribution:
-    """Return `distribution` with logits divided by `temperature`, or scales multiplied; `()` leaves it as it is."""
+    """Divide logits by `temperature`, or multiply scales by it; `()`: no temperature."""
     if isinstance(temperature, tuple):
         return distribution
     temperature = jnp.maximum(temperature, MIN_TEMPERATURE)
@@ -194,7 +195,7 @@ def _scale_std(distribution: Gaussian, factor: Array) -> Gaussian:
 
 
 class Head(NamedTuple):
-    """Maps a network's outputs to action distributions, and samples to actions of a space."""
+    """Maps network outputs to action distributions, and raw actions to the action space."""
 
     outputs: int
     """Number of network outputs per observation."""
@@ -205,16 +206,16 @@ class Head(NamedTuple):
     scales: int = 0
     """Number of outputs, the last ones, that are log-scales."""
     to_raw: Callable[[Array], Array] = lambda action: action
-    """Elements of the action space `[N, ...]` -> raw actions; the inverse of `to_env`, as far as there is one."""
+    """Elements of the action space `[N, ...]` -> raw actions; the inverse of `to_env` up to clipping."""
     log_half_width: float = 0.0
-    """How much larger an action is than a raw one (or its `tanh`): the log of the product of the half-widths."""
+    """Log of the product of half-widths, by which `to_env` scales: the log-density of an action is smaller by this."""
 
 
 def make_head(spec: EnvSpec, squash: bool = False) -> Head:
     """Return the head for the action space of `spec`: categorical, multi-categorical or Gaussian.
 
-    A bounded action space is rescaled, so that raw actions from -1 to 1 span it; those beyond are clipped, or with
-    `squash` mapped inside by `tanh`.
+    A bounded action space is rescaled to raw actions from -1 to 1. Those beyond are clipped, or with `squash` mapped
+    inside by `tanh`.
 
     Raises:
       SettingsError: actions are dicts, tuples or whole-number boxes, or `squash` is set without bounds.
@@ -247,7 +248,7 @@ def make_head(spec: EnvSpec, squash: bool = False) -> Head:
 
 
 MAX_SQUASHED = 1 - 1e-6
-"""Largest action, of those from -1 to 1, whose raw action is finite in float32; one at a bound counts as this."""
+"""Largest squashed action for `arctanh`, which is infinite at 1; actions at a bound are moved here."""
 
 
 def _to_raw(space: Box, squash: bool, action: Array) -> Array:

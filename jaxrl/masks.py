@@ -1,8 +1,8 @@
-"""Parts of an observation with a meaning of their own: which actions are allowed, and what only critics may see.
+"""Special entries of observations: masks of allowed actions, and privileged state for critics.
 
-An observation that is a dict may have the entry `action_mask`, true for each allowed action, and the entry
-`privileged_state`. No network sees the mask; policies, and values that policies are made of, do not see the privileged
-state. Which entries there are is known from the space, so an observation without them costs nothing.
+A dict observation may have the entries `action_mask`, true for each allowed action, and `privileged_state`. No network
+sees the mask; policies, and action values that act as policies, do not see the privileged state. The space says which
+entries there are, so programs without them do no extra work.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,21 +19,21 @@ from jaxrl.types import RecurrentObs
 from jaxrl.xla.short import argmax
 
 MASK = "action_mask"
-"""Entry that says which actions are allowed: `[n]` for `Discrete(n)`; for `MultiDiscrete` `[n1 + n2 + ...]`, or, of `k`
-numbers below the same `n`, also `[k, n]`."""
+"""Entry for allowed actions: `[n]` for `Discrete(n)`; `[n1 + n2 + ...]` for `MultiDiscrete`, or `[k, n]` if all `k`
+entries have the same `n`."""
 PRIVILEGED = "privileged_state"
 """Entry that only critics see."""
 
-# --- who sees what ----------------------------------------------------------------------------------------------
+# --- views of observations --------------------------------------------------------------------------------------
 
 
 def for_policy(tree: PyTree) -> PyTree:
-    """Return an observation, or its space, as policies see it: without the mask and the privileged state."""
+    """Return the policy's view of an observation or its space: without mask and privileged state."""
     return _drop_entries(tree, MASK, PRIVILEGED)
 
 
 def for_critic(tree: PyTree) -> PyTree:
-    """Return an observation, or its space, as critics see it: without the mask."""
+    """Return the critic's view of an observation or its space: without mask."""
     return _drop_entries(tree, MASK)
 
 
@@ -46,24 +46,24 @@ def _drop_entries(tree: PyTree, *names: str) -> PyTree:
 
 
 def has_entry(tree: PyTree, name: str) -> bool:
-    """Return whether an observation, or its space, has the entry `name`."""
+    """Return whether an observation or its space has the entry `name`."""
     return isinstance(tree, Mapping) and name in tree
 
 
 def view_spec(spec: EnvSpec, view: Callable[[PyTree], PyTree]) -> EnvSpec:
-    """Return `spec` with the observations of `view`, `for_policy` or `for_critic`."""
+    """Return `spec` with its observation space mapped by `view`: `for_policy` or `for_critic`."""
     return spec._replace(observation_space=view(spec.observation_space))
 
 
 def zero_privileged(obs: PyTree) -> PyTree:
-    """Return `obs` with zeros in place of the privileged state."""
+    """Return `obs` with the privileged state set to zeros."""
     return {**obs, PRIVILEGED: jax.tree.map(jnp.zeros_like, obs[PRIVILEGED])}
 
 
 def fill_privileged(struct: PyTree, obs: PyTree) -> PyTree:
-    """Add zeros as the privileged state to an observation, or a batch of them, that was given without.
+    """Add a privileged state of zeros to observations without one, single or batched, for acting outside training.
 
-    `struct` are the shapes of one complete observation.
+    `struct` has the shapes of one complete observation.
     """
     if not (has_entry(struct, PRIVILEGED) and isinstance(obs, Mapping)) or PRIVILEGED in obs:
         return obs
@@ -74,13 +74,13 @@ def fill_privileged(struct: PyTree, obs: PyTree) -> PyTree:
     try:
         given = np.shape(parts.flatten_up_to(obs[name])[0])  # a list is one array
     except ValueError:
-        return obs  # its structure is another one, which is told where it is read
+        return obs  # another structure; the error is raised where it is read
     batch = given[: len(given) - len(first[0].shape)]
     return {**obs, PRIVILEGED: jax.tree.map(lambda x: np.zeros((*batch, *x.shape), x.dtype), struct[PRIVILEGED])}
 
 
 def map_except_mask(function: Callable[..., Any], *trees: PyTree, **options: Any) -> PyTree:
-    """Map `function` over the leaves of observations, or of their spaces; the mask is that of the last of them."""
+    """Map `function` over leaves of observations or spaces, except the mask, which is that of the last tree."""
     mapped = jax.tree.map(function, *map(for_critic, trees), **options)
     return {**mapped, MASK: trees[-1][MASK]} if has_entry(trees[-1], MASK) else mapped
 
@@ -89,13 +89,13 @@ def map_except_mask(function: Callable[..., Any], *trees: PyTree, **options: Any
 
 
 def check_observation_entries(spec: EnvSpec) -> None:
-    """Raise `SettingsError` if observations of `spec` have a mask that does not fit the actions, or nothing else."""
+    """Raise `SettingsError` if the mask does not fit the actions, or observations have nothing for policies."""
     space: Any = spec.observation_space
     if not has_entry(space, MASK) and not has_entry(space, PRIVILEGED):
         return
     if not jax.tree.leaves(for_policy(space), is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete)):
         raise SettingsError(
-            f"observations of {spec.name} are {', '.join(space)}, of which a policy sees nothing; add an entry"
+            f"observations of {spec.name} are {', '.join(space)}, none of which a policy sees; add an entry"
         )
     if has_entry(space, MASK):
         _check_mask(spec, space[MASK])
@@ -121,14 +121,14 @@ def _check_mask(spec: EnvSpec, mask: Space) -> None:
 
 
 def action_sizes(space: Discrete | MultiDiscrete) -> tuple[int, ...]:
-    """Return the number of choices for each number of an action."""
+    """Return the number of choices for each entry of an action."""
     return (space.n,) if isinstance(space, Discrete) else tuple(space.n)
 
 
 def get_mask(obs: PyTree, axes: int = 1) -> Array | None:
-    """Return which actions `obs` allows, bool `[B, A]`, the numbers of a `MultiDiscrete` side by side; or `None`.
+    """Return the mask of allowed actions, bool `[B, A]`, entries of a `MultiDiscrete` concatenated; `None` without one.
 
-    `axes` is the number of axes before those of one observation; all are kept.
+    `axes` is the number of leading axes; all are kept.
     """
     obs = obs.obs if isinstance(obs, RecurrentObs) else obs
     if not has_entry(obs, MASK):
@@ -138,20 +138,21 @@ def get_mask(obs: PyTree, axes: int = 1) -> Array | None:
 
 
 def unmask_empty_rows(mask: Array) -> Array:
-    """Return `mask` `[..., A]` with all actions allowed in rows that allow none."""
+    """Allow all actions in rows of `mask` `[..., A]` that allow none."""
     return mask | ~mask.any(axis=-1, keepdims=True)
 
 
 def apply_mask(x: Array, mask: Array | None) -> Array:
-    """Return values or logits `[..., A]` with the smallest finite number in place of those of forbidden actions.
+    """Set values or logits `[..., A]` of forbidden actions to the smallest finite number.
 
-    Finite, so that their probabilities and gradients are 0 and never NaN. Rows that allow nothing stay as they are.
+    With infinity, probabilities and gradients could be NaN; with a finite number they are 0. Rows that allow nothing
+    are unchanged.
     """
     return x if mask is None else jnp.where(unmask_empty_rows(mask), x, jnp.finfo(x.dtype).min)
 
 
 def greedy_actions(space: Discrete | MultiDiscrete, scores: Array, mask: Array | None) -> Array:
-    """Return the allowed actions `[N, ...]` of the highest scores; `scores` `[N, A]` are those of all choices."""
+    """Return the allowed actions `[N, ...]` with the highest `scores` `[N, A]`."""
     if isinstance(space, Discrete):
         return argmax(apply_mask(scores, mask)).astype(space.dtype)
     ends = np.cumsum(space.n)[:-1]
@@ -161,16 +162,17 @@ def greedy_actions(space: Discrete | MultiDiscrete, scores: Array, mask: Array |
 
 
 def random_action(spec: EnvSpec, key: Key, obs: PyTree) -> PyTree:
-    """Draw actions `[N, ...]`, uniform among those that `obs` `[N, ...]` allows; the key is consumed."""
+    """Draw uniform actions `[N, ...]` among those allowed by `obs` `[N, ...]`; the key is consumed."""
     space, num_envs = _masked_space(spec), jax.tree.leaves(obs)[0].shape[0]
     if space is None:
         return sample_space(spec.action_space, key, num_envs)
-    # The scores are drawn whatever the mask is, so that nothing carried decides on what is drawn.
+    # The maximum of uniform scores is a uniform choice. The scores do not depend on the mask, so that they can be drawn
+    # ahead of a loop.
     scores = jax.random.uniform(key, (num_envs, sum(action_sizes(space))), jnp.float32)
     return greedy_actions(space, scores, get_mask(obs))
 
 
 def _masked_space(spec: EnvSpec) -> Discrete | MultiDiscrete | None:
-    """Return the action space, if observations have a mask for it."""
+    """Return the action space if observations have a mask, otherwise `None`."""
     space = spec.action_space
     return space if has_entry(spec.observation_space, MASK) and isinstance(space, Discrete | MultiDiscrete) else None

@@ -1,4 +1,4 @@
-"""How the settings of a preset follow when a run is made shorter or longer than the preset's."""
+"""Scale the settings of a preset to a run of another length."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -6,13 +6,13 @@ from typing import Any
 
 INTERVALS = ("eval_interval", "record_interval", "save_interval")
 DECAYS = ("agent.lr_decay", "agent.epsilon_decay", "buffer.beta_steps")
-"""Settings over how many optimisation steps something falls or rises."""
+"""Settings that are a number of optimisation steps over which something decays or rises."""
 MAX_STEPS = 2**31 - 1
-"""The most that these can be."""
+"""Largest value of these settings, an int32."""
 
 
 def flatten_names(settings: Mapping[str, Any], prefix: str = "") -> set[str]:
-    """Return the names of nested settings, as `agent.lr`."""
+    """Return the names of nested settings, such as `agent.lr`."""
     found: set[str] = set()
     for name, value in settings.items():
         found |= flatten_names(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}"}
@@ -20,7 +20,7 @@ def flatten_names(settings: Mapping[str, Any], prefix: str = "") -> set[str]:
 
 
 def count_opt_steps(config: Any, env_steps: int) -> int | None:
-    """Return how many optimisation steps a run makes in so many environment steps; `None` of one from data."""
+    """Return the number of optimisation steps in `env_steps` environment steps; `None` for offline runs."""
     if _has_field(config, "rollout"):
         rows, made, warmup = config.num_envs * config.rollout, config.epochs * config.minibatches, 0
     elif _has_field(config, "opt_interval"):
@@ -38,34 +38,36 @@ def _has_field(config: Any, name: str) -> bool:
 
 
 def estimate_opt_steps(config: Any) -> int:
-    """Return about how many optimisation steps a run with these settings makes."""
+    """Return the approximate number of optimisation steps of a run with these settings."""
     within = count_opt_steps(config, config.max_env_steps) if config.max_env_steps > 0 else None
     return config.max_opts if within is None else min(within, config.max_opts)
 
 
-def scale_to_length(config: Any, preset: Any, own: Collection[str], chosen: Collection[str]) -> tuple[Any, str | None]:
-    """Return `config` with decays and intervals that fit its length, and a note on what has changed, if anything.
+def scale_to_length(
+    config: Any, preset: Any, preset_names: Collection[str], chosen: Collection[str]
+) -> tuple[Any, str | None]:
+    """Scale decays and intervals of `config` to its length; return it and a note on the changes, if any.
 
     Args:
       config: the settings of a run.
       preset: the settings of the preset alone.
-      own: names of the settings that the preset itself has; its decays were chosen for its length.
-      chosen: names of the settings that a person has chosen, which stay.
+      preset_names: names of the settings in the preset; only its own decays were chosen for its length.
+      chosen: names of the settings that the user has given, which stay.
     """
-    length, usual = estimate_opt_steps(config), preset.max_opts
-    if "max_opts" not in own or length == usual or min(length, usual) < 1:
+    length, preset_length = estimate_opt_steps(config), preset.max_opts
+    if "max_opts" not in preset_names or length == preset_length or min(length, preset_length) < 1:
         return config, None
     changed: dict[str, int] = {}
-    for name in (*INTERVALS, *(decay for decay in DECAYS if decay in own)):
+    for name in (*INTERVALS, *(decay for decay in DECAYS if decay in preset_names)):
         before = _get_setting(preset, name)
-        after = min(max(round(before * length / usual), 1), MAX_STEPS) if before else 0
+        after = min(max(round(before * length / preset_length), 1), MAX_STEPS) if before else 0
         if name not in chosen and after != before:
             changed[name] = after
             config = _replace_setting(config, name, after)
     if not changed:
         return config, None
     changes = ", ".join(f"{name} {value}" for name, value in changed.items())
-    return config, f"the preset is for max_opts {usual}; scaled to {length}: {changes}"
+    return config, f"the preset is for max_opts {preset_length}; scaled to {length}: {changes}"
 
 
 def _get_setting(config: Any, name: str) -> int:

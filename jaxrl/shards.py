@@ -1,9 +1,11 @@
-"""Numbers over all shards of a run, for functions that see only one of them.
+"""Reductions over the shards of a run.
 
-A run may be spread over `V` shards, each with environments, a replay and batches of its own, see
-`jaxrl.strategies.shards`. What is written for one set of environments stays written for one: it is traced under the
-named axis `shards`, and where it adds over environments it adds over that axis as well, by the functions below. Without
-the axis, in a run that is not spread, they return what they are given.
+A run may consist of `V` shards, each with its own environments, replay and batches, see `jaxrl.strategies.shards`. Code
+written for one shard is traced under the named axis `shards`; where it reduces over environments, it also reduces over
+that axis by the functions below. Outside of the axis, in a run without shards, they return their arguments.
+
+Unlike `jax.lax.psum`, they reduce in the order of the shards, so that results have the same bits on any number of
+devices.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,22 +20,22 @@ from jaxrl.metrics import Metrics, Stat, stack_metrics, unstack_metrics
 from jaxrl.trees import Array, Key, PyTree
 
 AXIS = "shards"
-_across: ContextVar[str | None] = ContextVar("outer_axis", default=None)
-"""An axis of devices over which `AXIS`, of the shards of one device, is continued."""
+_device_axis: ContextVar[str | None] = ContextVar("device_axis", default=None)
+"""Axis of devices outside of `AXIS`, which is then the axis of shards on one device."""
 
 
 @contextmanager
 def outer_axis(devices: str | None) -> Iterator[None]:
-    """Take the axis `devices` for the outer part of `AXIS`, inside a `with` block; `None` for `AXIS` alone."""
-    token = _across.set(devices)
+    """Extend `AXIS` by the outer axis `devices` inside a `with` block; `None`: `AXIS` alone."""
+    token = _device_axis.set(devices)
     try:
         yield
     finally:
-        _across.reset(token)
+        _device_axis.reset(token)
 
 
 def is_sharded() -> bool:
-    """Say whether what is being traced is one shard of several."""
+    """Return whether the code being traced runs under the axis of shards."""
     return axis_size(AXIS) is not None
 
 
@@ -41,29 +43,29 @@ def axis_size(name: str) -> int | None:
     """Return the size of a named axis, or `None` outside of it."""
     try:
         return int(jax.lax.axis_size(name))
-    except Exception:  # a NameError, of which JAX's documentation says nothing
+    except Exception:  # a NameError today, but JAX does not document it
         return None
 
 
 def shard_index() -> Array:
-    """Return the number of this shard."""
-    place, devices = jax.lax.axis_index(AXIS), _across.get()
+    """Return the index of this shard, int32."""
+    place, devices = jax.lax.axis_index(AXIS), _device_axis.get()
     return place if devices is None else jax.lax.axis_index(devices) * jax.lax.axis_size(AXIS) + place
 
 
 def num_shards() -> int:
-    """Return how many shards there are."""
-    devices = _across.get()
+    """Return the number of shards."""
+    devices = _device_axis.get()
     return (axis_size(AXIS) or 1) * ((devices and axis_size(devices)) or 1)
 
 
 def shard_key(key: Key) -> Key:
-    """Return the key of this shard; without shards, the same key."""
+    """Return the key of this shard; without shards, `key` itself."""
     return jax.random.fold_in(key, shard_index()) if is_sharded() else key
 
 
 def psum(tree: PyTree) -> PyTree:
-    """Add over all shards, in their order: a sum in floating point is then the same wherever the shards are."""
+    """Return the sum over all shards, added in their order."""
     return _reduce(jnp.add, tree)
 
 
@@ -75,17 +77,17 @@ def pmean(tree: PyTree) -> PyTree:
 
 
 def pmin(x: Array) -> Array:
-    """Return the smallest over all shards, entry by entry."""
+    """Return the elementwise minimum over all shards."""
     return _reduce(jnp.minimum, x)
 
 
 def pmax(x: Array) -> Array:
-    """Return the largest over all shards, entry by entry."""
+    """Return the elementwise maximum over all shards."""
     return _reduce(jnp.maximum, x)
 
 
 def merge_metrics(metrics: Metrics) -> Metrics:
-    """Return metrics of all shards: totals are added, measurements count once for each shard."""
+    """Merge the metrics of all shards: totals add up, and each shard contributes its measurements."""
     if not is_sharded():
         return metrics
     each = stack_metrics(metrics)
@@ -96,7 +98,7 @@ def merge_metrics(metrics: Metrics) -> Metrics:
 def _reduce(combine: Callable[[Array, Array], Array], tree: PyTree) -> PyTree:
     if not is_sharded():
         return tree
-    devices = _across.get()
+    devices = _device_axis.get()
 
     def one(x: Array) -> Array:
         rows = jax.lax.all_gather(jnp.asarray(x), AXIS)

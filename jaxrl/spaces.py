@@ -1,4 +1,4 @@
-"""Spaces of observations and actions, described in plain numbers that a settings file can hold."""
+"""Spaces of observations and actions, in plain numbers that can be written to a settings file."""
 
 import math
 import operator
@@ -17,10 +17,10 @@ from jaxrl.xla.shuffle import below
 
 @dataclass(frozen=True)
 class Discrete:
-    """The whole numbers `start .. start + n - 1`.
+    """The integers `start .. start + n - 1`.
 
-    Environments written in JAX start at 0, and so do agents, networks and buffers. Another start is that of an
-    environment elsewhere, whose numbers it counts in: sessions, loaded policies and data sets are given and give those.
+    Environments written in JAX, agents, networks and buffers count from 0. Another `start` is that of an environment
+    outside JAX: sessions, loaded policies and data sets take and return its numbers.
     """
 
     n: int
@@ -40,13 +40,13 @@ class Discrete:
 
 @dataclass(frozen=True)
 class MultiDiscrete:
-    """A vector of whole numbers, entry `i` from `start[i] .. start[i] + n[i] - 1`; `start` as for `Discrete`."""
+    """Vectors of integers, entry `i` from `start[i] .. start[i] + n[i] - 1`; `start` as for `Discrete`."""
 
     n: tuple[int, ...]
     """May also be given as a list or an array."""
     dtype: str = "int32"
     start: int | tuple[int, ...] = 0
-    """One for all entries, or one for each, as a list or an array too; stored as one where all are equal."""
+    """One number, or one per entry (tuple, list or array); stored as one number if all are equal."""
 
     def __post_init__(self) -> None:
         if np.ndim(self.n) != 1:
@@ -102,7 +102,7 @@ _LEAVES = (Discrete, MultiDiscrete, Box)
 
 
 def is_leaf(x: Any) -> TypeGuard[Discrete | MultiDiscrete | Box]:
-    """Return whether `x` is a space of its own, and no dict or tuple of spaces."""
+    """Return whether `x` is one of the three spaces and no dict or tuple."""
     return isinstance(x, _LEAVES)
 
 
@@ -134,7 +134,7 @@ def _check_start(kind: str, start: Any) -> int:
 
 
 def _check_range(kind: str, dtype: str, n: int, start: int) -> None:
-    """Raise `SettingsError` unless `dtype` holds the numbers from `start` on, and from 0 on, as they are counted in."""
+    """Raise `SettingsError` unless `dtype` holds `n` numbers both from `start` and from 0."""
     least, most = _integer_range(dtype)
     if start < least or max(start, 0) + n - 1 > most:
         of = f"n is {n}" + (f" with start {start}" if start else "")
@@ -142,7 +142,7 @@ def _check_range(kind: str, dtype: str, n: int, start: int) -> None:
 
 
 def _integer_range(dtype: str) -> tuple[int, int]:
-    """Return the least and the largest of the whole numbers that `dtype` holds without a gap."""
+    """Return the smallest and largest integer up to which `dtype` represents all integers exactly."""
     made = jnp.dtype(dtype)
     if made == np.bool_:
         return 0, 1
@@ -153,7 +153,7 @@ def _integer_range(dtype: str) -> tuple[int, int]:
 
 
 def _fits(dtype: str, low: Any, high: Any) -> bool:
-    """Return whether `dtype` holds finite bounds; those that are not finite bound nothing."""
+    """Return whether `dtype` represents the finite ones among the bounds; infinity means no bound."""
     if not jnp.issubdtype(jnp.dtype(dtype), jnp.integer):
         return True
     least, most = _integer_range(dtype)
@@ -162,7 +162,7 @@ def _fits(dtype: str, low: Any, high: Any) -> bool:
 
 
 def _dtype_name(kind: str, dtype: Any) -> str:
-    """Return the name of the dtype that JAX uses for `dtype`; by default it has no 64-bit types."""
+    """Return the name of JAX's dtype for `dtype`; without x64 mode, JAX has no 64-bit types."""
     try:
         made = None if dtype is None else jax.dtypes.canonicalize_dtype(dtype)
     except TypeError:
@@ -211,13 +211,13 @@ def short_repr(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-# --- spaces of others ---------------------------------------------------------------------------------------------
+# --- conversion of other libraries' spaces ------------------------------------------------------------------------
 
 
 def convert_space(name: str, space: Any) -> Space:
-    """Convert `space`, of environment `name`, to ours: from Gymnasium's, or a dict or tuple of such.
+    """Convert `space` of environment `name`: one of Gymnasium, or a dict or tuple of such, to jaxrl's.
 
-    Whole numbers that JAX holds in fewer bits than the environment become float32 where their bounds do not fit.
+    A `Box` of integers becomes float32 if its bounds do not fit the dtype that JAX has for it.
 
     Raises:
       SettingsError: `space` is none of these.
@@ -268,7 +268,7 @@ def _convert_leaf(kind: str, space: Any) -> Discrete | MultiDiscrete | Box | Non
 # --- images with channels first -----------------------------------------------------------------------------------
 
 MAX_CHANNELS = 16
-"""Largest number of channels of an image that is recognised, by its shape, as having channels first."""
+"""Largest number of channels for which an image is recognised by its shape as channels-first."""
 
 
 def to_channels_last(space: Space) -> Space:
@@ -278,14 +278,14 @@ def to_channels_last(space: Space) -> Space:
     than that and at least 8, and neither more than twice the other, like EnvPool's frames `[4, 84, 84]`.
     """
 
-    def turned(leaf: Discrete | MultiDiscrete | Box) -> Discrete | MultiDiscrete | Box:
+    def convert(leaf: Discrete | MultiDiscrete | Box) -> Discrete | MultiDiscrete | Box:
         if not (isinstance(leaf, Box) and leaf.dtype == "uint8" and _channels_first(leaf.shape)):
             return leaf
         low, high = (_transpose_bound(bound, leaf.shape) for bound in (leaf.low, leaf.high))
         return Box(low, high, (*leaf.shape[1:], leaf.shape[0]), leaf.dtype)
 
-    turned_all: Space = jax.tree.map(turned, space, is_leaf=is_leaf)
-    return turned_all
+    converted: Space = jax.tree.map(convert, space, is_leaf=is_leaf)
+    return converted
 
 
 def _channels_first(shape: tuple[int, ...]) -> bool:
@@ -310,7 +310,7 @@ def match_image_layout(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def space_struct(space: Space) -> PyTree:
-    """Return the `jax.ShapeDtypeStruct` of one element of `space`, leaf by leaf."""
+    """Return the tree of `jax.ShapeDtypeStruct`s of one element of `space`."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), space, is_leaf=is_leaf)
 
 
@@ -321,22 +321,22 @@ def space_zeros(space: Space, count: int | None = None) -> PyTree:
 
 
 def to_dtype(what: str, array: np.ndarray, dtype: Any) -> np.ndarray:
-    """Return `array` as `dtype`; raise `SettingsError`, naming `what`, rather than wrap whole numbers."""
+    """Cast `array` to `dtype`; raise `SettingsError`, naming `what`, if integers would wrap around."""
     dtype = np.dtype(dtype)
     if array.dtype.kind in "iu" and dtype.kind in "iu" and array.size and not np.can_cast(array.dtype, dtype):
         info, ends = np.iinfo(dtype), (int(array.min()), int(array.max()))
         for end in ends:
             if not info.min <= end <= info.max:
                 raise SettingsError(f"{what} holds {end}; {dtype.name} holds {info.min} to {info.max}")
-    with np.errstate(over="ignore"):  # beyond float32 is infinite, and found where infinities are
+    with np.errstate(over="ignore"):  # overflow to infinity is handled with other non-finite values
         return np.asarray(array, dtype)
 
 
 def sample_space(space: Space, key: Key, count: int | None = None) -> PyTree:
     """Draw a uniform element of `space`, or `count` of them `[count, ...]`; the key is consumed.
 
-    Whole numbers are indices, from 0 on. Entries of a `Box` without both bounds are drawn from a normal distribution
-    around `box_span`'s centre, and clipped.
+    Discrete values are indices from 0. Entries of a `Box` without both bounds are drawn from a normal distribution
+    around the centre of `box_span`, and clipped.
     """
     leaves, treedef = jax.tree.flatten(space, is_leaf=is_leaf)
     keys = jax.random.split(key, len(leaves)) if len(leaves) > 1 else [key]
@@ -362,7 +362,7 @@ def _sample_leaf(space: Discrete | MultiDiscrete | Box, key: Key, shape: tuple[i
 def box_bounds(space: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return `low` and `high` of every entry, and which entries have both bounds; `space.shape` each.
 
-    Bounds whose distance float32 cannot represent do not count as bounds, nor does its largest number.
+    Bounds whose distance overflows float32 count as none, and so does the largest float32.
     """
     low, high = (
         np.broadcast_to(np.reshape(bound, space.shape if np.size(bound) > 1 else ()), space.shape).astype(np.float64)
@@ -374,7 +374,7 @@ def box_bounds(space: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def to_box(space: Box, x: Array) -> Array:
     """Rescale `x` `[N, D]` so that -1 to 1 spans the bounds of `space`, and clip it to them; `[N, *space.shape]`.
 
-    An entry with one bound is open on the other side: see `box_span`.
+    For entries without both bounds see `box_span`.
     """
     low, high, _ = box_bounds(space)
     middle, reach = box_span(space)
@@ -391,8 +391,8 @@ def from_box(space: Box, action: Array) -> Array:
 def box_span(space: Box) -> tuple[np.ndarray, np.ndarray]:
     """Return centre and half-width `[1, D]` of the bounds.
 
-    Of an entry without both bounds the half-width is 1, and the centre the number nearest to 0 that lies at least 1
-    within the bound that there is.
+    For an entry without both bounds the half-width is 1, and the centre is the number nearest to 0 with a distance of
+    at least 1 from its bound, if it has one.
     """
     low, high, bounded = (x.reshape(1, -1) for x in box_bounds(space))
     bottom, top = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
@@ -414,7 +414,7 @@ def space_to_plain(space: Space) -> Any:
 
 
 def space_from_plain(plain: Any) -> Space:
-    """Read back what `space_to_plain` wrote."""
+    """Invert `space_to_plain`."""
     ((kind, value),) = plain.items()
     if kind == "dict":
         return {name: space_from_plain(part) for name, part in value.items()}
@@ -442,24 +442,24 @@ class _EnvSpec(NamedTuple):
     observation_space: Space
     action_space: Space
     time_limit: int | None = None
-    """Number of environment steps after which an episode is truncated; `None`: never."""
+    """Environment steps after which an episode is truncated; `None`: no limit."""
 
 
 class EnvSpec(_EnvSpec):
     """The static description of an environment: its name, spaces and time limit.
 
-    Gymnasium's spaces are converted to ours.
+    Gymnasium's spaces are converted to jaxrl's.
 
     Raises:
-      SettingsError: a space is neither Gymnasium's nor ours, or the time limit is no number of steps.
+      SettingsError: a space is neither Gymnasium's nor jaxrl's, or the time limit is no number of steps.
     """
 
     __slots__ = ()
 
     def __new__(cls, name: str, observation_space: Any, action_space: Any, time_limit: int | None = None) -> "EnvSpec":
         """Create a spec, converting Gymnasium's spaces."""
-        seen, done = (convert_space(name, space) for space in (observation_space, action_space))
-        return super().__new__(cls, name, seen, done, _check_time_limit(name, time_limit))
+        observations, actions = (convert_space(name, space) for space in (observation_space, action_space))
+        return super().__new__(cls, name, observations, actions, _check_time_limit(name, time_limit))
 
     @classmethod
     def _make(cls, iterable: Iterable[Any]) -> "EnvSpec":  # type: ignore[override]
@@ -485,21 +485,21 @@ def spec_to_plain(spec: EnvSpec) -> dict[str, Any]:
 
 
 def spec_from_plain(plain: Mapping[str, Any]) -> EnvSpec:
-    """Read back what `spec_to_plain` wrote."""
+    """Invert `spec_to_plain`."""
     spaces = {name: space_from_plain(plain[name]) for name in ("observation_space", "action_space")}
     return EnvSpec(**{**plain, "name": str(plain["name"]), **spaces})
 
 
-# --- whole numbers: indices counted from 0, as agents have them, and elements, as an environment does ---------------
+# --- indices counted from 0, for agents, and elements counted from `start`, for environments ------------------------
 
 
 def space_starts(space: Space) -> list[Any]:
-    """Return the start of each leaf: whole numbers, one for each entry of the leaf where they differ; 0 of a `Box`."""
+    """Return the `start` of each leaf: one integer, or one per entry if they differ; 0 for a `Box`."""
     return [getattr(leaf, "start", 0) for leaf in jax.tree.leaves(space, is_leaf=is_leaf)]
 
 
 def to_indices(space: Space, elements: PyTree) -> PyTree:
-    """Return elements of `space` `[..., *shape]` as indices: whole numbers counted from 0, all else as it is."""
+    """Convert elements of `space` `[..., *shape]` to indices: discrete values counted from 0, boxes unchanged."""
     return _shift(space, elements, -1)
 
 
@@ -522,14 +522,14 @@ def _shift_leaf(x: Array, sign: int, start: np.ndarray) -> Array:
 
 
 def to_zero_based(spec: EnvSpec) -> EnvSpec:
-    """Return `spec` with all whole numbers counted from 0."""
+    """Return `spec` with all discrete spaces starting at 0."""
     unshifted = lambda leaf: leaf if isinstance(leaf, Box) else replace(leaf, start=0)
-    seen, done = (jax.tree.map(unshifted, space, is_leaf=is_leaf) for space in spec[1:3])
-    return spec._replace(observation_space=seen, action_space=done)
+    observations, actions = (jax.tree.map(unshifted, space, is_leaf=is_leaf) for space in spec[1:3])
+    return spec._replace(observation_space=observations, action_space=actions)
 
 
 def check_zero_based(name: str, space: Space) -> None:
-    """Raise `SettingsError` if whole numbers of `space`, of an environment `name` in JAX, start elsewhere than at 0."""
+    """Raise `SettingsError` unless discrete parts of `space`, of an environment `name` written in JAX, start at 0."""
     for leaf, start in zip(jax.tree.leaves(space, is_leaf=is_leaf), space_starts(space), strict=True):
         if np.any(start):
             raise SettingsError(

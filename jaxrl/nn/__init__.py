@@ -1,4 +1,4 @@
-"""Networks: torsos for any observation space, heads, recurrent cores, and networks of the user's own."""
+"""Networks: torsos for any observation space, heads, recurrent cores, and custom networks."""
 
 from jaxrl.nn.custom import Ensemble, Network, check_network, from_nnx
 from jaxrl.nn.encode import encode

@@ -1,4 +1,4 @@
-"""Recurrent cores: Flax's cells, their initial memory, and a network with one in its middle."""
+"""Recurrent cores: Flax's cells, their initial memory, and networks with a core between torso and head."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,23 +26,23 @@ def initial_memory(core: str, features: int) -> PyTree:
 
 
 def unroll(
-    advance: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
-    blank: PyTree,
+    step_core: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
+    initial: PyTree,
     memory: PyTree,
-    seen: PyTree,
-    first: Array,
+    inputs: PyTree,
+    is_first: Array,
 ) -> tuple[PyTree, PyTree]:
-    """Run `memory, out = advance(memory, seen[t])` along time; return the last memory and every `out`, `[T, B, ...]`.
+    """Scan `memory, out = step_core(memory, inputs[t])` over time; return the last memory and all `out`, `[T, B, ...]`.
 
-    Where `first` `[T, B]` is true an episode begins, and the memory is `blank`, given for one environment.
+    Where `is_first` `[T, B]` is true, the memory is first reset to `initial`, that of one environment.
     """
 
-    def step(memory: PyTree, now: tuple[PyTree, Array]) -> tuple[PyTree, PyTree]:
-        seen, first = now
-        fresh = jax.tree.map(lambda x, zero: jnp.broadcast_to(zero, x.shape), memory, blank)
-        return advance(tree_where(first, fresh, memory), seen)
+    def step(memory: PyTree, row: tuple[PyTree, Array]) -> tuple[PyTree, PyTree]:
+        x, is_first = row
+        fresh = jax.tree.map(lambda old, new: jnp.broadcast_to(new, old.shape), memory, initial)
+        return step_core(tree_where(is_first, fresh, memory), x)
 
-    return jax.lax.scan(step, memory, (seen, first))
+    return jax.lax.scan(step, memory, (inputs, is_first))
 
 
 class Recurrent(nn.Module):
@@ -52,7 +52,7 @@ class Recurrent(nn.Module):
     """
 
     head: nn.Module
-    """A network for observations `[B, core_features]`; further arguments are passed on to it."""
+    """A network on features `[B, core_features]`, called with any further arguments too."""
     observation_space: Any
     core: str
     core_features: int
@@ -92,7 +92,7 @@ class Recurrent(nn.Module):
 
 
 class RecurrentNetwork(NamedTuple):
-    """A recurrent network as two functions: what it puts out with a memory that is known, and the memory thereafter."""
+    """A recurrent network as two functions: outputs for a given memory, and the next memory."""
 
     core: Network
     """A `Recurrent`."""
@@ -113,9 +113,9 @@ class RecurrentNetwork(NamedTuple):
 
 
 class RecurrentEnsemble(NamedTuple):
-    """`size` equal recurrent networks, each with its own parameters and memory: `[size, B, ...]` of them all.
+    """An ensemble of `size` recurrent networks with separate parameters and memories; outputs `[size, B, ...]`.
 
-    Memories are `[B, size, ...]`, as what is kept of each of `B` environments.
+    Memories are `[B, size, ...]`, so that they are stored per environment like observations.
     """
 
     member: RecurrentNetwork
@@ -128,10 +128,10 @@ class RecurrentEnsemble(NamedTuple):
 
     def apply(self, variables: PyTree, obs: RecurrentObs, /, *args: Any) -> Array:
         """Return the outputs of all members."""
-        one = lambda own, memory: self.member.apply(own, RecurrentObs(obs.obs, memory), *args)
+        one = lambda params, memory: self.member.apply(params, RecurrentObs(obs.obs, memory), *args)
         return jax.vmap(one, in_axes=(0, 1))(variables, obs.memory)
 
     def next_memory(self, variables: PyTree, obs: RecurrentObs, /) -> PyTree:
         """Return the memories of all members after a step, `[B, size, ...]`."""
-        one = lambda own, memory: self.member.next_memory(own, RecurrentObs(obs.obs, memory))
+        one = lambda params, memory: self.member.next_memory(params, RecurrentObs(obs.obs, memory))
         return jax.vmap(one, in_axes=(0, 1), out_axes=1)(variables, obs.memory)

@@ -1,4 +1,4 @@
-"""Torsos map an encoded observation to features, with dense layers or one of three convolutional networks."""
+"""Torsos: map an encoded observation to features, by dense layers or one of three convolutional networks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -144,7 +144,7 @@ class ConvTorso(nn.Module):
 
 
 class Joined(nn.Module):
-    """Convolutions for each image, their outputs joined with the rest; `([B, H, W, C], ...)` and `[B, D] -> [B, F]`."""
+    """Convolutions for each image, concatenated with the rest; `([B, H, W, C], ...)` and `[B, D] -> [B, F]`."""
 
     activation: str = "relu"
     layer_norm: bool = False
@@ -173,14 +173,14 @@ class JoinedTorso(nn.Module):
     dtype: str = "float32"
 
     @nn.compact
-    def __call__(self, seen: tuple[tuple[Array, ...], Array]) -> Array:
+    def __call__(self, obs: tuple[tuple[Array, ...], Array]) -> Array:
         options = {"layer_norm": self.layer_norm, "orthogonal": self.orthogonal, "dtype": self.dtype}
-        x = Joined(self.activation, kind=self.kind, channels=self.channels, **options)(*seen)  # type: ignore[arg-type]
+        x = Joined(self.activation, kind=self.kind, channels=self.channels, **options)(*obs)  # type: ignore[arg-type]
         return MLP(self.features, self.activation, noisy=self.noisy, **options)(x)  # type: ignore[arg-type]
 
 
 def torso_kind(torso: str, space: Space, channels: Sequence[int] = ()) -> str:
-    """Return `mlp`, `minatar`, `nature` or `impala`: the given torso, or for `auto` one that suits the observations.
+    """Return `mlp`, `minatar`, `nature` or `impala`: the given torso, or for `auto` one that fits the observations.
 
     `auto` is `mlp` if there are no images, `nature` if that can take all of them, and otherwise `minatar`. `nature`
     cannot take an image with a side below 36, or a number of `channels` other than three.
@@ -202,7 +202,7 @@ def check_torso(torso: str, space: Space, channels: Sequence[int] = ()) -> None:
         return
     if not images:
         raise SettingsError(
-            f"torso {torso} wants an observation [H, W, C] with H and W of at least 3, or one among others; "
+            f"torso {torso} needs an observation [H, W, C] with H and W of at least 3, or one among others; "
             "use torso mlp"
         )
     if kind == "nature" and channels and len(channels) != len(NATURE):
@@ -213,7 +213,7 @@ def check_torso(torso: str, space: Space, channels: Sequence[int] = ()) -> None:
     if side < (least := _min_side(kind, channels)):
         fits = [other for other in CONVOLUTIONS if other != kind and _min_side(other, ()) <= side]
         raise SettingsError(
-            f"torso {torso} wants images with sides of at least {least}"
+            f"torso {torso} needs images with sides of at least {least}"
             f"{f' for {len(channels)} channels' if channels and kind == 'minatar' else ''}, but one has {side}; "
             f"use torso {', '.join(fits)} or mlp"
         )
@@ -225,7 +225,7 @@ def _shortest_side(images: Sequence[Box]) -> int:
 
 
 def _min_side(kind: str, channels: Sequence[int]) -> int:
-    """Return the shortest side that the convolutional network `kind` can take."""
+    """Return the smallest image side that the convolutional network `kind` accepts."""
     return {"minatar": 1 + 2 * (len(channels) or 1), "nature": NATURE_SIDE, "impala": 3}[kind]
 
 
@@ -237,7 +237,7 @@ def make_torso(
     channels: Sequence[int] = (),
     **options: Any,
 ) -> nn.Module:
-    """Build the torso that `torso_kind` chooses; `options` are `layer_norm`, `orthogonal`, `noisy` and `dtype`.
+    """Build the torso chosen by `torso_kind`; `options` are `layer_norm`, `orthogonal`, `noisy` and `dtype`.
 
     Raises:
       SettingsError: the torso is unknown, or cannot take these observations.

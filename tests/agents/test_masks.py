@@ -404,5 +404,5 @@ def test_a_mask_that_does_not_fit_is_refused(mask: Any, actions: Any, said: str)
 
 
 def test_observations_without_anything_to_see_are_refused() -> None:
-    with pytest.raises(SettingsError, match="are action_mask, of which a policy sees nothing"):
+    with pytest.raises(SettingsError, match="are action_mask, none of which a policy sees"):
         jaxrl.dqn()(seeing({"action_mask": Box(0, 1, (4,), bool)}))

@@ -132,7 +132,7 @@ def test_images_may_be_for_critics_alone_and_something_must_be_left_for_the_poli
     policy, critic = jax.eval_shape(lambda key: (agent.init(key).policy.tree, agent.init(key).critic.tree), KEY)
     dims = lambda tree: {x.ndim for x in jax.tree.leaves(tree)}
     assert (dims(policy), dims(critic)) == ({1, 2}, {2, 3, 5})  # of critics there are two, hence an axis more
-    with pytest.raises(SettingsError, match="are privileged_state, of which a policy sees nothing; add an entry"):
+    with pytest.raises(SettingsError, match="are privileged_state, none of which a policy sees; add an entry"):
         jaxrl.td3()(BOX._replace(observation_space={"privileged_state": image}))
 
 

@@ -366,7 +366,7 @@ def test_a_dict_without_images_is_seen_as_one_vector():
 
 @pytest.mark.parametrize("name", ["vector", "discrete", "tuple"])
 def test_what_is_not_an_image_cannot_be_convolved(name):
-    with pytest.raises(SettingsError, match="torso conv wants"):
+    with pytest.raises(SettingsError, match="torso conv needs"):
         a_toy(name, torso="conv")
 
 

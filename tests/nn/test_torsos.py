@@ -149,7 +149,7 @@ def test_conv_is_another_word_for_minatar():
         ("nature", {"a": ATARI, "b": SMALL}, (), "at least 36, but one has 10"),
         ("nature", ATARI, (16, 32), r"agent.channels is \(16, 32\); torso nature has three convolutions"),
         ("minatar", image(4, 4), (8, 8), "at least 5 for 2 channels, but one has 4"),
-        ("impala", VECTOR, (), "torso impala wants an observation"),
+        ("impala", VECTOR, (), "torso impala needs an observation"),
         ("natur", ATARI, (), "unknown torso 'natur'; did you mean nature"),
     ],
 )
